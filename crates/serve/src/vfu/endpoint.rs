@@ -24,7 +24,7 @@ use tenmil_vfio_user::{Errno, IrqData, IrqSet, Request, Server, Violation, irq_i
 use super::device::Device;
 use super::irq::IrqEventFds;
 use super::memory::{Access, DmaMappings, DmaRequest};
-use crate::endpoint_event::EndpointEvent;
+use crate::endpoint_event::{DRAIN_WARNING, DrainTimer, EndpointEvent, EventReporter};
 
 /// Device and its current client.
 pub(super) struct Endpoint {
@@ -33,11 +33,7 @@ pub(super) struct Endpoint {
     lines: IrqEventFds,
     regions: RegionTable,
     state: State,
-    told: SyncSender<EndpointEvent>,
-    /// Number of events that did not fit into the event channel.
-    untold: u64,
-    /// Number of errors of the current client.
-    troubles: u64,
+    reporter: EventReporter,
     /// Receive buffer.
     buffer: Box<[u8]>,
 }
@@ -51,10 +47,7 @@ enum State {
 /// Client that has disconnected, whose memory is not released yet.
 struct Detaching {
     connection: Connection,
-    /// When a slow drain is reported.
-    until: Instant,
-    /// Whether it was reported.
-    is_late: bool,
+    timer: DrainTimer,
 }
 
 /// Connected client and its pending operations.
@@ -72,12 +65,10 @@ struct Session {
 
 type File = Arc<OwnedFd>;
 
-/// Command whose reply is delayed, and when that is reported.
+/// Command whose reply is delayed.
 struct PendingCommand {
     pending: DeferredReply,
-    until: Instant,
-    /// Whether it was reported.
-    is_late: bool,
+    timer: DrainTimer,
 }
 
 /// Kind of a delayed reply.
@@ -106,20 +97,10 @@ impl Endpoint {
         maps: DmaMappings,
         lines: IrqEventFds,
         regions: RegionTable,
-        told: SyncSender<EndpointEvent>,
+        events: SyncSender<EndpointEvent>,
     ) -> Self {
-        let buffer = vec![0; BUFFER_BYTES].into();
-        Self {
-            device,
-            maps,
-            lines,
-            regions,
-            state: State::Absent,
-            told,
-            untold: 0,
-            troubles: 0,
-            buffer,
-        }
+        let (buffer, reporter) = (vec![0; BUFFER_BYTES].into(), EventReporter::new(events));
+        Self { device, maps, lines, regions, state: State::Absent, reporter, buffer }
     }
 
     /// Whether there is no client, and nothing of the last one is left.
@@ -130,16 +111,17 @@ impl Endpoint {
     /// Whether the last client is still being detached, within the expected time. New clients wait
     /// in the listen queue meanwhile.
     pub(super) fn is_leaving(&self) -> bool {
-        matches!(&self.state, State::Disconnecting(leaving) if !leaving.is_late)
+        matches!(&self.state, State::Disconnecting(leaving) if !leaving.timer.is_late())
     }
 
     /// Attaches a client.
     pub(super) fn attach_client(&mut self, now: Instant, connection: Connection) {
         let peer = connection.peer().map_or(0, |peer| peer.pid);
         if let Err(why) = self.device.reset_for_client() {
-            return self.tell(EndpointEvent::Error(format!("process {peer} is not let in: {why}")));
+            let text = format!("process {peer} is not let in: {why}");
+            return self.reporter.report(EndpointEvent::Error(text));
         }
-        self.tell(EndpointEvent::Connected(format!("process {peer}")));
+        self.reporter.report(EndpointEvent::Connected(format!("process {peer}")));
         let server = Server::new(self.device.shape());
         let accesses = BTreeMap::new();
         let session = Session {
@@ -200,9 +182,9 @@ impl Endpoint {
     pub(super) fn is_in_motion(&self) -> bool {
         match &self.state {
             State::Connected(session) => {
-                session.busy_with.as_ref().is_some_and(|busy| !busy.is_late)
+                session.busy_with.as_ref().is_some_and(|busy| !busy.timer.is_late())
             }
-            State::Disconnecting(leaving) => !leaving.is_late,
+            State::Disconnecting(leaving) => !leaving.timer.is_late(),
             State::Absent => false,
         }
     }
@@ -304,8 +286,8 @@ impl Endpoint {
         self.state = match std::mem::replace(&mut self.state, State::Absent) {
             // Dropping the session closes its file descriptors.
             State::Connected(session) => {
-                let (connection, until) = (session.connection, now.after(DRAIN_WARNING));
-                State::Disconnecting(Detaching { connection, until, is_late: false })
+                let (connection, timer) = (session.connection, DrainTimer::new(now));
+                State::Disconnecting(Detaching { connection, timer })
             }
             other => {
                 self.state = other;
@@ -316,25 +298,18 @@ impl Endpoint {
         self.maps.unmap_all();
         self.device.front.set_paused(false);
         self.device.disable(now);
-        if let Some(more) = self.troubles.checked_sub(TROUBLES_MAX).filter(|more| *more > 0) {
-            self.tell(EndpointEvent::Error(format!("{more} more of the same client")));
-        }
-        self.troubles = 0;
-        self.tell(EndpointEvent::Disconnected(why));
+        self.reporter.report_disconnect(why, "client");
     }
 
     fn disconnect(&mut self, now: Instant) -> usize {
         if !self.device.is_disabled() {
-            if let State::Disconnecting(leaving) = &mut self.state
-                && !leaving.is_late
-                && now >= leaving.until
-            {
-                leaving.is_late = true;
-                let text = format!(
-                    "a medium has not answered for {DRAIN_WARNING}: until it does the client's memory \
-                     is kept, and nobody else is let in"
-                );
-                self.tell(EndpointEvent::Error(text));
+            if let State::Disconnecting(leaving) = &mut self.state {
+                leaving.timer.report(now, &mut self.reporter, || {
+                    format!(
+                        "a medium has not answered for {DRAIN_WARNING}: until it does the client's \
+                         memory is kept, and nobody else is let in"
+                    )
+                });
             }
             return 0;
         }
@@ -344,32 +319,13 @@ impl Endpoint {
         1
     }
 
-    /// Reports an error of the client, up to a limit per client.
-    fn trouble(&mut self, text: String) {
-        self.troubles += 1;
-        if self.troubles <= TROUBLES_MAX {
-            self.tell(EndpointEvent::Error(text));
-        }
-    }
-
-    /// Emits an event. If the channel is full, the number of lost events is reported later.
-    fn tell(&mut self, news: EndpointEvent) {
-        if self.untold > 0 {
-            let text = format!("{} things more than could be told", self.untold);
-            if self.told.try_send(EndpointEvent::Error(text)).is_ok() {
-                self.untold = 0;
-            }
-        }
-        self.untold += u64::from(self.told.try_send(news).is_err());
-    }
-
     fn serve(&mut self, now: Instant, session: &mut Session, request: Request<File>) {
         let server = &mut session.server;
         match request {
             Request::Map { call, map, file } => match self.map(map, file) {
                 Ok(()) => server.done(call),
                 Err((errno, text)) => {
-                    self.trouble(text);
+                    self.reporter.report_error(text);
                     server.refuse(call, errno);
                 }
             },
@@ -387,7 +343,7 @@ impl Endpoint {
             Request::SetIrqs { call, irqs } => match self.set_irqs(irqs) {
                 Ok(()) => server.done(call),
                 Err(text) => {
-                    self.trouble(text.to_string());
+                    self.reporter.report_error(text.to_string());
                     server.refuse(call, Errno::INVALID);
                 }
             },
@@ -469,15 +425,12 @@ impl Endpoint {
             DeferredReply::Reset { .. } => self.device.is_disabled(),
         };
         if !is_done {
-            if !busy.is_late && now >= busy.until {
-                busy.is_late = true;
+            let PendingCommand { pending, timer } = busy;
+            timer.report(now, &mut self.reporter, || {
                 let who =
                     if session.accesses.is_empty() { "a medium" } else { "the client itself" };
-                let what = &busy.pending;
-                let text =
-                    format!("{who} has not answered for {DRAIN_WARNING}: {what} waits for it");
-                self.tell(EndpointEvent::Error(text));
-            }
+                format!("{who} has not answered for {DRAIN_WARNING}: {pending} waits for it")
+            });
             return Ok(0);
         }
         match session.busy_with.take().map(|busy| busy.pending) {
@@ -513,7 +466,7 @@ impl Endpoint {
                      reached by message, which is slow: share it (QEMU: share=on)",
                     question.iova
                 );
-                self.trouble(text);
+                self.reporter.report_error(text);
             }
             let token = question.token;
             let part = DmaMessage { question, done_bytes: 0, data: Vec::new() };
@@ -544,7 +497,7 @@ impl Endpoint {
 
 impl PendingCommand {
     fn new(now: Instant, pending: DeferredReply) -> Self {
-        Self { pending, until: now.after(DRAIN_WARNING), is_late: false }
+        Self { pending, timer: DrainTimer::new(now) }
     }
 }
 
@@ -643,7 +596,3 @@ fn disconnect_cause(violation: Violation) -> DisconnectCause {
 pub(super) const PATIENCE: Span = Span::from_secs(1);
 /// Time that a client has to negotiate the version, and for the rest of a message.
 const MESSAGE_MAX: Span = Span::from_secs(5);
-/// Time after which a slow drain of client memory is reported.
-const DRAIN_WARNING: Span = Span::from_secs(5);
-/// Largest number of reported errors of a client.
-const TROUBLES_MAX: u64 = 16;

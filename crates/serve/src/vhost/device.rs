@@ -2,7 +2,6 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 
 use tenmil_base::{BlockDevice, Error, Segment};
 use tenmil_dma::{Backing, FileRange, ForeignRegion, Mapping, RegionTable};
@@ -17,7 +16,6 @@ use super::memory::SLOTS_MAX;
 use super::queue_control::{EndpointMailbox, QueueControl};
 use super::slots::{QueueParts, RequestTable};
 use super::virtqueue::{Virtqueue, VirtqueueParts};
-use crate::endpoint_event::EndpointEvent;
 
 /// Disk shared by consecutive front ends.
 pub(super) struct VhostDevice {
@@ -27,9 +25,6 @@ pub(super) struct VhostDevice {
     pub(super) regions: RegionTable,
     pub(super) reactors: Arc<Registry>,
     pub(super) events: Arc<EndpointMailbox>,
-    pub(super) told: SyncSender<EndpointEvent>,
-    /// Number of events that did not fit into the event channel.
-    pub(super) untold: u64,
 }
 
 /// Inflight buffer of a front end.
@@ -53,17 +48,6 @@ impl VhostDevice {
 
     pub(super) fn config(&self) -> Vec<u8> {
         self.disk.config(self.queues).to_bytes().to_vec()
-    }
-
-    /// Emits an event. If the channel is full, the number of lost events is reported later.
-    pub(super) fn tell(&mut self, news: EndpointEvent) {
-        if self.untold > 0 {
-            let text = format!("{} things more than could be told", self.untold);
-            if self.told.try_send(EndpointEvent::Error(text)).is_ok() {
-                self.untold = 0;
-            }
-        }
-        self.untold += u64::from(self.told.try_send(news).is_err());
     }
 
     /// Starts a virtqueue on a light thread of its own.

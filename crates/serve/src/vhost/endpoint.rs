@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 
 use tenmil_base::{Error, Instant, Span};
 use tenmil_linux::RemoteEventFd;
@@ -22,14 +23,13 @@ use tenmil_vhost_user::{
 use super::device::{Inflight, VhostDevice, make_inflight};
 use super::memory::Table;
 use super::queue_control::QueueControl;
-use crate::endpoint_event::EndpointEvent;
+use crate::endpoint_event::{DRAIN_WARNING, DrainTimer, EndpointEvent, EventReporter};
 
 /// Disk and its current front end.
 pub(super) struct Endpoint {
     pub(super) stand: VhostDevice,
     state: State,
-    /// Number of errors of the current front end.
-    troubles: u64,
+    reporter: EventReporter,
 }
 
 enum State {
@@ -78,13 +78,6 @@ enum PendingKind {
     Memory { call: PendingReply, change: MemoryChange<File> },
 }
 
-/// Deadline after which a slow drain is reported.
-#[derive(Clone, Copy, Debug)]
-struct DrainTimer {
-    until: Instant,
-    is_late: bool,
-}
-
 pub(super) type File = Arc<OwnedFd>;
 
 /// Why a front end was disconnected; `None` if it disconnected itself.
@@ -98,14 +91,10 @@ const BUFFER_BYTES: usize = 1024;
 const FILES_MAX: usize = 9;
 /// Time limit for the rest of a message.
 pub(super) const PATIENCE: Span = Span::from_secs(5);
-/// Time after which a slow drain is reported.
-const DISCONNECT_TIMEOUT: Span = Span::from_secs(5);
-/// Largest number of reported errors of a front end.
-const TROUBLES_MAX: u64 = 16;
 
 impl Endpoint {
-    pub(super) fn new(stand: VhostDevice) -> Self {
-        Self { stand, state: State::Absent, troubles: 0 }
+    pub(super) fn new(stand: VhostDevice, events: SyncSender<EndpointEvent>) -> Self {
+        Self { stand, state: State::Absent, reporter: EventReporter::new(events) }
     }
 
     /// Whether there is no front end, and nothing of the last one is left.
@@ -116,13 +105,13 @@ impl Endpoint {
     /// Whether the last front end is still being detached, within the expected time. New ones wait
     /// in the listen queue meanwhile.
     pub(super) fn is_leaving(&self) -> bool {
-        matches!(&self.state, State::Leaving(leaving) if !leaving.patience.is_late)
+        matches!(&self.state, State::Leaving(leaving) if !leaving.patience.is_late())
     }
 
     /// Attaches a front end.
     pub(super) fn attach_client(&mut self, now: Instant, connection: Connection) {
         let peer = connection.peer().map_or(0, |peer| peer.pid);
-        self.stand.tell(EndpointEvent::Connected(format!("process {peer}")));
+        self.reporter.report(EndpointEvent::Connected(format!("process {peer}")));
         self.state = State::Here(Box::new(Session {
             connection,
             server: Server::new(self.stand.offer()),
@@ -141,7 +130,7 @@ impl Endpoint {
     pub(super) fn reject(&mut self, connection: &Connection) {
         let peer = connection.peer().map_or(0, |peer| peer.pid);
         let text = format!("process {peer} came while another has the disk, and was sent away");
-        self.trouble(text);
+        self.reporter.report_error(text);
     }
 
     /// Socket of the front end and the readiness to wait for, if any.
@@ -164,16 +153,12 @@ impl Endpoint {
 
     /// Time of the next poll without any event.
     pub(super) fn wake_at(&self) -> Instant {
-        let of = |patience: &DrainTimer| match patience.is_late {
-            true => Instant::NEVER,
-            false => patience.until,
-        };
         match &self.state {
             State::Absent => Instant::NEVER,
-            State::Leaving(leaving) => of(&leaving.patience),
+            State::Leaving(leaving) => leaving.patience.wake_at(),
             State::Here(session) => {
                 let pending = session.pending.as_ref();
-                let pending = pending.map_or(Instant::NEVER, |pending| of(&pending.patience));
+                let pending = pending.map_or(Instant::NEVER, |pending| pending.patience.wake_at());
                 session.whole_by.unwrap_or(Instant::NEVER).min(pending)
             }
         }
@@ -214,7 +199,7 @@ impl Endpoint {
         if !matches!(sent, Ok(count) if count == 0 || count == CONFIG_CHANGED.len()) {
             session.back = None;
             let text = "the front end takes no message, expected that it hears of a new length";
-            self.trouble(text.to_owned());
+            self.reporter.report_error(text.to_owned());
         }
     }
 
@@ -254,7 +239,7 @@ impl Endpoint {
             count += 1;
             let request = session.server.next_request().map_err(disconnect_cause)?;
             if let Some(violation) = session.server.take_refused() {
-                self.trouble(violation.to_string());
+                self.reporter.report_error(violation.to_string());
             }
             if let Some(request) = request {
                 self.serve(now, session, request)?;
@@ -284,34 +269,23 @@ impl Endpoint {
                 return;
             }
         };
-        if let Some(more) = self.troubles.checked_sub(TROUBLES_MAX).filter(|more| *more > 0) {
-            self.stand.tell(EndpointEvent::Error(format!("{more} more of the same front end")));
-        }
-        self.troubles = 0;
-        self.stand.tell(EndpointEvent::Disconnected(why));
+        self.reporter.report_disconnect(why, "front end");
     }
 
     fn disconnect(&mut self, now: Instant) -> usize {
         let State::Leaving(leaving) = &mut self.state else { return 0 };
         leaving.lanes.retain(|_, lane| lane.post.ended().is_none());
         if !leaving.lanes.is_empty() {
-            let text = format!(
-                "a medium has not answered for {DISCONNECT_TIMEOUT}: until it does the front end's memory is \
-                 kept, and nobody else is let in"
-            );
-            leaving.patience.tell(now, &mut self.stand, text);
+            leaving.patience.report(now, &mut self.reporter, || {
+                format!(
+                    "a medium has not answered for {DRAIN_WARNING}: until it does the front end's \
+                     memory is kept, and nobody else is let in"
+                )
+            });
             return 0;
         }
         self.state = State::Absent;
         1
-    }
-
-    /// Reports an error of the front end, up to a limit per front end.
-    fn trouble(&mut self, text: String) {
-        self.troubles += 1;
-        if self.troubles <= TROUBLES_MAX {
-            self.stand.tell(EndpointEvent::Error(text));
-        }
     }
 
     fn serve(
@@ -373,7 +347,7 @@ impl Endpoint {
             return Ok(());
         };
         match session.server.refuse(call) {
-            ReplyOutcome::Told => self.trouble(why.to_string()),
+            ReplyOutcome::Told => self.reporter.report_error(why.to_string()),
             ReplyOutcome::NotReported => return Err(Some(why.to_string())),
         }
         Ok(())
@@ -399,11 +373,12 @@ impl Endpoint {
         };
         let has_ended = |lane: &RunningQueue| lane.post.ended().is_some();
         if session.lanes.iter().any(|(queue, lane)| is_awaited(*queue) && !has_ended(lane)) {
-            let text = format!(
-                "a medium has not answered for {DISCONNECT_TIMEOUT}: until it does the front end waits for \
-                 its queues to stop"
-            );
-            pending.patience.tell(now, &mut self.stand, text);
+            pending.patience.report(now, &mut self.reporter, || {
+                format!(
+                    "a medium has not answered for {DRAIN_WARNING}: until it does the front end \
+                     waits for its queues to stop"
+                )
+            });
             return Ok(0);
         }
         match session.pending.take().map(|pending| pending.what) {
@@ -482,20 +457,6 @@ impl Session {
 impl RunningQueue {
     fn stop(&self) {
         self.post.commands.send(|commands| commands.ends = true);
-    }
-}
-
-impl DrainTimer {
-    fn new(now: Instant) -> Self {
-        Self { until: now.after(DISCONNECT_TIMEOUT), is_late: false }
-    }
-
-    /// Reports once that the deadline has passed.
-    fn tell(&mut self, now: Instant, stand: &mut VhostDevice, text: String) {
-        if !self.is_late && now >= self.until {
-            self.is_late = true;
-            stand.tell(EndpointEvent::Error(text));
-        }
     }
 }
 

@@ -90,16 +90,15 @@ impl Server {
         let disk = Disk::new(medium.limits(), is_read_only, id)?;
         let queues = u16::try_from(medium.channels_max().clamp(1, QUEUES_MAX)).unwrap_or(1);
         let events = Arc::<EndpointMailbox>::default();
-        let guest = Endpoint::new(VhostDevice {
+        let device = VhostDevice {
             disk,
             medium,
             queues,
             regions,
             reactors: Arc::clone(&reactors),
             events: Arc::clone(&events),
-            told,
-            untold: 0,
-        });
+        };
+        let guest = Endpoint::new(device, told);
         let host = EndpointPoller::new(door, guest).map_err(Error::environment)?;
         let woken_by = host.woken_by().map_err(Error::environment)?;
         let registration = PollerBuilder::active("disk", woken_by, host);
