@@ -3,6 +3,9 @@
 //! A queue pair lives on the thread that uses it; the controller lives on the thread that does admin
 //! work. The link between them consists of atomics: the queue's poll costs one atomic load.
 //!
+//! It is not a [`Mailbox`](tenmil_base::Mailbox): a reset waits until the queue has acknowledged a state
+//! of this generation, and the queue answers by several words of its own.
+//!
 //! # Queue states: controller → queue
 //!
 //! ```text

@@ -33,7 +33,9 @@ pub(crate) struct Shared {
     ledger: Mutex<BdevState>,
 }
 
-/// In cache lines of its own: every channel loads it once a batch.
+/// In cache lines of its own: every channel loads it once a batch. Not a
+/// [`Mailbox`](tenmil_base::Mailbox): all channels read the same state, and a quiesce waits for channels
+/// that have seen a certain count.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct ChangeCounter(pub(crate) AtomicU64);

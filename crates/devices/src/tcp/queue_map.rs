@@ -5,6 +5,9 @@
 //!            ├─ poll    ── connection
 //!            └─ default ── connection
 //! ```
+//!
+//! This is a property of the device, below any bdev: the queue map of a bdev
+//! ([`tenmil_block::QueueMap`]) shares contexts among channels, and a mirror over such a device has none.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

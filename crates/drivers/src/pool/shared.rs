@@ -70,7 +70,8 @@ struct ClientEntry {
     has_way: bool,
 }
 
-/// State of a client that it reads without the lock.
+/// State of a client that it reads without the lock. Its messages are behind the lock of the pool, which
+/// sender and receiver hold anyway: a [`Mailbox`](tenmil_base::Mailbox) would lock once more for each I/O.
 pub(super) struct ClientInbox {
     pub(super) number: u32,
     has_notes: AtomicBool,
