@@ -28,6 +28,7 @@ use crate::connection::Connection;
 use crate::endpoint::{CloseReason, ConnectionCore, Timeouts};
 use crate::events::EventQueue;
 use crate::pdu_body::DataPlacement;
+use crate::receive::Receive;
 use crate::send_queue::SendQueue;
 use crate::{NegotiatedParams, PayloadDigest};
 use slot::{CommandSlot, TransferState};

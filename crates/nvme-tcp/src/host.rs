@@ -22,9 +22,9 @@ use crate::connection::Connection;
 use crate::endpoint::{CloseReason, ConnectionCore, Timeouts};
 use crate::events::EventQueue;
 use crate::pdu_body::DataPlacement;
+use crate::receive::Receive;
 use crate::send_queue::SendQueue;
 use crate::{NegotiatedParams, PayloadDigest};
-pub(crate) use receive::{padding, whole};
 use slot::{CommandSlot, R2tRange, TransferState};
 
 /// Host side of a connection.

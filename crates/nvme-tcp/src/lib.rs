@@ -45,6 +45,7 @@ mod events;
 pub mod fuzz;
 pub mod host;
 mod pdu_body;
+mod receive;
 mod send_queue;
 #[cfg(test)]
 mod tests;

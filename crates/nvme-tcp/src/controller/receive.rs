@@ -1,68 +1,22 @@
 //! Receive path of the controller side.
 
-use tenmil_base::Instant;
 use tenmil_wire::tcp::check::offset;
 use tenmil_wire::tcp::{ADMIN_IN_CAPSULE_BYTES, CapsuleCmd, Crc32c, H2CData, IcReq, IcResp};
-use tenmil_wire::tcp::{FatalError, PduType, TermReq};
+use tenmil_wire::tcp::{FatalError, PduType};
 
 use super::classify::{classify, is_fabrics};
 use super::slot::{CommandSlot, TransferState};
 use super::{ControllerConnection, ControllerEvent, DataTransfer, QueueKind};
 use crate::NegotiatedParams;
 use crate::endpoint::RejectedPdu;
-use crate::events::{EVENTS_PER_UNIT, EventQueue};
-use crate::host::{padding, whole};
+use crate::events::EventQueue;
 use crate::pdu_body::{BodyProgress, PduBody};
+use crate::receive::{Receive, ReceiveStep, padding, whole};
 
 /// Number of slots added at a time.
 const GROWTH: usize = 4;
 
-/// Result of a parsing step.
-enum ReceiveStep {
-    /// Continue.
-    On,
-    /// More bytes are needed.
-    Short,
-    /// A tag is needed.
-    Full,
-}
-
-impl ControllerConnection {
-    /// Implements [`receive`](crate::Connection::receive).
-    #[inline]
-    pub(super) fn read(
-        &mut self,
-        now: Instant,
-        bytes: &[u8],
-        events: &mut EventQueue<ControllerEvent>,
-    ) -> usize {
-        let mut at = 0;
-        let mut is_within = false;
-        while self.line.is_listening() && events.room() >= EVENTS_PER_UNIT {
-            let step = match self.line.body {
-                Some(_) => Ok(self.read_body(bytes, &mut at, events)),
-                None => self.read_header(&bytes[at..], &mut at, events),
-            };
-            match step {
-                Ok(ReceiveStep::On) => {}
-                Ok(ReceiveStep::Full) => break,
-                Ok(ReceiveStep::Short) => {
-                    is_within = self.line.body.is_some() || at < bytes.len();
-                    break;
-                }
-                Err((refusal, header)) => {
-                    let cause = self.line.refuse(now, refusal, header);
-                    events.push(ControllerEvent::Ended(cause));
-                }
-            }
-        }
-        if !self.line.is_listening() {
-            return bytes.len();
-        }
-        self.line.note(now, is_within, at > 0);
-        at
-    }
-
+impl Receive for ControllerConnection {
     #[inline]
     fn read_body(
         &mut self,
@@ -131,18 +85,9 @@ impl ControllerConnection {
         *at += len;
         handled.map(|()| ReceiveStep::On).map_err(|refusal| (refusal, header))
     }
+}
 
-    #[cold]
-    fn handle_termination(
-        &mut self,
-        header: &[u8],
-        events: &mut EventQueue<ControllerEvent>,
-    ) -> Result<(), FatalError> {
-        let cause = self.line.terminated(&TermReq::from_bytes(whole(header)));
-        events.push(ControllerEvent::Ended(cause));
-        Ok(())
-    }
-
+impl ControllerConnection {
     #[cold]
     fn handle_opening(
         &mut self,

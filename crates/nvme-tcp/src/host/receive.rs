@@ -1,67 +1,32 @@
 //! Receive path of the host side.
 
-use tenmil_base::Instant;
 use tenmil_wire::tcp::check::offset;
-use tenmil_wire::tcp::{C2HData, CapsuleResp, FatalError, IcResp, PduType, R2t, TermReq};
+use tenmil_wire::tcp::{C2HData, CapsuleResp, FatalError, IcResp, PduType, R2t};
 use tenmil_wire::{Completion, Status};
 
 use super::slot::{CommandSlot, R2tRange, TransferState};
 use super::{DigestMode, HostConnection, HostEvent};
 use crate::NegotiatedParams;
 use crate::endpoint::RejectedPdu;
-use crate::events::{EVENTS_PER_UNIT, EventQueue};
+use crate::events::EventQueue;
 use crate::pdu_body::{BodyProgress, PduBody};
+use crate::receive::{Receive, ReceiveStep, padding, whole};
 
 /// LAST_PDU and SUCCESS in FLAGS (§3.6.2.9).
 const LAST: u8 = 1 << 2;
 const SUCCESS: u8 = 1 << 3;
 
-impl HostConnection {
-    /// Implements [`receive`](crate::Connection::receive).
-    #[inline]
-    pub(super) fn read(
-        &mut self,
-        now: Instant,
-        bytes: &[u8],
-        events: &mut EventQueue<HostEvent>,
-    ) -> usize {
-        let mut at = 0;
-        let mut is_within = false;
-        while self.line.is_listening() && events.room() >= EVENTS_PER_UNIT {
-            let read = match self.line.body {
-                Some(_) => Ok(self.read_body(bytes, &mut at, events)),
-                None => self.read_header(&bytes[at..], &mut at, events),
-            };
-            match read {
-                Ok(true) => {}
-                Ok(false) => {
-                    is_within = self.line.body.is_some() || at < bytes.len();
-                    break;
-                }
-                Err((refusal, header)) => {
-                    let cause = self.line.refuse(now, refusal, header);
-                    events.push(HostEvent::Ended(cause));
-                }
-            }
-        }
-        if !self.line.is_listening() {
-            return bytes.len();
-        }
-        self.line.note(now, is_within, at > 0);
-        at
-    }
-
-    /// Receives the body of a PDU. Returns whether it is complete.
+impl Receive for HostConnection {
     #[inline]
     fn read_body(
         &mut self,
         bytes: &[u8],
         at: &mut usize,
         events: &mut EventQueue<HostEvent>,
-    ) -> bool {
-        let Some(body) = &mut self.line.body else { return true };
+    ) -> ReceiveStep {
+        let Some(body) = &mut self.line.body else { return ReceiveStep::On };
         let read = body.read(bytes, at, |place, at| events.push(HostEvent::Data { place, at }));
-        let BodyProgress::Whole { is_intact } = read else { return false };
+        let BodyProgress::Whole { is_intact } = read else { return ReceiveStep::Short };
         let (tag, flags) = (body.tag, body.flags);
         self.line.body = None;
         let slot = &mut self.slots[usize::from(tag)];
@@ -70,18 +35,19 @@ impl HostConnection {
         if flags & SUCCESS != 0 {
             self.answered(tag, Completion::new(tag, Status::SUCCESS), events);
         }
-        true
+        ReceiveStep::On
     }
 
-    /// Parses a header. Returns whether it is complete.
     #[inline]
     fn read_header<'a>(
         &mut self,
         bytes: &'a [u8],
         at: &mut usize,
         events: &mut EventQueue<HostEvent>,
-    ) -> Result<bool, RejectedPdu<'a>> {
-        let Some((kind, header, len)) = self.line.header(bytes)? else { return Ok(false) };
+    ) -> Result<ReceiveStep, RejectedPdu<'a>> {
+        let Some((kind, header, len)) = self.line.header(bytes)? else {
+            return Ok(ReceiveStep::Short);
+        };
         *at += len;
         let handled = match kind {
             PduType::C2HTermReq => self.handle_termination(header, events),
@@ -92,20 +58,11 @@ impl HostConnection {
             PduType::R2t => self.handle_ask(header),
             _ => Err(FatalError::field(offset::TYPE)),
         };
-        handled.map(|()| true).map_err(|refusal| (refusal, header))
+        handled.map(|()| ReceiveStep::On).map_err(|refusal| (refusal, header))
     }
+}
 
-    #[cold]
-    fn handle_termination(
-        &mut self,
-        header: &[u8],
-        events: &mut EventQueue<HostEvent>,
-    ) -> Result<(), FatalError> {
-        let cause = self.line.terminated(&TermReq::from_bytes(whole(header)));
-        events.push(HostEvent::Ended(cause));
-        Ok(())
-    }
-
+impl HostConnection {
     #[cold]
     fn handle_opening(
         &mut self,
@@ -270,17 +227,4 @@ fn outstanding(
 ) -> Result<&mut CommandSlot, FatalError> {
     let slot = slots.get_mut(usize::from(tag)).filter(|slot| slot.is_outstanding());
     slot.ok_or(FatalError::field(offset))
-}
-
-/// Number of padding bytes between a header of length `len`, including its digest, and data at
-/// `pdo`.
-#[inline]
-pub(crate) fn padding(pdo: u8, len: usize) -> u8 {
-    pdo - u8::try_from(len).unwrap_or(pdo)
-}
-
-/// Header as an array; its length follows from the PDU type.
-#[inline]
-pub(crate) fn whole<const N: usize>(header: &[u8]) -> &[u8; N] {
-    header.first_chunk().expect("a header is as long as its type says")
 }
