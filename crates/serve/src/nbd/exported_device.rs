@@ -68,13 +68,22 @@ impl ExportedDevice {
     /// If another claim on the device conflicts, such a device cannot be exported, or memory is
     /// exhausted.
     pub fn new(plan: ExportConfig<'_>) -> Result<Self, Error> {
-        let ExportConfig { name, description, uri, device, limiter, is_read_only, .. } = plan;
-        let (lets_resize, regions) = (plan.lets_resize, plan.regions);
-        let claim = if is_read_only { Claim::ReadShared } else { Claim::WriteOnce };
-        let descriptor = device
+        let claim = if plan.is_read_only { Claim::ReadShared } else { Claim::WriteOnce };
+        let descriptor = plan
+            .device
             .open(claim, "nbd")
             .map_err(|refused| Error::new(refused.category(), refused.to_string()))?;
-        let descriptor = Arc::new(descriptor);
+        Self::sharing(plan, Arc::new(descriptor))
+    }
+
+    /// Exports a device that is open on `descriptor`, whose claim the export shares.
+    ///
+    /// # Errors
+    ///
+    /// If such a device cannot be exported, or memory is exhausted.
+    pub fn sharing(plan: ExportConfig<'_>, descriptor: Arc<BdevDescriptor>) -> Result<Self, Error> {
+        let ExportConfig { name, description, uri, device, limiter, is_read_only, .. } = plan;
+        let (lets_resize, regions) = (plan.lets_resize, plan.regions);
         if lets_resize && !descriptor.is_resizable() {
             let text = "its size cannot be changed, expected a file that one may write";
             return Err(Error::new(ErrorCategory::Usage, text));
