@@ -154,14 +154,19 @@ fn is_hidden(item: &Item) -> bool {
         Item::Struct(of) => &of.attrs,
         Item::Impl(of) => &of.attrs,
         Item::Use(of) => &of.attrs,
+        Item::Const(of) => &of.attrs,
         _ => return false,
     };
+    has_hidden(attributes)
+}
+
+/// Whether one of the attributes hides its item.
+fn has_hidden(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
-        let words = match &attribute.meta {
-            syn::Meta::List(list) if list.path.is_ident("cfg") => list.tokens.to_string(),
-            _ => String::new(),
-        };
-        words == "test" || words == "doctest"
+        let syn::Meta::List(list) = &attribute.meta else { return false };
+        let words = list.tokens.to_string();
+        let is_of_tests = list.path.is_ident("cfg") && (words == "test" || words == "doctest");
+        is_of_tests || (list.path.is_ident("doc") && words == "hidden")
     })
 }
 
@@ -266,7 +271,7 @@ fn for_one_of(of: &ItemImpl, types: &BTreeSet<String>) -> Option<Item> {
         return Some(Item::Impl(of));
     }
     of.items.retain_mut(|item| match item {
-        ImplItem::Fn(function) if is_public(&function.vis) => {
+        ImplItem::Fn(function) if is_public(&function.vis) && !has_hidden(&function.attrs) => {
             function.attrs.clear();
             function.block = parse_quote!({});
             true
@@ -324,6 +329,8 @@ mod tests {
             "/// A pool.\n#[derive(Clone)]\npub struct Pool { /// Blocks.\n pub blocks: u32, id: u8 }\n\
              impl Pool { pub fn is_open(&self) -> bool { self.id > 3 } fn lock(&mut self) {} }\n\
              impl Drop for Pool { fn drop(&mut self) { self.lock() } }\n\
+             impl Room { #[doc(hidden)] pub fn inspect(&self) {} }\n\
+             #[doc(hidden)] pub const WINDOWS: u32 = 9;\n\
              pub(crate) fn open() {}\nfn close() {}\npub const BLOCKS_MAX: u32 = 7;\n\
              #[cfg(test)] mod tests;",
         )]);
