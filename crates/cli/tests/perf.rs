@@ -6,7 +6,7 @@
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use tenmil::{Error, Uri};
+use tenmil_base::Error;
 use tenmil_base::{Durability, ErrorCategory, Span};
 use tenmil_bench::perf::engine;
 use tenmil_bench::perf::options::{
@@ -16,6 +16,7 @@ use tenmil_bench::perf::outcome::{Counts, PerfOutcome, RunEnd};
 use tenmil_bench::perf::progress::Progress;
 use tenmil_bench::perf::report::text;
 use tenmil_block::QueueMap;
+use tenmil_devices::Uri;
 use tenmil_linux::CpuList;
 use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_reactor::{PollMode, SPIN_MAX};

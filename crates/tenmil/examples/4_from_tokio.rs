@@ -1,15 +1,10 @@
 //! A file as a block device, used from tokio. The reactors have threads of their own, and the
 //! handle works on any thread.
 
-use std::error::Error;
+use tenmil::{Access, Device, Error, Runtime};
 
-use tenmil::aio::{Claim, Device, IoError, Opener};
-use tenmil_linux::{Clock, CpuList};
-use tenmil_reactor::{ReactorOptions, Reactors, ThreadBuilder};
-
-async fn write_and_read_back(device: Device, lba: u64) -> Result<bool, IoError> {
-    let mut written = device.buffer(4096).expect("memory for a buffer");
-    let empty = device.buffer(4096).expect("memory for another");
+async fn write_and_read_back(device: Device, lba: u64) -> Result<bool, Error> {
+    let (mut written, empty) = (device.buffer(4096)?, device.buffer(4096)?);
     written.store(0, format!("block {lba}").as_bytes());
     // Force Unit Access: the block is persistent when the write completes.
     let written = device.write_fua(lba, written).await?;
@@ -18,13 +13,11 @@ async fn write_and_read_back(device: Device, lba: u64) -> Result<bool, IoError> 
 }
 
 #[tokio::main(flavor = "current_thread")]
-pub(crate) async fn main() -> Result<(), Box<dyn Error>> {
-    let clock = Clock::start();
-    let reactors = Reactors::start(&CpuList::allowed(), &ReactorOptions::default(), &clock)?;
-    let thread = reactors.spawn(ThreadBuilder::new("storage"))?;
-    let directory = tempfile::tempdir()?;
-    let uri = format!("file:{}?size=1m&block=4k", directory.path().join("disk").display());
-    let device = Opener::new(&clock)?.open(&uri.parse()?, Claim::WriteOnce, &thread).await?;
+pub(crate) async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let rt = Runtime::new()?;
+    let path = std::env::temp_dir().join(format!("tenmil-example-{}", std::process::id()));
+    let uri = format!("file:{}?size=1m&block=4k", path.display());
+    let device = rt.open(&uri, Access::ReadWrite).await?;
 
     let start = |lba| tokio::spawn(write_and_read_back(device.clone(), lba));
     let tasks: Vec<_> = (0..32).map(start).collect();
@@ -32,5 +25,7 @@ pub(crate) async fn main() -> Result<(), Box<dyn Error>> {
         assert!(task.await??, "what was read is not what was written");
     }
     println!("32 tasks of tokio have written and read back");
+    device.close().await;
+    std::fs::remove_file(path)?;
     Ok(())
 }

@@ -1,38 +1,29 @@
 //! An emulated SSD, used from smol: one write is abandoned, another one completes.
 
-use std::error::Error;
-
 use smol::future;
-use tenmil::aio::{Claim, Device, Opener};
-use tenmil_linux::{Clock, CpuList};
-use tenmil_reactor::{ReactorOptions, Reactors, ThreadBuilder};
+use tenmil::{Access, Device, Error, Runtime};
 
-async fn write_and_read_back(device: &Device) -> Result<bool, Box<dyn Error>> {
-    let abandoned = device.buffer(4096).ok_or("no memory for a buffer")?;
+async fn write_and_read_back(device: &Device) -> Result<bool, Error> {
     // Polls once and drops the future. The buffer stays allocated until the SSD has completed the
     // write.
-    future::poll_once(device.write(0, abandoned)).await;
+    future::poll_once(device.write(0, device.buffer(4096)?)).await;
 
-    let mut written = device.buffer(4096).ok_or("no memory for a buffer")?;
+    let mut written = device.buffer(4096)?;
     written.store(0, b"ten million");
     let written = device.write(8, written).await?;
-    let read = device.read(8, device.buffer(4096).ok_or("no memory for a buffer")?).await?;
+    let read = device.read(8, device.buffer(4096)?).await?;
     Ok(read.to_vec() == written.to_vec())
 }
 
-pub(crate) fn main() -> Result<(), Box<dyn Error>> {
-    let clock = Clock::start();
-    let reactors = Reactors::start(&CpuList::allowed(), &ReactorOptions::default(), &clock)?;
-    let thread = reactors.spawn(ThreadBuilder::new("storage"))?;
-    let opener = Opener::new(&clock)?;
-
+pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let rt = Runtime::new()?;
     let same = smol::block_on(async {
-        let device = opener.open(&"emu:ram".parse()?, Claim::WriteOnce, &thread).await?;
+        let device = rt.open("emu:ram", Access::ReadWrite).await?;
         let same = write_and_read_back(&device).await?;
         // Optional: the device is closed after the last handle is dropped. This waits for the
         // close.
         device.close().await;
-        Ok::<_, Box<dyn Error>>(same)
+        Ok::<_, Error>(same)
     })?;
     assert!(same, "what was read is not what was written");
     println!("written and read back by smol");

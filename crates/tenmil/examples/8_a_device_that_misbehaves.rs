@@ -1,32 +1,38 @@
-//! A simulated SSD that violates the specification, and the driver on top of it. The simulation
-//! runs in simulated time from a single seed, so every run can be repeated exactly.
+//! A device that fails on purpose: `fault:` injects errors, delays and hanging requests by rules, so
+//! that the error handling of a program can be tested. `tenmil sim` tests this project's own: drivers
+//! on simulated SSDs that violate the specification.
 
 use std::error::Error;
 
-use tenmil_sim::swarm;
+use tenmil::driver::IoStatus;
+use tenmil::{Access, IoErrorKind, Runtime};
 
-const SEED: u64 = 4711;
+/// The second read of each of the first eight blocks fails, and the third write of any.
+const DISK: &str = "fault:[ram:16m]?rule=error:read@4-7x2;error:write/3";
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
-    let scenario = swarm::scenario(SEED);
-    let run = scenario.run();
-    // A violation by the driver would be a completion that is delivered twice or never, a buffer
-    // released too early, or wrong data.
-    if let Some(failure) = &run.failure {
-        return Err(format!("seed {SEED}: {failure}").into());
-    }
-    println!(
-        "the device misbehaved {} times in {} events, and the driver said:",
-        run.deeds, run.events
-    );
-    run.told.iter().for_each(|line| println!("  {line}"));
-    let counts = &run.counts;
-    println!(
-        "{} requests: {} done, {} failed, {} aborted; {} accesses to memory turned away",
-        counts.submitted, counts.succeeded, counts.failed, counts.aborted, run.blocked
-    );
-    let again = scenario.run();
-    assert_eq!((run.hash, run.events), (again.hash, again.events), "a seed repeats its run");
-    println!("the same again, event for event: {:016x}", run.hash);
-    Ok(())
+    let rt = Runtime::new()?;
+    rt.block_on(async {
+        let device = rt.open(DISK, Access::ReadWrite).await?;
+        let mut buffer = device.buffer(device.limits().block_size)?;
+        let (mut reads, mut failed) = (0, 0);
+        for lba in 0..8 {
+            // A failed operation returns its buffer, and is tried again.
+            buffer = loop {
+                match device.read(lba, buffer).await {
+                    Ok(buffer) => break buffer,
+                    Err(error) if error.why == IoErrorKind::Outcome(IoStatus::UNRECOVERED_READ) => {
+                        println!("{error}");
+                        failed += 1;
+                        buffer = error.buffer.ok_or("a buffer that came back")?;
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            };
+            reads += 1;
+        }
+        assert_eq!((reads, failed), (8, 2), "two reads of blocks 4 to 7 fail");
+        println!("{reads} blocks were read, {failed} of them by a second attempt");
+        Ok::<_, Box<dyn Error>>(())
+    })
 }

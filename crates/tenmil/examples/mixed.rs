@@ -9,104 +9,85 @@
 use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use tenmil::aio::{Claim, Device, IoError, Opener};
-use tenmil_base::{Histogram, Instant, Random, Span};
-use tenmil_linux::{Clock, CpuList};
-use tenmil_reactor::task::ExecutorHandle;
-use tenmil_reactor::{ReactorOptions, Reactors, ThreadBuilder};
+use tenmil::{Access, Device, Runtime};
 
 const READERS: u64 = 16;
 const READ_BYTES: u32 = 4 << 10;
 const WRITES: u64 = 32;
 const WRITE_BYTES: u32 = 1 << 20;
 
-/// Reads at random addresses until `end`, one at a time.
-async fn read(device: Device, clock: Clock, seed: u64, end: Instant) -> Result<Histogram, IoError> {
-    let (mut times, mut random) = (Histogram::new(), Random::new(seed));
-    let mut buffer = device.buffer(READ_BYTES).expect("memory for a buffer");
+/// Reads at pseudo-random addresses until `end`, one at a time. Returns the latencies.
+async fn read(device: Device, seed: u64, end: Instant) -> Result<Vec<Duration>, tenmil::Error> {
+    let (mut times, mut random) = (Vec::new(), seed);
+    let mut buffer = device.buffer(READ_BYTES)?;
     let (block_size, block_count) = (device.limits().block_size, device.limits().block_count);
     let blocks = u64::from(READ_BYTES / block_size);
-    while clock.now() < end {
-        let begun = clock.now();
-        buffer = device.read(random.below(block_count / blocks) * blocks, buffer).await?;
-        times.record(clock.now().since(begun).ns);
+    let mut begun = Instant::now();
+    while begun < end {
+        random =
+            random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        buffer = device.read((random >> 16) % (block_count / blocks) * blocks, buffer).await?;
+        times.push(begun.elapsed());
+        begun = Instant::now();
     }
     Ok(times)
 }
 
-/// Writes sequentially until `end`, together with the other writers.
-async fn write(
-    device: Device,
-    clock: Clock,
-    next: Arc<AtomicU64>,
-    end: Instant,
-) -> Result<Histogram, IoError> {
-    let mut times = Histogram::new();
-    let mut buffer = device.buffer(WRITE_BYTES).expect("memory for a buffer");
+/// Writes sequentially until `end`, together with the other writers. Returns the number of writes.
+async fn write(device: Device, next: Arc<AtomicU64>, end: Instant) -> Result<u64, tenmil::Error> {
+    let mut count = 0;
+    let mut buffer = device.buffer(WRITE_BYTES)?;
     let (block_size, block_count) = (device.limits().block_size, device.limits().block_count);
     let blocks = u64::from(WRITE_BYTES / block_size);
-    while clock.now() < end {
-        let begun = clock.now();
+    while Instant::now() < end {
         let number = next.fetch_add(1, Ordering::Relaxed) % (block_count / blocks);
         buffer = device.write(number * blocks, buffer).await?;
-        times.record(clock.now().since(begun).ns);
+        count += 1;
     }
-    Ok(times)
+    Ok(count)
 }
 
-/// Runs one part of the test and returns the latencies of readers and writer.
-fn part(
-    tasks: &ExecutorHandle,
-    device: &Device,
-    clock: Clock,
-    time: Span,
-    writes: u64,
-) -> Result<[Histogram; 2], Box<dyn Error>> {
-    let (end, next) = (clock.now().after(time), Arc::new(AtomicU64::new(0)));
-    let mut both = [Vec::new(), Vec::new()];
-    for seed in 0..READERS {
-        both[0].push(tasks.spawn(read(device.clone(), clock, seed, end))?);
+/// Runs one part of the test, and prints the latencies of the readers and the rate of the writer.
+fn part(rt: &Runtime, device: &Device, time: Duration, writes: u64) -> Result<(), Box<dyn Error>> {
+    let (end, next) = (Instant::now() + time, Arc::new(AtomicU64::new(0)));
+    let reader = |seed| device.spawn(read(device.clone(), seed, end));
+    let readers = (0..READERS).map(reader).collect::<Result<Vec<_>, _>>()?;
+    let writer = |_| device.spawn(write(device.clone(), Arc::clone(&next), end));
+    let writers = (0..writes).map(writer).collect::<Result<Vec<_>, _>>()?;
+    let (mut times, mut written) = (Vec::new(), 0);
+    for reader in readers {
+        times.extend(rt.block_on(reader)??);
     }
-    for _ in 0..writes {
-        both[1].push(tasks.spawn(write(device.clone(), clock, Arc::clone(&next), end))?);
+    for writer in writers {
+        written += rt.block_on(writer)??;
     }
-    let mut times = [Histogram::new(), Histogram::new()];
-    for (times, handles) in times.iter_mut().zip(both) {
-        for handle in handles {
-            times.merge(&handle.wait()??);
-        }
-    }
-    Ok(times)
+    times.sort_unstable();
+    let percentile =
+        |of_10k: usize| times.get(times.len() * of_10k / 10_000).copied().unwrap_or_default();
+    let name = if writes == 0 { "alone" } else { "beside" };
+    println!(
+        "{name}: reads_per_s {:.0} p50_ns {} p9999_ns {} writes_mib_per_s {:.0}",
+        times.len() as f64 / time.as_secs_f64(),
+        percentile(5_000).as_nanos(),
+        percentile(9_999).as_nanos(),
+        written as f64 / time.as_secs_f64()
+    );
+    Ok(())
 }
 
 /// Runs both parts on the device that `uri` names.
-pub(crate) fn run(uri: &str, time: Span) -> Result<(), Box<dyn Error>> {
-    let clock = Clock::start();
-    let reactors = Reactors::start(&CpuList::allowed(), &ReactorOptions::default(), &clock)?;
-    let thread = reactors.spawn(ThreadBuilder::new("storage"))?;
-    let tasks =
-        ExecutorHandle::start(&thread, "tasks", 64).map_err(|_| "the thread takes no messages")?;
-    let opener = Opener::with_buffers(&clock, 40 << 20)?;
-    let device = opener.open(&uri.parse()?, Claim::WriteOnce, &thread).wait()?;
-    let alone = part(&tasks, &device, clock, time, 0)?;
-    let beside = part(&tasks, &device, clock, time, WRITES)?;
-    let per_second = |count: u64| u128::from(count) * 1_000_000_000 / u128::from(time.ns);
-    for (name, [reads, writes]) in [("alone", &alone), ("beside", &beside)] {
-        println!(
-            "{name}: reads_per_s {} p50_ns {} p9999_ns {} writes_mib_per_s {}",
-            per_second(reads.count()),
-            reads.percentile(500_000),
-            reads.percentile(999_900),
-            per_second(writes.count())
-        );
-    }
-    Ok(())
+pub(crate) fn run(uri: &str, time: Duration) -> Result<(), Box<dyn Error>> {
+    let rt = Runtime::new()?;
+    let device = rt.block_on(rt.open(uri, Access::ReadWrite))?;
+    part(&rt, &device, time, 0)?;
+    part(&rt, &device, time, WRITES)
 }
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let uri = arguments.next().unwrap_or_else(|| "ram:64m".to_owned());
     let seconds = arguments.next().map_or(Ok(5), |text| text.parse())?;
-    run(&uri, Span::from_secs(seconds))
+    run(&uri, Duration::from_secs(seconds))
 }

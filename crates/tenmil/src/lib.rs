@@ -1,27 +1,64 @@
-//! User-space NVMe storage stack.
+//! User-space NVMe storage stack: open block devices, read and write them with futures, and serve them.
 //!
-//! | module | contents |
+//! ```
+//! use tenmil::{Access, Export, Runtime};
+//!
+//! fn main() -> Result<(), tenmil::Error> {
+//!     let rt = Runtime::new()?;
+//!     rt.block_on(async {
+//!         // An emulated SSD; `file:PATH`, `tcp://HOST:PORT/NQN` and `pcie:ADDRESS` are opened alike.
+//!         let dev = rt.open("emu:ram", Access::ReadWrite).await?;
+//!         let buf = dev.read(7, dev.buffer(4096)?).await?;
+//!         println!("{}: {:02x?} …", dev.name(), &buf.to_vec()[..8]);
+//!
+//!         // The same device for NVMe/TCP hosts, until the server is dropped.
+//!         let server = rt.serve(Export::nvme_tcp("127.0.0.1:0").namespace(dev)).await?;
+//!         println!("{}", server.uris()[0]);
+//!         Ok(())
+//!     })
+//! }
+//! ```
+//!
+//! | task | items |
 //! |---|---|
-//! | [`aio`] | block devices for programs written with async and await |
+//! | start, and choose cores and memory | [`Runtime`], [`RuntimeBuilder`], [`PollMode`] |
+//! | open a device by URI, share it, close it | [`Runtime::open`], [`Access`], [`Device::close`] |
+//! | read, write, flush, deallocate, compare, copy | [`Device`], [`Buffer`], [`IoError`] |
+//! | run tasks where the device is polled | [`Device::spawn`], [`JoinHandle`] |
+//! | serve NVMe/TCP hosts and NBD clients | [`Runtime::serve`], [`Export`], [`Server`] |
+//! | write a block device | [`driver`], [`Runtime::attach`] |
 //!
-//! A device is named by a [`Uri`]; a failure is an [`Error`] with a category.
+//! A failure is an [`Error`] with a [category](ErrorCategory), one line of text and perhaps a hint.
+//! The futures work in any executor. What may block runs on threads of the runtime, never on the thread
+//! that polls a future.
 
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
-pub mod aio;
+mod access;
+mod blocking;
+mod device;
+pub mod driver;
+mod export;
 #[cfg(not(feature = "crypt"))]
 mod no_crypt;
-
-// Dependencies that a program on reactors also needs.
-pub use {tenmil_base as base, tenmil_linux as linux, tenmil_reactor as reactor};
+mod open_devices;
+mod runtime;
+mod server;
 
 use tenmil_block::{Kind, join_kinds};
 
-pub use tenmil_base::Error;
-pub use tenmil_devices::Uri;
+pub use access::Access;
+pub use device::{Buffer, Device, IoError, IoErrorKind};
+pub use export::Export;
+pub use runtime::{Runtime, RuntimeBuilder};
+pub use server::Server;
+pub use tenmil_base::{Error, ErrorCategory};
+pub use tenmil_reactor::PollMode;
+pub use tenmil_reactor::task::{JoinError, JoinHandle};
 
-/// All device types, by URI scheme.
+/// All device types, by URI scheme, for the program `tenmil`.
+#[doc(hidden)]
 pub const KINDS: &[Kind<'static>] =
     &join_kinds::<{ tenmil_devices::KINDS.len() + 1 }>(tenmil_devices::KINDS, &[("crypt", CRYPT)]);
 

@@ -35,7 +35,7 @@ examples! {
     from_tokio = "../examples/4_from_tokio.rs";
     from_smol = "../examples/5_from_smol.rs";
     async_on_a_reactor = "../examples/6_async_on_a_reactor.rs";
-    a_backend_of_ones_own = "../examples/7_a_backend_of_ones_own.rs";
+    a_block_device_of_your_own = "../examples/7_a_block_device_of_your_own.rs";
     a_device_that_misbehaves = "../examples/8_a_device_that_misbehaves.rs";
 }
 
@@ -65,7 +65,7 @@ fn ends_well(name: &str, example: fn() -> Result<(), Box<dyn Error>>) {
 
 #[test]
 fn mixed_reads_beside_writes() {
-    ends_well("mixed", || mixed::run("ram:64m", tenmil_base::Span::from_ms(50)));
+    ends_well("mixed", || mixed::run("ram:64m", Duration::from_millis(50)));
 }
 
 /// An example that nobody runs is soon one that does not run.

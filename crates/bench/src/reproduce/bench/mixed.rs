@@ -7,11 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tenmil_base::{Histogram, Instant, Random, Span};
 use tenmil_linux::{Clock, CpuList};
-use tenmil_reactor::task::ExecutorHandle;
-use tenmil_reactor::{ReactorOptions, Reactors, ThreadBuilder};
 
 use crate::perf::outcome::per_second;
-use tenmil::aio::{Claim, Device, IoError, Opener};
+use tenmil::{Access, Device, Runtime};
 use tenmil_base::Error;
 
 const READERS: u64 = 16;
@@ -20,8 +18,6 @@ const WRITES: u64 = 32;
 const WRITE_BYTES: u32 = 1 << 20;
 /// Buffer memory of all tasks.
 const BUFFERS_BYTES: u32 = 40 << 20;
-/// Maximum number of tasks.
-const TASKS_MAX: u32 = 64;
 
 /// State of the mixed load.
 #[derive(Clone)]
@@ -38,32 +34,20 @@ struct MixedLoad {
 #[expect(clippy::cast_precision_loss, reason = "shown to people")]
 pub(super) fn run(uri: &str, clock: Clock, time: Span) -> Result<BTreeMap<String, f64>, Error> {
     let refuse = |what: &dyn std::fmt::Display| Error::environment(format!("mixed load: {what}"));
-    let cores: CpuList = CpuList::allowed().iter().take(1).collect();
-    let reactors =
-        Reactors::start(&cores, &ReactorOptions::default(), &clock).map_err(|why| refuse(&why))?;
-    let thread = reactors.spawn(ThreadBuilder::new("storage")).map_err(|why| refuse(&why))?;
-    let tasks = ExecutorHandle::start(&thread, "tasks", TASKS_MAX)
-        .map_err(|_| refuse(&"its thread takes no messages"))?;
-    let opener = Opener::with_buffers(&clock, BUFFERS_BYTES).map_err(|why| refuse(&why))?;
-    let parsed = uri.parse().map_err(|why| refuse(&why))?;
-    let device =
-        opener.open(&parsed, Claim::WriteOnce, &thread).wait().map_err(|why| refuse(&why))?;
+    let core = CpuList::allowed().iter().next();
+    let rt = Runtime::builder().cores(core).buffer_bytes(BUFFERS_BYTES).start();
+    let rt = rt.map_err(|why| refuse(&why))?;
+    let device = rt.block_on(rt.open(uri, Access::ReadWrite)).map_err(|why| refuse(&why))?;
     let begun = clock.now();
     let load = MixedLoad { device, clock, end: begun.after(time), next: Arc::default() };
-    let mut handles = Vec::new();
-    for seed in 0..READERS {
-        handles.push(
-            tasks.spawn(read(load.clone(), seed)).map_err(|_| refuse(&"no room for a task"))?,
-        );
-    }
-    let mut writing = Vec::new();
-    for _ in 0..WRITES {
-        writing.push(tasks.spawn(write(load.clone())).map_err(|_| refuse(&"no room for a task"))?);
-    }
+    let reader = |seed| load.device.spawn(read(load.clone(), seed));
+    let readers = (0..READERS).map(reader).collect::<Result<Vec<_>, _>>();
+    let writer = |_| load.device.spawn(write(load.clone()));
+    let writers = (0..WRITES).map(writer).collect::<Result<Vec<_>, _>>();
     let (mut reads, mut writes) = (Histogram::new(), Histogram::new());
-    for (sum, handles) in [(&mut reads, handles), (&mut writes, writing)] {
-        for handle in handles {
-            let times = handle.wait().map_err(|_| refuse(&"a task has gone"))?;
+    for (sum, handles) in [(&mut reads, readers), (&mut writes, writers)] {
+        for handle in handles.map_err(|why| refuse(&why))? {
+            let times = rt.block_on(handle).map_err(|why| refuse(&why))?;
             sum.merge(&times.map_err(|why| refuse(&why))?);
         }
     }
@@ -76,10 +60,10 @@ pub(super) fn run(uri: &str, clock: Clock, time: Span) -> Result<BTreeMap<String
 }
 
 /// Reads at random addresses, one at a time.
-async fn read(load: MixedLoad, seed: u64) -> Result<Histogram, IoError> {
+async fn read(load: MixedLoad, seed: u64) -> Result<Histogram, Error> {
     let MixedLoad { device, clock, end, .. } = load;
     let (mut times, mut random) = (Histogram::new(), Random::new(seed));
-    let Some(mut buffer) = device.buffer(READ_BYTES) else { return Ok(times) };
+    let mut buffer = device.buffer(READ_BYTES)?;
     let (places, blocks) = places(&device, READ_BYTES);
     while clock.now() < end {
         let begun = clock.now();
@@ -90,10 +74,10 @@ async fn read(load: MixedLoad, seed: u64) -> Result<Histogram, IoError> {
 }
 
 /// Writes sequentially, together with the other writers.
-async fn write(load: MixedLoad) -> Result<Histogram, IoError> {
+async fn write(load: MixedLoad) -> Result<Histogram, Error> {
     let MixedLoad { device, clock, end, next } = load;
     let mut times = Histogram::new();
-    let Some(mut buffer) = device.buffer(WRITE_BYTES) else { return Ok(times) };
+    let mut buffer = device.buffer(WRITE_BYTES)?;
     let (places, blocks) = places(&device, WRITE_BYTES);
     while clock.now() < end {
         let begun = clock.now();

@@ -9,8 +9,8 @@ use tenmil_base::{
 use tenmil_linux::Receiver;
 use tenmil_reactor::{Context, DetachReason, MeanLatency, PollResult, Poller};
 
+use super::CloseNotifier;
 use super::buffer::Buffer;
-use super::device::CloseNotifier;
 use super::error::IoErrorKind;
 use super::slot::{CLOSE_TOKEN, DeviceState, Slot, SlotState};
 

@@ -3,7 +3,7 @@
 use tenmil_base::Random;
 
 use super::{BLOCK, Op, PAGE, Stand};
-use crate::aio::Buffer;
+use crate::device::Buffer;
 
 #[test]
 fn a_future_may_be_dropped_at_any_point() {
@@ -48,7 +48,7 @@ fn a_pool_that_dropped_futures_have_emptied_fills_again_with_the_answers() {
     drop(ops);
     stand.turn(10);
     assert_eq!(stand.free_bytes(), 0);
-    assert!(stand.device.buffer(BLOCK).is_none(), "the device may touch all of it");
+    assert!(stand.device.buffer(BLOCK).is_err(), "the device may touch all of it");
     for index in 1..=16_u64 {
         stand.slow.answer(0);
         stand.turn(2);
@@ -77,7 +77,7 @@ fn run_seed(seed: u64) -> usize {
     for lba in 0..300 {
         match draw(6) {
             0 | 1 => {
-                let buffer = idle.pop().or_else(|| stand.device.buffer(BLOCK));
+                let buffer = idle.pop().or_else(|| stand.device.buffer(BLOCK).ok());
                 if let Some(mut buffer) = buffer {
                     // Another owner of the memory would detect this.
                     buffer.store(0, &[0xee; BLOCK as usize]);

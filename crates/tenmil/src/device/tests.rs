@@ -1,6 +1,5 @@
 mod dropping;
 mod ending;
-mod opening;
 mod waiting;
 
 use std::pin::Pin;
@@ -18,7 +17,9 @@ use tenmil_reactor::{
     Reactor, ReactorOptions, ReactorSet, Registry, ThreadBuilder, ThreadHandle, TimeSource,
 };
 
-use super::{Buffer, BufferPool, Device, IoError};
+use std::sync::Weak;
+
+use super::{Buffer, BufferPool, Device, DeviceThread, IoError};
 
 /// A device that completes requests on demand. The memory of each request in flight is filled with
 /// a pattern, which must still be there at the completion.
@@ -171,7 +172,7 @@ impl Stand {
         })));
         let backend = SlowBackend { slow: slow.clone(), limits: limits(depth) };
         let buffers = BufferPool::new(pool);
-        let device = Device::on(&thread, "slow", Box::new(backend), &buffers).unwrap();
+        let device = attach(&thread, "slow", backend, &buffers).unwrap();
         let mut stand = Self { now_ns, reactor, sleeper, directory, thread, slow, device };
         stand.turn(5);
         stand
@@ -222,8 +223,19 @@ impl Stand {
     }
 
     fn free_bytes(&self) -> u64 {
-        self.device.buffers().free_bytes()
+        self.device.shared().buffers.free_bytes()
     }
+}
+
+/// Attaches a device to a light thread, as no claim of any.
+fn attach(
+    thread: &ThreadHandle,
+    name: &str,
+    backend: SlowBackend,
+    buffers: &BufferPool,
+) -> Result<Device, tenmil_base::Error> {
+    let (home, backend) = (DeviceThread::new(thread.clone()), Box::new(backend));
+    Device::attach_to_thread(&home, name, backend, buffers, Arc::default(), Weak::new())
 }
 
 fn limits(depth_max: u32) -> Limits {

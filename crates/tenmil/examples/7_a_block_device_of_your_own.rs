@@ -1,22 +1,28 @@
-//! A block device of your own: a read-only disk whose blocks contain their own number. The trait
-//! implementation of [`Numbers`] is all that a device needs; every other layer works on top of it.
+//! A block device of your own: a read-only disk whose blocks contain their own number. The
+//! implementations of two traits, for the device and its channels, are all that it needs: every other
+//! layer works on top of them.
 
 use std::error::Error;
+use std::sync::Arc;
 
-use tenmil::aio::{BufferPool, Device};
-use tenmil_base::{
-    ChannelWakeup, CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
-    Memory, Operation, OperationSet, Request, Segment, WakeSource,
+use tenmil::driver::{
+    BlockDevice, ChannelWakeup, CompletionBatch, Durability, Instant, IoChannel, IoCompletion,
+    IoStatus, Limits, Memory, Operation, OperationSet, RegionTable, Request, Segment, WakeSource,
 };
-use tenmil_dma::{CommandStore, DeviceKind, DevicePool, RegionTable};
-use tenmil_linux::{Clock, CpuList};
-use tenmil_reactor::{ReactorOptions, Reactors, ThreadBuilder};
+use tenmil::{Access, Export, Runtime};
 
 const BLOCK: u32 = 512;
 const DEPTH: u32 = 64;
 
 /// Disk whose blocks contain their number.
 struct Numbers {
+    /// Memory of the requests.
+    regions: RegionTable,
+    limits: Limits,
+}
+
+/// Channel of one thread to the disk.
+struct NumbersChannel {
     regions: RegionTable,
     limits: Limits,
     /// Completions that have not been polled yet.
@@ -37,9 +43,25 @@ impl Numbers {
             durability: Durability::Persistent,
             operations: OperationSet::of(&[Operation::Read, Operation::Flush]),
         };
-        Self { regions, limits, ready: Vec::with_capacity(DEPTH as usize) }
+        Self { regions, limits }
+    }
+}
+
+impl BlockDevice for Numbers {
+    fn limits(&self) -> Limits {
+        self.limits.clone()
     }
 
+    fn channel(&self) -> Result<Box<dyn IoChannel>, tenmil::Error> {
+        Ok(Box::new(NumbersChannel {
+            regions: self.regions.clone(),
+            limits: self.limits.clone(),
+            ready: Vec::with_capacity(DEPTH as usize),
+        }))
+    }
+}
+
+impl NumbersChannel {
     /// Executes a request. A request outside the limits completes with an error status.
     fn answer(&self, request: &Request, segments: &[Segment]) -> IoStatus {
         let blocks = request.lba..request.lba.saturating_add(request.blocks.into());
@@ -65,7 +87,7 @@ impl Numbers {
     }
 }
 
-impl IoChannel for Numbers {
+impl IoChannel for NumbersChannel {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -86,7 +108,7 @@ impl IoChannel for Numbers {
     }
 }
 
-impl ChannelWakeup for Numbers {
+impl ChannelWakeup for NumbersChannel {
     // These three functions let the thread sleep: no external event ever wakes this device.
     fn wake_source(&self) -> WakeSource<'_> {
         WakeSource::Deadline
@@ -102,23 +124,22 @@ impl ChannelWakeup for Numbers {
 }
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
-    let clock = Clock::start();
-    let reactors = Reactors::start(&CpuList::allowed(), &ReactorOptions::default(), &clock)?;
-    let storage = reactors.spawn(ThreadBuilder::new("storage"))?;
-    let regions = RegionTable::new(16);
-    let memory = regions.allocate(1 << 20)?;
-    let (kind, store) = (DeviceKind::Emulated, CommandStore::Plain);
-    let pool = DevicePool::new(regions.clone(), memory.segment(), kind, store);
-
-    let numbers = Box::new(Numbers::new(regions, 1_000_000));
-    let device = Device::on(&storage, "numbers", numbers, &BufferPool::new(pool))?;
-    let buffer = device.buffer(2 * BLOCK).ok_or("no memory for a buffer")?;
-    let buffer = smol::block_on(device.read(4711, buffer))?;
+    let rt = Runtime::new()?;
+    let numbers = Numbers::new(rt.regions().clone(), 1_000_000);
+    let device = rt.block_on(rt.attach("numbers", Arc::new(numbers), Access::ReadOnly))?;
+    let buffer = rt.block_on(device.read(4711, device.buffer(2 * BLOCK)?))?;
     let mut number = [0; 8];
     buffer.load(BLOCK, &mut number);
     assert_eq!(u64::from_le_bytes(number), 4712);
 
-    let refused = smol::block_on(device.write(0, buffer)).expect_err("it cannot be written");
-    println!("block 4712 says so; a write: {refused}");
+    let refused = rt.block_on(device.write(0, buffer)).expect_err("it cannot be written");
+    println!("block 4712 contains its number; a write: {refused}");
+
+    // It is served like any other device.
+    let server = rt.block_on(rt.serve(Export::nvme_tcp("127.0.0.1:0").namespace(device)))?;
+    let host = rt.block_on(rt.open(&server.uris()[0], Access::ReadOnly))?;
+    let buffer = rt.block_on(host.read(815, host.buffer(BLOCK)?))?;
+    buffer.load(0, &mut number);
+    assert_eq!(u64::from_le_bytes(number), 815);
     Ok(())
 }

@@ -1,11 +1,13 @@
 //! Waiting futures: for a slot, for a device that is full, and for a sleeping thread.
 
 use tenmil_base::{IoStatus, Span};
-use tenmil_linux::{Clock, CpuList, EventLoop, NextStep, Thread};
-use tenmil_reactor::{PollMode, ReactorOptions, Reactors, ThreadBuilder};
+use tenmil_linux::{CpuList, EventLoop, NextStep, Thread};
+use tenmil_reactor::PollMode;
 
 use super::{BLOCK, Op, Stand, pool};
-use crate::aio::{BufferPool, Claim, IoError, IoErrorKind, Opener};
+use crate::access::Access;
+use crate::device::{BufferPool, IoError, IoErrorKind};
+use crate::runtime::Runtime;
 
 /// Starts `count` reads and completes them one at a time. Returns the operations in the order of
 /// completion.
@@ -164,15 +166,10 @@ fn what_cannot_be_done_comes_back_with_its_buffer() {
 
 #[test]
 fn every_operation_reaches_an_emulated_ssd_from_several_os_threads() {
-    let clock = Clock::start();
-    let cores = CpuList::from_iter(CpuList::allowed().iter().take(1));
-    let options = ReactorOptions { pin: false, ..ReactorOptions::default() };
-    let reactors = Reactors::start(&cores, &options, &clock).unwrap();
-    let thread = reactors.spawn(ThreadBuilder::new("storage")).unwrap();
-    let opener = Opener::new(&clock).unwrap();
-    let opening = opener.open(&"emu:ram".parse().unwrap(), Claim::WriteOnce, &thread);
-    let device = opening.wait().unwrap();
-    let baseline = device.buffers().free_bytes();
+    let core = CpuList::allowed().iter().next();
+    let rt = Runtime::builder().cores(core).pin(false).start().unwrap();
+    let device = smol::block_on(rt.open("emu:ram", Access::ReadWrite)).unwrap();
+    let baseline = device.shared().buffers.free_bytes();
     let work = |lane: u8| {
         let device = device.clone();
         let body = move |_: &tenmil_linux::StopFlag| {
@@ -201,9 +198,9 @@ fn every_operation_reaches_an_emulated_ssd_from_several_os_threads() {
     };
     let programs: Vec<_> = (0..3).map(work).collect();
     programs.into_iter().for_each(Thread::join);
-    reactors.stop();
+    drop(rt);
     assert!(device.is_gone());
-    assert_eq!(device.buffers().free_bytes(), baseline, "every buffer has come back");
+    assert_eq!(device.shared().buffers.free_bytes(), baseline, "every buffer has come back");
 }
 
 #[test]

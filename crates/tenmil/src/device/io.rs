@@ -3,10 +3,10 @@
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use super::Buffer;
 use super::error::{IoError, IoErrorKind};
 use super::slot::{DeviceState, SlotRequest, SlotState};
 use super::wait_queue::AcquireResult;
-use crate::aio::Buffer;
 
 /// Submits a request to the poller of a device and waits for the completion.
 pub(super) struct IoFuture<'a> {

@@ -3,13 +3,26 @@
 use std::fmt;
 use std::sync::Arc;
 
-use tenmil_base::{ErrorCategory, IoStatus, Operation};
+use tenmil_base::{Error, ErrorCategory, IoStatus, Operation};
 use tenmil_wire::Status;
 
 use super::slot::SlotRequest;
 
-/// A failed operation, with the buffer that was passed to it.
+/// A failed operation, with the buffer that was passed to it. It converts to an [`Error`], which drops
+/// the buffer.
+///
+/// ```
+/// # fn main() -> Result<(), tenmil::Error> {
+/// # let rt = tenmil::Runtime::new()?;
+/// let dev = rt.block_on(rt.open("ram:16m", tenmil::Access::ReadOnly))?;
+/// let error = rt.block_on(dev.write(5, dev.buffer(512)?)).unwrap_err();
+/// assert_eq!(error.to_string(), "ram:16m: write of block 5: the device has no such operation");
+/// let buffer = error.buffer.expect("it comes back");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct IoError {
     /// Name by which the device was opened.
     pub device: Arc<str>,
@@ -27,7 +40,21 @@ pub struct IoError {
 }
 
 /// Cause of a failed operation.
+///
+/// ```
+/// use tenmil::{Access, IoErrorKind, Runtime, driver::IoStatus};
+///
+/// # fn main() -> Result<(), tenmil::Error> {
+/// let rt = Runtime::new()?;
+/// let dev = rt.block_on(rt.open("ram:16m", Access::ReadOnly))?;
+/// let end = dev.limits().block_count;
+/// let error = rt.block_on(dev.read(end, dev.buffer(512)?)).unwrap_err();
+/// assert_eq!(error.why, IoErrorKind::Outcome(IoStatus::LBA_OUT_OF_RANGE));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum IoErrorKind {
     /// The device completed the request with this status.
     Outcome(IoStatus),
@@ -41,9 +68,9 @@ pub enum IoErrorKind {
         /// Required multiple in bytes: one block, or two for compare-and-write.
         block_size: u32,
     },
-    /// The buffer belongs to a pool that the device cannot access.
+    /// The buffer belongs to another runtime, so that the device cannot access it.
     ForeignBuffer,
-    /// The device or its lightweight thread is gone.
+    /// The device is gone, or its runtime was dropped.
     DeviceGone,
 }
 
@@ -68,8 +95,10 @@ impl fmt::Display for IoErrorKind {
             Self::Length { len_bytes, block_size } => {
                 write!(out, "a buffer of {len_bytes} bytes, expected blocks of {block_size}")
             }
-            Self::ForeignBuffer => out.write_str("a buffer of a pool that the device cannot reach"),
-            Self::DeviceGone => out.write_str("the device is gone, or its thread"),
+            Self::ForeignBuffer => {
+                out.write_str("a buffer of another runtime, expected one of `Device::buffer`")
+            }
+            Self::DeviceGone => out.write_str("the device is gone, or its runtime was dropped"),
         }
     }
 }
@@ -96,3 +125,9 @@ impl fmt::Display for IoError {
 }
 
 impl std::error::Error for IoError {}
+
+impl From<IoError> for Error {
+    fn from(error: IoError) -> Self {
+        Self::new(error.why.category(), error.to_string())
+    }
+}

@@ -9,9 +9,26 @@ use tenmil_dma::DevicePool;
 
 /// Pool of DMA-capable I/O buffers. Clones share the pool.
 #[derive(Clone, Debug)]
-pub struct BufferPool(Arc<DevicePool>);
+pub(crate) struct BufferPool(Arc<DevicePool>);
 
-/// DMA-capable memory with a single owner. Dropping it returns the memory to its pool.
+/// Memory for the data of an operation, with a single owner: [`Device::buffer`](super::Device::buffer)
+/// allocates it, an operation takes it and returns it with its result. It is zeroed when it is allocated.
+/// Dropping it returns the memory to the runtime.
+///
+/// A device may write the memory, so it is never borrowed: bytes are copied in and out.
+///
+/// ```
+/// # fn main() -> Result<(), tenmil::Error> {
+/// # let rt = tenmil::Runtime::new()?;
+/// # let dev = rt.block_on(rt.open("null:", tenmil::Access::ReadOnly))?;
+/// let mut buf = dev.buffer(4096)?;
+/// buf.store(8, b"ten million");
+/// let mut text = [0; 3];
+/// buf.load(8, &mut text);
+/// assert_eq!(&text, b"ten");
+/// # Ok(())
+/// # }
+/// ```
 pub struct Buffer {
     pool: BufferPool,
     segment: Segment,
@@ -19,19 +36,18 @@ pub struct Buffer {
 
 impl BufferPool {
     /// Creates a buffer pool over the free memory of `pool`.
-    pub fn new(pool: DevicePool) -> Self {
+    pub(crate) fn new(pool: DevicePool) -> Self {
         Self(Arc::new(pool))
     }
 
-    /// Allocates a zeroed buffer, or returns none if the pool is exhausted. Allocates whole pages
-    /// and takes a lock: reuse buffers on a hot path.
-    pub fn allocate(&self, len_bytes: u32) -> Option<Buffer> {
+    /// Allocates a zeroed buffer, or returns none if the pool is exhausted.
+    pub(crate) fn allocate(&self, len_bytes: u32) -> Option<Buffer> {
         let segment = self.0.allocate(len_bytes)?;
         Some(Buffer { pool: self.clone(), segment })
     }
 
     /// Bytes that can still be allocated.
-    pub fn free_bytes(&self) -> u64 {
+    pub(crate) fn free_bytes(&self) -> u64 {
         self.0.free_bytes()
     }
 

@@ -3,7 +3,7 @@
 use tenmil_base::Span;
 
 use super::{Op, PAGE, Stand};
-use crate::aio::{Device, IoError, IoErrorKind};
+use crate::device::{IoError, IoErrorKind};
 
 /// Three reads: one in the device, one that the device has no slot for, and one in the wait queue.
 fn three_reads(stand: &mut Stand) -> Vec<Op> {
@@ -102,7 +102,11 @@ fn a_device_is_not_put_on_a_thread_that_has_ended() {
     stand.directory.end_thread(stand.thread.id()).unwrap();
     stand.turn(5);
     let limits = stand.device.limits().clone();
-    let backend = Box::new(super::SlowBackend { slow: stand.slow.clone(), limits });
-    let refused = Device::on(&stand.thread, "late", backend, stand.device.buffers()).unwrap_err();
-    assert_eq!(refused.text, "attach 'late': its thread has ended");
+    let backend = super::SlowBackend { slow: stand.slow.clone(), limits };
+    let buffers = &stand.device.shared().buffers;
+    let refused = super::attach(&stand.thread, "late", backend, buffers).unwrap_err();
+    assert_eq!(
+        refused.text,
+        "attach 'late': its light thread has ended, as its runtime was dropped"
+    );
 }

@@ -1,0 +1,193 @@
+//! Running server of an export.
+
+mod nbd;
+mod nvme_tcp;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use tenmil_base::{Error, Span};
+use tenmil_linux::Clock;
+use tenmil_linux::stream::{Address, StreamListener};
+use tenmil_linux::thread_pool::PoolHandle;
+use tenmil_reactor::{Context, PollResult, PollerBuilder, Registry, ThreadBuilder, ThreadHandle};
+
+use crate::blocking;
+use crate::device::Device;
+use crate::export::{Export, ExportKind};
+use crate::open_devices::DeviceClaim;
+use crate::runtime::Services;
+use tenmil_base::{OneshotSender, oneshot};
+
+/// A running server, from [`Runtime::serve`](crate::Runtime::serve). Dropping it stops it: it accepts no
+/// more connections, closes those it has once their requests have completed, and closes devices that
+/// nothing else has open. That happens on another thread; [`stop`](Self::stop) waits for it. A server
+/// whose runtime is dropped serves no more.
+///
+/// ```
+/// use tenmil::{Access, Export, Runtime};
+///
+/// # fn main() -> Result<(), tenmil::Error> {
+/// let rt = Runtime::new()?;
+/// rt.block_on(async {
+///     let dev = rt.open("ram:16m", Access::ReadWrite).await?;
+///     let server = rt.serve(Export::nvme_tcp("127.0.0.1:0").namespace(dev)).await?;
+///     println!("nvme connect to {}, or open {}", server.addresses()[0], server.uris()[0]);
+///     server.stop().await;
+///     Ok(())
+/// })
+/// # }
+/// ```
+pub struct Server {
+    addresses: Vec<String>,
+    uris: Vec<String>,
+    /// None after it has been stopped.
+    running: Option<Running>,
+    pool: PoolHandle,
+}
+
+/// Parts of a server that is running.
+struct Running {
+    protocol: Box<dyn Protocol>,
+    /// Light thread that handles events.
+    events: ThreadHandle,
+    registry: Arc<Registry>,
+    clock: Clock,
+}
+
+/// Server of one protocol.
+trait Protocol: Send {
+    /// Stops accepting, and begins to close the connections.
+    fn close(&mut self);
+
+    /// Whether all connections have been closed.
+    fn is_closed(&self) -> bool;
+}
+
+/// What a protocol has started: its server, where it listens, and how it is opened as a device; and the
+/// function that handles the events of connections and devices.
+struct Started {
+    protocol: Box<dyn Protocol>,
+    addresses: Vec<Address>,
+    uris: Vec<String>,
+    handle_events: Box<dyn FnMut() + Send>,
+}
+
+/// Interval at which events are handled: resized devices, log lines.
+const EVENTS_INTERVAL: Span = Span::from_ms(250);
+
+/// Time limit of closing the connections, and the interval at which that is checked.
+const CLOSE_MAX: Span = Span::from_secs(3);
+const CLOSE_INTERVAL: Span = Span::from_ms(2);
+
+impl Server {
+    /// Starts a server. Blocks.
+    pub(crate) fn start(services: Services, export: Export) -> Result<Self, Error> {
+        let what = export.what();
+        let refuse = |why: Error| why.during(format!("serve {what}"));
+        export.check().map_err(refuse)?;
+        let started = match &export.kind {
+            ExportKind::NvmeTcp(subsystem) => nvme_tcp::start(&services, &export, subsystem),
+            ExportKind::Nbd(devices) => nbd::start(&services, &export, devices),
+        };
+        let Started { protocol, addresses, uris, mut handle_events } = started.map_err(refuse)?;
+        let Services { registry, pool, devices, .. } = services;
+        let handle = move |_: &mut Context<'_>| {
+            handle_events();
+            PollResult::Idle
+        };
+        let poller = PollerBuilder::timed("events", EVENTS_INTERVAL, handle);
+        let events = registry.spawn(ThreadBuilder::new("server-events").poller(poller));
+        let events = events.map_err(|why| refuse(Error::environment(why.to_string())))?;
+        let running = Some(Running { protocol, events, registry, clock: devices.clock });
+        let addresses = addresses.iter().map(Address::to_string).collect();
+        Ok(Self { addresses, uris, running, pool })
+    }
+
+    /// Where it listens: an IP address with the port that was selected, or the path of a socket.
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    /// What clients open: over NVMe/TCP a URI for [`Runtime::open`](crate::Runtime::open) for each
+    /// namespace, over NBD the URI of the export for NBD clients.
+    pub fn uris(&self) -> &[String] {
+        &self.uris
+    }
+
+    /// Stops the server. The future completes when its address is free, its connections are closed and
+    /// its devices released. Begins at once; the future need not be awaited.
+    pub fn stop(mut self) -> impl Future<Output = ()> + Send + use<> {
+        let (stopped, later) = oneshot();
+        self.begin_stop(Some(stopped));
+        async move {
+            later.await;
+        }
+    }
+
+    fn begin_stop(&mut self, stopped: Option<OneshotSender<()>>) {
+        let Some(mut running) = self.running.take() else { return };
+        let stop = move || {
+            running.stop();
+            drop(running);
+            drop(stopped);
+        };
+        // If no thread can be started at all, it is stopped here.
+        drop(self.pool.submit_reliable(blocking::task("stop", stop)));
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.begin_stop(None);
+    }
+}
+
+impl Running {
+    /// Stops the server. Blocks.
+    fn stop(&mut self) {
+        self.protocol.close();
+        // Refused if the runtime has been dropped, which has ended the thread.
+        let _ = self.registry.end_thread(self.events.id());
+        let until = self.clock.now().after(CLOSE_MAX);
+        while !(self.protocol.is_closed() && self.events.is_gone()) && self.clock.now() < until {
+            tenmil_linux::thread::sleep(CLOSE_INTERVAL);
+        }
+    }
+}
+
+/// Claim of a device that is to be exported.
+fn claim_of(services: &Services, device: &Device) -> Result<Arc<DeviceClaim>, Error> {
+    let name = device.name();
+    let Some(claim) = device.claim() else {
+        let text = format!("{name} is closed, expected an open device");
+        return Err(Error::usage(text).with_hint("Open it again, with a runtime that is running."));
+    };
+    if !claim.regions.is(&services.devices.regions) {
+        let text = format!("{name} was opened by another runtime, expected the one that serves it");
+        return Err(Error::usage(text).with_hint("Open it with the runtime that serves it."));
+    }
+    Ok(claim)
+}
+
+/// Opens the listener of a server.
+fn listen(address: &Address) -> Result<StreamListener, Error> {
+    StreamListener::open(address).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => Error::usage("the address is in use, expected a free one")
+            .with_hint("Port 0 selects a free port."),
+        io::ErrorKind::AlreadyExists => {
+            Error::usage("a file that is no socket is there, expected none")
+        }
+        io::ErrorKind::NotFound | io::ErrorKind::InvalidInput => Error::usage(error.to_string()),
+        _ => Error::environment(error.to_string()),
+    })
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Server").field("uris", &self.uris).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,135 @@
+//! Server of a device over NBD.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tenmil_base::Error;
+use tenmil_serve::nbd::{ExportConfig, ExportedDevice, NbdEvent, Server, ServerConfig};
+
+use super::{Address, Protocol, Started, claim_of, listen};
+use crate::device::Device;
+use crate::export::Export;
+use crate::open_devices::DeviceClaim;
+use crate::runtime::Services;
+
+/// Parts of a running server. Fields in the order in which they are dropped.
+struct NbdServer {
+    /// None after it has been closed.
+    server: Arc<Mutex<Option<Server>>>,
+    served: Arc<ExportedDevice>,
+    /// Released last, so that the device is closed by the thread that stops the server.
+    _claim: Arc<DeviceClaim>,
+}
+
+/// Largest number of connections.
+const CONNECTIONS_MAX: usize = 64;
+
+/// Starts the server. Blocks.
+pub(super) fn start(
+    services: &Services,
+    export: &Export,
+    devices: &[(String, Device)],
+) -> Result<Started, Error> {
+    let [(name, device)] = devices else {
+        let text = format!("there are {} devices, expected one", devices.len());
+        return Err(Error::usage(text).with_hint("Add one device: `Export::device`."));
+    };
+    let claim = claim_of(services, device)?;
+    let is_read_only = claim.descriptor.claim().is_read_only();
+    let address = match export.address.parse() {
+        Ok(address) => Address::Tcp(address),
+        Err(_) if export.address.starts_with('/') || export.address.starts_with("./") => {
+            Address::Path(export.address.clone().into())
+        }
+        Err(_) => {
+            let text = format!(
+                "`{}` is no address, expected one such as 127.0.0.1:10809, /run/disk.sock or ./disk.sock",
+                export.address
+            );
+            return Err(Error::usage(text));
+        }
+    };
+    let is_remote = matches!(&address, Address::Tcp(at) if !at.ip().is_loopback());
+    if is_remote && !is_read_only && !export.allows_any {
+        let text = "every client that reaches the address could write without authentication, expected \
+                    an address of loopback or a device that is open read-only";
+        let hint = "Open the device with Access::ReadOnly, or call `Export::allow_any_host`.";
+        return Err(Error::usage(text).with_hint(hint));
+    }
+    let config = ExportConfig {
+        name: name.clone(),
+        description: claim.open.description.clone(),
+        uri: device.name().to_owned(),
+        device: &claim.open.device,
+        limiter: None,
+        is_read_only,
+        lets_resize: false,
+        regions: &services.devices.regions,
+    };
+    let served = Arc::new(ExportedDevice::sharing(config, Arc::clone(&claim.descriptor))?);
+    let server = Server::start(ServerConfig {
+        doors: vec![listen(&address)?],
+        served: Arc::clone(&served),
+        regions: services.devices.regions.clone(),
+        reactors: Arc::clone(&services.registry),
+        clock: services.devices.clock,
+        connections_max: CONNECTIONS_MAX,
+        per_address_max: ServerConfig::per_address_max_of(CONNECTIONS_MAX),
+        idle_max: None,
+    });
+    let server = server.map_err(|error| Error::environment(error.to_string()))?;
+    let addresses = server.addresses().to_vec();
+    let uris = addresses.iter().map(|address| uri(address, name)).collect();
+    let server = Arc::new(Mutex::new(Some(server)));
+    let events = Arc::clone(&server);
+    let handle_events = Box::new(move || {
+        // Locked only for a moment, when the server is closed.
+        if let Ok(server) = events.try_lock() {
+            server.iter().for_each(log);
+        }
+    });
+    let protocol = Box::new(NbdServer { server, served, _claim: claim });
+    Ok(Started { protocol, addresses, uris, handle_events })
+}
+
+/// Logs the events of connections that a person has to know.
+fn log(server: &Server) {
+    while let Some(event) = server.next_event() {
+        if let NbdEvent::Trouble(text) = event {
+            tracing::info!("{text}");
+        }
+    }
+}
+
+/// URI of the NBD specification.
+fn uri(address: &Address, name: &str) -> String {
+    let name: String = name.bytes().map(escaped).collect();
+    match address {
+        Address::Tcp(address) => format!("nbd://{address}/{name}"),
+        Address::Path(path) => format!("nbd+unix:///{name}?socket={}", path.display()),
+    }
+}
+
+/// A byte of a name, escaped unless it may stand in a URI.
+fn escaped(byte: u8) -> String {
+    match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+            char::from(byte).to_string()
+        }
+        _ => format!("%{byte:02X}"),
+    }
+}
+
+impl Protocol for NbdServer {
+    fn close(&mut self) {
+        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Joins the thread that accepts, so that the list of connections is complete.
+        drop(server);
+        for connection in self.served.connections() {
+            self.served.disconnect(connection.id);
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.served.connections().is_empty()
+    }
+}

@@ -1,0 +1,213 @@
+//! Server of an NVMe subsystem over NVMe/TCP.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tenmil_base::{BlockDevice, Error};
+use tenmil_block::{BdevDescriptor, Event};
+use tenmil_devices::tcp::discovery_name;
+use tenmil_linux::socket::SocketOptions;
+use tenmil_nvme_controller::controller::{
+    NamespaceConfig, Persistence, Subsystem, SubsystemConfig,
+};
+use tenmil_nvme_controller::namespace::CacheVoucher;
+use tenmil_serve::tcp::{
+    ControllerModel, DiscoveryName, Hosts, Limits, PlacementPolicy, Port, Server, ServerConfig,
+    Service, SubsystemExportConfig, TargetEvent,
+};
+use tenmil_wire::cache::CacheInstance;
+use tenmil_wire::nqn;
+
+use super::{Address, Protocol, Started, claim_of, listen};
+use crate::export::{Export, NvmeTcpExport};
+use crate::open_devices::DeviceClaim;
+use crate::runtime::Services;
+
+/// Parts of a running server. Fields in the order in which they are dropped.
+struct NvmeTcpServer {
+    /// None after it has been closed.
+    server: Option<Server>,
+    service: Service,
+    nqn: String,
+    /// Released last, so that the devices are closed by the thread that stops the server.
+    _claims: Vec<Arc<DeviceClaim>>,
+}
+
+/// Namespace whose device events are handled.
+struct ServedNamespace {
+    nsid: u32,
+    name: String,
+    descriptor: Arc<BdevDescriptor>,
+}
+
+/// The only port of the service.
+const PORT: u16 = 1;
+
+/// Starts the server. Blocks.
+pub(super) fn start(
+    services: &Services,
+    export: &Export,
+    asked: &NvmeTcpExport,
+) -> Result<Started, Error> {
+    check(export, asked)?;
+    let address = socket_address(&export.address)?;
+    let claims = asked.namespaces.iter().map(|device| claim_of(services, device));
+    let claims = claims.collect::<Result<Vec<_>, _>>()?;
+    let (subsystem, served) = subsystem(asked, &claims)?;
+    let door = listen(&Address::Tcp(address))?;
+    let address = match door.address() {
+        Address::Tcp(found) => *found,
+        Address::Path(_) => address,
+    };
+    let regions = &services.devices.regions;
+    let service = Service::new(regions, Limits::default())?;
+    let (discovery, serial) = discovery_name(&address.to_string());
+    service.name_discovery(DiscoveryName { nqn: discovery, serial }).map_err(Error::environment)?;
+    service.open_port(PORT, Port { address: Some(address) });
+    let hosts = match asked.hosts.is_empty() {
+        true => Hosts::Any,
+        false => Hosts::Listed(asked.hosts.clone()),
+    };
+    let config = SubsystemExportConfig {
+        subsystem: subsystem.clone(),
+        nqn: asked.nqn.clone(),
+        hosts,
+        ports: BTreeMap::from([(PORT, Vec::new())]),
+        model: ControllerModel::Dynamic,
+        masks: BTreeMap::new(),
+    };
+    service.add_subsystem(config)?;
+    let server = Server::start(ServerConfig {
+        doors: vec![(door, PORT)],
+        service: service.clone(),
+        regions: regions.clone(),
+        sockets: SocketOptions::default(),
+        placement: PlacementPolicy::default(),
+        reactors: Arc::clone(&services.registry),
+        clock: services.devices.clock,
+    });
+    let server = server.map_err(|error| Error::environment(error.to_string()))?;
+    let addresses = server.addresses();
+    let uris = served.iter().map(|one| format!("tcp://{address}/{}?ns={}", asked.nqn, one.nsid));
+    let uris = uris.collect();
+    let nqn = asked.nqn.clone();
+    let events = service.clone();
+    let handle_events = move || {
+        log(&events);
+        served.iter().for_each(|namespace| namespace.handle_events(&subsystem));
+    };
+    let protocol = NvmeTcpServer { server: Some(server), service, nqn, _claims: claims };
+    let handle_events = Box::new(handle_events);
+    Ok(Started { protocol: Box::new(protocol), addresses, uris, handle_events })
+}
+
+/// Creates the subsystem with its namespaces, numbered from 1.
+fn subsystem(
+    asked: &NvmeTcpExport,
+    claims: &[Arc<DeviceClaim>],
+) -> Result<(Subsystem, Vec<ServedNamespace>), Error> {
+    let serial = serial(&asked.nqn);
+    let config = SubsystemConfig {
+        nqn: asked.nqn.clone(),
+        model: "tenmil target".to_owned(),
+        ..SubsystemConfig::new(&serial, Vec::new())
+    };
+    let subsystem = Subsystem::new(config)?;
+    let mut served = Vec::new();
+    for (nsid, claim) in (1..).zip(claims) {
+        let (name, descriptor) = (claim.open.device.name().to_owned(), &claim.descriptor);
+        let cache = tenmil_linux::random_id().map(|id| CacheVoucher::new(CacheInstance(id)));
+        let config = NamespaceConfig {
+            nsid: Some(nsid),
+            // Reservations end with the server, as the library keeps no state.
+            persistence: Persistence::None,
+            is_read_only: descriptor.claim().is_read_only(),
+            cache,
+            ..NamespaceConfig::new(Arc::clone(descriptor) as Arc<dyn BlockDevice>)
+        };
+        subsystem
+            .add_namespace(config)
+            .map_err(|why| why.during(format_args!("namespace {nsid}, {name}")))?;
+        served.push(ServedNamespace { nsid, name, descriptor: Arc::clone(descriptor) });
+    }
+    Ok((subsystem, served))
+}
+
+/// Checks names, and that hosts of other machines are allowed if they can reach the address.
+fn check(export: &Export, asked: &NvmeTcpExport) -> Result<(), Error> {
+    let refuse = |name: &str, why: &dyn std::fmt::Display| Error::usage(format!("`{name}`: {why}"));
+    nqn::check(&asked.nqn).map_err(|why| refuse(&asked.nqn, &why))?;
+    for host in &asked.hosts {
+        nqn::check_host(host).map_err(|why| refuse(host, &why))?;
+    }
+    if asked.namespaces.is_empty() {
+        let text = "there is no namespace, expected at least one";
+        return Err(Error::usage(text).with_hint("Add devices: `Export::namespace`."));
+    }
+    let address = socket_address(&export.address)?;
+    if !address.ip().is_loopback() && asked.hosts.is_empty() && !export.allows_any {
+        let text = "every host that reaches the address could connect without authentication, \
+                    expected allowed hosts or an address of loopback";
+        let hint = "Name the hosts with `Export::allow_host`, or call `Export::allow_any_host`.";
+        return Err(Error::usage(text).with_hint(hint));
+    }
+    Ok(())
+}
+
+fn socket_address(text: &str) -> Result<SocketAddr, Error> {
+    text.parse().map_err(|_| {
+        Error::usage(format!("`{text}` is no address, expected one such as 127.0.0.1:4420"))
+    })
+}
+
+/// Serial number derived from the NQN, so that it is the same after a restart.
+fn serial(nqn: &str) -> String {
+    let hash = nqn.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    format!("{hash:016x}")
+}
+
+/// Logs the events of connections that a person has to know.
+fn log(service: &Service) {
+    while let Some(event) = service.next_event() {
+        match event {
+            TargetEvent::Refused { .. } | TargetEvent::Notice(_) | TargetEvent::Trouble(_) => {
+                tracing::info!("{event}");
+            }
+            TargetEvent::Connected { .. }
+            | TargetEvent::Associated { .. }
+            | TargetEvent::Disconnected { .. } => {}
+        }
+    }
+}
+
+impl ServedNamespace {
+    /// Passes the events of its device on to the hosts.
+    fn handle_events(&self, subsystem: &Subsystem) {
+        while let Some(event) = self.descriptor.next_event() {
+            match event {
+                Event::Resized { .. } | Event::Overflowed { .. } => subsystem.resized(self.nsid),
+                Event::Removed => {
+                    subsystem.remove_namespace(self.nsid);
+                }
+                Event::MediumError { lba, blocks } => {
+                    tracing::warn!("{} has lost {blocks} blocks from {lba} on", self.name);
+                }
+                Event::MediumChanged => {}
+            }
+        }
+    }
+}
+
+impl Protocol for NvmeTcpServer {
+    fn close(&mut self) {
+        drop(self.server.take());
+        self.service.remove_subsystem(&self.nqn);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.service.connected() == 0
+    }
+}
