@@ -8,8 +8,8 @@
 //!   crates/tenmil/src ───────────────────────▶ docs/reference/library-api.md
 //! ```
 //!
-//! The task fails if a link leads nowhere, a page is not in the index, or a command or an option has no
-//! description.
+//! The task fails if a link leads nowhere, a page is not in the index or names a file that does not exist,
+//! or a command or an option has no description.
 
 mod commands;
 mod links;
@@ -53,6 +53,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     }
     let mut problems = unlisted(&root, &pages)?;
     problems.extend(links::broken(&root, &pages)?);
+    problems.extend(links::missing_files(&root, &pages)?);
     let (commands, undescribed) = commands::reference(&options.binary)?;
     problems.extend(undescribed);
     let generated = [

@@ -41,6 +41,26 @@ pub(super) fn broken(root: &Path, pages: &[PathBuf]) -> Result<Vec<String>, Stri
     Ok(problems)
 }
 
+/// Files of the code that a page names in backquotes and that do not exist.
+pub(super) fn missing_files(root: &Path, pages: &[PathBuf]) -> Result<Vec<String>, String> {
+    let mut problems = Vec::new();
+    for page in pages {
+        let text = super::read(&root.join(page))?;
+        for quoted in text.split('`').skip(1).step_by(2) {
+            let file = quoted.split_whitespace().next().unwrap_or_default();
+            let is_code = ["crates/", "fuzz/", "scripts/", ".ci/", "docs/"]
+                .iter()
+                .any(|start| file.starts_with(start));
+            // A name in capitals or braces stands for several files.
+            let is_pattern = file.contains(|c: char| "{}*".contains(c)) || file.ends_with("NAME");
+            if is_code && !is_pattern && !root.join(file).exists() {
+                problems.push(format!("{}: no file {file}", page.display()));
+            }
+        }
+    }
+    Ok(problems)
+}
+
 /// Name of a heading in a link.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim_start_matches('#').trim().chars();
@@ -60,12 +80,23 @@ mod tests {
     }
 
     #[test]
+    fn every_file_of_the_code_that_a_page_names_exists() {
+        let root = super::super::root().unwrap();
+        let pages = super::super::pages(&root).unwrap();
+        assert_eq!(missing_files(&root, &pages), Ok(Vec::new()));
+    }
+
+    #[test]
     fn missing_files_and_headings_are_reported() {
         let directory = tempfile::tempdir().unwrap();
-        let text = "# One heading\n[a](#one-heading) [b](#two) [c](c.md) [d](https://d)\n";
+        let text = "# One heading\n[a](#one-heading) [b](#two) [c](c.md) [d](https://d)\n\
+                    `crates/a.rs`, `crates/NAME`, `.ci/run all`\n";
         std::fs::write(directory.path().join("a.md"), text).unwrap();
-        let found = broken(directory.path(), &[PathBuf::from("a.md")]).unwrap();
+        let pages = [PathBuf::from("a.md")];
+        let found = broken(directory.path(), &pages).unwrap();
         assert_eq!(found, ["a.md: no heading #two", "a.md: no file c.md"]);
+        let found = missing_files(directory.path(), &pages).unwrap();
+        assert_eq!(found, ["a.md: no file crates/a.rs", "a.md: no file .ci/run"]);
     }
 
     #[test]
