@@ -31,6 +31,7 @@ use crate::controller::interface::{
 };
 use crate::controller::{Controller, WakeFn};
 use crate::doorbell::DoorbellPage;
+use crate::namespace::{Namespaces, VersionedReader};
 use crate::transport::shutdown::Shutdown;
 
 mod queue_link;
@@ -48,6 +49,8 @@ pub struct FabricsTransport {
     /// The volatile write cache is disabled; shared with the queues.
     is_write_through: Arc<AtomicBool>,
     doorbells: Arc<DoorbellPage>,
+    /// Namespaces that the I/O queues have been told of.
+    namespaces: VersionedReader<Namespaces>,
     /// I/O queues by identifier.
     links: BTreeMap<u16, Arc<QueueLink>>,
     life: FabricsState,
@@ -117,6 +120,7 @@ impl FabricsTransport {
         let front = Self {
             is_write_through: Arc::default(),
             doorbells: DoorbellPage::new(queues),
+            namespaces: controller.namespaces().reader(),
             controller,
             links: BTreeMap::new(),
             life: FabricsState::Disabled,
@@ -254,6 +258,10 @@ impl FabricsTransport {
             if let Some(link) = self.links.get(&from.queue) {
                 link.order(QueueCommand::CompleteReservation { ticket: from.ticket, end });
             }
+        }
+        if self.namespaces.refresh() {
+            // An idle queue has the devices of removed namespaces open until it is polled.
+            self.order(&QueueCommand::Poll);
         }
         if now >= self.enable_by {
             self.enable_by = Instant::NEVER;

@@ -25,8 +25,8 @@ pub struct QueueLink {
 pub enum QueueCommand {
     /// Stop, release everything, close the connection.
     Stop,
-    /// Poll the queue once, even if it is idle: another queue of the subsystem waits for it,
-    /// or a preemption, for which [`Queue::check_preempted`](crate::queue::Queue::check_preempted) is
+    /// Poll the queue once, even if it is idle: another queue of the subsystem waits for it, or the
+    /// namespaces have changed, or a preemption, for which [`Queue::check_preempted`](crate::queue::Queue::check_preempted) is
     /// called.
     Poll,
     /// Try to abort a command; completed through

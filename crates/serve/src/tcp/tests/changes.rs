@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use tenmil_base::BlockDevice;
 use tenmil_drivers::RamDevice;
 use tenmil_nvme_controller::controller::{AnaState, NamespaceConfig, Subsystem, SubsystemConfig};
 use tenmil_nvme_tcp::DataDirection;
@@ -187,4 +188,34 @@ fn a_namespace_that_goes_takes_no_other_with_it() {
     let (completion, _) = rig.command(io, &read, DataDirection::ToHost(4096), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
     assert_eq!(seen(&mut rig, line), [1]);
+}
+
+#[test]
+fn device_of_a_removed_namespace_is_closed_while_hosts_stay_connected_and_idle() {
+    let subsystem = subsystem();
+    let mut rig = rig_of(subsystem.clone());
+    let (line, cntlid) = rig.admin();
+    let listening = admin(&mut rig, ONE);
+    let queues = [1, 2].map(|qid| rig.io(cntlid, qid));
+    for nsid in [1, 2] {
+        rig.service.add_namespace(NQN, namespace(&rig, nsid)).unwrap();
+        rig.run();
+        let medium: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(&rig.regions, 512, 64).unwrap());
+        let watched = Arc::downgrade(&medium);
+        let new = NamespaceConfig { nsid: Some(3), ..NamespaceConfig::new(medium) };
+        rig.service.add_namespace(NQN, new).unwrap();
+        rig.run();
+        // The first queue has used it, and the second one has been idle ever since.
+        let read = transfer(IoOpcode::Read.code(), 0, 8).with_nsid(3);
+        let (completion, _) = rig.command(queues[0], &read, DataDirection::ToHost(4096), &[]);
+        assert_eq!(completion.status(), Status::SUCCESS);
+        assert!(watched.upgrade().is_some());
+        assert!(subsystem.remove_namespace(3));
+        rig.run();
+        assert!(watched.upgrade().is_none(), "it is open still");
+        let (completion, _) = rig.command(queues[1], &read, DataDirection::ToHost(4096), &[]);
+        assert!(!completion.status().is_success());
+    }
+    assert_eq!(seen(&mut rig, line), [1, 2]);
+    assert!(heard(&mut rig, listening).is_some());
 }
