@@ -401,24 +401,33 @@ fn whoever_watches_discovery_is_told_what_comes_and_goes_though_the_connection_i
 }
 
 #[test]
-fn a_medium_that_never_answers_does_not_keep_the_process() {
-    let hangs = "fault:[ram:16m]?rule=hang:read+10";
-    let served = Served::of(&format!("{TENMIL} serve '{hangs}' --listen tcp://127.0.0.1:0"));
-    let address = served.ready.trim().strip_prefix("ready ").unwrap().to_owned();
-    let uri = format!(
-        "{address}/nqn.2026-01.org.tenmil:disk?fast-io-fail-timeout=200ms&ctrl-loss-timeout=200ms"
-    );
-    let mut load = Command::new(TENMIL)
-        .args(["perf", &uri, "-t", "30", "-q", "16"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let has_come = |_| queues(&served, "").iter().any(is_io);
-    assert!((0..200).any(has_come), "its load connects");
-    assert_eq!(served.end(), Some(0));
-    load.kill().unwrap();
-    load.wait().unwrap();
+fn server_whose_medium_never_answers_ends_with_3_and_names_the_device() {
+    for (operation, pattern) in [("read", "randread"), ("write", "randwrite")] {
+        let hangs = format!("fault:[ram:16m]?rule=hang:{operation}+10");
+        let serve = format!("{TENMIL} serve '{hangs}' --listen tcp://127.0.0.1:0");
+        let errors = tempfile::NamedTempFile::new().unwrap();
+        let served = Served::of(&format!("{serve} 2>{}", errors.path().display()));
+        let address = served.ready.trim().strip_prefix("ready ").unwrap().to_owned();
+        let uri = format!(
+            "{address}/nqn.2026-01.org.tenmil:disk?fast-io-fail-timeout=200ms&ctrl-loss-timeout=200ms"
+        );
+        let mut load = Command::new(TENMIL)
+            .args(["perf", &uri, "-t", "30", "-q", "16", "-w", pattern, "--overwrite"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let has_come = |_| queues(&served, "").iter().any(is_io);
+        assert!((0..200).any(has_come), "its load connects");
+        assert_eq!(served.end(), Some(3), "{operation}");
+        let said = std::fs::read_to_string(errors.path()).unwrap();
+        let expected = format!(
+            "commands are given up: the media have not answered them, expected them to: {hangs}"
+        );
+        assert!(said.contains(&expected), "{said}");
+        load.kill().unwrap();
+        load.wait().unwrap();
+    }
 }
 
 #[test]

@@ -519,11 +519,7 @@ impl Drop for TargetConnection {
         self.service.tell(TargetEvent::Disconnected { connection, peer, reason });
         self.leave_queue(self.worked_at);
         match &self.role {
-            ConnectionRole::Io(io) => self.service.tell(TargetEvent::Trouble(format!(
-                "{}: {} commands are given up: their medium has not answered, expected it to",
-                self.peer,
-                io.under_way()
-            ))),
+            ConnectionRole::Io(io) => self.service.give_up(&self.peer, io.under_way()),
             _ => return self.rooms.clear(),
         }
         self.rooms.abandon_begun();

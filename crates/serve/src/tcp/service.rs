@@ -53,6 +53,7 @@ pub(super) struct Shared {
     roster: Mutex<BTreeMap<u64, ConnectionEntry>>,
     connections: AtomicU64,
     connected: AtomicU64,
+    given_up: AtomicU64,
     admission: Arc<Admission>,
 }
 
@@ -180,6 +181,7 @@ impl Service {
             roster: Mutex::default(),
             connections: AtomicU64::new(0),
             connected: AtomicU64::new(0),
+            given_up: AtomicU64::new(0),
             admission: Admission::new(limits.admission(), connections_max),
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -343,6 +345,20 @@ impl Service {
     #[must_use]
     pub fn connected(&self) -> u64 {
         self.shared.connected.load(Ordering::Relaxed)
+    }
+
+    /// Number of commands whose connection was dropped before their medium had answered.
+    #[must_use]
+    pub fn given_up(&self) -> u64 {
+        self.shared.given_up.load(Ordering::Relaxed)
+    }
+
+    /// Counts commands that were given up, and reports them.
+    pub(super) fn give_up(&self, peer: &str, commands: u32) {
+        self.shared.given_up.fetch_add(commands.into(), Ordering::Relaxed);
+        self.tell(TargetEvent::Trouble(format!(
+            "{peer}: {commands} commands are given up: their medium has not answered, expected it to"
+        )));
     }
 
     /// Number of connections rejected by a limit in total, per address or per host.

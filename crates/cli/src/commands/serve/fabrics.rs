@@ -20,7 +20,7 @@ use tenmil_serve::tcp::{
 };
 
 use self::banner::ready;
-use self::live_config::{ApplyError, LiveConfig, TargetContext};
+use self::live_config::{ApplyError, LiveConfig, LiveSubsystem, TargetContext};
 use super::{
     REGIONS_MAX, ServeArguments, WATCH_INTERVAL, read_configuration, rpc_endpoint, start_reactors,
 };
@@ -253,6 +253,9 @@ fn shut_down(
     service: &Service,
 ) -> Result<ExitCode, Error> {
     let until = clock.now().after(END_MAX);
+    let served = standing.subsystems().iter().flat_map(LiveSubsystem::namespaces);
+    let served: Vec<String> = served.map(|one| one.uri().to_string()).collect();
+    let given_up = service.given_up();
     let leave = move |_: &tenmil_linux::StopFlag| {
         // Listeners first, then connections, then the devices they use.
         let devices = standing.close();
@@ -269,14 +272,22 @@ fn shut_down(
     log_events(service, None);
     if is_whole {
         leaving.join();
-        return Ok(ExitCode::SUCCESS);
+        return match service.given_up() - given_up {
+            0 => Ok(ExitCode::SUCCESS),
+            commands => Err(Error::remote(format!(
+                "end: {commands} commands are given up: the media have not answered them, expected them \
+                 to: {}",
+                served.join(", ")
+            ))),
+        };
     }
     // The thread may be blocked in a device for good; it ends with the process.
     std::mem::forget(leaving);
-    let connected = service.connected();
-    Err(Error::environment(format!(
+    let (connected, devices) = (service.connected(), served.join(", "));
+    // A device or a peer that does not answer, as for every other server.
+    Err(Error::remote(format!(
         "end: {connected} connections and their devices are given up after {} s, expected them to \
-         let go",
+         let go: {devices}",
         END_MAX.ns / 1_000_000_000
     )))
 }
