@@ -15,7 +15,7 @@ use tenmil_base::{BlockDevice, Durability, ErrorCategory, IoChannel, Limits, Ope
 use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_volume::devices::{Devices, LABEL_BLOCKS, Label, SecondaryDevice};
 use tenmil_volume::format::STORE_BLOCKS_MIN;
-use tenmil_volume::{PoolRequest, PoolResponse};
+use tenmil_volume::{PoolError, PoolRequest, PoolResponse};
 
 use super::create::make_files;
 use super::devices::{DeviceInfo, PoolDevice, PoolDevices, describe_label};
@@ -57,6 +57,14 @@ struct NewDevice {
     uuid: u128,
 }
 
+/// What a pool grows by, checked and not yet written.
+struct Growth {
+    new: Vec<NewDevice>,
+    devices: Devices,
+    before: u64,
+    were_there: Vec<u32>,
+}
+
 impl std::fmt::Debug for DeviceChannel {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("More").finish_non_exhaustive()
@@ -92,9 +100,44 @@ impl OpenPool {
         overwrite: bool,
     ) -> Result<GrowResult, Error> {
         let mut ground = self.ground();
+        // Also in a process that makes files at once: none is made or grown if the pool is not.
+        let growth =
+            tenmil_linux::file::make_if(|| self.prepare(&mut ground, opener, added, overwrite))?;
+        make_files()?;
+        let Growth { new, devices, before, were_there } = growth;
+        // Order: labels are durable before the commit that counts the devices, and every client has its
+        // channel before that.
+        let first_uri = ground.members[0].uri.clone().probe_only().to_string();
+        for one in new {
+            let number = u32::try_from(ground.members.len()).unwrap_or(u32::MAX);
+            let label = self.label_of(&one, number, &devices, &first_uri);
+            self.reserved.add(&one.member.opened.medium)?;
+            write_label(opener, &one.member, &label)?;
+            ground.members.push(one.member);
+        }
+        self.spread(&mut ground, &devices)?;
+        match self.ask(PoolRequest::Grow(devices.clone()))? {
+            PoolResponse::Done => {}
+            _ => return Err(self.machine("grow: found another answer, expected an end".into())),
+        }
+        let blocks = devices.blocks();
+        Ok(GrowResult { before, blocks, were_there, devices: ground.infos(&devices) })
+    }
+
+    /// Opens and checks what is added. Nothing is written.
+    fn prepare(
+        &self,
+        ground: &mut PoolDevices,
+        opener: &Opener<'_>,
+        added: &[Uri],
+        overwrite: bool,
+    ) -> Result<Growth, Error> {
         let state = self.shared.lock();
         let (mut devices, before) = (state.store.next_devices().clone(), state.store.blocks());
         drop(state);
+        if let Some(owner) = self.other_owner() {
+            return Err(self.refuse(&PoolError::Owned { by: Box::new(owner) }));
+        }
         ground.members.truncate(devices.count());
         ground.notice(&mut devices)?;
         let mut were_there = Vec::new();
@@ -109,34 +152,13 @@ impl OpenPool {
                 None => new.push(self.look_at_new(opener, uri, &devices, &new, overwrite)?),
             }
         }
-        // Order: labels are durable before the commit that counts the devices, and every client has its
-        // channel before that.
         for one in &new {
             let (uuid, uri) = (one.uuid, one.member.uri.to_string());
             devices.add(SecondaryDevice { uuid, uri }, one.member.shape.pages);
         }
         devices.check().map_err(|error| self.refuse(&error))?;
-        self.expect_no_stricter(&ground, &new)?;
-        make_files()?;
-        let first_uri = ground.members[0].uri.clone().probe_only().to_string();
-        for one in new {
-            let number = u32::try_from(ground.members.len()).unwrap_or(u32::MAX);
-            let label = self.label_of(&one, number, &devices, &first_uri);
-            self.reserved.add(&one.member.opened.medium)?;
-            write_label(opener, &one.member, &label)?;
-            ground.members.push(one.member);
-        }
-        self.spread(&mut ground, &devices)?;
-        match self.ask(PoolRequest::Grow(devices.clone()))? {
-            PoolResponse::Done => {}
-            _ => {
-                return Err(self.machine(
-                    Error::environment("grow: found another answer, expected an end").to_string(),
-                ));
-            }
-        }
-        let blocks = devices.blocks();
-        Ok(GrowResult { before, blocks, were_there, devices: ground.infos(&devices) })
+        self.expect_no_stricter(ground, &new)?;
+        Ok(Growth { new, devices, before, were_there })
     }
 
     /// Records the current URIs of the devices. Returns whether any has changed.

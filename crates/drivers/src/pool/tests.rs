@@ -2,6 +2,7 @@
 
 mod checks;
 mod devices;
+mod growing;
 mod known;
 mod losses;
 mod lost_writes;
