@@ -43,6 +43,7 @@ use std::sync::Arc;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tenmil_base::{Error, ErrorCategory};
+use tenmil_block::{Kind, join_kinds};
 use tenmil_linux::file::CreationPolicy;
 
 use crate::simulation::SimOptions;
@@ -140,6 +141,15 @@ impl Engines {
         }
     }
 }
+
+/// Device types for commands that only look: volumes and mirrors get no owner by being opened.
+const LOOKING_KINDS: &[Kind<'static>] = &join_kinds::<{ tenmil::KINDS.len() + 2 }>(
+    &[
+        ("volume", &tenmil_drivers::pool::open_to_look),
+        ("mirror", &tenmil_drivers::mirror::open_to_look),
+    ],
+    tenmil::KINDS,
+);
 
 const EXAMPLES: &str = "\
 Examples:

@@ -169,9 +169,25 @@ const PATIENCE: Span = Span::from_secs(120);
 
 /// Opens `volume:[URI]/name?metadata-cache=32m`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-    let place = VolumeRef::of(uri)?;
+    open_identified(opener, (&VolumeRef::of(uri)?, uri), true)
+}
+
+/// Opens the same to look at it: the pool gets no owner by that, and its devices are not written.
+///
+/// # Errors
+///
+/// As of any opening.
+pub fn open_to_look(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
+    open_identified(opener, (&VolumeRef::of(uri)?, uri), false)
+}
+
+fn open_identified(
+    opener: &Opener<'_>,
+    (place, uri): (&VolumeRef, &Uri),
+    claims: bool,
+) -> Result<OpenedDevice, Error> {
     let name = place.volume(uri)?;
-    let mut opened = open_volume(opener, &registry::open(opener, &place)?, uri, name)?;
+    let mut opened = open_volume(opener, &registry::open(opener, place)?, (uri, name), claims)?;
     // A volume has an identity of its own, although it is stacked on other devices.
     if !uri.children().is_empty() {
         opened.identify_as(uri);
@@ -183,8 +199,8 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error
 fn open_volume(
     opener: &Opener<'_>,
     open: &Arc<OpenPool>,
-    uri: &Uri,
-    name: &str,
+    (uri, name): (&Uri, &str),
+    claims: bool,
 ) -> Result<OpenedDevice, Error> {
     let info = open.find(name)?;
     let parent = open.open_parent(opener, &info)?;
@@ -210,7 +226,7 @@ fn open_volume(
     let is_anything = info.mapped > 0 || parent.is_some();
     let existing = is_anything.then(|| ExistingData { name: uri.to_string(), found, path: None });
     let medium = Volume::open(open, &info, parent).map_err(|problem| uri.refuse(problem))?;
-    if medium.is_written {
+    if medium.is_written && claims {
         open.claim()?;
     } else if let Some(owner) = open.other_owner() {
         // Another owner could delete a snapshot, and its blocks would then be reused for other data.
@@ -295,6 +311,12 @@ impl OpenPool {
             Some(_) => Ok(()),
             None => self.reserved.acquire(Preempts::Nothing),
         }
+    }
+
+    /// Whether this process owns the pool already.
+    fn is_owner(&self) -> bool {
+        let owner = self.shared.lock().store.owner();
+        owner.is_some_and(|owner| owner.id == self.owns.owner().id)
     }
 
     /// The process of this machine that has the pool open for writing, if it is another one.
@@ -493,6 +515,10 @@ impl OpenPool {
     /// Why the change was rejected. A change that would lose data of an open volume is rejected.
     pub fn change(&self, change: VolumeOp) -> Result<Option<VolumeInfo>, Error> {
         let at_stake = self.affected_volume(&change)?;
+        if !self.is_owner() {
+            // A change that is refused neither reserves the devices nor writes an owner to them.
+            self.ask(PoolRequest::MayChange(change.clone()))?;
+        }
         let admit = |state: &State| self.admit(state, &change, at_stake.as_ref());
         let asked = PoolRequest::Change(change.clone());
         match self.converse_if(asked, &mut |_| Err(IoStatus::ABORTED), admit)? {

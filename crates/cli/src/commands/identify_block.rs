@@ -11,7 +11,7 @@ use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 use tenmil_linux::kernel_files::KernelFiles;
 
-use tenmil::KINDS;
+use super::LOOKING_KINDS;
 use tenmil_base::text::show_size;
 
 /// Properties of a block device.
@@ -50,7 +50,7 @@ const REGIONS_MAX: usize = 4095;
 /// If it cannot be opened, or its extents cannot be read.
 pub(super) fn block_device(uri: &Uri) -> Result<BlockDeviceInfo, Error> {
     let regions = RegionTable::new(REGIONS_MAX);
-    let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, kinds: KINDS };
+    let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, kinds: LOOKING_KINDS };
     let OpenedDevice { medium, description, existing, .. } = open(&opener, uri)?;
     let machine = KernelFiles::live();
     let existing = existing.iter().map(|one| OverwriteReport::of(one, &machine).to_string());

@@ -14,8 +14,8 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use serde_json::json;
-use tenmil_block::Opener;
 use tenmil_block::uri::Uri;
+use tenmil_block::{Kind, Opener};
 use tenmil_dma::RegionTable;
 use tenmil_drivers::pool::{self, CreateResult, PAGE_BYTES, VolumeRef};
 use tenmil_linux::{Clock, random_seed};
@@ -127,7 +127,9 @@ impl StoreArguments {
 
 /// Runs the subcommand.
 pub(super) fn run(arguments: &StoreArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
-    with_opener(|opener| match &arguments.command {
+    let looks = matches!(arguments.command, Command::Open(_) | Command::List(_));
+    let kinds = if looks { super::LOOKING_KINDS } else { tenmil::KINDS };
+    with_kinds(kinds, |opener| match &arguments.command {
         Command::Create(create) => {
             write_out(out, &self::create(opener, create)?)?;
             Ok(ExitCode::SUCCESS)
@@ -188,12 +190,21 @@ fn create(opener: &Opener<'_>, create: &CreateArguments) -> Result<String, Error
 }
 
 /// Calls `body` with an opener for the devices of a command.
+#[cfg(test)]
 pub(super) fn with_opener<T>(
+    body: impl FnOnce(&Opener<'_>) -> Result<T, Error>,
+) -> Result<T, Error> {
+    with_kinds(tenmil::KINDS, body)
+}
+
+/// Calls `body` with an opener of these kinds of devices.
+pub(super) fn with_kinds<T>(
+    kinds: &[Kind<'_>],
     body: impl FnOnce(&Opener<'_>) -> Result<T, Error>,
 ) -> Result<T, Error> {
     let regions = RegionTable::new(REGIONS_MAX);
     let (clock, seed) = (Clock::start(), random_seed());
-    body(&Opener { regions: &regions, clock, seed, kinds: tenmil::KINDS })
+    body(&Opener { regions: &regions, clock, seed, kinds })
 }
 
 /// Aligns the cells of rows in columns: the first and last column to the left, the others to the right. A device

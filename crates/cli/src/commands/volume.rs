@@ -5,6 +5,8 @@ mod list;
 mod output;
 pub(super) mod stream;
 mod thick;
+#[cfg(test)]
+mod untouched_tests;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -20,7 +22,7 @@ use self::clone::CloneArguments;
 use self::list::ListArguments;
 use self::stream::{DiffArguments, ReceiveArguments, SendArguments};
 use self::thick::InflateArguments;
-use super::pool::{EXIT_INTERRUPTED, with_opener};
+use super::pool::{EXIT_INTERRUPTED, with_kinds};
 use super::pool_access::PoolAccess;
 use super::write_out;
 use tenmil_base::Error;
@@ -203,7 +205,8 @@ impl VolumeArguments {
 
 /// Runs the subcommand.
 pub(super) fn run(arguments: &VolumeArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
-    let text = with_opener(|opener| match &arguments.command {
+    let kinds = if arguments.only_reads() { super::LOOKING_KINDS } else { tenmil::KINDS };
+    let text = with_kinds(kinds, |opener| match &arguments.command {
         Command::Create(it) => create(opener, it),
         Command::Delete(it) => {
             let order =
@@ -327,7 +330,8 @@ mod tests {
 
     use tenmil_drivers::pool::{OpenPool, VolumeRef};
 
-    use super::{VolumeArguments, run, with_opener};
+    use super::{VolumeArguments, run};
+    use crate::commands::pool::with_opener;
     use tenmil_base::Error;
 
     #[derive(Parser)]

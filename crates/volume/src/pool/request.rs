@@ -98,6 +98,9 @@ pub enum PoolRequest {
     },
     /// Makes everything completed before durable.
     Flush,
+    /// Fails as this change would, as far as that is known without making it: the pool is not claimed, and
+    /// nothing is written.
+    MayChange(VolumeOp),
     /// Claims the pool for the owner that opened it, before any change: no other instance writes to it
     /// then.
     Claim,

@@ -296,6 +296,7 @@ impl Pool {
         }
         match task.ask.clone() {
             PoolRequest::Change(change) => self.change(task, &change),
+            PoolRequest::MayChange(change) => self.try_change(&change),
             PoolRequest::Find(name) => {
                 Ok(StepResult::Done(PoolResponse::Volume(self.books.lookup(&name)?.info())))
             }
@@ -361,6 +362,19 @@ impl Pool {
         let answer = made.map_or(PoolResponse::Done, PoolResponse::Volume);
         task.state = State::Durable(answer);
         Ok(StepResult::Wait(WaitReason::Commit(self.books.generation)))
+    }
+
+    /// Makes a change and takes it back. That it finds no space is left to the change itself, which may wait
+    /// for a commit.
+    fn try_change(&mut self, change: &VolumeOp) -> Result<StepResult, TaskPause> {
+        let tried = self.books.try_update(|books| {
+            books.change(change)?;
+            Err::<(), _>(TxnStop::Full)
+        });
+        match tried {
+            Err(stop @ (TxnStop::Error(_) | TxnStop::NeedPage(_))) => Err(stop.into()),
+            _ => Ok(StepResult::Done(PoolResponse::Done)),
+        }
     }
 
     fn list(&mut self, task: &mut RequestTask) -> Result<StepResult, TaskPause> {

@@ -40,6 +40,6 @@ impl DeviceType for StoredKind {
             let (name, blocks) = ("v".into(), pages / 2);
             open.change(VolumeOp::Create { name, blocks, unit: 4, uuid: 1, checksums: false })?;
         }
-        open_volume(opener, &open, uri, "v")
+        open_volume(opener, &open, (uri, "v"), true)
     }
 }
