@@ -115,7 +115,8 @@ fn program(text: &str, prefix: &str, fence: &str) -> String {
     let lines = text.lines().filter_map(|line| line.strip_prefix(prefix));
     let lines = lines.skip_while(|line| *line != fence).skip(1);
     let lines = lines.take_while(|line| !line.starts_with("```"));
-    let program: String = lines.flat_map(|line| [line.strip_prefix(' ').unwrap_or(line), "\n"]).collect();
+    let program: String =
+        lines.flat_map(|line| [line.strip_prefix(' ').unwrap_or(line), "\n"]).collect();
     assert!(program.contains("fn main()"), "no program behind {fence}");
     program
 }
@@ -138,7 +139,8 @@ fn readme_and_all_examples_build_and_run_in_a_crate_that_depends_on_tenmil_alone
     }
     assert!(examples.len() >= 8, "{examples:?}");
 
-    let tree = outside.cargo(&["tree", "--edges", "normal", "--prefix", "none", "--package", "outside"]);
+    let tree =
+        outside.cargo(&["tree", "--edges", "normal", "--prefix", "none", "--package", "outside"]);
     // `NAME VERSION …`; packages that are named again end with `(*)`.
     let package = |line: &str| line.split_whitespace().take(2).collect::<Vec<_>>().join(" ");
     let packages: BTreeSet<String> =

@@ -32,7 +32,7 @@ const READING: OperationSet =
 pub fn open_to_look(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     let options = parse(uri)?;
     let OpenLegs { legs, existing, handles, mut identities } = open_legs(opener, uri.children());
-    let refuse = |problem| Error::from(uri.refuse(problem));
+    let refuse = |problem: Error| Error::from(uri.refuse(problem));
     let mut now = || opener.clock.now();
     let candidates = look(opener.regions, &legs, &mut now).map_err(refuse)?;
     admit(&candidates, None, false).map_err(refuse)?;
@@ -44,7 +44,7 @@ pub fn open_to_look(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Erro
 }
 
 impl LookedAt {
-    fn new(legs: &[Leg], assembly: &AssembledMirror) -> Result<Self, String> {
+    fn new(legs: &[Leg], assembly: &AssembledMirror) -> Result<Self, Error> {
         let shape = &assembly.shape;
         let there = assembly.places.iter().map(|place| place.map(|index| &legs[index]));
         let there: Vec<Option<&Leg>> = there.collect();
@@ -53,9 +53,9 @@ impl LookedAt {
         let media: Vec<_> = there.iter().map(|leg| medium(*leg)).collect();
         let mut sound = legs_of(assembly.in_sync & assembly.present());
         let source = sound.find_map(|leg| media[usize::from(leg)].clone());
-        let source = source.ok_or("no leg of the mirror is there")?;
+        let source = source.ok_or_else(|| Error::environment("no leg of the mirror is there"))?;
         let blocks = Split::new(source, shape.first, shape.block_count);
-        let blocks = blocks.map_err(|error| error.to_string())?;
+        let blocks = blocks?;
         let limits = limits_of(&media, shape);
         let operations = READING.intersection(limits.operations);
         let limits = Limits { operations, ..limits };
@@ -68,7 +68,7 @@ impl BlockDevice for LookedAt {
         self.limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         self.blocks.channel()
     }
 
@@ -76,7 +76,7 @@ impl BlockDevice for LookedAt {
         self.blocks.channels_max()
     }
 
-    fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+    fn block_status(&self, lba: u64) -> Result<BlockExtent, Error> {
         self.blocks.block_status(lba)
     }
 }

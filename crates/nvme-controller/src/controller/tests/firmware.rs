@@ -33,10 +33,10 @@ fn slots(bench: &mut Bench) -> FirmwareSlots {
 #[test]
 fn an_image_runs_at_once_or_after_the_next_reset() {
     let mut bench = Bench::new();
-    assert_eq!(revision(&mut bench), "t0.1.0");
+    assert_eq!(revision(&mut bench), concat!("t", env!("CARGO_PKG_VERSION")));
     download(&mut bench, 0, &firmware_image("two")).unwrap();
     bench.run(commit(2, CommitAction::ReplaceAndActivate)).unwrap();
-    assert_eq!(revision(&mut bench), "t0.1.0");
+    assert_eq!(revision(&mut bench), concat!("t", env!("CARGO_PKG_VERSION")));
     let page = slots(&mut bench);
     assert_eq!((page.cafslt(), page.nrafslt()), (1, 2));
     assert_eq!(page.frs(1).unwrap().to_string(), "two");
@@ -50,7 +50,7 @@ fn an_image_runs_at_once_or_after_the_next_reset() {
     assert_eq!((page.cafslt(), page.nrafslt()), (3, 0));
     bench.run(commit(1, CommitAction::Activate)).unwrap();
     bench.subsystem.power_cycled();
-    assert_eq!(revision(&mut bench), "t0.1.0");
+    assert_eq!(revision(&mut bench), concat!("t", env!("CARGO_PKG_VERSION")));
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn every_commit_that_cannot_be_is_refused() {
         let mut bench = Bench::new();
         download(&mut bench, 0, &firmware_image("two")).unwrap();
         assert_eq!(bench.run(commit), Err(status), "{commit:?}");
-        assert_eq!(revision(&mut bench), "t0.1.0");
+        assert_eq!(revision(&mut bench), concat!("t", env!("CARGO_PKG_VERSION")));
     }
     let mut bench = Bench::new();
     let nothing = bench.run(commit(2, CommitAction::Replace));

@@ -40,7 +40,10 @@ fn the_controller_says_who_it_is_and_how_much_it_takes() {
     let config = ControllerConfig { transfer_bytes_max: 1 << 17, ..ControllerConfig::default() };
     let mut bench = Bench::with(vec![Shelf::new()], |_| {}, config);
     let id = controller_page(&mut bench);
-    assert_eq!((id.sn().trimmed(), id.fr().trimmed()), (&b"T1"[..], &b"t0.1.0"[..]));
+    assert_eq!(
+        (id.sn().trimmed(), id.fr().trimmed()),
+        (&b"T1"[..], concat!("t", env!("CARGO_PKG_VERSION")).as_bytes())
+    );
     assert_eq!(id.mn().to_string(), "tenmil emulated SSD");
     assert_eq!(&id.subnqn().0[..24], b"nqn.2026-01.org.tenmil:T");
     assert_eq!(id.subnqn().0[25..], [0; 231], "ended by zeroes");
