@@ -42,7 +42,7 @@ pub use describe::{
 pub use diff::{DIFFERENCE, DiffPage, kind as kind_of_range};
 pub use execute::execute;
 pub(crate) use jobs::EVENTS;
-pub use jobs::{JOB, JobKind, JobSpec, JobStream};
+pub use jobs::{JOB, JobKind, JobSpec, JobData};
 
 use self::jobs::Jobs;
 use self::workers::WorkerPool;

@@ -261,11 +261,11 @@ impl SpaceMap {
 impl Metadata {
     /// Reference count of a block.
     pub(crate) fn count(&mut self, block: u64) -> Result<u64, TxnStop> {
-        Ok(self.count_run(block)?.1)
+        Ok(self.refcount_run(block)?.1)
     }
 
     /// End of the run that has the same reference count as a block, and that count.
-    pub(crate) fn count_run(&mut self, block: u64) -> Result<(u64, u64), TxnStop> {
+    pub(crate) fn refcount_run(&mut self, block: u64) -> Result<(u64, u64), TxnStop> {
         let run = self.next_run(&SPACE, self.superblock.space, block)?;
         let (end, count) = match run {
             Some(run) if run.key <= block => (run.key + run.extra, run.value),

@@ -185,7 +185,7 @@ impl Metadata {
         for (range, uses) in uses(tree, leaf).iter() {
             let mut at = range.start;
             while at < range.end {
-                let (end, count) = self.count_run(at)?;
+                let (end, count) = self.refcount_run(at)?;
                 let end = end.min(range.end);
                 if i64::try_from(count) == Ok(uses) {
                     own.insert(at..end);

@@ -16,7 +16,7 @@ use tenmil_base::{Error, ErrorCategory, Span};
 use tenmil_block::Opener;
 use tenmil_drivers::pool::{ChangedRange, OpenPool, VolumeRef, file_holder, identity};
 use tenmil_linux::process::command_line;
-use tenmil_rpc::pool_commands::{self, CommandResult, DiffPage, JobSpec, JobStream, PoolCommand};
+use tenmil_rpc::pool_commands::{self, CommandResult, DiffPage, JobSpec, JobData, PoolCommand};
 use tenmil_rpc::{Client, Code, RpcError};
 
 use super::rpc_endpoint::{directory, refused};
@@ -181,7 +181,7 @@ impl<'a> PoolAccess<'a> {
         let mut progress = Progress::new(self.opener(), phase);
         let done = match self {
             Self::Here { open, .. } => {
-                let done = long.carry_out(open, tenmil::KINDS, JobStream::Nothing, &mut |done| {
+                let done = long.carry_out(open, tenmil::KINDS, JobData::Nothing, &mut |done| {
                     progress.turn(done)
                 });
                 done.map(Some).map_err(Error::from)

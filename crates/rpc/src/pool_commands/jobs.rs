@@ -51,8 +51,8 @@ pub enum JobKind {
     Receive(String),
 }
 
-/// Stream of a job.
-pub enum JobStream<'a> {
+/// Data that a job writes or reads, besides the pool.
+pub enum JobData<'a> {
     /// None.
     Nothing,
     /// Written by the job.
@@ -202,19 +202,19 @@ impl JobSpec {
         &self,
         open: &Arc<OpenPool>,
         kinds: DeviceKinds,
-        way: JobStream<'_>,
+        way: JobData<'_>,
         watch: &mut dyn FnMut((u64, u64)) -> bool,
     ) -> Result<Value, Error> {
         let (opener, rate) = (open.opener(kinds), self.rate_bytes);
         match &self.what {
             JobKind::Send { name, from } => match way {
-                JobStream::Out(out) => {
+                JobData::Out(out) => {
                     open.send(&opener, from.as_deref(), name, out, watch).map(|sent| carried(&sent))
                 }
                 _ => Err(no_way(open, "send")),
             },
             JobKind::Receive(name) => match way {
-                JobStream::In(input) => open.receive(name, input, watch).map(|came| carried(&came)),
+                JobData::In(input) => open.receive(name, input, watch).map(|came| carried(&came)),
                 _ => Err(no_way(open, "receive")),
             },
             JobKind::Check => open.check(&opener, watch).map(|seen| checked(&seen)),
@@ -384,9 +384,9 @@ impl Job {
         let goes_on = || self.goes_on(stop);
         let mut conduit = stream.map(|stream| StreamFd::new(stream, &goes_on));
         let way = match (&mut conduit, &self.long.what) {
-            (None, _) => JobStream::Nothing,
-            (Some(conduit), JobKind::Receive(_)) => JobStream::In(conduit),
-            (Some(conduit), _) => JobStream::Out(conduit),
+            (None, _) => JobData::Nothing,
+            (Some(conduit), JobKind::Receive(_)) => JobData::In(conduit),
+            (Some(conduit), _) => JobData::Out(conduit),
         };
         let done = self.long.carry_out(open, kinds, way, &mut |(done, size)| {
             self.done_bytes.set(done);

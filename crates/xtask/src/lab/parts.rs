@@ -6,7 +6,7 @@ mod emulator;
 mod kernel;
 mod newer;
 mod programs;
-mod suite;
+mod distro_packages;
 
 use std::fs::File;
 use std::io::BufWriter;

@@ -18,7 +18,7 @@ use serde_json::Value;
 use tenmil_base::{Error, Span};
 use tenmil_linux::Thread;
 use tenmil_linux::local_socket::{Connection, RecvResult};
-use tenmil_rpc::pool_commands::{JobKind, JobSpec, JobStream};
+use tenmil_rpc::pool_commands::{JobKind, JobSpec, JobData};
 
 use super::super::volume::stream::Progress;
 use super::{PoolAccess, RemotePool};
@@ -41,7 +41,7 @@ impl PoolAccess<'_> {
         let long = JobSpec { what, rate_bytes: None, unheard_max: None };
         let done = match self {
             Self::Here { open, .. } => {
-                let way = JobStream::Out(out);
+                let way = JobData::Out(out);
                 long.carry_out(open, tenmil::KINDS, way, &mut |done| progress.turn(done))
                     .map_err(Error::from)
             }
@@ -59,7 +59,7 @@ impl PoolAccess<'_> {
         let done = match self {
             Self::Here { open, .. } => {
                 let mut input = io::stdin().lock();
-                let way = JobStream::In(&mut input);
+                let way = JobData::In(&mut input);
                 long.carry_out(open, tenmil::KINDS, way, &mut |done| progress.turn(done))
                     .map_err(Error::from)
             }

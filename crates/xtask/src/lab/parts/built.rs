@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::suite::DistroSuite;
+use super::distro_packages::DistroPackages;
 use super::{make_parent, programs, run, write};
 
 /// Kernel configuration: `allnoconfig` and these options.
@@ -35,7 +35,7 @@ fn options_in(root: &Path) -> PathBuf {
 pub(super) fn make(root: &Path) -> Result<(), String> {
     programs::need(&NEEDED)?;
     println!("lab: fetching {PACKAGE} of {SUITE}");
-    let packages = DistroSuite::open(&root.join("apt"), SUITE)?;
+    let packages = DistroPackages::open(&root.join("apt"), SUITE)?;
     let package = packages.needs(PACKAGE, "linux-source-")?.ok_or_else(|| {
         format!("{PACKAGE} of {SUITE}: needs no linux-source-*, expected that of a version")
     })?;

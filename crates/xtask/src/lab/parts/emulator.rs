@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::suite::DistroSuite;
+use super::distro_packages::DistroPackages;
 use super::{version, write};
 
 /// Suite whose QEMU has a vfio-user client.
@@ -41,7 +41,7 @@ fn newer(root: &Path) -> Result<Command, String> {
         println!("lab: fetching {PACKAGE} of {SUITE}");
         // Removes the remains of an incomplete attempt.
         _ = std::fs::remove_dir_all(root);
-        DistroSuite::open(&root.join("apt"), SUITE)?.unpack_whole(PACKAGE, root)?;
+        DistroPackages::open(&root.join("apt"), SUITE)?.unpack_whole(PACKAGE, root)?;
         write(&unpacked, b"")?;
     }
     let libraries = root.join("usr/lib/x86_64-linux-gnu");

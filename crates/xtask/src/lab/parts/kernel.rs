@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::suite::DistroSuite;
+use super::distro_packages::DistroPackages;
 use super::{built, make_parent, read, run, write};
 use crate::lab::archive::Archive;
 
@@ -110,7 +110,7 @@ impl Kernel {
 
 fn fetch(root: &Path, suite: &str) -> Result<(), String> {
     println!("lab: fetching {PACKAGE} of {suite}");
-    let packages = DistroSuite::open(&root.join("apt"), suite)?;
+    let packages = DistroPackages::open(&root.join("apt"), suite)?;
     let image = packages.needs(PACKAGE, "linux-image-")?.ok_or_else(|| {
         format!("{PACKAGE} of {suite}: needs no linux-image-*, expected the kernel of a version")
     })?;

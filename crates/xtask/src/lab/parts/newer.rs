@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::suite::DistroSuite;
+use super::distro_packages::DistroPackages;
 use super::{read, write};
 use crate::lab::archive::Archive;
 
@@ -57,7 +57,7 @@ fn starter(program: &str) -> String {
 fn fetch(root: &Path, suite: &str) -> Result<(), String> {
     // Removes the remains of an incomplete attempt.
     _ = std::fs::remove_dir_all(root);
-    let packages = DistroSuite::open(&root.join("apt"), suite)?;
+    let packages = DistroPackages::open(&root.join("apt"), suite)?;
     for package in [C_LIBRARY].into_iter().chain(PROGRAMS.map(|(_, package)| package)) {
         println!("lab: fetching {package} of {suite}");
         packages.unpack(package, root)?;

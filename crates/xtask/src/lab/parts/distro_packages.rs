@@ -9,11 +9,11 @@ use std::process::Command;
 use super::{make_parent, run, write};
 
 /// Suite, with the directory of its packages.
-pub(super) struct DistroSuite {
+pub(super) struct DistroPackages {
     at: PathBuf,
 }
 
-impl DistroSuite {
+impl DistroPackages {
     /// Downloads the package lists of `suite` into `at`.
     pub(super) fn open(at: &Path, suite: &str) -> Result<Self, String> {
         let (at, shown) = (at.to_owned(), at.display());
