@@ -226,7 +226,7 @@ impl LiveLine {
     }
 
     /// Prints new notes above the line.
-    pub fn tell(&mut self, progress: &Progress, out: &mut dyn Write) -> io::Result<()> {
+    pub fn print_notes(&mut self, progress: &Progress, out: &mut dyn Write) -> io::Result<()> {
         for note in progress.take_notes() {
             self.clear(out)?;
             writeln!(out, "note: {note}")?;
@@ -323,7 +323,7 @@ mod tests {
         let progress = Progress::new(1);
         let said = |line: &mut LiveLine| {
             let mut out = Vec::new();
-            line.tell(&progress, &mut out).unwrap();
+            line.print_notes(&progress, &mut out).unwrap();
             String::from_utf8(out).unwrap()
         };
         let (mut shown, mut hidden) =

@@ -165,7 +165,7 @@ impl TestBench {
         Ok(["iops", "ns_per_io"].iter().filter_map(|key| figure(key)).collect())
     }
 
-    fn look(&self) -> CpuTimes {
+    fn measure_load(&self) -> CpuTimes {
         let ours = tree_cpu_time(std::process::id()).unwrap_or_default();
         CpuTimes {
             at: self.clock.now(),
@@ -177,7 +177,7 @@ impl TestBench {
     /// Result of a trial that began with the snapshot `before`.
     #[expect(clippy::cast_precision_loss, reason = "a count of processors")]
     fn reading(&self, mut figures: Metrics, before: CpuTimes) -> TrialResult {
-        let after = self.look();
+        let after = self.measure_load();
         let seconds = after.at.since(before.at).as_secs_f64().max(1e-9);
         let ours = Span { ns: after.ours.ns.saturating_sub(before.ours.ns) }.as_secs_f64();
         figures.insert("cpu".to_owned(), ours / seconds);
@@ -196,7 +196,7 @@ impl TrialRunner for TestBench {
     type Work = BenchWork;
 
     fn run(&mut self, work: &BenchWork, pace: &Effort) -> Result<TrialResult, TrialError> {
-        let before = self.look();
+        let before = self.measure_load();
         let figures = self.turn(work, pace);
         if tenmil_linux::signal::interrupted() {
             return Err(TrialError::Interrupted);

@@ -331,9 +331,9 @@ fn measure(options: &PerfOptions, engine: PerfEngine) -> Result<PerfOutcome, Err
         let length = phase_length(options, progress.phase());
         // A closed terminal does not end the measurement.
         let _ = line.turn(clock.now(), progress, length, &mut errors);
-        let _ = line.tell(progress, &mut errors);
+        let _ = line.print_notes(progress, &mut errors);
     });
-    let _ = line.tell(&progress, &mut std::io::stderr());
+    let _ = line.print_notes(&progress, &mut std::io::stderr());
     let _ = line.clear(&mut std::io::stderr());
     outcome
 }
