@@ -217,7 +217,7 @@ impl Bdev {
 
     /// Sends an event to every holder.
     pub fn notify_holders(&self, event: &Event) {
-        self.0.tell(event);
+        self.0.notify(event);
     }
 
     /// Statistics of all channels, including closed ones.

@@ -57,7 +57,7 @@ const TRANSPARENT: [&str; 2] = ["delay", "fault"];
 impl DeviceIdentity {
     /// The identity as far as it is known without opening the device. Only files of the kernel are read.
     pub fn of_uri(uri: &Uri) -> Self {
-        Self::look(&KernelFiles::live(), uri, &[])
+        Self::read_from_system(&KernelFiles::live(), uri, &[])
     }
 
     /// The identity of an open device.
@@ -67,10 +67,10 @@ impl DeviceIdentity {
 
     /// The identity of a device stacked on open ones; `names` are their [`OpenedDevice::identities`].
     pub fn with_names(uri: &Uri, names: &[(Uri, String)]) -> Self {
-        Self::look(&KernelFiles::live(), uri, names)
+        Self::read_from_system(&KernelFiles::live(), uri, names)
     }
 
-    fn look(machine: &KernelFiles, uri: &Uri, names: &Names) -> Self {
+    fn read_from_system(machine: &KernelFiles, uri: &Uri, names: &Names) -> Self {
         let mut leaves = Vec::new();
         let key = known(machine, uri.clone(), names, &mut leaves).to_string();
         Self { key, leaves }
@@ -251,7 +251,7 @@ mod tests {
         let opened = |uri: &str, names: &[(&str, &str)]| {
             let names: Vec<_> =
                 names.iter().map(|(uri, name)| (uri.parse().unwrap(), (*name).into())).collect();
-            DeviceIdentity::look(&KernelFiles::live(), &uri.parse().unwrap(), &names)
+            DeviceIdentity::read_from_system(&KernelFiles::live(), &uri.parse().unwrap(), &names)
         };
         let first = opened(one, &[(one, "uuid.1")]);
         assert!(first.is_same(&opened(two, &[(two, "uuid.1")])));

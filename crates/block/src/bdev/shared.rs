@@ -180,7 +180,7 @@ impl Shared {
         // Dropped after the lock is released: closing a device may take long.
         let medium = ledger.medium.take();
         if medium.is_some() {
-            ledger.tell(&Event::Removed);
+            ledger.notify(&Event::Removed);
             self.ring(&ledger);
         }
         drop(ledger);
@@ -189,7 +189,7 @@ impl Shared {
     pub(super) fn resize(&self, block_count: u64) {
         let mut ledger = self.ledger();
         ledger.limits.block_count = block_count;
-        ledger.tell(&Event::Resized { block_count });
+        ledger.notify(&Event::Resized { block_count });
         self.ring(&ledger);
     }
 
@@ -234,8 +234,8 @@ impl Shared {
         done
     }
 
-    pub(super) fn tell(&self, event: &Event) {
-        self.ledger().tell(event);
+    pub(super) fn notify(&self, event: &Event) {
+        self.ledger().notify(event);
     }
 
     pub(super) fn time(&self, on: bool) {
@@ -427,7 +427,7 @@ impl BdevState {
         self.ports.iter().flatten()
     }
 
-    fn tell(&self, event: &Event) {
+    fn notify(&self, event: &Event) {
         self.grants.iter().for_each(|granted| granted.events.push(event.clone()));
     }
 }

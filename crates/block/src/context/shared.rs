@@ -201,7 +201,7 @@ impl LockedContext {
         let ended = self.found.as_slice().len() as u32;
         self.in_flight -= ended;
         self.found.clear();
-        self.tell(now);
+        self.notify_waiters(now);
         count
     }
 
@@ -242,7 +242,7 @@ impl LockedContext {
         self.waiters.enter(number);
         let room = self.room();
         let has_room = self.waiters.share(number, room, now) > 0;
-        self.tell(now);
+        self.notify_waiters(now);
         has_room
     }
 
@@ -261,12 +261,12 @@ impl LockedContext {
     }
 
     /// Notifies waiting members of free entries.
-    fn tell(&mut self, now: Instant) {
+    fn notify_waiters(&mut self, now: Instant) {
         if self.waiters.is_empty() {
             return;
         }
         let (room, seats) = (self.room(), &mut self.seats);
-        self.waiters.tell(room, now, |member| {
+        self.waiters.notify_first(room, now, |member| {
             if let Some(Some(seat)) = seats.get_mut(member as usize) {
                 seat.bell.raise(0);
             }
@@ -297,7 +297,7 @@ impl Member {
             core.waiters.enter(self.number);
         }
         // A member ahead in the queue may have lost its reservation, and no other event may ever follow.
-        core.tell(now);
+        core.notify_waiters(now);
         self.wake_at = core.wake_at();
         taken
     }
@@ -394,7 +394,7 @@ impl Drop for Member {
         (self.is_asleep, self.wants_room) = (false, false);
         core.settle(&mut self.is_armed, false);
         core.waiters.leave(*number);
-        core.tell(*last);
+        core.notify_waiters(*last);
         let is_idle = core.in_flight_of(*number) == 0 || core.backend.is_none();
         match &mut core.seats[*number as usize] {
             Some(seat) if !is_idle => seat.is_gone = true,

@@ -45,7 +45,7 @@ impl WaitQueue {
     }
 
     /// Notifies the first `room` members, except those notified before.
-    pub(super) fn tell(&mut self, room: usize, now: Instant, mut each: impl FnMut(u32)) {
+    pub(super) fn notify_first(&mut self, room: usize, now: Instant, mut each: impl FnMut(u32)) {
         for waiter in self.queue.iter_mut().take(room).filter(|waiter| waiter.told.is_none()) {
             waiter.told = Some(now);
             each(waiter.member);
@@ -81,8 +81,8 @@ mod tests {
         assert_eq!(waiters.share(9, 3, START), 1);
         assert_eq!(waiters.share(7, 5, START), 2, "three are ahead of one who never waited");
         let mut told = Vec::new();
-        waiters.tell(2, START, |member| told.push(member));
-        waiters.tell(3, START, |member| told.push(member));
+        waiters.notify_first(2, START, |member| told.push(member));
+        waiters.notify_first(3, START, |member| told.push(member));
         assert_eq!(told, [4, 2, 9], "each once");
         waiters.leave(4);
         assert_eq!(waiters.share(2, 1, START), 1);
@@ -93,7 +93,7 @@ mod tests {
         let mut waiters = WaitQueue::default();
         waiters.enter(1);
         waiters.enter(2);
-        waiters.tell(1, START, |_| {});
+        waiters.notify_first(1, START, |_| {});
         let in_time = START.after(RESERVATION_TIMEOUT);
         let late = in_time.after(Span { ns: 1 });
         assert_eq!(waiters.share(2, 1, in_time), 0);
