@@ -90,7 +90,7 @@ pub(super) fn run(
     let chapters =
         tenmil_bench::reproduce::run(chosen, pace, &mut stand, &store, clock, &mut |progress| {
             // A closed terminal does not end the measurement.
-            let _ = line.tell(progress, &mut std::io::stderr());
+            let _ = line.print(progress, &mut std::io::stderr());
         });
     drop(stand);
     let Ok(chapters) = chapters else {
@@ -114,7 +114,7 @@ struct ProgressLine {
 }
 
 impl ProgressLine {
-    fn tell(&mut self, progress: &Progress<'_>, errors: &mut dyn Write) -> std::io::Result<()> {
+    fn print(&mut self, progress: &Progress<'_>, errors: &mut dyn Write) -> std::io::Result<()> {
         // Erases the previous progress line.
         let clear = if self.is_terminal { "\r\x1b[K" } else { "" };
         match progress {

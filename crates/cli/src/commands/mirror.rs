@@ -199,11 +199,11 @@ fn consent(is_given: bool, question: &str) -> Result<(), Error> {
         return Ok(());
     }
     let input = io::stdin();
-    ask(question, input.is_terminal().then(|| input.lock()).as_mut())
+    confirm(question, input.is_terminal().then(|| input.lock()).as_mut())
 }
 
 /// Asks for confirmation on the terminal; without a terminal the change is rejected.
-fn ask(question: &str, input: Option<&mut impl BufRead>) -> Result<(), Error> {
+fn confirm(question: &str, input: Option<&mut impl BufRead>) -> Result<(), Error> {
     let refuse = |why: &str| Err(Error::new(ErrorCategory::Usage, format!("{question}: {why}")));
     let Some(input) = input else {
         return refuse("nobody can be asked, expected a terminal or --yes");
@@ -309,7 +309,7 @@ mod tests {
     use clap::Parser;
     use serde_json::Value;
 
-    use super::{MirrorArguments, ask, numbers, run};
+    use super::{MirrorArguments, confirm, numbers, run};
     use tenmil_base::Error;
 
     #[derive(Parser)]
@@ -411,13 +411,13 @@ mod tests {
 
     #[test]
     fn a_change_is_made_only_with_consent() {
-        let said = |words: &'static str| ask("leg 1 is removed", Some(&mut words.as_bytes()));
+        let said = |words: &'static str| confirm("leg 1 is removed", Some(&mut words.as_bytes()));
         assert!(said("y\n").is_ok() && said(" yes \n").is_ok());
         for words in ["", "\n", "n\n", "yesterday\n"] {
             let refused = said(words).unwrap_err().to_string();
             assert_eq!(refused, "leg 1 is removed: not confirmed, nothing was changed");
         }
-        let refused = ask("leg 1 is removed", None::<&mut &[u8]>).unwrap_err().to_string();
+        let refused = confirm("leg 1 is removed", None::<&mut &[u8]>).unwrap_err().to_string();
         assert!(refused.ends_with("nobody can be asked, expected a terminal or --yes"));
     }
 

@@ -98,7 +98,7 @@ impl Sampler {
         }
     }
 
-    fn tell(&self, news: Update) -> Result<(), StopReason> {
+    fn send_update(&self, news: Update) -> Result<(), StopReason> {
         self.tell.send(news).map_err(|_| StopReason)
     }
 
@@ -116,7 +116,7 @@ impl Sampler {
             Err(error) => {
                 let path = self.directory.path().display();
                 let why = format!("look into {path}: {error}");
-                return self.tell(Update::Silent(why)).map(|()| None);
+                return self.send_update(Update::Silent(why)).map(|()| None);
             }
         };
         let pid = match (self.pid, running.as_slice()) {
@@ -126,11 +126,11 @@ impl Sampler {
         };
         let Some(pid) = pid else {
             let listed = running.iter().filter(|_| self.pid.is_none()).map(|pid| described(*pid));
-            return self.tell(Update::Running(listed.collect())).map(|()| None);
+            return self.send_update(Update::Running(listed.collect())).map(|()| None);
         };
         match self.attach(pid) {
-            Ok((client, news)) => self.tell(news).map(|()| Some(client)),
-            Err(refused) => self.tell(Update::Silent(refused.text)).map(|()| None),
+            Ok((client, news)) => self.send_update(news).map(|()| Some(client)),
+            Err(refused) => self.send_update(Update::Silent(refused.text)).map(|()| None),
         }
     }
 
@@ -148,8 +148,8 @@ impl Sampler {
         let mut interval = self.interval.min(FIRST_INTERVAL);
         while !stop.is_stopped() {
             let next = self.clock.now().after(interval);
-            match self.look(client) {
-                Ok(news) => self.tell(news)?,
+            match self.sample(client) {
+                Ok(news) => self.send_update(news)?,
                 Err(refusal) => self.handle_error(refusal)?,
             }
             let mut events_left = EVENTS_MAX;
@@ -162,7 +162,7 @@ impl Sampler {
                 match client.next_event(wait) {
                     Ok(Some(event)) if events_left > 0 => {
                         events_left -= 1;
-                        self.tell(Update::Happened(happened(&event)))?;
+                        self.send_update(Update::Happened(happened(&event)))?;
                     }
                     Ok(_) => {}
                     Err(refusal) => self.handle_error(refusal)?,
@@ -173,7 +173,7 @@ impl Sampler {
         Ok(())
     }
 
-    fn look(&self, client: &mut Client) -> Result<Update, RpcError> {
+    fn sample(&self, client: &mut Client) -> Result<Update, RpcError> {
         let sample = match query::call(client, "snapshot_stats") {
             // A process without reactors may start some later.
             Err(refusal) if refusal.code == Code::NotFound => {
@@ -191,10 +191,10 @@ impl Sampler {
     fn handle_error(&self, refusal: RpcError) -> Result<(), StopReason> {
         match refusal.code {
             Code::ConnectionClosed | Code::NotJson | Code::NoProcess => {
-                self.tell(Update::Gone(refusal.message))?;
+                self.send_update(Update::Gone(refusal.message))?;
                 Err(StopReason)
             }
-            _ => self.tell(Update::Silent(refusal.message)),
+            _ => self.send_update(Update::Silent(refusal.message)),
         }
     }
 }

@@ -137,7 +137,7 @@ impl AppState {
                 self.stage = ConnectionStage::Choosing(running);
             }
             Update::Attached(process) => self.attach(process),
-            Update::Looked { sample, policy } => self.look(sample, policy),
+            Update::Looked { sample, policy } => self.select(sample, policy),
             Update::Happened(happened) => {
                 self.happened.push_back(happened);
                 if self.happened.len() > HAPPENED_MAX {
@@ -172,7 +172,7 @@ impl AppState {
         };
     }
 
-    fn look(&mut self, sample: Sample, policy: Option<String>) {
+    fn select(&mut self, sample: Sample, policy: Option<String>) {
         self.stage = ConnectionStage::Watching;
         self.first_ns.get_or_insert(sample.at_ns);
         let before = self.newest.replace(sample.clone());

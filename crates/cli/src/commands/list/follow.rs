@@ -65,7 +65,7 @@ pub(super) fn run(
     let end = until.time.map_or(Instant::NEVER, |time| clock.now().after(time));
     let mut left = until.count.unwrap_or(u64::MAX);
     let (mut known, mut ready) = (KnownFunctions::default(), Vec::new());
-    for (_, function) in known.look(Function::all(&KernelFiles::live())) {
+    for (_, function) in known.update(Function::all(&KernelFiles::live())) {
         write_out(out, &line(clock.now(), FunctionChange::There, &function, is_json))?;
     }
     while left > 0 && clock.now() < end && !tenmil_linux::signal::interrupted() {
@@ -96,7 +96,7 @@ impl KnownFunctions {
             is_due |= self.take(heard, &mut told);
         }
         if is_due {
-            told.extend(self.look(Function::all(&KernelFiles::live())));
+            told.extend(self.update(Function::all(&KernelFiles::live())));
         }
         Ok(told)
     }
@@ -128,7 +128,7 @@ impl KnownFunctions {
     }
 
     /// Replaces the known functions by `found` and returns the differences.
-    fn look(&mut self, found: Vec<Function>) -> Vec<(FunctionChange, Function)> {
+    fn update(&mut self, found: Vec<Function>) -> Vec<(FunctionChange, Function)> {
         let found: BTreeMap<_, _> = found.into_iter().map(|one| (one.address, one)).collect();
         let before = std::mem::replace(&mut self.functions, found);
         let gone = before.values().filter(|one| !self.functions.contains_key(&one.address));
@@ -210,16 +210,16 @@ mod tests {
     fn what_comes_changes_and_goes_is_told_once() {
         let mut known = KnownFunctions::default();
         let (one, two) = (function("0000:01:00.0", Some("nvme")), function("0000:02:00.0", None));
-        let told = changes(known.look(vec![one.clone()]));
+        let told = changes(known.update(vec![one.clone()]));
         assert_eq!(told, [(FunctionChange::Came, "0000:01:00.0".to_owned())]);
-        assert_eq!(known.look(vec![one.clone()]), []);
+        assert_eq!(known.update(vec![one.clone()]), []);
         let taken = function("0000:01:00.0", Some("vfio-pci"));
-        let told = changes(known.look(vec![taken.clone(), two.clone()]));
+        let told = changes(known.update(vec![taken.clone(), two.clone()]));
         assert_eq!(told[0], (FunctionChange::Changed, "0000:01:00.0".to_owned()));
         assert_eq!(told[1..], [(FunctionChange::Came, "0000:02:00.0".to_owned())]);
         let named = Function { controller: Some(Controller::default()), ..two.clone() };
-        assert_eq!(changes(known.look(vec![taken, named]))[0].0, FunctionChange::Changed);
-        let told = changes(known.look(vec![two]));
+        assert_eq!(changes(known.update(vec![taken, named]))[0].0, FunctionChange::Changed);
+        let told = changes(known.update(vec![two]));
         assert_eq!(told[0], (FunctionChange::Gone, "0000:01:00.0".to_owned()));
     }
 
@@ -227,12 +227,12 @@ mod tests {
     fn one_that_goes_and_comes_back_between_two_looks_is_told_of_twice() {
         let mut known = KnownFunctions::default();
         let one = function("0000:01:00.0", None);
-        known.look(vec![one.clone()]);
+        known.update(vec![one.clone()]);
         let path = "/devices/pci0000:00/0000:00:05.0/0000:01:00.0";
         let uevent = Uevent { action: "remove", path, subsystem: "pci" };
         assert_eq!(known.removed_by(&uevent), Some(one.clone()));
         assert_eq!(known.removed_by(&uevent), None, "it is not known any more");
-        assert_eq!(changes(known.look(vec![one.clone()]))[0].0, FunctionChange::Came);
+        assert_eq!(changes(known.update(vec![one.clone()]))[0].0, FunctionChange::Came);
         for other in [
             Uevent { action: "unbind", ..uevent },
             Uevent { subsystem: "net", ..uevent },
@@ -247,7 +247,7 @@ mod tests {
     fn what_was_lost_and_what_is_about_functions_and_controllers_is_looked_after() {
         let (mut known, mut told) = (KnownFunctions::default(), Vec::new());
         let one = function("0000:01:00.0", None);
-        known.look(vec![one.clone()]);
+        known.update(vec![one.clone()]);
         let path = "/devices/pci0000:00/0000:01:00.0";
         let uevent = |action, subsystem| UeventResult::Uevent(Uevent { action, path, subsystem });
         assert!(known.take(UeventResult::Overflow, &mut told), "nobody knows what has changed");
