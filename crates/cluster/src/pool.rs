@@ -271,7 +271,7 @@ impl PoolHost {
         let mut is_busy = false;
         while self.wants_to_ask(now, shared) {
             is_busy = true;
-            self.ask(now, shared);
+            self.submit_random(now, shared);
         }
         while let Stage::Open(store) = &mut self.stage {
             if let Some(action) = store.next_action() {
@@ -319,7 +319,7 @@ impl PoolHost {
     }
 
     /// Submits a random request to the pool.
-    fn ask(&mut self, now: Instant, shared: &mut Shared<'_>) {
+    fn submit_random(&mut self, now: Instant, shared: &mut Shared<'_>) {
         let (kind, first, blocks) = self.draw(shared);
         let overlaps = |op: &Op| op.first < first + blocks && first < op.first + op.blocks;
         // The order of concurrent writes to one block would be unknown.

@@ -173,7 +173,7 @@ impl ReservationClient {
             Stage::Enabling(remote) => Ok(self.enable(now, remote)),
             Stage::Creating(remote, id) => Ok(self.create(now, remote, id, address, shared)),
             Stage::Asking(remote, queue, step) => {
-                self.ask(now, (remote, queue, step), address, shared)
+                self.submit(now, (remote, queue, step), address, shared)
             }
             Stage::ShuttingDown(mut remote) => {
                 let is_busy = remote.poll(now).is_some();
@@ -254,7 +254,7 @@ impl ReservationClient {
         }
     }
 
-    fn ask(
+    fn submit(
         &mut self,
         now: Instant,
         (mut remote, mut queue, step): (Box<FabricsController>, Box<FabricsChannel>, Step),
