@@ -107,7 +107,7 @@ impl Document {
     }
 
     /// Executes a command. Returns the result, or records that the controller rejected the command.
-    fn ask(
+    fn execute(
         &mut self,
         controller: &mut dyn Controller,
         title: &str,

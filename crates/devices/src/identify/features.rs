@@ -131,7 +131,7 @@ pub(super) fn read(
         let cdw11 = u32::from(is_long);
         let command = GetFeatures { nsid, fid: feature.code(), cdw11, ..GetFeatures::default() };
         let len_bytes = u32::try_from(feature.len_bytes(is_long)).expect("a page at most");
-        let answer = document.ask(controller, &title, command.to_command(), len_bytes)?;
+        let answer = document.execute(controller, &title, command.to_command(), len_bytes)?;
         if let Some(answer) = answer {
             if is_long {
                 let fields = page::<HostIdentifierExtendedPage>(&answer);

@@ -81,7 +81,7 @@ pub(super) fn read(controller: &mut dyn Controller, document: &mut Document) -> 
         // Retain Asynchronous Event (RAE): reading leaves pending events pending.
         let command =
             GetLogPage { nsid: NSID_ALL, rae: true, ..GetLogPage::new(lid, page.len_bytes) };
-        let answer = document.ask(controller, &title, command.to_command(), page.len_bytes)?;
+        let answer = document.execute(controller, &title, command.to_command(), page.len_bytes)?;
         let Some(mut answer) = answer else { continue };
         if page.page == LogPage::Ana {
             read_rest_of_groups(controller, document, &title, &mut answer.bytes)?;
@@ -109,7 +109,7 @@ fn read_rest_of_groups(
         let lpo = piece * u64::from(ANA_BYTES);
         let log = GetLogPage::new(LogPage::Ana.code(), ANA_BYTES);
         let command = GetLogPage { nsid: NSID_ALL, rae: true, lpo, ..log }.to_command();
-        let Some(more) = document.ask(controller, title, command, ANA_BYTES)? else { break };
+        let Some(more) = document.execute(controller, title, command, ANA_BYTES)? else { break };
         bytes.extend(more.bytes);
     }
     Ok(())

@@ -226,7 +226,7 @@ impl<Q: QueueSource> RemoteChannel<Q> {
 
     /// As [`take`](Self::take), now and then. Why there is no queue, nobody can be told.
     #[cold]
-    fn look(&mut self, now: Instant) {
+    fn try_take_periodically(&mut self, now: Instant) {
         if let Queue::Opening(opening) = &mut self.queue
             && opening.is_to_look(now)
         {
@@ -246,7 +246,7 @@ impl<Q: QueueSource> IoChannel for RemoteChannel<Q> {
     #[inline]
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
         if let Queue::Opening(_) = self.queue {
-            self.look(now);
+            self.try_take_periodically(now);
         }
         match &mut self.queue {
             Queue::Open(queue) => queue.submit(now, requests, segments),
@@ -261,7 +261,7 @@ impl<Q: QueueSource> IoChannel for RemoteChannel<Q> {
             Queue::Opening(opening) => {
                 let count = opening.poll(answers);
                 if opening.owes_nothing() {
-                    self.look(now);
+                    self.try_take_periodically(now);
                 }
                 count
             }
