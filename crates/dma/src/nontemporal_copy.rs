@@ -20,7 +20,7 @@ impl RegionTable {
     pub fn stream(&self, from: Segment, to: Segment) -> Result<(), InvalidSegment> {
         #[cfg(target_arch = "x86_64")]
         if from.len_bytes == to.len_bytes && (to.len_bytes as usize).is_multiple_of(LINE) {
-            let (source, target) = (self.address(from)?, self.address(to)?);
+            let (source, target) = (self.host_address(from)?, self.host_address(to)?);
             if target.as_ptr().addr().is_multiple_of(LINE) {
                 let lines = to.len_bytes as usize / LINE;
                 // SAFETY: both ranges were resolved against their regions and have this many lines, and
@@ -41,7 +41,7 @@ impl RegionTable {
     /// Prefetches a segment for reading. A hint: an invalid segment is ignored.
     #[inline]
     pub fn prefetch(&self, segment: Segment) {
-        if let Ok(address) = self.address(segment) {
+        if let Ok(address) = self.host_address(segment) {
             for skip in (0..segment.len_bytes as usize).step_by(LINE) {
                 prefetch_read(address.as_ptr().wrapping_add(skip));
             }

@@ -226,7 +226,7 @@ impl RegionTable {
     /// Address of a segment, for system calls. Valid while a handle to this table exists; no reference to
     /// this memory may be formed.
     #[inline]
-    pub fn address(&self, segment: Segment) -> Result<NonNull<u8>, InvalidSegment> {
+    pub fn host_address(&self, segment: Segment) -> Result<NonNull<u8>, InvalidSegment> {
         let refuse = InvalidSegment(segment);
         let slot = self.table.slots.get(place_of(segment.region) as usize).ok_or(refuse)?;
         if !lies_inside(segment, slot.len_of(segment.region)) {
@@ -243,7 +243,7 @@ impl RegionTable {
     /// Word in the first four bytes of `segment`, which must be aligned to four.
     fn shared_word(&self, segment: Segment) -> Result<&AtomicU32, InvalidSegment> {
         let word = segment.slice(0, 4).ok_or(InvalidSegment(segment))?;
-        let address = self.address(word)?.cast::<u32>();
+        let address = self.host_address(word)?.cast::<u32>();
         if !address.is_aligned() {
             return Err(InvalidSegment(segment));
         }
@@ -258,7 +258,7 @@ impl RegionTable {
         if from.len_bytes != to.len_bytes {
             return Err(InvalidSegment(to));
         }
-        let (source, target) = (self.address(from)?, self.address(to)?);
+        let (source, target) = (self.host_address(from)?, self.host_address(to)?);
         // SAFETY: both ranges were resolved against their regions. Bytes have no invalid values, no
         // reference into a region exists, and `copy` permits overlap.
         unsafe { source.copy_to(target, from.len_bytes as usize) };
@@ -290,7 +290,7 @@ impl RegionTable {
 impl Memory for RegionTable {
     #[inline]
     fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), InvalidSegment> {
-        let Ok(source) = self.address(segment) else {
+        let Ok(source) = self.host_address(segment) else {
             return self.load_kernel_buffer(segment, into);
         };
         assert_eq!(into.len(), segment.len_bytes as usize, "the two lengths are the caller's");
@@ -302,7 +302,7 @@ impl Memory for RegionTable {
 
     #[inline]
     fn store(&self, segment: Segment, from: &[u8]) -> Result<(), InvalidSegment> {
-        let Ok(target) = self.address(segment) else {
+        let Ok(target) = self.host_address(segment) else {
             return self.store_kernel_buffer(segment, from);
         };
         assert_eq!(from.len(), segment.len_bytes as usize, "the two lengths are the caller's");
@@ -312,7 +312,7 @@ impl Memory for RegionTable {
     }
 
     fn fill(&self, segment: Segment, byte: u8) -> Result<(), InvalidSegment> {
-        let target = self.address(segment)?;
+        let target = self.host_address(segment)?;
         // SAFETY: the range was resolved; any byte is a valid byte.
         unsafe { target.as_ptr().write_bytes(byte, segment.len_bytes as usize) };
         Ok(())

@@ -136,7 +136,7 @@ impl SharedEntries {
     pub fn new(regions: &RegionTable, segment: Segment, iova: u64) -> Result<Self, AccessFault> {
         let len_bytes = u64::from(segment.len_bytes);
         let fault = AccessFault { iova, len_bytes };
-        let words = regions.address(segment).map_err(|_| fault)?.cast::<u64>();
+        let words = regions.host_address(segment).map_err(|_| fault)?.cast::<u64>();
         if !iova.is_multiple_of(8) || !words.is_aligned() {
             return Err(fault);
         }

@@ -65,7 +65,7 @@ impl Vectors {
         self.list.clear();
         self.done = 0;
         for (index, segment) in segments.iter().enumerate() {
-            let base = self.regions.address(*segment)?.as_ptr();
+            let base = self.regions.host_address(*segment)?.as_ptr();
             let len = segment.len_bytes as usize;
             let full = self.list.len() == self.capacity;
             match self.list.last_mut() {

@@ -155,7 +155,7 @@ impl Container {
     ) -> Result<(), MapError> {
         let refuse = |error| MapError::new(iova, len_bytes, error);
         let first = Segment { region, offset: 0, len_bytes: 1 };
-        let address = self.inner.regions.address(first);
+        let address = self.inner.regions.host_address(first);
         let address = address.map_err(|_| refuse(io::ErrorKind::NotFound.into()))?;
         // SAFETY of the mapping: the region belongs to a table that is kept, whose memory stays
         // mapped.

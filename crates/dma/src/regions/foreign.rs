@@ -158,7 +158,7 @@ impl RegionTable {
         let region = self.allocate_of(region_bytes, Backing::Private);
         let region = region.map_err(ForeignMapError::NoRegion)?;
         let address =
-            self.address(region.segment()).map_err(|_| ForeignMapError::Unaligned { part })?;
+            self.host_address(region.segment()).map_err(|_| ForeignMapError::Unaligned { part })?;
         let skip = address.as_ptr().align_offset(usize::try_from(page).map_err(uneven)?);
         if skip + mapped_bytes > region_bytes {
             return Err(ForeignMapError::Unaligned { part });

@@ -213,7 +213,7 @@ mod tests {
             assert!(regions.kernel_buffer(none).is_none(), "{none:?}");
         }
         for part in [whole, whole.slice(0, 1).unwrap(), outside] {
-            assert!(regions.address(part).is_err(), "{part:?}");
+            assert!(regions.host_address(part).is_err(), "{part:?}");
             assert!(regions.load(part, &mut vec![0; part.len_bytes as usize]).is_err());
         }
         assert_eq!(regions.count(), 1, "of memory");

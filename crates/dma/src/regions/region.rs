@@ -325,7 +325,7 @@ mod tests {
             regions.fill(all, 0xff).unwrap();
             assert!(!old.contains(&all), "a number of its own");
             for gone in &old {
-                assert!(regions.address(*gone).is_err() && !regions.contains(*gone));
+                assert!(regions.host_address(*gone).is_err() && !regions.contains(*gone));
             }
             old.push(all);
             old.truncate(50);

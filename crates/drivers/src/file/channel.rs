@@ -486,7 +486,7 @@ pub(super) fn goes_directly(shared: &Shared, segments: &[Segment]) -> bool {
     let Ok(alignment) = shared.direct else { return true };
     let (memory, unit) = (alignment.memory_bytes as usize, alignment.offset_bytes);
     segments.iter().all(|segment| {
-        let address = shared.regions.address(*segment);
+        let address = shared.regions.host_address(*segment);
         let is_aligned = match address {
             Ok(address) => address.addr().get().is_multiple_of(memory),
             Err(_) => shared.regions.kernel_buffer(*segment).is_some(),

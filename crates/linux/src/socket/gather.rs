@@ -69,7 +69,7 @@ impl<'a> Gather<'a> {
     /// Adds a segment of region memory. False if the list is full.
     #[inline]
     pub(crate) fn add_segment(&mut self, segment: Segment) -> Result<bool, InvalidSegment> {
-        let address = self.regions.address(segment)?;
+        let address = self.regions.host_address(segment)?;
         let has_room = self.add(address.as_ptr(), segment.len_bytes as usize);
         if has_room {
             self.memory_bytes += segment.len_bytes as usize;

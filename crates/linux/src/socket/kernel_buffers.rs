@@ -298,7 +298,7 @@ mod tests {
             let regions = RegionTable::new(1);
             let memory = regions.allocate(bytes.len()).unwrap();
             regions.store(memory.segment(), bytes).unwrap();
-            let address = regions.address(memory.segment()).unwrap();
+            let address = regions.host_address(memory.segment()).unwrap();
             let whole = libc::iovec { iov_base: address.as_ptr().cast(), iov_len: bytes.len() };
             let place = || {
                 // SAFETY: region memory, which the regions beside the ring keep mapped.
@@ -329,7 +329,7 @@ mod tests {
             way: MoveDirection,
         ) -> Result<usize, Errno> {
             let first = self.memory.segment().slice(at, len).unwrap();
-            let first = self.regions.address(first).unwrap().addr().get();
+            let first = self.regions.host_address(first).unwrap().addr().get();
             let ending =
                 submit_and_wait(&mut self.ring, &[transfer(socket.as_fd(), (first, len), way)]);
             ending.unwrap().outcome(len).unwrap()

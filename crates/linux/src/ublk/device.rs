@@ -47,7 +47,7 @@ impl Device {
         from: u64,
         into: Segment,
     ) -> Result<(), Errno> {
-        let address = regions.address(into).map_err(|_| Errno::FAULT)?.as_ptr();
+        let address = regions.host_address(into).map_err(|_| Errno::FAULT)?.as_ptr();
         let descriptor = self.file.as_raw_fd();
         whole(into.len_bytes as usize, |done| {
             let at = place(from, done)?;
@@ -62,7 +62,7 @@ impl Device {
 
     /// Copies memory to the data of a request, from device offset `to` on.
     pub(super) fn write(&self, regions: &RegionTable, from: Segment, to: u64) -> Result<(), Errno> {
-        let address = regions.address(from).map_err(|_| Errno::FAULT)?.as_ptr();
+        let address = regions.host_address(from).map_err(|_| Errno::FAULT)?.as_ptr();
         let descriptor = self.file.as_raw_fd();
         whole(from.len_bytes as usize, |done| {
             let at = place(to, done)?;

@@ -141,7 +141,7 @@ impl Memory {
     fn address(&self, at: usize, len: usize) -> NonNull<u8> {
         let part = u32::try_from(at).ok().zip(u32::try_from(len).ok());
         let part = part.and_then(|(at, len)| self.whole.slice(at, len));
-        let address = part.and_then(|part| self.regions.address(part).ok());
+        let address = part.and_then(|part| self.regions.host_address(part).ok());
         address.expect("the parts of the buffers lie in their memory")
     }
 

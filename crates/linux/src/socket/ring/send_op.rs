@@ -73,7 +73,7 @@ impl SendOp {
                     (part.as_mut_ptr(), part.len())
                 }
                 SendSlice::Memory(segment) => {
-                    (regions.address(segment)?.as_ptr(), segment.len_bytes as usize)
+                    (regions.host_address(segment)?.as_ptr(), segment.len_bytes as usize)
                 }
             };
             if len > 0 {
