@@ -213,12 +213,12 @@ impl DelayTiming {
     fn new(shared: Arc<Shared>, random: Random) -> Self {
         let (read, write) = (Curve::default(), Curve::default());
         let mut timing = Self { shared, seen: 0, read, write, random };
-        timing.look();
+        timing.apply_current();
         timing
     }
 
     /// Applies the current delays.
-    fn look(&mut self) {
+    fn apply_current(&mut self) {
         self.seen = self.shared.changes.load(Ordering::Acquire);
         let delays = *self.shared.delays.lock().unwrap_or_else(PoisonError::into_inner);
         (self.read, self.write) = (Curve::of(delays.read), Curve::of(delays.write));
@@ -228,7 +228,7 @@ impl DelayTiming {
 impl CompletionTiming for DelayTiming {
     fn schedule(&mut self, now: Instant, requests: &[Request], each: &mut dyn FnMut(Instant)) {
         if self.shared.changes.load(Ordering::Acquire) != self.seen {
-            self.look();
+            self.apply_current();
         }
         for request in requests {
             let curve = match request.operation {

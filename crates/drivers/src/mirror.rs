@@ -61,7 +61,7 @@ use self::create::check_leg;
 pub use self::create::create;
 pub use self::events::{MirrorCounters, MirrorEvent, MirrorNotice, subscribe_mirrors};
 use self::exclude::{Entry, Reserved, enter};
-use self::leg_io::look;
+use self::leg_io::read_superblocks;
 pub use self::looked_at::open_to_look;
 pub use self::members::{Consent, add, remove, replace};
 pub use self::options::{InjectedBugs, MirrorOptions};

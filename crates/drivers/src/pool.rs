@@ -259,7 +259,7 @@ impl OpenPool {
         let owns = owned::Opener::draw();
         let me = Some(owns.owner());
         let (first, shape) = (Arc::clone(&ground.medium), ground.shape);
-        let mut opened = create::look(opener, place, &*first, &shape, me)?;
+        let mut opened = create::read_pool(opener, place, &*first, &shape, me)?;
         ground.open_others(opener, place, &opened.store, false)?;
         let name = place.store.to_string();
         let reserved = Reserved::new(&name, owns.owner().id, &ground);
@@ -268,7 +268,7 @@ impl OpenPool {
             excluded = reserved.take_over(&opened.store, place.force)?;
             // Until then the former owner may have changed it.
             let devices = opened.store.devices().clone();
-            opened = create::look(opener, place, &*first, &shape, me)?;
+            opened = create::read_pool(opener, place, &*first, &shape, me)?;
             reserved.expect_same(&devices, opened.store.devices())?;
         }
         let claim = place.claim(&opened.store, excluded);
@@ -385,7 +385,7 @@ impl OpenPool {
             self.shared.leave(&desk, core::iter::empty());
             return Err(refused);
         }
-        state.ask(&desk, 0, ask);
+        state.submit_request(&desk, 0, ask);
         self.shared.dispatch(&mut state);
         drop(state);
         // The waker is armed before the inbox is read, so that a message in between ends the wait.

@@ -137,7 +137,7 @@ impl<J: FileIo> FileChannel<J> {
     fn go_on(&mut self, index: u16, next: NextStep) {
         let outcome = match next {
             NextStep::Answer(outcome) => outcome,
-            NextStep::Job => match self.ask(index) {
+            NextStep::Job => match self.submit_job(index) {
                 Ok(()) => return,
                 Err(SubmitError::InvalidSegment(_)) => IoStatus::DATA_TRANSFER_ERROR,
                 Err(SubmitError::Full | SubmitError::TooManySegments) => IoStatus::INTERNAL_ERROR,
@@ -155,7 +155,7 @@ impl<J: FileIo> FileChannel<J> {
         self.ready.push(IoCompletion { token, status: outcome, result: 0 });
     }
 
-    fn ask(&mut self, index: u16) -> Result<(), SubmitError> {
+    fn submit_job(&mut self, index: u16) -> Result<(), SubmitError> {
         if matches!(
             self.works[usize::from(index)].awaits,
             AwaitedJob::PriorWritesSynced | AwaitedJob::AllSynced

@@ -107,7 +107,7 @@ impl MirrorChannel {
     fn take(&mut self, request: &Request, segments: &[Segment]) {
         let own = match check(&self.limits, request, segments) {
             Ok(own) if request.blocks > 0 || request.operation == Operation::Flush => own,
-            done => return self.answer(request.token, done.err().unwrap_or_default(), 0),
+            done => return self.complete(request.token, done.err().unwrap_or_default(), 0),
         };
         let Some(slot) = self.free.pop() else { return };
         let segment_first = self.legs.keep(slot, own);
@@ -125,7 +125,7 @@ impl MirrorChannel {
         }
     }
 
-    fn answer(&mut self, token: u64, outcome: IoStatus, result: u32) {
+    fn complete(&mut self, token: u64, outcome: IoStatus, result: u32) {
         self.ready.push(IoCompletion { token, status: outcome, result });
     }
 
@@ -144,11 +144,11 @@ impl MirrorChannel {
         if !self.shared.closed.any(first, count) {
             return self.write_counted(slot);
         }
-        self.ask(slot);
+        self.request_permission(slot);
     }
 
     /// Requests permission to write under the lock.
-    fn ask(&mut self, slot: u32) {
+    fn request_permission(&mut self, slot: u32) {
         let shared = Arc::clone(&self.shared);
         let mut meta = shared.lock();
         let work = &mut self.works[slot as usize];
@@ -410,7 +410,7 @@ impl MirrorChannel {
         }
         self.works[slot as usize].stage = RequestStage::Idle;
         self.free.push(slot);
-        self.answer(request.token, outcome, result);
+        self.complete(request.token, outcome, result);
     }
 
     /// Status of a flush. If all legs may have lost writes during or before it, every channel reports
@@ -486,7 +486,7 @@ impl MirrorChannel {
                 let outcome = if outcome.is_success() { self.without_record() } else { outcome };
                 self.end(slot, outcome);
             } else if stage == RequestStage::Admitted {
-                self.ask(slot);
+                self.request_permission(slot);
             } else if stage == RequestStage::Repaired {
                 self.read_repaired(slot);
             } else {
@@ -611,7 +611,7 @@ impl Drop for MirrorChannel {
             shared.own(&mut meta, None);
         }
         self.background.abandon(&mut meta, &shared);
-        shared.tell();
+        shared.wake_all();
         // Other channels may sleep until a time that was valid while this one was active.
         meta.members.iter_mut().for_each(|other| other.bell.raise(0));
     }

@@ -10,7 +10,7 @@ use super::Leg;
 use super::assemble::{AssembledMirror, LegCandidate, LegProbe};
 use super::commit::legs_of;
 use super::fence::TAKEOVER_SEQUENCES;
-use super::leg_io::{self, LegIo, look};
+use super::leg_io::{self, LegIo, read_superblocks};
 use tenmil_volume::mirror::Ownership;
 use tenmil_volume::mirror::{CommonFields, Superblock, uuid_text};
 
@@ -98,7 +98,7 @@ impl Claim<'_> {
         assembly: &AssembledMirror,
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<(), Error> {
-        for LegCandidate { name, found } in look(self.regions, self.legs, now)? {
+        for LegCandidate { name, found } in read_superblocks(self.regions, self.legs, now)? {
             if let LegProbe::Leg(leg) = found
                 && leg.uuid == assembly.uuid
                 && leg.owner.id != assembly.owner.id

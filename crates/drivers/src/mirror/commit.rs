@@ -67,7 +67,7 @@ impl MirrorState {
             sequence.good = sequence.used;
             self.known[usize::from(leg)] = commit.generation;
         }
-        shared.tell();
+        shared.wake_all();
         // No leg has the new superblock: waiting requests fail, and nothing is retried until a request
         // needs it.
         if self.in_sync & !failed == 0 {
@@ -102,7 +102,7 @@ impl MirrorState {
     /// The channel that wrote the superblocks is closed; how far it got is unknown.
     pub(super) fn abandon_commit(&mut self, shared: &Shared) {
         if self.commit.take().is_some() {
-            shared.tell();
+            shared.wake_all();
         }
     }
 }

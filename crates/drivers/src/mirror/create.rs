@@ -44,7 +44,7 @@ pub fn create(opener: &Opener<'_>, uris: &[Uri], overwrite: bool) -> Result<Stri
         u128::from(tenmil_linux::random_seed()) << 64 | u128::from(tenmil_linux::random_seed());
     let mut now = || opener.clock.now();
     // A mirror that is to be overwritten may still be open elsewhere.
-    let found = leg_io::look(opener.regions, &legs, &mut now).map_err(refuse)?;
+    let found = leg_io::read_superblocks(opener.regions, &legs, &mut now).map_err(refuse)?;
     admit(&found, None, false).map_err(refuse)?;
     format(opener.regions, &legs, uuid, &mut now).map_err(refuse)
 }
@@ -140,7 +140,7 @@ fn are_different(
     legs: &[Leg],
     now: &mut dyn FnMut() -> Instant,
 ) -> Result<(), Error> {
-    for (index, candidate) in leg_io::look(regions, legs, now)?.into_iter().enumerate() {
+    for (index, candidate) in leg_io::read_superblocks(regions, legs, now)?.into_iter().enumerate() {
         match candidate.found {
             LegProbe::Leg(found) if usize::from(found.leg) == index => {}
             LegProbe::Leg(found) => {

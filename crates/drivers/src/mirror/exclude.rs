@@ -19,7 +19,7 @@ use tenmil_volume::Owner as Opener;
 use super::Leg;
 use super::assemble::{LegCandidate, LegProbe};
 use super::fence::{admit, is_superseded, owner_of};
-use super::leg_io::look;
+use super::leg_io::read_superblocks;
 use crate::exclusion::{Excluded, Exclusion, Preempts};
 use crate::owned::is_gone;
 use tenmil_volume::mirror::{LEGS_MAX, Superblock};
@@ -53,7 +53,7 @@ pub(super) fn enter(
     exclusion: &Exclusion,
     now: &mut dyn FnMut() -> Instant,
 ) -> Result<(Vec<LegCandidate>, Option<Opener>), Error> {
-    let candidates = look(regions, legs, now)?;
+    let candidates = read_superblocks(regions, legs, now)?;
     let owner = owner_of(&candidates, me);
     let is_bound = |owner: &Opener| {
         let media = legs.iter().filter_map(|leg| leg.medium.as_ref().ok());
@@ -101,7 +101,7 @@ pub(super) fn enter(
         }
     }
     // Until then another owner may have changed it.
-    let candidates = if has_reserved { look(regions, legs, now)? } else { candidates };
+    let candidates = if has_reserved { read_superblocks(regions, legs, now)? } else { candidates };
     let excluded = if let Preempts::Owner(id) = preempts { Some(id) } else { None };
     let found = owner_of(&candidates, me);
     let is_excluded = found.is_some_and(|owner| Some(owner.id) == excluded);

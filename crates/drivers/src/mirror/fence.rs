@@ -188,7 +188,7 @@ impl MirrorState {
         self.failures += 1;
         self.events.push(MirrorEvent::TakenOver { by });
         shared.publish(self);
-        shared.tell();
+        shared.wake_all();
     }
 
     /// Releases ownership: the next superblocks name no owner. Returns false if that is not needed.

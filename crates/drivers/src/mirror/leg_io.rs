@@ -141,7 +141,7 @@ impl<'a> LegIo<'a> {
 }
 
 /// Reads the superblock of each leg.
-pub(super) fn look(
+pub(super) fn read_superblocks(
     regions: &RegionTable,
     legs: &[Leg],
     now: &mut dyn FnMut() -> Instant,

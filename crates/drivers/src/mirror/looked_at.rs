@@ -11,7 +11,7 @@ use super::assemble::{AssembledMirror, assemble};
 use super::commit::legs_of;
 use super::fence::admit;
 use super::status::describe;
-use super::{Leg, OpenLegs, check_leg, limits_of, look, open_legs, parse};
+use super::{Leg, OpenLegs, check_leg, limits_of, read_superblocks, open_legs, parse};
 use crate::split::Split;
 
 /// The blocks of one leg in sync, to be read.
@@ -34,7 +34,7 @@ pub fn open_to_look(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Erro
     let OpenLegs { legs, existing, handles, mut identities } = open_legs(opener, uri.children());
     let refuse = |problem: Error| Error::from(uri.refuse(problem));
     let mut now = || opener.clock.now();
-    let candidates = look(opener.regions, &legs, &mut now).map_err(refuse)?;
+    let candidates = read_superblocks(opener.regions, &legs, &mut now).map_err(refuse)?;
     admit(&candidates, None, false).map_err(refuse)?;
     let assembly = assemble(&candidates, options.start()).map_err(refuse)?;
     let medium = LookedAt::new(&legs, &assembly).map_err(refuse)?;

@@ -19,7 +19,7 @@ use super::assemble::{AssembledMirror, LegCandidate, LegProbe, Start, assemble};
 use super::commit::legs_of;
 use super::create::check_leg;
 use super::fence::admit;
-use super::leg_io::{self, LegIo, look};
+use super::leg_io::{self, LegIo, read_superblocks};
 use super::{Leg, OpenLegs, open_legs, parse};
 use tenmil_base::Error;
 use tenmil_block::Opener;
@@ -167,7 +167,7 @@ fn fresh(
     }
     let leg = Leg { name: uri.to_string(), medium: Ok(opened.medium) };
     overwrite::allow("a new leg", &opened.existing, overwrite, &KernelFiles::live())?;
-    let found = look(opener.regions, std::slice::from_ref(&leg), now).map_err(caller)?;
+    let found = read_superblocks(opener.regions, std::slice::from_ref(&leg), now).map_err(caller)?;
     admit(&found, None, false).map_err(caller)?;
     if let Some(LegProbe::Leg(found)) = found.first().map(|candidate| &candidate.found)
         && !overwrite
@@ -187,7 +187,7 @@ impl<'a> OfflineMirror<'a> {
         start: Start,
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<Self, Error> {
-        let candidates: Vec<LegCandidate> = look(regions, legs, now)?;
+        let candidates: Vec<LegCandidate> = read_superblocks(regions, legs, now)?;
         admit(&candidates, None, false)?;
         let assembly = assemble(&candidates, start)?;
         Ok(Self { regions, room: leg_io::room(regions)?, legs, assembly, identities: &[] })
@@ -252,7 +252,7 @@ impl<'a> OfflineMirror<'a> {
         replaced: Option<u8>,
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<(), Error> {
-        let found = look(self.regions, std::slice::from_ref(new), now)?;
+        let found = read_superblocks(self.regions, std::slice::from_ref(new), now)?;
         let Some(LegProbe::Leg(found)) = found.first().map(|one| &one.found) else { return Ok(()) };
         let stays = self.assembly.present() & !replaced.map_or(0, |leg| 1 << leg);
         if found.uuid != self.assembly.uuid || stays & 1 << found.leg == 0 {
@@ -314,7 +314,7 @@ impl<'a> OfflineMirror<'a> {
         let left = self.check_remove(number)?;
         let mut change = self.change(number)?;
         change.gone |= 1 << number;
-        self.tell(&change, number, now)?;
+        self.write_other_superblocks(&change, number, now)?;
         let wiped = self.wipe(number, now);
         Ok(self.message(&format!("leg {number} is gone; {left} are left{wiped}")))
     }
@@ -363,11 +363,11 @@ impl<'a> OfflineMirror<'a> {
         for sequence in [1, 2] {
             self.write(new, &self.superblock(&change, number, sequence), now)?;
         }
-        self.tell(&change, number, now)
+        self.write_other_superblocks(&change, number, now)
     }
 
     /// Writes the superblocks of all other present legs, one after another.
-    fn tell(
+    fn write_other_superblocks(
         &mut self,
         change: &SuperblockUpdate,
         except: u8,

@@ -91,7 +91,7 @@ impl Running {
         let (until, never) = (clock.now().after(RELEASE_MAX), StopFlag::default());
         let mut nothing = CompletionBatch::with_capacity(1);
         while clock.now() < until && !self.shared.lock().is_settled() {
-            self.channel.look();
+            self.channel.start_commit_if_needed();
             self.channel.poll(clock.now(), &mut nothing);
             self.sleep(&never, clock, sleeper);
         }

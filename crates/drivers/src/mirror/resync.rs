@@ -172,7 +172,7 @@ impl MirrorState {
         match copying.locked.take() {
             Some((lba, blocks)) if blocks > 1 => {
                 copying.single_until = lba + u64::from(blocks);
-                shared.tell();
+                shared.wake_all();
                 self.go(MaintenancePhase::Locked)
             }
             _ if returning != 0 => {
@@ -199,7 +199,7 @@ impl MirrorState {
     }
 
     fn advance_copy(&mut self, shared: &Shared, next: u64) -> ResyncStep {
-        shared.tell();
+        shared.wake_all();
         let Some(copying) = &mut self.copying else { return self.go(MaintenancePhase::Rest) };
         (copying.locked, copying.next) = (None, next);
         if next < copying.end {
@@ -217,7 +217,7 @@ impl MirrorState {
     pub(super) fn stop_copy(&mut self, shared: &Shared) -> ResyncStep {
         self.copying = None;
         shared.publish(self);
-        shared.tell();
+        shared.wake_all();
         self.go(MaintenancePhase::Rest)
     }
 }

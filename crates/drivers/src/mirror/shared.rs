@@ -168,7 +168,7 @@ impl Shared {
         self.news.load(Ordering::Acquire)
     }
 
-    pub(super) fn tell(&self) {
+    pub(super) fn wake_all(&self) {
         self.news.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -344,7 +344,7 @@ impl ChannelMemory {
     }
 
     /// Buffer for a superblock copy that is read before a commit.
-    pub(super) fn look(&self, leg: u8, copy: u8) -> Segment {
+    pub(super) fn superblock_buffer(&self, leg: u8, copy: u8) -> Segment {
         let before = self.chunk_at / 3 / self.superblock_bytes;
         let place = before + 2 * u32::from(leg) + u32::from(copy);
         self.part(place * self.superblock_bytes, self.superblock_bytes)

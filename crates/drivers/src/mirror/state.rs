@@ -419,7 +419,7 @@ impl MirrorState {
             self.todo = self.unequal.clone();
         }
         shared.publish(self);
-        shared.tell();
+        shared.wake_all();
     }
 
     /// Marks the regions of these blocks as differing on in-sync legs: a write was executed by some of

@@ -6,7 +6,7 @@ use tenmil_base::ErrorCategory;
 
 use super::assemble::{AssembledMirror, LegCandidate, LegProbe, assemble};
 use super::progress::Health;
-use super::{look, open_legs, parse};
+use super::{read_superblocks, open_legs, parse};
 use tenmil_base::Error;
 use tenmil_block::Opener;
 use tenmil_block::uri::Uri;
@@ -35,7 +35,7 @@ pub fn show(opener: &Opener<'_>, uri: &Uri) -> Result<MirrorReport, Error> {
     let options = parse(uri)?;
     let legs = open_legs(opener, uri.children()).legs;
     let mut now = || opener.clock.now();
-    let candidates = look(opener.regions, &legs, &mut now)
+    let candidates = read_superblocks(opener.regions, &legs, &mut now)
         .map_err(|problem| Error::new(ErrorCategory::Environment, problem))?;
     let assembly = assemble(&candidates, options.start());
     let health = assembly

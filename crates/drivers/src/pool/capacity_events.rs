@@ -50,7 +50,7 @@ impl CapacityEvent {
         Self { device: device.into(), store, fill: notice.fill, taken_bytes, room_bytes }
     }
 
-    pub(super) fn tell(&self) {
+    pub(super) fn emit(&self) {
         let hearers = HEARERS.lock().unwrap_or_else(PoisonError::into_inner);
         hearers.iter().for_each(|hear| hear(self));
     }

@@ -223,12 +223,12 @@ impl VolumeChannel {
             let Some((slot, ask)) = self.take(request, segments) else { continue };
             match self.take_data(slot) {
                 Ok(()) => asks.push((slot, ask)),
-                Err(InvalidSegment(_)) => self.answer(slot, IoStatus::DATA_TRANSFER_ERROR),
+                Err(InvalidSegment(_)) => self.complete(slot, IoStatus::DATA_TRANSFER_ERROR),
             }
         }
         self.unknown = unknown;
         self.enter(|state, desk| {
-            asks.drain(..).for_each(|(slot, ask)| state.ask(desk, slot, ask));
+            asks.drain(..).for_each(|(slot, ask)| state.submit_request(desk, slot, ask));
         });
         self.asks = asks;
         self.read_notes();
@@ -320,7 +320,7 @@ impl VolumeChannel {
     }
 
     /// Sends the requests of a batch that need the pool.
-    fn ask(&mut self, requests: &[Request], segments: &[Segment]) {
+    fn send_to_pool(&mut self, requests: &[Request], segments: &[Segment]) {
         if self.bounce.is_some() {
             return self.ask_summed(requests, segments);
         }
@@ -331,7 +331,7 @@ impl VolumeChannel {
             if !self.learn(&mut state, request)
                 && let Some((slot, ask)) = self.take(request, segments)
             {
-                state.ask(&self.desk, slot, ask);
+                state.submit_request(&self.desk, slot, ask);
             }
         }
         self.unknown = unknown;
@@ -483,16 +483,16 @@ impl VolumeChannel {
         let is_forced = request.flags.has(tenmil_base::RequestFlags::FUA) && changes;
         if is_forced && stage == RequestState::Asked && outcome.is_success() {
             self.works[slot as usize].stage = RequestState::Forced;
-            return self.enter(|state, desk| state.ask(desk, slot, PoolRequest::Flush));
+            return self.enter(|state, desk| state.submit_request(desk, slot, PoolRequest::Flush));
         }
         if is_flush && outcome == IoStatus::WRITE_FAULT {
             self.telling = losses;
         }
-        self.answer(slot, outcome);
+        self.complete(slot, outcome);
     }
 
     /// Completes a request and frees its slot.
-    fn answer(&mut self, slot: u32, outcome: IoStatus) {
+    fn complete(&mut self, slot: u32, outcome: IoStatus) {
         let work = &mut self.works[slot as usize];
         work.stage = RequestState::Idle;
         self.free.push(slot);
@@ -537,7 +537,7 @@ impl IoChannel for VolumeChannel {
         let count = requests.len().min(room);
         self.sort(&requests[..count]);
         if !self.unknown.is_empty() {
-            self.ask(requests, segments);
+            self.send_to_pool(requests, segments);
         }
         self.hand_down(now);
         if !self.known.batch.is_empty() {
@@ -562,7 +562,7 @@ impl IoChannel for VolumeChannel {
         if self.transfers.have_ended() || self.desk.has_notes() {
             let shared = &self.open.shared;
             let mut state = shared.lock_to_tell();
-            self.transfers.tell(&mut state.store);
+            self.transfers.report_ended(&mut state.store);
             shared.dispatch(&mut state);
             state.take_notes(&self.desk, &mut self.notes);
             drop(state);

@@ -215,7 +215,7 @@ impl<P: PageSource> ReadOnlyWalker<'_, P> {
         name: &str,
         goes_on: &mut dyn FnMut(u64) -> Result<(), Error>,
     ) -> Result<Option<SpaceUsage>, Error> {
-        Ok(match self.ask(PoolRequest::SpaceUsage(name.into()), goes_on)? {
+        Ok(match self.execute(PoolRequest::SpaceUsage(name.into()), goes_on)? {
             Some(PoolResponse::Account(account)) => Some(account),
             _ => None,
         })
@@ -226,13 +226,13 @@ impl<P: PageSource> ReadOnlyWalker<'_, P> {
         &mut self,
         goes_on: &mut dyn FnMut(u64) -> Result<(), Error>,
     ) -> Result<Vec<(String, ParentInfo)>, Error> {
-        let Some(PoolResponse::Volumes(volumes)) = self.ask(PoolRequest::List, goes_on)? else {
+        let Some(PoolResponse::Volumes(volumes)) = self.execute(PoolRequest::List, goes_on)? else {
             return Ok(Vec::new());
         };
         let mut found = Vec::new();
         for info in volumes.into_iter().filter(|info| info.reach > 0) {
             if let Some(PoolResponse::Parent(Some(parent))) =
-                self.ask(PoolRequest::Parent { volume: info.id }, goes_on)?
+                self.execute(PoolRequest::Parent { volume: info.id }, goes_on)?
             {
                 found.push((info.name, parent));
             }
@@ -241,7 +241,7 @@ impl<P: PageSource> ReadOnlyWalker<'_, P> {
     }
 
     /// Executes a pool request read-only: writes that the pool requests are not performed.
-    fn ask(
+    fn execute(
         &mut self,
         ask: PoolRequest,
         goes_on: &mut dyn FnMut(u64) -> Result<(), Error>,

@@ -55,7 +55,7 @@ pub fn create_over(
     let below = opener.open(uri)?;
     let shape = PageGeometry::of(uri, &below.medium.limits())?;
     let steps = steps(uri, name, &shape)?;
-    let there = look(opener, &VolumeRef::on(uri), &*below.medium, &shape, None);
+    let there = read_pool(opener, &VolumeRef::on(uri), &*below.medium, &shape, None);
     if let Some(owner) = there.as_ref().ok().and_then(|there| there.store.owner())
         && overwrite
         && !owned::is_gone(&owner)
@@ -173,7 +173,7 @@ pub fn take_over(opener: &Opener<'_>, place: &VolumeRef) -> Result<Option<String
 pub fn check(opener: &Opener<'_>, place: &VolumeRef) -> Result<PoolCheckResult, Error> {
     let device = place.store.clone().to_read();
     let mut ground = PoolDevices::first(&place.store, opener.open(&device)?)?;
-    let opened = look(opener, place, &*ground.medium, &ground.shape, None)?;
+    let opened = read_pool(opener, place, &*ground.medium, &ground.shape, None)?;
     let OpenedStore { mut store, damaged } = opened;
     ground.open_others(opener, place, &store, true)?;
     let mut raw =
@@ -198,7 +198,7 @@ pub fn check(opener: &Opener<'_>, place: &VolumeRef) -> Result<PoolCheckResult, 
 }
 
 /// Reads and opens the pool on a device.
-pub(super) fn look(
+pub(super) fn read_pool(
     opener: &Opener<'_>,
     place: &VolumeRef,
     medium: &dyn BlockDevice,

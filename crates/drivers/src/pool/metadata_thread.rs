@@ -165,7 +165,7 @@ impl MetadataThread {
         let until = clock.now().after(closing_max);
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock_to_tell();
-        state.ask(&self.desk, 0, PoolRequest::Release);
+        state.submit_request(&self.desk, 0, PoolRequest::Release);
         shared.dispatch(&mut state);
         drop(state);
         while self.notes.is_empty() && clock.now() < until {
@@ -184,7 +184,7 @@ impl MetadataThread {
     /// One iteration. Returns false if there was nothing to do.
     fn turn(&mut self, now: Instant) -> bool {
         if let Some(news) = self.look_around() {
-            news.tell();
+            news.emit();
         }
         self.recover(now);
         self.try_again(now);
@@ -227,10 +227,10 @@ impl MetadataThread {
             let news = PoolStopNotice { device, store, why, recovered };
             if stops > self.told_stops && recovered.is_some() && !self.told_stop {
                 // It has recovered before the stop could be reported.
-                PoolStopNotice { recovered: None, ..news.clone() }.tell();
+                PoolStopNotice { recovered: None, ..news.clone() }.emit();
             }
             (self.told_stops, self.told_stop) = (stops, stopped);
-            news.tell();
+            news.emit();
             return None;
         }
         let notice = capacity_events::is_heard().then(|| state.store.next_notice())??;

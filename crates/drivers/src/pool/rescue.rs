@@ -99,7 +99,7 @@ pub fn rescue(
     let (is_interrupted, maps) = (false, BTreeMap::new());
     let mut rescuer = RescueJob { raw, ahead, target, watch: &mut watch, is_interrupted, maps };
     let name = device.to_string();
-    let rescued = rescuer.look(rescue, &name)?;
+    let rescued = rescuer.search(rescue, &name)?;
     if rescued.volumes.is_empty() && rescued.name.is_empty() {
         let text = format!("{name}: no volume of any pool was found");
         return Err(Error::new(ErrorCategory::Usage, text));
@@ -128,13 +128,13 @@ pub fn rescue(
 
 impl RescueJob<'_> {
     /// Searches for volumes.
-    fn look(&mut self, mut rescue: Rescue, name: &str) -> Result<RescueResult, Error> {
+    fn search(&mut self, mut rescue: Rescue, name: &str) -> Result<RescueResult, Error> {
         while let Some(at) = rescue.next_read().map_err(|error| refusal(name, &error))? {
             let read_ahead = rescue.scanned().is_some();
             let page = self.page(at, read_ahead);
             rescue.handle_read(page.as_ref().map_err(|outcome| *outcome));
             if let Some((done, total)) = rescue.scanned() {
-                self.tell(done, total)?;
+                self.report_progress(done, total)?;
             }
         }
         Ok(rescue.finish())
@@ -211,7 +211,7 @@ impl RescueJob<'_> {
                 lost_blocks += self.copy(&mut carrier, piece, &sums)?;
                 copied += piece.blocks;
                 let at = (done + copied).min(total);
-                self.tell(at, total)?;
+                self.report_progress(at, total)?;
             }
             drop(carrier);
             let (to, uuid) = (info.name.clone(), info.uuid);
@@ -347,7 +347,7 @@ impl RescueJob<'_> {
     }
 
     /// Reports progress in pages.
-    fn tell(&mut self, done: u64, total: u64) -> Result<(), Error> {
+    fn report_progress(&mut self, done: u64, total: u64) -> Result<(), Error> {
         let page = u64::from(PAGE_BYTES);
         match (self.watch)((done * page, total * page)) {
             true => Ok(()),

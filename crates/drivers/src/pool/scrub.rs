@@ -208,7 +208,7 @@ impl Scrub<'_, '_> {
             let count = left.min(polite).min(carrier.blocks_max());
             let began = self.open.clock.now();
             if carrier.verify(at, count).is_err() {
-                self.look(carrier, (at, count), seen)?;
+                self.find_damaged(carrier, (at, count), seen)?;
             }
             at += u64::from(count);
             self.done += u64::from(count);
@@ -224,7 +224,7 @@ impl Scrub<'_, '_> {
     }
 
     /// Finds the damaged blocks in a range.
-    fn look(
+    fn find_damaged(
         &self,
         carrier: &mut BlockingVolumeIo,
         (first, count): (u64, u32),

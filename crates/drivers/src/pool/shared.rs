@@ -212,7 +212,7 @@ impl Shared {
         let seats = state.seats.iter().filter(|(_, seat)| seat.has_way);
         let seats: Vec<u32> = seats.map(|(number, _)| *number).collect();
         for (seat, more) in seats.into_iter().zip(made) {
-            state.tell(seat, ClientMessage::More(more));
+            state.send_to_client(seat, ClientMessage::More(more));
         }
         drop(state);
         self.ring();
@@ -268,7 +268,7 @@ impl Shared {
         }
         while let Some((token, answer)) = state.store.next_answer() {
             let (seat, number) = parts(token);
-            state.tell(seat, ClientMessage::Ended(number, answer));
+            state.send_to_client(seat, ClientMessage::Ended(number, answer));
         }
         if state.pages.len() > before {
             self.ring();
@@ -296,7 +296,7 @@ impl Shared {
 impl State {
     /// Submits a request to the pool; the response carries `number`.
     #[inline]
-    pub(super) fn ask(&mut self, desk: &ClientInbox, number: u32, ask: PoolRequest) {
+    pub(super) fn submit_request(&mut self, desk: &ClientInbox, number: u32, ask: PoolRequest) {
         self.store.submit(u64::from(desk.number) << 32 | u64::from(number), ask);
     }
 
@@ -336,7 +336,7 @@ impl State {
 
     fn pass_on(&mut self, token: u64, action: DeviceAction) {
         let (seat, _) = parts(token);
-        if let Some(note) = self.tell(seat, ClientMessage::Do(action))
+        if let Some(note) = self.send_to_client(seat, ClientMessage::Do(action))
             && let ClientMessage::Do(action) = note
         {
             self.refuse(&action);
@@ -344,7 +344,7 @@ impl State {
     }
 
     /// Sends a message to a client. Returns it if the client does not exist.
-    fn tell(&mut self, seat: u32, note: ClientMessage) -> Option<ClientMessage> {
+    fn send_to_client(&mut self, seat: u32, note: ClientMessage) -> Option<ClientMessage> {
         let Some(seat) = self.seats.get_mut(&seat) else { return Some(note) };
         seat.notes.push_back(note);
         // Release pairs with the acquire in `has_notes`; the reader then takes the lock.

@@ -30,7 +30,7 @@ pub fn subscribe_stops(hear: impl Fn(&PoolStopNotice) + Send + 'static) {
 }
 
 impl PoolStopNotice {
-    pub(super) fn tell(&self) {
+    pub(super) fn emit(&self) {
         let hearers = HEARERS.lock().unwrap_or_else(PoisonError::into_inner);
         hearers.iter().for_each(|hear| hear(self));
     }

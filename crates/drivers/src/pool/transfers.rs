@@ -71,7 +71,7 @@ impl TransferTable {
     }
 
     /// Reports ended transfers to the pool.
-    pub(super) fn tell(&mut self, store: &mut Pool) {
+    pub(super) fn report_ended(&mut self, store: &mut Pool) {
         let mut sums = &self.sums[..];
         for CompletedTransfer { io, outcome, sums: count } in self.ended.drain(..) {
             let (own, rest) = sums.split_at(count);

@@ -54,7 +54,7 @@ impl Background {
     pub(super) fn abandon(&self, meta: &mut MirrorState, shared: &Shared) {
         if self.look.is_some() {
             meta.abandon_look();
-            shared.tell();
+            shared.wake_all();
         }
         if self.commit.is_some() {
             meta.abandon_commit(shared);
@@ -79,7 +79,7 @@ impl RequestGroup {
 
 impl MirrorChannel {
     /// Starts a commit if one is needed.
-    pub(in crate::mirror) fn look(&mut self) {
+    pub(in crate::mirror) fn start_commit_if_needed(&mut self) {
         let shared = self.shared.clone();
         self.write_superblocks(&mut shared.lock());
     }

@@ -97,7 +97,7 @@ impl Legs {
         let legs: Box<[Leg]> = legs.collect();
         let mut table = vec![Segment::default(); (depth * segments_max) as usize];
         for leg in (0..).take(legs.len()) {
-            table.extend([own.look(leg, 0), own.look(leg, 1)]);
+            table.extend([own.superblock_buffer(leg, 0), own.superblock_buffer(leg, 1)]);
         }
         table.extend((0..).take(legs.len()).map(|leg| own.superblock(leg)));
         table.extend([own.chunk(); 2]);
@@ -166,7 +166,7 @@ impl Legs {
 
     /// Loads a superblock copy that [`send_look`](Self::send_look) has read.
     pub(super) fn looked(&self, leg: u8, copy: u8, into: &mut [u8; 4096]) -> bool {
-        let head = self.own.look(leg, copy).slice(0, 4096);
+        let head = self.own.superblock_buffer(leg, copy).slice(0, 4096);
         head.is_some_and(|head| self.shared.regions.load(head, into).is_ok())
     }
 

@@ -15,7 +15,7 @@ use crate::mirror::assemble::{LegCandidate, LegProbe};
 use crate::mirror::create::format;
 use crate::mirror::fence::{is_superseded, owner_of};
 use crate::mirror::maintenance::ResyncPolicy;
-use crate::mirror::{Leg, Mirror, MirrorOptions, look};
+use crate::mirror::{Leg, Mirror, MirrorOptions, read_superblocks};
 use crate::owned;
 
 const BLOCKS: u64 = 1024;
@@ -89,7 +89,7 @@ impl Machine {
 
     fn candidates(&mut self) -> Vec<LegCandidate> {
         let legs = self.legs();
-        look(&self.regions, &legs, &mut || later(&mut self.now)).unwrap()
+        read_superblocks(&self.regions, &legs, &mut || later(&mut self.now)).unwrap()
     }
 
     /// Opens the mirror, writes to two regions, and gives it up; as far as it comes.

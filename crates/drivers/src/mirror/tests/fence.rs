@@ -8,7 +8,7 @@ use tenmil_linux::Clock;
 
 use crate::mirror::assemble::{LegCandidate, LegProbe};
 use crate::mirror::{
-    InjectedBugs, Leg, Mirror, MirrorOptions, OpenLegs, create, look, open_legs, take_over,
+    InjectedBugs, Leg, Mirror, MirrorOptions, OpenLegs, create, read_superblocks, open_legs, take_over,
 };
 use tenmil_block::uri::Uri;
 use tenmil_block::{OpenedDevice, Opener};
@@ -63,7 +63,7 @@ impl Bench {
     }
 
     fn superblocks(&self, legs: &[Leg]) -> Vec<Superblock> {
-        let found = look(&self.regions, legs, &mut || self.clock.now()).unwrap();
+        let found = read_superblocks(&self.regions, legs, &mut || self.clock.now()).unwrap();
         let leg = |LegCandidate { found, .. }| match found {
             LegProbe::Leg(leg) => *leg,
             other => panic!("{other:?}"),

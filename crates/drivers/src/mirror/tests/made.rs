@@ -7,7 +7,7 @@ use tenmil_base::Span;
 use crate::mirror::assemble::LegProbe;
 use crate::mirror::create::format;
 use crate::mirror::maintenance::ResyncPolicy;
-use crate::mirror::{Mirror, MirrorOptions, OpenLegs, look, open_legs};
+use crate::mirror::{Mirror, MirrorOptions, OpenLegs, read_superblocks, open_legs};
 use tenmil_base::Error;
 use tenmil_block::uri::Uri;
 use tenmil_block::{DeviceType, OpenedDevice, Opener};
@@ -28,7 +28,7 @@ impl DeviceType for MadeKind {
         let OpenLegs { legs, existing, handles, identities } = open_legs(opener, uri.children());
         let mut now = || opener.clock.now();
         let refuse = |problem: Error| Error::from(uri.refuse(problem));
-        let found = look(opener.regions, &legs, &mut now).map_err(refuse)?;
+        let found = read_superblocks(opener.regions, &legs, &mut now).map_err(refuse)?;
         if found.iter().all(|leg| leg.found == LegProbe::Foreign(NoSuperblock::Absent)) {
             format(opener.regions, &legs, 7, &mut now).map_err(refuse)?;
         }

@@ -27,7 +27,7 @@ impl DeviceType for StoredKind {
         let below = opener.open(device)?;
         let shape = PageGeometry::of(device, &below.medium.limits())?;
         let place = VolumeRef::on(device);
-        if create::look(opener, &place, &*below.medium, &shape, None).is_err() {
+        if create::read_pool(opener, &place, &*below.medium, &shape, None).is_err() {
             let steps = create::steps(device, "tests", &shape)?;
             create::format(opener, device, &*below.medium, &shape, steps)?;
         }
