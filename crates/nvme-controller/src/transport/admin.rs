@@ -225,7 +225,7 @@ impl<H: HostMemory> AdminQueue<H> {
     pub(super) fn complete(&mut self, cid: u16, end: AdminResult) -> Option<AdminRequest> {
         let at = self.waiting.iter().position(|command| command.cid() == cid)?;
         let command = self.waiting.swap_remove(at);
-        self.answer(&command, end)
+        self.post_completion(&command, end)
     }
 
     /// Number of completions posted since the last call.
@@ -397,10 +397,10 @@ impl<H: HostMemory> AdminQueue<H> {
     /// Completes the current command; drops it if the queue is stopping.
     fn finish_current(&mut self, end: AdminResult) -> Option<AdminRequest> {
         let current = self.current.take()?;
-        if self.is_stopping { None } else { self.answer(&current.command, end) }
+        if self.is_stopping { None } else { self.post_completion(&current.command, end) }
     }
 
-    fn answer(&mut self, command: &Command, end: AdminResult) -> Option<AdminRequest> {
+    fn post_completion(&mut self, command: &Command, end: AdminResult) -> Option<AdminRequest> {
         self.outbox.push_back(Completion::new(command.cid(), end.status).with_dw0(end.result));
         (!end.status.is_success()).then_some(AdminRequest::Report(ErrorReport {
             sqid: 0,

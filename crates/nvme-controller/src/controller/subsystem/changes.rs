@@ -33,10 +33,10 @@ impl PersistRequest {
     /// held until then.
     pub fn ended(mut self, written: Result<(), Error>) {
         self.is_owed = false;
-        self.tell(written);
+        self.complete(written);
     }
 
-    fn tell(&self, written: Result<(), Error>) {
+    fn complete(&self, written: Result<(), Error>) {
         if let Some(shared) = self.subsystem.upgrade() {
             Subsystem { shared }.stored(self.nsid, self.number, written);
         }
@@ -46,7 +46,7 @@ impl PersistRequest {
 impl Drop for PersistRequest {
     fn drop(&mut self) {
         if self.is_owed {
-            self.tell(Err(Error::environment(NO_WRITER.to_owned())));
+            self.complete(Err(Error::environment(NO_WRITER.to_owned())));
         }
     }
 }
