@@ -156,7 +156,7 @@ impl FabricsChannel {
     /// Submits while the queue accepts nothing, or held requests come first.
     #[cold]
     fn submit_slowly(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
-        self.look(now);
+        self.record_loss(now);
         if self.has_failed(now) && !self.is_resuming(now) {
             let room = (self.way.limits().depth_max as usize).saturating_sub(self.failed.len());
             let outcome = IoStatus::PATH_ERROR;
@@ -181,7 +181,7 @@ impl FabricsChannel {
     }
 
     /// Records since when it accepts nothing, and how the connection was lost.
-    fn look(&mut self, now: Instant) {
+    fn record_loss(&mut self, now: Instant) {
         match self.way.standing() {
             QueueState::Running => self.down_since = None,
             _ if self.down_since.is_none() => (self.down_since, self.cut) = (Some(now), None),
@@ -225,7 +225,7 @@ impl FabricsChannel {
     /// Holds requests that were aborted by a reset, and completes those that have failed.
     #[cold]
     fn poll_slowly(&mut self, now: Instant, first: usize, answers: &mut CompletionBatch) {
-        self.look(now);
+        self.record_loss(now);
         let (kept, limit) = (&mut self.kept, self.way.limit);
         let (flushes, by) = (&mut self.flushes, self.way.association());
         let cut = self.cut.unwrap_or(ConnectionLossInfo { at: now, broken: ConnectionFailure::No });

@@ -182,7 +182,7 @@ impl Multipath {
             PathUpdate::Down(why) => self.handle_down(now, index, why),
             PathUpdate::Unfit(why) => {
                 self.shared.set_access(index, PathAnaState::default());
-                self.tell();
+                self.publish_states();
                 self.events.push_back(PathEvent::NamespaceMismatch { path: index, why });
             }
             PathUpdate::Controller(event) => self.handle_event(index, event),
@@ -199,7 +199,7 @@ impl Multipath {
     ) {
         self.shared.set_access(path, access);
         // Even without a change: queues that requested the refresh are waiting.
-        self.tell();
+        self.publish_states();
         match before {
             None => {
                 for queue in &mut self.queues {
@@ -223,7 +223,7 @@ impl Multipath {
 
     fn handle_down(&mut self, now: Instant, path: usize, why: String) {
         self.shared.set_access(path, PathAnaState::default());
-        self.tell();
+        self.publish_states();
         self.events.push_back(PathEvent::Down { path, why });
         self.look_who_leads(now);
     }
@@ -290,7 +290,7 @@ impl Multipath {
     }
 
     /// Publishes changed path states.
-    fn tell(&self) {
+    fn publish_states(&self) {
         self.queues.iter().for_each(|queue| queue.desk.send(|_| {}));
     }
 

@@ -242,7 +242,7 @@ impl QueueConnection {
                     self.memory_bytes = self.taken_bytes;
                 }
                 self.end.sent(count, &mut self.events);
-                self.tell(answer);
+                self.handle_events(answer);
                 count > 0 && self.end.pieces().is_empty()
             }
             Err(broken) => {
@@ -336,7 +336,7 @@ impl QueueConnection {
             self.received += 1;
             let count = u32::try_from(count).unwrap_or(u32::MAX);
             self.end.received_direct(now, count, &mut self.events);
-            self.tell(answer);
+            self.handle_events(answer);
         }
         received
     }
@@ -360,13 +360,13 @@ impl QueueConnection {
                 }
             }
             stream.consume(taken);
-            self.tell(answer);
+            self.handle_events(answer);
         }
     }
 
     /// Handles events, except for data, which has been stored already.
     #[inline]
-    fn tell(&mut self, answer: &mut impl FnMut(CompletedCommand)) {
+    fn handle_events(&mut self, answer: &mut impl FnMut(CompletedCommand)) {
         let mut ended = None;
         // Queried once: a release in the meantime is found in the next iteration.
         let mut is_read = None;
@@ -425,7 +425,7 @@ impl QueueConnection {
     #[cold]
     fn handle_eof(&mut self, answer: &mut impl FnMut(CompletedCommand)) {
         self.end.receive_end(self.stream.buffered().len(), &mut self.events);
-        self.tell(answer);
+        self.handle_events(answer);
     }
 
     /// When [`expire`](Self::expire) is due.
@@ -437,7 +437,7 @@ impl QueueConnection {
     pub(crate) fn expire(&mut self, now: Instant) {
         if now >= self.deadline() {
             self.end.handle_deadline(now, &mut self.events);
-            self.tell(&mut |_| {});
+            self.handle_events(&mut |_| {});
         }
     }
 

@@ -278,7 +278,7 @@ impl Rings {
 
     /// Like [`post`](Self::post), for a completion from the connection.
     #[inline]
-    pub(crate) fn answer(&mut self, answered: CompletedCommand) {
+    pub(crate) fn post_from_connection(&mut self, answered: CompletedCommand) {
         let CompletedCommand { name, completion, .. } = answered;
         // Only a host may use this status (NVM Express Base 2.1, section 4.2.3.4), and it would cause
         // endless retries.

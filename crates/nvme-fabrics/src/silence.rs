@@ -70,7 +70,7 @@ impl Silence {
     /// Checks whether anything was received since the last check; if not, sends the probe, or ends the
     /// connection.
     #[cold]
-    pub(crate) fn look(&mut self, now: Instant, exchange: &mut QueueConnection) {
+    pub(crate) fn check(&mut self, now: Instant, exchange: &mut QueueConnection) {
         self.next = now.after(self.every);
         let count = exchange.received();
         let is_new = core::mem::replace(&mut self.seen, count) != count;

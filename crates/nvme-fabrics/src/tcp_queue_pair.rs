@@ -61,7 +61,7 @@ impl TcpQueuePair {
             }
         }
         let AttachedQueue { rings, exchange, silence, .. } = &mut **serving;
-        exchange.send(&mut |answered| answer(rings, silence, answered));
+        exchange.send(&mut |answered| post_completion(rings, silence, answered));
         if exchange.lost().is_some() {
             self.lose();
         }
@@ -75,9 +75,9 @@ impl TcpQueuePair {
         }
         let Some(serving) = &mut self.serving else { return self.end_drain(now) };
         let AttachedQueue { rings, exchange, silence, .. } = &mut **serving;
-        exchange.receive(now, &mut |answered| answer(rings, silence, answered));
+        exchange.receive(now, &mut |answered| post_completion(rings, silence, answered));
         if now >= silence.next() {
-            silence.look(now, exchange);
+            silence.check(now, exchange);
         }
         if now >= exchange.deadline() {
             exchange.expire(now);
@@ -205,9 +205,9 @@ impl TcpQueuePair {
 
 /// Posts a completion, unless it is of a probe.
 #[inline]
-fn answer(rings: &mut Rings, silence: &Silence, answered: CompletedCommand) {
+fn post_completion(rings: &mut Rings, silence: &Silence, answered: CompletedCommand) {
     if !silence.is_ours(answered.tag) {
-        rings.answer(answered);
+        rings.post_from_connection(answered);
     }
 }
 

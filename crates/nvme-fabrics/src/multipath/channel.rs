@@ -225,7 +225,7 @@ impl MultipathChannel {
     #[cold]
     fn submit_slowly(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
         if self.kept.is_empty() {
-            self.look(now);
+            self.poll_paths(now);
         }
         self.settle(now);
         if self.has_failed(now) && !self.is_resuming(now) {
@@ -239,7 +239,7 @@ impl MultipathChannel {
 
     /// Polls all paths. A caller without requests in flight need not poll, so a new connection could go
     /// unnoticed.
-    fn look(&mut self, now: Instant) {
+    fn poll_paths(&mut self, now: Instant) {
         // Only lost paths have completions, which are not awaited.
         let mut answers = CompletionBatch::with_capacity(BATCH);
         (0..self.lanes.len()).for_each(|path| self.poll_path(now, path, &mut answers));

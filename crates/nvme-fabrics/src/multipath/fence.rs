@@ -55,7 +55,7 @@ impl Fences {
                     continue;
                 }
                 let token = TOKENS - u64::from(self.sent);
-                if ask(now, path, token, whom) {
+                if send_reset(now, path, token, whom) {
                     self.sent = self.sent.wrapping_add(1);
                     fence.tried |= 1 << by;
                     fence.asked = Some((by, token));
@@ -88,7 +88,7 @@ impl Fences {
 }
 
 /// Sends the command, if the controller supports it and has a free entry.
-fn ask(now: Instant, path: &mut Path, token: u64, whom: CrossControllerReset) -> bool {
+fn send_reset(now: Instant, path: &mut Path, token: u64, whom: CrossControllerReset) -> bool {
     let Some(remote) = path.remote() else { return false };
     let controller = remote.controller();
     let is_known = controller.identity().is_some_and(|identity| identity.page.ccrl() > 0);

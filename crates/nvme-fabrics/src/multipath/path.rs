@@ -160,7 +160,7 @@ impl Path {
             },
             PathStage::Connected(remote) => match remote.poll(now) {
                 Some(event) => self.handle(now, options, event, fits),
-                None => self.look(now, fits),
+                None => self.read_ana_log(now, fits),
             },
         }
     }
@@ -283,7 +283,7 @@ impl Path {
     }
 
     /// Reads the log page if requested, and checks the transition time.
-    fn look(
+    fn read_ana_log(
         &mut self,
         now: Instant,
         fits: &mut dyn FnMut(&mut FabricsController) -> Result<u32, Error>,

@@ -57,17 +57,17 @@ impl AdminConnection {
 
     /// Reads a property (Property Get).
     pub(super) fn get(&mut self, size: PropertySize, offset: u32, until: Instant) {
-        self.ask(&PropertyGet { size, ofst: offset }.to_command(), until);
+        self.submit_property(&PropertyGet { size, ofst: offset }.to_command(), until);
     }
 
     /// Writes a property of four bytes (Property Set).
     pub(super) fn set(&mut self, offset: u32, value: u32, until: Instant) {
         let size = PropertySize::Four;
         let set = PropertySet { size, ofst: offset, value: value.into() };
-        self.ask(&set.to_command(), until);
+        self.submit_property(&set.to_command(), until);
     }
 
-    fn ask(&mut self, command: &Command, until: Instant) {
+    fn submit_property(&mut self, command: &Command, until: Instant) {
         debug_assert!(self.asked_until.is_none(), "one question at a time");
         let names = (self.tag, self.tag);
         let nothing = Some(tenmil_base::Segment::default());
@@ -79,7 +79,7 @@ impl AdminConnection {
     }
 
     /// Takes the completion of the property command.
-    pub(super) fn answer(&mut self) -> Option<Completion> {
+    pub(super) fn take_property_completion(&mut self) -> Option<Completion> {
         self.property.take()
     }
 
@@ -120,7 +120,7 @@ impl AdminConnection {
                 *alive_seen = Some(alive_asked);
             }
             if let Some(rings) = rings {
-                rings.answer(answered);
+                rings.post_from_connection(answered);
             }
         });
         exchange.expire(now);
@@ -147,7 +147,7 @@ impl HostTransport {
         let AdminConnection { exchange, rings, .. } = admin;
         if let Some(rings) = rings {
             rings.post_refused();
-            exchange.send(&mut |answered| rings.answer(answered));
+            exchange.send(&mut |answered| rings.post_from_connection(answered));
         } else {
             exchange.send(&mut |_| {});
         }

@@ -122,7 +122,7 @@ impl HostTransport {
             ControllerStage::Enabling { .. }
             | ControllerStage::Disabling { .. }
             | ControllerStage::ShuttingDown(_) => {
-                self.look(now);
+                self.poll_csts(now);
             }
             ControllerStage::Draining { is_confirmed } => {
                 // Drained: the old controller was confirmed as disabled or reset, or had no harmful
@@ -255,7 +255,7 @@ impl HostTransport {
 
     /// The completion of the outstanding property command, if it has arrived.
     fn property(&mut self) -> Option<Completion> {
-        self.admin.as_mut().and_then(AdminConnection::answer)
+        self.admin.as_mut().and_then(AdminConnection::take_property_completion)
     }
 
     fn handle_property(&mut self, now: Instant, question: PropertyRead, answer: Completion) {
@@ -354,7 +354,7 @@ impl HostTransport {
     }
 
     /// Advances the reads of CSTS.
-    fn look(&mut self, now: Instant) {
+    fn poll_csts(&mut self, now: Instant) {
         let answer = self.property();
         let until = now.after(self.options.policy.connect);
         let (look, end) = match &mut self.stage {
