@@ -18,10 +18,10 @@ impl ControllerConnection {
         {
             self.jobs.pop_front();
             let has_more = match self.slots[usize::from(tag)].state {
-                TransferState::FromHost => self.ask(tag),
+                TransferState::FromHost => self.request_next_range(tag),
                 TransferState::ToHost => self.send_data_pdu(tag, payloads),
                 _ => {
-                    self.answer(tag);
+                    self.send_response(tag);
                     false
                 }
             };
@@ -34,11 +34,11 @@ impl ControllerConnection {
 
     /// Requests the next granted range, or sends the response. Returns whether another range could
     /// be requested at once.
-    fn ask(&mut self, tag: u16) -> bool {
+    fn request_next_range(&mut self, tag: u16) -> bool {
         let slot = &mut self.slots[usize::from(tag)];
         let most = self.terms.r2ts_max;
         if slot.is_answered {
-            self.answer(tag);
+            self.send_response(tag);
             return false;
         }
         if slot.asked == slot.ready || u32::from(slot.asks) >= most {
@@ -61,7 +61,7 @@ impl ControllerConnection {
         let offset = slot.asked;
         let len_bytes = (slot.ready - offset).min(self.config.c2h_bytes_max);
         if len_bytes == 0 {
-            self.answer(tag);
+            self.send_response(tag);
             return false;
         }
         slot.asked += len_bytes;
@@ -85,7 +85,7 @@ impl ControllerConnection {
         if is_success {
             self.answered(tag);
         } else if is_last {
-            self.answer(tag);
+            self.send_response(tag);
         }
         has_more
     }
@@ -103,7 +103,7 @@ impl ControllerConnection {
     /// Sends the response, if there is one and no data are in transfer: requested data are received
     /// completely, so that the host never sends to a tag that was reused.
     #[inline]
-    fn answer(&mut self, tag: u16) {
+    fn send_response(&mut self, tag: u16) {
         let sqhd =
             if self.queue.has_flow_control() { self.head } else { SQHD_WITHOUT_FLOW_CONTROL };
         let slot = &self.slots[usize::from(tag)];
