@@ -81,7 +81,7 @@ impl CpuPlatform for LinuxPlatform {
             std::mem::take(&mut shared.errors)
         };
         let shared = Arc::clone(&self.shared);
-        let look = move || lock(&shared).look();
+        let look = move || lock(&shared).read_frequencies();
         // If the pool is full, the next period retries.
         let _ = self.pool.submit(BlockingTask::new("cpuset and frequencies", look));
         errors
@@ -105,7 +105,7 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 }
 
 impl Shared {
-    fn look(&mut self) {
+    fn read_frequencies(&mut self) {
         self.ours = AvailableCpus::of(&self.machine, &self.cores);
         if let Some(frequency) = &mut self.frequency {
             let wishes = std::mem::take(&mut self.wishes);
