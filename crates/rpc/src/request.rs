@@ -66,7 +66,7 @@ impl Request {
     }
 
     /// Dispatches the request to its method.
-    pub(crate) fn answer(
+    pub(crate) fn dispatch(
         &self,
         table: &MethodRegistry,
         state: &ServerState,

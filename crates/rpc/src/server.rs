@@ -152,7 +152,7 @@ impl ServerLoop {
             }
         }
         let text = "the process stops serving".to_owned();
-        self.tell(&Event { kind: ENDING, text, about: json!({}) });
+        self.broadcast(&Event { kind: ENDING, text, about: json!({}) });
         let now = self.clock.now();
         self.seats.iter_mut().flatten().for_each(|seat| seat.flush(now));
     }
@@ -209,7 +209,7 @@ impl ServerLoop {
                 // Closing removes it from the epoll set.
                 self.seats[index] = None;
             }
-            events.iter().for_each(|event| self.tell(event));
+            events.iter().for_each(|event| self.broadcast(event));
         }
     }
 
@@ -270,16 +270,16 @@ impl ServerLoop {
         }
         for _ in 0..EVENTS_MAX {
             let Some(event) = self.announcements.next() else { return };
-            self.tell(&event);
+            self.broadcast(&event);
         }
         self.more_events = true;
     }
 
     /// Sends an event to subscribed clients. It is sent when the connection is next processed, in
     /// this iteration.
-    fn tell(&mut self, event: &Event) {
+    fn broadcast(&mut self, event: &Event) {
         let line = event.to_line(self.clock.now());
-        self.seats.iter_mut().flatten().for_each(|seat| seat.tell(&line));
+        self.seats.iter_mut().flatten().for_each(|seat| seat.queue_event(&line));
     }
 }
 

@@ -195,7 +195,7 @@ impl Session {
             return StepResult::Replied;
         }
         match Request::read(&self.input[line]) {
-            Ok(request) => self.answer(&request, served),
+            Ok(request) => self.queue_reply(&request, served),
             Err(InvalidRequest { id, refusal }) => {
                 self.put(&answer_line(&id, &Err(refusal)));
                 StepResult::Replied
@@ -214,7 +214,7 @@ impl Session {
 
     /// Queues an event if the client has subscribed. Closes the connection if the client does not
     /// read.
-    pub fn tell(&mut self, line: &[u8]) {
+    pub fn queue_event(&mut self, line: &[u8]) {
         if !self.follows || self.ending.is_some() {
             return;
         }
@@ -295,9 +295,9 @@ impl Session {
         }
     }
 
-    fn answer(&mut self, request: &Request, served: ServerContext<'_>) -> StepResult {
+    fn queue_reply(&mut self, request: &Request, served: ServerContext<'_>) -> StepResult {
         let ServerContext { table, state } = served;
-        let (verb, result) = match request.answer(table, state, &self.passed) {
+        let (verb, result) = match request.dispatch(table, state, &self.passed) {
             Ok((method, Dispatch::Now(answer))) => (Some(method.verb), Ok(answer)),
             Ok((method, Dispatch::Later(pending))) => {
                 let changed = (method.verb == MethodKind::Set).then(|| self.changed(request));

@@ -60,9 +60,9 @@ impl ServerConnection {
     }
 
     /// Queues an event for the next iteration.
-    pub(super) fn tell(&mut self, line: &[u8]) {
+    pub(super) fn queue_event(&mut self, line: &[u8]) {
         let before = self.session.to_send().len();
-        self.session.tell(line);
+        self.session.queue_event(line);
         self.told |= self.session.to_send().len() != before || self.session.is_over().is_some();
     }
 

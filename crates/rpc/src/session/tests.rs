@@ -303,16 +303,16 @@ fn answers_that_are_not_taken_cut_the_connection_off() {
 fn events_come_to_whoever_asked_for_them_until_he_does_not_read_them() {
     let mut life = Life::new();
     let line = [&[b'"'; 1][..], &[b'e'; 100], b"\"\n"].concat();
-    life.session.tell(&line);
+    life.session.queue_event(&line);
     assert_eq!(life.session.to_send(), b"", "nobody asked");
     life.ask("{\"id\":1,\"method\":\"events\"}\n");
-    life.session.tell(&line);
+    life.session.queue_event(&line);
     assert_eq!(life.read().len(), 1);
     for _ in 0..2048 / line.len() {
-        life.session.tell(&line);
+        life.session.queue_event(&line);
         assert_eq!(life.session.is_over(), None);
     }
-    life.session.tell(&line);
+    life.session.queue_event(&line);
     assert_eq!(life.session.is_over(), Some(CloseReason::SlowReader));
     assert!(life.session.to_send().len() <= 2048);
 }
