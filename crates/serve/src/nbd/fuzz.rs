@@ -66,7 +66,7 @@ fn work(connection: &mut Connection, outcome: IoStatus) -> bool {
         let tokens: Vec<u64> = connection.requests().0.iter().map(|one| one.token).collect();
         connection.taken(tokens.len());
         for token in tokens {
-            connection.answer(IoCompletion { token, status: outcome, result: 0 });
+            connection.handle_completion(IoCompletion { token, status: outcome, result: 0 });
             count += 1;
         }
         while let Some(question) = connection.next_question() {

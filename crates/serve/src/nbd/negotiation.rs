@@ -98,7 +98,7 @@ impl Negotiation {
                     return NegotiationStep::Abort;
                 }
                 self.awaits = NegotiationState::Option;
-                self.answer(header.option, &data, export, out)
+                self.reply(header.option, &data, export, out)
             }
             NegotiationState::DiscardOption { option, left_bytes } => {
                 let taken = inbox.take(left_bytes).len_bytes;
@@ -152,7 +152,7 @@ impl Negotiation {
         NegotiationStep::Step
     }
 
-    fn answer(
+    fn reply(
         &mut self,
         option: OptionCode,
         data: &[u8],

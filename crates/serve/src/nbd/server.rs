@@ -132,15 +132,15 @@ impl AcceptHandler for AcceptState {
             served.handle_event(&event);
             match event {
                 Event::Resized { .. } | Event::Overflowed { .. } => {
-                    self.tell(NbdEvent::Resized { size_bytes: served.export().size_bytes() });
+                    self.emit(NbdEvent::Resized { size_bytes: served.export().size_bytes() });
                 }
-                Event::Removed => self.tell(NbdEvent::Removed),
+                Event::Removed => self.emit(NbdEvent::Removed),
                 Event::MediumError { lba, blocks } => {
                     let text = format!("the medium has lost {blocks} blocks from {lba} on");
-                    self.tell(NbdEvent::Trouble(text));
+                    self.emit(NbdEvent::Trouble(text));
                 }
                 Event::MediumChanged => {
-                    self.tell(NbdEvent::Trouble("the medium has been changed".to_owned()));
+                    self.emit(NbdEvent::Trouble("the medium has been changed".to_owned()));
                 }
             }
         }
@@ -180,12 +180,12 @@ impl AcceptHandler for AcceptState {
     }
 
     fn report_error(&self, text: String) {
-        self.tell(NbdEvent::Trouble(text));
+        self.emit(NbdEvent::Trouble(text));
     }
 }
 
 impl AcceptState {
-    fn tell(&self, news: NbdEvent) {
+    fn emit(&self, news: NbdEvent) {
         // The receiver may be gone; then the event is dropped.
         let _ = self.tell.send(news);
     }

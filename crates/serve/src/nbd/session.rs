@@ -194,7 +194,7 @@ impl Session {
         let count = self.backend.poll(now, &mut self.answers);
         self.latency.end(count);
         for answer in self.answers.drain() {
-            self.connection.answer(answer);
+            self.connection.handle_completion(answer);
         }
         count
     }
@@ -219,7 +219,7 @@ impl Session {
             SurveyAnswer::Extents(extents) => self.connection.block_status_done(slot, &extents),
             SurveyAnswer::Size(done) => {
                 let done = done.map_err(|(error, text)| {
-                    self.seat.tell(NbdEvent::Trouble(text));
+                    self.seat.send_command(NbdEvent::Trouble(text));
                     error
                 });
                 self.connection.resized(slot, done);

@@ -45,7 +45,7 @@ impl SlowQueries {
         let (served, found) = (Arc::clone(&self.served), Arc::clone(&self.found));
         let SlowQuery { slot, about } = question;
         let job = BlockingTask::new("questions", move || {
-            found.put(slot, answer(&served, about));
+            found.put(slot, query(&served, about));
             home.notify();
         });
         self.open += 1;
@@ -78,7 +78,7 @@ impl ProbeResult {
     }
 }
 
-fn answer(served: &ExportedDevice, about: QueryKind) -> SurveyAnswer {
+fn query(served: &ExportedDevice, about: QueryKind) -> SurveyAnswer {
     match about {
         QueryKind::Extents { .. } => SurveyAnswer::Extents(survey(&**served.medium(), about)),
         QueryKind::Size { bytes } => {

@@ -108,7 +108,7 @@ impl Session {
         self.connection.taken(taken);
         count += taken;
         count += self.backend.poll(now, &mut self.answers);
-        self.answers.drain().for_each(|answer| self.connection.answer(answer));
+        self.answers.drain().for_each(|answer| self.connection.handle_completion(answer));
         while let Some(question) = self.connection.next_question() {
             match question.about {
                 QueryKind::Size { bytes } => {

@@ -249,7 +249,7 @@ impl Transmission {
 
     /// Handles the completion of a piece.
     #[inline]
-    pub(super) fn answer(&mut self, answer: IoCompletion, outbox: &mut Outbox) {
+    pub(super) fn handle_completion(&mut self, answer: IoCompletion, outbox: &mut Outbox) {
         let slot = u16::try_from(answer.token & 0xffff).unwrap_or(0);
         let place = &mut self.slots[usize::from(slot)];
         self.in_flight -= 1;

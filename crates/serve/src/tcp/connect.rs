@@ -98,7 +98,7 @@ pub(super) fn parse(command: &Command) -> Result<Connect, ConnectError> {
 
 impl ConnectRequest<'_> {
     /// Grants or rejects the Connect.
-    pub(super) fn answer(&self) -> Result<ConnectGrant, ConnectError> {
+    pub(super) fn decide(&self) -> Result<ConnectGrant, ConnectError> {
         let most = self.service.limits().queue_entries;
         let entries = u32::from(self.connect.sqsize) + 1;
         if entries < 2 || entries > most.into() {

@@ -180,7 +180,7 @@ impl TargetConnection {
         if let ConnectionRole::Io(io) = &mut self.role {
             io.is_idle_round(now);
         }
-        let is_called = self.seat.answer();
+        let is_called = self.seat.take_wakeup();
         let mut count = usize::from(is_called);
         if self.outgoing.is_blocked() && self.looks.is_due(now) {
             self.send(now);
@@ -195,7 +195,7 @@ impl TargetConnection {
             if self.is_travelling {
                 count += self.handle_events(now) + self.take_in(now);
             } else if self.looks.is_due(now) {
-                count += self.look(now);
+                count += self.receive(now);
             }
             if self.rooms.has_waiting() {
                 count += self.begin_waiting(now);
@@ -219,7 +219,7 @@ impl TargetConnection {
 
     /// Receives and adapts the receive pacing.
     #[inline]
-    fn look(&mut self, now: Instant) -> usize {
+    fn receive(&mut self, now: Instant) -> usize {
         let count = self.receive(now);
         if count == 0 {
             self.looks.record_empty(now);
@@ -454,7 +454,7 @@ impl TargetConnection {
             ConnectionRole::Admin(admin) => {
                 let turned = admin.turn(now, is_called, rooms, end);
                 if let Some(text) = turned.trouble {
-                    self.service.tell(TargetEvent::Trouble(format!("{}: {text}", self.peer)));
+                    self.service.emit(TargetEvent::Trouble(format!("{}: {text}", self.peer)));
                 }
                 let reason = match turned.over {
                     Some(EndReason::KeepAliveExpired) => Some(DisconnectReason::KeepAliveExpired),
@@ -516,7 +516,7 @@ impl Drop for TargetConnection {
         }
         let (connection, peer) = (self.id, self.peer.clone());
         let reason = self.reason.take().unwrap_or(DisconnectReason::ServerEnds);
-        self.service.tell(TargetEvent::Disconnected { connection, peer, reason });
+        self.service.emit(TargetEvent::Disconnected { connection, peer, reason });
         self.leave_queue(self.worked_at);
         match &self.role {
             ConnectionRole::Io(io) => self.service.give_up(&self.peer, io.under_way()),

@@ -49,7 +49,7 @@ impl ConnectionHandle {
 
     /// Consumes a pending wake-up. Returns whether there was one.
     #[inline]
-    pub(super) fn answer(&self) -> bool {
+    pub(super) fn take_wakeup(&self) -> bool {
         self.is_called.load(Ordering::Relaxed) && self.is_called.swap(false, Ordering::Acquire)
     }
 

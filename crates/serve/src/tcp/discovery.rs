@@ -116,7 +116,7 @@ impl Discovery {
             return;
         }
         let (way, room) = rooms.data(tag);
-        let answer = self.answer(now, &command).and_then(|(result, bytes)| {
+        let answer = self.log_page(now, &command).and_then(|(result, bytes)| {
             let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
             if len > 0 && (way != DataDirection::ToHost || len > room) {
                 return Err(Status::DATA_SGL_LENGTH_INVALID);
@@ -135,7 +135,7 @@ impl Discovery {
         rooms.finish(end, tag, len_bytes, completion);
     }
 
-    fn answer(&mut self, now: Instant, command: &Command) -> CommandResult {
+    fn log_page(&mut self, now: Instant, command: &Command) -> CommandResult {
         let opcode = AdminOpcode::from_u8(command.opcode()).ok_or(Status::INVALID_OPCODE)?;
         if opcode == AdminOpcode::FabricsCommands {
             return self.property(command).map(|value| (value, Vec::new()));

@@ -150,7 +150,7 @@ impl AcceptHandler for PortAcceptor {
     }
 
     fn report_error(&self, text: String) {
-        self.ushers.plan.service.tell(TargetEvent::Notice(text));
+        self.ushers.plan.service.emit(TargetEvent::Notice(text));
     }
 }
 
@@ -178,7 +178,7 @@ impl Dispatcher {
     pub(super) fn reactor_of_queue(&self, placement: socket::RxPlacement) -> Option<usize> {
         let Some(queue) = placement.napi_id else {
             if !self.is_told_without.swap(true, Ordering::Relaxed) {
-                self.plan.service.tell(TargetEvent::Trouble(WITHOUT_QUEUE.to_owned()));
+                self.plan.service.emit(TargetEvent::Trouble(WITHOUT_QUEUE.to_owned()));
             }
             return self.near(placement.cpu);
         };

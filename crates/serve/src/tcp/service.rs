@@ -317,7 +317,7 @@ impl Service {
             purse.ok_or("all memory for connections is in use").map_err(Error::environment)?;
         shared.connected.fetch_add(1, Ordering::Relaxed);
         let connection = shared.connections.fetch_add(1, Ordering::Relaxed);
-        self.tell(TargetEvent::Connected { connection, peer: peer.clone() });
+        self.emit(TargetEvent::Connected { connection, peer: peer.clone() });
         let (seat_shown, held) = (Arc::clone(&seat), purse.held());
         let known = ConnectionEntry { seat: seat_shown, peer: peer.clone(), port, held };
         self.roster().insert(connection, known);
@@ -356,7 +356,7 @@ impl Service {
     /// Counts commands that were given up, and reports them.
     pub(super) fn give_up(&self, peer: &str, commands: u32) {
         self.shared.given_up.fetch_add(commands.into(), Ordering::Relaxed);
-        self.tell(TargetEvent::Trouble(format!(
+        self.emit(TargetEvent::Trouble(format!(
             "{peer}: {commands} commands are given up: their medium has not answered, expected it to"
         )));
     }
@@ -455,7 +455,7 @@ impl Service {
         self.shared.connected.fetch_sub(1, Ordering::Relaxed);
     }
 
-    pub(super) fn tell(&self, news: TargetEvent) {
+    pub(super) fn emit(&self, news: TargetEvent) {
         self.unread_events().push(news);
     }
 

@@ -136,7 +136,7 @@ impl<D: Driver> QueuePoller<D> {
     }
 
     #[inline]
-    fn answer(&mut self, now: Instant) -> usize {
+    fn commit_completions(&mut self, now: Instant) -> usize {
         if self.tags.in_flight() == 0 {
             return 0;
         }
@@ -159,7 +159,7 @@ impl<D: Driver> QueuePoller<D> {
             return;
         };
         let copied = lending.copied_bytes();
-        self.tell(UblkEvent::Trouble(format!(
+        self.report(UblkEvent::Trouble(format!(
             "queue {}: the device has had {copied} bytes copied that could go without: what the kernel \
              refuses so is copied",
             self.number
@@ -169,7 +169,7 @@ impl<D: Driver> QueuePoller<D> {
     /// Ends the light thread once the kernel has aborted all tags, and reports errors.
     fn look_after_the_end(&mut self, context: &mut Context<'_>) -> usize {
         if let Some(text) = self.tags.next_trouble() {
-            self.tell(UblkEvent::Trouble(format!("queue {}: {text}", self.number)));
+            self.report(UblkEvent::Trouble(format!("queue {}: {text}", self.number)));
         }
         if self.tags.is_over() && self.tags.in_flight() == 0 {
             context.end();
@@ -191,7 +191,7 @@ impl<D: Driver> QueuePoller<D> {
         !self.tags.requests().0.is_empty()
     }
 
-    fn tell(&self, news: UblkEvent) {
+    fn report(&self, news: UblkEvent) {
         // The receiver may be gone; then the event is dropped.
         let _ = self.tell.send(news);
     }
@@ -221,7 +221,7 @@ impl<D: Driver> Poller for QueuePoller<D> {
         }
         count += self.receive();
         count += self.submit(now);
-        count += self.answer(now);
+        count += self.commit_completions(now);
         count += self.look_after_the_end(context);
         PollResult::from_count(count)
     }

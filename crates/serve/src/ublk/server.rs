@@ -240,7 +240,7 @@ impl Server {
             return Ok(());
         }
         self.is_stopped = true;
-        self.ask(ControlOp::StopDevice, 0, patience).map(drop)
+        self.send_command(ControlOp::StopDevice, 0, patience).map(drop)
     }
 
     /// Deletes the device, after its reactors have ended. The number becomes free once no process
@@ -304,7 +304,7 @@ impl Server {
             true => ControlOp::EndRecovery,
             false => ControlOp::StartDevice,
         };
-        let started = self.ask(op, u64::from(std::process::id()), STARTING);
+        let started = self.send_command(op, u64::from(std::process::id()), STARTING);
         started.map(drop).map_err(StartError::Here)
     }
 
@@ -356,7 +356,7 @@ impl Server {
         self.control.execute(op, (self.info.device, data), &mut [], patience)
     }
 
-    fn ask(&mut self, op: ControlOp, data: u64, patience: Span) -> Result<i32, Error> {
+    fn send_command(&mut self, op: ControlOp, data: u64, patience: Span) -> Result<i32, Error> {
         let name = format!("ublk:{}", self.info.device);
         self.try_ask(op, data, patience).map_err(|errno| error::control_failed(op, &name, errno))
     }

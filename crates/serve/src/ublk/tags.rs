@@ -177,13 +177,13 @@ impl Tags {
         };
         let index = usize::from(tag);
         if ask.len_bytes == 0 {
-            self.ask(tag, ask, TagState::Asked(ask));
+            self.begin(tag, ask, TagState::Asked(ask));
             return TagAction::Nothing;
         }
         let Some(lent) = self.lent else { return self.begin_copied(tag, ask) };
         let offset = lent.offset + u64::from(tag) * u64::from(self.disk.io_bytes_max());
         self.segments[index] = Segment { offset, len_bytes: ask.len_bytes, ..lent };
-        self.ask(tag, ask, TagState::ZeroCopy(ask));
+        self.begin(tag, ask, TagState::ZeroCopy(ask));
         TagAction::Nothing
     }
 
@@ -196,7 +196,7 @@ impl Tags {
             self.states[index] = TagState::Incoming(ask);
             return TagAction::CopyIn { tag, into: self.segments[index] };
         }
-        self.ask(tag, ask, TagState::Asked(ask));
+        self.begin(tag, ask, TagState::Asked(ask));
         TagAction::Nothing
     }
 
@@ -206,7 +206,7 @@ impl Tags {
         let state = self.states[usize::from(tag)];
         match state {
             TagState::Incoming(ask) if is_done => {
-                self.ask(tag, ask, TagState::Asked(ask));
+                self.begin(tag, ask, TagState::Asked(ask));
                 TagAction::Nothing
             }
             TagState::Outgoing(ask) if is_done => self.commit_copied(tag, ask),
@@ -313,7 +313,7 @@ impl Tags {
     }
 
     #[inline]
-    fn ask(&mut self, tag: u16, ask: DiskRequest, state: TagState) {
+    fn begin(&mut self, tag: u16, ask: DiskRequest, state: TagState) {
         self.states[usize::from(tag)] = state;
         self.requests.push(Request {
             token: u64::from(tag),

@@ -252,7 +252,7 @@ impl Endpoint {
             }
             State::Connected(mut session) => {
                 let finished = self.finish_pending(now, &mut session);
-                let asked = self.ask(&mut session);
+                let asked = self.start_dma_accesses(&mut session);
                 let sent = session.send();
                 self.state = State::Connected(session);
                 match finished.and_then(|finished| Ok(finished + asked + sent?)) {
@@ -456,7 +456,7 @@ impl Endpoint {
     }
 
     /// Starts message-based DMA accesses, one part of each at a time.
-    fn ask(&mut self, session: &mut Session) -> usize {
+    fn start_dma_accesses(&mut self, session: &mut Session) -> usize {
         let mut count = 0;
         while let Some(question) = self.maps.next_question() {
             if !session.goes_by_message {

@@ -399,7 +399,7 @@ impl ClientMemory {
     }
 
     /// Queues a message-based access.
-    fn ask(&mut self, ticket: AccessId, iova: u64, len_bytes: u32, what: Access) -> AccessProgress {
+    fn queue_access(&mut self, ticket: AccessId, iova: u64, len_bytes: u32, what: Access) -> AccessProgress {
         let mut state = self.shared.lock();
         state.tokens = state.tokens.wrapping_add(1);
         let token = state.tokens;
@@ -470,7 +470,7 @@ impl HostMemory for ClientMemory {
         let Some(pieces) = self.pieces(iova, len)? else {
             let (map, _) = self.find(iova).filter(|(map, _)| map.is_readable).ok_or(fault)?;
             debug_assert!(map.region.is_none(), "shared memory is read where it lies");
-            return Ok(self.ask(ticket, iova, len, Access::Read(len)));
+            return Ok(self.queue_access(ticket, iova, len, Access::Read(len)));
         };
         let mut rest = into;
         for piece in pieces {
@@ -491,7 +491,7 @@ impl HostMemory for ClientMemory {
         let len = u32::try_from(from.len()).map_err(|_| fault)?;
         let Some(pieces) = self.pieces(iova, len)? else {
             self.find(iova).filter(|(map, _)| map.is_writable).ok_or(fault)?;
-            return Ok(self.ask(ticket, iova, len, Access::Write(from.to_vec())));
+            return Ok(self.queue_access(ticket, iova, len, Access::Write(from.to_vec())));
         };
         let mut rest = from;
         for piece in pieces {

@@ -93,7 +93,7 @@ impl EndpointPoller {
 
     /// Polls the listener and the sockets. One epoll call finds out which are ready, since a
     /// useless accept is expensive: it allocates a socket first.
-    fn look(&mut self, now: Instant) -> usize {
+    fn poll_sockets(&mut self, now: Instant) -> usize {
         self.watch_session();
         let mut ready = std::mem::take(&mut self.ready);
         // Sources without registration are always tried.
@@ -189,7 +189,7 @@ impl EndpointPoller {
         let may_be_late = count > 0 || self.guest.device.maps_doorbells();
         if !may_be_late || now >= self.look_at {
             self.look_at = now.after(LOOK);
-            count += self.look(now);
+            count += self.poll_sockets(now);
         }
         count += self.guest.advance(now);
         if self.turns & (MEMORY_TURNS - 1) == 0 {
@@ -217,7 +217,7 @@ impl Poller for EndpointPoller {
         self.count();
         let mut has_news = until.is_none() || self.unheard.is_any();
         has_news |= self.guest.is_in_motion();
-        has_news |= self.look(now) > 0 || self.guest.advance(now) > 0;
+        has_news |= self.poll_sockets(now) > 0 || self.guest.advance(now) > 0;
         self.watch_session();
         PollResult::from_count(usize::from(has_news))
     }

@@ -310,33 +310,33 @@ impl Endpoint {
             Request::Start { call, queue, start } => {
                 let started = self.stand.start(session, queue, start);
                 let started = started.map_err(|why| format!("queue {queue}: {why}"));
-                self.answer(session, call, started.map_err(Error::environment))?;
+                self.reply(session, call, started.map_err(Error::environment))?;
             }
             Request::SetCall { call, queue, file } => {
                 let set = session.set_call(queue, file);
                 let set = set.map_err(|why| format!("queue {queue}: {why}"));
-                self.answer(session, call, set.map_err(Error::environment))?;
+                self.reply(session, call, set.map_err(Error::environment))?;
             }
             Request::SetBackChannel { call, file } => {
                 let back = file.try_clone().and_then(Connection::from_fd);
                 let back = back.map_err(|error| format!("the socket for messages: {error}"));
                 let set = back.map(|back| session.back = Some(back));
-                self.answer(session, call, set.map_err(Error::environment))?;
+                self.reply(session, call, set.map_err(Error::environment))?;
             }
             Request::GetInflightFd { call, queues, size } => match make_inflight(queues, size) {
                 Ok((area, file)) => session.server.inflight(call, area, Arc::new(file)),
-                Err(why) => self.answer(session, call, Err(why))?,
+                Err(why) => self.reply(session, call, Err(why))?,
             },
             Request::SetInflightFd { call, area, file } => {
                 let set = self.stand.adopt_inflight(area, &file);
                 let set = set.map(|inflight| session.inflight = Some(inflight));
-                self.answer(session, call, set)?;
+                self.reply(session, call, set)?;
             }
         }
         Ok(())
     }
 
-    fn answer(
+    fn reply(
         &mut self,
         session: &mut Session,
         call: PendingReply,
@@ -391,7 +391,7 @@ impl Endpoint {
                 let changed = self.stand.change_memory(session, change);
                 // The front end believes that the queues run, so a failure must end the connection.
                 self.stand.start_again(session).map_err(|error| Some(error.text))?;
-                self.answer(session, call, changed)?;
+                self.reply(session, call, changed)?;
             }
             None => {}
         }

@@ -67,7 +67,7 @@ impl EndpointPoller {
     }
 
     /// Polls the listener and the socket. Returns the amount of work.
-    fn look(&mut self, now: Instant) -> usize {
+    fn poll_sockets(&mut self, now: Instant) -> usize {
         self.watch_all(now);
         let mut ready = std::mem::take(&mut self.ready);
         // Without epoll both are tried on every poll, and the reactor does not sleep.
@@ -150,7 +150,7 @@ impl EndpointPoller {
         }
         let is_due = now >= self.look_at;
         if is_due {
-            count += self.look(now);
+            count += self.poll_sockets(now);
         }
         if is_due || has_event {
             count += self.guest.advance(now);

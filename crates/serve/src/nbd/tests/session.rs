@@ -398,7 +398,7 @@ fn failed_flush_has_no_offset_and_failed_write_has_one() {
         session.connection.step();
         let token = session.connection.requests().0[0].token;
         session.connection.taken(1);
-        session.connection.answer(IoCompletion { token, status: outcome, result: 0 });
+        session.connection.handle_completion(IoCompletion { token, status: outcome, result: 0 });
         let back = session.take(usize::MAX);
         // NBD_REPLY_TYPE_ERROR and NBD_REPLY_TYPE_ERROR_OFFSET.
         let expected: u16 = if command == Command::FLUSH { 1 << 15 | 1 } else { 1 << 15 | 2 };
@@ -419,14 +419,14 @@ fn forced_trim_is_answered_after_a_flush() {
         assert_eq!((asked.operation, asked.flags), (operation, RequestFlags::NONE));
         session.connection.taken(1);
         let answer = IoCompletion { token: asked.token, status: IoStatus::SUCCESS, result: 0 };
-        session.connection.answer(answer);
+        session.connection.handle_completion(answer);
     }
     assert!(!session.connection.to_send().is_empty());
     session.give(&request(Command::TRIM, 8, 0, 512));
     session.connection.step();
     let token = session.connection.requests().0[0].token;
     session.connection.taken(1);
-    session.connection.answer(IoCompletion { token, status: IoStatus::SUCCESS, result: 0 });
+    session.connection.handle_completion(IoCompletion { token, status: IoStatus::SUCCESS, result: 0 });
     session.connection.step();
     assert!(session.connection.requests().0.is_empty(), "one that is not forced is done");
 }

@@ -69,7 +69,7 @@ impl TargetConnection {
             Err(ConnectError { status, result, why, .. }) => {
                 self.connect_by = patient.connect_by;
                 let (connection, peer) = (self.id, self.peer.clone());
-                self.service.tell(TargetEvent::Refused { connection, peer, why });
+                self.service.emit(TargetEvent::Refused { connection, peer, why });
                 Completion::new(0, status).with_dw0(result)
             }
         };
@@ -105,7 +105,7 @@ impl TargetConnection {
         }
         let (service, port, peer) = (&self.service, self.port, self.peer.as_str());
         let asked = ConnectRequest { service, port, peer, now, connect, data: &data };
-        let granted = asked.answer()?;
+        let granted = asked.decide()?;
         let standing = self.count(&granted)?;
         let entries = connect.sqsize + 1;
         let flow_control = !connect.disable_sq_flow_control;
@@ -115,7 +115,7 @@ impl TargetConnection {
                 let bell = Arc::clone(&self.seat);
                 association.front().set_bell(Arc::new(move || bell.ring()));
                 let cntlid = association.cntlid;
-                self.service.tell(TargetEvent::Associated {
+                self.service.emit(TargetEvent::Associated {
                     connection: self.id,
                     peer: self.peer.clone(),
                     host: association.host.nqn.clone(),
@@ -124,7 +124,7 @@ impl TargetConnection {
                 });
                 if association.host.nqn.is_empty() {
                     let (peer, nqn) = (&self.peer, association.offer().nqn());
-                    self.service.tell(TargetEvent::Notice(format!(
+                    self.service.emit(TargetEvent::Notice(format!(
                         "connection {}: {peer} connected without a host NQN to {nqn}, which any host \
                          may use",
                         self.id

@@ -98,7 +98,7 @@ impl TargetConnection {
         if let ConnectionRole::Io(io) = &mut self.role
             && let Some(text) = io.next_report(now)
         {
-            self.service.tell(TargetEvent::Trouble(format!("{}: {text}", self.peer)));
+            self.service.emit(TargetEvent::Trouble(format!("{}: {text}", self.peer)));
         }
         if self.reason.is_none() && !self.ends_sent {
             self.close_with(now, DisconnectReason::AssociationEnded);

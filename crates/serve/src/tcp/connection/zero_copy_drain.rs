@@ -60,7 +60,7 @@ impl TargetConnection {
              them: they are used no more",
             self.peer
         );
-        self.service.tell(TargetEvent::Trouble(text));
+        self.service.emit(TargetEvent::Trouble(text));
     }
 
     /// Time of the next check.
