@@ -218,7 +218,7 @@ impl Oracle {
         let Some(bytes) = bytes else { return Ok(()) };
         let blocks = bytes.chunks_exact(self.block_size);
         for ((lba, oldest), block) in (read.first..).zip(read.oldest).zip(blocks) {
-            self.look(lba, oldest, block)?;
+            self.observe(lba, oldest, block)?;
         }
         Ok(())
     }
@@ -277,7 +277,7 @@ impl Oracle {
         self.blocks.keys().copied().filter(|lba| !self.distrusted.contains(lba))
     }
 
-    fn look(&mut self, lba: u64, oldest: u64, block: &[u8]) -> Result<(), DataMismatch> {
+    fn observe(&mut self, lba: u64, oldest: u64, block: &[u8]) -> Result<(), DataMismatch> {
         if self.distrusted.contains(&lba) {
             return Ok(());
         }

@@ -146,7 +146,7 @@ impl TestRun {
             CourseStep::Work => self.work(),
             CourseStep::WorkSome(count) => self.work_some(count),
             CourseStep::Ask(wish) => {
-                self.ask(wish);
+                self.submit(wish);
                 Ok(())
             }
             CourseStep::Arm(mischief) => {
@@ -232,7 +232,7 @@ impl TestRun {
         Ok(())
     }
 
-    fn ask(&mut self, wish: OwnerAction) {
+    fn submit(&mut self, wish: OwnerAction) {
         let now = self.world.bus.now();
         let Some(host) = &mut self.world.host else { return };
         let controller = host.controller();
@@ -370,7 +370,7 @@ impl TestRun {
             }
         }
         if self.world.state() == Some(State::Ready) {
-            self.ask(OwnerAction::ShutDown);
+            self.submit(OwnerAction::ShutDown);
         }
         let bound = bounds.shutdown;
         if !self.world.run(WorkloadPhase::Drain, bound, Simulation::has_ended)? {
