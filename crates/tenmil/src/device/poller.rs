@@ -121,7 +121,7 @@ impl DevicePoller {
     }
 
     /// Polls the I/O channel and delivers completions. Returns their number.
-    fn answer(&mut self, now: Instant) -> usize {
+    fn deliver_completions(&mut self, now: Instant) -> usize {
         if self.in_flight == 0 {
             return 0;
         }
@@ -209,7 +209,7 @@ impl Poller for DevicePoller {
         let now = context.now();
         self.latency.account(now, self.in_flight);
         let mut count = if self.is_leaving { 0 } else { self.receive() + self.submit(now) };
-        count += self.answer(now);
+        count += self.deliver_completions(now);
         if !(self.undelivered.is_empty() && self.empty.is_empty()) {
             self.retry_deferred();
             count += 1;
