@@ -127,7 +127,7 @@ impl<F> Client<F> {
             ids: 0,
             limits: None,
         };
-        client.ask(Command::Version, 0, &Capabilities::OURS.proposal(), Vec::new());
+        client.send_request(Command::Version, 0, &Capabilities::OURS.proposal(), Vec::new());
         client
     }
 
@@ -139,20 +139,20 @@ impl<F> Client<F> {
     /// Requests the properties of the device.
     pub fn device(&mut self) -> u16 {
         let body = Writer::default().u32(16).u32(0).u32(0).u32(0).done();
-        self.ask(Command::DeviceGetInfo, 0, &body, Vec::new())
+        self.send_request(Command::DeviceGetInfo, 0, &body, Vec::new())
     }
 
     /// Requests the properties of region `index`.
     pub fn region(&mut self, index: u32) -> u16 {
         let body = Writer::default().u32(REGION_REPLY_BYTES).u32(0).u32(index).u32(0);
         let body = body.u64(0).u64(0).done();
-        self.ask(Command::DeviceGetRegionInfo, index, &body, Vec::new())
+        self.send_request(Command::DeviceGetRegionInfo, index, &body, Vec::new())
     }
 
     /// Requests the properties of interrupts `index`.
     pub fn irqs(&mut self, index: u32) -> u16 {
         let body = Writer::default().u32(16).u32(0).u32(index).u32(0).done();
-        self.ask(Command::DeviceGetIrqInfo, index, &body, Vec::new())
+        self.send_request(Command::DeviceGetIrqInfo, index, &body, Vec::new())
     }
 
     /// Maps memory for DMA, shared through `file` if given.
@@ -161,13 +161,13 @@ impl<F> Client<F> {
         let flags = u32::from(is_readable) | u32::from(is_writable) << 1;
         let body = Writer::default().u32(32).u32(flags);
         let body = body.u64(file_offset).u64(iova).u64(len_bytes).done();
-        self.ask(Command::DmaMap, 0, &body, file.into_iter().collect())
+        self.send_request(Command::DmaMap, 0, &body, file.into_iter().collect())
     }
 
     /// Unmaps memory: the device does not access it any more once the reply arrives.
     pub fn unmap(&mut self, iova: u64, len_bytes: u64) -> u16 {
         let body = Writer::default().u32(24).u32(0).u64(iova).u64(len_bytes).done();
-        self.ask(Command::DmaUnmap, 0, &body, Vec::new())
+        self.send_request(Command::DmaUnmap, 0, &body, Vec::new())
     }
 
     /// Configures, masks or triggers interrupts.
@@ -177,19 +177,19 @@ impl<F> Client<F> {
             crate::IrqData::Files(files) => files,
             _ => Vec::new(),
         };
-        self.ask(Command::DeviceSetIrqs, 0, &body, files)
+        self.send_request(Command::DeviceSetIrqs, 0, &body, files)
     }
 
     /// Reads from a region.
     pub fn read(&mut self, region: u32, offset: u64, len_bytes: u32) -> u16 {
         let body = Writer::default().u64(offset).u32(region).u32(len_bytes).done();
-        self.ask(Command::RegionRead, len_bytes, &body, Vec::new())
+        self.send_request(Command::RegionRead, len_bytes, &body, Vec::new())
     }
 
     /// Writes to a region.
     pub fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> u16 {
         let body = write_body(region, offset, data);
-        self.ask(Command::RegionWrite, 0, &body, Vec::new())
+        self.send_request(Command::RegionWrite, 0, &body, Vec::new())
     }
 
     /// Writes to a region without a reply.
@@ -202,10 +202,10 @@ impl<F> Client<F> {
 
     /// Resets the device.
     pub fn reset(&mut self) -> u16 {
-        self.ask(Command::DeviceReset, 0, &[], Vec::new())
+        self.send_request(Command::DeviceReset, 0, &[], Vec::new())
     }
 
-    fn ask(&mut self, command: Command, about: u32, body: &[u8], files: Vec<F>) -> u16 {
+    fn send_request(&mut self, command: Command, about: u32, body: &[u8], files: Vec<F>) -> u16 {
         self.ids = self.ids.wrapping_add(1);
         let id = self.ids;
         self.asked.push(PendingRequest { id, command, about });
@@ -216,15 +216,15 @@ impl<F> Client<F> {
 
     /// Replies to a DMA read.
     pub fn data(&mut self, call: DmaRequest, data: &[u8]) {
-        self.answer(call, Some(data));
+        self.reply(call, Some(data));
     }
 
     /// Replies to a DMA write.
     pub fn written(&mut self, call: DmaRequest) {
-        self.answer(call, None);
+        self.reply(call, None);
     }
 
-    fn answer(&mut self, call: DmaRequest, data: Option<&[u8]>) {
+    fn reply(&mut self, call: DmaRequest, data: Option<&[u8]>) {
         let DmaRequest { id, command, iova, len_bytes, wants_reply } = call;
         if wants_reply {
             let body = Writer::default().u64(iova);

@@ -289,12 +289,12 @@ impl<F: Clone> Server<F> {
 
     /// Replies that a command succeeded.
     pub fn done(&mut self, call: PendingReply) {
-        self.answer(call, &[]);
+        self.reply(call, &[]);
     }
 
     /// Replies to a read with data of the requested length.
     pub fn data(&mut self, call: PendingReply, data: &[u8]) {
-        self.answer(call, data);
+        self.reply(call, data);
     }
 
     /// Replies that a command failed.
@@ -307,7 +307,7 @@ impl<F: Clone> Server<F> {
         }
     }
 
-    fn answer(&mut self, call: PendingReply, data: &[u8]) {
+    fn reply(&mut self, call: PendingReply, data: &[u8]) {
         self.awaits = Expected::Commands;
         if call.wants_reply {
             let body = [&call.echo, data].concat();
@@ -319,17 +319,17 @@ impl<F: Clone> Server<F> {
     /// [`Request::DmaRead`] returns the data.
     pub fn dma_read(&mut self, token: u32, iova: u64, len_bytes: u32) {
         let body = Writer::default().u64(iova).u64(len_bytes.into()).done();
-        self.ask(Command::DmaRead, token, iova, len_bytes, &body);
+        self.send_request(Command::DmaRead, token, iova, len_bytes, &body);
     }
 
     /// Writes to client memory. [`Request::DmaWritten`] returns the result.
     pub fn dma_write(&mut self, token: u32, iova: u64, data: &[u8]) {
         let len_bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
         let body = Writer::default().u64(iova).u64(len_bytes.into()).slice(data).done();
-        self.ask(Command::DmaWrite, token, iova, len_bytes, &body);
+        self.send_request(Command::DmaWrite, token, iova, len_bytes, &body);
     }
 
-    fn ask(&mut self, command: Command, token: u32, iova: u64, len_bytes: u32, body: &[u8]) {
+    fn send_request(&mut self, command: Command, token: u32, iova: u64, len_bytes: u32, body: &[u8]) {
         self.ids = self.ids.wrapping_add(1);
         let id = self.ids;
         self.asked.push(PendingDma { id, command, iova, len_bytes, token });
