@@ -209,7 +209,7 @@ impl<M: Memory> Ring<M> {
     /// If the available index or the head is invalid.
     #[inline]
     pub fn take(&mut self) -> Result<Option<u16>, RingError> {
-        if self.seen == self.next && !self.look()? {
+        if self.seen == self.next && !self.load_available()? {
             return Ok(None);
         }
         let size = self.place.size;
@@ -223,7 +223,7 @@ impl<M: Memory> Ring<M> {
     }
 
     /// Loads the available index. Returns whether there is something to take.
-    fn look(&mut self) -> Result<bool, RingError> {
+    fn load_available(&mut self) -> Result<bool, RingError> {
         let Self { next: taken, place: RingAddresses { size, available, .. }, .. } = *self;
         let found = self.load_half(available, 2)?;
         if found.wrapping_sub(taken) > size {
@@ -401,7 +401,7 @@ impl<M: Memory> Ring<M> {
         // Full fence between the store of this request and the load of the available index. Pairs
         // with the driver's, which stores the index and then loads the request.
         fence(Ordering::SeqCst);
-        Ok(self.seen != self.next || self.look()?)
+        Ok(self.seen != self.next || self.load_available()?)
     }
 
     /// Disables kicks, because the ring is polled. With event index nothing has to be stored: the
