@@ -73,7 +73,7 @@ impl Owner {
 /// Checks that the superblocks at the start are as this generation left them: none is newer, none of the
 /// same generation has another owner, and none belongs to another pool. An unreadable one is ignored; if
 /// neither can be read, the pool was overwritten.
-pub(crate) fn look(
+pub(crate) fn check_superblocks(
     slots: &Slots,
     store: u128,
     (generation, owner): (u64, u128),

@@ -245,7 +245,7 @@ impl SpaceMap {
     }
 
     /// State of a block according to the structures in memory only.
-    fn look(&self, at: u64) -> RangeLookup {
+    fn state_of(&self, at: u64) -> RangeLookup {
         let sets = [&self.pool, &self.pending, &self.spoilt];
         let freed = self.quarantine.values().chain(self.freed_pages.values());
         let sets = sets.into_iter().chain(freed);
@@ -391,7 +391,7 @@ impl Metadata {
 
     /// Whether a block of the data area can be allocated, and the extent of that state.
     fn place(&mut self, at: u64) -> Result<RangeLookup, TxnStop> {
-        let RangeLookup::Free(next) = self.space.look(at) else { return Ok(self.space.look(at)) };
+        let RangeLookup::Free(next) = self.space.state_of(at) else { return Ok(self.space.state_of(at)) };
         let end = next.min(self.superblock.room().end);
         Ok(match self.next_run(&SPACE, self.superblock.space, at)? {
             Some(run) if run.key <= at => RangeLookup::Taken(run.key + run.extra),
@@ -460,7 +460,7 @@ mod tests {
         space.dropped.insert(page);
         space.quarantine(5, page..page + 1);
         space.quarantine(5, data..data + 16);
-        let is_kept = |space: &SpaceMap, at| matches!(space.look(at), RangeLookup::Taken(_));
+        let is_kept = |space: &SpaceMap, at| matches!(space.state_of(at), RangeLookup::Taken(_));
         let free = space.free(&empty);
         for (durable, past, expected) in
             [(4, 4, [true, true]), (4, 9, [true, false]), (5, 4, [false, false])]
@@ -479,7 +479,7 @@ mod tests {
     fn pages_that_somebody_reads_are_kept_in_one_set_until_he_lets_go() {
         let empty = Superblock { blocks: 1024, ..Superblock::decode(&[0; Superblock::BYTES]) };
         let mut space = SpaceMap::new(&empty);
-        let is_kept = |space: &SpaceMap, at| matches!(space.look(at), RangeLookup::Taken(_));
+        let is_kept = |space: &SpaceMap, at| matches!(space.state_of(at), RangeLookup::Taken(_));
         for generation in 5..=9 {
             let page = 100 + 2 * generation;
             space.dropped.insert(page);

@@ -3,7 +3,7 @@
 use super::commit::{Commit, CommitSnapshot, Looked};
 use super::{ActionKind, ActionResult, DeviceAction, Pool};
 use crate::error::PoolError;
-use crate::fence::{Claim, InjectedBugs, Owner, TAKEOVER_GENERATIONS, look};
+use crate::fence::{Claim, InjectedBugs, Owner, TAKEOVER_GENERATIONS, check_superblocks};
 use crate::format::{OwnerRecord, Superblock, features};
 
 impl Pool {
@@ -72,7 +72,7 @@ impl Pool {
         };
         let at = if let Looked::Claimed(claimed) = &next { &**claimed } else { &self.durable };
         let expected = (at.generation, at.superblock.owner);
-        if let Err(error) = look(slots, self.books.store, expected) {
+        if let Err(error) = check_superblocks(slots, self.books.store, expected) {
             return self.stop(&error);
         }
         match next {

@@ -201,7 +201,7 @@ impl OwnedLeaf {
     }
 
     /// State of a block, and the extent of that state.
-    fn look(&self, block: u64) -> (ClusterState, u64) {
+    fn state_of(&self, block: u64) -> (ClusterState, u64) {
         let records = self.page().records();
         let end = |run: &Record| run.key + run.extra;
         match records.get(records.partition_point(|run| end(run) <= block)) {
@@ -231,7 +231,7 @@ impl OwnedLeaf {
     fn first_not_own(&self, range: Range<u64>) -> Option<(u64, ClusterState, u64)> {
         let mut at = range.start;
         while at < range.end {
-            let (lies, until) = self.look(at);
+            let (lies, until) = self.state_of(at);
             if lies != ClusterState::Own {
                 return Some((at, lies, until.min(range.end)));
             }
@@ -244,7 +244,7 @@ impl OwnedLeaf {
     fn parts(&self, range: &Range<u64>) -> Vec<(Range<u64>, ClusterState)> {
         let (mut at, mut parts) = (range.start, Vec::new());
         while at < range.end {
-            let (lies, until) = self.look(at);
+            let (lies, until) = self.state_of(at);
             let end = until.min(range.end);
             parts.push((at..end, lies));
             at = end;
