@@ -228,7 +228,8 @@ const fn phase_word(phase: bool) -> u64 {
 
 pub(crate) fn resolve(regions: &RegionTable, memory: Segment, len_bytes: u64) -> NonNull<u64> {
     assert!(len_bytes > 0 && len_bytes <= u64::from(memory.len_bytes), "a ring lies in its memory");
-    let address = regions.host_address(memory).unwrap_or_else(|stray| panic!("{stray:?}")).cast::<u64>();
+    let address =
+        regions.host_address(memory).unwrap_or_else(|stray| panic!("{stray:?}")).cast::<u64>();
     assert!(address.as_ptr().align_offset(64) == 0, "a ring begins on a cache line");
     address
 }

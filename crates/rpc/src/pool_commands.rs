@@ -42,7 +42,7 @@ pub use describe::{
 pub use diff::{DIFFERENCE, DiffPage, kind as kind_of_range};
 pub use execute::execute;
 pub(crate) use jobs::EVENTS;
-pub use jobs::{JOB, JobKind, JobSpec, JobData};
+pub use jobs::{JOB, JobData, JobKind, JobSpec};
 
 use self::jobs::Jobs;
 use self::workers::WorkerPool;

@@ -275,12 +275,12 @@ impl<F> Client<F> {
     ) -> Result<Option<ClientEvent<F>>, Violation> {
         let Some(message) = self.inbox.take(bytes, files)? else { return Ok(None) };
         match message.header.kind {
-            Kind::Reply { error } => self.reply(message, error).map(Some),
+            Kind::Reply { error } => self.handle_reply(message, error).map(Some),
             Kind::Command { wants_reply } => command(message, wants_reply).map(Some),
         }
     }
 
-    fn reply(
+    fn handle_reply(
         &mut self,
         message: Message<F>,
         error: Option<Errno>,

@@ -258,7 +258,7 @@ impl<F: Clone> Server<F> {
             self.waiting_files -= message.files.len();
             let header = message.header;
             let taken = match header.kind {
-                Kind::Reply { error } => self.reply(message, error).map(Some),
+                Kind::Reply { error } => self.handle_reply(message, error).map(Some),
                 Kind::Command { .. } if self.awaits == Expected::Version => {
                     self.version(message).map(|()| None)
                 }
@@ -329,7 +329,14 @@ impl<F: Clone> Server<F> {
         self.send_request(Command::DmaWrite, token, iova, len_bytes, &body);
     }
 
-    fn send_request(&mut self, command: Command, token: u32, iova: u64, len_bytes: u32, body: &[u8]) {
+    fn send_request(
+        &mut self,
+        command: Command,
+        token: u32,
+        iova: u64,
+        len_bytes: u32,
+        body: &[u8],
+    ) {
         self.ids = self.ids.wrapping_add(1);
         let id = self.ids;
         self.asked.push(PendingDma { id, command, iova, len_bytes, token });
@@ -542,7 +549,7 @@ impl<F: Clone> Server<F> {
     }
 
     /// Matches a reply with its DMA request.
-    fn reply(
+    fn handle_reply(
         &mut self,
         message: Message<F>,
         error: Option<Errno>,

@@ -391,7 +391,9 @@ impl Metadata {
 
     /// Whether a block of the data area can be allocated, and the extent of that state.
     fn place(&mut self, at: u64) -> Result<RangeLookup, TxnStop> {
-        let RangeLookup::Free(next) = self.space.state_of(at) else { return Ok(self.space.state_of(at)) };
+        let RangeLookup::Free(next) = self.space.state_of(at) else {
+            return Ok(self.space.state_of(at));
+        };
         let end = next.min(self.superblock.room().end);
         Ok(match self.next_run(&SPACE, self.superblock.space, at)? {
             Some(run) if run.key <= at => RangeLookup::Taken(run.key + run.extra),

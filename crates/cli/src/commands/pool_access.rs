@@ -16,7 +16,7 @@ use tenmil_base::{Error, ErrorCategory, Span};
 use tenmil_block::Opener;
 use tenmil_drivers::pool::{ChangedRange, OpenPool, VolumeRef, file_holder, identity};
 use tenmil_linux::process::command_line;
-use tenmil_rpc::pool_commands::{self, CommandResult, DiffPage, JobSpec, JobData, PoolCommand};
+use tenmil_rpc::pool_commands::{self, CommandResult, DiffPage, JobData, JobSpec, PoolCommand};
 use tenmil_rpc::{Client, Code, RpcError};
 
 use super::rpc_endpoint::{directory, refused};

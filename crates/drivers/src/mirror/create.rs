@@ -140,7 +140,8 @@ fn are_different(
     legs: &[Leg],
     now: &mut dyn FnMut() -> Instant,
 ) -> Result<(), Error> {
-    for (index, candidate) in leg_io::read_superblocks(regions, legs, now)?.into_iter().enumerate() {
+    for (index, candidate) in leg_io::read_superblocks(regions, legs, now)?.into_iter().enumerate()
+    {
         match candidate.found {
             LegProbe::Leg(found) if usize::from(found.leg) == index => {}
             LegProbe::Leg(found) => {

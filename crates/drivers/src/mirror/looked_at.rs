@@ -11,7 +11,7 @@ use super::assemble::{AssembledMirror, assemble};
 use super::commit::legs_of;
 use super::fence::admit;
 use super::status::describe;
-use super::{Leg, OpenLegs, check_leg, limits_of, read_superblocks, open_legs, parse};
+use super::{Leg, OpenLegs, check_leg, limits_of, open_legs, parse, read_superblocks};
 use crate::split::Split;
 
 /// The blocks of one leg in sync, to be read.

@@ -167,7 +167,8 @@ fn fresh(
     }
     let leg = Leg { name: uri.to_string(), medium: Ok(opened.medium) };
     overwrite::allow("a new leg", &opened.existing, overwrite, &KernelFiles::live())?;
-    let found = read_superblocks(opener.regions, std::slice::from_ref(&leg), now).map_err(caller)?;
+    let found =
+        read_superblocks(opener.regions, std::slice::from_ref(&leg), now).map_err(caller)?;
     admit(&found, None, false).map_err(caller)?;
     if let Some(LegProbe::Leg(found)) = found.first().map(|candidate| &candidate.found)
         && !overwrite

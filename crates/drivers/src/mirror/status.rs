@@ -6,7 +6,7 @@ use tenmil_base::ErrorCategory;
 
 use super::assemble::{AssembledMirror, LegCandidate, LegProbe, assemble};
 use super::progress::Health;
-use super::{read_superblocks, open_legs, parse};
+use super::{open_legs, parse, read_superblocks};
 use tenmil_base::Error;
 use tenmil_block::Opener;
 use tenmil_block::uri::Uri;

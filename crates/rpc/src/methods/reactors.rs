@@ -316,13 +316,13 @@ fn running(call: &CallContext<'_>) -> Result<RunningReactors, RpcError> {
     })
 }
 
-fn sample(call: &CallContext<'_>) -> Result<Sample, RpcError> {
+fn take_sample(call: &CallContext<'_>) -> Result<Sample, RpcError> {
     let RunningReactors { directory, clock } = running(call)?;
     Ok(directory.sample(clock.now()))
 }
 
 fn sample(call: &CallContext<'_>) -> Result<Value, RpcError> {
-    let sample = sample(call)?;
+    let sample = take_sample(call)?;
     Ok(json!({
         "at_ns": sample.at.ns,
         "reactors": reactor_rows(&sample),
@@ -332,7 +332,7 @@ fn sample(call: &CallContext<'_>) -> Result<Value, RpcError> {
 }
 
 fn reactors(call: &CallContext<'_>) -> Result<Value, RpcError> {
-    Ok(reactor_rows(&sample(call)?))
+    Ok(reactor_rows(&take_sample(call)?))
 }
 
 fn threads(call: &CallContext<'_>) -> Result<Value, RpcError> {
@@ -342,12 +342,12 @@ fn threads(call: &CallContext<'_>) -> Result<Value, RpcError> {
         name.is_none_or(|name| thread.name == name)
             && reactor.is_none_or(|reactor| u64::from(thread.home.0) == reactor)
     };
-    Ok(thread_rows(&sample(call)?, wanted))
+    Ok(thread_rows(&take_sample(call)?, wanted))
 }
 
 fn pollers(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let name = call.arguments.text("thread");
-    Ok(poller_rows(&sample(call)?, |thread| name.is_none_or(|name| thread.name == name)))
+    Ok(poller_rows(&take_sample(call)?, |thread| name.is_none_or(|name| thread.name == name)))
 }
 
 fn reactor_rows(sample: &Sample) -> Value {

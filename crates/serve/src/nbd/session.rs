@@ -219,7 +219,7 @@ impl Session {
             SurveyAnswer::Extents(extents) => self.connection.block_status_done(slot, &extents),
             SurveyAnswer::Size(done) => {
                 let done = done.map_err(|(error, text)| {
-                    self.seat.send_command(NbdEvent::Trouble(text));
+                    self.seat.emit(NbdEvent::Trouble(text));
                     error
                 });
                 self.connection.resized(slot, done);

@@ -197,18 +197,18 @@ impl SessionHandle {
         self.phase.store(phase as u8, Ordering::Relaxed);
     }
 
-    pub(super) fn send_command(&self, news: NbdEvent) {
+    pub(super) fn emit(&self, news: NbdEvent) {
         // The receiver may be gone; then the event is dropped.
         let _ = self.tell.send(news);
     }
 
     pub(super) fn has_come(&self) {
-        self.send_command(NbdEvent::Connected { connection: self.id, peer: self.peer.clone() });
+        self.emit(NbdEvent::Connected { connection: self.id, peer: self.peer.clone() });
     }
 
     pub(super) fn has_gone(&self, reason: DisconnectReason) {
         let (connection, peer, done) = (self.id, self.peer.clone(), self.sample().done);
-        self.send_command(NbdEvent::Disconnected { connection, peer, reason, done });
+        self.emit(NbdEvent::Disconnected { connection, peer, reason, done });
     }
 
     pub(super) fn sample(&self) -> ConnectionSample {

@@ -195,7 +195,7 @@ impl TargetConnection {
             if self.is_travelling {
                 count += self.handle_events(now) + self.take_in(now);
             } else if self.looks.is_due(now) {
-                count += self.receive(now);
+                count += self.receive_paced(now);
             }
             if self.rooms.has_waiting() {
                 count += self.begin_waiting(now);
@@ -219,7 +219,7 @@ impl TargetConnection {
 
     /// Receives and adapts the receive pacing.
     #[inline]
-    fn receive(&mut self, now: Instant) -> usize {
+    fn receive_paced(&mut self, now: Instant) -> usize {
         let count = self.receive(now);
         if count == 0 {
             self.looks.record_empty(now);

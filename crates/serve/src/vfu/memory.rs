@@ -399,7 +399,13 @@ impl ClientMemory {
     }
 
     /// Queues a message-based access.
-    fn queue_access(&mut self, ticket: AccessId, iova: u64, len_bytes: u32, what: Access) -> AccessProgress {
+    fn queue_access(
+        &mut self,
+        ticket: AccessId,
+        iova: u64,
+        len_bytes: u32,
+        what: Access,
+    ) -> AccessProgress {
         let mut state = self.shared.lock();
         state.tokens = state.tokens.wrapping_add(1);
         let token = state.tokens;

@@ -184,7 +184,7 @@ impl<M: Memory + Clone> RequestTable<M> {
                 let written = if is_read { writable - 1 } else { 0 };
                 let written = u32::try_from(written).unwrap_or(u32::MAX);
                 self.slots[usize::from(head)] = Some(RequestSlot { status, written });
-                self.begin(head, ask, first);
+                self.begin_request(head, ask, first);
                 Ok(())
             }
             Ok(None) => self.end(head, status, Status::OK, 0),
@@ -196,7 +196,7 @@ impl<M: Memory + Clone> RequestTable<M> {
     }
 
     #[inline]
-    fn begin(&mut self, head: u16, ask: DiskRequest, first: usize) {
+    fn begin_request(&mut self, head: u16, ask: DiskRequest, first: usize) {
         let DiskRequest { operation, flags, lba, blocks } = ask;
         let count = self.segments.len() - first;
         self.requests.push(Request {

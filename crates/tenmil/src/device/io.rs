@@ -74,7 +74,7 @@ impl<'a> IoFuture<'a> {
         Poll::Pending
     }
 
-    fn poll_slot(&mut self, index: u32, context: &mut Context<'_>) -> Poll<OpResult> {
+    fn poll_completion(&mut self, index: u32, context: &mut Context<'_>) -> Poll<OpResult> {
         let mut place = self.shared.place(index);
         let SlotState::Completed(answer) = place.stage else {
             let old = place.waker.replace(context.waker().clone());
@@ -112,7 +112,7 @@ impl Future for IoFuture<'_> {
         match std::mem::replace(&mut self.state, IoState::Done) {
             IoState::AwaitingSlot(order, ticket) => self.poll_slot(order, ticket, context),
             IoState::AwaitingCompletion(index) => {
-                let polled = self.poll_slot(index, context);
+                let polled = self.poll_completion(index, context);
                 if polled.is_pending() {
                     self.state = IoState::AwaitingCompletion(index);
                 }

@@ -2,11 +2,11 @@
 
 mod binary;
 mod built;
+mod distro_packages;
 mod emulator;
 mod kernel;
 mod newer;
 mod programs;
-mod distro_packages;
 
 use std::fs::File;
 use std::io::BufWriter;

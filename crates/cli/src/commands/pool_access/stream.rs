@@ -18,7 +18,7 @@ use serde_json::Value;
 use tenmil_base::{Error, Span};
 use tenmil_linux::Thread;
 use tenmil_linux::local_socket::{Connection, RecvResult};
-use tenmil_rpc::pool_commands::{JobKind, JobSpec, JobData};
+use tenmil_rpc::pool_commands::{JobData, JobKind, JobSpec};
 
 use super::super::volume::stream::Progress;
 use super::{PoolAccess, RemotePool};

@@ -8,7 +8,8 @@ use tenmil_linux::Clock;
 
 use crate::mirror::assemble::{LegCandidate, LegProbe};
 use crate::mirror::{
-    InjectedBugs, Leg, Mirror, MirrorOptions, OpenLegs, create, read_superblocks, open_legs, take_over,
+    InjectedBugs, Leg, Mirror, MirrorOptions, OpenLegs, create, open_legs, read_superblocks,
+    take_over,
 };
 use tenmil_block::uri::Uri;
 use tenmil_block::{OpenedDevice, Opener};

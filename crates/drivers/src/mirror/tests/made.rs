@@ -7,7 +7,7 @@ use tenmil_base::Span;
 use crate::mirror::assemble::LegProbe;
 use crate::mirror::create::format;
 use crate::mirror::maintenance::ResyncPolicy;
-use crate::mirror::{Mirror, MirrorOptions, OpenLegs, read_superblocks, open_legs};
+use crate::mirror::{Mirror, MirrorOptions, OpenLegs, open_legs, read_superblocks};
 use tenmil_base::Error;
 use tenmil_block::uri::Uri;
 use tenmil_block::{DeviceType, OpenedDevice, Opener};

@@ -426,7 +426,11 @@ fn forced_trim_is_answered_after_a_flush() {
     session.connection.step();
     let token = session.connection.requests().0[0].token;
     session.connection.taken(1);
-    session.connection.handle_completion(IoCompletion { token, status: IoStatus::SUCCESS, result: 0 });
+    session.connection.handle_completion(IoCompletion {
+        token,
+        status: IoStatus::SUCCESS,
+        result: 0,
+    });
     session.connection.step();
     assert!(session.connection.requests().0.is_empty(), "one that is not forced is done");
 }
