@@ -243,7 +243,7 @@ impl Runtime {
         let (promise, later) = oneshot();
         let services = self.0.services.clone();
         let task = move || promise.send(work(services));
-        match self.0.services.pool.submit(blocking::task("library", task)) {
+        match self.0.services.pool.submit(blocking::task("open or serve", task)) {
             Ok(()) => Pending::new(what, later),
             Err(_) => Pending::failed(Error::environment(format!(
                 "{what}: {WAITING_MAX} devices and servers are being opened or closed, expected fewer"

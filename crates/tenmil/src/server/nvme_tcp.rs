@@ -63,7 +63,7 @@ pub(super) fn start(
     let regions = &services.devices.regions;
     let service = Service::new(regions, Limits::default())?;
     let (discovery, serial) = discovery_name(&address.to_string());
-    service.name_discovery(DiscoveryName { nqn: discovery, serial }).map_err(Error::environment)?;
+    service.name_discovery(DiscoveryName { nqn: discovery, serial })?;
     service.open_port(PORT, Port { address: Some(address) });
     let hosts = match asked.hosts.is_empty() {
         true => Hosts::Any,

@@ -197,7 +197,7 @@ fn an_export_with_a_mistake_is_refused_by_name() {
 }
 
 #[test]
-fn a_server_survives_neither_its_runtime_nor_delays_it() {
+fn a_server_ends_with_its_runtime() {
     let rt = runtime();
     let device = open(&rt, "ram:1m", Access::ReadWrite).unwrap();
     let server = block_on(rt.serve(Export::nvme_tcp(LOCAL).namespace(device))).unwrap();
