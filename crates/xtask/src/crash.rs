@@ -32,9 +32,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use disks::{Disks, Mount};
+use model::Counts;
 use plan::{Event, Plan, Stack, Walk};
 use process::Server;
-use world::{Place, World};
+use world::{Place, Totals, World};
 
 /// Directory of all files.
 const ROOM: &str = "target/crash";
@@ -83,6 +84,9 @@ pub(crate) struct Options {
     /// Print the summary as JSON
     #[arg(long)]
     json: bool,
+    /// Disks complete syncs without executing them: to see that the rounds with a power loss fail
+    #[arg(long)]
+    ignore_syncs: bool,
     /// Print the history of every round
     #[arg(long)]
     verbose: bool,
@@ -98,6 +102,7 @@ struct Summary {
     failed: Vec<String>,
     /// Number of rounds by stack and event.
     kinds: BTreeMap<(&'static str, &'static str), u64>,
+    totals: Totals,
     longest_s: f32,
 }
 
@@ -118,7 +123,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     std::fs::create_dir_all(&room).map_err(refuse)?;
     let room_whole = room.canonicalize().map_err(refuse)?;
     let seed = options.seed.unwrap_or_else(|| if options.short { 1 } else { drawn() });
-    let disks = Arc::new(Mutex::new(Disks::new(2, seed)));
+    let disks = Arc::new(Mutex::new(Disks::new(2, seed, options.ignore_syncs)));
     let mounts =
         (0..2).map(|disk| Mount::new(&disks, disk, &room_whole.join(format!("disk-{disk}"))));
     let _mounts: Vec<Mount> = mounts.collect::<Result<_, _>>()?;
@@ -253,6 +258,7 @@ fn rounds(options: &Options, place: &Place, seed: u64) -> Summary {
 }
 
 fn end(world: World, round: u64, summary: &mut Summary) {
+    summary.totals.merge(&world.totals());
     if let Err(why) = world.end() {
         println!("after round {round}: FAILED: {why}");
         summary.failed.push(format!("after round {round}: {why}"));
@@ -261,6 +267,7 @@ fn end(world: World, round: u64, summary: &mut Summary) {
 
 /// Prints the report of a failed round and saves its files.
 fn failed(place: &Place, plan: &Plan, world: &World, why: &str, summary: &mut Summary) {
+    summary.totals.merge(&world.totals());
     println!("  {why}");
     let history = world.history();
     let skipped = history.len().saturating_sub(LINES_SHOWN);
@@ -293,7 +300,9 @@ impl Summary {
 }
 
 fn report(options: &Options, seed: u64, summary: &Summary) {
-    let Summary { rounds, failed, kinds, longest_s } = summary;
+    let Summary { rounds, failed, kinds, totals, longest_s } = summary;
+    let Counts { flushes, flushed_blocks, checked_sectors } = totals.model;
+    let Totals { kills, losses, unsynced_sectors, at_request, after_workload, .. } = totals;
     if options.json {
         let kinds = kinds.iter().map(|((stack, event), count)| {
             serde_json::json!({ "stack": stack, "event": event, "rounds": count })
@@ -301,7 +310,11 @@ fn report(options: &Options, seed: u64, summary: &Summary) {
         let kinds = kinds.collect::<Vec<_>>();
         let summary = serde_json::json!({
             "seed": seed, "rounds": rounds, "failed": failed, "kinds": kinds,
-            "longest_s": longest_s,
+            "longest_s": longest_s, "kills": kills, "power_losses": losses,
+            "unsynced_sectors": unsynced_sectors, "events_at_request": at_request,
+            "events_after_workload": after_workload, "flushes": flushes,
+            "flushed_blocks": flushed_blocks, "checked_sectors": checked_sectors,
+            "longest_sync_s": totals.sync_wait_max_s,
         });
         println!("{summary}");
         return;
@@ -309,6 +322,15 @@ fn report(options: &Options, seed: u64, summary: &Summary) {
     let failures = failed.len();
     println!(
         "\ncrash: seed {seed}, {rounds} rounds, {failures} failed; the longest took {longest_s:.1} s"
+    );
+    println!(
+        "  {kills} processes killed; {losses} disks lost power or a sync, with {unsynced_sectors} sectors not \
+         synced; {at_request} events at their request, {after_workload} after the workload"
+    );
+    println!(
+        "  {flushes} flushes and forced writes succeeded, of {flushed_blocks} blocks; {checked_sectors} reads \
+         of sectors with flushed data; a mirror was whole again after at most {:.1} s",
+        totals.sync_wait_max_s
     );
     failed.iter().for_each(|what| println!("  {what}"));
 }

@@ -34,6 +34,8 @@ pub(super) struct Disks {
     /// Reports of the traps that have fired.
     pub(super) fired: Vec<Fired>,
     random: Random,
+    /// Syncs and forced writes succeed without effect, to show that the test notices.
+    ignores_syncs: bool,
 }
 
 #[derive(Debug, Default)]
@@ -81,6 +83,12 @@ pub(super) struct Fired {
     pub(super) when: Instant,
     /// Unsynced sectors of all disks that lost power.
     pub(super) unsynced: usize,
+    /// Number of processes that were killed.
+    pub(super) kills: usize,
+    /// Number of disks that lost power, or unsynced data.
+    pub(super) losses: usize,
+    /// It fired at its request, and not after the workload.
+    pub(super) at_request: bool,
 }
 
 /// Shared handle to the disks.
@@ -91,9 +99,10 @@ pub(super) fn lock(disks: &Shared) -> MutexGuard<'_, Disks> {
 }
 
 impl Disks {
-    pub(super) fn new(count: usize, seed: u64) -> Self {
+    pub(super) fn new(count: usize, seed: u64, ignores_syncs: bool) -> Self {
         let disks = std::iter::repeat_with(Disk::default).take(count).collect();
-        Self { disks, traps: VecDeque::new(), fired: Vec::new(), random: Random::new(seed) }
+        let (traps, fired, random) = (VecDeque::new(), Vec::new(), Random::new(seed));
+        Self { disks, traps, fired, random, ignores_syncs }
     }
 
     /// Replaces all disks by new ones.
@@ -139,7 +148,7 @@ impl Disks {
     pub(super) fn fire_all(&mut self) -> usize {
         let count = self.traps.len();
         while let Some(trap) = self.traps.pop_front() {
-            self.fire(&trap);
+            self.fire(&trap, false);
         }
         count
     }
@@ -155,12 +164,10 @@ impl Disks {
         self.traps.pop_front()
     }
 
-    fn fire(&mut self, trap: &Trap) {
+    fn fire(&mut self, trap: &Trap, at_request: bool) {
         let when = Instant::now();
         // The processes are killed first, so that none runs after its disk has lost data.
-        for server in &trap.kill {
-            server.strike();
-        }
+        let kills = trap.kill.iter().filter(|server| server.strike()).count();
         let unsynced = trap.lose.iter().map(|disk| self.disks[*disk].medium.unsynced()).sum();
         for disk in &trap.lose {
             let medium = &mut self.disks[*disk].medium;
@@ -170,7 +177,8 @@ impl Disks {
                 medium.lose_power(trap.keep, &mut self.random);
             }
         }
-        self.fired.push(Fired { when, unsynced });
+        let losses = trap.lose.len();
+        self.fired.push(Fired { when, unsynced, kills, losses, at_request });
         self.reset();
     }
 
@@ -180,7 +188,7 @@ impl Disks {
         let trap = self.take_trap(disk, false);
         let epoch = self.disks[disk].medium.epoch;
         if let Some(trap) = trap.as_ref().filter(|trap| trap.moment != TrapPoint::AfterSync) {
-            self.fire(trap);
+            self.fire(trap, true);
             // If only the host is killed, the sync proceeds.
             let own = ["target-a", "target-b"][disk];
             let is_hit = trap.lose.contains(&disk) || trap.kill.iter().any(|it| it.name() == own);
@@ -190,15 +198,20 @@ impl Disks {
                 return Err(errno::IO);
             }
         }
-        self.disks[disk].medium.file(node).ok_or(errno::NOENT)?.sync();
+        let is_ignored = self.ignores_syncs;
+        let file = self.disks[disk].medium.file(node).ok_or(errno::NOENT)?;
+        if !is_ignored {
+            file.sync();
+        }
         if let Some(trap) = trap.as_ref().filter(|trap| trap.moment == TrapPoint::AfterSync) {
-            self.fire(trap);
+            self.fire(trap, true);
         }
         if self.disks[disk].medium.epoch == epoch { Ok(Answer::empty()) } else { Err(errno::IO) }
     }
 
     fn answer(&mut self, disk: usize, request: &Request, bytes: &[u8]) -> Result<Answer, i32> {
         let Request { node, handle, ask, .. } = request;
+        let ignores_syncs = self.ignores_syncs;
         let medium = &mut self.disks[disk].medium;
         let epoch = medium.epoch;
         let opened = matches!(
@@ -245,7 +258,7 @@ impl Disks {
             Ask::Read { offset, len } => return Ok(Answer::bytes(file.read(*offset, *len))),
             Ask::Write { offset, forced, at, len } => {
                 file.write(*offset, bytes.get(*at..*at + *len).ok_or(errno::INVAL)?);
-                if *forced {
+                if *forced && !ignores_syncs {
                     file.sync_range(*offset, *len);
                 }
                 return Ok(Answer::written(*len));
@@ -278,7 +291,7 @@ fn serve(disks: &Shared, disk: usize, bytes: &[u8]) -> Option<Vec<u8>> {
     if matches!(request.ask, Ask::Write { .. }) {
         held.disks[disk].writes += 1;
         if let Some(trap) = held.take_trap(disk, true) {
-            held.fire(&trap);
+            held.fire(&trap, true);
             drop(held);
             if let TrapPoint::HeldWrite(milliseconds) = trap.moment {
                 std::thread::sleep(Duration::from_millis(milliseconds));

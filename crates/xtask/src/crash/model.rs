@@ -29,6 +29,18 @@ pub(super) struct Model {
     identity: u64,
     blocks: Vec<Block>,
     version: u64,
+    pub(super) counts: Counts,
+}
+
+/// What was flushed and what was checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    /// Flushes and forced writes (FUA) that succeeded.
+    pub(super) flushes: u64,
+    /// Blocks that these made durable.
+    pub(super) flushed_blocks: u64,
+    /// Reads of a sector whose flushed content, or a later write, was expected and found.
+    pub(super) checked_sectors: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -71,7 +83,8 @@ pub(super) struct Wrong {
 impl Model {
     pub(super) fn new(identity: u64, blocks: usize) -> Self {
         let block = Block { settled: [Content::Zero; SECTORS], pending: Vec::new() };
-        Self { identity, blocks: vec![block; blocks], version: 0 }
+        let counts = Counts::default();
+        Self { identity, blocks: vec![block; blocks], version: 0, counts }
     }
 
     pub(super) fn blocks(&self) -> usize {
@@ -97,13 +110,14 @@ impl Model {
 
     /// Completes a write. A forced write (FUA) is durable.
     pub(super) fn end(&mut self, blocks: std::ops::Range<usize>, version: u64, forced: bool) {
+        self.counts.flushes += u64::from(forced);
         for block in &mut self.blocks[blocks] {
             let found = block.pending.iter_mut().find(|pending| pending.version == version);
             if let Some(pending) = found.filter(|pending| pending.state == State::InFlight) {
                 pending.state = State::Completed;
             }
             if forced {
-                block.settle(version);
+                self.counts.flushed_blocks += u64::from(block.settle(version));
             }
         }
     }
@@ -137,21 +151,23 @@ impl Model {
     /// Completes a flush. Writes that became doubtful since its submission are not covered: the reply
     /// of a failed flush and the submission of this one may have crossed on the socket.
     pub(super) fn keep(&mut self, promise: &FlushSet) {
+        self.counts.flushes += 1;
         for (index, version) in &promise.0 {
             let block = &mut self.blocks[*index];
             let is_kept = |it: &Pending| it.version == *version && it.state == State::Completed;
             if block.pending.iter().any(is_kept) {
-                block.settle(*version);
+                self.counts.flushed_blocks += u64::from(block.settle(*version));
             }
         }
     }
 
     /// Checks data read from the block `first` on. `exact` if no data can have been lost.
-    pub(super) fn check(&self, first: usize, bytes: &[u8], exact: bool) -> Vec<Wrong> {
+    pub(super) fn check(&mut self, first: usize, bytes: &[u8], exact: bool) -> Vec<Wrong> {
         let mut wrong = Vec::new();
         for (at, content) in contents(self.identity, first, bytes) {
             let (index, sector) = (first + at / SECTORS, at % SECTORS);
             let block = &self.blocks[index];
+            self.counts.checked_sectors += u64::from(block.settled[sector] != Content::Zero);
             let settled = block.settled[sector];
             let pending = block.pending.iter().map(|pending| pending.content);
             let newest = block.pending.last().filter(|last| last.state == State::Completed);
@@ -177,12 +193,14 @@ impl Model {
 }
 
 impl Block {
-    fn settle(&mut self, version: u64) {
+    /// Returns whether the version was pending.
+    fn settle(&mut self, version: u64) -> bool {
         let Some(at) = self.pending.iter().position(|pending| pending.version == version) else {
-            return;
+            return false;
         };
         self.settled = [self.pending[at].content; SECTORS];
         self.pending.drain(..=at);
+        true
     }
 }
 

@@ -98,13 +98,15 @@ impl Server {
     }
 
     /// Sends SIGKILL, and waits until no thread can run any more: a thread blocked on a disk ends when
-    /// its request completes, without processing the result.
-    pub(super) fn strike(&self) {
+    /// its request completes, without processing the result. Returns whether it was running.
+    pub(super) fn strike(&self) -> bool {
+        let was_running = self.is_running();
         self.is_struck.store(true, Ordering::Relaxed);
         if let Some(child) = self.child().as_mut() {
             let _ = child.kill();
             ends(child, STRIKE_MAX);
         }
+        was_running
     }
 
     /// Sends SIGKILL, and waits for a limited time until the process is reaped.
