@@ -115,7 +115,7 @@ fn what_is_mistyped_is_told_without_a_process() {
     assert!(world.refused("get proces").contains("hint: did you mean `process`?"));
     let listed = world.told("get");
     assert!(listed.contains("tenmil get process") && listed.contains("tenmil events"), "{listed}");
-    assert!(world.told("get --markdown").starts_with("# Control interface"));
+    assert!(world.told("get --markdown").starts_with("# RPC methods and events"));
 }
 
 #[test]

@@ -365,7 +365,7 @@ impl Pool {
     }
 
     /// Makes a change and takes it back. That it finds no space is left to the change itself, which may wait
-    /// for a commit.
+    /// for a commit, unless a thick volume finds none and nothing is left to be freed.
     fn try_change(&mut self, change: &VolumeOp) -> Result<StepResult, TaskPause> {
         let tried = self.books.try_update(|books| {
             books.change(change)?;
@@ -373,6 +373,9 @@ impl Pool {
         });
         match tried {
             Err(stop @ (TxnStop::Error(_) | TxnStop::NeedPage(_))) => Err(stop.into()),
+            Err(TxnStop::NeedSpace(error)) if self.has_given_back() => {
+                Err(TxnStop::Error(error).into())
+            }
             _ => Ok(StepResult::Done(PoolResponse::Done)),
         }
     }

@@ -33,7 +33,8 @@ fn pool(directory: &Path, is_mirrored: bool) -> String {
             let legs = [file("a"), file("b")].map(|leg| leg.parse().unwrap());
             tenmil_drivers::mirror::create(opener, &legs, false)?;
         }
-        Ok(tenmil_drivers::pool::create(opener, &device.parse().unwrap(), "pool", false)?)
+        // A new mirror is data that is there.
+        Ok(tenmil_drivers::pool::create(opener, &device.parse().unwrap(), "pool", is_mirrored)?)
     })
     .unwrap();
     let volume = |name: &str| format!("volume:[{device}]/{name}");
