@@ -1,6 +1,8 @@
 //! A million 4 KiB reads from one thread at depth 128, as 128 tasks on the reactor that polls the
 //! device. `tenmil perf` measures what the storage stack does below the futures.
 
+#![allow(clippy::disallowed_methods, reason = "it is a program of its own, with the clock of std")]
+
 use std::error::Error;
 use std::time::Instant;
 

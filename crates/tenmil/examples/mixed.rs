@@ -6,6 +6,8 @@
 //! cargo run --release --example mixed -- 'tcp://HOST:PORT/NQN?read-queue=yes' 5
 //! ```
 
+#![allow(clippy::disallowed_methods, reason = "it is a program of its own, with the clock of std")]
+
 use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

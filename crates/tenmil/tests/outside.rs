@@ -114,7 +114,7 @@ impl Drop for Outside {
 fn program(text: &str, prefix: &str, fence: &str) -> String {
     let lines = text.lines().filter_map(|line| line.strip_prefix(prefix));
     let lines = lines.skip_while(|line| *line != fence).skip(1);
-    let lines = lines.take_while(|line| !line.starts_with("```"));
+    let lines = lines.take_while(|line| !line.trim_start().starts_with("```"));
     let program: String =
         lines.flat_map(|line| [line.strip_prefix(' ').unwrap_or(line), "\n"]).collect();
     assert!(program.contains("fn main()"), "no program behind {fence}");

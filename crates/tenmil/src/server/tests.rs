@@ -1,5 +1,7 @@
 //! Servers: what is exported, to whom, by which claim, and until when.
 
+#![allow(clippy::disallowed_methods, reason = "a test takes addresses that servers want")]
+
 use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 
