@@ -35,6 +35,15 @@ fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> String {
     plain
 }
 
+/// A word of a command line, in single quotes if a shell would interpret it: bash, zsh or sh.
+#[must_use]
+pub fn shell_word(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=:,./+@%".contains(c);
+    // zsh replaces a leading `=` and the name behind it by the path of a command.
+    let is_plain = !word.is_empty() && !word.starts_with('=') && word.chars().all(plain);
+    if is_plain { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+}
+
 /// Size in powers of two: `64 MiB`.
 pub fn show_size(bytes: u64) -> String {
     const UNITS: [(u32, &str); 5] =
@@ -50,7 +59,7 @@ pub fn show_size(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{escape, escape_lines};
+    use super::{escape, escape_lines, shell_word};
 
     #[test]
     fn characters_that_a_terminal_acts_on_are_escaped() {
@@ -59,5 +68,15 @@ mod tests {
         assert_eq!(escape("\u{2066}a\u{2069}\u{61c}"), "\\u{2066}a\\u{2069}\\u{61c}");
         assert_eq!(escape("Übung 一"), "Übung 一");
         assert_eq!(escape_lines("a\nb\r\u{202e}"), "a\nb\\u{d}\\u{202e}");
+    }
+
+    #[test]
+    fn word_is_quoted_where_a_shell_would_interpret_it() {
+        for word in ["perf", "-t", "/a/b.c", "tcp://[::1]:1/nqn.x:d/1", "emu:null?count=2", "=ls"] {
+            let is_plain = !word.contains(['[', '?']) && word != "=ls";
+            let expected = if is_plain { word.to_owned() } else { format!("'{word}'") };
+            assert_eq!(shell_word(word), expected);
+        }
+        assert_eq!((shell_word("it's"), shell_word("")), (r"'it'\''s'".into(), "''".into()));
     }
 }

@@ -135,7 +135,9 @@ impl Opener<'_> {
                 }
             }
             let expected = names.join(", ");
-            let text = format!("no devices of kind `{scheme}`, expected one of {expected}");
+            let other = other_form(uri);
+            let text =
+                format!("no devices of kind `{scheme}`, expected one of {expected}; {other}");
             return Err(uri.refuse(text).into());
         };
         let mut opened = kind.open(self, uri)?;
@@ -143,6 +145,16 @@ impl Opener<'_> {
             opened.identify_as(uri);
         }
         Ok(opened)
+    }
+}
+
+/// What the text of a URI of an unknown kind may mean instead.
+fn other_form(uri: &Uri) -> String {
+    let is_hexadecimal = uri.scheme().bytes().all(|byte| byte.is_ascii_hexdigit());
+    match uri.scheme().len() {
+        // DOMAIN:BUS:DEVICE.FUNCTION, or without the domain.
+        2 | 4 if is_hexadecimal => format!("an SSD on the PCI bus is `pcie:{uri}`"),
+        _ => format!("a file is `file:{uri}`"),
     }
 }
 

@@ -16,9 +16,12 @@
 //! In a path or a value, `%` and two hexadecimal digits encode a byte. Characters of the grammar must be
 //! encoded so: `%` everywhere; `?` and a leading `[` in a path; `&` in a value; and unbalanced brackets
 //! inside other brackets.
+//!
+//! Wherever a URI is expected, a path may stand in its place: see [`short`].
 
 mod fields;
 mod renamed;
+mod short;
 
 use std::fmt;
 use std::str::FromStr;
@@ -26,6 +29,7 @@ use std::str::FromStr;
 use tenmil_base::ErrorCategory;
 
 pub use self::fields::Fields;
+pub use self::short::{short_name, with_port};
 
 /// A parsed device URI with the URIs of the devices below.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -215,22 +219,40 @@ impl Uri {
 
     /// Creates an error about this URI.
     pub fn refuse(&self, problem: impl fmt::Display) -> UriError {
-        UriError { uri: self.to_string(), problem: problem.to_string() }
+        UriError { uri: format!("{self:#}"), problem: problem.to_string() }
     }
 
-    fn parse(text: &str, storey: usize) -> Result<Self, UriError> {
+    /// Parses a URI or a path. `named` returns the device of a configuration file with a name.
+    ///
+    /// # Errors
+    ///
+    /// If the text is malformed, or is the path of no file.
+    pub fn parse_with(text: &str, named: &dyn Fn(&str) -> Option<Self>) -> Result<Self, UriError> {
+        Self::parse(text, 1, named)
+    }
+
+    fn parse(
+        text: &str,
+        storey: usize,
+        named: &dyn Fn(&str) -> Option<Self>,
+    ) -> Result<Self, UriError> {
         let refuse = |problem: String| UriError { uri: text.into(), problem };
+        let too_deep = || refuse(format!("more than {STACK_DEPTH_MAX} devices upon each other"));
         if storey > STACK_DEPTH_MAX {
-            let problem = format!("more than {STACK_DEPTH_MAX} devices upon each other");
-            return Err(refuse(problem));
+            return Err(too_deep());
         }
-        let (scheme, rest) = text
-            .split_once(':')
-            .filter(|(scheme, _)| is_word(scheme))
-            .ok_or_else(|| refuse("not a device, expected KIND:… such as ram:1g".into()))?;
+        let Some((scheme, rest)) = text.split_once(':').filter(|(scheme, _)| is_word(scheme))
+        else {
+            let (mut uri, query) = short::device_at(text, named).map_err(refuse)?;
+            if storey == STACK_DEPTH_MAX && !uri.children().is_empty() {
+                return Err(too_deep());
+            }
+            uri.pairs = parse_pairs(query).map_err(refuse)?;
+            return Ok(uri);
+        };
         let (body, query) = if rest.starts_with('[') {
             let (children, path, query) = cut_children(rest).map_err(refuse)?;
-            let children = children.into_iter().map(|child| Self::parse(child, storey + 1));
+            let children = children.into_iter().map(|child| Self::parse(child, storey + 1, named));
             let path = decode(path).ok_or_else(|| refuse(bad_escape("the path", path)))?;
             (UriBody::Children(children.collect::<Result<_, _>>()?, path), query)
         } else {
@@ -239,15 +261,18 @@ impl Uri {
             (UriBody::Path(path), query)
         };
         let pairs = parse_pairs(query).map_err(refuse)?;
-        Ok(Self { scheme: scheme.into(), body, pairs })
+        let mut uri = Self { scheme: scheme.into(), body, pairs };
+        short::expand(&mut uri);
+        Ok(uri)
     }
 }
 
 impl FromStr for Uri {
     type Err = UriError;
 
+    /// Parses a URI or a path, which may need a look at the file system.
     fn from_str(text: &str) -> Result<Self, UriError> {
-        Self::parse(text, 1)
+        Self::parse_with(text, &|_| None)
     }
 }
 
@@ -334,14 +359,21 @@ fn encode(out: &mut fmt::Formatter<'_>, text: &str, special: &str) -> fmt::Resul
 }
 
 impl fmt::Display for Uri {
-    /// Writes a text that parses to the same URI.
+    /// Writes a text that parses to the same URI, whatever files exist. The alternate form, `{:#}`, is for
+    /// messages: the shortest text that parses to the same URI now.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_short = out.alternate();
+        if let Some(text) = is_short.then(|| short::short(self)).flatten() {
+            return out.write_str(&text);
+        }
         write!(out, "{}:", self.scheme)?;
         match &self.body {
             UriBody::Path(path) => encode(out, path, "%?[]")?,
             UriBody::Children(children, path) => {
                 for (index, child) in children.iter().enumerate() {
-                    write!(out, "{}[{child}]", if index == 0 { "" } else { "," })?;
+                    out.write_str(if index == 0 { "[" } else { ",[" })?;
+                    fmt::Display::fmt(child, out)?;
+                    out.write_str("]")?;
                 }
                 if !path.is_empty() {
                     out.write_str("/")?;
@@ -461,9 +493,6 @@ mod tests {
     fn a_mistake_is_named_with_what_would_be_accepted() {
         let escape = "expected two hexadecimal digits after a per cent sign";
         for (text, problem) in [
-            ("", "not a device, expected KIND:… such as ram:1g"),
-            ("ram", "not a device, expected KIND:… such as ram:1g"),
-            ("/dev/sda:x", "not a device, expected KIND:… such as ram:1g"),
             ("delay:[ram:1g", "a bracket is not closed, expected as many ] as ["),
             ("delay:[ram:1g]x", "`x` follows a bracket, expected ,[URI] or ?KEY=VALUE"),
             ("delay:[ram:1g],ram:1g", "`,ram:1g` follows a bracket, expected ,[URI] or ?KEY=VALUE"),

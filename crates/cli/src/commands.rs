@@ -12,7 +12,6 @@ mod copy;
 mod discover;
 mod doctor;
 mod events;
-mod evidence;
 mod examples;
 mod get;
 mod identify;
@@ -26,6 +25,7 @@ mod pool_access;
 mod proxy;
 mod renamed;
 mod report_file;
+mod reproduce;
 mod rpc_endpoint;
 mod serve;
 mod set;
@@ -41,7 +41,8 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
+use tenmil_base::text::shell_word;
 use tenmil_base::{Error, ErrorCategory};
 use tenmil_block::{Kind, join_kinds};
 use tenmil_linux::file::CreationPolicy;
@@ -66,7 +67,7 @@ enum Command {
     /// Run I/O workloads and report IOPS, latency and driver efficiency.
     Perf(Box<perf::PerfArguments>),
     /// Reproduce published claims about user-space storage stacks on this machine, in one report.
-    Reproduce(evidence::EvidenceArguments),
+    Reproduce(reproduce::ReproduceArguments),
     /// List the NVMe SSDs of this machine, the emulated SSDs and the block device kinds.
     List(list::ListArguments),
     /// Bind NVMe devices to vfio-pci, unless they are in use.
@@ -157,11 +158,11 @@ Examples:
   tenmil perf 'emu:ram?count=4' -w randrw  four SSDs that move data
   tenmil reproduce --quick                 which claims hold here, on one page, in three minutes
   tenmil list                              what there is
-  tenmil doctor                            what is missing or slow here, and what mends it
+  tenmil doctor                            what is missing or slow here, and the fix
   tenmil identify emu:null                 what an SSD says about itself
   tenmil sim --seeds 1000                  a thousand misbehaving controllers
   tenmil serve ram:1g -l nbd:/tmp/s        a block device for any NBD client
-  tenmil copy file:/a file:/b --verify     a device to another, holes kept
+  tenmil copy /dev/sda file:a --verify     a device to another, holes kept
   tenmil discover tcp://127.0.0.1:8009     which SSDs another machine has
   tenmil get                               what a running process can be asked
   tenmil top                               what its threads do, second by second
@@ -241,8 +242,8 @@ fn dispatch(
         Ok(Arguments { command: Command::Perf(perf) }) => {
             perf::run(&perf, &command_line(arguments), engines, out)
         }
-        Ok(Arguments { command: Command::Reproduce(evidence) }) => {
-            evidence::run(&evidence, &command_line(arguments), out)
+        Ok(Arguments { command: Command::Reproduce(reproduce) }) => {
+            reproduce::run(&reproduce, &command_line(arguments), out)
         }
         Ok(Arguments { command: Command::List(list) }) => list::run(&list, out),
         Ok(Arguments { command: Command::Bind(bind) }) => bind::run(&bind, out),
@@ -280,7 +281,22 @@ fn dispatch(
 
 /// All commands, each with its examples.
 fn grammar() -> clap::Command {
-    examples::inherit_examples(Arguments::command())
+    complete_paths(examples::inherit_examples(Arguments::command()))
+}
+
+/// Placeholders of arguments that are devices.
+const DEVICE_NAMES: [&str; 7] = ["URI", "VOLUME", "SRC", "DST", "LEG", "OLD", "NEW"];
+
+/// Has shells complete devices as paths: an existing path is a device.
+fn complete_paths(command: clap::Command) -> clap::Command {
+    let with_hint = |argument: clap::Arg| {
+        let names = argument.get_value_names().unwrap_or_default();
+        match names.iter().any(|name| DEVICE_NAMES.contains(&name.as_str())) {
+            true => argument.value_hint(ValueHint::AnyPath),
+            false => argument,
+        }
+    };
+    command.mut_args(with_hint).mut_subcommands(complete_paths)
 }
 
 /// Writes to standard output; a failure, such as a closed pipe, is an environment error.
@@ -292,15 +308,7 @@ fn write_out(out: &mut dyn Write, text: &str) -> Result<(), Error> {
 
 /// The command line, quoted for a shell.
 fn command_line(arguments: &[OsString]) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=:,./+@%".contains(c);
-    let quoted = arguments.iter().skip(1).map(|argument| {
-        let text = argument.to_string_lossy();
-        if !text.is_empty() && text.chars().all(plain) {
-            text.into_owned()
-        } else {
-            format!("'{}'", text.replace('\'', r"'\''"))
-        }
-    });
+    let quoted = arguments.iter().skip(1).map(|argument| shell_word(&argument.to_string_lossy()));
     core::iter::once("tenmil".to_owned()).chain(quoted).collect::<Vec<_>>().join(" ")
 }
 

@@ -26,12 +26,12 @@ mod query;
 mod rates;
 mod sample;
 mod screen;
-#[cfg(test)]
-#[allow(dead_code, reason = "the tests of the program use all of it")]
-#[path = "../tests/seat/mod.rs"]
-mod seat;
 mod state;
 mod tables;
+#[cfg(test)]
+#[allow(dead_code, reason = "the tests of the program use all of it")]
+#[path = "../tests/terminal/mod.rs"]
+mod terminal;
 
 use tenmil_base::Span;
 use tenmil_linux::runtime_directory::RuntimeDirectory;

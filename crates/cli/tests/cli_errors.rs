@@ -26,12 +26,24 @@ const KINDS: &str =
 #[test]
 fn a_malformed_uri_and_an_unknown_device_are_refused() {
     for (line, expected) in [
-        ("perf null", "null: not a device, expected KIND:… such as ram:1g".into()),
+        (
+            "perf null",
+            "null: no such file or directory, expected KIND:… such as ram:1g, or the path of a file \
+             or block device; a new file is `file:null?size=1g`"
+                .into(),
+        ),
+        (
+            "perf 5e:00.0",
+            "5e:00.0: no devices of kind `5e`, expected one of null:, ram:, file:, model:, \
+             delay:, fault:, split:, stripe:, mirror:, volume:, emu:, tcp:, vfio-user:, pcie:, \
+             crypt:; an SSD on the PCI bus is `pcie:5e:00.0`"
+                .into(),
+        ),
         (
             "perf nvme:1",
             "nvme:1: no devices of kind `nvme`, expected one of null:, ram:, file:, model:, \
              delay:, fault:, split:, stripe:, mirror:, volume:, emu:, tcp:, vfio-user:, pcie:, \
-             crypt:"
+             crypt:; a file is `file:nvme:1`"
                 .into(),
         ),
         ("perf emu:tape", format!("emu:tape: no medium `tape`, {KINDS}")),

@@ -56,6 +56,19 @@ fn every_other_shell_gets_a_script_of_its_own() {
 }
 
 #[test]
+fn zsh_and_fish_complete_devices_as_paths() {
+    let zsh = completions("zsh");
+    for argument in ["'::uri -- ", "':volume -- ", "':source -- "] {
+        let line = zsh.lines().find(|line| line.contains(argument)).unwrap_or_default();
+        assert!(line.contains(":_files'"), "{argument}: {line}");
+    }
+    let fish = completions("fish");
+    let add =
+        fish.lines().find(|line| line.contains("subcommand_from grow") && line.contains("-l add"));
+    assert!(add.is_some_and(|line| line.contains("-F")), "{add:?}");
+}
+
+#[test]
 fn each_command_has_a_manual_page_with_its_examples() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().display().to_string();

@@ -56,7 +56,7 @@ fn an_image_is_cloned_written_over_kept_and_copied_and_stays_what_it_was() {
     assert!(pool.bytes("vm") == expected);
     pool.done(&["volume", "snapshot", &vm, "monday"]);
     let monday = pool.volume("monday");
-    for more in [&["--unit", "4k"][..], &["--size", "1m"], &["--checksums"]] {
+    for more in [&["--cluster-size", "4k"][..], &["--size", "1m"], &["--checksums"]] {
         let words = [&["volume", "clone", &monday, "trial"], more].concat();
         let (code, error) = pool.refused(&words);
         assert!(code == Some(2) && error.contains("expected only with --from"), "{error}");
@@ -76,7 +76,7 @@ fn an_image_is_cloned_written_over_kept_and_copied_and_stays_what_it_was() {
         pool.refused(&["volume", "inflate", &pool.volume("trial"), "--limit-bytes", "0"]);
     assert!(code == Some(2) && error.contains("rate is 0"), "{code:?} {error}");
     pool.done(&["volume", "inflate", &pool.volume("trial"), "--limit-bytes", "1g"]);
-    assert_eq!(pool.listed("trial")["promise_kept"], true);
+    assert_eq!(pool.listed("trial")["fully_allocated"], true);
     assert!(std::fs::read(pool.path("golden")).unwrap() == golden, "nobody has written to it");
 
     std::fs::remove_file(pool.path("golden")).unwrap();

@@ -3,9 +3,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
+mod migrating_load;
 #[expect(dead_code, reason = "this test uses a part of it")]
 mod served;
-mod shuttle;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use served::Served;
-use shuttle::{BUFFER_BYTES, DEPTH, Load, Tally, Told, Travel};
+use migrating_load::{BUFFER_BYTES, DEPTH, Load, Tally, Told, Travel};
 use tenmil::{Access, Device, IoError, JoinHandle, Runtime};
 use tenmil_base::{IoChannel, Segment, Span};
 use tenmil_bench::perf::options::Techniques;
@@ -40,21 +40,21 @@ const DRAIN_MAX: Span = Span::from_secs(10);
 
 #[test]
 fn a_thread_moves_a_hundred_times_with_128_ios_in_flight() {
-    shuttle("emu:ram?size=1m", Travel::Carry);
+    migrate_load("emu:ram?size=1m", Travel::Carry);
 }
 
 #[test]
 fn a_thread_moves_a_hundred_times_when_its_ios_have_been_answered() {
-    shuttle("emu:ram?size=1m", Travel::Drain);
+    migrate_load("emu:ram?size=1m", Travel::Drain);
 }
 
 #[test]
 fn a_thread_that_sleeps_on_a_slow_ssd_is_woken_wherever_it_has_moved() {
-    shuttle("emu:model:p4600?size=1m", Travel::Carry);
+    migrate_load("emu:model:p4600?size=1m", Travel::Carry);
 }
 
 /// Moves a thread that loads the SSD to and fro.
-fn shuttle(uri: &str, travel: Travel) {
+fn migrate_load(uri: &str, travel: Travel) {
     let clock = Clock::start();
     let specs = [uri.parse::<EmuSpec>().unwrap()];
     let techniques = &Techniques::default();
@@ -127,7 +127,8 @@ fn ride(
     let pair = Pair::start(clock);
     let directory = &pair.directory;
     let homes: Vec<ReactorId> = directory.reactors().collect();
-    let thread = directory.spawn(ThreadBuilder::new("shuttle").on(homes[0]).poller(load)).unwrap();
+    let thread =
+        directory.spawn(ThreadBuilder::new("migrating").on(homes[0]).poller(load)).unwrap();
     let next = || match told.recv_timeout(PATIENCE) {
         Ok(Told::Panicked(text)) => panic!("{text}"),
         Ok(told) => told,
@@ -195,7 +196,7 @@ async fn task(device: Device, traffic: Arc<Traffic>, lba: u64) -> Result<(), IoE
 #[test]
 fn a_thread_with_128_async_ios_in_flight_moves_a_hundred_times() {
     for name in ["emu:ram?size=1m", "model:p4600?size=1m"] {
-        async_shuttle(name);
+        migrate_async_load(name);
     }
 }
 
@@ -212,7 +213,7 @@ fn serve_tcp(more: &str) -> (Served, String) {
 #[test]
 fn a_thread_with_128_async_ios_on_their_way_to_a_target_moves_a_hundred_times() {
     let (_served, name) = serve_tcp("");
-    async_shuttle(&name);
+    migrate_async_load(&name);
 }
 
 /// The cores of a target with two reactors, as an argument; none where there is one core.
@@ -287,7 +288,7 @@ fn a_connection_that_is_tied_to_its_ring_is_not_moved_and_goes_on() {
 }
 
 /// Moves a thread with a device and the tasks that use it to and fro.
-fn async_shuttle(name: &str) {
+fn migrate_async_load(name: &str) {
     let crowd = Crowd::new(name);
     let directory = crowd.rt.registry();
     let homes: Vec<ReactorId> = directory.reactors().collect();

@@ -272,7 +272,7 @@ fn is_content(load: Child) {
 #[test]
 fn what_snapshots_differ_by_is_told_while_their_volume_is_written() {
     let pool = Pool::new("512m");
-    pool.done(&["volume", "create", &pool.volume("db"), "--size", "40m", "--unit", "4k"]);
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "40m", "--cluster-size", "4k"]);
     let server = Server::start(&pool, "db");
     pool.done(&["volume", "snapshot", &pool.volume("db"), "a"]);
     is_content(load(&pool, &server, "3"));
@@ -413,7 +413,7 @@ fn errors(output: &Output) -> String {
 #[test]
 fn a_store_under_load_is_checked_as_of_a_commit_and_damage_is_told() {
     let pool = Pool::new("512m");
-    pool.done(&["volume", "create", &pool.volume("db"), "--size", "24m", "--unit", "4k"]);
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "24m", "--cluster-size", "4k"]);
     let server = Server::start(&pool, "db");
     let load = load(&pool, &server, "6");
     let check = || pool.run(&["pool", "check", &pool.device(), "--json"]);

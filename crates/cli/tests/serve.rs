@@ -373,7 +373,7 @@ fn whoever_watches_discovery_is_told_what_comes_and_goes_though_the_connection_i
     let is = |change: &Value, word: &str, subsystem: &str| {
         change["change"] == word && change["subsystem"] == subsystem && change["port"] == 2
     };
-    while !is(&next(), "came", NQN) {}
+    while !is(&next(), "added", NQN) {}
     let other = "nqn.2026-01.org.tenmil:other";
     let more = format!("{WHOLE}\n[[subsystem]]\nnqn = \"{other}\"\n");
     let more = format!("{more}\n[[subsystem.namespace]]\nuri = \"ram:2m\"\n");
@@ -381,15 +381,15 @@ fn whoever_watches_discovery_is_told_what_comes_and_goes_though_the_connection_i
     while back == 0 || rounds % 2 == 1 {
         rounds += 1;
         assert!(rounds < 100, "the connection was never lost");
-        let (text, word) = if rounds % 2 == 1 { (&*more, "came") } else { (WHOLE, "went") };
+        let (text, word) = if rounds % 2 == 1 { (&*more, "added") } else { (WHOLE, "removed") };
         let beside = world.file.with_extension("new");
         std::fs::write(&beside, text).unwrap();
         std::fs::rename(&beside, &world.file).unwrap();
         world.hang_up();
         loop {
             let change = next();
-            away += usize::from(change["change"] == "away");
-            back += usize::from(change["change"] == "back");
+            away += usize::from(change["change"] == "disconnected");
+            back += usize::from(change["change"] == "reconnected");
             if is(&change, word, other) {
                 break;
             }

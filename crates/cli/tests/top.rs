@@ -3,17 +3,17 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
-mod seat;
+mod terminal;
 
 use std::process::{Child, Command, Output};
 
-use seat::{Seat, await_exit};
 use serde_json::Value;
 use tenmil_base::Span;
 use tenmil_linux::runtime_directory::RuntimeDirectory;
 use tenmil_linux::{Clock, CpuList};
 use tenmil_reactor::{Context, PollResult, Poller, PollerBuilder, ReactorOptions, ThreadBuilder};
 use tenmil_rpc::{Process, Reactors, Server, ServerState, TABLE, announcements};
+use terminal::{Terminal, await_exit};
 
 /// A poller that finds work every time.
 struct Beat;
@@ -140,10 +140,10 @@ fn ignores_hangups() -> bool {
 #[test]
 fn the_terminal_is_given_back_however_it_ends() {
     let world = World::new();
-    type End = fn(&Seat, &Child);
+    type End = fn(&Terminal, &Child);
     let ends: [(&str, End); 5] = [
-        ("q", |seat, _| seat.press("q")),
-        ("ctrl-c", |seat, _| seat.press("\u{3}")),
+        ("q", |terminal, _| terminal.press("q")),
+        ("ctrl-c", |terminal, _| terminal.press("\u{3}")),
         ("SIGTERM", |_, child| signal("TERM", child)),
         ("SIGINT", |_, child| signal("INT", child)),
         ("SIGHUP", |_, child| signal("HUP", child)),
@@ -152,59 +152,59 @@ fn the_terminal_is_given_back_however_it_ends() {
         if what == "SIGHUP" && ignores_hangups() {
             continue;
         }
-        let mut seat = Seat::new();
-        let mut child = seat.run(world.command("top --interval 50ms"));
-        seat.await_raw();
-        seat.await_shown("heart");
-        end(&seat, &child);
-        let (code, shown) = seat.await_end(&mut child);
+        let mut terminal = Terminal::new();
+        let mut child = terminal.run(world.command("top --interval 50ms"));
+        terminal.await_raw();
+        terminal.await_shown("heart");
+        end(&terminal, &child);
+        let (code, shown) = terminal.await_end(&mut child);
         assert_eq!(code, Some(0), "{what}: {shown}");
-        seat.is_as_it_was(&shown);
+        terminal.is_as_it_was(&shown);
     }
 }
 
 #[test]
 fn a_process_that_goes_leaves_the_screen_in_order_and_waits_for_another() {
     let world = World::new();
-    let mut seat = Seat::new();
-    let mut child = seat.run(world.command("top --interval 50ms"));
-    seat.await_shown("heart");
+    let mut terminal = Terminal::new();
+    let mut child = terminal.run(world.command("top --interval 50ms"));
+    terminal.await_shown("heart");
     let World { root, _server: server, .. } = world;
     drop(server);
-    seat.await_shown("GONE");
+    terminal.await_shown("GONE");
     assert!(child.try_wait().unwrap().is_none(), "it waits");
-    seat.press("q");
-    let (code, shown) = seat.await_end(&mut child);
+    terminal.press("q");
+    let (code, shown) = terminal.await_end(&mut child);
     assert_eq!(code, Some(0), "{shown}");
-    seat.is_as_it_was(&shown);
+    terminal.is_as_it_was(&shown);
     drop(root);
 }
 
 #[test]
 fn a_terminal_that_goes_takes_it_along() {
     let world = World::new();
-    let seat = Seat::new();
-    let mut child = seat.run_unseen(world.command("top --interval 50ms"));
-    seat.await_raw();
-    seat.leave();
+    let terminal = Terminal::new();
+    let mut child = terminal.run_unseen(world.command("top --interval 50ms"));
+    terminal.await_raw();
+    terminal.leave();
     assert_ne!(await_exit(&mut child), Some(0), "it says that there is no terminal any more");
 }
 
 #[test]
 fn nohup_is_heeded() {
     let world = World::new();
-    let mut seat = Seat::new();
+    let mut terminal = Terminal::new();
     let program = env!("CARGO_BIN_EXE_tenmil");
     let line = format!("trap '' HUP; exec {program} top --interval 50ms");
     let mut command = Command::new("sh");
     command.args(["-c", &line]).env("XDG_RUNTIME_DIR", world.root.path());
-    let mut child = seat.run(command);
-    seat.await_raw();
-    seat.await_shown("heart");
+    let mut child = terminal.run(command);
+    terminal.await_raw();
+    terminal.await_shown("heart");
     signal("HUP", &child);
-    seat.press("?");
-    seat.await_shown("ctrl-c");
-    seat.press("q");
-    let (code, shown) = seat.await_end(&mut child);
+    terminal.press("?");
+    terminal.await_shown("ctrl-c");
+    terminal.press("q");
+    let (code, shown) = terminal.await_end(&mut child);
     assert_eq!(code, Some(0), "{shown}");
 }

@@ -110,10 +110,7 @@ fn volumes_are_rescued_from_a_store_without_superblocks() {
         let json: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(json["damaged"].as_array().unwrap().len(), 4);
         for volume in json["volumes"].as_array().unwrap() {
-            assert_eq!(
-                (&volume["lost_bytes"], &volume["was_there"]),
-                (&0.into(), &was_there.into())
-            );
+            assert_eq!((&volume["lost_bytes"], &volume["existed"]), (&0.into(), &was_there.into()));
         }
     }
     assert!(other.bytes("db") == second && other.bytes("monday") == first);
@@ -190,7 +187,7 @@ fn a_store_that_fills_says_so_and_one_that_is_full_loses_nothing() {
     let told = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{told}");
     assert_eq!(told.matches("note: pool `pool` on file:").count(), 1, "{told}");
-    assert!(told.contains("80 % of its room are taken"), "{told}");
+    assert!(told.contains("80 % of its capacity are used"), "{told}");
 
     let (code, error) = pool.refused(&["copy", &pool.file("second"), &pool.volume("other")]);
     assert!(code != Some(0) && error.contains("it is full and has refused"), "{code:?} {error}");

@@ -35,12 +35,12 @@ pub struct Event {
 pub(crate) const SET: EventKind = EventKind { name: "set", help: "a set method succeeded" };
 /// Event for dropped events.
 pub(crate) const LOST: EventKind = EventKind {
-    name: "lost",
+    name: "events-dropped",
     help: "events were dropped because they occurred faster than they could be sent",
 };
 /// Event of the server's end.
 pub(crate) const ENDING: EventKind = EventKind {
-    name: "ending",
+    name: "shutdown",
     help: "the control server is shutting down; no further events follow",
 };
 
@@ -113,7 +113,7 @@ impl EventReceiver {
 fn lost(count: u64) -> Event {
     Event {
         kind: LOST,
-        text: format!("{count} events were lost"),
+        text: format!("{count} events were dropped"),
         about: json!({ "count": count }),
     }
 }
@@ -123,7 +123,7 @@ impl Event {
     pub(crate) fn to_line(&self, now: Instant) -> Vec<u8> {
         let event = json!({
             "kind": self.kind.name,
-            "at_ns": now.ns,
+            "monotonic_ns": now.ns,
             "text": self.text,
             "about": self.about,
         });
@@ -166,7 +166,7 @@ mod tests {
     fn what_finds_no_room_is_counted_and_the_count_is_told_once() {
         let (announcer, announced) = announcements().unwrap();
         (0..WAITING_MAX + 3).for_each(|number| announcer.emit(event(number)));
-        assert_eq!(announced.next().unwrap().text, "3 events were lost");
+        assert_eq!(announced.next().unwrap().text, "3 events were dropped");
         assert_eq!(announced.next().unwrap(), event(0));
         assert_eq!(std::iter::from_fn(|| announced.next()).count(), WAITING_MAX - 1);
     }
@@ -184,7 +184,8 @@ mod tests {
         let text = String::from_utf8(line).unwrap();
         assert_eq!(text.lines().count(), 1);
         let value: Value = serde_json::from_str(&text).unwrap();
-        let expected = json!({ "kind": "set", "at_ns": 5, "text": "two\nlines", "about": {} });
+        let expected =
+            json!({ "kind": "set", "monotonic_ns": 5, "text": "two\nlines", "about": {} });
         assert_eq!(value["event"], expected);
     }
 }

@@ -120,6 +120,12 @@ impl Method {
     /// Parameter of this name, or an error that lists the known ones.
     pub fn parameter(&self, name: &str) -> Result<&'static Parameter, RpcError> {
         let names = || self.parameters.iter().map(|parameter| parameter.name);
+        let renamed = RENAMED_PARAMETERS.iter().find(|(old, _)| *old == name);
+        if let Some((_, new)) = renamed.filter(|(_, new)| names().any(|name| name == *new)) {
+            let (method, old) = (self.typed_name(), quoted(name));
+            let text = format!("{method}: no parameter {old}: it is now {}", quoted(new));
+            return Err(RpcError::caller(Code::NoSuchParameter, text));
+        }
         if let Some(found) = self.parameters.iter().find(|parameter| parameter.name == name) {
             return Ok(found);
         }
@@ -187,6 +193,9 @@ const RENAMED: [(&str, &str); 9] = [
     ("store_check", "pool_check"),
     ("volume_revert", "volume_rollback"),
 ];
+
+/// Parameters of version 0.1 under their new names.
+const RENAMED_PARAMETERS: [(&str, &str); 1] = [("unit_bytes", "cluster_bytes")];
 
 /// The present name of a method of version 0.1, with the prefix of `found`.
 fn renamed(found: &str, names: &[&str]) -> Option<String> {

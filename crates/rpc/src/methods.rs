@@ -1,7 +1,7 @@
 //! Rows of the method table, grouped by object.
 
 mod copy;
-mod devices;
+pub(crate) mod devices;
 mod environment;
 mod exports;
 mod files;

@@ -32,6 +32,7 @@ use crate::deferred::ReplySender;
 use crate::error::{Code, RpcError, either, quoted};
 use crate::event::EventSender;
 use crate::method::CallContext;
+use crate::methods::devices::is_device;
 
 pub use command::PoolCommand;
 pub(crate) use command::{STORE as WHICH_STORE, flag, named, percent, size as bytes};
@@ -174,7 +175,7 @@ fn wanted(call: &CallContext<'_>) -> Option<String> {
 fn find(wanted: Option<&str>) -> Result<Arc<OpenPool>, RpcError> {
     let all = all_open();
     let is_it = |open: &&Arc<OpenPool>| {
-        let is_named = |wanted| open.device() == wanted || open.name() == wanted;
+        let is_named = |wanted| is_device(open.device(), wanted) || open.name() == wanted;
         wanted.is_none_or(|wanted| is_named(wanted) || format!("{:032x}", open.uuid()) == wanted)
     };
     let mut found = all.iter().filter(is_it);

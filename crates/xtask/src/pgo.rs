@@ -58,7 +58,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     }
     let mut compare = Command::new(room.join("lto/tenmil"));
     compare.args(["reproduce", "--only", "link-time-optimisation", "profile-guided", "--builds"]);
-    compare.arg(&room).arg("--out").arg(room.join("evidence"));
+    compare.arg(&room).arg("--out").arg(room.join("report"));
     if options.quick {
         compare.arg("--quick");
     }

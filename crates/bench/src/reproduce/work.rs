@@ -1,5 +1,6 @@
 //! Work of a variant.
 
+use tenmil_base::text::shell_word;
 use tenmil_linux::CpuList;
 
 use super::bench::wire;
@@ -68,13 +69,13 @@ impl BenchWork {
             words_of(words, cores, &target)
                 .unwrap_or_else(|_| vec![words.to_owned()])
                 .iter()
-                .map(|word| quoted(word))
+                .map(|word| shell_word(word))
                 .collect::<Vec<_>>()
                 .join(" ")
         };
         let perf = |words: &str| format!("tenmil perf {} -t {seconds}", typed(words));
         let serve = |words: &str| {
-            format!("tenmil serve null:?size=1g -l tcp://{host}:4420 {}", typed(words))
+            format!("tenmil serve 'null:?size=1g' -l tcp://{host}:4420 {}", typed(words))
         };
         match *self {
             Self::Perf(words) => vec![perf(words)],
@@ -120,12 +121,6 @@ pub fn words_of(words: &str, cores: &CpuList, target: &str) -> Result<Vec<String
     Ok(words.split_whitespace().map(put).collect())
 }
 
-/// Quotes a word for the shell if necessary.
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=:,./+@%".contains(c);
-    if word.chars().all(plain) { word.to_owned() } else { format!("'{word}'") }
-}
-
 #[cfg(test)]
 mod tests {
     use tenmil_linux::CpuList;
@@ -152,7 +147,7 @@ mod tests {
         assert_eq!(
             served.commands(&cores, 1.5),
             [
-                "tenmil serve null:?size=1g -l tcp://127.0.0.1:4420 --cores 1",
+                "tenmil serve 'null:?size=1g' -l tcp://127.0.0.1:4420 --cores 1",
                 "tenmil perf 'tcp://127.0.0.1:4420/nqn.2026-01.org.tenmil:disk?msg-more=no' -c 0 -t 1.5",
             ]
         );

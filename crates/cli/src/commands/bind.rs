@@ -182,7 +182,7 @@ fn verdicts_as_json(verdicts: &[BindPlan]) -> String {
                 json!({
                     "found": one.to_string(),
                     "remedy": one.fix(),
-                    "yields_to_serial": one.yields_to_serial(),
+                    "overridden_by_serial": one.yields_to_serial(),
                 })
             });
             let steps = verdict.steps.iter().map(|step| step.command(verdict.address));
@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(lines[7], "0000:5e:00.0: has driver vfio-pci already; nothing is to be done");
         let json = verdicts_as_json(&[verdict(vec![BindObstacle::NoIommu], Vec::new())]);
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
-        assert_eq!(json["dry_run"][0]["obstacles"][0]["yields_to_serial"], false);
+        assert_eq!(json["dry_run"][0]["obstacles"][0]["overridden_by_serial"], false);
     }
 
     #[test]

@@ -92,10 +92,12 @@ nothing tells a device from others (no serial number, no UUID), it goes on only 
 Exit codes: 0 copied, 4 the two differ (--verify), 130 interrupted; else as for every command.
 
 Examples:
-  tenmil copy file:/var/tmp/disk file:/mnt/backup/disk --verify
-  tenmil copy file:/dev/sdb file:/srv/sdb.img --on-error skip
-  tenmil copy file:/srv/disk.img file:/dev/sdc --overwrite --limit-bytes 100m
-  tenmil copy file:/a 'mirror:[file:/b],[file:/c]' --overwrite --resume a.resume";
+  tenmil copy /var/tmp/disk file:/mnt/backup/disk --verify
+  tenmil copy /dev/sdb file:/srv/sdb.img --on-error skip
+  tenmil copy /srv/disk.img /dev/sdc --overwrite --limit-bytes 100m
+  tenmil copy /dev/sdb 'mirror:[/dev/sdc],[/dev/sdd]' --overwrite --resume sdb.resume
+
+`file:` before DST creates a file; a path alone is a file or device that exists.";
 
 /// Exit code if the compared devices differ.
 const EXIT_DIFFERENT: u8 = 4;
@@ -239,7 +241,7 @@ impl PreparedCopy {
         if self.size_of_target > size {
             let (target, more) = (&arguments.target, self.size_of_target - size);
             say(format!(
-                "{target} is {more} bytes longer than {}; those stay as they are",
+                "{target:#} is {more} bytes longer than {}; those stay as they are",
                 arguments.source
             ));
         }
@@ -280,7 +282,7 @@ impl PreparedCopy {
             }
             Some(ending) => {
                 let CopyReport { source, target, .. } = report;
-                let text = format!("copy {source} to {target}: {ending}");
+                let text = format!("copy {source:#} to {target:#}: {ending}");
                 Err(Error { category: ending.category(), text, hint })
             }
             None if report.comparison.as_ref().is_some_and(|found| found.different > 0) => {
@@ -352,7 +354,7 @@ fn record_path(arguments: &CopyArguments) -> Result<Option<PathBuf>, Error> {
     match resume {
         None => Ok(default_path(target)),
         Some(_) if files_of(target).is_empty() => Err(Error::usage(format!(
-            "--resume: {target} stands on no file and does not outlive this run, expected a target \
+            "--resume: {target:#} stands on no file and does not outlive this run, expected a target \
              that does"
         ))),
         Some(path) => Ok(Some(path.clone())),

@@ -47,7 +47,7 @@ const EXAMPLES: &str = "\
 Examples:
   tenmil discover tcp://127.0.0.1:4420
   tenmil discover tcp://192.0.2.7:8009 --json | jq -r '.entries[].uri'
-  tenmil discover tcp://192.0.2.7:8009 --watch --json | jq -r 'select(.change == \"came\").uri'";
+  tenmil discover tcp://192.0.2.7:8009 --watch --json | jq -r 'select(.change == \"added\").uri'";
 
 /// Reads the log and prints it, or watches it with `--watch`.
 pub(super) fn run(arguments: &DiscoverArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {

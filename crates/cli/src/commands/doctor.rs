@@ -95,7 +95,7 @@ fn as_json(findings: &[Check], applied: Option<&[Applied]>) -> String {
             "item": finding.item,
             "state": finding.severity.name(),
             "found": finding.found,
-            "advised": finding.recommended,
+            "recommended": finding.recommended,
             "why": finding.why,
             "command": remedy.map(|remedy| &remedy.command),
             "is_safe": remedy.is_some_and(|remedy| !remedy.changes.is_empty()),

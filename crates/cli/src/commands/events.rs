@@ -49,7 +49,7 @@ pub(super) fn run(arguments: &EventsArguments, out: &mut dyn Write) -> Result<Ex
         let Some(event) = client.next_event(wait).map_err(refused)? else { continue };
         left -= 1;
         write_out(out, &line(&event, arguments.json))?;
-        if event["kind"] == "ending" {
+        if event["kind"] == "shutdown" {
             break;
         }
     }
@@ -68,7 +68,7 @@ fn line(event: &Value, json: bool) -> String {
             .map(|c| if tenmil_base::text::is_unsafe(c) { ' ' } else { c })
             .collect::<String>()
     };
-    let seconds = event["at_ns"].as_u64().unwrap_or(0) as f64 / 1e9;
+    let seconds = event["monotonic_ns"].as_u64().unwrap_or(0) as f64 / 1e9;
     format!("{seconds:.6}  {:<10}  {}\n", text("kind"), text("text"))
 }
 
@@ -80,7 +80,8 @@ mod tests {
 
     #[test]
     fn an_event_is_one_line() {
-        let event = json!({ "kind": "set", "at_ns": 1_500_000_000, "text": "a\nb\u{1b}[2J" });
+        let event =
+            json!({ "kind": "set", "monotonic_ns": 1_500_000_000, "text": "a\nb\u{1b}[2J" });
         assert_eq!(line(&event, false), "1.500000  set         a b [2J\n");
         assert_eq!(line(&event, true).lines().count(), 1);
     }

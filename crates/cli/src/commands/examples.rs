@@ -1,5 +1,8 @@
 //! Passes the examples of a command's help on to its subcommands.
 
+#[cfg(test)]
+mod in_shells;
+
 use clap::Command;
 
 /// Gives each subcommand without examples of its own those of its parent that call it.

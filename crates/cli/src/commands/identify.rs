@@ -36,9 +36,9 @@ pub(super) struct IdentifyArguments {
 const EXAMPLES: &str = "\
 Examples:
   tenmil identify emu:null
-  tenmil identify file:/var/tmp/disk
-  tenmil identify tcp://127.0.0.1:4420/nqn.2024-01.example:disk
-  tenmil identify 'tcp://127.0.0.1:4420/nqn.2024-01.example:disk?ns=2'
+  tenmil identify /var/tmp/disk
+  tenmil identify /dev/sda
+  tenmil identify tcp://127.0.0.1/nqn.2024-01.example:disk/2
   tenmil identify vfio-user:/tmp/disk.sock
   tenmil identify pcie:0000:5e:00.0
   tenmil identify emu:null --json | jq .controller.identify.mn";

@@ -55,7 +55,7 @@ pub(super) fn block_device(uri: &Uri) -> Result<BlockDeviceInfo, Error> {
     let machine = KernelFiles::live();
     let existing = existing.iter().map(|one| OverwriteReport::of(one, &machine).to_string());
     let extents = Extents::of(&*medium)
-        .map_err(|found| Error::environment(format!("{uri}: look for data: {found}")))?;
+        .map_err(|found| Error::environment(format!("{uri:#}: look for data: {found}")))?;
     Ok(BlockDeviceInfo {
         uri: uri.to_string(),
         description,

@@ -130,12 +130,12 @@ struct TakeoverArguments {
 const EXAMPLES: &str = "\
 Examples:
   tenmil mirror create 'file:/mnt/a/disk?size=1g' 'file:/mnt/b/disk?size=1g'
-  tenmil mirror show 'mirror:[file:/mnt/a/disk],[file:/mnt/b/disk]'
-  tenmil mirror add 'mirror:[file:/mnt/a/disk],[file:/mnt/b/disk]' 'file:/mnt/c/disk?size=1g'
-  tenmil mirror replace 'mirror:[file:/mnt/a/disk],[file:/mnt/c/disk]' 1 'file:/mnt/d/disk?size=1g'
-  tenmil mirror remove --yes 'mirror:[file:/mnt/a/disk],[file:/mnt/d/disk],[file:/mnt/c/disk]' 2
-  tenmil mirror takeover --force 'mirror:[file:/mnt/a/disk],[file:/mnt/d/disk]'
-  tenmil perf 'mirror:[file:/mnt/a/disk],[file:/mnt/d/disk]'";
+  tenmil mirror show 'mirror:[/mnt/a/disk],[/mnt/b/disk]'
+  tenmil mirror add 'mirror:[/mnt/a/disk],[/mnt/b/disk]' 'file:/mnt/c/disk?size=1g'
+  tenmil mirror replace 'mirror:[/mnt/a/disk],[/mnt/c/disk]' 1 'file:/mnt/d/disk?size=1g'
+  tenmil mirror remove --yes 'mirror:[/mnt/a/disk],[/mnt/d/disk],[/mnt/c/disk]' 2
+  tenmil mirror takeover --force 'mirror:[/mnt/a/disk],[/mnt/d/disk]'
+  tenmil perf 'mirror:[/mnt/a/disk],[/mnt/d/disk]'";
 
 /// Capacity of the DMA region table: a device and each device below it use one or two entries.
 const REGIONS_MAX: usize = 256;
@@ -175,8 +175,8 @@ pub(super) fn run(arguments: &MirrorArguments, out: &mut dyn Write) -> Result<Ex
         }
         Command::Takeover(TakeoverArguments { uri, force }) => {
             match mirror::take_over(&opener, uri, *force)? {
-                Some(former) => format!("{uri} is taken over from {former}\n"),
-                None => format!("{uri} has no owner: nothing was changed\n"),
+                Some(former) => format!("{uri:#} is taken over from {former}\n"),
+                None => format!("{uri:#} has no owner: nothing was changed\n"),
             }
         }
     };

@@ -247,15 +247,15 @@ With any argument, only what is asked for happens.
 
 Examples:
   tenmil perf                                      the main job; then look at tenmil-perf.html
-  tenmil perf -t 5 --baseline                       the rate, and how much of the possible it is
-  tenmil perf null: -q 128 --baseline=tcp           what bare messages of 4 KiB do over loopback
+  tenmil perf -t 5 --baseline                      the rate, and how much of the possible it is
+  tenmil perf null: -q 128 --baseline=tcp          what bare messages of 4 KiB do over loopback
   tenmil perf emu:null -q 1                        the round trip of one I/O
   tenmil perf emu:null --no-doorbell-batching      what a technique is worth
   tenmil perf 'emu:ram?size=1g' -w randrw -M 70 --bssplit 4k:70,64k:30 --zipf 0.99
   tenmil perf emu:model:p4600 --rate 200k          latency under a load that does not wait
   tenmil perf 'emu:file:/tmp/disk?size=1g' -w randrw --verify
   tenmil perf ram:4g -w randrw                     any block device, without a driver
-  tenmil perf file:/tmp/disk -w randwrite --overwrite
+  tenmil perf /tmp/disk -w randwrite --overwrite
   tenmil perf 'emu:null?count=21' --block mq       the same driver under the block layer
   tenmil perf --null-blk --html null-blk.html      queues against a lock, thread by thread
   tenmil perf emu:null --json | jq .iops

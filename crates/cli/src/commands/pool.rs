@@ -28,6 +28,7 @@ use self::set::SetArguments;
 use self::takeover::TakeoverArguments;
 use super::write_out;
 use tenmil_base::Error;
+use tenmil_base::text::shell_word;
 
 /// Create a pool of volumes on devices, show it, check or scrub it, set capacity alerts, grow it, or
 /// rescue its data.
@@ -93,17 +94,17 @@ struct ShowArguments {
 const EXAMPLES: &str = "\
 Examples:
   tenmil pool create 'file:/var/tmp/pool?size=10g'
-  tenmil pool open file:/var/tmp/pool
-  tenmil pool list file:/var/tmp/pool file:/var/tmp/other --json | jq .pools
-  tenmil pool set file:/var/tmp/pool --thresholds 70,90
-  tenmil pool check file:/var/tmp/pool
-  tenmil pool scrub file:/var/tmp/pool --limit-bytes 100m
-  truncate -s 20g /var/tmp/pool && tenmil pool grow file:/var/tmp/pool
-  tenmil pool grow file:/var/tmp/pool --add 'file:/var/tmp/more?size=10g'
-  tenmil pool set file:/var/tmp/pool --device 1=file:/mnt/more
-  tenmil pool rescue file:/var/tmp/pool file:/var/tmp/other
-  tenmil pool takeover tcp://192.0.2.1:4420/nqn.2026-01.org.tenmil:disk --force
-  tenmil volume create volume:[file:/var/tmp/pool]/db --size 100g";
+  tenmil pool open /var/tmp/pool
+  tenmil pool list /var/tmp/pool /var/tmp/other --json | jq .pools
+  tenmil pool set /var/tmp/pool --thresholds 70,90
+  tenmil pool check /var/tmp/pool
+  tenmil pool scrub /var/tmp/pool --limit-bytes 100m
+  truncate -s 20g /var/tmp/pool && tenmil pool grow /var/tmp/pool
+  tenmil pool grow /var/tmp/pool --add 'file:/var/tmp/more?size=10g'
+  tenmil pool set /var/tmp/pool --device 1=/mnt/more
+  tenmil pool rescue /var/tmp/pool /var/tmp/other
+  tenmil pool takeover tcp://192.0.2.1/nqn.2026-01.org.tenmil:disk/1 --force
+  tenmil volume create /var/tmp/pool/db --size 100g";
 
 /// Exit status of a process that SIGINT has ended, by shell convention (128 + 2).
 pub(super) const EXIT_INTERRUPTED: u8 = 130;
@@ -171,10 +172,10 @@ fn create(opener: &Opener<'_>, create: &CreateArguments) -> Result<String, Error
     };
     let made = pool::create_over(opener, (device, others), name, *overwrite)?;
     let CreateResult { blocks, was_there } = made;
-    let on = devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let on = devices.iter().map(|device| format!("{device:#}")).collect::<Vec<_>>().join(", ");
     let size = blocks * u64::from(PAGE_BYTES);
-    let volume = VolumeRef::on(device).with_name("NAME");
-    let next = format!("make a volume as in: tenmil volume create '{volume}' --size 1g\n");
+    let volume = shell_word(&format!("{:#}", VolumeRef::on(device).with_name("NAME")));
+    let next = format!("make a volume as in: tenmil volume create {volume} --size 1g\n");
     Ok(match (*json, was_there) {
         (true, _) => {
             let uri = device.to_string();
@@ -274,7 +275,7 @@ mod tests {
         assert!(refused.hint.unwrap().contains("--overwrite"));
 
         let (_, shown) = say(&["open", &device]).unwrap();
-        assert!(shown.contains("generation 2") && shown.contains("16 MiB in all"), "{shown}");
+        assert!(shown.contains("generation 2") && shown.contains("capacity 16 MiB: "), "{shown}");
         let (_, listed) = say(&["list", &device]).unwrap();
         let [head, line] = listed.lines().collect::<Vec<_>>()[..] else { panic!("{listed}") };
         assert!(head.starts_with("pool") && line.starts_with("pool "), "{listed}");
@@ -343,17 +344,17 @@ mod tests {
         let device = format!("file:{}?size=16m&engine=threads", path.display());
         say(&["create", &device]).unwrap();
         let shown = || say(&["open", &device]).unwrap().1;
-        assert!(shown().contains("told when 80 % and 95 % of its room"), "{}", shown());
+        assert!(shown().contains("capacity alerts: 80 % and 95 %"), "{}", shown());
         let (_, said) = say(&["set", &device, "--thresholds", "70,90"]).unwrap();
-        assert_eq!(said, "it is told when 70 % and 90 % of the room of pool `pool` are taken\n");
+        assert_eq!(said, "capacity alerts of pool `pool`: 70 % and 90 %\n");
         let (_, said) = say(&["set", &device, "--thresholds", "70,90"]).unwrap();
-        assert!(said.ends_with("are taken already\n"), "{said}");
+        assert!(said.contains("`pool` already: "), "{said}");
         let (_, said) = say(&["set", &device, "--thresholds", "60", "--json"]).unwrap();
         let said: Value = serde_json::from_str(&said).unwrap();
         assert_eq!(said["changed"], true);
         assert_eq!(said["thresholds_percent"], serde_json::json!([60]));
         say(&["set", &device, "--thresholds", "none"]).unwrap();
-        assert!(shown().contains("told when no part of its room"), "{}", shown());
+        assert!(shown().contains("capacity alerts: none"), "{}", shown());
         let refused = say(&["set", &device, "--thresholds", "90,80"]).unwrap_err();
         assert!(refused.text.contains("the lower one first"), "{refused}");
         for wrong in ["101", "0,50", "1,2,3", "x", "50,"] {

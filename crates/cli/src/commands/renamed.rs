@@ -12,7 +12,7 @@ const fn renamed(command: &'static str, old: &'static str, new: &'static str) ->
     RenamedWord { command, old, new }
 }
 
-const RENAMED: [RenamedWord; 21] = [
+const RENAMED: [RenamedWord; 23] = [
     renamed("tenmil", "store", "pool"),
     renamed("tenmil", "policy", "timeouts"),
     renamed("tenmil", "evidence", "reproduce"),
@@ -33,6 +33,8 @@ const RENAMED: [RenamedWord; 21] = [
     renamed("proxy", "--back", "--to-client"),
     renamed("proxy", "--room", "--buffer"),
     renamed("proxy", "--split", "--fragment"),
+    renamed("create", "--unit", "--cluster-size"),
+    renamed("clone", "--unit", "--cluster-size"),
     renamed("sim", "--canary", "--injected-bugs"),
 ];
 

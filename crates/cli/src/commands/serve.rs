@@ -173,33 +173,38 @@ it prints one line: `ready` and the addresses.
 A socket file is its owner's alone, replaces that of a server that has died, and goes at the end.
 
 Examples:
-  tenmil serve file:/var/tmp/disk --listen nbd:/tmp/disk.sock
+  tenmil serve /var/tmp/disk --listen nbd:/tmp/disk.sock
       qemu-img convert 'nbd+unix:///?socket=/tmp/disk.sock' copy.img
   tenmil serve 'file:/var/tmp/disk?size=10g' -l nbd://127.0.0.1:0
-      nbdinfo nbd://127.0.0.1:PORT, with the port that was printed
+      nbdinfo nbd://127.0.0.1:34567                    with the port that was printed
   tenmil serve ram:1g -l nbd:/tmp/a.sock -l nbd://127.0.0.1:10809 --cores 0,1
-  tenmil serve file:/var/tmp/disk -l nbd:/tmp/disk.sock --read-only
+  tenmil serve /var/tmp/disk -l nbd:/tmp/disk.sock --read-only
   tenmil serve ram:1g --listen tcp://127.0.0.1:4420
-      tenmil perf 'tcp://127.0.0.1:4420/nqn.2026-01.org.tenmil:disk?ns=1'
+      tenmil perf tcp://127.0.0.1/nqn.2026-01.org.tenmil:disk/1
   tenmil serve ram:1g -l tcp://127.0.0.1:4420 --socket engine=io_uring --socket zero-copy=no
-  tenmil serve file:/a file:/b -l tcp://0.0.0.0:4420 --host nqn.2014-08.org.example:client
-  tenmil serve file:/var/tmp/disk --listen vfio-user:/tmp/disk.sock
-      qemu-system-x86_64, its RAM a memfd with share=on, and the device vfio-user-pci at that socket
-      tenmil perf vfio-user:/tmp/disk.sock; with --poll always its doorbells can be mapped
-  tenmil serve file:/a file:/b -l vfio-user:/tmp/a.sock -l vfio-user:/tmp/b.sock
-  tenmil serve file:/var/tmp/disk --listen vhost-user:/tmp/disk.sock --cores 2,3
-      qemu-system-x86_64, its RAM a memfd with share=on, -chardev
-      socket,id=disk,path=/tmp/disk.sock,reconnect=1 and -device vhost-user-blk-pci,chardev=disk
-  sudo tenmil serve file:/var/tmp/disk --listen ublk:0 --cores 2,3
-      mkfs.ext4 /dev/ublkb0; after kill -9 the same command goes on with it; docs/operator/ublk.md
+  tenmil serve /dev/sda /dev/sdb -l tcp://0.0.0.0:4420 --allowed-host nqn.2014-08.org.example:client
+  tenmil serve /var/tmp/disk --listen vfio-user:/tmp/disk.sock
+      qemu-system-x86_64                               its RAM a memfd with share=on, and the
+                                                       device vfio-user-pci at that socket
+      tenmil perf vfio-user:/tmp/disk.sock             with --poll always its doorbells are mapped
+  tenmil serve /dev/sda /dev/sdb -l vfio-user:/tmp/a.sock -l vfio-user:/tmp/b.sock
+  tenmil serve /var/tmp/disk --listen vhost-user:/tmp/disk.sock --cores 2,3
+      qemu-system-x86_64                               its RAM a memfd with share=on, -chardev
+                                                       socket,id=disk,path=/tmp/disk.sock and
+                                                       -device vhost-user-blk-pci,chardev=disk
+  sudo tenmil serve /var/tmp/disk --listen ublk:0 --cores 2,3
+      mkfs.ext4 /dev/ublkb0                            a restart after kill -9 keeps the device
   tenmil serve --config /etc/tenmil/target.toml
-      kill -HUP PID serves what the file says now, all of it or nothing; docs/operator/nvme-tcp-target.md
-  tenmil serve file:/var/tmp/disk -l nbd:/tmp/disk.sock --limit-iops 5000
-      tenmil get connections; tenmil set export limit_iops=0
+      kill -HUP 4711                                   applies the file, or rejects all of it
+  tenmil serve /var/tmp/disk -l nbd:/tmp/disk.sock --limit-iops 5000
+      tenmil set export limit_iops=0
   tenmil serve 'file:/var/tmp/disk?size=10g' -l nbd:/tmp/disk.sock
       tenmil set export size_bytes=21474836480
-  tenmil serve ram:1g -l nbd:/tmp/a.sock --cores 0-3 --scheduler dynamic?load=10 --governor
-      tenmil get scheduler; tenmil top";
+  tenmil serve /var/tmp/pool/db -l nbd:/tmp/db.sock    volume db of pool /var/tmp/pool
+  tenmil serve ram:1g -l nbd:/tmp/a.sock --cores 0-3 --scheduler 'dynamic?load=10' --governor
+      tenmil get scheduler
+
+docs/operator/ublk.md, docs/operator/nvme-tcp-target.md and docs/user/device-uris.md describe the details.";
 
 /// Parses a number of connections, which must not be zero.
 fn some_connections(text: &str) -> Result<u32, String> {

@@ -28,7 +28,7 @@ pub(super) struct PolicyArguments {
 const EXAMPLES: &str = "\
 Examples:
   tenmil timeouts
-  tenmil timeouts 'tcp://192.0.2.7:4420/nqn.2024-01.example:disk?keep-alive-timeout=2s&ctrl-loss-timeout=60s'";
+  tenmil timeouts 'tcp://192.0.2.7/nqn.2024-01.example:disk?ctrl-loss-timeout=60s'";
 
 /// Prints the table of timeouts.
 pub(super) fn run(arguments: &PolicyArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {

@@ -68,7 +68,7 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct CreateArguments {
-    /// Volume, such as volume:[file:/var/tmp/pool]/db
+    /// Volume, such as /var/tmp/pool/db: the pool, a slash and the name
     #[arg(value_name = "VOLUME")]
     volume: Uri,
 
@@ -78,7 +78,7 @@ struct CreateArguments {
 
     /// Cluster size (allocation unit): 4k, 8k, 16k, 32k or 64k
     #[arg(long, value_name = "BYTES", default_value = "64k")]
-    unit: ByteSize,
+    cluster_size: ByteSize,
 
     /// Store a checksum of every block, and fail reads of blocks that do not match
     #[arg(long)]
@@ -175,26 +175,28 @@ impl std::str::FromStr for ByteSize {
 
 const EXAMPLES: &str = "\
 Examples:
-  tenmil volume create volume:[file:/var/tmp/pool]/db --size 100g
-  tenmil volume create volume:[file:/var/tmp/pool]/safe --size 100g --checksums
-  tenmil volume create volume:[file:/var/tmp/pool]/log --size 10g --thick
-  tenmil volume snapshot volume:[file:/var/tmp/pool]/db monday
-  tenmil volume clone volume:[file:/var/tmp/pool]/monday trial
-  tenmil volume clone volume:[file:/var/tmp/pool]/vm --from file:/srv/golden.img --size 20g
-  tenmil volume rename volume:[file:/var/tmp/pool]/trial next
-  tenmil volume resize volume:[file:/var/tmp/pool]/next --size 200g
-  tenmil volume rollback volume:[file:/var/tmp/pool]/db monday
-  tenmil volume decouple volume:[file:/var/tmp/pool]/next
-  tenmil volume inflate volume:[file:/var/tmp/pool]/next --limit-bytes 100m
-  tenmil volume delete volume:[file:/var/tmp/pool]/next
-  tenmil volume list file:/var/tmp/pool
-  tenmil volume diff volume:[file:/var/tmp/pool]/monday tuesday --json
-  tenmil volume send volume:[file:/var/tmp/pool]/monday > monday.stream
-  tenmil volume receive volume:[file:/mnt/backup]/monday < monday.stream
-  tenmil volume send volume:[file:/var/tmp/pool]/tuesday --from monday |
-      tenmil volume receive volume:[file:/mnt/backup]/tuesday
-  tenmil serve volume:[file:/var/tmp/pool]/db -l nbd:/tmp/db
-      tenmil volume snapshot volume:[file:/var/tmp/pool]/db now, while it is served";
+  tenmil volume create /var/tmp/pool/db --size 100g
+  tenmil volume create /var/tmp/pool/safe --size 100g --checksums
+  tenmil volume create /var/tmp/pool/log --size 10g --thick
+  tenmil volume snapshot /var/tmp/pool/db monday          also while it is served
+  tenmil volume clone /var/tmp/pool/monday trial
+  tenmil volume clone /var/tmp/pool/vm --from /srv/golden.img --size 20g
+  tenmil volume rename /var/tmp/pool/trial next
+  tenmil volume resize /var/tmp/pool/next --size 200g
+  tenmil volume rollback /var/tmp/pool/db monday
+  tenmil volume decouple /var/tmp/pool/next
+  tenmil volume inflate /var/tmp/pool/next --limit-bytes 100m
+  tenmil volume delete /var/tmp/pool/next
+  tenmil volume list /var/tmp/pool
+  tenmil volume diff /var/tmp/pool/monday tuesday --json
+  tenmil volume send /var/tmp/pool/monday > monday.stream
+  tenmil volume receive /mnt/backup/monday < monday.stream
+  tenmil volume send /var/tmp/pool/tuesday --from monday |
+      tenmil volume receive /mnt/backup/tuesday
+  tenmil serve /var/tmp/pool/db -l nbd:/tmp/db
+
+/var/tmp/pool/db is the volume db of the pool in the file /var/tmp/pool, in full
+'volume:[file:/var/tmp/pool]/db'; of a pool on another device it is 'volume:[URI]/db'.";
 
 impl VolumeArguments {
     /// Whether the command reads only.
@@ -293,12 +295,12 @@ fn run_job(
     let Some(done) = hand.long(&long, phase)? else { return Ok(None) };
     let told = CommandResult::from_json(&done);
     let told =
-        told.ok_or_else(|| Error::remote(format!("{uri}: found {done}, expected what it is")))?;
+        told.ok_or_else(|| Error::remote(format!("{uri:#}: found {done}, expected what it is")))?;
     Ok(Some(output::render(&told, &hand, is_json)))
 }
 
 fn create(opener: &Opener<'_>, it: &CreateArguments) -> CommandOutput {
-    let (ByteSize(size_bytes), ByteSize(unit_bytes)) = (it.size, it.unit);
+    let (ByteSize(size_bytes), ByteSize(unit_bytes)) = (it.size, it.cluster_size);
     let (checksums, thick) = (it.checksums, it.thick);
     let order = |name| PoolCommand::Create { name, size_bytes, unit_bytes, checksums, thick };
     execute_and_inflate(opener, &it.volume, order, it.json)
@@ -317,7 +319,7 @@ fn decouple(opener: &Opener<'_>, it: &DecoupleArguments) -> CommandOutput {
 /// Validates the limit of copied bytes per second.
 fn rate(volume: &Uri, rate: Option<ByteSize>) -> Result<Option<u64>, Error> {
     if let Some(ByteSize(0)) = rate {
-        let text = format!("{volume}: rate is 0, expected a byte at least");
+        let text = format!("{volume:#}: rate is 0, expected a byte at least");
         return Err(Error::usage(text).with_hint("Leave --limit-bytes out to copy at full speed."));
     }
     Ok(rate.map(|ByteSize(rate)| rate))
@@ -391,7 +393,7 @@ mod tests {
         assert_eq!(json["volumes"][0]["size_bytes"], 1_u64 << 30);
 
         let said = say(&["delete", &volume("next")]).unwrap();
-        assert_eq!(said, "`next` is deleted; its room is given back\n");
+        assert_eq!(said, "`next` is deleted; its space is free\n");
         assert_eq!(say(&["list", &device]).unwrap().lines().count(), 3);
     }
 
@@ -416,7 +418,7 @@ mod tests {
             assert_eq!(say(&["list", &device, "--json"]).unwrap(), before, "{words:?}");
             assert_eq!(generation().unwrap(), then, "{words:?}: nothing was written");
         };
-        let create = ["create", &db, "--size", "1m", "--unit", "4k", "--checksums"];
+        let create = ["create", &db, "--size", "1m", "--cluster-size", "4k", "--checksums"];
         twice(&create, "volume `db` is there already\n");
         twice(&["snapshot", &db, "monday"], "snapshot `monday` of `db` is there already\n");
         let said = "volume `trial`, a clone of `monday`, is there already\n";
@@ -504,7 +506,7 @@ mod tests {
             (vec!["rollback", &volume("c"), "s"], "`s` is not a snapshot of it", ""),
             (vec!["create", &volume("y"), "--size", "1000"], "expected a multiple of 4096", ""),
             (
-                vec!["create", &volume("y"), "--size", "1m", "--unit", "12k"],
+                vec!["create", &volume("y"), "--size", "1m", "--cluster-size", "12k"],
                 "a unit cannot have 3 blocks",
                 "4, 8, 16, 32 or 64 KiB",
             ),

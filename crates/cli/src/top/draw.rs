@@ -208,10 +208,10 @@ fn help(buffer: &mut Buffer, mut area: Rect) {
     }
     let notes = [
         "",
-        "busy %    part of the time in turns (of a thread: in pollers and messages) that found work",
+        "busy %    part of the time in iterations (of a thread: in pollers and messages) that found work",
         "found %   part of the polls that found work",
-        "stuck     awake, and no turn has ended since the sample before",
-        "too long  turns that took longer than they may; `longest` and `in` tell of the longest",
+        "stalled   awake, and no iteration has ended since the sample before",
+        "too long  iterations that took longer than they may; `longest` and `in` tell of the longest",
     ];
     for note in notes {
         line(buffer, top(&mut area), note, Style::new());

@@ -90,6 +90,6 @@ fn mode(state: &AppState) -> Option<String> {
 
 /// Time from the first sample to the displayed one.
 fn watched_ns(state: &AppState) -> u64 {
-    let shown_ns = state.shown.as_ref().map_or(0, |shown| shown.sample.at_ns);
+    let shown_ns = state.shown.as_ref().map_or(0, |shown| shown.sample.monotonic_ns);
     shown_ns.saturating_sub(state.first_ns.unwrap_or(shown_ns))
 }

@@ -12,14 +12,14 @@ const MINUTE_NS: u64 = 60_000_000_000;
 
 impl MinuteHistory {
     /// Adds a busy share, and drops those older than a minute.
-    pub(crate) fn record(&mut self, at_ns: u64, percent: f64) {
-        if self.points.back().is_some_and(|(last_ns, _)| *last_ns > at_ns) {
+    pub(crate) fn record(&mut self, monotonic_ns: u64, percent: f64) {
+        if self.points.back().is_some_and(|(last_ns, _)| *last_ns > monotonic_ns) {
             // The clock was reset, so older timestamps cannot be compared.
             self.points.clear();
         }
-        self.points.push_back((at_ns, percent));
-        let begin_ns = at_ns.saturating_sub(MINUTE_NS);
-        while self.points.front().is_some_and(|(at_ns, _)| *at_ns <= begin_ns) {
+        self.points.push_back((monotonic_ns, percent));
+        let begin_ns = monotonic_ns.saturating_sub(MINUTE_NS);
+        while self.points.front().is_some_and(|(monotonic_ns, _)| *monotonic_ns <= begin_ns) {
             self.points.pop_front();
         }
     }
@@ -35,7 +35,7 @@ impl MinuteHistory {
             let back_ns = MINUTE_NS * (u64::from(count) - index - 1) / u64::from(count);
             let (mut sum, mut met) = (0.0, 0.0);
             while let Some((_, percent)) =
-                points.next_if(|(at_ns, _)| at_ns.saturating_add(back_ns) <= *end_ns)
+                points.next_if(|(monotonic_ns, _)| monotonic_ns.saturating_add(back_ns) <= *end_ns)
             {
                 (sum, met) = (sum + percent, met + 1.0);
             }

@@ -34,18 +34,22 @@ const REACTOR: &[FieldSchema] = &[
         "whether it slept when the second sample was taken",
     ),
     FieldSchema::new(
-        "stuck",
+        "stalled",
         ResultType::Flag,
-        "whether it was awake and ended no turn in between",
+        "whether it was awake and ended no iteration in between",
     ),
-    real("busy_percent", "part of the time in turns that found work"),
-    real("turns_per_second", "turns"),
+    real("busy_percent", "part of the time in iterations that found work"),
+    real("iterations_per_second", "iterations"),
     real("sleeps_per_second", "times it went to sleep"),
     real("messages_per_second", "messages that were run on it"),
     real("moves_per_second", "threads that came from other reactors"),
-    whole("turns_too_long", "turns since it began that took longer than they may"),
-    whole("longest_turn_ns", "the longest turn since it began"),
-    FieldSchema::new("longest_culprit", TEXT, "what took the time in it, if it was too long"),
+    whole("iterations_too_long", "iterations since it began that took longer than they may"),
+    whole("longest_iteration_ns", "the longest iteration since it began"),
+    FieldSchema::new(
+        "longest_iteration_cause",
+        TEXT,
+        "what took the time in it, if it was too long",
+    ),
     FieldSchema::new("running", TEXT, "the mailbox or poller that runs, or ran last"),
 ];
 
@@ -80,7 +84,7 @@ const POLLER: &[FieldSchema] = &[
 
 /// Schema of the `--json` output. Its names are stable: fields may be added, but none is changed.
 pub(crate) const SHAPE: ResultType = ResultType::Record(&[
-    whole("at_ns", "when the second sample was taken, by the clock that the reactors turn by"),
+    whole("monotonic_ns", "when the second sample was taken, by the clock of the reactors"),
     whole("interval_ns", "the time between the two samples, to which the rates belong"),
     FieldSchema::new("process", ResultType::Record(PROCESS), "who was asked"),
     FieldSchema::new("policy", TEXT, "how threads are spread; null without a scheduler"),

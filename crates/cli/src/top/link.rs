@@ -177,7 +177,7 @@ impl Sampler {
         let sample = match query::call(client, "snapshot_stats") {
             // A process without reactors may start some later.
             Err(refusal) if refusal.code == Code::NotFound => {
-                Sample { at_ns: self.clock.now().ns, ..Sample::default() }
+                Sample { monotonic_ns: self.clock.now().ns, ..Sample::default() }
             }
             answer => match query::sample(answer?) {
                 Ok(sample) => sample,

@@ -75,7 +75,7 @@ impl AppState {
                 Sort::Sleeps => rate.sleeps,
                 Sort::Messages => rate.messages,
                 Sort::Moves => rate.moves,
-                Sort::Longest => real(reactor.longest_turn_ns),
+                Sort::Longest => real(reactor.longest_iteration_ns),
                 _ => 0.0,
             };
             (index, -key, "")

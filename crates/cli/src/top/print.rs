@@ -49,7 +49,7 @@ pub(crate) fn json(state: &AppState) -> Value {
     let process = state.process.clone().unwrap_or_default();
     let Rates { span_ns, whole, reactors, threads, pollers } = &rates;
     json!({
-        "at_ns": sample.at_ns,
+        "monotonic_ns": sample.monotonic_ns,
         "interval_ns": span_ns,
         "process": {
             "version": process.version,
@@ -74,15 +74,15 @@ fn reactor((reactor, rates): (&Reactor, &ReactorRates)) -> Value {
         "core": reactor.core,
         "mode": reactor.mode,
         "asleep": reactor.asleep,
-        "stuck": rates.is_stuck,
+        "stalled": rates.is_stuck,
         "busy_percent": rates.busy_percent,
-        "turns_per_second": rates.turns,
+        "iterations_per_second": rates.iterations,
         "sleeps_per_second": rates.sleeps,
         "messages_per_second": rates.messages,
         "moves_per_second": rates.moves,
-        "turns_too_long": reactor.turns_too_long,
-        "longest_turn_ns": reactor.longest_turn_ns,
-        "longest_culprit": reactor.longest_culprit,
+        "iterations_too_long": reactor.iterations_too_long,
+        "longest_iteration_ns": reactor.longest_iteration_ns,
+        "longest_iteration_cause": reactor.longest_iteration_cause,
         "running": reactor.running,
     })
 }

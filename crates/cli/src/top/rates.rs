@@ -29,7 +29,7 @@ pub(crate) struct TotalRates {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct ReactorRates {
     pub(crate) busy_percent: f64,
-    pub(crate) turns: f64,
+    pub(crate) iterations: f64,
     pub(crate) sleeps: f64,
     pub(crate) messages: f64,
     pub(crate) moves: f64,
@@ -58,7 +58,7 @@ pub(crate) struct PollerRates {
 /// holds if a counter decreased: the object is a new one with a reused number, as after a program has
 /// replaced its reactors.
 pub(crate) fn rates(before: &Sample, after: &Sample) -> Rates {
-    let span_ns = after.at_ns.saturating_sub(before.at_ns);
+    let span_ns = after.monotonic_ns.saturating_sub(before.monotonic_ns);
     let reactors: Vec<_> = after
         .reactors
         .iter()
@@ -80,17 +80,18 @@ pub(crate) fn rates(before: &Sample, after: &Sample) -> Rates {
 }
 
 fn of_reactor(then: Option<&Reactor>, now: &Reactor, span_ns: u64) -> ReactorRates {
-    let same = then.filter(|then| then.turns <= now.turns && then.busy_ns <= now.busy_ns);
+    let same = then.filter(|then| then.iterations <= now.iterations && then.busy_ns <= now.busy_ns);
     let nought = Reactor::default();
     let then = same.unwrap_or(&nought);
     let rate = |part: fn(&Reactor) -> u64| per_second(part(then), part(now), span_ns);
     ReactorRates {
         busy_percent: percent(now.busy_ns - then.busy_ns, span_ns),
-        turns: rate(|it| it.turns),
+        iterations: rate(|it| it.iterations),
         sleeps: rate(|it| it.sleeps),
         messages: rate(|it| it.messages),
         moves: rate(|it| it.moves),
-        is_stuck: same.is_some_and(|then| then.turns == now.turns && !then.asleep && !now.asleep),
+        is_stuck: same
+            .is_some_and(|then| then.iterations == now.iterations && !then.asleep && !now.asleep),
     }
 }
 
@@ -148,8 +149,8 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    fn sample(at_ns: u64, reactor: Reactor) -> Sample {
-        Sample { at_ns, reactors: vec![reactor], ..Sample::default() }
+    fn sample(monotonic_ns: u64, reactor: Reactor) -> Sample {
+        Sample { monotonic_ns, reactors: vec![reactor], ..Sample::default() }
     }
 
     fn poller(name: &str, polls: u64, found: u64) -> Poller {
@@ -162,10 +163,11 @@ mod tests {
 
     #[test]
     fn rates_are_what_happened_by_the_second() {
-        let then = Reactor { busy_ns: 7, turns: 10, sleeps: 5, messages: 1, ..Reactor::default() };
+        let then =
+            Reactor { busy_ns: 7, iterations: 10, sleeps: 5, messages: 1, ..Reactor::default() };
         let now = Reactor {
             busy_ns: 7 + SECOND / 2,
-            turns: 30,
+            iterations: 30,
             sleeps: 6,
             messages: 101,
             moves: 4,
@@ -175,7 +177,7 @@ mod tests {
         assert_eq!(found.span_ns, 2 * SECOND);
         let expected = ReactorRates {
             busy_percent: 25.0,
-            turns: 10.0,
+            iterations: 10.0,
             sleeps: 0.5,
             messages: 50.0,
             moves: 2.0,
@@ -188,9 +190,10 @@ mod tests {
     #[test]
     fn the_whole_is_all_reactors_together() {
         let busy = |id, busy_ns| Reactor { id, busy_ns, sleeps: 3, ..Reactor::default() };
-        let before = Sample { at_ns: 1, ..Sample::default() };
+        let before = Sample { monotonic_ns: 1, ..Sample::default() };
         let reactors = vec![busy(0, SECOND), busy(1, SECOND / 2)];
-        let found = rates(&before, &Sample { at_ns: 1 + SECOND, reactors, ..Sample::default() });
+        let found =
+            rates(&before, &Sample { monotonic_ns: 1 + SECOND, reactors, ..Sample::default() });
         close(found.whole.busy_percent, 75.0);
         close(found.whole.sleeps, 6.0);
         close(rates(&before, &before).whole.busy_percent, 0.0);
@@ -198,27 +201,27 @@ mod tests {
 
     #[test]
     fn who_is_new_or_was_replaced_began_with_nought() {
-        let then = Reactor { busy_ns: SECOND, turns: 900, sleeps: 50, ..Reactor::default() };
-        let now = Reactor { busy_ns: SECOND / 10, turns: 9, sleeps: 60, ..Reactor::default() };
+        let then = Reactor { busy_ns: SECOND, iterations: 900, sleeps: 50, ..Reactor::default() };
+        let now = Reactor { busy_ns: SECOND / 10, iterations: 9, sleeps: 60, ..Reactor::default() };
         let found = rates(&sample(0, then.clone()), &sample(SECOND, now.clone())).reactors[0];
         close(found.busy_percent, 10.0);
-        close(found.turns, 9.0);
+        close(found.iterations, 9.0);
         close(found.sleeps, 60.0);
         assert!(!found.is_stuck);
         let new = Reactor { id: 7, ..now };
-        close(rates(&sample(0, then), &sample(SECOND, new)).reactors[0].turns, 9.0);
+        close(rates(&sample(0, then), &sample(SECOND, new)).reactors[0].iterations, 9.0);
     }
 
     #[test]
     fn a_turn_that_was_told_late_is_not_more_than_all_of_the_time() {
-        let now = Reactor { busy_ns: 9 * SECOND, turns: 1, ..Reactor::default() };
+        let now = Reactor { busy_ns: 9 * SECOND, iterations: 1, ..Reactor::default() };
         let found = rates(&sample(0, Reactor::default()), &sample(SECOND, now));
         close(found.reactors[0].busy_percent, 100.0);
     }
 
     #[test]
     fn no_turn_while_awake_is_stuck_and_asleep_is_not() {
-        let at = |asleep, turns| Reactor { asleep, turns, ..Reactor::default() };
+        let at = |asleep, iterations| Reactor { asleep, iterations, ..Reactor::default() };
         let stuck = |then, now| rates(&sample(0, then), &sample(SECOND, now)).reactors[0].is_stuck;
         assert!(stuck(at(false, 5), at(false, 5)));
         assert!(!stuck(at(true, 5), at(true, 5)) && !stuck(at(false, 5), at(true, 5)));
@@ -234,7 +237,7 @@ mod tests {
             messages: busy_ns,
             ..Thread::default()
         };
-        let threads = |at_ns, threads| Sample { at_ns, threads, ..Sample::default() };
+        let threads = |monotonic_ns, threads| Sample { monotonic_ns, threads, ..Sample::default() };
         let before = threads(0, vec![thread(1, "a", 100), thread(2, "b", 0)]);
         let after = threads(SECOND, vec![thread(2, "b", SECOND), thread(1, "c", 200)]);
         let found = rates(&before, &after).threads;
@@ -244,7 +247,7 @@ mod tests {
 
     #[test]
     fn pollers_of_one_name_are_told_apart_by_their_order() {
-        let sample = |at_ns, pollers| Sample { at_ns, pollers, ..Sample::default() };
+        let sample = |monotonic_ns, pollers| Sample { monotonic_ns, pollers, ..Sample::default() };
         let before = sample(0, vec![poller("p", 100, 0), poller("p", 10, 10)]);
         let after = sample(SECOND, vec![poller("p", 200, 25), poller("p", 10, 10)]);
         let found = rates(&before, &after).pollers;
@@ -256,8 +259,8 @@ mod tests {
 
     #[test]
     fn two_samples_of_one_moment_have_no_rates_and_no_nonsense() {
-        let now = Reactor { busy_ns: 5, turns: 5, sleeps: 5, ..Reactor::default() };
+        let now = Reactor { busy_ns: 5, iterations: 5, sleeps: 5, ..Reactor::default() };
         let found = rates(&sample(9, Reactor::default()), &sample(9, now)).reactors[0];
-        assert_eq!((found.busy_percent, found.turns, found.sleeps), (0.0, 0.0, 0.0));
+        assert_eq!((found.busy_percent, found.iterations, found.sleeps), (0.0, 0.0, 0.0));
     }
 }

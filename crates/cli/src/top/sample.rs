@@ -11,7 +11,7 @@ use tenmil_base::Error;
 /// Reactors, threads and pollers of a process at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub(crate) struct Sample {
-    pub(crate) at_ns: u64,
+    pub(crate) monotonic_ns: u64,
     pub(crate) reactors: Vec<Reactor>,
     pub(crate) threads: Vec<Thread>,
     pub(crate) pollers: Vec<Poller>,
@@ -25,13 +25,13 @@ pub(crate) struct Reactor {
     pub(crate) mode: String,
     pub(crate) asleep: bool,
     pub(crate) busy_ns: u64,
-    pub(crate) turns: u64,
+    pub(crate) iterations: u64,
     pub(crate) sleeps: u64,
     pub(crate) messages: u64,
     pub(crate) moves: u64,
-    pub(crate) turns_too_long: u64,
-    pub(crate) longest_turn_ns: u64,
-    pub(crate) longest_culprit: Option<String>,
+    pub(crate) iterations_too_long: u64,
+    pub(crate) longest_iteration_ns: u64,
+    pub(crate) longest_iteration_cause: Option<String>,
     pub(crate) running: Option<String>,
 }
 
@@ -100,15 +100,15 @@ mod tests {
     #[test]
     fn what_is_not_known_is_passed_over_and_what_is_missing_is_the_peers_doing() {
         let answer = json!({
-            "at_ns": 5, "reactors": [], "threads": [], "weather": "fine",
+            "monotonic_ns": 5, "reactors": [], "threads": [], "weather": "fine",
             "pollers": [{
                 "thread": "a", "thread_id": 1, "name": "p", "wake": "deadline", "every_ns": null,
                 "paused": false, "polls": 3, "found": 2, "mood": 1,
             }],
         });
         let sample: Sample = read("sample", answer).unwrap();
-        assert_eq!((sample.at_ns, sample.pollers[0].polls), (5, 3));
-        let refused = read::<Sample>("sample", json!({ "at_ns": -1 })).unwrap_err();
+        assert_eq!((sample.monotonic_ns, sample.pollers[0].polls), (5, 3));
+        let refused = read::<Sample>("sample", json!({ "monotonic_ns": -1 })).unwrap_err();
         assert_eq!(refused.category, ErrorCategory::Remote);
         assert!(refused.text.starts_with("sample: ") && refused.hint.is_some(), "{refused}");
         assert!(read::<Process>("process", json!([])).is_err());

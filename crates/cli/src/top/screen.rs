@@ -109,15 +109,15 @@ mod tests {
 
     #[test]
     fn a_panic_gives_the_terminal_back() {
-        let mut seat = crate::top::seat::Seat::new();
+        let mut terminal = crate::top::terminal::Terminal::new();
         let program = std::env::current_exe().unwrap();
         let this = "top::screen::tests::a_screen_whose_program_panics";
         let mut command = std::process::Command::new(program);
         command.args([this, "--exact", "--ignored", "--nocapture"]);
-        let mut program = seat.run(command);
-        let (code, shown) = seat.await_end(&mut program);
+        let mut program = terminal.run(command);
+        let (code, shown) = terminal.await_end(&mut program);
         assert_ne!(code, Some(0), "{shown}");
-        seat.is_as_it_was(&shown);
+        terminal.is_as_it_was(&shown);
         let back = shown.find("\u{1b}[?1049l").unwrap();
         let spoken = shown.find("on purpose").unwrap_or_else(|| panic!("{shown}"));
         assert!(back < spoken, "it speaks where it can be read: {shown}");

@@ -174,18 +174,18 @@ impl AppState {
 
     fn select(&mut self, sample: Sample, policy: Option<String>) {
         self.stage = ConnectionStage::Watching;
-        self.first_ns.get_or_insert(sample.at_ns);
+        self.first_ns.get_or_insert(sample.monotonic_ns);
         let before = self.newest.replace(sample.clone());
         if self.is_paused {
             return;
         }
         let rates = before.map(|before| rates(&before, &sample)).filter(|it| it.span_ns > 0);
         if let Some(rates) = &rates {
-            self.whole.record(sample.at_ns, rates.whole.busy_percent);
+            self.whole.record(sample.monotonic_ns, rates.whole.busy_percent);
             self.reactors.retain(|id, _| sample.reactors.iter().any(|reactor| reactor.id == *id));
             for (reactor, rates) in sample.reactors.iter().zip(&rates.reactors) {
                 let minute = self.reactors.entry(reactor.id).or_default();
-                minute.record(sample.at_ns, rates.busy_percent);
+                minute.record(sample.monotonic_ns, rates.busy_percent);
             }
         }
         self.policy = policy;
@@ -210,11 +210,11 @@ pub(crate) mod tests {
             mode: "adaptive".into(),
             asleep: id == 0,
             busy_ns: busy_ns(id),
-            turns: seconds * 1_000,
+            iterations: seconds * 1_000,
             sleeps: seconds * 40,
             messages: seconds * 3_200,
-            longest_turn_ns: 250_000,
-            longest_culprit: Some(format!("poller 'queue-{id}'")),
+            longest_iteration_ns: 250_000,
+            longest_iteration_cause: Some(format!("poller 'queue-{id}'")),
             ..Reactor::default()
         };
         let thread = |id| Thread {
@@ -236,7 +236,7 @@ pub(crate) mod tests {
             ..Poller::default()
         };
         Sample {
-            at_ns: seconds * SECOND,
+            monotonic_ns: seconds * SECOND,
             reactors: (0..reactors).map(reactor).collect(),
             threads: (0..threads).map(thread).collect(),
             pollers: (0..threads).map(poller).collect(),
@@ -291,7 +291,10 @@ pub(crate) mod tests {
         state.is_paused = false;
         state.take(Update::Looked { sample: sample(26, 2, 3), policy: None });
         let shown = state.shown.unwrap();
-        assert_eq!((shown.sample.at_ns, shown.rates.unwrap().span_ns), (26 * SECOND, SECOND));
+        assert_eq!(
+            (shown.sample.monotonic_ns, shown.rates.unwrap().span_ns),
+            (26 * SECOND, SECOND)
+        );
     }
 
     #[test]

@@ -94,20 +94,20 @@ fn reactor_row<'a>(
 ) -> Vec<Cell<'a>> {
     let is_stuck = rates.is_some_and(|rates| rates.is_stuck);
     let now = match (is_stuck, reactor.asleep) {
-        (true, _) => Cell::Text("stuck".into(), Tone::Alarm),
+        (true, _) => Cell::Text("stalled".into(), Tone::Alarm),
         (false, true) => quiet("asleep"),
         (false, false) => text("awake".into()),
     };
-    // For a stuck reactor, the running poller matters, not the slowest one so far.
-    let culprit = if is_stuck { &reactor.running } else { &reactor.longest_culprit };
+    // For a stalled reactor, the running poller matters, not the slowest one so far.
+    let culprit = if is_stuck { &reactor.running } else { &reactor.longest_iteration_cause };
     let culprit = match culprit {
-        Some(name) if is_stuck => Cell::Text(format!("stuck in {}", escape(name)), Tone::Alarm),
+        Some(name) if is_stuck => Cell::Text(format!("stalled in {}", escape(name)), Tone::Alarm),
         Some(name) => text(escape(name)),
         None => quiet("-"),
     };
-    let too_long = match reactor.turns_too_long {
+    let too_long = match reactor.iterations_too_long {
         0 => quiet("0"),
-        turns => Cell::Text(count(turns), Tone::Alarm),
+        iterations => Cell::Text(count(iterations), Tone::Alarm),
     };
     let threads = sample.threads.iter().filter(|thread| thread.reactor == reactor.id).count();
     vec![
@@ -123,7 +123,7 @@ fn reactor_row<'a>(
         per_second(rates.map(|rates| rates.messages)),
         number(threads.to_string()),
         too_long,
-        text(span(reactor.longest_turn_ns)),
+        text(span(reactor.longest_iteration_ns)),
         culprit,
     ]
 }
@@ -240,12 +240,15 @@ queue-2  active  a descriptor      100     25.0
     fn one_that_is_stuck_is_said_to_be_and_in_whom() {
         let mut state = watching(2, 3);
         let mut stuck = sample(20, 2, 3);
-        stuck.at_ns += 1_000_000_000;
+        stuck.monotonic_ns += 1_000_000_000;
         stuck.reactors[1].running = Some("poller 'endless'".into());
         state.take(Update::Looked { sample: stuck, policy: None });
         let lines = table(&state, Table::Reactors).lines();
         let line = lines.lines().nth(2).unwrap();
-        assert!(line.contains(" stuck ") && line.ends_with("stuck in poller 'endless'"), "{line}");
+        assert!(
+            line.contains(" stalled ") && line.ends_with("stalled in poller 'endless'"),
+            "{line}"
+        );
         assert!(lines.lines().nth(1).unwrap().contains("asleep"), "asleep is not stuck");
     }
 

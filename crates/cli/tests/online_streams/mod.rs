@@ -25,7 +25,15 @@ fn through(pool: &Pool, words: &[&str], input: Option<&str>, output: Option<&str
 fn snapshots_go_from_a_store_under_load_to_another_one_under_load() {
     let (source, target) = (Pool::new("512m"), Pool::new("512m"));
     for pool in [&source, &target] {
-        pool.done(&["volume", "create", &pool.volume("db"), "--size", "24m", "--unit", "4k"]);
+        pool.done(&[
+            "volume",
+            "create",
+            &pool.volume("db"),
+            "--size",
+            "24m",
+            "--cluster-size",
+            "4k",
+        ]);
     }
     let (from, to) = (Server::start(&source, "db"), Server::start(&target, "db"));
     is_content(load(&source, &from, "2"));
@@ -48,7 +56,7 @@ fn snapshots_go_from_a_store_under_load_to_another_one_under_load() {
             let received = parsed(&String::from_utf8(received.stdout).unwrap());
             assert_eq!(received["process"], to.pid());
             assert_eq!(
-                (&received["was_there"], &received["uuid"]),
+                (&received["existed"], &received["uuid"]),
                 (&was_there.into(), &sent["uuid"])
             );
         }

@@ -7,7 +7,7 @@ use tenmil_wire::log::discovery::{DiscoveryEntry, DiscoveryHeader, entries};
 use tenmil_wire::{Layout, TypedCommand, nqn};
 pub use watch::{DiscoveryChange, DiscoveryWatch};
 
-use tenmil_block::uri::Uri;
+use tenmil_block::uri::{Uri, with_port};
 
 use super::ask::RemoteAdmin;
 use super::name::TcpName;
@@ -32,7 +32,10 @@ const ENTRIES_MAX: u64 = 65_536;
 /// Attempts to read a page that changes in between.
 const ATTEMPTS: u32 = 8;
 
-/// Parses the URI of a discovery service: `tcp://HOST:PORT`, with the options of `tcp://` URIs.
+/// Port of discovery services (TCP transport 1.1 §3.1.1).
+const PORT: u16 = 8009;
+
+/// Parses the URI of a discovery service: `tcp://HOST:PORT` or `tcp://HOST`, with the options of `tcp://` URIs.
 pub fn service(text: &str) -> Result<TcpName, Error> {
     let refuse = |problem: &str| {
         Error::usage(format!("discover {text}: {problem}, expected tcp://HOST:PORT"))
@@ -42,6 +45,9 @@ pub fn service(text: &str) -> Result<TcpName, Error> {
     if address.is_empty() || address.contains('/') {
         return Err(refuse("no address"));
     }
+    let addresses: Vec<String> =
+        address.split(',').map(|address| with_port(address, PORT)).collect();
+    let address = addresses.join(",");
     let mark = if query.is_empty() { "" } else { "?" };
     let uri: Uri = format!("tcp://{address}/{}{mark}{query}", nqn::DISCOVERY).parse()?;
     Ok(TcpName::of(&uri)?)

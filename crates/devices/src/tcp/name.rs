@@ -1,7 +1,8 @@
 //! `tcp://` URIs.
 //!
 //! ```text
-//!   tcp://192.0.2.7:4420/nqn.2024-01.example:disk?ns=1
+//!   tcp://192.0.2.7/nqn.2024-01.example:disk/1
+//!   tcp://192.0.2.7:4420/nqn.2024-01.example:disk?ns=1      the same
 //!   tcp://[2001:db8::7]:4420/nqn.2024-01.example:disk?hdgst=yes&ddgst=yes
 //!   tcp://192.0.2.7:4420,198.51.100.7:4420/nqn.2024-01.example:disk?iopolicy=round-robin
 //! ```
@@ -67,7 +68,7 @@ impl TcpName {
     /// If the address or the subsystem is missing, or an option is invalid.
     pub fn of(uri: &Uri) -> Result<Self, UriError> {
         let expected =
-            "expected tcp://HOST:PORT/NQN, such as tcp://127.0.0.1:4420/nqn.2024-01.example:disk";
+            "expected tcp://HOST:PORT/NQN/NSID, such as tcp://127.0.0.1/nqn.2024-01.example:disk/1";
         let rest = uri.path().strip_prefix("//").unwrap_or("");
         let (address, subsystem) = rest.split_once('/').unwrap_or((rest, ""));
         if address.is_empty() || subsystem.is_empty() {

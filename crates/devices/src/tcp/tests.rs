@@ -19,6 +19,10 @@ const NQN: &str = "nqn.2024-01.example:disk";
 fn a_name_says_who_is_called_and_how() {
     let plain = name(&format!("tcp://127.0.0.1:4420/{NQN}")).unwrap();
     assert_eq!((plain.address.as_str(), plain.namespace), ("127.0.0.1:4420", 1));
+    assert_eq!(plain, name(&format!("tcp://127.0.0.1/{NQN}/1")).unwrap());
+    let second = name(&format!("tcp://[::1]/{NQN}/2?depth=16")).unwrap();
+    assert_eq!((second.address.as_str(), second.namespace), ("[::1]:4420", 2));
+    assert_eq!((second.options.subsystem.as_str(), second.depth), (NQN, 16));
     assert_eq!(plain.options.subsystem, NQN);
     assert!(
         plain.options.host.starts_with(tenmil_wire::nqn::UUID_PREFIX),
@@ -70,6 +74,7 @@ fn what_names_nothing_is_refused_with_what_was_expected() {
         ("tcp:4420", "no subsystem at `4420`, expected tcp://HOST:PORT/NQN"),
         ("tcp://127.0.0.1:4420", "no subsystem at `//127.0.0.1:4420`, expected"),
         ("tcp://127.0.0.1:4420/disk", "subsystem `disk`: NQN does not begin with nqn."),
+        ("tcp://a:1/nqn.2024-01.example:d/0", "ns is `0`, expected a number from 1 to"),
         ("tcp://a:1/nqn.2024-01.example:d?ns=0", "ns is `0`, expected a number from 1 to"),
         (
             "tcp://a:1/nqn.2024-01.example:d?ctrl-loss-timeout=0s",

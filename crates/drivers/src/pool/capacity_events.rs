@@ -61,9 +61,9 @@ impl fmt::Display for CapacityEvent {
         let Self { device, store, fill, taken_bytes, room_bytes } = self;
         write!(out, "pool `{store}` on {device}: ")?;
         match fill {
-            CapacityState::Above(percent) => write!(out, "{percent} % of its room are taken: ")?,
+            CapacityState::Above(percent) => write!(out, "{percent} % of its capacity are used: ")?,
             CapacityState::Below(percent) => {
-                write!(out, "less than {percent} % of its room are taken: ")?
+                write!(out, "less than {percent} % of its capacity are used: ")?
             }
             CapacityState::Full => write!(out, "it is full and has refused a write or a change: ")?,
         }
@@ -83,7 +83,7 @@ mod tests {
             let notice = CapacityNotice { fill, taken: 2, room: 4 };
             CapacityEvent::new("ram:1g", "pool".into(), &notice).to_string()
         };
-        let expected = "pool `pool` on ram:1g: 80 % of its room are taken: 8192 of 16384 bytes";
+        let expected = "pool `pool` on ram:1g: 80 % of its capacity are used: 8192 of 16384 bytes";
         assert_eq!(text(CapacityState::Above(80)), expected);
         assert!(text(CapacityState::Below(80)).contains(": less than 80 % of"));
         assert!(text(CapacityState::Full).contains("it is full"));

@@ -16,6 +16,7 @@ use super::page_io::BlockingPageIo;
 use super::spans::{PoolDeviceSpan, SpannedDevice};
 use super::{PAGE_BYTES, PageGeometry, VolumeRef};
 use tenmil_base::Error;
+use tenmil_base::text::shell_word;
 use tenmil_block::identity::DeviceIdentity;
 use tenmil_block::uri::Uri;
 use tenmil_block::{OpenedDevice, Opener};
@@ -115,9 +116,9 @@ impl PoolDevices {
             let member = open_other(opener, store, &way, number, other).map_err(|error| {
                 let text = format!("{}: device {number}, {uri}: {error}", place.store);
                 let hint = format!(
-                    "Bring it back, or say where it is: `tenmil pool set '{}' --device {number}=URI`; \
+                    "Bring it back, or say where it is: `tenmil pool set {} --device {number}=URI`; \
                      `tenmil pool rescue` copies what lies on the others.",
-                    place.store
+                    shell_word(&format!("{:#}", place.store))
                 );
                 Error::new(error.category(), text).with_hint(hint)
             })?;

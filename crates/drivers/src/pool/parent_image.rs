@@ -14,6 +14,7 @@ use tenmil_volume::{ParentInfo, PoolRequest, PoolResponse, VolumeInfo};
 use super::page_io::BlockingPageIo;
 use super::{OpenPool, PAGE_BYTES, PageGeometry, VolumeRef};
 use tenmil_base::Error;
+use tenmil_base::text::shell_word;
 use tenmil_block::uri::Uri;
 use tenmil_block::{OpenedDevice, Opener};
 
@@ -264,8 +265,9 @@ fn refuse_own(opener: &Opener<'_>, child: PoolWithParents<'_>, uri: &Uri) -> Res
     let place = VolumeRef::of(uri)?;
     let name = place.volume(uri)?;
     let is_named = place.store.to_string() == child.device;
+    let word = || shell_word(&format!("{uri:#}"));
     let hint =
-        || format!("Make the clone from the volume itself: `tenmil volume clone '{uri}' NAME`.");
+        || format!("Make the clone from the volume itself: `tenmil volume clone {} NAME`.", word());
     if is_named {
         return refuse("it is a volume of the same pool", hint());
     }
@@ -275,8 +277,10 @@ fn refuse_own(opener: &Opener<'_>, child: PoolWithParents<'_>, uri: &Uri) -> Res
     }
     let info = open.find(name)?;
     if !info.is_read_only {
-        let hint =
-            format!("Make a snapshot of it, and name that: `tenmil volume snapshot '{uri}' NAME`.");
+        let hint = format!(
+            "Make a snapshot of it, and name that: `tenmil volume snapshot {} NAME`.",
+            word()
+        );
         return refuse("it is a volume that may be written to, expected a snapshot", hint);
     }
     Ok(info.uuid)

@@ -89,7 +89,7 @@ impl VolumeRef {
     /// If it is missing.
     pub fn volume(&self, uri: &Uri) -> Result<&str, Error> {
         if self.name.is_empty() {
-            let problem = "the volume is missing, expected volume:[file:/path]/name";
+            let problem = "the volume is missing, expected POOL/NAME such as /var/tmp/pool/db, or volume:[URI]/NAME";
             return Err(uri.refuse(problem).into());
         }
         Ok(&self.name)

@@ -156,7 +156,8 @@ impl ConfigChecker<'_> {
 
     fn uri(&mut self, found: &Spanned<String>, only_reads: bool) -> CheckResult<Uri> {
         let (text, line) = (found.get_ref(), self.line(found));
-        let parsed = text.parse::<Uri>().map_err(|error| error.to_string());
+        let parsed = Uri::parse_with(text, &|name| self.named.uri_of(name));
+        let parsed = parsed.map_err(|error| error.to_string());
         let meant = parsed.and_then(|uri| self.named.resolve(uri, line, only_reads));
         meant.map_err(|problem| self.wrong("uri", found, format!("'{text}': {problem}")))
     }

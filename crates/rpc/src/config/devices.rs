@@ -6,6 +6,8 @@
 //!   split:[device:both]?part=0&parts=2   ──▶   split:[device:[mirror:[file:/a],[file:/b]]/both]?…
 //! ```
 //!
+//! The name alone means the same, and `both/db` is the volume `db` of the pool on it.
+//!
 //! A name is expanded together with its definition: two equal expansions are the same device, and a
 //! redefined name is a different one.
 
@@ -42,6 +44,8 @@ enum DeviceShare {
         part: u64,
         parts: u64,
     },
+    /// A volume of the pool on the device, which has one instance for all its volumes.
+    Volume,
     /// Byte range.
     Bytes {
         from: u64,
@@ -99,13 +103,20 @@ impl NamedDevices {
         }
         let only_reads = only_reads && !uri.writes_when_read_only();
         let uri = uri.try_over(|child| self.meant(child, line, only_reads))?;
-        if uri.scheme() == "split"
-            && uri.children().first().is_some_and(|below| below.scheme() == SCHEME)
-            && let Some(last) = self.uses.last_mut()
-        {
-            last.part = DeviceShare::of(&uri).map_err(|why| why.to_string())?;
+        let is_on_named = uri.children().first().is_some_and(|below| below.scheme() == SCHEME);
+        if let Some(last) = self.uses.last_mut().filter(|_| is_on_named) {
+            match uri.scheme() {
+                "split" => last.part = DeviceShare::of(&uri).map_err(|why| why.to_string())?,
+                "volume" => last.part = DeviceShare::Volume,
+                _ => {}
+            }
         }
         Ok(uri)
+    }
+
+    /// The URI `device:NAME` of a device that is defined.
+    pub(super) fn uri_of(&self, name: &str) -> Option<Uri> {
+        self.of(name).map(|_| Uri::new(SCHEME, name))
     }
 
     fn of(&self, name: &str) -> Option<&Uri> {
@@ -153,9 +164,10 @@ impl DeviceShare {
         Ok(Self::Bytes { from, to: size.map_or(u64::MAX, |size| from.saturating_add(size)) })
     }
 
-    /// Whether the parts are disjoint, whatever the size of the device.
+    /// Whether the parts are disjoint, whatever the size of the device, or the pool on it separates them.
     const fn is_apart(self, other: Self) -> bool {
         match (self, other) {
+            (Self::Volume, Self::Volume) => true,
             (Self::Equal { part, parts }, Self::Equal { part: other, parts: of }) => {
                 parts == of && part != other
             }

@@ -233,6 +233,34 @@ fn a_name_is_followed_by_what_it_stands_for() {
 }
 
 #[test]
+fn name_alone_is_the_device_and_what_follows_a_slash_is_a_volume_on_it() {
+    let devices = [("Cargo.toml", "ram:1g"), ("both", "mirror:[Cargo.toml],[file:/b]")];
+    let of = |devices: &[_], namespaces: &[_]| {
+        let read = TargetConfig::parse(&with_devices(devices, namespaces))?;
+        let namespaces = read.subsystems[0].namespaces.iter();
+        Ok::<_, ConfigError>(namespaces.map(|one| one.uri.to_string()).collect::<Vec<_>>())
+    };
+    let named = "device:[ram:1g]/Cargo.toml";
+    let both = format!("device:[mirror:[{named}],[file:/b]]/both");
+    let parts = [("split:[both]?size=1m", false), ("split:[both]?offset=1m", false)];
+    let split = |part: &str| format!("split:[{both}]?{part}");
+    assert_eq!(of(&devices, &parts).unwrap(), [split("size=1m"), split("offset=1m")]);
+    let volumes = [("Cargo.toml/db", false), ("Cargo.toml/log", false), ("./Cargo.toml/db", false)];
+    let volume = |name: &str| format!("volume:[{named}]/{name}");
+    let file = "volume:[file:./Cargo.toml]/db".to_owned();
+    assert_eq!(of(&devices[..1], &volumes).unwrap(), [volume("db"), volume("log"), file]);
+    for namespaces in [
+        [("Cargo.toml/db", false), ("Cargo.toml", false)],
+        [("Cargo.toml/db", false), ("Cargo.toml", true)],
+    ] {
+        let error = of(&devices[..1], &namespaces).unwrap_err().to_string();
+        assert!(error.contains("device `Cargo.toml` is used in line"), "{error}");
+    }
+    let error = of(&devices[..1], &[("cargo.toml/db", false)]).unwrap_err().to_string();
+    assert!(error.contains("no such file or directory, expected KIND:"), "{error}");
+}
+
+#[test]
 fn a_name_that_nobody_has_or_that_several_would_write_to_is_refused() {
     let of = |devices: &[_], namespaces: &[_]| {
         let wrong = TargetConfig::parse(&with_devices(devices, namespaces)).unwrap_err();

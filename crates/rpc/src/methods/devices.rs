@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde_json::{Value, json};
 use tenmil_base::Span;
 use tenmil_block::DeviceControl;
+use tenmil_block::uri::Uri;
 use tenmil_drivers::mirror::{LegProgress, MirrorMonitor, Progress};
 use tenmil_drivers::{DelayControl, LatencySpec};
 
@@ -230,6 +231,11 @@ fn delays(call: &CallContext<'_>) -> Result<Vec<(String, DelayControl)>, RpcErro
     Ok(delays.collect())
 }
 
+/// Whether `wanted` names the device with this URI, in any of its forms.
+pub(crate) fn is_device(uri: &str, wanted: &str) -> bool {
+    uri == wanted || wanted.parse::<Uri>().is_ok_and(|wanted| wanted.to_string() == uri)
+}
+
 fn delay_row(name: &str, handle: &DelayControl) -> Value {
     let delays = handle.delays();
     let p99 = |spread: LatencySpec| spread.p99.map(|p99| p99.ns);
@@ -247,7 +253,7 @@ fn set_delay(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let found = match (wanted, &all[..]) {
         (None, [only]) => Some(only),
         (None, _) => None,
-        (Some(name), _) => all.iter().find(|(device, _)| device == name),
+        (Some(name), _) => all.iter().find(|(device, _)| is_device(device, name)),
     };
     let Some((name, handle)) = found else {
         let names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();

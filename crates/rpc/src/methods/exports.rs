@@ -42,13 +42,13 @@ const EXPORT: &[FieldSchema] = &[
     ),
     FieldSchema::new("read_only", ResultType::Flag, "whether the export is read-only"),
     FieldSchema::new(
-        "shaped",
+        "rate_limited",
         ResultType::Flag,
         "whether requests are split or emulated for the device",
     ),
     FieldSchema::new("connections", ResultType::Whole, "number of connected clients"),
     FieldSchema::new(
-        "connections_ever",
+        "connections_total",
         ResultType::Whole,
         "number of connections since the start",
     ),
@@ -84,7 +84,7 @@ const CONNECTION: &[FieldSchema] = &[
     FieldSchema::new("others", ResultType::Whole, "other successful requests"),
     FieldSchema::new("errors", ResultType::Whole, "failed requests"),
     FieldSchema::new("receives", ResultType::Whole, "receive calls that returned data"),
-    FieldSchema::new("receives_in_vain", ResultType::Whole, "receive calls that returned nothing"),
+    FieldSchema::new("empty_receives", ResultType::Whole, "receive calls that returned nothing"),
     FieldSchema::new("sends", ResultType::Whole, "send calls"),
 ];
 
@@ -315,9 +315,9 @@ fn export_row(served: &Arc<ExportedDevice>) -> Value {
         "size_bytes": export.size_bytes(),
         "block_bytes": export.block_size(),
         "read_only": export.is_read_only(),
-        "shaped": served.is_shaped(),
+        "rate_limited": served.is_shaped(),
         "connections": connections.len(),
-        "connections_ever": served.connections_ever(),
+        "connections_total": served.connections_ever(),
         "in_flight": connections.iter().map(|one| one.in_flight).sum::<u64>(),
         "reads": reads.count,
         "read_bytes": reads.bytes,
@@ -350,7 +350,7 @@ fn connection_row(export: &str, sample: &ConnectionSample) -> Value {
     row["phase"] = sample.phase.name().into();
     row["in_flight"] = sample.in_flight.into();
     row["receives"] = sample.receives.into();
-    row["receives_in_vain"] = sample.receives_in_vain.into();
+    row["empty_receives"] = sample.receives_in_vain.into();
     row["sends"] = sample.sends.into();
     row
 }

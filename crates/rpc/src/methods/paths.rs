@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use tenmil_nvme_fabrics::{PathChange, PathRow, PathTable};
 
+use super::devices::is_device;
 use crate::event::{Event, EventKind, EventSender};
 use crate::method::{Method, MethodKind, ParamDefault, Parameter};
 use crate::param_type::ParamType;
@@ -27,7 +28,7 @@ const PATH: &[FieldSchema] = &[
     FieldSchema::new("access", TEXT, "ANA state, while the path is up"),
     FieldSchema::new("best", ResultType::Flag, "whether this is the preferred path"),
     FieldSchema::new("why", TEXT, "why the path is not up"),
-    FieldSchema::new("ups", ResultType::Whole, "number of times the path came up"),
+    FieldSchema::new("connects", ResultType::Whole, "number of times the path came up"),
     FieldSchema::new("losses", ResultType::Whole, "number of times the path was lost"),
 ];
 
@@ -46,7 +47,7 @@ pub(super) const METHODS: &[Method] = &[Method {
     run: |call| {
         let rows = call.state.part::<PathTable>("paths")?.rows();
         let wanted = call.arguments.text("device");
-        let rows = rows.iter().filter(|row| wanted.is_none_or(|name| name == row.device));
+        let rows = rows.iter().filter(|row| wanted.is_none_or(|name| is_device(&row.device, name)));
         Ok(rows.map(describe).collect())
     },
 }];
@@ -103,7 +104,7 @@ fn describe(row: &PathRow) -> Value {
         "access": row.access,
         "best": row.is_preferred,
         "why": row.reason,
-        "ups": row.ups,
+        "connects": row.ups,
         "losses": row.losses,
     })
 }

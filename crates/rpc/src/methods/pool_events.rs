@@ -38,8 +38,8 @@ impl EventSender {
             "pool": news.store,
             "device": news.device,
             "threshold_percent": percent,
-            "taken_bytes": news.taken_bytes,
-            "room_bytes": news.room_bytes,
+            "used_bytes": news.taken_bytes,
+            "capacity_bytes": news.room_bytes,
         });
         self.emit(Event { kind, text: news.to_string(), about });
     }
@@ -75,6 +75,6 @@ mod tests {
         assert_eq!(kinds, ["pool-low-space", "pool-full", "pool-space-recovered"]);
         assert_eq!(events[0].about["threshold_percent"], 80);
         assert_eq!(events[1].about["threshold_percent"], serde_json::Value::Null);
-        assert!(events[0].text.contains("80 % of its room are taken: 8 of 10 bytes"));
+        assert!(events[0].text.contains("80 % of its capacity are used: 8 of 10 bytes"));
     }
 }

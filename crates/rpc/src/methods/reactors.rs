@@ -35,19 +35,19 @@ const REACTOR: &[FieldSchema] = &[
     FieldSchema::new("busy_ns", ResultType::Whole, "time in iterations that did work"),
     FieldSchema::new("idle_ns", ResultType::Whole, "remaining time, asleep or not"),
     FieldSchema::new("busy_percent", ResultType::Real, "share of time in iterations that did work"),
-    FieldSchema::new("turns", ResultType::Whole, "number of iterations"),
+    FieldSchema::new("iterations", ResultType::Whole, "number of iterations"),
     FieldSchema::new("sleeps", ResultType::Whole, "number of sleeps"),
-    FieldSchema::new("wakes", ResultType::Whole, "number of wake-ups"),
+    FieldSchema::new("wakeups", ResultType::Whole, "number of wake-ups"),
     FieldSchema::new("messages", ResultType::Whole, "number of messages executed"),
     FieldSchema::new("moves", ResultType::Whole, "number of threads migrated to the reactor"),
     FieldSchema::new(
-        "turns_too_long",
+        "iterations_too_long",
         ResultType::Whole,
         "number of iterations that exceeded the time limit",
     ),
-    FieldSchema::new("longest_turn_ns", ResultType::Whole, "longest iteration"),
+    FieldSchema::new("longest_iteration_ns", ResultType::Whole, "longest iteration"),
     FieldSchema::new(
-        "longest_culprit",
+        "longest_iteration_cause",
         TEXT,
         "mailbox or poller that took the time in the longest iteration, if it exceeded the limit",
     ),
@@ -91,7 +91,7 @@ const POLLER: &[FieldSchema] = &[
     FieldSchema::new("polls", ResultType::Whole, "number of polls"),
     FieldSchema::new("found", ResultType::Whole, "number of polls that found work"),
     FieldSchema::new(
-        "woken_in_vain",
+        "spurious_wakeups",
         ResultType::Whole,
         "number of spurious wake-ups: sleeps ended at once, several in a row, by its descriptor without any work",
     ),
@@ -149,7 +149,7 @@ pub(super) const METHODS: &[Method] = &[
         parameters: &[],
         answer: ResultType::Record(&[
             FieldSchema::new(
-                "at_ns",
+                "monotonic_ns",
                 ResultType::Whole,
                 "time of the sample on the reactors' clock",
             ),
@@ -324,7 +324,7 @@ fn take_sample(call: &CallContext<'_>) -> Result<Sample, RpcError> {
 fn sample(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let sample = take_sample(call)?;
     Ok(json!({
-        "at_ns": sample.at.ns,
+        "monotonic_ns": sample.at.ns,
         "reactors": reactor_rows(&sample),
         "threads": thread_rows(&sample, |_| true),
         "pollers": poller_rows(&sample, |_| true),
@@ -362,14 +362,14 @@ fn reactor_rows(sample: &Sample) -> Value {
             "busy_ns": reactor.busy.ns,
             "idle_ns": reactor.idle.ns,
             "busy_percent": percent(reactor.busy, reactor.idle),
-            "turns": reactor.iterations,
+            "iterations": reactor.iterations,
             "sleeps": reactor.sleeps,
-            "wakes": reactor.wakes,
+            "wakeups": reactor.wakes,
             "messages": reactor.messages,
             "moves": reactor.moves,
-            "turns_too_long": reactor.slow_iterations,
-            "longest_turn_ns": reactor.longest_iteration.ns,
-            "longest_culprit": reactor.longest_attribution,
+            "iterations_too_long": reactor.slow_iterations,
+            "longest_iteration_ns": reactor.longest_iteration.ns,
+            "longest_iteration_cause": reactor.longest_attribution,
             "running": reactor.running,
         })
     };
@@ -407,7 +407,7 @@ fn poller_rows(sample: &Sample, wanted: impl Fn(&ThreadSample) -> bool) -> Value
             "paused": poller.paused,
             "polls": poller.polls,
             "found": poller.found,
-            "woken_in_vain": poller.spurious_wakeups,
+            "spurious_wakeups": poller.spurious_wakeups,
         })
     };
     let wanted = sample.threads.iter().filter(|thread| wanted(thread));

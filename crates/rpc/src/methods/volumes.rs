@@ -15,7 +15,7 @@ use crate::result_type::ResultType;
 const VOLUME: &str = "name of the volume";
 const CALLED: &str = "new name";
 const UNIT: Parameter =
-    bytes("unit_bytes", ParamDefault::Default("65536"), "cluster size, 4 to 64 KiB");
+    bytes("cluster_bytes", ParamDefault::Default("65536"), "cluster size, 4 to 64 KiB");
 const SUMS: Parameter = flag("checksums", "true to pool a checksum of every block");
 const RATE: Parameter = Parameter {
     name: "rate_bytes",

@@ -175,12 +175,12 @@ impl PoolCommand {
     pub fn parameters(&self) -> Map<String, Value> {
         let value = match self {
             Self::Create { name, size_bytes, unit_bytes, checksums, thick } => json!({
-                "name": name, "size_bytes": size_bytes, "unit_bytes": unit_bytes,
+                "name": name, "size_bytes": size_bytes, "cluster_bytes": unit_bytes,
                 "checksums": checksums, "thick": thick,
             }),
             Self::CreateOver { name, image, size_bytes, unit_bytes, checksums } => {
                 let mut value = json!({
-                    "name": name, "image": image.to_string(), "unit_bytes": unit_bytes,
+                    "name": name, "image": image.to_string(), "cluster_bytes": unit_bytes,
                     "checksums": checksums,
                 });
                 if let Some(size_bytes) = size_bytes {
@@ -234,7 +234,7 @@ impl PoolCommand {
             "volume_create" => Self::Create {
                 name,
                 size_bytes: whole("size_bytes"),
-                unit_bytes: whole("unit_bytes"),
+                unit_bytes: whole("cluster_bytes"),
                 checksums: flag("checksums"),
                 thick: flag("thick"),
             },
@@ -242,7 +242,7 @@ impl PoolCommand {
                 name,
                 image: uri("image")?,
                 size_bytes: arguments.whole("size_bytes"),
-                unit_bytes: whole("unit_bytes"),
+                unit_bytes: whole("cluster_bytes"),
                 checksums: flag("checksums"),
             },
             "volume_delete" => {

@@ -47,12 +47,12 @@ pub const STORE: &[FieldSchema] = &[
         "part of it that is reserved for thick volumes",
     ),
     FieldSchema::new(
-        "written_bytes",
+        "allocated_bytes",
         ResultType::Whole,
         "sum of the allocated space of all volumes; shared blocks count for each",
     ),
     FieldSchema::new(
-        "promised_bytes",
+        "provisioned_bytes",
         ResultType::Whole,
         "provisioned space: sum of the sizes of all writable volumes",
     ),
@@ -85,7 +85,7 @@ const PARENT: &[FieldSchema] = &[
     FieldSchema::new("size_bytes", ResultType::Whole, "size"),
     FieldSchema::new("block_bytes", ResultType::Whole, "block size"),
     FieldSchema::new(
-        "reach_bytes",
+        "overlap_bytes",
         ResultType::Whole,
         "size of the part of the volume that may still be read from the image",
     ),
@@ -104,7 +104,7 @@ pub const VOLUME: &[FieldSchema] = &[
     FieldSchema::new("read_only", ResultType::Flag, "whether the volume is a snapshot"),
     FieldSchema::new("size_bytes", ResultType::Whole, "size"),
     FieldSchema::new("used_bytes", ResultType::Whole, "allocated space: written and not trimmed"),
-    FieldSchema::new("unit_bytes", ResultType::Whole, "cluster size"),
+    FieldSchema::new("cluster_bytes", ResultType::Whole, "cluster size"),
     FieldSchema::new("checksums", ResultType::Flag, "whether its blocks have checksums"),
     FieldSchema::new("thick", ResultType::Flag, "whether space is reserved for all of its blocks"),
     FieldSchema::new(
@@ -131,7 +131,7 @@ pub const LISTED: &[FieldSchema] = &[
     FieldSchema::new("unique_bytes", ResultType::Whole, "space that a deletion would free"),
     FieldSchema::new("reserved_bytes", ResultType::Whole, "reserved space without data"),
     FieldSchema::new(
-        "promise_kept",
+        "fully_allocated",
         FLAG,
         "whether all blocks of a thick volume have reserved space",
     ),
@@ -218,7 +218,7 @@ fn volume(info: &Info, volumes: &[Info], parent: Option<&ParentInfo>) -> Value {
             "uri": parent.uri,
             "size_bytes": bytes(parent.blocks),
             "block_bytes": parent.block_bytes,
-            "reach_bytes": bytes(info.reach),
+            "overlap_bytes": bytes(info.reach),
         })
     });
     json!({
@@ -229,7 +229,7 @@ fn volume(info: &Info, volumes: &[Info], parent: Option<&ParentInfo>) -> Value {
         "read_only": info.is_read_only,
         "size_bytes": bytes(info.blocks),
         "used_bytes": bytes(info.mapped),
-        "unit_bytes": bytes(info.unit),
+        "cluster_bytes": bytes(info.unit),
         "checksums": info.has_checksums,
         "thick": info.is_thick,
         "parent": parent,
@@ -249,7 +249,7 @@ pub fn volumes(open: &Arc<OpenPool>) -> Result<Value, Error> {
         row["shared_bytes"] = bytes(account.shared).into();
         row["unique_bytes"] = bytes(account.unique).into();
         row["reserved_bytes"] = bytes(account.reserved).into();
-        row["promise_kept"] = info.is_thick.then(|| account.own() == info.blocks).into();
+        row["fully_allocated"] = info.is_thick.then(|| account.own() == info.blocks).into();
         row["users"] = open.users(info).into();
         Ok(row)
     };
@@ -293,8 +293,8 @@ pub fn store(open: &Arc<OpenPool>) -> Result<Value, Error> {
         "free_bytes": bytes(usage.free),
         "reserved_bytes": bytes(usage.kept + usage.promised),
         "reserved_for_thick_bytes": bytes(usage.promised),
-        "written_bytes": volumes.iter().map(|info| bytes(info.mapped)).sum::<u64>(),
-        "promised_bytes": bytes(promised.sum()),
+        "allocated_bytes": volumes.iter().map(|info| bytes(info.mapped)).sum::<u64>(),
+        "provisioned_bytes": bytes(promised.sum()),
         "thresholds_percent": thresholds,
         "health": if stopped.is_some() { "stopped" } else { "healthy" },
         "stopped_because": stopped,
@@ -352,7 +352,7 @@ pub fn carried(carried: &TransferSummary) -> Value {
         "base": base.as_ref().map(|base| &base.name),
         "data_bytes": bytes(*data_blocks),
         "hole_bytes": bytes(*hole_blocks),
-        "was_there": was_there,
+        "existed": was_there,
     })
 }
 
@@ -436,7 +436,7 @@ pub fn size(bytes: u64) -> String {
 pub fn percents(thresholds: [u8; 2]) -> String {
     let set = thresholds.into_iter().filter(|percent| *percent > 0);
     let each: Vec<String> = set.map(|percent| format!("{percent} %")).collect();
-    if each.is_empty() { "no part".into() } else { each.join(" and ") }
+    if each.is_empty() { "none".into() } else { each.join(" and ") }
 }
 
 #[cfg(test)]

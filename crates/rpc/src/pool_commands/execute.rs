@@ -80,7 +80,8 @@ pub fn execute(
         PoolCommand::Device { number, uri } => {
             let is_changed = open.note_place(&open.opener(kinds), *number, uri)?;
             let already = if is_changed { "" } else { " already" };
-            let text = format!("device {number} of pool `{}` is at {uri}{already}\n", open.name());
+            let text =
+                format!("device {number} of pool `{}` is at {uri:#}{already}\n", open.name());
             Ok(CommandResult {
                 text,
                 is_changed,
@@ -97,7 +98,7 @@ fn name_of(open: &OpenPool, name: &str) -> String {
     let device: Result<Uri, _> = open.device().parse();
     device.map_or_else(
         |_| name.to_owned(),
-        |device| VolumeRef::on(&device).with_name(name).to_string(),
+        |device| format!("{:#}", VolumeRef::on(&device).with_name(name)),
     )
 }
 
@@ -168,7 +169,7 @@ fn create_over(
     let uuid = uuid();
     let change = VolumeOp::CreateOver { name: name.clone(), blocks, unit, uuid, checksums, parent };
     let whole = size(blocks * u64::from(PAGE_BYTES));
-    let text = || format!("volume `{name}` of {whole}, a clone of {image}: {uri}\n");
+    let text = || format!("volume `{name}` of {whole}, a clone of {image:#}: {uri}\n");
     make(open, change, Some(&name), text)
 }
 
@@ -188,8 +189,8 @@ fn delete(
     }
     make(open, VolumeOp::Delete { name: name.to_owned(), orphan }, None, || {
         let rest = match open.wait_for_reclaim(GIVING_BACK_MAX) {
-            true => "its room is given back",
-            false => "the rest of its room is given back later, while the pool is open",
+            true => "its space is free",
+            false => "the rest of its space is freed later, while the pool is open",
         };
         format!("`{name}` is deleted; {rest}\n")
     })
@@ -240,7 +241,7 @@ fn thresholds(open: &Arc<OpenPool>, percent: [u8; 2]) -> Result<CommandResult, E
     }
     let already = if is_changed { "" } else { " already" };
     let (parts, name) = (percents(percent), open.name());
-    let text = format!("it is told when {parts} of the room of pool `{name}` are taken{already}\n");
+    let text = format!("capacity alerts of pool `{name}`{already}: {parts}\n");
     Ok(CommandResult { text, is_changed, volume: None, settings: Some(describe::store(open)?) })
 }
 

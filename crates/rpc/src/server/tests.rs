@@ -179,7 +179,7 @@ fn every_announcement_wakes_the_server_and_so_does_its_end() {
         assert_eq!(follower.next_event(PATIENCE).unwrap().unwrap()["text"], text);
     }
     drop(served.server);
-    assert_eq!(follower.next_event(PATIENCE).unwrap().unwrap()["kind"], "ending");
+    assert_eq!(follower.next_event(PATIENCE).unwrap().unwrap()["kind"], "shutdown");
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn the_end_of_a_server_is_told_and_leaves_no_socket() {
     assert_eq!(served.directory.listening().unwrap(), [7]);
     drop(served.server);
     assert!(!path.exists());
-    assert_eq!(follower.next_event(PATIENCE).unwrap().unwrap()["kind"], "ending");
+    assert_eq!(follower.next_event(PATIENCE).unwrap().unwrap()["kind"], "shutdown");
     assert_eq!(follower.next_event(PATIENCE).unwrap_err().code, Code::ConnectionClosed);
     assert_eq!(Client::connect(&path, PATIENCE).unwrap_err().code, Code::NoProcess);
 }

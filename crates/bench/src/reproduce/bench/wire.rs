@@ -14,7 +14,7 @@ pub(super) struct VethPair {
 }
 
 /// Prefix of the namespace names, followed by the process identifier.
-const NAME: &str = "tenmil-evidence-";
+const NAME: &str = "tenmil-reproduce-";
 /// Directory in which `ip` keeps named network namespaces.
 const NAMESPACES: &str = "/run/netns";
 /// Names of the near and the far interface.

@@ -18,7 +18,7 @@ pub fn render(evidence: &ReproduceRun) -> String {
         "version": env!("CARGO_PKG_VERSION"),
         "pace": evidence.pace.name,
         "rounds": evidence.pace.rounds,
-        "turn_s": evidence.pace.turn.as_secs_f64(),
+        "trial_s": evidence.pace.turn.as_secs_f64(),
         "verdicts": counts.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
         "caveats": evidence.caveats(),
         "environment": machine.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
@@ -40,7 +40,7 @@ fn chapter(evidence: &ReproduceRun, chapter: &ExperimentResult) -> Value {
     let experiment = &chapter.experiment;
     let questions = chapter.rows().into_iter().zip(&chapter.findings).map(|(row, finding)| {
         json!({
-            "asks": row.asks,
+            "question": row.asks,
             "criterion": row.criterion,
             "verdict": finding.verdict,
             "values": finding.values,
@@ -61,13 +61,13 @@ fn chapter(evidence: &ReproduceRun, chapter: &ExperimentResult) -> Value {
         "name": experiment.name,
         "claim": experiment.claim,
         "seeds": experiment.seeds,
-        "seen_by_them": experiment.seen,
+        "published": experiment.seen,
         "verdict": chapter.verdict(),
         "questions": questions.collect::<Vec<_>>(),
         "sides": experiment.sides.iter().map(side).collect::<Vec<_>>(),
         "rounds": chapter.record.rounds,
-        "cannot_show": experiment.limits,
-        "was_kept": chapter.was_kept,
+        "limitations": experiment.limits,
+        "reused": chapter.was_kept,
     })
 }
 
@@ -92,7 +92,7 @@ mod tests {
             (&"slot-layout".into(), &"confirmed".into())
         );
         assert_eq!(layout["questions"][0]["values"]["median"], 2.0);
-        assert_eq!(layout["rounds"][2]["turns"]["dense"]["figures"]["rate"], 2e6);
+        assert_eq!(layout["rounds"][2]["trials"]["dense"]["figures"]["rate"], 2e6);
         assert_eq!(experiments[1]["verdict"], "refuted");
         assert_eq!(experiments[2]["questions"][0]["values"], Value::Null);
         assert_eq!(experiments[3]["sides"][0]["missing"], "no <card> here");

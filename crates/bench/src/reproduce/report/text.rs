@@ -36,7 +36,7 @@ mod tests {
 
     #[test]
     fn every_claim_has_its_verdict_and_a_number_only_where_there_is_an_answer() {
-        let text = render(&sample(), &["out/evidence.html".into()]);
+        let text = render(&sample(), &["out/report.html".into()]);
         let line = |name: &str| {
             let mut lines = text.lines().skip_while(|line| !line.starts_with(name));
             (lines.next().unwrap().to_owned(), lines.next().unwrap().trim().to_owned())
@@ -53,6 +53,6 @@ mod tests {
             text.contains("1 of 4 claims hold here, 1 do not, 1 could not be decided, 1 cannot")
         );
         assert!(text.contains("1 of them were finished by an earlier run"));
-        assert!(text.ends_with("Written: out/evidence.html\n"));
+        assert!(text.ends_with("Written: out/report.html\n"));
     }
 }

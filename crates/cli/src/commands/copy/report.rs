@@ -100,7 +100,7 @@ impl CopyReport {
             "read_bytes": tally.read,
             "written_bytes": tally.written,
             "zeroed_bytes": tally.zeroed,
-            "kept_zero_bytes": tally.kept,
+            "already_zero_bytes": tally.kept,
             "lost_ranges": lost,
             "flushed": tally.is_flushed,
             "durability": self.durability_text(),

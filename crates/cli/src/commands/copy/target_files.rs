@@ -101,7 +101,7 @@ fn check_file(source: &Uri, path: &str, block_size: u32) -> Result<(), Error> {
         return Ok(());
     }
     let text = format!(
-        "copy {source}: it has {len} bytes, expected whole blocks of {block_size}: the last {rest} \
+        "copy {source:#}: it has {len} bytes, expected whole blocks of {block_size}: the last {rest} \
          bytes would be lost"
     );
     Err(Error::usage(text)

@@ -59,10 +59,10 @@ fn line(change: &DiscoveryChange) -> String {
 
 fn object(change: &DiscoveryChange, generation: u64) -> Value {
     let (word, mut object) = match change {
-        DiscoveryChange::Added(entry) => ("came", object_of(entry)),
-        DiscoveryChange::Removed(entry) => ("went", object_of(entry)),
-        DiscoveryChange::Disconnected(why) => ("away", json!({ "why": why })),
-        DiscoveryChange::Reconnected => ("back", json!({})),
+        DiscoveryChange::Added(entry) => ("added", object_of(entry)),
+        DiscoveryChange::Removed(entry) => ("removed", object_of(entry)),
+        DiscoveryChange::Disconnected(why) => ("disconnected", json!({ "why": why })),
+        DiscoveryChange::Reconnected => ("reconnected", json!({})),
     };
     object["change"] = word.into();
     object["generation"] = generation.into();
@@ -79,10 +79,10 @@ mod tests {
     fn every_change_is_one_line() {
         let entry = DiscoveryEntry::zeroed();
         for (change, word) in [
-            (DiscoveryChange::Added(entry.clone()), "came"),
-            (DiscoveryChange::Removed(entry), "went"),
-            (DiscoveryChange::Disconnected("cut".to_owned()), "away"),
-            (DiscoveryChange::Reconnected, "back"),
+            (DiscoveryChange::Added(entry.clone()), "added"),
+            (DiscoveryChange::Removed(entry), "removed"),
+            (DiscoveryChange::Disconnected("cut".to_owned()), "disconnected"),
+            (DiscoveryChange::Reconnected, "reconnected"),
         ] {
             let text = printed(&change, 7, false);
             assert!(text.starts_with(word) && text.lines().count() == 1, "{text}");

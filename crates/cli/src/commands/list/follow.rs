@@ -162,7 +162,7 @@ fn line(now: Instant, change: FunctionChange, function: &Function, is_json: bool
 fn as_json(now: Instant, change: FunctionChange, function: &Function) -> Value {
     json!({
         "event": change.word(),
-        "at_ns": now.ns,
+        "monotonic_ns": now.ns,
         "address": function.address.to_string(),
         "function": functions::as_json(function),
     })
@@ -171,10 +171,10 @@ fn as_json(now: Instant, change: FunctionChange, function: &Function) -> Value {
 impl FunctionChange {
     fn word(self) -> &'static str {
         match self {
-            Self::There => "there",
-            Self::Came => "came",
+            Self::There => "present",
+            Self::Came => "added",
             Self::Changed => "changed",
-            Self::Gone => "gone",
+            Self::Gone => "removed",
         }
     }
 }
@@ -268,7 +268,7 @@ mod tests {
         assert_eq!(text, "came    0000:01:00.0  1b36:0010, driver nvme, no IOMMU group\n");
         let text = line(Instant { ns: 7 }, FunctionChange::Gone, &one, true);
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
-        assert_eq!((&json["event"], &json["at_ns"]), (&"gone".into(), &7.into()));
+        assert_eq!((&json["event"], &json["monotonic_ns"]), (&"removed".into(), &7.into()));
         assert_eq!(json["function"]["driver"], "nvme");
         assert!(json["function"].get("used_by").is_none(), "nobody looked who uses it");
         assert_eq!(text.lines().count(), 1);

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use serde_json::Value;
 use tenmil_base::{Error, ErrorCategory};
 use tenmil_block::Opener;
+use tenmil_block::uri::short_name;
 use tenmil_drivers::pool::{self, VolumeRef};
 use tenmil_rpc::pool_commands::{JobKind, JobSpec, checked};
 
@@ -60,7 +61,8 @@ fn as_text(found: &Value) -> String {
     }
     let word = |value: &Value, name: &str| value[name].as_str().unwrap_or_default().to_owned();
     for parent in list(found, "parents") {
-        let (uri, of) = (word(parent, "uri"), words(list(parent, "volumes")).join("`, `"));
+        let (uri, of) =
+            (short_name(&word(parent, "uri")), words(list(parent, "volumes")).join("`, `"));
         let said = parent["problem"].as_str().map_or("is what it was".into(), |problem| {
             format!("not to be had, and neither are they: {problem}")
         });

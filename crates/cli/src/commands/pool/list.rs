@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use tenmil_base::{Error, ErrorCategory};
 use tenmil_block::Opener;
-use tenmil_block::uri::Uri;
+use tenmil_block::uri::{Uri, short_name};
 use tenmil_drivers::pool::VolumeRef;
 use tenmil_rpc::pool_commands::{devices_text, percents, size};
 
@@ -47,19 +47,20 @@ impl Summary {
         let stopped = stopped.map_or(String::new(), |why| format!("\n  stopped: {why}"));
         format!(
             "pool `{}` on {}{stopped}\n{devices}  uuid {}, generation {generation}\n  \
-             {volumes} volumes and snapshots\n  {} in all, {} used, {} free, of which {} are \
-             reserved for deletions and commits, and {} of that for thick volumes\n  {} written by all of them, each for itself; \
-             {} promised to those that can be written\n  it is told when {} of its room are taken\n{by}",
+             {volumes} volumes and snapshots\n  capacity {}: {} used, {} free, of which {} are \
+             reserved for deletions and commits, {} of that for thick volumes\n  {} allocated, with \
+             shared blocks counted for each volume; {} provisioned to writable volumes\n  capacity \
+             alerts: {}\n{by}",
             text("name"),
-            text("uri"),
+            short_name(&text("uri")),
             text("uuid"),
             self.size("size_bytes"),
             self.size("used_bytes"),
             self.size("free_bytes"),
             self.size("reserved_bytes"),
             self.size("reserved_for_thick_bytes"),
-            self.size("written_bytes"),
-            self.size("promised_bytes"),
+            self.size("allocated_bytes"),
+            self.size("provisioned_bytes"),
             percents(self.thresholds()),
         )
     }
@@ -105,15 +106,17 @@ fn exit_code(is_stopped: bool) -> ExitCode {
 
 fn list_text(summaries: &[Summary]) -> String {
     let head =
-        ["pool", "size", "used", "free", "written", "promised", "volumes", "on"].map(String::from);
+        ["pool", "capacity", "used", "free", "allocated", "provisioned", "volumes", "device"]
+            .map(String::from);
     let row = |one: &Summary| {
         let text = |name: &str| one.store[name].as_str().unwrap_or_default().to_owned();
-        let sizes = ["size_bytes", "used_bytes", "free_bytes", "written_bytes", "promised_bytes"];
+        let sizes =
+            ["size_bytes", "used_bytes", "free_bytes", "allocated_bytes", "provisioned_bytes"];
         let [bytes, used, free, written, promised] = sizes.map(|name| one.size(name));
         let (name, volumes) = (text("name"), one.store["volumes"].to_string());
         let uri = match one.store["devices"].as_array().map_or(1, Vec::len) {
-            0 | 1 => text("uri"),
-            count => format!("{} and {} more", text("uri"), count - 1),
+            0 | 1 => short_name(&text("uri")),
+            count => format!("{} and {} more", short_name(&text("uri")), count - 1),
         };
         let on = match one.store["process"].as_u64() {
             Some(pid) => format!("{uri} (open in process {pid})"),

@@ -102,7 +102,7 @@ fn as_text(saved: &RescueReport) -> String {
     for problem in saved.damaged.iter().chain(saved.volumes.iter().flat_map(|one| &one.damaged)) {
         let _ = writeln!(text, "{problem}");
     }
-    let head = ["volume", "size", "written", "lost", ""].map(String::from);
+    let head = ["volume", "size", "allocated", "lost", ""].map(String::from);
     let row = |volume: &RescuedVolumeReport| {
         let bytes = |blocks: u64| size(blocks * u64::from(PAGE_BYTES));
         let RescuedVolumeReport { info, lost_blocks, was_there, failed, parent, .. } = volume;
@@ -135,10 +135,10 @@ fn as_json(saved: &RescueReport) -> String {
             "name": volume.info.name,
             "uuid": format!("{:032x}", volume.info.uuid),
             "size_bytes": volume.info.blocks * page,
-            "written_bytes": volume.info.mapped * page,
+            "allocated_bytes": volume.info.mapped * page,
             "lost_bytes": volume.lost_blocks * page,
             "damaged": volume.damaged,
-            "was_there": volume.was_there,
+            "existed": volume.was_there,
             "failed": volume.failed,
             "parent": volume.parent.as_ref().map(|parent| &parent.uri),
         })

@@ -36,7 +36,7 @@ pub(super) fn claim(
     let claim = if *read_only { Claim::ReadShared } else { Claim::WriteOnce };
     let descriptor = device
         .open(claim, holder)
-        .map_err(|why| Error::new(why.category(), format!("serve {uri}: {why}")))?;
+        .map_err(|why| Error::new(why.category(), format!("serve {uri:#}: {why}")))?;
     Ok((device, descriptor))
 }
 
@@ -47,7 +47,7 @@ pub(super) fn check_guest_memory(uri: &Uri) -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::usage(format!(
-        "serve {uri} to a guest: memory of guests does not lie in a row, and an SSD without an IOMMU \
+        "serve {uri:#} to a guest: memory of guests does not lie in a row, and an SSD without an IOMMU \
          finds no other, expected one behind an IOMMU"
     ))
     .with_hint("Serve it with `--listen tcp://…`, `nbd:` or `ublk:`, which have memory of their own."))
@@ -55,7 +55,7 @@ pub(super) fn check_guest_memory(uri: &Uri) -> Result<(), Error> {
 
 /// Error for a device that cannot be served.
 pub(super) fn refused(uri: &Uri, why: Error) -> Error {
-    Error::new(why.category(), format!("serve {uri}: {why}"))
+    Error::new(why.category(), format!("serve {uri:#}: {why}"))
 }
 
 /// Logs the events of a device, and calls `resized` if its size changed.
@@ -64,12 +64,12 @@ pub(super) fn handle_event(uri: &Uri, descriptor: &BdevDescriptor, mut resized: 
         match event {
             Event::Resized { .. } | Event::Overflowed { .. } => resized(),
             Event::Removed => {
-                tracing::warn!(cause = %uri, "{uri} is gone, and nothing of it can be had any more")
+                tracing::warn!(cause = %uri, "{uri:#} is gone, and nothing of it can be had any more")
             }
             Event::MediumError { lba, blocks } => {
-                tracing::warn!(cause = %uri, "{uri} has lost {blocks} blocks from {lba} on");
+                tracing::warn!(cause = %uri, "{uri:#} has lost {blocks} blocks from {lba} on");
             }
-            Event::MediumChanged => tracing::info!(cause = %uri, "{uri} has been changed"),
+            Event::MediumChanged => tracing::info!(cause = %uri, "{uri:#} has been changed"),
         }
     }
 }

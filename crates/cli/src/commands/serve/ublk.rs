@@ -57,7 +57,7 @@ pub(super) fn run(
     };
     let mut server = Server::start(&machine, &plan).map_err(|why| Error {
         category: why.category,
-        text: format!("serve {uri}: {}", why.text),
+        text: format!("serve {uri:#}: {}", why.text),
         hint: why.hint,
     })?;
     if server.has_recovered() {
@@ -171,7 +171,7 @@ fn ready(arguments: &ServeArguments, uri: &Uri, plan: &ServerConfig, server: &Se
         "depth": depth,
         "recovered": server.has_recovered(),
         "zero_copy": server.zero_copy().is_ok(),
-        "copies_because": server.zero_copy().err(),
+        "copy_reason": server.zero_copy().err(),
     });
     format!("{line}\n")
 }

@@ -47,7 +47,7 @@ pub(super) fn run(
         regions,
         reactors: Arc::clone(reactors.registry()),
     });
-    let server = server.map_err(|why| Error::usage(format!("serve {uri}: {why}")))?;
+    let server = server.map_err(|why| Error::usage(format!("serve {uri:#}: {why}")))?;
     tenmil_linux::file::commit_created()?;
     write_out(out, &ready(arguments, uri, &limits, &server))?;
     watch(asked, reactors, "front end", || {

@@ -29,7 +29,7 @@ pub(super) struct CloneArguments {
 
     /// Cluster size (allocation unit): 4k, 8k, 16k, 32k or 64k [default: 64k]
     #[arg(long, value_name = "BYTES", requires = "from")]
-    unit: Option<ByteSize>,
+    cluster_size: Option<ByteSize>,
 
     /// Store a checksum of every written block; blocks of the image have none
     #[arg(long, requires = "from")]
@@ -54,8 +54,11 @@ pub(super) fn clone(opener: &Opener<'_>, it: &CloneArguments) -> CommandOutput {
 /// Clones a volume or snapshot of the same pool.
 fn inside(opener: &Opener<'_>, it: &CloneArguments, name: &str) -> CommandOutput {
     // clap does not check `requires` where NAME, which conflicts with --from, is given.
-    let said =
-        [("size", it.size.is_some()), ("unit", it.unit.is_some()), ("checksums", it.checksums)];
+    let said = [
+        ("size", it.size.is_some()),
+        ("cluster-size", it.cluster_size.is_some()),
+        ("checksums", it.checksums),
+    ];
     if let Some((switch, _)) = said.into_iter().find(|(_, is_said)| *is_said) {
         let text = format!("clone {}: --{switch} is given, expected only with --from", it.volume);
         let hint = "A clone of a volume is like the volume; leave it out.";
@@ -67,7 +70,7 @@ fn inside(opener: &Opener<'_>, it: &CloneArguments, name: &str) -> CommandOutput
 
 /// Creates a volume over an external image.
 fn over(opener: &Opener<'_>, it: &CloneArguments, image: &Uri) -> CommandOutput {
-    let ByteSize(unit_bytes) = it.unit.unwrap_or(UNIT);
+    let ByteSize(unit_bytes) = it.cluster_size.unwrap_or(UNIT);
     let size_bytes = it.size.map(|ByteSize(bytes)| bytes);
     let (mut hand, name) = open_pool_of(opener, &it.volume)?;
     if let (Some(pid), Some(path)) = (hand.pid(), relative(image)) {

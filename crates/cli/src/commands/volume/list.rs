@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::{Value, json};
 use tenmil_block::Opener;
-use tenmil_block::uri::Uri;
+use tenmil_block::uri::{Uri, short_name};
 use tenmil_drivers::pool::VolumeRef;
 use tenmil_rpc::pool_commands::size;
 
@@ -33,7 +33,7 @@ pub(super) fn list(opener: &Opener<'_>, list: &ListArguments) -> Result<String, 
 }
 
 fn as_text(volumes: &[Value]) -> String {
-    let head = ["volume", "size", "used", "shared", "unique", "reserved", "unit", "kind"];
+    let head = ["volume", "size", "used", "shared", "unique", "reserved", "cluster", "kind"];
     let head = head.map(String::from);
     let rows: Vec<[String; 8]> = volumes.iter().map(row).collect();
     table(&[&[head][..], &rows].concat())
@@ -44,14 +44,14 @@ fn row(volume: &Value) -> [String; 8] {
     let is = |name: &str| volume[name] == true;
     let of = text("origin").map(|name| format!(" of {name}")).unwrap_or_default();
     let over = volume["parent"]["uri"].as_str();
-    let over = over.map(|uri| format!(" over {uri}")).unwrap_or_default();
+    let over = over.map(|uri| format!(" over {}", short_name(uri))).unwrap_or_default();
     let kind = match (is("read_only"), text("origin")) {
         (true, _) => "snapshot",
         (false, None) => "volume",
         (false, Some(_)) => "clone",
     };
     let sums = if is("checksums") { ", checksums" } else { "" };
-    let thick = match volume["promise_kept"].as_bool() {
+    let thick = match volume["fully_allocated"].as_bool() {
         None => "",
         Some(true) => ", thick",
         Some(false) => ", thick: inflate it again",
@@ -62,7 +62,7 @@ fn row(volume: &Value) -> [String; 8] {
         "shared_bytes",
         "unique_bytes",
         "reserved_bytes",
-        "unit_bytes",
+        "cluster_bytes",
     ];
     let [whole, used, shared, unique, reserved, unit] =
         names.map(|name| size(volume[name].as_u64().unwrap_or_default()));

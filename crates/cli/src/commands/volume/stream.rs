@@ -206,7 +206,7 @@ fn carried(mut carried: Value, verb: &str, hand: &PoolAccess<'_>, is_json: bool)
 
 fn carried_text(verb: &str, carried: &Value) -> String {
     let name = carried["name"].as_str().unwrap_or_default();
-    if carried["was_there"] == true {
+    if carried["existed"] == true {
         return format!("snapshot `{name}` was received before; the stream is whole\n");
     }
     let base = carried["base"].as_str();

@@ -47,7 +47,7 @@ mod tests {
         let made = say(&["create", &log, "--size", "4m", "--thick"]).unwrap();
         assert_eq!(made, format!("thick volume `log` of 4 MiB: {log}\n"));
         let found = listed(&device, "log");
-        assert_eq!((&found["thick"], &found["promise_kept"]), (&true.into(), &true.into()));
+        assert_eq!((&found["thick"], &found["fully_allocated"]), (&true.into(), &true.into()));
         assert_eq!(
             (&found["reserved_bytes"], &found["used_bytes"]),
             (&(4 << 20).into(), &0.into())
@@ -59,7 +59,7 @@ mod tests {
         assert!(text.contains("volume, thick\n"), "{text}");
 
         say(&["create", &db, "--size", "2m"]).unwrap();
-        assert_eq!(listed(&device, "db")["promise_kept"], Value::Null);
+        assert_eq!(listed(&device, "db")["fully_allocated"], Value::Null);
         let first = say(&["inflate", &db]).unwrap();
         assert_eq!(first, "volume `db` is thick, and has room for all of its 2 MiB\n");
         let before = say(&["list", &device, "--json"]).unwrap();
@@ -70,14 +70,14 @@ mod tests {
         assert_eq!(say(&["list", &device, "--json"]).unwrap(), before);
 
         say(&["snapshot", &db, "monday"]).unwrap();
-        assert_eq!(listed(&device, "db")["promise_kept"], false);
+        assert_eq!(listed(&device, "db")["fully_allocated"], false);
         assert!(say(&["list", &device]).unwrap().contains("volume, thick: inflate it again\n"));
         say(&["inflate", &db]).unwrap();
-        assert_eq!(listed(&device, "db")["promise_kept"], true);
+        assert_eq!(listed(&device, "db")["fully_allocated"], true);
         say(&["resize", &db, "--size", "3m"]).unwrap();
         let found = listed(&device, "db");
         assert_eq!(
-            (&found["promise_kept"], &found["reserved_bytes"]),
+            (&found["fully_allocated"], &found["reserved_bytes"]),
             (&true.into(), &(3 << 20).into())
         );
     }

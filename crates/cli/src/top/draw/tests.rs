@@ -91,7 +91,8 @@ fn hostile() -> AppState {
         let mut sample = sample(seconds, 2, 3);
         for reactor in &mut sample.reactors {
             reactor.mode = EVIL.into();
-            (reactor.longest_culprit, reactor.running) = (Some(EVIL.into()), Some(EVIL.into()));
+            (reactor.longest_iteration_cause, reactor.running) =
+                (Some(EVIL.into()), Some(EVIL.into()));
         }
         for thread in &mut sample.threads {
             (thread.name, thread.mask) = (EVIL.into(), Some(EVIL.into()));

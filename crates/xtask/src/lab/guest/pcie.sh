@@ -141,7 +141,7 @@ tenmil list --follow --json >/tmp/follow.log 2>&1 &
 following=$!
 # told EVENT [WHAT]: whether the follower has said that of the one in the slot.
 told() { grep "\"$SLOT\"" /tmp/follow.log | grep "\"event\":\"$1\"" | grep -q -e "$2"; }
-check 'tenmil list --follow tells of it' within 20 told there '"driver":"nvme"'
+check 'tenmil list --follow tells of it' within 20 told present '"driver":"nvme"'
 check 'it is bound' tenmil bind "$SLOT"
 check 'which the follower tells' within 10 told changed '"driver":"vfio-pci"'
 tenmil perf "pcie:$SLOT" -w randrw --verify -q 16 -t 120 --overwrite >/tmp/pulled.log 2>&1 &
@@ -158,7 +158,7 @@ check 'the follower tells that it is gone' within 10 told gone .
 shows 'a name that is not there is refused' 'no\|not' refused tenmil identify "pcie:$SLOT"
 check 'it is put in again' within 10 outside put in
 check 'the kernel has found it' within 20 there "/sys/bus/pci/devices/$SLOT/driver"
-check 'and the follower' within 10 told came .
+check 'and the follower' within 10 told added .
 in_slot() { [ "$(place LAB2)" = "$SLOT" ]; }
 check 'its controller lives' within 20 in_slot
 shows 'tenmil list has it' "$SLOT.*serial LAB2" tenmil list
@@ -176,7 +176,7 @@ held() { echo "$(ls /proc/$following/fd | wc -l) descriptors, $(ls /proc/$follow
 count() { grep "\"$SLOT\"" /tmp/follow.log | grep -c "\"event\":\"$1\""; }
 has_told() { [ "$(count "$1")" -ge "$2" ]; }
 baseline=$(held)
-left=$(count gone) came=$(count came)
+left=$(count removed) came=$(count added)
 cycles=10
 begun=$(date +%s)
 for cycle in $(seq $cycles); do
@@ -186,8 +186,8 @@ done >/tmp/output 2>&1
 check "it came and went $cycle times in $(($(date +%s) - begun)) s" [ "$cycle" = $cycles ] &&
     check 'and is there' there "/sys/bus/pci/devices/$SLOT/driver"
 check 'its controller lives' within 20 in_slot
-check 'the follower has told each time that it went' within 10 has_told gone $((left + cycles))
-check 'and that it came' within 10 has_told came $((came + cycles))
+check 'the follower has told each time that it went' within 10 has_told removed $((left + cycles))
+check 'and that it came' within 10 has_told added $((came + cycles))
 check "the follower holds what it held: $baseline" [ "$(held)" = "$baseline" ] || held
 check 'it is bound after that' tenmil bind "$SLOT"
 check 'and verified' tenmil perf "pcie:$SLOT" -w randrw --verify -q 16 -t 2 --overwrite

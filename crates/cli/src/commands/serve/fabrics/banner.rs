@@ -58,5 +58,5 @@ fn from_linux(address: &SocketAddr, nqn: &str) -> String {
 
 /// The tenmil URI of a namespace.
 fn from_tenmil(address: &SocketAddr, nqn: &str, nsid: u32) -> String {
-    format!("tcp://{address}/{nqn}?ns={nsid}")
+    format!("tcp://{address}/{nqn}/{nsid}")
 }

@@ -197,7 +197,7 @@ impl LiveConfig {
         let opener = Opener { regions, clock: *clock, seed: 1, kinds: &more };
         let uri = &asked.uri;
         let refuse = |why: Error| ApplyError {
-            refused: Error::new(why.category(), format!("serve {uri}: {why}")),
+            refused: Error::new(why.category(), format!("serve {uri:#}: {why}")),
             line: asked.line,
             key: "uri",
         };
@@ -210,7 +210,7 @@ impl LiveConfig {
         let device = Bdev::new(&uri.to_string(), opened.medium, options).map_err(refuse)?;
         let claim = if asked.is_read_only { Claim::ReadShared } else { Claim::WriteOnce };
         let descriptor = device.open(claim, "nvme-tcp").map_err(|why| ApplyError {
-            refused: Error::new(why.category(), format!("serve {uri}: {why}")),
+            refused: Error::new(why.category(), format!("serve {uri:#}: {why}")),
             line: asked.line,
             key: "uri",
         })?;

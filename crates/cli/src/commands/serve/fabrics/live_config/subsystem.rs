@@ -230,7 +230,7 @@ impl LiveNamespace {
                 }
                 Event::MediumError { lba, blocks } => {
                     let uri = &asked.uri;
-                    tracing::warn!(cause = %uri, "{uri} has lost {blocks} blocks from {lba} on");
+                    tracing::warn!(cause = %uri, "{uri:#} has lost {blocks} blocks from {lba} on");
                 }
                 Event::MediumChanged => {
                     tracing::info!(cause = %asked.uri, "{} has been changed", asked.uri);

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-fn evidence(out: &Path, more: &[&str]) -> Output {
+fn reproduce(out: &Path, more: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
     command.arg("reproduce").args(more).arg("--out").arg(out).env("XDG_RUNTIME_DIR", out);
     command.output().unwrap()
@@ -22,7 +22,7 @@ fn two_experiments_make_a_page_and_are_not_run_twice() {
     let root = tempfile::tempdir().unwrap();
     let out = root.path().join("out");
     let words = ["--quick", "--only", "slot-layout", "submission-doorbell", "--json"];
-    let first = evidence(&out, &words);
+    let first = reproduce(&out, &words);
     assert!(first.status.success(), "{first:?}");
     let report: Value = serde_json::from_slice(&first.stdout).unwrap();
     let experiments = report["experiments"].as_array().unwrap();
@@ -34,16 +34,16 @@ fn two_experiments_make_a_page_and_are_not_run_twice() {
         assert!((3..=8).contains(&rounds.len()), "{name}: {} rounds", rounds.len());
         let sides = experiment["sides"].as_array().unwrap();
         for (round, side) in rounds.iter().flat_map(|it| sides.iter().map(move |side| (it, side))) {
-            let turn = &round["turns"][side["label"].as_str().unwrap()];
+            let turn = &round["trials"][side["label"].as_str().unwrap()];
             let key = if name == "slot-layout" { "rate" } else { "iops" };
             assert!(turn["figures"][key].as_f64().unwrap() > 0.0, "{name}: {turn}");
         }
-        assert_eq!(experiment["was_kept"], false);
+        assert_eq!(experiment["reused"], false);
         assert!(text(&first.stderr).contains(&format!("{name}: ")), "{}", text(&first.stderr));
     }
-    let page = std::fs::read_to_string(out.join("evidence.html")).unwrap();
+    let page = std::fs::read_to_string(out.join("report.html")).unwrap();
     assert!(page.contains("id=\"slot-layout\"") && page.ends_with("</html>"));
-    let again = evidence(&out, &words);
+    let again = reproduce(&out, &words);
     let report: Value = serde_json::from_slice(&again.stdout).unwrap();
     // What was disturbed, as by other tests, is measured again.
     let is_settled = |experiment: &Value| {
@@ -54,7 +54,7 @@ fn two_experiments_make_a_page_and_are_not_run_twice() {
         })
     };
     for (again, first) in report["experiments"].as_array().unwrap().iter().zip(experiments) {
-        assert_eq!(again["was_kept"], is_settled(first), "{first}");
+        assert_eq!(again["reused"], is_settled(first), "{first}");
         assert_eq!(again["rounds"] == first["rounds"], is_settled(first), "{again}");
     }
     let is_any = experiments.iter().any(is_settled);
@@ -65,7 +65,7 @@ fn two_experiments_make_a_page_and_are_not_run_twice() {
 fn a_name_that_is_none_is_refused_before_anything_is_run() {
     let root = tempfile::tempdir().unwrap();
     let out = root.path().join("out");
-    let refused = evidence(&out, &["--only", "perpetual-motion"]);
+    let refused = reproduce(&out, &["--only", "perpetual-motion"]);
     assert_eq!(refused.status.code(), Some(2));
     let said = text(&refused.stderr);
     assert!(said.contains("--only perpetual-motion: no experiment has that name"), "{said}");
@@ -76,7 +76,7 @@ fn a_name_that_is_none_is_refused_before_anything_is_run() {
 #[test]
 fn the_list_names_what_can_be_chosen() {
     let root = tempfile::tempdir().unwrap();
-    let listed = evidence(root.path(), &["--list"]);
+    let listed = reproduce(root.path(), &["--list"]);
     let listed = text(&listed.stdout);
     assert!(listed.lines().count() > 20, "{listed}");
     assert!(listed.starts_with("ten-million"), "{listed}");

@@ -1,4 +1,4 @@
-//! A terminal with somebody in front of it, for programs that draw.
+//! Terminal for programs that draw: it types keys and records the screen.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use tenmil_base::Span;
 use tenmil_linux::pty::{Pty, TerminalModes};
 use tenmil_linux::{Clock, Thread};
 
-pub(crate) struct Seat {
+pub(crate) struct Terminal {
     terminal: Option<Pty>,
     before: TerminalModes,
     shown: Arc<Mutex<Vec<u8>>>,
@@ -23,7 +23,7 @@ const PATIENCE: Span = Span::from_secs(30);
 const OTHER_SCREEN: &str = "\u{1b}[?1049h";
 const FIRST_SCREEN: &str = "\u{1b}[?1049l";
 
-impl Seat {
+impl Terminal {
     pub(crate) fn new() -> Self {
         let terminal = Pty::open(100, 30).unwrap();
         let before = terminal.modes().unwrap();
@@ -97,7 +97,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for Terminal {
     fn drop(&mut self) {
         // With this the other side is gone, if the program has ended, and so is the reader.
         self.terminal = None;

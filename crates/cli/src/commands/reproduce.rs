@@ -15,11 +15,11 @@ use tenmil_bench::reproduce::{Progress, ReportDirectory, ReproduceRun, TestBench
 
 /// Reproduce published claims about user-space storage stacks on this machine.
 ///
-/// The sides of each comparison run alternately. The result is one page, evidence.html, with
-/// evidence.json beside it: which claims hold here, by how much, and which could not be tested.
+/// The sides of each comparison run alternately. The result is one page, report.html, with
+/// report.json beside it: which claims hold here, by how much, and which could not be tested.
 #[derive(Debug, Args)]
 #[command(after_help = MORE)]
-pub(super) struct EvidenceArguments {
+pub(super) struct ReproduceArguments {
     /// Finish within 3 minutes: fewer and shorter rounds, no long comparisons
     #[arg(long)]
     quick: bool,
@@ -33,7 +33,7 @@ pub(super) struct EvidenceArguments {
     list: bool,
 
     /// Directory of the reports and of finished experiments
-    #[arg(long, value_name = "DIR", default_value = "tenmil-bench")]
+    #[arg(long, value_name = "DIR", default_value = "tenmil-reproduce")]
     out: PathBuf,
 
     /// Directory with the build variants of `cargo xtask pgo`
@@ -51,7 +51,7 @@ others use the machine say less, or nothing. What is finished is kept in DIR; th
 machine with the same options takes it from there, so a run that was stopped goes on.
 
 Examples:
-  tenmil reproduce --quick                          three minutes; then look at tenmil-bench/evidence.html
+  tenmil reproduce --quick                          3 minutes; see tenmil-reproduce/report.html
   tenmil reproduce                                  the whole of it
   tenmil reproduce --list                           what is claimed, and by which name it is chosen
   tenmil reproduce --only submission-doorbell polling
@@ -65,7 +65,7 @@ const INTERRUPTED: u8 = 130;
 
 /// Runs the experiments and writes the reports.
 pub(super) fn run(
-    arguments: &EvidenceArguments,
+    arguments: &ReproduceArguments,
     command: &str,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
@@ -98,13 +98,13 @@ pub(super) fn run(
         tracing::info!("interrupted: what is finished is kept in {kept}; the same command goes on");
         return Ok(ExitCode::from(INTERRUPTED));
     };
-    let evidence = ReproduceRun { pace, machine, chapters, command: command.to_owned() };
-    let report = json::render(&evidence);
+    let run = ReproduceRun { pace, machine, chapters, command: command.to_owned() };
+    let report = json::render(&run);
     let written = vec![
-        store.write("evidence.html", &html::render(&evidence))?,
-        store.write("evidence.json", &report)?,
+        store.write("report.html", &html::render(&run))?,
+        store.write("report.json", &report)?,
     ];
-    write_out(out, &if arguments.json { report } else { text::render(&evidence, &written) })?;
+    write_out(out, &if arguments.json { report } else { text::render(&run, &written) })?;
     Ok(ExitCode::SUCCESS)
 }
 
