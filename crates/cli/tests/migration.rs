@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use served::Served;
 use migrating_load::{BUFFER_BYTES, DEPTH, Load, Tally, Told, Travel};
+use served::Served;
 use tenmil::{Access, Device, IoError, JoinHandle, Runtime};
 use tenmil_base::{IoChannel, Segment, Span};
 use tenmil_bench::perf::options::Techniques;

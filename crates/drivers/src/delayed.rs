@@ -132,6 +132,11 @@ impl<T: CompletionTiming> ChannelWakeup for DelayedChannel<T> {
         timer.min(self.inner.wake_at())
     }
 
+    /// Completions are held back here.
+    fn is_kernel_io(&self) -> bool {
+        false
+    }
+
     fn arm(&mut self) -> bool {
         // A request that is not due needs no signal: its due time is in `wake_at`.
         let busy_below = self.inner.arm();

@@ -81,4 +81,8 @@ impl ChannelWakeup for ReluctantChannel {
     fn below_mut(&mut self) -> Option<&mut dyn IoChannel> {
         Some(&mut self.inner)
     }
+
+    fn is_kernel_io(&self) -> bool {
+        false
+    }
 }

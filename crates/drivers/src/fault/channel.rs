@@ -381,6 +381,11 @@ impl ChannelWakeup for FaultChannel {
         self.wake.source()
     }
 
+    /// Requests may hang here until they are released.
+    fn is_kernel_io(&self) -> bool {
+        false
+    }
+
     fn arm(&mut self) -> bool {
         // Armed before the check of `was_released`: a release ordered in between raises the waker.
         let ordered = self.vector.unmask();
