@@ -29,6 +29,12 @@ impl CompletionQueue {
         self.answers.len() - self.taken
     }
 
+    /// Whether none is waiting.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Number of free entries.
     #[inline]
     pub fn room(&self) -> usize {

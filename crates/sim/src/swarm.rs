@@ -27,6 +27,16 @@ pub fn scenario(seed: u64) -> Scenario {
         options.plan.push(draw.mischief());
     }
     let steps = draw.steps(&mut options);
+    if steps.contains(&CourseStep::Crash) {
+        // A request of the host that crashed may still be in the medium when the next host enables the
+        // controller, whose CAP.TO covers the slowest one.
+        let slowest = options.medium.mischief.iter().filter_map(|planned| match planned.fault {
+            MediumFault::Delay(delay) => Some(Span { ns: delay.ns + 500_000_000 }),
+            _ => None,
+        });
+        let ready = slowest.max().unwrap_or_default().max(options.function.ready_timeout);
+        options.function.ready_timeout = ready;
+    }
     Scenario { name: format!("swarm/{seed}"), options, steps, musts: Vec::new() }
 }
 

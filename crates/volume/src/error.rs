@@ -300,11 +300,6 @@ impl PoolError {
         }
     }
 
-    /// Whether completed writes of the device are lost, or may be.
-    pub(crate) fn is_loss(&self) -> bool {
-        matches!(self, Self::WritesLost | Self::Device { outcome: IoStatus::WRITE_FAULT, .. })
-    }
-
     /// Suggested remedy, if there is one.
     pub fn hint(&self) -> Option<String> {
         let text = match self {

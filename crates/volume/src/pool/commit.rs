@@ -15,6 +15,8 @@
 
 use std::sync::Arc;
 
+use tenmil_base::IoStatus;
+
 use super::{ActionKind, ActionResult, BACKLOG, DeviceAction, Pool};
 use crate::commit_cost::ReserveLevel;
 use crate::devices::Devices;
@@ -158,6 +160,11 @@ impl Pool {
     /// Handles the result of a write or flush of a commit.
     pub(super) fn handle_commit(&mut self, end: ActionResult<'_>) {
         if let ActionResult::Failed(outcome) = end {
+            // A write that fails loses nothing that was completed: a device that takes no more writes is
+            // still read from.
+            let is_flush =
+                matches!(self.commit, Commit::PagesFlush(_) | Commit::SuperblocksFlush(_));
+            self.has_lost_writes |= is_flush && outcome == IoStatus::WRITE_FAULT;
             if matches!(self.commit, Commit::Pages(..)) {
                 // A page write that failed may still reach the device later.
                 let Metadata { writing, space, .. } = &mut self.books;
@@ -259,7 +266,6 @@ impl Pool {
 
     /// Stops the pool: it rejects all changes. The durable state remains unchanged.
     pub(super) fn stop(&mut self, error: &PoolError) {
-        self.has_lost_writes |= error.is_loss();
         (self.stopped, self.commit, self.wants_commit) = (true, Commit::Idle, false);
         if self.stopped_by.is_none() {
             self.stopped_by = Some(error.clone());

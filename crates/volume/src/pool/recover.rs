@@ -67,6 +67,7 @@ impl Pool {
     pub fn handle_lost_writes(&mut self) {
         // Each call is for a loss of its own, so a recovery at once cannot repeat itself for ever.
         self.is_unproven &= self.stopped;
+        self.has_lost_writes = true;
         self.stop(&PoolError::WritesLost);
     }
 

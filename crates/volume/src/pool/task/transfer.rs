@@ -246,6 +246,7 @@ impl Pool {
             let ended = ended(*failed, "flush the device");
             if let Err(TaskPause::Stop(TxnStop::Error(error))) = &ended {
                 // No later flush would report what the device has lost now.
+                self.has_lost_writes |= *failed == Some(IoStatus::WRITE_FAULT);
                 self.stop(error);
             }
             return ended;
