@@ -347,7 +347,7 @@ impl<B: IoChannel, L: RangeLock> IoChannel for AdaptedChannel<B, L> {
         let polled = self.below.poll(now, answers);
         // The device may have been resized.
         self.limits.block_count = self.below.limits().block_count;
-        if self.parents_under_way() == 0 && self.ready.len() == 0 {
+        if self.parents_under_way() == 0 && self.ready.is_empty() {
             self.passed -= polled;
             return polled;
         }
@@ -365,12 +365,12 @@ impl<B: IoChannel, L: RangeLock> ChannelWakeup for AdaptedChannel<B, L> {
     }
 
     fn wake_at(&self) -> Instant {
-        if self.ready.len() > 0 { Instant::default() } else { self.below.wake_at() }
+        if !self.ready.is_empty() { Instant::default() } else { self.below.wake_at() }
     }
 
     fn arm(&mut self) -> bool {
         let must_look = self.must_look_again() && self.below.wake_at() == Instant::NEVER;
-        self.ready.len() > 0 || must_look || self.below.arm()
+        !self.ready.is_empty() || must_look || self.below.arm()
     }
 }
 

@@ -442,7 +442,7 @@ impl IoChannel for Channel {
             self.port.meter.polled(depth as u64);
             self.settle();
         }
-        if self.refused.len() > 0 {
+        if !self.refused.is_empty() {
             found += self.poll_slowly(now, answers);
         }
         found
@@ -466,7 +466,7 @@ impl IoChannel for Channel {
 
 impl ChannelWakeup for Channel {
     fn wake_at(&self) -> Instant {
-        if self.refused.len() > 0 {
+        if !self.refused.is_empty() {
             return Instant::default();
         }
         let lanes = self.lanes.iter().map(ContextRef::wake_at).min().unwrap_or(Instant::NEVER);
@@ -494,7 +494,7 @@ impl ChannelWakeup for Channel {
             self.handle_changes();
             return true;
         }
-        if self.refused.len() > 0 || self.is_deaf || self.may_go_on() {
+        if !self.refused.is_empty() || self.is_deaf || self.may_go_on() {
             return true;
         }
         self.lanes.iter_mut().any(ContextRef::arm)

@@ -125,7 +125,7 @@ impl<T: CompletionTiming> ChannelWakeup for DelayedChannel<T> {
     }
 
     fn wake_at(&self) -> Instant {
-        if self.ready.len() > 0 {
+        if !self.ready.is_empty() {
             return Instant::default();
         }
         let timer = self.timers.peek().map_or(Instant::NEVER, |Reverse((due_at, _))| *due_at);
@@ -140,7 +140,7 @@ impl<T: CompletionTiming> ChannelWakeup for DelayedChannel<T> {
     fn arm(&mut self) -> bool {
         // A request that is not due needs no signal: its due time is in `wake_at`.
         let busy_below = self.inner.arm();
-        self.ready.len() > 0 || busy_below
+        !self.ready.is_empty() || busy_below
     }
 }
 

@@ -318,7 +318,7 @@ impl<D: BlockLayout> IoChannel for MultiLegChannel<D> {
 
 impl<D: BlockLayout> ChannelWakeup for MultiLegChannel<D> {
     fn wake_at(&self) -> Instant {
-        if self.ready.len() > 0 {
+        if !self.ready.is_empty() {
             return Instant::default();
         }
         self.legs.iter().map(|leg| leg.channel.wake_at()).min().unwrap_or(Instant::NEVER)
@@ -335,7 +335,7 @@ impl<D: BlockLayout> ChannelWakeup for MultiLegChannel<D> {
     fn arm(&mut self) -> bool {
         // A leg that has not accepted everything wakes the thread with its next completion. If none
         // is pending, there is no wake-up, so the thread must stay awake.
-        let mut busy = self.ready.len() > 0;
+        let mut busy = !self.ready.is_empty();
         for leg in &mut self.legs {
             busy |= leg.channel.arm() || (!leg.requests.is_empty() && leg.owed == 0);
         }

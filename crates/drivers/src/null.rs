@@ -89,7 +89,7 @@ impl BlockDevice for NullDevice {
 
 impl NullChannel {
     fn has_answers(&self) -> bool {
-        self.alone.is_some() || self.ready.len() > 0
+        self.alone.is_some() || !self.ready.is_empty()
     }
 
     /// Not inlined: a single request does not pay for the loop.
@@ -115,7 +115,7 @@ impl IoChannel for NullChannel {
     #[inline]
     fn submit(&mut self, _now: Instant, requests: &[Request], _segments: &[Segment]) -> usize {
         match requests {
-            [request] if self.alone.is_none() && self.ready.len() == 0 => {
+            [request] if self.alone.is_none() && self.ready.is_empty() => {
                 self.alone = Some((request.token, outcome(request, self.limits.block_count)));
                 1
             }
@@ -129,7 +129,7 @@ impl IoChannel for NullChannel {
             Some((token, outcome)) if answers.remaining() > 0 => {
                 self.alone = None;
                 answers.push(IoCompletion { token, status: outcome, result: 0 });
-                1 + if self.ready.len() > 0 { self.ready.drain_into(answers) } else { 0 }
+                1 + if !self.ready.is_empty() { self.ready.drain_into(answers) } else { 0 }
             }
             _ => self.ready.drain_into(answers),
         }

@@ -208,7 +208,7 @@ impl IoChannel for RamChannel {
 
 impl ChannelWakeup for RamChannel {
     fn wake_at(&self) -> Instant {
-        if self.ready.len() > 0 { Instant::default() } else { Instant::NEVER }
+        if !self.ready.is_empty() { Instant::default() } else { Instant::NEVER }
     }
 
     fn wake_source(&self) -> WakeSource<'_> {
@@ -216,7 +216,7 @@ impl ChannelWakeup for RamChannel {
     }
 
     fn arm(&mut self) -> bool {
-        self.ready.len() > 0
+        !self.ready.is_empty()
     }
 }
 

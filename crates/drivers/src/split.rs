@@ -208,12 +208,12 @@ impl ChannelWakeup for SplitChannel {
     }
 
     fn wake_at(&self) -> Instant {
-        if self.ready.len() > 0 { Instant::default() } else { self.inner.wake_at() }
+        if !self.ready.is_empty() { Instant::default() } else { self.inner.wake_at() }
     }
 
     fn arm(&mut self) -> bool {
         let busy_below = self.inner.arm();
-        self.ready.len() > 0 || busy_below
+        !self.ready.is_empty() || busy_below
     }
 }
 

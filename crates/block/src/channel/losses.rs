@@ -68,7 +68,7 @@ impl Channel {
             self.settle();
             self.set_slow();
         }
-        if self.refused.len() > 0 || self.is_slow {
+        if !self.refused.is_empty() || self.is_slow {
             found += self.poll_slowly(now, answers);
         }
         found

@@ -252,7 +252,7 @@ impl<B: IoChannel> IoChannel for Merge<B> {
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         let before = answers.as_slice().len();
         let mut count = self.below.poll(now, answers);
-        if self.free.len() < self.runs.len() || self.ready.len() > 0 {
+        if self.free.len() < self.runs.len() || !self.ready.is_empty() {
             answers.extract(before, |answer| self.take_answer(answer));
             self.send_again(now);
             self.ready.drain_into(answers);
@@ -273,11 +273,11 @@ impl<B: IoChannel> ChannelWakeup for Merge<B> {
     }
 
     fn wake_at(&self) -> Instant {
-        if self.ready.len() > 0 { Instant::default() } else { self.below.wake_at() }
+        if !self.ready.is_empty() { Instant::default() } else { self.below.wake_at() }
     }
 
     fn arm(&mut self) -> bool {
         let nobody_wakes = !self.failed.is_empty() && self.below.wake_at() == Instant::NEVER;
-        nobody_wakes || self.ready.len() > 0 || self.below.arm()
+        nobody_wakes || !self.ready.is_empty() || self.below.arm()
     }
 }

@@ -184,7 +184,7 @@ impl<'a> PoolAccess<'a> {
                 let done = long.carry_out(open, tenmil::KINDS, JobData::Nothing, &mut |done| {
                     progress.turn(done)
                 });
-                done.map(Some).map_err(Error::from)
+                done.map(Some)
             }
             Self::Remote(there) => there.long(long, &mut |done| {
                 progress.turn(done);
@@ -370,7 +370,7 @@ fn owned_by<'a>(opener: &'a Opener<'a>, pid: u32, uuid: u128) -> Option<RemotePo
 /// Error for a pool that cannot be opened: if a process has its device open, names that process, its
 /// RPC error and a fix.
 fn open_error(error: &Error, place: &VolumeRef, silent: &[(u32, RpcError)]) -> Error {
-    let refused = Error::from(error.clone());
+    let refused = error.clone();
     let is_hinted = refused.hint.is_some();
     let Some((pid, _)) = file_holder(&place.store).filter(|(pid, _)| *pid != std::process::id())
     else {

@@ -355,7 +355,7 @@ mod tests {
         let path = directory.path().join("pool");
         let device = format!("file:{}?size=16m&engine=threads", path.display());
         with_opener(|opener| {
-            Ok(tenmil_drivers::pool::create(opener, &device.parse().unwrap(), "pool", false)?)
+            tenmil_drivers::pool::create(opener, &device.parse().unwrap(), "pool", false)
         })
         .unwrap();
         (directory, device)

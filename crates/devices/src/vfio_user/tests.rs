@@ -185,7 +185,7 @@ fn memory_is_our_own_again_only_once_the_other_side_has_closed() {
     let region = shown(&link, &mut peer, &regions);
     link.lose("a test");
     assert!(!link.has_ended());
-    assert_eq!(link.hide(region.id()), Err("a test".to_owned()).map_err(Error::environment));
+    assert_eq!(link.hide(region.id()), Err(Error::environment("a test")));
     assert!(peer.next().is_none(), "it is told");
     assert!(!link.has_ended());
     drop(peer);

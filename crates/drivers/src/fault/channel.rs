@@ -373,7 +373,7 @@ impl ChannelWakeup for FaultChannel {
     }
 
     fn wake_at(&self) -> Instant {
-        let has_work = self.ready.len() > 0 || self.was_released();
+        let has_work = !self.ready.is_empty() || self.was_released();
         if has_work { Instant::default() } else { self.inner.wake_at() }
     }
 
@@ -390,7 +390,7 @@ impl ChannelWakeup for FaultChannel {
         // Armed before the check of `was_released`: a release ordered in between raises the waker.
         let ordered = self.vector.unmask();
         let busy_below = self.inner.arm();
-        !ordered || busy_below || self.ready.len() > 0 || self.was_released()
+        !ordered || busy_below || !self.ready.is_empty() || self.was_released()
     }
 
     fn disarm(&mut self) {

@@ -408,7 +408,7 @@ impl<J: FileIo> IoChannel for FileChannel<J> {
 
 impl<J: FileIo> ChannelWakeup for FileChannel<J> {
     fn wake_at(&self) -> Instant {
-        let has_work = self.ready.len() > 0 || self.engine.has_unstarted();
+        let has_work = !self.ready.is_empty() || self.engine.has_unstarted();
         if has_work { Instant::default() } else { Instant::NEVER }
     }
 
@@ -421,7 +421,7 @@ impl<J: FileIo> ChannelWakeup for FileChannel<J> {
     }
 
     fn arm(&mut self) -> bool {
-        self.ready.len() > 0 || self.engine.arm()
+        !self.ready.is_empty() || self.engine.arm()
     }
 
     fn disarm(&mut self) {

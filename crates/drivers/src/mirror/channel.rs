@@ -469,7 +469,7 @@ impl MirrorChannel {
     /// Whether the channel must be polled without a wake-up: the event that a request waits for is often
     /// caused by another channel.
     fn is_restless(&self) -> bool {
-        self.ready.len() > 0 || !self.waiting.is_empty() || !self.stillborn.is_empty()
+        !self.ready.is_empty() || !self.waiting.is_empty() || !self.stillborn.is_empty()
     }
 
     /// Re-evaluates all requests that wait for a state change.

@@ -555,7 +555,7 @@ impl IoChannel for VolumeChannel {
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         let before = answers.len();
         // Waiting completions first, so that a device that always has completions cannot starve them.
-        if self.ready.len() > 0 {
+        if !self.ready.is_empty() {
             self.ready.drain_into(answers);
         }
         self.look_below(now, answers);
@@ -572,10 +572,10 @@ impl IoChannel for VolumeChannel {
             self.hand_down(now);
             self.flush();
         }
-        if self.ready.len() > 0 {
+        if !self.ready.is_empty() {
             self.ready.drain_into(answers);
         }
-        if self.telling != 0 && self.ready.len() == 0 {
+        if self.telling != 0 && self.ready.is_empty() {
             // Flushes from now on are submitted by a client that knows of the losses.
             self.told_losses = std::mem::take(&mut self.telling);
         }
@@ -585,7 +585,7 @@ impl IoChannel for VolumeChannel {
 
 impl ChannelWakeup for VolumeChannel {
     fn wake_at(&self) -> Instant {
-        if self.ready.len() > 0 || !self.queue.is_empty() {
+        if !self.ready.is_empty() || !self.queue.is_empty() {
             return Instant::default();
         }
         self.below.as_ref().map_or(Instant::NEVER, |below| below.wake_at())
@@ -603,7 +603,7 @@ impl ChannelWakeup for VolumeChannel {
         // The waker is armed before the inbox is checked.
         let hears = self.desk.bell.unmask(0);
         let busy_below = self.below.as_mut().is_some_and(|below| below.arm());
-        let busy = self.ready.len() > 0 || !self.queue.is_empty() || self.desk.has_notes();
+        let busy = !self.ready.is_empty() || !self.queue.is_empty() || self.desk.has_notes();
         !hears || busy || busy_below || self.is_deaf
     }
 

@@ -48,7 +48,7 @@ impl IoChannel for AbsentChannel {
 
 impl ChannelWakeup for AbsentChannel {
     fn wake_at(&self) -> Instant {
-        if self.ready.len() > 0 { Instant::default() } else { Instant::NEVER }
+        if !self.ready.is_empty() { Instant::default() } else { Instant::NEVER }
     }
 
     fn wake_source(&self) -> WakeSource<'_> {
@@ -56,6 +56,6 @@ impl ChannelWakeup for AbsentChannel {
     }
 
     fn arm(&mut self) -> bool {
-        self.ready.len() > 0
+        !self.ready.is_empty()
     }
 }

@@ -134,7 +134,7 @@ impl IoChannel for ParentedChannel {
 
 impl ChannelWakeup for ParentedChannel {
     fn wake_at(&self) -> Instant {
-        if self.ready.len() > 0 {
+        if !self.ready.is_empty() {
             return Instant::default();
         }
         let parent = self.parent.as_ref().map_or(Instant::NEVER, |parent| parent.wake_at());
@@ -153,7 +153,7 @@ impl ChannelWakeup for ParentedChannel {
     fn arm(&mut self) -> bool {
         let store = self.store.arm();
         let parent = self.parent.as_mut().is_some_and(|parent| parent.arm());
-        store || parent || self.ready.len() > 0
+        store || parent || !self.ready.is_empty()
     }
 
     fn disarm(&mut self) {

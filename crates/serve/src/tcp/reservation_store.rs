@@ -198,7 +198,7 @@ impl<D: StateFs> ReservationFile<D> {
                     PATIENCE.as_secs()
                 ))),
             }),
-            Err(_) => Err(wrong).map_err(Error::environment),
+            Err(_) => Err(Error::environment(wrong)),
         };
         Self { file, intake, found }
     }

@@ -57,9 +57,8 @@ impl SingleStep {
         let clock = Clock::start();
         let refuse = |what: &str| Error::remote(format!("an SSD turned by hand: {what}"));
         let regions = RegionTable::new(2);
-        let mapping = Mapping::new(POOL_BYTES, Backing::Private)
-            .map_err(|error| Error::environment(error))?;
-        let memory = regions.add(mapping).map_err(|error| Error::environment(error))?;
+        let mapping = Mapping::new(POOL_BYTES, Backing::Private).map_err(Error::environment)?;
+        let memory = regions.add(mapping).map_err(Error::environment)?;
         let store = emu::command_store(&Techniques::default());
         let pool = DevicePool::new(regions.clone(), memory, DeviceKind::Emulated, store);
         let spec = EmuSpec { block_size: 4096, ..EmuSpec::new(EmuMedium::Null) };

@@ -27,7 +27,7 @@ pub(super) fn run(
     let mut left = arguments.count.unwrap_or(u64::MAX);
     let mut watch = DiscoveryWatch::begin(name)?;
     loop {
-        for change in watch.next()? {
+        for change in watch.next_changes()? {
             write_out(out, &printed(&change, watch.generation(), arguments.json))?;
             left -= 1;
             if left == 0 {

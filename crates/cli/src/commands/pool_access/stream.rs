@@ -43,7 +43,6 @@ impl PoolAccess<'_> {
             Self::Here { open, .. } => {
                 let way = JobData::Out(out);
                 long.carry_out(open, tenmil::KINDS, way, &mut |done| progress.turn(done))
-                    .map_err(Error::from)
             }
             Self::Remote(there) => there.send(&long, out, &mut progress),
         };
@@ -61,7 +60,6 @@ impl PoolAccess<'_> {
                 let mut input = io::stdin().lock();
                 let way = JobData::In(&mut input);
                 long.carry_out(open, tenmil::KINDS, way, &mut |done| progress.turn(done))
-                    .map_err(Error::from)
             }
             Self::Remote(there) => there.receive(&long, name, &mut progress),
         };

@@ -61,7 +61,7 @@ impl DiscoveryWatch {
     /// # Errors
     ///
     /// If the connection was given up, or the service returns invalid data.
-    pub fn next(&mut self) -> Result<Vec<DiscoveryChange>, Error> {
+    pub fn next_changes(&mut self) -> Result<Vec<DiscoveryChange>, Error> {
         let now = self.service.now();
         let pulse = self.service.health()?;
         let mut changes = Vec::new();

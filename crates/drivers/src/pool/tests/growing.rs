@@ -1,5 +1,7 @@
 //! Growing a pool in a process that makes files at once, as a server does.
 
+#![expect(clippy::disallowed_methods, reason = "it makes the files and lists them")]
+
 use super::Bench;
 
 #[test]
