@@ -144,6 +144,11 @@ impl QueueConnection {
         self.outstanding > 0 && self.released_bytes < self.memory_bytes
     }
 
+    /// Whether no command has this tag.
+    pub(crate) fn is_free(&self, tag: u16) -> bool {
+        self.end.is_free(tag)
+    }
+
     /// Discards unsent data, so that the peer receives none of it.
     pub(crate) fn abandon(&mut self) {
         self.stream.abort();

@@ -86,6 +86,9 @@ impl Silence {
         let waited = now.since(since);
         if self.is_asking || waited >= self.patience {
             exchange.fall_silent(waited);
+        } else if !exchange.is_free(self.tag) {
+            // The last probe has no completion, although others have: it serves for this silence too.
+            self.is_asking = true;
         } else if exchange.outstanding() < u32::from(self.tag) {
             let question = Command::new(IoOpcode::Flush.code());
             let nothing = Some(tenmil_base::Segment::default());

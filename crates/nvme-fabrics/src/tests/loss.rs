@@ -592,6 +592,23 @@ fn slow_device_is_not_taken_for_a_stalled_connection() {
     }
 }
 
+/// The peer answers commands and leaves the probe unanswered: there is no second one beside it.
+#[test]
+fn unanswered_probe_serves_for_the_next_silence_and_ends_the_connection() {
+    let mut bed = Bed::with_queue(32);
+    bed.target.state().ignores_probes = true;
+    bed.target.state().is_idle = true;
+    let place = bed.place(0, 8);
+    assert!(bed.submit(0, Operation::Read, 0, &[place], 1));
+    bed.turn_for(Span::from_ms(3_000));
+    bed.target.state().is_idle = false;
+    bed.exchange(3, 8, 3);
+    let begun = bed.now;
+    bed.turn_until(|bed| bed.remote().counts().lost == 1);
+    let (waited, detect) = (bed.now.since(begun), TimeoutPolicy::default().detect);
+    assert!(waited <= Span { ns: detect.ns + 100_000_000 }, "{waited}");
+}
+
 /// There is no free entry for a probe.
 #[test]
 fn stalled_connection_of_a_full_queue_is_noticed_when_requests_may_be_held_no_longer() {

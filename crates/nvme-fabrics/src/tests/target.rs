@@ -71,6 +71,8 @@ pub(super) struct State {
     pub(super) refuses_queue: Option<Completion>,
     /// I/O commands are not completed.
     pub(super) is_idle: bool,
+    /// Commands to namespace 0 are not answered.
+    pub(super) ignores_probes: bool,
     /// A controller that is to stop (CC.EN is 0) does not confirm it.
     pub(super) is_stuck: bool,
     /// Status of I/O commands.
@@ -192,6 +194,7 @@ impl Target {
             refuses: None,
             refuses_queue: None,
             is_idle: false,
+            ignores_probes: false,
             is_stuck: false,
             answers: None,
             poison: None,
@@ -746,6 +749,9 @@ impl End {
 
     fn io(&mut self, tag: u16, command: &Command, state: &mut State) -> Option<Completion> {
         if command.nsid() == 0 {
+            if state.ignores_probes {
+                return None;
+            }
             return Some(Completion::new(0, Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr()));
         }
         state.heard += 1;

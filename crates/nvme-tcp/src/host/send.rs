@@ -50,10 +50,17 @@ impl HostConnection {
         if !self.can_submit() {
             return Err(QueueFull);
         }
-        let is_free = self.slots[usize::from(tag)].state == TransferState::Free;
-        assert!(is_free && self.config.names_tags, "tag {tag} is not for the caller to give");
+        assert!(
+            self.is_free(tag) && self.config.names_tags,
+            "tag {tag} is not for the caller to give"
+        );
         self.queue(tag, command, data, payloads);
         Ok(())
+    }
+
+    /// Whether no command has this tag, for a host whose tags are the caller's.
+    pub fn is_free(&self, tag: u16) -> bool {
+        self.slots[usize::from(tag)].state == TransferState::Free
     }
 
     #[inline]
