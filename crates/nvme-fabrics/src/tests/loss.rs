@@ -597,12 +597,18 @@ fn slow_device_is_not_taken_for_a_stalled_connection() {
 fn unanswered_probe_serves_for_the_next_silence_and_ends_the_connection() {
     let mut bed = Bed::with_queue(32);
     bed.target.state().ignores_probes = true;
-    bed.target.state().is_idle = true;
     let place = bed.place(0, 8);
-    assert!(bed.submit(0, Operation::Read, 0, &[place], 1));
-    bed.turn_for(Span::from_ms(3_000));
+    let read = |bed: &mut Bed, token| {
+        assert!(bed.submit(0, Operation::Read, 0, &[place], token));
+        bed.turn_for(Span::from_us(500));
+    };
+    bed.target.state().is_idle = true;
+    read(&mut bed, 1);
+    // Completed after the probe, which is sent between a third and two thirds of `detect`.
     bed.target.state().is_idle = false;
-    bed.exchange(3, 8, 3);
+    bed.target.state().delay = Some(Span::from_secs(4));
+    read(&mut bed, 2);
+    bed.turn_until(|bed| bed.answers.len() == 1);
     let begun = bed.now;
     bed.turn_until(|bed| bed.remote().counts().lost == 1);
     let (waited, detect) = (bed.now.since(begun), TimeoutPolicy::default().detect);

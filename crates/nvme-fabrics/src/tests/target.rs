@@ -54,6 +54,8 @@ pub(super) struct State {
     pub(super) nguid: u8,
     /// Some I/O commands are executed much later, as far as the lifetime of the association permits.
     pub(super) late: Option<Random>,
+    /// Commands are executed after this time.
+    pub(super) delay: Option<Span>,
     held: Vec<Held>,
     /// Associations, and the time until which each may execute its commands.
     until: BTreeMap<u16, Instant>,
@@ -184,6 +186,7 @@ impl Target {
             resets: 0,
             no_reset: None,
             late: None,
+            delay: None,
             held: Vec::new(),
             until: BTreeMap::new(),
             kato: Span::default(),
@@ -435,6 +438,9 @@ impl State {
 
     /// Delay of a command: none for most, short for some, and for some beyond the departure of the host.
     fn lateness(&mut self) -> Option<Span> {
+        if self.delay.is_some() {
+            return self.delay;
+        }
         let random = self.late.as_mut()?;
         match random.below(10) {
             0..5 => None,
