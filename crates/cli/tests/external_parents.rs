@@ -29,9 +29,19 @@ fn an_image_is_cloned_written_over_kept_and_copied_and_stays_what_it_was() {
     let (vm, image) = (pool.volume("vm"), pool.file("golden"));
     let clone = ["volume", "clone", &vm, "--from", &image, "--size", "6m"];
     let said = pool.done(&clone);
-    assert_eq!(said, format!("volume `vm` of 6 MiB, a clone of {image}: {vm}\n"));
+    assert_eq!(
+        said,
+        format!(
+            "volume `vm` of 6 MiB, a clone of {}: {}\n",
+            pool.short_file("golden"),
+            pool.short_volume("vm")
+        )
+    );
     let said = pool.done(&clone);
-    assert_eq!(said, format!("volume `vm`, a clone of {image}, is there already\n"));
+    assert_eq!(
+        said,
+        format!("volume `vm`, a clone of {}, is there already\n", pool.short_file("golden"))
+    );
     let (code, error) = pool.refused(&["volume", "clone", &vm, "--from", &image]);
     assert!(code == Some(2) && error.contains("name is in use"), "{code:?} {error}");
 

@@ -269,7 +269,7 @@ mod tests {
         let quiet = judge(&asked(Threshold::AtLeast(1.9)), &record);
         assert_eq!((quiet.verdict, quiet.disturbed), (Verdict::Confirmed, 0));
         // 5 % of two CPUs is 10 % of one.
-        record.rounds[1].turns.get_mut("fast").unwrap().stolen = 0.05;
+        record.rounds[1].trials.get_mut("fast").unwrap().stolen = 0.05;
         let verdict = |bound| judge(&asked(bound), &record);
         let found = verdict(Threshold::AtLeast(1.79));
         assert_eq!((found.verdict, found.disturbed), (Verdict::Confirmed, 1));
@@ -299,10 +299,10 @@ mod tests {
         let mut record = record(&[(20.0, 10.0); 5]);
         let tail = Criterion { is_tail: true, ..asked(Threshold::AtLeast(1.5)) };
         for round in [0, 1] {
-            record.rounds[round].turns.get_mut("slow").unwrap().stolen = 0.03;
+            record.rounds[round].trials.get_mut("slow").unwrap().stolen = 0.03;
         }
         assert_eq!(judge(&tail, &record).values.unwrap().count, 3);
-        record.rounds[2].turns.get_mut("slow").unwrap().stolen = 0.03;
+        record.rounds[2].trials.get_mut("slow").unwrap().stolen = 0.03;
         assert_eq!(judge(&tail, &record).verdict, Verdict::Inconclusive);
         assert_eq!(judge(&asked(Threshold::AtLeast(1.5)), &record).verdict, Verdict::Confirmed);
     }
@@ -310,11 +310,11 @@ mod tests {
     #[test]
     fn rounds_that_were_mostly_others_do_not_count_and_too_few_have_no_answer() {
         let mut record = record(&[(20.0, 10.0); 4]);
-        record.rounds[0].turns.get_mut("slow").unwrap().others = 0.4;
-        record.rounds[0].turns.get_mut("fast").unwrap().figures.insert("iops".into(), 1.0);
+        record.rounds[0].trials.get_mut("slow").unwrap().others = 0.4;
+        record.rounds[0].trials.get_mut("fast").unwrap().figures.insert("iops".into(), 1.0);
         let found = judge(&asked(Threshold::AtLeast(1.5)), &record);
         assert_eq!((found.verdict, found.values.unwrap().count), (Verdict::Confirmed, 3));
-        record.rounds[1].turns.get_mut("fast").unwrap().stolen = 0.26;
+        record.rounds[1].trials.get_mut("fast").unwrap().stolen = 0.26;
         let found = judge(&asked(Threshold::AtLeast(1.5)), &record);
         assert_eq!((found.verdict, found.values), (Verdict::Inconclusive, None));
         assert_eq!(
@@ -328,9 +328,9 @@ mod tests {
     fn another_sides_noise_does_not_spoil_a_question() {
         let mut record = record(&[(20.0, 10.0); 3]);
         for round in &mut record.rounds {
-            let mut third = round.turns["slow"].clone();
+            let mut third = round.trials["slow"].clone();
             third.others = 0.9;
-            round.turns.insert("third".into(), third);
+            round.trials.insert("third".into(), third);
         }
         assert_eq!(judge(&asked(Threshold::AtLeast(1.5)), &record).verdict, Verdict::Confirmed);
     }

@@ -19,7 +19,7 @@ pub struct Record {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Round {
     /// Results of the trials.
-    pub turns: BTreeMap<String, TrialResult>,
+    pub trials: BTreeMap<String, TrialResult>,
 }
 
 /// Result of one trial.
@@ -38,13 +38,13 @@ pub struct TrialResult {
 impl Round {
     /// Metric of a variant.
     pub fn figure(&self, side: &str, figure: &str) -> Option<f64> {
-        self.turns.get(side)?.figures.get(figure).copied()
+        self.trials.get(side)?.figures.get(figure).copied()
     }
 
     /// Largest fractions of stolen time, and of time used by others, during the trials of these
     /// variants.
     pub fn disturbance(&self, sides: impl Iterator<Item = &'static str>) -> (f64, f64) {
-        let turns = sides.filter_map(|side| self.turns.get(side));
+        let turns = sides.filter_map(|side| self.trials.get(side));
         turns.fold((0.0, 0.0), |(stolen, others): (f64, f64), turn| {
             (stolen.max(turn.stolen), others.max(turn.others))
         })
@@ -53,7 +53,7 @@ impl Round {
     /// Upper bound of the fraction of its time that a thread lost during the trials of these
     /// variants: all time that others used on all CPUs, taken from this one.
     pub fn lost(&self, sides: impl Iterator<Item = &'static str>) -> f64 {
-        let turns = sides.filter_map(|side| self.turns.get(side));
+        let turns = sides.filter_map(|side| self.trials.get(side));
         let lost =
             |turn: &TrialResult| (turn.stolen + turn.others) * f64::from(turn.processors.max(1));
         turns.map(lost).fold(0.0, f64::max).min(1.0)

@@ -61,14 +61,14 @@ pub fn measure<B: TrialRunner>(
             }
             tell(RoundProgress { round: number, rounds, label: side.label });
             match bench.run(&side.work, pace) {
-                Ok(reading) => drop(round.turns.insert(side.label.to_owned(), reading)),
+                Ok(reading) => drop(round.trials.insert(side.label.to_owned(), reading)),
                 Err(TrialError::Missing(why)) => {
                     drop(record.missing.insert(side.label.to_owned(), why));
                 }
                 Err(TrialError::Interrupted) => return Err(Canceled),
             }
         }
-        if round.turns.is_empty() {
+        if round.trials.is_empty() {
             break;
         }
         let is_disturbed =

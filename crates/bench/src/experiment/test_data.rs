@@ -35,7 +35,7 @@ pub(crate) fn reading(iops: f64) -> TrialResult {
 pub(crate) fn record(rounds: &[(f64, f64)]) -> Record {
     let round = |(fast, slow): &(f64, f64)| {
         let turns = [("fast", *fast), ("slow", *slow)];
-        Round { turns: turns.map(|(side, iops)| (side.to_owned(), reading(iops))).into() }
+        Round { trials: turns.map(|(side, iops)| (side.to_owned(), reading(iops))).into() }
     };
     Record {
         name: "speed".into(),

@@ -140,6 +140,7 @@ mod tests {
             tenmil_block::Opener { regions: &regions, clock, seed: 1, kinds: tenmil::KINDS };
         let refused = opener.open(&"tape:0".parse().unwrap()).unwrap_err().to_string();
         let known = refused.split_once("expected one of ").unwrap().1;
+        let known = known.split_once(';').map_or(known, |(kinds, _)| kinds);
         let known: BTreeSet<&str> = known.split(", ").collect();
         let listed = BLOCK.map(|(uri, _)| &uri[..=uri.find(':').unwrap()]);
         let listed: BTreeSet<&str> = listed.into_iter().chain(["emu:"]).collect();

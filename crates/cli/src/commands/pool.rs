@@ -453,7 +453,7 @@ mod tests {
         let (_, grown) = say(&["grow", &device("pool")]).unwrap();
         assert_eq!(grown, "the pool has 12 MiB now, and had 8 MiB\n");
         let (_, shown) = say(&["open", &device("pool")]).unwrap();
-        assert!(shown.contains("12 MiB in all"), "{shown}");
+        assert!(shown.contains("capacity 12 MiB"), "{shown}");
 
         let refused = say(&["rescue", &device("pool"), &device("pool")]).unwrap_err();
         assert!(refused.text.contains("is both SRC and DST"), "{refused}");

@@ -27,6 +27,18 @@ impl Pool {
         format!("file:{}", self.path(name).display())
     }
 
+    /// A file of the directory, as messages name it.
+    #[allow(dead_code, reason = "not every user of this module needs it")]
+    pub(crate) fn short_file(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+
+    /// A volume of the pool, as messages name it.
+    #[allow(dead_code, reason = "not every user of this module needs it")]
+    pub(crate) fn short_volume(&self, name: &str) -> String {
+        format!("{}/{name}", self.path("pool").display())
+    }
+
     pub(crate) fn device(&self) -> String {
         self.file("pool")
     }

@@ -15,7 +15,7 @@ fn round(name: &str, shares: &[(&str, f64)], others: f64) -> Round {
         processors: 2,
     };
     let turns = shares.iter().map(|(label, share)| ((*label).to_owned(), reading(*share)));
-    Round { turns: turns.collect() }
+    Round { trials: turns.collect() }
 }
 
 fn chapter(

@@ -48,12 +48,12 @@ fn printed(change: &DiscoveryChange, generation: u64, json: bool) -> String {
 
 fn line(change: &DiscoveryChange) -> String {
     match change {
-        DiscoveryChange::Added(entry) => format!("came  {}\n", line_of(entry)),
-        DiscoveryChange::Removed(entry) => format!("went  {}\n", line_of(entry)),
+        DiscoveryChange::Added(entry) => format!("added  {}\n", line_of(entry)),
+        DiscoveryChange::Removed(entry) => format!("removed  {}\n", line_of(entry)),
         DiscoveryChange::Disconnected(why) => {
-            format!("away  {}; it is called again\n", tenmil_base::text::escape(why))
+            format!("disconnected  {}; reconnecting\n", tenmil_base::text::escape(why))
         }
-        DiscoveryChange::Reconnected => "back  it answers again\n".to_owned(),
+        DiscoveryChange::Reconnected => "reconnected\n".to_owned(),
     }
 }
 

@@ -265,7 +265,7 @@ mod tests {
     fn a_change_is_one_line() {
         let one = function("0000:01:00.0", Some("nvme"));
         let text = line(Instant { ns: 7 }, FunctionChange::Came, &one, false);
-        assert_eq!(text, "came    0000:01:00.0  1b36:0010, driver nvme, no IOMMU group\n");
+        assert_eq!(text, "added   0000:01:00.0  1b36:0010, driver nvme, no IOMMU group\n");
         let text = line(Instant { ns: 7 }, FunctionChange::Gone, &one, true);
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&json["event"], &json["monotonic_ns"]), (&"removed".into(), &7.into()));
