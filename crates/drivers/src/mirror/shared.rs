@@ -232,10 +232,8 @@ impl Shared {
         self.repaired_losses[leg].load(Ordering::Acquire)
     }
 
-    /// Records the loss count of a leg that is neither in sync nor written: all of that is copied before the leg
-    /// is read, so no read of it has to act on it. The caller holds the lock.
+    /// Records the loss count of a leg that is neither in sync nor written. The caller holds the lock.
     pub(super) fn repair_losses(&self, leg: usize, count: u64) {
-        self.notice_losses(leg, count);
         self.repaired_losses[leg].fetch_max(count, Ordering::AcqRel);
     }
 
