@@ -66,7 +66,8 @@ pub fn migrate(text: &str) -> Result<MigratedConfig, ConfigError> {
     Ok(MigratedConfig { text: out, changes })
 }
 
-/// The device URI in the string `text` with the new names of its parameters, if one was renamed.
+/// The device URI in the string `text` with the new names of its parameters, if one was renamed. A port that
+/// was implied is written out.
 fn renamed_uri(text: &str) -> Option<String> {
     let quote = text.chars().next()?;
     let inner = text.strip_prefix(quote)?.strip_suffix(quote)?;
@@ -146,6 +147,7 @@ access = \"non-optimized\"
             .replace("\nstate=", "\nstate-dir=")
             .replace("\nhosts =", "\nallowed-hosts =")
             .replace("\naccess =", "\nana-state =")
+            .replace("10.0.0.2/nqn", "10.0.0.2:4420/nqn")
             .replace("detect=2s", "keep-alive-timeout=2s");
         assert_eq!(migrated.text, expected);
         assert_eq!(migrated.changes.len(), 6, "{:?}", migrated.changes);

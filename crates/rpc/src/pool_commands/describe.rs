@@ -455,6 +455,6 @@ mod tests {
         ] {
             assert_eq!(size(bytes), said);
         }
-        assert_eq!([[0, 0], [80, 0], [80, 95]].map(percents), ["no part", "80 %", "80 % and 95 %"]);
+        assert_eq!([[0, 0], [80, 0], [80, 95]].map(percents), ["none", "80 %", "80 % and 95 %"]);
     }
 }
