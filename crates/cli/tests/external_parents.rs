@@ -55,7 +55,7 @@ fn an_image_is_cloned_written_over_kept_and_copied_and_stays_what_it_was() {
     );
     assert_eq!(listed["parent"]["size_bytes"], 4 * MIB);
     let text = pool.done(&["volume", "list", &pool.device()]);
-    assert!(text.contains(&format!("volume over {image}\n")), "{text}");
+    assert!(text.contains(&format!("volume over {}\n", pool.short_file("golden"))), "{text}");
 
     let patch = pool.write("patch", 64 << 10, 2);
     let part = format!("split:[{vm}]?offset=8k&size=64k");

@@ -57,9 +57,17 @@ impl Pool {
         self.command(words).output().unwrap()
     }
 
-    /// What a command says that succeeds.
+    /// What a command says that succeeds. The files of a killed process are closed by the kernel in its own
+    /// time, which on a busy machine was seen to be 25 s: a command that says so is repeated.
     pub(crate) fn done(&self, words: &[&str]) -> String {
-        let output = self.run(words);
+        let begun = std::time::Instant::now();
+        let mut output = self.run(words);
+        let is_held = |output: &Output| {
+            String::from_utf8_lossy(&output.stderr).contains("the kernel has not done its I/O yet")
+        };
+        while is_held(&output) && begun.elapsed().as_secs() < 120 {
+            output = self.run(words);
+        }
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{words:?}: {error}");
         String::from_utf8(output.stdout).unwrap()

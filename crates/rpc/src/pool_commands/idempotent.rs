@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use tenmil_base::Error;
+use tenmil_block::uri::short_name;
 use tenmil_drivers::pool::{Info, OpenPool, VolumeOp};
 
 /// Returns the message if the result of the change exists already; `None` if the change must be
@@ -37,7 +38,7 @@ pub(super) fn already_done(
             };
             match there(name).filter(is_same) {
                 Some(info) if open.parent(info)?.as_ref() == Some(parent) => {
-                    let uri = &parent.uri;
+                    let uri = short_name(&parent.uri);
                     Some(format!("volume `{name}`, a clone of {uri}, is there already\n"))
                 }
                 _ => None,
