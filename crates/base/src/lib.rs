@@ -2,7 +2,7 @@
 //!
 //! Types: [`Instant`] and [`Span`], [`Segment`] and [`RegionId`], [`Request`], [`IoCompletion`],
 //! [`IoStatus`], [`ErrorCategory`], a seeded generator ([`Random`]), a mergeable [`Histogram`], a
-//! one-shot channel ([`oneshot`]), a [`Mailbox`] for rare messages to a thread that polls.
+//! one-shot channel ([`oneshot()`]), a [`Mailbox`] for rare messages to a thread that polls.
 //!
 //! Interfaces, each implemented for real hardware or sockets and in the simulator:
 //!

@@ -7,7 +7,7 @@ pub fn escape(text: &str) -> String {
     escaped(text, is_unsafe)
 }
 
-/// As [`plain`], but keeps line feeds.
+/// As [`escape`], but keeps line feeds.
 #[must_use]
 pub fn escape_lines(text: &str) -> String {
     escaped(text, |character| character != '\n' && is_unsafe(character))

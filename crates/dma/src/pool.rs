@@ -150,7 +150,7 @@ impl DevicePool {
     }
 
     /// Assigns IOVAs to [kernel buffers](RegionTable::register_kernel_buffers), which have no address in
-    /// the process: for a device that can [resolve such an IOVA](crate::SharedHostMemory::lent). The
+    /// the process: for a device that can [resolve such an IOVA](crate::SharedHostMemory::kernel_buffers). The
     /// device cannot read or write through it.
     pub fn allow_kernel_buffers(&self) {
         self.shared.names_lent.store(true, Ordering::Relaxed);

@@ -141,7 +141,7 @@ impl HostSubmissionRing {
 }
 
 impl HostCompletionRing {
-    /// [`load_each`](CompletionRing::load_each) for entries with the phase tag `WANTED`.
+    /// [`load_entries`](CompletionRing::load_entries) for entries with the phase tag `WANTED`.
     #[inline(always)]
     fn load_each_of<const WANTED: u64, T>(
         &self,

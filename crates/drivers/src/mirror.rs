@@ -6,7 +6,7 @@
 //!   read ────▶ one of them
 //! ```
 //!
-//! Each leg has a [superblock] at its start. It records which legs are in sync, and in which regions legs
+//! Each leg has a [superblock](tenmil_volume::mirror) at its start. It records which legs are in sync, and in which regions legs
 //! may differ because of writes in flight.
 //!
 //! - A region is marked dirty on all legs before its first block is written. It becomes clean once it has

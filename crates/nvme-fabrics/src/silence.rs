@@ -44,7 +44,7 @@ impl Silence {
         Self { every, patience, next, seen, since, is_asking, tag: slots }
     }
 
-    /// Time of the next [`look`](Self::look).
+    /// Time of the next [`check`](Self::check).
     #[inline]
     pub(crate) const fn next(&self) -> Instant {
         self.next

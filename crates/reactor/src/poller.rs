@@ -39,7 +39,7 @@ pub trait Poller: Send {
     /// possibly without a preceding [`arm`](Self::arm).
     fn disarm(&mut self) {}
 
-    /// Whether only its descriptor, a [notification](crate::ThreadHandle::ring), a message or its
+    /// Whether only its descriptor, a [notification](crate::ThreadHandle::notify), a message or its
     /// [deadline](Self::wake_at) brings it work, regardless of other pollers on its reactor.
     ///
     /// Evaluated before and after an [`arm`](Self::arm) that found nothing. If all pollers of a

@@ -129,7 +129,7 @@ impl Runtime {
     }
 
     /// Attaches a block device of the program's own, which implements
-    /// [`BlockDevice`](crate::driver::BlockDevice), as `name`. Its channels find the data of requests in
+    /// [`BlockDevice`], as `name`. Its channels find the data of requests in
     /// the [regions](Self::regions) of this runtime. Requests that it does not support are split or
     /// emulated. Each call is an opening of its own: two of one block device do not exclude each other.
     /// If the future is dropped, the device is detached again.

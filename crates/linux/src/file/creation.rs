@@ -34,7 +34,7 @@ use super::undo::FileUndo;
 pub enum CreationPolicy {
     /// Files are created and grown.
     Permanent,
-    /// They are made and grown by [`keep`]; where that cannot be, at once, to be put back by [`undo_created`].
+    /// They are made and grown by [`commit_created`]; where that cannot be, at once, to be put back by [`undo_created`].
     Recorded,
     /// Creating and growing is rejected.
     Rejected,
@@ -115,7 +115,7 @@ pub fn undo_created() {
 ///
 /// # Errors
 ///
-/// Why it is refused; or why a file cannot be made, as of [`keep`].
+/// Why it is refused; or why a file cannot be made, as of [`commit_created`].
 pub fn make_if<T, E: From<FileError>>(work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     if creation_policy() != CreationPolicy::Permanent {
         return work();
@@ -189,7 +189,7 @@ pub(super) fn make_unnamed(path: &Path, len_bytes: u64) -> Option<OwnedFd> {
     pend(&made, path, len_bytes, true).then_some(made)
 }
 
-/// Has an open file be grown by [`keep`]. False if that is to be done at once.
+/// Has an open file be grown by [`commit_created`]. False if that is to be done at once.
 pub(super) fn grow_later(file: &OwnedFd, path: &Path, len_bytes: u64) -> bool {
     creation_policy() == CreationPolicy::Recorded && pend(file, path.into(), len_bytes, false)
 }

@@ -70,7 +70,7 @@ impl Journal {
         }
     }
 
-    /// As [`alone`], for the directory of this journal.
+    /// As [`lock`](fn@lock), for the directory of this journal.
     pub(super) fn lock(&self) -> Option<File> {
         lock(self.path.parent()?).ok()
     }

@@ -43,7 +43,7 @@ const INTERVAL: Span = Span::from_secs(10);
 
 impl DiscoveryWatch {
     /// Connects to the service that `name` names. Its log page is read by the first
-    /// [`next`](Self::next).
+    /// [`next_changes`](Self::next_changes).
     pub fn begin(name: &TcpName) -> Result<Self, Error> {
         let service = RemoteAdmin::call(name)?;
         let seen = service.health()?;
