@@ -235,7 +235,7 @@ fn is_reliable() -> Result<(), FallbackReason> {
 }
 
 #[cfg(target_arch = "aarch64")]
-fn trusted() -> Result<(), FallbackReason> {
+fn is_reliable() -> Result<(), FallbackReason> {
     // The generic timer has one constant rate by architecture (Arm ARM, D11.1).
     Ok(())
 }
