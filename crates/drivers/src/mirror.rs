@@ -230,7 +230,10 @@ impl Mirror {
         let chunk_blocks = (chunk_bytes / limits.block_size).min(limits.request_blocks_max);
         let meta = MirrorState::new(&assembly, options, chunk_blocks);
         let owner = (opener, reserved);
-        let shared = Shared::new(media, regions.clone(), limits, chunk_bytes, (meta, owner));
+        let losses = |place: &Option<usize>| place.map_or(0, |index| candidates[index].losses);
+        let losses: Vec<_> = assembly.places[..media.len()].iter().map(losses).collect();
+        let state = (meta, owner);
+        let shared = Shared::new(media, regions.clone(), limits, chunk_bytes, state, &losses);
         Ok(Self { shared: Arc::new(shared), description, names, owner: None })
     }
 

@@ -14,6 +14,8 @@ pub(super) struct LegCandidate {
     pub name: String,
     /// Result of reading its superblock.
     pub found: LegProbe,
+    /// Losses of completed writes that the device had counted by then.
+    pub losses: u64,
 }
 
 /// Result of reading a superblock.
@@ -170,7 +172,7 @@ type LegOrder<'a> = [Option<(&'a str, &'a Superblock)>; LEGS_MAX];
 fn sorted(candidates: &[LegCandidate]) -> Result<LegOrder<'_>, Error> {
     let mut legs: LegOrder<'_> = [None; LEGS_MAX];
     let mut first: Option<(&str, &Superblock)> = None;
-    for LegCandidate { name, found } in candidates {
+    for LegCandidate { name, found, .. } in candidates {
         let leg = match found {
             LegProbe::Leg(leg) => &**leg,
             LegProbe::Missing(_) => continue,
@@ -245,11 +247,15 @@ fn is_complete(
     legs: &LegOrder<'_>,
     (newest_name, newest): (&str, &Superblock),
 ) -> Result<(), Error> {
-    // A leg that was marked stale later also knows which legs continued without the newest.
-    let doubts = legs
-        .iter()
-        .flatten()
-        .find(|(_, leg)| leg.generation > newest.generation && leg.in_sync & 1 << newest.leg == 0);
+    // A leg that was marked stale later also knows which legs were to continue without the newest. They have not if
+    // they are here and no newer: nothing is written without a leg before that is durable on all others.
+    let is_sound = |(_, leg): &&(&str, &Superblock)| leg.is_sound();
+    let sound =
+        legs.iter().flatten().filter(is_sound).fold(0_u8, |mask, (_, leg)| mask | 1 << leg.leg);
+    let doubts = legs.iter().flatten().find(|(_, leg)| {
+        let excludes = leg.generation > newest.generation && leg.in_sync & 1 << newest.leg == 0;
+        excludes && leg.in_sync & !sound != 0
+    });
     if let Some((name, leg)) = doubts {
         let number = newest.leg;
         return Err(Error::environment(format!(
@@ -296,7 +302,7 @@ pub(super) fn numbers(mask: u8) -> String {
 }
 
 fn none_in_sync(candidates: &[LegCandidate]) -> String {
-    let each = candidates.iter().map(|LegCandidate { name, found }| match found {
+    let each = candidates.iter().map(|LegCandidate { name, found, .. }| match found {
         LegProbe::Missing(why) => format!("{name} is missing ({why})"),
         _ => format!("{name} is stale"),
     });
@@ -343,7 +349,8 @@ mod tests {
         how: Start,
     ) -> Result<AssembledMirror, tenmil_base::Error> {
         let names = ["a", "b", "c"].into_iter().map(String::from);
-        let candidates = names.zip(found).map(|(name, found)| LegCandidate { name, found });
+        let candidates =
+            names.zip(found).map(|(name, found)| LegCandidate { name, found, losses: 0 });
         assemble(&candidates.collect::<Vec<_>>(), how)
     }
 
@@ -451,6 +458,14 @@ mod tests {
         let refused = start(told(), Start::Complete).unwrap_err();
         let expected = "leg 0 (a, generation 1) is stale, as leg 1 (b, generation 4) has recorded";
         assert!(refused.text.starts_with(expected), "{refused}");
+        // The record reached a stale leg and not the one that was to continue, which is here.
+        let cut = |second| [three(0, 7, 0b010), second, three(2, 6, 0b110)];
+        assert_eq!(start(cut(three(1, 6, 0b110)), Start::Complete).unwrap().in_sync, 0b110);
+        for second in [missing(), three(1, 5, 0b100)] {
+            let refused = start(cut(second), Start::Complete).unwrap_err();
+            let expected = "leg 2 (c, generation 6) is stale, as leg 0 (a, generation 7) has";
+            assert!(refused.text.starts_with(expected), "{refused}");
+        }
         // The absent leg is known to be stale.
         let survivors = [three(0, 2, 0b011), three(1, 2, 0b011), missing()];
         assert_eq!(start(survivors, Start::Complete).unwrap().in_sync, 0b011);
@@ -477,6 +492,7 @@ mod tests {
         let three = ["a", "b", "c"].map(|name| LegCandidate {
             name: name.into(),
             found: if name == "c" { LegProbe::Missing("x".into()) } else { is(leg(0, 1, 3)) },
+            losses: 0,
         });
         assert!(assemble(&three[1..], Start::Degraded).is_ok());
         let candidates = [three[0].clone(), three[2].clone(), three[2].clone()];

@@ -98,7 +98,7 @@ impl Claim<'_> {
         assembly: &AssembledMirror,
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<(), Error> {
-        for LegCandidate { name, found } in read_superblocks(self.regions, self.legs, now)? {
+        for LegCandidate { name, found, .. } in read_superblocks(self.regions, self.legs, now)? {
             if let LegProbe::Leg(leg) = found
                 && leg.uuid == assembly.uuid
                 && leg.owner.id != assembly.owner.id

@@ -81,17 +81,14 @@ impl MirrorState {
             self.claimed = commit.in_sync;
         }
         self.fail_legs(shared, failed);
-        let promoted = commit.promoting & self.promoting;
+        // Where a write has failed since, the leg may differ, and may become the one that is read there: an in-sync
+        // leg that was read before is copied to it first.
+        let promoted = if self.todo.is_empty() { commit.promoting & self.promoting } else { 0 };
         self.in_sync |= promoted;
         legs_of(promoted).for_each(|leg| self.events.push(MirrorEvent::LegInSync { leg }));
         self.fresh &= !promoted;
         self.returning &= !promoted;
         self.promoting = 0;
-        if promoted != 0 {
-            // Where a write has failed since, the promoted leg may differ again.
-            let todo = self.todo.clone();
-            todo.iter().for_each(|region| self.require_single_source(shared, region));
-        }
         if self.claimed & !self.in_sync != 0 && self.wanted == self.settled {
             // A superblock states that a leg is in sync, and it is not.
             self.request_commit();

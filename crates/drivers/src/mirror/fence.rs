@@ -84,7 +84,7 @@ pub(super) fn owner_of(candidates: &[LegCandidate], me: Option<Opener>) -> Optio
 }
 
 fn legs_in(candidates: &[LegCandidate]) -> impl Iterator<Item = (&str, &Superblock)> {
-    candidates.iter().filter_map(|LegCandidate { name, found }| match found {
+    candidates.iter().filter_map(|LegCandidate { name, found, .. }| match found {
         LegProbe::Leg(leg) => Some((name.as_str(), &**leg)),
         _ => None,
     })

@@ -149,11 +149,15 @@ pub(super) fn read_superblocks(
     let room = room(regions)?;
     let candidates = legs.iter().map(|leg| {
         let opened = leg.medium.clone().and_then(|medium| LegIo::open(regions, &room, &*medium));
-        let found = match opened {
-            Err(why) => LegProbe::Missing(why.to_string()),
-            Ok(mut raw) => raw.read(now),
+        let (found, losses) = match opened {
+            Err(why) => (LegProbe::Missing(why.to_string()), 0),
+            Ok(mut raw) => {
+                // Counted first: what is lost while the superblock is read is lost by the open mirror.
+                let losses = raw.backend.losses();
+                (raw.read(now), losses)
+            }
         };
-        LegCandidate { name: leg.name.clone(), found }
+        LegCandidate { name: leg.name.clone(), found, losses }
     });
     Ok(candidates.collect())
 }

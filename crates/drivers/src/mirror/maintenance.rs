@@ -34,7 +34,7 @@ pub(super) struct ResyncPolicy {
 pub(super) struct MaintenanceTimes {
     pub(super) policy: ResyncPolicy,
     clear_at: Instant,
-    probe_at: Instant,
+    pub(super) probe_at: Instant,
     pub(super) copy_at: Instant,
     /// Request count of all channels at the last chunk.
     load: u64,

@@ -96,12 +96,14 @@ impl Shared {
         limits: Limits,
         chunk_bytes: u32,
         (meta, (opener, reserved)): (MirrorState, (Opener, Reserved)),
+        losses: &[u64],
     ) -> Self {
         let shape = meta.shape();
         let closed = BlockBitmap::new(shape.regions());
         closed.set(0, shape.regions());
-        let zeroes = || media.iter().map(|_| AtomicU64::new(0)).collect();
-        let (repaired_losses, noticed_losses) = (zeroes(), zeroes());
+        // What a leg has lost before the mirror was opened is in dirty regions, as after a power failure.
+        let counts = || losses.iter().copied().map(AtomicU64::new).collect();
+        let (repaired_losses, noticed_losses) = (counts(), counts());
         let shared = Self {
             media,
             regions,
@@ -232,8 +234,10 @@ impl Shared {
         self.repaired_losses[leg].load(Ordering::Acquire)
     }
 
-    /// Records the loss count of a leg that is neither in sync nor written. The caller holds the lock.
+    /// Records the loss count of a leg that is neither in sync nor written: all of that is copied before the leg
+    /// is read, so no read of it has to act on it. The caller holds the lock.
     pub(super) fn repair_losses(&self, leg: usize, count: u64) {
+        self.notice_losses(leg, count);
         self.repaired_losses[leg].fetch_max(count, Ordering::AcqRel);
     }
 

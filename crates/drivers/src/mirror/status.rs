@@ -43,7 +43,7 @@ pub fn show(opener: &Opener<'_>, uri: &Uri) -> Result<MirrorReport, Error> {
         .ok()
         .map(|it| Health::of(u8::MAX >> (8 - it.legs) & !it.gone, it.in_sync, 0));
     let verdict = assembly.map(|assembly| describe(&assembly, &candidates));
-    let said = candidates.into_iter().map(|LegCandidate { name, found }| {
+    let said = candidates.into_iter().map(|LegCandidate { name, found, .. }| {
         let found = match found {
             LegProbe::Leg(superblock) => Ok(*superblock),
             LegProbe::Missing(why) => Err(Error::environment(why)),
@@ -76,7 +76,7 @@ pub(super) fn describe(assembly: &AssembledMirror, candidates: &[LegCandidate]) 
             }
         }
     }
-    for LegCandidate { name, found } in candidates {
+    for LegCandidate { name, found, .. } in candidates {
         if let LegProbe::Missing(why) = found {
             let _ = write!(text, "; {name} cannot be had: {why}");
         }

@@ -67,15 +67,20 @@ impl Block {
         Before { candidates: self.candidates.clone(), stamp, latest, is_certain }
     }
 
-    /// Checks the version that a read has returned.
-    pub(super) fn read(&mut self, before: &Before, version: u32) -> Result<(), Error> {
+    /// Checks the version that a read has returned, which `decides` what later ones return.
+    pub(super) fn read(
+        &mut self,
+        before: &Before,
+        version: u32,
+        decides: bool,
+    ) -> Result<(), Error> {
         if !before.candidates.contains(&version) && !self.candidates.contains(&version) {
             let (then, now) = (&before.candidates, &self.candidates);
             return Err(Error::environment(format!(
                 "version {version}, expected one of {then:?} or {now:?}"
             )));
         }
-        if before.stamp == self.stamp && !self.is_busy {
+        if decides && before.stamp == self.stamp && !self.is_busy {
             self.candidates = BTreeSet::from([version]);
         }
         Ok(())

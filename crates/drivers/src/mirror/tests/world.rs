@@ -56,6 +56,8 @@ struct World {
     flush_every: u64,
     /// First of the blocks that most writes go to: few blocks, so that other regions become clean.
     hot: u64,
+    /// The leg that has failed while the others were resynchronized, until the mirror has given it up.
+    second_fault: Option<usize>,
 }
 
 /// A request in flight.
@@ -145,6 +147,7 @@ impl World {
             tale: Tale { answered: 0, faults: 0, end: Instant::default() },
             flush_every,
             hot: 0,
+            second_fault: None,
         };
         let (legs, regions, mut time) = (world.legs(), world.regions.clone(), world.now);
         format(&regions, &legs, 7, &mut || later(&mut time))?;
@@ -197,6 +200,9 @@ impl World {
             for answer in answers.drain() {
                 self.answered(&answer)?;
             }
+        }
+        if self.second_fault.is_some_and(|leg| self.is_given_up(leg) || !self.is_recovering()) {
+            self.second_fault = None;
         }
         Ok(())
     }
@@ -297,11 +303,14 @@ impl World {
                 let memory = self.memory_of(slot, blocks);
                 let mut bytes = vec![0; memory.len_bytes as usize];
                 self.regions.load(memory, &mut bytes).unwrap();
+                // A leg that has failed during the resync and answers again may be read until the mirror gives
+                // it up for a request that failed, and the other leg from then on.
+                let decides = self.second_fault.is_none();
                 let read = (lba..).zip(bytes.chunks(BLOCK)).zip(&before);
                 for ((lba, bytes), before) in read {
                     let block = &mut self.blocks[usize::try_from(lba).unwrap()];
                     version_of(lba, bytes)
-                        .and_then(|version| block.read(before, version))
+                        .and_then(|version| block.read(before, version, decides))
                         .map_err(|problem| format!("block {lba}: {problem}"))
                         .map_err(Error::environment)?;
                 }
@@ -326,6 +335,7 @@ impl World {
             0..=3 if others_hold && all_readable => {
                 if self.is_recovering() {
                     self.blocks.iter_mut().for_each(Block::second_fault);
+                    self.second_fault = Some(leg);
                 }
                 self.disks[leg].fail();
             }
@@ -391,6 +401,7 @@ impl World {
         self.mirror = None;
         self.slots.iter_mut().for_each(|slot| *slot = None);
         self.blocks.iter_mut().for_each(Block::power_cut);
+        self.second_fault = None;
         self.open()
     }
 
