@@ -564,6 +564,15 @@ impl IoChannel for MirrorChannel {
         self.legs.flush();
         self.ready.drain_into(answers)
     }
+
+    /// Losses on all legs at once: any other leaves a leg that has everything.
+    fn losses(&self) -> u64 {
+        self.shared.losses()
+    }
+
+    fn ack_losses(&mut self, count: u64) {
+        self.acknowledge(count);
+    }
 }
 
 impl ChannelWakeup for MirrorChannel {

@@ -577,9 +577,17 @@ impl IoChannel for VolumeChannel {
         }
         if self.telling != 0 && self.ready.is_empty() {
             // Flushes from now on are submitted by a client that knows of the losses.
-            self.told_losses = std::mem::take(&mut self.telling);
+            self.told_losses = self.told_losses.max(std::mem::take(&mut self.telling));
         }
         answers.len() - before
+    }
+
+    fn losses(&self) -> u64 {
+        self.open.shared.losses()
+    }
+
+    fn ack_losses(&mut self, count: u64) {
+        self.told_losses = self.told_losses.max(count.min(self.losses()));
     }
 }
 

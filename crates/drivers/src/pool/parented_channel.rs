@@ -127,6 +127,14 @@ impl IoChannel for ParentedChannel {
         self.store.losses()
     }
 
+    fn ack_losses(&mut self, count: u64) {
+        self.store.ack_losses(count);
+    }
+
+    fn acknowledge_losses(&mut self) -> Result<(), Error> {
+        self.store.acknowledge_losses()
+    }
+
     fn doorbell_stats(&self) -> DoorbellStats {
         self.store.doorbell_stats()
     }

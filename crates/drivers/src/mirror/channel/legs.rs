@@ -322,6 +322,15 @@ impl Legs {
         }
     }
 
+    /// No leg fails a flush of this channel for what some channel has acted on.
+    pub(super) fn acknowledge_noticed_losses(&mut self) {
+        for (index, leg) in self.legs.iter_mut().enumerate() {
+            if let Some(backend) = &mut leg.backend {
+                backend.ack_losses(self.shared.noticed_losses(index));
+            }
+        }
+    }
+
     /// A leg has failed a flush of this channel for lost writes, which the mirror acts on: the next flush
     /// says what is true from then on. A leg that cannot acknowledge it fails all of them, until it is
     /// given up and looked for.

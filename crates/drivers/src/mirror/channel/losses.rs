@@ -25,6 +25,26 @@ impl MirrorChannel {
         meta.call_owner();
     }
 
+    /// The owner of this channel has repaired the first `count` losses: no flush fails for them, and none of those
+    /// in flight.
+    pub(super) fn acknowledge(&mut self, count: u64) {
+        let shared = Arc::clone(&self.shared);
+        // The counts of the mirror and of its legs change together under the lock.
+        let _meta = shared.lock();
+        if count >= shared.losses() {
+            self.legs.acknowledge_noticed_losses();
+        }
+        let count = count.min(shared.losses());
+        if count <= self.losses {
+            return;
+        }
+        self.losses = count;
+        shared.report_losses(count);
+        for work in &mut self.works {
+            work.losses = work.losses.max(count);
+        }
+    }
+
     /// A write is answered that was submitted before the last loss was reported. The legs that have it may have
     /// lost it, and the flush that has failed was answered before this one: the next flush fails as well.
     #[cold]

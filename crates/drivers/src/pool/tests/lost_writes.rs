@@ -40,13 +40,13 @@ impl Disks {
 
     /// Writes blocks of `volume`, which lie where another volume has had its own, and does not flush
     /// them; then loses writes and reads them all. Returns how many reads were interrupted.
-    fn lose_and_read(&self, hand: &mut Hand, lost: &Disk) -> u32 {
+    fn lose_and_read(&self, hand: &mut Hand, lost: &[usize]) -> u32 {
         let runs = 60;
         for run in 0..runs {
             hand.write(run * u64::from(RUN), RUN, 1);
             assert_eq!(hand.read(run * u64::from(RUN), RUN), [1; RUN as usize]);
         }
-        lost.lose_counted();
+        lost.iter().for_each(|disk| self.disks[*disk].lose_counted());
         let mut interrupted = 0;
         for run in 0..runs {
             while let Err(outcome) = try_read(hand, run * u64::from(RUN)) {
@@ -80,7 +80,7 @@ fn volume(name: &str, blocks: u64, checksums: bool) -> VolumeOp {
 }
 
 /// A pool on `device` and perhaps `disk:1`, of which almost all blocks have belonged to a deleted volume.
-fn used_pool(disks: &Disks, device: &str, is_wide: bool) {
+fn used_pool(disks: &Disks, device: &str, is_wide: bool, blocks: u64) {
     disks.with(|opener| {
         let device: Uri = device.parse().unwrap();
         create(opener, &device, "tests", false).unwrap();
@@ -89,7 +89,6 @@ fn used_pool(disks: &Disks, device: &str, is_wide: bool) {
         if is_wide {
             open.grow(opener, &["disk:1".parse().unwrap()], false).unwrap();
         }
-        let blocks = if is_wide { 3600 } else { 1800 };
         open.change(volume("others", blocks, false)).unwrap();
         let opened = opener.open(&place.with_name("others")).unwrap();
         let mut hand = disks.bench.hand(&*opened.medium, 0);
@@ -106,10 +105,19 @@ fn used_pool(disks: &Disks, device: &str, is_wide: bool) {
     });
 }
 
-/// Loses writes of each disk in turn below a pool on `device`.
-fn check_losses(device: &str, is_wide: bool) {
-    let disks = Disks::new();
-    used_pool(&disks, device, is_wide);
+/// Loses writes of each of these sets of disks in turn below a pool on `device`.
+fn check_losses(device: &str, is_wide: bool, losses: &[&[usize]]) {
+    let blocks = if is_wide { 3600 } else { 1800 };
+    check_losses_of(&Disks::new(), device, (is_wide, blocks), losses);
+}
+
+fn check_losses_of(
+    disks: &Disks,
+    device: &str,
+    (is_wide, blocks): (bool, u64),
+    losses: &[&[usize]],
+) {
+    used_pool(disks, device, is_wide, blocks);
     disks.with(|opener| {
         let place = VolumeRef::on(&device.parse().unwrap());
         let open = OpenPool::open(opener, &place).unwrap();
@@ -118,7 +126,7 @@ fn check_losses(device: &str, is_wide: bool) {
             let opened = opener.open(&place.with_name(name)).unwrap();
             let mut hand = disks.bench.hand(&*opened.medium, 0);
             let mut other = disks.bench.hand(&*opened.medium, 1);
-            for lost in &disks.disks[..1 + usize::from(is_wide)] {
+            for lost in losses {
                 let before = open.losses();
                 interrupted += disks.lose_and_read(&mut hand, lost);
                 for hand in [&mut hand, &mut other] {
@@ -134,25 +142,45 @@ fn check_losses(device: &str, is_wide: bool) {
 
 #[test]
 fn no_read_returns_blocks_of_another_volume_after_the_device_has_lost_writes() {
-    check_losses("disk:0", false);
+    check_losses("disk:0", false, &[&[0]]);
 }
 
 #[test]
 fn losses_are_counted_through_the_devices_between_a_pool_and_its_disk() {
     for device in ["delay:[disk:0]", "fault:[disk:0]", "split:[disk:0]?parts=1&part=0"] {
-        check_losses(device, false);
+        check_losses(device, false, &[&[0]]);
     }
 }
 
 #[test]
+fn losses_of_all_legs_are_counted_through_a_mirror_below_a_pool() {
+    let disks = Disks::new();
+    let legs = ["disk:0", "disk:1"].map(|leg| leg.parse().unwrap());
+    disks.with(|opener| crate::mirror::create(opener, &legs, false).unwrap());
+    check_losses_of(&disks, "mirror:[disk:0],[disk:1]", (false, 1560), &[&[0, 1]]);
+}
+
+#[test]
+fn losses_are_counted_through_a_pool_below_a_pool() {
+    let disks = Disks::new();
+    disks.with(|opener| {
+        let device: Uri = "disk:0".parse().unwrap();
+        create(opener, &device, "tests", false).unwrap();
+        let open = OpenPool::open(opener, &VolumeRef::on(&device)).unwrap();
+        open.change(volume("inner", 1900, false)).unwrap();
+    });
+    check_losses_of(&disks, "volume:[disk:0]/inner", (false, 1560), &[&[0]]);
+}
+
+#[test]
 fn each_device_of_a_pool_may_lose_writes() {
-    check_losses("disk:0", true);
+    check_losses("disk:0", true, &[&[0], &[1]]);
 }
 
 #[test]
 fn losses_from_before_a_pool_was_opened_interrupt_nothing() {
     let disks = Disks::new();
-    used_pool(&disks, "disk:0", false);
+    used_pool(&disks, "disk:0", false, 1800);
     disks.disks[0].lose_counted();
     disks.with(|opener| {
         let place = VolumeRef::on(&"disk:0".parse().unwrap());
