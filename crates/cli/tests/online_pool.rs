@@ -136,6 +136,21 @@ fn every_verb_is_done_by_the_process_that_serves_the_store_and_says_so() {
     assert_eq!((&again["changed"], &again["process"]), (&false.into(), &server.pid().into()));
     assert_eq!(again["devices"].as_array().unwrap().len(), 2, "{again}");
     assert!(again["size_bytes"].as_u64().unwrap() > 79 << 20, "{again}");
+    // All or none.
+    let (code, text) = pool.refused(
+        &[&["pool", "grow", "file:link", "--add", "file:third?size=16m", "--add", "file:missing"]
+            [..]]
+        .concat(),
+    );
+    assert!(code == Some(2) && text.contains("missing"), "{code:?} {text}");
+    assert!(!pool.path("third").exists(), "it was made for nothing");
+    let grow = [
+        &["pool", "grow", "file:link", "--json"][..],
+        &["--add", "file:third?size=16m", "--add", "file:fourth?size=16m"],
+    ];
+    let grown = parsed(&pool.done(&grow.concat()));
+    assert_eq!((&grown["changed"], &grown["process"]), (&true.into(), &server.pid().into()));
+    assert_eq!(grown["devices"].as_array().unwrap().len(), 4, "{grown}");
     let told = pool.done(&["pool", "list", &pool.device()]);
     assert!(told.contains(&format!("(open in process {})", server.pid())), "{told}");
     let scrubbed = parsed(&pool.done(&["pool", "scrub", &pool.device(), "--json"]));

@@ -7,6 +7,7 @@ use tenmil_linux::CpuList;
 
 use crate::error::{Code, RpcError, either, quoted};
 use crate::method::{Method, ParamDefault, Parameter};
+use crate::param_type::ParamType;
 
 /// Validated arguments. Every value has the declared type, and every required parameter and every
 /// parameter with a default is present.
@@ -20,6 +21,8 @@ pub struct Arguments {
 pub enum Argument {
     /// Text, or one of the allowed words.
     Text(String),
+    /// Texts, at least one.
+    Texts(Vec<String>),
     /// Boolean.
     Flag(bool),
     /// Unsigned integer.
@@ -63,6 +66,14 @@ impl Arguments {
         }
     }
 
+    /// Texts of this name, none if it is not present.
+    pub fn texts(&self, name: &str) -> &[String] {
+        match self.values.get(name) {
+            Some(Argument::Texts(texts)) => texts,
+            _ => &[],
+        }
+    }
+
     /// Boolean argument of this name, if present.
     pub fn flag(&self, name: &str) -> Option<bool> {
         match self.values.get(name)? {
@@ -103,7 +114,12 @@ pub fn words(method: &Method, words: &[String]) -> Result<Map<String, Value>, Rp
         };
         let parameter = method.parameter(name)?;
         let value = parameter.kind.parse(text).map_err(|why| bad(method, parameter, &why))?;
-        if given.insert(name.to_owned(), value).is_some() {
+        if matches!(parameter.kind, ParamType::Texts { .. }) {
+            let list = given.entry(name).or_insert_with(|| Value::Array(Vec::new()));
+            if let Value::Array(list) = list {
+                list.push(value);
+            }
+        } else if given.insert(name.to_owned(), value).is_some() {
             let typed = method.typed_name();
             return Err(RpcError::caller(
                 Code::BadValue,
@@ -151,6 +167,11 @@ mod tests {
             parameter("spokes", ParamType::Whole { min: 1, max: 99 }, ParamDefault::Default("28")),
             parameter("tubeless", ParamType::Flag, ParamDefault::Optional),
             parameter("mask", ParamType::Cores, ParamDefault::Optional),
+            parameter(
+                "tags",
+                ParamType::Texts { len_max: 4, count_max: 2 },
+                ParamDefault::Optional,
+            ),
         ],
         answer: ResultType::Object,
         help: "Change a wheel",
@@ -184,7 +205,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_named_with_what_can() {
-        let named = "expected name, spokes, tubeless or mask";
+        let named = "expected name, spokes, tubeless, mask or tags";
         for (given, code, message) in [
             (
                 json!({ "name": "rear", "spoke": 3 }),
@@ -213,18 +234,29 @@ mod tests {
     fn a_command_line_becomes_what_goes_over_the_wire() {
         let given = typed("name=a=b spokes=7 tubeless=off").unwrap();
         assert_eq!(Value::from(given), json!({ "name": "a=b", "spokes": 7, "tubeless": false }));
+        let given = typed("name=a tags=a tags=b").unwrap();
+        assert_eq!(Value::from(given), json!({ "name": "a", "tags": ["a", "b"] }));
+        let given = json!({ "name": "a", "tags": ["a", "b"] });
+        assert_eq!(check(given).unwrap().texts("tags"), ["a", "b"]);
+        assert_eq!(check(json!({ "name": "a", "tags": "a" })).unwrap().texts("tags"), ["a"]);
+        assert_eq!(check(json!({ "name": "a" })).unwrap().texts("tags"), [""; 0]);
         for (line, message) in [
             (
                 "front",
                 "set wheel: `front` has no `=`, expected NAME=VALUE where NAME is name, spokes, \
-                 tubeless or mask",
+                 tubeless, mask or tags",
+            ),
+            ("name=a tags= tags=b", "set wheel: tags is ``, expected a text of 1 to 4 bytes"),
+            (
+                "name=a tags=a tags=b tags=c",
+                "set wheel: tags is a list, expected a text of 1 to 4 bytes, or a list of 1 to 2 of them",
             ),
             ("spokes=7", "set wheel: name is missing, expected a text of 1 to 8 bytes"),
             ("name=a name=b", "set wheel: name is given twice, expected once"),
             ("name=a tubeless=so", "set wheel: tubeless is `so`, expected true or false"),
             (
                 "name=a nam=b",
-                "set wheel: no parameter `nam`, expected name, spokes, tubeless or mask",
+                "set wheel: no parameter `nam`, expected name, spokes, tubeless, mask or tags",
             ),
         ] {
             assert_eq!(typed(line).unwrap_err(), message);

@@ -1,6 +1,7 @@
 //! Completion of command lines.
 
 use crate::method::{Method, MethodKind, MethodRegistry};
+use crate::param_type::ParamType;
 
 /// Completions of the last of `words`, which follow the verb and may end with an empty word: first
 /// a method name, then parameters not yet given, then their values.
@@ -25,7 +26,11 @@ fn parameters(method: &Method, given: &[String], last: &str) -> Vec<String> {
     let is_given = |name: &str| {
         given.iter().any(|word| word.split_once('=').is_some_and(|(given, _)| given == name))
     };
-    let free = method.parameters.iter().filter(|parameter| !is_given(parameter.name));
+    let may_repeat = |kind| matches!(kind, ParamType::Texts { .. });
+    let free = method
+        .parameters
+        .iter()
+        .filter(|parameter| may_repeat(parameter.kind) || !is_given(parameter.name));
     beginning_with(last, free.map(|parameter| format!("{}=", parameter.name)))
 }
 

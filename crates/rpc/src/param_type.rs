@@ -14,6 +14,14 @@ pub enum ParamType {
         /// Largest length in bytes.
         len_max: usize,
     },
+    /// One text or a list of up to `count_max` of them, each of 1 to `len_max` bytes. On a command line the
+    /// parameter is repeated.
+    Texts {
+        /// Largest length of each in bytes.
+        len_max: usize,
+        /// Largest number.
+        count_max: usize,
+    },
     /// Boolean.
     Flag,
     /// Integer within an inclusive range.
@@ -40,6 +48,18 @@ impl ParamType {
             (Self::Text { len_max }, Value::String(text)) => {
                 (1..=len_max).contains(&text.len()).then(|| Argument::Text(text.clone()))
             }
+            (Self::Texts { len_max, .. }, Value::String(_)) => {
+                return Self::Text { len_max }.read(value).map(|one| match one {
+                    Argument::Text(text) => Argument::Texts(vec![text]),
+                    other => other,
+                });
+            }
+            (Self::Texts { len_max, count_max }, Value::Array(list)) => {
+                let fits = |text: &&str| (1..=len_max).contains(&text.len());
+                let texts = list.iter().map(|one| one.as_str().filter(fits).map(str::to_owned));
+                let texts = texts.collect::<Option<Vec<_>>>();
+                texts.filter(|it| (1..=count_max).contains(&it.len())).map(Argument::Texts)
+            }
             (Self::Flag, Value::Bool(flag)) => Some(Argument::Flag(*flag)),
             (Self::Whole { min, max }, Value::Number(number)) => {
                 number.as_u64().filter(|it| (min..=max).contains(it)).map(Argument::Whole)
@@ -59,7 +79,9 @@ impl ParamType {
     /// Converts command-line text into a JSON value.
     pub fn parse(self, text: &str) -> Result<Value, String> {
         let value = match self {
-            Self::Text { .. } | Self::OneOf(_) | Self::Cores => Value::from(text),
+            Self::Text { .. } | Self::Texts { .. } | Self::OneOf(_) | Self::Cores => {
+                Value::from(text)
+            }
             Self::Flag => match text {
                 "true" | "yes" | "on" => true.into(),
                 "false" | "no" | "off" => false.into(),
@@ -74,6 +96,9 @@ impl ParamType {
     pub fn expected(self) -> String {
         match self {
             Self::Text { len_max } => format!("a text of 1 to {len_max} bytes"),
+            Self::Texts { len_max, count_max } => {
+                format!("a text of 1 to {len_max} bytes, or a list of 1 to {count_max} of them")
+            }
             Self::Flag => "true or false".into(),
             Self::Whole { min, max: u64::MAX } => format!("a whole number from {min}"),
             Self::Whole { min, max } => format!("a whole number from {min} to {max}"),
@@ -87,6 +112,13 @@ impl ParamType {
         match self {
             Self::Text { len_max } => {
                 json!({ "type": "string", "minLength": 1, "maxLength": len_max })
+            }
+            Self::Texts { len_max, count_max } => {
+                let one = Self::Text { len_max }.schema();
+                let list = json!({
+                    "type": "array", "items": one, "minItems": 1, "maxItems": count_max,
+                });
+                json!({ "oneOf": [one, list] })
             }
             Self::Flag => json!({ "type": "boolean" }),
             Self::Whole { min, max } => {
@@ -127,12 +159,17 @@ mod tests {
 
     const SMALL: ParamType = ParamType::Whole { min: 1, max: 100 };
     const MODE: ParamType = ParamType::OneOf(&["always", "adaptive"]);
+    const NAMES: ParamType = ParamType::Texts { len_max: 3, count_max: 2 };
+    const NAMES_EXPECTED: &str =
+        "is a list, expected a text of 1 to 3 bytes, or a list of 1 to 2 of them";
 
     #[test]
     fn a_value_of_its_kind_is_read() {
         let text = |text: &str| Argument::Text(text.into());
         for (kind, value, expected) in [
             (ParamType::Text { len_max: 3 }, json!("abc"), text("abc")),
+            (NAMES, json!("abc"), Argument::Texts(vec!["abc".into()])),
+            (NAMES, json!(["abc", "b"]), Argument::Texts(vec!["abc".into(), "b".into()])),
             (ParamType::Flag, json!(false), Argument::Flag(false)),
             (SMALL, json!(1), Argument::Whole(1)),
             (SMALL, json!(100), Argument::Whole(100)),
@@ -157,6 +194,11 @@ mod tests {
                 "is `abcd`, expected a text of 1 to 3 bytes",
             ),
             (ParamType::Text { len_max: 3 }, json!(""), "is ``, expected a text of 1 to 3 bytes"),
+            (NAMES, json!("abcd"), "is `abcd`, expected a text of 1 to 3 bytes"),
+            (NAMES, json!([]), NAMES_EXPECTED),
+            (NAMES, json!(["a", "b", "c"]), NAMES_EXPECTED),
+            (NAMES, json!(["a", 1]), NAMES_EXPECTED),
+            (NAMES, json!(["a", ""]), NAMES_EXPECTED),
             (ParamType::Flag, json!("true"), "is `true`, expected true or false"),
             (SMALL, json!(0), "is 0, expected a whole number from 1 to 100"),
             (SMALL, json!(101), "is 101, expected a whole number from 1 to 100"),

@@ -165,14 +165,14 @@ pub(super) const METHODS: &[Method] = &[
             WHICH_STORE,
             Parameter {
                 name: "add",
-                kind: ParamType::Text { len_max: 4096 },
+                kind: ParamType::Texts { len_max: 4096, count_max: 64 },
                 need: ParamDefault::Optional,
-                help: "URI of a device to add, as seen by the process",
+                help: "URIs of devices to add, as seen by the process: all or none",
             },
             flag("overwrite", "true to add the device even if it contains data, which are lost"),
         ],
-        "Grow a pool by the new space of its devices, or by another device",
-        "tenmil set pool_grow add=file:/srv/more"
+        "Grow a pool by the new space of its devices, or by other devices",
+        "tenmil set pool_grow add=file:/srv/more add=file:/srv/again"
     ),
     order!(
         "pool_device",

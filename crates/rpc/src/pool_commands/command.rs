@@ -84,9 +84,9 @@ pub enum PoolCommand {
     },
     /// Grow a pool.
     Grow {
-        /// Device to add; without one, the pool grows with its devices.
-        add: Option<Uri>,
-        /// Whether the added device may contain data, which are lost.
+        /// Devices to add; without one, the pool grows with its devices.
+        add: Vec<Uri>,
+        /// Whether the added devices may contain data, which are lost.
         overwrite: bool,
     },
     /// Record a new location of a device.
@@ -148,7 +148,9 @@ impl PoolCommand {
                 let image = image.from_root();
                 Self::CreateOver { name, image, size_bytes, unit_bytes, checksums }
             }
-            Self::Grow { add, overwrite } => Self::Grow { add: add.map(Uri::from_root), overwrite },
+            Self::Grow { add, overwrite } => {
+                Self::Grow { add: add.into_iter().map(Uri::from_root).collect(), overwrite }
+            }
             Self::Device { number, uri } => Self::Device { number, uri: uri.from_root() },
             other => other,
         }
@@ -202,8 +204,8 @@ impl PoolCommand {
             }
             Self::Grow { add, overwrite } => {
                 let mut value = json!({ "overwrite": overwrite });
-                if let Some(add) = add {
-                    value["add"] = add.to_string().into();
+                if !add.is_empty() {
+                    value["add"] = add.iter().map(Uri::to_string).collect();
                 }
                 value
             }
@@ -228,7 +230,12 @@ impl PoolCommand {
         let whole = |name| arguments.whole(name).unwrap_or_default();
         let flag = |name| arguments.flag(name) == Some(true);
         let percent = |name| u8::try_from(whole(name)).unwrap_or(u8::MAX);
-        let uri = |name| text(name).parse::<Uri>().map_err(|error| format!("{name} {error}"));
+        let parse =
+            |name, text: &str| text.parse::<Uri>().map_err(|error| format!("{name} {error}"));
+        let uri = |name| parse(name, &text(name));
+        let uris = |name| -> Result<Vec<Uri>, String> {
+            arguments.texts(name).iter().map(|text| parse(name, text)).collect()
+        };
         let name = text("name");
         Ok(match method {
             "volume_create" => Self::Create {
@@ -257,10 +264,7 @@ impl PoolCommand {
             "volume_rollback" => {
                 Self::Rollback { volume: text("volume"), snapshot: text("snapshot") }
             }
-            "pool_grow" => Self::Grow {
-                add: arguments.text("add").map(|_| uri("add")).transpose()?,
-                overwrite: flag("overwrite"),
-            },
+            "pool_grow" => Self::Grow { add: uris("add")?, overwrite: flag("overwrite") },
             "pool_device" => Self::Device {
                 number: u32::try_from(whole("number")).unwrap_or(u32::MAX),
                 uri: uri("uri")?,
@@ -284,8 +288,8 @@ mod tests {
         let uri = |text: &str| -> tenmil_block::uri::Uri { text.parse().unwrap() };
         let here = std::env::current_dir().unwrap();
         let whole = format!("file:{}", here.join("more").display());
-        let grow = PoolCommand::Grow { add: Some(uri("file:more")), overwrite: false }.from_root();
-        assert_eq!(grow.parameters()["add"], whole);
+        let grow = PoolCommand::Grow { add: vec![uri("file:more")], overwrite: false }.from_root();
+        assert_eq!(grow.parameters()["add"], serde_json::json!([whole]));
         let device = PoolCommand::Device { number: 1, uri: uri("file:more") }.from_root();
         assert_eq!(device.parameters()["uri"], whole);
         let over = PoolCommand::CreateOver {
@@ -325,8 +329,8 @@ mod tests {
             PoolCommand::Snapshot { volume: name.clone(), name: to.clone() },
             PoolCommand::Clone { from: name.clone(), name: to.clone() },
             PoolCommand::Rollback { volume: name.clone(), snapshot: to },
-            PoolCommand::Grow { add: None, overwrite: false },
-            PoolCommand::Grow { add: Some(image.clone()), overwrite: true },
+            PoolCommand::Grow { add: vec![], overwrite: false },
+            PoolCommand::Grow { add: vec![image.clone(), image.clone()], overwrite: true },
             PoolCommand::Device { number: 3, uri: image.clone() },
             PoolCommand::Thresholds { percent: [70, 90] },
         ] {

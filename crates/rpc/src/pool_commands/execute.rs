@@ -68,7 +68,7 @@ pub fn execute(
             })
         }
         PoolCommand::Grow { add, overwrite } => {
-            let grown = open.grow(&open.opener(kinds), add.as_slice(), *overwrite)?;
+            let grown = open.grow(&open.opener(kinds), add, *overwrite)?;
             let (text, is_changed) = (describe::grown_text(&grown), grown.before != grown.blocks);
             Ok(CommandResult {
                 text,

@@ -38,15 +38,8 @@ pub(super) fn grow(opener: &Opener<'_>, arguments: &GrowArguments) -> Result<Str
         return Ok(if *json { grown_json(&grown) } else { grown_text(&grown) });
     }
     let before = hand.store()?["size_bytes"].take();
-    let one = |add| PoolCommand::Grow { add, overwrite: *overwrite };
-    let orders = match &add[..] {
-        [] => vec![one(None)],
-        add => add.iter().map(|uri| one(Some(uri.clone()))).collect(),
-    };
-    let mut text = String::new();
-    for order in &orders {
-        text += &hand.execute(order)?.text;
-    }
+    let command = PoolCommand::Grow { add: add.clone(), overwrite: *overwrite };
+    let text = hand.execute(&command)?.text;
     let store = hand.store()?;
     Ok(match json {
         true => {
