@@ -144,11 +144,16 @@ impl Disks {
         file.map_or_else(Vec::new, |file| file.read(0, usize::MAX))
     }
 
-    /// Fires the remaining traps at once. Returns their number.
+    /// Fires the remaining traps at once. Returns their number. A sync that should fail is the next one: a disk
+    /// that loses data while it executes none, and then completes one, would lie.
     pub(super) fn fire_all(&mut self) -> usize {
         let count = self.traps.len();
-        while let Some(trap) = self.traps.pop_front() {
-            self.fire(&trap, false);
+        for trap in std::mem::take(&mut self.traps) {
+            if trap.moment == TrapPoint::FailedSync {
+                self.traps.push_back(Trap { at: 0, ..trap });
+            } else {
+                self.fire(&trap, false);
+            }
         }
         count
     }
@@ -360,5 +365,32 @@ fn turn(disks: &Shared, disk: usize, mut fuse: File) {
             }
             Err(_) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Disks, Keep, Trap, TrapPoint};
+
+    #[test]
+    fn a_disk_loses_data_at_a_sync_that_fails_and_at_no_other_time() {
+        let mut disks = Disks::new(1, 1, false);
+        let node = disks.disks[0].medium.create("disk");
+        let write = |disks: &mut Disks, byte: u8| {
+            let file = disks.disks[0].medium.file(node).expect("it was created");
+            file.truncate(4096);
+            file.write(0, &[byte; 4096]);
+        };
+        write(&mut disks, 1);
+        assert!(disks.sync(0, node).is_ok());
+        write(&mut disks, 2);
+        let (moment, keep) = (TrapPoint::FailedSync, Keep::Nothing);
+        disks.arm(vec![Trap { disk: 0, at: 9, moment, kill: vec![], lose: vec![0], keep }]);
+        assert_eq!(disks.fire_all(), 1);
+        assert_eq!(disks.content(0, "disk"), [2; 4096]);
+        assert!(disks.fired.is_empty());
+        assert!(disks.sync(0, node).is_err());
+        assert_eq!((disks.content(0, "disk"), disks.fired.len()), (vec![1; 4096], 1));
+        assert!(disks.sync(0, node).is_ok(), "once");
     }
 }

@@ -251,25 +251,31 @@ impl World {
         // Traps whose request number was not reached fire now, so that no round is without its event.
         let left = lock(&self.place.disks).fire_all();
         if left > 0 {
-            self.history.note(&format!("{left} traps sprang after the last operation"));
-        }
-        for fired in lock(&self.place.disks).fired.clone() {
-            self.totals.add(&fired);
-            let Fired { when, unsynced, .. } = fired;
-            let what = format!("{} ({unsynced} sectors not synced)", plan.event.name());
-            self.history.note_at(when, &what);
+            self.history
+                .note(&format!("{left} traps of later requests spring now, or at the next sync"));
         }
         let kept = match snapshot {
             Some(snapshot) => self.end_snapshot(snapshot)?,
             None => false,
         };
-        self.recover(plan, ended)?;
+        let recovered = self.recover(plan, ended);
+        self.count_fired(plan);
+        recovered?;
         self.verify(plan)?;
         self.wait_in_sync()?;
         if plan.snapshot {
             self.check_snapshot(kept)?;
         }
         Ok(())
+    }
+
+    fn count_fired(&mut self, plan: &Plan) {
+        for fired in lock(&self.place.disks).fired.clone() {
+            self.totals.add(&fired);
+            let Fired { when, unsynced, .. } = fired;
+            let what = format!("{} ({unsynced} sectors not synced)", plan.event.name());
+            self.history.note_at(when, &what);
+        }
     }
 
     pub(super) fn history(&self) -> &[String] {
