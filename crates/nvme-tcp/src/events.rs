@@ -32,7 +32,7 @@ impl<E> EventQueue<E> {
     /// # Panics
     ///
     /// If there is no [`room`](Self::room).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&mut self, event: E) {
         assert!(self.room() > 0, "an end looks at room() before it reads");
         self.places.push(event);

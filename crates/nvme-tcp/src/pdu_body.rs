@@ -1,6 +1,9 @@
 //! Body of a PDU: padding, data and digest.
 
-use tenmil_wire::tcp::Crc32c;
+use tenmil_wire::tcp::{Crc32c, crc32c};
+
+/// Why a position in a receive buffer is a `u32`.
+const SHORT: &str = "a receive buffer is shorter than 4 GiB";
 
 /// Body of the PDU that is being received.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +61,7 @@ impl PduBody {
         self.padding -= u8::try_from(skipped).unwrap_or(self.padding);
         let count = u32::try_from(bytes.len() - *at).unwrap_or(u32::MAX).min(self.left);
         if count > 0 {
-            let here = u32::try_from(*at).expect("a receive buffer is shorter than 4 GiB");
+            let here = u32::try_from(*at).expect(SHORT);
             if self.has_digest {
                 self.digest.update(&bytes[*at..*at + count as usize]);
             }
@@ -79,6 +82,23 @@ impl PduBody {
         BodyProgress::Whole { is_intact: u32::from_le_bytes(*found) == self.digest.value() }
     }
 
+    /// Receives all of it, if it is all there at `at` and not empty. Returns where the data begin, where the body
+    /// ends, and whether the data are intact.
+    #[inline(always)]
+    pub(crate) fn read_whole(&self, bytes: &[u8], at: usize) -> Option<(u32, usize, bool)> {
+        let begin = at + usize::from(self.padding);
+        let end = begin + self.left as usize;
+        if end > bytes.len() || self.left == 0 {
+            return None;
+        }
+        let here = u32::try_from(begin).expect(SHORT);
+        if !self.has_digest {
+            return Some((here, end, true));
+        }
+        let found = bytes[end..].first_chunk::<4>()?;
+        Some((here, end + 4, u32::from_le_bytes(*found) == crc32c(&bytes[begin..end])))
+    }
+
     /// Records that `count` bytes were stored in place.
     #[inline]
     pub(crate) fn advance(&mut self, count: u32) {
@@ -86,16 +106,18 @@ impl PduBody {
         self.left -= count;
     }
 
+    /// Its data from `offset` on.
+    #[inline]
+    pub(crate) const fn placement(&self) -> DataPlacement {
+        DataPlacement { tag: self.tag, offset: self.offset, len_bytes: self.left }
+    }
+
     /// Remaining data, if they can be received directly into place: not with a digest, which is
     /// computed as the bytes pass through.
     #[inline]
     pub(crate) fn direct(&self) -> Option<DataPlacement> {
         let is_plain = self.is_wanted && !self.has_digest && self.padding == 0 && self.left > 0;
-        is_plain.then_some(DataPlacement {
-            tag: self.tag,
-            offset: self.offset,
-            len_bytes: self.left,
-        })
+        is_plain.then_some(self.placement())
     }
 
     /// Number of bytes in front of data that can be received [directly](Self::direct); zero if none

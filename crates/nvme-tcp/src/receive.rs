@@ -27,7 +27,8 @@ pub(crate) trait Receive: Connection {
         events: &mut EventQueue<Self::Event>,
     ) -> ReceiveStep;
 
-    /// Parses the header at the start of `bytes`, and adds its length to `at`.
+    /// Parses the header at `at`, and adds its length; with a body that is here as a whole and has no digest,
+    /// receives that as well.
     fn read_header<'a>(
         &mut self,
         bytes: &'a [u8],
@@ -43,7 +44,7 @@ pub(crate) trait Receive: Connection {
         while self.core().is_listening() && events.room() >= EVENTS_PER_UNIT {
             let step = match self.core().body {
                 Some(_) => Ok(self.read_body(bytes, &mut at, events)),
-                None => self.read_header(&bytes[at..], &mut at, events),
+                None => self.read_header(bytes, &mut at, events),
             };
             match step {
                 Ok(ReceiveStep::On) => {}

@@ -235,6 +235,9 @@ impl SendQueue {
     pub(crate) fn sent(&mut self, count: usize) {
         self.sent_bytes += count as u64;
         assert!(self.sent_bytes <= self.queued_bytes, "no more is sent than was queued");
+        if self.sent_bytes == self.queued_bytes {
+            return self.clear();
+        }
         let mut left = count;
         while left > 0 {
             let (len_bytes, header_at) = match &mut self.pieces[self.first] {
@@ -255,10 +258,13 @@ impl SendQueue {
             }
             self.first += usize::from(is_done);
         }
-        if self.is_empty() {
-            self.pieces.clear();
-            (self.first, self.read, self.write) = (0, 0, 0);
-        }
+    }
+
+    /// Everything was sent.
+    #[inline]
+    fn clear(&mut self) {
+        self.pieces.clear();
+        (self.first, self.read, self.write) = (0, 0, 0);
     }
 }
 

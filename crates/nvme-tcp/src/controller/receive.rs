@@ -31,33 +31,7 @@ impl Receive for ControllerConnection {
         };
         let tag = body.tag;
         self.line.body = None;
-        let slot = &mut self.slots[usize::from(tag)];
-        slot.is_damaged |= !is_intact;
-        let is_all = if slot.state == TransferState::InCapsule {
-            slot.state = TransferState::NoData;
-            true
-        } else {
-            if slot.came == slot.oldest_r2t().1 {
-                slot.pop_ask();
-            }
-            let is_all = slot.came == slot.len_bytes;
-            let needs_host = if slot.is_answered { slot.asks > 0 } else { !is_all };
-            self.starved -= u16::from(!needs_host);
-            is_all
-        };
-        // Data of a completed command are discarded; its response waits for the last of them.
-        if slot.is_answered {
-            if slot.completion.status().is_success() && slot.is_damaged {
-                slot.completion =
-                    slot.completion.with_status(tenmil_wire::Status::TRANSIENT_TRANSPORT_ERROR);
-            }
-            self.queue_job(tag);
-        } else if is_all {
-            let is_intact = !slot.is_damaged;
-            events.push(ControllerEvent::DataComplete { tag, is_intact });
-        } else if slot.asked < slot.ready {
-            self.queue_job(tag);
-        }
+        self.end_body(tag, is_intact, events);
         ReceiveStep::On
     }
 
@@ -68,21 +42,25 @@ impl Receive for ControllerConnection {
         at: &mut usize,
         events: &mut EventQueue<ControllerEvent>,
     ) -> Result<ReceiveStep, RejectedPdu<'a>> {
-        let Some((kind, header, len)) = self.line.header(bytes)? else {
+        let Some((kind, header, len)) = self.line.header(&bytes[*at..])? else {
             return Ok(ReceiveStep::Short);
         };
+        if kind == PduType::CapsuleCmd
+            && self.free.is_empty()
+            && !self.is_starved()
+            && !self.line.is_opening()
+        {
+            return Ok(ReceiveStep::Full);
+        }
+        *at += len;
         let handled = match kind {
             PduType::H2CTermReq => self.handle_termination(header, events),
             PduType::IcReq => self.handle_opening(header, events),
             _ if self.line.is_opening() => Err(FatalError::SEQUENCE),
-            PduType::CapsuleCmd if self.free.is_empty() && !self.is_starved() => {
-                return Ok(ReceiveStep::Full);
-            }
-            PduType::CapsuleCmd => self.handle_command(header, len, events),
-            PduType::H2CData => self.handle_data(header, len),
+            PduType::CapsuleCmd => self.handle_command(header, len, (bytes, at), events),
+            PduType::H2CData => self.handle_data(header, len, (bytes, at), events),
             _ => Err(FatalError::field(offset::TYPE)),
         };
-        *at += len;
         handled.map(|()| ReceiveStep::On).map_err(|refusal| (refusal, header))
     }
 }
@@ -122,6 +100,7 @@ impl ControllerConnection {
         &mut self,
         header: &[u8],
         len: usize,
+        rest: (&[u8], &mut usize),
         events: &mut EventQueue<ControllerEvent>,
     ) -> Result<(), FatalError> {
         let framing = self.line.incoming;
@@ -156,7 +135,7 @@ impl ControllerConnection {
         };
         events.push(ControllerEvent::Command { tag, command, data });
         if capsule.len_bytes > 0 {
-            self.line.body = Some(PduBody {
+            let body = PduBody {
                 tag,
                 flags: pdu.flags(),
                 padding: padding(capsule.offset, len),
@@ -165,7 +144,8 @@ impl ControllerConnection {
                 offset: 0,
                 left: capsule.len_bytes,
                 digest: Crc32c::new(),
-            });
+            };
+            self.begin_body(body, rest, events);
         }
         Ok(())
     }
@@ -179,7 +159,13 @@ impl ControllerConnection {
         self.slots.resize(count, CommandSlot::FREE);
     }
 
-    fn handle_data(&mut self, header: &[u8], len: usize) -> Result<(), FatalError> {
+    fn handle_data(
+        &mut self,
+        header: &[u8],
+        len: usize,
+        rest: (&[u8], &mut usize),
+        events: &mut EventQueue<ControllerEvent>,
+    ) -> Result<(), FatalError> {
         let framing = self.line.incoming;
         let pdu = H2CData::from_bytes(whole(header));
         pdu.check(framing)?;
@@ -203,7 +189,7 @@ impl ControllerConnection {
             return Err(FatalError::SEQUENCE);
         }
         slot.came = end;
-        self.line.body = Some(PduBody {
+        let body = PduBody {
             tag,
             flags: pdu.flags(),
             padding: padding(pdu.pdo(), len),
@@ -212,7 +198,59 @@ impl ControllerConnection {
             offset: begin,
             left: count,
             digest: Crc32c::new(),
-        });
+        };
+        self.begin_body(body, rest, events);
         Ok(())
+    }
+
+    /// Receives a body that is all there, or keeps it for [`read_body`](Receive::read_body).
+    #[inline]
+    fn begin_body(
+        &mut self,
+        body: PduBody,
+        (bytes, at): (&[u8], &mut usize),
+        events: &mut EventQueue<ControllerEvent>,
+    ) {
+        let Some((begin, end, is_intact)) = body.read_whole(bytes, *at) else {
+            self.line.body = Some(body);
+            return;
+        };
+        *at = end;
+        if body.is_wanted {
+            events.push(ControllerEvent::Data { place: body.placement(), at: begin });
+        }
+        self.end_body(body.tag, is_intact, events);
+    }
+
+    /// The body of a PDU is complete.
+    #[inline]
+    fn end_body(&mut self, tag: u16, is_intact: bool, events: &mut EventQueue<ControllerEvent>) {
+        let slot = &mut self.slots[usize::from(tag)];
+        slot.is_damaged |= !is_intact;
+        let is_all = if slot.state == TransferState::InCapsule {
+            slot.state = TransferState::NoData;
+            true
+        } else {
+            if slot.came == slot.oldest_r2t().1 {
+                slot.pop_ask();
+            }
+            let is_all = slot.came == slot.len_bytes;
+            let needs_host = if slot.is_answered { slot.asks > 0 } else { !is_all };
+            self.starved -= u16::from(!needs_host);
+            is_all
+        };
+        // Data of a completed command are discarded; its response waits for the last of them.
+        if slot.is_answered {
+            if slot.completion.status().is_success() && slot.is_damaged {
+                slot.completion =
+                    slot.completion.with_status(tenmil_wire::Status::TRANSIENT_TRANSPORT_ERROR);
+            }
+            self.queue_job(tag);
+        } else if is_all {
+            let is_intact = !slot.is_damaged;
+            events.push(ControllerEvent::DataComplete { tag, is_intact });
+        } else if slot.asked < slot.ready {
+            self.queue_job(tag);
+        }
     }
 }

@@ -29,12 +29,7 @@ impl Receive for HostConnection {
         let BodyProgress::Whole { is_intact } = read else { return ReceiveStep::Short };
         let (tag, flags) = (body.tag, body.flags);
         self.line.body = None;
-        let slot = &mut self.slots[usize::from(tag)];
-        slot.is_damaged |= !is_intact;
-        slot.is_last |= flags & LAST != 0;
-        if flags & SUCCESS != 0 {
-            self.answered(tag, Completion::new(tag, Status::SUCCESS), events);
-        }
+        self.end_body(tag, flags, is_intact, events);
         ReceiveStep::On
     }
 
@@ -45,7 +40,7 @@ impl Receive for HostConnection {
         at: &mut usize,
         events: &mut EventQueue<HostEvent>,
     ) -> Result<ReceiveStep, RejectedPdu<'a>> {
-        let Some((kind, header, len)) = self.line.header(bytes)? else {
+        let Some((kind, header, len)) = self.line.header(&bytes[*at..])? else {
             return Ok(ReceiveStep::Short);
         };
         *at += len;
@@ -53,7 +48,7 @@ impl Receive for HostConnection {
             PduType::C2HTermReq => self.handle_termination(header, events),
             PduType::IcResp => self.handle_opening(header, events),
             _ if self.line.is_opening() => Err(FatalError::SEQUENCE),
-            PduType::C2HData => self.handle_data(header, len),
+            PduType::C2HData => self.handle_data(header, len, (bytes, at), events),
             PduType::CapsuleResp => self.handle_response(header, events),
             PduType::R2t => self.handle_ask(header),
             _ => Err(FatalError::field(offset::TYPE)),
@@ -94,7 +89,13 @@ impl HostConnection {
     }
 
     #[inline]
-    fn handle_data(&mut self, header: &[u8], len: usize) -> Result<(), FatalError> {
+    fn handle_data(
+        &mut self,
+        header: &[u8],
+        len: usize,
+        (bytes, at): (&[u8], &mut usize),
+        events: &mut EventQueue<HostEvent>,
+    ) -> Result<(), FatalError> {
         let framing = self.line.incoming;
         let pdu = C2HData::from_bytes(whole(header));
         pdu.check(framing)?;
@@ -111,7 +112,7 @@ impl HostConnection {
             return Err(FatalError::SEQUENCE);
         }
         slot.moved = end;
-        self.line.body = Some(PduBody {
+        let body = PduBody {
             tag,
             flags: pdu.flags(),
             padding: padding(pdu.pdo(), len),
@@ -120,8 +121,32 @@ impl HostConnection {
             offset: begin,
             left: count,
             digest: tenmil_wire::tcp::Crc32c::new(),
-        });
+        };
+        if let Some((begin, end, is_intact)) = body.read_whole(bytes, *at) {
+            *at = end;
+            events.push(HostEvent::Data { place: body.placement(), at: begin });
+            self.end_body(tag, body.flags, is_intact, events);
+        } else {
+            self.line.body = Some(body);
+        }
         Ok(())
+    }
+
+    /// The body of a C2HData PDU is complete.
+    #[inline(always)]
+    fn end_body(
+        &mut self,
+        tag: u16,
+        flags: u8,
+        is_intact: bool,
+        events: &mut EventQueue<HostEvent>,
+    ) {
+        let slot = &mut self.slots[usize::from(tag)];
+        slot.is_damaged |= !is_intact;
+        slot.is_last |= flags & LAST != 0;
+        if flags & SUCCESS != 0 {
+            self.answered(tag, Completion::new(tag, Status::SUCCESS), events);
+        }
     }
 
     #[inline]
@@ -171,7 +196,7 @@ impl HostConnection {
     }
 
     /// Handles the final response of a command.
-    #[inline]
+    #[inline(always)]
     fn answered(&mut self, tag: u16, completion: Completion, events: &mut EventQueue<HostEvent>) {
         let slot = &mut self.slots[usize::from(tag)];
         let completion =
