@@ -213,7 +213,7 @@ impl HostConnection {
     }
 
     /// Completes a command and frees its tag.
-    #[inline]
+    #[inline(always)]
     pub(super) fn end(
         &mut self,
         tag: u16,

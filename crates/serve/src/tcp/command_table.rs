@@ -78,6 +78,15 @@ struct CommandSlot {
     is_unasked: bool,
 }
 
+/// Command with the direction, the length and the address of its data; an unmapped address if it has none.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StartedCommand {
+    pub(super) command: Command,
+    pub(super) way: DataDirection,
+    pub(super) len_bytes: u32,
+    pub(super) iova: u64,
+}
+
 /// Result of checking unsent responses that hold pool memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StalledSend {
@@ -416,11 +425,13 @@ impl CommandTable {
         &self.slots[usize::from(tag)].command
     }
 
-    /// Address of a command's data for the queue; an unmapped address if it has none.
+    /// A command that starts, as the queue executes it.
     #[inline]
-    pub(super) fn iova(&self, tag: u16) -> u64 {
+    pub(super) fn started(&self, tag: u16) -> StartedCommand {
         let slot = &self.slots[usize::from(tag)];
-        slot.buffer.as_ref().and_then(|buffer| iova_of(buffer, slot.len_bytes)).unwrap_or(0)
+        let CommandSlot { command, way, len_bytes, .. } = *slot;
+        let iova = slot.buffer.as_ref().and_then(|buffer| iova_of(buffer, len_bytes)).unwrap_or(0);
+        StartedCommand { command, way, len_bytes, iova }
     }
 
     /// Direction and length of a command's data.
@@ -514,7 +525,7 @@ impl CommandTable {
     }
 
     /// Frees the slot and the buffer of a command whose response has been sent.
-    #[inline]
+    #[inline(always)]
     pub(super) fn release(&mut self, tag: u16) {
         let Some(slot) = self.slots.get_mut(usize::from(tag)) else { return };
         self.coming -= u32::from(slot.step.is_owed());

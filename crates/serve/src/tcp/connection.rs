@@ -237,7 +237,10 @@ impl TargetConnection {
     /// filled that buffer.
     #[inline]
     fn receive(&mut self, now: Instant) -> usize {
-        let mut count = self.handle_events(now);
+        let mut count = 0;
+        if !self.events.as_slice().is_empty() {
+            count = self.handle_events(now);
+        }
         let mut is_last = false;
         for _ in 0..LOOKS {
             if self.next_event < self.events.as_slice().len() {
@@ -396,7 +399,7 @@ impl TargetConnection {
     }
 
     /// Starts a command that has all its data.
-    #[inline]
+    #[inline(always)]
     fn begin(&mut self, now: Instant, tag: u16) {
         let Self { role, rooms, end, .. } = self;
         match role {

@@ -26,7 +26,7 @@ use tenmil_reactor::MeanLatency;
 use tenmil_wire::{AdminOpcode, Command, Completion, IoOpcode, Status};
 
 use super::association::Association;
-use super::command_table::{CommandTable, DataDirection};
+use super::command_table::{CommandTable, DataDirection, StartedCommand};
 use super::memory::{Buffer, ConnectionMemory, iova_of};
 use super::service::Service;
 
@@ -172,14 +172,12 @@ impl Io {
     }
 
     /// Writes a command into the submission ring.
-    #[inline]
+    #[inline(always)]
     pub(super) fn begin(&mut self, rooms: &mut CommandTable, tag: u16) -> StartResult {
-        let command = *rooms.command(tag);
+        let StartedCommand { command, way, len_bytes, iova } = rooms.started(tag);
         if command.opcode() == AdminOpcode::FabricsCommands.code() {
             return StartResult::Fabrics;
         }
-        let (way, len_bytes) = rooms.data(tag);
-        let iova = rooms.iova(tag);
         // A read fills its whole buffer. Other commands may fill less, and the rest must not expose
         // another host's data.
         if way == DataDirection::ToHost && command.opcode() != IoOpcode::Read.code() {

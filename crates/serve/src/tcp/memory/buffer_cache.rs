@@ -123,10 +123,17 @@ impl BufferCache {
     }
 
     /// Leaves the wait queue.
+    #[inline]
     pub(in crate::tcp) fn stop_waiting(&mut self) {
-        if core::mem::take(&mut self.is_waiting) {
-            self.budget.leave(self.number);
+        if self.is_waiting {
+            self.leave_queue();
         }
+    }
+
+    #[cold]
+    fn leave_queue(&mut self) {
+        self.is_waiting = false;
+        self.budget.leave(self.number);
     }
 
     /// Whether a waiting connection may need the cached blocks.
