@@ -527,10 +527,14 @@ impl Controller {
         Ok(AdminOutcome::Done(AdminResult::OK))
     }
 
+    #[inline]
     fn turn_self_test(&mut self, now: Instant) {
-        if !self.self_tests.is_running() {
-            return;
+        if self.self_tests.is_running() {
+            self.advance_self_test(now);
         }
+    }
+
+    fn advance_self_test(&mut self, now: Instant) {
         let ending = self.self_tests.turn(
             now,
             self.health.hours(now),
@@ -542,11 +546,15 @@ impl Controller {
     }
 
     /// Reads the updates posted by other controllers and turns them into events and signals.
+    #[inline]
     fn read_mail(&mut self, now: Instant) {
         let posted = self.subsystem.update_count();
-        if posted == self.mail_seen {
-            return;
+        if posted != self.mail_seen {
+            self.read_new_mail(now, posted);
         }
+    }
+
+    fn read_new_mail(&mut self, now: Instant, posted: u64) {
         self.mail_seen = posted;
         // The lock is released before the updates are processed: that calls back into the subsystem.
         let mail = {

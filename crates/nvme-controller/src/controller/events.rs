@@ -112,10 +112,12 @@ impl Events {
     }
 
     /// Result for the oldest outstanding request, if there is one and an event is pending.
+    #[inline]
     pub(super) fn next(&mut self) -> Option<u32> {
-        if self.requests == 0 {
-            return None;
-        }
+        if self.requests == 0 || self.pending.is_empty() { None } else { self.report_next() }
+    }
+
+    fn report_next(&mut self) -> Option<u32> {
         // At most one event of a type is reported until its log page is read (Base 2.1 §5.1.2).
         let is_masked = |event: &Event| self.reported.iter().any(|told| told.kind == event.kind);
         let at = self.pending.iter().position(|event| !is_masked(event))?;

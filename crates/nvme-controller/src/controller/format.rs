@@ -68,7 +68,14 @@ impl Controller {
     }
 
     /// Advances the format in progress, if any.
+    #[inline]
     pub(super) fn turn_format(&mut self, now: Instant) {
+        if self.format.is_some() {
+            self.advance_format(now);
+        }
+    }
+
+    fn advance_format(&mut self, now: Instant) {
         let Some(format) = &mut self.format else { return };
         let Some(end) = format.turn(now, &self.subsystem) else { return };
         let cid = format.cid;

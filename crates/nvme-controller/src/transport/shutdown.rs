@@ -24,6 +24,7 @@ struct Flush {
 impl Shutdown {
     /// Handles the value of CC.SHN: the first shutdown notification starts the shutdown in `this`, later
     /// calls advance it.
+    #[inline]
     pub(super) fn handle_shutdown(
         this: &mut Option<Self>,
         now: Instant,
@@ -36,6 +37,15 @@ impl Shutdown {
             _ if this.is_none() => return,
             _ => false,
         };
+        Self::advance(this, now, is_abrupt, controller);
+    }
+
+    fn advance(
+        this: &mut Option<Self>,
+        now: Instant,
+        is_abrupt: bool,
+        controller: &mut Controller,
+    ) {
         let shutdown = this.get_or_insert_with(|| {
             controller.shutdown();
             Self::begin(controller.namespaces().reader().get(), is_abrupt)

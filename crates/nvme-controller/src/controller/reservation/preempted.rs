@@ -102,10 +102,14 @@ impl Controller {
     }
 
     /// Ends what need not wait any more, and has the queues look that hold others up.
+    #[inline]
     pub(in crate::controller) fn turn_preemptions(&mut self, now: Instant) {
-        if self.preempting.is_empty() && self.preempted.is_empty() {
-            return;
+        if !self.preempting.is_empty() || !self.preempted.is_empty() {
+            self.advance_preemptions(now);
         }
+    }
+
+    fn advance_preemptions(&mut self, now: Instant) {
         self.preempted.retain(|writers| !writers.are_gone());
         if !self.preempted.is_empty() {
             self.signals.push_back(ControllerSignal::CheckPreempted);
