@@ -20,8 +20,8 @@ pub(super) struct CachedReads {
     epoch: Arc<AtomicU64>,
     seen: u64,
     readers: ReadEpochs,
-    /// By slot of the channel's table.
-    reads: Box<[CachedRead]>,
+    /// The client's tokens, by slot of the channel's table.
+    tokens: Box<[u64]>,
     /// Requests to submit to the device.
     pub(super) batch: Vec<Request>,
     request_blocks_max: u32,
@@ -29,17 +29,10 @@ pub(super) struct CachedReads {
     per_block: u32,
 }
 
-/// Data for completing a read.
-#[derive(Clone, Copy, Debug, Default)]
-struct CachedRead {
-    /// The client's token.
-    token: u64,
-    /// The read-epoch bucket that counts it.
-    bucket: usize,
-}
-
 /// Marks the token of a cached read.
 const KNOWN: u64 = 1 << 32;
+/// Bit of its token with the read-epoch bucket that counts it.
+const BUCKET_SHIFT: u32 = 33;
 
 impl CachedReads {
     /// For a channel with `depth_max` slots, whose oldest read is published by `readers`.
@@ -55,7 +48,7 @@ impl CachedReads {
             seen: epoch.load(Ordering::Acquire),
             epoch,
             readers,
-            reads: vec![CachedRead::default(); depth].into(),
+            tokens: vec![0; depth].into(),
             batch: Vec::with_capacity(depth),
             request_blocks_max: limits.request_blocks_max,
             per_block,
@@ -91,7 +84,7 @@ impl CachedReads {
     /// Adds a read at location `at` to the batch.
     #[inline]
     pub(super) fn add(&mut self, slot: u32, request: &Request, at: u64) {
-        self.reads[slot as usize].token = request.token;
+        self.tokens[slot as usize] = request.token;
         self.batch.push(Request {
             token: KNOWN | u64::from(slot),
             lba: at * u64::from(self.per_block),
@@ -103,7 +96,7 @@ impl CachedReads {
     /// Counts the reads of the batch from `first` on as started in this transaction, if their locations
     /// are still valid; they then stay valid until the reads have ended. Otherwise removes them from the
     /// batch and frees their slots.
-    #[inline]
+    #[inline(always)]
     pub(super) fn begin(&mut self, first: usize, transaction: u64, free: &mut Vec<u32>) -> bool {
         let count = self.batch.len() - first;
         let bucket = self.readers.begin(transaction, count);
@@ -114,17 +107,15 @@ impl CachedReads {
             self.extents.clear();
             return false;
         }
-        for read in &self.batch[first..] {
-            self.reads[slot_of(read.token) as usize].bucket = bucket;
-        }
+        let bucket = (bucket as u64) << BUCKET_SHIFT;
+        self.batch[first..].iter_mut().for_each(|read| read.token |= bucket);
         true
     }
 
     /// Ends a read before it was submitted to the device. Returns the client's token.
-    pub(super) fn give_up(&mut self, slot: u32) -> u64 {
-        let CachedRead { token, bucket } = self.reads[slot as usize];
-        self.readers.end(bucket, 1);
-        token
+    pub(super) fn give_up(&mut self, token: u64) -> u64 {
+        self.readers.end(bucket_of(token), 1);
+        self.tokens[slot_of(token) as usize]
     }
 
     /// Fails the reads among completions of a device that has lost writes: the client repeats them, and
@@ -154,9 +145,8 @@ impl CachedReads {
                 return true;
             }
             let slot = slot_of(answer.token);
-            let CachedRead { token, bucket } = self.reads[slot as usize];
-            answer.token = token;
-            ended[bucket] += 1;
+            ended[bucket_of(answer.token)] += 1;
+            answer.token = self.tokens[slot as usize];
             free.push(slot);
             false
         });
@@ -170,4 +160,9 @@ impl CachedReads {
 #[expect(clippy::cast_possible_truncation, reason = "the low half is the place")]
 pub(super) const fn slot_of(token: u64) -> u32 {
     token as u32
+}
+
+/// The read-epoch bucket in the token of a cached read.
+const fn bucket_of(token: u64) -> usize {
+    (token >> BUCKET_SHIFT & 1) as usize
 }

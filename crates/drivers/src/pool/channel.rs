@@ -203,7 +203,7 @@ impl VolumeChannel {
             let own = read.segment_first as usize..;
             let own = segments.get(own).and_then(|own| own.get(..read.segment_count.into()));
             let Some(own) = own.filter(|own| own.len() <= self.limits.segments_max.into()) else {
-                let (token, outcome) = (self.known.give_up(slot), IoStatus::INVALID_FIELD);
+                let (token, outcome) = (self.known.give_up(read.token), IoStatus::INVALID_FIELD);
                 self.free.push(slot);
                 self.ready.push(IoCompletion { token, status: outcome, result: 0 });
                 continue;
@@ -514,6 +514,19 @@ impl VolumeChannel {
         });
     }
 
+    /// Moves waiting completions to the client.
+    #[inline(always)]
+    fn hand_up(&mut self, answers: &mut CompletionBatch) {
+        if self.ready.is_empty() {
+            return;
+        }
+        self.ready.drain_into(answers);
+        if self.telling != 0 && self.ready.is_empty() {
+            // Flushes from now on are submitted by a client that knows of the losses.
+            self.told_losses = self.told_losses.max(std::mem::take(&mut self.telling));
+        }
+    }
+
     /// Submits queued requests, as the device accepts them.
     #[inline]
     fn hand_down(&mut self, now: Instant) {
@@ -555,9 +568,7 @@ impl IoChannel for VolumeChannel {
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         let before = answers.len();
         // Waiting completions first, so that a device that always has completions cannot starve them.
-        if !self.ready.is_empty() {
-            self.ready.drain_into(answers);
-        }
+        self.hand_up(answers);
         self.look_below(now, answers);
         if self.transfers.have_ended() || self.desk.has_notes() {
             let shared = &self.open.shared;
@@ -572,13 +583,7 @@ impl IoChannel for VolumeChannel {
             self.hand_down(now);
             self.flush();
         }
-        if !self.ready.is_empty() {
-            self.ready.drain_into(answers);
-        }
-        if self.telling != 0 && self.ready.is_empty() {
-            // Flushes from now on are submitted by a client that knows of the losses.
-            self.told_losses = self.told_losses.max(std::mem::take(&mut self.telling));
-        }
+        self.hand_up(answers);
         answers.len() - before
     }
 
