@@ -224,16 +224,16 @@ impl JobSlot {
         Ok(())
     }
 
-    fn run(&mut self, file: &File, to_sync: &OwnedFd) -> Result<(), Errno> {
+    fn run(&mut self, file: impl AsFd, to_sync: &OwnedFd) -> Result<(), Errno> {
         let offset = self.offset;
         let keep = FallocateFlags::KEEP_SIZE;
         match self.verb {
-            Opcode::Read => self.vectors.transfer(file, offset, Direction::FromFile),
+            Opcode::Read => self.vectors.transfer(&file, offset, Direction::FromFile),
             Opcode::Write { stable: false } => {
-                self.vectors.transfer(file, offset, Direction::ToFile)
+                self.vectors.transfer(&file, offset, Direction::ToFile)
             }
             Opcode::Write { stable: true } => {
-                self.vectors.transfer(file, offset, Direction::ToFile)?;
+                self.vectors.transfer(&file, offset, Direction::ToFile)?;
                 fdatasync(file)
             }
             Opcode::Sync => fdatasync(to_sync),
@@ -275,5 +275,17 @@ mod tests {
         // A pipe cannot be synced (fsync(2)).
         let (pipe, _other) = rustix::pipe::pipe().unwrap();
         assert_eq!(slot.run(&file, &pipe), Err(Errno::INVAL));
+    }
+
+    #[test]
+    fn stable_write_is_synced_before_it_completes_and_another_is_not() {
+        let vectors = Vectors::with_capacity(RegionTable::new(1), 1);
+        let (pipe, other) = rustix::pipe::pipe().unwrap();
+        let mut slot = JobSlot { token: 0, offset: 0, verb: Opcode::Sync, vectors };
+        for (stable, expected) in [(false, Ok(())), (true, Err(Errno::INVAL))] {
+            slot.verb = Opcode::Write { stable };
+            // A write of no bytes to what cannot be synced (fsync(2)).
+            assert_eq!(slot.run(&pipe, &other), expected);
+        }
     }
 }
