@@ -6,7 +6,7 @@ use std::path::Path;
 
 use tenmil_base::ErrorCategory;
 
-use super::{BufferedReason, File, FileError, FileExtent, FileOptions};
+use super::{BufferedReason, File, FileError, FileExtent, FileOptions, make_if};
 
 thread_local! {
     /// The inodes that this thread has synced.
@@ -61,6 +61,33 @@ fn file_that_is_made_or_grown_is_synced_and_then_its_directory() {
     let file = open(&path, None, 4096).unwrap();
     file.resize(4 << 20).unwrap();
     assert_eq!(SYNCED.take(), [inode(&path)], "its name is where it was");
+}
+
+#[test]
+fn file_that_is_made_or_grown_by_a_change_is_synced_when_the_change_is_accepted() {
+    let directory = tempfile::tempdir().unwrap();
+    let [new, short] = ["new", "short"].map(|name| directory.path().join(name));
+    std::fs::write(&short, [7; 1000]).unwrap();
+    let change = |is_accepted: bool| {
+        let opened = make_if(|| {
+            let files = [open(&new, Some(8192), 4096)?, open(&short, Some(8192), 4096)?];
+            let missing = directory.path().join("no/such");
+            if is_accepted { Ok(files) } else { Err(open(&missing, None, 4096).unwrap_err()) }
+        });
+        assert_eq!(opened.is_ok(), is_accepted);
+    };
+    change(false);
+    SYNCED.take();
+    change(true);
+    let [new, short, names] =
+        [&new, &short, directory.path()].map(|path| std::fs::metadata(path).unwrap().ino());
+    assert_eq!(SYNCED.take(), [new, names, short, names]);
+}
+
+#[test]
+fn what_the_kernel_cannot_sync_is_an_error() {
+    let (pipe, _other) = rustix::pipe::pipe().unwrap();
+    assert_eq!(super::sync(&pipe), Err(rustix::io::Errno::INVAL), "fsync(2)");
 }
 
 #[test]
