@@ -71,3 +71,8 @@ const CRYPT: &dyn tenmil_block::DeviceType = &no_crypt::open;
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct FirstPage;
+
+/// Compiles and runs the programs of the library guide as doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/user/library.md")]
+struct LibraryGuide;
