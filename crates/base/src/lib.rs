@@ -42,6 +42,7 @@ mod stream;
 mod sync;
 pub mod text;
 mod time;
+mod utc_time;
 mod wake;
 
 pub use block_device::{
@@ -68,4 +69,5 @@ pub use request::{CompletionBatch, IoCompletion, IoStatus, Operation, Request, R
 pub use reservation::{ReservationHolder, Reservations};
 pub use stream::{RecvResult, SendSlice, Stream, StreamError};
 pub use time::{Instant, Span};
+pub use utc_time::UtcTime;
 pub use wake::{ChannelWakeup, InterruptVector, Wake, WakeSource};

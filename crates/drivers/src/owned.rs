@@ -3,7 +3,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use tenmil_linux::process::{ProcessIdentity, wall_clock_seconds};
+use tenmil_linux::clock::utc_now;
+use tenmil_linux::process::ProcessIdentity;
 use tenmil_volume::Owner;
 use tenmil_volume::format::{OwnerRecord, unpadded};
 
@@ -25,7 +26,7 @@ impl Opener {
         let end = (0..=host.len().min(name.len())).rev().find(|end| host.is_char_boundary(*end));
         let shown = host.as_bytes().get(..end.unwrap_or(0)).unwrap_or_default();
         name[..shown.len()].copy_from_slice(shown);
-        let since = wall_clock_seconds();
+        let since = utc_now().unix_us / 1_000_000;
         let record =
             OwnerRecord { boot, machine, pid_space, started, since, pid, gap: 0, host: name };
         // Zero means no owner.

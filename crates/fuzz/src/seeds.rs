@@ -158,7 +158,7 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
     let replies = [
         r#"{"id":1,"answer":[{"name":"methods"}]}"#,
         r#"{"id":2,"error":{"code":"not_found","category":"usage","message":"no","hint":"yes"}}"#,
-        r#"{"event":{"kind":"set","monotonic_ns":5,"text":"","about":{}}}"#,
+        r#"{"event":{"kind":"set","time":"2024-02-29T12:34:56.789000Z","monotonic_ns":5,"text":"","about":{}}}"#,
     ];
     vec![("requests", lines(&requests)), ("replies", lines(&replies))]
 }

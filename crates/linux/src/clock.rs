@@ -12,9 +12,10 @@
 //! gives the reason.
 
 use std::fmt;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
-use tenmil_base::{Instant, Span};
+use tenmil_base::{Instant, Span, UtcTime};
 
 /// Clock: a plain value that is copied to each user. All copies agree, on every thread.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +56,12 @@ const SHIFT: u32 = 32;
 #[inline]
 pub fn coarse_now() -> Span {
     Span { ns: kernel_ns_of(ClockId::MonotonicCoarse) }
+}
+
+/// Time of the wall clock (`CLOCK_REALTIME`). A clock before 1970 counts as 1970.
+pub fn utc_now() -> UtcTime {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    UtcTime { unix_us: u64::try_from(since.as_micros()).unwrap_or(u64::MAX) }
 }
 
 /// Duration of each half of a calibration. A sample is accurate to about 50 ns, so 5 ms give the

@@ -5,7 +5,7 @@ mod identity;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use tenmil_base::Span;
 
-pub use self::identity::{ProcessIdentity, wall_clock_seconds};
+pub use self::identity::ProcessIdentity;
 use crate::kernel_files::KernelFiles;
 
 /// Resource usage of a process. Values that cannot be determined are `None`.

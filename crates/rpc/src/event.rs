@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use serde_json::{Value, json};
-use tenmil_base::{Instant, Interrupts};
+use tenmil_base::{Instant, Interrupts, UtcTime};
 use tenmil_linux::{Clock, EventVectors};
 
 /// Kind of an event, a constant of its emitter.
@@ -119,10 +119,11 @@ fn lost(count: u64) -> Event {
 }
 
 impl Event {
-    /// JSON line of the event.
-    pub(crate) fn to_line(&self, now: Instant) -> Vec<u8> {
+    /// JSON line of the event, with the times at which the server sends it.
+    pub(crate) fn to_line(&self, now: Instant, time: UtcTime) -> Vec<u8> {
         let event = json!({
             "kind": self.kind.name,
+            "time": time.to_string(),
             "monotonic_ns": now.ns,
             "text": self.text,
             "about": self.about,
@@ -133,8 +134,8 @@ impl Event {
     }
 }
 
-/// Clock of event times: the kernel's monotonic clock, so that events of several programs on a
-/// machine can be ordered.
+/// Clock of `monotonic_ns` of an event: the kernel's monotonic clock, so that events of several
+/// programs on a machine can be ordered. Their `time` is for people and for other machines.
 pub(crate) fn clock() -> Clock {
     Clock::kernel()
 }
@@ -144,7 +145,7 @@ mod tests {
     use serde_json::{Value, json};
     use tenmil_base::{Instant, Span};
 
-    use super::{Event, SET, WAITING_MAX, announcements};
+    use super::{Event, SET, UtcTime, WAITING_MAX, announcements};
 
     fn event(number: usize) -> Event {
         Event { kind: SET, text: format!("number {number}"), about: json!({}) }
@@ -180,12 +181,18 @@ mod tests {
 
     #[test]
     fn an_event_is_one_line() {
-        let line = Event { text: "two\nlines".into(), ..event(0) }.to_line(Instant { ns: 5 });
+        let event = Event { text: "two\nlines".into(), ..event(0) };
+        let line = event.to_line(Instant { ns: 5 }, UtcTime { unix_us: 1_709_210_096_789_000 });
         let text = String::from_utf8(line).unwrap();
         assert_eq!(text.lines().count(), 1);
         let value: Value = serde_json::from_str(&text).unwrap();
-        let expected =
-            json!({ "kind": "set", "monotonic_ns": 5, "text": "two\nlines", "about": {} });
+        let expected = json!({
+            "kind": "set",
+            "time": "2024-02-29T12:34:56.789000Z",
+            "monotonic_ns": 5,
+            "text": "two\nlines",
+            "about": {},
+        });
         assert_eq!(value["event"], expected);
     }
 }

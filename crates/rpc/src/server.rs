@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use tenmil_base::{Instant, Interrupts, Span};
+use tenmil_linux::clock::utc_now;
 use tenmil_linux::local_socket::{Connection, Listener, Peer};
 use tenmil_linux::poll_set::{Interest, PollSet, Ready};
 use tenmil_linux::runtime_directory::{RuntimeDirectory, uid};
@@ -278,7 +279,7 @@ impl ServerLoop {
     /// Sends an event to subscribed clients. It is sent when the connection is next processed, in
     /// this iteration.
     fn broadcast(&mut self, event: &Event) {
-        let line = event.to_line(self.clock.now());
+        let line = event.to_line(self.clock.now(), utc_now());
         self.seats.iter_mut().flatten().for_each(|seat| seat.queue_event(&line));
     }
 }

@@ -19,6 +19,8 @@
 
 use std::fmt;
 
+use tenmil_base::UtcTime;
+
 use crate::error::PoolError;
 use crate::format::{
     BLOCK_BYTES, Block, OwnerRecord, Superblock, decode_owner, decode_superblock, unpadded,
@@ -97,25 +99,9 @@ impl fmt::Display for Owner {
         if self.record == OwnerRecord::NONE {
             return write!(out, "opener {:032x}", self.id);
         }
-        write!(out, "process {pid} on host `{}` since ", unpadded(host))?;
-        write_time(out, *since)
+        let since = UtcTime::from_unix_secs(*since);
+        write!(out, "process {pid} on host `{}` since {since:.0}", unpadded(host))
     }
-}
-
-/// Formats seconds since 1970 as RFC 3339, in UTC.
-fn write_time(out: &mut fmt::Formatter<'_>, seconds: u64) -> fmt::Result {
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Days are counted from March 1st of year 0, in eras of 400 years.
-    let days = days.saturating_add(719_468);
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let shifted = (5 * day + 2) / 153;
-    let day = day - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    let year = year + era * 400 + u64::from(month <= 2);
-    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
-    write!(out, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
 impl OwnerRecord {

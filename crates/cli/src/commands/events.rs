@@ -56,7 +56,6 @@ pub(super) fn run(arguments: &EventsArguments, out: &mut dyn Write) -> Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "shown to people")]
 fn line(event: &Value, json: bool) -> String {
     if json {
         return format!("{event}\n");
@@ -68,8 +67,7 @@ fn line(event: &Value, json: bool) -> String {
             .map(|c| if tenmil_base::text::is_unsafe(c) { ' ' } else { c })
             .collect::<String>()
     };
-    let seconds = event["monotonic_ns"].as_u64().unwrap_or(0) as f64 / 1e9;
-    format!("{seconds:.6}  {:<10}  {}\n", text("kind"), text("text"))
+    format!("{}  {:<10}  {}\n", text("time"), text("kind"), text("text"))
 }
 
 #[cfg(test)]
@@ -80,9 +78,9 @@ mod tests {
 
     #[test]
     fn an_event_is_one_line() {
-        let event =
-            json!({ "kind": "set", "monotonic_ns": 1_500_000_000, "text": "a\nb\u{1b}[2J" });
-        assert_eq!(line(&event, false), "1.500000  set         a b [2J\n");
+        let time = "2024-02-29T12:34:56.789000Z";
+        let event = json!({ "kind": "set", "time": time, "text": "a\nb\u{1b}[2J" });
+        assert_eq!(line(&event, false), format!("{time}  set         a b [2J\n"));
         assert_eq!(line(&event, true).lines().count(), 1);
     }
 }

@@ -1,7 +1,5 @@
 //! Identity of a process and its machine, comparable by other processes and machines.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use rustix::fs::stat;
 use rustix::process::{Pid, test_kill_process};
 
@@ -90,11 +88,6 @@ impl ProcessIdentity {
             None => !exists(self.pid),
         }
     }
-}
-
-/// Wall clock time in seconds since 1970: for display only.
-pub fn wall_clock_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Boot time in seconds since 1970: `btime` of proc_stat(5).

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 use tenmil_base::{Error, Instant, Span};
 use tenmil_linux::Clock;
+use tenmil_linux::clock::utc_now;
 use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::pci::{Address, Function};
 use tenmil_linux::poll_set::{Interest, PollSet};
@@ -162,6 +163,7 @@ fn line(now: Instant, change: FunctionChange, function: &Function, is_json: bool
 fn as_json(now: Instant, change: FunctionChange, function: &Function) -> Value {
     json!({
         "event": change.word(),
+        "time": utc_now().to_string(),
         "monotonic_ns": now.ns,
         "address": function.address.to_string(),
         "function": functions::as_json(function),
@@ -269,6 +271,7 @@ mod tests {
         let text = line(Instant { ns: 7 }, FunctionChange::Gone, &one, true);
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&json["event"], &json["monotonic_ns"]), (&"removed".into(), &7.into()));
+        assert!(json["time"].as_str().unwrap().ends_with('Z'), "UTC");
         assert_eq!(json["function"]["driver"], "nvme");
         assert!(json["function"].get("used_by").is_none(), "nobody looked who uses it");
         assert_eq!(text.lines().count(), 1);
