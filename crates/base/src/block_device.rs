@@ -353,9 +353,9 @@ impl Durability {
     /// Description for messages.
     pub const fn describe(self) -> &'static str {
         match self {
-            Self::Persistent => "an answered write is stable",
-            Self::VolatileCache => "an answered write is in a volatile cache until a flush",
-            Self::NonPersistent => "nothing survives",
+            Self::Persistent => "completed writes are persistent",
+            Self::VolatileCache => "completed writes are in a volatile cache until a flush",
+            Self::NonPersistent => "volatile, lost when the process exits",
         }
     }
 }

@@ -85,7 +85,7 @@ fn words(is_wanted: bool, frequency: Option<&Frequency>) -> String {
     match frequency.map(cores).filter(|cores| !cores.is_empty()) {
         Some(cores) => format!("lowest asleep, highest loaded, on cores {cores}"),
         None if is_wanted => "wanted, and could not be had".into(),
-        None => "left alone".into(),
+        None => "unchanged".into(),
     }
 }
 
@@ -109,7 +109,7 @@ fn frequency(is_wanted: bool, cores: &CpuList, tell: NoteFn<'_>) -> Option<Frequ
             take_charge(machine, cores, &directory, tell)
         }
         Err(error) => {
-            tell(format!("frequency scaling is left alone: {error}"));
+            tell(format!("frequency scaling is unchanged: {error}"));
             None
         }
     }
@@ -175,7 +175,7 @@ mod tests {
         let cores = [0, 1].into_iter().collect();
         let machine = KernelFiles::under(root.path());
         assert!(take_charge(machine, &cores, &directory, &|text| told.tell(text)).is_none());
-        let expected = "frequency scaling is left alone: the kernel has no cpufreq for cores 0-1";
+        let expected = "frequency scaling is unchanged: the kernel has no cpufreq for cores 0-1";
         assert_eq!(*told.0.borrow(), [expected]);
     }
 
@@ -197,7 +197,7 @@ mod tests {
         );
         assert_eq!(words(true, Some(&held)), "lowest asleep, highest loaded, on cores 0");
         assert_eq!(words(true, Some(&second)), "wanted, and could not be had");
-        assert_eq!(words(false, None), "left alone");
+        assert_eq!(words(false, None), "unchanged");
         let said = told.0.borrow();
         assert!(said[0].starts_with("set frequency of core 0: held by "), "{said:?}");
     }

@@ -25,7 +25,7 @@ mod test_data;
 pub use definition::{Criterion, Experiment, Metric, Operand, Threshold, Unit, Variant};
 pub use effort::{Effort, OVERHEAD};
 pub use judge::{
-    COUNTED_LEAST, CriterionResult, LOST_MAX, OTHERS_MAX, STOLEN_MAX, Summary, TRIMMED_FROM,
+    COUNTED_LEAST, CriterionResult, LOST_MAX, OTHERS_MAX, STEAL_MAX, Summary, TRIMMED_FROM,
     Verdict, judge, spread,
 };
 pub use record::{Record, Round, TrialResult};

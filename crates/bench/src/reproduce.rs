@@ -191,18 +191,18 @@ impl ReproduceRun {
     }
 
     /// Conditions that distort the results.
-    pub fn caveats(&self) -> Vec<String> {
-        let mut caveats = Vec::new();
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
         if cfg!(debug_assertions) {
-            caveats.push("built without optimisation: the numbers say nothing".to_owned());
+            warnings.push("built without optimization: the numbers are not meaningful".to_owned());
         }
         if self.machine.allowed.len() < 2 {
-            caveats.push(
-                "one processor: driver and device take turns on it, and nothing about several \
-                 threads can be shown"
+            warnings.push(
+                "one processor: driver and device share it, and no claim about several threads \
+                 can be tested"
                     .to_owned(),
             );
         }
-        caveats
+        warnings
     }
 }

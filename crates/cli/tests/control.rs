@@ -206,7 +206,7 @@ fn a_run_that_may_choose_frequencies_says_in_one_line_if_there_are_none() {
     assert_eq!(output.status.code(), Some(0));
     let said = String::from_utf8(output.stderr).unwrap();
     let cpufreq = std::path::Path::new("/sys/devices/system/cpu/cpu0/cpufreq").exists();
-    let notes = said.matches("note: frequency scaling is left alone: ").count();
+    let notes = said.matches("note: frequency scaling is unchanged: ").count();
     assert_eq!(notes, usize::from(!cpufreq), "{said}");
 }
 

@@ -124,7 +124,13 @@ fn any_block_device_is_loaded_and_named_with_what_it_is() {
     let options = PerfOptions { io_count: Some(501), pattern, queue_pairs: 2, ..over(&uris) };
     let outcome = run(&options);
     assert_eq!((outcome.ended, outcome.totals.errors), (RunEnd::Count, 0));
-    let said = ["no data moves", "nothing survives", "by threads", "a model of an Intel", "tenmil"];
+    let said = [
+        "no data moves",
+        "volatile, lost when the process exits",
+        "by threads",
+        "a model of an Intel",
+        "tenmil",
+    ];
     for ((device, uri), said) in outcome.devices.iter().zip(uris).zip(said) {
         assert_eq!((device.counts.ios, device.name.as_str()), (501, uri));
         assert!(device.model.contains(said), "{uri}: {}", device.model);

@@ -318,6 +318,6 @@ fn a_key_is_never_in_a_name_and_never_in_a_file_that_others_may_read() {
     let opened = bench.open(&format!("crypt:[ram:1m]?key-file={path}")).unwrap();
     assert_eq!(
         opened.description,
-        "AES-256-XTS over units of 512 bytes; over ram: nothing survives"
+        "AES-256-XTS over units of 512 bytes; over ram: volatile, lost when the process exits"
     );
 }

@@ -75,7 +75,7 @@ pub fn open_ram_filled(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, E
 }
 
 fn opened(ram: RamDevice) -> OpenedDevice {
-    OpenedDevice::fresh(Arc::new(ram), "ram: nothing survives")
+    OpenedDevice::fresh(Arc::new(ram), "ram: volatile, lost when the process exits")
 }
 
 fn named(opener: &Opener<'_>, uri: &Uri) -> Result<RamDevice, Error> {

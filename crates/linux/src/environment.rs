@@ -43,7 +43,7 @@ pub struct Environment {
 pub struct CpuTime {
     total: u64,
     idle: u64,
-    stolen: u64,
+    steal: u64,
     interrupts: u64,
 }
 
@@ -167,7 +167,7 @@ impl CpuTime {
 
     fn of(machine: &KernelFiles, cores: &CpuList) -> Self {
         let text = machine.text("proc/stat").unwrap_or_default();
-        let mut time = Self { total: 0, idle: 0, stolen: 0, interrupts: 0 };
+        let mut time = Self { total: 0, idle: 0, steal: 0, interrupts: 0 };
         for line in text.lines() {
             let core = line.strip_prefix("cpu").and_then(|rest| rest.split_once(' '));
             let Some((number, fields)) = core else { continue };
@@ -187,7 +187,7 @@ impl CpuTime {
             match index {
                 3 | 4 => self.idle += ticks,
                 5 | 6 => self.interrupts += ticks,
-                7 => self.stolen += ticks,
+                7 => self.steal += ticks,
                 _ => {}
             }
         }
@@ -196,9 +196,9 @@ impl CpuTime {
     /// Share of the time since `earlier`, from 0 to 1, in which the hypervisor ran other guests
     /// although this one was runnable.
     #[expect(clippy::cast_precision_loss, reason = "shown to people")]
-    pub fn stolen_since(self, earlier: Self) -> f64 {
+    pub fn steal_since(self, earlier: Self) -> f64 {
         let total = self.total.saturating_sub(earlier.total).max(1);
-        self.stolen.saturating_sub(earlier.stolen) as f64 / total as f64
+        self.steal.saturating_sub(earlier.steal) as f64 / total as f64
     }
 
     /// Share of the time since `earlier`, from 0 to 1, used by programs of this machine. Excludes
@@ -207,9 +207,9 @@ impl CpuTime {
     pub fn used_since(self, earlier: Self) -> f64 {
         let total = self.total.saturating_sub(earlier.total);
         let idle = self.idle.saturating_sub(earlier.idle);
-        let stolen = self.stolen.saturating_sub(earlier.stolen);
+        let steal = self.steal.saturating_sub(earlier.steal);
         let interrupts = self.interrupts.saturating_sub(earlier.interrupts);
-        total.saturating_sub(idle + stolen + interrupts) as f64 / total.max(1) as f64
+        total.saturating_sub(idle + steal + interrupts) as f64 / total.max(1) as f64
     }
 }
 
@@ -297,14 +297,14 @@ mod tests {
     }
 
     #[test]
-    fn stolen_time_is_a_share_of_all_time_between_two_looks() {
+    fn steal_time_is_a_share_of_all_time_between_two_samples() {
         let at = |line| CpuTime::of(&made_of(&[("proc/stat", line)]).1, &cores("1,3"));
         let before = at("cpu  9 0\ncpu0 1 1\ncpu1 90 0 50 800 10 0 0 40 7 7\ncpu3 10 0 0\n");
         let after = at("cpu  9 0\ncpu0 5 1\ncpu1 140 0 50 815 10 2 3 70 9 9\ncpu3 10 0 0\n");
-        assert!((after.stolen_since(before) - 0.3).abs() < 1e-9);
+        assert!((after.steal_since(before) - 0.3).abs() < 1e-9);
         assert!((after.used_since(before) - 0.5).abs() < 1e-9);
         assert!(before.used_since(before).abs() < 1e-9);
-        assert!(before.stolen_since(before).abs() < 1e-9);
+        assert!(before.steal_since(before).abs() < 1e-9);
         assert!(CpuTime::read(&CpuList::allowed()).total > 0);
     }
 

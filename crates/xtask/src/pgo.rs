@@ -57,7 +57,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
         build(&room, &BuildVariant { name: "pgo", profile: "dist", flags: &flags })?;
     }
     let mut compare = Command::new(room.join("lto/tenmil"));
-    compare.args(["reproduce", "--only", "link-time-optimisation", "profile-guided", "--builds"]);
+    compare.args(["reproduce", "--only", "link-time-optimization", "profile-guided", "--builds"]);
     compare.arg(&room).arg("--out").arg(room.join("report"));
     if options.quick {
         compare.arg("--quick");

@@ -66,7 +66,7 @@ pub struct Summary {
 }
 
 /// Fraction of CPU time given to other guests above which a round counts as disturbed.
-pub const STOLEN_MAX: f64 = 0.02;
+pub const STEAL_MAX: f64 = 0.02;
 /// Fraction of CPU time used by other programs above which a round counts as disturbed.
 pub const OTHERS_MAX: f64 = 0.10;
 /// Fraction of its time that a thread may lose before a round is ignored.
@@ -176,8 +176,8 @@ pub fn spread(values: &[f64]) -> Option<Summary> {
 
 /// Whether a round was undisturbed during the trials of the operand.
 pub(crate) fn is_quiet(round: &Round, compared: Operand) -> bool {
-    let (stolen, others) = round.disturbance(compared.sides());
-    stolen <= STOLEN_MAX && others <= OTHERS_MAX
+    let (steal, others) = round.disturbance(compared.sides());
+    steal <= STEAL_MAX && others <= OTHERS_MAX
 }
 
 fn value(round: &Round, compared: Operand) -> Option<f64> {
@@ -193,16 +193,16 @@ fn value(round: &Round, compared: Operand) -> Option<f64> {
 
 fn too_few(counted: usize, record: &Record, question: &Criterion) -> String {
     let worst = record.rounds.iter().map(|round| round.disturbance(question.compared.sides()));
-    let (stolen, others) = worst.fold((0.0, 0.0), |(stolen, others): (f64, f64), found| {
-        (stolen.max(found.0), others.max(found.1))
+    let (steal, others) = worst.fold((0.0, 0.0), |(steal, others): (f64, f64), found| {
+        (steal.max(found.0), others.max(found.1))
     });
     let all = record.rounds.len();
     let mut reason = format!("{counted} of {all} rounds count, expected {COUNTED_LEAST}");
     if others > OTHERS_MAX {
         reason += &format!("; other programs used up to {:.0} % of the machine", others * 100.0);
     }
-    if stolen > STOLEN_MAX {
-        reason += &format!("; other guests took up to {:.0} % of it", stolen * 100.0);
+    if steal > STEAL_MAX {
+        reason += &format!("; other guests took up to {:.0} % of it", steal * 100.0);
     }
     reason
 }
@@ -269,7 +269,7 @@ mod tests {
         let quiet = judge(&asked(Threshold::AtLeast(1.9)), &record);
         assert_eq!((quiet.verdict, quiet.disturbed), (Verdict::Confirmed, 0));
         // 5 % of two CPUs is 10 % of one.
-        record.rounds[1].trials.get_mut("fast").unwrap().stolen = 0.05;
+        record.rounds[1].trials.get_mut("fast").unwrap().steal = 0.05;
         let verdict = |bound| judge(&asked(bound), &record);
         let found = verdict(Threshold::AtLeast(1.79));
         assert_eq!((found.verdict, found.disturbed), (Verdict::Confirmed, 1));
@@ -299,10 +299,10 @@ mod tests {
         let mut record = record(&[(20.0, 10.0); 5]);
         let tail = Criterion { is_tail: true, ..asked(Threshold::AtLeast(1.5)) };
         for round in [0, 1] {
-            record.rounds[round].trials.get_mut("slow").unwrap().stolen = 0.03;
+            record.rounds[round].trials.get_mut("slow").unwrap().steal = 0.03;
         }
         assert_eq!(judge(&tail, &record).values.unwrap().count, 3);
-        record.rounds[2].trials.get_mut("slow").unwrap().stolen = 0.03;
+        record.rounds[2].trials.get_mut("slow").unwrap().steal = 0.03;
         assert_eq!(judge(&tail, &record).verdict, Verdict::Inconclusive);
         assert_eq!(judge(&asked(Threshold::AtLeast(1.5)), &record).verdict, Verdict::Confirmed);
     }
@@ -314,7 +314,7 @@ mod tests {
         record.rounds[0].trials.get_mut("fast").unwrap().figures.insert("iops".into(), 1.0);
         let found = judge(&asked(Threshold::AtLeast(1.5)), &record);
         assert_eq!((found.verdict, found.values.unwrap().count), (Verdict::Confirmed, 3));
-        record.rounds[1].trials.get_mut("fast").unwrap().stolen = 0.26;
+        record.rounds[1].trials.get_mut("fast").unwrap().steal = 0.26;
         let found = judge(&asked(Threshold::AtLeast(1.5)), &record);
         assert_eq!((found.verdict, found.values), (Verdict::Inconclusive, None));
         assert_eq!(

@@ -28,7 +28,7 @@ pub struct TrialResult {
     /// Metrics by key.
     pub figures: BTreeMap<String, f64>,
     /// Fraction of all CPU time, from 0 to 1, that the hypervisor gave to other guests.
-    pub stolen: f64,
+    pub steal: f64,
     /// Fraction of all CPU time that other programs of this machine used.
     pub others: f64,
     /// Number of CPUs that the fractions refer to.
@@ -41,12 +41,12 @@ impl Round {
         self.trials.get(side)?.figures.get(figure).copied()
     }
 
-    /// Largest fractions of stolen time, and of time used by others, during the trials of these
+    /// Largest fractions of steal time, and of time used by others, during the trials of these
     /// variants.
     pub fn disturbance(&self, sides: impl Iterator<Item = &'static str>) -> (f64, f64) {
         let turns = sides.filter_map(|side| self.trials.get(side));
-        turns.fold((0.0, 0.0), |(stolen, others): (f64, f64), turn| {
-            (stolen.max(turn.stolen), others.max(turn.others))
+        turns.fold((0.0, 0.0), |(steal, others): (f64, f64), turn| {
+            (steal.max(turn.steal), others.max(turn.others))
         })
     }
 
@@ -55,7 +55,7 @@ impl Round {
     pub fn lost(&self, sides: impl Iterator<Item = &'static str>) -> f64 {
         let turns = sides.filter_map(|side| self.trials.get(side));
         let lost =
-            |turn: &TrialResult| (turn.stolen + turn.others) * f64::from(turn.processors.max(1));
+            |turn: &TrialResult| (turn.steal + turn.others) * f64::from(turn.processors.max(1));
         turns.map(lost).fold(0.0, f64::max).min(1.0)
     }
 }

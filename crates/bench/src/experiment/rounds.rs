@@ -139,7 +139,7 @@ mod tests {
         let record = measure(&experiment(), &Effort::QUICK, &mut bench, &mut |_| {}).unwrap();
         assert_eq!(record.rounds.len(), 4);
         assert_eq!(judge(&experiment().questions[0], &record).values.unwrap().count, 3);
-        let mut always = script(|work, _| Ok(TrialResult { stolen: 0.5, ..speed(work) }));
+        let mut always = script(|work, _| Ok(TrialResult { steal: 0.5, ..speed(work) }));
         let record = measure(&experiment(), &Effort::FULL, &mut always, &mut |_| {}).unwrap();
         assert_eq!(record.rounds.len(), 7, "five, and the two that are to spare");
         let found = judge(&experiment().questions[0], &record);

@@ -70,7 +70,7 @@ pub fn run(
 
     let mut environment = RunEnvironment::of(machine, options);
     environment.frequency_scaling = tally.frequency_scaling().to_owned();
-    environment.stolen = CpuTime::read(&allowed).stolen_since(before);
+    environment.steal = CpuTime::read(&allowed).steal_since(before);
     environment.tsc_hz = clock.tsc_hz();
     environment.memory_backing = memory_backing;
     let mut outcome = tally.into_outcome(options, &places, &clock, environment);
@@ -89,7 +89,7 @@ fn compare(
     watch: TickFn<'_>,
 ) {
     let is_over = |ended| ended == RunEnd::Interrupt || tenmil_linux::signal::interrupted();
-    let PerfOutcome { ended, devices, ceiling: bare, ram, null_blk, missing, .. } = outcome;
+    let PerfOutcome { ended, devices, baseline: bare, ram, null_blk, missing, .. } = outcome;
     let mut known = |found: Result<(), Error>| missing.extend(found.err());
     if !is_over(*ended) {
         let found = baseline(options, devices, places, clock, progress, watch);
@@ -248,7 +248,7 @@ fn baseline(
     progress: &Arc<Progress>,
     watch: TickFn<'_>,
 ) -> Result<Option<BaselineOutcome>, Error> {
-    let Some(time) = options.ceiling else { return Ok(None) };
+    let Some(time) = options.baseline_time else { return Ok(None) };
     progress.set_phase(Phase::Baseline);
     watch(progress);
     if let Some(engine) = options.exchange_engine() {

@@ -12,7 +12,7 @@ pub struct RunEnvironment {
     /// Machine, kernel and resource limits.
     pub machine: Environment,
     /// Fraction of CPU time, from 0 to 1, that the hypervisor gave to other guests during the run.
-    pub stolen: f64,
+    pub steal: f64,
     /// Frequency of the time stamp counter, if it is usable.
     pub tsc_hz: Option<u64>,
     /// Description of the pages of rings and buffers, such as `2 MiB pages`.
@@ -24,74 +24,75 @@ pub struct RunEnvironment {
     /// Description of the frequency scaling, such as `left alone`.
     pub frequency_scaling: String,
     /// Whether this program was built with optimization.
-    pub optimised: bool,
+    pub optimized: bool,
 }
 
-/// Stolen time above this fraction is reported.
-const STOLEN_NOTABLE: f64 = 0.005;
+/// Steal time above this fraction is reported.
+const STEAL_NOTABLE: f64 = 0.005;
 
 impl RunEnvironment {
     /// Environment before a run, from the machine and the options.
     pub fn of(machine: Environment, options: &PerfOptions) -> Self {
         Self {
             machine,
-            stolen: 0.0,
+            steal: 0.0,
             tsc_hz: None,
             memory_backing: String::new(),
             poll: options.poll,
             scheduler: options.scheduler.policy,
             frequency_scaling: String::new(),
-            optimised: !cfg!(debug_assertions),
+            optimized: !cfg!(debug_assertions),
         }
     }
 
     /// Conditions that distort the result, one sentence each.
-    pub fn caveats(&self) -> Vec<String> {
-        let mut caveats = Vec::new();
-        if !self.optimised {
-            caveats.push("built without optimisation: the number says nothing".into());
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if !self.optimized {
+            warnings.push("built without optimization: the number is not meaningful".into());
         }
         if self.machine.allowed.len() < 2 {
-            caveats.push(
-                "one processor: driver and emulated controller take turns on it, so the number is \
-                 what both cost together"
+            warnings.push(
+                "one processor: driver and emulated controller share it, so the number is the \
+                 cost of both"
                     .into(),
             );
         }
         if let Some(quota) = self.machine.quota.filter(|quota| *quota < 2.0) {
-            caveats.push(format!(
-                "a quota of {quota:.2} processors: polling threads use it up and are then stopped, \
-                 which lowers the rate and shows as latencies of up to 100 ms"
+            warnings.push(format!(
+                "a quota of {quota:.2} processors: polling threads exhaust it and are then throttled, \
+                 which lowers the rate and causes latencies of up to 100 ms"
             ));
         }
-        if self.stolen > STOLEN_NOTABLE {
-            caveats.push(format!(
-                "{:.1} % of the time went to other guests of this host: expect more when it is \
-                 quiet",
-                self.stolen * 100.0
+        if self.steal > STEAL_NOTABLE {
+            warnings.push(format!(
+                "{:.1} % of the time was steal time, used by other virtual machines: the result is \
+                 higher without it",
+                self.steal * 100.0
             ));
         }
-        caveats
+        warnings
     }
 
     /// Recommended changes for a better result, one sentence each, the most effective first.
-    pub fn remedies(&self) -> Vec<String> {
-        let mut remedies = Vec::new();
-        if !self.optimised {
-            remedies.push("build with optimisation: `cargo run --release -- perf`".into());
+    pub fn recommendations(&self) -> Vec<String> {
+        let mut recommendations = Vec::new();
+        if !self.optimized {
+            recommendations.push("build with optimization: `cargo run --release -- perf`".into());
         }
-        remedies.extend(self.machine.recommendations());
-        if self.stolen > STOLEN_NOTABLE {
-            remedies.push("repeat when the host is quiet, or on a machine of its own".into());
+        recommendations.extend(self.machine.recommendations());
+        if self.steal > STEAL_NOTABLE {
+            recommendations
+                .push("repeat without other load on the host, or on a dedicated machine".into());
         }
-        remedies
+        recommendations
     }
 
     /// Table rows of name and value.
     pub fn rows(&self) -> Vec<(&'static str, String)> {
         let mut rows = machine_rows(&self.machine);
         rows.extend([
-            ("stolen time", format!("{:.2} %", self.stolen * 100.0)),
+            ("steal time", format!("{:.2} %", self.steal * 100.0)),
             ("rings and buffers", self.memory_backing.clone()),
             ("polling", self.poll.to_string()),
             ("scheduler", self.scheduler.to_string()),
@@ -100,7 +101,7 @@ impl RunEnvironment {
         if let Some(hz) = self.tsc_hz {
             rows.push(("time stamp counter", format!("{} MHz", hz / 1_000_000)));
         }
-        let build = if self.optimised { "optimised" } else { "not optimised" };
+        let build = if self.optimized { "optimized" } else { "not optimized" };
         rows.push(("tenmil", format!("{}, {build}", env!("CARGO_PKG_VERSION"))));
         rows.retain(|(_, value)| !value.is_empty());
         rows
@@ -118,7 +119,7 @@ pub fn machine_rows(machine: &Environment) -> Vec<(&'static str, String)> {
     };
     let mut cores = format!("{} may be used", machine.allowed);
     if let Some(online) = &machine.online {
-        cores += &format!(", {online} are there");
+        cores += &format!(", {online} are online");
     }
     if let Some(quota) = machine.quota {
         cores += &format!(", quota of {quota:.2}");
@@ -151,31 +152,31 @@ mod tests {
     use crate::perf::report::sample::quiet_machine;
 
     #[test]
-    fn a_quiet_machine_has_no_caveats_and_no_remedies() {
-        assert_eq!(quiet_machine().caveats(), Vec::<String>::new());
-        assert_eq!(quiet_machine().remedies(), Vec::<String>::new());
+    fn a_quiet_machine_has_no_warnings_and_no_recommendations() {
+        assert_eq!(quiet_machine().warnings(), Vec::<String>::new());
+        assert_eq!(quiet_machine().recommendations(), Vec::<String>::new());
     }
 
     #[test]
     fn each_thing_that_bends_the_number_is_said() {
         let mut environment = quiet_machine();
-        environment.stolen = 0.031;
-        environment.optimised = false;
+        environment.steal = 0.031;
+        environment.optimized = false;
         environment.machine.quota = Some(1.5);
         environment.machine.allowed = CpuList::parse("1").unwrap();
-        let caveats = environment.caveats();
-        for (caveat, start) in caveats.iter().zip([
-            "built without optimisation",
-            "one processor: driver and emulated controller take turns",
+        let warnings = environment.warnings();
+        for (warning, start) in warnings.iter().zip([
+            "built without optimization",
+            "one processor: driver and emulated controller share it",
             "a quota of 1.50 processors",
-            "3.1 % of the time went to other guests",
+            "3.1 % of the time was steal time",
         ]) {
-            assert!(caveat.starts_with(start), "{caveat}");
+            assert!(warning.starts_with(start), "{warning}");
         }
-        assert_eq!(caveats.len(), 4);
-        let remedies = environment.remedies();
-        assert!(remedies[0].contains("cargo run --release -- perf"));
-        assert!(remedies.last().unwrap().contains("when the host is quiet"));
+        assert_eq!(warnings.len(), 4);
+        let recommendations = environment.recommendations();
+        assert!(recommendations[0].contains("cargo run --release -- perf"));
+        assert!(recommendations.last().unwrap().contains("without other load"));
     }
 
     #[test]
@@ -189,7 +190,7 @@ mod tests {
         assert_eq!(named(&environment, "lockable memory").unwrap(), "64 KiB");
         assert_eq!(named(&environment, "polling").unwrap(), "hybrid");
         assert_eq!(named(&environment, "scheduler").unwrap(), "dynamic");
-        assert_eq!(named(&environment, "frequency scaling").unwrap(), "left alone");
+        assert_eq!(named(&environment, "frequency scaling").unwrap(), "unchanged");
         environment.tsc_hz = None;
         assert_eq!(named(&environment, "time stamp counter"), None);
     }

@@ -63,9 +63,9 @@ pub struct PerfOptions {
     /// Driver options.
     pub techniques: Techniques,
     /// Duration of the baseline measurement.
-    pub ceiling: Option<Span>,
+    pub baseline_time: Option<Span>,
     /// Kind of the baseline.
-    pub ceiling_of: BaselineKind,
+    pub baseline_kind: BaselineKind,
     /// Duration of an additional run over RAM devices, which transfer data.
     pub ram: Option<Span>,
     /// Destination of the JSON report.
@@ -179,8 +179,8 @@ impl Default for PerfOptions {
             scheduler: schedule::Options::default(),
             governor: false,
             techniques: Techniques::default(),
-            ceiling: None,
-            ceiling_of: BaselineKind::Own,
+            baseline_time: None,
+            baseline_kind: BaselineKind::Own,
             ram: None,
             json: None,
             html: None,
@@ -194,7 +194,7 @@ impl PerfOptions {
     /// and the report `tenmil-perf.html`.
     #[must_use]
     pub fn with_extras(mut self) -> Self {
-        self.ceiling = Some(CEILING_TIME);
+        self.baseline_time = Some(BASELINE_TIME);
         self.ram = Some(RAM_TIME);
         self.html = Some("tenmil-perf.html".into());
         self
@@ -247,7 +247,7 @@ pub enum BaselineKind {
 }
 
 /// Default duration of the baseline.
-pub const CEILING_TIME: Span = Span::from_secs(1);
+pub const BASELINE_TIME: Span = Span::from_secs(1);
 
 /// Default duration for each mode of the block layer.
 pub const NULL_BLK_TIME: Span = Span::from_secs(1);

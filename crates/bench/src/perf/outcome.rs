@@ -47,7 +47,7 @@ pub struct PerfOutcome {
     /// Result of the open-loop load.
     pub open_loop: Option<OpenLoopOutcome>,
     /// Baseline.
-    pub ceiling: Option<BaselineOutcome>,
+    pub baseline: Option<BaselineOutcome>,
     /// Result of the same workload over RAM.
     pub ram: Option<RamOutcome>,
     /// Comparison of the modes of the block layer.
@@ -287,10 +287,10 @@ pub struct ThreadPlace {
 
 impl PerfOutcome {
     /// Conditions that distort the result, and measurements that are missing.
-    pub fn caveats(&self) -> Vec<String> {
-        let mut caveats = self.environment.caveats();
-        caveats.extend(self.missing.iter().map(|refused| refused.text.clone()));
-        caveats
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = self.environment.warnings();
+        warnings.extend(self.missing.iter().map(|refused| refused.text.clone()));
+        warnings
     }
 
     /// I/Os per second.
@@ -316,8 +316,8 @@ impl PerfOutcome {
 
     /// Ratio of this run to the baseline.
     pub fn baseline_ratio(&self) -> Option<f64> {
-        let ceiling = self.ceiling.filter(|ceiling| ceiling.iops > 0.0)?;
-        Some(self.iops() / ceiling.iops)
+        let baseline = self.baseline.filter(|baseline| baseline.iops > 0.0)?;
+        Some(self.iops() / baseline.iops)
     }
 
     /// Whether any device transfers data.

@@ -187,7 +187,7 @@ impl Phase {
             Self::BringUp => "bringing up",
             Self::WarmUp => "warming up",
             Self::Measure => "measuring",
-            Self::Baseline => "bare ring",
+            Self::Baseline => "ring micro-benchmark",
             Self::Ram => "over ram",
             Self::NullBlk => "block layer",
         }

@@ -108,7 +108,7 @@ impl TestBench {
         let mut options = (self.parse)(&words).map_err(|why| missing(&why))?;
         options.time = pace.turn;
         options.warm_up = pace.warm_up;
-        options.ceiling = options.ceiling.map(|_| pace.turn);
+        options.baseline_time = options.baseline_time.map(|_| pace.turn);
         options
             .check(&MachineResources::probe_machine(&KernelFiles::live()))
             .map_err(|why| missing(&why))?;
@@ -185,7 +185,7 @@ impl TestBench {
         let cores = self.cores.len().max(1) as f64;
         TrialResult {
             figures,
-            stolen: after.all.stolen_since(before.all),
+            steal: after.all.steal_since(before.all),
             others: (used - ours / (seconds * cores)).max(0.0),
             processors: u32::try_from(self.cores.len()).unwrap_or(u32::MAX),
         }
@@ -225,6 +225,6 @@ fn figures_of(outcome: &PerfOutcome) -> Metrics {
         ("doorbells_per_io", outcome.turns.doorbells_per_io()),
         ("sleeps", outcome.sleeps as f64 / seconds),
     ];
-    figures.extend(outcome.baseline_ratio().map(|ratio| ("of_ceiling", ratio)));
+    figures.extend(outcome.baseline_ratio().map(|ratio| ("of_baseline", ratio)));
     figures.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }

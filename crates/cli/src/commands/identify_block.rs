@@ -218,7 +218,7 @@ mod tests {
             "{text}"
         );
         assert_eq!((&json["block_size"], &json["block_count"]), (&4096.into(), &256.into()));
-        assert_eq!(json["durability"], "nothing survives");
+        assert_eq!(json["durability"], "volatile, lost when the process exits");
         assert_eq!(json["channels_max"], Value::Null);
         assert_eq!(json["extents"]["hole_bytes"], 1 << 20);
         assert_eq!(json["operations"][0], "read");

@@ -19,7 +19,7 @@ use super::report_file::ReportFile;
 use super::{Engines, PerfEngine, usage, write_out};
 use tenmil_bench::balance::parse_rules;
 use tenmil_bench::perf::options::{
-    ArrivalProcess, BaselineKind, CEILING_TIME, CompletionDoorbell, Layer, LayerOptions,
+    ArrivalProcess, BASELINE_TIME, BaselineKind, CompletionDoorbell, Layer, LayerOptions,
     MachineResources, NULL_BLK_TIME, OpenLoop, Output, Pattern, PerfOptions, RAM_TIME, SizeMix,
     Techniques, parse_map,
 };
@@ -231,37 +231,37 @@ struct StoreChoice(Option<CommandStore>);
 
 const DEVICES: &str = "\
 Emulated SSDs: emu:null, emu:ram, emu:file:PATH, emu:model:p4600 or emu:model:p4800x, each \
-with ?count=, size=, block=, entries=, queues=, doorbell=; or any block device: null:, ram:1g, \
-file:PATH?size=1g, model:p4600, and what stands on others: KIND:[URI],[URI] [default: \
+with ?count=, size=, block=, queue-size=, queues=, doorbell-cost=; or any block device: null:, \
+ram:1g, file:PATH?size=1g, model:p4600, and devices built on others: KIND:[URI],[URI] [default: \
 emu:null?count=21]";
 
 const LOAD: &str = "Workload";
-const TECHNIQUES: &str = "Fast path, one switch per technique";
+const TECHNIQUES: &str = "Driver";
 const REPORTS: &str = "Reports";
 
 const MORE: &str = "\
-Without any argument: 21 emulated SSDs that answer and move no data, random reads of 4 KiB, depth
-128 each, one submitting thread, one device thread, 10 seconds; then one second of the bare ring
-for the ratio, two seconds over memory for a figure that moves data, and tenmil-perf.html.
-With any argument, only what is asked for happens.
+Without any argument: 21 emulated SSDs that complete commands and transfer no data, random reads of
+4 KiB, depth 128 each, one submitting thread, one device thread, 10 seconds; then one second of the
+ring micro-benchmark for the ratio, two seconds over memory with data transfers, and the report
+tenmil-perf.html. With any argument only the requested workload runs.
 
 Examples:
-  tenmil perf                                      the main job; then look at tenmil-perf.html
-  tenmil perf -t 5 --baseline                      the rate, and how much of the possible it is
-  tenmil perf null: -q 128 --baseline=tcp          what bare messages of 4 KiB do over loopback
-  tenmil perf emu:null -q 1                        the round trip of one I/O
-  tenmil perf emu:null --no-doorbell-batching      what a technique is worth
+  tenmil perf                                      21 emulated SSDs, and the report tenmil-perf.html
+  tenmil perf -t 5 --baseline                      the rate, and its ratio to the micro-benchmark
+  tenmil perf null: -q 128 --baseline=tcp          the rate of 4 KiB messages over loopback
+  tenmil perf emu:null -q 1                        latency of one I/O at a time
+  tenmil perf emu:null --no-doorbell-batching      effect of one driver option
   tenmil perf 'emu:ram?size=1g' -w randrw -M 70 --bssplit 4k:70,64k:30 --zipf 0.99
-  tenmil perf emu:model:p4600 --rate 200k          latency under a load that does not wait
+  tenmil perf emu:model:p4600 --rate 200k          latency of an open-loop load
   tenmil perf 'emu:file:/tmp/disk?size=1g' -w randrw --verify
-  tenmil perf ram:4g -w randrw                     any block device, without a driver
+  tenmil perf ram:4g -w randrw                     any block device, without the NVMe driver
   tenmil perf /tmp/disk -w randwrite --overwrite
   tenmil perf 'emu:null?count=21' --block mq       the same driver under the block layer
-  tenmil perf --null-blk --html null-blk.html      queues against a lock, thread by thread
+  tenmil perf --null-blk --html null-blk.html      queues and a lock, by number of threads
   tenmil perf emu:null --json | jq .iops
 
-Without link-time optimisation: cargo run --profile release-no-lto -- perf
-Exit codes: 0 all I/Os ended well, 1 machine not set up, 2 bad arguments, 3 I/Os failed.";
+Without link-time optimization: cargo run --profile release-no-lto -- perf
+Exit codes: 0 all I/Os succeeded, 1 machine not set up, 2 invalid arguments, 3 I/Os failed.";
 
 /// Runs `perf` and prints the report. `command` is the command line that repeats the run.
 pub(super) fn run(
@@ -343,7 +343,7 @@ fn phase_length(options: &PerfOptions, phase: Phase) -> Span {
         Phase::BringUp => Span::default(),
         Phase::WarmUp => options.warm_up,
         Phase::Measure => options.time,
-        Phase::Baseline => options.ceiling.unwrap_or_default(),
+        Phase::Baseline => options.baseline_time.unwrap_or_default(),
         Phase::Ram => options.ram.unwrap_or_default(),
         Phase::NullBlk => options.null_blk.unwrap_or_default(),
     }
@@ -405,8 +405,8 @@ impl PerfArguments {
                 shadow_doorbells: self.shadow_doorbells,
                 huge_pages: !self.no_huge_pages,
             },
-            ceiling: self.baseline.map(|_| CEILING_TIME),
-            ceiling_of: self.baseline.unwrap_or_default(),
+            baseline_time: self.baseline.map(|_| BASELINE_TIME),
+            baseline_kind: self.baseline.unwrap_or_default(),
             ram: self.ram.then_some(RAM_TIME),
             json: self.json.as_ref().map(|path| match path.as_str() {
                 "" | "-" => Output::Standard,

@@ -72,7 +72,7 @@ fn every_letter_reaches_the_engine() {
             shadow_doorbells: true,
             huge_pages: false,
         },
-        ceiling: Some(Span::from_secs(1)),
+        baseline_time: Some(Span::from_secs(1)),
         ram: Some(Span::from_secs(2)),
         seed: 7,
         ..PerfOptions::default()
@@ -82,9 +82,13 @@ fn every_letter_reaches_the_engine() {
 
 #[test]
 fn a_run_can_be_compared_with_bare_messages() {
-    for (value, ceiling_of) in [("tcp", BaselineKind::Tcp), ("tcp-uring", BaselineKind::TcpRing)] {
-        let expected =
-            PerfOptions { ceiling: Some(Span::from_secs(1)), ceiling_of, ..PerfOptions::default() };
+    for (value, baseline_kind) in [("tcp", BaselineKind::Tcp), ("tcp-uring", BaselineKind::TcpRing)]
+    {
+        let expected = PerfOptions {
+            baseline_time: Some(Span::from_secs(1)),
+            baseline_kind,
+            ..PerfOptions::default()
+        };
         assert_eq!(asked(&[&format!("--baseline={value}")]), format!("{expected:?}"));
     }
 }

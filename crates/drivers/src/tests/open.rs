@@ -26,8 +26,8 @@ fn what_was_named_is_opened() {
     for (uri, block_size, blocks, said) in [
         ("null:", 512, 1 << 31, "null: no data moves"),
         ("null:?size=1m&block=4k", 4096, 256, "null: no data moves"),
-        ("ram:1m", 512, 2048, "ram: nothing survives"),
-        ("ram:?size=1m&block=1k", 1024, 1024, "ram: nothing survives"),
+        ("ram:1m", 512, 2048, "ram: volatile, lost when the process exits"),
+        ("ram:?size=1m&block=1k", 1024, 1024, "ram: volatile, lost when the process exits"),
         (&file, 4096, 256, "by threads"),
         ("model:p4600?size=1m", 512, 2048, "a model of an Intel SSD DC P4600"),
         ("model:[ram:1m?block=4k]?device=p4800x", 4096, 256, "over ram"),
@@ -37,7 +37,12 @@ fn what_was_named_is_opened() {
         ("split:[ram:1m]?part=3&parts=4", 512, 512, "blocks 1536 to 2047 of ram"),
         ("split:[ram:1m]?offset=1k&size=4k", 512, 8, "blocks 2 to 9 of ram"),
         ("split:[ram:1m]?offset=1k", 512, 2046, "blocks 2 to 2047 of ram"),
-        ("stripe:[ram:1m],[ram:65k]", 512, 256, "2 legs by 65536 bytes, nothing survives"),
+        (
+            "stripe:[ram:1m],[ram:65k]",
+            512,
+            256,
+            "2 legs by 65536 bytes, volatile, lost when the process exits",
+        ),
     ] {
         let opened = open(uri).unwrap();
         let limits = opened.medium.limits();

@@ -79,7 +79,7 @@ impl FrequencyError {
 
 impl fmt::Display for CpufreqUnavailable {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "frequency scaling is left alone: ")?;
+        write!(out, "frequency scaling is unchanged: ")?;
         match self {
             Self::NoCpufreq { cores } => {
                 write!(out, "the kernel has no cpufreq for cores {cores}")

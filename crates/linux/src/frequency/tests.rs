@@ -113,7 +113,7 @@ fn a_machine_without_cpufreq_says_so_in_one_line() {
     assert_eq!(absent, CpufreqUnavailable::NoCpufreq { cores: cores("0-1") });
     assert_eq!(
         absent.to_string(),
-        "frequency scaling is left alone: the kernel has no cpufreq for cores 0-1"
+        "frequency scaling is unchanged: the kernel has no cpufreq for cores 0-1"
     );
     assert_eq!(absent.category(), ErrorCategory::Environment);
 }

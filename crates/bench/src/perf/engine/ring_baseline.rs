@@ -77,8 +77,9 @@ pub(super) fn measure(plan: &RingBaselinePlan<'_>) -> Result<BaselineOutcome, Er
     let mut hosts = Vec::new();
     let mut devices = Vec::new();
     for _ in 0..plan.rings {
-        let (host, device) = ring(&pool, ring_depth, plan.depth)
-            .ok_or_else(|| Error::environment("measure the bare ring: no memory is left"))?;
+        let (host, device) = ring(&pool, ring_depth, plan.depth).ok_or_else(|| {
+            Error::environment("measure the ring micro-benchmark: no memory is left")
+        })?;
         hosts.push(host);
         devices.push(device);
     }
@@ -110,14 +111,15 @@ pub(super) fn measure(plan: &RingBaselinePlan<'_>) -> Result<BaselineOutcome, Er
 
 #[expect(clippy::needless_pass_by_value, reason = "the shape that map_err wants")]
 fn refused(error: std::io::Error) -> Error {
-    Error::environment(format!("start a thread for the bare ring: {error}"))
+    Error::environment(format!("start a thread for the ring micro-benchmark: {error}"))
 }
 
 /// Pool with the same kind of memory as the run.
 fn pool(plan: &RingBaselinePlan<'_>, ring_depth: u32) -> Result<DevicePool, Error> {
     let bytes = plan.rings as usize * (ring_depth as usize * 80 + 8192);
-    let mapping = Mapping::new(bytes, Backing::Private)
-        .map_err(|error| Error::environment(format!("measure the bare ring: {error}")))?;
+    let mapping = Mapping::new(bytes, Backing::Private).map_err(|error| {
+        Error::environment(format!("measure the ring micro-benchmark: {error}"))
+    })?;
     mapping.populate();
     let regions = RegionTable::new(1);
     let memory = regions.add(mapping).map_err(|error| Error::environment(error.to_string()))?;

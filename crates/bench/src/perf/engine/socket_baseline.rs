@@ -64,7 +64,7 @@ impl PerfOptions {
     /// Socket engine of the message baseline, if the run has one.
     pub(in crate::perf) fn exchange_engine(&self) -> Option<SocketEngine> {
         let is_tcp = |uri: &Uri| matches!(uri, Uri::Block(uri) if uri.scheme() == "tcp");
-        match self.ceiling_of {
+        match self.baseline_kind {
             BaselineKind::TcpRing => Some(SocketEngine::IoUring),
             BaselineKind::Tcp => Some(SocketEngine::Epoll),
             BaselineKind::Own if self.uris.is_empty() => None,

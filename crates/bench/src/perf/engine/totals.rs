@@ -144,7 +144,7 @@ impl RunTotals {
             techniques: techniques(options),
             verified: self.verified,
             open_loop: options.rate.map(|_| open_loop),
-            ceiling: None,
+            baseline: None,
             ram: None,
             null_blk: None,
             missing: Vec::new(),
@@ -173,7 +173,7 @@ fn techniques(options: &PerfOptions) -> Vec<DriverOption> {
     let store = tenmil_devices::emu::command_store(techniques);
     let mut rows = vec![
         DriverOption {
-            name: "submission doorbell once per turn",
+            name: "submission doorbell per iteration",
             setting: switch(techniques.doorbell_batching),
             switch: "--no-doorbell-batching",
         },

@@ -233,7 +233,7 @@ impl PerfOptions {
 
     /// Rejects a baseline for devices that have none. The baseline of RAM devices is memory copies.
     fn check_baseline(&self) -> Result<(), Error> {
-        if self.ceiling.is_some() && self.exchange_engine().is_some() {
+        if self.baseline_time.is_some() && self.exchange_engine().is_some() {
             return self.check_exchange();
         }
         let is_ram = |uri: &Uri| matches!(uri, Uri::Block(uri) if uri.scheme() == "ram");
@@ -242,17 +242,17 @@ impl PerfOptions {
             Pattern::Read | Pattern::Write | Pattern::RandRead | Pattern::RandWrite
         ) || self.pattern.is_mixed() && self.pattern != Pattern::FlushMix;
         match self.uris.iter().find(|uri| !is_ram(uri)) {
-            _ if self.ceiling.is_none() => Ok(()),
+            _ if self.baseline_time.is_none() => Ok(()),
             Some(uri) => Err(Error::usage(format!(
-                "--baseline: {uri} has neither a bare ring nor bare copies, expected emulated SSDs \
-                 alone, ram: alone, or --baseline=tcp"
+                "--baseline: {uri} has neither a ring nor a copy micro-benchmark, expected emulated \
+                 SSDs alone, ram: alone, or --baseline=tcp"
             ))),
             None if !copies => Err(Error::usage(format!(
-                "--baseline: pattern {} is no copying, expected one that reads or writes",
+                "--baseline: pattern {} copies no data, expected one that reads or writes",
                 self.pattern.name()
             ))),
             None if self.thread_count() > 1 => Err(Error::usage(format!(
-                "--baseline: {} submitting threads, expected one: bare copies are made by one",
+                "--baseline: {} submitting threads, expected one, which copies",
                 self.thread_count()
             ))),
             None => Ok(()),

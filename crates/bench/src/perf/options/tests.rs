@@ -37,7 +37,7 @@ fn the_defaults_are_what_the_manual_says_and_pass() {
     assert_eq!((options.device_count(), options.depth, options.thread_count()), (21, 128, 1));
     assert_eq!(options.buffer_bytes(), 21 * 128 * 4096);
     let extras = options.with_extras();
-    assert_eq!(extras.ceiling, Some(Span::from_secs(1)));
+    assert_eq!(extras.baseline_time, Some(Span::from_secs(1)));
     assert_eq!(extras.ram, Some(Span::from_secs(2)));
     assert_eq!(extras.html.as_deref(), Some("tenmil-perf.html"));
 }
@@ -209,16 +209,17 @@ fn what_is_switched_where_nothing_has_it_is_refused_by_name() {
     assert_eq!(
         refusal(|options| {
             options.uris = vec!["ram:1g".parse().unwrap(), "null:".parse().unwrap()];
-            options.ceiling = Some(Span::from_secs(1));
+            options.baseline_time = Some(Span::from_secs(1));
         }),
-        "--baseline: null: has neither a bare ring nor bare copies, expected emulated SSDs alone, \
-         ram: alone, or --baseline=tcp"
+        "--baseline: null: has neither a ring nor a copy micro-benchmark, expected emulated SSDs \
+         alone, ram: alone, or --baseline=tcp"
     );
     let of_tcp = |change: fn(&mut PerfOptions)| {
         let uris = vec!["null:".parse().unwrap()];
-        let ceiling = Some(Span::from_secs(1));
-        let ceiling_of = BaselineKind::Tcp;
-        let mut options = PerfOptions { uris, ceiling, ceiling_of, ..PerfOptions::default() };
+        let baseline_time = Some(Span::from_secs(1));
+        let baseline_kind = BaselineKind::Tcp;
+        let mut options =
+            PerfOptions { uris, baseline_time, baseline_kind, ..PerfOptions::default() };
         change(&mut options);
         options.check(&supplies())
     };
@@ -231,11 +232,11 @@ fn what_is_switched_where_nothing_has_it_is_refused_by_name() {
     let mixed = of_tcp(|options| options.pattern = Pattern::RandRw).unwrap_err().to_string();
     assert!(mixed.starts_with("--baseline: pattern randrw goes both ways"), "{mixed}");
     let over_ram = over_ram(|options| {
-        (options.ceiling, options.pattern) = (Some(Span::from_secs(1)), Pattern::Trim);
+        (options.baseline_time, options.pattern) = (Some(Span::from_secs(1)), Pattern::Trim);
     });
-    assert!(over_ram.starts_with("--baseline: pattern trim is no copying"), "{over_ram}");
+    assert!(over_ram.starts_with("--baseline: pattern trim copies no data"), "{over_ram}");
     let uris = vec!["ram:1g".parse().unwrap()];
-    let options = PerfOptions { uris, ceiling: second, ..PerfOptions::default() };
+    let options = PerfOptions { uris, baseline_time: second, ..PerfOptions::default() };
     assert_eq!(options.check(&supplies()), Ok(()));
     let mut options = PerfOptions::default();
     options.uris.push("ram:1g".parse().unwrap());

@@ -4,9 +4,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::format::{scaled, show_byte_rate, show_count, show_iops, show_ns, show_ns_f64};
 use super::page_style::STYLE;
-use super::{
-    baseline_line, error_rows, how_it_ended, latency_row, plot, what_it_is, workload_line,
-};
+use super::{baseline_line, error_rows, how_it_ended, latency_row, notes, plot, workload_line};
 use crate::perf::outcome::{Baseline, DeviceOutcome, PerfOutcome, per_second};
 use tenmil_base::text::show_size;
 
@@ -31,7 +29,7 @@ pub fn render(outcome: &PerfOutcome, command: &str) -> String {
                 (null_blk(outcome))
                 (devices(outcome))
                 div.pair { (techniques(outcome)) (environment(outcome)) }
-                (remedies(outcome))
+                (recommendations(outcome))
                 footer {
                     "To repeat: " code { (command) }
                 }
@@ -49,9 +47,9 @@ fn header(outcome: &PerfOutcome) -> Markup {
             div.name { b { "tenmil perf" } " " (env!("CARGO_PKG_VERSION")) }
             h1 { (number) " " (prefix) " " small { "I/Os per second" } }
             p.workload { (workload_line(&outcome.options)) ", " (format!("{seconds:.2}")) " s" }
-            @for sentence in what_it_is(outcome) { p.note { (sentence) } }
-            @for caveat in outcome.caveats() { p.mind { "Mind: " (caveat) "." } }
-            @if let Some(ended) = how_it_ended(outcome) { p.mind { (ended) } }
+            @for sentence in notes(outcome) { p.note { (sentence) } }
+            @for warning in outcome.warnings() { p.warning { "warning: " (warning) "." } }
+            @if let Some(ended) = how_it_ended(outcome) { p.warning { (ended) } }
         }
     }
 }
@@ -64,12 +62,12 @@ fn tiles(outcome: &PerfOutcome) -> Markup {
     html! {
         div.tiles {
             (tile("per I/O and thread", &show_ns_f64(outcome.ns_per_io()), cycles.as_deref()))
-            @if let (Some(ratio), Some(ceiling)) = (outcome.baseline_ratio(), outcome.ceiling) {
+            @if let (Some(ratio), Some(baseline)) = (outcome.baseline_ratio(), outcome.baseline) {
                 div.tile title=[baseline_line(outcome)] {
-                    div.what { "of the " (limit_words(ceiling.limit).0) }
+                    div.what { "of the " (limit_words(baseline.limit).0) }
                     div.value { (format!("{ratio:.2}")) }
                     div.meter { i style=(width(ratio)) {} }
-                    div.more { (show_iops(ceiling.iops)) (limit_words(ceiling.limit).1) }
+                    div.more { (show_iops(baseline.iops)) (limit_words(baseline.limit).1) }
                 }
             }
             (tile("median latency", &p50, Some(&format!("p99.99 {p9999}"))))
@@ -95,8 +93,8 @@ fn tiles(outcome: &PerfOutcome) -> Markup {
 /// Name of a baseline, and the explanation of its rate.
 fn limit_words(limit: Baseline) -> (&'static str, &'static str) {
     match limit {
-        Baseline::Ring => ("bare ring", " is the most these rings can do here"),
-        Baseline::Copies => ("bare copies", " is what bare copies do here"),
+        Baseline::Ring => ("ring micro-benchmark", " is the upper bound of these rings"),
+        Baseline::Copies => ("copy micro-benchmark", " is the rate of the copy micro-benchmark"),
         Baseline::Messages(_) => ("bare messages", " is what bare messages over TCP do here"),
     }
 }
@@ -299,13 +297,13 @@ fn environment(outcome: &PerfOutcome) -> Markup {
     }
 }
 
-fn remedies(outcome: &PerfOutcome) -> Markup {
-    let remedies = outcome.environment.remedies();
+fn recommendations(outcome: &PerfOutcome) -> Markup {
+    let recommendations = outcome.environment.recommendations();
     html! {
-        @if !remedies.is_empty() {
+        @if !recommendations.is_empty() {
             section {
                 h2 { "To go faster" }
-                ul { @for remedy in remedies { li { (in_code(&remedy)) } } }
+                ul { @for recommendation in recommendations { li { (in_code(&recommendation)) } } }
             }
         }
     }
@@ -348,7 +346,7 @@ mod tests {
         for part in [
             "No data moved",
             "78.5 M",
-            "of the bare ring",
+            "of the ring micro-benchmark",
             "p99.99",
             "--no-doorbell-batching",
             "emu:null #20",

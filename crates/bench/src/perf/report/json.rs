@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tenmil_base::Histogram;
 
-use super::{PERCENTILES, error_rows, what_it_is};
+use super::{PERCENTILES, error_rows, notes};
 use crate::perf::options::{Layer, PerfOptions, show_map};
 use crate::perf::outcome::{
     BaselineOutcome, DeviceOutcome, NullBlkOutcome, NullBlkPoint, NullBlkRow, PerfOutcome,
@@ -39,11 +39,11 @@ struct JsonReport {
     poll: &'static str,
     sleeps: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    ceiling_iops: Option<f64>,
+    baseline_iops: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    ceiling_ratio: Option<f64>,
+    baseline_ratio: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    ceiling_round_trip_ns: Option<u64>,
+    baseline_round_trip_ns: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     ram: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -53,11 +53,11 @@ struct JsonReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     verified: Option<Value>,
     errors_by_status: Map<String, Value>,
-    what_it_is: Vec<String>,
+    notes: Vec<String>,
     series: Value,
     devices: Vec<Value>,
     options: Value,
-    techniques: Map<String, Value>,
+    driver_options: Map<String, Value>,
     environment: Value,
     version: &'static str,
 }
@@ -109,9 +109,9 @@ fn report(outcome: &PerfOutcome) -> JsonReport {
         idle_polls: outcome.turns.idle_polls,
         poll: outcome.options.poll.name(),
         sleeps: outcome.sleeps,
-        ceiling_iops: outcome.ceiling.map(|ceiling| ceiling.iops),
-        ceiling_ratio: outcome.baseline_ratio(),
-        ceiling_round_trip_ns: outcome.ceiling.and_then(round_trip_ns),
+        baseline_iops: outcome.baseline.map(|baseline| baseline.iops),
+        baseline_ratio: outcome.baseline_ratio(),
+        baseline_round_trip_ns: outcome.baseline.and_then(round_trip_ns),
         ram: outcome.ram.as_ref().map(ram),
         null_blk: outcome.null_blk.as_ref().map(null_blk),
         open_loop: outcome.open_loop.map(|open| {
@@ -126,7 +126,7 @@ fn report(outcome: &PerfOutcome) -> JsonReport {
             .into_iter()
             .map(|(status, count)| (status, count.into()))
             .collect(),
-        what_it_is: what_it_is(outcome),
+        notes: notes(outcome),
         series: json!({
             "interval_ns": outcome.series.interval.ns,
             "ios": outcome.series.ios,
@@ -134,7 +134,7 @@ fn report(outcome: &PerfOutcome) -> JsonReport {
         }),
         devices: outcome.devices.iter().map(device).collect(),
         options: options(&outcome.options),
-        techniques: outcome
+        driver_options: outcome
             .techniques
             .iter()
             .map(|technique| (technique.name.into(), technique.setting.clone().into()))
@@ -152,8 +152,8 @@ impl Latency {
     }
 }
 
-fn round_trip_ns(ceiling: BaselineOutcome) -> Option<u64> {
-    ceiling.round_trip.map(|span| span.ns)
+fn round_trip_ns(baseline: BaselineOutcome) -> Option<u64> {
+    baseline.round_trip.map(|span| span.ns)
 }
 
 fn ram(ram: &RamOutcome) -> Value {
@@ -249,7 +249,7 @@ fn environment(outcome: &PerfOutcome) -> Value {
         "cpu_quota": machine.quota,
         "hypervisor": machine.hypervisor,
         "governor": machine.governor,
-        "stolen": environment.stolen,
+        "steal": environment.steal,
         "tsc_hz": environment.tsc_hz,
         "memory": environment.memory_backing,
         "transparent_huge_pages": machine.transparent_huge_pages,
@@ -258,12 +258,12 @@ fn environment(outcome: &PerfOutcome) -> Value {
         "poll": environment.poll.name(),
         "scheduler": environment.scheduler.to_string(),
         "frequency_scaling": environment.frequency_scaling,
-        "optimised": environment.optimised,
+        "optimized": environment.optimized,
         "threads": outcome.threads.iter().map(|place| {
             json!({ "role": place.role, "core": place.core })
         }).collect::<Vec<_>>(),
-        "caveats": outcome.caveats(),
-        "remedies": environment.remedies(),
+        "warnings": outcome.warnings(),
+        "recommendations": environment.recommendations(),
     })
 }
 
@@ -292,8 +292,8 @@ mod tests {
         near("doorbells_per_io", 26.0 / 314.0);
         near("doorbell_registers_per_io", 2.0 / 314.0);
         near("cmb_commands_per_io", 157.0 / 314.0);
-        near("ceiling_iops", 74.8e6);
-        near("ceiling_ratio", 31.4 / 74.8);
+        near("baseline_iops", 74.8e6);
+        near("baseline_ratio", 31.4 / 74.8);
         assert_eq!(report["errors"], 0);
         let latency = &report["latency_ns"];
         let at = |name: &str| latency[name].as_f64().unwrap();
@@ -303,15 +303,15 @@ mod tests {
         let environment = &report["environment"];
         assert_eq!((&environment["poll"], &report["poll"]), (&"hybrid".into(), &"adaptive".into()));
         assert_eq!(environment["scheduler"], "dynamic");
-        assert_eq!(environment["frequency_scaling"], "left alone");
+        assert_eq!(environment["frequency_scaling"], "unchanged");
     }
 
     #[test]
-    fn without_a_ceiling_its_names_are_absent() {
+    fn without_a_baseline_its_names_are_absent() {
         let mut outcome = sample();
-        outcome.ceiling = None;
+        outcome.baseline = None;
         let report = parsed(&render(&outcome));
-        assert_eq!((report.get("ceiling_iops"), report.get("ceiling_ratio")), (None, None));
+        assert_eq!((report.get("baseline_iops"), report.get("baseline_ratio")), (None, None));
     }
 
     #[test]

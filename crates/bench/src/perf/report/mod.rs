@@ -61,7 +61,7 @@ pub fn workload_line(options: &PerfOptions) -> String {
 }
 
 /// Qualifications of the result, one sentence each, shown under the headline.
-pub fn what_it_is(outcome: &PerfOutcome) -> Vec<String> {
+pub fn notes(outcome: &PerfOutcome) -> Vec<String> {
     let options = &outcome.options;
     let mut sentences = about_emulated(options);
     if options.is_all_emulated() {
@@ -71,7 +71,7 @@ pub fn what_it_is(outcome: &PerfOutcome) -> Vec<String> {
     for (uri, device) in counts.zip(&outcome.devices).filter(|(uri, _)| uri.emulated().is_none()) {
         let answered = match uri.keeps_data() {
             true => device.durability.describe(),
-            false => "some or all of its blocks only answer",
+            false => "some or all of its blocks transfer no data",
         };
         // A description may begin with the kind of device, which the name repeats.
         let kind = device.model.split_once(": ").filter(|(kind, _)| device.name.starts_with(kind));
@@ -88,27 +88,31 @@ fn about_emulated(options: &PerfOptions) -> Vec<String> {
     let answering = media().filter(|medium| **medium == EmuMedium::Null).count();
     if answering > 0 && answering == options.uris.len() {
         sentences.push(
-            "No data moved: this is the cost of the driver and of an emulated controller that only \
-             answers."
+            "No data are transferred: this is the cost of the driver and of an emulated controller \
+             that only completes commands."
                 .into(),
         );
     } else if answering > 0 {
-        sentences
-            .push("Some of these SSDs move no data: they are emulated and only answer.".into());
+        sentences.push(
+            "Some of these SSDs are emulated, transfer no data and only complete commands.".into(),
+        );
     }
     if media().any(|medium| *medium == EmuMedium::Ram) {
-        sentences.push("Data moves between two places in memory: no flash was touched.".into());
+        sentences.push("Data are copied in memory: no flash is accessed.".into());
     }
     if media().any(|medium| matches!(medium, EmuMedium::File { .. })) {
-        sentences.push("Data moves through a file, as fast as what is below it lets it.".into());
+        sentences.push(
+            "Data are read from and written to a file, at the speed of its file system and device."
+                .into(),
+        );
     }
     let mut doorbells: Vec<u32> = options.emulated().map(|spec| spec.doorbell_ns).collect();
     doorbells.retain(|ns| *ns > 0);
     doorbells.dedup();
     for ns in doorbells {
         sentences.push(format!(
-            "Each doorbell holds the processor for {ns} ns: a model of a write posted across PCIe, \
-             not a bus."
+            "Each doorbell costs {ns} ns of processor time: a model of a posted PCIe write, not \
+             a bus."
         ));
     }
     let mut models: Vec<&String> = media()
@@ -142,30 +146,30 @@ pub fn how_it_ended(outcome: &PerfOutcome) -> Option<String> {
 
 /// Comparison with the baseline, in one sentence.
 pub fn baseline_line(outcome: &PerfOutcome) -> Option<String> {
-    let (ratio, ceiling) = (outcome.baseline_ratio()?, outcome.ceiling?);
-    if ceiling.limit == Baseline::Copies {
-        let rate = show_iops(ceiling.iops);
+    let (ratio, baseline) = (outcome.baseline_ratio()?, outcome.baseline?);
+    if baseline.limit == Baseline::Copies {
+        let rate = show_iops(baseline.iops);
         return Some(format!(
-            "{ratio:.2} of bare copies: {rate} between addresses drawn alike, with the next one \
-             fetched ahead and stores past the cache, in the same run"
+            "{ratio:.2} of the copy micro-benchmark: {rate} between addresses drawn alike, with the \
+             next one prefetched and non-temporal stores, in the same run"
         ));
     }
-    let BaselineOutcome { rings, depth, .. } = ceiling;
-    let rate = show_iops(ceiling.iops);
-    let mut line = match ceiling.limit {
+    let BaselineOutcome { rings, depth, .. } = baseline;
+    let rate = show_iops(baseline.iops);
+    let mut line = match baseline.limit {
         Baseline::Messages(engine) => format!(
-            "{ratio:.2} of bare messages over TCP: {rate} over {rings} connections with {depth} \
+            "{ratio:.2} of the message micro-benchmark over TCP: {rate} over {rings} connections with {depth} \
              in flight each, by {engine}, in the same run"
         ),
         Baseline::Ring | Baseline::Copies => format!(
-            "{ratio:.2} of the bare ring: {rate} through {rings} rings with {depth} entries in \
+            "{ratio:.2} of the ring micro-benchmark: {rate} through {rings} rings with {depth} entries in \
              flight each, in the same run"
         ),
     };
-    if let Some(round_trip) = ceiling.round_trip {
+    if let Some(round_trip) = baseline.round_trip {
         let round_trip_ns = format::show_ns(round_trip.ns);
         line += &format!(", {round_trip_ns} for a round trip");
-        if matches!(ceiling.limit, Baseline::Messages(_)) && round_trip.ns > 0 {
+        if matches!(baseline.limit, Baseline::Messages(_)) && round_trip.ns > 0 {
             #[expect(clippy::cast_precision_loss, reason = "shown to people")]
             let times = outcome.latency.percentile(500_000) as f64 / round_trip.ns as f64;
             line += &format!(", of which the median I/O takes {times:.2}");

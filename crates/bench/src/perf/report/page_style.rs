@@ -27,11 +27,11 @@ header .name b { color: var(--ink); }
 h1 { margin: 6px 0 0; font-size: 68px; line-height: 1.05; font-weight: 750; letter-spacing: -.03em; }
 h1 small { font-size: 24px; font-weight: 500; color: var(--muted); letter-spacing: 0; }
 .workload { margin: 6px 0 18px; font-size: 17px; color: var(--muted); }
-.note, .mind {
+.note, .warning {
   margin: 0 0 8px; padding: 9px 14px; border-left: 3px solid var(--accent); background: var(--soft);
   border-radius: 0 6px 6px 0;
 }
-.mind { border-color: var(--mark); background: none; }
+.warning { border-color: var(--mark); background: none; }
 .bad { color: var(--bad); }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 22px 0; }
 .tile, section {

@@ -60,7 +60,7 @@ pub fn sample() -> PerfOutcome {
         tsc_ticks: Some(26_000_000_000),
         errors_by_status: BTreeMap::new(),
         techniques: vec![
-            technique("submission doorbell once per turn", "on", "--no-doorbell-batching"),
+            technique("submission doorbell per iteration", "on", "--no-doorbell-batching"),
             technique("completion doorbell", "poll", "--cq-doorbell each|poll|deferred"),
             technique("command store", "plain", "--command-store auto|plain|sse2|movdir64b"),
             technique("shadow doorbells", "off", "--shadow-doorbells"),
@@ -68,7 +68,7 @@ pub fn sample() -> PerfOutcome {
         ],
         verified: None,
         open_loop: None,
-        ceiling: Some(BaselineOutcome {
+        baseline: Some(BaselineOutcome {
             limit: Baseline::Ring,
             iops: 74_800_000.0,
             elapsed: Span::from_secs(1),
@@ -108,7 +108,7 @@ pub fn bad_sample() -> PerfOutcome {
     outcome.ended = RunEnd::Interrupt;
     outcome.missing = vec![Error::environment("allocate 336 MiB of memory: there is no such room")];
     outcome.elapsed = Span::from_secs(4);
-    outcome.environment.stolen = 0.05;
+    outcome.environment.steal = 0.05;
     outcome.environment.machine.governor = Some("powersave".into());
     outcome.verified = Some(crate::perf::outcome::VerifyResult {
         good_blocks: 1000,
@@ -168,12 +168,12 @@ pub fn quiet_machine() -> RunEnvironment {
             io_uring: Ok(()),
             shares_cores: false,
         },
-        stolen: 0.001,
+        steal: 0.001,
         tsc_hz: Some(2_596_000_000),
         memory_backing: "2 MiB pages".into(),
         poll: PollMode::Hybrid,
         scheduler: Policy::Dynamic,
-        frequency_scaling: "left alone".into(),
-        optimised: true,
+        frequency_scaling: "unchanged".into(),
+        optimized: true,
     }
 }

@@ -3,7 +3,7 @@
 use core::fmt::{self, Write};
 
 use super::format::{show_byte_rate, show_count, show_iops, show_ns, show_ns_f64};
-use super::{baseline_line, error_rows, how_it_ended, latency_row, what_it_is, workload_line};
+use super::{baseline_line, error_rows, how_it_ended, latency_row, notes, workload_line};
 use crate::perf::outcome::PerfOutcome;
 
 /// Renders the report, with the paths of the other reports.
@@ -19,12 +19,14 @@ fn write_all(out: &mut String, outcome: &PerfOutcome, written: &[String]) -> fmt
     write_fast_path(out, outcome)?;
     write_trouble(out, outcome)?;
     write_null_blk(out, outcome)?;
-    write_rows(out, "techniques", &technique_rows(outcome))?;
+    write_rows(out, "driver options", &technique_rows(outcome))?;
     write_rows(out, "environment", &outcome.environment.rows())?;
-    let remedies = outcome.environment.remedies();
-    if !remedies.is_empty() {
-        writeln!(out, "\nto go faster")?;
-        remedies.iter().try_for_each(|remedy| writeln!(out, "  - {remedy}"))?;
+    let recommendations = outcome.environment.recommendations();
+    if !recommendations.is_empty() {
+        writeln!(out, "\nrecommendations")?;
+        recommendations
+            .iter()
+            .try_for_each(|recommendation| writeln!(out, "  - {recommendation}"))?;
     }
     if !written.is_empty() {
         writeln!(out)?;
@@ -45,10 +47,10 @@ fn write_headline(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
         write!(out, "   {}", show_byte_rate(outcome.bytes_per_second()))?;
     }
     writeln!(out, "\n")?;
-    let sentences = what_it_is(outcome);
+    let sentences = notes(outcome);
     sentences.iter().try_for_each(|sentence| writeln!(out, "  {sentence}"))?;
-    for caveat in outcome.caveats() {
-        writeln!(out, "  Mind: {caveat}.")?;
+    for warning in outcome.warnings() {
+        writeln!(out, "  warning: {warning}.")?;
     }
     if let Some(ended) = how_it_ended(outcome) {
         writeln!(out, "  {ended}")?;
@@ -59,7 +61,7 @@ fn write_headline(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
     if let Some(ram) = &outcome.ram {
         writeln!(
             out,
-            "  With data that moves ({}): {}, {}, median {}.",
+            "  With data transfers ({}): {}, {}, median {}.",
             ram.uri,
             show_iops(ram.iops()),
             show_byte_rate(ram.bytes_per_second()),
@@ -72,7 +74,7 @@ fn write_headline(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
 fn write_latency(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
     let error = show_ns(outcome.time_stamp_error.ns);
     let start = if outcome.options.rate.is_some() { "intended start" } else { "submission" };
-    writeln!(out, "\nlatency from {start}, each known to within {error}")?;
+    writeln!(out, "\nlatency from {start}, accurate to within {error}")?;
     let titles = ["mean", "p50", "p99", "p99.9", "p99.99", "max"];
     write!(out, "  {:<18}", "")?;
     titles.iter().try_for_each(|title| write!(out, "{title:>10}"))?;
@@ -102,7 +104,7 @@ fn write_fast_path(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
         turns.doorbells_per_io()
     )?;
     let sleeps = show_count(outcome.sleeps);
-    writeln!(out, "  polled {}: {sleeps} times asleep", outcome.options.poll)
+    writeln!(out, "  polling {}: {sleeps} sleeps", outcome.options.poll)
 }
 
 fn write_trouble(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
@@ -188,15 +190,15 @@ mod tests {
         assert_eq!(lines[2], "  31.4 M IOPS   31.8 ns per I/O and thread   83 TSC cycles");
         assert_eq!(
             lines[4],
-            "  No data moved: this is the cost of the driver and of an emulated controller that \
-             only answers."
+            "  No data are transferred: this is the cost of the driver and of an emulated \
+             controller that only completes commands."
         );
         assert_eq!(
             lines[5],
-            "  0.42 of the bare ring: 74.8 M IOPS through 21 rings with 128 entries in flight \
+            "  0.42 of the ring micro-benchmark: 74.8 M IOPS through 21 rings with 128 entries in flight \
              each, in the same run."
         );
-        assert!(lines[6].starts_with("  With data that moves (emu:ram?count=21): 4.5 M IOPS,"));
+        assert!(lines[6].starts_with("  With data transfers (emu:ram?count=21): 4.5 M IOPS,"));
         assert_eq!(lines.last(), Some(&"report: tenmil-perf.html"));
     }
 
@@ -233,7 +235,7 @@ mod tests {
     fn tables_are_as_wide_as_their_longest_name() {
         let text = render(&sample(), &[]);
         assert!(
-            text.contains("  submission doorbell once per turn  on     --no-doorbell-batching\n")
+            text.contains("  submission doorbell per iteration  on     --no-doorbell-batching\n")
         );
         assert!(text.contains("  huge pages                         on     --no-huge-pages\n"));
     }
@@ -259,8 +261,8 @@ mod tests {
             "Unrecovered Read Error (SCT 0x2, SC 0x81)",
             "verification: 2 of 1 002 blocks are bad: 2 torn; first: block 7 of SSD 3: torn: \
              another write from byte 512 on",
-            "Mind: 5.0 % of the time went to other guests",
-            "to go faster",
+            "warning: 5.0 % of the time was steal time",
+            "recommendations",
         ] {
             assert!(text.contains(expected), "{expected} is missing in\n{text}");
         }

@@ -19,7 +19,7 @@ fn built(label: &'static str, way: &'static str) -> Variant<BenchWork> {
 
 fn link_time() -> Experiment<BenchWork> {
     Experiment {
-        name: "link-time-optimisation",
+        name: "link-time-optimization",
         claim: "Optimising when the program is linked, over all its parts, is worth 5 to 10 %.",
         seeds: &[1, 2],
         seen: "5 to 10 % by the talk; little for the driver by the article",

@@ -1,7 +1,7 @@
 //! HTML report: one self-contained page.
 
 use crate::experiment::{
-    COUNTED_LEAST, LOST_MAX, Metric, OTHERS_MAX, STOLEN_MAX, Summary, TRIMMED_FROM, Variant,
+    COUNTED_LEAST, LOST_MAX, Metric, OTHERS_MAX, STEAL_MAX, Summary, TRIMMED_FROM, Variant,
     Verdict, spread,
 };
 use maud::{DOCTYPE, Markup, PreEscaped, html};
@@ -69,7 +69,7 @@ fn header(evidence: &ReproduceRun) -> Markup {
                  There was no SSD and no network card in it: SSDs are emulated by a second thread, \
                  connections go over loopback. Each section says what that cannot show."
             }
-            @for caveat in evidence.caveats() { p.mind { "Mind: " (caveat) "." } }
+            @for warning in evidence.warnings() { p.warning { "warning: " (warning) "." } }
         }
         div.tiles {
             @for verdict in VERDICTS {
@@ -225,10 +225,10 @@ fn machine(evidence: &ReproduceRun) -> Markup {
                     tr { th { (name) } td { (value) } }
                 }
             } }
-            @let remedies = evidence.machine.recommendations();
-            @if !remedies.is_empty() {
+            @let recommendations = evidence.machine.recommendations();
+            @if !recommendations.is_empty() {
                 p.limits { "To go faster, or `tenmil doctor`:" }
-                ul { @for remedy in remedies { li { (in_code(&remedy)) } } }
+                ul { @for recommendation in recommendations { li { (in_code(&recommendation)) } } }
             }
         }
     }
@@ -244,7 +244,7 @@ fn method(evidence: &ReproduceRun) -> Markup {
                       faster or slower meanwhile does so for all of them." }
                 li { "Sides are compared within a round: a ratio for each round, then the median of \
                       the ratios." }
-                li { "A round is disturbed if the host gave more than " (percent(STOLEN_MAX)) " of the \
+                li { "A round is disturbed if the host gave more than " (percent(STEAL_MAX)) " of the \
                       processors' time to other guests, or other programs here used more than "
                      (percent(OTHERS_MAX)) " of it; up to " (evidence.pace.spare) " more are run \
                       beside such. In a disturbed round a side has lost at most what others had of \

@@ -20,7 +20,7 @@ pub fn render(evidence: &ReproduceRun) -> String {
         "rounds": evidence.pace.rounds,
         "trial_s": evidence.pace.turn.as_secs_f64(),
         "verdicts": counts.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
-        "caveats": evidence.caveats(),
+        "warnings": evidence.warnings(),
         "environment": machine.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
         "experiments": evidence.chapters.iter().map(|it| chapter(evidence, it)).collect::<Vec<_>>(),
     });

@@ -10,7 +10,7 @@ fn round(name: &str, shares: &[(&str, f64)], others: f64) -> Round {
     let experiment = choose(&[name.to_owned()]).unwrap().remove(0);
     let reading = |share: f64| TrialResult {
         figures: experiment.figures.iter().map(|it| (it.key.to_owned(), 1e6 * share)).collect(),
-        stolen: 0.0,
+        steal: 0.0,
         others,
         processors: 2,
     };

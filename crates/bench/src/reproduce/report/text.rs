@@ -20,8 +20,8 @@ pub fn render(evidence: &ReproduceRun, written: &[String]) -> String {
         text +=
             &format!("{kept} of them were finished by an earlier run and are taken from there.\n");
     }
-    for caveat in evidence.caveats() {
-        text += &format!("Mind: {caveat}.\n");
+    for warning in evidence.warnings() {
+        text += &format!("warning: {warning}.\n");
     }
     for path in written {
         text += &format!("Written: {path}\n");

@@ -71,10 +71,12 @@ impl CopyReport {
     /// Durability of the copied data on the target.
     fn durability_text(&self) -> &'static str {
         match (self.durability, self.tally.is_flushed) {
-            (Durability::NonPersistent, _) => "nothing survives: the target is memory",
+            (Durability::NonPersistent, _) => {
+                "volatile: the target is memory, and lost when the process exits"
+            }
             (_, true) => "flushed: all of it is on stable media",
             (Durability::Persistent, false) if self.is_copied() => {
-                "no flush is needed: an answered write is stable"
+                "no flush is needed: completed writes are persistent"
             }
             _ => "not all of it is flushed: what is copied survives, what came after may not",
         }
@@ -151,7 +153,7 @@ mod tests {
         assert!(text.starts_with("1 MiB of 1 MiB copied in 1.0 s (0.5 MB/s)\n"), "{text}");
         assert!(text.contains("flushed: all of it is on stable media"), "{text}");
         let memory = CopyReport { durability: Durability::NonPersistent, ..report() };
-        assert!(memory.as_text().contains("nothing survives"));
+        assert!(memory.as_text().contains("volatile: the target is memory"));
         let unflushed = || CopyStats { is_flushed: false, ..report().tally };
         let stable =
             CopyReport { durability: Durability::Persistent, tally: unflushed(), ..report() };
