@@ -177,7 +177,12 @@ impl Bdev {
     /// If an existing claim conflicts with this one, or the device has been removed.
     pub fn open(&self, claim: Claim, holder: &str) -> Result<BdevDescriptor, ClaimError> {
         let grant = Shared::claim(&self.0, claim, holder)?;
-        Ok(BdevDescriptor::new(grant))
+        BdevDescriptor::new(grant).map_err(|error| ClaimError {
+            device: self.0.name.clone(),
+            holder: holder.to_owned(),
+            asked: claim,
+            found: ClaimConflict::Machine(error.to_string()),
+        })
     }
 
     /// The holders of open descriptors.

@@ -5,21 +5,36 @@ use std::sync::Arc;
 
 use tenmil_base::{BlockDevice, BlockExtent, Error, IoChannel, Limits};
 
+use super::event::EventQueue;
 use super::{Claim, ClaimGuard, Event, Mode, Shared};
 use crate::channel::{Channel, WRITING};
 use crate::qos::IoClass;
 
-/// An open bdev with a claim (SPDK's bdev_desc). It opens channels. The claim is released when the
-/// descriptor and all its channels have been dropped.
+/// An open bdev with a claim (SPDK's bdev_desc). It opens channels, and receives the events of the device.
+/// The claim is released when all its descriptors and their channels have been dropped.
 #[derive(Debug)]
 pub struct BdevDescriptor {
     grant: Arc<ClaimGuard>,
+    events: Arc<EventQueue>,
     class: IoClass,
 }
 
 impl BdevDescriptor {
-    pub(super) const fn new(grant: Arc<ClaimGuard>) -> Self {
-        Self { grant, class: IoClass::Foreground }
+    pub(super) fn new(grant: Arc<ClaimGuard>) -> std::io::Result<Self> {
+        let events = grant.subscribe()?;
+        Ok(Self { grant, events, class: IoClass::Foreground })
+    }
+
+    /// Another descriptor with the same claim, which receives the same events: for a device that two servers
+    /// share, each of which has to tell its clients.
+    ///
+    /// # Errors
+    ///
+    /// If the process has no more file descriptors.
+    pub fn share(&self) -> Result<Self, Error> {
+        let shared = Self::new(Arc::clone(&self.grant));
+        let shared = shared.map_err(|why| Error::environment(why.to_string()))?;
+        Ok(shared.with_class(self.class))
     }
 
     /// Sets the I/O class of its channels, which the rate limits of the device distinguish.
@@ -36,13 +51,13 @@ impl BdevDescriptor {
 
     /// Removes the oldest pending event.
     pub fn next_event(&self) -> Option<Event> {
-        self.grant.events.next()
+        self.events.next()
     }
 
     /// A descriptor that is readable while events are pending. `None` only if the process is out of file
     /// descriptors.
     pub fn event_source(&self) -> Option<BorrowedFd<'_>> {
-        self.grant.events.descriptor()
+        self.events.descriptor()
     }
 
     /// Opens a channel of mode `mq`, even if the device has mode `bypass`, and without rate limits.

@@ -60,7 +60,8 @@ struct BdevState {
 struct ClaimEntry {
     id: u64,
     holder: Holder,
-    events: Arc<EventQueue>,
+    /// One of each descriptor of the claim.
+    events: Vec<Weak<EventQueue>>,
 }
 
 /// A granted claim, released when the descriptor and all its channels have dropped it.
@@ -68,7 +69,6 @@ pub(crate) struct ClaimGuard {
     pub(crate) shared: Arc<Shared>,
     pub(crate) claim: Claim,
     pub(crate) holder: String,
-    pub(super) events: Arc<EventQueue>,
     id: u64,
 }
 
@@ -150,9 +150,6 @@ impl Shared {
             asked: claim,
             found,
         };
-        let events =
-            EventQueue::new().map_err(|error| refuse(ClaimConflict::Machine(error.to_string())))?;
-        let events = Arc::new(events);
         let mut ledger = this.ledger();
         if ledger.medium.is_none() {
             return Err(refuse(ClaimConflict::Removed));
@@ -165,10 +162,10 @@ impl Shared {
         }
         let id = ledger.next_id();
         let kept = Holder { name: holder.to_owned(), claim };
-        ledger.grants.push(ClaimEntry { id, holder: kept, events: Arc::clone(&events) });
+        ledger.grants.push(ClaimEntry { id, holder: kept, events: Vec::new() });
         drop(ledger);
         let (shared, holder) = (Arc::clone(this), holder.to_owned());
-        Ok(Arc::new(ClaimGuard { shared, claim, holder, events, id }))
+        Ok(Arc::new(ClaimGuard { shared, claim, holder, id }))
     }
 
     pub(super) fn holders(&self) -> Vec<Holder> {
@@ -427,8 +424,27 @@ impl BdevState {
         self.ports.iter().flatten()
     }
 
-    fn notify(&self, event: &Event) {
-        self.grants.iter().for_each(|granted| granted.events.push(event.clone()));
+    fn notify(&mut self, event: &Event) {
+        for granted in &mut self.grants {
+            granted.events.retain(|queue| {
+                queue.upgrade().inspect(|queue| queue.push(event.clone())).is_some()
+            });
+        }
+    }
+}
+
+impl ClaimGuard {
+    /// An event queue for a descriptor of this claim, until it is dropped.
+    pub(super) fn subscribe(&self) -> std::io::Result<Arc<EventQueue>> {
+        let queue = Arc::new(EventQueue::new()?);
+        let mut ledger = self.shared.ledger();
+        let granted = ledger.grants.iter_mut().find(|granted| granted.id == self.id);
+        let granted = granted.expect("a claim is registered until its guard is dropped");
+        granted.events.push(Arc::downgrade(&queue));
+        if ledger.medium.is_none() {
+            queue.push(Event::Removed);
+        }
+        Ok(queue)
     }
 }
 

@@ -85,6 +85,26 @@ fn every_holder_hears_what_happens() {
 }
 
 #[test]
+fn each_descriptor_of_a_claim_has_every_event() {
+    let (device, _) = device(4, |_| {});
+    let first = device.open(Claim::Exclusive, "library").unwrap();
+    let second = first.share().unwrap();
+    device.resized(77);
+    for descriptor in [&first, &second] {
+        assert_eq!(descriptor.next_event(), Some(Event::Resized { block_count: 77 }));
+        assert_eq!(descriptor.next_event(), None);
+    }
+    drop(first);
+    assert_eq!(device.holders().len(), 1, "the other one has the claim");
+    device.remove();
+    assert_eq!(second.next_event(), Some(Event::Removed));
+    let late = second.share().unwrap();
+    assert_eq!(late.next_event(), Some(Event::Removed), "it was removed before");
+    drop((second, late));
+    assert!(device.holders().is_empty());
+}
+
+#[test]
 fn a_map_that_the_medium_cannot_have_is_refused() {
     struct Few(Late);
     impl BlockDevice for Few {

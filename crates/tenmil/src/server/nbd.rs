@@ -65,7 +65,7 @@ pub(super) fn start(
         lets_resize: false,
         regions: &services.devices.regions,
     };
-    let served = Arc::new(ExportedDevice::sharing(config, Arc::clone(&claim.descriptor))?);
+    let served = Arc::new(ExportedDevice::sharing(config, Arc::new(claim.descriptor.share()?))?);
     let server = Server::start(ServerConfig {
         doors: vec![listen(&address)?],
         served: Arc::clone(&served),

@@ -116,7 +116,9 @@ fn subsystem(
     let subsystem = Subsystem::new(config)?;
     let mut served = Vec::new();
     for (nsid, claim) in (1..).zip(claims) {
-        let (name, descriptor) = (claim.open.device.name().to_owned(), &claim.descriptor);
+        let name = claim.open.device.name().to_owned();
+        // Another server may share the device, and events have to reach the hosts of both.
+        let descriptor = Arc::new(claim.descriptor.share()?);
         let cache = tenmil_linux::random_id().map(|id| CacheVoucher::new(CacheInstance(id)));
         let config = NamespaceConfig {
             nsid: Some(nsid),
@@ -124,12 +126,12 @@ fn subsystem(
             persistence: Persistence::None,
             is_read_only: descriptor.claim().is_read_only(),
             cache,
-            ..NamespaceConfig::new(Arc::clone(descriptor) as Arc<dyn BlockDevice>)
+            ..NamespaceConfig::new(Arc::clone(&descriptor) as Arc<dyn BlockDevice>)
         };
         subsystem
             .add_namespace(config)
             .map_err(|why| why.during(format_args!("namespace {nsid}, {name}")))?;
-        served.push(ServedNamespace { nsid, name, descriptor: Arc::clone(descriptor) });
+        served.push(ServedNamespace { nsid, name, descriptor });
     }
     Ok((subsystem, served))
 }
