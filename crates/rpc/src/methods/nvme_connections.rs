@@ -184,7 +184,7 @@ mod tests {
             reason,
         });
         let event = announced.next().unwrap();
-        assert_eq!((event.kind, &event.about["reason"]), (GONE, &json!("too-slow")));
+        assert_eq!((event.kind, &event.about["reason"]), (GONE, &json!("timeout")));
         let changes = ["adds one".to_owned(), "removes two".to_owned()];
         announcer.announce_configuration("a.toml", Ok(&changes));
         let event = announced.next().unwrap();

@@ -252,14 +252,14 @@ impl DisconnectReason {
     /// Stable identifier for programs.
     pub const fn name(&self) -> &'static str {
         match self {
-            Self::ClientDisconnect => "said",
+            Self::ClientDisconnect => "client-disconnect",
             Self::Closed => "closed",
-            Self::NoExport => "nothing-chosen",
-            Self::ProtocolError => "nonsense",
-            Self::TooSlow => "too-slow",
+            Self::NoExport => "no-export",
+            Self::ProtocolError => "protocol-error",
+            Self::TooSlow => "timeout",
             Self::Idle => "idle-timeout",
             Self::Broken(_) => "broken",
-            Self::Administrative => "told",
+            Self::Administrative => "administrative",
             Self::DeviceRemoved => "device-removed",
             Self::ServerEnds => "server-ends",
         }
@@ -269,16 +269,16 @@ impl DisconnectReason {
 impl fmt::Display for DisconnectReason {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
-            Self::ClientDisconnect => "the client said that it ends",
-            Self::Closed => "the client closed its end without a word",
-            Self::NoExport => "the client chose no export that there is",
-            Self::ProtocolError => "what the client sent makes no sense",
-            Self::TooSlow => "the client took too long",
+            Self::ClientDisconnect => "the client has disconnected",
+            Self::Closed => "the client has closed the connection without NBD_CMD_DISC",
+            Self::NoExport => "the client selected no existing export",
+            Self::ProtocolError => "the client violated the protocol",
+            Self::TooSlow => "a request or reply exceeded its time limit",
             Self::Idle => "no request came within --nbd-idle-timeout",
             Self::Broken(why) => return write!(out, "the socket failed: {why}"),
-            Self::Administrative => "somebody asked for it",
+            Self::Administrative => "it was disconnected through the RPC socket",
             Self::DeviceRemoved => "the device has been removed",
-            Self::ServerEnds => "the server ends",
+            Self::ServerEnds => "the server is shutting down",
         })
     }
 }
@@ -287,12 +287,14 @@ impl fmt::Display for NbdEvent {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Connected { connection, peer } => {
-                write!(out, "connection {connection}: {peer} has come")
+                write!(out, "connection {connection}: {peer} connected")
             }
             Self::Disconnected { connection, peer, reason, .. } => {
-                write!(out, "connection {connection}: {peer} has gone: {reason}")
+                write!(out, "connection {connection}: {peer} disconnected: {reason}")
             }
-            Self::Resized { size_bytes } => write!(out, "the export has {size_bytes} bytes now"),
+            Self::Resized { size_bytes } => {
+                write!(out, "the size of the export is {size_bytes} bytes")
+            }
             Self::Removed => out.write_str("the device has been removed"),
             Self::Trouble(text) => out.write_str(text),
         }

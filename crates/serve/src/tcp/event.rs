@@ -125,10 +125,10 @@ impl DisconnectReason {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Closed => "closed",
-            Self::HostDisconnect => "said",
-            Self::ProtocolError(_) => "refused",
+            Self::HostDisconnect => "host-disconnect",
+            Self::ProtocolError(_) => "protocol-error",
             Self::Terminated(_) => "terminated",
-            Self::Timeout(_) => "too-slow",
+            Self::Timeout(_) => "timeout",
             Self::Broken(_) => "broken",
             Self::KeepAliveExpired => "keep-alive-expired",
             Self::NotEnabled => "not-enabled",
@@ -143,22 +143,20 @@ impl DisconnectReason {
 impl fmt::Display for DisconnectReason {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Closed => out.write_str("the host has closed it"),
+            Self::Closed => out.write_str("the host has closed the connection"),
             Self::HostDisconnect => out.write_str("the host has disconnected"),
-            Self::ProtocolError(why) => write!(out, "the host sent what is refused: {why}"),
-            Self::Terminated(why) => write!(out, "the host has terminated it: {why}"),
-            Self::Timeout(what) => write!(out, "the host took too long to {what}"),
+            Self::ProtocolError(why) => write!(out, "the host violated the protocol: {why}"),
+            Self::Terminated(why) => write!(out, "the host has terminated the connection: {why}"),
+            Self::Timeout(what) => write!(out, "the host exceeded the time limit to {what}"),
             Self::Broken(why) => write!(out, "the stream failed: {why}"),
-            Self::KeepAliveExpired => {
-                out.write_str("the host was not heard of for its keep-alive time-out")
-            }
+            Self::KeepAliveExpired => out.write_str("the keep-alive timeout of the host expired"),
             Self::NotEnabled => out.write_str("the host did not enable its controller in time"),
             Self::AssociationEnded => out.write_str("its association has ended"),
-            Self::Reset => out.write_str("its host had it reset by another controller"),
+            Self::Reset => out.write_str("the host reset its controller from another controller"),
             Self::Internal(what) => {
-                write!(out, "an error of this target, which should be reported: {what}")
+                write!(out, "a bug of this target; report it: {what}")
             }
-            Self::ServerEnds => out.write_str("the server ends"),
+            Self::ServerEnds => out.write_str("the server is shutting down"),
         }
     }
 }
@@ -167,17 +165,17 @@ impl fmt::Display for TargetEvent {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Connected { connection, peer } => {
-                write!(out, "connection {connection}: {peer} has come")
+                write!(out, "connection {connection}: {peer} connected")
             }
             Self::Associated { connection, peer, host, subsystem, cntlid } => write!(
                 out,
-                "connection {connection}: {peer} is {host} and has controller {cntlid} of {subsystem}"
+                "connection {connection}: {peer} created controller {cntlid} of {subsystem} as {host}"
             ),
             Self::Refused { connection, peer, why } => {
-                write!(out, "connection {connection}: {peer} is refused: {why}")
+                write!(out, "connection {connection}: {peer} is rejected: {why}")
             }
             Self::Disconnected { connection, peer, reason } => {
-                write!(out, "connection {connection}: {peer} has gone: {reason}")
+                write!(out, "connection {connection}: {peer} disconnected: {reason}")
             }
             Self::Notice(text) | Self::Trouble(text) => out.write_str(text),
         }

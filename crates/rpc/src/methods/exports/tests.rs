@@ -152,9 +152,10 @@ fn what_happens_at_the_doors_is_announced_with_its_reason() {
     announcer.announce_export("disk", &news);
     let event = announced.next().unwrap();
     assert_eq!(event.kind, super::DISCONNECTED);
-    let text = "disk: connection 7: process 4711 has gone: the client took too long";
+    let text =
+        "disk: connection 7: process 4711 disconnected: a request or reply exceeded its time limit";
     assert_eq!(event.text, text);
-    assert_eq!((&event.about["reason"], &event.about["reads"]), (&json!("too-slow"), &json!(3)));
+    assert_eq!((&event.about["reason"], &event.about["reads"]), (&json!("timeout"), &json!(3)));
     announcer.announce_export("disk", &NbdEvent::Removed);
     assert_eq!(announced.next().unwrap().kind, super::REMOVED);
 }
