@@ -477,10 +477,18 @@ impl TargetConnection {
                 let count = discovery.turn(is_called, rooms, end);
                 if discovery.is_expired(now) {
                     self.close_with(now, DisconnectReason::KeepAliveExpired);
+                } else if is_called && self.service.is_closing() {
+                    self.close_with(now, DisconnectReason::ServerEnds);
                 }
                 count
             }
-            ConnectionRole::AwaitingConnect | ConnectionRole::Closed => 0,
+            ConnectionRole::AwaitingConnect => {
+                if is_called && self.service.is_closing() {
+                    self.close_with(now, DisconnectReason::ServerEnds);
+                }
+                0
+            }
+            ConnectionRole::Closed => 0,
         }
     }
 

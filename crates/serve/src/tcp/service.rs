@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tenmil_base::{Error, Instant, Span, Stream};
@@ -54,6 +54,7 @@ pub(super) struct Shared {
     connections: AtomicU64,
     connected: AtomicU64,
     given_up: AtomicU64,
+    is_closing: AtomicBool,
     admission: Arc<Admission>,
 }
 
@@ -182,6 +183,7 @@ impl Service {
             connections: AtomicU64::new(0),
             connected: AtomicU64::new(0),
             given_up: AtomicU64::new(0),
+            is_closing: AtomicBool::new(false),
             admission: Admission::new(limits.admission(), connections_max),
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -290,6 +292,19 @@ impl Service {
         true
     }
 
+    /// Ends the connections that belong to no subsystem: to discovery, or to a host that has not sent its
+    /// Connect. Those of a subsystem end when it is [removed](Self::remove_subsystem).
+    pub fn close(&self) {
+        self.shared.is_closing.store(true, Ordering::Release);
+        self.roster().values().for_each(|known| known.seat.ring());
+    }
+
+    /// Whether [`close`](Self::close) was called. Each connection is woken after that.
+    #[inline]
+    pub(super) fn is_closing(&self) -> bool {
+        self.shared.is_closing.load(Ordering::Acquire)
+    }
+
     /// Accepts a connection on a port. The caller polls it, as a poller or with
     /// [`TargetConnection::turn`].
     ///
@@ -304,6 +319,11 @@ impl Service {
     ) -> Result<TargetConnection, Error> {
         let shared = &self.shared;
         let peer = stream.peer();
+        if self.is_closing() {
+            return Err(Error::environment(format!(
+                "connection of {peer}: the server is shutting down"
+            )));
+        }
         let admitted = Admission::admit(&shared.admission, &peer);
         let admitted = admitted
             .map_err(|why| format!("connection of {peer}: {why}"))

@@ -207,6 +207,7 @@ impl Protocol for NvmeTcpServer {
     fn close(&mut self) {
         drop(self.server.take());
         self.service.remove_subsystem(&self.nqn);
+        self.service.close();
     }
 
     fn is_closed(&self) -> bool {

@@ -12,9 +12,10 @@ use tenmil_wire::log::discovery::{DiscoveryEntry, DiscoveryHeader, SubsystemType
 use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, Status, nqn};
 
-use super::rig::{ENABLED, HOST, NQN, Rig, admin_config, admin_connect};
+use super::rig::{ENABLED, HOST, NQN, Pipe, Rig, admin_config, admin_connect};
 use crate::tcp::{
     ControllerModel, DisconnectReason, DiscoveryName, Hosts, Port, SubsystemExportConfig,
+    TargetEvent,
 };
 
 const LOG: u32 = 0x70;
@@ -139,7 +140,27 @@ fn a_reset_of_discovery_forgets_who_wanted_to_hear_of_changes() {
 }
 
 #[test]
-fn discovery_has_no_io_queues_and_a_silent_host_is_sent_away() {
+fn closing_ends_the_connections_of_no_subsystem_at_once() {
+    let mut rig = Rig::new();
+    let (admin, _) = rig.admin();
+    discover(&mut rig, HOST);
+    rig.dial(admin_config());
+    assert_eq!(rig.service.connected(), 3);
+    rig.service.close();
+    rig.run();
+    assert_eq!(rig.service.connected(), 1, "that of the subsystem");
+    let ended = |news: &&TargetEvent| {
+        matches!(news, TargetEvent::Disconnected { reason: DisconnectReason::ServerEnds, .. })
+    };
+    assert_eq!(rig.news.iter().filter(ended).count(), 2);
+    assert!(rig.lines[admin].pipe.is_some());
+    let (_, theirs) = Pipe::pair(&tenmil_dma::RegionTable::new(1));
+    let refused = rig.service.accept(Box::new(theirs), 1, rig.now).unwrap_err();
+    assert!(refused.text.ends_with("the server is shutting down"), "{refused}");
+}
+
+#[test]
+fn discovery_has_no_io_queues_and_a_silent_host_is_disconnected() {
     let mut rig = Rig::new();
     let line = rig.dial(admin_config());
     let io = Connect { qid: 1, ..admin_connect() };
@@ -152,14 +173,8 @@ fn discovery_has_no_io_queues_and_a_silent_host_is_sent_away() {
     assert_eq!(rig.service.connected(), 1);
     rig.pass(Span::from_secs(1));
     assert_eq!(rig.service.connected(), 0);
-    let expired = |news: &crate::tcp::TargetEvent| {
-        matches!(
-            news,
-            crate::tcp::TargetEvent::Disconnected {
-                reason: DisconnectReason::KeepAliveExpired,
-                ..
-            }
-        )
+    let expired = |news: &TargetEvent| {
+        matches!(news, TargetEvent::Disconnected { reason: DisconnectReason::KeepAliveExpired, .. })
     };
     assert!(rig.news.iter().any(expired));
 }
