@@ -100,7 +100,8 @@ mod tests {
         let mut date = Date { year: 1970, month: 1, day: 1 };
         for day in 0..(500 * 366) {
             assert_eq!(Date::of(day), date, "day {day}");
-            let leap = date.year.is_multiple_of(4) && (!date.year.is_multiple_of(100) || date.year.is_multiple_of(400));
+            let leap = date.year.is_multiple_of(4)
+                && (!date.year.is_multiple_of(100) || date.year.is_multiple_of(400));
             let length = match date.month {
                 2 => 28 + u64::from(leap),
                 4 | 6 | 9 | 11 => 30,

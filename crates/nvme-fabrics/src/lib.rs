@@ -28,7 +28,7 @@ mod options;
 mod path_table;
 mod queue_connect;
 mod queue_connection;
-mod queue_control;
+mod queue_mailbox;
 mod remote_dma;
 mod resumption;
 mod ring_bridge;

@@ -6,7 +6,7 @@ use tenmil_base::{Instant, SharedWaker};
 
 use crate::caches::Association;
 use crate::queue_connection::CompletedCommand;
-use crate::queue_control::{AttachedQueue, ClosedQueue, QueueCommand, QueueControl};
+use crate::queue_mailbox::{AttachedQueue, ClosedQueue, QueueCommand, QueueMailbox};
 use crate::ring_bridge::Rings;
 use crate::silence::Silence;
 use crate::wait_handle::WaitHandle;
@@ -16,7 +16,7 @@ use crate::zero_copy_drain::ZeroCopyDrain;
 /// [`send_commands`](Self::send_commands) is called after the doorbell is written,
 /// [`post_completions`](Self::post_completions) before completions are polled.
 pub(crate) struct TcpQueuePair {
-    berth: Arc<QueueControl>,
+    berth: Arc<QueueMailbox>,
     serving: Option<Box<AttachedQueue>>,
     /// The previous connection, whose memory the kernel still reads, and the report to deliver once it is
     /// drained.
@@ -31,7 +31,7 @@ pub(crate) struct TcpQueuePair {
 }
 
 impl TcpQueuePair {
-    pub(crate) fn new(berth: Arc<QueueControl>) -> Self {
+    pub(crate) fn new(berth: Arc<QueueMailbox>) -> Self {
         let (is_busy, is_watched, is_broken) = (false, false, false);
         let (serving, parting) = (None, None);
         let association = None;

@@ -39,7 +39,7 @@ use crate::caches::{Association, CacheTracker};
 use crate::connector::Connector;
 use crate::options::Options;
 use crate::queue_connect::{self, CONNECT_BYTES};
-use crate::queue_control::{ClosedQueue, EventMailbox};
+use crate::queue_mailbox::{ClosedQueue, EventMailbox};
 use crate::remote_dma::RemoteDma;
 use crate::ring_bridge::{RingAddresses, TailDoorbell};
 use crate::zero_copy_drain::ZeroCopyDrain;

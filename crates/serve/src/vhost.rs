@@ -25,7 +25,7 @@ mod disk;
 mod endpoint;
 mod memory;
 mod poller;
-mod queue_control;
+mod queue_mailbox;
 mod server;
 mod slots;
 #[cfg(test)]

@@ -10,7 +10,7 @@ use super::Leg;
 use super::assemble::{AssembledMirror, LegCandidate, LegProbe};
 use super::commit::legs_of;
 use super::fence::TAKEOVER_SEQUENCES;
-use super::leg_io::{self, LegIo, read_superblocks};
+use super::superblock_io::{self, SuperblockIo, read_superblocks};
 use tenmil_volume::mirror::Ownership;
 use tenmil_volume::mirror::{CommonFields, Superblock, uuid_text};
 
@@ -53,7 +53,7 @@ impl Claim<'_> {
         assembly: &mut AssembledMirror,
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<(), Error> {
-        let room = leg_io::room(self.regions)?;
+        let room = superblock_io::room(self.regions)?;
         loop {
             assembly.generation += 1;
             let (mut failed, mut problems) = (0_u8, Vec::new());
@@ -63,7 +63,8 @@ impl Claim<'_> {
                     continue;
                 };
                 let opened = leg.medium.clone();
-                let opened = opened.and_then(|medium| LegIo::open(self.regions, &room, &*medium));
+                let opened =
+                    opened.and_then(|medium| SuperblockIo::open(self.regions, &room, &*medium));
                 let written = opened.and_then(|mut raw| {
                     // Both copies, so that neither an older format nor a former owner remains in one.
                     (0..2).try_for_each(|_| {

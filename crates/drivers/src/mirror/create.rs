@@ -9,7 +9,7 @@ use tenmil_linux::kernel_files::KernelFiles;
 use super::assemble::LegProbe;
 use super::fence::admit;
 use super::shared::superblock_bytes;
-use super::{Leg, OpenLegs, leg_io, open_legs};
+use super::{Leg, OpenLegs, open_legs, superblock_io};
 use tenmil_base::Error;
 use tenmil_block::Opener;
 use tenmil_block::identity::DeviceIdentity;
@@ -44,7 +44,7 @@ pub fn create(opener: &Opener<'_>, uris: &[Uri], overwrite: bool) -> Result<Stri
         u128::from(tenmil_linux::random_seed()) << 64 | u128::from(tenmil_linux::random_seed());
     let mut now = || opener.clock.now();
     // A mirror that is to be overwritten may still be open elsewhere.
-    let found = leg_io::read_superblocks(opener.regions, &legs, &mut now).map_err(refuse)?;
+    let found = superblock_io::read_superblocks(opener.regions, &legs, &mut now).map_err(refuse)?;
     admit(&found, None, false).map_err(refuse)?;
     format(opener.regions, &legs, uuid, &mut now).map_err(refuse)
 }
@@ -82,9 +82,9 @@ pub(super) fn format(
         u8::try_from(legs.len()).map_err(|_| "too many legs").map_err(Error::environment)?;
     let dirty = different(&media, &shape)?;
     tenmil_linux::file::commit_created().map_err(Error::environment)?;
-    let room = leg_io::room(regions)?;
+    let room = superblock_io::room(regions)?;
     for (leg, (name, medium)) in (0..).zip(&media) {
-        let mut raw = leg_io::LegIo::open(regions, &room, &***medium)?;
+        let mut raw = superblock_io::SuperblockIo::open(regions, &room, &***medium)?;
         // Both copies, so that nothing older remains.
         for sequence in [1, 2] {
             let (generation, in_sync) = (1, u8::MAX >> (8 - count));
@@ -140,7 +140,8 @@ fn are_different(
     legs: &[Leg],
     now: &mut dyn FnMut() -> Instant,
 ) -> Result<(), Error> {
-    for (index, candidate) in leg_io::read_superblocks(regions, legs, now)?.into_iter().enumerate()
+    for (index, candidate) in
+        superblock_io::read_superblocks(regions, legs, now)?.into_iter().enumerate()
     {
         match candidate.found {
             LegProbe::Leg(found) if usize::from(found.leg) == index => {}

@@ -19,7 +19,7 @@ use tenmil_volume::Owner as Opener;
 use super::Leg;
 use super::assemble::{LegCandidate, LegProbe};
 use super::fence::{admit, is_superseded, owner_of};
-use super::leg_io::read_superblocks;
+use super::superblock_io::read_superblocks;
 use crate::exclusion::{Excluded, Exclusion, Preempts};
 use crate::owned::is_gone;
 use tenmil_volume::mirror::{LEGS_MAX, Superblock};

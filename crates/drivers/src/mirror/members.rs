@@ -19,7 +19,7 @@ use super::assemble::{AssembledMirror, LegCandidate, LegProbe, Start, assemble};
 use super::commit::legs_of;
 use super::create::check_leg;
 use super::fence::admit;
-use super::leg_io::{self, LegIo, read_superblocks};
+use super::superblock_io::{self, SuperblockIo, read_superblocks};
 use super::{Leg, OpenLegs, open_legs, parse};
 use tenmil_base::Error;
 use tenmil_block::Opener;
@@ -191,7 +191,7 @@ impl<'a> OfflineMirror<'a> {
         let candidates: Vec<LegCandidate> = read_superblocks(regions, legs, now)?;
         admit(&candidates, None, false)?;
         let assembly = assemble(&candidates, start)?;
-        Ok(Self { regions, room: leg_io::room(regions)?, legs, assembly, identities: &[] })
+        Ok(Self { regions, room: superblock_io::room(regions)?, legs, assembly, identities: &[] })
     }
 
     /// The leg with this number or on this device.
@@ -414,7 +414,7 @@ impl<'a> OfflineMirror<'a> {
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<(), Error> {
         let medium = leg.medium.clone()?;
-        let mut raw = LegIo::open(self.regions, &self.room, &*medium)?;
+        let mut raw = SuperblockIo::open(self.regions, &self.room, &*medium)?;
         raw.write(superblock, now)
             .map_err(|problem| format!("{}: {problem}", leg.name))
             .map_err(Error::environment)
@@ -426,7 +426,7 @@ impl<'a> OfflineMirror<'a> {
         let place = self.assembly.places[usize::from(number)];
         let Some(leg) = place.map(|place| &self.legs[place]) else { return String::new() };
         let wiped = leg.medium.clone().and_then(|medium| {
-            LegIo::open(self.regions, &self.room, &*medium).and_then(|mut raw| raw.wipe(now))
+            SuperblockIo::open(self.regions, &self.room, &*medium).and_then(|mut raw| raw.wipe(now))
         });
         match wiped {
             Ok(()) => String::new(),

@@ -17,7 +17,7 @@ use super::devices::DeviceInfo;
 use super::page_io::{BlockingPageIo, StorePages};
 use super::parent_image::{self, ParentCheck, PoolWithParents};
 use super::scrub::{BACKGROUND_BLOCKS, STREAM_WAIT_MAX};
-use super::send::ProgressFn;
+use super::send_stream::ProgressFn;
 use super::{OpenPool, PAGE_BYTES};
 use tenmil_base::Error;
 use tenmil_block::Opener;

@@ -12,7 +12,7 @@ use tenmil_volume::{DeviceAction, PoolRequest, PoolResponse, VolumeInfo, VolumeO
 
 use super::page_io::{BlockingPageIo, StorePages};
 use super::parent_image::ParentImage;
-use super::send::ProgressFn;
+use super::send_stream::ProgressFn;
 use super::throttle::Throttle;
 use super::{Copied, OpenPool, PAGE_BYTES};
 use tenmil_base::Error;

@@ -10,7 +10,7 @@ use tenmil_base::{ErrorCategory, IoStatus};
 use tenmil_volume::{DeviceAction, PoolRequest, PoolResponse, VolumeInfo};
 
 use super::page_io::StorePages;
-use super::send::ProgressFn;
+use super::send_stream::ProgressFn;
 use super::throttle::Throttle;
 use super::{Copied, OpenPool, PAGE_BYTES};
 use tenmil_base::Error;

@@ -12,7 +12,7 @@ use tenmil_volume::{Corruption, ParentInfo, VolumeInfo, VolumeOp, checksum};
 
 use super::blocking_io::BlockingVolumeIo;
 use super::page_io::BlockingPageIo;
-use super::receive::incomplete;
+use super::receive_stream::incomplete;
 use super::surviving::SurvivingDevices;
 use super::{OpenPool, PAGE_BYTES, ProgressFn, VolumeRef, refusal};
 use tenmil_base::Error;

@@ -8,7 +8,7 @@ use tenmil_volume::{PoolRequest, PoolResponse, VolumeInfo};
 
 use super::blocking_io::BlockingVolumeIo;
 use super::page_io::StorePages;
-use super::send::ProgressFn;
+use super::send_stream::ProgressFn;
 use super::throttle::Throttle;
 use super::{OpenPool, PAGE_BYTES};
 use tenmil_base::Error;

@@ -18,14 +18,14 @@ use tenmil_wire::{Command, Status, TypedCommand};
 
 use super::HostTransport;
 use crate::queue_connect::{ConnectedQueue, QueueConnect, QueueConnectError, QueueConnectParams};
-use crate::queue_control::{AttachedQueue, QueueCommand, QueueControl};
+use crate::queue_mailbox::{AttachedQueue, QueueCommand, QueueMailbox};
 use crate::ring_bridge::{RingAddresses, Rings, TailDoorbell, slots_of};
 use crate::silence::Silence;
 use crate::tcp_queue_pair::TcpQueuePair;
 
 /// An I/O queue, as the controller thread knows it.
 pub(super) struct IoQueueEntry {
-    berth: Arc<QueueControl>,
+    berth: Arc<QueueMailbox>,
     places: RingAddresses,
     progress: QueueProgress,
 }
@@ -65,7 +65,7 @@ impl HostTransport {
     fn queue(&mut self, id: u16) -> &mut IoQueueEntry {
         let events = &self.events;
         self.queues.entry(id).or_insert_with(|| IoQueueEntry {
-            berth: QueueControl::new(events),
+            berth: QueueMailbox::new(events),
             places: RingAddresses::default(),
             progress: QueueProgress::Nothing,
         })

@@ -13,7 +13,7 @@ use tenmil_vhost_user::{BackendConfig, InflightBuffer, MemoryChange, Ring, RingA
 use super::disk::Disk;
 use super::endpoint::{File, RunningQueue, Session, line};
 use super::memory::SLOTS_MAX;
-use super::queue_control::{EndpointMailbox, QueueControl};
+use super::queue_mailbox::{EndpointMailbox, QueueMailbox};
 use super::slots::{QueueParts, RequestTable};
 use super::virtqueue::{Virtqueue, VirtqueueParts};
 
@@ -59,7 +59,7 @@ impl VhostDevice {
     ) -> Result<(), Error> {
         let slots = self.slots(session, queue, &start)?;
         let call = session.calls.get(&queue).map(|file| line(file)).transpose()?;
-        let post = Arc::new(QueueControl::new(&self.events));
+        let post = Arc::new(QueueMailbox::new(&self.events));
         let lane = Virtqueue::new(VirtqueueParts {
             backend: self.medium.channel()?,
             slots,

@@ -22,7 +22,7 @@ use tenmil_vhost_user::{
 
 use super::device::{Inflight, VhostDevice, make_inflight};
 use super::memory::Table;
-use super::queue_control::QueueControl;
+use super::queue_mailbox::QueueMailbox;
 use crate::endpoint_event::{DRAIN_WARNING, DrainTimer, EndpointEvent, EventReporter};
 
 /// Disk and its current front end.
@@ -63,7 +63,7 @@ pub(super) struct Session {
 
 /// Virtqueue that runs or is stopping.
 pub(super) struct RunningQueue {
-    pub(super) post: Arc<QueueControl>,
+    pub(super) post: Arc<QueueMailbox>,
     pub(super) start: Start<File>,
 }
 

@@ -11,7 +11,7 @@ use tenmil_linux::stream::StreamListener;
 use tenmil_reactor::{Context, DetachReason, PollResult, Poller, PollerWake};
 
 use super::endpoint::{Endpoint, PATIENCE};
-use super::queue_control::EndpointMailbox;
+use super::queue_mailbox::EndpointMailbox;
 
 /// Listener and the endpoint behind it.
 pub(super) struct EndpointPoller {

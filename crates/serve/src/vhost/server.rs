@@ -16,7 +16,7 @@ use super::device::VhostDevice;
 use super::disk::Disk;
 use super::endpoint::Endpoint;
 use super::poller::EndpointPoller;
-use super::queue_control::EndpointMailbox;
+use super::queue_mailbox::EndpointMailbox;
 use crate::endpoint_event::EndpointEvent;
 
 /// Configuration of a server.

@@ -11,7 +11,7 @@ use tenmil_linux::poll_set::{Interest, PollSet};
 use tenmil_reactor::{Context, DetachReason, MeanLatency, PollResult, Poller, PollerWake};
 
 use super::memory::Table;
-use super::queue_control::{QueueCommands, QueueControl, QueueEnd};
+use super::queue_mailbox::{QueueCommands, QueueEnd, QueueMailbox};
 use super::slots::{QueueFault, RequestTable};
 
 /// Virtqueue with its I/O channel. Its light thread ends on command or after a ring error, once all
@@ -25,7 +25,7 @@ pub(super) struct Virtqueue {
     kick: Option<RemoteEventFd>,
     /// Call eventfd, if the driver has one.
     call: Option<RemoteEventFd>,
-    post: Arc<QueueControl>,
+    post: Arc<QueueMailbox>,
     phase: QueuePhase,
     answers: CompletionBatch,
     watch: PollSet,
@@ -57,7 +57,7 @@ pub(super) struct VirtqueueParts {
     pub(super) table: Arc<Table>,
     pub(super) kick: Option<Arc<OwnedFd>>,
     pub(super) call: Option<RemoteEventFd>,
-    pub(super) post: Arc<QueueControl>,
+    pub(super) post: Arc<QueueMailbox>,
 }
 
 /// Largest number of completions polled at once.

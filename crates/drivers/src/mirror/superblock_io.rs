@@ -19,7 +19,7 @@ pub(super) fn room(regions: &RegionTable) -> Result<Region, Error> {
 }
 
 /// An I/O channel to a leg, and memory for one superblock.
-pub(super) struct LegIo<'a> {
+pub(super) struct SuperblockIo<'a> {
     backend: Box<dyn IoChannel>,
     regions: &'a RegionTable,
     memory: Segment,
@@ -28,7 +28,7 @@ pub(super) struct LegIo<'a> {
 /// Maximum time of one superblock transfer.
 const PATIENCE: Span = Span::from_secs(30);
 
-impl<'a> LegIo<'a> {
+impl<'a> SuperblockIo<'a> {
     /// Opens a channel, with [`room`] as its memory.
     pub(super) fn open(
         regions: &'a RegionTable,
@@ -148,7 +148,8 @@ pub(super) fn read_superblocks(
 ) -> Result<Vec<LegCandidate>, Error> {
     let room = room(regions)?;
     let candidates = legs.iter().map(|leg| {
-        let opened = leg.medium.clone().and_then(|medium| LegIo::open(regions, &room, &*medium));
+        let opened =
+            leg.medium.clone().and_then(|medium| SuperblockIo::open(regions, &room, &*medium));
         let (found, losses) = match opened {
             Err(why) => (LegProbe::Missing(why.to_string()), 0),
             Ok(mut raw) => {

@@ -12,7 +12,7 @@ use tenmil_volume::{VolumeInfo, VolumeOp};
 
 use super::blocking_io::BlockingVolumeIo;
 use super::scrub::STREAM_WAIT_MAX;
-use super::send::{ProgressFn, TransferSummary};
+use super::send_stream::{ProgressFn, TransferSummary};
 use super::{OpenPool, PAGE_BYTES};
 use tenmil_base::Error;
 

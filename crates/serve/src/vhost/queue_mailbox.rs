@@ -7,7 +7,7 @@ use tenmil_linux::RemoteEventFd;
 
 /// Channel between a virtqueue and the endpoint.
 #[derive(Debug)]
-pub(super) struct QueueControl {
+pub(super) struct QueueMailbox {
     pub(super) commands: Mailbox<QueueCommands>,
     ended: Mutex<Option<QueueEnd>>,
     endpoint: Arc<EndpointMailbox>,
@@ -36,7 +36,7 @@ pub(super) struct QueueEnd {
     pub(super) why: Option<String>,
 }
 
-impl QueueControl {
+impl QueueMailbox {
     pub(super) fn new(endpoint: &Arc<EndpointMailbox>) -> Self {
         let (commands, ended) = (Mailbox::default(), Mutex::default());
         Self { commands, ended, endpoint: Arc::clone(endpoint) }

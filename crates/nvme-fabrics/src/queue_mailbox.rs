@@ -22,7 +22,7 @@ use crate::silence::Silence;
 use crate::zero_copy_drain::ZeroCopyDrain;
 
 /// Control block of one queue.
-pub(crate) struct QueueControl {
+pub(crate) struct QueueMailbox {
     /// Whether the queue thread has anything in flight.
     busy: AtomicU32,
     mailbox: Mailbox<QueueChannel>,
@@ -81,7 +81,7 @@ impl QueueChannel {
     }
 }
 
-impl QueueControl {
+impl QueueMailbox {
     pub(crate) fn new(events: &Arc<EventMailbox>) -> Arc<Self> {
         let (busy, mailbox) = (AtomicU32::new(0), Mailbox::default());
         Arc::new(Self { busy, mailbox, events: Arc::clone(events) })
@@ -174,14 +174,14 @@ impl QueueControl {
 
 #[cfg(test)]
 mod tests {
-    use super::{ClosedQueue, QueueCommand, QueueControl};
+    use super::{ClosedQueue, QueueCommand, QueueMailbox};
 
     /// The queue thread and the controller thread notice the same loss, in either order.
     #[test]
     fn what_may_linger_is_told_once_whatever_is_ordered_meanwhile() {
         let lost = ClosedQueue { lost: Some("it was cut".into()), may_linger: true };
         for obeys_late in [false, true] {
-            let berth = QueueControl::new(&std::sync::Arc::default());
+            let berth = QueueMailbox::new(&std::sync::Arc::default());
             berth.begin();
             if obeys_late {
                 berth.set_command(QueueCommand::Close);

@@ -168,7 +168,7 @@ impl OpenPool {
         let carrier = BlockingVolumeIo::open(self, &info, self.open_parent(opener, &info)?)?;
         let room = carrier.blocks_max().min(u32::try_from(DATA_BLOCKS_MAX).unwrap_or(1));
         let buffer = vec![0; (room * PAGE_BYTES) as usize];
-        let mut way = SendContext { sender, carrier, buffer, out, watch, done: 0, total };
+        let mut way = StreamInProgress { sender, carrier, buffer, out, watch, done: 0, total };
         let mut hole_blocks = 0;
         way.put(&head).map_err(|error| self.broken(&error))?;
         self.differences(base.as_ref(), &info, &mut |changed| {
@@ -185,7 +185,11 @@ impl OpenPool {
         Ok(TransferSummary { info, base, data_blocks: total, hole_blocks, was_there: false })
     }
 
-    fn send_data(&self, way: &mut SendContext<'_>, changed: ChangedRange) -> Result<(), Error> {
+    fn send_data(
+        &self,
+        way: &mut StreamInProgress<'_>,
+        changed: ChangedRange,
+    ) -> Result<(), Error> {
         let page = u64::from(PAGE_BYTES);
         let (mut at, end) = (changed.block, changed.block + changed.blocks);
         while at < end {
@@ -230,7 +234,7 @@ impl OpenPool {
 }
 
 /// State of a send in progress.
-struct SendContext<'a> {
+struct StreamInProgress<'a> {
     sender: Sender,
     carrier: BlockingVolumeIo,
     buffer: Vec<u8>,
@@ -240,7 +244,7 @@ struct SendContext<'a> {
     total: u64,
 }
 
-impl SendContext<'_> {
+impl StreamInProgress<'_> {
     fn put(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         self.out.write_all(bytes)
     }
