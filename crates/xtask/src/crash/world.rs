@@ -251,8 +251,11 @@ impl World {
         // Traps whose request number was not reached fire now, so that no round is without its event.
         let left = lock(&self.place.disks).fire_all();
         if left > 0 {
-            self.history
-                .note(&format!("{left} traps of later requests spring now, or at the next sync"));
+            let text = format!("{left} traps of later requests spring now, or at the next sync");
+            self.history.note(&text);
+            if plan.event == Event::FailedSync {
+                self.provoke_sync(plan)?;
+            }
         }
         let kept = match snapshot {
             Some(snapshot) => self.end_snapshot(snapshot)?,
@@ -267,6 +270,18 @@ impl World {
             self.check_snapshot(kept)?;
         }
         Ok(())
+    }
+
+    /// Flushes, so that the sync fails before its target is restarted, which acknowledges that.
+    fn provoke_sync(&mut self, plan: &Plan) -> Result<(), String> {
+        let Some(client) = &mut self.client else { return Ok(()) };
+        let answer = workload::flush(client, &mut self.model)?;
+        self.history.note(&format!("flush: {}", workload::described(&answer)));
+        lock(&self.place.disks).disarm();
+        match plan.is_lossless() && answer.is_err() {
+            true => Err("a flush fails though one leg has everything".into()),
+            false => Ok(()),
+        }
     }
 
     fn count_fired(&mut self, plan: &Plan) {
