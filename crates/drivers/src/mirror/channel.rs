@@ -543,7 +543,12 @@ impl IoChannel for MirrorChannel {
                         self.ended(slot, 1 << leg, &answer);
                     }
                     RequestOwner::Report => self.reported(leg, &answer),
-                    place => self.background_ended(place, 1 << leg, &answer),
+                    place => {
+                        if has_lost && !self.is_flush(place) {
+                            self.notice_background_loss(leg);
+                        }
+                        self.background_ended(place, 1 << leg, &answer);
+                    }
                 }
             }
         }

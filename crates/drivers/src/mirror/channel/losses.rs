@@ -25,6 +25,24 @@ impl MirrorChannel {
         meta.call_owner();
     }
 
+    /// The same, found by maintenance: of a leg in sync, from which others may be copied. Of other legs
+    /// everything is copied that they may have lost. Nothing is read meanwhile, so that no read acts on it.
+    #[cold]
+    pub(super) fn notice_background_loss(&mut self, leg: usize) {
+        let shared = Arc::clone(&self.shared);
+        let mut meta = shared.lock();
+        if meta.in_sync >> leg & 1 == 0 || !self.legs.has_lost(leg) {
+            return;
+        }
+        self.legs.notice_losses(1 << leg);
+        if meta.have_lost(&shared, 1 << leg) {
+            shared.add_loss();
+        }
+        // Its flushes on this channel need not fail for that any more.
+        self.legs.acknowledge_noticed_losses();
+        meta.call_owner();
+    }
+
     /// The owner of this channel has repaired the first `count` losses: no flush fails for them, and none of those
     /// in flight.
     pub(super) fn acknowledge(&mut self, count: u64) {

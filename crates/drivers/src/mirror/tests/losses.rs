@@ -199,6 +199,28 @@ fn leg_that_counts_its_loss_when_it_returns_is_copied_to_once() {
     }
 }
 
+/// As when the last leg in sync loses its power while the other one is away, and both return.
+#[test]
+fn a_leg_in_sync_that_has_lost_writes_is_noticed_before_another_is_copied_from_it() {
+    for seed in 0..20 {
+        let mut bench = Bench::new(seed);
+        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 1));
+        assert_eq!(bench.flush(0), IoStatus::SUCCESS);
+        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 2));
+        bench.disks[0].fail();
+        bench.write(1, 1);
+        assert_eq!(bench.mirror.progress().0, 0b10, "seed {seed}");
+        bench.disks[1].lose_counted();
+        bench.disks[0].come_back(false);
+        bench.settle();
+        let flushes = [bench.flush(0), bench.flush(1)];
+        assert_eq!(flushes, [IoStatus::WRITE_FAULT; 2], "seed {seed}: both legs may lack writes");
+        assert_eq!([bench.flush(0), bench.flush(1)], [IoStatus::SUCCESS; 2], "seed {seed}");
+        bench.settle();
+        assert_eq!(bench.mirror.progress(), (0b11, 0), "seed {seed}");
+    }
+}
+
 /// As when a mirror is closed and opened again in a process that keeps its legs open.
 #[test]
 fn losses_before_a_mirror_was_opened_fail_no_flush_and_no_leg() {
