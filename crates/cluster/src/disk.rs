@@ -151,6 +151,13 @@ impl Disk {
         self.lock().is_absent = is_absent;
     }
 
+    /// Plugs it in again, and has it execute every write at once from now on.
+    pub(crate) fn heal(&self) {
+        let mut state = self.lock();
+        state.is_absent = false;
+        state.options.slow_one_in = 0;
+    }
+
     /// Whether it is unplugged.
     pub(crate) fn is_absent(&self) -> bool {
         self.lock().is_absent

@@ -178,7 +178,7 @@ impl Host {
                 std::mem::replace(&mut self.answers, CompletionBatch::with_capacity(0));
             queue.poll(now, &mut answers);
             let ended: Vec<IoCompletion> = answers.drain().collect();
-            self.note_legs(now, shared);
+            self.note_legs(now, queue.losses(), shared);
             self.answers = answers;
             for answer in ended {
                 is_busy = true;
@@ -227,10 +227,14 @@ impl Host {
         self.way.legs().is_some_and(|legs| legs.is_exposed())
     }
 
-    fn note_legs(&mut self, now: Instant, shared: &mut Shared<'_>) {
+    fn note_legs(&mut self, now: Instant, losses: u64, shared: &mut Shared<'_>) {
         let Some((in_sync, left)) = self.way.legs().and_then(|legs| legs.progress()) else {
             return;
         };
+        if self.way.legs().is_some_and(|legs| legs.has_lost(losses)) {
+            // It fails a flush for that. A leg counts as lossy as well if it cannot prove that it kept its cache.
+            shared.checker.power_lost(self.disk, now);
+        }
         if self.in_sync.replace(in_sync) != Some(in_sync) {
             if self.way.legs().is_some_and(|legs| legs.is_bare()) {
                 shared.checker.power_lost(self.disk, now);

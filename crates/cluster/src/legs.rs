@@ -42,6 +42,8 @@ pub(crate) struct Legs {
     /// When it is opened with those legs that are there.
     opens_without_at: Instant,
     setup: Setup,
+    /// Times that the open mirror has lost completed writes on all legs, by its own account.
+    losses: u64,
     /// Since when each leg may lack what was completed: its power was lost, and no flush that began later has
     /// succeeded.
     exposed: Vec<Option<Instant>>,
@@ -129,6 +131,7 @@ impl Legs {
             memory,
             queue: None,
             mirror: None,
+            losses: 0,
             exposed: vec![None; legs.len()],
             legs,
             opens_at,
@@ -154,6 +157,7 @@ impl Legs {
         match opened {
             Ok((queue, mirror)) => {
                 let text = format!("opens its mirror: {}", mirror.describe());
+                self.losses = queue.losses();
                 (self.queue, self.mirror) = (Some(queue), Some(mirror));
                 text
             }
@@ -182,6 +186,11 @@ impl Legs {
         let (in_sync, _) = self.progress().unwrap_or_default();
         let lacks = |leg: usize| in_sync >> leg & 1 == 0 || self.exposed[leg].is_some();
         in_sync != 0 && (0..self.legs.len()).all(lacks)
+    }
+
+    /// Whether the mirror has lost completed writes since the last call; it counts so many.
+    pub(crate) fn has_lost(&mut self, losses: u64) -> bool {
+        std::mem::replace(&mut self.losses, losses) < losses
     }
 
     /// Whether a leg may lack what was completed: if the host ends now, nobody knows which one.

@@ -214,7 +214,7 @@ impl World {
         self.turn_until(until, |_| false)?;
         self.agenda.retain(|_, action| !matches!(action, Action::Fault(_)));
         self.network.heal();
-        self.disks.iter().for_each(|disk| disk.set_absent(false));
+        self.disks.iter().for_each(Disk::heal);
         self.note(Scope::ALL, "the faults end".into());
         self.reach(Goal::Drain)?;
         self.reach(Goal::Flush)?;
