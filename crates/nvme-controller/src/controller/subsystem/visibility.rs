@@ -6,8 +6,9 @@ use std::collections::BTreeSet;
 
 use super::{NamespaceEntry, State};
 
-/// Controllers to which a namespace is attached, and controllers from which it is hidden. A controller in
-/// neither set sees an allocated namespace that is not attached to it (Base 2.1 §3.2.1).
+/// Controllers to which a namespace is attached, and controllers from which it is hidden. No controller is
+/// in both sets. A controller in neither sees an allocated namespace that is not attached to it (Base 2.1
+/// §3.2.1).
 #[derive(Clone, Debug, Default)]
 pub(in crate::controller) struct Visibility {
     attached: BTreeSet<u16>,
@@ -22,7 +23,7 @@ impl Visibility {
 
     /// Whether the namespace is attached to a controller.
     pub(in crate::controller) fn is_attached_to(&self, cntlid: u16) -> bool {
-        self.is_visible_to(cntlid) && self.attached.contains(&cntlid)
+        self.attached.contains(&cntlid)
     }
 
     /// Controllers to which it is attached, from this identifier on.
@@ -92,5 +93,30 @@ impl State {
         cntlid: u16,
     ) -> impl Iterator<Item = &NamespaceEntry> {
         self.records.values().filter(move |record| record.visibility.is_attached_to(cntlid))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Visibility;
+
+    #[test]
+    fn a_namespace_is_attached_to_no_controller_from_which_it_is_hidden() {
+        let mut visibility = Visibility::default();
+        visibility.attach(1);
+        assert!(visibility.is_attached_to(1));
+        visibility.hide(1);
+        assert!(!visibility.is_visible_to(1) && !visibility.is_attached_to(1));
+        assert_eq!((visibility.attached_from(0).count(), visibility.attached_count()), (0, 0));
+        visibility.attach(1);
+        assert!(!visibility.is_attached_to(1));
+        visibility.reveal(1);
+        assert!(visibility.is_visible_to(1) && !visibility.is_attached_to(1));
+        // The next controller with the identifier is another one.
+        for end in [Visibility::attach, Visibility::hide] {
+            end(&mut visibility, 1);
+            visibility.forget(1);
+            assert!(visibility.is_visible_to(1) && !visibility.is_attached_to(1));
+        }
     }
 }

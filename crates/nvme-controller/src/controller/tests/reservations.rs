@@ -416,6 +416,21 @@ fn notifications_are_masked_by_kind_and_queue_up_otherwise() {
 }
 
 #[test]
+fn a_registrant_is_sent_no_notice_of_a_namespace_that_is_hidden_from_it() {
+    let mut hosts = Hosts::new();
+    for host in [1, 2, 3] {
+        hosts.register(host).unwrap();
+    }
+    hosts.bench.subsystem.set_visible(2, 1, false);
+    hosts.release(1, ReservationRelease { rrela: ReleaseAction::Clear, ..RELEASE }).unwrap();
+    hosts.turn();
+    let now = hosts.bench.now;
+    let page = GetLogPage::new(LogPage::ReservationNotification.code(), 64).to_command();
+    let waiting = hosts.others.each_mut().map(|other| step(other, now, &page, &[]).1[9]);
+    assert_eq!(waiting, [0, 1]);
+}
+
+#[test]
 fn notifications_that_nobody_reads_are_bounded() {
     let mut hosts = Hosts::new();
     hosts.register(1).unwrap();
