@@ -124,3 +124,40 @@ pub(super) fn is_loss(errno: Errno) -> bool {
         Errno::FAULT | Errno::INVAL | Errno::FBIG | Errno::NOMEM | Errno::NOSPC | Errno::DQUOT
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use tenmil_linux::Errno;
+
+    use super::{LostWrites, subscribe_lost_writes};
+
+    #[test]
+    fn loss_is_reported_once_until_a_flush_has_succeeded() {
+        let path = Path::new("a file of loss_is_reported_once_until_a_flush_has_succeeded");
+        let (sender, told) = channel();
+        subscribe_lost_writes(move |lost| {
+            // After the test, the receiver is gone.
+            let _ = if lost.path == path { sender.send(lost.error.clone()) } else { Ok(()) };
+        });
+        let next = || told.recv_timeout(Duration::from_secs(60)).unwrap();
+        let losses = LostWrites::default();
+        losses.note(path, Errno::IO);
+        assert_eq!(next(), Errno::IO.to_string());
+        (0..100).for_each(|_| losses.note(path, Errno::NOSPC));
+        losses.flushed();
+        losses.note(path, Errno::DQUOT);
+        assert_eq!(next(), Errno::DQUOT.to_string());
+    }
+
+    #[test]
+    fn later_acknowledgment_of_fewer_losses_takes_none_back() {
+        let losses = LostWrites::default();
+        losses.acknowledge(2);
+        losses.acknowledge(1);
+        assert_eq!(losses.acknowledged(), 2);
+    }
+}
