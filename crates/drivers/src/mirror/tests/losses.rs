@@ -388,6 +388,37 @@ fn a_loss_since_a_leg_came_back_that_only_an_idle_channel_reports_has_it_copied_
 }
 
 #[test]
+fn a_loss_of_the_last_leg_that_only_the_flush_of_its_return_reports_fails_a_flush_of_every_channel()
+{
+    for seed in 0..20 {
+        let mut bench = Bench::new(seed);
+        bench.idle = Some(1);
+        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 1));
+        bench.disks[0].lose();
+        assert_eq!(bench.flush(0), IoStatus::SUCCESS);
+        while bench.mirror.shared.masks().write & 1 == 0 {
+            bench.turn(0, &mut CompletionBatch::with_capacity(1));
+        }
+        // The idle channel sends its flush to the leg, and gets the answer when the leg is the last one.
+        bench.turn(1, &mut CompletionBatch::with_capacity(1));
+        bench.settle();
+        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 2));
+        bench.disks[1].fail();
+        assert_eq!(bench.flush(0), IoStatus::SUCCESS);
+        assert_eq!(bench.mirror.progress().0, 0b01, "seed {seed}");
+        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 3));
+        bench.disks[0].report_once();
+        bench.disks[0].lose();
+        for _ in 0..12 {
+            bench.turn(1, &mut CompletionBatch::with_capacity(1));
+        }
+        for channel in [0, 1] {
+            assert_eq!(bench.flush(channel), IoStatus::WRITE_FAULT, "seed {seed}, {channel}");
+        }
+    }
+}
+
+#[test]
 fn a_loss_while_a_leg_is_copied_to_has_it_copied_to_again() {
     let mut met = 0;
     for (seed, after) in (0..10).flat_map(|seed| (0..60).map(move |after| (seed, after))) {
