@@ -198,14 +198,10 @@ impl SubsystemExport {
             controller.limit_registrants(&address.to_string(), most);
         }
         let state = self.state();
-        for (nsid, hosts) in &state.masks {
-            if hosts.contains(&host.nqn) {
-                // The namespace may have been added before this controller was known to belong to
-                // the host.
-                self.subsystem.set_visible(cntlid, *nsid, true);
-            } else {
-                self.subsystem.mask_namespace(cntlid, *nsid);
-            }
+        // Without an event: the host has never seen them. Later changes of the masks, and namespaces added
+        // before this controller was known to belong to the host, follow in `add_association`.
+        for nsid in state.masks.keys().filter(|nsid| !state.sees(&host.nqn, **nsid)) {
+            self.subsystem.mask_namespace(cntlid, *nsid);
         }
         let states = state.ports.get(&port).cloned().unwrap_or_default();
         drop(state);

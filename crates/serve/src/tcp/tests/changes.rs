@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tenmil_base::BlockDevice;
 use tenmil_drivers::RamDevice;
 use tenmil_nvme_controller::controller::{AnaState, NamespaceConfig, Subsystem, SubsystemConfig};
+use tenmil_nvme_controller::transport::fabrics::FabricsTransport;
 use tenmil_nvme_tcp::DataDirection;
 use tenmil_wire::fabrics::{CNTLID_DYNAMIC, ConnectData};
 use tenmil_wire::layout::Ascii;
@@ -14,6 +15,7 @@ use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status};
 
 use super::rig::{ENABLED, NQN, Rig, admin_config, admin_connect, limits, transfer};
+use crate::tcp::association::{Association, HostIds};
 use crate::tcp::{Hosts, SubsystemExportConfig, SubsystemExportUpdate};
 
 const ONE: &str = "nqn.2026-01.org.tenmil:one";
@@ -128,6 +130,55 @@ fn a_namespace_that_is_added_is_told_to_those_who_may_see_it() {
     assert!(heard(&mut rig, (one.0, tag)).is_some() && heard(&mut rig, (two.0, second)).is_some());
     assert_eq!((seen(&mut rig, one.0), seen(&mut rig, two.0)), (vec![1, 2], vec![1]));
     assert!(rig.service.add_namespace(NQN, namespace(&rig, 2)).is_err(), "it is there");
+}
+
+#[test]
+fn a_host_is_sent_an_event_when_a_namespace_is_hidden_and_none_of_one_that_it_never_saw() {
+    let mut rig = rig();
+    for nsid in [1, 2] {
+        rig.service.add_namespace(NQN, namespace(&rig, nsid)).unwrap();
+    }
+    let one = admin(&mut rig, ONE);
+    let masks = BTreeMap::from([(2, BTreeSet::from([TWO.to_owned()]))]);
+    rig.service.change(NQN, SubsystemExportUpdate { masks, ..as_it_was() });
+    rig.run();
+    assert_eq!(heard(&mut rig, one).map(|(page, _)| page), Some(NAMESPACES));
+    assert_eq!(seen(&mut rig, one.0), [1]);
+    let late = admin(&mut rig, ONE);
+    assert_eq!(heard(&mut rig, late), None);
+    let get = Command::new(AdminOpcode::GetLogPage.code()).with_cdw10(1023 << 16 | NAMESPACES);
+    let (_, changed) =
+        rig.command(late.0, &get.with_nsid(u32::MAX), DataDirection::ToHost(4096), &[]);
+    assert_eq!(changed, [0; 4096]);
+    assert_eq!(seen(&mut rig, late.0), [1]);
+}
+
+/// The state that results if one thread processes Connect and another one changes the masks.
+#[test]
+fn masks_and_namespaces_that_change_while_a_controller_is_opened_hold_for_it() {
+    let rig = rig();
+    for nsid in [1, 2] {
+        rig.service.add_namespace(NQN, namespace(&rig, nsid)).unwrap();
+    }
+    let only = |nsid, host: &str| (nsid, BTreeSet::from([host.to_owned()]));
+    let change = |masks: &[(u32, BTreeSet<String>)]| {
+        let masks = masks.iter().cloned().collect();
+        assert!(rig.service.change(NQN, SubsystemExportUpdate { masks, ..as_it_was() }));
+    };
+    change(&[only(3, ONE)]);
+    let offer = rig.service.find(NQN, 1).unwrap();
+    let host = HostIds { nqn: ONE.to_owned(), identifier: 7 };
+    let opened = offer.open(rig.now, CNTLID_DYNAMIC, (1, &host, "pipe"), rig.service.limits());
+    let controller = opened.unwrap();
+    let cntlid = controller.configuration().cntlid;
+    rig.service.add_namespace(NQN, namespace(&rig, 3)).unwrap();
+    change(&[only(2, TWO), only(3, ONE)]);
+    let front = FabricsTransport::new(controller, rig.now);
+    let association = Association::new(Arc::clone(&offer), cntlid, (host, 1), front);
+    offer.add_association(&association);
+    let namespaces = association.front().controller().namespaces().reader();
+    let seen: Vec<u32> = namespaces.get().iter().map(|namespace| namespace.nsid).collect();
+    assert_eq!(seen, [1, 3]);
 }
 
 #[test]
