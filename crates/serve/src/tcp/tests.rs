@@ -17,3 +17,4 @@ mod resets;
 mod rig;
 mod scarcity;
 mod server;
+mod write_cache;
