@@ -382,6 +382,18 @@ fn reservations_of_another_disk_are_refused_by_name_until_they_are_adopted() {
 }
 
 #[test]
+fn reservations_of_a_disk_whose_identity_has_control_characters_are_found_again() {
+    let root = tempfile::tempdir().unwrap();
+    let state = StateDirectory::open(root.path()).unwrap();
+    let disk = "file:a\nb\u{85}c";
+    let mut world = World::new(state.keeper("nqn.one", 1, disk));
+    world.ask(true);
+    assert_eq!(world.answer(), Status::SUCCESS);
+    let written = state.keeper("nqn.one", 1, disk).load();
+    assert!(matches!(written, Ok(Some(_))), "{written:?}");
+}
+
+#[test]
 #[expect(clippy::disallowed_methods, reason = "it lays a file of an old version")]
 fn a_record_of_the_first_format_is_refused_with_the_option_that_takes_it_over() {
     let root = tempfile::tempdir().unwrap();
