@@ -134,8 +134,8 @@ impl Export {
 /// Longest name or description: two of them with their framing fit into one negotiation reply.
 const NAME_BYTES_MAX: usize = tenmil_wire::nbd::STRING_BYTES_MAX;
 
-/// Translates device limits to transmission flags. Flush is not advertised for a device without a
-/// write cache, nor for volatile storage, where a flush would not help.
+/// Translates device limits to transmission flags. Flush and FUA are not advertised for volatile storage,
+/// where they would not help; for a device without a write cache they are, and cost little.
 ///
 /// All channels of a device share its blocks and its cache, so a flush on one connection covers the
 /// writes of all connections; therefore `NBD_FLAG_CAN_MULTI_CONN` is always set.
@@ -199,6 +199,8 @@ mod tests {
         assert_eq!(read_only.0, 0b0101_0000_1111, "{read_only:?}");
         let memory = flags(Limits { durability: Durability::NonPersistent, ..limits() }, false);
         assert!(!memory.has(Flags::SEND_FLUSH) && !memory.has(Flags::SEND_FUA));
+        let stable = flags(Limits { durability: Durability::Persistent, ..limits() }, false);
+        assert_eq!(stable, all);
         let operations = OperationSet::of(&[Operation::Read, Operation::Write]);
         assert_eq!(flags(Limits { operations, ..limits() }, false).0, 0b0001_0000_0001);
         let structured = Export::new("x", "", limits(), false).unwrap().flags(true);
