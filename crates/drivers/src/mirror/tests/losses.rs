@@ -290,6 +290,32 @@ fn a_loss_that_only_the_background_has_heard_of_is_reported() {
     }
 }
 
+#[test]
+fn a_write_that_completes_after_the_flush_that_reported_a_loss_fails_the_next_flush() {
+    let mut met = 0;
+    for seed in 0..40 {
+        let mut bench = Bench::new(seed);
+        bench.write(0, 1);
+        let memory = bench.regions.allocate(BLOCK).unwrap();
+        let segment = memory.segment().slice(0, u32::try_from(BLOCK).unwrap()).unwrap();
+        let write = Request { lba: 1, blocks: 1, segment_count: 1, ..Request::PLACEHOLDER };
+        let requests = [(1, Operation::Write, write), (2, Operation::Flush, Request::PLACEHOLDER)]
+            .map(|(token, operation, request)| Request { token, operation, ..request });
+        bench.disks.iter().for_each(Disk::lose);
+        assert_eq!(bench.channels[0].submit(bench.now, &requests, &[segment]), 2);
+        let mut answers = CompletionBatch::with_capacity(2);
+        while answers.len() < 2 {
+            bench.turn(0, &mut answers);
+        }
+        let last = answers.as_slice()[1];
+        if (last.token, last.status) == (1, IoStatus::SUCCESS) {
+            met += 1;
+            assert_eq!(bench.flush(0), IoStatus::WRITE_FAULT, "seed {seed}");
+        }
+    }
+    assert!(met > 5, "{met} writes were completed later");
+}
+
 /// A mirror whose first leg has lost writes and is in sync again, while the second channel had no
 /// requests. Since then there are unflushed writes.
 fn returned_behind_an_idle_channel(seed: u64, counts: bool) -> Bench {
@@ -479,7 +505,7 @@ fn a_leg_that_loses_writes_during_a_resynchronization_takes_none_from_the_others
     assert!((0..20).any(|seed| resynchronize_from_a_leg_that_loses(seed, bug)), "the bug");
 }
 
-/// A mirror of two files, one of which can be made to fail flushes.
+/// A mirror of two files, of which one or both can be made to fail flushes.
 struct Files {
     regions: RegionTable,
     kind: FailingKind,
@@ -489,7 +515,8 @@ struct Files {
 }
 
 impl Files {
-    fn new(fields: &str) -> Self {
+    /// The legs are of these types, with these fields.
+    fn new(legs: [(&str, &str); 2]) -> Self {
         let (regions, clock) = (RegionTable::new(100), tenmil_linux::Clock::start());
         let (kind, directory) = (FailingKind::default(), tempfile::tempdir().unwrap());
         let opener = Opener {
@@ -498,15 +525,15 @@ impl Files {
             seed: 1,
             kinds: &crate::tests::kinds_with(&[("failing", &kind)]),
         };
-        let legs = [("failing:", "a", fields), ("file:", "b", "?engine=threads")].map(
-            |(scheme, name, fields)| {
-                let path = directory.path().join(name);
-                let made = std::fs::File::options().write(true).create_new(true).open(&path);
-                made.unwrap().set_len(3 << 20).unwrap();
-                let uri = format!("{scheme}{}{fields}", path.display()).parse().unwrap();
-                Leg { name: name.into(), medium: Ok(opener.open(&uri).unwrap().medium) }
-            },
-        );
+        let mut names = ["a", "b"].into_iter();
+        let legs = legs.map(|(scheme, fields)| {
+            let name = names.next().unwrap();
+            let path = directory.path().join(name);
+            let made = std::fs::File::options().write(true).create_new(true).open(&path);
+            made.unwrap().set_len(3 << 20).unwrap();
+            let uri = format!("{scheme}{}{fields}", path.display()).parse().unwrap();
+            Leg { name: name.into(), medium: Ok(opener.open(&uri).unwrap().medium) }
+        });
         let mut now = || clock.now();
         format(&regions, &legs, 7, &mut now).unwrap();
         let mirror = Mirror::open(&regions, &legs, &MirrorOptions::paced(POLICY), &mut now);
@@ -550,7 +577,7 @@ impl Files {
 #[test]
 fn a_leg_on_a_file_that_lost_writes_comes_back_by_itself() {
     for fields in ["", "?direct=no"] {
-        let bench = Files::new(fields);
+        let bench = Files::new([("failing:", fields), ("file:", "?engine=threads")]);
         let mut channels: Vec<_> = (0..2).map(|_| bench.mirror.channel().unwrap()).collect();
         let until = bench.clock.now().after(Span::from_secs(60));
         let mut none = CompletionBatch::with_capacity(1);
@@ -569,6 +596,24 @@ fn a_leg_on_a_file_that_lost_writes_comes_back_by_itself() {
                 assert_eq!(outcome, IoStatus::SUCCESS, "round {round}");
             }
             channels.push(bench.mirror.channel().unwrap());
+        }
+    }
+}
+
+#[test]
+fn legs_on_files_that_both_lost_writes_fail_a_flush_of_every_channel_and_go_on() {
+    let bench = Files::new([("failing:", ""); 2]);
+    let mut channels: Vec<_> = (0..2).map(|_| bench.mirror.channel().unwrap()).collect();
+    for round in 0..3 {
+        assert_eq!(bench.run(&mut channels, 0, Operation::Write), IoStatus::SUCCESS);
+        bench.kind.fail(u32::MAX);
+        assert_ne!(bench.run(&mut channels, 0, Operation::Flush), IoStatus::SUCCESS);
+        bench.kind.fail(0);
+        assert_ne!(bench.run(&mut channels, 1, Operation::Flush), IoStatus::SUCCESS);
+        for channel in 0..2 {
+            let mut flush = |_| bench.run(&mut channels, channel, Operation::Flush);
+            let succeeds = (0..1000).map(&mut flush).any(|outcome| outcome == IoStatus::SUCCESS);
+            assert!(succeeds, "round {round}, channel {channel}");
         }
     }
 }
