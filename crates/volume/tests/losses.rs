@@ -5,6 +5,28 @@
 mod rig;
 
 use rig::world::World;
+use rig::{Rig, new_store};
+use tenmil_base::Random;
+use tenmil_volume::{PoolError, PoolRequest, PoolResponse, VolumeOp};
+
+const BLOCKS: u64 = 2048;
+
+/// A pool with an empty volume, and its number.
+fn pool() -> (Rig, u64) {
+    let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(4)).unwrap();
+    let (name, uuid) = ("v".into(), 1);
+    let create = VolumeOp::Create { name, blocks: 64, unit: 16, uuid, checksums: false };
+    let PoolResponse::Volume(info) = rig.ask(PoolRequest::Change(create)).unwrap() else {
+        panic!("not created")
+    };
+    (rig, info.id)
+}
+
+fn write(rig: &mut Rig, volume: u64, block: u64, value: u64) {
+    let token = rig.submit_write(volume, block, 16, value);
+    rig.settle();
+    assert_eq!(rig.answers.remove(&token), Some(Ok(PoolResponse::Done)));
+}
 
 #[test]
 fn a_store_whose_device_loses_unflushed_writes_keeps_what_was_flushed_and_goes_on() {
@@ -20,4 +42,51 @@ fn a_store_whose_device_loses_unflushed_writes_keeps_what_was_flushed_and_goes_o
         losses += world.losses;
     }
     assert!(losses > 300, "only {losses} losses");
+}
+
+#[test]
+fn no_block_is_read_after_a_commit_whose_flush_has_lost_writes() {
+    for flushes in 0..3 {
+        let (mut rig, volume) = pool();
+        write(&mut rig, volume, 0, 1);
+        rig.ask(PoolRequest::Flush).unwrap();
+        write(&mut rig, volume, 16, 2);
+        // A commit flushes its pages, and then its superblock.
+        rig.holds_flushes = true;
+        let token = rig.submit(PoolRequest::Flush);
+        rig.settle();
+        for _ in 0..flushes {
+            rig.holds_flushes = false;
+            rig.step();
+            rig.holds_flushes = true;
+            rig.settle();
+        }
+        (rig.holds_flushes, rig.fails_flushes) = (false, true);
+        rig.settle();
+        match rig.answers.remove(&token).unwrap() {
+            Err(PoolError::Device { .. }) => {
+                assert_eq!(rig.read(volume, 0, 1), Err(PoolError::ReadInterrupted));
+            }
+            answer => assert!(flushes > 1 && answer.is_ok(), "{answer:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_pool_whose_device_has_lost_a_flushed_commit_does_not_go_on_from_an_older_one() {
+    let (mut rig, volume) = pool();
+    write(&mut rig, volume, 0, 1);
+    rig.ask(PoolRequest::Flush).unwrap();
+    let older = rig.disk.image().clone();
+    write(&mut rig, volume, 16, 2);
+    rig.ask(PoolRequest::Flush).unwrap();
+    write(&mut rig, volume, 32, 3);
+    rig.fails_flushes = true;
+    assert!(matches!(rig.ask(PoolRequest::Flush), Err(PoolError::Device { .. })));
+    older.iter().for_each(|(at, block)| rig.disk.put(*at, block.clone()));
+    assert!(rig.store.recover());
+    rig.settle();
+    let why = rig.store.stopped_by().cloned();
+    assert!(matches!(why, Some(PoolError::WentBack { .. })), "{why:?}");
+    assert_eq!(rig.ask(PoolRequest::Flush).err(), why);
 }
