@@ -9,6 +9,7 @@ mod loss;
 mod lost_writes;
 mod multipath;
 mod notices;
+mod silence;
 mod sleeping;
 mod target;
 mod turning;
