@@ -62,11 +62,6 @@ impl Silence {
         tag == self.tag
     }
 
-    /// Restarts the detection: commands become outstanding after an idle time.
-    pub(crate) const fn begin(&mut self) {
-        self.since = None;
-    }
-
     /// Checks whether anything was received since the last check; if not, sends the probe, or ends the
     /// connection.
     #[cold]

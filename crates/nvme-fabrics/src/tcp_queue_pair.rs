@@ -54,7 +54,6 @@ impl TcpQueuePair {
                     return self.obey();
                 }
                 self.is_busy = true;
-                serving.silence.begin();
             }
             if !serving.silence.is_asking() {
                 serving.rings.take(doorbell, &mut serving.exchange);
