@@ -253,6 +253,7 @@ pub struct CompletionBatch {
 
 impl CompletionBatch {
     /// Creates an empty batch for at most `capacity` completions. Allocates only here.
+    #[inline]
     pub fn with_capacity(capacity: usize) -> Self {
         let nothing = IoCompletion { token: 0, status: IoStatus::SUCCESS, result: 0 };
         Self { entries: vec![nothing; capacity].into_boxed_slice(), count: 0 }

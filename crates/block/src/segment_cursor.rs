@@ -19,6 +19,7 @@ impl<'a> SegmentCursor<'a> {
 
     /// Takes at most `len_bytes` off the front, not beyond the end of a segment. `None` at the end of the
     /// list.
+    #[inline]
     pub fn take(&mut self, len_bytes: u64) -> Option<Segment> {
         loop {
             let (first, rest) = self.rest.split_first()?;

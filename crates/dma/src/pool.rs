@@ -251,6 +251,7 @@ impl DevicePool {
     }
 
     /// Whether the device's memory access is revoked.
+    #[inline]
     pub fn is_cut_off(&self) -> bool {
         self.shared.cut.number() % 2 == 1
     }
@@ -264,6 +265,7 @@ impl DevicePool {
 
     /// Number of the current revocation, for the device, which acknowledges it with
     /// [`let_go`](Self::let_go).
+    #[inline]
     pub(crate) fn cut(&self) -> Option<u32> {
         Some(self.shared.cut.number()).filter(|number| number % 2 == 1)
     }
@@ -378,6 +380,7 @@ impl Memory for DevicePool {
         self.regions.load(segment, into)
     }
 
+    #[inline]
     fn store(&self, segment: Segment, from: &[u8]) -> Result<(), InvalidSegment> {
         self.regions.store(segment, from)
     }

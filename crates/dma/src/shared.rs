@@ -202,7 +202,7 @@ impl HostEntries for SharedEntries {
         let mut entry = from;
         for taken in 0..count {
             // SAFETY: `words` has checked `count` entries, of which this is one.
-            let plain = SIMPLE_IO_WORDS.map(|word| unsafe { load(entry, word) });
+            let plain = unsafe { load_simple(entry) };
             ahead = if ahead < end { ahead } else { start };
             prefetch_read(ahead.cast());
             ahead = ahead.wrapping_add(COMMAND_WORDS);
@@ -273,6 +273,22 @@ impl HostEntries for SharedEntries {
     fn prefetch_completion(&self, index: u32) {
         prefetch_write(self.words.as_ptr().wrapping_add(index as usize * 2).cast());
     }
+}
+
+/// Loads the words of a command that every simple read or write uses. Written out, since `array::map` is not
+/// inlined without link-time optimization.
+///
+/// # Safety
+///
+/// As for [`load`].
+#[inline(always)]
+unsafe fn load_simple(entry: NonNull<u64>) -> [u64; 4] {
+    let mut plain = [0; 4];
+    for (place, word) in plain.iter_mut().zip(SIMPLE_IO_WORDS) {
+        // SAFETY: as promised by the caller.
+        *place = unsafe { load(entry, word) };
+    }
+    plain
 }
 
 /// Loads word `word` of the entry at `entry`.

@@ -190,8 +190,9 @@ impl Controller {
     }
 
     /// Next completion of a command for which [`AdminOutcome::Deferred`] was returned.
+    #[inline]
     pub fn next_done(&mut self) -> Option<AdminCompletion> {
-        self.done.pop_front()
+        if self.done.is_empty() { None } else { self.done.pop_front() }
     }
 
     /// Dword 0 for the oldest outstanding Asynchronous Event Request, if an event is pending.
@@ -201,8 +202,9 @@ impl Controller {
     }
 
     /// Next action for the transport that is not a completion.
+    #[inline]
     pub fn next_signal(&mut self) -> Option<ControllerSignal> {
-        self.signals.pop_front()
+        if self.signals.is_empty() { None } else { self.signals.pop_front() }
     }
 
     /// Records a completion with an error status.

@@ -500,6 +500,7 @@ impl TrafficCounters {
         self.bytes[2] += bytes;
     }
 
+    #[inline]
     fn work(&mut self, now: Instant) {
         self.busy_since.get_or_insert(now);
     }

@@ -358,7 +358,7 @@ impl ControllerConnection {
     /// # Errors
     ///
     /// If the host has no space for the data, or the command was completed.
-    #[inline]
+    #[inline(always)]
     pub fn complete(
         &mut self,
         tag: u16,

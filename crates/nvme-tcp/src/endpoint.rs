@@ -179,6 +179,7 @@ impl ConnectionCore {
     }
 
     /// Time at which [`expired`](Self::expired) must be called.
+    #[inline]
     pub(crate) fn deadline(&self) -> Instant {
         let stuck = self.stuck_since.map_or(Instant::NEVER, |at| at.after(self.patience.unit));
         match self.life {

@@ -174,7 +174,7 @@ impl SendQueue {
         self.push_headers_piece(at, whole);
     }
 
-    #[inline]
+    #[inline(always)]
     fn push_headers_piece(&mut self, at: usize, len: usize) {
         let (begin, more) = (narrow(at), narrow(len));
         self.queued_bytes += len as u64;

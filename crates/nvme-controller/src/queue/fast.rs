@@ -110,7 +110,10 @@ impl<H: HostMemory> Queue<H> {
             return RunStop::NotBegun;
         };
         let Some(channel) = self.directory.channel(entry.channel) else { return RunStop::NotBegun };
-        let plain = SIMPLE_IO_WORDS.map(|word| words[word]);
+        let mut plain = [0; 4];
+        for (place, word) in plain.iter_mut().zip(SIMPLE_IO_WORDS) {
+            *place = words[word];
+        }
         let Ok(Some(segment)) = self.host.resolve(plain[1], run.len_bytes) else {
             return RunStop::NotBegun;
         };

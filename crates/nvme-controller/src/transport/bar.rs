@@ -233,15 +233,18 @@ impl Bar {
         self.changes.load(Ordering::Acquire)
     }
 
+    #[inline]
     pub(super) fn cc(&self) -> u32 {
         self.cc.load(Ordering::Acquire)
     }
 
+    #[inline]
     pub(super) fn csts(&self) -> u32 {
         self.csts.load(Ordering::Acquire)
     }
 
     /// Replaces all of CSTS except NSSRO, which the host clears.
+    #[inline]
     pub(super) fn publish_status(&self, status: u32) {
         let keep_reset_bit = |old: u32| Some(old & NSSRO | status & !NSSRO);
         let _ = self.csts.fetch_update(Ordering::AcqRel, Ordering::Acquire, keep_reset_bit);

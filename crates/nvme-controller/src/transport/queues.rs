@@ -96,7 +96,12 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     }
 
     /// Completes the deletions of queues that have drained.
+    #[inline]
     pub(super) fn finish_deletions(&mut self, now: Instant) -> bool {
+        !self.deletions.is_empty() && self.advance_deletions(now)
+    }
+
+    fn advance_deletions(&mut self, now: Instant) -> bool {
         let mut ended = Vec::new();
         let Self { deletions, queues, controller, .. } = self;
         deletions.retain(|deletion| {

@@ -49,6 +49,7 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     }
 
     /// Runs the state machine as far as possible. Returns whether the state has changed.
+    #[inline(always)]
     pub(super) fn advance_state(&mut self, now: Instant) -> bool {
         let cc = Configuration(self.bar.cc());
         let before = (self.life, self.bar.csts());

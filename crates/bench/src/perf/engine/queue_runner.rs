@@ -164,7 +164,7 @@ impl<S: Verifier> QueueRunner<S> {
 
     /// One iteration of a closed loop: every completion is followed by a new I/O. Returns the
     /// number of completions, and the time as last read.
-    #[inline]
+    #[inline(always)]
     pub(super) fn turn(
         &mut self,
         now: Instant,

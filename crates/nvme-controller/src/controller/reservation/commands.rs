@@ -59,8 +59,9 @@ impl Controller {
     }
 
     /// Next result of a deferred reservation command.
+    #[inline]
     pub fn next_decided(&mut self) -> Option<ReservationCompletion> {
-        self.decided.pop_front()
+        if self.decided.is_empty() { None } else { self.decided.pop_front() }
     }
 
     /// Removes an I/O queue: its waiting reservation commands are dropped, and a change being written

@@ -6,14 +6,13 @@ use std::process::{Command, Stdio};
 use crate::lab::totals::ScenarioError;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
-/// Optimized per crate only: guests are emulated, and link-time optimization would take long.
-const PROFILE: &str = "release-no-lto";
+const PROFILE: &str = "release";
 
 /// Builds the program; returns its path.
 pub(super) fn build() -> Result<PathBuf, ScenarioError> {
     println!("lab: building a static tenmil");
     let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--quiet", "-p", "tenmil", "--bin", "tenmil"])
+        .args(["build", "--quiet", "-p", "tenmil-cli", "--bin", "tenmil"])
         .args(["--target", TARGET, "--profile", PROFILE])
         .args(["--config", &format!("profile.{PROFILE}.debug=false")])
         .args(["--config", &format!("profile.{PROFILE}.strip=true")])
