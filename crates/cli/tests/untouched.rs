@@ -42,11 +42,16 @@ fn makes_files_without_names(directory: &Path) -> bool {
     options.read(true).write(true).custom_flags(O_TMPFILE).open(directory).is_ok()
 }
 
+const LEGS: [&str; 3] = ["leg0", "leg1", "leg2"];
+
 fn world() -> Pool {
     let pool = Pool::new("16m");
     pool.write("data", 4 * MIB, 1);
     std::fs::write(pool.path("small"), vec![7; MIB]).unwrap();
     pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
+    let legs = LEGS.map(|name| format!("{}?size=8m", pool.file(name)));
+    pool.done(&["mirror", "create", &legs[0], &legs[1], &legs[2]]);
+    std::fs::copy(pool.path("leg0"), pool.path("copy")).unwrap();
     pool
 }
 
@@ -59,6 +64,7 @@ fn refused_command_leaves_every_file_as_it_was() {
     let taken = format!("nbd://{}", taken.local_addr().unwrap());
     let (new, grown, store) = (sized("new", "8m"), sized("small", "8m"), pool.device());
     let mirror = |one: &str, other: &str| format!("mirror:[{one}],[{other}]");
+    let legs = format!("mirror:[{}]", LEGS.map(file).join("],["));
     let text = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let rows: Vec<Vec<String>> = vec![
         text(&["identify", &new]),
@@ -95,6 +101,14 @@ fn refused_command_leaves_every_file_as_it_was() {
         text(&["mirror", "add", &mirror(&new, &grown), &sized("other", "8m")]),
         text(&["mirror", "replace", &mirror(&file("small"), &new), "0", &sized("other", "8m")]),
         text(&["mirror", "remove", &mirror(&new, &grown), "0"]),
+        text(&["mirror", "remove", &legs, "0"]),
+        text(&["mirror", "remove", &legs, "5", "--yes"]),
+        text(&["mirror", "add", &legs, &sized("copy", "9m"), "--overwrite"]),
+        text(&["mirror", "add", &legs, &sized("new", "4k")]),
+        text(&["mirror", "add", &legs, &grown]),
+        text(&["mirror", "replace", &legs, "0", &sized("new", "8m")]),
+        text(&["mirror", "replace", &legs, "5", &sized("new", "8m"), "--yes"]),
+        text(&["mirror", "replace", &legs, "0", &sized("new", "4k"), "--yes"]),
         text(&["volume", "create", &format!("volume:[{new}]/x"), "--size", "1m"]),
         text(&["volume", "list", &grown]),
         text(&["volume", "delete", &pool.volume("dv")]),

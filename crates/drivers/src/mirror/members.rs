@@ -62,7 +62,6 @@ pub fn add(opener: &Opener<'_>, uri: &Uri, new: &Uri, overwrite: bool) -> Result
     with_members(opener, uri, &doing, |members, now| {
         let leg = fresh(opener, (uri, members.identities), new, overwrite, now)?;
         members.is_other(&leg, None, now).map_err(caller)?;
-        tenmil_linux::file::commit_created().map_err(caller)?;
         members.add(&leg, now).map_err(caller)
     })
 }
@@ -91,7 +90,6 @@ pub fn replace(
         let leg = fresh(opener, (uri, members.identities), new, overwrite, now)?;
         members.is_other(&leg, Some(number), now).map_err(caller)?;
         consent(&format!("{} is replaced by {new}", members.described(number)))?;
-        tenmil_linux::file::commit_created().map_err(caller)?;
         members.replace(number, &leg, now).map_err(caller)
     })
 }
@@ -358,6 +356,8 @@ impl<'a> OfflineMirror<'a> {
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<(), Error> {
         check_leg(new, &self.assembly.shape)?;
+        // Nothing is refused any more: the file of the new leg is made now.
+        tenmil_linux::file::commit_created().map_err(Error::environment)?;
         change.fresh |= 1 << number;
         change.known[usize::from(number)] = change.generation;
         // Both copies, so that nothing older remains.
