@@ -71,6 +71,14 @@ fn a_host_has_its_controller_reset_by_another_one_and_by_nobody_elses() {
         let again = reset(&mut rig, by, first);
         assert_eq!((again.status(), again.dw0()), (Status::SUCCESS, 1));
     }
+    // Another instance of that ID is of another process, also after this one has ended.
+    for other in [
+        CrossControllerReset { ciu: first.ciu.wrapping_add(1), ..first },
+        CrossControllerReset { cirn: first.cirn ^ 1 << 63, ..first },
+    ] {
+        let refused = reset(&mut rig, two, other).status();
+        assert_eq!(refused, Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr(), "{other:?}");
+    }
     assert_eq!(rig.service.associations(), 2);
 }
 
