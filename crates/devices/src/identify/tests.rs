@@ -214,6 +214,10 @@ fn as_many_namespaces_are_read_as_the_driver_uses_and_no_more() {
     let document = interrogate(&mut controller).unwrap();
     let identified = document.sections.iter().filter(|section| section.path[0] == "namespaces");
     assert_eq!(identified.filter(|section| section.path[2] == "identify").count(), 1024);
+    let is_list = |command: &&Command| {
+        (command.opcode(), command.cdw10() & 0xff) == (AdminOpcode::Identify.code(), 2)
+    };
+    assert_eq!(controller.asked.iter().filter(is_list).count(), 1, "one list holds as many");
 }
 
 #[test]
@@ -279,6 +283,34 @@ fn groups_beyond_one_piece_are_read() {
         let groups = fields.iter().find(|field| field.name == "group").unwrap();
         let Value::List(groups) = &groups.value else { panic!("{groups:?}") };
         assert_eq!(groups.len(), usize::from(count));
+    }
+}
+
+#[test]
+fn log_of_groups_without_an_end_is_read_up_to_64_kib() {
+    // The first group has more namespaces than any log holds, so the second never begins.
+    let mut page = AnaHeader::zeroed().with(|header| header.ngrps(2)).bytes();
+    page.extend(AnaGroup::zeroed().with(|group| group.grpid(1).nnsids(u32::MAX)).bytes());
+    let mut controller = Counted(Grouped(Scripted::default(), page), 0);
+    interrogate(&mut controller).unwrap();
+    assert_eq!(controller.1, 16);
+}
+
+/// Counts commands for the ANA log.
+struct Counted(Grouped, usize);
+
+impl Controller for Counted {
+    fn read32(&mut self, offset: usize) -> u32 {
+        self.0.read32(offset)
+    }
+    fn read64(&mut self, offset: usize) -> u64 {
+        self.0.read64(offset)
+    }
+    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error> {
+        let is_ana = command.opcode() == AdminOpcode::GetLogPage.code()
+            && command.cdw10().to_le_bytes()[0] == LogPage::Ana.code();
+        self.1 += usize::from(is_ana);
+        self.0.admin(command, len_bytes)
     }
 }
 
