@@ -104,6 +104,33 @@ fn a_store_whose_device_was_gone_for_long_goes_on_by_itself() {
     assert!(bench.is_clean());
 }
 
+#[test]
+fn pool_whose_device_is_back_recovers_while_nobody_does_io() {
+    let bench = Bench::new("16m");
+    bench.create("v", 500);
+    let opened = open(&bench, "v");
+    let mut hand = bench.hand(&*opened.medium, 0);
+    hand.write(0, 32, 1);
+    fail(&opened, "error-path:any");
+    assert_ne!(hand.run(Operation::Flush, 0, 0), IoStatus::SUCCESS);
+    let store = bench.store();
+    // Until the attempt that follows at once has failed as well.
+    let until = bench.clock.now().after(tenmil_base::Span::from_secs(60));
+    let wait_for = |is_so: &dyn Fn() -> bool| {
+        while !is_so() {
+            assert!(bench.clock.now() < until, "{:?}", store.stopped_because());
+            tenmil_linux::thread::yield_now();
+        }
+    };
+    wait_for(&|| {
+        let state = store.shared.lock();
+        state.store.is_stopped() && !state.store.is_recovering()
+    });
+    fail(&opened, "error-path:anyx0");
+    wait_for(&|| store.stopped_because().is_none());
+    assert_eq!(hand.read(0, 32).len(), 32);
+}
+
 /// A volume on a file whose flushes can be made to fail.
 fn open_failing(bench: &Bench, kind: &FailingKind, fields: &str) -> OpenedDevice {
     let opener =

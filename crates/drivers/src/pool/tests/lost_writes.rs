@@ -1,6 +1,6 @@
 //! Pools on devices that count lost writes: no read returns blocks from before the loss.
 
-use tenmil_base::{IoStatus, Memory, Operation, Random};
+use tenmil_base::{IoStatus, Memory, Operation, Random, Span};
 
 use super::{Bench, Hand};
 use crate::mirror::tests::disk::Disk;
@@ -175,6 +175,27 @@ fn losses_are_counted_through_a_pool_below_a_pool() {
 #[test]
 fn each_device_of_a_pool_may_lose_writes() {
     check_losses("disk:0", true, &[&[0], &[1]]);
+}
+
+#[test]
+fn pool_recovers_from_a_loss_while_nobody_does_io() {
+    let disks = Disks::new();
+    used_pool(&disks, "disk:0", false, 1800);
+    disks.with(|opener| {
+        let place = VolumeRef::on(&"disk:0".parse().unwrap());
+        let open = OpenPool::open(opener, &place).unwrap();
+        let opened = opener.open(&place.with_name("plain")).unwrap();
+        let mut hand = disks.bench.hand(&*opened.medium, 0);
+        hand.write(0, RUN, 1);
+        disks.disks[0].lose_counted();
+        let until = disks.bench.clock.now().after(Span::from_secs(60));
+        while open.losses() == 0 || open.stopped_because().is_some() {
+            assert!(disks.bench.clock.now() < until, "{:?}", open.stopped_because());
+            tenmil_linux::thread::yield_now();
+        }
+        assert_eq!(hand.run(Operation::Flush, 0, 0), IoStatus::WRITE_FAULT);
+        assert_eq!(hand.run(Operation::Flush, 0, 0), IoStatus::SUCCESS);
+    });
 }
 
 #[test]
