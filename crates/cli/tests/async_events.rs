@@ -1,5 +1,5 @@
-//! A controller that will not tell of changes (Asynchronous Event Configuration refused): people are
-//! told so, whether one path leads to it or several.
+//! Targets whose answers are changed on the way: a controller that refuses Asynchronous Event
+//! Configuration, one whose registers read as all ones, and a discovery log of impossible length.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 #![allow(
@@ -22,17 +22,22 @@ use served::Served;
 const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
 const NQN: &str = "nqn.2026-01.org.tenmil:disk";
 
-/// PDU types, and what is looked at in commands (NVMe/TCP 1.0 §3.6, Base 2.1 §5.1.25).
+/// PDU types, and fields of commands (NVMe/TCP 1.1 §3.6, Base 2.1 §5.1.25, §6.4, §5.1.12).
 const CAPSULE_COMMAND: u8 = 4;
 const CAPSULE_RESPONSE: u8 = 5;
+const DATA_TO_HOST: u8 = 7;
 const SET_FEATURES: u8 = 0x09;
 const EVENT_CONFIGURATION: u8 = 0x0b;
+const FABRICS: u8 = 0x7f;
+const PROPERTY_GET: u8 = 0x04;
+const GET_LOG_PAGE: u8 = 0x02;
+const DISCOVERY_LOG: u8 = 0x70;
 /// Invalid Field in Command, Do Not Retry, as the last two bytes of a completion.
 const REFUSED: [u8; 2] = ((0x4000_u16 | 0x02) << 1).to_le_bytes();
 
-/// Stands between hosts and the target at `to`, and turns every answer to Set Features of the
-/// Asynchronous Event Configuration into a refusal. Ends with the process.
-fn refuse_event_configuration(to: SocketAddr) -> SocketAddr {
+/// Stands between hosts and the target at `to`, and has `change` change every PDU that answers a command
+/// chosen by `is_chosen`. Ends with the process.
+fn changing(to: SocketAddr, is_chosen: fn(&[u8]) -> bool, change: fn(&mut [u8])) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -43,25 +48,40 @@ fn refuse_event_configuration(to: SocketAddr) -> SocketAddr {
             let seen = Arc::clone(&asked);
             std::thread::spawn(move || {
                 forward(from, into, |unit| {
-                    let is_asked = unit[0] == CAPSULE_COMMAND
-                        && (unit[8], unit[48]) == (SET_FEATURES, EVENT_CONFIGURATION);
-                    if is_asked {
-                        seen.lock().unwrap().insert([unit[10], unit[11]]);
+                    if unit[0] == CAPSULE_COMMAND {
+                        let (id, mut seen) = ([unit[10], unit[11]], seen.lock().unwrap());
+                        if is_chosen(unit) {
+                            seen.insert(id)
+                        } else {
+                            seen.remove(&id)
+                        };
                     }
                 });
             });
             std::thread::spawn(move || {
                 forward(target, host, |unit| {
-                    if unit[0] == CAPSULE_RESPONSE
-                        && asked.lock().unwrap().remove(&[unit[20], unit[21]])
-                    {
-                        unit[22..24].copy_from_slice(&REFUSED);
+                    let id = match unit[0] {
+                        CAPSULE_RESPONSE => [unit[20], unit[21]],
+                        DATA_TO_HOST => [unit[8], unit[9]],
+                        _ => return,
+                    };
+                    if asked.lock().unwrap().contains(&id) {
+                        change(unit);
                     }
                 });
             });
         }
     });
     address
+}
+
+/// Turns every answer to Set Features of the Asynchronous Event Configuration into a refusal.
+fn refuse_event_configuration(to: SocketAddr) -> SocketAddr {
+    changing(
+        to,
+        |unit| (unit[8], unit[48]) == (SET_FEATURES, EVENT_CONFIGURATION),
+        |unit| unit[22..24].copy_from_slice(&REFUSED),
+    )
 }
 
 /// Passes units on, each as `change` leaves it, until an end closes.
@@ -109,4 +129,47 @@ fn people_are_told_of_a_controller_that_tells_of_no_change_on_one_path_and_on_se
     assert_eq!(said.lines().filter(|line| told(1, &refusing)(line)).count(), 1, "{said}");
     let said = said_about(target);
     assert!(!said.contains("will not tell of changes"), "{said}");
+}
+
+/// Exit status and standard error of a command about a target whose answers are changed.
+fn refused(words: &[&str]) -> (Option<i32>, String) {
+    let output = Command::new(TENMIL).args(words).output().unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn registers_that_read_as_all_ones_are_named_in_the_error() {
+    let served = Served::of(&format!("{TENMIL} serve ram:16m --listen tcp://127.0.0.1:0"));
+    let target = served.ready.trim().strip_prefix("ready tcp://").unwrap();
+    let ones = changing(
+        target.parse().unwrap(),
+        |unit| (unit[8], unit[12]) == (FABRICS, PROPERTY_GET),
+        |unit| unit[8..16].fill(0xff),
+    );
+    for words in
+        [["identify", &format!("tcp://{ones}/{NQN}")], ["discover", &format!("tcp://{ones}")]]
+    {
+        let (code, error) = refused(&words);
+        assert_eq!(code, Some(3), "{words:?}: {error}");
+        assert!(error.contains("reads as") && error.contains("ones"), "{words:?}: {error}");
+    }
+}
+
+#[test]
+fn discovery_log_of_impossible_length_is_refused_and_not_read() {
+    let served = Served::of(&format!("{TENMIL} serve ram:16m --listen tcp://127.0.0.1:0"));
+    let target = served.ready.trim().strip_prefix("ready tcp://").unwrap();
+    // NUMREC of the header (Base 2.1 §5.1.12.3.1).
+    let endless = changing(
+        target.parse().unwrap(),
+        |unit| (unit[8], unit[48]) == (GET_LOG_PAGE, DISCOVERY_LOG),
+        |unit| {
+            if unit[0] == DATA_TO_HOST {
+                unit[24 + 8..24 + 16].copy_from_slice(&70_000_u64.to_le_bytes());
+            }
+        },
+    );
+    let (code, error) = refused(&["discover", &format!("tcp://{endless}")]);
+    assert_eq!(code, Some(3), "{error}");
+    assert!(error.contains("it has 70000 entries, expected at most 65536"), "{error}");
 }
