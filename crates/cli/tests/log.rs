@@ -1,5 +1,5 @@
-//! The log of a process that serves: standard error that cannot be written, that is not read, and
-//! peers that cause many lines.
+//! The log of a process that serves: standard error that cannot be written, that is not read, peers
+//! that cause many lines, and what it reports of pools and mirrors.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
@@ -17,9 +17,12 @@ struct Target {
 
 impl Target {
     fn start(error: Stdio) -> Self {
-        let root = tempfile::tempdir().unwrap();
+        Self::of(tempfile::tempdir().unwrap(), "ram:1m", error)
+    }
+
+    fn of(root: tempfile::TempDir, uri: &str, error: Stdio) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
-        command.args(["serve", "ram:1m", "--listen", "tcp://127.0.0.1:0"]);
+        command.args(["serve", uri, "--listen", "tcp://127.0.0.1:0"]);
         command.env("XDG_RUNTIME_DIR", root.path()).stdout(Stdio::piped()).stderr(error);
         let mut child = command.spawn().unwrap();
         let mut ready = String::new();
@@ -112,8 +115,10 @@ fn standard_error_that_cannot_be_written_costs_lines_and_not_the_process() {
 
 #[test]
 fn standard_error_that_nobody_reads_holds_neither_service_nor_stop_up() {
-    // A pipe of 64 KiB: full after some hundred lines without a limit.
-    let target = Target::start(Stdio::piped());
+    // A pipe that is full already (pipe(7): 64 KiB): the first line is not written, however few follow.
+    let (_reader, mut writer) = std::io::pipe().unwrap();
+    writer.write_all(&[b'-'; 64 << 10]).unwrap();
+    let target = Target::start(writer.into());
     for _ in 0..500 {
         target.refused_connect();
     }
@@ -134,4 +139,63 @@ fn a_peer_causes_few_lines_and_the_others_are_counted() {
     error.read_to_string(&mut text).unwrap();
     assert!(text.lines().count() < 100, "{text}");
     assert!(text.contains("more lines like this one were suppressed: note: "), "{text}");
+}
+
+/// A command that succeeds.
+fn done(words: &[&str]) {
+    let output = Command::new(env!("CARGO_BIN_EXE_tenmil")).args(words).output().unwrap();
+    assert!(output.status.success(), "{words:?}: {output:?}");
+}
+
+/// A directory, the URIs of two files in it, and a file for what a server reports.
+fn place() -> (tempfile::TempDir, [String; 2], tempfile::NamedTempFile) {
+    let root = tempfile::tempdir().unwrap();
+    let files = ["a", "b"].map(|name| format!("file:{}", root.path().join(name).display()));
+    (root, files, tempfile::NamedTempFile::new().unwrap())
+}
+
+#[test]
+fn mirror_that_starts_without_a_leg_is_reported() {
+    let (root, [a, b], errors) = place();
+    done(&["mirror", "create", &format!("{a}?size=8m"), &format!("{b}?size=8m")]);
+    std::fs::remove_file(root.path().join("b")).unwrap();
+    let uri = format!("mirror:[{a}],[{b}]?degraded=yes");
+    let target = Target::of(root, &uri, errors.reopen().unwrap().into());
+    until(|| {
+        let text = std::fs::read_to_string(errors.path()).unwrap();
+        text.lines().any(|line| line.contains("leg 1 (") && line.contains("in sync, degraded"))
+    });
+    assert_eq!(target.stop(), Some(0));
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "it makes the file that is copied")]
+fn pool_that_stops_is_reported_in_the_log_and_by_an_event() {
+    let (root, [pool, data], errors) = place();
+    done(&["pool", "create", &format!("{pool}?size=16m")]);
+    done(&["volume", "create", &format!("volume:[{pool}]/v"), "--size", "1m"]);
+    std::fs::write(root.path().join("b"), [7; 1 << 20]).unwrap();
+    // Opening it flushes less often.
+    let uri = format!("volume:[fault:[{pool}]?rule=error:flush+8]/v");
+    let target = Target::of(root, &uri, errors.reopen().unwrap().into());
+    let events = tempfile::NamedTempFile::new().unwrap();
+    let mut follower = Command::new(env!("CARGO_BIN_EXE_tenmil"))
+        .args(["events", "--json", "--time", "60"])
+        .env("XDG_RUNTIME_DIR", target.root.path())
+        .stdout(events.reopen().unwrap())
+        .spawn()
+        .unwrap();
+    let served = format!("tcp://{}/nqn.2026-01.org.tenmil:disk", target.address);
+    let said = |file: &tempfile::NamedTempFile, text: &str| {
+        std::fs::read_to_string(file.path()).unwrap().contains(text)
+    };
+    until(|| {
+        // Each copy ends with a flush, which fails sooner or later.
+        let mut copy = Command::new(env!("CARGO_BIN_EXE_tenmil"));
+        copy.args(["copy", &data, &served, "--overwrite"]).output().unwrap();
+        said(&errors, "takes no changes any more") && said(&events, "pool-stopped")
+    });
+    follower.kill().unwrap();
+    follower.wait().unwrap();
+    target.stop();
 }

@@ -138,6 +138,8 @@ fn list_json(summaries: &[Summary]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::process::ExitCode;
+
     use serde_json::{Value, json};
 
     use super::{Summary, list_text};
@@ -152,6 +154,7 @@ mod tests {
     fn a_stopped_store_says_why_and_ends_with_1() {
         let (fine, stopped) = (summary(None), summary(Some("its device has failed")));
         assert_eq!((fine.is_stopped(), stopped.is_stopped()), (false, true));
+        assert_eq!((fine.exit_code(), stopped.exit_code()), (ExitCode::SUCCESS, ExitCode::from(1)));
         assert!(!fine.as_text().contains("stopped"));
         assert!(stopped.as_text().contains("\n  stopped: its device has failed\n"));
         let text = list_text(&[fine, stopped]);
