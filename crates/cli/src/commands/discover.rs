@@ -103,12 +103,13 @@ const fn transport_of(transport: TransportType) -> &'static str {
     }
 }
 
-/// A log entry as one line of text.
+/// A log entry as one line of text, without control characters: an `Ascii` field shows printable
+/// characters only.
 fn line_of(entry: &DiscoveryEntry) -> String {
     let uri = uri_of(entry).unwrap_or_else(|| {
         format!("{} over {}, which is not supported", entry.subnqn(), transport_of(entry.trtype()))
     });
-    format!("{:<10} port {:<5} {}", kind_of(entry), entry.portid(), tenmil_base::text::escape(&uri))
+    format!("{:<10} port {:<5} {uri}", kind_of(entry), entry.portid())
 }
 
 fn as_json(found: &DiscoveryLog) -> String {
