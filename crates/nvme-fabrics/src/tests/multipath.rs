@@ -309,11 +309,25 @@ fn queue_without_requests_uses_a_path_that_came_back_after_its_requests_had_fail
                 assert_eq!(answer.status, IoStatus::PATH_ERROR);
             }
             assert_eq!(field.run(Operation::Read, 0, place), IoStatus::PATH_ERROR, "at once");
-            field.targets.iter().for_each(|target| {
-                (target.state().is_away, target.state().is_idle) = (false, false);
-            });
-            field.turn_until(|field| (0..2).all(|path| field.multipath.access(path).is_some()));
-            field.turn_for(Span { ns: 2 * fail_fast.ns });
+            let come_back = |field: &Field, refuses: Option<Status>| {
+                for target in &field.targets {
+                    let mut state = target.state();
+                    (state.is_away, state.is_idle, state.refuses) = (false, false, refuses);
+                }
+            };
+            if round < 2 {
+                come_back(&field, None);
+                field.turn_until(|field| (0..2).all(|path| field.multipath.access(path).is_some()));
+                field.turn_for(Span { ns: 2 * fail_fast.ns });
+            } else {
+                // Its controllers are given up, and it uses the next ones as soon as one is connected,
+                // though it has no queue pair there yet.
+                come_back(&field, Some(Status::CONNECT_INVALID_HOST.with_dnr()));
+                field.turn_for(Span::from_secs(1));
+                come_back(&field, None);
+                field.turn_until(|field| (0..2).any(|path| field.multipath.access(path).is_some()));
+                assert_eq!(field.queues[0].open_paths(), 0);
+            }
             let begun = field.now;
             assert_eq!(field.run(Operation::Read, 0, place), IoStatus::SUCCESS, "round {round}");
             assert!(field.now.since(begun) < Span::from_ms(20), "{}", field.now.since(begun));
