@@ -417,10 +417,10 @@ fn server_whose_medium_never_answers_ends_with_3_and_names_the_device() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        // A connection without commands ends in order. All of them have 4 KiB each.
-        let holds = |row: &Value| is_io(row) && row["memory_bytes"].as_u64() >= Some(16 * 4096);
-        let has_come = |_| queues(&served, "").iter().any(holds);
-        assert!((0..200).any(has_come), "its load sends commands");
+        // All commands hold memory of the target, also when it is read again: none is answered.
+        let holds_all = |row: &Value| is_io(row) && row["memory_bytes"].as_u64() >= Some(16 * 4096);
+        let waits = |_| queues(&served, "").iter().any(holds_all);
+        assert!((0..200).any(waits) && waits(0), "its load waits");
         assert_eq!(served.end(), Some(3), "{operation}");
         let said = std::fs::read_to_string(errors.path()).unwrap();
         let expected = format!(
