@@ -144,6 +144,17 @@ fn any_block_device_is_loaded_and_named_with_what_it_is() {
 }
 
 #[test]
+fn usual_depth_is_cut_to_that_of_the_device() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = format!("file:{}?size=1m", directory.path().join("disk").display());
+    // A file takes 256 requests. Nobody has asked for 1024.
+    let options = PerfOptions { io_count: Some(5000), depth: 1024, ..over(&[&file]) };
+    let outcome = run(&options);
+    assert_eq!((outcome.options.depth, outcome.totals.errors), (256, 0));
+    assert!(refusal(&options).to_string().contains("expected 1 to 256"));
+}
+
+#[test]
 fn what_is_read_back_from_a_block_device_is_what_was_written() {
     let options = PerfOptions {
         io_count: Some(2_000),
