@@ -22,6 +22,7 @@
 mod buffer;
 mod error;
 mod io;
+mod operations;
 mod poller;
 mod slot;
 #[cfg(test)]
@@ -33,7 +34,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll};
 
-use tenmil_base::{Error, IoChannel, Limits, Operation, RequestFlags, WakeSource};
+use tenmil_base::{Error, IoChannel, Limits, WakeSource};
 use tenmil_reactor::task::{ExecutorHandle, JoinHandle, SpawnTaskErrorKind};
 use tenmil_reactor::{PollerBuilder, PollerWake, ThreadHandle};
 
@@ -41,9 +42,8 @@ use crate::open_devices::DeviceClaim;
 pub use buffer::Buffer;
 pub(crate) use buffer::BufferPool;
 pub use error::{IoError, IoErrorKind};
-use io::IoFuture;
 use poller::DevicePoller;
-use slot::{CLOSE_TOKEN, DeviceState, SlotRequest};
+use slot::{CLOSE_TOKEN, DeviceState};
 use tenmil_base::{OneshotReceiver, OneshotSender, oneshot};
 
 /// An open block device. Clones refer to the same device, which is closed when the last one has been
@@ -161,17 +161,57 @@ impl Device {
     }
 
     /// Name by which the device was opened or attached.
+    ///
+    /// ```
+    /// # use tenmil::{Access, Runtime};
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// # let rt = Runtime::new()?;
+    /// # rt.block_on(async {
+    /// # let dev = rt.open("ram:16m", Access::ReadWrite).await?;
+    /// assert_eq!(dev.name(), "ram:16m");
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     pub fn name(&self) -> &str {
         &self.shared().name
     }
 
     /// Geometry, limits and supported operations.
+    ///
+    /// ```
+    /// # use tenmil::{Access, Runtime};
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// # let rt = Runtime::new()?;
+    /// # rt.block_on(async {
+    /// # let dev = rt.open("ram:16m", Access::ReadWrite).await?;
+    /// assert_eq!(dev.limits().block_size, 512);
+    /// assert_eq!(dev.limits().block_count, 32_768);
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     pub fn limits(&self) -> &Limits {
         &self.shared().limits
     }
 
     /// Allocates a zeroed buffer that the device can access. Allocates whole pages and takes a lock:
     /// reuse buffers on a hot path.
+    ///
+    /// ```
+    /// # use tenmil::{Access, Runtime};
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// # let rt = Runtime::new()?;
+    /// # rt.block_on(async {
+    /// # let dev = rt.open("ram:16m", Access::ReadWrite).await?;
+    /// let mut buf = dev.buffer(4096)?;
+    /// for lba in (0..80).step_by(8) {
+    ///     buf = dev.read(lba, buf).await?;
+    /// }
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
@@ -193,12 +233,38 @@ impl Device {
 
     /// Whether the device is gone: its runtime was dropped, or its I/O channel has panicked. All
     /// operations then fail.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// use tenmil::{Access, Runtime};
+    ///
+    /// let rt = Runtime::new()?;
+    /// let dev = rt.block_on(rt.open("ram:16m", Access::ReadWrite))?;
+    /// drop(rt);
+    /// assert!(dev.is_gone());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn is_gone(&self) -> bool {
         self.shared().is_gone()
     }
 
     /// Drops this handle. The future completes when the device has been closed, which happens after
     /// the last handle and the last export of it are dropped and all operations have completed.
+    ///
+    /// ```
+    /// # use tenmil::{Access, Runtime};
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// # let rt = Runtime::new()?;
+    /// # rt.block_on(async {
+    /// # let dev = rt.open("ram:16m", Access::ReadWrite).await?;
+    /// dev.close().await;
+    /// // Nothing else has it open, so that it may be opened exclusively.
+    /// let dev = rt.open("ram:16m", Access::Exclusive).await?;
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     pub fn close(self) -> impl Future<Output = ()> + Send + use<> {
         let Some(closed) = self.0.closed.upgrade() else {
             return CloseFuture(OneshotReceiver::ready(()));
@@ -251,125 +317,6 @@ impl Device {
     /// Claim of the device, if it is open.
     pub(crate) fn claim(&self) -> Option<Arc<DeviceClaim>> {
         if self.is_gone() { None } else { self.0.claim.upgrade() }
-    }
-
-    /// Reads into the whole buffer, starting at block `lba`.
-    pub async fn read(&self, lba: u64, buffer: Buffer) -> Result<Buffer, IoError> {
-        self.transfer(Operation::Read, RequestFlags::NONE, lba, buffer).await
-    }
-
-    /// Writes the whole buffer, starting at block `lba`.
-    pub async fn write(&self, lba: u64, buffer: Buffer) -> Result<Buffer, IoError> {
-        self.transfer(Operation::Write, RequestFlags::NONE, lba, buffer).await
-    }
-
-    /// Like [`write`](Self::write), with Force Unit Access: the blocks are persistent when it
-    /// completes.
-    pub async fn write_fua(&self, lba: u64, buffer: Buffer) -> Result<Buffer, IoError> {
-        self.transfer(Operation::Write, RequestFlags::FUA, lba, buffer).await
-    }
-
-    /// Compares the buffer with the blocks that start at `lba`. A difference is reported as
-    /// [`IoStatus::COMPARE_FAILURE`](crate::driver::IoStatus::COMPARE_FAILURE).
-    pub async fn compare(&self, lba: u64, buffer: Buffer) -> Result<Buffer, IoError> {
-        self.transfer(Operation::Compare, RequestFlags::NONE, lba, buffer).await
-    }
-
-    /// Compares the blocks that start at `lba` with the first half of the buffer and, if they are
-    /// equal, writes the second half to them, atomically. If they differ, nothing is written and
-    /// the result is [`IoStatus::COMPARE_FAILURE`](crate::driver::IoStatus::COMPARE_FAILURE).
-    pub async fn compare_and_write(&self, lba: u64, buffer: Buffer) -> Result<Buffer, IoError> {
-        self.transfer(Operation::CompareAndWrite, RequestFlags::NONE, lba, buffer).await
-    }
-
-    /// Makes every write that completed before this call persistent.
-    pub async fn flush(&self) -> Result<(), IoError> {
-        self.command(Operation::Flush, 0, 0, 0).await
-    }
-
-    /// Deallocates blocks. What they read as afterwards depends on the device.
-    pub async fn deallocate(&self, lba: u64, blocks: u32) -> Result<(), IoError> {
-        self.command(Operation::Deallocate, lba, blocks, 0).await
-    }
-
-    /// Writes zeroes to blocks without transferring data.
-    pub async fn write_zeroes(&self, lba: u64, blocks: u32) -> Result<(), IoError> {
-        self.command(Operation::WriteZeroes, lba, blocks, 0).await
-    }
-
-    /// Copies `blocks` blocks from `from` to `lba` on the device. No data passes through host
-    /// memory.
-    pub async fn copy(&self, from: u64, lba: u64, blocks: u32) -> Result<(), IoError> {
-        self.command(Operation::Copy, lba, blocks, from).await
-    }
-
-    /// Verifies that blocks can be read, without transferring data.
-    pub async fn verify(&self, lba: u64, blocks: u32) -> Result<(), IoError> {
-        self.command(Operation::Verify, lba, blocks, 0).await
-    }
-
-    /// Marks blocks as uncorrectable: reads of them fail until they are written again.
-    pub async fn write_uncorrectable(&self, lba: u64, blocks: u32) -> Result<(), IoError> {
-        self.command(Operation::WriteUncorrectable, lba, blocks, 0).await
-    }
-
-    async fn transfer(
-        &self,
-        operation: Operation,
-        flags: RequestFlags,
-        lba: u64,
-        buffer: Buffer,
-    ) -> Result<Buffer, IoError> {
-        let blocks = self.blocks_of(operation, &buffer);
-        let buffer = Some(buffer);
-        let mut order = SlotRequest { operation, lba, operand: 0, blocks: 0, flags, buffer };
-        match blocks {
-            Ok(blocks) => order.blocks = blocks,
-            Err(why) => return Err(IoError::new(&self.shared().name, order, why)),
-        }
-        let buffer = IoFuture::new(self.shared(), order).await?;
-        Ok(buffer
-            .unwrap_or_else(|| unreachable!("an operation returns the buffer that it was given")))
-    }
-
-    /// Number of blocks that the buffer covers, or why it cannot be used for this operation.
-    fn blocks_of(&self, operation: Operation, buffer: &Buffer) -> Result<u32, IoErrorKind> {
-        self.check(operation)?;
-        let parts = if operation == Operation::CompareAndWrite { 2 } else { 1 };
-        let (len_bytes, block_size) = (buffer.len_bytes(), self.limits().block_size * parts);
-        if len_bytes == 0 || !len_bytes.is_multiple_of(block_size) {
-            return Err(IoErrorKind::Length { len_bytes, block_size });
-        }
-        if !self.shared().buffers.owns(buffer) {
-            return Err(IoErrorKind::ForeignBuffer);
-        }
-        Ok(len_bytes / block_size)
-    }
-
-    async fn command(
-        &self,
-        operation: Operation,
-        lba: u64,
-        blocks: u32,
-        operand: u64,
-    ) -> Result<(), IoError> {
-        let order = SlotRequest {
-            operation,
-            lba,
-            operand,
-            blocks,
-            flags: RequestFlags::NONE,
-            buffer: None,
-        };
-        if let Err(why) = self.check(operation) {
-            return Err(IoError::new(&self.shared().name, order, why));
-        }
-        IoFuture::new(self.shared(), order).await.map(drop)
-    }
-
-    fn check(&self, operation: Operation) -> Result<(), IoErrorKind> {
-        let has = self.limits().operations.has(operation);
-        if has { Ok(()) } else { Err(IoErrorKind::Unsupported(operation)) }
     }
 
     fn shared(&self) -> &DeviceState {

@@ -70,6 +70,19 @@ impl Export {
     ///
     /// An address of other than loopback needs [`allow_host`](Self::allow_host) or
     /// [`allow_any_host`](Self::allow_any_host): NVMe/TCP has no authentication here.
+    ///
+    /// ```
+    /// # use tenmil::{Access, Export, Runtime};
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// # let rt = Runtime::new()?;
+    /// # rt.block_on(async {
+    /// # let dev = rt.open("ram:16m", Access::ReadWrite).await?;
+    /// let export = Export::nvme_tcp("127.0.0.1:0").namespace(dev);
+    /// let server = rt.serve(export).await?;
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     pub fn nvme_tcp(address: impl Into<String>) -> Self {
         let export =
             NvmeTcpExport { nqn: NQN.to_owned(), namespaces: Vec::new(), hosts: BTreeSet::new() };
@@ -80,6 +93,19 @@ impl Export {
     /// address with a port. [`device`](Self::device) adds the device. NBD has no authentication: another
     /// address than loopback needs a device that is open read-only, or
     /// [`allow_any_host`](Self::allow_any_host).
+    ///
+    /// ```no_run
+    /// # use tenmil::{Access, Export, Runtime};
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// # let rt = Runtime::new()?;
+    /// # rt.block_on(async {
+    /// # let dev = rt.open("ram:16m", Access::ReadWrite).await?;
+    /// let export = Export::nbd("/tmp/disk.sock").device("disk", dev);
+    /// let server = rt.serve(export).await?;
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     pub fn nbd(address: impl Into<String>) -> Self {
         Self::new(address.into(), ExportKind::Nbd(Vec::new()))
     }
@@ -89,6 +115,19 @@ impl Export {
     }
 
     /// Adds a namespace, over NVMe/TCP; they are numbered from 1.
+    ///
+    /// ```
+    /// # use tenmil::{Access, Export, Runtime};
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// # let rt = Runtime::new()?;
+    /// # rt.block_on(async {
+    /// # let dev = rt.open("ram:16m", Access::ReadWrite).await?;
+    /// let second = rt.open("null:", Access::ReadOnly).await?;
+    /// let export = Export::nvme_tcp("127.0.0.1:0").namespace(dev).namespace(second);
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     pub fn namespace(mut self, device: Device) -> Self {
         match &mut self.kind {
             ExportKind::NvmeTcp(export) => export.namespaces.push(device),
@@ -100,6 +139,19 @@ impl Export {
     }
 
     /// Adds the device, over NBD, with the name that clients select it by.
+    ///
+    /// ```
+    /// # use tenmil::{Access, Export, Runtime};
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// # let rt = Runtime::new()?;
+    /// # rt.block_on(async {
+    /// # let dev = rt.open("ram:16m", Access::ReadWrite).await?;
+    /// let export = Export::nbd("127.0.0.1:0").device("disk", dev);
+    /// let server = rt.serve(export).await?;
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     pub fn device(mut self, name: &str, device: Device) -> Self {
         match &mut self.kind {
             ExportKind::Nbd(devices) => devices.push((name.to_owned(), device)),
@@ -109,6 +161,12 @@ impl Export {
     }
 
     /// NQN of the subsystem, over NVMe/TCP. The default is `nqn.2026-01.org.tenmil:disk`.
+    ///
+    /// ```
+    /// use tenmil::Export;
+    ///
+    /// let export = Export::nvme_tcp("127.0.0.1:0").nqn("nqn.2014-08.org.example:disk");
+    /// ```
     pub fn nqn(mut self, nqn: &str) -> Self {
         match &mut self.kind {
             ExportKind::NvmeTcp(export) => nqn.clone_into(&mut export.nqn),
@@ -118,6 +176,12 @@ impl Export {
     }
 
     /// Adds the NQN of a host that may connect, over NVMe/TCP. Without any, every host may.
+    ///
+    /// ```
+    /// use tenmil::Export;
+    ///
+    /// let export = Export::nvme_tcp("0.0.0.0:4420").allow_host("nqn.2014-08.org.example:client");
+    /// ```
     pub fn allow_host(mut self, nqn: &str) -> Self {
         match &mut self.kind {
             ExportKind::NvmeTcp(export) => {
@@ -130,6 +194,12 @@ impl Export {
 
     /// Lets every client that reaches the address connect, also from other machines. Excludes
     /// [`allow_host`](Self::allow_host).
+    ///
+    /// ```
+    /// use tenmil::Export;
+    ///
+    /// let export = Export::nvme_tcp("0.0.0.0:4420").allow_any_host();
+    /// ```
     pub fn allow_any_host(mut self) -> Self {
         self.allows_any = true;
         self

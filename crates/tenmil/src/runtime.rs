@@ -78,6 +78,13 @@ impl Runtime {
     /// Starts a runtime with a reactor on each core that this process may use, and 64 MiB of buffer
     /// memory, whose pages are allocated when they are first used.
     ///
+    /// ```
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// let rt = tenmil::Runtime::new()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     ///
     /// If threads or memory are exhausted.
@@ -86,6 +93,13 @@ impl Runtime {
     }
 
     /// Builder of a runtime: cores, poll mode, buffer memory.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// let rt = tenmil::Runtime::builder().buffer_bytes(16 << 20).start()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn builder() -> RuntimeBuilder {
         RuntimeBuilder::default()
     }
@@ -135,6 +149,15 @@ impl Runtime {
     /// If the future is dropped, the device is detached again.
     ///
     /// [`driver`](crate::driver) has an example.
+    ///
+    /// ```no_run
+    /// use std::sync::Arc;
+    /// use tenmil::{Access, Device, Error, Runtime, driver::BlockDevice};
+    ///
+    /// fn attach(rt: &Runtime, own: Arc<dyn BlockDevice>) -> Result<Device, Error> {
+    ///     rt.block_on(rt.attach("own", own, Access::ReadWrite))
+    /// }
+    /// ```
     ///
     /// # Errors
     ///
@@ -187,6 +210,14 @@ impl Runtime {
     /// Runs a future on the calling thread until it completes. For programs without an executor: the
     /// thread sleeps while the future waits.
     ///
+    /// ```
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// let rt = tenmil::Runtime::new()?;
+    /// assert_eq!(rt.block_on(async { 6 * 7 }), 42);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Panics
     ///
     /// If it is called on a reactor, which must not wait.
@@ -208,6 +239,17 @@ impl Runtime {
 
     /// Memory of this runtime: a block device of the program's own loads and stores the data of requests
     /// there. Clones refer to the same memory.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// use tenmil::Runtime;
+    /// use tenmil::driver::RegionTable;
+    ///
+    /// let rt = Runtime::new()?;
+    /// let regions: RegionTable = rt.regions().clone(); // kept by a block device and its channels
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn regions(&self) -> &RegionTable {
         &self.0.services.devices.regions
     }

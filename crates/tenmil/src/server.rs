@@ -108,18 +108,57 @@ impl Server {
     }
 
     /// Where it listens: an IP address with the port that was selected, or the path of a socket.
+    ///
+    /// ```
+    /// # use tenmil::{Access, Export, Runtime};
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// # let rt = Runtime::new()?;
+    /// # rt.block_on(async {
+    /// let dev = rt.open("ram:16m", Access::ReadOnly).await?;
+    /// let server = rt.serve(Export::nvme_tcp("127.0.0.1:0").namespace(dev)).await?;
+    /// assert!(server.addresses()[0].starts_with("127.0.0.1:"));
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     pub fn addresses(&self) -> &[String] {
         &self.addresses
     }
 
     /// What clients open: over NVMe/TCP a URI for [`Runtime::open`](crate::Runtime::open) for each
     /// namespace, over NBD the URI of the export for NBD clients.
+    ///
+    /// ```
+    /// # use tenmil::{Access, Export, Runtime};
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// # let rt = Runtime::new()?;
+    /// # rt.block_on(async {
+    /// let dev = rt.open("ram:16m", Access::ReadOnly).await?;
+    /// let server = rt.serve(Export::nvme_tcp("127.0.0.1:0").namespace(dev)).await?;
+    /// let host = rt.open(&server.uris()[0], Access::ReadOnly).await?;
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     pub fn uris(&self) -> &[String] {
         &self.uris
     }
 
     /// Stops the server. The future completes when its address is free, its connections are closed and
     /// its devices released. Begins at once; the future need not be awaited.
+    ///
+    /// ```
+    /// # use tenmil::{Access, Export, Runtime};
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// # let rt = Runtime::new()?;
+    /// # rt.block_on(async {
+    /// let dev = rt.open("ram:16m", Access::ReadOnly).await?;
+    /// let server = rt.serve(Export::nvme_tcp("127.0.0.1:0").namespace(dev)).await?;
+    /// server.stop().await;
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     pub fn stop(mut self) -> impl Future<Output = ()> + Send + use<> {
         let (stopped, later) = oneshot();
         self.begin_stop(Some(stopped));

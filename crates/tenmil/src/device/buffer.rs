@@ -58,11 +58,32 @@ impl BufferPool {
 
 impl Buffer {
     /// Length in bytes.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// # let rt = tenmil::Runtime::new()?;
+    /// # let dev = rt.block_on(rt.open("null:", tenmil::Access::ReadOnly))?;
+    /// assert_eq!(dev.buffer(4096)?.len_bytes(), 4096);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn len_bytes(&self) -> u32 {
         self.segment.len_bytes
     }
 
     /// Copies bytes out of the buffer, starting at `skip_bytes`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// # let rt = tenmil::Runtime::new()?;
+    /// # let dev = rt.block_on(rt.open("null:", tenmil::Access::ReadOnly))?;
+    /// let buf = dev.buffer(4096)?;
+    /// let mut header = [1; 16];
+    /// buf.load(512, &mut header);
+    /// assert_eq!(header, [0; 16]);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Panics
     ///
@@ -74,6 +95,16 @@ impl Buffer {
 
     /// Copies bytes into the buffer, starting at `skip_bytes`.
     ///
+    /// ```
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// # let rt = tenmil::Runtime::new()?;
+    /// # let dev = rt.block_on(rt.open("null:", tenmil::Access::ReadOnly))?;
+    /// let mut buf = dev.buffer(4096)?;
+    /// buf.store(512, &4711_u64.to_le_bytes());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Panics
     ///
     /// If the range passes the end of the buffer.
@@ -83,6 +114,15 @@ impl Buffer {
     }
 
     /// Copies the whole buffer into a vector.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// # let rt = tenmil::Runtime::new()?;
+    /// # let dev = rt.block_on(rt.open("null:", tenmil::Access::ReadOnly))?;
+    /// assert_eq!(dev.buffer(512)?.to_vec(), [0; 512]);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.segment.len_bytes as usize];
         self.load(0, &mut bytes);

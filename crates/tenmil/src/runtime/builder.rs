@@ -53,18 +53,39 @@ impl Default for RuntimeBuilder {
 
 impl RuntimeBuilder {
     /// Cores, each of which gets a reactor. The default is all that this process may use.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// let rt = tenmil::Runtime::builder().cores([2, 3]).start()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn cores(mut self, cores: impl IntoIterator<Item = u32>) -> Self {
         self.cores = Some(cores.into_iter().collect());
         self
     }
 
     /// Poll mode of the reactors. The default polls for some microseconds before it sleeps.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// let rt = tenmil::Runtime::builder().poll(tenmil::PollMode::Always).start()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn poll(mut self, mode: PollMode) -> Self {
         self.poll = mode;
         self
     }
 
     /// Whether reactors are pinned to their cores, where that is permitted. The default is yes.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// let rt = tenmil::Runtime::builder().pin(false).start()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn pin(mut self, pin: bool) -> Self {
         self.pin = pin;
         self
@@ -72,6 +93,13 @@ impl RuntimeBuilder {
 
     /// Memory for [buffers](crate::Buffer), in bytes. The default is 64 MiB. Pages are allocated when
     /// they are first used.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// let rt = tenmil::Runtime::builder().buffer_bytes(16 << 20).start()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn buffer_bytes(mut self, bytes: u32) -> Self {
         self.buffer_bytes = bytes;
         self
@@ -79,12 +107,28 @@ impl RuntimeBuilder {
 
     /// Time for which the drop of the runtime waits for requests in flight. A request that takes longer
     /// fails, and its buffer is never used again. The default is a second.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// use std::time::Duration;
+    ///
+    /// let rt = tenmil::Runtime::builder().stop_timeout(Duration::from_secs(5)).start()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn stop_timeout(mut self, timeout: Duration) -> Self {
         self.stop_timeout = timeout;
         self
     }
 
     /// Starts the runtime.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tenmil::Error> {
+    /// let rt = tenmil::Runtime::builder().pin(false).start()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
