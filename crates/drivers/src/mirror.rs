@@ -76,7 +76,7 @@ use crate::exclusion::Exclusion;
 use crate::owned;
 use tenmil_base::Error;
 use tenmil_block::ExistingData;
-use tenmil_block::uri::Uri;
+use tenmil_block::uri::{Uri, short_name};
 use tenmil_block::{DeviceControl, OpenedDevice, Opener};
 use tenmil_volume::mirror::MirrorGeometry;
 
@@ -94,10 +94,17 @@ pub struct Mirror {
 /// A device that is, or is to become, a leg.
 #[derive(Clone)]
 pub struct Leg {
-    /// Device name.
+    /// URI.
     pub name: String,
     /// The device, or why it could not be opened.
     pub medium: Result<Arc<dyn BlockDevice>, Error>,
+}
+
+impl Leg {
+    /// Name in messages: the short form of the URI.
+    fn shown(&self) -> String {
+        short_name(&self.name)
+    }
 }
 
 /// The open legs of a mirror, and their descriptions.

@@ -104,6 +104,9 @@ pub struct OpenPool {
     clock: Clock,
     /// How pages are laid out on the blocks of the first device; all pool addresses are in its blocks.
     shape: PageGeometry,
+    /// URI of the first device.
+    device: String,
+    /// Name of the first device in messages: the short form of its URI.
     name: String,
     /// Identity of the device, independent of the spelling of its URI.
     identity: String,
@@ -224,7 +227,8 @@ fn open_volume(
         identities.extend_from_slice(&parent.opened.identities);
     }
     let is_anything = info.mapped > 0 || parent.is_some();
-    let existing = is_anything.then(|| ExistingData { name: uri.to_string(), found, path: None });
+    let existing =
+        is_anything.then(|| ExistingData { name: format!("{uri:#}"), found, path: None });
     let medium = Volume::open(open, &info, parent).map_err(|problem| uri.refuse(problem))?;
     if medium.is_written && claims {
         open.claim()?;
@@ -261,7 +265,7 @@ impl OpenPool {
         let (first, shape) = (Arc::clone(&ground.medium), ground.shape);
         let mut opened = create::read_pool(opener, place, &*first, &shape, me)?;
         ground.open_others(opener, place, &opened.store, false)?;
-        let name = place.store.to_string();
+        let (device, name) = (place.store.to_string(), format!("{:#}", place.store));
         let reserved = Reserved::new(&name, owns.owner().id, &ground);
         let mut excluded = None;
         if place.takes_over {
@@ -289,7 +293,19 @@ impl OpenPool {
         .map_err(|error| machine(Error::environment(format!("start a thread: {error}"))))?;
         let (regions, identity) = (regions.clone(), identity(&place.store));
         let (ground, owner) = (Mutex::new(ground), Some(owner));
-        Ok(Self { shared, ground, regions, clock, shape, name, identity, owner, owns, reserved })
+        Ok(Self {
+            shared,
+            ground,
+            regions,
+            clock,
+            shape,
+            device,
+            name,
+            identity,
+            owner,
+            owns,
+            reserved,
+        })
     }
 
     /// Makes this process the owner of the pool before anything is changed. Rejected if another process

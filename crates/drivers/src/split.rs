@@ -58,7 +58,7 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error
         _ => by_offset(uri, &limits, offset.unwrap_or(0), size)?,
     };
     let split = Split::new(Arc::clone(&below.medium), first, count)
-        .map_err(|error| Error::new(ErrorCategory::Usage, format!("{uri}: {error}")))?;
+        .map_err(|error| Error::new(ErrorCategory::Usage, format!("{uri:#}: {error}")))?;
     let last = first + count - 1;
     let description = format!("split: blocks {first} to {last} of {}", below.description);
     Ok(below.under(Arc::new(split), description))

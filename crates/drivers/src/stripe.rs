@@ -51,7 +51,7 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error
     let legs = uri.children().iter().map(|child| opener.open(child));
     let legs = legs.collect::<Result<Vec<OpenedDevice>, _>>()?;
     let named = uri.children().iter().zip(&legs);
-    let named = named.map(|(child, leg)| (child.to_string(), Arc::clone(&leg.medium)));
+    let named = named.map(|(child, leg)| (format!("{child:#}"), Arc::clone(&leg.medium)));
     let stripe = Stripe::new(named.collect(), chunk_bytes)?;
     let below: Vec<&str> = legs.iter().map(|leg| leg.description.as_str()).collect();
     let description = format!(

@@ -8,6 +8,7 @@
 
 use std::fmt;
 
+use crate::uri::short_name;
 use tenmil_base::ErrorCategory;
 
 /// The access that a holder requests.
@@ -93,7 +94,7 @@ impl fmt::Display for Claim {
 impl fmt::Display for ClaimError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, holder, asked, found } = self;
-        write!(out, "open {device} {asked} for {holder}: ")?;
+        write!(out, "open {} {asked} for {holder}: ", short_name(device))?;
         let expected = match asked {
             Claim::ReadShared => "no exclusive holder",
             Claim::WriteOnce => "readers at most",

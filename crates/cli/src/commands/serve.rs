@@ -441,8 +441,8 @@ fn export_device(
 ) -> Result<ExportedDevice, Error> {
     let ServeArguments { export_name, read_only, allow_resize, limit_iops, limit_bytes, .. } =
         arguments;
+    let refuse = |why: Error| Error::new(why.category(), format!("serve {uri:#}: {why}"));
     let uri = uri.to_string();
-    let refuse = |why: Error| Error::new(why.category(), format!("serve {uri}: {why}"));
     let total = RateLimit { iops: *limit_iops, bytes: *limit_bytes };
     let limiter = QosLimiter::new(QosLimits { total, ..QosLimits::default() });
     let options = BdevOptions { limiter: Some(limiter.clone()), ..BdevOptions::new(clock, 1) };

@@ -37,7 +37,7 @@ impl tenmil_block::DeviceType for Kind {
         let limits = medium.limits();
         let bytes = limits.block_count.saturating_mul(u64::from(limits.block_size));
         let found = format!("{bytes} bytes");
-        let existing = vec![ExistingData { name: uri.to_string(), found, path: None }];
+        let existing = vec![ExistingData { name: format!("{uri:#}"), found, path: None }];
         let what = match name.others.len() {
             0 => "an SSD behind a network, over NVMe/TCP".to_owned(),
             others => format!("an SSD behind a network, over {} paths of NVMe/TCP", others + 1),

@@ -74,7 +74,7 @@ impl Claim<'_> {
                 });
                 if let Err(problem) = written {
                     failed |= 1 << number;
-                    problems.push(format!("{}: {problem}", leg.name));
+                    problems.push(format!("{}: {problem}", leg.shown()));
                 }
             }
             // Done if every in-sync leg has it. Otherwise the failed ones are dropped, and the rest is

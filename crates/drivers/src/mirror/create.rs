@@ -56,11 +56,11 @@ pub(super) fn format(
     uuid: u128,
     now: &mut dyn FnMut() -> Instant,
 ) -> Result<String, Error> {
-    let media: Vec<(&str, &Arc<dyn BlockDevice>)> = legs
+    let media: Vec<(String, &Arc<dyn BlockDevice>)> = legs
         .iter()
-        .map(|leg| leg.medium.as_ref().map(|medium| (&*leg.name, medium)).map_err(Clone::clone))
+        .map(|leg| leg.medium.as_ref().map(|medium| (leg.shown(), medium)).map_err(Clone::clone))
         .collect::<Result<_, _>>()?;
-    let (first_name, first) = media[0];
+    let (first_name, first) = &media[0];
     let block_size = first.limits().block_size;
     if let Some((name, other)) = media.iter().find(|(_, leg)| leg.limits().block_size != block_size)
     {
@@ -126,7 +126,7 @@ fn are_different_names(uris: &[Uri], identities: &[(Uri, String)]) -> Result<(),
             if is_same || devices[first].overlap(&devices[twice]).is_some() {
                 let first = &uris[first];
                 return Err(Error::environment(format!(
-                    "{first} and {uri} are one device, expected different ones"
+                    "{first:#} and {uri:#} are one device, expected different ones"
                 )));
             }
         }
@@ -147,7 +147,8 @@ fn are_different(
             LegProbe::Leg(found) if usize::from(found.leg) == index => {}
             LegProbe::Leg(found) => {
                 let name = &candidate.name;
-                let other = legs.get(usize::from(found.leg)).map_or("another leg", |leg| &leg.name);
+                let other =
+                    legs.get(usize::from(found.leg)).map_or("another leg".to_owned(), Leg::shown);
                 return Err(Error::environment(format!(
                     "{name} and {other} are one device, expected different ones"
                 )));
@@ -168,7 +169,7 @@ fn are_different(
 
 /// Regions that are not known to read as zeroes on all legs.
 fn different(
-    media: &[(&str, &Arc<dyn BlockDevice>)],
+    media: &[(String, &Arc<dyn BlockDevice>)],
     shape: &MirrorGeometry,
 ) -> Result<RegionBitmap, Error> {
     let mut dirty = RegionBitmap::new(shape.regions());
@@ -193,7 +194,7 @@ fn different(
 pub(super) fn check_leg(leg: &Leg, shape: &MirrorGeometry) -> Result<(), Error> {
     let Ok(medium) = &leg.medium else { return Ok(()) };
     let limits = medium.limits();
-    let name = &leg.name;
+    let name = leg.shown();
     if limits.block_size != shape.block_size || limits.metadata_size != 0 {
         return Err(Error::environment(format!(
             "{name} has blocks of {} and {} bytes of metadata, expected {} and none",

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
+use tenmil_block::uri::short_name;
 
 /// An event with its mirror.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -137,9 +138,9 @@ impl MirrorNotice {
 impl fmt::Display for MirrorNotice {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, event, leg_device, legs_in_sync, legs } = self;
-        write!(out, "{device}: ")?;
+        write!(out, "{}: ", short_name(device))?;
         if let Some(leg) = event.leg() {
-            let leg_device = leg_device.as_deref().unwrap_or("absent");
+            let leg_device = leg_device.as_deref().map_or("absent".into(), short_name);
             write!(out, "leg {leg} ({leg_device}) ")?;
         }
         match event {

@@ -82,7 +82,7 @@ pub(super) fn enter(
         let preempts = stale.as_ref().map_or(preempts, |owner| Preempts::Owner(owner.id));
         let is_needed = stale.is_none() && matches!(preempts, Preempts::Owner(_));
         let refuse = |why: Error| {
-            let name = &leg.name;
+            let name = leg.shown();
             Error::environment(format!(
                 "{name}: {why}; close the mirror there; if that host is gone: `tenmil mirror takeover URI`"
             ))

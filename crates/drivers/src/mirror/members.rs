@@ -25,7 +25,7 @@ use tenmil_base::Error;
 use tenmil_block::Opener;
 use tenmil_block::identity::DeviceIdentity;
 use tenmil_block::overwrite;
-use tenmil_block::uri::Uri;
+use tenmil_block::uri::{Uri, short_name};
 use tenmil_volume::mirror::Ownership;
 use tenmil_volume::mirror::RegionBitmap;
 use tenmil_volume::mirror::{LEGS_MAX, Superblock, uuid_text};
@@ -133,7 +133,7 @@ fn with_members(
     let members = members.map_err(caller);
     members
         .and_then(|mut members| change(&mut members, &mut now))
-        .map_err(|error| error.during(format_args!("{uri}: {doing}")))
+        .map_err(|error| error.during(format_args!("{uri:#}: {doing}")))
 }
 
 /// A usage error.
@@ -155,7 +155,7 @@ fn fresh(
         let mut legs = legs.map(|leg| DeviceIdentity::with_names(leg, identities));
         legs.any(|leg| leg.is_same(device))
     };
-    let refused = || caller(format!("{uri} is a leg already, expected another device"));
+    let refused = || caller(format!("{uri:#} is a leg already, expected another device"));
     if mirror.children().contains(uri) || is_taken(&DeviceIdentity::of_uri(uri)) {
         return Err(refused());
     }
@@ -173,7 +173,7 @@ fn fresh(
     {
         let (number, uuid) = (found.leg, uuid_text(found.uuid));
         return Err(caller(format!(
-            "{uri} is leg {number} of mirror {uuid}, expected none, or --overwrite"
+            "{uri:#} is leg {number} of mirror {uuid}, expected none, or --overwrite"
         )));
     }
     Ok(leg)
@@ -237,7 +237,7 @@ impl<'a> OfflineMirror<'a> {
     /// Description of a leg with its device and state.
     fn described(&self, leg: u8) -> String {
         let in_sync = self.assembly.in_sync & 1 << leg != 0;
-        match self.name_of(leg) {
+        match self.name_of(leg).map(short_name) {
             Some(name) if in_sync => format!("leg {leg} ({name}, in sync)"),
             Some(name) => format!("leg {leg} ({name}, stale)"),
             None => format!("leg {leg} (absent)"),
@@ -259,7 +259,7 @@ impl<'a> OfflineMirror<'a> {
         }
         Err(Error::environment(format!(
             "{} is {}, or a copy of it, expected another device",
-            new.name,
+            new.shown(),
             self.described(found.leg)
         )))
     }
@@ -278,7 +278,8 @@ impl<'a> OfflineMirror<'a> {
         let mut change = self.change(number)?;
         (change.legs, change.gone) = (legs.max(number + 1), gone & !(1 << number));
         self.admit(change, number, new, now)?;
-        Ok(self.message(&format!("leg {number} is {}; it is copied to while it is open", new.name)))
+        Ok(self
+            .message(&format!("leg {number} is {}; it is copied to while it is open", new.shown())))
     }
 
     pub(super) fn replace(
@@ -290,7 +291,8 @@ impl<'a> OfflineMirror<'a> {
         let change = self.change(number)?;
         self.admit(change, number, new, now)?;
         let left = self.wipe(number, now);
-        let text = format!("leg {number} is {}; it is copied to while it is open{left}", new.name);
+        let text =
+            format!("leg {number} is {}; it is copied to while it is open{left}", new.shown());
         Ok(self.message(&text))
     }
 
@@ -416,7 +418,7 @@ impl<'a> OfflineMirror<'a> {
         let medium = leg.medium.clone()?;
         let mut raw = SuperblockIo::open(self.regions, &self.room, &*medium)?;
         raw.write(superblock, now)
-            .map_err(|problem| format!("{}: {problem}", leg.name))
+            .map_err(|problem| format!("{}: {problem}", leg.shown()))
             .map_err(Error::environment)
     }
 
@@ -431,7 +433,7 @@ impl<'a> OfflineMirror<'a> {
         match wiped {
             Ok(()) => String::new(),
             Err(problem) => {
-                format!("; {} still says that it is leg {number}: {problem}", leg.name)
+                format!("; {} still says that it is leg {number}: {problem}", leg.shown())
             }
         }
     }

@@ -43,14 +43,14 @@ pub fn show(opener: &Opener<'_>, uri: &Uri) -> Result<MirrorReport, Error> {
         .ok()
         .map(|it| Health::of(u8::MAX >> (8 - it.legs) & !it.gone, it.in_sync, 0));
     let verdict = assembly.map(|assembly| describe(&assembly, &candidates));
-    let said = candidates.into_iter().map(|LegCandidate { name, found, .. }| {
+    let said = legs.into_iter().zip(candidates).map(|(leg, LegCandidate { found, .. })| {
         let found = match found {
             LegProbe::Leg(superblock) => Ok(*superblock),
             LegProbe::Missing(why) => Err(Error::environment(why)),
             LegProbe::Foreign(NoSuperblock::Absent) => Err(Error::environment("no superblock")),
             LegProbe::Foreign(NoSuperblock::Damaged(why)) => Err(Error::environment(why)),
         };
-        (name, found)
+        (leg.name, found)
     });
     Ok(MirrorReport { legs: said.collect(), verdict, health })
 }

@@ -158,7 +158,7 @@ pub(super) fn read_superblocks(
                 (raw.read(now), losses)
             }
         };
-        LegCandidate { name: leg.name.clone(), found, losses }
+        LegCandidate { name: leg.shown(), found, losses }
     });
     Ok(candidates.collect())
 }

@@ -27,7 +27,7 @@ pub fn take_over(opener: &Opener<'_>, uri: &Uri, force: bool) -> Result<Option<S
     let legs = open_legs(opener, uri.children()).legs;
     let mut now = || opener.clock.now();
     let refuse =
-        |problem: Error| Error::new(ErrorCategory::Environment, format!("{uri}: {problem}"));
+        |problem: Error| Error::new(ErrorCategory::Environment, format!("{uri:#}: {problem}"));
     let me = owned::Opener::draw();
     let exclusion = Exclusion::new(me.owner().id);
     let entry = if force { Entry::Force } else { Entry::TakeOver };

@@ -98,7 +98,7 @@ impl OpenPool {
             (still.store.name(), still.store.uuid(), still.store.generation());
         let devices = self.ground().infos(still.store.devices());
         drop(still);
-        let child = PoolWithParents { device: &self.name, uuid };
+        let child = PoolWithParents { device: &self.device, uuid };
         let parents = parent_image::look_at_all(opener, child, found.into_iter());
         let damaged = damaged.iter().map(ToString::to_string).collect();
         Ok(PoolCheckResult { name, uuid, generation, devices, damaged, report, parents })

@@ -60,7 +60,7 @@ pub fn create_over(
         && overwrite
         && !owned::is_gone(&owner)
     {
-        return Err(refusal(&uri.to_string(), &PoolError::Owned { by: Box::new(owner) }));
+        return Err(refusal(&format!("{uri:#}"), &PoolError::Owned { by: Box::new(owner) }));
     }
     let is_there = !overwrite && there.is_ok_and(|there| is_it(&there.store, name, &shape, others));
     if !is_there {
@@ -100,7 +100,7 @@ fn look_at_other(opener: &Opener<'_>, uri: &Uri) -> Result<Vec<ExistingData>, Er
     let (blocks, needed) = (member.shape.pages, STORE_BLOCKS_MIN + LABEL_BLOCKS);
     if blocks < needed {
         let error = PoolError::DeviceTooSmall { blocks, needed };
-        return Err(refusal(&uri.to_string(), &error));
+        return Err(refusal(&format!("{uri:#}"), &error));
     }
     Ok(member.opened.existing)
 }
@@ -110,7 +110,7 @@ pub(super) fn steps(uri: &Uri, name: &str, shape: &PageGeometry) -> Result<Vec<S
     let uuid =
         u128::from(tenmil_linux::random_seed()) << 64 | u128::from(tenmil_linux::random_seed());
     let new = PoolConfig { name: name.into(), uuid, blocks: shape.pages };
-    new.steps().map_err(|error| refusal(&uri.to_string(), &error))
+    new.steps().map_err(|error| refusal(&format!("{uri:#}"), &error))
 }
 
 /// Executes the steps to create a pool.
@@ -121,9 +121,9 @@ pub(super) fn format(
     shape: &PageGeometry,
     steps: Vec<Step>,
 ) -> Result<(), Error> {
-    let refuse = |problem: String| Error::new(ErrorCategory::Remote, format!("{uri}: {problem}"));
+    let refuse = |problem: String| Error::new(ErrorCategory::Remote, format!("{uri:#}: {problem}"));
     let mut raw = BlockingPageIo::open(opener.regions, &opener.clock, medium, shape)
-        .map_err(|problem| Error::new(ErrorCategory::Environment, format!("{uri}: {problem}")))?;
+        .map_err(|problem| Error::new(ErrorCategory::Environment, format!("{uri:#}: {problem}")))?;
     for step in steps {
         let done = match &step {
             Step::Write { at, bytes } => raw.write(*at, bytes),
@@ -179,7 +179,7 @@ pub fn check(opener: &Opener<'_>, place: &VolumeRef) -> Result<PoolCheckResult, 
     let mut raw =
         BlockingPageIo::open(opener.regions, &opener.clock, &*ground.medium, &ground.shape)
             .map_err(|problem| {
-                Error::new(ErrorCategory::Environment, format!("{device}: {problem}"))
+                Error::new(ErrorCategory::Environment, format!("{device:#}: {problem}"))
             })?;
     let mut walk = ReadOnlyWalker { pages: &mut raw, store: &mut store };
     let (report, found) = walk.whole(&mut |_| Ok(()))?;
@@ -205,7 +205,7 @@ pub(super) fn read_pool(
     shape: &PageGeometry,
     me: Option<Owner>,
 ) -> Result<OpenedStore, Error> {
-    let name = place.store.to_string();
+    let name = format!("{:#}", place.store);
     let mut raw = BlockingPageIo::open(opener.regions, &opener.clock, medium, shape)
         .map_err(|problem| Error::new(ErrorCategory::Environment, format!("{name}: {problem}")))?;
     let mut opening = Opening::new(shape.pages, place.cache_bytes).with_bugs(place.bugs);

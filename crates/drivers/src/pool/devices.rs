@@ -18,7 +18,7 @@ use super::{PAGE_BYTES, PageGeometry, VolumeRef};
 use tenmil_base::Error;
 use tenmil_base::text::shell_word;
 use tenmil_block::identity::DeviceIdentity;
-use tenmil_block::uri::Uri;
+use tenmil_block::uri::{Uri, short_name};
 use tenmil_block::{OpenedDevice, Opener};
 
 /// Devices of an open pool.
@@ -61,7 +61,7 @@ impl PoolDevice {
 
     fn missing(uri: &Uri, like: &Self) -> Self {
         let medium = Arc::new(MissingDevice(like.opened.medium.limits()));
-        let opened = OpenedDevice::fresh(medium, format!("{uri}, which is not there"));
+        let opened = OpenedDevice::fresh(medium, format!("{uri:#}, which is missing"));
         let (shape, identity) = (like.shape, DeviceIdentity::of_uri(uri));
         Self { uri: uri.clone(), opened, shape, identity, is_there: false }
     }
@@ -114,7 +114,7 @@ impl PoolDevices {
             let uri = place.device(number, other)?;
             let way = if is_read { uri.clone().to_read() } else { uri.clone() };
             let member = open_other(opener, store, &way, number, other).map_err(|error| {
-                let text = format!("{}: device {number}, {uri}: {error}", place.store);
+                let text = format!("{:#}: device {number}, {uri:#}: {error}", place.store);
                 let hint = format!(
                     "Bring it back, or say where it is: `tenmil pool set {} --device {number}=URI`; \
                      `tenmil pool rescue` copies what lies on the others.",
@@ -143,11 +143,11 @@ impl PoolDevices {
             let member = match open_labelled(opener, store, &uri, number, other) {
                 Ok(member) => {
                     let lacks = member.lacks(devices, number);
-                    missing.extend(lacks.map(|lacks| format!("device {number}, {uri}: {lacks}")));
+                    missing.extend(lacks.map(|lacks| format!("device {number}, {uri:#}: {lacks}")));
                     member
                 }
                 Err(error) => {
-                    missing.push(format!("device {number}, {uri}: {error}"));
+                    missing.push(format!("device {number}, {uri:#}: {error}"));
                     PoolDevice::missing(&uri, &self.members[0])
                 }
             };
@@ -306,7 +306,8 @@ fn open_labelled(
 pub(super) fn describe_label(label: &Label) -> String {
     let Label { number, name, store, first_uri, .. } = label;
     format!(
-        "it is device {number} of pool `{name}` ({store:032x}), whose first device was {first_uri}"
+        "it is device {number} of pool `{name}` ({store:032x}), whose first device was {}",
+        short_name(first_uri)
     )
 }
 

@@ -197,7 +197,7 @@ impl OpenPool {
         };
         if !leads_to(opener, uri, &member.identity) {
             let text = format!(
-                "pool `{name}`: {uri} is not device {number} of it, which process {} has open and calls \
+                "pool `{name}`: {uri:#} is not device {number} of it, which process {} has open and calls \
                  {}; expected that one under another name",
                 std::process::id(),
                 member.uri
@@ -219,7 +219,8 @@ impl OpenPool {
         new: &[NewDevice],
         overwrite: bool,
     ) -> Result<NewDevice, Error> {
-        let refuse = |problem: Error| Error::new(ErrorCategory::Usage, format!("{uri}: {problem}"));
+        let refuse =
+            |problem: Error| Error::new(ErrorCategory::Usage, format!("{uri:#}: {problem}"));
         let mut member = PoolDevice::of(uri, opener.open(uri)?)?;
         member.uri = uri.clone().probe_only();
         let (found, needed) = (member.shape.pages, STORE_BLOCKS_MIN + LABEL_BLOCKS);
@@ -320,7 +321,7 @@ impl OpenPool {
 /// Writes a label durably. A pool that was on the device becomes invalid.
 fn write_label(opener: &Opener<'_>, member: &PoolDevice, label: &Label) -> Result<(), Error> {
     let PoolDevice { uri, opened, shape, .. } = member;
-    let refuse = |category, problem: String| Error::new(category, format!("{uri}: {problem}"));
+    let refuse = |category, problem: String| Error::new(category, format!("{uri:#}: {problem}"));
     let bytes = label.encode().map_err(|error| refuse(error.category(), error.to_string()))?;
     let raw = BlockingPageIo::open(opener.regions, &opener.clock, &*opened.medium, shape);
     let mut raw = raw.map_err(|problem| refuse(ErrorCategory::Environment, problem.to_string()))?;

@@ -15,7 +15,7 @@ use super::page_io::BlockingPageIo;
 use super::{OpenPool, PAGE_BYTES, PageGeometry, VolumeRef};
 use tenmil_base::Error;
 use tenmil_base::text::shell_word;
-use tenmil_block::uri::Uri;
+use tenmil_block::uri::{Uri, short_name};
 use tenmil_block::{OpenedDevice, Opener};
 
 /// An open parent.
@@ -79,7 +79,7 @@ impl OpenPool {
         let name = uri.to_string();
         if name.len() > URI_BYTES_MAX {
             let text = format!(
-                "{name}: its name has {} bytes, expected {URI_BYTES_MAX} at most",
+                "{uri:#}: its name has {} bytes, expected {URI_BYTES_MAX} at most",
                 name.len()
             );
             return Err(Error::new(ErrorCategory::Usage, text));
@@ -89,7 +89,7 @@ impl OpenPool {
         let bytes = limits.block_count * u64::from(limits.block_size);
         let page = u64::from(PAGE_BYTES);
         if bytes == 0 || !bytes.is_multiple_of(page) {
-            let text = format!("{name}: it has {bytes} bytes, expected a multiple of {page}");
+            let text = format!("{uri:#}: it has {bytes} bytes, expected a multiple of {page}");
             let hint = "Make it longer, by zeroes: `truncate -s %4k FILE`.";
             return Err(Error::new(ErrorCategory::Usage, text).with_hint(hint));
         }
@@ -108,7 +108,7 @@ impl OpenPool {
         let Some(parent) = self.parent(info)? else { return Ok(None) };
         let known = ParentImage::known(opener, self.as_child(), &parent);
         known.map(Some).map_err(|error| {
-            let (volume, uri) = (&info.name, &parent.uri);
+            let (volume, uri) = (&info.name, short_name(&parent.uri));
             let text = format!("{}: volume `{volume}`: its parent {uri}: {error}", self.name);
             Error::new(error.category(), text).with_hint(
                 "Bring back what was there; without it, what was written to the volume is all that there \
@@ -119,7 +119,7 @@ impl OpenPool {
     }
 
     fn as_child(&self) -> PoolWithParents<'_> {
-        PoolWithParents { device: &self.name, uuid: self.uuid() }
+        PoolWithParents { device: &self.device, uuid: self.uuid() }
     }
 }
 
@@ -128,7 +128,7 @@ impl ParentImage {
     fn open(opener: &Opener<'_>, child: PoolWithParents<'_>, uri: &Uri) -> Result<Self, Error> {
         let storeys = STOREYS.get();
         if storeys >= STOREYS_MAX {
-            let text = format!("{uri}: more than {STOREYS_MAX} parents upon each other");
+            let text = format!("{uri:#}: more than {STOREYS_MAX} parents upon each other");
             return Err(Error::new(ErrorCategory::Usage, text));
         }
         STOREYS.set(storeys + 1);
@@ -248,7 +248,7 @@ impl ParentImage {
 /// Rejects an image on the pool itself, and a writable volume. Returns the UUID of the snapshot, or zero.
 fn refuse_own(opener: &Opener<'_>, child: PoolWithParents<'_>, uri: &Uri) -> Result<u128, Error> {
     let refuse = |problem: &str, hint: String| {
-        Err(Error::new(ErrorCategory::Usage, format!("{uri}: {problem}")).with_hint(hint))
+        Err(Error::new(ErrorCategory::Usage, format!("{uri:#}: {problem}")).with_hint(hint))
     };
     if uri.to_string() == child.device {
         let hint = "Name a device that holds something else.".to_owned();

@@ -44,7 +44,7 @@ impl OpenPool {
 
     /// The URI of the pool's device at open.
     pub fn device(&self) -> &str {
-        &self.name
+        &self.device
     }
 
     /// How many times a volume or a snapshot is open in this process for users outside the pool.

@@ -92,13 +92,13 @@ pub fn rescue(
     let raw =
         BlockingPageIo::wide(opener.regions, &opener.clock, &*ground.medium, &ground.shape, PAGES)
             .map_err(|problem| {
-                Error::new(ErrorCategory::Environment, format!("{device}: {problem}"))
+                Error::new(ErrorCategory::Environment, format!("{device:#}: {problem}"))
             })?;
     let ahead = (0, Vec::new());
     let mut watch = |progress: (u64, u64)| watch(progress);
     let (is_interrupted, maps) = (false, BTreeMap::new());
     let mut rescuer = RescueJob { raw, ahead, target, watch: &mut watch, is_interrupted, maps };
-    let name = device.to_string();
+    let name = format!("{device:#}");
     let rescued = rescuer.search(rescue, &name)?;
     if rescued.volumes.is_empty() && rescued.name.is_empty() {
         let text = format!("{name}: no volume of any pool was found");

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
+use tenmil_block::uri::short_name;
 use tenmil_volume::PoolError;
 
 /// Event: a pool has stopped or recovered.
@@ -39,6 +40,7 @@ impl PoolStopNotice {
 impl fmt::Display for PoolStopNotice {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, store, why, recovered } = self;
+        let device = short_name(device);
         if let Some(generation) = recovered {
             return write!(
                 out,

@@ -42,7 +42,7 @@ impl SurvivingDevices {
         let raw =
             BlockingPageIo::open(opener.regions, &opener.clock, &*ground.medium, &ground.shape);
         let mut raw = raw.map_err(|problem| {
-            Error::new(ErrorCategory::Environment, format!("{device}: {problem}"))
+            Error::new(ErrorCategory::Environment, format!("{device:#}: {problem}"))
         })?;
         let mut opening = Opening::new(pages, 0).to_rescue();
         while let Some(at) = opening.next_read() {
@@ -70,7 +70,7 @@ impl SurvivingDevices {
             Err(PoolError::NotAPool(_)) => {
                 Ok(Self { ground, rescue: Rescue::new(pages), missing: Vec::new() })
             }
-            Err(error) => Err(refusal(&device.to_string(), &error)),
+            Err(error) => Err(refusal(&format!("{device:#}"), &error)),
         }
     }
 
@@ -85,7 +85,7 @@ impl SurvivingDevices {
         for uri in others {
             let uri = uri.clone().to_read();
             let refuse =
-                |problem: String| Error::new(ErrorCategory::Usage, format!("{uri}: {problem}"));
+                |problem: String| Error::new(ErrorCategory::Usage, format!("{uri:#}: {problem}"));
             let member = PoolDevice::of(&uri, opener.open(&uri)?)?;
             let label = Label::decode(&member.first_page(opener)?);
             let label =

@@ -12,6 +12,7 @@ use tenmil_drivers::pool::{
 };
 
 use crate::result_type::{FieldSchema, ResultType};
+use tenmil_block::uri::short_name;
 
 const TEXT: ResultType = ResultType::Maybe(&ResultType::Text);
 const FLAG: ResultType = ResultType::Maybe(&ResultType::Flag);
@@ -314,7 +315,8 @@ pub fn device(device: &DeviceInfo) -> Value {
 pub fn devices_text(devices: &Value) -> String {
     let line = |device: &Value| {
         let [number, bytes] = ["number", "size_bytes"].map(|name| device[name].as_u64());
-        let (uri, bytes) = (device["uri"].as_str().unwrap_or_default(), bytes.unwrap_or_default());
+        let uri = short_name(device["uri"].as_str().unwrap_or_default());
+        let bytes = bytes.unwrap_or_default();
         format!("  device {}: {} on {uri}\n", number.unwrap_or_default(), size(bytes))
     };
     let several = devices.as_array().filter(|devices| devices.len() > 1);

@@ -133,7 +133,7 @@ fn make(
 fn create(open: &Arc<OpenPool>, new: VolumeSpec, is_thick: bool) -> Result<CommandResult, Error> {
     let uri = name_of(open, &new.name);
     let (blocks, unit) =
-        (blocks(&uri, "size", new.size_bytes)?, blocks(&uri, "unit", new.unit_bytes)?);
+        (blocks(&uri, "size", new.size_bytes)?, blocks(&uri, "cluster size", new.unit_bytes)?);
     let VolumeSpec { name, checksums, .. } = new;
     if is_thick && checksums {
         let text = format!(
@@ -161,7 +161,7 @@ fn create_over(
     has_size: bool,
 ) -> Result<CommandResult, Error> {
     let uri = name_of(open, &new.name);
-    let unit = blocks(&uri, "unit", new.unit_bytes)?;
+    let unit = blocks(&uri, "cluster size", new.unit_bytes)?;
     let wanted = blocks(&uri, "size", new.size_bytes)?;
     let parent = open.look_at_parent(&open.opener(kinds), image)?;
     let blocks = if has_size { wanted } else { parent.blocks };

@@ -20,6 +20,7 @@ use super::options::{OpenLoop, PerfOptions};
 use super::outcome::{Baseline, BaselineOutcome, PerfOutcome, RunEnd};
 use format::{show_count, show_iops, show_ns_f64};
 use tenmil_base::text::show_size;
+use tenmil_block::uri::short_name;
 use tenmil_devices::EmuMedium;
 
 /// Percentiles of every report: name, and rank in parts per million.
@@ -76,7 +77,7 @@ pub fn notes(outcome: &PerfOutcome) -> Vec<String> {
         // A description may begin with the kind of device, which the name repeats.
         let kind = device.model.split_once(": ").filter(|(kind, _)| device.name.starts_with(kind));
         let what = kind.map_or(device.model.as_str(), |(_, rest)| rest);
-        sentences.push(format!("`{}`: {what}; {answered}.", device.name));
+        sentences.push(format!("`{}`: {what}; {answered}.", short_name(&device.name)));
     }
     sentences
 }

@@ -53,3 +53,17 @@ fn a_pool_is_open_once_whichever_uri_leads_to_its_namespace() {
     let opened = opener.open(&striped).unwrap();
     assert_eq!(opened.identities.len(), 2);
 }
+
+#[test]
+fn messages_name_a_pool_in_a_file_by_its_path() {
+    let (regions, directory) = (RegionTable::new(200), tempfile::tempdir().unwrap());
+    let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, kinds: crate::KINDS };
+    let path = directory.path().join("pool").display().to_string();
+    let device: Uri = format!("file:{path}?size=8m").parse().unwrap();
+    create(&opener, &device, "tests", false).unwrap();
+    let short: Uri = path.parse().unwrap();
+    let open = OpenPool::open(&opener, &VolumeRef::on(&short)).unwrap();
+    let missing = open.find("db").unwrap_err().to_string();
+    assert!(missing.starts_with(&format!("{path}: ")), "{missing}");
+    assert_eq!(open.device(), format!("file:{path}"), "programs get the URI");
+}
