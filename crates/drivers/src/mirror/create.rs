@@ -17,7 +17,7 @@ use tenmil_block::overwrite;
 use tenmil_block::uri::Uri;
 use tenmil_volume::mirror::Ownership;
 use tenmil_volume::mirror::RegionBitmap;
-use tenmil_volume::mirror::{LEGS_MAX, MirrorGeometry, Superblock, uuid_text};
+use tenmil_volume::mirror::{CommonFields, LEGS_MAX, MirrorGeometry, uuid_text};
 
 /// Creates a mirror over the given devices, in that order.
 ///
@@ -83,28 +83,23 @@ pub(super) fn format(
     let dirty = different(&media, &shape)?;
     tenmil_linux::file::commit_created().map_err(Error::environment)?;
     let room = superblock_io::room(regions)?;
+    let common = CommonFields {
+        uuid,
+        generation: 1,
+        legs: count,
+        shape,
+        in_sync: u8::MAX >> (8 - count),
+        gone: 0,
+        fresh: 0,
+        known: [1; LEGS_MAX],
+        owner: Ownership::NONE,
+        dirty: &dirty,
+    };
     for (leg, (name, medium)) in (0..).zip(&media) {
         let mut raw = superblock_io::SuperblockIo::open(regions, &room, &***medium)?;
         // Both copies, so that nothing older remains.
         for sequence in [1, 2] {
-            let (generation, in_sync) = (1, u8::MAX >> (8 - count));
-            let (legs, gone, fresh, known) = (count, 0, 0, [1; LEGS_MAX]);
-            let dirty = dirty.clone();
-            let superblock = Superblock {
-                uuid,
-                sequence,
-                generation,
-                leg,
-                legs,
-                shape,
-                in_sync,
-                gone,
-                fresh,
-                known,
-                owner: Ownership::NONE,
-                dirty,
-            };
-            raw.write(&superblock, now)
+            raw.write(&common.on(leg, sequence), now)
                 .map_err(|problem| format!("{name}: {problem}"))
                 .map_err(Error::environment)?;
         }

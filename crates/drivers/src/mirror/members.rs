@@ -28,7 +28,7 @@ use tenmil_block::overwrite;
 use tenmil_block::uri::{Uri, short_name};
 use tenmil_volume::mirror::Ownership;
 use tenmil_volume::mirror::RegionBitmap;
-use tenmil_volume::mirror::{LEGS_MAX, Superblock, uuid_text};
+use tenmil_volume::mirror::{CommonFields, LEGS_MAX, Superblock, uuid_text};
 
 /// A mirror that is not open, and the contents of its superblocks.
 pub(super) struct OfflineMirror<'a> {
@@ -392,21 +392,21 @@ impl<'a> OfflineMirror<'a> {
 
     fn superblock(&self, change: &SuperblockUpdate, leg: u8, sequence: u64) -> Superblock {
         let SuperblockUpdate { generation, legs, gone, in_sync, fresh, known, ref dirty } = *change;
-        let (uuid, shape, dirty) = (self.assembly.uuid, self.assembly.shape, dirty.clone());
-        Superblock {
+        let (uuid, shape) = (self.assembly.uuid, self.assembly.shape);
+        let owner = Ownership { epoch: self.assembly.owner.epoch, ..Ownership::NONE };
+        let common = CommonFields {
             uuid,
-            sequence,
             generation,
-            leg,
             legs,
             shape,
             in_sync,
             gone,
             fresh,
             known,
-            owner: Ownership { epoch: self.assembly.owner.epoch, ..Ownership::NONE },
+            owner,
             dirty,
-        }
+        };
+        common.on(leg, sequence)
     }
 
     fn write(
