@@ -145,9 +145,9 @@ fn ride(
     thread.send(stop).unwrap();
     let Told::Drained(tally) = next() else { panic!("it never drained") };
 
-    assert_eq!(sample.threads[0].moves, MOVES);
+    assert_eq!(sample.threads[0].migrations, MOVES);
     assert_eq!(sample.threads[0].home, homes[usize::try_from(MOVES % 2).unwrap()]);
-    assert_eq!(sample.reactors.iter().map(|reactor| reactor.moves).sum::<u64>(), MOVES);
+    assert_eq!(sample.reactors.iter().map(|reactor| reactor.migrations).sum::<u64>(), MOVES);
     assert_eq!(moves_told(directory), MOVES);
     let loads = vec![DEPTH; usize::try_from(MOVES).unwrap()];
     assert_eq!(tally.loads_left, loads, "in flight when it was told to leave");
@@ -244,7 +244,7 @@ fn a_targets_connections_move_between_its_reactors_with_128_ios_under_way() {
     let Some(cores) = two_cores() else { return };
     let (served, name) = serve_tcp(&cores);
     let crowd = Crowd::new(&name);
-    let mut moves = 0;
+    let mut migrations = 0;
     for _ in 0..4 {
         for (thread, reactor) in connections(&served) {
             let other = 1 - reactor;
@@ -256,10 +256,10 @@ fn a_targets_connections_move_between_its_reactors_with_128_ios_under_way() {
                 connections(&served).contains(&(thread.clone(), other))
             };
             crowd.until(&is_there, "its connection comes home");
-            moves += 1;
+            migrations += 1;
         }
     }
-    assert!(moves >= 8, "{moves} moves are no test: there are an admin and an I/O queue");
+    assert!(migrations >= 8, "{migrations} moves are no test: there are an admin and an I/O queue");
     crowd.go_home();
 }
 

@@ -470,7 +470,7 @@ fn what_serves_is_balanced_as_it_is_told_before_and_meanwhile() {
 
     for (rules, said) in [
         ("dynamic?load=90", "load limit 90 %, core limit 80 %"),
-        ("dynamic?gather=1000", "scheduling core is 1000"),
+        ("dynamic?scheduling-core=1000", "scheduling core is 1000"),
         ("fair", "no policy `fair`"),
     ] {
         let line = format!("{serve} --scheduler '{rules}'");

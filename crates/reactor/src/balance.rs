@@ -54,7 +54,7 @@ struct SchedulerState {
     scheduler: Scheduler,
     plan: Plan,
     /// Frequency requests of the last period; empty without frequency control.
-    speeds: Vec<(u32, FrequencyRequest)>,
+    frequencies: Vec<(u32, FrequencyRequest)>,
 }
 
 /// A balancer was not started.
@@ -79,7 +79,7 @@ pub fn balancer(
     let steering = SchedulerHandle(Arc::new(Mutex::new(SchedulerState {
         scheduler,
         plan: Plan::default(),
-        speeds: Vec::new(),
+        frequencies: Vec::new(),
     })));
     let balancer = Balancer {
         handle: steering.clone(),
@@ -131,19 +131,19 @@ impl Balancer {
         };
         let plan = steered.scheduler.plan(now, &snapshot);
         let wishes = governor::decide(steered.scheduler.options(), &snapshot, &plan);
-        for order in &plan.moves {
+        for order in &plan.migrations {
             send(order, loads, directory);
         }
         for event in &plan.events {
             directory.record_event(now, Event::Schedule(event.clone()));
         }
-        steered.speeds =
+        steered.frequencies =
             if self.platform.controls_frequency() { wishes.clone() } else { Vec::new() };
         for error in self.platform.request_frequencies(wishes) {
             directory.record_event(now, Event::Frequency(error));
         }
         steered.plan = plan;
-        let Options { period, rest, .. } = *steered.scheduler.options();
+        let Options { period, migration_interval: rest, .. } = *steered.scheduler.options();
         // Older entries have no effect.
         self.arrived.retain(|_, at| now.since(*at) < rest);
         Some(period)
@@ -166,7 +166,7 @@ impl Balancer {
         let mut threads = Vec::with_capacity(loads.threads.len());
         for thread in &loads.threads {
             let before = last.thread(thread.id);
-            if before.is_some_and(|before| before.moves < thread.moves) {
+            if before.is_some_and(|before| before.migrations < thread.migrations) {
                 self.arrived.insert(thread.id, loads.at);
             }
             threads.extend(self.load(thread, before, loads));
@@ -239,7 +239,7 @@ impl SchedulerHandle {
 
     /// Frequency requests of the last period; empty without frequency control.
     pub fn frequency_requests(&self) -> Vec<(u32, FrequencyRequest)> {
-        self.lock().speeds.clone()
+        self.lock().frequencies.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, SchedulerState> {

@@ -32,7 +32,7 @@ pub fn decide(options: &Options, snapshot: &Snapshot, plan: &Plan) -> Vec<(u32, 
             load_limit,
             core_limit: u64::from(options.core_limit) * 10,
         };
-        let arrives = plan.moves.iter().any(|order| order.to == reactor.core);
+        let arrives = plan.migrations.iter().any(|order| order.to == reactor.core);
         let speed = if reactor.taken {
             FrequencyRequest::Restore
         } else if plan.empty.contains(reactor.core) {
@@ -89,7 +89,7 @@ mod tests {
     use crate::schedule::{Options, Policy, ReactorLoad, Scheduler, Snapshot, ThreadLoad};
 
     /// Reactors with one thread each, with these loads in percent; `None` has no thread.
-    fn speeds(
+    fn frequencies(
         policy: Policy,
         loads: &[Option<u64>],
         taken: Option<usize>,
@@ -117,22 +117,22 @@ mod tests {
     fn empty_reactors_run_slowest_and_loaded_ones_fastest() {
         let loads = [Some(30), None, Some(20), Some(100), Some(0), Some(10)];
         let expected = [Highest, Lowest, Highest, Highest, Lowest, Keep];
-        assert_eq!(speeds(Policy::Static, &loads, None), expected);
-        assert_eq!(speeds(Policy::Dynamic, &loads, None), expected);
+        assert_eq!(frequencies(Policy::Static, &loads, None), expected);
+        assert_eq!(frequencies(Policy::Dynamic, &loads, None), expected);
     }
 
     #[test]
-    fn the_gathering_core_takes_steps_while_it_works_alone() {
+    fn the_idle_core_changes_its_frequency_while_it_works_alone() {
         for (load, speed) in [(81, Up), (80, Keep), (20, Keep), (19, Down), (0, Down)] {
-            assert_eq!(speeds(Policy::Dynamic, &[Some(load), None], None), [speed, Lowest]);
+            assert_eq!(frequencies(Policy::Dynamic, &[Some(load), None], None), [speed, Lowest]);
         }
-        assert_eq!(speeds(Policy::Dynamic, &[Some(5), Some(20)], None), [Highest, Highest]);
-        assert_eq!(speeds(Policy::Static, &[Some(81), None], None), [Highest, Lowest]);
+        assert_eq!(frequencies(Policy::Dynamic, &[Some(5), Some(20)], None), [Highest, Highest]);
+        assert_eq!(frequencies(Policy::Static, &[Some(81), None], None), [Highest, Lowest]);
     }
 
     #[test]
     fn a_core_that_was_taken_is_left_as_it_was_found() {
-        assert_eq!(speeds(Policy::Static, &[Some(50), Some(50)], Some(1))[1], Restore);
+        assert_eq!(frequencies(Policy::Static, &[Some(50), Some(50)], Some(1))[1], Restore);
         // Its thread arrives on the other core, which was unused before.
         let mut snapshot = Snapshot { elapsed: 100, ..Snapshot::default() };
         for core in 0..2 {
@@ -142,7 +142,7 @@ mod tests {
         snapshot.threads.push(ThreadLoad { id: 0, home: 1, busy: 50, ..ThreadLoad::default() });
         let mut scheduler = Scheduler::new(Options::default(), (0..2).collect()).unwrap();
         let plan = scheduler.plan(Instant::default(), &snapshot);
-        assert_eq!(plan.moves.len(), 1);
+        assert_eq!(plan.migrations.len(), 1);
         assert_eq!(decide(&Options::default(), &snapshot, &plan)[0], (0, Highest));
     }
 }

@@ -282,7 +282,7 @@ mod tests {
             }
         }
         let sample = reactors.sample();
-        assert_eq!(sample.threads[0].moves, if homes.len() > 1 { 49 } else { 0 });
+        assert_eq!(sample.threads[0].migrations, if homes.len() > 1 { 49 } else { 0 });
         reactors.stop();
     }
 

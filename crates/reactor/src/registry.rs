@@ -297,8 +297,8 @@ impl Registry {
 
     /// Whether a reactor is asleep now.
     pub(crate) fn is_asleep(&self, reactor: ReactorId) -> bool {
-        let asleep = |entry: &Entry| entry.record.asleep.load(Ordering::Relaxed);
-        self.reactors.get(reactor.index()).is_some_and(asleep)
+        let sleeping = |entry: &Entry| entry.record.sleeping.load(Ordering::Relaxed);
+        self.reactors.get(reactor.index()).is_some_and(sleeping)
     }
 
     /// Name of what runs on a reactor, or ran last.
@@ -429,14 +429,14 @@ fn sample_reactor(
         id,
         core: record.core,
         mode: record.mode(),
-        asleep: record.asleep.load(Ordering::Relaxed),
+        sleeping: record.sleeping.load(Ordering::Relaxed),
         iterations: record.turns.get(),
         busy: Span { ns: busy },
         idle: Span { ns: now.since(record.started).ns.saturating_sub(busy) },
         sleeps: record.sleeps.get(),
         wakes: record.wakes.get(),
         messages: record.messages.get(),
-        moves: record.moves.get(),
+        migrations: record.migrations.get(),
         slow_iterations: record.slow_iterations.get(),
         longest_iteration: Span { ns: record.longest_turn_ns.get() },
         longest_attribution: culprit.clone(),
@@ -457,7 +457,7 @@ fn sample_thread(record: &ThreadCounters, now: Instant) -> ThreadSample {
         busy: Span { ns: busy },
         idle: Span { ns: now.since(started).ns.saturating_sub(busy) },
         messages: record.messages.get(),
-        moves: record.moves.get(),
+        migrations: record.migrations.get(),
         channels: record.channels.get(),
         pollers: record.pollers().iter().map(|poller| sample_poller(poller)).collect(),
     }

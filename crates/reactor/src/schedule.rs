@@ -80,16 +80,16 @@ impl Scheduler {
         let period = SchedulingPeriod { now, snapshot, options: &self.options };
         let mut board = self.history.placement(&period, &mut events);
         board.enforce_affinity();
-        let gathers = self.options.policy == Policy::Dynamic && !board.reactors.is_empty();
-        if gathers {
+        let consolidates = self.options.policy == Policy::Dynamic && !board.reactors.is_empty();
+        if consolidates {
             balance(&mut board);
         }
-        let gathering = gathers.then(|| board.reactors[board.idle_reactor].core);
-        for order in &board.moves {
+        let idle_core = consolidates.then(|| board.reactors[board.idle_reactor].core);
+        for order in &board.migrations {
             self.history.ordered(order.thread, now);
         }
         let empty = board.reactors.iter().filter(|room| room.threads == 0).map(|room| room.core);
-        Plan { empty: empty.collect(), moves: board.moves, idle_core: gathering, events }
+        Plan { empty: empty.collect(), migrations: board.migrations, idle_core: idle_core, events }
     }
 
     /// Core for a new thread: round-robin over the reactors permitted by its mask. `None` if the

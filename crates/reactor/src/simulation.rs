@@ -46,7 +46,7 @@ pub(crate) enum SimReactorState {
     Turning,
     Tired(Instant),
     Announced(Instant),
-    Asleep(Instant),
+    Sleeping(Instant),
     /// Wants to pause.
     Weary(Instant),
     /// Has announced a pause.
@@ -114,10 +114,10 @@ impl Simulation {
                     reactor.handle_wakeup(&[]);
                     SimReactorState::Turning
                 } else {
-                    SimReactorState::Asleep(deadline)
+                    SimReactorState::Sleeping(deadline)
                 }
             }
-            SimReactorState::Asleep(deadline) => {
+            SimReactorState::Sleeping(deadline) => {
                 ready.clear();
                 let rang = sleeper.block(Span::default(), ready);
                 if rang || !ready.is_empty() || now >= deadline {
@@ -126,7 +126,7 @@ impl Simulation {
                 } else {
                     // It has not blocked after all: no notification could occur in between.
                     sleeper.announce();
-                    SimReactorState::Asleep(deadline)
+                    SimReactorState::Sleeping(deadline)
                 }
             }
             SimReactorState::Weary(until) => {
@@ -212,7 +212,7 @@ impl Simulation {
     /// Earliest deadline, if all reactors sleep or have ended.
     fn earliest(&self) -> Option<Instant> {
         let deadline = |member: &SimReactor| match member.stage {
-            SimReactorState::Asleep(deadline) => Some(deadline),
+            SimReactorState::Sleeping(deadline) => Some(deadline),
             SimReactorState::Ended => Some(Instant::NEVER),
             _ => None,
         };

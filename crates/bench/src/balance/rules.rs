@@ -7,7 +7,7 @@ use tenmil_reactor::schedule::{Options, Policy};
 use tenmil_base::Error;
 
 const EXPECTED: &str = "expected static or dynamic, with period=500ms, load=20, core=80, busy=95, \
-                        rest=5s, gather=0 and isolated=2-3 after a `?`";
+                        migration-interval=5s, scheduling-core=0 and isolated=2-3 after a `?`";
 
 /// Parses a policy and its settings.
 pub fn parse_rules(text: &str) -> Result<Options, String> {
@@ -25,10 +25,12 @@ pub fn parse_rules(text: &str) -> Result<Options, String> {
         let given = fields.number(key, 0..=100).map_err(|error| error.to_string())?;
         *setting = given.and_then(|given| u8::try_from(given).ok()).unwrap_or(*setting);
     }
-    for (key, setting) in [("period", &mut rules.period), ("rest", &mut rules.rest)] {
+    for (key, setting) in
+        [("period", &mut rules.period), ("migration-interval", &mut rules.migration_interval)]
+    {
         *setting = fields.time(key).map_err(|error| error.to_string())?.unwrap_or(*setting);
     }
-    if let Some(cores) = fields.text("gather") {
+    if let Some(cores) = fields.text("scheduling-core") {
         rules.scheduling_core = Some(one_core(&cores)?);
     }
     if let Some(cores) = fields.text("isolated") {
@@ -40,11 +42,11 @@ pub fn parse_rules(text: &str) -> Result<Options, String> {
 }
 
 fn one_core(text: &str) -> Result<u32, String> {
-    let cores = CpuList::parse(text).map_err(|error| format!("gather: {error}"))?;
+    let cores = CpuList::parse(text).map_err(|error| format!("scheduling-core: {error}"))?;
     let mut cores = cores.iter();
     match (cores.next(), cores.next()) {
         (Some(core), None) => Ok(core),
-        _ => Err(format!("gather is {text}, expected one core")),
+        _ => Err(format!("scheduling-core is {text}, expected one core")),
     }
 }
 
@@ -86,14 +88,14 @@ mod tests {
 
     #[test]
     fn every_setting_can_be_given() {
-        let all = "dynamic?period=500ms&load=10&core=70&busy=90&rest=2s&gather=1&isolated=2-3";
+        let all = "dynamic?period=500ms&load=10&core=70&busy=90&migration-interval=2s&scheduling-core=1&isolated=2-3";
         let expected = Options {
             policy: Policy::Dynamic,
             period: Span::from_ms(500),
             load_limit: 10,
             core_limit: 70,
             core_busy: 90,
-            rest: Span::from_secs(2),
+            migration_interval: Span::from_secs(2),
             scheduling_core: Some(1),
             isolated: CpuList::from_iter([2, 3]),
         };
@@ -109,7 +111,7 @@ mod tests {
             ("dynamic?load=90", "load limit 90 %, core limit 80 %"),
             ("dynamic?core=99", "core limit 99 %, core busy 95 %"),
             ("static?period=0", "period"),
-            ("dynamic?gather=0-1", "gather is 0-1, expected one core"),
+            ("dynamic?scheduling-core=0-1", "scheduling-core is 0-1, expected one core"),
             ("dynamic?isolated=x", "isolated: "),
         ] {
             let refused = parse_rules(text).unwrap_err();

@@ -1,7 +1,7 @@
 //! Parameters of version 0.1 under their new names.
 
 /// Scheme, old key, new key. An empty scheme stands for all.
-const RENAMED: [(&str, &str, &str); 18] = [
+const RENAMED: [(&str, &str, &str); 20] = [
     ("tcp", "detect", "keep-alive-timeout"),
     ("tcp", "connect", "connect-timeout"),
     ("tcp", "retry", "reconnect-delay"),
@@ -20,6 +20,8 @@ const RENAMED: [(&str, &str, &str); 18] = [
     ("emu", "doorbell", "doorbell-cost"),
     ("volume", "cache", "metadata-cache"),
     ("socket", "congestion", "congestion-control"),
+    ("dynamic", "rest", "migration-interval"),
+    ("dynamic", "gather", "scheduling-core"),
 ];
 
 /// Options of `serve --socket`, which are parsed as parameters of a URI.
@@ -41,6 +43,7 @@ mod tests {
         for (text, expected) in [
             ("tcp:x?detect=2s", "tcp:x?detect=2s: `detect` is now `keep-alive-timeout`"),
             ("emu:null?doorbell=1", "emu:null?doorbell=1: `doorbell` is now `doorbell-cost`"),
+            ("dynamic:?gather=1", "dynamic:?gather=1: `gather` is now `scheduling-core`"),
         ] {
             let uri: Uri = text.parse().expect("a URI");
             let error = uri.fields().finish().expect_err("an old parameter").to_string();

@@ -120,12 +120,12 @@ impl BlockDeviceInfo {
             count => format!("{count} blocks"),
         };
         let channels = match self.channels_max {
-            u32::MAX => "as many as are wanted".into(),
+            u32::MAX => "unlimited".into(),
             count => count.to_string(),
         };
         let size = self.size_bytes();
         let mut rows = vec![
-            ("what it is", self.description.clone()),
+            ("description", self.description.clone()),
             ("size", format!("{size} bytes ({}), {block_count} blocks", show_size(size))),
             ("block", format!("{block_size} bytes")),
             ("metadata", format!("{} bytes for each block", self.limits.metadata_size)),
@@ -137,9 +137,9 @@ impl BlockDeviceInfo {
             ("atomic write", blocks(self.limits.atomic_write_blocks)),
             ("requests in flight", format!("{} on a channel", self.limits.depth_max)),
             ("channels", channels),
-            ("it holds", self.extents.words()),
+            ("contents", self.extents.words()),
         ];
-        rows.extend(self.existing.iter().map(|there| ("not of this run", there.clone())));
+        rows.extend(self.existing.iter().map(|there| ("existing data", there.clone())));
         let mut text = format!("{}\n", self.uri);
         for (name, value) in rows {
             let _ = writeln!(text, "  {name:<22}{value}");
@@ -172,7 +172,7 @@ impl BlockDeviceInfo {
                 "data_bytes": data,
                 "zero_bytes": zeroes,
                 "hole_bytes": holes,
-                "unseen_bytes": rest,
+                "unexamined_bytes": rest,
             },
             "existing": self.existing,
         });
@@ -211,12 +211,9 @@ mod tests {
     #[test]
     fn a_device_in_memory_says_what_it_is() {
         let (text, json) = ask("ram:1m?block=4k");
-        assert!(text.starts_with("ram:1m?block=4k\n  what it is            ram: "), "{text}");
+        assert!(text.starts_with("ram:1m?block=4k\n  description           ram: "), "{text}");
         assert!(text.contains("1048576 bytes (1 MiB), 256 blocks"), "{text}");
-        assert!(
-            text.contains("as many as are wanted") && text.contains("1 MiB of holes"),
-            "{text}"
-        );
+        assert!(text.contains("unlimited") && text.contains("1 MiB of holes"), "{text}");
         assert_eq!((&json["block_size"], &json["block_count"]), (&4096.into(), &256.into()));
         assert_eq!(json["durability"], "volatile, lost when the process exits");
         assert_eq!(json["channels_max"], Value::Null);
@@ -232,7 +229,7 @@ mod tests {
         let (_, json) = ask(&uri);
         assert_eq!(json["existing"].as_array().unwrap().len(), 0, "made just now");
         let (text, json) = ask(&format!("file:{}?engine=threads", path.display()));
-        assert!(text.contains("not of this run") && text.contains("1048576 bytes"), "{text}");
+        assert!(text.contains("existing data") && text.contains("1048576 bytes"), "{text}");
         assert_eq!(json["existing"].as_array().unwrap().len(), 1);
         assert!(text.contains("nothing but zeroes at both ends"), "{text}");
     }

@@ -99,8 +99,8 @@ pub(super) struct PerfArguments {
 
     /// Placement of submitting threads: fixed cores (static), or lightly loaded threads consolidated on
     /// one core (dynamic): static, dynamic, or
-    /// dynamic?period=500ms&load=20&core=80&busy=95&rest=5s&gather=0 with &isolated=2-3; `tenmil set
-    /// scheduler` changes it during the run
+    /// dynamic?period=500ms&load=20&core=80&busy=95&migration-interval=5s&scheduling-core=0
+    /// with &isolated=2-3; `tenmil set scheduler` changes it during the run
     #[arg(long, value_name = "POLICY", default_value = "static", help_heading = LOAD)]
     #[arg(value_parser = parse_rules)]
     scheduler: Options,

@@ -149,8 +149,8 @@ pub(super) struct ServeArguments {
 
     /// Placement of connections: fixed cores (static), or lightly loaded connections consolidated on
     /// one core (dynamic): static, dynamic, or
-    /// dynamic?period=500ms&load=20&core=80&busy=95&rest=5s&gather=0 with &isolated=2-3; `tenmil set
-    /// scheduler` changes it at run time
+    /// dynamic?period=500ms&load=20&core=80&busy=95&migration-interval=5s&scheduling-core=0
+    /// with &isolated=2-3; `tenmil set scheduler` changes it at run time
     #[arg(long, value_name = "POLICY", default_value = "static", value_parser = parse_rules)]
     scheduler: Options,
 

@@ -49,7 +49,7 @@ pub(crate) fn process(state: &AppState) -> String {
     text + "  " + &words.join(" ")
 }
 
-/// `busy 37.5 % [███▌      ] of 2 reactors  120 sleeps/s  3.2k msgs/s  0 moves/s`, followed by the last
+/// `busy 37.5 % [███▌      ] of 2 reactors  120 sleeps/s  3.2k msgs/s  0 migrations/s`, followed by the last
 /// minute if it fits.
 pub(crate) fn busy(state: &AppState, columns: u16) -> String {
     let Some(shown) = &state.shown else { return String::new() };
@@ -57,17 +57,17 @@ pub(crate) fn busy(state: &AppState, columns: u16) -> String {
         1 => "1 reactor".to_owned(),
         count => format!("{count} reactors"),
     };
-    let Some(TotalRates { busy_percent, sleeps, messages, moves }) =
+    let Some(TotalRates { busy_percent, sleeps, messages, migrations }) =
         shown.rates.as_ref().map(|rates| rates.whole)
     else {
         return format!("busy - of {reactors}");
     };
     let begin = format!("busy {} % ", percent(busy_percent));
     let end = format!(
-        " of {reactors}  {} sleeps/s  {} msgs/s  {} moves/s",
+        " of {reactors}  {} sleeps/s  {} msgs/s  {} migrations/s",
         rate(sleeps),
         rate(messages),
-        rate(moves)
+        rate(migrations)
     );
     let room = columns.saturating_sub(width(&begin) + width(&end) + 2);
     let minute = match room.saturating_sub(BAR_MAX + 2) {

@@ -29,7 +29,7 @@ const REACTOR: &[FieldSchema] = &[
     whole("core", "the core it was meant for"),
     FieldSchema::new("mode", ResultType::Text, "how it polls"),
     FieldSchema::new(
-        "asleep",
+        "sleeping",
         ResultType::Flag,
         "whether it slept when the second sample was taken",
     ),
@@ -42,7 +42,7 @@ const REACTOR: &[FieldSchema] = &[
     real("iterations_per_second", "iterations"),
     real("sleeps_per_second", "times it went to sleep"),
     real("messages_per_second", "messages that were run on it"),
-    real("moves_per_second", "threads that came from other reactors"),
+    real("migrations_per_second", "threads that came from other reactors"),
     whole("iterations_too_long", "iterations since it began that took longer than they may"),
     whole("longest_iteration_ns", "the longest iteration since it began"),
     FieldSchema::new(
@@ -60,7 +60,7 @@ const THREAD: &[FieldSchema] = &[
     FieldSchema::new("mask", TEXT, "the cores it may live on; everywhere if null"),
     real("busy_percent", "part of the time in which it found work"),
     real("messages_per_second", "messages it ran"),
-    whole("moves", "moves it has made since it began"),
+    whole("migrations", "migrations since it began"),
     whole("channels", "channels it has open"),
 ];
 
@@ -86,12 +86,12 @@ const POLLER: &[FieldSchema] = &[
 pub(crate) const SHAPE: ResultType = ResultType::Record(&[
     whole("monotonic_ns", "when the second sample was taken, by the clock of the reactors"),
     whole("interval_ns", "the time between the two samples, to which the rates belong"),
-    FieldSchema::new("process", ResultType::Record(PROCESS), "who was asked"),
+    FieldSchema::new("process", ResultType::Record(PROCESS), "the observed process"),
     FieldSchema::new("policy", TEXT, "how threads are spread; null without a scheduler"),
     real("busy_percent", "of all reactors together: 100 is all of them, all of the time"),
     real("sleeps_per_second", "of all reactors"),
     real("messages_per_second", "of all reactors"),
-    real("moves_per_second", "of all reactors"),
+    real("migrations_per_second", "of all reactors"),
     FieldSchema::new("reactors", ResultType::Rows(REACTOR), "each reactor"),
     FieldSchema::new("threads", ResultType::Rows(THREAD), "each light thread"),
     FieldSchema::new("pollers", ResultType::Rows(POLLER), "each poller"),

@@ -11,7 +11,7 @@ pub(crate) enum Sort {
     Busy,
     Messages,
     Sleeps,
-    Moves,
+    Migrations,
     Longest,
     Polls,
     Found,
@@ -26,12 +26,17 @@ impl Sort {
                 Self::Busy,
                 Self::Sleeps,
                 Self::Messages,
-                Self::Moves,
+                Self::Migrations,
                 Self::Longest,
             ],
-            Table::Threads => {
-                &[Self::Busy, Self::Number, Self::Name, Self::Home, Self::Messages, Self::Moves]
-            }
+            Table::Threads => &[
+                Self::Busy,
+                Self::Number,
+                Self::Name,
+                Self::Home,
+                Self::Messages,
+                Self::Migrations,
+            ],
             Table::Pollers => &[Self::Number, Self::Name, Self::Polls, Self::Found],
         }
     }
@@ -45,7 +50,7 @@ impl Sort {
             Self::Busy => "busy",
             Self::Messages => "messages",
             Self::Sleeps => "sleeps",
-            Self::Moves => "moves",
+            Self::Migrations => "migrations",
             Self::Longest => "longest turn",
             Self::Polls => "polls",
             Self::Found => "found work",
@@ -74,7 +79,7 @@ impl AppState {
                 Sort::Busy => rounded(rate.busy_percent),
                 Sort::Sleeps => rate.sleeps,
                 Sort::Messages => rate.messages,
-                Sort::Moves => rate.moves,
+                Sort::Migrations => rate.migrations,
                 Sort::Longest => real(reactor.longest_iteration_ns),
                 _ => 0.0,
             };
@@ -97,7 +102,7 @@ impl AppState {
             match sort {
                 Sort::Busy => (index, -rounded(rate.busy_percent), ""),
                 Sort::Messages => (index, -rate.messages, ""),
-                Sort::Moves => (index, -real(thread.moves), ""),
+                Sort::Migrations => (index, -real(thread.migrations), ""),
                 Sort::Home => (index, f64::from(thread.reactor), ""),
                 _ => (index, 0.0, ""),
             }
@@ -186,7 +191,7 @@ mod tests {
         assert_eq!(sorted(Table::Threads, Sort::Number).thread_rows(), [0, 1, 2, 3, 4]);
         assert_eq!(sorted(Table::Threads, Sort::Name).thread_rows(), [0, 1, 2, 3, 4]);
         assert_eq!(sorted(Table::Threads, Sort::Home).thread_rows(), [0, 2, 4, 1, 3]);
-        assert_eq!(sorted(Table::Threads, Sort::Moves).thread_rows(), [4, 3, 2, 1, 0]);
+        assert_eq!(sorted(Table::Threads, Sort::Migrations).thread_rows(), [4, 3, 2, 1, 0]);
         assert_eq!(watching(2, 5).reactor_rows(), [0, 1]);
         assert_eq!(sorted(Table::Reactors, Sort::Busy).reactor_rows(), [1, 0]);
         assert_eq!(sorted(Table::Reactors, Sort::Sleeps).reactor_rows(), [0, 1], "equals stay");

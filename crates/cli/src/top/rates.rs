@@ -22,7 +22,7 @@ pub(crate) struct TotalRates {
     pub(crate) busy_percent: f64,
     pub(crate) sleeps: f64,
     pub(crate) messages: f64,
-    pub(crate) moves: f64,
+    pub(crate) migrations: f64,
 }
 
 /// Rates of a reactor.
@@ -32,7 +32,7 @@ pub(crate) struct ReactorRates {
     pub(crate) iterations: f64,
     pub(crate) sleeps: f64,
     pub(crate) messages: f64,
-    pub(crate) moves: f64,
+    pub(crate) migrations: f64,
     /// Awake in both samples, with no iteration finished in between.
     pub(crate) is_stuck: bool,
 }
@@ -73,7 +73,7 @@ pub(crate) fn rates(before: &Sample, after: &Sample) -> Rates {
         busy_percent: sum(|it| it.busy_percent) / real(reactors.len().max(1) as u64),
         sleeps: sum(|it| it.sleeps),
         messages: sum(|it| it.messages),
-        moves: sum(|it| it.moves),
+        migrations: sum(|it| it.migrations),
     };
     let threads = after.threads.iter().map(thread).collect();
     Rates { span_ns, whole, reactors, threads, pollers: of_pollers(before, after, span_ns) }
@@ -89,9 +89,10 @@ fn of_reactor(then: Option<&Reactor>, now: &Reactor, span_ns: u64) -> ReactorRat
         iterations: rate(|it| it.iterations),
         sleeps: rate(|it| it.sleeps),
         messages: rate(|it| it.messages),
-        moves: rate(|it| it.moves),
-        is_stuck: same
-            .is_some_and(|then| then.iterations == now.iterations && !then.asleep && !now.asleep),
+        migrations: rate(|it| it.migrations),
+        is_stuck: same.is_some_and(|then| {
+            then.iterations == now.iterations && !then.sleeping && !now.sleeping
+        }),
     }
 }
 
@@ -170,7 +171,7 @@ mod tests {
             iterations: 30,
             sleeps: 6,
             messages: 101,
-            moves: 4,
+            migrations: 4,
             ..Reactor::default()
         };
         let found = rates(&sample(SECOND, then), &sample(3 * SECOND, now));
@@ -180,7 +181,7 @@ mod tests {
             iterations: 10.0,
             sleeps: 0.5,
             messages: 50.0,
-            moves: 2.0,
+            migrations: 2.0,
             is_stuck: false,
         };
         assert_eq!(found.reactors, [expected]);
@@ -221,7 +222,7 @@ mod tests {
 
     #[test]
     fn no_turn_while_awake_is_stuck_and_asleep_is_not() {
-        let at = |asleep, iterations| Reactor { asleep, iterations, ..Reactor::default() };
+        let at = |sleeping, iterations| Reactor { sleeping, iterations, ..Reactor::default() };
         let stuck = |then, now| rates(&sample(0, then), &sample(SECOND, now)).reactors[0].is_stuck;
         assert!(stuck(at(false, 5), at(false, 5)));
         assert!(!stuck(at(true, 5), at(true, 5)) && !stuck(at(false, 5), at(true, 5)));

@@ -23,12 +23,12 @@ pub(crate) struct Reactor {
     pub(crate) id: u32,
     pub(crate) core: u32,
     pub(crate) mode: String,
-    pub(crate) asleep: bool,
+    pub(crate) sleeping: bool,
     pub(crate) busy_ns: u64,
     pub(crate) iterations: u64,
     pub(crate) sleeps: u64,
     pub(crate) messages: u64,
-    pub(crate) moves: u64,
+    pub(crate) migrations: u64,
     pub(crate) iterations_too_long: u64,
     pub(crate) longest_iteration_ns: u64,
     pub(crate) longest_iteration_cause: Option<String>,
@@ -44,7 +44,7 @@ pub(crate) struct Thread {
     pub(crate) mask: Option<String>,
     pub(crate) busy_ns: u64,
     pub(crate) messages: u64,
-    pub(crate) moves: u64,
+    pub(crate) migrations: u64,
     pub(crate) channels: u64,
 }
 

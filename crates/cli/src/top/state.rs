@@ -208,7 +208,7 @@ pub(crate) mod tests {
             id,
             core: id,
             mode: "adaptive".into(),
-            asleep: id == 0,
+            sleeping: id == 0,
             busy_ns: busy_ns(id),
             iterations: seconds * 1_000,
             sleeps: seconds * 40,
@@ -224,7 +224,7 @@ pub(crate) mod tests {
             mask: (id % 2 == 0).then(|| "0-3".into()),
             busy_ns: busy_ns(id),
             messages: seconds * 7,
-            moves: u64::from(id),
+            migrations: u64::from(id),
             channels: 1,
         };
         let poller = |thread_id| Poller {

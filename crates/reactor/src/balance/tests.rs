@@ -88,7 +88,7 @@ fn options() -> Options {
         load_limit: 5,
         core_limit: 40,
         core_busy: 90,
-        rest: Span::from_ms(60),
+        migration_interval: Span::from_ms(60),
         ..Options::default()
     }
 }
@@ -140,16 +140,16 @@ impl Balanced {
 }
 
 #[test]
-fn idle_threads_gather_and_the_reactors_left_empty_sleep() {
+fn idle_threads_are_consolidated_and_the_empty_reactors_sleep() {
     let mut balanced = Balanced::new(1, 3, options());
     let handles: Vec<ThreadHandle> = (0..3).map(|core| balanced.worker(core, 0, None).0).collect();
     balanced.world.live(A_WHILE);
     assert_eq!(balanced.homes(&handles.iter().collect::<Vec<_>>()), [0, 0, 0]);
     let plan = balanced.steering.plan();
     assert_eq!((plan.empty, plan.idle_core), ((1..3).collect(), Some(0)));
-    let speeds = [0, 1, 2].map(|core| balanced.told.speed_of(core));
+    let frequencies = [0, 1, 2].map(|core| balanced.told.speed_of(core));
     assert_eq!(
-        speeds,
+        frequencies,
         [FrequencyRequest::Down, FrequencyRequest::Lowest, FrequencyRequest::Lowest]
     );
     let asked =
@@ -192,8 +192,11 @@ fn no_order_is_planned_for_a_thread_that_is_tied() {
     let (free, _, _) = balanced.worker(1, 0, None);
     for _ in 0..20 {
         balanced.world.live(Span::from_ms(20));
-        let moves = balanced.steering.plan().moves;
-        assert!(moves.iter().all(|order| order.thread != u64::from(tied.id().0)), "{moves:?}");
+        let migrations = balanced.steering.plan().migrations;
+        assert!(
+            migrations.iter().all(|order| order.thread != u64::from(tied.id().0)),
+            "{migrations:?}"
+        );
     }
     assert_eq!(balanced.homes(&[&tied, &free]), [1, 0]);
 }
@@ -284,7 +287,8 @@ fn the_books_are_looked_at_once_in_a_period_and_a_changed_one_is_kept() {
 #[test]
 fn messages_arrive_in_order_whatever_is_moved() {
     for seed in 0..6 {
-        let mut balanced = Balanced::new(seed, 3, Options { rest: Span::default(), ..options() });
+        let mut balanced =
+            Balanced::new(seed, 3, Options { migration_interval: Span::default(), ..options() });
         let (handle, load, polls) = balanced.worker(0, 0, None);
         let (other, _, _) = balanced.worker(0, 200, None);
         let arrived: Arc<Mutex<Vec<u64>>> = Arc::default();
@@ -301,15 +305,15 @@ fn messages_arrive_in_order_whatever_is_moved() {
         assert_eq!(*arrived.lock().unwrap(), (0..60).collect::<Vec<_>>(), "seed {seed}");
         let sample = balanced.world.directory.sample(balanced.world.now());
         assert_eq!(sample.threads.len(), 3, "seed {seed}: lost or doubled");
-        let moves: u64 = sample.threads.iter().map(|thread| thread.moves).sum();
-        assert!(moves >= 10, "seed {seed}: only {moves} moves");
+        let migrations: u64 = sample.threads.iter().map(|thread| thread.migrations).sum();
+        assert!(migrations >= 10, "seed {seed}: only {migrations} moves");
         assert!(count(&polls) > 400, "seed {seed}: starved");
         assert_ne!(handle.id(), other.id());
     }
 }
 
 #[test]
-fn idle_threads_gather_on_real_processors() {
+fn idle_threads_are_consolidated_on_real_processors() {
     let cores = CpuList::allowed();
     let reactors = Reactors::start(&cores, &ReactorOptions::default(), &Clock::start()).unwrap();
     let (first, last) = (ReactorId(0), reactors.registry().reactors().last().unwrap());

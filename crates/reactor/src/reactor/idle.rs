@@ -129,7 +129,7 @@ impl Reactor {
         self.park(now);
         let record = &self.local.record;
         record.sleeps.add(1);
-        record.asleep.store(true, Ordering::Relaxed);
+        record.sleeping.store(true, Ordering::Relaxed);
         self.slept = true;
         self.armed = now;
         false
@@ -150,8 +150,8 @@ impl Reactor {
             reactor.threads.iter_mut().for_each(|thread| thread.disarm(local));
         });
         let record = &self.local.record;
-        if record.asleep.load(Ordering::Relaxed) {
-            record.asleep.store(false, Ordering::Relaxed);
+        if record.sleeping.load(Ordering::Relaxed) {
+            record.sleeping.store(false, Ordering::Relaxed);
             record.wakes.add(1);
             self.descriptors_polled_at = Instant::NEVER;
         }

@@ -11,7 +11,7 @@ impl Reactor {
     /// Takes over a thread. A stopping reactor ends it at once.
     pub(super) fn add_thread(&mut self, mut thread: LightThread, now: Instant) {
         if self.local.id != thread.from() {
-            self.local.record.moves.add(1);
+            self.local.record.migrations.add(1);
         }
         if self.stopping {
             thread.leave(None, now, &mut self.local);

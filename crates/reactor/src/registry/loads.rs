@@ -32,7 +32,7 @@ pub(crate) struct ThreadUsage {
     pub(crate) mask: Option<CpuList>,
     pub(crate) node: Option<u32>,
     pub(crate) busy: Span,
-    pub(crate) moves: u64,
+    pub(crate) migrations: u64,
     /// Whether one of its pollers is pinned.
     pub(crate) is_pinned: bool,
 }
@@ -59,7 +59,7 @@ impl ThreadUsage {
             mask: record.mask().clone(),
             node: record.node,
             busy: Span { ns: record.busy_ns.get() },
-            moves: record.moves.get(),
+            migrations: record.migrations.get(),
             is_pinned: record.pollers().iter().any(|poller| poller.pinned.is_some()),
         }
     }

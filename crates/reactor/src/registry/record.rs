@@ -19,7 +19,7 @@ use crate::thread::ThreadBuilder;
 pub(crate) struct ReactorCounters {
     pub(crate) core: u32,
     mode: AtomicU8,
-    pub(crate) asleep: AtomicBool,
+    pub(crate) sleeping: AtomicBool,
     /// Number of the mailbox or poller that runs, or ran last.
     pub(crate) running: Counter,
     /// Start of the iteration, in nanoseconds.
@@ -29,7 +29,7 @@ pub(crate) struct ReactorCounters {
     pub(crate) sleeps: Counter,
     pub(crate) wakes: Counter,
     pub(crate) messages: Counter,
-    pub(crate) moves: Counter,
+    pub(crate) migrations: Counter,
     pub(crate) slow_iterations: Counter,
     pub(crate) longest_turn_ns: Counter,
     pub(crate) started: Instant,
@@ -43,7 +43,7 @@ impl ReactorCounters {
         Self {
             core,
             mode: AtomicU8::new(mode as u8),
-            asleep: AtomicBool::new(false),
+            sleeping: AtomicBool::new(false),
             running: count(),
             iteration_started: count(),
             turns: count(),
@@ -51,7 +51,7 @@ impl ReactorCounters {
             sleeps: count(),
             wakes: count(),
             messages: count(),
-            moves: count(),
+            migrations: count(),
             slow_iterations: count(),
             longest_turn_ns: count(),
             started,
@@ -90,7 +90,7 @@ pub(crate) struct ThreadCounters {
     pub(crate) started_ns: Counter,
     pub(crate) busy_ns: Counter,
     pub(crate) messages: Counter,
-    pub(crate) moves: Counter,
+    pub(crate) migrations: Counter,
     pub(crate) channels: Counter,
     pollers: Mutex<Vec<Arc<PollerCounters>>>,
 }
@@ -118,7 +118,7 @@ impl ThreadCounters {
             started_ns: count(),
             busy_ns: count(),
             messages: count(),
-            moves: count(),
+            migrations: count(),
             channels: count(),
             pollers: Mutex::default(),
         }

@@ -28,7 +28,7 @@ pub struct ReactorSample {
     /// Poll mode.
     pub mode: PollMode,
     /// Whether it is asleep now.
-    pub asleep: bool,
+    pub sleeping: bool,
     /// Iterations.
     pub iterations: u64,
     /// Time in iterations that found work.
@@ -42,7 +42,7 @@ pub struct ReactorSample {
     /// Messages run.
     pub messages: u64,
     /// Threads that arrived from other reactors.
-    pub moves: u64,
+    pub migrations: u64,
     /// Iterations that exceeded the time limit.
     pub slow_iterations: u64,
     /// Longest iteration.
@@ -76,7 +76,7 @@ pub struct ThreadSample {
     /// Messages run.
     pub messages: u64,
     /// Migrations.
-    pub moves: u64,
+    pub migrations: u64,
     /// Open channels.
     pub channels: u64,
     /// Its pollers.

@@ -34,7 +34,7 @@ pub struct Options {
     /// Load in percent from which the demand of a reactor's threads may be larger than measured.
     pub core_busy: u8,
     /// Minimum time between two migrations of a thread.
-    pub rest: Span,
+    pub migration_interval: Span,
     /// Core that collects idle threads. `None` is the lowest core that is not isolated.
     pub scheduling_core: Option<u32>,
     /// Cores reserved for threads whose mask names isolated cores only. Those threads are not
@@ -95,7 +95,7 @@ impl Default for Options {
             load_limit: 20,
             core_limit: 80,
             core_busy: 95,
-            rest: Span::from_secs(5),
+            migration_interval: Span::from_secs(5),
             scheduling_core: None,
             isolated: CpuList::default(),
         }

@@ -11,7 +11,7 @@ use super::snapshot::{Migration, MigrationReason};
 pub(super) struct Placement {
     pub(super) reactors: Vec<ReactorSlot>,
     pub(super) threads: Vec<ThreadSlot>,
-    pub(super) moves: Vec<Migration>,
+    pub(super) migrations: Vec<Migration>,
     /// Reactor that collects idle threads.
     pub(super) idle_reactor: usize,
     /// Maximum number of busy reactors.
@@ -205,7 +205,7 @@ impl Placement {
         thread.movable = false;
         let (load, counts) = (thread.load, usize::from(thread.counts()));
         let (source, target) = (self.reactors[from].core, self.reactors[to].core);
-        self.moves.push(Migration { thread: thread.id, from: source, to: target, reason });
+        self.migrations.push(Migration { thread: thread.id, from: source, to: target, reason });
 
         let room = &mut self.reactors[from];
         room.thread_load -= load;

@@ -54,13 +54,13 @@ impl History {
     ) -> Placement {
         let SchedulingPeriod { snapshot, options, .. } = *period;
         let rooms = self.reactor_slots(period, events);
-        let gathering = idle_reactor(&rooms, options.scheduling_core);
+        let idle_core = idle_reactor(&rooms, options.scheduling_core);
         let quota = quota_reactors(snapshot.quota, rooms.len());
         let mut board = Placement {
             reactors: rooms,
             threads: Vec::new(),
-            moves: Vec::new(),
-            idle_reactor: gathering,
+            migrations: Vec::new(),
+            idle_reactor: idle_core,
             quota,
             limit: options.shed_above(),
             busy: options.idle_below(),
@@ -145,7 +145,7 @@ impl History {
         let idle_below = options.idle_below() + if known.idle { SLACK } else { 0 };
         known.idle = known.load < idle_below;
         let last = known.ordered.max(thread.last_move);
-        let rested = last.is_none_or(|last| now.since(last) >= options.rest);
+        let rested = last.is_none_or(|last| now.since(last) >= options.migration_interval);
         let (load, idle) = (known.load, known.idle);
         let allowed = self.allowed(thread, room, rooms, events);
         ThreadSlot {

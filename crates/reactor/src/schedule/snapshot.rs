@@ -58,7 +58,7 @@ pub struct ThreadLoad {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Migrations, at most one per thread.
-    pub moves: Vec<Migration>,
+    pub migrations: Vec<Migration>,
     /// Cores of the reactors without threads after these migrations: they may sleep until notified.
     pub empty: CpuList,
     /// Core that collects idle threads, if the policy does so.

@@ -206,7 +206,7 @@ fn a_move_waits_for_what_is_in_flight() {
     assert_eq!(*log.lock().unwrap(), ["attached", "detached", "attached"]);
     assert_eq!(world.kinds(), ["thread-started", "thread-migrated"]);
     let sample = world.directory.sample(world.now());
-    assert_eq!((sample.threads[0].moves, sample.reactors[1].moves), (1, 1));
+    assert_eq!((sample.threads[0].migrations, sample.reactors[1].migrations), (1, 1));
 }
 
 /// Detaches after being asked several times.

@@ -121,7 +121,7 @@ fn what_is_for_one_who_dozes_is_seen_at_whatever_stage_its_reactor_is() {
         ("turning", |stage| stage == SimReactorState::Turning),
         ("tired", |stage| matches!(stage, SimReactorState::Tired(_))),
         ("announced", |stage| matches!(stage, SimReactorState::Announced(_))),
-        ("asleep", |stage| matches!(stage, SimReactorState::Asleep(_))),
+        ("sleeping", |stage| matches!(stage, SimReactorState::Sleeping(_))),
     ];
     for (what, (comes, is_seen)) in FOR_A_DOZER {
         for (when, is_it) in stages {
@@ -346,9 +346,9 @@ fn a_descriptor_that_stays_readable_does_not_doze_its_thread_into_waking_for_eve
     while world.now() < end {
         world.step(0);
         match world.members[0].stage {
-            SimReactorState::Asleep(deadline) => {
+            SimReactorState::Sleeping(deadline) => {
                 world.step(0);
-                if let SimReactorState::Asleep(_) = world.members[0].stage {
+                if let SimReactorState::Sleeping(_) = world.members[0].stage {
                     world.now_ns.store(deadline.min(end).ns, RELAXED);
                 }
             }

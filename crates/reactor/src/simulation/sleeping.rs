@@ -78,7 +78,7 @@ fn who_says_nothing_of_time_does_not_hold_back_the_sleep_of_others() {
         world.directory.spawn(ThreadBuilder::new("idle").poller(active("idle", idle(&tally()))));
     thread.unwrap();
     world.run_until_idle();
-    assert_eq!(world.members[0].stage, SimReactorState::Asleep(Instant::NEVER));
+    assert_eq!(world.members[0].stage, SimReactorState::Sleeping(Instant::NEVER));
 }
 
 #[test]
@@ -213,12 +213,12 @@ fn a_device_wakes_whom_it_was_asked_to_and_a_paused_one_does_not() {
     tenmil_base::Interrupts::raise(&mut device.vectors(), 0);
     let turns = || world.directory.sample(world.now()).reactors[0].iterations;
     let before = turns();
-    assert_eq!(world.members[0].stage, SimReactorState::Asleep(Instant::NEVER));
+    assert_eq!(world.members[0].stage, SimReactorState::Sleeping(Instant::NEVER));
     assert_eq!(turns(), before);
     world.turn_all(10);
     assert_eq!(
         world.members[0].stage,
-        SimReactorState::Asleep(Instant::NEVER),
+        SimReactorState::Sleeping(Instant::NEVER),
         "it sleeps through it"
     );
     world.call(&thread, |context| context.resume(FIRST));
@@ -257,7 +257,7 @@ fn whatever_comes_is_seen_at_whatever_stage_of_falling_asleep_it_comes() {
         ("turning", |stage| stage == SimReactorState::Turning),
         ("tired", |stage| matches!(stage, SimReactorState::Tired(_))),
         ("announced", |stage| matches!(stage, SimReactorState::Announced(_))),
-        ("asleep", |stage| matches!(stage, SimReactorState::Asleep(_))),
+        ("sleeping", |stage| matches!(stage, SimReactorState::Sleeping(_))),
     ];
     for (what, (comes, is_seen)) in ANYTHING {
         for (when, is_it) in stages {
@@ -291,7 +291,7 @@ fn one_that_is_busy_keeps_its_reactor_awake_until_it_is_not() {
     for _ in 0..3_000 {
         world.turn_all(1);
         world.pass_time(Span::from_us(1));
-        assert!(!matches!(world.members[0].stage, SimReactorState::Asleep(_)));
+        assert!(!matches!(world.members[0].stage, SimReactorState::Sleeping(_)));
     }
     let sleeps = |world: &Simulation| world.directory.sample(world.now()).reactors[0].sleeps;
     assert_eq!(sleeps(&world), 0);
@@ -351,11 +351,11 @@ fn one_that_always_polls_never_sleeps_and_a_change_of_mode_wakes_one_that_does()
         world.pass_time(Span::from_ms(1));
     }
     assert_eq!(world.members[0].stage, SimReactorState::Turning);
-    assert_eq!(world.members[1].stage, SimReactorState::Asleep(Instant::NEVER));
+    assert_eq!(world.members[1].stage, SimReactorState::Sleeping(Instant::NEVER));
     let sample = world.directory.sample(world.now());
     let modes: Vec<_> = sample.reactors.iter().map(|reactor| reactor.mode).collect();
     assert_eq!(modes, [PollMode::Always, PollMode::Adaptive]);
-    assert_eq!((sample.reactors[0].asleep, sample.reactors[1].asleep), (false, true));
+    assert_eq!((sample.reactors[0].sleeping, sample.reactors[1].sleeping), (false, true));
     assert_eq!(world.kinds(), ["poll-mode-changed"]);
     world.directory.set_poll(R0, PollMode::Adaptive).unwrap();
     world.run_until_idle();
@@ -568,9 +568,9 @@ fn a_descriptor_that_stays_readable_is_told_once_and_does_not_keep_its_reactor_a
             match world.members[0].stage {
                 // As the kernel does: it wakes at once if a descriptor is ready, or at the
                 // deadline.
-                SimReactorState::Asleep(deadline) => {
+                SimReactorState::Sleeping(deadline) => {
                     world.step(0);
-                    if let SimReactorState::Asleep(_) = world.members[0].stage {
+                    if let SimReactorState::Sleeping(_) = world.members[0].stage {
                         world.now_ns.store(deadline.min(end).ns, RELAXED);
                     }
                 }
@@ -637,7 +637,7 @@ fn a_descriptor_that_signals_for_others_is_not_stuck_and_never_heard_late() {
         // For the duration of an iteration, or until it wakes by itself.
         for _ in 0..5_000 {
             world.step(0);
-            if let SimReactorState::Asleep(_) = world.members[0].stage {
+            if let SimReactorState::Sleeping(_) = world.members[0].stage {
                 return;
             }
             world.pass_time(Span::from_us(1));

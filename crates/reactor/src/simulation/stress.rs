@@ -251,8 +251,9 @@ impl Chaos {
             }
             self.world.step_any();
             if self.random.chance(1, 50) {
-                let asleep = |stage: &SimReactorState| matches!(stage, SimReactorState::Asleep(_));
-                if self.world.stages().iter().all(asleep) {
+                let sleeping =
+                    |stage: &SimReactorState| matches!(stage, SimReactorState::Sleeping(_));
+                if self.world.stages().iter().all(sleeping) {
                     self.world.pass_time(Span::from_us(100));
                 }
             }
@@ -285,7 +286,7 @@ impl Chaos {
 
 #[test]
 fn nothing_is_lost_doubled_reordered_or_forgotten_asleep() {
-    let (mut moves, mut sleeps, mut messages, mut given_up) = (0, 0, 0, 0);
+    let (mut migrations, mut sleeps, mut messages, mut given_up) = (0, 0, 0, 0);
     for seed in 0..SEEDS {
         let mut chaos = Chaos::new(seed);
         chaos.run(seed);
@@ -297,15 +298,15 @@ fn nothing_is_lost_doubled_reordered_or_forgotten_asleep() {
             "seed {seed}: {:?}",
             chaos.world.events()
         );
-        moves += sample.reactors.iter().map(|reactor| reactor.moves).sum::<u64>();
+        migrations += sample.reactors.iter().map(|reactor| reactor.migrations).sum::<u64>();
         sleeps += sample.reactors.iter().map(|reactor| reactor.sleeps).sum::<u64>();
         messages += sample.threads.iter().map(|thread| thread.messages).sum::<u64>();
         given_up += chaos.world.kinds().iter().filter(|kind| **kind == "migration-timeout").count();
     }
     // The test is meaningful only if all of this did happen.
     assert!(
-        moves > SEEDS && sleeps > 10 * SEEDS && messages > 10 * SEEDS,
-        "{moves} {sleeps} {messages}"
+        migrations > SEEDS && sleeps > 10 * SEEDS && messages > 10 * SEEDS,
+        "{migrations} {sleeps} {messages}"
     );
     assert!(given_up > 10, "{given_up}");
 }

@@ -364,7 +364,7 @@ fn a_turn_that_does_not_end_is_told_once_while_it_lasts() {
 fn a_reactor_that_sleeps_or_has_ended_is_in_no_turn() {
     let mut world = Simulation::adaptive(1, 2);
     world.run_until_idle();
-    assert!(world.directory.sample(world.now()).reactors.iter().all(|reactor| reactor.asleep));
+    assert!(world.directory.sample(world.now()).reactors.iter().all(|reactor| reactor.sleeping));
     world.directory.stop(R1).unwrap();
     while !world.directory.has_ended(R1) {
         world.step(1);

@@ -423,7 +423,7 @@ fn wakes_from_another_os_thread_arrive_at_a_sleeping_reactor() {
         there.give();
         // Sometimes long enough for it to fall asleep.
         if round % 1_000 == 0 {
-            let asleep = || reactors.sample().reactors[0].asleep;
+            let asleep = || reactors.sample().reactors[0].sleeping;
             while back.load(Ordering::Acquire) <= round || !asleep() {
                 tenmil_linux::thread::yield_now();
             }

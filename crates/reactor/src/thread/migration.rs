@@ -61,7 +61,7 @@ impl LightThread {
             }
         } else {
             if self.from != local.id {
-                record.moves.add(1);
+                record.migrations.add(1);
                 let (thread, name) = (record.id, record.name.clone());
                 let event = Event::ThreadMigrated { thread, name, from: self.from, to: local.id };
                 local.registry.record_event(now, event);

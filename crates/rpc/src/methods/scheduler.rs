@@ -37,9 +37,9 @@ const MOVE: &[FieldSchema] = &[
     FieldSchema::new("reason", ResultType::Text, "reason"),
 ];
 
-const SPEED: &[FieldSchema] = &[
+const FREQUENCY: &[FieldSchema] = &[
     FieldSchema::new("core", ResultType::Whole, "the core"),
-    FieldSchema::new("speed", ResultType::Text, "last request to its frequency governor"),
+    FieldSchema::new("frequency", ResultType::Text, "last request to its frequency governor"),
 ];
 
 const SCHEDULER: ResultType = ResultType::Record(&[
@@ -61,7 +61,7 @@ const SCHEDULER: ResultType = ResultType::Record(&[
         "load from which a reactor may be saturated",
     ),
     FieldSchema::new(
-        "rest_ns",
+        "migration_interval_ns",
         ResultType::Whole,
         "minimum time between two migrations of a thread",
     ),
@@ -72,15 +72,15 @@ const SCHEDULER: ResultType = ResultType::Record(&[
     ),
     FieldSchema::new("isolated", ResultType::Text, "cores reserved for threads that request them"),
     FieldSchema::new(
-        "gathering",
+        "idle_core",
         ResultType::Maybe(&ResultType::Whole),
         "current core for idle threads",
     ),
     FieldSchema::new("empty", ResultType::Text, "cores without threads in the last plan"),
-    FieldSchema::new("moves", ResultType::Rows(MOVE), "migrations of the last plan"),
+    FieldSchema::new("migrations", ResultType::Rows(MOVE), "migrations of the last plan"),
     FieldSchema::new(
-        "speeds",
-        ResultType::Rows(SPEED),
+        "frequencies",
+        ResultType::Rows(FREQUENCY),
         "frequency requests by core, if a governor is in use",
     ),
 ]);
@@ -108,7 +108,11 @@ pub(super) const METHODS: &[Method] = &[
                 "load above which a reactor migrates threads away, in percent",
             ),
             setting("core_busy", PERCENT, "load from which a reactor may be saturated, in percent"),
-            setting("rest_ms", MILLISECONDS, "minimum time between two migrations of a thread"),
+            setting(
+                "migration_interval_ms",
+                MILLISECONDS,
+                "minimum time between two migrations of a thread",
+            ),
             setting("scheduling_core", CORE, "core for idle threads"),
             setting("isolated", ParamType::Cores, "cores reserved for threads that request them"),
             setting(
@@ -155,21 +159,20 @@ fn scheduler(steering: &SchedulerHandle) -> Value {
             "reason": order.reason.to_string(),
         })
     };
-    let speed =
-        |(core, speed): (u32, FrequencyRequest)| json!({ "core": core, "speed": speed.name() });
+    let frequency = |(core, request): (u32, FrequencyRequest)| json!({ "core": core, "frequency": request.name() });
     json!({
         "policy": options.policy.to_string(),
         "period_ns": options.period.ns,
         "load_limit_percent": options.load_limit,
         "core_limit_percent": options.core_limit,
         "core_busy_percent": options.core_busy,
-        "rest_ns": options.rest.ns,
+        "migration_interval_ns": options.migration_interval.ns,
         "scheduling_core": options.scheduling_core,
         "isolated": options.isolated.to_string(),
-        "gathering": plan.idle_core,
+        "idle_core": plan.idle_core,
         "empty": plan.empty.to_string(),
-        "moves": plan.moves.iter().map(row).collect::<Vec<_>>(),
-        "speeds": steering.frequency_requests().into_iter().map(speed).collect::<Vec<_>>(),
+        "migrations": plan.migrations.iter().map(row).collect::<Vec<_>>(),
+        "frequencies": steering.frequency_requests().into_iter().map(frequency).collect::<Vec<_>>(),
     })
 }
 
@@ -188,7 +191,7 @@ fn changed(call: &CallContext<'_>, mut options: Options) -> Result<Options, RpcE
         options.policy = policy.parse().map_err(|why| refused(&why))?;
     }
     options.period = span("period_ms", options.period);
-    options.rest = span("rest_ms", options.rest);
+    options.migration_interval = span("migration_interval_ms", options.migration_interval);
     options.load_limit = percent("load_limit", options.load_limit);
     options.core_limit = percent("core_limit", options.core_limit);
     options.core_busy = percent("core_busy", options.core_busy);
@@ -271,7 +274,7 @@ mod tests {
         assert_eq!(after["policy"], "dynamic");
         assert_eq!(after["period_ns"], 500_000_000);
         assert_eq!(after["load_limit_percent"], 30);
-        for name in ["core_limit_percent", "core_busy_percent", "rest_ns"] {
+        for name in ["core_limit_percent", "core_busy_percent", "migration_interval_ns"] {
             assert_eq!(after[name], before[name], "{name}");
         }
         assert_eq!(ask(&state, "scheduler", &json!({})).unwrap(), after);

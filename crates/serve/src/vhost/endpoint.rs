@@ -129,7 +129,7 @@ impl Endpoint {
     /// Reports that a second front end was rejected.
     pub(super) fn reject(&mut self, connection: &Connection) {
         let peer = connection.peer().map_or(0, |peer| peer.pid);
-        let text = format!("process {peer} came while another has the disk, and was sent away");
+        let text = format!("process {peer} was rejected: another front end uses the disk");
         self.reporter.report_error(text);
     }
 

@@ -117,18 +117,22 @@ fn rules_about_cores_that_nobody_submits_on_are_refused() {
         }
     };
     for (cores, rules, said) in [
-        ("0,3", "dynamic?gather=1", "scheduler: scheduling core is 1, expected a reactor's: 0,3"),
+        (
+            "0,3",
+            "dynamic?scheduling-core=1",
+            "scheduler: scheduling core is 1, expected a reactor's: 0,3",
+        ),
         ("0,3", "static?isolated=1", "isolated cores are 1"),
         ("0,3", "dynamic?isolated=0,3", "isolated cores are 0,3"),
-        ("0,3", "dynamic?isolated=3&gather=3", "scheduling core 3 is isolated"),
+        ("0,3", "dynamic?isolated=3&scheduling-core=3", "scheduling core 3 is isolated"),
         // The default core is known to the check as well.
-        ("", "dynamic?gather=3", "scheduling core is 3, expected a reactor's: 0"),
+        ("", "dynamic?scheduling-core=3", "scheduling core is 3, expected a reactor's: 0"),
     ] {
         let text = refusal(with(cores, rules));
         assert!(text.starts_with("scheduler: ") && text.contains(said), "{text}");
     }
     let mut options = PerfOptions::default();
-    with("0,3", "dynamic?gather=3&isolated=0")(&mut options);
+    with("0,3", "dynamic?scheduling-core=3&isolated=0")(&mut options);
     assert_eq!(options.check(&supplies()), Ok(()));
 }
 

@@ -85,7 +85,7 @@ pub(super) fn watch(
         while let Some(news) = next_news() {
             match news {
                 EndpointEvent::Disconnected(Some(why)) => {
-                    tracing::info!("the {who} was sent away: {why}")
+                    tracing::info!("{who} disconnected: {why}")
                 }
                 EndpointEvent::Error(text) => tracing::info!("{text}"),
                 EndpointEvent::Connected(_) | EndpointEvent::Disconnected(None) => {}

@@ -37,7 +37,7 @@ fn cores_and_rules_about_cores_are_refused_before_anything_is_opened() {
         for (switch, said) in [
             ("--cores 1023", "-c 1023: core 1023 does not exist or is not ours, expected some of "),
             (
-                "--scheduler dynamic?gather=1000",
+                "--scheduler dynamic?scheduling-core=1000",
                 "scheduler: scheduling core is 1000, expected a reactor's",
             ),
             ("--scheduler static?isolated=1000", "scheduler: isolated cores are 1000"),

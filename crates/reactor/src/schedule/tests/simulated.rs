@@ -28,7 +28,7 @@ fn schedules_lose_nothing_and_end_within_the_limits() {
         play(seed, only.is_some(), &mut outcomes);
     }
     if only.is_none() {
-        assert!(outcomes.possible > SEEDS / 4 && outcomes.moves > 5 * SEEDS, "{outcomes:?}");
+        assert!(outcomes.possible > SEEDS / 4 && outcomes.migrations > 5 * SEEDS, "{outcomes:?}");
         assert!(outcomes.impossible.min(outcomes.large) > SEEDS / 20, "{outcomes:?}");
     }
 }
@@ -39,7 +39,7 @@ struct Outcomes {
     possible: u64,
     impossible: u64,
     large: u64,
-    moves: u64,
+    migrations: u64,
 }
 
 fn play(seed: u64, tell: bool, outcomes: &mut Outcomes) {
@@ -55,7 +55,7 @@ fn play(seed: u64, tell: bool, outcomes: &mut Outcomes) {
     if tell {
         world.tell();
     }
-    outcomes.moves += world.moves;
+    outcomes.migrations += world.migrations;
     if world.policy() == Policy::Static {
         return;
     }
@@ -70,5 +70,5 @@ fn play(seed: u64, tell: bool, outcomes: &mut Outcomes) {
     } else {
         outcomes.impossible += 1;
     }
-    world.check_gathered();
+    world.check_consolidated();
 }

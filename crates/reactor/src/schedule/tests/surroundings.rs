@@ -13,7 +13,7 @@ fn a_mask_is_honoured_under_both_policies() {
         let mut loads = snapshot(3, &[(0, 40), (1, 50)]);
         loads.threads[0].mask = Some(cores("2"));
         loads.threads[1].mask = Some(cores("1-2"));
-        assert_eq!(plan(options, &loads).moves[0], order(0, 0, 2, MigrationReason::Mask));
+        assert_eq!(plan(options, &loads).migrations[0], order(0, 0, 2, MigrationReason::Mask));
     }
 }
 
@@ -25,7 +25,7 @@ fn threads_leave_a_core_that_is_taken() {
         loads.threads[2].mask = Some(cores("2"));
         loads.reactors[1].taken = true;
         let found = scheduler.plan(at(0), &loads);
-        assert_eq!(found.moves, [order(1, 1, 2, MigrationReason::CoreTaken)], "where it fits");
+        assert_eq!(found.migrations, [order(1, 1, 2, MigrationReason::CoreTaken)], "where it fits");
         assert_eq!(found.events, [Event::CoreOffline { core: 1 }]);
         assert_eq!(found.empty, cores("1"));
         assert_eq!(scheduler.plan(at(1), &loads).events, [], "told once");
@@ -38,7 +38,11 @@ fn threads_leave_a_core_that_is_taken() {
 fn nothing_is_moved_to_a_core_that_is_taken() {
     let mut loads = snapshot(2, &[(1, 10), (1, 50), (1, 50)]);
     loads.reactors[0].taken = true;
-    assert_eq!(plan(dynamic(), &loads).moves, [], "another core stands in for the scheduling core");
+    assert_eq!(
+        plan(dynamic(), &loads).migrations,
+        [],
+        "another core stands in for the scheduling core"
+    );
 }
 
 #[test]
@@ -53,7 +57,7 @@ fn a_mask_that_matches_nothing_is_told_and_honoured_again_when_it_can_be() {
     let found = scheduler.plan(at(0), &loads);
     let unmatched = Event::AffinityUnsatisfied { thread: 1, mask: cores("3") };
     assert_eq!(found.events, [Event::CoreOffline { core: 3 }, unmatched]);
-    assert_eq!(found.moves, [order(1, 3, 2, MigrationReason::CoreTaken)], "the nearest core");
+    assert_eq!(found.migrations, [order(1, 3, 2, MigrationReason::CoreTaken)], "the nearest core");
 
     loads.threads[1].home = 2;
     assert_eq!(scheduler.plan(at(6), &loads).events, []);
@@ -63,7 +67,7 @@ fn a_mask_that_matches_nothing_is_told_and_honoured_again_when_it_can_be() {
         found.events,
         [Event::CoreOnline { core: 3 }, Event::AffinityRestored { thread: 1 }]
     );
-    assert_eq!(found.moves, [order(1, 2, 3, MigrationReason::Mask)]);
+    assert_eq!(found.migrations, [order(1, 2, 3, MigrationReason::Mask)]);
 }
 
 #[test]
@@ -75,7 +79,7 @@ fn when_all_cores_are_taken_planning_goes_on_as_if_none_were() {
     }
     let found = scheduler.plan(at(0), &loads);
     assert!(found.events.contains(&Event::NoUsableCores));
-    assert_eq!(found.moves, [order(1, 1, 0, MigrationReason::Idle)]);
+    assert_eq!(found.migrations, [order(1, 1, 0, MigrationReason::Idle)]);
     assert_eq!(scheduler.plan(at(1), &loads).events, []);
 }
 
@@ -85,7 +89,7 @@ fn no_more_reactors_are_busy_than_the_quota_has_processors() {
     loads.quota = Some(2.9);
     let found = plan(dynamic(), &loads);
     assert_eq!(
-        found.moves,
+        found.migrations,
         [order(0, 0, 1, MigrationReason::Overload), order(3, 3, 2, MigrationReason::Overload)]
     );
 
@@ -95,7 +99,7 @@ fn no_more_reactors_are_busy_than_the_quota_has_processors() {
     assert_eq!(found.empty.len(), 3, "{found:?}");
     let mut full = snapshot(2, &[(0, 50), (0, 50)]);
     full.quota = Some(1.0);
-    assert_eq!(plan(dynamic(), &full).moves, [], "nobody wakes another one to share a quota");
+    assert_eq!(plan(dynamic(), &full).migrations, [], "nobody wakes another one to share a quota");
 }
 
 #[test]
@@ -104,7 +108,7 @@ fn a_mask_counts_for_more_than_a_quota() {
     loads.quota = Some(1.0);
     loads.threads[0].mask = Some(cores("0"));
     loads.threads[1].mask = Some(cores("1"));
-    assert_eq!(plan(dynamic(), &loads).moves, [order(1, 0, 1, MigrationReason::Mask)]);
+    assert_eq!(plan(dynamic(), &loads).migrations, [order(1, 0, 1, MigrationReason::Mask)]);
 }
 
 #[test]
@@ -120,15 +124,15 @@ fn a_thread_stays_near_its_memory_unless_the_limits_say_otherwise() {
         loads
     };
     let near = on_nodes(&[(0, 30)]);
-    assert_eq!(plan(dynamic(), &near).moves, [order(0, 0, 2, MigrationReason::Node)]);
+    assert_eq!(plan(dynamic(), &near).migrations, [order(0, 0, 2, MigrationReason::Node)]);
     let sheds = on_nodes(&[(2, 50), (2, 40)]);
-    assert_eq!(plan(dynamic(), &sheds).moves, [order(1, 2, 3, MigrationReason::Overload)]);
+    assert_eq!(plan(dynamic(), &sheds).migrations, [order(1, 2, 3, MigrationReason::Overload)]);
     let full = on_nodes(&[(2, 50), (2, 45), (3, 70)]);
-    assert_eq!(plan(dynamic(), &full).moves, [order(1, 2, 0, MigrationReason::Overload)]);
+    assert_eq!(plan(dynamic(), &full).migrations, [order(1, 2, 0, MigrationReason::Overload)]);
     let idle = on_nodes(&[(3, 5)]);
-    assert_eq!(plan(dynamic(), &idle).moves, [order(0, 3, 0, MigrationReason::Idle)]);
+    assert_eq!(plan(dynamic(), &idle).migrations, [order(0, 3, 0, MigrationReason::Idle)]);
     let settled = on_nodes(&[(2, 60), (3, 60)]);
-    assert_eq!(plan(dynamic(), &settled).moves, [], "not emptied into a core that is far");
+    assert_eq!(plan(dynamic(), &settled).migrations, [], "not emptied into a core that is far");
 }
 
 #[test]
@@ -142,33 +146,33 @@ fn a_core_with_an_idle_sibling_is_preferred() {
     };
     let pairs = ["0-1", "0-1", "2-3", "2-3"];
     let sheds = paired(&[(0, 50), (0, 50)], pairs);
-    assert_eq!(plan(dynamic(), &sheds).moves, [order(0, 0, 2, MigrationReason::Overload)]);
+    assert_eq!(plan(dynamic(), &sheds).migrations, [order(0, 0, 2, MigrationReason::Overload)]);
     let both = paired(&[(0, 60), (1, 60)], pairs);
-    assert_eq!(plan(dynamic(), &both).moves, [order(1, 1, 2, MigrationReason::Sibling)]);
+    assert_eq!(plan(dynamic(), &both).migrations, [order(1, 1, 2, MigrationReason::Sibling)]);
     let all = paired(&[(0, 60), (1, 60), (2, 60), (3, 60)], pairs);
-    assert_eq!(plan(dynamic(), &all).moves, [], "no core is better");
+    assert_eq!(plan(dynamic(), &all).migrations, [], "no core is better");
     // 30 and 40 would fit side by side, but not with a sibling that takes a quarter of its 70.
     let pairs = ["0,2", "1,3", "0,2", "1,3"];
     let costly = paired(&[(0, 70), (1, 30), (2, 40), (3, 70)], pairs);
-    assert_eq!(plan(dynamic(), &costly).moves, []);
+    assert_eq!(plan(dynamic(), &costly).migrations, []);
 }
 
 #[test]
 fn a_thread_that_is_idle_now_and_then_does_not_go_to_and_fro_between_nodes() {
     let mut scheduler = scheduler(dynamic(), 2);
-    let (mut home, mut moves) = (1, 0);
+    let (mut home, mut migrations) = (1, 0);
     for second in 0..200 {
         let mut loads = snapshot(2, &[(home, 18 + second / 10 % 2 * 5)]);
         for (core, reactor) in (0..).zip(&mut loads.reactors) {
             reactor.node = Some(core);
         }
         loads.threads[0].node = Some(1);
-        for order in scheduler.plan(at(second), &loads).moves {
+        for order in scheduler.plan(at(second), &loads).migrations {
             home = order.to;
-            moves += 1;
+            migrations += 1;
         }
     }
-    assert_eq!((moves, home), (1, 0));
+    assert_eq!((migrations, home), (1, 0));
 }
 
 #[test]
@@ -176,11 +180,11 @@ fn a_core_is_not_emptied_into_one_with_a_busy_sibling() {
     let mut loads = snapshot(3, &[(0, 10), (1, 40), (2, 30)]);
     loads.threads[1].mask = Some(cores("1"));
     loads.threads[2].mask = Some(cores("0,2"));
-    assert_eq!(plan(dynamic(), &loads).moves, [order(2, 2, 0, MigrationReason::Vacate)]);
+    assert_eq!(plan(dynamic(), &loads).migrations, [order(2, 2, 0, MigrationReason::Vacate)]);
     for core in 0..2 {
         loads.reactors[core].siblings = cores("0-1");
     }
-    assert_eq!(plan(dynamic(), &loads).moves, []);
+    assert_eq!(plan(dynamic(), &loads).migrations, []);
 }
 
 #[test]
@@ -192,8 +196,12 @@ fn an_isolated_core_is_for_those_who_name_nothing_else() {
     loads.threads[4].mask = Some(cores("1,3"));
     let found = plan(options, &loads);
     let masked = [order(3, 1, 3, MigrationReason::Mask), order(5, 3, 1, MigrationReason::Mask)];
-    assert_eq!(found.moves[..2], masked);
-    assert_eq!(found.moves[2..], [order(1, 2, 1, MigrationReason::Idle)], "core 1 stands in for 0");
+    assert_eq!(found.migrations[..2], masked);
+    assert_eq!(
+        found.migrations[2..],
+        [order(1, 2, 1, MigrationReason::Idle)],
+        "core 1 stands in for 0"
+    );
     assert_eq!(found.empty, cores("0,2"));
 }
 

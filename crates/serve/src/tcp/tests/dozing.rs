@@ -151,7 +151,7 @@ fn polls(reactors: &Reactors) -> Vec<u64> {
 /// Waits until the reactor sleeps. Its published counters are up to date then.
 fn fall_asleep(reactors: &Reactors) {
     let until = reactors.clock().now().after(Span::from_secs(20));
-    while !reactors.sample().reactors[0].asleep {
+    while !reactors.sample().reactors[0].sleeping {
         assert!(reactors.clock().now() < until, "it never sleeps");
         tenmil_linux::thread::yield_now();
     }

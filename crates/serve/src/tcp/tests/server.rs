@@ -283,7 +283,7 @@ impl Balanced {
         let options = Options {
             policy: Policy::Static,
             period: Span::from_ms(5),
-            rest: Span::from_ms(20),
+            migration_interval: Span::from_ms(20),
             ..Options::default()
         };
         let (balancer, _) = balancer(options, cores.map(place).to_vec(), ground).unwrap();
@@ -375,8 +375,9 @@ fn connections_leave_a_core_that_is_taken_away_and_lose_nothing() {
         balanced.allow(&[left, taken]);
         balanced.work_until(&mut io, "they go on", || true);
     }
-    let moves: u64 = balanced.reactors.sample().threads.iter().map(|thread| thread.moves).sum();
-    assert!(moves >= 6, "{moves} moves");
+    let migrations: u64 =
+        balanced.reactors.sample().threads.iter().map(|thread| thread.migrations).sum();
+    assert!(migrations >= 6, "{migrations} moves");
     drop(io);
     drop(balanced.server);
     balanced.reactors.stop();

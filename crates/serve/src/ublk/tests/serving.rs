@@ -112,7 +112,7 @@ fn a_queue_serves_sleeps_and_is_woken() {
             assert_eq!(rig.one(tag, IoOp::Read, u64::from(round), &[]), 512);
             assert_eq!(rig.kernel.data(tag), [round; 512]);
             if round % 10 == 0 && poll == PollMode::Adaptive {
-                rig.until(|rig| rig.reactors.sample().reactors.iter().any(|one| one.asleep));
+                rig.until(|rig| rig.reactors.sample().reactors.iter().any(|one| one.sleeping));
             }
         }
         assert!(rig.kernel.flushes() > 0, "the kernel is told of what has ended");

@@ -22,7 +22,7 @@ pub(super) struct World {
     /// Periods since the beginning, one per second.
     pub(super) now: u64,
     pub(super) last_order: u64,
-    pub(super) moves: u64,
+    pub(super) migrations: u64,
     still: bool,
 }
 
@@ -53,7 +53,7 @@ impl World {
         let halves = random.chance(1, 2);
         let mut options = Options {
             policy: Policy::Dynamic,
-            rest: Span::from_secs(random.below(6)),
+            migration_interval: Span::from_secs(random.below(6)),
             ..Options::default()
         };
         if random.chance(1, 3) {
@@ -80,7 +80,7 @@ impl World {
             halves,
             now: 0,
             last_order: 0,
-            moves: 0,
+            migrations: 0,
             still: false,
         };
         for _ in 0..threads {
@@ -146,11 +146,11 @@ impl World {
         self.now += 1;
         let snapshot = self.snapshot();
         let plan = self.scheduler.plan(at(self.now), &snapshot);
-        let mut ordered: Vec<u64> = plan.moves.iter().map(|order| order.thread).collect();
+        let mut ordered: Vec<u64> = plan.migrations.iter().map(|order| order.thread).collect();
         ordered.sort_unstable();
         ordered.dedup();
-        assert_eq!(ordered.len(), plan.moves.len(), "seed {}: two orders for one", self.seed);
-        for order in &plan.moves {
+        assert_eq!(ordered.len(), plan.migrations.len(), "seed {}: two orders for one", self.seed);
+        for order in &plan.migrations {
             self.carry_out(order);
         }
         let held: CpuList = self.threads.iter().map(|thread| thread.home).collect();
@@ -164,7 +164,7 @@ impl World {
             println!("{now:>4} {order}");
         }
         let takes = if self.random.chance(1, 3) { 1 } else { 0 };
-        let rest = self.scheduler.options().rest.ns / 1_000_000_000;
+        let rest = self.scheduler.options().migration_interval.ns / 1_000_000_000;
         let to = &self.cores[order.to as usize];
         assert!(!to.taken || self.cores.iter().all(|core| core.taken), "seed {seed}: {order}");
         assert!(order.from != order.to, "seed {seed}: {order}");
@@ -183,7 +183,7 @@ impl World {
         thread.ordered = Some(now);
         thread.arrives = now + takes;
         self.last_order = now;
-        self.moves += 1;
+        self.migrations += 1;
     }
 
     /// Measured loads: on an overloaded core every thread gets a share.
@@ -292,22 +292,22 @@ impl World {
     }
 
     /// Threads without load are on the scheduling core, and idle ones too if there is room.
-    pub(super) fn check_gathered(&self) {
+    pub(super) fn check_consolidated(&self) {
         let Self { seed, .. } = self;
         let options = self.scheduler.options();
         let none_left = self.cores.iter().all(|core| core.taken);
         let open = |core: &u32| none_left || !self.cores[*core as usize].taken;
         let shared = |core: &u32| open(core) && !options.isolated.contains(*core);
         let chosen = options.scheduling_core.filter(open);
-        let Some(gathering) = chosen.or_else(|| (0..self.count()).find(shared)) else { return };
+        let Some(idle_core) = chosen.or_else(|| (0..self.count()).find(shared)) else { return };
         let busy = (0..self.count()).filter(|core| self.crowd(*core) > 0).count();
-        let wakes = self.crowd(gathering) == 0 && busy >= self.quota.unwrap_or(u32::MAX) as usize;
-        for thread in self.threads.iter().filter(|thread| thread.home != gathering) {
-            let room = self.wanted(gathering) + thread.demand <= 75 && !wakes;
-            let gathers = thread.demand == 0 || (thread.demand < 20 && room);
+        let wakes = self.crowd(idle_core) == 0 && busy >= self.quota.unwrap_or(u32::MAX) as usize;
+        for thread in self.threads.iter().filter(|thread| thread.home != idle_core) {
+            let room = self.wanted(idle_core) + thread.demand <= 75 && !wakes;
+            let consolidates = thread.demand == 0 || (thread.demand < 20 && room);
             assert!(
-                !gathers || !self.may_be(thread).contains(gathering),
-                "seed {seed}: a thread of {} % is on core {}, expected {gathering}",
+                !consolidates || !self.may_be(thread).contains(idle_core),
+                "seed {seed}: a thread of {} % is on core {}, expected {idle_core}",
                 thread.demand,
                 thread.home,
             );
