@@ -77,10 +77,10 @@ pub trait Stream: Send {
     fn wake_source(&self) -> WakeSource<'_>;
 
     /// Arms the wake source before its thread sleeps: it signals when data arrives (`wants_bytes`),
-    /// the stream has room to send (`wants_room`) or memory is released. True if one of these is
+    /// the stream has room to send (`wants_space`) or memory is released. True if one of these is
     /// known already: then the thread must not sleep. An event that has occurred but is not known
     /// yet ends the sleep at once.
-    fn arm(&mut self, wants_bytes: bool, wants_room: bool) -> bool;
+    fn arm(&mut self, wants_bytes: bool, wants_space: bool) -> bool;
 
     /// Whether everything requested in the last [`arm`](Self::arm) signals by itself, whatever its
     /// thread does with other streams: it need not be armed again until it is used.

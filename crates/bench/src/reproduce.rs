@@ -31,11 +31,11 @@ pub use work::{BenchWork, words_of};
 #[derive(Debug)]
 pub struct ReproduceRun {
     /// Effort: number and length of the trials.
-    pub pace: Effort,
+    pub effort: Effort,
     /// Machine it ran on.
     pub machine: Environment,
     /// Results of the experiments.
-    pub chapters: Vec<ExperimentResult>,
+    pub experiment_results: Vec<ExperimentResult>,
     /// Command that repeats the run.
     pub command: String,
 }
@@ -82,32 +82,32 @@ const NO_TIME: &str = "there was no time left; the same command again goes on fr
 /// long as there is time. If canceled, finished experiments stay saved.
 pub fn run(
     chosen: Vec<Experiment<BenchWork>>,
-    pace: Effort,
+    effort: Effort,
     stand: &mut TestBench,
     store: &ReportDirectory,
     clock: Clock,
     tell: &mut ProgressFn<'_>,
 ) -> Result<Vec<ExperimentResult>, Canceled> {
     let begun = clock.now();
-    let has_time = |planned: Span| clock.now().since(begun).ns + planned.ns <= pace.limit.ns;
+    let has_time = |planned: Span| clock.now().since(begun).ns + planned.ns <= effort.limit.ns;
     let count = chosen.len();
-    let planned: Vec<Span> = chosen.iter().map(|experiment| pace.planned(experiment)).collect();
+    let planned: Vec<Span> = chosen.iter().map(|experiment| effort.planned(experiment)).collect();
     let mut measure =
         |number, left, experiment: &Experiment<BenchWork>, tell: &mut ProgressFn<'_>| {
             let name = experiment.name;
             let mut told = |step| tell(&Progress::Turn { number, count, name, step, left });
-            let measured = crate::experiment::measure(experiment, &pace, stand, &mut told);
+            let measured = crate::experiment::measure(experiment, &effort, stand, &mut told);
             stand.stop_helpers();
             measured
         };
-    let mut chapters = Vec::new();
+    let mut experiment_results = Vec::new();
     for (index, experiment) in chosen.into_iter().enumerate() {
         let kept = store.kept(experiment.name);
         let was_kept = kept.is_some();
         let record = match kept {
             Some(record) => record,
             None if !has_time(planned[index]) => {
-                chapters.push(ExperimentResult::without_time(experiment));
+                experiment_results.push(ExperimentResult::without_time(experiment));
                 continue;
             }
             None => {
@@ -115,29 +115,29 @@ pub fn run(
                 measure(index + 1, left, &experiment, tell)?
             }
         };
-        let chapter = ExperimentResult::new(experiment, record, was_kept);
-        chapter.finish(store, tell);
-        chapters.push(chapter);
+        let experiment_result = ExperimentResult::new(experiment, record, was_kept);
+        experiment_result.finish(store, tell);
+        experiment_results.push(experiment_result);
     }
     // Second pass: disturbed experiments get additional rounds while there is time.
-    for (index, chapter) in chapters.iter_mut().enumerate() {
-        if chapter.was_disturbed() && has_time(planned[index]) {
-            let left = Span { ns: pace.limit.ns - clock.now().since(begun).ns };
-            let mut more = measure(index + 1, left, &chapter.experiment, tell)?;
-            chapter.record.rounds.append(&mut more.rounds);
-            chapter.judge();
-            chapter.finish(store, tell);
+    for (index, experiment_result) in experiment_results.iter_mut().enumerate() {
+        if experiment_result.was_disturbed() && has_time(planned[index]) {
+            let left = Span { ns: effort.limit.ns - clock.now().since(begun).ns };
+            let mut more = measure(index + 1, left, &experiment_result.experiment, tell)?;
+            experiment_result.record.rounds.append(&mut more.rounds);
+            experiment_result.judge();
+            experiment_result.finish(store, tell);
         }
     }
-    Ok(chapters)
+    Ok(experiment_results)
 }
 
 impl ExperimentResult {
     /// Creates the result of an experiment and evaluates its criteria.
     pub fn new(experiment: Experiment<BenchWork>, record: Record, was_kept: bool) -> Self {
-        let mut chapter = Self { experiment, record, findings: Vec::new(), was_kept };
-        chapter.judge();
-        chapter
+        let mut experiment_result = Self { experiment, record, findings: Vec::new(), was_kept };
+        experiment_result.judge();
+        experiment_result
     }
 
     /// Evaluates the criteria again.
@@ -187,7 +187,10 @@ impl ExperimentResult {
 impl ReproduceRun {
     /// Number of claims with this verdict.
     pub fn count(&self, verdict: Verdict) -> usize {
-        self.chapters.iter().filter(|chapter| chapter.verdict() == verdict).count()
+        self.experiment_results
+            .iter()
+            .filter(|experiment_result| experiment_result.verdict() == verdict)
+            .count()
     }
 
     /// Conditions that distort the results.

@@ -210,7 +210,7 @@ impl Channel {
         if added.is_empty() {
             return Ok(ChannelWake::Bell);
         }
-        added.extend(self.port.bell.descriptor(0).map(|bell| watch.add(bell, 0, readable)));
+        added.extend(self.port.waker.descriptor(0).map(|waker| watch.add(waker, 0, readable)));
         added.into_iter().collect::<Result<(), _>>().map_err(refuse).map_err(Error::environment)?;
         Ok(ChannelWake::Several(watch.into()))
     }
@@ -478,8 +478,8 @@ impl ChannelWakeup for Channel {
         match &self.wake {
             ChannelWake::Several(descriptor) => WakeSource::Descriptor(descriptor.as_fd()),
             ChannelWake::Bell => {
-                let bell = self.port.bell.descriptor(0);
-                bell.map_or(WakeSource::None, WakeSource::Descriptor)
+                let waker = self.port.waker.descriptor(0);
+                waker.map_or(WakeSource::None, WakeSource::Descriptor)
             }
         }
     }

@@ -46,14 +46,14 @@ impl CompletionQueue {
     pub fn extend(&mut self, answers: impl ExactSizeIterator<Item = IoCompletion>) {
         assert!(answers.len() <= self.room(), "more answers than there may be outstanding");
         if self.answers.len() + answers.len() > 2 * self.depth {
-            self.make_room();
+            self.make_space();
         }
         self.answers.extend(answers);
     }
 
     /// Moves waiting completions to the front.
     #[cold]
-    fn make_room(&mut self) {
+    fn make_space(&mut self) {
         self.answers.drain(..self.taken);
         self.taken = 0;
     }
@@ -63,7 +63,7 @@ impl CompletionQueue {
     pub fn push(&mut self, answer: IoCompletion) {
         assert!(self.room() > 0, "more answers than there may be outstanding");
         if self.answers.len() == 2 * self.depth {
-            self.make_room();
+            self.make_space();
         }
         self.answers.push(answer);
     }

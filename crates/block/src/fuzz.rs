@@ -44,11 +44,11 @@ pub fn fuzz_ends(bytes: &[u8]) {
 }
 
 /// Checks that the text form of a URI, and of each URI inside it, parses to the same URI.
-fn check(uri: &Uri, storey: usize) {
+fn check(uri: &Uri, depth: usize) {
     let written = uri.to_string();
     assert_eq!(written.parse().as_ref(), Ok(uri), "{written}");
-    assert!(storey <= uri::STACK_DEPTH_MAX && uri.children().len() <= uri::CHILDREN_MAX);
-    uri.children().iter().for_each(|child| check(child, storey + 1));
+    assert!(depth <= uri::STACK_DEPTH_MAX && uri.children().len() <= uri::CHILDREN_MAX);
+    uri.children().iter().for_each(|child| check(child, depth + 1));
 }
 
 #[cfg(test)]

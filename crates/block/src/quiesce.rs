@@ -54,7 +54,7 @@ pub(crate) struct QuiesceEntry {
     /// The exempted channel.
     pub(crate) except: Option<u32>,
     /// Raised when a channel has drained.
-    pub(crate) bell: EventVectors,
+    pub(crate) waker: EventVectors,
 }
 
 /// A range of blocks that a request accesses; a request has at most two.
@@ -89,7 +89,7 @@ impl QuiescedRange {
         let began = clock.now();
         loop {
             // Armed before the check, so that a channel that drains after it wakes this thread.
-            let is_heard = self.held.bell.unmask(0);
+            let is_heard = self.held.waker.unmask(0);
             let Err(busy) = self.shared.is_still(&self.held, self.generation) else {
                 return Ok(());
             };
@@ -99,7 +99,7 @@ impl QuiescedRange {
                 return Err(QuiesceTimeout { device, blocks: self.blocks(), waited, busy });
             }
             let nap = Span { ns: at_most.ns - waited.ns }.min(NAP_MAX);
-            if !is_heard || self.held.bell.wait(0, nap).is_err() {
+            if !is_heard || self.held.waker.wait(0, nap).is_err() {
                 sleep(nap);
             }
         }

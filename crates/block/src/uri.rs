@@ -233,18 +233,18 @@ impl Uri {
 
     fn parse(
         text: &str,
-        storey: usize,
+        depth: usize,
         named: &dyn Fn(&str) -> Option<Self>,
     ) -> Result<Self, UriError> {
         let refuse = |problem: String| UriError { uri: text.into(), problem };
         let too_deep = || refuse(format!("more than {STACK_DEPTH_MAX} devices upon each other"));
-        if storey > STACK_DEPTH_MAX {
+        if depth > STACK_DEPTH_MAX {
             return Err(too_deep());
         }
         let Some((scheme, rest)) = text.split_once(':').filter(|(scheme, _)| is_word(scheme))
         else {
             let (mut uri, query) = short::device_at(text, named).map_err(refuse)?;
-            if storey == STACK_DEPTH_MAX && !uri.children().is_empty() {
+            if depth == STACK_DEPTH_MAX && !uri.children().is_empty() {
                 return Err(too_deep());
             }
             uri.pairs = parse_pairs(query).map_err(refuse)?;
@@ -252,7 +252,7 @@ impl Uri {
         };
         let (body, query) = if rest.starts_with('[') {
             let (children, path, query) = cut_children(rest).map_err(refuse)?;
-            let children = children.into_iter().map(|child| Self::parse(child, storey + 1, named));
+            let children = children.into_iter().map(|child| Self::parse(child, depth + 1, named));
             let path = decode(path).ok_or_else(|| refuse(bad_escape("the path", path)))?;
             (UriBody::Children(children.collect::<Result<_, _>>()?, path), query)
         } else {
@@ -514,8 +514,8 @@ mod tests {
 
     #[test]
     fn neither_depth_nor_breadth_is_without_end() {
-        let tower = |storeys: usize| {
-            let (open, close) = ("delay:[".repeat(storeys - 1), "]".repeat(storeys - 1));
+        let tower = |depths: usize| {
+            let (open, close) = ("delay:[".repeat(depths - 1), "]".repeat(depths - 1));
             format!("{open}ram:1g{close}").parse::<Uri>()
         };
         tower(16).unwrap();

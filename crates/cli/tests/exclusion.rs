@@ -24,7 +24,7 @@ use tenmil_linux::Clock;
 const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
 const NQN: &str = "nqn.2026-01.org.tenmil:disk";
 const BLOCK: u32 = 4096;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// A target with a file, and its address.
 struct Target {
@@ -157,10 +157,10 @@ fn no_write_of_a_former_owner_lands_in_a_pool_that_was_taken_over_without_force(
     let mut idle = opened.medium.channel().unwrap();
     let (sender, heard) = mpsc::channel();
     let mine = target.address.clone();
-    subscribe_stops(move |news| {
-        if news.device.contains(&mine) {
+    subscribe_stops(move |new_events| {
+        if new_events.device.contains(&mine) {
             // After the test nobody listens.
-            let _ = sender.send(news.to_string());
+            let _ = sender.send(new_events.to_string());
         }
     });
     let owner = format!("process {} on host `", std::process::id());
@@ -178,7 +178,7 @@ fn no_write_of_a_former_owner_lands_in_a_pool_that_was_taken_over_without_force(
         assert_eq!(two.read(&mut *new, lba), 2, "block {lba}");
     }
     loop {
-        let said = heard.recv_timeout(PATIENCE).unwrap();
+        let said = heard.recv_timeout(TIME_LIMIT).unwrap();
         if said.contains(&format!("was taken over by {owner}")) {
             break;
         }

@@ -120,8 +120,8 @@ fn an_image_that_vanishes_under_load_fails_its_reads_alone_and_comes_back() {
     };
     let served = serve("127.0.0.1:0");
     let target = served.ready.trim().strip_prefix("ready tcp://").unwrap().to_owned();
-    let patience = "keep-alive-timeout=500ms&connect-timeout=500ms&fast-io-fail-timeout=500ms&ctrl-loss-timeout=2s&queues=4";
-    let image = format!("tcp://{target}/{NQN}?{patience}");
+    let time_limit = "keep-alive-timeout=500ms&connect-timeout=500ms&fast-io-fail-timeout=500ms&ctrl-loss-timeout=2s&queues=4";
+    let image = format!("tcp://{target}/{NQN}?{time_limit}");
     let vm = pool.volume("vm");
     pool.done(&["volume", "create", &pool.volume("plain"), "--size", "1m"]);
     pool.done(&["volume", "clone", &vm, "--from", &image]);

@@ -25,7 +25,7 @@ fn idle_ssds_use_less_than_a_hundredth_of_a_processor() {
         buffer_bytes: 4096,
         techniques: &techniques,
         device_cores: &[None, None],
-        gives_way: false,
+        yields: false,
         interrupts: true,
         fills: false,
         seed: 1,

@@ -31,7 +31,7 @@ use tenmil_reactor::{
 const MOVES: u64 = 100;
 
 /// Longer than anything here takes on the busiest machine, one move with its load included.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 /// An answer that takes longer was slept over: nothing but its own deadline would have brought it.
 const FORGOTTEN: Span = Span::from_secs(10);
@@ -66,7 +66,7 @@ fn migrate_load(uri: &str, travel: Travel) {
         buffer_bytes: u64::from(depth * BUFFER_BYTES),
         techniques,
         device_cores: &[None],
-        gives_way: true,
+        yields: true,
         interrupts: true,
         fills: false,
         seed: 5,
@@ -75,8 +75,8 @@ fn migrate_load(uri: &str, travel: Travel) {
     let queue = emulated.queue(0, depth, techniques, &clock).unwrap();
     let regions = emulated.regions().clone();
     let buffers = (0..DEPTH).map(|_| emulated.allocate(0, BUFFER_BYTES).unwrap()).collect();
-    let look_after = || emulated.poll_controllers(clock.now()).unwrap();
-    let tally = ride(&clock, travel, queue, (regions, buffers), look_after);
+    let maintain = || emulated.poll_controllers(clock.now()).unwrap();
+    let tally = ride(&clock, travel, queue, (regions, buffers), maintain);
     println!("{uri}, {travel:?}: {tally:?}");
     if uri.contains("model") {
         assert!(tally.sleeps.iter().all(|sleeps| *sleeps > 5), "{:?} is no test", tally.sleeps);
@@ -116,7 +116,7 @@ fn ride(
     travel: Travel,
     queue: Box<dyn IoChannel>,
     (regions, buffers): (RegionTable, Vec<Segment>),
-    mut look_after: impl FnMut(),
+    mut maintain: impl FnMut(),
 ) -> Tally {
     let (tell, told) = channel();
     let woken_by = PollerWake::of(queue.wake_source()).unwrap();
@@ -129,14 +129,14 @@ fn ride(
     let homes: Vec<ReactorId> = directory.reactors().collect();
     let thread =
         directory.spawn(ThreadBuilder::new("migrating").on(homes[0]).poller(load)).unwrap();
-    let next = || match told.recv_timeout(PATIENCE) {
+    let next = || match told.recv_timeout(TIME_LIMIT) {
         Ok(Told::Panicked(text)) => panic!("{text}"),
         Ok(told) => told,
         Err(error) => panic!("{error} after {:?}", directory.events_since(0).events.last()),
     };
     for index in 1..=MOVES {
         assert!(matches!(next(), Told::Loaded));
-        look_after();
+        maintain();
         directory.move_thread(thread.id(), homes[usize::try_from(index % 2).unwrap()]).unwrap();
     }
     assert!(matches!(next(), Told::Loaded));

@@ -66,7 +66,7 @@ fn go_through_gaps(count: u64) {
         buffer_bytes: u64::from(BUFFER_BYTES),
         techniques,
         device_cores: &[None, None],
-        gives_way: true,
+        yields: true,
         interrupts: true,
         fills: false,
         seed: 1,

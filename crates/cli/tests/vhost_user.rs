@@ -27,7 +27,7 @@ use vhost_front::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 /// A machine: its memory, and what a server has to find again.
 struct Machine {
@@ -136,7 +136,7 @@ impl Connection {
 }
 
 fn await_used(driver: &mut Driver<RegionTable>) -> u16 {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIME_LIMIT;
     loop {
         if let Some((head, _)) = driver.take() {
             return head;
@@ -230,7 +230,7 @@ fn a_front_end_of_others_hears_of_a_volume_that_grows() {
     for (bytes, status) in [(4_u64 << 20, 1), (12 << 20, 0)] {
         if bytes > 4 << 20 {
             served.ask(&format!("volume resize {volume} --size 12m"));
-            back.set_read_timeout(Some(PATIENCE)).unwrap();
+            back.set_read_timeout(Some(TIME_LIMIT)).unwrap();
             let mut told = [0; 12];
             back.read_exact(&mut told).unwrap();
             // VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, version 1, nothing behind it.
@@ -320,7 +320,7 @@ fn a_server_whose_front_end_goes_lets_go_of_all_that_it_had() {
         assert!(held(served.pid()).1 > baseline.1);
         driver.ask(0, write(0, 4096));
         drop(connection);
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIME_LIMIT;
         while held(served.pid()) != baseline {
             assert!(Instant::now() < end, "{:?}, {baseline:?}", held(served.pid()));
             std::thread::yield_now();

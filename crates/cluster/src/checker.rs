@@ -225,12 +225,12 @@ impl Checker {
         self.warned.insert((host, disk), ended);
         let lost = self.losses.get(&disk).copied().unwrap_or_default();
         let Self { writes, blocks, .. } = self;
-        let is_promised = |id: &WriteId| {
+        let is_provisioned = |id: &WriteId| {
             let write = &writes[id];
             write.host != host || write.begun > lost || write.ended.is_none()
         };
         for (_, block) in blocks.range_mut((disk, 0)..(disk + 1, 0)) {
-            block.unflushed.retain(is_promised);
+            block.unflushed.retain(is_provisioned);
         }
     }
 

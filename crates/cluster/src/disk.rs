@@ -57,7 +57,7 @@ struct State {
     stable: BTreeMap<u64, Block>,
     /// Versions since the last flush, oldest first.
     cached: BTreeMap<u64, Vec<Block>>,
-    under_way: Vec<UnderWay>,
+    under_way: Vec<InFlight>,
     /// Completions that were not polled yet, by channel.
     answers: BTreeMap<u64, VecDeque<IoCompletion>>,
     channels: u64,
@@ -69,7 +69,7 @@ struct State {
 type Block = Box<[u8; BLOCK_BYTES]>;
 
 /// An accepted request.
-struct UnderWay {
+struct InFlight {
     channel: u64,
     process: u64,
     number: u64,
@@ -212,7 +212,7 @@ impl IoChannel for Channel {
             let segments = segments.get(first..first + count).unwrap_or_default().to_vec();
             let due = state.due(now, request.operation);
             state.taken += 1;
-            let one = UnderWay {
+            let one = InFlight {
                 channel: self.number,
                 process: self.process,
                 number: state.taken,
@@ -279,7 +279,7 @@ impl State {
         }
     }
 
-    fn execute(&mut self, one: &UnderWay) -> IoStatus {
+    fn execute(&mut self, one: &InFlight) -> IoStatus {
         let Request { operation, lba, blocks, flags, .. } = one.request;
         let end = lba.saturating_add(blocks.into());
         if operation != Operation::Flush && end > self.options.block_count {
@@ -330,10 +330,10 @@ impl State {
     }
 
     /// Drops requests without a completion. Of each write, all, some or no blocks are written.
-    fn give_up(&mut self, is_given_up: impl Fn(&UnderWay) -> bool) {
+    fn give_up(&mut self, is_given_up: impl Fn(&InFlight) -> bool) {
         let (ended, left) = std::mem::take(&mut self.under_way).into_iter().partition(is_given_up);
         self.under_way = left;
-        let ended: Vec<UnderWay> = ended;
+        let ended: Vec<InFlight> = ended;
         for one in ended.iter().filter(|one| one.request.operation == Operation::Write) {
             let Some(bytes) = gather(one) else { continue };
             let fate = self.random.below(3);
@@ -357,7 +357,7 @@ impl State {
 }
 
 /// Data of a write.
-fn gather(one: &UnderWay) -> Option<Vec<u8>> {
+fn gather(one: &InFlight) -> Option<Vec<u8>> {
     let mut bytes = vec![0; one.request.blocks as usize * BLOCK_BYTES];
     let mut rest = &mut bytes[..];
     for segment in &one.segments {
@@ -369,7 +369,7 @@ fn gather(one: &UnderWay) -> Option<Vec<u8>> {
 }
 
 /// Stores the data of a read.
-fn scatter(one: &UnderWay, bytes: &[u8]) -> IoStatus {
+fn scatter(one: &InFlight, bytes: &[u8]) -> IoStatus {
     let mut rest = bytes;
     for segment in &one.segments {
         let Some((part, left)) = rest.split_at_checked(segment.len_bytes as usize) else {

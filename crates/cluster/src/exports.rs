@@ -46,7 +46,7 @@ pub(crate) struct Opening<'a> {
 pub(crate) type Background = Box<dyn IoChannel>;
 
 /// Time step while waiting for a disk.
-const LOOK: Span = Span::from_us(10);
+const POLL_INTERVAL: Span = Span::from_us(10);
 
 impl Opening<'_> {
     /// Opens an export, and the background channel it needs, if any.
@@ -108,7 +108,7 @@ pub(crate) fn turn(background: &mut [Background], now: Instant) {
 
 fn clock(now: &mut Instant) -> impl FnMut() -> Instant {
     || {
-        *now = now.after(LOOK);
+        *now = now.after(POLL_INTERVAL);
         *now
     }
 }

@@ -415,8 +415,8 @@ impl Stream for ConnectionEnd {
         WakeSource::None
     }
 
-    fn arm(&mut self, wants_bytes: bool, wants_room: bool) -> bool {
-        self.end().is_some_and(|end| end.arm(wants_bytes, wants_room))
+    fn arm(&mut self, wants_bytes: bool, wants_space: bool) -> bool {
+        self.end().is_some_and(|end| end.arm(wants_bytes, wants_space))
     }
 
     fn peer(&self) -> String {

@@ -108,7 +108,7 @@ const STEP_MAX: Span = Span::from_ms(1);
 /// Maximum time between two iterations, for deadlines that no component reports.
 const TICK: Span = Span::from_ms(10);
 /// Time limit for all hosts to reach a goal.
-const PATIENCE: Span = Span::from_secs(120);
+const TIME_LIMIT: Span = Span::from_secs(120);
 /// Maximum number of history lines in a report.
 const LINES_MAX: usize = 200;
 const BEGIN: Instant = Instant { ns: 1_000_000 };
@@ -326,7 +326,7 @@ impl World {
         }
         self.hosts.iter_mut().for_each(|host| host.set_goal(goal, now));
         self.pools.iter_mut().for_each(|host| host.set_goal(goal, now));
-        let end = now.after(PATIENCE);
+        let end = now.after(TIME_LIMIT);
         self.turn_until(end, |world| {
             world.hosts.iter_mut().all(Host::is_done)
                 && world.are_pools_done()
@@ -335,24 +335,25 @@ impl World {
         if let Some((host, _)) = self.registrants.iter().find(|(_, it)| !it.is_done()) {
             return Err(Failure {
                 scope: Scope::host(*host),
-                text: format!("host {host} has not released its reservation within {PATIENCE}"),
+                text: format!("host {host} has not released its reservation within {TIME_LIMIT}"),
             });
         }
         if let Some(takeover) = self.takeover {
             return Err(broken(format!(
-                "host 1 has not taken the pool over within {PATIENCE}: found it {takeover:?}, expected a \
+                "host 1 has not taken the pool over within {TIME_LIMIT}: found it {takeover:?}, expected a \
                  claim"
             )));
         }
         if !self.are_pools_done() {
-            let text = format!("the hosts of the pool have not reached {goal:?} within {PATIENCE}");
+            let text =
+                format!("the hosts of the pool have not reached {goal:?} within {TIME_LIMIT}");
             return Err(broken(text));
         }
         match self.hosts.iter_mut().position(|host| !host.is_done()) {
             None => Ok(()),
             Some(host) => Err(Failure {
                 scope: Scope::host(host),
-                text: format!("host {host} has not reached {goal:?} within {PATIENCE}"),
+                text: format!("host {host} has not reached {goal:?} within {TIME_LIMIT}"),
             }),
         }
     }
@@ -368,7 +369,7 @@ impl World {
 
     /// Checks that no resources are left after all hosts have gone.
     fn check_end(&mut self) -> Result<(), Failure> {
-        let end = self.now.after(PATIENCE);
+        let end = self.now.after(TIME_LIMIT);
         let is_clean = |world: &mut Self| {
             let mut running = world.processes.iter().filter_map(|slot| slot.process.as_ref());
             // A mirror performs background I/O from time to time.

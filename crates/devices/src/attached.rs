@@ -122,7 +122,7 @@ pub struct AttachOptions {
     /// Whether to place submission queues in the Controller Memory Buffer, as far as they fit.
     pub queues_in_cmb: bool,
     /// Command timeout, which also limits the time until the controller is ready.
-    pub patience: Span,
+    pub time_limit: Span,
 }
 
 /// Queue pair of the controller, bound to its namespace.
@@ -133,7 +133,7 @@ pub(crate) struct AttachedController<B: ControllerBus> {
     shared: Arc<Shared<B>>,
     /// Stopped before the controller is shut down.
     tender: Option<Thread<()>>,
-    bell: Notifier,
+    waker: Notifier,
     clock: Clock,
     wanted: AttachOptions,
     home: QueueMemory<B>,
@@ -211,14 +211,14 @@ impl AttachOptions {
         let depth = fields.number("depth", 1..=DEPTH_MAX)?.unwrap_or(DEPTH);
         let queues = fields.number("queues", 1..=QUEUES_MAX)?.unwrap_or(QUEUES);
         let shadow_doorbells = fields.choice("shadow-doorbells", &YES_OR_NO)?.unwrap_or(true);
-        let patience = fields.time("command-timeout")?.unwrap_or(DEFAULT_TIMEOUT);
+        let time_limit = fields.time("command-timeout")?.unwrap_or(DEFAULT_TIMEOUT);
         Ok(Self {
             namespace: small(namespace),
             depth: small(depth),
             queues: u16::try_from(queues).unwrap_or(1),
             shadow_doorbells,
             queues_in_cmb: false,
-            patience,
+            time_limit,
         })
     }
 }
@@ -262,7 +262,7 @@ impl<B: ControllerBus> AttachedController<B> {
             growth: Arc::clone(&growth),
         };
         let shared = Arc::new(Shared { kept: Mutex::new(kept), bus: bus.clone() });
-        let (bell, tended) = (sleeper.notifier(), Arc::clone(&shared));
+        let (waker, tended) = (sleeper.notifier(), Arc::clone(&shared));
         // The admin thread starts after the initialization, which therefore needs no lock.
         let body = move |stop: &StopFlag| {
             let mut tender = AttachedAdminLoop { shared: tended, stop: stop.clone() };
@@ -270,7 +270,7 @@ impl<B: ControllerBus> AttachedController<B> {
         };
         let tender = Thread::spawn("tend", None, body);
         let tender = Some(tender.map_err(|error| machine("a thread to tend it", &error))?);
-        Ok(Self { shared, tender, bell, clock, wanted: wanted.clone(), home, growth })
+        Ok(Self { shared, tender, waker, clock, wanted: wanted.clone(), home, growth })
     }
 
     /// Opens its namespace as an existing device.
@@ -289,13 +289,13 @@ impl<B: ControllerBus> AttachedController<B> {
 
     /// Creates a queue pair, with an interrupt vector if one is free.
     fn queue(&self) -> Result<QueueLease<B>, Error> {
-        let end = self.clock.now().after(self.wanted.patience);
+        let end = self.clock.now().after(self.wanted.time_limit);
         let number = self.shared.lock().vectors_free.pop();
-        let lent = self.queue_with(number, end);
-        if let (Err(_), Some(number)) = (&lent, number) {
+        let leased = self.queue_with(number, end);
+        if let (Err(_), Some(number)) = (&leased, number) {
             self.release_vector(number);
         }
-        lent
+        leased
     }
 
     fn queue_with(&self, number: Option<u16>, end: Instant) -> Result<QueueLease<B>, Error> {
@@ -432,7 +432,7 @@ impl<B: ControllerBus> AttachedController<B> {
         let mut kept = self.shared.lock();
         let result = work(kept.controller()?);
         drop(kept);
-        self.bell.notify();
+        self.waker.notify();
         Ok(result)
     }
 
@@ -465,7 +465,7 @@ impl<B: ControllerBus> Drop for AttachedController<B> {
     fn drop(&mut self) {
         if let Some(tender) = self.tender.take() {
             tender.stop_flag().stop();
-            self.bell.notify();
+            self.waker.notify();
             // Joins the thread.
             drop(tender);
         }

@@ -73,7 +73,7 @@ pub struct EmuPlan<'a> {
     /// CPUs of the device threads, one entry for each thread.
     pub device_cores: &'a [Option<u32>],
     /// Whether host and device share a CPU, so that the device thread must yield.
-    pub gives_way: bool,
+    pub yields: bool,
     /// Whether threads may sleep on the queue pairs. Each queue pair then uses a descriptor and
     /// costs the device one load per batch.
     pub interrupts: bool,
@@ -117,7 +117,7 @@ const NSID: u32 = 1;
 const ADMIN_DEPTH: u32 = 64;
 
 /// Timeout for the creation of a queue pair, and for a shutdown.
-const PATIENCE: Span = Span::from_secs(10);
+const TIME_LIMIT: Span = Span::from_secs(10);
 
 const PAGE: u64 = 4096;
 
@@ -175,7 +175,7 @@ impl Emulated {
         // The threads start after every SSD has been added to one.
         let start = |(index, shift): (usize, DeviceThreadBuilder)| {
             let core = plan.device_cores.get(index).copied().flatten();
-            shift.start(index, core, plan.gives_way, *clock)
+            shift.start(index, core, plan.yields, *clock)
         };
         let devices = shifts.into_iter().enumerate().map(start).collect::<Result<_, _>>()?;
         let regions = regions.clone();
@@ -310,7 +310,7 @@ impl Emulated {
             // A controller that cannot be shut down is dropped, which revokes its DMA access.
             let _ = ssd.controller.shut_down(now, tenmil_nvme_host::ShutdownNotification::Normal);
         }
-        let end = now.after(PATIENCE);
+        let end = now.after(TIME_LIMIT);
         while clock.now() < end
             && self.ssds.iter().any(|ssd| ssd.controller.state() == State::ShuttingDown)
         {
@@ -382,7 +382,7 @@ impl Ssd {
             vector: number,
             techniques: driver_techniques(techniques),
         };
-        let end = clock.now().after(PATIENCE);
+        let end = clock.now().after(TIME_LIMIT);
         let id = self.create(options, clock, end)?;
         let pair = loop {
             self.heed(clock.now())?;
@@ -391,7 +391,7 @@ impl Ssd {
             }
             if clock.now() >= end {
                 return Err(Error::remote(format!(
-                    "{}: queue pair {id} was not created within {PATIENCE}",
+                    "{}: queue pair {id} was not created within {TIME_LIMIT}",
                     self.name
                 )));
             }

@@ -446,8 +446,8 @@ mod tests {
         pool.map_on_demand();
         let descriptor = std::io::pipe().unwrap().0.into();
         let lender = KernelBufferSource { descriptor, queue: 0, data_at: |_, _, _| 0 };
-        let lent = pool.regions().register_kernel_buffers(lender, (4, 8192)).unwrap();
-        let part = lent.slice(8192 + 512, 512).unwrap();
+        let leased = pool.regions().register_kernel_buffers(lender, (4, 8192)).unwrap();
+        let part = leased.slice(8192 + 512, 512).unwrap();
         assert_eq!(pool.iova(part), None, "nobody has asked for names");
         pool.allow_kernel_buffers();
         let (name, mut host) = (pool.iova(part).unwrap(), SharedHostMemory::new(&pool));
@@ -455,7 +455,7 @@ mod tests {
         assert_eq!(host.kernel_buffers(name + 256, 256), part.slice(256, 256));
         assert!(host.resolve(name, 512).is_err() && host.entries(name, 512).is_err());
         assert_eq!(host.kernel_buffers(name, 8192), None, "parts of two requests");
-        assert_eq!(pool.iova(lent), None, "of all of them");
+        assert_eq!(pool.iova(leased), None, "of all of them");
         let address = pool.iova(other).unwrap();
         for none in [0, 1 << 63, address, address | 1 << 63, name & !(1 << 63), name | 1 << 62] {
             assert_eq!(host.kernel_buffers(none, 512), None, "{none:#x}");

@@ -49,7 +49,7 @@ pub struct RegionTable {
 struct RegionSlots {
     slots: Box<[RegionSlot]>,
     /// By place: kernel buffers, which have no address in this process.
-    lent: Box<[OnceLock<KernelBuffers>]>,
+    leased: Box<[OnceLock<KernelBuffers>]>,
     /// Locked for adding and dropping regions.
     places: Mutex<MappingTable>,
     /// Backing of allocated regions, unless they have to be contiguous.
@@ -120,11 +120,11 @@ impl RegionTable {
         let slot = || RegionSlot { base: AtomicPtr::default(), word: AtomicU64::new(0) };
         let places_max = regions_max.min(PLACES_MAX);
         let slots = (0..places_max).map(|_| slot()).collect();
-        let lent = (0..places_max).map(|_| OnceLock::new()).collect();
+        let leased = (0..places_max).map(|_| OnceLock::new()).collect();
         let (places, exposed_by) = (Mutex::default(), UnmapListeners::default());
         let is_in_rows = AtomicBool::new(false);
         Self {
-            table: Arc::new(RegionSlots { slots, lent, places, backing, is_in_rows, exposed_by }),
+            table: Arc::new(RegionSlots { slots, leased, places, backing, is_in_rows, exposed_by }),
         }
     }
 

@@ -219,7 +219,7 @@ impl Mirror {
         let (candidates, former) = enter((regions, legs), entry, &reserved.exclusion, now)?;
         let mut assembly = assemble(&candidates, options.start())?;
         let there = assembly.places.iter().flatten().map(|index| &legs[*index]);
-        there.into_iter().try_for_each(|leg| check_leg(leg, &assembly.shape))?;
+        there.into_iter().try_for_each(|leg| check_leg(leg, &assembly.geometry))?;
         let claim = Claim { regions, legs, is_forced: is_forced && former.is_some() };
         claim.claim(&mut assembly, opener.owner(), now)?;
         let description = describe(&assembly, &candidates);
@@ -230,7 +230,7 @@ impl Mirror {
             .collect();
         let name = |place: &Option<usize>| place.map(|index| legs[index].name.clone());
         let names = assembly.places[..usize::from(assembly.legs)].iter().map(name).collect();
-        let limits = limits_of(&media, &assembly.shape);
+        let limits = limits_of(&media, &assembly.geometry);
         let chunk_bytes = CHUNK_BYTES
             .min(limits.request_blocks_max * limits.block_size)
             .max(2 * superblock_bytes(limits.block_size));
@@ -301,20 +301,20 @@ impl BlockDevice for Mirror {
             .and_then(Option::as_ref)
             .ok_or("no leg of the mirror is there")
             .map_err(Error::environment)?;
-        let shape = &self.shared.shape;
-        let left = shape.block_count.saturating_sub(lba);
-        let extent = leg.block_status(lba + shape.first)?;
+        let geometry = &self.shared.geometry;
+        let left = geometry.block_count.saturating_sub(lba);
+        let extent = leg.block_status(lba + geometry.first)?;
         Ok(tenmil_base::BlockExtent { blocks: extent.blocks.min(left), ..extent })
     }
 }
 
 /// The limits that all legs can meet.
-fn limits_of(media: &[Option<Arc<dyn BlockDevice>>], shape: &MirrorGeometry) -> Limits {
+fn limits_of(media: &[Option<Arc<dyn BlockDevice>>], geometry: &MirrorGeometry) -> Limits {
     let legs: Vec<Limits> = media.iter().flatten().map(|leg| leg.limits()).collect();
     let least = |of: fn(&Limits) -> u32| legs.iter().map(of).min().unwrap_or(0);
     let boundaries = legs.iter().map(|one| one.optimal_boundary_blocks);
     let boundary = boundaries.filter(|blocks| *blocks > 0).min().unwrap_or(0);
-    let is_aligned = boundary > 0 && shape.first.is_multiple_of(boundary.into());
+    let is_aligned = boundary > 0 && geometry.first.is_multiple_of(boundary.into());
     let durability = legs.iter().map(|one| one.durability).reduce(Durability::weaker);
     let has = |operation: Operation| {
         let needed = match operation {
@@ -325,9 +325,9 @@ fn limits_of(media: &[Option<Arc<dyn BlockDevice>>], shape: &MirrorGeometry) -> 
     };
     let operations: Vec<Operation> = OPERATIONS.into_iter().filter(|one| has(*one)).collect();
     Limits {
-        block_size: shape.block_size,
+        block_size: geometry.block_size,
         metadata_size: 0,
-        block_count: shape.block_count,
+        block_count: geometry.block_count,
         request_blocks_max: least(|one| one.request_blocks_max),
         segments_max: legs.iter().map(|one| one.segments_max).min().unwrap_or(0),
         optimal_boundary_blocks: if is_aligned { boundary } else { 0 },

@@ -131,7 +131,7 @@ impl<D: BlockLayout> MultiLegChannel<D> {
         let mut count = 0;
         for request in requests.iter().take(BATCH) {
             // A completion that waits to be polled has freed its entry, and still counts.
-            if self.free.len() <= self.ready.len() || !self.has_room() {
+            if self.free.len() <= self.ready.len() || !self.has_space() {
                 break;
             }
             count += 1;
@@ -144,7 +144,7 @@ impl<D: BlockLayout> MultiLegChannel<D> {
     }
 
     /// Whether every outbox has space for a child with the maximum number of segments.
-    fn has_room(&self) -> bool {
+    fn has_space(&self) -> bool {
         self.legs.iter().all(|leg| {
             let room = leg.segments.capacity() - leg.segments.len();
             room >= usize::from(leg.channel.limits().segments_max)

@@ -99,11 +99,11 @@ use tenmil_block::{OpenedDevice, Opener};
 pub struct OpenPool {
     shared: Arc<Shared>,
     /// Devices of the pool. The lock is held to open a channel to them, or to grow the pool.
-    ground: Mutex<PoolDevices>,
+    pool_devices: Mutex<PoolDevices>,
     regions: RegionTable,
     clock: Clock,
     /// How pages are laid out on the blocks of the first device; all pool addresses are in its blocks.
-    shape: PageGeometry,
+    geometry: PageGeometry,
     /// URI of the first device.
     device: String,
     /// Name of the first device in messages: the short form of its URI.
@@ -168,7 +168,7 @@ const REQUEST_PAGES_MAX: u32 = 256;
 /// Maximum time of the last flush when a pool is closed.
 const CLOSING_MAX: Span = Span::from_secs(30);
 /// Maximum time of a pool request outside the I/O path.
-const PATIENCE: Span = Span::from_secs(120);
+const TIME_LIMIT: Span = Span::from_secs(120);
 
 /// Opens `volume:[URI]/name?metadata-cache=32m`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
@@ -207,19 +207,19 @@ fn open_volume(
 ) -> Result<OpenedDevice, Error> {
     let info = open.find(name)?;
     let parent = open.open_parent(opener, &info)?;
-    let ground = open.ground();
-    let below = ground.description();
+    let pool_devices = open.pool_devices();
+    let below = pool_devices.description();
     let size = info.blocks * u64::from(PAGE_BYTES);
     let kind = if info.is_read_only { "snapshot" } else { "volume" };
     let store = open.name();
     let mut description =
         format!("{kind} `{name}` of {size} bytes, of pool `{store}` over {below}");
     let mut found = format!("{} of {size} bytes written", info.mapped * u64::from(PAGE_BYTES));
-    let handles = ground.members.iter().flat_map(|member| &member.opened.handles);
+    let handles = pool_devices.members.iter().flat_map(|member| &member.opened.handles);
     let mut handles: Vec<_> = handles.cloned().collect();
-    let identities = ground.members.iter().flat_map(|member| &member.opened.identities);
+    let identities = pool_devices.members.iter().flat_map(|member| &member.opened.identities);
     let mut identities: Vec<_> = identities.cloned().collect();
-    drop(ground);
+    drop(pool_devices);
     if let Some(parent) = &parent {
         description += &format!("; the rest is read from {}", parent.opened.description);
         found += &format!(", and the rest a clone of {}", parent.uri);
@@ -259,46 +259,46 @@ impl OpenPool {
         closing_max: Span,
     ) -> Result<Self, Error> {
         let (regions, clock) = (opener.regions, opener.clock);
-        let mut ground = PoolDevices::first(&place.store, below)?;
+        let mut pool_devices = PoolDevices::first(&place.store, below)?;
         let owns = owned::Opener::draw();
         let me = Some(owns.owner());
-        let (first, shape) = (Arc::clone(&ground.medium), ground.shape);
-        let mut opened = create::read_pool(opener, place, &*first, &shape, me)?;
-        ground.open_others(opener, place, &opened.store, false)?;
+        let (first, geometry) = (Arc::clone(&pool_devices.medium), pool_devices.geometry);
+        let mut opened = create::read_pool(opener, place, &*first, &geometry, me)?;
+        pool_devices.open_others(opener, place, &opened.store, false)?;
         let (device, name) = (place.store.to_string(), format!("{:#}", place.store));
-        let reserved = Reserved::new(&name, owns.owner().id, &ground);
+        let reserved = Reserved::new(&name, owns.owner().id, &pool_devices);
         let mut excluded = None;
         if place.takes_over {
             excluded = reserved.take_over(&opened.store, place.force)?;
             // Until then the former owner may have changed it.
             let devices = opened.store.devices().clone();
-            opened = create::read_pool(opener, place, &*first, &shape, me)?;
+            opened = create::read_pool(opener, place, &*first, &geometry, me)?;
             reserved.expect_same(&devices, opened.store.devices())?;
         }
         let claim = place.claim(&opened.store, excluded);
         opened.store.claim_as(claim);
-        let (reserved, shape) = (Arc::new(reserved), ground.shape);
+        let (reserved, geometry) = (Arc::new(reserved), pool_devices.geometry);
         let machine =
             |problem: Error| Error::new(ErrorCategory::Environment, format!("{name}: {problem}"));
         let mut sleeper = Sleeper::new().map_err(|error| machine(Error::environment(error)))?;
-        let backend = ground.medium.channel().map_err(machine)?;
+        let backend = pool_devices.medium.channel().map_err(machine)?;
         let shared = Arc::new(Shared::new(opened.store, backend.losses(), sleeper.notifier()));
         let desk = shared.join(None, true).map_err(machine)?;
         let owner =
-            MetadataThread::new(&name, Arc::clone(&shared), (desk, backend), shape, regions);
+            MetadataThread::new(&name, Arc::clone(&shared), (desk, backend), geometry, regions);
         let owner = owner.map_err(machine)?.with_reserved(&reserved);
         let owner = Thread::spawn("pool", None, move |stop| {
             owner.run(stop, &clock, &mut sleeper, closing_max)
         })
         .map_err(|error| machine(Error::environment(format!("start a thread: {error}"))))?;
         let (regions, identity) = (regions.clone(), identity(&place.store));
-        let (ground, owner) = (Mutex::new(ground), Some(owner));
+        let (pool_devices, owner) = (Mutex::new(pool_devices), Some(owner));
         Ok(Self {
             shared,
-            ground,
+            pool_devices,
             regions,
             clock,
-            shape,
+            geometry,
             device,
             name,
             identity,
@@ -349,8 +349,8 @@ impl OpenPool {
         (owner.id != self.owns.owner().id && !owned::is_gone(&owner)).then_some(owner)
     }
 
-    fn ground(&self) -> MutexGuard<'_, PoolDevices> {
-        self.ground.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pool_devices(&self) -> MutexGuard<'_, PoolDevices> {
+        self.pool_devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Registers a client that transfers data, and opens its channel to the devices. The client is
@@ -359,9 +359,9 @@ impl OpenPool {
         &self,
         reads: Option<read_epochs::ReadEpoch>,
     ) -> Result<(Arc<ClientInbox>, Box<dyn IoChannel>), Error> {
-        let ground = self.ground();
+        let pool_devices = self.pool_devices();
         let desk = self.shared.join(reads, true)?;
-        let way = ground.medium.channel();
+        let way = pool_devices.medium.channel();
         if way.is_err() {
             self.shared.leave(&desk, core::iter::empty());
         }
@@ -395,7 +395,7 @@ impl OpenPool {
             self.reserve()?;
         }
         let desk = self.shared.join(None, false).map_err(machine)?;
-        let mut state = self.shared.lock_to_tell();
+        let mut state = self.shared.lock_to_notify();
         if let Err(refused) = admit(&state) {
             drop(state);
             self.shared.leave(&desk, core::iter::empty());
@@ -405,9 +405,9 @@ impl OpenPool {
         self.shared.dispatch(&mut state);
         drop(state);
         // The waker is armed before the inbox is read, so that a message in between ends the wait.
-        let (mut notes, until) = (Default::default(), self.clock.now().after(PATIENCE));
+        let (mut notes, until) = (Default::default(), self.clock.now().after(TIME_LIMIT));
         let answer = loop {
-            let hears = desk.bell.unmask(0);
+            let hears = desk.waker.unmask(0);
             self.shared.lock().take_notes(&desk, &mut notes);
             let note = notes.pop_front();
             if let Some(ClientMessage::Ended(_, answer)) = note {
@@ -420,12 +420,12 @@ impl OpenPool {
             if self.clock.now() > until {
                 break Err(Error::new(
                     ErrorCategory::Remote,
-                    format!("{}: no answer in {PATIENCE}", self.name),
+                    format!("{}: no answer in {TIME_LIMIT}", self.name),
                 ));
             }
             let nap = if hears { Span::from_secs(1) } else { Span::from_ms(1) };
             // An error of the wait only makes the next check come sooner.
-            let _ = desk.bell.wait(0, nap);
+            let _ = desk.waker.wait(0, nap);
         };
         self.shared.leave(&desk, core::iter::empty());
         answer
@@ -440,7 +440,7 @@ impl OpenPool {
             Ok(Copied::Sums(sums)) => ActionResult::Sums(sums),
             Ok(Copied::Contents(holds)) => ActionResult::Contents(holds),
         };
-        let mut state = self.shared.lock_to_tell();
+        let mut state = self.shared.lock_to_notify();
         state.store.complete(io, end);
         self.shared.dispatch(&mut state);
     }
@@ -578,9 +578,9 @@ impl Volume {
         info: &VolumeInfo,
         parent: Option<ParentImage>,
     ) -> Result<Self, Error> {
-        let ground = open.ground();
-        let limits = limits(&ground.medium.limits(), &ground.shape, info);
-        drop(ground);
+        let pool_devices = open.pool_devices();
+        let limits = limits(&pool_devices.medium.limits(), &pool_devices.geometry, info);
+        drop(pool_devices);
         let limits = parent.iter().fold(limits, |limits, parent| parent.limit(limits));
         let is_written = limits.operations.has(Operation::Write);
         let mut state = open.shared.lock();
@@ -650,7 +650,7 @@ impl BlockDevice for Volume {
 
     fn channels_max(&self) -> u32 {
         // One channel is used by the metadata thread.
-        let own = self.open.ground().medium.channels_max().saturating_sub(1);
+        let own = self.open.pool_devices().medium.channels_max().saturating_sub(1);
         self.parent.as_ref().map_or(own, |parent| own.min(parent.opened.medium.channels_max()))
     }
 
@@ -697,7 +697,7 @@ impl PageGeometry {
 }
 
 /// The limits of a volume on devices with the limits `below`.
-fn limits(below: &Limits, shape: &PageGeometry, info: &VolumeInfo) -> Limits {
+fn limits(below: &Limits, geometry: &PageGeometry, info: &VolumeInfo) -> Limits {
     let reading = OperationSet::of(&READING).intersection(below.operations);
     let writing = [Operation::Write, Operation::Deallocate, Operation::WriteZeroes];
     let is_writable = below.operations.has(Operation::Write) && !info.is_read_only;
@@ -713,7 +713,7 @@ fn limits(below: &Limits, shape: &PageGeometry, info: &VolumeInfo) -> Limits {
         block_size: PAGE_BYTES,
         metadata_size: 0,
         block_count: info.blocks,
-        request_blocks_max: shape.request_pages.min(pages),
+        request_blocks_max: geometry.request_pages.min(pages),
         segments_max: below.segments_max.min(257),
         optimal_boundary_blocks: 0,
         // Adjacent blocks of the volume may be in different places on the device.

@@ -317,12 +317,12 @@ mod tests {
         let begun = clock.now();
         let mut sleeper = Sleeper::new().unwrap();
         run(&mut Resting { turns: 0, is_wanted: true }, &clock, &mut sleeper);
-        let bell = sleeper.notifier();
+        let waker = sleeper.notifier();
         let rest =
             move |_: &_| run(&mut Resting { turns: 0, is_wanted: false }, &clock, &mut sleeper);
         let thread = Thread::spawn("rests", None, rest).unwrap();
         while !thread.is_finished() {
-            bell.notify();
+            waker.notify();
             crate::thread::yield_now();
         }
         thread.join();
@@ -345,7 +345,7 @@ mod tests {
     struct Player {
         from: Receiver<u64>,
         to: Sender<u64>,
-        bell: Notifier,
+        waker: Notifier,
         last: u64,
         sleeps: u64,
         give_up: Instant,
@@ -356,7 +356,7 @@ mod tests {
             assert!(now < self.give_up, "a wake-up was lost after {} sleeps", self.sleeps);
             while let Some(number) = self.from.receive() {
                 let sent = self.to.send(number + 1);
-                self.bell.notify();
+                self.waker.notify();
                 if number >= self.last {
                     return NextStep::Exit;
                 }
@@ -384,7 +384,7 @@ mod tests {
             let [one, two] = [mailbox(4), mailbox(4)];
             one.0.send(0).unwrap();
             let player =
-                |from, to, bell| Player { from, to, bell, last: TRIPS - 1, sleeps: 0, give_up };
+                |from, to, waker| Player { from, to, waker, last: TRIPS - 1, sleeps: 0, give_up };
             let mut first = player(one.1, two.0, there.notifier());
             let mut second = player(two.1, one.0, here.notifier());
             let turn = move |_: &_| run(&mut second, &clock, &mut there);

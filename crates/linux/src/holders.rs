@@ -222,24 +222,24 @@ impl<'a> HolderScan<'a> {
         self.loops_on(path, path, 1);
     }
 
-    fn loops_on(&mut self, path: &str, name: &str, storey: u32) {
+    fn loops_on(&mut self, path: &str, name: &str, depth: u32) {
         for holder in self.machine.names("sys/block") {
             let backing = self.machine.text(&format!("sys/block/{holder}/loop/backing_file"));
             if backing.as_deref() == Some(path) {
                 let found = HolderKind::Loop(holder.clone());
-                self.holder_users(name, found, &format!("sys/block/{holder}"), storey);
+                self.holder_users(name, found, &format!("sys/block/{holder}"), depth);
             }
         }
     }
 
     /// Examines a block device, its partitions, and everything stacked on them.
-    fn device(&mut self, device: (u32, u32), path: Option<&str>, storey: u32) {
+    fn device(&mut self, device: (u32, u32), path: Option<&str>, depth: u32) {
         let own = directory(device);
         let name = device_name(self.machine, &own)
             .or_else(|| path.map(str::to_owned))
             .unwrap_or_else(|| number(device));
         self.direct_users(device, path, &name);
-        self.holders_of(&own, &name, storey);
+        self.holders_of(&own, &name, depth);
         for part in self.machine.names(&own) {
             let part = format!("{own}/{part}");
             if self.machine.has(&format!("{part}/partition"))
@@ -247,7 +247,7 @@ impl<'a> HolderScan<'a> {
             {
                 let name = device_name(self.machine, &part).unwrap_or_else(|| number(device));
                 self.direct_users(device, None, &name);
-                self.holders_of(&part, &name, storey);
+                self.holders_of(&part, &name, depth);
             }
         }
     }
@@ -267,27 +267,27 @@ impl<'a> HolderScan<'a> {
         }
     }
 
-    fn holders_of(&mut self, directory: &str, name: &str, storey: u32) {
+    fn holders_of(&mut self, directory: &str, name: &str, depth: u32) {
         for holder in self.machine.names(&format!("{directory}/holders")) {
             let directory = format!("{directory}/holders/{holder}");
             let found = HolderKind::of(self.machine, &directory, &holder);
-            self.holder_users(name, found, &directory, storey);
+            self.holder_users(name, found, &directory, depth);
         }
         for found in kind::unlinked_holders(self.machine, name) {
             self.found.push(found.on(name, ""));
         }
         if !name.starts_with('/') {
-            self.loops_on(&format!("/dev/{name}"), name, storey);
+            self.loops_on(&format!("/dev/{name}"), name, depth);
         }
     }
 
-    fn holder_users(&mut self, device: &str, found: HolderKind, directory: &str, storey: u32) {
+    fn holder_users(&mut self, device: &str, found: HolderKind, directory: &str, depth: u32) {
         let holder = directory.rsplit('/').next().unwrap_or_default();
         self.found.push(found.on(device, holder));
-        if storey < DEPTH_MAX
+        if depth < DEPTH_MAX
             && let Some(device) = number_in(self.machine, directory)
         {
-            self.device(device, None, storey + 1);
+            self.device(device, None, depth + 1);
         }
     }
 }

@@ -147,15 +147,15 @@ impl AsFd for Listener {
 }
 
 impl Connection {
-    /// Connects to the socket at `path`. Waits up to `patience` while the listener's backlog is
+    /// Connects to the socket at `path`. Waits up to `time_limit` while the listener's backlog is
     /// full; then the error is `WouldBlock`.
-    pub fn connect(path: &Path, patience: Span) -> io::Result<Self> {
+    pub fn connect(path: &Path, time_limit: Span) -> io::Result<Self> {
         let address = SocketAddrUnix::new(path)?;
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         // The kernel takes zero for "no timeout", and rounds below a microsecond to zero.
-        let patience = Duration::from_nanos(patience.ns.max(1_000_000));
-        set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
+        let time_limit = Duration::from_nanos(time_limit.ns.max(1_000_000));
+        set_socket_timeout(&socket, Timeout::Send, Some(time_limit))?;
         connect(&socket, &address)?;
         let stream = UnixStream::from(socket);
         stream.set_nonblocking(true)?;
@@ -360,7 +360,7 @@ mod tests {
     use super::{Connection, Listener, RecvResult};
     use crate::runtime_directory::{RuntimeDirectory, uid};
 
-    const PATIENCE: Span = Span::from_secs(10);
+    const TIME_LIMIT: Span = Span::from_secs(10);
 
     fn directory() -> (tempfile::TempDir, RuntimeDirectory) {
         let root = tempfile::tempdir().unwrap();
@@ -373,7 +373,7 @@ mod tests {
         let (_root, directory) = directory();
         let listener = Listener::bind(&directory, 4).unwrap();
         assert!(listener.accept().unwrap().is_none(), "nobody wants one");
-        let client = Connection::connect(listener.path(), PATIENCE).unwrap();
+        let client = Connection::connect(listener.path(), TIME_LIMIT).unwrap();
         let server = listener.accept().unwrap().unwrap();
         for end in [&client, &server] {
             let peer = end.peer().unwrap();
@@ -383,7 +383,7 @@ mod tests {
         assert_eq!(server.receive(&mut bytes).unwrap(), RecvResult::WouldBlock);
         assert!(!server.wait_to_receive(Span::default()).unwrap());
         assert_eq!(client.send(b"words").unwrap(), 5);
-        assert!(server.wait_to_receive(PATIENCE).unwrap());
+        assert!(server.wait_to_receive(TIME_LIMIT).unwrap());
         assert_eq!(server.receive(&mut bytes).unwrap(), RecvResult::Bytes(5));
         assert_eq!(&bytes[..5], b"words");
         drop(client);
@@ -447,7 +447,7 @@ mod tests {
         while one.send(&[7; 65_536]).unwrap() > 0 {}
         assert!(!one.wait_to_send(Span::default()).unwrap(), "no room");
         while !matches!(other.receive(&mut [0; 65_536]).unwrap(), RecvResult::WouldBlock) {}
-        assert!(one.wait_to_send(PATIENCE).unwrap());
+        assert!(one.wait_to_send(TIME_LIMIT).unwrap());
     }
 
     #[test]
@@ -459,7 +459,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "and nothing beside");
         drop(listener);
         assert!(!path.exists());
-        let refused = Connection::connect(&path, PATIENCE).unwrap_err();
+        let refused = Connection::connect(&path, TIME_LIMIT).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::NotFound);
     }
 
@@ -474,7 +474,7 @@ mod tests {
         drop(UnixListener::bind(directory.socket_of(4)).unwrap());
         drop(UnixListener::bind(directory.path().join(".4")).unwrap());
         let next = Listener::bind(&directory, 4).unwrap();
-        Connection::connect(next.path(), PATIENCE).unwrap();
+        Connection::connect(next.path(), TIME_LIMIT).unwrap();
     }
 
     #[test]

@@ -302,10 +302,10 @@ mod tests {
         let pool = ThreadPool::new(2, 4);
         let mut sleeper = Sleeper::new().unwrap();
         let (sender, mut receiver) = mailbox(1);
-        let bell = sleeper.notifier();
+        let waker = sleeper.notifier();
         let job = BlockingTask::new("add", move || {
             sender.send(3 + 4).unwrap();
-            bell.notify();
+            waker.notify();
         });
         pool.submit(job).unwrap();
         while receiver.is_empty() {

@@ -156,8 +156,8 @@ impl Sleeper {
             tv_sec: i64::try_from(at_most.ns / 1_000_000_000).unwrap_or(i64::MAX),
             tv_nsec: i64::try_from(at_most.ns % 1_000_000_000).unwrap_or(0),
         };
-        let mut bell = [PollFd::new(&self.shared.event, PollFlags::IN)];
-        let rang = match poll(&mut bell, Some(&limit)) {
+        let mut waker = [PollFd::new(&self.shared.event, PollFlags::IN)];
+        let rang = match poll(&mut waker, Some(&limit)) {
             Ok(count) => count > 0,
             Err(Errno::INTR) => false,
             Err(errno) => panic!("wait for the bell: {errno}"),

@@ -326,9 +326,9 @@ impl Controller {
 
     /// Sets the callback that wakes this controller's thread when another controller has posted updates
     /// for it.
-    pub fn set_waker(&self, bell: WakeFn) {
+    pub fn set_waker(&self, waker: WakeFn) {
         if let Some(seat) = self.subsystem.lock().seats.get_mut(&self.config.cntlid) {
-            seat.bell = Some(bell);
+            seat.waker = Some(waker);
         }
     }
 

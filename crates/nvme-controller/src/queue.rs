@@ -294,8 +294,8 @@ impl<H: HostMemory> Queue<H> {
 
     /// Sets the callback that wakes the queue's thread when a queue of the subsystem with a fused pair
     /// waits for a poll of this one.
-    pub fn set_waker(&self, bell: WakeFn) {
-        self.voice.set_bell(bell);
+    pub fn set_waker(&self, waker: WakeFn) {
+        self.voice.set_arbiter_waker(waker);
     }
 
     /// Sets the maximum number of commands fetched from one submission queue at a time (feature 01h).
@@ -414,7 +414,7 @@ impl<H: HostMemory> Queue<H> {
     /// Whether the queue needs a poll even without a command: it has events, or another queue waits for
     /// its acknowledgment.
     #[inline]
-    pub fn wants_turn(&self) -> bool {
+    pub fn wants_iteration(&self) -> bool {
         self.has_events() || self.voice.must_ack()
     }
 
@@ -432,9 +432,9 @@ impl<H: HostMemory> Queue<H> {
     #[inline]
     fn rest(&mut self) -> bool {
         self.directory.reap_retired(|channel| self.areas.use_channel(channel));
-        let mut has_news = false;
+        let mut has_new_events = false;
         for queue in &mut self.submissions {
-            has_news |= queue.publish_event_index() && self.held.is_none();
+            has_new_events |= queue.publish_event_index() && self.held.is_none();
         }
         // The head matters only to a queue that waits for free completion entries; it is then read, and
         // any entries it frees are worth another poll.
@@ -443,9 +443,9 @@ impl<H: HostMemory> Queue<H> {
             if self.completion.read_doorbell(&self.doorbells).is_some() {
                 self.write(QueueEvent::InvalidDoorbell(InvalidDoorbell::Value));
             }
-            has_news |= self.completion.room() > room;
+            has_new_events |= self.completion.room() > room;
         }
-        has_news
+        has_new_events
     }
 
     /// Queues an event. Excess error events are dropped; the other kinds are bounded by their sources.

@@ -145,7 +145,7 @@ impl FabricsQueuePair {
 
     /// Makes queue commands wake the thread's wait handle.
     pub(crate) fn wakes(&self, sleep: &dyn WaitHandle) {
-        self.lane.wakes(sleep.bell());
+        self.lane.wakes(sleep.waker());
     }
 
     /// Arms the wake source. Returns true if the thread must not sleep.

@@ -174,10 +174,10 @@ impl Multipath {
         let mut fits = |remote: &mut FabricsController| fit(remote, nsid, shown);
         let path = &mut paths[index];
         let before = path.access;
-        let Some(news) = path.poll(now, &wishes.options, wishes.controller, &mut fits) else {
+        let Some(new_events) = path.poll(now, &wishes.options, wishes.controller, &mut fits) else {
             return;
         };
-        match news {
+        match new_events {
             PathUpdate::Access(access) => self.handle_access(now, index, before, access),
             PathUpdate::Down(why) => self.handle_down(now, index, why),
             PathUpdate::Unfit(why) => {
@@ -423,7 +423,7 @@ impl Multipath {
             let number = remote.counts().connected;
             if number != path.watched && sleep.watch(remote.wake_source()) {
                 path.watched = number;
-                remote.wakes(sleep.bell());
+                remote.wakes(sleep.waker());
             }
             has_work |= remote.arm();
         }

@@ -126,7 +126,7 @@ impl QueueConnect {
     }
 
     fn config(&self, options: &Options) -> HostConfig {
-        let patience = Timeouts { opening: options.policy.connect, unit: UNIT, linger: LINGER };
+        let time_limit = Timeouts { opening: options.policy.connect, unit: UNIT, linger: LINGER };
         HostConfig {
             // An I/O queue has an additional tag after those of the ring; for the admin queue it is
             // included.
@@ -134,7 +134,7 @@ impl QueueConnect {
             in_capsule_bytes: self.plan.in_capsule_bytes,
             header_digest: options.header_digest,
             data_digest: options.data_digest,
-            patience,
+            time_limit,
             ..HostConfig::default()
         }
     }

@@ -474,13 +474,13 @@ impl QueueConnection {
 
     /// Like [`Stream::arm`]: true if there is work already.
     pub(crate) fn arm(&mut self) -> bool {
-        let wants_room = !self.end.pieces().is_empty();
+        let wants_space = !self.end.pieces().is_empty();
         // The budget of an iteration limits sends: the socket does not signal for the rest.
-        let has_unsent = !wants_room && self.end.has_more();
+        let has_unsent = !wants_space && self.end.has_more();
         has_unsent
             || self.lost.is_some()
             || self.has_released()
-            || self.stream.arm(true, wants_room)
+            || self.stream.arm(true, wants_space)
     }
 
     /// Consumes release notifications of the kernel, which would otherwise end every sleep at once.

@@ -181,19 +181,19 @@ mod tests {
     fn what_may_linger_is_told_once_whatever_is_ordered_meanwhile() {
         let lost = ClosedQueue { lost: Some("it was cut".into()), may_linger: true };
         for obeys_late in [false, true] {
-            let berth = QueueMailbox::new(&std::sync::Arc::default());
-            berth.begin();
+            let mailbox_slot = QueueMailbox::new(&std::sync::Arc::default());
+            mailbox_slot.begin();
             if obeys_late {
-                berth.set_command(QueueCommand::Close);
+                mailbox_slot.set_command(QueueCommand::Close);
             }
-            berth.report(lost.clone());
+            mailbox_slot.report(lost.clone());
             if obeys_late {
-                berth.report(ClosedQueue::default());
+                mailbox_slot.report(ClosedQueue::default());
             } else {
-                berth.set_command(QueueCommand::Close);
+                mailbox_slot.set_command(QueueCommand::Close);
             }
-            assert_eq!(berth.closed(), Some(ClosedQueue { lost: None, may_linger: true }));
-            assert_eq!(berth.closed(), Some(ClosedQueue::default()), "{obeys_late}");
+            assert_eq!(mailbox_slot.closed(), Some(ClosedQueue { lost: None, may_linger: true }));
+            assert_eq!(mailbox_slot.closed(), Some(ClosedQueue::default()), "{obeys_late}");
         }
     }
 }

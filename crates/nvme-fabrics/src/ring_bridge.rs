@@ -27,7 +27,7 @@ pub(crate) struct Rings {
     commands: SharedEntries,
     completions: SharedEntries,
     memory: SharedHostMemory,
-    bell: TailDoorbell,
+    tail_doorbell: TailDoorbell,
     queue: u16,
     depth: u32,
     completion_depth: u32,
@@ -81,7 +81,7 @@ impl Rings {
     pub(crate) fn new(
         mut memory: SharedHostMemory,
         places: RingAddresses,
-        bell: TailDoorbell,
+        tail_doorbell: TailDoorbell,
         queue: u16,
     ) -> Option<Self> {
         let RingAddresses { submission, submission_depth, completion, completion_depth } = places;
@@ -93,7 +93,7 @@ impl Rings {
             commands,
             completions,
             memory,
-            bell,
+            tail_doorbell,
             queue,
             depth: submission_depth,
             completion_depth,
@@ -108,7 +108,7 @@ impl Rings {
     /// The driver's doorbell value.
     #[inline]
     pub(crate) fn doorbell(&self) -> u32 {
-        self.bell.load()
+        self.tail_doorbell.load()
     }
 
     /// Whether there are commands before `doorbell`.
@@ -282,9 +282,12 @@ impl Rings {
         let CompletedCommand { name, completion, .. } = answered;
         // Only a host may use this status (NVM Express Base 2.1, section 4.2.3.4), and it would cause
         // endless retries.
-        let is_lie = completion.status().is(Status::ABORTED_BY_HOST);
-        let believed =
-            if is_lie { completion.with_status(Status::INTERNAL_PATH_ERROR) } else { completion };
+        let is_invalid = completion.status().is(Status::ABORTED_BY_HOST);
+        let believed = if is_invalid {
+            completion.with_status(Status::INTERNAL_PATH_ERROR)
+        } else {
+            completion
+        };
         self.post(name, believed);
     }
 }

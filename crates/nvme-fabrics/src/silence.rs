@@ -23,7 +23,7 @@ use crate::timeout_policy::TimeoutPolicy;
 #[derive(Debug)]
 pub(crate) struct Silence {
     every: Span,
-    patience: Span,
+    time_limit: Span,
     /// Time of the next check.
     next: Instant,
     /// Receive count at the last check.
@@ -39,9 +39,9 @@ impl Silence {
     /// For a queue with so many commands.
     pub(crate) fn new(policy: &TimeoutPolicy, slots: u16, now: Instant) -> Self {
         let every = Span { ns: (policy.detect.ns / 3).max(1) };
-        let patience = policy.fail_fast.max(policy.detect);
+        let time_limit = policy.fail_fast.max(policy.detect);
         let (seen, since, is_asking, next) = (0, None, false, now.after(every));
-        Self { every, patience, next, seen, since, is_asking, tag: slots }
+        Self { every, time_limit, next, seen, since, is_asking, tag: slots }
     }
 
     /// Time of the next [`check`](Self::check).
@@ -79,7 +79,7 @@ impl Silence {
             return;
         };
         let waited = now.since(since);
-        if self.is_asking || waited >= self.patience {
+        if self.is_asking || waited >= self.time_limit {
             exchange.fall_silent(waited);
         } else if !exchange.is_free(self.tag) {
             // The last probe has no completion, although others have: it serves for this silence too.

@@ -16,7 +16,7 @@ use crate::zero_copy_drain::ZeroCopyDrain;
 /// [`send_commands`](Self::send_commands) is called after the doorbell is written,
 /// [`post_completions`](Self::post_completions) before completions are polled.
 pub(crate) struct TcpQueuePair {
-    berth: Arc<QueueMailbox>,
+    mailbox_slot: Arc<QueueMailbox>,
     serving: Option<Box<AttachedQueue>>,
     /// The previous connection, whose memory the kernel still reads, and the report to deliver once it is
     /// drained.
@@ -31,11 +31,11 @@ pub(crate) struct TcpQueuePair {
 }
 
 impl TcpQueuePair {
-    pub(crate) fn new(berth: Arc<QueueMailbox>) -> Self {
+    pub(crate) fn new(mailbox_slot: Arc<QueueMailbox>) -> Self {
         let (is_busy, is_watched, is_broken) = (false, false, false);
         let (serving, parting) = (None, None);
         let association = None;
-        Self { berth, serving, parting, is_busy, is_watched, is_broken, association }
+        Self { mailbox_slot, serving, parting, is_busy, is_watched, is_broken, association }
     }
 
     /// Sends submitted commands.
@@ -43,14 +43,14 @@ impl TcpQueuePair {
     pub(crate) fn send_commands(&mut self) {
         // The doorbell is loaded first: it is reset only after a command, which is then seen here.
         let doorbell = self.serving.as_ref().map(|serving| serving.rings.doorbell());
-        if self.berth.has_command() {
+        if self.mailbox_slot.has_command() {
             return self.obey();
         }
         let (Some(serving), Some(doorbell)) = (&mut self.serving, doorbell) else { return };
         if serving.rings.has_commands(doorbell) {
             if !self.is_busy {
-                self.berth.begin();
-                if self.berth.has_command() {
+                self.mailbox_slot.begin();
+                if self.mailbox_slot.has_command() {
                     return self.obey();
                 }
                 self.is_busy = true;
@@ -69,7 +69,7 @@ impl TcpQueuePair {
     /// Receives data and posts completions.
     #[inline]
     pub(crate) fn post_completions(&mut self, now: Instant) {
-        if self.berth.has_command() {
+        if self.mailbox_slot.has_command() {
             return self.obey();
         }
         let Some(serving) = &mut self.serving else { return self.end_drain(now) };
@@ -86,7 +86,7 @@ impl TcpQueuePair {
         }
         if self.is_busy && exchange.outstanding() == 0 {
             self.is_busy = false;
-            self.berth.end();
+            self.mailbox_slot.end();
         }
     }
 
@@ -121,7 +121,7 @@ impl TcpQueuePair {
 
     #[cold]
     fn obey(&mut self) {
-        let order = self.berth.take();
+        let order = self.mailbox_slot.take();
         if let Some(parting) = &mut self.parting {
             // The control block is busy with the closed connection, so the command can only be to close
             // it.
@@ -137,12 +137,12 @@ impl TcpQueuePair {
                 self.association = Some(Arc::clone(&serving.association));
                 self.serving = Some(serving);
                 (self.is_watched, self.is_broken) = (false, false);
-                self.berth.end();
+                self.mailbox_slot.end();
             }
             Some(QueueCommand::Close) => {
                 self.part(before, None);
             }
-            None => self.berth.end(),
+            None => self.mailbox_slot.end(),
         }
     }
 
@@ -162,7 +162,7 @@ impl TcpQueuePair {
         let closed = ClosedQueue { lost, may_linger };
         match serving.and_then(|serving| ZeroCopyDrain::begin(serving.exchange, may_linger)) {
             Some(farewell) => self.parting = Some(Box::new((farewell, closed))),
-            None => self.berth.report(closed),
+            None => self.mailbox_slot.report(closed),
         }
     }
 
@@ -171,19 +171,19 @@ impl TcpQueuePair {
     fn end_drain(&mut self, now: Instant) {
         let parting = self.parting.take_if(|parting| parting.0.is_drained(now));
         if let Some(parting) = parting {
-            self.berth.report(parting.1);
+            self.mailbox_slot.report(parting.1);
         }
     }
 
     /// Sets the waker for queue commands.
-    pub(crate) fn wakes(&self, bell: SharedWaker) {
-        self.berth.set_waker(bell);
+    pub(crate) fn wakes(&self, waker: SharedWaker) {
+        self.mailbox_slot.set_waker(waker);
     }
 
     /// Arms the wake source of the connection. Returns true if there is work already, or it could come
     /// without a signal.
     pub(crate) fn arm(&mut self, sleep: &mut dyn WaitHandle) -> bool {
-        if self.berth.has_command() {
+        if self.mailbox_slot.has_command() {
             return true;
         }
         let Some(serving) = &mut self.serving else { return false };
@@ -215,7 +215,7 @@ impl Drop for TcpQueuePair {
         let serving = self.serving.take();
         self.part(serving, None);
         if let Some(parting) = self.parting.take() {
-            self.berth.close(*parting);
+            self.mailbox_slot.close(*parting);
         }
     }
 }

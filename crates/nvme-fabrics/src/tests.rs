@@ -4,7 +4,7 @@ mod bed;
 mod bringup;
 mod failover;
 mod flushes;
-mod lent;
+mod leased;
 mod loss;
 mod lost_writes;
 mod multipath;

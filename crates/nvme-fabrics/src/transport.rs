@@ -297,7 +297,7 @@ impl HostTransport {
         place
     }
 
-    fn bell(&mut self, queue: u16) -> TailDoorbell {
+    fn tail_doorbell(&mut self, queue: u16) -> TailDoorbell {
         self.bells.entry(queue).or_default().clone()
     }
 }
@@ -450,7 +450,7 @@ impl Mmio for HostTransport {
     fn doorbell(&mut self, offset: u32) -> TailDoorbell {
         let number = (offset - at(offset::DOORBELLS)) / 4;
         match (u16::try_from(number / 2), number % 2) {
-            (Ok(queue), 0) => self.bell(queue),
+            (Ok(queue), 0) => self.tail_doorbell(queue),
             _ => TailDoorbell::default(),
         }
     }

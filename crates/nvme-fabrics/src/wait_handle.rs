@@ -12,7 +12,7 @@ pub trait WaitHandle: Send {
     fn watch(&mut self, stream: WakeSource<'_>) -> bool;
 
     /// Waker for other threads.
-    fn bell(&self) -> SharedWaker;
+    fn waker(&self) -> SharedWaker;
 
     /// Clears past wake-ups. A later one wakes the thread.
     fn clear(&mut self);

@@ -23,7 +23,7 @@ use tenmil_nvme_fabrics::{Connector, FabricsChannel, FabricsController, Options,
 use tenmil_serve::tcp::{Limits, TargetConnection};
 
 use disk::{NQN, offering};
-use net::{Net, turn_all};
+use net::{Net, iterate_all};
 
 const BLOCK: u32 = 512;
 const REQUESTS: u16 = 8;
@@ -123,8 +123,8 @@ impl Stream for Counting {
         self.stream.wake_source()
     }
 
-    fn arm(&mut self, wants_bytes: bool, wants_room: bool) -> bool {
-        self.stream.arm(wants_bytes, wants_room)
+    fn arm(&mut self, wants_bytes: bool, wants_space: bool) -> bool {
+        self.stream.arm(wants_bytes, wants_space)
     }
 
     fn peer(&self) -> String {
@@ -143,7 +143,7 @@ struct Pair {
     guests: Arc<Mutex<Vec<TargetConnection>>>,
     regions: RegionTable,
     /// What a file lends.
-    lent: Segment,
+    leased: Segment,
     came: Arc<Came>,
     answers: CompletionBatch,
     now: Instant,
@@ -165,12 +165,12 @@ impl Pair {
         let file = Mapping::new(usize::from(REQUESTS) * EACH as usize, Backing::Shared).unwrap();
         let descriptor = file.descriptor().unwrap().try_clone_to_owned().unwrap();
         let data_at = |_, request, byte| u64::from(request) * u64::from(EACH) + u64::from(byte);
-        let lent = regions.register_kernel_buffers(
+        let leased = regions.register_kernel_buffers(
             KernelBufferSource { descriptor, queue: 0, data_at },
             (REQUESTS, EACH),
         );
-        let (lent, answers) = (lent.unwrap(), CompletionBatch::with_capacity(256));
-        Self { queue, _remote: remote, guests, regions, lent, came, answers, now }
+        let (leased, answers) = (leased.unwrap(), CompletionBatch::with_capacity(256));
+        Self { queue, _remote: remote, guests, regions, leased, came, answers, now }
     }
 
     fn plain() -> Self {
@@ -178,7 +178,7 @@ impl Pair {
     }
 
     fn part(&self, request: u16, blocks: u32) -> Segment {
-        self.lent.slice(u32::from(request) * EACH, blocks * BLOCK).unwrap()
+        self.leased.slice(u32::from(request) * EACH, blocks * BLOCK).unwrap()
     }
 
     /// Does the same with several requests at once, each `blocks` long and behind the one before.
@@ -201,7 +201,7 @@ impl Pair {
         let (mut ended, mut turns) = (0, 0);
         while ended < segments.len() {
             self.now = self.now.after(Span::from_us(10));
-            turn_all(&self.guests, self.now);
+            iterate_all(&self.guests, self.now);
             self.queue.poll(self.now, &mut self.answers);
             self.queue.flush();
             for answer in self.answers.drain() {
@@ -216,7 +216,7 @@ impl Pair {
     /// Bytes that have come to the inbox, to their place, and through a copy of the lender's.
     fn counts(&self) -> [u64; 3] {
         let came = [&self.came.to_inbox, &self.came.to_place].map(|at| at.load(Ordering::Relaxed));
-        [came[0], came[1], self.regions.copied_bytes(self.lent.region)]
+        [came[0], came[1], self.regions.copied_bytes(self.leased.region)]
     }
 }
 

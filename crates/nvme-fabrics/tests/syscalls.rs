@@ -20,7 +20,7 @@ use tenmil_nvme_fabrics::{FabricsChannel, FabricsController, Options};
 use tenmil_serve::tcp::{Limits, TargetConnection};
 
 use disk::{BYTES, NQN, request, service};
-use net::{Net, turn_all};
+use net::{Net, iterate_all};
 
 /// Memory for the data of all queues together.
 const DATA_BYTES: usize = 1 << 20;
@@ -81,7 +81,7 @@ impl Pair {
         let mut ios = 0;
         for _ in 0..TURNS {
             self.now = self.now.after(Span::from_us(20));
-            turn_all(&self.guests, self.now);
+            iterate_all(&self.guests, self.now);
             ios += self.turn_host(operation);
         }
         let (host, target) = (since(&self.ours, host), since(&self.theirs, target));

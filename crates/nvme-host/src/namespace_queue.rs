@@ -302,11 +302,11 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
 
     /// Completes a request without a command. Returns false if the completion list is full.
     fn refuse(&mut self, token: u64, outcome: IoStatus) -> bool {
-        let has_room = self.ready.len() < self.limits.depth_max as usize;
-        if has_room {
+        let has_space = self.ready.len() < self.limits.depth_max as usize;
+        if has_space {
             self.ready.push(IoCompletion { token, status: outcome, result: 0 });
         }
-        has_room
+        has_space
     }
 
     /// Sends children as long as there are free slots.

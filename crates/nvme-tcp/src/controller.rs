@@ -83,7 +83,7 @@ pub struct ControllerConfig {
     /// When a read completes without a response capsule.
     pub success: SuccessPolicy,
     /// Time limits for the host.
-    pub patience: Timeouts,
+    pub time_limit: Timeouts,
 }
 
 /// When the SUCCESS flag replaces a response capsule (§3.3.2.1). It carries no SQHD.
@@ -201,7 +201,7 @@ impl Default for ControllerConfig {
             r2ts_max: 1,
             c2h_bytes_max: u32::MAX,
             success: SuccessPolicy::WithoutFlowControl,
-            patience: Timeouts::default(),
+            time_limit: Timeouts::default(),
         }
     }
 }
@@ -295,7 +295,7 @@ impl ControllerConnection {
         let config = config.sane();
         let out = SendQueue::growing(config.header_room(), config.pieces_max());
         Self {
-            line: ConnectionCore::new(Role::Controller, config.patience, out, now),
+            line: ConnectionCore::new(Role::Controller, config.time_limit, out, now),
             config,
             terms: NegotiatedParams::default(),
             queue: QueueKind::None,
@@ -407,7 +407,7 @@ impl ControllerConnection {
     #[inline]
     fn under_way(&mut self, tag: u16) -> Result<&mut CommandSlot, NotPossible> {
         let slot = self.slots.get_mut(usize::from(tag));
-        slot.filter(|slot| slot.is_under_way()).ok_or(NotPossible::NotUnderWay)
+        slot.filter(|slot| slot.is_in_flight()).ok_or(NotPossible::NotUnderWay)
     }
 
     /// Adds the next `len_bytes` of a command's data in this direction to what may be transferred.

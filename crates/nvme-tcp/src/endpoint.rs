@@ -68,7 +68,7 @@ pub(crate) type RejectedPdu<'a> = (FatalError, &'a [u8]);
 pub struct ConnectionCore {
     end: Role,
     life: ConnectionPhase,
-    patience: Timeouts,
+    time_limit: Timeouts,
     /// Time of the last progress of a partly received PDU.
     stuck_since: Option<Instant>,
     pub(crate) incoming: PduFraming,
@@ -79,11 +79,11 @@ pub struct ConnectionCore {
 }
 
 impl ConnectionCore {
-    pub(crate) fn new(end: Role, patience: Timeouts, out: SendQueue, now: Instant) -> Self {
+    pub(crate) fn new(end: Role, time_limit: Timeouts, out: SendQueue, now: Instant) -> Self {
         Self {
             end,
-            life: ConnectionPhase::Opening { until: now.after(patience.opening) },
-            patience,
+            life: ConnectionPhase::Opening { until: now.after(time_limit.opening) },
+            time_limit,
             stuck_since: None,
             incoming: PduFraming::default(),
             outgoing: PduFraming::default(),
@@ -139,7 +139,7 @@ impl ConnectionCore {
         };
         let (bytes, len) = TermReq::build(kind, refusal, header);
         self.out.push_termination(&bytes[..len]);
-        self.life = ConnectionPhase::Terminating { until: now.after(self.patience.linger) };
+        self.life = ConnectionPhase::Terminating { until: now.after(self.time_limit.linger) };
         self.stuck_since = None;
         CloseReason::ProtocolError(refusal)
     }
@@ -181,7 +181,7 @@ impl ConnectionCore {
     /// Time at which [`expired`](Self::expired) must be called.
     #[inline]
     pub(crate) fn deadline(&self) -> Instant {
-        let stuck = self.stuck_since.map_or(Instant::NEVER, |at| at.after(self.patience.unit));
+        let stuck = self.stuck_since.map_or(Instant::NEVER, |at| at.after(self.time_limit.unit));
         match self.life {
             ConnectionPhase::Opening { until } => until.min(stuck),
             ConnectionPhase::Open => stuck,

@@ -65,7 +65,7 @@ pub struct HostConfig {
     /// Whether the caller chooses the tags, because its own table has indexes already.
     pub names_tags: bool,
     /// Time limits for the controller.
-    pub patience: Timeouts,
+    pub time_limit: Timeouts,
 }
 
 /// Use of a digest.
@@ -145,7 +145,7 @@ impl Default for HostConfig {
             data_digest: DigestMode::Off,
             r2ts_max: 1,
             names_tags: false,
-            patience: Timeouts::default(),
+            time_limit: Timeouts::default(),
         }
     }
 }
@@ -202,7 +202,7 @@ impl HostConnection {
             asks(config.data_digest),
             u32::from(config.r2ts_max) - 1,
         );
-        let mut line = ConnectionCore::new(Role::Host, config.patience, out, now);
+        let mut line = ConnectionCore::new(Role::Host, config.time_limit, out, now);
         line.push(request.as_bytes(), 0);
         Self {
             line,

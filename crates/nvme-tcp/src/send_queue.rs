@@ -86,7 +86,7 @@ impl SendQueue {
         while self.capacity < self.capacity_max && self.place(len).is_none() {
             self.double();
         }
-        self.has_room(len)
+        self.has_space(len)
     }
 
     /// Doubles the header space and moves unsent headers to its front.
@@ -136,7 +136,7 @@ impl SendQueue {
 
     /// Whether there is space for `len` bytes of headers in at most three pieces.
     #[inline]
-    pub(crate) fn has_room(&self, len: usize) -> bool {
+    pub(crate) fn has_space(&self, len: usize) -> bool {
         self.place(len).is_some() && self.pieces.len() - self.first + 3 <= self.pieces_max
     }
 
@@ -156,7 +156,7 @@ impl SendQueue {
     ///
     /// # Panics
     ///
-    /// If there is no space; check with [`has_room`](Self::has_room).
+    /// If there is no space; check with [`has_space`](Self::has_room).
     #[inline(always)]
     pub(crate) fn push_header(&mut self, header: &[u8], digest: Option<u32>, whole: usize) {
         let at = self.place(whole).expect("room was asked for");
@@ -206,7 +206,7 @@ impl SendQueue {
     #[inline]
     fn push(&mut self, piece: SendPiece) {
         if self.pieces.len() == self.pieces.capacity() {
-            self.make_room();
+            self.make_space();
         }
         self.pieces.push(piece);
     }
@@ -215,7 +215,7 @@ impl SendQueue {
     /// allocates memory, for up to twice the largest number of unsent pieces; so a piece is rarely
     /// moved more than once.
     #[cold]
-    fn make_room(&mut self) {
+    fn make_space(&mut self) {
         let len = self.pieces.len();
         if len > 0 && 2 * self.first >= len {
             self.pieces.drain(..self.first);
@@ -299,7 +299,7 @@ mod tests {
             let (mut expected, mut out) = (Vec::new(), Vec::new());
             for number in 0..200_u8 {
                 let len = usize::from(number % 7) + 1;
-                while !outbox.has_room(len + 1) {
+                while !outbox.has_space(len + 1) {
                     take(&mut outbox, step, &mut out);
                 }
                 outbox.push_header(&vec![number; len], None, len + 1);
@@ -342,12 +342,12 @@ mod tests {
         let mut large = SendQueue::new(5000, 1000);
         let mut growing = SendQueue::growing(5000, 1000);
         assert_eq!(growing.headers().len(), super::CAPACITY_MIN + 152);
-        while large.has_room(24) {
-            assert!(growing.has_room(24) || growing.grow(24));
+        while large.has_space(24) {
+            assert!(growing.has_space(24) || growing.grow(24));
             large.push_header(&[1; 24], None, 24);
             growing.push_header(&[1; 24], None, 24);
         }
-        assert!(!growing.has_room(24) && !growing.grow(24));
+        assert!(!growing.has_space(24) && !growing.grow(24));
         assert_eq!(growing.queued_bytes(), 5000 / 24 * 24);
     }
 
@@ -358,8 +358,8 @@ mod tests {
             let mut growing = SendQueue::growing(5000, 1000);
             let [mut one, mut other] = [Vec::new(), Vec::new()];
             for number in 0..1000_u32 {
-                let has_room = growing.has_room(24) || growing.grow(24);
-                if !has_room || !large.has_room(24) || number % 60 == 59 {
+                let has_space = growing.has_space(24) || growing.grow(24);
+                if !has_space || !large.has_space(24) || number % 60 == 59 {
                     take(&mut large, step, &mut one);
                     take(&mut growing, step, &mut other);
                     continue;

@@ -60,7 +60,7 @@ pub(crate) struct TimeAccounting {
     times_everything: bool,
     longest: Span,
     /// Number of what took the most time; 0 if unknown.
-    culprit: u64,
+    cause: u64,
     /// Last tick seen.
     tick: Span,
     /// Most ticks that passed within one poll of this iteration, and its number.
@@ -86,7 +86,7 @@ impl TimeAccounting {
             closely_again: now,
             times_everything: false,
             longest: Span::default(),
-            culprit: 0,
+            cause: 0,
             tick: Span::default(),
             ticked: Span::default(),
             ticker: 0,
@@ -102,7 +102,7 @@ impl TimeAccounting {
     #[inline]
     pub(crate) fn start_iteration(&mut self, now: Instant) {
         (self.mark, self.begun) = (now, 0);
-        (self.longest, self.culprit) = (Span::default(), 0);
+        (self.longest, self.cause) = (Span::default(), 0);
         (self.ticked, self.ticker) = (Span::default(), 0);
     }
 
@@ -164,7 +164,7 @@ impl TimeAccounting {
         if took > self.longest {
             self.longest = took;
             // Time shared by several polls cannot be attributed.
-            self.culprit = if self.begun == 1 { self.running() } else { 0 };
+            self.cause = if self.begun == 1 { self.running() } else { 0 };
         }
         (self.mark, self.begun) = (now, 0);
         took
@@ -179,15 +179,15 @@ impl TimeAccounting {
     /// unknown, everything is timed for a while, so that the next occurrence can be attributed.
     pub(crate) fn attribution(&mut self, took: Span, now: Instant) -> u64 {
         // A poll that has seen ticks for more than half of the iteration is the likely cause.
-        if self.culprit == 0 && self.ticked.ns > took.ns / 2 {
+        if self.cause == 0 && self.ticked.ns > took.ns / 2 {
             return self.ticker;
         }
-        if self.culprit == 0 && now >= self.closely_again {
+        if self.cause == 0 && now >= self.closely_again {
             self.times_everything = true;
             self.closely_until = now.after(CLOSE_TIMING);
             self.closely_again = now.after(CLOSE_TIMING_INTERVAL);
         }
-        self.culprit
+        self.cause
     }
 
     /// Ends the timing of every poller after its period.

@@ -287,8 +287,8 @@ impl fmt::Display for Event {
             Self::TaskPanicked { thread, executor, panic } => {
                 write!(out, "a task of '{executor}' on thread {thread} panicked: {panic}")
             }
-            Self::SlowIteration { reactor, took, attribution: culprit } => {
-                write!(out, "a turn of reactor {reactor} took {took}: {culprit}")
+            Self::SlowIteration { reactor, took, attribution: cause } => {
+                write!(out, "a turn of reactor {reactor} took {took}: {cause}")
             }
             Self::ReactorStalled { reactor, lasts, running } => write!(
                 out,

@@ -268,16 +268,16 @@ impl Reactor {
         record.slow_iterations.add(1);
         self.local.accounting.account(now);
         let number = self.local.accounting.attribution(took, now);
-        let culprit = self.name_of(number);
+        let cause = self.name_of(number);
         if longest {
             let mut kept =
                 record.longest_attribution.lock().unwrap_or_else(PoisonError::into_inner);
-            *kept = Some(culprit.to_string());
+            *kept = Some(cause.to_string());
         }
         let reactor = self.local.id;
         self.local
             .registry
-            .record_event(now, Event::SlowIteration { reactor, took, attribution: culprit });
+            .record_event(now, Event::SlowIteration { reactor, took, attribution: cause });
     }
 
     fn name_of(&mut self, number: u64) -> Attribution {

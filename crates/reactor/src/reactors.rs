@@ -145,7 +145,7 @@ mod tests {
     use crate::{PollerBuilder, PollerWake, ThreadBuilder};
 
     /// Longer than anything here takes on the busiest machine.
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIME_LIMIT: Duration = Duration::from_secs(20);
 
     fn start(poll: PollMode) -> Reactors {
         let cores: CpuList = CpuList::allowed().iter().take(2).collect();
@@ -160,7 +160,7 @@ mod tests {
     ) -> T {
         let (send, answer): (_, Receiver<T>) = channel();
         assert!(to.call(move |context| drop(send.send(question(context)))).is_ok());
-        answer.recv_timeout(PATIENCE).unwrap()
+        answer.recv_timeout(TIME_LIMIT).unwrap()
     }
 
     #[test]
@@ -196,7 +196,7 @@ mod tests {
 
     /// Waits for notifications, and reports when they arrive.
     struct Bather {
-        bell: Arc<OwnedFd>,
+        waker: Arc<OwnedFd>,
         heard: Sender<Instant>,
         lingers: Arc<AtomicBool>,
         clock: Clock,
@@ -204,7 +204,7 @@ mod tests {
 
     impl Poller for Bather {
         fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
-            let is_rung = rustix::io::read(&self.bell, &mut [0; 8]).is_ok();
+            let is_rung = rustix::io::read(&self.waker, &mut [0; 8]).is_ok();
             if is_rung {
                 self.heard.send(self.clock.now()).unwrap();
             }
@@ -227,23 +227,23 @@ mod tests {
         let lingers = Arc::new(AtomicBool::new(true));
         let bathers = [0, 1].map(|_| {
             let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-            let bell: Arc<OwnedFd> = Arc::new(eventfd(0, flags).unwrap());
+            let waker: Arc<OwnedFd> = Arc::new(eventfd(0, flags).unwrap());
             let (heard, hears) = channel();
             let (lingers, clock) = (Arc::clone(&lingers), *reactors.clock());
-            let woken_by = PollerWake::Descriptor(bell.try_clone().unwrap());
-            let bather = Bather { bell: Arc::clone(&bell), heard, lingers, clock };
+            let woken_by = PollerWake::Descriptor(waker.try_clone().unwrap());
+            let bather = Bather { waker: Arc::clone(&waker), heard, lingers, clock };
             let bather = PollerBuilder::active("bather", woken_by, bather);
             reactors.spawn(ThreadBuilder::new("bather").on(home).poller(bather)).unwrap();
-            (bell, hears)
+            (waker, hears)
         });
         // Time until the second notification is seen, soon after the first.
         let late = || {
             tenmil_linux::thread::sleep(Span::from_ms(50));
             let mut took = Span::default();
-            for (bell, hears) in &bathers {
+            for (waker, hears) in &bathers {
                 let rung = reactors.clock().now();
-                rustix::io::write(bell, &1_u64.to_ne_bytes()).unwrap();
-                took = hears.recv_timeout(PATIENCE).unwrap().since(rung);
+                rustix::io::write(waker, &1_u64.to_ne_bytes()).unwrap();
+                took = hears.recv_timeout(TIME_LIMIT).unwrap().since(rung);
                 // It falls asleep.
                 tenmil_linux::thread::sleep(Span::from_ms(3));
             }
@@ -296,7 +296,7 @@ mod tests {
             context.add(doomed).unwrap();
         });
         let thread = reactors.spawn(plan).unwrap();
-        let panicked = told.recv_timeout(PATIENCE).unwrap();
+        let panicked = told.recv_timeout(TIME_LIMIT).unwrap();
         assert_eq!(panicked.to_string(), "poller 'doomed' of thread 0 panicked: on purpose");
         assert_eq!(ask(&thread, |context| context.name().to_owned()), "doomed");
         let kinds: Vec<_> = reactors.registry().events_since(0).events;

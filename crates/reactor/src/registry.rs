@@ -81,8 +81,8 @@ impl Registry {
         events: usize,
     ) -> Self {
         let mut bells = Vec::with_capacity(reactors.len());
-        let entry = |(record, inbox, bell)| {
-            bells.push(bell);
+        let entry = |(record, inbox, waker)| {
+            bells.push(waker);
             Entry { record, inbox }
         };
         let reactors = reactors.into_iter().map(entry).collect();
@@ -424,7 +424,7 @@ fn sample_reactor(
     name: impl Fn(u64) -> Option<String>,
 ) -> ReactorSample {
     let busy = record.busy_ns.get();
-    let culprit = record.longest_attribution.lock().unwrap_or_else(PoisonError::into_inner);
+    let cause = record.longest_attribution.lock().unwrap_or_else(PoisonError::into_inner);
     ReactorSample {
         id,
         core: record.core,
@@ -439,7 +439,7 @@ fn sample_reactor(
         migrations: record.migrations.get(),
         slow_iterations: record.slow_iterations.get(),
         longest_iteration: Span { ns: record.longest_turn_ns.get() },
-        longest_attribution: culprit.clone(),
+        longest_attribution: cause.clone(),
         running: name(record.running.get()),
         iteration_started: Instant { ns: record.iteration_started.get() },
     }

@@ -89,7 +89,7 @@ impl Scheduler {
             self.history.ordered(order.thread, now);
         }
         let empty = board.reactors.iter().filter(|room| room.threads == 0).map(|room| room.core);
-        Plan { empty: empty.collect(), migrations: board.migrations, idle_core: idle_core, events }
+        Plan { empty: empty.collect(), migrations: board.migrations, idle_core, events }
     }
 
     /// Core for a new thread: round-robin over the reactors permitted by its mask. `None` if the

@@ -164,7 +164,7 @@ impl Simulation {
     }
 
     /// Runs `count` iterations of every reactor, 100 ns apart.
-    pub(crate) fn turn_all(&mut self, count: usize) {
+    pub(crate) fn iterate_all(&mut self, count: usize) {
         for _ in 0..count {
             (0..self.members.len()).for_each(|index| self.step(index));
             self.pass_time(Span { ns: 100 });
@@ -197,10 +197,10 @@ impl Simulation {
     /// Advances to the next deadline, if that is before `end`.
     pub(crate) fn skip(&mut self, end: Instant) -> bool {
         let next = self.run_until_idle();
-        let goes_on = next <= end;
+        let continues = next <= end;
         let until = next.min(end).max(self.now());
         self.now_ns.store(until.ns, Ordering::Relaxed);
-        goes_on
+        continues
     }
 
     /// Runs for `span`.

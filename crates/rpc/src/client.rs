@@ -27,8 +27,8 @@ pub struct Client {
 
 impl Client {
     /// Connects to the process that listens at `path`.
-    pub fn connect(path: &Path, patience: Span) -> Result<Self, RpcError> {
-        let connection = Connection::connect(path, patience).map_err(|error| {
+    pub fn connect(path: &Path, time_limit: Span) -> Result<Self, RpcError> {
+        let connection = Connection::connect(path, time_limit).map_err(|error| {
             let shown = path.display();
             match error.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => RpcError::caller(
@@ -37,7 +37,7 @@ impl Client {
                 ),
                 io::ErrorKind::WouldBlock => RpcError::peer(
                     Code::Timeout,
-                    format!("connect {shown}: not accepted within {patience}"),
+                    format!("connect {shown}: not accepted within {time_limit}"),
                 ),
                 _ => RpcError::machine(Code::Failed, format!("connect {shown}: {error}")),
             }
@@ -51,15 +51,15 @@ impl Client {
         })
     }
 
-    /// Calls a method and waits for its response, at most for `patience`. Events that arrive
+    /// Calls a method and waits for its response, at most for `time_limit`. Events that arrive
     /// meanwhile are queued.
     pub fn call(
         &mut self,
         method: &str,
         parameters: Map<String, Value>,
-        patience: Span,
+        time_limit: Span,
     ) -> Result<Value, RpcError> {
-        self.call_with(method, parameters, &[], patience)
+        self.call_with(method, parameters, &[], time_limit)
     }
 
     /// Calls a method with file descriptors attached.
@@ -68,9 +68,9 @@ impl Client {
         method: &str,
         parameters: Map<String, Value>,
         files: &[BorrowedFd<'_>],
-        patience: Span,
+        time_limit: Span,
     ) -> Result<Value, RpcError> {
-        let end = self.clock.now().after(patience);
+        let end = self.clock.now().after(time_limit);
         self.last_id += 1;
         let id = Id::Number(self.last_id);
         let request = Request { id, method: method.to_owned(), parameters };
@@ -85,19 +85,19 @@ impl Client {
                 // Response to a call that timed out.
                 Some(Reply::Response { .. }) => {}
                 None => {
-                    let message = format!("{method}: no answer within {patience}");
+                    let message = format!("{method}: no answer within {time_limit}");
                     return Err(RpcError::peer(Code::Timeout, message));
                 }
             }
         }
     }
 
-    /// Returns the next event that arrives within `patience`. Requires a call of `events` first.
-    pub fn next_event(&mut self, patience: Span) -> Result<Option<Value>, RpcError> {
+    /// Returns the next event that arrives within `time_limit`. Requires a call of `events` first.
+    pub fn next_event(&mut self, time_limit: Span) -> Result<Option<Value>, RpcError> {
         if let Some(event) = self.events.pop_front() {
             return Ok(Some(event));
         }
-        let end = self.clock.now().after(patience);
+        let end = self.clock.now().after(time_limit);
         loop {
             match self.next(end)? {
                 Some(Reply::Event(event)) => return Ok(Some(event)),

@@ -15,9 +15,9 @@ const LIMITS: Limits = Limits {
     line_len_max: 512,
     unsent_soft_max: 4096,
     unsent_max: 1 << 20,
-    line_patience: Span::from_secs(1),
-    send_patience: Span::from_secs(1),
-    idle_patience: Span::from_secs(100),
+    line_timeout: Span::from_secs(1),
+    send_timeout: Span::from_secs(1),
+    idle_timeout: Span::from_secs(100),
 };
 
 /// Feeds `bytes` to both sides of a connection.

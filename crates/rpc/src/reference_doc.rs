@@ -61,8 +61,8 @@ fn describe(method: &Method, text: &mut String) {
 
 fn members(fields: &[FieldSchema], prefix: &str, text: &mut String) {
     for field in fields {
-        let (name, shape, help) = (field.name, field.shape.name(), field.help);
-        let _ = writeln!(text, "| `{prefix}{name}` | {shape} | {help} |");
-        members(field.shape.fields(), &format!("{prefix}{name}."), text);
+        let (name, geometry, help) = (field.name, field.geometry.name(), field.help);
+        let _ = writeln!(text, "| `{prefix}{name}` | {geometry} | {help} |");
+        members(field.geometry.fields(), &format!("{prefix}{name}."), text);
     }
 }

@@ -36,15 +36,15 @@ pub struct FieldSchema {
     /// Name.
     pub name: &'static str,
     /// Type.
-    pub shape: ResultType,
+    pub geometry: ResultType,
     /// Description, as a phrase.
     pub help: &'static str,
 }
 
 impl FieldSchema {
     /// Creates a member.
-    pub const fn new(name: &'static str, shape: ResultType, help: &'static str) -> Self {
-        Self { name, shape, help }
+    pub const fn new(name: &'static str, geometry: ResultType, help: &'static str) -> Self {
+        Self { name, geometry, help }
     }
 }
 
@@ -60,7 +60,7 @@ impl ResultType {
             (Self::Whole, number) => number.is_u64() || number.is_i64(),
             (Self::Texts, Value::Array(list)) => list.iter().all(Value::is_string),
             (Self::Wholes, Value::Array(list)) => list.iter().all(Value::is_u64),
-            (Self::Maybe(shape), value) => return shape.check(value),
+            (Self::Maybe(geometry), value) => return geometry.check(value),
             (Self::Record(fields), Value::Object(record)) => return check_record(fields, record),
             (Self::Rows(fields), Value::Array(rows)) => {
                 for (index, row) in rows.iter().enumerate() {
@@ -85,7 +85,7 @@ impl ResultType {
             Self::Wholes => json!({ "type": "array", "items": { "type": "integer" } }),
             Self::Record(fields) => record_schema(fields),
             Self::Rows(fields) => json!({ "type": "array", "items": record_schema(fields) }),
-            Self::Maybe(shape) => json!({ "anyOf": [shape.schema(), { "type": "null" }] }),
+            Self::Maybe(geometry) => json!({ "anyOf": [geometry.schema(), { "type": "null" }] }),
             Self::Object => json!({ "type": "object" }),
         }
     }
@@ -101,7 +101,7 @@ impl ResultType {
             Self::Wholes => "list of whole numbers".into(),
             Self::Record(_) | Self::Object => "object".into(),
             Self::Rows(_) => "list of objects".into(),
-            Self::Maybe(shape) => format!("{} or null", shape.name()),
+            Self::Maybe(geometry) => format!("{} or null", geometry.name()),
         }
     }
 
@@ -115,7 +115,7 @@ impl ResultType {
     pub fn fields(&self) -> &'static [FieldSchema] {
         match self {
             Self::Record(fields) | Self::Rows(fields) => fields,
-            Self::Maybe(shape) => shape.fields(),
+            Self::Maybe(geometry) => geometry.fields(),
             _ => &[],
         }
     }
@@ -124,7 +124,7 @@ impl ResultType {
 fn check_record(fields: &[FieldSchema], record: &Map<String, Value>) -> Result<(), String> {
     for field in fields {
         let value = record.get(field.name).ok_or_else(|| format!("{} is missing", field.name))?;
-        field.shape.check(value).map_err(|wrong| format!("{}: {wrong}", field.name))?;
+        field.geometry.check(value).map_err(|wrong| format!("{}: {wrong}", field.name))?;
     }
     let described = |name: &String| fields.iter().any(|field| field.name == name);
     match record.keys().find(|name| !described(name)) {
@@ -135,7 +135,7 @@ fn check_record(fields: &[FieldSchema], record: &Map<String, Value>) -> Result<(
 
 fn record_schema(fields: &[FieldSchema]) -> Value {
     let described = |field: &FieldSchema| {
-        let mut schema = field.shape.schema();
+        let mut schema = field.geometry.schema();
         schema["description"] = field.help.into();
         (field.name.to_owned(), schema)
     };

@@ -62,11 +62,11 @@ pub struct Limits {
     /// Number of unsent bytes at which an event closes the connection.
     pub unsent_max: usize,
     /// Time limit from the first byte of a line to its end.
-    pub line_patience: Span,
+    pub line_timeout: Span,
     /// Time limit for unsent bytes without progress.
-    pub send_patience: Span,
+    pub send_timeout: Span,
     /// Time limit for a silent connection that has no subscription.
-    pub idle_patience: Span,
+    pub idle_timeout: Span,
 }
 
 /// Why a connection ends.
@@ -106,9 +106,9 @@ impl Limits {
         line_len_max: 64 << 10,
         unsent_soft_max: 256 << 10,
         unsent_max: 1 << 20,
-        line_patience: Span::from_secs(10),
-        send_patience: Span::from_secs(10),
-        idle_patience: Span::from_secs(600),
+        line_timeout: Span::from_secs(10),
+        send_timeout: Span::from_secs(10),
+        idle_timeout: Span::from_secs(600),
     };
 }
 
@@ -253,12 +253,12 @@ impl Session {
 
     /// Time at which [`expire`](Self::expire) must be called.
     pub fn deadline(&self) -> Instant {
-        let line = self.unfinished.map(|since| since.after(self.limits.line_patience));
+        let line = self.unfinished.map(|since| since.after(self.limits.line_timeout));
         let rest = if !self.to_send().is_empty() {
-            Some(self.moved.after(self.limits.send_patience))
+            Some(self.moved.after(self.limits.send_timeout))
         } else {
             let is_silent = !self.follows && self.waited_for.is_none();
-            is_silent.then(|| self.moved.after(self.limits.idle_patience))
+            is_silent.then(|| self.moved.after(self.limits.idle_timeout))
         };
         line.into_iter().chain(rest).min().unwrap_or(Instant::NEVER)
     }
@@ -268,15 +268,15 @@ impl Session {
         if now < self.deadline() {
             return;
         }
-        if !self.to_send().is_empty() && self.moved.after(self.limits.send_patience) <= now {
+        if !self.to_send().is_empty() && self.moved.after(self.limits.send_timeout) <= now {
             self.ending = Some(CloseReason::SlowReader);
         } else if self.ending.is_none() {
-            let Limits { line_patience, idle_patience, .. } = self.limits;
+            let Limits { line_timeout, idle_timeout, .. } = self.limits;
             let message = match self.unfinished {
                 Some(_) => {
-                    format!("request: not ended after {line_patience}, expected a whole line")
+                    format!("request: not ended after {line_timeout}, expected a whole line")
                 }
-                None => format!("connection: silent for {idle_patience}, expected a request"),
+                None => format!("connection: silent for {idle_timeout}, expected a request"),
             };
             self.refuse(RpcError::caller(Code::Timeout, message));
             self.moved = now;

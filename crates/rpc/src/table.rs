@@ -6,9 +6,9 @@ use tenmil_base::Span;
 use crate::result_type::{FieldSchema, ResultType};
 
 /// Formats a result: a list of objects as a table, an object as lines.
-pub fn show(shape: &ResultType, answer: &Value) -> String {
-    match (shape, answer) {
-        (ResultType::Maybe(shape), answer) if !answer.is_null() => show(shape, answer),
+pub fn show(geometry: &ResultType, answer: &Value) -> String {
+    match (geometry, answer) {
+        (ResultType::Maybe(geometry), answer) if !answer.is_null() => show(geometry, answer),
         (ResultType::Rows(fields), Value::Array(rows)) => table(fields, rows),
         (ResultType::Record(fields), Value::Object(_)) => lines(fields, answer),
         (ResultType::Texts, Value::Array(list)) => {
@@ -24,14 +24,14 @@ fn table(fields: &[FieldSchema], rows: &[Value]) -> String {
         return "none\n".into();
     }
     let (flat, nested): (Vec<&FieldSchema>, Vec<&FieldSchema>) =
-        fields.iter().partition(|field| field.shape.fields().is_empty());
+        fields.iter().partition(|field| field.geometry.fields().is_empty());
     let columns: Vec<TextColumn> =
         flat.into_iter().map(|field| TextColumn::of(field, rows)).collect();
     let mut text = line(columns.iter().map(|column| column.padded(&column.head)));
     for (index, row) in rows.iter().enumerate() {
         text += &line(columns.iter().map(|column| column.padded(&column.cells[index])));
         for field in &nested {
-            text += &indented(&show(&field.shape, &row[field.name]));
+            text += &indented(&show(&field.geometry, &row[field.name]));
         }
     }
     text
@@ -72,12 +72,12 @@ fn lines(fields: &[FieldSchema], record: &Value) -> String {
     let one = |field: &FieldSchema| {
         let (name, value) = (title(field.name), &record[field.name]);
         let is_long = match value {
-            Value::Array(list) => !field.shape.fields().is_empty() || list.len() > 1,
-            Value::Object(_) => !field.shape.fields().is_empty(),
+            Value::Array(list) => !field.geometry.fields().is_empty() || list.len() > 1,
+            Value::Object(_) => !field.geometry.fields().is_empty(),
             _ => false,
         };
-        if is_long && !matches!(field.shape, ResultType::Wholes) {
-            format!("{name}\n{}", indented(&show(&field.shape, value)))
+        if is_long && !matches!(field.geometry, ResultType::Wholes) {
+            format!("{name}\n{}", indented(&show(&field.geometry, value)))
         } else {
             line([format!("{name:<width$}"), cell(field.name, value)].into_iter())
         }

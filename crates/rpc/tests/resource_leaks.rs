@@ -8,7 +8,7 @@ use tenmil_linux::process::ProcessStats;
 use tenmil_linux::runtime_directory::RuntimeDirectory;
 use tenmil_rpc::{Client, Process, Server, ServerState, TABLE, announcements};
 
-const PATIENCE: Span = Span::from_secs(20);
+const TIME_LIMIT: Span = Span::from_secs(20);
 
 fn counts() -> (Option<u64>, Option<u64>) {
     let usage = ProcessStats::read();
@@ -19,7 +19,7 @@ fn counts() -> (Option<u64>, Option<u64>) {
 /// for a moment after it was joined.
 fn settled(expected: (Option<u64>, Option<u64>)) -> (Option<u64>, Option<u64>) {
     let clock = Clock::kernel();
-    let end = clock.now().after(PATIENCE);
+    let end = clock.now().after(TIME_LIMIT);
     while counts() != expected && clock.now() < end {
         tenmil_linux::thread::yield_now();
     }
@@ -37,9 +37,9 @@ fn a_server_that_is_dropped_leaves_no_descriptor_thread_or_socket() {
         let state = ServerState::new().with(Process { version: "1", log: None });
         let server = Server::start(&directory, 7, &TABLE, state, announced).unwrap();
         let mut clients: Vec<Client> =
-            (0..10).map(|_| Client::connect(server.path(), PATIENCE).unwrap()).collect();
+            (0..10).map(|_| Client::connect(server.path(), TIME_LIMIT).unwrap()).collect();
         for client in &mut clients {
-            client.call("events", Map::new(), PATIENCE).unwrap();
+            client.call("events", Map::new(), TIME_LIMIT).unwrap();
         }
         let during = counts();
         assert!(during.0 >= before.0.map(|count| count + 20) && during.1 > before.1, "{during:?}");

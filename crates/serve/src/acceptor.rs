@@ -10,8 +10,8 @@ use tenmil_linux::{EventVectors, StopFlag, Thread};
 
 /// Receiver of the sockets that an [`Acceptor`] accepts.
 pub(crate) trait AcceptHandler: Send + 'static {
-    /// Takes over a socket accepted on the listener with index `door`.
-    fn accept(&mut self, socket: OwnedFd, door: usize) -> Result<(), Error>;
+    /// Takes over a socket accepted on the listener with index `listen_socket`.
+    fn accept(&mut self, socket: OwnedFd, listen_socket: usize) -> Result<(), Error>;
 
     /// Handles pending events of the exported device; called when its event source is readable.
     fn handle_device_event(&mut self) {}
@@ -36,24 +36,26 @@ const FIRST_LISTENER: u64 = 2;
 const READABLE: Interest = Interest { readable: true, writable: false };
 
 impl Acceptor {
-    /// Starts a thread that accepts on `doors` and reports device events when `served` is readable.
+    /// Starts a thread that accepts on `listen_sockets` and reports device events when `served` is readable.
     pub(crate) fn open(
         name: &str,
-        doors: Vec<StreamListener>,
+        listen_sockets: Vec<StreamListener>,
         served: Option<BorrowedFd<'_>>,
         keeper: impl AcceptHandler,
     ) -> io::Result<Self> {
-        let addresses = doors.iter().map(|door| door.address().clone()).collect();
+        let addresses =
+            listen_sockets.iter().map(|listen_socket| listen_socket.address().clone()).collect();
         let wake = EventVectors::new(1)?;
         let watch = PollSet::new()?;
         watch.add(wake.descriptor(0).ok_or(io::ErrorKind::InvalidInput)?, WAKE, READABLE)?;
         if let Some(served) = served {
             watch.add(served, SERVED, READABLE)?;
         }
-        for (token, door) in (FIRST_LISTENER..).zip(&doors) {
-            watch.add(door, token, READABLE)?;
+        for (token, listen_socket) in (FIRST_LISTENER..).zip(&listen_sockets) {
+            watch.add(listen_socket, token, READABLE)?;
         }
-        let thread = Thread::spawn(name, None, move |stop| run(&doors, &watch, keeper, stop))?;
+        let thread =
+            Thread::spawn(name, None, move |stop| run(&listen_sockets, &watch, keeper, stop))?;
         Ok(Self { addresses, wake, thread: Some(thread) })
     }
 
@@ -73,7 +75,12 @@ impl Drop for Acceptor {
     }
 }
 
-fn run(doors: &[StreamListener], watch: &PollSet, mut keeper: impl AcceptHandler, stop: &StopFlag) {
+fn run(
+    listen_sockets: &[StreamListener],
+    watch: &PollSet,
+    mut keeper: impl AcceptHandler,
+    stop: &StopFlag,
+) {
     let mut ready: Vec<Ready> = Vec::new();
     while !stop.is_stopped() {
         if let Err(error) = watch.wait(None, &mut ready) {
@@ -85,9 +92,9 @@ fn run(doors: &[StreamListener], watch: &PollSet, mut keeper: impl AcceptHandler
             match found.token {
                 WAKE => {}
                 SERVED => keeper.handle_device_event(),
-                door => accept_all(
-                    doors,
-                    usize::try_from(door - FIRST_LISTENER).unwrap_or(0),
+                listen_socket => accept_all(
+                    listen_sockets,
+                    usize::try_from(listen_socket - FIRST_LISTENER).unwrap_or(0),
                     &mut keeper,
                 ),
             }
@@ -97,11 +104,15 @@ fn run(doors: &[StreamListener], watch: &PollSet, mut keeper: impl AcceptHandler
 
 /// Accepts one pending connection of a listener. The poll set is level-triggered, so further
 /// connections are reported by the next wait.
-fn accept_all(doors: &[StreamListener], door: usize, keeper: &mut impl AcceptHandler) {
-    match doors[door].accept() {
+fn accept_all(
+    listen_sockets: &[StreamListener],
+    listen_socket: usize,
+    keeper: &mut impl AcceptHandler,
+) {
+    match listen_sockets[listen_socket].accept() {
         Ok(None) => {}
         Ok(Some(socket)) => {
-            if let Err(text) = keeper.accept(socket, door) {
+            if let Err(text) = keeper.accept(socket, listen_socket) {
                 keeper.report_error(format!("connect: {text}"));
             }
         }

@@ -25,12 +25,12 @@ mod connection_table;
 mod discovery;
 mod event;
 pub mod fuzz;
+#[cfg(test)]
+mod injected_bug;
 mod injected_bugs;
 mod io;
 mod memory;
 mod outgoing;
-#[cfg(test)]
-mod plant;
 mod poller;
 mod reservation_store;
 mod server;

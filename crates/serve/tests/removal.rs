@@ -25,7 +25,7 @@ use tenmil_wire::nbd::{
     SimpleReply,
 };
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 const LEN: u32 = 4096;
 
 /// Number of open files and threads of this process.
@@ -44,7 +44,7 @@ fn has_open(path: &Path) -> bool {
 
 fn connect(path: &Path) -> UnixStream {
     let mut stream = UnixStream::connect(path).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIME_LIMIT)).unwrap();
     stream.read_exact(&mut [0; 18]).unwrap();
     let flags = ClientFlags::FIXED_NEWSTYLE.and(ClientFlags::NO_ZEROES);
     let mut data = Vec::new();
@@ -108,7 +108,7 @@ fn serve(uri: &str, socket: &Path, regions: &RegionTable, clock: Clock) -> House
     let cores: CpuList = CpuList::allowed().iter().take(1).collect();
     let reactors = Reactors::start(&cores, &ReactorOptions::default(), &clock).unwrap();
     let server = Server::start(ServerConfig {
-        doors: vec![StreamListener::open(&Address::Path(socket.into())).unwrap()],
+        listen_sockets: vec![StreamListener::open(&Address::Path(socket.into())).unwrap()],
         served: Arc::clone(&served),
         regions: regions.clone(),
         reactors: Arc::clone(reactors.registry()),
@@ -172,7 +172,7 @@ fn a_device_removed_under_load_is_told_of_within_a_second_and_leaves_nothing_ope
             tenmil_linux::thread::yield_now();
         }
         let mut late = UnixStream::connect(&socket).unwrap();
-        late.set_read_timeout(Some(PATIENCE)).unwrap();
+        late.set_read_timeout(Some(TIME_LIMIT)).unwrap();
         assert_eq!(late.read(&mut [0; 1]).unwrap(), 0, "nobody is let in any more");
         drop(late);
         let House { server, reactors, served, device } = house;

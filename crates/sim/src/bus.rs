@@ -479,7 +479,7 @@ impl State {
         if is_visible && let Some(queue) = self.queue_at(iova) {
             let [cid_low, cid_high, ..] = entry[3].to_le_bytes();
             let cid = u16::from_le_bytes([cid_low, cid_high]);
-            self.ledger.completed(queue, cid, entry[3] >> 17 == 0, emission.is_lie);
+            self.ledger.completed(queue, cid, entry[3] >> 17 == 0, emission.is_invalid);
         }
         Ok(())
     }

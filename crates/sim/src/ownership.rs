@@ -22,7 +22,7 @@ use crate::iommu::pages;
 #[derive(Debug, Default)]
 pub struct BufferOwnership {
     pages: BTreeMap<u64, Page>,
-    lent: BTreeMap<u64, BufferLoan>,
+    leased: BTreeMap<u64, BufferLoan>,
     /// By address of the submission ring and command identifier.
     commands: BTreeMap<(u64, u16), Command>,
     /// Submission queue addresses by queue identifier.
@@ -80,13 +80,13 @@ impl BufferOwnership {
         for page in &pages {
             self.pages.insert(*page, Page::Lent { token, direction });
         }
-        self.lent.insert(token, BufferLoan { pages, is_tainted: false });
+        self.leased.insert(token, BufferLoan { pages, is_tainted: false });
     }
 
     /// Returns the buffers of a completed request to the host. Returns true if a fault has tainted
     /// them; they should not be reused then.
     pub fn return_to_host(&mut self, token: u64, at: Instant) -> Result<bool, Violation> {
-        let Some(BufferLoan { pages, is_tainted }) = self.lent.remove(&token) else {
+        let Some(BufferLoan { pages, is_tainted }) = self.leased.remove(&token) else {
             return Ok(false);
         };
         for page in pages {
@@ -159,14 +159,14 @@ impl BufferOwnership {
         range.map(|((_, cid), command)| (*cid, *command)).collect()
     }
 
-    /// Records that a completion became visible. `is_lie` means that the device has not finished
+    /// Records that a completion became visible. `is_invalid` means that the device has not finished
     /// the command.
-    pub fn completed(&mut self, sqid: u16, cid: u16, is_success: bool, is_lie: bool) {
+    pub fn completed(&mut self, sqid: u16, cid: u16, is_success: bool, is_invalid: bool) {
         let Some(command) = self.ring(sqid).and_then(|ring| self.commands.remove(&(ring, cid)))
         else {
             return;
         };
-        if is_lie && let Some(token) = command.token {
+        if is_invalid && let Some(token) = command.token {
             self.taint(token);
         }
         if sqid == 0
@@ -186,7 +186,7 @@ impl BufferOwnership {
 
     /// Taints all buffers that are with the device.
     pub fn taint_all(&mut self) {
-        let tokens: Vec<u64> = self.lent.keys().copied().collect();
+        let tokens: Vec<u64> = self.leased.keys().copied().collect();
         tokens.into_iter().for_each(|token| self.taint(token));
     }
 
@@ -216,7 +216,7 @@ impl BufferOwnership {
     }
 
     fn taint(&mut self, token: u64) {
-        if let Some(lending) = self.lent.get_mut(&token) {
+        if let Some(lending) = self.leased.get_mut(&token) {
             lending.is_tainted = true;
         }
     }
@@ -245,7 +245,7 @@ mod tests {
 
     /// The buffer of token 7 is with the device; its write command 3 is in queue 1, whose creation
     /// was recorded.
-    fn lent() -> BufferOwnership {
+    fn leased() -> BufferOwnership {
         let mut ledger = BufferOwnership::default();
         ledger.admin_ring(0x4000);
         let create = [0x01, 0, 0, RING, 0, 1, 0, 0];
@@ -262,24 +262,24 @@ mod tests {
 
     #[test]
     fn a_request_whose_command_is_with_the_device_cannot_be_answered() {
-        assert!(is_early(&lent().return_to_host(7, NOW)));
-        let mut other_queue = lent();
+        assert!(is_early(&leased().return_to_host(7, NOW)));
+        let mut other_queue = leased();
         other_queue.completed(0, 3, true, false);
         assert!(is_early(&other_queue.return_to_host(7, NOW)));
     }
 
     #[test]
     fn completion_deletion_and_a_stop_each_end_the_devices_right() {
-        let mut completed = lent();
+        let mut completed = leased();
         completed.completed(1, 3, true, false);
         assert_eq!(completed.return_to_host(7, NOW), Ok(false));
 
-        let mut stopped = lent();
+        let mut stopped = leased();
         stopped.stopped();
         assert_eq!(stopped.return_to_host(7, NOW), Ok(false));
 
         for is_success in [true, false] {
-            let mut deleted = lent();
+            let mut deleted = leased();
             deleted.stored(NOW, 0x4000, &[0x0009_0000, 0, 0, 0, 0, 1, 0, 0], &[]);
             deleted.completed(0, 9, is_success, false);
             assert_eq!(is_early(&deleted.return_to_host(7, NOW)), !is_success);
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn touching_what_was_handed_back_names_its_token() {
-        let mut ledger = lent();
+        let mut ledger = leased();
         assert_eq!(ledger.check(NOW, BUFFER.0, 8192, false), Ok(()));
         assert!(matches!(
             ledger.check(NOW, BUFFER.0 + 4096, 1, true),
@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_lie_about_a_completion_taints_the_buffer_and_excuses_the_driver() {
-        let mut ledger = lent();
+        let mut ledger = leased();
         ledger.completed(1, 3, true, true);
         assert_eq!(ledger.return_to_host(7, NOW), Ok(true));
         assert_eq!(ledger.check(NOW, BUFFER.0, 1, true), Ok(()));

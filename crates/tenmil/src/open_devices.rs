@@ -322,14 +322,14 @@ mod tests {
         // Each test uses another device, since one that is being closed is still claimed.
         let lend = |name: &str, pool: &ThreadPool| -> ChannelLease {
             let uri = name.parse().unwrap();
-            let mut lent = devices.open(&uri, Access::ReadWrite, pool.handle()).unwrap();
-            let mut parts = lent.parts.take().unwrap();
+            let mut leased = devices.open(&uri, Access::ReadWrite, pool.handle()).unwrap();
+            let mut parts = leased.parts.take().unwrap();
             parts.channel = Box::new(Noted { channel: parts.channel, tell: tell.clone() });
-            lent.parts = Some(parts);
-            lent
+            leased.parts = Some(parts);
+            leased
         };
-        let closes_elsewhere = |lent: ChannelLease| {
-            drop(lent);
+        let closes_elsewhere = |leased: ChannelLease| {
+            drop(leased);
             let by = closed.recv_timeout(Duration::from_secs(20)).unwrap();
             assert_ne!(by, std::thread::current().id());
         };

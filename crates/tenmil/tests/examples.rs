@@ -7,7 +7,7 @@ use std::time::Duration;
 use tenmil_linux::Thread;
 
 /// Far longer than any of them takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Each example as a module, and a test that runs its `main`.
 macro_rules! examples {
@@ -50,13 +50,13 @@ fn ends_well(name: &str, example: fn() -> Result<(), Box<dyn Error>>) {
         drop(send.send(example().map_err(|error| error.to_string())))
     };
     let thread = Thread::spawn(name, None, run).expect("a thread");
-    match ended.recv_timeout(PATIENCE) {
+    match ended.recv_timeout(TIME_LIMIT) {
         Ok(result) => assert_eq!(result, Ok(()), "{name}"),
         Err(mpsc::RecvTimeoutError::Disconnected) => {}
         Err(mpsc::RecvTimeoutError::Timeout) => {
             // It cannot be joined either.
             std::mem::forget(thread);
-            panic!("{name}: no end after {PATIENCE:?}");
+            panic!("{name}: no end after {TIME_LIMIT:?}");
         }
     }
     // If it panicked, so does this.

@@ -23,7 +23,7 @@ const HERE: &str = env!("CARGO_MANIFEST_DIR");
 const PACKAGES_MAX: usize = 45;
 
 /// Far longer than any program takes on a busy machine.
-const PATIENCE: Span = Span::from_secs(120);
+const TIME_LIMIT: Span = Span::from_secs(120);
 
 /// Executors are what two of the examples are about, and no dependency of the crate.
 const MANIFEST: &str = r#"
@@ -84,7 +84,7 @@ impl Outside {
     fn run(&self, program: &str, arguments: &[&str]) {
         let path = self.target.join("debug").join(program);
         let clock = Clock::kernel();
-        let end = clock.now().after(PATIENCE);
+        let end = clock.now().after(TIME_LIMIT);
         let mut child = Command::new(path).args(arguments).spawn().unwrap();
         let status = loop {
             if let Some(status) = child.try_wait().unwrap() {
@@ -92,7 +92,7 @@ impl Outside {
             }
             if clock.now() > end {
                 child.kill().unwrap();
-                panic!("{program}: no end after {PATIENCE}");
+                panic!("{program}: no end after {TIME_LIMIT}");
             }
             tenmil_linux::thread::sleep(Span::from_ms(5));
         };

@@ -425,9 +425,9 @@ impl Check {
     /// Compares the reservation for thick volumes, and checks that the feature bits for unwritten runs
     /// and parents keep programs out that do not support them.
     fn compare_promises(&mut self) {
-        let promised = self.volumes.values().map(VolumeBody::reservation);
-        let promised = promised.fold(0, u64::saturating_add);
-        self.compare("promised blocks", 0, self.superblock.promised, promised);
+        let provisioned = self.volumes.values().map(VolumeBody::reservation);
+        let provisioned = provisioned.fold(0, u64::saturating_add);
+        self.compare("promised blocks", 0, self.superblock.provisioned, provisioned);
         let is_thick = |body: &&VolumeBody| body.spare > 0 || body.has(flags::THICK);
         let has_spare = u64::from(self.volumes.values().filter(is_thick).count() > 0);
         let is_said = u64::from(self.superblock.incompatible & features::UNWRITTEN != 0);

@@ -19,7 +19,7 @@ pub(crate) enum ReserveLevel {
     /// Half: the end of a started request, or a trim.
     Half,
     /// A quarter, without the reservation for thick volumes: the change uses that reservation.
-    Promised,
+    Provisioned,
     /// Nothing: the change frees space.
     Nothing,
 }
@@ -34,7 +34,7 @@ impl Metadata {
         match leaves {
             ReserveLevel::Most => self.room() <= self.reserve() + kept / 4 * 3,
             ReserveLevel::Half => self.room() <= self.reserve() + kept / 2,
-            ReserveLevel::Promised => self.room() <= kept / 4,
+            ReserveLevel::Provisioned => self.room() <= kept / 4,
             ReserveLevel::Nothing => false,
         }
     }

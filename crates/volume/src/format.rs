@@ -94,7 +94,7 @@ layout! {
         /// Zero.
         gap: [u8; 6],
         /// Blocks reserved for thick volumes: the sum of what each of them has not yet allocated.
-        promised: u64,
+        provisioned: u64,
         /// Blocks on the first device before the first span; zero if there is no span.
         first: u64,
         /// Number of devices other than the first: this many [`DeviceRecord`]s follow.
@@ -478,7 +478,7 @@ impl Superblock {
             return Ok(());
         }
         let sized = (STORE_BLOCKS_MIN..=BLOCKS_MAX).contains(&self.blocks);
-        let few = self.volumes < NUMBER_MAX && self.promised < NUMBER_MAX;
+        let few = self.volumes < NUMBER_MAX && self.provisioned < NUMBER_MAX;
         let counted = sized && self.used <= self.blocks && few;
         let numbered = (1..SUPERBLOCK_MAX).contains(&self.next_volume);
         let is_alone = self.first == 0 && self.devices == 0 && self.spans == 0;

@@ -110,7 +110,7 @@ impl PoolConfig {
             name,
             thresholds: [0; 2],
             gap: [0; 6],
-            promised: 0,
+            provisioned: 0,
             first: 0,
             devices: 0,
             spans: 0,

@@ -259,8 +259,8 @@ impl Pool {
     /// Next notice about capacity. The caller polls it from time to time, preferably until it returns
     /// `None`: the pool does not check its fill level otherwise.
     pub fn next_notice(&mut self) -> Option<CapacityNotice> {
-        let PoolUsage { blocks, free, kept, promised, thresholds, .. } = self.usage();
-        let kept = kept + promised;
+        let PoolUsage { blocks, free, kept, provisioned, thresholds, .. } = self.usage();
+        let kept = kept + provisioned;
         let room = blocks.saturating_sub(2 * SLOTS + kept);
         let taken = room.saturating_sub(free.saturating_sub(kept));
         self.level.next(thresholds, taken, room)
@@ -438,7 +438,7 @@ impl Pool {
     /// Fails with the reason why a change must wait: a commit is being assembled, or is so far behind
     /// that memory would fill up.
     fn may_change(&mut self) -> Result<(), WaitReason> {
-        let is_tight = !self.is_clean() && !self.has_room()?;
+        let is_tight = !self.is_clean() && !self.has_space()?;
         match &self.commit {
             Commit::Applying => Err(WaitReason::Apply),
             Commit::Idle if is_tight || self.backlog() > BACKLOG => {
@@ -454,11 +454,11 @@ impl Pool {
     }
 
     /// Whether space is left for one more change and the commit after it.
-    fn has_room(&mut self) -> Result<bool, WaitReason> {
+    fn has_space(&mut self) -> Result<bool, WaitReason> {
         match self.books.has_room_for_commit(POOL_BLOCKS) {
             Err(TxnStop::NeedPage(address)) => Err(WaitReason::Page(address)),
             // The next access to the corrupt page reports the error.
-            has_room => Ok(has_room.unwrap_or(true)),
+            has_space => Ok(has_space.unwrap_or(true)),
         }
     }
 

@@ -58,9 +58,9 @@ impl VolumeBody {
 impl Metadata {
     /// Number of blocks reserved for thick volumes.
     pub(crate) const fn reserve(&self) -> u64 {
-        match self.superblock.promised {
+        match self.superblock.provisioned {
             0 => 0,
-            promised => promised + self.space_nodes_max(),
+            provisioned => provisioned + self.space_nodes_max(),
         }
     }
 
@@ -70,15 +70,15 @@ impl Metadata {
 
     /// Changes a volume's part of the reservation.
     pub(crate) fn change_reservation(&mut self, before: u64, after: u64) {
-        let others = self.superblock.promised.saturating_sub(before);
-        self.superblock.promised = (others + after).min(NUMBER_MAX - 1);
+        let others = self.superblock.provisioned.saturating_sub(before);
+        self.superblock.provisioned = (others + after).min(NUMBER_MAX - 1);
     }
 
     /// Fails if less space is free than a volume's reservation grows from `before`; there may be enough
     /// after a commit.
     pub(crate) fn expect_room(&self, before: u64, body: &VolumeBody) -> Result<(), TxnStop> {
         let wanted = body.reservation().saturating_sub(before);
-        let taken = self.space.kept + self.superblock.promised + self.space_nodes_max();
+        let taken = self.space.kept + self.superblock.provisioned + self.space_nodes_max();
         let free = self.space.free(&self.superblock).saturating_sub(taken);
         if wanted <= free {
             return Ok(());

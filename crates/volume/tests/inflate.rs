@@ -132,12 +132,12 @@ fn a_copy_that_is_not_written_changes_nothing_and_may_come_late() {
 #[test]
 fn one_that_was_stopped_half_way_keeps_its_promise_and_goes_on() {
     let (mut rig, info) = shared();
-    let owed = usage(&mut rig).promised;
+    let owed = usage(&mut rig).provisioned;
     assert_eq!(rig.ask(own(info.id, 0)), Ok(PoolResponse::Owned(32)));
-    let half = usage(&mut rig).promised;
+    let half = usage(&mut rig).provisioned;
     assert_eq!(owed - half, 32, "two of four units have been given");
     let mut again = Rig::plain(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
-    assert_eq!(usage(&mut again).promised, half);
+    assert_eq!(usage(&mut again).provisioned, half);
     let room = account(&mut again, "v");
     assert_eq!((room.used, room.shared, room.missing), (64, 32, 32));
     // Reserved space that is not yet allocated is unavailable to others.

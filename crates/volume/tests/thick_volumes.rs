@@ -144,7 +144,7 @@ fn every_block_is_written_first_in_a_store_that_is_full_of_something_else() {
         assert_eq!((room.used, room.shared, room.reserved, room.missing), (0, 0, size, 0));
         fill(&mut rig);
         let before = usage(&mut rig);
-        assert!(before.free < before.kept + before.promised + unit, "{before:?}");
+        assert!(before.free < before.kept + before.provisioned + unit, "{before:?}");
         expect(&mut rig, &info, |_| 0);
         write_all(&mut rig, &info, |block| block + 1, at_once);
         assert_eq!(account(&mut rig, "v").reserved, 0);
@@ -163,7 +163,7 @@ fn every_block_is_written_first_in_a_store_that_is_full_of_something_else() {
         all.iter().for_each(|info| delete(&mut rig, &info.name));
         let after = usage(&mut rig);
         // The space map may keep one node.
-        assert!(after.promised == 0 && after.used <= 1, "all came back: {after:?}");
+        assert!(after.provisioned == 0 && after.used <= 1, "all came back: {after:?}");
     }
 }
 
@@ -207,7 +207,7 @@ fn what_has_no_room_is_refused_before_anything_is_taken() {
     assert_eq!(name, "v");
     assert!(wanted > 4000 && free < 4000, "{wanted} of {free}");
     let after = usage(&mut rig);
-    assert_eq!((after.used, after.promised), (before.used, before.promised));
+    assert_eq!((after.used, after.provisioned), (before.used, before.provisioned));
     // All space reported as free can be allocated.
     let most = (1..free).rev().find(|blocks| create(&mut rig, "v", *blocks, 16).is_ok()).unwrap();
     assert!(most + 80 > free, "{most} of {free}");
@@ -299,7 +299,7 @@ fn a_thick_volume_grows_with_its_promise_or_not_at_all_and_gives_back() {
     change(&mut rig, blocks("v", 500)).unwrap();
     rig.ask(PoolRequest::Flush).unwrap();
     let small = usage(&mut rig);
-    assert!(small.used + 1480 <= large.used && small.promised < large.promised);
+    assert!(small.used + 1480 <= large.used && small.provisioned < large.provisioned);
     assert_eq!(account(&mut rig, "v").reserved, 500);
     fill(&mut rig);
     write_all(&mut rig, &VolumeInfo { blocks: 500, ..info }, |_| 4, 64);
@@ -319,10 +319,10 @@ fn a_snapshot_and_checksums_are_no_ground_for_a_promise() {
     snapshot(&mut rig, "v", "s");
     assert_eq!(rig.inflate("s").unwrap_err(), PoolError::ReadOnly("s".into()));
     // A volume that becomes a snapshot has no reservation any more.
-    let promised = usage(&mut rig).promised;
+    let provisioned = usage(&mut rig).provisioned;
     change(&mut rig, VolumeOp::ConvertToSnapshot { name: "v".into(), to: "t".into(), uuid: 9 })
         .unwrap();
-    assert!(promised > 0 && usage(&mut rig).promised == 0);
+    assert!(provisioned > 0 && usage(&mut rig).provisioned == 0);
     expect_clean(&mut rig);
 }
 
@@ -366,7 +366,7 @@ fn a_check_names_wrong_numbers_of_thick_volumes() {
     assert_eq!(broken(&|_| {}), []);
     let found = broken(&|body| {
         if let PageBody::Superblock(superblock, ..) = body {
-            superblock.promised += 1;
+            superblock.provisioned += 1;
         }
     });
     assert_eq!(what(found), "promised blocks");

@@ -9,7 +9,7 @@ pub trait TrialRunner {
     type Work;
 
     /// Runs one trial and returns its result.
-    fn run(&mut self, work: &Self::Work, pace: &Effort) -> Result<TrialResult, TrialError>;
+    fn run(&mut self, work: &Self::Work, effort: &Effort) -> Result<TrialResult, TrialError>;
 }
 
 /// Why a trial has no result.
@@ -36,21 +36,21 @@ pub struct RoundProgress {
     pub label: &'static str,
 }
 
-/// Runs an experiment: the rounds that `pace` specifies, and additional ones for disturbed rounds.
+/// Runs an experiment: the rounds that `effort` specifies, and additional ones for disturbed rounds.
 /// A variant that is missing is omitted from the following rounds; without any variant the
 /// experiment ends.
 pub fn measure<B: TrialRunner>(
     experiment: &Experiment<B::Work>,
-    pace: &Effort,
+    effort: &Effort,
     bench: &mut B,
     tell: &mut dyn FnMut(RoundProgress),
 ) -> Result<Record, Canceled> {
     let mut record = Record { name: experiment.name.to_owned(), ..Record::default() };
-    for side in experiment.sides.iter().filter(|side| !pace.takes(side)) {
+    for side in experiment.sides.iter().filter(|side| !effort.takes(side)) {
         record.missing.insert(side.label.to_owned(), LEFT_OUT.to_owned());
     }
-    let mut rounds = pace.rounds;
-    let most = pace.rounds + pace.spare;
+    let mut rounds = effort.rounds;
+    let most = effort.rounds + effort.spare;
     let mut number = 0;
     while number < rounds {
         number += 1;
@@ -60,7 +60,7 @@ pub fn measure<B: TrialRunner>(
                 continue;
             }
             tell(RoundProgress { round: number, rounds, label: side.label });
-            match bench.run(&side.work, pace) {
+            match bench.run(&side.work, effort) {
                 Ok(reading) => drop(round.trials.insert(side.label.to_owned(), reading)),
                 Err(TrialError::Missing(why)) => {
                     drop(record.missing.insert(side.label.to_owned(), why));

@@ -65,35 +65,35 @@ impl TestBench {
         self.targets.end();
     }
 
-    fn turn(&mut self, work: &BenchWork, pace: &Effort) -> Result<Metrics, TrialError> {
+    fn turn(&mut self, work: &BenchWork, effort: &Effort) -> Result<Metrics, TrialError> {
         match *work {
-            BenchWork::Perf(words) => self.perf(words, "", pace),
-            BenchWork::Phases(phases) => self.phases(phases, pace),
+            BenchWork::Perf(words) => self.perf(words, "", effort),
+            BenchWork::Phases(phases) => self.phases(phases, effort),
             BenchWork::Served { serve, perf } => {
                 let target = self.target(serve)?;
-                self.perf(perf, &target, pace)
+                self.perf(perf, &target, effort)
             }
             BenchWork::OverVeth { serve, perf } => {
                 let words = words_of(serve, &self.cores, "").map_err(TrialError::Missing)?;
                 let target = self.targets.get_far(&words).map_err(TrialError::Missing)?;
-                self.perf(perf, &target, pace)
+                self.perf(perf, &target, effort)
             }
             BenchWork::Mixed { serve, keys } => {
                 let target = self.target(serve)?;
                 let uri = format!("{target}{keys}");
-                let time = Span { ns: pace.warm_up.ns + pace.turn.ns };
+                let time = Span { ns: effort.warm_up.ns + effort.turn.ns };
                 mixed::run(&uri, self.clock, time).map_err(|why| missing(&why))
             }
             BenchWork::Loop { run, .. } => {
                 let core = self.cores.iter().next();
-                thread_loop::run(run, self.clock, core, pace).map_err(TrialError::Missing)
+                thread_loop::run(run, self.clock, core, effort).map_err(TrialError::Missing)
             }
             BenchWork::Fio(words) => {
                 let words = words_of(words, &self.cores, "").map_err(TrialError::Missing)?;
                 fio::run(&words).map_err(TrialError::Missing)
             }
             BenchWork::Built { way, perf } => {
-                self.built(way, perf, pace).map_err(TrialError::Missing)
+                self.built(way, perf, effort).map_err(TrialError::Missing)
             }
         }
     }
@@ -103,12 +103,12 @@ impl TestBench {
         self.targets.get(&words).map_err(TrialError::Missing)
     }
 
-    fn perf(&mut self, words: &str, target: &str, pace: &Effort) -> Result<Metrics, TrialError> {
+    fn perf(&mut self, words: &str, target: &str, effort: &Effort) -> Result<Metrics, TrialError> {
         let words = words_of(words, &self.cores, target).map_err(TrialError::Missing)?;
         let mut options = (self.parse)(&words).map_err(|why| missing(&why))?;
-        options.time = pace.turn;
-        options.warm_up = pace.warm_up;
-        options.baseline_time = options.baseline_time.map(|_| pace.turn);
+        options.time = effort.turn;
+        options.warm_up = effort.warm_up;
+        options.baseline_time = options.baseline_time.map(|_| effort.turn);
         options
             .check(&MachineResources::probe_machine(&KernelFiles::live()))
             .map_err(|why| missing(&why))?;
@@ -130,10 +130,10 @@ impl TestBench {
 
     /// Runs phases one after the other. Rates are averaged, latencies are the worst of all phases.
     #[expect(clippy::cast_precision_loss, reason = "a few phases")]
-    fn phases(&mut self, phases: &[&str], pace: &Effort) -> Result<Metrics, TrialError> {
+    fn phases(&mut self, phases: &[&str], effort: &Effort) -> Result<Metrics, TrialError> {
         let mut all = Metrics::new();
         for words in phases {
-            for (key, value) in self.perf(words, "", pace)? {
+            for (key, value) in self.perf(words, "", effort)? {
                 let is_rate = key == "iops";
                 let share = if is_rate { value / phases.len() as f64 } else { value };
                 let found = all.entry(key).or_insert(0.0);
@@ -143,7 +143,7 @@ impl TestBench {
         Ok(all)
     }
 
-    fn built(&self, way: &str, words: &str, pace: &Effort) -> Result<Metrics, String> {
+    fn built(&self, way: &str, words: &str, effort: &Effort) -> Result<Metrics, String> {
         let Some(builds) = &self.builds else {
             return Err(
                 "takes builds of several minutes: `cargo xtask pgo` makes and compares them"
@@ -151,7 +151,7 @@ impl TestBench {
             );
         };
         let program = builds.join(way).join("tenmil");
-        let times = [("-t", pace.turn), ("-a", pace.warm_up)];
+        let times = [("-t", effort.turn), ("-a", effort.warm_up)];
         let times = times.map(|(flag, span)| [flag.to_owned(), span.as_secs_f64().to_string()]);
         let mut command = Command::new(&program);
         command.arg("perf").args(words_of(words, &self.cores, "")?).args(times.concat());
@@ -195,9 +195,9 @@ impl TestBench {
 impl TrialRunner for TestBench {
     type Work = BenchWork;
 
-    fn run(&mut self, work: &BenchWork, pace: &Effort) -> Result<TrialResult, TrialError> {
+    fn run(&mut self, work: &BenchWork, effort: &Effort) -> Result<TrialResult, TrialError> {
         let before = self.measure_load();
-        let figures = self.turn(work, pace);
+        let figures = self.turn(work, effort);
         if tenmil_linux::signal::interrupted() {
             return Err(TrialError::Interrupted);
         }

@@ -128,6 +128,6 @@ pub fn tally(evidence: &super::ReproduceRun) -> String {
     format!(
         "{holds} of {} claims hold here, {fails} do not, {open} could not be decided, {missing} \
          cannot be shown here",
-        evidence.chapters.len()
+        evidence.experiment_results.len()
     )
 }

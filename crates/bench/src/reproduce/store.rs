@@ -79,13 +79,13 @@ impl ReportDirectory {
 
 /// Key of program, machine and effort. Data saved under another key are ignored.
 #[expect(clippy::disallowed_methods, reason = "the face, where files are real")]
-pub fn key(machine: &Environment, pace: &Effort, builds: Option<&Path>) -> String {
+pub fn key(machine: &Environment, effort: &Effort, builds: Option<&Path>) -> String {
     let program = std::env::current_exe().and_then(std::fs::read);
     let program = program.map_or(0, |bytes| hash(&bytes));
     let processor = machine.cpu_model.as_deref().unwrap_or("unknown");
     let builds = builds.map_or_else(String::new, |path| format!(", builds {:016x}", built(path)));
     format!(
-        "program {program:016x}, {processor}, cores {}, Linux {}, {pace:?}{builds}",
+        "program {program:016x}, {processor}, cores {}, Linux {}, {effort:?}{builds}",
         machine.allowed, machine.kernel
     )
 }

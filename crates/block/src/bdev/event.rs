@@ -38,7 +38,7 @@ pub enum Event {
 /// Bounded event queue of one descriptor. An overflow is reported as an event.
 pub(super) struct EventQueue {
     waiting: Mutex<EventBacklog>,
-    bell: EventVectors,
+    waker: EventVectors,
 }
 
 #[derive(Debug, Default)]
@@ -53,7 +53,7 @@ const WAITING_MAX: usize = 64;
 impl EventQueue {
     pub(super) fn new() -> io::Result<Self> {
         let waiting = EventBacklog { events: VecDeque::with_capacity(WAITING_MAX), lost: 0 };
-        Ok(Self { waiting: Mutex::new(waiting), bell: EventVectors::new(1)? })
+        Ok(Self { waiting: Mutex::new(waiting), waker: EventVectors::new(1)? })
     }
 
     /// Appends an event; a full queue drops the oldest.
@@ -64,7 +64,7 @@ impl EventQueue {
             waiting.lost += 1;
         }
         waiting.events.push_back(event);
-        self.bell.clone().raise(0);
+        self.waker.clone().raise(0);
     }
 
     /// Removes the oldest event. After the last one, the descriptor is not readable until the next event.
@@ -75,13 +75,13 @@ impl EventQueue {
             if lost > 0 { Some(Event::Overflowed { lost }) } else { waiting.events.pop_front() };
         if waiting.events.is_empty() {
             // `push` holds the same lock, so the barrier inside `unmask` is not needed here.
-            self.bell.unmask(0);
+            self.waker.unmask(0);
         }
         event
     }
 
     pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.bell.descriptor(0)
+        self.waker.descriptor(0)
     }
 }
 

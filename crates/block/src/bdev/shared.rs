@@ -85,7 +85,7 @@ pub(crate) struct ChannelShared {
     pub(crate) is_open: AtomicBool,
     pub(crate) meter: IoCounters,
     /// Raised when `attention` changes.
-    pub(crate) bell: EventVectors,
+    pub(crate) waker: EventVectors,
 }
 
 /// Snapshot of the locked state for a channel.
@@ -266,16 +266,16 @@ impl Shared {
         // Release pairs with the load of `attention` in a channel's iteration; all other ordering comes
         // from the lock.
         self.attention.0.fetch_add(1, Ordering::Release);
-        ledger.ports().for_each(|port| port.bell.clone().raise(0));
+        ledger.ports().for_each(|port| port.waker.clone().raise(0));
     }
 
     pub(super) fn hold(this: &Arc<Self>, blocks: Range<u64>, except: Option<u32>) -> QuiescedRange {
         let mut ledger = this.ledger();
         let id = ledger.next_id();
         // Without a descriptor, the waiter polls.
-        let bell = EventVectors::new(1).or_else(|_| EventVectors::new(0));
-        let bell = bell.expect("no vectors take no descriptor");
-        let held = QuiesceEntry { id, blocks, except, bell };
+        let waker = EventVectors::new(1).or_else(|_| EventVectors::new(0));
+        let waker = waker.expect("no vectors take no descriptor");
+        let held = QuiesceEntry { id, blocks, except, waker };
         ledger.holds.push(held.clone());
         this.ring(&ledger);
         let generation = this.attention.0.load(Ordering::Relaxed);
@@ -305,7 +305,7 @@ impl Shared {
         let mut ledger = self.ledger();
         ledger.holds.retain(|held| held.id != id);
         // Later overlapping ranges may be granted now.
-        ledger.holds.iter().for_each(|held| held.bell.clone().raise(0));
+        ledger.holds.iter().for_each(|held| held.waker.clone().raise(0));
         self.ring(&ledger);
     }
 
@@ -349,11 +349,11 @@ impl Shared {
     /// Registers a new channel.
     pub(crate) fn enter(&self, holder: &str) -> Result<Arc<ChannelShared>, Error> {
         let refuse = |problem: String| format!("{}: {problem}", self.name);
-        let bell = EventVectors::new(1)
+        let waker = EventVectors::new(1)
             .map_err(|error| refuse(format!("a descriptor: {error}")))
             .map_err(Error::environment)?;
         // The waker is armed from here on; the first iteration handles changes in any case.
-        bell.unmask(0);
+        waker.unmask(0);
         let mut ledger = self.ledger();
         let free = ledger.ports.iter().position(Option::is_none);
         let position = free.unwrap_or(ledger.ports.len());
@@ -370,7 +370,7 @@ impl Shared {
             quiet: AtomicU64::new(0),
             is_open: AtomicBool::new(false),
             meter: IoCounters::new(ledger.timing),
-            bell,
+            waker,
         });
         if position == ledger.ports.len() {
             ledger.ports.push(None);
@@ -386,7 +386,7 @@ impl Shared {
         ledger.closed.merge(&done);
         ledger.ports[port.index as usize] = None;
         // Waiters check again: this channel no longer delays them.
-        ledger.holds.iter().for_each(|held| held.bell.clone().raise(0));
+        ledger.holds.iter().for_each(|held| held.waker.clone().raise(0));
     }
 
     /// The shared context with this index.

@@ -26,7 +26,7 @@ impl Channel {
     #[cold]
     pub(super) fn handle_changes(&mut self) {
         // The waker is armed before the state is read: a later change raises it.
-        self.is_deaf = !self.port.bell.unmask(0);
+        self.is_deaf = !self.port.waker.unmask(0);
         let view = self.grant.shared.view();
         self.seen = view.generation;
         self.limits.block_count = view.block_count;
@@ -85,7 +85,7 @@ impl Channel {
             // Pairs with the load of the quiescing thread: the requests in its range have ended before
             // this.
             self.port.quiet.store(self.seen, Ordering::Release);
-            others.for_each(|held| held.bell.clone().raise(0));
+            others.for_each(|held| held.waker.clone().raise(0));
         }
     }
 

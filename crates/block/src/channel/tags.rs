@@ -176,12 +176,12 @@ impl Tags {
         self.room -= 1;
     }
 
-    /// Marks the first `taken` of `lent` assigned tags as in use.
+    /// Marks the first `taken` of `leased` assigned tags as in use.
     #[inline]
-    pub(super) fn take(&mut self, lent: usize, taken: usize) {
+    pub(super) fn take(&mut self, leased: usize, taken: usize) {
         // Unused tags move down. If all are used, there is nothing to move.
-        if taken < lent {
-            self.free.copy_within(self.room - lent + taken..self.room, self.room - lent);
+        if taken < leased {
+            self.free.copy_within(self.room - leased + taken..self.room, self.room - leased);
         }
         self.room -= taken;
     }

@@ -267,7 +267,7 @@ const NOW: Instant = Instant { ns: 1 };
 
 /// A thread: submits `count` requests with tag 0 one after another, and sleeps in between. After an
 /// error, the member is not dropped, because that would call the checker.
-fn turn(member: Member, bell: &EventVectors, of: u64, count: u64) {
+fn turn(member: Member, waker: &EventVectors, of: u64, count: u64) {
     let mut member = ManuallyDrop::new(member);
     let mut answers = CompletionBatch::with_capacity(1);
     for number in 0..count {
@@ -283,7 +283,7 @@ fn turn(member: Member, bell: &EventVectors, of: u64, count: u64) {
             if member.arm() {
                 thread::yield_now();
             } else {
-                bell.wait();
+                waker.wait();
             }
             member.disarm();
         }

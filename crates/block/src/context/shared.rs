@@ -53,7 +53,7 @@ struct LockedContext {
 /// A member, as seen by the lock holder.
 struct MemberEntry {
     desk: Arc<MemberInbox>,
-    bell: EventVectors,
+    waker: EventVectors,
     in_flight: u32,
     /// The channel is closed: its completions are dropped.
     is_gone: bool,
@@ -63,7 +63,7 @@ struct MemberEntry {
 #[derive(Debug)]
 struct MemberInbox {
     inbox: Inbox,
-    bell: EventVectors,
+    waker: EventVectors,
 }
 
 /// One channel's membership in a context.
@@ -75,7 +75,7 @@ pub(crate) struct Member {
     tail: u64,
     port: Arc<ChannelShared>,
     /// The last submission was partly rejected.
-    wants_room: bool,
+    wants_space: bool,
     /// Between `arm` and `disarm`.
     is_asleep: bool,
     /// Counted in `armed`.
@@ -111,18 +111,18 @@ impl SharedContext {
         tags: u32,
         open: impl FnOnce() -> Result<Box<dyn IoChannel>, Error>,
     ) -> Result<Member, Error> {
-        let bell = EventVectors::new(1)
+        let waker = EventVectors::new(1)
             .map_err(|error| format!("a descriptor: {error}"))
             .map_err(Error::environment)?;
-        bell.mask(0);
-        let desk = Arc::new(MemberInbox { inbox: Inbox::new(tags), bell: bell.clone() });
+        waker.mask(0);
+        let desk = Arc::new(MemberInbox { inbox: Inbox::new(tags), waker: waker.clone() });
         let mut core = this.lock();
         if core.backend.is_none() {
             let backend = open()?;
             core.depth = backend.limits().depth_max.min(tags);
             core.backend = Some(backend);
         }
-        let seat = MemberEntry { desk: Arc::clone(&desk), bell, in_flight: 0, is_gone: false };
+        let seat = MemberEntry { desk: Arc::clone(&desk), waker, in_flight: 0, is_gone: false };
         let position = core.seats.iter().position(Option::is_none).unwrap_or(core.seats.len());
         if position == core.seats.len() {
             core.seats.push(None);
@@ -138,7 +138,7 @@ impl SharedContext {
             number,
             tail: 0,
             port: Arc::clone(port),
-            wants_room: false,
+            wants_space: false,
             is_asleep: false,
             is_armed: false,
             wake_at: Instant::NEVER,
@@ -192,7 +192,7 @@ impl LockedContext {
                 count += 1;
             } else if !seat.is_gone {
                 seat.desk.inbox.put(answer);
-                seat.bell.raise(0);
+                seat.waker.raise(0);
             } else if seat.in_flight == 0 {
                 *place = None;
             }
@@ -241,9 +241,9 @@ impl LockedContext {
     fn has_room_for(&mut self, number: u32, now: Instant) -> bool {
         self.waiters.enter(number);
         let room = self.room();
-        let has_room = self.waiters.share(number, room, now) > 0;
+        let has_space = self.waiters.share(number, room, now) > 0;
         self.notify_waiters(now);
-        has_room
+        has_space
     }
 
     /// Accounts for a member that has armed the device channel and is awake again. The last one disarms
@@ -268,7 +268,7 @@ impl LockedContext {
         let (room, seats) = (self.room(), &mut self.seats);
         self.waiters.notify_first(room, now, |member| {
             if let Some(Some(seat)) = seats.get_mut(member as usize) {
-                seat.bell.raise(0);
+                seat.waker.raise(0);
             }
         });
     }
@@ -283,7 +283,7 @@ impl Member {
         requests: &mut [Request],
         segments: &[Segment],
     ) -> usize {
-        (self.last, self.wants_room) = (now, true);
+        (self.last, self.wants_space) = (now, true);
         let Some(mut core) = self.context.enter(&self.port) else { return 0 };
         core.settle(&mut self.is_armed, self.is_asleep);
         let room = core.room();
@@ -292,8 +292,8 @@ impl Member {
         if taken > 0 {
             core.waiters.leave(self.number);
         }
-        self.wants_room = taken < requests.len();
-        if self.wants_room {
+        self.wants_space = taken < requests.len();
+        if self.wants_space {
             core.waiters.enter(self.number);
         }
         // A member ahead in the queue may have lost its reservation, and no other event may ever follow.
@@ -331,7 +331,7 @@ impl Member {
 
     pub(super) fn arm(&mut self) -> bool {
         self.is_asleep = true;
-        let is_heard = self.desk.bell.unmask(0);
+        let is_heard = self.desk.waker.unmask(0);
         if !is_heard || self.desk.inbox.has_more(self.tail) {
             return true;
         }
@@ -339,8 +339,8 @@ impl Member {
         // there.
         let Some(mut core) = self.context.enter(&self.port) else { return true };
         core.settle(&mut self.is_armed, self.is_asleep);
-        if self.wants_room && core.has_room_for(self.number, self.last) {
-            self.wants_room = false;
+        if self.wants_space && core.has_room_for(self.number, self.last) {
+            self.wants_space = false;
             return true;
         }
         if core.in_flight_of(self.number) == 0 {
@@ -362,13 +362,13 @@ impl Member {
     pub(super) fn disarm(&mut self) {
         if self.is_asleep {
             self.is_asleep = false;
-            self.desk.bell.mask(0);
+            self.desk.waker.mask(0);
         }
     }
 
     pub(super) fn descriptors(&self, each: &mut dyn FnMut(BorrowedFd<'_>)) {
-        if let Some(bell) = self.desk.bell.descriptor(0) {
-            each(bell);
+        if let Some(waker) = self.desk.waker.descriptor(0) {
+            each(waker);
         }
         let core = self.context.lock();
         if let Some(WakeSource::Descriptor(descriptor)) =
@@ -391,7 +391,7 @@ impl Drop for Member {
     fn drop(&mut self) {
         let Self { context, desk, number, last, .. } = self;
         let mut core = context.lock();
-        (self.is_asleep, self.wants_room) = (false, false);
+        (self.is_asleep, self.wants_space) = (false, false);
         core.settle(&mut self.is_armed, false);
         core.waiters.leave(*number);
         core.notify_waiters(*last);

@@ -169,8 +169,8 @@ impl<B: IoChannel> Deadline<B> {
         slot.number = self.next_number;
         self.next_number += 1;
         let direction = if reads(request) { READS } else { WRITES };
-        let patience = [self.options.read, self.options.write][direction];
-        slot.late_at = now.after(patience);
+        let time_limit = [self.options.read, self.options.write][direction];
+        slot.late_at = now.after(time_limit);
         self.queues[direction].insert(request.lba, index);
         true
     }

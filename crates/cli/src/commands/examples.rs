@@ -27,8 +27,8 @@ fn showing(all: &str, name: &str) -> String {
     let mut shown: Vec<&str> = Vec::new();
     let mut is_shown = false;
     for line in all.lines().skip(1) {
-        let goes_on = line.starts_with("   ");
-        is_shown = if goes_on { is_shown } else { calls(line, name) };
+        let continues = line.starts_with("   ");
+        is_shown = if continues { is_shown } else { calls(line, name) };
         if is_shown {
             shown.push(line);
         }

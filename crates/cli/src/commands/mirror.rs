@@ -241,7 +241,7 @@ fn as_text(report: &MirrorReport) -> String {
                 if let Some(owner) = leg.owner.owner() {
                     let _ = writeln!(text, "  open for writing by: {owner}");
                 }
-                let (dirty, regions) = (leg.dirty.count(), leg.shape.regions());
+                let (dirty, regions) = (leg.dirty.count(), leg.geometry.regions());
                 let share = mirror::share_of(dirty, regions);
                 let _ = writeln!(text, "  dirty: {dirty} of {regions} regions, {share}");
             }
@@ -294,10 +294,10 @@ fn as_json_leg(name: &str, leg: &tenmil_volume::mirror::Superblock) -> Value {
         "generation": leg.generation,
         "sequence": leg.sequence,
         "in_sync": in_sync,
-        "block_size": leg.shape.block_size,
-        "block_count": leg.shape.block_count,
-        "region_blocks": leg.shape.region_blocks,
-        "regions": leg.shape.regions(),
+        "block_size": leg.geometry.block_size,
+        "block_count": leg.geometry.block_count,
+        "region_blocks": leg.geometry.region_blocks,
+        "regions": leg.geometry.regions(),
         "dirty_regions": leg.dirty.count(),
     })
 }

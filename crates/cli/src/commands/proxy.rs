@@ -80,10 +80,11 @@ pub(super) fn run(arguments: &ProxyArguments, out: &mut dyn Write) -> Result<Exi
     let _asked = rpc_endpoint::serve(ServerState::new());
     write_out(out, &format!("ready {}\n", proxy.address()))?;
     while !tenmil_linux::signal::interrupted() {
-        let mut news = String::new();
-        let moved = proxy.turn(clock.now(), &mut |line| news = format!("{news}{line}\n"));
-        if !news.is_empty() {
-            write_out(out, &news)?;
+        let mut new_events = String::new();
+        let moved =
+            proxy.turn(clock.now(), &mut |line| new_events = format!("{new_events}{line}\n"));
+        if !new_events.is_empty() {
+            write_out(out, &new_events)?;
         }
         if !moved {
             let slept = proxy.sleep(clock.now(), WATCH_INTERVAL);

@@ -78,27 +78,27 @@ pub(super) fn run(
         write_out(out, &listed)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let pace = if arguments.quick { Effort::QUICK } else { Effort::FULL };
+    let effort = if arguments.quick { Effort::QUICK } else { Effort::FULL };
     let machine = Environment::read();
     let store =
-        ReportDirectory::open(&arguments.out, key(&machine, &pace, arguments.builds.as_deref()))?;
+        ReportDirectory::open(&arguments.out, key(&machine, &effort, arguments.builds.as_deref()))?;
     tenmil_linux::signal::catch_interrupts()
         .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::start();
     let mut stand = TestBench::new(clock, perf::options_of, arguments.builds.clone());
     let mut line = ProgressLine { is_terminal: std::io::stderr().is_terminal() };
-    let chapters =
-        tenmil_bench::reproduce::run(chosen, pace, &mut stand, &store, clock, &mut |progress| {
+    let experiment_results =
+        tenmil_bench::reproduce::run(chosen, effort, &mut stand, &store, clock, &mut |progress| {
             // A closed terminal does not end the measurement.
             let _ = line.print(progress, &mut std::io::stderr());
         });
     drop(stand);
-    let Ok(chapters) = chapters else {
+    let Ok(experiment_results) = experiment_results else {
         let kept = arguments.out.display();
         tracing::info!("interrupted: what is finished is kept in {kept}; the same command goes on");
         return Ok(ExitCode::from(INTERRUPTED));
     };
-    let run = ReproduceRun { pace, machine, chapters, command: command.to_owned() };
+    let run = ReproduceRun { effort, machine, experiment_results, command: command.to_owned() };
     let report = json::render(&run);
     let written = vec![
         store.write("report.html", &html::render(&run))?,
@@ -127,11 +127,13 @@ impl ProgressLine {
                 minutes(*left)
             )?,
             Progress::Turn { .. } => {}
-            Progress::Finished(chapter) => {
-                let row = chapter.rows().into_iter().next();
+            Progress::Finished(experiment_result) => {
+                let row = experiment_result.rows().into_iter().next();
                 let found = row.map_or_else(String::new, |row| row.found);
-                let kept = if chapter.was_kept { " (kept from an earlier run)" } else { "" };
-                let (name, verdict) = (chapter.experiment.name, chapter.verdict().words());
+                let kept =
+                    if experiment_result.was_kept { " (kept from an earlier run)" } else { "" };
+                let (name, verdict) =
+                    (experiment_result.experiment.name, experiment_result.verdict().words());
                 writeln!(errors, "{clear}{name}: {verdict}: {found}{kept}")?;
             }
         }

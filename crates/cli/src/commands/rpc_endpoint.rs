@@ -84,10 +84,12 @@ pub(super) fn serve(state: ServerState) -> Option<(Server, EventRelay)> {
     match start(state) {
         Ok(served) => Some(served),
         Err(why) => {
-            subscribe_capacity(|news| tracing::info!(cause = %news.store, "{news}"));
-            subscribe_lost_writes(|news| tracing::warn!("{news}"));
-            subscribe_mirrors(|news| tracing::info!("{news}"));
-            subscribe_stops(|news| tracing::warn!("{news}"));
+            subscribe_capacity(
+                |new_events| tracing::info!(cause = %new_events.store, "{new_events}"),
+            );
+            subscribe_lost_writes(|new_events| tracing::warn!("{new_events}"));
+            subscribe_mirrors(|new_events| tracing::info!("{new_events}"));
+            subscribe_stops(|new_events| tracing::warn!("{new_events}"));
             tracing::info!("`tenmil get` will not reach this process: {why}");
             None
         }
@@ -108,24 +110,24 @@ fn start(state: ServerState) -> Result<(Server, EventRelay), String> {
     let server = Server::start(&directory, std::process::id(), &TABLE, state, announced)
         .map_err(|refused| refused.to_string())?;
     let teller = announcer.clone();
-    subscribe_capacity(move |news| {
-        tracing::info!(cause = %news.store, "{news}");
-        teller.announce_room(news);
+    subscribe_capacity(move |new_events| {
+        tracing::info!(cause = %new_events.store, "{new_events}");
+        teller.announce_room(new_events);
     });
     let teller = announcer.clone();
-    subscribe_lost_writes(move |news| {
-        tracing::warn!("{news}");
-        teller.announce_lost_write(news);
+    subscribe_lost_writes(move |new_events| {
+        tracing::warn!("{new_events}");
+        teller.announce_lost_write(new_events);
     });
     let teller = announcer.clone();
-    subscribe_mirrors(move |news| {
-        tracing::info!("{news}");
-        teller.announce_mirror(news);
+    subscribe_mirrors(move |new_events| {
+        tracing::info!("{new_events}");
+        teller.announce_mirror(new_events);
     });
     let teller = announcer.clone();
-    subscribe_stops(move |news| {
-        tracing::warn!("{news}");
-        teller.announce_stop(news);
+    subscribe_stops(move |new_events| {
+        tracing::warn!("{new_events}");
+        teller.announce_stop(new_events);
     });
     Ok((server, EventRelay::new(announcer)))
 }

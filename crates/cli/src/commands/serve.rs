@@ -370,7 +370,7 @@ fn run_nbd(
     })?;
     let devices = Devices::new(opened.handles.clone());
     let served = Arc::new(export_device(arguments, &uri, opened, &regions, clock)?);
-    let doors = listen.iter().map(open_listener).collect::<Result<Vec<_>, _>>()?;
+    let listen_sockets = listen.iter().map(open_listener).collect::<Result<Vec<_>, _>>()?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
     let state = rpc_endpoint::state_of(&balanced);
@@ -378,7 +378,7 @@ fn run_nbd(
     let mut asked = rpc_endpoint::serve(state);
     let connections_max = arguments.max_connections.unwrap_or(CLIENTS_MAX);
     let server = Server::start(ServerConfig {
-        doors,
+        listen_sockets,
         served: Arc::clone(&served),
         regions: regions.clone(),
         reactors: Arc::clone(reactors.registry()),
@@ -394,12 +394,12 @@ fn run_nbd(
     tenmil_linux::file::commit_created()?;
     write_out(out, &ready_message(arguments, &served, &server))?;
     while !tenmil_linux::signal::interrupted() {
-        while let Some(news) = server.next_event() {
-            if let NbdEvent::Trouble(text) = &news {
+        while let Some(new_events) = server.next_event() {
+            if let NbdEvent::Trouble(text) = &new_events {
                 tracing::info!("{text}");
             }
             if let Some((_, relay)) = &asked {
-                relay.announcer().announce_export(served.export().name(), &news);
+                relay.announcer().announce_export(served.export().name(), &new_events);
             }
         }
         if let Some((_, relay)) = &mut asked {

@@ -185,9 +185,9 @@ impl ProxySocket {
 
     fn arm(&mut self, watch: &PollSet, from: &Direction, to: &Direction) -> io::Result<bool> {
         let wants_bytes = !self.has_ended && from.line.room() > 0;
-        let wants_room = !to.pending.is_empty();
+        let wants_space = !to.pending.is_empty();
         add(watch, self.stream.wake_source())?;
-        Ok(self.stream.arm(wants_bytes, wants_room))
+        Ok(self.stream.arm(wants_bytes, wants_space))
     }
 }
 

@@ -11,7 +11,7 @@ use tenmil_linux::{Clock, StopFlag, Thread};
 use tenmil_rpc::{Client, Code, RpcError};
 
 use super::keys::Request;
-use super::query::{self, PATIENCE};
+use super::query::{self, TIME_LIMIT};
 use super::sample::{Sample, refused};
 use super::state::{EventLine, Running, Update};
 
@@ -20,7 +20,7 @@ use super::state::{EventLine, Running, Update};
 pub(crate) struct SamplerHandle {
     wishes: SyncSender<Request>,
     // Dropped before the thread, which may be blocked on the full channel.
-    news: Receiver<Update>,
+    new_events: Receiver<Update>,
     _thread: Thread<()>,
 }
 
@@ -42,12 +42,12 @@ impl SamplerHandle {
         interval: Span,
     ) -> Result<Self, Error> {
         let (wishes, wished) = sync_channel(16);
-        let (tell, news) = sync_channel(256);
+        let (tell, new_events) = sync_channel(256);
         let clock = Clock::kernel();
         let watcher = Sampler { directory, pid, must_list: false, interval, wished, tell, clock };
         let thread = Thread::spawn("top", None, move |stop| watcher.run(stop))
             .map_err(|error| Error::environment(format!("start a thread: {error}")))?;
-        Ok(Self { wishes, news, _thread: thread })
+        Ok(Self { wishes, new_events, _thread: thread })
     }
 
     /// Sends a command. If the channel is full, the command is dropped.
@@ -57,8 +57,8 @@ impl SamplerHandle {
 
     /// The next update, if there is one.
     pub(crate) fn next_update(&self) -> Result<Option<Update>, Error> {
-        match self.news.try_recv() {
-            Ok(news) => Ok(Some(news)),
+        match self.new_events.try_recv() {
+            Ok(new_events) => Ok(Some(new_events)),
             Err(TryRecvError::Empty) => Ok(None),
             Err(TryRecvError::Disconnected) => Err(Error::environment(
                 "watch: the thread that asks has ended, expected it to last",
@@ -98,8 +98,8 @@ impl Sampler {
         }
     }
 
-    fn send_update(&self, news: Update) -> Result<(), StopReason> {
-        self.tell.send(news).map_err(|_| StopReason)
+    fn send_update(&self, new_events: Update) -> Result<(), StopReason> {
+        self.tell.send(new_events).map_err(|_| StopReason)
     }
 
     fn handle_request(&mut self, wish: Request) {
@@ -129,14 +129,14 @@ impl Sampler {
             return self.send_update(Update::Running(listed.collect())).map(|()| None);
         };
         match self.attach(pid) {
-            Ok((client, news)) => self.send_update(news).map(|()| Some(client)),
+            Ok((client, new_events)) => self.send_update(new_events).map(|()| Some(client)),
             Err(refused) => self.send_update(Update::Silent(refused.text)).map(|()| None),
         }
     }
 
     fn attach(&self, pid: u32) -> Result<(Client, Update), Error> {
         let path = self.directory.socket_of(pid);
-        let mut client = Client::connect(&path, PATIENCE).map_err(refused)?;
+        let mut client = Client::connect(&path, TIME_LIMIT).map_err(refused)?;
         let process = query::process(&mut client)?;
         // A process without events is watched all the same.
         let _ = query::call(&mut client, "events");
@@ -149,7 +149,7 @@ impl Sampler {
         while !stop.is_stopped() {
             let next = self.clock.now().after(interval);
             match self.sample(client) {
-                Ok(news) => self.send_update(news)?,
+                Ok(new_events) => self.send_update(new_events)?,
                 Err(refusal) => self.handle_error(refusal)?,
             }
             let mut events_left = EVENTS_MAX;
@@ -250,7 +250,7 @@ mod tests {
         let end = clock.now().after(Span::from_secs(30));
         while clock.now() < end {
             match link.next_update().unwrap() {
-                Some(news) if is_it(&news) => return news,
+                Some(new_events) if is_it(&new_events) => return new_events,
                 Some(_) => {}
                 None => tenmil_linux::thread::yield_now(),
             }
@@ -259,7 +259,7 @@ mod tests {
     }
 
     fn attached(link: &SamplerHandle) {
-        wait_for(link, "connection", |news| matches!(news, Update::Attached(_)));
+        wait_for(link, "connection", |new_events| matches!(new_events, Update::Attached(_)));
     }
 
     #[test]
@@ -268,13 +268,15 @@ mod tests {
         let (_server, announcer) = world.serve(7);
         let link = world.link(None);
         attached(&link);
-        let news = wait_for(&link, "sample", |news| matches!(news, Update::Looked { .. }));
-        let Update::Looked { sample, policy } = news else { unreachable!() };
+        let new_events =
+            wait_for(&link, "sample", |new_events| matches!(new_events, Update::Looked { .. }));
+        let Update::Looked { sample, policy } = new_events else { unreachable!() };
         assert_eq!((sample.reactors.len(), policy), (0, None));
         let kind = EventKind { name: "bell", help: "somebody rang" };
         announcer.emit(Event { kind, text: "ding".into(), about: serde_json::json!({}) });
-        let news = wait_for(&link, "event", |news| matches!(news, Update::Happened(_)));
-        let Update::Happened(happened) = news else { unreachable!() };
+        let new_events =
+            wait_for(&link, "event", |new_events| matches!(new_events, Update::Happened(_)));
+        let Update::Happened(happened) = new_events else { unreachable!() };
         assert_eq!((happened.kind.as_str(), happened.text.as_str()), ("bell", "ding"));
     }
 
@@ -282,11 +284,11 @@ mod tests {
     fn one_that_goes_is_said_to_have_gone_and_its_successor_is_watched() {
         let world = World::new();
         let link = world.link(None);
-        wait_for(&link, "list", |news| *news == Update::Running(Vec::new()));
+        wait_for(&link, "list", |new_events| *new_events == Update::Running(Vec::new()));
         let first = world.serve(7);
         attached(&link);
         drop(first);
-        wait_for(&link, "end", |news| matches!(news, Update::Gone(_)));
+        wait_for(&link, "end", |new_events| matches!(new_events, Update::Gone(_)));
         let _second = world.serve(8);
         attached(&link);
     }
@@ -297,7 +299,7 @@ mod tests {
         let servers = [world.serve(7), world.serve(8)];
         let link = world.link(None);
         let listed = |count: usize| {
-            let is_it = |news: &Update| matches!(news, Update::Running(all) if all.len() == count);
+            let is_it = |new_events: &Update| matches!(new_events, Update::Running(all) if all.len() == count);
             wait_for(&link, "list", is_it);
         };
         listed(2);
@@ -316,7 +318,7 @@ mod tests {
         let world = World::new();
         let _other = world.serve(8);
         let link = world.link(Some(7));
-        wait_for(&link, "list", |news| *news == Update::Running(Vec::new()));
+        wait_for(&link, "list", |new_events| *new_events == Update::Running(Vec::new()));
         let _server = world.serve(7);
         attached(&link);
     }

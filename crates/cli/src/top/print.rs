@@ -137,10 +137,13 @@ mod tests {
     fn every_published_name_is_documented() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operator/top.md");
         let documented = String::from_utf8(std::fs::read(path).unwrap()).unwrap();
-        for field in
-            SHAPE.fields().iter().flat_map(|field| [field].into_iter().chain(field.shape.fields()))
+        for field in SHAPE
+            .fields()
+            .iter()
+            .flat_map(|field| [field].into_iter().chain(field.geometry.fields()))
         {
-            let line = format!("| `{}` | {} | {} |\n", field.name, field.shape.name(), field.help);
+            let line =
+                format!("| `{}` | {} | {} |\n", field.name, field.geometry.name(), field.help);
             assert!(documented.contains(&line), "docs/operator/top.md lacks {line}");
         }
     }

@@ -7,11 +7,11 @@ use tenmil_rpc::{Client, Code, RpcError};
 use super::sample::{Process, Sample, Scheduler, read, refused};
 
 /// Response time after which a process counts as not responding.
-pub(crate) const PATIENCE: Span = Span::from_secs(1);
+pub(crate) const TIME_LIMIT: Span = Span::from_secs(1);
 
 /// Calls a method without parameters.
 pub(crate) fn call(client: &mut Client, method: &str) -> Result<Value, RpcError> {
-    client.call(method, Map::new(), PATIENCE)
+    client.call(method, Map::new(), TIME_LIMIT)
 }
 
 /// Queries the properties of the process.

@@ -48,8 +48,8 @@ pub(crate) fn run(link: &SamplerHandle, theme: Theme) -> Result<(), Error> {
     let mut state = AppState::default();
     let mut is_new = true;
     while !state.is_over && !tenmil_linux::signal::interrupted() {
-        while let Some(news) = link.next_update()? {
-            state.take(news);
+        while let Some(new_events) = link.next_update()? {
+            state.take(new_events);
             is_new = true;
         }
         if std::mem::take(&mut is_new) {

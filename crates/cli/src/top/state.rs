@@ -129,8 +129,8 @@ impl Table {
 
 impl AppState {
     /// Applies an update.
-    pub(crate) fn take(&mut self, news: Update) {
-        match news {
+    pub(crate) fn take(&mut self, new_events: Update) {
+        match new_events {
             Update::Running(running) if running.is_empty() => self.reset_stage(),
             Update::Running(running) => {
                 self.chosen.process = self.chosen.process.min(running.len() - 1);

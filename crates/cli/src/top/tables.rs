@@ -99,8 +99,8 @@ fn reactor_row<'a>(
         (false, false) => text("awake".into()),
     };
     // For a stalled reactor, the running poller matters, not the slowest one so far.
-    let culprit = if is_stuck { &reactor.running } else { &reactor.longest_iteration_cause };
-    let culprit = match culprit {
+    let cause = if is_stuck { &reactor.running } else { &reactor.longest_iteration_cause };
+    let cause = match cause {
         Some(name) if is_stuck => Cell::Text(format!("stalled in {}", escape(name)), Tone::Alarm),
         Some(name) => text(escape(name)),
         None => quiet("-"),
@@ -124,7 +124,7 @@ fn reactor_row<'a>(
         number(threads.to_string()),
         too_long,
         text(span(reactor.longest_iteration_ns)),
-        culprit,
+        cause,
     ]
 }
 

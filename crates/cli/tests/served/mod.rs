@@ -15,7 +15,7 @@ pub(crate) struct Served {
 }
 
 /// Seconds that a tool may take.
-const PATIENCE: &str = "60";
+const TIME_LIMIT: &str = "60";
 
 impl Served {
     /// Serves `uri` at a socket of its own.
@@ -120,7 +120,7 @@ pub(crate) fn tools(names: &[&str]) -> bool {
 pub(crate) fn run(tool: &str, arguments: &[&str]) -> String {
     let directory = tempfile::tempdir().unwrap();
     let output = Command::new("timeout")
-        .args(["-k", "5", PATIENCE, tool])
+        .args(["-k", "5", TIME_LIMIT, tool])
         .args(arguments)
         // Some leave files where they are.
         .current_dir(directory.path())

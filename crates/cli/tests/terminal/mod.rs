@@ -17,7 +17,7 @@ pub(crate) struct Terminal {
 }
 
 /// Longer than anything takes on the busiest machine.
-const PATIENCE: Span = Span::from_secs(30);
+const TIME_LIMIT: Span = Span::from_secs(30);
 
 /// What terminals are told to show another screen, and to go back to the first.
 const OTHER_SCREEN: &str = "\u{1b}[?1049h";
@@ -113,7 +113,7 @@ impl Drop for Terminal {
 pub(crate) fn await_exit(child: &mut Child) -> Option<i32> {
     let mut status = None;
     let clock = Clock::kernel();
-    let end = clock.now().after(PATIENCE);
+    let end = clock.now().after(TIME_LIMIT);
     while status.is_none() {
         if clock.now() > end {
             child.kill().unwrap();
@@ -127,7 +127,7 @@ pub(crate) fn await_exit(child: &mut Child) -> Option<i32> {
 
 fn until(what: &str, is_so: impl Fn() -> bool) {
     let clock = Clock::kernel();
-    let end = clock.now().after(PATIENCE);
+    let end = clock.now().after(TIME_LIMIT);
     while !is_so() {
         assert!(clock.now() < end, "never: {what:?}");
         tenmil_linux::thread::yield_now();

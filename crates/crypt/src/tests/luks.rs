@@ -90,14 +90,14 @@ fn merge(split: &[u8]) -> Vec<u8> {
 /// Runs a tool. `qemu-img` benchmarks the machine to choose its iteration count and fails if the
 /// clock of a busy machine did not advance; then it is run again.
 fn run(tool: &str, arguments: &[&str]) {
-    for patience in (0..20).rev() {
+    for time_limit in (0..20).rev() {
         let output = Command::new(tool).args(arguments).output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
         let problem = String::from_utf8_lossy(&output.stderr);
         if output.status.success() {
             return;
         }
-        let unlucky = problem.contains("Unable to get accurate CPU usage") && patience > 0;
+        let unlucky = problem.contains("Unable to get accurate CPU usage") && time_limit > 0;
         assert!(unlucky, "{tool} {arguments:?}: {said} {problem}");
     }
 }

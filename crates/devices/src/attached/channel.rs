@@ -22,7 +22,7 @@ pub(super) struct AttachedDevice<B: ControllerBus> {
 
 /// I/O channel: one queue pair.
 struct AttachedChannel<B: ControllerBus> {
-    lent: QueueLease<B>,
+    leased: QueueLease<B>,
     /// Dropped after the queue pair.
     attached: Arc<AttachedController<B>>,
 }
@@ -31,14 +31,14 @@ impl<B: ControllerBus> AttachedDevice<B> {
     pub(super) fn new(attached: AttachedController<B>) -> Result<Self, Error> {
         let attached = Arc::new(attached);
         let first = AttachedChannel::new(&attached)?;
-        let limits = first.lent.queue.limits().clone();
+        let limits = first.leased.queue.limits().clone();
         Ok(Self { attached, limits, first: Mutex::new(Some(first)) })
     }
 }
 
 impl<B: ControllerBus> AttachedChannel<B> {
     fn new(attached: &Arc<AttachedController<B>>) -> Result<Self, Error> {
-        Ok(Self { lent: attached.queue()?, attached: Arc::clone(attached) })
+        Ok(Self { leased: attached.queue()?, attached: Arc::clone(attached) })
     }
 }
 
@@ -52,7 +52,7 @@ impl<B: ControllerBus> AttachedController<B> {
     ) -> Result<(), Error> {
         let attached = Arc::new(self);
         let name = attached.shared.bus.name();
-        let patience = attached.wanted.patience;
+        let time_limit = attached.wanted.time_limit;
         let mut channel = AttachedChannel::new(&attached)?;
         let block = channel.limits().block_size;
         let memory = attached.shared.bus.allocate(regions, block as usize);
@@ -68,18 +68,18 @@ impl<B: ControllerBus> AttachedController<B> {
         };
         let data = [Segment { len_bytes: block, ..memory.segment() }];
         let mut answers = CompletionBatch::with_capacity(1);
-        let end = steps.clock().now().after(patience);
-        let mut is_under_way = false;
+        let end = steps.clock().now().after(time_limit);
+        let mut is_in_flight = false;
         let outcome = loop {
             let now = steps.clock().now();
-            is_under_way = is_under_way || channel.submit(now, &[read], &data) == 1;
+            is_in_flight = is_in_flight || channel.submit(now, &[read], &data) == 1;
             channel.flush();
             channel.poll(now, &mut answers);
             if let Some(answer) = answers.as_slice().first() {
                 break answer.status;
             }
             if now >= end {
-                let text = format!("read the first block of {name}: no answer within {patience}");
+                let text = format!("read the first block of {name}: no answer within {time_limit}");
                 // Dropping the channel waits for the completion, so the memory is not reused
                 // before.
                 drop(channel);
@@ -130,25 +130,25 @@ impl<B: ControllerBus> BlockDevice for AttachedDevice<B> {
 
 impl<B: ControllerBus> IoChannel for AttachedChannel<B> {
     fn limits(&self) -> &Limits {
-        self.lent.queue.limits()
+        self.leased.queue.limits()
     }
 
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
-        self.lent.queue.submit(now, requests, segments)
+        self.leased.queue.submit(now, requests, segments)
     }
 
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        self.lent.queue.poll(now, answers)
+        self.leased.queue.poll(now, answers)
     }
 }
 
 impl<B: ControllerBus> ChannelWakeup for AttachedChannel<B> {
     fn below(&self) -> Option<&dyn IoChannel> {
-        Some(&self.lent.queue)
+        Some(&self.leased.queue)
     }
 
     fn below_mut(&mut self) -> Option<&mut dyn IoChannel> {
-        Some(&mut self.lent.queue)
+        Some(&mut self.leased.queue)
     }
 }
 
@@ -157,15 +157,15 @@ impl<B: ControllerBus> Drop for AttachedChannel<B> {
     /// commands, or the admin thread finds it lost and revokes its DMA access. No buffer is
     /// returned before, however long it takes; a warning names the controller.
     fn drop(&mut self) {
-        let Self { lent, attached } = self;
+        let Self { leased, attached } = self;
         let name = attached.shared.bus.name();
-        let mut patience = WaitBackoff::new(attached.clock.now());
+        let mut time_limit = WaitBackoff::new(attached.clock.now());
         loop {
             let now = attached.clock.now();
-            if lent.queue.drain(now) {
+            if leased.queue.drain(now) {
                 break;
             }
-            match patience.next(now) {
+            match time_limit.next(now) {
                 WaitAction::Spin => tenmil_linux::thread::yield_now(),
                 WaitAction::Sleep => tenmil_linux::thread::sleep(SLEEP),
                 WaitAction::Warn => {
@@ -174,7 +174,7 @@ impl<B: ControllerBus> Drop for AttachedChannel<B> {
                 }
             }
         }
-        if let Some(vector) = self.lent.vector {
+        if let Some(vector) = self.leased.vector {
             self.attached.release_vector(vector);
         }
     }
@@ -246,10 +246,10 @@ mod tests {
     #[test]
     fn a_long_wait_rests_and_is_told_of_once() {
         let (begin, mut told, mut looks) = (Instant { ns: 1 }, Vec::new(), 0);
-        let mut patience = WaitBackoff::new(begin);
+        let mut time_limit = WaitBackoff::new(begin);
         for ms in 0..60_000 {
             let now = begin.after(Span::from_ms(ms));
-            match patience.next(now) {
+            match time_limit.next(now) {
                 WaitAction::Warn => told.push(ms),
                 WaitAction::Spin => looks += 1,
                 WaitAction::Sleep => {}

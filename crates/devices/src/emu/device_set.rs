@@ -58,7 +58,7 @@ struct FleetStateInner {
 
 /// One emulated SSD as a block device.
 pub struct SsdDevice {
-    fleet: Arc<EmulatedDevices>,
+    emulated_devices: Arc<EmulatedDevices>,
     index: usize,
     limits: Limits,
 }
@@ -73,7 +73,7 @@ struct SsdChannel<B: Doorbell> {
 
 /// Counts an open queue pair, and releases its vector on drop.
 struct SsdQueueLease {
-    fleet: Arc<EmulatedDevices>,
+    emulated_devices: Arc<EmulatedDevices>,
     index: usize,
     vector: Option<u16>,
 }
@@ -107,9 +107,9 @@ impl EmulatedDevices {
         };
         let tender = Some(Thread::spawn("tend", None, body).map_err(refuse)?);
         let techniques = *techniques;
-        let fleet =
+        let emulated_devices =
             Self { shared, tender, bell, clock, techniques, depth, channels_max, _memory: memory };
-        Ok(Arc::new(fleet))
+        Ok(Arc::new(emulated_devices))
     }
 
     /// Block device of SSD `index`.
@@ -117,7 +117,7 @@ impl EmulatedDevices {
         // All queue pairs have the same limits, so those of a temporary one apply.
         let mut limits = self.channel(index, None)?.limits().clone();
         limits.durability = self.describe(index)?.durability;
-        Ok(SsdDevice { fleet: Arc::clone(self), index, limits })
+        Ok(SsdDevice { emulated_devices: Arc::clone(self), index, limits })
     }
 
     /// Allocates a buffer in the pool of SSD `index`, whose address translation is the fastest for
@@ -156,7 +156,7 @@ impl EmulatedDevices {
         let made = emulated.ssd_queue(index, self.depth, &self.techniques, &self.clock);
         let (queue, vector) = made?;
         state.open[index] += 1;
-        let lease = SsdQueueLease { fleet: Arc::clone(self), index, vector };
+        let lease = SsdQueueLease { emulated_devices: Arc::clone(self), index, vector };
         Ok(match queue {
             SsdQueue::Direct(queue) => SsdChannel::boxed(queue, limits, lease),
             SsdQueue::WithPostedDoorbell(queue) => SsdChannel::boxed(queue, limits, lease),
@@ -239,7 +239,7 @@ impl EventLoop for EmulatedAdminLoop {
 impl SsdDevice {
     /// Existing data on all SSDs of the set.
     pub fn existing(&self) -> Vec<ExistingData> {
-        self.fleet.existing()
+        self.emulated_devices.existing()
     }
 }
 
@@ -249,14 +249,14 @@ impl BlockDevice for SsdDevice {
     }
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
-        self.fleet
+        self.emulated_devices
             .channel(self.index, Some(&self.limits))
             .map_err(|refused| refused.text)
             .map_err(Error::environment)
     }
 
     fn channels_max(&self) -> u32 {
-        self.fleet.channels_max
+        self.emulated_devices.channels_max
     }
 }
 
@@ -297,7 +297,7 @@ impl<B: Doorbell + Send> ChannelWakeup for SsdChannel<B> {
 
 impl<B: Doorbell> Drop for SsdChannel<B> {
     fn drop(&mut self) {
-        abandon(&mut self.queue, &self.lease.fleet.clock);
+        abandon(&mut self.queue, &self.lease.emulated_devices.clock);
     }
 }
 
@@ -311,7 +311,7 @@ fn abandon<B: Doorbell>(queue: &mut NamespaceQueue<DevicePool, B>, clock: &Clock
 
 impl Drop for SsdQueueLease {
     fn drop(&mut self) {
-        let mut state = self.fleet.shared.lock();
+        let mut state = self.emulated_devices.shared.lock();
         state.open[self.index] -= 1;
         if let (Some(emulated), Some(vector)) = (&mut state.emulated, self.vector) {
             emulated.release_vector(self.index, vector);

@@ -36,7 +36,7 @@ pub(super) struct DeviceThreadBuilder {
 pub(super) struct DeviceLoop<I: Interrupts = EventVectors> {
     ssds: Vec<EmulatedSsd<I>>,
     stop: StopFlag,
-    gives_way: bool,
+    yields: bool,
     sources: WakeSources,
     /// A descriptor could not be added to the wait set, so the thread must not sleep.
     is_deaf: bool,
@@ -75,13 +75,13 @@ impl DeviceThreadBuilder {
         self,
         index: usize,
         core: Option<u32>,
-        gives_way: bool,
+        yields: bool,
         clock: Clock,
     ) -> Result<DeviceThread, Error> {
         let Self { ssds, mut sleeper } = self;
         let (bell, name) = (sleeper.notifier(), format!("device-{index}"));
         let body = move |stop: &StopFlag| {
-            let mut on_shift = DeviceLoop::new(ssds, stop.clone(), gives_way, sleeper.sources());
+            let mut on_shift = DeviceLoop::new(ssds, stop.clone(), yields, sleeper.sources());
             tenmil_linux::event_loop::run(&mut on_shift, &clock, &mut sleeper);
         };
         let thread = Thread::spawn(&name, core, body)
@@ -102,15 +102,10 @@ impl Drop for DeviceThread {
 }
 
 impl<I: Interrupts> DeviceLoop<I> {
-    fn new(
-        ssds: Vec<EmulatedSsd<I>>,
-        stop: StopFlag,
-        gives_way: bool,
-        sources: WakeSources,
-    ) -> Self {
+    fn new(ssds: Vec<EmulatedSsd<I>>, stop: StopFlag, yields: bool, sources: WakeSources) -> Self {
         let spell = AdaptiveSpin::new(PollMode::Adaptive, Instant::default());
         let (until, turns) = (Instant::NEVER, TURNS_PER_LOOK);
-        Self { ssds, stop, gives_way, sources, is_deaf: false, spell, until, turns }
+        Self { ssds, stop, yields, sources, is_deaf: false, spell, until, turns }
     }
 
     /// Loop without a thread, for tests that advance the time themselves: the clock is read in each
@@ -151,7 +146,7 @@ impl<I: Interrupts> EventLoop for DeviceLoop<I> {
         let mut is_idle = false;
         for _ in 0..self.turns {
             is_idle = !self.turn_each(now);
-            if is_idle && self.gives_way {
+            if is_idle && self.yields {
                 tenmil_linux::thread::yield_now();
                 break;
             }

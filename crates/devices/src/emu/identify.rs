@@ -5,7 +5,7 @@ use tenmil_linux::Clock;
 use tenmil_nvme_host::Event;
 use tenmil_wire::{Command, Status};
 
-use super::{EmuPlan, Emulated, PATIENCE};
+use super::{EmuPlan, Emulated, TIME_LIMIT};
 use crate::EmuSpec;
 use crate::identify::{self, ControllerFn};
 use crate::techniques::Techniques;
@@ -21,7 +21,7 @@ pub fn with_controller(spec: &EmuSpec, ask: ControllerFn<'_>) -> Result<(), Erro
         buffer_bytes: u64::from(DATA_BYTES_MAX),
         techniques: &Techniques::default(),
         device_cores: &[None],
-        gives_way: true,
+        yields: true,
         interrupts: false,
         fills: false,
         seed: 0,
@@ -82,7 +82,7 @@ impl identify::Controller for EmulatedAdmin {
 
 impl EmulatedAdmin {
     fn await_answer(&mut self, token: u64) -> Result<IoCompletion, Error> {
-        let end = self.clock.now().after(PATIENCE);
+        let end = self.clock.now().after(TIME_LIMIT);
         loop {
             let now = self.clock.now();
             match self.emulated.controller(0).poll(now) {
@@ -92,7 +92,7 @@ impl EmulatedAdmin {
                 }
                 Some(_) => {}
                 None if now >= end => {
-                    let waited: Span = PATIENCE;
+                    let waited: Span = TIME_LIMIT;
                     let text = format!("ask the controller: no answer within {waited}");
                     return Err(Error::remote(text));
                 }

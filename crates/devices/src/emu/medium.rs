@@ -83,7 +83,7 @@ mod tests {
                     buffer_bytes: 0,
                     techniques: &Techniques::default(),
                     device_cores: &[None],
-                    gives_way: true,
+                    yields: true,
                     interrupts: false,
                     fills,
                     seed: 1,

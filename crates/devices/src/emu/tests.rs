@@ -39,7 +39,7 @@ impl Bed {
             buffer_bytes: 4096,
             techniques,
             device_cores: &[None],
-            gives_way: true,
+            yields: true,
             interrupts: true,
             fills: false,
             seed: 1,

@@ -13,13 +13,13 @@ use tenmil_base::Error;
 /// A running admin thread.
 pub(super) struct AdminThread {
     thread: Option<Thread<()>>,
-    bell: Notifier,
+    waker: Notifier,
 }
 
 /// An admin thread before its start.
 pub(super) struct AdminThreadBuilder {
     sleeper: Sleeper,
-    pillow: WaitSet,
+    idle_wait: WaitSet,
 }
 
 /// Timeout of a shutdown.
@@ -28,20 +28,20 @@ const SHUTDOWN: Span = Span::from_secs(2);
 impl AdminThreadBuilder {
     pub(super) fn make(name: &TcpName) -> Result<Self, Error> {
         let sleeper = Sleeper::new().map_err(|error| refused(name, THREAD, &error))?;
-        let pillow = WaitSet::new().map_err(|error| refused(name, DESCRIPTOR, &error))?;
-        let added = sleeper.sources().add(pillow.descriptor(), 1);
+        let idle_wait = WaitSet::new().map_err(|error| refused(name, DESCRIPTOR, &error))?;
+        let added = sleeper.sources().add(idle_wait.descriptor(), 1);
         added.map_err(|error| refused(name, DESCRIPTOR, &error))?;
-        Ok(Self { sleeper, pillow })
+        Ok(Self { sleeper, idle_wait })
     }
 
     /// Waker of the thread.
-    pub(super) fn bell(&self) -> SharedWaker {
+    pub(super) fn waker(&self) -> SharedWaker {
         Arc::new(self.sleeper.notifier())
     }
 
     /// Wait set for the sockets. The thread clears its waker.
-    pub(super) fn pillow(&self) -> &WaitSet {
-        &self.pillow
+    pub(super) fn idle_wait(&self) -> &WaitSet {
+        &self.idle_wait
     }
 
     /// Starts the thread.
@@ -51,29 +51,29 @@ impl AdminThreadBuilder {
         clock: Clock,
         tender: impl FnOnce(StopFlag, WaitSet) -> T + Send + 'static,
     ) -> Result<AdminThread, Error> {
-        let Self { mut sleeper, pillow } = self;
-        let bell = sleeper.notifier();
+        let Self { mut sleeper, idle_wait } = self;
+        let waker = sleeper.notifier();
         let body = move |stop: &StopFlag| {
-            let mut tender = tender(stop.clone(), pillow);
+            let mut tender = tender(stop.clone(), idle_wait);
             tenmil_linux::event_loop::run(&mut tender, &clock, &mut sleeper);
         };
         let thread = Thread::spawn("tend", None, body);
         let thread = thread.map_err(|error| refused(name, THREAD, &error))?;
-        Ok(AdminThread { thread: Some(thread), bell })
+        Ok(AdminThread { thread: Some(thread), waker })
     }
 }
 
 impl AdminThread {
     /// Wakes the thread.
     pub(super) fn wake(&self) {
-        self.bell.notify();
+        self.waker.notify();
     }
 
     /// Stops the thread and waits until it has ended.
     pub(super) fn end(&mut self) {
         if let Some(thread) = self.thread.take() {
             thread.stop_flag().stop();
-            self.bell.notify();
+            self.waker.notify();
             // Joins the thread.
             drop(thread);
         }

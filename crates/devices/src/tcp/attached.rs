@@ -86,7 +86,7 @@ impl Attached {
         let store = CommandStore::for_device(DeviceKind::Emulated);
         let pool = DevicePool::new(regions.clone(), memory.segment(), DeviceKind::Emulated, store);
         pool.map_on_demand();
-        let bed = AdminThreadBuilder::make(name)?;
+        let wake_set = AdminThreadBuilder::make(name)?;
         let teller = PathNotifier::new(name);
         let remote = bring_up(name, pool, regions, &clock, &teller)?;
         teller.notify_up();
@@ -107,11 +107,11 @@ impl Attached {
         let shared = Arc::new(RemoteState { remote: Mutex::new(kept) });
         let tended = Arc::clone(&shared);
         // From here on an event of the connection wakes the admin thread.
-        shared.lock().remote.wakes(bed.bell());
-        let thread = bed.begin(name, clock, |stop, pillow| TcpAdminLoop {
+        shared.lock().remote.wakes(wake_set.waker());
+        let thread = wake_set.begin(name, clock, |stop, idle_wait| TcpAdminLoop {
             shared: tended,
             stop,
-            pillow,
+            idle_wait,
             watched: 0,
         })?;
         let memory = Arc::new(memory);
@@ -133,7 +133,7 @@ impl Attached {
     /// If the controller is lost.
     pub(super) fn health(&self) -> Result<ConnectionHealth, Error> {
         let mut kept = self.shared.lock();
-        kept.look_after(self.clock.now());
+        kept.maintain(self.clock.now());
         kept.check(&self.name)?;
         Ok(kept.pulse.clone())
     }
@@ -144,7 +144,7 @@ impl Attached {
         loop {
             let now = self.clock.now();
             let mut kept = self.shared.lock();
-            kept.look_after(now);
+            kept.maintain(now);
             let found = kept.answers.iter().position(|answer| answer.token == token);
             if let Some(at) = found {
                 return Ok(kept.answers.swap_remove(at));
@@ -171,7 +171,7 @@ impl Drop for Attached {
         let now = self.clock.now();
         let _ = kept.remote.controller().shut_down(now, ShutdownNotification::Normal);
         wait_for_shutdown(&self.clock, |now| {
-            kept.look_after(now);
+            kept.maintain(now);
             kept.remote.controller().state() == State::ShuttingDown
         });
     }
@@ -183,7 +183,7 @@ impl QueueSource for Attached {
 
     fn open_queue(&self) -> Result<u64, Error> {
         let mut kept = self.shared.lock();
-        kept.look_after(self.clock.now());
+        kept.maintain(self.clock.now());
         kept.check(&self.name)?;
         kept.check_namespace(&self.name)?;
         let ticket = kept.wanted.open();
@@ -195,7 +195,7 @@ impl QueueSource for Attached {
     /// A queue pair with a connection of its own.
     fn take_queue(&self, ticket: u64) -> Result<Option<FabricsChannel>, Error> {
         let mut kept = self.shared.lock();
-        kept.look_after(self.clock.now());
+        kept.maintain(self.clock.now());
         kept.check(&self.name)?;
         let RemoteControllerState { remote, wanted, .. } = &mut *kept;
         wanted.take(ticket, remote).map_err(|why| self.peer(&why.text))
@@ -274,7 +274,7 @@ impl RemoteState {
 }
 
 impl RemoteControllerState {
-    fn look_after(&mut self, now: Instant) {
+    fn maintain(&mut self, now: Instant) {
         while let Some(event) = self.remote.poll(now) {
             match event {
                 Event::AdminCompleted(answer) => self.answers.push(answer),
@@ -352,7 +352,7 @@ impl RemoteControllerState {
 struct TcpAdminLoop {
     shared: Arc<RemoteState>,
     stop: StopFlag,
-    pillow: WaitSet,
+    idle_wait: WaitSet,
     /// Number of the connection in the wait set.
     watched: u64,
 }
@@ -363,14 +363,14 @@ impl EventLoop for TcpAdminLoop {
             return NextStep::Exit;
         }
         let mut kept = self.shared.lock();
-        kept.look_after(now);
+        kept.maintain(now);
         NextStep::SleepUntil(kept.remote.wake_at(now).min(now.after(TENDED)))
     }
 
     fn arm(&mut self, _: Instant) -> bool {
         let mut kept = self.shared.lock();
         let number = kept.remote.counts().connected;
-        if number != self.watched && self.pillow.watch(kept.remote.wake_source()) {
+        if number != self.watched && self.idle_wait.watch(kept.remote.wake_source()) {
             self.watched = number;
         }
         self.stop.is_stopped() || kept.remote.arm()

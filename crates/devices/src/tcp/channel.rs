@@ -49,11 +49,11 @@ pub(super) trait QueueSource: Send + Sync + 'static {
     fn queue(&self) -> Result<Self::Queue, Error> {
         let (clock, policy) = self.clock();
         let end = clock.now().after(policy.connect);
-        let pillow = pillow()?;
+        let idle_wait = idle_wait()?;
         let ticket = self.open_queue()?;
         let taken = loop {
             match self.take_queue(ticket) {
-                Ok(Some(queue)) => return Ok(Self::with_sleep(queue, Box::new(pillow))),
+                Ok(Some(queue)) => return Ok(Self::with_sleep(queue, Box::new(idle_wait))),
                 Ok(None) if clock.now() < end => tenmil_linux::thread::yield_now(),
                 Ok(None) => {
                     let address = self.address();
@@ -199,10 +199,10 @@ impl<Q: QueueSource> RemoteChannel<Q> {
     /// A channel whose queue is connected when the device is. Nothing is waited for while the device
     /// is absent.
     fn open(behind: Arc<Q>, limits: Limits) -> Result<Self, Error> {
-        let pillow = pillow()?;
+        let idle_wait = idle_wait()?;
         let ticket = behind.open_queue()?;
         let fail_fast = behind.clock().1.fail_fast;
-        let opening = Opening::new(ticket, limits, Box::new(pillow), fail_fast);
+        let opening = Opening::new(ticket, limits, Box::new(idle_wait), fail_fast);
         let mut channel = Self { queue: Queue::Opening(Box::new(opening)), behind };
         let end = channel.behind.clock().0.now().after(OPEN_WAIT);
         while channel.behind.is_up() && channel.behind.clock().0.now() < end && !channel.take()? {
@@ -335,7 +335,7 @@ impl<Q: QueueSource> Drop for RemoteChannel<Q> {
     }
 }
 
-fn pillow() -> Result<WaitSet, Error> {
+fn idle_wait() -> Result<WaitSet, Error> {
     let refused = |error| Error::environment(format!("make a descriptor to sleep on: {error}"));
     WaitSet::new().map_err(refused)
 }

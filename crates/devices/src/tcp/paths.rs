@@ -71,20 +71,20 @@ impl MultipathDevice {
             setups.push(PathSetup { pool, dial: Box::new(dial) });
             memory.push(Arc::new(region));
         }
-        let bed = AdminThreadBuilder::make(name)?;
+        let wake_set = AdminThreadBuilder::make(name)?;
         let multipath = Multipath::begin(setups, wishes(name), clock.now())
             .map_err(|error| Error::usage(error.to_string()))?;
         let shared = Arc::new(Mutex::new(multipath));
         let teller = Arc::new(PathNotifier::new(name));
         reach(name, &teller, &shared, &clock)?;
-        lock(&shared).wakes(bed.pillow().bell());
+        lock(&shared).wakes(wake_set.idle_wait().waker());
         let (tended, told) = (Arc::clone(&shared), Arc::clone(&teller));
         let growth = Arc::new(SizeWatch::default());
         let grown = Arc::clone(&growth);
-        let thread = bed.begin(name, clock, |stop, pillow| MultipathAdminLoop {
+        let thread = wake_set.begin(name, clock, |stop, idle_wait| MultipathAdminLoop {
             shared: tended,
             stop,
-            pillow,
+            idle_wait,
             teller: told,
             growth: grown,
         })?;
@@ -301,7 +301,7 @@ fn handle_event(
 struct MultipathAdminLoop {
     shared: Arc<Mutex<Multipath>>,
     stop: StopFlag,
-    pillow: WaitSet,
+    idle_wait: WaitSet,
     teller: Arc<PathNotifier>,
     growth: Arc<SizeWatch>,
 }
@@ -319,8 +319,8 @@ impl EventLoop for MultipathAdminLoop {
     }
 
     fn arm(&mut self, _: Instant) -> bool {
-        self.pillow.clear();
-        self.stop.is_stopped() || lock(&self.shared).arm(&mut self.pillow)
+        self.idle_wait.clear();
+        self.stop.is_stopped() || lock(&self.shared).arm(&mut self.idle_wait)
     }
 
     fn handle_wakeup(&mut self, _: &[u64]) {

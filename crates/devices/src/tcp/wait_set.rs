@@ -11,7 +11,7 @@ use tenmil_nvme_fabrics::WaitHandle;
 /// Wait set with one descriptor.
 pub(super) struct WaitSet {
     watch: PollSet,
-    bell: EventVectors,
+    waker: EventVectors,
     /// Number of sockets added so far, which is the token of the last one.
     watched: u64,
 }
@@ -22,10 +22,10 @@ const READABLE: Interest = Interest { readable: true, writable: false };
 
 impl WaitSet {
     pub(super) fn new() -> std::io::Result<Self> {
-        let (watch, bell) = (PollSet::new()?, EventVectors::new(1)?);
-        let descriptor = bell.descriptor(0).ok_or(std::io::ErrorKind::InvalidInput)?;
+        let (watch, waker) = (PollSet::new()?, EventVectors::new(1)?);
+        let descriptor = waker.descriptor(0).ok_or(std::io::ErrorKind::InvalidInput)?;
         watch.add(descriptor, 0, READABLE)?;
-        Ok(Self { watch, bell, watched: 0 })
+        Ok(Self { watch, waker, watched: 0 })
     }
 
     pub(super) fn descriptor(&self) -> &PollSet {
@@ -45,12 +45,12 @@ impl WaitHandle for WaitSet {
         self.watch.add(descriptor, self.watched, READABLE).is_ok()
     }
 
-    fn bell(&self) -> SharedWaker {
-        Arc::new(WaitSetNotifier(self.bell.clone()))
+    fn waker(&self) -> SharedWaker {
+        Arc::new(WaitSetNotifier(self.waker.clone()))
     }
 
     fn clear(&mut self) {
-        self.bell.unmask(0);
+        self.waker.unmask(0);
     }
 }
 

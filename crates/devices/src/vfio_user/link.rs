@@ -42,7 +42,7 @@ struct ConnectionShared {
     /// Held by the thread that waits for a reply.
     asking: Mutex<()>,
     clock: Clock,
-    patience: Span,
+    time_limit: Span,
     name: String,
 }
 
@@ -114,7 +114,7 @@ impl ConnectionHandle {
     ) -> Result<(Self, ServerFeatures), Error> {
         let shown = name.shown();
         let connection =
-            Connection::connect(&name.path, name.wanted.patience).map_err(|error| {
+            Connection::connect(&name.path, name.wanted.time_limit).map_err(|error| {
                 let text = format!("attach {shown}: {error}");
                 match error.kind() {
                     std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => {
@@ -143,9 +143,9 @@ impl ConnectionHandle {
             shown: Vec::new(),
             buffer: vec![0; BUFFER_BYTES].into(),
         };
-        let (wire, asking, patience) = (Mutex::new(wire), Mutex::new(()), name.wanted.patience);
+        let (wire, asking, time_limit) = (Mutex::new(wire), Mutex::new(()), name.wanted.time_limit);
         let name = shown.clone();
-        let shared = ConnectionShared { connection, watch, wire, asking, clock, patience, name };
+        let shared = ConnectionShared { connection, watch, wire, asking, clock, time_limit, name };
         let link = Self { shared: Arc::new(shared) };
         let offer = link.explore(regions);
         let offer = offer.map_err(|why| Error::remote(format!("attach {shown}: {why}")))?;
@@ -298,7 +298,7 @@ impl ConnectionHandle {
         &self,
         is_it: impl Fn(&ClientEvent<Arc<OwnedFd>>) -> bool,
     ) -> ReplyResult<ClientEvent<Arc<OwnedFd>>> {
-        let end = self.shared.clock.now().after(self.shared.patience);
+        let end = self.shared.clock.now().after(self.shared.time_limit);
         let mut ready = Vec::new();
         loop {
             let mut wire = self.lock();
@@ -308,7 +308,7 @@ impl ConnectionHandle {
             }
             let now = self.shared.clock.now();
             if now >= end {
-                let why = format!("no answer within {}", self.shared.patience);
+                let why = format!("no answer within {}", self.shared.time_limit);
                 wire.lose(&self.shared, &why);
                 return Err(Error::environment(why));
             }

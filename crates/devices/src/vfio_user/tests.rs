@@ -20,7 +20,7 @@ use crate::attached::AttachOptions;
 
 type File = Arc<OwnedFd>;
 
-const PATIENCE: Span = Span::from_secs(20);
+const TIME_LIMIT: Span = Span::from_secs(20);
 const DOORBELL: u64 = 0x1000;
 /// Initial value of the Command register: parity errors and SERR#.
 const COMMAND: u16 = 0x0140;
@@ -45,7 +45,7 @@ impl Peer {
             match self.connection.receive_files(&mut buffer[..wanted], &mut files, 16).unwrap() {
                 RecvResult::Eof => return None,
                 RecvResult::WouldBlock => {
-                    assert!(self.connection.wait_to_receive(PATIENCE).unwrap())
+                    assert!(self.connection.wait_to_receive(TIME_LIMIT).unwrap())
                 }
                 RecvResult::Bytes(count) => {
                     let files = files.into_iter().map(Arc::new);
@@ -57,7 +57,7 @@ impl Peer {
 
     fn send(&mut self) {
         while let Some(outgoing) = self.server.outgoing() {
-            assert!(self.connection.wait_to_send(PATIENCE).unwrap());
+            assert!(self.connection.wait_to_send(TIME_LIMIT).unwrap());
             let files: Vec<BorrowedFd<'_>> =
                 outgoing.files.iter().map(|file| file.as_fd()).collect();
             let sent = self.connection.send_files(outgoing.bytes, &files).unwrap();
@@ -116,7 +116,7 @@ fn device(area: Option<(SparseMmapArea, File)>) -> DeviceInfo<File> {
 
 /// A connection that has read the properties of the device.
 fn linked(
-    patience: Span,
+    time_limit: Span,
     device: DeviceInfo<File>,
     regions: &RegionTable,
 ) -> (ConnectionHandle, ServerFeatures, Peer) {
@@ -145,7 +145,7 @@ fn linked(
         queues: 1,
         shadow_doorbells,
         queues_in_cmb,
-        patience,
+        time_limit,
     };
     let name = VfuName { path, wanted };
     let Ok((link, offer)) = ConnectionHandle::connect(&name, regions, Clock::start()) else {
@@ -155,7 +155,7 @@ fn linked(
 }
 
 fn plainly_linked(regions: &RegionTable) -> (ConnectionHandle, Peer) {
-    let (link, _, peer) = linked(PATIENCE, device(None), regions);
+    let (link, _, peer) = linked(TIME_LIMIT, device(None), regions);
     (link, peer)
 }
 
@@ -284,7 +284,7 @@ fn whoever_tends_a_link_is_woken_when_there_is_room_for_what_did_not_fit() {
     watch.add(link.descriptor(), 0, readable).unwrap();
     let mut ready = Vec::new();
     while link.lost().is_none() {
-        watch.wait(Some(PATIENCE), &mut ready).unwrap();
+        watch.wait(Some(TIME_LIMIT), &mut ready).unwrap();
         assert!(!ready.is_empty(), "nobody says that there is room");
         link.drive_io();
     }
@@ -338,7 +338,7 @@ fn doorbells_that_cannot_be_mapped_are_sent() {
         (SparseMmapArea { offset: 0x1000, size: 0x800 }, false),
     ] {
         let device = device(Some((area, Arc::clone(&file))));
-        let (_link, offer, _peer) = linked(PATIENCE, device, &regions);
+        let (_link, offer, _peer) = linked(TIME_LIMIT, device, &regions);
         assert_eq!(offer.doorbells.is_some(), is_mapped, "{area:?}");
     }
 }

@@ -73,27 +73,27 @@ impl RegionTable {
         let len_bytes = u64::from(requests) * u64::from(each);
         let empty =
             self.add_part(&mut self.places(), mapping, 0).map_err(RegionError::TableFull)?;
-        let slot = self.table.lent.get(place_of(empty.region) as usize);
-        let lent = KernelBuffers { lender, each, len_bytes, copied_bytes: AtomicU64::new(0) };
+        let slot = self.table.leased.get(place_of(empty.region) as usize);
+        let leased = KernelBuffers { lender, each, len_bytes, copied_bytes: AtomicU64::new(0) };
         // A place is assigned only once, so it is still empty.
-        slot.map(|slot| slot.get_or_init(|| lent));
+        slot.map(|slot| slot.get_or_init(|| leased));
         Ok(Segment { len_bytes: u32::try_from(len_bytes).unwrap_or(u32::MAX), ..empty })
     }
 
     /// Buffer part of `segment`, if the segment is inside one request's buffer.
     pub fn kernel_buffer(&self, segment: Segment) -> Option<KernelBufferSlice<'_>> {
-        let lent = self.kernel_buffer_region(segment.region)?;
-        if !lies_inside(segment, lent.len_bytes) {
+        let leased = self.kernel_buffer_region(segment.region)?;
+        if !lies_inside(segment, leased.len_bytes) {
             return None;
         }
-        let each = u64::from(lent.each);
+        let each = u64::from(leased.each);
         let (request, byte) = (segment.offset.checked_div(each)?, segment.offset % each);
         if byte + u64::from(segment.len_bytes) > each {
             return None;
         }
         Some(KernelBufferSlice {
-            descriptor: lent.lender.descriptor.as_fd(),
-            queue: lent.lender.queue,
+            descriptor: leased.lender.descriptor.as_fd(),
+            queue: leased.lender.queue,
             request: u16::try_from(request).ok()?,
             byte: u32::try_from(byte).ok()?,
             len_bytes: segment.len_bytes,
@@ -103,13 +103,13 @@ impl RegionTable {
     /// Bytes of a kernel buffer region copied so far by loads and stores.
     pub fn copied_bytes(&self, region: RegionId) -> u64 {
         self.kernel_buffer_region(region)
-            .map_or(0, |lent| lent.copied_bytes.load(Ordering::Relaxed))
+            .map_or(0, |leased| leased.copied_bytes.load(Ordering::Relaxed))
     }
 
     fn kernel_buffer_region(&self, region: RegionId) -> Option<&KernelBuffers> {
         let place = place_of(region);
-        let lent = self.table.lent.get(place as usize)?.get()?;
-        (region.0 == place).then_some(lent)
+        let leased = self.table.leased.get(place as usize)?.get()?;
+        (region.0 == place).then_some(leased)
     }
 
     /// Like [`load`](tenmil_base::Memory::load), for kernel buffers.
@@ -151,8 +151,8 @@ impl RegionTable {
     ) -> Result<(), InvalidSegment> {
         let refuse = InvalidSegment(segment);
         let part = self.kernel_buffer(segment).ok_or(refuse)?;
-        let lent = self.kernel_buffer_region(segment.region).ok_or(refuse)?;
-        let first = (lent.lender.data_at)(part.queue, part.request, part.byte);
+        let leased = self.kernel_buffer_region(segment.region).ok_or(refuse)?;
+        let first = (leased.lender.data_at)(part.queue, part.request, part.byte);
         assert_eq!(len, segment.len_bytes as usize, "the two lengths are the caller's");
         let mut done = 0;
         while done < len {
@@ -165,7 +165,7 @@ impl RegionTable {
                 Err(_) => return Err(refuse),
             }
         }
-        lent.copied_bytes.fetch_add(u64::from(part.len_bytes), Ordering::Relaxed);
+        leased.copied_bytes.fetch_add(u64::from(part.len_bytes), Ordering::Relaxed);
         Ok(())
     }
 }

@@ -59,7 +59,7 @@ struct State {
     regions: RegionTable,
     random: Random,
     sectors: Sectors,
-    under_way: Vec<UnderWay>,
+    under_way: Vec<InFlight>,
     is_powered: bool,
     channels: u32,
     durability: Durability,
@@ -68,7 +68,7 @@ struct State {
     countdown: Countdown,
 }
 
-struct UnderWay {
+struct InFlight {
     channel: u32,
     request: Request,
     segments: Vec<Segment>,
@@ -237,7 +237,7 @@ impl IoChannel for PowerChannel {
         let taken = requests.len().min(self.limits.depth_max as usize - mine);
         for request in &requests[..taken] {
             let own = check(&self.limits, request, segments).unwrap().to_vec();
-            let one = UnderWay { channel: self.number, request: *request, segments: own };
+            let one = InFlight { channel: self.number, request: *request, segments: own };
             state.under_way.push(one);
         }
         taken
@@ -283,7 +283,7 @@ impl Drop for PowerChannel {
 }
 
 impl State {
-    fn carry_out(&mut self, one: &UnderWay) {
+    fn carry_out(&mut self, one: &InFlight) {
         let Request { operation, flags, lba, blocks, .. } = one.request;
         let each = u64::from(BLOCK) / SECTOR as u64;
         let range = lba * each..(lba + u64::from(blocks)) * each;
@@ -317,6 +317,6 @@ impl State {
     }
 }
 
-fn gather(regions: &RegionTable, one: &UnderWay) -> Vec<u8> {
+fn gather(regions: &RegionTable, one: &InFlight) -> Vec<u8> {
     sectors::gather(regions, &one.segments)
 }

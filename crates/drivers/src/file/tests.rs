@@ -138,11 +138,11 @@ fn what_is_lent_goes_to_a_ring_and_only_there() {
     }
     let descriptor = tempfile::tempfile().unwrap().into();
     let lender = KernelBufferSource { descriptor, queue: 0, data_at: |_, _, _| 0 };
-    let lent = regions.register_kernel_buffers(lender, (4, 1 << 16)).unwrap();
+    let leased = regions.register_kernel_buffers(lender, (4, 1 << 16)).unwrap();
     let goes = |segment| goes_directly(&medium.shared, &[segment]);
-    assert!(goes(lent.slice(1 << 16, 8192).unwrap()), "its address is the lender's");
-    assert!(!goes(lent.slice(0, 512).unwrap()), "half a block");
-    assert!(!goes(lent.slice(1 << 15, 1 << 16).unwrap()), "parts of two requests");
+    assert!(goes(leased.slice(1 << 16, 8192).unwrap()), "its address is the lender's");
+    assert!(!goes(leased.slice(0, 512).unwrap()), "half a block");
+    assert!(!goes(leased.slice(1 << 15, 1 << 16).unwrap()), "parts of two requests");
     options.engine = EngineChoice::Threads;
     options.path = directory.path().join("others");
     let refused =
@@ -391,9 +391,9 @@ fn lost_write_fails_every_flush_of_every_channel_while_nobody_acknowledges_it() 
     let bench = Bench::new();
     let (sender, told) = std::sync::mpsc::channel();
     let path = bench.medium.shared.file.path().to_owned();
-    super::subscribe_lost_writes(move |news| {
+    super::subscribe_lost_writes(move |new_events| {
         // After the test, the receiver is gone.
-        let _ = if news.path == path { sender.send(news.to_string()) } else { Ok(()) };
+        let _ = if new_events.path == path { sender.send(new_events.to_string()) } else { Ok(()) };
     });
     let (mut one, kernel_one) = bench.channel();
     let (mut other, kernel_other) = bench.channel();
@@ -429,8 +429,8 @@ fn lost_write_fails_every_flush_of_every_channel_while_nobody_acknowledges_it() 
             assert_eq!(answers(&mut **channel), [(5, IoStatus::SUCCESS)]);
         }
     }
-    let news = told.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
-    assert!(news.contains("answered writes may be lost"), "{news}");
+    let new_events = told.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+    assert!(new_events.contains("answered writes may be lost"), "{new_events}");
     assert!(told.try_recv().is_err(), "it is reported once");
 }
 

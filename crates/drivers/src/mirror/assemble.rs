@@ -35,7 +35,7 @@ pub(super) struct AssembledMirror {
     /// UUID of the mirror.
     pub uuid: u128,
     /// Geometry.
-    pub shape: MirrorGeometry,
+    pub geometry: MirrorGeometry,
     /// One more than the highest leg number, whether present or not.
     pub legs: u8,
     /// Bit mask of leg numbers that were removed.
@@ -120,7 +120,7 @@ pub(super) fn assemble(
     }
     let mut assembly = AssembledMirror {
         uuid: newest.uuid,
-        shape: newest.shape,
+        geometry: newest.geometry,
         legs: newest.legs,
         gone: newest.gone,
         generation: 0,
@@ -129,7 +129,7 @@ pub(super) fn assemble(
         in_sync,
         claimed: 0,
         fresh: 0,
-        dirty: RegionBitmap::new(newest.shape.regions()),
+        dirty: RegionBitmap::new(newest.geometry.regions()),
         known: newest.known,
         owner: newest.owner,
         first: [0; LEGS_MAX],
@@ -196,7 +196,7 @@ fn sorted(candidates: &[LegCandidate]) -> Result<LegOrder<'_>, Error> {
                 uuid_text(like.uuid)
             )));
         }
-        if leg.shape != like.shape {
+        if leg.geometry != like.geometry {
             return Err(Error::environment(format!(
                 "{name} and {first_name} differ about the shape of their mirror"
             )));
@@ -318,8 +318,8 @@ mod tests {
     use tenmil_volume::mirror::{LEGS_MAX, MirrorGeometry, NoSuperblock, Superblock};
 
     fn leg(index: u8, generation: u64, in_sync: u8) -> Superblock {
-        let shape = MirrorGeometry::over(512, 1 << 16).unwrap();
-        let mut dirty = RegionBitmap::new(shape.regions());
+        let geometry = MirrorGeometry::over(512, 1 << 16).unwrap();
+        let mut dirty = RegionBitmap::new(geometry.regions());
         dirty.set(u64::from(index) + 1);
         dirty.set(0);
         let (uuid, sequence, legs, gone, fresh) = (7, generation + 3, 2, 0, 0);
@@ -330,7 +330,7 @@ mod tests {
             generation,
             leg,
             legs,
-            shape,
+            geometry,
             in_sync,
             gone,
             fresh,

@@ -38,7 +38,7 @@ pub(super) struct MirrorChannel {
     stillborn: Vec<u32>,
     /// Requests that wait for a state change.
     waiting: Vec<u32>,
-    news: u64,
+    new_events: u64,
     /// Number of write losses reported on this channel.
     losses: u64,
     /// Number of leg returns that this channel has handled.
@@ -52,7 +52,7 @@ pub(super) struct MirrorChannel {
     /// Completions polled from a leg.
     below: CompletionBatch,
     /// Raised by a closing channel, whose maintenance work another one has to take over.
-    bell: EventVectors,
+    waker: EventVectors,
     /// Ends the maintenance thread and releases ownership after the last channel. Dropped last.
     pub(super) owner: Option<Arc<Owner>>,
 }
@@ -61,18 +61,21 @@ impl MirrorChannel {
     pub(super) fn open(shared: &Arc<Shared>) -> Result<Self, Error> {
         let limits = shared.limits.clone();
         let depth = limits.depth_max;
-        let bell = EventVectors::new(1)
+        let waker = EventVectors::new(1)
             .map_err(|error| format!("a descriptor: {error}"))
             .map_err(Error::environment)?;
-        bell.mask(0);
-        let legs = Legs::open(shared, ChannelMemory::new(shared)?, &bell)?;
+        waker.mask(0);
+        let legs = Legs::open(shared, ChannelMemory::new(shared)?, &waker)?;
         let tally = WriteEpochs::new();
         let load = Load::default();
-        let member =
-            ChannelEntry { seat: tally.register().clone(), load: load.clone(), bell: bell.clone() };
+        let member = ChannelEntry {
+            seat: tally.register().clone(),
+            load: load.clone(),
+            waker: waker.clone(),
+        };
         shared.lock().members.push(member);
         Ok(Self {
-            bell,
+            waker,
             legs,
             works: vec![MirrorRequest::idle(); depth as usize].into(),
             free: (0..depth).rev().collect(),
@@ -81,7 +84,7 @@ impl MirrorChannel {
             load,
             stillborn: Vec::new(),
             waiting: Vec::with_capacity(depth as usize),
-            news: 0,
+            new_events: 0,
             losses: shared.losses_reported(),
             returns: shared.returns(),
             now: Instant::default(),
@@ -99,7 +102,7 @@ impl MirrorChannel {
     pub(super) fn open_for_owner(shared: &Arc<Shared>) -> Result<Self, Error> {
         let mut channel = Self::open(shared)?;
         channel.is_owner = true;
-        shared.own(&mut shared.lock(), Some(channel.bell.clone()));
+        shared.own(&mut shared.lock(), Some(channel.waker.clone()));
         Ok(channel)
     }
 
@@ -140,7 +143,7 @@ impl MirrorChannel {
         self.enter();
         let Request { lba, blocks, .. } = self.works[slot as usize].request;
         // Regions that are open can be written without the lock; closed ones need permission under it.
-        let (first, count) = self.shared.shape.regions_of(lba, blocks.into());
+        let (first, count) = self.shared.geometry.regions_of(lba, blocks.into());
         if !self.shared.closed.any(first, count) {
             return self.write_counted(slot);
         }
@@ -174,7 +177,7 @@ impl MirrorChannel {
                 return self.end(slot, IoStatus::RESERVATION_CONFLICT);
             }
         }
-        self.look_after(&mut meta);
+        self.maintain(&mut meta);
     }
 
     /// Sends a write or a flush to all legs, counted in the current write epoch.
@@ -236,7 +239,7 @@ impl MirrorChannel {
 
     /// Whether legs may differ in the regions of these blocks.
     fn is_unequal(&self, lba: u64, blocks: u32) -> bool {
-        let (first, count) = self.shared.shape.regions_of(lba, blocks.into());
+        let (first, count) = self.shared.geometry.regions_of(lba, blocks.into());
         self.masks.unequal && self.shared.unequal.any(first, count)
     }
 
@@ -306,7 +309,7 @@ impl MirrorChannel {
         (work.stage, work.failures) = (RequestStage::Repaired, meta.failures);
         meta.repair_now(&shared, work.request.lba, work.request.blocks);
         self.waiting.push(slot);
-        self.look_after(&mut meta);
+        self.maintain(&mut meta);
     }
 
     /// Restarts the read once any leg may be read.
@@ -357,7 +360,7 @@ impl MirrorChannel {
                     // Another host has reserved the legs, and may own the mirror: before superblocks are
                     // written they are read.
                     meta.request_commit();
-                    self.look_after(&mut meta);
+                    self.maintain(&mut meta);
                 }
                 meta.call_owner();
                 drop(meta);
@@ -379,7 +382,7 @@ impl MirrorChannel {
         }
         work.stage = RequestStage::Recorded { bucket };
         self.waiting.push(slot);
-        self.look_after(&mut meta);
+        self.maintain(&mut meta);
     }
 
     /// Completes a request and frees its slot.
@@ -474,11 +477,11 @@ impl MirrorChannel {
 
     /// Re-evaluates all requests that wait for a state change.
     fn reevaluate(&mut self) {
-        let news = self.shared.event_count();
-        if news == self.news || self.waiting.is_empty() {
+        let new_events = self.shared.event_count();
+        if new_events == self.new_events || self.waiting.is_empty() {
             return;
         }
-        self.news = news;
+        self.new_events = new_events;
         self.enter();
         for slot in std::mem::take(&mut self.waiting) {
             let MirrorRequest { stage, failures, outcome, .. } = self.works[slot as usize];
@@ -562,7 +565,7 @@ impl IoChannel for MirrorChannel {
         }
         if now >= self.shared.maintenance_due() && (self.is_owner || !self.shared.has_owner()) {
             let shared = Arc::clone(&self.shared);
-            self.look_after(&mut shared.lock());
+            self.maintain(&mut shared.lock());
         }
         self.tally.leave_epoch(&self.shared);
         self.legs.submit(now);
@@ -598,12 +601,12 @@ impl ChannelWakeup for MirrorChannel {
     fn arm(&mut self) -> bool {
         // Armed before the deadline is read: a thread that raises the waker has stored the deadline
         // before.
-        let hears = self.bell.unmask(0);
+        let hears = self.waker.unmask(0);
         self.legs.arm() || self.is_restless() || !hears
     }
 
     fn disarm(&mut self) {
-        self.bell.mask(0);
+        self.waker.mask(0);
         self.legs.disarm();
     }
 }
@@ -627,6 +630,6 @@ impl Drop for MirrorChannel {
         self.background.abandon(&mut meta, &shared);
         shared.wake_all();
         // Other channels may sleep until a time that was valid while this one was active.
-        meta.members.iter_mut().for_each(|other| other.bell.raise(0));
+        meta.members.iter_mut().for_each(|other| other.waker.raise(0));
     }
 }

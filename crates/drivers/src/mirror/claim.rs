@@ -120,12 +120,13 @@ impl AssembledMirror {
     /// The next superblock of a leg.
     fn superblock(&mut self, leg: u8) -> Superblock {
         let sequence = self.sequences[usize::from(leg)].draw();
-        let Self { uuid, generation, legs, shape, in_sync, gone, fresh, known, owner, .. } = *self;
+        let Self { uuid, generation, legs, geometry, in_sync, gone, fresh, known, owner, .. } =
+            *self;
         let said = CommonFields {
             uuid,
             generation,
             legs,
-            shape,
+            geometry,
             in_sync,
             gone,
             fresh,

@@ -41,14 +41,14 @@ impl MirrorState {
 
     fn superblock(&mut self, leg: u8, in_sync: u8) -> Superblock {
         let sequence = self.sequences[usize::from(leg)].draw();
-        let Self { uuid, generation, legs, shape, gone, fresh, known, .. } = *self;
+        let Self { uuid, generation, legs, geometry, gone, fresh, known, .. } = *self;
         let owner = self.fence.writes;
         let dirty = &self.dirty;
         let said = CommonFields {
             uuid,
             generation,
             legs,
-            shape,
+            geometry,
             in_sync,
             gone,
             fresh,

@@ -70,24 +70,24 @@ pub(super) fn format(
         )));
     }
     let blocks = media.iter().map(|(_, leg)| leg.limits().block_count).min().unwrap_or(0);
-    let shape = MirrorGeometry::over(block_size, blocks)
+    let geometry = MirrorGeometry::over(block_size, blocks)
         .ok_or_else(|| {
             format!(
                 "the shortest leg has {blocks} blocks of {block_size} bytes, expected over 1 MiB"
             )
         })
         .map_err(Error::environment)?;
-    legs.iter().try_for_each(|leg| check_leg(leg, &shape))?;
+    legs.iter().try_for_each(|leg| check_leg(leg, &geometry))?;
     let count =
         u8::try_from(legs.len()).map_err(|_| "too many legs").map_err(Error::environment)?;
-    let dirty = different(&media, &shape)?;
+    let dirty = different(&media, &geometry)?;
     tenmil_linux::file::commit_created().map_err(Error::environment)?;
     let room = superblock_io::room(regions)?;
     let common = CommonFields {
         uuid,
         generation: 1,
         legs: count,
-        shape,
+        geometry,
         in_sync: u8::MAX >> (8 - count),
         gone: 0,
         fresh: 0,
@@ -105,9 +105,9 @@ pub(super) fn format(
         }
     }
     are_different(regions, legs, now)?;
-    let size = shape.block_count * u64::from(block_size);
+    let size = geometry.block_count * u64::from(block_size);
     let (uuid, copied) = (uuid_text(uuid), dirty.count());
-    let regions = shape.regions();
+    let regions = geometry.regions();
     Ok(format!("mirror {uuid}: {count} legs, {size} bytes, {copied} of {regions} regions to copy"))
 }
 
@@ -165,16 +165,16 @@ fn are_different(
 /// Regions that are not known to read as zeroes on all legs.
 fn different(
     media: &[(String, &Arc<dyn BlockDevice>)],
-    shape: &MirrorGeometry,
+    geometry: &MirrorGeometry,
 ) -> Result<RegionBitmap, Error> {
-    let mut dirty = RegionBitmap::new(shape.regions());
+    let mut dirty = RegionBitmap::new(geometry.regions());
     for (_, medium) in media {
         let mut at = 0;
-        while at < shape.block_count {
-            let extent = medium.block_status(at + shape.first)?;
-            let blocks = extent.blocks.clamp(1, shape.block_count - at);
+        while at < geometry.block_count {
+            let extent = medium.block_status(at + geometry.first)?;
+            let blocks = extent.blocks.clamp(1, geometry.block_count - at);
             if extent.kind == ExtentKind::Data {
-                let (first, count) = shape.regions_of(at, blocks);
+                let (first, count) = geometry.regions_of(at, blocks);
                 (first..first + count).for_each(|region| {
                     dirty.set(region);
                 });
@@ -186,24 +186,24 @@ fn different(
 }
 
 /// Rejects a leg that does not fit this geometry.
-pub(super) fn check_leg(leg: &Leg, shape: &MirrorGeometry) -> Result<(), Error> {
+pub(super) fn check_leg(leg: &Leg, geometry: &MirrorGeometry) -> Result<(), Error> {
     let Ok(medium) = &leg.medium else { return Ok(()) };
     let limits = medium.limits();
     let name = leg.shown();
-    if limits.block_size != shape.block_size || limits.metadata_size != 0 {
+    if limits.block_size != geometry.block_size || limits.metadata_size != 0 {
         return Err(Error::environment(format!(
             "{name} has blocks of {} and {} bytes of metadata, expected {} and none",
-            limits.block_size, limits.metadata_size, shape.block_size
+            limits.block_size, limits.metadata_size, geometry.block_size
         )));
     }
-    let needed = shape.first + shape.block_count;
+    let needed = geometry.first + geometry.block_count;
     if limits.block_count < needed {
         return Err(Error::environment(format!(
             "{name} has {} blocks, expected {needed}",
             limits.block_count
         )));
     }
-    let superblock_blocks = superblock_bytes(shape.block_size) / shape.block_size;
+    let superblock_blocks = superblock_bytes(geometry.block_size) / geometry.block_size;
     if limits.request_blocks_max < superblock_blocks {
         return Err(Error::environment(format!(
             "{name} takes {} blocks at once, expected {superblock_blocks} for a superblock",

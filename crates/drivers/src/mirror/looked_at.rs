@@ -45,18 +45,18 @@ pub fn open_to_look(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Erro
 
 impl LookedAt {
     fn new(legs: &[Leg], assembly: &AssembledMirror) -> Result<Self, Error> {
-        let shape = &assembly.shape;
+        let geometry = &assembly.geometry;
         let there = assembly.places.iter().map(|place| place.map(|index| &legs[index]));
         let there: Vec<Option<&Leg>> = there.collect();
-        there.iter().flatten().try_for_each(|leg| check_leg(leg, shape))?;
+        there.iter().flatten().try_for_each(|leg| check_leg(leg, geometry))?;
         let medium = |leg: Option<&Leg>| leg.and_then(|leg| leg.medium.as_ref().ok().cloned());
         let media: Vec<_> = there.iter().map(|leg| medium(*leg)).collect();
         let mut sound = legs_of(assembly.in_sync & assembly.present());
         let source = sound.find_map(|leg| media[usize::from(leg)].clone());
         let source = source.ok_or_else(|| Error::environment("no leg of the mirror is there"))?;
-        let blocks = Split::new(source, shape.first, shape.block_count);
+        let blocks = Split::new(source, geometry.first, geometry.block_count);
         let blocks = blocks?;
-        let limits = limits_of(&media, shape);
+        let limits = limits_of(&media, geometry);
         let operations = READING.intersection(limits.operations);
         let limits = Limits { operations, ..limits };
         Ok(Self { blocks, limits })

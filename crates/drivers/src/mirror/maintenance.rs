@@ -104,7 +104,7 @@ pub(super) enum ResyncStep {
 }
 
 /// Poll interval for conditions that other threads satisfy shortly.
-const LOOK: Span = Span::from_us(50);
+const POLL_INTERVAL: Span = Span::from_us(50);
 
 impl MaintenanceTimes {
     pub(super) const fn new(policy: ResyncPolicy) -> Self {
@@ -179,7 +179,7 @@ impl MirrorState {
         if std::mem::take(&mut self.stalled) {
             return ResyncStep::At(now.after(self.times.policy.probe_every));
         }
-        ResyncStep::At(now.after(LOOK))
+        ResyncStep::At(now.after(POLL_INTERVAL))
     }
 
     fn rest(&mut self, shared: &Shared, now: Instant) -> ResyncStep {
@@ -196,7 +196,7 @@ impl MirrorState {
         if let Some(region) = todo
             && now >= self.times.copy_at
         {
-            let (first, count) = self.shape.blocks_of(region);
+            let (first, count) = self.geometry.blocks_of(region);
             return self.begin_copy(shared, region, first, first + count, true);
         }
         if self.returning != 0 && todo.is_none() {
@@ -377,13 +377,13 @@ impl MirrorState {
     /// Whether a returned leg is what it was, or older. A leg that was written without the others records
     /// that one of them is stale, which none of them knows.
     fn is_ours(&self, leg: u8, found: &Superblock) -> bool {
-        let is_news = found.generation > self.known[usize::from(found.leg)];
-        let was_apart = is_news && found.is_sound() && self.in_sync & !found.in_sync != 0;
+        let is_event = found.generation > self.known[usize::from(found.leg)];
+        let was_apart = is_event && found.is_sound() && self.in_sync & !found.in_sync != 0;
         !was_apart
             && self.may_rejoin(found)
             && found.uuid == self.uuid
             && 1_u8.checked_shl(found.leg.into()) == Some(leg)
-            && found.shape == self.shape
+            && found.geometry == self.geometry
             && found.generation <= self.generation
             && found.generation >= self.known[usize::from(found.leg)]
     }

@@ -357,7 +357,7 @@ impl<'a> OfflineMirror<'a> {
         new: &Leg,
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<(), Error> {
-        check_leg(new, &self.assembly.shape)?;
+        check_leg(new, &self.assembly.geometry)?;
         // Nothing is refused any more: the file of the new leg is made now.
         tenmil_linux::file::commit_created().map_err(Error::environment)?;
         change.fresh |= 1 << number;
@@ -392,13 +392,13 @@ impl<'a> OfflineMirror<'a> {
 
     fn superblock(&self, change: &SuperblockUpdate, leg: u8, sequence: u64) -> Superblock {
         let SuperblockUpdate { generation, legs, gone, in_sync, fresh, known, ref dirty } = *change;
-        let (uuid, shape) = (self.assembly.uuid, self.assembly.shape);
+        let (uuid, geometry) = (self.assembly.uuid, self.assembly.geometry);
         let owner = Ownership { epoch: self.assembly.owner.epoch, ..Ownership::NONE };
         let common = CommonFields {
             uuid,
             generation,
             legs,
-            shape,
+            geometry,
             in_sync,
             gone,
             fresh,

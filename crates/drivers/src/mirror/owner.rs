@@ -18,7 +18,7 @@ use super::shared::Shared;
 /// The maintenance thread. Dropping this stops it.
 pub(super) struct Owner {
     thread: Thread<()>,
-    bell: Notifier,
+    waker: Notifier,
 }
 
 struct Running {
@@ -49,18 +49,18 @@ impl Owner {
         let mut running = Running { shared, channel, device, names };
         let refuse = |error: std::io::Error| format!("start the thread of a mirror: {error}");
         let mut sleeper = Sleeper::new().map_err(refuse).map_err(Error::environment)?;
-        let bell = sleeper.notifier();
+        let waker = sleeper.notifier();
         let thread = Thread::spawn("mirror", None, move |stop| {
             running.run(stop, &clock, &mut sleeper);
         });
-        Ok(Some(Self { thread: thread.map_err(refuse).map_err(Error::environment)?, bell }))
+        Ok(Some(Self { thread: thread.map_err(refuse).map_err(Error::environment)?, waker }))
     }
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
         self.thread.stop_flag().stop();
-        self.bell.notify();
+        self.waker.notify();
     }
 }
 
@@ -122,14 +122,14 @@ impl Running {
         };
         for event in events {
             let name = |leg: u8| self.names.get(usize::from(leg)).cloned().flatten();
-            let news = MirrorNotice {
+            let new_events = MirrorNotice {
                 device: self.device.clone(),
                 event,
                 leg_device: event.leg().and_then(name),
                 legs_in_sync: in_sync,
                 legs,
             };
-            news.announce();
+            new_events.announce();
         }
     }
 }

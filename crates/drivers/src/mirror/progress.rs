@@ -107,7 +107,7 @@ impl MirrorMonitor {
             let name = self.names.get(usize::from(number)).cloned().flatten();
             LegProgress { number, name, state }
         });
-        let block_size = u64::from(meta.shape.block_size);
+        let block_size = u64::from(meta.geometry.block_size);
         let all = u8::MAX >> (8 - meta.legs) & !meta.gone;
         let health = Health::of(all, meta.in_sync, meta.returning | meta.joining);
         Some(Progress {
@@ -116,8 +116,8 @@ impl MirrorMonitor {
             legs: legs.collect(),
             health,
             counters: meta.events.counters,
-            region_bytes: meta.shape.region_blocks * block_size,
-            regions: meta.shape.regions(),
+            region_bytes: meta.geometry.region_blocks * block_size,
+            regions: meta.geometry.regions(),
             dirty_regions: meta.dirty.count(),
             left_regions: meta.todo.count(),
             copying_at_bytes: meta.copying.as_ref().map(|copying| copying.next() * block_size),

@@ -38,8 +38,8 @@ impl RegionResync {
 
 impl MirrorState {
     pub(super) fn begin_repair(&mut self, shared: &Shared, lba: u64, blocks: u32) -> ResyncStep {
-        let region = self.shape.region_of(lba);
-        let (first, count) = self.shape.blocks_of(region);
+        let region = self.geometry.region_of(lba);
+        let (first, count) = self.geometry.blocks_of(region);
         // A repair that crosses the end of the region continues as another one.
         let end = lba + u64::from(blocks);
         if let Ok(left) = u32::try_from(end.saturating_sub(first + count))
@@ -193,7 +193,7 @@ impl MirrorState {
         let Some((lba, blocks)) = self.copying.as_ref().and_then(|one| one.locked) else {
             return self.stop_copy(shared);
         };
-        let bytes = u64::from(blocks) * u64::from(self.shape.block_size);
+        let bytes = u64::from(blocks) * u64::from(self.geometry.block_size);
         self.times.copy_at = now.after(self.pace(bytes));
         self.advance_copy(shared, lba + u64::from(blocks))
     }

@@ -23,7 +23,7 @@ pub(super) struct Shared {
     /// Devices of the legs, by leg number; `None` for an absent leg.
     pub(super) media: Box<[Option<Arc<dyn BlockDevice>>]>,
     pub(super) regions: RegionTable,
-    pub(super) shape: MirrorGeometry,
+    pub(super) geometry: MirrorGeometry,
     pub(super) limits: Limits,
     /// Bytes that a resync copies at once.
     pub(super) chunk_bytes: u32,
@@ -36,7 +36,7 @@ pub(super) struct Shared {
     /// Regions in which legs may differ, so that all reads have to come from the same leg.
     pub(super) unequal: BlockBitmap,
     /// Incremented when something has happened that a request may wait for.
-    news: AtomicU64,
+    new_events: AtomicU64,
     /// When the next maintenance is due.
     tend_at: AtomicU64,
     /// Number of times that no in-sync leg had all completed writes.
@@ -98,23 +98,23 @@ impl Shared {
         (meta, (opener, reserved)): (MirrorState, (Opener, Reserved)),
         losses: &[u64],
     ) -> Self {
-        let shape = meta.shape();
-        let closed = BlockBitmap::new(shape.regions());
-        closed.set(0, shape.regions());
+        let geometry = meta.geometry();
+        let closed = BlockBitmap::new(geometry.regions());
+        closed.set(0, geometry.regions());
         // What a leg has lost before the mirror was opened is in dirty regions, as after a power failure.
         let counts = || losses.iter().copied().map(AtomicU64::new).collect();
         let (repaired_losses, noticed_losses) = (counts(), counts());
         let shared = Self {
             media,
             regions,
-            shape,
+            geometry,
             limits,
             chunk_bytes,
             masks: AtomicU64::new(0),
             epoch: AtomicU64::new(1),
             closed,
-            unequal: BlockBitmap::new(shape.regions()),
-            news: AtomicU64::new(0),
+            unequal: BlockBitmap::new(geometry.regions()),
+            new_events: AtomicU64::new(0),
             tend_at: AtomicU64::new(0),
             losses: AtomicU64::new(0),
             returns: AtomicU64::new(0),
@@ -167,11 +167,11 @@ impl Shared {
 
     #[inline]
     pub(super) fn event_count(&self) -> u64 {
-        self.news.load(Ordering::Acquire)
+        self.new_events.load(Ordering::Acquire)
     }
 
     pub(super) fn wake_all(&self) {
-        self.news.fetch_add(1, Ordering::AcqRel);
+        self.new_events.fetch_add(1, Ordering::AcqRel);
     }
 
     #[inline]
@@ -213,9 +213,9 @@ impl Shared {
     }
 
     /// Sets or removes the maintenance thread's waker. The caller holds the lock.
-    pub(super) fn own(&self, meta: &mut MirrorState, bell: Option<EventVectors>) {
-        self.has_owner.store(bell.is_some(), Ordering::Relaxed);
-        meta.owner = bell;
+    pub(super) fn own(&self, meta: &mut MirrorState, waker: Option<EventVectors>) {
+        self.has_owner.store(waker.is_some(), Ordering::Relaxed);
+        meta.owner = waker;
     }
 
     /// Losses that a new channel need not report.
@@ -254,7 +254,7 @@ impl Shared {
 
     /// Bytes of a superblock as it is written: whole blocks.
     pub(super) fn superblock_bytes(&self) -> u32 {
-        superblock_bytes(self.shape.block_size)
+        superblock_bytes(self.geometry.block_size)
     }
 }
 

@@ -17,7 +17,7 @@ use tenmil_volume::mirror::{LEGS_MAX, MirrorGeometry};
 /// State of a mirror, behind its lock.
 pub(super) struct MirrorState {
     pub(super) uuid: u128,
-    pub(super) shape: MirrorGeometry,
+    pub(super) geometry: MirrorGeometry,
     pub(super) legs: u8,
     /// Leg numbers that were removed.
     pub(super) gone: u8,
@@ -124,7 +124,7 @@ pub(super) struct ChannelEntry {
     pub(super) seat: WriteEpoch,
     /// Counts its requests.
     pub(super) load: Load,
-    pub(super) bell: EventVectors,
+    pub(super) waker: EventVectors,
 }
 
 /// A write in the region being copied.
@@ -179,8 +179,8 @@ impl MirrorState {
         options: &MirrorOptions,
         chunk_blocks: u32,
     ) -> Self {
-        let AssembledMirror { shape, in_sync, dirty, .. } = assembly;
-        let none = RegionBitmap::new(shape.regions());
+        let AssembledMirror { geometry, in_sync, dirty, .. } = assembly;
+        let none = RegionBitmap::new(geometry.regions());
         // After a power loss, in-sync legs may differ wherever writes were in flight.
         let unequal = if in_sync.count_ones() > 1 { dirty.clone() } else { none.clone() };
         let mut events = Unannounced::default();
@@ -188,7 +188,7 @@ impl MirrorState {
         legs_of(all & !in_sync).for_each(|leg| events.push(MirrorEvent::Degraded { leg }));
         Self {
             uuid: assembly.uuid,
-            shape: *shape,
+            geometry: *geometry,
             legs: assembly.legs,
             gone: assembly.gone,
             generation: assembly.generation,
@@ -242,8 +242,8 @@ impl MirrorState {
         false
     }
 
-    pub(super) fn shape(&self) -> MirrorGeometry {
-        self.shape
+    pub(super) fn geometry(&self) -> MirrorGeometry {
+        self.geometry
     }
 
     pub(super) fn unequal_regions(&self) -> Vec<u64> {
@@ -295,7 +295,7 @@ impl MirrorState {
         if self.fence.is_lost() {
             return WriteAdmission::Refused;
         }
-        let (first, count) = self.shape.regions_of(lba, blocks);
+        let (first, count) = self.geometry.regions_of(lba, blocks);
         let mut may_go = !self.is_locked(lba, blocks);
         for region in first..first + count {
             // The region must not be cleared. A commit in flight that clears it has removed it from
@@ -386,8 +386,8 @@ impl MirrorState {
 
     /// Wakes the maintenance thread.
     pub(super) fn call_owner(&mut self) {
-        if let Some(bell) = &mut self.owner {
-            bell.raise(0);
+        if let Some(waker) = &mut self.owner {
+            waker.raise(0);
         }
     }
 
@@ -428,7 +428,7 @@ impl MirrorState {
         if (self.in_sync | self.returning).count_ones() < 2 {
             return;
         }
-        let (first, count) = self.shape.regions_of(lba, blocks);
+        let (first, count) = self.geometry.regions_of(lba, blocks);
         (first..first + count).for_each(|region| self.suspect_region(shared, region));
         shared.publish(self);
         shared.set_maintenance_due(Instant::default());

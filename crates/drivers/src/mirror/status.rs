@@ -57,7 +57,8 @@ pub fn show(opener: &Opener<'_>, uri: &Uri) -> Result<MirrorReport, Error> {
 
 /// One line on an assembled mirror.
 pub(super) fn describe(assembly: &AssembledMirror, candidates: &[LegCandidate]) -> String {
-    let AssembledMirror { uuid, legs, gone, in_sync, fresh, places, dirty, shape, .. } = assembly;
+    let AssembledMirror { uuid, legs, gone, in_sync, fresh, places, dirty, geometry, .. } =
+        assembly;
     let (uuid, sound) = (uuid_text(*uuid), in_sync.count_ones());
     let members = u32::from(*legs) - gone.count_ones();
     let mut text = format!("mirror {uuid}: {sound} of {members} legs in sync");
@@ -82,10 +83,10 @@ pub(super) fn describe(assembly: &AssembledMirror, candidates: &[LegCandidate]) 
         }
     }
     let is_fresh = assembly.present() & fresh != 0;
-    let count = if is_fresh { shape.regions() } else { dirty.count() };
+    let count = if is_fresh { geometry.regions() } else { dirty.count() };
     if (sound > 1 || assembly.present() & !in_sync != 0) && count > 0 {
         let source = in_sync.trailing_zeros();
-        let share = share_of(count, shape.regions());
+        let share = share_of(count, geometry.regions());
         let _ = write!(text, "; {count} regions ({share}) are copied, from leg {source}");
     }
     text

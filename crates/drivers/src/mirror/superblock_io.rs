@@ -26,7 +26,7 @@ pub(super) struct SuperblockIo<'a> {
 }
 
 /// Maximum time of one superblock transfer.
-const PATIENCE: Span = Span::from_secs(30);
+const TIME_LIMIT: Span = Span::from_secs(30);
 
 impl<'a> SuperblockIo<'a> {
     /// Opens a channel, with [`room`] as its memory.
@@ -115,7 +115,7 @@ impl<'a> SuperblockIo<'a> {
             },
         };
         let doing = format!("{} of its superblock", operation.name());
-        let until = now().after(PATIENCE);
+        let until = now().after(TIME_LIMIT);
         let mut answers = CompletionBatch::with_capacity(1);
         let mut taken = false;
         loop {
@@ -133,7 +133,7 @@ impl<'a> SuperblockIo<'a> {
                 };
             }
             if time > until {
-                return Err(Error::environment(format!("{doing}: no answer in {PATIENCE}")));
+                return Err(Error::environment(format!("{doing}: no answer in {TIME_LIMIT}")));
             }
             std::hint::spin_loop();
         }

@@ -28,11 +28,11 @@ pub(super) struct BlockingVolumeIo {
 
 /// Maximum number of blocks in one transfer.
 pub(super) const CARRY_MAX: u32 = 256;
-/// Polls that yield the CPU before polls are spaced by [`LOOK_AGAIN`].
+/// Polls that yield the CPU before polls are spaced by [`RETRY_INTERVAL`].
 const LOOKS_MAX: u32 = 200;
-const LOOK_AGAIN: Span = Span::from_us(50);
+const RETRY_INTERVAL: Span = Span::from_us(50);
 /// Maximum time of one request.
-const PATIENCE: Span = Span::from_secs(120);
+const TIME_LIMIT: Span = Span::from_secs(120);
 
 impl BlockingVolumeIo {
     /// Opens a volume of an open pool. Without its parent, blocks of the parent cannot be read.
@@ -114,7 +114,7 @@ impl BlockingVolumeIo {
             flags: RequestFlags::NONE,
             ..Request::PLACEHOLDER
         };
-        let until = self.clock.now().after(PATIENCE);
+        let until = self.clock.now().after(TIME_LIMIT);
         let (mut answers, mut taken) = (CompletionBatch::with_capacity(1), false);
         for look in 0_u32.. {
             let now = self.clock.now();
@@ -129,7 +129,7 @@ impl BlockingVolumeIo {
             }
             match look {
                 0..LOOKS_MAX => tenmil_linux::thread::yield_now(),
-                _ => tenmil_linux::thread::sleep(LOOK_AGAIN),
+                _ => tenmil_linux::thread::sleep(RETRY_INTERVAL),
             }
         }
         IoStatus::ABORTED

@@ -97,12 +97,12 @@ impl VolumeChannel {
         let readers = ReadEpochs::new();
         let (desk, mut below) = open.way(Some(readers.register()))?;
         if info.reach > 0 {
-            below = Box::new(ParentedChannel::new(below, parent, &open.shape)?);
+            below = Box::new(ParentedChannel::new(below, parent, &open.geometry)?);
         }
         let epoch = open.shared.lock().epoch(volume);
-        let per_block = u32::try_from(open.shape.blocks_in_page).unwrap_or(1);
-        let bell = desk.bell.descriptor(0).map_or(WakeSource::None, WakeSource::Descriptor);
-        let wake = CombinedWake::of([below.wake_source(), bell])?;
+        let per_block = u32::try_from(open.geometry.blocks_in_page).unwrap_or(1);
+        let waker = desk.waker.descriptor(0).map_or(WakeSource::None, WakeSource::Descriptor);
+        let wake = CombinedWake::of([below.wake_source(), waker])?;
         let depth = limits.depth_max;
         let bounce = || Bounce::new(&open.regions, depth, limits.request_blocks_max);
         let bounce = info.has_checksums.then(bounce).transpose()?;
@@ -325,7 +325,7 @@ impl VolumeChannel {
             return self.ask_summed(requests, segments);
         }
         let open = Arc::clone(&self.open);
-        let mut state = open.shared.lock_to_tell();
+        let mut state = open.shared.lock_to_notify();
         let mut unknown = std::mem::take(&mut self.unknown);
         for request in unknown.drain(..).map(|index| &requests[index]) {
             if !self.learn(&mut state, request)
@@ -343,7 +343,7 @@ impl VolumeChannel {
 
     /// Calls `tell` under the lock, and takes the resulting messages.
     fn enter(&mut self, tell: impl FnOnce(&mut State, &ClientInbox)) {
-        let mut state = self.open.shared.lock_to_tell();
+        let mut state = self.open.shared.lock_to_notify();
         tell(&mut state, &self.desk);
         self.open.shared.dispatch(&mut state);
         state.take_notes(&self.desk, &mut self.notes);
@@ -399,7 +399,7 @@ impl VolumeChannel {
         let (first, count) = self.part(token, &blocks);
         let through = if self.bounce.is_some() { self.table[first] } else { Segment::default() };
         let number = self.transfers.begin(io, through);
-        let per_page = self.open.shape.blocks_in_page;
+        let per_page = self.open.geometry.blocks_in_page;
         let blocks = (blocks.end - blocks.start) * per_page;
         self.queue.push_back(Request {
             token: number.into(),
@@ -572,7 +572,7 @@ impl IoChannel for VolumeChannel {
         self.look_below(now, answers);
         if self.transfers.have_ended() || self.desk.has_notes() {
             let shared = &self.open.shared;
-            let mut state = shared.lock_to_tell();
+            let mut state = shared.lock_to_notify();
             self.transfers.report_ended(&mut state.store);
             shared.dispatch(&mut state);
             state.take_notes(&self.desk, &mut self.notes);
@@ -614,14 +614,14 @@ impl ChannelWakeup for VolumeChannel {
 
     fn arm(&mut self) -> bool {
         // The waker is armed before the inbox is checked.
-        let hears = self.desk.bell.unmask(0);
+        let hears = self.desk.waker.unmask(0);
         let busy_below = self.below.as_mut().is_some_and(|below| below.arm());
         let busy = !self.ready.is_empty() || !self.queue.is_empty() || self.desk.has_notes();
         !hears || busy || busy_below || self.is_deaf
     }
 
     fn disarm(&mut self) {
-        self.desk.bell.mask(0);
+        self.desk.waker.mask(0);
         if let Some(below) = &mut self.below {
             below.disarm();
         }

@@ -96,7 +96,7 @@ impl OpenPool {
             })?;
         let (name, uuid, generation) =
             (still.store.name(), still.store.uuid(), still.store.generation());
-        let devices = self.ground().infos(still.store.devices());
+        let devices = self.pool_devices().infos(still.store.devices());
         drop(still);
         let child = PoolWithParents { device: &self.device, uuid };
         let parents = parent_image::look_at_all(opener, child, found.into_iter());
@@ -161,7 +161,7 @@ impl<'a> PinnedMetadata<'a> {
 
 impl Drop for PinnedMetadata<'_> {
     fn drop(&mut self) {
-        self.open.shared.lock_to_tell().store.unpin_metadata(self.store.generation());
+        self.open.shared.lock_to_notify().store.unpin_metadata(self.store.generation());
     }
 }
 
@@ -190,32 +190,32 @@ impl PageSource for StorePages<'_> {
 
 impl<P: PageSource> ReadOnlyWalker<'_, P> {
     /// Checks all metadata, and compares the recorded space usage of each volume with the counted one.
-    /// `goes_on` is called before each page with the number of known pages left, and may end the check.
+    /// `continues` is called before each page with the number of known pages left, and may end the check.
     /// Returns the findings, and the volumes with parents.
     pub(super) fn whole(
         &mut self,
-        goes_on: &mut dyn FnMut(u64) -> Result<(), Error>,
+        continues: &mut dyn FnMut(u64) -> Result<(), Error>,
     ) -> Result<(Report, Vec<(String, ParentInfo)>), Error> {
         let mut check = Check::of(self.store);
         while let Some(at) = check.next_read() {
-            goes_on(check.left() as u64)?;
+            continues(check.left() as u64)?;
             self.pages.read_into(at, |bytes| check.handle_read(bytes));
         }
         let mut report = check.finish();
         for counted in &report.accounts {
-            let told = self.account(&counted.name, goes_on)?;
+            let told = self.account(&counted.name, continues)?;
             report.findings.extend(differs(counted, told));
         }
-        Ok((report, self.parents(goes_on)?))
+        Ok((report, self.parents(continues)?))
     }
 
     /// The recorded space usage of a volume.
     fn account(
         &mut self,
         name: &str,
-        goes_on: &mut dyn FnMut(u64) -> Result<(), Error>,
+        continues: &mut dyn FnMut(u64) -> Result<(), Error>,
     ) -> Result<Option<SpaceUsage>, Error> {
-        Ok(match self.execute(PoolRequest::SpaceUsage(name.into()), goes_on)? {
+        Ok(match self.execute(PoolRequest::SpaceUsage(name.into()), continues)? {
             Some(PoolResponse::Account(account)) => Some(account),
             _ => None,
         })
@@ -224,15 +224,16 @@ impl<P: PageSource> ReadOnlyWalker<'_, P> {
     /// Volumes that have parents.
     fn parents(
         &mut self,
-        goes_on: &mut dyn FnMut(u64) -> Result<(), Error>,
+        continues: &mut dyn FnMut(u64) -> Result<(), Error>,
     ) -> Result<Vec<(String, ParentInfo)>, Error> {
-        let Some(PoolResponse::Volumes(volumes)) = self.execute(PoolRequest::List, goes_on)? else {
+        let Some(PoolResponse::Volumes(volumes)) = self.execute(PoolRequest::List, continues)?
+        else {
             return Ok(Vec::new());
         };
         let mut found = Vec::new();
         for info in volumes.into_iter().filter(|info| info.reach > 0) {
             if let Some(PoolResponse::Parent(Some(parent))) =
-                self.execute(PoolRequest::Parent { volume: info.id }, goes_on)?
+                self.execute(PoolRequest::Parent { volume: info.id }, continues)?
             {
                 found.push((info.name, parent));
             }
@@ -244,12 +245,12 @@ impl<P: PageSource> ReadOnlyWalker<'_, P> {
     fn execute(
         &mut self,
         ask: PoolRequest,
-        goes_on: &mut dyn FnMut(u64) -> Result<(), Error>,
+        continues: &mut dyn FnMut(u64) -> Result<(), Error>,
     ) -> Result<Option<PoolResponse>, Error> {
         self.store.submit(0, ask);
         while let Some(action) = self.store.next_action() {
             if let DeviceAction::ReadPage { io, at } = action {
-                goes_on(0)?;
+                continues(0)?;
                 let store = &mut *self.store;
                 self.pages.read_into(at, |bytes| match bytes {
                     Ok(bytes) => store.complete(io, ActionResult::Read(bytes)),

@@ -53,16 +53,17 @@ pub fn create_over(
     overwrite: bool,
 ) -> Result<CreateResult, Error> {
     let below = opener.open(uri)?;
-    let shape = PageGeometry::of(uri, &below.medium.limits())?;
-    let steps = steps(uri, name, &shape)?;
-    let there = read_pool(opener, &VolumeRef::on(uri), &*below.medium, &shape, None);
+    let geometry = PageGeometry::of(uri, &below.medium.limits())?;
+    let steps = steps(uri, name, &geometry)?;
+    let there = read_pool(opener, &VolumeRef::on(uri), &*below.medium, &geometry, None);
     if let Some(owner) = there.as_ref().ok().and_then(|there| there.store.owner())
         && overwrite
         && !owned::is_gone(&owner)
     {
         return Err(refusal(&format!("{uri:#}"), &PoolError::Owned { by: Box::new(owner) }));
     }
-    let is_there = !overwrite && there.is_ok_and(|there| is_it(&there.store, name, &shape, others));
+    let is_there =
+        !overwrite && there.is_ok_and(|there| is_it(&there.store, name, &geometry, others));
     if !is_there {
         let mut existing = below.existing.clone();
         for other in others {
@@ -70,11 +71,11 @@ pub fn create_over(
         }
         overwrite::allow("pool create", &existing, overwrite, &KernelFiles::live())?;
         make_files()?;
-        format(opener, uri, &*below.medium, &shape, steps)?;
+        format(opener, uri, &*below.medium, &geometry, steps)?;
     }
     drop(below);
     if others.is_empty() {
-        return Ok(CreateResult { blocks: shape.pages, was_there: is_there });
+        return Ok(CreateResult { blocks: geometry.pages, was_there: is_there });
     }
     // They have been checked, and some may have been created just now.
     let grown = grow(opener, &VolumeRef::on(uri), others, !is_there)?;
@@ -89,15 +90,15 @@ pub(super) fn make_files() -> Result<(), Error> {
 }
 
 /// Whether a store is the one that is to be made, or one from which it was begun.
-fn is_it(store: &Pool, name: &str, shape: &PageGeometry, others: &[Uri]) -> bool {
+fn is_it(store: &Pool, name: &str, geometry: &PageGeometry, others: &[Uri]) -> bool {
     let devices = store.devices();
-    store.name() == name && devices.first == shape.pages && devices.count() <= 1 + others.len()
+    store.name() == name && devices.first == geometry.pages && devices.count() <= 1 + others.len()
 }
 
 /// Checks whether a device can be added, and returns its existing data.
 fn look_at_other(opener: &Opener<'_>, uri: &Uri) -> Result<Vec<ExistingData>, Error> {
     let member = PoolDevice::of(uri, opener.open(uri)?)?;
-    let (blocks, needed) = (member.shape.pages, STORE_BLOCKS_MIN + LABEL_BLOCKS);
+    let (blocks, needed) = (member.geometry.pages, STORE_BLOCKS_MIN + LABEL_BLOCKS);
     if blocks < needed {
         let error = PoolError::DeviceTooSmall { blocks, needed };
         return Err(refusal(&format!("{uri:#}"), &error));
@@ -106,10 +107,10 @@ fn look_at_other(opener: &Opener<'_>, uri: &Uri) -> Result<Vec<ExistingData>, Er
 }
 
 /// The steps to create a pool.
-pub(super) fn steps(uri: &Uri, name: &str, shape: &PageGeometry) -> Result<Vec<Step>, Error> {
+pub(super) fn steps(uri: &Uri, name: &str, geometry: &PageGeometry) -> Result<Vec<Step>, Error> {
     let uuid =
         u128::from(tenmil_linux::random_seed()) << 64 | u128::from(tenmil_linux::random_seed());
-    let new = PoolConfig { name: name.into(), uuid, blocks: shape.pages };
+    let new = PoolConfig { name: name.into(), uuid, blocks: geometry.pages };
     new.steps().map_err(|error| refusal(&format!("{uri:#}"), &error))
 }
 
@@ -118,11 +119,11 @@ pub(super) fn format(
     opener: &Opener<'_>,
     uri: &Uri,
     medium: &dyn BlockDevice,
-    shape: &PageGeometry,
+    geometry: &PageGeometry,
     steps: Vec<Step>,
 ) -> Result<(), Error> {
     let refuse = |problem: String| Error::new(ErrorCategory::Remote, format!("{uri:#}: {problem}"));
-    let mut raw = BlockingPageIo::open(opener.regions, &opener.clock, medium, shape)
+    let mut raw = BlockingPageIo::open(opener.regions, &opener.clock, medium, geometry)
         .map_err(|problem| Error::new(ErrorCategory::Environment, format!("{uri:#}: {problem}")))?;
     for step in steps {
         let done = match &step {
@@ -172,15 +173,17 @@ pub fn take_over(opener: &Opener<'_>, place: &VolumeRef) -> Result<Option<String
 /// If there is no valid pool.
 pub fn check(opener: &Opener<'_>, place: &VolumeRef) -> Result<PoolCheckResult, Error> {
     let device = place.store.clone().to_read();
-    let mut ground = PoolDevices::first(&place.store, opener.open(&device)?)?;
-    let opened = read_pool(opener, place, &*ground.medium, &ground.shape, None)?;
+    let mut pool_devices = PoolDevices::first(&place.store, opener.open(&device)?)?;
+    let opened = read_pool(opener, place, &*pool_devices.medium, &pool_devices.geometry, None)?;
     let OpenedStore { mut store, damaged } = opened;
-    ground.open_others(opener, place, &store, true)?;
-    let mut raw =
-        BlockingPageIo::open(opener.regions, &opener.clock, &*ground.medium, &ground.shape)
-            .map_err(|problem| {
-                Error::new(ErrorCategory::Environment, format!("{device:#}: {problem}"))
-            })?;
+    pool_devices.open_others(opener, place, &store, true)?;
+    let mut raw = BlockingPageIo::open(
+        opener.regions,
+        &opener.clock,
+        &*pool_devices.medium,
+        &pool_devices.geometry,
+    )
+    .map_err(|problem| Error::new(ErrorCategory::Environment, format!("{device:#}: {problem}")))?;
     let mut walk = ReadOnlyWalker { pages: &mut raw, store: &mut store };
     let (report, found) = walk.whole(&mut |_| Ok(()))?;
     let name = place.store.to_string();
@@ -190,7 +193,7 @@ pub fn check(opener: &Opener<'_>, place: &VolumeRef) -> Result<PoolCheckResult, 
         name: store.name(),
         uuid: store.uuid(),
         generation: store.generation(),
-        devices: ground.infos(store.devices()),
+        devices: pool_devices.infos(store.devices()),
         damaged: damaged.iter().map(ToString::to_string).collect(),
         report,
         parents,
@@ -202,13 +205,13 @@ pub(super) fn read_pool(
     opener: &Opener<'_>,
     place: &VolumeRef,
     medium: &dyn BlockDevice,
-    shape: &PageGeometry,
+    geometry: &PageGeometry,
     me: Option<Owner>,
 ) -> Result<OpenedStore, Error> {
     let name = format!("{:#}", place.store);
-    let mut raw = BlockingPageIo::open(opener.regions, &opener.clock, medium, shape)
+    let mut raw = BlockingPageIo::open(opener.regions, &opener.clock, medium, geometry)
         .map_err(|problem| Error::new(ErrorCategory::Environment, format!("{name}: {problem}")))?;
-    let mut opening = Opening::new(shape.pages, place.cache_bytes).with_bugs(place.bugs);
+    let mut opening = Opening::new(geometry.pages, place.cache_bytes).with_bugs(place.bugs);
     if let Some(me) = me {
         opening = opening.to_write(me);
     }
@@ -217,9 +220,9 @@ pub(super) fn read_pool(
     }
     opening.finish().map_err(|error| {
         let error = match error {
-            PoolError::NotAPool(_) if shape.pages < STORE_BLOCKS_MIN => {
+            PoolError::NotAPool(_) if geometry.pages < STORE_BLOCKS_MIN => {
                 let needed = STORE_BLOCKS_MIN;
-                PoolError::DeviceTooSmall { blocks: shape.pages, needed }
+                PoolError::DeviceTooSmall { blocks: geometry.pages, needed }
             }
             error => error,
         };

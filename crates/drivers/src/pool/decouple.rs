@@ -91,8 +91,8 @@ impl OpenPool {
                 _ => return Err(machine(Error::environment("it made no progress, expected some"))),
             }
             let progress = ((info.reach - left) * page, info.reach * page);
-            let goes_on = &mut || watch(progress);
-            if !(goes_on() && pace.rest(mover.copied - before, began, goes_on)) {
+            let continues = &mut || watch(progress);
+            if !(continues() && pace.rest(mover.copied - before, began, continues)) {
                 return Err(machine(Error::environment("interrupted; say it again to go on")));
             }
         }
@@ -109,7 +109,7 @@ impl<'a> ParentCopier<'a> {
             regions,
             clock,
             &*parent.opened.medium,
-            &parent.shape,
+            &parent.geometry,
             COPY_BLOCKS,
         )?;
         let pages = vec![0; (COPY_BLOCKS * PAGE_BYTES) as usize];

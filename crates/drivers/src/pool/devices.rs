@@ -25,7 +25,7 @@ use tenmil_block::{OpenedDevice, Opener};
 pub(super) struct PoolDevices {
     /// All devices as one; the first device itself if it is the only one.
     pub(super) medium: Arc<dyn BlockDevice>,
-    pub(super) shape: PageGeometry,
+    pub(super) geometry: PageGeometry,
     /// By device number.
     pub(super) members: Vec<PoolDevice>,
 }
@@ -34,7 +34,7 @@ pub(super) struct PoolDevices {
 pub(super) struct PoolDevice {
     pub(super) uri: Uri,
     pub(super) opened: OpenedDevice,
-    pub(super) shape: PageGeometry,
+    pub(super) geometry: PageGeometry,
     /// Which device it is, wherever it goes.
     pub(super) identity: DeviceIdentity,
     /// Whether it could be had.
@@ -54,21 +54,21 @@ pub struct DeviceInfo {
 
 impl PoolDevice {
     pub(super) fn of(uri: &Uri, opened: OpenedDevice) -> Result<Self, Error> {
-        let shape = PageGeometry::of(uri, &opened.medium.limits())?;
+        let geometry = PageGeometry::of(uri, &opened.medium.limits())?;
         let identity = DeviceIdentity::of_opened(uri, &opened);
-        Ok(Self { uri: uri.clone(), opened, shape, identity, is_there: true })
+        Ok(Self { uri: uri.clone(), opened, geometry, identity, is_there: true })
     }
 
     fn missing(uri: &Uri, like: &Self) -> Self {
         let medium = Arc::new(MissingDevice(like.opened.medium.limits()));
         let opened = OpenedDevice::fresh(medium, format!("{uri:#}, which is missing"));
-        let (shape, identity) = (like.shape, DeviceIdentity::of_uri(uri));
-        Self { uri: uri.clone(), opened, shape, identity, is_there: false }
+        let (geometry, identity) = (like.geometry, DeviceIdentity::of_uri(uri));
+        Self { uri: uri.clone(), opened, geometry, identity, is_there: false }
     }
 
     /// The problem of a device that is smaller than its part of the pool.
     fn lacks(&self, devices: &Devices, number: u32) -> Option<String> {
-        let (found, needed) = (self.shape.pages, devices.needs(number));
+        let (found, needed) = (self.geometry.pages, devices.needs(number));
         let page = u64::from(PAGE_BYTES);
         let (found_bytes, needed_bytes) = (found * page, needed * page);
         (found < needed)
@@ -78,8 +78,12 @@ impl PoolDevice {
     /// Reads its first page.
     pub(super) fn first_page(&self, opener: &Opener<'_>) -> Result<[u8; 4096], Error> {
         let refuse = |category, problem: String| Error::new(category, problem);
-        let raw =
-            BlockingPageIo::open(opener.regions, &opener.clock, &*self.opened.medium, &self.shape);
+        let raw = BlockingPageIo::open(
+            opener.regions,
+            &opener.clock,
+            &*self.opened.medium,
+            &self.geometry,
+        );
         let mut raw =
             raw.map_err(|problem| refuse(ErrorCategory::Environment, problem.to_string()))?;
         let mut page = [0; 4096];
@@ -97,8 +101,8 @@ impl PoolDevices {
     /// A pool with a single open device.
     pub(super) fn first(device: &Uri, opened: OpenedDevice) -> Result<Self, Error> {
         let member = PoolDevice::of(device, opened)?;
-        let (medium, shape) = (Arc::clone(&member.opened.medium), member.shape);
-        Ok(Self { medium, shape, members: vec![member] })
+        let (medium, geometry) = (Arc::clone(&member.opened.medium), member.geometry);
+        Ok(Self { medium, geometry, members: vec![member] })
     }
 
     /// Opens the other devices of a pool.
@@ -165,7 +169,8 @@ impl PoolDevices {
         let (mut legs, mut present) = (Vec::new(), Vec::new());
         for (begin, run) in devices.runs() {
             let Some(member) = members.get(run.device as usize) else { continue };
-            let has = if member.is_there { member.shape.pages.saturating_sub(run.at) } else { 0 };
+            let has =
+                if member.is_there { member.geometry.pages.saturating_sub(run.at) } else { 0 };
             let has = has.min(run.blocks);
             if has > 0 {
                 let medium = Arc::clone(&member.opened.medium);
@@ -181,7 +186,7 @@ impl PoolDevices {
             }
         }
         legs.push(PoolDeviceSpan { medium: absent, begin: devices.blocks(), at: 0 });
-        self.shape = joint_shape(members, devices.blocks());
+        self.geometry = joint_shape(members, devices.blocks());
         self.medium = Arc::new(SpannedDevice::new(legs, devices.blocks()));
         present
     }
@@ -208,7 +213,7 @@ impl PoolDevices {
                 begin: *begin,
                 at,
             });
-            end = begin + member.shape.pages.saturating_sub(at);
+            end = begin + member.geometry.pages.saturating_sub(at);
             present.push(*begin..end);
         }
         // A device larger than its part of the pool ends where the next one begins.
@@ -218,8 +223,8 @@ impl PoolDevices {
         legs.push(PoolDeviceSpan { medium: absent, begin: end, at: 0 });
         let medium = Arc::new(SpannedDevice::new(legs, end));
         let members: Vec<PoolDevice> = parts.into_iter().map(|(_, member)| member).collect();
-        let shape = joint_shape(&members, end);
-        Some((Self { medium, shape, members }, present))
+        let geometry = joint_shape(&members, end);
+        Some((Self { medium, geometry, members }, present))
     }
 
     /// Combines all devices according to the device table.
@@ -227,7 +232,7 @@ impl PoolDevices {
         let members = &self.members;
         if devices.count() == 1 {
             let first = &members[0];
-            (self.medium, self.shape) = (Arc::clone(&first.opened.medium), first.shape);
+            (self.medium, self.geometry) = (Arc::clone(&first.opened.medium), first.geometry);
             return;
         }
         let leg = |(begin, run): (u64, tenmil_volume::devices::Span)| {
@@ -235,7 +240,7 @@ impl PoolDevices {
             Some(PoolDeviceSpan { medium: Arc::clone(&member.opened.medium), begin, at: run.at })
         };
         let legs = devices.runs().filter_map(leg).collect();
-        self.shape = joint_shape(members, devices.blocks());
+        self.geometry = joint_shape(members, devices.blocks());
         self.medium = Arc::new(SpannedDevice::new(legs, devices.blocks()));
     }
 
@@ -258,8 +263,8 @@ impl PoolDevices {
 
 /// Page layout of all devices: blocks of the first one, and the smallest request limit.
 fn joint_shape(members: &[PoolDevice], pages: u64) -> PageGeometry {
-    let least = members.iter().map(|member| member.shape.request_pages).min().unwrap_or(1);
-    PageGeometry { pages, request_pages: least, ..members[0].shape }
+    let least = members.iter().map(|member| member.geometry.request_pages).min().unwrap_or(1);
+    PageGeometry { pages, request_pages: least, ..members[0].geometry }
 }
 
 /// Opens a device of a pool, and verifies its label and size.

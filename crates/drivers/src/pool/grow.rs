@@ -82,8 +82,8 @@ impl DeviceChannel {
 impl OpenPool {
     /// The devices of the pool.
     pub fn devices(&self) -> Vec<DeviceInfo> {
-        let ground = self.ground();
-        ground.infos(self.shared.lock().store.devices())
+        let pool_devices = self.pool_devices();
+        pool_devices.infos(self.shared.lock().store.devices())
     }
 
     /// Grows the pool by the added size of its devices, and by added devices, which must be empty unless
@@ -99,35 +99,36 @@ impl OpenPool {
         added: &[Uri],
         overwrite: bool,
     ) -> Result<GrowResult, Error> {
-        let mut ground = self.ground();
+        let mut pool_devices = self.pool_devices();
         // Also in a process that makes files at once: none is made or grown if the pool is not.
-        let growth =
-            tenmil_linux::file::make_if(|| self.prepare(&mut ground, opener, added, overwrite))?;
+        let growth = tenmil_linux::file::make_if(|| {
+            self.prepare(&mut pool_devices, opener, added, overwrite)
+        })?;
         make_files()?;
         let Growth { new, devices, before, were_there } = growth;
         // Order: labels are durable before the commit that counts the devices, and every client has its
         // channel before that.
-        let first_uri = ground.members[0].uri.clone().probe_only().to_string();
+        let first_uri = pool_devices.members[0].uri.clone().probe_only().to_string();
         for one in new {
-            let number = u32::try_from(ground.members.len()).unwrap_or(u32::MAX);
+            let number = u32::try_from(pool_devices.members.len()).unwrap_or(u32::MAX);
             let label = self.label_of(&one, number, &devices, &first_uri);
             self.reserved.add(&one.member.opened.medium)?;
             write_label(opener, &one.member, &label)?;
-            ground.members.push(one.member);
+            pool_devices.members.push(one.member);
         }
-        self.spread(&mut ground, &devices)?;
+        self.spread(&mut pool_devices, &devices)?;
         match self.ask(PoolRequest::Grow(devices.clone()))? {
             PoolResponse::Done => {}
             _ => return Err(self.machine("grow: found another answer, expected an end".into())),
         }
         let blocks = devices.blocks();
-        Ok(GrowResult { before, blocks, were_there, devices: ground.infos(&devices) })
+        Ok(GrowResult { before, blocks, were_there, devices: pool_devices.infos(&devices) })
     }
 
     /// Opens and checks what is added. Nothing is written.
     fn prepare(
         &self,
-        ground: &mut PoolDevices,
+        pool_devices: &mut PoolDevices,
         opener: &Opener<'_>,
         added: &[Uri],
         overwrite: bool,
@@ -138,8 +139,8 @@ impl OpenPool {
         if let Some(owner) = self.other_owner() {
             return Err(self.refuse(&PoolError::Owned { by: Box::new(owner) }));
         }
-        ground.members.truncate(devices.count());
-        ground.notice(&mut devices)?;
+        pool_devices.members.truncate(devices.count());
+        pool_devices.notice(&mut devices)?;
         let mut were_there = Vec::new();
         let mut new: Vec<NewDevice> = Vec::new();
         for uri in added {
@@ -147,17 +148,17 @@ impl OpenPool {
             let is_it = |member: &PoolDevice| {
                 member.uri.clone().probe_only() == found || member.identity.is_same(&identity)
             };
-            match ground.members.iter().position(is_it) {
+            match pool_devices.members.iter().position(is_it) {
                 Some(number) => were_there.push(u32::try_from(number).unwrap_or(u32::MAX)),
                 None => new.push(self.look_at_new(opener, uri, &devices, &new, overwrite)?),
             }
         }
         for one in &new {
             let (uuid, uri) = (one.uuid, one.member.uri.to_string());
-            devices.add(SecondaryDevice { uuid, uri }, one.member.shape.pages);
+            devices.add(SecondaryDevice { uuid, uri }, one.member.geometry.pages);
         }
         devices.check().map_err(|error| self.refuse(&error))?;
-        self.expect_no_stricter(ground, &new)?;
+        self.expect_no_stricter(pool_devices, &new)?;
         Ok(Growth { new, devices, before, were_there })
     }
 
@@ -167,10 +168,10 @@ impl OpenPool {
     ///
     /// If the write fails.
     pub fn note_places(&self) -> Result<bool, Error> {
-        let ground = self.ground();
+        let pool_devices = self.pool_devices();
         let mut devices = self.shared.lock().store.next_devices().clone();
         let before = devices.clone();
-        for (other, member) in devices.others.iter_mut().zip(&ground.members[1..]) {
+        for (other, member) in devices.others.iter_mut().zip(&pool_devices.members[1..]) {
             other.uri = member.uri.to_string();
         }
         devices.check().map_err(|error| self.refuse(&error))?;
@@ -188,10 +189,11 @@ impl OpenPool {
     /// If there is no such device, another device is at that URI, or the write fails.
     pub fn note_place(&self, opener: &Opener<'_>, number: u32, uri: &Uri) -> Result<bool, Error> {
         let name = self.name();
-        let mut ground = self.ground();
-        let last = ground.members.len() - 1;
+        let mut pool_devices = self.pool_devices();
+        let last = pool_devices.members.len() - 1;
         let refuse = |text: Error| Error::new(ErrorCategory::Usage, text);
-        let Some(member) = ground.members.get_mut(number as usize).filter(|_| number > 0) else {
+        let Some(member) = pool_devices.members.get_mut(number as usize).filter(|_| number > 0)
+        else {
             let text = format!("pool `{name}`: it has no device {number}, expected {last} at most");
             return Err(refuse(Error::environment(text)));
         };
@@ -206,8 +208,9 @@ impl OpenPool {
             return Err(refuse(Error::environment(text)).with_hint(hint));
         }
         let before = std::mem::replace(&mut member.uri, uri.clone());
-        drop(ground);
-        self.note_places().inspect_err(|_| self.ground().members[number as usize].uri = before)
+        drop(pool_devices);
+        self.note_places()
+            .inspect_err(|_| self.pool_devices().members[number as usize].uri = before)
     }
 
     /// Checks a device that is to be added.
@@ -223,7 +226,7 @@ impl OpenPool {
             |problem: Error| Error::new(ErrorCategory::Usage, format!("{uri:#}: {problem}"));
         let mut member = PoolDevice::of(uri, opener.open(uri)?)?;
         member.uri = uri.clone().probe_only();
-        let (found, needed) = (member.shape.pages, STORE_BLOCKS_MIN + LABEL_BLOCKS);
+        let (found, needed) = (member.geometry.pages, STORE_BLOCKS_MIN + LABEL_BLOCKS);
         if found < needed {
             let problem = format!("it has {found} blocks of 4 KiB, expected {needed} at least");
             return Err(refuse(Error::environment(problem)));
@@ -261,13 +264,18 @@ impl OpenPool {
     }
 
     /// Rejects devices with stricter limits while volumes are open, which use the current ones.
-    fn expect_no_stricter(&self, ground: &PoolDevices, new: &[NewDevice]) -> Result<(), Error> {
+    fn expect_no_stricter(
+        &self,
+        pool_devices: &PoolDevices,
+        new: &[NewDevice],
+    ) -> Result<(), Error> {
         if self.shared.lock().volumes_open == 0 {
             return Ok(());
         }
-        let now = ground.medium.limits();
+        let now = pool_devices.medium.limits();
         for one in new {
-            if let Some(problem) = stricter(&now, ground.shape.request_pages, &one.member) {
+            if let Some(problem) = stricter(&now, pool_devices.geometry.request_pages, &one.member)
+            {
                 let text =
                     format!("{}: {problem}, while volumes of the pool are open", one.member.uri);
                 let hint = "Close them, and grow the pool then.";
@@ -292,18 +300,18 @@ impl OpenPool {
     }
 
     /// Sends a channel to each new device to all clients.
-    fn spread(&self, ground: &mut PoolDevices, devices: &Devices) -> Result<(), Error> {
+    fn spread(&self, pool_devices: &mut PoolDevices, devices: &Devices) -> Result<(), Error> {
         let old = self.shared.lock().store.next_devices().runs().count();
-        let (limits, shape) = (ground.medium.limits(), ground.shape);
-        ground.join(devices);
+        let (limits, geometry) = (pool_devices.medium.limits(), pool_devices.geometry);
+        pool_devices.join(devices);
         for (begin, run) in devices.runs().skip(old) {
-            let medium = Arc::clone(&ground.members[run.device as usize].opened.medium);
+            let medium = Arc::clone(&pool_devices.members[run.device as usize].opened.medium);
             let leg = PoolDeviceSpan { medium, begin, at: run.at };
             let more = || {
                 let legs = vec![MissingDevice(limits.clone()).channel()?, leg.medium.channel()?];
-                let spans = SpanMap::behind(&leg, shape.block_size);
+                let spans = SpanMap::behind(&leg, geometry.block_size);
                 let channel = MultiLegChannel::new(legs, spans, unbounded(&limits))?;
-                let request_pages = ground.shape.request_pages;
+                let request_pages = pool_devices.geometry.request_pages;
                 Ok(DeviceChannel { channel: Box::new(channel), request_pages })
             };
             self.shared
@@ -320,14 +328,14 @@ impl OpenPool {
 
 /// Writes a label durably. A pool that was on the device becomes invalid.
 fn write_label(opener: &Opener<'_>, member: &PoolDevice, label: &Label) -> Result<(), Error> {
-    let PoolDevice { uri, opened, shape, .. } = member;
+    let PoolDevice { uri, opened, geometry, .. } = member;
     let refuse = |category, problem: String| Error::new(category, format!("{uri:#}: {problem}"));
     let bytes = label.encode().map_err(|error| refuse(error.category(), error.to_string()))?;
-    let raw = BlockingPageIo::open(opener.regions, &opener.clock, &*opened.medium, shape);
+    let raw = BlockingPageIo::open(opener.regions, &opener.clock, &*opened.medium, geometry);
     let mut raw = raw.map_err(|problem| refuse(ErrorCategory::Environment, problem.to_string()))?;
     // The old superblocks are erased before the label replaces the first one.
     let mut write = || {
-        for at in [1, shape.pages - 2, shape.pages - 1] {
+        for at in [1, geometry.pages - 2, geometry.pages - 1] {
             raw.write(at, &[0; 4096])?;
         }
         raw.write(0, &bytes)?;
@@ -350,8 +358,8 @@ impl PoolDevices {
             let blocks = found.map_err(|problem| {
                 Error::new(ErrorCategory::Environment, format!("{}: {problem}", member.uri))
             })?;
-            member.shape.pages = blocks / member.shape.blocks_in_page;
-            let (pages, needed) = (member.shape.pages, devices.needs(number));
+            member.geometry.pages = blocks / member.geometry.blocks_in_page;
+            let (pages, needed) = (member.geometry.pages, devices.needs(number));
             if pages < needed {
                 let text = format!(
                     "{}: device {number} of the pool has {pages} blocks of 4 KiB, expected {needed} at \
@@ -373,7 +381,7 @@ fn stricter(now: &Limits, request_pages: u32, member: &PoolDevice) -> Option<Str
     let needs = super::READING.into_iter().chain([Operation::Write]);
     let lacks = needs.filter(|needs| now.operations.has(*needs));
     let lacks = lacks.into_iter().find(|needs| !limits.operations.has(*needs));
-    let found = member.shape.request_pages;
+    let found = member.geometry.request_pages;
     if found < request_pages {
         let (found, expected) = (found * PAGE_BYTES, request_pages * PAGE_BYTES);
         return Some(format!("it takes {found} bytes at once, expected {expected} at least"));

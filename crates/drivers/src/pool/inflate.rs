@@ -80,8 +80,8 @@ impl OpenPool {
                 _ => return Err(machine(Error::environment("it made no progress, expected some"))),
             }
             let progress = (block.min(info.blocks) * page, info.blocks * page);
-            let goes_on = &mut || watch(progress);
-            if !(goes_on() && pace.rest(mover.copied - before, began, goes_on)) {
+            let continues = &mut || watch(progress);
+            if !(continues() && pace.rest(mover.copied - before, began, continues)) {
                 return Err(machine(Error::environment("interrupted; say it again to go on")));
             }
         }

@@ -25,7 +25,7 @@ pub(super) struct MetadataThread {
     pub(super) shared: Arc<Shared>,
     desk: Arc<ClientInbox>,
     backend: Box<dyn IoChannel>,
-    shape: PageGeometry,
+    geometry: PageGeometry,
     regions: RegionTable,
     memory: Region,
     jobs: Box<[PendingIo]>,
@@ -103,7 +103,7 @@ impl MetadataThread {
         device: &str,
         shared: Arc<Shared>,
         (desk, backend): (Arc<ClientInbox>, Box<dyn IoChannel>),
-        shape: PageGeometry,
+        geometry: PageGeometry,
         regions: &RegionTable,
     ) -> Result<Self, Error> {
         let pages = SMALL + LARGE * LARGE_PAGES;
@@ -114,7 +114,7 @@ impl MetadataThread {
             desk,
             shared,
             backend,
-            shape,
+            geometry,
             regions: regions.clone(),
             memory: memory.map_err(Error::environment)?,
             jobs: vec![PendingIo::NONE; places].into(),
@@ -164,7 +164,7 @@ impl MetadataThread {
         }
         let until = clock.now().after(closing_max);
         let shared = Arc::clone(&self.shared);
-        let mut state = shared.lock_to_tell();
+        let mut state = shared.lock_to_notify();
         state.submit_request(&self.desk, 0, PoolRequest::Release);
         shared.dispatch(&mut state);
         drop(state);
@@ -183,8 +183,8 @@ impl MetadataThread {
 
     /// One iteration. Returns false if there was nothing to do.
     fn turn(&mut self, now: Instant) -> bool {
-        if let Some(news) = self.look_around() {
-            news.emit();
+        if let Some(new_events) = self.look_around() {
+            new_events.emit();
         }
         self.recover(now);
         self.try_again(now);
@@ -219,18 +219,18 @@ impl MetadataThread {
         state.take_pages(&mut self.waiting);
         state.take_notes(&self.desk, &mut self.notes);
         let (stops, stopped) = (state.store.losses(), state.store.is_stopped());
-        let is_news = stops > self.told_stops || (self.told_stop && !stopped);
-        if let Some(why) = state.store.last_stop().filter(|_| is_news) {
+        let is_event = stops > self.told_stops || (self.told_stop && !stopped);
+        if let Some(why) = state.store.last_stop().filter(|_| is_event) {
             let recovered = (!stopped).then(|| state.store.generation());
             let (device, store, why) = (self.device.clone(), state.store.name(), why.clone());
             drop(state);
-            let news = PoolStopNotice { device, store, why, recovered };
+            let new_events = PoolStopNotice { device, store, why, recovered };
             if stops > self.told_stops && recovered.is_some() && !self.told_stop {
                 // It has recovered before the stop could be reported.
-                PoolStopNotice { recovered: None, ..news.clone() }.emit();
+                PoolStopNotice { recovered: None, ..new_events.clone() }.emit();
             }
             (self.told_stops, self.told_stop) = (stops, stopped);
-            news.emit();
+            new_events.emit();
             return None;
         }
         let notice = capacity_events::is_heard().then(|| state.store.next_notice())??;
@@ -244,7 +244,7 @@ impl MetadataThread {
             return;
         }
         let shared = Arc::clone(&self.shared);
-        let mut state = shared.lock_to_tell();
+        let mut state = shared.lock_to_notify();
         if !state.store.is_recovering() && now >= self.recovers_at {
             self.recovers_at = now.after(RECOVER_AFTER);
             state.store.recover();
@@ -281,7 +281,7 @@ impl MetadataThread {
             let Ok(none) = MissingDevice(self.backend.limits().clone()).channel() else { continue };
             let below = std::mem::replace(&mut self.backend, none);
             let owed: usize = self.jobs.iter().map(|job| job.left as usize).sum();
-            self.shape.request_pages = self.shape.request_pages.min(more.request_pages);
+            self.geometry.request_pages = self.geometry.request_pages.min(more.request_pages);
             self.backend = more.behind(below, owed - self.queue.len());
             self.has_more = true;
         }
@@ -367,7 +367,7 @@ impl MetadataThread {
 
     /// Splits a transfer by the request limit of the device.
     fn push_parts(&mut self, place: u32, operation: Operation, at: u64, memory: Segment) {
-        let step = self.shape.request_pages.min(LARGE_PAGES) * PAGE_BYTES;
+        let step = self.geometry.request_pages.min(LARGE_PAGES) * PAGE_BYTES;
         let mut done = 0;
         while done < memory.len_bytes {
             let len = step.min(memory.len_bytes - done);
@@ -385,10 +385,10 @@ impl MetadataThread {
         let moves = operation != Operation::Flush;
         self.queue.push_back(Request {
             token: place.into(),
-            lba: at * self.shape.blocks_in_page,
+            lba: at * self.geometry.blocks_in_page,
             operand: 0,
             segment_first,
-            blocks: memory.len_bytes / self.shape.block_size,
+            blocks: memory.len_bytes / self.geometry.block_size,
             segment_count: u16::from(moves),
             metadata_count: 0,
             operation,
@@ -462,7 +462,7 @@ impl MetadataThread {
         } else {
             self.large.push(place)
         }
-        let mut state = self.shared.lock_to_tell();
+        let mut state = self.shared.lock_to_notify();
         state.store.complete(io, end);
         if let Some(why) = unread {
             state.store.refuse_recovery(why.to_string());

@@ -16,10 +16,10 @@ pub(super) struct BlockingPageIo<'a> {
     memory: Region,
     /// Number of pages in `memory`.
     pages: u32,
-    shape: PageGeometry,
+    geometry: PageGeometry,
     clock: Clock,
     /// How long the device may take for a request.
-    pub(super) patience: Span,
+    pub(super) time_limit: Span,
     /// Whether it has not answered one in time. It may still answer, and its memory is not used again: all
     /// further requests fail.
     is_overdue: bool,
@@ -35,12 +35,12 @@ pub(super) struct StorePages<'a> {
 
 impl<'a> StorePages<'a> {
     pub(super) fn open(open: &'a OpenPool, pages: u32) -> Result<Self, Error> {
-        let ground = open.ground();
+        let pool_devices = open.pool_devices();
         let raw = BlockingPageIo::wide(
             &open.regions,
             &open.clock,
-            &*ground.medium,
-            &ground.shape,
+            &*pool_devices.medium,
+            &pool_devices.geometry,
             pages,
         )?;
         let end = open.shared.lock().store.next_devices().blocks();
@@ -58,16 +58,16 @@ impl<'a> StorePages<'a> {
 }
 
 /// Maximum time of one transfer, and so for all of them if it answers nothing.
-const PATIENCE: Span = Span::from_secs(30);
+const TIME_LIMIT: Span = Span::from_secs(30);
 
 impl<'a> BlockingPageIo<'a> {
     pub(super) fn open(
         regions: &'a RegionTable,
         clock: &Clock,
         medium: &dyn BlockDevice,
-        shape: &PageGeometry,
+        geometry: &PageGeometry,
     ) -> Result<Self, Error> {
-        Self::wide(regions, clock, medium, shape, 1)
+        Self::wide(regions, clock, medium, geometry, 1)
     }
 
     /// Opens a channel for up to `pages` pages per transfer, within the limit of the device.
@@ -75,16 +75,16 @@ impl<'a> BlockingPageIo<'a> {
         regions: &'a RegionTable,
         clock: &Clock,
         medium: &dyn BlockDevice,
-        shape: &PageGeometry,
+        geometry: &PageGeometry,
         pages: u32,
     ) -> Result<Self, Error> {
-        let pages = pages.min(shape.request_pages);
+        let pages = pages.min(geometry.request_pages);
         let memory = regions.allocate((pages * PAGE_BYTES) as usize);
         let memory = memory.map_err(Error::environment)?;
-        let (shape, clock) = (*shape, *clock);
+        let (geometry, clock) = (*geometry, *clock);
         let backend = medium.channel()?;
-        let (patience, is_overdue) = (PATIENCE, false);
-        Ok(Self { backend, regions, memory, pages, shape, clock, patience, is_overdue })
+        let (time_limit, is_overdue) = (TIME_LIMIT, false);
+        Ok(Self { backend, regions, memory, pages, geometry, clock, time_limit, is_overdue })
     }
 
     /// Maximum number of pages per transfer.
@@ -129,14 +129,14 @@ impl<'a> BlockingPageIo<'a> {
         }
         let moves = operation != Operation::Flush;
         let request = Request {
-            lba: at * self.shape.blocks_in_page,
-            blocks: segment.len_bytes / self.shape.block_size,
+            lba: at * self.geometry.blocks_in_page,
+            blocks: segment.len_bytes / self.geometry.block_size,
             segment_count: u16::from(moves),
             operation,
             flags: RequestFlags::NONE,
             ..Request::PLACEHOLDER
         };
-        let until = self.clock.now().after(self.patience);
+        let until = self.clock.now().after(self.time_limit);
         let mut answers = CompletionBatch::with_capacity(1);
         let mut taken = false;
         loop {

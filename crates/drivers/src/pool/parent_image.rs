@@ -22,7 +22,7 @@ use tenmil_block::{OpenedDevice, Opener};
 pub(super) struct ParentImage {
     pub(super) uri: Uri,
     pub(super) opened: OpenedDevice,
-    pub(super) shape: PageGeometry,
+    pub(super) geometry: PageGeometry,
     /// UUID of the snapshot, if it is one of another pool; else zero.
     uuid: u128,
 }
@@ -50,11 +50,11 @@ pub(super) struct PoolWithParents<'a> {
 const END_PAGES: u64 = 16;
 const SPREAD_PAGES: u64 = 32;
 /// Maximum depth of nested parents.
-const STOREYS_MAX: u32 = 8;
+const DEPTH_MAX: u32 = 8;
 
 thread_local! {
     /// Current depth of nested parents being opened.
-    static STOREYS: Cell<u32> = const { Cell::new(0) };
+    static DEPTHS: Cell<u32> = const { Cell::new(0) };
 }
 
 impl OpenPool {
@@ -126,18 +126,18 @@ impl OpenPool {
 impl ParentImage {
     /// Opens an image read-only.
     fn open(opener: &Opener<'_>, child: PoolWithParents<'_>, uri: &Uri) -> Result<Self, Error> {
-        let storeys = STOREYS.get();
-        if storeys >= STOREYS_MAX {
-            let text = format!("{uri:#}: more than {STOREYS_MAX} parents upon each other");
+        let depths = DEPTHS.get();
+        if depths >= DEPTH_MAX {
+            let text = format!("{uri:#}: more than {DEPTH_MAX} parents upon each other");
             return Err(Error::new(ErrorCategory::Usage, text));
         }
-        STOREYS.set(storeys + 1);
+        DEPTHS.set(depths + 1);
         let opened = refuse_own(opener, child, uri)
             .and_then(|uuid| Ok((uuid, opener.open(&uri.clone().to_read())?)));
-        STOREYS.set(storeys);
+        DEPTHS.set(depths);
         let (uuid, opened) = opened?;
-        let shape = PageGeometry::of(uri, &opened.medium.limits())?;
-        Ok(Self { uri: uri.clone(), opened, shape, uuid })
+        let geometry = PageGeometry::of(uri, &opened.medium.limits())?;
+        Ok(Self { uri: uri.clone(), opened, geometry, uuid })
     }
 
     /// Opens the recorded image, and verifies it.
@@ -151,7 +151,7 @@ impl ParentImage {
         let other = |problem: Error| Error::new(ErrorCategory::Remote, problem);
         let limits = outside.opened.medium.limits();
         let page = u64::from(PAGE_BYTES);
-        if outside.shape.pages < parent.blocks {
+        if outside.geometry.pages < parent.blocks {
             let found = limits.block_count * u64::from(limits.block_size);
             let expected = parent.blocks * page;
             return Err(other(Error::environment(format!(
@@ -200,7 +200,7 @@ impl ParentImage {
             Error::new(ErrorCategory::Environment, format!("{}: {problem}", self.uri))
         };
         let clock: &Clock = &opener.clock;
-        let raw = BlockingPageIo::open(opener.regions, clock, &*self.opened.medium, &self.shape);
+        let raw = BlockingPageIo::open(opener.regions, clock, &*self.opened.medium, &self.geometry);
         let (mut raw, mut all) = (raw.map_err(machine)?, [0; 4096]);
         for (at, place) in pages.iter().zip(all.chunks_exact_mut(4)) {
             let mut page = [0; 4096];
@@ -224,7 +224,7 @@ impl ParentImage {
             }
         }
         Limits {
-            request_blocks_max: own.request_blocks_max.min(self.shape.request_pages),
+            request_blocks_max: own.request_blocks_max.min(self.geometry.request_pages),
             segments_max: own.segments_max.min(theirs.segments_max),
             depth_max: own.depth_max.min(theirs.depth_max),
             operations: support,
@@ -234,7 +234,7 @@ impl ParentImage {
 
     /// The block status of at most `pages` pages from `page` on.
     pub(super) fn extent(&self, page: u64, pages: u64) -> Result<BlockExtent, Error> {
-        let per_page = self.shape.blocks_in_page;
+        let per_page = self.geometry.blocks_in_page;
         let BlockExtent { blocks, kind: holds } =
             self.opened.medium.block_status(page * per_page)?;
         match blocks / per_page {

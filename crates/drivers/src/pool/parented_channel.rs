@@ -45,17 +45,17 @@ impl ParentedChannel {
     pub(super) fn new(
         store: Box<dyn IoChannel>,
         parent: Option<&ParentImage>,
-        shape: &PageGeometry,
+        geometry: &PageGeometry,
     ) -> Result<Self, Error> {
         let channel = parent.map(|parent| parent.opened.medium.channel()).transpose()?;
         let sources = [Some(store.wake_source()), channel.as_ref().map(|one| one.wake_source())];
         let wake = CombinedWake::of(sources.into_iter().flatten())?;
         let per_page =
-            (shape.blocks_in_page, parent.map_or(1, |parent| parent.shape.blocks_in_page));
+            (geometry.blocks_in_page, parent.map_or(1, |parent| parent.geometry.blocks_in_page));
         Ok(Self {
             store,
             parent: channel,
-            end: BLOCKS_MAX * shape.blocks_in_page,
+            end: BLOCKS_MAX * geometry.blocks_in_page,
             per_page,
             wake,
             batch: Vec::with_capacity(BATCH),

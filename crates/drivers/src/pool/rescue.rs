@@ -87,13 +87,16 @@ pub fn rescue(
     watch: &mut ProgressFn<'_>,
 ) -> Result<RescueReport, Error> {
     let device = place.store.clone().to_read();
-    let SurvivingDevices { ground, rescue, missing } =
+    let SurvivingDevices { pool_devices, rescue, missing } =
         SurvivingDevices::open(opener, place, others)?;
-    let raw =
-        BlockingPageIo::wide(opener.regions, &opener.clock, &*ground.medium, &ground.shape, PAGES)
-            .map_err(|problem| {
-                Error::new(ErrorCategory::Environment, format!("{device:#}: {problem}"))
-            })?;
+    let raw = BlockingPageIo::wide(
+        opener.regions,
+        &opener.clock,
+        &*pool_devices.medium,
+        &pool_devices.geometry,
+        PAGES,
+    )
+    .map_err(|problem| Error::new(ErrorCategory::Environment, format!("{device:#}: {problem}")))?;
     let ahead = (0, Vec::new());
     let mut watch = |progress: (u64, u64)| watch(progress);
     let (is_interrupted, maps) = (false, BTreeMap::new());

@@ -25,8 +25,9 @@ struct ReservedDevices {
 }
 
 impl Reserved {
-    pub(super) fn new(name: &str, owner: u128, ground: &PoolDevices) -> Self {
-        let media = ground.members.iter().map(|member| Arc::clone(&member.opened.medium)).collect();
+    pub(super) fn new(name: &str, owner: u128, pool_devices: &PoolDevices) -> Self {
+        let media =
+            pool_devices.members.iter().map(|member| Arc::clone(&member.opened.medium)).collect();
         let devices = Mutex::new(ReservedDevices { media, is_done: false });
         Self { name: name.into(), exclusion: Exclusion::new(owner), devices }
     }

@@ -215,8 +215,8 @@ impl Scrub<'_, '_> {
             seen.blocks += u64::from(count);
             // Volumes may grow while they are read.
             let progress = (self.done * page, self.total.max(self.done) * page);
-            let goes_on = &mut || (self.watch)(progress);
-            if !(goes_on() && self.pace.rest(u64::from(count) * page, began, goes_on)) {
+            let continues = &mut || (self.watch)(progress);
+            if !(continues() && self.pace.rest(u64::from(count) * page, began, continues)) {
                 return Err(self.open.interrupted());
             }
         }
@@ -281,7 +281,7 @@ impl VolumeScrubReport {
     /// Records damaged blocks; extends the last run if they continue it.
     fn note(&mut self, bad: DamagedRun) {
         self.bad_blocks += bad.blocks;
-        let has_room = self.bad.len() < BAD_MAX;
+        let has_space = self.bad.len() < BAD_MAX;
         let last = self.bad.last_mut().filter(|last| {
             last.block + last.blocks == bad.block
                 && (bad.at == 0 || last.at + last.blocks == bad.at)
@@ -290,7 +290,7 @@ impl VolumeScrubReport {
         });
         match last {
             Some(last) => last.blocks += bad.blocks,
-            None if has_room => self.bad.push(bad),
+            None if has_space => self.bad.push(bad),
             None => {}
         }
     }

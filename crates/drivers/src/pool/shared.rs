@@ -33,7 +33,7 @@ pub(super) struct Shared {
     /// while this changes.
     device_losses: AtomicU64,
     /// Wakes the metadata thread.
-    bell: Notifier,
+    waker: Notifier,
 }
 
 /// State behind the lock.
@@ -62,7 +62,7 @@ pub(super) struct State {
 /// A client, as seen by the lock holder.
 struct ClientEntry {
     desk: Arc<ClientInbox>,
-    bell: EventVectors,
+    waker: EventVectors,
     notes: VecDeque<ClientMessage>,
     /// If it reads by cached runs: its oldest read.
     reads: Option<read_epochs::ReadEpoch>,
@@ -75,7 +75,7 @@ struct ClientEntry {
 pub(super) struct ClientInbox {
     pub(super) number: u32,
     has_notes: AtomicBool,
-    pub(super) bell: EventVectors,
+    pub(super) waker: EventVectors,
 }
 
 /// A message to a client.
@@ -91,7 +91,7 @@ pub(super) enum ClientMessage {
 
 impl Shared {
     /// For a device that has counted `device_losses` before or while the pool was opened.
-    pub(super) fn new(store: Pool, device_losses: u64, bell: Notifier) -> Self {
+    pub(super) fn new(store: Pool, device_losses: u64, waker: Notifier) -> Self {
         let state = State {
             store,
             seats: BTreeMap::new(),
@@ -107,7 +107,7 @@ impl Shared {
         };
         let transaction = AtomicU64::new(state.store.transaction());
         let (losses, device_losses) = (AtomicU64::new(0), AtomicU64::new(device_losses));
-        Self { state: Mutex::new(state), transaction, losses, device_losses, bell }
+        Self { state: Mutex::new(state), transaction, losses, device_losses, waker }
     }
 
     /// The current transaction, or an earlier one.
@@ -137,7 +137,7 @@ impl Shared {
     /// Stops the pool because of such a loss, and starts its recovery.
     #[cold]
     pub(super) fn handle_loss(&self) {
-        let mut state = self.lock_to_tell();
+        let mut state = self.lock_to_notify();
         state.store.handle_lost_writes();
         self.dispatch(&mut state);
     }
@@ -160,7 +160,7 @@ impl Shared {
     }
 
     /// Takes the lock to submit to the pool, and updates its oldest read.
-    pub(super) fn lock_to_tell(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock_to_notify(&self) -> MutexGuard<'_, State> {
         let mut state = self.lock();
         // Pairs with the fence in `ReadEpochs::begin`: a channel whose read epoch is not seen here has
         // seen all earlier invalidations of runs.
@@ -177,7 +177,7 @@ impl Shared {
 
     /// Wakes the metadata thread.
     pub(super) fn ring(&self) {
-        self.bell.notify();
+        self.waker.notify();
     }
 
     /// Registers a client.
@@ -186,17 +186,20 @@ impl Shared {
         reads: Option<read_epochs::ReadEpoch>,
         has_way: bool,
     ) -> Result<Arc<ClientInbox>, Error> {
-        let bell = EventVectors::new(1)
+        let waker = EventVectors::new(1)
             .map_err(|error| format!("a descriptor: {error}"))
             .map_err(Error::environment)?;
-        bell.mask(0);
+        waker.mask(0);
         let mut state = self.lock();
         let number = state.next_seat;
         state.next_seat += 1;
-        let desk =
-            Arc::new(ClientInbox { number, has_notes: AtomicBool::new(false), bell: bell.clone() });
+        let desk = Arc::new(ClientInbox {
+            number,
+            has_notes: AtomicBool::new(false),
+            waker: waker.clone(),
+        });
         let seat =
-            ClientEntry { desk: Arc::clone(&desk), bell, notes: VecDeque::new(), reads, has_way };
+            ClientEntry { desk: Arc::clone(&desk), waker, notes: VecDeque::new(), reads, has_way };
         state.seats.insert(number, seat);
         Ok(desk)
     }
@@ -221,7 +224,7 @@ impl Shared {
 
     /// Unregisters a client: its pending actions fail, and so do the given transfers.
     pub(super) fn leave(&self, desk: &ClientInbox, transfers: impl Iterator<Item = u64>) {
-        let mut state = self.lock_to_tell();
+        let mut state = self.lock_to_notify();
         let seat = state.seats.remove(&desk.number);
         for note in seat.map(|seat| seat.notes).unwrap_or_default() {
             if let ClientMessage::Do(action) = note {
@@ -349,7 +352,7 @@ impl State {
         seat.notes.push_back(note);
         // Release pairs with the acquire in `has_notes`; the reader then takes the lock.
         seat.desk.has_notes.store(true, Ordering::Release);
-        seat.bell.raise(0);
+        seat.waker.raise(0);
         None
     }
 

@@ -18,7 +18,7 @@ use tenmil_block::uri::Uri;
 
 /// The surviving devices.
 pub(super) struct SurvivingDevices {
-    pub(super) ground: PoolDevices,
+    pub(super) pool_devices: PoolDevices,
     pub(super) rescue: Rescue,
     /// Problems of missing devices.
     pub(super) missing: Vec<String>,
@@ -37,10 +37,14 @@ impl SurvivingDevices {
         others: &[Uri],
     ) -> Result<Self, Error> {
         let device = place.store.clone().to_read();
-        let mut ground = PoolDevices::first(&device, opener.open(&device)?)?;
-        let pages = ground.shape.pages;
-        let raw =
-            BlockingPageIo::open(opener.regions, &opener.clock, &*ground.medium, &ground.shape);
+        let mut pool_devices = PoolDevices::first(&device, opener.open(&device)?)?;
+        let pages = pool_devices.geometry.pages;
+        let raw = BlockingPageIo::open(
+            opener.regions,
+            &opener.clock,
+            &*pool_devices.medium,
+            &pool_devices.geometry,
+        );
         let mut raw = raw.map_err(|problem| {
             Error::new(ErrorCategory::Environment, format!("{device:#}: {problem}"))
         })?;
@@ -53,22 +57,22 @@ impl SurvivingDevices {
         drop(raw);
         match opening.finish() {
             Ok(opened) => {
-                let missing = ground.open_left(opener, place, &opened.store)?;
-                let present = ground.join_left(opened.store.devices());
+                let missing = pool_devices.open_left(opener, place, &opened.store)?;
+                let present = pool_devices.join_left(opened.store.devices());
                 let rescue = Rescue::new(pages).over(present.into_iter());
-                Ok(Self { ground, rescue, missing })
+                Ok(Self { pool_devices, rescue, missing })
             }
             Err(PoolError::NotFirst(label)) => {
-                let first = ground.members.remove(0);
+                let first = pool_devices.members.remove(0);
                 Self::by_labels(opener, Some((*label, first)), None, others)
             }
             Err(PoolError::NotAPool(_)) if !others.is_empty() => {
-                let first = ground.members.remove(0);
+                let first = pool_devices.members.remove(0);
                 Self::by_labels(opener, None, Some(first), others)
             }
             // In a damaged pool, anything may be in place of the superblocks.
             Err(PoolError::NotAPool(_)) => {
-                Ok(Self { ground, rescue: Rescue::new(pages), missing: Vec::new() })
+                Ok(Self { pool_devices, rescue: Rescue::new(pages), missing: Vec::new() })
             }
             Err(error) => Err(refusal(&format!("{device:#}"), &error)),
         }
@@ -104,15 +108,16 @@ impl SurvivingDevices {
             }
             labelled.push((label, member));
         }
-        let first_pages = first.as_ref().map_or(0, |first| first.shape.pages);
+        let first_pages = first.as_ref().map_or(0, |first| first.geometry.pages);
         let lost = format!("device 0, {}", labelled.first().map_or("", |(one, _)| &*one.first_uri));
         let missing = match first {
             Some(_) => Vec::new(),
             None => vec![format!("{lost}: not named, and what lies on it is not looked for")],
         };
         let nothing = || Error::new(ErrorCategory::Usage, "no device is named".to_owned());
-        let (ground, present) = PoolDevices::of_labels(labelled, first).ok_or_else(nothing)?;
+        let (pool_devices, present) =
+            PoolDevices::of_labels(labelled, first).ok_or_else(nothing)?;
         let rescue = Rescue::new(first_pages).over(present.into_iter());
-        Ok(Self { ground, rescue, missing })
+        Ok(Self { pool_devices, rescue, missing })
     }
 }

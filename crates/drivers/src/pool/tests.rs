@@ -208,9 +208,9 @@ fn whoever_wants_to_hear_it_is_told_how_full_a_store_is() {
     bench.create("a", 4096);
     let (sender, told) = std::sync::mpsc::channel();
     let device = bench.device();
-    subscribe_capacity(move |news| {
+    subscribe_capacity(move |new_events| {
         // After the test, the receiver is gone.
-        let _ = if news.device == device { sender.send(news.clone()) } else { Ok(()) };
+        let _ = if new_events.device == device { sender.send(new_events.clone()) } else { Ok(()) };
     });
     let opened = bench.open("a").unwrap();
     let mut hand = bench.hand(&*opened.medium, 0);
@@ -222,9 +222,12 @@ fn whoever_wants_to_hear_it_is_told_how_full_a_store_is() {
             hand.write(at, 16, 1);
             at += 16;
         }
-        let news = next();
-        assert_eq!((news.fill, &*news.store), (CapacityState::Above(percent), "tests"));
-        assert!(news.taken_bytes * 100 >= news.room_bytes * u64::from(percent), "{news}");
+        let new_events = next();
+        assert_eq!((new_events.fill, &*new_events.store), (CapacityState::Above(percent), "tests"));
+        assert!(
+            new_events.taken_bytes * 100 >= new_events.room_bytes * u64::from(percent),
+            "{new_events}"
+        );
     }
     while hand.run(Operation::Write, at, 16) == IoStatus::SUCCESS {
         at += 16;

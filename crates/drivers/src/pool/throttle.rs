@@ -18,13 +18,13 @@ impl Throttle {
         Span::from_us(bytes.saturating_mul(1_000_000) / rate)
     }
 
-    /// Sleeps until `bytes` have taken at least their minimum time since `began`. Calls `goes_on` at
+    /// Sleeps until `bytes` have taken at least their minimum time since `began`. Calls `continues` at
     /// intervals, and returns its last result.
     pub(super) fn rest(
         &self,
         bytes: u64,
         began: Instant,
-        goes_on: &mut dyn FnMut() -> bool,
+        continues: &mut dyn FnMut() -> bool,
     ) -> bool {
         let until = began.after(self.least(bytes));
         loop {
@@ -33,14 +33,14 @@ impl Throttle {
                 return true;
             }
             tenmil_linux::thread::sleep(left.min(REST_MAX));
-            if !goes_on() {
+            if !continues() {
                 return false;
             }
         }
     }
 }
 
-/// Interval of the calls of `goes_on`.
+/// Interval of the calls of `continues`.
 const REST_MAX: Span = Span::from_ms(100);
 
 #[cfg(test)]
@@ -69,10 +69,10 @@ mod tests {
         let clock = Clock::start();
         let pace = Throttle { rate: Some(1), clock };
         let mut asked = 0;
-        let goes_on = pace.rest(1 << 20, clock.now(), &mut || {
+        let continues = pace.rest(1 << 20, clock.now(), &mut || {
             asked += 1;
             asked < 3
         });
-        assert!(!goes_on && asked == 3, "{asked}");
+        assert!(!continues && asked == 3, "{asked}");
     }
 }

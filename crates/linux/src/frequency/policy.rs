@@ -124,9 +124,9 @@ impl CpufreqPolicy {
     ) -> Option<FrequencyError> {
         let target = self.target(wish)?;
         let refused = self.write_differences(files, &target);
-        let news = refused.clone().filter(|_| refused != self.last_error);
+        let new_events = refused.clone().filter(|_| refused != self.last_error);
         self.last_error = refused;
-        news
+        new_events
     }
 
     /// Restores the state as found.

@@ -73,20 +73,15 @@ impl Extents {
     }
 
     /// Examines a byte range of a block device.
-    fn of_device(
-        machine: &KernelFiles,
-        device: (u32, u32),
-        bytes: Range<u64>,
-        storey: u32,
-    ) -> Self {
+    fn of_device(machine: &KernelFiles, device: (u32, u32), bytes: Range<u64>, depth: u32) -> Self {
         match step_below(machine, device, &bytes) {
-            Some(Below::Disk(disk, bytes)) if storey < DEPTH_MAX => {
-                return Self::of_device(machine, disk, bytes, storey + 1);
+            Some(Below::Disk(disk, bytes)) if depth < DEPTH_MAX => {
+                return Self::of_device(machine, disk, bytes, depth + 1);
             }
             Some(Below::Backing(FilePart { path, bytes })) => {
                 return match DevicePath::of(&path).device {
-                    Some(disk) if storey < DEPTH_MAX => {
-                        Self::of_device(machine, disk, bytes, storey + 1)
+                    Some(disk) if depth < DEPTH_MAX => {
+                        Self::of_device(machine, disk, bytes, depth + 1)
                     }
                     _ => {
                         let number = StorageId::Numbered(device.0, device.1);
@@ -103,7 +98,7 @@ impl Extents {
         let below = machine.names(&format!("{own}/slaves"));
         let below = below.iter().filter_map(|slave| {
             let device = number_in(machine, &format!("{own}/slaves/{slave}"))?;
-            (storey < DEPTH_MAX).then(|| Self::of_device(machine, device, 0..u64::MAX, storey + 1))
+            (depth < DEPTH_MAX).then(|| Self::of_device(machine, device, 0..u64::MAX, depth + 1))
         });
         let below = below.flat_map(|slave| slave.own.into_iter().chain(slave.below)).collect();
         Self { own: Some(whole(named(machine, device), bytes)), below }

@@ -163,9 +163,9 @@ impl ConnectOp {
 
     fn resolve(&mut self, host: &str, port: u16, pool: &ThreadPool) -> Result<(), ConnectError> {
         let machine = |errno| ConnectError::Os { address: self.address.clone(), errno };
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(machine)?;
-        self.watch.add(&bell, AWAITED, READABLE).map_err(|error| machine(errno(&error)))?;
-        let answer = Arc::new(ResolverResult { found: OnceLock::new(), event: bell });
+        let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(machine)?;
+        self.watch.add(&waker, AWAITED, READABLE).map_err(|error| machine(errno(&error)))?;
+        let answer = Arc::new(ResolverResult { found: OnceLock::new(), event: waker });
         let (theirs, host) = (Arc::clone(&answer), host.to_owned());
         let job = BlockingTask::new("look up a name", move || theirs.resolve(&host, port));
         pool.submit(job).map_err(|_| ConnectError::Busy { address: self.address.clone() })?;

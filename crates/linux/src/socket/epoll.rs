@@ -140,14 +140,14 @@ impl EpollStream {
 
     /// Events worth waiting for. After the end nothing is received, and without a free receive
     /// buffer nothing could be: a buffer is freed in an iteration of this thread, which arms again.
-    fn wanted(&self, wants_bytes: bool, wants_room: bool) -> Option<Interest> {
+    fn wanted(&self, wants_bytes: bool, wants_space: bool) -> Option<Interest> {
         let wanted = Interest {
-            readable: wants_bytes && self.end.is_none() && self.buffer.has_room(),
-            writable: wants_room,
+            readable: wants_bytes && self.end.is_none() && self.buffer.has_space(),
+            writable: wants_space,
         };
         // An aborted socket reports a permanent hang-up, which carries no information.
-        let has_news = wanted != ERRORS || !self.pending_zero_copy.is_empty();
-        (has_news && !self.is_aborted).then_some(wanted)
+        let has_new_events = wanted != ERRORS || !self.pending_zero_copy.is_empty();
+        (has_new_events && !self.is_aborted).then_some(wanted)
     }
 
     /// Sends without copying. The headers are copied to memory that stays valid until the
@@ -193,7 +193,7 @@ impl EpollStream {
         nowhere: Segment,
     ) -> Result<usize, StreamError> {
         let regions = self.regions.clone();
-        let lent = |stretch: &SendSlice| match *stretch {
+        let leased = |stretch: &SendSlice| match *stretch {
             SendSlice::Memory(segment) => regions.kernel_buffer(segment).map(|_| segment),
             SendSlice::Headers { .. } => None,
         };
@@ -202,10 +202,10 @@ impl EpollStream {
         }
         let (mut sent, mut rest) = (0, stretches.len());
         // Each kernel-owned segment is a run of its own, consecutive other slices form one run.
-        for run in stretches.chunk_by(|one, next| lent(one).is_none() && lent(next).is_none()) {
+        for run in stretches.chunk_by(|one, next| leased(one).is_none() && leased(next).is_none()) {
             rest -= run.len();
             let follows = has_more || rest > 0;
-            let taken = match run.first().and_then(&lent) {
+            let taken = match run.first().and_then(&leased) {
                 Some(segment) => self.send_kernel_buffer(segment, follows),
                 None => self.send(headers, run, follows),
             };
@@ -360,11 +360,11 @@ impl Stream for EpollStream {
         WakeSource::Descriptor(self.waiter.as_fd())
     }
 
-    fn arm(&mut self, wants_bytes: bool, wants_room: bool) -> bool {
+    fn arm(&mut self, wants_bytes: bool, wants_space: bool) -> bool {
         self.buffer.release_idle();
-        let wanted = self.wanted(wants_bytes, wants_room);
+        let wanted = self.wanted(wants_bytes, wants_space);
         self.is_fully_armed =
-            wanted == Some(Interest { readable: wants_bytes, writable: wants_room });
+            wanted == Some(Interest { readable: wants_bytes, writable: wants_space });
         match self.waiter.wait_for(self.socket.as_fd(), wanted) {
             Ok(()) => false,
             Err(error) => {

@@ -52,14 +52,14 @@ impl<'a> Gather<'a> {
         stretches: &[SendSlice],
     ) -> Result<bool, InvalidSegment> {
         for stretch in stretches {
-            let has_room = match *stretch {
+            let has_space = match *stretch {
                 SendSlice::Headers { at, len_bytes } => {
                     let part = &headers[at as usize..][..len_bytes as usize];
                     self.add(part.as_ptr().cast_mut(), part.len())
                 }
                 SendSlice::Memory(segment) => self.add_segment(segment)?,
             };
-            if !has_room {
+            if !has_space {
                 return Ok(false);
             }
         }
@@ -70,12 +70,12 @@ impl<'a> Gather<'a> {
     #[inline]
     pub(crate) fn add_segment(&mut self, segment: Segment) -> Result<bool, InvalidSegment> {
         let address = self.regions.host_address(segment)?;
-        let has_room = self.add(address.as_ptr(), segment.len_bytes as usize);
-        if has_room {
+        let has_space = self.add(address.as_ptr(), segment.len_bytes as usize);
+        if has_space {
             self.memory_bytes += segment.len_bytes as usize;
             self.memory_pieces += 1;
         }
-        Ok(has_room)
+        Ok(has_space)
     }
 
     #[inline]

@@ -404,8 +404,8 @@ mod tests {
         let regions = RegionTable::new(1);
         let descriptor = std::io::pipe().unwrap().0.into();
         let lender = KernelBufferSource { descriptor, queue: 2, data_at: |_, _, _| 0 };
-        let lent = regions.register_kernel_buffers(lender, (4, 8192)).unwrap();
-        let part = regions.kernel_buffer(lent.slice(3 * 8192 + 512, 1024).unwrap()).unwrap();
+        let leased = regions.register_kernel_buffers(lender, (4, 8192)).unwrap();
+        let part = regions.kernel_buffer(leased.slice(3 * 8192 + 512, 1024).unwrap()).unwrap();
         let (hard_link, skip_success, nowait) = (1 << 3, 1 << 6, 8_u32);
         let (one, _other) = pair();
         for (way, opcode) in [(MoveDirection::FromSocket, 4), (MoveDirection::ToSocket, 5)] {
@@ -451,8 +451,8 @@ mod tests {
         file.set_len(8192).unwrap();
         let data_at = |_, request, byte| 4096 * u64::from(request) + u64::from(byte);
         let lender = KernelBufferSource { descriptor: file.into(), queue: 0, data_at };
-        let lent = regions.register_kernel_buffers(lender, (2, 4096)).unwrap();
-        let part = lent.slice(0, 512).unwrap();
+        let leased = regions.register_kernel_buffers(lender, (2, 4096)).unwrap();
+        let part = leased.slice(0, 512).unwrap();
         regions.store(part, &[5; 512]).unwrap();
         let ((one, mut other), mut mover) = (pair(), KernelBufferMover::default());
         for round in 1..=20 {
@@ -464,9 +464,9 @@ mod tests {
             assert!(!has_ring || round < 16, "{round}");
         }
         assert!(matches!(mover.ring, FixedBufferRing::Refused));
-        let gone = lent.slice(4096, 4096).unwrap();
+        let gone = leased.slice(4096, 4096).unwrap();
         rustix::fs::ftruncate(regions.kernel_buffer(gone).unwrap().descriptor, 4096).unwrap();
         assert_eq!(mover.send(&regions, gone, one.as_fd(), false), Err(Errno::IO));
-        assert_eq!(regions.copied_bytes(lent.region), 21 * 512);
+        assert_eq!(regions.copied_bytes(leased.region), 21 * 512);
     }
 }

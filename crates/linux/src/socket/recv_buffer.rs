@@ -177,7 +177,7 @@ impl RecvBuffer {
     }
 
     /// Whether a receive is possible now.
-    pub(crate) fn has_room(&self) -> bool {
+    pub(crate) fn has_space(&self) -> bool {
         match &self.memory {
             Some(memory) => self.end - self.start < memory.len(),
             None => self.pool.has_free(),
@@ -237,7 +237,7 @@ mod tests {
         let pool = RecvBufferPool::new(4096, 1);
         let (mut one, mut other) = (RecvBuffer::new(pool.clone()), RecvBuffer::new(pool.clone()));
         assert_eq!(put(&mut one, b"abc"), 3);
-        assert!(!pool.has_free() && !other.has_room() && other.free_space().is_none());
+        assert!(!pool.has_free() && !other.has_space() && other.free_space().is_none());
         one.consume(3);
         assert_eq!(put(&mut other, b"defg"), 4);
         assert!(one.free_space().is_none());
@@ -258,7 +258,7 @@ mod tests {
         let bytes: Vec<u8> = (0..=255).cycle().take(5000).collect();
         assert_eq!(put(&mut inbox, &bytes), 4096);
         assert_eq!(put(&mut inbox, &bytes), 0, "it is full");
-        assert!(!inbox.has_room());
+        assert!(!inbox.has_space());
         inbox.release_idle();
         assert!(!pool.has_free(), "{} bytes wait", inbox.bytes().len());
         inbox.consume(4096 - STASH_MAX);

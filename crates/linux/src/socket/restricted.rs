@@ -95,8 +95,8 @@ impl Stream for RestrictedStream {
         self.stream.wake_source()
     }
 
-    fn arm(&mut self, wants_bytes: bool, wants_room: bool) -> bool {
-        self.stream.arm(wants_bytes, wants_room)
+    fn arm(&mut self, wants_bytes: bool, wants_space: bool) -> bool {
+        self.stream.arm(wants_bytes, wants_space)
     }
 
     fn is_fully_armed(&self) -> bool {

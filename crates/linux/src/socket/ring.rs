@@ -203,16 +203,16 @@ impl RingState {
     }
 
     fn received(&mut self, key: u32, result: i32, flags: u32) {
-        let lent = cqueue::buffer_select(flags).map(|number| {
+        let leased = cqueue::buffer_select(flags).map(|number| {
             let len = usize::try_from(result).unwrap_or(0);
             self.buffers.take_filled(number, len)
         });
         let slot = self.slot(key);
         // MORE is set as long as a multishot receive stays armed.
         slot.is_receiving = cqueue::more(flags);
-        let useless = match lent {
-            Some(lent) if result > 0 && !slot.is_closed => {
-                slot.arrived.push_back(lent);
+        let useless = match leased {
+            Some(leased) if result > 0 && !slot.is_closed => {
+                slot.arrived.push_back(leased);
                 None
             }
             useless => useless,
@@ -229,8 +229,8 @@ impl RingState {
         if has_plenty {
             self.cancel_receive(key);
         }
-        if let Some(lent) = useless {
-            self.buffers.release(&lent);
+        if let Some(leased) = useless {
+            self.buffers.release(&leased);
         }
     }
 
@@ -238,14 +238,14 @@ impl RingState {
         if cqueue::notif(flags) {
             let copied = u64::from(self.slot(key).handle_notification(number, result));
             self.counts.copied_anyway.add(copied);
-            self.has_wakeup |= self.slot(key).wants_room;
+            self.has_wakeup |= self.slot(key).wants_space;
             return;
         }
         let slot = self.slot(key);
-        let goes_on = slot.sent(number, result, cqueue::more(flags));
-        let wakes = slot.wants_room;
+        let continues = slot.sent(number, result, cqueue::more(flags));
+        let wakes = slot.wants_space;
         self.has_wakeup |= wakes;
-        if goes_on {
+        if continues {
             self.push_send(key, number);
         }
     }
@@ -268,21 +268,21 @@ impl RingState {
         let has_free = self.buffers.free() > 0;
         // Multishot only for a single socket with enough buffers: a burst may fill many before the
         // receive can be stopped.
-        let goes_on = self.attached == 1 && self.buffers.count() >= BURST + 2 * RECEIVED_MAX;
-        let most = if goes_on { RECEIVED_MAX } else { 1 };
+        let continues = self.attached == 1 && self.buffers.count() >= BURST + 2 * RECEIVED_MAX;
+        let most = if continues { RECEIVED_MAX } else { 1 };
         let slot = self.slot(key);
         if slot.is_receiving || slot.end.is_some() || !has_free || slot.arrived.len() >= most {
             return;
         }
         slot.is_receiving = true;
-        slot.is_multishot = goes_on;
+        slot.is_multishot = continues;
         let descriptor = types::Fd(slot.descriptor());
         let one = |entry: opcode::Recv| {
             entry.buf_group(GROUP).build().flags(squeue::Flags::BUFFER_SELECT)
         };
         let entry = match slot.file {
-            Some(file) if goes_on => opcode::RecvMulti::new(file, GROUP).build(),
-            None if goes_on => opcode::RecvMulti::new(descriptor, GROUP).build(),
+            Some(file) if continues => opcode::RecvMulti::new(file, GROUP).build(),
+            None if continues => opcode::RecvMulti::new(descriptor, GROUP).build(),
             Some(file) => one(opcode::Recv::new(file, std::ptr::null_mut(), 0)),
             None => one(opcode::Recv::new(descriptor, std::ptr::null_mut(), 0)),
         };
@@ -290,10 +290,10 @@ impl RingState {
     }
 
     fn cancel_multishot(&mut self) {
-        let goes_on = |slot: &Option<Box<Slot>>| {
+        let continues = |slot: &Option<Box<Slot>>| {
             slot.as_ref().is_some_and(|slot| slot.is_receiving && slot.is_multishot)
         };
-        let keys = (0_u32..).zip(&self.slots).filter(|(_, slot)| goes_on(slot));
+        let keys = (0_u32..).zip(&self.slots).filter(|(_, slot)| continues(slot));
         for key in keys.map(|(key, _)| key).collect::<Vec<_>>() {
             self.cancel_receive(key);
         }
@@ -372,17 +372,17 @@ impl RingState {
 
     /// Detaches a closed stream: cancels what is in flight for it.
     fn detach(&mut self, key: u32, held: Option<FilledBuffer>) {
-        if let Some(lent) = held {
-            self.buffers.release(&lent);
+        if let Some(leased) = held {
+            self.buffers.release(&leased);
         }
         let slot = self.slot(key);
         slot.is_closed = true;
         let was_used = slot.is_attached;
-        (slot.wants_bytes, slot.wants_room) = (false, false);
+        (slot.wants_bytes, slot.wants_space) = (false, false);
         let arrived = std::mem::take(&mut slot.arrived);
         self.attached -= usize::from(was_used);
-        for lent in &arrived {
-            self.buffers.release(lent);
+        for leased in &arrived {
+            self.buffers.release(leased);
         }
         // An unused stream has nothing in flight. The first thread that enters owns the ring, so an
         // unused one is not entered here.

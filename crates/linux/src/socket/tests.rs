@@ -50,9 +50,9 @@ fn rest(ends: [(&mut dyn Stream, Wants); 2]) {
         }
     }
     if !stays_awake {
-        let patience = if wants_something { Span::from_secs(5) } else { Span::from_us(200) };
+        let time_limit = if wants_something { Span::from_secs(5) } else { Span::from_us(200) };
         let mut found = Vec::new();
-        watch.wait(Some(patience), &mut found).unwrap();
+        watch.wait(Some(time_limit), &mut found).unwrap();
         assert!(!wants_something || !found.is_empty(), "nothing wakes it");
     }
     for (end, _) in ends {
@@ -239,9 +239,9 @@ fn a_sleeper_is_woken_by_bytes_and_by_ends_and_by_nothing_else() {
     let mut pair = pair_of(SocketOptions::default(), tcp());
     let watch = PollSet::new().unwrap();
     watch.add(descriptor(&*pair.other), 0, Interest { readable: true, writable: false }).unwrap();
-    let is_woken = |patience| {
+    let is_woken = |time_limit| {
         let mut found = Vec::new();
-        watch.wait(Some(patience), &mut found).unwrap();
+        watch.wait(Some(time_limit), &mut found).unwrap();
         !found.is_empty()
     };
     let (short, long) = (Span::from_us(100), Span::from_secs(5));
@@ -298,8 +298,8 @@ fn lending() -> (RegionTable, Segment, Segment) {
     file.set_len(4 << 16).unwrap();
     let data_at = |_, request, byte| u64::from(request) << 16 | u64::from(byte);
     let lender = KernelBufferSource { descriptor: file.into(), queue: 0, data_at };
-    let lent = regions.register_kernel_buffers(lender, (4, 1 << 16)).unwrap();
-    (regions, whole, lent)
+    let leased = regions.register_kernel_buffers(lender, (4, 1 << 16)).unwrap();
+    (regions, whole, leased)
 }
 
 fn pattern(seed: u8, len: u32) -> Vec<u8> {
@@ -314,7 +314,7 @@ fn send_all(stream: &mut dyn Stream, headers: &[u8], stretches: &[SendSlice]) {
 
 #[test]
 fn what_was_lent_is_sent_between_what_was_not_and_received_where_it_belongs() {
-    let (regions, whole, lent) = lending();
+    let (regions, whole, leased) = lending();
     for options in
         [SocketOptions::default(), SocketOptions { batch_send: false, ..SocketOptions::default() }]
     {
@@ -322,10 +322,10 @@ fn what_was_lent_is_sent_between_what_was_not_and_received_where_it_belongs() {
         let [mut one, mut other] = tcp().map(|socket| sockets.stream(socket).unwrap());
         let part = |segment: Segment, at, len| segment.slice(at, len).unwrap();
         let parts = [
-            (part(lent, 512, 3000), 1_u8),
+            (part(leased, 512, 3000), 1_u8),
             (part(whole, 0, 700), 2),
-            (part(lent, 1 << 16, 1 << 16), 3),
-            (part(lent, (2 << 16) + 100, 10), 4),
+            (part(leased, 1 << 16, 1 << 16), 3),
+            (part(leased, (2 << 16) + 100, 10), 4),
         ];
         for (segment, seed) in parts {
             regions.store(segment, &pattern(seed, segment.len_bytes)).unwrap();
@@ -344,7 +344,7 @@ fn what_was_lent_is_sent_between_what_was_not_and_received_where_it_belongs() {
         expected.extend(b"ghi");
         // The first three bytes, the next into the kernel-owned buffer, the rest again as they
         // arrive.
-        let into = part(lent, (3 << 16) + 7, 5000);
+        let into = part(leased, (3 << 16) + 7, 5000);
         assert_eq!(other.receive_up_to(3), RecvResult::Bytes(3));
         assert_eq!(other.buffered(), b"abc");
         other.consume(3);
@@ -374,10 +374,10 @@ fn what_was_lent_is_sent_between_what_was_not_and_received_where_it_belongs() {
 
 #[test]
 fn what_is_lent_no_more_ends_a_stream_behind_what_went_before_it() {
-    let (regions, whole, lent) = lending();
+    let (regions, whole, leased) = lending();
     let sockets = SocketFactory::new(regions.clone(), SocketOptions::default());
     let [mut one, mut other] = tcp().map(|socket| sockets.stream(socket).unwrap());
-    let last = lent.slice(3 << 16, 4096).unwrap();
+    let last = leased.slice(3 << 16, 4096).unwrap();
     rustix::fs::ftruncate(regions.kernel_buffer(last).unwrap().descriptor, 3 << 16).unwrap();
     let stretches = [SendSlice::Memory(whole.slice(0, 100).unwrap()), SendSlice::Memory(last)];
     assert_eq!(one.send(&[], &stretches, false), Ok(100));

@@ -95,14 +95,14 @@ impl Control {
     ///
     /// # Errors
     ///
-    /// The kernel's error; `TIMEDOUT` if the command has not completed within `patience`. After a
+    /// The kernel's error; `TIMEDOUT` if the command has not completed within `time_limit`. After a
     /// timeout, or a failed wait, no further command is possible.
     pub fn execute(
         &mut self,
         op: ControlOp,
         (device, data): (u32, u64),
         bytes: &mut [u8],
-        patience: Span,
+        time_limit: Span,
     ) -> Result<i32, Errno> {
         let room = self.payload.as_mut().ok_or(Errno::TIMEDOUT)?;
         let len_bytes = u16::try_from(bytes.len()).map_err(|_| Errno::INVAL)?;
@@ -119,7 +119,7 @@ impl Control {
         // completion: when the wait is given up, it is leaked.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.map_err(|_| Errno::BUSY)?;
-        let waited = self.wait(patience);
+        let waited = self.wait(time_limit);
         if waited.is_err() {
             self.payload.take().map(Box::leak);
         }
@@ -131,8 +131,8 @@ impl Control {
     }
 
     /// Waits for the kernel's result, or returns why it is unknown.
-    fn wait(&mut self, patience: Span) -> Result<i32, Errno> {
-        let until = Instant::now() + Duration::from_nanos(patience.ns);
+    fn wait(&mut self, time_limit: Span) -> Result<i32, Errno> {
+        let until = Instant::now() + Duration::from_nanos(time_limit.ns);
         loop {
             if let Some(entry) = self.ring.completion().next() {
                 return Ok(entry.result());

@@ -95,13 +95,13 @@ impl Ring {
         let refused = SubmitError::InvalidSegment(missing);
         // One buffer is registered per job, so it must be the only segment.
         let [segment] = segments else { return Err(refused) };
-        let lent = slot.vectors.regions().kernel_buffer(*segment).ok_or(refused)?;
-        let lent = KernelBufferJob {
-            device: lent.descriptor.as_raw_fd(),
-            queue: lent.queue,
-            request: lent.request,
-            byte: lent.byte,
-            left: lent.len_bytes,
+        let leased = slot.vectors.regions().kernel_buffer(*segment).ok_or(refused)?;
+        let leased = KernelBufferJob {
+            device: leased.descriptor.as_raw_fd(),
+            queue: leased.queue,
+            request: leased.request,
+            byte: leased.byte,
+            left: leased.len_bytes,
             refused: None,
             moved: None,
             is_unregistered: false,
@@ -115,7 +115,7 @@ impl Ring {
         if self.table == Table::Refused {
             return Err(refused);
         }
-        self.slots[usize::from(index)].kernel_buffer = Some(lent);
+        self.slots[usize::from(index)].kernel_buffer = Some(leased);
         self.free.pop();
         if !self.push_kernel_buffer(index) {
             self.to_resubmit.push(index);
@@ -127,8 +127,8 @@ impl Ring {
     pub(super) fn push_kernel_buffer(&mut self, index: u16) -> bool {
         let slot = &self.slots[usize::from(index)];
         let (offset, verb) = (slot.offset, slot.kind);
-        let Some(lent) = &slot.kernel_buffer else { return true };
-        let entries = lent.entries(index, verb, offset);
+        let Some(leased) = &slot.kernel_buffer else { return true };
+        let entries = leased.entries(index, verb, offset);
         // A full submission queue is flushed once before giving up.
         for is_last in [false, true] {
             // SAFETY: the entries name no memory of this process, but a place in the ring's own
@@ -157,19 +157,21 @@ impl Slot {
         step: LinkedStep,
         result: i32,
     ) -> Option<Option<Result<(), Errno>>> {
-        let lent = self.kernel_buffer.as_mut()?;
+        let leased = self.kernel_buffer.as_mut()?;
         match step {
-            LinkedStep::Register => lent.refused = Some(Errno::from_raw_os_error(-result.min(-1))),
-            LinkedStep::Transfer => lent.moved = Some(result),
+            LinkedStep::Register => {
+                leased.refused = Some(Errno::from_raw_os_error(-result.min(-1)))
+            }
+            LinkedStep::Transfer => leased.moved = Some(result),
             // The other two results tell whether a buffer had been registered.
-            LinkedStep::Unregister => lent.is_unregistered = true,
+            LinkedStep::Unregister => leased.is_unregistered = true,
         }
-        let moved = lent.moved.filter(|_| lent.is_unregistered)?;
-        let outcome = lent.outcome(moved);
+        let moved = leased.moved.filter(|_| leased.is_unregistered)?;
+        let outcome = leased.outcome(moved);
         match outcome {
             None => {
                 self.offset += u64::try_from(moved).unwrap_or(0);
-                (lent.refused, lent.moved, lent.is_unregistered) = (None, None, false);
+                (leased.refused, leased.moved, leased.is_unregistered) = (None, None, false);
             }
             Some(_) => self.kernel_buffer = None,
         }
@@ -250,7 +252,7 @@ mod tests {
     use crate::vectored::Vectors;
 
     fn slot(verb: JobKind) -> Slot {
-        let lent = KernelBufferJob {
+        let leased = KernelBufferJob {
             device: 77,
             queue: 2,
             request: 9,
@@ -261,7 +263,7 @@ mod tests {
             is_unregistered: false,
         };
         let vectors = Vectors::with_capacity(RegionTable::new(1), 1);
-        Slot { token: 0, offset: 1 << 20, kind: verb, vectors, kernel_buffer: Some(lent) }
+        Slot { token: 0, offset: 1 << 20, kind: verb, vectors, kernel_buffer: Some(leased) }
     }
 
     /// Bytes of an entry (io_uring.h: `struct io_uring_sqe`).
@@ -288,8 +290,8 @@ mod tests {
             (JobKind::Write { stable: false }, write_fixed, 0),
             (JobKind::Write { stable: true }, write_fixed, 2),
         ] {
-            let lent = slot(verb).kernel_buffer.unwrap();
-            let [lend, moves, back] = lent.entries(5, verb, 1 << 20).map(|entry| bytes(&entry));
+            let leased = slot(verb).kernel_buffer.unwrap();
+            let [lend, moves, back] = leased.entries(5, verb, 1 << 20).map(|entry| bytes(&entry));
             assert_eq!([lend[0], moves[0], back[0]], [command, opcode, command]);
             assert_eq!([lend[1], moves[1], back[1]], [hard_link | skip_success, hard_link | 1, 0]);
             for (entry, op) in [(&lend, 0xc010_7523), (&back, 0xc010_7524)] {
@@ -334,8 +336,8 @@ mod tests {
         let mut slot = slot(JobKind::Read);
         assert_eq!(slot.handle_linked_step(LinkedStep::Transfer, 512), None);
         assert_eq!(slot.handle_linked_step(LinkedStep::Unregister, 0), Some(None));
-        let lent = slot.kernel_buffer.unwrap();
-        assert_eq!((slot.offset, lent.byte, lent.left), ((1 << 20) + 512, 4608, 7680));
+        let leased = slot.kernel_buffer.unwrap();
+        assert_eq!((slot.offset, leased.byte, leased.left), ((1 << 20) + 512, 4608, 7680));
         assert_eq!(
             slot.handle_linked_step(LinkedStep::Unregister, 0),
             None,
@@ -380,7 +382,7 @@ mod tests {
         let memory = regions.allocate(4096).unwrap();
         let descriptor = tempfile::tempfile().unwrap().into();
         let lender = KernelBufferSource { descriptor, queue: 0, data_at: |_, _, _| 0 };
-        let lent = regions.register_kernel_buffers(lender, (16, 4096)).unwrap();
+        let leased = regions.register_kernel_buffers(lender, (16, 4096)).unwrap();
         let capacity = EngineLimits { depth: 16, segments_max: 4 };
         let Ok(mut ring) = Ring::new(file, &regions, capacity) else {
             println!("skipped: io_uring is not allowed here");
@@ -388,11 +390,11 @@ mod tests {
         };
         for _ in 0..3 {
             for token in 0..16_u32 {
-                let part = lent.slice(token * 4096, 4096).unwrap();
+                let part = leased.slice(token * 4096, 4096).unwrap();
                 let into = if token % 4 == 3 { memory.segment() } else { part };
                 ring.submit(u64::from(token), FileOp::Read { offset: 0, into: &[into] }).unwrap();
             }
-            let parts = [lent.slice(0, 512).unwrap(), lent.slice(512, 512).unwrap()];
+            let parts = [leased.slice(0, 512).unwrap(), leased.slice(512, 512).unwrap()];
             let (mut ended, mut turns) = (Vec::<JobCompletion>::new(), 0);
             while ended.len() < 16 {
                 ring.flush();

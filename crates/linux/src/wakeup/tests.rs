@@ -50,7 +50,7 @@ fn elapsed<R>(body: impl FnOnce() -> R) -> (R, Span) {
 #[test]
 fn a_rest_ends_with_a_bell_and_with_no_descriptor() {
     for mut sleeper in sleepers() {
-        let (bell, event) = (sleeper.notifier(), event());
+        let (waker, event) = (sleeper.notifier(), event());
         sleeper.sources().add(&event, 7).unwrap();
         signal(&event);
         for _ in 0..3 {
@@ -61,12 +61,12 @@ fn a_rest_ends_with_a_bell_and_with_no_descriptor() {
                 "{rested}: neither a descriptor nor an old ring"
             );
             sleeper.announce_pause();
-            bell.notify();
+            waker.notify();
             let (rang, rested) = elapsed(|| sleeper.pause(LONG));
             assert!(rang && rested < LONG);
             // A notification that ended a sleep is stale afterwards.
             sleeper.announce();
-            bell.notify();
+            waker.notify();
             assert!(sleeper.block(LONG, &mut Vec::new()));
         }
     }
@@ -75,16 +75,16 @@ fn a_rest_ends_with_a_bell_and_with_no_descriptor() {
 #[test]
 fn a_ring_costs_no_system_call_while_the_sleeper_is_awake() {
     for mut sleeper in sleepers() {
-        let bell = sleeper.notifier();
-        bell.notify();
+        let waker = sleeper.notifier();
+        waker.notify();
         assert_eq!(writes(&sleeper), 0, "not yet announced");
         sleeper.announce();
         sleeper.cancel();
-        bell.notify();
+        waker.notify();
         assert_eq!(writes(&sleeper), 0, "taken back");
         sleeper.announce();
         sleeper.block(NOW, &mut Vec::new());
-        bell.notify();
+        waker.notify();
         assert_eq!(writes(&sleeper), 0, "awake again");
     }
 }
@@ -92,12 +92,12 @@ fn a_ring_costs_no_system_call_while_the_sleeper_is_awake() {
 #[test]
 fn a_sleep_is_ended_by_one_write_however_many_ring() {
     for mut sleeper in sleepers() {
-        let (bell, other) = (sleeper.notifier(), sleeper.notifier().clone());
+        let (waker, other) = (sleeper.notifier(), sleeper.notifier().clone());
         for _ in 0..3 {
             sleeper.announce();
-            bell.notify();
+            waker.notify();
             other.notify();
-            bell.notify();
+            waker.notify();
             assert_eq!(writes(&sleeper), 1);
         }
     }
@@ -106,10 +106,10 @@ fn a_sleep_is_ended_by_one_write_however_many_ring() {
 #[test]
 fn every_sleep_can_be_ended_though_the_count_is_never_read() {
     for mut sleeper in sleepers() {
-        let bell = sleeper.notifier();
+        let waker = sleeper.notifier();
         for _ in 0..100 {
             sleeper.announce();
-            bell.notify();
+            waker.notify();
             assert!(sleeper.block(LONG, &mut Vec::new()));
             assert!(!sleeper.block(NOW, &mut Vec::new()), "one ring ends one sleep");
         }
@@ -131,9 +131,9 @@ fn a_ring_before_an_announcement_is_taken_back_ends_the_next_sleep() {
 #[test]
 fn a_ring_from_another_thread_ends_a_sleep() {
     for mut sleeper in sleepers() {
-        let bell = sleeper.notifier();
+        let waker = sleeper.notifier();
         sleeper.announce();
-        let ringer = Thread::spawn("ringer", None, move |_| bell.notify()).unwrap();
+        let ringer = Thread::spawn("ringer", None, move |_| waker.notify()).unwrap();
         let (rang, slept) = elapsed(|| sleeper.block(LONG, &mut Vec::new()));
         assert!(rang && slept < LONG);
         ringer.join();
@@ -143,10 +143,10 @@ fn a_ring_from_another_thread_ends_a_sleep() {
 #[test]
 fn a_bell_outlives_its_sleeper() {
     let mut sleeper = Sleeper::new().unwrap();
-    let bell = sleeper.notifier();
+    let waker = sleeper.notifier();
     sleeper.announce();
     drop(sleeper);
-    bell.notify();
+    waker.notify();
 }
 
 #[test]

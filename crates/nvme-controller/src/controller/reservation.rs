@@ -151,17 +151,17 @@ impl Reservations {
         current: Option<u64>,
     ) -> Result<ReservationEffects, Status> {
         self.check_key(host, current)?;
-        let mut news = ReservationEffects::default();
+        let mut new_events = ReservationEffects::default();
         let held_before = self.held;
         self.remove(host);
         if self.held.is_none()
             && let Some(held) = held_before
             && admits_registrants(held.kind)
         {
-            self.tell_registrants(host, ReservationEvent::ReservationReleased, &mut news);
+            self.tell_registrants(host, ReservationEvent::ReservationReleased, &mut new_events);
         }
         self.changed();
-        Ok(news)
+        Ok(new_events)
     }
 
     /// Replaces the key of `host` (Base 2.1 §8.1.22.3).
@@ -215,21 +215,23 @@ impl Reservations {
         for &victim in &victims {
             self.remove(victim);
         }
-        let mut news = ReservationEffects::default();
+        let mut new_events = ReservationEffects::default();
         // Registrants are notified of a release if they lose access that the old type gave them.
         if takes {
             self.take(host, kind);
             if before.is_some_and(|held| held.kind != kind && admits_registrants(held.kind)) {
-                self.tell_registrants(host, ReservationEvent::ReservationReleased, &mut news);
+                self.tell_registrants(host, ReservationEvent::ReservationReleased, &mut new_events);
             }
         } else if self.held.is_none() && before.is_some_and(|held| admits_registrants(held.kind)) {
-            self.tell_registrants(host, ReservationEvent::ReservationReleased, &mut news);
+            self.tell_registrants(host, ReservationEvent::ReservationReleased, &mut new_events);
         }
         let others = victims.iter().copied().filter(|&victim| victim != host);
-        news.notices.extend(others.map(|victim| (victim, ReservationEvent::RegistrationPreempted)));
-        news.aborts = if abort { victims } else { Vec::new() };
+        new_events
+            .notices
+            .extend(others.map(|victim| (victim, ReservationEvent::RegistrationPreempted)));
+        new_events.aborts = if abort { victims } else { Vec::new() };
         self.changed();
-        Ok(news)
+        Ok(new_events)
     }
 
     /// Releases the reservation. Has no effect for a registrant that is not a holder (Base 2.1
@@ -241,17 +243,17 @@ impl Reservations {
         kind: ReservationKind,
     ) -> Result<ReservationEffects, Status> {
         self.check_key(host, Some(current))?;
-        let mut news = ReservationEffects::default();
+        let mut new_events = ReservationEffects::default();
         if let Some(held) = self.held.filter(|_| self.is_holder(host)) {
             if held.kind != kind {
                 return Err(Status::INVALID_FIELD);
             }
             self.held = None;
             if admits_registrants(kind) {
-                self.tell_registrants(host, ReservationEvent::ReservationReleased, &mut news);
+                self.tell_registrants(host, ReservationEvent::ReservationReleased, &mut new_events);
             }
         }
-        Ok(news)
+        Ok(new_events)
     }
 
     /// Releases the reservation and unregisters all hosts (Base 2.1 §8.1.22.8).
@@ -261,12 +263,12 @@ impl Reservations {
         current: u64,
     ) -> Result<ReservationEffects, Status> {
         self.check_key(host, Some(current))?;
-        let mut news = ReservationEffects::default();
-        self.tell_registrants(host, ReservationEvent::ReservationPreempted, &mut news);
+        let mut new_events = ReservationEffects::default();
+        self.tell_registrants(host, ReservationEvent::ReservationPreempted, &mut new_events);
         self.registrants.clear();
         self.held = None;
         self.changed();
-        Ok(news)
+        Ok(new_events)
     }
 
     /// Whether the state persists through power loss (PTPL).
@@ -335,8 +337,8 @@ impl Reservations {
     pub(super) fn check_origin(&self, host: HostId, origin: &Site) -> Result<(), Status> {
         let is_from_there = |it: &&Registrant| it.origin.as_ref() == Some(&origin.name);
         let same = self.registrants.values().filter(is_from_there).count();
-        let has_room = same < origin.most || self.registrants.contains_key(&host);
-        has_room.then_some(()).ok_or(Status::NOT_ENOUGH_RESOURCES)
+        let has_space = same < origin.most || self.registrants.contains_key(&host);
+        has_space.then_some(()).ok_or(Status::NOT_ENOUGH_RESOURCES)
     }
 
     /// Records the origin of a registrant.
@@ -410,10 +412,10 @@ impl Reservations {
         &self,
         except: HostId,
         notice: ReservationEvent,
-        news: &mut ReservationEffects,
+        new_events: &mut ReservationEffects,
     ) {
         let others = self.registrants.keys().filter(|&&host| host != except);
-        news.notices.extend(others.map(|&host| (host, notice)));
+        new_events.notices.extend(others.map(|&host| (host, notice)));
     }
 
     const fn changed(&mut self) {

@@ -352,9 +352,9 @@ impl Subsystem {
         state.publish();
         // Under the lock; pairs with the acquire load in `update_count`.
         self.shared.posted.store(state.mail_count, Ordering::Release);
-        let bells: Vec<WakeFn> = state.seats.values().filter_map(ControllerEntry::bell).collect();
+        let bells: Vec<WakeFn> = state.seats.values().filter_map(ControllerEntry::waker).collect();
         drop(state);
-        bells.iter().for_each(|bell| bell());
+        bells.iter().for_each(|waker| waker());
     }
 
     /// Total number of updates posted. While it is unchanged, the lock need not be taken.

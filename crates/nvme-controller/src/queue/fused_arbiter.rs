@@ -48,7 +48,7 @@ struct ArbiterState {
 struct ParticipantState {
     /// Round in which the queue has quiesced.
     quiet_in: u64,
-    bell: Option<WakeFn>,
+    waker: Option<WakeFn>,
 }
 
 /// One queue's part in the arbiter.
@@ -84,7 +84,7 @@ impl FusedArbiter {
         // A new queue has no command in flight and fetches none in the namespace until the current round
         // ends.
         let round = self.round.load(Ordering::Relaxed);
-        state.queues.insert(number, ParticipantState { quiet_in: round, bell: None });
+        state.queues.insert(number, ParticipantState { quiet_in: round, waker: None });
         let nsid = state.line.front().map(|(_, nsid)| *nsid);
         drop(state);
         FusedParticipant { floor: Arc::clone(self), number, heard: round, nsid, is_told: true }
@@ -100,7 +100,7 @@ impl FusedArbiter {
         }
         state.rounds += 1;
         self.round.store(state.rounds, Ordering::Release);
-        state.queues.values().filter_map(|known| known.bell.clone()).collect()
+        state.queues.values().filter_map(|known| known.waker.clone()).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, ArbiterState> {
@@ -123,9 +123,9 @@ impl FusedParticipant {
 
     /// Sets the waker, invoked when a round starts, and when a queue acknowledges while this one holds
     /// exclusivity.
-    pub(super) fn set_bell(&self, bell: WakeFn) {
+    pub(super) fn set_arbiter_waker(&self, waker: WakeFn) {
         if let Some(known) = self.floor.lock().queues.get_mut(&self.number) {
-            known.bell = Some(bell);
+            known.waker = Some(waker);
         }
     }
 
@@ -159,10 +159,10 @@ impl FusedParticipant {
             known.quiet_in = self.heard;
         }
         let owner = state.line.front().and_then(|(number, _)| state.queues.get(number));
-        let bell = owner.and_then(|known| known.bell.clone());
+        let waker = owner.and_then(|known| known.waker.clone());
         drop(state);
-        if let Some(bell) = bell {
-            bell();
+        if let Some(waker) = waker {
+            waker();
         }
     }
 
@@ -184,7 +184,7 @@ impl FusedParticipant {
         };
         let is_alone = is_first && state.queues.iter().all(is_quiet);
         drop(state);
-        bells.iter().for_each(|bell| bell());
+        bells.iter().for_each(|waker| waker());
         is_alone
     }
 
@@ -195,7 +195,7 @@ impl FusedParticipant {
         state.line.retain(|(number, _)| *number != self.number);
         let bells = if had_it { self.floor.next_round(&mut state) } else { Vec::new() };
         drop(state);
-        bells.iter().for_each(|bell| bell());
+        bells.iter().for_each(|waker| waker());
     }
 }
 
@@ -291,9 +291,9 @@ mod tests {
         let floor = Arc::<FusedArbiter>::default();
         let [mut first, second] = [0; 2].map(|_| floor.join());
         let rung = Arc::new(AtomicU32::new(0));
-        let bell = Arc::clone(&rung);
-        second.set_bell(Arc::new(move || {
-            bell.fetch_add(1, Ordering::Relaxed);
+        let waker = Arc::clone(&rung);
+        second.set_arbiter_waker(Arc::new(move || {
+            waker.fetch_add(1, Ordering::Relaxed);
         }));
         assert!(!first.try_acquire(1) && !first.try_acquire(1));
         assert_eq!(rung.load(Ordering::Relaxed), 1, "once for a round");

@@ -67,7 +67,7 @@ pub struct FabricsTransport {
     enable_by: Instant,
     /// Time of the host's last activity.
     heard_at: Instant,
-    bell: Option<WakeFn>,
+    waker: Option<WakeFn>,
     over: Option<EndReason>,
     trouble: Option<String>,
 }
@@ -132,7 +132,7 @@ impl FabricsTransport {
             resets: VecDeque::new(),
             enable_by: now.after(ENABLE_MAX),
             heard_at: now,
-            bell: None,
+            waker: None,
             over: None,
             trouble: None,
         };
@@ -151,9 +151,9 @@ impl FabricsTransport {
     }
 
     /// Sets the callback invoked when another thread has produced work for the admin connection.
-    pub fn set_bell(&mut self, bell: WakeFn) {
-        self.controller.set_waker(bell.clone());
-        self.bell = Some(bell);
+    pub fn set_arbiter_waker(&mut self, waker: WakeFn) {
+        self.controller.set_waker(waker.clone());
+        self.waker = Some(waker);
     }
 
     /// Whether commands other than fabrics commands are accepted.
@@ -391,8 +391,8 @@ impl FabricsTransport {
     }
 
     fn ring(&self) {
-        if let Some(bell) = &self.bell {
-            bell();
+        if let Some(waker) = &self.waker {
+            waker();
         }
     }
 }

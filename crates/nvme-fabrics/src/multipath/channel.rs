@@ -123,7 +123,7 @@ impl MultipathChannel {
     #[must_use]
     pub fn with_sleep(mut self, sleep: Box<dyn WaitHandle>) -> Self {
         self.ways().for_each(|way| way.wakes(&*sleep));
-        self.desk.set_waker(sleep.bell());
+        self.desk.set_waker(sleep.waker());
         self.sleep = Some(sleep);
         self
     }

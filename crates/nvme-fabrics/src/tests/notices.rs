@@ -70,8 +70,8 @@ impl Stream for Noticing {
         self.end.wake_source()
     }
 
-    fn arm(&mut self, wants_bytes: bool, wants_room: bool) -> bool {
-        self.end.arm(wants_bytes, wants_room) || self.end.released_bytes() > self.told
+    fn arm(&mut self, wants_bytes: bool, wants_space: bool) -> bool {
+        self.end.arm(wants_bytes, wants_space) || self.end.released_bytes() > self.told
     }
 
     fn peer(&self) -> String {

@@ -21,7 +21,7 @@ impl WaitHandle for Nap {
         true
     }
 
-    fn bell(&self) -> Arc<dyn Wake + Send + Sync> {
+    fn waker(&self) -> Arc<dyn Wake + Send + Sync> {
         Arc::new(())
     }
 

@@ -25,7 +25,7 @@ use crate::tcp_queue_pair::TcpQueuePair;
 
 /// An I/O queue, as the controller thread knows it.
 pub(super) struct IoQueueEntry {
-    berth: Arc<QueueMailbox>,
+    mailbox_slot: Arc<QueueMailbox>,
     places: RingAddresses,
     progress: QueueProgress,
 }
@@ -59,13 +59,13 @@ impl IoQueueEntry {
 impl HostTransport {
     /// The device side of queue `id`, for the thread with the driver side. Once for each queue.
     pub(crate) fn lane(&mut self, id: u16) -> TcpQueuePair {
-        TcpQueuePair::new(Arc::clone(&self.queue(id).berth))
+        TcpQueuePair::new(Arc::clone(&self.queue(id).mailbox_slot))
     }
 
     fn queue(&mut self, id: u16) -> &mut IoQueueEntry {
         let events = &self.events;
         self.queues.entry(id).or_insert_with(|| IoQueueEntry {
-            berth: QueueMailbox::new(events),
+            mailbox_slot: QueueMailbox::new(events),
             places: RingAddresses::default(),
             progress: QueueProgress::Nothing,
         })
@@ -85,7 +85,7 @@ impl HostTransport {
             self.open_queue(now, create.qid, cid);
         } else if let Ok(delete) = DeleteIoSubmissionQueue::parse(command) {
             let queue = self.queue(delete.qid);
-            queue.berth.set_command(QueueCommand::Close);
+            queue.mailbox_slot.set_command(QueueCommand::Close);
             queue.progress = QueueProgress::Closed { cid: Some(cid) };
         } else if DeleteIoCompletionQueue::parse(command).is_ok() {
             self.complete_locally(cid, Status::SUCCESS);
@@ -111,7 +111,7 @@ impl HostTransport {
                 QueueProgress::Connection { .. } => self.turn_opening(now, id),
                 QueueProgress::Closed { cid } => {
                     let cid = *cid;
-                    let Some(closed) = queue.berth.closed() else { continue };
+                    let Some(closed) = queue.mailbox_slot.closed() else { continue };
                     queue.progress = QueueProgress::Nothing;
                     // The queue thread may have sent data until now.
                     self.silent_since = now;
@@ -142,12 +142,12 @@ impl HostTransport {
 
     /// Hands a connection over to the queue thread.
     fn serve(&mut self, now: Instant, id: u16, cid: u16, opened: ConnectedQueue) {
-        let bell: TailDoorbell = self.bell(id);
+        let tail_doorbell: TailDoorbell = self.tail_doorbell(id);
         // The queue pair has released its rings, and does not write the doorbell before it is set to
         // running.
-        tenmil_base::Doorbell::ring(&mut bell.clone(), 0);
+        tenmil_base::Doorbell::ring(&mut tail_doorbell.clone(), 0);
         let (memory, places) = (self.memory(), self.queue(id).places);
-        let Some(rings) = Rings::new(memory, places, bell, id) else {
+        let Some(rings) = Rings::new(memory, places, tail_doorbell, id) else {
             return self.complete_locally(cid, Status::INVALID_FIELD);
         };
         let Some(association) = self.association.clone() else {
@@ -157,7 +157,7 @@ impl HostTransport {
         let silence = Silence::new(&self.options.policy, slots, now);
         let queue = self.queue(id);
         let exchange = *opened.exchange;
-        queue.berth.set_command(QueueCommand::Attach(Box::new(AttachedQueue {
+        queue.mailbox_slot.set_command(QueueCommand::Attach(Box::new(AttachedQueue {
             rings,
             exchange,
             silence,
@@ -182,7 +182,7 @@ impl HostTransport {
         let Self { left, queues, .. } = self;
         for (id, _, closed) in left.extract_if(.., |(_, farewell, _)| farewell.is_drained(now)) {
             if let Some(queue) = queues.get(&id) {
-                queue.berth.report(closed);
+                queue.mailbox_slot.report(closed);
             }
         }
     }
@@ -191,13 +191,13 @@ impl HostTransport {
     pub(super) fn check_queues(&mut self, now: Instant) {
         let mut lost = None;
         for (id, queue) in &mut self.queues {
-            if let Some((farewell, closed)) = queue.berth.take_left() {
+            if let Some((farewell, closed)) = queue.mailbox_slot.take_left() {
                 self.left.push((*id, farewell, closed));
             }
             if !matches!(queue.progress, QueueProgress::Served) {
                 continue;
             }
-            if let Some(closed) = queue.berth.lost() {
+            if let Some(closed) = queue.mailbox_slot.lost() {
                 self.may_linger |= closed.may_linger;
                 queue.progress = QueueProgress::Nothing;
                 lost = lost.or(closed.lost);
@@ -214,7 +214,7 @@ impl HostTransport {
             match queue.progress {
                 QueueProgress::Connection { .. } => queue.progress = QueueProgress::Nothing,
                 QueueProgress::Served => {
-                    queue.berth.set_command(QueueCommand::Close);
+                    queue.mailbox_slot.set_command(QueueCommand::Close);
                     queue.progress = QueueProgress::Closed { cid: None };
                 }
                 QueueProgress::Closed { .. } => {
@@ -229,7 +229,7 @@ impl HostTransport {
     pub(super) fn note_closed_queues(&mut self) {
         for queue in self.queues.values_mut() {
             if matches!(queue.progress, QueueProgress::Closed { .. })
-                && queue.berth.closed().is_some()
+                && queue.mailbox_slot.closed().is_some()
             {
                 queue.progress = QueueProgress::Nothing;
             }

@@ -331,9 +331,9 @@ impl HostTransport {
 
     fn enable(&mut self, now: Instant) {
         let places = self.registers.admin_rings();
-        let bell = self.bell(0);
-        tenmil_base::Doorbell::ring(&mut bell.clone(), 0);
-        let rings = Rings::new(self.memory(), places, bell, 0);
+        let tail_doorbell = self.tail_doorbell(0);
+        tenmil_base::Doorbell::ring(&mut tail_doorbell.clone(), 0);
+        let rings = Rings::new(self.memory(), places, tail_doorbell, 0);
         let (cc, until) = (self.registers.cc.0, now.after(self.options.policy.connect));
         let Some(admin) = &mut self.admin else { return };
         admin.rings = rings;

@@ -40,7 +40,7 @@ impl Connector for Net {
 }
 
 /// A turn of everybody who is served.
-pub(crate) fn turn_all(guests: &Mutex<Vec<TargetConnection>>, now: Instant) {
+pub(crate) fn iterate_all(guests: &Mutex<Vec<TargetConnection>>, now: Instant) {
     guests.lock().unwrap().iter_mut().for_each(|guest| _ = guest.turn(now));
 }
 
@@ -71,6 +71,6 @@ pub(crate) fn call(
 /// A turn of everybody who is served, a moment later: when that is.
 pub(crate) fn later(guests: &Mutex<Vec<TargetConnection>>, now: &mut Instant) -> Instant {
     *now = now.after(Span::from_us(100));
-    turn_all(guests, *now);
+    iterate_all(guests, *now);
     *now
 }

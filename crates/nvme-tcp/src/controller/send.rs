@@ -14,7 +14,7 @@ impl ControllerConnection {
     pub(super) fn queue_units(&mut self, payloads: &impl PayloadDigest) {
         while let Some(tag) = self.jobs.front().copied()
             && self.line.is_open()
-            && (self.line.out.has_room(ANSWER_BYTES) || self.line.out.grow(ANSWER_BYTES))
+            && (self.line.out.has_space(ANSWER_BYTES) || self.line.out.grow(ANSWER_BYTES))
         {
             self.jobs.pop_front();
             let has_more = match self.slots[usize::from(tag)].state {

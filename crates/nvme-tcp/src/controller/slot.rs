@@ -71,7 +71,7 @@ impl CommandSlot {
     };
 
     /// Whether its owner still has to complete it.
-    pub(super) fn is_under_way(&self) -> bool {
+    pub(super) fn is_in_flight(&self) -> bool {
         self.state != TransferState::Free && !self.is_answered
     }
 

@@ -65,7 +65,7 @@ impl HostConnection {
 
     #[inline]
     fn can_submit(&self) -> bool {
-        self.line.is_open() && self.line.out.has_room(CAPSULE_BYTES + 4)
+        self.line.is_open() && self.line.out.has_space(CAPSULE_BYTES + 4)
     }
 
     #[inline(always)]
@@ -130,7 +130,7 @@ impl HostConnection {
     pub(super) fn fill_data(&mut self, payloads: &impl PayloadDigest) {
         while let Some(tag) = self.pending.front().copied()
             && self.line.is_open()
-            && self.line.out.has_room(CAPSULE_BYTES + 4)
+            && self.line.out.has_space(CAPSULE_BYTES + 4)
             && self.line.out.queued_bytes() - self.line.out.sent_bytes() < self.portion_bytes.into()
         {
             self.pending.pop_front();

@@ -13,17 +13,20 @@ fn at(ms: u64) -> Instant {
     Instant::default().after(Span::from_ms(ms))
 }
 
-fn patience() -> Timeouts {
+fn time_limit() -> Timeouts {
     Timeouts { opening: Span::from_ms(100), unit: Span::from_ms(50), linger: Span::from_ms(20) }
 }
 
 fn controller() -> ControllerSide {
-    ControllerSide::new(ControllerConfig { patience: patience(), ..ControllerConfig::default() })
+    ControllerSide::new(ControllerConfig {
+        time_limit: time_limit(),
+        ..ControllerConfig::default()
+    })
 }
 
 #[test]
 fn a_peer_that_does_not_open_is_given_up() {
-    let mut side = HostSide::new(HostConfig { patience: patience(), ..HostConfig::default() });
+    let mut side = HostSide::new(HostConfig { time_limit: time_limit(), ..HostConfig::default() });
     assert_eq!(side.end.deadline(), at(100));
     side.expired(at(99));
     assert_eq!(side.cause(), None);
@@ -98,7 +101,7 @@ fn a_peer_that_does_not_close_is_closed() {
 
 #[test]
 fn an_open_connection_has_no_deadline_between_units() {
-    let mut side = HostSide::new(HostConfig { patience: patience(), ..HostConfig::default() });
+    let mut side = HostSide::new(HostConfig { time_limit: time_limit(), ..HostConfig::default() });
     let response = IcResp::new(0, false, false, 4096);
     side.give(at(1), &response.as_bytes()[..127]);
     assert_eq!(side.end.deadline(), at(51));

@@ -192,8 +192,8 @@ impl ThreadCounters {
     pub(crate) fn notify(&self) {
         let mut home = self.home();
         loop {
-            if let Some(bell) = self.bells.get(home.index()) {
-                bell.notify_parked(&self.park_flag);
+            if let Some(waker) = self.bells.get(home.index()) {
+                waker.notify_parked(&self.park_flag);
             }
             let now = self.home();
             if now == home {

@@ -69,7 +69,7 @@ impl ChannelProvider for Numbers {
 fn open_for_ever(world: &mut Simulation, object: &SharedProvider<Numbers>, thread: &ThreadHandle) {
     let object = object.clone();
     world.call(thread, move |context| std::mem::forget(context.open(&object).unwrap()));
-    world.turn_all(2);
+    world.iterate_all(2);
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn a_visitor_whose_host_ends_waits_for_room_with_the_next_one() {
         let asker = spawn(ThreadBuilder::new("asker").on(R1));
         let other = spawn(ThreadBuilder::new("other").on(R1));
         let host = spawn(ThreadBuilder::new("host").on(R0));
-        world.turn_all(2);
+        world.iterate_all(2);
         if has_other {
             open_for_ever(&mut world, &object, &other);
         }
@@ -101,7 +101,7 @@ fn a_visitor_whose_host_ends_waits_for_room_with_the_next_one() {
         (0..3).for_each(|_| world.step(0));
         assert!(host.is_gone());
         assert_eq!(count(&done), 0);
-        world.turn_all(10);
+        world.iterate_all(10);
         assert_eq!((count(&visited), count(&done)), (u64::from(has_other), 1));
     }
 }
@@ -113,7 +113,7 @@ fn a_reactor_that_is_stopped_while_a_visitor_waits_for_room_elsewhere_ends() {
     let spawn = |plan: ThreadBuilder| world.directory.spawn(plan.mailbox(1)).unwrap();
     let asker = spawn(ThreadBuilder::new("asker").on(R1));
     let host = spawn(ThreadBuilder::new("host").on(R0));
-    world.turn_all(2);
+    world.iterate_all(2);
     open_for_ever(&mut world, &object, &host);
     let done = tally();
     let theirs = (object.clone(), Arc::clone(&done));
@@ -128,6 +128,6 @@ fn a_reactor_that_is_stopped_while_a_visitor_waits_for_room_elsewhere_ends() {
     (0..8).for_each(|_| world.step(0));
     assert!(host.is_gone());
     assert_ne!(world.members[0].stage, SimReactorState::Ended, "the visitor is still with it");
-    world.turn_all(8);
+    world.iterate_all(8);
     assert_eq!((world.members[0].stage, count(&done)), (SimReactorState::Ended, 1));
 }

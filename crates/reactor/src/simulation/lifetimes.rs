@@ -35,7 +35,7 @@ fn a_poller_that_panics_is_dropped_and_told_of_and_the_others_go_on() {
     });
     let plan = ThreadBuilder::new("two").poller(doomed).poller(active("other", idle(&polls)));
     let thread = world.directory.spawn(plan).unwrap();
-    world.turn_all(10);
+    world.iterate_all(10);
     assert!(count(&polls) >= 8, "{}", count(&polls));
     assert_eq!(count(&drops), 1);
     assert_eq!(world.kinds(), ["thread-started", "poller-panicked"]);
@@ -139,7 +139,7 @@ fn a_message_that_panics_is_told_of_and_the_next_one_runs() {
     let theirs = Arc::clone(&ran);
     world.call(&thread, |_| panic!("on purpose"));
     world.call(&thread, move |_| _ = theirs.fetch_add(1, RELAXED));
-    world.turn_all(3);
+    world.iterate_all(3);
     assert_eq!(count(&ran), 1);
     assert_eq!(world.kinds(), ["thread-started", "message-panicked"]);
 }
@@ -154,7 +154,7 @@ fn a_full_mailbox_gives_the_message_back() {
     assert!(thread.send(words(0)).is_ok() && thread.send(words(1)).is_ok());
     assert!(matches!(thread.send(words(2)), Err(Message::Data { words: [2, 0], .. })));
     assert!(!thread.is_gone());
-    world.turn_all(1);
+    world.iterate_all(1);
     let mut many = vec![words(2), words(3), words(4)];
     assert_eq!(thread.send_many(&mut many), 2);
     assert!(matches!(many[..], [Message::Data { words: [4, 0], .. }]));
@@ -165,7 +165,7 @@ fn what_was_not_run_when_a_thread_ends_is_dropped_and_later_messages_come_back()
     let mut world = Simulation::always(1);
     let (ran, drops) = (tally(), tally());
     let thread = world.directory.spawn(ThreadBuilder::new("ends")).unwrap();
-    world.turn_all(1);
+    world.iterate_all(1);
     for _ in 0..100 {
         let (ran, guard) = (Arc::clone(&ran), Dropped(Arc::clone(&drops)));
         world.call(&thread, move |_| {
@@ -174,7 +174,7 @@ fn what_was_not_run_when_a_thread_ends_is_dropped_and_later_messages_come_back()
         });
     }
     world.directory.end_thread(thread.id()).unwrap();
-    world.turn_all(3);
+    world.iterate_all(3);
     assert_eq!(count(&drops), 100);
     assert!(count(&ran) < 100, "it ended before it had run them all");
     assert!(thread.is_gone() && thread.call(|_| ()).is_err());
@@ -199,7 +199,7 @@ fn a_move_waits_for_what_is_in_flight() {
     world.run_until_idle();
     in_flight.store(128, RELAXED);
     world.directory.move_thread(thread.id(), R1).unwrap();
-    world.turn_all(128);
+    world.iterate_all(128);
     assert_eq!(thread.reactor(), R0, "it is still draining");
     world.run_until_idle();
     assert_eq!((thread.reactor(), count(&in_flight)), (R1, 0));
@@ -244,21 +244,21 @@ fn a_move_is_given_up_when_a_poller_does_not_let_go_and_an_end_is_not() {
     let ring = Ring::new(&in_flight, u64::MAX);
     let plan = ring_plan(ring).poller(active("other", idle(&polls)));
     let thread = world.directory.spawn(plan).unwrap();
-    world.turn_all(2);
+    world.iterate_all(2);
     world.directory.move_thread(thread.id(), R1).unwrap();
-    world.turn_all(4);
+    world.iterate_all(4);
     world.pass_time(Span::from_ms(6));
-    world.turn_all(4);
+    world.iterate_all(4);
     assert_eq!(thread.reactor(), R0);
     assert_eq!(world.kinds(), ["thread-started", "migration-timeout"]);
     let before = count(&polls);
-    world.turn_all(10);
+    world.iterate_all(10);
     assert_eq!(count(&polls), before + 10, "all of its pollers are attached again");
     world.directory.end_thread(thread.id()).unwrap();
-    world.turn_all(4);
+    world.iterate_all(4);
     assert!(!thread.is_gone());
     world.pass_time(Span::from_ms(6));
-    world.turn_all(4);
+    world.iterate_all(4);
     let Some(Event::ThreadEnded { dropped_poller: cut_off, .. }) = world.events().pop() else {
         panic!()
     };
@@ -300,17 +300,17 @@ fn whoever_has_held_on_to_a_move_that_was_given_up_goes_on_as_before() {
             plan = plan.poller(active("second", Second(0)));
         }
         let thread = world.directory.spawn(plan.poller(active("deaf", deaf))).unwrap();
-        world.turn_all(2);
+        world.iterate_all(2);
         world.directory.move_thread(thread.id(), R1).unwrap();
-        world.turn_all(4);
+        world.iterate_all(4);
         let before = count(&heard);
-        world.turn_all(4);
+        world.iterate_all(4);
         assert_eq!(count(&heard), before, "it begins nothing while it is asked to leave");
         world.pass_time(Span::from_ms(6));
-        world.turn_all(4);
+        world.iterate_all(4);
         assert_eq!(thread.reactor(), R0);
         let before = count(&heard);
-        world.turn_all(10);
+        world.iterate_all(10);
         assert_eq!(count(&heard), before + 10, "and goes on when nobody asks any more");
     }
 }
@@ -376,7 +376,7 @@ fn a_mask_that_is_changed_moves_the_thread_if_it_must_and_holds_from_then_on() {
     let mut world = Simulation::always(3);
     let thread = world.directory.spawn(ThreadBuilder::new("roamer").on(R0)).unwrap();
     world.directory.spawn(ThreadBuilder::new("settler").on(R1)).unwrap();
-    world.turn_all(2);
+    world.iterate_all(2);
     let set = |mask: Option<&[u32]>| {
         let mask = mask.map(|cores| cores.iter().copied().collect());
         world.directory.set_mask(thread.id(), mask)
@@ -385,14 +385,14 @@ fn a_mask_that_is_changed_moves_the_thread_if_it_must_and_holds_from_then_on() {
     assert_eq!(set(Some(&[1, 2])), Ok(ReactorId(2)), "where there is more room");
     let refused = set(Some(&[7])).unwrap_err();
     assert_eq!(refused.to_string(), "thread 'roamer': mask 7, expected one of the cores 0-2");
-    world.turn_all(4);
+    world.iterate_all(4);
     assert_eq!(thread.reactor(), ReactorId(2));
     let sample = world.directory.sample(world.now());
     assert_eq!(sample.threads[0].mask, Some(CpuList::from_iter([1, 2])));
     assert!(world.directory.move_thread(thread.id(), R0).is_err());
     assert_eq!(world.directory.set_mask(thread.id(), None), Ok(ReactorId(2)));
     assert_eq!(world.directory.move_thread(thread.id(), R0), Ok(()));
-    world.turn_all(4);
+    world.iterate_all(4);
     assert_eq!(thread.reactor(), R0);
     let nobody = world.directory.set_mask(crate::ThreadId(9), None);
     assert_eq!(nobody, Err(ReactorError::UnknownThread(crate::ThreadId(9))));

@@ -33,7 +33,7 @@ fn in_between(world: &mut Simulation) -> ThreadHandle {
 }
 
 /// Lets the second reactor process commands, so that its inbox has room.
-fn make_room(world: &mut Simulation) {
+fn make_space(world: &mut Simulation) {
     (0..8).for_each(|_| world.step(1));
 }
 
@@ -53,10 +53,10 @@ fn a_reactor_that_is_stopped_while_a_thread_waits_for_room_elsewhere_ends() {
 fn an_end_reaches_a_thread_on_its_way() {
     let mut world = narrow(2);
     let thread = in_between(&mut world);
-    make_room(&mut world);
+    make_space(&mut world);
     // Sent to the second reactor, which does not have the thread yet.
     world.directory.end_thread(thread.id()).unwrap();
-    make_room(&mut world);
+    make_space(&mut world);
     world.run_until_idle();
     assert!(thread.is_gone());
 }
@@ -65,9 +65,9 @@ fn an_end_reaches_a_thread_on_its_way() {
 fn a_move_reaches_a_thread_on_its_way() {
     let mut world = narrow(3);
     let thread = in_between(&mut world);
-    make_room(&mut world);
+    make_space(&mut world);
     world.directory.move_thread(thread.id(), R2).unwrap();
-    make_room(&mut world);
+    make_space(&mut world);
     world.run_until_idle();
     assert_eq!(thread.reactor(), R2);
     assert_eq!(world.kinds(), ["thread-started", "thread-migrated", "thread-migrated"]);
@@ -95,7 +95,7 @@ fn draining(world: &mut Simulation) -> (ThreadHandle, Tally) {
     world.run_until_idle();
     in_flight.store(20, RELAXED);
     world.directory.move_thread(thread.id(), R1).unwrap();
-    world.turn_all(4);
+    world.iterate_all(4);
     assert_eq!(thread.reactor(), R0);
     (thread, in_flight)
 }
@@ -131,9 +131,9 @@ fn a_move_that_was_given_up_is_not_made_later() {
     let woken_by = PollerWake::OnlyWhileBusy("waits for what it has in flight");
     let ring = PollerBuilder::active("ring", woken_by, Ring::new(&in_flight, u64::MAX));
     let thread = world.directory.spawn(ThreadBuilder::new("holds").on(R0).poller(ring)).unwrap();
-    world.turn_all(2);
+    world.iterate_all(2);
     world.directory.move_thread(thread.id(), R1).unwrap();
-    world.turn_all(20);
+    world.iterate_all(20);
     assert_eq!(world.kinds(), ["thread-started", "migration-timeout"]);
     in_flight.store(0, RELAXED);
     let mask = Some(CpuList::from_iter([0, 1]));
@@ -152,14 +152,14 @@ fn a_paused_poller_is_polled_until_it_has_let_go() {
     let thread = world.directory.spawn(plan).unwrap();
     world.run_until_idle();
     in_flight.store(20, RELAXED);
-    world.turn_all(200);
+    world.iterate_all(200);
     assert_eq!(count(&in_flight), 20, "it is paused");
     world.directory.move_thread(thread.id(), R1).unwrap();
     world.run_until_idle();
     assert_eq!((thread.reactor(), count(&in_flight)), (R1, 0));
     in_flight.store(20, RELAXED);
     world.call(&thread, |_| ());
-    world.turn_all(200);
+    world.iterate_all(200);
     assert_eq!(count(&in_flight), 20, "and still is");
     assert_eq!(world.kinds(), ["thread-started", "thread-migrated"]);
 }
@@ -200,7 +200,7 @@ fn a_move_does_not_take_back_an_end_that_the_thread_wants_itself() {
     world.run_until_idle();
     in_flight.store(20, RELAXED);
     world.call(&thread, |context| context.end());
-    world.turn_all(4);
+    world.iterate_all(4);
     assert!(!thread.is_gone(), "it has something in flight");
     world.directory.move_thread(thread.id(), R1).unwrap();
     world.run_until_idle();

@@ -130,14 +130,14 @@ fn what_is_for_one_who_dozes_is_seen_at_whatever_stage_its_reactor_is() {
                 let (mut dozer, thread, tallies) = device(&world, "dozes", true);
                 let (mut other, _, _) = device(&world, "other", true);
                 if is_first_doze {
-                    world.turn_all(3);
+                    world.iterate_all(3);
                 } else {
                     world.run_until_idle();
                     other.complete();
-                    world.turn_all(3);
+                    world.iterate_all(3);
                 }
                 while !is_it(world.members[0].stage) {
-                    world.turn_all(1);
+                    world.iterate_all(1);
                     world.pass_time(Span::from_us(1));
                 }
                 let seen = tally();
@@ -225,7 +225,7 @@ fn a_descriptor_of_one_who_dozes_is_heard_by_a_reactor_that_does_not_sleep() {
         world.run_until_idle();
         until.store(u64::MAX, RELAXED);
         world.call(&restless, |_| ());
-        world.turn_all(5);
+        world.iterate_all(5);
         assert_eq!(world.members[0].stage, SimReactorState::Turning);
         let sleeps = |world: &Simulation| world.directory.sample(world.now()).reactors[0].sleeps;
         let slept = sleeps(&world);
@@ -262,7 +262,7 @@ fn nobody_dozes_where_nobody_sleeps_and_a_change_of_mode_gets_all_up() {
     world.run_until_idle();
     let before = counts(&tallies);
     world.directory.set_poll(R0, PollMode::Always).unwrap();
-    world.turn_all(100);
+    world.iterate_all(100);
     assert!(counts(&tallies)[0] > before[0] + 90);
     world.directory.set_poll(R0, PollMode::Hybrid).unwrap();
     world.run_until_idle();

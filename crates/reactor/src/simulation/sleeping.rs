@@ -58,7 +58,7 @@ fn a_poller_that_does_not_say_when_it_is_to_be_woken_is_refused_in_every_mode() 
             let theirs = Arc::clone(&answers);
             let add = make();
             world.call(&thread, move |context| *theirs.lock().unwrap() = context.add(add).err());
-            world.turn_all(4);
+            world.iterate_all(4);
             assert_eq!(answers.lock().unwrap().take().unwrap().reason, why);
             assert!(why.to_string().contains(unsaid), "{why}");
         }
@@ -67,7 +67,7 @@ fn a_poller_that_does_not_say_when_it_is_to_be_woken_is_refused_in_every_mode() 
         let ring = Ring::new(&tally(), 1);
         let busy = PollerBuilder::active("busy", PollerWake::OnlyWhileBusy("waits"), ring);
         world.directory.spawn(ThreadBuilder::new("said").poller(timed).poller(busy)).unwrap();
-        world.turn_all(4);
+        world.iterate_all(4);
     }
 }
 
@@ -86,14 +86,14 @@ fn where_nobody_sleeps_it_may_live_and_then_nobody_may_go_to_sleep() {
     let mut world = Simulation::always(2);
     let thread =
         world.directory.spawn(ThreadBuilder::new("deaf").poller(sleepless()).on(R0)).unwrap();
-    world.turn_all(2);
+    world.iterate_all(2);
     let refused = world.directory.set_poll(R0, PollMode::Adaptive).unwrap_err();
     assert!(matches!(refused, ReactorError::NoWakeSource { .. }), "{refused}");
     // A reactor that would sleep accepts it, and stays awake.
     world.directory.set_poll(R1, PollMode::Adaptive).unwrap();
     world.directory.move_thread(thread.id(), R1).unwrap();
     for _ in 0..1_000 {
-        world.turn_all(1);
+        world.iterate_all(1);
         world.pass_time(Span::from_us(10));
         assert_eq!(world.members[1].stage, SimReactorState::Turning);
     }
@@ -114,7 +114,7 @@ fn spell_after(gap: Span) -> Span {
         let next = world.now().after(gap);
         theirs.complete();
         while world.now() < next {
-            world.turn_all(1);
+            world.iterate_all(1);
             world.pass_time(Span { ns: gap.ns / 50 });
         }
     }
@@ -124,7 +124,7 @@ fn spell_after(gap: Span) -> Span {
     }
     let last = world.now();
     while world.members[0].stage == SimReactorState::Turning {
-        world.turn_all(1);
+        world.iterate_all(1);
         world.pass_time(Span::from_us(1));
     }
     world.now().since(last)
@@ -153,7 +153,7 @@ fn looks_on(world: &mut Simulation, device: &mut Device) -> Vec<bool> {
         }
         world.pass_time(Span::from_us(1));
         // The iteration that found it; an idle one; an announcement; the final check.
-        world.turn_all(4);
+        world.iterate_all(4);
         let looks = world.members[0].stage == SimReactorState::Turning;
         world.run_until_idle();
         looks
@@ -184,9 +184,9 @@ fn what_the_kernel_does_is_slept_for_at_once_unless_there_is_other_work_to_look_
     assert_eq!(looks_on(&mut world, &mut file)[1..], [false; 2], "the SSD is not polled any more");
 
     world.directory.set_poll(R0, PollMode::Always).unwrap();
-    world.turn_all(8);
+    world.iterate_all(8);
     file.complete();
-    world.turn_all(100);
+    world.iterate_all(100);
     assert!(
         file.is_seen() && world.members[0].stage == SimReactorState::Turning,
         "it always polls"
@@ -207,7 +207,7 @@ fn a_device_wakes_whom_it_was_asked_to_and_a_paused_one_does_not() {
 
     world.call(&thread, |context| context.pause(FIRST));
     theirs.complete();
-    world.turn_all(1);
+    world.iterate_all(1);
     world.run_until_idle();
     device.vectors().unmask(0);
     tenmil_base::Interrupts::raise(&mut device.vectors(), 0);
@@ -215,7 +215,7 @@ fn a_device_wakes_whom_it_was_asked_to_and_a_paused_one_does_not() {
     let before = turns();
     assert_eq!(world.members[0].stage, SimReactorState::Sleeping(Instant::NEVER));
     assert_eq!(turns(), before);
-    world.turn_all(10);
+    world.iterate_all(10);
     assert_eq!(
         world.members[0].stage,
         SimReactorState::Sleeping(Instant::NEVER),
@@ -267,9 +267,9 @@ fn whatever_comes_is_seen_at_whatever_stage_of_falling_asleep_it_comes() {
             let thread = world.directory.spawn(plan).unwrap();
             world.run_until_idle();
             world.call(&thread, |_| ());
-            world.turn_all(3);
+            world.iterate_all(3);
             while !is_it(world.members[0].stage) {
-                world.turn_all(1);
+                world.iterate_all(1);
                 world.pass_time(Span::from_us(1));
             }
             comes(&mut world, &device, &thread);
@@ -289,7 +289,7 @@ fn one_that_is_busy_keeps_its_reactor_awake_until_it_is_not() {
     in_flight.store(1, RELAXED);
     world.directory.spawn(plan).unwrap();
     for _ in 0..3_000 {
-        world.turn_all(1);
+        world.iterate_all(1);
         world.pass_time(Span::from_us(1));
         assert!(!matches!(world.members[0].stage, SimReactorState::Sleeping(_)));
     }
@@ -347,7 +347,7 @@ fn one_that_always_polls_never_sleeps_and_a_change_of_mode_wakes_one_that_does()
     world.run_until_idle();
     world.directory.set_poll(R0, PollMode::Always).unwrap();
     for _ in 0..100 {
-        world.turn_all(1);
+        world.iterate_all(1);
         world.pass_time(Span::from_ms(1));
     }
     assert_eq!(world.members[0].stage, SimReactorState::Turning);
@@ -366,14 +366,14 @@ fn all_are_told_how_to_poll_or_none_where_that_can_be_known() {
     let mut world = Simulation::always(2);
     let plan = ThreadBuilder::new("deaf").poller(sleepless()).on(R1);
     world.directory.spawn(plan).unwrap();
-    world.turn_all(2);
+    world.iterate_all(2);
     let modes = |world: &Simulation| {
         let sample = world.directory.sample(world.now());
         sample.reactors.iter().map(|reactor| reactor.mode).collect::<Vec<_>>()
     };
     let refused = world.directory.set_poll_of_all(PollMode::Adaptive).unwrap_err();
     assert!(matches!(refused, ReactorError::NoWakeSource { .. }), "{refused}");
-    world.turn_all(2);
+    world.iterate_all(2);
     assert_eq!(modes(&world), [PollMode::Always; 2], "the first would have obeyed");
 
     let options = ReactorOptions { inbox: 2, ..ReactorOptions::default() };
@@ -381,7 +381,7 @@ fn all_are_told_how_to_poll_or_none_where_that_can_be_known() {
     while world.directory.set_poll(R1, PollMode::Adaptive).is_ok() {}
     let not_told = world.directory.set_poll_of_all(PollMode::Hybrid).unwrap();
     assert_eq!(not_told, [(R1, ReactorError::InboxFull(R1))]);
-    world.turn_all(2);
+    world.iterate_all(2);
     assert_eq!(modes(&world), [PollMode::Hybrid, PollMode::Adaptive, PollMode::Hybrid]);
 }
 
@@ -716,7 +716,7 @@ fn in_hybrid_mode_three_quarters_of_the_latency_are_rested() {
     let slow = Slow(idle(&polls));
     let thread =
         world.directory.spawn(ThreadBuilder::new("slow").poller(active("slow", slow))).unwrap();
-    world.turn_all(1);
+    world.iterate_all(1);
     world.live(Span::from_ms(1));
     let message = crate::Message::Data { poller: FIRST, words: [0; 2] };
     thread.send(message).unwrap();
@@ -727,9 +727,9 @@ fn in_hybrid_mode_three_quarters_of_the_latency_are_rested() {
     let until = rests(&mut world);
     assert_eq!(until.since(now), Span::from_us(60));
     let before = count(&polls);
-    world.turn_all(10);
+    world.iterate_all(10);
     assert_eq!(count(&polls), before, "a rest is a rest");
     world.pass_time(Span::from_us(60));
-    world.turn_all(40);
+    world.iterate_all(40);
     assert!(count(&polls) > before + 30, "then it looks, and rests no second time");
 }

@@ -28,7 +28,7 @@ fn a_descriptor_that_the_kernel_refuses_is_told_of_once_and_tried_again() {
     let deep = PollerBuilder::active("deep", woken_by, idle(&tally()));
     world.directory.spawn(ThreadBuilder::new("deep").poller(deep)).unwrap();
     for _ in 0..1_000 {
-        world.turn_all(1);
+        world.iterate_all(1);
         world.pass_time(Span::from_us(10));
         assert_eq!(world.members[0].stage, SimReactorState::Turning, "nobody sleeps");
     }

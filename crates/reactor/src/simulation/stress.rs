@@ -148,7 +148,7 @@ impl Chaos {
                 Ok(handle) => break handle,
                 Err(refused) => plan = *refused.builder,
             }
-            self.world.turn_all(1);
+            self.world.iterate_all(1);
         };
         self.handles.lock().unwrap().push(handle);
         self.devices.push(device);
@@ -275,10 +275,10 @@ impl Chaos {
 
     /// No more commands; all reactors may sleep.
     fn calm_down(&mut self) {
-        self.world.turn_all(20);
+        self.world.iterate_all(20);
         for reactor in self.world.directory.reactors() {
             while self.world.directory.set_poll(reactor, PollMode::Adaptive).is_err() {
-                self.world.turn_all(1);
+                self.world.iterate_all(1);
             }
         }
     }

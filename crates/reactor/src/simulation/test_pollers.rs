@@ -89,9 +89,9 @@ impl Device {
 
 impl Poller for Device {
     fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
-        let news = !self.is_seen();
+        let new_events = !self.is_seen();
         self.seen.store(count(&self.done), Ordering::Relaxed);
-        PollResult::from_count(usize::from(news))
+        PollResult::from_count(usize::from(new_events))
     }
 
     fn arm(&mut self) -> PollResult {

@@ -36,12 +36,12 @@ fn periods_that_were_missed_are_not_made_up_for() {
     let plan =
         ThreadBuilder::new("clockwork").poller(PollerBuilder::timed("tick", PERIOD, idle(&polls)));
     world.directory.spawn(plan).unwrap();
-    world.turn_all(2);
+    world.iterate_all(2);
     world.pass_time(Span::from_ms(100));
-    world.turn_all(10);
+    world.iterate_all(10);
     assert_eq!(count(&polls), 1);
     world.pass_time(PERIOD);
-    world.turn_all(10);
+    world.iterate_all(10);
     assert_eq!(count(&polls), 2);
 }
 
@@ -54,7 +54,7 @@ fn a_hundred_timed_pollers_are_each_polled_at_their_own_time() {
         plan = plan.poller(PollerBuilder::timed("tick", Span::from_ms(number), idle(polls)));
     }
     world.directory.spawn(plan).unwrap();
-    world.turn_all(1);
+    world.iterate_all(1);
     let begin = world.now();
     world.live(Span::from_ms(200));
     let lived_ms = world.now().since(begin).ns / 1_000_000;
@@ -76,22 +76,22 @@ fn a_paused_poller_rests_until_it_is_resumed() {
         .poller(active("busy", idle(&polls)))
         .poller(PollerBuilder::timed("tick", PERIOD, idle(&ticks)).paused());
     let thread = world.directory.spawn(plan).unwrap();
-    world.turn_all(1);
+    world.iterate_all(1);
     world.call(&thread, |context| context.pause(FIRST));
-    world.turn_all(2);
+    world.iterate_all(2);
     let before = count(&polls);
     world.pass_time(Span::from_ms(100));
-    world.turn_all(10);
+    world.iterate_all(10);
     assert_eq!((count(&polls), count(&ticks)), (before, 0));
     assert!(world.directory.sample(world.now()).threads[0].pollers[1].paused);
     world.call(&thread, |context| {
         context.resume(FIRST);
         context.resume(PollerId::planned(1));
     });
-    world.turn_all(11);
+    world.iterate_all(11);
     assert_eq!((count(&polls), count(&ticks)), (before + 10, 0), "due one period from now");
     world.pass_time(PERIOD);
-    world.turn_all(2);
+    world.iterate_all(2);
     assert_eq!(count(&ticks), 1, "and once, although it was paused with a timer running");
 }
 
@@ -101,18 +101,18 @@ fn a_timed_poller_that_is_resumed_is_due_one_period_later_and_only_then() {
     let ticks = tally();
     let plan = ThreadBuilder::new("one").poller(PollerBuilder::timed("tick", PERIOD, idle(&ticks)));
     let thread = world.directory.spawn(plan).unwrap();
-    world.turn_all(2);
+    world.iterate_all(2);
     let half = Span { ns: PERIOD.ns / 2 };
     world.call(&thread, |context| context.pause(FIRST));
-    world.turn_all(2);
+    world.iterate_all(2);
     world.pass_time(half);
     world.call(&thread, |context| context.resume(FIRST));
-    world.turn_all(2);
+    world.iterate_all(2);
     world.pass_time(half);
-    world.turn_all(10);
+    world.iterate_all(10);
     assert_eq!(count(&ticks), 0, "the time at which it would have been due is forgotten");
     world.pass_time(half);
-    world.turn_all(10);
+    world.iterate_all(10);
     assert_eq!(count(&ticks), 1);
 }
 
@@ -124,24 +124,24 @@ fn a_timed_poller_that_is_given_another_period_keeps_that_and_is_not_polled_twic
         .poller(active("busy", idle(&polls)))
         .poller(PollerBuilder::timed("tick", PERIOD, idle(&ticks)));
     let thread = world.directory.spawn(plan).unwrap();
-    world.turn_all(2);
+    world.iterate_all(2);
     let half = Span { ns: PERIOD.ns / 2 };
     for (period, shown) in [(Span { ns: PERIOD.ns * 3 }, 6), (half, 1)] {
         world.call(&thread, move |context| {
             context.set_period(FIRST, period);
             context.set_period(PollerId::planned(1), period);
         });
-        world.turn_all(2);
+        world.iterate_all(2);
         let pollers = world.directory.sample(world.now()).threads[0].pollers.clone();
         assert_eq!(pollers[0].every, None, "it is polled every turn");
         assert_eq!(pollers[1].every, Some(Span::from_ms(shown)));
         let before = count(&ticks);
         world.pass_time(Span { ns: period.ns - half.ns / 2 });
-        world.turn_all(2);
+        world.iterate_all(2);
         assert_eq!(count(&ticks), before, "the old period counts no more");
         for round in 1..4 {
             world.pass_time(period);
-            world.turn_all(10);
+            world.iterate_all(10);
             assert_eq!(count(&ticks), before + round);
         }
     }
@@ -186,7 +186,7 @@ fn time_is_booked_to_the_thread_that_found_work() {
         let plan = ThreadBuilder::new(name).poller(active("burner", works));
         world.directory.spawn(plan).unwrap();
     }
-    world.turn_all(1_500);
+    world.iterate_all(1_500);
     let sample = world.directory.sample(world.now());
     let busy = |index: usize| sample.threads[index].busy.ns;
     let turns = sample.threads[0].pollers[0].polls;
@@ -216,14 +216,14 @@ fn stalls(world: &Simulation, found: PollResult) -> PollerBuilder {
 }
 
 fn culprits(world: &Simulation) -> Vec<Attribution> {
-    let culprit = |event| match event {
-        Event::SlowIteration { took, attribution: culprit, .. } => {
+    let cause = |event| match event {
+        Event::SlowIteration { took, attribution: cause, .. } => {
             assert!(took >= Span::from_ms(20), "{took}");
-            Some(culprit)
+            Some(cause)
         }
         _ => None,
     };
-    world.events().into_iter().filter_map(culprit).collect()
+    world.events().into_iter().filter_map(cause).collect()
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn a_turn_that_is_too_long_is_told_with_the_name_of_the_poller() {
     let stalls = stalls(&world, PollResult::Busy);
     let plan = ThreadBuilder::new("mixed").poller(active("idle", idle(&tally()))).poller(stalls);
     world.directory.spawn(plan).unwrap();
-    world.turn_all(40);
+    world.iterate_all(40);
     let named = culprits(&world);
     assert!(named.len() >= 3, "{named:?}");
     assert_eq!(named, vec![Attribution::Poller("staller".into()); named.len()]);
@@ -248,7 +248,7 @@ fn one_that_stalls_and_finds_nothing_is_named_at_once_and_nobody_else_is_blamed(
     let works = Counter { polls: tally(), works: true };
     let plan = ThreadBuilder::new("mixed").poller(stalls).poller(active("works", works));
     world.directory.spawn(plan).unwrap();
-    world.turn_all(40);
+    world.iterate_all(40);
     let named = culprits(&world);
     assert!(named.len() >= 3, "{named:?}");
     assert_eq!(named, vec![Attribution::Poller("staller".into()); named.len()]);
@@ -278,7 +278,7 @@ fn a_flush_that_stalls_is_named_after_its_poller_and_the_next_turn_blames_nobody
         .poller(active("flushes", SlowFlush(Some(clock))))
         .poller(stalls(&world, PollResult::Idle));
     world.directory.spawn(plan).unwrap();
-    world.turn_all(15);
+    world.iterate_all(15);
     let names = ["flushes", "staller"].map(|name| Attribution::Poller(name.into()));
     assert_eq!(culprits(&world), names);
 }
@@ -290,9 +290,9 @@ fn nobody_is_blamed_for_time_that_passes_between_two_turns_or_in_a_sleep() {
         .poller(active("one", idle(&tally())))
         .poller(active("other", idle(&tally())));
     world.directory.spawn(plan).unwrap();
-    world.turn_all(3);
+    world.iterate_all(3);
     world.pass_time(Span::from_ms(20));
-    world.turn_all(3);
+    world.iterate_all(3);
     assert_eq!(culprits(&world), [Attribution::Unknown]);
 
     let mut world = Simulation::adaptive(1, 1);
@@ -312,10 +312,10 @@ fn nobody_is_blamed_for_time_that_passes_between_two_turns_or_in_a_sleep() {
 fn a_message_that_stalls_is_named_after_its_thread() {
     let mut world = Simulation::always(1);
     let thread = world.directory.spawn(ThreadBuilder::new("slow")).unwrap();
-    world.turn_all(2);
+    world.iterate_all(2);
     let clock = Arc::clone(&world.now_ns);
     world.call(&thread, move |_| _ = clock.fetch_add(Span::from_ms(20).ns, Ordering::Relaxed));
-    world.turn_all(2);
+    world.iterate_all(2);
     assert_eq!(culprits(&world), [Attribution::Message("slow".into())]);
 }
 
@@ -324,9 +324,9 @@ fn who_runs_and_since_when_can_be_seen_from_outside() {
     let mut world = Simulation::always(1);
     let plan = ThreadBuilder::new("one").poller(active("only", idle(&tally())));
     world.directory.spawn(plan).unwrap();
-    world.turn_all(3);
+    world.iterate_all(3);
     let began = world.now();
-    world.turn_all(1);
+    world.iterate_all(1);
     let sample = world.directory.sample(Instant::NEVER);
     assert_eq!(sample.reactors[0].running.as_deref(), Some("only"));
     assert_eq!(sample.reactors[0].iteration_started, began);
@@ -337,7 +337,7 @@ fn a_turn_that_does_not_end_is_told_once_while_it_lasts() {
     let mut world = Simulation::adaptive(1, 2);
     let plan = ThreadBuilder::new("one").on(R0).poller(active("only", idle(&tally())));
     world.directory.spawn(plan).unwrap();
-    world.turn_all(3);
+    world.iterate_all(3);
     let endless =
         |world: &Simulation| world.kinds().iter().filter(|k| **k == "reactor-stalled").count();
     let mut lookout = Watchdog::default();
@@ -354,7 +354,7 @@ fn a_turn_that_does_not_end_is_told_once_while_it_lasts() {
         matches!(told, Some(Event::ReactorStalled { running: Some(name), .. }) if name == "only")
     );
     assert_eq!(endless(&world), 2, "once for each turn: nobody has turned either reactor");
-    world.turn_all(1);
+    world.iterate_all(1);
     world.pass_time(STALL_THRESHOLD);
     lookout.check(world.now(), &world.directory);
     assert_eq!(endless(&world), 2, "it has ended");
@@ -422,13 +422,13 @@ fn a_period_of_no_time_at_all_is_once_in_a_turn() {
                 .unwrap();
         });
     world.directory.spawn(plan).unwrap();
-    world.turn_all(1);
+    world.iterate_all(1);
     // A timer with period zero would block the next iteration forever.
     let sample = world.directory.sample(world.now());
     let periods: Vec<_> =
         sample.threads[0].pollers.iter().filter_map(|poller| poller.every).collect();
     assert!(periods.len() == 3 && periods.iter().all(|every| every.ns > 0), "{periods:?}");
-    world.turn_all(9);
+    world.iterate_all(9);
     assert_eq!(count(&once), 1);
     for polls in [hasty, changed] {
         assert!((8..=10).contains(&count(&polls)), "{}", count(&polls));

@@ -1,8 +1,8 @@
 //! State shared by an executor, its wakers and its handles.
 //!
-//! A producer stores its data first, then sets `news`, and then notifies the thread. The executor
-//! clears `news` before it checks, so anything it has not seen sets it again; its
-//! [`arm`](crate::Poller::arm) checks `news` last.
+//! A producer stores its data first, then sets `new_events`, and then notifies the thread. The executor
+//! clears `new_events` before it checks, so anything it has not seen sets it again; its
+//! [`arm`](crate::Poller::arm) checks `new_events` last.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

@@ -127,7 +127,7 @@ fn a_wake_on_the_way_to_the_sleep_is_seen() {
         let theirs = signal.clone();
         let mut handle = spawn(&tasks, async move { theirs.take().await });
         while !on_the_way(world.stages()[0])[step] {
-            world.turn_all(1);
+            world.iterate_all(1);
         }
         signal.give();
         world.run_until_idle();

@@ -201,8 +201,8 @@ impl Exports {
 
 impl EventSender {
     /// Emits an event of an export.
-    pub fn announce_export(&self, export: &str, news: &NbdEvent) {
-        let (kind, about) = match news {
+    pub fn announce_export(&self, export: &str, new_events: &NbdEvent) {
+        let (kind, about) = match new_events {
             NbdEvent::Connected { connection, peer } => {
                 (CONNECTED, json!({ "export": export, "connection": connection, "peer": peer }))
             }
@@ -220,7 +220,7 @@ impl EventSender {
             NbdEvent::Removed => (REMOVED, json!({ "export": export })),
             NbdEvent::Trouble(_) => (TROUBLE, json!({ "export": export })),
         };
-        self.emit(Event { kind, text: format!("{export}: {news}"), about });
+        self.emit(Event { kind, text: format!("{export}: {new_events}"), about });
     }
 }
 

@@ -33,8 +33,8 @@ const fn kind(name: &'static str, help: &'static str) -> EventKind {
 
 impl EventSender {
     /// Emits an event of a mirror.
-    pub fn announce_mirror(&self, news: &MirrorNotice) {
-        let kind = match news.event {
+    pub fn announce_mirror(&self, new_events: &MirrorNotice) {
+        let kind = match new_events.event {
             MirrorEvent::Degraded { .. } => DEGRADED,
             MirrorEvent::LegLost { .. } => LOST,
             MirrorEvent::LegReturned { .. } => RETURNED,
@@ -43,13 +43,13 @@ impl EventSender {
             MirrorEvent::TakenOver { .. } => TAKEN_OVER,
         };
         let about = json!({
-            "device": news.device,
-            "leg": news.event.leg(),
-            "leg_device": news.leg_device,
-            "legs_in_sync": news.legs_in_sync,
-            "legs": news.legs,
+            "device": new_events.device,
+            "leg": new_events.event.leg(),
+            "leg_device": new_events.leg_device,
+            "legs_in_sync": new_events.legs_in_sync,
+            "legs": new_events.legs,
         });
-        self.emit(Event { kind, text: news.to_string(), about });
+        self.emit(Event { kind, text: new_events.to_string(), about });
     }
 }
 

@@ -105,8 +105,8 @@ const fn kind(name: &'static str, help: &'static str) -> EventKind {
 
 impl EventSender {
     /// Emits an event of the NVMe/TCP target.
-    pub fn announce_host(&self, news: &TargetEvent) {
-        let (kind, about) = match news {
+    pub fn announce_host(&self, new_events: &TargetEvent) {
+        let (kind, about) = match new_events {
             TargetEvent::Connected { connection, peer } => {
                 (CAME, json!({ "connection": connection, "peer": peer }))
             }
@@ -128,7 +128,7 @@ impl EventSender {
             }
             TargetEvent::Notice(_) | TargetEvent::Trouble(_) => (TROUBLE, json!({})),
         };
-        self.emit(Event { kind, text: news.to_string(), about });
+        self.emit(Event { kind, text: new_events.to_string(), about });
     }
 
     /// Emits the result of applying the configuration file at `path`: its changes or its error.

@@ -28,31 +28,31 @@ const fn kind(name: &'static str, help: &'static str) -> EventKind {
 
 impl EventSender {
     /// Emits an event about the free space of a pool.
-    pub fn announce_room(&self, news: &CapacityEvent) {
-        let (kind, percent) = match news.fill {
+    pub fn announce_room(&self, new_events: &CapacityEvent) {
+        let (kind, percent) = match new_events.fill {
             CapacityState::Above(percent) => (FILLING, Some(percent)),
             CapacityState::Below(percent) => (RELIEVED, Some(percent)),
             CapacityState::Full => (FULL, None),
         };
         let about = json!({
-            "pool": news.store,
-            "device": news.device,
+            "pool": new_events.store,
+            "device": new_events.device,
             "threshold_percent": percent,
-            "used_bytes": news.taken_bytes,
-            "capacity_bytes": news.room_bytes,
+            "used_bytes": new_events.taken_bytes,
+            "capacity_bytes": new_events.room_bytes,
         });
-        self.emit(Event { kind, text: news.to_string(), about });
+        self.emit(Event { kind, text: new_events.to_string(), about });
     }
 
     /// Emits an event when a pool stops or recovers.
-    pub fn announce_stop(&self, news: &PoolStopNotice) {
+    pub fn announce_stop(&self, new_events: &PoolStopNotice) {
         let about = json!({
-            "pool": news.store,
-            "device": news.device,
-            "why": news.why.to_string(),
+            "pool": new_events.store,
+            "device": new_events.device,
+            "why": new_events.why.to_string(),
         });
-        let kind = if news.recovered.is_some() { RECOVERED } else { STOPPED };
-        self.emit(Event { kind, text: news.to_string(), about });
+        let kind = if new_events.recovered.is_some() { RECOVERED } else { STOPPED };
+        self.emit(Event { kind, text: new_events.to_string(), about });
     }
 }
 
@@ -67,8 +67,8 @@ mod tests {
         let (announcer, announced) = announcements().unwrap();
         for fill in [CapacityState::Above(80), CapacityState::Full, CapacityState::Below(80)] {
             let (device, store) = ("ram:1g".to_owned(), "pool".to_owned());
-            let news = CapacityEvent { device, store, fill, taken_bytes: 8, room_bytes: 10 };
-            announcer.announce_room(&news);
+            let new_events = CapacityEvent { device, store, fill, taken_bytes: 8, room_bytes: 10 };
+            announcer.announce_room(&new_events);
         }
         let events: Vec<_> = std::iter::from_fn(|| announced.next()).collect();
         let kinds: Vec<&str> = events.iter().map(|event| event.kind.name).collect();

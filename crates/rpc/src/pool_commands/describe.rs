@@ -280,7 +280,7 @@ pub fn store(open: &Arc<OpenPool>) -> Result<Value, Error> {
         Error::new(tenmil_base::ErrorCategory::Remote, text)
     })?;
     let volumes = open.list()?;
-    let promised = volumes.iter().filter(|info| !info.is_read_only).map(|info| info.blocks);
+    let provisioned = volumes.iter().filter(|info| !info.is_read_only).map(|info| info.blocks);
     let thresholds: Vec<u8> = usage.thresholds.into_iter().filter(|one| *one > 0).collect();
     let stopped = open.stopped_because();
     Ok(json!({
@@ -292,10 +292,10 @@ pub fn store(open: &Arc<OpenPool>) -> Result<Value, Error> {
         "size_bytes": bytes(usage.blocks),
         "used_bytes": bytes(usage.used),
         "free_bytes": bytes(usage.free),
-        "reserved_bytes": bytes(usage.kept + usage.promised),
-        "reserved_for_thick_bytes": bytes(usage.promised),
+        "reserved_bytes": bytes(usage.kept + usage.provisioned),
+        "reserved_for_thick_bytes": bytes(usage.provisioned),
         "allocated_bytes": volumes.iter().map(|info| bytes(info.mapped)).sum::<u64>(),
-        "provisioned_bytes": bytes(promised.sum()),
+        "provisioned_bytes": bytes(provisioned.sum()),
         "thresholds_percent": thresholds,
         "health": if stopped.is_some() { "stopped" } else { "healthy" },
         "stopped_because": stopped,

@@ -19,8 +19,8 @@ pub(super) fn already_done(
         VolumeOp::Create { name, blocks, unit, checksums, .. } => {
             let is_same = |info: &&Info| {
                 let is_made_empty = info.origin == 0 && !info.is_read_only;
-                let shape = (info.blocks, info.unit, info.has_checksums, info.is_thick);
-                is_made_empty && info.reach == 0 && shape == (*blocks, *unit, *checksums, false)
+                let geometry = (info.blocks, info.unit, info.has_checksums, info.is_thick);
+                is_made_empty && info.reach == 0 && geometry == (*blocks, *unit, *checksums, false)
             };
             there(name).filter(is_same).map(|_| format!("volume `{name}` is there already\n"))
         }

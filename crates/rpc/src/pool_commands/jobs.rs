@@ -381,8 +381,8 @@ impl Job {
         stream: Option<&Connection>,
         stop: &StopFlag,
     ) -> Result<Value, RpcError> {
-        let goes_on = || self.goes_on(stop);
-        let mut conduit = stream.map(|stream| StreamFd::new(stream, &goes_on));
+        let continues = || self.continues(stop);
+        let mut conduit = stream.map(|stream| StreamFd::new(stream, &continues));
         let way = match (&mut conduit, &self.long.what) {
             (None, _) => JobData::Nothing,
             (Some(conduit), JobKind::Receive(_)) => JobData::In(conduit),
@@ -391,13 +391,13 @@ impl Job {
         let done = self.long.carry_out(open, kinds, way, &mut |(done, size)| {
             self.done_bytes.set(done);
             self.size_bytes.set(size);
-            goes_on()
+            continues()
         });
         done.map_err(|error| refusal(&error))
     }
 
     /// Whether the job shall continue.
-    fn goes_on(&self, stop: &StopFlag) -> bool {
+    fn continues(&self, stop: &StopFlag) -> bool {
         if stop.is_stopped() || self.is_unheard() {
             self.is_stopped.store(true, Ordering::Relaxed);
         }

@@ -10,7 +10,7 @@ use tenmil_linux::local_socket::{Connection, RecvResult};
 /// Job's end of the stream.
 pub(super) struct StreamFd<'a> {
     connection: &'a Connection,
-    goes_on: &'a dyn Fn() -> bool,
+    continues: &'a dyn Fn() -> bool,
     clock: Clock,
     /// Longest time without progress.
     still_max: Span,
@@ -19,22 +19,22 @@ pub(super) struct StreamFd<'a> {
 /// Longest time without progress: the client may be changing a tape.
 const STALL_TIMEOUT: Span = Span::from_secs(600);
 /// Interval at which the job checks whether it is still wanted.
-const LOOK: Span = Span::from_ms(100);
+const POLL_INTERVAL: Span = Span::from_ms(100);
 
 impl<'a> StreamFd<'a> {
-    /// Creates a stream that fails once `goes_on` returns false.
-    pub(super) fn new(connection: &'a Connection, goes_on: &'a dyn Fn() -> bool) -> Self {
-        Self { connection, goes_on, clock: Clock::start(), still_max: STALL_TIMEOUT }
+    /// Creates a stream that fails once `continues` returns false.
+    pub(super) fn new(connection: &'a Connection, continues: &'a dyn Fn() -> bool) -> Self {
+        Self { connection, continues, clock: Clock::start(), still_max: STALL_TIMEOUT }
     }
 
     /// Waits until the stream is ready.
     fn wait(&self, wait: fn(&Connection, Span) -> io::Result<bool>) -> io::Result<()> {
         let until = self.clock.now().after(self.still_max);
         loop {
-            if !(self.goes_on)() {
+            if !(self.continues)() {
                 return Err(io::Error::other("nobody wants it any more"));
             }
-            if wait(self.connection, LOOK)? {
+            if wait(self.connection, POLL_INTERVAL)? {
                 return Ok(());
             }
             if self.clock.now() >= until {
@@ -88,12 +88,12 @@ mod tests {
         let (one, _other) = Connection::pair().unwrap();
         let clock = Clock::start();
         let (looks, looks_max) = (Cell::new(0), Cell::new(u32::MAX));
-        let goes_on = || {
+        let continues = || {
             looks.set(looks.get() + 1);
             looks.get() < looks_max.get()
         };
         let still_max = Span::from_ms(250);
-        let mut conduit = StreamFd { still_max, ..StreamFd::new(&one, &goes_on) };
+        let mut conduit = StreamFd { still_max, ..StreamFd::new(&one, &continues) };
         let began = clock.now();
         let error = conduit.write_all(&vec![7; 4 << 20]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
@@ -102,7 +102,7 @@ mod tests {
         assert!(error.to_string().contains("nothing has moved for"), "{error}");
         looks_max.set(looks.get() + 2);
         let still_max = Span::from_secs(20);
-        let mut conduit = StreamFd { still_max, ..StreamFd::new(&one, &goes_on) };
+        let mut conduit = StreamFd { still_max, ..StreamFd::new(&one, &continues) };
         let began = clock.now();
         let error = conduit.write_all(&[7; 8]).unwrap_err();
         assert!(error.to_string().contains("nobody wants it"), "{error}");

@@ -38,26 +38,27 @@ const END_INTERVAL: Span = Span::from_ms(5);
 impl WorkerPool {
     /// Queues a work item.
     pub(super) fn spawn(self: &Arc<Self>, work: WorkItem) -> Result<(), RpcError> {
-        let mut crew = self.lock();
-        if crew.is_over || crew.waiting.len() >= WAITING_MAX {
-            let text = format!("orders: {} wait already, expected fewer", crew.waiting.len());
+        let mut pool_threads = self.lock();
+        if pool_threads.is_over || pool_threads.waiting.len() >= WAITING_MAX {
+            let text =
+                format!("orders: {} wait already, expected fewer", pool_threads.waiting.len());
             return Err(RpcError::machine(Code::Busy, text).with_hint("say it again later"));
         }
-        crew.hands.retain(|hand| !hand.is_finished());
-        crew.waiting.push_back(work);
-        if crew.running >= THREADS_MAX {
+        pool_threads.hands.retain(|hand| !hand.is_finished());
+        pool_threads.waiting.push_back(work);
+        if pool_threads.running >= THREADS_MAX {
             return Ok(());
         }
         let workers = Arc::clone(self);
         match Thread::spawn("orders", None, move |stop| workers.work(stop)) {
             Ok(hand) => {
-                crew.hands.push(hand);
-                crew.running += 1;
+                pool_threads.hands.push(hand);
+                pool_threads.running += 1;
             }
             // The existing threads execute it.
-            Err(_) if crew.running > 0 => {}
+            Err(_) if pool_threads.running > 0 => {}
             Err(error) => {
-                crew.waiting.pop_back();
+                pool_threads.waiting.pop_back();
                 let text = format!("orders: start a thread: {error}");
                 return Err(RpcError::machine(Code::Failed, text));
             }
@@ -68,23 +69,24 @@ impl WorkerPool {
     /// Executes queued items until there are none.
     fn work(&self, stop: &StopFlag) {
         loop {
-            let mut crew = self.lock();
-            let work = if stop.is_stopped() { None } else { crew.waiting.pop_front() };
+            let mut pool_threads = self.lock();
+            let work = if stop.is_stopped() { None } else { pool_threads.waiting.pop_front() };
             let Some(work) = work else {
-                crew.running -= 1;
+                pool_threads.running -= 1;
                 return;
             };
-            drop(crew);
+            drop(pool_threads);
             work();
         }
     }
 
     /// Drops queued items and waits a short time for running ones.
     pub(super) fn end(&self) {
-        let mut crew = self.lock();
-        crew.is_over = true;
-        let (hands, waiting) = (std::mem::take(&mut crew.hands), std::mem::take(&mut crew.waiting));
-        drop(crew);
+        let mut pool_threads = self.lock();
+        pool_threads.is_over = true;
+        let (hands, waiting) =
+            (std::mem::take(&mut pool_threads.hands), std::mem::take(&mut pool_threads.waiting));
+        drop(pool_threads);
         // Dropping them completes their deferred responses with an error.
         drop(waiting);
         end(hands);
@@ -113,10 +115,10 @@ pub(super) fn end(hands: Vec<Thread<()>>) {
 
 impl fmt::Debug for WorkerPool {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let crew = self.lock();
+        let pool_threads = self.lock();
         out.debug_struct("Workers")
-            .field("waiting", &crew.waiting.len())
-            .field("running", &crew.running)
+            .field("waiting", &pool_threads.waiting.len())
+            .field("running", &pool_threads.running)
             .finish_non_exhaustive()
     }
 }

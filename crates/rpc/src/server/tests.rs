@@ -16,7 +16,7 @@ use crate::param_type::ParamType;
 use crate::result_type::ResultType;
 use crate::state::ServerState;
 
-const PATIENCE: Span = Span::from_secs(20);
+const TIME_LIMIT: Span = Span::from_secs(20);
 
 static TABLE: MethodRegistry = MethodRegistry::new(
     &[&[
@@ -85,17 +85,17 @@ fn serve() -> Served {
 
 impl Served {
     fn client(&self) -> Client {
-        Client::connect(self.server.path(), PATIENCE).unwrap()
+        Client::connect(self.server.path(), TIME_LIMIT).unwrap()
     }
 
     fn connection(&self) -> Connection {
-        Connection::connect(self.server.path(), PATIENCE).unwrap()
+        Connection::connect(self.server.path(), TIME_LIMIT).unwrap()
     }
 }
 
 fn text(client: &mut Client, len: u64) -> usize {
     let parameters = json!({ "len": len }).as_object().unwrap().clone();
-    client.call("text", parameters, PATIENCE).unwrap().as_str().unwrap().len()
+    client.call("text", parameters, TIME_LIMIT).unwrap().as_str().unwrap().len()
 }
 
 /// Received bytes, until the server closes or nothing arrives within the time limit.
@@ -106,7 +106,7 @@ fn rest(connection: &Connection) -> Option<Vec<u8>> {
         match connection.receive(&mut bytes).unwrap() {
             RecvResult::Bytes(count) => all.extend_from_slice(&bytes[..count]),
             RecvResult::Eof => return Some(all),
-            RecvResult::WouldBlock if connection.wait_to_receive(PATIENCE).unwrap() => {}
+            RecvResult::WouldBlock if connection.wait_to_receive(TIME_LIMIT).unwrap() => {}
             RecvResult::WouldBlock => return None,
         }
     }
@@ -117,7 +117,7 @@ fn questions_are_answered_refused_and_answered_again() {
     let served = serve();
     let mut client = served.client();
     assert_eq!(text(&mut client, 5), 5);
-    let refusal = client.call("txt", Map::new(), PATIENCE).unwrap_err();
+    let refusal = client.call("txt", Map::new(), TIME_LIMIT).unwrap_err();
     assert_eq!(refusal.code, Code::NoSuchMethod);
     assert_eq!(refusal.hint.as_deref(), Some("did you mean `text`?"));
     assert_eq!(text(&mut client, 100_000), 100_000, "more than a socket holds");
@@ -129,19 +129,19 @@ fn a_descriptor_goes_to_the_first_method_that_takes_one_and_more_are_not_taken()
     let mut client = served.client();
     let (one, other) = Connection::pair().unwrap();
     let passed = |client: &mut Client, files: &[BorrowedFd<'_>]| {
-        client.call_with("passed", Map::new(), files, PATIENCE).unwrap() == true
+        client.call_with("passed", Map::new(), files, TIME_LIMIT).unwrap() == true
     };
     let found = [&[][..], &[one.as_fd()], &[]].map(|files| passed(&mut client, files));
     assert_eq!(found, [false, true, false]);
     let len = json!({ "len": 3 }).as_object().unwrap().clone();
-    client.call_with("text", len.clone(), &[one.as_fd()], PATIENCE).unwrap();
+    client.call_with("text", len.clone(), &[one.as_fd()], TIME_LIMIT).unwrap();
     // Replaces the descriptor passed before.
-    client.call_with("text", len.clone(), &[one.as_fd()], PATIENCE).unwrap();
+    client.call_with("text", len.clone(), &[one.as_fd()], TIME_LIMIT).unwrap();
     drop(one);
     assert_eq!([(); 2].map(|()| passed(&mut client, &[])), [true, false]);
     assert_eq!(other.receive(&mut [0; 8]).unwrap(), RecvResult::Eof, "none is kept");
     let both = [other.as_fd(), other.as_fd()];
-    let refusal = client.call_with("text", len, &both, PATIENCE).unwrap_err();
+    let refusal = client.call_with("text", len, &both, TIME_LIMIT).unwrap_err();
     assert_eq!(refusal.code, Code::ConnectionClosed, "{refusal}");
     assert!(!passed(&mut served.client(), &[]));
 }
@@ -151,17 +151,17 @@ fn events_reach_all_who_follow_and_a_change_is_one() {
     let served = serve();
     let mut followers = [served.client(), served.client()];
     for follower in &mut followers {
-        follower.call("events", Map::new(), PATIENCE).unwrap();
+        follower.call("events", Map::new(), TIME_LIMIT).unwrap();
     }
     let mut other = served.client();
-    other.call("set_text", Map::new(), PATIENCE).unwrap();
+    other.call("set_text", Map::new(), TIME_LIMIT).unwrap();
     let event = Event { kind: SET, text: "by hand".into(), about: json!({}) };
     served.announcer.emit(event);
     for follower in &mut followers {
-        let first = follower.next_event(PATIENCE).unwrap().unwrap();
+        let first = follower.next_event(TIME_LIMIT).unwrap().unwrap();
         assert_eq!(first["kind"], "set");
         assert_eq!(first["about"]["method"], "set_text");
-        assert_eq!(follower.next_event(PATIENCE).unwrap().unwrap()["text"], "by hand");
+        assert_eq!(follower.next_event(TIME_LIMIT).unwrap().unwrap()["text"], "by hand");
         assert_eq!(text(follower, 1), 1, "it can still ask");
     }
     assert_eq!(other.next_event(Span::default()).unwrap(), None, "it did not follow");
@@ -171,29 +171,29 @@ fn events_reach_all_who_follow_and_a_change_is_one() {
 fn every_announcement_wakes_the_server_and_so_does_its_end() {
     let served = serve();
     let mut follower = served.client();
-    follower.call("events", Map::new(), PATIENCE).unwrap();
+    follower.call("events", Map::new(), TIME_LIMIT).unwrap();
     for number in 0..5 {
         let text = format!("number {number}");
         served.announcer.emit(Event { kind: SET, text: text.clone(), about: json!({}) });
         // Nothing else wakes the server before the next event.
-        assert_eq!(follower.next_event(PATIENCE).unwrap().unwrap()["text"], text);
+        assert_eq!(follower.next_event(TIME_LIMIT).unwrap().unwrap()["text"], text);
     }
     drop(served.server);
-    assert_eq!(follower.next_event(PATIENCE).unwrap().unwrap()["kind"], "shutdown");
+    assert_eq!(follower.next_event(TIME_LIMIT).unwrap().unwrap()["kind"], "shutdown");
 }
 
 #[test]
 fn the_end_of_a_server_is_told_and_leaves_no_socket() {
     let served = serve();
     let mut follower = served.client();
-    follower.call("events", Map::new(), PATIENCE).unwrap();
+    follower.call("events", Map::new(), TIME_LIMIT).unwrap();
     let path = served.server.path().to_owned();
     assert_eq!(served.directory.listening().unwrap(), [7]);
     drop(served.server);
     assert!(!path.exists());
-    assert_eq!(follower.next_event(PATIENCE).unwrap().unwrap()["kind"], "shutdown");
-    assert_eq!(follower.next_event(PATIENCE).unwrap_err().code, Code::ConnectionClosed);
-    assert_eq!(Client::connect(&path, PATIENCE).unwrap_err().code, Code::NoProcess);
+    assert_eq!(follower.next_event(TIME_LIMIT).unwrap().unwrap()["kind"], "shutdown");
+    assert_eq!(follower.next_event(TIME_LIMIT).unwrap_err().code, Code::ConnectionClosed);
+    assert_eq!(Client::connect(&path, TIME_LIMIT).unwrap_err().code, Code::NoProcess);
 }
 
 #[test]
@@ -227,13 +227,13 @@ fn a_hostile_client_is_told_and_sent_away_and_others_are_not() {
     {
         rest_of_line = &rest_of_line[count..];
         if count == 0 {
-            hostile.wait_to_send(PATIENCE).unwrap();
+            hostile.wait_to_send(TIME_LIMIT).unwrap();
         }
     }
     let mut bytes = [0; 512];
     let told = loop {
         match hostile.receive(&mut bytes) {
-            Ok(RecvResult::WouldBlock) => assert!(hostile.wait_to_receive(PATIENCE).unwrap()),
+            Ok(RecvResult::WouldBlock) => assert!(hostile.wait_to_receive(TIME_LIMIT).unwrap()),
             Ok(RecvResult::Bytes(count)) => {
                 break String::from_utf8_lossy(&bytes[..count]).into_owned();
             }
@@ -272,7 +272,7 @@ fn one_process_has_so_many_connections_and_no_more() {
     drop(clients.pop());
     let mut tries = 0;
     let answered = loop {
-        match served.client().call("text", Map::new(), PATIENCE) {
+        match served.client().call("text", Map::new(), TIME_LIMIT) {
             Err(refusal) if refusal.code == Code::Busy && tries < 10_000 => tries += 1,
             result => break result,
         }

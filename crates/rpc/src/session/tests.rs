@@ -55,9 +55,9 @@ const LIMITS: Limits = Limits {
     line_len_max: 256,
     unsent_soft_max: 1024,
     unsent_max: 2048,
-    line_patience: Span::from_secs(10),
-    send_patience: Span::from_secs(20),
-    idle_patience: Span::from_secs(60),
+    line_timeout: Span::from_secs(10),
+    send_timeout: Span::from_secs(20),
+    idle_timeout: Span::from_secs(60),
 };
 
 /// Session with its simulated time.
@@ -251,7 +251,7 @@ fn a_line_that_is_begun_is_ended_in_time_or_the_connection_is() {
         life.pass(Span::from_secs(1));
         life.give(" ");
     }
-    assert_eq!(life.session.deadline(), Instant { ns: 5 }.after(LIMITS.line_patience));
+    assert_eq!(life.session.deadline(), Instant { ns: 5 }.after(LIMITS.line_timeout));
     life.pass(Span::from_secs(1));
     assert_eq!(life.code(), "timeout");
     assert_eq!(life.session.is_over(), Some(CloseReason::Rejected));

@@ -28,7 +28,7 @@ use crate::address::network_of_peer;
 /// Configuration of a server.
 pub struct ServerConfig {
     /// Listeners.
-    pub doors: Vec<StreamListener>,
+    pub listen_sockets: Vec<StreamListener>,
     /// Exported device.
     pub served: Arc<ExportedDevice>,
     /// Region table for connection memory: one region per connection, and one for the shared pool.
@@ -60,14 +60,14 @@ struct AcceptState {
     pool: Arc<ThreadPool>,
     /// Pool for large requests of all connections.
     memory: Arc<Memory>,
-    lent: Arc<ZeroCopyBuffers>,
+    leased: Arc<ZeroCopyBuffers>,
     tell: Sender<NbdEvent>,
 }
 
 /// Memory of a connection, freed on drop.
 #[derive(Debug)]
 pub(super) struct MemoryLease {
-    lent: Arc<ZeroCopyBuffers>,
+    leased: Arc<ZeroCopyBuffers>,
     address: Option<IpAddr>,
     /// `None` once it has been leaked.
     memory: Option<Region>,
@@ -102,14 +102,15 @@ impl Server {
     /// The error of the kernel.
     pub fn start(mut plan: ServerConfig) -> io::Result<Self> {
         let (tell, told) = channel();
-        let doors = std::mem::take(&mut plan.doors);
+        let listen_sockets = std::mem::take(&mut plan.listen_sockets);
         let served = Arc::clone(&plan.served);
         let pool = Arc::new(ThreadPool::new(QUERY_THREADS, QUESTIONS_MAX));
         let memory = Memory::new(&plan.regions, POOL_BYTES)
             .map_err(|error| io::Error::other(error.to_string()))?;
         let memory = Arc::new(memory);
-        let usher = AcceptState { plan, pool, memory, lent: Arc::default(), tell };
-        let hall = Acceptor::open("nbd", doors, served.descriptor().event_source(), usher)?;
+        let usher = AcceptState { plan, pool, memory, leased: Arc::default(), tell };
+        let hall =
+            Acceptor::open("nbd", listen_sockets, served.descriptor().event_source(), usher)?;
         Ok(Self { hall, told })
     }
 
@@ -153,7 +154,7 @@ impl AcceptHandler for AcceptState {
         let most = (*connections_max).min(medium.channels_max() as usize);
         let stream = Stream::new(socket, regions.clone()).map_err(Error::environment)?;
         let loan =
-            MemoryLease::take(&self.lent, regions, &stream.peer(), (most, *per_address_max))?;
+            MemoryLease::take(&self.leased, regions, &stream.peer(), (most, *per_address_max))?;
         let id = served.next_connection();
         let seat = Arc::new(SessionHandle::new(id, stream.peer(), self.tell.clone()));
         let guest = Session::new(SessionParts {
@@ -185,9 +186,9 @@ impl AcceptHandler for AcceptState {
 }
 
 impl AcceptState {
-    fn emit(&self, news: NbdEvent) {
+    fn emit(&self, new_events: NbdEvent) {
         // The receiver may be gone; then the event is dropped.
-        let _ = self.tell.send(news);
+        let _ = self.tell.send(new_events);
     }
 }
 
@@ -196,7 +197,7 @@ const MAILBOX: usize = 16;
 
 impl MemoryLease {
     pub(super) fn take(
-        lent: &Arc<ZeroCopyBuffers>,
+        leased: &Arc<ZeroCopyBuffers>,
         regions: &RegionTable,
         peer: &str,
         (most, most_of_address): (usize, usize),
@@ -205,7 +206,7 @@ impl MemoryLease {
         // Only the accept thread adds connections, so the limits still hold when the counts are
         // incremented below.
         let (all, of_address) = {
-            let counts = lent.counts();
+            let counts = leased.counts();
             let of_address = address.and_then(|address| counts.addresses.get(&address)).copied();
             (counts.all, of_address.unwrap_or(0))
         };
@@ -221,13 +222,13 @@ impl MemoryLease {
             )));
         }
         let memory = regions.allocate(MEMORY_BYTES as usize).map_err(Error::environment)?;
-        let mut counts = lent.counts();
+        let mut counts = leased.counts();
         counts.all += 1;
         if let Some(address) = address {
             *counts.addresses.entry(address).or_default() += 1;
         }
         drop(counts);
-        Ok(Self { lent: Arc::clone(lent), address, memory: Some(memory) })
+        Ok(Self { leased: Arc::clone(leased), address, memory: Some(memory) })
     }
 
     pub(super) fn memory(&self) -> Segment {
@@ -242,7 +243,7 @@ impl MemoryLease {
 
 impl Drop for MemoryLease {
     fn drop(&mut self) {
-        let mut counts = self.lent.counts();
+        let mut counts = self.leased.counts();
         counts.all -= 1;
         if let Some(address) = self.address
             && let Some(count) = counts.addresses.get_mut(&address)
@@ -268,7 +269,7 @@ const PER_ADDRESS_MIN: usize = 16;
 
 impl fmt::Debug for ServerConfig {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Plan").field("doors", &self.doors).finish_non_exhaustive()
+        out.debug_struct("Plan").field("doors", &self.listen_sockets).finish_non_exhaustive()
     }
 }
 
@@ -282,8 +283,8 @@ mod tests {
 
     #[test]
     fn one_address_does_not_take_all_connections_and_gives_its_own_back() {
-        let (lent, regions) = (Arc::<ZeroCopyBuffers>::default(), RegionTable::new(64));
-        let take = |peer: &str| MemoryLease::take(&lent, &regions, peer, (6, 2));
+        let (leased, regions) = (Arc::<ZeroCopyBuffers>::default(), RegionTable::new(64));
+        let take = |peer: &str| MemoryLease::take(&leased, &regions, peer, (6, 2));
         let one = take("127.0.0.1:1").unwrap();
         let _two = take("127.0.0.1:2").unwrap();
         let refused = take("127.0.0.1:3").unwrap_err();

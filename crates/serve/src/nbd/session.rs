@@ -350,11 +350,11 @@ impl Session {
 
     /// Whether the device has not completed everything that the client requested.
     fn owes(&self) -> bool {
-        self.wants_room() || self.connection.in_flight() > 0
+        self.wants_space() || self.connection.in_flight() > 0
     }
 
     /// Whether the I/O channel has not accepted all requests.
-    fn wants_room(&self) -> bool {
+    fn wants_space(&self) -> bool {
         !self.connection.requests().0.is_empty()
     }
 
@@ -362,7 +362,7 @@ impl Session {
     fn is_behind(&self) -> bool {
         // A channel that refuses requests with nothing in flight gives no wake-up, unless it names
         // a time to retry.
-        let refuses = self.wants_room()
+        let refuses = self.wants_space()
             && self.connection.in_flight() == 0
             && self.backend.wake_at() == Instant::NEVER;
         self.connection.can_step() || self.has_unsent() || refuses || self.survey.has_answers()
@@ -445,7 +445,7 @@ impl Poller for Session {
     }
 
     fn wake_at(&self) -> Instant {
-        let backend = self.connection.in_flight() > 0 || self.wants_room();
+        let backend = self.connection.in_flight() > 0 || self.wants_space();
         let backend = if backend { self.backend.wake_at() } else { Instant::NEVER };
         let client = self.sending.until().min(self.receiving.until()).min(self.again_at);
         self.deadline.min(self.leave_at).min(client).min(backend)

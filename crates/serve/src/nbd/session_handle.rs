@@ -197,9 +197,9 @@ impl SessionHandle {
         self.phase.store(phase as u8, Ordering::Relaxed);
     }
 
-    pub(super) fn emit(&self, news: NbdEvent) {
+    pub(super) fn emit(&self, new_events: NbdEvent) {
         // The receiver may be gone; then the event is dropped.
-        let _ = self.tell.send(news);
+        let _ = self.tell.send(new_events);
     }
 
     pub(super) fn has_come(&self) {

@@ -24,7 +24,7 @@ pub(super) struct Admin {
     /// When the association has to be polled next.
     wakes_at: Instant,
     /// Whether a command has changed something that the association must process.
-    wants_turn: bool,
+    wants_iteration: bool,
     /// Time that the I/O queues of a reset controller may take to stop.
     quiesce: Span,
     /// Cross-Controller Resets in progress.
@@ -59,7 +59,7 @@ impl Admin {
             association,
             bytes: Vec::new(),
             wakes_at: Instant::default(),
-            wants_turn: true,
+            wants_iteration: true,
             quiesce: limits.quiesce,
             is_credulous: limits.injected_bugs.unknown_resets_done,
             resets: Vec::new(),
@@ -75,7 +75,7 @@ impl Admin {
         end: &mut ControllerConnection,
         tag: u16,
     ) {
-        self.wants_turn = true;
+        self.wants_iteration = true;
         self.is_only_kept_alive = false;
         let command = *rooms.command(tag);
         let host_cid = command.cid();
@@ -244,10 +244,10 @@ impl Admin {
         rooms: &mut CommandTable,
         end: &mut ControllerConnection,
     ) -> AdminPollResult {
-        if !self.wants_turn && !is_called && now < self.wakes_at {
+        if !self.wants_iteration && !is_called && now < self.wakes_at {
             return AdminPollResult::default();
         }
-        self.wants_turn = false;
+        self.wants_iteration = false;
         self.look_at_resets(now);
         let mut front = self.association.front();
         let is_busy = front.turn(now);
@@ -287,8 +287,8 @@ impl Admin {
         self.wakes_at
     }
 
-    pub(super) fn wants_turn(&self) -> bool {
-        self.wants_turn
+    pub(super) fn wants_iteration(&self) -> bool {
+        self.wants_iteration
     }
 }
 

@@ -29,7 +29,7 @@ use fused::{FusedFirst, Half};
 pub(super) struct CommandTable {
     /// Slots by tag; grown to the largest number used at the same time.
     slots: Vec<CommandSlot>,
-    purse: BufferCache,
+    quota: BufferCache,
     /// Tags of commands that wait for a buffer, oldest first.
     waiting: VecDeque<u16>,
     /// Whether in-capsule data found no buffer, so that the stream is not read.
@@ -142,10 +142,10 @@ const GROWTH: usize = 4;
 const DIGEST_BYTES: u32 = 4096;
 
 impl CommandTable {
-    pub(super) fn new(purse: BufferCache) -> Self {
+    pub(super) fn new(quota: BufferCache) -> Self {
         Self {
             slots: Vec::new(),
-            purse,
+            quota,
             waiting: VecDeque::new(),
             is_stuck: false,
             coming: 0,
@@ -197,11 +197,11 @@ impl CommandTable {
         // In-capsule data may bypass the queue: they block the stream, so waiting behind commands
         // that need the stream would deadlock.
         let is_small = self.share != BufferAccess::Pool;
-        let own = if is_small { self.purse.take_own(len_bytes) } else { None };
+        let own = if is_small { self.quota.take_own(len_bytes) } else { None };
         let may_take = self.share != BufferAccess::Own && (self.waiting.is_empty() || is_unasked);
-        let buffer = own.or_else(|| if may_take { self.purse.take(len_bytes) } else { None });
+        let buffer = own.or_else(|| if may_take { self.quota.take(len_bytes) } else { None });
         let buffer = match buffer {
-            None if is_unasked => self.purse.take_own(len_bytes),
+            None if is_unasked => self.quota.take_own(len_bytes),
             buffer => buffer,
         };
         let slot = &mut self.slots[usize::from(tag)];
@@ -248,26 +248,26 @@ impl CommandTable {
     /// Allocates a buffer for the first command in the queue.
     fn take(&mut self, len_bytes: u32) -> Option<Buffer> {
         match self.share {
-            BufferAccess::Pool => self.purse.take(len_bytes),
+            BufferAccess::Pool => self.quota.take(len_bytes),
             BufferAccess::OwnFirst => {
-                let own = self.purse.take_own(len_bytes);
-                own.or_else(|| self.purse.take(len_bytes))
+                let own = self.quota.take_own(len_bytes);
+                own.or_else(|| self.quota.take(len_bytes))
             }
-            BufferAccess::Own => self.purse.take_own(len_bytes),
+            BufferAccess::Own => self.quota.take_own(len_bytes),
         }
     }
 
     /// Sets the buffers that the connection may use, once its host is known.
     pub(super) fn admit(&mut self, share: BufferAccess, (host, standing): (&str, Standing)) {
         self.share = share;
-        self.purse.bind(host, standing);
+        self.quota.bind(host, standing);
     }
 
     /// Whether a command waits for the connection's own pages and they are free again.
     pub(super) fn can_go_on(&self) -> bool {
         self.share == BufferAccess::Own
             && (self.is_stuck || !self.waiting.is_empty())
-            && self.purse.has_own()
+            && self.quota.has_own()
     }
 
     /// Continues a command that has received its buffer.
@@ -361,7 +361,7 @@ impl CommandTable {
     /// checks, each with other connections waiting for memory, is stalled for too long.
     #[cold]
     pub(super) fn check_stalled_sends(&mut self, looks_max: u8) -> StalledSend {
-        let is_wanted = self.purse.is_missed();
+        let is_wanted = self.quota.is_missed();
         let mut found = StalledSend::Nothing;
         for slot in &mut self.slots {
             let is_everybodys = slot.buffer.as_ref().is_some_and(|buffer| !buffer.is_own());
@@ -381,7 +381,7 @@ impl CommandTable {
     #[inline]
     pub(super) fn store(&self, place: DataPlacement, bytes: &[u8]) -> Result<(), InvalidSegment> {
         match self.segment(place) {
-            Some(segment) => self.purse.budget().regions().store(segment, bytes),
+            Some(segment) => self.quota.budget().regions().store(segment, bytes),
             None => Ok(()),
         }
     }
@@ -391,7 +391,7 @@ impl CommandTable {
     #[inline]
     pub(super) fn segment(&self, place: DataPlacement) -> Option<Segment> {
         let slot = self.slots.get(usize::from(place.tag))?;
-        let whole = slot.buffer.as_ref()?.segment(self.purse.budget(), slot.len_bytes)?;
+        let whole = slot.buffer.as_ref()?.segment(self.quota.budget(), slot.len_bytes)?;
         whole.slice(place.offset, place.len_bytes)
     }
 
@@ -481,7 +481,7 @@ impl CommandTable {
             && !is_coming
             && let Some(buffer) = slot.buffer.take()
         {
-            self.purse.release(buffer);
+            self.quota.release(buffer);
         }
         let finished = end.complete(tag, len_bytes, completion);
         self.note(tag, finished);
@@ -531,7 +531,7 @@ impl CommandTable {
         self.coming -= u32::from(slot.step.is_owed());
         slot.step = CommandState::Free;
         if let Some(buffer) = slot.buffer.take() {
-            self.purse.release(buffer);
+            self.quota.release(buffer);
         }
     }
 
@@ -547,7 +547,7 @@ impl CommandTable {
     #[inline]
     fn leave_line(&mut self) {
         if self.waiting.is_empty() && !self.is_stuck {
-            self.purse.stop_waiting();
+            self.quota.stop_waiting();
         }
     }
 
@@ -558,8 +558,8 @@ impl CommandTable {
         }
         self.is_stuck = false;
         self.forsake_first();
-        self.purse.stop_waiting();
-        self.purse.release_idle();
+        self.quota.stop_waiting();
+        self.quota.release_idle();
     }
 
     /// Releases buffers after the stream was closed. No more data are received into buffers, so
@@ -604,8 +604,8 @@ impl CommandTable {
     /// Returns idle buffers if another connection waits for memory.
     #[inline]
     pub(super) fn release_if_scarce(&mut self) {
-        if self.purse.has_waiters() {
-            self.purse.release_idle();
+        if self.quota.has_waiters() {
+            self.quota.release_idle();
         }
     }
 
@@ -613,20 +613,20 @@ impl CommandTable {
     pub(super) fn each_block(&self, put: &mut dyn FnMut(Range<u32>)) {
         let used = self.slots.iter().filter_map(|slot| slot.buffer.as_ref());
         let lower = self.first.as_ref().and_then(FusedFirst::lower);
-        used.chain(lower).chain(self.purse.idle()).for_each(|buffer| put(buffer.pages()));
+        used.chain(lower).chain(self.quota.idle()).for_each(|buffer| put(buffer.pages()));
     }
 
     /// Whether other hosts wait for memory that this connection's commands hold.
     pub(super) fn is_missed(&self) -> bool {
-        self.purse.is_missed()
+        self.quota.is_missed()
     }
 
-    pub(super) fn purse(&mut self) -> &mut BufferCache {
-        &mut self.purse
+    pub(super) fn quota(&mut self) -> &mut BufferCache {
+        &mut self.quota
     }
 
     pub(super) fn budget(&self) -> &BufferPool {
-        self.purse.budget()
+        self.quota.budget()
     }
 }
 
@@ -675,7 +675,7 @@ impl PayloadDigest for CommandTable {
             if let Some(segment) = self.segment(DataPlacement { tag, offset: at, len_bytes: count })
             {
                 // The buffer lies in a region that lives as long as its pool.
-                let _ = self.purse.budget().regions().load(segment, into);
+                let _ = self.quota.budget().regions().load(segment, into);
             }
             digest.update(into);
             at += count;

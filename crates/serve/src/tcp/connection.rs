@@ -66,7 +66,7 @@ pub struct TargetConnection {
     /// Time of the last poll.
     worked_at: Instant,
     /// Wake sources, if the connection may sleep.
-    bed: Option<WakeSet>,
+    wake_set: Option<WakeSet>,
     looks: RecvBackoff,
     /// Whether the connection is migrating to another reactor; it receives nothing until it has
     /// arrived.
@@ -95,7 +95,7 @@ pub(super) struct ConnectionParts {
     pub(super) service: Service,
     pub(super) stream: Box<dyn Stream>,
     pub(super) seat: Arc<ConnectionHandle>,
-    pub(super) purse: BufferCache,
+    pub(super) quota: BufferCache,
     pub(super) connection: u64,
     pub(super) peer: String,
     pub(super) port: u16,
@@ -113,14 +113,14 @@ const LOOKS: usize = 4;
 
 impl TargetConnection {
     pub(super) fn new(parts: ConnectionParts) -> Self {
-        let ConnectionParts { service, stream, seat, purse, connection, peer, port, admitted, now } =
+        let ConnectionParts { service, stream, seat, quota, connection, peer, port, admitted, now } =
             parts;
         let config = service.limits().end();
         Self {
             stream: Some(stream),
             farewell: None,
             end: ControllerConnection::new(config, now),
-            rooms: CommandTable::new(purse),
+            rooms: CommandTable::new(quota),
             role: ConnectionRole::AwaitingConnect,
             events: EventQueue::with_capacity(EVENTS),
             next_event: 0,
@@ -134,7 +134,7 @@ impl TargetConnection {
             reason: None,
             ends_sent: false,
             worked_at: now,
-            bed: None,
+            wake_set: None,
             looks: RecvBackoff::default(),
             is_travelling: false,
             service,

@@ -52,7 +52,7 @@ pub(super) struct Discovery {
     /// Whether a notification was sent and the log page not read since.
     is_told: bool,
     /// Whether a notification may be due.
-    wants_turn: bool,
+    wants_iteration: bool,
 }
 
 /// Longest silence of a host without a keep-alive timeout (Base 2.1 §3.1.3.3.2).
@@ -90,7 +90,7 @@ impl Discovery {
             event_configuration: 0,
             parked: VecDeque::new(),
             is_told: false,
-            wants_turn: false,
+            wants_iteration: false,
         };
         discovery.set_keep_alive(kato);
         discovery.begin_interval(now);
@@ -106,7 +106,7 @@ impl Discovery {
         tag: u16,
     ) {
         self.is_heard = true;
-        self.wants_turn = true;
+        self.wants_iteration = true;
         let command = *rooms.command(tag);
         if AdminOpcode::from_u8(command.opcode()) == Some(AdminOpcode::AsynchronousEventRequest)
             && self.is_ready()
@@ -275,7 +275,7 @@ impl Discovery {
         rooms: &mut CommandTable,
         end: &mut ControllerConnection,
     ) -> usize {
-        if !core::mem::take(&mut self.wants_turn) && !is_called {
+        if !core::mem::take(&mut self.wants_iteration) && !is_called {
             return 0;
         }
         let generation = self.service.generation();

@@ -53,7 +53,7 @@ pub enum TargetEvent {
 /// Unread events. Their number is bounded, since peers can cause events faster than they are read.
 #[derive(Debug, Default)]
 pub(super) struct Unread {
-    news: VecDeque<TargetEvent>,
+    new_events: VecDeque<TargetEvent>,
     /// Dropped events that were not reported yet.
     dropped: u64,
 }
@@ -64,18 +64,18 @@ const UNREAD_MAX: usize = 1024;
 impl Unread {
     /// Appends an event. When the queue is full, the oldest event caused by a peer is dropped, so
     /// that peers cannot displace the target's own errors.
-    pub(super) fn push(&mut self, news: TargetEvent) {
-        if self.news.len() >= UNREAD_MAX {
-            let oldest = self.news.iter().position(TargetEvent::is_of_peer).unwrap_or(0);
-            self.news.remove(oldest);
+    pub(super) fn push(&mut self, new_events: TargetEvent) {
+        if self.new_events.len() >= UNREAD_MAX {
+            let oldest = self.new_events.iter().position(TargetEvent::is_of_peer).unwrap_or(0);
+            self.new_events.remove(oldest);
             self.dropped += 1;
         }
-        self.news.push_back(news);
+        self.new_events.push_back(new_events);
     }
 
     /// Removes the oldest event. After the last one, reports how many were dropped.
     pub(super) fn next(&mut self) -> Option<TargetEvent> {
-        self.news.pop_front().or_else(|| {
+        self.new_events.pop_front().or_else(|| {
             let dropped = std::mem::take(&mut self.dropped);
             let text = format!("{dropped} events of connections were dropped: they came too fast");
             (dropped > 0).then_some(TargetEvent::Notice(text))
@@ -216,6 +216,6 @@ mod tests {
         let mut unread = Unread::default();
         (0..2 * UNREAD_MAX).for_each(|count| unread.push(TargetEvent::Trouble(count.to_string())));
         assert_eq!(unread.next(), Some(TargetEvent::Trouble(UNREAD_MAX.to_string())));
-        assert_eq!(unread.news.len(), UNREAD_MAX - 1);
+        assert_eq!(unread.new_events.len(), UNREAD_MAX - 1);
     }
 }

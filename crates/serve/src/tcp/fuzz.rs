@@ -259,8 +259,9 @@ impl World {
 
     /// Checks the service's events for internal errors.
     fn hear(&self) {
-        while let Some(news) = self.service.next_event() {
-            if let TargetEvent::Disconnected { reason: DisconnectReason::Internal(what), .. } = news
+        while let Some(new_events) = self.service.next_event() {
+            if let TargetEvent::Disconnected { reason: DisconnectReason::Internal(what), .. } =
+                new_events
             {
                 panic!("an end was asked for what is not possible: {what}");
             }

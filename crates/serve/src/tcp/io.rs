@@ -89,7 +89,7 @@ impl Io {
         now: Instant,
     ) -> Result<Self, CreateQueueError> {
         let len_bytes = ring_bytes(depth);
-        let rings = rooms.purse().take_rings(len_bytes).ok_or(CreateQueueError::Memory)?;
+        let rings = rooms.quota().take_rings(len_bytes).ok_or(CreateQueueError::Memory)?;
         let made = Self::with(service, association, (qid, depth), rooms, &rings, now);
         match made {
             Ok(mut io) => {
@@ -97,7 +97,7 @@ impl Io {
                 Ok(io)
             }
             Err(why) => {
-                rooms.purse().release(rings);
+                rooms.quota().release(rings);
                 Err(why)
             }
         }
@@ -213,7 +213,8 @@ impl Io {
             self.rung = self.tail;
             self.link.note_activity(now);
         }
-        if self.under_way == 0 && !is_ordered && !self.is_stopping && !self.queue.wants_turn() {
+        if self.under_way == 0 && !is_ordered && !self.is_stopping && !self.queue.wants_iteration()
+        {
             self.queue.skip_idle(now);
             return 0;
         }
@@ -378,7 +379,7 @@ impl Io {
 
     /// Whether the queue must be polled again.
     pub(super) fn queue_wants_turn(&self) -> bool {
-        self.queue.wants_turn()
+        self.queue.wants_iteration()
     }
 
     /// Commands that were started and not completed.
@@ -413,7 +414,7 @@ impl Io {
         drop(queue);
         association.front().queue_gone(now, qid);
         if let Some(rings) = rings {
-            rooms.purse().release(rings);
+            rooms.quota().release(rings);
         }
     }
 

@@ -288,25 +288,25 @@ impl BufferPool {
         }
     }
 
-    /// Allocates a block for the cache numbered `purse`, or queues the cache if no block is
+    /// Allocates a block for the cache numbered `quota`, or queues the cache if no block is
     /// available to it.
-    fn take(&self, (purse, payer): (u64, Payer), bell: &WakeFn, order: u8) -> Option<Block> {
+    fn take(&self, (quota, payer): (u64, Payer), waker: &WakeFn, order: u8) -> Option<Block> {
         let mut state = self.state();
         if state.line.is_empty()
             && let Some(block) = state.block(payer, order)
         {
             return Some(block);
         }
-        if let Some(waiter) = state.line.iter_mut().find(|waiter| waiter.purse == purse) {
+        if let Some(waiter) = state.line.iter_mut().find(|waiter| waiter.quota == quota) {
             waiter.order = order;
         } else {
-            state.line.push_back(BufferWaiter { purse, payer, order, bell: bell.clone() });
+            state.line.push_back(BufferWaiter { quota, payer, order, waker: waker.clone() });
             self.shared.is_scarce.store(true, Ordering::Relaxed);
         }
         // A host below its share may be served before the connection at the head of the queue, so
         // this one is granted its block only if it is next.
         let next = state.next();
-        let at = next.filter(|at| state.line.get(*at).is_some_and(|one| one.purse == purse))?;
+        let at = next.filter(|at| state.line.get(*at).is_some_and(|one| one.quota == quota))?;
         let block = state.block(payer, order)?;
         state.line.remove(at);
         self.call_next(state);
@@ -364,9 +364,9 @@ impl BufferPool {
     }
 
     /// Removes a cache from the wait queue.
-    fn leave(&self, purse: u64) {
+    fn leave(&self, quota: u64) {
         let mut state = self.state();
-        state.line.retain(|waiter| waiter.purse != purse);
+        state.line.retain(|waiter| waiter.quota != quota);
         self.call_next(state);
     }
 
@@ -374,10 +374,10 @@ impl BufferPool {
     fn call_next(&self, mut state: MutexGuard<'_, PoolState>) {
         self.shared.is_scarce.store(!state.line.is_empty(), Ordering::Relaxed);
         let next = state.next().and_then(|at| state.line.get(at));
-        let bell = next.map(|waiter| waiter.bell.clone());
+        let waker = next.map(|waiter| waiter.waker.clone());
         drop(state);
-        if let Some(bell) = bell {
-            bell();
+        if let Some(waker) = waker {
+            waker();
         }
     }
 

@@ -69,14 +69,14 @@ impl Poller for TargetConnection {
 
     fn arm(&mut self) -> PollResult {
         self.rest();
-        let has_news = self.arm_stream();
-        let (bed, io) = self.bed_and_queue();
-        let has_answers = match (bed, io) {
-            (Some(bed), Some(io)) => bed.arm(io),
-            (Some(bed), None) => bed.is_sleepless,
+        let has_new_events = self.arm_stream();
+        let (wake_set, io) = self.bed_and_queue();
+        let has_answers = match (wake_set, io) {
+            (Some(wake_set), Some(io)) => wake_set.arm(io),
+            (Some(wake_set), None) => wake_set.is_sleepless,
             (None, _) => true,
         };
-        let stays_awake = has_news || has_answers || self.has_unsent() || self.is_behind();
+        let stays_awake = has_new_events || has_answers || self.has_unsent() || self.is_behind();
         PollResult::from_count(usize::from(stays_awake))
     }
 

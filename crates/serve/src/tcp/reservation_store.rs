@@ -69,7 +69,7 @@ struct Directory {
 /// Prefix of record file names.
 const PREFIX: &str = "reservations-";
 /// Longest wait for the stored record when a namespace is exported.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// Largest number of records that wait to be written: one for each namespace, and for removed ones.
 const WAITING_MAX: usize = 1 << 16;
 
@@ -189,13 +189,13 @@ impl<D: StateFs> ReservationFile<D> {
         let wrong = format!("read {}: no thread to read it, expected one", file.shown);
         let asked = intake.submit(job);
         let found = match asked {
-            Ok(()) => told.recv_timeout(PATIENCE).unwrap_or_else(|error| match error {
+            Ok(()) => told.recv_timeout(TIME_LIMIT).unwrap_or_else(|error| match error {
                 RecvTimeoutError::Disconnected => Err(Error::environment(wrong)),
                 RecvTimeoutError::Timeout => Err(Error::environment(format!(
                     "read {}: the disk has not answered for {} s: it may be full of what was written \
                      before, or stand still",
                     file.shown,
-                    PATIENCE.as_secs()
+                    TIME_LIMIT.as_secs()
                 ))),
             }),
             Err(_) => Err(Error::environment(wrong)),

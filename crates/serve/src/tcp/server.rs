@@ -20,7 +20,7 @@ use crate::acceptor::{AcceptHandler, Acceptor};
 /// Configuration of a server.
 pub struct ServerConfig {
     /// Listeners, each with its port number of the service.
-    pub doors: Vec<(StreamListener, u16)>,
+    pub listen_sockets: Vec<(StreamListener, u16)>,
     /// Service to run.
     pub service: Service,
     /// Region table for the memory of the service.
@@ -90,7 +90,7 @@ impl Server {
         let sockets =
             |reactor| (reactor, SocketFactory::new(plan.regions.clone(), plan.sockets.clone()));
         let sockets = plan.reactors.reactors().map(sockets).collect();
-        let doors = std::mem::take(&mut plan.doors);
+        let listen_sockets = std::mem::take(&mut plan.listen_sockets);
         let ushers = Arc::new(Dispatcher {
             plan,
             sockets,
@@ -99,8 +99,8 @@ impl Server {
             is_told_without: AtomicBool::new(false),
         });
         let mut server = Self { ushers, halls: BTreeMap::new() };
-        for (door, port) in doors {
-            server.open(door, port)?;
+        for (listen_socket, port) in listen_sockets {
+            server.open(listen_socket, port)?;
         }
         Ok(server)
     }
@@ -110,9 +110,9 @@ impl Server {
     /// # Errors
     ///
     /// The error of the kernel.
-    pub fn open(&mut self, door: StreamListener, port: u16) -> io::Result<()> {
+    pub fn open(&mut self, listen_socket: StreamListener, port: u16) -> io::Result<()> {
         let usher = PortAcceptor { ushers: Arc::clone(&self.ushers), port };
-        self.halls.insert(port, Acceptor::open("nvme-tcp", vec![door], None, usher)?);
+        self.halls.insert(port, Acceptor::open("nvme-tcp", vec![listen_socket], None, usher)?);
         Ok(())
     }
 
@@ -200,6 +200,6 @@ impl fmt::Debug for Dispatcher {
 
 impl fmt::Debug for ServerConfig {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("ServerPlan").field("doors", &self.doors).finish_non_exhaustive()
+        out.debug_struct("ServerPlan").field("doors", &self.listen_sockets).finish_non_exhaustive()
     }
 }

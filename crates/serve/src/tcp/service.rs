@@ -48,7 +48,7 @@ pub(super) struct Shared {
     budget: BufferPool,
     pub(super) buffers: BouncePool,
     state: Mutex<ServiceState>,
-    news: Mutex<Unread>,
+    new_events: Mutex<Unread>,
     /// Connections by id.
     roster: Mutex<BTreeMap<u64, ConnectionEntry>>,
     connections: AtomicU64,
@@ -89,7 +89,7 @@ pub struct Limits {
     /// Time after its end within which an association is drained (CQT).
     pub quiesce: Span,
     /// Time that a host has to send requested data, or to receive responses.
-    pub patience: Span,
+    pub time_limit: Span,
     /// Whether header and data digests are offered.
     pub digests: bool,
     /// When a read completes without a response capsule (SUCCESS flag).
@@ -134,7 +134,7 @@ impl Default for Limits {
             in_capsule_bytes: 8192,
             io_queues_max: 64,
             quiesce: Span::from_secs(1),
-            patience: Span::from_secs(30),
+            time_limit: Span::from_secs(30),
             digests: true,
             success: SuccessPolicy::WithoutFlowControl,
             admission: None,
@@ -178,7 +178,7 @@ impl Service {
             budget,
             buffers: BouncePool::new(memory, segments),
             state: Mutex::new(state),
-            news: Mutex::default(),
+            new_events: Mutex::default(),
             roster: Mutex::default(),
             connections: AtomicU64::new(0),
             connected: AtomicU64::new(0),
@@ -329,16 +329,16 @@ impl Service {
             .map_err(|why| format!("connection of {peer}: {why}"))
             .map_err(Error::environment)?;
         let seat = ConnectionHandle::new();
-        let bell = Arc::clone(&seat);
+        let waker = Arc::clone(&seat);
         let peer = stream.peer();
-        let purse =
-            BufferCache::new(&shared.budget, address_of(&peer), Arc::new(move || bell.ring()));
-        let purse =
-            purse.ok_or("all memory for connections is in use").map_err(Error::environment)?;
+        let quota =
+            BufferCache::new(&shared.budget, address_of(&peer), Arc::new(move || waker.ring()));
+        let quota =
+            quota.ok_or("all memory for connections is in use").map_err(Error::environment)?;
         shared.connected.fetch_add(1, Ordering::Relaxed);
         let connection = shared.connections.fetch_add(1, Ordering::Relaxed);
         self.emit(TargetEvent::Connected { connection, peer: peer.clone() });
-        let (seat_shown, held) = (Arc::clone(&seat), purse.held());
+        let (seat_shown, held) = (Arc::clone(&seat), quota.held());
         let known = ConnectionEntry { seat: seat_shown, peer: peer.clone(), port, held };
         self.roster().insert(connection, known);
         let service = self.clone();
@@ -346,7 +346,7 @@ impl Service {
             service,
             stream,
             seat,
-            purse,
+            quota,
             connection,
             peer,
             port,
@@ -475,8 +475,8 @@ impl Service {
         self.shared.connected.fetch_sub(1, Ordering::Relaxed);
     }
 
-    pub(super) fn emit(&self, news: TargetEvent) {
-        self.unread_events().push(news);
+    pub(super) fn emit(&self, new_events: TargetEvent) {
+        self.unread_events().push(new_events);
     }
 
     fn state(&self) -> MutexGuard<'_, ServiceState> {
@@ -488,7 +488,7 @@ impl Service {
     }
 
     fn unread_events(&self) -> MutexGuard<'_, Unread> {
-        self.shared.news.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.new_events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -575,7 +575,7 @@ impl Limits {
             data_digest: self.digests,
             h2c_bytes_max: self.transfer_bytes_max,
             success: self.success,
-            patience: Timeouts::default(),
+            time_limit: Timeouts::default(),
             ..ControllerConfig::default()
         }
     }

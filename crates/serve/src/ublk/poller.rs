@@ -181,19 +181,19 @@ impl<D: Driver> QueuePoller<D> {
     /// Whether progress requires another iteration without any wake-up. A channel that refuses
     /// requests with nothing in flight gives no wake-up, unless it names a time to retry.
     fn is_behind(&self) -> bool {
-        let refuses = self.wants_room()
+        let refuses = self.wants_space()
             && self.tags.in_flight() == 0
             && self.backend.wake_at() == Instant::NEVER;
         refuses || !self.has_begun
     }
 
-    fn wants_room(&self) -> bool {
+    fn wants_space(&self) -> bool {
         !self.tags.requests().0.is_empty()
     }
 
-    fn report(&self, news: UblkEvent) {
+    fn report(&self, new_events: UblkEvent) {
         // The receiver may be gone; then the event is dropped.
-        let _ = self.tell.send(news);
+        let _ = self.tell.send(new_events);
     }
 }
 
@@ -245,7 +245,7 @@ impl<D: Driver> Poller for QueuePoller<D> {
     }
 
     fn wake_at(&self) -> Instant {
-        let is_waiting = self.tags.in_flight() > 0 || self.wants_room();
+        let is_waiting = self.tags.in_flight() > 0 || self.wants_space();
         if is_waiting { self.backend.wake_at() } else { Instant::NEVER }
     }
 

@@ -83,13 +83,13 @@ pub enum UblkEvent {
 }
 
 /// Timeout of control commands that do not wait for other processes.
-const PATIENCE: Span = Span::from_secs(10);
+const TIME_LIMIT: Span = Span::from_secs(10);
 /// Timeout for starting a disk: the kernel reads its partition table through this server.
 const STARTING: Span = Span::from_secs(60);
 /// Time after which the kernel has certainly detected that a server died: it checks requests that
 /// take longer than 30 seconds.
 const TAKEOVER_TIMEOUT: Span = Span::from_secs(40);
-const LOOK_AGAIN: Span = Span::from_ms(50);
+const RETRY_INTERVAL: Span = Span::from_ms(50);
 /// Mailbox capacity of a queue's light thread; it receives hardly any messages.
 const MAILBOX: usize = 16;
 /// Largest depth, such that the data of a queue fit into a segment.
@@ -217,11 +217,11 @@ impl Server {
 
     /// Next event, if any.
     pub fn next_event(&mut self) -> Option<UblkEvent> {
-        let news = self.told.try_recv().ok();
-        if matches!(news, Some(UblkEvent::QueueEnded { .. })) {
+        let new_events = self.told.try_recv().ok();
+        if matches!(new_events, Some(UblkEvent::QueueEnded { .. })) {
             self.queues_left = self.queues_left.saturating_sub(1);
         }
-        news
+        new_events
     }
 
     /// Whether any queue is still served. If none is, the disk is gone.
@@ -234,13 +234,13 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// If that takes longer than `patience`.
-    pub fn stop(&mut self, patience: Span) -> Result<(), Error> {
+    /// If that takes longer than `time_limit`.
+    pub fn stop(&mut self, time_limit: Span) -> Result<(), Error> {
         if self.is_stopped {
             return Ok(());
         }
         self.is_stopped = true;
-        self.send_command(ControlOp::StopDevice, 0, patience).map(drop)
+        self.send_command(ControlOp::StopDevice, 0, time_limit).map(drop)
     }
 
     /// Deletes the device, after its reactors have ended. The number becomes free once no process
@@ -279,14 +279,14 @@ impl Server {
         }
         if self.has_recovered {
             // The kernel may still hold references of the dead process.
-            let mut left = TAKEOVER_TIMEOUT.ns / LOOK_AGAIN.ns;
-            while let Err(why) = self.try_ask(ControlOp::StartRecovery, 0, PATIENCE) {
+            let mut left = TAKEOVER_TIMEOUT.ns / RETRY_INTERVAL.ns;
+            while let Err(why) = self.try_ask(ControlOp::StartRecovery, 0, TIME_LIMIT) {
                 if why != Errno::BUSY || left == 0 {
                     let why = error::control_failed(ControlOp::StartRecovery, &name, why);
                     return Err(StartError::Here(why));
                 }
                 left -= 1;
-                tenmil_linux::thread::sleep(LOOK_AGAIN);
+                tenmil_linux::thread::sleep(RETRY_INTERVAL);
             }
         }
         let device = Device::open(machine, self.info.device).map_err(|errno| {
@@ -352,13 +352,13 @@ impl Server {
         reactors.spawn(plan).map(drop).map_err(Error::environment)
     }
 
-    fn try_ask(&mut self, op: ControlOp, data: u64, patience: Span) -> Result<i32, Errno> {
-        self.control.execute(op, (self.info.device, data), &mut [], patience)
+    fn try_ask(&mut self, op: ControlOp, data: u64, time_limit: Span) -> Result<i32, Errno> {
+        self.control.execute(op, (self.info.device, data), &mut [], time_limit)
     }
 
-    fn send_command(&mut self, op: ControlOp, data: u64, patience: Span) -> Result<i32, Error> {
+    fn send_command(&mut self, op: ControlOp, data: u64, time_limit: Span) -> Result<i32, Error> {
         let name = format!("ublk:{}", self.info.device);
-        self.try_ask(op, data, patience).map_err(|errno| error::control_failed(op, &name, errno))
+        self.try_ask(op, data, time_limit).map_err(|errno| error::control_failed(op, &name, errno))
     }
 }
 
@@ -392,7 +392,7 @@ fn left_behind(machine: &KernelFiles, control: &mut Control, signature: u64) -> 
     let numbers = names.iter().filter_map(|name| name.strip_prefix("ublkc")?.parse().ok());
     numbers.into_iter().find(|number| {
         let mut bytes = [0; DeviceInfo::BYTES];
-        let asked = control.execute(ControlOp::GetDeviceInfo, (*number, 0), &mut bytes, PATIENCE);
+        let asked = control.execute(ControlOp::GetDeviceInfo, (*number, 0), &mut bytes, TIME_LIMIT);
         let info = DeviceInfo::from_bytes(&bytes);
         let is_dead = info.state == DeviceState::Quiesced
             || (info.state == DeviceState::Live && !is_alive(machine, info.process));
@@ -442,7 +442,7 @@ fn register_buffers(
 fn check_features(control: &mut Control) -> Result<Features, Error> {
     let mut bytes = [0; 8];
     let needed = NEEDED.union(RECOVERED);
-    match control.execute(ControlOp::GetFeatures, (ANY_DEVICE, 0), &mut bytes, PATIENCE) {
+    match control.execute(ControlOp::GetFeatures, (ANY_DEVICE, 0), &mut bytes, TIME_LIMIT) {
         Ok(_) => {
             let has = Features(u64::from_ne_bytes(bytes));
             if has.has(needed) { Ok(has) } else { Err(error::missing_features(has, needed)) }
@@ -464,17 +464,17 @@ fn settle(
 ) -> Result<Option<DeviceInfo>, Error> {
     let name = format!("ublk:{number}");
     let mut why = "";
-    for _ in 0..=TAKEOVER_TIMEOUT.ns / LOOK_AGAIN.ns {
+    for _ in 0..=TAKEOVER_TIMEOUT.ns / RETRY_INTERVAL.ns {
         let mut bytes = [0; DeviceInfo::BYTES];
         let op = ControlOp::GetDeviceInfo;
-        let info = match control.execute(op, (number, 0), &mut bytes, PATIENCE) {
+        let info = match control.execute(op, (number, 0), &mut bytes, TIME_LIMIT) {
             Ok(_) => DeviceInfo::from_bytes(&bytes),
             Err(Errno::NODEV) => return Ok(None),
             Err(errno) => return Err(error::control_failed(op, &name, errno)),
         };
         let mut question = Parameters::query();
         let op = ControlOp::GetParameters;
-        let answer = control.execute(op, (number, 0), &mut question, PATIENCE);
+        let answer = control.execute(op, (number, 0), &mut question, TIME_LIMIT);
         let parameters = answer.ok().and_then(|_| Parameters::from_bytes(&question));
         let server = takeover::Server {
             is_alive: is_alive(machine, info.process),
@@ -492,7 +492,7 @@ fn settle(
                 delete(control, number)?;
             }
         }
-        tenmil_linux::thread::sleep(LOOK_AGAIN);
+        tenmil_linux::thread::sleep(RETRY_INTERVAL);
     }
     Err(Error::environment(format!("{name}: {why}")))
 }
@@ -533,7 +533,7 @@ fn make(
     };
     let (mut bytes, op) = (wanted.to_bytes(), ControlOp::AddDevice);
     control
-        .execute(op, (device, 0), &mut bytes, PATIENCE)
+        .execute(op, (device, 0), &mut bytes, TIME_LIMIT)
         .map_err(|errno| error::control_failed(op, &name, errno))?;
     let made = DeviceInfo::from_bytes(&bytes);
     let describe = || {
@@ -556,7 +556,7 @@ fn make(
     let op = ControlOp::SetParameters;
     let described = describe().and_then(|()| {
         let asked =
-            control.execute(op, (made.device, 0), &mut disk.parameters().to_bytes(), PATIENCE);
+            control.execute(op, (made.device, 0), &mut disk.parameters().to_bytes(), TIME_LIMIT);
         asked.map(drop).map_err(|errno| error::control_failed(op, &name, errno))
     });
     if let Err(why) = described {
@@ -572,9 +572,9 @@ fn make(
 fn delete(control: &mut Control, device: u32) -> Result<(), Error> {
     let name = format!("ublk:{device}");
     let op = ControlOp::DeleteDeviceAsync;
-    let mut answer = control.execute(op, (device, 0), &mut [], PATIENCE);
+    let mut answer = control.execute(op, (device, 0), &mut [], TIME_LIMIT);
     if matches!(answer, Err(Errno::OPNOTSUPP)) {
-        answer = control.execute(ControlOp::DeleteDevice, (device, 0), &mut [], PATIENCE);
+        answer = control.execute(ControlOp::DeleteDevice, (device, 0), &mut [], TIME_LIMIT);
     }
     match answer {
         // It is already gone.

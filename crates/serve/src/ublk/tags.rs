@@ -28,7 +28,7 @@ pub(super) struct Tags {
     /// Buffer of each tag.
     places: Box<[Segment]>,
     /// Registered request buffers of the kernel, at an offset by tag, with zero copy.
-    lent: Option<Segment>,
+    leased: Option<Segment>,
     /// Number of zero copy requests that the device rejected.
     refusals: u32,
     /// Segment of each tag's data; the segment table of the requests.
@@ -81,7 +81,7 @@ pub struct UblkStats {
     /// Requests that failed.
     pub failed: u64,
     /// Bytes transferred between device and request without a copy in this process.
-    pub lent_bytes: u64,
+    pub leased_bytes: u64,
     /// Bytes transferred with a copy.
     pub copied_bytes: u64,
 }
@@ -90,9 +90,9 @@ impl UblkStats {
     /// Moves bytes that were copied further down from the zero copy count to the copied count.
     #[must_use]
     pub(super) fn with_copied(self, bytes: u64) -> Self {
-        let bytes = bytes.min(self.lent_bytes);
-        let (lent_bytes, copied_bytes) = (self.lent_bytes - bytes, self.copied_bytes + bytes);
-        Self { lent_bytes, copied_bytes, ..self }
+        let bytes = bytes.min(self.leased_bytes);
+        let (leased_bytes, copied_bytes) = (self.leased_bytes - bytes, self.copied_bytes + bytes);
+        Self { leased_bytes, copied_bytes, ..self }
     }
 }
 
@@ -121,7 +121,7 @@ impl Tags {
             states: vec![TagState::Fetching; usize::from(depth)].into(),
             segments: places.clone(),
             places,
-            lent: None,
+            leased: None,
             refusals: 0,
             requests: Vec::with_capacity(usize::from(depth)),
             in_flight: 0,
@@ -133,8 +133,8 @@ impl Tags {
 
     /// Enables zero copy with the registered buffers of the kernel, at an offset by tag.
     #[must_use]
-    pub(super) fn with_zero_copy(self, lent: Option<Segment>) -> Self {
-        Self { lent, ..self }
+    pub(super) fn with_zero_copy(self, leased: Option<Segment>) -> Self {
+        Self { leased, ..self }
     }
 
     /// Queue depth.
@@ -180,9 +180,9 @@ impl Tags {
             self.begin(tag, ask, TagState::Asked(ask));
             return TagAction::Nothing;
         }
-        let Some(lent) = self.lent else { return self.begin_copied(tag, ask) };
-        let offset = lent.offset + u64::from(tag) * u64::from(self.disk.io_bytes_max());
-        self.segments[index] = Segment { offset, len_bytes: ask.len_bytes, ..lent };
+        let Some(leased) = self.leased else { return self.begin_copied(tag, ask) };
+        let offset = leased.offset + u64::from(tag) * u64::from(self.disk.io_bytes_max());
+        self.segments[index] = Segment { offset, len_bytes: ask.len_bytes, ..leased };
         self.begin(tag, ask, TagState::ZeroCopy(ask));
         TagAction::Nothing
     }
@@ -247,7 +247,7 @@ impl Tags {
     #[inline]
     fn complete_zero_copy(&mut self, tag: u16, ask: DiskRequest, outcome: IoStatus) -> TagAction {
         if outcome.is_success() {
-            self.done.lent_bytes += u64::from(ask.len_bytes);
+            self.done.leased_bytes += u64::from(ask.len_bytes);
             return self.commit(tag, moved(ask));
         }
         if outcome == IoStatus::PATH_ERROR {
@@ -269,7 +269,7 @@ impl Tags {
                 ask.len_bytes
             ));
         }
-        if self.refusals == REFUSALS_MAX && self.lent.take().is_some() {
+        if self.refusals == REFUSALS_MAX && self.leased.take().is_some() {
             self.complain(format!(
                 "{REFUSALS_MAX} requests were refused without a copy: from now on all are copied"
             ));

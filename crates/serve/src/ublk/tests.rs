@@ -3,7 +3,7 @@
 mod claims;
 mod fake;
 mod hostile;
-mod lent;
+mod leased;
 mod serving;
 mod session;
 

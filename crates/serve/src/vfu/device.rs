@@ -217,12 +217,12 @@ impl Device {
     /// Does a bounded amount of work.
     #[inline]
     pub(super) fn turn(&mut self, now: Instant) -> NextPoll {
-        let has_news = match &mut self.doorbells {
+        let has_new_events = match &mut self.doorbells {
             Some(doorbells) => doorbells.poll(now, &mut self.front),
             None => false,
         };
         let wait = self.front.turn(now);
-        if has_news { NextPoll::Busy } else { wait }
+        if has_new_events { NextPoll::Busy } else { wait }
     }
 
     /// Whether doorbells are polled, because their writes give no wake-up.

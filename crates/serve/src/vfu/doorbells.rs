@@ -79,17 +79,17 @@ impl Doorbells {
         if self.queue_changes != Some(front.queue_changes()) {
             self.sort(front);
         }
-        let mut has_news = false;
+        let mut has_new_events = false;
         for index in &self.active {
             let value = self.word(*index);
             let seen = &mut self.seen[*index as usize];
             if value != *seen {
                 *seen = value;
                 front.ring(now, *index, value);
-                has_news = true;
+                has_new_events = true;
             }
         }
-        has_news
+        has_new_events
     }
 
     /// Stores a doorbell write that arrived by message at offset `at` of BAR 0.

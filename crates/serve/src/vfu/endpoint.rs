@@ -383,7 +383,7 @@ impl Endpoint {
     fn adopt(&self, map: &DmaMap, file: &OwnedFd) -> Result<ForeignRegion, (Errno, String)> {
         let DmaMap { iova, len_bytes, file_offset: offset, .. } = *map;
         let part = FileRange { offset, len_bytes };
-        self.maps.has_room(len_bytes).map_err(|refused| (refused.errno, refused.text))?;
+        self.maps.has_space(len_bytes).map_err(|refused| (refused.errno, refused.text))?;
         let adopted = self.regions.map_foreign(file.as_fd(), part);
         adopted.map_err(|why| (Errno::INVALID, format!("memory at {iova:#x}: {why}")))
     }
@@ -593,6 +593,6 @@ fn disconnect_cause(violation: Violation) -> DisconnectCause {
 }
 
 /// Longest time that a rejected client is waited for.
-pub(super) const PATIENCE: Span = Span::from_secs(1);
+pub(super) const TIME_LIMIT: Span = Span::from_secs(1);
 /// Time that a client has to negotiate the version, and for the rest of a message.
 const MESSAGE_MAX: Span = Span::from_secs(5);

@@ -153,7 +153,7 @@ impl DmaMappings {
 
     /// Checks whether this much more can be mapped from files. The total is bounded because address
     /// space that was used for a region is not reused.
-    pub(super) fn has_room(&self, len_bytes: u64) -> Result<(), NotMapped> {
+    pub(super) fn has_space(&self, len_bytes: u64) -> Result<(), NotMapped> {
         let mapped: u64 = self.adopted.values().map(ForeignRegion::len_bytes).sum();
         if mapped.saturating_add(len_bytes) <= BYTES_MAX {
             return Ok(());

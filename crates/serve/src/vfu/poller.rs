@@ -10,12 +10,12 @@ use tenmil_linux::stream::StreamListener;
 use tenmil_nvme_controller::transport::NextPoll;
 use tenmil_reactor::{Context, DetachReason, MeanLatency, PollResult, Poller, PollerWake};
 
-use super::endpoint::{Endpoint, PATIENCE};
+use super::endpoint::{Endpoint, TIME_LIMIT};
 use super::rejected_clients::RejectedClients;
 
 /// Listener and the endpoint behind it.
 pub(super) struct EndpointPoller {
-    door: StreamListener,
+    listen_socket: StreamListener,
     guest: Endpoint,
     visitors: RejectedClients,
     watch: PollSet,
@@ -26,7 +26,7 @@ pub(super) struct EndpointPoller {
     /// Sources that could not be registered: while there is any, the reactor must not sleep.
     unheard: ReadyFlags,
     /// When accepting is retried after it failed for lack of file descriptors.
-    door_at: Option<Instant>,
+    listen_at: Option<Instant>,
     now: Instant,
     /// Next poll of the sockets.
     look_at: Instant,
@@ -40,7 +40,7 @@ pub(super) struct EndpointPoller {
 
 #[derive(Default)]
 struct ReadyFlags {
-    door: bool,
+    listen_socket: bool,
     client: bool,
     media: bool,
     visitors: bool,
@@ -54,30 +54,30 @@ const READABLE: Interest = Interest { readable: true, writable: false };
 const NOTHING: Interest = Interest { readable: false, writable: false };
 
 /// Interval between polls of the sockets while there is other work: a poll is a system call.
-const LOOK: Span = Span::from_us(50);
+const POLL_INTERVAL: Span = Span::from_us(50);
 /// Number of iterations between checks for truncated memory; a power of two.
 const MEMORY_TURNS: u32 = 256;
 
 impl ReadyFlags {
     fn is_any(&self) -> bool {
-        self.door || self.client || self.media || self.visitors
+        self.listen_socket || self.client || self.media || self.visitors
     }
 }
 
 impl EndpointPoller {
-    pub(super) fn new(door: StreamListener, guest: Endpoint) -> io::Result<Self> {
+    pub(super) fn new(listen_socket: StreamListener, guest: Endpoint) -> io::Result<Self> {
         let watch = PollSet::new()?;
-        watch.add(&door, LISTENER, READABLE)?;
+        watch.add(&listen_socket, LISTENER, READABLE)?;
         let (visitors, ready, now) = (RejectedClients::default(), Vec::new(), Instant::default());
         Ok(Self {
-            door,
+            listen_socket,
             guest,
             visitors,
             watch,
             ready,
             watched: None,
             unheard: ReadyFlags::default(),
-            door_at: None,
+            listen_at: None,
             now,
             look_at: now,
             turns: 0,
@@ -101,7 +101,8 @@ impl EndpointPoller {
         let has = |token, is_unheard| {
             is_blind || is_unheard || ready.iter().any(|found| found.token == token)
         };
-        let (client, door) = (has(CLIENT, self.unheard.client), has(LISTENER, self.unheard.door));
+        let (client, listen_socket) =
+            (has(CLIENT, self.unheard.client), has(LISTENER, self.unheard.listen_socket));
         self.ready = ready;
         let mut count = if client { self.guest.process_messages(now) } else { 0 };
         count += self.guest.expire(now);
@@ -112,13 +113,13 @@ impl EndpointPoller {
         if self.guest.is_leaving() {
             return count;
         }
-        if self.door_at.is_some_and(|at| at <= now) {
-            self.door_at = None;
-            let opened = self.watch.change(&self.door, LISTENER, READABLE);
-            self.unheard.door = opened.is_err();
+        if self.listen_at.is_some_and(|at| at <= now) {
+            self.listen_at = None;
+            let opened = self.watch.change(&self.listen_socket, LISTENER, READABLE);
+            self.unheard.listen_socket = opened.is_err();
         }
-        while door && self.door_at.is_none() {
-            match self.door.accept() {
+        while listen_socket && self.listen_at.is_none() {
+            match self.listen_socket.accept() {
                 Ok(None) => break,
                 Ok(Some(socket)) => {
                     count += 1;
@@ -127,8 +128,8 @@ impl EndpointPoller {
                 // The pending connection keeps the listener readable, which would keep the reactor
                 // awake.
                 Err(_) => {
-                    self.door_at = Some(now.after(PATIENCE));
-                    let _ = self.watch.change(&self.door, LISTENER, NOTHING);
+                    self.listen_at = Some(now.after(TIME_LIMIT));
+                    let _ = self.watch.change(&self.listen_socket, LISTENER, NOTHING);
                 }
             }
         }
@@ -188,7 +189,7 @@ impl EndpointPoller {
         };
         let may_be_late = count > 0 || self.guest.device.maps_doorbells();
         if !may_be_late || now >= self.look_at {
-            self.look_at = now.after(LOOK);
+            self.look_at = now.after(POLL_INTERVAL);
             count += self.poll_sockets(now);
         }
         count += self.guest.advance(now);
@@ -215,11 +216,11 @@ impl Poller for EndpointPoller {
         });
         self.until = until.unwrap_or(now);
         self.count();
-        let mut has_news = until.is_none() || self.unheard.is_any();
-        has_news |= self.guest.is_in_motion();
-        has_news |= self.poll_sockets(now) > 0 || self.guest.advance(now) > 0;
+        let mut has_new_events = until.is_none() || self.unheard.is_any();
+        has_new_events |= self.guest.is_in_motion();
+        has_new_events |= self.poll_sockets(now) > 0 || self.guest.advance(now) > 0;
         self.watch_session();
-        PollResult::from_count(usize::from(has_news))
+        PollResult::from_count(usize::from(has_new_events))
     }
 
     fn disarm(&mut self) {
@@ -229,8 +230,8 @@ impl Poller for EndpointPoller {
     }
 
     fn wake_at(&self) -> Instant {
-        let door_at = self.door_at.unwrap_or(Instant::NEVER);
-        self.until.min(self.visitors.wake_at()).min(door_at).min(self.guest.wake_at())
+        let listen_at = self.listen_at.unwrap_or(Instant::NEVER);
+        self.until.min(self.visitors.wake_at()).min(listen_at).min(self.guest.wake_at())
     }
 
     fn expected_latency(&self) -> Option<Span> {
@@ -266,24 +267,25 @@ mod tests {
     use crate::vfu::irq::IrqEventFds;
     use crate::vfu::memory::DmaMappings;
 
-    const PATIENCE: Span = Span::from_secs(20);
+    const TIME_LIMIT: Span = Span::from_secs(20);
 
     /// Endpoint that only the test runs, and the directory of its socket.
     fn host() -> (EndpointPoller, tempfile::TempDir) {
         let (regions, now) = (RegionTable::new(16), Instant::default());
         let directory = tempfile::tempdir().unwrap();
-        let door = StreamListener::open(&Address::Path(directory.path().join("door"))).unwrap();
+        let listen_socket =
+            StreamListener::open(&Address::Path(directory.path().join("door"))).unwrap();
         let ram: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(&regions, 512, 8).unwrap());
         let (maps, lines, options) =
             (DmaMappings::new(regions.clone()), IrqEventFds::new(3), DeviceOptions::default());
         let options = DeviceOptions { queues: 2, ..options };
         let device = Device::new(vec![ram], &options, &maps, lines.clone(), &regions, now).unwrap();
         let guest = Endpoint::new(device, maps, lines, regions, sync_channel(4).0);
-        (EndpointPoller::new(door, guest).unwrap(), directory)
+        (EndpointPoller::new(listen_socket, guest).unwrap(), directory)
     }
 
     fn connect(directory: &tempfile::TempDir) -> Connection {
-        Connection::connect(&directory.path().join("door"), PATIENCE).unwrap()
+        Connection::connect(&directory.path().join("door"), TIME_LIMIT).unwrap()
     }
 
     /// Arms until nothing is left to do; false if that never happens.

@@ -7,7 +7,7 @@ use tenmil_base::Instant;
 use tenmil_linux::local_socket::{Connection, RecvResult};
 use tenmil_vfio_user::{HEADER_BYTES, Server};
 
-use super::endpoint::PATIENCE;
+use super::endpoint::TIME_LIMIT;
 
 /// Rejected clients that have not been answered.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ impl RejectedClients {
         if self.waiting.len() >= WAITING_MAX {
             return None;
         }
-        let (server, until) = (Server::rejecting(), now.after(PATIENCE));
+        let (server, until) = (Server::rejecting(), now.after(TIME_LIMIT));
         self.waiting.push(RejectedClient { connection, server, until });
         self.waiting.last().map(|visitor| visitor.connection.as_fd())
     }

@@ -22,7 +22,7 @@ use crate::endpoint_event::EndpointEvent;
 /// Configuration of a server.
 pub struct ServerConfig {
     /// Listener on a Unix socket.
-    pub door: StreamListener,
+    pub listen_socket: StreamListener,
     /// Block devices of the namespaces, in order from NSID 1.
     pub media: Vec<Arc<dyn BlockDevice>>,
     /// Properties of the controller.
@@ -55,15 +55,15 @@ impl Server {
     ///
     /// If the controller cannot be created with these options, or the error of the kernel.
     pub fn start(plan: ServerConfig) -> Result<Self, Error> {
-        let ServerConfig { door, media, options, regions, reactors, clock } = plan;
+        let ServerConfig { listen_socket, media, options, regions, reactors, clock } = plan;
         let (tell, told) = sync_channel(EVENTS_MAX);
-        let address = door.address().clone();
+        let address = listen_socket.address().clone();
         let maps = DmaMappings::new(regions.clone());
         let lines = IrqEventFds::new(options.queues.saturating_add(1));
         let device = Device::new(media, &options, &maps, lines.clone(), &regions, clock.now())?;
         let subsystem = device.subsystem.clone();
         let guest = Endpoint::new(device, maps, lines, regions, tell);
-        let host = EndpointPoller::new(door, guest).map_err(Error::environment)?;
+        let host = EndpointPoller::new(listen_socket, guest).map_err(Error::environment)?;
         let woken_by = host.woken_by().map_err(Error::environment)?;
         let registration = PollerBuilder::active("device", woken_by, host);
         let plan = ThreadBuilder::new("vfio-user").mailbox(MAILBOX).poller(registration);
@@ -97,6 +97,6 @@ impl fmt::Debug for Server {
 
 impl fmt::Debug for ServerConfig {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Plan").field("door", &self.door).finish_non_exhaustive()
+        out.debug_struct("Plan").field("door", &self.listen_socket).finish_non_exhaustive()
     }
 }

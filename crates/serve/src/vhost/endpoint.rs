@@ -42,7 +42,7 @@ enum State {
 struct Detaching {
     connection: Connection,
     lanes: BTreeMap<u16, RunningQueue>,
-    patience: DrainTimer,
+    time_limit: DrainTimer,
 }
 
 /// Connected front end and its resources.
@@ -70,7 +70,7 @@ pub(super) struct RunningQueue {
 /// Message whose reply waits until virtqueues have stopped.
 struct PendingMessage {
     what: PendingKind,
-    patience: DrainTimer,
+    time_limit: DrainTimer,
 }
 
 enum PendingKind {
@@ -90,7 +90,7 @@ const BUFFER_BYTES: usize = 1024;
 /// Largest number of file descriptors in a message.
 const FILES_MAX: usize = 9;
 /// Time limit for the rest of a message.
-pub(super) const PATIENCE: Span = Span::from_secs(5);
+pub(super) const TIME_LIMIT: Span = Span::from_secs(5);
 
 impl Endpoint {
     pub(super) fn new(stand: VhostDevice, events: SyncSender<EndpointEvent>) -> Self {
@@ -105,7 +105,7 @@ impl Endpoint {
     /// Whether the last front end is still being detached, within the expected time. New ones wait
     /// in the listen queue meanwhile.
     pub(super) fn is_leaving(&self) -> bool {
-        matches!(&self.state, State::Leaving(leaving) if !leaving.patience.is_late())
+        matches!(&self.state, State::Leaving(leaving) if !leaving.time_limit.is_late())
     }
 
     /// Attaches a front end.
@@ -122,7 +122,7 @@ impl Endpoint {
             back: None,
             pending: None,
             // Deadline for the first message: a silent front end must not block others.
-            whole_by: Some(now.after(PATIENCE)),
+            whole_by: Some(now.after(TIME_LIMIT)),
         }));
     }
 
@@ -155,10 +155,11 @@ impl Endpoint {
     pub(super) fn wake_at(&self) -> Instant {
         match &self.state {
             State::Absent => Instant::NEVER,
-            State::Leaving(leaving) => leaving.patience.wake_at(),
+            State::Leaving(leaving) => leaving.time_limit.wake_at(),
             State::Here(session) => {
                 let pending = session.pending.as_ref();
-                let pending = pending.map_or(Instant::NEVER, |pending| pending.patience.wake_at());
+                let pending =
+                    pending.map_or(Instant::NEVER, |pending| pending.time_limit.wake_at());
                 session.whole_by.unwrap_or(Instant::NEVER).min(pending)
             }
         }
@@ -177,7 +178,7 @@ impl Endpoint {
         self.with_session(now, |guest, session| {
             let count = guest.look_after_lanes(now, session)?;
             if session.whole_by.is_some_and(|by| by <= now) {
-                return Err(Some(format!("a message was not whole after {PATIENCE}")));
+                return Err(Some(format!("a message was not whole after {TIME_LIMIT}")));
             }
             Ok(count + session.send()?)
         })
@@ -262,7 +263,7 @@ impl Endpoint {
             State::Here(session) => {
                 let Session { connection, lanes, .. } = *session;
                 lanes.values().for_each(RunningQueue::stop);
-                State::Leaving(Detaching { connection, lanes, patience: DrainTimer::new(now) })
+                State::Leaving(Detaching { connection, lanes, time_limit: DrainTimer::new(now) })
             }
             other => {
                 self.state = other;
@@ -276,7 +277,7 @@ impl Endpoint {
         let State::Leaving(leaving) = &mut self.state else { return 0 };
         leaving.lanes.retain(|_, lane| lane.post.ended().is_none());
         if !leaving.lanes.is_empty() {
-            leaving.patience.report(now, &mut self.reporter, || {
+            leaving.time_limit.report(now, &mut self.reporter, || {
                 format!(
                     "a medium has not answered for {DRAIN_WARNING}: until it does the front end's \
                      memory is kept, and nobody else is let in"
@@ -297,15 +298,16 @@ impl Endpoint {
         match request {
             Request::Memory { call, change } => {
                 session.lanes.values().for_each(RunningQueue::stop);
-                let (what, patience) = (PendingKind::Memory { call, change }, DrainTimer::new(now));
-                session.pending = Some(PendingMessage { what, patience });
+                let (what, time_limit) =
+                    (PendingKind::Memory { call, change }, DrainTimer::new(now));
+                session.pending = Some(PendingMessage { what, time_limit });
             }
             Request::Stop { call, queue } => {
                 if let Some(lane) = session.lanes.get(&queue) {
                     lane.stop();
                 }
-                let (what, patience) = (PendingKind::Stop { call, queue }, DrainTimer::new(now));
-                session.pending = Some(PendingMessage { what, patience });
+                let (what, time_limit) = (PendingKind::Stop { call, queue }, DrainTimer::new(now));
+                session.pending = Some(PendingMessage { what, time_limit });
             }
             Request::Start { call, queue, start } => {
                 let started = self.stand.start(session, queue, start);
@@ -373,7 +375,7 @@ impl Endpoint {
         };
         let has_ended = |lane: &RunningQueue| lane.post.ended().is_some();
         if session.lanes.iter().any(|(queue, lane)| is_awaited(*queue) && !has_ended(lane)) {
-            pending.patience.report(now, &mut self.reporter, || {
+            pending.time_limit.report(now, &mut self.reporter, || {
                 format!(
                     "a medium has not answered for {DRAIN_WARNING}: until it does the front end \
                      waits for its queues to stop"
@@ -416,7 +418,7 @@ impl Session {
                 let files = files.into_iter().map(Arc::new);
                 self.server.receive(&buffer[..count], files).map_err(disconnect_cause)?;
                 let is_amid = self.server.is_mid_message();
-                let by = self.whole_by.unwrap_or(now.after(PATIENCE));
+                let by = self.whole_by.unwrap_or(now.after(TIME_LIMIT));
                 self.whole_by = is_amid.then_some(by);
                 Ok(true)
             }

@@ -10,12 +10,12 @@ use tenmil_linux::poll_set::{Interest, PollSet, Ready};
 use tenmil_linux::stream::StreamListener;
 use tenmil_reactor::{Context, DetachReason, PollResult, Poller, PollerWake};
 
-use super::endpoint::{Endpoint, PATIENCE};
+use super::endpoint::{Endpoint, TIME_LIMIT};
 use super::queue_mailbox::EndpointMailbox;
 
 /// Listener and the endpoint behind it.
 pub(super) struct EndpointPoller {
-    door: StreamListener,
+    listen_socket: StreamListener,
     guest: Endpoint,
     events: Arc<EndpointMailbox>,
     watch: PollSet,
@@ -28,7 +28,7 @@ pub(super) struct EndpointPoller {
     /// Whether a source could not be registered: then the reactor must not sleep.
     is_deaf: bool,
     /// When accepting is retried after it failed for lack of file descriptors.
-    door_at: Option<Instant>,
+    listen_at: Option<Instant>,
     now: Instant,
     /// Next poll of the sockets.
     look_at: Instant,
@@ -39,16 +39,16 @@ const FRONT: u64 = 1;
 const READABLE: Interest = Interest { readable: true, writable: false };
 
 /// Interval between polls of the sockets while the reactor is awake: a poll is a system call.
-const LOOK: Span = Span::from_us(200);
+const POLL_INTERVAL: Span = Span::from_us(200);
 
 impl EndpointPoller {
-    pub(super) fn new(door: StreamListener, guest: Endpoint) -> io::Result<Self> {
+    pub(super) fn new(listen_socket: StreamListener, guest: Endpoint) -> io::Result<Self> {
         let watch = PollSet::new()?;
-        watch.add(&door, LISTENER, READABLE)?;
+        watch.add(&listen_socket, LISTENER, READABLE)?;
         let events = Arc::clone(&guest.stand.events);
         let (ready, now) = (Vec::new(), Instant::default());
         Ok(Self {
-            door,
+            listen_socket,
             guest,
             events,
             watch,
@@ -56,7 +56,7 @@ impl EndpointPoller {
             watched: None,
             is_door_watched: true,
             is_deaf: false,
-            door_at: None,
+            listen_at: None,
             now,
             look_at: now,
         })
@@ -87,8 +87,8 @@ impl EndpointPoller {
 
     fn let_in(&mut self, now: Instant) -> usize {
         let mut count = 0;
-        while !self.guest.is_leaving() && self.door_at.is_none() {
-            match self.door.accept() {
+        while !self.guest.is_leaving() && self.listen_at.is_none() {
+            match self.listen_socket.accept() {
                 Ok(None) => break,
                 Ok(Some(socket)) => {
                     count += 1;
@@ -102,7 +102,7 @@ impl EndpointPoller {
                 }
                 // The pending connection keeps the listener readable, which would keep the reactor
                 // awake.
-                Err(_) => self.door_at = Some(now.after(PATIENCE)),
+                Err(_) => self.listen_at = Some(now.after(TIME_LIMIT)),
             }
         }
         count
@@ -110,12 +110,12 @@ impl EndpointPoller {
 
     /// Registers the sources to wait for in the current state.
     fn watch_all(&mut self, now: Instant) {
-        self.door_at = self.door_at.filter(|at| *at > now);
-        let wants_door = self.door_at.is_none() && !self.guest.is_leaving();
+        self.listen_at = self.listen_at.filter(|at| *at > now);
+        let wants_door = self.listen_at.is_none() && !self.guest.is_leaving();
         if wants_door != self.is_door_watched {
             let changed = match wants_door {
-                true => self.watch.add(&self.door, LISTENER, READABLE),
-                false => self.watch.remove(&self.door),
+                true => self.watch.add(&self.listen_socket, LISTENER, READABLE),
+                false => self.watch.remove(&self.listen_socket),
             };
             self.is_deaf |= changed.is_err();
             self.is_door_watched = wants_door;
@@ -157,7 +157,7 @@ impl EndpointPoller {
         }
         if is_due || count > 0 {
             // The peer may react at once, so poll again.
-            self.look_at = if count > 0 { now } else { now.after(LOOK) };
+            self.look_at = if count > 0 { now } else { now.after(POLL_INTERVAL) };
         }
         count
     }
@@ -185,7 +185,7 @@ impl Poller for EndpointPoller {
     }
 
     fn wake_at(&self) -> Instant {
-        self.guest.wake_at().min(self.door_at.unwrap_or(Instant::NEVER))
+        self.guest.wake_at().min(self.listen_at.unwrap_or(Instant::NEVER))
     }
 
     fn detach(&mut self, parting: DetachReason) -> bool {

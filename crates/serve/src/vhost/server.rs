@@ -22,7 +22,7 @@ use crate::endpoint_event::EndpointEvent;
 /// Configuration of a server.
 pub struct ServerConfig {
     /// Listener on a Unix socket.
-    pub door: StreamListener,
+    pub listen_socket: StreamListener,
     /// Block device to export.
     pub medium: Arc<dyn BlockDevice>,
     /// Whether the disk is read-only.
@@ -84,9 +84,9 @@ impl Server {
     ///
     /// If the device cannot be exported as such a disk, or the error of the kernel.
     pub fn start(plan: ServerConfig) -> Result<Self, Error> {
-        let ServerConfig { door, medium, is_read_only, id, regions, reactors } = plan;
-        let (told, news) = sync_channel(EVENTS_MAX);
-        let address = door.address().clone();
+        let ServerConfig { listen_socket, medium, is_read_only, id, regions, reactors } = plan;
+        let (told, new_events) = sync_channel(EVENTS_MAX);
+        let address = listen_socket.address().clone();
         let disk = Disk::new(medium.limits(), is_read_only, id)?;
         let queues = u16::try_from(medium.channels_max().clamp(1, QUEUES_MAX)).unwrap_or(1);
         let events = Arc::<EndpointMailbox>::default();
@@ -99,7 +99,7 @@ impl Server {
             events: Arc::clone(&events),
         };
         let guest = Endpoint::new(device, told);
-        let host = EndpointPoller::new(door, guest).map_err(Error::environment)?;
+        let host = EndpointPoller::new(listen_socket, guest).map_err(Error::environment)?;
         let woken_by = host.woken_by().map_err(Error::environment)?;
         let registration = PollerBuilder::active("disk", woken_by, host);
         let plan = ThreadBuilder::new("vhost-user").mailbox(MAILBOX).poller(registration);
@@ -110,7 +110,7 @@ impl Server {
             mailbox.set_waker(Arc::new(move || thread.notify()));
         });
         reactors.spawn(plan).map_err(Error::environment)?;
-        Ok(Self { address, queues, told: news, events })
+        Ok(Self { address, queues, told: new_events, events })
     }
 
     /// Listen address.
@@ -137,6 +137,6 @@ impl Server {
 
 impl fmt::Debug for ServerConfig {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Plan").field("door", &self.door).finish_non_exhaustive()
+        out.debug_struct("Plan").field("door", &self.listen_socket).finish_non_exhaustive()
     }
 }

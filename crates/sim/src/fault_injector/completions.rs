@@ -14,7 +14,7 @@ pub struct CompletionOutput {
     /// The four dwords. The Phase Tag is set by the view of the ring.
     pub entry: [u32; 4],
     /// The device has not finished the command with this identifier.
-    pub is_lie: bool,
+    pub is_invalid: bool,
     /// It is posted with the inverted Phase Tag.
     pub wrong_phase: bool,
 }
@@ -95,8 +95,9 @@ impl FaultInjector {
                 held.sqid == sqid
                     && matches!(held.until, ReleaseCondition::Enabled(at) if enables >= at)
             });
-            let lies =
-                from_the_grave.into_iter().map(|stale| CompletionOutput { is_lie: true, ..stale });
+            let lies = from_the_grave
+                .into_iter()
+                .map(|stale| CompletionOutput { is_invalid: true, ..stale });
             emissions.splice(0..0, lies);
         }
         emissions
@@ -132,7 +133,7 @@ impl FaultInjector {
         self.answered.push((0, cid));
         let head = self.heads.get(&0).copied().unwrap_or(0);
         let entry = [result, 0, head.into(), u32::from(status) << 17 | u32::from(cid)];
-        Some(CompletionOutput { entry, is_lie: false, wrong_phase: false })
+        Some(CompletionOutput { entry, is_invalid: false, wrong_phase: false })
     }
 
     /// Handles a reset: completions held for a time or for an Abort are discarded.
@@ -149,7 +150,7 @@ impl FaultInjector {
         entry: [u32; 4],
         ledger: &BufferOwnership,
     ) -> Vec<CompletionOutput> {
-        let honest = CompletionOutput { entry, is_lie: false, wrong_phase: false };
+        let honest = CompletionOutput { entry, is_invalid: false, wrong_phase: false };
         let is_wanted = |fault: &Fault| {
             use Fault::{Bogus, Duplicate, Flood, Head, Hold, QueueId, Reserved, Result, Status};
             matches!(
@@ -212,7 +213,7 @@ impl FaultInjector {
     ) -> Option<CompletionOutput> {
         let (sqid, cid) = (high_half(entry[2]), low_half(entry[3]));
         let in_flight = ledger.commands_of(sqid);
-        let (cid, is_lie) = match invented {
+        let (cid, is_invalid) = match invented {
             BogusCid::Outside => (0xfffe, false),
             BogusCid::Ended => {
                 let ended = (0..u16::MAX).find(|cid| in_flight.iter().all(|(of, _)| of != cid));
@@ -221,7 +222,7 @@ impl FaultInjector {
             BogusCid::InFlight => (in_flight.iter().find(|(of, _)| *of != cid)?.0, true),
         };
         let entry = [entry[0], entry[1], entry[2], u32::from(cid)];
-        Some(CompletionOutput { entry, is_lie, wrong_phase: false })
+        Some(CompletionOutput { entry, is_invalid, wrong_phase: false })
     }
 
     fn release(&mut self, is_due: impl Fn(&WithheldCompletion) -> bool) -> Vec<CompletionOutput> {
@@ -230,7 +231,7 @@ impl FaultInjector {
         self.held.retain(|held| !is_due(held));
         let emission = |held: WithheldCompletion| CompletionOutput {
             entry: held.entry,
-            is_lie: false,
+            is_invalid: false,
             wrong_phase: false,
         };
         due.into_iter().map(emission).collect()
@@ -344,7 +345,7 @@ mod tests {
 
     #[test]
     fn each_fault_does_what_it_is_called() {
-        let honest = CompletionOutput { entry: ENTRY, is_lie: false, wrong_phase: false };
+        let honest = CompletionOutput { entry: ENTRY, is_invalid: false, wrong_phase: false };
         let with = |entry| vec![CompletionOutput { entry, ..honest }];
         assert_eq!(emitted(Fault::Gone), [honest], "not a fault of completions");
         assert_eq!(emitted(Fault::Duplicate), [honest; 2]);
@@ -357,7 +358,7 @@ mod tests {
         assert_eq!(emitted(Fault::Flood).len(), 8);
         let invented = emitted(Fault::Bogus(BogusCid::InFlight));
         assert_eq!(invented[0].entry[3], 5);
-        assert!(invented[0].is_lie && !invented[1].is_lie);
+        assert!(invented[0].is_invalid && !invented[1].is_invalid);
         assert_eq!(emitted(Fault::Bogus(BogusCid::Outside))[0].entry[3], 0xfffe);
         assert_eq!(emitted(Fault::Bogus(BogusCid::Ended))[0].entry[3], 0);
     }
@@ -387,7 +388,10 @@ mod tests {
         evil.on_configuration(0, 1);
         let other = [0, 0, 0x0001_0001, 5];
         let both = evil.on_completion(NOW, 8, other, &ledger);
-        assert_eq!(both.iter().map(|emission| emission.is_lie).collect::<Vec<_>>(), [true, false]);
+        assert_eq!(
+            both.iter().map(|emission| emission.is_invalid).collect::<Vec<_>>(),
+            [true, false]
+        );
     }
 
     #[test]
@@ -414,7 +418,7 @@ mod tests {
                 for _ in 0..random.below(3) {
                     view.place(&CompletionOutput {
                         entry: ENTRY,
-                        is_lie: false,
+                        is_invalid: false,
                         wrong_phase: false,
                     });
                 }

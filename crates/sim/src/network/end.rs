@@ -197,16 +197,16 @@ impl Stream for End {
         WakeSource::None
     }
 
-    fn arm(&mut self, wants_bytes: bool, wants_room: bool) -> bool {
+    fn arm(&mut self, wants_bytes: bool, wants_space: bool) -> bool {
         let released = self.released_bytes();
         let cables = self.network.cables();
         let now = cables.now;
         let has_bytes = cables.lines[self.sends.reverse() as usize].has_arrived(now);
-        let has_room = cables.lines[self.sends as usize].room() > 0;
+        let has_space = cables.lines[self.sends as usize].room() > 0;
         let is_told = cables.unreleased[self.sends as usize].has_releasable(now);
         let is_cut = cables.cut.is_some();
         (wants_bytes && (has_bytes || is_cut))
-            || (wants_room && (has_room || is_cut))
+            || (wants_space && (has_space || is_cut))
             || (released < self.taken && is_told)
     }
 

@@ -15,7 +15,7 @@ use crate::access::Access;
 use crate::device::{Buffer, Device, IoError, IoErrorKind};
 
 /// Longer than any step takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 /// A runtime with one reactor.
 struct Stage(Runtime);
@@ -47,7 +47,7 @@ impl Stage {
     fn pass_a_message(&self) {
         let (send, answer) = channel();
         assert!(self.thread().call(move |_| send.send(()).unwrap()).is_ok());
-        answer.recv_timeout(PATIENCE).unwrap();
+        answer.recv_timeout(TIME_LIMIT).unwrap();
     }
 
     fn pollers(&self) -> Vec<String> {
@@ -176,7 +176,7 @@ fn a_reactor_goes_on_while_a_device_is_being_opened() {
         drop(send.send(rt.open("ram:1m", Access::ReadWrite)));
     };
     assert!(stage.thread().call(ask).is_ok());
-    let mut opening = Box::pin(opened.recv_timeout(PATIENCE).unwrap());
+    let mut opening = Box::pin(opened.recv_timeout(TIME_LIMIT).unwrap());
     stage.pass_a_message();
     assert!(block_on(smol::future::poll_once(&mut opening)).is_none(), "its entry is locked");
     drop(held);

@@ -67,7 +67,7 @@ pub(super) fn start(
     };
     let served = Arc::new(ExportedDevice::sharing(config, Arc::new(claim.descriptor.share()?))?);
     let server = Server::start(ServerConfig {
-        doors: vec![listen(&address)?],
+        listen_sockets: vec![listen(&address)?],
         served: Arc::clone(&served),
         regions: services.devices.regions.clone(),
         reactors: Arc::clone(&services.registry),

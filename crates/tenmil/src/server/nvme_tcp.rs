@@ -55,8 +55,8 @@ pub(super) fn start(
     let claims = asked.namespaces.iter().map(|device| claim_of(services, device));
     let claims = claims.collect::<Result<Vec<_>, _>>()?;
     let (subsystem, served) = subsystem(asked, &claims)?;
-    let door = listen(&Address::Tcp(address))?;
-    let address = match door.address() {
+    let listen_socket = listen(&Address::Tcp(address))?;
+    let address = match listen_socket.address() {
         Address::Tcp(found) => *found,
         Address::Path(_) => address,
     };
@@ -79,7 +79,7 @@ pub(super) fn start(
     };
     service.add_subsystem(config)?;
     let server = Server::start(ServerConfig {
-        doors: vec![(door, PORT)],
+        listen_sockets: vec![(listen_socket, PORT)],
         service: service.clone(),
         regions: regions.clone(),
         sockets: SocketOptions::default(),

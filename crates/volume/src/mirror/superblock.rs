@@ -37,7 +37,7 @@ pub struct Superblock {
     /// One more than the highest leg number.
     pub legs: u8,
     /// Geometry of the mirror.
-    pub shape: MirrorGeometry,
+    pub geometry: MirrorGeometry,
     /// Bit mask of legs that have every completed write, as far as this leg knows. The others are stale.
     pub in_sync: u8,
     /// Bit mask of leg numbers that were removed.
@@ -62,7 +62,7 @@ pub struct CommonFields<'a> {
     /// Number of legs.
     pub legs: u8,
     /// Geometry.
-    pub shape: MirrorGeometry,
+    pub geometry: MirrorGeometry,
     /// Legs in sync, a bit each.
     pub in_sync: u8,
     /// Legs that were removed.
@@ -133,7 +133,7 @@ const _: () = assert!(COPIES_AT[1] >= 65_536, "a copy may fill the largest block
 impl CommonFields<'_> {
     /// The superblock of one leg.
     pub fn on(self, leg: u8, sequence: u64) -> Superblock {
-        let Self { uuid, generation, legs, shape, in_sync, gone, fresh, known, owner, dirty } =
+        let Self { uuid, generation, legs, geometry, in_sync, gone, fresh, known, owner, dirty } =
             self;
         let (fresh, dirty) = (fresh & !in_sync, dirty.clone());
         Superblock {
@@ -142,7 +142,7 @@ impl CommonFields<'_> {
             generation,
             leg,
             legs,
-            shape,
+            geometry,
             in_sync,
             gone,
             fresh,
@@ -228,7 +228,7 @@ impl Superblock {
     /// Encodes it for the position of its copy.
     pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
         let mut bytes = [0; SUPERBLOCK_BYTES];
-        let MirrorGeometry { block_size, block_count, first, region_blocks } = self.shape;
+        let MirrorGeometry { block_size, block_count, first, region_blocks } = self.geometry;
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
         put(0, &MAGIC);
         put(8, &VERSION.to_le_bytes());
@@ -277,13 +277,13 @@ impl Superblock {
             let expected = format!("expected {VERSION_FIRST} to {VERSION}");
             return Err(damaged(format!("its version is {version}, {expected}")));
         }
-        let shape = MirrorGeometry {
+        let geometry = MirrorGeometry {
             block_size: word32(bytes, 52),
             block_count: word64(bytes, 56),
             first: word64(bytes, 64),
             region_blocks: word64(bytes, 72),
         };
-        shape.check().map_err(damaged)?;
+        geometry.check().map_err(damaged)?;
         let (leg, legs) = (bytes[48], bytes[49]);
         if !(2..=LEGS_MAX).contains(&usize::from(legs)) || leg >= legs {
             return Err(damaged(format!("it is leg {leg} of {legs}")));
@@ -306,8 +306,8 @@ impl Superblock {
             fresh: bytes[82],
             known: std::array::from_fn(|leg| word64(bytes, KNOWN_AT + 8 * leg)),
             owner: if version > VERSION_UNOWNED { owner_in(bytes) } else { Ownership::NONE },
-            dirty: RegionBitmap::from_words(shape.regions(), words),
-            shape,
+            dirty: RegionBitmap::from_words(geometry.regions(), words),
+            geometry,
         })
     }
 
@@ -369,9 +369,9 @@ mod tests {
     use crate::mirror::RegionBitmap;
 
     fn superblock() -> Superblock {
-        let shape = MirrorGeometry::over(512, 1 << 20).unwrap();
-        let mut dirty = RegionBitmap::new(shape.regions());
-        for region in [0, 63, 64, shape.regions() - 1] {
+        let geometry = MirrorGeometry::over(512, 1 << 20).unwrap();
+        let mut dirty = RegionBitmap::new(geometry.regions());
+        for region in [0, 63, 64, geometry.regions() - 1] {
             dirty.set(region);
         }
         let uuid = 0x0123_4567_89ab_cdef_0123_4567_89ab_cdef;
@@ -383,7 +383,7 @@ mod tests {
             generation,
             leg,
             legs,
-            shape,
+            geometry,
             in_sync,
             gone,
             fresh,
@@ -470,15 +470,15 @@ mod tests {
     #[test]
     fn the_map_is_small_whatever_the_size() {
         for shift in 21..60 {
-            let shape = MirrorGeometry::over(4096, (1 << shift) / 4096 + 256).unwrap();
-            assert!((1..=16_384).contains(&shape.regions()), "{shape:?}");
-            assert!(shape.region_blocks * 4096 >= 64 << 10);
+            let geometry = MirrorGeometry::over(4096, (1 << shift) / 4096 + 256).unwrap();
+            assert!((1..=16_384).contains(&geometry.regions()), "{geometry:?}");
+            assert!(geometry.region_blocks * 4096 >= 64 << 10);
         }
         assert_eq!(MirrorGeometry::over(512, 2048), None, "there must be room for a block");
-        let shape = MirrorGeometry::over(512, 2048 + 300).unwrap();
-        assert_eq!((shape.regions(), shape.blocks_of(2)), (3, (256, 44)));
-        assert_eq!(shape.regions_of(127, 2), (0, 2));
-        assert_eq!(shape.regions_of(128, 0), (0, 0));
+        let geometry = MirrorGeometry::over(512, 2048 + 300).unwrap();
+        assert_eq!((geometry.regions(), geometry.blocks_of(2)), (3, (256, 44)));
+        assert_eq!(geometry.regions_of(127, 2), (0, 2));
+        assert_eq!(geometry.regions_of(128, 0), (0, 0));
     }
 
     #[test]

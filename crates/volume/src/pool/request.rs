@@ -181,7 +181,7 @@ pub struct PoolUsage {
     /// Reserve for deletions and commits, never used for data.
     pub kept: u64,
     /// Reserve for thick volumes: for their maps in the worst case, and for clusters not yet allocated.
-    pub promised: u64,
+    pub provisioned: u64,
     /// Number of volumes, including snapshots.
     pub volumes: u64,
     /// Fill levels, in percent of the data capacity, at which a notice is issued; zero is none.

@@ -37,9 +37,9 @@ pub(super) struct RequestTask {
     /// Number of times it has waited for free space.
     retries: u32,
     /// Maximum number of waits for free space while nothing is being freed.
-    patience: u32,
+    time_limit: u32,
     /// Whether it only needs space from the reserve of a thick volume.
-    is_promised: bool,
+    is_provisioned: bool,
     /// Clusters of a thick volume with data in flight.
     moves: Option<Box<ClusterMove>>,
     /// Blocks being copied from a parent.
@@ -134,7 +134,7 @@ enum TaskPause {
 /// that takes turns with others of the same kind.
 const RETRIES_MAX: u32 = 1000;
 /// Maximum number of waits for a task without reserved space while nothing is being freed.
-const PATIENCE: u32 = 2;
+const TIME_LIMIT: u32 = 2;
 /// Maximum number of waits for a write to a thick volume whose clusters were freed by a snapshot, but not
 /// durably.
 const PATIENCE_FOR_UNITS: u32 = 16;
@@ -162,7 +162,7 @@ impl RequestTask {
         let mine = (Vec::new(), 0);
         let (began, writes_to, quiets, retries) = (None, None, None, 0);
         let (state, summed) = (State::Start, None);
-        let (patience, is_promised, moves, filling) = (PATIENCE, false, None, None);
+        let (time_limit, is_provisioned, moves, filling) = (TIME_LIMIT, false, None, None);
         Self {
             token,
             ask,
@@ -172,8 +172,8 @@ impl RequestTask {
             quiets,
             mine,
             retries,
-            patience,
-            is_promised,
+            time_limit,
+            is_provisioned,
             moves,
             filling,
             summed,
@@ -233,8 +233,8 @@ impl Pool {
     fn may_find_room(&self, task: &mut RequestTask) -> bool {
         task.retries += 1;
         let is_swept = self.books.superblock.work.is_none();
-        let patience = if is_swept { task.patience } else { RETRIES_MAX };
-        !self.stopped && task.retries <= patience && self.books.space.awaits_commit()
+        let time_limit = if is_swept { task.time_limit } else { RETRIES_MAX };
+        !self.stopped && task.retries <= time_limit && self.books.space.awaits_commit()
     }
 
     /// Completes a task and releases its resources.
@@ -473,7 +473,7 @@ impl Pool {
             used: durable.used,
             free: self.books.space.free(&self.books.superblock),
             kept: self.books.space.kept,
-            promised: self.books.reserve(),
+            provisioned: self.books.reserve(),
             volumes: self.books.superblock.volumes,
             thresholds: self.books.superblock.thresholds(),
         }

@@ -78,8 +78,8 @@ fn what_a_device_says_of_itself_is_laid_out_as_the_kernels() {
     let ours = Features::RECOVERY.union(Features::RECOVERY_REISSUE).union(Features::USER_COPY);
     assert_eq!(info.features, ours.union(Features::IOCTL_ENCODE));
     assert_eq!(Features(0x81).names().collect::<Vec<_>>(), ["zero copy", "user copy"]);
-    let lent = Features(0x4000).names();
-    assert_eq!(lent.collect::<Vec<_>>(), ["zero copy by any thread"]);
+    let leased = Features(0x4000).names();
+    assert_eq!(leased.collect::<Vec<_>>(), ["zero copy by any thread"]);
 }
 
 #[test]

@@ -13,7 +13,7 @@ pub(super) fn keep_going(
     clock: Clock,
     time: Span,
     single: bool,
-    gives_way: bool,
+    yields: bool,
     mut round: impl FnMut() -> u64,
 ) -> (u64, Span, Histogram) {
     let mut trips = Histogram::new();
@@ -30,7 +30,7 @@ pub(super) fn keep_going(
                 last = now;
             }
             count += done;
-            if done == 0 && gives_way {
+            if done == 0 && yields {
                 tenmil_linux::thread::yield_now();
             }
         }

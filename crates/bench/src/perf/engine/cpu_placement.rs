@@ -13,7 +13,7 @@ pub struct CoreAssignment {
     /// One entry per device thread.
     pub device: Vec<Option<u32>>,
     /// Host and device share a CPU, so an idle thread must yield.
-    pub gives_way: bool,
+    pub yields: bool,
 }
 
 impl CoreAssignment {
@@ -34,11 +34,11 @@ impl CoreAssignment {
         if options.emulated().next().is_none() {
             // No device thread needs a CPU of its own, but the threads of the kernel or of a
             // library need this one if it is the only one.
-            let gives_way = allowed.len() < 2;
-            return Self { submit, device: Vec::new(), gives_way };
+            let yields = allowed.len() < 2;
+            return Self { submit, device: Vec::new(), yields };
         }
-        let gives_way = device.iter().any(|core| submit.contains(core));
-        Self { submit, device, gives_way }
+        let yields = device.iter().any(|core| submit.contains(core));
+        Self { submit, device, yields }
     }
 
     /// Cores of the submitting threads, one reactor each.
@@ -73,7 +73,7 @@ mod tests {
     fn the_two_sides_get_a_core_each_where_there_are_two() {
         let both = places(&[], &[], &[2, 5, 7]);
         assert_eq!((both.submit, both.device), (vec![Some(2)], vec![Some(7)]));
-        assert!(!both.gives_way);
+        assert!(!both.yields);
         let fixed = places(&[5], &[], &[2, 5, 7]);
         assert_eq!((fixed.submit, fixed.device), (vec![Some(5)], vec![Some(7)]));
         let fixed = places(&[], &[2], &[2, 5]);
@@ -88,14 +88,14 @@ mod tests {
             CoreAssignment::choose(&options, &allowed.iter().copied().collect())
         };
         assert_eq!((places(&[2, 5]).submit, places(&[2, 5]).device), (vec![Some(2)], vec![]));
-        assert!(!places(&[2, 5]).gives_way && places(&[2]).gives_way);
+        assert!(!places(&[2, 5]).yields && places(&[2]).yields);
     }
 
     #[test]
     fn on_a_single_core_each_side_gives_way_to_the_other() {
         let one = places(&[], &[], &[3]);
         assert_eq!((one.submit, one.device), (vec![Some(3)], vec![Some(3)]));
-        assert!(one.gives_way);
-        assert!(places(&[0, 1], &[1], &[0, 1]).gives_way);
+        assert!(one.yields);
+        assert!(places(&[0, 1], &[1], &[0, 1]).yields);
     }
 }

@@ -224,7 +224,7 @@ pub(super) fn start_ssds(
         buffer_bytes: options.buffer_bytes() / u64::from(options.device_count().max(1)),
         techniques: &options.techniques,
         device_cores: &places.device,
-        gives_way: places.gives_way,
+        yields: places.yields,
         interrupts: true,
         fills: true,
         seed: options.seed,

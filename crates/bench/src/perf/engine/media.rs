@@ -136,7 +136,7 @@ impl BlockDeviceSet {
     /// Allocates a buffer that device `index` can access.
     pub(super) fn allocate(&self, index: usize, len_bytes: u32) -> Option<Segment> {
         match &self.devices[index].ssd {
-            Some((fleet, ssd)) => fleet.allocate(*ssd, len_bytes),
+            Some((emulated_devices, ssd)) => emulated_devices.allocate(*ssd, len_bytes),
             None => self.buffers.as_ref()?.allocate(len_bytes),
         }
     }
@@ -192,17 +192,18 @@ fn start_under(
     let (outcomes, existing) = (ssds.descriptions(), ssds.existing().to_vec());
     let channels_max = u32::from(queue_pairs(options));
     let depth = depth_of_a_pair(options, 0);
-    let fleet = EmulatedDevices::new(ssds, depth, channels_max, &options.techniques, clock)?;
+    let emulated_devices =
+        EmulatedDevices::new(ssds, depth, channels_max, &options.techniques, clock)?;
     let mut named = Vec::new();
     for (index, outcome) in outcomes.into_iter().enumerate() {
         named.push(NamedDevice {
             name: outcome.name,
             description: outcome.model,
-            medium: Arc::new(fleet.medium(index)?),
+            medium: Arc::new(emulated_devices.medium(index)?),
             durability: outcome.durability,
             existing: if index == 0 { existing.clone() } else { Vec::new() },
             device: None,
-            ssd: Some((Arc::clone(&fleet), index)),
+            ssd: Some((Arc::clone(&emulated_devices), index)),
         });
     }
     Ok(named)

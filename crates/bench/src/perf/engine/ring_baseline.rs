@@ -83,11 +83,11 @@ pub(super) fn measure(plan: &RingBaselinePlan<'_>) -> Result<BaselineOutcome, Er
         hosts.push(host);
         devices.push(device);
     }
-    let gives_way = plan.places.gives_way;
+    let yields = plan.places.yields;
     let other = Thread::spawn("bare-device", plan.places.device[0], move |stop| {
         while !stop.is_stopped() {
             let done: u32 = devices.iter_mut().map(RingConsumer::turn).sum();
-            if done == 0 && gives_way {
+            if done == 0 && yields {
                 tenmil_linux::thread::yield_now();
             }
         }
@@ -95,7 +95,7 @@ pub(super) fn measure(plan: &RingBaselinePlan<'_>) -> Result<BaselineOutcome, Er
     let other = other.map_err(refused)?;
     let (clock, time, single) = (plan.clock, plan.time, plan.depth == 1);
     let this = Thread::spawn("bare-submit", plan.places.submit[0], move |_| {
-        submit(&mut hosts, &clock, time, single, gives_way)
+        submit(&mut hosts, &clock, time, single, yields)
     });
     let (count, elapsed, trips) = this.map_err(refused)?.join();
     other.stop();
@@ -166,11 +166,11 @@ fn submit(
     clock: &Clock,
     time: Span,
     single: bool,
-    gives_way: bool,
+    yields: bool,
 ) -> (u64, Span, Histogram) {
     hosts.iter_mut().for_each(RingProducer::start);
     let round = || hosts.iter_mut().map(|host| u64::from(host.turn())).sum();
-    let found = keep_going(*clock, time, single, gives_way, round);
+    let found = keep_going(*clock, time, single, yields, round);
     let checksum = hosts.iter().fold(0_u64, |sum, host| sum.wrapping_add(host.checksum));
     std::hint::black_box(checksum);
     found

@@ -93,11 +93,11 @@ pub(super) fn measure(plan: &SocketBaselinePlan<'_>, depth: u32) -> Result<Basel
     }
     let engine = host.sockets.engine();
     let (near, far) = cores(places);
-    let gives_way = near == far;
+    let yields = near == far;
     let other = Thread::spawn("bare-target", far, move |stop| {
         while !stop.is_stopped() {
             let done: usize = targets.iter_mut().map(Endpoint::turn).sum();
-            if done == 0 && gives_way {
+            if done == 0 && yields {
                 tenmil_linux::thread::yield_now();
             }
         }
@@ -106,7 +106,7 @@ pub(super) fn measure(plan: &SocketBaselinePlan<'_>, depth: u32) -> Result<Basel
     let single = depth == 1 && connections == 1;
     let this = Thread::spawn("bare-host", near, move |_| {
         hosts.iter_mut().for_each(|end| end.outgoing.owed = depth as usize);
-        exchange(&mut hosts, clock, time, single, gives_way)
+        exchange(&mut hosts, clock, time, single, yields)
     });
     let (count, elapsed, trips) = this.map_err(|error| refuse(&error))?.join();
     other.stop();
@@ -142,11 +142,11 @@ fn exchange(
     clock: Clock,
     time: Span,
     single: bool,
-    gives_way: bool,
+    yields: bool,
 ) -> (u64, Span, Histogram) {
     ends.iter_mut().for_each(Endpoint::send);
     let round = || ends.iter_mut().map(Endpoint::turn).sum::<usize>() as u64;
-    keep_going(clock, time, single, gives_way, round)
+    keep_going(clock, time, single, yields, round)
 }
 
 /// State shared by the connections of one side.

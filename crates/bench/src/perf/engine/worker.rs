@@ -87,7 +87,7 @@ pub(super) struct WorkerPlan {
     pub(super) warm_up: Span,
     pub(super) time: Span,
     /// Whether the device side shares this CPU.
-    pub(super) gives_way: bool,
+    pub(super) yields: bool,
 }
 
 impl WorkerPlan {
@@ -96,7 +96,7 @@ impl WorkerPlan {
         Self {
             warm_up: if options.io_count.is_some() { Span { ns: 0 } } else { options.warm_up },
             time: options.time,
-            gives_way: places.gives_way,
+            yields: places.yields,
         }
     }
 }
@@ -352,7 +352,7 @@ impl<S: Verifier + Send> Poller for Worker<S> {
         if now >= self.look_at || found == 0 && self.is_done() {
             self.do_periodic(now);
         }
-        if found == 0 && self.plan.gives_way {
+        if found == 0 && self.plan.yields {
             tenmil_linux::thread::yield_now();
         }
         PollResult::from_count(found)

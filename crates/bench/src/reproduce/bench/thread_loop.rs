@@ -14,9 +14,9 @@ pub(super) fn run(
     work: BenchLoop,
     clock: Clock,
     core: Option<u32>,
-    pace: &Effort,
+    effort: &Effort,
 ) -> Result<BTreeMap<String, f64>, String> {
-    let time = pace.turn;
+    let time = effort.turn;
     let spin = move |_: &tenmil_linux::StopFlag| spin(work, clock, time);
     let thread = Thread::spawn("loop", core, spin).map_err(|error| format!("a loop: {error}"))?;
     let (count, elapsed) = thread.join();
@@ -47,18 +47,18 @@ mod tests {
 
     #[test]
     fn a_loop_is_ended_in_time_and_its_rate_is_what_it_did() {
-        let pace = Effort { turn: Span::from_ms(20), ..Effort::QUICK };
-        let counting = |goes_on: &mut dyn FnMut() -> bool| {
+        let effort = Effort { turn: Span::from_ms(20), ..Effort::QUICK };
+        let counting = |continues: &mut dyn FnMut() -> bool| {
             let mut count = 0;
-            while goes_on() {
+            while continues() {
                 count += 1;
             }
             count
         };
-        let figures = run(counting, Clock::start(), None, &pace).unwrap();
+        let figures = run(counting, Clock::start(), None, &effort).unwrap();
         let (rate, ns) = (figures["rate"], figures["ns"]);
         assert!(rate > 1000.0 && (rate * ns / 1e9 - 1.0).abs() < 1e-9, "{rate} and {ns}");
-        let idle = run(|_| 0, Clock::start(), None, &pace).unwrap_err();
+        let idle = run(|_| 0, Clock::start(), None, &effort).unwrap_err();
         assert!(idle.contains("expected some"), "{idle}");
     }
 }

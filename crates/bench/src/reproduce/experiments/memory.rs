@@ -28,10 +28,10 @@ pub(super) fn experiments() -> Vec<Experiment<BenchWork>> {
 }
 
 /// Processes completions with the slot table `T`, prefetching slots `ahead` completions ahead.
-fn drain<T: Table>(ahead: usize, goes_on: &mut dyn FnMut() -> bool) -> u64 {
+fn drain<T: Table>(ahead: usize, continues: &mut dyn FnMut() -> bool) -> u64 {
     let (mut table, ring) = (T::new(IN_FLIGHT), Ring::new(IN_FLIGHT, 1));
     let mut count = 0;
-    while goes_on() {
+    while continues() {
         black_box(PrefetchLoop(ahead).drain(&mut table, &ring, LAPS));
         count += u64::from(IN_FLIGHT * LAPS);
     }
@@ -39,10 +39,10 @@ fn drain<T: Table>(ahead: usize, goes_on: &mut dyn FnMut() -> bool) -> u64 {
 }
 
 /// Draws random blocks of a device.
-fn draw(by: fn(&mut Random, u64, u64) -> u64, goes_on: &mut dyn FnMut() -> bool) -> u64 {
+fn draw(by: fn(&mut Random, u64, u64) -> u64, continues: &mut dyn FnMut() -> bool) -> u64 {
     let mut random = Random::new(1);
     let mut count = 0;
-    while goes_on() {
+    while continues() {
         black_box(by(&mut random, PLACES, DRAWS));
         count += DRAWS;
     }
@@ -60,10 +60,10 @@ fn prefetch_distance() -> Experiment<BenchWork> {
         seen: "one ahead; no figure",
         figures: &[RATE, EACH],
         sides: vec![
-            looping("nothing ahead", |goes_on| drain::<PageSpacedSlots>(0, goes_on)),
-            looping("one ahead", |goes_on| drain::<PageSpacedSlots>(1, goes_on)),
-            looping("two ahead", |goes_on| drain::<PageSpacedSlots>(2, goes_on)),
-            looping("four ahead", |goes_on| drain::<PageSpacedSlots>(4, goes_on)),
+            looping("nothing ahead", |continues| drain::<PageSpacedSlots>(0, continues)),
+            looping("one ahead", |continues| drain::<PageSpacedSlots>(1, continues)),
+            looping("two ahead", |continues| drain::<PageSpacedSlots>(2, continues)),
+            looping("four ahead", |continues| drain::<PageSpacedSlots>(4, continues)),
         ],
         questions: vec![
             worth("one ahead is worth", "one ahead"),
@@ -85,13 +85,16 @@ fn slot_layout() -> Experiment<BenchWork> {
         sides: vec![
             Variant::new(
                 "dense",
-                BenchWork::Loop { source: SLOTS, run: |goes_on| drain::<DenseSlots>(0, goes_on) },
+                BenchWork::Loop {
+                    source: SLOTS,
+                    run: |continues| drain::<DenseSlots>(0, continues),
+                },
             ),
             Variant::new(
                 "a page apart",
                 BenchWork::Loop {
                     source: SLOTS,
-                    run: |goes_on| drain::<PageSpacedSlots>(0, goes_on),
+                    run: |continues| drain::<PageSpacedSlots>(0, continues),
                 },
             ),
         ],
@@ -117,13 +120,16 @@ fn token_beside_state() -> Experiment<BenchWork> {
         sides: vec![
             Variant::new(
                 "beside the state",
-                BenchWork::Loop { source: SLOTS, run: |goes_on| drain::<DenseSlots>(0, goes_on) },
+                BenchWork::Loop {
+                    source: SLOTS,
+                    run: |continues| drain::<DenseSlots>(0, continues),
+                },
             ),
             Variant::new(
                 "behind a pointer",
                 BenchWork::Loop {
                     source: SLOTS,
-                    run: |goes_on| drain::<IndirectSlots>(0, goes_on),
+                    run: |continues| drain::<IndirectSlots>(0, continues),
                 },
             ),
         ],
@@ -150,11 +156,11 @@ fn random_block() -> Experiment<BenchWork> {
         sides: vec![
             Variant::new(
                 "multiplication",
-                BenchWork::Loop { source: SOURCE, run: |goes_on| draw(multiply, goes_on) },
+                BenchWork::Loop { source: SOURCE, run: |continues| draw(multiply, continues) },
             ),
             Variant::new(
                 "division",
-                BenchWork::Loop { source: SOURCE, run: |goes_on| draw(divide, goes_on) },
+                BenchWork::Loop { source: SOURCE, run: |continues| draw(divide, continues) },
             ),
         ],
         questions: vec![ratio(

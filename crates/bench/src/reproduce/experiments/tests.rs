@@ -71,10 +71,10 @@ fn every_device_of_a_load_opens() {
 
 #[test]
 fn each_pace_ends_within_its_limit_with_every_spare_round() {
-    for pace in [Effort::QUICK, Effort::FULL] {
-        let planned: u64 = all().iter().map(|experiment| pace.planned(experiment).ns).sum();
-        let share = planned * 100 / pace.limit.ns;
-        assert!((30..=95).contains(&share), "{} takes {share} % of its time", pace.name);
+    for effort in [Effort::QUICK, Effort::FULL] {
+        let planned: u64 = all().iter().map(|experiment| effort.planned(experiment).ns).sum();
+        let share = planned * 100 / effort.limit.ns;
+        assert!((30..=95).contains(&share), "{} takes {share} % of its time", effort.name);
     }
 }
 

@@ -41,7 +41,7 @@ pub fn render(evidence: &ReproduceRun) -> String {
             body { main {
                 (header(evidence))
                 (summary(evidence))
-                @for chapter in &evidence.chapters { (experiment(evidence, chapter)) }
+                @for experiment_result in &evidence.experiment_results { (experiment(evidence, experiment_result)) }
                 div.pair { (machine(evidence)) (method(evidence)) }
                 footer { "To repeat: " code { (evidence.command) } }
             } }
@@ -51,17 +51,17 @@ pub fn render(evidence: &ReproduceRun) -> String {
 }
 
 fn header(evidence: &ReproduceRun) -> Markup {
-    let pace = &evidence.pace;
+    let effort = &evidence.effort;
     html! {
         header {
             div.name { b { "tenmil reproduce" } " " (env!("CARGO_PKG_VERSION")) }
             h1.claims {
-                (evidence.count(Verdict::Confirmed)) " of " (evidence.chapters.len()) " "
+                (evidence.count(Verdict::Confirmed)) " of " (evidence.experiment_results.len()) " "
                 small { "claims hold on this machine" }
             }
             p.workload {
-                "A " (pace.name) " run: " (pace.rounds) " rounds of each comparison, "
-                (pace.turn.as_secs_f64()) " s for each side in each round"
+                "A " (effort.name) " run: " (effort.rounds) " rounds of each comparison, "
+                (effort.turn.as_secs_f64()) " s for each side in each round"
             }
             p.note {
                 "tenmil is a user-space NVMe stack. The claims are those of five talks and articles \
@@ -91,7 +91,7 @@ fn summary(evidence: &ReproduceRun) -> Markup {
                     th { "experiment" } th { "claim" } th { "seed" } th { "what they saw" }
                     th { "verdict here" } th { "found here: median (smallest–largest)" }
                 } }
-                tbody { @for chapter in &evidence.chapters { (summary_row(chapter)) } }
+                tbody { @for experiment_result in &evidence.experiment_results { (summary_row(experiment_result)) } }
             }
             p.limits {
                 "Seeds: "
@@ -105,16 +105,16 @@ fn summary(evidence: &ReproduceRun) -> Markup {
     }
 }
 
-fn summary_row(chapter: &ExperimentResult) -> Markup {
-    let experiment = &chapter.experiment;
-    let rows = chapter.rows();
+fn summary_row(experiment_result: &ExperimentResult) -> Markup {
+    let experiment = &experiment_result.experiment;
+    let rows = experiment_result.rows();
     html! {
         tr {
             td.name { a href={ "#" (experiment.name) } { (experiment.name) } }
             td { (experiment.claim) }
-            td { (chapter.seeds()) }
+            td { (experiment_result.seeds()) }
             td { (experiment.seen) }
-            td { (badge(chapter.verdict())) }
+            td { (badge(experiment_result.verdict())) }
             td { @if let Some(row) = rows.first() { (in_code(&row.found)) } }
         }
     }
@@ -130,31 +130,31 @@ fn badge(verdict: Verdict) -> Markup {
     html! { span class=(class) { (verdict.words()) } }
 }
 
-fn experiment(evidence: &ReproduceRun, chapter: &ExperimentResult) -> Markup {
-    let experiment = &chapter.experiment;
-    let kept = if chapter.was_kept { ", measured by an earlier run" } else { "" };
+fn experiment(evidence: &ReproduceRun, experiment_result: &ExperimentResult) -> Markup {
+    let experiment = &experiment_result.experiment;
+    let kept = if experiment_result.was_kept { ", measured by an earlier run" } else { "" };
     html! {
         section id=(experiment.name) {
             h2 {
-                (experiment.name) (badge(chapter.verdict()))
-                small { "seed " (chapter.seeds()) (kept) }
+                (experiment.name) (badge(experiment_result.verdict()))
+                small { "seed " (experiment_result.seeds()) (kept) }
             }
             p { (experiment.claim) " They saw: " (experiment.seen) "." }
-            (questions(chapter))
-            @if let Some(figure) = experiment.figures.first() { (picture(chapter, figure)) }
-            (sides(evidence, chapter))
+            (questions(experiment_result))
+            @if let Some(figure) = experiment.figures.first() { (picture(experiment_result, figure)) }
+            (sides(evidence, experiment_result))
             p.limits { (in_code(experiment.limits)) }
         }
     }
 }
 
-fn questions(chapter: &ExperimentResult) -> Markup {
+fn questions(experiment_result: &ExperimentResult) -> Markup {
     html! {
         table {
             thead { tr {
                 th { "question" } th { "expected" } th { "found" } th { "verdict" }
             } }
-            tbody { @for row in chapter.rows() {
+            tbody { @for row in experiment_result.rows() {
                 tr {
                     td { (row.asks) }
                     td { (row.criterion) }
@@ -167,12 +167,13 @@ fn questions(chapter: &ExperimentResult) -> Markup {
 }
 
 /// Plot of the values of every round and variant.
-fn picture(chapter: &ExperimentResult, figure: &Metric) -> Markup {
+fn picture(experiment_result: &ExperimentResult, figure: &Metric) -> Markup {
     let row = |side: &Variant<BenchWork>| {
-        let values = chapter.record.values(side.label, figure.key);
+        let values = experiment_result.record.values(side.label, figure.key);
         (!values.is_empty()).then_some(PlotRow { label: side.label, values })
     };
-    let rows: Vec<PlotRow<'_>> = chapter.experiment.sides.iter().filter_map(row).collect();
+    let rows: Vec<PlotRow<'_>> =
+        experiment_result.experiment.sides.iter().filter_map(row).collect();
     let drawing = plot::rounds(&rows, &|value| show(figure.unit, *value));
     html! {
         @if !drawing.is_empty() {
@@ -182,9 +183,9 @@ fn picture(chapter: &ExperimentResult, figure: &Metric) -> Markup {
     }
 }
 
-fn sides(evidence: &ReproduceRun, chapter: &ExperimentResult) -> Markup {
-    let experiment = &chapter.experiment;
-    let seconds = evidence.pace.turn.as_secs_f64();
+fn sides(evidence: &ReproduceRun, experiment_result: &ExperimentResult) -> Markup {
+    let experiment = &experiment_result.experiment;
+    let seconds = evidence.effort.turn.as_secs_f64();
     let cores = &evidence.machine.allowed;
     html! {
         table {
@@ -196,10 +197,10 @@ fn sides(evidence: &ReproduceRun, chapter: &ExperimentResult) -> Markup {
             tbody { @for side in &experiment.sides {
                 tr {
                     td { (side.label) }
-                    @match chapter.record.missing.get(side.label) {
+                    @match experiment_result.record.missing.get(side.label) {
                         Some(why) => td colspan=(experiment.figures.len()) { (in_code(why)) },
                         None => @for figure in experiment.figures {
-                            td.number { (cell(chapter, side.label, figure)) }
+                            td.number { (cell(experiment_result, side.label, figure)) }
                         },
                     }
                     td { @for command in side.work.commands(cores, seconds) {
@@ -211,8 +212,8 @@ fn sides(evidence: &ReproduceRun, chapter: &ExperimentResult) -> Markup {
     }
 }
 
-fn cell(chapter: &ExperimentResult, label: &str, figure: &Metric) -> String {
-    let values: Option<Summary> = spread(&chapter.record.values(label, figure.key));
+fn cell(experiment_result: &ExperimentResult, label: &str, figure: &Metric) -> String {
+    let values: Option<Summary> = spread(&experiment_result.record.values(label, figure.key));
     values.map_or_else(String::new, |values| show_spread(figure.unit, &values))
 }
 
@@ -246,7 +247,7 @@ fn method(evidence: &ReproduceRun) -> Markup {
                       the ratios." }
                 li { "A round is disturbed if the host gave more than " (percent(STEAL_MAX)) " of the \
                       processors' time to other guests, or other programs here used more than "
-                     (percent(OTHERS_MAX)) " of it; up to " (evidence.pace.spare) " more are run \
+                     (percent(OTHERS_MAX)) " of it; up to " (evidence.effort.spare) " more are run \
                       beside such. In a disturbed round a side has lost at most what others had of \
                       one processor, and counts as all that it may have been without them. It does \
                       not count at all if that was more than " (percent(LOST_MAX)) ", or if the \

@@ -16,13 +16,13 @@ pub fn render(evidence: &ReproduceRun) -> String {
     let report = json!({
         "command": evidence.command,
         "version": env!("CARGO_PKG_VERSION"),
-        "pace": evidence.pace.name,
-        "rounds": evidence.pace.rounds,
-        "trial_s": evidence.pace.turn.as_secs_f64(),
+        "effort": evidence.effort.name,
+        "rounds": evidence.effort.rounds,
+        "trial_s": evidence.effort.turn.as_secs_f64(),
         "verdicts": counts.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
         "warnings": evidence.warnings(),
         "environment": machine.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
-        "experiments": evidence.chapters.iter().map(|it| chapter(evidence, it)).collect::<Vec<_>>(),
+        "experiments": evidence.experiment_results.iter().map(|it| experiment_result(evidence, it)).collect::<Vec<_>>(),
     });
     format!("{report:#}\n")
 }
@@ -36,25 +36,27 @@ pub fn list(chosen: &[crate::experiment::Experiment<BenchWork>]) -> String {
     format!("{:#}\n", Value::from(rows))
 }
 
-fn chapter(evidence: &ReproduceRun, chapter: &ExperimentResult) -> Value {
-    let experiment = &chapter.experiment;
-    let questions = chapter.rows().into_iter().zip(&chapter.findings).map(|(row, finding)| {
-        json!({
-            "question": row.asks,
-            "criterion": row.criterion,
-            "verdict": finding.verdict,
-            "values": finding.values,
-            "disturbed_rounds": finding.disturbed,
-            "lost": finding.lost,
-            "reason": finding.reason,
-        })
-    });
-    let seconds = evidence.pace.turn.as_secs_f64();
+fn experiment_result(evidence: &ReproduceRun, experiment_result: &ExperimentResult) -> Value {
+    let experiment = &experiment_result.experiment;
+    let questions = experiment_result.rows().into_iter().zip(&experiment_result.findings).map(
+        |(row, finding)| {
+            json!({
+                "question": row.asks,
+                "criterion": row.criterion,
+                "verdict": finding.verdict,
+                "values": finding.values,
+                "disturbed_rounds": finding.disturbed,
+                "lost": finding.lost,
+                "reason": finding.reason,
+            })
+        },
+    );
+    let seconds = evidence.effort.turn.as_secs_f64();
     let side = |side: &Variant<BenchWork>| {
         json!({
             "label": side.label,
             "commands": side.work.commands(&CpuList::allowed(), seconds),
-            "missing": chapter.record.missing.get(side.label),
+            "missing": experiment_result.record.missing.get(side.label),
         })
     };
     json!({
@@ -62,12 +64,12 @@ fn chapter(evidence: &ReproduceRun, chapter: &ExperimentResult) -> Value {
         "claim": experiment.claim,
         "seeds": experiment.seeds,
         "published": experiment.seen,
-        "verdict": chapter.verdict(),
+        "verdict": experiment_result.verdict(),
         "questions": questions.collect::<Vec<_>>(),
         "sides": experiment.sides.iter().map(side).collect::<Vec<_>>(),
-        "rounds": chapter.record.rounds,
+        "rounds": experiment_result.record.rounds,
         "limitations": experiment.limits,
-        "reused": chapter.was_kept,
+        "reused": experiment_result.was_kept,
     })
 }
 
@@ -84,7 +86,7 @@ mod tests {
         let report: Value = serde_json::from_str(&render(&sample())).unwrap();
         assert_eq!(report["verdicts"]["holds"], 1);
         assert_eq!(report["verdicts"]["not_shown_here"], 1);
-        assert_eq!(report["pace"], "quick");
+        assert_eq!(report["effort"], "quick");
         let experiments = report["experiments"].as_array().unwrap();
         let layout = &experiments[0];
         assert_eq!(

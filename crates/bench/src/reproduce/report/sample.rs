@@ -18,7 +18,7 @@ fn round(name: &str, shares: &[(&str, f64)], others: f64) -> Round {
     Round { trials: turns.collect() }
 }
 
-fn chapter(
+fn experiment_result(
     name: &str,
     rounds: Vec<Round>,
     missing: &[(&str, &str)],
@@ -34,16 +34,21 @@ pub(crate) fn sample() -> ReproduceRun {
     let layouts = [("dense", 2.0), ("a page apart", 1.0)];
     let layer = [("driver alone", 1.0), ("block layer", 0.5)];
     let draws = [("multiplication", 1.2), ("division", 1.0)];
-    let chapters = vec![
-        chapter("slot-layout", vec![round("slot-layout", &layouts, 0.0); 3], &[], false),
-        chapter("block-layer", vec![round("block-layer", &layer, 0.0); 3], &[], true),
-        chapter("random-block", vec![round("random-block", &draws, 0.6); 3], &[], false),
-        chapter("tcp-busy-poll", Vec::new(), &[("busy polling", "no <card> here")], false),
+    let experiment_results = vec![
+        experiment_result("slot-layout", vec![round("slot-layout", &layouts, 0.0); 3], &[], false),
+        experiment_result("block-layer", vec![round("block-layer", &layer, 0.0); 3], &[], true),
+        experiment_result("random-block", vec![round("random-block", &draws, 0.6); 3], &[], false),
+        experiment_result(
+            "tcp-busy-poll",
+            Vec::new(),
+            &[("busy polling", "no <card> here")],
+            false,
+        ),
     ];
     ReproduceRun {
-        pace: Effort::QUICK,
+        effort: Effort::QUICK,
         machine: quiet_machine().machine,
-        chapters,
+        experiment_results,
         command: "tenmil reproduce --quick --out '<b>'".into(),
     }
 }

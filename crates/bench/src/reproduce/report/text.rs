@@ -6,16 +6,20 @@ use crate::reproduce::ReproduceRun;
 /// Renders one line per claim, and the summary.
 pub fn render(evidence: &ReproduceRun, written: &[String]) -> String {
     let mut text = String::new();
-    for chapter in &evidence.chapters {
-        for (index, row) in chapter.rows().iter().enumerate() {
-            let name = if index == 0 { chapter.experiment.name } else { "" };
+    for experiment_result in &evidence.experiment_results {
+        for (index, row) in experiment_result.rows().iter().enumerate() {
+            let name = if index == 0 { experiment_result.experiment.name } else { "" };
             text += &format!("{name:<24}{:<16}{}\n", row.verdict.words(), row.asks);
             text += &format!("{:<40}{}", "", row.found);
             text += &format!("; expected {}\n", row.criterion);
         }
     }
     text += &format!("\n{}.\n", tally(evidence));
-    let kept = evidence.chapters.iter().filter(|chapter| chapter.was_kept).count();
+    let kept = evidence
+        .experiment_results
+        .iter()
+        .filter(|experiment_result| experiment_result.was_kept)
+        .count();
     if kept > 0 {
         text +=
             &format!("{kept} of them were finished by an earlier run and are taken from there.\n");

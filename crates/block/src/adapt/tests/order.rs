@@ -112,7 +112,7 @@ fn one_place_below_is_enough_and_parents_come_before_new_requests() {
     for (lba, blocks) in [(0, 8), (8, 8), (16, 4)] {
         assert_eq!(bench.answer_all(), [(Operation::Write, lba, blocks)]);
         bench.below.flushes();
-        bench.below.make_room(1);
+        bench.below.make_space(1);
         let answers = poll(&mut bench.shaper, NOW);
         assert_eq!(answers.len(), usize::from(lba == 16));
         assert_eq!(bench.below.flushes(), usize::from(lba < 16), "what a poll sends is visible");

@@ -35,7 +35,7 @@ impl Scripted {
         self.limits.block_count = block_count;
     }
 
-    pub(crate) fn make_room(&self, room: usize) {
+    pub(crate) fn make_space(&self, room: usize) {
         self.shared.lock().unwrap().room += room;
     }
 

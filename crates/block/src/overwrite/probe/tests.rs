@@ -225,19 +225,19 @@ fn each_layer_between_is_told_too() {
 
 #[test]
 fn a_leg_of_a_mirror_is_found_by_either_copy() {
-    let shape = MirrorGeometry::over(4096, SIZE / 4096).unwrap();
+    let geometry = MirrorGeometry::over(4096, SIZE / 4096).unwrap();
     let superblock = Superblock {
         uuid: u128::from_be_bytes(UUID),
         sequence: 1,
         generation: 1,
         leg: 1,
         legs: 2,
-        shape,
+        geometry,
         in_sync: 3,
         gone: 0,
         fresh: 0,
         known: [1; 8],
-        dirty: RegionBitmap::new(shape.regions()),
+        dirty: RegionBitmap::new(geometry.regions()),
         owner: Ownership::NONE,
     };
     for at in COPIES_AT {

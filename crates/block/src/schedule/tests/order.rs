@@ -173,7 +173,7 @@ fn who_conflicts_with_an_elder_lets_it_go_first() {
     let batch = [write(1, 21), write(2, 20), read(3, 20), read(4, 50)];
     assert_eq!(submit(&mut channel, NOW, &batch), 4);
     for expected in 1..=4 {
-        below.make_room(1);
+        below.make_space(1);
         let before: Vec<u64> = (expected > 1).then_some(expected - 1).into_iter().collect();
         answer(&below, &mut channel, &before, NOW);
         assert_eq!(tokens(&below), [expected]);
@@ -196,7 +196,7 @@ fn nobody_starves_behind_an_endless_stream() {
         let more = [0, 1, 2].map(|step| read(next + step, (next + step) * 3));
         submit(&mut channel, now, &more);
         next += 3;
-        below.make_room(1);
+        below.make_space(1);
         answer(&below, &mut channel, &[*sent.last().unwrap()], now);
         sent.extend(tokens(&below));
         assert!(sent.len() < 100, "{sent:?}");
@@ -259,7 +259,7 @@ fn what_finds_no_room_goes_when_there_is_some_and_nothing_overtakes_it() {
     assert_eq!(ranges(&below), [(0, 2)]);
     let more = [read(3, 4), read(4, 6), read(5, 8)];
     assert_eq!(submit(&mut channel, NOW, &more), 0);
-    below.make_room(9);
+    below.make_space(9);
     answer(&below, &mut channel, &[1], NOW);
     assert_eq!(ranges(&below), [(2, 2)]);
     assert_eq!(submit(&mut channel, NOW, &more), 3);

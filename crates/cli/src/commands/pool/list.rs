@@ -112,7 +112,7 @@ fn list_text(summaries: &[Summary]) -> String {
         let text = |name: &str| one.store[name].as_str().unwrap_or_default().to_owned();
         let sizes =
             ["size_bytes", "used_bytes", "free_bytes", "allocated_bytes", "provisioned_bytes"];
-        let [bytes, used, free, written, promised] = sizes.map(|name| one.size(name));
+        let [bytes, used, free, written, provisioned] = sizes.map(|name| one.size(name));
         let (name, volumes) = (text("name"), one.store["volumes"].to_string());
         let uri = match one.store["devices"].as_array().map_or(1, Vec::len) {
             0 | 1 => short_name(&text("uri")),
@@ -126,7 +126,7 @@ fn list_text(summaries: &[Summary]) -> String {
             Some(why) => format!("{on}, stopped: {why}"),
             None => on,
         };
-        [name, bytes, used, free, written, promised, volumes, on]
+        [name, bytes, used, free, written, provisioned, volumes, on]
     };
     table(&[&[head][..], &summaries.iter().map(row).collect::<Vec<_>>()].concat())
 }

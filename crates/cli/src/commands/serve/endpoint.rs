@@ -82,8 +82,8 @@ pub(super) fn watch(
     next_news: impl Fn() -> Option<EndpointEvent>,
 ) {
     while !tenmil_linux::signal::interrupted() {
-        while let Some(news) = next_news() {
-            match news {
+        while let Some(new_events) = next_news() {
+            match new_events {
                 EndpointEvent::Disconnected(Some(why)) => {
                     tracing::info!("{who} disconnected: {why}")
                 }

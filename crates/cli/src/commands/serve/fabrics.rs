@@ -113,7 +113,7 @@ pub(super) fn run(
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
     let server = Server::start(ServerConfig {
-        doors: Vec::new(),
+        listen_sockets: Vec::new(),
         service: service.clone(),
         regions: regions.clone(),
         sockets,
@@ -193,8 +193,8 @@ fn event_sender(asking: &Option<(tenmil_rpc::Server, EventRelay)>) -> Option<&Ev
 
 /// Rate-limit key of the log line of an event, if it is logged. Events that a peer can cause at will
 /// have keys of their own, so that they cannot suppress other messages.
-const fn cause_of(news: &TargetEvent) -> Option<&'static str> {
-    match news {
+const fn cause_of(new_events: &TargetEvent) -> Option<&'static str> {
+    match new_events {
         TargetEvent::Refused { .. } => Some("refused"),
         TargetEvent::Notice(_) => Some("notice"),
         TargetEvent::Trouble(_) => Some("trouble"),
@@ -206,12 +206,12 @@ const fn cause_of(news: &TargetEvent) -> Option<&'static str> {
 
 /// Logs the events of the service and forwards them to RPC clients.
 fn log_events(service: &Service, announcer: Option<&EventSender>) {
-    while let Some(news) = service.next_event() {
-        if let Some(cause) = cause_of(&news) {
-            tracing::info!(cause, "{news}");
+    while let Some(new_events) = service.next_event() {
+        if let Some(cause) = cause_of(&new_events) {
+            tracing::info!(cause, "{new_events}");
         }
         if let Some(announcer) = announcer {
-            announcer.announce_host(&news);
+            announcer.announce_host(&new_events);
         }
     }
 }

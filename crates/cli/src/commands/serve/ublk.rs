@@ -95,13 +95,13 @@ pub(super) fn run(
 
 /// Handles server events: logs errors and adds up the queues' statistics.
 fn handle_events(server: &mut Server, all: &mut UblkStats) {
-    while let Some(news) = server.next_event() {
-        match news {
+    while let Some(new_events) = server.next_event() {
+        match new_events {
             UblkEvent::Trouble(text) => tracing::info!("{text}"),
             UblkEvent::QueueEnded { done, .. } => {
                 all.good += done.good;
                 all.failed += done.failed;
-                all.lent_bytes += done.lent_bytes;
+                all.leased_bytes += done.leased_bytes;
                 all.copied_bytes += done.copied_bytes;
             }
         }
@@ -119,10 +119,10 @@ fn describe_data_path(server: &Server) -> String {
 
 /// Summary of the served requests, printed at the end.
 fn summary(server: &Server, done: UblkStats) -> String {
-    let UblkStats { good, failed, lent_bytes, copied_bytes } = done;
+    let UblkStats { good, failed, leased_bytes, copied_bytes } = done;
     let number = server.number();
     format!(
-        "ublk:{number} has done {good} requests and failed {failed}; {lent_bytes} bytes went \
+        "ublk:{number} has done {good} requests and failed {failed}; {leased_bytes} bytes went \
          without a copy, {copied_bytes} with one"
     )
 }

@@ -30,7 +30,7 @@ pub(super) fn run(
     let regions = RegionTable::new(REGIONS_MAX);
     let namespaces = open(arguments, &regions, clock)?;
     let open_one = |socket: &PathBuf| open_listener(&Address::Path(socket.clone()));
-    let doors = sockets.iter().map(open_one).collect::<Result<Vec<_>, _>>()?;
+    let listen_sockets = sockets.iter().map(open_one).collect::<Result<Vec<_>, _>>()?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
     let asked = rpc_endpoint::serve(rpc_endpoint::state_of(&balanced));
@@ -38,10 +38,12 @@ pub(super) fn run(
     // it.
     let maps_doorbells = arguments.poll == PollMode::Always;
     let mut servers = Vec::new();
-    for (index, (door, devices)) in doors.into_iter().zip(namespaces.chunks(each)).enumerate() {
+    for (index, (listen_socket, devices)) in
+        listen_sockets.into_iter().zip(namespaces.chunks(each)).enumerate()
+    {
         let options = ControllerOptions { maps_doorbells, ..ControllerOptions::default() };
         let server = Server::start(ServerConfig {
-            door,
+            listen_socket,
             media: devices.iter().map(|one| Arc::clone(one) as Arc<dyn BlockDevice>).collect(),
             options: ControllerOptions { serial: serial(options.serial, index), ..options },
             regions: regions.clone(),
@@ -63,8 +65,8 @@ pub(super) fn run(
             handle_event(uri, namespace, || servers[index / each].resized(nsid));
         }
         let next = |server: &Server| Some((listen(server), server.next_event()?));
-        let (place, news) = servers.iter().find_map(next)?;
-        Some(if servers.len() > 1 { news.at(&place) } else { news })
+        let (place, new_events) = servers.iter().find_map(next)?;
+        Some(if servers.len() > 1 { new_events.at(&place) } else { new_events })
     });
     drop(servers);
     balanced.stop();

@@ -35,12 +35,12 @@ pub(super) fn run(
     let regions = RegionTable::new(REGIONS_MAX);
     let (descriptor, medium) = open(arguments, uri, &regions, clock)?;
     let limits = medium.limits();
-    let door = open_listener(&Address::Path(socket.into()))?;
+    let listen_socket = open_listener(&Address::Path(socket.into()))?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
     let asked = rpc_endpoint::serve(rpc_endpoint::state_of(&balanced));
     let server = Server::start(ServerConfig {
-        door,
+        listen_socket,
         medium,
         is_read_only: arguments.read_only,
         id: id(&device_identity(uri)),

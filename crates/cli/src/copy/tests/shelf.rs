@@ -26,7 +26,7 @@ struct State {
     cached: BTreeSet<usize>,
     /// Blocks of a failed flush, which no later flush covers.
     forgotten: BTreeSet<usize>,
-    under_way: Vec<UnderWay>,
+    under_way: Vec<InFlight>,
     bad: BTreeSet<u64>,
     /// Failing operation, its status, and how many times it still fails.
     failing: Option<(Operation, IoStatus, usize)>,
@@ -36,7 +36,7 @@ struct State {
     tells_holes: bool,
 }
 
-struct UnderWay {
+struct InFlight {
     request: Request,
     segment: Segment,
     /// Of a flush: the blocks that were written when it was submitted, and no others.
@@ -191,7 +191,7 @@ impl IoChannel for ShelfChannel {
             } else {
                 Vec::new()
             };
-            state.under_way.push(UnderWay { request: *request, segment, cached });
+            state.under_way.push(InFlight { request: *request, segment, cached });
         }
         taken
     }
@@ -202,7 +202,7 @@ impl IoChannel for ShelfChannel {
         while answers.remaining() > 0 && !state.under_way.is_empty() {
             let len = state.under_way.len() as u64 + 1;
             let index = usize::try_from(state.random.below(len)).unwrap();
-            let Some(UnderWay { request, .. }) = state.under_way.get(index) else { break };
+            let Some(InFlight { request, .. }) = state.under_way.get(index) else { break };
             if state.hanging == Some(request.operation) {
                 break;
             }
@@ -223,7 +223,7 @@ impl State {
         &self.bytes[index * block..(index + 1) * block]
     }
 
-    fn carry_out(&mut self, UnderWay { request, segment, cached }: UnderWay) -> IoStatus {
+    fn carry_out(&mut self, InFlight { request, segment, cached }: InFlight) -> IoStatus {
         self.flushes += usize::from(request.operation == Operation::Flush);
         if let Some((operation, outcome, times)) = &mut self.failing
             && *operation == request.operation

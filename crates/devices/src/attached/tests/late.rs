@@ -166,7 +166,7 @@ fn a_queue_pair_that_comes_too_late_costs_none_of_those_that_are_granted() {
         queues: QUEUES,
         shadow_doorbells: false,
         queues_in_cmb: false,
-        patience: Span::from_ms(50),
+        time_limit: Span::from_ms(50),
     };
     let attached =
         AttachedController::attach(&bus, &wanted, &regions, &mut StepTimer::begin(clock)).unwrap();
@@ -189,7 +189,7 @@ fn a_queue_pair_that_comes_too_late_costs_none_of_those_that_are_granted() {
         loop {
             match attached.queue() {
                 // The late queue pair is deleted, and its vector is free.
-                Ok(lent) if lent.vector == Some(1) => break,
+                Ok(leased) if leased.vector == Some(1) => break,
                 Ok(other) => drop(other),
                 Err(refused) => assert!(clock.now() < end, "round {round}: {}", refused.text),
             }

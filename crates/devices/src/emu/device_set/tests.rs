@@ -75,9 +75,9 @@ fn request(token: u64, operation: Operation, lba: u64) -> Request {
 
 #[test]
 fn requests_name_memory_that_the_ssd_was_never_given() {
-    let bed = Bed::new();
+    let wake_set = Bed::new();
     for uri in ["emu:ram?size=1m&queues=2", "stripe:[emu:ram?size=1m],[emu:ram?size=1m]?chunk=4k"] {
-        let opened = bed.open(uri).unwrap();
+        let opened = wake_set.open(uri).unwrap();
         let limits = opened.medium.limits();
         assert_eq!(
             (limits.block_size, limits.durability),
@@ -85,84 +85,94 @@ fn requests_name_memory_that_the_ssd_was_never_given() {
             "{uri}"
         );
         let [mut first, mut second] = [(); 2].map(|()| opened.medium.channel().unwrap());
-        bed.regions.fill(bed.memory, 0x5a).unwrap();
-        assert_eq!(bed.run(&mut *first, Operation::Write, 32), IoStatus::SUCCESS);
-        bed.regions.fill(bed.memory, 0).unwrap();
-        assert_eq!(bed.run(&mut *second, Operation::Read, 32), IoStatus::SUCCESS);
+        wake_set.regions.fill(wake_set.memory, 0x5a).unwrap();
+        assert_eq!(wake_set.run(&mut *first, Operation::Write, 32), IoStatus::SUCCESS);
+        wake_set.regions.fill(wake_set.memory, 0).unwrap();
+        assert_eq!(wake_set.run(&mut *second, Operation::Read, 32), IoStatus::SUCCESS);
         let mut bytes = vec![0; LEN as usize];
-        bed.regions.load(bed.memory, &mut bytes).unwrap();
+        wake_set.regions.load(wake_set.memory, &mut bytes).unwrap();
         assert!(bytes.iter().all(|byte| *byte == 0x5a), "{uri}");
     }
 }
 
 #[test]
 fn channels_are_queue_pairs_and_a_closed_one_makes_room() {
-    let bed = Bed::new();
-    let opened = bed.open("emu:null?queues=2").unwrap();
+    let wake_set = Bed::new();
+    let opened = wake_set.open("emu:null?queues=2").unwrap();
     assert_eq!(opened.medium.channels_max(), 2);
     for _ in 0..3 {
         let mut two = [(); 2].map(|()| opened.medium.channel().unwrap());
         let third = opened.medium.channel().err().unwrap();
         assert!(third.text.starts_with("2 queue pairs are in use, expected at most 2"), "{third}");
         for channel in &mut two {
-            assert_eq!(bed.run(&mut **channel, Operation::Read, 0), IoStatus::SUCCESS);
+            assert_eq!(wake_set.run(&mut **channel, Operation::Read, 0), IoStatus::SUCCESS);
         }
     }
 }
 
 #[test]
 fn a_channel_is_given_up_only_when_the_ssd_is_done_with_its_memory() {
-    let bed = Bed::new();
+    let wake_set = Bed::new();
     let spec = "emu:model:p4800x?size=16m".parse().unwrap();
-    let opener =
-        Opener { regions: &bed.regions, clock: bed.clock, seed: 1, kinds: tenmil_drivers::KINDS };
+    let opener = Opener {
+        regions: &wake_set.regions,
+        clock: wake_set.clock,
+        seed: 1,
+        kinds: tenmil_drivers::KINDS,
+    };
     let medium = crate::emu::kind::start(&opener, &spec, false).unwrap();
-    let fleet = &medium.fleet;
-    let mut state = fleet.shared.lock();
+    let emulated_devices = &medium.emulated_devices;
+    let mut state = emulated_devices.shared.lock();
     let emulated = state.emulated().unwrap();
-    let made = emulated.ssd_queue(0, fleet.depth, &fleet.techniques, &fleet.clock).unwrap();
+    let made = emulated
+        .ssd_queue(0, emulated_devices.depth, &emulated_devices.techniques, &emulated_devices.clock)
+        .unwrap();
     drop(state);
     let SsdQueue::Direct(mut queue) = made.0 else { panic!("its doorbells are plain ones") };
     let reads: Vec<Request> = (0..8).map(|token| request(token, Operation::Read, 0)).collect();
-    assert_eq!(queue.submit(bed.clock.now(), &reads, &[bed.memory]), 8);
+    assert_eq!(queue.submit(wake_set.clock.now(), &reads, &[wake_set.memory]), 8);
     queue.flush();
     assert!(queue.queue().in_flight() >= 8, "nobody has polled");
-    super::abandon(&mut queue, &fleet.clock);
+    super::abandon(&mut queue, &emulated_devices.clock);
     assert_eq!(queue.queue().in_flight(), 0);
 }
 
 #[test]
 fn a_channel_outlives_its_medium() {
-    let bed = Bed::new();
-    let mut channel = bed.open("emu:ram?size=1m").unwrap().medium.channel().unwrap();
-    assert_eq!(bed.run(&mut *channel, Operation::Read, 0), IoStatus::SUCCESS);
+    let wake_set = Bed::new();
+    let mut channel = wake_set.open("emu:ram?size=1m").unwrap().medium.channel().unwrap();
+    assert_eq!(wake_set.run(&mut *channel, Operation::Read, 0), IoStatus::SUCCESS);
 }
 
 #[test]
 fn once_its_controller_is_lost_an_ssd_answers_so_and_opens_nothing() {
-    let bed = Bed::new();
+    let wake_set = Bed::new();
     let spec = "emu:ram?size=1m".parse().unwrap();
-    let opener =
-        Opener { regions: &bed.regions, clock: bed.clock, seed: 1, kinds: tenmil_drivers::KINDS };
+    let opener = Opener {
+        regions: &wake_set.regions,
+        clock: wake_set.clock,
+        seed: 1,
+        kinds: tenmil_drivers::KINDS,
+    };
     let medium = Arc::new(crate::emu::kind::start(&opener, &spec, false).unwrap());
-    let fleet = Arc::clone(&medium.fleet);
+    let emulated_devices = Arc::clone(&medium.emulated_devices);
     let mut channel = medium.channel().unwrap();
-    assert_eq!(bed.run(&mut *channel, Operation::Read, 0), IoStatus::SUCCESS);
-    fleet.shared.lose(&mut fleet.shared.lock(), Error::remote("it burnt"));
-    assert_eq!(bed.run(&mut *channel, Operation::Read, 0), IoStatus::PATH_ERROR);
+    assert_eq!(wake_set.run(&mut *channel, Operation::Read, 0), IoStatus::SUCCESS);
+    emulated_devices.shared.lose(&mut emulated_devices.shared.lock(), Error::remote("it burnt"));
+    assert_eq!(wake_set.run(&mut *channel, Operation::Read, 0), IoStatus::PATH_ERROR);
     assert_eq!(medium.channel().err().unwrap(), Error::environment("it burnt"));
-    assert!(!fleet.shared.poll_controllers(bed.clock.now()), "and nobody tends it");
+    assert!(!emulated_devices.shared.poll_controllers(wake_set.clock.now()), "and nobody tends it");
 }
 
 #[test]
 fn what_is_no_single_ssd_is_refused() {
-    let bed = Bed::new();
+    let wake_set = Bed::new();
     for (uri, expected) in [
         ("emu:null?count=2", "count is 2, expected 1: one device is one SSD"),
         ("emu:tape", "no medium `tape`, expected emu:null"),
         ("emu:null?colour=1", "no parameter `colour`, expected count, size"),
     ] {
-        let error = bed.open(uri).unwrap_err();
+        let error = wake_set.open(uri).unwrap_err();
         assert_eq!(error.category(), ErrorCategory::Usage);
         assert!(error.to_string().starts_with(&format!("{uri}: {expected}")), "{error}");
     }

@@ -62,7 +62,7 @@ struct Disk(Arc<Mutex<State>>);
 struct State {
     sectors: Sectors,
     random: Random,
-    under_way: Vec<UnderWay>,
+    under_way: Vec<InFlight>,
     channels: u32,
     is_powered: bool,
     /// Whether the file would have its length and its name after a power failure.
@@ -71,7 +71,7 @@ struct State {
     countdown: Countdown,
 }
 
-struct UnderWay {
+struct InFlight {
     channel: u32,
     token: u64,
     what: What,
@@ -196,7 +196,7 @@ impl FileIo for DiskJobs {
             }
         };
         let (channel, regions) = (self.channel, self.regions.clone());
-        state.under_way.push(UnderWay { channel, token, what, regions });
+        state.under_way.push(InFlight { channel, token, what, regions });
         Ok(())
     }
 
@@ -237,9 +237,9 @@ impl Drop for DiskJobs {
         let mut state = self.disk.lock();
         let (mine, others) = std::mem::take(&mut state.under_way)
             .into_iter()
-            .partition(|one: &UnderWay| one.channel == self.channel);
+            .partition(|one: &InFlight| one.channel == self.channel);
         state.under_way = others;
-        let mine: Vec<UnderWay> = mine;
+        let mine: Vec<InFlight> = mine;
         for one in mine {
             if state.is_powered {
                 let _ = state.carry_out(&one);
@@ -261,7 +261,7 @@ impl std::fmt::Debug for Disk {
 }
 
 impl State {
-    fn carry_out(&mut self, one: &UnderWay) -> Result<(), Errno> {
+    fn carry_out(&mut self, one: &InFlight) -> Result<(), Errno> {
         match &one.what {
             What::Read { first, into } => self.sectors.read(*first, into, &one.regions),
             What::Write { first, from, stable } => {

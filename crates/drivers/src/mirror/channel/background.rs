@@ -91,7 +91,7 @@ impl MirrorChannel {
     }
 
     /// Performs maintenance that is due, unless it is in progress elsewhere.
-    pub(super) fn look_after(&mut self, meta: &mut MirrorState) {
+    pub(super) fn maintain(&mut self, meta: &mut MirrorState) {
         if meta.owner.is_some() && !self.is_owner {
             // A client's channel is not polled once the client waits for nothing, so the maintenance
             // thread does it.
@@ -170,7 +170,7 @@ impl MirrorChannel {
         }
         // Work that waited for it is due now.
         shared.set_maintenance_due(Instant::default());
-        self.look_after(&mut meta);
+        self.maintain(&mut meta);
     }
 
     fn copies(&self, leg: u8, failed: [u8; 2]) -> Copies {
@@ -285,7 +285,7 @@ impl MirrorChannel {
             meta.end_commit(&shared, failed);
             // Work that waited for it is due now.
             shared.set_maintenance_due(Instant::default());
-            self.look_after(&mut meta);
+            self.maintain(&mut meta);
         } else {
             let Some((task, group)) = &mut self.background.task else { return };
             let operation = if task.flushes() { Operation::Flush } else { Operation::Write };

@@ -54,7 +54,7 @@ pub(super) enum RequestOwner {
 const COMMIT: u64 = 1 << 32;
 const TASK: u64 = 1 << 33;
 const REPORT: u64 = 1 << 34;
-const LOOK: [u64; 2] = [1 << 35, 1 << 36];
+const POLL_INTERVAL: [u64; 2] = [1 << 35, 1 << 36];
 
 impl RequestOwner {
     pub(super) fn of(token: u64) -> Self {
@@ -62,8 +62,8 @@ impl RequestOwner {
             Ok(slot) => Self::Work(slot),
             Err(_) if token == COMMIT => Self::Commit,
             Err(_) if token == REPORT => Self::Report,
-            Err(_) if token == LOOK[0] => Self::Look { copy: 0 },
-            Err(_) if token == LOOK[1] => Self::Look { copy: 1 },
+            Err(_) if token == POLL_INTERVAL[0] => Self::Look { copy: 0 },
+            Err(_) if token == POLL_INTERVAL[1] => Self::Look { copy: 1 },
             Err(_) => Self::Task,
         }
     }
@@ -74,17 +74,17 @@ impl RequestOwner {
             Self::Commit => COMMIT,
             Self::Task => TASK,
             Self::Report => REPORT,
-            Self::Look { copy } => LOOK[usize::from(copy & 1)],
+            Self::Look { copy } => POLL_INTERVAL[usize::from(copy & 1)],
         }
     }
 }
 
 impl Legs {
-    /// Opens a channel to each leg that has one left. Their wake sources are combined with `bell`.
+    /// Opens a channel to each leg that has one left. Their wake sources are combined with `waker`.
     pub(super) fn open(
         shared: &Arc<Shared>,
         own: ChannelMemory,
-        bell: &EventVectors,
+        waker: &EventVectors,
     ) -> Result<Self, Error> {
         let depth = shared.limits.depth_max;
         let segments_max = u32::from(shared.limits.segments_max);
@@ -102,8 +102,8 @@ impl Legs {
         table.extend((0..).take(legs.len()).map(|leg| own.superblock(leg)));
         table.extend([own.chunk(); 2]);
         let backends = legs.iter().filter_map(|leg| leg.backend.as_ref());
-        let bell = bell.descriptor(0).map_or(WakeSource::None, WakeSource::Descriptor);
-        let wake = CombinedWake::of(backends.map(|backend| backend.wake_source()).chain([bell]))?;
+        let waker = waker.descriptor(0).map_or(WakeSource::None, WakeSource::Descriptor);
+        let wake = CombinedWake::of(backends.map(|backend| backend.wake_source()).chain([waker]))?;
         Ok(Self { legs, wake, shared: Arc::clone(shared), own, table, segments_max, turn: 0 })
     }
 
@@ -124,7 +124,7 @@ impl Legs {
     pub(super) fn send_to(&mut self, legs: u8, place: RequestOwner, request: &Request) -> u8 {
         let below = Request {
             token: place.token(),
-            lba: request.lba + self.shared.shape.first,
+            lba: request.lba + self.shared.geometry.first,
             ..*request
         };
         // The data of deallocated blocks depends on the leg, and legs have to be equal, so zeroes are
@@ -195,7 +195,7 @@ impl Legs {
         blocks: u32,
     ) -> u8 {
         let last = self.table.len() - 2;
-        let len_bytes = blocks * self.shared.shape.block_size;
+        let len_bytes = blocks * self.shared.geometry.block_size;
         self.table[last] = self.own.chunk().slice(0, len_bytes).unwrap_or_default();
         let moves = operation != Operation::Flush;
         let request = self.request(RequestOwner::Task, operation, 0, last);
@@ -218,7 +218,7 @@ impl Legs {
         at: u64,
         segment: usize,
     ) -> Request {
-        let block_size = self.shared.shape.block_size;
+        let block_size = self.shared.geometry.block_size;
         Request {
             token: place.token(),
             lba: at / u64::from(block_size),

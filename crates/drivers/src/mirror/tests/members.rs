@@ -177,7 +177,7 @@ impl Bench {
         WRITTEN.iter().for_each(|lba| self.block(&mirror, Operation::Read, *lba));
         self.settle(&mirror);
         WRITTEN.iter().for_each(|lba| self.block(&mirror, Operation::Read, *lba));
-        let first = mirror.shared.shape.first;
+        let first = mirror.shared.geometry.first;
         drop(mirror);
         for leg in self.pick(which) {
             let medium = leg.medium.unwrap();

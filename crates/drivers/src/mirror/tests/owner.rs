@@ -17,7 +17,7 @@ use tenmil_block::Opener;
 use tenmil_block::uri::Uri;
 
 /// Longer than any of the background work takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 #[test]
 fn a_stale_leg_is_resynchronized_and_announced_while_nobody_does_io() {
@@ -33,14 +33,14 @@ fn a_stale_leg_is_resynchronized_and_announced_while_nobody_does_io() {
     let open = |text: String| opener.open(&text.parse().unwrap()).unwrap();
     let (sender, heard) = mpsc::channel();
     let mine = directory.path().display().to_string();
-    subscribe_mirrors(move |news| {
-        if news.device.contains(&mine) {
+    subscribe_mirrors(move |new_events| {
+        if new_events.device.contains(&mine) {
             // After the test, the receiver is gone.
-            let _ = sender.send((news.event, news.to_string()));
+            let _ = sender.send((new_events.event, new_events.to_string()));
         }
     });
     let expect = |event: MirrorEvent, text: &str| loop {
-        let (found, said) = heard.recv_timeout(PATIENCE).unwrap();
+        let (found, said) = heard.recv_timeout(TIME_LIMIT).unwrap();
         if found == event {
             assert!(said.contains(text), "{said}");
             return;

@@ -306,7 +306,7 @@ impl Player {
         for first in (0..BLOCKS).step_by(most) {
             let blocks = u32::try_from(most.min(BLOCKS - first)).unwrap();
             let segment = memory.slice(0, blocks * 512).unwrap();
-            let lba = self.board.mirror.shared.shape.first + first as u64;
+            let lba = self.board.mirror.shared.geometry.first + first as u64;
             let operation = Operation::Read;
             let request =
                 Request { lba, blocks, segment_count: 1, operation, ..Request::PLACEHOLDER };

@@ -83,8 +83,8 @@ fn ask(
     let (mut answers, mut done, mut taken) = (CompletionBatch::with_capacity(5), Vec::new(), 0);
     for turn in 0..100_000 {
         let now = Instant { ns: turn };
-        let lent = segments.to_vec();
-        taken += backend.submit(now, &requests[taken..], &lent);
+        let leased = segments.to_vec();
+        taken += backend.submit(now, &requests[taken..], &leased);
         backend.flush();
         backend.poll(now, &mut answers);
         done.extend(answers.drain().map(|answer| (answer.token, answer.status)));

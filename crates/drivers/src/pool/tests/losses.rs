@@ -219,16 +219,16 @@ fn a_device_that_does_not_answer_a_page_in_time_is_not_asked_for_another() {
     let bench = Bench::new("16m");
     let uri: tenmil_block::uri::Uri = format!("fault:[{}]", bench.device()).parse().unwrap();
     let opened = bench.opener().open(&uri).unwrap();
-    let shape = super::super::PageGeometry::of(&uri, &opened.medium.limits()).unwrap();
+    let geometry = super::super::PageGeometry::of(&uri, &opened.medium.limits()).unwrap();
     let mut raw =
-        BlockingPageIo::open(&bench.regions, &bench.clock, &*opened.medium, &shape).unwrap();
+        BlockingPageIo::open(&bench.regions, &bench.clock, &*opened.medium, &geometry).unwrap();
     let mut page = [0; 4096];
     raw.read(0, &mut page).unwrap();
     fail(&opened, "hang:readx1");
-    raw.patience = tenmil_base::Span::from_ms(1);
+    raw.time_limit = tenmil_base::Span::from_ms(1);
     assert_eq!(raw.read(1, &mut page), Err(IoStatus::ABORTED));
     // What it answers late is not taken for the answer to another request.
-    raw.patience = tenmil_base::Span::from_secs(60);
+    raw.time_limit = tenmil_base::Span::from_secs(60);
     fail(&opened, "");
     for at in 0..3 {
         assert_eq!(raw.read(at, &mut page), Err(IoStatus::ABORTED));

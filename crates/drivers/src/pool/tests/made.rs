@@ -25,11 +25,11 @@ impl DeviceType for StoredKind {
     fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
         let (device, others) = (&uri.children()[0], &uri.children()[1..]);
         let below = opener.open(device)?;
-        let shape = PageGeometry::of(device, &below.medium.limits())?;
+        let geometry = PageGeometry::of(device, &below.medium.limits())?;
         let place = VolumeRef::on(device);
-        if create::read_pool(opener, &place, &*below.medium, &shape, None).is_err() {
-            let steps = create::steps(device, "tests", &shape)?;
-            create::format(opener, device, &*below.medium, &shape, steps)?;
+        if create::read_pool(opener, &place, &*below.medium, &geometry, None).is_err() {
+            let steps = create::steps(device, "tests", &geometry)?;
+            create::format(opener, device, &*below.medium, &geometry, steps)?;
         }
         let open = Arc::new(OpenPool::over(opener, &place, below, self.closing_max)?);
         if open.devices().len() == 1 && !others.is_empty() {

@@ -96,8 +96,8 @@ impl Buffers {
     }
 
     /// Returns a buffer to the kernel.
-    pub(super) fn release(&mut self, lent: &FilledBuffer) {
-        self.give(lent.number);
+    pub(super) fn release(&mut self, leased: &FilledBuffer) {
+        self.give(leased.number);
     }
 
     fn give(&mut self, number: u16) {
@@ -147,23 +147,24 @@ impl Memory {
 
     /// Bytes of a filled buffer.
     #[inline]
-    pub(super) fn bytes<'a>(&'a self, lent: &'a FilledBuffer) -> &'a [u8] {
-        let address = self.address(self.at(lent.number) + lent.start, lent.end - lent.start);
+    pub(super) fn bytes<'a>(&'a self, leased: &'a FilledBuffer) -> &'a [u8] {
+        let address =
+            self.address(self.at(leased.number) + leased.start, leased.end - leased.start);
         // SAFETY: the kernel has filled the buffer and does not access it before it is returned,
         // for which the only `FilledBuffer` of it, borrowed here, must be given up. The memory is
         // private and lives as long as `self`.
-        unsafe { slice::from_raw_parts(address.as_ptr(), lent.end - lent.start) }
+        unsafe { slice::from_raw_parts(address.as_ptr(), leased.end - leased.start) }
     }
 
     /// Copies bytes in front of a filled part. False if the headroom is too small.
-    pub(super) fn put_before(&self, lent: &mut FilledBuffer, bytes: &[u8]) -> bool {
-        let Some(start) = lent.start.checked_sub(bytes.len()) else { return false };
-        let address = self.address(self.at(lent.number) + start, bytes.len());
+    pub(super) fn put_before(&self, leased: &mut FilledBuffer, bytes: &[u8]) -> bool {
+        let Some(start) = leased.start.checked_sub(bytes.len()) else { return false };
+        let address = self.address(self.at(leased.number) + start, bytes.len());
         // SAFETY: the headroom belongs to the owner of the `FilledBuffer`; `bytes` belongs to
         // another buffer, or to none of these.
         let room = unsafe { slice::from_raw_parts_mut(address.as_ptr(), bytes.len()) };
         room.copy_from_slice(bytes);
-        lent.start = start;
+        leased.start = start;
         true
     }
 }

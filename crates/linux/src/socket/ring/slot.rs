@@ -37,7 +37,7 @@ pub(super) struct Slot {
     pub(super) broken: Option<Errno>,
     /// Events that the stream sleeps for.
     pub(super) wants_bytes: bool,
-    pub(super) wants_room: bool,
+    pub(super) wants_space: bool,
     /// The write side is shut down once all sends have completed.
     pub(super) is_shut: bool,
     /// The stream was dropped.
@@ -73,7 +73,7 @@ impl Slot {
             zero_copy: true,
             broken: None,
             wants_bytes: false,
-            wants_room: false,
+            wants_space: false,
             is_shut: false,
             is_closed: false,
             taken: 0,

@@ -79,25 +79,25 @@ impl RingStream {
         *looked_at = core.generation;
         let failed = core.take_error();
         let slot = core.slot(*key);
-        let Some(mut lent) = slot.arrived.pop_front() else {
+        let Some(mut leased) = slot.arrived.pop_front() else {
             let over = slot.end.or(failed.map(StreamEnd::Broken));
             drop(core);
             return self.no_data(over);
         };
-        let count = lent.len();
+        let count = leased.len();
         let memory = &ring.memory;
         // Unconsumed bytes move in front of the new buffer, so that they stay contiguous.
         match held.take() {
             Some(before) => {
-                memory.put_before(&mut lent, memory.bytes(&before));
+                memory.put_before(&mut leased, memory.bytes(&before));
                 core.buffers.release(&before);
             }
             None => {
-                memory.put_before(&mut lent, stash);
+                memory.put_before(&mut leased, stash);
                 stash.clear();
             }
         }
-        *held = Some(lent);
+        *held = Some(leased);
         // The next receive is submitted with the next enter.
         core.start_receiving(*key);
         core.counts.receives.add(1);
@@ -118,9 +118,9 @@ impl RingStream {
 
     /// Returns the buffer if few bytes are unconsumed.
     fn stash_small(&mut self) {
-        let Some(lent) = self.held.take_if(|lent| lent.len() <= STASH_MAX) else { return };
-        self.stash.extend_from_slice(self.ring.memory.bytes(&lent));
-        self.ring.core().buffers.release(&lent);
+        let Some(leased) = self.held.take_if(|leased| leased.len() <= STASH_MAX) else { return };
+        self.stash.extend_from_slice(self.ring.memory.bytes(&leased));
+        self.ring.core().buffers.release(&leased);
     }
 
     #[cold]
@@ -168,7 +168,7 @@ impl Stream for RingStream {
     #[inline]
     fn buffered(&self) -> &[u8] {
         match &self.held {
-            Some(lent) => self.ring.memory.bytes(lent),
+            Some(leased) => self.ring.memory.bytes(leased),
             None => &self.stash,
         }
     }
@@ -177,12 +177,12 @@ impl Stream for RingStream {
     fn consume(&mut self, count: usize) {
         let waiting = self.buffered().len();
         assert!(count <= waiting, "{count} consumed of {waiting} bytes");
-        let Some(lent) = &mut self.held else {
+        let Some(leased) = &mut self.held else {
             self.stash.drain(..count);
             return;
         };
-        lent.consume(count);
-        if let Some(empty) = self.held.take_if(|lent| lent.len() == 0) {
+        leased.consume(count);
+        if let Some(empty) = self.held.take_if(|leased| leased.len() == 0) {
             self.ring.core().buffers.release(&empty);
         }
     }
@@ -274,12 +274,12 @@ impl Stream for RingStream {
         WakeSource::Descriptor(self.waiter.as_fd())
     }
 
-    fn arm(&mut self, wants_bytes: bool, wants_room: bool) -> bool {
+    fn arm(&mut self, wants_bytes: bool, wants_space: bool) -> bool {
         if self.is_abandoned {
             return false;
         }
         self.stash_small();
-        let has_room = self.buffered().len() <= HEADROOM;
+        let has_space = self.buffered().len() <= HEADROOM;
         let mut core = self.ring.core();
         core.attach(self.key);
         core.start_receiving(self.key);
@@ -292,14 +292,14 @@ impl Stream for RingStream {
         // Accepted but not released: a send or a zero-copy notification is outstanding.
         let is_sending = slot.released() < slot.taken;
         let has_more = !slot.arrived.is_empty() || (slot.end.is_some() && !self.is_over);
-        let has_bytes = wants_bytes && has_room && has_more;
+        let has_bytes = wants_bytes && has_space && has_more;
         slot.wants_bytes = wants_bytes;
-        slot.wants_room = wants_room || is_sending;
+        slot.wants_space = wants_space || is_sending;
         let wanted = Interest {
-            readable: wants_bytes && has_room && has_free && slot.end.is_none(),
+            readable: wants_bytes && has_space && has_free && slot.end.is_none(),
             // A zero-copy notification has no event of its own here: writability, which is true
             // more often, stands for it.
-            writable: wants_room || is_sending,
+            writable: wants_space || is_sending,
         };
         let wanted = (wanted != ERRORS).then_some(wanted);
         let waits = self.waiter.wait_for(slot.socket(), wanted);
@@ -310,7 +310,7 @@ impl Stream for RingStream {
         let mut core = self.ring.core();
         core.has_wakeup = false;
         let slot = core.slot(self.key);
-        (slot.wants_bytes, slot.wants_room) = (false, false);
+        (slot.wants_bytes, slot.wants_space) = (false, false);
     }
 
     fn is_thread_bound(&self) -> bool {

@@ -69,7 +69,7 @@ pub(in crate::controller) struct WriteInProgress {
     pub(in crate::controller) by: Option<Requester>,
     pub(in crate::controller) number: u64,
     pub(in crate::controller) after: Reservations,
-    pub(in crate::controller) news: ReservationEffects,
+    pub(in crate::controller) new_events: ReservationEffects,
 }
 
 /// Way in which a change takes effect.

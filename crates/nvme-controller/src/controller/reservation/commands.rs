@@ -186,14 +186,14 @@ fn register(
         ChangePersistence::Persist => can_persist.then_some(true),
         ChangePersistence::Reserved(_) => return Err(Status::INVALID_FIELD),
     };
-    let news = match command.rrega {
+    let new_events = match command.rrega {
         RegisterAction::Register => {
             origin.map_or(Ok(()), |origin| reservations.check_origin(host, origin))?;
-            let news = reservations.register(host, nqn, keys.nrkey());
-            if let (Ok(_), Some(origin)) = (&news, origin) {
+            let new_events = reservations.register(host, nqn, keys.nrkey());
+            if let (Ok(_), Some(origin)) = (&new_events, origin) {
                 reservations.came_from(host, origin);
             }
-            news
+            new_events
         }
         RegisterAction::Unregister => reservations.unregister(host, current),
         RegisterAction::Replace => reservations.replace(host, current, keys.nrkey()),
@@ -202,7 +202,7 @@ fn register(
     if let Some(persists) = persists {
         reservations.set_persists(persists);
     }
-    Ok(news)
+    Ok(new_events)
 }
 
 fn acquire(

@@ -41,7 +41,7 @@ pub(in crate::controller) struct Preempting {
 /// How long Preempt and Abort waits: less than the 30 s after which hosts give up a command.
 pub(super) const WAIT_MAX: Span = Span::from_secs(10);
 /// How often is looked whether the media have answered.
-const LOOK: Span = Span::from_ms(1);
+const POLL_INTERVAL: Span = Span::from_ms(1);
 
 impl Preempted {
     /// One for those who may still write, to be cloned.
@@ -136,6 +136,6 @@ impl Controller {
 
     pub(in crate::controller) fn preemptions_wake_at(&self, now: Instant) -> Instant {
         let is_idle = self.preempting.is_empty() && self.preempted.is_empty();
-        if is_idle { Instant::NEVER } else { now.after(LOOK) }
+        if is_idle { Instant::NEVER } else { now.after(POLL_INTERVAL) }
     }
 }

@@ -31,8 +31,8 @@ fn held_by_a(kind: Kind) -> Reservations {
     it
 }
 
-fn told(news: &ReservationEffects) -> &[(HostId, Notice)] {
-    &news.notices
+fn told(new_events: &ReservationEffects) -> &[(HostId, Notice)] {
+    &new_events.notices
 }
 
 #[test]
@@ -167,14 +167,14 @@ fn a_reservation_is_taken_once_and_again_only_by_its_holder() {
 fn a_holder_that_unregisters_releases_unless_others_hold_too() {
     for kind in Kind::ALL {
         let mut it = held_by_a(kind);
-        let news = it.unregister(A, Some(KEY_A)).unwrap();
+        let new_events = it.unregister(A, Some(KEY_A)).unwrap();
         assert_eq!(it.held().is_some(), is_held_by_all(kind), "{kind:?}");
         let released = matches!(
             kind,
             Kind::WriteExclusiveRegistrantsOnly | Kind::ExclusiveAccessRegistrantsOnly
         );
         let notices = [(B, Notice::ReservationReleased), (C, Notice::ReservationReleased)];
-        assert_eq!(told(&news), if released { &notices[..] } else { &[] }, "{kind:?}");
+        assert_eq!(told(&new_events), if released { &notices[..] } else { &[] }, "{kind:?}");
         it.unregister(B, None).unwrap();
         it.unregister(C, None).unwrap();
         assert_eq!(it.held(), None, "the last registrant takes it along");
@@ -196,14 +196,14 @@ fn a_release_needs_the_type_and_tells_registrants_that_shared_it() {
     for kind in Kind::ALL {
         for named in Kind::ALL {
             let mut it = held_by_a(kind);
-            let news = it.release(A, KEY_A, named);
+            let new_events = it.release(A, KEY_A, named);
             if named != kind {
-                assert_eq!(news, Err(INVALID));
+                assert_eq!(new_events, Err(INVALID));
                 continue;
             }
             assert_eq!(it.held(), None);
             let shared = !matches!(kind, Kind::WriteExclusive | Kind::ExclusiveAccess);
-            assert_eq!(told(&news.unwrap()).len(), if shared { 2 } else { 0 }, "{kind:?}");
+            assert_eq!(told(&new_events.unwrap()).len(), if shared { 2 } else { 0 }, "{kind:?}");
         }
     }
 }
@@ -225,10 +225,10 @@ fn a_release_by_one_who_does_not_hold_has_no_effect() {
 fn a_clear_removes_everything_and_tells_every_other_registrant() {
     for kind in Kind::ALL {
         let mut it = held_by_a(kind);
-        let news = it.clear(B, KEY_B).unwrap();
+        let new_events = it.clear(B, KEY_B).unwrap();
         assert_eq!((it.held(), it.registrants().count()), (None, 0));
         let notices = [(A, Notice::ReservationPreempted), (C, Notice::ReservationPreempted)];
-        assert_eq!(told(&news), notices);
+        assert_eq!(told(&new_events), notices);
     }
 }
 
@@ -237,17 +237,17 @@ fn preempting_the_holder_takes_the_reservation_over() {
     for kind in Kind::ALL.into_iter().filter(|kind| !is_held_by_all(*kind)) {
         for wanted in Kind::ALL {
             let mut it = held_by_a(kind);
-            let news = it.preempt(B, KEY_B, KEY_A, wanted, false).unwrap();
+            let new_events = it.preempt(B, KEY_B, KEY_A, wanted, false).unwrap();
             assert_eq!(it.held().map(|held| held.kind), Some(wanted));
             assert!(it.is_holder(B));
             assert_eq!(it.is_holder(C), is_held_by_all(wanted));
             assert!(it.registrants().all(|(host, _)| host != A), "its registration is gone");
-            assert!(told(&news).contains(&(A, Notice::RegistrationPreempted)));
+            assert!(told(&new_events).contains(&(A, Notice::RegistrationPreempted)));
             let shared =
                 kind != wanted && !matches!(kind, Kind::WriteExclusive | Kind::ExclusiveAccess);
-            let released = told(&news).contains(&(C, Notice::ReservationReleased));
+            let released = told(&new_events).contains(&(C, Notice::ReservationReleased));
             assert_eq!(released, shared, "{kind:?} to {wanted:?}");
-            assert!(news.aborts.is_empty());
+            assert!(new_events.aborts.is_empty());
         }
     }
 }
@@ -257,12 +257,12 @@ fn preempting_a_registrant_leaves_the_reservation_alone() {
     for kind in Kind::ALL {
         let mut it = held_by_a(kind);
         let held = it.held();
-        let news = it.preempt(A, KEY_A, KEY_B, Kind::ExclusiveAccess, true).unwrap();
+        let new_events = it.preempt(A, KEY_A, KEY_B, Kind::ExclusiveAccess, true).unwrap();
         assert_eq!(it.held(), held, "{kind:?}");
         assert_eq!(it.registrants().collect::<Vec<_>>(), [(A, KEY_A)]);
         let notices = [(B, Notice::RegistrationPreempted), (C, Notice::RegistrationPreempted)];
-        assert_eq!(told(&news), notices);
-        assert_eq!(news.aborts, [B, C]);
+        assert_eq!(told(&new_events), notices);
+        assert_eq!(new_events.aborts, [B, C]);
     }
 }
 
@@ -281,36 +281,36 @@ fn a_key_that_nobody_has_cannot_be_preempted() {
 fn key_zero_means_everyone_else_when_all_hold_it_and_nothing_otherwise() {
     for kind in Kind::ALL {
         let mut it = held_by_a(kind);
-        let news = it.preempt(B, KEY_B, 0, Kind::ExclusiveAccess, true);
+        let new_events = it.preempt(B, KEY_B, 0, Kind::ExclusiveAccess, true);
         if !is_held_by_all(kind) {
-            assert_eq!(news, Err(INVALID), "{kind:?}");
+            assert_eq!(new_events, Err(INVALID), "{kind:?}");
             continue;
         }
         assert_eq!(it.registrants().collect::<Vec<_>>(), [(B, KEY_B)]);
         assert!(it.is_holder(B));
         assert_eq!(it.held().map(|held| held.kind), Some(Kind::ExclusiveAccess));
-        assert_eq!(news.unwrap().aborts, [A, C]);
+        assert_eq!(new_events.unwrap().aborts, [A, C]);
     }
 }
 
 #[test]
 fn preempting_without_a_reservation_only_removes_registrations() {
     let mut it = three();
-    let news = it.preempt(A, KEY_A, KEY_B, Kind::WriteExclusive, false).unwrap();
+    let new_events = it.preempt(A, KEY_A, KEY_B, Kind::WriteExclusive, false).unwrap();
     assert_eq!((it.held(), it.registrants().count()), (None, 1));
-    assert_eq!(told(&news).len(), 2);
+    assert_eq!(told(&new_events).len(), 2);
 }
 
 #[test]
 fn a_holder_may_preempt_itself_to_change_the_type() {
     let mut it = three();
     it.acquire(B, KEY_B, Kind::WriteExclusiveRegistrantsOnly).unwrap();
-    let news = it.preempt(B, KEY_B, KEY_B, Kind::ExclusiveAccess, false).unwrap();
+    let new_events = it.preempt(B, KEY_B, KEY_B, Kind::ExclusiveAccess, false).unwrap();
     assert!(it.is_holder(B));
     let left: Vec<HostId> = it.registrants().map(|(host, _)| host).collect();
     assert_eq!(left, [A, B], "C shared the key and is gone, the issuer stays");
     let notices = [(A, Notice::ReservationReleased), (C, Notice::RegistrationPreempted)];
-    assert_eq!(told(&news), notices);
+    assert_eq!(told(&new_events), notices);
 }
 
 #[test]

@@ -91,12 +91,12 @@ impl Subsystem {
         let missing = Status::INVALID_NAMESPACE_OR_FORMAT;
         let record = state.records.get_mut(&nsid).ok_or(missing)?;
         let mut after = record.reservations.clone();
-        let news = change.make(&mut after, record.can_persist())?;
+        let new_events = change.make(&mut after, record.can_persist())?;
         let plan = record.plan(&after)?;
         let (ApplyPlan::Write(bytes), Persistence::Durable(keeper)) =
             (plan, &mut record.persistence)
         else {
-            return Ok(Some(state.take_effect(nsid, after, news)));
+            return Ok(Some(state.take_effect(nsid, after, new_events)));
         };
         let subsystem = Arc::downgrade(&self.shared);
         let stored = PersistRequest { subsystem, nsid, number, is_owed: true };
@@ -105,7 +105,7 @@ impl Subsystem {
             state.post_trouble(Some(change.by), NO_WRITER);
             return Err(Status::INTERNAL_ERROR);
         }
-        record.line.begin(WriteInProgress { by: Some(change.by), number, after, news });
+        record.line.begin(WriteInProgress { by: Some(change.by), number, after, new_events });
         Ok(None)
     }
 
@@ -115,9 +115,9 @@ impl Subsystem {
         let record = state.records.get_mut(&nsid);
         let writing = record.and_then(|record| record.line.written(number, written.is_ok()));
         // If the namespace was deleted meanwhile, all requesters have got an error already.
-        if let Some(WriteInProgress { by, after, news, .. }) = writing {
+        if let Some(WriteInProgress { by, after, new_events, .. }) = writing {
             let end = match written {
-                Ok(()) => Ok(state.take_effect(nsid, after, news)),
+                Ok(()) => Ok(state.take_effect(nsid, after, new_events)),
                 Err(why) => {
                     state.post_trouble(by, &why.text);
                     Err(Status::INTERNAL_ERROR)
@@ -173,16 +173,16 @@ impl State {
         &mut self,
         nsid: u32,
         after: Reservations,
-        news: ReservationEffects,
+        new_events: ReservationEffects,
     ) -> Option<Writers> {
         if let Some(record) = self.records.get_mut(&nsid) {
             record.reservations = after;
         }
-        for (to, notice) in news.notices {
+        for (to, notice) in new_events.notices {
             self.notify_reservation(nsid, to, notice);
         }
         let preempted = Preempted::new();
-        for victim in news.aborts {
+        for victim in new_events.aborts {
             self.request_abort(nsid, victim, &preempted);
         }
         let writers = preempted.writers();

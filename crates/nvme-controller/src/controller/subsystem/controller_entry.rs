@@ -20,7 +20,7 @@ pub(in crate::controller) struct ControllerEntry {
     /// Namespace snapshot published last.
     shown: Arc<Namespaces>,
     /// Wakes the controller's thread.
-    pub(in crate::controller) bell: Option<WakeFn>,
+    pub(in crate::controller) waker: Option<WakeFn>,
     pub(in crate::controller) host: HostId,
     /// Host NQN, if the transport supplies one.
     pub(in crate::controller) nqn: Option<HostNqn>,
@@ -116,7 +116,7 @@ impl ControllerEntry {
         Self {
             shown: published.reader().get().clone(),
             published,
-            bell: None,
+            waker: None,
             host,
             nqn: None,
             mail: PendingUpdates::default(),
@@ -147,8 +147,8 @@ impl ControllerEntry {
     }
 
     /// Waker to call, if updates are pending and a waker is set.
-    pub(super) fn bell(&self) -> Option<WakeFn> {
-        self.bell.clone().filter(|_| !self.mail.is_empty())
+    pub(super) fn waker(&self) -> Option<WakeFn> {
+        self.waker.clone().filter(|_| !self.mail.is_empty())
     }
 
     pub(super) fn set_ana(&mut self, group: u32, state: AnaState) {

@@ -56,8 +56,8 @@ pub enum QueueCommand {
 
 impl QueueLink {
     /// Sets the callback that wakes the connection's thread for a command.
-    pub fn set_bell(&self, bell: WakeFn) {
-        self.commands.set_waker(Arc::new(move || bell()));
+    pub fn set_arbiter_waker(&self, waker: WakeFn) {
+        self.commands.set_waker(Arc::new(move || waker()));
     }
 
     /// Records that the queue has fetched commands.

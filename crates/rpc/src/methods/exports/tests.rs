@@ -148,8 +148,9 @@ fn what_happens_at_the_doors_is_announced_with_its_reason() {
     let (announcer, announced) = announcements().unwrap();
     let done = NbdStats { reads: 3, ..NbdStats::default() };
     let (connection, peer) = (7, "process 4711".to_owned());
-    let news = NbdEvent::Disconnected { connection, peer, reason: DisconnectReason::TooSlow, done };
-    announcer.announce_export("disk", &news);
+    let new_events =
+        NbdEvent::Disconnected { connection, peer, reason: DisconnectReason::TooSlow, done };
+    announcer.announce_export("disk", &new_events);
     let event = announced.next().unwrap();
     assert_eq!(event.kind, super::DISCONNECTED);
     let text =

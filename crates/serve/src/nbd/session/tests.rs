@@ -113,7 +113,7 @@ impl World {
         let (pool, fences) = (Arc::new(pool), Arc::new(AtomicUsize::new(0)));
         let (client, socket) = UnixStream::pair().unwrap();
         client.set_nonblocking(true).unwrap();
-        let (tell, news) = channel();
+        let (tell, new_events) = channel();
         let backend = served.medium().channel().unwrap();
         let backend = Watched { backend, is_stuck, fences: Arc::clone(&fences) };
         let guest = Session::new(SessionParts {
@@ -132,7 +132,7 @@ impl World {
             now: at(0),
         });
         let guest = guest.unwrap();
-        let mut world = Self { guest, client, pool, fences, _news: news, _device: device };
+        let mut world = Self { guest, client, pool, fences, _news: new_events, _device: device };
         world.turn(at(0));
         assert_eq!(world.replies(), 18, "the greeting");
         world

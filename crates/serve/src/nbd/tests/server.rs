@@ -24,7 +24,7 @@ use crate::nbd::{
     ServerConfig,
 };
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 struct House {
     server: Option<Server>,
@@ -72,10 +72,10 @@ fn serve_medium(
     let served = Arc::new(served.unwrap());
     let path = directory.path().join("door");
     let any = Address::Tcp("127.0.0.1:0".parse().unwrap());
-    let doors =
+    let listen_sockets =
         [Address::Path(path.clone()), any].map(|address| StreamListener::open(&address).unwrap());
     let server = Server::start(ServerConfig {
-        doors: doors.into(),
+        listen_sockets: listen_sockets.into(),
         served: Arc::clone(&served),
         regions: regions.clone(),
         reactors: Arc::clone(reactors.registry()),
@@ -99,7 +99,7 @@ fn serve_medium(
 /// Connects a client and selects the export.
 fn connect(house: &House) -> UnixStream {
     let mut stream = UnixStream::connect(&house.path).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIME_LIMIT)).unwrap();
     choose(&mut stream);
     stream
 }
@@ -131,7 +131,7 @@ fn what_one_client_wrote_another_reads_on_either_socket_in_every_poll_mode() {
             panic!("the second door is a port")
         };
         let mut other = TcpStream::connect(port).unwrap();
-        other.set_read_timeout(Some(PATIENCE)).unwrap();
+        other.set_read_timeout(Some(TIME_LIMIT)).unwrap();
         choose(&mut other);
         let mut back = [0; 4096];
         exchange(&mut other, &request(Command::READ, 2, 512, 4096), &mut back);
@@ -145,12 +145,12 @@ fn what_one_client_wrote_another_reads_on_either_socket_in_every_poll_mode() {
 }
 
 /// Next event, which must arrive.
-fn news(house: &House) -> NbdEvent {
+fn new_events(house: &House) -> NbdEvent {
     let clock = Clock::start();
     let end = clock.now().after(Span::from_secs(20));
     loop {
-        if let Some(news) = house.server.as_ref().unwrap().next_event() {
-            return news;
+        if let Some(new_events) = house.server.as_ref().unwrap().next_event() {
+            return new_events;
         }
         assert!(clock.now() < end, "nobody is told");
         tenmil_linux::thread::yield_now();
@@ -160,7 +160,7 @@ fn news(house: &House) -> NbdEvent {
 /// Disconnect reason and counters of the next connection that ends.
 fn next_to_go(house: &House) -> (DisconnectReason, NbdStats) {
     loop {
-        if let NbdEvent::Disconnected { reason, done, .. } = news(house) {
+        if let NbdEvent::Disconnected { reason, done, .. } = new_events(house) {
             return (reason, done);
         }
     }
@@ -245,13 +245,13 @@ fn one_too_many_is_sent_away_and_told_of() {
     let mut first = connect(&house);
     let come =
         NbdEvent::Connected { connection: 0, peer: format!("process {}", std::process::id()) };
-    assert_eq!(news(&house), come);
+    assert_eq!(new_events(&house), come);
     let mut second = UnixStream::connect(&house.path).unwrap();
-    second.set_read_timeout(Some(PATIENCE)).unwrap();
+    second.set_read_timeout(Some(TIME_LIMIT)).unwrap();
     assert_eq!(second.read(&mut [0; 1]).unwrap(), 0);
     let text =
         "connect: 1 are connected, expected fewer (`--max-connections` allows more)".to_owned();
-    assert_eq!(news(&house), NbdEvent::Trouble(text));
+    assert_eq!(new_events(&house), NbdEvent::Trouble(text));
     exchange(&mut first, &request(Command::READ, 1, 0, 512), &mut [0; 512]);
 }
 
@@ -344,7 +344,7 @@ fn who_is_sent_away_is_answered_first_however_long_that_takes() {
 fn a_device_that_grows_is_larger_for_whoever_comes_and_whoever_is_there() {
     let house = serve(PollMode::Adaptive, 4);
     house.device.resized(4096);
-    assert_eq!(news(&house), NbdEvent::Resized { size_bytes: 4096 * 512 });
+    assert_eq!(new_events(&house), NbdEvent::Resized { size_bytes: 4096 * 512 });
     let mut stream = connect(&house);
     let past = request(Command::READ, 1, 4096 * 512, 512);
     stream.write_all(&past).unwrap();
@@ -352,7 +352,7 @@ fn a_device_that_grows_is_larger_for_whoever_comes_and_whoever_is_there() {
     stream.read_exact(&mut header).unwrap();
     assert_eq!(SimpleReply::parse(&header).unwrap().error, tenmil_wire::nbd::ErrorCode::EINVAL);
     house.device.resized(8192);
-    while !matches!(news(&house), NbdEvent::Resized { .. }) {}
+    while !matches!(new_events(&house), NbdEvent::Resized { .. }) {}
     exchange(&mut stream, &past, &mut [0; 512]);
 }
 
@@ -383,7 +383,7 @@ fn a_file_that_is_served_becomes_longer_and_shorter_at_a_clients_wish() {
     assert_eq!((len(), house.served.export().size_bytes()), (4096, 4096));
     let mut sizes = Vec::new();
     while sizes.len() < 2 {
-        if let NbdEvent::Resized { size_bytes } = news(&house) {
+        if let NbdEvent::Resized { size_bytes } = new_events(&house) {
             sizes.push(size_bytes);
         }
     }
@@ -394,10 +394,11 @@ fn a_file_that_is_served_becomes_longer_and_shorter_at_a_clients_wish() {
     let mut header = [0; 16];
     one.read_exact(&mut header).unwrap();
     assert_eq!(SimpleReply::parse(&header).unwrap().error, tenmil_wire::nbd::ErrorCode::ENOSPC);
-    let trouble = std::iter::repeat_with(|| news(&house)).find_map(|news| match news {
-        NbdEvent::Trouble(text) => Some(text),
-        _ => None,
-    });
+    let trouble =
+        std::iter::repeat_with(|| new_events(&house)).find_map(|new_events| match new_events {
+            NbdEvent::Trouble(text) => Some(text),
+            _ => None,
+        });
     assert!(trouble.unwrap().contains("resize "), "the reason is told here");
     assert!(house.served.resize(4097).unwrap_err().to_string().contains("a multiple of 4096"));
 }

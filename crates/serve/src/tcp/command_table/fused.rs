@@ -15,9 +15,9 @@ use tenmil_nvme_tcp::{ControllerConnection, DataTransfer};
 use tenmil_wire::{AdminOpcode, Command, Completion, Fuse, IoOpcode, Status};
 
 use super::{AdmitResult, BufferAccess, CommandSlot, CommandState, CommandTable, DataDirection};
-use crate::tcp::memory::{Buffer, OWN_BYTES};
 #[cfg(test)]
-use crate::tcp::plant::{Plant, is_planted};
+use crate::tcp::injected_bug::{InjectedBug, is_injected};
+use crate::tcp::memory::{Buffer, OWN_BYTES};
 
 /// First half whose second half must be the next command.
 #[derive(Debug)]
@@ -174,9 +174,9 @@ impl CommandTable {
         (len_bytes, is_unasked): (u32, bool),
     ) -> AdmitResult {
         let may_take = self.waiting.is_empty() || is_unasked;
-        let mut buffer = if may_take { self.purse.take(OWN_BYTES) } else { None };
+        let mut buffer = if may_take { self.quota.take(OWN_BYTES) } else { None };
         if is_unasked {
-            buffer = buffer.or_else(|| self.purse.take_own(OWN_BYTES));
+            buffer = buffer.or_else(|| self.quota.take_own(OWN_BYTES));
             self.is_stuck = buffer.is_none();
             if self.is_stuck {
                 return AdmitResult::NoBuffer;
@@ -325,7 +325,7 @@ impl CommandTable {
         let slot = &mut self.slots[usize::from(tag)];
         let CommandState::Half(half) = slot.step else { return };
         #[cfg(test)]
-        if is_planted(Plant::Lost)
+        if is_injected(InjectedBug::Lost)
             && let Some(buffer) = slot.buffer.take()
         {
             buffer.abandon();
@@ -346,10 +346,10 @@ impl CommandTable {
         let is_taken = command.fuse() == Fuse::First
             && self.share == BufferAccess::Pool
             && command.opcode() == AdminOpcode::FabricsCommands.code();
-        if is_taken && is_planted(Plant::Misdirected) {
+        if is_taken && is_injected(InjectedBug::Misdirected) {
             *way = DataDirection::FromHost;
         }
-        is_taken && is_planted(Plant::Overwrite)
+        is_taken && is_injected(InjectedBug::Overwrite)
     }
 
     /// Stops waiting for a second half: nothing new starts.
@@ -362,5 +362,5 @@ impl CommandTable {
 #[cfg(test)]
 fn is_planted_to_pass(command: &Command) -> bool {
     let is_fabrics = command.opcode() == AdminOpcode::FabricsCommands.code();
-    is_fabrics && (is_planted(Plant::Overwrite) || is_planted(Plant::Misdirected))
+    is_fabrics && (is_injected(InjectedBug::Overwrite) || is_injected(InjectedBug::Misdirected))
 }

@@ -29,7 +29,7 @@ pub(super) struct PendingConnect {
 }
 
 /// Interval between retries.
-const LOOK: Span = Span::from_ms(1);
+const POLL_INTERVAL: Span = Span::from_ms(1);
 
 impl TargetConnection {
     /// Handles the first command of a connection.
@@ -58,7 +58,7 @@ impl TargetConnection {
         let completion = match self.granted(now, tag, &command) {
             Err(ConnectError { is_transient: true, .. }) if now < patient.until => {
                 self.patient = Some(patient);
-                self.connect_by = now.after(LOOK);
+                self.connect_by = now.after(POLL_INTERVAL);
                 return;
             }
             Ok(cntlid) => {
@@ -112,8 +112,8 @@ impl TargetConnection {
         match granted {
             ConnectGrant::Admin(association) => {
                 self.end.connected(QueueKind::Admin { entries, flow_control });
-                let bell = Arc::clone(&self.seat);
-                association.front().set_bell(Arc::new(move || bell.ring()));
+                let waker = Arc::clone(&self.seat);
+                association.front().set_arbiter_waker(Arc::new(move || waker.ring()));
                 let cntlid = association.cntlid;
                 self.service.emit(TargetEvent::Associated {
                     connection: self.id,
@@ -156,8 +156,8 @@ impl TargetConnection {
                 let depth = self.service.limits().queue_entries;
                 let io = Io::new(&self.service, association, (qid, depth), &mut self.rooms, now);
                 let io = io.map_err(no_queue)?;
-                let bell = Arc::clone(&self.seat);
-                io.link().set_bell(Arc::new(move || bell.ring()));
+                let waker = Arc::clone(&self.seat);
+                io.link().set_arbiter_waker(Arc::new(move || waker.ring()));
                 self.end.connected(QueueKind::Io { entries, flow_control });
                 self.show(io.association(), qid);
                 self.rooms.admit(BufferAccess::Pool, (&io.association().host.nqn, standing));

@@ -18,9 +18,9 @@ impl TargetConnection {
     /// Creates the wake set, which allows the connection to sleep.
     pub(in crate::tcp) fn create_wake_set(&mut self) -> io::Result<PollerWake> {
         let source = self.stream.as_ref().map_or(WakeSource::None, |stream| stream.wake_source());
-        let bed = WakeSet::new(source)?;
-        let woken_by = bed.woken_by()?;
-        self.bed = Some(bed);
+        let wake_set = WakeSet::new(source)?;
+        let woken_by = wake_set.woken_by()?;
+        self.wake_set = Some(wake_set);
         Ok(woken_by)
     }
 
@@ -29,12 +29,12 @@ impl TargetConnection {
             ConnectionRole::Io(io) => Some(&mut **io),
             _ => None,
         };
-        (self.bed.as_mut(), io)
+        (self.wake_set.as_mut(), io)
     }
 
     /// Releases what an idle connection does not need.
     pub(in crate::tcp) fn rest(&mut self) {
-        self.rooms.purse().release_idle();
+        self.rooms.quota().release_idle();
         if let ConnectionRole::Io(io) = &mut self.role {
             io.publish_counters(self.worked_at);
         }
@@ -43,14 +43,14 @@ impl TargetConnection {
     /// Arms the stream. Returns true if it is ready already.
     pub(in crate::tcp) fn arm_stream(&mut self) -> bool {
         let wants_bytes = self.next_event == self.events.as_slice().len();
-        let wants_room = self.outgoing.is_blocked() || self.outgoing.is_read();
-        self.stream.as_mut().is_some_and(|stream| stream.arm(wants_bytes, wants_room))
+        let wants_space = self.outgoing.is_blocked() || self.outgoing.is_read();
+        self.stream.as_mut().is_some_and(|stream| stream.arm(wants_bytes, wants_space))
     }
 
     /// Whether only the socket, a wake-up or a deadline can make progress, and all of them wake the
     /// connection. Valid only after the stream was armed.
     pub(in crate::tcp) fn is_quiet(&self) -> bool {
-        let hears_all = self.bed.as_ref().is_some_and(WakeSet::hears_all)
+        let hears_all = self.wake_set.as_ref().is_some_and(WakeSet::hears_all)
             && self.stream.as_ref().is_some_and(|stream| stream.is_fully_armed());
         hears_all && self.is_idle()
     }
@@ -97,14 +97,14 @@ impl TargetConnection {
 
     /// Whether progress requires another iteration without any wake-up.
     pub(in crate::tcp) fn is_behind(&self) -> bool {
-        let wants_turn = match &self.role {
-            ConnectionRole::Admin(admin) => admin.wants_turn(),
+        let wants_iteration = match &self.role {
+            ConnectionRole::Admin(admin) => admin.wants_iteration(),
             ConnectionRole::Io(io) => self.reason.is_some() && io.is_drained(),
             ConnectionRole::AwaitingConnect
             | ConnectionRole::Discovery(_)
             | ConnectionRole::Closed => false,
         };
-        wants_turn || self.rooms.can_go_on() || self.seat.is_called() || self.is_over()
+        wants_iteration || self.rooms.can_go_on() || self.seat.is_called() || self.is_over()
     }
 
     /// Prepares a migration. Returns true once the thread holds nothing of the connection: the
@@ -193,7 +193,7 @@ impl TargetConnection {
     #[inline]
     pub(in crate::tcp) fn deadline(&self) -> Instant {
         let blocked = match self.blocked_since {
-            Some(since) => since.after(self.service.limits().patience),
+            Some(since) => since.after(self.service.limits().time_limit),
             None => Instant::NEVER,
         };
         self.end.deadline().min(self.connect_by).min(blocked).min(self.debts_check)

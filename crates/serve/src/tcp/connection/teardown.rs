@@ -7,7 +7,7 @@ use super::{ConnectionRole, TargetConnection};
 use crate::tcp::command_table::{Fault, StalledSend};
 use crate::tcp::event::{DisconnectReason, TargetEvent};
 #[cfg(test)]
-use crate::tcp::plant::{Plant, is_planted};
+use crate::tcp::injected_bug::{InjectedBug, is_injected};
 
 /// Oldest data that a host owes.
 #[derive(Clone, Copy, Debug)]
@@ -163,8 +163,8 @@ impl TargetConnection {
                 self.close_with(now, DisconnectReason::Timeout("connect"));
             }
         }
-        let patience = self.service.limits().patience;
-        if self.blocked_since.is_some_and(|since| now >= since.after(patience)) {
+        let time_limit = self.service.limits().time_limit;
+        if self.blocked_since.is_some_and(|since| now >= since.after(time_limit)) {
             self.blocked_since = None;
             self.close_with(now, DisconnectReason::Timeout("take what it asked for"));
         }
@@ -183,7 +183,7 @@ impl TargetConnection {
 
     /// Interval of these checks.
     fn interval(&self) -> Span {
-        Span { ns: self.service.limits().patience.ns / u64::from(LOOKS_PATIENT) }
+        Span { ns: self.service.limits().time_limit.ns / u64::from(LOOKS_PATIENT) }
     }
 
     /// Checks for overdue data and stalled responses.
@@ -215,10 +215,10 @@ impl TargetConnection {
     /// has four times the limit in total, however many commands it completes.
     fn owes_for_too_long(&mut self, now: Instant) -> bool {
         #[cfg(test)]
-        if is_planted(Plant::Renewed) {
+        if is_injected(InjectedBug::Renewed) {
             return false;
         }
-        let patience = self.service.limits().patience;
+        let time_limit = self.service.limits().time_limit;
         let Some((asked_at, count)) = self.rooms.owed_since() else {
             self.debt = None;
             return false;
@@ -230,7 +230,7 @@ impl TargetConnection {
             None => asked_at,
         };
         self.debt = Some(Debt { asked_at, count, since });
-        let most = Span { ns: patience.ns * DEBT_PATIENCE };
-        now >= since.after(patience) || now >= asked_at.after(most) && self.rooms.is_missed()
+        let most = Span { ns: time_limit.ns * DEBT_PATIENCE };
+        now >= since.after(time_limit) || now >= asked_at.after(most) && self.rooms.is_missed()
     }
 }

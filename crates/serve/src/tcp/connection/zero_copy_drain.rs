@@ -27,7 +27,7 @@ impl TargetConnection {
         self.outgoing.handle_eof(&mut *stream, &mut self.end, &mut self.rooms);
         if self.outgoing.is_read() {
             stream.abort();
-            let until = now.after(self.service.limits().patience);
+            let until = now.after(self.service.limits().time_limit);
             self.farewell = Some(ZeroCopyDrain { stream, next_look: now, until });
             self.wait_for_release(now);
         }

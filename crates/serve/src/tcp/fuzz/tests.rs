@@ -5,7 +5,7 @@ use std::panic::catch_unwind;
 use tenmil_base::Random;
 
 use super::{fuzz, seeds};
-use crate::tcp::plant::{Plant, planted};
+use crate::tcp::injected_bug::{InjectedBug, planted};
 
 /// Number of scripts tried for each reintroduced bug.
 const SEEDS: u64 = 60;
@@ -32,17 +32,17 @@ fn nothing_that_must_hold_is_broken_by_any_script() {
 }
 
 /// Number of random scripts tried before a reintroduced bug is detected.
-fn found(plant: Plant) -> Option<u64> {
+fn found(injected_bug: InjectedBug) -> Option<u64> {
     (0..SEEDS).find(|seed| {
         let bytes = script(*seed);
-        catch_unwind(|| planted(plant, || fuzz(&bytes))).is_err()
+        catch_unwind(|| planted(injected_bug, || fuzz(&bytes))).is_err()
     })
 }
 
 #[test]
 fn every_planted_bug_is_found() {
-    for plant in Plant::ALL {
-        let seed = found(plant);
-        assert!(seed.is_some(), "{plant:?} is not found");
+    for injected_bug in InjectedBug::ALL {
+        let seed = found(injected_bug);
+        assert!(seed.is_some(), "{injected_bug:?} is not found");
     }
 }

@@ -134,7 +134,7 @@ mod tests {
         let mut random = Random::new(7);
         for pages in [1, 7, 64, 100, 1000] {
             let mut buddy = Buddy::new(pages, 5);
-            let mut lent: BTreeMap<u32, u8> = BTreeMap::new();
+            let mut leased: BTreeMap<u32, u8> = BTreeMap::new();
             for _ in 0..4000 {
                 let order = u8::try_from(random.below(6)).unwrap();
                 if random.below(2) == 0
@@ -143,15 +143,15 @@ mod tests {
                     assert!(page.is_multiple_of(1 << order) && page + (1 << order) <= pages);
                     let overlaps =
                         |(&at, &of): (&u32, &u8)| page < at + (1 << of) && at < page + (1 << order);
-                    assert!(!lent.iter().any(overlaps), "page {page} twice");
-                    lent.insert(page, order);
-                } else if let Some((page, order)) = lent.pop_first() {
+                    assert!(!leased.iter().any(overlaps), "page {page} twice");
+                    leased.insert(page, order);
+                } else if let Some((page, order)) = leased.pop_first() {
                     buddy.free(page, order);
                 }
-                let taken: u32 = lent.values().map(|order| 1_u32 << order).sum();
+                let taken: u32 = leased.values().map(|order| 1_u32 << order).sum();
                 assert_eq!(buddy.free_pages(), pages - taken);
             }
-            for (page, order) in lent {
+            for (page, order) in leased {
                 buddy.free(page, order);
             }
             let whole = (0..pages / 32).filter(|_| buddy.take(5).is_some()).count();

@@ -19,7 +19,7 @@ use tenmil_base::Segment;
 use super::ledger::{Payer, Standing};
 use super::{BufferPool, OWN_BYTES, OWN_ORDER, PAGE_SHIFT};
 #[cfg(test)]
-use crate::tcp::plant::{Plant, is_planted};
+use crate::tcp::injected_bug::{InjectedBug, is_injected};
 
 /// Buffer of a command or of the rings of a queue.
 pub(in crate::tcp) struct Buffer {
@@ -170,7 +170,7 @@ impl Buffer {
     #[inline]
     pub(in crate::tcp) fn segment(&self, budget: &BufferPool, len_bytes: u32) -> Option<Segment> {
         #[cfg(test)]
-        let is_unchecked = is_planted(Plant::Overwrite);
+        let is_unchecked = is_injected(InjectedBug::Overwrite);
         #[cfg(not(test))]
         let is_unchecked = false;
         if u64::from(len_bytes) > self.len_bytes() && !is_unchecked {

@@ -16,7 +16,7 @@ pub(in crate::tcp) struct BufferCache {
     budget: BufferPool,
     account: Arc<Account>,
     number: u64,
-    bell: WakeFn,
+    waker: WakeFn,
     /// Free blocks by order.
     idle: Vec<Vec<Buffer>>,
     idle_bytes: u32,
@@ -30,9 +30,9 @@ const KEPT_BYTES: u32 = 1 << 20;
 const FETCHED_BYTES: u32 = 64 << 10;
 
 impl BufferCache {
-    /// Creates a cache, with the right to two pages, for a connection from this address. `bell` is
+    /// Creates a cache, with the right to two pages, for a connection from this address. `waker` is
     /// called when its turn in the wait queue has come.
-    pub(in crate::tcp) fn new(budget: &BufferPool, address: &str, bell: WakeFn) -> Option<Self> {
+    pub(in crate::tcp) fn new(budget: &BufferPool, address: &str, waker: WakeFn) -> Option<Self> {
         let number = budget.shared.purses.fetch_add(1, Ordering::Relaxed);
         let payer = budget.enter(address)?;
         let idle = (0..=budget.shared.order_max).map(|_| Vec::new()).collect();
@@ -40,7 +40,7 @@ impl BufferCache {
             budget: budget.clone(),
             account: Account::new(budget, payer),
             number,
-            bell,
+            waker,
             idle,
             idle_bytes: 0,
             is_waiting: false,
@@ -153,10 +153,10 @@ impl BufferCache {
             self.release_idle();
         }
         let payer = (self.number, self.account.payer());
-        let mut found = self.budget.take(payer, &self.bell, order);
+        let mut found = self.budget.take(payer, &self.waker, order);
         if found.is_none() && self.idle_bytes > 0 {
             self.empty();
-            found = self.budget.take(payer, &self.bell, order);
+            found = self.budget.take(payer, &self.waker, order);
         }
         self.is_waiting = found.is_none();
         let found = self.account.buffer(found?);

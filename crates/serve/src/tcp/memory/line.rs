@@ -21,10 +21,10 @@ pub(super) type Line = VecDeque<BufferWaiter>;
 
 /// Waiting connection.
 pub(super) struct BufferWaiter {
-    pub(super) purse: u64,
+    pub(super) quota: u64,
     pub(super) payer: Payer,
     pub(super) order: u8,
-    pub(super) bell: WakeFn,
+    pub(super) waker: WakeFn,
 }
 
 /// Limit of all hosts of an address, in multiples of the free memory.

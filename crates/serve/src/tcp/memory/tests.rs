@@ -11,7 +11,7 @@ use super::{BufferCache, BufferPool, Standing, iova_of};
 const LARGEST: u32 = 64 << 10;
 
 /// Cache, and the number of its wake-ups.
-fn purse(budget: &BufferPool) -> (BufferCache, Arc<AtomicU32>) {
+fn quota(budget: &BufferPool) -> (BufferCache, Arc<AtomicU32>) {
     purse_from(budget, "here")
 }
 
@@ -19,10 +19,10 @@ fn purse(budget: &BufferPool) -> (BufferCache, Arc<AtomicU32>) {
 fn purse_from(budget: &BufferPool, address: &str) -> (BufferCache, Arc<AtomicU32>) {
     let calls = Arc::new(AtomicU32::new(0));
     let counted = Arc::clone(&calls);
-    let bell: WakeFn = Arc::new(move || {
+    let waker: WakeFn = Arc::new(move || {
         counted.fetch_add(1, Ordering::Relaxed);
     });
-    (BufferCache::new(budget, address, bell).unwrap(), calls)
+    (BufferCache::new(budget, address, waker).unwrap(), calls)
 }
 
 #[test]
@@ -55,16 +55,16 @@ fn whoever_is_first_in_line_is_called_when_memory_comes_back() {
 #[test]
 fn no_part_of_a_buffer_ends_behind_it() {
     let budget = budget_of(2);
-    let (mut purse, _) = purse(&budget);
+    let (mut quota, _) = quota(&budget);
     for len in [4096, 8192, LARGEST] {
-        let buffer = purse.take(len).unwrap();
+        let buffer = quota.take(len).unwrap();
         assert_eq!(buffer.len_bytes(), u64::from(len));
         for (asked, is_there) in [(1, true), (len, true), (len + 1, false), (u32::MAX, false)] {
             assert_eq!(buffer.segment(&budget, asked).is_some(), is_there, "{asked} of {len}");
             assert_eq!(iova_of(&buffer, asked).is_some(), is_there, "{asked} of {len}");
         }
     }
-    let halves = purse.take_own(8192).unwrap().split().unwrap();
+    let halves = quota.take_own(8192).unwrap().split().unwrap();
     assert!(halves.iter().all(|half| half.segment(&budget, 4097).is_none()));
 }
 
@@ -87,7 +87,7 @@ fn a_connection_that_goes_while_it_waits_holds_up_nobody() {
 fn the_right_to_pages_is_everybodys_and_the_pages_are_those_used_last() {
     let bytes = u64::from(LARGEST + 3 * (8192 + 3 * 4096));
     let budget = BufferPool::new(&RegionTable::new(2), bytes, LARGEST, 3, 10_320).unwrap();
-    let [(mut one, _), (mut two, _), (mut three, _)] = [0; 3].map(|_| purse(&budget));
+    let [(mut one, _), (mut two, _), (mut three, _)] = [0; 3].map(|_| quota(&budget));
     assert!(BufferCache::new(&budget, "here", Arc::new(|| {})).is_none(), "there are three");
     let first = one.take_own(8192).unwrap();
     assert!(!one.has_own() && one.take_own(1).is_none() && two.has_own());
@@ -106,7 +106,7 @@ fn the_right_to_pages_is_everybodys_and_the_pages_are_those_used_last() {
     one.release(second);
     three.release(third);
     drop(three);
-    let next = purse(&budget);
+    let next = quota(&budget);
     drop((one, two, next));
     assert_eq!(budget.free_bytes(), budget.bytes());
 }
@@ -118,10 +118,10 @@ fn rings_lie_one_behind_the_other() {
         let bytes = u64::from(LARGEST + 3 * (8192 + 3 * 4096) + odd);
         let budget = BufferPool::new(&RegionTable::new(2), bytes, LARGEST, 3, 10_320).unwrap();
         assert_eq!(budget.bytes(), bytes - u64::from(odd), "a page is of no use");
-        let mut purses = [0; 3].map(|_| purse(&budget).0);
-        let rings = purses.each_mut().map(|purse| purse.take_rings(10_320).unwrap());
+        let mut purses = [0; 3].map(|_| quota(&budget).0);
+        let rings = purses.each_mut().map(|quota| quota.take_rings(10_320).unwrap());
         assert!(purses[0].take_rings(1).is_none(), "each has one");
-        let own = purses.each_mut().map(|purse| purse.take_own(1).unwrap());
+        let own = purses.each_mut().map(|quota| quota.take_own(1).unwrap());
         let whole = purses[0].take(LARGEST).unwrap();
         let spans = |buffers: &[super::Buffer], len: u32| {
             let begin = |buffer: &super::Buffer| buffer.segment(&budget, 1).unwrap().offset;
@@ -137,14 +137,14 @@ fn rings_lie_one_behind_the_other() {
 
 /// Cache of a host at an address.
 fn purse_of(budget: &BufferPool, host: &str, address: &str) -> BufferCache {
-    let (purse, _) = purse_from(budget, address);
-    purse.bind(host, Standing::new(false, false));
-    purse
+    let (quota, _) = purse_from(budget, address);
+    quota.bind(host, Standing::new(false, false));
+    quota
 }
 
 /// Allocates blocks until the cache gets none.
-fn take_all(purse: &mut BufferCache, len_bytes: u32) -> Vec<super::Buffer> {
-    std::iter::from_fn(|| purse.take(len_bytes)).collect()
+fn take_all(quota: &mut BufferCache, len_bytes: u32) -> Vec<super::Buffer> {
+    std::iter::from_fn(|| quota.take(len_bytes)).collect()
 }
 
 /// Memory for `blocks` of the largest blocks, one of them reserved, and eight connections.
@@ -159,7 +159,7 @@ fn no_host_has_more_than_it_leaves_to_others() {
     // Whatever the size of the requests and the number of connections.
     for len_bytes in [4096, 8192, LARGEST] {
         let mut purses = [0; 3].map(|_| purse_of(&budget, "greedy", "one"));
-        let held: Vec<_> = purses.iter_mut().flat_map(|purse| take_all(purse, len_bytes)).collect();
+        let held: Vec<_> = purses.iter_mut().flat_map(|quota| take_all(quota, len_bytes)).collect();
         let bytes: u64 = held.iter().map(super::Buffer::len_bytes).sum();
         let half = u64::from(8 * LARGEST);
         assert!(bytes <= half + u64::from(LARGEST), "{bytes} of twice {half}");
@@ -176,7 +176,7 @@ fn no_host_has_more_than_it_leaves_to_others() {
 fn hosts_of_one_address_leave_some_to_others() {
     let budget = budget_of(17);
     let mut purses = [0, 1, 2, 3, 4, 5].map(|at| purse_of(&budget, &at.to_string(), "one"));
-    let held: Vec<_> = purses.iter_mut().flat_map(|purse| take_all(purse, LARGEST)).collect();
+    let held: Vec<_> = purses.iter_mut().flat_map(|quota| take_all(quota, LARGEST)).collect();
     assert!(held.len() >= 10, "{}", held.len());
     let mut other = purse_of(&budget, "other", "two");
     assert!(!take_all(&mut other, LARGEST).is_empty(), "{} are out", held.len());
@@ -216,11 +216,11 @@ fn memory_is_reserved_for_hosts_that_a_subsystem_names() {
             ("f", "three"),
         ];
         let mut others = others.map(|(host, address)| {
-            let (purse, _) = purse_from(&budget, address);
-            purse.bind(host, Standing::new(false, reserves));
-            purse
+            let (quota, _) = purse_from(&budget, address);
+            quota.bind(host, Standing::new(false, reserves));
+            quota
         });
-        let held: Vec<_> = others.iter_mut().flat_map(|purse| take_all(purse, LARGEST)).collect();
+        let held: Vec<_> = others.iter_mut().flat_map(|quota| take_all(quota, LARGEST)).collect();
         let (mut named, _) = purse_from(&budget, "one");
         named.bind("named", Standing::new(true, true));
         let got = take_all(&mut named, LARGEST);
@@ -235,9 +235,9 @@ fn memory_is_reserved_for_hosts_that_a_subsystem_names() {
 fn a_named_host_comes_before_those_that_waited_longer() {
     let budget = budget_of(2);
     let [(mut one, _), (mut two, _), (mut named, called)] = ["1", "2", "3"].map(|it| {
-        let (purse, called) = purse_from(&budget, it);
-        purse.bind(it, Standing::new(it == "3", true));
-        (purse, called)
+        let (quota, called) = purse_from(&budget, it);
+        quota.bind(it, Standing::new(it == "3", true));
+        (quota, called)
     });
     let held = one.take(LARGEST).unwrap();
     let other = named.take(LARGEST).unwrap();

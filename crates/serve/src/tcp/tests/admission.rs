@@ -34,8 +34,8 @@ fn idle_discovery_connections_lock_nobody_out() {
         assert_eq!(connect(&mut rig, &asked, &discovery()), expected, "{count}");
     }
     assert_eq!(rig.service.refused(), 20);
-    let told = |news: &TargetEvent| matches!(news, TargetEvent::Refused { why, .. } if why.contains("discovery"));
-    assert_eq!(rig.news.iter().filter(|news| told(news)).count(), 20);
+    let told = |new_events: &TargetEvent| matches!(new_events, TargetEvent::Refused { why, .. } if why.contains("discovery"));
+    assert_eq!(rig.new_events.iter().filter(|new_events| told(new_events)).count(), 20);
     rig.admin();
     // The rejected connection is closed after its time limit, and idle ones after theirs.
     rig.pass(Span::from_secs(11));
@@ -43,9 +43,9 @@ fn idle_discovery_connections_lock_nobody_out() {
     rig.pass(Span::from_secs(600));
     rig.pass(Span::from_secs(600));
     let expired = DisconnectReason::KeepAliveExpired;
-    let is_it = |news: &&TargetEvent| matches!(news, TargetEvent::Disconnected { reason, .. } if *reason == expired);
+    let is_it = |new_events: &&TargetEvent| matches!(new_events, TargetEvent::Disconnected { reason, .. } if *reason == expired);
     // Including the host without keep-alive timeout that was idle.
-    assert_eq!(rig.news.iter().filter(is_it).count(), 11);
+    assert_eq!(rig.new_events.iter().filter(is_it).count(), 11);
 }
 
 #[test]

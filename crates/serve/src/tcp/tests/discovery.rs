@@ -149,10 +149,10 @@ fn closing_ends_the_connections_of_no_subsystem_at_once() {
     rig.service.close();
     rig.run();
     assert_eq!(rig.service.connected(), 1, "that of the subsystem");
-    let ended = |news: &&TargetEvent| {
-        matches!(news, TargetEvent::Disconnected { reason: DisconnectReason::ServerEnds, .. })
+    let ended = |new_events: &&TargetEvent| {
+        matches!(new_events, TargetEvent::Disconnected { reason: DisconnectReason::ServerEnds, .. })
     };
-    assert_eq!(rig.news.iter().filter(ended).count(), 2);
+    assert_eq!(rig.new_events.iter().filter(ended).count(), 2);
     assert!(rig.lines[admin].pipe.is_some());
     let (_, theirs) = Pipe::pair(&tenmil_dma::RegionTable::new(1));
     let refused = rig.service.accept(Box::new(theirs), 1, rig.now).unwrap_err();
@@ -173,10 +173,13 @@ fn discovery_has_no_io_queues_and_a_silent_host_is_disconnected() {
     assert_eq!(rig.service.connected(), 1);
     rig.pass(Span::from_secs(1));
     assert_eq!(rig.service.connected(), 0);
-    let expired = |news: &TargetEvent| {
-        matches!(news, TargetEvent::Disconnected { reason: DisconnectReason::KeepAliveExpired, .. })
+    let expired = |new_events: &TargetEvent| {
+        matches!(
+            new_events,
+            TargetEvent::Disconnected { reason: DisconnectReason::KeepAliveExpired, .. }
+        )
     };
-    assert!(rig.news.iter().any(expired));
+    assert!(rig.new_events.iter().any(expired));
 }
 
 /// The timer works with intervals, as for each controller with Traffic Based Keep Alive (TBKAS).

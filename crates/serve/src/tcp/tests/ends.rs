@@ -10,11 +10,11 @@ use super::rig::{ENABLED, Rig, admin_config, admin_connect, connect_data, patter
 use crate::tcp::{DisconnectReason, TargetEvent};
 
 fn reasons(rig: &Rig) -> Vec<DisconnectReason> {
-    let reason = |news: &TargetEvent| match news {
+    let reason = |new_events: &TargetEvent| match new_events {
         TargetEvent::Disconnected { reason, .. } => Some(reason.clone()),
         _ => None,
     };
-    rig.news.iter().filter_map(reason).collect()
+    rig.new_events.iter().filter_map(reason).collect()
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn a_silent_host_loses_its_association_at_its_time_out_and_traffic_counts() {
     rig.pass(Span::from_ms(999));
     assert_eq!(rig.service.associations(), 1);
     rig.pass(Span::from_ms(1));
-    assert!(reasons(&rig).contains(&DisconnectReason::KeepAliveExpired), "{:?}", rig.news);
+    assert!(reasons(&rig).contains(&DisconnectReason::KeepAliveExpired), "{:?}", rig.new_events);
     rig.lines.clear();
     rig.assert_empty();
 }
@@ -128,7 +128,7 @@ fn a_host_that_resets_its_controller_is_missed_as_before() {
     rig.pass(Span::from_ms(999));
     assert_eq!(rig.service.associations(), 1);
     rig.pass(Span::from_ms(1));
-    assert!(reasons(&rig).contains(&DisconnectReason::KeepAliveExpired), "{:?}", rig.news);
+    assert!(reasons(&rig).contains(&DisconnectReason::KeepAliveExpired), "{:?}", rig.new_events);
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn a_reset_ends_io_queues_and_leaves_what_was_parked_unanswered() {
     for _ in 0..5 {
         rig.io(cntlid, 1);
         rig.io(cntlid, 2);
-        rig.news.clear();
+        rig.new_events.clear();
         let tag = rig.lines[admin].submit(&event, DataDirection::None, &[]);
         rig.run();
         assert_eq!(rig.set_property(admin, offset::CC, 0).status(), Status::SUCCESS);
@@ -193,7 +193,7 @@ fn who_does_not_connect_or_does_not_enable_is_sent_away() {
     rig.dial(admin_config());
     rig.pass(Span::from_secs(11));
     assert_eq!(reasons(&rig), [DisconnectReason::Timeout("connect")]);
-    rig.news.clear();
+    rig.new_events.clear();
     let line = rig.dial(admin_config());
     rig.connect(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
     rig.pass(Span::from_secs(121));

@@ -161,9 +161,9 @@ fn last_written(bugs: InjectedBugs, name: &str, end: End, host: Option<u8>) -> V
     rig.lines[old].submit(&write(), DataDirection::FromHost(4096), &OLD);
     rig.run();
     assert_eq!(medium.load(Ordering::Relaxed), HELD, "{name}");
-    let goes_on = end(&mut rig, admin, old, cntlid);
+    let continues = end(&mut rig, admin, old, cntlid);
     rig.run();
-    let new = match (host, goes_on) {
+    let new = match (host, continues) {
         (Some(number), _) => rig.host(number).1,
         (None, Some(cntlid)) => rig.io(cntlid, 2),
         (None, None) => {
@@ -233,15 +233,24 @@ fn a_medium_that_never_answers_costs_its_blocks_and_nothing_else() {
     let (completion, _) = rig.lines[new].done.remove(&tag).expect("it waits no longer");
     assert_eq!(completion.status(), Status::COMMAND_INTERRUPTED, "it may be tried again");
     let reported = |rig: &Rig, text: &str| {
-        let is_it =
-            |news: &&TargetEvent| matches!(news, TargetEvent::Trouble(said) if said.contains(text));
-        rig.news.iter().filter(is_it).count()
+        let is_it = |new_events: &&TargetEvent| matches!(new_events, TargetEvent::Trouble(said) if said.contains(text));
+        rig.new_events.iter().filter(is_it).count()
     };
     let late = "opcode 0x01 at block 0 of namespace 1: what they write is closed to everyone";
-    assert_eq!((reported(&rig, late), reported(&rig, "have answered")), (1, 0), "{:?}", rig.news);
+    assert_eq!(
+        (reported(&rig, late), reported(&rig, "have answered")),
+        (1, 0),
+        "{:?}",
+        rig.new_events
+    );
     medium.store(LET_GO, Ordering::Relaxed);
     rig.pass(Span::from_ms(1));
-    assert_eq!(reported(&rig, "have answered 5001 ms after it was stopped"), 1, "{:?}", rig.news);
+    assert_eq!(
+        reported(&rig, "have answered 5001 ms after it was stopped"),
+        1,
+        "{:?}",
+        rig.new_events
+    );
     let (completion, _) = rig.command(new, &blocked, DataDirection::ToHost(512), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
     rig.lines.clear();
@@ -251,7 +260,7 @@ fn a_medium_that_never_answers_costs_its_blocks_and_nothing_else() {
 /// The thread of the queue has ended with a write in the device, which may still take effect.
 #[test]
 fn a_controller_whose_writes_were_given_up_is_never_called_reset() {
-    for is_under_way in [false, true] {
+    for is_in_flight in [false, true] {
         let (mut rig, _) = lagging(InjectedBugs::default());
         let (one, cntlid) = rig.admin();
         let io = rig.io(cntlid, 1);
@@ -259,7 +268,7 @@ fn a_controller_whose_writes_were_given_up_is_never_called_reset() {
         let whom = named(&mut rig, one);
         rig.lines[io].submit(&write(), DataDirection::FromHost(4096), &OLD);
         rig.run();
-        let early = is_under_way.then(|| submit(&mut rig, two, whom));
+        let early = is_in_flight.then(|| submit(&mut rig, two, whom));
         drop(rig.guests.drain(..2).collect::<Vec<_>>());
         for _ in 0..3 {
             rig.pass(Span::from_ms(500));

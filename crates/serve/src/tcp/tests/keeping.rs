@@ -149,9 +149,8 @@ fn a_keeper_that_fails_fails_the_command_and_nothing_has_changed() {
     race.write(Err("write r: no room"));
     assert_eq!(race.ended(0, tag), Some(Status::INTERNAL_ERROR));
     assert!(race.may_write(0) && race.may_write(1));
-    let is_it =
-        |news: &TargetEvent| matches!(news, TargetEvent::Trouble(why) if why.contains("no room"));
-    assert!(race.rig.news.iter().any(is_it), "{:?}", race.rig.news);
+    let is_it = |new_events: &TargetEvent| matches!(new_events, TargetEvent::Trouble(why) if why.contains("no room"));
+    assert!(race.rig.new_events.iter().any(is_it), "{:?}", race.rig.new_events);
     race.leave();
 }
 

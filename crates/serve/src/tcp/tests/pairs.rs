@@ -384,9 +384,10 @@ fn whoever_owes_a_second_half_is_sent_away_in_time_and_others_get_on() {
         let tags = send_pair(&mut rig, lines[1], 0, [&[0; 512], &[1; 512]]);
         assert_eq!(ended(&mut rig, lines[1], tags), [OK; 2], "half a pair is in nobody's way");
         rig.pass(Span::from_secs(11));
-        let gone =
-            |news: &crate::tcp::TargetEvent| news.to_string().contains("what it was asked for");
-        assert!(rig.news.iter().any(gone), "{:?}", rig.news);
+        let gone = |new_events: &crate::tcp::TargetEvent| {
+            new_events.to_string().contains("what it was asked for")
+        };
+        assert!(rig.new_events.iter().any(gone), "{:?}", rig.new_events);
         leave(rig);
     }
 }

@@ -127,8 +127,8 @@ fn preempt_and_abort_fails_if_the_medium_does_not_answer_in_time() {
     assert_eq!(takeover.end(1, tag), None);
     takeover.rig.pass(Span::from_ms(3));
     assert_eq!(takeover.end(1, tag).map(Status::code), Some(Status::INTERNAL_ERROR));
-    let is_it = |news: &TargetEvent| matches!(news, TargetEvent::Trouble(said) if said.contains("media have not answered writes of"));
-    assert!(takeover.rig.news.iter().any(is_it), "{:?}", takeover.rig.news);
+    let is_it = |new_events: &TargetEvent| matches!(new_events, TargetEvent::Trouble(said) if said.contains("media have not answered writes of"));
+    assert!(takeover.rig.new_events.iter().any(is_it), "{:?}", takeover.rig.new_events);
     takeover.let_go();
     assert_eq!(takeover.written_over(), NEW[0]);
 }

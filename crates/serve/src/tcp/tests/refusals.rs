@@ -61,8 +61,11 @@ fn every_field_of_connect_that_cannot_be_is_named() {
     for (connect, data, expected) in cases {
         assert_eq!(asked(&mut rig, &connect, &data), expected, "{connect:?} {:?}", data.subnqn());
     }
-    let refused =
-        rig.news.iter().filter(|news| matches!(news, TargetEvent::Refused { .. })).count();
+    let refused = rig
+        .new_events
+        .iter()
+        .filter(|new_events| matches!(new_events, TargetEvent::Refused { .. }))
+        .count();
     assert_eq!(refused, count, "one event for each");
     assert_eq!(rig.service.associations(), 0);
     rig.lines.clear();
@@ -77,9 +80,11 @@ fn a_host_that_is_not_listed_is_told_so_and_one_that_is_comes_in() {
     let told = asked(&mut rig, &admin_connect(), &stranger);
     assert_eq!(told, (Status::CONNECT_INVALID_HOST, 1 << 16 | 512));
     assert!(
-        rig.news.iter().any(|news| news.to_string().contains("stranger is not among the hosts")),
+        rig.new_events
+            .iter()
+            .any(|new_events| new_events.to_string().contains("stranger is not among the hosts")),
         "{:?}",
-        rig.news
+        rig.new_events
     );
     rig.admin();
 }
@@ -95,11 +100,10 @@ fn a_host_may_call_itself_as_it_likes() {
         let id = [name.as_bytes()[0] ^ name.as_bytes()[3]; 16];
         let unzeroed = named(super::rig::NQN, name).with(|data| data.hostnqn(field).hostid(id));
         assert_eq!(asked(&mut rig, &admin_connect(), &unzeroed).0, Status::SUCCESS, "{name}");
-        let told = rig
-            .news
-            .iter()
-            .any(|news| matches!(news, TargetEvent::Associated { host, .. } if host == name));
-        assert!(told, "{:?}", rig.news);
+        let told = rig.new_events.iter().any(
+            |new_events| matches!(new_events, TargetEvent::Associated { host, .. } if host == name),
+        );
+        assert!(told, "{:?}", rig.new_events);
     }
     let noise = named(super::rig::NQN, "a host");
     assert_eq!(
@@ -158,9 +162,10 @@ fn io_queues_are_for_the_host_of_an_enabled_controller_and_once_each() {
             (Status::CONNECT_INVALID_PARAMETERS, 1 << 16 | offset)
         );
     }
-    let told = |text: &str| rig.news.iter().any(|news| news.to_string().contains(text));
-    assert!(told(&format!("belongs to {HOST}, not to {stranger}")), "{:?}", rig.news);
-    assert!(told("expected 07070707-0707-0707-0707-070707070707 or 0"), "{:?}", rig.news);
+    let told =
+        |text: &str| rig.new_events.iter().any(|new_events| new_events.to_string().contains(text));
+    assert!(told(&format!("belongs to {HOST}, not to {stranger}")), "{:?}", rig.new_events);
+    assert!(told("expected 07070707-0707-0707-0707-070707070707 or 0"), "{:?}", rig.new_events);
     let unidentified = connect_data(cntlid).with(|data| data.hostid([0; 16]));
     assert_eq!(asked(&mut rig, &io_connect(2), &unidentified).0, Status::SUCCESS);
 }
@@ -216,7 +221,12 @@ fn a_host_that_gives_the_identifier_of_another_is_refused_by_the_names_of_both()
     // Without Do Not Retry: the other host may disconnect.
     assert_eq!(refused.status(), Status::CONNECT_INVALID_PARAMETERS);
     assert_eq!(refused.dw0(), 1 << 16, "HOSTID of the data");
-    let told = rig.news.iter().map(ToString::to_string).find(|news| news.contains(THIEF)).unwrap();
+    let told = rig
+        .new_events
+        .iter()
+        .map(ToString::to_string)
+        .find(|new_events| new_events.contains(THIEF))
+        .unwrap();
     for part in [HOST, "07070707-0707-0707-0707-070707070707", "an identifier of its own"] {
         assert!(told.contains(part), "{told}");
     }
@@ -245,10 +255,10 @@ fn a_host_without_a_name_is_accepted_only_where_any_host_may_connect_and_is_repo
     rig.set_property(admin, offset::CC, super::rig::ENABLED);
     let data = unnamed().with(|data| data.cntlid(u16::try_from(cntlid).unwrap()));
     assert_eq!(asked(&mut rig, &io_connect(1), &data).0, Status::SUCCESS);
-    let told = rig.news.iter().filter(
-        |news| matches!(news, TargetEvent::Notice(text) if text.contains("connected without a host NQN")),
+    let told = rig.new_events.iter().filter(
+        |new_events| matches!(new_events, TargetEvent::Notice(text) if text.contains("connected without a host NQN")),
     );
-    assert_eq!(told.count(), 1, "{:?}", rig.news);
+    assert_eq!(told.count(), 1, "{:?}", rig.new_events);
     let discovery = named(tenmil_wire::nqn::DISCOVERY, "");
     assert_eq!(asked(&mut rig, &admin_connect(), &discovery).0, Status::SUCCESS);
 
@@ -257,9 +267,11 @@ fn a_host_without_a_name_is_accepted_only_where_any_host_may_connect_and_is_repo
     let refused = (Status::CONNECT_INVALID_HOST, 1 << 16 | 512);
     assert_eq!(asked(&mut rig, &admin_connect(), &unnamed()), refused);
     assert!(
-        rig.news.iter().any(|news| news.to_string().contains("a host without an NQN")),
+        rig.new_events
+            .iter()
+            .any(|new_events| new_events.to_string().contains("a host without an NQN")),
         "{:?}",
-        rig.news
+        rig.new_events
     );
     let masked = BTreeMap::from([(1, BTreeSet::from([HOST.to_owned()]))]);
     let mut rig = Rig::with(limits(), |plan| SubsystemExportConfig { masks: masked, ..plan });
@@ -340,8 +352,8 @@ fn a_host_that_waits_for_a_queue_may_go_and_may_be_sent_away() {
     rig.run();
     rig.pass(Span::from_secs(2));
     rig.pass(Span::from_secs(9));
-    assert!(rig.news.iter().any(|news| matches!(
-        news,
+    assert!(rig.new_events.iter().any(|new_events| matches!(
+        new_events,
         TargetEvent::Disconnected { reason: DisconnectReason::Timeout("connect"), .. }
     )));
     rig.lines.clear();

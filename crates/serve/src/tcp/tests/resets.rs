@@ -61,10 +61,10 @@ fn a_host_has_its_controller_reset_by_another_one_and_by_nobody_elses() {
     let done = reset(&mut rig, two, first);
     assert_eq!((done.status(), done.dw0()), (Status::SUCCESS, 1));
     assert_eq!(rig.service.associations(), 2);
-    let is_reset = |news: &TargetEvent| {
-        matches!(news, TargetEvent::Disconnected { reason: DisconnectReason::Reset, .. })
+    let is_reset = |new_events: &TargetEvent| {
+        matches!(new_events, TargetEvent::Disconnected { reason: DisconnectReason::Reset, .. })
     };
-    assert!(rig.news.iter().any(is_reset), "{:?}", rig.news);
+    assert!(rig.new_events.iter().any(is_reset), "{:?}", rig.new_events);
     // A reset of a controller that is gone succeeds, however often and by whichever host it is
     // sent.
     for by in [two, stranger] {

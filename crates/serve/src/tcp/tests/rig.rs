@@ -348,7 +348,7 @@ pub(super) struct Rig {
     pub(super) now: Instant,
     pub(super) guests: Vec<TargetConnection>,
     pub(super) lines: Vec<Line>,
-    pub(super) news: Vec<TargetEvent>,
+    pub(super) new_events: Vec<TargetEvent>,
     /// Limit of bytes per receive on new connections; the capacity of their pipes is twice as
     /// large.
     pub(super) narrow: Option<usize>,
@@ -406,9 +406,19 @@ impl Rig {
         service.open_port(1, Port { address: None });
         service.add_subsystem(change(plan)).unwrap();
         let now = Instant { ns: 1_000_000 };
-        let (guests, lines, news) = (Vec::new(), Vec::new(), Vec::new());
+        let (guests, lines, new_events) = (Vec::new(), Vec::new(), Vec::new());
         let traits = Traits::default();
-        Self { regions, service, now, guests, lines, news, narrow: None, traits, allowance: None }
+        Self {
+            regions,
+            service,
+            now,
+            guests,
+            lines,
+            new_events,
+            narrow: None,
+            traits,
+            allowance: None,
+        }
     }
 
     /// Opens a connection; returns its index.
@@ -443,8 +453,8 @@ impl Rig {
             for line in &mut self.lines {
                 is_busy |= line.turn(self.now);
             }
-            while let Some(news) = self.service.next_event() {
-                self.news.push(news);
+            while let Some(new_events) = self.service.next_event() {
+                self.new_events.push(new_events);
             }
             idle = if is_busy { 0 } else { idle + 1 };
             if idle > 2 {

@@ -106,8 +106,11 @@ fn a_host_that_owes_data_for_too_long_is_sent_away_and_others_get_on() {
     assert!(!rig.lines[lines[1]].done.contains_key(&other), "there is memory for one");
     rig.pass(tenmil_base::Span::from_secs(31));
     assert!(rig.lines[lines[1]].done.contains_key(&other), "it comes back");
-    let gone = rig.news.iter().any(|news| news.to_string().contains("send what it was asked for"));
-    assert!(gone, "{:?}", rig.news);
+    let gone = rig
+        .new_events
+        .iter()
+        .any(|new_events| new_events.to_string().contains("send what it was asked for"));
+    assert!(gone, "{:?}", rig.new_events);
     rig.lines.clear();
     rig.assert_empty();
 }
@@ -139,8 +142,11 @@ fn a_host_that_takes_nothing_is_sent_away_and_its_memory_comes_back() {
     rig.run();
     assert!(rig.service.budget().free_bytes() < rig.service.budget().bytes() - (512 << 10));
     rig.pass(tenmil_base::Span::from_secs(31));
-    let gone = rig.news.iter().any(|news| news.to_string().contains("take what it asked for"));
-    assert!(gone, "{:?}", rig.news);
+    let gone = rig
+        .new_events
+        .iter()
+        .any(|new_events| new_events.to_string().contains("take what it asked for"));
+    assert!(gone, "{:?}", rig.new_events);
     rig.lines.clear();
     rig.assert_empty();
 }
@@ -165,8 +171,10 @@ fn trickle(is_wanted: bool) -> (bool, bool) {
         pipe.receive();
         pipe.consume(pipe.buffered().len());
     }
-    let said = |news: &crate::tcp::TargetEvent| news.to_string().contains("while others waited");
-    let is_gone = rig.news.iter().any(said);
+    let said = |new_events: &crate::tcp::TargetEvent| {
+        new_events.to_string().contains("while others waited")
+    };
+    let is_gone = rig.new_events.iter().any(said);
     assert_eq!(rig.guests.len(), if is_gone { 2 } else { 3 });
     let has_ended = waiting.is_some_and(|tag| rig.lines[two].done.contains_key(&tag));
     (!is_gone, has_ended)
@@ -480,15 +488,16 @@ fn memory_that_is_read_for_too_long_is_never_used_again_and_that_is_said() {
     rig.pass(tenmil_base::Span::from_secs(31));
     assert_eq!(rig.guests.len(), 1);
     assert_eq!(rig.service.budget().free_bytes(), free - u64::from(LARGEST));
-    let said =
-        |news: &crate::tcp::TargetEvent| news.to_string().contains("still reads 131072 bytes");
-    assert!(rig.news.iter().any(said), "{:?}", rig.news);
+    let said = |new_events: &crate::tcp::TargetEvent| {
+        new_events.to_string().contains("still reads 131072 bytes")
+    };
+    assert!(rig.new_events.iter().any(said), "{:?}", rig.new_events);
     // The same if the connection is dropped without waiting.
     let (mut rig, free) = gone_while_read();
     rig.guests.pop();
     rig.run();
     assert_eq!(rig.service.budget().free_bytes(), free - u64::from(LARGEST));
-    assert!(rig.news.iter().any(said), "{:?}", rig.news);
+    assert!(rig.new_events.iter().any(said), "{:?}", rig.new_events);
 }
 
 /// Connects a host of this name with an admin queue and `queues` I/O queues; returns the I/O
@@ -560,9 +569,13 @@ fn a_host_gets_on_while_others_drip_into_all_that_they_can_have() {
         assert_eq!(completion.status(), Status::SUCCESS);
         assert!(found == bytes);
     }
-    let late =
-        |news: &crate::tcp::TargetEvent| news.to_string().contains("send what it was asked for");
-    assert_eq!(rig.news.iter().filter(|news| late(news)).count(), attackers.len());
+    let late = |new_events: &crate::tcp::TargetEvent| {
+        new_events.to_string().contains("send what it was asked for")
+    };
+    assert_eq!(
+        rig.new_events.iter().filter(|new_events| late(new_events)).count(),
+        attackers.len()
+    );
     assert!(rig.now.since(begin) < tenmil_base::Span::from_secs(125));
     rig.lines.clear();
     rig.assert_empty();

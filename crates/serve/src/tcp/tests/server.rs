@@ -77,9 +77,10 @@ fn hosts_come_by_sockets_and_are_served_by_reactors_that_sleep_or_not() {
         reactors.stop();
         assert_eq!(rig.service.connected(), 0);
         assert_eq!(rig.service.budget().free_bytes(), rig.service.budget().bytes());
-        let gone = |news: &TargetEvent| matches!(news, TargetEvent::Disconnected { .. });
-        let news = std::iter::from_fn(|| rig.service.next_event());
-        assert_eq!(news.filter(gone).count(), 2);
+        let gone =
+            |new_events: &TargetEvent| matches!(new_events, TargetEvent::Disconnected { .. });
+        let new_events = std::iter::from_fn(|| rig.service.next_event());
+        assert_eq!(new_events.filter(gone).count(), 2);
         assert!(TcpStream::connect(client.address).is_err(), "nobody listens any more");
     }
 }
@@ -110,9 +111,9 @@ fn connections_behind_one_receive_queue_have_one_reactor_and_without_one_it_is_s
     visit(&client);
     drop(server);
     reactors.stop();
-    let news = std::iter::from_fn(|| rig.service.next_event());
-    let is_told = |news: &TargetEvent| matches!(news, TargetEvent::Trouble(text) if text.contains("SO_INCOMING_NAPI_ID is 0"));
-    assert_eq!(news.filter(is_told).count(), 1, "of two connections");
+    let new_events = std::iter::from_fn(|| rig.service.next_event());
+    let is_told = |new_events: &TargetEvent| matches!(new_events, TargetEvent::Trouble(text) if text.contains("SO_INCOMING_NAPI_ID is 0"));
+    assert_eq!(new_events.filter(is_told).count(), 1, "of two connections");
 }
 
 /// One host sends fused pairs while the others are idle or have reads outstanding, on the same
@@ -173,9 +174,10 @@ pub(super) fn serve(
     placement: PlacementPolicy,
     clock: Clock,
 ) -> (Server, Client) {
-    let door = StreamListener::open(&Address::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
+    let listen_socket =
+        StreamListener::open(&Address::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
     let server = Server::start(ServerConfig {
-        doors: vec![(door, 1)],
+        listen_sockets: vec![(listen_socket, 1)],
         service: rig.service.clone(),
         regions: rig.regions.clone(),
         sockets: SocketOptions::default(),

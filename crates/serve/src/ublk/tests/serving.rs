@@ -17,7 +17,7 @@ use super::fake::Kernel;
 use super::{BLOCK, BLOCKS, asked, disk};
 
 const DEPTH: u16 = 4;
-const PATIENCE: Span = Span::from_secs(20);
+const TIME_LIMIT: Span = Span::from_secs(20);
 
 struct Rig {
     kernel: Kernel,
@@ -67,7 +67,7 @@ impl Rig {
     }
 
     fn until(&self, mut is_so: impl FnMut(&Self) -> bool) {
-        let until = self.clock.now().after(PATIENCE);
+        let until = self.clock.now().after(TIME_LIMIT);
         while !is_so(self) {
             assert!(self.clock.now() < until, "it takes too long");
             tenmil_linux::thread::sleep(Span::from_us(50));
@@ -85,20 +85,20 @@ impl Rig {
         results[0].1
     }
 
-    fn news(&self) -> UblkEvent {
-        let mut news = None;
+    fn new_events(&self) -> UblkEvent {
+        let mut new_events = None;
         self.until(|rig| {
-            news = rig.told.try_recv().ok();
-            news.is_some()
+            new_events = rig.told.try_recv().ok();
+            new_events.is_some()
         });
-        news.unwrap()
+        new_events.unwrap()
     }
 }
 
 fn ended(good: u64, failed: u64, copied_bytes: u64) -> UblkEvent {
     UblkEvent::QueueEnded {
         queue: 0,
-        done: UblkStats { good, failed, lent_bytes: 0, copied_bytes },
+        done: UblkStats { good, failed, leased_bytes: 0, copied_bytes },
     }
 }
 
@@ -118,7 +118,7 @@ fn a_queue_serves_sleeps_and_is_woken() {
         assert!(rig.kernel.flushes() > 0, "the kernel is told of what has ended");
         rig.kernel.abort();
         let expected = ended(100, 0, 100 * 512);
-        assert_eq!(rig.news(), expected);
+        assert_eq!(rig.new_events(), expected);
         rig.reactors.stop();
     }
 }
@@ -127,12 +127,12 @@ fn a_queue_serves_sleeps_and_is_woken() {
 fn what_goes_wrong_is_told_and_the_rest_is_served() {
     let rig = Rig::new(PollMode::Adaptive);
     rig.kernel.end(99, 0);
-    let UblkEvent::Trouble(told) = rig.news() else { panic!("expected trouble") };
+    let UblkEvent::Trouble(told) = rig.new_events() else { panic!("expected trouble") };
     assert!(told.starts_with("queue 0: ") && told.contains("tag 99"), "{told}");
     assert_eq!(rig.one(0, IoOp::Read, 0, &[]), 512);
     assert_eq!(rig.one(1, IoOp::Read, BLOCKS, &[]), -22);
     rig.kernel.abort();
-    assert_eq!(rig.news(), ended(1, 1, 512));
+    assert_eq!(rig.new_events(), ended(1, 1, 512));
     rig.reactors.stop();
 }
 
@@ -164,10 +164,10 @@ fn what_is_copied_although_it_was_lent_is_told_once_and_counted() {
         regions.store(whole.slice(0, 100).unwrap(), &[1; 100]).unwrap();
         assert_eq!(rig.one(1, IoOp::Write, round, &[1; 512]), 512);
     }
-    let UblkEvent::Trouble(told) = rig.news() else { panic!("expected trouble") };
+    let UblkEvent::Trouble(told) = rig.new_events() else { panic!("expected trouble") };
     assert!(told.contains("has had 100 bytes copied"), "{told}");
     rig.kernel.abort();
-    let done = UblkStats { good: 6, failed: 0, lent_bytes: 6 * 512 - 300, copied_bytes: 300 };
-    assert_eq!(rig.news(), UblkEvent::QueueEnded { queue: 0, done });
+    let done = UblkStats { good: 6, failed: 0, leased_bytes: 6 * 512 - 300, copied_bytes: 300 };
+    assert_eq!(rig.new_events(), UblkEvent::QueueEnded { queue: 0, done });
     rig.reactors.stop();
 }

@@ -54,12 +54,12 @@ impl Session {
         let session = Self::new();
         let descriptor = tempfile::tempfile().unwrap().into();
         let lender = KernelBufferSource { descriptor, queue: 0, data_at: |_, _, _| 0 };
-        let lent = session
+        let leased = session
             .regions
             .register_kernel_buffers(lender, (DEPTH, disk().io_bytes_max()))
             .unwrap();
-        let tags = session.tags.with_zero_copy(Some(lent));
-        (Self { tags, ..session }, lent)
+        let tags = session.tags.with_zero_copy(Some(leased));
+        (Self { tags, ..session }, leased)
     }
 
     fn follow(&mut self, mut step: TagAction) {

@@ -25,7 +25,7 @@ fn a_client_that_goes_leaves_nothing_behind_and_the_next_is_served() {
             machine.submit(1, super::rig::command(&[(0, 2), (1, 1), (6, 0x11_0000), (12, 7)]));
             drop(machine);
             assert_eq!(
-                rig.await_news(|news| matches!(news, EndpointEvent::Disconnected(_))),
+                rig.await_event(|new_events| matches!(new_events, EndpointEvent::Disconnected(_))),
                 EndpointEvent::Disconnected(None)
             );
             rig.await_regions(baseline);
@@ -47,7 +47,7 @@ fn a_client_that_has_gone_rings_no_doorbell_of_the_next_one() {
     let mut first = rig.machine();
     let old = doorbells(&mut first);
     drop(first);
-    rig.await_news(|news| matches!(news, EndpointEvent::Disconnected(_)));
+    rig.await_event(|new_events| matches!(new_events, EndpointEvent::Disconnected(_)));
 
     let mut machine = rig.machine();
     machine.map(true);
@@ -77,7 +77,7 @@ fn a_second_client_is_told_that_there_is_a_first_and_comes_in_after_it() {
     assert!(silent.wait_to_receive(Span::from_secs(20)).unwrap());
     assert_eq!(silent.receive(&mut [0; 1]).unwrap(), RecvResult::Eof);
     drop(first);
-    rig.await_news(|news| matches!(news, EndpointEvent::Disconnected(_)));
+    rig.await_event(|new_events| matches!(new_events, EndpointEvent::Disconnected(_)));
     let mut third = Machine::connect(&rig.path(), rig.clock);
     let is_over = |answer: &ClientEvent<_>| {
         matches!(answer, ClientEvent::Version(_) | ClientEvent::Refused { error: Errno::BUSY, .. })
@@ -93,7 +93,7 @@ fn a_client_that_cannot_be_followed_is_sent_away_by_name() {
     let machine = rig.machine();
     machine.connection.send(&[0xff; 16]).unwrap();
     let EndpointEvent::Disconnected(Some(why)) =
-        rig.await_news(|news| matches!(news, EndpointEvent::Disconnected(_)))
+        rig.await_event(|new_events| matches!(new_events, EndpointEvent::Disconnected(_)))
     else {
         panic!("it left by itself")
     };
@@ -101,7 +101,7 @@ fn a_client_that_cannot_be_followed_is_sent_away_by_name() {
     let other = Connection::connect(&rig.path(), Span::from_secs(20)).unwrap();
     other.send(&[1, 0, 13, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
     let EndpointEvent::Disconnected(Some(why)) =
-        rig.await_news(|news| matches!(news, EndpointEvent::Disconnected(_)))
+        rig.await_event(|new_events| matches!(new_events, EndpointEvent::Disconnected(_)))
     else {
         panic!("it left by itself")
     };

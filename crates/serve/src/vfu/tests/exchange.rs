@@ -50,23 +50,23 @@ fn a_vector_is_signalled_by_the_descriptor_that_was_sent_for_it() {
     assert_eq!(machine.errno(id), 0);
     machine.enable();
     machine.make_queue();
-    let patience = Span::from_secs(20);
-    assert!(vectors.wait(0, patience).unwrap(), "of the admin queue");
+    let time_limit = Span::from_secs(20);
+    assert!(vectors.wait(0, time_limit).unwrap(), "of the admin queue");
     assert!(!vectors.clear(1));
     machine.transfer(2, 0, 1);
-    assert!(vectors.wait(1, patience).unwrap());
+    assert!(vectors.wait(1, time_limit).unwrap());
     let mut set = |action, data| {
         let (index, start, count) = (irq_index::MSIX, 1, 1);
         let id = machine.client.set_irqs(IrqSet { index, start, count, action, data });
         assert_eq!(machine.errno(id), 0);
     };
     set(IrqAction::Trigger, IrqData::All);
-    assert!(vectors.wait(1, patience).unwrap(), "by hand");
+    assert!(vectors.wait(1, time_limit).unwrap(), "by hand");
     set(IrqAction::Mask, IrqData::Some(vec![true]));
     set(IrqAction::Trigger, IrqData::All);
     assert!(!vectors.clear(1), "masked");
     set(IrqAction::Unmask, IrqData::All);
-    assert!(vectors.wait(1, patience).unwrap(), "and remembered");
+    assert!(vectors.wait(1, time_limit).unwrap(), "and remembered");
     set(IrqAction::Trigger, IrqData::Files(Vec::new()));
     machine.transfer(2, 0, 1);
     // The reply follows the completion, so all signals have been sent.

@@ -24,7 +24,7 @@ fn of(takes: Span, clock: Clock) -> (EndpointPoller, Machine) {
     let regions = RegionTable::new(16);
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("door");
-    let door = StreamListener::open(&Address::Path(path.clone())).unwrap();
+    let listen_socket = StreamListener::open(&Address::Path(path.clone())).unwrap();
     let ram = Arc::new(RamDevice::new(&regions, 512, BLOCKS).unwrap());
     let slow = LatencySpec { mean: takes, p99: None };
     let medium = Delay::new(ram, Delays { read: slow, write: slow }, 1).unwrap();
@@ -33,7 +33,7 @@ fn of(takes: Span, clock: Clock) -> (EndpointPoller, Machine) {
     let options = DeviceOptions { queues: 2, ..DeviceOptions::default() };
     let device = Device::new(media, &options, &maps, lines.clone(), &regions, clock.now()).unwrap();
     let guest = Endpoint::new(device, maps, lines, regions, sync_channel(4).0);
-    let mut host = EndpointPoller::new(door, guest).unwrap();
+    let mut host = EndpointPoller::new(listen_socket, guest).unwrap();
     let client = Thread::spawn("client", None, move |_: &tenmil_linux::StopFlag| {
         let mut machine = Machine::connect(&path, clock);
         machine.wait(|answer| matches!(answer, tenmil_vfio_user::ClientEvent::Version(_)));

@@ -44,7 +44,8 @@ fn a_file_that_is_too_short_or_no_file_at_all_is_refused_by_name() {
     let file = Arc::new(machine.regions.descriptor(machine.memory.id()).unwrap());
     let id = machine.client.map(DmaMap { len_bytes: 2 << 20, ..whole() }, Some(file.clone()));
     assert_eq!(machine.errno(id), 22);
-    let EndpointEvent::Error(text) = rig.await_news(|news| matches!(news, EndpointEvent::Error(_)))
+    let EndpointEvent::Error(text) =
+        rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)))
     else {
         panic!()
     };
@@ -158,7 +159,7 @@ fn a_client_that_takes_memory_back_is_sent_away_and_the_server_lives() {
     file.set_len(0).unwrap();
     machine.submit(1, super::rig::command(&[(0, 2), (1, 1), (7, 1), (12, 7)]));
     let EndpointEvent::Disconnected(Some(why)) =
-        rig.await_news(|news| matches!(news, EndpointEvent::Disconnected(_)))
+        rig.await_event(|new_events| matches!(new_events, EndpointEvent::Disconnected(_)))
     else {
         panic!("it left by itself")
     };

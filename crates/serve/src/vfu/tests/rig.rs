@@ -45,7 +45,7 @@ pub(super) struct Machine {
 /// Start of the machine's memory in the address space of the device.
 pub(super) const IOVA: u64 = 0x10_0000;
 pub(super) const MEMORY_BYTES: u64 = 1 << 20;
-const PATIENCE: Span = Span::from_secs(20);
+const TIME_LIMIT: Span = Span::from_secs(20);
 pub(super) const BLOCKS: u64 = 256;
 
 /// Offsets in the memory of the machine.
@@ -71,11 +71,11 @@ impl Rig {
         let reactors = Reactors::start(&cores, &options, &clock).unwrap();
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("device");
-        let door = StreamListener::open(&Address::Path(path)).unwrap();
+        let listen_socket = StreamListener::open(&Address::Path(path)).unwrap();
         let medium = medium(&regions);
         let maps_doorbells = poll == PollMode::Always;
         let server = Server::start(ServerConfig {
-            door,
+            listen_socket,
             media: vec![medium],
             options: DeviceOptions { maps_doorbells, queues: 4, ..DeviceOptions::default() },
             regions: regions.clone(),
@@ -97,14 +97,14 @@ impl Rig {
         machine
     }
 
-    pub(super) fn await_news(
+    pub(super) fn await_event(
         &self,
         mut is_it: impl FnMut(&EndpointEvent) -> bool,
     ) -> EndpointEvent {
-        let end = self.clock.now().after(PATIENCE);
+        let end = self.clock.now().after(TIME_LIMIT);
         loop {
             match self.server.next_event() {
-                Some(news) if is_it(&news) => return news,
+                Some(new_events) if is_it(&new_events) => return new_events,
                 Some(_) => {}
                 None => tenmil_linux::thread::sleep(Span::from_us(100)),
             }
@@ -114,7 +114,7 @@ impl Rig {
 
     /// Waits until all memory of all clients is unmapped.
     pub(super) fn await_regions(&self, count: usize) {
-        let end = self.clock.now().after(PATIENCE);
+        let end = self.clock.now().after(TIME_LIMIT);
         while self.regions.count() != count {
             assert!(self.clock.now() < end, "{} regions are left", self.regions.count());
             tenmil_linux::thread::sleep(Span::from_us(100));
@@ -130,7 +130,7 @@ impl Rig {
 
 impl Machine {
     pub(super) fn connect(path: &Path, clock: Clock) -> Self {
-        let connection = Connection::connect(path, PATIENCE).unwrap();
+        let connection = Connection::connect(path, TIME_LIMIT).unwrap();
         let regions = RegionTable::shared(4);
         let memory = regions.allocate(1 << 20).unwrap();
         let (client, answers) = (Client::new(), Vec::new());
@@ -144,7 +144,7 @@ impl Machine {
         &mut self,
         is_it: impl Fn(&ClientEvent<Arc<OwnedFd>>) -> bool,
     ) -> ClientEvent<Arc<OwnedFd>> {
-        let end = self.clock.now().after(PATIENCE);
+        let end = self.clock.now().after(TIME_LIMIT);
         loop {
             let is_there = self.carry();
             if let Some(at) = self.answers.iter().position(&is_it) {
@@ -266,7 +266,7 @@ impl Machine {
     }
 
     pub(super) fn await_status(&mut self, ready: u64) {
-        let end = self.clock.now().after(PATIENCE);
+        let end = self.clock.now().after(TIME_LIMIT);
         while self.read(0x1c, 4) & 1 != ready {
             assert!(self.clock.now() < end, "CSTS.RDY stays");
         }
@@ -303,7 +303,7 @@ impl Machine {
     /// Waits for the next completion of a queue; returns its status.
     pub(super) fn complete(&mut self, queue: u16) -> u16 {
         let head = self.heads[usize::from(queue)];
-        let end = self.clock.now().after(PATIENCE);
+        let end = self.clock.now().after(TIME_LIMIT);
         loop {
             if let Some(status) = self.completion(queue) {
                 self.heads[usize::from(queue)] = head + 1;

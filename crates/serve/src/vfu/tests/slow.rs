@@ -16,7 +16,7 @@ use tenmil_vfio_user::{ClientEvent, Errno};
 use super::rig::{BLOCKS, IOVA, MEMORY_BYTES, Machine, Rig, command};
 use crate::endpoint_event::EndpointEvent;
 
-const PATIENCE: Span = Span::from_secs(20);
+const TIME_LIMIT: Span = Span::from_secs(20);
 
 /// Device that completes nothing while its gate is closed.
 struct Gated {
@@ -83,7 +83,7 @@ fn waiting() -> (Rig, Arc<Gate>, Machine) {
     let before = gate.taken.load(Ordering::Relaxed);
     gate.is_closed.store(true, Ordering::Relaxed);
     machine.submit(1, command(&[(0, 2), (1, 1), (6, 0x11_0000), (12, 7)]));
-    let end = rig.clock.now().after(PATIENCE);
+    let end = rig.clock.now().after(TIME_LIMIT);
     while gate.taken.load(Ordering::Relaxed) == before {
         assert!(rig.clock.now() < end, "the medium is asked for nothing");
         tenmil_linux::thread::yield_now();
@@ -97,12 +97,12 @@ fn the_socket_of_a_client_that_leaves_is_closed_after_its_memory_was_let_go() {
     let (rig, gate, machine) = waiting();
     machine.connection.shutdown_write().unwrap();
     assert_eq!(
-        rig.await_news(|news| matches!(news, EndpointEvent::Disconnected(_))),
+        rig.await_event(|new_events| matches!(new_events, EndpointEvent::Disconnected(_))),
         EndpointEvent::Disconnected(None)
     );
     assert_eq!(machine.connection.receive(&mut [0; 1]).unwrap(), RecvResult::WouldBlock);
     gate.is_closed.store(false, Ordering::Relaxed);
-    assert!(machine.connection.wait_to_receive(PATIENCE).unwrap());
+    assert!(machine.connection.wait_to_receive(TIME_LIMIT).unwrap());
     assert_eq!(machine.connection.receive(&mut [0; 1]).unwrap(), RecvResult::Eof);
 }
 
@@ -110,7 +110,7 @@ fn the_socket_of_a_client_that_leaves_is_closed_after_its_memory_was_let_go() {
 fn a_medium_that_keeps_a_clients_memory_is_told_of_and_who_comes_is_turned_away() {
     let (mut rig, gate, machine) = waiting();
     drop(machine);
-    let told = rig.await_news(|news| matches!(news, EndpointEvent::Error(_)));
+    let told = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
     assert!(format!("{told:?}").contains("a medium has not answered for 5 s"), "{told:?}");
     let mut second = Machine::connect(&rig.path(), rig.clock);
     let answer = second.wait(|answer| matches!(answer, ClientEvent::Refused { .. }));
@@ -129,7 +129,7 @@ fn a_command_that_waits_for_a_medium_is_told_of_and_answered_in_the_end() {
             false => machine.client.unmap(IOVA, MEMORY_BYTES),
         };
         machine.carry();
-        let told = rig.await_news(|news| matches!(news, EndpointEvent::Error(_)));
+        let told = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
         let wanted = format!("a medium has not answered for 5 s: {expected} waits for it");
         assert_eq!(told, EndpointEvent::Error(wanted));
         gate.is_closed.store(false, Ordering::Relaxed);
@@ -170,11 +170,11 @@ fn a_client_that_does_wrong_all_the_time_is_told_of_a_few_times() {
     }
     drop(machine);
     let mut troubles = Vec::new();
-    rig.await_news(|news| {
-        if let EndpointEvent::Error(text) = news {
+    rig.await_event(|new_events| {
+        if let EndpointEvent::Error(text) = new_events {
             troubles.push(text.clone());
         }
-        matches!(news, EndpointEvent::Disconnected(_))
+        matches!(new_events, EndpointEvent::Disconnected(_))
     });
     assert_eq!(troubles.len(), 17, "{troubles:?}");
     assert_eq!(troubles[16], "984 more of the same client");

@@ -56,7 +56,7 @@ fn sectors(machine: &Machine) -> u64 {
 }
 
 fn await_message(rig: &Rig, back: &Connection) -> Vec<u8> {
-    let end = rig.clock.now().after(super::rig::PATIENCE);
+    let end = rig.clock.now().after(super::rig::TIME_LIMIT);
     let mut bytes = [0; 64];
     loop {
         match back.receive(&mut bytes).unwrap() {
@@ -104,14 +104,16 @@ fn whoever_cannot_be_told_finds_the_new_length_when_it_looks() {
     let mut queue = machine.start(0);
     // A descriptor of another type is rejected; a socket whose other end is closed causes an event.
     assert_eq!(machine.ask(21, &[], &[machine.file().as_fd()]), 1);
-    rig.await_news(|news| matches!(news, EndpointEvent::Error(why) if why.contains("Unix stream")));
+    rig.await_event(
+        |new_events| matches!(new_events, EndpointEvent::Error(why) if why.contains("Unix stream")),
+    );
     let (back, given) = Connection::pair().unwrap();
     assert_eq!(machine.ask(21, &[], &[given.as_fd()]), 0);
     drop((back, given));
     block_count.store(BLOCKS, Ordering::SeqCst);
     rig.server.resized();
-    rig.await_news(
-        |news| matches!(news, EndpointEvent::Error(why) if why.contains("takes no message")),
+    rig.await_event(
+        |new_events| matches!(new_events, EndpointEvent::Error(why) if why.contains("takes no message")),
     );
     assert_eq!(sectors(&machine), BLOCKS);
     assert_eq!(queue.one(read(BLOCKS - 1, 512)), (0, 513));

@@ -155,7 +155,7 @@ fn a_queue_outside_of_memory_is_refused_and_the_connection_stays() {
         assert_eq!(machine.ask(9, &payload, &[]), 0);
         assert_eq!(machine.ask(12, &words(&[1]), &[kick.as_fd()]), 0);
         assert_eq!(machine.ask(18, &halves(&[1, 1]), &[]), 1);
-        let told = rig.await_news(|news| matches!(news, EndpointEvent::Error(_)));
+        let told = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
         let EndpointEvent::Error(text) = told else { unreachable!() };
         assert!(text.contains("queue 1: its ring: 16384 bytes at"), "{text}");
         // The queue does not run, so its parameters can be set again.
@@ -182,7 +182,7 @@ fn memory_that_is_not_as_it_is_said_to_be_is_refused() {
     ];
     for (payload, file, expected) in files {
         assert_eq!(machine.ask(5, &payload, &[file]), 1);
-        let told = rig.await_news(|news| matches!(news, EndpointEvent::Error(_)));
+        let told = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
         let EndpointEvent::Error(text) = told else { unreachable!() };
         assert!(text.contains(expected), "{text}");
     }
@@ -247,20 +247,20 @@ fn a_record_that_is_none_is_refused_and_named() {
     }
     assert_eq!(machine.ask(12, &words(&[0]), &[kick.as_fd()]), 0);
     assert_eq!(machine.ask(18, &halves(&[0, 1]), &[]), 1);
-    let is_it = |news: &EndpointEvent| matches!(news, EndpointEvent::Error(text) if text.contains("version 9"));
-    rig.await_news(is_it);
+    let is_it = |new_events: &EndpointEvent| matches!(new_events, EndpointEvent::Error(text) if text.contains("version 9"));
+    rig.await_event(is_it);
     // More descriptors than the record has room for.
     assert_eq!(machine.ask(8, &halves(&[0, 64]), &[]), 0);
     assert_eq!(machine.ask(18, &halves(&[0, 1]), &[]), 1);
-    let has_no_room = |news: &EndpointEvent| matches!(news, EndpointEvent::Error(text) if text.contains("room for it"));
-    rig.await_news(has_no_room);
+    let has_no_room = |new_events: &EndpointEvent| matches!(new_events, EndpointEvent::Error(text) if text.contains("room for it"));
+    rig.await_event(has_no_room);
     // A queue beyond the last one that has a record.
     for (code, payload) in [(8, halves(&[1, 32])), (9, address_payload(1))] {
         assert_eq!(machine.ask(code, &payload, &[]), 0);
     }
     assert_eq!(machine.ask(12, &words(&[1]), &[kick.as_fd()]), 0);
     assert_eq!(machine.ask(18, &halves(&[1, 1]), &[]), 1);
-    rig.await_news(has_no_room);
+    rig.await_event(has_no_room);
 }
 
 /// Random, almost correct messages; all resources are released afterwards.

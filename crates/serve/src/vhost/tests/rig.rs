@@ -43,7 +43,7 @@ pub(super) struct Queue {
     clock: Clock,
 }
 
-pub(super) const PATIENCE: Span = Span::from_secs(20);
+pub(super) const TIME_LIMIT: Span = Span::from_secs(20);
 pub(super) const BLOCKS: u64 = 4096;
 /// Protocol features that every machine negotiates.
 const PROTOCOL: u64 = 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 15;
@@ -65,10 +65,11 @@ impl Rig {
         let cores: CpuList = CpuList::allowed().iter().take(2).collect();
         let reactors = Reactors::start(&cores, &options, &clock).unwrap();
         let directory = tempfile::tempdir().unwrap();
-        let door = StreamListener::open(&Address::Path(directory.path().join("disk"))).unwrap();
+        let listen_socket =
+            StreamListener::open(&Address::Path(directory.path().join("disk"))).unwrap();
         let medium = medium(&regions);
         let server = Server::start(ServerConfig {
-            door,
+            listen_socket,
             medium,
             is_read_only: false,
             id: id("ram:"),
@@ -80,7 +81,7 @@ impl Rig {
     }
 
     pub(super) fn connect(&self) -> Machine {
-        let connection = Connection::connect(&self.directory.path().join("disk"), PATIENCE);
+        let connection = Connection::connect(&self.directory.path().join("disk"), TIME_LIMIT);
         let regions = RegionTable::shared(4);
         let memory = regions.allocate(usize::try_from(MEMORY_BYTES).unwrap()).unwrap();
         let (connection, clock) = (connection.unwrap(), self.clock);
@@ -95,14 +96,14 @@ impl Rig {
         machine
     }
 
-    pub(super) fn await_news(
+    pub(super) fn await_event(
         &self,
         mut is_it: impl FnMut(&EndpointEvent) -> bool,
     ) -> EndpointEvent {
-        let end = self.clock.now().after(PATIENCE);
+        let end = self.clock.now().after(TIME_LIMIT);
         loop {
             match self.server.next_event() {
-                Some(news) if is_it(&news) => return news,
+                Some(new_events) if is_it(&new_events) => return new_events,
                 Some(_) => {}
                 None => tenmil_linux::thread::sleep(Span::from_us(100)),
             }
@@ -112,7 +113,7 @@ impl Rig {
 
     /// Reason for which the front end was disconnected.
     pub(super) fn await_leaving(&self) -> Option<String> {
-        match self.await_news(|news| matches!(news, EndpointEvent::Disconnected(_))) {
+        match self.await_event(|new_events| matches!(new_events, EndpointEvent::Disconnected(_))) {
             EndpointEvent::Disconnected(why) => why,
             _ => None,
         }
@@ -120,7 +121,7 @@ impl Rig {
 
     /// Waits until all memory of all front ends is unmapped.
     pub(super) fn await_regions(&self, count: usize) {
-        let end = self.clock.now().after(PATIENCE);
+        let end = self.clock.now().after(TIME_LIMIT);
         while self.regions.count() != count {
             assert!(self.clock.now() < end, "{} regions are left", self.regions.count());
             tenmil_linux::thread::sleep(Span::from_us(100));
@@ -158,7 +159,7 @@ impl Machine {
     }
 
     fn receive_all(&self, into: &mut [u8], files: &mut Vec<OwnedFd>) -> Option<()> {
-        let end = self.clock.now().after(PATIENCE);
+        let end = self.clock.now().after(TIME_LIMIT);
         let mut filled = 0;
         while filled < into.len() {
             match self.connection.receive_files(&mut into[filled..], files, 8).unwrap() {
@@ -254,7 +255,7 @@ impl Queue {
 
     /// Waits for the next used head.
     pub(super) fn await_used(&mut self) -> (u16, u32) {
-        let end = self.clock.now().after(PATIENCE);
+        let end = self.clock.now().after(TIME_LIMIT);
         loop {
             if let Some(used) = self.driver.take() {
                 return used;
@@ -266,7 +267,7 @@ impl Queue {
 
     /// Waits for a call.
     pub(super) fn await_call(&self) {
-        let end = self.clock.now().after(PATIENCE);
+        let end = self.clock.now().after(TIME_LIMIT);
         while !self.call.clear() {
             assert!(self.clock.now() < end, "nobody calls");
             tenmil_linux::thread::sleep(Span::from_us(50));

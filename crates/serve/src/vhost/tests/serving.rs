@@ -272,7 +272,7 @@ fn one_front_end_at_a_time_has_the_disk() {
     let mut queue = machine.start(0);
     let other = rig.connect();
     other.await_end();
-    let told = rig.await_news(|news| matches!(news, EndpointEvent::Error(_)));
+    let told = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
     let EndpointEvent::Error(text) = told else { unreachable!() };
     assert!(text.contains("another has the disk"), "{text}");
     assert_eq!(queue.one(read(0, 512)).0, 0);

@@ -11,7 +11,7 @@ use tenmil_base::{
     WakeSource,
 };
 
-use super::{PATIENCE, Stage, filled};
+use super::{Stage, TIME_LIMIT, filled};
 use crate::access::Access;
 use crate::device::IoErrorKind;
 use crate::runtime::Runtime;
@@ -123,7 +123,7 @@ fn a_runtime_may_be_dropped_by_a_task_on_its_own_reactor() {
     task.unwrap().detach();
     let Stage(rt) = stage;
     drop(rt);
-    ended.recv_timeout(PATIENCE).unwrap();
+    ended.recv_timeout(TIME_LIMIT).unwrap();
     while !device.is_gone() {
         tenmil_linux::thread::yield_now();
     }
@@ -149,7 +149,7 @@ fn a_runtime_may_be_dropped_by_the_thread_that_has_opened_a_device() {
     let waker = Waker::from(Arc::new(Dropping(std::sync::Mutex::new(Some(rt)), send)));
     assert!(opening.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     drop(held);
-    woken.recv_timeout(PATIENCE).unwrap();
+    woken.recv_timeout(TIME_LIMIT).unwrap();
 }
 
 #[test]

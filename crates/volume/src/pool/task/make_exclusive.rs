@@ -109,7 +109,7 @@ impl Pool {
         match owning {
             ExclusiveStep::Nothing(to) => Ok(StepResult::Done(PoolResponse::Owned(to))),
             ExclusiveStep::Hole(hole) => {
-                self.books.fill_pool(CHANGE_BLOCKS, ReserveLevel::Promised)?;
+                self.books.fill_pool(CHANGE_BLOCKS, ReserveLevel::Provisioned)?;
                 let end = self.books.attempt_with_room(|books| books.fill_hole(volume, &hole))?;
                 Ok(StepResult::Done(PoolResponse::Owned(end)))
             }
@@ -220,7 +220,7 @@ impl Pool {
             let key = (volume, one.number, at);
             let is_new = self.pending.contains_key(&key);
             self.may_change()?;
-            self.books.fill_pool(CHANGE_BLOCKS, ReserveLevel::Promised)?;
+            self.books.fill_pool(CHANGE_BLOCKS, ReserveLevel::Provisioned)?;
             let is_moved =
                 self.books.attempt_with_room(|books| books.map_own(volume, one, at, is_new))?;
             if let Some(grant) = self.pending.get_mut(&key).filter(|_| is_moved)

@@ -3,7 +3,7 @@
 use tenmil_base::IoStatus;
 
 use super::{
-    ChecksumState, PATIENCE, PATIENCE_FOR_UNITS, RETRIES_MAX, RequestTask, State, StepResult,
+    ChecksumState, PATIENCE_FOR_UNITS, RETRIES_MAX, RequestTask, State, StepResult, TIME_LIMIT,
     TaskPause, TransferPart, WaitReason,
 };
 use crate::commit_cost::ReserveLevel;
@@ -116,12 +116,13 @@ impl Pool {
         let Self { books, pending, .. } = self;
         let planned = books.plan_write(&body, &range, pending, &mut task.mine.0);
         if body.has(flags::THICK) && planned == Err(TxnStop::Full) && books.space.has_lowered() {
-            task.patience = PATIENCE_FOR_UNITS;
+            task.time_limit = PATIENCE_FOR_UNITS;
         }
         let segments = planned?;
         // A write that allocates no cluster of a thick volume uses the reserve for the map.
         task.set_reserved(body.has(flags::THICK) && task.mine.0.is_empty());
-        let leaves = if task.is_promised { ReserveLevel::Promised } else { ReserveLevel::Most };
+        let leaves =
+            if task.is_provisioned { ReserveLevel::Provisioned } else { ReserveLevel::Most };
         if segments.iter().any(|segment| segment.is_new) && self.books.is_low(leaves) {
             // The data have space, but the map might not.
             return Err(TxnStop::Full.into());
@@ -161,7 +162,8 @@ impl Pool {
         self.expect_open()?;
         let sums = task.summed.as_ref().map_or(&[][..], |summed| &summed.sums);
         let needed = if sums.is_empty() { CHANGE_BLOCKS } else { CHECKSUM_BLOCKS };
-        let leaves = if task.is_promised { ReserveLevel::Promised } else { ReserveLevel::Half };
+        let leaves =
+            if task.is_provisioned { ReserveLevel::Provisioned } else { ReserveLevel::Half };
         let State::Map(segments) = &mut task.state else {
             return Ok(StepResult::Done(PoolResponse::Done));
         };
@@ -218,7 +220,8 @@ impl Pool {
             task.state = State::From(range.start);
         }
         task.set_reserved(body.has(flags::THICK));
-        let leaves = if task.is_promised { ReserveLevel::Promised } else { ReserveLevel::Half };
+        let leaves =
+            if task.is_provisioned { ReserveLevel::Provisioned } else { ReserveLevel::Half };
         let State::From(at) = &mut task.state else {
             return Ok(StepResult::Done(PoolResponse::Done));
         };
@@ -313,9 +316,9 @@ impl Pool {
 impl RequestTask {
     /// Sets whether the task only needs space from a thick volume's reserve, which many other tasks may
     /// also need.
-    fn set_reserved(&mut self, is_promised: bool) {
-        self.is_promised = is_promised;
-        self.patience = if is_promised { RETRIES_MAX } else { PATIENCE };
+    fn set_reserved(&mut self, is_provisioned: bool) {
+        self.is_provisioned = is_provisioned;
+        self.time_limit = if is_provisioned { RETRIES_MAX } else { TIME_LIMIT };
     }
 }
 

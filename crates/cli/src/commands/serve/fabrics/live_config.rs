@@ -86,7 +86,7 @@ pub(super) struct Changes {
 /// New objects of a configuration, not yet visible to hosts.
 struct PreparedConfig {
     listeners: Vec<Listener>,
-    doors: Vec<(StreamListener, Listener)>,
+    listen_sockets: Vec<(StreamListener, Listener)>,
     subsystems: Vec<LiveSubsystem>,
 }
 
@@ -123,10 +123,10 @@ impl LiveConfig {
             check_fixed(before, asked)?;
         }
         // Sockets are bound first: they fail more often than devices, and cost less to open.
-        let (listeners, doors) = self.prepare_listeners(asked)?;
+        let (listeners, listen_sockets) = self.prepare_listeners(asked)?;
         let subsystems = asked.subsystems.iter().map(|subsystem| self.prepare_one(subsystem));
         let subsystems = subsystems.collect::<Result<_, _>>()?;
-        Ok(PreparedConfig { listeners, doors, subsystems })
+        Ok(PreparedConfig { listeners, listen_sockets, subsystems })
     }
 
     #[expect(clippy::type_complexity, reason = "the two belong together in one place only")]
@@ -134,7 +134,7 @@ impl LiveConfig {
         &self,
         asked: &TargetConfig,
     ) -> Result<(Vec<Listener>, Vec<(StreamListener, Listener)>), ApplyError> {
-        let (mut listeners, mut doors) = (Vec::<Listener>::new(), Vec::new());
+        let (mut listeners, mut listen_sockets) = (Vec::<Listener>::new(), Vec::new());
         for one in &asked.listeners {
             // Several listeners may ask for port 0 of one address.
             let is_taken = |number| listeners.iter().any(|taken| taken.number == number);
@@ -145,16 +145,16 @@ impl LiveConfig {
                 continue;
             }
             let refuse = |refused| ApplyError { refused, line: one.line, key: "address" };
-            let door = open_listener(&Address::Tcp(one.address)).map_err(refuse)?;
-            let Address::Tcp(address) = *door.address() else { continue };
+            let listen_socket = open_listener(&Address::Tcp(one.address)).map_err(refuse)?;
+            let Address::Tcp(address) = *listen_socket.address() else { continue };
             let used =
                 |number| is_taken(number) || self.listeners.iter().any(|it| it.number == number);
             let number = (1..u16::MAX).find(|number| !used(*number)).unwrap_or(u16::MAX);
             let listener = Listener { asked: one.address, address, number };
             listeners.push(listener);
-            doors.push((door, listener));
+            listen_sockets.push((listen_socket, listener));
         }
-        Ok((listeners, doors))
+        Ok((listeners, listen_sockets))
     }
 
     /// Prepares a subsystem; devices that are open already are reused.
@@ -223,7 +223,7 @@ impl LiveConfig {
 
     /// Publishes the prepared objects, removes the old ones and returns the changes.
     fn commit(&mut self, asked: TargetConfig, prepared: PreparedConfig) -> Changes {
-        let PreparedConfig { listeners, doors, subsystems } = prepared;
+        let PreparedConfig { listeners, listen_sockets, subsystems } = prepared;
         let mut changes = Changes::default();
         let is_there = |number| listeners.iter().any(|listener| listener.number == number);
         // Listeners close first, so that no host connects to a subsystem that is about to be removed.
@@ -232,7 +232,7 @@ impl LiveConfig {
             self.world.service.close_port(gone.number);
             changes.note(format!("listens no more at {}", gone.address));
         }
-        for (_, listener) in &doors {
+        for (_, listener) in &listen_sockets {
             self.world.service.open_port(listener.number, Port { address: Some(listener.address) });
         }
         for gone in &self.subsystems {
@@ -253,8 +253,8 @@ impl LiveConfig {
             self.world.service.set_referrals(asked.referrals.clone());
         }
         // New listeners open last, so that a host that connects finds all subsystems.
-        for (door, listener) in doors {
-            match self.world.server.open(door, listener.number) {
+        for (listen_socket, listener) in listen_sockets {
+            match self.world.server.open(listen_socket, listener.number) {
                 Ok(()) => changes.note(format!("listens at {}", listener.address)),
                 Err(error) => {
                     changes.fail(format!("cannot listen at {}: {error}", listener.address))

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 /// Reintroduced bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Plant {
+pub(super) enum InjectedBug {
     /// FUSE is evaluated again when a Fabrics command receives its buffer, so a buffer may be
     /// shorter than the requested data.
     Overwrite,
@@ -16,29 +16,29 @@ pub(super) enum Plant {
     Renewed,
 }
 
-impl Plant {
+impl InjectedBug {
     pub(super) const ALL: [Self; 4] =
         [Self::Overwrite, Self::Misdirected, Self::Lost, Self::Renewed];
 }
 
 thread_local! {
-    static PLANTED: Cell<Option<Plant>> = const { Cell::new(None) };
+    static PLANTED: Cell<Option<InjectedBug>> = const { Cell::new(None) };
 }
 
 /// Whether this bug is active.
-pub(super) fn is_planted(plant: Plant) -> bool {
-    PLANTED.get() == Some(plant)
+pub(super) fn is_injected(injected_bug: InjectedBug) -> bool {
+    PLANTED.get() == Some(injected_bug)
 }
 
 /// Runs `work` with a bug active.
-pub(super) fn planted(plant: Plant, work: impl FnOnce()) {
+pub(super) fn planted(injected_bug: InjectedBug, work: impl FnOnce()) {
     struct Removed;
     impl Drop for Removed {
         fn drop(&mut self) {
             PLANTED.set(None);
         }
     }
-    PLANTED.set(Some(plant));
+    PLANTED.set(Some(injected_bug));
     let _removed = Removed;
     work();
 }

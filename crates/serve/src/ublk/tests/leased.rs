@@ -9,7 +9,7 @@ use super::{asked, disk};
 
 #[test]
 fn the_medium_is_given_the_place_of_the_tag_and_nothing_is_copied() {
-    let (mut session, lent) = Session::lending();
+    let (mut session, leased) = Session::lending();
     session.kernel.refuse_copies(true);
     let each = disk().io_bytes_max();
     for (tag, op) in [(3, IoOp::Write), (5, IoOp::Read)] {
@@ -19,7 +19,7 @@ fn the_medium_is_given_the_place_of_the_tag_and_nothing_is_copied() {
         let [request] = requests else { panic!("{requests:?}") };
         assert_eq!((request.token, request.lba, request.blocks), (u64::from(tag), 8, 2));
         let segment = segments[request.segment_first as usize];
-        assert_eq!(segment, lent.slice(u32::from(tag) * each, 1024).unwrap());
+        assert_eq!(segment, leased.slice(u32::from(tag) * each, 1024).unwrap());
         let part = session.regions.kernel_buffer(segment).unwrap();
         assert_eq!((part.request, part.byte, part.len_bytes), (tag, 0, 1024));
         session.tags.taken(1);
@@ -29,7 +29,7 @@ fn the_medium_is_given_the_place_of_the_tag_and_nothing_is_copied() {
         assert_eq!(session.kernel.results(), [(tag, 1024)]);
         assert_eq!(session.tags.in_flight(), 0);
     }
-    let expected = UblkStats { good: 2, failed: 0, lent_bytes: 2048, copied_bytes: 0 };
+    let expected = UblkStats { good: 2, failed: 0, leased_bytes: 2048, copied_bytes: 0 };
     assert_eq!(session.tags.done(), expected);
     assert_eq!(session.tags.next_trouble(), None);
 }
@@ -48,7 +48,7 @@ fn what_moves_no_data_is_asked_for_as_ever() {
 /// The RAM device of the session rejects zero-copy buffers.
 #[test]
 fn what_the_medium_refuses_is_copied_and_after_some_refusals_everything_is() {
-    let (mut session, lent) = Session::lending();
+    let (mut session, leased) = Session::lending();
     let refusals = 16;
     for round in 0..20_u8 {
         let op = if round % 2 == 0 { IoOp::Write } else { IoOp::Read };
@@ -67,14 +67,14 @@ fn what_the_medium_refuses_is_copied_and_after_some_refusals_everything_is() {
         session.receive();
         let (requests, segments) = session.tags.requests();
         let place = segments[requests[0].segment_first as usize];
-        assert_eq!(place.region == lent.region, round + 1 < refusals, "round {round}");
+        assert_eq!(place.region == leased.region, round + 1 < refusals, "round {round}");
         session.tags.taken(1);
         session.answered(IoCompletion { token: 1, status: IoStatus::SUCCESS, result: 0 });
         assert_eq!(session.kernel.results(), [(1, 512)]);
     }
     let done = session.tags.done();
     assert_eq!((done.good, done.failed, done.copied_bytes), (40, 0, 25 * 512));
-    assert_eq!(done.lent_bytes, 15 * 512);
+    assert_eq!(done.leased_bytes, 15 * 512);
 }
 
 #[test]
@@ -100,22 +100,22 @@ fn an_error_that_is_one_either_way_is_told_once_as_without() {
 
 #[test]
 fn what_was_copied_after_all_went_the_other_way() {
-    let done = UblkStats { good: 3, failed: 0, lent_bytes: 100, copied_bytes: 7 };
+    let done = UblkStats { good: 3, failed: 0, leased_bytes: 100, copied_bytes: 7 };
     assert_eq!(done.with_copied(0), done);
-    assert_eq!(done.with_copied(30), UblkStats { lent_bytes: 70, copied_bytes: 37, ..done });
-    let expected = UblkStats { lent_bytes: 0, copied_bytes: 107, ..done };
+    assert_eq!(done.with_copied(30), UblkStats { leased_bytes: 70, copied_bytes: 37, ..done });
+    let expected = UblkStats { leased_bytes: 0, copied_bytes: 107, ..done };
     assert_eq!(done.with_copied(300), expected, "some of it was asked for twice");
 }
 
 /// A path error of a network device is not a rejection of zero-copy buffers.
 #[test]
 fn a_device_that_is_out_of_reach_is_not_asked_for_copies() {
-    let (mut session, lent) = Session::lending();
+    let (mut session, leased) = Session::lending();
     for round in 0..20 {
         session.kernel.ask(2, asked(IoOp::Write, 0, 1), &[1; 512]);
         session.receive();
         let (requests, segments) = session.tags.requests();
-        assert_eq!(segments[requests[0].segment_first as usize].region, lent.region, "{round}");
+        assert_eq!(segments[requests[0].segment_first as usize].region, leased.region, "{round}");
         session.tags.taken(1);
         session.answered(IoCompletion { token: 2, status: IoStatus::PATH_ERROR, result: 0 });
         assert_eq!(session.kernel.results(), [(2, -67)]);

@@ -25,16 +25,16 @@ fn lend(bed: &Bed, requests_there: u16) -> Segment {
 }
 
 /// The first blocks of a request.
-fn part(lent: Segment, request: u32, blocks: u32) -> Segment {
-    lent.slice(request * EACH, blocks * 512).unwrap()
+fn part(leased: Segment, request: u32, blocks: u32) -> Segment {
+    leased.slice(request * EACH, blocks * 512).unwrap()
 }
 
 #[test]
 fn what_was_lent_is_written_and_read() {
     let mut bed = Bed::with_queue(32);
-    let lent = lend(&bed, REQUESTS);
+    let leased = lend(&bed, REQUESTS);
     for (seed, blocks) in [(1, 1), (2, 7), (3, 8), (4, 40), (5, 200), (6, 256)] {
-        let (from, to) = (part(lent, 1, blocks), part(lent, 3, blocks));
+        let (from, to) = (part(leased, 1, blocks), part(leased, 3, blocks));
         let bytes = pattern(seed, from.len_bytes as usize);
         bed.regions.store(from, &bytes).unwrap();
         assert_eq!(bed.run(Operation::Write, 5, &[from]), IoStatus::SUCCESS);
@@ -50,11 +50,11 @@ fn what_was_lent_is_written_and_read() {
 #[test]
 fn what_was_lent_and_what_was_not_go_beside_each_other() {
     let mut bed = Bed::with_queue(32);
-    let lent = lend(&bed, REQUESTS);
+    let leased = lend(&bed, REQUESTS);
     for round in 0..20_u64 {
         let bytes = pattern(round, 64 * 512);
         let place = |bed: &Bed, number: u64| match number % 2 {
-            0 => part(lent, u32::try_from(number % 4).unwrap(), 64),
+            0 => part(leased, u32::try_from(number % 4).unwrap(), 64),
             _ => bed.place(number, 64),
         };
         let (from, lba) = (place(&bed, round), round * 64);
@@ -78,8 +78,8 @@ fn what_was_lent_and_what_was_not_go_beside_each_other() {
 #[test]
 fn a_list_of_what_was_lent_is_refused_and_nothing_else_is() {
     let mut bed = Bed::with_queue(32);
-    let lent = lend(&bed, REQUESTS);
-    let pieces = [part(lent, 0, 8), part(lent, 2, 8)];
+    let leased = lend(&bed, REQUESTS);
+    let pieces = [part(leased, 0, 8), part(leased, 2, 8)];
     for operation in [Operation::Read, Operation::Write] {
         assert_eq!(bed.run(operation, 0, &pieces), IoStatus::DATA_TRANSFER_ERROR);
     }
@@ -92,9 +92,9 @@ fn a_list_of_what_was_lent_is_refused_and_nothing_else_is() {
 fn what_a_cut_has_ended_goes_again_with_the_next_connection() {
     for turns in 0..8 {
         let mut bed = Bed::with_queue(32);
-        let lent = lend(&bed, REQUESTS);
+        let leased = lend(&bed, REQUESTS);
         let bytes = pattern(turns, 200 * 512);
-        let [from, to] = [part(lent, 0, 200), part(lent, 1, 200)];
+        let [from, to] = [part(leased, 0, 200), part(leased, 1, 200)];
         bed.regions.store(from, &bytes).unwrap();
         assert_eq!(bed.run(Operation::Write, 300, &[from]), IoStatus::SUCCESS);
         assert!(bed.submit(0, Operation::Write, 0, &[from], 1));
@@ -116,8 +116,8 @@ fn what_a_cut_has_ended_goes_again_with_the_next_connection() {
 fn what_is_lent_no_more_fails_alone() {
     for operation in [Operation::Write, Operation::Read] {
         let mut bed = Bed::with_queue(32);
-        let lent = lend(&bed, 2);
-        let (gone, there) = (part(lent, 3, 64), part(lent, 1, 64));
+        let leased = lend(&bed, 2);
+        let (gone, there) = (part(leased, 3, 64), part(leased, 1, 64));
         assert!(bed.submit(0, operation, 0, &[gone], 1));
         assert!(bed.submit(0, Operation::Read, 64, &[there], 2));
         bed.turn_until(|bed| bed.answers.len() == 2);
