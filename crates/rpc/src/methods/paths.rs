@@ -159,7 +159,7 @@ mod tests {
         let kinds: Vec<&str> = events.iter().map(|event| event.kind.name).collect();
         let expected = ["path-up", "path-up", "path-lost", "path-selected", "path-changed"];
         assert_eq!(kinds, expected);
-        assert_eq!(events[2].text, "tcp://a,b/disk by a: lost: it was cut");
+        assert_eq!(events[2].text, "tcp://a:4420,b:4420/disk by a: lost: it was cut");
         assert_eq!(events[2].about["address"], "a");
         device.record(PathChange::AllPathsDown);
         assert!(rows(&paths, json!({}))[1]["best"] == false);

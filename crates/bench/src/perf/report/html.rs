@@ -81,7 +81,7 @@ fn tiles(outcome: &PerfOutcome) -> Markup {
             }
             @if let Some(ram) = &outcome.ram {
                 (tile(
-                    "with data that moves",
+                    "with data transfers",
                     &show_iops(ram.iops()),
                     Some(&format!("{} over {}", show_byte_rate(ram.bytes_per_second()), ram.uri)),
                 ))
@@ -157,7 +157,7 @@ fn latency(outcome: &PerfOutcome) -> Markup {
         section {
             h2 {
                 "Latency"
-                small { "from " (start) ", each known to within " (error)
+                small { "from " (start) ", accurate to within " (error)
                     "; height is the share of I/Os" }
             }
             (PreEscaped(plot::distribution(&outcome.latency)))
@@ -344,7 +344,7 @@ mod tests {
     fn every_part_of_the_report_is_on_the_page() {
         let page = render(&bad_sample(), "tenmil perf -t 4");
         for part in [
-            "No data moved",
+            "No data are transferred",
             "78.5 M",
             "of the ring micro-benchmark",
             "p99.99",

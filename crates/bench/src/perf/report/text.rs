@@ -218,7 +218,7 @@ mod tests {
         outcome.options.uris = vec!["emu:model:p4600".parse().unwrap()];
         let text = render(&outcome, &[]);
         assert!(text.contains("`p4600` is a model of that device's timing, not the device"));
-        assert!(text.contains("128.6 GB/s") && !text.contains("No data moved"));
+        assert!(text.contains("128.6 GB/s") && !text.contains("No data are transferred"));
         assert!(!render(&sample(), &[]).contains("128.6 GB/s"));
     }
 
@@ -227,7 +227,7 @@ mod tests {
         let mut outcome = sample();
         outcome.options.uris = vec!["emu:null?doorbell-cost=250".parse().unwrap()];
         let text = render(&outcome, &[]);
-        assert!(text.contains("holds the processor for 250 ns: a model of a write posted"));
+        assert!(text.contains("Each doorbell costs 250 ns of processor time: a model of a posted"));
         assert!(!render(&sample(), &[]).contains("posted across"));
     }
 
