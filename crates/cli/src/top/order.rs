@@ -50,7 +50,7 @@ impl Sort {
             Self::Busy => "busy",
             Self::Messages => "messages",
             Self::Sleeps => "sleeps",
-            Self::Migrations => "migrations",
+            Self::Migrations => "moves",
             Self::Longest => "longest turn",
             Self::Polls => "polls",
             Self::Found => "found work",

@@ -19,7 +19,7 @@ const REACTORS: &[Column] = &[
     column("busy %", Width::Number, 0),
     column("", Width::Picture(6, 24), 1),
     column("last minute", Width::Picture(11, 60), 5),
-    column("migr/s", Width::Number, 8),
+    column("moves/s", Width::Number, 8),
     column("sleeps/s", Width::Number, 2),
     column("msgs/s", Width::Number, 4),
     column("threads", Width::Number, 11),
@@ -36,7 +36,7 @@ const THREADS: &[Column] = &[
     column("busy %", Width::Number, 0),
     column("", Width::Picture(6, 24), 1),
     column("msgs/s", Width::Number, 3),
-    column("migr", Width::Number, 6),
+    column("moves", Width::Number, 6),
     column("channels", Width::Number, 8),
     column("pollers", Width::Number, 7),
 ];
@@ -214,14 +214,14 @@ mod tests {
         let state = watching(2, 3);
         let reactors = table(&state, Table::Reactors).lines();
         let expected = "\
-reactor  core  polls     now     busy %   migr/s  sleeps/s  msgs/s  threads  too long  longest  in
+reactor  core  polls     now     busy %  moves/s  sleeps/s  msgs/s  threads  too long  longest  in
       0     0  adaptive  asleep     0.0        0        40    3.2k        2         0   250 us  poller 'queue-0'
       1     1  adaptive  awake     10.0        0        40    3.2k        1         0   250 us  poller 'queue-1'
 ";
         assert_eq!(reactors, expected);
         let threads = table(&state, Table::Threads).lines();
         let expected = "\
-thread  name      home  mask  busy %  msgs/s   migr  channels  pollers
+thread  name      home  mask  busy %  msgs/s  moves  channels  pollers
      2  thread-2     0  0-3     20.0       7      2         1        1
      1  thread-1     1  any     10.0       7      1         1        1
      0  thread-0     0  0-3      0.0       7      0         1        1
