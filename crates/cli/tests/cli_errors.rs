@@ -308,7 +308,7 @@ fn help_and_version_are_no_errors() {
         "--command-store",
         "--shadow-doorbells",
         "--no-huge-pages",
-        "--profile dist",
+        "release-no-lto",
     ] {
         assert!(help.contains(flag), "{flag} is not in the help");
     }

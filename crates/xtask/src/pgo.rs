@@ -50,7 +50,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     if !options.only_compare {
         // The tool is checked before the builds, which take long.
         let merger = profile_merger()?;
-        build(&room, &BuildVariant { name: "no-lto", profile: "release", flags: "" })?;
+        build(&room, &BuildVariant { name: "no-lto", profile: "release-no-lto", flags: "" })?;
         build(&room, &BuildVariant { name: "lto", profile: "dist", flags: "" })?;
         let profile = take_profile(&room, &merger)?;
         let flags = format!("-Cprofile-use={profile}");

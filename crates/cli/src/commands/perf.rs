@@ -260,7 +260,7 @@ Examples:
   tenmil perf --null-blk --html null-blk.html      queues and a lock, by number of threads
   tenmil perf emu:null --json | jq .iops
 
-With link-time optimization: cargo run --profile dist -- perf
+Without link-time optimization: cargo run --profile release-no-lto -- perf
 Exit codes: 0 all I/Os succeeded, 1 machine not set up, 2 invalid arguments, 3 I/Os failed.";
 
 /// Runs `perf` and prints the report. `command` is the command line that repeats the run.

@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 use crate::lab::totals::ScenarioError;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
-const PROFILE: &str = "release";
+/// Optimized per crate only: guests are emulated, and link-time optimization would take long.
+const PROFILE: &str = "release-no-lto";
 
 /// Builds the program; returns its path.
 pub(super) fn build() -> Result<PathBuf, ScenarioError> {
