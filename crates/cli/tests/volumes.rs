@@ -186,7 +186,7 @@ fn a_store_that_fills_says_so_and_one_that_is_full_loses_nothing() {
     let output = pool.run(&["copy", &pool.file("first"), &pool.volume("db")]);
     let told = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{told}");
-    assert_eq!(told.matches("note: pool `pool` on file:").count(), 1, "{told}");
+    assert_eq!(told.matches("note: pool `pool` on /").count(), 1, "{told}");
     assert!(told.contains("80 % of its capacity are used"), "{told}");
 
     let (code, error) = pool.refused(&["copy", &pool.file("second"), &pool.volume("other")]);

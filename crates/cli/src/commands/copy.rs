@@ -241,7 +241,7 @@ impl PreparedCopy {
         if self.size_of_target > size {
             let (target, more) = (&arguments.target, self.size_of_target - size);
             say(format!(
-                "{target:#} is {more} bytes longer than {}; those stay as they are",
+                "{target:#} is {more} bytes longer than {:#}; those stay as they are",
                 arguments.source
             ));
         }
