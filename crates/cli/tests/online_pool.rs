@@ -172,7 +172,12 @@ fn every_verb_is_done_by_the_process_that_serves_the_store_and_says_so() {
         let text = text.replace("volume:[file:link?engine=threads]/", &pool.short_volume(""));
         let text = text.replace("file:link?engine=threads", &pool.device());
         let text = text.replace("file:link", &pool.device());
-        (code, text.replace(&pool.device(), &pool.short_file("pool")))
+        let short = pool.short_file("pool");
+        (
+            code,
+            text.replace(&pool.device(), &short)
+                .replace("error: link:", &format!("error: {short}:")),
+        )
     };
     pool.done(&["volume", "clone", &monday, "child"]);
     let there: Vec<_> = cases.iter().map(|words| plain(pool.refused(words))).collect();

@@ -274,7 +274,7 @@ fn one_front_end_at_a_time_has_the_disk() {
     other.await_end();
     let told = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
     let EndpointEvent::Error(text) = told else { unreachable!() };
-    assert!(text.contains("another has the disk"), "{text}");
+    assert!(text.contains("another front end uses the disk"), "{text}");
     assert_eq!(queue.one(read(0, 512)).0, 0);
     let _memory = machine.hang_up();
     assert_eq!(rig.await_leaving(), None);
