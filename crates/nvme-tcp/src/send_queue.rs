@@ -156,7 +156,7 @@ impl SendQueue {
     ///
     /// # Panics
     ///
-    /// If there is no space; check with [`has_space`](Self::has_room).
+    /// If there is no space; check with [`has_space`](Self::has_space).
     #[inline(always)]
     pub(crate) fn push_header(&mut self, header: &[u8], digest: Option<u32>, whole: usize) {
         let at = self.place(whole).expect("room was asked for");

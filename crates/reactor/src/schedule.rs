@@ -17,7 +17,7 @@
 //!
 //! The last three are made only while all limits are kept. Guarantees:
 //!
-//! - A thread is migrated at most once per plan, and not within [`Options::rest`] of its last
+//! - A thread is migrated at most once per plan, and not within [`Options::migration_interval`] of its last
 //!   migration. This holds for every reason: a core that is taken away and returned every second
 //!   does not cause a migration every second, since the kernel runs a reactor without a core
 //!   wherever it can.
