@@ -60,6 +60,15 @@ impl Bench {
         Self::over(regions, disks, Instant { ns: 1_000_000 })
     }
 
+    /// One block in each region has version 1, which `channel` has flushed, and version 2, which is not flushed.
+    fn with_unflushed_writes(seed: u64, channel: usize) -> Self {
+        let mut bench = Self::new(seed);
+        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 1));
+        assert_eq!(bench.flush(channel), IoStatus::SUCCESS);
+        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 2));
+        bench
+    }
+
     /// Opens the mirror on these disks.
     fn over(regions: RegionTable, disks: [Disk; 2], time: Instant) -> Self {
         let options = MirrorOptions::paced(POLICY);
@@ -137,10 +146,7 @@ impl Bench {
 #[test]
 fn a_leg_that_lost_completed_writes_is_copied_to_before_it_is_read_again() {
     for seed in 0..20 {
-        let mut bench = Bench::new(seed);
-        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 1));
-        assert_eq!(bench.flush(0), IoStatus::SUCCESS);
-        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 2));
+        let mut bench = Bench::with_unflushed_writes(seed, 0);
         bench.disks[0].lose();
         assert_eq!(bench.flush(0), IoStatus::SUCCESS, "the other leg holds everything");
         assert_eq!(bench.mirror.progress().0, 0b10, "seed {seed}");
@@ -157,10 +163,7 @@ fn a_leg_that_lost_completed_writes_is_copied_to_before_it_is_read_again() {
 #[test]
 fn leg_that_lost_completed_writes_is_not_read_even_before_a_flush() {
     for seed in 0..20 {
-        let mut bench = Bench::new(seed);
-        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 1));
-        assert_eq!(bench.flush(0), IoStatus::SUCCESS);
-        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 2));
+        let mut bench = Bench::with_unflushed_writes(seed, 0);
         bench.disks[0].lose_counted();
         for lba in (0..BLOCKS).step_by(64).chain((0..BLOCKS).step_by(64)) {
             assert_eq!(bench.read(lba), 2, "seed {seed}, block {lba}");
@@ -175,10 +178,7 @@ fn leg_that_lost_completed_writes_is_not_read_even_before_a_flush() {
 #[test]
 fn leg_that_counts_its_loss_when_it_returns_is_copied_to_once() {
     for seed in 0..20 {
-        let mut bench = Bench::new(seed);
-        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 1));
-        assert_eq!(bench.flush(0), IoStatus::SUCCESS);
-        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 2));
+        let mut bench = Bench::with_unflushed_writes(seed, 0);
         bench.disks[0].fail();
         bench.write(1, 1);
         assert_eq!(bench.mirror.progress().0, 0b10, "seed {seed}");
@@ -199,14 +199,11 @@ fn leg_that_counts_its_loss_when_it_returns_is_copied_to_once() {
     }
 }
 
-/// As when the last leg in sync loses its power while the other one is away, and both return.
+/// As when the last leg in sync loses its power while the other one is disconnected, and both return.
 #[test]
 fn a_leg_in_sync_that_has_lost_writes_is_noticed_before_another_is_copied_from_it() {
     for seed in 0..20 {
-        let mut bench = Bench::new(seed);
-        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 1));
-        assert_eq!(bench.flush(0), IoStatus::SUCCESS);
-        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 2));
+        let mut bench = Bench::with_unflushed_writes(seed, 0);
         bench.disks[0].fail();
         bench.write(1, 1);
         assert_eq!(bench.mirror.progress().0, 0b10, "seed {seed}");
@@ -243,10 +240,7 @@ fn losses_before_a_mirror_was_opened_fail_no_flush_and_no_leg() {
 #[test]
 fn a_flush_fails_on_every_channel_if_no_leg_can_vouch() {
     for seed in 0..20 {
-        let mut bench = Bench::new(seed);
-        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 1));
-        assert_eq!(bench.flush(1), IoStatus::SUCCESS);
-        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 2));
+        let mut bench = Bench::with_unflushed_writes(seed, 1);
         bench.disks.iter().for_each(Disk::lose);
         assert_eq!(bench.flush(0), IoStatus::WRITE_FAULT);
         assert_eq!(bench.mirror.progress().0, 0b11, "neither is better than the other");
@@ -473,10 +467,7 @@ fn a_loss_while_a_leg_is_copied_to_has_it_copied_to_again() {
 /// Has a leg lose its unflushed writes during the resynchronization after a crash. Returns whether a
 /// block that both legs held before has become older on the other leg.
 fn resynchronize_from_a_leg_that_loses(seed: u64, planted: Option<InjectedBug>) -> bool {
-    let mut bench = Bench::new(seed);
-    (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 1));
-    assert_eq!(bench.flush(0), IoStatus::SUCCESS);
-    (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 2));
+    let bench = Bench::with_unflushed_writes(seed, 0);
     // The host crashes, and the legs do not.
     let Bench { regions, disks, mut now, mirror, channels, .. } = bench;
     drop((channels, mirror));
