@@ -28,8 +28,8 @@ use tenmil_linux::{
 };
 use tenmil_nvme_host::{
     CmbMode, Controller, ControllerError, ControllerOptions, Event, FastPathOptions,
-    NamespaceQueue, QueuePair, QueuePairOptions, QueueSizes, RequestError, ShutdownNotification,
-    State,
+    NamespaceQueue, QueuePair, QueuePairOptions, QueueSizes, RequestError, Rings,
+    ShutdownNotification, State,
 };
 
 use self::channel::AttachedDevice;
@@ -126,7 +126,7 @@ pub struct AttachOptions {
 }
 
 /// Queue pair of the controller, bound to its namespace.
-type Queue<B> = NamespaceQueue<MappedDma<B>, <B as ControllerBus>::Doorbell>;
+type Queue<B> = NamespaceQueue<Rings<MappedDma<B>, <B as ControllerBus>::Doorbell>>;
 
 /// An attached controller and its admin thread. Dropped with the last device and channel.
 pub(crate) struct AttachedController<B: ControllerBus> {
@@ -343,15 +343,15 @@ impl<B: ControllerBus> AttachedController<B> {
     fn of_namespace(
         &self,
         controller: &Controller<B::Registers, MappedDma<B>>,
-        pair: QueuePair<MappedDma<B>, B::Doorbell>,
+        pair: QueuePair<Rings<MappedDma<B>, B::Doorbell>>,
     ) -> Result<Queue<B>, Error> {
         let limits = controller.identity().map(|identity| identity.limits);
         let namespace = controller.namespace(self.wanted.namespace);
         let Some((namespace, limits)) = namespace.zip(limits) else {
             return Err(self.peer("the namespace is not there any more"));
         };
-        let (reach, view) = (self.home.reach(), namespace.view(&limits));
-        let queue = NamespaceQueue::new(reach, pair, view, QueueSizes::default());
+        let view = namespace.view(&limits);
+        let queue = NamespaceQueue::new(pair, view, QueueSizes::default());
         queue.ok_or_else(|| {
             let text = format!("{}: no memory is left for lists", self.shared.bus.name());
             Error::environment(text)

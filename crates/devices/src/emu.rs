@@ -32,7 +32,7 @@ use tenmil_linux::{Clock, EventVectors, Notifier};
 use tenmil_nvme_controller::transport::HostBar;
 use tenmil_nvme_host::{
     Controller, ControllerOptions, Event, NamespaceQueue, QueuePair, QueuePairOptions, QueueSizes,
-    RequestError, State,
+    RequestError, Rings, State,
 };
 
 use crate::EmuSpec;
@@ -105,9 +105,9 @@ type Register = <HostBar<Notifier> as Mmio>::Doorbell;
 /// plain doorbell pays no test for the model.
 pub enum SsdQueue {
     /// Plain doorbell.
-    Direct(NamespaceQueue<DevicePool, Register>),
+    Direct(NamespaceQueue<Rings<DevicePool, Register>>),
     /// A doorbell whose writes cost what posted writes on the bus do.
-    WithPostedDoorbell(NamespaceQueue<DevicePool, PostedWrite<Register>>),
+    WithPostedDoorbell(NamespaceQueue<Rings<DevicePool, PostedWrite<Register>>>),
 }
 
 /// Identifier of the only namespace of an emulated SSD.
@@ -410,16 +410,16 @@ impl Ssd {
     /// Binds a queue pair to the namespace.
     fn serve<B: Doorbell>(
         &self,
-        pair: QueuePair<DevicePool, B>,
+        pair: QueuePair<Rings<DevicePool, B>>,
         vector: Option<impl InterruptVector + 'static>,
-    ) -> Result<NamespaceQueue<DevicePool, B>, Error> {
+    ) -> Result<NamespaceQueue<Rings<DevicePool, B>>, Error> {
         let limits = self.controller.identity().map(|identity| identity.limits);
         let view = self.controller.namespace(NSID).zip(limits);
         let Some((namespace, limits)) = view else {
             return Err(Error::remote(format!("{}: namespace {NSID} is not there", self.name)));
         };
         let view = namespace.view(&limits);
-        let queue = NamespaceQueue::new(&self.pool, pair, view, QueueSizes::default());
+        let queue = NamespaceQueue::new(pair, view, QueueSizes::default());
         let queue = queue.ok_or_else(|| {
             Error::environment(format!("{}: no memory is left for its lists", self.name))
         })?;

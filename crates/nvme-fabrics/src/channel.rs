@@ -14,7 +14,7 @@ use tenmil_base::{
     ChannelWakeup, CompletionBatch, DoorbellStats, Durability, Instant, IoChannel, IoCompletion,
     IoStatus, Limits, Operation, Request, Segment, Span, WakeSource,
 };
-use tenmil_nvme_host::{NamespaceQueue, QueueState};
+use tenmil_nvme_host::{NamespaceQueue, QueueState, Rings};
 
 use crate::caches::CacheTracker;
 use crate::fabrics_queue_pair::{FabricsQueuePair, QueuePairState};
@@ -99,7 +99,7 @@ impl FabricsChannel {
     }
 
     /// The queue pair of the driver.
-    pub fn queue(&mut self) -> &mut NamespaceQueue<RemoteDma, TailDoorbell> {
+    pub fn queue(&mut self) -> &mut NamespaceQueue<Rings<RemoteDma, TailDoorbell>> {
         self.way.queue()
     }
 

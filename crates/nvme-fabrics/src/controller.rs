@@ -222,7 +222,7 @@ impl FabricsController {
         self.controller.expect_namespace(nsid);
         self.identify_cache();
         let is_direct = self.controller.mmio().options().direct;
-        let way = FabricsQueuePair::new(&self.reach, pair, lane, view, sizes, self.io_timeout)?;
+        let way = FabricsQueuePair::new(pair, lane, view, sizes, self.io_timeout)?;
         Some(way.set_send_on_flush(is_direct))
     }
 

@@ -9,7 +9,7 @@ use tenmil_base::{
     ChannelWakeup, CompletionBatch, DoorbellStats, Instant, IoChannel, Limits, Request, Segment,
     Span,
 };
-use tenmil_nvme_host::{NamespaceQueue, NamespaceView, QueuePair, QueueSizes, QueueState};
+use tenmil_nvme_host::{NamespaceQueue, NamespaceView, QueuePair, QueueSizes, QueueState, Rings};
 
 use crate::caches::Association;
 use crate::remote_dma::RemoteDma;
@@ -21,7 +21,7 @@ use crate::wait_handle::WaitHandle;
 /// [`ABORTED_BY_HOST`](tenmil_base::IoStatus::ABORTED_BY_HOST) once the old controller can no longer execute
 /// them.
 pub(crate) struct FabricsQueuePair {
-    queue: NamespaceQueue<RemoteDma, TailDoorbell>,
+    queue: NamespaceQueue<Rings<RemoteDma, TailDoorbell>>,
     lane: TcpQueuePair,
     sends_at_once: bool,
     /// Command timeout.
@@ -42,14 +42,13 @@ pub(crate) enum QueuePairState {
 
 impl FabricsQueuePair {
     pub(crate) fn new(
-        reach: &RemoteDma,
-        pair: QueuePair<RemoteDma, TailDoorbell>,
+        pair: QueuePair<Rings<RemoteDma, TailDoorbell>>,
         lane: TcpQueuePair,
         view: NamespaceView,
         sizes: QueueSizes,
         limit: Span,
     ) -> Option<Self> {
-        let queue = NamespaceQueue::new(reach, pair, view, sizes)?;
+        let queue = NamespaceQueue::new(pair, view, sizes)?;
         Some(Self { queue, lane, sends_at_once: true, limit })
     }
 
@@ -60,7 +59,7 @@ impl FabricsQueuePair {
         self
     }
 
-    pub(crate) fn queue(&mut self) -> &mut NamespaceQueue<RemoteDma, TailDoorbell> {
+    pub(crate) fn queue(&mut self) -> &mut NamespaceQueue<Rings<RemoteDma, TailDoorbell>> {
         &mut self.queue
     }
 

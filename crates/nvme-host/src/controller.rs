@@ -64,7 +64,7 @@ use crate::bringup::{AdminQueues, Capabilities};
 use crate::error::ControllerError;
 use crate::event::Event;
 use crate::namespace::{Namespace, NamespaceIds};
-use crate::queue_pair::{QueueMemory, QueuePair};
+use crate::queue_pair::{QueueMemory, QueuePair, Rings};
 use admin::{Admin, Purpose};
 use async_events::PendingLogPages;
 use cmb::CmbState;
@@ -307,7 +307,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     }
 
     /// Admin queue pair, for its statistics and for error injection.
-    pub fn admin_queue(&mut self) -> &mut QueuePair<D, M::Doorbell> {
+    pub fn admin_queue(&mut self) -> &mut QueuePair<Rings<D, M::Doorbell>> {
         &mut self.admin.pair
     }
 

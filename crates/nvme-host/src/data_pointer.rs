@@ -17,6 +17,8 @@ use tenmil_base::{Dma, IoStatus, Segment};
 use tenmil_wire::sgl::Descriptor;
 use tenmil_wire::{Command, Status};
 
+use crate::queue_pair::DataPointers;
+
 /// SGL support of a controller (Identify Controller, SGLS bits 1:0, Base 2.1 §5.1.13.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SglSupport {
@@ -43,7 +45,7 @@ pub enum DataPointerError {
 
 /// List memory, one part for each slot, and the rules for building lists.
 #[derive(Debug)]
-pub(crate) struct ListPool<D> {
+pub struct ListPool<D> {
     dma: D,
     memory: Segment,
     iova: u64,
@@ -57,20 +59,30 @@ pub(crate) struct ListPool<D> {
 
 /// A data pointer, and the number of bytes it covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct DataPointerBuild {
-    pub(crate) pointer: Pointer,
-    pub(crate) len_bytes: u32,
+pub struct DataPointerBuild<P> {
+    /// The pointer.
+    pub pointer: P,
+    /// Bytes that it covers.
+    pub len_bytes: u32,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pointer {
+/// Data pointer of a command on rings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pointer {
+    /// The one that the command has.
+    #[default]
+    Own,
+    /// One PRP entry, in a command that was built for PRPs.
+    Page(u64),
+    /// Two PRP entries.
     Prp(u64, u64),
+    /// An SGL descriptor.
     Sgl(Descriptor),
 }
 
 /// Position in a list of segments.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cursor<'a> {
+pub struct Cursor<'a> {
     segments: &'a [Segment],
     skip_bytes: u32,
 }
@@ -87,6 +99,9 @@ const LIST_BYTES_MIN: u32 = 256;
 /// Maximum list size: the smallest page, to which allocations are aligned.
 const LIST_BYTES_MAX: u32 = 4096;
 const PRP_ENTRY_BYTES: u32 = 8;
+/// Page size of the fast path; no controller is known to require larger pages.
+pub(crate) const FAST_PAGE_BYTES: u32 = 4096;
+const FAST_PAGE_MASK: u64 = FAST_PAGE_BYTES as u64 - 1;
 
 /// PRP entries of contiguous memory in at most two pages, as for nearly every command. `None` if more
 /// entries are needed.
@@ -106,8 +121,15 @@ pub(crate) const fn contiguous(iova: u64, len_bytes: u32, page_mask: u64) -> Opt
 
 impl Pointer {
     /// Sets this pointer in `command`.
+    #[inline(always)]
     pub(crate) const fn put_in(self, command: Command) -> Command {
         match self {
+            Self::Own => command,
+            Self::Page(iova) => {
+                let mut command = command;
+                command.0[3] = iova;
+                command
+            }
             Self::Prp(first, second) => command.with_prp(first, second),
             Self::Sgl(descriptor) => command.with_sgl1(descriptor),
         }
@@ -233,22 +255,6 @@ impl<D: Dma> ListPool<D> {
         })
     }
 
-    /// DMA handle of the memory.
-    pub(crate) fn dma(&self) -> &D {
-        &self.dma
-    }
-
-    /// Frees the memory. No command that refers to it may be in flight.
-    pub(crate) fn release(&self) {
-        self.dma.release(self.memory);
-    }
-
-    /// Bytes that one command can always transfer, whatever the layout of its memory.
-    pub(crate) fn transfer_bytes_max(&self) -> u32 {
-        let pages = u64::from(self.list_bytes / PRP_ENTRY_BYTES);
-        u32::try_from(pages * self.page_bytes).unwrap_or(u32::MAX)
-    }
-
     /// Stores `bytes` in the memory of slot `index` and returns their device address.
     pub(crate) fn store(&self, index: usize, bytes: &[u8]) -> Result<u64, DataPointerError> {
         let len_bytes = u32::try_from(bytes.len()).map_err(|_| DataPointerError::TooShort)?;
@@ -257,55 +263,6 @@ impl<D: Dma> ListPool<D> {
         let place = self.memory.slice(offset, len_bytes).ok_or(DataPointerError::Unreachable)?;
         self.dma.store(place, bytes).map_err(|_| DataPointerError::Unreachable)?;
         Ok(self.iova + u64::from(offset))
-    }
-
-    /// Like [`store`](Self::store), but returns a data pointer.
-    pub(crate) fn store_data(
-        &self,
-        index: usize,
-        bytes: &[u8],
-    ) -> Result<Pointer, DataPointerError> {
-        let iova = self.store(index, bytes)?;
-        let len_bytes = u32::try_from(bytes.len()).map_err(|_| DataPointerError::TooShort)?;
-        Ok(self.sgl.pointer(iova, len_bytes))
-    }
-
-    /// Builds a data pointer for `len_max` bytes from `cursor` on, or for as many of them as one command
-    /// can transfer, in multiples of `granule`. `len_max` is such a multiple. A list is stored in the
-    /// memory of slot `index`.
-    pub(crate) fn build(
-        &mut self,
-        index: usize,
-        cursor: Cursor<'_>,
-        len_max: u32,
-        granule: u32,
-    ) -> Result<DataPointerBuild, DataPointerError> {
-        let (first, _) =
-            cursor.next_piece(&self.dma, len_max)?.ok_or(DataPointerError::TooShort)?;
-        if self.sgl == SglSupport::Only {
-            let built = self.build_sgl(index, cursor, len_max, granule)?;
-            return built.ok_or(DataPointerError::Alignment);
-        }
-        if first.len_bytes == len_max
-            && let Some((one, two)) = contiguous(first.iova, len_max, self.page_bytes - 1)
-        {
-            return Ok(DataPointerBuild { pointer: Pointer::Prp(one, two), len_bytes: len_max });
-        }
-        if self.sgl == SglSupport::None {
-            return self.build_prp(index, cursor, len_max, granule);
-        }
-        // Two PRP entries need no list, while an SGL of two ranges needs one.
-        if u64::from(len_max) <= 2 * self.page_bytes
-            && let Ok(built) = self.build_prp(index, cursor, len_max, granule)
-            && built.len_bytes == len_max
-            && !self.has_list(built.pointer)
-        {
-            return Ok(built);
-        }
-        match self.build_sgl(index, cursor, len_max, granule)? {
-            Some(built) => Ok(built),
-            None => self.build_prp(index, cursor, len_max, granule),
-        }
     }
 
     fn has_list(&self, pointer: Pointer) -> bool {
@@ -320,7 +277,7 @@ impl<D: Dma> ListPool<D> {
         cursor: Cursor<'_>,
         len_max: u32,
         granule: u32,
-    ) -> Result<Option<DataPointerBuild>, DataPointerError> {
+    ) -> Result<Option<DataPointerBuild<Pointer>>, DataPointerError> {
         let descriptors_max = self.scratch.len() / 2;
         let (mut at, mut count, mut total) = (cursor, 0, 0);
         while total < len_max && count < descriptors_max {
@@ -363,7 +320,7 @@ impl<D: Dma> ListPool<D> {
         cursor: Cursor<'_>,
         len_max: u32,
         granule: u32,
-    ) -> Result<DataPointerBuild, DataPointerError> {
+    ) -> Result<DataPointerBuild<Pointer>, DataPointerError> {
         let page_mask = self.page_bytes - 1;
         let (mut at, mut total) = (cursor, 0_u32);
         // End of the bytes covered, and the number of list entries used.
@@ -412,6 +369,81 @@ impl<D: Dma> ListPool<D> {
             *chunk = word.to_le_bytes();
         }
         self.store(index, &self.bytes[..words * 8])
+    }
+}
+
+impl<D: Dma> DataPointers for ListPool<D> {
+    type Pointer = Pointer;
+
+    #[inline(always)]
+    fn contiguous_run(&self, like: Segment) -> impl Fn(Segment) -> Option<Pointer> {
+        let iova_of = self.dma.iovas(like);
+        #[inline(always)]
+        move |segment| {
+            let iova = iova_of(segment)?;
+            if iova & FAST_PAGE_MASK == 0 { Some(Pointer::Page(iova)) } else { None }
+        }
+    }
+
+    #[inline]
+    fn contiguous(&self, segment: Segment) -> Option<Pointer> {
+        let iova = self.dma.iova(segment)?;
+        let (one, two) = contiguous(iova, segment.len_bytes, FAST_PAGE_MASK)?;
+        Some(Pointer::Prp(one, two))
+    }
+
+    fn build(
+        &mut self,
+        index: usize,
+        cursor: Cursor<'_>,
+        len_max: u32,
+        granule: u32,
+    ) -> Result<DataPointerBuild<Pointer>, DataPointerError> {
+        let (first, _) =
+            cursor.next_piece(&self.dma, len_max)?.ok_or(DataPointerError::TooShort)?;
+        if self.sgl == SglSupport::Only {
+            let built = self.build_sgl(index, cursor, len_max, granule)?;
+            return built.ok_or(DataPointerError::Alignment);
+        }
+        if first.len_bytes == len_max
+            && let Some((one, two)) = contiguous(first.iova, len_max, self.page_bytes - 1)
+        {
+            return Ok(DataPointerBuild { pointer: Pointer::Prp(one, two), len_bytes: len_max });
+        }
+        if self.sgl == SglSupport::None {
+            return self.build_prp(index, cursor, len_max, granule);
+        }
+        // Two PRP entries need no list, while an SGL of two ranges needs one.
+        if u64::from(len_max) <= 2 * self.page_bytes
+            && let Ok(built) = self.build_prp(index, cursor, len_max, granule)
+            && built.len_bytes == len_max
+            && !self.has_list(built.pointer)
+        {
+            return Ok(built);
+        }
+        match self.build_sgl(index, cursor, len_max, granule)? {
+            Some(built) => Ok(built),
+            None => self.build_prp(index, cursor, len_max, granule),
+        }
+    }
+
+    fn store_data(&self, index: usize, bytes: &[u8]) -> Result<Pointer, DataPointerError> {
+        let iova = self.store(index, bytes)?;
+        let len_bytes = u32::try_from(bytes.len()).map_err(|_| DataPointerError::TooShort)?;
+        Ok(self.sgl.pointer(iova, len_bytes))
+    }
+
+    fn metadata(&self, cursor: Cursor<'_>, len_max: u32) -> Result<(u64, u32), DataPointerError> {
+        cursor.metadata(&self.dma, len_max)
+    }
+
+    fn transfer_bytes_max(&self) -> u32 {
+        let pages = u64::from(self.list_bytes / PRP_ENTRY_BYTES);
+        u32::try_from(pages * self.page_bytes).unwrap_or(u32::MAX)
+    }
+
+    fn release(&self) {
+        self.dma.release(self.memory);
     }
 }
 

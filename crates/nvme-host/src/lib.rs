@@ -41,7 +41,7 @@ pub use controller::{
     FirmwareDownload, Identity, IoCommands, QueuePairOptions, Quirks, Shutdown,
     ShutdownNotification, State, arm,
 };
-pub use data_pointer::{DataPointerError, SglSupport};
+pub use data_pointer::{Cursor, DataPointerBuild, DataPointerError, ListPool, Pointer, SglSupport};
 pub use error::{CmbRegisterError, ControllerError, InvalidValue, RequestError, ResetCause};
 pub use event::{Event, NamespaceError};
 pub use fast_path::{CompletionDoorbell, FastPathOptions};
@@ -54,7 +54,8 @@ pub use queue_link::{
     ABORTS_MAX, ControllerLinkEnd, QueueLinkEnd, QueueState, ResetReason, TimedOutCommand, link,
 };
 pub use queue_pair::{
-    DoorbellSide, Injection, InjectionSide, QueueDoorbell, QueueFull, QueueMemory, QueuePair,
-    QueueSetup, QueueStats, ShadowDoorbell, ShadowSlot,
+    CompletionSink, DataPointers, DoorbellSide, Injection, InjectionSide, PointerOf, QueueDoorbell,
+    QueueFull, QueueMemory, QueuePair, QueueSetup, QueueStats, Rings, ShadowDoorbell, ShadowSlot,
+    SplitTracker, Transport,
 };
 pub use slot::InvalidCompletion;

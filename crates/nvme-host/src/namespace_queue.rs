@@ -14,32 +14,30 @@ mod tests;
 mod view;
 
 use tenmil_base::{
-    ChannelWakeup, CompletionBatch, Dma, Doorbell, DoorbellStats, Durability, Instant, IoChannel,
-    IoCompletion, IoStatus, Limits, Operation, Request, Segment,
+    ChannelWakeup, CompletionBatch, DoorbellStats, Durability, Instant, IoChannel, IoCompletion,
+    IoStatus, Limits, Operation, Request, Segment,
 };
-use tenmil_wire::sgl::Descriptor;
 use tenmil_wire::{Command, IoOpcode};
 
 pub use commands::BlockRange;
 pub use raw::{CompareAndWrite, RawSubmitError};
 pub use view::{BlocksMax, Metadata, NamespaceView, ProtectionChecks};
 
-use crate::data_pointer::{ListPool, SglSupport, contiguous};
+use crate::data_pointer::{FAST_PAGE_BYTES, SglSupport};
 use crate::queue_link::QueueState;
-use crate::queue_pair::QueuePair;
+use crate::queue_pair::{DataPointers, PointerOf, QueuePair, Transport};
 use crate::slot::{SlotFlags, tick_of};
 use crate::split::SplitTable;
 use commands::{CommandBuilder, PRINFO_SHIFT, flag_bits};
 
 /// Namespace on a dedicated queue pair.
-pub struct NamespaceQueue<D: Dma, B: Doorbell> {
-    queue: QueuePair<D, B>,
-    dma: D,
+pub struct NamespaceQueue<T: Transport> {
+    queue: QueuePair<T>,
     short_way: FastPath,
     parents: SplitTable,
     /// Completions of requests that never became a command.
     ready: Vec<IoCompletion>,
-    builder: CommandBuilder<D>,
+    builder: CommandBuilder<T::Pointers>,
     limits: Limits,
     /// A flush has failed for lost writes, and its completion has not been delivered yet.
     is_reporting: bool,
@@ -63,8 +61,6 @@ struct FastPath {
     tag_mask: u64,
     /// No boundary and no protection information.
     is_plain: bool,
-    /// Contiguous memory is described by an SGL data block, not by PRPs.
-    is_sgl: bool,
     /// Maximum bytes of one command.
     len_bytes_max: u32,
 }
@@ -84,24 +80,16 @@ impl Default for QueueSizes {
     }
 }
 
-impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
+impl<T: Transport> NamespaceQueue<T> {
     /// Creates a queue for the namespace in `view` over `queue`. `None` if there is no device memory left
     /// for its lists.
-    pub fn new(
-        dma: &D,
-        queue: QueuePair<D, B>,
-        view: NamespaceView,
-        sizes: QueueSizes,
-    ) -> Option<Self> {
+    pub fn new(queue: QueuePair<T>, view: NamespaceView, sizes: QueueSizes) -> Option<Self> {
         let depth = queue.depth();
-        let transfer_bytes_max =
-            if view.transfer_bytes_max == 0 { u32::MAX } else { view.transfer_bytes_max };
-        let lists = ListPool::allocate(dma, depth, transfer_bytes_max, view.page_bytes, view.sgl)?;
+        let lists = queue.transport().pointers(&view, depth)?;
         let builder = CommandBuilder::new(view, lists);
         let parents = SplitTable::new(usize::from(sizes.parents), usize::from(sizes.segments));
         Some(Self {
             queue,
-            dma: dma.clone(),
             short_way: FastPath::new(&view, builder.transfer_blocks_max()),
             parents,
             ready: Vec::with_capacity(depth as usize + usize::from(sizes.parents)),
@@ -121,12 +109,12 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
     }
 
     /// Underlying queue pair: statistics, injections and state.
-    pub fn queue(&self) -> &QueuePair<D, B> {
+    pub fn queue(&self) -> &QueuePair<T> {
         &self.queue
     }
 
     /// Like [`queue`](Self::queue), for error injection and for arming interrupts.
-    pub fn queue_mut(&mut self) -> &mut QueuePair<D, B> {
+    pub fn queue_mut(&mut self) -> &mut QueuePair<T> {
         &mut self.queue
     }
 
@@ -163,59 +151,60 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
     /// boundary and protection information, on a queue without work after each command. Returns their
     /// number. The common properties are checked once.
     ///
-    /// Not inlined: the separate loop keeps more of its values in registers. There is one loop for SGLs
-    /// and one for PRPs, whose second entry is always zero.
+    /// Not inlined: the separate loop keeps more of its values in registers.
     #[inline(never)]
-    fn submit_run<const IS_SGL: bool>(
-        &mut self,
-        tick: u32,
-        requests: &[Request],
-        segments: &[Segment],
-    ) -> usize {
-        let Self { queue, dma, short_way, .. } = self;
+    fn submit_run(&mut self, tick: u32, requests: &[Request], segments: &[Segment]) -> usize {
+        let Self { queue, builder, short_way, .. } = self;
         let Some(first) = requests.first() else { return 0 };
         let Some(last_block) = first.blocks.checked_sub(1) else { return 0 };
         let len_bytes = u64::from(first.blocks).saturating_mul(short_way.block_bytes);
-        let Some(len_bytes) = u32::try_from(len_bytes).ok().filter(|len| *len <= PAGE_BYTES) else {
+        let Some(len_bytes) = u32::try_from(len_bytes).ok().filter(|len| *len <= FAST_PAGE_BYTES)
+        else {
             return 0;
         };
         let Some(segment) = segments.get(first.segment_first as usize) else { return 0 };
-        let iova_of = dma.iovas(Segment { len_bytes, ..*segment });
+        let pointer_to = builder.lists.contiguous_run(Segment { len_bytes, ..*segment });
         let (read_word, nlb) = (short_way.read_word, u64::from(last_block));
-        let second = if IS_SGL { u64::from(len_bytes) } else { 0 };
         let likeness = likeness(first.blocks, 1, 0);
-        queue.enqueue_each(tick, requests, |request| {
-            // One comparison covers both: no flags, and a read or a write.
-            let kind = u16::from(request.operation as u8) | u16::from(request.flags.0) << 8;
-            let Request { blocks, segment_count, metadata_count, .. } = *request;
-            if likeness != self::likeness(blocks, segment_count, metadata_count)
-                || kind > Operation::Write as u16
-            {
-                return None;
-            }
-            let iova = iova_of(*segments.get(request.segment_first as usize)?)?;
-            if iova & PAGE_MASK != 0 {
-                return None;
-            }
-            let first_word = read_word - u64::from(kind);
-            Some((request.token, Command([first_word, 0, 0, iova, second, request.lba, nlb, 0])))
-        })
+        queue.enqueue_each(
+            tick,
+            requests,
+            #[inline(always)]
+            |request| {
+                // One comparison covers both: no flags, and a read or a write.
+                let kind = u16::from(request.operation as u8) | u16::from(request.flags.0) << 8;
+                let Request { blocks, segment_count, metadata_count, .. } = *request;
+                if likeness != self::likeness(blocks, segment_count, metadata_count)
+                    || kind > Operation::Write as u16
+                {
+                    return None;
+                }
+                let pointer = pointer_to(*segments.get(request.segment_first as usize)?)?;
+                let first_word = read_word - u64::from(kind);
+                let command = Command([first_word, 0, 0, 0, 0, request.lba, nlb, 0]);
+                Some((request.token, command, pointer))
+            },
+        )
     }
 
     /// Submits one request on the fast or the slow path. Returns false if the queue is full.
     #[inline(never)]
     fn submit_one(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> bool {
         match self.short_command(request, segments) {
-            Some(command) => {
+            Some(entry) => {
                 let tick = tick_of(now);
-                self.queue.enqueue(tick, request.token, SlotFlags::NONE, command).is_some()
+                self.queue.enqueue(tick, request.token, SlotFlags::NONE, entry).is_some()
             }
             None => self.submit_slowly(now, request, segments),
         }
     }
 
     /// Command for a read or write with one segment within all limits.
-    fn short_command(&self, request: &Request, segments: &[Segment]) -> Option<Command> {
+    fn short_command(
+        &self,
+        request: &Request,
+        segments: &[Segment],
+    ) -> Option<(Command, PointerOf<T>)> {
         let way = &self.short_way;
         let Request { lba, blocks, operation, flags, .. } = *request;
         let counts = (request.segment_count, request.metadata_count);
@@ -225,19 +214,16 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
         let nlb = u64::from(blocks.checked_sub(1)?);
         let segment = *segments.get(request.segment_first as usize)?;
         if u64::from(segment.len_bytes) != u64::from(blocks).wrapping_mul(way.block_bytes)
+            || segment.len_bytes > way.len_bytes_max
             || (lba ^ lba.wrapping_add(nlb)) & way.boundary_bits != 0
         {
             return None;
         }
-        let iova = self.dma.iova(segment)?;
-        let second = match way.is_sgl {
-            true if segment.len_bytes <= way.len_bytes_max => u64::from(segment.len_bytes),
-            true => return None,
-            false => contiguous(iova, segment.len_bytes, PAGE_MASK)?.1,
-        };
+        let pointer = self.builder.lists.contiguous(segment)?;
         let dword12 = nlb | u64::from(flag_bits(flags)) | way.prinfo_bits;
         let first_word = way.read_word - u64::from(operation as u8);
-        Some(Command([first_word, 0, 0, iova, second, lba, dword12, lba & way.tag_mask]))
+        let command = Command([first_word, 0, 0, 0, 0, lba, dword12, lba & way.tag_mask]);
+        Some((command, pointer))
     }
 
     /// Fails a request on a dead queue. Returns false if the queue is not dead, or the completion list is
@@ -272,9 +258,9 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
         let Some(index) = self.queue.next_index() else { return false };
         match self.builder.next_command(index, request, own, 0) {
             Err(outcome) => self.refuse(request.token, outcome),
-            Ok((command, blocks)) if blocks >= request.blocks => {
+            Ok((entry, blocks)) if blocks >= request.blocks => {
                 let tick = tick_of(now);
-                self.queue.enqueue(tick, request.token, SlotFlags::NONE, command).is_some()
+                self.queue.enqueue(tick, request.token, SlotFlags::NONE, entry).is_some()
             }
             Ok(_) => {
                 let is_taken = self.parents.begin(request, own).is_some();
@@ -318,9 +304,9 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
             }
             let parent = rest.parent as u64;
             match self.builder.next_command(index, rest.request, rest.segments, rest.sent_blocks) {
-                Ok((command, blocks)) => {
+                Ok((entry, blocks)) => {
                     let tick = tick_of(now);
-                    if self.queue.enqueue(tick, parent, SlotFlags::CHILD, command).is_none() {
+                    if self.queue.enqueue(tick, parent, SlotFlags::CHILD, entry).is_none() {
                         return;
                     }
                     self.parents.sent(blocks);
@@ -347,10 +333,9 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
     }
 }
 
-impl<D, B> IoChannel for NamespaceQueue<D, B>
+impl<T: Transport + Send> IoChannel for NamespaceQueue<T>
 where
-    D: Dma<Submission: Send, Completion: Send>,
-    B: Doorbell + Send,
+    T::Pointers: Send,
 {
     fn limits(&self) -> &Limits {
         &self.limits
@@ -363,10 +348,7 @@ where
         while taken < requests.len() {
             if has_runs {
                 let (tick, rest) = (tick_of(now), &requests[taken..]);
-                let run = match self.short_way.is_sgl {
-                    true => self.submit_run::<true>(tick, rest, segments),
-                    false => self.submit_run::<false>(tick, rest, segments),
-                };
+                let run = self.submit_run(tick, rest, segments);
                 // If not even one request qualified, the following ones hardly will.
                 has_runs = run > 0;
                 taken += run;
@@ -396,16 +378,18 @@ where
 
     fn doorbell_stats(&self) -> DoorbellStats {
         let stats = self.queue.stats();
-        let (submission, completion) = (stats.submission_doorbells, stats.completion_doorbells);
-        let (registers, cmb_commands) = (stats.doorbell_registers, stats.cmb_commands);
-        DoorbellStats { submission, completion, registers, cmb_commands }
+        DoorbellStats {
+            submission: stats.submission_doorbells,
+            completion: stats.completion_doorbells,
+            registers: stats.doorbell_registers,
+            cmb_commands: stats.cmb_commands,
+        }
     }
 }
 
-impl<D, B> ChannelWakeup for NamespaceQueue<D, B>
+impl<T: Transport + Send> ChannelWakeup for NamespaceQueue<T>
 where
-    D: Dma<Submission: Send, Completion: Send>,
-    B: Doorbell + Send,
+    T::Pointers: Send,
 {
     fn wake_at(&self) -> Instant {
         // A child can be sent and no other is in flight whose completion would trigger it.
@@ -436,7 +420,7 @@ where
     }
 }
 
-impl<D: Dma, B: Doorbell> Drop for NamespaceQueue<D, B> {
+impl<T: Transport> Drop for NamespaceQueue<T> {
     /// Frees the list memory, unless the device may still read it; then it is leaked. The same holds for
     /// the memory of requests, unless the queue was [drained](NamespaceQueue::drain) before.
     fn drop(&mut self) {
@@ -453,12 +437,11 @@ impl FastPath {
         // MDTS counts pages in powers of two, so two pages are always within it. Other cases, which may
         // need a division, are left to the slow path.
         let is_open = view.metadata_bytes() == 0
-            && view.page_bytes == PAGE_BYTES
-            && u64::from(transfer_blocks_max) * block_bytes >= 2 * u64::from(PAGE_BYTES)
+            && view.sgl != SglSupport::Only
+            && view.page_bytes == FAST_PAGE_BYTES
+            && u64::from(transfer_blocks_max) * block_bytes >= 2 * u64::from(FAST_PAGE_BYTES)
             && (boundary == 0 || boundary.is_power_of_two());
-        let is_sgl = view.sgl == SglSupport::Only;
         let read = Command::new(IoOpcode::Read.code()).with_nsid(view.nsid);
-        let read = if is_sgl { read.with_sgl1(Descriptor::default()) } else { read };
         Self {
             read_word: read.0[0],
             block_bytes: if is_open { block_bytes } else { 1 << 40 },
@@ -466,7 +449,6 @@ impl FastPath {
             prinfo_bits: u64::from(view.protection.prinfo()) << PRINFO_SHIFT,
             tag_mask: if view.protection.reference_is_lba { u64::from(u32::MAX) } else { 0 },
             is_plain: boundary == 0 && view.protection == ProtectionChecks::default(),
-            is_sgl,
             len_bytes_max: transfer_blocks_max.saturating_mul(view.block_bytes()),
         }
     }
@@ -474,10 +456,6 @@ impl FastPath {
 
 /// Maximum completions discarded by one call of [`NamespaceQueue::drain`].
 const ABANDONED_AT_ONCE: usize = 64;
-
-/// Page size of the fast path; no controller is known to require larger pages.
-const PAGE_BYTES: u32 = 4096;
-const PAGE_MASK: u64 = PAGE_BYTES as u64 - 1;
 
 const _: () = assert!(
     Operation::Read as u8 == 0

@@ -1,13 +1,8 @@
-//! Queue pair, host side: two rings, two doorbells and the commands in flight.
+//! Queue pair, host side: the commands in flight, over a transport.
 //!
 //! ```text
-//!              tail -> .------------.  doorbell, once per flush
-//!    submit ---------> | submission | ---------------------------> controller
-//!                      '------------'                                  |
-//!    slots: identifier -> token                                        |
-//!                      .------------.                                  |
-//!    poll <----------- | completion | <--------------------------------'
-//!              head -> '------------'  doorbell, once per poll or later
+//!    submit ---------> slots: identifier -> token ---> transport: rings in memory, or a connection
+//!    poll <----------- slots: token <----------------- completions
 //! ```
 //!
 //! It is used for the admin queue and for every I/O queue, and belongs to one thread. The controller
@@ -20,49 +15,35 @@ mod deadlines;
 mod doorbell;
 mod injection;
 mod memory;
+mod rings;
 mod shadow;
 mod state;
 mod submissions;
 #[cfg(test)]
 mod tests;
+mod transport;
 
 /// Barrier used by `shadow`; the model of the rings substitutes a model checker's.
 use core::sync::atomic as sync;
-use core::sync::atomic::{Ordering, fence};
 
-use tenmil_base::{
-    CompletionBatch, CompletionRing, Dma, Doorbell, Instant, IoCompletion, IoStatus, Span,
-};
+use tenmil_base::{CompletionBatch, DoorbellStats, Instant, IoCompletion, IoStatus, Span};
 use tenmil_wire::Command;
 
+pub use completions::CompletionSink;
 pub use doorbell::{DoorbellSide, QueueDoorbell, ShadowDoorbell, ShadowSlot};
 pub use injection::{Injection, InjectionSide};
 pub use memory::QueueMemory;
+pub use rings::{QueueSetup, Rings};
+pub use transport::{DataPointers, PointerOf, Transport};
 
-use crate::fast_path::FastPathOptions;
 use crate::queue_link::{QueueLinkEnd, QueueState};
 use crate::slot::{InvalidCompletion, SlotFlags, SlotTable, tick_of};
 use injection::Injections;
 
 /// Queue pair.
-pub struct QueuePair<D: Dma, B: Doorbell> {
-    submission: D::Submission,
+pub struct QueuePair<T> {
     slots: SlotTable,
-    tail: u32,
-    /// Last tail written to the doorbell.
-    rung_tail: u32,
-    submission_depth: u32,
-
-    completion: D::Completion,
-    head: u32,
-    phase: bool,
-    completion_depth: u32,
-    /// Completion entries consumed since the last doorbell write.
-    unrung: u32,
-    /// Last submission head reported by the controller.
-    fetched: u32,
-    techniques: FastPathOptions,
-
+    transport: T,
     link: QueueLinkEnd,
     /// State word of the fast path; while the queue is off the fast path, a value that the link never
     /// has.
@@ -70,17 +51,11 @@ pub struct QueuePair<D: Dma, B: Doorbell> {
     scan_at: Instant,
     polls: u64,
     idle_polls: u64,
-    submission_rings: u64,
-    completion_rings: u64,
-    submission_doorbell: QueueDoorbell<D, B>,
-    completion_doorbell: QueueDoorbell<D, B>,
-    cold: Box<ColdState<D>>,
+    cold: Box<ColdState>,
 }
 
 /// Fields off the fast path.
-struct ColdState<D> {
-    dma: D,
-    memory: QueueMemory,
+struct ColdState {
     /// Last state applied, decoded and as a state word.
     standing: QueueState,
     adopted: u32,
@@ -95,23 +70,6 @@ struct ColdState<D> {
     nonsense_count: u64,
     nonsense: Option<InvalidCompletion>,
     overdue_count: u64,
-}
-
-/// Parts of a queue pair.
-#[derive(Debug)]
-pub struct QueueSetup<D, B> {
-    /// The two rings.
-    pub memory: QueueMemory,
-    /// Tail doorbell of the submission queue.
-    pub submission_doorbell: QueueDoorbell<D, B>,
-    /// Head doorbell of the completion queue.
-    pub completion_doorbell: QueueDoorbell<D, B>,
-    /// Queue side of the link to the controller.
-    pub link: QueueLinkEnd,
-    /// Command timeout, after which a command is aborted.
-    pub timeout: Span,
-    /// Fast-path switches.
-    pub techniques: FastPathOptions,
 }
 
 /// The queue accepts no command now: all identifiers are in flight, or the controller has stopped the
@@ -148,7 +106,8 @@ pub struct QueueStats {
 
 /// Tracks the commands of split requests: gets each completion of a child, and returns the completion of
 /// the request after its last child.
-pub(crate) trait SplitTracker {
+pub trait SplitTracker {
+    /// A child has ended. Returns the completion of its request after the last one.
     fn child_ended(&mut self, token: u64, outcome: IoStatus, result: u32) -> Option<IoCompletion>;
 }
 
@@ -164,85 +123,60 @@ impl SplitTracker for NoSplit {
 /// A word that the link never has.
 const NEVER: u32 = u32::MAX;
 
-impl<D: Dma, B: Doorbell> QueuePair<D, B> {
-    /// Creates a queue pair over zeroed rings; rings in device memory are zeroed here. It submits nothing
-    /// before its controller has set it to `Running`.
-    pub fn new(dma: &D, setup: QueueSetup<D, B>) -> Self {
-        let QueueSetup { memory, submission_doorbell, completion_doorbell, link, .. } = setup;
-        let QueueMemory { submission_depth, completion_depth, .. } = memory;
-        let mut slots = SlotTable::new(memory.in_flight_max());
+impl<T: Transport> QueuePair<T> {
+    /// Creates a queue pair over an empty transport, whose commands are aborted after `timeout`. It
+    /// submits nothing before its controller has set it to `Running`.
+    pub fn over(transport: T, link: QueueLinkEnd, timeout: Span) -> Self {
+        let mut slots = SlotTable::new(transport.depth());
         slots.close();
         let cold = ColdState {
-            dma: dma.clone(),
-            memory,
             standing: QueueState::Released,
             adopted: link.state_word(),
             returning: None,
             order_at: Instant::default(),
-            limit_ticks: deadlines::ticks_in(setup.timeout),
+            limit_ticks: deadlines::ticks_in(timeout),
             own_limits: vec![0; slots.len()].into_boxed_slice(),
             injections: None,
             nonsense_count: 0,
             nonsense: None,
             overdue_count: 0,
         };
-        let mut pair = Self {
-            submission: dma.submission_ring(memory.submission, submission_depth),
+        Self {
             slots,
-            tail: 0,
-            rung_tail: 0,
-            submission_depth,
-            completion: dma.completion_ring(memory.completion, completion_depth),
-            head: 0,
-            phase: true,
-            completion_depth,
-            unrung: 0,
-            fetched: 0,
-            techniques: setup.techniques,
+            transport,
             link,
             ordinary: NEVER,
             scan_at: Instant::default(),
             polls: 0,
             idle_polls: 0,
-            submission_rings: 0,
-            completion_rings: 0,
-            submission_doorbell,
-            completion_doorbell,
             cold: Box::new(cold),
-        };
-        if memory.is_in_device {
-            pair.clear_submissions();
         }
-        pair
     }
 
-    /// Replaces the doorbell registers by the results of `wrap`: for a model of the path between host and
-    /// register. It is generic, so it costs nothing where it is not used.
-    pub fn map_registers<C: Doorbell>(self, mut wrap: impl FnMut(B) -> C) -> QueuePair<D, C> {
-        QueuePair {
-            submission_doorbell: self.submission_doorbell.map(&mut wrap),
-            completion_doorbell: self.completion_doorbell.map(&mut wrap),
-            submission: self.submission,
-            slots: self.slots,
-            tail: self.tail,
-            rung_tail: self.rung_tail,
-            submission_depth: self.submission_depth,
-            completion: self.completion,
-            head: self.head,
-            phase: self.phase,
-            completion_depth: self.completion_depth,
-            unrung: self.unrung,
-            fetched: self.fetched,
-            techniques: self.techniques,
-            link: self.link,
-            ordinary: self.ordinary,
-            scan_at: self.scan_at,
-            polls: self.polls,
-            idle_polls: self.idle_polls,
-            submission_rings: self.submission_rings,
-            completion_rings: self.completion_rings,
-            cold: self.cold,
-        }
+    /// Replaces the transport of a queue pair with nothing in flight by the result of `change`.
+    ///
+    /// # Panics
+    ///
+    /// A command is in flight, or the depths differ.
+    pub fn map_transport<U: Transport>(self, change: impl FnOnce(T) -> U) -> QueuePair<U> {
+        let depth = self.transport.depth();
+        assert!(self.slots.in_flight() == 0, "a command is in flight");
+        let transport = change(self.transport);
+        assert!(transport.depth() == depth, "the slots are for {depth} commands");
+        let Self { slots, link, ordinary, scan_at, polls, idle_polls, cold, .. } = self;
+        QueuePair { slots, transport, link, ordinary, scan_at, polls, idle_polls, cold }
+    }
+
+    /// The transport.
+    #[inline]
+    pub fn transport(&self) -> &T {
+        &self.transport
+    }
+
+    /// The transport, to maintain it.
+    #[inline]
+    pub fn transport_mut(&mut self) -> &mut T {
+        &mut self.transport
     }
 
     /// Submits a command and returns its identifier. The next [`flush`](Self::flush) makes it visible to
@@ -252,7 +186,9 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
     #[inline]
     pub fn submit(&mut self, now: Instant, token: u64, command: Command) -> Result<u16, QueueFull> {
         self.check_state(now);
-        self.enqueue(tick_of(now), token, SlotFlags::NONE, command.with_cid(0)).ok_or(QueueFull)
+        let command = command.with_cid(0);
+        self.enqueue(tick_of(now), token, SlotFlags::NONE, (command, Default::default()))
+            .ok_or(QueueFull)
     }
 
     /// Like [`submit`](Self::submit), with an individual timeout. The nanoseconds of [`Instant::NEVER`]
@@ -265,7 +201,8 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         command: Command,
     ) -> Result<u16, QueueFull> {
         self.check_state(now);
-        self.enqueue_within(now, timeout, token, command.with_cid(0)).ok_or(QueueFull)
+        let entry = (command.with_cid(0), Default::default());
+        self.enqueue_within(now, timeout, token, entry).ok_or(QueueFull)
     }
 
     /// Submits both commands of a fused operation, or neither: they occupy adjacent entries, and the
@@ -277,6 +214,8 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         second: (u64, Command),
     ) -> Result<[u16; 2], QueueFull> {
         self.check_state(now);
+        let [first, second] =
+            [first, second].map(|(token, command)| (token, command, Default::default()));
         self.enqueue_fused(tick_of(now), SlotFlags::NONE, first, second).ok_or(QueueFull)
     }
 
@@ -287,20 +226,14 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         self.poll_with(now, answers, &mut NoSplit)
     }
 
-    /// Prepares for sleeping until an interrupt: writes all pending doorbells, so that the controller has
-    /// a reason to interrupt, and checks the ring once more. The thread may sleep only if this returns
+    /// Prepares for sleeping until an interrupt: sends everything, so that the controller has a reason to
+    /// interrupt, and checks for completions once more. The thread may sleep only if this returns
     /// true.
     pub fn arm(&mut self) -> bool {
         self.flush();
-        if self.unrung > 0 {
-            self.ring_completion();
-        }
-        // The controller posts an entry and then checks whether to interrupt; the host enables interrupts
-        // and then checks for an entry. With a barrier between, one of them sees the other.
-        fence(Ordering::SeqCst);
-        let has_order = self.link.state_word() != self.cold.adopted;
         let takes = matches!(self.cold.standing, QueueState::Running | QueueState::Quiescing);
-        let has_entry = takes && self.completion.load(self.head, self.phase).is_some();
+        let has_entry = self.transport.arm(takes);
+        let has_order = self.link.state_word() != self.cold.adopted;
         !has_order && !has_entry
     }
 
@@ -329,7 +262,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
 
     /// Maximum commands in flight.
     pub fn depth(&self) -> u32 {
-        u32::from(self.cold.memory.in_flight_max())
+        u32::from(self.transport.depth())
     }
 
     /// State that the queue has applied.
@@ -347,11 +280,6 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         self.link.report_lost_writes();
     }
 
-    /// Memory of the rings, which the controller frees.
-    pub fn memory(&self) -> QueueMemory {
-        self.cold.memory
-    }
-
     /// Last invalid completion.
     pub fn last_invalid_completion(&self) -> Option<InvalidCompletion> {
         self.cold.nonsense
@@ -359,15 +287,15 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
 
     /// Statistics.
     pub fn stats(&self) -> QueueStats {
-        let submission_writes = self.submission_doorbell.writes(self.submission_rings);
-        let completion_writes = self.completion_doorbell.writes(self.completion_rings);
+        let DoorbellStats { submission, completion, registers, cmb_commands } =
+            self.transport.doorbell_stats(self.slots.sent());
         QueueStats {
             submitted: self.slots.sent(),
             completed: self.slots.ended(),
-            submission_doorbells: self.submission_rings,
-            completion_doorbells: self.completion_rings,
-            doorbell_registers: submission_writes + completion_writes,
-            cmb_commands: if self.cold.memory.is_in_device { self.slots.sent() } else { 0 },
+            submission_doorbells: submission,
+            completion_doorbells: completion,
+            doorbell_registers: registers,
+            cmb_commands,
             polls: self.polls,
             idle_polls: self.idle_polls,
             nonsense: self.cold.nonsense_count,
@@ -375,18 +303,4 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
             injected: self.cold.injections.as_ref().map_or(0, Injections::count),
         }
     }
-}
-
-/// `index` advanced by `count`, which is less than `depth`.
-#[inline]
-const fn step(index: u32, count: u32, depth: u32) -> u32 {
-    let next = index + count;
-    if next < depth { next } else { next - depth }
-}
-
-/// Number of entries from `from` to `to` in a ring.
-#[inline]
-const fn distance(from: u32, to: u32, depth: u32) -> u32 {
-    let ahead = to.wrapping_sub(from);
-    if to < from { ahead.wrapping_add(depth) } else { ahead }
 }

@@ -211,6 +211,16 @@ impl SlotTable {
         Ok(ended)
     }
 
+    /// Ends a command without flags, frees its slot and returns its token. `None` for everything else:
+    /// see [`complete`](Self::complete).
+    #[inline(always)]
+    pub(crate) fn complete_plain(&mut self, cid: u16) -> Option<u64> {
+        let mut cursor = self.complete_many();
+        let token = cursor.complete_plain(u32::from(cid))?;
+        cursor.finish(1);
+        Some(token)
+    }
+
     /// Slot index in a command identifier.
     #[inline]
     pub(crate) const fn index(&self, cid: u16) -> usize {

@@ -3,7 +3,7 @@
 use tenmil_base::{ChannelWakeup, Dma, Durability, Instant, IoChannel, Span};
 use tenmil_nvme_host::{
     ArmResult, Controller, ControllerError, ControllerOptions, Event, FastPathOptions,
-    NamespaceQueue, QueuePairOptions, QueueSizes, State, arm,
+    NamespaceQueue, QueuePairOptions, QueueSizes, Rings, State, arm,
 };
 
 use crate::bus::Bus;
@@ -50,7 +50,7 @@ pub struct HostOptions {
 /// A queue pair and its namespace.
 struct HostQueue {
     id: u16,
-    queue: NamespaceQueue<SimDma, SimDoorbell>,
+    queue: NamespaceQueue<Rings<SimDma, SimDoorbell>>,
     /// Sleeping until its interrupt vector is signaled.
     is_asleep: bool,
     /// The queue pair is deleted: no new requests are submitted.
@@ -246,7 +246,7 @@ impl Host {
             let _ = self.dma.allocate(1);
         }
         let sizes = QueueSizes::default();
-        if let Some(queue) = NamespaceQueue::new(&self.dma, pair, view, sizes) {
+        if let Some(queue) = NamespaceQueue::new(pair, view, sizes) {
             workload.set_limits(queue.limits());
             self.lanes.push(HostQueue { id, queue, is_asleep: false, is_leaving: false });
         }

@@ -20,7 +20,7 @@ use tenmil_base::{
 use tenmil_block::ExistingData;
 use tenmil_dma::{DevicePool, Region};
 use tenmil_linux::{Clock, EventLoop, EventVectors, NextStep, Notifier, Sleeper, StopFlag, Thread};
-use tenmil_nvme_host::NamespaceQueue;
+use tenmil_nvme_host::{NamespaceQueue, Rings};
 
 use super::SsdDescription;
 use super::{Emulated, SsdQueue};
@@ -65,7 +65,7 @@ pub struct SsdDevice {
 
 /// I/O channel: one queue pair of an SSD.
 struct SsdChannel<B: Doorbell> {
-    queue: NamespaceQueue<DevicePool, B>,
+    queue: NamespaceQueue<Rings<DevicePool, B>>,
     limits: Limits,
     /// Dropped after the queue pair.
     lease: SsdQueueLease,
@@ -262,7 +262,7 @@ impl BlockDevice for SsdDevice {
 
 impl<B: Doorbell + Send + 'static> SsdChannel<B> {
     fn boxed(
-        queue: NamespaceQueue<DevicePool, B>,
+        queue: NamespaceQueue<Rings<DevicePool, B>>,
         limits: Option<&Limits>,
         lease: SsdQueueLease,
     ) -> Box<dyn IoChannel> {
@@ -303,7 +303,7 @@ impl<B: Doorbell> Drop for SsdChannel<B> {
 
 /// Abandons incomplete commands and waits until the SSD can access none of their memory. The SSD
 /// completes them; otherwise the admin thread resets it or finds it lost.
-fn abandon<B: Doorbell>(queue: &mut NamespaceQueue<DevicePool, B>, clock: &Clock) {
+fn abandon<B: Doorbell>(queue: &mut NamespaceQueue<Rings<DevicePool, B>>, clock: &Clock) {
     while !queue.drain(clock.now()) {
         tenmil_linux::thread::yield_now();
     }

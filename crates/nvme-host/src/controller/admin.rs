@@ -15,11 +15,11 @@ use crate::bringup::AdminQueues;
 use crate::error::ControllerError;
 use crate::fast_path::FastPathOptions;
 use crate::queue_link::{ControllerLinkEnd, QueueState, TimedOutCommand, link};
-use crate::queue_pair::{QueueDoorbell, QueueFull, QueueMemory, QueuePair, QueueSetup};
+use crate::queue_pair::{QueueDoorbell, QueueFull, QueueMemory, QueuePair, QueueSetup, Rings};
 
 /// Admin queue pair with its outstanding commands.
 pub(super) struct Admin<D: Dma, B: Doorbell> {
-    pub(super) pair: QueuePair<D, B>,
+    pub(super) pair: QueuePair<Rings<D, B>>,
     pub(super) link: ControllerLinkEnd,
     pub(super) lists: ListPages<D>,
     answers: CompletionBatch,

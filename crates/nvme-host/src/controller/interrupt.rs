@@ -1,8 +1,6 @@
 //! Arming a queue pair's interrupt before its thread sleeps, without losing a wake-up.
 
-use tenmil_base::{Dma, Doorbell};
-
-use crate::queue_pair::QueuePair;
+use crate::queue_pair::{QueuePair, Transport};
 
 /// Whether a thread may sleep on a queue pair's interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +16,7 @@ pub enum ArmResult {
 ///
 /// In the opposite order, a completion between check and clearing would be lost: its signal is cleared,
 /// and the ring is not checked again.
-pub fn arm<D: Dma, B: Doorbell>(queue: &mut QueuePair<D, B>, clear: impl FnOnce()) -> ArmResult {
+pub fn arm<T: Transport>(queue: &mut QueuePair<T>, clear: impl FnOnce()) -> ArmResult {
     clear();
     if queue.arm() { ArmResult::Armed } else { ArmResult::Pending }
 }

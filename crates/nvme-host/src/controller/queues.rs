@@ -21,7 +21,7 @@ use crate::event::Event;
 use crate::fast_path::FastPathOptions;
 use crate::queue_link::{ControllerLinkEnd, QueueLinkEnd, QueueState, link};
 use crate::queue_pair::{
-    DoorbellSide, QueueDoorbell, QueueMemory, QueuePair, QueueSetup, ShadowSlot,
+    DoorbellSide, QueueDoorbell, QueueMemory, QueuePair, QueueSetup, Rings, ShadowSlot,
 };
 
 /// Options of a new I/O queue pair.
@@ -42,7 +42,7 @@ pub(super) struct IoQueue<D: Dma, B: Doorbell> {
     memory: QueueMemory,
     vector: Option<u16>,
     /// The queue pair, until its owner takes it.
-    pair: Option<QueuePair<D, B>>,
+    pair: Option<QueuePair<Rings<D, B>>>,
     progress: QueueProgress,
     has_run: bool,
 }
@@ -129,7 +129,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         memory: QueueMemory,
         link: QueueLinkEnd,
         techniques: FastPathOptions,
-    ) -> Result<QueuePair<D, M::Doorbell>, RequestError> {
+    ) -> Result<QueuePair<Rings<D, M::Doorbell>>, RequestError> {
         let setup = QueueSetup {
             memory,
             submission_doorbell: self.doorbell(id, DoorbellSide::Submission)?,
@@ -164,7 +164,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     }
 
     /// Returns a created queue pair, which may move to another thread. Once per queue pair.
-    pub fn take_queue_pair(&mut self, id: u16) -> Option<QueuePair<D, M::Doorbell>> {
+    pub fn take_queue_pair(&mut self, id: u16) -> Option<QueuePair<Rings<D, M::Doorbell>>> {
         let queue = self.queues.iter_mut().find(|queue| queue.id == id)?;
         if queue.progress == QueueProgress::Running { queue.pair.take() } else { None }
     }

@@ -18,11 +18,11 @@ use self::device::{Bell, Device};
 use self::memory::SharedMemory;
 use crate::fast_path::FastPathOptions;
 use crate::queue_link::QueueState;
-use crate::queue_pair::QueuePair;
+use crate::queue_pair::{QueuePair, Rings};
 use crate::{Controller, ControllerOptions, Event, QueuePairOptions, State};
 
 /// Queue pair of the scripted device.
-type Pair = QueuePair<SharedMemory, Bell>;
+type Pair = QueuePair<Rings<SharedMemory, Bell>>;
 
 /// A controller, its device, and the time.
 struct World {

@@ -6,6 +6,7 @@ use tenmil_wire::Command;
 
 use crate::data_pointer::{Cursor, DataPointerError, ListPool, SglSupport, contiguous};
 use crate::error::RequestError;
+use crate::queue_pair::DataPointers;
 
 /// List memory, reserved at start: limits the number of concurrent long transfers.
 #[derive(Debug)]

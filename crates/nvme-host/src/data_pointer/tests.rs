@@ -6,6 +6,7 @@ use super::{
     Cursor, DataPointerBuild, DataPointerError, ListPool, Pointer, SglSupport, contiguous,
 };
 use crate::fake::{FakeDma, addresses};
+use crate::queue_pair::DataPointers;
 
 /// Pages this small allow an exhaustive test. A list has two entries or one descriptor.
 const PAGE: u32 = 16;
@@ -15,7 +16,7 @@ fn lists(dma: &FakeDma, page_bytes: u32, sgl: SglSupport) -> ListPool<FakeDma> {
     ListPool::allocate(dma, 4, 1 << 20, page_bytes, sgl).unwrap()
 }
 
-fn walk(dma: &FakeDma, built: DataPointerBuild, page_bytes: u32) -> Vec<u64> {
+fn walk(dma: &FakeDma, built: DataPointerBuild<Pointer>, page_bytes: u32) -> Vec<u64> {
     let command = built.pointer.put_in(Command::new(0x02));
     dma.walk(&command, u64::from(built.len_bytes), u64::from(page_bytes))
 }
@@ -208,7 +209,7 @@ fn a_list_lies_in_the_memory_of_its_own_slot() {
         .pointer
     {
         Pointer::Prp(_, second) => second,
-        Pointer::Sgl(_) => panic!("no SGLs here"),
+        other => panic!("{other:?}, expected PRPs"),
     };
     let places: Vec<u64> = (0..4).map(|index| second(&mut lists, index)).collect();
     let step = u64::from(lists.list_bytes);

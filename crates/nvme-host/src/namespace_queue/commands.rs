@@ -3,19 +3,20 @@
 //! This is the slow path: it handles every operation, any memory and any part of a request. The fast path
 //! in the parent module handles the common reads and writes.
 
-use tenmil_base::{Dma, IoStatus, Operation, Request, RequestFlags, Segment};
+use tenmil_base::{IoStatus, Operation, Request, RequestFlags, Segment};
 use tenmil_wire::io::copy::CopyRange;
 use tenmil_wire::io::dataset::DatasetRange;
 use tenmil_wire::{Command, IoOpcode};
 
 use super::view::NamespaceView;
-use crate::data_pointer::{Cursor, DataPointerBuild, DataPointerError, ListPool};
+use crate::data_pointer::{Cursor, DataPointerBuild, DataPointerError};
+use crate::queue_pair::DataPointers;
 
 /// Builds commands for one namespace.
 #[derive(Debug)]
-pub(super) struct CommandBuilder<D> {
+pub(super) struct CommandBuilder<L> {
     pub(super) view: NamespaceView,
-    pub(super) lists: ListPool<D>,
+    pub(super) lists: L,
     /// Maximum blocks of a command that transfers data.
     transfer_blocks_max: u32,
 }
@@ -54,9 +55,9 @@ const fn moves_data(operation: Operation) -> bool {
     matches!(operation, Operation::Read | Operation::Write | Operation::Compare)
 }
 
-impl<D: Dma> CommandBuilder<D> {
+impl<L: DataPointers> CommandBuilder<L> {
     /// Creates the builder for `view`.
-    pub(super) fn new(view: NamespaceView, lists: ListPool<D>) -> Self {
+    pub(super) fn new(view: NamespaceView, lists: L) -> Self {
         let most = match view.transfer_bytes_max {
             0 => lists.transfer_bytes_max(),
             limit => limit.min(lists.transfer_bytes_max()),
@@ -105,10 +106,13 @@ impl<D: Dma> CommandBuilder<D> {
         request: &Request,
         segments: &[Segment],
         done: u32,
-    ) -> Result<(Command, u32), IoStatus> {
+    ) -> Result<((Command, L::Pointer), u32), IoStatus> {
         let stretch = self.stretch(request, done);
         let made = match request.operation {
-            Operation::Flush => return Ok((self.bare(IoOpcode::Flush), request.blocks)),
+            Operation::Flush => {
+                let entry = (self.bare(IoOpcode::Flush), L::Pointer::default());
+                return Ok((entry, request.blocks));
+            }
             Operation::Read => self.transfer(index, IoOpcode::Read, request, segments, stretch),
             Operation::Write => self.transfer(index, IoOpcode::Write, request, segments, stretch),
             Operation::Compare => {
@@ -116,21 +120,23 @@ impl<D: Dma> CommandBuilder<D> {
             }
             Operation::Deallocate => self.deallocate(index, stretch),
             Operation::Copy => self.copy(index, request, stretch),
-            Operation::WriteZeroes => Ok(self.write_zeroes(request, stretch)),
-            Operation::Verify => Ok(self.protected(IoOpcode::Verify, stretch)),
-            Operation::WriteUncorrectable => Ok(self.range(IoOpcode::WriteUncorrectable, stretch)),
+            Operation::WriteZeroes => Ok(without_data(self.write_zeroes(request, stretch))),
+            Operation::Verify => Ok(without_data(self.protected(IoOpcode::Verify, stretch))),
+            Operation::WriteUncorrectable => {
+                Ok(without_data(self.range(IoOpcode::WriteUncorrectable, stretch)))
+            }
             // A fused pair needs adjacent slots, which this path does not guarantee.
             Operation::CompareAndWrite => return Err(IoStatus::INVALID_OPCODE),
         };
         // The data pointer may have shortened the transfer.
-        let command = made.map_err(DataPointerError::outcome)?;
+        let (command, pointer) = made.map_err(DataPointerError::outcome)?;
         let blocks = match request.operation {
             Operation::Read | Operation::Write | Operation::Compare => {
                 (command.cdw12() & 0xffff) + 1
             }
             _ => stretch.blocks,
         };
-        Ok((with_flags(command, request), blocks))
+        Ok(((with_flags(command, request), pointer), blocks))
     }
 
     /// Next blocks of a request that one command may cover.
@@ -169,7 +175,7 @@ impl<D: Dma> CommandBuilder<D> {
         request: &Request,
         segments: &[Segment],
         stretch: BlockRange,
-    ) -> Result<Command, DataPointerError> {
+    ) -> Result<(Command, L::Pointer), DataPointerError> {
         let block_bytes = self.view.block_bytes();
         let metadata_bytes = u32::from(self.view.metadata_bytes());
         let done = stretch.lba - request.lba;
@@ -179,7 +185,7 @@ impl<D: Dma> CommandBuilder<D> {
         if metadata_bytes > 0 {
             let cursor = Cursor::at(metadata, done * u64::from(metadata_bytes));
             let (iova, len_bytes) =
-                cursor.metadata(self.lists.dma(), blocks.saturating_mul(metadata_bytes))?;
+                self.lists.metadata(cursor, blocks.saturating_mul(metadata_bytes))?;
             (blocks, mptr) = (len_bytes / metadata_bytes, iova);
             if blocks == 0 {
                 return Err(DataPointerError::Alignment);
@@ -189,15 +195,19 @@ impl<D: Dma> CommandBuilder<D> {
         let DataPointerBuild { pointer, len_bytes } =
             self.lists.build(index, cursor, blocks * block_bytes, block_bytes)?;
         let stretch = BlockRange { blocks: len_bytes / block_bytes, ..stretch };
-        Ok(pointer.put_in(self.protected(opcode, stretch)).with_mptr(mptr))
+        Ok((self.protected(opcode, stretch).with_mptr(mptr), pointer))
     }
 
     /// Dataset Management with one range, stored in the slot's memory.
-    fn deallocate(&self, index: usize, stretch: BlockRange) -> Result<Command, DataPointerError> {
+    fn deallocate(
+        &self,
+        index: usize,
+        stretch: BlockRange,
+    ) -> Result<(Command, L::Pointer), DataPointerError> {
         let range = DatasetRange::new(stretch.lba, stretch.blocks);
         let pointer = self.lists.store_data(index, range.as_bytes())?;
-        let command = pointer.put_in(self.bare(IoOpcode::DatasetManagement));
-        Ok(command.with_cdw10(0).with_cdw11(ATTRIBUTE_DEALLOCATE))
+        let command = self.bare(IoOpcode::DatasetManagement);
+        Ok((command.with_cdw10(0).with_cdw11(ATTRIBUTE_DEALLOCATE), pointer))
     }
 
     /// Copy with one source range of format 0h, stored in the slot's memory.
@@ -206,7 +216,7 @@ impl<D: Dma> CommandBuilder<D> {
         index: usize,
         request: &Request,
         stretch: BlockRange,
-    ) -> Result<Command, DataPointerError> {
+    ) -> Result<(Command, L::Pointer), DataPointerError> {
         let source = request.operand.wrapping_add(stretch.lba - request.lba);
         let nlb = u16::try_from(stretch.blocks - 1).unwrap_or(u16::MAX);
         let range = CopyRange::zeroed()
@@ -214,8 +224,8 @@ impl<D: Dma> CommandBuilder<D> {
         let pointer = self.lists.store_data(index, range.as_bytes())?;
         let prinfo = self.view.protection.prinfo();
         let cdw12 = prinfo << PRINFO_SHIFT | prinfo << COPY_READ_PRINFO_SHIFT;
-        let command = pointer.put_in(self.range(IoOpcode::Copy, stretch)).with_cdw12(cdw12);
-        Ok(command.with_cdw14(self.reference_tag(stretch.lba)))
+        let command = self.range(IoOpcode::Copy, stretch).with_cdw12(cdw12);
+        Ok((command.with_cdw14(self.reference_tag(stretch.lba)), pointer))
     }
 
     fn write_zeroes(&self, request: &Request, stretch: BlockRange) -> Command {
@@ -247,6 +257,10 @@ impl<D: Dma> CommandBuilder<D> {
     fn reference_tag(&self, lba: u64) -> u32 {
         if self.view.protection.reference_is_lba { lba as u32 } else { 0 }
     }
+}
+
+fn without_data<P: Default>(command: Command) -> (Command, P) {
+    (command, P::default())
 }
 
 /// Sets FUA and LR in commands that have them.

@@ -2,14 +2,13 @@
 
 use core::fmt;
 
-use tenmil_base::{
-    Dma, Doorbell, Instant, IoStatus, Operation, Request, RequestFlags, Segment, Span,
-};
+use tenmil_base::{Instant, IoStatus, Operation, Request, RequestFlags, Segment, Span};
 use tenmil_wire::{Command, Fuse};
 
 use super::{BlockRange, NamespaceQueue};
 use crate::data_pointer::{Cursor, DataPointerError};
 use crate::queue_link::QueueState;
+use crate::queue_pair::{DataPointers, PointerOf, Transport};
 use crate::slot::{SlotFlags, tick_of};
 
 /// Reason why a command was not submitted.
@@ -45,7 +44,7 @@ pub struct CompareAndWrite<'a> {
     pub flags: RequestFlags,
 }
 
-impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
+impl<T: Transport> NamespaceQueue<T> {
     /// Submits a command built by the caller, with data pointers to `data` and `metadata`. Without data
     /// segments the data pointer is left unchanged, and without metadata segments the metadata pointer.
     ///
@@ -67,23 +66,26 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
         // PRP and SGL lists are stored per slot, so the slot must be known before they are built.
         let index = self.next_index()?;
         let mut command = command.with_cid(0);
-        if !data.is_empty() {
-            let built = self.build_whole(index, data)?;
-            command = built.put_in(command);
-        }
+        let pointer = match data {
+            [] => PointerOf::<T>::default(),
+            data => self.build_whole(index, data)?,
+        };
         if !metadata.is_empty() {
             let wanted = len_of(metadata)?;
-            let dma = self.builder.lists.dma();
-            let (iova, len_bytes) =
-                Cursor::at(metadata, 0).metadata(dma, wanted).map_err(RawSubmitError::Memory)?;
+            let (iova, len_bytes) = self
+                .builder
+                .lists
+                .metadata(Cursor::at(metadata, 0), wanted)
+                .map_err(RawSubmitError::Memory)?;
             if len_bytes != wanted {
                 return Err(RawSubmitError::Memory(DataPointerError::Alignment));
             }
             command = command.with_mptr(iova);
         }
+        let entry = (command, pointer);
         let sent = match timeout {
-            Some(timeout) => self.queue.enqueue_within(now, timeout, token, command),
-            None => self.queue.enqueue(tick_of(now), token, SlotFlags::NONE, command),
+            Some(timeout) => self.queue.enqueue_within(now, timeout, token, entry),
+            None => self.queue.enqueue(tick_of(now), token, SlotFlags::NONE, entry),
         };
         sent.map(|_| ()).ok_or(RawSubmitError::Full)
     }
@@ -104,8 +106,8 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
         self.next_index()?;
         let [first, second] = self.queue.next_two_indexes().ok_or(RawSubmitError::Full)?;
         let halves = [(Operation::Compare, compare, first), (Operation::Write, write, second)];
-        let mut commands = [Command::default(); 2];
-        for ((operation, segments, index), command) in halves.into_iter().zip(&mut commands) {
+        let mut entries = [(Command::default(), PointerOf::<T>::default()); 2];
+        for ((operation, segments, index), entry) in halves.into_iter().zip(&mut entries) {
             let request = Request {
                 token,
                 lba,
@@ -117,10 +119,10 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
                 operation,
                 flags,
             };
-            *command = self.half(index, &request, segments)?;
+            *entry = self.half(index, &request, segments)?;
         }
         let parent = self.parents.begin_sent(token, 2).ok_or(RawSubmitError::Full)?;
-        let [compare, write] = commands.map(|command| (parent as u64, command));
+        let [compare, write] = entries.map(|(command, pointer)| (parent as u64, command, pointer));
         let sent = self.queue.enqueue_fused(tick_of(now), SlotFlags::CHILD, compare, write);
         assert!(sent.is_some(), "two slots were free");
         Ok(())
@@ -132,14 +134,14 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
         index: usize,
         request: &Request,
         segments: &[Segment],
-    ) -> Result<Command, RawSubmitError> {
+    ) -> Result<(Command, PointerOf<T>), RawSubmitError> {
         self.builder.check(request, segments).map_err(RawSubmitError::Refused)?;
         let made = self.builder.next_command(index, request, segments, 0);
-        let (command, blocks) = made.map_err(RawSubmitError::Refused)?;
+        let (entry, blocks) = made.map_err(RawSubmitError::Refused)?;
         if blocks < request.blocks {
             return Err(RawSubmitError::Refused(IoStatus::INVALID_FIELD));
         }
-        Ok(command)
+        Ok(entry)
     }
 
     /// Slot of the next command.
@@ -158,7 +160,7 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
         &mut self,
         index: usize,
         data: &[Segment],
-    ) -> Result<crate::data_pointer::Pointer, RawSubmitError> {
+    ) -> Result<PointerOf<T>, RawSubmitError> {
         let wanted = len_of(data)?;
         let bytes_max = self.transfer_bytes_max();
         if wanted > bytes_max {

@@ -16,7 +16,7 @@ use crate::data_pointer::SglSupport;
 use crate::fake::{FakeDma, FakeDoorbell, FakeQueue};
 use crate::fast_path::FastPathOptions;
 use crate::queue_link::{ControllerLinkEnd, QueueState, link};
-use crate::queue_pair::{QueueDoorbell, QueueMemory, QueuePair, QueueSetup};
+use crate::queue_pair::{QueueDoorbell, QueueMemory, QueuePair, QueueSetup, Rings};
 
 const NOW: Instant = Instant { ns: 5 };
 const BLOCK: u32 = 512;
@@ -52,7 +52,7 @@ const VIEW: NamespaceView = NamespaceView {
 };
 
 struct World {
-    namespace: NamespaceQueue<FakeDma, FakeDoorbell>,
+    namespace: NamespaceQueue<Rings<FakeDma, FakeDoorbell>>,
     device: FakeQueue,
     controller: ControllerLinkEnd,
     answers: CompletionBatch,
@@ -76,7 +76,7 @@ impl World {
         let queue = QueuePair::new(&dma, setup);
         controller.set_state(QueueState::Running);
         let sizes = QueueSizes { parents: 2, segments: 8 };
-        let namespace = NamespaceQueue::new(&dma, queue, view, sizes).unwrap();
+        let namespace = NamespaceQueue::new(queue, view, sizes).unwrap();
         Self { namespace, device, controller, answers: CompletionBatch::with_capacity(64), dma }
     }
 
@@ -492,5 +492,5 @@ fn a_namespace_without_memory_for_its_lists_is_not_made() {
         techniques: FastPathOptions::default(),
     };
     let queue = QueuePair::new(&dma, setup);
-    assert!(NamespaceQueue::new(&dma, queue, VIEW, QueueSizes::default()).is_none());
+    assert!(NamespaceQueue::new(queue, VIEW, QueueSizes::default()).is_none());
 }

@@ -3,9 +3,9 @@
 //! A timed-out command is posted to the controller, which aborts it, and gets one more timeout. After
 //! that, the queue requests a reset.
 
-use tenmil_base::{Dma, Doorbell, Instant, Span};
+use tenmil_base::{Instant, Span};
 
-use super::QueuePair;
+use super::{QueuePair, Transport};
 use crate::queue_link::ResetReason;
 use crate::slot::{SlotFlags, tick_of};
 
@@ -29,7 +29,7 @@ fn period_of(ticks: u32) -> Span {
     Span { ns: u64::from(ticks / 8 + 1) << TICK_BITS }
 }
 
-impl<D: Dma, B: Doorbell> QueuePair<D, B> {
+impl<T: Transport> QueuePair<T> {
     /// Sets an individual timeout for the command `cid`.
     pub(super) fn limit(&mut self, now: Instant, cid: u16, timeout: Span) {
         let ticks = ticks_in(timeout);

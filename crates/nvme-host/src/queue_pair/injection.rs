@@ -3,11 +3,11 @@
 //! While an injection is armed, the queue pair keeps its slot table closed, so that every command takes
 //! the slow path through this module. Otherwise injection adds no check to the fast path.
 
-use tenmil_base::{CompletionBatch, Dma, Doorbell, IoStatus};
+use tenmil_base::{CompletionBatch, IoStatus};
 use tenmil_wire::Command;
 
 use super::completions::complete_special;
-use super::{QueuePair, SplitTracker};
+use super::{PointerOf, QueuePair, SplitTracker, Transport};
 use crate::queue_link::QueueState;
 use crate::slot::SlotFlags;
 
@@ -76,7 +76,7 @@ impl Injections {
     }
 }
 
-impl<D: Dma, B: Doorbell> QueuePair<D, B> {
+impl<T: Transport> QueuePair<T> {
     /// Arms an injection. Fused pairs are not affected.
     pub fn inject(&mut self, injection: Injection) {
         let slots = self.slots.len();
@@ -102,7 +102,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         tick: u32,
         token: u64,
         mark: SlotFlags,
-        mut command: Command,
+        (mut command, pointer): (Command, PointerOf<T>),
     ) -> Option<u16> {
         let injections = self.cold.injections.as_mut()?;
         if !self.slots.is_closed() || self.cold.standing != QueueState::Running {
@@ -118,14 +118,14 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         let cid = cid?;
         if let Some(hit) = hit {
             injections.outcomes[self.slots.index(cid)] = hit.outcome;
-            // The command is never written to the ring, and completes with the injected outcome.
+            // The command is never submitted, and completes with the injected outcome.
             if hit.side == InjectionSide::Submission {
                 injections.unsent.push((cid, hit.outcome));
                 return Some(cid);
             }
         }
         command.0[0] |= u64::from(cid) << 16;
-        self.put(&command);
+        self.transport.submit(command, pointer);
         self.flush_if_eager();
         Some(cid)
     }
@@ -157,19 +157,11 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
             injections.unsent.clear();
         }
     }
+}
 
+impl Injections {
     /// Status of a completed command after injection.
-    pub(super) fn injected_outcome(
-        &self,
-        cid: u16,
-        mark: SlotFlags,
-        outcome: IoStatus,
-    ) -> IoStatus {
-        match &self.cold.injections {
-            Some(injections) if mark.has(SlotFlags::INJECTED) => {
-                injections.outcomes[self.slots.index(cid)]
-            }
-            _ => outcome,
-        }
+    pub(super) fn outcome(&self, index: usize, mark: SlotFlags, outcome: IoStatus) -> IoStatus {
+        if mark.has(SlotFlags::INJECTED) { self.outcomes[index] } else { outcome }
     }
 }

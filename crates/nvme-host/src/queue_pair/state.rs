@@ -1,15 +1,15 @@
 //! State changes of a queue pair requested by its controller: the queue side of `queue_link.rs`.
 
-use tenmil_base::{CompletionBatch, Dma, Doorbell, Instant, IoStatus, Span, SubmissionRing};
+use tenmil_base::{CompletionBatch, Instant, IoStatus, Span};
 
 use super::completions::complete_special;
-use super::{NEVER, QueuePair, SplitTracker};
+use super::{NEVER, QueuePair, SplitTracker, Transport};
 use crate::queue_link::{QueueState, order_in};
 
 /// Poll interval of a queue that is not running, to see its next state.
 const ORDER_PAUSE: Span = Span::from_ms(1);
 
-impl<D: Dma, B: Doorbell> QueuePair<D, B> {
+impl<T: Transport> QueuePair<T> {
     /// Applies the requested state, unless it is already applied, or the queue is to run again while
     /// parked commands are still being completed.
     #[cold]
@@ -28,8 +28,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
             QueueState::Quiescing => self.slots.close(),
             QueueState::Frozen => {
                 self.slots.close();
-                // Nothing that the doorbells have not announced yet will be announced.
-                (self.rung_tail, self.unrung) = (self.tail, 0);
+                self.transport.freeze();
             }
             QueueState::Released | QueueState::Dead => self.release(),
         }
@@ -69,7 +68,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
                     self.scan(now);
                 }
                 self.answer_injected(answers, parents);
-                self.take_completions_slow(answers, parents);
+                self.take_completions_slow(now, answers, parents);
             }
             QueueState::Frozen => {}
             QueueState::Released | QueueState::Dead => self.return_parked(answers, parents),
@@ -81,38 +80,16 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         room - answers.remaining()
     }
 
-    /// Applies `Released`: the device can no longer access memory. Empties the rings, and starts to
+    /// Applies `Released`: the device can no longer access memory. Empties the transport, and starts to
     /// complete the commands in flight.
     fn release(&mut self) {
         self.slots.close();
         self.slots.forget_aborts();
-        let memory = self.cold.memory;
-        self.cold
-            .dma
-            .fill(memory.completion, 0)
-            .expect("the completion ring lies in memory of the driver");
-        if memory.is_in_device {
-            self.clear_submissions();
-        } else {
-            let filled = self.cold.dma.fill(memory.submission, 0);
-            filled.expect("the submission ring lies in memory of the driver");
-        }
-        (self.tail, self.rung_tail, self.fetched) = (0, 0, 0);
-        (self.head, self.phase, self.unrung) = (0, true, 0);
-        self.submission_doorbell.restart();
-        self.completion_doorbell.restart();
+        self.transport.release();
         self.forget_injected_answers();
         // An owner without pending commands may never poll; with nothing parked there is nothing to wait
         // for.
         self.cold.returning = (self.slots.in_flight() > 0).then_some(0);
-    }
-
-    /// Zeroes the submission ring with the store instruction of its memory, which device memory may
-    /// require.
-    pub(super) fn clear_submissions(&mut self) {
-        for index in 0..self.submission_depth {
-            self.submission.store(index, &[0; 8]);
-        }
     }
 
     /// Completes parked commands, as far as there is space.

@@ -1,20 +1,17 @@
-//! Submission side of a queue pair: from a command to the ring, and from the ring to the doorbell.
+//! Submission side of a queue pair: from a command to its transport.
 
-use tenmil_base::{Dma, Doorbell, Instant, Span, SubmissionRing};
+use tenmil_base::{Instant, Span};
 use tenmil_wire::{Command, Fuse};
 
-use super::{QueuePair, step};
-use crate::fast_path::CompletionDoorbell;
+use super::{PointerOf, QueuePair, Transport};
 use crate::queue_link::QueueState;
 use crate::slot::{SlotFlags, tick_of};
 
-impl<D: Dma, B: Doorbell> QueuePair<D, B> {
+impl<T: Transport> QueuePair<T> {
     /// Makes all submitted commands visible to the controller.
     #[inline]
     pub fn flush(&mut self) {
-        if self.tail != self.rung_tail {
-            self.ring_submission();
-        }
+        self.transport.flush(self.slots.in_flight());
     }
 
     /// Applies a state change, if there is one. Called once per batch, before commands are stored.
@@ -35,66 +32,60 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         self.slots.next_two_indexes()
     }
 
-    /// Whether the doorbell is written after each command, which [`enqueue`](Self::enqueue) does.
+    /// Whether each command is sent at once, which [`enqueue`](Self::enqueue) does.
     #[inline]
     pub(crate) fn is_eager(&self) -> bool {
-        !self.techniques.doorbell_batching
+        self.transport.is_eager()
     }
 
-    /// Writes the doorbell of an [eager](Self::is_eager) queue.
+    /// Flushes an [eager](Self::is_eager) queue.
     pub(super) fn flush_if_eager(&mut self) {
         if self.is_eager() {
             self.flush();
         }
     }
 
-    /// Stores the results of `make` for `items` into the ring, each a token and a command with an
-    /// identifier field of zero. Stops when `make` returns `None`, or when there is no free slot visible
-    /// here ([`enqueue`](Self::enqueue) may still find one). Returns the number stored.
+    /// Submits the results of `make` for `items`, each a token and a command with an identifier field of
+    /// zero. Stops when `make` returns `None`, or when there is no free slot visible here
+    /// ([`enqueue`](Self::enqueue) may still find one). Returns the number submitted.
     ///
     /// Inlined where it matters, so that commands are built in registers and stored once. Only for a
     /// queue that is not [eager](Self::is_eager).
     #[inline(always)]
-    pub(crate) fn enqueue_each<T>(
+    pub(crate) fn enqueue_each<I>(
         &mut self,
         tick: u32,
-        items: &[T],
-        mut make: impl FnMut(&T) -> Option<(u64, Command)>,
+        items: &[I],
+        mut make: impl FnMut(&I) -> Option<(u64, Command, PointerOf<T>)>,
     ) -> usize {
         let mut slots = self.slots.take_many();
-        let mut count = 0;
-        loop {
-            let room = (self.submission_depth - self.tail) as usize;
-            let run = &items[count..];
-            let run = &run[..run.len().min(room)];
-            let stored = self.submission.store_each(self.tail, run, |item| {
-                let (token, Command(mut words)) = make(item)?;
+        let count = self.transport.submit_each(
+            items,
+            #[inline(always)]
+            |item| {
+                let (token, Command(mut words), pointer) = make(item)?;
                 words[0] |= u64::from(slots.take_plain(token, tick)?) << 16;
-                Some(words)
-            });
-            count += stored;
-            self.tail = step(self.tail, entries_in(stored), self.submission_depth);
-            if stored < room || count == items.len() {
-                slots.finish(count);
-                return count;
-            }
-        }
+                Some((Command(words), pointer))
+            },
+        );
+        slots.finish(count);
+        count
     }
 
-    /// Stores one command into the ring: for any queue, with flags, and returning the identifier.
+    /// Submits one command: to any queue, with flags, and returning the identifier.
     #[inline(never)]
     pub(crate) fn enqueue(
         &mut self,
         tick: u32,
         token: u64,
         mark: SlotFlags,
-        mut command: Command,
+        (mut command, pointer): (Command, PointerOf<T>),
     ) -> Option<u16> {
         let Some(cid) = self.slots.take(token, tick, mark) else {
-            return self.enqueue_injected(tick, token, mark, command);
+            return self.enqueue_injected(tick, token, mark, (command, pointer));
         };
         command.0[0] |= u64::from(cid) << 16;
-        self.put(&command);
+        self.transport.submit(command, pointer);
         self.flush_if_eager();
         Some(cid)
     }
@@ -105,31 +96,31 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         now: Instant,
         timeout: Span,
         token: u64,
-        command: Command,
+        entry: (Command, PointerOf<T>),
     ) -> Option<u16> {
-        let cid = self.enqueue(tick_of(now), token, SlotFlags::TIMED, command)?;
+        let cid = self.enqueue(tick_of(now), token, SlotFlags::TIMED, entry)?;
         self.limit(now, cid, timeout);
         Some(cid)
     }
 
-    /// Stores both commands of a fused operation into the ring, or neither.
+    /// Submits both commands of a fused operation, or neither.
     pub(crate) fn enqueue_fused(
         &mut self,
         tick: u32,
         mark: SlotFlags,
-        first: (u64, Command),
-        second: (u64, Command),
+        first: (u64, Command, PointerOf<T>),
+        second: (u64, Command, PointerOf<T>),
     ) -> Option<[u16; 2]> {
         if self.slots.next_two_indexes().is_none() || self.cold.standing != QueueState::Running {
             return None;
         }
-        // No doorbell write between the two, whatever the options, and no injection into a pair.
+        // No flush between the two, whatever the options, and no injection into a pair.
         let was_closed = self.slots.is_closed();
         self.slots.open();
         let halves = [(first, Fuse::First), (second, Fuse::Second)];
-        let cids = halves.map(|((token, command), fuse)| {
+        let cids = halves.map(|((token, command, pointer), fuse)| {
             let cid = self.slots.take(token, tick, mark)?;
-            self.put(&command.with_fuse(fuse).with_cid(cid));
+            self.transport.submit(command.with_fuse(fuse).with_cid(cid), pointer);
             Some(cid)
         });
         if was_closed {
@@ -141,36 +132,4 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
             _ => unreachable!("two slots were free"),
         }
     }
-
-    #[inline(always)]
-    pub(super) fn put(&mut self, command: &Command) {
-        let (index, next) = (self.tail, self.tail + 1);
-        self.tail = if next == self.submission_depth { 0 } else { next };
-        self.submission.store(index, &command.0);
-    }
-
-    /// Writes the submission doorbell. The controller can post as many completions as there are commands
-    /// in flight. If it might find fewer free entries than that, the completion doorbell is written
-    /// before the new commands are announced.
-    ///
-    /// Both doorbells are written consecutively: they share a cache line that an emulated controller
-    /// polls, and two separate writes would cost it two misses.
-    fn ring_submission(&mut self) {
-        let is_due =
-            self.unrung > 0 && self.techniques.completion_doorbell == CompletionDoorbell::Poll;
-        if is_due || self.unrung + self.slots.in_flight() >= self.completion_depth {
-            self.ring_completion();
-        }
-        self.submission.publish();
-        self.submission_doorbell.ring(self.tail);
-        self.rung_tail = self.tail;
-        self.submission_rings += 1;
-    }
-}
-
-/// Converts a count of entries, of which no ring has more than 32 bits.
-#[inline]
-#[expect(clippy::cast_possible_truncation, reason = "a ring has at most 65 536 entries")]
-const fn entries_in(count: usize) -> u32 {
-    count as u32
 }

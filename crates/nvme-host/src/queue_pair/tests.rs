@@ -9,7 +9,7 @@ use tenmil_wire::{Command, Fuse};
 
 use super::{
     Injection, InjectionSide, QueueDoorbell, QueueFull, QueueMemory, QueuePair, QueueSetup,
-    QueueStats, ShadowSlot,
+    QueueStats, Rings, ShadowSlot,
 };
 use crate::fake::{FakeDma, FakeDoorbell, FakeQueue};
 use crate::fast_path::{CompletionDoorbell, FastPathOptions};
@@ -20,7 +20,7 @@ const WRITE: u8 = 0x01;
 const NOW: Instant = Instant { ns: 5 };
 
 pub(super) struct World {
-    queue: QueuePair<FakeDma, FakeDoorbell>,
+    queue: QueuePair<Rings<FakeDma, FakeDoorbell>>,
     device: FakeQueue,
     controller: ControllerLinkEnd,
     answers: CompletionBatch,

@@ -104,7 +104,7 @@ impl SingleStep {
         let view = controller.namespace(NSID).zip(limits);
         let view = view.map(|(namespace, limits)| namespace.view(&limits));
         let view = view.ok_or_else(|| refuse("it has no namespace"))?;
-        let mut backend = NamespaceQueue::new(&pool, pair, view, QueueSizes::default())
+        let mut backend = NamespaceQueue::new(pair, view, QueueSizes::default())
             .ok_or_else(|| Error::environment("no memory is left for lists"))?;
         // Handles the initial event here, so that it is not part of the count.
         tenmil_base::IoChannel::poll(

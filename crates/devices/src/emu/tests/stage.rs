@@ -203,7 +203,7 @@ impl Stage {
         };
         let limits = controller.identity().unwrap().limits;
         let view = controller.namespace(NSID).unwrap().view(&limits);
-        let queue = NamespaceQueue::new(&pool, pair, view, QueueSizes::default()).unwrap();
+        let queue = NamespaceQueue::new(pair, view, QueueSizes::default()).unwrap();
         let silent = EventVectors::new(1).unwrap();
         let vector = NapVector { nap: host_nap.clone(), silent };
         let mut queue = queue.with_vector(Box::new(vector));

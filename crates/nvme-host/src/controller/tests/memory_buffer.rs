@@ -88,7 +88,7 @@ fn rings_lie_in_the_buffer_of_either_style_and_commands_are_found_there() {
         for (pair, count) in [(0, 40), (1, 7)] {
             use_pair(&mut world, pair, count);
             assert_eq!(world.pairs[pair].0.stats().cmb_commands, count);
-            assert!(world.pairs[pair].0.memory().is_in_device);
+            assert!(world.pairs[pair].0.transport().memory().is_in_device);
         }
         assert_eq!(kept_out(&world), []);
         let part = tenmil_base::BarRange { bar: 2, offset: 2 * 4096, len_bytes: 4 * 4096 };

@@ -65,9 +65,9 @@ fn an_entry_of_the_wrong_phase_is_not_there() {
     let mut world = World::plain(4);
     let cid = world.send(1);
     // As `post` would write it, but with the phase of the previous pass.
-    let memory = world.queue.memory();
+    let memory = world.queue.transport().memory();
     let entry = tenmil_wire::Completion([0, 0, 1, u32::from(cid)]).to_bytes();
-    world.queue.cold.dma.store(memory.completion.slice(0, 16).unwrap(), &entry).unwrap();
+    world.queue.transport().dma().store(memory.completion.slice(0, 16).unwrap(), &entry).unwrap();
     assert_eq!(world.poll(), []);
     assert_eq!((world.stats().nonsense, world.stats().idle_polls), (0, 1));
 }
@@ -117,7 +117,7 @@ fn a_submission_head_does_not_go_back() {
 fn a_device_that_posts_nothing_but_nonsense_does_not_keep_a_poll_for_ever() {
     let mut world = World::plain(8);
     world.send(1);
-    world.queue.cold.dma.is_endless.store(true, Ordering::Relaxed);
+    world.queue.transport().dma().is_endless.store(true, Ordering::Relaxed);
     for poll in 1..4 {
         assert_eq!(world.poll(), []);
         assert_eq!(world.queue.cold.nonsense_count, 8 * poll, "as many as the ring has");

@@ -1,0 +1,112 @@
+//! Transport of a queue pair: how commands reach the controller, and how completions come back.
+//!
+//! | transport | commands | completions |
+//! |---|---|---|
+//! | [`Rings`](super::Rings) | stored into a ring, announced by a doorbell | polled from a ring, by phase bits |
+//! | NVMe/TCP | queued as capsules, sent by `flush` | received from the connection |
+//!
+//! Everything else is the same for all of them: slots, deadlines, states, splitting, error injection.
+
+use tenmil_base::{DoorbellStats, Instant, IoCompletion, Segment};
+use tenmil_wire::Command;
+
+use super::{QueuePair, SplitTracker};
+use crate::data_pointer::{Cursor, DataPointerBuild, DataPointerError};
+use crate::namespace_queue::NamespaceView;
+
+/// Carries the commands of one queue pair to its controller, and the completions back.
+pub trait Transport: Sized {
+    /// Builder of the data pointers of a namespace's commands.
+    type Pointers: DataPointers;
+
+    /// Creates the builder for a namespace, for `depth` commands in flight. `None` if there is no memory
+    /// left for its lists.
+    fn pointers(&self, view: &NamespaceView, depth: u32) -> Option<Self::Pointers>;
+
+    /// Maximum commands in flight.
+    fn depth(&self) -> u16;
+
+    /// Whether each command is sent at once: the owner flushes after each of them.
+    #[inline]
+    fn is_eager(&self) -> bool {
+        false
+    }
+
+    /// Queues the results of `make` for `items`. Stops when `make` returns `None`. Returns the number
+    /// queued. A command has its identifier; its data are those of the pointer.
+    fn submit_each<I>(
+        &mut self,
+        items: &[I],
+        make: impl FnMut(&I) -> Option<(Command, PointerOf<Self>)>,
+    ) -> usize;
+
+    /// Queues one command.
+    fn submit(&mut self, command: Command, pointer: PointerOf<Self>);
+
+    /// Makes all queued commands visible to the controller. `in_flight` counts them, too.
+    fn flush(&mut self, in_flight: u32);
+
+    /// Receives completions into `places`, and returns their number.
+    fn complete<P: SplitTracker>(
+        pair: &mut QueuePair<Self>,
+        now: Instant,
+        places: &mut [IoCompletion],
+        parents: &mut P,
+    ) -> usize;
+
+    /// Prepares for sleeping. Returns whether a completion has arrived, if `takes` them.
+    fn arm(&mut self, takes: bool) -> bool;
+
+    /// Time of the next poll that the transport itself needs.
+    fn wake_at(&self) -> Instant {
+        Instant::NEVER
+    }
+
+    /// From now on nothing is sent: a reset begins.
+    fn freeze(&mut self);
+
+    /// The controller can no longer access memory: commands that are queued or in flight are dropped, and
+    /// both directions start empty.
+    fn release(&mut self);
+
+    /// Statistics of its doorbells, of which `commands` were submitted in total.
+    fn doorbell_stats(&self, commands: u64) -> DoorbellStats;
+}
+
+/// Builds data pointers: what a command of this transport carries for its data.
+pub trait DataPointers {
+    /// A data pointer. By default that of a command without data, or with a pointer of its own.
+    type Pointer: Copy + Default;
+
+    /// Prepared form of [`contiguous`](Self::contiguous), for many segments within a page and with the
+    /// region and length of `like`. Returns `None` for others.
+    fn contiguous_run(&self, like: Segment) -> impl Fn(Segment) -> Option<Self::Pointer>;
+
+    /// Pointer to one segment. `None` if it needs a list, or cannot be described.
+    fn contiguous(&self, segment: Segment) -> Option<Self::Pointer>;
+
+    /// Builds a pointer to `len_max` bytes from `cursor` on, or to as many of them as one command can
+    /// transfer, in multiples of `granule`, of which `len_max` is one. A list belongs to slot `index`.
+    fn build(
+        &mut self,
+        index: usize,
+        cursor: Cursor<'_>,
+        len_max: u32,
+        granule: u32,
+    ) -> Result<DataPointerBuild<Self::Pointer>, DataPointerError>;
+
+    /// Stores `bytes` in memory of slot `index`, and returns a pointer to them.
+    fn store_data(&self, index: usize, bytes: &[u8]) -> Result<Self::Pointer, DataPointerError>;
+
+    /// Address of metadata (MPTR) from `cursor` on, and how many of `len_max` bytes it covers.
+    fn metadata(&self, cursor: Cursor<'_>, len_max: u32) -> Result<(u64, u32), DataPointerError>;
+
+    /// Bytes that one command can always transfer, whatever the layout of its memory.
+    fn transfer_bytes_max(&self) -> u32;
+
+    /// Frees the memory of lists. No command that refers to it may be in flight.
+    fn release(&self);
+}
+
+/// Data pointer of a transport's commands.
+pub type PointerOf<T> = <<T as Transport>::Pointers as DataPointers>::Pointer;
