@@ -14,15 +14,14 @@ use tenmil_base::{
     ChannelWakeup, CompletionBatch, DoorbellStats, Durability, Instant, IoChannel, IoCompletion,
     IoStatus, Limits, Operation, Request, Segment, Span, WakeSource,
 };
-use tenmil_nvme_host::{NamespaceQueue, QueueState, Rings};
+use tenmil_nvme_host::{NamespaceQueue, QueueState};
 
 use crate::caches::CacheTracker;
 use crate::fabrics_queue_pair::{FabricsQueuePair, QueuePairState};
 use crate::flushes::{self, FlushFanout, FlushResult, FlushScope as PathsReached};
 use crate::inflight::{ConnectionFailure, ConnectionLossInfo, InflightRequests};
-use crate::remote_dma::RemoteDma;
 use crate::resumption::Resumption;
-use crate::ring_bridge::TailDoorbell;
+use crate::tcp_transport::TcpTransport;
 use crate::wait_handle::WaitHandle;
 
 /// I/O channel over a queue pair with its connection.
@@ -99,7 +98,7 @@ impl FabricsChannel {
     }
 
     /// The queue pair of the driver.
-    pub fn queue(&mut self) -> &mut NamespaceQueue<Rings<RemoteDma, TailDoorbell>> {
+    pub fn queue(&mut self) -> &mut NamespaceQueue<TcpTransport> {
         self.way.queue()
     }
 

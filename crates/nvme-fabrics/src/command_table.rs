@@ -13,6 +13,8 @@ pub(crate) struct CommandTable {
     commands: Box<[CommandEntry]>,
     /// Segment lists of commands whose data is not contiguous.
     lists: Box<[Vec<Segment>]>,
+    /// A list that was replaced, for its memory.
+    spare: Vec<Segment>,
 }
 
 /// One outstanding command.
@@ -20,8 +22,6 @@ pub(crate) struct CommandTable {
 pub(crate) struct CommandEntry {
     /// Data location, if it is contiguous.
     segment: Segment,
-    /// Command identifier on the rings, for its completion.
-    pub(crate) name: u16,
     pub(crate) opcode: u8,
     is_listed: bool,
     /// Exceptional conditions: [`FAILED`], [`SIPPED`].
@@ -44,28 +44,41 @@ impl CommandTable {
     pub(crate) fn new(memory: DevicePool, depth: u16) -> Self {
         let depth = usize::from(depth);
         let lists = (0..depth).map(|_| Vec::new()).collect();
-        Self { memory, commands: vec![CommandEntry::default(); depth].into(), lists }
+        Self {
+            memory,
+            commands: vec![CommandEntry::default(); depth].into(),
+            lists,
+            spare: Vec::new(),
+        }
     }
 
-    /// Registers command `tag` with its data in `segment`, or in the segments of [`list`](Self::list).
+    /// Registers command `tag` with its data in `segment`.
     #[inline]
-    pub(crate) fn put(&mut self, tag: u16, name: u16, opcode: u8, segment: Option<Segment>) {
-        self.commands[usize::from(tag)] = CommandEntry {
-            segment: segment.unwrap_or_default(),
-            name,
-            opcode,
-            is_listed: segment.is_none(),
-            marks: 0,
-        };
+    pub(crate) fn put(&mut self, tag: u16, opcode: u8, segment: Segment) {
+        self.commands[usize::from(tag)] =
+            CommandEntry { segment, opcode, is_listed: false, marks: 0 };
+    }
+
+    /// Registers command `tag` with its data in the segments of a list.
+    #[cold]
+    pub(crate) fn put_list(&mut self, tag: u16, opcode: u8, list: Vec<Segment>) {
+        self.put(tag, opcode, Segment::default());
+        self.commands[usize::from(tag)].is_listed = true;
+        self.spare = core::mem::replace(&mut self.lists[usize::from(tag)], list);
+    }
+
+    /// Takes the list that the last one [registered](Self::put_list) has replaced.
+    pub(crate) fn take_spare(&mut self) -> Vec<Segment> {
+        core::mem::take(&mut self.spare)
+    }
+
+    /// Takes back the list of command `tag`, which was not submitted.
+    pub(crate) fn take_list(&mut self, tag: u16) -> Vec<Segment> {
+        core::mem::take(&mut self.lists[usize::from(tag)])
     }
 
     pub(crate) fn mark(&mut self, tag: u16, mark: u8) {
         self.commands[usize::from(tag)].marks |= mark;
-    }
-
-    /// The segment list of command `tag`, to be filled before it is [registered](Self::put).
-    pub(crate) fn list(&mut self, tag: u16) -> &mut Vec<Segment> {
-        &mut self.lists[usize::from(tag)]
     }
 
     #[inline]

@@ -213,7 +213,9 @@ impl FabricsController {
         let limits = self.controller.identity()?.limits;
         let view = self.controller.namespace(nsid)?.view(&limits);
         let pair = self.controller.take_queue_pair(id)?;
-        let lane = self.controller.mmio().lane(id);
+        let depth = u16::try_from(pair.depth()).ok()?;
+        let transport = self.controller.mmio().queue_transport(id, depth);
+        let pair = pair.map_transport(|_| transport);
         // Only one namespace can be covered by a cache instance.
         match self.namespace {
             Some(first) if first != nsid => self.controller.mmio().identify_cache(None),
@@ -222,7 +224,7 @@ impl FabricsController {
         self.controller.expect_namespace(nsid);
         self.identify_cache();
         let is_direct = self.controller.mmio().options().direct;
-        let way = FabricsQueuePair::new(pair, lane, view, sizes, self.io_timeout)?;
+        let way = FabricsQueuePair::new(pair, view, sizes, self.io_timeout)?;
         Some(way.set_send_on_flush(is_direct))
     }
 

@@ -1,28 +1,25 @@
-//! Fabrics queue pair: the driver's queue pair and its TCP side, in the same thread.
+//! Fabrics queue pair: a queue pair of the driver over an NVMe/TCP connection.
 //!
 //! ```text
-//!   submit ─▶ NamespaceQueue ─ rings ─▶ TcpQueuePair ─▶ connection     sent by the following flush
-//!   poll   ◀─ NamespaceQueue ◀─ rings ─ TcpQueuePair ◀─ connection
+//!   submit ─▶ NamespaceQueue ─▶ TcpTransport ─▶ connection     sent by the following flush
+//!   poll   ◀─ NamespaceQueue ◀─ TcpTransport ◀─ connection
 //! ```
 
 use tenmil_base::{
     ChannelWakeup, CompletionBatch, DoorbellStats, Instant, IoChannel, Limits, Request, Segment,
     Span,
 };
-use tenmil_nvme_host::{NamespaceQueue, NamespaceView, QueuePair, QueueSizes, QueueState, Rings};
+use tenmil_nvme_host::{NamespaceQueue, NamespaceView, QueuePair, QueueSizes, QueueState};
 
 use crate::caches::Association;
-use crate::remote_dma::RemoteDma;
-use crate::ring_bridge::TailDoorbell;
-use crate::tcp_queue_pair::TcpQueuePair;
+use crate::tcp_transport::TcpTransport;
 use crate::wait_handle::WaitHandle;
 
 /// A queue pair with its connection. Commands aborted by a reset complete with
 /// [`ABORTED_BY_HOST`](tenmil_base::IoStatus::ABORTED_BY_HOST) once the old controller can no longer execute
 /// them.
 pub(crate) struct FabricsQueuePair {
-    queue: NamespaceQueue<Rings<RemoteDma, TailDoorbell>>,
-    lane: TcpQueuePair,
+    queue: NamespaceQueue<TcpTransport>,
     sends_at_once: bool,
     /// Command timeout.
     pub(crate) limit: Span,
@@ -42,14 +39,13 @@ pub(crate) enum QueuePairState {
 
 impl FabricsQueuePair {
     pub(crate) fn new(
-        pair: QueuePair<Rings<RemoteDma, TailDoorbell>>,
-        lane: TcpQueuePair,
+        pair: QueuePair<TcpTransport>,
         view: NamespaceView,
         sizes: QueueSizes,
         limit: Span,
     ) -> Option<Self> {
         let queue = NamespaceQueue::new(pair, view, sizes)?;
-        Some(Self { queue, lane, sends_at_once: true, limit })
+        Some(Self { queue, sends_at_once: true, limit })
     }
 
     /// Selects whether submitted requests are sent by the following flush, or by the next poll.
@@ -59,8 +55,18 @@ impl FabricsQueuePair {
         self
     }
 
-    pub(crate) fn queue(&mut self) -> &mut NamespaceQueue<Rings<RemoteDma, TailDoorbell>> {
+    pub(crate) fn queue(&mut self) -> &mut NamespaceQueue<TcpTransport> {
         &mut self.queue
+    }
+
+    #[inline]
+    fn transport(&self) -> &TcpTransport {
+        self.queue.queue().transport()
+    }
+
+    #[inline]
+    fn transport_mut(&mut self) -> &mut TcpTransport {
+        self.queue.queue_mut().transport_mut()
     }
 
     pub(crate) fn limits(&self) -> &Limits {
@@ -74,7 +80,7 @@ impl FabricsQueuePair {
     }
 
     pub(crate) fn condition(&self) -> QueuePairState {
-        match (self.lane.is_connected(), self.standing()) {
+        match (self.transport().is_connected(), self.standing()) {
             (false, _) => QueuePairState::Disconnected,
             (true, QueueState::Running) => QueuePairState::Open,
             (true, _) => QueuePairState::Closing,
@@ -84,12 +90,12 @@ impl FabricsQueuePair {
     /// The association that the completions of the last poll belong to.
     #[inline]
     pub(crate) fn association(&self) -> Option<&Association> {
-        self.lane.association()
+        self.transport().association()
     }
 
     /// Whether the connection was lost by itself, and there is no new one yet.
     pub(crate) fn is_broken(&self) -> bool {
-        self.lane.is_broken()
+        self.transport().is_broken()
     }
 
     /// Submits requests to the queue pair, as it accepts them.
@@ -106,31 +112,29 @@ impl FabricsQueuePair {
     /// Sends submitted requests.
     #[inline]
     pub(crate) fn flush(&mut self) {
-        self.queue.flush();
         if self.sends_at_once {
-            self.lane.send_commands();
+            self.queue.flush();
         }
     }
 
     /// Polls completions. [`send_rest`](Self::send_rest) follows.
     #[inline]
     pub(crate) fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) {
-        self.lane.post_completions(now);
+        self.transport_mut().maintain(now);
         self.queue.poll(now, answers);
     }
 
     /// Sends data requested by the controller (R2T), and the rest of split requests.
     #[inline]
     pub(crate) fn send_rest(&mut self) {
-        self.lane.send_commands();
+        self.queue.flush();
     }
 
     /// Discards completions. Returns true once nothing is in flight.
     pub(crate) fn abandon(&mut self, now: Instant) -> bool {
-        self.lane.send_commands();
-        self.lane.post_completions(now);
+        self.transport_mut().maintain(now);
         let is_done = self.queue.drain(now);
-        self.lane.send_commands();
+        self.queue.flush();
         is_done
     }
 
@@ -139,23 +143,23 @@ impl FabricsQueuePair {
     }
 
     pub(crate) fn wake_at(&self) -> Instant {
-        self.queue.wake_at().min(self.lane.wake_at())
+        self.queue.wake_at().min(self.transport().wake_at())
     }
 
     /// Makes queue commands wake the thread's wait handle.
     pub(crate) fn wakes(&self, sleep: &dyn WaitHandle) {
-        self.lane.wakes(sleep.waker());
+        self.transport().wakes(sleep.waker());
     }
 
     /// Arms the wake source. Returns true if the thread must not sleep.
     pub(crate) fn arm(&mut self, sleep: &mut dyn WaitHandle) -> bool {
         // Locally completed commands and unsent parts of split requests have no wake-up.
-        self.lane.arm(sleep)
+        self.transport_mut().arm_connection(sleep)
             || !self.queue.queue_mut().arm()
             || self.queue.wake_at() == Instant::default()
     }
 
     pub(crate) fn disarm(&mut self) {
-        self.lane.disarm();
+        self.transport_mut().disarm();
     }
 }

@@ -131,6 +131,7 @@ impl QueueConnect {
             // An I/O queue has an additional tag after those of the ring; for the admin queue it is
             // included.
             depth: self.plan.depth + u16::from(self.plan.queue > 0),
+            cid_mask: tenmil_nvme_host::slot_mask(self.plan.depth),
             in_capsule_bytes: self.plan.in_capsule_bytes,
             header_digest: options.header_digest,
             data_digest: options.data_digest,
@@ -155,9 +156,9 @@ impl QueueConnect {
             kato: if queue == 0 { u32::try_from(kato).unwrap_or(u32::MAX) } else { 0 },
             ..Connect::default()
         };
-        let names = (depth - 1, depth - 1);
+        let command = command.to_command().with_cid(depth - 1);
         let carried = DataDirection::FromHost(data.len_bytes);
-        let submitted = exchange.submit(names, &command.to_command(), carried, Some(data));
+        let submitted = exchange.submit_segment(&command, carried, data);
         assert!(submitted.is_ok(), "a connection that was just opened has space for one command");
         exchange.send(&mut |_| {});
         self.stage = ConnectStage::Answer(exchange);

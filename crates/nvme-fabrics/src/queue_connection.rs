@@ -32,6 +32,8 @@ pub(crate) struct QueueConnection {
     stream: Box<dyn Stream>,
     events: EventQueue<HostEvent>,
     places: CommandTable,
+    /// Bits of a command identifier that are its tag.
+    tag_mask: u16,
     stretches: Vec<SendSlice>,
     straight: Vec<Segment>,
     /// Total number of bytes accepted by the stream.
@@ -54,10 +56,21 @@ pub(crate) struct QueueConnection {
 /// A command that has completed, and whose memory is no longer accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CompletedCommand {
-    pub(crate) tag: u16,
-    /// The command identifier that it was submitted with.
-    pub(crate) name: u16,
+    /// Command identifier.
+    pub(crate) cid: u16,
     pub(crate) completion: Completion,
+}
+
+/// Data of a command.
+#[derive(Debug)]
+pub(crate) enum CommandData {
+    None,
+    /// In one segment.
+    Segment(DataDirection, Segment),
+    /// In a kernel buffer, which has no address in this process.
+    KernelBuffer(DataDirection, Segment),
+    /// In several segments.
+    List(DataDirection, Vec<Segment>),
 }
 
 /// Cause of the end of a connection.
@@ -80,19 +93,21 @@ const KERNEL_BUFFER_RECVS: usize = 64;
 const DIRECT_RECV_BYTES_MIN: u32 = 16 << 10;
 
 impl QueueConnection {
-    /// A connection over `stream`, which starts to open. Data is in memory that `memory` can resolve.
+    /// A connection over `stream`, which starts to open. Data is in memory that `memory` can resolve. The
+    /// identifiers of commands have their tags in the bits of the configuration's mask.
     pub(crate) fn new(
         stream: Box<dyn Stream>,
         config: HostConfig,
         memory: DevicePool,
         now: Instant,
     ) -> Self {
-        let depth = config.depth;
+        let HostConfig { depth, cid_mask: tag_mask, .. } = config;
         Self {
-            end: HostConnection::new(HostConfig { names_tags: true, ..config }, now),
+            end: HostConnection::new(config, now),
             stream,
             events: EventQueue::with_capacity(EVENTS),
             places: CommandTable::new(memory, depth),
+            tag_mask,
             stretches: Vec::new(),
             straight: Vec::new(),
             taken_bytes: 0,
@@ -154,42 +169,65 @@ impl QueueConnection {
         self.stream.abort();
     }
 
-    /// Submits `command` under `tag`, with its data in `segment`, or in the [list](Self::list) of that
-    /// tag. Its completion carries `name`.
+    /// Submits `command` under its identifier, with its data in `segment`.
     #[inline]
-    pub(crate) fn submit(
+    pub(crate) fn submit_segment(
         &mut self,
-        (tag, name): (u16, u16),
-        command: &Command,
-        data: DataDirection,
-        segment: Option<Segment>,
-    ) -> Result<(), QueueFull> {
-        self.places.put(tag, name, command.opcode(), segment);
-        self.end.submit_as(tag, command, data, &self.places)?;
-        self.outstanding += 1;
-        Ok(())
-    }
-
-    /// The same with data in a kernel buffer.
-    #[cold]
-    pub(crate) fn submit_zero_copy(
-        &mut self,
-        (tag, name): (u16, u16),
         command: &Command,
         data: DataDirection,
         segment: Segment,
     ) -> Result<(), QueueFull> {
-        self.submit((tag, name), command, data, Some(segment))?;
-        if let DataDirection::ToHost(_) = data {
-            self.places.mark(tag, SIPPED);
-            self.sipped += 1;
-        }
+        let cid = command.cid();
+        self.places.put(cid & self.tag_mask, command.opcode(), segment);
+        self.end.submit_as(cid, command, data, &self.places)?;
+        self.outstanding += 1;
         Ok(())
     }
 
-    /// The segment list of the command that is submitted next under `tag`.
-    pub(crate) fn list(&mut self, tag: u16) -> &mut Vec<Segment> {
-        self.places.list(tag)
+    /// Takes a list that is no longer used, for its memory.
+    pub(crate) fn take_spare_list(&mut self) -> Vec<Segment> {
+        self.places.take_spare()
+    }
+
+    /// Submits `command` under its identifier, with any data. Returns the data if it is not accepted.
+    pub(crate) fn submit(
+        &mut self,
+        command: &Command,
+        data: CommandData,
+    ) -> Result<(), (QueueFull, CommandData)> {
+        let tag = command.cid() & self.tag_mask;
+        match data {
+            CommandData::None => {
+                let nothing = Segment::default();
+                let submitted = self.submit_segment(command, DataDirection::None, nothing);
+                submitted.map_err(|full| (full, data))
+            }
+            CommandData::Segment(direction, segment) => {
+                let submitted = self.submit_segment(command, direction, segment);
+                submitted.map_err(|full| (full, data))
+            }
+            CommandData::KernelBuffer(direction, segment) => {
+                let submitted = self.submit_segment(command, direction, segment);
+                submitted.map_err(|full| (full, data))?;
+                if let DataDirection::ToHost(_) = direction {
+                    self.places.mark(tag, SIPPED);
+                    self.sipped += 1;
+                }
+                Ok(())
+            }
+            CommandData::List(direction, list) => {
+                self.places.put_list(tag, command.opcode(), list);
+                match self.end.submit_as(command.cid(), command, direction, &self.places) {
+                    Ok(()) => {
+                        self.outstanding += 1;
+                        Ok(())
+                    }
+                    Err(full) => {
+                        Err((full, CommandData::List(direction, self.places.take_list(tag))))
+                    }
+                }
+            }
+        }
     }
 
     /// Sends what is pending.
@@ -389,7 +427,7 @@ impl QueueConnection {
                     };
                     // Write data sent with MSG_ZEROCOPY: the completion is held until the kernel has
                     // released its memory.
-                    let answered = CompletedCommand { tag, name: known.name, completion };
+                    let answered = CompletedCommand { cid: completion.cid(), completion };
                     if known.opcode & 0b11 == TO_CONTROLLER {
                         let taken = self.taken_bytes;
                         let stream = &mut self.stream;
@@ -495,6 +533,17 @@ impl QueueConnection {
 
     pub(crate) fn disarm(&mut self) {
         self.stream.disarm();
+    }
+}
+
+/// Data transfer of `command`, by the low bits of its opcode (NVM Express Base 2.1, section 3.3.2), of
+/// which at most one is set.
+#[inline]
+pub(crate) fn direction_of(command: &Command, len_bytes: u32) -> DataDirection {
+    match command.opcode() & 0b11 {
+        0b10 => DataDirection::ToHost(len_bytes),
+        TO_CONTROLLER => DataDirection::FromHost(len_bytes),
+        _ => DataDirection::None,
     }
 }
 

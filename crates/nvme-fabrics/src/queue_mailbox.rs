@@ -17,7 +17,6 @@ use tenmil_base::{Mailbox, SharedWaker};
 
 use crate::caches::Association;
 use crate::queue_connection::QueueConnection;
-use crate::ring_bridge::Rings;
 use crate::silence::Silence;
 use crate::zero_copy_drain::ZeroCopyDrain;
 
@@ -45,15 +44,14 @@ struct QueueChannel {
 
 /// A command to a queue.
 pub(crate) enum QueueCommand {
-    /// Serve these rings over this connection.
+    /// Use this connection.
     Attach(Box<AttachedQueue>),
     /// Close the connection.
     Close,
 }
 
-/// Rings and their connection.
+/// A connection of the queue.
 pub(crate) struct AttachedQueue {
-    pub(crate) rings: Rings,
     pub(crate) exchange: QueueConnection,
     /// Detects a stalled connection.
     pub(crate) silence: Silence,

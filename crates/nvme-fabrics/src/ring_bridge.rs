@@ -7,8 +7,8 @@
 //!                      └─ head, the next command
 //! ```
 //!
-//! The tag of a command on the wire is the slot of the driver, which is in the low bits of its command
-//! identifier. So an Abort names the same command on both sides, without translation.
+//! Only the admin queue has rings. A command has the identifier of the driver on the wire, too, so an
+//! Abort names the same command on both sides.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,7 +19,7 @@ use tenmil_nvme_tcp::{DataDirection, QueueFull};
 use tenmil_wire::sgl::{DataLocation, Descriptor, DescriptorKind};
 use tenmil_wire::{Command, Completion, DataPointer, Status};
 
-use crate::queue_connection::{CompletedCommand, QueueConnection};
+use crate::queue_connection::{CommandData, CompletedCommand, QueueConnection};
 
 /// A pair of rings, from the device's side.
 #[derive(Debug)]
@@ -36,8 +36,6 @@ pub(crate) struct Rings {
     /// Index of the next completion.
     tail: u32,
     phase: bool,
-    /// Bits of a command identifier that are the slot.
-    slot_mask: u16,
     /// Completions created locally.
     refused: Vec<Completion>,
 }
@@ -100,7 +98,6 @@ impl Rings {
             head: 0,
             tail: 0,
             phase: true,
-            slot_mask: slot_mask(submission_depth),
             refused: Vec::new(),
         })
     }
@@ -109,12 +106,6 @@ impl Rings {
     #[inline]
     pub(crate) fn doorbell(&self) -> u32 {
         self.tail_doorbell.load()
-    }
-
-    /// Whether there are commands before `doorbell`.
-    #[inline]
-    pub(crate) fn has_commands(&self, doorbell: u32) -> bool {
-        doorbell != self.head
     }
 
     /// The next command before `doorbell`; it is not consumed.
@@ -135,26 +126,6 @@ impl Rings {
         }
     }
 
-    /// The driver's slot of a command.
-    #[inline]
-    pub(crate) fn tag_of(&self, command: &Command) -> u16 {
-        command.cid() & self.slot_mask
-    }
-
-    /// Submits the commands before `doorbell` to `exchange`, as long as it accepts them.
-    #[inline]
-    pub(crate) fn take(&mut self, doorbell: u32, exchange: &mut QueueConnection) {
-        while let Some(command) = self.next(doorbell) {
-            match self.submit(&command, exchange) {
-                Ok(Ok(())) => {}
-                Ok(Err(QueueFull)) => break,
-                Err(status) => self.complete_locally(&command, status),
-            }
-            self.advance();
-        }
-        self.post_refused();
-    }
-
     /// Submits one command to `exchange`, or returns why it is invalid.
     #[inline]
     pub(crate) fn submit(
@@ -162,59 +133,44 @@ impl Rings {
         command: &Command,
         exchange: &mut QueueConnection,
     ) -> Result<Result<(), QueueFull>, Status> {
-        let names = (self.tag_of(command), command.cid());
         let direction = command.opcode() & 0b11;
         let Descriptor([iova, rest]) = command.sgl1();
         let plain = rest >> 32 == 0 && command.psdt() == DataPointer::Sgl;
         if plain && let Ok(len_bytes @ 4..) = u32::try_from(rest) {
             let data = data_of(direction, len_bytes)?;
             return match self.memory.resolve(iova, len_bytes).ok().flatten() {
-                Some(segment) => Ok(exchange.submit(names, command, data, Some(segment))),
-                None => self.submit_zero_copy(names, command, data, exchange),
+                Some(segment) => Ok(exchange.submit_segment(command, data, segment)),
+                None => Err(Status::DATA_TRANSFER_ERROR),
             };
         }
-        self.submit_slowly(names, command, exchange)
-    }
-
-    /// Submits a command whose data has no address: it is in a kernel buffer, or does not exist.
-    #[cold]
-    fn submit_zero_copy(
-        &mut self,
-        names: (u16, u16),
-        command: &Command,
-        data: DataDirection,
-        exchange: &mut QueueConnection,
-    ) -> Result<Result<(), QueueFull>, Status> {
-        let (Descriptor([iova, _]), len_bytes) = (command.sgl1(), len_of(data));
-        let segment =
-            self.memory.kernel_buffers(iova, len_bytes).ok_or(Status::DATA_TRANSFER_ERROR)?;
-        Ok(exchange.submit_zero_copy(names, command, data, segment))
+        self.submit_slowly(command, exchange)
     }
 
     #[cold]
     fn submit_slowly(
         &mut self,
-        names: (u16, u16),
         command: &Command,
         exchange: &mut QueueConnection,
     ) -> Result<Result<(), QueueFull>, Status> {
-        let nothing = Some(Segment::default());
+        let nothing = Segment::default();
         let has_data = command.opcode() & 0b11 != 0
             && (command.psdt() != DataPointer::Prp || command.prp1() != 0);
         if !has_data {
-            return Ok(exchange.submit(names, command, DataDirection::None, nothing));
+            return Ok(exchange.submit_segment(command, DataDirection::None, nothing));
         }
         if command.psdt() != DataPointer::Sgl {
             return Err(Status::INVALID_FIELD);
         }
         match command.sgl1().decode() {
             DescriptorKind::LastSegment { location: DataLocation::Address(iova), len_bytes } => {
-                let len_bytes = self.resolve(iova, len_bytes, exchange.list(names.0))?;
+                let mut list = Vec::new();
+                let len_bytes = self.resolve(iova, len_bytes, &mut list)?;
                 let data = data_of(command.opcode() & 0b11, len_bytes)?;
-                Ok(exchange.submit(names, command, data, None))
+                let data = CommandData::List(data, list);
+                Ok(exchange.submit(command, data).map_err(|(full, _)| full))
             }
             DescriptorKind::DataBlock { len_bytes: 0, .. } => {
-                Ok(exchange.submit(names, command, DataDirection::None, nothing))
+                Ok(exchange.submit_segment(command, DataDirection::None, nothing))
             }
             DescriptorKind::DataBlock { .. } => Err(Status::DATA_SGL_LENGTH_INVALID),
             _ => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID),
@@ -279,7 +235,7 @@ impl Rings {
     /// Like [`post`](Self::post), for a completion from the connection.
     #[inline]
     pub(crate) fn post_from_connection(&mut self, answered: CompletedCommand) {
-        let CompletedCommand { name, completion, .. } = answered;
+        let CompletedCommand { cid, completion } = answered;
         // Only a host may use this status (NVM Express Base 2.1, section 4.2.3.4), and it would cause
         // endless retries.
         let is_invalid = completion.status().is(Status::ABORTED_BY_HOST);
@@ -288,7 +244,7 @@ impl Rings {
         } else {
             completion
         };
-        self.post(name, believed);
+        self.post(cid, believed);
     }
 }
 
@@ -305,19 +261,7 @@ fn data_of(direction: u8, len_bytes: u32) -> Result<DataDirection, Status> {
     }
 }
 
-fn len_of(data: DataDirection) -> u32 {
-    match data {
-        DataDirection::None => 0,
-        DataDirection::FromHost(len_bytes) | DataDirection::ToHost(len_bytes) => len_bytes,
-    }
-}
-
 /// Number of commands that can be outstanding on rings of this depth: one entry is never used.
 pub(crate) fn slots_of(depth: u32) -> u16 {
     u16::try_from(depth - 1).unwrap_or(u16::MAX - 1)
-}
-
-/// Bits of a command identifier that are the slot, on rings of this depth.
-fn slot_mask(depth: u32) -> u16 {
-    u16::MAX >> slots_of(depth).leading_zeros()
 }

@@ -31,8 +31,8 @@ pub(crate) struct Silence {
     /// Since when nothing was received while commands were outstanding.
     since: Option<Instant>,
     is_asking: bool,
-    /// Tag of the probe, after those of the ring.
-    tag: u16,
+    /// Identifier of the probe, whose tag is after those of the queue pair.
+    cid: u16,
 }
 
 impl Silence {
@@ -41,7 +41,7 @@ impl Silence {
         let every = Span { ns: (policy.detect.ns / 3).max(1) };
         let time_limit = policy.fail_fast.max(policy.detect);
         let (seen, since, is_asking, next) = (0, None, false, now.after(every));
-        Self { every, time_limit, next, seen, since, is_asking, tag: slots }
+        Self { every, time_limit, next, seen, since, is_asking, cid: slots }
     }
 
     /// Time of the next [`check`](Self::check).
@@ -56,10 +56,10 @@ impl Silence {
         self.is_asking
     }
 
-    /// Whether a completion with this tag is of the probe.
+    /// Whether a completion with this identifier is of the probe.
     #[inline]
-    pub(crate) const fn is_ours(&self, tag: u16) -> bool {
-        tag == self.tag
+    pub(crate) const fn is_ours(&self, cid: u16) -> bool {
+        cid == self.cid
     }
 
     /// Checks whether anything was received since the last check; if not, sends the probe, or ends the
@@ -81,15 +81,14 @@ impl Silence {
         let waited = now.since(since);
         if self.is_asking || waited >= self.time_limit {
             exchange.fall_silent(waited);
-        } else if !exchange.is_free(self.tag) {
+        } else if !exchange.is_free(self.cid) {
             // The last probe has no completion, although others have: it serves for this silence too.
             self.is_asking = true;
-        } else if exchange.outstanding() < u32::from(self.tag) {
-            let question = Command::new(IoOpcode::Flush.code());
-            let nothing = Some(tenmil_base::Segment::default());
-            let names = (self.tag, self.tag);
+        } else if exchange.outstanding() < u32::from(self.cid) {
+            let question = Command::new(IoOpcode::Flush.code()).with_cid(self.cid);
+            let nothing = tenmil_base::Segment::default();
             self.is_asking =
-                exchange.submit(names, &question, DataDirection::None, nothing).is_ok();
+                exchange.submit_segment(&question, DataDirection::None, nothing).is_ok();
         }
     }
 }

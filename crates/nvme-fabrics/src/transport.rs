@@ -67,7 +67,8 @@ pub struct HostTransport {
     /// The same for connections of dropped queues, each with its report.
     left: Vec<(u16, ZeroCopyDrain, ClosedQueue)>,
     queues: BTreeMap<u16, IoQueueEntry>,
-    bells: BTreeMap<u16, TailDoorbell>,
+    /// Submission doorbell of the admin queue.
+    admin_doorbell: TailDoorbell,
     /// Location of the Connect data: of the admin queue, and of I/O queues.
     page: Segment,
     /// Controller identifier (CNTLID).
@@ -157,7 +158,7 @@ impl HostTransport {
             partings: Vec::new(),
             left: Vec::new(),
             queues: BTreeMap::new(),
-            bells: BTreeMap::new(),
+            admin_doorbell: TailDoorbell::default(),
             page,
             cntlid: 0,
             learnt,
@@ -295,10 +296,6 @@ impl HostTransport {
         let place = self.page.slice(at, CONNECT_BYTES).unwrap_or_default();
         queue_connect::store_connect_data(self.reach.pool(), place, &self.options, cntlid);
         place
-    }
-
-    fn tail_doorbell(&mut self, queue: u16) -> TailDoorbell {
-        self.bells.entry(queue).or_default().clone()
     }
 }
 
@@ -446,11 +443,10 @@ impl Mmio for HostTransport {
         }
     }
 
-    /// Completion queue doorbells are words that are never read.
+    /// Only the submission doorbell of the admin queue is read.
     fn doorbell(&mut self, offset: u32) -> TailDoorbell {
-        let number = (offset - at(offset::DOORBELLS)) / 4;
-        match (u16::try_from(number / 2), number % 2) {
-            (Ok(queue), 0) => self.tail_doorbell(queue),
+        match offset - at(offset::DOORBELLS) {
+            0 => self.admin_doorbell.clone(),
             _ => TailDoorbell::default(),
         }
     }

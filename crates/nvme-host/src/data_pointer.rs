@@ -172,6 +172,20 @@ impl<'a> Cursor<'a> {
         Self { segments: &[], skip_bytes: 0 }
     }
 
+    /// Part of a segment from here on, at most `len_max` bytes, and the position after it. `None` at the
+    /// end.
+    pub fn next_segment(self, len_max: u32) -> Option<(Segment, Self)> {
+        let (first, rest) = self.segments.split_first()?;
+        let len_bytes = (first.len_bytes - self.skip_bytes).min(len_max);
+        let part = first.slice(self.skip_bytes, len_bytes)?;
+        let skip_bytes = self.skip_bytes + len_bytes;
+        let behind = match skip_bytes == first.len_bytes {
+            true => Self { segments: rest, skip_bytes: 0 },
+            false => Self { skip_bytes, ..self },
+        };
+        Some((part, behind))
+    }
+
     /// Contiguous range from here on, at most `len_max` bytes, and the position after it.
     fn next_piece<D: Dma>(
         self,
@@ -377,7 +391,9 @@ impl<D: Dma> DataPointers for ListPool<D> {
 
     #[inline(always)]
     fn contiguous_run(&self, like: Segment) -> impl Fn(Segment) -> Option<Pointer> {
-        let iova_of = self.dma.iovas(like);
+        // Without PRPs, no segment is like this one.
+        let len_bytes = if self.sgl == SglSupport::Only { 0 } else { like.len_bytes };
+        let iova_of = self.dma.iovas(Segment { len_bytes, ..like });
         #[inline(always)]
         move |segment| {
             let iova = iova_of(segment)?;
@@ -387,6 +403,9 @@ impl<D: Dma> DataPointers for ListPool<D> {
 
     #[inline]
     fn contiguous(&self, segment: Segment) -> Option<Pointer> {
+        if self.sgl == SglSupport::Only {
+            return None;
+        }
         let iova = self.dma.iova(segment)?;
         let (one, two) = contiguous(iova, segment.len_bytes, FAST_PAGE_MASK)?;
         Some(Pointer::Prp(one, two))

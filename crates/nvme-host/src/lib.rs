@@ -58,4 +58,4 @@ pub use queue_pair::{
     QueueFull, QueueMemory, QueuePair, QueueSetup, QueueStats, Rings, ShadowDoorbell, ShadowSlot,
     SplitTracker, Transport,
 };
-pub use slot::InvalidCompletion;
+pub use slot::{InvalidCompletion, slot_mask};

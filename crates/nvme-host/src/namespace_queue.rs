@@ -23,7 +23,7 @@ pub use commands::BlockRange;
 pub use raw::{CompareAndWrite, RawSubmitError};
 pub use view::{BlocksMax, Metadata, NamespaceView, ProtectionChecks};
 
-use crate::data_pointer::{FAST_PAGE_BYTES, SglSupport};
+use crate::data_pointer::FAST_PAGE_BYTES;
 use crate::queue_link::QueueState;
 use crate::queue_pair::{DataPointers, PointerOf, QueuePair, Transport};
 use crate::slot::{SlotFlags, tick_of};
@@ -193,7 +193,8 @@ impl<T: Transport> NamespaceQueue<T> {
         match self.short_command(request, segments) {
             Some(entry) => {
                 let tick = tick_of(now);
-                self.queue.enqueue(tick, request.token, SlotFlags::NONE, entry).is_some()
+                let lists = Some(&mut self.builder.lists);
+                self.queue.enqueue(tick, request.token, SlotFlags::NONE, entry, lists).is_some()
             }
             None => self.submit_slowly(now, request, segments),
         }
@@ -260,7 +261,8 @@ impl<T: Transport> NamespaceQueue<T> {
             Err(outcome) => self.refuse(request.token, outcome),
             Ok((entry, blocks)) if blocks >= request.blocks => {
                 let tick = tick_of(now);
-                self.queue.enqueue(tick, request.token, SlotFlags::NONE, entry).is_some()
+                let lists = Some(&mut self.builder.lists);
+                self.queue.enqueue(tick, request.token, SlotFlags::NONE, entry, lists).is_some()
             }
             Ok(_) => {
                 let is_taken = self.parents.begin(request, own).is_some();
@@ -306,7 +308,8 @@ impl<T: Transport> NamespaceQueue<T> {
             match self.builder.next_command(index, rest.request, rest.segments, rest.sent_blocks) {
                 Ok((entry, blocks)) => {
                     let tick = tick_of(now);
-                    if self.queue.enqueue(tick, parent, SlotFlags::CHILD, entry).is_none() {
+                    let lists = Some(&mut self.builder.lists);
+                    if self.queue.enqueue(tick, parent, SlotFlags::CHILD, entry, lists).is_none() {
                         return;
                     }
                     self.parents.sent(blocks);
@@ -437,7 +440,6 @@ impl FastPath {
         // MDTS counts pages in powers of two, so two pages are always within it. Other cases, which may
         // need a division, are left to the slow path.
         let is_open = view.metadata_bytes() == 0
-            && view.sgl != SglSupport::Only
             && view.page_bytes == FAST_PAGE_BYTES
             && u64::from(transfer_blocks_max) * block_bytes >= 2 * u64::from(FAST_PAGE_BYTES)
             && (boundary == 0 || boundary.is_power_of_two());

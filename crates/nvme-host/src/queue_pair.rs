@@ -187,7 +187,7 @@ impl<T: Transport> QueuePair<T> {
     pub fn submit(&mut self, now: Instant, token: u64, command: Command) -> Result<u16, QueueFull> {
         self.check_state(now);
         let command = command.with_cid(0);
-        self.enqueue(tick_of(now), token, SlotFlags::NONE, (command, Default::default()))
+        self.enqueue(tick_of(now), token, SlotFlags::NONE, (command, Default::default()), None)
             .ok_or(QueueFull)
     }
 
@@ -202,7 +202,7 @@ impl<T: Transport> QueuePair<T> {
     ) -> Result<u16, QueueFull> {
         self.check_state(now);
         let entry = (command.with_cid(0), Default::default());
-        self.enqueue_within(now, timeout, token, entry).ok_or(QueueFull)
+        self.enqueue_within(now, timeout, token, entry, None).ok_or(QueueFull)
     }
 
     /// Submits both commands of a fused operation, or neither: they occupy adjacent entries, and the
@@ -216,7 +216,7 @@ impl<T: Transport> QueuePair<T> {
         self.check_state(now);
         let [first, second] =
             [first, second].map(|(token, command)| (token, command, Default::default()));
-        self.enqueue_fused(tick_of(now), SlotFlags::NONE, first, second).ok_or(QueueFull)
+        self.enqueue_fused(tick_of(now), SlotFlags::NONE, first, second, None).ok_or(QueueFull)
     }
 
     /// Handles completions, as far as `answers` has space, and checks state changes and deadlines.

@@ -153,7 +153,7 @@ impl SlotTable {
         Self {
             slots: slots.collect(),
             free: 0,
-            index_mask: u16::MAX >> count.leading_zeros(),
+            index_mask: slot_mask(count),
             sent: 0,
             ended: 0,
             gated_free: None,
@@ -377,6 +377,11 @@ impl CompleteCursor<'_> {
         *self.free_before = self.free;
         *self.ended += count as u64;
     }
+}
+
+/// The bits of a command identifier that are its slot, on a queue with `count` slots.
+pub const fn slot_mask(count: u16) -> u16 {
+    u16::MAX >> count.leading_zeros()
 }
 
 /// Next identifier of the slot of `cid`.

@@ -1,7 +1,7 @@
 //! Host side of a connection: sends commands, receives completions.
 //!
-//! The tag of a command is its slot index and its command identifier on the wire. It is free again
-//! with [`HostEvent::Completed`], which is reported once the response has arrived and nothing of the
+//! The tag of a command is its slot index, and its command identifier on the wire, unless the caller
+//! chooses [identifiers](HostConfig::cid_mask) of which the tag is a part. It is free again with [`HostEvent::Completed`], which is reported once the response has arrived and nothing of the
 //! command is left to send, whichever is later.
 //!
 //! The table has no more slots than the submission queue has entries: Connect must carry an SQSIZE
@@ -35,6 +35,8 @@ pub struct HostConnection {
     request: IcReq,
     terms: NegotiatedParams,
     slots: Box<[CommandSlot]>,
+    /// The bits of a command identifier that are its tag.
+    tag_mask: u16,
     free: Vec<u16>,
     /// Ranges requested by the controller: `r2ts_max` entries for each slot.
     asks: Box<[R2tRange]>,
@@ -62,8 +64,9 @@ pub struct HostConfig {
     pub data_digest: DigestMode,
     /// Largest number of outstanding R2Ts per command (MAXR2T + 1): at least 1.
     pub r2ts_max: u8,
-    /// Whether the caller chooses the tags, because its own table has indexes already.
-    pub names_tags: bool,
+    /// The bits of a command identifier that are its tag, if the caller chooses identifiers because its
+    /// own table has indexes already. Zero if tags are assigned here.
+    pub cid_mask: u16,
     /// Time limits for the controller.
     pub time_limit: Timeouts,
 }
@@ -144,7 +147,7 @@ impl Default for HostConfig {
             header_digest: DigestMode::Off,
             data_digest: DigestMode::Off,
             r2ts_max: 1,
-            names_tags: false,
+            cid_mask: 0,
             time_limit: Timeouts::default(),
         }
     }
@@ -210,7 +213,8 @@ impl HostConnection {
             request,
             terms: NegotiatedParams::default(),
             slots: vec![CommandSlot::FREE; depth].into(),
-            free: (0..config.depth).rev().filter(|_| !config.names_tags).collect(),
+            tag_mask: if config.cid_mask == 0 { u16::MAX } else { config.cid_mask },
+            free: (0..config.depth).rev().filter(|_| config.cid_mask == 0).collect(),
             asks: vec![R2tRange::default(); depth * asks_max].into(),
             pending: VecDeque::with_capacity(depth),
             answered: Vec::with_capacity(depth),

@@ -19,7 +19,7 @@ pub(super) struct AdminConnection {
     asked_until: Option<Instant>,
     /// Its completion.
     property: Option<Completion>,
-    /// Tag and deadline of the outstanding Keep Alive, if any.
+    /// Identifier and deadline of the outstanding Keep Alive, if any.
     alive_until: Option<(u16, Instant)>,
     /// When it was sent, and when the last completed one was sent, until taken.
     alive_asked: Instant,
@@ -69,10 +69,10 @@ impl AdminConnection {
 
     fn submit_property(&mut self, command: &Command, until: Instant) {
         debug_assert!(self.asked_until.is_none(), "one question at a time");
-        let names = (self.tag, self.tag);
-        let nothing = Some(tenmil_base::Segment::default());
+        let nothing = tenmil_base::Segment::default();
+        let command = command.with_cid(self.tag);
         // If the connection is full or lost, the timeout detects it.
-        let _ = self.exchange.submit(names, command, DataDirection::None, nothing);
+        let _ = self.exchange.submit_segment(&command, DataDirection::None, nothing);
         self.asked_until = Some(until);
         self.property = None;
         self.exchange.send(&mut |_| {});
@@ -110,12 +110,12 @@ impl AdminConnection {
         let Self { exchange, rings, tag, asked_until, property, alive_until, .. } = self;
         let (alive_asked, alive_seen) = (self.alive_asked, &mut self.alive_seen);
         exchange.receive(now, &mut |answered: CompletedCommand| {
-            if answered.tag == *tag {
+            if answered.cid == *tag {
                 *property = Some(answered.completion);
                 *asked_until = None;
                 return;
             }
-            if alive_until.is_some_and(|(tag, _)| tag == answered.tag) {
+            if alive_until.is_some_and(|(cid, _)| cid == answered.cid) {
                 *alive_until = None;
                 *alive_seen = Some(alive_asked);
             }
@@ -184,7 +184,7 @@ impl HostTransport {
         match rings.submit(command, exchange) {
             Ok(Ok(())) => {
                 if command.opcode() == AdminOpcode::KeepAlive.code() {
-                    *alive_until = Some((rings.tag_of(command), now.after(within)));
+                    *alive_until = Some((command.cid(), now.after(within)));
                     *alive_asked = now;
                 }
             }

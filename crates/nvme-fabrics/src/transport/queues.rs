@@ -1,7 +1,7 @@
 //! I/O queues: queue commands on the admin ring become connections.
 //!
 //! ```text
-//!   Create I/O Completion Queue ─▶ its address is stored
+//!   Create I/O Completion Queue ─▶ nothing
 //!   Create I/O Submission Queue ─▶ stream, ICReq, Connect ─▶ handed over to the queue thread ─▶ success
 //!   Delete I/O Submission Queue ─▶ the queue thread closes ─▶ success; or an error, if the controller
 //!                                  may still execute commands: then only a reset ends that
@@ -19,14 +19,15 @@ use tenmil_wire::{Command, Status, TypedCommand};
 use super::HostTransport;
 use crate::queue_connect::{ConnectedQueue, QueueConnect, QueueConnectError, QueueConnectParams};
 use crate::queue_mailbox::{AttachedQueue, QueueCommand, QueueMailbox};
-use crate::ring_bridge::{RingAddresses, Rings, TailDoorbell, slots_of};
+use crate::ring_bridge::slots_of;
 use crate::silence::Silence;
-use crate::tcp_queue_pair::TcpQueuePair;
+use crate::tcp_transport::TcpTransport;
 
 /// An I/O queue, as the controller thread knows it.
 pub(super) struct IoQueueEntry {
     mailbox_slot: Arc<QueueMailbox>,
-    places: RingAddresses,
+    /// Number of commands in flight.
+    slots: u16,
     progress: QueueProgress,
 }
 
@@ -57,31 +58,28 @@ impl IoQueueEntry {
 }
 
 impl HostTransport {
-    /// The device side of queue `id`, for the thread with the driver side. Once for each queue.
-    pub(crate) fn lane(&mut self, id: u16) -> TcpQueuePair {
-        TcpQueuePair::new(Arc::clone(&self.queue(id).mailbox_slot))
+    /// The transport of queue `id` with `depth` commands, for the thread that uses it. Once for each
+    /// queue.
+    pub(crate) fn queue_transport(&mut self, id: u16, depth: u16) -> TcpTransport {
+        let dma = self.reach.clone();
+        TcpTransport::new(Arc::clone(&self.queue(id).mailbox_slot), dma, depth)
     }
 
     fn queue(&mut self, id: u16) -> &mut IoQueueEntry {
         let events = &self.events;
         self.queues.entry(id).or_insert_with(|| IoQueueEntry {
             mailbox_slot: QueueMailbox::new(events),
-            places: RingAddresses::default(),
+            slots: 0,
             progress: QueueProgress::Nothing,
         })
     }
 
     pub(super) fn handle_queue_command(&mut self, now: Instant, command: &Command) {
         let cid = command.cid();
-        if let Ok(create) = CreateIoCompletionQueue::parse(command) {
-            let places = &mut self.queue(create.qid).places;
-            places.completion = command.prp1();
-            places.completion_depth = u32::from(create.qsize) + 1;
+        if CreateIoCompletionQueue::parse(command).is_ok() {
             self.complete_locally(cid, Status::SUCCESS);
         } else if let Ok(create) = CreateIoSubmissionQueue::parse(command) {
-            let places = &mut self.queue(create.qid).places;
-            places.submission = command.prp1();
-            places.submission_depth = u32::from(create.qsize) + 1;
+            self.queue(create.qid).slots = slots_of(u32::from(create.qsize) + 1);
             self.open_queue(now, create.qid, cid);
         } else if let Ok(delete) = DeleteIoSubmissionQueue::parse(command) {
             let queue = self.queue(delete.qid);
@@ -94,7 +92,7 @@ impl HostTransport {
 
     fn open_queue(&mut self, now: Instant, id: u16, cid: u16) {
         let data = self.connect_data(false);
-        let depth = slots_of(self.queue(id).places.submission_depth);
+        let depth = self.queue(id).slots;
         let in_capsule_bytes = self.learnt.in_capsule_bytes;
         let plan = QueueConnectParams { queue: id, depth, in_capsule_bytes, data };
         self.counts.dialled += 1;
@@ -142,23 +140,14 @@ impl HostTransport {
 
     /// Hands a connection over to the queue thread.
     fn serve(&mut self, now: Instant, id: u16, cid: u16, opened: ConnectedQueue) {
-        let tail_doorbell: TailDoorbell = self.tail_doorbell(id);
-        // The queue pair has released its rings, and does not write the doorbell before it is set to
-        // running.
-        tenmil_base::Doorbell::ring(&mut tail_doorbell.clone(), 0);
-        let (memory, places) = (self.memory(), self.queue(id).places);
-        let Some(rings) = Rings::new(memory, places, tail_doorbell, id) else {
-            return self.complete_locally(cid, Status::INVALID_FIELD);
-        };
         let Some(association) = self.association.clone() else {
             return self.complete_locally(cid, Status::INTERNAL_ERROR);
         };
-        let slots = slots_of(places.submission_depth);
-        let silence = Silence::new(&self.options.policy, slots, now);
+        let policy = self.options.policy;
         let queue = self.queue(id);
+        let silence = Silence::new(&policy, queue.slots, now);
         let exchange = *opened.exchange;
         queue.mailbox_slot.set_command(QueueCommand::Attach(Box::new(AttachedQueue {
-            rings,
             exchange,
             silence,
             association,

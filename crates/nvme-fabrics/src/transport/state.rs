@@ -331,7 +331,7 @@ impl HostTransport {
 
     fn enable(&mut self, now: Instant) {
         let places = self.registers.admin_rings();
-        let tail_doorbell = self.tail_doorbell(0);
+        let tail_doorbell = self.admin_doorbell.clone();
         tenmil_base::Doorbell::ring(&mut tail_doorbell.clone(), 0);
         let rings = Rings::new(self.memory(), places, tail_doorbell, 0);
         let (cc, until) = (self.registers.cc.0, now.after(self.options.policy.connect));

@@ -82,10 +82,10 @@ impl<T: Transport> NamespaceQueue<T> {
             }
             command = command.with_mptr(iova);
         }
-        let entry = (command, pointer);
+        let (entry, lists) = ((command, pointer), Some(&mut self.builder.lists));
         let sent = match timeout {
-            Some(timeout) => self.queue.enqueue_within(now, timeout, token, entry),
-            None => self.queue.enqueue(tick_of(now), token, SlotFlags::NONE, entry),
+            Some(timeout) => self.queue.enqueue_within(now, timeout, token, entry, lists),
+            None => self.queue.enqueue(tick_of(now), token, SlotFlags::NONE, entry, lists),
         };
         sent.map(|_| ()).ok_or(RawSubmitError::Full)
     }
@@ -123,7 +123,13 @@ impl<T: Transport> NamespaceQueue<T> {
         }
         let parent = self.parents.begin_sent(token, 2).ok_or(RawSubmitError::Full)?;
         let [compare, write] = entries.map(|(command, pointer)| (parent as u64, command, pointer));
-        let sent = self.queue.enqueue_fused(tick_of(now), SlotFlags::CHILD, compare, write);
+        let sent = self.queue.enqueue_fused(
+            tick_of(now),
+            SlotFlags::CHILD,
+            compare,
+            write,
+            Some(&mut self.builder.lists),
+        );
         assert!(sent.is_some(), "two slots were free");
         Ok(())
     }

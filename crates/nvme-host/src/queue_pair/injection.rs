@@ -103,6 +103,7 @@ impl<T: Transport> QueuePair<T> {
         token: u64,
         mark: SlotFlags,
         (mut command, pointer): (Command, PointerOf<T>),
+        lists: Option<&mut T::Pointers>,
     ) -> Option<u16> {
         let injections = self.cold.injections.as_mut()?;
         if !self.slots.is_closed() || self.cold.standing != QueueState::Running {
@@ -125,7 +126,7 @@ impl<T: Transport> QueuePair<T> {
             }
         }
         command.0[0] |= u64::from(cid) << 16;
-        self.transport.submit(command, pointer);
+        self.transport.submit(command, pointer, lists);
         self.flush_if_eager();
         Some(cid)
     }

@@ -342,7 +342,7 @@ impl<D: Dma, B: Doorbell> Transport for Rings<D, B> {
     }
 
     #[inline(always)]
-    fn submit(&mut self, command: Command, pointer: Pointer) {
+    fn submit(&mut self, command: Command, pointer: Pointer, _: Option<&mut ListPool<D>>) {
         let (index, next) = (self.tail, self.tail + 1);
         self.tail = if next == self.submission_depth { 0 } else { next };
         self.submission.store(index, &pointer.put_in(command).0);

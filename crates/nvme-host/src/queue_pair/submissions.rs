@@ -80,12 +80,13 @@ impl<T: Transport> QueuePair<T> {
         token: u64,
         mark: SlotFlags,
         (mut command, pointer): (Command, PointerOf<T>),
+        lists: Option<&mut T::Pointers>,
     ) -> Option<u16> {
         let Some(cid) = self.slots.take(token, tick, mark) else {
-            return self.enqueue_injected(tick, token, mark, (command, pointer));
+            return self.enqueue_injected(tick, token, mark, (command, pointer), lists);
         };
         command.0[0] |= u64::from(cid) << 16;
-        self.transport.submit(command, pointer);
+        self.transport.submit(command, pointer, lists);
         self.flush_if_eager();
         Some(cid)
     }
@@ -97,8 +98,9 @@ impl<T: Transport> QueuePair<T> {
         timeout: Span,
         token: u64,
         entry: (Command, PointerOf<T>),
+        lists: Option<&mut T::Pointers>,
     ) -> Option<u16> {
-        let cid = self.enqueue(tick_of(now), token, SlotFlags::TIMED, entry)?;
+        let cid = self.enqueue(tick_of(now), token, SlotFlags::TIMED, entry, lists)?;
         self.limit(now, cid, timeout);
         Some(cid)
     }
@@ -110,6 +112,7 @@ impl<T: Transport> QueuePair<T> {
         mark: SlotFlags,
         first: (u64, Command, PointerOf<T>),
         second: (u64, Command, PointerOf<T>),
+        mut lists: Option<&mut T::Pointers>,
     ) -> Option<[u16; 2]> {
         if self.slots.next_two_indexes().is_none() || self.cold.standing != QueueState::Running {
             return None;
@@ -120,7 +123,8 @@ impl<T: Transport> QueuePair<T> {
         let halves = [(first, Fuse::First), (second, Fuse::Second)];
         let cids = halves.map(|((token, command, pointer), fuse)| {
             let cid = self.slots.take(token, tick, mark)?;
-            self.transport.submit(command.with_fuse(fuse).with_cid(cid), pointer);
+            let command = command.with_fuse(fuse).with_cid(cid);
+            self.transport.submit(command, pointer, lists.as_deref_mut());
             Some(cid)
         });
         if was_closed {

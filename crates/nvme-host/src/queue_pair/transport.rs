@@ -40,8 +40,13 @@ pub trait Transport: Sized {
         make: impl FnMut(&I) -> Option<(Command, PointerOf<Self>)>,
     ) -> usize;
 
-    /// Queues one command.
-    fn submit(&mut self, command: Command, pointer: PointerOf<Self>);
+    /// Queues one command. A pointer with a list refers to `lists`.
+    fn submit(
+        &mut self,
+        command: Command,
+        pointer: PointerOf<Self>,
+        lists: Option<&mut Self::Pointers>,
+    );
 
     /// Makes all queued commands visible to the controller. `in_flight` counts them, too.
     fn flush(&mut self, in_flight: u32);
@@ -56,11 +61,6 @@ pub trait Transport: Sized {
 
     /// Prepares for sleeping. Returns whether a completion has arrived, if `takes` them.
     fn arm(&mut self, takes: bool) -> bool;
-
-    /// Time of the next poll that the transport itself needs.
-    fn wake_at(&self) -> Instant {
-        Instant::NEVER
-    }
 
     /// From now on nothing is sent: a reset begins.
     fn freeze(&mut self);

@@ -99,8 +99,8 @@ impl HostConnection {
         let framing = self.line.incoming;
         let pdu = C2HData::from_bytes(whole(header));
         pdu.check(framing)?;
-        let tag = pdu.cccid();
-        let slot = outstanding(&mut self.slots, tag, offset::CCCID)?;
+        let (cid, tag) = (pdu.cccid(), pdu.cccid() & self.tag_mask);
+        let slot = outstanding(&mut self.slots, (tag, cid), offset::CCCID)?;
         pdu.check_range()?;
         if slot.state != TransferState::Data || slot.is_last {
             return Err(FatalError::SEQUENCE);
@@ -145,7 +145,8 @@ impl HostConnection {
         slot.is_damaged |= !is_intact;
         slot.is_last |= flags & LAST != 0;
         if flags & SUCCESS != 0 {
-            self.answered(tag, Completion::new(tag, Status::SUCCESS), events);
+            let completion = Completion::new(slot.cid, Status::SUCCESS);
+            self.answered(tag, completion, events);
         }
     }
 
@@ -158,8 +159,8 @@ impl HostConnection {
         let pdu = CapsuleResp::from_bytes(whole(header));
         pdu.check(self.line.incoming)?;
         let completion = pdu.completion();
-        let tag = completion.cid();
-        outstanding(&mut self.slots, tag, offset::RCCQE_CID)?;
+        let tag = completion.cid() & self.tag_mask;
+        outstanding(&mut self.slots, (tag, completion.cid()), offset::RCCQE_CID)?;
         self.answered(tag, completion, events);
         Ok(())
     }
@@ -167,9 +168,9 @@ impl HostConnection {
     fn handle_ask(&mut self, header: &[u8]) -> Result<(), FatalError> {
         let pdu = R2t::from_bytes(whole(header));
         pdu.check(self.line.incoming)?;
-        let tag = pdu.cccid();
+        let (cid, tag) = (pdu.cccid(), pdu.cccid() & self.tag_mask);
         let most = self.config.r2ts_max;
-        let slot = outstanding(&mut self.slots, tag, offset::CCCID)?;
+        let slot = outstanding(&mut self.slots, (tag, cid), offset::CCCID)?;
         pdu.check_range()?;
         if slot.state != TransferState::AwaitR2t {
             return Err(FatalError::SEQUENCE);
@@ -224,7 +225,7 @@ impl HostConnection {
         let reads = slot.len_bytes > 0 && slot.asked == 0;
         let moved_bytes = if reads { slot.moved } else { 0 };
         slot.state = TransferState::Free;
-        if !self.config.names_tags {
+        if self.config.cid_mask == 0 {
             self.free.push(tag);
         }
         events.push(HostEvent::Completed { tag, completion, moved_bytes });
@@ -247,9 +248,10 @@ fn judged(slot: &CommandSlot, completion: Completion) -> Completion {
 #[inline]
 fn outstanding(
     slots: &mut [CommandSlot],
-    tag: u16,
+    (tag, cid): (u16, u16),
     offset: u8,
 ) -> Result<&mut CommandSlot, FatalError> {
-    let slot = slots.get_mut(usize::from(tag)).filter(|slot| slot.is_outstanding());
+    let slot = slots.get_mut(usize::from(tag));
+    let slot = slot.filter(|slot| slot.is_outstanding() && slot.cid == cid);
     slot.ok_or(FatalError::field(offset))
 }

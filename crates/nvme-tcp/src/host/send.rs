@@ -29,20 +29,20 @@ impl HostConnection {
     ) -> Result<u16, QueueFull> {
         let is_possible = self.can_submit();
         let tag = self.free.pop_if(|_| is_possible).ok_or(QueueFull)?;
-        self.queue(tag, command, data, payloads);
+        self.queue((tag, tag), command, data, payloads);
         Ok(tag)
     }
 
-    /// Submits a command under a tag chosen by the caller, for a host whose tags are [the
-    /// caller's](super::HostConfig::names_tags). Otherwise as [`submit`](Self::submit).
+    /// Submits a command under an identifier chosen by the caller, for a host whose identifiers are [the
+    /// caller's](super::HostConfig::cid_mask). Otherwise as [`submit`](Self::submit).
     ///
     /// # Panics
     ///
-    /// As `submit`; and if the tag is in use or not below the depth.
+    /// As `submit`; and if the tag of the identifier is in use or not below the depth.
     #[inline]
     pub fn submit_as(
         &mut self,
-        tag: u16,
+        cid: u16,
         command: &Command,
         data: DataDirection,
         payloads: &impl PayloadDigest,
@@ -50,15 +50,16 @@ impl HostConnection {
         if !self.can_submit() {
             return Err(QueueFull);
         }
+        let tag = cid & self.tag_mask;
         assert!(
-            self.is_free(tag) && self.config.names_tags,
-            "tag {tag} is not for the caller to give"
+            self.is_free(tag) && self.config.cid_mask != 0,
+            "identifier {cid} is not for the caller to choose"
         );
-        self.queue(tag, command, data, payloads);
+        self.queue((tag, cid), command, data, payloads);
         Ok(())
     }
 
-    /// Whether no command has this tag, for a host whose tags are the caller's.
+    /// Whether no command has this tag, for a host whose identifiers are the caller's.
     pub fn is_free(&self, tag: u16) -> bool {
         self.slots[usize::from(tag)].state == TransferState::Free
     }
@@ -71,7 +72,7 @@ impl HostConnection {
     #[inline(always)]
     fn queue(
         &mut self,
-        tag: u16,
+        (tag, cid): (u16, u16),
         command: &Command,
         data: DataDirection,
         payloads: &impl PayloadDigest,
@@ -86,7 +87,7 @@ impl HostConnection {
             0 => Descriptor::transport(len_bytes),
             len => Descriptor::in_capsule(0, len),
         };
-        let command = command.with_cid(tag).with_sgl1(descriptor);
+        let command = command.with_cid(cid).with_sgl1(descriptor);
         let framing = self.line.outgoing;
         let pdu = CapsuleCmd::new(framing, &command, in_capsule);
         self.line.push(pdu.as_bytes(), pdu.pdo().into());
@@ -97,6 +98,7 @@ impl HostConnection {
         *slot = CommandSlot {
             sent_end: self.line.out.queued_bytes(),
             len_bytes,
+            cid,
             state,
             is_pending: slot.is_pending,
             ..CommandSlot::FREE
@@ -164,7 +166,8 @@ impl HostConnection {
             }
         }
         let has_more = slot.asks > 0;
-        let pdu = H2CData::new(self.line.outgoing, (tag, ask.ttag), offset, len_bytes, is_last);
+        let cid = slot.cid;
+        let pdu = H2CData::new(self.line.outgoing, (cid, ask.ttag), offset, len_bytes, is_last);
         self.line.push(pdu.as_bytes(), pdu.pdo().into());
         self.push_data(tag, offset, len_bytes, payloads);
         self.slots[index].sent_end = self.line.out.queued_bytes();

@@ -15,6 +15,8 @@ pub(super) struct CommandSlot {
     pub(super) moved: u32,
     /// Bytes requested by the controller.
     pub(super) asked: u32,
+    /// Identifier on the wire.
+    pub(super) cid: u16,
     /// Number of requested ranges that are not queued; the oldest is at `ask_first`.
     pub(super) asks: u8,
     pub(super) ask_first: u8,
@@ -58,6 +60,7 @@ impl CommandSlot {
         len_bytes: 0,
         moved: 0,
         asked: 0,
+        cid: 0,
         asks: 0,
         ask_first: 0,
         state: TransferState::Free,

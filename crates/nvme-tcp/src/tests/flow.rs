@@ -92,12 +92,13 @@ fn the_last_data_say_that_they_are_the_last_before_the_answer_is_known() {
 
 #[test]
 fn a_caller_that_has_numbers_of_its_own_names_its_commands_by_them() {
-    let config = HostConfig { names_tags: true, ..HostConfig::default() };
+    let config = HostConfig { cid_mask: 0x7f, ..HostConfig::default() };
     let mut pair = Pair::open(config, ControllerConfig::default());
     for tag in [127, 0, 64, 127] {
-        let read = Command::new(2).with_cid(9);
+        // The bits above the tag belong to the caller, and are on the wire.
+        let (cid, read) = (tag | 0x180, Command::new(2).with_cid(9));
         pair.host.memory.0.insert(tag, vec![0; 64]);
-        pair.host.end.submit_as(tag, &read, DataDirection::ToHost(64), &NoDigest).unwrap();
+        pair.host.end.submit_as(cid, &read, DataDirection::ToHost(64), &NoDigest).unwrap();
         assert_eq!(pair.host.end.outstanding().collect::<Vec<_>>(), [tag]);
         pair.run(&mut |_| usize::MAX);
         assert_eq!(pair.host.end.outstanding().count(), 0, "answered under its number");
@@ -105,9 +106,9 @@ fn a_caller_that_has_numbers_of_its_own_names_its_commands_by_them() {
 }
 
 #[test]
-#[should_panic(expected = "tag 3 is not for the caller to give")]
+#[should_panic(expected = "identifier 3 is not for the caller to choose")]
 fn a_number_that_is_out_is_not_given_again() {
-    let config = HostConfig { names_tags: true, ..HostConfig::default() };
+    let config = HostConfig { cid_mask: 0x7f, ..HostConfig::default() };
     let mut pair = Pair::open(config, ControllerConfig::default());
     let mut submit =
         || pair.host.end.submit_as(3, &Command::new(0), DataDirection::None, &NoDigest);

@@ -1,0 +1,177 @@
+//! Data of commands on NVMe/TCP: segments of this process's memory, which need no address of a device.
+
+use tenmil_base::{Dma, Memory, Segment};
+use tenmil_nvme_host::{Cursor, DataPointerBuild, DataPointerError, DataPointers, NamespaceView};
+
+use crate::remote_dma::RemoteDma;
+
+/// Where the data of a command are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SegmentPointer {
+    /// The command transfers none.
+    #[default]
+    None,
+    /// In one segment.
+    Contiguous(Segment),
+    /// In one segment of a kernel buffer, which has no address in this process.
+    KernelBuffer(Segment),
+    /// In the segments of the list of this slot.
+    Listed {
+        /// Index of the slot.
+        slot: u16,
+        /// Total length.
+        len_bytes: u32,
+    },
+}
+
+/// Segment lists of commands, by slot, and memory for the data that commands need themselves.
+#[derive(Debug)]
+pub struct SegmentLists {
+    dma: RemoteDma,
+    lists: Box<[Vec<Segment>]>,
+    /// Ranges of Dataset Management and Copy: a part for each slot.
+    ranges: Segment,
+}
+
+/// Maximum number of segments of a command.
+const SEGMENTS_MAX: usize = 256;
+/// Maximum data of a command, unless the controller states a limit.
+const TRANSFER_BYTES_MAX: u32 = 2 << 20;
+/// Memory of a slot for ranges.
+const RANGE_BYTES: u32 = 64;
+
+impl SegmentLists {
+    /// Lists for `depth` slots. `None` if memory is exhausted.
+    pub(crate) fn allocate(dma: &RemoteDma, _: &NamespaceView, depth: u32) -> Option<Self> {
+        let ranges = dma.allocate(depth.checked_mul(RANGE_BYTES)?)?;
+        let lists = (0..depth).map(|_| Vec::new()).collect();
+        Some(Self { dma: dma.clone(), lists, ranges })
+    }
+
+    /// Takes the list of `slot`.
+    pub(crate) fn take(&mut self, slot: u16) -> Vec<Segment> {
+        core::mem::take(&mut self.lists[usize::from(slot)])
+    }
+
+    /// Returns the memory of a list to `slot`.
+    pub(crate) fn put(&mut self, slot: u16, list: Vec<Segment>) {
+        self.lists[usize::from(slot)] = list;
+    }
+
+    fn is_kernel_buffer(&self, segment: Segment) -> bool {
+        self.dma.pool().regions().kernel_buffer(segment).is_some()
+    }
+}
+
+impl DataPointers for SegmentLists {
+    type Pointer = SegmentPointer;
+
+    #[inline(always)]
+    fn contiguous_run(&self, like: Segment) -> impl Fn(Segment) -> Option<SegmentPointer> {
+        // A segment that a device could reach exists; one of a kernel buffer has no prepared form.
+        let reach = self.dma.iovas(like);
+        #[inline(always)]
+        move |segment| reach(segment).map(|_| SegmentPointer::Contiguous(segment))
+    }
+
+    fn contiguous(&self, segment: Segment) -> Option<SegmentPointer> {
+        // NVMe/TCP transfers dwords (NVM Express TCP Transport 1.0, section 3.6.2.8).
+        if segment.len_bytes & 3 != 0 {
+            return None;
+        }
+        self.dma.iova(segment)?;
+        Some(match self.is_kernel_buffer(segment) {
+            false => SegmentPointer::Contiguous(segment),
+            true => SegmentPointer::KernelBuffer(segment),
+        })
+    }
+
+    fn build(
+        &mut self,
+        index: usize,
+        cursor: Cursor<'_>,
+        len_max: u32,
+        granule: u32,
+    ) -> Result<DataPointerBuild<SegmentPointer>, DataPointerError> {
+        let slot = u16::try_from(index).map_err(|_| DataPointerError::Unreachable)?;
+        let mut list = self.take(slot);
+        list.clear();
+        let built = self.collect(&mut list, cursor, len_max, granule);
+        let first = list.first().copied();
+        let count = list.len();
+        self.lists[index] = list;
+        let len_bytes = built?;
+        let pointer = match first {
+            Some(segment) if count == 1 => {
+                self.contiguous(segment).ok_or(DataPointerError::Alignment)?
+            }
+            _ => SegmentPointer::Listed { slot, len_bytes },
+        };
+        Ok(DataPointerBuild { pointer, len_bytes })
+    }
+
+    fn store_data(&self, index: usize, bytes: &[u8]) -> Result<SegmentPointer, DataPointerError> {
+        let len_bytes = u32::try_from(bytes.len()).map_err(|_| DataPointerError::TooShort)?;
+        let slot = u32::try_from(index).map_err(|_| DataPointerError::Unreachable)?;
+        let place = self.ranges.slice(slot * RANGE_BYTES, RANGE_BYTES);
+        let place = place.and_then(|place| place.slice(0, len_bytes));
+        let place = place.ok_or(DataPointerError::Unreachable)?;
+        self.dma.store(place, bytes).map_err(|_| DataPointerError::Unreachable)?;
+        Ok(SegmentPointer::Contiguous(place))
+    }
+
+    /// A capsule has no address of metadata: they are interleaved with the data.
+    fn metadata(&self, _: Cursor<'_>, _: u32) -> Result<(u64, u32), DataPointerError> {
+        Err(DataPointerError::Unreachable)
+    }
+
+    fn transfer_bytes_max(&self) -> u32 {
+        TRANSFER_BYTES_MAX
+    }
+
+    fn release(&self) {
+        self.dma.release(self.ranges);
+    }
+}
+
+impl SegmentLists {
+    /// Collects the segments of `len_max` bytes, or of as many as a list may have, in multiples of
+    /// `granule`. Returns the number of bytes.
+    fn collect(
+        &self,
+        list: &mut Vec<Segment>,
+        cursor: Cursor<'_>,
+        len_max: u32,
+        granule: u32,
+    ) -> Result<u32, DataPointerError> {
+        let (mut at, mut total) = (cursor, 0);
+        while total < len_max && list.len() < SEGMENTS_MAX {
+            let next = at.next_segment(len_max - total);
+            let (part, behind) = next.ok_or(DataPointerError::TooShort)?;
+            at = behind;
+            if part.len_bytes == 0 {
+                continue;
+            }
+            self.dma.iova(part).ok_or(DataPointerError::Unreachable)?;
+            total += part.len_bytes;
+            list.push(part);
+        }
+        // Whole blocks only: the last segments are shortened by a partial block.
+        let mut excess = total % granule;
+        total -= excess;
+        while excess > 0
+            && let Some(last) = list.pop()
+        {
+            let cut = excess.min(last.len_bytes);
+            excess -= cut;
+            list.extend(last.slice(0, last.len_bytes - cut).filter(|rest| rest.len_bytes > 0));
+        }
+        if total == 0 || total & 3 != 0 {
+            return Err(DataPointerError::Alignment);
+        }
+        if list.len() > 1 && list.iter().any(|segment| self.is_kernel_buffer(*segment)) {
+            return Err(DataPointerError::Unreachable);
+        }
+        Ok(total)
+    }
+}

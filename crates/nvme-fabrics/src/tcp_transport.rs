@@ -1,0 +1,466 @@
+//! NVMe/TCP connection as the transport of an I/O queue pair, in the thread that submits to it.
+//!
+//! ```text
+//!   submit ─────▶ capsule in the connection's send queue ── flush ──▶ one gathered send
+//!   complete ◀──────────────────────── completion ◀── receive ◀────── stream
+//! ```
+//!
+//! The controller thread attaches and closes connections by commands in the queue's [mailbox](QueueMailbox).
+//! A command that is submitted without a connection is dropped; it stays in its slot until the old
+//! controller can no longer execute commands.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use tenmil_base::{DoorbellStats, Instant, IoCompletion, IoStatus, SharedWaker};
+use tenmil_nvme_host::{NamespaceView, PointerOf, QueuePair, SplitTracker, Transport};
+use tenmil_nvme_tcp::QueueFull;
+use tenmil_wire::{Command, DataPointer, Status};
+
+use crate::caches::Association;
+use crate::queue_connection::{CommandData, CompletedCommand, direction_of};
+use crate::queue_mailbox::{AttachedQueue, ClosedQueue, QueueCommand, QueueMailbox};
+use crate::remote_dma::RemoteDma;
+use crate::segment_lists::{SegmentLists, SegmentPointer};
+use crate::wait_handle::WaitHandle;
+use crate::zero_copy_drain::ZeroCopyDrain;
+
+/// Transport of one I/O queue: a connection, while there is one.
+pub struct TcpTransport {
+    mailbox_slot: Arc<QueueMailbox>,
+    serving: Option<Box<AttachedQueue>>,
+    /// Commands that the connection does not accept yet.
+    waiting: VecDeque<WaitingCommand>,
+    /// Completions that had no space in the poll that received them.
+    completed: VecDeque<(u16, IoStatus, u32)>,
+    is_busy: bool,
+    /// Commands were submitted since the last flush.
+    has_new: bool,
+    /// The previous connection, whose memory the kernel still reads, and the report to deliver once it is
+    /// drained.
+    parting: Option<Box<(ZeroCopyDrain, ClosedQueue)>>,
+    /// The thread's wait handle watches the connection.
+    is_watched: bool,
+    /// The last connection was lost by itself, and there is no new one yet.
+    is_broken: bool,
+    /// The association of the last connection, which its completions belong to.
+    association: Option<Arc<Association>>,
+    /// Flushes that announced commands.
+    flushes: u64,
+    dma: RemoteDma,
+    depth: u16,
+}
+
+/// A command that the connection does not accept yet.
+struct WaitingCommand {
+    command: Command,
+    data: CommandData,
+}
+
+impl TcpTransport {
+    /// A transport without a connection, for `depth` commands in flight.
+    pub(crate) fn new(mailbox_slot: Arc<QueueMailbox>, dma: RemoteDma, depth: u16) -> Self {
+        Self {
+            mailbox_slot,
+            serving: None,
+            waiting: VecDeque::new(),
+            completed: VecDeque::new(),
+            is_busy: false,
+            has_new: false,
+            parting: None,
+            is_watched: false,
+            is_broken: false,
+            association: None,
+            flushes: 0,
+            dma,
+            depth,
+        }
+    }
+
+    /// Obeys a command of the controller thread, and drains a closed connection. Called in every poll,
+    /// whatever the state of the queue pair.
+    #[inline]
+    pub(crate) fn maintain(&mut self, now: Instant) {
+        if self.mailbox_slot.has_command() {
+            self.obey();
+        }
+        if self.serving.is_none() {
+            self.end_drain(now);
+        }
+    }
+
+    /// Prepares for commands: from now on the queue counts as busy.
+    #[cold]
+    fn begin(&mut self) {
+        // A connection may be attached that no poll has seen yet.
+        if self.mailbox_slot.has_command() {
+            self.obey();
+        }
+        if self.serving.is_none() {
+            return;
+        }
+        self.mailbox_slot.begin();
+        self.is_busy = true;
+        if self.mailbox_slot.has_command() {
+            self.obey();
+        }
+    }
+
+    /// The connection, if it accepts commands at once.
+    #[inline]
+    fn open(&mut self) -> Option<&mut AttachedQueue> {
+        if !self.is_busy {
+            self.begin();
+        }
+        let accepts = self.waiting.is_empty();
+        self.serving.as_deref_mut().filter(|serving| accepts && !serving.silence.is_asking())
+    }
+
+    /// Submits a command that the connection may not accept.
+    #[cold]
+    fn submit_later(&mut self, command: Command, data: CommandData) {
+        if self.serving.is_some() {
+            self.waiting.push_back(WaitingCommand { command, data });
+        }
+    }
+
+    /// Submits waiting commands, as the connection accepts them.
+    #[cold]
+    fn submit_waiting(&mut self) {
+        let Some(serving) = &mut self.serving else { return self.waiting.clear() };
+        while let Some(WaitingCommand { command, data }) = self.waiting.pop_front() {
+            if serving.silence.is_asking() {
+                return self.waiting.push_front(WaitingCommand { command, data });
+            }
+            if let Err((QueueFull, data)) = serving.exchange.submit(&command, data) {
+                return self.waiting.push_front(WaitingCommand { command, data });
+            }
+        }
+    }
+
+    /// Sends what is pending.
+    #[inline]
+    pub(crate) fn send(&mut self) {
+        if self.mailbox_slot.has_command() {
+            return self.obey();
+        }
+        if !self.waiting.is_empty() {
+            self.submit_waiting();
+        }
+        let Some(serving) = &mut self.serving else { return };
+        let AttachedQueue { exchange, silence, .. } = &mut **serving;
+        let completed = &mut self.completed;
+        exchange.send(&mut |answered| {
+            if !silence.is_ours(answered.cid) {
+                completed.push_back(parts(answered));
+            }
+        });
+        if exchange.lost().is_some() {
+            self.lose();
+        }
+    }
+
+    /// Receives data, and passes completions to `complete`, or holds them while that returns false.
+    #[inline]
+    fn receive(&mut self, now: Instant, mut complete: impl FnMut(u16, IoStatus, u32) -> bool) {
+        while let Some((cid, status, result)) = self.completed.pop_front() {
+            if !complete(cid, status, result) {
+                return self.completed.push_front((cid, status, result));
+            }
+        }
+        let Some(serving) = &mut self.serving else { return };
+        let AttachedQueue { exchange, silence, .. } = &mut **serving;
+        let completed = &mut self.completed;
+        exchange.receive(now, &mut |answered| {
+            if silence.is_ours(answered.cid) {
+                return;
+            }
+            let (cid, status, result) = parts(answered);
+            if !complete(cid, status, result) {
+                completed.push_back((cid, status, result));
+            }
+        });
+        if now >= silence.next() {
+            silence.check(now, exchange);
+        }
+        if now >= exchange.deadline() {
+            exchange.expire(now);
+        }
+        if exchange.lost().is_some() {
+            return self.lose();
+        }
+        if self.is_busy && exchange.outstanding() == 0 && self.waiting.is_empty() {
+            self.is_busy = false;
+            self.mailbox_slot.end();
+        }
+    }
+
+    /// Whether there is a connection.
+    #[inline]
+    pub(crate) fn is_connected(&self) -> bool {
+        self.serving.is_some()
+    }
+
+    /// The association that the last completions belong to.
+    #[inline]
+    pub(crate) fn association(&self) -> Option<&Association> {
+        self.association.as_deref()
+    }
+
+    /// Whether the last connection was lost by itself.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.is_broken
+    }
+
+    /// Latest time of the next poll.
+    pub(crate) fn wake_at(&self) -> Instant {
+        match (&self.serving, &self.parting) {
+            _ if !self.completed.is_empty() => Instant::default(),
+            (Some(serving), _) if self.is_busy => {
+                serving.exchange.deadline().min(serving.silence.next())
+            }
+            (Some(serving), _) => serving.exchange.deadline(),
+            (None, Some(parting)) => parting.0.wake_at(),
+            (None, None) => Instant::NEVER,
+        }
+    }
+
+    #[cold]
+    fn obey(&mut self) {
+        let order = self.mailbox_slot.take();
+        if let Some(parting) = &mut self.parting {
+            // The control block is busy with the closed connection, so the command can only be to close
+            // it.
+            parting.1.lost = None;
+            return;
+        }
+        self.is_busy = false;
+        self.waiting.clear();
+        let before = self.serving.take();
+        match order {
+            Some(QueueCommand::Attach(serving)) => {
+                // The previous connection had nothing in flight, or it would have been closed first.
+                drop(before);
+                self.association = Some(Arc::clone(&serving.association));
+                self.serving = Some(serving);
+                (self.is_watched, self.is_broken) = (false, false);
+                self.mailbox_slot.end();
+            }
+            Some(QueueCommand::Close) => self.part(before, None),
+            None => self.mailbox_slot.end(),
+        }
+    }
+
+    /// Handles the loss of the connection.
+    #[cold]
+    fn lose(&mut self) {
+        let Some(serving) = self.serving.take() else { return };
+        let lost = serving.exchange.lost().map(ToString::to_string);
+        (self.is_busy, self.is_broken) = (false, true);
+        self.waiting.clear();
+        self.part(Some(serving), lost);
+    }
+
+    /// Closes a connection, and reports that once its memory is released.
+    fn part(&mut self, serving: Option<Box<AttachedQueue>>, lost: Option<String>) {
+        // Whether a command was outstanding that would do harm if it were executed late.
+        let may_linger = serving.as_ref().is_some_and(|it| it.exchange.may_execute_late(false));
+        let closed = ClosedQueue { lost, may_linger };
+        match serving.and_then(|serving| ZeroCopyDrain::begin(serving.exchange, may_linger)) {
+            Some(farewell) => self.parting = Some(Box::new((farewell, closed))),
+            None => self.mailbox_slot.report(closed),
+        }
+    }
+
+    /// Reports a closed connection once its memory is released.
+    fn end_drain(&mut self, now: Instant) {
+        let parting = self.parting.take_if(|parting| parting.0.is_drained(now));
+        if let Some(parting) = parting {
+            self.mailbox_slot.report(parting.1);
+        }
+    }
+
+    /// Sets the waker for queue commands.
+    pub(crate) fn wakes(&self, waker: SharedWaker) {
+        self.mailbox_slot.set_waker(waker);
+    }
+
+    /// Arms the wake source of the connection. Returns true if there is work already, or it could come
+    /// without a signal.
+    pub(crate) fn arm_connection(&mut self, sleep: &mut dyn WaitHandle) -> bool {
+        if self.mailbox_slot.has_command() || !self.completed.is_empty() {
+            return true;
+        }
+        let Some(serving) = &mut self.serving else { return false };
+        if !self.is_watched {
+            self.is_watched = sleep.watch(serving.exchange.wake_source());
+        }
+        !self.is_watched || serving.exchange.arm()
+    }
+
+    pub(crate) fn disarm(&mut self) {
+        if let Some(serving) = &mut self.serving {
+            serving.exchange.disarm();
+        }
+    }
+}
+
+impl Transport for TcpTransport {
+    type Pointers = SegmentLists;
+
+    fn pointers(&self, view: &NamespaceView, depth: u32) -> Option<SegmentLists> {
+        SegmentLists::allocate(&self.dma, view, depth)
+    }
+
+    fn depth(&self) -> u16 {
+        self.depth
+    }
+
+    #[inline(always)]
+    fn submit_each<I>(
+        &mut self,
+        items: &[I],
+        mut make: impl FnMut(&I) -> Option<(Command, PointerOf<Self>)>,
+    ) -> usize {
+        let mut count = 0;
+        self.has_new = true;
+        while let Some(item) = items.get(count)
+            && let Some((command, pointer)) = make(item)
+        {
+            count += 1;
+            let SegmentPointer::Contiguous(segment) = pointer else {
+                unreachable!("a run has contiguous memory");
+            };
+            let direction = direction_of(&command, segment.len_bytes);
+            let submitted = match self.open() {
+                Some(serving) => serving.exchange.submit_segment(&command, direction, segment),
+                None => Err(QueueFull),
+            };
+            if submitted.is_err() {
+                self.submit_later(command, CommandData::Segment(direction, segment));
+            }
+        }
+        count
+    }
+
+    fn submit(
+        &mut self,
+        command: Command,
+        pointer: SegmentPointer,
+        mut lists: Option<&mut SegmentLists>,
+    ) {
+        self.has_new = true;
+        let data = match data_of(&command, pointer, lists.as_deref_mut()) {
+            Ok(data) => data,
+            Err(status) => {
+                self.completed.push_back((command.cid(), IoStatus(status.0), 0));
+                return;
+            }
+        };
+        let Some(serving) = self.open() else { return self.submit_later(command, data) };
+        match serving.exchange.submit(&command, data) {
+            Ok(()) => {
+                if let (SegmentPointer::Listed { slot, .. }, Some(lists)) = (pointer, lists) {
+                    lists.put(slot, serving.exchange.take_spare_list());
+                }
+            }
+            Err((QueueFull, data)) => self.submit_later(command, data),
+        }
+    }
+
+    #[inline]
+    fn flush(&mut self, _: u32) {
+        if core::mem::take(&mut self.has_new) {
+            self.flushes += 1;
+        }
+        self.send();
+    }
+
+    #[inline(always)]
+    fn complete<P: SplitTracker>(
+        pair: &mut QueuePair<Self>,
+        now: Instant,
+        places: &mut [IoCompletion],
+        parents: &mut P,
+    ) -> usize {
+        pair.receive_with(places, parents, |transport, sink| {
+            transport.receive(
+                now,
+                #[inline(always)]
+                |cid, status, result| {
+                    let has_space = !sink.is_full();
+                    if has_space {
+                        sink.complete(cid, status, result);
+                    }
+                    has_space
+                },
+            );
+        })
+    }
+
+    fn arm(&mut self, takes: bool) -> bool {
+        takes && !self.completed.is_empty()
+    }
+
+    fn freeze(&mut self) {
+        self.waiting.clear();
+    }
+
+    fn release(&mut self) {
+        self.waiting.clear();
+        self.completed.clear();
+    }
+
+    fn doorbell_stats(&self, _: u64) -> DoorbellStats {
+        DoorbellStats { submission: self.flushes, ..DoorbellStats::default() }
+    }
+}
+
+/// Data of a command with this pointer, or why the transport cannot transfer them.
+fn data_of(
+    command: &Command,
+    pointer: SegmentPointer,
+    lists: Option<&mut SegmentLists>,
+) -> Result<CommandData, Status> {
+    let (moves, is_both) = (command.opcode() & 0b11 != 0, command.opcode() & 0b11 == 0b11);
+    let has_own_pointer = command.prp1() != 0 || command.psdt() != DataPointer::Prp;
+    Ok(match pointer {
+        // An address of its own means nothing to this transport.
+        SegmentPointer::None if moves && has_own_pointer => return Err(Status::INVALID_FIELD),
+        SegmentPointer::None => CommandData::None,
+        _ if is_both => return Err(Status::INVALID_OPCODE),
+        _ if !moves => CommandData::None,
+        SegmentPointer::Contiguous(segment) => {
+            CommandData::Segment(direction_of(command, segment.len_bytes), segment)
+        }
+        SegmentPointer::KernelBuffer(segment) => {
+            CommandData::KernelBuffer(direction_of(command, segment.len_bytes), segment)
+        }
+        SegmentPointer::Listed { slot, len_bytes } => {
+            let list = lists.map(|lists| lists.take(slot)).unwrap_or_default();
+            CommandData::List(direction_of(command, len_bytes), list)
+        }
+    })
+}
+
+/// Fields of a completion.
+#[inline]
+fn parts(answered: CompletedCommand) -> (u16, IoStatus, u32) {
+    let CompletedCommand { cid, completion } = answered;
+    let status = completion.status();
+    // Only a host may use this status (NVM Express Base 2.1, section 4.2.3.4), and it would cause endless
+    // retries.
+    let status =
+        if status.is(Status::ABORTED_BY_HOST) { Status::INTERNAL_PATH_ERROR } else { status };
+    (cid, IoStatus(status.0), completion.dw0())
+}
+
+impl Drop for TcpTransport {
+    fn drop(&mut self) {
+        let serving = self.serving.take();
+        self.part(serving, None);
+        if let Some(parting) = self.parting.take() {
+            self.mailbox_slot.close(*parting);
+        }
+    }
+}
