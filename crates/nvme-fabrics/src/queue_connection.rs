@@ -398,7 +398,9 @@ impl QueueConnection {
                 return;
             }
             for event in events.as_slice() {
-                if let HostEvent::Data { place, at } = *event {
+                if let HostEvent::Data { place, at } | HostEvent::ReadCompleted { place, at, .. } =
+                    *event
+                {
                     places.store(place, &bytes[at as usize..][..place.len_bytes as usize]);
                 }
             }
@@ -416,6 +418,17 @@ impl QueueConnection {
         let mut has_others = false;
         for event in self.events.as_slice() {
             match *event {
+                HostEvent::ReadCompleted { place, cid, .. } => {
+                    let mut completion = Completion::new(cid, Status::SUCCESS);
+                    let marks = self.places.known(place.tag).marks;
+                    if marks != 0 {
+                        self.sipped -= u32::from(marks & SIPPED != 0);
+                        completion = judged(marks, completion);
+                    }
+                    has_others |= place.len_bytes < write_pacing::LARGE;
+                    self.outstanding -= 1;
+                    answer(CompletedCommand { cid, completion });
+                }
                 HostEvent::Completed { tag, completion, .. } => {
                     let known = self.places.known(tag);
                     let completion = match known.marks {

@@ -131,6 +131,10 @@ impl HostTurn {
             for event in self.events.as_slice() {
                 match event {
                     HostEvent::Data { place, .. } => data += place.len_bytes,
+                    HostEvent::ReadCompleted { place, .. } => {
+                        data += place.len_bytes;
+                        done += 1;
+                    }
                     HostEvent::Completed { completion, .. } => {
                         done += u16::from(completion.status().is_success());
                     }

@@ -15,8 +15,8 @@ mod slot;
 use std::collections::VecDeque;
 
 use tenmil_base::Instant;
-use tenmil_wire::Completion;
 use tenmil_wire::tcp::{ALIGNMENT_MAX, IcReq, PduType, Role};
+use tenmil_wire::{Completion, Status};
 
 use crate::connection::Connection;
 use crate::endpoint::{CloseReason, ConnectionCore, Timeouts};
@@ -34,6 +34,8 @@ pub struct HostConnection {
     config: HostConfig,
     request: IcReq,
     terms: NegotiatedParams,
+    /// The connection is open, without digests.
+    is_plain: bool,
     slots: Box<[CommandSlot]>,
     /// The bits of a command identifier that are its tag.
     tag_mask: u16,
@@ -102,6 +104,16 @@ pub enum HostEvent {
     Data {
         /// Range of the command's data.
         place: DataPlacement,
+        /// Position of the data.
+        at: u32,
+    },
+    /// All data of a read arrived, at position `at` of the bytes passed to `receive`, and the read has
+    /// succeeded: [`Data`](Self::Data) and [`Completed`](Self::Completed) in one.
+    ReadCompleted {
+        /// The command's data.
+        place: DataPlacement,
+        /// Command identifier.
+        cid: u16,
         /// Position of the data.
         at: u32,
     },
@@ -212,6 +224,7 @@ impl HostConnection {
             config,
             request,
             terms: NegotiatedParams::default(),
+            is_plain: false,
             slots: vec![CommandSlot::FREE; depth].into(),
             tag_mask: if config.cid_mask == 0 { u16::MAX } else { config.cid_mask },
             free: (0..config.depth).rev().filter(|_| config.cid_mask == 0).collect(),
@@ -301,6 +314,22 @@ impl Connection for HostConnection {
     fn outstanding(&self) -> impl Iterator<Item = u16> + '_ {
         let is_taken = |tag: &u16| self.slots[usize::from(*tag)].state != TransferState::Free;
         (0..self.config.depth).filter(is_taken)
+    }
+}
+
+impl HostEvent {
+    /// The event as the ones of which it consists.
+    pub fn parts(self) -> impl Iterator<Item = Self> {
+        let (first, second) = match self {
+            Self::ReadCompleted { place, cid, at } => {
+                let completion = Completion::new(cid, Status::SUCCESS);
+                let moved_bytes = place.len_bytes;
+                let completed = Self::Completed { tag: place.tag, completion, moved_bytes };
+                (Self::Data { place, at }, Some(completed))
+            }
+            other => (other, None),
+        };
+        core::iter::once(first).chain(second)
     }
 }
 

@@ -38,6 +38,10 @@ const PIECES_MIN: usize = 8;
 /// Initial header space of a growing queue, in bytes.
 const CAPACITY_MIN: usize = 512;
 
+/// First eight bytes of a command capsule without data and digests: type, flags, lengths of the header and
+/// to the data, and of the PDU (TCP 1.0 §3.6.2.6).
+const CAPSULE: u64 = 72 << 32 | 72 << 16 | 0x04;
+
 /// Send queue.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
@@ -172,6 +176,25 @@ impl SendQueue {
         }
         self.write = at + whole;
         self.push_headers_piece(at, whole);
+    }
+
+    /// Queues a command capsule without data and digests (§3.6.2.6). `None` if there is no space.
+    #[inline(always)]
+    pub(crate) fn push_capsule(&mut self, command: &[u64; 8]) -> Option<()> {
+        const BYTES: usize = 72;
+        let at = self.place(BYTES)?;
+        if self.pieces.len() - self.first == self.pieces_max {
+            return None;
+        }
+        let place = self.headers[at..].first_chunk_mut::<BYTES>()?;
+        let (words, _) = place.as_chunks_mut::<8>();
+        words[0] = CAPSULE.to_le_bytes();
+        for (place, word) in words[1..].iter_mut().zip(command) {
+            *place = word.to_le_bytes();
+        }
+        self.write = at + BYTES;
+        self.push_headers_piece(at, BYTES);
+        Some(())
     }
 
     #[inline(always)]

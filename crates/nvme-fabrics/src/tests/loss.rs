@@ -410,6 +410,22 @@ fn a_request_that_is_never_answered_fails_after_a_few_resets_and_the_others_go_o
     bed.exchange(3, 8, 3);
 }
 
+/// Whatever was in its slot before, so that a controller can find it.
+#[test]
+fn an_abort_names_the_command_by_its_identifier_on_the_wire() {
+    let mut bed = Bed::with_queue(8);
+    for round in 0..20 {
+        bed.exchange(round, 8, round);
+    }
+    bed.target.state().is_idle = true;
+    let place = bed.place(0, 1);
+    assert!(bed.submit(0, Operation::Read, 1, &[place], 1));
+    bed.turn_until(|bed| !bed.target.state().aborted.is_empty());
+    let state = bed.target.state();
+    assert_eq!(state.aborted, state.unanswered);
+    assert!(state.unanswered[0] > 8, "its slot was used before");
+}
+
 /// A reset of the controller for other reasons is no evidence against the requests in flight.
 #[test]
 fn a_request_outlives_any_number_of_resets_that_it_has_not_caused() {

@@ -83,6 +83,9 @@ pub(super) struct State {
     pub(super) poison: Option<u64>,
     /// Admin commands with this opcode are not completed.
     pub(super) mute: Option<u8>,
+    /// Identifiers of I/O commands that were not answered, and those named by Aborts.
+    pub(super) unanswered: Vec<u16>,
+    pub(super) aborted: Vec<u16>,
     /// Fault of the stream of this number.
     pub(super) harm: Option<(usize, Direction, u64)>,
     /// Targets whose controllers this target resets on request of their host (CCRL).
@@ -202,6 +205,8 @@ impl Target {
             answers: None,
             poison: None,
             mute: None,
+            unanswered: Vec::new(),
+            aborted: Vec::new(),
             harm: None,
             network: NetworkOptions::default(),
             networks: Vec::new(),
@@ -745,6 +750,10 @@ impl End {
                 }
                 Some(ok)
             }
+            Some(AdminOpcode::Abort) => {
+                state.aborted.push(u16::try_from(command.cdw10() >> 16).unwrap());
+                Some(ok)
+            }
             Some(AdminOpcode::CrossControllerReset) => Some(state.reset_other(command)),
             Some(AdminOpcode::SetFeatures) if command.cdw10() & 0xff == 7 => {
                 Some(ok.with_dw0(0x0007_0007))
@@ -767,6 +776,7 @@ impl End {
             return None;
         }
         if state.is_idle {
+            state.unanswered.push(command.cid());
             return None;
         }
         if let Some(status) = state.answers.or(state.access_status()) {

@@ -51,6 +51,9 @@ impl Owned for HostPeer {
     type Event = HostEvent;
 
     fn handle_event(&mut self, event: HostEvent) {
+        if let HostEvent::ReadCompleted { .. } = event {
+            return event.parts().for_each(|part| self.handle_event(part));
+        }
         match event {
             HostEvent::Open(terms) => assert!(terms.h2c_bytes_max >= 4096),
             HostEvent::Data { place, at } => {
@@ -67,6 +70,7 @@ impl Owned for HostPeer {
                 assert_eq!(moved_bytes, read.map_or(0, |(_, came)| came));
             }
             HostEvent::Ended(_) => self.ends += 1,
+            HostEvent::ReadCompleted { .. } => unreachable!("it has parts"),
         }
     }
 

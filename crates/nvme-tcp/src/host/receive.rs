@@ -9,7 +9,7 @@ use super::{DigestMode, HostConnection, HostEvent};
 use crate::NegotiatedParams;
 use crate::endpoint::RejectedPdu;
 use crate::events::EventQueue;
-use crate::pdu_body::{BodyProgress, PduBody};
+use crate::pdu_body::{BodyProgress, DataPlacement, PduBody};
 use crate::receive::{Receive, ReceiveStep, padding, whole};
 
 /// LAST_PDU and SUCCESS in FLAGS (§3.6.2.9).
@@ -40,6 +40,9 @@ impl Receive for HostConnection {
         at: &mut usize,
         events: &mut EventQueue<HostEvent>,
     ) -> Result<ReceiveStep, RejectedPdu<'a>> {
+        if self.read_plain(bytes, at, events) {
+            return Ok(ReceiveStep::On);
+        }
         let Some((kind, header, len)) = self.line.header(&bytes[*at..])? else {
             return Ok(ReceiveStep::Short);
         };
@@ -57,7 +60,82 @@ impl Receive for HostConnection {
     }
 }
 
+/// First eight bytes of PDUs without digests: type, flags, lengths of the header and to the data, and of
+/// the PDU, of which the data are added (§3.6.2.7, §3.6.2.9).
+const PLAIN_READ: u64 = PLAIN_DATA | (SUCCESS as u64) << 8;
+const PLAIN_DATA: u64 =
+    24 << 32 | 24 << 24 | 24 << 16 | (LAST as u64) << 8 | PduType::C2HData as u64;
+const PLAIN_RESPONSE: u64 = 24 << 32 | 24 << 16 | PduType::CapsuleResp as u64;
+
 impl HostConnection {
+    /// Receives the PDUs of nearly every command on a connection without digests: all data of a read in
+    /// one PDU, which may report its success as well, and a response. Returns false, without effect, for
+    /// everything else.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "fields of a word")]
+    fn read_plain(
+        &mut self,
+        bytes: &[u8],
+        at: &mut usize,
+        events: &mut EventQueue<HostEvent>,
+    ) -> bool {
+        if !self.is_plain {
+            return false;
+        }
+        let Some((header, data)) = bytes[*at..].split_first_chunk::<24>() else { return false };
+        let [first, second, third] = [0, 1, 2].map(|word| {
+            u64::from_le_bytes(*header[8 * word..].first_chunk().expect("a third of 24 bytes"))
+        });
+        if first == PLAIN_RESPONSE {
+            return self.read_plain_response([first, second, third], at, events);
+        }
+        // CCCID, and DATAO, which is zero; reserved bits are ignored.
+        let (cid, offset, len_bytes) = (second as u16, (second >> 32) as u32, third as u32);
+        let tag = cid & self.tag_mask;
+        let is_read = first == PLAIN_READ + (u64::from(len_bytes) << 32);
+        let is_known = is_read || first == PLAIN_DATA + (u64::from(len_bytes) << 32);
+        let Some(slot) = self.slots.get_mut(usize::from(tag)) else { return false };
+        let is_plain = is_known
+            && (slot.state, slot.is_last) == (TransferState::Data, false)
+            && (slot.cid, slot.moved, offset) == (cid, 0, 0)
+            && slot.len_bytes == len_bytes
+            && data.len() >= len_bytes as usize
+            && slot.sent_end <= self.line.out.sent_bytes();
+        if !is_plain {
+            return false;
+        }
+        let place = DataPlacement { tag, offset: 0, len_bytes };
+        let begin = *at + header.len();
+        *at = begin + len_bytes as usize;
+        let data_at = u32::try_from(begin).unwrap_or(u32::MAX);
+        if is_read {
+            self.end_read(place, cid, data_at, events);
+        } else {
+            (slot.moved, slot.is_last) = (len_bytes, true);
+            events.push(HostEvent::Data { place, at: data_at });
+        }
+        true
+    }
+
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "fields of a word")]
+    fn read_plain_response(
+        &mut self,
+        [_, second, third]: [u64; 3],
+        at: &mut usize,
+        events: &mut EventQueue<HostEvent>,
+    ) -> bool {
+        let words = [second, second >> 32, third, third >> 32];
+        let completion = Completion(words.map(|word| word as u32));
+        let tag = completion.cid() & self.tag_mask;
+        if outstanding(&mut self.slots, (tag, completion.cid()), offset::RCCQE_CID).is_err() {
+            return false;
+        }
+        *at += 24;
+        self.answered(tag, completion, events);
+        true
+    }
+
     #[cold]
     fn handle_opening(
         &mut self,
@@ -84,6 +162,7 @@ impl HostConnection {
             h2c_bytes_max: pdu.maxh2cdata(),
         };
         self.line.opened(self.terms.to_host(), self.terms.to_controller());
+        self.is_plain = !pdu.hdgst() && !pdu.ddgst();
         events.push(HostEvent::Open(self.terms));
         Ok(())
     }
@@ -124,12 +203,36 @@ impl HostConnection {
         };
         if let Some((begin, end, is_intact)) = body.read_whole(bytes, *at) {
             *at = end;
+            let is_all = is_intact
+                && (body.offset, count) == (0, slot.len_bytes)
+                && body.flags & (LAST | SUCCESS) == LAST | SUCCESS
+                && slot.sent_end <= self.line.out.sent_bytes();
+            if is_all {
+                self.end_read(body.placement(), cid, begin, events);
+                return Ok(());
+            }
             events.push(HostEvent::Data { place: body.placement(), at: begin });
             self.end_body(tag, body.flags, is_intact, events);
         } else {
             self.line.body = Some(body);
         }
         Ok(())
+    }
+
+    /// Completes a read whose data have arrived in one PDU.
+    #[inline(always)]
+    fn end_read(
+        &mut self,
+        place: DataPlacement,
+        cid: u16,
+        at: u32,
+        events: &mut EventQueue<HostEvent>,
+    ) {
+        self.slots[usize::from(place.tag)].state = TransferState::Free;
+        if self.config.cid_mask == 0 {
+            self.free.push(place.tag);
+        }
+        events.push(HostEvent::ReadCompleted { place, cid, at });
     }
 
     /// The body of a C2HData PDU is complete.

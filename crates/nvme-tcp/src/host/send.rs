@@ -47,14 +47,19 @@ impl HostConnection {
         data: DataDirection,
         payloads: &impl PayloadDigest,
     ) -> Result<(), QueueFull> {
-        if !self.can_submit() {
-            return Err(QueueFull);
-        }
         let tag = cid & self.tag_mask;
         assert!(
             self.is_free(tag) && self.config.cid_mask != 0,
             "identifier {cid} is not for the caller to choose"
         );
+        if let DataDirection::ToHost(len_bytes @ 1..) = data
+            && self.is_plain
+        {
+            return self.queue_read((tag, cid), command, len_bytes);
+        }
+        if !self.can_submit() {
+            return Err(QueueFull);
+        }
         self.queue((tag, cid), command, data, payloads);
         Ok(())
     }
@@ -67,6 +72,25 @@ impl HostConnection {
     #[inline]
     fn can_submit(&self) -> bool {
         self.line.is_open() && self.line.out.has_space(CAPSULE_BYTES + 4)
+    }
+
+    /// Queues a read on a connection without digests: a capsule of a known length.
+    #[inline(always)]
+    fn queue_read(
+        &mut self,
+        (tag, cid): (u16, u16),
+        command: &Command,
+        len_bytes: u32,
+    ) -> Result<(), QueueFull> {
+        assert!(len_bytes & 3 == 0, "data outside of a capsule are dwords");
+        if !self.line.is_open() {
+            return Err(QueueFull);
+        }
+        let command = command.with_cid(cid).with_sgl1(Descriptor::transport(len_bytes));
+        self.line.out.push_capsule(&command.0).ok_or(QueueFull)?;
+        let sent_end = self.line.out.queued_bytes();
+        self.slots[usize::from(tag)].begin(cid, TransferState::Data, len_bytes, sent_end);
+        Ok(())
     }
 
     #[inline(always)]
@@ -94,15 +118,8 @@ impl HostConnection {
         if in_capsule > 0 {
             self.push_data(tag, 0, in_capsule, payloads);
         }
-        let slot = &mut self.slots[usize::from(tag)];
-        *slot = CommandSlot {
-            sent_end: self.line.out.queued_bytes(),
-            len_bytes,
-            cid,
-            state,
-            is_pending: slot.is_pending,
-            ..CommandSlot::FREE
-        };
+        let sent_end = self.line.out.queued_bytes();
+        self.slots[usize::from(tag)].begin(cid, state, len_bytes, sent_end);
     }
 
     /// Determines how data to the controller are transferred: the state to wait in, the total

@@ -69,6 +69,16 @@ impl CommandSlot {
         is_damaged: false,
     };
 
+    /// A command with so many bytes of data, of which the last byte is queued.
+    #[inline(always)]
+    pub(super) fn begin(&mut self, cid: u16, state: TransferState, len_bytes: u32, sent_end: u64) {
+        // Its place in the list of slots to send stays, and its completion is written before it is read.
+        (self.sent_end, self.cid, self.state) = (sent_end, cid, state);
+        (self.len_bytes, self.moved, self.asked) = (len_bytes, 0, 0);
+        (self.asks, self.ask_first) = (0, 0);
+        (self.is_last, self.is_damaged) = (false, false);
+    }
+
     /// Whether the controller may still send something for the command.
     pub(super) fn is_outstanding(&self) -> bool {
         !matches!(self.state, TransferState::Free | TransferState::Sent)

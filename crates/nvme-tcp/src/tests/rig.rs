@@ -221,8 +221,8 @@ impl HostSide {
 
 impl Owned for HostSide {
     fn handle(&mut self, bytes: &[u8]) {
-        for event in self.events.as_slice() {
-            match *event {
+        for event in self.events.as_slice().iter().flat_map(|event| event.parts()) {
+            match event {
                 HostEvent::Open(terms) => note(&mut self.log, u16::MAX, Seen::Open(terms)),
                 HostEvent::Data { place, at } => {
                     self.memory.store(place, bytes, at);
@@ -235,6 +235,7 @@ impl Owned for HostSide {
                     note(&mut self.log, tag, Seen::Done { status, moved_bytes, bytes });
                 }
                 HostEvent::Ended(cause) => note(&mut self.log, u16::MAX, Seen::Ended(cause)),
+                HostEvent::ReadCompleted { .. } => unreachable!("it has parts"),
             }
         }
         self.events.clear();

@@ -317,8 +317,8 @@ impl Line {
         loop {
             let taken = self.end.receive(now, pipe.buffered(), &mut self.events);
             let has_events = !self.events.as_slice().is_empty();
-            for event in self.events.as_slice() {
-                match *event {
+            for event in self.events.as_slice().iter().flat_map(|event| event.parts()) {
+                match event {
                     HostEvent::Open(terms) => self.terms = Some(terms),
                     HostEvent::Data { place, at } => {
                         let from = &pipe.buffered()[at as usize..][..place.len_bytes as usize];
@@ -328,7 +328,7 @@ impl Line {
                     HostEvent::Completed { tag, completion, .. } => {
                         self.done.insert(tag, (completion, self.memory.0[&tag].clone()));
                     }
-                    HostEvent::Ended(_) => {}
+                    HostEvent::Ended(_) | HostEvent::ReadCompleted { .. } => {}
                 }
             }
             self.events.clear();
