@@ -116,10 +116,13 @@ fn what_is_trimmed_while_it_is_copied_reads_as_zeroes_and_has_room() {
 fn a_copy_that_is_not_written_changes_nothing_and_may_come_late() {
     let (mut rig, info) = shared();
     for fails_late in [false, true] {
+        let before = usage(&mut rig).free;
         (rig.fails_writes, rig.fails_late) = (!fails_late, fails_late);
         let error = rig.ask(own(info.id, 0)).unwrap_err();
         assert!(matches!(error, PoolError::Device { what, .. } if what.contains("copies")));
         assert_eq!(account(&mut rig, "v").shared, 64);
+        let (after, bad) = (usage(&mut rig).free, 32);
+        assert_eq!(after, before - bad, "the blocks of the copy are not allocated again");
     }
     rig.inflate("v").unwrap();
     write(&mut rig, info.id, 0, 64, 5);

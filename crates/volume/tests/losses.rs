@@ -5,7 +5,7 @@
 mod rig;
 
 use rig::world::World;
-use rig::{Rig, new_store};
+use rig::{Rig, check, new_store, open};
 use tenmil_base::Random;
 use tenmil_volume::{PoolError, PoolRequest, PoolResponse, VolumeOp};
 
@@ -89,4 +89,33 @@ fn a_pool_whose_device_has_lost_a_flushed_commit_does_not_go_on_from_an_older_on
     let why = rig.store.stopped_by().cloned();
     assert!(matches!(why, Some(PoolError::WentBack { .. })), "{why:?}");
     assert_eq!(rig.ask(PoolRequest::Flush).err(), why);
+}
+
+#[test]
+fn page_write_that_failed_and_comes_late_meets_no_block_in_use() {
+    let later = [(16, 3), (32, 4), (48, 5)];
+    for (failing, commits) in (0..3).flat_map(|failing| (1..=3).map(move |count| (failing, count)))
+    {
+        let (mut rig, volume) = pool();
+        write(&mut rig, volume, 0, 1);
+        rig.ask(PoolRequest::Flush).unwrap();
+        (rig.recovers, rig.fails_pages) = (true, Some(failing));
+        write(&mut rig, volume, 16, 2);
+        let flush = rig.ask(PoolRequest::Flush);
+        assert!(matches!(flush, Err(PoolError::Device { .. })), "write {failing}: {flush:?}");
+        for (block, value) in &later[..commits] {
+            write(&mut rig, volume, *block, *value);
+            rig.ask(PoolRequest::Flush).unwrap();
+        }
+        rig.land_late();
+        let image = rig.disk.image().clone();
+        let again = open(&image, BLOCKS).unwrap();
+        let found = check(&again.store, &image).findings;
+        assert_eq!(found, [], "write {failing}, {commits} commits");
+        let mut again = Rig::plain(image, BLOCKS, Random::new(1)).unwrap();
+        for (block, value) in [(0, 1)].iter().chain(&later[..commits]) {
+            let found = again.read(volume, *block, 16).unwrap();
+            assert_eq!(found, [[*value; 8]; 16], "write {failing}, {commits} commits");
+        }
+    }
 }

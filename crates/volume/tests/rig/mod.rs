@@ -280,6 +280,7 @@ impl Rig {
             DeviceAction::WritePages { io, .. } if self.fails_pages == Some(0) => {
                 self.fails_pages = None;
                 // The write may still reach the device, so nothing is dropped.
+                self.late.push(io);
                 self.store.complete(io, ActionResult::Failed(tenmil_base::IoStatus::WRITE_FAULT));
             }
             DeviceAction::WriteData { io, token, offset, blocks, is_summed: true, .. } => {
