@@ -119,3 +119,44 @@ fn page_write_that_failed_and_comes_late_meets_no_block_in_use() {
         }
     }
 }
+
+#[test]
+fn durable_state_is_read_again_once_reads_by_cached_runs_have_ended() {
+    let (mut rig, volume) = pool();
+    write(&mut rig, volume, 0, 1);
+    rig.ask(PoolRequest::Flush).unwrap();
+    // A client reads by a run that it has kept; the pool does not execute this read.
+    rig.store.mapped_run(volume, 0).unwrap();
+    rig.store.note_oldest_read(rig.store.transaction());
+    write(&mut rig, volume, 16, 2);
+    rig.fails_flushes = true;
+    assert!(matches!(rig.ask(PoolRequest::Flush), Err(PoolError::Device { .. })));
+    let before = rig.slot_reads;
+    assert!(rig.store.recover());
+    rig.settle();
+    assert!(rig.store.is_recovering() && !rig.store.is_rereading());
+    assert_eq!(rig.slot_reads, before, "the superblocks are not read during the read");
+    rig.store.note_oldest_read(u64::MAX);
+    rig.settle();
+    assert_eq!(rig.slot_reads, before + 1, "and are once it has ended");
+    assert!(!rig.store.is_recovering() && !rig.store.is_stopped());
+    assert_eq!(rig.read(volume, 0, 16).unwrap(), [[1; 8]; 16]);
+}
+
+#[test]
+fn durable_state_is_read_again_once_no_reader_pins_metadata() {
+    let (mut rig, volume) = pool();
+    write(&mut rig, volume, 0, 1);
+    rig.ask(PoolRequest::Flush).unwrap();
+    let pinned = rig.store.pin_metadata().generation();
+    write(&mut rig, volume, 16, 2);
+    rig.fails_flushes = true;
+    assert!(matches!(rig.ask(PoolRequest::Flush), Err(PoolError::Device { .. })));
+    let before = rig.slot_reads;
+    assert!(rig.store.recover());
+    rig.settle();
+    assert_eq!((rig.slot_reads, rig.store.is_recovering()), (before, true));
+    rig.store.unpin_metadata(pinned);
+    rig.settle();
+    assert_eq!((rig.slot_reads, rig.store.is_stopped()), (before + 1, false));
+}
