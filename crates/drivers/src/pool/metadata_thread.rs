@@ -342,7 +342,7 @@ impl MetadataThread {
         } else if operation == Operation::Write && self.regions.store(memory, bytes).is_err() {
             let job = &mut self.jobs[place as usize];
             job.outcome = IoStatus::DATA_TRANSFER_ERROR;
-            self.end(place);
+            self.finish(place, None);
         } else {
             self.push_parts(place, operation, at, memory);
         }
@@ -422,23 +422,12 @@ impl MetadataThread {
                 ended.push(place);
             }
         }
-        ended.iter().for_each(|place| self.end(*place));
+        ended.iter().for_each(|place| self.finish(*place, None));
         !ended.is_empty()
     }
 
-    /// Reports the result of an action to the pool, and frees its entry.
-    fn end(&mut self, place: u32) {
-        let PendingIo { outcome, work, .. } = self.jobs[place as usize];
-        // The store reads again what is durable, and its channels hear that writes may be lost.
-        let is_loss = work.0 == Operation::Flush && outcome == IoStatus::WRITE_FAULT;
-        let unread = is_loss
-            .then(|| self.backend.acknowledge_losses())
-            .and_then(Result::err)
-            .map(|error| error.text);
-        self.finish(place, unread);
-    }
-
-    /// The same; `unread` is why the durable state cannot be read again.
+    /// Reports the result of an action to the pool, and frees its entry. `unread` is why the durable state
+    /// cannot be read again.
     fn finish(&mut self, place: u32, unread: Option<String>) {
         let PendingIo { io, reads, outcome, .. } = self.jobs[place as usize];
         let (mut page, mut slots) = ([0; PAGE], [[0; PAGE]; 2]);

@@ -93,6 +93,8 @@ impl Pool {
     pub fn refuse_recovery(&mut self, why: String) {
         if self.stopped && self.is_stopped_by_device() {
             let error = PoolError::NotReread { why };
+            // This error is permanent, and reported by itself.
+            self.losses += 1;
             (self.stopped_by, self.last_stop) = (Some(error.clone()), Some(error));
             if self.recovery == Recovery::Draining {
                 self.recovery = Recovery::Idle;

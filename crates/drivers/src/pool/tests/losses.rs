@@ -1,8 +1,12 @@
 //! Pools on devices that lose writes, or fail temporarily, and continue.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use tenmil_base::{IoStatus, Operation};
 
 use super::super::page_io::BlockingPageIo;
+use super::super::subscribe_stops;
 use super::Bench;
 use crate::file::failing::FailingKind;
 use crate::{FaultControl, Rule};
@@ -201,6 +205,14 @@ fn a_store_that_reads_through_the_page_cache_stays_stopped_and_says_how_to_open_
     let path = bench.directory.path().join("pool");
     let place = format!("failing:{}?direct=no", path.display()).parse().unwrap();
     let store = super::OpenPool::open(&opener, &super::VolumeRef::on(&place)).unwrap();
+    let is_reported = Arc::new(AtomicBool::new(false));
+    let reports = Arc::clone(&is_reported);
+    subscribe_stops(move |stop| {
+        let is_why = stop.to_string().contains("fix: open it without direct=no");
+        if is_why && stop.device.contains(&*path.to_string_lossy()) {
+            reports.store(true, Ordering::Relaxed);
+        }
+    });
     let mut hand = bench.hand(&*opened.medium, 0);
     hand.write(0, 32, 1);
     kind.fail(1);
@@ -210,6 +222,11 @@ fn a_store_that_reads_through_the_page_cache_stays_stopped_and_says_how_to_open_
     assert_ne!(hand.run(Operation::Write, 64, 32), IoStatus::SUCCESS);
     let said = store.stopped_because().unwrap();
     assert!(said.contains("fix: open it without direct=no"), "{said}");
+    let until = bench.clock.now().after(tenmil_base::Span::from_secs(60));
+    while !is_reported.load(Ordering::Relaxed) {
+        assert!(bench.clock.now() < until, "the reason is reported to those who subscribed");
+        tenmil_linux::thread::yield_now();
+    }
     drop((hand, opened, store));
     assert!(bench.is_clean());
 }
