@@ -437,7 +437,6 @@ impl MirrorChannel {
         self.returns = self.shared.returns();
         let LegMasks { read, write, .. } = self.shared.masks();
         let flush = Request { operation: Operation::Flush, ..Request::PLACEHOLDER };
-        self.legs.heed_losses();
         self.legs.send_to(write & !read, RequestOwner::Report, &flush);
     }
 
