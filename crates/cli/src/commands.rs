@@ -189,23 +189,29 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, engines: &Engines) -> 
         Err(refused) => {
             // All devices are closed here, so files that this run created or grew can be restored.
             tenmil_linux::file::undo_created();
-            let mut errors = io::stderr().lock();
-            // Text from a peer is printed as one line; an error of a command line may have several. A
-            // failed write to standard error has nowhere to be reported.
-            let text = refused.to_string();
-            let text = match refused.category {
-                ErrorCategory::Remote => tenmil_base::text::escape(&text),
-                ErrorCategory::Usage | ErrorCategory::Environment => {
-                    tenmil_base::text::escape_lines(&text)
-                }
-            };
-            let _ = writeln!(errors, "error: {text}");
-            if let Some(hint) = &refused.hint {
-                let _ = writeln!(errors, "hint: {}", tenmil_base::text::escape_lines(hint));
-            }
+            crate::log::write_error(error_text(&refused));
             ExitCode::from(refused.category.exit_code())
         }
     }
+}
+
+/// Has panics reported by the log of the process, which blocks no thread. For the program: a library leaves
+/// the panic hook alone.
+pub fn log_panics() {
+    crate::log::log_panics();
+}
+
+/// The lines of the error that ends the process.
+fn error_text(refused: &Error) -> String {
+    // Text from a peer is printed as one line; an error of a command line may have several.
+    let text = refused.to_string();
+    let text = match refused.category {
+        ErrorCategory::Remote => tenmil_base::text::escape(&text),
+        ErrorCategory::Usage | ErrorCategory::Environment => tenmil_base::text::escape_lines(&text),
+    };
+    let hint = refused.hint.as_ref();
+    let hint = hint.map(|hint| format!("hint: {}\n", tenmil_base::text::escape_lines(hint)));
+    format!("error: {text}\n{}", hint.unwrap_or_default())
 }
 
 impl Command {

@@ -7,12 +7,14 @@
 //! Lines are rate-limited by source location and `cause`. So `cause` names an object that the operator
 //! configured, such as a device, and nothing that a peer sent.
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::{self, Write};
+use std::panic::PanicHookInfo;
 use std::sync::OnceLock;
 
 use tenmil_base::Span;
 use tenmil_linux::Clock;
-use tenmil_linux::log::{Log, LogRecord, StandardError};
+use tenmil_linux::log::{Log, LogRecord, StandardError, write_within};
 use tracing::field::{Field, Visit};
 use tracing::span;
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -33,6 +35,8 @@ static LOG: OnceLock<Log> = OnceLock::new();
 
 /// Time limit for writing pending lines at process exit.
 const DRAIN_MAX: Span = Span::from_ms(250);
+/// Time limit for writing the error that ends the process.
+const ERROR_MAX: Span = Span::from_secs(1);
 
 /// Starts the process log once. If its thread cannot be started, nothing is logged.
 pub(crate) fn start() {
@@ -55,6 +59,43 @@ pub(crate) fn drain() {
     if let Some(log) = LOG.get() {
         log.drain(DRAIN_MAX);
     }
+}
+
+/// Writes the error that ends the process to standard error, for a limited time: a process whose standard
+/// error is not read ends all the same.
+pub(crate) fn write_error(text: String) {
+    // A failed write has nowhere to be reported.
+    let _ = write_within(StandardError, text, ERROR_MAX);
+}
+
+/// Reports panics as lines of the process log. The standard hook writes on the thread that panics, and
+/// blocks it while standard error is not read.
+pub(crate) fn log_panics() {
+    std::panic::set_hook(Box::new(|info| {
+        start();
+        let Some(log) = LOG.get() else { return };
+        for (index, line) in panic_lines(info).into_iter().enumerate() {
+            // Each line is a cause of its own: none is suppressed by the others.
+            log.submit(LogRecord { cause: format!("panic {index}"), text: line });
+        }
+        // The process may end with this thread.
+        drain();
+    }));
+}
+
+/// The message of a panic with thread and location, and the backtrace if the environment enables it.
+fn panic_lines(info: &PanicHookInfo<'_>) -> Vec<String> {
+    let thread = std::thread::current();
+    let name = thread.name().unwrap_or("without a name");
+    let place = info.location().map(|at| format!(" at {at}")).unwrap_or_default();
+    let message = info.payload_as_str().unwrap_or("no message");
+    let mut text = format!("error: thread {name} panicked{place}: {message}");
+    let backtrace = Backtrace::capture();
+    if backtrace.status() == BacktraceStatus::Captured {
+        // Writing to a string does not fail.
+        let _ = write!(text, "\n{backtrace}");
+    }
+    text.lines().map(tenmil_base::text::escape).collect()
 }
 
 impl Subscriber for LineSubscriber {

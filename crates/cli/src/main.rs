@@ -4,5 +4,6 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     tenmil_linux::fd_table::reserve_fds();
+    tenmil_cli::commands::log_panics();
     tenmil_cli::commands::run(std::env::args_os(), &tenmil_cli::commands::Engines::real())
 }

@@ -3,7 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -74,15 +74,27 @@ impl Target {
     fn stop(mut self) -> Option<i32> {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
-        // One that does not end is ended the hard way, and has no exit code.
-        let last = format!(
-            "for _ in $(seq 60); do kill -0 {pid} 2>&- || exit 0; sleep 0.1; done; kill -KILL {pid}"
-        );
-        let mut last = Command::new("sh").args(["-c", &last]).spawn().unwrap();
-        let code = self.child.wait().unwrap().code();
-        last.wait().unwrap();
-        code
+        code_of(&mut self.child)
     }
+}
+
+/// Exit code of a process. One that does not end within 6 s is killed, and has none.
+fn code_of(child: &mut Child) -> Option<i32> {
+    let pid = child.id();
+    let last = format!(
+        "for _ in $(seq 60); do kill -0 {pid} 2>&- || exit 0; sleep 0.1; done; kill -KILL {pid}"
+    );
+    let mut last = Command::new("sh").args(["-c", &last]).spawn().unwrap();
+    let code = child.wait().unwrap().code();
+    last.wait().unwrap();
+    code
+}
+
+/// A pipe that is full already (pipe(7): 64 KiB): the first line is not written, however few follow.
+fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    writer.write_all(&[b'-'; 64 << 10]).unwrap();
+    (reader, writer)
 }
 
 impl Drop for Target {
@@ -115,15 +127,56 @@ fn standard_error_that_cannot_be_written_costs_lines_and_not_the_process() {
 
 #[test]
 fn standard_error_that_nobody_reads_holds_neither_service_nor_stop_up() {
-    // A pipe that is full already (pipe(7): 64 KiB): the first line is not written, however few follow.
-    let (_reader, mut writer) = std::io::pipe().unwrap();
-    writer.write_all(&[b'-'; 64 << 10]).unwrap();
+    let (_reader, writer) = full_pipe();
     let target = Target::start(writer.into());
     for _ in 0..500 {
         target.refused_connect();
     }
     target.refused_connect();
     assert_eq!(target.stop(), Some(0));
+}
+
+#[test]
+fn error_that_ends_a_server_does_not_wait_for_a_reader_of_standard_error() {
+    let (_reader, writer) = full_pipe();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
+    command.args(["serve", "file:/nonexistent/disk", "--listen", "tcp://127.0.0.1:0"]);
+    let mut child = command.stdout(Stdio::null()).stderr(writer).spawn().unwrap();
+    assert_eq!(code_of(&mut child), Some(2));
+}
+
+/// Runs one test of this file, which is ignored otherwise, as a process of its own.
+fn run_alone(test: &str, errors: Stdio) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "--nocapture", test]);
+    command.stdout(Stdio::null()).stderr(errors).env_remove("RUST_BACKTRACE").spawn().unwrap()
+}
+
+#[test]
+#[ignore = "a process of its own, started by the tests below"]
+#[expect(clippy::exit, reason = "it is a program")]
+fn program_of_which_a_thread_panics() {
+    tenmil_cli::commands::log_panics();
+    let panics = std::thread::Builder::new().name("victim".into()).spawn(|| panic!("on\tpurpose"));
+    assert!(panics.unwrap().join().is_err());
+    std::process::exit(7);
+}
+
+#[test]
+fn panic_blocks_no_thread_while_standard_error_is_not_read() {
+    let (_reader, writer) = full_pipe();
+    let mut child = run_alone("program_of_which_a_thread_panics", writer.into());
+    assert_eq!(code_of(&mut child), Some(7));
+}
+
+#[test]
+fn panic_is_a_line_that_names_thread_place_and_message() {
+    let mut child = run_alone("program_of_which_a_thread_panics", Stdio::piped());
+    let mut text = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    assert_eq!(code_of(&mut child), Some(7));
+    let line = "error: thread victim panicked at crates/cli/tests/log.rs:";
+    assert!(text.contains(line) && text.contains(": on\\u{9}purpose\n"), "{text}");
 }
 
 #[test]

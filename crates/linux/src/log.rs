@@ -129,6 +129,20 @@ impl Log {
     }
 }
 
+/// Writes `text` to `output` on a thread of its own, and waits for that up to `limit`. Returns whether
+/// it is written. The thread is not joined, since `output` may block forever.
+pub fn write_within(output: impl Write + Send + 'static, text: String, limit: Span) -> bool {
+    let (done, is_done) = sync_channel(1);
+    let write = move || {
+        let mut output = output;
+        let is_written = output.write_all(text.as_bytes()).and_then(|()| output.flush()).is_ok();
+        // The receiver may have given up.
+        let _ = done.send(is_written);
+    };
+    let started = std::thread::Builder::new().name("log end".into()).spawn(write);
+    started.is_ok() && is_done.recv_timeout(Duration::from_nanos(limit.ns)).unwrap_or(false)
+}
+
 /// State of the log thread.
 struct Writer<W> {
     output: W,
@@ -234,7 +248,7 @@ mod tests {
 
     use tenmil_base::Span;
 
-    use super::{Log, LogRecord, QUEUE_LINES};
+    use super::{Log, LogRecord, QUEUE_LINES, write_within};
     use crate::Clock;
 
     const LONG: Span = Span::from_secs(20);
@@ -350,6 +364,20 @@ mod tests {
         log.submit(record("last", "note: the last"));
         assert!(log.drain(LONG));
         assert_eq!(kept.text().matches("note: 10 log lines were dropped").count(), 1);
+    }
+
+    #[test]
+    fn text_is_written_within_a_limit_whatever_the_output_does() {
+        let kept = Kept::default();
+        assert!(write_within(kept.clone(), "error: last\n".into(), LONG));
+        assert_eq!(kept.text(), "error: last\n");
+        assert!(!write_within(Full, "error: lost\n".into(), LONG), "it cannot be written");
+        let (is_reached, reached) = channel();
+        let (keep, until) = channel::<()>();
+        let blocked = Blocked { is_reached, until, kept: Kept::default() };
+        assert!(!write_within(blocked, "error: late\n".into(), Span::from_ms(1)));
+        reached.recv().unwrap();
+        drop(keep);
     }
 
     #[test]
