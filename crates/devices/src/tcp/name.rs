@@ -252,8 +252,14 @@ fn host_id() -> [u8; 16] {
     machine_id(SALT)
 }
 
-/// Host identifier of another host NQN on this machine. Stable across restarts.
+/// Host identifier of a host NQN on this machine: the machine's own, if the NQN is, and otherwise derived
+/// from the machine's number and the NQN. Stable across restarts. Another machine with the same NQN is
+/// another host for reservations.
 fn host_id_of(nqn: &str) -> [u8; 16] {
+    let own = host_id();
+    if nqn == host_name(&own) {
+        return own;
+    }
     machine_id(
         nqn.bytes()
             .fold(SALT, |salt, byte| tenmil_base::Random::new(salt ^ u64::from(byte)).next_u64()),
@@ -321,7 +327,7 @@ pub fn policy_of(uri: Option<&str>) -> Result<Vec<TimeoutRow>, Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::{SALT, derive};
+    use super::{SALT, TcpName, derive};
 
     #[test]
     fn host_identifier_differs_between_machines_and_host_names() {
@@ -333,5 +339,20 @@ mod tests {
         assert!(others.iter().all(|other| *other != id) && others[0] != others[1]);
         assert_ne!(derive(machine, SALT ^ 1), id);
         assert_eq!(derive(machine, SALT), id);
+    }
+
+    #[test]
+    fn each_host_nqn_has_one_host_identifier_on_this_machine() {
+        let subsystem = "nqn.2026-01.org.tenmil:disk";
+        let own = TcpName::at("127.0.0.1", subsystem).options;
+        let named = |host: &str| {
+            let uri = format!("tcp://127.0.0.1/{subsystem}?hostnqn={host}");
+            TcpName::of(&uri.parse().unwrap()).unwrap().options
+        };
+        assert_eq!(named(&own.host).host_id, own.host_id, "its own NQN by name");
+        let others = ["nqn.2026-01.org.tenmil:a", "nqn.2026-01.org.tenmil:b"].map(named);
+        assert!(others.iter().all(|other| other.host_id != own.host_id));
+        assert_ne!(others[0].host_id, others[1].host_id);
+        assert_eq!(named(&others[0].host).host_id, others[0].host_id);
     }
 }
