@@ -138,12 +138,21 @@ mod tests {
     #[test]
     fn loss_is_reported_once_until_a_flush_has_succeeded() {
         let path = Path::new("a file of loss_is_reported_once_until_a_flush_has_succeeded");
-        let (sender, told) = channel();
-        subscribe_lost_writes(move |lost| {
-            // After the test, the receiver is gone.
-            let _ = if lost.path == path { sender.send(lost.error.clone()) } else { Ok(()) };
+        let receivers = [(); 2].map(|()| {
+            let (sender, told) = channel();
+            subscribe_lost_writes(move |lost| {
+                // After the test, the receiver is gone.
+                let _ = if lost.path == path { sender.send(lost.error.clone()) } else { Ok(()) };
+            });
+            told
         });
-        let next = || told.recv_timeout(Duration::from_secs(60)).unwrap();
+        // The same for every subscriber.
+        let next = || {
+            let [one, other] =
+                [0, 1].map(|at| receivers[at].recv_timeout(Duration::from_secs(60)).unwrap());
+            assert_eq!(one, other);
+            one
+        };
         let losses = LostWrites::default();
         losses.note(path, Errno::IO);
         assert_eq!(next(), Errno::IO.to_string());
