@@ -57,10 +57,22 @@ fn debug_text(text: &str) -> Vec<&str> {
     product.lines().filter(is_debug).collect()
 }
 
-#[test]
-fn no_message_holds_debug_text_of_a_type() {
+/// Lines of a file's product code that print the number of a status in a message.
+fn bare_status(text: &str) -> Vec<&str> {
+    let product = text.split("\n#[cfg(test)]\nmod ").next().unwrap();
+    let is_number = |line: &&str| {
+        let after = line.to_lowercase();
+        let after = ["status {", "outcome {"].into_iter().filter_map(|word| after.split_once(word));
+        let mut is_hex = after.map(|(_, rest)| rest.split('}').next().unwrap().ends_with('x'));
+        is_hex.any(|is_hex| is_hex)
+    };
+    product.lines().filter(is_number).collect()
+}
+
+/// The name and the product code of every file with messages for users.
+fn product_files() -> Vec<(String, String)> {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let (mut found, mut wrong) = (Vec::new(), Vec::new());
+    let mut found = Vec::new();
     for entry in std::fs::read_dir(crates).unwrap() {
         let path = entry.unwrap().path();
         if !NOT_FOR_USERS.iter().any(|name| path.ends_with(name)) {
@@ -68,13 +80,33 @@ fn no_message_holds_debug_text_of_a_type() {
         }
     }
     assert!(found.len() > 500, "the tree is there");
-    for path in &found {
-        let name = path.strip_prefix(crates).unwrap().to_str().unwrap();
+    let named = |path: &PathBuf| {
+        let name = path.strip_prefix(crates).unwrap().to_str().unwrap().to_owned();
+        (name, std::fs::read_to_string(path).unwrap())
+    };
+    found.iter().map(named).collect()
+}
+
+#[test]
+fn no_message_holds_debug_text_of_a_type() {
+    let mut wrong = Vec::new();
+    for (name, text) in &product_files() {
         if ALLOWED.iter().any(|(allowed, _)| name.starts_with(allowed)) {
             continue;
         }
-        let text = std::fs::read_to_string(path).unwrap();
-        wrong.extend(debug_text(&text).iter().map(|line| format!("{name}: {}", line.trim())));
+        wrong.extend(debug_text(text).iter().map(|line| format!("{name}: {}", line.trim())));
     }
     assert!(wrong.is_empty(), "Debug text in messages, expected words:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_message_holds_a_status_without_its_name() {
+    let mut wrong = Vec::new();
+    for (name, text) in &product_files() {
+        // Where the name of a status is written, the number stands beside it.
+        if name != "base/src/request.rs" {
+            wrong.extend(bare_status(text).iter().map(|line| format!("{name}: {}", line.trim())));
+        }
+    }
+    assert!(wrong.is_empty(), "numbers in messages, expected words:\n{}", wrong.join("\n"));
 }

@@ -126,10 +126,9 @@ impl<'a> SuperblockIo<'a> {
             if let [answer] = answers.as_slice() {
                 return match answer.status {
                     IoStatus::SUCCESS => Ok(()),
-                    outcome => Err(Error::environment(format!(
-                        "{doing}: status {:#x}, expected 0",
-                        outcome.0
-                    ))),
+                    outcome => {
+                        Err(Error::environment(format!("{doing}: {outcome}, expected success")))
+                    }
                 };
             }
             if time > until {

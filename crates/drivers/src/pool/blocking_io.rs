@@ -153,10 +153,9 @@ impl BlockingVolumeIo {
                 format!("{doing}: the pool has no room for them"),
             )
             .with_hint("Delete volumes or trim them, or grow it, and do it again."),
-            outcome => Error::new(
-                ErrorCategory::Remote,
-                format!("{doing}: status {:#x}, expected 0", outcome.0),
-            ),
+            outcome => {
+                Error::new(ErrorCategory::Remote, format!("{doing}: {outcome}, expected success"))
+            }
         })
     }
 

@@ -130,9 +130,7 @@ pub(super) fn format(
             Step::Write { at, bytes } => raw.write(*at, bytes),
             Step::Flush => raw.flush(),
         };
-        done.map_err(|outcome| {
-            refuse(format!("write a superblock: status {:#x}, expected 0", outcome.0))
-        })?;
+        done.map_err(|outcome| refuse(format!("write a superblock: {outcome}, expected success")))?;
     }
     Ok(())
 }

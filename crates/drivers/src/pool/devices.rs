@@ -88,10 +88,7 @@ impl PoolDevice {
             raw.map_err(|problem| refuse(ErrorCategory::Environment, problem.to_string()))?;
         let mut page = [0; 4096];
         raw.read(0, &mut page).map_err(|outcome| {
-            refuse(
-                ErrorCategory::Remote,
-                format!("read its label: status {:#x}, expected 0", outcome.0),
-            )
+            refuse(ErrorCategory::Remote, format!("read its label: {outcome}, expected success"))
         })?;
         Ok(page)
     }

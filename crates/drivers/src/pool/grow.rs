@@ -342,7 +342,7 @@ fn write_label(opener: &Opener<'_>, member: &PoolDevice, label: &Label) -> Resul
         raw.flush()
     };
     write().map_err(|outcome| {
-        let problem = format!("write its label: status {:#x}, expected 0", outcome.0);
+        let problem = format!("write its label: {outcome}, expected success");
         refuse(ErrorCategory::Remote, problem)
     })
 }

@@ -205,8 +205,7 @@ impl ParentImage {
         for (at, place) in pages.iter().zip(all.chunks_exact_mut(4)) {
             let mut page = [0; 4096];
             raw.read(*at, &mut page).map_err(|outcome| {
-                let problem =
-                    format!("read block {at} of 4 KiB: status {:#x}, expected 0", outcome.0);
+                let problem = format!("read block {at} of 4 KiB: {outcome}, expected success");
                 Error::new(ErrorCategory::Remote, format!("{}: {problem}", self.uri))
             })?;
             place.copy_from_slice(&tenmil_volume::checksum(&page).to_le_bytes());

@@ -216,7 +216,7 @@ impl fmt::Display for RawSubmitError {
                 write!(out, "submit a command: it moves more than {bytes_max} bytes")
             }
             Self::Refused(outcome) => {
-                write!(out, "submit a command: refused with status {:#06x}", outcome.0)
+                write!(out, "submit a command: refused: {outcome}")
             }
             Self::Fused => write!(out, "submit a command: it is half of a fused pair"),
         }

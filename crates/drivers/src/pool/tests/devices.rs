@@ -363,7 +363,7 @@ fn a_label_that_could_not_be_written_leaves_the_store_as_it_was() {
     for rule in ["error:write@0-7", "error:flush", "error:write@8-15"] {
         let broken: Uri = format!("fault:[{b}]?rule={rule}").parse().unwrap();
         let refused = bench.refused(&broken, true);
-        assert!(refused.contains("write its label: status"), "{rule}: {refused}");
+        assert!(refused.contains("write its label: Write Fault"), "{rule}: {refused}");
         assert_eq!(bench.sizes(), [2048], "{rule}");
     }
     bench.store().grow(&bench.opener(), &[bench.file("b")], true).unwrap();
