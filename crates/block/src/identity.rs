@@ -167,18 +167,23 @@ fn file(machine: &KernelFiles, uri: &Uri, leaves: &mut Vec<Leaf>) -> Uri {
         leaves.push(Leaf::Name(plain.to_string()));
         return plain;
     };
-    let whole = own.bytes.start == 0 && own.bytes.end == u64::MAX;
-    let part = match whole {
-        true => String::new(),
-        false => format!(", bytes {} to {}", own.bytes.start, own.bytes.end),
-    };
-    let known = Uri::new("medium", format!("{}{part}", own.medium));
+    let known = medium(own);
     let name = match part_uuid(machine, uri.path()) {
         Some(uuid) => format!("{} (PARTUUID {uuid})", uri.path()),
         None => uri.path().to_owned(),
     };
     leaves.push(Leaf::Known(name, extents));
     known
+}
+
+/// The bytes of a device: two partitions of one disk are two devices.
+fn medium(own: &StorageExtent) -> Uri {
+    let StorageExtent { medium, bytes } = own;
+    let part = match (bytes.start, bytes.end) {
+        (0, u64::MAX) => String::new(),
+        (start, end) => format!(", bytes {start} to {end}"),
+    };
+    Uri::new("medium", format!("{medium}{part}"))
 }
 
 /// The GUID of a partition, as its table has it. It is shown and compared by nobody: a copied disk has the same
@@ -202,9 +207,10 @@ impl fmt::Display for DeviceIdentity {
 mod tests {
     use std::io::Write;
 
+    use tenmil_linux::holders::{StorageExtent, StorageId};
     use tenmil_linux::kernel_files::KernelFiles;
 
-    use super::DeviceIdentity;
+    use super::{DeviceIdentity, medium as medium_of};
 
     fn of(uri: &str) -> DeviceIdentity {
         DeviceIdentity::of_uri(&uri.parse().unwrap())
@@ -281,6 +287,19 @@ mod tests {
             assert_eq!(found(path).as_deref(), Some("1b2c"), "{path}");
         }
         assert_eq!((found("/dev/sda"), found("/srv/sda1")), (None, None));
+    }
+
+    #[test]
+    fn partitions_of_one_disk_are_devices_of_their_own() {
+        let of = |bytes| {
+            let medium = StorageId::Named("eui.1".into());
+            medium_of(&StorageExtent { medium, bytes }).to_string()
+        };
+        let keys = [of(0..u64::MAX), of(0..4096), of(4096..8192), of(4096..u64::MAX)];
+        for (index, key) in keys.iter().enumerate() {
+            assert!(!keys[..index].contains(key), "{keys:?}");
+        }
+        assert_eq!(of(4096..8192), keys[2]);
     }
 
     #[test]
