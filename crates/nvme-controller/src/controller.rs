@@ -21,8 +21,8 @@ use tenmil_wire::feature::Feature;
 use tenmil_wire::log::event::ReservationEvent;
 use tenmil_wire::log::self_test::SelfTestOutcome;
 
+use crate::executor::FusedArbiter;
 use crate::namespace::{Namespaces, Versioned};
-use crate::queue::FusedArbiter;
 use commands::CommandResult;
 use events::{Event, Events};
 use features::commands::Timestamp;

@@ -1,4 +1,4 @@
-//! NVMe controller: everything between a command ring and a block device.
+//! NVMe controller: everything between the commands of a host and a block device.
 //!
 //! ```text
 //!            registers, doorbells, vectors                     one thread
@@ -6,8 +6,8 @@
 //!                 │                          │
 //!                 │ creates, deletes         │ namespace::Namespaces, immutable snapshot
 //!                 ▼                          ▼
-//!            queue::Queue ──────────▶ tenmil_base::BlockDevice        any reactor
-//!            fetch, decode, check, translate, submit, poll, complete
+//!   queue::Queue ──▶ executor::Executor ──▶ tenmil_base::BlockDevice  any reactor
+//!   rings: fetch, post   decode, check, translate, submit, poll
 //! ```
 //!
 //! Every command is a state machine: host memory that completes an access many iterations later and a
@@ -20,6 +20,7 @@
 mod bounce;
 pub mod controller;
 mod doorbell;
+pub mod executor;
 pub mod fuzz;
 pub mod namespace;
 pub mod queue;

@@ -27,8 +27,8 @@ use super::firmware::Slots;
 use super::reservation::change_queue::ChangeQueue;
 use super::reservation::preempted::Preempted;
 use super::reservation::{HostId, Reservations};
+use crate::executor::FusedArbiter;
 use crate::namespace::{CacheVoucher, CopyLimits, Identity, Namespace, Namespaces, Versioned};
-use crate::queue::FusedArbiter;
 
 mod binding;
 mod changes;

@@ -1,24 +1,11 @@
 //! Early termination of commands: abort, preemption, queue deletion, and stopping a queue.
-//!
-//! A command with a request or a host access in flight keeps its memory until that has completed; only
-//! the status reported to the host changes.
 
 use tenmil_base::{HostMemory, Instant};
-use tenmil_wire::{IoOpcode, Status};
+use tenmil_wire::Status;
 
 use super::Queue;
-use super::channel;
-use super::command_context::WaitReason;
-use super::slot::{Slot, State};
 use crate::controller::Preempted;
-
-/// Writes of a namespace that were outstanding when its reservation was preempted.
-#[derive(Debug)]
-pub(super) struct PreemptedWrites {
-    /// The preemption waits while this is there.
-    _held: Preempted,
-    commands: Vec<(u16, Slot)>,
-}
+use crate::executor::{Tag, low16};
 
 impl<H: HostMemory> Queue<H> {
     /// Tries to abort a command (Base 2.1 §5.1.1). Returns true if it completes, now or later, as
@@ -28,56 +15,34 @@ impl<H: HostMemory> Queue<H> {
         let Some(index) = self.submissions.iter().position(|queue| queue.id == sqid) else {
             return false;
         };
-        if let Some((held_index, command)) = self.held
-            && held_index == index
-            && command.cid() == cid
-        {
+        let tag = Tag { stream: low16(index as u64), id: cid };
+        let is_aborted = match self.held {
             // The held command has no slot yet: it completes as soon as a completion entry is free.
-            if self.fetch_budget(1) == 1 {
-                self.held = None;
-                self.refuse(index, &command, Status::ABORT_REQUESTED);
-                return true;
+            Some((held_index, command)) if held_index == index && command.cid() == cid => {
+                let has_room = self.fetch_budget(1) == 1;
+                if has_room {
+                    self.held = None;
+                    self.submissions[index].in_flight += 1;
+                    self.executor.refuse(tag, &command, Status::ABORT_REQUESTED);
+                }
+                has_room
             }
-            return false;
-        }
-        let is_it = |slot: &Slot| usize::from(slot.submission()) == index && slot.cid() == cid;
-        let found = self.slots.iter().find(|(_, slot)| is_it(slot)).map(|(number, _)| number);
-        found.is_some_and(|number| self.cancel(now, number, Status::ABORT_REQUESTED))
+            _ => self.executor.abort(now, tag),
+        };
+        self.post_finished();
+        is_aborted
     }
 
-    /// Aborts the outstanding commands of a namespace after its reservation was preempted (Base 2.1
-    /// §8.1.22.7). `preempted` is held until the medium has answered what writes:
-    /// see [`check_preempted`](Self::check_preempted).
+    /// Aborts the outstanding commands of a namespace after its reservation was preempted: see
+    /// [`Executor::abort_namespace`](crate::executor::Executor::abort_namespace).
     pub fn abort_namespace(&mut self, now: Instant, nsid: u32, preempted: &Preempted) {
-        let numbers: Vec<u16> = self
-            .slots
-            .iter()
-            .filter(|(_, slot)| self.directory.nsid_of(slot.channel()) == nsid)
-            .map(|(number, _)| number)
-            .collect();
-        for number in numbers {
-            self.cancel(now, number, Status::ABORTED_PREEMPT_AND_ABORT);
-        }
-        let is_writing =
-            |slot: &Slot| writes(slot.opcode()) && self.directory.nsid_of(slot.channel()) == nsid;
-        let writing = self.slots.iter().filter(|(_, slot)| is_writing(slot));
-        let commands: Vec<_> = writing.map(|(number, slot)| (number, *slot)).collect();
-        if !commands.is_empty() {
-            self.preempted.push(PreemptedWrites { _held: preempted.clone(), commands });
-        }
+        self.executor.abort_namespace(now, nsid, preempted);
+        self.post_finished();
     }
 
-    /// Looks which writes that were outstanding when a reservation was preempted have been answered, and
-    /// lets go of preemptions that wait for none.
+    /// See [`Executor::check_preempted`](crate::executor::Executor::check_preempted).
     pub fn check_preempted(&mut self) {
-        let slots = &self.slots;
-        self.preempted.retain_mut(|writes| {
-            let is_there = |(number, old): &(u16, Slot)| {
-                slots.get((*number).into()).is_some_and(|slot| slot.is_command(old))
-            };
-            writes.commands.retain(is_there);
-            !writes.commands.is_empty()
-        });
+        self.executor.check_preempted();
     }
 
     /// Stops fetching from a submission queue; commands already fetched are completed.
@@ -87,12 +52,8 @@ impl<H: HostMemory> Queue<H> {
         };
         self.submissions[index].is_closing = true;
         self.held.take_if(|(held_index, _)| *held_index == index);
-        let of_it = |slot: &Slot| usize::from(slot.submission()) == index;
-        let numbers: Vec<u16> =
-            self.slots.iter().filter(|(_, slot)| of_it(slot)).map(|(number, _)| number).collect();
-        for number in numbers {
-            self.cancel(now, number, Status::ABORTED_SQ_DELETION);
-        }
+        self.executor.cancel_stream(now, low16(index as u64));
+        self.post_finished();
     }
 
     /// Removes a closed submission queue once all its commands have completed. Returns true if it is
@@ -106,12 +67,7 @@ impl<H: HostMemory> Queue<H> {
             return false;
         }
         self.submissions.remove(index);
-        // Slots refer to submission queues by position, so the positions after the removed one shift.
-        for number in self.slots.iter().map(|(number, _)| number).collect::<Vec<_>>() {
-            let slot = self.slots.get_mut(number);
-            let submission = slot.submission();
-            slot.set_submission(submission - u16::from(usize::from(submission) > index));
-        }
+        self.executor.remove_stream(low16(index as u64));
         if let Some((held_index, _)) = &mut self.held {
             *held_index -= usize::from(*held_index > index);
         }
@@ -121,99 +77,35 @@ impl<H: HostMemory> Queue<H> {
     /// Stops the queue: starts no new access to host memory and posts no completions. The caller polls
     /// the queue until it [`is_drained`](Self::is_drained).
     pub fn stop(&mut self, now: Instant) {
-        self.is_stopping = true;
         self.held = None;
-        for index in 0..self.directory.channel_count() {
-            let Some(channel) = self.directory.channel(index) else { continue };
-            for token in channel.take_unsubmitted() {
-                if self.slots.get(token).is_some_and(|slot| slot.state() == State::Fast)
-                    && let Ok(number) = u16::try_from(token)
-                {
-                    self.complete(number, Status::ABORTED_SQ_DELETION, 0);
-                }
-            }
-        }
-        for number in self.slots.iter().map(|(number, _)| number).collect::<Vec<_>>() {
-            if self.slots.get(number.into()).is_some() {
-                self.cancel(now, number, Status::ABORTED_SQ_DELETION);
-            }
-        }
+        self.executor.stop(now);
+        self.post_finished();
     }
 
-    /// After [`stop`](Self::stop): blocks all access to the blocks with writes in flight until these
-    /// complete. The host gets no completion for them anymore and may resend them through another queue;
-    /// the resent writes must not be overtaken by the old ones.
+    /// After [`stop`](Self::stop): see [`Executor::fence_writes`](crate::executor::Executor::fence_writes).
     pub fn fence_writes(&mut self) {
-        self.directory.channels().for_each(channel::Channel::fence_writes);
+        self.executor.fence_writes();
     }
 
     /// Opcode, namespace and first block of the outstanding command in the lowest slot.
     pub fn first_outstanding(&self) -> Option<(u8, u32, u64)> {
-        let (_, slot) = self.slots.iter().next()?;
-        Some((slot.opcode(), self.directory.nsid_of(slot.channel()), slot.lba))
+        self.executor.first_outstanding()
     }
 
     /// Whether no request and no host access is in flight. A stopped queue may then be dropped, and its
     /// memory belongs to the host again.
     pub fn is_drained(&self) -> bool {
-        self.slots.taken() == 0 && self.ring_accesses == 0
+        self.executor.taken() == 0 && self.ring_accesses == 0
     }
 
     /// Whether only first halves of fused pairs are outstanding; these access nothing before their second
     /// halves arrive. Stays true, once it is true, as long as the queue is paused.
     pub fn is_at_rest(&self) -> bool {
-        let halves = self.submissions.iter().filter(|queue| queue.first.is_some()).count();
-        self.slots.taken() == halves && self.ring_accesses == 0
+        self.executor.is_at_rest() && self.ring_accesses == 0
     }
 
     /// Commands being executed. Halves of fused pairs that wait do not count.
     pub fn in_flight(&self) -> usize {
-        self.slots.taken() - self.paused
+        self.executor.in_flight()
     }
-
-    /// Ends a command with `status`, at once or when its accesses complete. Returns false if the command
-    /// is not affected.
-    fn cancel(&mut self, now: Instant, number: u16, status: Status) -> bool {
-        let Some(slot) = self.slots.get(number.into()).copied() else { return false };
-        match slot.state() {
-            State::Free | State::Fast => false,
-            State::Parked => {
-                self.unpark(slot.submission().into());
-                self.complete(number, status, 0);
-                true
-            }
-            State::Slow => {
-                let waiting_pair = self.waiting_pair();
-                let area = self.areas.get(slot.area);
-                if area.wait == WaitReason::Controller && !self.is_stopping {
-                    // The reservation change may be durable already: the command keeps its own result.
-                    return false;
-                }
-                area.cancelled = Some(status);
-                area.mover.abandon();
-                // The second half of a running pair is completed with the first half, in `pair_ended`.
-                let is_second = area.wait == WaitReason::Pair && waiting_pair != Some(slot.area);
-                if !area.is_referenced() && !is_second {
-                    self.want_buffer.retain(|waiting| *waiting != slot.area);
-                    self.want_room.retain(|waiting| *waiting != slot.area);
-                    self.finish(now, slot.area, status, 0);
-                }
-                true
-            }
-        }
-    }
-}
-
-/// Whether a command of this opcode changes blocks.
-fn writes(opcode: u8) -> bool {
-    matches!(
-        IoOpcode::from_u8(opcode),
-        Some(
-            IoOpcode::Write
-                | IoOpcode::WriteUncorrectable
-                | IoOpcode::WriteZeroes
-                | IoOpcode::DatasetManagement
-                | IoOpcode::Copy
-        )
-    )
 }

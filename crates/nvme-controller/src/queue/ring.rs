@@ -7,7 +7,6 @@ use tenmil_base::{
     AccessCompletion, AccessFault, AccessId, AccessProgress, CompletionEntry, HostEntries,
     HostMemory, entry_to_dwords,
 };
-use tenmil_wire::Command;
 
 use super::shadow::Shadow;
 use crate::doorbell::DoorbellPage;
@@ -27,8 +26,6 @@ pub(crate) struct SubmissionQueue<E> {
     pub(crate) is_closing: bool,
     /// Commands fetched and not completed.
     pub(crate) in_flight: u32,
-    /// First command of a fused pair, with its slot, while the second one is awaited.
-    pub(crate) first: Option<(u16, Command)>,
 }
 
 /// Controller side of a completion queue.
@@ -90,17 +87,7 @@ impl<E: HostEntries> SubmissionQueue<E> {
     ) -> Result<Self, AccessFault> {
         let ring = Ring::open(host, iova, u64::from(size) * COMMAND_BYTES as u64)?;
         let doorbell = DoorbellSource { shadow: None, reported: None };
-        Ok(Self {
-            id,
-            size,
-            head: 0,
-            tail: 0,
-            ring,
-            doorbell,
-            is_closing: false,
-            in_flight: 0,
-            first: None,
-        })
+        Ok(Self { id, size, head: 0, tail: 0, ring, doorbell, is_closing: false, in_flight: 0 })
     }
 
     pub(crate) fn set_shadow(&mut self, shadow: Shadow<E>) {
@@ -187,7 +174,6 @@ impl<E: HostEntries> SubmissionQueue<E> {
             end = refused;
         }
         self.head = head;
-        self.in_flight += accepted;
         (accepted, end)
     }
 

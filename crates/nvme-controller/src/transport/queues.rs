@@ -8,7 +8,8 @@ use super::state::PAGE_SHIFT_MIN;
 use super::{MemoryTransport, QueueDeletion, SignalledQueue};
 use crate::controller::interface::{AdminResult, CreateCompletionQueue, CreateSubmissionQueue};
 use crate::doorbell::STRIDE;
-use crate::queue::{Queue, QueueConfig, QueueContext};
+use crate::executor::{ExecutorConfig, ExecutorContext};
+use crate::queue::{Queue, QueueConfig};
 
 /// CC.IOSQES and CC.IOCQES as powers of two (Base 2.1 §3.1.4.5).
 const SUBMISSION_ENTRY_SHIFT: u8 = 6;
@@ -28,20 +29,22 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             cqid: create.cqid,
             entries: create.entries,
             address: create.address,
-            page_shift: PAGE_SHIFT_MIN + cc.mps(),
-            transfer_bytes_max: self.controller.configuration().transfer_bytes_max,
-            in_flight_max: self.config.in_flight_max.min(entries),
-            areas: self.config.areas,
             burst: self.burst(),
+            executor: ExecutorConfig {
+                page_shift: PAGE_SHIFT_MIN + cc.mps(),
+                transfer_bytes_max: self.controller.configuration().transfer_bytes_max,
+                in_flight_max: self.config.in_flight_max.min(entries),
+                areas: self.config.areas,
+            },
         };
-        let shared = QueueContext {
-            doorbells: self.bar.doorbells().clone(),
+        let shared = ExecutorContext {
             floor: self.controller.floor(),
             is_write_through: self.is_write_through.clone(),
             buffers: self.buffers.clone(),
         };
         let namespaces = self.controller.namespaces().reader();
-        let queue = Queue::new(self.host.clone(), &config, shared, namespaces);
+        let doorbells = self.bar.doorbells().clone();
+        let queue = Queue::new(self.host.clone(), &config, doorbells, shared, namespaces);
         let queue = queue.map_err(|_| Status::INVALID_FIELD.with_dnr())?;
         self.queues.push(SignalledQueue { queue, vector: create.vector });
         self.queue_changes = self.queue_changes.wrapping_add(1);

@@ -162,7 +162,7 @@ fn commands_of_the_queue_behind_a_deleted_one_still_find_their_queue() {
     rig.queue.add_submission_queue(2, 8, 0x3000).unwrap();
     rig.medium.blocks().is_stuck = true;
     rig.fill(0x3000, &io(IoOpcode::Read, 0, 1).with_cid(77).to_bytes());
-    rig.shared.doorbells.ring(4, 1);
+    rig.doorbells.ring(4, 1);
     rig.turn();
     let now = rig.now;
     rig.queue.close_submission_queue(now, 1);

@@ -140,7 +140,7 @@ fn a_pair_runs_alone_among_all_queues_of_the_subsystem() {
         let ram = ram();
         let setup = Setup { seed, ..Setup::default() };
         let mut rig = Rig::new(&setup, &ram, FakeMedium::new(&ram, BLOCKS).later(seed));
-        let mut other = make(&rig.host, &setup, &rig.shared, &rig.published, 2);
+        let mut other = make(&rig.host, &setup, (&rig.doorbells, &rig.shared), &rig.published, 2);
         other.add_submission_queue(2, 16, 0x3000).unwrap();
         // Both queues write blocks 0 to 7; the pair of the first expects the contents that it finds.
         for index in 0..6_usize {
@@ -155,7 +155,7 @@ fn a_pair_runs_alone_among_all_queues_of_the_subsystem() {
         rig.push(write.with_cdw12(7 | 1 << 31));
         rig.push(io(IoOpcode::Write, 0, 8));
         rig.ring();
-        rig.shared.doorbells.ring(4, 6);
+        rig.doorbells.ring(4, 6);
         for _ in 0..400 {
             rig.turn();
             let now = rig.now;
@@ -179,13 +179,13 @@ fn two_queues_with_a_pair_each_take_turns() {
     let ram = ram();
     let setup = Setup::default();
     let mut rig = Rig::new(&setup, &ram, FakeMedium::new(&ram, BLOCKS).later(4));
-    let mut other = make(&rig.host, &setup, &rig.shared, &rig.published, 2);
+    let mut other = make(&rig.host, &setup, (&rig.doorbells, &rig.shared), &rig.published, 2);
     other.add_submission_queue(2, 16, 0x3000).unwrap();
     for (index, command) in pair(0, 1).into_iter().enumerate() {
         rig.fill(0x3000 + index as u64 * 64, &command.to_bytes());
         rig.push(command);
     }
-    rig.shared.doorbells.ring(4, 2);
+    rig.doorbells.ring(4, 2);
     rig.ring();
     for _ in 0..300 {
         rig.turn();
@@ -198,7 +198,8 @@ fn two_queues_with_a_pair_each_take_turns() {
 
 /// Another queue of the same subsystem, with its submission ring at 3000h, and 15 entries available.
 fn another(rig: &Rig) -> Queue<FakeHost> {
-    let mut other = make(&rig.host, &Setup::default(), &rig.shared, &rig.published, 2);
+    let mut other =
+        make(&rig.host, &Setup::default(), (&rig.doorbells, &rig.shared), &rig.published, 2);
     other.add_submission_queue(2, 16, 0x3000).unwrap();
     other
 }
@@ -209,7 +210,7 @@ fn give(rig: &mut Rig, commands: &[Command]) {
         let cid = u16::try_from(at).unwrap();
         rig.fill(0x3000 + at * 64, &command.with_cid(cid).to_bytes());
     }
-    rig.shared.doorbells.ring(4, u32::try_from(commands.len()).unwrap());
+    rig.doorbells.ring(4, u32::try_from(commands.len()).unwrap());
 }
 
 fn turn(rig: &mut Rig, other: &mut Queue<FakeHost>, times: usize) {
@@ -308,7 +309,8 @@ fn whoever_sends_pairs_without_end_lets_others_get_on() {
 fn a_queue_that_waits_for_the_end_of_a_pair_or_owes_its_word_stays_awake() {
     let mut rig = rig(SHARED, 0);
     let mut other = another(&rig);
-    let mut third = make(&rig.host, &Setup::default(), &rig.shared, &rig.published, 3);
+    let mut third =
+        make(&rig.host, &Setup::default(), (&rig.doorbells, &rig.shared), &rig.published, 3);
     third.add_submission_queue(3, 16, 0x4000).unwrap();
     for command in pair(0, 1) {
         rig.push(command);
@@ -379,7 +381,7 @@ fn waits_for_stopped(write: Command) {
     }
     rig.ring();
     turn(&mut rig, &mut other, 10);
-    assert!(rig.queue.waiting_pair().is_some(), "what was stopped may still be written");
+    assert!(rig.queue.executor.waiting_pair().is_some(), "what was stopped may still be written");
     rig.medium.blocks().is_stuck = false;
     turn(&mut rig, &mut other, 10);
     assert!(other.is_drained() && rig.queue.is_drained());

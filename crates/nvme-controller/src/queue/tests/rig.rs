@@ -7,17 +7,19 @@ use tenmil_wire::{Command, Completion, IoOpcode, Status};
 
 use crate::BouncePool;
 use crate::doorbell::DoorbellPage;
+use crate::executor::{ExecutorConfig, ExecutorContext};
 use crate::fuzz::host::{BOUNCE, FakeHost, HostBehavior, Ram};
 use crate::fuzz::medium::FakeMedium;
 use crate::namespace::{CopyLimits, Identity, Namespace, Namespaces, Versioned};
-use crate::queue::{Queue, QueueConfig, QueueContext, QueueEvent};
+use crate::queue::{Queue, QueueConfig, QueueEvent};
 
 /// A queue, its host and its block devices.
 pub(super) struct Rig {
     pub(super) ram: Arc<Ram>,
     pub(super) medium: Arc<FakeMedium>,
     pub(super) published: Versioned<Namespaces>,
-    pub(super) shared: QueueContext,
+    pub(super) doorbells: Arc<DoorbellPage>,
+    pub(super) shared: ExecutorContext,
     pub(super) queue: Queue<FakeHost>,
     pub(super) host: FakeHost,
     pub(super) now: Instant,
@@ -109,8 +111,8 @@ impl Rig {
             len_bytes: setup.buffer_bytes,
         };
         let buffers = (0..setup.buffers).map(buffer).collect();
-        let shared = QueueContext {
-            doorbells: DoorbellPage::new(4),
+        let doorbells = DoorbellPage::new(4);
+        let shared = ExecutorContext {
             floor: Arc::default(),
             is_write_through: Arc::default(),
             buffers: BouncePool::new(ram.clone(), buffers),
@@ -119,8 +121,9 @@ impl Rig {
         let mut rig = Self {
             ram: ram.clone(),
             medium,
-            queue: make(&host, setup, &shared, &published, 1),
+            queue: make(&host, setup, (&doorbells, &shared), &published, 1),
             published,
+            doorbells,
             shared,
             host,
             now: Instant::default(),
@@ -154,7 +157,7 @@ impl Rig {
     }
 
     pub(super) fn ring(&mut self) {
-        self.shared.doorbells.ring(2, self.sq.index);
+        self.doorbells.ring(2, self.sq.index);
     }
 
     pub(super) fn turn(&mut self) -> crate::queue::PollStats {
@@ -181,7 +184,7 @@ impl Rig {
     }
 
     pub(super) fn give_back(&mut self) {
-        self.shared.doorbells.ring(3, self.cq.index);
+        self.doorbells.ring(3, self.cq.index);
     }
 
     /// Polls until `count` commands have completed.
@@ -245,7 +248,7 @@ impl Rig {
 pub(super) fn make(
     host: &FakeHost,
     setup: &Setup,
-    shared: &QueueContext,
+    (doorbells, shared): (&Arc<DoorbellPage>, &ExecutorContext),
     published: &Versioned<Namespaces>,
     cqid: u16,
 ) -> Queue<FakeHost> {
@@ -253,13 +256,16 @@ pub(super) fn make(
         cqid,
         entries: setup.cq_entries,
         address: 0x8000 + u64::from(cqid - 1) * 0x1000,
-        page_shift: 12,
-        transfer_bytes_max: TRANSFER_MAX,
-        in_flight_max: 32,
-        areas: setup.areas,
         burst: 64,
+        executor: ExecutorConfig {
+            page_shift: 12,
+            transfer_bytes_max: TRANSFER_MAX,
+            in_flight_max: 32,
+            areas: setup.areas,
+        },
     };
-    Queue::new(host.clone(), &config, shared.clone(), published.reader()).unwrap()
+    let (doorbells, shared) = (doorbells.clone(), shared.clone());
+    Queue::new(host.clone(), &config, doorbells, shared, published.reader()).unwrap()
 }
 
 /// A command on blocks of namespace 1, with its data at [`DATA`].

@@ -107,7 +107,7 @@ fn a_tail_outside_the_ring_is_reported_once_and_changes_nothing() {
     let mut rig = Rig::new(&Setup::default(), &ram, FakeMedium::new(&ram, BLOCKS));
     for hostile in [16, 17, 0xffff, 0x1_0000, u32::MAX] {
         rig.letters.clear();
-        rig.shared.doorbells.ring(2, hostile);
+        rig.doorbells.ring(2, hostile);
         for _ in 0..5 {
             assert_eq!(rig.turn().taken, 0);
         }
@@ -130,7 +130,7 @@ fn a_head_that_was_never_filled_is_reported_and_gives_no_place() {
     rig.turn();
     for hostile in [4, u32::MAX] {
         rig.letters.clear();
-        rig.shared.doorbells.ring(3, hostile);
+        rig.doorbells.ring(3, hostile);
         for _ in 0..3 {
             assert_eq!(rig.turn().posted, 0);
         }
@@ -145,7 +145,7 @@ fn a_head_that_was_never_filled_is_reported_and_gives_no_place() {
         }
         rig.ring();
         rig.turn();
-        rig.shared.doorbells.ring(3, 11);
+        rig.doorbells.ring(3, 11);
     }
     assert_eq!(rig.letters, [QueueEvent::InvalidDoorbell(InvalidDoorbell::Value)]);
 }
@@ -166,7 +166,7 @@ fn shadow_doorbells_are_followed_and_the_host_is_told_when_to_ring() {
     assert!(!rig.turn().is_busy);
     assert_eq!(rig.bytes(events, 4), 2_u32.to_le_bytes(), "a queue that rests does");
     // The register has no effect any more.
-    rig.shared.doorbells.ring(2, 5);
+    rig.doorbells.ring(2, 5);
     assert_eq!(rig.turn().taken, 0);
     rig.fill(shadow, &99_u32.to_le_bytes());
     rig.turn();
@@ -224,7 +224,7 @@ fn two_submission_queues_share_a_completion_queue_and_its_places() {
         core::mem::swap(&mut rig.sq, &mut other);
     }
     rig.ring();
-    rig.shared.doorbells.ring(4, 6);
+    rig.doorbells.ring(4, 6);
     let mut seen = [vec![], vec![]];
     for completion in rig.collect(12) {
         seen[usize::from(completion.sqid()) - 1].push(completion.cid());

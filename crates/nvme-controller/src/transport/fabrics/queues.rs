@@ -9,7 +9,8 @@ use tenmil_wire::register::CommandSetSelected;
 use super::{FabricsTransport, QueueCommand, QueueLink};
 use crate::bounce::BouncePool;
 use crate::controller::interface::{AdminResult, CommandOrigin, IoCounters};
-use crate::queue::{Queue, QueueConfig, QueueContext, QueueEvent};
+use crate::executor::{ExecutorConfig, ExecutorContext};
+use crate::queue::{Queue, QueueConfig, QueueEvent};
 
 /// Parameters of an I/O queue.
 #[derive(Clone, Copy, Debug)]
@@ -87,20 +88,22 @@ impl FabricsTransport {
             cqid: new.qid,
             entries: new.entries,
             address: new.completion,
-            page_shift: new.page_shift,
-            transfer_bytes_max: self.controller.configuration().transfer_bytes_max,
-            in_flight_max: new.in_flight_max,
-            areas: new.areas,
             burst: self.burst(),
+            executor: ExecutorConfig {
+                page_shift: new.page_shift,
+                transfer_bytes_max: self.controller.configuration().transfer_bytes_max,
+                in_flight_max: new.in_flight_max,
+                areas: new.areas,
+            },
         };
-        let shared = QueueContext {
-            doorbells: self.doorbells.clone(),
+        let shared = ExecutorContext {
             floor: self.controller.floor(),
             is_write_through: self.is_write_through.clone(),
             buffers,
         };
         let namespaces = self.controller.namespaces().reader();
-        let queue = Queue::new(host, &config, shared, namespaces);
+        let doorbells = self.doorbells.clone();
+        let queue = Queue::new(host, &config, doorbells, shared, namespaces);
         let mut queue = queue.map_err(|_| CreateQueueError::Memory)?;
         queue
             .add_submission_queue(new.qid, new.entries, new.submission)

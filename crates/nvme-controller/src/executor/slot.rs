@@ -1,17 +1,16 @@
-//! Slot table: the commands that a queue has fetched and not completed.
+//! Slot table: the commands that an executor has begun and not finished.
 //!
 //! ```text
-//!   0        8     10        12           14       15      16     18        24
-//!   | lba    | cid | channel | submission | opcode | state | area | spare   |
-//!            |<-------------- one word: the key ---------->|
+//!   0        8    10        12       14       15      16     18        24
+//!   | lba    | id | channel | stream | opcode | state | area | spare   |
+//!            |<------------ one word: the key ------->|
 //! ```
 //!
-//! The index of a slot is the token of its requests. Every allocated slot also reserves a completion
-//! entry, so a fetched command can always be completed.
+//! The index of a slot is the token of its requests. `id` and `stream` are the command's tag.
 
 /// Slot table.
 #[derive(Debug)]
-pub(super) struct Slots {
+pub(crate) struct Slots {
     slots: Box<[Slot]>,
     /// First free slot: the one freed last, which is still in the cache. A free slot stores the index of
     /// the next free one in `area`.
@@ -42,7 +41,7 @@ pub(super) struct AllocCursor<'a> {
 }
 
 /// State of a loop that frees slots of [`State::Fast`] commands.
-pub(super) struct ReleaseCursor<'a> {
+pub(crate) struct ReleaseCursor<'a> {
     slots: &'a mut [Slot],
     free_before: &'a mut u16,
     taken_before: &'a mut u32,
@@ -53,7 +52,7 @@ pub(super) struct ReleaseCursor<'a> {
 const NONE: u16 = u16::MAX;
 
 const CHANNEL: u32 = 16;
-const SUBMISSION: u32 = 32;
+const STREAM: u32 = 32;
 const OPCODE: u32 = 48;
 const STATE: u32 = 56;
 
@@ -73,10 +72,10 @@ pub(super) enum State {
 impl Slot {
     /// A command without a context.
     #[inline]
-    pub(super) const fn new(lba: u64, cid: u16, channel: u16, submission: u16, opcode: u8) -> Self {
-        let key = cid as u64
+    pub(super) const fn new(lba: u64, id: u16, channel: u16, stream: u16, opcode: u8) -> Self {
+        let key = id as u64
             | (channel as u64) << CHANNEL
-            | (submission as u64) << SUBMISSION
+            | (stream as u64) << STREAM
             | (opcode as u64) << OPCODE;
         Self { lba, key, area: 0 }
     }
@@ -88,24 +87,24 @@ impl Slot {
         self
     }
 
-    /// Sets the submission queue.
+    /// Sets the stream.
     #[inline]
-    pub(super) const fn for_submission(mut self, submission: u16) -> Self {
-        self.set_submission(submission);
+    pub(super) const fn of_stream(mut self, stream: u16) -> Self {
+        self.set_stream(stream);
         self
     }
 
     /// Copies this template, whose identifier is zero, with a first block and an identifier.
     #[inline]
-    pub(super) const fn of(mut self, lba: u64, cid: u16) -> Self {
+    pub(super) const fn of(mut self, lba: u64, id: u16) -> Self {
         self.lba = lba;
-        self.key |= cid as u64;
+        self.key |= id as u64;
         self
     }
 
-    /// Command identifier.
+    /// Identifier of the command within its stream.
     #[inline]
-    pub(super) const fn cid(&self) -> u16 {
+    pub(super) const fn id(&self) -> u16 {
         self.part(0)
     }
 
@@ -115,10 +114,10 @@ impl Slot {
         self.part(CHANNEL)
     }
 
-    /// Index of the submission queue.
+    /// Stream of the command.
     #[inline]
-    pub(super) const fn submission(&self) -> u16 {
-        self.part(SUBMISSION)
+    pub(super) const fn stream(&self) -> u16 {
+        self.part(STREAM)
     }
 
     pub(super) const fn opcode(&self) -> u8 {
@@ -127,7 +126,7 @@ impl Slot {
 
     /// Whether this is the command that the slot held then, whatever has become of it.
     pub(super) fn is_command(&self, then: &Self) -> bool {
-        let of = |slot: &Self| (slot.lba, slot.cid(), slot.opcode(), slot.channel());
+        let of = |slot: &Self| (slot.lba, slot.id(), slot.opcode(), slot.channel());
         of(self) == of(then)
     }
 
@@ -150,8 +149,8 @@ impl Slot {
         self.key = self.key & !(0xffff << CHANNEL) | (channel as u64) << CHANNEL;
     }
 
-    pub(super) const fn set_submission(&mut self, submission: u16) {
-        self.key = self.key & !(0xffff << SUBMISSION) | (submission as u64) << SUBMISSION;
+    pub(super) const fn set_stream(&mut self, stream: u16) {
+        self.key = self.key & !(0xffff << STREAM) | (stream as u64) << STREAM;
     }
 
     /// Frees the slot and puts it at the head of the free list.
@@ -216,7 +215,7 @@ impl Slots {
 
     /// Starts a loop that frees many slots.
     #[inline(always)]
-    pub(super) fn release_many(&mut self) -> ReleaseCursor<'_> {
+    pub(crate) fn release_many(&mut self) -> ReleaseCursor<'_> {
         let Self { slots, free, taken } = self;
         ReleaseCursor { slots, free: *free, free_before: free, taken_before: taken }
     }
@@ -269,22 +268,22 @@ impl AllocCursor<'_> {
 }
 
 impl ReleaseCursor<'_> {
-    /// Frees the slot with this token if it is [`State::Fast`]. Returns the command identifier.
+    /// Frees the slot with this token if it is [`State::Fast`]. Returns the command's identifier.
     #[inline(always)]
-    pub(super) fn release(&mut self, token: u64) -> Option<u16> {
+    pub(crate) fn release(&mut self, token: u64) -> Option<u16> {
         let slot = self.slots.get_mut(usize::try_from(token).ok()?)?;
         if slot.key >> STATE != State::Fast as u64 {
             return None;
         }
-        let cid = slot.cid();
+        let id = slot.id();
         #[expect(clippy::cast_possible_truncation, reason = "an index of the table")]
         slot.free(&mut self.free, token as u16);
-        Some(cid)
+        Some(id)
     }
 
     /// Ends the loop, in which `count` slots were freed.
     #[inline(always)]
-    pub(super) fn finish(self, count: u32) {
+    pub(crate) fn finish(self, count: u32) {
         *self.free_before = self.free;
         *self.taken_before -= count;
     }
@@ -297,16 +296,16 @@ mod tests {
     #[test]
     fn a_full_table_takes_nothing_and_a_number_is_out_once() {
         let mut slots = Slots::new(2);
-        let command = |cid| Slot::new(0, cid, 0, 0, 2).in_state(State::Fast);
+        let command = |id| Slot::new(0, id, 0, 0, 2).in_state(State::Fast);
         let (first, second) = (slots.take(command(7)).unwrap(), slots.take(command(8)).unwrap());
         assert_ne!(first, second);
         assert_eq!(slots.take(command(9)), None);
         assert_eq!((slots.taken(), slots.room()), (2, 0));
-        assert_eq!(slots.get(u64::from(second)).unwrap().cid(), 8);
-        assert_eq!(slots.release(first).cid(), 7);
+        assert_eq!(slots.get(u64::from(second)).unwrap().id(), 8);
+        assert_eq!(slots.release(first).id(), 7);
         assert!(slots.get(u64::from(first)).is_none(), "a free slot holds no command");
         assert!(slots.get(99).is_none() && slots.get(u64::MAX).is_none());
-        assert_eq!(slots.iter().map(|(_, slot)| slot.cid()).collect::<Vec<_>>(), [8]);
+        assert_eq!(slots.iter().map(|(_, slot)| slot.id()).collect::<Vec<_>>(), [8]);
         assert_eq!(slots.take(command(9)), Some(first), "the one used last comes first");
         let mut releasing = slots.release_many();
         assert_eq!(releasing.release(second.into()), Some(8));
@@ -324,12 +323,11 @@ mod tests {
     #[test]
     fn every_part_of_a_slot_comes_back_and_changes_alone() {
         let mut slot = Slot::new(u64::MAX, 0xabcd, 0x1234, 0xf00f, 0x9e).in_state(State::Slow);
-        let parts = |slot: &Slot| {
-            (slot.cid(), slot.channel(), slot.submission(), slot.opcode(), slot.state())
-        };
+        let parts =
+            |slot: &Slot| (slot.id(), slot.channel(), slot.stream(), slot.opcode(), slot.state());
         assert_eq!(parts(&slot), (0xabcd, 0x1234, 0xf00f, 0x9e, State::Slow));
         slot.set_channel(0xffff);
-        slot.set_submission(1);
+        slot.set_stream(1);
         slot.set_state(State::Parked);
         assert_eq!(parts(&slot), (0xabcd, 0xffff, 1, 0x9e, State::Parked));
     }

@@ -6,14 +6,14 @@
 use tenmil_base::{Durability, HostMemory, Instant, Operation, Request, RequestFlags};
 use tenmil_wire::{Command, Fuse, IoOpcode, Status};
 
-use super::Queue;
-use super::fast::{NO_SEGMENT, flags};
 use super::job::{
     CommandExtent, Copy, DeallocateJob, EmulatedZeroesVerify, FlushAll, Job, JobEvent,
     ReservationJob, Transfer,
 };
 use super::namespace_table::{FastPathNamespace, READ_CONFLICT, WRITE_CONFLICT, WRITE_PROTECTED};
+use super::run::{NO_SEGMENT, flags};
 use super::slot::{Slot, State};
+use super::{Executor, Tag};
 use crate::namespace::CopyLimits;
 use crate::transfer::ACCESS_BYTES_MAX;
 
@@ -47,36 +47,39 @@ const DEAC: u32 = 1 << 25;
 /// AD in dword 11 of Dataset Management (NVM 1.1 §3.3.3).
 const DEALLOCATE: u32 = 1 << 2;
 
-impl<H: HostMemory> Queue<H> {
-    /// Starts, completes or holds a command that the fast path does not support. Returns false if the
-    /// command is held; nothing more may be fetched then.
+impl<H: HostMemory> Executor<H> {
+    /// Begins a command. There must be [`room`](Self::room). Returns false if it cannot begin now: then
+    /// the owner begins it again later, and nothing before it.
     #[cold]
-    pub(super) fn start_command(&mut self, now: Instant, index: usize, command: Command) -> bool {
+    pub fn begin(&mut self, now: Instant, tag: Tag, command: Command) -> bool {
+        if self.barred == Some(command.nsid()) {
+            return false;
+        }
         // After a first fused command, the next command must be checked as its second one.
-        if self.submissions[index].first.is_some() || command.fuse() != Fuse::Normal {
-            if command.fuse() == Fuse::Reserved && self.submissions[index].first.is_none() {
-                self.refuse(index, &command, Status::INVALID_FIELD.with_dnr());
+        let has_first = self.first_of(tag.stream).is_some();
+        if has_first || command.fuse() != Fuse::Normal {
+            if command.fuse() == Fuse::Reserved && !has_first {
+                self.refuse(tag, &command, Status::INVALID_FIELD.with_dnr());
                 return true;
             }
-            return self.admit_fused(now, index, command);
+            return self.admit_fused(now, tag, command);
         }
         let plan = match self.plan_command(&command) {
             Ok(plan) => plan,
             Err(status) => {
                 let status = self.protected(&command).unwrap_or(status);
-                self.refuse(index, &command, status);
+                self.refuse(tag, &command, status);
                 return true;
             }
         };
-        // Completing it with an error would be visible to the host, so the queue waits for a context.
+        // Completing it with an error would be visible to the host, so it waits for a context.
         if matches!(plan, Dispatch::Job(..)) && self.areas.room() == 0 {
-            self.held = Some((index, command));
             return false;
         }
         match plan {
-            Dispatch::Done => self.refuse(index, &command, Status::SUCCESS),
+            Dispatch::Done => self.refuse(tag, &command, Status::SUCCESS),
             Dispatch::Single(channel, mut request) => {
-                if let Some(slot) = self.take_slot(index, &command, State::Fast)
+                if let Some(slot) = self.take_slot(tag, &command, State::Fast)
                     && let Some(channel_to) = self.directory.channel(channel)
                 {
                     request.token = slot.into();
@@ -85,7 +88,7 @@ impl<H: HostMemory> Queue<H> {
                 }
             }
             Dispatch::Job(..) => {
-                if let Some(slot) = self.take_slot(index, &command, State::Slow)
+                if let Some(slot) = self.take_slot(tag, &command, State::Slow)
                     && let Some(area) = self.take_context(slot, command, plan)
                 {
                     self.drive(now, area, JobEvent::Begin);
@@ -112,43 +115,18 @@ impl<H: HostMemory> Queue<H> {
         is_protected.then_some(Status::NAMESPACE_WRITE_PROTECTED.with_dnr())
     }
 
-    /// Retries the held command, unless it is for the namespace `barred`. Returns true if none is held
-    /// anymore.
-    #[cold]
-    pub(super) fn resume(&mut self, now: Instant, barred: Option<u32>) -> bool {
-        let Some((index, command)) = self.held.take() else { return true };
-        if self.submissions[index].is_closing {
-            return true;
-        }
-        let is_barred = barred == Some(command.nsid());
-        if is_barred || self.pair.is_some() || self.fetch_budget(1) == 0 {
-            self.held = Some((index, command));
-            return false;
-        }
-        self.start_command(now, index, command)
-    }
-
     /// Completes a command that has not started.
-    pub(super) fn refuse(&mut self, index: usize, command: &Command, status: Status) {
-        if let Some(slot) = self.take_slot(index, command, State::Slow) {
+    pub(crate) fn refuse(&mut self, tag: Tag, command: &Command, status: Status) {
+        if let Some(slot) = self.take_slot(tag, command, State::Slow) {
             self.complete(slot, status, 0);
         }
     }
 
-    /// Allocates a slot for a command from submission queue `index`; the fetch budget guarantees one.
-    pub(super) fn take_slot(
-        &mut self,
-        index: usize,
-        command: &Command,
-        state: State,
-    ) -> Option<u16> {
+    /// Allocates a slot for a command.
+    pub(super) fn take_slot(&mut self, tag: Tag, command: &Command, state: State) -> Option<u16> {
         let channel = self.directory.entry(command.nsid()).map_or(u16::MAX, |entry| entry.channel);
-        let submission = u16::try_from(index).ok()?;
-        let (lba, cid, opcode) = (command.0[5], command.cid(), command.opcode());
-        let slot = Slot::new(lba, cid, channel, submission, opcode).in_state(state);
-        let taken = self.slots.take(slot)?;
-        self.submissions[index].in_flight += 1;
-        Some(taken)
+        let (lba, opcode) = (command.0[5], command.opcode());
+        self.slots.take(Slot::new(lba, tag.id, channel, tag.stream, opcode).in_state(state))
     }
 
     /// Allocates a context for the command in `slot`.

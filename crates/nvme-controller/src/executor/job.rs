@@ -21,12 +21,12 @@ mod ranges;
 mod reservation;
 mod transfer;
 
-pub(in crate::queue) use copy::{Copy, RANGE_BYTES};
-pub(in crate::queue) use fill::EmulatedZeroesVerify;
-pub(in crate::queue) use flush::FlushAll;
-pub(in crate::queue) use ranges::DeallocateJob;
-pub(in crate::queue) use reservation::ReservationJob;
-pub(in crate::queue) use transfer::Transfer;
+pub(in crate::executor) use copy::{Copy, RANGE_BYTES};
+pub(in crate::executor) use fill::EmulatedZeroesVerify;
+pub(in crate::executor) use flush::FlushAll;
+pub(in crate::executor) use ranges::DeallocateJob;
+pub(in crate::executor) use reservation::ReservationJob;
+pub(in crate::executor) use transfer::Transfer;
 
 /// Job of a command context.
 #[derive(Debug)]

@@ -1,18 +1,18 @@
 //! Fused Compare and Write (Base 2.1 §3.4.2, NVM 1.1 §2.1.3).
 //!
-//! The second command must be the next entry of the same submission queue. A pair runs exclusively: after
-//! all commands this queue has fetched before it, before any later command, and while the other queues of
-//! the subsystem are quiesced in its namespace (see [`FusedArbiter`](super::FusedArbiter)).
+//! The second command must be the next one of the same stream. A pair runs exclusively: after all commands
+//! begun before it, before any later command, and while the other queues of the subsystem are quiesced in
+//! its namespace (see [`FusedArbiter`](super::FusedArbiter)).
 
 use tenmil_base::{HostMemory, Instant, Span};
 use tenmil_wire::{Command, Fuse, IoOpcode, Status};
 
-use super::Queue;
 use super::command_context::WaitReason;
 use super::decode::Dispatch;
 use super::fused_arbiter::ExclusiveState;
 use super::job::JobEvent;
 use super::slot::State;
+use super::{Executor, Tag};
 
 /// First and second fused command.
 #[derive(Debug)]
@@ -28,36 +28,39 @@ pub(super) struct FusedPair {
 /// Longest wait for exclusivity. Commands in progress need a fraction of it, unless they hang.
 const EXCLUSIVE_TIMEOUT: Span = Span::from_secs(5);
 
-impl<H: HostMemory> Queue<H> {
-    /// Handles a command that starts or follows a fused pair. Returns false if it is held.
-    pub(super) fn admit_fused(&mut self, now: Instant, index: usize, command: Command) -> bool {
-        let first = self.submissions[index].first;
+impl<H: HostMemory> Executor<H> {
+    /// Handles a command that starts or follows a fused pair. Returns false if it cannot
+    /// begin now.
+    pub(super) fn admit_fused(&mut self, now: Instant, tag: Tag, command: Command) -> bool {
+        let first = self.first_of(tag.stream);
         match (first, command.fuse()) {
             (None, Fuse::First) => {
-                if let Some(slot) = self.take_slot(index, &command, State::Parked) {
-                    self.submissions[index].first = Some((slot, command));
+                if let Some(slot) = self.take_slot(tag, &command, State::Parked)
+                    && let Some(first) = self.firsts.get_mut(usize::from(tag.stream))
+                {
+                    *first = Some((slot, command));
                     self.paused += 1;
                 }
                 true
             }
             (Some((slot, first)), Fuse::Second) => {
-                self.admit_pair(now, index, (slot, first), command)
+                self.admit_pair(now, tag, (slot, first), command)
             }
             (Some((slot, _)), _) => {
-                self.unpark(index);
+                self.unpark(tag.stream);
                 self.complete(slot, Status::ABORTED_MISSING_FUSED, 0);
-                self.start_command(now, index, command)
+                self.begin(now, tag, command)
             }
             (None, _) => {
-                self.refuse(index, &command, Status::ABORTED_MISSING_FUSED);
+                self.refuse(tag, &command, Status::ABORTED_MISSING_FUSED);
                 true
             }
         }
     }
 
     /// Ends the wait of a first command for its second.
-    pub(super) fn unpark(&mut self, index: usize) {
-        if self.submissions[index].first.take().is_some() {
+    pub(super) fn unpark(&mut self, stream: u16) {
+        if self.firsts.get_mut(usize::from(stream)).and_then(Option::take).is_some() {
             self.paused -= 1;
         }
     }
@@ -69,7 +72,7 @@ impl<H: HostMemory> Queue<H> {
         let first = pair.first;
         if self.slots.taken() == self.paused && self.voice.try_acquire(pair.nsid) {
             pair.is_running = true;
-            // Both halves run now. First halves in other submission queues stay paused.
+            // Both halves run now. First halves in other streams stay paused.
             self.paused -= 2;
             self.drive(now, first, JobEvent::Begin);
         } else if now >= pair.begin_by {
@@ -77,19 +80,37 @@ impl<H: HostMemory> Queue<H> {
         }
     }
 
-    /// Fetches the commands that may run while a queue of the subsystem holds exclusivity.
+    /// First command of a fused pair of this stream that awaits its second.
+    pub(super) fn first_of(&self, stream: u16) -> Option<(u16, Command)> {
+        self.firsts.get(usize::from(stream)).copied().flatten()
+    }
+
+    /// Whether any queue of the subsystem holds exclusivity: then commands begin between
+    /// [`begin_exclusive`](Self::begin_exclusive) and [`end_exclusive`](Self::end_exclusive).
+    #[inline]
+    pub fn is_exclusive(&self) -> bool {
+        self.voice.is_held()
+    }
+
+    /// Before commands begin while a queue holds exclusivity: bars those of its namespace. A request
+    /// detected only now bars nothing yet, so that all queues make progress between two pairs.
     #[cold]
-    pub(super) fn fetch_unblocked(&mut self, now: Instant, takes_none: bool) -> u32 {
-        let (nsid, barred) = match self.voice.check() {
+    pub fn begin_exclusive(&mut self) {
+        (self.quiesces, self.barred) = match self.voice.check() {
             ExclusiveState::Nobody => (None, None),
             ExclusiveState::Requested(nsid) => (Some(nsid), None),
             ExclusiveState::Held(nsid) => (Some(nsid), Some(nsid)),
         };
-        let taken = if takes_none { 0 } else { self.fetch(now, barred) };
-        if nsid.is_some_and(|nsid| self.is_quiet_in(nsid)) {
+    }
+
+    /// After commands have begun while a queue holds exclusivity: acknowledges that none executes in its
+    /// namespace.
+    #[cold]
+    pub fn end_exclusive(&mut self) {
+        self.barred = None;
+        if self.quiesces.take().is_some_and(|nsid| self.is_quiet_in(nsid)) {
             self.voice.ack_quiesced();
         }
-        taken
     }
 
     /// Whether no command executes in a namespace. Halves of waiting pairs do not count.
@@ -121,25 +142,24 @@ impl<H: HostMemory> Queue<H> {
     }
 
     /// Context of the first command, if the pair has not started.
-    pub(super) fn waiting_pair(&self) -> Option<u16> {
+    pub(crate) fn waiting_pair(&self) -> Option<u16> {
         self.pair.as_ref().filter(|pair| !pair.is_running).map(|pair| pair.first)
     }
 
     fn admit_pair(
         &mut self,
         now: Instant,
-        index: usize,
+        tag: Tag,
         (slot, first): (u16, Command),
         second: Command,
     ) -> bool {
         if self.pair.is_some() || self.areas.room() < 2 {
-            self.held = Some((index, second));
             return false;
         }
         let plans = self.plan_pair(&first, &second);
         let (nsid, begin_by) = (first.nsid(), now.after(EXCLUSIVE_TIMEOUT));
-        self.unpark(index);
-        let Some(second_slot) = self.take_slot(index, &second, State::Slow) else { return true };
+        self.unpark(tag.stream);
+        let Some(second_slot) = self.take_slot(tag, &second, State::Slow) else { return true };
         match plans {
             Err((status, second_status)) => {
                 self.complete(slot, status, 0);

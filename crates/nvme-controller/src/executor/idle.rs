@@ -1,4 +1,4 @@
-//! Arming of a queue before its thread sleeps: what the queue waits for, and what wakes the thread.
+//! Arming before the thread sleeps: what an executor or its queue waits for, and what wakes the thread.
 //!
 //! | waits for | woken by |
 //! |---|---|
@@ -11,30 +11,31 @@ use std::os::fd::BorrowedFd;
 
 use tenmil_base::HostMemory;
 
-use super::Queue;
+use super::Executor;
 use super::channel::Channel;
 
-impl<H: HostMemory> Queue<H> {
+impl<H: HostMemory> Executor<H> {
     /// Enables completion signals before the thread sleeps. Returns true if the thread must stay awake.
     /// The caller then polls once more, and checks [`is_unheard`](Self::is_unheard) if that poll found
-    /// nothing.
-    pub fn arm(&mut self) -> bool {
+    /// nothing. `is_held` tells whether the owner has a command that could not begin.
+    pub fn arm(&mut self, is_held: bool) -> bool {
         let has_stuck_work = !self.want_room.is_empty()
             && self.directory.channels().all(|channel| channel.is_idle());
-        if has_stuck_work || self.waits_for_floor() {
+        if has_stuck_work || self.waits_for_floor(is_held) {
             return true;
         }
         self.directory.channels().any(Channel::arm)
     }
 
     /// Whether, since [`arm`](Self::arm), something is pending that has no wake-up.
-    pub fn is_unheard(&mut self) -> bool {
-        self.waits_for_floor() || self.directory.channels().any(|channel| channel.lacks_wakeup())
+    pub fn is_unheard(&mut self, is_held: bool) -> bool {
+        self.waits_for_floor(is_held)
+            || self.directory.channels().any(|channel| channel.lacks_wakeup())
     }
 
-    /// Whether the queue waits for exclusivity or its release, or owes an acknowledgment.
-    fn waits_for_floor(&self) -> bool {
-        let is_held = self.held.is_some() && self.voice.is_held();
+    /// Whether a command waits for exclusivity or its release, or an acknowledgment is due.
+    fn waits_for_floor(&self, is_held: bool) -> bool {
+        let is_held = is_held && self.voice.is_held();
         self.waiting_pair().is_some() || is_held || self.voice.must_ack()
     }
 

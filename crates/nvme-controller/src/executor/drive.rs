@@ -2,15 +2,16 @@
 //! has completed.
 
 use tenmil_base::{
-    AccessCompletion, AccessFault, AccessId, AccessProgress, HostMemory, Instant, IoStatus,
-    Operation, Request, Segment,
+    AccessCompletion, AccessId, AccessProgress, HostMemory, Instant, IoStatus, Operation, Request,
+    Segment,
 };
 use tenmil_wire::Status;
 
 use super::command_context::{CommandContext, CopyTarget, WaitReason};
 use super::job::{DataLocation, Job, JobEvent, JobStep, SubRequest};
-use super::{Queue, QueueEvent, TICKET_FETCH, TICKET_KIND, TICKET_LIST, TICKET_POST};
+use super::{Executor, TICKET_LIST};
 use crate::bounce::BouncePool;
+use crate::queue::QueueEvent;
 use crate::transfer::{CopyState, DataPointerWalk, LocalBuffer, WalkStep};
 
 /// Result of a step.
@@ -23,10 +24,7 @@ enum StepResult {
     Failed(Status),
 }
 
-/// Maximum host-access completions handled in one poll.
-const ENDED_MAX: usize = 256;
-
-impl<H: HostMemory> Queue<H> {
+impl<H: HostMemory> Executor<H> {
     /// Advances the job of a context after `event` until it waits or ends.
     pub(super) fn drive(&mut self, now: Instant, index: u16, mut event: JobEvent) {
         loop {
@@ -98,26 +96,8 @@ impl<H: HostMemory> Queue<H> {
         }
     }
 
-    /// Handles completed host accesses. Returns whether there were any.
-    pub(super) fn poll_host_access(&mut self, now: Instant) -> bool {
-        for heard in 0..ENDED_MAX {
-            let Some(ended) = self.host.poll() else { return heard > 0 };
-            let number = ended.id.0 & !TICKET_KIND;
-            match ended.id.0 & TICKET_KIND {
-                TICKET_FETCH => self.fetched(ended, number),
-                TICKET_POST => {
-                    self.ring_accesses = self.ring_accesses.saturating_sub(1);
-                    let fault = AccessFault { iova: 0, len_bytes: 16 };
-                    self.stored(ended.result.map(|()| AccessProgress::Done).map_err(|_| fault));
-                }
-                _ => self.host_ended(now, ended),
-            }
-        }
-        true
-    }
-
     /// Retries contexts that wait for a buffer, for space in a block device, or for exclusivity.
-    pub(super) fn retry_waiting(&mut self, now: Instant) {
+    pub fn retry_waiting(&mut self, now: Instant) {
         while let Some(&index) = self.want_buffer.front() {
             let WaitReason::Buffer { is_zeroed } = self.areas.get(index).wait else {
                 self.want_buffer.pop_front();
@@ -139,16 +119,6 @@ impl<H: HostMemory> Queue<H> {
         self.try_pair(now);
     }
 
-    /// Handles the result of storing a completion entry.
-    #[inline]
-    pub(super) fn stored(&mut self, stored: Result<AccessProgress, AccessFault>) {
-        match stored {
-            Ok(AccessProgress::Done) => self.posted += 1,
-            Ok(AccessProgress::Pending) => self.ring_accesses += 1,
-            Err(fault) => self.break_down(fault),
-        }
-    }
-
     /// Completes the command of a context whose memory is not accessed anymore.
     pub(super) fn finish(&mut self, now: Instant, index: u16, status: Status, result: u32) {
         let area = self.areas.get(index);
@@ -161,19 +131,8 @@ impl<H: HostMemory> Queue<H> {
         self.pair_ended(now, index, status);
     }
 
-    fn fetched(&mut self, ended: AccessCompletion, sqid: u32) {
-        self.ring_accesses = self.ring_accesses.saturating_sub(1);
-        if let Err(fault) = ended.result {
-            self.break_down(fault);
-        }
-        let queue = self.submissions.iter_mut().find(|queue| u32::from(queue.id) == sqid);
-        if let Some(queue) = queue {
-            queue.fetched(&mut self.host, ended);
-        }
-    }
-
     /// Handles the completion of a host access that belongs to a context.
-    fn host_ended(&mut self, now: Instant, ended: AccessCompletion) {
+    pub(crate) fn host_ended(&mut self, now: Instant, ended: AccessCompletion) {
         let Some((index, area)) = self.areas.find(ended.id.0 >> 4) else { return };
         let did = match (area.wait, ended.id.0 & 0xf) {
             (WaitReason::List { len_bytes }, TICKET_LIST) => {

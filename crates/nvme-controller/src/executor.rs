@@ -1,0 +1,392 @@
+//! Executor: runs the I/O commands of one queue, whichever transport they arrive on.
+//!
+//! ```text
+//!   begin ─▶ decode ─┬─ one request ───────▶ batch ─▶ submit ──┐
+//!                    └─ job in a command context ◀─ drive ◀─┐  │
+//!                             │ data: lists, bytes          │  ▼
+//!                             └────────────────────────────▶│ block device
+//!   finished ◀─ complete ◀──────────────── poll ◀───────────┴──┘
+//! ```
+//!
+//! The owner begins commands under a [`Tag`] and takes finished ones: [`Queue`](crate::queue::Queue) from
+//! and into rings in memory, a connection from and into its stream. An executor is `Send`, owns an I/O
+//! channel to every block device, and reads an immutable snapshot of the namespaces, so it may run on any
+//! reactor. A call performs bounded work and never blocks.
+//!
+//! The fast path is a read or write whose data are one segment. It has no allocation, no division and, per
+//! command, no dynamic call: look up the namespace by index, check, batch. Commands alike are begun as a
+//! run and finish as a run. Every other command is a job in a command context.
+
+use core::sync::atomic::Ordering;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use tenmil_base::{CompletionBatch, HostMemory, Instant, RequestFlags};
+use tenmil_wire::{Command, Status};
+
+use crate::bounce::BouncePool;
+use crate::controller::WakeFn;
+use crate::controller::interface::{AdminResult, ErrorReport, IoCounters};
+use crate::namespace::{Namespaces, VersionedReader};
+use crate::queue::QueueEvent;
+use abort::PreemptedWrites;
+use command_context::ContextPool;
+use fused::FusedPair;
+pub use fused_arbiter::FusedArbiter;
+use fused_arbiter::FusedParticipant;
+use namespace_table::NamespaceTable;
+use traffic::TrafficCounters;
+
+mod abort;
+mod channel;
+mod command_context;
+mod decode;
+mod drive;
+mod fused;
+mod fused_arbiter;
+mod idle;
+mod job;
+mod namespace_table;
+mod run;
+mod slot;
+mod traffic;
+
+pub(crate) use run::low16;
+pub(crate) use slot::Slots;
+
+/// Executor of the commands of one queue.
+#[derive(Debug)]
+pub struct Executor<H: HostMemory> {
+    /// Memory that the data pointers of commands refer to.
+    pub(crate) host: H,
+    voice: FusedParticipant,
+    /// The volatile write cache is disabled (feature 06h): every write is FUA.
+    is_write_through: Arc<AtomicBool>,
+    namespaces: VersionedReader<Namespaces>,
+    directory: NamespaceTable,
+    slots: Slots,
+    answers: CompletionBatch,
+    finished: Vec<FinishedCommand>,
+    page_bytes: u64,
+    traffic: TrafficCounters,
+    areas: ContextPool,
+    /// Contexts that wait for a bounce buffer, oldest first.
+    want_buffer: VecDeque<u16>,
+    /// Contexts whose request was rejected because the block device was full, oldest first.
+    want_room: VecDeque<u16>,
+    /// First command of a fused pair of each stream, with its slot, while the second one is awaited.
+    firsts: Vec<Option<(u16, Command)>>,
+    pair: Option<FusedPair>,
+    /// Begun commands that do not execute yet: halves of fused pairs that wait.
+    paused: usize,
+    /// Namespace whose commands may not begin, between [`begin_exclusive`](Self::begin_exclusive) and
+    /// [`end_exclusive`](Self::end_exclusive).
+    barred: Option<u32>,
+    /// Namespace of which another queue awaits the acknowledgment, between the same two calls.
+    quiesces: Option<u32>,
+    letters: VecDeque<QueueEvent>,
+    /// What preemptions wait for.
+    preempted: Vec<PreemptedWrites>,
+    buffers: BouncePool,
+    /// Memory for one access, allocated when the first command gets a context.
+    scratch: Box<[u8]>,
+    page_shift: u8,
+    transfer_bytes_max: u32,
+    write_flags: RequestFlags,
+    is_stopping: bool,
+}
+
+/// Identity of a command, chosen by the owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tag {
+    /// Stream that the command belongs to, counted from 0. The halves of a fused pair are consecutive
+    /// commands of one stream.
+    pub stream: u16,
+    /// Identifier within the stream.
+    pub id: u16,
+}
+
+/// Command that has completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FinishedCommand {
+    /// Its tag.
+    pub tag: Tag,
+    /// Its status.
+    pub status: Status,
+    /// Dword 0 of its completion.
+    pub result: u32,
+    opcode: u8,
+    nsid: u32,
+    lba: u64,
+}
+
+/// Configuration of an executor.
+#[derive(Clone, Copy, Debug)]
+pub struct ExecutorConfig {
+    /// A host memory page has `1 << page_shift` bytes: CC.MPS + 12.
+    pub page_shift: u8,
+    /// Largest transfer in bytes (MDTS).
+    pub transfer_bytes_max: u32,
+    /// Maximum commands in flight: at least 2, for a fused pair.
+    pub in_flight_max: u16,
+    /// Of these, commands that may have a command context: at least 2.
+    pub areas: u16,
+}
+
+/// State that an executor shares with the rest of its controller.
+#[derive(Clone, Debug)]
+pub struct ExecutorContext {
+    /// Fused-command arbiter: one for all queues of a subsystem.
+    pub floor: Arc<FusedArbiter>,
+    /// The volatile write cache is disabled (feature 06h): every write is FUA.
+    pub is_write_through: Arc<AtomicBool>,
+    /// Bounce buffers for data that a block device cannot access in host memory.
+    pub buffers: BouncePool,
+}
+
+/// Events kept for the controller. Errors beyond this number in one poll lose their details.
+const EVENTS_MAX: usize = 64;
+
+/// The lower four bits of a context's access identifier are the index of a copy access, or this value for
+/// its list.
+const TICKET_LIST: u32 = 0xf;
+
+impl<H: HostMemory> Executor<H> {
+    /// Creates an executor. `host` is a separate channel to host memory with its own access identifiers,
+    /// of which those below `1 << 30` belong to the executor.
+    pub fn new(
+        host: H,
+        config: &ExecutorConfig,
+        shared: ExecutorContext,
+        namespaces: VersionedReader<Namespaces>,
+    ) -> Self {
+        let in_flight_max = config.in_flight_max.max(2);
+        let areas = config.areas.clamp(2, in_flight_max);
+        let mut executor = Self {
+            host,
+            voice: shared.floor.join(),
+            is_write_through: shared.is_write_through,
+            namespaces,
+            directory: NamespaceTable::new(in_flight_max.into()),
+            slots: Slots::new(in_flight_max),
+            answers: CompletionBatch::with_capacity(0),
+            finished: Vec::new(),
+            page_bytes: 1 << config.page_shift,
+            traffic: TrafficCounters::default(),
+            areas: ContextPool::new(areas, config.transfer_bytes_max),
+            want_buffer: VecDeque::with_capacity(areas.into()),
+            want_room: VecDeque::with_capacity(areas.into()),
+            firsts: Vec::new(),
+            pair: None,
+            paused: 0,
+            barred: None,
+            quiesces: None,
+            letters: VecDeque::new(),
+            preempted: Vec::new(),
+            buffers: shared.buffers,
+            scratch: Box::default(),
+            page_shift: config.page_shift,
+            transfer_bytes_max: config.transfer_bytes_max,
+            write_flags: RequestFlags::NONE,
+            is_stopping: false,
+        };
+        executor.renew();
+        executor
+    }
+
+    /// Adds a stream of commands, and returns its number.
+    pub fn add_stream(&mut self) -> u16 {
+        // Nearly every queue has one; a growing `Vec` would start with capacity for four.
+        self.firsts.reserve_exact(1);
+        self.firsts.push(None);
+        low16(self.firsts.len() as u64 - 1)
+    }
+
+    /// Removes a stream that has no commands. The numbers of those after it decrease by one.
+    pub(crate) fn remove_stream(&mut self, stream: u16) {
+        self.firsts.remove(stream.into());
+        for number in self.slots.iter().map(|(number, _)| number).collect::<Vec<_>>() {
+            let slot = self.slots.get_mut(number);
+            slot.set_stream(slot.stream() - u16::from(slot.stream() > stream));
+        }
+    }
+
+    /// Sets the callback that wakes the executor's thread when a queue of the subsystem with a fused pair
+    /// waits for a poll of this one.
+    pub fn set_waker(&self, waker: WakeFn) {
+        self.voice.set_arbiter_waker(waker);
+    }
+
+    /// Begins an iteration: applies what has changed. Returns whether no command is in flight.
+    #[inline(always)]
+    pub fn begin_iteration(&mut self, now: Instant) -> bool {
+        if self.namespaces.refresh() {
+            self.renew();
+        }
+        let is_idle = self.slots.taken() == 0;
+        if is_idle {
+            self.traffic.rest(now);
+        }
+        is_idle
+    }
+
+    /// Before commands are begun in an iteration.
+    #[inline(always)]
+    pub fn open(&mut self) {
+        // An independent flag that orders no other memory access.
+        let is_write_through = self.is_write_through.load(Ordering::Relaxed);
+        self.write_flags = if is_write_through { RequestFlags::FUA } else { RequestFlags::NONE };
+    }
+
+    /// Records that commands were begun in an iteration that found none in flight.
+    #[inline]
+    pub fn note_busy(&mut self, now: Instant) {
+        self.traffic.work(now);
+    }
+
+    /// Commands in flight.
+    #[inline]
+    pub fn taken(&self) -> usize {
+        self.slots.taken()
+    }
+
+    /// Commands that may be begun now.
+    #[inline]
+    pub fn room(&self) -> usize {
+        self.slots.room()
+    }
+
+    /// Whether commands are in contexts, so that [`retry_waiting`](Self::retry_waiting) is due.
+    #[inline]
+    pub fn has_contexts(&self) -> bool {
+        !self.areas.is_idle()
+    }
+
+    /// Whether a fused pair has begun. Until it has finished nothing else can begin.
+    #[inline]
+    pub(crate) fn has_pair(&self) -> bool {
+        self.pair.is_some()
+    }
+
+    /// Whether commands have finished that were not taken.
+    #[inline]
+    pub fn has_finished(&self) -> bool {
+        !self.finished.is_empty()
+    }
+
+    /// Commands that have finished since the last call, oldest first. Give the list back, emptied, to
+    /// [`reuse`](Self::reuse).
+    pub fn take_finished(&mut self) -> Vec<FinishedCommand> {
+        core::mem::take(&mut self.finished)
+    }
+
+    /// Gives the memory of a list of finished commands back.
+    pub fn reuse(&mut self, mut finished: Vec<FinishedCommand>) {
+        if self.finished.is_empty() {
+            finished.clear();
+            self.finished = finished;
+        }
+    }
+
+    /// Next event for the controller.
+    #[inline]
+    pub fn next_event(&mut self) -> Option<QueueEvent> {
+        self.letters.pop_front()
+    }
+
+    /// Completes the command of [`QueueEvent::Reservation`], with the data of a report.
+    pub fn complete_reservation(
+        &mut self,
+        now: Instant,
+        ticket: u32,
+        end: AdminResult,
+        bytes: &[u8],
+    ) {
+        if let Some((index, area)) = self.areas.find(ticket)
+            && area.wait == command_context::WaitReason::Controller
+        {
+            area.bytes.clear();
+            area.bytes.extend_from_slice(bytes);
+            self.drive(now, index, job::JobEvent::Decided(end.status, end.result));
+        }
+    }
+
+    /// Replaces an iteration if the caller knows that there is no command.
+    #[inline]
+    pub fn skip_idle(&mut self, now: Instant) {
+        self.traffic.rest(now);
+    }
+
+    /// Whether commands have passed through since [`take_traffic`](Self::take_traffic).
+    pub fn has_traffic(&self) -> bool {
+        self.traffic.has_any()
+    }
+
+    /// I/O totals since the last call.
+    pub fn take_traffic(&mut self, now: Instant) -> IoCounters {
+        self.traffic.take(now)
+    }
+
+    /// Earliest deadline of the block devices that have requests in flight.
+    pub fn wake_at(&self) -> Instant {
+        self.directory.wake_at()
+    }
+
+    /// Whether events are pending.
+    #[inline]
+    pub fn has_events(&self) -> bool {
+        !self.letters.is_empty()
+    }
+
+    /// Whether an iteration is needed even without a command: there are events, or another queue waits for
+    /// an acknowledgment.
+    #[inline]
+    pub fn wants_iteration(&self) -> bool {
+        self.has_events() || self.voice.must_ack()
+    }
+
+    /// Opens I/O channels for a new namespace snapshot.
+    #[cold]
+    fn renew(&mut self) {
+        let namespaces = self.namespaces.get().clone();
+        for trouble in self.directory.update(&namespaces) {
+            self.write(QueueEvent::OpenFailed(trouble));
+        }
+    }
+
+    /// Closes what is not used anymore, in an iteration without work.
+    #[inline]
+    pub fn rest(&mut self) {
+        self.directory.reap_retired(|channel| self.areas.use_channel(channel));
+    }
+
+    /// Queues an event. Excess error events are dropped; the other kinds are bounded by their sources.
+    #[cold]
+    pub(crate) fn write(&mut self, letter: QueueEvent) {
+        if self.letters.len() < EVENTS_MAX || !matches!(letter, QueueEvent::Error(_)) {
+            self.letters.push_back(letter);
+        }
+    }
+
+    /// Finishes a command: frees its slot and queues its result, unless the executor is stopping.
+    fn complete(&mut self, index: u16, status: Status, result: u32) {
+        let slot = self.slots.release(index);
+        if !status.is_success() && slot.opcode() == tenmil_wire::IoOpcode::Flush.code() {
+            self.directory.flush_failed(slot.channel());
+        }
+        let tag = Tag { stream: slot.stream(), id: slot.id() };
+        let nsid = self.directory.nsid_of(slot.channel());
+        let (opcode, lba) = (slot.opcode(), slot.lba);
+        self.finished.push(FinishedCommand { tag, status, result, opcode, nsid, lba });
+    }
+}
+
+impl FinishedCommand {
+    /// Report of a failed command for the error log, with the identifiers that its host knows.
+    pub fn report(&self, sqid: u16, cid: u16) -> Option<ErrorReport> {
+        let Self { status, opcode, nsid, lba, .. } = *self;
+        let is_failed = !status.is_success();
+        is_failed.then_some(ErrorReport { sqid, cid, opcode, status, lba, nsid })
+    }
+}

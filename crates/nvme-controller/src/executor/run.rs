@@ -1,0 +1,275 @@
+//! Fast path: commands that need exactly one request, to the block device and back.
+
+use tenmil_base::{
+    CompletionBatch, HostMemory, Instant, IoCompletion, Operation, Request, RequestFlags,
+    SIMPLE_IO_WORDS, Segment, Window,
+};
+use tenmil_wire::Status;
+
+use super::Executor;
+use super::channel::BatchBuilder;
+use super::namespace_table::{FAST_READ, FAST_WRITE, FastPathNamespace};
+use super::slot::{AllocCursor, Slot, Slots, State};
+use super::traffic::TrafficCounters;
+
+/// Bits of dword 12 supported by the fast path: NLB, FUA and LR (NVM 1.1 §3.3.4, §3.3.6).
+const CDW12_FAST: u32 = 0xc000_ffff;
+
+/// Run of commands that are being begun: same operation, block count, namespace and flags, and data in the
+/// same direct window. The lookups are done once for the whole run.
+pub(crate) struct CommandRun<'a> {
+    kind: RunKind,
+    slot: Slot,
+    window: Option<Window>,
+    taking: AllocCursor<'a>,
+    gathering: BatchBuilder<'a>,
+    traffic: &'a mut TrafficCounters,
+}
+
+impl<H: HostMemory> Executor<H> {
+    /// Whether commands may begin as a run: no half of a fused pair waits, and no namespace is barred.
+    #[inline(always)]
+    pub(crate) fn may_run(&self) -> bool {
+        self.barred.is_none() && self.paused == 0
+    }
+
+    /// Begins the command in `words`, if it is of the fast path, and then those of its kind that `follow`
+    /// passes to [`CommandRun::begin`]; it returns their number, and something for the caller. There must
+    /// be [`room`](Self::room) for all, and they [`may_run`](Self::may_run).
+    #[inline(always)]
+    pub(crate) fn begin_run<R>(
+        &mut self,
+        stream: u16,
+        words: &[u64; 8],
+        follow: impl FnOnce(&mut CommandRun<'_>) -> (u32, R),
+    ) -> Option<(u32, R)> {
+        let nsid = high32(words[0]);
+        let entry = self.directory.entry(nsid).copied()?;
+        let kind = RunKind::of(words, &entry, self.page_bytes, self.write_flags)?;
+        let channel = self.directory.channel(entry.channel)?;
+        let mut plain = [0; 4];
+        for (place, word) in plain.iter_mut().zip(SIMPLE_IO_WORDS) {
+            *place = words[word];
+        }
+        let Ok(Some(segment)) = self.host.resolve(plain[1], kind.len_bytes) else { return None };
+        if !kind.has(plain) || self.slots.room() == 0 {
+            return None;
+        }
+        let window = self.host.direct_window(kind.len_bytes);
+        let slot = kind.slot.of_stream(stream);
+        let (taking, gathering) = (self.slots.take_many(), channel.gather_many(kind.like));
+        let traffic = &mut self.traffic;
+        let mut run = CommandRun { kind, slot, window, taking, gathering, traffic };
+        // From here on, every accepted command has a slot and a batched request.
+        run.put(plain, segment);
+        let (count, rest) = follow(&mut run);
+        run.finish(count + 1);
+        Some((count + 1, rest))
+    }
+
+    /// Submits the batched requests of all channels.
+    #[inline]
+    pub(crate) fn submit(&mut self, now: Instant) {
+        for channel in self.directory.channels() {
+            channel.submit(now);
+        }
+    }
+
+    /// Handles completions of the block devices. Returns whether there were any. `end_run` is called with
+    /// completions: it releases the commands of as many as it can finish itself, successful ones of
+    /// the fast path, and returns their number. The following one then becomes a finished command.
+    #[inline(always)]
+    pub(crate) fn poll(
+        &mut self,
+        now: Instant,
+        mut end_run: impl FnMut(&mut Slots, &[IoCompletion]) -> usize,
+    ) -> bool {
+        if self.answers.remaining() == 0 {
+            self.make_answers();
+        }
+        let mut has_answers = false;
+        for index in 0..self.directory.channel_count() {
+            let Some(channel) = self.directory.channel(index) else { continue };
+            channel.poll(now, &mut self.answers);
+            if !self.answers.as_slice().is_empty() {
+                has_answers = true;
+                self.take_answers(now, &mut end_run);
+            }
+        }
+        has_answers
+    }
+
+    /// Allocates the completion batch at first use.
+    #[cold]
+    fn make_answers(&mut self) {
+        self.answers = CompletionBatch::with_capacity(self.slots.count());
+    }
+
+    fn take_answers(
+        &mut self,
+        now: Instant,
+        end_run: &mut impl FnMut(&mut Slots, &[IoCompletion]) -> usize,
+    ) {
+        let mut at = 0;
+        loop {
+            if !self.is_stopping {
+                at += end_run(&mut self.slots, &self.answers.as_slice()[at..]);
+            }
+            let Some(answer) = self.answers.as_slice().get(at).copied() else { break };
+            self.take_answer(now, answer);
+            at += 1;
+        }
+        self.answers.clear();
+    }
+
+    /// Handles one completion. One for an unknown token is an error of the block device and is ignored.
+    #[inline(never)]
+    fn take_answer(&mut self, now: Instant, answer: IoCompletion) {
+        let Some(slot) = self.slots.get(answer.token) else { return };
+        match slot.state() {
+            State::Fast => {
+                let status = Status(answer.status.0);
+                self.complete(low16(answer.token), status, answer.result);
+            }
+            _ => self.answered(now, slot.area, answer.status),
+        }
+    }
+}
+
+impl CommandRun<'_> {
+    /// Begins the command with these words, if it belongs to the run. Returns whether it does.
+    #[inline(always)]
+    pub(crate) fn begin(&mut self, plain: [u64; 4]) -> bool {
+        let segment = self.window.and_then(|window| window.at(plain[1]));
+        segment.is_some_and(|segment| self.kind.has(plain) && self.put(plain, segment))
+    }
+
+    #[inline(always)]
+    fn put(&mut self, [word, _, lba, _]: [u64; 4], segment: Segment) -> bool {
+        let Some(token) = self.taking.take(self.slot.of(lba, low16(word >> 16))) else {
+            return false;
+        };
+        self.gathering.put(token.into(), lba << self.kind.medium_shift, segment);
+        true
+    }
+
+    /// Ends the run, in which `count` commands were begun.
+    #[inline(always)]
+    fn finish(self, count: u32) {
+        let Self { kind, taking, gathering, traffic, .. } = self;
+        taking.finish(count);
+        gathering.finish(count);
+        traffic.add(kind.class(), count, u64::from(kind.len_bytes) * u64::from(count));
+    }
+}
+
+/// What the commands of a run have in common: each lies in one page and needs one request.
+#[derive(Clone, Copy)]
+struct RunKind {
+    /// Opcode and namespace, with zeroes for FUSE, PSDT and the identifier.
+    word: u64,
+    cdw12: u32,
+    len_bytes: u32,
+    /// Highest first block at which the blocks are in range.
+    lba_max: u64,
+    /// Mask of the page offset, and highest offset at which the data fits in the page.
+    page_mask: u64,
+    offset_max: u64,
+    medium_shift: u8,
+    /// Template of their slots, without block and identifier.
+    slot: Slot,
+    /// Template of their requests, without token, block and segment.
+    like: Request,
+}
+
+const CID: u64 = 0xffff_0000;
+const NLB: u32 = 0xffff;
+
+impl RunKind {
+    /// Classifies the command in `words`. Returns `None` unless it is a read or write that the namespace
+    /// permits and that may lie in one page.
+    #[inline]
+    fn of(
+        words: &[u64; 8],
+        entry: &FastPathNamespace,
+        page_bytes: u64,
+        write_flags: RequestFlags,
+    ) -> Option<Self> {
+        // One comparison covers the opcode and requires zeroes in FUSE, PSDT and the bits between.
+        let (operation, forced) = match low16(words[0]) {
+            opcode if opcode == u16::from(FAST_READ) => (Operation::Read, RequestFlags::NONE),
+            opcode if opcode == u16::from(FAST_WRITE) => (Operation::Write, write_flags),
+            _ => return None,
+        };
+        let ([opcode, ..], cdw12) = (words[0].to_le_bytes(), low32(words[6]));
+        let blocks = (cdw12 & NLB) + 1;
+        let is_allowed = entry.rights & opcode != 0 && cdw12 & !CDW12_FAST == 0;
+        if !is_allowed || blocks > entry.blocks_max {
+            return None;
+        }
+        let len_bytes = u64::from(blocks) << entry.block_shift;
+        Some(Self {
+            word: words[0] & !CID,
+            cdw12,
+            len_bytes: u32::try_from(len_bytes).ok()?,
+            lba_max: entry.block_count.checked_sub(blocks.into())?,
+            page_mask: page_bytes - 1,
+            offset_max: page_bytes.checked_sub(len_bytes)?,
+            medium_shift: entry.medium_shift,
+            slot: Slot::new(0, 0, entry.channel, 0, opcode).in_state(State::Fast),
+            like: Request {
+                blocks: blocks << entry.medium_shift,
+                segment_count: 1,
+                operation,
+                flags: flags(cdw12).union(forced),
+                ..Request::PLACEHOLDER
+            },
+        })
+    }
+
+    /// Whether the command with these words belongs to the run.
+    #[inline(always)]
+    fn has(&self, [word, prp1, lba, cdw12]: [u64; 4]) -> bool {
+        word & !CID == self.word
+            && low32(cdw12) == self.cdw12
+            && lba <= self.lba_max
+            && prp1 & self.page_mask <= self.offset_max
+            && prp1 & 3 == 0
+    }
+
+    /// Index in [`TrafficCounters`].
+    fn class(&self) -> usize {
+        usize::from(self.like.operation != Operation::Write) + 1
+    }
+}
+
+/// Converts FUA and LR, bits 30 and 31 of dword 12.
+#[inline]
+pub(super) fn flags(cdw12: u32) -> RequestFlags {
+    let [.., top] = cdw12.to_le_bytes();
+    RequestFlags((top >> 6 & 1) | (top >> 7 & 1) << 2)
+}
+
+const _: () =
+    assert!(RequestFlags::FUA.0 == 1 && RequestFlags::LIMITED_RETRY.0 == 4, "as shifted above");
+
+/// Segment for a request that has none.
+pub(super) const NO_SEGMENT: Segment =
+    Segment { region: tenmil_base::RegionId(0), offset: 0, len_bytes: 0 };
+
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "the low bits are the field")]
+pub(crate) const fn low16(word: u64) -> u16 {
+    word as u16
+}
+
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "the low bits are the field")]
+const fn low32(word: u64) -> u32 {
+    word as u32
+}
+
+#[inline]
+const fn high32(word: u64) -> u32 {
+    low32(word >> 32)
+}

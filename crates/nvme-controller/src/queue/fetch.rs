@@ -1,0 +1,288 @@
+//! Way of commands from the rings into the executor, and of completions back.
+
+use tenmil_base::{
+    AccessFault, AccessId, AccessProgress, CompletionEntry, HostMemory, Instant, IoCompletion,
+};
+use tenmil_wire::{Command, Status};
+
+use super::ring::{CompletionQueue, SubmissionQueue};
+use super::{Queue, QueueEvent, TICKET_FETCH, TICKET_POST};
+use crate::controller::interface::InvalidDoorbell;
+use crate::executor::{FinishedCommand, Slots, Tag, low16};
+
+impl<H: HostMemory> Queue<H> {
+    /// Fetches a burst of commands, if fetching is permitted now. Returns their number.
+    #[inline(always)]
+    pub(super) fn take(&mut self, now: Instant) -> u32 {
+        let takes_none = self.executor.is_stopping() || self.is_on_hold;
+        if self.executor.is_exclusive() {
+            self.fetch_unblocked(now, takes_none)
+        } else if takes_none {
+            0
+        } else {
+            self.fetch(now)
+        }
+    }
+
+    /// Fetches the commands that may run while a queue of the subsystem holds exclusivity.
+    #[cold]
+    fn fetch_unblocked(&mut self, now: Instant, takes_none: bool) -> u32 {
+        self.executor.begin_exclusive();
+        let taken = if takes_none { 0 } else { self.fetch(now) };
+        self.executor.end_exclusive();
+        taken
+    }
+
+    /// Fetches commands from every submission queue in turn. Returns their number.
+    #[inline(always)]
+    fn fetch(&mut self, now: Instant) -> u32 {
+        self.executor.open();
+        let mut taken = 0;
+        for index in 0..self.submissions.len() {
+            if self.held.is_some() && !self.resume(now) || self.executor.has_pair() {
+                break;
+            }
+            taken += self.fetch_from(now, index);
+        }
+        taken
+    }
+
+    #[inline(always)]
+    fn fetch_from(&mut self, now: Instant, index: usize) -> u32 {
+        let queue = &mut self.submissions[index];
+        let (waiting, invalid) = queue.read_doorbell(&self.doorbells);
+        let is_open = waiting > 0 && !queue.is_closing;
+        if invalid.is_some() {
+            self.executor.write(QueueEvent::InvalidDoorbell(InvalidDoorbell::Value));
+        }
+        if !is_open {
+            return 0;
+        }
+        let mut left = self.fetch_budget(waiting.min(self.burst));
+        let granted = left;
+        while left > 0 {
+            let Some(command) = self.next_slow(index, &mut left) else { break };
+            if !self.start(now, index, command) {
+                break;
+            }
+        }
+        granted - left
+    }
+
+    /// Begins a fetched command, or holds it. Returns false if it is held; nothing more may be fetched
+    /// then.
+    #[cold]
+    fn start(&mut self, now: Instant, index: usize, command: Command) -> bool {
+        let tag = Tag { stream: low16(index as u64), id: command.cid() };
+        let is_begun = self.executor.begin(now, tag, command);
+        if is_begun {
+            self.submissions[index].in_flight += 1;
+        } else {
+            self.held = Some((index, command));
+        }
+        is_begun
+    }
+
+    /// Retries the held command. Returns true if none is held anymore.
+    #[cold]
+    fn resume(&mut self, now: Instant) -> bool {
+        let Some((index, command)) = self.held.take() else { return true };
+        if self.submissions[index].is_closing {
+            return true;
+        }
+        if self.executor.has_pair() || self.fetch_budget(1) == 0 {
+            self.held = Some((index, command));
+            return false;
+        }
+        self.start(now, index, command)
+    }
+
+    /// Number of the `wanted` commands that may be fetched: each needs a slot and a completion entry.
+    #[inline]
+    pub(super) fn fetch_budget(&mut self, wanted: u32) -> u32 {
+        let (taken, room) = (self.executor.taken(), self.executor.room());
+        let mut places = self.completion.room() as usize - taken;
+        if places < wanted as usize {
+            if self.completion.read_doorbell(&self.doorbells).is_some() {
+                self.executor.write(QueueEvent::InvalidDoorbell(InvalidDoorbell::Value));
+            }
+            places = self.completion.room() as usize - taken;
+        }
+        wanted.min(u32::try_from(room.min(places)).unwrap_or(wanted))
+    }
+
+    /// Starts commands until one is not supported by the fast path, and returns that one. Returns `None`
+    /// when `left` or the ring is exhausted.
+    fn next_slow(&mut self, index: usize, left: &mut u32) -> Option<Command> {
+        let queue = &mut self.submissions[index];
+        if !queue.is_shared() || !self.executor.may_run() {
+            return self.next_single(index, left);
+        }
+        let first = queue.take();
+        *left -= 1;
+        let mut words = self.heard(first)?;
+        loop {
+            words = match self.begin_run(index, left, words) {
+                RunStop::Over(next) => next?,
+                RunStop::NotBegun => return Some(Command(words)),
+            };
+        }
+    }
+
+    /// Starts the command in `words` and the following ones of its kind.
+    #[inline(never)]
+    fn begin_run(&mut self, index: usize, left: &mut u32, words: [u64; 8]) -> RunStop {
+        let Self { executor, submissions, .. } = self;
+        let begun = executor.begin_run(low16(index as u64), &words, |run| {
+            submissions[index].take_run(*left, |plain| run.begin(plain))
+        });
+        let Some((count, taken)) = begun else { return RunStop::NotBegun };
+        submissions[index].in_flight += count;
+        let next = self.heard(taken).flatten();
+        *left -= count - 1 + u32::from(next.is_some());
+        RunStop::Over(next)
+    }
+
+    /// Unwraps the result of a ring read; breaks the queue down and returns `None` if the ring is not
+    /// accessible.
+    #[inline]
+    fn heard<T>(&mut self, result: Result<T, AccessFault>) -> Option<T> {
+        result.map_err(|fault| self.break_down(fault)).ok()
+    }
+
+    /// Fetches one command without the fast path.
+    #[cold]
+    fn next_single(&mut self, index: usize, left: &mut u32) -> Option<Command> {
+        let queue = &mut self.submissions[index];
+        let taken = if queue.is_shared() {
+            queue.take().map(Some)
+        } else {
+            let ticket = AccessId(TICKET_FETCH | u32::from(queue.id));
+            let was_open = queue.is_fetching();
+            let taken = queue.take_remote(&mut self.executor.host, ticket);
+            self.ring_accesses += u32::from(queue.is_fetching() && !was_open);
+            taken
+        };
+        match taken {
+            Ok(Some(words)) => {
+                *left -= 1;
+                Some(Command(words))
+            }
+            Ok(None) => None,
+            Err(fault) => {
+                self.break_down(fault);
+                None
+            }
+        }
+    }
+
+    /// Handles completions of the block devices. Returns whether there were any.
+    pub(super) fn poll(&mut self, now: Instant) -> bool {
+        let Self { executor, submissions, completion, .. } = self;
+        let (mut posted, mut fault) = (0, None);
+        let has_answers = executor.poll(now, |slots, answers| {
+            let count = end_run(submissions, completion, (slots, answers), &mut fault);
+            posted += count;
+            count as usize
+        });
+        self.posted += posted;
+        if let Some(fault) = fault {
+            self.break_down(fault);
+        }
+        has_answers
+    }
+
+    /// Posts the completions of finished commands. A completion entry was reserved for each when it was
+    /// fetched.
+    #[inline]
+    pub(super) fn post_finished(&mut self) {
+        if self.executor.has_finished() {
+            self.post_all_finished();
+        }
+    }
+
+    #[inline(never)]
+    fn post_all_finished(&mut self) {
+        let finished = self.executor.take_finished();
+        for command in &finished {
+            if let Some(entry) = self.retire(command) {
+                let ticket = AccessId(TICKET_POST);
+                let stored = self.completion.store(&mut self.executor.host, ticket, entry);
+                self.stored(stored);
+            }
+        }
+        self.executor.reuse(finished);
+    }
+
+    /// Completion entry of a finished command, or `None` if the queue is stopping.
+    fn retire(&mut self, command: &FinishedCommand) -> Option<CompletionEntry> {
+        let FinishedCommand { tag, status, result, .. } = *command;
+        let queue = &mut self.submissions[usize::from(tag.stream)];
+        queue.in_flight -= 1;
+        if self.executor.is_stopping() {
+            return None;
+        }
+        let (head, sqid) = (queue.head(), queue.id);
+        if let Some(report) = command.report(sqid, tag.id) {
+            self.executor.write(QueueEvent::Error(report));
+        }
+        Some([result.into(), second_word(head, sqid, tag.id, status)])
+    }
+
+    /// Handles the result of storing a completion entry.
+    #[inline]
+    pub(super) fn stored(&mut self, stored: Result<AccessProgress, AccessFault>) {
+        match stored {
+            Ok(AccessProgress::Done) => self.posted += 1,
+            Ok(AccessProgress::Pending) => self.ring_accesses += 1,
+            Err(fault) => self.break_down(fault),
+        }
+    }
+}
+
+/// Posts successful fast-path commands, up to the first completion that is anything else. Returns their
+/// number; `fault` tells that the ring is not accessible.
+#[inline(never)]
+fn end_run<E: tenmil_base::HostEntries>(
+    submissions: &mut [SubmissionQueue<E>],
+    completion: &mut CompletionQueue<E>,
+    (slots, answers): (&mut Slots, &[IoCompletion]),
+    fault: &mut Option<AccessFault>,
+) -> u32 {
+    let [queue] = submissions else { return 0 };
+    if !completion.is_shared() {
+        return 0;
+    }
+    completion.prefetch(u32::try_from(answers.len()).unwrap_or(u32::MAX));
+    // Every entry has the same SQHD and SQID; only identifier and result differ.
+    let same = second_word(queue.head(), queue.id, 0, Status::SUCCESS);
+    let mut releasing = slots.release_many();
+    let (count, stored) = completion.post(answers, |answer| {
+        if !answer.status.is_success() {
+            return None;
+        }
+        let cid = releasing.release(answer.token)?;
+        Some([answer.result.into(), same | u64::from(cid) << 32])
+    });
+    let count = u32::try_from(count).unwrap_or(u32::MAX);
+    releasing.finish(count);
+    queue.in_flight -= count;
+    if stored.is_err() {
+        *fault = stored.err();
+    }
+    count
+}
+
+/// Second qword of a completion entry without its phase.
+fn second_word(head: u32, sqid: u16, cid: u16, status: Status) -> u64 {
+    let low = u64::from(head & 0xffff) | u64::from(sqid) << 16;
+    low | u64::from(cid) << 32 | u64::from(status.0) << 49
+}
+
+/// End of a run of commands.
+enum RunStop {
+    /// Exhausted, or stopped before this command, which is fetched and of another kind.
+    Over(Option<[u64; 8]>),
+    /// Not started: its first command is not supported.
+    NotBegun,
+}
