@@ -22,8 +22,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use tenmil_base::{CompletionBatch, HostMemory, Instant, RequestFlags};
-use tenmil_wire::{Command, Status};
+use tenmil_base::{CompletionBatch, HostMemory, Instant, RequestFlags, Segment};
+use tenmil_wire::Status;
 
 use crate::bounce::BouncePool;
 use crate::controller::WakeFn;
@@ -32,7 +32,7 @@ use crate::namespace::{Namespaces, VersionedReader};
 use crate::queue::QueueEvent;
 use abort::PreemptedWrites;
 use command_context::ContextPool;
-use fused::FusedPair;
+use fused::{FirstHalf, FusedPair};
 pub use fused_arbiter::FusedArbiter;
 use fused_arbiter::FusedParticipant;
 use namespace_table::NamespaceTable;
@@ -49,10 +49,14 @@ mod idle;
 mod job;
 mod namespace_table;
 mod run;
+mod segment_memory;
 mod slot;
+#[cfg(test)]
+mod tests;
 mod traffic;
 
 pub(crate) use run::low16;
+pub use segment_memory::{NoRing, SegmentMemory};
 pub(crate) use slot::Slots;
 
 /// Executor of the commands of one queue.
@@ -75,8 +79,8 @@ pub struct Executor<H: HostMemory> {
     want_buffer: VecDeque<u16>,
     /// Contexts whose request was rejected because the block device was full, oldest first.
     want_room: VecDeque<u16>,
-    /// First command of a fused pair of each stream, with its slot, while the second one is awaited.
-    firsts: Vec<Option<(u16, Command)>>,
+    /// First command of a fused pair of each stream, while the second one is awaited.
+    firsts: Vec<Option<FirstHalf>>,
     pair: Option<FusedPair>,
     /// Begun commands that do not execute yet: halves of fused pairs that wait.
     paused: usize,
@@ -105,6 +109,19 @@ pub struct Tag {
     pub stream: u16,
     /// Identifier within the stream.
     pub id: u16,
+}
+
+/// Where the data of a command lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommandData {
+    /// In host memory, described by the command's PRPs or SGL.
+    Pointers,
+    /// In this segment of a [`SegmentMemory`], which the owner moves from or to the host. Its length is the
+    /// one that the host has specified, 0 if the command has no data. The command's data pointer
+    /// is not evaluated. Read, Write and Compare fail with Data SGL Length Invalid unless it is the
+    /// length of their blocks; other commands if it is shorter than what they need. What a command does
+    /// not fill of a longer segment becomes zeroes.
+    Segment(Segment),
 }
 
 /// Command that has completed.
@@ -265,7 +282,7 @@ impl<H: HostMemory> Executor<H> {
 
     /// Whether a fused pair has begun. Until it has finished nothing else can begin.
     #[inline]
-    pub(crate) fn has_pair(&self) -> bool {
+    pub fn has_pair(&self) -> bool {
         self.pair.is_some()
     }
 

@@ -257,23 +257,6 @@ impl<H: HostMemory> Queue<H> {
         self.post_finished();
     }
 
-    /// Replaces a poll if the caller knows that there is no command.
-    #[inline]
-    pub fn skip_idle(&mut self, now: Instant) {
-        self.executor.skip_idle(now);
-    }
-
-    /// Whether commands have passed through the queue since [`take_traffic`](Self::take_traffic).
-    pub fn has_traffic(&self) -> bool {
-        self.executor.has_traffic()
-    }
-
-    /// Whether the queue needs a poll even without a command.
-    #[inline]
-    pub fn wants_iteration(&self) -> bool {
-        self.executor.wants_iteration()
-    }
-
     /// I/O totals since the last call.
     pub fn take_traffic(&mut self, now: Instant) -> IoCounters {
         self.executor.take_traffic(now)

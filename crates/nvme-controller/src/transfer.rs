@@ -11,6 +11,7 @@
 //! checks all of it: lengths, offsets, types and the number of descriptors. Every rejection carries the
 //! status that the specification defines for it. Admin and I/O commands share it.
 
+use tenmil_base::Segment;
 use tenmil_wire::{Command, DataPointer, Status};
 
 mod host_copy;
@@ -109,6 +110,22 @@ impl DataPointerWalk {
             }
         };
         Ok((Self { kind, left, direction }, next))
+    }
+
+    /// Walk over data in one segment, of which a command moves `len_bytes`: all, if `is_exact`. The range is
+    /// the whole segment.
+    pub(crate) fn of_segment(
+        segment: Segment,
+        len_bytes: u32,
+        is_exact: bool,
+        pieces: &mut HostRanges,
+    ) -> Result<(Self, WalkStep), Status> {
+        pieces.list.clear();
+        if segment.len_bytes < len_bytes || (is_exact && segment.len_bytes != len_bytes) {
+            return Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr());
+        }
+        pieces.push(segment.offset, segment.len_bytes)?;
+        Ok((Self::idle(), WalkStep::Done))
     }
 
     /// Processes the requested part of the list.

@@ -261,8 +261,8 @@ impl Turn {
     fn turn_target(&mut self) {
         let mut guests = self.guests.lock().unwrap();
         let guest = guests.last_mut().unwrap();
-        // A queue answers 64 in a turn.
-        for _ in 0..self.requests.len().div_ceil(64) {
+        // A connection answers 256 in an iteration.
+        for _ in 0..self.requests.len().div_ceil(256) {
             assert!(guest.turn(self.now));
         }
     }

@@ -30,9 +30,9 @@
 //! the index of their slot, and [`HostEvent::Completed`] becomes a completion entry. A lost connection
 //! appears to the driver as a controller that has disappeared.
 //!
-//! The crate `target` drives a [`ControllerConnection`] for each connection: a command is written to the
-//! submission ring of a `tenmil_nvme_controller::Queue` under its tag once its buffer is allocated and its data have
-//! arrived ([`ControllerEvent::DataComplete`]), and its completion entry is sent with
+//! The crate `serve` drives a [`ControllerConnection`] for each connection: a command begins in an
+//! `Executor` of `tenmil_nvme_controller` under its tag once its buffer is allocated and its data have arrived
+//! ([`ControllerEvent::DataComplete`]), and its completion is sent with
 //! [`ControllerConnection::complete`]. Connect, Disconnect and properties are handled by the target itself,
 //! which owns the association.
 

@@ -10,9 +10,9 @@
 //! and returns a [`TargetConnection`], whose [`turn`](TargetConnection::turn) does all work that is
 //! possible now, until it [is over](TargetConnection::is_over).
 //!
-//! A command enters the ring of its [`tenmil_nvme_controller::queue::Queue`] once it has a buffer and, for a write,
-//! all its data have been received. The device therefore accesses data in place, without a copy. An
-//! R2T is sent only when a buffer for the data has been allocated.
+//! A command begins in the [`Executor`](tenmil_nvme_controller::executor::Executor) of its queue once it has
+//! a buffer and, for a write, all its data have been received. The device therefore accesses data in
+//! place, without a copy. An R2T is sent only when a buffer for the data has been allocated.
 
 mod admin;
 mod admission;

@@ -7,6 +7,7 @@
 use tenmil_base::{Request, Segment};
 use tenmil_wire::{Command, Status};
 
+use super::CommandData;
 use super::job::Job;
 use crate::transfer::{DataPointerWalk, Direction, HostCopy, HostRanges};
 
@@ -27,6 +28,7 @@ pub(super) struct CommandContext {
     pub(super) slot: u16,
     pub(super) channel: u16,
     pub(super) command: Command,
+    pub(super) data: CommandData,
     pub(super) job: Job,
     pub(super) wait: WaitReason,
     pub(super) walk: DataPointerWalk,
@@ -107,12 +109,13 @@ impl ContextPool {
         &mut self,
         slot: u16,
         channel: u16,
-        command: Command,
+        (command, data): (Command, CommandData),
         job: Job,
     ) -> Option<u16> {
         let index = self.free.pop().or_else(|| self.another())?;
         let area = &mut self.areas[usize::from(index)];
-        (area.slot, area.channel, area.command, area.job) = (slot, channel, command, job);
+        (area.slot, area.channel, area.job) = (slot, channel, job);
+        (area.command, area.data) = (command, data);
         area.wait = WaitReason::Nothing;
         area.mover = HostCopy::new();
         area.pieces.clear();
@@ -159,6 +162,7 @@ impl CommandContext {
             slot: 0,
             channel: 0,
             command: Command::default(),
+            data: CommandData::Pointers,
             job: Job::Idle,
             wait: WaitReason::Nothing,
             walk: DataPointerWalk::idle(),
@@ -172,6 +176,13 @@ impl CommandContext {
             differs: false,
             cancelled: None,
         }
+    }
+
+    /// Length of a result of `len_bytes` with the zeroes that follow it to the end of the host's buffer.
+    pub(super) fn pad_result(&mut self, len_bytes: u32) -> u32 {
+        let CommandData::Segment(segment) = self.data else { return len_bytes };
+        self.bytes.resize(segment.len_bytes as usize, 0);
+        segment.len_bytes
     }
 
     /// Whether a host access or a request may still complete for it.
@@ -206,7 +217,7 @@ mod tests {
     use tenmil_wire::{Command, IoOpcode};
 
     use super::super::job::{FlushAll, Job};
-    use super::{CommandContext, ContextPool};
+    use super::{CommandContext, CommandData, ContextPool};
 
     #[test]
     fn there_are_as_many_areas_as_were_ever_wanted_at_once_and_no_more_than_there_may_be() {
@@ -215,7 +226,7 @@ mod tests {
             areas.take(
                 0,
                 0,
-                Command::new(IoOpcode::Flush.code()),
+                (Command::new(IoOpcode::Flush.code()), CommandData::Pointers),
                 Job::FlushAll(FlushAll::default()),
             )
         };

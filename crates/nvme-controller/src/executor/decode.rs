@@ -13,7 +13,7 @@ use super::job::{
 use super::namespace_table::{FastPathNamespace, READ_CONFLICT, WRITE_CONFLICT, WRITE_PROTECTED};
 use super::run::{NO_SEGMENT, flags};
 use super::slot::{Slot, State};
-use super::{Executor, Tag};
+use super::{CommandData, Executor, Tag};
 use crate::namespace::CopyLimits;
 use crate::transfer::ACCESS_BYTES_MAX;
 
@@ -51,7 +51,7 @@ impl<H: HostMemory> Executor<H> {
     /// Begins a command. There must be [`room`](Self::room). Returns false if it cannot begin now: then
     /// the owner begins it again later, and nothing before it.
     #[cold]
-    pub fn begin(&mut self, now: Instant, tag: Tag, command: Command) -> bool {
+    pub fn begin(&mut self, now: Instant, tag: Tag, command: Command, data: CommandData) -> bool {
         if self.barred == Some(command.nsid()) {
             return false;
         }
@@ -62,7 +62,7 @@ impl<H: HostMemory> Executor<H> {
                 self.refuse(tag, &command, Status::INVALID_FIELD.with_dnr());
                 return true;
             }
-            return self.admit_fused(now, tag, command);
+            return self.admit_fused(now, tag, (command, data));
         }
         let plan = match self.plan_command(&command) {
             Ok(plan) => plan,
@@ -89,7 +89,7 @@ impl<H: HostMemory> Executor<H> {
             }
             Dispatch::Job(..) => {
                 if let Some(slot) = self.take_slot(tag, &command, State::Slow)
-                    && let Some(area) = self.take_context(slot, command, plan)
+                    && let Some(area) = self.take_context(slot, (command, data), plan)
                 {
                     self.drive(now, area, JobEvent::Begin);
                 }
@@ -133,11 +133,11 @@ impl<H: HostMemory> Executor<H> {
     pub(super) fn take_context(
         &mut self,
         slot: u16,
-        command: Command,
+        (command, data): (Command, CommandData),
         plan: Dispatch,
     ) -> Option<u16> {
         let Dispatch::Job(channel, job) = plan else { return None };
-        let area = self.areas.take(slot, channel, command, job)?;
+        let area = self.areas.take(slot, channel, (command, data), job)?;
         if self.scratch.is_empty() {
             self.scratch = vec![0; ACCESS_BYTES_MAX].into();
         }

@@ -9,10 +9,10 @@ use tenmil_wire::Status;
 
 use super::command_context::{CommandContext, CopyTarget, WaitReason};
 use super::job::{DataLocation, Job, JobEvent, JobStep, SubRequest};
-use super::{Executor, TICKET_LIST};
+use super::{CommandData, Executor, TICKET_LIST};
 use crate::bounce::BouncePool;
 use crate::queue::QueueEvent;
-use crate::transfer::{CopyState, DataPointerWalk, LocalBuffer, WalkStep};
+use crate::transfer::{CopyState, DataPointerWalk, Direction, LocalBuffer, WalkStep};
 
 /// Result of a step.
 enum StepResult {
@@ -36,23 +36,7 @@ impl<H: HostMemory> Executor<H> {
                 None => area.job.next(event, &area.command, &area.bytes),
             };
             let did = match step {
-                JobStep::Walk { len_bytes, direction } => {
-                    area.direction = direction;
-                    let started = DataPointerWalk::start(
-                        &area.command,
-                        len_bytes,
-                        direction,
-                        self.page_shift,
-                        &mut area.pieces,
-                    );
-                    match started {
-                        Ok((walk, next)) => {
-                            area.walk = walk;
-                            self.follow(index, next)
-                        }
-                        Err(status) => StepResult::Failed(status),
-                    }
-                }
+                JobStep::Walk { len_bytes, direction } => self.walk(index, len_bytes, direction),
                 JobStep::ResolveDirect => self.reach(index),
                 JobStep::TakeBuffer { is_zeroed } => self.take_buffer(index, is_zeroed),
                 JobStep::FromHost(len) | JobStep::ToHost(len) => {
@@ -64,7 +48,10 @@ impl<H: HostMemory> Executor<H> {
                     area.bytes.resize(len as usize, 0);
                     self.begin_move(index, CopyTarget::Bytes, len)
                 }
-                JobStep::WriteResult(len) => self.begin_move(index, CopyTarget::Bytes, len),
+                JobStep::WriteResult(len) => {
+                    let len = area.pad_result(len);
+                    self.begin_move(index, CopyTarget::Bytes, len)
+                }
                 JobStep::Submit(work) => self.submit_work(now, index, work),
                 JobStep::FlushFrom(channel) => self.flush_from(now, index, channel),
                 JobStep::Forward => self.forward(index),
@@ -166,6 +153,32 @@ impl<H: HostMemory> Executor<H> {
                 let status = self.areas.get(index).cancelled.unwrap_or(status);
                 self.finish(now, index, status, 0);
             }
+        }
+    }
+
+    /// Determines the host ranges of the data.
+    fn walk(&mut self, index: u16, len_bytes: u32, direction: Direction) -> StepResult {
+        let area = self.areas.get(index);
+        area.direction = direction;
+        let started = match area.data {
+            CommandData::Pointers => DataPointerWalk::start(
+                &area.command,
+                len_bytes,
+                direction,
+                self.page_shift,
+                &mut area.pieces,
+            ),
+            CommandData::Segment(segment) => {
+                let is_exact = matches!(area.job, Job::Transfer(_));
+                DataPointerWalk::of_segment(segment, len_bytes, is_exact, &mut area.pieces)
+            }
+        };
+        match started {
+            Ok((walk, next)) => {
+                area.walk = walk;
+                self.follow(index, next)
+            }
+            Err(status) => StepResult::Failed(status),
         }
     }
 

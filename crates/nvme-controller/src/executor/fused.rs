@@ -12,7 +12,7 @@ use super::decode::Dispatch;
 use super::fused_arbiter::ExclusiveState;
 use super::job::JobEvent;
 use super::slot::State;
-use super::{Executor, Tag};
+use super::{CommandData, Executor, Tag};
 
 /// First and second fused command.
 #[derive(Debug)]
@@ -25,31 +25,42 @@ pub(super) struct FusedPair {
     is_running: bool,
 }
 
+/// First command of a pair whose second is awaited, with its slot.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FirstHalf {
+    slot: u16,
+    command: Command,
+    data: CommandData,
+}
+
 /// Longest wait for exclusivity. Commands in progress need a fraction of it, unless they hang.
 const EXCLUSIVE_TIMEOUT: Span = Span::from_secs(5);
 
 impl<H: HostMemory> Executor<H> {
     /// Handles a command that starts or follows a fused pair. Returns false if it cannot
     /// begin now.
-    pub(super) fn admit_fused(&mut self, now: Instant, tag: Tag, command: Command) -> bool {
+    pub(super) fn admit_fused(
+        &mut self,
+        now: Instant,
+        tag: Tag,
+        (command, data): (Command, CommandData),
+    ) -> bool {
         let first = self.first_of(tag.stream);
         match (first, command.fuse()) {
             (None, Fuse::First) => {
                 if let Some(slot) = self.take_slot(tag, &command, State::Parked)
                     && let Some(first) = self.firsts.get_mut(usize::from(tag.stream))
                 {
-                    *first = Some((slot, command));
+                    *first = Some(FirstHalf { slot, command, data });
                     self.paused += 1;
                 }
                 true
             }
-            (Some((slot, first)), Fuse::Second) => {
-                self.admit_pair(now, tag, (slot, first), command)
-            }
-            (Some((slot, _)), _) => {
+            (Some(first), Fuse::Second) => self.admit_pair(now, tag, first, (command, data)),
+            (Some(FirstHalf { slot, .. }), _) => {
                 self.unpark(tag.stream);
                 self.complete(slot, Status::ABORTED_MISSING_FUSED, 0);
-                self.begin(now, tag, command)
+                self.begin(now, tag, command, data)
             }
             (None, _) => {
                 self.refuse(tag, &command, Status::ABORTED_MISSING_FUSED);
@@ -81,7 +92,7 @@ impl<H: HostMemory> Executor<H> {
     }
 
     /// First command of a fused pair of this stream that awaits its second.
-    pub(super) fn first_of(&self, stream: u16) -> Option<(u16, Command)> {
+    pub(super) fn first_of(&self, stream: u16) -> Option<FirstHalf> {
         self.firsts.get(usize::from(stream)).copied().flatten()
     }
 
@@ -150,8 +161,8 @@ impl<H: HostMemory> Executor<H> {
         &mut self,
         now: Instant,
         tag: Tag,
-        (slot, first): (u16, Command),
-        second: Command,
+        FirstHalf { slot, command: first, data: first_data }: FirstHalf,
+        (second, second_data): (Command, CommandData),
     ) -> bool {
         if self.pair.is_some() || self.areas.room() < 2 {
             return false;
@@ -167,8 +178,8 @@ impl<H: HostMemory> Executor<H> {
             }
             Ok([first_plan, second_plan]) => {
                 let areas = [
-                    self.take_context(slot, first, first_plan),
-                    self.take_context(second_slot, second, second_plan),
+                    self.take_context(slot, (first, first_data), first_plan),
+                    self.take_context(second_slot, (second, second_data), second_plan),
                 ];
                 if let [Some(first), Some(second)] = areas {
                     self.areas.get(first).wait = WaitReason::Pair;

@@ -4,7 +4,7 @@ use tenmil_base::{
     CompletionBatch, HostMemory, Instant, IoCompletion, Operation, Request, RequestFlags,
     SIMPLE_IO_WORDS, Segment, Window,
 };
-use tenmil_wire::Status;
+use tenmil_wire::{Command, Status};
 
 use super::Executor;
 use super::channel::BatchBuilder;
@@ -29,7 +29,7 @@ pub(crate) struct CommandRun<'a> {
 impl<H: HostMemory> Executor<H> {
     /// Whether commands may begin as a run: no half of a fused pair waits, and no namespace is barred.
     #[inline(always)]
-    pub(crate) fn may_run(&self) -> bool {
+    pub fn may_run(&self) -> bool {
         self.barred.is_none() && self.paused == 0
     }
 
@@ -67,9 +67,50 @@ impl<H: HostMemory> Executor<H> {
         Some((count + 1, rest))
     }
 
+    /// Begins the commands at the front of `commands` that are of the fast path and alike. Returns their
+    /// number. There must be [`room`](Self::room) for all, and no half of a fused pair may wait:
+    /// see [`may_run`](Self::may_run).
+    #[inline]
+    pub fn begin_segments<'a>(
+        &mut self,
+        stream: u16,
+        mut commands: impl Iterator<Item = (u16, &'a Command, Segment)>,
+    ) -> usize {
+        let Some((id, command, segment)) = commands.next() else { return 0 };
+        let mut words = command.0;
+        let word = words[0] & !CID;
+        words[0] &= !PSDT;
+        let Some(entry) = self.directory.entry(command.nsid()).copied() else { return 0 };
+        let kind = RunKind::of(&words, &entry, u64::MAX, self.write_flags);
+        let Some(mut kind) = kind.filter(|kind| kind.len_bytes == segment.len_bytes) else {
+            return 0;
+        };
+        let Some(channel) = self.directory.channel(entry.channel) else { return 0 };
+        kind.word = word;
+        let slot = kind.slot.of_stream(stream);
+        let (taking, gathering) = (self.slots.take_many(), channel.gather_many(kind.like));
+        let (window, traffic) = (None, &mut self.traffic);
+        let mut run = CommandRun { kind, slot, window, taking, gathering, traffic };
+        let mut count = 0;
+        let mut next = Some((id, command, segment));
+        while let Some((id, command, segment)) = next {
+            let Command([word, _, _, _, _, lba, cdw12, _]) = *command;
+            let is_alike = segment.len_bytes == run.kind.len_bytes
+                && run.kind.has([word, 0, lba, cdw12])
+                && run.put([u64::from(id) << 16, 0, lba, 0], segment);
+            if !is_alike {
+                break;
+            }
+            count += 1;
+            next = commands.next();
+        }
+        run.finish(count);
+        count as usize
+    }
+
     /// Submits the batched requests of all channels.
     #[inline]
-    pub(crate) fn submit(&mut self, now: Instant) {
+    pub fn submit(&mut self, now: Instant) {
         for channel in self.directory.channels() {
             channel.submit(now);
         }
@@ -82,7 +123,7 @@ impl<H: HostMemory> Executor<H> {
     pub(crate) fn poll(
         &mut self,
         now: Instant,
-        mut end_run: impl FnMut(&mut Slots, &[IoCompletion]) -> usize,
+        mut end_run: impl FnMut(&mut Slots, &[IoCompletion]) -> u32,
     ) -> bool {
         if self.answers.remaining() == 0 {
             self.make_answers();
@@ -99,6 +140,24 @@ impl<H: HostMemory> Executor<H> {
         has_answers
     }
 
+    /// Handles completions of the block devices, and calls `finish` with the identifier and dword 0 of each
+    /// successful command of the fast path. Returns whether there were completions; other
+    /// commands that they finish are in [`take_finished`](Self::take_finished).
+    #[inline(always)]
+    pub fn poll_each(&mut self, now: Instant, mut finish: impl FnMut(u16, u32)) -> bool {
+        self.poll(now, |slots, answers| {
+            let mut releasing = slots.release_many();
+            let mut count = 0;
+            for answer in answers.iter().take_while(|answer| answer.status.is_success()) {
+                let Some(id) = releasing.release(answer.token) else { break };
+                finish(id, answer.result);
+                count += 1;
+            }
+            releasing.finish(count);
+            count
+        })
+    }
+
     /// Allocates the completion batch at first use.
     #[cold]
     fn make_answers(&mut self) {
@@ -108,12 +167,12 @@ impl<H: HostMemory> Executor<H> {
     fn take_answers(
         &mut self,
         now: Instant,
-        end_run: &mut impl FnMut(&mut Slots, &[IoCompletion]) -> usize,
+        end_run: &mut impl FnMut(&mut Slots, &[IoCompletion]) -> u32,
     ) {
         let mut at = 0;
         loop {
             if !self.is_stopping {
-                at += end_run(&mut self.slots, &self.answers.as_slice()[at..]);
+                at += end_run(&mut self.slots, &self.answers.as_slice()[at..]) as usize;
             }
             let Some(answer) = self.answers.as_slice().get(at).copied() else { break };
             self.take_answer(now, answer);
@@ -183,6 +242,8 @@ struct RunKind {
 }
 
 const CID: u64 = 0xffff_0000;
+/// PSDT and the reserved bits beside it.
+const PSDT: u64 = 0xfc00;
 const NLB: u32 = 0xffff;
 
 impl RunKind {

@@ -87,11 +87,6 @@ impl<H: HostMemory> Queue<H> {
         self.executor.fence_writes();
     }
 
-    /// Opcode, namespace and first block of the outstanding command in the lowest slot.
-    pub fn first_outstanding(&self) -> Option<(u8, u32, u64)> {
-        self.executor.first_outstanding()
-    }
-
     /// Whether no request and no host access is in flight. A stopped queue may then be dropped, and its
     /// memory belongs to the host again.
     pub fn is_drained(&self) -> bool {

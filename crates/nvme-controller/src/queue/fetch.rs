@@ -8,7 +8,7 @@ use tenmil_wire::{Command, Status};
 use super::ring::{CompletionQueue, SubmissionQueue};
 use super::{Queue, QueueEvent, TICKET_FETCH, TICKET_POST};
 use crate::controller::interface::InvalidDoorbell;
-use crate::executor::{FinishedCommand, Slots, Tag, low16};
+use crate::executor::{CommandData, FinishedCommand, Slots, Tag, low16};
 
 impl<H: HostMemory> Queue<H> {
     /// Fetches a burst of commands, if fetching is permitted now. Returns their number.
@@ -74,7 +74,7 @@ impl<H: HostMemory> Queue<H> {
     #[cold]
     fn start(&mut self, now: Instant, index: usize, command: Command) -> bool {
         let tag = Tag { stream: low16(index as u64), id: command.cid() };
-        let is_begun = self.executor.begin(now, tag, command);
+        let is_begun = self.executor.begin(now, tag, command, CommandData::Pointers);
         if is_begun {
             self.submissions[index].in_flight += 1;
         } else {
@@ -183,7 +183,7 @@ impl<H: HostMemory> Queue<H> {
         let has_answers = executor.poll(now, |slots, answers| {
             let count = end_run(submissions, completion, (slots, answers), &mut fault);
             posted += count;
-            count as usize
+            count
         });
         self.posted += posted;
         if let Some(fault) = fault {

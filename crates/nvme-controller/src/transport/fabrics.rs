@@ -7,7 +7,7 @@
 //!          └──────────────────────────────────────────────┘    │ events, command results, traffic
 //!                                           commands │         │
 //!   I/O connection ◀── QueueLink ────────────────────┘         │
-//!          └── Queue, owned by its connection ─────────────────┘
+//!          └── Executor, owned by its connection ──────────────┘
 //! ```
 //!
 //! This module has no rings and no host memory: the owner of the admin connection submits commands with
@@ -30,7 +30,6 @@ use crate::controller::interface::{
     AdminData, AdminOutcome, AdminResult, ControllerSignal, ErrorReport, ReservationCompletion,
 };
 use crate::controller::{Controller, WakeFn};
-use crate::doorbell::DoorbellPage;
 use crate::namespace::{Namespaces, VersionedReader};
 use crate::transport::shutdown::Shutdown;
 
@@ -48,7 +47,6 @@ pub struct FabricsTransport {
     controller: Controller,
     /// The volatile write cache is disabled; shared with the queues.
     is_write_through: Arc<AtomicBool>,
-    doorbells: Arc<DoorbellPage>,
     /// Namespaces that the I/O queues have been told of.
     namespaces: VersionedReader<Namespaces>,
     /// I/O queues by identifier.
@@ -116,10 +114,8 @@ const REFUSED: Status = Status::INVALID_FIELD.with_dnr();
 impl FabricsTransport {
     /// Creates the transport of a new association; its controller is disabled.
     pub fn new(controller: Controller, now: Instant) -> Self {
-        let queues = controller.configuration().io_queues_max;
         let front = Self {
             is_write_through: Arc::default(),
-            doorbells: DoorbellPage::new(queues),
             namespaces: controller.namespaces().reader(),
             controller,
             links: BTreeMap::new(),
@@ -309,11 +305,6 @@ impl FabricsTransport {
     /// Whether no I/O queue is left.
     pub fn is_drained(&self) -> bool {
         self.links.is_empty()
-    }
-
-    /// Doorbells of the I/O queues.
-    pub fn doorbells(&self) -> &Arc<DoorbellPage> {
-        &self.doorbells
     }
 }
 

@@ -21,7 +21,7 @@ use tenmil_nvme_tcp::{
 use tenmil_wire::tcp::Crc32c;
 use tenmil_wire::{Command, Completion, Fuse, Status};
 
-use super::memory::{Buffer, BufferCache, BufferPool, OWN_BYTES, Standing, iova_of};
+use super::memory::{Buffer, BufferCache, BufferPool, OWN_BYTES, Standing};
 use fused::{FusedFirst, Half};
 
 /// Command slots of a connection and the buffers they hold.
@@ -76,15 +76,6 @@ struct CommandSlot {
     found_untaken: u8,
     /// Whether its data arrive in the capsule. Set only for halves of fused pairs.
     is_unasked: bool,
-}
-
-/// Command with the direction, the length and the address of its data; an unmapped address if it has none.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct StartedCommand {
-    pub(super) command: Command,
-    pub(super) way: DataDirection,
-    pub(super) len_bytes: u32,
-    pub(super) iova: u64,
 }
 
 /// Result of checking unsent responses that hold pool memory.
@@ -425,13 +416,32 @@ impl CommandTable {
         &self.slots[usize::from(tag)].command
     }
 
-    /// A command that starts, as the queue executes it.
+    /// A command that starts, with its tag and the segment of its data, which is empty if it has none.
     #[inline]
-    pub(super) fn started(&self, tag: u16) -> StartedCommand {
+    pub(super) fn started(&self, tag: u16) -> (u16, &Command, Segment) {
         let slot = &self.slots[usize::from(tag)];
-        let CommandSlot { command, way, len_bytes, .. } = *slot;
-        let iova = slot.buffer.as_ref().and_then(|buffer| iova_of(buffer, len_bytes)).unwrap_or(0);
-        StartedCommand { command, way, len_bytes, iova }
+        let buffer = slot.buffer.as_ref();
+        let segment = buffer.and_then(|buffer| buffer.segment(self.budget(), slot.len_bytes));
+        (tag, &slot.command, segment.unwrap_or_default())
+    }
+
+    /// Completes a command that was executed; the data of a successful read are sent. Ignored if the
+    /// command was dropped meanwhile.
+    #[inline]
+    pub(super) fn complete(
+        &mut self,
+        end: &mut ControllerConnection,
+        tag: u16,
+        status: Status,
+        result: u32,
+    ) {
+        if !self.is_ready(tag) {
+            return;
+        }
+        let (way, len_bytes) = self.data(tag);
+        let is_sent = way == DataDirection::ToHost && status.is_success();
+        let completion = Completion::new(0, status).with_dw0(result);
+        self.finish(end, tag, if is_sent { len_bytes } else { 0 }, completion);
     }
 
     /// Direction and length of a command's data.

@@ -261,7 +261,6 @@ pub(super) fn no_queue(why: CreateQueueError) -> ConnectError {
             ConnectError::command(QID, format!("it asks for queue {qid}, expected 1 to {granted}"))
         }
         CreateQueueError::Exists { qid, is_ending } => exists(qid, is_ending),
-        CreateQueueError::Memory => ConnectError::busy("there is no memory for its rings just now"),
     }
 }
 

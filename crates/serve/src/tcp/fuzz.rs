@@ -102,7 +102,7 @@ impl World {
     fn new() -> Self {
         let regions = RegionTable::new(16);
         let limits = Limits {
-            memory_bytes: 256 << 10,
+            memory_bytes: 220 << 10,
             connections_max: 2 + PEERS_MAX,
             queue_entries: 9,
             transfer_bytes_max: TRANSFER_BYTES_MAX,

@@ -16,17 +16,15 @@
 //! blocks. The two pages are for in-capsule data and for what a connection cannot do without:
 //! Connect and admin commands. There are as many pairs as connections are allowed, so a connection
 //! without one in use always gets one; the most recently used pair is handed out first and the
-//! others are never touched. The rings of all I/O queues have memory of their own, so an admitted
-//! connection can connect however scarce data buffers are.
+//! others are never touched.
 //!
 //! ```text
-//!   region   | blocks of 4 KiB and up … | pairs of pages … | rings, one after the other … |
+//!   region   | blocks of 4 KiB and up … | pairs of pages … |
 //! ```
 
 mod buddy;
 mod buffer;
 mod buffer_cache;
-mod connection_memory;
 mod ledger;
 mod line;
 #[cfg(test)]
@@ -37,15 +35,14 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tenmil_base::{Dma, Error, Segment};
-use tenmil_dma::{CommandStore, DeviceKind, DevicePool, Region, RegionTable};
+use tenmil_base::{Error, Segment};
+use tenmil_dma::{Region, RegionTable};
 use tenmil_nvme_controller::controller::WakeFn;
 
 use buddy::Buddy;
 pub(super) use buffer::Buffer;
 use buffer::{Account, Block, BufferSource};
 pub(super) use buffer_cache::BufferCache;
-pub(super) use connection_memory::{ConnectionMemory, iova_of};
 pub(super) use ledger::Standing;
 use ledger::{Ledger, Payer};
 use line::{BufferWaiter, Line};
@@ -59,9 +56,8 @@ pub struct BufferPool {
 struct Shared {
     /// The region lives as long as any handle.
     region: Region,
-    pool: DevicePool,
+    regions: RegionTable,
     order_max: u8,
-    ring_pages: u32,
     connections_max: usize,
     /// Whether any connection waits. Written under the lock.
     is_scarce: AtomicBool,
@@ -81,8 +77,6 @@ struct PoolState {
     halves: Vec<u32>,
     /// Number of connections that are entitled to a pair.
     owners: usize,
-    /// First pages of free ring memory.
-    rings: Vec<u32>,
     /// Waiting connections, oldest first.
     line: Line,
     ledger: Ledger,
@@ -110,8 +104,7 @@ fn order_of(len_bytes: u32) -> u8 {
 
 impl BufferPool {
     /// Creates a pool of `bytes` in a region of its own, for transfers of up to
-    /// `transfer_bytes_max` and for `connections_max` connections, each with its own pages and
-    /// `ring_bytes` for the rings of its queue.
+    /// `transfer_bytes_max` and for `connections_max` connections, each with its own pages.
     ///
     /// # Errors
     ///
@@ -122,34 +115,19 @@ impl BufferPool {
         bytes: u64,
         transfer_bytes_max: u32,
         connections_max: usize,
-        ring_bytes: u32,
     ) -> Result<Self, Error> {
         let order_max = order_of(transfer_bytes_max);
-        if order_of(ring_bytes) > order_max {
-            return Err(Error::environment(format!(
-                "memory for connections: the rings of a queue are {ring_bytes} bytes, expected at \
-                 most the {transfer_bytes_max} of a transfer"
-            )));
-        }
-        let ring_pages = ring_bytes.div_ceil(1 << PAGE_SHIFT);
-        let layout = PoolLayout::new(bytes, order_max, connections_max, ring_pages)?;
+        let layout = PoolLayout::new(bytes, order_max, connections_max)?;
         let bytes = u64::from(layout.pages) << PAGE_SHIFT;
         let len = usize::try_from(bytes).map_err(Error::environment)?;
         let region = regions
             .allocate(len)
             .map_err(|why| format!("memory for connections: {bytes} bytes: {why}"))
             .map_err(Error::environment)?;
-        let pool = DevicePool::new(
-            regions.clone(),
-            region.segment(),
-            DeviceKind::Emulated,
-            CommandStore::Plain,
-        );
         let mut buddy = Buddy::new(layout.own_first, order_max);
         let kept = buddy.take(order_max);
         let reserved_bytes = u64::from(buddy.free_pages() / RESERVED_PART) << PAGE_SHIFT;
-        let own = (layout.own_first..layout.rings_first).step_by(1 << OWN_ORDER).collect();
-        let rings = (layout.rings_first..layout.pages).step_by(ring_pages as usize).collect();
+        let own = (layout.own_first..layout.pages).step_by(1 << OWN_ORDER).collect();
         let (halves, line, ledger) = (Vec::new(), Line::new(), Ledger::default());
         let state = PoolState {
             buddy,
@@ -158,16 +136,14 @@ impl BufferPool {
             own,
             halves,
             owners: 0,
-            rings,
             line,
             ledger,
             went: None,
         };
         let shared = Shared {
             region,
-            pool,
+            regions: regions.clone(),
             order_max,
-            ring_pages,
             connections_max,
             is_scarce: AtomicBool::new(false),
             purses: AtomicU64::new(0),
@@ -188,8 +164,7 @@ impl BufferPool {
         let state = self.state();
         let kept = state.kept.map_or(0, |_| 1_u64 << self.shared.order_max);
         let own = ((self.shared.connections_max - state.owners) as u64) << OWN_ORDER;
-        let rings = state.rings.len() as u64 * u64::from(self.shared.ring_pages);
-        (u64::from(state.buddy.free_pages()) + kept + own + rings) << PAGE_SHIFT
+        (u64::from(state.buddy.free_pages()) + kept + own) << PAGE_SHIFT
     }
 
     /// Number of waiting connections.
@@ -198,24 +173,15 @@ impl BufferPool {
         self.state().line.len()
     }
 
-    /// Size of the largest buffer in bytes.
-    pub(super) fn buffer_bytes_max(&self) -> u32 {
-        1 << (PAGE_SHIFT + u32::from(self.shared.order_max))
-    }
-
-    pub(super) fn pool(&self) -> &DevicePool {
-        &self.shared.pool
-    }
-
     pub(super) fn regions(&self) -> &RegionTable {
-        self.shared.pool.regions()
+        &self.shared.regions
     }
 
     fn whole(&self) -> Segment {
         self.shared.region.segment()
     }
 
-    /// The whole pool, for inspection by tests.
+    /// The whole pool.
     pub(super) fn region(&self) -> Segment {
         self.whole()
     }
@@ -223,14 +189,8 @@ impl BufferPool {
     /// Number of pages for data, which come first, and of own pages, which follow.
     pub(super) fn areas(&self) -> (usize, usize) {
         let own = self.shared.connections_max << OWN_ORDER;
-        let rings = self.shared.connections_max * self.shared.ring_pages as usize;
         let pages = usize::try_from(self.bytes() >> PAGE_SHIFT).unwrap_or(0);
-        (pages - own - rings, own)
-    }
-
-    /// Device address of the start of the pool.
-    fn iova(&self) -> u64 {
-        self.shared.pool.iova(self.whole()).unwrap_or_default()
+        (pages - own, own)
     }
 
     /// Whether any connection waits.
@@ -238,11 +198,6 @@ impl BufferPool {
     pub(super) fn is_scarce(&self) -> bool {
         // Relaxed: only a hint. A connection that sees it late returns its cache late.
         self.shared.is_scarce.load(Ordering::Relaxed)
-    }
-
-    /// Bytes reserved for the rings of one connection.
-    fn ring_bytes(&self) -> u64 {
-        u64::from(self.shared.ring_pages) << PAGE_SHIFT
     }
 
     /// Registers a connection of an address. `None` if the limit is reached.
@@ -386,20 +341,17 @@ impl BufferPool {
     }
 }
 
-/// Number of pages, and the first pages of the pairs and the rings.
+/// Number of pages, and the first page of the pairs.
 struct PoolLayout {
     pages: u32,
     own_first: u32,
-    rings_first: u32,
 }
 
 impl PoolLayout {
-    /// Computes the layout: reserved parts at the end, and space for at least one largest block
-    /// before them.
-    fn new(bytes: u64, order_max: u8, connections: usize, ring_pages: u32) -> Result<Self, Error> {
-        let each = u64::from(OWN_BYTES) + (u64::from(ring_pages) << PAGE_SHIFT);
+    /// Computes the layout: the pairs at the end, and space for at least one largest block before them.
+    fn new(bytes: u64, order_max: u8, connections: usize) -> Result<Self, Error> {
         let largest = 1_u64 << (PAGE_SHIFT + u32::from(order_max));
-        let least = largest + each * connections as u64;
+        let least = largest + u64::from(OWN_BYTES) * connections as u64;
         if !(least..=BYTES_MAX).contains(&bytes) {
             return Err(Error::environment(format!(
                 "memory for {connections} connections: {bytes} bytes, expected {least} to \
@@ -410,9 +362,8 @@ impl PoolLayout {
         let count = u32::try_from(connections).unwrap_or(u32::MAX);
         let pages = u32::try_from(bytes >> PAGE_SHIFT).unwrap_or(u32::MAX);
         // Align the pairs to pairs.
-        let pages = pages - (pages - count * ring_pages) % (1 << OWN_ORDER);
-        let rings_first = pages - count * ring_pages;
-        Ok(Self { pages, own_first: rings_first - (count << OWN_ORDER), rings_first })
+        let pages = pages - pages % (1 << OWN_ORDER);
+        Ok(Self { pages, own_first: pages - (count << OWN_ORDER) })
     }
 }
 
@@ -431,7 +382,6 @@ impl PoolState {
             BufferSource::Shared => self.buddy.free(page, order),
             BufferSource::Reserve => self.kept = Some(page),
             BufferSource::Own => self.own.push(page),
-            BufferSource::Rings => self.rings.push(page),
             BufferSource::KeptHalf | BufferSource::OwnHalf => return self.put_half(page, source),
             BufferSource::Nowhere => {}
         }

@@ -44,12 +44,11 @@ impl WakeSet {
 
     /// Arms the devices of a queue before sleeping. Returns true if the connection must not sleep.
     fn arm(&mut self, io: &mut Io) -> bool {
-        let queue = io.queue();
         let Self { watch, is_sleepless } = self;
-        queue.new_descriptors(&mut |descriptor| {
+        let stays_awake = io.arm(&mut |descriptor| {
             *is_sleepless |= watch.add(descriptor, MEDIUM, READABLE).is_err();
         });
-        queue.arm() || queue.is_unheard() || self.is_sleepless
+        stays_awake || *is_sleepless
     }
 }
 

@@ -25,7 +25,6 @@ use super::connection_handle::ConnectionHandle;
 use super::connection_table::{ConnectionEntry, ConnectionSample};
 use super::event::{TargetEvent, Unread};
 use super::injected_bugs::InjectedBugs;
-use super::io::ring_bytes;
 use super::memory::{BufferCache, BufferPool};
 use super::subsystem_export::{SubsystemExport, SubsystemExportConfig, SubsystemExportUpdate};
 
@@ -74,7 +73,7 @@ struct ServiceState {
 /// Limits of connections and controllers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Memory for data and rings of all connections together, in bytes.
+    /// Memory for the data of all connections together, in bytes.
     pub memory_bytes: u64,
     /// Largest number of connections.
     pub connections_max: usize,
@@ -152,9 +151,7 @@ impl Service {
     pub fn new(regions: &RegionTable, limits: Limits) -> Result<Self, Error> {
         limits.check()?;
         let Limits { memory_bytes, transfer_bytes_max, connections_max, .. } = limits;
-        let rings = ring_bytes(limits.queue_entries);
-        let budget =
-            BufferPool::new(regions, memory_bytes, transfer_bytes_max, connections_max, rings)?;
+        let budget = BufferPool::new(regions, memory_bytes, transfer_bytes_max, connections_max)?;
         let bounce = regions
             .allocate((BUFFERS * BUFFER_BYTES) as usize)
             .map_err(|why| format!("bounce buffers: {why}"))
@@ -374,8 +371,8 @@ impl Service {
     }
 
     /// Counts commands that were given up, and reports them.
-    pub(super) fn give_up(&self, peer: &str, commands: u32) {
-        self.shared.given_up.fetch_add(commands.into(), Ordering::Relaxed);
+    pub(super) fn give_up(&self, peer: &str, commands: usize) {
+        self.shared.given_up.fetch_add(commands as u64, Ordering::Relaxed);
         self.emit(TargetEvent::Trouble(format!(
             "{peer}: {commands} commands are given up: their medium has not answered, expected it to"
         )));

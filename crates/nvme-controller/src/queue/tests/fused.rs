@@ -319,12 +319,15 @@ fn a_queue_that_waits_for_the_end_of_a_pair_or_owes_its_word_stays_awake() {
     rig.turn();
     let read = io(IoOpcode::Read, 0, 1);
     give(&mut rig, &[read]);
-    assert!(!other.wants_iteration());
+    assert!(!other.executor.wants_iteration());
     other.turn(rig.now);
     assert_eq!(ended(&rig), [0], "what has come before it hears is taken");
-    assert!(other.wants_iteration() && other.arm() && other.is_unheard(), "it has not said so");
+    assert!(
+        other.executor.wants_iteration() && other.arm() && other.is_unheard(),
+        "it has not said so"
+    );
     other.turn(rig.now);
-    assert!(!other.wants_iteration() && !other.arm() && !other.is_unheard());
+    assert!(!other.executor.wants_iteration() && !other.arm() && !other.is_unheard());
     give(&mut rig, &[read, read]);
     other.turn(rig.now);
     assert_eq!(ended(&rig), [0]);

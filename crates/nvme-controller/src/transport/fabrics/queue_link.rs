@@ -26,7 +26,7 @@ pub enum QueueCommand {
     /// Stop, release everything, close the connection.
     Stop,
     /// Poll the queue once, even if it is idle: another queue of the subsystem waits for it, or the
-    /// namespaces have changed, or a preemption, for which [`Queue::check_preempted`](crate::queue::Queue::check_preempted) is
+    /// namespaces have changed, or a preemption, for which [`Executor::check_preempted`](crate::executor::Executor::check_preempted) is
     /// called.
     Poll,
     /// Try to abort a command; completed through
@@ -41,11 +41,11 @@ pub enum QueueCommand {
     AbortNamespace {
         /// Namespace identifier.
         nsid: u32,
-        /// For [`Queue::abort_namespace`](crate::queue::Queue::abort_namespace).
+        /// For [`Executor::abort_namespace`](crate::executor::Executor::abort_namespace).
         preempted: Preempted,
     },
     /// Result of a deferred reservation command, for
-    /// [`Queue::complete_reservation`](crate::queue::Queue::complete_reservation), without data.
+    /// [`Executor::complete_reservation`](crate::executor::Executor::complete_reservation), without data.
     CompleteReservation {
         /// Ticket of the [`QueueEvent::Reservation`](crate::queue::QueueEvent::Reservation).
         ticket: u32,

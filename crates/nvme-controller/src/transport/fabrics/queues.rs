@@ -3,35 +3,27 @@
 
 use std::sync::Arc;
 
-use tenmil_base::{HostMemory, Instant};
+use tenmil_base::Instant;
 use tenmil_wire::register::CommandSetSelected;
 
 use super::{FabricsTransport, QueueCommand, QueueLink};
 use crate::bounce::BouncePool;
 use crate::controller::interface::{AdminResult, CommandOrigin, IoCounters};
-use crate::executor::{ExecutorConfig, ExecutorContext};
-use crate::queue::{Queue, QueueConfig, QueueEvent};
+use crate::executor::{Executor, ExecutorConfig, ExecutorContext, SegmentMemory};
+use crate::queue::QueueEvent;
 
 /// Parameters of an I/O queue.
 #[derive(Clone, Copy, Debug)]
 pub struct FabricsQueue {
     /// Identifier of the submission and of the completion queue.
     pub qid: u16,
-    /// Entries of each ring.
-    pub entries: u32,
-    /// IOVA of the submission ring.
-    pub submission: u64,
-    /// IOVA of the completion ring.
-    pub completion: u64,
-    /// A page of its memory has `1 << page_shift` bytes.
-    pub page_shift: u8,
     /// Maximum commands in flight.
     pub in_flight_max: u16,
     /// Of these, commands that need more than one block-device request.
     pub areas: u16,
 }
 
-/// Result of a reservation command, for [`Queue::complete_reservation`].
+/// Result of a reservation command, for [`Executor::complete_reservation`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReservationReply {
     /// Ticket of the [`QueueEvent::Reservation`].
@@ -61,40 +53,31 @@ pub enum CreateQueueError {
         /// The existing queue is being removed.
         is_ending: bool,
     },
-    /// The ring memory is not accessible.
-    Memory,
 }
 
 /// CC.IOSQES and CC.IOCQES as powers of two (Base 2.1 §3.1.4.5).
 const SUBMISSION_ENTRY_SHIFT: u8 = 6;
 const COMPLETION_ENTRY_SHIFT: u8 = 4;
-/// Maximum commands fetched from a submission queue in a poll, unless the host sets less.
-const BURST: u32 = 64;
 
 impl FabricsTransport {
-    /// Creates an I/O queue for a connection, which owns it and executes the commands of its link.
+    /// Creates the executor of an I/O queue for a connection, which owns it and executes the commands of
+    /// its link. Its commands belong to stream 0, and their data lie in `memory`.
     ///
     /// # Errors
     ///
     /// [`CreateQueueError`] with the reason.
-    pub fn create_queue<H: HostMemory>(
+    pub fn create_queue(
         &mut self,
-        host: H,
+        memory: SegmentMemory,
         new: &FabricsQueue,
         buffers: BouncePool,
-    ) -> Result<(Queue<H>, Arc<QueueLink>), CreateQueueError> {
+    ) -> Result<(Executor<SegmentMemory>, Arc<QueueLink>), CreateQueueError> {
         self.may_create(new.qid)?;
-        let config = QueueConfig {
-            cqid: new.qid,
-            entries: new.entries,
-            address: new.completion,
-            burst: self.burst(),
-            executor: ExecutorConfig {
-                page_shift: new.page_shift,
-                transfer_bytes_max: self.controller.configuration().transfer_bytes_max,
-                in_flight_max: new.in_flight_max,
-                areas: new.areas,
-            },
+        let config = ExecutorConfig {
+            page_shift: 12,
+            transfer_bytes_max: self.controller.configuration().transfer_bytes_max,
+            in_flight_max: new.in_flight_max,
+            areas: new.areas,
         };
         let shared = ExecutorContext {
             floor: self.controller.floor(),
@@ -102,18 +85,14 @@ impl FabricsTransport {
             buffers,
         };
         let namespaces = self.controller.namespaces().reader();
-        let doorbells = self.doorbells.clone();
-        let queue = Queue::new(host, &config, doorbells, shared, namespaces);
-        let mut queue = queue.map_err(|_| CreateQueueError::Memory)?;
-        queue
-            .add_submission_queue(new.qid, new.entries, new.submission)
-            .map_err(|_| CreateQueueError::Memory)?;
+        let mut executor = Executor::new(memory, &config, shared, namespaces);
+        executor.add_stream();
         self.controller.queue_created();
         let link = Arc::new(QueueLink::default());
         let called = Arc::clone(&link);
-        queue.set_waker(Arc::new(move || called.order(QueueCommand::Poll)));
+        executor.set_waker(Arc::new(move || called.order(QueueCommand::Poll)));
         self.links.insert(new.qid, Arc::clone(&link));
-        Ok((queue, link))
+        Ok((executor, link))
     }
 
     /// Checks whether queue `qid` may be created now.
@@ -149,7 +128,6 @@ impl FabricsTransport {
     ) -> Option<ReservationReply> {
         match letter {
             QueueEvent::Error(report) => self.controller.report_error(now, &report),
-            QueueEvent::InvalidDoorbell(kind) => self.controller.invalid_doorbell(now, kind),
             QueueEvent::Reservation { ticket, command, mut bytes } => {
                 let from = CommandOrigin { queue: qid, ticket };
                 let end = self.controller.reservation(now, from, &command, &mut bytes);
@@ -157,9 +135,8 @@ impl FabricsTransport {
                 return end.map(|end| ReservationReply { ticket, end, bytes });
             }
             QueueEvent::OpenFailed(what) => self.trouble = Some(what),
-            QueueEvent::RingFault(fault) => {
-                self.trouble = Some(format!("a ring at {:#x} is not there any more", fault.iova));
-            }
+            // There are no rings.
+            QueueEvent::InvalidDoorbell(_) | QueueEvent::RingFault(_) => {}
         }
         None
     }
@@ -188,9 +165,5 @@ impl FabricsTransport {
         }
         self.turn_life(now);
         self.ring();
-    }
-
-    fn burst(&self) -> u32 {
-        self.controller.arbitration().burst.map_or(BURST, u32::from).min(BURST)
     }
 }

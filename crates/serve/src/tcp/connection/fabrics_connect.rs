@@ -154,7 +154,7 @@ impl TargetConnection {
             ConnectGrant::Io { association, qid } => {
                 let cntlid = association.cntlid;
                 let depth = self.service.limits().queue_entries;
-                let io = Io::new(&self.service, association, (qid, depth), &mut self.rooms, now);
+                let io = Io::new(&self.service, association, (qid, depth), &self.rooms, now);
                 let io = io.map_err(no_queue)?;
                 let waker = Arc::clone(&self.seat);
                 io.link().set_arbiter_waker(Arc::new(move || waker.ring()));

@@ -82,7 +82,7 @@ impl TargetConnection {
             stream.disarm();
         }
         if let ConnectionRole::Io(io) = &mut self.role {
-            io.queue().disarm();
+            io.disarm();
         }
         self.looks.now();
     }

@@ -137,7 +137,7 @@ impl TargetConnection {
     /// Releases the queue, if the devices have nothing outstanding.
     pub(super) fn leave_queue(&mut self, now: Instant) {
         match core::mem::replace(&mut self.role, ConnectionRole::Closed) {
-            ConnectionRole::Io(io) if io.is_drained() => io.close_queue(now, &mut self.rooms),
+            ConnectionRole::Io(io) if io.is_drained() => io.close_queue(now),
             role => self.role = role,
         }
     }

@@ -21,7 +21,7 @@ use super::{BufferPool, OWN_BYTES, OWN_ORDER, PAGE_SHIFT};
 #[cfg(test)]
 use crate::tcp::injected_bug::{InjectedBug, is_injected};
 
-/// Buffer of a command or of the rings of a queue.
+/// Buffer of a command.
 pub(in crate::tcp) struct Buffer {
     account: Arc<Account>,
     page: u32,
@@ -51,8 +51,6 @@ pub(super) enum BufferSource {
     Reserve,
     /// The connection's own pages.
     Own,
-    /// The memory for the rings of a connection.
-    Rings,
     /// One page of a pair that is returned as a whole, from the reserved block.
     KeptHalf,
     /// One page of the connection's own pair.
@@ -81,10 +79,7 @@ impl Block {
             BufferSource::Shared | BufferSource::Reserve | BufferSource::KeptHalf => {
                 1 << (PAGE_SHIFT + u32::from(self.order))
             }
-            BufferSource::Own
-            | BufferSource::OwnHalf
-            | BufferSource::Rings
-            | BufferSource::Nowhere => 0,
+            BufferSource::Own | BufferSource::OwnHalf | BufferSource::Nowhere => 0,
         }
     }
 }
@@ -124,7 +119,7 @@ impl Account {
         match source {
             BufferSource::Own => self.is_own_out.store(true, Ordering::Relaxed),
             // Relaxed: a statistic that orders no other access.
-            _ => _ = self.held.fetch_add(self.counted(block), Ordering::Relaxed),
+            _ => _ = self.held.fetch_add(block.charged_bytes(), Ordering::Relaxed),
         }
         Buffer { account: Arc::clone(self), page, order, source }
     }
@@ -143,17 +138,9 @@ impl Account {
     /// Records that a block was returned. `is_own` tells whether that made the connection's own
     /// pair complete.
     pub(super) fn gave(&self, block: Block, is_own: bool) {
-        self.held.fetch_sub(self.counted(block), Ordering::Relaxed);
+        self.held.fetch_sub(block.charged_bytes(), Ordering::Relaxed);
         if is_own {
             self.is_own_out.store(false, Ordering::Relaxed);
-        }
-    }
-
-    /// Bytes by which a block counts towards the connection; its own pages always count.
-    fn counted(&self, block: Block) -> u64 {
-        match block.source {
-            BufferSource::Rings => self.budget.ring_bytes(),
-            _ => block.charged_bytes(),
         }
     }
 }
@@ -187,10 +174,7 @@ impl Buffer {
             BufferSource::Shared => BufferSource::Shared,
             BufferSource::Reserve => BufferSource::KeptHalf,
             BufferSource::Own => BufferSource::OwnHalf,
-            BufferSource::Rings
-            | BufferSource::KeptHalf
-            | BufferSource::OwnHalf
-            | BufferSource::Nowhere => return None,
+            BufferSource::KeptHalf | BufferSource::OwnHalf | BufferSource::Nowhere => return None,
         };
         if self.order != OWN_ORDER {
             return None;
@@ -242,7 +226,7 @@ impl Buffer {
 
     /// Whether it comes from memory reserved for its connection.
     pub(in crate::tcp) fn is_own(&self) -> bool {
-        matches!(self.source, BufferSource::Own | BufferSource::OwnHalf | BufferSource::Rings)
+        matches!(self.source, BufferSource::Own | BufferSource::OwnHalf)
     }
 
     /// Offset in the pool, in bytes.

@@ -6,9 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tenmil_nvme_controller::controller::WakeFn;
 
-use super::{
-    Account, Block, Buffer, BufferPool, BufferSource, OWN_ORDER, PAGE_SHIFT, Standing, order_of,
-};
+use super::{Account, Buffer, BufferPool, OWN_ORDER, PAGE_SHIFT, Standing, order_of};
 
 /// Cache of blocks. Allocating and freeing takes no lock as long as the cache has a block of the
 /// size.
@@ -57,15 +55,6 @@ impl BufferCache {
             return Some(buffer);
         }
         self.fetch(order)
-    }
-
-    /// Allocates the memory reserved for the connection's rings.
-    pub(in crate::tcp) fn take_rings(&mut self, len_bytes: u32) -> Option<Buffer> {
-        let ring_bytes = self.budget.ring_bytes();
-        let fits = u64::from(len_bytes) <= ring_bytes;
-        let page = fits.then(|| self.budget.state().rings.pop()).flatten()?;
-        let order = order_of(len_bytes);
-        Some(self.account.buffer(Block { page, order, source: BufferSource::Rings }))
     }
 
     /// Allocates the connection's own pages, if `len_bytes` fits.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tenmil_dma::RegionTable;
 use tenmil_nvme_controller::controller::WakeFn;
 
-use super::{BufferCache, BufferPool, Standing, iova_of};
+use super::{BufferCache, BufferPool, Standing};
 
 const LARGEST: u32 = 64 << 10;
 
@@ -28,8 +28,8 @@ fn purse_from(budget: &BufferPool, address: &str) -> (BufferCache, Arc<AtomicU32
 #[test]
 fn whoever_is_first_in_line_is_called_when_memory_comes_back() {
     // The reserved block and one more, in addition to the pages of four connections.
-    let bytes = u64::from(2 * LARGEST + 4 * (8192 + 4096));
-    let budget = BufferPool::new(&RegionTable::new(2), bytes, LARGEST, 4, 4096).unwrap();
+    let bytes = u64::from(2 * LARGEST + 4 * 8192);
+    let budget = BufferPool::new(&RegionTable::new(2), bytes, LARGEST, 4).unwrap();
     let purses = ["one", "two", "three", "four"].map(|address| purse_from(&budget, address));
     let [(mut one, _), (mut two, second), (mut three, third), (mut four, _)] = purses;
     let first = one.take(LARGEST).unwrap();
@@ -61,7 +61,6 @@ fn no_part_of_a_buffer_ends_behind_it() {
         assert_eq!(buffer.len_bytes(), u64::from(len));
         for (asked, is_there) in [(1, true), (len, true), (len + 1, false), (u32::MAX, false)] {
             assert_eq!(buffer.segment(&budget, asked).is_some(), is_there, "{asked} of {len}");
-            assert_eq!(iova_of(&buffer, asked).is_some(), is_there, "{asked} of {len}");
         }
     }
     let halves = quota.take_own(8192).unwrap().split().unwrap();
@@ -85,8 +84,8 @@ fn a_connection_that_goes_while_it_waits_holds_up_nobody() {
 /// used ones are used again.
 #[test]
 fn the_right_to_pages_is_everybodys_and_the_pages_are_those_used_last() {
-    let bytes = u64::from(LARGEST + 3 * (8192 + 3 * 4096));
-    let budget = BufferPool::new(&RegionTable::new(2), bytes, LARGEST, 3, 10_320).unwrap();
+    let bytes = u64::from(LARGEST + 3 * 8192);
+    let budget = BufferPool::new(&RegionTable::new(2), bytes, LARGEST, 3).unwrap();
     let [(mut one, _), (mut two, _), (mut three, _)] = [0; 3].map(|_| quota(&budget));
     assert!(BufferCache::new(&budget, "here", Arc::new(|| {})).is_none(), "there are three");
     let first = one.take_own(8192).unwrap();
@@ -111,25 +110,19 @@ fn the_right_to_pages_is_everybodys_and_the_pages_are_those_used_last() {
     assert_eq!(budget.free_bytes(), budget.bytes());
 }
 
-/// Rings use as few pages as possible, and overlap neither each other nor anything else.
+/// The pairs of pages overlap neither each other nor the blocks.
 #[test]
-fn rings_lie_one_behind_the_other() {
+fn own_pages_lie_behind_the_blocks() {
     for odd in [0, 4096] {
-        let bytes = u64::from(LARGEST + 3 * (8192 + 3 * 4096) + odd);
-        let budget = BufferPool::new(&RegionTable::new(2), bytes, LARGEST, 3, 10_320).unwrap();
+        let bytes = u64::from(LARGEST + 3 * 8192 + odd);
+        let budget = BufferPool::new(&RegionTable::new(2), bytes, LARGEST, 3).unwrap();
         assert_eq!(budget.bytes(), bytes - u64::from(odd), "a page is of no use");
         let mut purses = [0; 3].map(|_| quota(&budget).0);
-        let rings = purses.each_mut().map(|quota| quota.take_rings(10_320).unwrap());
-        assert!(purses[0].take_rings(1).is_none(), "each has one");
         let own = purses.each_mut().map(|quota| quota.take_own(1).unwrap());
         let whole = purses[0].take(LARGEST).unwrap();
-        let spans = |buffers: &[super::Buffer], len: u32| {
-            let begin = |buffer: &super::Buffer| buffer.segment(&budget, 1).unwrap().offset;
-            buffers.iter().map(|it| (begin(it), u64::from(len))).collect::<Vec<_>>()
-        };
-        let mut all = spans(&rings, 10_320);
-        all.extend(spans(&own, 8192));
-        all.extend(spans(&[whole], LARGEST));
+        let begin = |buffer: &super::Buffer| buffer.segment(&budget, 1).unwrap().offset;
+        let mut all: Vec<_> = own.iter().map(|buffer| (begin(buffer), 8192)).collect();
+        all.push((begin(&whole), u64::from(LARGEST)));
         all.sort_unstable();
         assert!(all.is_sorted_by(|one, other| one.0 + one.1 <= other.0), "{all:?}");
     }
@@ -149,8 +142,8 @@ fn take_all(quota: &mut BufferCache, len_bytes: u32) -> Vec<super::Buffer> {
 
 /// Memory for `blocks` of the largest blocks, one of them reserved, and eight connections.
 fn budget_of(blocks: u32) -> BufferPool {
-    let bytes = u64::from(blocks * LARGEST + 8 * (8192 + 4096));
-    BufferPool::new(&RegionTable::new(2), bytes, LARGEST, 8, 4096).unwrap()
+    let bytes = u64::from(blocks * LARGEST + 8 * 8192);
+    BufferPool::new(&RegionTable::new(2), bytes, LARGEST, 8).unwrap()
 }
 
 #[test]

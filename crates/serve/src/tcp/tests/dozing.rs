@@ -26,7 +26,7 @@ fn quiet(rig: &Rig) -> Vec<bool> {
 
 #[test]
 fn who_waits_for_memory_or_for_room_to_send_is_not_left_alone() {
-    let limits = Limits { memory_bytes: 296 << 10, connections_max: 3, ..limits() };
+    let limits = Limits { memory_bytes: 260 << 10, connections_max: 3, ..limits() };
     let mut rig = Rig::with(limits, |plan| plan);
     let (_, cntlid) = rig.admin();
     let lines = [rig.io(cntlid, 1), rig.io(cntlid, 2)];

@@ -230,7 +230,7 @@ fn everybody_who_is_connected_is_shown_with_what_he_has() {
     assert_eq!((&shown[0].host, &shown[2].host), (&None, &named(super::rig::HOST)));
     assert_eq!((&shown[2].subsystem, shown[2].peer.as_str()), (&named(NQN), "pipe"));
     assert_eq!((shown[2].header_digest, shown[2].data_digest), (false, true));
-    assert_eq!((shown[0].memory_bytes, shown[2].memory_bytes), (8192, 8192 + 12288));
+    assert_eq!((shown[0].memory_bytes, shown[2].memory_bytes), (8192, 8192));
     // One connection with free memory, and one whose memory is in use.
     let read = transfer(IoOpcode::Read.code(), 0, 256);
     rig.lines[io].is_deaf = true;

@@ -298,7 +298,7 @@ fn halves_that_do_not_fit_are_refused_together() {
 #[test]
 fn pairs_get_on_where_there_is_little_memory() {
     for (seed, way) in (0..4).flat_map(|seed| ways().map(|way| (seed, way))) {
-        let limits = Limits { memory_bytes: 296 << 10, connections_max: 3, ..limits() };
+        let limits = Limits { memory_bytes: 260 << 10, connections_max: 3, ..limits() };
         let mut rig = Rig::with(limits, |plan| plan);
         let (_, cntlid) = rig.admin();
         let lines = [1, 2].map(|qid| queue(&mut rig, (cntlid, qid), way));

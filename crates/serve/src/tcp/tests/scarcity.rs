@@ -23,10 +23,9 @@ use crate::tcp::{ControllerModel, Hosts, Limits, SubsystemExportConfig};
 /// Size of the largest command; the memory suffices for one.
 const LARGEST: u32 = 128 << 10;
 
-/// Memory for the reserved block, the own pages and the rings of three connections, and little
-/// more.
+/// Memory for the reserved block and the own pages of three connections, and little more.
 fn scarce() -> Limits {
-    Limits { memory_bytes: 296 << 10, connections_max: 3, ..limits() }
+    Limits { memory_bytes: 260 << 10, connections_max: 3, ..limits() }
 }
 
 /// Runs many commands on two connections, in memory that suffices for a few.
@@ -87,7 +86,7 @@ fn too_little_memory_is_refused_and_says_how_much_is_needed() {
     let regions = tenmil_dma::RegionTable::new(8);
     let limits = Limits { memory_bytes: 128 << 10, ..limits() };
     let refused = crate::tcp::Service::new(&regions, limits).unwrap_err();
-    assert!(refused.text.contains("131072 bytes, expected 458752"), "{refused}");
+    assert!(refused.text.contains("131072 bytes, expected 262144"), "{refused}");
 }
 
 #[test]
@@ -381,7 +380,7 @@ fn a_slow_host_that_sends_one_thing_after_the_other_stays() {
 #[test]
 fn a_host_gets_its_queue_however_much_is_wanted_for_data() {
     let mut rig =
-        Rig::with(Limits { connections_max: 4, memory_bytes: 320 << 10, ..scarce() }, |plan| plan);
+        Rig::with(Limits { connections_max: 4, memory_bytes: 272 << 10, ..scarce() }, |plan| plan);
     let (_, cntlid) = rig.admin();
     let one = rig.io(cntlid, 1);
     // All memory is allocated to data that never arrive, and other commands wait for more.

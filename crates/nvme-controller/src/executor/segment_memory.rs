@@ -1,0 +1,116 @@
+//! Memory of an executor whose commands name their data as segments: no rings, and nothing to translate.
+
+use core::fmt;
+use std::sync::Arc;
+
+use tenmil_base::{
+    AccessFault, AccessId, AccessProgress, CompletionEntry, HostEntries, HostMemory, Memory,
+    Segment,
+};
+
+/// Memory that the segments of commands lie in: an address is an offset in one region.
+#[derive(Clone)]
+pub struct SegmentMemory {
+    memory: Arc<dyn Memory>,
+    whole: Segment,
+}
+
+/// View of a ring in a memory that has none.
+#[derive(Clone, Copy, Debug)]
+pub enum NoRing {}
+
+impl SegmentMemory {
+    /// Memory with the segment `whole`, which contains the data of every command.
+    pub fn new(memory: Arc<dyn Memory>, whole: Segment) -> Self {
+        Self { memory, whole }
+    }
+
+    /// Segment of `len_bytes` at an offset of the region, if it lies inside.
+    fn part(&self, offset: u64, len_bytes: usize) -> Result<Segment, AccessFault> {
+        let fault = AccessFault { iova: offset, len_bytes: len_bytes as u64 };
+        let len = u32::try_from(len_bytes).map_err(|_| fault)?;
+        let skip = offset.checked_sub(self.whole.offset).and_then(|skip| u32::try_from(skip).ok());
+        skip.and_then(|skip| self.whole.slice(skip, len)).ok_or(fault)
+    }
+}
+
+impl HostMemory for SegmentMemory {
+    type Entries = NoRing;
+
+    fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<NoRing>, AccessFault> {
+        Err(AccessFault { iova, len_bytes })
+    }
+
+    fn resolve(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, AccessFault> {
+        self.part(iova, len_bytes as usize).map(Some)
+    }
+
+    fn read(
+        &mut self,
+        _: AccessId,
+        iova: u64,
+        into: &mut [u8],
+    ) -> Result<AccessProgress, AccessFault> {
+        let fault = AccessFault { iova, len_bytes: into.len() as u64 };
+        let loaded = self.memory.load(self.part(iova, into.len())?, into);
+        loaded.map(|()| AccessProgress::Done).map_err(|_| fault)
+    }
+
+    fn write(
+        &mut self,
+        _: AccessId,
+        iova: u64,
+        from: &[u8],
+    ) -> Result<AccessProgress, AccessFault> {
+        let fault = AccessFault { iova, len_bytes: from.len() as u64 };
+        let stored = self.memory.store(self.part(iova, from.len())?, from);
+        stored.map(|()| AccessProgress::Done).map_err(|_| fault)
+    }
+}
+
+impl HostEntries for NoRing {
+    fn load_command(&self, _: u32) -> Result<[u64; 8], AccessFault> {
+        match *self {}
+    }
+
+    fn store_completion(&mut self, _: u32, _: CompletionEntry) -> Result<(), AccessFault> {
+        match *self {}
+    }
+
+    fn load_u32(&self, _: u32) -> Result<u32, AccessFault> {
+        match *self {}
+    }
+
+    fn store_u32(&mut self, _: u32, _: u32) -> Result<(), AccessFault> {
+        match *self {}
+    }
+}
+
+impl fmt::Debug for SegmentMemory {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("SegmentMemory").field("whole", &self.whole).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::SegmentMemory;
+    use crate::fuzz::host::{BOUNCE, Ram};
+    use tenmil_base::{AccessId, HostMemory, Segment};
+
+    #[test]
+    fn what_lies_outside_of_the_segment_is_not_accessible() {
+        let whole = Segment { region: BOUNCE, offset: 0x100, len_bytes: 0x200 };
+        let mut memory = SegmentMemory::new(Ram::new(0x1000, 0x1000), whole);
+        let inside = Segment { offset: 0x2ff, len_bytes: 1, ..whole };
+        assert_eq!(memory.resolve(0x100, 0x200), Ok(Some(whole)));
+        assert_eq!(memory.resolve(0x2ff, 1), Ok(Some(inside)));
+        for (offset, len) in [(0xff, 1), (0x300, 1), (0x2ff, 2), (u64::MAX, 1), (0, 0x200)] {
+            assert!(memory.resolve(offset, len).is_err(), "{offset:#x}, {len} bytes");
+            let mut bytes = vec![0; len as usize];
+            assert!(memory.read(AccessId(0), offset, &mut bytes).is_err());
+            assert!(memory.write(AccessId(0), offset, &bytes).is_err());
+        }
+        assert!(memory.entries(0x100, 16).is_err(), "there is no ring");
+    }
+}
