@@ -30,7 +30,7 @@ use crate::events::EventQueue;
 use crate::pdu_body::DataPlacement;
 use crate::receive::Receive;
 use crate::send_queue::SendQueue;
-use crate::{NegotiatedParams, PayloadDigest};
+use crate::{NegotiatedParams, NoDigest, PayloadDigest};
 use slot::{CommandSlot, TransferState};
 
 /// Controller side of a connection.
@@ -40,6 +40,8 @@ pub struct ControllerConnection {
     config: ControllerConfig,
     terms: NegotiatedParams,
     queue: QueueKind,
+    /// Whether SUCCESS may replace a response.
+    may_omit_response: bool,
     /// SQHD of the next response.
     head: u16,
     /// Command slots, grown to the largest number used at the same time.
@@ -47,8 +49,10 @@ pub struct ControllerConnection {
     free: Vec<u16>,
     /// Slots with something to send, each once.
     jobs: VecDeque<u16>,
-    /// Stream offset at which the response of each slot ends.
-    ends: VecDeque<(u64, u16)>,
+    /// Stream offset at which the response of each slot ends, oldest first.
+    ends: Vec<(u64, u16)>,
+    /// Number of these that were sent.
+    ended: usize,
     /// Number of slots that cannot be released before the host sends data.
     starved: u16,
 }
@@ -184,6 +188,8 @@ pub enum NotPossible {
     InTransfer,
 }
 
+/// Entries with which a list begins.
+const GROWTH: usize = 4;
 /// Longest header with digest and padding, a data digest, and a response with its digest.
 const ANSWER_BYTES: usize = 128 + 4 + 28;
 
@@ -245,16 +251,18 @@ impl ControllerConfig {
         self.answers() * 80 + 2 * ANSWER_BYTES
     }
 
+    /// A read without a response capsule has two pieces, a header and its data: these suffice for twice as
+    /// many, so that the responses to 128 reads leave in one send.
     const fn pieces_max(&self) -> usize {
-        3 * self.answers() + 6
+        4 * self.answers() + 6
     }
 
     /// Upper bound of the memory of a controller side including itself, without data buffers.
     #[must_use]
     pub const fn memory_bytes(&self) -> usize {
         let sane = self.sane();
-        // A growing list has at most twice the capacity that it uses.
-        let slot = size_of::<CommandSlot>() + 3 * size_of::<u16>() + 2 * size_of::<(u64, u16)>();
+        // A list of jobs has at most twice the capacity that it uses, the others no more.
+        let slot = size_of::<CommandSlot>() + 3 * size_of::<u16>() + size_of::<(u64, u16)>();
         size_of::<ControllerConnection>()
             + sane.depth as usize * slot
             + SendQueue::memory_bytes(sane.header_room(), sane.pieces_max())
@@ -299,11 +307,13 @@ impl ControllerConnection {
             config,
             terms: NegotiatedParams::default(),
             queue: QueueKind::None,
+            may_omit_response: config.success == SuccessPolicy::Always,
             head: 0,
             slots: Vec::new(),
             free: (0..config.depth).rev().collect(),
             jobs: VecDeque::new(),
-            ends: VecDeque::new(),
+            ends: Vec::new(),
+            ended: 0,
             starved: 0,
         }
     }
@@ -313,6 +323,11 @@ impl ControllerConnection {
     /// rejected: its host may send more commands than there are slots.
     pub fn connected(&mut self, queue: QueueKind) {
         self.queue = queue;
+        self.may_omit_response = match self.config.success {
+            SuccessPolicy::Never => false,
+            SuccessPolicy::WithoutFlowControl => !queue.has_flow_control(),
+            SuccessPolicy::Always => true,
+        };
         self.head = if queue.entries() > 1 { self.head % queue.entries() } else { 0 };
     }
 
@@ -366,6 +381,9 @@ impl ControllerConnection {
         completion: Completion,
     ) -> Result<(), NotPossible> {
         if len_bytes > 0 {
+            if self.send_whole(tag, len_bytes, completion) {
+                return Ok(());
+            }
             self.ready(tag, TransferState::ToHost, len_bytes)?;
         }
         let slot = self.under_way(tag)?;
@@ -383,8 +401,68 @@ impl ControllerConnection {
         if let Some(body) = self.line.body.as_mut().filter(|body| body.tag == tag) {
             body.is_wanted = false;
         }
-        self.queue_job(tag);
+        let has_more = !self.may_queue_now() || self.queue_unit(tag, &NoDigest);
+        if has_more {
+            self.queue_job(tag);
+        }
         Ok(())
+    }
+
+    /// Records that the socket has sent `count` bytes of the pieces, like [`sent`](Connection::sent), and
+    /// calls `release` with the tag of each command of which nothing is left to send.
+    #[inline]
+    pub fn sent_each(&mut self, count: usize, mut release: impl FnMut(u16)) {
+        self.line.out.sent(count);
+        while let Some(tag) = self.next_ended() {
+            release(tag);
+        }
+        self.forget_ended();
+    }
+
+    /// Tag of the next command of which everything was sent: it is free.
+    #[inline(always)]
+    fn next_ended(&mut self) -> Option<u16> {
+        let (end, tag) = *self.ends.get(self.ended)?;
+        if end > self.line.out.sent_bytes() {
+            return None;
+        }
+        self.ended += 1;
+        self.slots[usize::from(tag)].state = TransferState::Free;
+        self.free.push(tag);
+        Some(tag)
+    }
+
+    /// Empties the list if all of it was sent.
+    #[inline]
+    fn forget_ended(&mut self) {
+        if self.ended == self.ends.len() {
+            self.ends.clear();
+            self.ended = 0;
+        }
+    }
+
+    /// Records that a command ends with what is queued now.
+    #[inline(always)]
+    fn push_end(&mut self, tag: u16) {
+        if self.ends.len() == self.ends.capacity() {
+            self.make_room_for_end();
+        }
+        self.ends.push((self.line.out.queued_bytes(), tag));
+    }
+
+    #[cfg(test)]
+    pub(crate) fn ends_capacity(&self) -> usize {
+        self.ends.capacity()
+    }
+
+    /// Removes what was sent from the list, which grows only for commands that were not: at most as many as
+    /// there may be.
+    #[cold]
+    fn make_room_for_end(&mut self) {
+        self.ends.drain(..core::mem::take(&mut self.ended));
+        let len = self.ends.len();
+        let most = usize::from(self.config.depth).max(GROWTH);
+        self.ends.reserve_exact((2 * len).clamp(GROWTH, most).saturating_sub(len).max(1));
     }
 
     /// Drops a command without a response, because a controller reset has ended it. Its tag is free
@@ -481,16 +559,12 @@ impl Connection for ControllerConnection {
     #[inline]
     fn sent(&mut self, count: usize, events: &mut EventQueue<ControllerEvent>) {
         self.line.out.sent(count);
-        let sent = self.line.out.sent_bytes();
-        while let Some(&(end, tag)) = self.ends.front()
-            && end <= sent
-            && events.room() > 0
+        while events.room() > 0
+            && let Some(tag) = self.next_ended()
         {
-            self.ends.pop_front();
-            self.slots[usize::from(tag)].state = TransferState::Free;
-            self.free.push(tag);
             events.push(ControllerEvent::Sent { tag });
         }
+        self.forget_ended();
     }
 
     fn outstanding(&self) -> impl Iterator<Item = u16> + '_ {

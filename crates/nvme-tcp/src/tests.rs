@@ -6,5 +6,6 @@ mod deadlines;
 mod digests;
 mod exact;
 mod flow;
+mod one_send;
 mod refusals;
 mod rig;

@@ -126,13 +126,7 @@ impl ControllerConnection {
         }
         let slot = &mut self.slots[usize::from(tag)];
         self.starved += u16::from(state == TransferState::FromHost);
-        *slot = CommandSlot {
-            cid: command.cid(),
-            state,
-            len_bytes,
-            is_queued: slot.is_queued,
-            ..CommandSlot::FREE
-        };
+        slot.begin(command.cid(), state, len_bytes);
         events.push(ControllerEvent::Command { tag, command, data });
         if capsule.len_bytes > 0 {
             let body = PduBody {

@@ -70,6 +70,16 @@ impl CommandSlot {
         is_damaged: false,
     };
 
+    /// Takes a new command. Ranges and the completion are set when there are some, and a place in the
+    /// list of slots to send remains.
+    #[inline]
+    pub(super) fn begin(&mut self, cid: u16, state: TransferState, len_bytes: u32) {
+        (self.cid, self.state, self.len_bytes) = (cid, state, len_bytes);
+        (self.ready, self.asked, self.came, self.ask_begin) = (0, 0, 0, 0);
+        (self.asks, self.ask_first) = (0, 0);
+        (self.is_answered, self.is_sent, self.is_damaged) = (false, false, false);
+    }
+
     /// Whether its owner still has to complete it.
     pub(super) fn is_in_flight(&self) -> bool {
         self.state != TransferState::Free && !self.is_answered

@@ -14,7 +14,7 @@ mod fused;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use tenmil_base::{Instant, InvalidSegment, Memory, Segment};
+use tenmil_base::{Instant, InvalidSegment, Memory, RegionId, Segment};
 use tenmil_nvme_tcp::{
     ControllerConnection, DataPlacement, DataTransfer, NotPossible, PayloadDigest,
 };
@@ -65,7 +65,10 @@ pub(super) enum BufferAccess {
 #[derive(Debug)]
 struct CommandSlot {
     command: Command,
+    /// Its memory, set by [`place`](Self::place).
     buffer: Option<Buffer>,
+    /// The first `len_bytes` of the buffer; empty if there is none, or it is shorter.
+    data: Segment,
     len_bytes: u32,
     way: DataDirection,
     step: CommandState,
@@ -153,7 +156,7 @@ impl CommandTable {
         &mut self,
         end: &mut ControllerConnection,
         (tag, now): (u16, Instant),
-        command: Command,
+        command: &Command,
         data: DataTransfer,
     ) -> AdmitResult {
         let (way, len_bytes) = match data {
@@ -165,18 +168,16 @@ impl CommandTable {
         };
         let is_unasked = matches!(data, DataTransfer::InCapsule(_));
         if (command.fuse() != Fuse::Normal || self.first.is_some())
-            && let Some(opened) = self.open_half(end, (tag, now), &command, &data)
+            && let Some(opened) = self.open_half(end, (tag, now), command, &data)
         {
             return opened;
         }
-        *self.place(tag) = CommandSlot {
-            command,
-            len_bytes,
-            way,
-            step: CommandState::Ready,
-            asked_at: now,
-            ..CommandSlot::FREE
-        };
+        let slot = self.place(tag);
+        debug_assert!(slot.buffer.is_none(), "a free slot has no buffer");
+        (slot.command, slot.asked_at) = (*command, now);
+        (slot.len_bytes, slot.way, slot.step) = (len_bytes, way, CommandState::Ready);
+        (slot.found_untaken, slot.is_unasked) = (0, false);
+        slot.data = Segment::default();
         if len_bytes == 0 {
             return AdmitResult::Ready;
         }
@@ -198,7 +199,7 @@ impl CommandTable {
         let slot = &mut self.slots[usize::from(tag)];
         match (buffer, is_unasked) {
             (Some(buffer), _) => {
-                slot.buffer = Some(buffer);
+                slot.place(buffer, self.quota.budget());
                 if is_unasked {
                     self.is_stuck = false;
                 }
@@ -317,7 +318,7 @@ impl CommandTable {
                 self.first_placed(end, (tag, now), buffer);
                 continue;
             }
-            self.slots[usize::from(tag)].buffer = Some(buffer);
+            self.slots[usize::from(tag)].place(buffer, self.quota.budget());
             if self.placed(end, (tag, now), false) == AdmitResult::Ready {
                 return Some(tag);
             }
@@ -381,9 +382,8 @@ impl CommandTable {
     /// sent. `None` if the range exceeds the buffer, or there is none.
     #[inline]
     pub(super) fn segment(&self, place: DataPlacement) -> Option<Segment> {
-        let slot = self.slots.get(usize::from(place.tag))?;
-        let whole = slot.buffer.as_ref()?.segment(self.quota.budget(), slot.len_bytes)?;
-        whole.slice(place.offset, place.len_bytes)
+        let slot = self.slots.get(usize::from(place.tag)).filter(|slot| slot.buffer.is_some())?;
+        slot.data.slice(place.offset, place.len_bytes)
     }
 
     /// Segment of the first `len_bytes` of a command's buffer.
@@ -420,9 +420,7 @@ impl CommandTable {
     #[inline]
     pub(super) fn started(&self, tag: u16) -> (u16, &Command, Segment) {
         let slot = &self.slots[usize::from(tag)];
-        let buffer = slot.buffer.as_ref();
-        let segment = buffer.and_then(|buffer| buffer.segment(self.budget(), slot.len_bytes));
-        (tag, &slot.command, segment.unwrap_or_default())
+        (tag, &slot.command, slot.data)
     }
 
     /// Completes a command that was executed; the data of a successful read are sent. Ignored if the
@@ -435,13 +433,20 @@ impl CommandTable {
         status: Status,
         result: u32,
     ) {
-        if !self.is_ready(tag) {
+        let slot = &mut self.slots[usize::from(tag)];
+        if slot.step != CommandState::Ready {
             return;
         }
-        let (way, len_bytes) = self.data(tag);
-        let is_sent = way == DataDirection::ToHost && status.is_success();
-        let completion = Completion::new(0, status).with_dw0(result);
-        self.finish(end, tag, if is_sent { len_bytes } else { 0 }, completion);
+        slot.step = CommandState::Answered;
+        let is_sent = slot.way == DataDirection::ToHost && status.is_success();
+        let len_bytes = if is_sent { slot.len_bytes } else { 0 };
+        if len_bytes == 0
+            && let Some(buffer) = slot.buffer.take()
+        {
+            self.quota.release(buffer);
+        }
+        let finished = end.complete(tag, len_bytes, Completion::new(0, status).with_dw0(result));
+        self.note(tag, finished);
     }
 
     /// Direction and length of a command's data.
@@ -538,7 +543,9 @@ impl CommandTable {
     #[inline(always)]
     pub(super) fn release(&mut self, tag: u16) {
         let Some(slot) = self.slots.get_mut(usize::from(tag)) else { return };
-        self.coming -= u32::from(slot.step.is_owed());
+        if slot.step != CommandState::Answered {
+            self.coming -= u32::from(slot.step.is_owed());
+        }
         slot.step = CommandState::Free;
         if let Some(buffer) = slot.buffer.take() {
             self.quota.release(buffer);
@@ -556,7 +563,7 @@ impl CommandTable {
     /// Leaves the pool's wait queue when nothing of this connection waits any more.
     #[inline]
     fn leave_line(&mut self) {
-        if self.waiting.is_empty() && !self.is_stuck {
+        if self.quota.is_waiting() && self.waiting.is_empty() && !self.is_stuck {
             self.quota.stop_waiting();
         }
     }
@@ -644,6 +651,7 @@ impl CommandSlot {
     const FREE: Self = Self {
         command: Command([0; 8]),
         buffer: None,
+        data: Segment { region: RegionId(0), offset: 0, len_bytes: 0 },
         len_bytes: 0,
         way: DataDirection::None,
         step: CommandState::Free,
@@ -651,6 +659,13 @@ impl CommandSlot {
         found_untaken: 0,
         is_unasked: false,
     };
+
+    /// Gives the command its buffer.
+    #[inline]
+    fn place(&mut self, buffer: Buffer, budget: &BufferPool) {
+        self.data = buffer.segment(budget, self.len_bytes).unwrap_or_default();
+        self.buffer = Some(buffer);
+    }
 
     /// Leaks the buffer. Returns its length in bytes.
     fn abandon(&mut self) -> u64 {

@@ -125,7 +125,7 @@ impl TargetConnection {
             events: EventQueue::with_capacity(EVENTS),
             next_event: 0,
             taken: 0,
-            outgoing: SendState::new(config.depth),
+            outgoing: SendState::new(),
             connect_by: now.after(admitted.connect_max()),
             patient: None,
             blocked_since: None,
@@ -333,15 +333,16 @@ impl TargetConnection {
     #[inline]
     fn handle_events(&mut self, now: Instant) -> usize {
         let first = self.next_event;
-        while let Some(event) = self.events.as_slice().get(self.next_event).copied() {
-            if !self.handle(now, event) {
-                return self.next_event - first;
-            }
-            self.next_event += 1;
+        // Handling an event adds none.
+        let mut events = core::mem::replace(&mut self.events, EventQueue::with_capacity(EVENTS));
+        let left = &events.as_slice()[first..];
+        let count = left.iter().take_while(|event| self.handle(now, event)).count();
+        if count < left.len() {
+            (self.events, self.next_event) = (events, first + count);
+            return count;
         }
-        let count = self.next_event - first;
-        self.events.clear();
-        self.next_event = 0;
+        events.clear();
+        (self.events, self.next_event) = (events, 0);
         // Events of `Data` refer to bytes in the stream's buffer, so the bytes are consumed only
         // after all events have been handled.
         if self.taken > 0
@@ -354,9 +355,9 @@ impl TargetConnection {
 
     /// Handles one event. Returns false if there is no buffer for it now.
     #[inline]
-    fn handle(&mut self, now: Instant, event: ControllerEvent) -> bool {
-        match event {
-            ControllerEvent::Command { tag, command, data: Ok(data) } => {
+    fn handle(&mut self, now: Instant, event: &ControllerEvent) -> bool {
+        match *event {
+            ControllerEvent::Command { tag, ref command, data: Ok(data) } => {
                 match self.rooms.open(&mut self.end, (tag, now), command, data) {
                     AdmitResult::Ready => self.begin(now, tag),
                     AdmitResult::Later => {}

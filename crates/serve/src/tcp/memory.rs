@@ -98,7 +98,10 @@ const BYTES_MAX: u64 = 1 << 31;
 /// Smallest block order that holds `len_bytes`.
 #[inline]
 fn order_of(len_bytes: u32) -> u8 {
-    let pages = len_bytes.max(1).div_ceil(1 << PAGE_SHIFT);
+    if len_bytes <= 1 << PAGE_SHIFT {
+        return 0;
+    }
+    let pages = len_bytes.div_ceil(1 << PAGE_SHIFT);
     u8::try_from(pages.next_power_of_two().trailing_zeros()).unwrap_or(u8::MAX)
 }
 

@@ -1,9 +1,7 @@
 //! Transmit path of a connection: from the protocol engine to the stream.
 
 use tenmil_base::{SendSlice, Stream, StreamError};
-use tenmil_nvme_tcp::{
-    Connection, ControllerConnection, ControllerEvent, DataPlacement, EventQueue, SendPiece,
-};
+use tenmil_nvme_tcp::{Connection, ControllerConnection, DataPlacement, SendPiece};
 
 use super::command_table::CommandTable;
 
@@ -11,7 +9,6 @@ use super::command_table::CommandTable;
 #[derive(Debug)]
 pub(super) struct SendState {
     stretches: Vec<SendSlice>,
-    released: EventQueue<ControllerEvent>,
     /// Bytes that the stream accepted, and the part of these that is no longer referenced.
     taken: u64,
     told: u64,
@@ -24,14 +21,8 @@ pub(super) struct SendState {
 const SENDS_MAX: usize = 4;
 
 impl SendState {
-    pub(super) fn new(depth: u16) -> Self {
-        Self {
-            stretches: Vec::new(),
-            released: EventQueue::with_capacity(usize::from(depth) + 1),
-            taken: 0,
-            told: 0,
-            is_blocked: false,
-        }
+    pub(super) fn new() -> Self {
+        Self { stretches: Vec::new(), taken: 0, told: 0, is_blocked: false }
     }
 
     /// Whether sending must wait for space in the stream.
@@ -102,14 +93,11 @@ impl SendState {
         let released = stream.released_bytes();
         let count = usize::try_from(released - self.told).unwrap_or(usize::MAX);
         self.told = released;
-        end.sent(count, &mut self.released);
-        for event in self.released.as_slice() {
-            if let ControllerEvent::Sent { tag } = *event {
-                rooms.release(tag);
-            }
-        }
-        let ended = self.released.as_slice().len();
-        self.released.clear();
+        let mut ended = 0;
+        end.sent_each(count, |tag| {
+            ended += 1;
+            rooms.release(tag);
+        });
         ended
     }
 

@@ -233,7 +233,8 @@ impl CommandTable {
             return None;
         };
         slot.step = CommandState::Half(Half { wait: Wait::Data, ..half });
-        (slot.asked_at, slot.buffer) = (now, Some(buffer));
+        slot.asked_at = now;
+        slot.place(buffer, self.quota.budget());
         self.coming += 1;
         if !slot.is_unasked {
             let granted = end.request_data(tag, slot.len_bytes);

@@ -111,6 +111,12 @@ impl BufferCache {
         self.budget.is_wanted(self.account.payer())
     }
 
+    /// Whether it is in the wait queue.
+    #[inline]
+    pub(in crate::tcp) fn is_waiting(&self) -> bool {
+        self.is_waiting
+    }
+
     /// Leaves the wait queue.
     #[inline]
     pub(in crate::tcp) fn stop_waiting(&mut self) {
