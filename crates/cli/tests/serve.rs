@@ -6,7 +6,7 @@
 #[expect(dead_code, reason = "this test uses a part of it")]
 mod served;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -430,6 +430,30 @@ fn server_whose_medium_never_answers_ends_with_3_and_names_the_device() {
         load.kill().unwrap();
         load.wait().unwrap();
     }
+}
+
+/// It does not fail I/Os by the million until its time is over.
+#[test]
+fn perf_ends_with_3_and_names_the_reason_when_its_device_is_gone_for_good() {
+    let served = Served::of(&format!("{TENMIL} serve ram:16m --listen tcp://127.0.0.1:0"));
+    let address = served.ready.trim().strip_prefix("ready ").unwrap().to_owned();
+    let uri = format!(
+        "{address}/nqn.2026-01.org.tenmil:disk?fast-io-fail-timeout=200ms&ctrl-loss-timeout=500ms"
+    );
+    let mut load = Command::new(TENMIL)
+        .args(["perf", &uri, "-t", "60", "-q", "4"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let works = |_| queues(&served, "").iter().any(is_io);
+    assert!((0..200).any(works), "its load runs");
+    assert!(served.end().is_some());
+    let status = load.wait().unwrap();
+    let mut text = String::new();
+    load.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    assert_eq!(status.code(), Some(3), "{text}");
+    assert!(text.contains("error: tcp://127.0.0.1:"), "{text}");
 }
 
 #[test]

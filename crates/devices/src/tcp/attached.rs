@@ -234,6 +234,10 @@ impl QueueSource for Attached {
         self.shared.lock().remote.namespace_name(self.name.namespace)
     }
 
+    fn failure(&self) -> Option<String> {
+        self.shared.lock().check(&self.name).err().map(|lost| lost.text)
+    }
+
     fn reserved(&self) -> Option<ReservedNamespace> {
         let mut kept = self.shared.lock();
         let nsid = self.name.namespace;

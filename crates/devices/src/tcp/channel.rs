@@ -76,6 +76,9 @@ pub(super) trait QueueSource: Send + Sync + 'static {
     /// See [`BlockDevice::identity`].
     fn identity(&self) -> Option<String>;
 
+    /// See [`BlockDevice::failure`].
+    fn failure(&self) -> Option<String>;
+
     /// The namespace, if it takes reservations that exclude other hosts from writing.
     fn reserved(&self) -> Option<ReservedNamespace>;
 
@@ -151,6 +154,10 @@ impl<Q: QueueSource> BlockDevice for RemoteDevice<Q> {
 
     fn identity(&self) -> Option<String> {
         self.behind.identity()
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.behind.failure()
     }
 
     fn reservations(&self) -> Option<&dyn Reservations> {

@@ -245,6 +245,11 @@ impl QueueSource for MultipathDevice {
         lock(&self.shared).namespace_name()
     }
 
+    fn failure(&self) -> Option<String> {
+        let multipath = lock(&self.shared);
+        self.check(&multipath, self.clock.now()).err().map(|lost| lost.text)
+    }
+
     fn reserved(&self) -> Option<ReservedNamespace> {
         let mut multipath = lock(&self.shared);
         let nsid = self.name.namespace;

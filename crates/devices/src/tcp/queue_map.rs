@@ -89,6 +89,10 @@ impl BlockDevice for QueueMappedDevice {
         self.below.identity()
     }
 
+    fn failure(&self) -> Option<String> {
+        self.below.failure()
+    }
+
     fn reservations(&self) -> Option<&dyn Reservations> {
         self.below.reservations()
     }

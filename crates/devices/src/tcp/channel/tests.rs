@@ -72,6 +72,10 @@ impl QueueSource for Device {
         Ok(1)
     }
 
+    fn failure(&self) -> Option<String> {
+        None
+    }
+
     fn identity(&self) -> Option<String> {
         None
     }
