@@ -1,7 +1,7 @@
 //! Data of commands on NVMe/TCP: segments of this process's memory, which need no address of a device.
 
 use tenmil_base::{Dma, Memory, Segment};
-use tenmil_nvme_host::{Cursor, DataPointerBuild, DataPointerError, DataPointers, NamespaceView};
+use tenmil_nvme_host::{Cursor, DataPointerBuild, DataPointerError, DataPointers};
 
 use crate::remote_dma::RemoteDma;
 
@@ -42,7 +42,7 @@ const RANGE_BYTES: u32 = 64;
 
 impl SegmentLists {
     /// Lists for `depth` slots. `None` if memory is exhausted.
-    pub(crate) fn allocate(dma: &RemoteDma, _: &NamespaceView, depth: u32) -> Option<Self> {
+    pub(crate) fn allocate(dma: &RemoteDma, depth: u32) -> Option<Self> {
         let ranges = dma.allocate(depth.checked_mul(RANGE_BYTES)?)?;
         let lists = (0..depth).map(|_| Vec::new()).collect();
         Some(Self { dma: dma.clone(), lists, ranges })
@@ -75,10 +75,6 @@ impl DataPointers for SegmentLists {
     }
 
     fn contiguous(&self, segment: Segment) -> Option<SegmentPointer> {
-        // NVMe/TCP transfers dwords (NVM Express TCP Transport 1.0, section 3.6.2.8).
-        if segment.len_bytes & 3 != 0 {
-            return None;
-        }
         self.dma.iova(segment)?;
         Some(match self.is_kernel_buffer(segment) {
             false => SegmentPointer::Contiguous(segment),
@@ -166,6 +162,7 @@ impl SegmentLists {
             excess -= cut;
             list.extend(last.slice(0, last.len_bytes - cut).filter(|rest| rest.len_bytes > 0));
         }
+        // NVMe/TCP transfers dwords (NVM Express TCP Transport 1.0, section 3.6.2.8).
         if total == 0 || total & 3 != 0 {
             return Err(DataPointerError::Alignment);
         }
@@ -173,5 +170,53 @@ impl SegmentLists {
             return Err(DataPointerError::Unreachable);
         }
         Ok(total)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::Segment;
+    use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
+    use tenmil_nvme_host::{Cursor, DataPointerBuild, DataPointerError, DataPointers};
+
+    use super::{RemoteDma, SEGMENTS_MAX, SegmentLists, SegmentPointer};
+
+    fn lists() -> (SegmentLists, Segment) {
+        let regions = RegionTable::new(4);
+        let memory = regions.add(Mapping::new(1 << 20, Backing::Private).unwrap()).unwrap();
+        let data = regions.add(Mapping::new(1 << 20, Backing::Private).unwrap()).unwrap();
+        let store = CommandStore::for_device(DeviceKind::Emulated);
+        let pool = DevicePool::new(regions, memory, DeviceKind::Emulated, store);
+        pool.map_on_demand();
+        (SegmentLists::allocate(&RemoteDma::new(pool), 4).unwrap(), data)
+    }
+
+    #[test]
+    fn a_list_that_is_too_long_ends_with_a_whole_block() {
+        let (mut lists, data) = lists();
+        // 300 segments of 24 bytes for blocks of 512.
+        let segments: Vec<Segment> = (0..300).map(|at| data.slice(at * 64, 24).unwrap()).collect();
+        let built = lists.build(1, Cursor::at(&segments, 0), 7168, 512).unwrap();
+        let found = u32::try_from(SEGMENTS_MAX).unwrap() * 24;
+        let len_bytes = found - found % 512;
+        let pointer = SegmentPointer::Listed { slot: 1, len_bytes };
+        assert_eq!(built, DataPointerBuild { pointer, len_bytes });
+        let list = lists.take(1);
+        assert_eq!(list.iter().map(|segment| segment.len_bytes).sum::<u32>(), len_bytes);
+        assert_eq!(list[..10], segments[..10]);
+    }
+
+    #[test]
+    fn data_that_are_not_dwords_or_end_too_soon_are_rejected() {
+        let (mut lists, data) = lists();
+        let two = [data.slice(0, 3).unwrap(), data.slice(8, 3).unwrap()];
+        let build = |lists: &mut SegmentLists, segments: &[Segment], len| {
+            lists.build(0, Cursor::at(segments, 0), len, 1)
+        };
+        assert_eq!(build(&mut lists, &two[..1], 3), Err(DataPointerError::Alignment));
+        assert_eq!(build(&mut lists, &two, 6), Err(DataPointerError::Alignment));
+        assert_eq!(build(&mut lists, &two, 8), Err(DataPointerError::TooShort));
+        let nowhere = Segment { offset: u64::from(data.len_bytes), ..two[0] };
+        assert_eq!(build(&mut lists, &[nowhere], 3), Err(DataPointerError::Unreachable));
     }
 }

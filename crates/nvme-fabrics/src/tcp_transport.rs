@@ -308,8 +308,8 @@ impl TcpTransport {
 impl Transport for TcpTransport {
     type Pointers = SegmentLists;
 
-    fn pointers(&self, view: &NamespaceView, depth: u32) -> Option<SegmentLists> {
-        SegmentLists::allocate(&self.dma, view, depth)
+    fn pointers(&self, _: &NamespaceView, depth: u32) -> Option<SegmentLists> {
+        SegmentLists::allocate(&self.dma, depth)
     }
 
     fn depth(&self) -> u16 {

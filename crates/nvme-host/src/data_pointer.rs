@@ -159,7 +159,7 @@ impl DataPointerError {
 
 impl<'a> Cursor<'a> {
     /// Position `skip_bytes` into `segments`; beyond their end, an empty cursor.
-    pub(crate) fn at(segments: &'a [Segment], skip_bytes: u64) -> Self {
+    pub fn at(segments: &'a [Segment], skip_bytes: u64) -> Self {
         let mut skip = skip_bytes;
         for (index, segment) in segments.iter().enumerate() {
             match u32::try_from(skip) {

@@ -1,6 +1,8 @@
 //! Lost connections: every request completes once, in time, and no resources are left behind.
 
-use tenmil_base::{ChannelWakeup, IoChannel, IoStatus, Memory, Operation, Segment, Span};
+use tenmil_base::{
+    ChannelWakeup, CompletionBatch, IoChannel, IoStatus, Memory, Operation, Segment, Span,
+};
 use tenmil_nvme_host::{Event, ShutdownNotification, State};
 use tenmil_sim::network::{Direction, Fault};
 use tenmil_wire::fabrics::InvalidParameter;
@@ -424,6 +426,20 @@ fn an_abort_names_the_command_by_its_identifier_on_the_wire() {
     let state = bed.target.state();
     assert_eq!(state.aborted, state.unanswered);
     assert!(state.unanswered[0] > 8, "its slot was used before");
+}
+
+/// An address means nothing to a connection.
+#[test]
+fn a_raw_command_with_a_data_pointer_of_its_own_is_rejected() {
+    let mut bed = Bed::with_queue(8);
+    let command = tenmil_wire::Command::new(2).with_nsid(1).with_prp(4096, 0);
+    let now = bed.now;
+    bed.queues[0].queue().submit_raw(now, 7, command, &[], &[], None).unwrap();
+    let mut answers = CompletionBatch::with_capacity(1);
+    bed.queues[0].poll_raw(now, &mut answers);
+    let answer = answers.as_slice()[0];
+    assert_eq!((answer.token, answer.status), (7, IoStatus::INVALID_FIELD));
+    bed.exchange(1, 8, 1);
 }
 
 /// A reset of the controller for other reasons is no evidence against the requests in flight.

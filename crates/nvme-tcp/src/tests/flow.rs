@@ -4,13 +4,14 @@ use std::ops::Range;
 
 use tenmil_base::Instant;
 use tenmil_wire::sgl::Descriptor;
-use tenmil_wire::tcp::{C2HData, CapsuleCmd, CapsuleResp, IcReq, IcResp, PduFraming};
+use tenmil_wire::tcp::{C2HData, CapsuleCmd, CapsuleResp, IcReq, IcResp, PduFraming, R2t, crc32c};
 use tenmil_wire::{Command, Completion, DataPointer, Status};
 
 use super::rig::{ControllerSide, HostSide, Manner, Pair, Seen, drawn, pattern};
 use crate::{
-    CloseReason, Connection, ControllerConfig, DataDirection, DataTransfer, EventQueue, HostConfig,
-    HostEvent, NegotiatedParams, NoDigest, QueueFull, QueueKind, SendPiece, SuccessPolicy,
+    CloseReason, Connection, ControllerConfig, DataDirection, DataTransfer, DigestMode, EventQueue,
+    HostConfig, HostEvent, NegotiatedParams, NoDigest, QueueFull, QueueKind, SendPiece,
+    SuccessPolicy,
 };
 
 const NOW: Instant = Instant { ns: 0 };
@@ -102,6 +103,45 @@ fn a_caller_that_has_numbers_of_its_own_names_its_commands_by_them() {
         assert_eq!(pair.host.end.outstanding().collect::<Vec<_>>(), [tag]);
         pair.run(&mut |_| usize::MAX);
         assert_eq!(pair.host.end.outstanding().count(), 0, "answered under its number");
+    }
+}
+
+/// Of the slot's last command, for instance: a late response does not end the next one.
+#[test]
+fn an_identifier_that_is_not_outstanding_is_rejected_though_its_slot_is_in_use() {
+    let (used, other) = (0x085, 0x005);
+    for digest in [DigestMode::Off, DigestMode::Required] {
+        let has_digest = digest == DigestMode::Required;
+        let framing = PduFraming { header_digest: has_digest, ..PLAIN };
+        for kind in 0..3 {
+            let config =
+                HostConfig { cid_mask: 0x7f, header_digest: digest, ..HostConfig::default() };
+            let mut side = HostSide::new(config);
+            side.take(usize::MAX);
+            side.give(NOW, IcResp::new(0, has_digest, false, 4096).as_bytes());
+            let (opcode, data) = match kind {
+                2 => (1, DataDirection::FromHost(64)),
+                _ => (2, DataDirection::ToHost(64)),
+            };
+            let command = Command::new(opcode);
+            side.end.submit_as(used, &command, data, &NoDigest).unwrap();
+            side.take(usize::MAX);
+            let mut bytes = match kind {
+                0 => C2HData::new(framing, other, 0, 64, (true, true)).as_bytes().to_vec(),
+                1 => CapsuleResp::new(framing, &Completion::new(other, Status::SUCCESS))
+                    .as_bytes()
+                    .to_vec(),
+                _ => R2t::new(framing, (other, 0), 0, 64).as_bytes().to_vec(),
+            };
+            if has_digest {
+                bytes.extend(crc32c(&bytes).to_le_bytes());
+            }
+            if kind == 0 {
+                bytes.extend([0; 64]);
+            }
+            side.give(NOW, &bytes);
+            assert!(!side.end.is_open(), "kind {kind}, {digest:?}");
+        }
     }
 }
 
@@ -222,7 +262,7 @@ fn a_write_that_fails_early_sends_no_further_data() {
     side.give(NOW, IcResp::new(0, false, false, 4096).as_bytes());
     let tag = side.submit(1, DataDirection::FromHost(1 << 20), 5);
     side.take(usize::MAX);
-    let all = tenmil_wire::tcp::R2t::new(PLAIN, (tag, 3), 0, 1 << 20);
+    let all = R2t::new(PLAIN, (tag, 3), 0, 1 << 20);
     side.give(NOW, all.as_bytes());
     let first = side.take(usize::MAX).len();
     assert_eq!(first, 64 * (24 + 4096), "256 KiB are queued at a time");
@@ -234,7 +274,7 @@ fn a_write_that_fails_early_sends_no_further_data() {
     // The tag can be used for another command.
     side.submit(1, DataDirection::FromHost(4096), 6);
     side.take(usize::MAX);
-    side.give(NOW, tenmil_wire::tcp::R2t::new(PLAIN, (tag, 3), 0, 4096).as_bytes());
+    side.give(NOW, R2t::new(PLAIN, (tag, 3), 0, 4096).as_bytes());
     assert_eq!(side.take(usize::MAX).len(), 24 + 4096);
 }
 
@@ -247,13 +287,13 @@ fn a_tag_is_in_the_list_of_those_with_data_once_whatever_it_was_before() {
     for number in 0..3 {
         let tag = side.submit(1, DataDirection::FromHost(4096), number);
         side.end.sent(72, &mut EventQueue::with_capacity(4));
-        side.give(NOW, tenmil_wire::tcp::R2t::new(PLAIN, (tag, number), 0, 4096).as_bytes());
+        side.give(NOW, R2t::new(PLAIN, (tag, number), 0, 4096).as_bytes());
         let answer = CapsuleResp::new(PLAIN, &Completion::new(tag, Status::WRITE_FAULT));
         side.give(NOW, answer.as_bytes());
         assert_eq!(side.done().len(), usize::from(number) + 1);
     }
     let tag = side.submit(1, DataDirection::FromHost(4096), 3);
-    side.give(NOW, tenmil_wire::tcp::R2t::new(PLAIN, (tag, 3), 0, 4096).as_bytes());
+    side.give(NOW, R2t::new(PLAIN, (tag, 3), 0, 4096).as_bytes());
     assert_eq!(side.take(usize::MAX).len(), 72 + 24 + 4096, "the command and its data, once");
     assert!(!side.end.has_more());
 }
@@ -283,15 +323,21 @@ fn a_command_that_is_finished_early_is_answered_when_no_data_are_on_their_way() 
 /// A successful read whose data are incomplete is an error.
 #[test]
 fn a_success_without_all_data_is_none() {
-    for (success, len) in [(true, 32), (false, 32), (false, 0)] {
+    let all = [(true, 32), (false, 32), (false, 0)].into_iter();
+    for ((success, len), is_cut) in all.flat_map(|it| [(it, true), (it, false)]) {
         let mut side = HostSide::new(HostConfig::default());
         side.take(usize::MAX);
         side.give(NOW, IcResp::new(0, false, false, 4096).as_bytes());
         let tag = side.submit(2, DataDirection::ToHost(64), 5);
         side.take(usize::MAX);
         if len > 0 {
-            side.give(NOW, C2HData::new(PLAIN, tag, 0, len, (true, success)).as_bytes());
-            side.give(NOW, &vec![0; len as usize]);
+            let mut bytes = C2HData::new(PLAIN, tag, 0, len, (true, success)).as_bytes().to_vec();
+            if is_cut {
+                side.give(NOW, &bytes);
+                bytes.clear();
+            }
+            bytes.resize(bytes.len() + len as usize, 0);
+            side.give(NOW, &bytes);
         }
         if !success {
             let answer = CapsuleResp::new(PLAIN, &Completion::new(tag, Status::SUCCESS));
@@ -432,7 +478,7 @@ fn a_short_command_overtakes_a_long_write() {
         side.give(NOW, IcResp::new(0, false, false, 1 << 20).as_bytes());
         let long = side.submit(1, DataDirection::FromHost(4 << 20), 1);
         side.take(usize::MAX);
-        side.give(NOW, tenmil_wire::tcp::R2t::new(PLAIN, (long, 0), 0, 4 << 20).as_bytes());
+        side.give(NOW, R2t::new(PLAIN, (long, 0), 0, 4 << 20).as_bytes());
         side.take(1);
         side.submit(2, DataDirection::ToHost(512), 2);
         let queued: u64 = side.end.pieces().iter().map(len_of).sum();
