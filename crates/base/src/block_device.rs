@@ -230,7 +230,7 @@ pub trait BlockDevice: Send + Sync {
     /// What was found and what was expected, in one line; the size is then unchanged.
     fn resize(&self, block_count: u64) -> Result<(), Error> {
         Err(Error::usage(format!(
-            "a size of {block_count} blocks was asked for, expected the {} that it has: it cannot \
+            "a size of {block_count} blocks was requested, expected the {} that it has: it cannot \
              change its size",
             self.limits().block_count
         )))

@@ -284,7 +284,7 @@ impl CompletionBatch {
     /// If no entry is [free](Self::remaining).
     #[inline]
     pub fn push(&mut self, answer: IoCompletion) {
-        assert!(self.count < self.entries.len(), "a backend looks at room() before it pushes");
+        assert!(self.count < self.entries.len(), "a backend checks room() before it pushes");
         self.entries[self.count] = answer;
         self.count += 1;
     }
@@ -302,7 +302,7 @@ impl CompletionBatch {
             // forwarding).
             return self.push(IoCompletion { token, status: outcome, result });
         }
-        assert!(answers.len() <= self.remaining(), "a backend looks at room() before it appends");
+        assert!(answers.len() <= self.remaining(), "a backend checks room() before it appends");
         self.entries[self.count..][..answers.len()].copy_from_slice(answers);
         self.count += answers.len();
     }
@@ -316,7 +316,7 @@ impl CompletionBatch {
     #[inline]
     pub fn fill(&mut self, fill: impl FnOnce(&mut [IoCompletion]) -> usize) -> usize {
         let count = fill(&mut self.entries[self.count..]);
-        assert!(count <= self.remaining(), "more answers than places");
+        assert!(count <= self.remaining(), "more completions than free slots");
         self.count += count;
         count
     }
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "more answers than places")]
+    #[should_panic(expected = "more completions than free slots")]
     fn filling_more_places_than_there_are_is_our_own_mistake() {
         CompletionBatch::with_capacity(1).fill(|places| places.len() + 1);
     }

@@ -83,8 +83,8 @@ fn words(is_wanted: bool, frequency: Option<&Frequency>) -> String {
         frequency.policies().iter().flat_map(|domain| domain.cores().iter()).collect::<CpuList>()
     };
     match frequency.map(cores).filter(|cores| !cores.is_empty()) {
-        Some(cores) => format!("lowest asleep, highest loaded, on cores {cores}"),
-        None if is_wanted => "wanted, and could not be had".into(),
+        Some(cores) => format!("lowest when idle, highest under load, on cores {cores}"),
+        None if is_wanted => "requested, but not available".into(),
         None => "unchanged".into(),
     }
 }
@@ -195,8 +195,8 @@ mod tests {
             (0, 1),
             "it is taken"
         );
-        assert_eq!(words(true, Some(&held)), "lowest asleep, highest loaded, on cores 0");
-        assert_eq!(words(true, Some(&second)), "wanted, and could not be had");
+        assert_eq!(words(true, Some(&held)), "lowest when idle, highest under load, on cores 0");
+        assert_eq!(words(true, Some(&second)), "requested, but not available");
         assert_eq!(words(false, None), "unchanged");
         let said = told.0.borrow();
         assert!(said[0].starts_with("set frequency of core 0: held by "), "{said:?}");

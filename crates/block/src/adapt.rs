@@ -237,7 +237,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         let Some(number) = internal_index(answer.token) else { return false };
         let (index, is_chunk) = subrequest::read_number(number);
         let Some(parent) = self.parents.get_mut(usize::from(index)) else { return false };
-        assert!(parent.under_way > 0, "a backend answers every request once");
+        assert!(parent.under_way > 0, "a backend completes every request once");
         parent.under_way -= 1;
         let is_flush =
             matches!(parent.stage, ParentStage::SyncingBefore(_) | ParentStage::SyncingAfter(_));

@@ -44,7 +44,7 @@ impl CompletionQueue {
     /// Appends completions; the caller has checked [`room`](Self::room).
     #[inline]
     pub fn extend(&mut self, answers: impl ExactSizeIterator<Item = IoCompletion>) {
-        assert!(answers.len() <= self.room(), "more answers than there may be outstanding");
+        assert!(answers.len() <= self.room(), "more completions than requests outstanding");
         if self.answers.len() + answers.len() > 2 * self.depth {
             self.make_space();
         }
@@ -61,7 +61,7 @@ impl CompletionQueue {
     /// Appends one completion.
     #[inline]
     pub fn push(&mut self, answer: IoCompletion) {
-        assert!(self.room() > 0, "more answers than there may be outstanding");
+        assert!(self.room() > 0, "more completions than requests outstanding");
         if self.answers.len() == 2 * self.depth {
             self.make_space();
         }

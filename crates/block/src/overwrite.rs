@@ -74,9 +74,7 @@ pub fn allow(
     if !used.is_empty() {
         let used = listed(&used);
         return Err(OverwriteDenied {
-            text: format!(
-                "{doing} would write to what is in use: {used}; expected nobody who uses it"
-            ),
+            text: format!("{doing} would write to a device in use: {used}; expected it not in use"),
             remedy: "Unmount it and stop what stands on it; --overwrite does not change this."
                 .into(),
         });

@@ -157,19 +157,19 @@ Examples:
   tenmil perf                              21 emulated SSDs, 10 s, and a page to look at
   tenmil perf 'emu:ram?count=4' -w randrw  four SSDs that move data
   tenmil reproduce --quick                 which claims hold here, on one page, in three minutes
-  tenmil list                              what there is
-  tenmil doctor                            what is missing or slow here, and the fix
-  tenmil identify emu:null                 what an SSD says about itself
+  tenmil list                              SSDs and device kinds
+  tenmil doctor                            missing or slow settings of this machine, and the fix
+  tenmil identify emu:null                 Identify data of an SSD
   tenmil sim --seeds 1000                  a thousand misbehaving controllers
   tenmil serve ram:1g -l nbd:/tmp/s        a block device for any NBD client
-  tenmil copy /dev/sda file:a --verify     a device to another, holes kept
-  tenmil discover tcp://127.0.0.1:8009     which SSDs another machine has
-  tenmil get                               what a running process can be asked
-  tenmil top                               what its threads do, second by second
+  tenmil copy /dev/sda file:a --verify     one device to another, preserving holes
+  tenmil discover tcp://127.0.0.1:8009     subsystems that another machine serves
+  tenmil get                               queries that a running process supports
+  tenmil top                               load of its reactors and threads, live
 
 An emulated SSD needs no hardware, no root and no huge pages.
-Exit codes: 0 done; 1 the machine is not set up for it, and `tenmil doctor` may know why; 2 asked for
-something that cannot be; 3 a device or a peer did not do what it should.";
+Exit codes: 0 success; 1 the machine is not set up for it (see `tenmil doctor`); 2 invalid use;
+3 a device or a peer failed.";
 
 /// Runs the command in `arguments` (program name first) and returns its exit code.
 pub fn run(arguments: impl IntoIterator<Item = OsString>, engines: &Engines) -> ExitCode {

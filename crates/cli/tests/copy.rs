@@ -153,7 +153,7 @@ fn a_copy_that_is_stopped_says_how_to_go_on_and_goes_on() {
 
     let (code, out, error) = said(&place.copy(&["--verify", "--json"]));
     assert_eq!(code, Some(0), "{error}");
-    assert!(error.contains(&format!("note: goes on at byte {until} of ")), "{error}");
+    assert!(error.contains(&format!("note: resuming at byte {until} of ")), "{error}");
     let json: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(json["resumed_at_byte"], until);
     assert!(place.is_copied() && !place.path("target.resume").exists());
@@ -165,7 +165,7 @@ fn a_record_of_another_copy_is_refused() {
     std::fs::write(place.path("target.resume"), "{}").unwrap();
     let (code, _, error) = said(&place.copy(&[]));
     assert_eq!(code, Some(2));
-    assert!(error.contains("it is not a record") && error.contains("hint: To begin anew, remove "));
+    assert!(error.contains("it is not a record") && error.contains("hint: To start over, remove "));
     let other = place.path("other").display().to_string();
     let (code, _, error) = said(&place.copy(&["--resume", &other]));
     assert_eq!(code, Some(0), "what was refused has left nothing behind: {error}");
@@ -319,7 +319,7 @@ fn a_record_of_a_target_that_is_gone_is_refused() {
     let (code, _, error) = said(&place.command(&source, &target, &[]).output().unwrap());
     assert_eq!(code, Some(2), "{error}");
     let expected =
-        "it was not there or was empty, and the record says that 1048576 bytes are on it";
+        "it did not exist or was empty, and the record states that 1048576 bytes are on it";
     assert!(error.contains(expected), "{error}");
     assert_eq!(place.path("target").metadata().unwrap().len(), 0);
     std::fs::remove_file(place.path("target.resume")).unwrap();
@@ -374,11 +374,13 @@ fn what_nothing_tells_from_others_is_gone_on_with_only_if_somebody_says_so() {
     let (code, _, error) = copy(&[]);
     assert_eq!(code, Some(2), "{error}");
     assert!(error.contains(&format!(": nothing tells {source} from others, expected ")), "{error}");
-    assert!(error.contains("; to go on all the same, add --overwrite."), "{error}");
+    assert!(error.contains("; to resume all the same, add --overwrite."), "{error}");
     let (code, _, error) = copy(&["--overwrite"]);
     assert_eq!(code, Some(0), "{error}");
     assert!(
-        error.contains(&format!("note: {source} is taken for the one that the record is of")),
+        error.contains(&format!(
+            "note: {source} cannot be identified; assuming it is the device of the record"
+        )),
         "{error}"
     );
 }

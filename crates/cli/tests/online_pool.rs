@@ -403,7 +403,8 @@ fn whoever_holds_a_store_and_does_not_answer_is_named_with_the_remedy() {
     let (_, twice) = pool.refused(&["pool", "scrub", &pool.device()]);
     other.kill().unwrap();
     other.wait().unwrap();
-    let expected = format!("Process {} has it open, but not this pool", other.id());
+    let expected =
+        format!("Process {} has it open, but does not accept commands for this pool", other.id());
     assert!(code == Some(2) && error.contains(&expected), "{code:?} {error}");
     assert!(twice.contains(&expected), "{twice}");
     if !tools(&["flock"]) {

@@ -125,7 +125,7 @@ fn any_block_device_is_loaded_and_named_with_what_it_is() {
     let outcome = run(&options);
     assert_eq!((outcome.ended, outcome.totals.errors), (RunEnd::Count, 0));
     let said = [
-        "no data moves",
+        "no data is transferred",
         "volatile, lost when the process exits",
         "by threads",
         "a model of an Intel",

@@ -424,7 +424,7 @@ fn server_whose_medium_never_answers_ends_with_3_and_names_the_device() {
         assert_eq!(served.end(), Some(3), "{operation}");
         let said = std::fs::read_to_string(errors.path()).unwrap();
         let expected = format!(
-            "commands are given up: the media have not answered them, expected them to: {hangs}"
+            "commands are abandoned: the devices have not completed them, expected them to: {hangs}"
         );
         assert!(said.contains(&expected), "{said}");
         load.kill().unwrap();

@@ -124,7 +124,7 @@ fn a_client_whose_server_ends_says_so() {
     let Output { status, stderr, .. } = load.wait_with_output().unwrap();
     let said = String::from_utf8(stderr).unwrap();
     assert_eq!(status.code(), Some(3), "{said}");
-    let expected = ["the process that served it has gone", "path"];
+    let expected = ["the server process has ended", "path"];
     assert!(expected.iter().any(|text| said.contains(text)), "{said}");
 }
 

@@ -44,14 +44,14 @@ impl InjectedBugs {
                 Self { unfenced_writes: true, ..none },
             ),
             (
-                "a process answers that a controller of another process is reset",
+                "a process acknowledges the reset of a controller of another process",
                 Self { unknown_resets_done: true, ..none },
             ),
             (
                 "reservations belong to a number and not to a disk",
                 Self { reservations_by_number: true, ..none },
             ),
-            ("a pool does not look who owns it", Self { pool_ignores_fence: true, ..none }),
+            ("a pool does not check its owner", Self { pool_ignores_fence: true, ..none }),
             (
                 "a takeover does not preempt the former owner",
                 Self { takeover_does_not_preempt: true, ..none },

@@ -443,7 +443,7 @@ impl fmt::Display for Violation {
             }
             Self::FlushedWriteLost { found, durable, since } => write!(
                 out,
-                "found w{found}, expected w{durable} or a later write: a flush was answered with \
+                "found w{found}, expected w{durable} or a later write: a flush completed with \
                  success at {:.6} s",
                 Instant::since(since, Instant::default()).as_secs_f64()
             ),

@@ -351,7 +351,7 @@ impl Host {
     ) -> Result<(), Failure> {
         let id = answer.token;
         let Some(op) = self.ops.remove(&id) else {
-            let text = format!("host {}: request {id} was answered twice", self.number);
+            let text = format!("host {}: request {id} completed twice", self.number);
             return Err(Failure { scope: Scope::host(self.number), text });
         };
         let is_success = answer.status.is_success();
@@ -489,7 +489,7 @@ impl Host {
         let late = self.ops.iter().find(|(_, op)| now.since(op.begun) > BOUND);
         let Some((id, op)) = late else { return Ok(()) };
         let text = format!(
-            "host {}: {} {id} was submitted {} ago and not answered, expected an answer within {BOUND}",
+            "host {}: {} {id} was submitted {} ago and has not completed, expected its completion within {BOUND}",
             self.number,
             op.operation.name(),
             Span { ns: now.since(op.begun).ns / 1_000_000 * 1_000_000 },

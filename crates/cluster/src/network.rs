@@ -296,7 +296,7 @@ impl PendingConnect for Dialling {
         let mut state = self.net.lock();
         let port = state.ports[self.process].port;
         if port == Port::Dark || state.silent[self.host][self.process] > now {
-            let why = || StreamError("no answer in time".to_owned());
+            let why = || StreamError("no response in time".to_owned());
             return (now >= self.until).then(|| Err(why()));
         }
         if now < self.begun.after(ROUND_TRIP) {

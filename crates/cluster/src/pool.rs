@@ -564,7 +564,7 @@ impl PoolHost {
         let late = self.ops.values().find(|op| now.since(op.begun) > BOUND);
         let Some(op) = late else { return Ok(()) };
         let text = format!(
-            "host {}: {:?} on the pool is not answered, expected an answer within {BOUND}",
+            "host {}: {:?} on the pool has not completed, expected its completion within {BOUND}",
             self.number, op.kind
         );
         Err(Failure { scope: Scope::host(self.number), text })

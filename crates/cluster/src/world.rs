@@ -383,7 +383,7 @@ impl World {
             }
         }
         match self.disks.iter().position(|disk| disk.under_way() > 0) {
-            Some(disk) => Err(broken(format!("disk {disk} has requests that nobody waits for"))),
+            Some(disk) => Err(broken(format!("disk {disk} has requests without a submitter"))),
             None => Ok(()),
         }
     }

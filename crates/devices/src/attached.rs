@@ -450,7 +450,7 @@ impl<B: ControllerBus> AttachedController<B> {
             kept.controller()?;
             drop(kept);
             if now >= end {
-                return Err(self.peer("an admin command was not answered"));
+                return Err(self.peer("an admin command timed out"));
             }
             tenmil_linux::thread::yield_now();
         }
@@ -497,7 +497,7 @@ impl<B: ControllerBus> AttachedState<B> {
         match (&self.lost, &mut self.controller) {
             (None, Some(controller)) => Ok(controller),
             (Some(lost), _) => Err(lost.clone()),
-            (None, None) => Err(Error::remote("the controller is gone")),
+            (None, None) => Err(Error::remote("the controller was removed")),
         }
     }
 
@@ -514,7 +514,7 @@ impl<B: ControllerBus> AttachedState<B> {
             match event {
                 Event::AdminCompleted(answer) => self.answers.push(answer),
                 Event::Dead(error) => return self.mark_lost(bus, &error.to_string()),
-                Event::Removed => return self.mark_lost(bus, "the controller is gone"),
+                Event::Removed => return self.mark_lost(bus, "the controller was removed"),
                 Event::RingInHostMemory { id, why } => {
                     let name = bus.name();
                     tracing::info!(cause = %name, "{name}: queue {id} lies in the host's memory: {why}");
@@ -526,7 +526,9 @@ impl<B: ControllerBus> AttachedState<B> {
                     self.queue_failed(id, || format!("a queue pair was refused: {status}"));
                 }
                 Event::QueuePairDeleted { id } => {
-                    self.queue_failed(id, || "a queue pair is gone before it was taken".to_owned());
+                    self.queue_failed(id, || {
+                        "a queue pair was deleted before it was used".to_owned()
+                    });
                 }
                 _ => {}
             }
@@ -651,7 +653,7 @@ fn bring_up<B: ControllerBus>(
                 let is_buffer = matches!(error, ControllerError::MemoryBuffer(_));
                 return Err(if is_buffer { refused.with_hint(WITHOUT_CMB) } else { refused });
             }
-            Some(Event::Removed) => return Err(why("the controller is gone".to_owned())),
+            Some(Event::Removed) => return Err(why("the controller was removed".to_owned())),
             Some(_) => {}
             None => tenmil_linux::thread::sleep(PAUSE),
         }

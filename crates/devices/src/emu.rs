@@ -361,7 +361,10 @@ impl Ssd {
             match event {
                 Event::Dead(error) => return Err(peer(&self.name, &error)),
                 Event::Removed => {
-                    return Err(Error::remote(format!("{}: the controller is gone", self.name)));
+                    return Err(Error::remote(format!(
+                        "{}: the controller was removed",
+                        self.name
+                    )));
                 }
                 _ => {}
             }

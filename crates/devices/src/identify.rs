@@ -50,7 +50,7 @@ pub struct Document {
     /// Structures read, in order.
     pub sections: Vec<Section>,
     /// Commands that the controller rejected, with the status.
-    pub unanswered: Vec<(String, Status)>,
+    pub rejected: Vec<(String, Status)>,
     /// Active namespaces visible to this host.
     pub namespaces: Vec<u32>,
     /// Whether host identifiers have 128 bits, as they always have over fabrics.
@@ -97,7 +97,7 @@ impl Document {
         let text = format!("identify {name}: no namespace {nsid} is shown to this host, {shown}");
         Err(Error::usage(text).with_hint(
             "if it is there, it is masked: add this host to the namespace's `allowed-hosts` where it is \
-             served, or say who calls with `hostnqn=NQN`; without `ns=` everything else is printed",
+             served, or name this host with `hostnqn=NQN`; without `ns=` everything else is printed",
         ))
     }
 
@@ -116,12 +116,12 @@ impl Document {
     ) -> Result<Option<AdminResult>, Error> {
         let answer = controller.admin(command, len_bytes)?;
         if !answer.status.is_success() {
-            self.unanswered.push((title.to_owned(), answer.status));
+            self.rejected.push((title.to_owned(), answer.status));
             return Ok(None);
         }
         if answer.bytes.len() < len_bytes as usize {
             return Err(Error::remote(format!(
-                "{title}: {} bytes came, expected {len_bytes}",
+                "{title}: received {} bytes, expected {len_bytes}",
                 answer.bytes.len()
             )));
         }

@@ -101,7 +101,10 @@ mod tests {
         let _ram = regions.allocate(4096).unwrap();
         let mut steps = StepTimer::begin(Clock::kernel());
         let refused = PcieBus::open(&name, &regions, &mut steps).err().unwrap();
-        assert!(refused.text.contains("unsafe-no-iommu: memory was handed out"), "{refused:?}");
+        assert!(
+            refused.text.contains("unsafe-no-iommu: memory that is not contiguous was allocated"),
+            "{refused:?}"
+        );
         assert!(refused.hint.unwrap().contains("Name it on the command line"));
         let refused = PcieBus::open(&name, &RegionTable::new(2), &mut steps).err().unwrap();
         assert!(refused.text.contains("no PCI function is there"), "{refused:?}");

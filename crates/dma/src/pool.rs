@@ -316,7 +316,7 @@ impl Dma for DevicePool {
         match self.regions.len_bytes(region) {
             0 => refuse("there is no such region"),
             _ if region == self.memory.region => refuse(OWN),
-            _ if self.shared.is_placed => refuse("nobody has said where"),
+            _ if self.shared.is_placed => refuse("no placement was chosen"),
             len if len > REGION_BYTES_MAX || place_of(region) >= PLACES_MAX => {
                 refuse("it is longer than 64 GiB, or past the last that has addresses")
             }

@@ -188,7 +188,7 @@ fn a_compare_finds_one_wrong_byte_wherever_it_is() {
             assert_eq!(outcome, IoStatus::COMPARE_FAILURE, "{} at {wrong}", driver.name);
             bytes[wrong] ^= 0x80;
         }
-        assert!(driver.get(&[memory])[..size] == bytes[..size], "a compare moves nothing here");
+        assert!(driver.get(&[memory])[..size] == bytes[..size], "a compare transfers nothing here");
     }
 }
 

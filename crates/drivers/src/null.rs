@@ -48,7 +48,7 @@ pub(crate) fn open(_: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     let size_bytes = fields.size("size")?.unwrap_or(SIZE_DEFAULT);
     fields.finish()?;
     let null = NullDevice::new(block_size, block_count(uri, size_bytes, block_size)?)?;
-    Ok(OpenedDevice::fresh(Arc::new(null), "null: no data moves"))
+    Ok(OpenedDevice::fresh(Arc::new(null), "null: no data is transferred"))
 }
 
 impl NullDevice {

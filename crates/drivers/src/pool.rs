@@ -420,7 +420,7 @@ impl OpenPool {
             if self.clock.now() > until {
                 break Err(Error::new(
                     ErrorCategory::Remote,
-                    format!("{}: no answer in {TIME_LIMIT}", self.name),
+                    format!("{}: no response within {TIME_LIMIT}", self.name),
                 ));
             }
             let nap = if hears { Span::from_secs(1) } else { Span::from_ms(1) };
@@ -586,7 +586,7 @@ impl Volume {
         let mut state = open.shared.lock();
         if is_written && state.written.contains(&info.id) {
             return Err(Error::environment(
-                "it is open already in this process, expected one who writes to it",
+                "it is already open for writing in this process, expected one writer",
             ));
         }
         if is_written {

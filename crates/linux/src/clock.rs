@@ -135,7 +135,7 @@ impl fmt::Display for ClockSource {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Counter => "processor counter",
-            Self::Kernel(FallbackReason::Requested) => "kernel clock, as asked",
+            Self::Kernel(FallbackReason::Requested) => "kernel clock, as requested",
             Self::Kernel(FallbackReason::NotInvariant) => {
                 "kernel clock: the processor does not promise a counter of constant rate"
             }

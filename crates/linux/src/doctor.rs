@@ -181,14 +181,14 @@ impl Section {
     }
 
     /// Creates a check of `item` with unknown state.
-    fn check(self, item: impl Into<String>, advised: &'static str, why: &'static str) -> Check {
+    fn check(self, item: impl Into<String>, recommended: &'static str, why: &'static str) -> Check {
         let (state, found) = (Severity::Unknown, String::new());
         Check {
             section: self,
             item: item.into(),
             severity: state,
             found,
-            recommended: advised,
+            recommended,
             why,
             fix: None,
         }
@@ -200,7 +200,7 @@ impl Severity {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Good => "good",
-            Self::Info => "plain",
+            Self::Info => "info",
             Self::Warning => "slow",
             Self::Required => "missing",
             Self::Unknown => "unknown",
@@ -244,23 +244,23 @@ impl Check {
     }
 }
 
-/// `slow     THP: never; advised madvise or always: fewer …; mend: echo …`.
+/// `slow     THP: never; recommended madvise or always: fewer …; fix: echo …`.
 impl fmt::Display for Check {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { item, severity: state, found, recommended: advised, why, .. } = self;
+        let Self { item, severity: state, found, recommended, why, .. } = self;
         write!(out, "{:<8} {item}: ", state.name())?;
         match state {
             Severity::Unknown => write!(out, "not readable here: {found}")?,
             _ => out.write_str(found)?,
         }
-        if !advised.is_empty() {
-            write!(out, "; advised {advised}")?;
+        if !recommended.is_empty() {
+            write!(out, "; recommended {recommended}")?;
         }
         if *state != Severity::Good && !why.is_empty() {
             write!(out, ": {why}")?;
         }
         match &self.fix {
-            Some(remedy) => write!(out, "; mend: {}", remedy.command),
+            Some(remedy) => write!(out, "; fix: {}", remedy.command),
             None => Ok(()),
         }
     }

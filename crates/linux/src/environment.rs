@@ -100,7 +100,7 @@ impl Environment {
         let only = self.allowed.iter().next().filter(|_| self.allowed.len() == 1)?;
         let online = self.online.as_ref().filter(|online| online.len() > 1);
         Some(online.map_or_else(
-            || "one processor runs driver and device by turns; give the machine a second".into(),
+            || "driver and device share one processor; give the machine a second".into(),
             |online| {
                 format!(
                     "only core {only} of {online} may be used, so driver and device share it; \
@@ -114,7 +114,7 @@ impl Environment {
         let (quota, file) = (self.quota.filter(|quota| *quota < 2.0)?, self.quota_file.as_ref()?);
         let unlimited = if file.ends_with("cpu.max") { "max" } else { "-1" };
         Some(format!(
-            "the control group allows {quota:.2} processors and a polling pair wants 2; lift it \
+            "the control group allows {quota:.2} processors and a polling pair needs 2; lift it \
              with `echo {unlimited} | sudo tee {file}`"
         ))
     }

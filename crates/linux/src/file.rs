@@ -189,7 +189,7 @@ impl File {
     /// If only a part of the file is used, the device is shorter, or the kernel refuses.
     pub fn resize(&self, len_bytes: u64) -> Result<(), FileError> {
         let Self { descriptor, path, .. } = self;
-        let refuse = |errno| FileError::new("resize", path, errno, "a file whose size can be set");
+        let refuse = |errno| FileError::new("resize", path, errno, "a resizable file");
         let kind = FileType::from_raw_mode(fstat(descriptor).map_err(refuse)?.st_mode);
         let there = seek(descriptor, SeekFrom::End(0)).map_err(refuse)?;
         let refuse_size = |expected| {
@@ -203,7 +203,7 @@ impl File {
             ftruncate(descriptor, len_bytes).map_err(refuse)?;
             sync(descriptor).map_err(refuse)?;
         } else if len_bytes > there {
-            return refuse_size("a device that is at least as long as asked for");
+            return refuse_size("a device of at least the requested size");
         }
         self.len_bytes.store(len_bytes, Ordering::Relaxed);
         Ok(())
@@ -349,7 +349,7 @@ fn flags(options: &FileOptions) -> OFlags {
 fn not_opened(options: &FileOptions, errno: Errno) -> FileError {
     let path = options.path.as_path();
     if errno == Errno::BUSY {
-        let expected = "a device that nobody else uses, which --overwrite does not change";
+        let expected = "a device that is not in use, whatever --overwrite";
         return FileError::found("open", path, describe_users(path), expected);
     }
     let expected = match options.len_bytes {
@@ -365,9 +365,9 @@ fn not_opened(options: &FileOptions, errno: Errno) -> FileError {
 
 fn lock(descriptor: &OwnedFd, path: &Path, read_only: bool) -> Result<(), FileError> {
     let (operation, expected) = if read_only {
-        (FlockOperation::NonBlockingLockShared, "nobody who has it open for writing")
+        (FlockOperation::NonBlockingLockShared, "not open for writing")
     } else {
-        (FlockOperation::NonBlockingLockExclusive, "to be the only one who has it open")
+        (FlockOperation::NonBlockingLockExclusive, "not open elsewhere")
     };
     match flock(descriptor, operation) {
         Ok(()) => Ok(()),
@@ -429,12 +429,12 @@ fn lock_owners(descriptor: &OwnedFd) -> Vec<u32> {
 fn describe_lock_owner(descriptor: &OwnedFd) -> String {
     let holders = lock_owners(descriptor);
     match holders[..] {
-        [] => "somebody else has it open".into(),
+        [] => "another process has it open".into(),
         [pid] => describe_process(pid),
         // Parts of it, or readers: any of them may be in the way.
         _ => {
             let holders: Vec<_> = holders.into_iter().map(describe_process).collect();
-            format!("one of its users is in the way: {}", holders.join(", "))
+            format!("in use by one of: {}", holders.join(", "))
         }
     }
 }
@@ -527,7 +527,7 @@ impl From<FileError> for tenmil_base::Error {
 impl fmt::Display for BufferedReason {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Requested => out.write_str("through the page cache, as asked"),
+            Self::Requested => out.write_str("through the page cache, as requested"),
             Self::NotSupported(errno) => {
                 write!(out, "through the page cache: no direct transfers here ({errno})")
             }

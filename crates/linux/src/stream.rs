@@ -120,7 +120,7 @@ pub(crate) fn name_of_peer(socket: BorrowedFd<'_>) -> String {
     }
     match peer_of(socket) {
         Ok(Peer { pid, .. }) if pid != 0 => format!("process {pid}"),
-        _ => "somebody".to_owned(),
+        _ => "an unknown process".to_owned(),
     }
 }
 
@@ -188,7 +188,7 @@ mod tests {
         let (here, from) = door.accept().unwrap();
         assert_eq!(Stream::new(here.into(), regions.clone()).unwrap().peer(), from.to_string());
         let door = std::os::unix::net::UnixDatagram::unbound().unwrap();
-        assert_eq!(super::name_of_peer(door.as_fd()), "somebody", "it has no peer");
+        assert_eq!(super::name_of_peer(door.as_fd()), "an unknown process", "it has no peer");
         drop(there);
     }
 

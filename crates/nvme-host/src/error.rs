@@ -262,8 +262,8 @@ impl fmt::Display for ControllerError {
             }
             Self::DmaActive { waited } => write!(
                 out,
-                "cut off from memory: an access is under way after {waited}, expected none; what \
-                 it may touch is kept"
+                "revoke DMA: an access is in progress after {waited}, expected none; its \
+                 memory is not freed"
             ),
         }
     }
@@ -317,7 +317,7 @@ impl fmt::Display for BringupError {
 impl fmt::Display for ResetCause {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Requested => out.write_str("it was asked for"),
+            Self::Requested => out.write_str("it was requested"),
             Self::Queue { id, reason: ResetReason::CommandTimeout { cid } } => {
                 write!(out, "command {cid:#06x} on queue {id} missed its deadline and its abort")
             }
@@ -332,7 +332,7 @@ impl fmt::Display for ResetCause {
                 write!(out, "a completion on queue {id} carried the {what} {found:#06x}")
             }
             Self::AbortTimeout { queue, cid } => {
-                write!(out, "the abort of command {cid:#06x} on queue {queue} was not answered")
+                write!(out, "the abort of command {cid:#06x} on queue {queue} timed out")
             }
             Self::Fatal { csts } => write!(out, "CSTS was {csts:#010x} (fatal)"),
             Self::NotReady { csts } => write!(out, "CSTS was {csts:#010x}, expected RDY=1"),
@@ -352,7 +352,7 @@ impl fmt::Display for RequestError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotReady => out.write_str("controller is not ready, expected it to be"),
-            Self::Full => out.write_str("admin queue is full, expected room for a command"),
+            Self::Full => out.write_str("admin queue is full, expected a free entry"),
             Self::NoSuchQueue { id } => write!(out, "queue pair {id} does not exist"),
             Self::NoSuchToken { token } => {
                 write!(out, "no command with token {token:#x} is outstanding")
@@ -367,7 +367,7 @@ impl fmt::Display for RequestError {
                 write!(out, "no {len_bytes} bytes left that the device can reach")
             }
             Self::Reserved { command } => {
-                write!(out, "{command} is sent by the driver itself and by nobody else")
+                write!(out, "{command} is reserved for the driver itself")
             }
             Self::Unsupported { command } => write!(out, "controller does not support {command}"),
         }
@@ -438,8 +438,8 @@ mod tests {
             ),
             (
                 ControllerError::DmaActive { waited: within },
-                "cut off from memory: an access is under way after 60 s, expected none; what it \
-                 may touch is kept",
+                "revoke DMA: an access is in progress after 60 s, expected none; its memory \
+                 is not freed",
             ),
             (
                 ControllerError::Memory { what: "admin rings", len_bytes: 8192 },

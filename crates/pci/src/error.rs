@@ -104,8 +104,8 @@ impl MapError {
         // Error when the number of mappings of a container is exceeded (vfio_iommu_type1.c).
         if self.error.raw_os_error() == Some(libc::ENOSPC) {
             let text = "Let more be mapped: `echo 1048576 | sudo tee \
-                        /sys/module/vfio_iommu_type1/parameters/dma_entry_limit`, for whoever opens \
-                        an SSD after that; or have fewer devices in one process.";
+                        /sys/module/vfio_iommu_type1/parameters/dma_entry_limit`, before you open \
+                        an SSD; or open fewer devices in one process.";
             return Some(text.to_owned());
         }
         self.lockable_bytes?;
@@ -132,11 +132,11 @@ impl AttachError {
         match self {
             Self::NotFound { .. } => Some("`tenmil list` shows which there are.".to_owned()),
             Self::Driver { address, .. } => Some(format!(
-                "`tenmil bind {address}` takes it from its driver, if nobody uses it."
+                "`tenmil bind {address}` binds it to vfio-pci, if it is not in use."
             )),
             Self::NoIommu { address } => Some(format!(
                 "Turn it on in the firmware, and `intel_iommu=on` on Intel's; `tenmil doctor` looks. \
-                 Without one the device reaches all memory of the machine, if you say so: `tenmil \
+                 Without one the device can access all memory of the machine, if you allow it: `tenmil \
                  bind {address} --unsafe-no-iommu`, then `pcie:{address}?unsafe-no-iommu=yes`."
             )),
             Self::HasIommu { .. } => Some(
@@ -163,8 +163,8 @@ impl AttachError {
             Self::Ioctl { what: USE_IOMMU, error, .. }
                 if error.kind() == io::ErrorKind::PermissionDenied =>
             {
-                let text = "Interrupts are not kept apart: switch on interrupt remapping (VT-d, \
-                            AMD-Vi) in the firmware; or, if you trust whoever drives such devices, \
+                let text = "Interrupts are not isolated: switch on interrupt remapping (VT-d, \
+                            AMD-Vi) in the firmware; or, if you trust all processes that drive such devices, \
                             `echo 1 | sudo tee \
                             /sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts`.";
                 Some(text.to_owned())
@@ -172,13 +172,13 @@ impl AttachError {
             Self::Ioctl { what: BIND_IOMMUFD, error, .. } => match error.raw_os_error() {
                 Some(libc::EINVAL | libc::EBUSY) => Some(
                     "Another process has it, or another function of its IOMMU group has a driver of \
-                     the kernel's: `tenmil list` tells who."
+                     the kernel's: see `tenmil list`."
                         .to_owned(),
                 ),
                 Some(libc::EPERM) => Some(
-                    "Another process has a function of its IOMMU group, which `tenmil list` tells; or \
-                     interrupts are not kept apart: switch on interrupt remapping (VT-d, AMD-Vi) in \
-                     the firmware, or, if you trust whoever drives such devices, `echo 1 | sudo tee \
+                    "Another process has a function of its IOMMU group, see `tenmil list`; or \
+                     interrupts are not isolated: switch on interrupt remapping (VT-d, AMD-Vi) in \
+                     the firmware, or, if you trust all processes that drive such devices, `echo 1 | sudo tee \
                      /sys/module/iommufd/parameters/allow_unsafe_interrupts`."
                         .to_owned(),
                 ),
@@ -208,7 +208,10 @@ impl fmt::Display for AttachError {
                 write!(out, "attach {address}: it is behind an IOMMU, expected none")
             }
             Self::NoIommufd { address } => {
-                write!(out, "attach {address}: it has no door in /dev/vfio/devices, expected one")
+                write!(
+                    out,
+                    "attach {address}: it has no device node in /dev/vfio/devices, expected one"
+                )
             }
             Self::Open { address, path, error } => {
                 write!(out, "attach {address}: open {path}: {error}")

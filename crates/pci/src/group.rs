@@ -49,7 +49,7 @@ pub(crate) fn join(
     if let Some(group) = found {
         let differs = match () {
             () if !group.container.regions().is(regions) => "reaches other memory of this process",
-            () if group.container.interface() != way => "was taken in another way (vfio=)",
+            () if group.container.interface() != way => "was opened in another mode (vfio=)",
             () => return Ok(GroupMember { group: Some(Arc::clone(group)) }),
         };
         let (address, what) = (address.to_owned(), "share its group");

@@ -123,7 +123,7 @@ impl fmt::Display for ReactorError {
             ),
             Self::MissingWakeCall { poller, woken_by, unsaid } => write!(
                 out,
-                "poller '{poller}': woken by {woken_by}, and it does not say when, expected a \
+                "poller '{poller}': woken by {woken_by}, and it does not report when, expected a \
                  `{unsaid}` of its own"
             ),
             Self::TooManyPollers { poller } => {

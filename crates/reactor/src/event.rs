@@ -288,12 +288,12 @@ impl fmt::Display for Event {
                 write!(out, "a task of '{executor}' on thread {thread} panicked: {panic}")
             }
             Self::SlowIteration { reactor, took, attribution: cause } => {
-                write!(out, "a turn of reactor {reactor} took {took}: {cause}")
+                write!(out, "an iteration of reactor {reactor} took {took}: {cause}")
             }
             Self::ReactorStalled { reactor, lasts, running } => write!(
                 out,
-                "a turn of reactor {reactor} lasts for more than {lasts} and may have no end: '{}' runs",
-                running.as_deref().unwrap_or("somebody unknown")
+                "an iteration of reactor {reactor} has run for more than {lasts} and may not end: '{}' runs",
+                running.as_deref().unwrap_or("unknown")
             ),
             Self::WaitFailed { poller, thread, error } => {
                 write!(out, "wait for poller '{poller}' of thread {thread}: {error}")
@@ -302,7 +302,7 @@ impl fmt::Display for Event {
                 out,
                 "poller '{poller}' of thread {thread}: descriptor {descriptor} ended {times} sleeps \
                  in a row and there was no work, expected it to be readable only while there is \
-                 some; it is heard when it changes, and every {EDGE_MAX} at the least"
+                 some; from now on only changes wake it, and a poll every {EDGE_MAX}"
             ),
             Self::PollModeChanged { reactor, mode } => {
                 write!(out, "reactor {reactor} polls in mode {mode}")
@@ -328,7 +328,7 @@ impl fmt::Display for Attribution {
         match self {
             Self::Poller(name) => write!(out, "poller '{name}'"),
             Self::Message(name) => write!(out, "a message to thread '{name}'"),
-            Self::Unknown => out.write_str("somebody unknown, or the kernel"),
+            Self::Unknown => out.write_str("an unknown cause, or the kernel"),
         }
     }
 }

@@ -118,10 +118,10 @@ impl<F> fmt::Display for SpawnTaskError<F> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
             SpawnTaskErrorKind::TableFull { tasks_max } => {
-                write!(out, "spawn a task: there are {tasks_max}, which is all there is room for")
+                write!(out, "spawn a task: there are {tasks_max}, the maximum")
             }
             SpawnTaskErrorKind::ThreadGone => {
-                out.write_str("spawn a task: the executor's thread is gone")
+                out.write_str("spawn a task: the executor's thread has ended")
             }
         }
     }

@@ -85,7 +85,7 @@ impl Client {
                 // Response to a call that timed out.
                 Some(Reply::Response { .. }) => {}
                 None => {
-                    let message = format!("{method}: no answer within {time_limit}");
+                    let message = format!("{method}: no response within {time_limit}");
                     return Err(RpcError::peer(Code::Timeout, message));
                 }
             }

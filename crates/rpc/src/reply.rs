@@ -61,7 +61,7 @@ impl ReplyParser {
 }
 
 fn lie(found: &str) -> RpcError {
-    let message = format!("answer: {found}, expected a line with answer, error or event");
+    let message = format!("response: {found}, expected a line with answer, error or event");
     RpcError::peer(Code::NotJson, message)
 }
 

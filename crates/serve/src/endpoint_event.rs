@@ -57,7 +57,7 @@ impl EventReporter {
     /// Emits an event. If the channel is full, the number of lost events is reported later.
     pub(crate) fn report(&mut self, event: EndpointEvent) {
         if self.dropped > 0 {
-            let text = format!("{} things more than could be told", self.dropped);
+            let text = format!("{} more events than could be reported", self.dropped);
             if self.events.try_send(EndpointEvent::Error(text)).is_ok() {
                 self.dropped = 0;
             }

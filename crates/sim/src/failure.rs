@@ -167,16 +167,16 @@ impl fmt::Display for Violation {
                 write!(out, "the device wrote {iova:#x}, which token {token:#x} gave it to read")
             }
             Self::AnsweredTwice { token } => {
-                write!(out, "token {token:#x} answered, but it is not outstanding")
+                write!(out, "token {token:#x} completed, but it is not outstanding")
             }
             Self::NeverAnswered { token, count, at } => {
                 write!(out, "{count} requests unanswered at {at:?}, the oldest {token:#x}")
             }
             Self::Spinning { at, turns } => {
-                write!(out, "{turns} turns at {at:?} and still something moves")
+                write!(out, "{turns} iterations at {at:?} without coming to rest")
             }
             Self::Restless { who, since, at } => {
-                write!(out, "nothing has moved since {since:?}, and at {at:?} {who} is still busy")
+                write!(out, "no progress since {since:?}, and at {at:?} {who} is still busy")
             }
             Self::Data { token, complaint } => write!(out, "read {token:#x}: {complaint}"),
             Self::Leak { what, found, expected } => {

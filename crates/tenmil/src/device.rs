@@ -115,7 +115,7 @@ impl DeviceThread {
         let started = ExecutorHandle::start(&self.thread, "tasks", TASKS_MAX);
         let started = started.map_err(|_| match self.thread.is_gone() {
             true => "its runtime has been dropped, expected a running one",
-            false => "the mailbox of its light thread is full, expected room",
+            false => "the mailbox of its light thread is full, expected a free slot",
         })?;
         // Of two that were started at once, the second is dropped, which closes it.
         Ok(self.tasks.get_or_init(|| started))
@@ -156,7 +156,7 @@ impl Device {
             Err(_) if thread.is_gone() => {
                 Err(refuse(&"its light thread has ended, as its runtime was dropped"))
             }
-            Err(_) => Err(refuse(&"the mailbox of its light thread is full, expected room")),
+            Err(_) => Err(refuse(&"the mailbox of its light thread is full, expected a free slot")),
         }
     }
 

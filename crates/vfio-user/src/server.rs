@@ -483,7 +483,7 @@ impl<F: Clone> Server<F> {
             Err(Violation::Field { command, field, found: found.into(), expected })
         };
         if (room as usize) < INFO_BYTES {
-            return field("argsz", room, "room for 32 bytes");
+            return field("argsz", room, "space for 32 bytes");
         }
         let Some((shape, file)) = self.device.regions.get(index as usize) else {
             return field("index", index, "a region that the device has");

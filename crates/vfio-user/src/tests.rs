@@ -254,7 +254,7 @@ fn what_cannot_be_followed_ends_the_connection_and_says_why() {
     );
     assert_eq!(
         refused(&message(11, 1, &[0; 16]), Vec::new()),
-        "DMA_READ: a reply with number 1, expected one that was asked for"
+        "DMA_READ: a reply with number 1, expected one that was requested"
     );
     assert_eq!(
         refused(&message(8, 0, &[0; 20]), (0..17).collect()),

@@ -154,7 +154,7 @@ impl fmt::Display for Violation {
             }
             Self::OutOfSequence { found, expected } => write!(out, "{found}: expected {expected}"),
             Self::UnsolicitedReply { command, id } => {
-                write!(out, "{command}: a reply with number {id}, expected one that was asked for")
+                write!(out, "{command}: a reply with number {id}, expected one that was requested")
             }
             Self::Version { found } => write!(out, "VERSION: major {found}, expected 0"),
             Self::Capabilities { why } => write!(out, "VERSION: capabilities: {why}"),

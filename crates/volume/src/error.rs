@@ -314,21 +314,19 @@ impl PoolError {
             }
             Self::TooManyDevices { .. } => "give it fewer and larger devices, or shorter names.",
             Self::NameExists(_) => "choose another name, or delete that volume first.",
-            Self::TooManyVolumes => "delete volumes or snapshots that nobody needs.",
+            Self::TooManyVolumes => "delete volumes or snapshots that are not needed.",
             Self::BadName(_) => "a name has 1 to 128 bytes and no control or format characters.",
             Self::BadSize { .. } => {
                 "a volume has 1 block of 4 KiB at least and 2^60 bytes at most."
             }
             Self::BadUnit(_) => "a unit is 4, 8, 16, 32 or 64 KiB.",
             Self::ReadOnly(_) => "make a clone of it and write to that.",
-            Self::HasChildren { .. } => {
-                "delete those first, or say that they are to be on their own."
-            }
+            Self::HasChildren { .. } => "delete those first, or decouple them.",
             Self::NoSpace { .. } => {
                 "delete volumes or trim them; nothing that was written is lost."
             }
             Self::NoSpaceForThick { .. } => {
-                "delete or trim other volumes, or give the device more room and say `tenmil pool grow`; nothing was taken."
+                "delete or trim other volumes, or extend the device and run `tenmil pool grow`; nothing was allocated."
             }
             Self::BadParent { .. } => {
                 "name a device of 4 KiB at least by 2048 bytes at most, without control characters."
@@ -337,7 +335,7 @@ impl PoolError {
                 "copy what it has from its parent first: `tenmil volume decouple`."
             }
             Self::ThickChecksums(_) => {
-                "have it thick or with checksums: a block with a checksum moves whenever it is written."
+                "make it thick or give it checksums: a block with a checksum is reallocated whenever it is written."
             }
             Self::Corrupt { .. } => {
                 "write these blocks anew from a copy; `tenmil pool scrub` looks for others."
@@ -350,7 +348,7 @@ impl PoolError {
             }
             Self::Owned { .. } => {
                 "end that process, or take the pool over: `tenmil pool takeover DEVICE`, which needs NVMe \
-                 reservations; if it or its machine is gone for certain: `tenmil pool takeover DEVICE \
+                 reservations; if it or its machine has certainly ended: `tenmil pool takeover DEVICE \
                  --force`."
             }
             Self::TakenOver { .. } => {
@@ -377,20 +375,20 @@ impl fmt::Display for Corruption {
 impl fmt::Display for CorruptionKind {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::ReadError(outcome) => write!(out, "the device answered {outcome}"),
+            Self::ReadError(status) => write!(out, "the device returned {status}"),
             Self::Magic => write!(out, "it does not begin like metadata of a pool"),
             Self::Checksum { found, expected } => {
                 write!(out, "its checksum is {found:#010x}, expected {expected:#010x}")
             }
-            Self::Address { found } => write!(out, "it says that it lies at block {found}"),
+            Self::Address { found } => write!(out, "its own address is block {found}"),
             Self::Store { found } => write!(out, "it belongs to pool {found:032x}"),
             Self::Kind { found, level } => {
-                write!(out, "it says that it is a {} of level {level}", found.name())
+                write!(out, "it is labeled a {} of level {level}", found.name())
             }
             Self::Generation { found, expected } => {
                 write!(out, "its generation is {found}, expected {expected}")
             }
-            Self::Contents => write!(out, "what it holds is beyond the limits of the format"),
+            Self::Contents => write!(out, "its contents exceed the limits of the format"),
             Self::Records => write!(out, "its records are out of order or beyond the limits"),
             Self::Bounds => write!(out, "its keys or children are not those its parent allows"),
             Self::Count => write!(out, "it is counted less often than it is used"),
@@ -429,7 +427,7 @@ impl fmt::Display for PoolError {
             }
             Self::TooManyDevices { devices, runs, bytes } => write!(
                 out,
-                "{devices} devices with {runs} runs of blocks, and {bytes} bytes to say which, expected \
+                "{devices} devices with {runs} runs of blocks, and {bytes} bytes to describe them, expected \
                  {DEVICES_MAX} devices, {} runs and {TABLE_BYTES} bytes at most",
                 SPANS_MAX + 1
             ),
@@ -445,7 +443,7 @@ impl fmt::Display for PoolError {
             Self::TooManyVolumes => {
                 write!(
                     out,
-                    "the pool has {VOLUMES_MAX} volumes and snapshots, and no room for more"
+                    "the pool has {VOLUMES_MAX} volumes and snapshots, the maximum"
                 )
             }
             Self::BadName(name) => write!(out, "volume `{}`: not a name", name.escape_debug()),
@@ -471,18 +469,18 @@ impl fmt::Display for PoolError {
             }
             Self::NoSpace { free, kept } if free > kept => write!(
                 out,
-                "the pool is full: {free} blocks of 4 KiB are free, {kept} of them kept for deletions \
+                "the pool is full: {free} blocks of 4 KiB are free, {kept} of them reserved for deletions \
                  and thick volumes, but not as many in one piece as a unit has"
             ),
             Self::NoSpace { free, kept } => write!(
                 out,
-                "the pool is full: {free} blocks of 4 KiB are free, and {kept} are kept for deletions \
+                "the pool is full: {free} blocks of 4 KiB are free, and {kept} are reserved for deletions \
                  and thick volumes"
             ),
-            Self::NoSpaceForThick { name, wanted, free } => write!(
+            Self::NoSpaceForThick { name, wanted: needed, free } => write!(
                 out,
-                "volume `{name}`: to be thick it wants {wanted} blocks of 4 KiB more, found {free} that \
-                 are free and not kept for others"
+                "volume `{name}`: to be thick it needs {needed} more blocks of 4 KiB, found {free} that \
+                 are free and not reserved for others"
             ),
             Self::BadParent { uri } => {
                 write!(out, "parent `{uri}`: no volume can be made over it")
@@ -498,8 +496,8 @@ impl fmt::Display for PoolError {
                 "volume `{name}`: {blocks} blocks from block {block} on, at block {at} of the pool: \
                  what is there does not have the checksum on record"
             ),
-            Self::Device { what, outcome } => {
-                write!(out, "{what}: the device answered {outcome}")
+            Self::Device { what, outcome: status } => {
+                write!(out, "{what}: the device returned {status}")
             }
             Self::WritesLost => {
                 out.write_str("the device lost completed writes that were not flushed")
@@ -515,21 +513,21 @@ impl fmt::Display for PoolError {
                 )
             }
             Self::Owned { by } => {
-                write!(out, "open the pool for writing: {by} has it open, expected nobody")
+                write!(out, "open the pool for writing: {by} has it open, expected no owner")
             }
             Self::TakenOver { by: Some(by) } => {
                 write!(out, "the pool was taken over by {by}: it is not used here any more")
             }
             Self::TakenOver { by: None } => write!(
                 out,
-                "the pool was taken over or made anew by somebody else: it is not used here any more"
+                "the pool was taken over or recreated by another process: it is not used here any more"
             ),
             Self::WentBack { found, expected } => write!(
                 out,
                 "the device has generation {found} of the pool, expected {expected}, which was flushed"
             ),
             Self::ReadOnlyAfterError => {
-                write!(out, "the pool takes no changes since a write went wrong")
+                write!(out, "the pool is read-only since a write failed")
             }
         }
     }

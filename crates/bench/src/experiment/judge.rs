@@ -202,7 +202,7 @@ fn too_few(counted: usize, record: &Record, question: &Criterion) -> String {
         reason += &format!("; other programs used up to {:.0} % of the machine", others * 100.0);
     }
     if steal > STEAL_MAX {
-        reason += &format!("; other guests took up to {:.0} % of it", steal * 100.0);
+        reason += &format!("; other virtual machines used up to {:.0} % of it", steal * 100.0);
     }
     reason
 }
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(
             found.reason,
             "2 of 4 rounds count, expected 3; other programs used up to 40 % of the machine; \
-             other guests took up to 26 % of it"
+             other virtual machines used up to 26 % of it"
         );
     }
 

@@ -221,7 +221,7 @@ impl DeviceSet {
         if shares.len() < count {
             let found = shares.len();
             return Err(Error::environment(format!(
-                "add up the run: {found} submitting threads told what they found, expected {count}"
+                "add up the run: {found} submitting threads returned a result, expected {count}"
             )));
         }
         Ok(shares)

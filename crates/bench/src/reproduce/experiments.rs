@@ -72,7 +72,7 @@ pub fn choose(names: &[String]) -> Result<Vec<Experiment<BenchWork>>, Error> {
             "--only {unknown}: no experiment has that name, expected some of {}",
             known.join(", ")
         ))
-        .with_hint("`tenmil reproduce --list` says what each of them claims"));
+        .with_hint("`tenmil reproduce --list` shows the claim of each"));
     }
     let is_asked = |name: &str| names.is_empty() || names.iter().any(|asked| asked == name);
     Ok(all.into_iter().filter(|experiment| is_asked(experiment.name)).collect())

@@ -59,7 +59,7 @@ impl ReportDirectory {
         let new = path.with_extension("new");
         let written = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path));
         if let Err(error) = written {
-            tracing::info!("{} is not kept: {}", record.name, reason(&error));
+            tracing::info!("{} is not saved: {}", record.name, reason(&error));
         }
     }
 

@@ -205,7 +205,7 @@ impl Shared {
     /// Implements [`Bdev::set_size`](super::Bdev::set_size).
     pub(super) fn set_size(this: &Arc<Self>, block_count: u64) -> Result<(), Error> {
         if this.options.mode == Mode::Bypass {
-            let text = "its mode is bypass, expected one that knows what is under way";
+            let text = "its mode is bypass, expected one that tracks requests in flight";
             return Err(Error::usage(text).during(&this.name));
         }
         let _alone = this.sizing.lock().unwrap_or_else(PoisonError::into_inner);

@@ -198,7 +198,7 @@ impl Tags {
         let Self { slots, free, room, .. } = self;
         let counting = RunCounter { meter, stamp: now.ns << KIND_BITS, block_shift };
         let (first, count) = (*room, answers.len());
-        assert!(count <= slots.len() - first, "a backend answered a request twice");
+        assert!(count <= slots.len() - first, "a backend completed a request twice");
         let mut places = &mut free[first..first + count];
         *room += count;
         let mut answers = answers;
@@ -253,7 +253,7 @@ impl Tags {
         } else {
             meter.failed(operation_of(slot.mark));
         }
-        assert!(*room < free.len(), "a backend answered a request twice");
+        assert!(*room < free.len(), "a backend completed a request twice");
         free[*room] = number_of(tag);
         *room += 1;
     }

@@ -185,7 +185,7 @@ impl LockedContext {
             let (number, tag) = ((answer.token >> NUMBER_SHIFT) as u32, answer.token as u32);
             let answer = IoCompletion { token: u64::from(tag), ..*answer };
             let place = &mut self.seats[number as usize];
-            let seat = place.as_mut().expect("a seat stays until its last answer");
+            let seat = place.as_mut().expect("a channel stays until its last completion");
             seat.in_flight -= 1;
             if number == mine && answers.remaining() > 0 {
                 answers.push(answer);
@@ -220,7 +220,7 @@ impl LockedContext {
         if taken > 0 {
             backend.flush();
         }
-        #[expect(clippy::cast_possible_truncation, reason = "no more than there is room")]
+        #[expect(clippy::cast_possible_truncation, reason = "within the capacity")]
         let count = taken as u32;
         self.in_flight += count;
         if let Some(seat) = &mut self.seats[number as usize] {

@@ -54,14 +54,14 @@ pub(super) struct BindArguments {
 
 const EXAMPLES: &str = "\
 Examples:
-  tenmil list                                which SSDs there are, and who uses them
-  tenmil bind 0000:5e:00.0 --dry-run         the steps, or what is in the way
-  sudo tenmil bind 0000:5e:00.0              take it; whoever calls sudo may drive it
-  sudo tenmil bind 0000:5e:00.0 --try        and see that it answers, and how soon
+  tenmil list                                SSDs, and the processes that use them
+  tenmil bind 0000:5e:00.0 --dry-run         the steps, or why it is refused
+  sudo tenmil bind 0000:5e:00.0              bind it; the user of sudo becomes its owner
+  sudo tenmil bind 0000:5e:00.0 --try        and measure the time until it responds
   sudo tenmil unbind 0000:5e:00.0            give it back
 
 The SSD goes to the kernel's driver vfio-pci, which lets programs drive it; `pcie:ADDRESS` names it
-then, as in `tenmil perf pcie:0000:5e:00.0`. docs/operator/bind-an-ssd.md says what is refused, and why.";
+then, as in `tenmil perf pcie:0000:5e:00.0`. docs/operator/bind-an-ssd.md lists the refusals.";
 
 /// Runs `bind`, or prints the plan with `--dry-run`.
 pub(super) fn run(arguments: &BindArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
@@ -140,7 +140,7 @@ fn user_number(machine: &KernelFiles, user: &str) -> Result<u32, Error> {
     let number = line.and_then(|line| line.split(':').nth(2)?.parse().ok());
     number.ok_or_else(|| {
         Error::usage(format!("--owner {user}: no such user in /etc/passwd, expected one"))
-            .with_hint("`id -u NAME` tells the number of any user, which --owner takes as well")
+            .with_hint("`id -u NAME` prints the number of a user, which --owner accepts too")
     })
 }
 

@@ -86,9 +86,9 @@ pub(super) struct CopyArguments {
 
 const MORE: &str = "\
 Holes of SRC are not read, and become holes of DST. DST is flushed before the result is printed.
-Ctrl-C ends it in order; the same command goes on where it was, as it does after a crash. Where
-nothing tells a device from others (no serial number, no UUID), it goes on only with --overwrite.
-`tenmil get copy` tells how far it is, from anywhere.
+Ctrl-C ends it in order; the same command resumes it, also after a crash. Where
+a device cannot be identified (no serial number, no UUID), it resumes only with --overwrite.
+`tenmil get copy` shows its progress.
 Exit codes: 0 copied, 4 the two differ (--verify), 130 interrupted; else as for every command.
 
 Examples:
@@ -249,12 +249,14 @@ impl PreparedCopy {
             && self.from.until > 0
         {
             say(format!(
-                "goes on at byte {} of {size}, as {} says",
+                "resuming at byte {} of {size}, recorded in {}",
                 self.from.until,
                 record.path().display()
             ));
             for path in record.unidentified() {
-                say(format!("{path} is taken for the one that the record is of: nothing tells it"));
+                say(format!(
+                    "{path} cannot be identified; assuming it is the device of the record"
+                ));
             }
         }
     }
@@ -340,11 +342,11 @@ fn check_record(
     }
     let (record, unmarked) = (record.path().display(), unmarked.join(" and "));
     let text = format!(
-        "go on with the copy of {record}: nothing tells {unmarked} from others, expected a serial \
+        "resume the copy of {record}: {unmarked} cannot be identified, expected a serial \
          number, a UUID or a file"
     );
     Err(Error::usage(text).with_hint(format!(
-        "To begin anew, remove {record}; to go on all the same, add --overwrite."
+        "To start over, remove {record}; to resume all the same, add --overwrite."
     )))
 }
 

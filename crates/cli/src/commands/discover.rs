@@ -83,8 +83,8 @@ fn kind_of(entry: &DiscoveryEntry) -> &'static str {
 
 fn as_text(address: &str, found: &DiscoveryLog) -> String {
     let count = found.entries.len();
-    let ways = if count == 1 { "way" } else { "ways" };
-    let mut text = format!("tcp://{address}: {count} {ways}, generation {}\n", found.generation);
+    let entries = if count == 1 { "entry" } else { "entries" };
+    let mut text = format!("tcp://{address}: {count} {entries}, generation {}\n", found.generation);
     for entry in &found.entries {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "  {}", line_of(entry));

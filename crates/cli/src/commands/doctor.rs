@@ -28,12 +28,12 @@ pub(super) struct DoctorArguments {
 const EXAMPLES: &str = "\
 Examples:
   tenmil doctor
-  sudo tenmil doctor                     also what only root may read
-  sudo tenmil doctor --apply             what takes nothing from anybody, and can be undone
+  sudo tenmil doctor                     also the settings that only root may read
+  sudo tenmil doctor --apply             also apply the fixes that are safe and can be undone
   tenmil doctor --json | jq '.findings[] | select(.state == \"missing\")'
 
-A line each: how it stands, what there is, what is advised, why, and what mends it. Nothing is
-changed without --apply. docs/operator/doctor.md says what is looked at.";
+One line for each check: severity, value found, value recommended, reason, and fix. Nothing is
+changed without --apply. docs/operator/doctor.md lists the checks.";
 
 /// Checks the machine, and applies the safe fixes with `--apply`.
 pub(super) fn run(arguments: &DoctorArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {

@@ -36,7 +36,7 @@ pub(super) struct GetArguments {
 
 const EXAMPLES: &str = "\
 Examples:
-  tenmil get                        what can be asked
+  tenmil get                        the queries
   tenmil get process                what the process has used
   tenmil get environment --json     for programs
 

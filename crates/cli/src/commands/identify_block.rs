@@ -187,7 +187,7 @@ impl Extents {
         let mut parts: Vec<String> =
             kinds.map(|(bytes, kind)| format!("{} of {kind}", show_size(*bytes))).collect();
         if self.rest > 0 {
-            parts.push(format!("{} that nobody looked at", show_size(self.rest)));
+            parts.push(format!("{} not examined", show_size(self.rest)));
         }
         let plural = if self.count == 1 { "" } else { "s" };
         format!("{}, in {} extent{plural}", parts.join(", "), self.count)
@@ -249,7 +249,7 @@ mod tests {
         drop(reader);
         let _writer = opener.open(&uri.parse().unwrap()).unwrap();
         let refused = block_device(&uri.parse().unwrap()).unwrap_err();
-        assert!(refused.text.contains("to be the only one who has it open"), "{refused}");
+        assert!(refused.text.contains("not open elsewhere"), "{refused}");
     }
 
     #[test]

@@ -46,22 +46,22 @@ Examples:
   tenmil list --json | jq '.pci[].address'
   tenmil list --follow --json                   a line for each SSD that is put in or pulled
 
-`tenmil bind` takes an SSD from the kernel; docs/operator/bind-an-ssd.md says when it refuses to.";
+`tenmil bind` binds an SSD to vfio-pci; docs/operator/bind-an-ssd.md lists the refusals.";
 
 /// Emulated SSDs that are not models of a product.
 const MEDIA: [(&str, &str); 3] = [
-    ("emu:null", "answers and moves no data: the cost of the driver alone"),
+    ("emu:null", "completes commands, transfers no data: the cost of the driver alone"),
     ("emu:ram", "keeps its blocks in memory"),
     ("emu:file:PATH", "keeps its blocks in a file"),
 ];
 
 /// Block device kinds and what they are.
 const BLOCK: [(&str, &str); 14] = [
-    ("null:", "answers and moves no data, without a driver in between"),
+    ("null:", "completes requests, transfers no data, without a driver"),
     ("ram:SIZE", "blocks in memory"),
     ("file:PATH", "blocks in a file or on a block device; the path alone if it exists"),
-    ("model:NAME", "blocks in memory, as slow as a real device is said to be"),
-    ("delay:[URI]", "another device, with answers kept back"),
+    ("model:NAME", "blocks in memory, with the specified latency of a real device"),
+    ("delay:[URI]", "another device, with delayed completions"),
     ("fault:[URI]", "another device that fails on purpose"),
     ("split:[URI]", "a part of another device"),
     ("stripe:[URI],[URI]", "several devices side by side"),
@@ -96,7 +96,7 @@ fn emulated() -> impl Iterator<Item = (String, &'static str)> {
 }
 
 fn as_text(functions: &[FunctionInfo]) -> String {
-    let mut text = String::from("emulated, for anybody\n");
+    let mut text = String::from("emulated\n");
     for (uri, words) in emulated() {
         let _ = writeln!(text, "  {uri:<20}{words}");
     }

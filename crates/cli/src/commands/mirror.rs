@@ -206,7 +206,7 @@ fn consent(is_given: bool, question: &str) -> Result<(), Error> {
 fn confirm(question: &str, input: Option<&mut impl BufRead>) -> Result<(), Error> {
     let refuse = |why: &str| Err(Error::new(ErrorCategory::Usage, format!("{question}: {why}")));
     let Some(input) = input else {
-        return refuse("nobody can be asked, expected a terminal or --yes");
+        return refuse("standard input is no terminal, expected a terminal or --yes");
     };
     let mut errors = io::stderr().lock();
     let mut answer = String::new();
@@ -236,8 +236,8 @@ fn as_text(report: &MirrorReport) -> String {
                 let (number, legs) = (leg.leg, leg.members());
                 let _ = writeln!(text, "  leg {number} of {legs} of mirror {uuid}");
                 let (generation, sequence) = (leg.generation, leg.sequence);
-                let _ = writeln!(text, "  generation {generation}, written {sequence} times");
-                let _ = writeln!(text, "  calls in sync: {}", numbers(leg.in_sync));
+                let _ = writeln!(text, "  generation {generation}, {sequence} superblock updates");
+                let _ = writeln!(text, "  in sync: {}", numbers(leg.in_sync));
                 if let Some(owner) = leg.owner.owner() {
                     let _ = writeln!(text, "  open for writing by: {owner}");
                 }
@@ -252,7 +252,7 @@ fn as_text(report: &MirrorReport) -> String {
         Err(refusal) => writeln!(
             text,
             "does not open: {refusal}\n\
-             a process that has it open says how it is: tenmil get mirrors"
+             for the state in the process that has it open: tenmil get mirrors"
         ),
     };
     text
@@ -350,7 +350,7 @@ mod tests {
         let mirror = format!("mirror:[{b}],[{a}]");
         let text = say(&["show", &mirror]).unwrap();
         assert!(text.starts_with(&format!("{b}\n  leg 1 of 2 of mirror ")), "{text}");
-        assert!(text.contains("  calls in sync: 0, 1\n  dirty: "), "{text}");
+        assert!(text.contains("  in sync: 0, 1\n  dirty: "), "{text}");
         assert!(text.contains("\nopens as mirror "), "{text}");
 
         let raw = format!("file:{}?size=4m&engine=threads", path("raw"));
@@ -395,7 +395,7 @@ mod tests {
 
         let other = c.replace("/c?", "/./c?");
         let said = say(&["remove", "--yes", &three, &other]).unwrap();
-        assert!(said.contains(": leg 2 is gone; 2 are left"), "{said}");
+        assert!(said.contains(": leg 2 is removed; 2 are left"), "{said}");
         let refused = say(&["remove", &two, "0"]).unwrap_err().text;
         assert!(refused.contains("1 leg would be left, expected 2; replace it"), "{refused}");
         let shown = say(&["show", &three]).unwrap();
@@ -418,7 +418,7 @@ mod tests {
             assert_eq!(refused, "leg 1 is removed: not confirmed, nothing was changed");
         }
         let refused = confirm("leg 1 is removed", None::<&mut &[u8]>).unwrap_err().to_string();
-        assert!(refused.ends_with("nobody can be asked, expected a terminal or --yes"));
+        assert!(refused.ends_with("standard input is no terminal, expected a terminal or --yes"));
     }
 
     #[test]

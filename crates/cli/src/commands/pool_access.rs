@@ -199,8 +199,7 @@ impl RemotePool<'_> {
     fn execute(&mut self, order: &PoolCommand) -> Result<CommandResult, Error> {
         let (method, given) = pool_commands::request(&self.device, &order.clone().from_root());
         let answer = self.call(&method, given)?;
-        CommandResult::from_json(&answer)
-            .ok_or_else(|| self.refuse("found an answer of another kind"))
+        CommandResult::from_json(&answer).ok_or_else(|| self.refuse("the reply has another type"))
     }
 
     fn call(&mut self, method: &str, given: Map<String, Value>) -> Result<Value, Error> {
@@ -229,7 +228,7 @@ impl RemotePool<'_> {
             given.extend(more.map(|(name, value): (&str, Value)| (name.to_owned(), value)));
             let answer = self.call("volume_diff", given)?;
             let portion = DiffPage::from_json(&answer);
-            let portion = portion.ok_or_else(|| self.refuse("found an answer of another kind"))?;
+            let portion = portion.ok_or_else(|| self.refuse("the reply has another type"))?;
             // Between two pages a volume may be deleted and recreated under the same name.
             if *uuids.get_or_insert_with(|| portion.uuids.clone()) != portion.uuids {
                 let text = format!("`{from}` or `{to}` has become another volume meanwhile");
@@ -303,7 +302,7 @@ impl RemotePool<'_> {
     fn refuse(&self, why: &str) -> Error {
         let text = format!("{}, which has {} open: {why}", process(self.pid), self.device);
         Error::remote(text).with_hint(
-            "It may be done or not; say the same again, and what is done already is said to be.",
+            "The command may have been executed; repeat it: a change that is already made is reported as such.",
         )
     }
 }
@@ -381,15 +380,15 @@ fn open_error(error: &Error, place: &VolumeRef, silent: &[(u32, RpcError)]) -> E
     }
     match silent.iter().find(|(asked, _)| *asked == pid) {
         Some((_, refusal)) => {
-            let text = format!("{}; it was asked for the pool, and: {refusal}", refused.text);
+            let text = format!("{}; its reply for the pool: {refusal}", refused.text);
             let hint = format!(
                 "See what it does with `tenmil get process --pid {pid}`, or end it: `kill {pid}`."
             );
             Error { text, category: ErrorCategory::Remote, hint: None }.with_hint(hint)
         }
         None => refused.with_hint(format!(
-            "Process {pid} has it open, but not this pool as one that can be told: end it, or what it \
-             does with the device, and say the same again."
+            "Process {pid} has it open, but does not accept commands for this pool: end the process, or its \
+             use of the device, and repeat the command."
         )),
     }
 }

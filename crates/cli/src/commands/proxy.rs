@@ -57,8 +57,8 @@ pub(super) struct ProxyArguments {
 }
 
 const MORE: &str = "\
-Faults: cut (both ends see a reset), close (the direction ends, what follows is swallowed),
-freeze:TIME, black-hole (what follows is swallowed and nobody is told), flip (one bit of the next
+Faults: cut (both ends see a reset), close (the direction ends, what follows is discarded),
+freeze:TIME, black-hole (what follows is discarded without notice), flip (one bit of the next
 byte). The byte is counted from the start of each connection.
 Runs until SIGTERM or Ctrl-C. Once it listens it prints one line: `ready` and the address; then one
 for each connection that begins or ends.
@@ -134,7 +134,7 @@ fn parse_room(text: &str) -> Result<usize, String> {
     let size = parse_size(text)?;
     match usize::try_from(size) {
         Ok(room) if room > 0 => Ok(room),
-        _ => Err(format!("`{text}` is no room, expected at least 1")),
+        _ => Err(format!("`{text}` is no buffer size, expected at least 1")),
     }
 }
 

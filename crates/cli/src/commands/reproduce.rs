@@ -46,9 +46,9 @@ pub(super) struct ReproduceArguments {
 }
 
 const MORE: &str = "\
-A full run takes up to 30 minutes. It wants two cores, and nobody else on them: rounds in which
-others use the machine say less, or nothing. What is finished is kept in DIR; the same program on the same
-machine with the same options takes it from there, so a run that was stopped goes on.
+A full run takes up to 30 minutes. It needs two otherwise idle cores: rounds that are disturbed by
+other programs are widened or discarded. Finished experiments are saved in DIR; the same program on the same
+machine with the same options reuses them, so an interrupted run can be resumed.
 
 Examples:
   tenmil reproduce --quick                          3 minutes; see tenmil-reproduce/report.html
@@ -95,7 +95,9 @@ pub(super) fn run(
     drop(stand);
     let Ok(experiment_results) = experiment_results else {
         let kept = arguments.out.display();
-        tracing::info!("interrupted: what is finished is kept in {kept}; the same command goes on");
+        tracing::info!(
+            "interrupted: finished experiments are saved in {kept}; repeat the command to resume"
+        );
         return Ok(ExitCode::from(INTERRUPTED));
     };
     let run = ReproduceRun { effort, machine, experiment_results, command: command.to_owned() };
@@ -130,8 +132,7 @@ impl ProgressLine {
             Progress::Finished(experiment_result) => {
                 let row = experiment_result.rows().into_iter().next();
                 let found = row.map_or_else(String::new, |row| row.found);
-                let kept =
-                    if experiment_result.was_kept { " (kept from an earlier run)" } else { "" };
+                let kept = if experiment_result.was_kept { " (from an earlier run)" } else { "" };
                 let (name, verdict) =
                     (experiment_result.experiment.name, experiment_result.verdict().words());
                 writeln!(errors, "{clear}{name}: {verdict}: {found}{kept}")?;

@@ -143,7 +143,7 @@ pub(super) fn connect(whom: ProcessSelector) -> Result<Client, Error> {
 pub(super) fn directory() -> Result<RuntimeDirectory, Error> {
     RuntimeDirectory::of_user().map_err(|error| {
         Error::environment(error.to_string())
-            .with_hint("look at who made it, and move it away if nobody needs it")
+            .with_hint("find out what created it, and remove it if it is not needed")
     })
 }
 

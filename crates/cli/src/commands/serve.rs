@@ -168,7 +168,7 @@ pub(super) struct ServeArguments {
 }
 
 const MORE: &str = "\
-Serves until SIGTERM or Ctrl-C, and is gone 5 seconds later, whatever a device does. Once it listens
+Serves until SIGTERM or Ctrl-C, and exits within 5 seconds, whatever a device does. Once it listens
 it prints one line: `ready` and the addresses.
 A socket file is its owner's alone, replaces that of a server that has died, and goes at the end.
 
@@ -309,7 +309,7 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
         }
         _ => {
             return Err(Error::usage(
-                "listen for vhost-user and elsewhere at once, expected one: a guest has the disk",
+                "listen for vhost-user and elsewhere at once, expected one: a virtual machine has the disk",
             ));
         }
     }
@@ -427,7 +427,8 @@ fn check_writers(arguments: &ServeArguments, listen: &[Address]) -> Result<(), E
          loopback, --read-only or --allow-remote-write",
         listen_text(remote)
     );
-    let hint = "Add --read-only, or --allow-remote-write if everybody who reaches it may write.";
+    let hint =
+        "Add --read-only, or --allow-remote-write if every client that can connect may write.";
     Err(Error::usage(text).with_hint(hint))
 }
 
@@ -485,7 +486,7 @@ fn start_reactors(arguments: &ServeArguments, clock: &Clock) -> Result<BalancedR
 fn open_listener(address: &Address) -> Result<StreamListener, Error> {
     StreamListener::open(address).map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => {
-            Error::usage(format!("listen at {address}: somebody listens there already"))
+            Error::usage(format!("listen at {address}: the address is in use"))
         }
         io::ErrorKind::AlreadyExists => Error::usage(format!(
             "listen at {address}: a file lies there that is no socket, expected none"

@@ -79,8 +79,8 @@ impl Checkpoint {
         let Some(text) = found else { return Ok((Self { path, contents }, None)) };
         let found = fit(&text, &contents).map_err(|why| {
             let shown = path.display();
-            Error::usage(format!("go on with the copy of {shown}: {why}")).with_hint(format!(
-                "To begin anew, remove {shown}; to go on elsewhere, name another record with \
+            Error::usage(format!("resume the copy of {shown}: {why}")).with_hint(format!(
+                "To start over, remove {shown}; to record elsewhere, name another record with \
                  --resume."
             ))
         })?;
@@ -183,7 +183,7 @@ fn fit(text: &str, expected: &CheckpointContents) -> Result<CheckpointContents, 
     let is_whole = found.until <= found.source.size_bytes
         && found.lost.iter().all(|[start, end]| start < end && *end <= found.source.size_bytes);
     if !is_whole {
-        return Err("it says more than there is on the source".into());
+        return Err("its ranges exceed the size of the source".into());
     }
     let lost = found.lost.iter().filter(|[start, _]| *start < found.until);
     let lost = lost.map(|[start, end]| [*start, (*end).min(found.until)]).collect();

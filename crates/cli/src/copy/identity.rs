@@ -132,8 +132,7 @@ pub(super) fn difference(found: &Identity, expected: &Identity) -> String {
     }
     for (found, expected) in found.files.iter().zip(&expected.files) {
         if found.path != expected.path || found.which != expected.which {
-            let which =
-                |leaf: &BackingFile| leaf.which.clone().unwrap_or("nothing tells which".into());
+            let which = |leaf: &BackingFile| leaf.which.clone().unwrap_or("not identified".into());
             let file = |leaf: &BackingFile| format!("{} ({})", leaf.path, which(leaf));
             return say("file", &file(found), &file(expected));
         }

@@ -122,7 +122,7 @@ impl fmt::Display for CopyAbort {
                     write!(out, ", bytes {} to {}", range.start, range.end - 1)?;
                 }
                 match *outcome {
-                    IoStatus::CAPACITY_EXCEEDED => out.write_str(": there is no room left"),
+                    IoStatus::CAPACITY_EXCEEDED => out.write_str(": no space left"),
                     IoStatus::NO_DEVICE | IoStatus::ABORTED_BY_HOST => {
                         out.write_str(": the device has been removed")
                     }
@@ -160,7 +160,7 @@ mod tests {
         for (ending, text, category) in [
             (
                 failed(IoStatus::CAPACITY_EXCEEDED, 512..1024),
-                "write of the target, bytes 512 to 1023: there is no room left",
+                "write of the target, bytes 512 to 1023: no space left",
                 ErrorCategory::Environment,
             ),
             (

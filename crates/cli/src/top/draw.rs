@@ -211,7 +211,7 @@ fn help(buffer: &mut Buffer, mut area: Rect) {
         "busy %    part of the time in iterations (of a thread: in pollers and messages) that found work",
         "found %   part of the polls that found work",
         "stalled   awake, and no iteration has ended since the sample before",
-        "too long  iterations that took longer than they may; `longest` and `in` tell of the longest",
+        "too long  iterations that took longer than they may; `longest` and `in` show the longest",
     ];
     for note in notes {
         line(buffer, top(&mut area), note, Style::new());

@@ -42,7 +42,7 @@ const REACTOR: &[FieldSchema] = &[
     real("iterations_per_second", "iterations"),
     real("sleeps_per_second", "times it went to sleep"),
     real("messages_per_second", "messages that were run on it"),
-    real("migrations_per_second", "threads that came from other reactors"),
+    real("migrations_per_second", "threads that migrated from other reactors"),
     whole("iterations_too_long", "iterations since it began that took longer than they may"),
     whole("longest_iteration_ns", "the longest iteration since it began"),
     FieldSchema::new(

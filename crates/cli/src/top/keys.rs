@@ -20,7 +20,7 @@ pub(crate) const KEYS: [(&str, &str); 10] = [
     ("PgUp PgDn Home End", "further, and to the ends"),
     ("tab, shift-tab", "go to the next table, or back"),
     ("enter", "show only the threads of the chosen reactor, or all again; choose a process"),
-    ("s, S", "sort the table by the next thing, or the one before"),
+    ("s, S", "sort the table by the next column, or the previous one"),
     ("p, space", "pause, and go on"),
     ("l", "list the processes that run"),
     ("?, h", "show this"),

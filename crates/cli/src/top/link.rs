@@ -60,9 +60,9 @@ impl SamplerHandle {
         match self.new_events.try_recv() {
             Ok(new_events) => Ok(Some(new_events)),
             Err(TryRecvError::Empty) => Ok(None),
-            Err(TryRecvError::Disconnected) => Err(Error::environment(
-                "watch: the thread that asks has ended, expected it to last",
-            )),
+            Err(TryRecvError::Disconnected) => {
+                Err(Error::environment("watch: the sampling thread has ended, expected it to run"))
+            }
         }
     }
 }

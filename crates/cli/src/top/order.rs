@@ -50,8 +50,8 @@ impl Sort {
             Self::Busy => "busy",
             Self::Messages => "messages",
             Self::Sleeps => "sleeps",
-            Self::Migrations => "moves",
-            Self::Longest => "longest turn",
+            Self::Migrations => "migrations",
+            Self::Longest => "longest iteration",
             Self::Polls => "polls",
             Self::Found => "found work",
         }

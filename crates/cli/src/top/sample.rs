@@ -79,7 +79,7 @@ pub(crate) struct Scheduler {
 pub(crate) fn read<T: DeserializeOwned>(method: &str, answer: Value) -> Result<T, Error> {
     serde_json::from_value(answer).map_err(|error| {
         let found = escape(&error.to_string());
-        Error::remote(format!("{method}: {found}, expected what this version answers"))
+        Error::remote(format!("{method}: {found}, expected the result of this version"))
             .with_hint("use the `tenmil top` of the process's own version")
     })
 }

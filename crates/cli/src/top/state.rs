@@ -313,7 +313,7 @@ pub(crate) mod tests {
     #[test]
     fn one_that_is_late_is_shown_again_when_it_answers() {
         let mut state = watching(1, 1);
-        state.take(Update::Silent("no answer within 1 s".into()));
+        state.take(Update::Silent("no response within 1 s".into()));
         assert!(matches!(state.stage, ConnectionStage::Silent(_)));
         state.take(Update::Looked { sample: sample(30, 1, 1), policy: None });
         assert_eq!(state.stage, ConnectionStage::Watching);

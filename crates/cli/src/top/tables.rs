@@ -19,7 +19,7 @@ const REACTORS: &[Column] = &[
     column("busy %", Width::Number, 0),
     column("", Width::Picture(6, 24), 1),
     column("last minute", Width::Picture(11, 60), 5),
-    column("moves/s", Width::Number, 8),
+    column("migrations/s", Width::Number, 8),
     column("sleeps/s", Width::Number, 2),
     column("msgs/s", Width::Number, 4),
     column("threads", Width::Number, 11),
@@ -36,7 +36,7 @@ const THREADS: &[Column] = &[
     column("busy %", Width::Number, 0),
     column("", Width::Picture(6, 24), 1),
     column("msgs/s", Width::Number, 3),
-    column("moves", Width::Number, 6),
+    column("migrations", Width::Number, 6),
     column("channels", Width::Number, 8),
     column("pollers", Width::Number, 7),
 ];
@@ -95,7 +95,7 @@ fn reactor_row<'a>(
     let is_stuck = rates.is_some_and(|rates| rates.is_stuck);
     let now = match (is_stuck, reactor.sleeping) {
         (true, _) => Cell::Text("stalled".into(), Tone::Alarm),
-        (false, true) => quiet("asleep"),
+        (false, true) => quiet("sleeping"),
         (false, false) => text("awake".into()),
     };
     // For a stalled reactor, the running poller matters, not the slowest one so far.
@@ -214,17 +214,17 @@ mod tests {
         let state = watching(2, 3);
         let reactors = table(&state, Table::Reactors).lines();
         let expected = "\
-reactor  core  polls     now     busy %  moves/s  sleeps/s  msgs/s  threads  too long  longest  in
-      0     0  adaptive  asleep     0.0        0        40    3.2k        2         0   250 us  poller 'queue-0'
-      1     1  adaptive  awake     10.0        0        40    3.2k        1         0   250 us  poller 'queue-1'
+reactor  core  polls     now       busy %  migrations/s  sleeps/s  msgs/s  threads  too long  longest  in
+      0     0  adaptive  sleeping     0.0             0        40    3.2k        2         0   250 us  poller 'queue-0'
+      1     1  adaptive  awake       10.0             0        40    3.2k        1         0   250 us  poller 'queue-1'
 ";
         assert_eq!(reactors, expected);
         let threads = table(&state, Table::Threads).lines();
         let expected = "\
-thread  name      home  mask  busy %  msgs/s  moves  channels  pollers
-     2  thread-2     0  0-3     20.0       7      2         1        1
-     1  thread-1     1  any     10.0       7      1         1        1
-     0  thread-0     0  0-3      0.0       7      0         1        1
+thread  name      home  mask  busy %  msgs/s  migrations  channels  pollers
+     2  thread-2     0  0-3     20.0       7           2         1        1
+     1  thread-1     1  any     10.0       7           1         1        1
+     0  thread-0     0  0-3      0.0       7           0         1        1
 ";
         assert_eq!(threads, expected);
         let pollers = table(&state, Table::Pollers).lines();
@@ -249,7 +249,10 @@ queue-2  active  a descriptor      100     25.0
             line.contains(" stalled ") && line.ends_with("stalled in poller 'endless'"),
             "{line}"
         );
-        assert!(lines.lines().nth(1).unwrap().contains("asleep"), "asleep is not stuck");
+        assert!(
+            lines.lines().nth(1).unwrap().contains("sleeping"),
+            "a sleeping reactor is not stalled"
+        );
     }
 
     #[test]

@@ -86,7 +86,7 @@ fn a_volume_that_grows_under_load_has_its_new_end_at_once_and_keeps_what_is_writ
     let load = load(&pool, &server, "4");
     let grow = ["volume", "resize", &pool.volume("db"), "--size", "12m"];
     let told = pool.done(&grow);
-    assert!(told.contains("those whom it is served to are told of its new end"), "{told}");
+    assert!(told.contains("its users are notified of the new size"), "{told}");
     await_size(&pool, &server, 12 * MIB);
     is_content(load);
     let again = parsed(&pool.done(&[&grow[..], &["--json"]].concat()));

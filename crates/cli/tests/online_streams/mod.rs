@@ -101,7 +101,7 @@ fn a_stream_that_nobody_reads_any_more_ends_and_gives_its_snapshot_back() {
     std::thread::sleep(Duration::from_secs(6));
     assert_eq!(job(&server, &pool, true)["volume"], "monday");
     let (code, text) = pool.refused(&["volume", "delete", &monday]);
-    assert!(code == Some(2) && text.contains("whoever has it open would lose it"), "{text}");
+    assert!(code == Some(2) && text.contains("its users would lose it"), "{text}");
     drop(stalled.stdout.take());
     let output = stalled.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", errors(&output));
@@ -124,7 +124,7 @@ fn a_stream_that_nobody_reads_any_more_ends_and_gives_its_snapshot_back() {
     pool.done(&["set", "job", &format!("id={id}"), "stop=true"]);
     assert_eq!(job(&server, &pool, false)["state"], "stopped");
     let output = stopped.wait_with_output().unwrap();
-    assert!(errors(&output).contains("nobody wants it any more"), "{}", errors(&output));
+    assert!(errors(&output).contains("the job was cancelled"), "{}", errors(&output));
     assert_eq!(pool.listed("monday")["users"], 0);
 
     let left = send();

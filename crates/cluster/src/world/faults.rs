@@ -115,7 +115,7 @@ impl World {
             let Address { subsystem, nsid, .. } = address;
             let text = format!(
                 "host {number} starts again: its disk is namespace {nsid} of {subsystem} now; what \
-                 it had under way is not answered"
+                 it had in flight does not complete"
             );
             self.note(Scope::host(number), text);
         }
@@ -135,7 +135,7 @@ impl World {
         }
         self.checker.host_restarts(host, disk, self.now);
         self.hosts[host] = self.new_host(host, self.now.after(down))?;
-        let text = format!("host {host} is killed; what it had under way is not answered");
+        let text = format!("host {host} is killed; what it had in flight does not complete");
         self.note(Scope::host(host), text);
         Ok(())
     }

@@ -79,7 +79,8 @@ impl<B: ControllerBus> AttachedController<B> {
                 break answer.status;
             }
             if now >= end {
-                let text = format!("read the first block of {name}: no answer within {time_limit}");
+                let text =
+                    format!("read the first block of {name}: no response within {time_limit}");
                 // Dropping the channel waits for the completion, so the memory is not reused
                 // before.
                 drop(channel);
@@ -221,7 +222,7 @@ impl WaitBackoff {
 
 /// Log message about an overdue controller, with the reason for which it was lost, if it was.
 fn overdue(name: &str, lost: Option<&str>) -> String {
-    let kept = "its memory is not given back";
+    let kept = "its memory is not freed";
     match lost {
         // The reason begins with the name.
         Some(why) => {
@@ -265,9 +266,10 @@ mod tests {
             "pcie:0000:01:00.0: a queue has commands in flight after 5 s: until they end, its memory is \
              not given back"
         );
-        let told = overdue("pcie:0000:01:00.0", Some("pcie:0000:01:00.0: the controller is gone"));
+        let told =
+            overdue("pcie:0000:01:00.0", Some("pcie:0000:01:00.0: the controller was removed"));
         assert!(
-            told.starts_with("pcie:0000:01:00.0: the controller is gone; it may still"),
+            told.starts_with("pcie:0000:01:00.0: the controller was removed; it may still"),
             "{told}"
         );
     }

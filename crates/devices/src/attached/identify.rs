@@ -41,7 +41,7 @@ impl<B: ControllerBus> identify::Controller for AttachedAdmin<B> {
             0 => None,
             _ => Some(reach.allocate(len_bytes).ok_or_else(|| {
                 Error::environment(format!(
-                    "allocate {len_bytes} bytes for an answer: none are left"
+                    "allocate {len_bytes} bytes for a response: none are left"
                 ))
             })?),
         };
@@ -49,14 +49,14 @@ impl<B: ControllerBus> identify::Controller for AttachedAdmin<B> {
         let (token, now) = (self.asked, self.attached.clock.now());
         let sent =
             self.attached.with(|controller| controller.submit_admin(now, token, command, data))?;
-        sent.map_err(|refusal| Error::remote(format!("ask the controller: {refusal}")))?;
+        sent.map_err(|refusal| Error::remote(format!("query the controller: {refusal}")))?;
         let IoCompletion { status: IoStatus(status), result, .. } =
             self.attached.await_answer(token)?;
         let mut bytes = vec![0; len_bytes as usize];
         if let Some(data) = data {
             let loaded = reach.load(data, &mut bytes);
             reach.release(data);
-            loaded.map_err(|stray| Error::environment(format!("read an answer: {stray:?}")))?;
+            loaded.map_err(|stray| Error::environment(format!("read a response: {stray:?}")))?;
         }
         Ok(identify::AdminResult { status: Status(status), result, bytes })
     }

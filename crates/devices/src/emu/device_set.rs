@@ -210,7 +210,7 @@ impl FleetState {
 
 impl FleetStateInner {
     fn emulated(&mut self) -> Result<&mut Emulated, Error> {
-        let lost = || self.lost.clone().unwrap_or_else(|| Error::remote("the SSDs are gone"));
+        let lost = || self.lost.clone().unwrap_or_else(|| Error::remote("the SSDs were removed"));
         self.emulated.as_mut().ok_or_else(lost)
     }
 }

@@ -60,7 +60,7 @@ impl identify::Controller for EmulatedAdmin {
             0 => None,
             _ => Some(tenmil_base::Dma::allocate(&pool, len_bytes).ok_or_else(|| {
                 Error::environment(format!(
-                    "allocate {len_bytes} bytes for an answer: none are left"
+                    "allocate {len_bytes} bytes for a response: none are left"
                 ))
             })?),
         };
@@ -68,13 +68,13 @@ impl identify::Controller for EmulatedAdmin {
         let (token, now) = (self.asked, self.clock.now());
         let controller = self.emulated.controller(0);
         let sent = controller.submit_admin(now, token, command, data);
-        sent.map_err(|refusal| Error::remote(format!("ask the controller: {refusal}")))?;
+        sent.map_err(|refusal| Error::remote(format!("query the controller: {refusal}")))?;
         let IoCompletion { status: IoStatus(status), result, .. } = self.await_answer(token)?;
         let mut bytes = vec![0; len_bytes as usize];
         if let Some(data) = data {
             let loaded = pool.load(data, &mut bytes);
             tenmil_base::Dma::release(&pool, data);
-            loaded.map_err(|stray| Error::environment(format!("read an answer: {stray:?}")))?;
+            loaded.map_err(|stray| Error::environment(format!("read a response: {stray:?}")))?;
         }
         Ok(identify::AdminResult { status: Status(status), result, bytes })
     }
@@ -88,12 +88,12 @@ impl EmulatedAdmin {
             match self.emulated.controller(0).poll(now) {
                 Some(Event::AdminCompleted(answer)) if answer.token == token => return Ok(answer),
                 Some(Event::Dead(error)) => {
-                    return Err(Error::remote(format!("ask the controller: {error}")));
+                    return Err(Error::remote(format!("query the controller: {error}")));
                 }
                 Some(_) => {}
                 None if now >= end => {
                     let waited: Span = TIME_LIMIT;
-                    let text = format!("ask the controller: no answer within {waited}");
+                    let text = format!("query the controller: no response within {waited}");
                     return Err(Error::remote(text));
                 }
                 None => tenmil_linux::thread::yield_now(),

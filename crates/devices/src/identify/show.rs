@@ -22,9 +22,9 @@ pub fn text(document: &Document, all: bool) -> String {
         }
         out.push('\n');
     }
-    if !document.unanswered.is_empty() {
-        out += "Not answered\n";
-        for (title, status) in &document.unanswered {
+    if !document.rejected.is_empty() {
+        out += "Rejected\n";
+        for (title, status) in &document.rejected {
             let _ = writeln!(out, "  {title}: {status}");
         }
         out.push('\n');
@@ -111,12 +111,12 @@ pub fn json(document: &Document) -> String {
     for section in &document.sections {
         insert(&mut root, section);
     }
-    let unanswered: Vec<Json> = document
-        .unanswered
+    let rejected: Vec<Json> = document
+        .rejected
         .iter()
         .map(|(title, status)| json!({ "what": title, "status": status.to_string() }))
         .collect();
-    root.insert("unanswered".into(), unanswered.into());
+    root.insert("rejected".into(), rejected.into());
     format!("{:#}\n", Json::Object(root))
 }
 

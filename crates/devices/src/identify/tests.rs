@@ -237,7 +237,7 @@ fn an_answer_that_is_too_short_is_the_peers_lie() {
         }
     }
     let refused = interrogate(&mut Short(Scripted::default())).unwrap_err();
-    assert_eq!(refused.text, "Identify Controller (CNS 01h): 4095 bytes came, expected 4096");
+    assert_eq!(refused.text, "Identify Controller (CNS 01h): received 4095 bytes, expected 4096");
 }
 
 /// Reports an ANA log with the given number of groups, with two namespaces each.

@@ -61,8 +61,8 @@ impl PcieBus {
     ) -> Result<Self, Error> {
         if name.isolation == IommuMode::None && !regions.use_contiguous() {
             return Err(Error::usage(format!(
-                "attach {}: unsafe-no-iommu: memory was handed out already that does not lie in a \
-                 row, expected none",
+                "attach {}: unsafe-no-iommu: memory that is not contiguous was allocated \
+                 before, expected none",
                 name.address
             ))
             .with_hint(NAMED_FIRST));
@@ -146,14 +146,14 @@ impl ControllerBus for PcieBus {
     fn process_messages(&self) {
         let shared = &self.shared;
         if shared.alarms.clear(DEVICE_REQUEST) {
-            self.mark_lost("the kernel wants it back: it is being removed or unbound");
+            self.mark_lost("the kernel requests it back: it is being removed or unbound");
         }
         if shared.alarms.clear(BUS_ERROR) {
             self.mark_lost("the PCI bus reports an error of it");
         }
         let memory_has_failed = self.lock().memory.as_ref().is_some_and(Bar::has_failed);
         if shared.bar.has_failed() || memory_has_failed {
-            self.mark_lost("its registers are gone: it was pulled or lost its power");
+            self.mark_lost("its registers do not respond: it was pulled or lost its power");
         }
     }
 

@@ -35,7 +35,7 @@ impl RemoteAdmin {
                 Err(problem) => drop(refused.get_or_insert(problem)),
             }
         }
-        Err(refused.unwrap_or_else(|| Error::usage("call nobody: no address".to_owned())))
+        Err(refused.unwrap_or_else(|| Error::usage("connect: no address".to_owned())))
     }
 
     fn call_one(name: &TcpName) -> Result<Self, Error> {
@@ -89,7 +89,7 @@ impl identify::Controller for RemoteAdmin {
             0 => None,
             _ => Some(reach.allocate(len_bytes).ok_or_else(|| {
                 Error::environment(format!(
-                    "allocate {len_bytes} bytes for an answer: none are left"
+                    "allocate {len_bytes} bytes for a response: none are left"
                 ))
             })?),
         };
@@ -105,7 +105,7 @@ impl identify::Controller for RemoteAdmin {
         if let Some(data) = data {
             let loaded = reach.load(data, &mut bytes);
             reach.release(data);
-            loaded.map_err(|stray| Error::environment(format!("read an answer: {stray:?}")))?;
+            loaded.map_err(|stray| Error::environment(format!("read a response: {stray:?}")))?;
         }
         Ok(identify::AdminResult { status: Status(status), result, bytes })
     }

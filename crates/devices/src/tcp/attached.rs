@@ -152,7 +152,7 @@ impl Attached {
             kept.check(&self.name)?;
             drop(kept);
             if now >= end {
-                return Err(self.peer("an admin command was not answered"));
+                return Err(self.peer("an admin command timed out"));
             }
             tenmil_linux::thread::yield_now();
         }
@@ -289,7 +289,7 @@ impl RemoteControllerState {
                 Event::Dead(error) => self.lose(error.to_string()),
                 Event::Removed => {
                     let why = self.remote.why();
-                    self.lose(why.unwrap_or_else(|| "the controller is gone".to_owned()));
+                    self.lose(why.unwrap_or_else(|| "the controller was removed".to_owned()));
                 }
                 Event::Notice { .. } => self.pulse.notices += 1,
                 Event::NamespaceResized { id, to_blocks, .. } if id == self.namespace => {

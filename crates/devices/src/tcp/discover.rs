@@ -97,7 +97,7 @@ fn header(service: &mut RemoteAdmin) -> Result<DiscoveryHeader, Error> {
     let bytes = get(service, 0, 1024)?;
     DiscoveryHeader::parse(&bytes).map_err(|_| {
         let (address, count) = (service.address(), bytes.len());
-        Error::remote(format!("discover tcp://{address}: {count} bytes came, expected 1024"))
+        Error::remote(format!("discover tcp://{address}: {count} bytes received, expected 1024"))
     })
 }
 

@@ -78,7 +78,7 @@ impl PathNotifier {
     pub(super) fn notify_removed(&self, why: &str) {
         self.paths.record(PathChange::Lost(0, why));
         if self.is_for_people {
-            self.say(format_args!("it is gone: {why}"));
+            self.say(format_args!("removed: {why}"));
         }
     }
 

@@ -135,7 +135,7 @@ impl<'a> Exchange<'a> {
         let segment = self.memory.segment().slice(0, REPORT_BYTES).unwrap_or_default();
         let loaded = self.namespace.regions.load(segment, &mut bytes);
         loaded
-            .map_err(|_| format!("{}: {what}: its memory is gone", self.namespace.name))
+            .map_err(|_| format!("{}: {what}: its memory was freed", self.namespace.name))
             .map_err(Error::environment)?;
         let header = ReservationStatusExtended::parse(&bytes);
         let rtype = header.map_or(ReservationType::None, |header| header.rtype());
@@ -209,7 +209,7 @@ impl<'a> Exchange<'a> {
         let segment = self.memory.segment().slice(0, KEYS_BYTES).unwrap_or_default();
         let stored = self.namespace.regions.store(segment, bytes);
         stored
-            .map_err(|_| format!("{}: store a key: its memory is gone", self.namespace.name))
+            .map_err(|_| format!("{}: store a key: its memory was freed", self.namespace.name))
             .map_err(Error::environment)
     }
 
@@ -255,7 +255,7 @@ impl<'a> Exchange<'a> {
             }
             if now >= end {
                 return Err(Error::environment(format!(
-                    "{name}: {what}: no answer in {COMMAND_MAX}"
+                    "{name}: {what}: no response within {COMMAND_MAX}"
                 )));
             }
             tenmil_linux::thread::yield_now();

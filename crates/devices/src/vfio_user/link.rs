@@ -118,9 +118,8 @@ impl ConnectionHandle {
                 let text = format!("attach {shown}: {error}");
                 match error.kind() {
                     std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => {
-                        let hint = format!(
-                            "Start whoever serves it: `tenmil serve URI --listen {shown}`."
-                        );
+                        let hint =
+                            format!("Start its server: `tenmil serve URI --listen {shown}`.");
                         Error { hint: Some(hint), ..Error::usage(text) }
                     }
                     _ => Error::environment(text),
@@ -308,7 +307,7 @@ impl ConnectionHandle {
             }
             let now = self.shared.clock.now();
             if now >= end {
-                let why = format!("no answer within {}", self.shared.time_limit);
+                let why = format!("no response within {}", self.shared.time_limit);
                 wire.lose(&self.shared, &why);
                 return Err(Error::environment(why));
             }
@@ -335,7 +334,7 @@ impl ConnectionHandle {
         let wants =
             |answer: &ClientEvent<_>| matches!(answer, ClientEvent::Device { .. }) || ends(answer);
         let ClientEvent::Device { regions: count, irqs, can_reset } = self.wait(wants)? else {
-            return Err(Error::environment("it does not say what it is".to_owned()));
+            return Err(Error::environment("it does not describe the device".to_owned()));
         };
         if count <= region_index::CONFIGURATION || irqs <= irq_index::MSIX {
             return Err(Error::environment(format!(
@@ -346,15 +345,13 @@ impl ConnectionHandle {
         let wants =
             |answer: &ClientEvent<_>| matches!(answer, ClientEvent::Region { .. }) || ends(answer);
         let ClientEvent::Region { shape: bar, file, .. } = self.wait(wants)? else {
-            return Err(Error::environment("it does not say what BAR 0 is like".to_owned()));
+            return Err(Error::environment("it does not describe BAR 0".to_owned()));
         };
         self.lock().client.irqs(irq_index::MSIX);
         let wants =
             |answer: &ClientEvent<_>| matches!(answer, ClientEvent::Irqs { .. }) || ends(answer);
         let ClientEvent::Irqs { shape: msix, .. } = self.wait(wants)? else {
-            return Err(Error::environment(
-                "it does not say what its interrupts are like".to_owned(),
-            ));
+            return Err(Error::environment("it does not describe its interrupts".to_owned()));
         };
         // A previous client may have left the controller enabled.
         if can_reset {
@@ -463,7 +460,7 @@ impl ConnectionState {
     }
 
     fn end(&mut self, shared: &ConnectionShared) {
-        self.lose(shared, "the process that served it has gone");
+        self.lose(shared, "the server process has ended");
         self.has_ended = true;
         // A closed socket would be ready for ever.
         let _ = shared.watch.remove(&shared.connection);
@@ -480,7 +477,7 @@ impl ConnectionState {
                 Ok(0) => break,
                 Ok(sent) => self.client.sent(sent),
                 Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
-                    self.lose(shared, "the process that served it has gone");
+                    self.lose(shared, "the server process has ended");
                 }
                 Err(error) => self.lose(shared, &error.to_string()),
             }
@@ -559,7 +556,7 @@ fn is_answer_to<F>(answer: &ClientEvent<F>, wanted: u16) -> bool {
 fn refused<F>(answer: ClientEvent<F>) -> String {
     match answer {
         ClientEvent::Refused { command, error, .. } => format!("{command} was refused: {error}"),
-        _ => "an answer to something else".to_owned(),
+        _ => "a reply to another request".to_owned(),
     }
 }
 

@@ -93,7 +93,7 @@ impl fmt::Display for LostWrite {
         let Self { path, error } = self;
         write!(
             out,
-            "flush {}: {error}; answered writes may be lost, so every flush and forced write fails: \
+            "flush {}: {error}; completed writes may be lost, so every flush and forced write fails: \
              a pool or mirror on it acknowledges that and recovers, for others open it anew",
             path.display()
         )

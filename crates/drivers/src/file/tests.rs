@@ -227,7 +227,7 @@ fn a_medium_says_how_it_moves_its_data() {
     let mut options = options(&path, Some(1 << 20));
     (options.direct, options.engine) = (false, EngineChoice::Threads);
     let said = FileDevice::open(&regions, &options).unwrap().describe();
-    let expected = "by threads, through the page cache, as asked";
+    let expected = "by threads, through the page cache, as requested";
     assert_eq!(said, format!("file {} {expected}", path.display()));
 }
 
@@ -430,7 +430,7 @@ fn lost_write_fails_every_flush_of_every_channel_while_nobody_acknowledges_it() 
         }
     }
     let new_events = told.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
-    assert!(new_events.contains("answered writes may be lost"), "{new_events}");
+    assert!(new_events.contains("completed writes may be lost"), "{new_events}");
     assert!(told.try_recv().is_err(), "it is reported once");
 }
 

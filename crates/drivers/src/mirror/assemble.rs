@@ -109,8 +109,8 @@ pub(super) fn assemble(
         if calls_it_stale && leg.generation > newest.known[usize::from(leg.leg)] {
             return Err(Error::environment(format!(
                 "split brain: legs {} ({newest_name}, generation {}) and {} ({name}, generation {}) \
-                 each say that the other is stale, expected one to be newer: both were written \
-                 without the other; open each alone to see which data is wanted, then give the \
+                 each record that the other is stale, expected one to be newer: both were written \
+                 without the other; open each alone to see which data to keep, then give the \
                  other's place to the same device again, which discards what it holds: `tenmil \
                  mirror replace --overwrite 'mirror:[{newest_name}]' {} '{name}'` keeps leg {}",
                 newest.leg, newest.generation, leg.leg, leg.generation, leg.leg, newest.leg
@@ -204,7 +204,7 @@ fn sorted(candidates: &[LegCandidate]) -> Result<LegOrder<'_>, Error> {
         let place = &mut legs[usize::from(leg.leg)];
         if let Some((other, _)) = place {
             return Err(Error::environment(format!(
-                "{name} and {other} both say that they are leg {}",
+                "{name} and {other} are both labeled leg {}",
                 leg.leg
             )));
         }
@@ -476,7 +476,7 @@ mod tests {
         let other = Superblock { uuid: 8, ..leg(1, 1, 3) };
         let damaged = LegProbe::Foreign(NoSuperblock::Damaged("its CRC is 1, expected 2".into()));
         for (found, expected) in [
-            ([is(leg(0, 2, 1)), is(leg(1, 2, 2))], "each say that the other is stale"),
+            ([is(leg(0, 2, 1)), is(leg(1, 2, 2))], "each record that the other is stale"),
             ([is(leg(0, 9, 1)), is(leg(1, 2, 2))], "legs 0 (a, generation 9) and 1 (b, gen"),
             (
                 [is(leg(0, 1, 3)), LegProbe::Foreign(NoSuperblock::Absent)],
@@ -484,7 +484,7 @@ mod tests {
             ),
             ([damaged, is(leg(1, 1, 3))], "a has a damaged superblock: its CRC is 1"),
             ([is(leg(0, 1, 3)), is(other)], "b is a leg of mirror 00000000-0000-0000-0000-00000"),
-            ([is(leg(0, 1, 3)), is(leg(0, 1, 3))], "b and a both say that they are leg 0"),
+            ([is(leg(0, 1, 3)), is(leg(0, 1, 3))], "b and a are both labeled leg 0"),
         ] {
             let refused = put(found).unwrap_err();
             assert!(refused.text.contains(expected), "{refused}");

@@ -105,10 +105,11 @@ impl Claim<'_> {
                 && leg.owner.id != assembly.owner.id
                 && leg.sequence >= assembly.first[usize::from(leg.leg)]
             {
-                let by = leg.owner.owner().map_or("somebody".to_owned(), |by| by.to_string());
+                let by =
+                    leg.owner.owner().map_or("another process".to_owned(), |by| by.to_string());
                 let uuid = uuid_text(assembly.uuid);
                 return Err(Error::environment(format!(
-                    "mirror {uuid}: {by} opened it at the same time, as {name} says, expected nobody"
+                    "mirror {uuid}: {by} opened it at the same time, as recorded on {name}, expected one owner"
                 )));
             }
         }

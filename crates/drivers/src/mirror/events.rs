@@ -146,7 +146,7 @@ impl fmt::Display for MirrorNotice {
         match event {
             MirrorEvent::Degraded { .. } => write!(out, "is not in sync")?,
             MirrorEvent::LegLost { .. } => write!(out, "failed and is stale")?,
-            MirrorEvent::LegReturned { .. } => write!(out, "answers again, resynchronizing it")?,
+            MirrorEvent::LegReturned { .. } => write!(out, "responds again, resynchronizing it")?,
             MirrorEvent::LegInSync { .. } => write!(out, "is in sync again")?,
             MirrorEvent::WritesLost => {
                 write!(out, "completed writes that were not flushed may be lost on every leg")?;

@@ -84,7 +84,7 @@ pub(super) fn enter(
         let refuse = |why: Error| {
             let name = leg.shown();
             Error::environment(format!(
-                "{name}: {why}; close the mirror there; if that host is gone: `tenmil mirror takeover URI`"
+                "{name}: {why}; close the mirror there; if that host has ended: `tenmil mirror takeover URI`"
             ))
         };
         match exclusion.acquire(medium, preempts).map_err(refuse)? {

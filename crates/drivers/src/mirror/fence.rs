@@ -64,9 +64,9 @@ pub(super) fn admit(
         if !is_forced && !is_gone(&owner) {
             let uuid = uuid_text(leg.uuid);
             return Err(Error::environment(format!(
-                "mirror {uuid}: {owner} has it open for writing, as {name} says, expected nobody; end \
+                "mirror {uuid}: {owner} has it open for writing, as recorded on {name}, expected no owner; end \
                  that process, or take the mirror over: `tenmil mirror takeover URI`, which needs NVMe \
-                 reservations; if it or its machine is gone for certain: `tenmil mirror takeover --force \
+                 reservations; if it or its machine has certainly ended: `tenmil mirror takeover --force \
                  URI`"
             )));
         }

@@ -317,7 +317,7 @@ impl<'a> OfflineMirror<'a> {
         change.gone |= 1 << number;
         self.write_other_superblocks(&change, number, now)?;
         let wiped = self.wipe(number, now);
-        Ok(self.message(&format!("leg {number} is gone; {left} are left{wiped}")))
+        Ok(self.message(&format!("leg {number} is removed; {left} are left{wiped}")))
     }
 
     fn message(&self, text: &str) -> String {
@@ -340,7 +340,7 @@ impl<'a> OfflineMirror<'a> {
         if is_source && unequal > 0 {
             return Err(Error::environment(format!(
                 "leg {number} is the one that is read where legs may differ, and {unequal} regions \
-                 may, expected none; keep the mirror open and idle until `tenmil get mirrors` says \
+                 may, expected none; keep the mirror open and idle until `tenmil get mirrors` shows \
                  that nothing is dirty"
             )));
         }
@@ -433,7 +433,7 @@ impl<'a> OfflineMirror<'a> {
         match wiped {
             Ok(()) => String::new(),
             Err(problem) => {
-                format!("; {} still says that it is leg {number}: {problem}", leg.shown())
+                format!("; {} is still labeled leg {number}: {problem}", leg.shown())
             }
         }
     }

@@ -132,7 +132,9 @@ impl<'a> SuperblockIo<'a> {
                 };
             }
             if time > until {
-                return Err(Error::environment(format!("{doing}: no answer in {TIME_LIMIT}")));
+                return Err(Error::environment(format!(
+                    "{doing}: no response within {TIME_LIMIT}"
+                )));
             }
             std::hint::spin_loop();
         }

@@ -150,7 +150,7 @@ impl BlockingVolumeIo {
         Err(match outcome {
             IoStatus::CAPACITY_EXCEEDED => Error::new(
                 ErrorCategory::Environment,
-                format!("{doing}: the pool has no room for them"),
+                format!("{doing}: the pool has no space for them"),
             )
             .with_hint("Delete volumes or trim them, or grow it, and do it again."),
             outcome => {
@@ -162,7 +162,7 @@ impl BlockingVolumeIo {
     fn lost(&self) -> Error {
         Error::new(
             ErrorCategory::Environment,
-            format!("{}: memory for its blocks is gone", self.name),
+            format!("{}: memory for its blocks was freed", self.name),
         )
     }
 }

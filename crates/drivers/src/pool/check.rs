@@ -110,11 +110,11 @@ impl OpenPool {
             return Ok(());
         }
         let text = format!(
-            "{}: check: the pool has no room left but what the check holds still, expected more",
+            "{}: check: the pool has no free space besides the blocks that the check pins, expected more",
             self.name
         );
-        let hint = "Delete what nobody needs or grow it, or check it while less is written; what was \
-                    held is given back.";
+        let hint = "Delete volumes or grow the pool, or check it while less is written; the pinned \
+                    blocks are freed.";
         Err(Error::new(ErrorCategory::Environment, text).with_hint(hint))
     }
 

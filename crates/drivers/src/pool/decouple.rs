@@ -93,7 +93,7 @@ impl OpenPool {
             let progress = ((info.reach - left) * page, info.reach * page);
             let continues = &mut || watch(progress);
             if !(continues() && pace.rest(mover.copied - before, began, continues)) {
-                return Err(machine(Error::environment("interrupted; say it again to go on")));
+                return Err(machine(Error::environment("interrupted; repeat it to resume")));
             }
         }
         self.ask(PoolRequest::Flush)?;

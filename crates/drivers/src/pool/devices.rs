@@ -117,7 +117,7 @@ impl PoolDevices {
             let member = open_other(opener, store, &way, number, other).map_err(|error| {
                 let text = format!("{:#}: device {number}, {uri:#}: {error}", place.store);
                 let hint = format!(
-                    "Bring it back, or say where it is: `tenmil pool set {} --device {number}=URI`; \
+                    "Reconnect it, or name its new location: `tenmil pool set {} --device {number}=URI`; \
                      `tenmil pool rescue` copies what lies on the others.",
                     shell_word(&format!("{:#}", place.store))
                 );

@@ -119,7 +119,7 @@ impl OpenPool {
         self.spread(&mut pool_devices, &devices)?;
         match self.ask(PoolRequest::Grow(devices.clone()))? {
             PoolResponse::Done => {}
-            _ => return Err(self.machine("grow: found another answer, expected an end".into())),
+            _ => return Err(self.machine("grow: found another reply, expected an end".into())),
         }
         let blocks = devices.blocks();
         Ok(GrowResult { before, blocks, were_there, devices: pool_devices.infos(&devices) })
@@ -204,7 +204,7 @@ impl OpenPool {
                 std::process::id(),
                 member.uri
             );
-            let hint = "To put a copy in its place, end the process, and say it again.";
+            let hint = "To replace it with a copy, end the process, and repeat the command.";
             return Err(refuse(Error::environment(text)).with_hint(hint));
         }
         let before = std::mem::replace(&mut member.uri, uri.clone());

@@ -82,7 +82,7 @@ impl OpenPool {
             let progress = (block.min(info.blocks) * page, info.blocks * page);
             let continues = &mut || watch(progress);
             if !(continues() && pace.rest(mover.copied - before, began, continues)) {
-                return Err(machine(Error::environment("interrupted; say it again to go on")));
+                return Err(machine(Error::environment("interrupted; repeat it to resume")));
             }
         }
         // Writes of clients may have allocated clusters meanwhile, for which nothing needs to be reserved

@@ -96,17 +96,17 @@ impl OpenPool {
                 (format!("resize `{name}` from {found} to {asked} bytes"), lost)
             }
             VolumeOp::Rollback { snapshot, .. } => {
-                let lost = "whoever has it open would find other blocks than he wrote";
-                (format!("revert `{name}` to `{snapshot}`"), lost)
+                let lost = "its users would read other blocks than they wrote";
+                (format!("roll back `{name}` to `{snapshot}`"), lost)
             }
-            _ => (format!("delete `{name}`"), "whoever has it open would lose it"),
+            _ => (format!("delete `{name}`"), "its users would lose it"),
         };
         let text = format!(
-            "{}: {doing}: it is open in process {}, and {lost}; expected nobody who has it open",
+            "{}: {doing}: it is open in process {}, and {lost}; expected it not open",
             self.name,
             std::process::id()
         );
-        let hint = "End what serves or uses it, and say the same again; a snapshot can be made of it \
+        let hint = "End what serves or uses it, and repeat the command; a snapshot can be made of it \
                     at any time.";
         Err(Error::new(ErrorCategory::Usage, text).with_hint(hint))
     }

@@ -315,7 +315,7 @@ impl OpenPool {
                 self.name, left.uuid, contents.uuid
             );
             let hint =
-                format!("Delete `{part}` if nobody needs it, or receive under another name.");
+                format!("Delete `{part}` if it is not needed, or receive under another name.");
             return Err(Error::new(ErrorCategory::Usage, text).with_hint(hint));
         }
         self.change(VolumeOp::Delete { name: part.into(), orphan: false })?;

@@ -87,7 +87,7 @@ impl Reserved {
                     self.name
                 );
                 return Err(Error::new(ErrorCategory::Environment, text).with_hint(format!(
-                    "end that process; if it or its machine is gone for certain: `tenmil pool takeover \
+                    "end that process; if it or its machine has certainly ended: `tenmil pool takeover \
                      {} --force`.",
                     self.name
                 )));
@@ -137,7 +137,7 @@ impl Reserved {
     fn refuse(&self, why: impl std::fmt::Display) -> Error {
         let text = format!("{}: {why}", self.name);
         Error::new(ErrorCategory::Environment, text).with_hint(format!(
-            "close the pool there; if that host is gone: `tenmil pool takeover {}`.",
+            "close the pool there; if that host has ended: `tenmil pool takeover {}`.",
             self.name
         ))
     }

@@ -157,7 +157,7 @@ fn a_store_is_open_once_and_each_volume_is_written_by_one() {
     bench.create("b", 64);
     let (first, second) = (bench.open("a").unwrap(), bench.open("b").unwrap());
     let twice = bench.open("a").unwrap_err().to_string();
-    assert!(twice.contains("open already in this process"), "{twice}");
+    assert!(twice.contains("already open for writing in this process"), "{twice}");
     bench.hand(&*first.medium, 0).write(0, 1, 1);
     bench.hand(&*second.medium, 0).write(0, 1, 2);
     assert_eq!(bench.hand(&*first.medium, 0).read(0, 2), [1, 0]);
@@ -262,7 +262,7 @@ fn what_somebody_has_open_is_neither_deleted_nor_shortened_nor_taken_back() {
         let refused = store.change(change.clone()).unwrap_err();
         let text = refused.to_string();
         assert!(text.contains("it is open in process"), "{change:?}: {text}");
-        assert!(refused.hint().is_some_and(|hint| hint.contains("say the same again")));
+        assert!(refused.hint().is_some_and(|hint| hint.contains("repeat the command")));
     }
     // A snapshot that is not open has no owner.
     let parent = bench.open("s").unwrap();

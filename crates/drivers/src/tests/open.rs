@@ -24,8 +24,8 @@ fn what_was_named_is_opened() {
     let path = directory.path().join("disk");
     let file = format!("file:{}?size=1m&block=4k&engine=threads", path.display());
     for (uri, block_size, blocks, said) in [
-        ("null:", 512, 1 << 31, "null: no data moves"),
-        ("null:?size=1m&block=4k", 4096, 256, "null: no data moves"),
+        ("null:", 512, 1 << 31, "null: no data is transferred"),
+        ("null:?size=1m&block=4k", 4096, 256, "null: no data is transferred"),
         ("ram:1m", 512, 2048, "ram: volatile, lost when the process exits"),
         ("ram:?size=1m&block=1k", 1024, 1024, "ram: volatile, lost when the process exits"),
         (&file, 4096, 256, "by threads"),

@@ -75,7 +75,7 @@ fn vfio_modules(patient: &DoctorContext<'_>) -> Check {
         "IOMMU pass-through",
         "identity",
         "the kernel's own devices, such as network cards, then cost no translation; SSDs under VFIO \
-         are kept apart all the same",
+         remain isolated",
     );
     let machine = patient.machine;
     let groups = machine.names(GROUPS);
@@ -143,7 +143,7 @@ fn disks(patient: &DoctorContext<'_>) -> Check {
         (true, 0) => finding.good(format!("loaded, /{CONTROL} may be used")),
         (true, uid) => finding.missing(
             format!("loaded, and user {uid} may not make disks"),
-            "sudo tenmil serve …: the kernel wants CAP_SYS_ADMIN",
+            "sudo tenmil serve …: the kernel requires CAP_SYS_ADMIN",
         ),
         (false, _) if machine.has("sys/module/ublk_drv") => finding.missing(
             format!("loaded, and /{CONTROL} is not there"),
@@ -156,19 +156,19 @@ fn disks(patient: &DoctorContext<'_>) -> Check {
 fn device_nodes(patient: &DoctorContext<'_>) -> Check {
     let finding = Section::Devices.check(
         "/dev/vfio",
-        "doors that this user may open",
-        "whoever drives an SSD opens /dev/vfio/vfio, and the door of its group",
+        "device nodes that this user may open",
+        "the driver of an SSD opens /dev/vfio/vfio and the device node of its group",
     );
     let machine = patient.machine;
     if !machine.has("dev/vfio/vfio") {
         return finding.plain("not there, as long as vfio is not loaded");
     }
-    let is_door = |name: &String| {
+    let is_group_node = |name: &String| {
         let number = name.strip_prefix("noiommu-").unwrap_or(name);
         name == "vfio" || number.bytes().all(|byte| byte.is_ascii_digit())
     };
     let groups = groups_of(patient);
-    let names: Vec<String> = machine.names("dev/vfio").into_iter().filter(is_door).collect();
+    let names: Vec<String> = machine.names("dev/vfio").into_iter().filter(is_group_node).collect();
     let closed = |name: &&String| {
         let found = std::fs::metadata(machine.path(&format!("dev/vfio/{name}")));
         found.is_ok_and(|found| {

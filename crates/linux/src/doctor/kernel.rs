@@ -19,19 +19,19 @@ const MINIMUM_SETTINGS: [MinimumSetting; 5] = [
         name: "net.core.netdev_budget",
         minimum: 300,
         recommended: "300 or more",
-        why: "packets that NAPI takes in one turn before it yields to others",
+        why: "packets that NAPI receives in one softirq",
     },
     MinimumSetting {
         name: "net.core.netdev_budget_usecs",
         minimum: 8000,
         recommended: "8000 or more",
-        why: "time that NAPI has for one turn",
+        why: "time that NAPI has for one softirq",
     },
     MinimumSetting {
         name: "net.core.dev_weight",
         minimum: 64,
         recommended: "64 or more",
-        why: "packets that NAPI takes from one card in one turn",
+        why: "packets that NAPI receives from one card in one poll",
     },
     MinimumSetting {
         name: "net.core.rmem_max",
@@ -87,7 +87,7 @@ fn descriptors(patient: &DoctorContext<'_>) -> Check {
         "each connection takes five descriptors at a target",
     );
     let Some(found) = limit(patient.machine, "Max open files") else {
-        return finding.unknown("/proc/self/limits does not tell");
+        return finding.unknown("/proc/self/limitsis not readable");
     };
     // Every tenmil process raises its soft limit to the hard limit.
     let Some(hard) = found.hard else { return finding.good("without limit") };
@@ -99,8 +99,8 @@ fn descriptors(patient: &DoctorContext<'_>) -> Check {
 }
 
 fn at_least(patient: &DoctorContext<'_>, floor: &MinimumSetting) -> Check {
-    let MinimumSetting { name, minimum: least, recommended: advised, why } = floor;
-    let finding = Section::Kernel.check(*name, advised, why);
+    let MinimumSetting { name, minimum: least, recommended, why } = floor;
+    let finding = Section::Kernel.check(*name, recommended, why);
     let path = path(name);
     match patient.machine.number(&path) {
         None => finding.unknown(format!("/{path} is not there, as in a network of its own")),
@@ -120,7 +120,7 @@ fn buffers(patient: &DoctorContext<'_>, name: &'static str) -> Check {
     let finding = Section::Kernel.check(
         name,
         "134217728 or more as the last number",
-        "what a connection may have under way when the kernel adapts its buffers: 100 Gbit/s over 10 \
+        "what a connection may have in flight when the kernel adapts its buffers: 100 Gbit/s over 10 \
          ms; nothing is reserved",
     );
     let path = path(name);
@@ -145,7 +145,7 @@ fn busy_poll(patient: &DoctorContext<'_>) -> Check {
     let finding = Section::Kernel.check(
         "net.core.busy_poll",
         "0",
-        "who wants it asks for its own sockets with busy-poll=; for all, every poll() in the machine \
+        "tenmil sets it for its own sockets with busy-poll=; for all, every poll() in the machine \
          spins",
     );
     let path = path("net.core.busy_poll");

@@ -27,7 +27,7 @@ fn lockable(patient: &DoctorContext<'_>) -> Check {
         return finding.good("without limit (CAP_IPC_LOCK)");
     }
     let Some(found) = limit(patient.machine, "Max locked memory") else {
-        return finding.unknown("/proc/self/limits does not tell");
+        return finding.unknown("/proc/self/limitsis not readable");
     };
     let Some(soft) = found.soft.filter(|soft| *soft < LOCKABLE) else {
         return finding.good(found.soft.map_or_else(|| "without limit".into(), kib));
@@ -71,7 +71,7 @@ fn transparent(patient: &DoctorContext<'_>) -> Check {
     let finding = Section::Memory.check(
         "transparent huge pages",
         "madvise or always",
-        "tenmil asks for them where no others are reserved",
+        "tenmil requests them where no others are reserved",
     );
     let text = patient.machine.text(TRANSPARENT);
     // The word in brackets is active: `always [madvise] never`.
@@ -86,7 +86,7 @@ fn transparent(patient: &DoctorContext<'_>) -> Check {
             }])
         }
         Some(word) => finding.good(word),
-        None => finding.unknown(format!("/{TRANSPARENT} does not tell")),
+        None => finding.unknown(format!("/{TRANSPARENT}is not readable")),
     }
 }
 

@@ -29,7 +29,7 @@ fn rings(patient: &DoctorContext<'_>, card: &str) -> Check {
     let finding = Section::Network.check(
         format!("{card} rings"),
         "1024, or as many as there can be",
-        "packets that come in a burst are dropped when there is no room for them",
+        "packets of a burst are dropped when the ring is full",
     );
     match patient.kernel.rings(card) {
         Err(errno) => finding.unknown(unknown(card, "rings", errno)),
@@ -90,7 +90,7 @@ fn xps(patient: &DoctorContext<'_>, card: &str) -> Check {
     let finding = Section::Network.check(
         format!("{card} XPS"),
         "each sending queue with processors of its own",
-        "otherwise threads on all processors take turns at the lock of a queue",
+        "otherwise threads on all processors contend for the lock of a queue",
     );
     let directory = format!("{CARDS}/{card}/queues");
     let queues = tx_queues(patient, card);
@@ -100,7 +100,7 @@ fn xps(patient: &DoctorContext<'_>, card: &str) -> Check {
     let mask = |queue: &String| patient.machine.text(&format!("{directory}/{queue}/xps_cpus"));
     let masks: Vec<Option<String>> = queues.iter().map(mask).collect();
     if masks.iter().all(Option::is_none) {
-        return finding.unknown(format!("/{directory}/*/xps_cpus does not tell"));
+        return finding.unknown(format!("/{directory}/*/xps_cpusis not readable"));
     }
     let is_empty = |mask: &&Option<String>| {
         mask.as_ref().is_none_or(|mask| mask.bytes().all(|b| b"0,".contains(&b)))
@@ -123,8 +123,8 @@ fn xps(patient: &DoctorContext<'_>, card: &str) -> Check {
 fn interrupts(patient: &DoctorContext<'_>, card: &str) -> Check {
     let finding = Section::Network.check(
         format!("{card} interrupt affinity"),
-        "processors that nobody polls on",
-        "an interrupt on an isolated core stops whoever polls there",
+        "processors without polling threads",
+        "an interrupt on an isolated core preempts the polling thread there",
     );
     let machine = patient.machine;
     let mut cores: Vec<u32> = Vec::new();
@@ -143,7 +143,7 @@ fn interrupts(patient: &DoctorContext<'_>, card: &str) -> Check {
         return finding.unknown("its driver names no interrupts of its own");
     }
     if read == 0 {
-        return finding.unknown("/proc/irq does not tell");
+        return finding.unknown("/proc/irqis not readable");
     }
     let cores: CpuList = cores.into_iter().collect();
     let shown = format!("{read} on {cores}");
@@ -184,7 +184,7 @@ fn classes(patient: &DoctorContext<'_>, card: &str) -> Check {
     let queues = tx_queues(patient, card).len();
     match class_numbers(patient, card).len() {
         _ if queues == 1 => finding.plain("one, as there is one queue"),
-        0 => finding.unknown("its queues tell no class"),
+        0 => finding.unknown("its queues have no traffic class"),
         1 => {
             let (others, storage) = (queues - queues / 2, queues / 2);
             finding.plain(format!(
@@ -192,7 +192,7 @@ fn classes(patient: &DoctorContext<'_>, card: &str) -> Check {
                  map 0 1 queues {others}@0 {storage}@{others} hw 1 mode channel"
             ))
         }
-        count => finding.plain(format!("{count}; tc qdisc show dev {card} tells more")),
+        count => finding.plain(format!("{count}; see: tc qdisc show dev {card}")),
     }
 }
 
@@ -214,7 +214,7 @@ fn rules(patient: &DoctorContext<'_>, card: &str) -> Check {
     );
     let index = patient.machine.number(&format!("{CARDS}/{card}/ifindex"));
     let Some(index) = index.and_then(|index| u32::try_from(index).ok()) else {
-        return finding.unknown(format!("/{CARDS}/{card}/ifindex does not tell"));
+        return finding.unknown(format!("/{CARDS}/{card}/ifindexis not readable"));
     };
     let found = match patient.kernel.flower_filters(index) {
         Err(errno) => return finding.unknown(unknown(card, "filters", errno)),
@@ -243,7 +243,7 @@ fn tx_queues(patient: &DoctorContext<'_>, card: &str) -> Vec<String> {
 
 fn unknown(card: &str, what: &str, errno: Errno) -> String {
     match errno {
-        Errno::OPNOTSUPP => format!("the driver of {card} does not tell its {what}"),
-        errno => format!("{card} does not tell its {what} ({errno})"),
+        Errno::OPNOTSUPP => format!("the driver of {card}is not readable its {what}"),
+        errno => format!("{card}is not readable its {what} ({errno})"),
     }
 }

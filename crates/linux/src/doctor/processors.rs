@@ -18,11 +18,11 @@ fn isolated(patient: &DoctorContext<'_>) -> Check {
     let finding = Section::Processors.check(
         "isolated cores",
         "those that poll",
-        "on others the scheduler and its clock tick interrupt whoever polls",
+        "on others the scheduler and its clock tick preempt a polling thread",
     );
     let machine = patient.machine;
     let Some(online) = machine.online() else {
-        return finding.unknown("the kernel does not tell which cores are on");
+        return finding.unknown("the kernel does not report which cores are online");
     };
     let Some(isolated) = machine.isolated() else {
         if online.len() < 4 {
@@ -59,7 +59,7 @@ fn governor(patient: &DoctorContext<'_>) -> Check {
     let finding = Section::Processors.check(
         "frequency governor",
         "performance",
-        "whoever polls is busy at any frequency, so nothing else makes it run fast",
+        "a polling thread is busy at any frequency, so load does not raise the frequency",
     );
     let machine = patient.machine;
     let file = |core: u32| format!("sys/devices/system/cpu/cpu{core}/cpufreq/{GOVERNOR}");
@@ -114,7 +114,7 @@ fn quota(patient: &DoctorContext<'_>) -> Check {
 fn mitigations(patient: &DoctorContext<'_>) -> Check {
     let finding = Section::Processors.check(
         "mitigations that cost system calls",
-        "as the machine's owner wants them",
+        "as the machine's owner requires",
         "SSDs and shared memory are driven without system calls, files and sockets are not",
     );
     let machine = patient.machine;

@@ -85,8 +85,8 @@ fn a_finding_is_one_line() {
     let line = all.iter().find(|one| one.item == "net.core.rmem_max").unwrap().to_string();
     assert_eq!(
         line,
-        "slow     net.core.rmem_max: 212992; advised 268435456 or more: the largest receive buffer \
-         that a program may ask for; nothing is reserved; mend: sudo sysctl -w \
+        "slow     net.core.rmem_max: 212992; recommended 268435456 or more: the largest receive buffer \
+         that a program may ask for; nothing is reserved; fix: sudo sysctl -w \
          net.core.rmem_max=268435456"
     );
     let missing = all.iter().find(|one| one.item == "net.core.wmem_max").unwrap().to_string();

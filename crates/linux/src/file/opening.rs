@@ -47,7 +47,7 @@ pub(super) fn size(
     origin: Origin,
 ) -> Result<(u64, u64, bool), FileError> {
     let path = options.path.as_path();
-    let refuse = |errno| FileError::new("size", path, errno, "a file whose size can be set");
+    let refuse = |errno| FileError::new("size", path, errno, "a resizable file");
     let found = fstat(descriptor).map_err(refuse)?;
     let regular = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
     let there = seek(descriptor, SeekFrom::End(0)).map_err(refuse)?;
@@ -62,7 +62,7 @@ pub(super) fn size(
             wanted
         }
         Some(wanted) if wanted > there => {
-            let expected = "at least the size asked for";
+            let expected = "at least the requested size";
             return Err(FileError::found("size", path, format!("{there} bytes"), expected));
         }
         Some(wanted) => wanted,
@@ -88,7 +88,7 @@ fn grow(
         creation::record(before);
     }
     ftruncate(descriptor, len_bytes)
-        .map_err(|errno| FileError::new("size", path, errno, "a file whose size can be set"))?;
+        .map_err(|errno| FileError::new("size", path, errno, "a resizable file"))?;
     if is_unnamed { Ok(()) } else { settle(descriptor, path) }
 }
 

@@ -32,7 +32,7 @@ pub(super) fn lock_range(
             let end = if bytes.end == u64::MAX { "its end".into() } else { bytes.end.to_string() };
             let who = super::describe_lock_owner(descriptor);
             let found = format!("{who}, and uses some of the bytes {} to {end}", bytes.start);
-            let expected = "a part that nobody else has open";
+            let expected = "a part that is not open elsewhere";
             Err(FileError::found("lock", path, found, expected))
         }
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK | Errno::INVAL) => Ok(()),

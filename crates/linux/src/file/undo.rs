@@ -165,7 +165,7 @@ mod tests {
     fn tells_holes(path: &Path) -> bool {
         let tells = !holds_data(path);
         if !tells {
-            println!("skipped: this file system does not tell its holes");
+            println!("skipped: this file systemis not readable its holes");
         }
         tells
     }

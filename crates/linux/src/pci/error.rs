@@ -116,7 +116,7 @@ impl BindError {
                 "What is bound is recorded there, by root; run it under `sudo`.".into()
             }
             Self::Record { address, .. } | Self::NotRecorded { address, .. } => {
-                format!("Say who is to have it: `sudo tenmil unbind {address} --to nvme`.")
+                format!("Name the driver to bind: `sudo tenmil unbind {address} --to nvme`.")
             }
             Self::InUse { by, .. } => {
                 let ends: Vec<String> = by.iter().map(DeviceUser::fix).collect();
@@ -124,11 +124,10 @@ impl BindError {
             }
             Self::NoDriver { driver, .. } => format!("Load it with `sudo modprobe {driver}`."),
             Self::Step { undone: true, .. } => {
-                "All is as it was; `dmesg` may say more, and `tenmil doctor` looks at the rest."
-                    .into()
+                "The former state is restored; see `dmesg` and `tenmil doctor`.".into()
             }
             Self::Step { address, .. } => format!(
-                "`dmesg` may say more; `sudo tenmil unbind {address}` gives it back to its former \
+                "See `dmesg`; `sudo tenmil unbind {address}` binds it to its former \
                  driver."
             ),
         }
@@ -155,12 +154,12 @@ impl fmt::Display for BindError {
             ),
             Self::NotRecorded { address, driver } => write!(
                 out,
-                "unbind {address}: driver is {}, and no record says that tenmil has bound it",
+                "unbind {address}: driver is {}, and there is no record that tenmil bound it",
                 named(driver.as_deref())
             ),
             Self::InUse { address, by } => {
                 let by: Vec<String> = by.iter().map(ToString::to_string).collect();
-                write!(out, "unbind {address}: {}, expected nobody", by.join(" and "))
+                write!(out, "unbind {address}: {}, expected it not in use", by.join(" and "))
             }
             Self::NoDriver { address, driver } => {
                 write!(out, "unbind {address}: driver {driver} is not loaded, expected it to be")

@@ -121,7 +121,7 @@ impl BindObstacle {
     pub fn fix(&self) -> String {
         let mut remedy = self.fix_text();
         if self.yields_to_serial() {
-            remedy += " To take it from whoever uses it all the same, add --even-if-in-use and the \
+            remedy += " To unbind it although it is in use, add --even-if-in-use and the \
                        serial number that `tenmil list` shows.";
         }
         remedy
@@ -133,7 +133,7 @@ impl BindObstacle {
                 "`tenmil list` shows what there is.".into()
             }
             Self::NoPermission { .. } => {
-                "Run it under `sudo`; what is bound is given to whoever calls sudo, or to --owner."
+                "Run it under `sudo`; the owner becomes the user who called sudo, or --owner."
                     .into()
             }
             Self::InUse { uses } => {
@@ -144,7 +144,7 @@ impl BindObstacle {
                 format!("Look for it with `lsblk /dev/{disk}`, `zpool status` and `bcache`.")
             }
             Self::Member { disk, .. } => format!(
-                "If nothing of it is wanted any more, erase the mark with `sudo wipefs -a \
+                "If its data is not needed any more, erase the signature with `sudo wipefs -a \
                  /dev/{disk}`."
             ),
             Self::Unreadable { disk, .. } => {
@@ -162,7 +162,7 @@ impl BindObstacle {
             Self::NoIommu => {
                 "Switch on VT-d, AMD-Vi or the SMMU in the firmware, and `intel_iommu=on` on the \
                  kernel's command line; `tenmil doctor` looks for it. With --unsafe-no-iommu the \
-                 device, and so whoever drives it, can read and write all memory of this machine."
+                 device, and so the process that drives it, can read and write all memory of this machine."
                     .into()
             }
             Self::NoIommuMode => "Load it with `sudo modprobe vfio`, or use a kernel with \
@@ -211,18 +211,17 @@ impl fmt::Display for BindObstacle {
             }
             Self::InUse { uses } => {
                 let uses: Vec<String> = uses.iter().map(ToString::to_string).collect();
-                write!(out, "{}, expected disks that nobody uses", uses.join(" and "))
+                write!(out, "{}, expected disks that are not in use", uses.join(" and "))
             }
             Self::Claimed { disk } => {
-                write!(out, "the kernel has {disk} in use, expected disks that nobody uses")
+                write!(out, "the kernel has {disk} in use, expected disks that are not in use")
             }
             Self::Member { disk, signature: mark } => {
                 write!(out, "{disk} holds {mark}, expected no part of something larger")
             }
-            Self::Unreadable { disk, why } => write!(
-                out,
-                "{disk} cannot be looked at ({why}), expected to see that nobody needs it"
-            ),
+            Self::Unreadable { disk, why } => {
+                write!(out, "{disk} cannot be read ({why}), expected to see whether it is in use")
+            }
             Self::SeveralPaths { disk, controllers } => write!(
                 out,
                 "{disk} is reached through {}, expected this controller alone",

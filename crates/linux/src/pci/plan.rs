@@ -303,5 +303,5 @@ fn recorded_no_iommu(machine: &KernelFiles) -> Option<String> {
     recorded(machine).into_iter().find_map(|other| original_binding(machine, other).ok()??.no_iommu)
 }
 
-const NO_IOMMU_WARNING: &str = "without an IOMMU the device, and so whoever drives it, can read and \
+const NO_IOMMU_WARNING: &str = "without an IOMMU the device, and so the process that drives it, can read and \
     write all memory of this machine; the kernel marks itself as tainted, and only root may drive it";

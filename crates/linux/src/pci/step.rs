@@ -66,7 +66,7 @@ impl BindStep {
                 format!("echo {address} > /sys/bus/pci/drivers/{driver}/unbind")
             }
             Self::Probe { .. } => format!("echo {address} > /{PROBE}"),
-            Self::Chown { uid } => format!("chown {uid} the doors to it in /dev/vfio"),
+            Self::Chown { uid } => format!("chown {uid} its device nodes in /dev/vfio"),
             Self::RemoveRecord => "remove the record in /run/tenmil".into(),
         }
     }

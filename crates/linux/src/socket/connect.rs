@@ -315,9 +315,9 @@ impl ConnectError {
             Self::NameNotResolved { .. } => {
                 "check the spelling with `getent hosts NAME`, or give the number"
             }
-            Self::Busy { .. } => "try again: all threads that look names up wait for an answer",
+            Self::Busy { .. } => "try again: all resolver threads wait for a response",
             Self::Refused { errno: Errno::CONNREFUSED, .. } => {
-                "nobody listens there: check the port, and that the target is running"
+                "connection refused: check the port, and that the target is running"
             }
             Self::Refused { .. } | Self::Timeout { .. } => {
                 "check that the machine is reachable (`ping`) and that no firewall drops the port"
@@ -357,7 +357,7 @@ impl fmt::Display for ConnectError {
             Self::Timeout { address, at: Some(at) } => {
                 write!(out, "connect to {address}")?;
                 address_suffix(out, address, *at)?;
-                write!(out, ": no answer in time")
+                write!(out, ": no response in time")
             }
             Self::Os { address, errno } => {
                 write!(out, "connect to {address}: make a socket: {errno}")
@@ -437,7 +437,7 @@ mod tests {
             format!("connect to {address}: Connection refused (os error 111)")
         );
         assert_eq!(error.category(), ErrorCategory::Remote);
-        assert!(error.hint().starts_with("nobody listens"), "{}", error.hint());
+        assert!(error.hint().starts_with("connection refused"), "{}", error.hint());
     }
 
     #[test]
@@ -458,7 +458,7 @@ mod tests {
         assert!(late.poll(Instant { ns: soon().ns - 1 }).is_none());
         assert_eq!(late.wake_at(), soon());
         let error = late.poll(soon()).unwrap().unwrap_err();
-        assert_eq!(error.to_string(), format!("connect to {address}: no answer in time"));
+        assert_eq!(error.to_string(), format!("connect to {address}: no response in time"));
     }
 
     #[test]

@@ -57,7 +57,7 @@ const COMPACT_MAX: usize = 4096;
 impl RecvBufferPool {
     /// Creates a pool of up to `count_max` buffers of `len_bytes` per thread, allocated on demand.
     pub(crate) fn new(len_bytes: usize, count_max: usize) -> Self {
-        assert!(len_bytes >= 2 * STASH_MAX, "{len_bytes} bytes are no room to receive into");
+        assert!(len_bytes >= 2 * STASH_MAX, "{len_bytes} bytes are too few to receive into");
         Self { shape: Arc::new(BufferShape { len_bytes, count_max }) }
     }
 

@@ -199,7 +199,7 @@ impl fmt::Display for RawSubmitError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Full => write!(out, "submit a command: the queue is full"),
-            Self::Dead => write!(out, "submit a command: the controller is gone"),
+            Self::Dead => write!(out, "submit a command: the controller was removed"),
             Self::Memory(DataPointerError::Alignment) => {
                 write!(
                     out,
@@ -213,7 +213,7 @@ impl fmt::Display for RawSubmitError {
                 write!(out, "submit a command: its memory is shorter than its data")
             }
             Self::TooLarge { bytes_max } => {
-                write!(out, "submit a command: it moves more than {bytes_max} bytes")
+                write!(out, "submit a command: it transfers more than {bytes_max} bytes")
             }
             Self::Refused(outcome) => {
                 write!(out, "submit a command: refused: {outcome}")

@@ -100,7 +100,7 @@ impl CopyProgress {
 }
 
 fn copy(call: &CallContext<'_>) -> Result<Value, RpcError> {
-    Ok(call.state.part::<CopyProgress>("copy under way")?.row())
+    Ok(call.state.part::<CopyProgress>("running copy")?.row())
 }
 
 #[cfg(test)]

@@ -297,7 +297,7 @@ pub(super) const METHODS: &[Method] = &[
                 name: "stop",
                 kind: ParamType::Flag,
                 need: ParamDefault::Required,
-                help: "true to stop the job; completed work is kept",
+                help: "true to stop the job; completed work is preserved",
             },
         ],
         answer: ResultType::Record(JOB),

@@ -276,7 +276,7 @@ pub fn volumes(open: &Arc<OpenPool>) -> Result<Value, Error> {
 /// If its metadata are damaged.
 pub fn store(open: &Arc<OpenPool>) -> Result<Value, Error> {
     let usage = open.usage()?.ok_or_else(|| {
-        let text = format!("{}: the pool does not say how it is used", open.device());
+        let text = format!("{}: the pool has no record of its use", open.device());
         Error::new(tenmil_base::ErrorCategory::Remote, text)
     })?;
     let volumes = open.list()?;

@@ -138,7 +138,7 @@ fn create(open: &Arc<OpenPool>, new: VolumeSpec, is_thick: bool) -> Result<Comma
     if is_thick && checksums {
         let text = format!(
             "create {uri}: found --thick and --checksums, expected one of them: a block with a \
-             checksum moves whenever it is written"
+             checksum is reallocated whenever it is written"
         );
         let refused = Error::new(ErrorCategory::Usage, text);
         return Err(refused.with_hint("Leave one of them out."));
@@ -221,12 +221,12 @@ fn resize(
         open.wait_for_reclaim(GIVING_BACK_MAX);
         let seen = match (told, users) {
             (_, 0) => "",
-            (0, _) => "; whoever has it open finds its new end when he opens it again",
+            (0, _) => "; its users see the new size when they open it again",
             _ if told < users => {
-                "; some of those who have it open are told of its new end, the others find it when \
+                "; some of its users are notified of the new size, the others see it when \
                  they open it again"
             }
-            _ => "; those whom it is served to are told of its new end",
+            _ => "; its users are notified of the new size",
         };
         format!("volume `{name}` has {} now{seen}\n", size(size_bytes))
     };

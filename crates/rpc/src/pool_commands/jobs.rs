@@ -224,7 +224,7 @@ impl JobSpec {
                 let whole = size(info.blocks * u64::from(PAGE_BYTES));
                 let already = if was_there { " already" } else { "" };
                 let text = format!(
-                    "volume `{name}` is thick{already}, and has room for all of its {whole}\n"
+                    "volume `{name}` is thick{already}, with space for all of its {whole}\n"
                 );
                 Ok(CommandResult::new(open, !was_there, text, Some(name))?.as_json())
             }
@@ -274,7 +274,7 @@ impl Jobs {
         let what = long.what.name();
         if table.is_over || running >= RUNNING_MAX {
             let text =
-                format!("{what}: {running} jobs are under way, expected fewer than {RUNNING_MAX}");
+                format!("{what}: {running} jobs are running, expected fewer than {RUNNING_MAX}");
             let hint = "wait for one to end, or stop one: see `tenmil get jobs`";
             return Err(RpcError::machine(Code::Busy, text).with_hint(hint));
         }

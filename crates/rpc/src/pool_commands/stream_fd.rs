@@ -32,7 +32,7 @@ impl<'a> StreamFd<'a> {
         let until = self.clock.now().after(self.still_max);
         loop {
             if !(self.continues)() {
-                return Err(io::Error::other("nobody wants it any more"));
+                return Err(io::Error::other("the job was cancelled"));
             }
             if wait(self.connection, POLL_INTERVAL)? {
                 return Ok(());

@@ -207,7 +207,7 @@ fn what_somebody_has_open_is_not_taken_from_him() {
     assert_eq!((&users[0]["users"], &users[1]["users"]), (&json!(1), &json!(1)));
     let grown = json!({ "name": "db", "size_bytes": 4 << 20 });
     let told = bench.call("set_volume_resize", grown).unwrap();
-    assert!(told["text"].as_str().unwrap().contains("when he opens it again"), "{told}");
+    assert!(told["text"].as_str().unwrap().contains("when they open it again"), "{told}");
     assert_eq!(db.medium.limits().block_count, 512, "whoever has it open sees what he opened");
     drop((db, mon));
     for (method, given) in cases.iter().rev().filter(|(_, given)| given["name"] != "mon") {

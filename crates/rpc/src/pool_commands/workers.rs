@@ -41,8 +41,8 @@ impl WorkerPool {
         let mut pool_threads = self.lock();
         if pool_threads.is_over || pool_threads.waiting.len() >= WAITING_MAX {
             let text =
-                format!("orders: {} wait already, expected fewer", pool_threads.waiting.len());
-            return Err(RpcError::machine(Code::Busy, text).with_hint("say it again later"));
+                format!("commands: {} wait already, expected fewer", pool_threads.waiting.len());
+            return Err(RpcError::machine(Code::Busy, text).with_hint("repeat it later"));
         }
         pool_threads.hands.retain(|hand| !hand.is_finished());
         pool_threads.waiting.push_back(work);

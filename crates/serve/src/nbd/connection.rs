@@ -99,7 +99,7 @@ impl Connection {
 
     /// Queues bytes of the negotiation phase. All earlier ones have been sent.
     fn say(&mut self, bytes: &[u8]) {
-        let len_bytes = u32::try_from(bytes.len()).expect("answers to options are short");
+        let len_bytes = u32::try_from(bytes.len()).expect("replies to options are short");
         let segment = cut(self.layout.words(), 0, len_bytes);
         self.regions
             .store(segment, bytes)
@@ -128,7 +128,7 @@ impl Connection {
     /// Records that `count` bytes were received into those segments.
     #[inline]
     pub fn received(&mut self, count: usize) {
-        let count = u32::try_from(count).expect("no more than there was room for");
+        let count = u32::try_from(count).expect("within the buffer");
         let rest = match &mut self.phase {
             ConnectionState::Transmission(exchange) => exchange.payload_received(count),
             ConnectionState::Negotiation(_) => count,

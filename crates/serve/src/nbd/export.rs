@@ -40,7 +40,7 @@ impl Export {
         for text in [&name, &description] {
             if text.len() > NAME_BYTES_MAX || text.contains('\0') {
                 return Err(Error::environment(format!(
-                    "an export is told by {} bytes, expected at most {NAME_BYTES_MAX} and no NUL",
+                    "an export's description has {} bytes, expected at most {NAME_BYTES_MAX} and no NUL",
                     text.len()
                 )));
             }

@@ -57,7 +57,7 @@ impl Inbox {
     #[inline]
     pub(super) fn received(&mut self, count: u32) {
         self.end += count;
-        assert!(self.end <= self.place.len_bytes, "no more is received than there is room for");
+        assert!(self.end <= self.place.len_bytes, "no more is received than fits");
     }
 
     /// Returns the next `N` bytes without consuming them, if that many are unparsed.

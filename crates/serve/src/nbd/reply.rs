@@ -97,7 +97,8 @@ impl ReplyHeader {
     /// Header of a block status chunk, before the extents.
     pub(super) fn status(cookie: u64, context: u32, extents: usize) -> Self {
         let payload = context.to_be_bytes();
-        let len_bytes = u32::try_from(payload.len() + extents * 8).expect("few extents are told");
+        let len_bytes =
+            u32::try_from(payload.len() + extents * 8).expect("few extents are reported");
         let header = ChunkHeader {
             flags: ChunkFlags::DONE,
             kind: tenmil_wire::nbd::ChunkCode::BLOCK_STATUS,

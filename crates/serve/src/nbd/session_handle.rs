@@ -274,7 +274,7 @@ impl fmt::Display for DisconnectReason {
             Self::NoExport => "the client selected no existing export",
             Self::ProtocolError => "the client violated the protocol",
             Self::TooSlow => "a request or reply exceeded its time limit",
-            Self::Idle => "no request came within --nbd-idle-timeout",
+            Self::Idle => "no request arrived within --nbd-idle-timeout",
             Self::Broken(why) => return write!(out, "the socket failed: {why}"),
             Self::Administrative => "it was disconnected through the RPC socket",
             Self::DeviceRemoved => "the device has been removed",

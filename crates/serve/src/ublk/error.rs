@@ -13,8 +13,8 @@ pub(super) fn control_failed(op: ControlOp, device: &str, errno: Errno) -> Error
              copy",
         ),
         Errno::INVAL if op == ControlOp::StartRecovery => refused.with_hint(format!(
-            "a process died before it had gone on with it, and the kernel lets nobody try again: \
-             {device}?replace=yes takes it away, and what is not written yet is lost"
+            "a process died before it had recovered the device, and the kernel allows no second attempt: \
+             {device}?replace=yes deletes it, and data that is not written yet is lost"
         )),
         Errno::EXIST => refused.with_hint("another process was faster: try again"),
         Errno::INVAL if op == ControlOp::AddDevice => refused.with_hint(

@@ -488,7 +488,7 @@ fn settle(
                 why = "its server has died, and the kernel has not understood that"
             }
             TakeoverAction::Replace => {
-                why = "it was taken away, and somebody still has its disk open";
+                why = "it was deleted, and a process still has its disk open";
                 delete(control, number)?;
             }
         }
@@ -519,7 +519,7 @@ fn make(
     let name = number.map_or_else(|| "ublk:".to_owned(), |number| format!("ublk:{number}"));
     let features = if disk.outlives_process() { NEEDED.union(RECOVERED) } else { NEEDED };
     let channels = u16::try_from(medium.channels_max()).unwrap_or(u16::MAX);
-    let wanted = DeviceInfo {
+    let requested = DeviceInfo {
         queues: limits.queues.min(channels),
         depth: limits.depth,
         state: DeviceState::Dead,
@@ -531,7 +531,7 @@ fn make(
         owner_uid: 0,
         owner_gid: 0,
     };
-    let (mut bytes, op) = (wanted.to_bytes(), ControlOp::AddDevice);
+    let (mut bytes, op) = (requested.to_bytes(), ControlOp::AddDevice);
     control
         .execute(op, (device, 0), &mut bytes, TIME_LIMIT)
         .map_err(|errno| error::control_failed(op, &name, errno))?;
@@ -541,14 +541,14 @@ fn make(
             return Err(error::missing_features(made.features, features));
         }
         if made.queues == 0
-            || (made.depth, made.io_bytes_max) != (wanted.depth, wanted.io_bytes_max)
+            || (made.depth, made.io_bytes_max) != (requested.depth, requested.io_bytes_max)
         {
             let of = |info: &DeviceInfo| {
                 let DeviceInfo { queues, depth, io_bytes_max, .. } = info;
                 format!("{queues} queues of {depth} requests of {io_bytes_max} bytes")
             };
-            let (made, wanted) = (of(&made), of(&wanted));
-            let text = format!("{name}: the kernel has made {made}, expected {wanted} at most");
+            let (made, requested) = (of(&made), of(&requested));
+            let text = format!("{name}: the kernel has made {made}, expected {requested} at most");
             return Err(Error::new(ErrorCategory::Remote, text));
         }
         Ok(())

@@ -225,7 +225,10 @@ impl Tags {
             Some(TagState::Asked(ask)) => (*ask, false),
             Some(TagState::ZeroCopy(ask)) => (*ask, true),
             _ => {
-                return self.complain(format!("the device has answered {}, unasked", answer.token));
+                return self.complain(format!(
+                    "the device completed {}, which is not in flight",
+                    answer.token
+                ));
             }
         };
         self.in_flight -= 1;
@@ -258,13 +261,13 @@ impl Tags {
     }
 
     #[cold]
-    fn begin_again(&mut self, tag: u16, ask: DiskRequest, outcome: IoStatus) -> TagAction {
+    fn begin_again(&mut self, tag: u16, ask: DiskRequest, status: IoStatus) -> TagAction {
         self.refusals += 1;
         if self.refusals == 1 {
             let operation = ask.operation;
             self.complain(format!(
-                "the device has answered a {} of {} bytes without a copy with {outcome}: \
-                 what is refused so is copied",
+                "the device completed a {} of {} bytes without a copy with {status}: \
+                 such requests are copied",
                 operation.name(),
                 ask.len_bytes
             ));

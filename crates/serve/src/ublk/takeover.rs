@@ -55,7 +55,7 @@ pub(super) fn decide_takeover(
         ),
         DeviceState::Live => TakeoverAction::Wait,
         DeviceState::Dead if server.has_it_open => TakeoverAction::Leave(Error::usage(format!(
-            "ublk:{number} is in use: another process is making it, or taking it away"
+            "ublk:{number} is in use: another process is creating or deleting it"
         ))),
         // No requests wait there: a recoverable device is quiesced, not dead.
         DeviceState::Dead => TakeoverAction::Replace,
@@ -68,8 +68,8 @@ pub(super) fn decide_takeover(
                     found.process
                 ))
                 .with_hint(format!(
-                    "serve what it served, or another number; ublk:{number}?replace=yes takes it \
-                     away, and what is not written yet is lost"
+                    "serve what it served, or another number; ublk:{number}?replace=yes deletes \
+                     it, and data that is not written yet is lost"
                 )),
             ),
         },
@@ -89,7 +89,7 @@ fn differs(
         return Some("it served something else, expected the same URI".to_owned());
     }
     let Some(theirs) = parameters else {
-        return Some("it does not say what its disk is like".to_owned());
+        return Some("it does not describe its disk".to_owned());
     };
     let wanted = ours.disk.parameters();
     if (theirs.sectors, theirs.block_shift) != (wanted.sectors, wanted.block_shift) {

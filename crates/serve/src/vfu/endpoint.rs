@@ -269,7 +269,7 @@ impl Endpoint {
     /// Checks whether the client has truncated shared memory.
     pub(super) fn look_after_memory(&mut self, now: Instant) {
         if let Some(iova) = self.maps.failed() {
-            let text = format!("memory at {iova:#x} was made shorter than it was said to be");
+            let text = format!("memory at {iova:#x} was made shorter than it was when mapped");
             self.part(now, Some(text));
         }
     }
@@ -306,8 +306,8 @@ impl Endpoint {
             if let State::Disconnecting(leaving) = &mut self.state {
                 leaving.timer.report(now, &mut self.reporter, || {
                     format!(
-                        "a medium has not answered for {DRAIN_WARNING}: until it does the client's \
-                         memory is kept, and nobody else is let in"
+                        "a device has not completed I/O for {DRAIN_WARNING}: until it does the client's \
+                         memory stays mapped, and no other client is accepted"
                     )
                 });
             }
@@ -428,8 +428,8 @@ impl Endpoint {
             let PendingCommand { pending, timer } = busy;
             timer.report(now, &mut self.reporter, || {
                 let who =
-                    if session.accesses.is_empty() { "a medium" } else { "the client itself" };
-                format!("{who} has not answered for {DRAIN_WARNING}: {pending} waits for it")
+                    if session.accesses.is_empty() { "a device" } else { "the client itself" };
+                format!("{who} has not completed I/O for {DRAIN_WARNING}: {pending} waits for it")
             });
             return Ok(0);
         }
@@ -462,8 +462,8 @@ impl Endpoint {
             if !session.goes_by_message {
                 session.goes_by_message = true;
                 let text = format!(
-                    "memory at {:#x} came without a descriptor, or not for reading and writing, and is \
-                     reached by message, which is slow: share it (QEMU: share=on)",
+                    "memory at {:#x} was added without a descriptor, or not for reading and writing, and is \
+                     accessed by message, which is slow: share it (QEMU: share=on)",
                     question.iova
                 );
                 self.reporter.report_error(text);

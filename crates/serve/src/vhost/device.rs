@@ -160,7 +160,7 @@ impl Inflight {
         if queue >= queues || size > size_max {
             return Err(Error::environment(format!(
                 "{size} entries, and memory for what is in flight in {queues} queues of {size_max}, \
-                 expected room for it"
+                 expected space for it"
             )));
         }
         let len_bytes = stride_bytes(size_max);

@@ -199,7 +199,8 @@ impl Endpoint {
         let sent = back.send_files(&CONFIG_CHANGED, &[]);
         if !matches!(sent, Ok(count) if count == 0 || count == CONFIG_CHANGED.len()) {
             session.back = None;
-            let text = "the front end takes no message, expected that it hears of a new length";
+            let text =
+                "the front end accepts no message, expected it to be notified of the new size";
             self.reporter.report_error(text.to_owned());
         }
     }
@@ -279,8 +280,8 @@ impl Endpoint {
         if !leaving.lanes.is_empty() {
             leaving.time_limit.report(now, &mut self.reporter, || {
                 format!(
-                    "a medium has not answered for {DRAIN_WARNING}: until it does the front end's \
-                     memory is kept, and nobody else is let in"
+                    "a device has not completed I/O for {DRAIN_WARNING}: until it does the front end's \
+                     memory stays mapped, and no other client is accepted"
                 )
             });
             return 0;
@@ -377,7 +378,7 @@ impl Endpoint {
         if session.lanes.iter().any(|(queue, lane)| is_awaited(*queue) && !has_ended(lane)) {
             pending.time_limit.report(now, &mut self.reporter, || {
                 format!(
-                    "a medium has not answered for {DRAIN_WARNING}: until it does the front end \
+                    "a device has not completed I/O for {DRAIN_WARNING}: until it does the front end \
                      waits for its queues to stop"
                 )
             });

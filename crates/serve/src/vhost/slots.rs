@@ -397,7 +397,9 @@ impl fmt::Display for QueueFault {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ring(broken) => broken.fmt(out),
-            Self::Unasked(token) => write!(out, "the device has answered {token}, unasked"),
+            Self::Unasked(token) => {
+                write!(out, "the device completed {token}, which is not in flight")
+            }
         }
     }
 }

@@ -175,7 +175,9 @@ impl Virtqueue {
     fn look_after_memory(&mut self) {
         let failed = self.work.as_ref().and_then(|work| work.table.failed());
         if let Some(guest) = failed {
-            self.break_off(format!("memory at {guest:#x} was made shorter than it was said to be"));
+            self.break_off(format!(
+                "memory at {guest:#x} was made shorter than it was when mapped"
+            ));
         }
     }
 

@@ -166,8 +166,8 @@ impl Stream for End {
             return Err(StreamError("this end has been shut down".to_owned()));
         }
         if cables.gone[self.sends.reverse() as usize] {
-            cables.cut("the other end has gone");
-            return Err(StreamError("the other end has gone".to_owned()));
+            cables.cut("the peer has closed the connection");
+            return Err(StreamError("the peer has closed the connection".to_owned()));
         }
         let before = cables.lines[self.sends as usize].taken();
         for stretch in stretches {
@@ -190,7 +190,7 @@ impl Stream for End {
     }
 
     fn abort(&mut self) {
-        self.network.cables().cut("the other end has gone");
+        self.network.cables().cut("the peer has closed the connection");
     }
 
     fn wake_source(&self) -> WakeSource<'_> {
@@ -223,7 +223,7 @@ impl Drop for End {
         let mut cables = self.network.cables();
         cables.gone[self.sends as usize] = true;
         if cables.lines[self.sends as usize].holds_memory() {
-            cables.cut("the other end has gone");
+            cables.cut("the peer has closed the connection");
         } else {
             cables.lines[self.sends as usize].close();
         }

@@ -56,7 +56,7 @@ const FAULTS: [(&str, Fault, Kind); 11] = [
     ("late-after-everything", Fault::Hold(Release::After(Span::from_secs(9))), STUCK),
     ("duplicate", Fault::Duplicate, UNKNOWN),
     ("invent", Fault::Bogus(BogusCid::Outside), UNKNOWN),
-    ("wrong-phase", Fault::WrongPhase, Kind::Broken("AbortTimeout", "was not answered")),
+    ("wrong-phase", Fault::WrongPhase, Kind::Broken("AbortTimeout", "timed out")),
     ("result-noise", Fault::Result(u32::MAX), Kind::Harmless),
     (
         "head-outside",

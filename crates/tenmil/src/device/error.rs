@@ -98,7 +98,7 @@ impl fmt::Display for IoErrorKind {
             Self::ForeignBuffer => {
                 out.write_str("a buffer of another runtime, expected one of `Device::buffer`")
             }
-            Self::DeviceGone => out.write_str("the device is gone, or its runtime was dropped"),
+            Self::DeviceGone => out.write_str("the device was removed, or its runtime was dropped"),
         }
     }
 }

@@ -129,7 +129,7 @@ impl DevicePoller {
         let Self { shared, answers, undelivered, empty, in_flight, .. } = self;
         self.latency.end(count);
         for answer in answers.drain() {
-            *in_flight = in_flight.checked_sub(1).expect("an answer for each request, and no more");
+            *in_flight = in_flight.checked_sub(1).expect("one completion for each request");
             if !deliver(shared, answer, empty) {
                 undelivered.push(answer);
             }
@@ -175,7 +175,7 @@ impl DevicePoller {
 fn deliver(shared: &DeviceState, answer: IoCompletion, empty: &mut Vec<u32>) -> bool {
     let index = place_of(&answer);
     let Some(mut place) = shared.try_place(index) else { return false };
-    assert_eq!(place.stage, SlotState::Submitted, "place {index} was answered");
+    assert_eq!(place.stage, SlotState::Submitted, "request {index} was completed");
     if place.is_unwanted {
         let emptied = std::mem::take(&mut *place);
         drop(place);

@@ -77,7 +77,7 @@ impl fmt::Display for StreamError {
                 write!(out, "its checksum is {found:#010x}, expected {expected:#010x}")
             }
             StreamErrorKind::Contents => {
-                write!(out, "what it says is beyond the limits of the format")
+                write!(out, "its contents exceed the limits of the format")
             }
             StreamErrorKind::Order => write!(out, "records are missing or not in their order"),
             StreamErrorKind::Truncated => write!(out, "it ends here, expected more"),

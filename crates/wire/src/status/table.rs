@@ -50,7 +50,7 @@ macro_rules! statuses {
 statuses! {
     "Base 2.1 §4.2.3.1" sct 0 fabrics false {
         0x00 SUCCESS "Successful Completion":
-            "The command did what it was told.";
+            "The command completed without an error.";
         0x01 INVALID_OPCODE "Invalid Command Opcode":
             "The opcode is not supported.";
         0x02 INVALID_FIELD "Invalid Field in Command":
@@ -62,7 +62,7 @@ statuses! {
         0x05 ABORTED_POWER_LOSS "Commands Aborted due to Power Loss Notification":
             "Power was about to be lost.";
         0x06 INTERNAL_ERROR "Internal Error":
-            "The controller failed; the log page or a self-test may say why.";
+            "The controller failed; see the log page or a self-test.";
         0x07 ABORT_REQUESTED "Command Abort Requested":
             "An Abort or Cancel command ended it.";
         0x08 ABORTED_SQ_DELETION "Command Aborted due to SQ Deletion":
@@ -74,7 +74,7 @@ statuses! {
         0x0b INVALID_NAMESPACE_OR_FORMAT "Invalid Namespace or Format":
             "The namespace does not exist or its format is not supported.";
         0x0c COMMAND_SEQUENCE_ERROR "Command Sequence Error":
-            "The command came out of its order in a sequence.";
+            "The command was out of order in a sequence.";
         0x0d INVALID_SGL_SEGMENT_DESCRIPTOR "Invalid SGL Segment Descriptor":
             "A segment holds a segment descriptor elsewhere than at its end, or a last one is missing.";
         0x0e INVALID_SGL_DESCRIPTOR_COUNT "Invalid Number of SGL Descriptors":
@@ -98,7 +98,7 @@ statuses! {
         0x18 HOST_IDENTIFIER_INCONSISTENT_FORMAT "Host Identifier Inconsistent Format":
             "Controllers of the subsystem use host identifiers of different lengths.";
         0x19 KEEP_ALIVE_TIMER_EXPIRED "Keep Alive Timer Expired":
-            "No keep-alive came in time.";
+            "No keep-alive arrived in time.";
         0x1a KEEP_ALIVE_TIMEOUT_INVALID "Keep Alive Timeout Invalid":
             "The keep-alive timeout is not supported.";
         0x1b ABORTED_PREEMPT_AND_ABORT "Command Aborted due to Preempt and Abort":
@@ -124,7 +124,7 @@ statuses! {
         0x25 INVALID_KEY_TAG "Invalid Key Tag":
             "The key tag names no key.";
         0x26 DISPERSED_NAMESPACE_NOT_ENABLED "Host Dispersed Namespace Support Not Enabled":
-            "The host has not said that it knows dispersed namespaces.";
+            "The host has not enabled dispersed namespaces.";
         0x27 HOST_IDENTIFIER_NOT_INITIALIZED "Host Identifier Not Initialized":
             "The command needs a host identifier and there is none.";
         0x28 INCORRECT_KEY "Incorrect Key":
@@ -256,7 +256,7 @@ statuses! {
         0x31 ZONING_NOT_FOUND "Zoning Data Structure Not Found":
             "There is no such zoning data structure.";
         0x32 INSUFFICIENT_DISCOVERY_RESOURCES "Insufficient Discovery Resources":
-            "The discovery controller has no room for the entry.";
+            "The discovery controller has no space for the entry.";
         0x33 REQUESTED_FUNCTION_DISABLED "Requested Function Disabled":
             "The function is switched off.";
         0x34 ZONE_GROUP_ORIGINATOR_INVALID "ZoneGroup Originator Invalid":
@@ -282,9 +282,9 @@ statuses! {
         0x3f CROSS_CONTROLLER_RESET_IN_PROGRESS "Cross-Controller Reset in Progress":
             "The controller is being reset already.";
         0x40 CROSS_CONTROLLER_RESET_LOG_FULL "Cross-Controller Reset Log Page Full":
-            "The log page of such resets has no room.";
+            "The log page of such resets is full.";
         0x41 CROSS_CONTROLLER_RESET_LIMIT_EXCEEDED "Cross-Controller Reset Limit Exceeded":
-            "Too many such resets are under way.";
+            "Too many such resets are in progress.";
     }
     "NVM 1.1 §3.1.2" sct 1 fabrics false {
         0x80 CONFLICTING_ATTRIBUTES "Conflicting Attributes":
@@ -318,7 +318,7 @@ statuses! {
         0xba ZONE_IS_READ_ONLY "Zone Is Read Only":
             "The zone may not be written.";
         0xbb ZONE_IS_OFFLINE "Zone Is Offline":
-            "The zone is gone.";
+            "The zone is offline.";
         0xbc ZONE_INVALID_WRITE "Zone Invalid Write":
             "The write is not at the write pointer.";
         0xbd TOO_MANY_ACTIVE_ZONES "Too Many Active Zones":
@@ -362,7 +362,7 @@ statuses! {
         0x86 ACCESS_DENIED "Access Denied":
             "The LBA range may not be accessed.";
         0x87 DEALLOCATED_OR_UNWRITTEN "Deallocated or Unwritten Logical Block":
-            "The block holds nothing and error recovery says to fail.";
+            "The block is deallocated or unwritten, and error recovery requires an error.";
         0x88 STORAGE_TAG_CHECK_ERROR "End-to-end Storage Tag Check Error":
             "The storage tag is not the one expected.";
     }

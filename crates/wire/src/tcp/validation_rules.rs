@@ -72,7 +72,7 @@ rules! {
         Header "PLEN" "not 128" => InvalidHeaderField PLEN;
         Header "PFV" "not 0" => UnsupportedParameter PFV;
         Header "CPDA" "above 31" => InvalidHeaderField ALIGNMENT;
-        Header "DGST" "a digest that was not asked for" => InvalidHeaderField DGST;
+        Header "DGST" "a digest that was not negotiated" => InvalidHeaderField DGST;
         Header "MAXH2CDATA" "below 4096, or no multiple of 4" => InvalidHeaderField MAXH2CDATA;
         Connection "DGST" "a digest refused without which the host does not go on"
             => UnsupportedParameter DGST;
@@ -141,7 +141,7 @@ rules! {
         Connection "PDU-Type" "more than MAXR2T for a command" => LimitExceeded;
         Connection "R2TO" "a range that is not within the command's data" => OutOfRange;
         Connection "R2TO" "not the end of the range before" => SequenceError;
-        Connection "PDU-Type" "before ICResp, or for a command whose data are not to be asked for"
+        Connection "PDU-Type" "before ICResp, or for a command whose data must not be requested"
             => SequenceError;
         Connection "HDGST" "not that of the header" => HeaderDigestError;
     }

@@ -55,7 +55,8 @@ impl SingleStep {
         buffers: impl FnOnce(&RegionTable, &DevicePool) -> Vec<Segment>,
     ) -> Result<Self, Error> {
         let clock = Clock::start();
-        let refuse = |what: &str| Error::remote(format!("an SSD turned by hand: {what}"));
+        let refuse =
+            |what: &str| Error::remote(format!("an SSD that is stepped by the caller: {what}"));
         let regions = RegionTable::new(2);
         let mapping = Mapping::new(POOL_BYTES, Backing::Private).map_err(Error::environment)?;
         let memory = regions.add(mapping).map_err(Error::environment)?;

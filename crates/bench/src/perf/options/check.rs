@@ -267,8 +267,8 @@ impl PerfOptions {
         );
         if !is_plain {
             return Err(Error::usage(format!(
-                "--baseline: pattern {} goes both ways, expected one that reads or writes: bare \
-                 messages go one way",
+                "--baseline: pattern {} mixes reads and writes, expected one that reads or writes: \
+                 the bare ring has one direction",
                 self.pattern.name()
             )));
         }

@@ -234,7 +234,7 @@ fn what_is_switched_where_nothing_has_it_is_refused_by_name() {
         "--baseline: several sizes, expected one: bare messages are of one size"
     );
     let mixed = of_tcp(|options| options.pattern = Pattern::RandRw).unwrap_err().to_string();
-    assert!(mixed.starts_with("--baseline: pattern randrw goes both ways"), "{mixed}");
+    assert!(mixed.starts_with("--baseline: pattern randrw mixes reads and writes"), "{mixed}");
     let over_ram = over_ram(|options| {
         (options.baseline_time, options.pattern) = (Some(Span::from_secs(1)), Pattern::Trim);
     });

@@ -134,13 +134,13 @@ fn about_emulated(options: &PerfOptions) -> Vec<String> {
 
 /// What ended the run, unless it was the duration.
 pub fn how_it_ended(outcome: &PerfOutcome) -> Option<String> {
-    let asked = outcome.options.time.as_secs_f64();
+    let requested = outcome.options.time.as_secs_f64();
     let measured = outcome.elapsed.as_secs_f64();
     match outcome.ended {
         RunEnd::Time => None,
         RunEnd::Count => Some(format!("All I/Os were done after {measured:.2} s.")),
         RunEnd::Interrupt => {
-            Some(format!("Interrupted: these are the first {measured:.2} s of {asked:.2} s."))
+            Some(format!("Interrupted: these are the first {measured:.2} s of {requested:.2} s."))
         }
     }
 }

@@ -106,7 +106,8 @@ pub fn bad_sample() -> PerfOutcome {
     outcome.errors_by_status =
         BTreeMap::from([(IoStatus::UNRECOVERED_READ.0, 11), (IoStatus::LBA_OUT_OF_RANGE.0, 1)]);
     outcome.ended = RunEnd::Interrupt;
-    outcome.missing = vec![Error::environment("allocate 336 MiB of memory: there is no such room")];
+    outcome.missing =
+        vec![Error::environment("allocate 336 MiB of memory: no such memory is free")];
     outcome.elapsed = Span::from_secs(4);
     outcome.environment.steal = 0.05;
     outcome.environment.machine.governor = Some("powersave".into());

@@ -207,9 +207,13 @@ mod tests {
         let mut outcome = sample();
         outcome.options.uris = vec!["null:".parse().unwrap()];
         let device = &mut outcome.devices[0];
-        (device.name, device.model) = ("null:".into(), "null: no data moves, in mode mq".into());
+        (device.name, device.model) =
+            ("null:".into(), "null: no data is transferred, in mode mq".into());
         let text = render(&outcome, &[]);
-        assert!(text.contains("  `null:`: no data moves, in mode mq; some or all of"), "{text}");
+        assert!(
+            text.contains("  `null:`: no data is transferred, in mode mq; some or all of"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -34,7 +34,7 @@ fn ten_million() -> Experiment<BenchWork> {
             IOPS,
             Threshold::AtLeast(10e6),
         )],
-        limits: "The SSDs are emulated by a second thread; they answer and move no data, and there \
+        limits: "The SSDs are emulated by a second thread; they complete commands, transfer no data, and there \
                  is no PCIe bus. So this is what the driver can do, not what SSDs can. The bare \
                  ring is two rings between the same two threads with no driver at all: the most \
                  that any driver could do here.",
@@ -86,7 +86,7 @@ fn completion_doorbell() -> Experiment<BenchWork> {
     Experiment {
         name: "completion-doorbell",
         claim: "Ringing the completion doorbell once per poll is most of what can be had at depth \
-                128; ringing it only when the SSD needs the room helps where few I/Os are in flight.",
+                128; ringing it only when the SSD needs free entries helps where few I/Os are in flight.",
         seeds: &[1, 2],
         seen: "no figure; the second half is what the authors suspect",
         figures: &[IOPS, PER_IO, DOORBELLS],
@@ -169,7 +169,7 @@ fn streaming_stores() -> Experiment<BenchWork> {
             ),
         ],
         limits: "The emulated SSD reads commands from another core's cache, where plain stores have \
-                 left them; a real one reads memory. A store past the cache costs that reader a way \
+                 left them; a real one reads memory. A store past the cache costs that reader an access \
                  to memory, which a real SSD would have anyway.",
     }
 }

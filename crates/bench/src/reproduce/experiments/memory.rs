@@ -20,7 +20,7 @@ const PLACES: u64 = 390_703_446;
 const DRAWS: u64 = 50_000;
 
 const A_LOOP: &str = "A loop that does nothing else: in a driver there is more around it, so an I/O \
-    gains less than a turn of the loop does.";
+    gains less than an iteration of the loop does.";
 const SLOTS: &str = "crates/bench/src/loops/slots.rs";
 
 pub(super) fn experiments() -> Vec<Experiment<BenchWork>> {
@@ -112,7 +112,7 @@ fn slot_layout() -> Experiment<BenchWork> {
 fn token_beside_state() -> Experiment<BenchWork> {
     Experiment {
         name: "token-beside-state",
-        claim: "A token that lies beside the state of its command is handed out faster than one in \
+        claim: "A token that lies beside the state of its command is allocated faster than one in \
                 a request behind a pointer.",
         seeds: &[1, 2],
         seen: "half a million IOPS more, of about ten million: 5 %",

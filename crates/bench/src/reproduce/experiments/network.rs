@@ -60,8 +60,8 @@ fn zero_copy() -> Experiment<BenchWork> {
             BYTES,
             Threshold::AtLeast(1.02),
         )],
-        limits: "Loopback always copies: the kernel says so of each send, and a stream that is told \
-                 so goes back to copying. What can be shown here is that asking costs little; the \
+        limits: "Loopback always copies: the kernel reports so for each send, and a stream that gets this report \
+                 returns to copying. What can be shown here is that the request costs little; the \
                  gain takes a network card.",
     }
 }
@@ -258,9 +258,9 @@ fn incoming_cpu() -> Experiment<BenchWork> {
             IOPS,
             Threshold::AtLeast(1.02),
         )],
-        limits: "Over loopback packets come in by the core of the one who sends, which here is the \
+        limits: "Over loopback packets are received on the core of the sender, which here is the \
                  host's own: the target then shares it, while the seed's cores are the target's \
-                 alone. What it says of a network card with a queue for each core cannot be shown.",
+                 alone. The claim for a network card with a queue for each core cannot be shown.",
     }
 }
 

@@ -67,7 +67,7 @@ fn header(evidence: &ReproduceRun) -> Markup {
                 "tenmil is a user-space NVMe stack. The claims are those of five talks and articles \
                  on such stacks; each was tried here, on the machine below, and not on theirs. \
                  There was no SSD and no network card in it: SSDs are emulated by a second thread, \
-                 connections go over loopback. Each section says what that cannot show."
+                 connections go over loopback. Each section names what that cannot show."
             }
             @for warning in evidence.warnings() { p.warning { "warning: " (warning) "." } }
         }
@@ -192,7 +192,7 @@ fn sides(evidence: &ReproduceRun, experiment_result: &ExperimentResult) -> Marku
             thead { tr {
                 th { "side" }
                 @for figure in experiment.figures { th.number { (figure.title) } }
-                th { "how to run it by hand" }
+                th { "how to run it manually" }
             } }
             tbody { @for side in &experiment.sides {
                 tr {
@@ -241,12 +241,12 @@ fn method(evidence: &ReproduceRun) -> Markup {
         section {
             h2 { "How a verdict is made" }
             ul {
-                li { "The sides of a comparison take turns, A B A B …, so that a machine that becomes \
+                li { "The sides of a comparison alternate, A B A B …, so that a machine that becomes \
                       faster or slower meanwhile does so for all of them." }
                 li { "Sides are compared within a round: a ratio for each round, then the median of \
                       the ratios." }
                 li { "A round is disturbed if the host gave more than " (percent(STEAL_MAX)) " of the \
-                      processors' time to other guests, or other programs here used more than "
+                      processors' time to other virtual machines, or other programs here used more than "
                      (percent(OTHERS_MAX)) " of it; up to " (evidence.effort.spare) " more are run \
                       beside such. In a disturbed round a side has lost at most what others had of \
                       one processor, and counts as all that it may have been without them. It does \

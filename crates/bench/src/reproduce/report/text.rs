@@ -21,8 +21,7 @@ pub fn render(evidence: &ReproduceRun, written: &[String]) -> String {
         .filter(|experiment_result| experiment_result.was_kept)
         .count();
     if kept > 0 {
-        text +=
-            &format!("{kept} of them were finished by an earlier run and are taken from there.\n");
+        text += &format!("{kept} of them are results of an earlier run.\n");
     }
     for warning in evidence.warnings() {
         text += &format!("warning: {warning}.\n");
@@ -56,7 +55,7 @@ mod tests {
         assert!(
             text.contains("1 of 4 claims hold here, 1 do not, 1 could not be decided, 1 cannot")
         );
-        assert!(text.contains("1 of them were finished by an earlier run"));
+        assert!(text.contains("1 of them are results of an earlier run"));
         assert!(text.ends_with("Written: out/report.html\n"));
     }
 }

@@ -78,7 +78,7 @@ impl CopyReport {
             (Durability::Persistent, false) if self.is_copied() => {
                 "no flush is needed: completed writes are persistent"
             }
-            _ => "not all of it is flushed: what is copied survives, what came after may not",
+            _ => "not all of it is flushed: later data may be lost",
         }
     }
 

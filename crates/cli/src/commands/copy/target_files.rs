@@ -45,10 +45,10 @@ impl TargetFiles {
         };
         let (file, record) = (file.path().display(), record.display());
         let text = format!(
-            "go on with the copy to {file}: it was not there or was empty, and the record says that \
+            "resume the copy to {file}: it did not exist or was empty, and the record states that \
              {until} bytes are on it"
         );
-        Err(Error::usage(text).with_hint(format!("To begin anew, remove {record}.")))
+        Err(Error::usage(text).with_hint(format!("To start over, remove {record}.")))
     }
 
     /// Restores the original state; called only if nothing has been copied.

@@ -63,10 +63,10 @@ fn as_text(found: &Value) -> String {
     for parent in list(found, "parents") {
         let (uri, of) =
             (short_name(&word(parent, "uri")), words(list(parent, "volumes")).join("`, `"));
-        let said = parent["problem"].as_str().map_or("is what it was".into(), |problem| {
-            format!("not to be had, and neither are they: {problem}")
+        let state = parent["problem"].as_str().map_or("unchanged".into(), |problem| {
+            format!("not accessible, so the volumes are not: {problem}")
         });
-        let _ = writeln!(text, "parent {uri} of `{of}`: {said}");
+        let _ = writeln!(text, "parent {uri} of `{of}`: {state}");
     }
     let verdict = match problems.len() {
         0 => "clean".into(),

@@ -85,7 +85,7 @@ fn expect_closed(
     }
     PoolAccess::remote_or(opener, target, OpenPool::open)?.map_err(|hand| {
         let text = format!(
-            "pool rescue: {} is open {}, expected a pool that nobody has open",
+            "pool rescue: {} is open {}, expected a pool that is not open",
             target.store,
             hand.owner_text()
         );

@@ -41,6 +41,6 @@ pub(super) fn takeover(
     }
     Ok(match former {
         Some(former) => format!("the pool on {device:#} is taken over from {former}\n"),
-        None => format!("nobody has the pool on {device:#} open for writing\n"),
+        None => format!("no process has the pool on {device:#} open for writing\n"),
     })
 }

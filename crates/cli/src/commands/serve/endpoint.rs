@@ -47,10 +47,10 @@ pub(super) fn check_guest_memory(uri: &Uri) -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::usage(format!(
-        "serve {uri:#} to a guest: memory of guests does not lie in a row, and an SSD without an IOMMU \
-         finds no other, expected one behind an IOMMU"
+        "serve {uri:#} to a virtual machine: its memory is not contiguous, and an SSD without an IOMMU \
+         needs contiguous memory, expected one behind an IOMMU"
     ))
-    .with_hint("Serve it with `--listen tcp://…`, `nbd:` or `ublk:`, which have memory of their own."))
+    .with_hint("Serve it with `--listen tcp://…`, `nbd:` or `ublk:`, which use their own memory."))
 }
 
 /// Error for a device that cannot be served.
@@ -64,7 +64,7 @@ pub(super) fn handle_event(uri: &Uri, descriptor: &BdevDescriptor, mut resized: 
         match event {
             Event::Resized { .. } | Event::Overflowed { .. } => resized(),
             Event::Removed => {
-                tracing::warn!(cause = %uri, "{uri:#} is gone, and nothing of it can be had any more")
+                tracing::warn!(cause = %uri, "{uri:#} was removed; all further I/O to it fails")
             }
             Event::MediumError { lba, blocks } => {
                 tracing::warn!(cause = %uri, "{uri:#} has lost {blocks} blocks from {lba} on");

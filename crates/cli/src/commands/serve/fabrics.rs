@@ -275,7 +275,7 @@ fn shut_down(
         return match service.given_up() - given_up {
             0 => Ok(ExitCode::SUCCESS),
             commands => Err(Error::remote(format!(
-                "end: {commands} commands are given up: the media have not answered them, expected them \
+                "shut down: {commands} commands are abandoned: the devices have not completed them, expected them \
                  to: {}",
                 served.join(", ")
             ))),
@@ -303,11 +303,11 @@ fn check_access(asked: &TargetConfig, allows_any: bool) -> Result<(), Error> {
             && !allows_any
         {
             let text = format!(
-                "serve {}: anybody who reaches {address} could read and write it, \
+                "serve {}: every host that can connect to {address} could read and write it, \
                  expected a list of hosts",
                 subsystem.nqn
             );
-            let hint = "name them with --allowed-host NQN, or say --allow-any-host";
+            let hint = "name them with --allowed-host NQN, or add --allow-any-host";
             return Err(Error { hint: Some(hint.to_owned()), ..Error::usage(text) });
         }
     }

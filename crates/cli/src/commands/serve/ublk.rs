@@ -77,7 +77,7 @@ pub(super) fn run(
     }
     let is_taken_away = !tenmil_linux::signal::interrupted();
     if is_taken_away {
-        tracing::info!("somebody has taken {} away", server.path());
+        tracing::info!("{} was deleted by another process", server.path());
     }
     // The ublk device is stopped first, while the reactors still serve requests in flight.
     let stopped = server.stop(DRAIN_MAX);
@@ -122,7 +122,7 @@ fn summary(server: &Server, done: UblkStats) -> String {
     let UblkStats { good, failed, leased_bytes, copied_bytes } = done;
     let number = server.number();
     format!(
-        "ublk:{number} has done {good} requests and failed {failed}; {leased_bytes} bytes went \
+        "ublk:{number} has completed {good} requests, {failed} failed; {leased_bytes} bytes moved \
          without a copy, {copied_bytes} with one"
     )
 }

@@ -79,7 +79,7 @@ fn over(opener: &Opener<'_>, it: &CloneArguments, image: &Uri) -> CommandOutput 
              path from / on",
             it.volume
         );
-        return Err(Error::usage(text).with_hint("Say the whole path of the image."));
+        return Err(Error::usage(text).with_hint("Give the absolute path of the image."));
     }
     let (image, checksums) = (image.clone(), it.checksums);
     let order = PoolCommand::CreateOver { name, image, size_bytes, unit_bytes, checksums };

@@ -61,7 +61,7 @@ mod tests {
         say(&["create", &db, "--size", "2m"]).unwrap();
         assert_eq!(listed(&device, "db")["fully_allocated"], Value::Null);
         let first = say(&["inflate", &db]).unwrap();
-        assert_eq!(first, "volume `db` is thick, and has room for all of its 2 MiB\n");
+        assert_eq!(first, "volume `db` is thick, with space for all of its 2 MiB\n");
         let before = say(&["list", &device, "--json"]).unwrap();
         let second = say(&["inflate", &db, "--json"]).unwrap();
         let second: Value = serde_json::from_str(&second).unwrap();
@@ -99,8 +99,8 @@ mod tests {
                 "expected one of them",
                 "Leave one of them out",
             ),
-            (vec!["create", &new, "--size", "1g", "--thick"], "it wants 26", "pool grow"),
-            (vec!["inflate", &large], "it wants 26", "pool grow"),
+            (vec!["create", &new, "--size", "1g", "--thick"], "it needs 26", "pool grow"),
+            (vec!["inflate", &large], "it needs 26", "pool grow"),
             (vec!["inflate", &sums], "it has checksums", "thick or with checksums"),
             (vec!["inflate", &snapshot], "it is a snapshot", "make a clone"),
             (vec!["inflate", &new], "there is none", ""),

@@ -309,7 +309,7 @@ fn a_leg_that_cannot_be_told_that_it_is_none_is_replaced_all_the_same() {
     bench.disks[1].fail();
     let text = members.replace(1, &new, &mut now).unwrap();
     assert!(text.contains("leg 1 is new; it is copied to"), "{text}");
-    assert!(text.contains("; disk1 still says that it is leg 1: "), "{text}");
+    assert!(text.contains("; disk1 is still labeled leg 1: "), "{text}");
     bench.disks[1].come_back(false);
     let refused = bench.open(&[0, 1]).unwrap_err();
     assert!(refused.text.contains("an old copy, or another device has its place now"), "{refused}");

@@ -50,7 +50,7 @@ fn a_stale_leg_is_resynchronized_and_announced_while_nobody_does_io() {
     expect(MirrorEvent::Degraded { leg: 1 }, "leg 1 (absent) is not in sync; 1 of 2 legs in sync");
     drop(alone);
     let both = open(format!("mirror:[{}],[{}]", leg("a", ""), leg("b", "")));
-    expect(MirrorEvent::LegReturned { leg: 1 }, "/b?engine=threads) answers again");
+    expect(MirrorEvent::LegReturned { leg: 1 }, "/b?engine=threads) responds again");
     expect(MirrorEvent::LegInSync { leg: 1 }, "2 of 2 legs in sync, healthy");
     let handle = both.handles.last().unwrap().get::<MirrorMonitor>().unwrap();
     let progress = handle.progress().unwrap();

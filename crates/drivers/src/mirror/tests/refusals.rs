@@ -147,7 +147,7 @@ fn a_leg_that_missed_a_write_is_stale_and_two_that_missed_each_others_are_refuse
 
     bench.write(&bench.open_degraded(&["b"]).unwrap());
     let refused = bench.open(&["a", "b"]).unwrap_err().to_string();
-    assert!(refused.contains("each say that the other is stale"), "{refused}");
+    assert!(refused.contains("each record that the other is stale"), "{refused}");
     assert!(refused.contains("/a?") && refused.contains("/b?"), "{refused}");
     assert_eq!(bench.show(&["a", "b"]).verdict.is_err(), refused.contains("stale"));
     // With the leg as it was before, the verdict is certain.

@@ -98,7 +98,10 @@ fn a_check_that_is_stopped_or_needs_the_last_room_gives_back_what_it_held() {
         true
     });
     let refused = refused.unwrap_err();
-    assert!(refused.to_string().contains("no room left but what the check holds"), "{refused}");
+    assert!(
+        refused.to_string().contains("no free space besides the blocks that the check pins"),
+        "{refused}"
+    );
     assert!(refused.hint().is_some() && free() > room, "{} {room}", free());
     let stopped = open.check(&opener, &mut |_| false).unwrap_err();
     assert!(stopped.to_string().contains("it was interrupted"), "{stopped}");

@@ -286,7 +286,7 @@ fn a_volume_on_its_own_needs_no_parent_and_was_used_meanwhile() {
             steps += 1;
             steps < 2
         });
-        assert!(stopped.unwrap_err().to_string().contains("say it again to go on"));
+        assert!(stopped.unwrap_err().to_string().contains("repeat it to resume"));
         let left = store.find("v").unwrap().reach;
         assert!((1..150).contains(&left), "{left}");
         assert_eq!(bench.decouple("v").unwrap().blocks, left);

@@ -258,7 +258,7 @@ fn a_store_without_room_refuses_a_stream_and_has_its_room_back() {
     let (rest, _) = send(&source, Some("one"), "two");
     let error = receive(&target, &rest, "due").unwrap_err();
     assert_eq!(error.category(), ErrorCategory::Environment);
-    assert!(error.to_string().contains("the pool has no room"), "{error}");
+    assert!(error.to_string().contains("the pool has no space"), "{error}");
     assert!(error.hint().unwrap().contains("or grow it"), "{error}");
     assert_eq!(names(&target), ["uno"]);
     assert_eq!(holds(&target, "uno"), holds(&source, "one"));

@@ -292,7 +292,7 @@ fn a_rescue_leaves_out_a_volume_that_has_no_room_and_goes_on() {
     assert_eq!(ends, [("first", false), ("large", true), ("last", false)]);
     let large = &saved.volumes[1];
     assert_eq!(large.lost_blocks, large.info.mapped);
-    assert!(large.failed.as_ref().unwrap().contains("room"), "{:?}", large.failed);
+    assert!(large.failed.as_ref().unwrap().contains("space"), "{:?}", large.failed);
     let names: Vec<String> =
         small.store().list().unwrap().into_iter().map(|volume| volume.name).collect();
     assert_eq!(names, ["first", "last"]);

@@ -77,7 +77,7 @@ fn one_that_is_interrupted_goes_on_and_keeps_room_in_a_full_store() {
     let error = store
         .inflate(&bench.opener(), "a", None, &mut |_| std::mem::replace(&mut steps, 1) > 0)
         .unwrap_err();
-    assert!(error.to_string().contains("say it again to go on"), "{error}");
+    assert!(error.to_string().contains("repeat it to resume"), "{error}");
     let others = bench.open("full").unwrap();
     let mut other: Hand = bench.hand(&*others.medium, 1);
     let mut at = 0;

@@ -32,8 +32,8 @@ fn ssds_are_told_with_their_links() {
     assert!(line(link).contains("shown to root only"));
     config.extend([0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0]);
     std::fs::write(root.path().join(at).join("config"), &config).unwrap();
-    assert!(line(link).contains(": 256 bytes; advised 512 bytes or more"), "{}", line(link));
-    assert!(line(link).ends_with("mend: sudo setpci -s 0000:5e:00.0 CAP_EXP+8.w=2000:7000"));
+    assert!(line(link).contains(": 256 bytes; recommended 512 bytes or more"), "{}", line(link));
+    assert!(line(link).ends_with("fix: sudo setpci -s 0000:5e:00.0 CAP_EXP+8.w=2000:7000"));
 }
 
 #[test]

@@ -171,7 +171,7 @@ const ROWS: &[Row] = &[
         "without limit (CAP_IPC_LOCK)",
         "",
     ),
-    ("lockable memory", &[], Severity::Unknown, "/proc/self/limits does not tell", ""),
+    ("lockable memory", &[], Severity::Unknown, "/proc/self/limitsis not readable", ""),
     (
         "huge pages of 2 MiB",
         &[(POOL, "600\n"), (FREE, "100\n")],
@@ -205,7 +205,7 @@ const ROWS: &[Row] = &[
         "transparent huge pages",
         &[],
         Severity::Unknown,
-        "/sys/kernel/mm/transparent_hugepage/enabled does not tell",
+        "/sys/kernel/mm/transparent_hugepage/enabledis not readable",
         "",
     ),
     // CPUs.
@@ -244,7 +244,13 @@ const ROWS: &[Row] = &[
         "6-7, of which this process may use none: it has 0-3",
         "taskset -c 6-7",
     ),
-    ("isolated cores", &[], Severity::Unknown, "the kernel does not tell which cores are on", ""),
+    (
+        "isolated cores",
+        &[],
+        Severity::Unknown,
+        "the kernel does not report which cores are online",
+        "",
+    ),
     (
         "frequency governor",
         &[
@@ -321,7 +327,7 @@ const ROWS: &[Row] = &[
         "65536",
         "",
     ),
-    ("open files", &[], Severity::Unknown, "/proc/self/limits does not tell", ""),
+    ("open files", &[], Severity::Unknown, "/proc/self/limitsis not readable", ""),
     (
         "net.core.netdev_budget",
         &[("proc/sys/net/core/netdev_budget", "200\n")],
@@ -387,28 +393,28 @@ const ROWS: &[Row] = &[
         "eth0 rings",
         &[(CARD, "")],
         Severity::Unknown,
-        "the driver of eth0 does not tell its rings",
+        "the driver of eth0is not readable its rings",
         "",
     ),
     (
         "eth0 interrupts",
         &[(CARD, "")],
         Severity::Unknown,
-        "the driver of eth0 does not tell its coalescing",
+        "the driver of eth0is not readable its coalescing",
         "",
     ),
     (
         "eth0 flower rules",
         &[(CARD, "")],
         Severity::Unknown,
-        "/sys/class/net/eth0/ifindex does not tell",
+        "/sys/class/net/eth0/ifindexis not readable",
         "",
     ),
     (
         "eth0 flower rules",
         &[(CARD, ""), ("sys/class/net/eth0/ifindex", "2\n")],
         Severity::Unknown,
-        "the driver of eth0 does not tell its filters",
+        "the driver of eth0is not readable its filters",
         "",
     ),
     (
@@ -461,7 +467,7 @@ const ROWS: &[Row] = &[
             ("sys/class/net/eth0/queues/tx-1/traffic_class", "1\n"),
         ],
         Severity::Info,
-        "2; tc qdisc show dev eth0 tells more",
+        "2; see: tc qdisc show dev eth0",
         "",
     ),
     (

@@ -35,7 +35,7 @@ fn the_steps_are_shown_as_a_shell_would_do_them() {
             "echo 'vfio-pci' > /sys/bus/pci/devices/0000:5e:00.0/driver_override",
             "echo 0000:5e:00.0 > /sys/bus/pci/drivers/nvme/unbind",
             "echo 0000:5e:00.0 > /sys/bus/pci/drivers_probe",
-            "chown 1000 the doors to it in /dev/vfio",
+            "chown 1000 its device nodes in /dev/vfio",
         ]
     );
 }
@@ -85,7 +85,7 @@ fn functions_are_taken_all_or_none() {
     let refused = bound(&kernel, &[FUNCTION, SECOND], &terms(None, false)).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "bind 0000:5f:00.0: nvme1n1 is mounted at /b, expected disks that nobody uses"
+        "bind 0000:5f:00.0: nvme1n1 is mounted at /b, expected disks that are not in use"
     );
     assert_eq!(tree.state(), before);
 
@@ -100,7 +100,7 @@ fn functions_are_taken_all_or_none() {
         "{refused}"
     );
     let remedy = refused.fix();
-    assert!(remedy.starts_with("All is as it was"), "{remedy}");
+    assert!(remedy.starts_with("The former state is restored"), "{remedy}");
     assert!(tree.state().contains("0000:5e:00.0 driver Some(\"nvme\") override Some(\"(null)\")"));
     assert_eq!(recorded(&tree.machine), []);
 }
@@ -146,7 +146,7 @@ fn without_an_iommu_a_function_is_bound_again_and_whoever_drives_it_is_seen() {
     let error = unbind(&kernel, &UnbindSelection::All).1.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "unbind 0000:5e:00.0: process 41 (tenmil) has vfio/noiommu-7 open, expected nobody"
+        "unbind 0000:5e:00.0: process 41 (tenmil) has vfio/noiommu-7 open, expected it not in use"
     );
 }
 
@@ -155,7 +155,7 @@ fn a_step_that_the_kernel_refuses_is_named_and_what_was_done_is_undone() {
     for (end, expected) in [
         ("driver_override", "echo 'vfio-pci' > /sys/bus/pci/devices/0000:5e:00.0/driver_override"),
         ("nvme/unbind", "echo 0000:5e:00.0 > /sys/bus/pci/drivers/nvme/unbind"),
-        ("dev/vfio/12", "chown 1000 the doors to it in /dev/vfio"),
+        ("dev/vfio/12", "chown 1000 its device nodes in /dev/vfio"),
     ] {
         let tree = Tree::of("");
         let (kernel, before) = (FakeKernel::new(&tree), tree.state());
@@ -222,9 +222,9 @@ fn what_is_not_ours_is_given_to_the_driver_that_is_said() {
     let refused = plan_unbind(&kernel, &UnbindSelection::These(these.clone())).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "unbind 0000:5e:00.0: driver is 'vfio-pci', and no record says that tenmil has bound it"
+        "unbind 0000:5e:00.0: driver is 'vfio-pci', and there is no record that tenmil bound it"
     );
-    let remedy = "Say who is to have it: `sudo tenmil unbind 0000:5e:00.0 --to nvme`.";
+    let remedy = "Name the driver to bind: `sudo tenmil unbind 0000:5e:00.0 --to nvme`.";
     assert_eq!(refused.fix(), remedy);
     unbind(&kernel, &UnbindSelection::To(these.clone(), "nvme".into())).1.unwrap();
     assert!(
@@ -259,7 +259,7 @@ fn a_function_that_a_program_drives_is_not_given_back() {
     let error = unbind(&kernel, &UnbindSelection::All).1.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "unbind 0000:5e:00.0: process 41 (tenmil) has vfio/12 open, expected nobody"
+        "unbind 0000:5e:00.0: process 41 (tenmil) has vfio/12 open, expected it not in use"
     );
     assert_eq!(error.fix(), "End it with `kill 41`.");
     tree.remove("proc/41/fd/9");
@@ -279,7 +279,7 @@ fn a_function_of_whose_group_a_program_drives_another_is_not_given_back() {
     let error = unbind(&kernel, &second).1.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "unbind 0000:5f:00.0: process 41 (tenmil) has vfio/devices/vfio1 open, expected nobody"
+        "unbind 0000:5f:00.0: process 41 (tenmil) has vfio/devices/vfio1 open, expected it not in use"
     );
     tree.remove("proc/41/fd/9");
     assert_eq!(unbind(&kernel, &second).0, [address(SECOND)]);

@@ -26,7 +26,7 @@ fn said(verdicts: &[BindPlan]) -> String {
     if obstacles.is_empty() { "taken".into() } else { obstacles.join(" | ") }
 }
 
-const IN_USE: &str = ", expected disks that nobody uses";
+const IN_USE: &str = ", expected disks that are not in use";
 const PART: &str = ", expected no part of something larger";
 
 /// Machine, request, and expected plan.
@@ -78,7 +78,7 @@ const TREES: [(&str, &str, &str); 58] = [
     (
         "second-disk; claimed nvme0n2; swap nvme0n1",
         FUNCTION,
-        "/dev/nvme0n1 is swapped to, expected disks that nobody uses | the kernel has nvme0n2 in use, expected disks that nobody uses",
+        "/dev/nvme0n1 is swapped to, expected disks that are not in use | the kernel has nvme0n2 in use, expected disks that are not in use",
     ),
     // Member of an array or pool.
     ("member nvme0n1 ZFS member \"tank\"", FUNCTION, "nvme0n1 holds ZFS member \"tank\""),
@@ -88,7 +88,7 @@ const TREES: [(&str, &str, &str); 58] = [
         "member nvme0n1p1 ZFS member \"t\"; claimed nvme0n1",
         FUNCTION,
         "nvme0n1p1 holds ZFS member \"t\", expected no part of something larger | the kernel has \
-         nvme0n1 in use, expected disks that nobody uses",
+         nvme0n1 in use, expected disks that are not in use",
     ),
     (
         "paths nvme0 nvme1",
@@ -99,7 +99,7 @@ const TREES: [(&str, &str, &str); 58] = [
     (
         "no-node nvme0n1",
         FUNCTION,
-        "nvme0n1 cannot be looked at (entity not found), expected to see that nobody needs it",
+        "nvme0n1 cannot be read (entity not found), expected to see whether it is in use",
     ),
     // Bound although in use.
     (
@@ -162,12 +162,12 @@ const REST: [(&str, &str, &str); 9] = [
         "locked sys/bus/pci/drivers_probe; mount nvme0n1 /srv",
         FUNCTION,
         "/sys/bus/pci/drivers_probe may not be written, expected to run as root | nvme0n1 is \
-         mounted at /srv, expected disks that nobody uses",
+         mounted at /srv, expected disks that are not in use",
     ),
     (
         "mount nvme0n1 /srv; no-iommu; no-vfio",
         FUNCTION,
-        "nvme0n1 is mounted at /srv, expected disks that nobody uses | it has no IOMMU group, \
+        "nvme0n1 is mounted at /srv, expected disks that are not in use | it has no IOMMU group, \
          expected an IOMMU that is on | kernel 6.12.0 has no driver vfio-pci, expected one that has",
     ),
 ];
@@ -203,7 +203,7 @@ fn every_obstacle_says_what_mends_it() {
             "End it with `sudo umount /`, then `sudo lvchange -an /dev/mapper/vg-root`.",
         ),
         ("claimed nvme0n1", FUNCTION, "Look for it with `lsblk /dev/nvme0n1`"),
-        ("member nvme0n1 x", FUNCTION, "erase the mark with `sudo wipefs -a /dev/nvme0n1`"),
+        ("member nvme0n1 x", FUNCTION, "erase the signature with `sudo wipefs -a /dev/nvme0n1`"),
         ("no-node nvme0n1", FUNCTION, "See that `sudo head -c 1 /dev/nvme0n1` can read it."),
         ("paths nvme0 nvme1", FUNCTION, "Name the functions of all of them together."),
         (
@@ -217,7 +217,11 @@ fn every_obstacle_says_what_mends_it() {
             FUNCTION,
             "`echo 0000:5e:00.1 | sudo tee /sys/bus/pci/devices/0000:5e:00.1/driver/unbind`",
         ),
-        ("no-iommu", FUNCTION, "--unsafe-no-iommu the device, and so whoever drives it, can read"),
+        (
+            "no-iommu",
+            FUNCTION,
+            "--unsafe-no-iommu the device, and so the process that drives it, can read",
+        ),
         ("no-iommu; no-switch", "0000:5e:00.0 no-iommu", "`sudo modprobe vfio`"),
         ("no-vfio; module x/vfio-pci.ko", FUNCTION, "`sudo modprobe vfio-pci`"),
         ("no-vfio; module x/vfio.ko", FUNCTION, "a kernel that is built with CONFIG_VFIO_PCI"),
@@ -261,7 +265,7 @@ fn what_is_overridden_and_what_cannot_be_seen_is_noted() {
         [
             "what 1 processes have open cannot be seen",
             "nvme0n1 holds GPT 0ab4",
-            "taken all the same: nvme0n1p1 is mounted at /srv, expected disks that nobody uses",
+            "taken all the same: nvme0n1p1 is mounted at /srv, expected disks that are not in use",
         ]
     );
     let tree = Tree::of("no-iommu");

@@ -144,7 +144,7 @@ fn check_range(export: &Export, header: &RequestHeader) -> Result<(), RequestFai
     }
     if command == Command::BLOCK_STATUS {
         return if len_bytes == 0 {
-            Err(RequestFailure::new(ErrorCode::EINVAL, "nothing is asked about"))
+            Err(RequestFailure::new(ErrorCode::EINVAL, "the request has no length"))
         } else {
             Ok(())
         };

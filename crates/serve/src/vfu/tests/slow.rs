@@ -111,7 +111,7 @@ fn a_medium_that_keeps_a_clients_memory_is_told_of_and_who_comes_is_turned_away(
     let (mut rig, gate, machine) = waiting();
     drop(machine);
     let told = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
-    assert!(format!("{told:?}").contains("a medium has not answered for 5 s"), "{told:?}");
+    assert!(format!("{told:?}").contains("a device has not completed I/O for 5 s"), "{told:?}");
     let mut second = Machine::connect(&rig.path(), rig.clock);
     let answer = second.wait(|answer| matches!(answer, ClientEvent::Refused { .. }));
     assert!(matches!(answer, ClientEvent::Refused { error: Errno::BUSY, .. }), "{answer:?}");
@@ -130,7 +130,7 @@ fn a_command_that_waits_for_a_medium_is_told_of_and_answered_in_the_end() {
         };
         machine.carry();
         let told = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
-        let wanted = format!("a medium has not answered for 5 s: {expected} waits for it");
+        let wanted = format!("a device has not completed I/O for 5 s: {expected} waits for it");
         assert_eq!(told, EndpointEvent::Error(wanted));
         gate.is_closed.store(false, Ordering::Relaxed);
         assert_eq!(machine.errno(id), 0);

@@ -113,7 +113,7 @@ fn whoever_cannot_be_told_finds_the_new_length_when_it_looks() {
     block_count.store(BLOCKS, Ordering::SeqCst);
     rig.server.resized();
     rig.await_event(
-        |new_events| matches!(new_events, EndpointEvent::Error(why) if why.contains("takes no message")),
+        |new_events| matches!(new_events, EndpointEvent::Error(why) if why.contains("accepts no message")),
     );
     assert_eq!(sectors(&machine), BLOCKS);
     assert_eq!(queue.one(read(BLOCKS - 1, 512)), (0, 513));

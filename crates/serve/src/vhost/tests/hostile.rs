@@ -85,7 +85,7 @@ fn a_ring_that_makes_no_sense_is_named_and_its_front_end_sent_away() {
             queue.driver.describe(at + 16, GUEST + DATA, 0, WRITE, 0);
             queue.driver.offer(5);
         }),
-        ("memory at 0x40000000 was made shorter than it was said to be", |machine, queue| {
+        ("memory at 0x40000000 was made shorter than it was when mapped", |machine, queue| {
             queue.driver.ask(0, write(0, 4096));
             drop(truncated(machine));
         }),
@@ -252,7 +252,7 @@ fn a_record_that_is_none_is_refused_and_named() {
     // More descriptors than the record has room for.
     assert_eq!(machine.ask(8, &halves(&[0, 64]), &[]), 0);
     assert_eq!(machine.ask(18, &halves(&[0, 1]), &[]), 1);
-    let has_no_room = |new_events: &EndpointEvent| matches!(new_events, EndpointEvent::Error(text) if text.contains("room for it"));
+    let has_no_room = |new_events: &EndpointEvent| matches!(new_events, EndpointEvent::Error(text) if text.contains("space for it"));
     rig.await_event(has_no_room);
     // A queue beyond the last one that has a record.
     for (code, payload) in [(8, halves(&[1, 32])), (9, address_payload(1))] {

@@ -89,7 +89,7 @@ fn a_device_that_never_completes_does_not_hold_the_runtime() {
     assert_eq!(error.why, IoErrorKind::DeviceGone);
     assert_eq!(
         error.to_string(),
-        "silent: read of block 0: the device is gone, or its runtime was dropped"
+        "silent: read of block 0: the device was removed, or its runtime was dropped"
     );
 }
 

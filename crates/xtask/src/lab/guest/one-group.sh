@@ -29,7 +29,7 @@ for way in iommufd group; do
     check "$way: one is copied to the other" \
         tenmil copy "pcie:$ONE?vfio=$way" "pcie:$TWO?vfio=$way" --overwrite --verify
 done
-shows 'one so and one so is refused by name' 'was taken in another way (vfio=)' refused \
+shows 'one so and one so is refused by name' 'was opened in another mode (vfio=)' refused \
     tenmil perf "pcie:$ONE?vfio=iommufd" "pcie:$TWO?vfio=group" -w randread -t 1
 cat /tmp/output
 

@@ -29,7 +29,7 @@ pub(super) fn limits(
     {
         let shown = switch.display();
         let text =
-            format!("--max-connections is given and {shown} says it too, expected one of the two");
+            format!("--max-connections is given and {shown} has it too, expected one of the two");
         return Err(ApplyError { refused: Error::usage(text), line: said.line, key: "limits" });
     }
     said.connections = arguments.max_connections.or(said.connections);
