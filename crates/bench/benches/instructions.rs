@@ -14,7 +14,7 @@ use tenmil_wire::io::Read;
 use tenmil_wire::{Command, TypedCommand};
 
 /// A lane with `depth` reads answered and waiting, warmed by a few turns.
-fn answered(depth: u32) -> Box<SingleStep> {
+fn completed(depth: u32) -> Box<SingleStep> {
     warmed(SingleStep::new(depth).expect("an SSD in memory comes up"))
 }
 
@@ -36,13 +36,13 @@ fn answered_elsewhere(depth: u32) -> Box<SingleStep> {
 
 /// A device with `depth` reads submitted and waiting.
 fn submitted(depth: u32) -> Box<SingleStep> {
-    let mut pair = answered(depth);
+    let mut pair = completed(depth);
     pair.turn_lane();
     pair
 }
 
 // The driver and `perf`: takes what has completed, and submits as many commands.
-#[library_benchmark(setup = answered)]
+#[library_benchmark(setup = completed)]
 #[bench::depth_1(1)]
 #[bench::depth_128(128)]
 fn host(mut pair: Box<SingleStep>) -> Box<SingleStep> {

@@ -196,8 +196,8 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         }
         let (plan, own) = match self.rules.plan(&self.limits, request, segments) {
             Ok(planned) => planned,
-            Err(outcome) => {
-                self.ready.push(IoCompletion { token: request.token, status: outcome, result: 0 });
+            Err(status) => {
+                self.ready.push(IoCompletion { token: request.token, status, result: 0 });
                 return true;
             }
         };
@@ -233,8 +233,8 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     }
 
     /// Consumes a completion from below if it belongs to a part.
-    fn take_answer(&mut self, answer: &IoCompletion) -> bool {
-        let Some(number) = internal_index(answer.token) else { return false };
+    fn take_completion(&mut self, completion: &IoCompletion) -> bool {
+        let Some(number) = internal_index(completion.token) else { return false };
         let (index, is_chunk) = subrequest::read_number(number);
         let Some(parent) = self.parents.get_mut(usize::from(index)) else { return false };
         assert!(parent.under_way > 0, "a backend completes every request once");
@@ -242,8 +242,8 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         let is_flush =
             matches!(parent.stage, ParentStage::SyncingBefore(_) | ParentStage::SyncingAfter(_));
         // A successful flush must not replace the result of the data.
-        if parent.outcome.is_success() && !(is_flush && answer.status.is_success()) {
-            (parent.outcome, parent.result) = (answer.status, answer.result);
+        if parent.status.is_success() && !(is_flush && completion.status.is_success()) {
+            (parent.status, parent.result) = (completion.status, completion.result);
         }
         if is_chunk {
             self.chunk_ended(index);
@@ -280,7 +280,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     fn end(&mut self, index: u16) {
         let parent = &mut self.parents[usize::from(index)];
         let Request { token, lba, blocks, .. } = parent.request;
-        let (outcome, result) = (parent.outcome, parent.result);
+        let (status, result) = (parent.status, parent.result);
         let held_range = !matches!(parent.stage, ParentStage::Draining | ParentStage::Locking);
         if parent.chunk.take().is_some_and(|chunk| chunk.step == ChunkStep::WaitsForBuffer) {
             self.buffers.leave(index);
@@ -293,7 +293,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         }
         self.give_buffer_back(index);
         self.free.push(index);
-        self.ready.push(IoCompletion { token, status: outcome, result });
+        self.ready.push(IoCompletion { token, status, result });
     }
 
     fn parents_under_way(&self) -> usize {
@@ -342,16 +342,16 @@ impl<B: IoChannel, L: RangeLock> IoChannel for AdaptedChannel<B, L> {
     }
 
     #[inline]
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        let before = answers.as_slice().len();
-        let polled = self.below.poll(now, answers);
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        let before = completions.as_slice().len();
+        let polled = self.below.poll(now, completions);
         // The device may have been resized.
         self.limits.block_count = self.below.limits().block_count;
         if self.parents_under_way() == 0 && self.ready.is_empty() {
             self.passed -= polled;
             return polled;
         }
-        self.settle(now, answers, before, polled)
+        self.settle(now, completions, before, polled)
     }
 }
 
@@ -380,19 +380,20 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     fn settle(
         &mut self,
         now: Instant,
-        answers: &mut CompletionBatch,
+        completions: &mut CompletionBatch,
         before: usize,
         polled: usize,
     ) -> usize {
-        self.passed -= polled - answers.extract(before, |answer| self.take_answer(answer));
+        self.passed -=
+            polled - completions.extract(before, |completion| self.take_completion(completion));
         if let Some(index) = self.exclusive {
             self.stand_in_row(index);
         }
         if self.send(now) {
             self.below.flush();
         }
-        self.ready.drain_into(answers);
-        answers.as_slice().len() - before
+        self.ready.drain_into(completions);
+        completions.as_slice().len() - before
     }
 }
 

@@ -354,16 +354,16 @@ impl Channel {
 
     /// Polls one context and restores the original tokens of its completions.
     #[inline(always)]
-    fn poll_lane(&mut self, lane: usize, now: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll_lane(&mut self, lane: usize, now: Instant, completions: &mut CompletionBatch) -> usize {
         let Self { tags, lanes, port, block_shift, .. } = self;
-        let start = answers.len();
-        if lanes[lane].poll(now, answers) == 0 {
+        let start = completions.len();
+        if lanes[lane].poll(now, completions) == 0 {
             return 0;
         }
-        let given = answers.tail_mut(start);
+        let given = completions.tail_mut(start);
         let count = given.len();
         match given {
-            [answer] => tags.give_back_one(now, answer, *block_shift, &port.meter),
+            [completion] => tags.give_back_one(now, completion, *block_shift, &port.meter),
             given => tags.release_tags(now, given, *block_shift, &port.meter),
         }
         count
@@ -371,8 +371,8 @@ impl Channel {
 
     /// Not inlined: a channel with one context does not pay for a loop.
     #[inline(never)]
-    fn poll_lanes(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        (0..self.lanes.len()).map(|lane| self.poll_lane(lane, now, answers)).sum()
+    fn poll_lanes(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        (0..self.lanes.len()).map(|lane| self.poll_lane(lane, now, completions)).sum()
     }
 
     /// Not inlined, as [`poll_lanes`](Self::poll_lanes).
@@ -426,24 +426,24 @@ impl IoChannel for Channel {
         }
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         if self.grant.shared.attention.0.load(Ordering::Relaxed) != self.seen {
             self.handle_changes();
         }
         if self.is_careful {
-            return self.poll_carefully(now, answers);
+            return self.poll_carefully(now, completions);
         }
         let depth = self.tags.in_flight();
         let mut found = match self.lanes.len() {
-            1 => self.poll_lane(0, now, answers),
-            _ => self.poll_lanes(now, answers),
+            1 => self.poll_lane(0, now, completions),
+            _ => self.poll_lanes(now, completions),
         };
         if found > 0 {
             self.port.meter.polled(depth as u64);
             self.settle();
         }
         if !self.refused.is_empty() {
-            found += self.poll_slowly(now, answers);
+            found += self.poll_slowly(now, completions);
         }
         found
     }

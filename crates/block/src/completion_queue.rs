@@ -11,7 +11,7 @@ use tenmil_base::{CompletionBatch, IoCompletion};
 /// ```
 #[derive(Debug)]
 pub struct CompletionQueue {
-    answers: Vec<IoCompletion>,
+    completions: Vec<IoCompletion>,
     taken: usize,
     depth: usize,
 }
@@ -20,13 +20,13 @@ impl CompletionQueue {
     /// An empty queue for at most `depth` completions. Its memory grows on demand and is kept.
     pub fn with_depth(depth: u32) -> Self {
         let depth = depth as usize;
-        Self { answers: Vec::new(), taken: 0, depth }
+        Self { completions: Vec::new(), taken: 0, depth }
     }
 
     /// Number of waiting completions.
     #[inline]
     pub fn len(&self) -> usize {
-        self.answers.len() - self.taken
+        self.completions.len() - self.taken
     }
 
     /// Whether none is waiting.
@@ -43,39 +43,39 @@ impl CompletionQueue {
 
     /// Appends completions; the caller has checked [`room`](Self::room).
     #[inline]
-    pub fn extend(&mut self, answers: impl ExactSizeIterator<Item = IoCompletion>) {
-        assert!(answers.len() <= self.room(), "more completions than requests outstanding");
-        if self.answers.len() + answers.len() > 2 * self.depth {
+    pub fn extend(&mut self, completions: impl ExactSizeIterator<Item = IoCompletion>) {
+        assert!(completions.len() <= self.room(), "more completions than requests outstanding");
+        if self.completions.len() + completions.len() > 2 * self.depth {
             self.make_space();
         }
-        self.answers.extend(answers);
+        self.completions.extend(completions);
     }
 
     /// Moves waiting completions to the front.
     #[cold]
     fn make_space(&mut self) {
-        self.answers.drain(..self.taken);
+        self.completions.drain(..self.taken);
         self.taken = 0;
     }
 
     /// Appends one completion.
     #[inline]
-    pub fn push(&mut self, answer: IoCompletion) {
+    pub fn push(&mut self, completion: IoCompletion) {
         assert!(self.room() > 0, "more completions than requests outstanding");
-        if self.answers.len() == 2 * self.depth {
+        if self.completions.len() == 2 * self.depth {
             self.make_space();
         }
-        self.answers.push(answer);
+        self.completions.push(completion);
     }
 
-    /// Moves completions, oldest first, as far as `answers` has free entries. Returns their number.
+    /// Moves completions, oldest first, as far as `completions` has free entries. Returns their number.
     #[inline]
-    pub fn drain_into(&mut self, answers: &mut CompletionBatch) -> usize {
-        let count = self.len().min(answers.remaining());
-        answers.append(&self.answers[self.taken..self.taken + count]);
+    pub fn drain_into(&mut self, completions: &mut CompletionBatch) -> usize {
+        let count = self.len().min(completions.remaining());
+        completions.append(&self.completions[self.taken..self.taken + count]);
         self.taken += count;
-        if self.taken == self.answers.len() {
-            self.answers.clear();
+        if self.taken == self.completions.len() {
+            self.completions.clear();
             self.taken = 0;
         }
         count
@@ -88,7 +88,7 @@ mod tests {
 
     use super::CompletionQueue;
 
-    fn answer(token: u64) -> IoCompletion {
+    fn completion(token: u64) -> IoCompletion {
         IoCompletion { token, status: IoStatus::SUCCESS, result: 0 }
     }
 
@@ -101,17 +101,17 @@ mod tests {
             let mut draw = |bound: usize| usize::try_from(random.below(bound as u64)).unwrap();
             for _ in 0..500 {
                 let count = draw(ready.room() + 1);
-                ready.extend((0..count).map(|offset| answer(put + offset as u64)));
+                ready.extend((0..count).map(|offset| completion(put + offset as u64)));
                 put += count as u64;
-                let mut answers = CompletionBatch::with_capacity(draw(9));
-                assert_eq!(ready.drain_into(&mut answers), answers.as_slice().len());
-                for given in answers.drain() {
+                let mut completions = CompletionBatch::with_capacity(draw(9));
+                assert_eq!(ready.drain_into(&mut completions), completions.as_slice().len());
+                for given in completions.drain() {
                     assert_eq!(given.token, got);
                     got += 1;
                 }
                 assert_eq!(ready.len() as u64, put - got);
                 assert!(
-                    ready.answers.capacity() <= 4 * 7,
+                    ready.completions.capacity() <= 4 * 7,
                     "it grows to twice its depth and stays so"
                 );
             }
@@ -121,6 +121,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "outstanding")]
     fn one_more_than_the_depth_is_our_own_mistake() {
-        CompletionQueue::with_depth(1).extend([answer(0), answer(1)].into_iter());
+        CompletionQueue::with_depth(1).extend([completion(0), completion(1)].into_iter());
     }
 }

@@ -86,15 +86,15 @@ impl ContextRef {
 
     /// Appends completions, whose tokens are tags.
     #[inline]
-    pub(crate) fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+    pub(crate) fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         let count = match &mut self.way {
-            ContextAccess::Owned(backend) => backend.poll(now, answers),
-            ContextAccess::Shared(member) => member.poll(now, answers),
+            ContextAccess::Owned(backend) => backend.poll(now, completions),
+            ContextAccess::Shared(member) => member.poll(now, completions),
             ContextAccess::Closed => 0,
         };
         #[expect(clippy::cast_possible_truncation, reason = "no more than there are tags")]
-        let answered = count as u32;
-        self.in_flight -= answered;
+        let completed = count as u32;
+        self.in_flight -= completed;
         count
     }
 
@@ -170,9 +170,9 @@ impl ContextRef {
 
     /// Closes the access to the device; for a shared context, for all of its members. Completions that
     /// other members have put into the inbox are delivered before the rest is aborted.
-    pub(crate) fn close(&mut self, answers: &mut CompletionBatch) -> usize {
+    pub(crate) fn close(&mut self, completions: &mut CompletionBatch) -> usize {
         match std::mem::replace(&mut self.way, ContextAccess::Closed) {
-            ContextAccess::Shared(mut member) => member.close(answers),
+            ContextAccess::Shared(mut member) => member.close(completions),
             _ => 0,
         }
     }

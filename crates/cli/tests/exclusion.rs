@@ -100,19 +100,19 @@ impl Host {
             ..Request::PLACEHOLDER
         };
         let segments = [segment];
-        let mut answers = CompletionBatch::with_capacity(1);
+        let mut completions = CompletionBatch::with_capacity(1);
         let (mut is_taken, end) = (false, self.now().after(Span::from_secs(60)));
-        while answers.as_slice().is_empty() {
+        while completions.as_slice().is_empty() {
             let now = self.now();
             assert!(now < end, "{operation:?} was not answered");
             is_taken = is_taken || channel.submit(now, &[request], &segments) == 1;
             channel.flush();
-            channel.poll(now, &mut answers);
+            channel.poll(now, &mut completions);
             tenmil_linux::thread::yield_now();
         }
         let mut bytes = [0; BLOCK as usize];
         self.regions.load(segment, &mut bytes).unwrap();
-        (answers.as_slice()[0].status, bytes[0])
+        (completions.as_slice()[0].status, bytes[0])
     }
 
     fn now(&self) -> Instant {

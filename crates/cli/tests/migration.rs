@@ -153,7 +153,7 @@ fn ride(
     assert_eq!(tally.loads_left, loads, "in flight when it was told to leave");
     let carried = if travel == Travel::Carry { MOVES * DEPTH as u64 } else { 0 };
     assert_eq!(tally.carried, carried);
-    assert_eq!(tally.submitted, tally.answered);
+    assert_eq!(tally.submitted, tally.completed);
     assert!(tally.verified > MOVES * DEPTH as u64 / 2, "{} reads are no test", tally.verified);
     assert!(tally.latest < FORGOTTEN, "an answer took {}", tally.latest);
     tally

@@ -90,7 +90,7 @@ fn go_through_gaps(count: u64) {
             is_pending: false,
             left: count / URIS.len() as u64,
             lateness: Histogram::new(),
-            answers: CompletionBatch::with_capacity(1),
+            completions: CompletionBatch::with_capacity(1),
             done: Arc::clone(&done),
             tell: tell.clone(),
         };
@@ -150,7 +150,7 @@ struct Lane {
     left: u64,
     /// From when an I/O was due to when its answer was seen.
     lateness: Histogram,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
     done: Arc<AtomicU64>,
     tell: Sender<Histogram>,
 }
@@ -175,9 +175,12 @@ impl Lane {
     /// Takes the answer, and draws the gap after it.
     fn take(&mut self, context: &mut Context<'_>) {
         let now = context.now();
-        let answers: Vec<_> =
-            self.answers.drain().map(|answer| (answer.token, answer.status)).collect();
-        assert_eq!(answers, [(self.left, IoStatus::SUCCESS)]);
+        let completions: Vec<_> = self
+            .completions
+            .drain()
+            .map(|completion| (completion.token, completion.status))
+            .collect();
+        assert_eq!(completions, [(self.left, IoStatus::SUCCESS)]);
         self.is_pending = false;
         self.left -= 1;
         self.done.fetch_add(1, Ordering::Relaxed);
@@ -192,15 +195,16 @@ impl Lane {
 
 impl Poller for Lane {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
-        let answered = self.is_pending && self.queue.poll(context.now(), &mut self.answers) > 0;
-        if answered {
+        let completed =
+            self.is_pending && self.queue.poll(context.now(), &mut self.completions) > 0;
+        if completed {
             self.take(context);
         }
         let begins = !self.is_pending && self.left > 0 && context.now() >= self.due;
         if begins {
             self.submit(context.now());
         }
-        PollResult::from_count(usize::from(answered || begins))
+        PollResult::from_count(usize::from(completed || begins))
     }
 
     fn flush(&mut self) {

@@ -59,7 +59,7 @@ struct State {
     cached: BTreeMap<u64, Vec<Block>>,
     under_way: Vec<InFlight>,
     /// Completions that were not polled yet, by channel.
-    answers: BTreeMap<u64, VecDeque<IoCompletion>>,
+    completions: BTreeMap<u64, VecDeque<IoCompletion>>,
     channels: u64,
     taken: u64,
     /// The disk is unplugged: every request fails.
@@ -96,7 +96,7 @@ impl Disk {
             stable: BTreeMap::new(),
             cached: BTreeMap::new(),
             under_way: Vec::new(),
-            answers: BTreeMap::new(),
+            completions: BTreeMap::new(),
             channels: 0,
             taken: 0,
             is_absent: false,
@@ -191,7 +191,7 @@ impl BlockDevice for OpenDisk {
         let mut state = self.disk.lock();
         state.channels += 1;
         let number = state.channels;
-        state.answers.insert(number, VecDeque::new());
+        state.completions.insert(number, VecDeque::new());
         let (disk, memory, limits) = (self.disk.clone(), self.memory.clone(), self.limits.clone());
         Ok(Box::new(Channel { disk, number, process: self.process, memory, limits }))
     }
@@ -226,12 +226,12 @@ impl IoChannel for Channel {
         taken
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         let mut state = self.disk.lock();
         state.advance(now);
-        let Some(waiting) = state.answers.get_mut(&self.number) else { return 0 };
-        let count = waiting.len().min(answers.remaining());
-        waiting.drain(..count).for_each(|answer| answers.push(answer));
+        let Some(waiting) = state.completions.get_mut(&self.number) else { return 0 };
+        let count = waiting.len().min(completions.remaining());
+        waiting.drain(..count).for_each(|completion| completions.push(completion));
         count
     }
 }
@@ -239,8 +239,9 @@ impl IoChannel for Channel {
 impl ChannelWakeup for Channel {
     fn wake_at(&self) -> Instant {
         let state = self.disk.lock();
-        let has_answers = state.answers.get(&self.number).is_some_and(|all| !all.is_empty());
-        if has_answers {
+        let has_completions =
+            state.completions.get(&self.number).is_some_and(|all| !all.is_empty());
+        if has_completions {
             return Instant::default();
         }
         let mine = state.under_way.iter().filter(|one| one.channel == self.number);
@@ -253,7 +254,7 @@ impl Drop for Channel {
         let number = self.number;
         let mut state = self.disk.lock();
         state.give_up(|one| one.channel == number);
-        state.answers.remove(&number);
+        state.completions.remove(&number);
     }
 }
 
@@ -273,9 +274,9 @@ impl State {
             let due = self.under_way.iter().enumerate().filter(|(_, one)| one.due <= now);
             let Some((index, _)) = due.min_by_key(|(_, one)| (one.due, one.number)) else { break };
             let one = self.under_way.swap_remove(index);
-            let outcome = self.execute(&one);
-            let answer = IoCompletion { token: one.request.token, status: outcome, result: 0 };
-            self.answers.entry(one.channel).or_default().push_back(answer);
+            let status = self.execute(&one);
+            let completion = IoCompletion { token: one.request.token, status, result: 0 };
+            self.completions.entry(one.channel).or_default().push_back(completion);
         }
     }
 

@@ -100,9 +100,9 @@ impl Opening<'_> {
 
 /// Polls all background channels.
 pub(crate) fn turn(background: &mut [Background], now: Instant) {
-    let mut answers = CompletionBatch::with_capacity(1);
+    let mut completions = CompletionBatch::with_capacity(1);
     for channel in background {
-        channel.poll(now, &mut answers);
+        channel.poll(now, &mut completions);
     }
 }
 

@@ -31,7 +31,7 @@ pub(crate) struct Host {
     way: Way,
     ops: BTreeMap<u64, Op>,
     free: Vec<u32>,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
     random: Random,
     next_at: Instant,
     goal: Goal,
@@ -126,7 +126,7 @@ impl Host {
             way,
             ops: BTreeMap::new(),
             free: (0..SLOTS).collect(),
-            answers: CompletionBatch::with_capacity(ANSWERS),
+            completions: CompletionBatch::with_capacity(ANSWERS),
             random: Random::new(seed.wrapping_add(number as u64 + 1)),
             next_at: begins_at,
             goal: Goal::Work,
@@ -174,15 +174,15 @@ impl Host {
             is_busy |= self.way.take_queue();
         }
         if let Some(mut queue) = self.way.queue().take() {
-            let mut answers =
-                std::mem::replace(&mut self.answers, CompletionBatch::with_capacity(0));
-            queue.poll(now, &mut answers);
-            let ended: Vec<IoCompletion> = answers.drain().collect();
+            let mut completions =
+                std::mem::replace(&mut self.completions, CompletionBatch::with_capacity(0));
+            queue.poll(now, &mut completions);
+            let ended: Vec<IoCompletion> = completions.drain().collect();
             self.note_legs(now, queue.losses(), shared);
-            self.answers = answers;
-            for answer in ended {
+            self.completions = completions;
+            for completion in ended {
                 is_busy = true;
-                self.end(now, answer, shared)?;
+                self.end(now, completion, shared)?;
             }
             while self.wants_to_submit(now) && self.submit(now, &mut *queue, shared) {
                 is_busy = true;
@@ -346,20 +346,20 @@ impl Host {
     fn end(
         &mut self,
         now: Instant,
-        answer: IoCompletion,
+        completion: IoCompletion,
         shared: &mut Shared<'_>,
     ) -> Result<(), Failure> {
-        let id = answer.token;
+        let id = completion.token;
         let Some(op) = self.ops.remove(&id) else {
             let text = format!("host {}: request {id} completed twice", self.number);
             return Err(Failure { scope: Scope::host(self.number), text });
         };
-        let is_success = answer.status.is_success();
+        let is_success = completion.status.is_success();
         if !is_success {
             self.next_at = self.next_at.max(now.after(FAILURE_PAUSE));
         }
         let told =
-            if is_success { "ends".into() } else { format!("fails: {}", name(answer.status)) };
+            if is_success { "ends".into() } else { format!("fails: {}", name(completion.status)) };
         match op.operation {
             Operation::Write => {
                 self.note(now, id, &op, told, shared);
@@ -372,7 +372,8 @@ impl Host {
                 let ended = shared.checker.write_ends(id, end);
                 let fail = |lba, why: &str| self.failure(lba, &format!("w{id}"), why);
                 ended.map_err(|(lba, why)| fail(lba, &why.to_string()))?;
-                let is_conflict = answer.status.0 == tenmil_wire::Status::RESERVATION_CONFLICT.0;
+                let is_conflict =
+                    completion.status.0 == tenmil_wire::Status::RESERVATION_CONFLICT.0;
                 let kept = shared.checker.reservation_is_kept(id, is_conflict);
                 kept.map_err(|why| fail(op.first, &why))?;
             }
@@ -531,8 +532,8 @@ fn why_text(why: &tenmil_base::InvalidSegment) -> String {
 }
 
 /// Name of a status.
-fn name(outcome: IoStatus) -> String {
-    tenmil_wire::Status(outcome.0).to_string()
+fn name(status: IoStatus) -> String {
+    tenmil_wire::Status(status.0).to_string()
 }
 
 /// Formats values, with runs of equal ones combined.

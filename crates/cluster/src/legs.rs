@@ -300,16 +300,16 @@ impl IoChannel for LegChannel {
         }
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        let before = answers.len();
-        self.failed.drain(..).for_each(|answer| answers.push(answer));
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        let before = completions.len();
+        self.failed.drain(..).for_each(|completion| completions.push(completion));
         if self.queue.is_none() {
             self.queue = lock(&self.paths).multipath.take_queue(self.ticket);
         }
         if let Some(queue) = &mut self.queue {
-            queue.poll(now, answers);
+            queue.poll(now, completions);
         }
-        answers.len() - before
+        completions.len() - before
     }
 
     fn losses(&self) -> u64 {

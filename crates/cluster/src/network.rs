@@ -331,7 +331,7 @@ impl PendingConnect for Dialling {
             state.has_packets.then(|| PduRecorder::new(history, shared, names))
         };
         let sent = tap(names.clone());
-        let answered = tap((names.1, names.0));
+        let completed = tap((names.1, names.0));
         let cable =
             Connection { host, process, network, orphan: None, is_dark: false, ends: 2, number };
         state.cables.push(cable);
@@ -340,7 +340,7 @@ impl PendingConnect for Dialling {
             end: Some(far),
             net: net.clone(),
             number,
-            tap: answered,
+            tap: completed,
             is_host: false,
         };
         state.ports[process].arrivals.push(Box::new(far));

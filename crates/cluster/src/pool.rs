@@ -244,12 +244,12 @@ impl PoolHost {
         }
         is_busy |= self.link.take_queue();
         let Some(mut queue) = self.link.queue.take() else { return Ok(is_busy) };
-        let mut answers = CompletionBatch::with_capacity(16);
-        queue.poll(now, &mut answers);
-        self.notice_losses(queue.losses(), !answers.is_empty());
-        for answer in answers.drain() {
+        let mut completions = CompletionBatch::with_capacity(16);
+        queue.poll(now, &mut completions);
+        self.notice_losses(queue.losses(), !completions.is_empty());
+        for response in completions.drain() {
             is_busy = true;
-            self.end_transfer(now, answer, shared)?;
+            self.end_transfer(now, response, shared)?;
         }
         is_busy |= self.recover(now, shared);
         is_busy |= self.go_on(now, shared)?;
@@ -288,8 +288,8 @@ impl PoolHost {
                     }
                     action => self.backlog.push_back(action),
                 }
-            } else if let Some((token, answer)) = store.next_answer() {
-                self.end(now, token, answer, shared)?;
+            } else if let Some((token, response)) = store.next_response() {
+                self.end(now, token, response, shared)?;
             } else {
                 break;
             }
@@ -404,18 +404,18 @@ impl PoolHost {
         &mut self,
         now: Instant,
         token: u64,
-        answer: Result<tenmil_volume::PoolResponse, PoolError>,
+        response: Result<tenmil_volume::PoolResponse, PoolError>,
         shared: &mut Shared<'_>,
     ) -> Result<(), Failure> {
         let Some(op) = self.ops.remove(&token) else { return Ok(()) };
-        let told = match &answer {
+        let told = match &response {
             Ok(_) => "ends".to_owned(),
             Err(error) => format!("fails: {error}"),
         };
-        if op.kind != OpKind::Read || answer.is_err() {
+        if op.kind != OpKind::Read || response.is_err() {
             self.note_op(now, token, &op, &told, shared);
         }
-        match (op.kind, &answer) {
+        match (op.kind, &response) {
             (OpKind::Claim, Ok(_)) => {
                 shared.checker.pool_claimed((self.number, self.disk), now);
                 self.forget_unflushed(now, shared);
@@ -425,13 +425,13 @@ impl PoolHost {
             }
             (OpKind::Find, Err(PoolError::NoVolume(_))) => self.flushed = u64::MAX,
             (OpKind::Write, _) => {
-                let is_success = answer.is_ok();
+                let is_success = response.is_ok();
                 let (is_durable, may_flicker) = (false, true);
                 let end = WriteEnd { ended: now, is_success, is_durable, may_flicker };
                 let ended = shared.checker.write_ends(token, end);
                 ended.map_err(|(lba, why)| self.failure(lba, &why.to_string()))?;
             }
-            (OpKind::Flush, _) if self.hears_of_losses(answer.is_ok()) => {
+            (OpKind::Flush, _) if self.hears_of_losses(response.is_ok()) => {
                 shared.checker.flush_fails(self.number, self.disk, now.after(Span { ns: 1 }));
             }
             (OpKind::Flush, Ok(_)) => {
@@ -444,7 +444,7 @@ impl PoolHost {
             (OpKind::Read, Ok(_)) => self.check_read(now, token, &op, shared)?,
             _ => {}
         }
-        if let Err(error) = answer {
+        if let Err(error) = response {
             self.next_at = self.next_at.max(now.after(PAUSE));
             self.leave_if_superseded(now, &error, shared);
         }

@@ -262,18 +262,18 @@ impl ReservationClient {
         shared: &mut Shared<'_>,
     ) -> Result<bool, Failure> {
         let is_busy = remote.poll(now).is_some();
-        let mut answers = CompletionBatch::with_capacity(4);
-        queue.poll_raw(now, &mut answers);
+        let mut completions = CompletionBatch::with_capacity(4);
+        queue.poll_raw(now, &mut completions);
         queue.flush();
-        let answer = answers.drain().next();
+        let completion = completions.drain().next();
         let is_lost = remote.controller().state() != State::Ready;
-        match answer {
+        match completion {
             None if is_lost => self.give_up(now, "lost its connection", shared),
             None => self.stage = Stage::Asking(remote, queue, step),
-            Some(answer) if !answer.status.is_success() => {
-                let text = format!("{step:?} fails: {}", tenmil_wire::Status(answer.status.0));
+            Some(completion) if !completion.status.is_success() => {
+                let text = format!("{step:?} fails: {}", tenmil_wire::Status(completion.status.0));
                 self.note(now, &text, shared);
-                let is_certain = answer.status != IoStatus::ABORTED_BY_HOST;
+                let is_certain = completion.status != IoStatus::ABORTED_BY_HOST;
                 if is_certain
                     && let Step::Preempt(_) = step
                     && self.send(now, &mut queue, (Step::Acquire, address.nsid))
@@ -323,7 +323,7 @@ impl ReservationClient {
                 return Ok(true);
             }
         }
-        Ok(is_busy || answer.is_some())
+        Ok(is_busy || completion.is_some())
     }
 
     fn acquired(&self, now: Instant, shared: &mut Shared<'_>) -> Result<(), Failure> {

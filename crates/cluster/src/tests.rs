@@ -16,8 +16,8 @@ fn a_seed_repeats_its_run() {
 #[test]
 fn takeover_whose_claim_fails_is_repeated() {
     for seed in [468, 794] {
-        let outcome = run(&Plan::of(seed, InjectedBugs::default()));
-        assert_eq!(outcome.failure, None, "seed {seed}");
+        let status = run(&Plan::of(seed, InjectedBugs::default()));
+        assert_eq!(status.failure, None, "seed {seed}");
     }
 }
 
@@ -53,15 +53,15 @@ fn seeds_by_hand() {
         if std::env::var("KIND").is_ok_and(|wanted| wanted != kind) {
             continue;
         }
-        let outcome = run(&plan);
-        match outcome.failure {
+        let status = run(&plan);
+        match status.failure {
             Some(failure) => {
-                println!("seed {seed} ({kind}): {} events: {failure}", outcome.events);
+                println!("seed {seed} ({kind}): {} events: {failure}", status.events);
                 if std::env::var("HISTORY").is_ok() {
-                    outcome.history.iter().for_each(|line| println!("    {line}"));
+                    status.history.iter().for_each(|line| println!("    {line}"));
                 }
             }
-            None => println!("seed {seed} ({kind}): {} events", outcome.events),
+            None => println!("seed {seed} ({kind}): {} events", status.events),
         }
     }
 }

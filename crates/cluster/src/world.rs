@@ -544,8 +544,8 @@ impl World {
 impl InjectedBugs {
     /// First of `seeds` seeds that finds the bug, if any does.
     pub fn first_seed(self, seeds: u64) -> Option<Outcome> {
-        let mut outcomes = (0..seeds).map(|seed| run(&Plan::of(seed, self)));
-        outcomes.find(|outcome| outcome.failure.is_some())
+        let mut statuses = (0..seeds).map(|seed| run(&Plan::of(seed, self)));
+        statuses.find(|status| status.failure.is_some())
     }
 }
 

@@ -111,10 +111,10 @@ impl CryptChannel {
             (below.segment_first, below.segment_count) = (place, 1);
             // Writes and compares are encrypted here, reads are decrypted at completion.
             if request.operation != Operation::Read
-                && let Err(outcome) = self.crypt(place, Direction::Encrypt)
+                && let Err(status) = self.crypt(place, Direction::Encrypt)
             {
                 self.free.push(place);
-                return Err(outcome);
+                return Err(status);
             }
         }
         self.unsent.push_back(below);
@@ -184,15 +184,15 @@ impl CryptChannel {
     }
 
     /// Handles a completion of the underlying device.
-    fn handle_completion(&mut self, answer: &IoCompletion) {
-        let Ok(place) = u32::try_from(answer.token) else { return };
+    fn handle_completion(&mut self, completion: &IoCompletion) {
+        let Ok(place) = u32::try_from(completion.token) else { return };
         let Request { token, operation, blocks, .. } = self.slots[place as usize].request;
-        let mut outcome = answer.status;
-        if outcome.is_success() && operation == Operation::Read && blocks > 0 {
-            outcome = self.crypt(place, Direction::Decrypt).err().unwrap_or_default();
+        let mut status = completion.status;
+        if status.is_success() && operation == Operation::Read && blocks > 0 {
+            status = self.crypt(place, Direction::Decrypt).err().unwrap_or_default();
         }
         self.free.push(place);
-        self.ready.push_back(IoCompletion { token, status: outcome, ..*answer });
+        self.ready.push_back(IoCompletion { token, status, ..*completion });
     }
 
     fn send(&mut self, now: Instant) {
@@ -217,29 +217,25 @@ impl IoChannel for CryptChannel {
         // A completion that waits to be polled has freed its slot but still counts.
         let count = requests.len().min(self.free.len().saturating_sub(self.ready.len()));
         for request in &requests[..count] {
-            if let Err(outcome) = self.start(request, segments) {
-                self.ready.push_back(IoCompletion {
-                    token: request.token,
-                    status: outcome,
-                    result: 0,
-                });
+            if let Err(status) = self.start(request, segments) {
+                self.ready.push_back(IoCompletion { token: request.token, status, result: 0 });
             }
         }
         self.send(now);
         count
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         let mut below = std::mem::replace(&mut self.completions, CompletionBatch::with_capacity(0));
         self.inner.poll(now, &mut below);
-        below.drain().for_each(|answer| self.handle_completion(&answer));
+        below.drain().for_each(|completion| self.handle_completion(&completion));
         self.completions = below;
         if !self.unsent.is_empty() {
             self.send(now);
             self.inner.flush();
         }
-        let count = answers.remaining().min(self.ready.len());
-        self.ready.drain(..count).for_each(|answer| answers.push(answer));
+        let count = completions.remaining().min(self.ready.len());
+        self.ready.drain(..count).for_each(|completion| completions.push(completion));
         count
     }
 }

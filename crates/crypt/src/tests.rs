@@ -114,13 +114,13 @@ impl Bench {
             flags: RequestFlags::NONE,
         };
         let now = Instant::default();
-        let mut answers = CompletionBatch::with_capacity(1);
+        let mut completions = CompletionBatch::with_capacity(1);
         assert_eq!(channel.submit(now, &[request], segments), 1);
         channel.flush();
-        while channel.poll(now, &mut answers) == 0 {}
-        let answer = answers.as_slice()[0];
-        assert_eq!(answer.token, request.token);
-        answer.status
+        while channel.poll(now, &mut completions) == 0 {}
+        let completion = completions.as_slice()[0];
+        assert_eq!(completion.token, request.token);
+        completion.status
     }
 
     /// Memory of `len` bytes, cut at random positions.
@@ -177,25 +177,25 @@ fn what_was_written_is_read_whatever_the_memory_is_cut_into() {
                 let bytes: Vec<u8> =
                     (0..count * block).map(|_| random.next_u64().to_le_bytes()[0]).collect();
                 bench.put(&segments, &bytes);
-                let outcome = bench.run(channel, Operation::Write, lba, many, &segments);
-                assert_eq!(outcome, IoStatus::SUCCESS);
+                let status = bench.run(channel, Operation::Write, lba, many, &segments);
+                assert_eq!(status, IoStatus::SUCCESS);
                 assert_eq!(bench.get(&segments), bytes, "the caller's data stays as it is");
                 for (place, bytes) in blocks[range].iter_mut().zip(bytes.chunks(block)) {
                     *place = Some(bytes.to_vec());
                 }
                 continue;
             }
-            let outcome = bench.run(channel, Operation::Read, lba, many, &segments);
-            assert_eq!(outcome, IoStatus::SUCCESS);
+            let status = bench.run(channel, Operation::Read, lba, many, &segments);
+            assert_eq!(status, IoStatus::SUCCESS);
             let bytes = bench.get(&segments);
             for (place, bytes) in blocks[range].iter().zip(bytes.chunks(block)) {
                 assert!(place.as_ref().is_none_or(|expected| expected == bytes), "round {round}");
             }
-            let outcome = bench.run(channel, Operation::Compare, lba, many, &segments);
-            assert_eq!(outcome, IoStatus::SUCCESS, "what was read compares equal");
+            let status = bench.run(channel, Operation::Compare, lba, many, &segments);
+            assert_eq!(status, IoStatus::SUCCESS, "what was read compares equal");
             bench.put(&segments[..1], &vec![0x5a; segments[0].len_bytes as usize]);
-            let outcome = bench.run(channel, Operation::Compare, lba, many, &segments);
-            assert_eq!(outcome, IoStatus::COMPARE_FAILURE);
+            let status = bench.run(channel, Operation::Compare, lba, many, &segments);
+            assert_eq!(status, IoStatus::COMPARE_FAILURE);
         }
     }
 }
@@ -208,8 +208,8 @@ fn the_device_holds_what_a_plain_cipher_makes_and_the_wrong_key_reads_garbage() 
     let read = |medium: &dyn tenmil_base::BlockDevice, lba| {
         let segment = bench.memory.slice(0, 1024).unwrap();
         let mut channel = medium.channel().unwrap();
-        let outcome = bench.run(&mut *channel, Operation::Read, lba, 2, &[segment]);
-        assert_eq!(outcome, IoStatus::SUCCESS);
+        let status = bench.run(&mut *channel, Operation::Read, lba, 2, &[segment]);
+        assert_eq!(status, IoStatus::SUCCESS);
         bench.get(&[segment])
     };
     let good = with(&bytes_of(KEY));
@@ -261,14 +261,14 @@ fn a_full_channel_gives_the_rest_back_and_answers_each_once() {
     assert_eq!(channel.submit(Instant::default(), &requests, &[segment]), depth);
     assert_eq!(channel.submit(Instant::default(), &requests[depth..], &[segment]), 0);
     let mut seen = vec![0; depth];
-    let mut answers = CompletionBatch::with_capacity(7);
+    let mut completions = CompletionBatch::with_capacity(7);
     let mut now = Instant::default();
     while seen.contains(&0) {
         now = now.max(channel.wake_at());
-        channel.poll(now, &mut answers);
-        for answer in answers.drain() {
-            assert_eq!(answer.status, IoStatus::SUCCESS);
-            seen[usize::try_from(answer.token).unwrap()] += 1;
+        channel.poll(now, &mut completions);
+        for completion in completions.drain() {
+            assert_eq!(completion.status, IoStatus::SUCCESS);
+            seen[usize::try_from(completion.token).unwrap()] += 1;
         }
     }
     assert!(seen.iter().all(|count| *count == 1));
@@ -291,8 +291,8 @@ fn requests_that_do_not_fit_are_refused() {
             (0, 1, &[], IoStatus::INVALID_FIELD),
             (0, 1, &[stray], IoStatus::DATA_TRANSFER_ERROR),
         ] {
-            let outcome = bench.run(&mut *channel, operation, lba, blocks, segments);
-            assert_eq!(outcome, expected, "{operation:?} {lba} {blocks}");
+            let status = bench.run(&mut *channel, operation, lba, blocks, segments);
+            assert_eq!(status, expected, "{operation:?} {lba} {blocks}");
         }
     }
 }

@@ -151,7 +151,7 @@ struct AttachedState<B: ControllerBus> {
     /// notified then.
     controller: Option<Controller<B::Registers, MappedDma<B>>>,
     /// Completions of admin commands that a caller waits for.
-    answers: Vec<IoCompletion>,
+    completions: Vec<IoCompletion>,
     /// Why the controller is lost.
     lost: Option<Error>,
     /// Unused interrupt vectors; the last one is used next.
@@ -253,7 +253,7 @@ impl<B: ControllerBus> AttachedController<B> {
         let growth = Arc::new(SizeWatch::default());
         let kept = AttachedState {
             controller: Some(controller),
-            answers: Vec::new(),
+            completions: Vec::new(),
             lost: None,
             vectors_free: (1..=u16::try_from(most).unwrap_or(u16::MAX)).rev().collect(),
             vectors_used: BTreeMap::new(),
@@ -443,9 +443,9 @@ impl<B: ControllerBus> AttachedController<B> {
             let now = self.clock.now();
             let mut kept = self.shared.lock();
             kept.poll(&self.shared.bus, now);
-            let found = kept.answers.iter().position(|answer| answer.token == token);
+            let found = kept.completions.iter().position(|completion| completion.token == token);
             if let Some(at) = found {
-                return Ok(kept.answers.swap_remove(at));
+                return Ok(kept.completions.swap_remove(at));
             }
             kept.controller()?;
             drop(kept);
@@ -512,7 +512,7 @@ impl<B: ControllerBus> AttachedState<B> {
         }
         while let Some(event) = self.controller.as_mut().and_then(|known| known.poll(now)) {
             match event {
-                Event::AdminCompleted(answer) => self.answers.push(answer),
+                Event::AdminCompleted(completion) => self.completions.push(completion),
                 Event::Dead(error) => return self.mark_lost(bus, &error.to_string()),
                 Event::Removed => return self.mark_lost(bus, "the controller was removed"),
                 Event::RingInHostMemory { id, why } => {

@@ -114,18 +114,18 @@ impl Document {
         command: Command,
         len_bytes: u32,
     ) -> Result<Option<AdminResult>, Error> {
-        let answer = controller.admin(command, len_bytes)?;
-        if !answer.status.is_success() {
-            self.rejected.push((title.to_owned(), answer.status));
+        let result = controller.admin(command, len_bytes)?;
+        if !result.status.is_success() {
+            self.rejected.push((title.to_owned(), result.status));
             return Ok(None);
         }
-        if answer.bytes.len() < len_bytes as usize {
+        if result.bytes.len() < len_bytes as usize {
             return Err(Error::remote(format!(
                 "{title}: received {} bytes, expected {len_bytes}",
-                answer.bytes.len()
+                result.bytes.len()
             )));
         }
-        Ok(Some(answer))
+        Ok(Some(result))
     }
 }
 

@@ -40,7 +40,7 @@ struct Load {
     sent: Vec<Instant>,
     /// Drawn and not yet taken.
     waiting: Vec<Request>,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
     latency: Histogram,
 }
 
@@ -132,7 +132,7 @@ impl Load {
             random: Random::new(seed as u64 + 1),
             sent: vec![Instant::default(); depth],
             waiting: (0..depth as u64).map(request).collect(),
-            answers: CompletionBatch::with_capacity(depth),
+            completions: CompletionBatch::with_capacity(depth),
             latency: Histogram::new(),
         }
     }
@@ -148,15 +148,15 @@ impl Load {
 
     /// Takes what has ended, and sends as much again.
     fn turn(&mut self, now: Instant) {
-        self.channel.poll(now, &mut self.answers);
-        let Self { answers, waiting, sent, latency, random, .. } = self;
-        for answer in answers.drain() {
-            assert!(answer.status.is_success(), "{answer:?}");
-            let index = usize::try_from(answer.token).expect("a small number");
+        self.channel.poll(now, &mut self.completions);
+        let Self { completions, waiting, sent, latency, random, .. } = self;
+        for completion in completions.drain() {
+            assert!(completion.status.is_success(), "{completion:?}");
+            let index = usize::try_from(completion.token).expect("a small number");
             latency.record(now.since(sent[index]).ns);
             sent[index] = now;
             let lba = random.below(BLOCK_COUNT / 2048) * 2048;
-            let (token, blocks, operation) = (answer.token, self.blocks, self.operation);
+            let (token, blocks, operation) = (completion.token, self.blocks, self.operation);
             let request = Request { token, lba, blocks, operation, ..Request::PLACEHOLDER };
             waiting.push(Request { segment_count: 1, ..request });
         }

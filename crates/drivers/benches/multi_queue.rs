@@ -21,7 +21,7 @@ use tenmil_linux::Clock;
 struct Reads {
     backend: Box<dyn IoChannel>,
     requests: Vec<Request>,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
     now: Instant,
 }
 
@@ -40,9 +40,9 @@ impl Reads {
             flags: RequestFlags::NONE,
         };
         let room = usize::try_from(count).unwrap_or(0);
-        let (requests, answers) =
+        let (requests, completions) =
             ((0..count).map(read).collect(), CompletionBatch::with_capacity(room));
-        let mut reads = Self { backend, requests, answers, now: Instant::default() };
+        let mut reads = Self { backend, requests, completions, now: Instant::default() };
         (0..8).for_each(|_| reads.turn());
         reads
     }
@@ -53,9 +53,9 @@ impl Reads {
         self.now.ns += 1_000;
         let taken = self.backend.submit(self.now, &self.requests, &[Segment::default()]);
         self.backend.flush();
-        let answered = self.backend.poll(self.now, &mut self.answers);
-        assert_eq!((taken, answered), (self.requests.len(), self.requests.len()));
-        self.answers.clear();
+        let completed = self.backend.poll(self.now, &mut self.completions);
+        assert_eq!((taken, completed), (self.requests.len(), self.requests.len()));
+        self.completions.clear();
     }
 }
 

@@ -75,7 +75,7 @@ fn write_until(
     failed: &AtomicU64,
 ) -> u64 {
     let mut random = Random::new(1);
-    let mut answers = CompletionBatch::with_capacity(DEPTH);
+    let mut completions = CompletionBatch::with_capacity(DEPTH);
     let (mut in_flight, mut ended) = (0, 0);
     while in_flight > 0 || !is_over.load(Ordering::Relaxed) {
         while in_flight < DEPTH && !is_over.load(Ordering::Relaxed) {
@@ -90,11 +90,11 @@ fn write_until(
             in_flight += 1;
         }
         channel.flush();
-        channel.poll(clock.now(), &mut answers);
-        for answer in answers.drain() {
+        channel.poll(clock.now(), &mut completions);
+        for completion in completions.drain() {
             in_flight -= 1;
             ended += 1;
-            failed.fetch_add(u64::from(!answer.status.is_success()), Ordering::Relaxed);
+            failed.fetch_add(u64::from(!completion.status.is_success()), Ordering::Relaxed);
         }
         tenmil_linux::thread::yield_now();
     }

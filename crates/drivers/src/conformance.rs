@@ -49,9 +49,9 @@ fn what_was_written_is_read_whatever_else_is_done() {
                     blocks.deallocate(first, count, subject.is_ciphered);
                 }
                 5 if driver.has(Operation::Copy) => {
-                    let outcome = driver.copy(source, first, count);
-                    blocks.copy(source, first, count, outcome);
-                    if !outcome.is_success() {
+                    let status = driver.copy(source, first, count);
+                    blocks.copy(source, first, count, status);
+                    if !status.is_success() {
                         // How far it got before the unreadable block is undefined.
                         assert_eq!(
                             driver.write(first, count, 9, RequestFlags::NONE),
@@ -114,28 +114,28 @@ impl Shadow {
         }
     }
 
-    fn copy(&mut self, source: u64, target: u64, count: u32, outcome: IoStatus) {
+    fn copy(&mut self, source: u64, target: u64, count: u32, status: IoStatus) {
         let from = self.of(source, count).to_vec();
         if from.contains(&State::Lost) {
-            assert_eq!(outcome, IoStatus::UNRECOVERED_READ);
+            assert_eq!(status, IoStatus::UNRECOVERED_READ);
         } else {
-            assert_eq!(outcome, IoStatus::SUCCESS);
+            assert_eq!(status, IoStatus::SUCCESS);
             self.of(target, count).copy_from_slice(&from);
         }
     }
 
     fn check(&mut self, driver: &mut Driver, first: u64, count: u32, round: usize) {
         let states = self.of(first, count).to_vec();
-        let (outcome, bytes) = driver.read(first, count, RequestFlags::NONE);
+        let (status, bytes) = driver.read(first, count, RequestFlags::NONE);
         let verified = driver.run(Operation::Verify, first, count, RequestFlags::NONE);
         if states.contains(&State::Lost) {
             assert_eq!(
-                (outcome, verified),
+                (status, verified),
                 (IoStatus::UNRECOVERED_READ, IoStatus::UNRECOVERED_READ)
             );
             return;
         }
-        assert_eq!((outcome, verified), (IoStatus::SUCCESS, IoStatus::SUCCESS));
+        assert_eq!((status, verified), (IoStatus::SUCCESS, IoStatus::SUCCESS));
         for (state, block) in states.iter().zip(bytes.chunks(driver.block_size())) {
             let good = match state {
                 State::Holds(byte) => block.iter().all(|found| found == byte),
@@ -184,8 +184,8 @@ fn a_compare_finds_one_wrong_byte_wherever_it_is() {
         for wrong in [0, size - 1, 2 * size - 1, 2 * size, 4 * size - 1] {
             bytes[wrong] ^= 0x80;
             driver.put(&[memory], &bytes);
-            let outcome = driver.transfer(Operation::Compare, 8, 4, &[memory]);
-            assert_eq!(outcome, IoStatus::COMPARE_FAILURE, "{} at {wrong}", driver.name);
+            let status = driver.transfer(Operation::Compare, 8, 4, &[memory]);
+            assert_eq!(status, IoStatus::COMPARE_FAILURE, "{} at {wrong}", driver.name);
             bytes[wrong] ^= 0x80;
         }
         assert!(driver.get(&[memory])[..size] == bytes[..size], "a compare transfers nothing here");
@@ -220,8 +220,8 @@ fn a_compare_and_write_changes_all_or_nothing() {
             assert!(read.iter().all(|byte| *byte == holds), "{} {holds}", driver.name);
         }
         let short = memory.slice(0, 2 * driver.limits().block_size).unwrap();
-        let outcome = driver.transfer(Operation::CompareAndWrite, 8, 2, &[short]);
-        assert_eq!(outcome, IoStatus::INVALID_FIELD, "{}", driver.name);
+        let status = driver.transfer(Operation::CompareAndWrite, 8, 2, &[short]);
+        assert_eq!(status, IoStatus::INVALID_FIELD, "{}", driver.name);
     }
 }
 
@@ -267,7 +267,7 @@ fn blocks_that_do_not_exist_are_out_of_range() {
             for operation in Operation::ALL {
                 let moves =
                     matches!(operation, Operation::Read | Operation::Write | Operation::Compare);
-                let outcome = match operation {
+                let status = match operation {
                     Operation::Flush => continue,
                     _ if !driver.has(operation) => continue,
                     _ if moves => {
@@ -277,7 +277,7 @@ fn blocks_that_do_not_exist_are_out_of_range() {
                     }
                     _ => driver.run(operation, lba, blocks, RequestFlags::NONE),
                 };
-                assert_eq!(outcome, IoStatus::LBA_OUT_OF_RANGE, "{} {operation:?}", driver.name);
+                assert_eq!(status, IoStatus::LBA_OUT_OF_RANGE, "{} {operation:?}", driver.name);
             }
             if driver.has(Operation::Copy) {
                 assert_eq!(driver.copy(lba, 0, blocks), IoStatus::LBA_OUT_OF_RANGE);
@@ -307,8 +307,8 @@ fn memory_that_does_not_fit_or_does_not_exist_is_refused() {
             let most = driver.limits().request_blocks_max;
             if most < u32::MAX {
                 let large = Segment { len_bytes: (most + 1) * size, ..memory };
-                let outcome = driver.transfer(operation, 0, most + 1, &[large]);
-                assert_eq!(outcome, IoStatus::INVALID_FIELD);
+                let status = driver.transfer(operation, 0, most + 1, &[large]);
+                assert_eq!(status, IoStatus::INVALID_FIELD);
             }
             let mut request = driver.request(operation, 0, 1);
             (request.segment_first, request.segment_count) = (1, 1);
@@ -342,14 +342,14 @@ fn a_full_channel_gives_the_rest_back_and_answers_each_request_once() {
         let mut seen = vec![0; requests.len()];
         let mut left = &requests[taken..];
         while seen.iter().sum::<usize>() < requests.len() {
-            let answers = driver.turn(7);
-            for answer in &answers {
-                assert_eq!(answer.status, IoStatus::SUCCESS);
-                seen[usize::try_from(answer.token).unwrap()] += 1;
+            let completions = driver.turn(7);
+            for completion in &completions {
+                assert_eq!(completion.status, IoStatus::SUCCESS);
+                seen[usize::try_from(completion.token).unwrap()] += 1;
             }
             // As many as have completed, however many more are available.
             let taken = driver.channel.submit(driver.now, left, &[memory]);
-            assert_eq!(taken, answers.len().min(left.len()), "{}", driver.name);
+            assert_eq!(taken, completions.len().min(left.len()), "{}", driver.name);
             left = &left[taken..];
         }
         assert!(seen.iter().all(|count| *count == 1), "{}", driver.name);
@@ -387,10 +387,10 @@ fn one_who_sleeps_on_a_medium_is_woken_for_every_answer() {
             let mut request = driver.request(operation, 0, blocks);
             request.segment_count = u16::from(blocks > 0);
             assert_eq!(driver.channel.submit(driver.now, &[request], &[memory]), 1);
-            let mut answers = CompletionBatch::with_capacity(1);
-            while answers.as_slice().is_empty() {
+            let mut completions = CompletionBatch::with_capacity(1);
+            while completions.as_slice().is_empty() {
                 driver.sleep(&mut sleeper);
-                driver.channel.poll(driver.now, &mut answers);
+                driver.channel.poll(driver.now, &mut completions);
             }
         }
     }
@@ -405,9 +405,9 @@ fn no_more_is_answered_than_there_is_room_for() {
         assert_eq!(driver.channel.poll(driver.now, &mut CompletionBatch::with_capacity(0)), 0);
         let mut count = 0;
         while count < 3 {
-            let answers = driver.turn(1);
-            assert!(answers.len() <= 1);
-            count += answers.len();
+            let completions = driver.turn(1);
+            assert!(completions.len() <= 1);
+            count += completions.len();
         }
     }
 }
@@ -417,8 +417,8 @@ fn channels_see_the_same_blocks() {
     for subject in media_that_keep_data() {
         let (mut left, mut right) = (subject.driver(), subject.driver());
         assert_eq!(left.write(3, 1, 0x77, RequestFlags::NONE), IoStatus::SUCCESS);
-        let (outcome, bytes) = right.read(3, 1, RequestFlags::NONE);
-        assert_eq!(outcome, IoStatus::SUCCESS);
+        let (status, bytes) = right.read(3, 1, RequestFlags::NONE);
+        assert_eq!(status, IoStatus::SUCCESS);
         assert!(bytes.iter().all(|byte| *byte == 0x77));
         if !right.has(Operation::WriteUncorrectable) {
             continue;
@@ -433,8 +433,8 @@ fn lost_blocks_stay_lost_until_they_are_written() {
     for subject in media_that_keep_data() {
         let mut driver = subject.driver();
         if !driver.has(Operation::WriteUncorrectable) {
-            let outcome = driver.run(Operation::WriteUncorrectable, 20, 3, RequestFlags::NONE);
-            assert_eq!(outcome, IoStatus::INVALID_OPCODE, "{}", driver.name);
+            let status = driver.run(Operation::WriteUncorrectable, 20, 3, RequestFlags::NONE);
+            assert_eq!(status, IoStatus::INVALID_OPCODE, "{}", driver.name);
             continue;
         }
         for cure in 0..if driver.has(Operation::Copy) { 3 } else { 2 } {
@@ -442,8 +442,8 @@ fn lost_blocks_stay_lost_until_they_are_written() {
             driver.expect(Operation::Deallocate, 20, 3, RequestFlags::NONE);
             let memory = driver.memory(1);
             for operation in [Operation::Read, Operation::Compare] {
-                let outcome = driver.transfer(operation, 21, 1, &[memory]);
-                assert_eq!(outcome, IoStatus::UNRECOVERED_READ, "{} {operation:?}", driver.name);
+                let status = driver.transfer(operation, 21, 1, &[memory]);
+                assert_eq!(status, IoStatus::UNRECOVERED_READ, "{} {operation:?}", driver.name);
             }
             if driver.has(Operation::Copy) {
                 assert_eq!(driver.copy(21, 40, 1), IoStatus::UNRECOVERED_READ);
@@ -473,8 +473,8 @@ fn forced_and_flushed_requests_are_answered() {
         let mut driver = subject.driver();
         assert_eq!(driver.write(0, 1, 5, RequestFlags::FUA), IoStatus::SUCCESS);
         driver.expect(Operation::Flush, 0, 0, RequestFlags::NONE);
-        let (outcome, bytes) = driver.read(0, 1, RequestFlags::FUA);
-        assert_eq!(outcome, IoStatus::SUCCESS);
+        let (status, bytes) = driver.read(0, 1, RequestFlags::FUA);
+        assert_eq!(status, IoStatus::SUCCESS);
         assert!(subject.moves == bytes.iter().all(|byte| *byte == 5), "{}", driver.name);
         let away = RequestFlags::FUA.union(RequestFlags::DEALLOCATE);
         for (operation, flags) in
@@ -521,9 +521,9 @@ fn many_requests_under_way_at_once_do_not_disturb_each_other() {
                 }
             }
             if random.chance(1, 4) || busy.iter().all(Option::is_some) {
-                for answer in driver.turn(16) {
-                    let index = u32::try_from(answer.token).unwrap();
-                    assert_eq!(answer.status, IoStatus::SUCCESS);
+                for completion in driver.turn(16) {
+                    let index = u32::try_from(completion.token).unwrap();
+                    assert_eq!(completion.status, IoStatus::SUCCESS);
                     assert!(busy[index as usize].take().is_some(), "answered once");
                     let held = driver.get(&[place(index)]);
                     let stamp = stamps[index as usize];

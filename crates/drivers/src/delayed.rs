@@ -39,7 +39,7 @@ pub(crate) struct DelayedChannel<T> {
 #[derive(Clone, Copy, Debug, Default)]
 struct DelayedRequest {
     token: u64,
-    answer: Option<IoCompletion>,
+    completion: Option<IoCompletion>,
     due: bool,
 }
 
@@ -90,18 +90,18 @@ impl<T: CompletionTiming> IoChannel for DelayedChannel<T> {
         let mut tokens = requests[..taken].iter().map(|request| request.token);
         timing.schedule(now, &requests[..taken], &mut |due_at| {
             if let (Some(slot), Some(token)) = (free.pop(), tokens.next()) {
-                slots[slot as usize] = DelayedRequest { token, answer: None, due: false };
+                slots[slot as usize] = DelayedRequest { token, completion: None, due: false };
                 timers.push(Reverse((due_at, slot)));
             }
         });
         taken
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         self.inner.poll(now, &mut self.below);
-        for answer in self.below.drain() {
-            let Ok(slot) = u32::try_from(answer.token) else { continue };
-            self.slots[slot as usize].answer = Some(answer);
+        for completion in self.below.drain() {
+            let Ok(slot) = u32::try_from(completion.token) else { continue };
+            self.slots[slot as usize].completion = Some(completion);
             end_if_done(&mut self.slots, slot, &mut self.free, &mut self.ready);
         }
         while let Some(&Reverse((due_at, slot))) = self.timers.peek()
@@ -111,7 +111,7 @@ impl<T: CompletionTiming> IoChannel for DelayedChannel<T> {
             self.slots[slot as usize].due = true;
             end_if_done(&mut self.slots, slot, &mut self.free, &mut self.ready);
         }
-        self.ready.drain_into(answers)
+        self.ready.drain_into(completions)
     }
 }
 
@@ -151,9 +151,10 @@ fn end_if_done(
     free: &mut Vec<u32>,
     ready: &mut CompletionQueue,
 ) {
-    let DelayedRequest { token, answer: Some(answer), due: true } = slots[slot as usize] else {
+    let DelayedRequest { token, completion: Some(completion), due: true } = slots[slot as usize]
+    else {
         return;
     };
-    ready.push(IoCompletion { token, ..answer });
+    ready.push(IoCompletion { token, ..completion });
     free.push(slot);
 }

@@ -326,7 +326,7 @@ mod tests {
     ) -> (Histogram, Span) {
         let mut random = Random::new(99);
         let mut latencies = Histogram::new();
-        let mut answers = CompletionBatch::with_capacity(64);
+        let mut completions = CompletionBatch::with_capacity(64);
         let mut now = Instant { ns: 1 };
         let places = channel.limits().block_count / u64::from(blocks);
         let mut submit = |channel: &mut dyn IoChannel, now: Instant| {
@@ -338,9 +338,9 @@ mod tests {
         (0..depth).for_each(|_| submit(channel, now));
         while latencies.count() < count {
             now = now.max(channel.wake_at());
-            channel.poll(now, &mut answers);
-            for answer in answers.drain() {
-                latencies.record(now.ns - answer.token);
+            channel.poll(now, &mut completions);
+            for completion in completions.drain() {
+                latencies.record(now.ns - completion.token);
                 submit(channel, now);
             }
         }
@@ -396,9 +396,9 @@ mod tests {
         let now = Instant { ns: 1_000_000 };
         let same = [0, 1, 2].map(|token| request(Operation::Read, token, 0, 8));
         assert_eq!(channel.submit(now, &same, &[]), 3);
-        let mut answers = CompletionBatch::with_capacity(3);
-        assert_eq!(channel.poll(now.after(Span::from_us(3 * 64)), &mut answers), 2);
-        assert_eq!(channel.poll(now.after(Span::from_ms(10)), &mut answers), 1);
+        let mut completions = CompletionBatch::with_capacity(3);
+        assert_eq!(channel.poll(now.after(Span::from_us(3 * 64)), &mut completions), 2);
+        assert_eq!(channel.poll(now.after(Span::from_ms(10)), &mut completions), 1);
     }
 
     #[test]
@@ -426,11 +426,11 @@ mod tests {
         }
         // 2000 requests at 550 k/s take 3.6 ms; with one device per channel it would be 1.8 ms.
         let soon = now.after(Span::from_us(2_500));
-        let mut answers = CompletionBatch::with_capacity(2_000);
+        let mut completions = CompletionBatch::with_capacity(2_000);
         channels.iter_mut().for_each(|channel| {
-            channel.poll(soon, &mut answers);
+            channel.poll(soon, &mut completions);
         });
-        let count = answers.as_slice().len();
+        let count = completions.as_slice().len();
         assert!((1_200..1_400).contains(&count), "{count}");
     }
 
@@ -440,12 +440,12 @@ mod tests {
         assert_eq!(channel.wake_at(), Instant::NEVER);
         let now = Instant { ns: 5_000 };
         channel.submit(now, &[request(Operation::Flush, 1, 0, 0)], &[]);
-        let mut answers = CompletionBatch::with_capacity(1);
+        let mut completions = CompletionBatch::with_capacity(1);
         // The device below has a completion ready and needs to be polled for it.
-        assert_eq!(channel.poll(now, &mut answers), 0);
+        assert_eq!(channel.poll(now, &mut completions), 0);
         assert_eq!(channel.wake_at(), now.after(Span::from_us(10)));
-        assert_eq!(channel.poll(Instant { ns: 14_999 }, &mut answers), 0);
-        assert_eq!(channel.poll(Instant { ns: 15_000 }, &mut answers), 1);
+        assert_eq!(channel.poll(Instant { ns: 14_999 }, &mut completions), 0);
+        assert_eq!(channel.poll(Instant { ns: 15_000 }, &mut completions), 1);
         assert_eq!(channel.wake_at(), Instant::NEVER);
     }
 

@@ -57,7 +57,7 @@ struct ParentRequest {
     /// Children that have not completed.
     left: u32,
     /// The first error.
-    outcome: IoStatus,
+    status: IoStatus,
 }
 
 /// Maximum number of requests split at once.
@@ -136,7 +136,7 @@ impl<D: BlockLayout> MultiLegChannel<D> {
             }
             count += 1;
             match check(&self.limits, request, segments) {
-                Err(outcome) => self.end(request.token, outcome),
+                Err(status) => self.end(request.token, status),
                 Ok(own) => self.begin(request, own),
             }
         }
@@ -175,7 +175,7 @@ impl<D: BlockLayout> MultiLegChannel<D> {
             }
         }
         self.parents[number as usize] =
-            ParentRequest { token: request.token, left, outcome: IoStatus::SUCCESS };
+            ParentRequest { token: request.token, left, status: IoStatus::SUCCESS };
         self.deal_out(request, own);
     }
 
@@ -227,28 +227,28 @@ impl<D: BlockLayout> MultiLegChannel<D> {
         self.legs.iter().any(|leg| !leg.requests.is_empty())
     }
 
-    fn end(&mut self, token: u64, outcome: IoStatus) {
-        self.ready.push(IoCompletion { token, status: outcome, result: 0 });
+    fn end(&mut self, token: u64, status: IoStatus) {
+        self.ready.push(IoCompletion { token, status, result: 0 });
     }
 
     /// Accounts for the completions of a leg.
     fn count_down(&mut self) {
         let Self { parents, free, ready, below, .. } = self;
-        for answer in below.drain() {
-            if answer.token & D::MARK != D::MARK {
-                ready.push(answer);
+        for completion in below.drain() {
+            if completion.token & D::MARK != D::MARK {
+                ready.push(completion);
                 continue;
             }
-            let Ok(number) = u32::try_from(answer.token ^ D::MARK) else { continue };
+            let Ok(number) = u32::try_from(completion.token ^ D::MARK) else { continue };
             let parent = &mut parents[number as usize];
             parent.left -= 1;
-            if parent.outcome.is_success() {
-                parent.outcome = answer.status;
+            if parent.status.is_success() {
+                parent.status = completion.status;
             }
             if parent.left == 0 {
                 free.push(number);
-                let ParentRequest { token, outcome, .. } = *parent;
-                ready.push(IoCompletion { token, status: outcome, result: 0 });
+                let ParentRequest { token, status, .. } = *parent;
+                ready.push(IoCompletion { token, status, result: 0 });
             }
         }
     }
@@ -278,7 +278,7 @@ impl<D: BlockLayout> IoChannel for MultiLegChannel<D> {
         self.legs.iter_mut().for_each(|leg| leg.channel.flush());
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         for index in 0..self.legs.len() {
             let leg = &mut self.legs[index];
             leg.owed -= leg.channel.poll(now, &mut self.below);
@@ -288,7 +288,7 @@ impl<D: BlockLayout> IoChannel for MultiLegChannel<D> {
             self.send(now);
             self.flush();
         }
-        self.ready.drain_into(answers)
+        self.ready.drain_into(completions)
     }
 
     fn doorbell_stats(&self) -> DoorbellStats {

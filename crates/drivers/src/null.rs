@@ -88,7 +88,7 @@ impl BlockDevice for NullDevice {
 }
 
 impl NullChannel {
-    fn has_answers(&self) -> bool {
+    fn has_completions(&self) -> bool {
         self.alone.is_some() || !self.ready.is_empty()
     }
 
@@ -100,7 +100,7 @@ impl NullChannel {
         let block_count = self.limits.block_count;
         self.ready.extend(requests[..count].iter().map(|request| IoCompletion {
             token: request.token,
-            status: outcome(request, block_count),
+            status: status(request, block_count),
             result: 0,
         }));
         count
@@ -116,7 +116,7 @@ impl IoChannel for NullChannel {
     fn submit(&mut self, _now: Instant, requests: &[Request], _segments: &[Segment]) -> usize {
         match requests {
             [request] if self.alone.is_none() && self.ready.is_empty() => {
-                self.alone = Some((request.token, outcome(request, self.limits.block_count)));
+                self.alone = Some((request.token, status(request, self.limits.block_count)));
                 1
             }
             _ => self.submit_batch(requests),
@@ -124,21 +124,21 @@ impl IoChannel for NullChannel {
     }
 
     #[inline]
-    fn poll(&mut self, _now: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, _now: Instant, completions: &mut CompletionBatch) -> usize {
         match self.alone {
-            Some((token, outcome)) if answers.remaining() > 0 => {
+            Some((token, status)) if completions.remaining() > 0 => {
                 self.alone = None;
-                answers.push(IoCompletion { token, status: outcome, result: 0 });
-                1 + if !self.ready.is_empty() { self.ready.drain_into(answers) } else { 0 }
+                completions.push(IoCompletion { token, status, result: 0 });
+                1 + if !self.ready.is_empty() { self.ready.drain_into(completions) } else { 0 }
             }
-            _ => self.ready.drain_into(answers),
+            _ => self.ready.drain_into(completions),
         }
     }
 }
 
 impl ChannelWakeup for NullChannel {
     fn wake_at(&self) -> Instant {
-        if self.has_answers() { Instant::default() } else { Instant::NEVER }
+        if self.has_completions() { Instant::default() } else { Instant::NEVER }
     }
 
     fn wake_source(&self) -> WakeSource<'_> {
@@ -146,12 +146,12 @@ impl ChannelWakeup for NullChannel {
     }
 
     fn arm(&mut self) -> bool {
-        self.has_answers()
+        self.has_completions()
     }
 }
 
 #[inline]
-fn outcome(request: &Request, block_count: u64) -> IoStatus {
+fn status(request: &Request, block_count: u64) -> IoStatus {
     // The operand is zero unless it is the first source block of a copy. So the larger of the two is
     // checked, without a branch on the operation.
     let first = request.lba.max(request.operand);
@@ -179,9 +179,9 @@ mod tests {
         };
         let mut got = Vec::new();
         let mut poll = |channel: &mut Box<dyn tenmil_base::IoChannel>, room| {
-            let mut answers = CompletionBatch::with_capacity(room);
-            assert_eq!(channel.poll(now, &mut answers), answers.len());
-            got.extend(answers.drain().map(|answer| (answer.token, answer.status)));
+            let mut completions = CompletionBatch::with_capacity(room);
+            assert_eq!(channel.poll(now, &mut completions), completions.len());
+            got.extend(completions.drain().map(|completion| (completion.token, completion.status)));
         };
         assert_eq!(channel.submit(now, &[request(0)], &[]), 1);
         assert!(channel.arm(), "it has an answer");

@@ -406,12 +406,12 @@ impl OpenPool {
         drop(state);
         // The waker is armed before the inbox is read, so that a message in between ends the wait.
         let (mut notes, until) = (Default::default(), self.clock.now().after(TIME_LIMIT));
-        let answer = loop {
+        let completion = loop {
             let hears = desk.waker.unmask(0);
             self.shared.lock().take_notes(&desk, &mut notes);
             let note = notes.pop_front();
-            if let Some(ClientMessage::Ended(_, answer)) = note {
-                break answer.map_err(|error| self.refuse(&error));
+            if let Some(ClientMessage::Ended(_, completion)) = note {
+                break completion.map_err(|error| self.refuse(&error));
             }
             if let Some(ClientMessage::Do(action)) = note {
                 self.carried(&action, &carry(&action));
@@ -428,14 +428,14 @@ impl OpenPool {
             let _ = desk.waker.wait(0, nap);
         };
         self.shared.leave(&desk, core::iter::empty());
-        answer
+        completion
     }
 
     /// Reports the result of a transfer to the pool.
     fn carried(&self, action: &DeviceAction, done: &Result<Copied, IoStatus>) {
         let Some(io) = shared::transfer_of(action) else { return };
         let end = match done {
-            Err(outcome) => ActionResult::Failed(*outcome),
+            Err(status) => ActionResult::Failed(*status),
             Ok(Copied::Data) => ActionResult::Done,
             Ok(Copied::Sums(sums)) => ActionResult::Sums(sums),
             Ok(Copied::Contents(holds)) => ActionResult::Contents(holds),

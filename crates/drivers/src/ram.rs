@@ -191,8 +191,8 @@ impl IoChannel for RamChannel {
                 store.look_ahead(next);
             }
             let done = check(limits, request, segments).and_then(|own| store.run(request, own));
-            let outcome = done.err().unwrap_or(IoStatus::SUCCESS);
-            IoCompletion { token: request.token, status: outcome, result: 0 }
+            let status = done.err().unwrap_or(IoStatus::SUCCESS);
+            IoCompletion { token: request.token, status, result: 0 }
         }));
         if store.is_large {
             // Orders the non-temporal stores before the completions, which may be seen by other threads.
@@ -201,8 +201,8 @@ impl IoChannel for RamChannel {
         count
     }
 
-    fn poll(&mut self, _now: Instant, answers: &mut CompletionBatch) -> usize {
-        self.ready.drain_into(answers)
+    fn poll(&mut self, _now: Instant, completions: &mut CompletionBatch) -> usize {
+        self.ready.drain_into(completions)
     }
 }
 
@@ -420,7 +420,7 @@ mod tests {
     /// once. Returns the number of mismatches.
     fn hammer(ram: &RamDevice, regions: &RegionTable, memory: Segment, first: u64) -> usize {
         let mut channel = ram.channel().unwrap();
-        let mut answers = CompletionBatch::with_capacity(4);
+        let mut completions = CompletionBatch::with_capacity(4);
         let (out, back) = (memory.slice(0, 512).unwrap(), memory.slice(512, 512).unwrap());
         let request = |operation, lba, segment_first| Request {
             token: 0,
@@ -444,8 +444,9 @@ mod tests {
                     request(Operation::Read, lba, 1),
                 ];
                 assert_eq!(channel.submit(Instant::default(), &batch, &[out, back]), 3);
-                assert_eq!(channel.poll(Instant::default(), &mut answers), 3);
-                let done = answers.drain().all(|answer| answer.status == IoStatus::SUCCESS);
+                assert_eq!(channel.poll(Instant::default(), &mut completions), 3);
+                let done =
+                    completions.drain().all(|completion| completion.status == IoStatus::SUCCESS);
                 let same = regions.equal(out, back).unwrap();
                 wrong += usize::from(!done || !same);
             }

@@ -176,8 +176,8 @@ impl IoChannel for SplitChannel {
         while let Some(next) = requests.get(done) {
             self.fill_batch(&requests[done..]);
             if self.batch.is_empty() {
-                let outcome = IoStatus::LBA_OUT_OF_RANGE;
-                self.ready.push(IoCompletion { token: next.token, status: outcome, result: 0 });
+                let status = IoStatus::LBA_OUT_OF_RANGE;
+                self.ready.push(IoCompletion { token: next.token, status, result: 0 });
                 done += 1;
                 continue;
             }
@@ -191,8 +191,8 @@ impl IoChannel for SplitChannel {
         done
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        let count = self.ready.drain_into(answers) + self.inner.poll(now, answers);
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        let count = self.ready.drain_into(completions) + self.inner.poll(now, completions);
         self.outstanding -= count;
         count
     }
@@ -271,15 +271,15 @@ mod tests {
             (request(Operation::Copy, 0, 16, 16), IoStatus::SUCCESS),
         ] {
             let data = memory.slice(0, request.blocks * 512).unwrap();
-            let mut answers = CompletionBatch::with_capacity(1);
+            let mut completions = CompletionBatch::with_capacity(1);
             assert_eq!(part.submit(Instant::default(), &[request], &[data]), 1);
-            assert_eq!(part.poll(Instant::default(), &mut answers), 1);
-            assert_eq!(answers.as_slice()[0].status, expected, "{request:?}");
+            assert_eq!(part.poll(Instant::default(), &mut completions), 1);
+            assert_eq!(completions.as_slice()[0].status, expected, "{request:?}");
         }
         let mut whole = ram.channel().unwrap();
-        let mut answers = CompletionBatch::with_capacity(1);
+        let mut completions = CompletionBatch::with_capacity(1);
         whole.submit(Instant::default(), &[request(Operation::Read, 0, 0, 64)], &[memory]);
-        whole.poll(Instant::default(), &mut answers);
+        whole.poll(Instant::default(), &mut completions);
         let mut bytes = vec![1; 64 * 512];
         regions.load(memory, &mut bytes).unwrap();
         for (lba, block) in bytes.chunks(512).enumerate() {
@@ -309,8 +309,8 @@ mod tests {
         assert_eq!(part.submit(Instant::default(), &batch, &[]), depth);
         assert!(part.arm(), "answers lie ready");
         assert_eq!(part.wake_at(), Instant::default());
-        let mut answers = CompletionBatch::with_capacity(10);
-        assert_eq!(part.poll(Instant::default(), &mut answers), 10);
+        let mut completions = CompletionBatch::with_capacity(10);
+        assert_eq!(part.poll(Instant::default(), &mut completions), 10);
         assert_eq!(part.submit(Instant::default(), &batch, &[]), 10);
     }
 

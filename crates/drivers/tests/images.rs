@@ -69,18 +69,18 @@ fn run(
     request: Request,
     segments: &[tenmil_base::Segment],
 ) {
-    let (mut answers, until) =
+    let (mut completions, until) =
         (CompletionBatch::with_capacity(1), opener.clock.now().after(Span::from_secs(20)));
     let mut is_taken = false;
-    while answers.is_empty() {
+    while completions.is_empty() {
         let now = opener.clock.now();
         assert!(now < until, "no answer in 20 s");
         is_taken = is_taken || channel.submit(now, &[request], segments) == 1;
         channel.flush();
-        channel.poll(now, &mut answers);
+        channel.poll(now, &mut completions);
         tenmil_linux::thread::yield_now();
     }
-    assert!(answers.as_slice()[0].status.is_success(), "{answers:?}");
+    assert!(completions.as_slice()[0].status.is_success(), "{completions:?}");
 }
 
 fn expected(word: &str, blocks: usize, written: usize, zeroes: &[usize]) -> Vec<String> {

@@ -53,7 +53,7 @@ fn reader(
         if let WakeSource::Descriptor(descriptor) = channel.wake_source() {
             sleeper.sources().add(descriptor, 0).unwrap();
         }
-        let mut answers = CompletionBatch::with_capacity(64);
+        let mut completions = CompletionBatch::with_capacity(64);
         let (mut token, mut in_flight, mut bad) = (0, 0, Vec::new());
         while !bad.contains(&IoStatus::NO_DEVICE) {
             if in_flight < 8 {
@@ -61,16 +61,21 @@ fn reader(
                 (token, in_flight) = (token + taken as u64, in_flight + taken);
             }
             channel.flush();
-            in_flight -= channel.poll(clock.now(), &mut answers);
-            bad.extend(answers.drain().map(|answer| answer.status).filter(|end| !end.is_success()));
+            in_flight -= channel.poll(clock.now(), &mut completions);
+            bad.extend(
+                completions
+                    .drain()
+                    .map(|completion| completion.status)
+                    .filter(|end| !end.is_success()),
+            );
             if in_flight == 8 && !channel.arm() {
                 sleeper.block(Span::from_secs(10), &mut Vec::new());
             }
             channel.disarm();
         }
         while in_flight > 0 {
-            in_flight -= channel.poll(clock.now(), &mut answers);
-            bad.extend(answers.drain().map(|answer| answer.status));
+            in_flight -= channel.poll(clock.now(), &mut completions);
+            bad.extend(completions.drain().map(|completion| completion.status));
         }
         bad
     }
@@ -110,7 +115,7 @@ fn what_a_device_had_open_is_closed_within_a_second_of_its_removal() {
         }
         for ended in threads.into_iter().map(Thread::join) {
             let known = [IoStatus::SUCCESS, IoStatus::ABORTED_BY_HOST, IoStatus::NO_DEVICE];
-            assert!(ended.iter().all(|outcome| known.contains(outcome)), "{ended:?}");
+            assert!(ended.iter().all(|status| known.contains(status)), "{ended:?}");
         }
         assert_eq!(descriptor.next_event(), Some(Event::Removed));
         drop((descriptor, device));

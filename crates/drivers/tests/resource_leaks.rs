@@ -131,18 +131,18 @@ fn remove(opened: &OpenedDevice, clock: Clock, memory: Segment, mode: Mode) {
     let mut owed = load(&mut *channel, memory, &mut random, 200);
     device.remove();
     let removed = clock.now();
-    let mut answers = CompletionBatch::with_capacity(64);
+    let mut completions = CompletionBatch::with_capacity(64);
     // A channel hears of the removal at its next turn, if it owes anything or not.
     loop {
-        owed -= channel.poll(Instant { ns: 1 << 40 }, &mut answers);
-        for answer in answers.drain() {
+        owed -= channel.poll(Instant { ns: 1 << 40 }, &mut completions);
+        for completion in completions.drain() {
             let known = [
                 IoStatus::SUCCESS,
                 IoStatus::ABORTED_BY_HOST,
                 IoStatus::NO_DEVICE,
                 IoStatus::UNRECOVERED_READ,
             ];
-            assert!(known.contains(&answer.status), "{answer:?}");
+            assert!(known.contains(&completion.status), "{completion:?}");
         }
         if owed == 0 && device.channels_open() == 0 {
             break;
@@ -158,7 +158,7 @@ fn remove(opened: &OpenedDevice, clock: Clock, memory: Segment, mode: Mode) {
 /// Keeps a channel busy for some turns and leaves it so. Returns how many it owes.
 fn load(channel: &mut dyn IoChannel, memory: Segment, random: &mut Random, turns: u64) -> usize {
     let limits = channel.limits().clone();
-    let mut answers = CompletionBatch::with_capacity(64);
+    let mut completions = CompletionBatch::with_capacity(64);
     let (mut now, mut owed) = (Instant { ns: 1 }, 0);
     for _ in 0..turns {
         let operations = [Operation::Read, Operation::Write, Operation::Flush];
@@ -180,8 +180,8 @@ fn load(channel: &mut dyn IoChannel, memory: Segment, random: &mut Random, turns
             owed += channel.submit(now, &[request; 3], &[memory]);
         }
         channel.flush();
-        owed -= channel.poll(now, &mut answers);
-        answers.clear();
+        owed -= channel.poll(now, &mut completions);
+        completions.clear();
         now.ns += 1_000;
     }
     // What was submitted last is certainly under way.

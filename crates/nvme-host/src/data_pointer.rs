@@ -148,7 +148,7 @@ impl SglSupport {
 
 impl DataPointerError {
     /// Status of a request with such memory.
-    pub const fn outcome(self) -> IoStatus {
+    pub const fn status(self) -> IoStatus {
         match self {
             Self::Alignment => IoStatus(Status::PRP_OFFSET_INVALID.0),
             Self::Unreachable => IoStatus::DATA_TRANSFER_ERROR,

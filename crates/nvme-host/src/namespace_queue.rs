@@ -253,12 +253,12 @@ impl<T: Transport> NamespaceQueue<T> {
         if own.len() > usize::from(self.limits.segments_max) {
             return self.refuse(request.token, IoStatus::INVALID_FIELD);
         }
-        if let Err(outcome) = self.builder.check(request, own) {
-            return self.refuse(request.token, outcome);
+        if let Err(status) = self.builder.check(request, own) {
+            return self.refuse(request.token, status);
         }
         let Some(index) = self.queue.next_index() else { return false };
         match self.builder.next_command(index, request, own, 0) {
-            Err(outcome) => self.refuse(request.token, outcome),
+            Err(status) => self.refuse(request.token, status),
             Ok((entry, blocks)) if blocks >= request.blocks => {
                 let tick = tick_of(now);
                 let lists = Some(&mut self.builder.lists);
@@ -289,10 +289,10 @@ impl<T: Transport> NamespaceQueue<T> {
     }
 
     /// Completes a request without a command. Returns false if the completion list is full.
-    fn refuse(&mut self, token: u64, outcome: IoStatus) -> bool {
+    fn refuse(&mut self, token: u64, status: IoStatus) -> bool {
         let has_space = self.ready.len() < self.limits.depth_max as usize;
         if has_space {
-            self.ready.push(IoCompletion { token, status: outcome, result: 0 });
+            self.ready.push(IoCompletion { token, status, result: 0 });
         }
         has_space
     }
@@ -314,7 +314,7 @@ impl<T: Transport> NamespaceQueue<T> {
                     }
                     self.parents.sent(blocks);
                 }
-                Err(outcome) => self.ready.extend(self.parents.fail_unsent(outcome)),
+                Err(status) => self.ready.extend(self.parents.fail_unsent(status)),
             }
         }
     }

@@ -108,15 +108,15 @@ pub struct QueueStats {
 /// the request after its last child.
 pub trait SplitTracker {
     /// A child has ended. Returns the completion of its request after the last one.
-    fn child_ended(&mut self, token: u64, outcome: IoStatus, result: u32) -> Option<IoCompletion>;
+    fn child_ended(&mut self, token: u64, status: IoStatus, result: u32) -> Option<IoCompletion>;
 }
 
 /// Tracker for queues without split requests.
 pub(crate) struct NoSplit;
 
 impl SplitTracker for NoSplit {
-    fn child_ended(&mut self, token: u64, outcome: IoStatus, result: u32) -> Option<IoCompletion> {
-        Some(IoCompletion { token, status: outcome, result })
+    fn child_ended(&mut self, token: u64, status: IoStatus, result: u32) -> Option<IoCompletion> {
+        Some(IoCompletion { token, status, result })
     }
 }
 

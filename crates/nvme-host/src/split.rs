@@ -31,7 +31,7 @@ struct Parent {
     /// Blocks covered by the children sent.
     sent_blocks: u32,
     children: u32,
-    outcome: IoStatus,
+    status: IoStatus,
 }
 
 /// Unsent part of a split request.
@@ -64,7 +64,7 @@ impl SplitTable {
             segment_count: 0,
             sent_blocks: 0,
             children: 0,
-            outcome: IoStatus::SUCCESS,
+            status: IoStatus::SUCCESS,
         };
         Self {
             parents: vec![nobody; count].into_boxed_slice(),
@@ -101,7 +101,7 @@ impl SplitTable {
             segment_count: segments.len(),
             sent_blocks: 0,
             children: 0,
-            outcome: IoStatus::SUCCESS,
+            status: IoStatus::SUCCESS,
         };
         Some(parent)
     }
@@ -133,9 +133,9 @@ impl SplitTable {
     }
 
     /// Fails the oldest such request. Returns its completion if none of its children is in flight.
-    pub(crate) fn fail_unsent(&mut self, outcome: IoStatus) -> Option<IoCompletion> {
+    pub(crate) fn fail_unsent(&mut self, status: IoStatus) -> Option<IoCompletion> {
         let parent = self.unsent.pop_front()?;
-        self.parents[parent].note(outcome);
+        self.parents[parent].note(status);
         self.answer_if_over(parent)
     }
 
@@ -144,20 +144,19 @@ impl SplitTable {
         if parent.children > 0 || self.unsent.contains(&index) {
             return None;
         }
-        let answer =
-            IoCompletion { token: parent.request.token, status: parent.outcome, result: 0 };
+        let answer = IoCompletion { token: parent.request.token, status: parent.status, result: 0 };
         self.free.push(index);
         Some(answer)
     }
 }
 
 impl SplitTracker for SplitTable {
-    fn child_ended(&mut self, token: u64, outcome: IoStatus, _: u32) -> Option<IoCompletion> {
+    fn child_ended(&mut self, token: u64, status: IoStatus, _: u32) -> Option<IoCompletion> {
         let index = usize::try_from(token).ok()?;
         let parent = self.parents.get_mut(index)?;
         parent.children = parent.children.checked_sub(1)?;
-        parent.note(outcome);
-        if !outcome.is_success() {
+        parent.note(status);
+        if !status.is_success() {
             self.unsent.retain(|unsent| *unsent != index);
         }
         self.answer_if_over(index)
@@ -166,17 +165,17 @@ impl SplitTracker for SplitTable {
 
 impl Parent {
     /// Keeps the worse of two statuses; of equally severe ones the first.
-    fn note(&mut self, outcome: IoStatus) {
-        if badness(outcome) > badness(self.outcome) {
-            self.outcome = outcome;
+    fn note(&mut self, status: IoStatus) {
+        if badness(status) > badness(self.status) {
+            self.status = status;
         }
     }
 }
 
 /// Severity of a status. Errors that a retry cannot fix are more severe than others; a status that only
 /// reports the failure of the other half of a fused pair is the least severe error.
-fn badness(outcome: IoStatus) -> u8 {
-    let status = Status(outcome.0);
+fn badness(status: IoStatus) -> u8 {
+    let status = Status(status.0);
     if status.is_success() {
         0
     } else if status.is(Status::ABORTED_FAILED_FUSED) || status.is(Status::ABORTED_MISSING_FUSED) {
@@ -201,8 +200,8 @@ mod tests {
         Request { token, blocks, operation: Operation::Read, ..EMPTY }
     }
 
-    fn end(table: &mut SplitTable, parent: usize, outcome: IoStatus) -> Option<(u64, IoStatus)> {
-        let answer = table.child_ended(u64::try_from(parent).unwrap(), outcome, 9)?;
+    fn end(table: &mut SplitTable, parent: usize, status: IoStatus) -> Option<(u64, IoStatus)> {
+        let answer = table.child_ended(u64::try_from(parent).unwrap(), status, 9)?;
         Some((answer.token, answer.status))
     }
 
@@ -235,13 +234,13 @@ mod tests {
             IoStatus::COMPARE_FAILURE,
             final_one,
         ];
-        for (worse, outcome) in rising.iter().enumerate() {
+        for (worse, status) in rising.iter().enumerate() {
             for better in &rising[..=worse] {
-                for pair in [[outcome, better], [better, outcome]] {
+                for pair in [[status, better], [better, status]] {
                     let mut table = SplitTable::new(1, 0);
                     let parent = table.begin_sent(1, 2).unwrap();
                     assert_eq!(end(&mut table, parent, *pair[0]), None);
-                    assert_eq!(end(&mut table, parent, *pair[1]), Some((1, *outcome)));
+                    assert_eq!(end(&mut table, parent, *pair[1]), Some((1, *status)));
                 }
             }
         }

@@ -38,7 +38,7 @@ pub struct FaultInjector {
     is_gone: bool,
     held: Vec<completions::WithheldCompletion>,
     /// Commands that were completed without the controller. Their real completion is discarded.
-    answered: Vec<(u16, u16)>,
+    completed: Vec<(u16, u16)>,
     /// Head of each submission queue as last reported by the controller.
     heads: BTreeMap<u16, u16>,
     deeds: u64,
@@ -81,7 +81,7 @@ impl FaultInjector {
             counters: Counters::default(),
             is_gone: false,
             held: Vec::new(),
-            answered: Vec::new(),
+            completed: Vec::new(),
             heads: BTreeMap::new(),
             deeds: 0,
             idle_until: Instant::default(),

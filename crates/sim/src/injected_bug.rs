@@ -45,7 +45,7 @@ pub(crate) struct BugInjector {
     planted: Option<InjectedBug>,
     turns: u64,
     submitted: u64,
-    answered: u64,
+    completed: u64,
     victim: Option<u64>,
     has_struck: bool,
 }
@@ -70,8 +70,8 @@ impl BugInjector {
             bus.record(Kind::Harness, [run, 0, 0]);
         }
         let bus = bus.clone();
-        let (turns, submitted, answered, victim) = (0, 0, 0, None);
-        Self { bus, planted, turns, submitted, answered, victim, has_struck: false }
+        let (turns, submitted, completed, victim) = (0, 0, 0, None);
+        Self { bus, planted, turns, submitted, completed, victim, has_struck: false }
     }
 
     pub(crate) fn turn(&mut self) {
@@ -99,17 +99,17 @@ impl BugInjector {
     }
 
     /// Delivers a completion, or what the bug makes of it.
-    fn pass_on(&mut self, answer: IoCompletion, answers: &mut CompletionBatch) {
-        self.answered += 1;
-        let is_victim = self.victim == Some(answer.token);
+    fn pass_on(&mut self, completion: IoCompletion, completions: &mut CompletionBatch) {
+        self.completed += 1;
+        let is_victim = self.victim == Some(completion.token);
         match self.planted {
             Some(InjectedBug::AnswersEarly | InjectedBug::InventsData) if is_victim => {}
-            Some(InjectedBug::AnswersTwice) if self.answered == STRIKES_AT => {
-                answers.push(answer);
-                answers.push(answer);
+            Some(InjectedBug::AnswersTwice) if self.completed == STRIKES_AT => {
+                completions.push(completion);
+                completions.push(completion);
             }
-            Some(InjectedBug::ForgetsAnswer) if self.answered == STRIKES_AT => {}
-            _ => answers.push(answer),
+            Some(InjectedBug::ForgetsAnswer) if self.completed == STRIKES_AT => {}
+            _ => completions.push(completion),
         }
     }
 }
@@ -152,12 +152,12 @@ impl IoChannel for BuggyChannel<'_> {
         self.inner.flush();
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        let mut inner = CompletionBatch::with_capacity(answers.remaining().saturating_sub(2));
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        let mut inner = CompletionBatch::with_capacity(completions.remaining().saturating_sub(2));
         self.inner.poll(now, &mut inner);
         let saboteur = &mut *self.saboteur;
-        let room = answers.remaining();
-        inner.drain().for_each(|answer| saboteur.pass_on(answer, answers));
+        let room = completions.remaining();
+        inner.drain().for_each(|completion| saboteur.pass_on(completion, completions));
         if !saboteur.has_struck
             && matches!(
                 saboteur.planted,
@@ -166,9 +166,9 @@ impl IoChannel for BuggyChannel<'_> {
             && let Some(token) = saboteur.victim
         {
             saboteur.has_struck = true;
-            answers.push(IoCompletion { token, status: IoStatus::SUCCESS, result: 0 });
+            completions.push(IoCompletion { token, status: IoStatus::SUCCESS, result: 0 });
         }
-        room - answers.remaining()
+        room - completions.remaining()
     }
 }
 

@@ -243,12 +243,12 @@ impl IoChannel for SimChannel {
         taken
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         let mut state = self.lock();
         let mut count = 0;
-        while answers.remaining() > 0 {
-            let Some(answer) = state.carry_out_next(now, self.number) else { break };
-            answers.push(answer);
+        while completions.remaining() > 0 {
+            let Some(completion) = state.carry_out_next(now, self.number) else { break };
+            completions.push(completion);
             count += 1;
         }
         count
@@ -296,15 +296,15 @@ impl State {
         let next = self.under_way.iter().enumerate().filter(|(_, one)| due(one));
         let (index, _) = next.min_by_key(|(_, one)| (one.due, one.number))?;
         let PendingRequest { request, segments, .. } = self.under_way.swap_remove(index);
-        let outcome = self.carry_out(&request, &segments);
+        let status = self.carry_out(&request, &segments);
         let range = request.lba << 16 | u64::from(request.blocks);
-        self.bus.record(Kind::Medium, [request.operation as u64, range, outcome.0.into()]);
+        self.bus.record(Kind::Medium, [request.operation as u64, range, status.0.into()]);
         self.done += 1;
         if self.cut_after.is_some_and(|after| self.done >= after) {
             self.cut_power();
             return None;
         }
-        Some(IoCompletion { token: request.token, status: outcome, result: 0 })
+        Some(IoCompletion { token: request.token, status, result: 0 })
     }
 
     fn carry_out(&mut self, request: &Request, segments: &[Segment]) -> IoStatus {
@@ -316,15 +316,15 @@ impl State {
         let struck = self.strike(operation, |fault| {
             !matches!(fault, MediumFault::Stall | MediumFault::Delay(_))
         });
-        if let Some(MediumFault::Fail(outcome)) = struck {
-            return outcome;
+        if let Some(MediumFault::Fail(status)) = struck {
+            return status;
         }
-        let outcome = self.apply(request, segments, struck);
-        let forced = request.flags.has(RequestFlags::FUA) && outcome.is_success();
+        let status = self.apply(request, segments, struck);
+        let forced = request.flags.has(RequestFlags::FUA) && status.is_success();
         if forced && struck != Some(MediumFault::ForgetFlush) {
             self.blocks.flush_range(lba..lba + u64::from(blocks));
         }
-        outcome
+        status
     }
 
     fn apply(

@@ -116,7 +116,7 @@ struct BlockVersion {
     token: u64,
     leaves: WriteEffect,
     /// Sequence number of the successful completion of its write.
-    answered: Option<u64>,
+    completed: Option<u64>,
     /// It was read, so later reads must not return an older version.
     is_seen: bool,
 }
@@ -156,7 +156,7 @@ impl Oracle {
         for lba in blocks.clone() {
             let versions = &mut self.blocks.entry(lba).or_default().versions;
             let number = versions.last().map_or(0, |last| last.number) + 1;
-            versions.push(BlockVersion { number, token, leaves, answered: None, is_seen: false });
+            versions.push(BlockVersion { number, token, leaves, completed: None, is_seen: false });
         }
         let is_durable = force_unit_access || !self.is_volatile;
         self.writes.insert(token, Write { blocks, is_durable });
@@ -182,7 +182,7 @@ impl Oracle {
         for lba in write.blocks {
             let Some(history) = self.blocks.get_mut(&lba) else { continue };
             for version in history.versions.iter_mut().filter(|version| version.token == token) {
-                version.answered = Some(self.sequence);
+                version.completed = Some(self.sequence);
                 // A write whose effect is undefined does not make earlier versions invalid.
                 version.is_seen = version.leaves != WriteEffect::Anything;
             }
@@ -233,7 +233,7 @@ impl Oracle {
             let floor = history.floor;
             for version in &mut history.versions {
                 let is_floor = version.number <= floor;
-                version.answered = version.answered.filter(|_| is_floor);
+                version.completed = version.completed.filter(|_| is_floor);
                 version.is_seen &= is_floor;
             }
         }
@@ -306,7 +306,7 @@ impl Default for History {
             number: 0,
             token: 0,
             leaves: WriteEffect::Zeroes,
-            answered: Some(0),
+            completed: Some(0),
             is_seen: true,
         };
         Self { versions: vec![empty], floor: 0 }
@@ -324,7 +324,7 @@ impl History {
     fn raise_floor(&mut self, sequence: u64) {
         let is_stable = |version: &BlockVersion| {
             version.leaves != WriteEffect::Anything
-                && version.answered.is_some_and(|answered| answered <= sequence)
+                && version.completed.is_some_and(|completed| completed <= sequence)
         };
         if let Some(stable) = self.versions.iter().rev().find(|version| is_stable(version)) {
             self.floor = self.floor.max(stable.number);
@@ -389,11 +389,11 @@ mod tests {
     }
 
     /// Writes block 7 and returns its contents.
-    fn write(oracle: &mut Oracle, token: u64, answer: Option<bool>) -> Vec<u8> {
+    fn write(oracle: &mut Oracle, token: u64, completion: Option<bool>) -> Vec<u8> {
         oracle.write_submitted(token, 7..8, WriteEffect::Stamps, false);
         let mut bytes = vec![0; PART];
         oracle.stamp(token, &mut bytes);
-        if let Some(is_success) = answer {
+        if let Some(is_success) = completion {
             oracle.write_ended(token, is_success);
         }
         bytes
@@ -418,10 +418,10 @@ mod tests {
 
     #[test]
     fn a_write_that_failed_or_is_under_way_may_show_or_not_until_it_was_seen() {
-        for answer in [None, Some(false)] {
+        for completion in [None, Some(false)] {
             let mut oracle = oracle(true);
             let first = write(&mut oracle, 1, Some(true));
-            let second = write(&mut oracle, 2, answer);
+            let second = write(&mut oracle, 2, completion);
             assert_eq!(read(&mut oracle, &first), Ok(()));
             assert_eq!(read(&mut oracle, &second), Ok(()));
             assert!(read(&mut oracle, &first).is_err(), "no way back");

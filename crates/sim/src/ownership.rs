@@ -256,8 +256,8 @@ mod tests {
         ledger
     }
 
-    fn is_early(answer: &Result<bool, Violation>) -> bool {
-        matches!(answer, Err(Violation::CompletedEarly { token: 7, cid: 3, opcode: 1, .. }))
+    fn is_early(completion: &Result<bool, Violation>) -> bool {
+        matches!(completion, Err(Violation::CompletedEarly { token: 7, cid: 3, opcode: 1, .. }))
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub struct Workload {
     outstanding: BTreeMap<u64, InflightRequest>,
     next_token: u64,
     left: u64,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
     /// Reusable buffers by size.
     free: BTreeMap<u32, Vec<Segment>>,
     /// Buffers that the device may still access because a fault completed their command early.
@@ -140,7 +140,7 @@ impl Workload {
             outstanding: BTreeMap::new(),
             next_token: 0x1_0000,
             left: profile.count,
-            answers: CompletionBatch::with_capacity(ANSWERS_MAX),
+            completions: CompletionBatch::with_capacity(ANSWERS_MAX),
             free: BTreeMap::new(),
             tainted: Vec::new(),
             counts: Counts::default(),
@@ -238,11 +238,12 @@ impl Workload {
 
     /// Reaps completions, verifies each, and returns the buffers.
     pub fn poll(&mut self, now: Instant, backend: &mut dyn IoChannel) -> usize {
-        let mut answers = core::mem::replace(&mut self.answers, CompletionBatch::with_capacity(0));
-        backend.poll(now, &mut answers);
-        let count = answers.as_slice().len();
-        answers.drain().for_each(|answer| self.end(now, answer));
-        self.answers = answers;
+        let mut completions =
+            core::mem::replace(&mut self.completions, CompletionBatch::with_capacity(0));
+        backend.poll(now, &mut completions);
+        let count = completions.as_slice().len();
+        completions.drain().for_each(|completion| self.end(now, completion));
+        self.completions = completions;
         count
     }
 
@@ -421,14 +422,14 @@ impl Workload {
         pages.filter_map(|at| data.slice(at, PAGE.min(data.len_bytes - at))).collect()
     }
 
-    fn end(&mut self, now: Instant, answer: IoCompletion) {
-        let IoCompletion { token, status: outcome, result } = answer;
-        self.bus.record(Kind::Answered, [token, outcome.0.into(), result.into()]);
+    fn end(&mut self, now: Instant, completion: IoCompletion) {
+        let IoCompletion { token, status, result } = completion;
+        self.bus.record(Kind::Answered, [token, status.0.into(), result.into()]);
         let Some(flight) = self.outstanding.remove(&token) else {
             return self.bus.fail(Violation::AnsweredTwice { token });
         };
         self.longest_answer = self.longest_answer.max(now.since(flight.submitted_at));
-        match outcome {
+        match status {
             IoStatus::SUCCESS => self.counts.succeeded += 1,
             IoStatus::ABORTED_BY_HOST => self.counts.aborted += 1,
             _ => self.counts.failed += 1,
@@ -442,7 +443,7 @@ impl Workload {
             // The device may still change these blocks at any time, so they are not verified any
             // more.
             self.oracle.distrust(token, flight.blocks.clone());
-        } else if let Err(failure) = self.check(token, &flight, outcome) {
+        } else if let Err(failure) = self.check(token, &flight, status) {
             self.bus.fail(failure);
         }
         match flight.buffer {
@@ -456,9 +457,9 @@ impl Workload {
         &mut self,
         token: u64,
         flight: &InflightRequest,
-        outcome: IoStatus,
+        status: IoStatus,
     ) -> Result<(), Violation> {
-        let is_success = outcome.is_success();
+        let is_success = status.is_success();
         match (flight.operation, flight.buffer) {
             (Operation::Read, Some(buffer)) => {
                 let mut bytes = vec![0; buffer.data.len_bytes as usize];

@@ -68,7 +68,7 @@ pub struct TimeBounds {
     /// From the first register access to success or failure of the initialization.
     pub attach: Span,
     /// From a request to its completion.
-    pub answer: Span,
+    pub completion: Span,
     /// From a fault to a working or dead controller.
     pub recovery: Span,
     /// From a shutdown request to its end.
@@ -234,7 +234,7 @@ impl Simulation {
         let recovery = times(reset, u64::from(host.resets_max) + 1);
         let shutdown =
             plus(&[host.quiesce_timeout, host.shutdown_timeout, times(admin, 2), walk, SLACK]);
-        TimeBounds { attach, answer: recovery, recovery, shutdown }
+        TimeBounds { attach, completion: recovery, recovery, shutdown }
     }
 
     fn progress(&self) -> u64 {
@@ -265,7 +265,7 @@ impl Simulation {
     /// Checks that no request is older than its time limit.
     fn check_patience(&self, now: Instant) -> Result<(), Violation> {
         let Some((token, since)) = self.workload.oldest() else { return Ok(()) };
-        if self.host.is_some() && now.since(since) > self.bounds().answer {
+        if self.host.is_some() && now.since(since) > self.bounds().completion {
             let count = self.workload.outstanding();
             return Err(Violation::NeverAnswered { token, count, at: now });
         }
@@ -308,7 +308,7 @@ mod tests {
         );
         let is_done = |world: &Simulation| world.workload.is_done();
         assert_eq!(
-            world.run(WorkloadPhase::Submit, bounds.answer, is_done),
+            world.run(WorkloadPhase::Submit, bounds.completion, is_done),
             Ok(true),
             "{:#?}",
             tail(&world)

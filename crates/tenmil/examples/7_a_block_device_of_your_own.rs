@@ -63,7 +63,7 @@ impl BlockDevice for Numbers {
 
 impl NumbersChannel {
     /// Executes a request. A request outside the limits completes with an error status.
-    fn answer(&self, request: &Request, segments: &[Segment]) -> IoStatus {
+    fn completion(&self, request: &Request, segments: &[Segment]) -> IoStatus {
         let blocks = request.lba..request.lba.saturating_add(request.blocks.into());
         match request.operation {
             Operation::Flush => return IoStatus::SUCCESS,
@@ -95,15 +95,15 @@ impl IoChannel for NumbersChannel {
     fn submit(&mut self, _: Instant, requests: &[Request], segments: &[Segment]) -> usize {
         let taken = requests.len().min(DEPTH as usize - self.ready.len());
         for request in &requests[..taken] {
-            let outcome = self.answer(request, segments);
-            self.ready.push(IoCompletion { token: request.token, status: outcome, result: 0 });
+            let status = self.completion(request, segments);
+            self.ready.push(IoCompletion { token: request.token, status, result: 0 });
         }
         taken
     }
 
-    fn poll(&mut self, _: Instant, answers: &mut CompletionBatch) -> usize {
-        let count = answers.remaining().min(self.ready.len());
-        self.ready.drain(..count).for_each(|answer| answers.push(answer));
+    fn poll(&mut self, _: Instant, completions: &mut CompletionBatch) -> usize {
+        let count = completions.remaining().min(self.ready.len());
+        self.ready.drain(..count).for_each(|completion| completions.push(completion));
         count
     }
 }

@@ -247,8 +247,8 @@ impl IoChannel for ChannelLease {
         self.channel().flush();
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        self.channel().poll(now, answers)
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        self.channel().poll(now, completions)
     }
 }
 
@@ -308,8 +308,8 @@ mod tests {
             self.channel.submit(now, requests, segments)
         }
 
-        fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-            self.channel.poll(now, answers)
+        fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+            self.channel.poll(now, completions)
         }
     }
 

@@ -179,7 +179,7 @@ impl Check {
         let Some(visit) = self.to_visit.pop() else { return };
         let address = visit.at.address;
         let page = bytes
-            .map_err(|outcome| Corruption::at(address, CorruptionKind::ReadError(outcome)))
+            .map_err(|status| Corruption::at(address, CorruptionKind::ReadError(status)))
             .and_then(|bytes| Page::decode(bytes, self.store, address))
             .and_then(|page| visit.check(page));
         match page {

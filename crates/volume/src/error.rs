@@ -214,7 +214,7 @@ pub enum PoolError {
         /// Operation.
         what: &'static str,
         /// Status.
-        outcome: IoStatus,
+        status: IoStatus,
     },
     /// The device has lost completed writes, by its own count.
     WritesLost,
@@ -282,13 +282,13 @@ impl PoolError {
     }
 
     /// Status of an I/O request that fails with this error.
-    pub const fn outcome(&self) -> IoStatus {
+    pub const fn status(&self) -> IoStatus {
         match self {
             Self::Damaged(_) | Self::Corrupt { .. } => IoStatus::UNRECOVERED_READ,
             Self::NoSpace { .. } | Self::NoSpaceForThick { .. } => IoStatus::CAPACITY_EXCEEDED,
             Self::OutOfRange { .. } => IoStatus::LBA_OUT_OF_RANGE,
             Self::ReadOnly(_) => IoStatus::WRITE_PROTECTED,
-            Self::Device { outcome, .. } => *outcome,
+            Self::Device { status, .. } => *status,
             Self::ReadOnlyAfterError
             | Self::WentBack { .. }
             | Self::WritesLost
@@ -496,7 +496,7 @@ impl fmt::Display for PoolError {
                 "volume `{name}`: {blocks} blocks from block {block} on, at block {at} of the pool: \
                  what is there does not have the checksum on record"
             ),
-            Self::Device { what, outcome: status } => {
+            Self::Device { what, status } => {
                 write!(out, "{what}: the device returned {status}")
             }
             Self::WritesLost => {

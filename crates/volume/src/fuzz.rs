@@ -139,8 +139,8 @@ fn ask(store: &mut Pool, image: &mut [u8], ask: PoolRequest) -> Option<PoolRespo
     store.submit(0, ask);
     for _ in 0..ACTIONS_MAX {
         let Some(action) = store.next_action() else {
-            let (_, answer) = store.next_answer().expect("every question is answered");
-            return answer.ok();
+            let (_, response) = store.next_response().expect("every question is answered");
+            return response.ok();
         };
         carry_out(store, image, action);
     }

@@ -125,8 +125,8 @@ impl Metadata {
         change: impl FnOnce(&mut Self) -> Result<T, TxnStop>,
     ) -> Result<T, TxnStop> {
         let (superblock, fresh) = (self.superblock, self.space.fresh);
-        let outcome = change(self);
-        if outcome.is_err() {
+        let status = change(self);
+        if status.is_err() {
             // The steps are undone in reverse order.
             while let Some(step) = self.undo.pop() {
                 self.take_back(step);
@@ -134,7 +134,7 @@ impl Metadata {
             (self.superblock, self.space.fresh) = (superblock, fresh);
         }
         self.undo.clear();
-        outcome
+        status
     }
 
     fn take_back(&mut self, step: UndoRecord) {

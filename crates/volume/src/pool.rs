@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   submit(token, request) --> | tasks | --> next_action()   action for the device
-//!   complete(io, result)   --> |       | --> next_answer()   token and outcome
+//!   complete(io, result)   --> |       | --> next_response()   token and outcome
 //! ```
 //!
 //! A task is tried. If a page is missing, the page is read, and the task is tried again afterwards. Only
@@ -18,7 +18,7 @@
 //! read to the pool, which reuses no block that the read may access.
 //!
 //! The driver of a pool executes [`next_action`](Pool::next_action) until it returns `None` before it
-//! takes [`next_answer`](Pool::next_answer): zeroes for a read are an action without a completion.
+//! takes [`next_response`](Pool::next_response): zeroes for a read are an action without a completion.
 
 mod commit;
 mod owned;
@@ -99,7 +99,7 @@ pub struct Pool {
     /// Whether the superblock that the pool was opened with is known to be durable.
     is_anchored: bool,
     actions: VecDeque<DeviceAction>,
-    answers: VecDeque<(u64, Result<PoolResponse, PoolError>)>,
+    responses: VecDeque<(u64, Result<PoolResponse, PoolError>)>,
 }
 
 /// Purpose of an action.
@@ -169,7 +169,7 @@ impl Pool {
             level: CapacityMonitor::default(),
             is_anchored: false,
             actions: VecDeque::new(),
-            answers: VecDeque::new(),
+            responses: VecDeque::new(),
         }
     }
 
@@ -341,8 +341,8 @@ impl Pool {
     }
 
     /// The next completion. Requests may complete in any order.
-    pub fn next_answer(&mut self) -> Option<(u64, Result<PoolResponse, PoolError>)> {
-        self.answers.pop_front()
+    pub fn next_response(&mut self) -> Option<(u64, Result<PoolResponse, PoolError>)> {
+        self.responses.pop_front()
     }
 
     /// Handles the result of an action. A result for an action that is not in flight is ignored.
@@ -362,8 +362,8 @@ impl Pool {
     fn handle_page(&mut self, address: u64, end: ActionResult<'_>) {
         let page = match end {
             ActionResult::Read(bytes) => Page::decode(bytes, self.books.store, address),
-            ActionResult::Failed(outcome) => {
-                Err(Corruption::at(address, CorruptionKind::ReadError(outcome)))
+            ActionResult::Failed(status) => {
+                Err(Corruption::at(address, CorruptionKind::ReadError(status)))
             }
             ActionResult::Done
             | ActionResult::Sums(_)

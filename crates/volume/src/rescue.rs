@@ -114,7 +114,7 @@ impl FoundVolume {
             Corruption { address, kind, owner: self.body.id, flaw }
         };
         let page = bytes
-            .map_err(|outcome| damage(CorruptionKind::ReadError(outcome)))
+            .map_err(|status| damage(CorruptionKind::ReadError(status)))
             .and_then(|bytes| Page::decode(bytes, self.store, address))
             .map_err(|found| damage(found.flaw))?;
         match page.body {
@@ -386,7 +386,7 @@ impl Rescue {
             Corruption { address: at.address, kind, owner: id, flaw }
         };
         let page = bytes
-            .map_err(|outcome| damage(CorruptionKind::ReadError(outcome)))
+            .map_err(|status| damage(CorruptionKind::ReadError(status)))
             .and_then(|bytes| Page::decode(bytes, self.store, at.address));
         let page = page.map_err(|found| damage(found.flaw));
         match page {

@@ -68,7 +68,7 @@ impl Bench {
         self.next_value += 1;
         let token = self.rig.submit_write(volume, block, 1, self.next_value);
         self.rig.settle();
-        self.rig.answers.remove(&token).unwrap().unwrap();
+        self.rig.responses.remove(&token).unwrap().unwrap();
         self.values.insert((volume, block), self.next_value);
     }
 
@@ -100,7 +100,7 @@ impl Bench {
                         let (name, at) = (info.name.clone(), places[&key]);
                         let expected = PoolError::Corrupt { name, block, blocks: 1, at };
                         assert_eq!(error, expected);
-                        assert_eq!(error.outcome(), tenmil_base::IoStatus::UNRECOVERED_READ);
+                        assert_eq!(error.status(), tenmil_base::IoStatus::UNRECOVERED_READ);
                         damaged.insert(key);
                     }
                 }
@@ -204,7 +204,7 @@ fn writes_of_the_same_blocks_at_once_leave_blocks_that_have_their_checksums() {
             }
             bench.rig.settle();
             for token in tokens {
-                assert_eq!(bench.rig.answers.remove(&token), Some(Ok(PoolResponse::Done)));
+                assert_eq!(bench.rig.responses.remove(&token), Some(Ok(PoolResponse::Done)));
             }
         }
         let report = rig::check(&bench.rig.store, bench.rig.disk.image());
@@ -222,7 +222,7 @@ fn a_write_that_failed_and_comes_to_pass_later_does_no_harm() {
         bench.rig.fails_writes = true;
         let token = bench.rig.submit_write(volume, block, 1, 77);
         bench.rig.settle();
-        let failed = bench.rig.answers.remove(&token).unwrap();
+        let failed = bench.rig.responses.remove(&token).unwrap();
         assert!(matches!(failed, Err(PoolError::Device { .. })), "{failed:?}");
         let at = bench.rig.failed_at.take().unwrap();
         bench.write(volume, block);
@@ -254,7 +254,7 @@ fn what_is_trimmed_cut_and_deleted_takes_its_checksums_along() {
     for round in 0..3 {
         let token = rig.submit_write(info.id, 1, SIZE - 2, 5);
         rig.settle();
-        rig.answers.remove(&token).unwrap().unwrap();
+        rig.responses.remove(&token).unwrap().unwrap();
         assert!(used(&mut rig) >= empty + SIZE - 2 + 2, "blocks, a map and checksums");
         match round {
             0 => (0..SIZE).for_each(|block| {
@@ -274,7 +274,7 @@ fn what_is_trimmed_cut_and_deleted_takes_its_checksums_along() {
     }
     let token = rig.submit_write(info.id, 0, SIZE, 5);
     rig.settle();
-    rig.answers.remove(&token).unwrap().unwrap();
+    rig.responses.remove(&token).unwrap().unwrap();
     rig.ask(PoolRequest::Change(VolumeOp::Delete { name: "v".into(), orphan: false })).unwrap();
     assert_eq!(used(&mut rig), before);
     assert!(!keeper.has_checksums);

@@ -28,7 +28,7 @@ fn create(rig: &mut Rig, name: &str, blocks: u64) -> VolumeInfo {
 fn write(rig: &mut Rig, volume: u64, block: u64, blocks: u64, value: u64) {
     let token = rig.submit_write(volume, block, blocks, value);
     rig.settle();
-    assert_eq!(rig.answers.remove(&token), Some(Ok(PoolResponse::Done)));
+    assert_eq!(rig.responses.remove(&token), Some(Ok(PoolResponse::Done)));
 }
 
 fn snapshot(volume: &str, name: &str) -> PoolRequest {
@@ -47,12 +47,12 @@ fn a_snapshot_waits_for_writes_under_way_and_those_behind_it_wait_for_the_snapsh
     rig.settle();
     let behind = rig.submit_write(info.id, 3, 1, 3);
     rig.settle();
-    assert!(rig.answers.is_empty(), "{:?}", rig.answers);
+    assert!(rig.responses.is_empty(), "{:?}", rig.responses);
     assert_eq!(rig.under_way().len(), 1, "the first write alone is under way");
     rig.holds_data = false;
     rig.settle();
     for token in [before, taken, behind] {
-        assert!(rig.answers.remove(&token).unwrap().is_ok());
+        assert!(rig.responses.remove(&token).unwrap().is_ok());
     }
     let PoolResponse::Volume(kept) = rig.ask(PoolRequest::Find("s".into())).unwrap() else {
         panic!()
@@ -90,7 +90,7 @@ fn blocks_that_a_read_may_still_touch_are_not_given_out() {
     }
     rig.holds_data = false;
     rig.settle();
-    assert!(rig.answers.remove(&token).unwrap().is_ok());
+    assert!(rig.responses.remove(&token).unwrap().is_ok());
     let data = rig.buffers.remove(&token).unwrap();
     assert!(data.iter().all(|block| rig::disk::values(block) == [1; 8]), "what was there");
     rig.ask(PoolRequest::Flush).unwrap();
@@ -146,7 +146,7 @@ fn what_a_deleted_clone_held_is_not_written_over_until_that_is_durable() {
     write(&mut rig, one.id, 3, 1, 2);
     write(&mut rig, one.id, 19, 1, 3);
     assert_eq!(two_after_a_cut(&mut rig), [[1; 8]; 32], "the deletion was never answered");
-    assert!(!rig.answers.contains_key(&token));
+    assert!(!rig.responses.contains_key(&token));
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn a_volume_that_is_cut_and_grown_again_at_once_has_zeroes_behind_the_cut() {
     let tokens = [rig.submit(resize(10)), rig.submit(resize(64)), rig.submit(read)];
     rig.settle();
     for token in tokens {
-        assert!(rig.answers.remove(&token).unwrap().is_ok());
+        assert!(rig.responses.remove(&token).unwrap().is_ok());
     }
     let found = rig.buffers.remove(&tokens[2]).unwrap();
     for (block, data) in found.iter().enumerate() {
@@ -247,7 +247,7 @@ fn a_unit_that_a_read_may_still_touch_is_not_written_over_by_who_has_it_now() {
     write(&mut rig, one.id, 0, 16, 2);
     rig.held.clear();
     rig.settle();
-    assert!(rig.answers.remove(&token).unwrap().is_ok());
+    assert!(rig.responses.remove(&token).unwrap().is_ok());
     let data = rig.buffers.remove(&token).unwrap();
     assert!(data.iter().all(|block| rig::disk::values(block) == [1; 8]), "what the clone held");
     write(&mut rig, one.id, 0, 32, 3);
@@ -280,10 +280,12 @@ fn a_change_that_waited_quiets_the_volume_that_has_the_name_now() {
     hold(&mut rig);
     rig.held.retain(|io| !to_a.contains(io));
     rig.settle();
-    assert!(!rig.answers.contains_key(&taken), "a write to what is called `a` now is under way");
+    assert!(!rig.responses.contains_key(&taken), "a write to what is called `a` now is under way");
     rig.held.clear();
     rig.settle();
-    let PoolResponse::Volume(kept) = rig.answers.remove(&taken).unwrap().unwrap() else { panic!() };
+    let PoolResponse::Volume(kept) = rig.responses.remove(&taken).unwrap().unwrap() else {
+        panic!()
+    };
     assert_eq!(kept.origin, c.id);
     write(&mut rig, a.id, 0, 1, 7);
     assert_eq!(rig.read(kept.id, 0, 16).unwrap(), [[4; 8]; 16]);
@@ -324,7 +326,7 @@ fn a_store_that_has_stopped_has_nothing_more_to_do() {
     (rig.holds_flushes, rig.fails_flushes) = (false, true);
     rig.settle();
     for token in tokens {
-        assert!(matches!(rig.answers.remove(&token), Some(Err(_))));
+        assert!(matches!(rig.responses.remove(&token), Some(Err(_))));
     }
     assert!(rig.store.is_idle());
 }
@@ -342,7 +344,7 @@ fn a_unit_to_which_a_write_has_failed_is_given_to_nobody() {
     rig.fails_writes = true;
     let token = rig.submit_write(info.id, 16, 16, 1);
     rig.settle();
-    assert!(matches!(rig.answers.remove(&token), Some(Err(PoolError::Device { .. }))));
+    assert!(matches!(rig.responses.remove(&token), Some(Err(PoolError::Device { .. }))));
     assert_eq!(free(&mut rig), before - 16, "the write may still come to pass");
     write(&mut rig, info.id, 16, 16, 2);
     assert_eq!(rig.read(info.id, 16, 16).unwrap(), [[2; 8]; 16]);
@@ -361,11 +363,11 @@ fn a_write_that_failed_beside_another_in_its_unit_and_comes_late_meets_nothing_n
         if other_ends_first {
             rig.held.retain(|io| !others.contains(io));
             rig.settle();
-            assert_eq!(rig.answers.remove(&other), Some(Ok(PoolResponse::Done)));
+            assert_eq!(rig.responses.remove(&other), Some(Ok(PoolResponse::Done)));
         }
         (rig.held, rig.fails_late) = (others, true);
         rig.settle();
-        assert!(matches!(rig.answers.remove(&failing), Some(Err(PoolError::Device { .. }))));
+        assert!(matches!(rig.responses.remove(&failing), Some(Err(PoolError::Device { .. }))));
         write(&mut rig, info.id, 4, 4, 3);
         write(&mut rig, info.id, 8, 2, 4);
         rig.land_late();
@@ -388,7 +390,7 @@ fn blocks_to_which_a_write_in_place_has_failed_are_given_to_nobody_else() {
     rig.fails_late = true;
     let token = rig.submit_write(one.id, 0, 600, 2);
     rig.settle();
-    assert!(matches!(rig.answers.remove(&token), Some(Err(PoolError::Device { .. }))));
+    assert!(matches!(rig.responses.remove(&token), Some(Err(PoolError::Device { .. }))));
     rig.ask(PoolRequest::Trim { volume: one.id, block: 0, blocks: 600 }).unwrap();
     for _ in 0..3 {
         rig.ask(PoolRequest::Flush).unwrap();
@@ -399,7 +401,7 @@ fn blocks_to_which_a_write_in_place_has_failed_are_given_to_nobody_else() {
             .filter(|block| {
                 let token = rig.submit_write(two.id, *block, 100, 9);
                 rig.settle();
-                rig.answers.remove(&token).unwrap().is_ok()
+                rig.responses.remove(&token).unwrap().is_ok()
             })
             .collect()
     };
@@ -439,7 +441,7 @@ fn blocks_that_a_kept_run_still_reads_are_not_given_out() {
         let writes: Vec<u64> =
             (0..1500).step_by(100).map(|block| rig.submit_write(two.id, block, 100, 9)).collect();
         rig.ask(PoolRequest::Flush).unwrap();
-        writes.iter().filter(|token| rig.answers.remove(token).unwrap().is_err()).count()
+        writes.iter().filter(|token| rig.responses.remove(token).unwrap().is_err()).count()
     };
     assert!(fill(&mut rig) > 0, "the room of the trimmed blocks is missing");
     for at in run.at..run.at + run.blocks {
@@ -487,23 +489,25 @@ fn a_page_or_superblock_that_cannot_be_written_stops_the_store_and_loses_nothing
             (0..8).map(|part| rig.submit_write(info.id, 64 + part * 16, 16, 2)).collect();
         let changes =
             [snapshot("v", "s"), PoolRequest::Flush, snapshot("v", "t"), PoolRequest::Flush];
-        let answers: Vec<_> = changes.into_iter().map(|ask| rig.ask(ask)).collect();
-        assert!(writes.iter().all(|token| rig.answers.contains_key(token)), "all are answered");
+        let responses: Vec<_> = changes.into_iter().map(|ask| rig.ask(ask)).collect();
+        assert!(writes.iter().all(|token| rig.responses.contains_key(token)), "all are answered");
         if rig.fails_pages.is_some() {
-            assert!(failing > 5 && answers.iter().all(Result::is_ok), "{failing}: {answers:?}");
+            assert!(failing > 5 && responses.iter().all(Result::is_ok), "{failing}: {responses:?}");
             return;
         }
-        let failed = answers.iter().position(Result::is_err).unwrap();
-        assert!(matches!(answers[failed], Err(PoolError::Device { .. })), "{answers:?}");
-        assert!(answers[failed + 1..].iter().all(|one| *one == Err(PoolError::ReadOnlyAfterError)));
+        let failed = responses.iter().position(Result::is_err).unwrap();
+        assert!(matches!(responses[failed], Err(PoolError::Device { .. })), "{responses:?}");
+        assert!(
+            responses[failed + 1..].iter().all(|one| *one == Err(PoolError::ReadOnlyAfterError))
+        );
         assert_eq!(rig.read(info.id, 63, 1).unwrap(), [[1; 8]], "it is still read from");
         assert!(rig.store.is_idle());
         let again = open(rig.disk.image(), BLOCKS).unwrap();
         assert_eq!(check(&again.store, rig.disk.image()).findings, [], "{failing}");
         let mut rig = Rig::plain(rig.disk.image().clone(), BLOCKS, Random::new(4)).unwrap();
-        for (name, answer) in [("s", &answers[0]), ("t", &answers[2])] {
+        for (name, response) in [("s", &responses[0]), ("t", &responses[2])] {
             let found = rig.ask(PoolRequest::Find(name.into())).is_ok();
-            assert!(found || answer.is_err(), "{failing}: {name} was answered");
+            assert!(found || response.is_err(), "{failing}: {name} was answered");
         }
         assert_eq!(rig.read(info.id, 0, 64).unwrap(), [[1; 8]; 64], "{failing}");
     }
@@ -532,11 +536,11 @@ fn a_flush_writes_nothing_to_a_store_in_which_nothing_was_changed() {
     again.holds_flushes = true;
     let token = again.submit(PoolRequest::Flush);
     again.settle();
-    assert!(!again.answers.contains_key(&token), "the device is flushed all the same");
+    assert!(!again.responses.contains_key(&token), "the device is flushed all the same");
     again.holds_flushes = false;
     again.settle();
     assert_eq!(
-        (again.answers.remove(&token), again.disk.writes),
+        (again.responses.remove(&token), again.disk.writes),
         (Some(Ok(PoolResponse::Done)), 0)
     );
 }

@@ -52,7 +52,7 @@ fn grow(rig: &mut Rig, devices: &Devices, random: &mut Random) -> Vec<Image> {
             break;
         }
     }
-    assert_eq!(rig.answers.remove(&token).unwrap(), Ok(PoolResponse::Done));
+    assert_eq!(rig.responses.remove(&token).unwrap(), Ok(PoolResponse::Done));
     cuts
 }
 
@@ -73,7 +73,7 @@ fn fill(rig: &mut Rig) -> u64 {
     for block in 0..info.blocks {
         let token = rig.submit_write(info.id, block, 1, 99);
         rig.settle();
-        if rig.answers.remove(&token).unwrap().is_err() {
+        if rig.responses.remove(&token).unwrap().is_err() {
             return block;
         }
     }
@@ -130,7 +130,7 @@ fn a_full_store_has_room_as_soon_as_it_has_grown_and_the_old_end_is_used_last() 
         loop {
             let token = rig.submit_write(info.id, block, 1, 98);
             rig.settle();
-            if rig.answers.remove(&token).unwrap().is_err() {
+            if rig.responses.remove(&token).unwrap().is_err() {
                 break;
             }
             block += 1;
@@ -239,7 +239,7 @@ fn what_was_the_end_is_given_to_nobody_while_a_superblock_says_that_it_is() {
             break;
         }
     }
-    assert!(seen > 100 && rig.answers.remove(&grow).unwrap().is_ok());
-    let done = tokens.iter().filter(|token| rig.answers[token].is_ok()).count();
+    assert!(seen > 100 && rig.responses.remove(&grow).unwrap().is_ok());
+    let done = tokens.iter().filter(|token| rig.responses[token].is_ok()).count();
     assert!(done > 250, "{done} of {} writes", tokens.len());
 }

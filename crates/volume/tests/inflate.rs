@@ -38,7 +38,7 @@ fn own(volume: u64, block: u64) -> PoolRequest {
 fn write(rig: &mut Rig, volume: u64, block: u64, blocks: u64, value: u64) {
     let token = rig.submit_write(volume, block, blocks, value);
     rig.settle();
-    assert_eq!(rig.answers.remove(&token), Some(Ok(PoolResponse::Done)));
+    assert_eq!(rig.responses.remove(&token), Some(Ok(PoolResponse::Done)));
 }
 
 fn usage(rig: &mut Rig) -> PoolUsage {
@@ -76,13 +76,13 @@ fn a_write_waits_for_what_is_being_copied_and_is_not_undone_by_it() {
         let writes = [3, 40].map(|block| rig.submit_write(info.id, block, 1, 2));
         let taken = rig.submit(snapshot("t"));
         rig.settle();
-        assert!(rig.answers.is_empty(), "both wait, and so does a snapshot: {:?}", rig.answers);
+        assert!(rig.responses.is_empty(), "both wait, and so does a snapshot: {:?}", rig.responses);
         assert_eq!(rig.under_way().len(), 1, "{:?}", rig.under_way());
         rig.holds_data = false;
         rig.settle();
-        assert_eq!(rig.answers.remove(&copy), Some(Ok(PoolResponse::Owned(32))));
+        assert_eq!(rig.responses.remove(&copy), Some(Ok(PoolResponse::Owned(32))));
         for token in writes.into_iter().chain([taken]) {
-            assert!(rig.answers.remove(&token).unwrap().is_ok());
+            assert!(rig.responses.remove(&token).unwrap().is_ok());
         }
         let expected: Vec<[u64; 8]> =
             (0..64).map(|block| [if [3, 40].contains(&block) { 2 } else { 1 }; 8]).collect();
@@ -99,10 +99,10 @@ fn what_is_trimmed_while_it_is_copied_reads_as_zeroes_and_has_room() {
     rig.settle();
     let trim = rig.submit(PoolRequest::Trim { volume: info.id, block: 10, blocks: 10 });
     rig.settle();
-    assert_eq!(rig.answers.remove(&trim), Some(Ok(PoolResponse::Done)), "it waits for nothing");
+    assert_eq!(rig.responses.remove(&trim), Some(Ok(PoolResponse::Done)), "it waits for nothing");
     rig.holds_data = false;
     rig.settle();
-    assert!(rig.answers.remove(&copy).unwrap().is_ok());
+    assert!(rig.responses.remove(&copy).unwrap().is_ok());
     rig.inflate("v").unwrap();
     let expected: Vec<[u64; 8]> =
         (0..64).map(|block| [u64::from(!(10..20).contains(&block)); 8]).collect();
@@ -153,7 +153,7 @@ fn one_that_was_stopped_half_way_keeps_its_promise_and_goes_on() {
     loop {
         let token = again.submit_write(other.id, block, 16, 9);
         again.settle();
-        if again.answers.remove(&token).unwrap().is_err() {
+        if again.responses.remove(&token).unwrap().is_err() {
             break;
         }
         block += 16;

@@ -39,7 +39,7 @@ fn clone(rig: &mut Rig, from: &str, name: &str) {
 fn write(rig: &mut Rig, volume: u64, block: u64, blocks: u64, value: u64) {
     let token = rig.submit_write(volume, block, blocks, value);
     rig.settle();
-    assert_eq!(rig.answers.remove(&token), Some(Ok(PoolResponse::Done)));
+    assert_eq!(rig.responses.remove(&token), Some(Ok(PoolResponse::Done)));
 }
 
 /// Space usage of a volume that is not thick.
@@ -372,7 +372,7 @@ fn the_search_for_room_reads_each_leaf_once_however_small_the_cache() {
     again.store = take_over(opening.finish().unwrap().store.with_fanout(4));
     let token = again.submit_write(coarse.id, 0, 16, 1);
     let steps = (0..8000).take_while(|_| again.step()).count();
-    assert_eq!(again.answers.remove(&token), Some(Ok(PoolResponse::Done)), "after {steps} steps");
+    assert_eq!(again.responses.remove(&token), Some(Ok(PoolResponse::Done)), "after {steps} steps");
     assert!(steps > 500, "{steps} steps: there were few leaves to read");
 }
 
@@ -396,7 +396,7 @@ fn a_write_is_planned_that_wants_more_leaves_than_the_cache_has_room_for() {
     again.store = take_over(opening.finish().unwrap().store.with_fanout(4));
     let token = again.submit_write(fine.id, 0, 1000, 2);
     let steps = (0..8000).take_while(|_| again.step()).count();
-    assert_eq!(again.answers.remove(&token), Some(Ok(PoolResponse::Done)), "after {steps} steps");
+    assert_eq!(again.responses.remove(&token), Some(Ok(PoolResponse::Done)), "after {steps} steps");
     again.ask(PoolRequest::Flush).unwrap();
     let most = again.store.memory_bytes();
     assert!(most <= 128 * 4096, "{most} bytes are still there");
@@ -424,7 +424,7 @@ fn the_room_of_a_volume_is_added_up_in_no_more_memory_than_the_cache_has() {
     while again.step() {
         most = most.max(again.store.memory_bytes());
     }
-    let found = again.answers.remove(&token);
+    let found = again.responses.remove(&token);
     let Some(Ok(PoolResponse::Account(SpaceUsage { used: 1000, shared: 0, unique, .. }))) = found
     else {
         panic!("{found:?}")

@@ -25,7 +25,7 @@ fn pool() -> (Rig, u64) {
 fn write(rig: &mut Rig, volume: u64, block: u64, value: u64) {
     let token = rig.submit_write(volume, block, 16, value);
     rig.settle();
-    assert_eq!(rig.answers.remove(&token), Some(Ok(PoolResponse::Done)));
+    assert_eq!(rig.responses.remove(&token), Some(Ok(PoolResponse::Done)));
 }
 
 #[test]
@@ -63,11 +63,11 @@ fn no_block_is_read_after_a_commit_whose_flush_has_lost_writes() {
         }
         (rig.holds_flushes, rig.fails_flushes) = (false, true);
         rig.settle();
-        match rig.answers.remove(&token).unwrap() {
+        match rig.responses.remove(&token).unwrap() {
             Err(PoolError::Device { .. }) => {
                 assert_eq!(rig.read(volume, 0, 1), Err(PoolError::ReadInterrupted));
             }
-            answer => assert!(flushes > 1 && answer.is_ok(), "{answer:?}"),
+            response => assert!(flushes > 1 && response.is_ok(), "{response:?}"),
         }
     }
 }

@@ -74,10 +74,10 @@ fn any_block_of_metadata_that_is_destroyed_is_named() {
             let report = check(&store, image);
             let named = |finding: &Finding| matches!(finding, Finding::Damaged(damage) if damage.address == at);
             assert!(report.findings.iter().any(named), "{how} in {at}: {:?}", report.findings);
-            for outcome in read_all(image).into_iter().filter_map(Result::err) {
-                let PoolError::Damaged(damage) = &outcome else { panic!("{outcome}") };
-                assert_eq!(damage.address, at, "{how}: {outcome}");
-                assert!(outcome.to_string().contains(&format!("at block {at}")), "{outcome}");
+            for status in read_all(image).into_iter().filter_map(Result::err) {
+                let PoolError::Damaged(damage) = &status else { panic!("{status}") };
+                assert_eq!(damage.address, at, "{how}: {status}");
+                assert!(status.to_string().contains(&format!("at block {at}")), "{status}");
             }
         }
     }
@@ -102,9 +102,9 @@ fn a_node_of_one_volumes_map_that_is_destroyed_leaves_the_other_volumes() {
         if block[4] != Kind::Map.code() {
             continue;
         }
-        let answers = read_all(&damaged);
-        assert_eq!(answers.len(), volumes.len(), "all are listed");
-        hit += answers.iter().filter(|answer| answer.is_err()).count();
+        let responses = read_all(&damaged);
+        assert_eq!(responses.len(), volumes.len(), "all are listed");
+        hit += responses.iter().filter(|response| response.is_err()).count();
     }
     assert!(hit > 0, "some volume was hit");
 }

@@ -43,8 +43,8 @@ fn swap(one: &mut Rig, other: &mut Rig) {
     std::mem::swap(&mut one.disk, &mut other.disk);
 }
 
-fn fenced(answer: &Result<PoolResponse, PoolError>) -> bool {
-    matches!(answer, Err(PoolError::TakenOver { .. } | PoolError::Owned { .. }))
+fn fenced(response: &Result<PoolResponse, PoolError>) -> bool {
+    matches!(response, Err(PoolError::TakenOver { .. } | PoolError::Owned { .. }))
 }
 
 #[test]
@@ -84,8 +84,8 @@ fn a_former_owner_finds_out_before_it_writes_and_refuses_everything() {
     second.ask(create("b")).unwrap();
     assert!(second.disk.writes > before);
     first.disk = Disk::new(second.disk.image().clone());
-    let answer = first.ask(create("c"));
-    assert_eq!(answer, Err(PoolError::TakenOver { by: Some(Box::new(owner(2))) }));
+    let response = first.ask(create("c"));
+    assert_eq!(response, Err(PoolError::TakenOver { by: Some(Box::new(owner(2))) }));
     assert_eq!(first.disk.writes, 0, "it has written nothing");
     for ask in [
         PoolRequest::Read { volume: info.id, block: 0, blocks: 1 },
@@ -96,7 +96,7 @@ fn a_former_owner_finds_out_before_it_writes_and_refuses_everything() {
     ] {
         let token = first.submit(ask.clone());
         first.settle();
-        assert!(fenced(&first.answers[&token]), "{ask:?}");
+        assert!(fenced(&first.responses[&token]), "{ask:?}");
     }
     assert_eq!((first.disk.writes, first.store.is_taken_over()), (0, true));
 }
@@ -112,13 +112,13 @@ fn a_pool_that_something_else_was_written_over_is_not_committed_to() {
             first.disk.put(at, std::sync::Arc::new([0x5a; 4096]));
         }
         let before = first.disk.writes;
-        let answer = first.ask(create("b"));
+        let response = first.ask(create("b"));
         if lost == [true, true] {
-            assert_eq!(answer, Err(PoolError::TakenOver { by: None }));
+            assert_eq!(response, Err(PoolError::TakenOver { by: None }));
             assert_eq!(first.disk.writes, before, "it has written nothing");
         } else {
             // One superblock may be torn or corrupt.
-            assert!(answer.is_ok(), "{lost:?}: {answer:?}");
+            assert!(response.is_ok(), "{lost:?}: {response:?}");
         }
     }
 }

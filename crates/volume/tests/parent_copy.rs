@@ -57,9 +57,9 @@ fn who_writes_or_trims_what_is_being_copied_waits_and_has_the_last_word() {
     let write = rig.submit_write(volume, 30, 2, 7);
     let read = rig.submit(PoolRequest::Read { volume, block: 10, blocks: 30 });
     rig.settle();
-    assert_eq!(rig.answers.remove(&fill), Some(Ok(PoolResponse::Filled(8))));
+    assert_eq!(rig.responses.remove(&fill), Some(Ok(PoolResponse::Filled(8))));
     for token in [trim, write, read] {
-        assert_eq!(rig.answers.remove(&token), Some(Ok(PoolResponse::Done)));
+        assert_eq!(rig.responses.remove(&token), Some(Ok(PoolResponse::Done)));
     }
     let found = rig.read(volume, 0, 64).unwrap();
     for (block, found) in (0..).zip(found) {

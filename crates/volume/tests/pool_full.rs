@@ -28,18 +28,18 @@ fn delete(rig: &mut Rig, name: &str) {
     let change = VolumeOp::Delete { name: name.into(), orphan: true };
     let token = rig.submit(PoolRequest::Change(change));
     settle(rig);
-    assert_eq!(rig.answers.remove(&token), Some(Ok(PoolResponse::Done)), "`{name}`");
+    assert_eq!(rig.responses.remove(&token), Some(Ok(PoolResponse::Done)), "`{name}`");
 }
 
 fn write(rig: &mut Rig, volume: u64, block: u64, blocks: u64) -> Result<PoolResponse, PoolError> {
     let token = rig.submit_write(volume, block, blocks, 1);
     settle(rig);
-    rig.answers.remove(&token).unwrap()
+    rig.responses.remove(&token).unwrap()
 }
 
 /// Whether the request succeeded; otherwise there was no space.
-fn had_room(answer: Result<PoolResponse, PoolError>) -> bool {
-    match answer {
+fn had_room(response: Result<PoolResponse, PoolError>) -> bool {
+    match response {
         Ok(_) => true,
         Err(PoolError::NoSpace { .. }) => false,
         Err(error) => panic!("{error}"),

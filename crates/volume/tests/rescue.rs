@@ -199,12 +199,12 @@ fn what_a_transaction_that_came_to_nothing_has_left_is_not_taken_for_a_volume() 
     let tokens: Vec<u64> = names[1..].iter().map(|name| rig.submit(resize(name))).collect();
     rig.settle();
     rig.holds_flushes = false;
-    while !rig.answers.contains_key(&first) {
+    while !rig.responses.contains_key(&first) {
         assert!(rig.step());
     }
     rig.fails_flushes = true;
     rig.settle();
-    assert!(tokens.iter().all(|token| rig.answers[token].is_err()));
+    assert!(tokens.iter().all(|token| rig.responses[token].is_err()));
 
     let mut rig = Rig::plain(rig.disk.image().clone(), BLOCKS, Random::new(2)).unwrap();
     let create =

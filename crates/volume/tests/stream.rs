@@ -38,7 +38,7 @@ fn send(rig: &mut Rig, base: Option<&VolumeInfo>, info: &VolumeInfo) -> Vec<u8> 
             let count = DATA_BLOCKS_MAX.min(block + blocks - at);
             let token = rig.submit(PoolRequest::Read { volume: info.id, block: at, blocks: count });
             rig.settle();
-            rig.answers.remove(&token).unwrap().unwrap();
+            rig.responses.remove(&token).unwrap().unwrap();
             let data: Vec<u8> =
                 rig.buffers.remove(&token).unwrap().iter().flat_map(|block| **block).collect();
             stream.extend(sender.data(at, &data));
@@ -88,7 +88,7 @@ fn receive(rig: &mut Rig, stream: &[u8], base: Option<&str>, name: &str) {
                 let data = data.map(|block| <[u8; 4096]>::try_from(block).unwrap().into());
                 rig.buffers.insert(token, data.collect());
                 rig.settle();
-                rig.answers.remove(&token).unwrap().unwrap();
+                rig.responses.remove(&token).unwrap().unwrap();
             }
             Event::Hole { block, blocks } => {
                 rig.ask(PoolRequest::Trim { volume, block, blocks }).unwrap();
@@ -131,7 +131,7 @@ fn two_snapshots(seed: u64) -> Rig {
                 _ => rig.submit_write(1, block, 1 + random.below(30), round * 1000 + block),
             };
             rig.settle();
-            rig.answers.remove(&token).unwrap().unwrap();
+            rig.responses.remove(&token).unwrap().unwrap();
         }
         let snapshot = VolumeOp::Snapshot { volume: "v".into(), name: name.into(), uuid: 7 };
         rig.ask(PoolRequest::Change(snapshot)).unwrap();

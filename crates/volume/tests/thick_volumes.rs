@@ -52,7 +52,7 @@ fn delete(rig: &mut Rig, name: &str) {
 fn write(rig: &mut Rig, volume: u64, block: u64, blocks: u64, value: u64) -> bool {
     let token = rig.submit_write(volume, block, blocks, value);
     rig.settle();
-    match rig.answers.remove(&token).unwrap() {
+    match rig.responses.remove(&token).unwrap() {
         Ok(_) => true,
         Err(PoolError::NoSpace { .. }) => false,
         Err(error) => panic!("{error}"),
@@ -108,8 +108,8 @@ fn write_all(rig: &mut Rig, info: &VolumeInfo, value: impl Fn(u64) -> u64, at_on
         rig.settle();
         for (block, token) in tokens {
             rig.buffers.remove(&token);
-            let answer = rig.answers.remove(&token).unwrap();
-            assert_eq!(answer, Ok(PoolResponse::Done), "block {block}, {} left", left.len());
+            let response = rig.responses.remove(&token).unwrap();
+            assert_eq!(response, Ok(PoolResponse::Done), "block {block}, {} left", left.len());
         }
     }
 }
@@ -194,7 +194,7 @@ fn the_longest_map_there_is_has_room_while_a_read_goes_on_for_ever() {
     expect(&mut rig, &info, |block| block + 1);
     rig.held.clear();
     rig.settle();
-    assert!(rig.answers.remove(&slow).unwrap().is_ok());
+    assert!(rig.responses.remove(&slow).unwrap().is_ok());
     expect_clean(&mut rig);
 }
 

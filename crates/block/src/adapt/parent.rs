@@ -34,7 +34,7 @@ pub(super) struct SplitRequest {
     pub(super) buffer: Option<u16>,
     /// The parent is in the queue of those with something to send.
     pub(super) is_queued: bool,
-    pub(super) outcome: IoStatus,
+    pub(super) status: IoStatus,
     pub(super) result: u32,
 }
 
@@ -103,7 +103,7 @@ impl SplitRequest {
             chunk: None,
             buffer: None,
             is_queued: false,
-            outcome: IoStatus::SUCCESS,
+            status: IoStatus::SUCCESS,
             result: 0,
         }
     }
@@ -121,7 +121,7 @@ impl SplitRequest {
         self.segments.extend_from_slice(own);
         (self.plan, self.next, self.result) = (plan, 0, 0);
         (self.data, self.metadata) = (Cursor::default(), Cursor::default());
-        self.outcome = IoStatus::SUCCESS;
+        self.status = IoStatus::SUCCESS;
         self.stage = match request.operation {
             _ if plan == AdaptPlan::CompareAndWrite => ParentStage::Draining,
             Operation::Read | Operation::Compare | Operation::Verify if syncs => {

@@ -96,7 +96,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
                     PartKind::Flush,
                 )
             }
-            ParentStage::SyncingBefore(FlushState::Sent) if parent.outcome.is_success() => {
+            ParentStage::SyncingBefore(FlushState::Sent) if parent.status.is_success() => {
                 parent.stage = ParentStage::Moving;
                 ParentAction::Again
             }
@@ -110,7 +110,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     fn next_part(&mut self, index: u16) -> ParentAction {
         let parent = &self.parents[usize::from(index)];
         let is_idle = parent.under_way == 0;
-        if !parent.outcome.is_success() {
+        if !parent.status.is_success() {
             return if is_idle { ParentAction::End } else { ParentAction::Rest };
         }
         match parent.chunk.map(|chunk| chunk.step) {
@@ -231,8 +231,8 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         if chunk.step == ChunkStep::ToStore {
             let own = self.buffers.part(buffer, chunk.blocks * block_size);
             let skip = parent.data_offset(chunk.first, block_size);
-            if let Err(outcome) = self.buffers.gather(parent.data_segments(), skip, own) {
-                parent.outcome = outcome;
+            if let Err(status) = self.buffers.gather(parent.data_segments(), skip, own) {
+                parent.status = status;
                 self.end_chunk(index);
             }
         }
@@ -301,7 +301,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         let block_size = self.rules.block_size;
         let parent = &mut self.parents[usize::from(index)];
         let (Some(chunk), Some(buffer)) = (&mut parent.chunk, parent.buffer) else { return };
-        if parent.outcome.is_success() && chunk.step == ChunkStep::Fetching {
+        if parent.status.is_success() && chunk.step == ChunkStep::Fetching {
             let BounceChunk { first, blocks, .. } = *chunk;
             if parent.plan == AdaptPlan::Copy {
                 chunk.step = ChunkStep::ToStore;
@@ -315,7 +315,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
                 Operation::Verify => Ok(()),
                 _ => self.buffers.compare(own, data, skip),
             };
-            parent.outcome = moved.err().unwrap_or(IoStatus::SUCCESS);
+            parent.status = moved.err().unwrap_or(IoStatus::SUCCESS);
         }
         self.end_chunk(index);
     }

@@ -151,7 +151,7 @@ fn what_is_held_is_kept_still_and_what_is_not_goes_on() {
     assert_eq!(channel.submit(now, &[request(Operation::Write, 1, 10)], &[]), 1);
     let hold = device.begin_quiesce(10..12, None);
     assert!(!hold.is_quiesced(), "one is in flight, and the idle channel is not asked");
-    let mut answers = CompletionBatch::with_capacity(8);
+    let mut completions = CompletionBatch::with_capacity(8);
     assert!(channel.arm(), "there is something to look at");
     channel.disarm();
     let batch = [
@@ -165,8 +165,8 @@ fn what_is_held_is_kept_still_and_what_is_not_goes_on() {
     assert_eq!(idle.submit(now, &[copy], &[]), 0, "its source is held");
     assert!(!hold.is_quiesced());
     log.is_stuck.store(false, Ordering::SeqCst);
-    while answers.as_slice().len() < 2 {
-        channel.poll(now, &mut answers);
+    while completions.as_slice().len() < 2 {
+        channel.poll(now, &mut completions);
     }
     assert!(hold.is_quiesced());
     let text = device.quiesce(0..11, Span::from_ms(1)).unwrap_err().to_string();
@@ -185,7 +185,7 @@ fn a_device_becomes_shorter_when_nobody_is_past_the_new_end_any_more() {
     let (device, log) = device(8, |_| {});
     let descriptor = device.open(Claim::WriteOnce, "test").unwrap();
     let mut channel = descriptor.channel().unwrap();
-    let (now, mut answers) = (Instant::default(), CompletionBatch::with_capacity(8));
+    let (now, mut completions) = (Instant::default(), CompletionBatch::with_capacity(8));
     log.is_stuck.store(true, Ordering::SeqCst);
     let batch = [request(Operation::Write, 1, 100), request(Operation::Write, 2, 600)];
     assert_eq!(channel.submit(now, &batch, &[]), 2);
@@ -198,17 +198,17 @@ fn a_device_becomes_shorter_when_nobody_is_past_the_new_end_any_more() {
     assert!(log.sizes.lock().unwrap().is_empty(), "one is past the new end");
     log.is_stuck.store(false, Ordering::SeqCst);
     while log.sizes.lock().unwrap().is_empty() {
-        channel.poll(now, &mut answers);
+        channel.poll(now, &mut completions);
         yield_now();
     }
     assert_eq!(shrinking.join(), Ok(()));
-    while answers.as_slice().len() < 2 {
-        channel.poll(now, &mut answers);
+    while completions.as_slice().len() < 2 {
+        channel.poll(now, &mut completions);
     }
-    answers.clear();
+    completions.clear();
     assert_eq!(channel.submit(now, &batch[1..], &[]), 1);
-    while channel.poll(now, &mut answers) == 0 {}
-    assert_eq!(answers.as_slice()[0].status, IoStatus::LBA_OUT_OF_RANGE);
+    while channel.poll(now, &mut completions) == 0 {}
+    assert_eq!(completions.as_slice()[0].status, IoStatus::LBA_OUT_OF_RANGE);
     let said = device.set_size(REFUSED).unwrap_err().to_string();
     assert_eq!(said, "late0: it does not want to");
     assert_eq!(device.limits().block_count, 500, "it is as long as it was");
@@ -254,8 +254,8 @@ fn the_channel_that_holds_goes_on_and_holds_are_granted_in_their_order() {
     assert_eq!(mine.submit(now, &[write], &[]), 1);
     drop(first);
     assert!(!second.is_quiesced(), "the write is still in flight");
-    let mut answers = CompletionBatch::with_capacity(1);
-    while mine.poll(now, &mut answers) == 0 {}
+    let mut completions = CompletionBatch::with_capacity(1);
+    while mine.poll(now, &mut completions) == 0 {}
     assert!(second.is_quiesced());
     assert_eq!((mine.submit(now, &[write], &[]), other.submit(now, &[write], &[])), (0, 1));
 }
@@ -274,14 +274,15 @@ fn under_load(options: &[(QueueMap, Mode)], mut until: impl FnMut(&Bdev, &Log)) 
                 let is_over = Arc::clone(&is_over);
                 let run = move |_: &_| {
                     let (clock, mut token, mut good) = (Clock::kernel(), 0, 0_u64);
-                    let mut answers = CompletionBatch::with_capacity(8);
+                    let mut completions = CompletionBatch::with_capacity(8);
                     while !is_over.load(Ordering::SeqCst) {
                         let lba = (token * 13 + thread) % BLOCKS;
                         let write = request(Operation::Write, token, lba);
                         token += channel.submit(clock.now(), &[write], &[]) as u64;
-                        channel.poll(clock.now(), &mut answers);
-                        let ended =
-                            answers.drain().map(|answer| u64::from(answer.status.is_success()));
+                        channel.poll(clock.now(), &mut completions);
+                        let ended = completions
+                            .drain()
+                            .map(|completion| u64::from(completion.status.is_success()));
                         good += ended.sum::<u64>();
                     }
                     good
@@ -357,11 +358,13 @@ fn a_channel_whose_device_has_gone_answers_everything_and_keeps_nothing() {
             assert!(is_woken(&**channel));
             assert!(channel.arm(), "there is something to look at");
             channel.disarm();
-            let mut answers = CompletionBatch::with_capacity(9);
+            let mut completions = CompletionBatch::with_capacity(9);
             assert_eq!(channel.submit(now, &[request(Operation::Read, 99, 0)], &[]), 1);
-            assert_eq!(channel.poll(now, &mut answers), 7);
-            let mut ended: Vec<_> =
-                answers.drain().map(|answer| (answer.token, answer.status)).collect();
+            assert_eq!(channel.poll(now, &mut completions), 7);
+            let mut ended: Vec<_> = completions
+                .drain()
+                .map(|completion| (completion.token, completion.status))
+                .collect();
             ended.sort_by_key(|(token, _)| *token);
             let mut expected: Vec<_> =
                 (0..6).map(|token| (token, IoStatus::ABORTED_BY_HOST)).collect();

@@ -55,7 +55,7 @@ impl Channel {
         let waiting = core::mem::take(&mut self.waiting);
         for one in waiting {
             match self.verdict(&one.request) {
-                AdmitDecision::Answer(outcome) => self.refuse(&one.request, outcome),
+                AdmitDecision::Answer(status) => self.refuse(&one.request, status),
                 AdmitDecision::Submit if self.submit_one_more(now, &one) => has_submitted = true,
                 AdmitDecision::Submit | AdmitDecision::Hold | AdmitDecision::Wait
                     if now < one.until =>
@@ -81,10 +81,10 @@ impl Channel {
         self.submit_looked_at(now, lane, &[one.request], &one.segments) == 1
     }
 
-    /// Completes all waiting requests with `outcome`.
-    pub(super) fn give_up_waiting(&mut self, outcome: IoStatus) {
+    /// Completes all waiting requests with `status`.
+    pub(super) fn give_up_waiting(&mut self, status: IoStatus) {
         for one in core::mem::take(&mut self.waiting) {
-            self.refuse(&one.request, outcome);
+            self.refuse(&one.request, status);
         }
         self.set_slow();
     }

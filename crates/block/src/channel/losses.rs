@@ -53,13 +53,17 @@ impl Channel {
 
     /// [`poll`](tenmil_base::IoChannel::poll) with a check of each completion.
     #[cold]
-    pub(super) fn poll_carefully(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+    pub(super) fn poll_carefully(
+        &mut self,
+        now: Instant,
+        completions: &mut CompletionBatch,
+    ) -> usize {
         let depth = self.tags.in_flight();
         let mut found = 0;
         for lane in 0..self.lanes.len() {
-            let start = answers.len();
-            found += self.lanes[lane].poll(now, answers);
-            let given = answers.tail_mut(start);
+            let start = completions.len();
+            found += self.lanes[lane].poll(now, completions);
+            let given = completions.tail_mut(start);
             self.judge_flushes(given);
             self.tags.release_tags(now, given, self.block_shift, &self.port.meter);
         }
@@ -69,25 +73,25 @@ impl Channel {
             self.set_slow();
         }
         if !self.refused.is_empty() || self.is_slow {
-            found += self.poll_slowly(now, answers);
+            found += self.poll_slowly(now, completions);
         }
         found
     }
 
     /// Fails successful flushes whose client may have lost writes. The tokens of the completions are
     /// tags.
-    pub(super) fn judge_flushes(&mut self, answers: &mut [IoCompletion]) {
+    pub(super) fn judge_flushes(&mut self, completions: &mut [IoCompletion]) {
         let Self { flushes, tags, told, grant, .. } = self;
         let losses = &grant.shared.losses;
-        for answer in answers {
-            let Some(then) = tags.reported_losses(answer) else { continue };
+        for completion in completions {
+            let Some(then) = tags.reported_losses(completion) else { continue };
             *flushes -= 1;
-            if answer.status.0 & STATUS == IoStatus::WRITE_FAULT.0 {
+            if completion.status.0 & STATUS == IoStatus::WRITE_FAULT.0 {
                 losses.report(then);
-            } else if !answer.status.is_success() || losses.count() == then {
+            } else if !completion.status.is_success() || losses.count() == then {
                 continue;
             } else {
-                answer.status = IoStatus::WRITE_FAULT;
+                completion.status = IoStatus::WRITE_FAULT;
             }
             *told = losses.count();
         }

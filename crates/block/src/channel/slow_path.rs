@@ -65,9 +65,9 @@ impl Channel {
         }
         self.refused.extend(put_by.as_slice().iter().copied());
         self.flushes = 0;
-        for (answer, operation) in self.tags.abandon(IoStatus::ABORTED_BY_HOST) {
+        for (completion, operation) in self.tags.abandon(IoStatus::ABORTED_BY_HOST) {
             self.port.meter.failed(operation);
-            self.refused.push(answer);
+            self.refused.push(completion);
         }
         self.port.is_open.store(false, Ordering::Release);
         self.settle();
@@ -115,7 +115,7 @@ impl Channel {
             }
             let Some(first) = rest.first() else { break };
             match self.verdict(first) {
-                AdmitDecision::Answer(outcome) => self.refuse(first, outcome),
+                AdmitDecision::Answer(status) => self.refuse(first, status),
                 AdmitDecision::Wait => self.wait_for_fence(now, first, segments),
                 AdmitDecision::Submit | AdmitDecision::Hold => break,
             }
@@ -180,20 +180,20 @@ impl Channel {
         }
     }
 
-    pub(super) fn refuse(&mut self, request: &Request, outcome: IoStatus) {
+    pub(super) fn refuse(&mut self, request: &Request, status: IoStatus) {
         self.port.meter.failed(request.operation as usize);
-        self.refused.push(IoCompletion { token: request.token, status: outcome, result: 0 });
+        self.refused.push(IoCompletion { token: request.token, status, result: 0 });
     }
 
     /// Delivers pending completions, submits waiting requests, and reports whether ranges have drained.
     /// Returns the number of completions delivered.
     #[cold]
-    pub(super) fn poll_slowly(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+    pub(super) fn poll_slowly(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         self.move_fence();
         if !self.waiting.is_empty() {
             self.go_on(now);
         }
-        let given = self.refused.drain_into(answers);
+        let given = self.refused.drain_into(completions);
         self.tell_if_quiet();
         given
     }

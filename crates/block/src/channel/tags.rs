@@ -191,42 +191,42 @@ impl Tags {
     pub(super) fn release_tags(
         &mut self,
         now: Instant,
-        answers: &mut [IoCompletion],
+        completions: &mut [IoCompletion],
         block_shift: u32,
         meter: &IoCounters,
     ) {
         let Self { slots, free, room, .. } = self;
         let counting = RunCounter { meter, stamp: now.ns << KIND_BITS, block_shift };
-        let (first, count) = (*room, answers.len());
+        let (first, count) = (*room, completions.len());
         assert!(count <= slots.len() - first, "a backend completed a request twice");
         let mut places = &mut free[first..first + count];
         *room += count;
-        let mut answers = answers;
-        while let Some(answer) = answers.first() {
+        let mut completions = completions;
+        while let Some(completion) = completions.first() {
             // One pass of this loop handles one run: completions with equal marks.
-            let mark = slots[tag_of(answer)].mark;
+            let mark = slots[tag_of(completion)].mark;
             let mut run = CompletionRun { mark, blocks: 0, count: 0 };
-            let mut outcomes = 0;
-            for (answer, place) in answers.iter_mut().zip(places.iter_mut()) {
-                let tag = tag_of(answer);
+            let mut statuses = 0;
+            for (completion, place) in completions.iter_mut().zip(places.iter_mut()) {
+                let tag = tag_of(completion);
                 let slot = &slots[tag];
                 if slot.mark != mark {
                     break;
                 }
-                (answer.token, *place) = (slot.token, number_of(tag));
+                (completion.token, *place) = (slot.token, number_of(tag));
                 run.blocks += u64::from(slot.blocks);
-                outcomes |= answer.status.0;
+                statuses |= completion.status.0;
                 run.count += 1;
             }
-            let (ended, rest) = answers.split_at_mut(run.count);
+            let (ended, rest) = completions.split_at_mut(run.count);
             let (tags, rest_of_places) = places.split_at_mut(run.count);
-            if outcomes != 0 {
+            if statuses != 0 {
                 run = counting.without_failed(run, ended, tags, slots);
             }
             if run.count > 0 {
                 counting.count(run);
             }
-            (answers, places) = (rest, rest_of_places);
+            (completions, places) = (rest, rest_of_places);
         }
     }
 
@@ -235,16 +235,16 @@ impl Tags {
     pub(super) fn give_back_one(
         &mut self,
         now: Instant,
-        answer: &mut IoCompletion,
+        completion: &mut IoCompletion,
         block_shift: u32,
         meter: &IoCounters,
     ) {
         let Self { slots, free, room, .. } = self;
-        let tag = tag_of(answer);
+        let tag = tag_of(completion);
         let slot = &slots[tag];
-        answer.token = slot.token;
+        completion.token = slot.token;
         let counting = RunCounter { meter, stamp: now.ns << KIND_BITS, block_shift };
-        if answer.status.is_success() {
+        if completion.status.is_success() {
             counting.count(CompletionRun {
                 mark: slot.mark,
                 count: 1,
@@ -266,8 +266,8 @@ impl Tags {
     }
 
     /// The losses stored for a flush; `None` if the completion is not of a flush.
-    pub(super) fn reported_losses(&self, answer: &IoCompletion) -> Option<u64> {
-        let slot = &self.slots[tag_of(answer)];
+    pub(super) fn reported_losses(&self, completion: &IoCompletion) -> Option<u64> {
+        let slot = &self.slots[tag_of(completion)];
         (operation_of(slot.mark) == Operation::Flush as usize).then_some(slot.lba)
     }
 
@@ -284,20 +284,17 @@ impl Tags {
         writes.map(|slot| slot.lba..slot.lba.saturating_add(slot.blocks.into())).collect()
     }
 
-    /// Completes everything in flight with `outcome`. Returns the completions and their operations.
+    /// Completes everything in flight with `status`. Returns the completions and their operations.
     pub(super) fn abandon(
         &mut self,
-        outcome: IoStatus,
+        status: IoStatus,
     ) -> impl Iterator<Item = (IoCompletion, usize)> {
         let flying = self.flying();
         self.free[self.room..].copy_from_slice(&flying);
         self.room = self.free.len();
         flying.into_iter().map(move |tag| {
             let slot = &self.slots[tag as usize];
-            (
-                IoCompletion { token: slot.token, status: outcome, result: 0 },
-                operation_of(slot.mark),
-            )
+            (IoCompletion { token: slot.token, status, result: 0 }, operation_of(slot.mark))
         })
     }
 
@@ -338,12 +335,12 @@ impl RunCounter<'_> {
     fn without_failed(
         self,
         mut run: CompletionRun,
-        answers: &[IoCompletion],
+        completions: &[IoCompletion],
         tags: &[u32],
         slots: &[TagEntry],
     ) -> CompletionRun {
-        for (answer, tag) in answers.iter().zip(tags) {
-            if !answer.status.is_success() {
+        for (completion, tag) in completions.iter().zip(tags) {
+            if !completion.status.is_success() {
                 self.meter.failed(operation_of(run.mark));
                 run.blocks -= u64::from(slots[*tag as usize].blocks);
                 run.count -= 1;
@@ -366,8 +363,8 @@ impl RunCounter<'_> {
 /// The tag of a completion.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "a tag")]
-fn tag_of(answer: &IoCompletion) -> usize {
-    answer.token as u32 as usize
+fn tag_of(completion: &IoCompletion) -> usize {
+    completion.token as u32 as usize
 }
 
 /// A table index as a tag.
@@ -416,7 +413,7 @@ mod tests {
         tags.grow(1);
         assert_eq!(tags.room(), 0, "there are no more");
         let mut tokens: Vec<u64> =
-            tags.abandon(IoStatus::ABORTED).map(|(answer, _)| answer.token).collect();
+            tags.abandon(IoStatus::ABORTED).map(|(completion, _)| completion.token).collect();
         tokens.sort_unstable();
         assert!(tokens.into_iter().eq(0..100));
         assert_eq!((tags.room(), tags.in_flight()), (100, 0));

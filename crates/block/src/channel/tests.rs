@@ -39,13 +39,13 @@ fn open(device: &Bdev) -> BdevDescriptor {
 struct User {
     channel: Box<dyn IoChannel>,
     waiting: BTreeMap<u64, Request>,
-    answered: u64,
+    completed: u64,
 }
 
 impl User {
     fn of(descriptor: &BdevDescriptor) -> Self {
         let channel = descriptor.channel().unwrap();
-        Self { channel, waiting: BTreeMap::new(), answered: 0 }
+        Self { channel, waiting: BTreeMap::new(), completed: 0 }
     }
 
     fn submit(&mut self, now: Instant, requests: &[Request]) -> usize {
@@ -56,20 +56,20 @@ impl User {
 
     /// Polls, and checks every completion against its request.
     fn poll(&mut self, now: Instant, room: usize) -> Vec<IoCompletion> {
-        let mut answers = CompletionBatch::with_capacity(room);
+        let mut completions = CompletionBatch::with_capacity(room);
         self.channel.flush();
-        assert_eq!(self.channel.poll(now, &mut answers), answers.as_slice().len());
-        let answers: Vec<IoCompletion> = answers.drain().collect();
-        for answer in &answers {
-            let request = self.waiting.remove(&answer.token);
+        assert_eq!(self.channel.poll(now, &mut completions), completions.as_slice().len());
+        let completions: Vec<IoCompletion> = completions.drain().collect();
+        for completion in &completions {
+            let request = self.waiting.remove(&completion.token);
             let request =
                 request.expect("an answer is to a request of this channel, and the only one");
             let is_good = request.lba % 10 != 9;
-            assert_eq!(answer.status.is_success(), is_good);
-            assert_eq!(answer.result, result_of(&request));
-            self.answered += 1;
+            assert_eq!(completion.status.is_success(), is_good);
+            assert_eq!(completion.result, result_of(&request));
+            self.completed += 1;
         }
-        answers
+        completions
     }
 }
 
@@ -119,7 +119,7 @@ fn no_answer_is_lost_doubled_or_given_to_another_whatever_the_order_of_turns() {
             users.iter_mut().for_each(|user| drop(user.poll(Instant { ns: turn * 1_000 }, 3)));
         }
         assert!(users.iter().all(|user| user.waiting.is_empty()), "seed {seed}: all is answered");
-        assert!(users.iter().map(|user| user.answered).sum::<u64>() > 20);
+        assert!(users.iter().map(|user| user.completed).sum::<u64>() > 20);
         drop((users, descriptor));
         assert_eq!(log.open.load(Ordering::SeqCst), 0, "seed {seed}");
     }
@@ -141,9 +141,9 @@ fn with_one_tag_for_all_every_channel_has_its_turn() {
             users[index].poll(now, 4);
         }
     }
-    let answered: Vec<u64> = users.iter().map(|user| user.answered).collect();
+    let completed: Vec<u64> = users.iter().map(|user| user.completed).collect();
     // Channels that submit once a round are served at least every other time.
-    assert!(answered.iter().all(|answered| *answered > 300), "{answered:?}");
+    assert!(completed.iter().all(|completed| *completed > 300), "{completed:?}");
 }
 
 #[test]
@@ -279,11 +279,11 @@ fn who_may_only_read_is_refused_all_that_changes_blocks() {
             assert_eq!(may, reads, "{operation:?}");
             let taken = channel.submit(Instant::default(), &[request(operation, 5, 1)], &[]);
             assert_eq!(taken, 1);
-            let mut answers = CompletionBatch::with_capacity(1);
-            while channel.poll(Instant::default(), &mut answers) == 0 {}
+            let mut completions = CompletionBatch::with_capacity(1);
+            while channel.poll(Instant::default(), &mut completions) == 0 {}
             let expected = if reads { IoStatus::SUCCESS } else { IoStatus::WRITE_PROTECTED };
-            assert_eq!(answers.as_slice()[0].status, expected, "{operation:?}");
-            assert_eq!(answers.as_slice()[0].token, 5);
+            assert_eq!(completions.as_slice()[0].status, expected, "{operation:?}");
+            assert_eq!(completions.as_slice()[0].token, 5);
         }
         assert!(log.in_flight.lock().unwrap().is_empty());
     }
@@ -307,17 +307,20 @@ fn what_is_past_the_end_or_not_supported_never_goes_down() {
     let all: Vec<Request> = bad.iter().copied().chain([good, flush]).collect();
     assert_eq!(channel.submit(Instant::default(), &all, &[]), all.len());
     assert_eq!(channel.wake_at(), Instant::default(), "answers lie ready");
-    let mut answers = CompletionBatch::with_capacity(8);
-    assert_eq!(channel.poll(Instant::default(), &mut answers), bad.len());
-    for (answer, request) in answers.drain().zip(&bad) {
-        assert_eq!((answer.token, answer.status), (request.token, IoStatus::LBA_OUT_OF_RANGE));
+    let mut completions = CompletionBatch::with_capacity(8);
+    assert_eq!(channel.poll(Instant::default(), &mut completions), bad.len());
+    for (completion, request) in completions.drain().zip(&bad) {
+        assert_eq!(
+            (completion.token, completion.status),
+            (request.token, IoStatus::LBA_OUT_OF_RANGE)
+        );
     }
     assert_eq!(log.in_flight.lock().unwrap().len(), 2);
     device.resized(BLOCKS - 1);
     let taken = channel.submit(Instant::default(), &[Request { token: 7, ..good }], &[]);
     assert_eq!((taken, channel.limits().block_count), (1, BLOCKS - 1));
-    assert_eq!(channel.poll(Instant::default(), &mut answers), 1);
-    assert_eq!(answers.as_slice()[0].status, IoStatus::LBA_OUT_OF_RANGE);
+    assert_eq!(channel.poll(Instant::default(), &mut completions), 1);
+    assert_eq!(completions.as_slice()[0].status, IoStatus::LBA_OUT_OF_RANGE);
 }
 
 #[test]
@@ -367,9 +370,9 @@ fn one_request_alone_is_refused_held_and_counted_as_one_in_a_batch_is() {
     drop(hold);
     let past_the_end = request(Operation::Read, 5, BLOCKS);
     assert_eq!(user.channel.submit(now, &[past_the_end], &[]), 1);
-    let mut answers = CompletionBatch::with_capacity(4);
-    assert_eq!(user.channel.poll(now, &mut answers), 1);
-    assert_eq!(answers.as_slice()[0].status, IoStatus::LBA_OUT_OF_RANGE);
+    let mut completions = CompletionBatch::with_capacity(4);
+    assert_eq!(user.channel.poll(now, &mut completions), 1);
+    assert_eq!(completions.as_slice()[0].status, IoStatus::LBA_OUT_OF_RANGE);
     let counted = device.statistics();
     let reads = counted.of(Operation::Read);
     assert_eq!((reads.count, reads.bytes, reads.errors), (1, 512, 1));

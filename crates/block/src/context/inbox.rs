@@ -41,13 +41,15 @@ impl Inbox {
 
     /// Appends a completion. The caller holds the lock of the context.
     #[inline]
-    pub(super) fn put(&self, answer: IoCompletion) {
+    pub(super) fn put(&self, completion: IoCompletion) {
         let head = self.head.0.load(Ordering::Relaxed);
         let place = self.place(head);
         // The channel has read the previous contents: it has submitted again since, under the lock that
         // is held now.
-        place.first.store(answer.token | u64::from(answer.status.0) << 32, Ordering::Relaxed);
-        place.result.store(answer.result, Ordering::Relaxed);
+        place
+            .first
+            .store(completion.token | u64::from(completion.status.0) << 32, Ordering::Relaxed);
+        place.result.store(completion.result, Ordering::Relaxed);
         // Release pairs with the acquire in `take`: a reader that sees the head sees the entries below
         // it.
         self.head.0.store(head + 1, Ordering::Release);
@@ -61,17 +63,17 @@ impl Inbox {
 
     /// Takes completions, oldest first, and returns their number.
     #[inline]
-    pub(super) fn take(&self, tail: &mut u64, answers: &mut CompletionBatch) -> usize {
+    pub(super) fn take(&self, tail: &mut u64, completions: &mut CompletionBatch) -> usize {
         let head = self.head.0.load(Ordering::Acquire);
         let mut count = 0;
-        while *tail != head && answers.remaining() > 0 {
+        while *tail != head && completions.remaining() > 0 {
             let place = self.place(*tail);
             let first = place.first.load(Ordering::Relaxed);
             #[expect(clippy::cast_possible_truncation, reason = "cut as they were put together")]
-            let (token, outcome) = (u64::from(first as u32), IoStatus((first >> 32) as u16));
-            answers.push(IoCompletion {
+            let (token, status) = (u64::from(first as u32), IoStatus((first >> 32) as u16));
+            completions.push(IoCompletion {
                 token,
-                status: outcome,
+                status,
                 result: place.result.load(Ordering::Relaxed),
             });
             *tail += 1;

@@ -212,7 +212,7 @@ mod sync {
 /// completions.
 struct ImmediateChannel {
     limits: Limits,
-    answers: VecDeque<IoCompletion>,
+    completions: VecDeque<IoCompletion>,
 }
 
 impl ImmediateChannel {
@@ -229,7 +229,7 @@ impl ImmediateChannel {
             durability: Durability::NonPersistent,
             operations: OperationSet::of(&[Operation::Flush]),
         };
-        Box::new(Self { limits, answers: VecDeque::new() })
+        Box::new(Self { limits, completions: VecDeque::new() })
     }
 }
 
@@ -239,27 +239,27 @@ impl IoChannel for ImmediateChannel {
     }
 
     fn submit(&mut self, _: Instant, requests: &[Request], _: &[Segment]) -> usize {
-        let room = self.limits.depth_max as usize - self.answers.len();
+        let room = self.limits.depth_max as usize - self.completions.len();
         let count = room.min(requests.len());
-        let answer = |request: &Request| IoCompletion {
+        let completion = |request: &Request| IoCompletion {
             token: request.token,
             status: IoStatus::SUCCESS,
             result: u32::try_from(request.lba).unwrap(),
         };
-        self.answers.extend(requests[..count].iter().map(answer));
+        self.completions.extend(requests[..count].iter().map(completion));
         count
     }
 
-    fn poll(&mut self, _: Instant, answers: &mut CompletionBatch) -> usize {
-        let count = answers.remaining().min(self.answers.len());
-        self.answers.drain(..count).for_each(|answer| answers.push(answer));
+    fn poll(&mut self, _: Instant, completions: &mut CompletionBatch) -> usize {
+        let count = completions.remaining().min(self.completions.len());
+        self.completions.drain(..count).for_each(|completion| completions.push(completion));
         count
     }
 }
 
 impl ChannelWakeup for ImmediateChannel {
     fn arm(&mut self) -> bool {
-        !self.answers.is_empty()
+        !self.completions.is_empty()
     }
 }
 
@@ -269,7 +269,7 @@ const NOW: Instant = Instant { ns: 1 };
 /// error, the member is not dropped, because that would call the checker.
 fn turn(member: Member, waker: &EventVectors, of: u64, count: u64) {
     let mut member = ManuallyDrop::new(member);
-    let mut answers = CompletionBatch::with_capacity(1);
+    let mut completions = CompletionBatch::with_capacity(1);
     for number in 0..count {
         let mut sent = false;
         loop {
@@ -277,7 +277,7 @@ fn turn(member: Member, waker: &EventVectors, of: u64, count: u64) {
                 let mut request = [Request { lba: of + number, ..Request::PLACEHOLDER }];
                 sent = member.submit(NOW, &mut request, &[]) == 1;
             }
-            if member.poll(NOW, &mut answers) > 0 {
+            if member.poll(NOW, &mut completions) > 0 {
                 break;
             }
             if member.arm() {
@@ -289,7 +289,7 @@ fn turn(member: Member, waker: &EventVectors, of: u64, count: u64) {
         }
         let own =
             IoCompletion { token: 0, status: IoStatus::SUCCESS, result: as_result(of + number) };
-        assert_eq!(answers.drain().collect::<Vec<_>>(), [own]);
+        assert_eq!(completions.drain().collect::<Vec<_>>(), [own]);
     }
     drop(ManuallyDrop::into_inner(member));
 }

@@ -173,25 +173,26 @@ impl LockedContext {
     }
 
     /// Polls the device once and distributes the completions. Returns how many were appended to
-    /// `answers`, those of member `mine`.
-    fn poll(&mut self, now: Instant, mine: u32, answers: &mut CompletionBatch) -> usize {
+    /// `completions`, those of member `mine`.
+    fn poll(&mut self, now: Instant, mine: u32, completions: &mut CompletionBatch) -> usize {
         let Some(backend) = &mut self.backend else { return 0 };
         if backend.poll(now, &mut self.found) == 0 {
             return 0;
         }
         let mut count = 0;
-        for answer in self.found.as_slice() {
+        for completion in self.found.as_slice() {
             #[expect(clippy::cast_possible_truncation, reason = "cut as it was put together")]
-            let (number, tag) = ((answer.token >> NUMBER_SHIFT) as u32, answer.token as u32);
-            let answer = IoCompletion { token: u64::from(tag), ..*answer };
+            let (number, tag) =
+                ((completion.token >> NUMBER_SHIFT) as u32, completion.token as u32);
+            let completion = IoCompletion { token: u64::from(tag), ..*completion };
             let place = &mut self.seats[number as usize];
             let seat = place.as_mut().expect("a channel stays until its last completion");
             seat.in_flight -= 1;
-            if number == mine && answers.remaining() > 0 {
-                answers.push(answer);
+            if number == mine && completions.remaining() > 0 {
+                completions.push(completion);
                 count += 1;
             } else if !seat.is_gone {
-                seat.desk.inbox.put(answer);
+                seat.desk.inbox.put(completion);
                 seat.waker.raise(0);
             } else if seat.in_flight == 0 {
                 *place = None;
@@ -303,15 +304,15 @@ impl Member {
     }
 
     #[inline(never)]
-    pub(super) fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+    pub(super) fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         self.last = now;
-        let count = self.desk.inbox.take(&mut self.tail, answers);
-        if answers.remaining() == 0 {
+        let count = self.desk.inbox.take(&mut self.tail, completions);
+        if completions.remaining() == 0 {
             return count;
         }
         let Some(mut core) = self.context.enter(&self.port) else { return count };
         core.settle(&mut self.is_armed, self.is_asleep);
-        let more = core.poll(now, self.number, answers);
+        let more = core.poll(now, self.number, completions);
         self.wake_at = core.wake_at();
         count + more
     }
@@ -379,9 +380,9 @@ impl Member {
     }
 
     /// Drops the device channel for all members, and takes the completions in the inbox.
-    pub(super) fn close(&mut self, answers: &mut CompletionBatch) -> usize {
+    pub(super) fn close(&mut self, completions: &mut CompletionBatch) -> usize {
         self.context.lock().backend = None;
-        self.desk.inbox.take(&mut self.tail, answers)
+        self.desk.inbox.take(&mut self.tail, completions)
     }
 }
 

@@ -8,9 +8,9 @@ use tenmil_linux::thread::{Thread, yield_now};
 
 use super::inbox::Inbox;
 
-fn answer(number: u64) -> IoCompletion {
-    let outcome = IoStatus(u16::try_from(number % 0x4000).unwrap());
-    IoCompletion { token: number % 8, status: outcome, result: u32::try_from(number).unwrap() }
+fn completion(number: u64) -> IoCompletion {
+    let status = IoStatus(u16::try_from(number % 0x4000).unwrap());
+    IoCompletion { token: number % 8, status, result: u32::try_from(number).unwrap() }
 }
 
 #[test]
@@ -25,17 +25,17 @@ fn one_thread_reads_what_another_puts_in_whole_and_in_order() {
             while number - read.load(Ordering::Acquire) >= 8 {
                 yield_now();
             }
-            theirs.put(answer(number));
+            theirs.put(completion(number));
         }
     });
-    let (mut tail, mut answers) = (0, CompletionBatch::with_capacity(3));
+    let (mut tail, mut completions) = (0, CompletionBatch::with_capacity(3));
     while tail < COUNT {
         let before = tail;
-        if inbox.take(&mut tail, &mut answers) == 0 {
+        if inbox.take(&mut tail, &mut completions) == 0 {
             yield_now();
         }
-        for (number, found) in (before..).zip(answers.drain()) {
-            assert_eq!(found, answer(number));
+        for (number, found) in (before..).zip(completions.drain()) {
+            assert_eq!(found, completion(number));
         }
         taken.store(tail, Ordering::Release);
     }

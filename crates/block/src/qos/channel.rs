@@ -339,12 +339,12 @@ impl<B: IoChannel> IoChannel for RateLimitedChannel<B> {
     }
 
     #[inline]
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         if now >= self.retry_at {
             // The rejected caller has been woken. If its retry is too early, this is set again.
             self.retry_at = Instant::NEVER;
         }
-        self.below.poll(now, answers)
+        self.below.poll(now, completions)
     }
 
     fn fence_writes(&mut self) {

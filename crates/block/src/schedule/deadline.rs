@@ -324,8 +324,8 @@ impl<B: IoChannel> IoChannel for Deadline<B> {
     }
 
     #[inline]
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        let count = self.below.poll(now, answers);
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        let count = self.below.poll(now, completions);
         // The device may have been resized.
         self.limits.block_count = self.below.limits().block_count;
         self.under_way -= count;

@@ -153,24 +153,23 @@ impl<B: IoChannel> Merge<B> {
     }
 
     /// Consumes a completion from below if it belongs to a merged request.
-    fn take_answer(&mut self, answer: &IoCompletion) -> bool {
-        let index = internal_index(answer.token).and_then(|number| u16::try_from(number).ok());
+    fn take_completion(&mut self, completion: &IoCompletion) -> bool {
+        let index = internal_index(completion.token).and_then(|number| u16::try_from(number).ok());
         let Some(index) = index else { return false };
         let Some(run) = self.runs.get_mut(usize::from(index)) else { return false };
         match &run.members[..] {
-            [only] => self.ready.push(IoCompletion { token: only.token, ..*answer }),
-            [first, ..] if first.operation == Operation::Read && !answer.status.is_success() => {
+            [only] => self.ready.push(IoCompletion { token: only.token, ..*completion }),
+            [first, ..]
+                if first.operation == Operation::Read && !completion.status.is_success() =>
+            {
                 // An unreadable block must not fail the other members: they are sent one by one.
                 self.failed.push_back(index);
                 return true;
             }
             members => {
-                let IoCompletion { status: outcome, result, .. } = *answer;
-                let each = members.iter().map(|one| IoCompletion {
-                    token: one.token,
-                    status: outcome,
-                    result,
-                });
+                let IoCompletion { status, result, .. } = *completion;
+                let each =
+                    members.iter().map(|one| IoCompletion { token: one.token, status, result });
                 self.ready.extend(each);
             }
         }
@@ -249,14 +248,14 @@ impl<B: IoChannel> IoChannel for Merge<B> {
     }
 
     #[inline]
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        let before = answers.as_slice().len();
-        let mut count = self.below.poll(now, answers);
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        let before = completions.as_slice().len();
+        let mut count = self.below.poll(now, completions);
         if self.free.len() < self.runs.len() || !self.ready.is_empty() {
-            answers.extract(before, |answer| self.take_answer(answer));
+            completions.extract(before, |completion| self.take_completion(completion));
             self.send_again(now);
-            self.ready.drain_into(answers);
-            count = answers.as_slice().len() - before;
+            self.ready.drain_into(completions);
+            count = completions.as_slice().len() - before;
         }
         self.under_way -= count;
         count

@@ -187,8 +187,8 @@ impl<B: IoChannel> IoChannel for StreamBatch<B> {
     }
 
     #[inline]
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        let count = self.below.poll(now, answers);
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        let count = self.below.poll(now, completions);
         self.under_way -= count;
         if self.is_stuck || self.due_at <= now {
             self.send(now);

@@ -19,7 +19,7 @@ pub(super) struct Check<'a> {
     /// Unreadable ranges, extended to whole units.
     lost: Vec<Range<u64>>,
     sides: CopyChannels,
-    answers: Vec<(CopySide, IoCompletion)>,
+    completions: Vec<(CopySide, IoCompletion)>,
     pairs: Box<[ComparePair]>,
     _memory: Region,
     next: u64,
@@ -68,7 +68,7 @@ impl<'a> Check<'a> {
             geometry,
             lost: tally.lost.iter().map(whole).collect(),
             sides,
-            answers: Vec::new(),
+            completions: Vec::new(),
             pairs: (0..geometry.depth).map(pair).collect(),
             _memory: memory,
             next: 0,
@@ -182,16 +182,16 @@ impl<'a> Check<'a> {
 impl CopyTask for Check<'_> {
     fn step(&mut self, now: Instant) -> bool {
         let begun = self.begin();
-        let mut answers = std::mem::take(&mut self.answers);
-        let moved = self.sides.turn(now, &mut answers);
-        for (which, IoCompletion { token, status: outcome, .. }) in answers.drain(..) {
+        let mut completions = std::mem::take(&mut self.completions);
+        let moved = self.sides.turn(now, &mut completions);
+        for (which, IoCompletion { token, status: outcome, .. }) in completions.drain(..) {
             if let Ok(index) = usize::try_from(token)
                 && index < self.pairs.len()
             {
                 self.after_read(which, index, outcome);
             }
         }
-        self.answers = answers;
+        self.completions = completions;
         begun || moved
     }
 

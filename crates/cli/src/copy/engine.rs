@@ -43,7 +43,7 @@ pub(super) struct CopyEngine<'a> {
     options: &'a CopyOptions,
     keep: &'a mut dyn CheckpointSink,
     sides: CopyChannels,
-    answers: Vec<(CopySide, IoCompletion)>,
+    completions: Vec<(CopySide, IoCompletion)>,
     jobs: Box<[CopyChunk]>,
     /// A chunk of zeroes; its region also holds the buffers of all chunks.
     zeroes: Segment,
@@ -134,7 +134,7 @@ impl<'a> CopyEngine<'a> {
             options,
             keep,
             sides,
-            answers: Vec::new(),
+            completions: Vec::new(),
             jobs: (0..geometry.depth).map(job).collect(),
             zeroes,
             _memory: memory,
@@ -466,9 +466,9 @@ impl<'a> CopyEngine<'a> {
 impl CopyTask for CopyEngine<'_> {
     fn step(&mut self, now: Instant) -> bool {
         let begun = self.begin();
-        let mut answers = std::mem::take(&mut self.answers);
-        let moved = self.sides.turn(now, &mut answers);
-        for (_, IoCompletion { token, status: outcome, .. }) in answers.drain(..) {
+        let mut completions = std::mem::take(&mut self.completions);
+        let moved = self.sides.turn(now, &mut completions);
+        for (_, IoCompletion { token, status: outcome, .. }) in completions.drain(..) {
             match (self.flush, usize::try_from(token)) {
                 (Flush::Awaited { until }, _) if token == FLUSH => self.after_flush(until, outcome),
                 (_, Ok(index)) if index < self.jobs.len() => match self.jobs[index].awaits {
@@ -479,7 +479,7 @@ impl CopyTask for CopyEngine<'_> {
                 _ => {}
             }
         }
-        self.answers = answers;
+        self.completions = completions;
         // After the completions of this step, so that a flush covers them.
         if !self.is_over {
             self.tend_flush(now);

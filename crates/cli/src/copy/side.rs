@@ -15,7 +15,7 @@ pub(super) struct ByteChannel {
     block_size: u64,
     waiting: VecDeque<(Request, Segment)>,
     in_flight: usize,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
 }
 
 /// Queued request: operation, byte range and buffer, which is [`Segment::default`] if no data move.
@@ -39,7 +39,7 @@ impl ByteChannel {
             channel,
             waiting: VecDeque::new(),
             in_flight: 0,
-            answers: CompletionBatch::with_capacity(ANSWERS),
+            completions: CompletionBatch::with_capacity(ANSWERS),
         })
     }
 
@@ -79,9 +79,9 @@ impl ByteChannel {
         if submitted > 0 {
             self.channel.flush();
         }
-        let count = self.channel.poll(now, &mut self.answers);
+        let count = self.channel.poll(now, &mut self.completions);
         self.in_flight -= count;
-        taken.extend(self.answers.drain());
+        taken.extend(self.completions.drain());
         submitted > 0 || count > 0
     }
 
@@ -113,13 +113,13 @@ impl CopyChannels {
     pub(super) fn turn(
         &mut self,
         now: Instant,
-        answers: &mut Vec<(CopySide, IoCompletion)>,
+        completions: &mut Vec<(CopySide, IoCompletion)>,
     ) -> bool {
         let sides = [(CopySide::Source, &mut self.source), (CopySide::Target, &mut self.target)];
         let mut has_moved = false;
         for (which, side) in sides {
             has_moved |= side.turn(now, &mut self.taken);
-            answers.extend(self.taken.drain(..).map(|answer| (which, answer)));
+            completions.extend(self.taken.drain(..).map(|completion| (which, completion)));
         }
         has_moved
     }

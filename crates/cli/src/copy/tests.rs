@@ -254,10 +254,11 @@ fn a_full_target_and_one_that_fails_end_it_with_their_reason() {
         let world = World::new(2, (512, 512));
         world.target.fail(operation, outcome);
         let (tally, ending) = world.copy(&mut Kept::default(), STEPS_MAX).unwrap();
-        let Some(CopyAbort::Failed { side, operation: found, outcome: answer, .. }) = ending else {
+        let Some(CopyAbort::Failed { side, operation: found, outcome: completion, .. }) = ending
+        else {
             panic!("{ending:?}");
         };
-        assert_eq!((side, found, answer), (CopySide::Target, operation, outcome));
+        assert_eq!((side, found, completion), (CopySide::Target, operation, outcome));
         assert!(!tally.is_flushed && tally.until < 1 << 20);
         assert_eq!(world.target.in_flight(), 0);
     }

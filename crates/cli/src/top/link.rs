@@ -179,7 +179,7 @@ impl Sampler {
             Err(refusal) if refusal.code == Code::NotFound => {
                 Sample { monotonic_ns: self.clock.now().ns, ..Sample::default() }
             }
-            answer => match query::sample(answer?) {
+            result => match query::sample(result?) {
                 Ok(sample) => sample,
                 Err(refused) => return Ok(Update::Silent(refused.text)),
             },

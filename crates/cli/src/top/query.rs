@@ -20,14 +20,14 @@ pub(crate) fn process(client: &mut Client) -> Result<Process, Error> {
 }
 
 /// Parses the result of `sample`.
-pub(crate) fn sample(answer: Value) -> Result<Sample, Error> {
-    read("sample", answer)
+pub(crate) fn sample(result: Value) -> Result<Sample, Error> {
+    read("sample", result)
 }
 
 /// Queries the scheduling policy; `None` if the process has no scheduler.
 pub(crate) fn policy(client: &mut Client) -> Result<Option<String>, RpcError> {
     match call(client, "scheduler") {
-        Ok(answer) => Ok(read::<Scheduler>("scheduler", answer).ok().map(|it| it.policy)),
+        Ok(result) => Ok(read::<Scheduler>("scheduler", result).ok().map(|it| it.policy)),
         Err(refusal) if matches!(refusal.code, Code::NotFound | Code::NoSuchMethod) => Ok(None),
         Err(refusal) => Err(refusal),
     }

@@ -76,8 +76,8 @@ pub(crate) struct Scheduler {
 }
 
 /// Parses the result of `method`. Unknown members are ignored, because a newer process may send more.
-pub(crate) fn read<T: DeserializeOwned>(method: &str, answer: Value) -> Result<T, Error> {
-    serde_json::from_value(answer).map_err(|error| {
+pub(crate) fn read<T: DeserializeOwned>(method: &str, result: Value) -> Result<T, Error> {
+    serde_json::from_value(result).map_err(|error| {
         let found = escape(&error.to_string());
         Error::remote(format!("{method}: {found}, expected the result of this version"))
             .with_hint("use the `tenmil top` of the process's own version")
@@ -99,14 +99,14 @@ mod tests {
 
     #[test]
     fn what_is_not_known_is_passed_over_and_what_is_missing_is_the_peers_doing() {
-        let answer = json!({
+        let result = json!({
             "monotonic_ns": 5, "reactors": [], "threads": [], "weather": "fine",
             "pollers": [{
                 "thread": "a", "thread_id": 1, "name": "p", "wake": "deadline", "every_ns": null,
                 "paused": false, "polls": 3, "found": 2, "mood": 1,
             }],
         });
-        let sample: Sample = read("sample", answer).unwrap();
+        let sample: Sample = read("sample", result).unwrap();
         assert_eq!((sample.monotonic_ns, sample.pollers[0].polls), (5, 3));
         let refused = read::<Sample>("sample", json!({ "monotonic_ns": -1 })).unwrap_err();
         assert_eq!(refused.category, ErrorCategory::Remote);

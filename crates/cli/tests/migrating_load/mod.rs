@@ -44,7 +44,7 @@ pub(crate) enum Told {
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) submitted: u64,
-    pub(crate) answered: u64,
+    pub(crate) completed: u64,
     /// Reads that have brought what was written before.
     pub(crate) verified: u64,
     /// I/Os that were submitted on one reactor and answered on another.
@@ -63,7 +63,7 @@ pub(crate) struct Load {
     buffers: Vec<Segment>,
     slots: [Slot; DEPTH],
     in_flight: usize,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
     stage: Stage,
     travel: Travel,
     is_leaving: bool,
@@ -96,7 +96,7 @@ enum Stage {
     /// So many single I/Os are left, and the next one begins then.
     Single { left: u32, at: Instant },
     /// So many answers have come under full load.
-    Full { answered: usize },
+    Full { completed: usize },
     /// Nothing new is begun.
     Stopping,
     /// All is told.
@@ -124,7 +124,7 @@ impl Load {
             buffers,
             slots: [Slot { pending: None, version: 0, reads_next: false }; DEPTH],
             in_flight: 0,
-            answers: CompletionBatch::with_capacity(DEPTH),
+            completions: CompletionBatch::with_capacity(DEPTH),
             stage: Stage::Single { left: SINGLE, at: Instant::default() },
             travel,
             is_leaving: false,
@@ -169,19 +169,20 @@ impl Load {
 
     /// Takes what has been answered. Returns how many that were.
     fn take(&mut self, now: Instant) -> usize {
-        let count = self.queue.poll(now, &mut self.answers);
-        let mut answers = std::mem::replace(&mut self.answers, CompletionBatch::with_capacity(0));
-        answers.drain().for_each(|answer| self.answer(now, answer));
-        self.answers = answers;
+        let count = self.queue.poll(now, &mut self.completions);
+        let mut completions =
+            std::mem::replace(&mut self.completions, CompletionBatch::with_capacity(0));
+        completions.drain().for_each(|completion| self.completion(now, completion));
+        self.completions = completions;
         count
     }
 
-    fn answer(&mut self, now: Instant, answer: IoCompletion) {
-        let index = usize::try_from(answer.token & 0xff).unwrap();
+    fn completion(&mut self, now: Instant, completion: IoCompletion) {
+        let index = usize::try_from(completion.token & 0xff).unwrap();
         let slot = &mut self.slots[index];
-        let pending = slot.pending.take().unwrap_or_else(|| panic!("{answer:?} came twice"));
-        assert_eq!(answer.token, pending.token, "slot {index} was answered for another I/O");
-        assert_eq!(answer.status, IoStatus::SUCCESS, "{answer:?}");
+        let pending = slot.pending.take().unwrap_or_else(|| panic!("{completion:?} came twice"));
+        assert_eq!(completion.token, pending.token, "slot {index} was answered for another I/O");
+        assert_eq!(completion.status, IoStatus::SUCCESS, "{completion:?}");
         if pending.operation == Operation::Read {
             let mut found = [0; BUFFER_BYTES as usize];
             self.memory.load(self.buffers[index], &mut found).unwrap();
@@ -189,17 +190,17 @@ impl Load {
             self.tally.verified += 1;
         }
         self.in_flight -= 1;
-        self.tally.answered += 1;
+        self.tally.completed += 1;
         self.tally.carried += u64::from(pending.home != self.home);
         self.tally.latest = self.tally.latest.max(now.since(pending.begun));
     }
 
     /// Begins what is due.
-    fn go_on(&mut self, now: Instant, answered: usize) {
+    fn go_on(&mut self, now: Instant, completed: usize) {
         match &mut self.stage {
             Stage::Single { .. } if self.in_flight > 0 => {}
             Stage::Single { left: 0, .. } => {
-                self.stage = Stage::Full { answered: 0 };
+                self.stage = Stage::Full { completed: 0 };
                 (0..DEPTH).for_each(|index| self.submit(now, index));
             }
             Stage::Single { left, at } => {
@@ -210,9 +211,9 @@ impl Load {
                     self.submit(now, usize::try_from(index).unwrap());
                 }
             }
-            Stage::Full { answered: so_far } => {
+            Stage::Full { completed: so_far } => {
                 let before = *so_far;
-                *so_far += answered;
+                *so_far += completed;
                 if before < FULL && *so_far >= FULL {
                     self.tell.send(Told::Loaded).unwrap();
                 }
@@ -230,9 +231,9 @@ impl Poller for Load {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let now = context.now();
         self.home = context.reactor();
-        let (answered, submitted) = (self.take(now), self.tally.submitted);
+        let (completed, submitted) = (self.take(now), self.tally.submitted);
         if !self.is_leaving {
-            self.go_on(now, answered);
+            self.go_on(now, completed);
         }
         if matches!(self.stage, Stage::Stopping) && self.in_flight == 0 {
             self.stage = Stage::Over;
@@ -240,7 +241,7 @@ impl Poller for Load {
             context.end();
             return PollResult::Busy;
         }
-        PollResult::from_count(answered + usize::from(self.tally.submitted > submitted))
+        PollResult::from_count(completed + usize::from(self.tally.submitted > submitted))
     }
 
     fn flush(&mut self) {

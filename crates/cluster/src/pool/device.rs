@@ -103,14 +103,14 @@ impl PoolHost {
     pub(super) fn end_transfer(
         &mut self,
         now: Instant,
-        answer: IoCompletion,
+        completion: IoCompletion,
         shared: &mut Shared<'_>,
     ) -> Result<(), Failure> {
-        let Some((transfer, slot, submitted)) = self.under_way.remove(&answer.token) else {
+        let Some((transfer, slot, submitted)) = self.under_way.remove(&completion.token) else {
             return Ok(());
         };
         self.free.push(slot);
-        let is_success = answer.status.is_success();
+        let is_success = completion.status.is_success();
         let is_write = matches!(
             transfer,
             Transfer::Action(DeviceAction::WriteData { .. } | DeviceAction::WritePages { .. })
@@ -130,13 +130,13 @@ impl PoolHost {
         match (transfer, &mut self.stage) {
             (Transfer::Open, Stage::Opening(opening)) => {
                 let first = block(0);
-                opening.handle_read(if is_success { Ok(&first) } else { Err(answer.status) });
+                opening.handle_read(if is_success { Ok(&first) } else { Err(completion.status) });
                 if opening.next_read().is_none() {
                     self.opened(now, shared);
                 }
             }
             (Transfer::Action(action), Stage::Open(store)) => {
-                let failed = ActionResult::Failed(answer.status);
+                let failed = ActionResult::Failed(completion.status);
                 match action {
                     DeviceAction::ReadPage { io, .. } => {
                         let page = block(0);

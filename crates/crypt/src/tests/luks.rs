@@ -150,9 +150,9 @@ fn what_qemu_has_encrypted_is_read_and_the_other_way_round() {
         let expected = vec![byte; segment.len_bytes as usize];
         let fill = if operation == Operation::Write { byte } else { !byte };
         bench.put(&[segment], &vec![fill; expected.len()]);
-        let outcome =
+        let status =
             bench.run(&mut *channel as &mut dyn IoChannel, operation, lba, blocks, &[segment]);
-        assert_eq!(outcome, IoStatus::SUCCESS);
+        assert_eq!(status, IoStatus::SUCCESS);
         assert!(bench.get(&[segment]) == expected, "{operation:?} at {lba}");
     };
     transfer(Operation::Read, 0, 128, 0x5a);

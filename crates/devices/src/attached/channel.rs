@@ -67,16 +67,16 @@ impl<B: ControllerBus> AttachedController<B> {
             ..Request::PLACEHOLDER
         };
         let data = [Segment { len_bytes: block, ..memory.segment() }];
-        let mut answers = CompletionBatch::with_capacity(1);
+        let mut completions = CompletionBatch::with_capacity(1);
         let end = steps.clock().now().after(time_limit);
         let mut is_in_flight = false;
-        let outcome = loop {
+        let status = loop {
             let now = steps.clock().now();
             is_in_flight = is_in_flight || channel.submit(now, &[read], &data) == 1;
             channel.flush();
-            channel.poll(now, &mut answers);
-            if let Some(answer) = answers.as_slice().first() {
-                break answer.status;
+            channel.poll(now, &mut completions);
+            if let Some(completion) = completions.as_slice().first() {
+                break completion.status;
             }
             if now >= end {
                 let text =
@@ -89,7 +89,7 @@ impl<B: ControllerBus> AttachedController<B> {
             tenmil_linux::thread::yield_now();
         };
         steps.done("read its first block");
-        match outcome {
+        match status {
             IoStatus::SUCCESS => Ok(()),
             failed => Err(Error::remote(format!("read the first block of {name}: {failed}"))),
         }
@@ -138,8 +138,8 @@ impl<B: ControllerBus> IoChannel for AttachedChannel<B> {
         self.leased.queue.submit(now, requests, segments)
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        self.leased.queue.poll(now, answers)
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        self.leased.queue.poll(now, completions)
     }
 }
 

@@ -226,7 +226,7 @@ fn queues_of_a_lost_device_are_told_once_it_has_let_go_and_not_before() {
     let controller = Controller::new(bus.registers(), reach, options).unwrap();
     let mut kept = AttachedState {
         controller: Some(controller),
-        answers: Vec::new(),
+        completions: Vec::new(),
         lost: None,
         vectors_free: Vec::new(),
         vectors_used: [(1, bus.event.clone())].into(),

@@ -280,8 +280,8 @@ impl<B: Doorbell + Send> IoChannel for SsdChannel<B> {
         self.queue.submit(now, requests, segments)
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        self.queue.poll(now, answers)
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        self.queue.poll(now, completions)
     }
 }
 

@@ -86,7 +86,9 @@ impl EmulatedAdmin {
         loop {
             let now = self.clock.now();
             match self.emulated.controller(0).poll(now) {
-                Some(Event::AdminCompleted(answer)) if answer.token == token => return Ok(answer),
+                Some(Event::AdminCompleted(completion)) if completion.token == token => {
+                    return Ok(completion);
+                }
                 Some(Event::Dead(error)) => {
                     return Err(Error::remote(format!("query the controller: {error}")));
                 }

@@ -21,7 +21,7 @@ struct Bed {
     buffer: Segment,
     sleeper: Sleeper,
     clock: Clock,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
     /// Number of sleeps of the host thread.
     sleeps: u32,
 }
@@ -50,8 +50,8 @@ impl Bed {
         let sleeper = Sleeper::new().unwrap();
         let WakeSource::Descriptor(vector) = queue.wake_source() else { panic!("no vector") };
         sleeper.sources().add(vector, 0).unwrap();
-        let answers = CompletionBatch::with_capacity(8);
-        Self { emulated, queue, buffer, sleeper, clock, answers, sleeps: 0 }
+        let completions = CompletionBatch::with_capacity(8);
+        Self { emulated, queue, buffer, sleeper, clock, completions, sleeps: 0 }
     }
 
     /// Reads or flushes, and returns the time it took. `sleeps`: whether the host sleeps as well.
@@ -73,9 +73,10 @@ impl Bed {
         self.queue.flush();
         loop {
             let now = self.clock.now();
-            if self.queue.poll(now, &mut self.answers) > 0 {
-                let outcomes: Vec<_> = self.answers.drain().map(|answer| answer.status).collect();
-                assert_eq!(outcomes, [IoStatus::SUCCESS]);
+            if self.queue.poll(now, &mut self.completions) > 0 {
+                let statuses: Vec<_> =
+                    self.completions.drain().map(|completion| completion.status).collect();
+                assert_eq!(statuses, [IoStatus::SUCCESS]);
                 return now.since(begun);
             }
             assert!(now.since(begun) < FORGOTTEN, "{operation:?} was forgotten");

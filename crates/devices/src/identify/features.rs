@@ -131,29 +131,29 @@ pub(super) fn read(
         let cdw11 = u32::from(is_long);
         let command = GetFeatures { nsid, fid: feature.code(), cdw11, ..GetFeatures::default() };
         let len_bytes = u32::try_from(feature.len_bytes(is_long)).expect("a page at most");
-        let answer = document.execute(controller, &title, command.to_command(), len_bytes)?;
-        if let Some(answer) = answer {
+        let result = document.execute(controller, &title, command.to_command(), len_bytes)?;
+        if let Some(result) = result {
             if is_long {
-                let fields = page::<HostIdentifierExtendedPage>(&answer);
+                let fields = page::<HostIdentifierExtendedPage>(&result);
                 document.add(&["features", path], title, fields);
                 continue;
             }
-            document.add(&["features", path], title, decode(&answer));
+            document.add(&["features", path], title, decode(&result));
         }
     }
     Ok(())
 }
 
-fn dword<T: tenmil_wire::Layout>(answer: &AdminResult) -> Vec<Decoded> {
-    fields_of_dword::<T>(answer.result)
+fn dword<T: tenmil_wire::Layout>(result: &AdminResult) -> Vec<Decoded> {
+    fields_of_dword::<T>(result.result)
 }
 
-fn page<T: tenmil_wire::Layout>(answer: &AdminResult) -> Vec<Decoded> {
-    fields_of::<T>(&answer.bytes)
+fn page<T: tenmil_wire::Layout>(result: &AdminResult) -> Vec<Decoded> {
+    fields_of::<T>(&result.bytes)
 }
 
-fn both<T: tenmil_wire::Layout, U: tenmil_wire::Layout>(answer: &AdminResult) -> Vec<Decoded> {
-    let mut fields = dword::<T>(answer);
-    fields.extend(page::<U>(answer));
+fn both<T: tenmil_wire::Layout, U: tenmil_wire::Layout>(result: &AdminResult) -> Vec<Decoded> {
+    let mut fields = dword::<T>(result);
+    fields.extend(page::<U>(result));
     fields
 }

@@ -81,14 +81,14 @@ pub(super) fn read(controller: &mut dyn Controller, document: &mut Document) -> 
         // Retain Asynchronous Event (RAE): reading leaves pending events pending.
         let command =
             GetLogPage { nsid: NSID_ALL, rae: true, ..GetLogPage::new(lid, page.len_bytes) };
-        let answer = document.execute(controller, &title, command.to_command(), page.len_bytes)?;
-        let Some(mut answer) = answer else { continue };
+        let result = document.execute(controller, &title, command.to_command(), page.len_bytes)?;
+        let Some(mut result) = result else { continue };
         if page.page == LogPage::Ana {
-            read_rest_of_groups(controller, document, &title, &mut answer.bytes)?;
+            read_rest_of_groups(controller, document, &title, &mut result.bytes)?;
         }
-        document.add(&["logs", page.path], title, (page.decode)(&answer.bytes));
+        document.add(&["logs", page.path], title, (page.decode)(&result.bytes));
         if page.page == LogPage::SupportedLogPages {
-            supported = SupportedLogPages::parse(&answer.bytes).ok();
+            supported = SupportedLogPages::parse(&result.bytes).ok();
         }
     }
     Ok(())

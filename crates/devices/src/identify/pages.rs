@@ -90,9 +90,9 @@ impl IdentifyReader<'_> {
         let csi = CommandSet::Nvm.code();
         let command = Identify { nsid, cns: cns.code(), csi, ..Identify::default() }.to_command();
         let len_bytes = u32::try_from(BYTES).expect("a page of 4 KiB");
-        let answer =
+        let result =
             self.document.execute(self.controller, &title(cns, nsid), command, len_bytes)?;
-        Ok(answer.map(|answer| answer.bytes))
+        Ok(result.map(|result| result.bytes))
     }
 
     /// Reads the active namespace list. A list that does not increase is invalid and could repeat

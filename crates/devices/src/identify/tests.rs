@@ -194,11 +194,11 @@ fn a_list_of_namespaces_that_does_not_rise_is_the_peers_lie() {
             self.0.read64(offset)
         }
         fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error> {
-            let mut answer = self.0.admin(command, len_bytes)?;
+            let mut result = self.0.admin(command, len_bytes)?;
             if command.cdw10() == u32::from(Cns::ActiveNamespaces.code()) {
-                answer.bytes = NamespaceList::new([5, 5]).bytes();
+                result.bytes = NamespaceList::new([5, 5]).bytes();
             }
-            Ok(answer)
+            Ok(result)
         }
     }
     let refused = interrogate(&mut Liar(Scripted::default())).unwrap_err();
@@ -231,9 +231,9 @@ fn an_answer_that_is_too_short_is_the_peers_lie() {
             self.0.read64(offset)
         }
         fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error> {
-            let mut answer = self.0.admin(command, len_bytes)?;
-            answer.bytes.pop();
-            Ok(answer)
+            let mut result = self.0.admin(command, len_bytes)?;
+            result.bytes.pop();
+            Ok(result)
         }
     }
     let refused = interrogate(&mut Short(Scripted::default())).unwrap_err();

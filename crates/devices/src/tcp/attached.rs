@@ -42,7 +42,7 @@ struct RemoteState {
 struct RemoteControllerState {
     remote: FabricsController,
     /// Completions of admin commands that a caller waits for.
-    answers: Vec<tenmil_base::IoCompletion>,
+    completions: Vec<tenmil_base::IoCompletion>,
     /// Queue pairs that channels wait for.
     wanted: WantedQueues,
     /// Why it is not there any more.
@@ -90,12 +90,12 @@ impl Attached {
         let teller = PathNotifier::new(name);
         let remote = bring_up(name, pool, regions, &clock, &teller)?;
         teller.notify_up();
-        let (answers, wanted, pulse) =
+        let (completions, wanted, pulse) =
             (Vec::new(), WantedQueues::new(name), ConnectionHealth::default());
         let (namespace, growth) = (name.namespace, Arc::new(SizeWatch::default()));
         let kept = RemoteControllerState {
             remote,
-            answers,
+            completions,
             wanted,
             lost: None,
             pulse,
@@ -145,9 +145,9 @@ impl Attached {
             let now = self.clock.now();
             let mut kept = self.shared.lock();
             kept.maintain(now);
-            let found = kept.answers.iter().position(|answer| answer.token == token);
+            let found = kept.completions.iter().position(|completion| completion.token == token);
             if let Some(at) = found {
-                return Ok(kept.answers.swap_remove(at));
+                return Ok(kept.completions.swap_remove(at));
             }
             kept.check(&self.name)?;
             drop(kept);
@@ -281,7 +281,7 @@ impl RemoteControllerState {
     fn maintain(&mut self, now: Instant) {
         while let Some(event) = self.remote.poll(now) {
             match event {
-                Event::AdminCompleted(answer) => self.answers.push(answer),
+                Event::AdminCompleted(completion) => self.completions.push(completion),
                 Event::QueuePairRefused { id, status } => {
                     let why = self.remote.why().unwrap_or_else(|| status.to_string());
                     self.wanted.refused(now, id, &why);

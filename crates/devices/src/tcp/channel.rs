@@ -262,11 +262,11 @@ impl<Q: QueueSource> IoChannel for RemoteChannel<Q> {
     }
 
     #[inline]
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         match &mut self.queue {
-            Queue::Open(queue) => queue.poll(now, answers),
+            Queue::Open(queue) => queue.poll(now, completions),
             Queue::Opening(opening) => {
-                let count = opening.poll(answers);
+                let count = opening.poll(completions);
                 if opening.owes_nothing() {
                     self.try_take_periodically(now);
                 }

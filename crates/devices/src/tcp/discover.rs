@@ -103,10 +103,10 @@ fn header(service: &mut RemoteAdmin) -> Result<DiscoveryHeader, Error> {
 
 fn get(service: &mut RemoteAdmin, offset: u64, len_bytes: u32) -> Result<Vec<u8>, Error> {
     let log = GetLogPage { lpo: offset, ..GetLogPage::new(PAGE, len_bytes) };
-    let answer = service.admin(log.to_command(), len_bytes)?;
-    if !answer.status.is_success() {
-        let (status, address) = (answer.status, service.address());
+    let completion = service.admin(log.to_command(), len_bytes)?;
+    if !completion.status.is_success() {
+        let (status, address) = (completion.status, service.address());
         return Err(Error::remote(format!("discover tcp://{address}: Get Log Page: {status}")));
     }
-    Ok(answer.bytes)
+    Ok(completion.bytes)
 }

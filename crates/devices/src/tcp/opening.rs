@@ -72,16 +72,15 @@ impl<T> Opening<T> {
         }
         let room = (self.limits.depth_max as usize).saturating_sub(self.failed.len());
         let count = requests.len().min(room);
-        let outcome = IoStatus::PATH_ERROR;
-        let failed =
-            |request: &Request| IoCompletion { token: request.token, status: outcome, result: 0 };
+        let status = IoStatus::PATH_ERROR;
+        let failed = |request: &Request| IoCompletion { token: request.token, status, result: 0 };
         self.failed.extend(requests[..count].iter().map(failed));
         count
     }
 
-    pub(super) fn poll(&mut self, answers: &mut CompletionBatch) -> usize {
-        let count = self.failed.len().min(answers.remaining());
-        self.failed.drain(..count).for_each(|answer| answers.push(answer));
+    pub(super) fn poll(&mut self, completions: &mut CompletionBatch) -> usize {
+        let count = self.failed.len().min(completions.remaining());
+        self.failed.drain(..count).for_each(|completion| completions.push(completion));
         count
     }
 

@@ -163,12 +163,12 @@ impl IoChannel for MappedChannel {
         self.each().for_each(|backend| backend.flush());
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         // Polled requests and reads first: they are sensitive to latency.
         let [read, poll] = &mut self.own;
         let own = poll.iter_mut().chain(read);
-        let count: usize = own.map(|backend| backend.poll(now, answers)).sum();
-        count + self.rest.poll(now, answers)
+        let count: usize = own.map(|backend| backend.poll(now, completions)).sum();
+        count + self.rest.poll(now, completions)
     }
 
     fn doorbell_stats(&self) -> DoorbellStats {
@@ -258,11 +258,14 @@ mod tests {
             count
         }
 
-        fn poll(&mut self, _: Instant, answers: &mut CompletionBatch) -> usize {
+        fn poll(&mut self, _: Instant, completions: &mut CompletionBatch) -> usize {
             let result = self.number;
-            let answer = |token| IoCompletion { token, status: IoStatus::SUCCESS, result };
-            self.tokens.drain(..).map(answer).for_each(|answer| answers.push(answer));
-            answers.len()
+            let completion = |token| IoCompletion { token, status: IoStatus::SUCCESS, result };
+            self.tokens
+                .drain(..)
+                .map(completion)
+                .for_each(|completion| completions.push(completion));
+            completions.len()
         }
     }
 
@@ -277,17 +280,17 @@ mod tests {
     }
 
     /// Channel that completed each of these requests, and number of requests accepted.
-    fn answered(maps: QueueMapOptions, room: usize, requests: &[Request]) -> (usize, Vec<u32>) {
+    fn completed(maps: QueueMapOptions, room: usize, requests: &[Request]) -> (usize, Vec<u32>) {
         let limits = limits();
         let below = Numbered { limits, made: Mutex::new(0), room };
         let mut channel = QueueMappedDevice::new(Arc::new(below), maps).channel().unwrap();
         let now = Instant::default();
         let taken = channel.submit(now, requests, &[]);
-        let mut answers = CompletionBatch::with_capacity(16);
-        channel.poll(now, &mut answers);
-        let mut all: Vec<IoCompletion> = answers.drain().collect();
-        all.sort_by_key(|answer| answer.token);
-        (taken, all.iter().map(|answer| answer.result).collect())
+        let mut completions = CompletionBatch::with_capacity(16);
+        channel.poll(now, &mut completions);
+        let mut all: Vec<IoCompletion> = completions.drain().collect();
+        all.sort_by_key(|completion| completion.token);
+        (taken, all.iter().map(|completion| completion.result).collect())
     }
 
     #[test]
@@ -306,7 +309,7 @@ mod tests {
             (true, true, [0, 1, 2, 2, 0]),
         ] {
             let maps = QueueMapOptions { read, poll };
-            assert_eq!(answered(maps, 8, &requests), (5, expected.to_vec()), "{maps:?}");
+            assert_eq!(completed(maps, 8, &requests), (5, expected.to_vec()), "{maps:?}");
         }
     }
 
@@ -321,8 +324,8 @@ mod tests {
             })
             .collect();
         let maps = QueueMapOptions { read: true, poll: false };
-        assert_eq!(answered(maps, 1, &requests), (2, vec![1, 0]));
-        assert_eq!(answered(maps, 2, &requests), (4, vec![1, 0, 0, 1]));
+        assert_eq!(completed(maps, 1, &requests), (2, vec![1, 0]));
+        assert_eq!(completed(maps, 2, &requests), (4, vec![1, 0, 0, 1]));
     }
 
     #[test]

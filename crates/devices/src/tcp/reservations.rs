@@ -127,9 +127,9 @@ impl<'a> Exchange<'a> {
         let report =
             ReservationReport { nsid, numd: REPORT_BYTES / 4 - 1, eds: true, ..Default::default() };
         let what = "Reservation Report";
-        let outcome = self.send(what, report.to_command(), REPORT_BYTES)?;
-        if !outcome.is_success() {
-            return Err(Error::environment(self.failed(what, outcome)));
+        let status = self.send(what, report.to_command(), REPORT_BYTES)?;
+        if !status.is_success() {
+            return Err(Error::environment(self.failed(what, status)));
         }
         let mut bytes = vec![0; REPORT_BYTES as usize];
         let segment = self.memory.segment().slice(0, REPORT_BYTES).unwrap_or_default();
@@ -217,8 +217,8 @@ impl<'a> Exchange<'a> {
     fn is_done(&mut self, what: &str, command: tenmil_wire::Command) -> Result<bool, Error> {
         match self.send(what, command, KEYS_BYTES)? {
             IoStatus::SUCCESS => Ok(true),
-            outcome if outcome.is_conflict() => Ok(false),
-            outcome => Err(Error::environment(self.failed(what, outcome))),
+            status if status.is_conflict() => Ok(false),
+            status => Err(Error::environment(self.failed(what, status))),
         }
     }
 
@@ -233,7 +233,7 @@ impl<'a> Exchange<'a> {
         let data = self.memory.segment().slice(0, len_bytes).unwrap_or_default();
         let queue = &mut self.queue.queue;
         let end: Instant = clock.now().after(COMMAND_MAX);
-        let mut answers = CompletionBatch::with_capacity(1);
+        let mut completions = CompletionBatch::with_capacity(1);
         let mut is_sent = false;
         loop {
             let now = clock.now();
@@ -248,10 +248,10 @@ impl<'a> Exchange<'a> {
                     }
                 }
             }
-            queue.poll_raw(now, &mut answers);
+            queue.poll_raw(now, &mut completions);
             tenmil_base::IoChannel::flush(queue);
-            if let [answer] = answers.as_slice() {
-                return Ok(answer.status);
+            if let [completion] = completions.as_slice() {
+                return Ok(completion.status);
             }
             if now >= end {
                 return Err(Error::environment(format!(
@@ -262,8 +262,8 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    fn failed(&self, what: &str, outcome: IoStatus) -> String {
-        let status = tenmil_wire::Status(outcome.0);
+    fn failed(&self, what: &str, status: IoStatus) -> String {
+        let status = tenmil_wire::Status(status.0);
         format!("{}: {what}: {status}, expected success", self.namespace.name)
     }
 }

@@ -49,7 +49,7 @@ struct ConnectionShared {
 struct ConnectionState {
     client: Client<Arc<OwnedFd>>,
     /// Replies that have arrived and not been consumed.
-    answers: Vec<ClientEvent<Arc<OwnedFd>>>,
+    replies: Vec<ClientEvent<Arc<OwnedFd>>>,
     /// Why the connection is lost.
     lost: Option<String>,
     /// The server has closed its side and released all memory.
@@ -133,7 +133,7 @@ impl ConnectionHandle {
             watch.map_err(|error| Error::environment(format!("attach {shown}: {error}")))?;
         let wire = ConnectionState {
             client: Client::new(),
-            answers: Vec::new(),
+            replies: Vec::new(),
             lost: None,
             has_ended: false,
             interest: READABLE,
@@ -193,7 +193,7 @@ impl ConnectionHandle {
     pub(super) fn read(&self, region: u32, offset: u64, len_bytes: u32) -> ReplyResult<Vec<u8>> {
         let _turn = self.turn();
         let id = self.lock().client.read(region, offset, len_bytes);
-        match self.wait(|answer| is_answer_to(answer, id))? {
+        match self.wait(|reply| is_reply_to(reply, id))? {
             ClientEvent::Data { data, .. } => Ok(data),
             other => Err(Error::environment(refused(other))),
         }
@@ -286,7 +286,7 @@ impl ConnectionHandle {
     }
 
     fn done(&self, id: u16) -> ReplyResult<()> {
-        match self.wait(|answer| is_answer_to(answer, id))? {
+        match self.wait(|reply| is_reply_to(reply, id))? {
             ClientEvent::Done { .. } => Ok(()),
             other => Err(Error::environment(refused(other))),
         }
@@ -302,8 +302,8 @@ impl ConnectionHandle {
         loop {
             let mut wire = self.lock();
             wire.drive_io(&self.shared)?;
-            if let Some(at) = wire.answers.iter().position(&is_it) {
-                return Ok(wire.answers.swap_remove(at));
+            if let Some(at) = wire.replies.iter().position(&is_it) {
+                return Ok(wire.replies.swap_remove(at));
             }
             let now = self.shared.clock.now();
             if now >= end {
@@ -320,9 +320,9 @@ impl ConnectionHandle {
     /// Negotiates the version and reads the properties of the device.
     fn explore(&self, regions: &RegionTable) -> ReplyResult<ServerFeatures> {
         let turn = self.turn();
-        let ends = |answer: &ClientEvent<_>| matches!(answer, ClientEvent::Refused { .. });
+        let ends = |reply: &ClientEvent<_>| matches!(reply, ClientEvent::Refused { .. });
         let wants =
-            |answer: &ClientEvent<_>| matches!(answer, ClientEvent::Version(_)) || ends(answer);
+            |reply: &ClientEvent<_>| matches!(reply, ClientEvent::Version(_)) || ends(reply);
         match self.wait(wants)? {
             ClientEvent::Version(_) => {}
             ClientEvent::Refused { error: Errno::BUSY, .. } => {
@@ -332,7 +332,7 @@ impl ConnectionHandle {
         }
         self.lock().client.device();
         let wants =
-            |answer: &ClientEvent<_>| matches!(answer, ClientEvent::Device { .. }) || ends(answer);
+            |reply: &ClientEvent<_>| matches!(reply, ClientEvent::Device { .. }) || ends(reply);
         let ClientEvent::Device { regions: count, irqs, can_reset } = self.wait(wants)? else {
             return Err(Error::environment("it does not describe the device".to_owned()));
         };
@@ -343,13 +343,13 @@ impl ConnectionHandle {
         }
         self.lock().client.region(region_index::BAR0);
         let wants =
-            |answer: &ClientEvent<_>| matches!(answer, ClientEvent::Region { .. }) || ends(answer);
+            |reply: &ClientEvent<_>| matches!(reply, ClientEvent::Region { .. }) || ends(reply);
         let ClientEvent::Region { shape: bar, file, .. } = self.wait(wants)? else {
             return Err(Error::environment("it does not describe BAR 0".to_owned()));
         };
         self.lock().client.irqs(irq_index::MSIX);
         let wants =
-            |answer: &ClientEvent<_>| matches!(answer, ClientEvent::Irqs { .. }) || ends(answer);
+            |reply: &ClientEvent<_>| matches!(reply, ClientEvent::Irqs { .. }) || ends(reply);
         let ClientEvent::Irqs { shape: msix, .. } = self.wait(wants)? else {
             return Err(Error::environment("it does not describe its interrupts".to_owned()));
         };
@@ -428,7 +428,7 @@ impl ConnectionState {
                     let files = files.into_iter().map(Arc::new);
                     match self.client.receive(&self.buffer[..count], files) {
                         Ok(None) => {}
-                        Ok(Some(answer)) => self.take(shared, answer)?,
+                        Ok(Some(reply)) => self.take(shared, reply)?,
                         Err(violation) => self.lose(shared, &violation.to_string()),
                     }
                 }
@@ -502,9 +502,9 @@ impl ConnectionState {
     fn take(
         &mut self,
         shared: &ConnectionShared,
-        answer: ClientEvent<Arc<OwnedFd>>,
+        reply: ClientEvent<Arc<OwnedFd>>,
     ) -> ReplyResult<()> {
-        match answer {
+        match reply {
             ClientEvent::DmaRead { call, iova, len_bytes } => {
                 let mut data = vec![0; len_bytes as usize];
                 let segment = self.segment(iova, len_bytes);
@@ -522,7 +522,7 @@ impl ConnectionState {
                 }
             }
             other => {
-                self.answers.push(other);
+                self.replies.push(other);
                 return Ok(());
             }
         }
@@ -544,8 +544,8 @@ impl ConnectionState {
     }
 }
 
-fn is_answer_to<F>(answer: &ClientEvent<F>, wanted: u16) -> bool {
-    match answer {
+fn is_reply_to<F>(reply: &ClientEvent<F>, wanted: u16) -> bool {
+    match reply {
         ClientEvent::Done { id }
         | ClientEvent::Refused { id, .. }
         | ClientEvent::Data { id, .. } => *id == wanted,
@@ -553,8 +553,8 @@ fn is_answer_to<F>(answer: &ClientEvent<F>, wanted: u16) -> bool {
     }
 }
 
-fn refused<F>(answer: ClientEvent<F>) -> String {
-    match answer {
+fn refused<F>(reply: ClientEvent<F>) -> String {
+    match reply {
         ClientEvent::Refused { command, error, .. } => format!("{command} was refused: {error}"),
         _ => "a reply to another request".to_owned(),
     }

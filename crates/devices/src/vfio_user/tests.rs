@@ -321,8 +321,8 @@ fn a_server_that_only_talks_is_waited_for_no_longer_than_one_that_is_silent() {
     };
     let talker = Thread::spawn("talks", None, talk).unwrap();
     let begun: Instant = clock.now();
-    let answer = link.read(region_index::BAR0, 0, 4);
-    assert!(answer.unwrap_err().text.contains("no response within"));
+    let reply = link.read(region_index::BAR0, 0, 4);
+    assert!(reply.unwrap_err().text.contains("no response within"));
     assert!(clock.now().since(begun) < Span::from_secs(10));
     drop(link);
     talker.stop();

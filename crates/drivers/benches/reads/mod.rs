@@ -18,7 +18,7 @@ pub(crate) struct Reads {
     backend: Box<dyn IoChannel>,
     requests: Vec<Request>,
     memory: Region,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
     now: Instant,
 }
 
@@ -33,9 +33,9 @@ impl Reads {
         let read = |token: u64| request(Operation::Read, token, token * 1_237 % VOLUME_BLOCKS);
         (0..VOLUME_BLOCKS).for_each(|lba| write(&mut *backend, memory.segment(), lba));
         let room = usize::try_from(count).unwrap_or(0);
-        let (requests, answers) =
+        let (requests, completions) =
             ((0..count).map(read).collect(), CompletionBatch::with_capacity(room));
-        let mut reads = Self { backend, requests, memory, answers, now: Instant::default() };
+        let mut reads = Self { backend, requests, memory, completions, now: Instant::default() };
         (0..8).for_each(|_| reads.turn());
         reads
     }
@@ -47,9 +47,9 @@ impl Reads {
         let segment = Segment { len_bytes: 4096, ..self.memory.segment() };
         let taken = self.backend.submit(self.now, &self.requests, &[segment]);
         self.backend.flush();
-        let answered = self.backend.poll(self.now, &mut self.answers);
-        assert_eq!((taken, answered), (self.requests.len(), self.requests.len()));
-        self.answers.clear();
+        let completed = self.backend.poll(self.now, &mut self.completions);
+        assert_eq!((taken, completed), (self.requests.len(), self.requests.len()));
+        self.completions.clear();
     }
 }
 
@@ -62,13 +62,13 @@ fn request(operation: Operation, token: u64, lba: u64) -> Request {
 fn write(backend: &mut dyn IoChannel, memory: Segment, lba: u64) {
     let memory = Segment { len_bytes: 4096, ..memory };
     let request = request(Operation::Write, 0, lba);
-    let mut answers = CompletionBatch::with_capacity(1);
+    let mut completions = CompletionBatch::with_capacity(1);
     assert_eq!(backend.submit(Instant::default(), &[request], &[memory]), 1);
     backend.flush();
-    while backend.poll(Instant::default(), &mut answers) == 0 {
+    while backend.poll(Instant::default(), &mut completions) == 0 {
         tenmil_linux::thread::yield_now();
     }
-    assert!(answers.as_slice()[0].status.is_success());
+    assert!(completions.as_slice()[0].status.is_success());
 }
 
 fn ram(regions: &RegionTable) -> Arc<dyn BlockDevice> {

@@ -314,17 +314,17 @@ impl Bench {
             // Full, or reluctant. No request that completes meanwhile overlaps these blocks.
             self.now = later(self.now, 500, self.clock);
             channel.flush();
-            let mut answers = CompletionBatch::with_capacity(DEPTH);
-            channel.poll(self.now, &mut answers);
-            for answer in answers.drain() {
-                end(&mut self.under_way, &self.regions, self.block_size, answer);
+            let mut completions = CompletionBatch::with_capacity(DEPTH);
+            channel.poll(self.now, &mut completions);
+            for completion in completions.drain() {
+                end(&mut self.under_way, &self.regions, self.block_size, completion);
             }
         }
-        let outcome = match support.has(operation) {
+        let status = match support.has(operation) {
             true => self.change(&request, &found, differ),
             false => vec![IoStatus::INVALID_OPCODE],
         };
-        let expected = outcome.into_iter().map(|outcome| outcome.0).collect();
+        let expected = status.into_iter().map(|status| status.0).collect();
         let pending = Pending { request, memory, found, expected };
         self.under_way[usize::try_from(token).unwrap()] = Some(pending);
     }
@@ -363,7 +363,7 @@ impl Bench {
         let is_free = found.iter().any(|state| matches!(state, State::Free(_) | State::Unknown));
         let target = &mut self.array[span(request.lba, request.blocks)];
         let written = (fresh..).map(State::Holds).take(target.len());
-        let mut outcome = vec![IoStatus::SUCCESS];
+        let mut status = vec![IoStatus::SUCCESS];
         match request.operation {
             Operation::Flush => {}
             Operation::Write => target.iter_mut().zip(written).for_each(|(to, state)| *to = state),
@@ -376,20 +376,20 @@ impl Bench {
                 }
             }),
             Operation::Read | Operation::Verify if is_lost(found) => {
-                outcome = vec![IoStatus::UNRECOVERED_READ];
+                status = vec![IoStatus::UNRECOVERED_READ];
             }
             Operation::Read | Operation::Verify => {}
             Operation::Copy => {
                 let from = self.array[span(request.operand, request.blocks)].to_vec();
                 if is_lost(&from) {
-                    outcome = vec![IoStatus::UNRECOVERED_READ];
+                    status = vec![IoStatus::UNRECOVERED_READ];
                 } else {
                     self.array[span(request.lba, request.blocks)].copy_from_slice(&from);
                 }
             }
             Operation::Compare | Operation::CompareAndWrite => {
                 let writes = request.operation == Operation::CompareAndWrite;
-                outcome = match (is_lost(found), is_free || differ) {
+                status = match (is_lost(found), is_free || differ) {
                     // On several legs, either may be detected first.
                     (true, true) => vec![IoStatus::UNRECOVERED_READ, IoStatus::COMPARE_FAILURE],
                     (true, false) => vec![IoStatus::UNRECOVERED_READ],
@@ -397,15 +397,15 @@ impl Bench {
                     (false, true) => vec![IoStatus::SUCCESS, IoStatus::COMPARE_FAILURE],
                     (false, false) => vec![IoStatus::SUCCESS],
                 };
-                if writes && outcome == [IoStatus::SUCCESS] {
+                if writes && status == [IoStatus::SUCCESS] {
                     target.iter_mut().zip(written).for_each(|(to, state)| *to = state);
-                } else if writes && outcome.contains(&IoStatus::SUCCESS) {
+                } else if writes && status.contains(&IoStatus::SUCCESS) {
                     // Unknown until the next write.
                     target.fill(State::Unknown);
                 }
             }
         }
-        outcome
+        status
     }
 
     /// Memory for `len` bytes, cut at random into up to six segments with gaps between them.
@@ -441,11 +441,11 @@ impl Bench {
                 self.now = self.now.max(wake_at);
             }
             channel.backend.flush();
-            let mut answers = CompletionBatch::with_capacity(1 + DEPTH / 4);
-            let count = channel.backend.poll(self.now, &mut answers);
-            assert_eq!(count, answers.as_slice().len());
-            for answer in answers.drain() {
-                end(&mut self.under_way, &self.regions, self.block_size, answer);
+            let mut completions = CompletionBatch::with_capacity(1 + DEPTH / 4);
+            let count = channel.backend.poll(self.now, &mut completions);
+            assert_eq!(count, completions.as_slice().len());
+            for completion in completions.drain() {
+                end(&mut self.under_way, &self.regions, self.block_size, completion);
             }
         }
     }
@@ -528,14 +528,17 @@ fn end(
     under_way: &mut [Option<Pending>],
     regions: &RegionTable,
     block_size: u32,
-    answer: IoCompletion,
+    completion: IoCompletion,
 ) {
-    let Some(pending) = under_way[usize::try_from(answer.token).unwrap()].take() else {
-        panic!("{answer:?} was not asked for")
+    let Some(pending) = under_way[usize::try_from(completion.token).unwrap()].take() else {
+        panic!("{completion:?} was not asked for")
     };
     let Pending { request, memory, found, expected } = pending;
-    assert!(expected.contains(&answer.status.0), "{request:?}: {answer:?}, expected {expected:x?}");
-    if request.operation != Operation::Read || !answer.status.is_success() {
+    assert!(
+        expected.contains(&completion.status.0),
+        "{request:?}: {completion:?}, expected {expected:x?}"
+    );
+    if request.operation != Operation::Read || !completion.status.is_success() {
         return;
     }
     let mut bytes = Vec::new();

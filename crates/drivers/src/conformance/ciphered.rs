@@ -57,12 +57,12 @@ fn clear(medium: &dyn BlockDevice, regions: &RegionTable) {
     let memory = regions.allocate((most * limits.block_size) as usize).unwrap();
     regions.fill(memory.segment(), 0).unwrap();
     let mut channel = medium.channel().unwrap();
-    let mut answers = CompletionBatch::with_capacity(1);
+    let mut completions = CompletionBatch::with_capacity(1);
     let mut now = Instant { ns: 1 };
     let mut run = |request: Request| {
         let segment = memory.segment().slice(0, request.blocks * limits.block_size).unwrap();
         let mut taken = 0;
-        while answers.as_slice().is_empty() {
+        while completions.as_slice().is_empty() {
             now.ns += 1_000;
             now =
                 if channel.wake_at() == Instant::NEVER { now } else { now.max(channel.wake_at()) };
@@ -70,9 +70,9 @@ fn clear(medium: &dyn BlockDevice, regions: &RegionTable) {
                 taken = channel.submit(now, &[request], &[segment]);
             }
             channel.flush();
-            channel.poll(now, &mut answers);
+            channel.poll(now, &mut completions);
         }
-        answers.drain().for_each(|answer| assert!(answer.status.is_success()));
+        completions.drain().for_each(|completion| assert!(completion.status.is_success()));
     };
     for lba in (0..limits.block_count).step_by(most as usize) {
         let left = limits.block_count - lba;

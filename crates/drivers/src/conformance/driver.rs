@@ -294,11 +294,11 @@ impl Driver {
         if wake_at != Instant::NEVER {
             self.now = self.now.max(wake_at);
         }
-        let mut answers = CompletionBatch::with_capacity(room);
+        let mut completions = CompletionBatch::with_capacity(room);
         self.channel.flush();
-        let count = self.channel.poll(self.now, &mut answers);
-        assert_eq!(count, answers.as_slice().len());
-        answers.drain().collect()
+        let count = self.channel.poll(self.now, &mut completions);
+        assert_eq!(count, completions.as_slice().len());
+        completions.drain().collect()
     }
 
     /// Sleeps until the channel wakes its thread, unless it must not sleep.
@@ -330,9 +330,9 @@ impl Driver {
     pub(super) fn submit(&mut self, request: Request, segments: &[Segment]) -> IoStatus {
         assert_eq!(self.channel.submit(self.now, &[request], segments), 1, "{}", self.name);
         loop {
-            if let [answer] = self.turn(4)[..] {
-                assert_eq!(answer.token, request.token);
-                return answer.status;
+            if let [completion] = self.turn(4)[..] {
+                assert_eq!(completion.token, request.token);
+                return completion.status;
             }
         }
     }
@@ -367,8 +367,8 @@ impl Driver {
         blocks: u32,
         flags: RequestFlags,
     ) {
-        let outcome = self.run(operation, lba, blocks, flags);
-        assert_eq!(outcome, IoStatus::SUCCESS, "{}: {operation:?} {lba} {blocks}", self.name);
+        let status = self.run(operation, lba, blocks, flags);
+        assert_eq!(status, IoStatus::SUCCESS, "{}: {operation:?} {lba} {blocks}", self.name);
     }
 
     pub(super) fn copy(&mut self, source: u64, target: u64, blocks: u32) -> IoStatus {
@@ -398,7 +398,7 @@ impl Driver {
         let memory = self.memory(blocks);
         self.regions.fill(memory, 0xee).unwrap();
         let request = self.request(Operation::Read, lba, blocks);
-        let outcome = self.submit(Request { flags, segment_count: 1, ..request }, &[memory]);
-        (outcome, self.get(&[memory]))
+        let status = self.submit(Request { flags, segment_count: 1, ..request }, &[memory]);
+        (status, self.get(&[memory]))
     }
 }

@@ -25,7 +25,7 @@ struct Block {
     /// Oldest version that may be found after a power failure.
     kept: usize,
     /// Version of the last completed write.
-    answered: usize,
+    completed: usize,
     is_busy: bool,
 }
 
@@ -220,7 +220,7 @@ impl<'a> Load<'a> {
             false => Request { flags, ..request(operation, first, count) },
         };
         let request = Request { token: token as u64, ..request };
-        let keeps = self.blocks.iter().map(|block| block.answered).collect();
+        let keeps = self.blocks.iter().map(|block| block.completed).collect();
         if channel.submit(now, &[request], &[memory]) == 0 {
             return;
         }
@@ -240,12 +240,12 @@ impl<'a> Load<'a> {
     }
 
     fn turn(&mut self, channel: &mut dyn IoChannel, now: Instant) -> Instant {
-        let mut answers = CompletionBatch::with_capacity(DEPTH);
+        let mut completions = CompletionBatch::with_capacity(DEPTH);
         channel.flush();
-        channel.poll(now, &mut answers);
-        for answer in answers.drain() {
-            assert!(answer.status.is_success(), "{answer:?}");
-            let token = usize::try_from(answer.token).unwrap();
+        channel.poll(now, &mut completions);
+        for completion in completions.drain() {
+            assert!(completion.status.is_success(), "{completion:?}");
+            let token = usize::try_from(completion.token).unwrap();
             let pending = self.under_way[token].take().expect("answered once");
             self.note(&pending);
         }
@@ -265,9 +265,9 @@ impl<'a> Load<'a> {
         let first = usize::try_from(lba).unwrap();
         for block in &mut self.blocks[first..first + blocks as usize] {
             block.is_busy = false;
-            block.answered = block.versions.len() - 1;
+            block.completed = block.versions.len() - 1;
             if is_stable || flags.has(RequestFlags::FUA) {
-                block.kept = block.answered;
+                block.kept = block.completed;
             }
         }
     }
@@ -301,18 +301,18 @@ impl<'a> Load<'a> {
         let request = Request { flags: RequestFlags::FUA, ..request(operation, block as u64, 1) };
         let mut now = self.after(Instant { ns: 1 });
         while channel.submit(now, &[request], &[memory]) == 0 {}
-        let mut answers = CompletionBatch::with_capacity(1);
-        while channel.poll(now, &mut answers) == 0 {
+        let mut completions = CompletionBatch::with_capacity(1);
+        while channel.poll(now, &mut completions) == 0 {
             channel.flush();
             now = self.after(now);
         }
-        assert!(answers.as_slice()[0].status.is_success());
+        assert!(completions.as_slice()[0].status.is_success());
     }
 }
 
 impl Block {
     fn new(version: u64) -> Self {
-        Self { versions: vec![version], kept: 0, answered: 0, is_busy: false }
+        Self { versions: vec![version], kept: 0, completed: 0, is_busy: false }
     }
 }
 

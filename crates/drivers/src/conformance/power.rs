@@ -243,22 +243,22 @@ impl IoChannel for PowerChannel {
         taken
     }
 
-    fn poll(&mut self, _now: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, _now: Instant, completions: &mut CompletionBatch) -> usize {
         let mut state = self.state.lock().unwrap();
-        let before = answers.remaining();
+        let before = completions.remaining();
         let mut index = 0;
-        while state.is_powered && answers.remaining() > 0 && index < state.under_way.len() {
+        while state.is_powered && completions.remaining() > 0 && index < state.under_way.len() {
             let is_mine = state.under_way[index].channel == self.number;
             if is_mine && state.random.chance(1, 3) && state.countdown.take() {
                 let one = state.under_way.swap_remove(index);
                 state.carry_out(&one);
-                let (token, outcome) = (one.request.token, IoStatus::SUCCESS);
-                answers.push(IoCompletion { token, status: outcome, result: 0 });
+                let (token, status) = (one.request.token, IoStatus::SUCCESS);
+                completions.push(IoCompletion { token, status, result: 0 });
             } else {
                 index += 1;
             }
         }
-        before - answers.remaining()
+        before - completions.remaining()
     }
 }
 

@@ -68,8 +68,8 @@ impl IoChannel for ReluctantChannel {
         self.inner.submit(now, &requests[..requests.len().min(most)], segments)
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        if self.random.chance(1, 3) { 0 } else { self.inner.poll(now, answers) }
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        if self.random.chance(1, 3) { 0 } else { self.inner.poll(now, completions) }
     }
 }
 

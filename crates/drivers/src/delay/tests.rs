@@ -34,16 +34,19 @@ fn request(operation: Operation, token: u64) -> Request {
 
 /// Submits `count` requests one after the other and returns their completion times.
 fn latencies(channel: &mut dyn IoChannel, operation: Operation, count: u64) -> Vec<u64> {
-    let mut answers = CompletionBatch::with_capacity(1);
+    let mut completions = CompletionBatch::with_capacity(1);
     let mut now = Instant { ns: 1_000 };
     let one = |token| {
         let submitted = now;
         assert_eq!(channel.submit(now, &[request(operation, token)], &[]), 1);
         // The first poll takes the completion from below; then only the deadline is left.
-        channel.poll(now, &mut answers);
+        channel.poll(now, &mut completions);
         now = now.max(channel.wake_at());
-        channel.poll(now, &mut answers);
-        assert_eq!(answers.drain().map(|answer| answer.token).collect::<Vec<_>>(), [token]);
+        channel.poll(now, &mut completions);
+        assert_eq!(
+            completions.drain().map(|completion| completion.token).collect::<Vec<_>>(),
+            [token]
+        );
         now.since(submitted).ns
     };
     (0..count).map(one).collect()
@@ -105,7 +108,7 @@ fn a_change_is_for_what_comes_after_it() {
     let delay = delay(DELAYS, 1);
     let handle = delay.handle();
     let mut channel = delay.channel().unwrap();
-    let mut answers = CompletionBatch::with_capacity(4);
+    let mut completions = CompletionBatch::with_capacity(4);
     let now = Instant { ns: 5_000 };
     assert_eq!(channel.submit(now, &[request(Operation::Write, 1)], &[]), 1);
     let slow = LatencySpec { mean: Span::from_ms(3), p99: None };
@@ -114,10 +117,10 @@ fn a_change_is_for_what_comes_after_it() {
     assert_eq!(channel.submit(now, &[request(Operation::Write, 2)], &[]), 1);
     for (after, token) in [(WRITES.mean, 1), (slow.mean, 2)] {
         let due = now.after(after);
-        assert_eq!(channel.poll(Instant { ns: due.ns - 1 }, &mut answers), 0);
+        assert_eq!(channel.poll(Instant { ns: due.ns - 1 }, &mut completions), 0);
         assert_eq!(channel.wake_at(), due);
-        assert_eq!(channel.poll(due, &mut answers), 1);
-        assert_eq!(answers.drain().next().unwrap().token, token);
+        assert_eq!(channel.poll(due, &mut completions), 1);
+        assert_eq!(completions.drain().next().unwrap().token, token);
     }
 }
 
@@ -140,7 +143,7 @@ fn no_delay_is_lost_however_many_are_under_way() {
     let delay = delay(DELAYS, 3);
     let mut channel = delay.channel().unwrap();
     let mut random = Random::new(4);
-    let mut answers = CompletionBatch::with_capacity(64);
+    let mut completions = CompletionBatch::with_capacity(64);
     let (mut now, mut put, mut got) = (Instant { ns: 1 }, 0_u64, Vec::new());
     while got.len() < 5_000 {
         let count = random.below(40).min(5_000 - put);
@@ -153,9 +156,9 @@ fn no_delay_is_lost_however_many_are_under_way() {
             })
             .collect();
         put += channel.submit(now, &batch, &[]) as u64;
-        channel.poll(now, &mut answers);
+        channel.poll(now, &mut completions);
         now = now.max(channel.wake_at().min(now.after(Span::from_us(5))));
-        got.extend(answers.drain().map(|answer| answer.token));
+        got.extend(completions.drain().map(|completion| completion.token));
     }
     got.sort_unstable();
     assert!(got.into_iter().eq(0..5_000));

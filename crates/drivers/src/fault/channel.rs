@@ -157,9 +157,9 @@ impl FaultChannel {
             Ok(own) => own,
         };
         match strike.effect {
-            FaultEffect::Error(outcome) => {
-                let outcome = outcome.unwrap_or(broken(request.operation));
-                self.ready.push(IoCompletion { token: request.token, status: outcome, result: 0 });
+            FaultEffect::Error(status) => {
+                let status = status.unwrap_or(broken(request.operation));
+                self.ready.push(IoCompletion { token: request.token, status, result: 0 });
                 true
             }
             FaultEffect::Drop => self.free.pop().is_some(),
@@ -214,8 +214,8 @@ impl FaultChannel {
     ) -> bool {
         let blocks = u32::try_from(random.below(request.blocks.into())).unwrap_or(0);
         if blocks == 0 {
-            let outcome = instead.unwrap_or(IoStatus::SUCCESS);
-            self.ready.push(IoCompletion { token: request.token, status: outcome, result: 0 });
+            let status = instead.unwrap_or(IoStatus::SUCCESS);
+            self.ready.push(IoCompletion { token: request.token, status, result: 0 });
             return true;
         }
         let mut segments = std::mem::take(&mut self.segments);
@@ -275,23 +275,23 @@ impl FaultChannel {
     }
 
     /// Handles a completion from below.
-    fn come_up(&mut self, answer: IoCompletion) {
-        let Ok(number) = u32::try_from(answer.token) else { return };
+    fn come_up(&mut self, completion: IoCompletion) {
+        let Ok(number) = u32::try_from(completion.token) else { return };
         let Slot { token, then } = &mut self.slots[number as usize];
-        let mut answer = IoCompletion { token: *token, ..answer };
+        let mut completion = IoCompletion { token: *token, ..completion };
         match then {
             OnComplete::Pass => {}
-            OnComplete::Say(outcome) => answer.status = *outcome,
-            OnComplete::Flip(flips) if answer.status.is_success() => flips.apply(&self.shared),
+            OnComplete::Say(status) => completion.status = *status,
+            OnComplete::Flip(flips) if completion.status.is_success() => flips.apply(&self.shared),
             OnComplete::Flip(_) => {}
             OnComplete::Take(block) => self.free_blocks.push(*block),
             OnComplete::Keep(kept) => {
-                *kept = Some(answer);
+                *kept = Some(completion);
                 return;
             }
         }
         self.free.push(number);
-        self.ready.push(answer);
+        self.ready.push(completion);
     }
 
     /// Releases hanging requests if that was ordered since the last call.
@@ -312,9 +312,9 @@ impl FaultChannel {
                 // ends.
                 None if aborted => slot.then = OnComplete::Say(IoStatus::ABORTED),
                 None => slot.then = OnComplete::Pass,
-                Some(answer) => {
-                    let outcome = if aborted { IoStatus::ABORTED } else { answer.status };
-                    self.ready.push(IoCompletion { status: outcome, ..answer });
+                Some(completion) => {
+                    let status = if aborted { IoStatus::ABORTED } else { completion.status };
+                    self.ready.push(IoCompletion { status, ..completion });
                     self.free.push(number);
                 }
             }
@@ -353,13 +353,13 @@ impl IoChannel for FaultChannel {
         requests.iter().take_while(take).count()
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         let mut below = std::mem::replace(&mut self.below, CompletionBatch::with_capacity(0));
         self.inner.poll(now, &mut below);
-        below.drain().for_each(|answer| self.come_up(answer));
+        below.drain().for_each(|completion| self.come_up(completion));
         self.below = below;
         self.look_for_release();
-        self.ready.drain_into(answers)
+        self.ready.drain_into(completions)
     }
 }
 

@@ -51,15 +51,15 @@ impl Bench {
     }
 
     fn poll(&mut self) -> Vec<(u64, IoStatus)> {
-        let mut answers = CompletionBatch::with_capacity(64);
-        self.channel.poll(Instant::default(), &mut answers);
-        answers.drain().map(|answer| (answer.token, answer.status)).collect()
+        let mut completions = CompletionBatch::with_capacity(64);
+        self.channel.poll(Instant::default(), &mut completions);
+        completions.drain().map(|completion| (completion.token, completion.status)).collect()
     }
 
     fn run(&mut self, operation: Operation, lba: u64, blocks: u32) -> IoStatus {
         assert_eq!(self.submit(operation, 7, lba, blocks), 1);
-        let [(7, outcome)] = self.poll()[..] else { panic!("one answer") };
-        outcome
+        let [(7, status)] = self.poll()[..] else { panic!("one answer") };
+        status
     }
 
     /// Writes `byte` to 64 blocks, without faults.
@@ -79,9 +79,9 @@ impl Bench {
         let all = self.memory(64);
         let request = Request { segment_count: 1, ..request(operation, 1, 0, 64) };
         assert_eq!(self.behind.submit(Instant::default(), &[request], &[all]), 1);
-        let mut answers = CompletionBatch::with_capacity(1);
-        assert_eq!(self.behind.poll(Instant::default(), &mut answers), 1);
-        assert_eq!(answers.as_slice()[0].status, IoStatus::SUCCESS);
+        let mut completions = CompletionBatch::with_capacity(1);
+        assert_eq!(self.behind.poll(Instant::default(), &mut completions), 1);
+        assert_eq!(completions.as_slice()[0].status, IoStatus::SUCCESS);
     }
 
     fn bytes(&self, blocks: u32) -> Vec<u8> {
@@ -178,12 +178,12 @@ fn what_is_aborted_while_it_is_below_ends_when_it_has_come_up() {
     let fault = Fault::new(Arc::new(delay), &RegionTable::new(1), rules, 1).unwrap();
     let mut channel = fault.channel().unwrap();
     let now = Instant { ns: 1_000 };
-    let mut answers = CompletionBatch::with_capacity(1);
+    let mut completions = CompletionBatch::with_capacity(1);
     assert_eq!(channel.submit(now, &[request(Operation::Flush, 1, 0, 0)], &[]), 1);
     fault.handle().abort();
-    assert_eq!(channel.poll(now, &mut answers), 0, "it is still below");
-    assert_eq!(channel.poll(now.after(write.mean), &mut answers), 1);
-    assert_eq!(answers.as_slice()[0].status, IoStatus::ABORTED);
+    assert_eq!(channel.poll(now, &mut completions), 0, "it is still below");
+    assert_eq!(channel.poll(now.after(write.mean), &mut completions), 1);
+    assert_eq!(completions.as_slice()[0].status, IoStatus::ABORTED);
 }
 
 #[test]
@@ -286,16 +286,16 @@ fn rules_count_over_all_channels_and_by_the_seed() {
         let rules = Rule::parse_all("error:verify~4x10").unwrap();
         let fault = Fault::new(ram, &regions, rules, seed).unwrap();
         let mut channels = [fault.channel().unwrap(), fault.channel().unwrap()];
-        let mut outcomes = Vec::new();
+        let mut statuses = Vec::new();
         for round in 0..200 {
             let channel = &mut channels[round % 2];
             let one = request(Operation::Verify, 0, 0, 1);
             assert_eq!(channel.submit(Instant::default(), &[one], &[]), 1);
-            let mut answers = CompletionBatch::with_capacity(1);
-            assert_eq!(channel.poll(Instant::default(), &mut answers), 1);
-            outcomes.push(answers.as_slice()[0].status.is_success());
+            let mut completions = CompletionBatch::with_capacity(1);
+            assert_eq!(channel.poll(Instant::default(), &mut completions), 1);
+            statuses.push(completions.as_slice()[0].status.is_success());
         }
-        outcomes
+        statuses
     };
     assert_eq!(run(3), run(3));
     assert_ne!(run(3), run(4));

@@ -90,8 +90,8 @@ impl<J: FileIo> FileChannel<J> {
         let begin = check(&self.limits, request, segments)
             .map(|own| (begin(&self.loan.shared, request, own), own));
         let (awaits, buffer, own) = match begin {
-            Err(outcome) | Ok((Dispatch::Answer(outcome), _)) => {
-                self.ready.push(IoCompletion { token: request.token, status: outcome, result: 0 });
+            Err(status) | Ok((Dispatch::Answer(status), _)) => {
+                self.ready.push(IoCompletion { token: request.token, status, result: 0 });
                 return true;
             }
             Ok((Dispatch::Work { awaits, buffer }, own)) => (awaits, buffer, own),
@@ -127,7 +127,7 @@ impl<J: FileIo> FileChannel<J> {
         if awaits == AwaitedJob::Stored && work.request.operation == Operation::Write {
             return match gather(regions, &work.segments, work.own) {
                 Ok(()) => NextStep::Job,
-                Err(outcome) => NextStep::Answer(outcome),
+                Err(status) => NextStep::Answer(status),
             };
         }
         NextStep::Job
@@ -135,8 +135,8 @@ impl<J: FileIo> FileChannel<J> {
 
     /// Executes the next step, and frees the request if that completes it.
     fn go_on(&mut self, index: u16, next: NextStep) {
-        let outcome = match next {
-            NextStep::Answer(outcome) => outcome,
+        let status = match next {
+            NextStep::Answer(status) => status,
             NextStep::Job => match self.submit_job(index) {
                 Ok(()) => return,
                 Err(SubmitError::InvalidSegment(_)) => IoStatus::DATA_TRANSFER_ERROR,
@@ -147,12 +147,12 @@ impl<J: FileIo> FileChannel<J> {
         let Request { token, lba, blocks, operation, .. } = work.request;
         let writes =
             matches!(operation, Operation::Write | Operation::WriteZeroes | Operation::Copy);
-        if writes && outcome.is_success() {
+        if writes && status.is_success() {
             self.loan.shared.uncorrectable.clear(lba, u64::from(blocks));
         }
         self.buffers.extend(work.buffer.take());
         self.free.push(index);
-        self.ready.push(IoCompletion { token, status: outcome, result: 0 });
+        self.ready.push(IoCompletion { token, status, result: 0 });
     }
 
     fn submit_job(&mut self, index: u16) -> Result<(), SubmitError> {
@@ -274,7 +274,7 @@ impl<J: FileIo> FileChannel<J> {
         if syncs || (is_stable && is_loss(errno)) {
             lost_writes.note(file.path(), errno);
         }
-        NextStep::Answer(if syncs { IoStatus::WRITE_FAULT } else { work.outcome(errno) })
+        NextStep::Answer(if syncs { IoStatus::WRITE_FAULT } else { work.status(errno) })
     }
 
     /// A read of a file that is shorter than it will be.
@@ -365,7 +365,7 @@ impl<J: FileIo> IoChannel for FileChannel<J> {
         self.engine.flush();
     }
 
-    fn poll(&mut self, _now: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, _now: Instant, completions: &mut CompletionBatch) -> usize {
         self.engine.poll(&mut self.ended);
         for position in 0..self.ended.len() {
             let JobCompletion { token, result } = self.ended[position];
@@ -379,7 +379,7 @@ impl<J: FileIo> IoChannel for FileChannel<J> {
         }
         self.ended.clear();
         self.engine.flush();
-        self.ready.drain_into(answers)
+        self.ready.drain_into(completions)
     }
 
     fn losses(&self) -> u64 {

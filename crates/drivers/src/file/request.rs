@@ -129,7 +129,7 @@ impl FileRequest {
     }
 
     /// The status for a kernel error of the current job.
-    pub(super) fn outcome(&self, errno: Errno) -> IoStatus {
+    pub(super) fn status(&self, errno: Errno) -> IoStatus {
         let reads = match self.awaits {
             AwaitedJob::Fetched => true,
             AwaitedJob::Moved => self.request.operation == Operation::Read,
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn what_the_kernel_refuses_is_answered_in_the_words_of_nvme() {
         let mut work = FileRequest::idle(1);
-        for (operation, awaits, errno, outcome) in [
+        for (operation, awaits, errno, status) in [
             (Operation::Read, AwaitedJob::Moved, Errno::IO, IoStatus::UNRECOVERED_READ),
             (Operation::Compare, AwaitedJob::Fetched, Errno::IO, IoStatus::UNRECOVERED_READ),
             (Operation::Write, AwaitedJob::Moved, Errno::IO, IoStatus::WRITE_FAULT),
@@ -219,7 +219,7 @@ mod tests {
             (Operation::Read, AwaitedJob::Moved, Errno::INVAL, IoStatus::INTERNAL_ERROR),
         ] {
             (work.request.operation, work.awaits) = (operation, awaits);
-            assert_eq!(work.outcome(errno), outcome, "{operation:?} {errno:?}");
+            assert_eq!(work.status(errno), status, "{operation:?} {errno:?}");
         }
     }
 }

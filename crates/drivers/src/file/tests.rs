@@ -40,13 +40,13 @@ fn run(
         operation,
         flags: RequestFlags::NONE,
     };
-    let mut answers = CompletionBatch::with_capacity(1);
+    let mut completions = CompletionBatch::with_capacity(1);
     assert_eq!(channel.submit(Instant::default(), &[request], &[memory]), 1);
     channel.flush();
-    while channel.poll(Instant::default(), &mut answers) == 0 {
+    while channel.poll(Instant::default(), &mut completions) == 0 {
         std::hint::spin_loop();
     }
-    answers.as_slice()[0].status
+    completions.as_slice()[0].status
 }
 
 #[test]
@@ -181,8 +181,8 @@ fn what_is_only_read_refuses_to_be_changed() {
     let mut channel = medium.channel().unwrap();
     assert_eq!(run(&mut *channel, Operation::Read, 16, memory), IoStatus::SUCCESS);
     for operation in [Operation::Write, Operation::WriteZeroes, Operation::Deallocate] {
-        let outcome = run(&mut *channel, operation, 16, memory);
-        assert_eq!(outcome, IoStatus::INVALID_OPCODE, "{operation:?}");
+        let status = run(&mut *channel, operation, 16, memory);
+        assert_eq!(status, IoStatus::INVALID_OPCODE, "{operation:?}");
     }
     assert!(medium.existing().is_none(), "nothing can be lost");
 }
@@ -380,10 +380,10 @@ impl Bench {
     }
 }
 
-fn answers(channel: &mut dyn IoChannel) -> Vec<(u64, IoStatus)> {
-    let mut answers = CompletionBatch::with_capacity(16);
-    channel.poll(Instant::default(), &mut answers);
-    answers.as_slice().iter().map(|answer| (answer.token, answer.status)).collect()
+fn completions(channel: &mut dyn IoChannel) -> Vec<(u64, IoStatus)> {
+    let mut completions = CompletionBatch::with_capacity(16);
+    channel.poll(Instant::default(), &mut completions);
+    completions.as_slice().iter().map(|completion| (completion.token, completion.status)).collect()
 }
 
 #[test]
@@ -399,7 +399,7 @@ fn lost_write_fails_every_flush_of_every_channel_while_nobody_acknowledges_it() 
     let (mut other, kernel_other) = bench.channel();
     bench.submit(&mut *one, 1, Operation::Flush, RequestFlags::NONE);
     kernel_one.end_sync(Err(Errno::IO));
-    assert_eq!(answers(&mut *one), [(1, IoStatus::WRITE_FAULT)]);
+    assert_eq!(completions(&mut *one), [(1, IoStatus::WRITE_FAULT)]);
     let (mut late, kernel_late) = bench.channel();
     for (channel, kernel) in
         [(&mut one, &kernel_one), (&mut other, &kernel_other), (&mut late, &kernel_late)]
@@ -407,26 +407,26 @@ fn lost_write_fails_every_flush_of_every_channel_while_nobody_acknowledges_it() 
         for _ in 0..2 {
             bench.submit(&mut **channel, 2, Operation::Flush, RequestFlags::NONE);
             kernel.end_sync(Ok(()));
-            assert_eq!(answers(&mut **channel), [(2, IoStatus::WRITE_FAULT)]);
+            assert_eq!(completions(&mut **channel), [(2, IoStatus::WRITE_FAULT)]);
         }
         for operation in [Operation::Write, Operation::WriteZeroes, Operation::Deallocate] {
             bench.submit(&mut **channel, 3, operation, RequestFlags::FUA);
             kernel.end_other(Ok(()));
-            let mut found = answers(&mut **channel);
+            let mut found = completions(&mut **channel);
             if operation != Operation::Write {
                 kernel.end_sync(Ok(()));
-                found = answers(&mut **channel);
+                found = completions(&mut **channel);
             }
             assert_eq!(found, [(3, IoStatus::WRITE_FAULT)], "{operation:?}");
         }
         bench.submit(&mut **channel, 4, Operation::Read, RequestFlags::FUA);
         kernel.end_sync(Ok(()));
-        assert_eq!(answers(&mut **channel), [(4, IoStatus::WRITE_FAULT)]);
+        assert_eq!(completions(&mut **channel), [(4, IoStatus::WRITE_FAULT)]);
         // Requests that need no stable storage continue.
         for operation in [Operation::Read, Operation::Write] {
             bench.submit(&mut **channel, 5, operation, RequestFlags::NONE);
             kernel.end_other(Ok(()));
-            assert_eq!(answers(&mut **channel), [(5, IoStatus::SUCCESS)]);
+            assert_eq!(completions(&mut **channel), [(5, IoStatus::SUCCESS)]);
         }
     }
     let new_events = told.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
@@ -442,7 +442,7 @@ fn acknowledged_loss_is_over_for_that_channel_and_fails_a_flush_of_every_other()
     let flush = |channel: &mut dyn IoChannel, kernel: &Kernel, result| {
         bench.submit(channel, 1, Operation::Flush, RequestFlags::NONE);
         kernel.end_sync(result);
-        answers(channel)[0].1
+        completions(channel)[0].1
     };
     for round in 1..3 {
         assert_eq!(flush(&mut *owner, &kernel, Err(Errno::IO)), IoStatus::WRITE_FAULT);
@@ -457,9 +457,9 @@ fn acknowledged_loss_is_over_for_that_channel_and_fails_a_flush_of_every_other()
         assert_eq!(owner.losses(), round);
         owner.acknowledge_losses().unwrap();
         kernel.end_sync(Ok(()));
-        assert_eq!(answers(&mut *owner), [(2, IoStatus::WRITE_FAULT)], "round {round}");
+        assert_eq!(completions(&mut *owner), [(2, IoStatus::WRITE_FAULT)], "round {round}");
         kernel.end_sync(Ok(()));
-        assert_eq!(answers(&mut *owner), [(3, IoStatus::WRITE_FAULT)], "round {round}");
+        assert_eq!(completions(&mut *owner), [(3, IoStatus::WRITE_FAULT)], "round {round}");
         assert_eq!(flush(&mut *owner, &kernel, Ok(())), IoStatus::SUCCESS);
         for _ in 0..2 {
             assert_eq!(flush(&mut *other, &kernel_other, Ok(())), IoStatus::WRITE_FAULT);
@@ -472,7 +472,7 @@ fn acknowledged_loss_is_over_for_that_channel_and_fails_a_flush_of_every_other()
         assert_eq!(flush(&mut *late, &kernel_late, Ok(())), IoStatus::SUCCESS, "it came after");
         bench.submit(&mut *late, 4, Operation::Write, RequestFlags::FUA);
         kernel_late.end_other(Ok(()));
-        assert_eq!(answers(&mut *late), [(4, IoStatus::SUCCESS)]);
+        assert_eq!(completions(&mut *late), [(4, IoStatus::SUCCESS)]);
     }
 }
 
@@ -488,7 +488,7 @@ fn loss_is_not_acknowledged_where_the_page_cache_may_hide_it() {
         for result in [Err(Errno::IO), Ok(())] {
             bench.submit(&mut *channel, 1, Operation::Flush, RequestFlags::NONE);
             kernel.end_sync(result);
-            assert_eq!(answers(&mut *channel), [(1, IoStatus::WRITE_FAULT)]);
+            assert_eq!(completions(&mut *channel), [(1, IoStatus::WRITE_FAULT)]);
             let said = channel.acknowledge_losses().unwrap_err();
             assert!(
                 said.text.contains("read through the page cache") && said.text.contains(fix),
@@ -499,13 +499,13 @@ fn loss_is_not_acknowledged_where_the_page_cache_may_hide_it() {
         channel.ack_losses(1);
         bench.submit(&mut *channel, 1, Operation::Flush, RequestFlags::NONE);
         kernel.end_sync(Ok(()));
-        assert_eq!(answers(&mut *channel), [(1, IoStatus::SUCCESS)]);
+        assert_eq!(completions(&mut *channel), [(1, IoStatus::SUCCESS)]);
     }
 }
 
 #[test]
 fn forced_write_that_fails_may_mean_that_earlier_ones_are_lost() {
-    for (errno, outcome, after) in [
+    for (errno, status, after) in [
         (Errno::IO, IoStatus::WRITE_FAULT, IoStatus::WRITE_FAULT),
         (Errno::FBIG, IoStatus::CAPACITY_EXCEEDED, IoStatus::SUCCESS),
         (Errno::INVAL, IoStatus::INTERNAL_ERROR, IoStatus::SUCCESS),
@@ -515,11 +515,11 @@ fn forced_write_that_fails_may_mean_that_earlier_ones_are_lost() {
         for flags in [RequestFlags::NONE, RequestFlags::FUA] {
             bench.submit(&mut *channel, 1, Operation::Write, flags);
             kernel.end_other(Err(errno));
-            assert_eq!(answers(&mut *channel), [(1, outcome)], "{errno:?}");
+            assert_eq!(completions(&mut *channel), [(1, status)], "{errno:?}");
             bench.submit(&mut *channel, 2, Operation::Flush, RequestFlags::NONE);
             kernel.end_sync(Ok(()));
             let expected = if flags == RequestFlags::FUA { after } else { IoStatus::SUCCESS };
-            assert_eq!(answers(&mut *channel), [(2, expected)], "{errno:?} {flags:?}");
+            assert_eq!(completions(&mut *channel), [(2, expected)], "{errno:?} {flags:?}");
         }
     }
     assert!(!super::lost_write::is_loss(Errno::NOSPC), "that is about its own blocks");
@@ -544,15 +544,15 @@ fn every_forced_write_that_the_page_cache_lost_fails_whichever_the_kernel_report
         }
         // The one that the kernel told is polled last.
         let found = channels.iter_mut().rev().map(|(channel, kernel)| {
-            let found = answers(&mut **channel);
+            let found = completions(&mut **channel);
             if !is_cached {
                 return found;
             }
             assert_eq!(found, [], "it is not stable yet");
             kernel.end_sync(Err(Errno::IO));
-            answers(&mut **channel)
+            completions(&mut **channel)
         });
-        let found: Vec<_> = found.flatten().map(|(_, outcome)| outcome).collect();
+        let found: Vec<_> = found.flatten().map(|(_, status)| status).collect();
         // A direct write reports what became of its own blocks.
         let own = if is_cached { IoStatus::WRITE_FAULT } else { IoStatus::SUCCESS };
         assert_eq!(found, [own, own, IoStatus::WRITE_FAULT]);
@@ -567,17 +567,21 @@ fn flushes_of_a_channel_go_one_after_the_other_and_share_the_next() {
         bench.submit(&mut *channel, token, Operation::Flush, RequestFlags::NONE);
         assert_eq!(kernel.jobs().syncs.len(), 1, "one is under way");
     }
-    assert_eq!(answers(&mut *channel), []);
+    assert_eq!(completions(&mut *channel), []);
     kernel.end_sync(Ok(()));
-    assert_eq!(answers(&mut *channel), [(1, IoStatus::SUCCESS)]);
+    assert_eq!(completions(&mut *channel), [(1, IoStatus::SUCCESS)]);
     assert_eq!(kernel.jobs().syncs.len(), 1, "one for the three that came meanwhile");
     bench.submit(&mut *channel, 5, Operation::Flush, RequestFlags::NONE);
     kernel.end_sync(Err(Errno::IO));
     let failed = |tokens: &[u64]| -> Vec<_> {
         tokens.iter().map(|token| (*token, IoStatus::WRITE_FAULT)).collect()
     };
-    assert_eq!(answers(&mut *channel), failed(&[2, 3, 4]));
+    assert_eq!(completions(&mut *channel), failed(&[2, 3, 4]));
     kernel.end_sync(Ok(()));
-    assert_eq!(answers(&mut *channel), failed(&[5]), "the kernel has forgotten, and we have not");
+    assert_eq!(
+        completions(&mut *channel),
+        failed(&[5]),
+        "the kernel has forgotten, and we have not"
+    );
     assert_eq!(kernel.jobs().syncs.len(), 0);
 }

@@ -128,8 +128,8 @@ impl MirrorChannel {
         }
     }
 
-    fn complete(&mut self, token: u64, outcome: IoStatus, result: u32) {
-        self.ready.push(IoCompletion { token, status: outcome, result });
+    fn complete(&mut self, token: u64, status: IoStatus, result: u32) {
+        self.ready.push(IoCompletion { token, status, result });
     }
 
     /// Registers a write in flight of this channel. The masks loaded after it are at least as new as
@@ -193,7 +193,7 @@ impl MirrorChannel {
         let missing = self.legs.send_to(self.masks.write, RequestOwner::Work(slot), &work.request);
         (work.stage, work.awaited, work.failed) = (stage, self.masks.write & !missing, missing);
         if work.awaited == 0 {
-            work.outcome = nobody;
+            work.status = nobody;
             self.stillborn.push(slot);
         }
     }
@@ -214,8 +214,8 @@ impl MirrorChannel {
         }
         if leg == 0 || missing != 0 {
             work.failed |= leg;
-            if work.outcome.is_success() {
-                work.outcome = nobody;
+            if work.status.is_success() {
+                work.status = nobody;
             }
             self.end_read(slot);
         }
@@ -244,19 +244,19 @@ impl MirrorChannel {
     }
 
     /// Handles a completion from a leg.
-    fn ended(&mut self, slot: u32, leg: u8, answer: &IoCompletion) {
+    fn ended(&mut self, slot: u32, leg: u8, completion: &IoCompletion) {
         let work = &mut self.works[slot as usize];
         work.awaited &= !leg;
-        if answer.status.is_success() {
+        if completion.status.is_success() {
             work.done |= leg;
-            work.result = answer.result;
+            work.result = completion.result;
         } else {
             work.failed |= leg;
-            work.lost |= if is_loss(work.request.operation, answer.status) { leg } else { 0 };
+            work.lost |= if is_loss(work.request.operation, completion.status) { leg } else { 0 };
             let tells_more =
-                is_the_callers(answer.status) || answer.status == IoStatus::COMPARE_FAILURE;
-            if work.outcome.is_success() || tells_more {
-                work.outcome = answer.status;
+                is_the_callers(completion.status) || completion.status == IoStatus::COMPARE_FAILURE;
+            if work.status.is_success() || tells_more {
+                work.status = completion.status;
             }
         }
         match work.stage {
@@ -272,8 +272,8 @@ impl MirrorChannel {
         self.masks = self.shared.masks();
         let work = &mut self.works[slot as usize];
         work.done &= self.masks.read;
-        if work.outcome == IoStatus::COMPARE_FAILURE && work.failed & self.masks.read == 0 {
-            work.outcome = IoStatus::PATH_ERROR;
+        if work.status == IoStatus::COMPARE_FAILURE && work.failed & self.masks.read == 0 {
+            work.status = IoStatus::PATH_ERROR;
         }
         let work = *work;
         if work.done != 0 {
@@ -285,11 +285,11 @@ impl MirrorChannel {
             }
             return self.end(slot, IoStatus::SUCCESS);
         }
-        let is_final = is_the_callers(work.outcome) || work.outcome == IoStatus::COMPARE_FAILURE;
+        let is_final = is_the_callers(work.status) || work.status == IoStatus::COMPARE_FAILURE;
         if is_final || self.masks.read & !work.failed == 0 {
             // Data read from a leg that another owner has taken over is undefined.
-            let is_void = work.outcome.is_success();
-            return self.end(slot, if is_void { self.without_legs() } else { work.outcome });
+            let is_void = work.status.is_success();
+            return self.end(slot, if is_void { self.without_legs() } else { work.status });
         }
         let Request { lba, blocks, .. } = work.request;
         let source_failed = work.failed & self.masks.source() != 0;
@@ -322,7 +322,7 @@ impl MirrorChannel {
         }
         // Legs may have failed and returned in the meantime.
         let work = &mut self.works[slot as usize];
-        (work.stage, work.failed, work.outcome) = (RequestStage::ReadAgain, 0, IoStatus::SUCCESS);
+        (work.stage, work.failed, work.status) = (RequestStage::ReadAgain, 0, IoStatus::SUCCESS);
         self.read(slot);
     }
 
@@ -340,7 +340,7 @@ impl MirrorChannel {
             drop(meta);
             return self.end(slot, IoStatus::SUCCESS);
         }
-        let at_fault = is_the_callers(work.outcome);
+        let at_fault = is_the_callers(work.status);
         self.legs.notice_losses(work.lost);
         if meta.have_lost(&shared, work.lost) && self.losses == shared.losses() {
             shared.add_loss();
@@ -356,7 +356,7 @@ impl MirrorChannel {
                 if operation != Operation::Flush {
                     meta.mark_divergent(&shared, lba, blocks.into());
                 }
-                if work.outcome.is_conflict() {
+                if work.status.is_conflict() {
                     // Another host has reserved the legs, and may own the mirror: before superblocks are
                     // written they are read.
                     meta.request_commit();
@@ -365,8 +365,8 @@ impl MirrorChannel {
                 meta.call_owner();
                 drop(meta);
                 self.masks = shared.masks();
-                let is_done = work.outcome.is_success();
-                return self.end(slot, if is_done { self.without_record() } else { work.outcome });
+                let is_done = work.status.is_success();
+                return self.end(slot, if is_done { self.without_record() } else { work.status });
             }
             WriteVerdict::Wait => {}
         }
@@ -386,16 +386,16 @@ impl MirrorChannel {
     }
 
     /// Completes a request and frees its slot.
-    fn end(&mut self, slot: u32, outcome: IoStatus) {
+    fn end(&mut self, slot: u32, status: IoStatus) {
         let MirrorRequest { request, result, stage, losses, .. } = self.works[slot as usize];
-        let outcome = match request.operation {
-            Operation::Flush => self.flushed(losses, outcome),
-            Operation::Read | Operation::Compare | Operation::Verify => outcome,
+        let status = match request.operation {
+            Operation::Flush => self.flushed(losses, status),
+            Operation::Read | Operation::Compare | Operation::Verify => status,
             _ => {
-                if losses < self.losses && outcome.is_success() {
+                if losses < self.losses && status.is_success() {
                     self.require_report(losses);
                 }
-                outcome
+                status
             }
         };
         match stage {
@@ -413,22 +413,22 @@ impl MirrorChannel {
         }
         self.works[slot as usize].stage = RequestStage::Idle;
         self.free.push(slot);
-        self.complete(request.token, outcome, result);
+        self.complete(request.token, status, result);
     }
 
     /// Status of a flush. If all legs may have lost writes during or before it, every channel reports
     /// that once.
-    fn flushed(&mut self, losses: u64, outcome: IoStatus) -> IoStatus {
+    fn flushed(&mut self, losses: u64, status: IoStatus) -> IoStatus {
         let all = self.shared.losses();
-        if outcome.is_success() && losses == all {
-            return outcome;
+        if status.is_success() && losses == all {
+            return status;
         }
         if losses != all {
             self.losses = all;
             self.shared.report_losses(all);
             return IoStatus::WRITE_FAULT;
         }
-        outcome
+        status
     }
 
     /// Handles the return of legs. Each reports its earlier losses once on every channel. This flush
@@ -453,8 +453,8 @@ impl MirrorChannel {
 
     /// A leg that has come back has answered a flush that asked for what it lost before. That is copied
     /// anyhow; what it has lost since is not, if this is the only flush that fails for it.
-    fn reported(&mut self, leg: usize, answer: &IoCompletion) {
-        if !is_loss(Operation::Flush, answer.status)
+    fn reported(&mut self, leg: usize, completion: &IoCompletion) {
+        if !is_loss(Operation::Flush, completion.status)
             || self.legs.losses(leg) <= self.shared.repaired_losses(leg)
         {
             return;
@@ -483,10 +483,10 @@ impl MirrorChannel {
         self.new_events = new_events;
         self.enter();
         for slot in std::mem::take(&mut self.waiting) {
-            let MirrorRequest { stage, failures, outcome, .. } = self.works[slot as usize];
+            let MirrorRequest { stage, failures, status, .. } = self.works[slot as usize];
             if self.shared.lock().failures != failures {
-                let outcome = if outcome.is_success() { self.without_record() } else { outcome };
-                self.end(slot, outcome);
+                let status = if status.is_success() { self.without_record() } else { status };
+                self.end(slot, status);
             } else if stage == RequestStage::Admitted {
                 self.request_permission(slot);
             } else if stage == RequestStage::Repaired {
@@ -526,15 +526,15 @@ impl IoChannel for MirrorChannel {
         self.legs.flush();
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         self.now = now;
         let mut below = std::mem::replace(&mut self.below, CompletionBatch::with_capacity(0));
         for leg in 0..self.legs.count() {
             let count = self.legs.poll(leg, now, &mut below);
             let has_lost = count > 0 && self.legs.has_lost(leg);
-            for answer in below.drain() {
-                let place = RequestOwner::of(answer.token);
-                if answer.status == IoStatus::WRITE_FAULT && self.is_flush(place) {
+            for completion in below.drain() {
+                let place = RequestOwner::of(completion.token);
+                if completion.status == IoStatus::WRITE_FAULT && self.is_flush(place) {
                     self.legs.acknowledge_losses(leg);
                 }
                 match place {
@@ -542,14 +542,14 @@ impl IoChannel for MirrorChannel {
                         if has_lost {
                             self.notice_loss(slot, leg);
                         }
-                        self.ended(slot, 1 << leg, &answer);
+                        self.ended(slot, 1 << leg, &completion);
                     }
-                    RequestOwner::Report => self.reported(leg, &answer),
+                    RequestOwner::Report => self.reported(leg, &completion),
                     place => {
                         if has_lost && !self.is_flush(place) {
                             self.notice_background_loss(leg);
                         }
-                        self.background_ended(place, 1 << leg, &answer);
+                        self.background_ended(place, 1 << leg, &completion);
                     }
                 }
             }
@@ -569,7 +569,7 @@ impl IoChannel for MirrorChannel {
         self.tally.leave_epoch(&self.shared);
         self.legs.submit(now);
         self.legs.flush();
-        self.ready.drain_into(answers)
+        self.ready.drain_into(completions)
     }
 
     /// Losses on all legs at once: any other leaves a leg that has everything.

@@ -16,7 +16,7 @@ pub(super) struct MirrorRequest {
     /// Legs that have lost completed writes, according to their flush status.
     pub(super) lost: u8,
     /// The status if it fails.
-    pub(super) outcome: IoStatus,
+    pub(super) status: IoStatus,
     /// Dword 0 of the completion.
     pub(super) result: u32,
     pub(super) stage: RequestStage,
@@ -59,7 +59,7 @@ impl MirrorRequest {
             done: 0,
             failed: 0,
             lost: 0,
-            outcome: IoStatus::SUCCESS,
+            status: IoStatus::SUCCESS,
             result: 0,
             stage: RequestStage::Idle,
             failures: 0,
@@ -81,14 +81,14 @@ impl MirrorRequest {
 
 /// Whether a leg's flush status reports the loss of completed writes. Other errors say nothing about them
 /// (docs/operator/durability.md).
-pub(super) fn is_loss(operation: Operation, outcome: IoStatus) -> bool {
-    operation == Operation::Flush && outcome == IoStatus::WRITE_FAULT
+pub(super) fn is_loss(operation: Operation, status: IoStatus) -> bool {
+    operation == Operation::Flush && status == IoStatus::WRITE_FAULT
 }
 
 /// Whether the request is invalid, rather than the leg faulty.
-pub(super) fn is_the_callers(outcome: IoStatus) -> bool {
+pub(super) fn is_the_callers(status: IoStatus) -> bool {
     matches!(
-        outcome,
+        status,
         IoStatus::INVALID_OPCODE
             | IoStatus::INVALID_FIELD
             | IoStatus::DATA_TRANSFER_ERROR

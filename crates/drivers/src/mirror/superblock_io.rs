@@ -116,18 +116,18 @@ impl<'a> SuperblockIo<'a> {
         };
         let doing = format!("{} of its superblock", operation.name());
         let until = now().after(TIME_LIMIT);
-        let mut answers = CompletionBatch::with_capacity(1);
+        let mut completions = CompletionBatch::with_capacity(1);
         let mut taken = false;
         loop {
             let time = now();
             taken = taken || self.backend.submit(time, &[request], &[self.memory]) == 1;
             self.backend.flush();
-            self.backend.poll(time, &mut answers);
-            if let [answer] = answers.as_slice() {
-                return match answer.status {
+            self.backend.poll(time, &mut completions);
+            if let [completion] = completions.as_slice() {
+                return match completion.status {
                     IoStatus::SUCCESS => Ok(()),
-                    outcome => {
-                        Err(Error::environment(format!("{doing}: {outcome}, expected success")))
+                    status => {
+                        Err(Error::environment(format!("{doing}: {status}, expected success")))
                     }
                 };
             }

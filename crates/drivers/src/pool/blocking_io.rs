@@ -68,9 +68,9 @@ impl BlockingVolumeIo {
     /// Reads blocks, at most [`blocks_max`](Self::blocks_max), to verify that they are readable and match
     /// their checksums.
     pub(super) fn verify(&mut self, block: u64, blocks: u32) -> Result<(), IoStatus> {
-        match self.outcome(Operation::Read, block, blocks) {
+        match self.status(Operation::Read, block, blocks) {
             IoStatus::SUCCESS => Ok(()),
-            outcome => Err(outcome),
+            status => Err(status),
         }
     }
 
@@ -97,12 +97,12 @@ impl BlockingVolumeIo {
     }
 
     fn run(&mut self, operation: Operation, lba: u64, blocks: u32) -> Result<(), Error> {
-        let outcome = self.outcome(operation, lba, blocks);
-        self.judge(operation, lba, blocks, outcome)
+        let status = self.status(operation, lba, blocks);
+        self.judge(operation, lba, blocks, status)
     }
 
     /// Executes a request, and returns its status.
-    fn outcome(&mut self, operation: Operation, lba: u64, blocks: u32) -> IoStatus {
+    fn status(&mut self, operation: Operation, lba: u64, blocks: u32) -> IoStatus {
         let moves = operation != Operation::Deallocate;
         let len = if moves { blocks * PAGE_BYTES } else { 0 };
         let segment = self.memory.segment().slice(0, len).unwrap_or_default();
@@ -115,14 +115,14 @@ impl BlockingVolumeIo {
             ..Request::PLACEHOLDER
         };
         let until = self.clock.now().after(TIME_LIMIT);
-        let (mut answers, mut taken) = (CompletionBatch::with_capacity(1), false);
+        let (mut completions, mut taken) = (CompletionBatch::with_capacity(1), false);
         for look in 0_u32.. {
             let now = self.clock.now();
             taken = taken || self.backend.submit(now, &[request], &[segment]) == 1;
             self.backend.flush();
-            self.backend.poll(now, &mut answers);
-            if let [answer] = answers.as_slice() {
-                return answer.status;
+            self.backend.poll(now, &mut completions);
+            if let [completion] = completions.as_slice() {
+                return completion.status;
             }
             if now > until {
                 return IoStatus::ABORTED;
@@ -140,21 +140,21 @@ impl BlockingVolumeIo {
         operation: Operation,
         lba: u64,
         blocks: u32,
-        outcome: IoStatus,
+        status: IoStatus,
     ) -> Result<(), Error> {
-        if outcome.is_success() {
+        if status.is_success() {
             return Ok(());
         }
         let doing =
             format!("{}: {} {blocks} blocks from block {lba} on", self.name, operation.name());
-        Err(match outcome {
+        Err(match status {
             IoStatus::CAPACITY_EXCEEDED => Error::new(
                 ErrorCategory::Environment,
                 format!("{doing}: the pool has no space for them"),
             )
             .with_hint("Delete volumes or trim them, or grow it, and do it again."),
-            outcome => {
-                Error::new(ErrorCategory::Remote, format!("{doing}: {outcome}, expected success"))
+            status => {
+                Error::new(ErrorCategory::Remote, format!("{doing}: {status}, expected success"))
             }
         })
     }

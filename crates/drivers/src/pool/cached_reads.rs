@@ -121,32 +121,32 @@ impl CachedReads {
     /// Fails the reads among completions of a device that has lost writes: the client repeats them, and
     /// their locations are looked up anew after the recovery.
     #[cold]
-    pub(super) fn interrupt(answers: &mut [IoCompletion]) {
-        let reads = answers.iter_mut().filter(|answer| answer.token & KNOWN != 0);
+    pub(super) fn interrupt(completions: &mut [IoCompletion]) {
+        let reads = completions.iter_mut().filter(|completion| completion.token & KNOWN != 0);
         for read in reads.filter(|read| read.status.is_success()) {
             read.status = IoStatus::INTERRUPTED;
         }
     }
 
     /// Ends the reads among completions of the device, and frees their slots. Their completions get the
-    /// client's tokens; all others are removed from `answers` and passed to `other`.
+    /// client's tokens; all others are removed from `completions` and passed to `other`.
     #[inline]
     pub(super) fn end(
         &mut self,
-        answers: &mut CompletionBatch,
+        completions: &mut CompletionBatch,
         first: usize,
         free: &mut Vec<u32>,
         mut other: impl FnMut(u64, IoStatus),
     ) {
         let mut ended = [0; 2];
-        answers.extract(first, |answer| {
-            if answer.token & KNOWN == 0 {
-                other(answer.token, answer.status);
+        completions.extract(first, |completion| {
+            if completion.token & KNOWN == 0 {
+                other(completion.token, completion.status);
                 return true;
             }
-            let slot = slot_of(answer.token);
-            ended[bucket_of(answer.token)] += 1;
-            answer.token = self.tokens[slot as usize];
+            let slot = slot_of(completion.token);
+            ended[bucket_of(completion.token)] += 1;
+            completion.token = self.tokens[slot as usize];
             free.push(slot);
             false
         });

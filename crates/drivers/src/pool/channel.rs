@@ -70,7 +70,7 @@ struct VolumeRequest {
     /// Number of segments used in the slot's part of the table.
     used: u32,
     /// Status of a failure that the pool does not know of.
-    outcome: IoStatus,
+    status: IoStatus,
     stage: RequestState,
 }
 
@@ -109,7 +109,7 @@ impl VolumeChannel {
         let work = VolumeRequest {
             request: Request::PLACEHOLDER,
             used: 0,
-            outcome: IoStatus::SUCCESS,
+            status: IoStatus::SUCCESS,
             stage: RequestState::Idle,
         };
         Ok(Self {
@@ -203,9 +203,9 @@ impl VolumeChannel {
             let own = read.segment_first as usize..;
             let own = segments.get(own).and_then(|own| own.get(..read.segment_count.into()));
             let Some(own) = own.filter(|own| own.len() <= self.limits.segments_max.into()) else {
-                let (token, outcome) = (self.known.give_up(read.token), IoStatus::INVALID_FIELD);
+                let (token, status) = (self.known.give_up(read.token), IoStatus::INVALID_FIELD);
                 self.free.push(slot);
-                self.ready.push(IoCompletion { token, status: outcome, result: 0 });
+                self.ready.push(IoCompletion { token, status, result: 0 });
                 continue;
             };
             let first = self.first(slot);
@@ -296,8 +296,8 @@ impl VolumeChannel {
         let own = match check(&self.limits, request, segments) {
             Ok(own) if request.blocks > 0 || request.operation == Operation::Flush => own,
             done => {
-                let outcome = done.err().unwrap_or_default();
-                self.ready.push(IoCompletion { token: request.token, status: outcome, result: 0 });
+                let status = done.err().unwrap_or_default();
+                self.ready.push(IoCompletion { token: request.token, status, result: 0 });
                 return None;
             }
         };
@@ -308,7 +308,7 @@ impl VolumeChannel {
         self.works[slot as usize] = VolumeRequest {
             request: Request { segment_count, ..*request },
             used: segment_count.into(),
-            outcome: IoStatus::SUCCESS,
+            status: IoStatus::SUCCESS,
             stage,
         };
         Some((slot, segment_count))
@@ -371,7 +371,7 @@ impl VolumeChannel {
                     self.zero(token, offset..offset + blocks);
                 }
                 ClientMessage::Do(_) => {}
-                ClientMessage::Ended(slot, outcome) => self.end(slot, outcome.err()),
+                ClientMessage::Ended(slot, status) => self.end(slot, status.err()),
                 ClientMessage::More(more) => self.reach_further(more),
             }
         }
@@ -458,69 +458,69 @@ impl VolumeChannel {
             };
             match done {
                 Ok(true) => {}
-                Ok(false) => work.outcome = IoStatus::COMPARE_FAILURE,
-                Err(_) => work.outcome = IoStatus::DATA_TRANSFER_ERROR,
+                Ok(false) => work.status = IoStatus::COMPARE_FAILURE,
+                Err(_) => work.status = IoStatus::DATA_TRANSFER_ERROR,
             }
         }
     }
 
     /// Handles the response of the pool. A FUA write is followed by a flush.
     fn end(&mut self, slot: u32, error: Option<PoolError>) {
-        let VolumeRequest { request, outcome, stage, .. } = self.works[slot as usize];
+        let VolumeRequest { request, status, stage, .. } = self.works[slot as usize];
         let is_flush = request.operation == Operation::Flush;
         let losses = self.open.shared.losses();
-        let outcome = match error {
+        let status = match error {
             // The pool has all durable data. Earlier writes of this channel may not be among them.
             None if is_flush && losses != self.told_losses => IoStatus::WRITE_FAULT,
-            Some(error) => error.outcome(),
-            None if self.bounce.is_some() && outcome.is_success() => self.give_data(slot),
-            None => outcome,
+            Some(error) => error.status(),
+            None if self.bounce.is_some() && status.is_success() => self.give_data(slot),
+            None => status,
         };
         let changes = matches!(
             request.operation,
             Operation::Write | Operation::Deallocate | Operation::WriteZeroes
         );
         let is_forced = request.flags.has(tenmil_base::RequestFlags::FUA) && changes;
-        if is_forced && stage == RequestState::Asked && outcome.is_success() {
+        if is_forced && stage == RequestState::Asked && status.is_success() {
             self.works[slot as usize].stage = RequestState::Forced;
             return self.enter(|state, desk| state.submit_request(desk, slot, PoolRequest::Flush));
         }
-        if is_flush && outcome == IoStatus::WRITE_FAULT {
+        if is_flush && status == IoStatus::WRITE_FAULT {
             self.telling = losses;
         }
-        self.complete(slot, outcome);
+        self.complete(slot, status);
     }
 
     /// Completes a request and frees its slot.
-    fn complete(&mut self, slot: u32, outcome: IoStatus) {
+    fn complete(&mut self, slot: u32, status: IoStatus) {
         let work = &mut self.works[slot as usize];
         work.stage = RequestState::Idle;
         self.free.push(slot);
-        self.ready.push(IoCompletion { token: work.request.token, status: outcome, result: 0 });
+        self.ready.push(IoCompletion { token: work.request.token, status, result: 0 });
     }
 
     /// Polls the device. Completions of cached reads go directly to the caller.
     #[inline]
-    fn look_below(&mut self, now: Instant, answers: &mut CompletionBatch) {
+    fn look_below(&mut self, now: Instant, completions: &mut CompletionBatch) {
         let Some(below) = &mut self.below else { return };
-        let first = answers.len();
-        if below.poll(now, answers) > 0 && self.open.shared.has_lost(&**below) {
+        let first = completions.len();
+        if below.poll(now, completions) > 0 && self.open.shared.has_lost(&**below) {
             self.open.shared.handle_loss();
-            CachedReads::interrupt(answers.tail_mut(first));
+            CachedReads::interrupt(completions.tail_mut(first));
         }
         let (transfers, bounce) = (&mut self.transfers, self.bounce.as_ref());
-        self.known.end(answers, first, &mut self.free, |token, outcome| {
-            transfers.end(token, outcome, bounce);
+        self.known.end(completions, first, &mut self.free, |token, status| {
+            transfers.end(token, status, bounce);
         });
     }
 
     /// Moves waiting completions to the client.
     #[inline(always)]
-    fn hand_up(&mut self, answers: &mut CompletionBatch) {
+    fn hand_up(&mut self, completions: &mut CompletionBatch) {
         if self.ready.is_empty() {
             return;
         }
-        self.ready.drain_into(answers);
+        self.ready.drain_into(completions);
         if self.telling != 0 && self.ready.is_empty() {
             // Flushes from now on are submitted by a client that knows of the losses.
             self.told_losses = self.told_losses.max(std::mem::take(&mut self.telling));
@@ -565,11 +565,11 @@ impl IoChannel for VolumeChannel {
         }
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        let before = answers.len();
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        let before = completions.len();
         // Waiting completions first, so that a device that always has completions cannot starve them.
-        self.hand_up(answers);
-        self.look_below(now, answers);
+        self.hand_up(completions);
+        self.look_below(now, completions);
         if self.transfers.have_ended() || self.desk.has_notes() {
             let shared = &self.open.shared;
             let mut state = shared.lock_to_notify();
@@ -583,8 +583,8 @@ impl IoChannel for VolumeChannel {
             self.hand_down(now);
             self.flush();
         }
-        self.hand_up(answers);
-        answers.len() - before
+        self.hand_up(completions);
+        completions.len() - before
     }
 
     fn losses(&self) -> u64 {

@@ -183,7 +183,7 @@ impl PageSource for StorePages<'_> {
     ) {
         match self.up_to(at + 1) {
             Ok(raw) => read_into(raw, at, take),
-            Err(outcome) => take(Err(outcome)),
+            Err(status) => take(Err(status)),
         }
     }
 }
@@ -254,11 +254,11 @@ impl<P: PageSource> ReadOnlyWalker<'_, P> {
                 let store = &mut *self.store;
                 self.pages.read_into(at, |bytes| match bytes {
                     Ok(bytes) => store.complete(io, ActionResult::Read(bytes)),
-                    Err(outcome) => store.complete(io, ActionResult::Failed(outcome)),
+                    Err(status) => store.complete(io, ActionResult::Failed(status)),
                 });
             }
         }
-        Ok(self.store.next_answer().and_then(|(_, answer)| answer.ok()))
+        Ok(self.store.next_response().and_then(|(_, completion)| completion.ok()))
     }
 }
 

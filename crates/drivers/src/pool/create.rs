@@ -130,7 +130,7 @@ pub(super) fn format(
             Step::Write { at, bytes } => raw.write(*at, bytes),
             Step::Flush => raw.flush(),
         };
-        done.map_err(|outcome| refuse(format!("write a superblock: {outcome}, expected success")))?;
+        done.map_err(|status| refuse(format!("write a superblock: {status}, expected success")))?;
     }
     Ok(())
 }

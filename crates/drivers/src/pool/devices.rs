@@ -87,8 +87,8 @@ impl PoolDevice {
         let mut raw =
             raw.map_err(|problem| refuse(ErrorCategory::Environment, problem.to_string()))?;
         let mut page = [0; 4096];
-        raw.read(0, &mut page).map_err(|outcome| {
-            refuse(ErrorCategory::Remote, format!("read its label: {outcome}, expected success"))
+        raw.read(0, &mut page).map_err(|status| {
+            refuse(ErrorCategory::Remote, format!("read its label: {status}, expected success"))
         })?;
         Ok(page)
     }

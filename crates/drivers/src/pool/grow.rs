@@ -341,8 +341,8 @@ fn write_label(opener: &Opener<'_>, member: &PoolDevice, label: &Label) -> Resul
         raw.write(0, &bytes)?;
         raw.flush()
     };
-    write().map_err(|outcome| {
-        let problem = format!("write its label: {outcome}, expected success");
+    write().map_err(|status| {
+        let problem = format!("write its label: {status}, expected success");
         refuse(ErrorCategory::Remote, problem)
     })
 }

@@ -37,7 +37,7 @@ pub(super) struct MetadataThread {
     queue: VecDeque<Request>,
     /// Segments of each entry, one for each part.
     table: Box<[Segment]>,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
     notes: VecDeque<ClientMessage>,
     /// Devices were added whose wake source is not watched yet.
     has_more: bool,
@@ -58,7 +58,7 @@ struct PendingIo {
     reads: bool,
     /// Requests that have not completed.
     left: u32,
-    outcome: IoStatus,
+    status: IoStatus,
     /// For retries: operation, page and length in bytes.
     work: (Operation, u64, u32),
     /// Number of retries, and the time of the next one.
@@ -71,7 +71,7 @@ impl PendingIo {
         io: 0,
         reads: false,
         left: 0,
-        outcome: IoStatus::SUCCESS,
+        status: IoStatus::SUCCESS,
         work: (Operation::Flush, 0, 0),
         tries: 0,
         again_at: None,
@@ -123,7 +123,7 @@ impl MetadataThread {
             waiting: VecDeque::new(),
             queue: VecDeque::new(),
             table: vec![Segment::default(); places * LARGE_PAGES as usize].into(),
-            answers: CompletionBatch::with_capacity(ANSWERS_MAX),
+            completions: CompletionBatch::with_capacity(ANSWERS_MAX),
             notes: VecDeque::new(),
             has_more: false,
             told_stops: 0,
@@ -203,7 +203,7 @@ impl MetadataThread {
             did |= taken > 0;
         }
         self.backend.flush();
-        self.backend.poll(now, &mut self.answers);
+        self.backend.poll(now, &mut self.completions);
         did |= self.end_jobs(now);
         // Here also while nobody reads; the pages read are durable, whatever was lost.
         if self.shared.has_lost(&*self.backend) {
@@ -259,7 +259,7 @@ impl MetadataThread {
             if job.again_at.is_none_or(|at| at > now) {
                 continue;
             }
-            (job.again_at, job.outcome, job.tries) = (None, IoStatus::SUCCESS, job.tries + 1);
+            (job.again_at, job.status, job.tries) = (None, IoStatus::SUCCESS, job.tries + 1);
             let (operation, at, len) = job.work;
             if operation == Operation::Flush {
                 self.push(place, operation, 0, Segment::default());
@@ -341,7 +341,7 @@ impl MetadataThread {
             self.push(place, operation, 0, Segment::default());
         } else if operation == Operation::Write && self.regions.store(memory, bytes).is_err() {
             let job = &mut self.jobs[place as usize];
-            job.outcome = IoStatus::DATA_TRANSFER_ERROR;
+            job.status = IoStatus::DATA_TRANSFER_ERROR;
             self.finish(place, None);
         } else {
             self.push_parts(place, operation, at, memory);
@@ -358,7 +358,7 @@ impl MetadataThread {
         match self.shared.acknowledge_losses(&mut *self.backend) {
             Ok(()) => self.push_parts(place, Operation::Read, 0, memory),
             Err(why) => {
-                self.jobs[place as usize].outcome = IoStatus::WRITE_FAULT;
+                self.jobs[place as usize].status = IoStatus::WRITE_FAULT;
                 self.finish(place, Some(why));
             }
         }
@@ -409,12 +409,12 @@ impl MetadataThread {
     /// Handles completions of the device. Returns false if none has ended.
     fn end_jobs(&mut self, now: Instant) -> bool {
         let mut ended = Vec::new();
-        for answer in self.answers.drain() {
-            let Ok(place) = u32::try_from(answer.token) else { continue };
+        for completion in self.completions.drain() {
+            let Ok(place) = u32::try_from(completion.token) else { continue };
             let job = &mut self.jobs[place as usize];
             job.left -= 1;
-            if !answer.status.is_success() {
-                job.outcome = answer.status;
+            if !completion.status.is_success() {
+                job.status = completion.status;
             }
             if job.left == 0 && may_be_repeated(job) {
                 job.again_at = Some(now.after(TRY_AGAIN_AFTER));
@@ -429,14 +429,14 @@ impl MetadataThread {
     /// Reports the result of an action to the pool, and frees its entry. `unread` is why the durable state
     /// cannot be read again.
     fn finish(&mut self, place: u32, unread: Option<String>) {
-        let PendingIo { io, reads, outcome, .. } = self.jobs[place as usize];
+        let PendingIo { io, reads, status, .. } = self.jobs[place as usize];
         let (mut page, mut slots) = ([0; PAGE], [[0; PAGE]; 2]);
         // Single pages are read into entries for one page; other reads are of superblocks.
         let read = if place < SMALL { &mut page[..] } else { slots.as_flattened_mut() };
         let len_bytes = u32::try_from(read.len()).unwrap_or(u32::MAX);
         let memory = self.memory(place).slice(0, len_bytes).unwrap_or_default();
-        let end = if !outcome.is_success() {
-            ActionResult::Failed(outcome)
+        let end = if !status.is_success() {
+            ActionResult::Failed(status)
         } else if !reads {
             ActionResult::Done
         } else if self.regions.load(memory, read).is_err() {
@@ -463,9 +463,9 @@ impl MetadataThread {
 /// Whether the error is one of the path to the device, which may be temporary and implies no data loss:
 /// any path status, and for a flush every status but Write Fault, which reports lost writes.
 fn may_be_repeated(job: &PendingIo) -> bool {
-    let status = job.outcome.0 & 0x7ff;
+    let status = job.status.0 & 0x7ff;
     let is_path =
         status >> 8 == 3 || [IoStatus::INTERRUPTED.0, IoStatus::ABORTED.0].contains(&status);
-    let is_flush = job.work.0 == Operation::Flush && job.outcome != IoStatus::WRITE_FAULT;
-    !job.outcome.is_success() && job.tries < TRIES_MAX && (is_path || is_flush)
+    let is_flush = job.work.0 == Operation::Flush && job.status != IoStatus::WRITE_FAULT;
+    !job.status.is_success() && job.tries < TRIES_MAX && (is_path || is_flush)
 }

@@ -41,8 +41,8 @@ impl IoChannel for AbsentChannel {
         count
     }
 
-    fn poll(&mut self, _now: Instant, answers: &mut CompletionBatch) -> usize {
-        self.ready.drain_into(answers)
+    fn poll(&mut self, _now: Instant, completions: &mut CompletionBatch) -> usize {
+        self.ready.drain_into(completions)
     }
 }
 

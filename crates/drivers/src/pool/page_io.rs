@@ -137,16 +137,16 @@ impl<'a> BlockingPageIo<'a> {
             ..Request::PLACEHOLDER
         };
         let until = self.clock.now().after(self.time_limit);
-        let mut answers = CompletionBatch::with_capacity(1);
+        let mut completions = CompletionBatch::with_capacity(1);
         let mut taken = false;
         loop {
             let now: Instant = self.clock.now();
             taken = taken || self.backend.submit(now, &[request], &[segment]) == 1;
             self.backend.flush();
-            self.backend.poll(now, &mut answers);
-            if let [answer] = answers.as_slice() {
-                let outcome = answer.status;
-                return if outcome.is_success() { Ok(()) } else { Err(outcome) };
+            self.backend.poll(now, &mut completions);
+            if let [completion] = completions.as_slice() {
+                let status = completion.status;
+                return if status.is_success() { Ok(()) } else { Err(status) };
             }
             if now > until {
                 self.is_overdue = true;

@@ -204,8 +204,8 @@ impl ParentImage {
         let (mut raw, mut all) = (raw.map_err(machine)?, [0; 4096]);
         for (at, place) in pages.iter().zip(all.chunks_exact_mut(4)) {
             let mut page = [0; 4096];
-            raw.read(*at, &mut page).map_err(|outcome| {
-                let problem = format!("read block {at} of 4 KiB: {outcome}, expected success");
+            raw.read(*at, &mut page).map_err(|status| {
+                let problem = format!("read block {at} of 4 KiB: {status}, expected success");
                 Error::new(ErrorCategory::Remote, format!("{}: {problem}", self.uri))
             })?;
             place.copy_from_slice(&tenmil_volume::checksum(&page).to_le_bytes());

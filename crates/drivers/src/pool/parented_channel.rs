@@ -117,9 +117,9 @@ impl IoChannel for ParentedChannel {
         }
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        let own = self.ready.drain_into(answers) + self.store.poll(now, answers);
-        own + self.parent.as_mut().map_or(0, |parent| parent.poll(now, answers))
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        let own = self.ready.drain_into(completions) + self.store.poll(now, completions);
+        own + self.parent.as_mut().map_or(0, |parent| parent.poll(now, completions))
     }
 
     /// Of the pool's devices. The parent is only read.

@@ -135,7 +135,7 @@ impl RescueJob<'_> {
         while let Some(at) = rescue.next_read().map_err(|error| refusal(name, &error))? {
             let read_ahead = rescue.scanned().is_some();
             let page = self.page(at, read_ahead);
-            rescue.handle_read(page.as_ref().map_err(|outcome| *outcome));
+            rescue.handle_read(page.as_ref().map_err(|status| *status));
             if let Some((done, total)) = rescue.scanned() {
                 self.report_progress(done, total)?;
             }
@@ -257,7 +257,7 @@ impl RescueJob<'_> {
     fn parent_of(&mut self, found: &FoundVolume) -> Result<Option<ParentInfo>, Corruption> {
         let Some(at) = found.parent_at() else { return Ok(None) };
         let page = self.page(at, false);
-        found.parent(page.as_ref().map_err(|outcome| *outcome)).map(Some)
+        found.parent(page.as_ref().map_err(|status| *status)).map(Some)
     }
 
     /// Creates the volume to write to: a clone of its origin, if that was just rescued and has no block
@@ -298,7 +298,7 @@ impl RescueJob<'_> {
     fn walk(&mut self, mut walk: TreeWalk) -> (Vec<Record>, Vec<LostRange>) {
         while let Some(at) = walk.next_read() {
             let page = self.page(at, false);
-            walk.handle_read(page.as_ref().map_err(|outcome| *outcome));
+            walk.handle_read(page.as_ref().map_err(|status| *status));
         }
         walk.finish()
     }

@@ -107,8 +107,8 @@ impl OpenPool {
         let (volume, base) = (info.id, base.map_or(0, |base| base.id));
         let (mut at, mut last): (u64, Option<ChangedRange>) = (from, None);
         loop {
-            let answer = self.ask(PoolRequest::Difference { volume, base, block: at })?;
-            let PoolResponse::Changed { block, blocks, is_mapped, is_parents } = answer else {
+            let completion = self.ask(PoolRequest::Difference { volume, base, block: at })?;
+            let PoolResponse::Changed { block, blocks, is_mapped, is_parents } = completion else {
                 break;
             };
             let changed = ChangedRange { block, blocks, is_mapped, is_parents };

@@ -269,9 +269,9 @@ impl Shared {
         if self.transaction.load(Ordering::Relaxed) != transaction {
             self.transaction.store(transaction, Ordering::Release);
         }
-        while let Some((token, answer)) = state.store.next_answer() {
+        while let Some((token, completion)) = state.store.next_response() {
             let (seat, number) = parts(token);
-            state.send_to_client(seat, ClientMessage::Ended(number, answer));
+            state.send_to_client(seat, ClientMessage::Ended(number, completion));
         }
         if state.pages.len() > before {
             self.ring();

@@ -183,13 +183,13 @@ mod tests {
             flags: RequestFlags::NONE,
             ..Request::PLACEHOLDER
         };
-        let mut answers = CompletionBatch::with_capacity(4);
+        let mut completions = CompletionBatch::with_capacity(4);
         assert_eq!(channel.submit(Instant::default(), &[request], &[memory]), 1);
         for _ in 0..100 {
             channel.flush();
-            if channel.poll(Instant::default(), &mut answers) > 0 {
-                assert_eq!(answers.as_slice()[0].token, 9);
-                return answers.as_slice()[0].status;
+            if channel.poll(Instant::default(), &mut completions) > 0 {
+                assert_eq!(completions.as_slice()[0].token, 9);
+                return completions.as_slice()[0].status;
             }
         }
         panic!("{operation:?} is answered");
@@ -285,21 +285,24 @@ mod tests {
         let across = request(0, 19, 2, Operation::Write);
         let far = request(2, 30, 1, Operation::Write);
         let flush = request(1, 0, 0, Operation::Flush);
-        let mut answers = CompletionBatch::with_capacity(16);
+        let mut completions = CompletionBatch::with_capacity(16);
         let mut taken = 0;
         let mut turns = 0;
-        while answers.as_slice().len() < owed + 3 {
+        while completions.as_slice().len() < owed + 3 {
             let left = &[(across, two), (far, page), (flush, page)][taken..];
             if let Some((request, memory)) = left.first() {
                 taken += both.submit(Instant::default(), &[*request], &[*memory]);
             }
             both.flush();
-            both.poll(Instant::default(), &mut answers);
+            both.poll(Instant::default(), &mut completions);
             turns += 1;
-            assert!(turns < 10_000, "{answers:?}");
+            assert!(turns < 10_000, "{completions:?}");
         }
-        assert!(answers.as_slice().iter().all(|answer| answer.status == IoStatus::SUCCESS));
-        let mut tokens: Vec<u64> = answers.as_slice().iter().map(|answer| answer.token).collect();
+        assert!(
+            completions.as_slice().iter().all(|completion| completion.status == IoStatus::SUCCESS)
+        );
+        let mut tokens: Vec<u64> =
+            completions.as_slice().iter().map(|completion| completion.token).collect();
         tokens.sort_unstable();
         let mut expected: Vec<u64> = (0..owed as u64).chain([0, 1, 2]).collect();
         expected.sort_unstable();

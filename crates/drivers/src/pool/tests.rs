@@ -122,13 +122,13 @@ impl Hand {
 
     /// The outcome of the request that was started.
     fn end(&mut self) -> IoStatus {
-        let mut answers = CompletionBatch::with_capacity(1);
+        let mut completions = CompletionBatch::with_capacity(1);
         let until = self.clock.now().after(Span::from_secs(60));
         loop {
             self.backend.flush();
             let now: Instant = self.clock.now();
-            if self.backend.poll(now, &mut answers) > 0 {
-                return answers.as_slice()[0].status;
+            if self.backend.poll(now, &mut completions) > 0 {
+                return completions.as_slice()[0].status;
             }
             assert!(now < until, "it is answered");
             tenmil_linux::thread::yield_now();
@@ -452,7 +452,7 @@ fn a_full_store_says_so_and_loses_nothing() {
     let full = loop {
         match hand.run(Operation::Write, written, 16) {
             IoStatus::SUCCESS => written += 16,
-            outcome => break outcome,
+            status => break status,
         }
     };
     assert_eq!(full, IoStatus::CAPACITY_EXCEEDED);

@@ -20,7 +20,7 @@ pub(super) struct TransferTable {
 #[derive(Clone, Copy, Debug)]
 struct CompletedTransfer {
     io: u64,
-    outcome: IoStatus,
+    status: IoStatus,
     sums: usize,
 }
 
@@ -57,27 +57,27 @@ impl TransferTable {
     }
 
     /// Handles the completion of a transfer.
-    pub(super) fn end(&mut self, token: u64, outcome: IoStatus, bounce: Option<&Bounce>) {
+    pub(super) fn end(&mut self, token: u64, status: IoStatus, bounce: Option<&Bounce>) {
         let Ok(number) = u32::try_from(token) else { return };
         let Some((io, through)) = self.under_way[number as usize].take() else { return };
         self.free.push(number);
         let before = self.sums.len();
-        let summed = match bounce.filter(|_| outcome.is_success()) {
+        let summed = match bounce.filter(|_| status.is_success()) {
             Some(bounce) => bounce.sum(through, &mut self.sums),
             None => Ok(()),
         };
-        let outcome = summed.map_or(IoStatus::DATA_TRANSFER_ERROR, |()| outcome);
-        self.ended.push(CompletedTransfer { io, outcome, sums: self.sums.len() - before });
+        let status = summed.map_or(IoStatus::DATA_TRANSFER_ERROR, |()| status);
+        self.ended.push(CompletedTransfer { io, status, sums: self.sums.len() - before });
     }
 
     /// Reports ended transfers to the pool.
     pub(super) fn report_ended(&mut self, store: &mut Pool) {
         let mut sums = &self.sums[..];
-        for CompletedTransfer { io, outcome, sums: count } in self.ended.drain(..) {
+        for CompletedTransfer { io, status, sums: count } in self.ended.drain(..) {
             let (own, rest) = sums.split_at(count);
             sums = rest;
-            let end = match outcome.is_success() {
-                false => ActionResult::Failed(outcome),
+            let end = match status.is_success() {
+                false => ActionResult::Failed(status),
                 true if own.is_empty() => ActionResult::Done,
                 true => ActionResult::Sums(own),
             };

@@ -100,12 +100,13 @@ fn each_leg_gets_its_chunks_and_no_others() {
 }
 
 fn run(channel: &mut dyn IoChannel, request: Request, memory: Segment, expected: IoStatus) {
-    let mut answers = CompletionBatch::with_capacity(2);
+    let mut completions = CompletionBatch::with_capacity(2);
     assert_eq!(channel.submit(Instant::default(), &[request], &[memory]), 1);
     channel.flush();
-    while channel.poll(Instant::default(), &mut answers) == 0 {}
-    let outcomes: Vec<_> = answers.drain().map(|answer| (answer.token, answer.status)).collect();
-    assert_eq!(outcomes, [(request.token, expected)]);
+    while channel.poll(Instant::default(), &mut completions) == 0 {}
+    let statuses: Vec<_> =
+        completions.drain().map(|completion| (completion.token, completion.status)).collect();
+    assert_eq!(statuses, [(request.token, expected)]);
 }
 
 #[test]
@@ -140,14 +141,14 @@ fn what_a_leg_does_not_take_now_it_gets_later() {
         .map(|(token, operation)| request(operation, token, token % 500, 8))
         .collect();
     let (mut sent, mut seen) = (0, vec![0; requests.len()]);
-    let mut answers = CompletionBatch::with_capacity(16);
+    let mut completions = CompletionBatch::with_capacity(16);
     while seen.iter().sum::<u32>() < 2_000 {
         sent += channel.submit(Instant::default(), &requests[sent..], &[eight]);
         channel.flush();
-        channel.poll(Instant::default(), &mut answers);
-        for answer in answers.drain() {
-            assert_eq!(answer.status, IoStatus::SUCCESS);
-            seen[usize::try_from(answer.token).unwrap()] += 1;
+        channel.poll(Instant::default(), &mut completions);
+        for completion in completions.drain() {
+            assert_eq!(completion.status, IoStatus::SUCCESS);
+            seen[usize::try_from(completion.token).unwrap()] += 1;
         }
     }
     assert!(seen.iter().all(|count| *count == 1));

@@ -35,17 +35,17 @@ impl Counter {
             [self.memory.slice(0, BLOCK).unwrap(), self.memory.slice(BLOCK, BLOCK).unwrap()];
         let segment_count = if operation == Operation::Read { 1 } else { 2 };
         let request = Request { segment_count, ..request(operation, 1, 40) };
-        let mut answers = CompletionBatch::with_capacity(1);
+        let mut completions = CompletionBatch::with_capacity(1);
         while self.channel.submit(self.clock.now(), &[request], &parts) == 0 {
-            self.channel.poll(self.clock.now(), &mut answers);
+            self.channel.poll(self.clock.now(), &mut completions);
         }
-        while answers.as_slice().is_empty() {
+        while completions.as_slice().is_empty() {
             self.channel.flush();
-            if self.channel.poll(self.clock.now(), &mut answers) == 0 {
+            if self.channel.poll(self.clock.now(), &mut completions) == 0 {
                 yield_now();
             }
         }
-        answers.as_slice()[0].status
+        completions.as_slice()[0].status
     }
 
     fn count(&mut self) -> u32 {
@@ -59,7 +59,7 @@ impl Counter {
                 self.regions.store_u32(next, value + 1).unwrap();
                 match self.run(Operation::CompareAndWrite) {
                     IoStatus::SUCCESS => break,
-                    outcome => assert_eq!(outcome, IoStatus::COMPARE_FAILURE),
+                    status => assert_eq!(status, IoStatus::COMPARE_FAILURE),
                 }
                 lost += 1;
             }

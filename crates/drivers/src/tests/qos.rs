@@ -26,7 +26,7 @@ struct Program {
     wake_at: Instant,
     requests: u64,
     bytes: u64,
-    answered: u64,
+    completed: u64,
 }
 
 fn iops(count: u64) -> RateLimit {
@@ -54,7 +54,7 @@ impl Program {
             wake_at: START,
             requests: 0,
             bytes: 0,
-            answered: 0,
+            completed: 0,
         }
     }
 
@@ -77,10 +77,10 @@ impl Program {
 
     /// One iteration: submits as long as any request is accepted, and computes when to wake.
     fn turn(&mut self, now: Instant) {
-        let mut answers = CompletionBatch::with_capacity(self.batch);
+        let mut completions = CompletionBatch::with_capacity(self.batch);
         loop {
-            self.answered += self.channel.poll(now, &mut answers) as u64;
-            answers.clear();
+            self.completed += self.channel.poll(now, &mut completions) as u64;
+            completions.clear();
             while self.waiting.len() < self.batch {
                 let request = self.draw();
                 self.waiting.push(request);
@@ -263,9 +263,9 @@ fn a_thousand_changes_under_load_lose_nothing_and_give_nothing_away() {
     let bounds = expected * 90 / 100..expected * 102 / 100;
     assert!(bounds.contains(&taken), "{taken} of {expected}");
     for program in &mut programs {
-        let mut answers = CompletionBatch::with_capacity(64);
-        program.answered += program.channel.poll(now, &mut answers) as u64;
-        assert_eq!(program.answered, program.requests, "each is answered once");
+        let mut completions = CompletionBatch::with_capacity(64);
+        program.completed += program.channel.poll(now, &mut completions) as u64;
+        assert_eq!(program.completed, program.requests, "each is answered once");
     }
 }
 
@@ -306,8 +306,8 @@ fn the_background_makes_room_for_a_foreground_that_wants_little() {
             waited += 1;
         }
         assert!(at <= now.after(Span::from_ms(2)), "{at:?}");
-        let mut answers = CompletionBatch::with_capacity(4);
-        foreground.channel.poll(at, &mut answers);
+        let mut completions = CompletionBatch::with_capacity(4);
+        foreground.channel.poll(at, &mut completions);
     }
     assert!(waited > 0, "the background was there");
     close(background[0].requests + 500, 1_000 * SECONDS, "the rest");

@@ -36,11 +36,11 @@ impl Reader {
     }
 
     fn run(&mut self, depth: u64) -> u64 {
-        let (mut sent, mut answered) = (0, 0);
-        let mut answers = CompletionBatch::with_capacity(8);
-        while answered < ROUNDS {
+        let (mut sent, mut completed) = (0, 0);
+        let mut completions = CompletionBatch::with_capacity(8);
+        while completed < ROUNDS {
             let now = self.clock.now();
-            while sent < ROUNDS && sent - answered < depth {
+            while sent < ROUNDS && sent - completed < depth {
                 let read = request(Operation::Read, sent, sent % 64);
                 let read = Request { segment_count: 1, ..read };
                 if self.channel.submit(now, &[read], &[self.segment]) == 0 {
@@ -49,14 +49,14 @@ impl Reader {
                 sent += 1;
             }
             self.channel.flush();
-            let count = self.channel.poll(now, &mut answers);
-            assert!(answers.drain().all(|answer| answer.status.is_success()));
-            answered += count as u64;
+            let count = self.channel.poll(now, &mut completions);
+            assert!(completions.drain().all(|completion| completion.status.is_success()));
+            completed += count as u64;
             if count == 0 {
                 self.sleep();
             }
         }
-        answered
+        completed
     }
 
     /// Sleeps until it is woken. A sleep of one second means a lost wake-up.
@@ -110,9 +110,9 @@ fn threads_that_share_a_context_and_sleep_are_woken_for_every_answer_and_for_roo
                 Thread::spawn("reader", None, move |_: &_| reader.run(depth)).unwrap()
             })
             .collect();
-        let answered: u64 = running.into_iter().map(Thread::join).sum();
-        assert_eq!(answered, ROUNDS * u64::from(threads), "{engine} {mode:?} {tags}");
-        assert_eq!(device.statistics().of(Operation::Read).count, answered);
+        let completed: u64 = running.into_iter().map(Thread::join).sum();
+        assert_eq!(completed, ROUNDS * u64::from(threads), "{engine} {mode:?} {tags}");
+        assert_eq!(device.statistics().of(Operation::Read).count, completed);
         assert_eq!(device.channels_open(), 0);
     }
 }

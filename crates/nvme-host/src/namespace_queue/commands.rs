@@ -129,7 +129,7 @@ impl<L: DataPointers> CommandBuilder<L> {
             Operation::CompareAndWrite => return Err(IoStatus::INVALID_OPCODE),
         };
         // The data pointer may have shortened the transfer.
-        let (command, pointer) = made.map_err(DataPointerError::outcome)?;
+        let (command, pointer) = made.map_err(DataPointerError::status)?;
         let blocks = match request.operation {
             Operation::Read | Operation::Write | Operation::Compare => {
                 (command.cdw12() & 0xffff) + 1

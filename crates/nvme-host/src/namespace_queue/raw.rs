@@ -215,8 +215,8 @@ impl fmt::Display for RawSubmitError {
             Self::TooLarge { bytes_max } => {
                 write!(out, "submit a command: it transfers more than {bytes_max} bytes")
             }
-            Self::Refused(outcome) => {
-                write!(out, "submit a command: refused: {outcome}")
+            Self::Refused(status) => {
+                write!(out, "submit a command: refused: {status}")
             }
             Self::Fused => write!(out, "submit a command: it is half of a fused pair"),
         }

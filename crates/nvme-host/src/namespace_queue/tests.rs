@@ -101,9 +101,9 @@ impl World {
         assert!(self.submit(request, segments));
         assert!(self.device.fetched.is_empty(), "{request:?} was sent");
         assert_eq!(self.namespace.wake_at(), Instant::default());
-        let [(token, outcome)] = self.poll()[..] else { panic!("{request:?} was not answered") };
+        let [(token, status)] = self.poll()[..] else { panic!("{request:?} was not answered") };
         assert_eq!(token, request.token);
-        outcome
+        status
     }
 
     fn poll(&mut self) -> Vec<(u64, IoStatus)> {
@@ -462,8 +462,8 @@ fn a_dead_namespace_answers_everything_with_a_path_error() {
     assert_eq!(world.poll(), [(1, IoStatus::ABORTED_BY_HOST)]);
     world.device.reset();
     for blocks in [1, 10] {
-        let outcome = world.refusal_of(read(0, blocks, 1), &[segment(1, 0, blocks * BLOCK)]);
-        assert_eq!(outcome, IoStatus::PATH_ERROR);
+        let status = world.refusal_of(read(0, blocks, 1), &[segment(1, 0, blocks * BLOCK)]);
+        assert_eq!(status, IoStatus::PATH_ERROR);
     }
 }
 

@@ -120,7 +120,7 @@ fn end_unusual<P: SplitTracker>(
     match slots.complete(cid) {
         Ok(ended) => {
             let status = match &cold.injections {
-                Some(injections) => injections.outcome(slots.index(cid), ended.mark, status),
+                Some(injections) => injections.status(slots.index(cid), ended.mark, status),
                 None => status,
             };
             complete_special(ended, status, result, parents)
@@ -143,12 +143,12 @@ fn report(cold: &mut ColdState, link: &QueueLinkEnd, nonsense: InvalidCompletion
 #[cold]
 pub(super) fn complete_special<P: SplitTracker>(
     ended: EndedCommand,
-    outcome: IoStatus,
+    status: IoStatus,
     result: u32,
     parents: &mut P,
 ) -> Option<IoCompletion> {
     if ended.mark.has(SlotFlags::CHILD) {
-        return parents.child_ended(ended.token, outcome, result);
+        return parents.child_ended(ended.token, status, result);
     }
-    Some(IoCompletion { token: ended.token, status: outcome, result })
+    Some(IoCompletion { token: ended.token, status, result })
 }

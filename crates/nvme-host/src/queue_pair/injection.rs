@@ -19,7 +19,7 @@ pub struct Injection {
     /// Side on which it takes effect.
     pub side: InjectionSide,
     /// Status of the affected commands.
-    pub outcome: IoStatus,
+    pub status: IoStatus,
     /// Number of commands to affect.
     pub count: u32,
 }
@@ -40,7 +40,7 @@ pub(super) struct Injections {
     /// Commands that were not sent, with the status for the next poll.
     unsent: Vec<(u16, IoStatus)>,
     /// By slot: the status of a flagged command.
-    outcomes: Box<[IoStatus]>,
+    statuses: Box<[IoStatus]>,
     count: u64,
 }
 
@@ -49,7 +49,7 @@ impl Injections {
         Self {
             list: Vec::new(),
             unsent: Vec::with_capacity(slots),
-            outcomes: vec![IoStatus::SUCCESS; slots].into_boxed_slice(),
+            statuses: vec![IoStatus::SUCCESS; slots].into_boxed_slice(),
             count: 0,
         }
     }
@@ -118,10 +118,10 @@ impl<T: Transport> QueuePair<T> {
         self.slots.close();
         let cid = cid?;
         if let Some(hit) = hit {
-            injections.outcomes[self.slots.index(cid)] = hit.outcome;
-            // The command is never submitted, and completes with the injected outcome.
+            injections.statuses[self.slots.index(cid)] = hit.status;
+            // The command is never submitted, and completes with the injected status.
             if hit.side == InjectionSide::Submission {
-                injections.unsent.push((cid, hit.outcome));
+                injections.unsent.push((cid, hit.status));
                 return Some(cid);
             }
         }
@@ -139,9 +139,9 @@ impl<T: Transport> QueuePair<T> {
     ) {
         let Some(injections) = &mut self.cold.injections else { return };
         let count = injections.unsent.len().min(answers.remaining());
-        for (cid, outcome) in injections.unsent.drain(..count) {
+        for (cid, status) in injections.unsent.drain(..count) {
             if let Ok(ended) = self.slots.complete(cid) {
-                complete_special(ended, outcome, 0, parents)
+                complete_special(ended, status, 0, parents)
                     .into_iter()
                     .for_each(|it| answers.push(it));
             }
@@ -162,7 +162,7 @@ impl<T: Transport> QueuePair<T> {
 
 impl Injections {
     /// Status of a completed command after injection.
-    pub(super) fn outcome(&self, index: usize, mark: SlotFlags, outcome: IoStatus) -> IoStatus {
-        if mark.has(SlotFlags::INJECTED) { self.outcomes[index] } else { outcome }
+    pub(super) fn status(&self, index: usize, mark: SlotFlags, status: IoStatus) -> IoStatus {
+        if mark.has(SlotFlags::INJECTED) { self.statuses[index] } else { status }
     }
 }

@@ -99,8 +99,8 @@ impl<T: Transport> QueuePair<T> {
             if let Some(cid) = self.slots.in_flight_at(index)
                 && let Ok(ended) = self.slots.complete(cid)
             {
-                let outcome = IoStatus::ABORTED_BY_HOST;
-                complete_special(ended, outcome, 0, parents)
+                let status = IoStatus::ABORTED_BY_HOST;
+                complete_special(ended, status, 0, parents)
                     .into_iter()
                     .for_each(|it| answers.push(it));
             }

@@ -155,9 +155,9 @@ fn random_traffic_never_overruns_the_completion_ring() {
                 world.device.complete_next(0);
             }
             if random.chance(1, 2) {
-                for (token, outcome) in world.poll() {
+                for (token, status) in world.poll() {
                     assert!(owed.remove(&token), "seed {seed}: {token} came back twice");
-                    assert!(outcome.is_success());
+                    assert!(status.is_success());
                 }
             }
         }
@@ -290,8 +290,8 @@ fn half_a_fused_pair_is_never_sent() {
 fn an_injected_error_hits_its_opcode_as_often_as_it_says() {
     for side in [InjectionSide::Submission, InjectionSide::Completion] {
         let mut world = World::plain(8);
-        let outcome = IoStatus::UNRECOVERED_READ;
-        world.queue.inject(Injection { opcode: READ, side, outcome, count: 2 });
+        let status = IoStatus::UNRECOVERED_READ;
+        world.queue.inject(Injection { opcode: READ, side, status, count: 2 });
         let mut seen = Vec::new();
         for token in 0..6 {
             let opcode = if token == 1 { WRITE } else { READ };
@@ -303,7 +303,7 @@ fn an_injected_error_hits_its_opcode_as_often_as_it_says() {
             world.complete(fetched);
             seen.extend(world.poll());
         }
-        let hit = |token| if [0, 2].contains(&token) { outcome } else { IoStatus::SUCCESS };
+        let hit = |token| if [0, 2].contains(&token) { status } else { IoStatus::SUCCESS };
         let expected: Vec<_> = (0..6).map(|token| (token, hit(token))).collect();
         assert_eq!(seen, expected, "{side:?}");
         assert_eq!((world.stats().injected, world.stats().nonsense), (2, 0));
@@ -313,9 +313,9 @@ fn an_injected_error_hits_its_opcode_as_often_as_it_says() {
 #[test]
 fn injections_can_be_called_off_and_do_not_survive_a_reset_half_done() {
     let mut world = World::plain(4);
-    let (opcode, outcome) = (READ, IoStatus::INTERNAL_ERROR);
+    let (opcode, status) = (READ, IoStatus::INTERNAL_ERROR);
     let side = InjectionSide::Submission;
-    world.queue.inject(Injection { opcode, side, outcome, count: 100 });
+    world.queue.inject(Injection { opcode, side, status, count: 100 });
     for token in 0..3 {
         world.submit(token).unwrap();
     }

@@ -268,9 +268,9 @@ impl Connection {
 
     /// Handles the completion of a request.
     #[inline]
-    pub fn handle_completion(&mut self, answer: IoCompletion) {
+    pub fn handle_completion(&mut self, completion: IoCompletion) {
         if let ConnectionState::Transmission(exchange) = &mut self.phase {
-            exchange.handle_completion(answer, &mut self.outbox);
+            exchange.handle_completion(completion, &mut self.outbox);
             self.may_step |= exchange.has_queue();
         }
     }

@@ -27,7 +27,7 @@ pub fn fuzz(bytes: &[u8]) {
     let pool = Arc::new(Pool::new(&regions, POOL_BYTES).expect("there is memory"));
     let mut connection = Connection::new(Arc::new(export), regions.clone(), memory, pool);
     let piece = usize::from(how >> 4).pow(2) + 1;
-    let outcome = if how & 2 == 0 { IoStatus::SUCCESS } else { IoStatus::UNRECOVERED_READ };
+    let status = if how & 2 == 0 { IoStatus::SUCCESS } else { IoStatus::UNRECOVERED_READ };
     loop {
         let before = stream.len();
         let count = give(&mut connection, &regions, &stream[..piece.min(stream.len())]);
@@ -35,7 +35,7 @@ pub fn fuzz(bytes: &[u8]) {
         if stream.is_empty() {
             connection.receive_end();
         }
-        let worked = work(&mut connection, outcome);
+        let worked = work(&mut connection, status);
         if connection.is_over() {
             return;
         }
@@ -59,14 +59,14 @@ fn give(connection: &mut Connection, regions: &RegionTable, bytes: &[u8]) -> usi
 }
 
 /// Runs the connection until nothing more happens. Returns whether it did anything.
-fn work(connection: &mut Connection, outcome: IoStatus) -> bool {
+fn work(connection: &mut Connection, status: IoStatus) -> bool {
     let mut worked = false;
     loop {
         let mut count = connection.step();
         let tokens: Vec<u64> = connection.requests().0.iter().map(|one| one.token).collect();
         connection.taken(tokens.len());
         for token in tokens {
-            connection.handle_completion(IoCompletion { token, status: outcome, result: 0 });
+            connection.handle_completion(IoCompletion { token, status, result: 0 });
             count += 1;
         }
         while let Some(question) = connection.next_question() {

@@ -34,8 +34,8 @@ impl RequestFailure {
 
     /// Translates a failed I/O status. `offset` is the first byte of the failed range, `None` for a
     /// request without a range.
-    pub(super) fn of(outcome: IoStatus, writes: bool, offset: Option<u64>) -> Self {
-        let (error, text) = match outcome {
+    pub(super) fn of(status: IoStatus, writes: bool, offset: Option<u64>) -> Self {
+        let (error, text) = match status {
             IoStatus::LBA_OUT_OF_RANGE if writes => (ErrorCode::ENOSPC, "past the end"),
             IoStatus::LBA_OUT_OF_RANGE => (ErrorCode::EINVAL, "past the end"),
             IoStatus::CAPACITY_EXCEEDED => (ErrorCode::ENOSPC, "the medium is full"),
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_medium_that_has_gone_or_may_not_be_written_is_told_from_one_that_failed() {
-        for (outcome, error) in [
+        for (status, error) in [
             (IoStatus::NO_DEVICE, ErrorCode::ESHUTDOWN),
             (IoStatus::ABORTED_BY_HOST, ErrorCode::ESHUTDOWN),
             (IoStatus::WRITE_PROTECTED, ErrorCode::EPERM),
@@ -137,8 +137,8 @@ mod tests {
             (IoStatus::UNRECOVERED_READ, ErrorCode::EIO),
             (IoStatus::INTERNAL_ERROR, ErrorCode::EIO),
         ] {
-            let failure = RequestFailure::of(outcome, true, Some(512));
-            assert_eq!((failure.error, failure.offset), (error, Some(512)), "{outcome:?}");
+            let failure = RequestFailure::of(status, true, Some(512));
+            assert_eq!((failure.error, failure.offset), (error, Some(512)), "{status:?}");
             assert!(!failure.text.is_empty());
         }
     }

@@ -20,7 +20,7 @@ use super::server::MemoryLease;
 use super::session_handle::{
     ConnectionPhase, DisconnectReason, NbdEvent, SessionCommand, SessionHandle,
 };
-use super::slow_query::{SlowQueries, SurveyAnswer};
+use super::slow_query::{SlowQueries, SurveyResult};
 use crate::recv_backoff::RecvBackoff;
 
 /// Session of a client. It ends its light thread when the connection is closed.
@@ -30,7 +30,7 @@ pub(super) struct Session {
     backend: Box<dyn IoChannel>,
     stream: Stream,
     connection: Connection,
-    answers: CompletionBatch,
+    results: CompletionBatch,
     survey: SlowQueries,
     watch: PollSet,
     /// Readiness that the epoll set currently waits for on the socket.
@@ -107,7 +107,7 @@ impl Session {
             backend,
             stream,
             connection,
-            answers: CompletionBatch::with_capacity(BATCH),
+            results: CompletionBatch::with_capacity(BATCH),
             survey,
             watch,
             interest: READABLE,
@@ -187,14 +187,14 @@ impl Session {
     }
 
     #[inline]
-    fn answer(&mut self, now: Instant) -> usize {
+    fn result(&mut self, now: Instant) -> usize {
         if self.connection.in_flight() == 0 {
             return 0;
         }
-        let count = self.backend.poll(now, &mut self.answers);
+        let count = self.backend.poll(now, &mut self.results);
         self.latency.end(count);
-        for answer in self.answers.drain() {
-            self.connection.handle_completion(answer);
+        for result in self.results.drain() {
+            self.connection.handle_completion(result);
         }
         count
     }
@@ -205,19 +205,19 @@ impl Session {
             self.survey.submit(question, context.handle());
             count += 1;
         }
-        if self.survey.has_answers() {
-            for (slot, answer) in self.survey.take() {
-                self.pass_on(slot, answer);
+        if self.survey.has_results() {
+            for (slot, result) in self.survey.take() {
+                self.pass_on(slot, result);
                 count += 1;
             }
         }
         count
     }
 
-    fn pass_on(&mut self, slot: u16, answer: SurveyAnswer) {
-        match answer {
-            SurveyAnswer::Extents(extents) => self.connection.block_status_done(slot, &extents),
-            SurveyAnswer::Size(done) => {
+    fn pass_on(&mut self, slot: u16, result: SurveyResult) {
+        match result {
+            SurveyResult::Extents(extents) => self.connection.block_status_done(slot, &extents),
+            SurveyResult::Size(done) => {
                 let done = done.map_err(|(error, text)| {
                     self.seat.emit(NbdEvent::Trouble(text));
                     error
@@ -365,7 +365,7 @@ impl Session {
         let refuses = self.wants_space()
             && self.connection.in_flight() == 0
             && self.backend.wake_at() == Instant::NEVER;
-        self.connection.can_step() || self.has_unsent() || refuses || self.survey.has_answers()
+        self.connection.can_step() || self.has_unsent() || refuses || self.survey.has_results()
     }
 }
 
@@ -390,7 +390,7 @@ impl Session {
             self.looks.found_requests(now, self.connection.under_way().saturating_sub(before));
         }
         count += self.submit(now);
-        count += self.answer(now);
+        count += self.result(now);
         if count > 0 {
             self.active_at = now;
         }

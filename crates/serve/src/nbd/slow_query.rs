@@ -23,12 +23,12 @@ pub(super) struct SlowQueries {
 /// Results of slow queries, filled by the worker threads.
 #[derive(Default)]
 struct ProbeResult {
-    answers: Mutex<Vec<(u16, SurveyAnswer)>>,
+    results: Mutex<Vec<(u16, SurveyResult)>>,
     count: AtomicUsize,
 }
 
 /// Result of a slow query.
-pub(super) enum SurveyAnswer {
+pub(super) enum SurveyResult {
     /// Extents of the range; empty if the device cannot tell.
     Extents(Vec<Extent>),
     /// Result of a resize: NBD error code and message.
@@ -56,14 +56,14 @@ impl SlowQueries {
 
     /// Whether a result is available.
     #[inline]
-    pub(super) fn has_answers(&self) -> bool {
+    pub(super) fn has_results(&self) -> bool {
         self.open > 0 && self.found.count.load(Ordering::Acquire) > 0
     }
 
     /// Removes and returns all results.
-    pub(super) fn take(&mut self) -> Vec<(u16, SurveyAnswer)> {
+    pub(super) fn take(&mut self) -> Vec<(u16, SurveyResult)> {
         let taken =
-            std::mem::take(&mut *self.found.answers.lock().unwrap_or_else(PoisonError::into_inner));
+            std::mem::take(&mut *self.found.results.lock().unwrap_or_else(PoisonError::into_inner));
         self.found.count.fetch_sub(taken.len(), Ordering::Relaxed);
         self.open -= taken.len();
         taken
@@ -71,31 +71,31 @@ impl SlowQueries {
 }
 
 impl ProbeResult {
-    fn put(&self, slot: u16, answer: SurveyAnswer) {
-        self.answers.lock().unwrap_or_else(PoisonError::into_inner).push((slot, answer));
-        // Release; pairs with the acquire in `has_answers`.
+    fn put(&self, slot: u16, result: SurveyResult) {
+        self.results.lock().unwrap_or_else(PoisonError::into_inner).push((slot, result));
+        // Release; pairs with the acquire in `has_results`.
         self.count.fetch_add(1, Ordering::Release);
     }
 }
 
-fn query(served: &ExportedDevice, about: QueryKind) -> SurveyAnswer {
+fn query(served: &ExportedDevice, about: QueryKind) -> SurveyResult {
     match about {
-        QueryKind::Extents { .. } => SurveyAnswer::Extents(survey(&**served.medium(), about)),
+        QueryKind::Extents { .. } => SurveyResult::Extents(survey(&**served.medium(), about)),
         QueryKind::Size { bytes } => {
             let grows = bytes > served.export().size_bytes();
             let error = if grows { ErrorCode::ENOSPC } else { ErrorCode::EIO };
-            SurveyAnswer::Size(served.resize(bytes).map_err(|why| (error, why.to_string())))
+            SurveyResult::Size(served.resize(bytes).map_err(|why| (error, why.to_string())))
         }
     }
 }
 
-fn when_too_many_ask(about: QueryKind) -> SurveyAnswer {
+fn when_too_many_ask(about: QueryKind) -> SurveyResult {
     match about {
         // Reporting data is always correct ("Request types", NBD_CMD_BLOCK_STATUS).
         QueryKind::Extents { len_bytes, .. } => {
-            SurveyAnswer::Extents(vec![Extent { len_bytes, flags: ExtentFlags::NONE }])
+            SurveyResult::Extents(vec![Extent { len_bytes, flags: ExtentFlags::NONE }])
         }
-        QueryKind::Size { .. } => SurveyAnswer::Size(Err((
+        QueryKind::Size { .. } => SurveyResult::Size(Err((
             ErrorCode::ENOMEM,
             "resize: too many questions wait".to_owned(),
         ))),

@@ -26,7 +26,7 @@ struct Session {
     medium: RamDevice,
     export: Arc<Export>,
     regions: RegionTable,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
 }
 
 /// Block size of the device.
@@ -66,7 +66,7 @@ impl Session {
             medium,
             export,
             regions,
-            answers: CompletionBatch::with_capacity(7),
+            completions: CompletionBatch::with_capacity(7),
         }
     }
 
@@ -107,8 +107,10 @@ impl Session {
         let taken = self.backend.submit(now, requests, segments);
         self.connection.taken(taken);
         count += taken;
-        count += self.backend.poll(now, &mut self.answers);
-        self.answers.drain().for_each(|answer| self.connection.handle_completion(answer));
+        count += self.backend.poll(now, &mut self.completions);
+        self.completions
+            .drain()
+            .for_each(|completion| self.connection.handle_completion(completion));
         while let Some(question) = self.connection.next_question() {
             match question.about {
                 QueryKind::Size { bytes } => {

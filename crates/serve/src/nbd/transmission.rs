@@ -249,17 +249,17 @@ impl Transmission {
 
     /// Handles the completion of a piece.
     #[inline]
-    pub(super) fn handle_completion(&mut self, answer: IoCompletion, outbox: &mut Outbox) {
-        let slot = u16::try_from(answer.token & 0xffff).unwrap_or(0);
+    pub(super) fn handle_completion(&mut self, completion: IoCompletion, outbox: &mut Outbox) {
+        let slot = u16::try_from(completion.token & 0xffff).unwrap_or(0);
         let place = &mut self.slots[usize::from(slot)];
         self.in_flight -= 1;
         place.pieces -= 1;
-        if !answer.status.is_success() {
+        if !completion.status.is_success() {
             // A flush has no offset, and a client that receives one for it closes the connection.
             let offset = (place.operation != Operation::Flush)
-                .then(|| place.header.offset + (answer.token >> 16));
+                .then(|| place.header.offset + (completion.token >> 16));
             let writes = place.operation != Operation::Read;
-            let failure = RequestFailure::of(answer.status, writes, offset);
+            let failure = RequestFailure::of(completion.status, writes, offset);
             // Of several errors, the one at the lowest offset is reported.
             if place.failure.is_none_or(|earlier| earlier.offset > failure.offset) {
                 place.failure = Some(failure);

@@ -22,7 +22,7 @@ pub(super) struct QueuePoller<D> {
     tags: Tags,
     number: u16,
     ended: Vec<FetchedTag>,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
     watch: PollSet,
     /// Mean latency of the I/O channel.
     latency: MeanLatency,
@@ -81,7 +81,7 @@ impl<D: Driver> QueuePoller<D> {
             number,
             ended: Vec::with_capacity(usize::from(tags.depth())),
             tags,
-            answers: CompletionBatch::with_capacity(BATCH),
+            completions: CompletionBatch::with_capacity(BATCH),
             watch,
             latency: MeanLatency::default(),
             has_begun: false,
@@ -140,11 +140,11 @@ impl<D: Driver> QueuePoller<D> {
         if self.tags.in_flight() == 0 {
             return 0;
         }
-        let count = self.backend.poll(now, &mut self.answers);
+        let count = self.backend.poll(now, &mut self.completions);
         self.latency.end(count);
-        let Self { answers, tags, driver, .. } = self;
-        for answer in answers.drain() {
-            let step = tags.answered(answer);
+        let Self { completions, tags, driver, .. } = self;
+        for completion in completions.drain() {
+            let step = tags.completed(completion);
             follow(step, tags, driver);
         }
         if self.uncopied.is_some() && count > 0 {

@@ -474,8 +474,8 @@ fn settle(
         };
         let mut question = Parameters::query();
         let op = ControlOp::GetParameters;
-        let answer = control.execute(op, (number, 0), &mut question, TIME_LIMIT);
-        let parameters = answer.ok().and_then(|_| Parameters::from_bytes(&question));
+        let completion = control.execute(op, (number, 0), &mut question, TIME_LIMIT);
+        let parameters = completion.ok().and_then(|_| Parameters::from_bytes(&question));
         let server = takeover::Server {
             is_alive: is_alive(machine, info.process),
             has_it_open: info.state == DeviceState::Dead
@@ -572,11 +572,11 @@ fn make(
 fn delete(control: &mut Control, device: u32) -> Result<(), Error> {
     let name = format!("ublk:{device}");
     let op = ControlOp::DeleteDeviceAsync;
-    let mut answer = control.execute(op, (device, 0), &mut [], TIME_LIMIT);
-    if matches!(answer, Err(Errno::OPNOTSUPP)) {
-        answer = control.execute(ControlOp::DeleteDevice, (device, 0), &mut [], TIME_LIMIT);
+    let mut completion = control.execute(op, (device, 0), &mut [], TIME_LIMIT);
+    if matches!(completion, Err(Errno::OPNOTSUPP)) {
+        completion = control.execute(ControlOp::DeleteDevice, (device, 0), &mut [], TIME_LIMIT);
     }
-    match answer {
+    match completion {
         // It is already gone.
         Ok(_) | Err(Errno::NODEV) => Ok(()),
         Err(errno) => Err(error::control_failed(op, &name, errno)),

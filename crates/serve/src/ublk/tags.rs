@@ -219,25 +219,25 @@ impl Tags {
 
     /// Handles a completion of the I/O channel.
     #[inline]
-    pub(super) fn answered(&mut self, answer: IoCompletion) -> TagAction {
-        let index = usize::try_from(answer.token).unwrap_or(usize::MAX);
+    pub(super) fn completed(&mut self, completion: IoCompletion) -> TagAction {
+        let index = usize::try_from(completion.token).unwrap_or(usize::MAX);
         let (ask, is_lent) = match self.states.get(index) {
             Some(TagState::Asked(ask)) => (*ask, false),
             Some(TagState::ZeroCopy(ask)) => (*ask, true),
             _ => {
                 return self.complain(format!(
                     "the device completed {}, which is not in flight",
-                    answer.token
+                    completion.token
                 ));
             }
         };
         self.in_flight -= 1;
         let tag = u16::try_from(index).unwrap_or(u16::MAX);
         if is_lent {
-            return self.complete_zero_copy(tag, ask, answer.status);
+            return self.complete_zero_copy(tag, ask, completion.status);
         }
-        if !answer.status.is_success() {
-            return self.commit(tag, -error(answer.status));
+        if !completion.status.is_success() {
+            return self.commit(tag, -error(completion.status));
         }
         if ask.operation == Operation::Read {
             self.states[index] = TagState::Outgoing(ask);
@@ -248,16 +248,16 @@ impl Tags {
 
     /// Handles the completion of a zero copy request.
     #[inline]
-    fn complete_zero_copy(&mut self, tag: u16, ask: DiskRequest, outcome: IoStatus) -> TagAction {
-        if outcome.is_success() {
+    fn complete_zero_copy(&mut self, tag: u16, ask: DiskRequest, status: IoStatus) -> TagAction {
+        if status.is_success() {
             self.done.leased_bytes += u64::from(ask.len_bytes);
             return self.commit(tag, moved(ask));
         }
-        if outcome == IoStatus::PATH_ERROR {
+        if status == IoStatus::PATH_ERROR {
             // An unreachable device fails copied requests as well.
-            return self.commit(tag, -error(outcome));
+            return self.commit(tag, -error(status));
         }
-        self.begin_again(tag, ask, outcome)
+        self.begin_again(tag, ask, status)
     }
 
     #[cold]
@@ -361,8 +361,8 @@ fn moved(ask: DiskRequest) -> i32 {
 
 /// Error number that the block layer maps to the closest status (`blk_errors`).
 #[cold]
-fn error(outcome: IoStatus) -> i32 {
-    match outcome {
+fn error(status: IoStatus) -> i32 {
+    match status {
         IoStatus::INVALID_OPCODE => EOPNOTSUPP,
         IoStatus::CAPACITY_EXCEEDED => ENOSPC,
         IoStatus::UNRECOVERED_READ => ENODATA,

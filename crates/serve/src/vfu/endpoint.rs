@@ -480,12 +480,12 @@ impl Endpoint {
     fn arrived(&mut self, session: &mut Session, token: u32, data: Result<Vec<u8>, Errno>) {
         let Some(mut part) = session.accesses.remove(&token) else { return };
         match data {
-            Err(errno) => self.maps.answered(token, Err(errno)),
+            Err(errno) => self.maps.completed(token, Err(errno)),
             Ok(data) => {
                 part.done_bytes += session.part_bytes(&part);
                 part.data.extend(data);
                 if part.done_bytes >= part.len_bytes() {
-                    self.maps.answered(token, Ok(part.data));
+                    self.maps.completed(token, Ok(part.data));
                 } else {
                     session.ask_for(&part);
                     session.accesses.insert(token, part);

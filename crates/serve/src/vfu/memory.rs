@@ -282,7 +282,7 @@ impl DmaMappings {
     }
 
     /// Completes an access.
-    pub(super) fn answered(&self, token: u32, data: Result<Vec<u8>, Errno>) {
+    pub(super) fn completed(&self, token: u32, data: Result<Vec<u8>, Errno>) {
         self.shared.lock().end(token, data);
     }
 }

@@ -67,18 +67,18 @@ impl RejectedClient {
                 Ok(RecvResult::WouldBlock) => return false,
                 Ok(RecvResult::Bytes(count)) => {
                     let received = self.server.receive(&buffer[..count], std::iter::empty());
-                    let answered = received.and_then(|()| self.server.next_request());
-                    if answered.is_err() {
+                    let completed = received.and_then(|()| self.server.next_request());
+                    if completed.is_err() {
                         break;
                     }
                 }
                 Ok(RecvResult::Eof) | Err(_) => return true,
             }
         }
-        if let Some(answer) = self.server.outgoing() {
+        if let Some(completion) = self.server.outgoing() {
             // One short message into an empty socket buffer. If it cannot be sent, closing the
             // socket suffices.
-            let _ = self.connection.send_files(answer.bytes, &[]);
+            let _ = self.connection.send_files(completion.bytes, &[]);
         }
         true
     }

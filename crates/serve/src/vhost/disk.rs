@@ -225,8 +225,8 @@ impl Disk {
 
 /// Status of a completed request for the guest.
 #[inline]
-pub(super) fn status(outcome: IoStatus) -> Status {
-    match outcome {
+pub(super) fn status(status: IoStatus) -> Status {
+    match status {
         IoStatus::SUCCESS => Status::OK,
         IoStatus::INVALID_OPCODE => Status::UNSUPPORTED,
         _ => Status::ERROR,

@@ -244,22 +244,22 @@ impl<M: Memory + Clone> RequestTable<M> {
 
     /// Handles a completion. It is dropped if the queue has failed (`is_over`).
     #[inline]
-    pub(super) fn answered(
+    pub(super) fn completed(
         &mut self,
-        answer: IoCompletion,
+        completion: IoCompletion,
         is_over: bool,
     ) -> Result<(), QueueFault> {
-        let index = usize::try_from(answer.token).unwrap_or(usize::MAX);
+        let index = usize::try_from(completion.token).unwrap_or(usize::MAX);
         let slot = self.slots.get_mut(index).and_then(Option::take);
-        let (Some(slot), Ok(head)) = (slot, u16::try_from(answer.token)) else {
-            return Err(QueueFault::Unasked(answer.token));
+        let (Some(slot), Ok(head)) = (slot, u16::try_from(completion.token)) else {
+            return Err(QueueFault::Unasked(completion.token));
         };
         self.in_flight = self.in_flight.saturating_sub(1);
         if is_over {
             return Ok(());
         }
         let RequestSlot { status: place, written } = slot;
-        let status = status(answer.status);
+        let status = status(completion.status);
         let written = if status == Status::OK { written } else { 0 };
         self.end(head, place, status, written)
     }

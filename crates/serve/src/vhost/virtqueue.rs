@@ -27,7 +27,7 @@ pub(super) struct Virtqueue {
     call: Option<RemoteEventFd>,
     post: Arc<QueueMailbox>,
     phase: QueuePhase,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
     watch: PollSet,
     /// Mean latency of the I/O channel.
     latency: MeanLatency,
@@ -86,7 +86,7 @@ impl Virtqueue {
             call,
             post,
             phase: QueuePhase::Running,
-            answers: CompletionBatch::with_capacity(BATCH),
+            completions: CompletionBatch::with_capacity(BATCH),
             watch,
             latency: MeanLatency::default(),
             turns: 0,
@@ -144,13 +144,13 @@ impl Virtqueue {
             count += taken;
         }
         if slots.in_flight() > 0 {
-            let ended = self.backend.poll(now, &mut self.answers);
+            let ended = self.backend.poll(now, &mut self.completions);
             self.latency.end(ended);
             count += ended;
             let mut told = Ok(());
-            for answer in self.answers.drain() {
+            for completion in self.completions.drain() {
                 // Every completion must be counted, also after one that failed.
-                told = told.and(slots.answered(answer, is_over || told.is_err()));
+                told = told.and(slots.completed(completion, is_over || told.is_err()));
             }
             told?;
         }

@@ -65,8 +65,8 @@ impl FaultInjector {
         let (sqid, cid) = (high_half(entry[2]), low_half(entry[3]));
         self.heads.insert(sqid, low_half(entry[2]));
         // Completed by a fault before: the real completion is discarded.
-        if let Some(index) = self.answered.iter().position(|known| *known == (sqid, cid)) {
-            self.answered.swap_remove(index);
+        if let Some(index) = self.completed.iter().position(|known| *known == (sqid, cid)) {
+            self.completed.swap_remove(index);
             return Vec::new();
         }
         let command = ledger.command(sqid, cid);
@@ -130,7 +130,7 @@ impl FaultInjector {
         let Fault::Event { result, status } = self.strike(now, site, is_wanted)? else {
             return None;
         };
-        self.answered.push((0, cid));
+        self.completed.push((0, cid));
         let head = self.heads.get(&0).copied().unwrap_or(0);
         let entry = [result, 0, head.into(), u32::from(status) << 17 | u32::from(cid)];
         Some(CompletionOutput { entry, is_invalid: false, wrong_phase: false })
@@ -139,7 +139,7 @@ impl FaultInjector {
     /// Handles a reset: completions held for a time or for an Abort are discarded.
     pub fn on_disable(&mut self) {
         self.held.retain(|held| matches!(held.until, ReleaseCondition::Enabled(_)));
-        self.answered.clear();
+        self.completed.clear();
     }
 
     fn alter(

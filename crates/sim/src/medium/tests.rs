@@ -52,21 +52,21 @@ impl Bench {
         assert_eq!(self.channel.submit(now, &[request], &[self.buffer]), 1);
     }
 
-    fn answers(&mut self) -> Vec<(u64, IoStatus)> {
-        let mut answers = CompletionBatch::with_capacity(16);
+    fn completions(&mut self) -> Vec<(u64, IoStatus)> {
+        let mut completions = CompletionBatch::with_capacity(16);
         let mut all = Vec::new();
         while self.channel.wake_at() != Instant::NEVER {
             let wake = self.channel.wake_at();
             self.bus.with(|state| state.clock.jump(wake));
-            self.channel.poll(self.bus.now(), &mut answers);
-            all.extend(answers.drain().map(|answer| (answer.token, answer.status)));
+            self.channel.poll(self.bus.now(), &mut completions);
+            all.extend(completions.drain().map(|completion| (completion.token, completion.status)));
         }
         all
     }
 
     fn run(&mut self, operation: Operation, lba: u64) -> IoStatus {
         self.submit(1, operation, lba);
-        self.answers()[0].1
+        self.completions()[0].1
     }
 
     fn write(&mut self, lba: u64, byte: u8) -> IoStatus {
@@ -76,10 +76,10 @@ impl Bench {
 
     fn read(&mut self, lba: u64) -> (IoStatus, u8, u8) {
         self.dma.fill(self.buffer, 0xff).unwrap();
-        let outcome = self.run(Operation::Read, lba);
+        let status = self.run(Operation::Read, lba);
         let mut bytes = [0; BLOCK as usize];
         self.dma.load(self.buffer, &mut bytes).unwrap();
-        (outcome, bytes[0], bytes[BLOCK as usize - 1])
+        (status, bytes[0], bytes[BLOCK as usize - 1])
     }
 }
 
@@ -89,9 +89,9 @@ const OK: IoStatus = IoStatus::SUCCESS;
 fn requests_are_answered_late_and_out_of_order() {
     let mut bench = Bench::new(&[]);
     (0..16).for_each(|token| bench.submit(token, Operation::Read, token));
-    let mut answers = CompletionBatch::with_capacity(16);
-    assert_eq!(bench.channel.poll(bench.bus.now(), &mut answers), 0, "not at once");
-    let order: Vec<u64> = bench.answers().into_iter().map(|(token, _)| token).collect();
+    let mut completions = CompletionBatch::with_capacity(16);
+    assert_eq!(bench.channel.poll(bench.bus.now(), &mut completions), 0, "not at once");
+    let order: Vec<u64> = bench.completions().into_iter().map(|(token, _)| token).collect();
     assert_eq!(order.len(), 16);
     assert!(!order.is_sorted(), "{order:?}");
 }
@@ -155,7 +155,7 @@ fn a_power_cut_takes_everything_that_was_under_way() {
     let mut bench = Bench::new(&[]);
     bench.medium.cut_power_after(2);
     (0..8).for_each(|token| bench.submit(token, Operation::Write, token));
-    assert_eq!(bench.answers().len(), 1, "the second was carried out and not answered");
+    assert_eq!(bench.completions().len(), 1, "the second was carried out and not answered");
     assert!(!bench.medium.is_powered());
     assert_eq!(bench.medium.under_way(), 0);
     assert_eq!(bench.channel.submit(bench.bus.now(), &[], &[]), 0);
@@ -166,9 +166,9 @@ fn what_is_stalled_is_answered_once_the_medium_repents() {
     let mut bench = Bench::new(&[PlannedMediumFault::always(MediumFault::Stall).times(1)]);
     bench.submit(1, Operation::Read, 0);
     bench.submit(2, Operation::Read, 1);
-    assert_eq!(bench.answers(), [(2, OK)]);
+    assert_eq!(bench.completions(), [(2, OK)]);
     bench.medium.repent();
-    assert_eq!(bench.answers(), [(1, OK)]);
+    assert_eq!(bench.completions(), [(1, OK)]);
 }
 
 #[test]

@@ -32,7 +32,7 @@ fn stalled() -> Vec<Scenario> {
     for (operation_name, operation) in
         [("read", Operation::Read), ("write", Operation::Write), ("flush", Operation::Flush)]
     {
-        for (answer, fault) in [
+        for (completion, fault) in [
             ("honest", None),
             ("says-aborted", Some(Fault::Result(0))),
             ("says-not-aborted", Some(Fault::Result(1))),
@@ -54,7 +54,7 @@ fn stalled() -> Vec<Scenario> {
                 .map(|fault| PlannedFault::admin(AdminOpcode::Abort, fault))
                 .collect();
             let scenario = |name: &str, more: &[ScenarioCheck]| {
-                let name = format!("aborts/stalled-{operation_name}/{answer}/{name}");
+                let name = format!("aborts/stalled-{operation_name}/{completion}/{name}");
                 Scenario::session(name, &[&musts, more].concat())
                     .plan(&plan)
                     .world(|options| options.medium.mischief = vec![stall])

@@ -19,7 +19,7 @@ fn errors() -> Vec<Scenario> {
     for (operation_name, operation) in
         [("read", Operation::Read), ("write", Operation::Write), ("flush", Operation::Flush)]
     {
-        for (error, outcome) in [
+        for (error, status) in [
             ("unrecovered-read", IoStatus::UNRECOVERED_READ),
             ("write-fault", IoStatus::WRITE_FAULT),
             ("internal", IoStatus::INTERNAL_ERROR),
@@ -33,7 +33,7 @@ fn errors() -> Vec<Scenario> {
                     ScenarioCheck::Survive,
                 ];
                 let fails =
-                    PlannedMediumFault::on(operation, MediumFault::Fail(outcome)).times(times);
+                    PlannedMediumFault::on(operation, MediumFault::Fail(status)).times(times);
                 let name = format!("medium/error/{operation_name}/{error}/{often}");
                 let scenario = Scenario::session(name, &musts);
                 table.push(scenario.world(|options| options.medium.mischief = vec![fails]));

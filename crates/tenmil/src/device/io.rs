@@ -76,7 +76,7 @@ impl<'a> IoFuture<'a> {
 
     fn poll_completion(&mut self, index: u32, context: &mut Context<'_>) -> Poll<OpResult> {
         let mut place = self.shared.place(index);
-        let SlotState::Completed(answer) = place.stage else {
+        let SlotState::Completed(completion) = place.stage else {
             let old = place.waker.replace(context.waker().clone());
             // The drop of a foreign waker may run any code, so it does not run under the lock.
             drop(place);
@@ -87,7 +87,7 @@ impl<'a> IoFuture<'a> {
         drop(place);
         give_back(self.shared, index);
         let order = order.unwrap_or_else(|| unreachable!("a place in use has an order"));
-        Poll::Ready(match answer {
+        Poll::Ready(match completion {
             Ok(()) => Ok(order.buffer),
             Err(why) => Err(IoError::new(&self.shared.name, order, why)),
         })

@@ -25,7 +25,7 @@ pub(super) struct DevicePoller {
     requests: Vec<Request>,
     /// Indexed by slot.
     segments: Box<[Segment]>,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
     /// Completions whose slots were locked.
     undelivered: Vec<IoCompletion>,
     /// Empty slots that could not be freed because the wait queue was locked.
@@ -60,7 +60,7 @@ impl DevicePoller {
             stuck: None,
             requests: Vec::with_capacity(count),
             segments: vec![Segment::default(); count].into(),
-            answers: CompletionBatch::with_capacity(BATCH),
+            completions: CompletionBatch::with_capacity(BATCH),
             undelivered: Vec::with_capacity(count),
             empty: Vec::with_capacity(count),
             in_flight: 0,
@@ -125,13 +125,13 @@ impl DevicePoller {
         if self.in_flight == 0 {
             return 0;
         }
-        let count = self.backend.poll(now, &mut self.answers);
-        let Self { shared, answers, undelivered, empty, in_flight, .. } = self;
+        let count = self.backend.poll(now, &mut self.completions);
+        let Self { shared, completions, undelivered, empty, in_flight, .. } = self;
         self.latency.end(count);
-        for answer in answers.drain() {
+        for completion in completions.drain() {
             *in_flight = in_flight.checked_sub(1).expect("one completion for each request");
-            if !deliver(shared, answer, empty) {
-                undelivered.push(answer);
+            if !deliver(shared, completion, empty) {
+                undelivered.push(completion);
             }
         }
         count
@@ -140,7 +140,7 @@ impl DevicePoller {
     /// Retries what a lock held by another thread prevented.
     fn retry_deferred(&mut self) {
         let Self { shared, undelivered, empty, .. } = self;
-        undelivered.retain(|answer| !deliver(shared, *answer, empty));
+        undelivered.retain(|completion| !deliver(shared, *completion, empty));
         while let Some(index) = empty.last().copied() {
             let Some(mut line) = shared.try_line() else { return };
             let next = line.give_back(index);
@@ -172,8 +172,8 @@ impl DevicePoller {
 }
 
 /// Delivers a completion to its slot. Returns false if the slot is locked.
-fn deliver(shared: &DeviceState, answer: IoCompletion, empty: &mut Vec<u32>) -> bool {
-    let index = place_of(&answer);
+fn deliver(shared: &DeviceState, completion: IoCompletion, empty: &mut Vec<u32>) -> bool {
+    let index = place_of(&completion);
     let Some(mut place) = shared.try_place(index) else { return false };
     assert_eq!(place.stage, SlotState::Submitted, "request {index} was completed");
     if place.is_unwanted {
@@ -183,7 +183,7 @@ fn deliver(shared: &DeviceState, answer: IoCompletion, empty: &mut Vec<u32>) -> 
         empty.push(index);
         return true;
     }
-    place.stage = answered(answer.status);
+    place.stage = completed(completion.status);
     let waker = place.waker.take();
     drop(place);
     if let Some(waker) = waker {
@@ -192,15 +192,15 @@ fn deliver(shared: &DeviceState, answer: IoCompletion, empty: &mut Vec<u32>) -> 
     true
 }
 
-fn place_of(answer: &IoCompletion) -> u32 {
-    u32::try_from(answer.token).expect("tokens are numbers of places")
+fn place_of(completion: &IoCompletion) -> u32 {
+    u32::try_from(completion.token).expect("tokens are numbers of places")
 }
 
-fn answered(outcome: IoStatus) -> SlotState {
-    SlotState::Completed(if outcome.is_success() {
+fn completed(status: IoStatus) -> SlotState {
+    SlotState::Completed(if status.is_success() {
         Ok(())
     } else {
-        Err(IoErrorKind::Outcome(outcome))
+        Err(IoErrorKind::Outcome(status))
     })
 }
 
@@ -269,8 +269,8 @@ impl Drop for DevicePoller {
         let Self { shared, requests, undelivered, is_submitting, .. } = self;
         shared.set_gone();
         let waiting = shared.line().close();
-        for answer in undelivered.drain(..) {
-            shared.place(place_of(&answer)).stage = answered(answer.status);
+        for completion in undelivered.drain(..) {
+            shared.place(place_of(&completion)).stage = completed(completion.status);
         }
         for index in (0..).take(shared.count()) {
             let mut place = shared.place(index);

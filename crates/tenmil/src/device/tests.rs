@@ -34,7 +34,7 @@ struct Inner {
     done: Vec<IoCompletion>,
     /// First blocks in the order of submission.
     taken: Vec<u64>,
-    outcome: IoStatus,
+    status: IoStatus,
     panics: bool,
     /// Panics after it has accepted requests and before it returns their number.
     panics_after_taking: bool,
@@ -59,7 +59,7 @@ impl Slow {
     }
 
     /// Completes the request in flight with this index.
-    fn answer(&self, index: usize) {
+    fn completion(&self, index: usize) {
         self.inner(|inner| {
             let (request, segment, pattern) = inner.held.swap_remove(index);
             if let Some(segment) = segment {
@@ -69,12 +69,12 @@ impl Slow {
                 assert!(is_mine, "memory of an unanswered request was handed out: {request:?}");
             }
             let Request { token, .. } = request;
-            inner.done.push(IoCompletion { token, status: inner.outcome, result: 0 });
+            inner.done.push(IoCompletion { token, status: inner.status, result: 0 });
         });
     }
 
-    fn answer_all(&self) {
-        (0..self.held()).for_each(|_| self.answer(0));
+    fn complete_all(&self) {
+        (0..self.held()).for_each(|_| self.completion(0));
     }
 }
 
@@ -103,11 +103,11 @@ impl IoChannel for SlowBackend {
         count
     }
 
-    fn poll(&mut self, _: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, _: Instant, completions: &mut CompletionBatch) -> usize {
         let (done, panics) =
             self.slow.inner(|inner| (std::mem::take(&mut inner.done), inner.panics));
         assert!(!panics, "on purpose");
-        answers.append(&done);
+        completions.append(&done);
         done.len()
     }
 }
@@ -164,7 +164,7 @@ impl Stand {
             held: Vec::new(),
             done: Vec::new(),
             taken: Vec::new(),
-            outcome: IoStatus::SUCCESS,
+            status: IoStatus::SUCCESS,
             panics: false,
             panics_after_taking: false,
             arms: 0,

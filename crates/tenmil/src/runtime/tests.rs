@@ -45,9 +45,9 @@ impl Stage {
 
     /// Waits until the reactor has handled a message.
     fn pass_a_message(&self) {
-        let (send, answer) = channel();
+        let (send, completion) = channel();
         assert!(self.thread().call(move |_| send.send(()).unwrap()).is_ok());
-        answer.recv_timeout(TIME_LIMIT).unwrap();
+        completion.recv_timeout(TIME_LIMIT).unwrap();
     }
 
     fn pollers(&self) -> Vec<String> {
@@ -70,7 +70,7 @@ fn filled(device: &Device, blocks: u32, byte: u8) -> Buffer {
     buffer
 }
 
-fn outcome(ended: Result<Buffer, IoError>) -> Result<Vec<u8>, IoErrorKind> {
+fn status(ended: Result<Buffer, IoError>) -> Result<Vec<u8>, IoErrorKind> {
     ended.map(|buffer| buffer.to_vec()).map_err(|not_done| not_done.why)
 }
 
@@ -98,16 +98,16 @@ fn every_kind_of_device_is_opened_and_does_all_it_can() {
             let mut pair = filled(&device, 2, 1);
             pair.store(u32::try_from(block).unwrap(), &vec![2; block]);
             let pair = device.compare_and_write(9, pair).await.unwrap();
-            let again = outcome(device.compare_and_write(9, pair).await);
+            let again = status(device.compare_and_write(9, pair).await);
             assert_eq!(again, Err(IoErrorKind::Outcome(IoStatus::COMPARE_FAILURE)), "{name}");
-            let read = outcome(device.read(9, ones).await).unwrap();
+            let read = status(device.read(9, ones).await).unwrap();
             assert_eq!(read, [vec![2; block], vec![1; block]].concat(), "{name}");
             device.write_zeroes(10, 1).await.unwrap();
-            let read = outcome(device.read(9, filled(&device, 2, 7)).await).unwrap();
+            let read = status(device.read(9, filled(&device, 2, 7)).await).unwrap();
             assert_eq!(read, [vec![2; block], vec![0; block]].concat(), "{name}");
             device.deallocate(9, 2).await.unwrap();
             let far = device.limits().block_count;
-            let beyond = outcome(device.read(far, filled(&device, 1, 0)).await);
+            let beyond = status(device.read(far, filled(&device, 1, 0)).await);
             assert_eq!(beyond, Err(IoErrorKind::Outcome(IoStatus::LBA_OUT_OF_RANGE)), "{name}");
         });
         assert!(stage.pollers().contains(&name.to_owned()), "{name} is polled by its name");
@@ -121,7 +121,7 @@ fn openings_of_one_uri_share_the_device_if_their_accesses_are_compatible() {
     let reader = stage.open("ram:1m", Access::ReadOnly).unwrap();
     block_on(writer.write(5, filled(&writer, 1, 9))).unwrap();
     let read = block_on(reader.read(5, filled(&reader, 1, 0)));
-    assert_eq!(outcome(read), Ok(vec![9; 512]));
+    assert_eq!(status(read), Ok(vec![9; 512]));
     let refused = block_on(reader.write(5, filled(&reader, 1, 0))).unwrap_err();
     assert!(matches!(refused.why, IoErrorKind::Unsupported(Operation::Write)), "{refused}");
     assert!(refused.buffer.is_some());
@@ -139,7 +139,7 @@ fn openings_of_one_uri_share_the_device_if_their_accesses_are_compatible() {
     assert!(!other.is_gone());
     let alone = stage.open("ram:1m", Access::Exclusive).unwrap();
     let read = block_on(alone.read(5, filled(&alone, 1, 7)));
-    assert_eq!(outcome(read), Ok(vec![0; 512]), "it is another one");
+    assert_eq!(status(read), Ok(vec![0; 512]), "it is another one");
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn a_file_that_is_write_protected_is_opened_to_read_only() {
 
     let reader = stage.open(&file, Access::ReadOnly).unwrap();
     let read = block_on(reader.read(3, filled(&reader, 1, 0)));
-    assert_eq!(outcome(read), Ok(vec![1; 512]));
+    assert_eq!(status(read), Ok(vec![1; 512]));
     let other = stage.open(&file, Access::ReadOnly).unwrap();
     // Its file is open read-only, so that nothing could be written.
     let refused = stage.open(&file, Access::ReadWrite).unwrap_err();

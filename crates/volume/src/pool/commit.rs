@@ -159,18 +159,18 @@ impl Pool {
 
     /// Handles the result of a write or flush of a commit.
     pub(super) fn handle_commit(&mut self, end: ActionResult<'_>) {
-        if let ActionResult::Failed(outcome) = end {
+        if let ActionResult::Failed(status) = end {
             // A write that fails loses nothing that was completed: a device that takes no more writes is
             // still read from.
             let is_flush =
                 matches!(self.commit, Commit::PagesFlush(_) | Commit::SuperblocksFlush(_));
-            self.has_lost_writes |= is_flush && outcome == IoStatus::WRITE_FAULT;
+            self.has_lost_writes |= is_flush && status == IoStatus::WRITE_FAULT;
             if matches!(self.commit, Commit::Pages(..)) {
                 // A page write that failed may still reach the device later.
                 let Metadata { writing, space, .. } = &mut self.books;
                 writing.keys().for_each(|page| space.mark_bad(*page..*page + 1));
             }
-            return self.stop(&PoolError::Device { what: "write metadata of the pool", outcome });
+            return self.stop(&PoolError::Device { what: "write metadata of the pool", status });
         }
         match std::mem::replace(&mut self.commit, Commit::Idle) {
             Commit::Slots(next) => self.handle_slots(next, end),

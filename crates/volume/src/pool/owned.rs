@@ -67,8 +67,8 @@ impl Pool {
 
     pub(super) fn handle_slots(&mut self, next: Looked, end: ActionResult<'_>) {
         let ActionResult::Slots(slots) = end else {
-            let outcome = tenmil_base::IoStatus::INTERNAL_ERROR;
-            return self.stop(&PoolError::Device { what: "read the superblocks", outcome });
+            let status = tenmil_base::IoStatus::INTERNAL_ERROR;
+            return self.stop(&PoolError::Device { what: "read the superblocks", status });
         };
         let at = if let Looked::Claimed(claimed) = &next { &**claimed } else { &self.durable };
         let expected = (at.generation, at.superblock.owner);

@@ -139,8 +139,8 @@ impl Pool {
         }
         let found = match end {
             ActionResult::Slots(slots) => self.newest_of(slots),
-            ActionResult::Failed(outcome) => {
-                Err(PoolError::Device { what: "read the superblocks", outcome })
+            ActionResult::Failed(status) => {
+                Err(PoolError::Device { what: "read the superblocks", status })
             }
             _ => return self.fail_paused(),
         };
@@ -167,7 +167,7 @@ impl Pool {
         });
         let unread = PoolError::Device {
             what: "read the superblocks",
-            outcome: tenmil_base::IoStatus::UNRECOVERED_READ,
+            status: tenmil_base::IoStatus::UNRECOVERED_READ,
         };
         let (store, newest) = decoded.max_by_key(|(_, found)| found.generation).ok_or(unread)?;
         let taken_over = || {

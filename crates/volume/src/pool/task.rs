@@ -202,7 +202,7 @@ impl Pool {
             self.books.cache.evict();
         }
         let wait = match step {
-            Ok(StepResult::Done(answer)) => return self.finish(task, Ok(answer)),
+            Ok(StepResult::Done(response)) => return self.finish(task, Ok(response)),
             Ok(StepResult::Wait(wait)) | Err(TaskPause::Wait(wait)) => wait,
             Err(TaskPause::Stop(TxnStop::NeedPage(address))) => WaitReason::Page(address),
             Err(TaskPause::Stop(TxnStop::Error(error))) => return self.finish(task, Err(*error)),
@@ -238,7 +238,7 @@ impl Pool {
     }
 
     /// Completes a task and releases its resources.
-    fn finish(&mut self, task: RequestTask, outcome: Result<PoolResponse, PoolError>) {
+    fn finish(&mut self, task: RequestTask, status: Result<PoolResponse, PoolError>) {
         let (units, unit) = &task.mine;
         for &(number, at) in units {
             let key = (task.writes_to.unwrap_or(0), number, at);
@@ -266,7 +266,7 @@ impl Pool {
             }
             self.release();
         }
-        self.answers.push_back((task.token, outcome));
+        self.responses.push_back((task.token, status));
     }
 
     /// Resumes the tasks that wait for activity on a volume.
@@ -289,10 +289,10 @@ impl Pool {
         if self.is_taken_over() {
             return Err(self.why_stopped().into());
         }
-        if let State::Durable(answer) = &task.state {
+        if let State::Durable(response) = &task.state {
             // No step follows the release of ownership.
             self.stopped |= task.ask == PoolRequest::Release;
-            return Ok(StepResult::Done(answer.clone()));
+            return Ok(StepResult::Done(response.clone()));
         }
         match task.ask.clone() {
             PoolRequest::Change(change) => self.change(task, &change),
@@ -359,8 +359,8 @@ impl Pool {
             self.may_change()?;
         };
         self.end_quiet(task.quiets.take());
-        let answer = made.map_or(PoolResponse::Done, PoolResponse::Volume);
-        task.state = State::Durable(answer);
+        let response = made.map_or(PoolResponse::Done, PoolResponse::Volume);
+        task.state = State::Durable(response);
         Ok(StepResult::Wait(WaitReason::Commit(self.books.generation)))
     }
 

@@ -77,7 +77,7 @@ impl TreeWalk {
     pub fn handle_read(&mut self, bytes: Result<&Block, IoStatus>) {
         let Some(NodeVisit { at, level, bounds }) = self.to_visit.pop() else { return };
         let page = bytes
-            .map_err(|outcome| Corruption::at(at.address, CorruptionKind::ReadError(outcome)))
+            .map_err(|status| Corruption::at(at.address, CorruptionKind::ReadError(status)))
             .and_then(|bytes| Page::decode(bytes, self.store, at.address))
             .and_then(|page| self.check(page, at, level, &bounds));
         match page {

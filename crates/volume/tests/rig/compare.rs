@@ -73,9 +73,9 @@ pub fn compare_differences(rig: &mut Rig, model: &Model) {
 pub fn differences(rig: &mut Rig, base: u64, volume: u64) -> Vec<(u64, u64, bool)> {
     let (mut at, mut found) = (0, Vec::new());
     loop {
-        let answer = rig.ask(PoolRequest::Difference { volume, base, block: at }).unwrap();
-        let PoolResponse::Changed { block, blocks, is_mapped, is_parents } = answer else {
-            panic!("{answer:?}")
+        let response = rig.ask(PoolRequest::Difference { volume, base, block: at }).unwrap();
+        let PoolResponse::Changed { block, blocks, is_mapped, is_parents } = response else {
+            panic!("{response:?}")
         };
         if blocks == 0 {
             return found;

@@ -29,7 +29,7 @@ pub struct Rig {
     under_way: Vec<DeviceAction>,
     /// Data of reads and writes, by token.
     pub buffers: BTreeMap<u64, Vec<disk::Shared>>,
-    pub answers: BTreeMap<u64, Result<PoolResponse, PoolError>>,
+    pub responses: BTreeMap<u64, Result<PoolResponse, PoolError>>,
     next_token: u64,
     /// The next data write fails.
     pub fails_writes: bool,
@@ -140,7 +140,7 @@ impl Rig {
             random,
             under_way: Vec::new(),
             buffers: BTreeMap::new(),
-            answers: BTreeMap::new(),
+            responses: BTreeMap::new(),
             next_token: 0,
             fails_writes: false,
             fails_late: false,
@@ -228,8 +228,8 @@ impl Rig {
     }
 
     fn collect(&mut self) {
-        while let Some((token, answer)) = self.store.next_answer() {
-            assert!(self.answers.insert(token, answer).is_none(), "answered twice");
+        while let Some((token, response)) = self.store.next_response() {
+            assert!(self.responses.insert(token, response).is_none(), "answered twice");
         }
     }
 
@@ -377,7 +377,7 @@ impl Rig {
     pub fn ask(&mut self, ask: PoolRequest) -> Result<PoolResponse, PoolError> {
         let token = self.submit(ask);
         self.settle();
-        self.answers.remove(&token).expect("an answer")
+        self.responses.remove(&token).expect("an answer")
     }
 
     /// Makes a volume thick, with all of its blocks in exclusive clusters.
@@ -387,8 +387,8 @@ impl Rig {
         };
         let (volume, blocks, mut block) = (info.id, 32, 0);
         while block < info.blocks {
-            let answer = self.ask(PoolRequest::MakeExclusive { volume, block, blocks })?;
-            let PoolResponse::Owned(to) = answer else { panic!("{answer:?}") };
+            let response = self.ask(PoolRequest::MakeExclusive { volume, block, blocks })?;
+            let PoolResponse::Owned(to) = response else { panic!("{response:?}") };
             assert!(to > block, "it goes on");
             block = to;
         }
@@ -406,7 +406,7 @@ impl Rig {
     ) -> Result<Vec<[u64; 8]>, PoolError> {
         let token = self.submit(PoolRequest::Read { volume, block, blocks });
         self.settle();
-        self.answers.remove(&token).expect("an answer")?;
+        self.responses.remove(&token).expect("an answer")?;
         let data = self.buffers.remove(&token).unwrap();
         Ok(data.iter().map(|block| disk::values(block)).collect())
     }

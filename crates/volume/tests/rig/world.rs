@@ -134,14 +134,14 @@ impl World {
             self.maybe_cut(after.as_ref().ok());
             self.maybe_lose();
         }
-        let answer = self.rig.answers.remove(&token).expect("an answer");
+        let response = self.rig.responses.remove(&token).expect("an answer");
         if self.is_unsure {
-            if answer.is_ok() {
+            if response.is_ok() {
                 self.model = after.clone().unwrap();
             }
             return self.reconcile(after.ok());
         }
-        match (answer, after) {
+        match (response, after) {
             (Ok(_), Ok(after)) => self.model = after,
             (Err(PoolError::NoSpace { .. } | PoolError::NoSpaceForThick { .. }), after)
                 if !matches!(change, VolumeOp::Delete { .. })
@@ -181,8 +181,8 @@ impl World {
         while self.rig.step() {
             self.maybe_cut(None);
         }
-        let answer = self.rig.answers.remove(&token).expect("an answer");
-        assert_eq!(answer, Ok(PoolResponse::Done), "{devices:?}");
+        let response = self.rig.responses.remove(&token).expect("an answer");
+        assert_eq!(response, Ok(PoolResponse::Done), "{devices:?}");
         assert_eq!(*self.rig.store.devices(), devices);
         self.devices = devices;
         // The pool that was full has space now, and a repeated request changes nothing.
@@ -200,7 +200,7 @@ impl World {
         while self.rig.step() {
             self.maybe_cut(after.as_ref().ok());
         }
-        let info = match (self.rig.answers.remove(&token).expect("an answer"), after) {
+        let info = match (self.rig.responses.remove(&token).expect("an answer"), after) {
             (Ok(PoolResponse::Volume(info)), Ok(after)) => {
                 // If it was so already, nothing has become durable.
                 if !self.model.volumes[&name].is_thick {
@@ -246,7 +246,7 @@ impl World {
             }
             self.rig.buffers.remove(&token);
             let has_failed = !std::mem::take(&mut self.rig.fails_parent);
-            match self.rig.answers.remove(&token).expect("an answer") {
+            match self.rig.responses.remove(&token).expect("an answer") {
                 Ok(PoolResponse::Filled(to)) => {
                     let reach = &mut self.model.volumes.get_mut(name).unwrap().reach;
                     assert!(to < *reach, "it goes on");
@@ -275,7 +275,7 @@ impl World {
     fn judge_own(&mut self, token: u64) -> Option<u64> {
         self.has_copied = true;
         self.rig.buffers.remove(&token);
-        match self.rig.answers.remove(&token).expect("an answer") {
+        match self.rig.responses.remove(&token).expect("an answer") {
             Ok(PoolResponse::Owned(to)) => Some(to),
             Err(PoolError::NoSpace { .. }) => {
                 self.refused_for_room += 1;
@@ -369,11 +369,11 @@ impl World {
     fn step(&mut self, under_way: &mut Vec<(u64, Work)>) -> bool {
         let did = self.rig.step();
         while let Some(index) =
-            under_way.iter().position(|(token, _)| self.rig.answers.contains_key(token))
+            under_way.iter().position(|(token, _)| self.rig.responses.contains_key(token))
         {
             let (token, work) = under_way.remove(index);
-            let answer = self.rig.answers.remove(&token).expect("an answer");
-            self.judge(token, work, answer);
+            let response = self.rig.responses.remove(&token).expect("an answer");
+            self.judge(token, work, response);
         }
         if did {
             self.maybe_cut(None);
@@ -436,9 +436,9 @@ impl World {
         (token, Work::Write(range, self.time))
     }
 
-    fn judge(&mut self, token: u64, work: Work, answer: Result<PoolResponse, PoolError>) {
+    fn judge(&mut self, token: u64, work: Work, response: Result<PoolResponse, PoolError>) {
         let data = self.rig.buffers.remove(&token);
-        match (work, answer) {
+        match (work, response) {
             // The contents are compared once the pool has recovered.
             (work, _) if self.is_unsure => {
                 if let Work::Write(..) = work {
@@ -448,8 +448,8 @@ impl World {
             (Work::Flush { time, unanswered }, Ok(_)) => {
                 self.model.collapse_but(time, &unanswered);
             }
-            (Work::Own, answer) => {
-                self.rig.answers.insert(token, answer);
+            (Work::Own, response) => {
+                self.rig.responses.insert(token, response);
                 self.judge_own(token);
             }
             (Work::Read((name, first, _)), Ok(_)) => {
@@ -580,7 +580,7 @@ impl World {
                 cell.into_iter().for_each(|cell| cell.values.push((u64::MAX, 77)));
             }
             rig.settle();
-            if rig.answers.remove(&token).expect("an answer").is_ok() {
+            if rig.responses.remove(&token).expect("an answer").is_ok() {
                 let found = rig.read(info.id, block, 1).map_err(|error| error.to_string())?;
                 if found != [[77; 8]] {
                     return Err(format!("`{}` block {block}: {found:?} after a write", info.name));
@@ -655,7 +655,7 @@ impl World {
                 self.next_value += 1;
                 let token = self.rig.submit_write(id, block, 1, value);
                 self.rig.settle();
-                self.rig.answers.remove(&token).unwrap().expect("a write after the recovery");
+                self.rig.responses.remove(&token).unwrap().expect("a write after the recovery");
             }
         }
     }

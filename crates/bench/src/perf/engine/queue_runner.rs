@@ -42,7 +42,7 @@ pub(super) struct QueueRunner<S> {
     /// Request of a runner with one I/O in flight. Only its address changes, so the reader need not
     /// wait for the stores of the other fields.
     again: Request,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
     /// Tasks that wait for an arrival. Empty in a closed loop.
     idle: Vec<u32>,
     /// Number of I/Os that may still be started.
@@ -143,7 +143,7 @@ impl<S: Verifier> QueueRunner<S> {
             segments: parts.buffers.into(),
             requests: Vec::with_capacity(depth),
             again: Request::PLACEHOLDER,
-            answers: CompletionBatch::with_capacity(depth),
+            completions: CompletionBatch::with_capacity(depth),
             idle: (0..tasks).rev().collect(),
             budget: parts.budget,
             in_flight: 0,
@@ -171,7 +171,7 @@ impl<S: Verifier> QueueRunner<S> {
         clock: &Clock,
         workload: &mut Workload,
     ) -> (usize, Instant) {
-        let count = self.backend.poll(now, &mut self.answers);
+        let count = self.backend.poll(now, &mut self.completions);
         self.turns.polls += 1;
         if count == 0 {
             self.turns.idle_polls += 1;
@@ -222,25 +222,26 @@ impl<S: Verifier> QueueRunner<S> {
         fixed: FixedIo,
         mut address: impl FnMut(&mut workload::AddressStream) -> u64,
     ) {
-        let answers = std::mem::replace(&mut self.answers, CompletionBatch::with_capacity(0));
-        let answered = answers.as_slice();
+        let completions =
+            std::mem::replace(&mut self.completions, CompletionBatch::with_capacity(0));
+        let completed = completions.as_slice();
         let Self { sent, requests, addresses, sums, .. } = self;
         let FixedIo { operation, len_bytes, .. } = fixed;
         let mut runs = CompletionRuns { stamp, operation, first: 0, sent_ns: NO_STAMP, good: 0 };
-        requests.extend(answered.iter().enumerate().map(|(index, answer)| {
-            let sent_ns = std::mem::replace(&mut sent[index_of(answer.token)], stamp.ns);
+        requests.extend(completed.iter().enumerate().map(|(index, completion)| {
+            let sent_ns = std::mem::replace(&mut sent[index_of(completion.token)], stamp.ns);
             // Detects a new submission time and a failure with a single branch.
-            if sent_ns ^ runs.sent_ns | u64::from(answer.status.0) != 0 {
-                runs.turn(sums, index, sent_ns, answer);
+            if sent_ns ^ runs.sent_ns | u64::from(completion.status.0) != 0 {
+                runs.turn(sums, index, sent_ns, completion);
             }
-            fixed.request(answer.token, address(addresses))
+            fixed.request(completion.token, address(addresses))
         }));
-        runs.end(sums, answered.len());
+        runs.end(sums, completed.len());
         sums.bytes += runs.good * u64::from(len_bytes);
-        self.turns.completions += answered.len() as u64;
-        self.budget -= answered.len() as u64;
-        self.answers = answers;
-        self.answers.clear();
+        self.turns.completions += completed.len() as u64;
+        self.budget -= completed.len() as u64;
+        self.completions = completions;
+        self.completions.clear();
     }
 
     /// One iteration of an open loop: I/Os start when they arrive, and their latency counts from
@@ -252,7 +253,7 @@ impl<S: Verifier> QueueRunner<S> {
         workload: &mut Workload,
         arrivals: &mut Arrivals,
     ) -> (usize, Instant) {
-        let count = self.backend.poll(now, &mut self.answers);
+        let count = self.backend.poll(now, &mut self.completions);
         self.turns.polls += 1;
         self.turns.idle_polls += u64::from(count == 0);
         let stamp = clock.now();
@@ -303,7 +304,7 @@ impl<S: Verifier> QueueRunner<S> {
             self.scrutiny.ended(IoStatus::ABORTED, index_of(request.token), Segment::default());
         }
         self.backend.flush();
-        self.backend.poll(now, &mut self.answers);
+        self.backend.poll(now, &mut self.completions);
         self.take(now, |lane, task| lane.idle.push(task));
     }
 
@@ -354,13 +355,14 @@ impl<S: Verifier> QueueRunner<S> {
     /// Processes the completions: counts each and passes its task to `next`.
     #[inline]
     fn take(&mut self, now: Instant, mut next: impl FnMut(&mut Self, u32)) {
-        let answers = std::mem::replace(&mut self.answers, CompletionBatch::with_capacity(0));
+        let completions =
+            std::mem::replace(&mut self.completions, CompletionBatch::with_capacity(0));
         let mut run = CompletionRun { sent_ns: 0, operation: Operation::Read, count: 0 };
-        for answer in answers.as_slice() {
-            let index = index_of(answer.token);
+        for completion in completions.as_slice() {
+            let index = index_of(completion.token);
             let (sent_ns, InflightIo { len_bytes, operation }) =
                 (self.sent[index], self.tasks[index]);
-            if answer.status.is_success() {
+            if completion.status.is_success() {
                 if sent_ns != run.sent_ns || operation != run.operation {
                     self.sums.count(run, now);
                     run = CompletionRun { sent_ns, operation, count: 0 };
@@ -368,21 +370,21 @@ impl<S: Verifier> QueueRunner<S> {
                 run.count += 1;
                 self.sums.bytes += u64::from(len_bytes);
             } else {
-                self.sums.fail(answer.status);
+                self.sums.fail(completion.status);
             }
             // Before `next` reuses the task and its buffer.
             if S::IS_ON {
-                self.scrutiny.ended(answer.status, index, self.segments[index]);
+                self.scrutiny.ended(completion.status, index, self.segments[index]);
             }
             #[expect(clippy::cast_possible_truncation, reason = "an index of the task table")]
-            next(self, answer.token as u32);
+            next(self, completion.token as u32);
         }
         self.sums.count(run, now);
-        let count = answers.as_slice().len();
+        let count = completions.as_slice().len();
         self.turns.completions += count as u64;
         self.in_flight -= u32::try_from(count).unwrap_or(0);
-        self.answers = answers;
-        self.answers.clear();
+        self.completions = completions;
+        self.completions.clear();
     }
 
     /// Draws the next I/O for `task` and queues its request. The task stays idle if the budget is
@@ -450,12 +452,18 @@ impl<S: Verifier> QueueRunner<S> {
 impl CompletionRuns {
     /// Ends the current run at this completion, which begins another run or has failed.
     #[inline(never)]
-    fn turn(&mut self, sums: &mut QueueTotals, index: usize, sent_ns: u64, answer: &IoCompletion) {
+    fn turn(
+        &mut self,
+        sums: &mut QueueTotals,
+        index: usize,
+        sent_ns: u64,
+        completion: &IoCompletion,
+    ) {
         self.end(sums, index);
-        if answer.status.is_success() {
+        if completion.status.is_success() {
             (self.first, self.sent_ns) = (index, sent_ns);
         } else {
-            sums.fail(answer.status);
+            sums.fail(completion.status);
             (self.first, self.sent_ns) = (index + 1, NO_STAMP);
         }
     }

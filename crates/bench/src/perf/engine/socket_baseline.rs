@@ -81,11 +81,11 @@ pub(super) fn measure(plan: &SocketBaselinePlan<'_>, depth: u32) -> Result<Basel
     let sockets = |data_bytes| EndpointShared::new(engine, data_bytes, depth);
     let is_read = matches!(options.pattern, Pattern::Read | Pattern::RandRead);
     let io_bytes = options.sizes.largest();
-    let (asked, answered) = if is_read { (0, io_bytes) } else { (io_bytes, 0) };
-    let (host, target) = (sockets(asked)?, sockets(answered)?);
+    let (asked, completed) = if is_read { (0, io_bytes) } else { (io_bytes, 0) };
+    let (host, target) = (sockets(asked)?, sockets(completed)?);
     let (mut hosts, mut targets) = (Vec::new(), Vec::new());
     let request_bytes = REQUEST_BYTES + asked as usize;
-    let answer_bytes = ANSWER_BYTES + answered as usize;
+    let answer_bytes = ANSWER_BYTES + completed as usize;
     for _ in 0..connections {
         let [one, other] = loopback().map_err(|error| refuse(&error))?;
         hosts.push(host.end(one, REQUEST_BYTES, answer_bytes)?);
@@ -290,21 +290,21 @@ mod tests {
                 let [one, other] = loopback().unwrap();
                 let mut host = none.end(one, 72, 24 + data_bytes as usize).unwrap();
                 let mut target = side.end(other, 24, 72).unwrap();
-                answer_all(&mut host, &mut target, depth as usize);
+                complete_all(&mut host, &mut target, depth as usize);
             }
         }
     }
 
-    fn answer_all(host: &mut Endpoint, target: &mut Endpoint, depth: usize) {
+    fn complete_all(host: &mut Endpoint, target: &mut Endpoint, depth: usize) {
         let clock = Clock::start();
         let late = clock.now().after(tenmil_base::Span::from_secs(20));
         host.outgoing.owed = depth;
-        let (mut asked, mut answered) = (0, 0);
-        while answered < 20 * depth {
-            assert!(clock.now() < late, "{answered} of {asked} answered");
+        let (mut asked, mut completed) = (0, 0);
+        while completed < 20 * depth {
+            assert!(clock.now() < late, "{completed} of {asked} answered");
             asked += target.turn();
-            answered += host.turn();
-            assert!(answered <= asked && asked <= answered + depth, "{answered} of {asked}");
+            completed += host.turn();
+            assert!(completed <= asked && asked <= completed + depth, "{completed} of {asked}");
         }
     }
 }

@@ -70,14 +70,14 @@ pub fn notes(outcome: &PerfOutcome) -> Vec<String> {
     }
     let counts = options.uris.iter().flat_map(|uri| (0..uri.count()).map(move |_| uri));
     for (uri, device) in counts.zip(&outcome.devices).filter(|(uri, _)| uri.emulated().is_none()) {
-        let answered = match uri.keeps_data() {
+        let completed = match uri.keeps_data() {
             true => device.durability.describe(),
             false => "some or all of its blocks transfer no data",
         };
         // A description may begin with the kind of device, which the name repeats.
         let kind = device.model.split_once(": ").filter(|(kind, _)| device.name.starts_with(kind));
         let what = kind.map_or(device.model.as_str(), |(_, rest)| rest);
-        sentences.push(format!("`{}`: {what}; {answered}.", short_name(&device.name)));
+        sentences.push(format!("`{}`: {what}; {completed}.", short_name(&device.name)));
     }
     sentences
 }

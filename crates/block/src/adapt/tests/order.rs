@@ -52,10 +52,10 @@ impl<L: RangeLock> Bench<L> {
     }
 
     /// Completes all accepted requests with success.
-    fn answer_all(&mut self) -> Vec<(Operation, u64, u32)> {
+    fn complete_all(&mut self) -> Vec<(Operation, u64, u32)> {
         let taken = self.below.taken();
         for (request, _) in &taken {
-            self.below.answer(request.token, IoStatus::SUCCESS, 0);
+            self.below.completion(request.token, IoStatus::SUCCESS, 0);
         }
         taken.iter().map(|(request, _)| (request.operation, request.lba, request.blocks)).collect()
     }
@@ -75,9 +75,9 @@ fn what_fits_goes_down_as_one_batch_with_its_own_tokens() {
     assert_eq!(bench.below.batches(), [9]);
     let taken: Vec<Request> = bench.below.taken().iter().map(|(request, _)| *request).collect();
     assert_eq!(taken, requests);
-    bench.below.answer(3, IoStatus::SUCCESS, 77);
-    let answer = IoCompletion { token: 3, status: IoStatus::SUCCESS, result: 77 };
-    assert_eq!(poll(&mut bench.shaper, NOW), [answer]);
+    bench.below.completion(3, IoStatus::SUCCESS, 77);
+    let completion = IoCompletion { token: 3, status: IoStatus::SUCCESS, result: 77 };
+    assert_eq!(poll(&mut bench.shaper, NOW), [completion]);
 }
 
 #[test]
@@ -87,12 +87,12 @@ fn the_first_error_wins_with_its_result_and_nothing_follows_it() {
     let taken = bench.below.taken();
     let ranges: Vec<_> = taken.iter().map(|(request, _)| (request.lba, request.blocks)).collect();
     assert_eq!(ranges, [(0, 8), (8, 8)], "two at a time");
-    bench.below.answer(taken[1].0.token, IoStatus::UNRECOVERED_READ, 9);
+    bench.below.completion(taken[1].0.token, IoStatus::UNRECOVERED_READ, 9);
     assert_eq!(poll(&mut bench.shaper, NOW), []);
     assert_eq!(bench.below.taken().len(), 0);
-    bench.below.answer(taken[0].0.token, IoStatus::INTERNAL_ERROR, 4);
-    let answer = IoCompletion { token: 5, status: IoStatus::UNRECOVERED_READ, result: 9 };
-    assert_eq!(poll(&mut bench.shaper, NOW), [answer]);
+    bench.below.completion(taken[0].0.token, IoStatus::INTERNAL_ERROR, 4);
+    let completion = IoCompletion { token: 5, status: IoStatus::UNRECOVERED_READ, result: 9 };
+    assert_eq!(poll(&mut bench.shaper, NOW), [completion]);
 }
 
 #[test]
@@ -110,11 +110,11 @@ fn one_place_below_is_enough_and_parents_come_before_new_requests() {
     assert!(bench.submit(request(Operation::Write, 1, 0, 20)));
     assert!(!bench.submit(request(Operation::Read, 2, 0, 1)), "a part waits for room");
     for (lba, blocks) in [(0, 8), (8, 8), (16, 4)] {
-        assert_eq!(bench.answer_all(), [(Operation::Write, lba, blocks)]);
+        assert_eq!(bench.complete_all(), [(Operation::Write, lba, blocks)]);
         bench.below.flushes();
         bench.below.make_space(1);
-        let answers = poll(&mut bench.shaper, NOW);
-        assert_eq!(answers.len(), usize::from(lba == 16));
+        let completions = poll(&mut bench.shaper, NOW);
+        assert_eq!(completions.len(), usize::from(lba == 16));
         assert_eq!(bench.below.flushes(), usize::from(lba < 16), "what a poll sends is visible");
     }
     assert!(bench.submit(request(Operation::Read, 2, 0, 1)));
@@ -134,15 +134,19 @@ fn forced_access_by_flush_is_a_flush_after_a_write_and_before_a_read() {
             let taken = bench.below.taken();
             assert_eq!(taken.len(), 1);
             assert_eq!((taken[0].0.operation, taken[0].0.flags), (expected, RequestFlags::NONE));
-            bench.below.answer(taken[0].0.token, IoStatus::SUCCESS, 0);
-            let answers = poll(&mut bench.shaper, NOW);
-            assert_eq!(answers, [good(8)][..step]);
+            bench.below.completion(taken[0].0.token, IoStatus::SUCCESS, 0);
+            let completions = poll(&mut bench.shaper, NOW);
+            assert_eq!(completions, [good(8)][..step]);
         }
         assert!(bench.submit(forced));
         let taken = bench.below.taken();
-        bench.below.answer(taken[0].0.token, IoStatus::WRITE_FAULT, 0);
-        let answer = IoCompletion { token: 8, status: IoStatus::WRITE_FAULT, result: 0 };
-        assert_eq!(poll(&mut bench.shaper, NOW), [answer], "{operation:?}: not done is not done");
+        bench.below.completion(taken[0].0.token, IoStatus::WRITE_FAULT, 0);
+        let completion = IoCompletion { token: 8, status: IoStatus::WRITE_FAULT, result: 0 };
+        assert_eq!(
+            poll(&mut bench.shaper, NOW),
+            [completion],
+            "{operation:?}: not done is not done"
+        );
     }
 }
 
@@ -162,7 +166,7 @@ fn who_waits_longest_gets_the_buffer() {
         assert_eq!(bench.shaper.submit(NOW, &[read], &odd), 1);
     }
     for token in 0..3 {
-        assert_eq!(bench.answer_all(), [(Operation::Read, 10 * token, 2)]);
+        assert_eq!(bench.complete_all(), [(Operation::Read, 10 * token, 2)]);
         assert_eq!(poll(&mut bench.shaper, NOW), [good(token)]);
     }
 }
@@ -176,7 +180,7 @@ fn a_write_that_must_not_be_torn_is_not_cut() {
     let segments = [thirds[0], thirds[1], Segment { len_bytes: 224, ..thirds[2] }];
     let write = Request { segment_count: 3, ..request(Operation::Write, 1, 7, 2) };
     assert_eq!(bench.shaper.submit(NOW, &[write], &segments), 1);
-    assert_eq!(bench.answer_all(), [(Operation::Write, 7, 2)]);
+    assert_eq!(bench.complete_all(), [(Operation::Write, 7, 2)]);
     assert_eq!(poll(&mut bench.shaper, NOW), [good(1)]);
 }
 
@@ -206,9 +210,9 @@ fn a_compare_and_write_waits_for_others_then_for_its_lock_and_then_holds_its_blo
     let swap = Request { segment_count: 1, ..request(Operation::CompareAndWrite, 2, 0, 2) };
     assert_eq!(bench.shaper.submit(NOW, &[swap], &[both]), 1);
     assert!(!bench.submit(request(Operation::Read, 3, 50, 2)), "nothing new while it drains");
-    assert_eq!(bench.answer_all(), [(Operation::Write, 0, 2)]);
+    assert_eq!(bench.complete_all(), [(Operation::Write, 0, 2)]);
     assert_eq!(poll(&mut bench.shaper, NOW), [good(1)]);
-    assert_eq!(bench.answer_all(), [], "the blocks are locked by somebody else");
+    assert_eq!(bench.complete_all(), [], "the blocks are locked by somebody else");
     assert!(bench.shaper.arm(), "nobody wakes who waits for a lock");
 
     lock.0.lock().unwrap().0 = true;
@@ -217,9 +221,9 @@ fn a_compare_and_write_waits_for_others_then_for_its_lock_and_then_holds_its_blo
     assert!(bench.submit(request(Operation::Write, 5, 2, 2)), "the next one");
     assert!(bench.submit(request(Operation::Read, 6, 1, 1)), "looking changes nothing");
     let expected = [(Operation::Read, 0, 2), (Operation::Write, 2, 2), (Operation::Read, 1, 1)];
-    assert_eq!(bench.answer_all(), expected);
+    assert_eq!(bench.complete_all(), expected);
     assert_eq!(poll(&mut bench.shaper, NOW), [good(5), good(6)]);
-    assert_eq!(bench.answer_all(), [(Operation::Write, 0, 2)]);
+    assert_eq!(bench.complete_all(), [(Operation::Write, 0, 2)]);
     assert_eq!(poll(&mut bench.shaper, NOW), [good(2)]);
     assert_eq!(lock.0.lock().unwrap().1, ["acquire 0..2", "release 0..2"]);
     assert!(bench.submit(request(Operation::Write, 4, 1, 2)));
@@ -252,13 +256,13 @@ fn what_neither_the_device_nor_the_shaper_can_do_is_refused() {
     for operation in [Operation::Deallocate, Operation::WriteUncorrectable] {
         assert!(!bench.shaper.limits().operations.has(operation));
         assert!(bench.submit(request(operation, 1, 0, 1)));
-        let answer = IoCompletion { token: 1, status: IoStatus::INVALID_OPCODE, result: 0 };
-        assert_eq!(poll(&mut bench.shaper, NOW), [answer]);
+        let completion = IoCompletion { token: 1, status: IoStatus::INVALID_OPCODE, result: 0 };
+        assert_eq!(poll(&mut bench.shaper, NOW), [completion]);
     }
     let far = request(Operation::Read, 2, 990, 40);
     assert!(bench.submit(far));
-    let answer = IoCompletion { token: 2, status: IoStatus::LBA_OUT_OF_RANGE, result: 0 };
-    assert_eq!(poll(&mut bench.shaper, NOW), [answer], "before any part has gone");
+    let completion = IoCompletion { token: 2, status: IoStatus::LBA_OUT_OF_RANGE, result: 0 };
+    assert_eq!(poll(&mut bench.shaper, NOW), [completion], "before any part has gone");
     assert_eq!(bench.below.taken().len(), 0);
     let options = AdaptOptions { deallocate: Deallocate::Ignore, ..AdaptOptions::default() };
     let mut bench = bench_with(limits(), 100, (), 1, options);

@@ -20,7 +20,7 @@ struct Shared {
     room: usize,
     batches: Vec<usize>,
     taken: Vec<(Request, Vec<Segment>)>,
-    answers: Vec<IoCompletion>,
+    completions: Vec<IoCompletion>,
     flushes: usize,
 }
 
@@ -54,8 +54,8 @@ impl Scripted {
         std::mem::take(&mut self.shared.lock().unwrap().flushes)
     }
 
-    pub(crate) fn answer(&self, token: u64, outcome: IoStatus, result: u32) {
-        self.shared.lock().unwrap().answers.push(IoCompletion { token, status: outcome, result });
+    pub(crate) fn completion(&self, token: u64, status: IoStatus, result: u32) {
+        self.shared.lock().unwrap().completions.push(IoCompletion { token, status, result });
     }
 }
 
@@ -83,10 +83,10 @@ impl IoChannel for Scripted {
         self.shared.lock().unwrap().flushes += 1;
     }
 
-    fn poll(&mut self, _: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, _: Instant, completions: &mut CompletionBatch) -> usize {
         let mut shared = self.shared.lock().unwrap();
-        let count = answers.remaining().min(shared.answers.len());
-        shared.answers.drain(..count).for_each(|answer| answers.push(answer));
+        let count = completions.remaining().min(shared.completions.len());
+        shared.completions.drain(..count).for_each(|completion| completions.push(completion));
         count
     }
 
@@ -97,7 +97,7 @@ impl IoChannel for Scripted {
 
 impl ChannelWakeup for Scripted {
     fn arm(&mut self) -> bool {
-        !self.shared.lock().unwrap().answers.is_empty()
+        !self.shared.lock().unwrap().completions.is_empty()
     }
 }
 
@@ -134,8 +134,8 @@ pub(crate) fn request(operation: Operation, token: u64, lba: u64, blocks: u32) -
 
 /// Polls once, for at most ten completions.
 pub(crate) fn poll(backend: &mut impl IoChannel, now: Instant) -> Vec<IoCompletion> {
-    let mut answers = CompletionBatch::with_capacity(10);
-    let count = backend.poll(now, &mut answers);
-    assert_eq!(count, answers.as_slice().len());
-    answers.drain().collect()
+    let mut completions = CompletionBatch::with_capacity(10);
+    let count = backend.poll(now, &mut completions);
+    assert_eq!(count, completions.as_slice().len());
+    completions.drain().collect()
 }

@@ -18,7 +18,7 @@ fn all_channels_of_a_device_keep_to_its_limits_together() {
     let (device, _) = device(64, |options| options.limiter = Some(limiter));
     let descriptor = device.open(Claim::Exclusive, "test").unwrap().with_class(IoClass::Foreground);
     let mut channels = [descriptor.channel().unwrap(), descriptor.channel().unwrap()];
-    let mut answered = 0;
+    let mut completed = 0;
     let mut now = Instant { ns: 1 };
     for _ in 0..2_000 {
         now = now.after(Span::from_ms(1));
@@ -26,8 +26,8 @@ fn all_channels_of_a_device_keep_to_its_limits_together() {
             let reads: Vec<Request> =
                 (0..8).map(|token| request(Operation::Read, token, 1)).collect();
             channel.submit(now, &reads, &[]);
-            answered += channel.poll(now, &mut CompletionBatch::with_capacity(64));
+            completed += channel.poll(now, &mut CompletionBatch::with_capacity(64));
         }
     }
-    assert!((1_900..=2_100).contains(&answered), "{answered} in two seconds");
+    assert!((1_900..=2_100).contains(&completed), "{completed} in two seconds");
 }

@@ -28,11 +28,11 @@ fn in_flight(log: &Log) -> Vec<u64> {
 
 /// All available completions of a channel.
 fn poll(channel: &mut dyn IoChannel, now: Instant) -> Vec<(u64, IoStatus)> {
-    let mut answers = CompletionBatch::with_capacity(64);
+    let mut completions = CompletionBatch::with_capacity(64);
     (0..64).for_each(|_| {
-        channel.poll(now, &mut answers);
+        channel.poll(now, &mut completions);
     });
-    answers.drain().map(|answer| (answer.token, answer.status)).collect()
+    completions.drain().map(|completion| (completion.token, completion.status)).collect()
 }
 
 #[test]
@@ -170,8 +170,8 @@ fn nothing_is_ever_submitted_beside_a_write_of_an_ended_client() {
                 let is_open = closed.iter().all(|it| end <= it.start || it.end <= request.lba);
                 assert!(is_open, "seed {seed}, turn {turn}: {request:?} beside {closed:?}");
             }
-            let mut answers = CompletionBatch::with_capacity(8);
-            let count = channel.poll(now, &mut answers);
+            let mut completions = CompletionBatch::with_capacity(8);
+            let count = channel.poll(now, &mut completions);
             (*owed, given) = (*owed - count, given + count);
             ended.iter_mut().for_each(|channel| {
                 channel.poll(now, &mut CompletionBatch::with_capacity(8));

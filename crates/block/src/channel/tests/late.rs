@@ -124,12 +124,13 @@ impl IoChannel for LateChannel {
         taken.len()
     }
 
-    fn poll(&mut self, _: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, _: Instant, completions: &mut CompletionBatch) -> usize {
         if self.is_stuck() {
             return 0;
         }
         let mut count = 0;
-        while !self.in_flight.is_empty() && answers.remaining() > 0 && self.random.chance(3, 4) {
+        while !self.in_flight.is_empty() && completions.remaining() > 0 && self.random.chance(3, 4)
+        {
             let index = self.random.below(self.in_flight.len() as u64);
             let request = self.in_flight.swap_remove(usize::try_from(index).unwrap());
             let mut log = self.log.in_flight.lock().unwrap();
@@ -138,10 +139,10 @@ impl IoChannel for LateChannel {
             log.swap_remove(logged.expect("it was submitted"));
             drop(log);
             let is_good = request.lba % 10 != 9;
-            let outcome = if is_good { IoStatus::SUCCESS } else { IoStatus::UNRECOVERED_READ };
-            answers.push(IoCompletion {
+            let status = if is_good { IoStatus::SUCCESS } else { IoStatus::UNRECOVERED_READ };
+            completions.push(IoCompletion {
                 token: request.token,
-                status: outcome,
+                status,
                 result: result_of(&request),
             });
             count += 1;

@@ -30,7 +30,7 @@ struct DiskChannel {
     limits: Limits,
     disk: Disk,
     has_lost: Arc<AtomicBool>,
-    answers: VecDeque<IoCompletion>,
+    completions: VecDeque<IoCompletion>,
 }
 
 impl Disk {
@@ -60,8 +60,8 @@ impl BlockDevice for Disk {
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let has_lost = Arc::new(AtomicBool::new(false));
         self.channels.lock().unwrap().push(Arc::clone(&has_lost));
-        let (limits, disk, answers) = (self.limits(), self.clone(), VecDeque::new());
-        Ok(Box::new(DiskChannel { limits, disk, has_lost, answers }))
+        let (limits, disk, completions) = (self.limits(), self.clone(), VecDeque::new());
+        Ok(Box::new(DiskChannel { limits, disk, has_lost, completions }))
     }
 }
 
@@ -75,20 +75,16 @@ impl IoChannel for DiskChannel {
             let fails = request.operation == Operation::Flush
                 && (self.disk.has_lost.swap(false, Ordering::SeqCst)
                     || self.has_lost.swap(false, Ordering::SeqCst));
-            let outcome = if fails { IoStatus(0x4280) } else { IoStatus::SUCCESS };
-            self.answers.push_back(IoCompletion {
-                token: request.token,
-                status: outcome,
-                result: 0,
-            });
+            let status = if fails { IoStatus(0x4280) } else { IoStatus::SUCCESS };
+            self.completions.push_back(IoCompletion { token: request.token, status, result: 0 });
         }
         requests.len()
     }
 
-    fn poll(&mut self, _: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, _: Instant, completions: &mut CompletionBatch) -> usize {
         let is_slow = self.disk.is_slow.load(Ordering::SeqCst);
-        let count = if is_slow { 0 } else { answers.remaining().min(self.answers.len()) };
-        self.answers.drain(..count).for_each(|answer| answers.push(answer));
+        let count = if is_slow { 0 } else { completions.remaining().min(self.completions.len()) };
+        self.completions.drain(..count).for_each(|completion| completions.push(completion));
         count
     }
 }
@@ -117,21 +113,21 @@ fn submit(client: &mut dyn IoChannel, operation: Operation, token: u64) {
 }
 
 fn poll(client: &mut dyn IoChannel) -> Vec<(u64, bool)> {
-    let mut answers = CompletionBatch::with_capacity(8);
-    client.poll(NOW, &mut answers);
-    let is_good = |answer: IoCompletion| {
-        let is_fault = answer.status.0 & 0x7ff == IoStatus::WRITE_FAULT.0;
-        assert!(answer.status.is_success() || is_fault, "{}", answer.status);
-        (answer.token, !is_fault)
+    let mut completions = CompletionBatch::with_capacity(8);
+    client.poll(NOW, &mut completions);
+    let is_good = |completion: IoCompletion| {
+        let is_fault = completion.status.0 & 0x7ff == IoStatus::WRITE_FAULT.0;
+        assert!(completion.status.is_success() || is_fault, "{}", completion.status);
+        (completion.token, !is_fault)
     };
-    answers.drain().map(is_good).collect()
+    completions.drain().map(is_good).collect()
 }
 
 fn is_good(client: &mut dyn IoChannel, operation: Operation) -> bool {
     submit(client, operation, 7);
-    let answers = poll(client);
-    assert_eq!(answers.len(), 1);
-    answers[0].1
+    let completions = poll(client);
+    assert_eq!(completions.len(), 1);
+    completions[0].1
 }
 
 #[test]

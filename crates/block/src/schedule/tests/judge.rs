@@ -113,27 +113,25 @@ impl IoChannel for Judge {
             assert!(request.blocks <= self.limits.request_blocks_max);
             assert!(request.segment_count <= self.limits.segments_max);
             let numbers = shared.apply(request, segments);
-            let mut outcome = IoStatus::SUCCESS;
+            let mut status = IoStatus::SUCCESS;
             if request.operation == Operation::Read && self.random.chance(1, 6) {
-                outcome = IoStatus::UNRECOVERED_READ;
+                status = IoStatus::UNRECOVERED_READ;
                 shared.spoiled.extend(numbers);
             }
             let due = now.after(Span::from_us(self.random.below(30)));
-            shared
-                .due
-                .push((due, IoCompletion { token: request.token, status: outcome, result: 0 }));
+            shared.due.push((due, IoCompletion { token: request.token, status, result: 0 }));
         }
         shared.under_way += count;
         count
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         let mut shared = self.shared.lock().unwrap();
         let mut count = 0;
-        while answers.remaining() > 0
+        while completions.remaining() > 0
             && let Some(at) = shared.due.iter().position(|(due, _)| *due <= now)
         {
-            answers.push(shared.due.swap_remove(at).1);
+            completions.push(shared.due.swap_remove(at).1);
             count += 1;
         }
         shared.under_way -= count;
@@ -224,7 +222,7 @@ struct Program {
     waiting: Vec<(Request, Vec<Segment>)>,
     /// Expected result, in the order of submission.
     world: World,
-    answered: BTreeMap<u64, usize>,
+    completed: BTreeMap<u64, usize>,
     /// For each flush, the requests completed before its submission.
     covered: BTreeMap<u64, BTreeSet<u64>>,
 }
@@ -239,13 +237,13 @@ impl Program {
             next_number: 1,
             waiting: Vec::new(),
             world: World::new(),
-            answered: BTreeMap::new(),
+            completed: BTreeMap::new(),
             covered: BTreeMap::new(),
         }
     }
 
     fn is_done(&self) -> bool {
-        self.next_number > REQUESTS && self.answered.len() as u64 == self.next_number - 1
+        self.next_number > REQUESTS && self.completed.len() as u64 == self.next_number - 1
     }
 
     fn wish(&mut self) {
@@ -275,7 +273,7 @@ impl Program {
                 self.world.act(request.operation, request.token, index, block);
             }
             if request.operation == Operation::Flush {
-                self.covered.insert(request.token, self.answered.keys().copied().collect());
+                self.covered.insert(request.token, self.completed.keys().copied().collect());
             }
         }
     }
@@ -287,10 +285,10 @@ impl Program {
             channel.flush();
         }
         let room = usize::try_from(self.random.below(5)).unwrap();
-        let mut answers = CompletionBatch::with_capacity(room);
-        channel.poll(self.now, &mut answers);
-        for answer in answers.drain() {
-            *self.answered.entry(answer.token).or_default() += 1;
+        let mut completions = CompletionBatch::with_capacity(room);
+        channel.poll(self.now, &mut completions);
+        for completion in completions.drain() {
+            *self.completed.entry(completion.token).or_default() += 1;
         }
         self.now = self.now.after(Span::from_us(self.random.below(8)));
     }
@@ -304,12 +302,12 @@ fn judge(scheduler: Scheduler, seed: u64) {
     let mut program = Program::new(seed);
     while !program.is_done() {
         program.turn(&mut *channel);
-        let Program { now, answered, next_number, .. } = &program;
-        assert!(now.ns < 1_000_000_000, "{scheduler} {seed}: {} of {next_number}", answered.len());
+        let Program { now, completed, next_number, .. } = &program;
+        assert!(now.ns < 1_000_000_000, "{scheduler} {seed}: {} of {next_number}", completed.len());
     }
     let Shared { world, applied, spoiled, before_flush, .. } = &*shared.lock().unwrap();
     let name = format!("{scheduler} {seed}");
-    assert!(program.answered.values().all(|count| *count == 1), "{name}: answered once");
+    assert!(program.completed.values().all(|count| *count == 1), "{name}: answered once");
     for (number, count) in applied {
         assert!(
             *count == 1 || spoiled.contains(number),

@@ -45,8 +45,8 @@ fn good(token: u64) -> IoCompletion {
 }
 
 /// Completes requests below.
-fn answer(below: &Scripted, channel: &mut impl IoChannel, tokens: &[u64], now: Instant) {
-    tokens.iter().for_each(|token| below.answer(*token, IoStatus::SUCCESS, 0));
+fn completion(below: &Scripted, channel: &mut impl IoChannel, tokens: &[u64], now: Instant) {
+    tokens.iter().for_each(|token| below.completion(*token, IoStatus::SUCCESS, 0));
     assert_eq!(poll(channel, now).len(), tokens.len());
 }
 
@@ -73,9 +73,9 @@ fn neighbours_go_down_as_one_and_are_answered_each() {
     assert_eq!(ranges, [(50, 2), (10, 4), (20, 2)]);
     let offsets: Vec<u64> = taken[1].1.iter().map(|segment| segment.offset).collect();
     assert_eq!(offsets, [20_000, 30_000]);
-    below.answer(taken[1].0.token, IoStatus::SUCCESS, 0);
+    below.completion(taken[1].0.token, IoStatus::SUCCESS, 0);
     assert_eq!(poll(&mut merge, NOW), [good(2), good(3)]);
-    below.answer(4, IoStatus::SUCCESS, 0);
+    below.completion(4, IoStatus::SUCCESS, 0);
     assert_eq!(poll(&mut merge, NOW), [good(4)]);
 }
 
@@ -108,8 +108,8 @@ fn a_caller_may_use_any_token() {
     let segments = [Segment { len_bytes: 1024, ..Segment::default() }];
     assert_eq!(merge.submit(NOW, &[read(u64::MAX, 10), read(u64::MAX - 1, 12)], &segments), 2);
     let sent = tokens(&below);
-    below.answer(sent[1], IoStatus::INTERNAL_ERROR, 3);
-    below.answer(sent[0], IoStatus::SUCCESS, 0);
+    below.completion(sent[1], IoStatus::INTERNAL_ERROR, 3);
+    below.completion(sent[0], IoStatus::SUCCESS, 0);
     let bad = IoCompletion { token: u64::MAX - 1, status: IoStatus::INTERNAL_ERROR, result: 3 };
     assert_eq!(poll(&mut merge, NOW), [bad, good(u64::MAX)]);
 }
@@ -119,18 +119,18 @@ fn no_read_fails_for_the_sake_of_another_and_no_write_is_written_twice() {
     let below = Scripted::new(limits(), 100);
     let mut merge = Merge::new(below.clone());
     assert_eq!(submit(&mut merge, NOW, &[read(1, 10), read(2, 12)]), 2);
-    below.answer(tokens(&below)[0], IoStatus::UNRECOVERED_READ, 0);
+    below.completion(tokens(&below)[0], IoStatus::UNRECOVERED_READ, 0);
     assert_eq!(poll(&mut merge, NOW), []);
     let again = below.taken();
     let places: Vec<_> = again.iter().map(|(one, memory)| (one.token, memory[0].offset)).collect();
     assert_eq!(places, [(1, 10_000), (2, 20_000)]);
-    below.answer(1, IoStatus::UNRECOVERED_READ, 7);
-    below.answer(2, IoStatus::SUCCESS, 0);
-    let bad = |token, outcome, result| IoCompletion { token, status: outcome, result };
+    below.completion(1, IoStatus::UNRECOVERED_READ, 7);
+    below.completion(2, IoStatus::SUCCESS, 0);
+    let bad = |token, status, result| IoCompletion { token, status, result };
     assert_eq!(poll(&mut merge, NOW), [bad(1, IoStatus::UNRECOVERED_READ, 7), good(2)]);
 
     assert_eq!(submit(&mut merge, NOW, &[write(1, 10), write(2, 12)]), 2);
-    below.answer(tokens(&below)[0], IoStatus::WRITE_FAULT, 0);
+    below.completion(tokens(&below)[0], IoStatus::WRITE_FAULT, 0);
     let fault = |token| bad(token, IoStatus::WRITE_FAULT, 0);
     assert_eq!(poll(&mut merge, NOW), [fault(1), fault(2)]);
     assert_eq!(below.taken().len(), 0);
@@ -150,9 +150,9 @@ fn reads_go_first_and_in_ascending_order_and_a_flush_waits_for_nobody() {
     assert_eq!(ranges(&below), [(10, 2), (30, 2)]);
     assert_eq!(channel.submit(NOW, &[request(Operation::Flush, 9, 0, 0)], &[]), 1);
     assert_eq!(tokens(&below), [9]);
-    answer(&below, &mut channel, &[3, 5, 9], NOW);
+    completion(&below, &mut channel, &[3, 5, 9], NOW);
     assert_eq!(ranges(&below), [(40, 2), (50, 2)]);
-    answer(&below, &mut channel, &[6, 2], NOW);
+    completion(&below, &mut channel, &[6, 2], NOW);
     assert_eq!(ranges(&below), [(60, 2), (70, 2)]);
     assert_eq!(below.flushes(), 2, "what a poll sends is made visible");
 }
@@ -175,7 +175,7 @@ fn who_conflicts_with_an_elder_lets_it_go_first() {
     for expected in 1..=4 {
         below.make_space(1);
         let before: Vec<u64> = (expected > 1).then_some(expected - 1).into_iter().collect();
-        answer(&below, &mut channel, &before, NOW);
+        completion(&below, &mut channel, &before, NOW);
         assert_eq!(tokens(&below), [expected]);
     }
 }
@@ -197,7 +197,7 @@ fn nobody_starves_behind_an_endless_stream() {
         submit(&mut channel, now, &more);
         next += 3;
         below.make_space(1);
-        answer(&below, &mut channel, &[*sent.last().unwrap()], now);
+        completion(&below, &mut channel, &[*sent.last().unwrap()], now);
         sent.extend(tokens(&below));
         assert!(sent.len() < 100, "{sent:?}");
     }
@@ -260,7 +260,7 @@ fn what_finds_no_room_goes_when_there_is_some_and_nothing_overtakes_it() {
     let more = [read(3, 4), read(4, 6), read(5, 8)];
     assert_eq!(submit(&mut channel, NOW, &more), 0);
     below.make_space(9);
-    answer(&below, &mut channel, &[1], NOW);
+    completion(&below, &mut channel, &[1], NOW);
     assert_eq!(ranges(&below), [(2, 2)]);
     assert_eq!(submit(&mut channel, NOW, &more), 3);
 }

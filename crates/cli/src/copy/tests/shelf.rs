@@ -196,10 +196,10 @@ impl IoChannel for ShelfChannel {
         taken
     }
 
-    fn poll(&mut self, _now: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, _now: Instant, completions: &mut CompletionBatch) -> usize {
         let mut state = self.0.lock();
         let mut count = 0;
-        while answers.remaining() > 0 && !state.under_way.is_empty() {
+        while completions.remaining() > 0 && !state.under_way.is_empty() {
             let len = state.under_way.len() as u64 + 1;
             let index = usize::try_from(state.random.below(len)).unwrap();
             let Some(InFlight { request, .. }) = state.under_way.get(index) else { break };
@@ -208,7 +208,7 @@ impl IoChannel for ShelfChannel {
             }
             let one = state.under_way.remove(index);
             let (request, outcome) = (one.request, state.carry_out(one));
-            answers.push(IoCompletion { token: request.token, status: outcome, result: 0 });
+            completions.push(IoCompletion { token: request.token, status: outcome, result: 0 });
             count += 1;
         }
         count

@@ -41,16 +41,16 @@ impl Bed {
     /// Runs one operation on all of the memory, and waits for the completion.
     fn run(&self, channel: &mut dyn IoChannel, operation: Operation, lba: u64) -> IoStatus {
         let request = request(7, operation, lba);
-        let (mut answers, end) = (CompletionBatch::with_capacity(1), self.end());
+        let (mut completions, end) = (CompletionBatch::with_capacity(1), self.end());
         while channel.submit(self.clock.now(), &[request], &[self.memory]) == 0 {
             assert!(self.clock.now() < end, "never taken");
         }
         channel.flush();
-        while channel.poll(self.clock.now(), &mut answers) == 0 {
+        while channel.poll(self.clock.now(), &mut completions) == 0 {
             assert!(self.clock.now() < end, "never answered");
             tenmil_linux::thread::yield_now();
         }
-        answers.as_slice()[0].status
+        completions.as_slice()[0].status
     }
 
     fn end(&self) -> Instant {

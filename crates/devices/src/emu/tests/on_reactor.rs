@@ -54,7 +54,7 @@ enum ReactorIs {
 /// State of the poller.
 #[derive(Debug, Default)]
 struct Ledger {
-    answered: u64,
+    completed: u64,
     latest: Span,
     /// Submission time of the command in flight.
     pending: Option<Instant>,
@@ -64,7 +64,7 @@ struct Ledger {
 struct Gaps {
     queue: Box<dyn IoChannel>,
     buffer: Segment,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
     random: Random,
     due: Instant,
     ledger: Arc<Mutex<Ledger>>,
@@ -86,7 +86,7 @@ impl World {
         let gaps = Gaps {
             queue,
             buffer,
-            answers: CompletionBatch::with_capacity(8),
+            completions: CompletionBatch::with_capacity(8),
             random: Random::new(!seed),
             due: now,
             ledger: Arc::clone(&ledger),
@@ -114,14 +114,14 @@ impl World {
     /// Runs until a number of commands have completed, or one was lost.
     fn run(&mut self, commands: u64) -> Result<(), Error> {
         loop {
-            let Ledger { answered, pending, .. } = *self.ledger.lock().unwrap();
-            if answered >= commands {
+            let Ledger { completed, pending, .. } = *self.ledger.lock().unwrap();
+            if completed >= commands {
                 return Ok(());
             }
             if pending.is_some_and(|begun| self.now.since(begun) > FORGOTTEN) {
                 let (device, reactor) = (self.device.is, self.reactor_is);
                 return Err(Error::environment(format!(
-                    "device {device:?}, reactor {reactor:?}, after {answered}"
+                    "device {device:?}, reactor {reactor:?}, after {completed}"
                 )));
             }
             self.step(pending);
@@ -216,15 +216,18 @@ impl Poller for Gaps {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let now = context.now();
         let mut ledger = self.ledger.lock().unwrap();
-        let token = ledger.answered;
+        let token = ledger.completed;
         if let Some(begun) = ledger.pending {
-            if self.queue.poll(now, &mut self.answers) == 0 {
+            if self.queue.poll(now, &mut self.completions) == 0 {
                 return PollResult::Idle;
             }
-            let answers: Vec<_> =
-                self.answers.drain().map(|answer| (answer.token, answer.status)).collect();
-            assert_eq!(answers, [(token, IoStatus::SUCCESS)]);
-            ledger.answered += 1;
+            let completions: Vec<_> = self
+                .completions
+                .drain()
+                .map(|completion| (completion.token, completion.status))
+                .collect();
+            assert_eq!(completions, [(token, IoStatus::SUCCESS)]);
+            ledger.completed += 1;
             ledger.pending = None;
             ledger.latest = ledger.latest.max(now.since(begun));
             // From one microsecond to 50 milliseconds, log-uniform.

@@ -27,11 +27,11 @@ enum Host {
 struct World {
     stage: Stage,
     host_is: Host,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
     random: Random,
     now: Instant,
     begun: Instant,
-    answered: u32,
+    completed: u32,
     latest: Span,
     /// Number of sleeps of the host.
     sleeps: u32,
@@ -45,11 +45,11 @@ impl World {
         Self {
             stage,
             host_is: Host::Thinking(now),
-            answers: CompletionBatch::with_capacity(8),
+            completions: CompletionBatch::with_capacity(8),
             random: Random::new(seed),
             now,
             begun: now,
-            answered: 0,
+            completed: 0,
             latest: Span::default(),
             sleeps: 0,
             looks_once: planted == Planted::HostLooksOnce,
@@ -58,13 +58,13 @@ impl World {
 
     /// Runs until a number of commands have completed, or one was lost.
     fn run(&mut self, commands: u32) -> Result<(), Error> {
-        while self.answered < commands {
+        while self.completed < commands {
             let waits = !matches!(self.host_is, Host::Thinking(_));
             if waits && self.now.since(self.begun) > FORGOTTEN {
                 let (device, host) = (self.stage.device.is, self.host_is);
                 return Err(Error::environment(format!(
                     "device {device:?}, host {host:?}, after {}",
-                    self.answered
+                    self.completed
                 )));
             }
             match (self.stage.device.can_step(self.now), self.can_host_step()) {
@@ -104,7 +104,7 @@ impl World {
         self.host_is = match self.host_is {
             Host::Thinking(_) => {
                 self.begun = self.now;
-                let (token, lba) = (u64::from(self.answered), self.random.below(1 << 20));
+                let (token, lba) = (u64::from(self.completed), self.random.below(1 << 20));
                 let request = Request { token, lba, ..READ };
                 assert_eq!(self.stage.queue.submit(self.now, &[request], &[self.stage.buffer]), 1);
                 Host::Submitted
@@ -125,10 +125,11 @@ impl World {
     }
 
     fn poll(&mut self, polls: u32) -> Host {
-        if self.stage.queue.poll(self.now, &mut self.answers) > 0 {
-            let tokens: Vec<_> = self.answers.drain().map(|answer| answer.token).collect();
-            assert_eq!(tokens, [u64::from(self.answered)]);
-            self.answered += 1;
+        if self.stage.queue.poll(self.now, &mut self.completions) > 0 {
+            let tokens: Vec<_> =
+                self.completions.drain().map(|completion| completion.token).collect();
+            assert_eq!(tokens, [u64::from(self.completed)]);
+            self.completed += 1;
             self.latest = self.latest.max(self.now.since(self.begun));
             // From one microsecond to four milliseconds, log-uniform.
             let scale = 1_u64 << (10 + self.random.below(12));

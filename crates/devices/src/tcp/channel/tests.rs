@@ -133,10 +133,10 @@ fn channel_to_an_absent_device_opens_without_waiting_and_works_once_it_is_back()
     assert!(channel.wake_at() <= at(10), "nobody tells that there is a queue by now");
     is_up.store(true, Ordering::Relaxed);
     assert_eq!(channel.submit(at(10), &[read(3)], &[]), 1);
-    let mut answers = CompletionBatch::with_capacity(4);
-    assert_eq!(channel.poll(at(10), &mut answers), 1);
-    let answer = answers.drain().next().unwrap();
-    assert_eq!((answer.token, answer.status), (3, IoStatus::SUCCESS));
+    let mut completions = CompletionBatch::with_capacity(4);
+    assert_eq!(channel.poll(at(10), &mut completions), 1);
+    let completion = completions.drain().next().unwrap();
+    assert_eq!((completion.token, completion.status), (3, IoStatus::SUCCESS));
     drop(channel);
     assert_eq!(counts.closed.load(Ordering::Relaxed), 0);
 }
@@ -145,7 +145,7 @@ fn channel_to_an_absent_device_opens_without_waiting_and_works_once_it_is_back()
 fn requests_to_an_absent_device_fail_after_fail_fast_and_work_once_it_is_back() {
     let (medium, is_up, _counts) = absent();
     let mut channel = medium.channel().unwrap();
-    let mut answers = CompletionBatch::with_capacity(4);
+    let mut completions = CompletionBatch::with_capacity(4);
     assert_eq!(channel.submit(at(0), &[read(1)], &[]), 0);
     assert_eq!(channel.submit(at(1999), &[read(1)], &[]), 0);
     assert_eq!(channel.submit(at(2000), &[read(1), read(2)], &[]), 2);
@@ -154,12 +154,12 @@ fn requests_to_an_absent_device_fail_after_fail_fast_and_work_once_it_is_back() 
     // The queue is not taken before they were given.
     is_up.store(true, Ordering::Relaxed);
     assert_eq!(channel.submit(at(2010), &[read(4)], &[]), 1);
-    assert_eq!(channel.poll(at(2010), &mut answers), 3);
-    assert!(answers.drain().all(|answer| answer.status == IoStatus::PATH_ERROR));
+    assert_eq!(channel.poll(at(2010), &mut completions), 3);
+    assert!(completions.drain().all(|completion| completion.status == IoStatus::PATH_ERROR));
     assert!(!channel.arm());
     assert_eq!(channel.submit(at(2020), &[read(3)], &[]), 1);
-    assert_eq!(channel.poll(at(2020), &mut answers), 1);
-    assert_eq!(answers.drain().next().unwrap().status, IoStatus::SUCCESS);
+    assert_eq!(channel.poll(at(2020), &mut completions), 1);
+    assert_eq!(completions.drain().next().unwrap().status, IoStatus::SUCCESS);
 }
 
 #[test]

@@ -67,11 +67,11 @@ impl Background {
 }
 
 impl RequestGroup {
-    fn ended(&mut self, operation: Operation, leg: u8, answer: &IoCompletion) -> bool {
+    fn ended(&mut self, operation: Operation, leg: u8, completion: &IoCompletion) -> bool {
         self.awaited -= 1;
-        if !answer.status.is_success() {
+        if !completion.status.is_success() {
             self.failed |= leg;
-            self.lost |= if is_loss(operation, answer.status) { leg } else { 0 };
+            self.lost |= if is_loss(operation, completion.status) { leg } else { 0 };
         }
         self.awaited == 0
     }
@@ -149,9 +149,9 @@ impl MirrorChannel {
 
     /// Handles a completion of an ownership check. After the last one, the superblocks are written,
     /// unless another owner has the mirror.
-    fn look_ended(&mut self, copy: u8, leg: u8, answer: &IoCompletion) {
+    fn look_ended(&mut self, copy: u8, leg: u8, completion: &IoCompletion) {
         let Some(look) = &mut self.background.look else { return };
-        if !answer.status.is_success() {
+        if !completion.status.is_success() {
             look.failed[usize::from(copy & 1)] |= leg;
         }
         look.awaited -= 1;
@@ -269,14 +269,19 @@ impl MirrorChannel {
     }
 
     /// Handles a completion of background work.
-    pub(super) fn background_ended(&mut self, place: RequestOwner, leg: u8, answer: &IoCompletion) {
+    pub(super) fn background_ended(
+        &mut self,
+        place: RequestOwner,
+        leg: u8,
+        completion: &IoCompletion,
+    ) {
         let shared = self.shared.clone();
         if let RequestOwner::Look { copy } = place {
-            return self.look_ended(copy, leg, answer);
+            return self.look_ended(copy, leg, completion);
         }
         if place == RequestOwner::Commit {
             let Some(group) = &mut self.background.commit else { return };
-            if !group.ended(Operation::Write, leg, answer) {
+            if !group.ended(Operation::Write, leg, completion) {
                 return;
             }
             let failed = group.failed;
@@ -289,7 +294,7 @@ impl MirrorChannel {
         } else {
             let Some((task, group)) = &mut self.background.task else { return };
             let operation = if task.flushes() { Operation::Flush } else { Operation::Write };
-            if !group.ended(operation, leg, answer) {
+            if !group.ended(operation, leg, completion) {
                 return;
             }
             let (task, RequestGroup { failed, lost, .. }) = (*task, *group);

@@ -357,10 +357,10 @@ impl Legs {
         &mut self,
         leg: usize,
         now: Instant,
-        answers: &mut CompletionBatch,
+        completions: &mut CompletionBatch,
     ) -> usize {
         let Leg { backend, under_way, .. } = &mut self.legs[leg];
-        let count = backend.as_mut().map_or(0, |backend| backend.poll(now, answers));
+        let count = backend.as_mut().map_or(0, |backend| backend.poll(now, completions));
         *under_way -= u32::try_from(count).unwrap_or(0);
         count
     }

@@ -102,12 +102,12 @@ impl Bench {
             Request { lba, blocks: 1, segment_count: 1, operation, flags, ..Request::PLACEHOLDER };
         let mut channel = mirror.channel().unwrap();
         assert_eq!(channel.submit(self.now, &[request], &[segment]), 1);
-        let mut answers = CompletionBatch::with_capacity(1);
-        while answers.as_slice().is_empty() {
+        let mut completions = CompletionBatch::with_capacity(1);
+        while completions.as_slice().is_empty() {
             self.now = self.now.after(Span::from_us(10));
-            channel.poll(self.now, &mut answers);
+            channel.poll(self.now, &mut completions);
         }
-        assert_eq!(answers.as_slice()[0].status, IoStatus::SUCCESS);
+        assert_eq!(completions.as_slice()[0].status, IoStatus::SUCCESS);
     }
 }
 

@@ -111,10 +111,10 @@ impl Machine {
     }
 
     fn turn(&mut self, channel: &mut dyn IoChannel) {
-        let mut answers = CompletionBatch::with_capacity(4);
+        let mut completions = CompletionBatch::with_capacity(4);
         for _ in 0..TURNS {
             self.now = self.now.after(Span::from_us(10));
-            channel.poll(self.now, &mut answers);
+            channel.poll(self.now, &mut completions);
         }
     }
 }
@@ -150,8 +150,8 @@ impl IoChannel for WatchedChannel {
         taken
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        self.below.poll(now, answers)
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        self.below.poll(now, completions)
     }
 }
 

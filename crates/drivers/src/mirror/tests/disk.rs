@@ -209,19 +209,19 @@ impl IoChannel for Channel {
         count
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         let mut state = self.disk.lock();
         let mut count = 0;
-        while answers.remaining() > 0 {
+        while completions.remaining() > 0 {
             let is_due = |one: &(u32, Instant, _, _)| one.0 == self.number && one.1 <= now;
             let next = state.under_way.iter().enumerate().filter(|(_, one)| is_due(one));
             let Some((index, _)) = next.min_by_key(|(_, one)| one.1) else { break };
             let (_, _, request, segments) = state.under_way.swap_remove(index);
-            let outcome = match state.reports_loss(self.number, &request) {
+            let status = match state.reports_loss(self.number, &request) {
                 true => IoStatus::WRITE_FAULT,
                 false => state.carry_out(&request, &segments),
             };
-            answers.push(IoCompletion { token: request.token, status: outcome, result: 0 });
+            completions.push(IoCompletion { token: request.token, status, result: 0 });
             count += 1;
         }
         count

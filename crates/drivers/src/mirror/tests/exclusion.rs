@@ -91,12 +91,8 @@ impl IoChannel for Channel {
 
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
         for (index, request) in requests.iter().enumerate() {
-            if let Some(outcome) = self.namespace.refusal(request.operation) {
-                self.refused.push(IoCompletion {
-                    token: request.token,
-                    status: outcome,
-                    result: 0,
-                });
+            if let Some(status) = self.namespace.refusal(request.operation) {
+                self.refused.push(IoCompletion { token: request.token, status, result: 0 });
             } else if self.below.submit(now, &[*request], segments) == 0 {
                 return index;
             }
@@ -108,10 +104,10 @@ impl IoChannel for Channel {
         self.below.flush();
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         let refused = self.refused.len();
-        self.refused.drain(..).for_each(|answer| answers.push(answer));
-        refused + self.below.poll(now, answers)
+        self.refused.drain(..).for_each(|completion| completions.push(completion));
+        refused + self.below.poll(now, completions)
     }
 }
 
@@ -212,11 +208,11 @@ fn a_flush_that_is_refused_has_a_former_owner_look_who_has_the_mirror() {
     let (now, end) = (bench.clock.now(), bench.clock.now().after(Span::from_secs(20)));
     let flush = Request { operation: Operation::Flush, ..Request::PLACEHOLDER };
     assert_eq!(old.submit(now, &[flush], &[]), 1);
-    let mut answers = CompletionBatch::with_capacity(1);
+    let mut completions = CompletionBatch::with_capacity(1);
     while !former.shared.lock().fence.is_lost() {
         assert!(bench.clock.now() < end, "it does not look who has the mirror");
         old.flush();
-        old.poll(now, &mut answers);
+        old.poll(now, &mut completions);
     }
-    assert!(answers.as_slice()[0].status.is_conflict());
+    assert!(completions.as_slice()[0].status.is_conflict());
 }

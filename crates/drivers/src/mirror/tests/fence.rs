@@ -79,12 +79,12 @@ impl Bench {
         let request =
             Request { lba, blocks: 1, segment_count: 1, operation, ..Request::PLACEHOLDER };
         assert_eq!(channel.submit(self.clock.now(), &[request], &[segment]), 1);
-        let mut answers = CompletionBatch::with_capacity(1);
-        while answers.as_slice().is_empty() {
+        let mut completions = CompletionBatch::with_capacity(1);
+        while completions.as_slice().is_empty() {
             channel.flush();
-            channel.poll(self.clock.now(), &mut answers);
+            channel.poll(self.clock.now(), &mut completions);
         }
-        answers.as_slice()[0].status
+        completions.as_slice()[0].status
     }
 }
 
@@ -126,23 +126,23 @@ fn write_after_takeover(bugs: InjectedBugs) -> (IoStatus, bool) {
     let owner = bench.open_over(&legs, &force).unwrap();
     let mine = owner.shared.lock().fence.writes.id;
     // Another region, which has to be marked dirty first.
-    let outcome = bench.write(&mut *old, 3_000);
-    if outcome == RESERVATION_CONFLICT {
+    let status = bench.write(&mut *old, 3_000);
+    if status == RESERVATION_CONFLICT {
         assert_eq!(bench.write(&mut *old, 0), RESERVATION_CONFLICT, "from then on nothing");
         assert!(former.block_status(0).is_err());
         let mut new = owner.channel().unwrap();
         assert_eq!(bench.write(&mut *new, 3_000), IoStatus::SUCCESS);
     }
     let is_mine = bench.superblocks(&legs).iter().all(|leg| leg.owner.id == mine);
-    (outcome, is_mine)
+    (status, is_mine)
 }
 
 #[test]
 fn a_former_owner_writes_nothing_once_it_looks_and_is_told_why() {
     assert_eq!(write_after_takeover(InjectedBugs::default()), (RESERVATION_CONFLICT, true));
     let bugs = InjectedBugs { ignores_fence: true, ..InjectedBugs::default() };
-    let (outcome, _) = write_after_takeover(bugs);
-    assert_eq!(outcome, IoStatus::SUCCESS, "the injected bug");
+    let (status, _) = write_after_takeover(bugs);
+    assert_eq!(status, IoStatus::SUCCESS, "the injected bug");
 }
 
 #[test]

@@ -60,11 +60,11 @@ fn byte_of(regions: &RegionTable, opened: &OpenedDevice, lba: u64) -> u8 {
     let clock = Clock::start();
     let mut channel = opened.medium.channel().unwrap();
     assert_eq!(channel.submit(clock.now(), &[request], &[segment]), 1);
-    let mut answers = CompletionBatch::with_capacity(1);
-    while answers.as_slice().is_empty() {
-        channel.poll(clock.now(), &mut answers);
+    let mut completions = CompletionBatch::with_capacity(1);
+    while completions.as_slice().is_empty() {
+        channel.poll(clock.now(), &mut completions);
     }
-    assert_eq!(answers.as_slice()[0].status, IoStatus::SUCCESS);
+    assert_eq!(completions.as_slice()[0].status, IoStatus::SUCCESS);
     let mut byte = [0];
     regions.load(segment.slice(0, 1).unwrap(), &mut byte).unwrap();
     byte[0]

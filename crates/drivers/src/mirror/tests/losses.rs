@@ -85,23 +85,23 @@ impl Bench {
         let segment = memory.segment().slice(0, u32::try_from(BLOCK).unwrap()).unwrap();
         self.regions.store(segment, &stamp(request.lba, version)).unwrap();
         assert_eq!(self.channels[channel].submit(self.now, &[request], &[segment]), 1);
-        let mut answers = CompletionBatch::with_capacity(1);
-        while answers.as_slice().is_empty() {
-            self.turn(channel, &mut answers);
+        let mut completions = CompletionBatch::with_capacity(1);
+        while completions.as_slice().is_empty() {
+            self.turn(channel, &mut completions);
         }
         let mut held = vec![0; BLOCK];
         self.regions.load(segment, &mut held).unwrap();
-        (answers.as_slice()[0].status, held)
+        (completions.as_slice()[0].status, held)
     }
 
-    fn turn(&mut self, channel: usize, answers: &mut CompletionBatch) {
+    fn turn(&mut self, channel: usize, completions: &mut CompletionBatch) {
         self.now = self.now.after(Span::from_us(10));
         for (index, other) in self.channels.iter_mut().enumerate() {
             if index != channel && self.idle == Some(index) {
                 continue;
             }
             let mut nobody = CompletionBatch::with_capacity(1);
-            other.poll(self.now, if index == channel { answers } else { &mut nobody });
+            other.poll(self.now, if index == channel { completions } else { &mut nobody });
         }
     }
 
@@ -116,8 +116,8 @@ impl Bench {
         let operation = Operation::Read;
         let request =
             Request { lba, blocks: 1, segment_count: 1, operation, ..Request::PLACEHOLDER };
-        let (outcome, held) = self.run(0, request, 0);
-        assert_eq!(outcome, IoStatus::SUCCESS);
+        let (status, held) = self.run(0, request, 0);
+        assert_eq!(status, IoStatus::SUCCESS);
         version_of(lba, &held).unwrap()
     }
 
@@ -297,11 +297,11 @@ fn a_write_that_completes_after_the_flush_that_reported_a_loss_fails_the_next_fl
             .map(|(token, operation, request)| Request { token, operation, ..request });
         bench.disks.iter().for_each(Disk::lose);
         assert_eq!(bench.channels[0].submit(bench.now, &requests, &[segment]), 2);
-        let mut answers = CompletionBatch::with_capacity(2);
-        while answers.len() < 2 {
-            bench.turn(0, &mut answers);
+        let mut completions = CompletionBatch::with_capacity(2);
+        while completions.len() < 2 {
+            bench.turn(0, &mut completions);
         }
-        let last = answers.as_slice()[1];
+        let last = completions.as_slice()[1];
         if (last.token, last.status) == (1, IoStatus::SUCCESS) {
             met += 1;
             assert_eq!(bench.flush(0), IoStatus::WRITE_FAULT, "seed {seed}");
@@ -543,12 +543,12 @@ impl Files {
         let (blocks, segment_count) = (u32::from(moves), u16::from(moves));
         let request = Request { blocks, segment_count, operation, ..Request::PLACEHOLDER };
         assert_eq!(channels[asked].submit(self.clock.now(), &[request], &[segment]), 1);
-        let mut answers = CompletionBatch::with_capacity(1);
-        while answers.as_slice().is_empty() {
+        let mut completions = CompletionBatch::with_capacity(1);
+        while completions.as_slice().is_empty() {
             channels[asked].flush();
-            self.turn(channels, Some(asked), &mut answers);
+            self.turn(channels, Some(asked), &mut completions);
         }
-        answers.as_slice()[0].status
+        completions.as_slice()[0].status
     }
 
     fn turn(
@@ -583,8 +583,8 @@ fn a_leg_on_a_file_that_lost_writes_comes_back_by_itself() {
                 bench.turn(&mut channels, None, &mut none);
             }
             for channel in 0..2 {
-                let outcome = bench.run(&mut channels, channel, Operation::Flush);
-                assert_eq!(outcome, IoStatus::SUCCESS, "round {round}");
+                let status = bench.run(&mut channels, channel, Operation::Flush);
+                assert_eq!(status, IoStatus::SUCCESS, "round {round}");
             }
             channels.push(bench.mirror.channel().unwrap());
         }
@@ -603,7 +603,7 @@ fn legs_on_files_that_both_lost_writes_fail_a_flush_of_every_channel_and_go_on()
         assert_ne!(bench.run(&mut channels, 1, Operation::Flush), IoStatus::SUCCESS);
         for channel in 0..2 {
             let mut flush = |_| bench.run(&mut channels, channel, Operation::Flush);
-            let succeeds = (0..1000).map(&mut flush).any(|outcome| outcome == IoStatus::SUCCESS);
+            let succeeds = (0..1000).map(&mut flush).any(|status| status == IoStatus::SUCCESS);
             assert!(succeeds, "round {round}, channel {channel}");
         }
     }

@@ -79,12 +79,12 @@ impl Bench {
         };
         let clock = Clock::start();
         let mut channel = opened.medium.channel().unwrap();
-        let mut answers = CompletionBatch::with_capacity(1);
+        let mut completions = CompletionBatch::with_capacity(1);
         assert_eq!(channel.submit(clock.now(), &[request], &[block]), 1);
-        while answers.as_slice().is_empty() {
-            channel.poll(clock.now(), &mut answers);
+        while completions.as_slice().is_empty() {
+            channel.poll(clock.now(), &mut completions);
         }
-        assert_eq!(answers.as_slice()[0].status, IoStatus::SUCCESS);
+        assert_eq!(completions.as_slice()[0].status, IoStatus::SUCCESS);
     }
 }
 

@@ -42,7 +42,7 @@ struct Board {
 #[derive(Default)]
 struct Block {
     latest: AtomicU32,
-    answered: AtomicU32,
+    completed: AtomicU32,
     is_busy: AtomicBool,
 }
 
@@ -211,10 +211,10 @@ impl Player {
 
     fn turn(&mut self) {
         let now = Instant { ns: self.board.now.fetch_add(1_000, Ordering::SeqCst) };
-        let mut answers = CompletionBatch::with_capacity(SLOTS);
+        let mut completions = CompletionBatch::with_capacity(SLOTS);
         self.channel.flush();
-        self.channel.poll(now, &mut answers);
-        answers.drain().for_each(|answer| self.answered(&answer));
+        self.channel.poll(now, &mut completions);
+        completions.drain().for_each(|completion| self.completed(&completion));
     }
 
     fn ask_something(&mut self) {
@@ -244,7 +244,7 @@ impl Player {
         let is_write = operation == Operation::Write;
         let versions: Vec<u32> = match is_write {
             true => blocks.iter().map(|it| it.latest.fetch_add(1, Ordering::SeqCst) + 1).collect(),
-            false => blocks.iter().map(|it| it.answered.load(Ordering::SeqCst)).collect(),
+            false => blocks.iter().map(|it| it.completed.load(Ordering::SeqCst)).collect(),
         };
         let memory = self.memory_of(slot, count);
         if is_write {
@@ -272,17 +272,17 @@ impl Player {
         self.memory.segment().slice(at, len_bytes).unwrap()
     }
 
-    fn answered(&mut self, answer: &IoCompletion) {
-        let slot = usize::try_from(answer.token).unwrap();
+    fn completed(&mut self, completion: &IoCompletion) {
+        let slot = usize::try_from(completion.token).unwrap();
         let Open { operation, first, versions } = self.slots[slot].take().unwrap();
-        assert_eq!(answer.status, IoStatus::SUCCESS, "{operation:?} at {first}: a leg is well");
+        assert_eq!(completion.status, IoStatus::SUCCESS, "{operation:?} at {first}: a leg is well");
         let memory = self.memory_of(slot, versions.len());
         let mut bytes = vec![0; memory.len_bytes as usize];
         self.board.regions.load(memory, &mut bytes).unwrap();
         let blocks = self.board.blocks[first..].iter().zip(bytes.chunks(BLOCK));
         for (((block, bytes), before), lba) in blocks.zip(versions).zip(first as u64..) {
             if operation == Operation::Write {
-                block.answered.store(before, Ordering::SeqCst);
+                block.completed.store(before, Ordering::SeqCst);
                 block.is_busy.store(false, Ordering::SeqCst);
                 continue;
             }
@@ -311,8 +311,8 @@ impl Player {
             let request =
                 Request { lba, blocks, segment_count: 1, operation, ..Request::PLACEHOLDER };
             assert_eq!(channel.submit(Instant::default(), &[request], &[segment]), 1);
-            let mut answers = CompletionBatch::with_capacity(1);
-            while channel.poll(Instant::default(), &mut answers) == 0 {}
+            let mut completions = CompletionBatch::with_capacity(1);
+            while channel.poll(Instant::default(), &mut completions) == 0 {}
             let mut bytes = vec![0; segment.len_bytes as usize];
             self.board.regions.load(segment, &mut bytes).unwrap();
             held.extend(bytes);
@@ -369,13 +369,13 @@ impl IoChannel for ShakyChannel {
     }
 
     /// A failed request has been executed, but its completion is not delivered.
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        let mut below = CompletionBatch::with_capacity(answers.remaining());
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        let mut below = CompletionBatch::with_capacity(completions.remaining());
         let count = self.inner.poll(now, &mut below);
         let is_failing = self.is_failing.load(Ordering::SeqCst);
-        for answer in below.drain() {
-            let failed = IoCompletion { status: IoStatus::INTERNAL_ERROR, ..answer };
-            answers.push(if is_failing { failed } else { answer });
+        for completion in below.drain() {
+            let failed = IoCompletion { status: IoStatus::INTERNAL_ERROR, ..completion };
+            completions.push(if is_failing { failed } else { completion });
         }
         count
     }

@@ -34,7 +34,7 @@ const POLICY: ResyncPolicy = ResyncPolicy {
 /// Events of a run, for comparison.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Tale {
-    answered: u64,
+    completed: u64,
     faults: u64,
     end: Instant,
 }
@@ -144,7 +144,7 @@ impl World {
             now: Instant { ns: 1 },
             planted,
             bugs,
-            tale: Tale { answered: 0, faults: 0, end: Instant::default() },
+            tale: Tale { completed: 0, faults: 0, end: Instant::default() },
             flush_every,
             hot: 0,
             second_fault: None,
@@ -194,11 +194,11 @@ impl World {
     fn turn(&mut self) -> Result<(), Error> {
         self.now = self.now.after(Span { ns: 1 + self.random.below(40_000) });
         for index in 0..CHANNELS {
-            let mut answers = CompletionBatch::with_capacity(SLOTS);
+            let mut completions = CompletionBatch::with_capacity(SLOTS);
             let Some(channel) = &mut self.channels[index] else { continue };
-            channel.poll(self.now, &mut answers);
-            for answer in answers.drain() {
-                self.answered(&answer)?;
+            channel.poll(self.now, &mut completions);
+            for completion in completions.drain() {
+                self.completed(&completion)?;
             }
         }
         if self.second_fault.is_some_and(|leg| self.is_given_up(leg) || !self.is_recovering()) {
@@ -279,16 +279,16 @@ impl World {
         assert_eq!(backend.submit(self.now, &[request], &[memory]), 1, "there is room");
     }
 
-    fn answered(&mut self, answer: &IoCompletion) -> Result<(), Error> {
-        let slot = usize::try_from(answer.token).unwrap();
+    fn completed(&mut self, completion: &IoCompletion) -> Result<(), Error> {
+        let slot = usize::try_from(completion.token).unwrap();
         let open = self.slots[slot].take().ok_or("answered twice").map_err(Error::environment)?;
         let Open { operation, lba, blocks, is_forced, before } = open;
-        self.tale.answered += 1;
-        let is_good = answer.status == IoStatus::SUCCESS;
+        self.tale.completed += 1;
+        let is_good = completion.status == IoStatus::SUCCESS;
         if !is_good {
             return Err(Error::environment(format!(
                 "{operation:?} of {lba}+{blocks} ended with {:?}",
-                answer.status
+                completion.status
             )));
         }
         match operation {

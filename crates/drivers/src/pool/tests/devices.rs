@@ -440,8 +440,8 @@ impl IoChannel for LoggedChannel {
         taken
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        self.2.poll(now, answers)
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        self.2.poll(now, completions)
     }
 }
 

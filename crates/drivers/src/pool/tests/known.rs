@@ -80,14 +80,14 @@ fn ask(
     requests: &[Request],
     segments: &[Segment],
 ) -> Vec<(u64, IoStatus)> {
-    let (mut answers, mut done, mut taken) = (CompletionBatch::with_capacity(5), Vec::new(), 0);
+    let (mut completions, mut done, mut taken) = (CompletionBatch::with_capacity(5), Vec::new(), 0);
     for turn in 0..100_000 {
         let now = Instant { ns: turn };
         let leased = segments.to_vec();
         taken += backend.submit(now, &requests[taken..], &leased);
         backend.flush();
-        backend.poll(now, &mut answers);
-        done.extend(answers.drain().map(|answer| (answer.token, answer.status)));
+        backend.poll(now, &mut completions);
+        done.extend(completions.drain().map(|completion| (completion.token, completion.status)));
         if done.len() == requests.len() {
             done.sort_unstable_by_key(|(token, _)| *token);
             return done;
@@ -121,7 +121,7 @@ fn known_reads_bring_each_its_own_block_from_a_device_that_takes_few_at_a_time()
                 requests.push(request(Operation::Read, lba, first..first + 2));
             }
             let done = ask(&mut *backend, &requests, &segments);
-            assert!(done.iter().all(|(_, outcome)| outcome.is_success()), "seed {seed}: {done:?}");
+            assert!(done.iter().all(|(_, status)| status.is_success()), "seed {seed}: {done:?}");
             requests.sort_unstable_by_key(|request| request.token);
             assert!(done.iter().map(|(token, _)| *token).eq(requests.iter().map(|one| one.token)));
             for block in 0..BLOCKS {
@@ -155,9 +155,9 @@ fn memory_that_does_not_fit_a_known_read_is_refused_now_and_later() {
         requests.extend(fine);
         requests.insert(7, many);
         let done = ask(&mut *backend, &requests, &segments);
-        for (token, outcome) in done {
+        for (token, status) in done {
             let is_fine = !matches!(token - 1_000, 0 | 1 | 2 | 7);
-            assert_eq!(outcome.is_success(), is_fine, "{token}: {outcome:?}");
+            assert_eq!(status.is_success(), is_fine, "{token}: {status:?}");
         }
         assert!(!open.shared.lock().is_busy(), "nobody reads any more");
     }

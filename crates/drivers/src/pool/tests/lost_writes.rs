@@ -49,8 +49,8 @@ impl Disks {
         lost.iter().for_each(|disk| self.disks[*disk].lose_counted());
         let mut interrupted = 0;
         for run in 0..runs {
-            while let Err(outcome) = try_read(hand, run * u64::from(RUN)) {
-                assert_eq!(outcome, IoStatus::INTERRUPTED);
+            while let Err(status) = try_read(hand, run * u64::from(RUN)) {
+                assert_eq!(status, IoStatus::INTERRUPTED);
                 interrupted += 1;
                 assert!(interrupted < 10_000, "it recovers");
                 tenmil_linux::thread::yield_now();

@@ -46,18 +46,18 @@ impl Counter {
     fn turn(&mut self, regions: &RegionTable, now: Instant) {
         let (expected, new) = (self.memory.slice(0, 512), self.memory.slice(512, 512));
         let (expected, new) = (expected.unwrap(), new.unwrap());
-        let mut answers = CompletionBatch::with_capacity(2);
-        self.channel.poll(now, &mut answers);
-        for answer in answers.drain() {
+        let mut completions = CompletionBatch::with_capacity(2);
+        self.channel.poll(now, &mut completions);
+        for completion in completions.drain() {
             self.asked = false;
-            match (answer.token == Operation::Read as u64, answer.status) {
-                (true, outcome) => {
-                    assert_eq!(outcome, IoStatus::SUCCESS);
+            match (completion.token == Operation::Read as u64, completion.status) {
+                (true, status) => {
+                    assert_eq!(status, IoStatus::SUCCESS);
                     self.seen = regions.load_u32(expected).unwrap() + 1;
                 }
                 (false, IoStatus::SUCCESS) => (self.done, self.seen) = (self.done + 1, 0),
-                (false, outcome) => {
-                    assert_eq!(outcome, IoStatus::COMPARE_FAILURE);
+                (false, status) => {
+                    assert_eq!(status, IoStatus::COMPARE_FAILURE);
                     (self.late, self.seen) = (self.late + 1, 0);
                 }
             }
@@ -116,10 +116,10 @@ fn of_those_who_swap_the_same_block_none_overwrites_another() {
         drop(counters);
         let mut plain = shaped.channel().unwrap();
         let segment = memory.slice(8192, 512).unwrap();
-        let mut answers = CompletionBatch::with_capacity(1);
+        let mut completions = CompletionBatch::with_capacity(1);
         assert_eq!(plain.submit(now, &[request(Operation::Read)], &[segment]), 1);
         let later = now.after(Span::from_secs(1));
-        while plain.poll(later, &mut answers) == 0 {}
+        while plain.poll(later, &mut completions) == 0 {}
         let held = regions.load_u32(segment).unwrap();
         assert!((done..=done + under_way).contains(&held), "seed {seed}: {held} of {done}");
     }

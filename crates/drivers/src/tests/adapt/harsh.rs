@@ -148,8 +148,8 @@ impl IoChannel for HarshChannel {
         count
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        let count = self.inner.poll(now, answers);
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        let count = self.inner.poll(now, completions);
         self.under_way -= count;
         count
     }

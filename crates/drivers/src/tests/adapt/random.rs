@@ -42,7 +42,7 @@ struct Bench {
     blocks: Vec<Option<[u8; BLOCK]>>,
     places: [Option<Wanted>; PLACES],
     next_token: u64,
-    answered: u64,
+    completed: u64,
 }
 
 fn demands(random: &mut Random) -> Demands {
@@ -91,7 +91,7 @@ impl Bench {
             blocks: vec![Some([0; BLOCK]); usize::try_from(BLOCKS).unwrap()],
             places: [const { None }; PLACES],
             next_token: 0,
-            answered: 0,
+            completed: 0,
         }
     }
 
@@ -228,23 +228,23 @@ impl Bench {
 
     fn poll(&mut self) {
         self.now = self.now.after(Span::from_us(self.random.below(20)));
-        let mut answers =
+        let mut completions =
             CompletionBatch::with_capacity(usize::try_from(self.random.below(4) + 1).unwrap());
-        let count = self.channel.poll(self.now, &mut answers);
-        assert_eq!(count, answers.as_slice().len());
-        for answer in answers.drain() {
+        let count = self.channel.poll(self.now, &mut completions);
+        assert_eq!(count, completions.as_slice().len());
+        for completion in completions.drain() {
             let is_it = |wanted: &Option<Wanted>| {
-                wanted.as_ref().is_some_and(|wanted| wanted.token == answer.token)
+                wanted.as_ref().is_some_and(|wanted| wanted.token == completion.token)
             };
             let place = self.places.iter().position(is_it).expect("answered once, and asked for");
             let wanted = self.places[place].take().unwrap();
-            self.check(&wanted, answer);
-            self.answered += 1;
+            self.check(&wanted, completion);
+            self.completed += 1;
         }
     }
 
     /// Checks one completion, and executes the request on the array.
-    fn check(&mut self, wanted: &Wanted, answer: IoCompletion) {
+    fn check(&mut self, wanted: &Wanted, completion: IoCompletion) {
         let Request { lba, operand, operation, blocks, .. } = wanted.request;
         let count = u64::from(blocks);
         let range = lba..lba + count;
@@ -257,18 +257,18 @@ impl Bench {
                 Some(held) if held[..] == wanted.bytes[..held.len()] => IoStatus::SUCCESS,
                 Some(_) => IoStatus::COMPARE_FAILURE,
                 // One part may differ before another turns out to be unreadable.
-                None if answer.status == IoStatus::COMPARE_FAILURE => IoStatus::COMPARE_FAILURE,
+                None if completion.status == IoStatus::COMPARE_FAILURE => IoStatus::COMPARE_FAILURE,
                 None => IoStatus::UNRECOVERED_READ,
             },
             _ => IoStatus::SUCCESS,
         };
-        assert_eq!(answer.status, expected, "{:?}", wanted.request);
+        assert_eq!(completion.status, expected, "{:?}", wanted.request);
         match operation {
             Operation::Read if held.is_some() => {
                 assert!(self.get(&wanted.segments) == held.unwrap(), "{:?}", wanted.request);
             }
             Operation::Write => self.hold(range, Some(&wanted.bytes)),
-            Operation::CompareAndWrite if answer.status.is_success() => {
+            Operation::CompareAndWrite if completion.status.is_success() => {
                 let new = wanted.bytes[wanted.bytes.len() / 2..].to_vec();
                 self.hold(range, Some(&new));
             }
@@ -306,10 +306,10 @@ impl Bench {
             operation: Operation::Read,
             flags: RequestFlags::NONE,
         };
-        let mut answers = CompletionBatch::with_capacity(1);
+        let mut completions = CompletionBatch::with_capacity(1);
         assert_eq!(self.medium.submit(self.now, &[request], &[segment]), 1);
-        assert_eq!(self.medium.poll(self.now, &mut answers), 1);
-        let done = answers.as_slice()[0].status.is_success();
+        assert_eq!(self.medium.poll(self.now, &mut completions), 1);
+        let done = completions.as_slice()[0].status.is_success();
         done.then(|| self.get(&[segment]))
     }
 }
@@ -328,7 +328,7 @@ fn overlap(left: &Range<u64>, right: &Range<u64>) -> bool {
 
 #[test]
 fn whatever_is_asked_comes_out_as_on_a_plain_array() {
-    let mut answered = 0;
+    let mut completed = 0;
     for seed in 0..300 {
         let mut bench = Bench::new(seed);
         for _ in 0..800 {
@@ -348,9 +348,9 @@ fn whatever_is_asked_comes_out_as_on_a_plain_array() {
             let held = bench.held(block..block + 1);
             assert_eq!(bench.peek(block), held, "seed {seed} block {block}");
         }
-        assert!(bench.answered > 3, "seed {seed}: {}", bench.answered);
+        assert!(bench.completed > 3, "seed {seed}: {}", bench.completed);
         assert!(!bench.channel.arm(), "seed {seed}: nothing is owed");
-        answered += bench.answered;
+        completed += bench.completed;
     }
-    assert!(answered > 15_000, "{answered}");
+    assert!(completed > 15_000, "{completed}");
 }

@@ -221,7 +221,7 @@ fn errors_can_be_injected_into_admin_commands() {
     let injection = Injection {
         opcode: 0x0a,
         side: InjectionSide::Submission,
-        outcome: IoStatus::INTERNAL_ERROR,
+        status: IoStatus::INTERNAL_ERROR,
         count: 1,
     };
     world.controller.admin_queue().inject(injection);

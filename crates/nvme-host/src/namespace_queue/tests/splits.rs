@@ -181,7 +181,7 @@ fn separate_metadata_goes_with_its_blocks() {
     assert_eq!(world.refusal_of(with_metadata, &short), IoStatus::INVALID_FIELD);
     let odd = [segments[0], segment(2, 66, 80)];
     let with_odd = Request { metadata_count: 1, ..with_metadata };
-    assert_eq!(world.refusal_of(with_odd, &odd), DataPointerError::Alignment.outcome());
+    assert_eq!(world.refusal_of(with_odd, &odd), DataPointerError::Alignment.status());
 }
 
 #[test]
@@ -262,10 +262,10 @@ fn an_injected_error_reaches_a_child_like_any_other() {
     let view = NamespaceView { transfer_bytes_max: BLOCK, ..VIEW };
     for side in [InjectionSide::Submission, InjectionSide::Completion] {
         let mut world = World::new(view, 4);
-        let (opcode, outcome) = (IoOpcode::Read.code(), IoStatus::UNRECOVERED_READ);
-        world.namespace.queue_mut().inject(Injection { opcode, side, outcome, count: 1 });
+        let (opcode, status) = (IoOpcode::Read.code(), IoStatus::UNRECOVERED_READ);
+        world.namespace.queue_mut().inject(Injection { opcode, side, status, count: 1 });
         assert!(world.submit(read(0, 10, 1), &[segment(1, 0, 10 * BLOCK)]));
-        assert_eq!(world.run_dry().1, [(77, outcome)], "{side:?}");
+        assert_eq!(world.run_dry().1, [(77, status)], "{side:?}");
         assert!(world.submit(read(0, 10, 1), &[segment(1, 0, 10 * BLOCK)]));
         assert_eq!(world.run_dry().1, [(77, IoStatus::SUCCESS)]);
     }

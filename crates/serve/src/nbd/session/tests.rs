@@ -54,8 +54,8 @@ impl IoChannel for Watched {
         if self.is_stuck { requests.len() } else { self.backend.submit(now, requests, segments) }
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        self.backend.poll(now, answers)
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        self.backend.poll(now, completions)
     }
 
     fn fence_writes(&mut self) {

@@ -11,7 +11,7 @@ use super::client::{
 use super::{SIZE, Session};
 
 /// Replies to a request, over structured replies.
-fn answered(session: &mut Session, bytes: &[u8]) -> Vec<(u64, Reply)> {
+fn completed(session: &mut Session, bytes: &[u8]) -> Vec<(u64, Reply)> {
     if session.connection.is_haggling() {
         session.talk(&handshake(true), usize::MAX);
     }
@@ -43,10 +43,10 @@ fn every_request_that_cannot_be_is_refused_with_its_error_and_nothing_else_happe
     ] {
         let mut session = Session::new();
         let bytes = flagged(command, flags, 7, offset, len);
-        let found = answered(&mut session, &bytes);
+        let found = completed(&mut session, &bytes);
         let case = format!("{command} {flags:?} {offset} {len}");
         assert_eq!(found, [(7, Reply::Failed(error, None))], "{case}");
-        let next = answered(&mut session, &request(Command::READ, 8, 0, 512));
+        let next = completed(&mut session, &request(Command::READ, 8, 0, 512));
         assert_eq!(next, [(8, Reply::Data(0, vec![0; 512]))], "{case}: it goes on");
     }
 }
@@ -62,7 +62,7 @@ fn the_data_of_a_refused_write_are_not_taken_for_requests() {
     ] {
         let mut session = session;
         let bytes = [write(7, offset, data), request(Command::READ, 8, 0, 512)].concat();
-        let found = answered(&mut session, &bytes);
+        let found = completed(&mut session, &bytes);
         let expected = [(7, Reply::Failed(error, None)), (8, Reply::Data(0, vec![0; 512]))];
         assert_eq!(found, expected);
     }
@@ -72,10 +72,10 @@ fn the_data_of_a_refused_write_are_not_taken_for_requests() {
 fn a_read_only_export_refuses_every_change() {
     let mut session = Session::with(true, |_| {});
     for command in [Command::TRIM, Command::WRITE_ZEROES] {
-        let found = answered(&mut session, &request(command, 7, 0, 512));
+        let found = completed(&mut session, &request(command, 7, 0, 512));
         assert_eq!(found, [(7, Reply::Failed(ErrorCode::EPERM, None))], "{command}");
     }
-    let found = answered(&mut session, &request(Command::FLUSH, 7, 0, 0));
+    let found = completed(&mut session, &request(Command::FLUSH, 7, 0, 0));
     assert_eq!(found, [(7, Reply::Done)]);
 }
 
@@ -83,10 +83,10 @@ fn a_read_only_export_refuses_every_change() {
 fn a_medium_that_forgets_everything_promises_no_flush() {
     let mut session =
         Session::with(false, |limits| limits.durability = tenmil_base::Durability::NonPersistent);
-    let found = answered(&mut session, &request(Command::FLUSH, 7, 0, 0));
+    let found = completed(&mut session, &request(Command::FLUSH, 7, 0, 0));
     assert_eq!(found, [(7, Reply::Failed(ErrorCode::EINVAL, None))]);
     let forced = flagged(Command::WRITE_ZEROES, CommandFlags::FUA, 8, 0, 512);
-    let found = answered(&mut session, &forced);
+    let found = completed(&mut session, &forced);
     assert_eq!(found, [(8, Reply::Failed(ErrorCode::EINVAL, None))]);
 }
 
@@ -117,8 +117,8 @@ fn an_error_of_the_medium_is_told_with_its_place() {
             flags: RequestFlags::NONE,
         };
         assert_eq!(session.backend.submit(Instant::default(), &[request_of], &[]), 1);
-        let mut answers = tenmil_base::CompletionBatch::with_capacity(1);
-        assert_eq!(session.backend.poll(Instant::default(), &mut answers), 1);
+        let mut completions = tenmil_base::CompletionBatch::with_capacity(1);
+        assert_eq!(session.backend.poll(Instant::default(), &mut completions), 1);
         let back = session.talk(&request(Command::READ, 7, 512, 4 << 20), usize::MAX);
         let place = structured.then_some(512 + (2 << 20));
         let expected = [(7, Reply::Failed(ErrorCode::EIO, place))];

@@ -388,7 +388,7 @@ fn a_context_that_is_not_known_is_not_told_and_not_chosen() {
 
 #[test]
 fn failed_flush_has_no_offset_and_failed_write_has_one() {
-    for (command, outcome) in
+    for (command, status) in
         [(Command::FLUSH, IoStatus::WRITE_FAULT), (Command::TRIM, IoStatus::WRITE_FAULT)]
     {
         let mut session = Session::new();
@@ -398,7 +398,7 @@ fn failed_flush_has_no_offset_and_failed_write_has_one() {
         session.connection.step();
         let token = session.connection.requests().0[0].token;
         session.connection.taken(1);
-        session.connection.handle_completion(IoCompletion { token, status: outcome, result: 0 });
+        session.connection.handle_completion(IoCompletion { token, status, result: 0 });
         let back = session.take(usize::MAX);
         // NBD_REPLY_TYPE_ERROR and NBD_REPLY_TYPE_ERROR_OFFSET.
         let expected: u16 = if command == Command::FLUSH { 1 << 15 | 1 } else { 1 << 15 | 2 };
@@ -418,8 +418,8 @@ fn forced_trim_is_answered_after_a_flush() {
         let asked = session.connection.requests().0[0];
         assert_eq!((asked.operation, asked.flags), (operation, RequestFlags::NONE));
         session.connection.taken(1);
-        let answer = IoCompletion { token: asked.token, status: IoStatus::SUCCESS, result: 0 };
-        session.connection.handle_completion(answer);
+        let completion = IoCompletion { token: asked.token, status: IoStatus::SUCCESS, result: 0 };
+        session.connection.handle_completion(completion);
     }
     assert!(!session.connection.to_send().is_empty());
     session.give(&request(Command::TRIM, 8, 0, 512));

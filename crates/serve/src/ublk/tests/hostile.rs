@@ -94,7 +94,7 @@ fn tags_that_there_are_not_or_that_the_kernel_has_not_are_told_and_left() {
 fn an_answer_that_was_not_asked_for_is_told_and_left() {
     let mut session = Session::new();
     for token in [0, 5, 8, u64::MAX] {
-        session.answered(IoCompletion { token, status: IoStatus::SUCCESS, result: 0 });
+        session.completed(IoCompletion { token, status: IoStatus::SUCCESS, result: 0 });
         assert!(session.tags.next_trouble().unwrap().contains("not in flight"));
         assert!(session.kernel.results().is_empty());
     }

@@ -24,8 +24,9 @@ fn the_medium_is_given_the_place_of_the_tag_and_nothing_is_copied() {
         assert_eq!((part.request, part.byte, part.len_bytes), (tag, 0, 1024));
         session.tags.taken(1);
         assert_eq!(session.tags.in_flight(), 1);
-        let answer = IoCompletion { token: u64::from(tag), status: IoStatus::SUCCESS, result: 0 };
-        session.answered(answer);
+        let completion =
+            IoCompletion { token: u64::from(tag), status: IoStatus::SUCCESS, result: 0 };
+        session.completed(completion);
         assert_eq!(session.kernel.results(), [(tag, 1024)]);
         assert_eq!(session.tags.in_flight(), 0);
     }
@@ -69,7 +70,7 @@ fn what_the_medium_refuses_is_copied_and_after_some_refusals_everything_is() {
         let place = segments[requests[0].segment_first as usize];
         assert_eq!(place.region == leased.region, round + 1 < refusals, "round {round}");
         session.tags.taken(1);
-        session.answered(IoCompletion { token: 1, status: IoStatus::SUCCESS, result: 0 });
+        session.completed(IoCompletion { token: 1, status: IoStatus::SUCCESS, result: 0 });
         assert_eq!(session.kernel.results(), [(1, 512)]);
     }
     let done = session.tags.done();
@@ -89,8 +90,8 @@ fn an_error_that_is_one_either_way_is_told_once_as_without() {
             assert!(matches!(requests[0].operation, Operation::Read | Operation::Write));
             session.tags.taken(1);
             assert!(session.kernel.results().is_empty(), "nobody has heard of it: {refused}");
-            let outcome = IoStatus::CAPACITY_EXCEEDED;
-            session.answered(IoCompletion { token: 2, status: outcome, result: 0 });
+            let status = IoStatus::CAPACITY_EXCEEDED;
+            session.completed(IoCompletion { token: 2, status, result: 0 });
         }
         assert_eq!(session.kernel.results(), [(2, -28)]);
     }
@@ -117,7 +118,7 @@ fn a_device_that_is_out_of_reach_is_not_asked_for_copies() {
         let (requests, segments) = session.tags.requests();
         assert_eq!(segments[requests[0].segment_first as usize].region, leased.region, "{round}");
         session.tags.taken(1);
-        session.answered(IoCompletion { token: 2, status: IoStatus::PATH_ERROR, result: 0 });
+        session.completed(IoCompletion { token: 2, status: IoStatus::PATH_ERROR, result: 0 });
         assert_eq!(session.kernel.results(), [(2, -67)]);
     }
     assert_eq!(session.tags.next_trouble(), None);

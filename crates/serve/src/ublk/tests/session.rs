@@ -23,7 +23,7 @@ pub(super) struct Session {
     pub(super) tags: Tags,
     pub(super) backend: Box<dyn IoChannel>,
     pub(super) regions: RegionTable,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
     _memory: Region,
 }
 
@@ -44,7 +44,7 @@ impl Session {
             tags: Tags::new(disk, DEPTH, memory.segment()),
             backend: medium.channel().unwrap(),
             regions,
-            answers: CompletionBatch::with_capacity(usize::from(DEPTH)),
+            completions: CompletionBatch::with_capacity(usize::from(DEPTH)),
             _memory: memory,
         }
     }
@@ -96,15 +96,15 @@ impl Session {
         let taken = self.backend.submit(Instant::default(), requests, segments);
         self.tags.taken(taken);
         self.backend.flush();
-        self.backend.poll(Instant::default(), &mut self.answers);
-        let answers: Vec<IoCompletion> = self.answers.drain().collect();
-        for answer in answers {
-            self.answered(answer);
+        self.backend.poll(Instant::default(), &mut self.completions);
+        let completions: Vec<IoCompletion> = self.completions.drain().collect();
+        for completion in completions {
+            self.completed(completion);
         }
     }
 
-    pub(super) fn answered(&mut self, answer: IoCompletion) {
-        let step = self.tags.answered(answer);
+    pub(super) fn completed(&mut self, completion: IoCompletion) {
+        let step = self.tags.completed(completion);
         self.follow(step);
     }
 
@@ -175,7 +175,7 @@ fn data_that_cannot_be_copied_fail_their_request_and_no_other() {
 
 #[test]
 fn an_error_of_the_device_is_told_in_the_kernels_words() {
-    for (outcome, expected) in [
+    for (status, expected) in [
         (IoStatus::UNRECOVERED_READ, -61),
         (IoStatus::CAPACITY_EXCEEDED, -28),
         (IoStatus::INVALID_OPCODE, -95),
@@ -188,8 +188,8 @@ fn an_error_of_the_device_is_told_in_the_kernels_words() {
         session.receive();
         let count = session.tags.requests().0.len();
         session.tags.taken(count);
-        session.answered(IoCompletion { token: 6, status: outcome, result: 0 });
-        assert_eq!(session.kernel.results(), [(6, expected)], "{outcome:?}");
+        session.completed(IoCompletion { token: 6, status, result: 0 });
+        assert_eq!(session.kernel.results(), [(6, expected)], "{status:?}");
     }
 }
 

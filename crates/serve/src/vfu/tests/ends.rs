@@ -39,8 +39,8 @@ fn a_client_that_has_gone_rings_no_doorbell_of_the_next_one() {
     let rig = Rig::new(PollMode::Always);
     let doorbells = |machine: &mut Machine| {
         machine.client.region(region_index::BAR0);
-        let answer = machine.wait(|answer| matches!(answer, ClientEvent::Region { .. }));
-        let ClientEvent::Region { file: Some(file), .. } = answer else { panic!("{answer:?}") };
+        let reply = machine.wait(|reply| matches!(reply, ClientEvent::Region { .. }));
+        let ClientEvent::Region { file: Some(file), .. } = reply else { panic!("{reply:?}") };
         std::fs::File::from(file.try_clone().unwrap())
     };
     let (tail, one) = (0x1000 + 2 * 32, 1_u32.to_le_bytes());
@@ -70,8 +70,8 @@ fn a_second_client_is_told_that_there_is_a_first_and_comes_in_after_it() {
     let rig = Rig::new(PollMode::Adaptive);
     let first = rig.machine();
     let mut second = Machine::connect(&rig.path(), rig.clock);
-    let answer = second.wait(|answer| matches!(answer, ClientEvent::Refused { .. }));
-    assert!(matches!(answer, ClientEvent::Refused { error: Errno::BUSY, .. }), "{answer:?}");
+    let reply = second.wait(|reply| matches!(reply, ClientEvent::Refused { .. }));
+    assert!(matches!(reply, ClientEvent::Refused { error: Errno::BUSY, .. }), "{reply:?}");
     // A silent client is disconnected after a while; further ones are closed immediately.
     let silent = Connection::connect(&rig.path(), Span::from_secs(20)).unwrap();
     assert!(silent.wait_to_receive(Span::from_secs(20)).unwrap());
@@ -79,8 +79,8 @@ fn a_second_client_is_told_that_there_is_a_first_and_comes_in_after_it() {
     drop(first);
     rig.await_event(|new_events| matches!(new_events, EndpointEvent::Disconnected(_)));
     let mut third = Machine::connect(&rig.path(), rig.clock);
-    let is_over = |answer: &ClientEvent<_>| {
-        matches!(answer, ClientEvent::Version(_) | ClientEvent::Refused { error: Errno::BUSY, .. })
+    let is_over = |reply: &ClientEvent<_>| {
+        matches!(reply, ClientEvent::Version(_) | ClientEvent::Refused { error: Errno::BUSY, .. })
     };
     while !matches!(third.wait(is_over), ClientEvent::Version(_)) {
         third = Machine::connect(&rig.path(), rig.clock);

@@ -101,10 +101,10 @@ fn a_device_says_what_it_is_like_and_offers_doorbells_only_to_whom_it_looks_at_f
         let rig = Rig::new(poll);
         let mut machine = rig.machine();
         machine.client.device();
-        let device = machine.wait(|answer| matches!(answer, ClientEvent::Device { .. }));
+        let device = machine.wait(|reply| matches!(reply, ClientEvent::Device { .. }));
         assert!(matches!(device, ClientEvent::Device { regions: 9, irqs: 5, can_reset: true }));
         machine.client.region(region_index::BAR0);
-        let region = machine.wait(|answer| matches!(answer, ClientEvent::Region { .. }));
+        let region = machine.wait(|reply| matches!(reply, ClientEvent::Region { .. }));
         let ClientEvent::Region { shape, file, .. } = region else { panic!() };
         assert_eq!(shape.size, 0x4000);
         assert_eq!(
@@ -112,7 +112,7 @@ fn a_device_says_what_it_is_like_and_offers_doorbells_only_to_whom_it_looks_at_f
             (poll == PollMode::Always, poll == PollMode::Always)
         );
         machine.client.irqs(irq_index::MSIX);
-        let irqs = machine.wait(|answer| matches!(answer, ClientEvent::Irqs { .. }));
+        let irqs = machine.wait(|reply| matches!(reply, ClientEvent::Irqs { .. }));
         let ClientEvent::Irqs { shape, .. } = irqs else { panic!() };
         assert_eq!(shape.count, 5);
         assert_eq!(machine.read(8, 4), 0x0002_0100, "version 2.1");

@@ -36,7 +36,7 @@ fn of(takes: Span, clock: Clock) -> (EndpointPoller, Machine) {
     let mut host = EndpointPoller::new(listen_socket, guest).unwrap();
     let client = Thread::spawn("client", None, move |_: &tenmil_linux::StopFlag| {
         let mut machine = Machine::connect(&path, clock);
-        machine.wait(|answer| matches!(answer, tenmil_vfio_user::ClientEvent::Version(_)));
+        machine.wait(|reply| matches!(reply, tenmil_vfio_user::ClientEvent::Version(_)));
         machine.map(true);
         machine.enable();
         machine.make_queue();

@@ -30,7 +30,7 @@ pub(super) struct Rig {
 pub(super) struct Machine {
     pub(super) connection: Connection,
     pub(super) client: Client<Arc<OwnedFd>>,
-    pub(super) answers: Vec<ClientEvent<Arc<OwnedFd>>>,
+    pub(super) replies: Vec<ClientEvent<Arc<OwnedFd>>>,
     pub(super) regions: RegionTable,
     pub(super) memory: Region,
     clock: Clock,
@@ -93,7 +93,7 @@ impl Rig {
     /// Client with a negotiated connection.
     pub(super) fn machine(&self) -> Machine {
         let mut machine = Machine::connect(&self.path(), self.clock);
-        machine.wait(|answer| matches!(answer, ClientEvent::Version(_)));
+        machine.wait(|reply| matches!(reply, ClientEvent::Version(_)));
         machine
     }
 
@@ -133,10 +133,10 @@ impl Machine {
         let connection = Connection::connect(path, TIME_LIMIT).unwrap();
         let regions = RegionTable::shared(4);
         let memory = regions.allocate(1 << 20).unwrap();
-        let (client, answers) = (Client::new(), Vec::new());
+        let (client, replies) = (Client::new(), Vec::new());
         let (tails, heads) = ([0; 3], [0; 3]);
         let (asked, shift) = (0, 0);
-        Self { connection, client, answers, regions, memory, clock, asked, shift, tails, heads }
+        Self { connection, client, replies, regions, memory, clock, asked, shift, tails, heads }
     }
 
     /// Processes messages until a matching one arrives.
@@ -147,8 +147,8 @@ impl Machine {
         let end = self.clock.now().after(TIME_LIMIT);
         loop {
             let is_there = self.carry();
-            if let Some(at) = self.answers.iter().position(&is_it) {
-                return self.answers.swap_remove(at);
+            if let Some(at) = self.replies.iter().position(&is_it) {
+                return self.replies.swap_remove(at);
             }
             assert!(is_there, "the server has gone");
             assert!(self.clock.now() < end, "no answer");
@@ -174,16 +174,16 @@ impl Machine {
                 RecvResult::Eof => return false,
                 RecvResult::Bytes(count) => {
                     let files = files.into_iter().map(Arc::new);
-                    if let Some(answer) = self.client.receive(&bytes[..count], files).unwrap() {
-                        self.take(answer);
+                    if let Some(reply) = self.client.receive(&bytes[..count], files).unwrap() {
+                        self.take(reply);
                     }
                 }
             }
         }
     }
 
-    fn take(&mut self, answer: ClientEvent<Arc<OwnedFd>>) {
-        match answer {
+    fn take(&mut self, reply: ClientEvent<Arc<OwnedFd>>) {
+        match reply {
             ClientEvent::DmaRead { call, iova, len_bytes } => {
                 self.asked += 1;
                 let data = self.load(iova - IOVA - self.shift, len_bytes);
@@ -194,12 +194,12 @@ impl Machine {
                 self.store(iova - IOVA - self.shift, &data);
                 self.client.written(call);
             }
-            other => self.answers.push(other),
+            other => self.replies.push(other),
         }
     }
 
     pub(super) fn done(&mut self, id: u16) -> ClientEvent<Arc<OwnedFd>> {
-        self.wait(|answer| match answer {
+        self.wait(|reply| match reply {
             ClientEvent::Done { id: found }
             | ClientEvent::Refused { id: found, .. }
             | ClientEvent::Data { id: found, .. } => *found == id,

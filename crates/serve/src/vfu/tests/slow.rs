@@ -58,11 +58,11 @@ impl IoChannel for GatedChannel {
         taken
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, now: Instant, replies: &mut CompletionBatch) -> usize {
         if self.gate.is_closed.load(Ordering::Relaxed) {
             0
         } else {
-            self.channel.poll(now, answers)
+            self.channel.poll(now, replies)
         }
     }
 }
@@ -113,8 +113,8 @@ fn a_medium_that_keeps_a_clients_memory_is_told_of_and_who_comes_is_turned_away(
     let told = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
     assert!(format!("{told:?}").contains("a device has not completed I/O for 5 s"), "{told:?}");
     let mut second = Machine::connect(&rig.path(), rig.clock);
-    let answer = second.wait(|answer| matches!(answer, ClientEvent::Refused { .. }));
-    assert!(matches!(answer, ClientEvent::Refused { error: Errno::BUSY, .. }), "{answer:?}");
+    let reply = second.wait(|reply| matches!(reply, ClientEvent::Refused { .. }));
+    assert!(matches!(reply, ClientEvent::Refused { error: Errno::BUSY, .. }), "{reply:?}");
     gate.is_closed.store(false, Ordering::Relaxed);
     rig.stop();
 }

@@ -69,7 +69,7 @@ struct World {
     asked: BTreeMap<u16, u64>,
     /// Number of executions of each request.
     done: BTreeMap<u64, usize>,
-    answered: Vec<u64>,
+    completed: Vec<u64>,
     numbers: u64,
     random: Random,
 }
@@ -84,7 +84,7 @@ impl World {
             region,
             asked: BTreeMap::new(),
             done: BTreeMap::new(),
-            answered: Vec::new(),
+            completed: Vec::new(),
             numbers: 0,
             random: Random::new(seed),
         }
@@ -109,7 +109,7 @@ impl World {
             let number = self.asked.remove(&head).expect("used once, and only what was asked");
             assert_eq!(self.driver.status(head), 0);
             assert!(self.done[&number] > 0, "it was done before it was answered");
-            self.answered.push(number);
+            self.completed.push(number);
         }
     }
 
@@ -132,11 +132,8 @@ impl World {
                 let at = usize::try_from(self.random.below(held.len() as u64)).unwrap();
                 let request = held.swap_remove(at);
                 *self.done.entry(request.lba).or_default() += 1;
-                let outcome = IoStatus::SUCCESS;
-                slots.answered(
-                    IoCompletion { token: request.token, status: outcome, result: 0 },
-                    false,
-                )?;
+                let status = IoStatus::SUCCESS;
+                slots.completed(IoCompletion { token: request.token, status, result: 0 }, false)?;
             }
             slots.publish()?;
             self.take();
@@ -193,8 +190,8 @@ fn whenever_it_is_killed_all_that_was_asked_is_answered_once() {
             world.take();
             world.serve(&mortal(usize::MAX), true).unwrap();
             assert!(world.asked.is_empty(), "seed {seed}, after {left}: {:?}", world.asked);
-            let answered = world.answered.len() as u64;
-            assert_eq!(answered, world.numbers, "seed {seed}, after {left}");
+            let completed = world.completed.len() as u64;
+            assert_eq!(completed, world.numbers, "seed {seed}, after {left}");
         }
         assert!(kills > 30, "seed {seed}: {kills}");
     }
@@ -253,11 +250,11 @@ impl IoChannel for SlowChannel {
         taken
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         if now < self.until {
             return 0;
         }
-        let ended = self.below.poll(now, answers);
+        let ended = self.below.poll(now, completions);
         self.in_flight -= ended;
         ended
     }

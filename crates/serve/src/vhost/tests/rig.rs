@@ -177,8 +177,8 @@ impl Machine {
     /// Sends a message with a requested reply; returns zero for success.
     pub(super) fn ask(&self, code: u32, payload: &[u8], files: &[BorrowedFd<'_>]) -> u64 {
         self.send(code, 9, payload, files);
-        let (answer, _) = self.receive().expect("the server has gone");
-        u64::from_le_bytes(answer.try_into().unwrap())
+        let (completion, _) = self.receive().expect("the server has gone");
+        u64::from_le_bytes(completion.try_into().unwrap())
     }
 
     /// Waits until the server has closed its end.
@@ -239,8 +239,8 @@ impl Machine {
     /// Stops a queue; returns its next available index.
     pub(super) fn stop(&self, number: u32) -> u32 {
         self.send(11, 1, &halves(&[number, 0]), &[]);
-        let (answer, _) = self.receive().expect("the server has gone");
-        u32::from_le_bytes(*answer.last_chunk().unwrap())
+        let (completion, _) = self.receive().expect("the server has gone");
+        u32::from_le_bytes(*completion.last_chunk().unwrap())
     }
 }
 

@@ -288,10 +288,10 @@ fn what_is_in_flight_is_kept_in_memory_that_the_front_end_has() {
     let machine = rig.machine(EVENT_INDEX);
     let question = [words(&[0, 0]), vec![2, 0, 32, 0, 0, 0, 0, 0]].concat();
     machine.send(31, 1, &question, &[]);
-    let (answer, files) = machine.receive().unwrap();
-    assert_eq!((answer.len(), files.len()), (24, 1));
-    assert_eq!(answer[16..20], [2, 0, 32, 0]);
-    assert_eq!(machine.ask(32, &answer, &[files[0].as_fd()]), 0);
+    let (completion, files) = machine.receive().unwrap();
+    assert_eq!((completion.len(), files.len()), (24, 1));
+    assert_eq!(completion[16..20], [2, 0, 32, 0]);
+    assert_eq!(machine.ask(32, &completion, &[files[0].as_fd()]), 0);
     let mut queue = machine.start(1);
     for _ in 0..50 {
         assert_eq!(queue.one(write(3, 512)).0, 0);
@@ -313,8 +313,8 @@ fn a_queue_begins_with_what_is_recorded_as_in_flight() {
     let rig = Rig::new(PollMode::Adaptive);
     let machine = rig.machine(EVENT_INDEX);
     machine.send(31, 1, &[words(&[0, 0]), vec![1, 0, 32, 0, 0, 0, 0, 0]].concat(), &[]);
-    let (answer, files) = machine.receive().unwrap();
-    assert_eq!(machine.ask(32, &answer, &[files[0].as_fd()]), 0);
+    let (completion, files) = machine.receive().unwrap();
+    assert_eq!(machine.ask(32, &completion, &[files[0].as_fd()]), 0);
     let record = std::fs::File::from(files[0].try_clone().unwrap());
     // Version 1, 32 entries, used index zero; head 3 is in flight.
     use std::os::unix::fs::FileExt;

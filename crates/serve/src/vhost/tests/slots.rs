@@ -56,14 +56,14 @@ impl Guest {
 
     /// Executes one request with this device status; returns its status, the number of bytes
     /// written, and whether the backend was used.
-    fn one(&mut self, asked: Asked, outcome: IoStatus) -> (u8, u32, bool) {
+    fn one(&mut self, asked: Asked, status: IoStatus) -> (u8, u32, bool) {
         let mut slots = self.slots(&[]).unwrap();
         self.driver.ask(0, asked);
         assert_eq!(slots.receive(&self.space, true).unwrap(), 1);
         let count = slots.requests().0.len();
         slots.taken(count);
         if count > 0 {
-            slots.answered(IoCompletion { token: 0, status: outcome, result: 0 }, false).unwrap();
+            slots.completed(IoCompletion { token: 0, status, result: 0 }, false).unwrap();
         }
         slots.publish().unwrap();
         assert!(slots.is_drained());
@@ -116,8 +116,8 @@ fn what_was_in_flight_keeps_a_queue_awake_until_it_is_done() {
     assert_eq!(slots.receive(&guest.space, false).unwrap(), 1);
     assert!(!slots.is_drained() && !slots.ask_for_kicks().unwrap());
     slots.taken(1);
-    let answer = IoCompletion { token: 3, status: IoStatus::SUCCESS, result: 0 };
-    slots.answered(answer, false).unwrap();
+    let completion = IoCompletion { token: 3, status: IoStatus::SUCCESS, result: 0 };
+    slots.completed(completion, false).unwrap();
     slots.publish().unwrap();
     assert!(slots.is_drained());
     assert_eq!(guest.driver.take(), Some((3, 1)));

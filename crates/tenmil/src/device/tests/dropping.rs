@@ -10,7 +10,7 @@ fn a_future_may_be_dropped_at_any_point() {
     // Dropped after a number of polls and iterations, completed after a number of iterations:
     // before, between, after.
     for dropped in 0..6 {
-        for answered in 0..6 {
+        for completed in 0..6 {
             let mut stand = Stand::new(4, 4, 4);
             let baseline = stand.free_bytes();
             let mut op = Some(stand.read(0, stand.buffer()));
@@ -18,8 +18,8 @@ fn a_future_may_be_dropped_at_any_point() {
                 if step == dropped {
                     op = None;
                 }
-                if step == answered {
-                    stand.slow.answer_all();
+                if step == completed {
+                    stand.slow.complete_all();
                 }
                 let ended = op.as_mut().and_then(Op::poll);
                 if ended.is_some() {
@@ -29,10 +29,10 @@ fn a_future_may_be_dropped_at_any_point() {
                 let held = stand.slow.held() as u64;
                 assert!(stand.free_bytes() <= baseline - held * u64::from(PAGE), "in use and free");
             }
-            stand.slow.answer_all();
+            stand.slow.complete_all();
             stand.turn(3);
             drop(op);
-            assert_eq!(stand.free_bytes(), baseline, "dropped {dropped}, answered {answered}");
+            assert_eq!(stand.free_bytes(), baseline, "dropped {dropped}, answered {completed}");
         }
     }
 }
@@ -50,7 +50,7 @@ fn a_pool_that_dropped_futures_have_emptied_fills_again_with_the_answers() {
     assert_eq!(stand.free_bytes(), 0);
     assert!(stand.device.buffer(BLOCK).is_err(), "the device may touch all of it");
     for index in 1..=16_u64 {
-        stand.slow.answer(0);
+        stand.slow.completion(0);
         stand.turn(2);
         assert_eq!(stand.free_bytes(), index * u64::from(PAGE));
     }
@@ -58,7 +58,7 @@ fn a_pool_that_dropped_futures_have_emptied_fills_again_with_the_answers() {
     let mut again = stand.read(99, stand.buffer());
     assert!(again.poll().is_none());
     stand.turn(2);
-    stand.slow.answer_all();
+    stand.slow.complete_all();
     stand.turn(2);
     assert!(again.poll().is_some_and(|ended| ended.is_ok()), "the places are free again too");
 }
@@ -85,7 +85,7 @@ fn run_seed(seed: u64) -> usize {
                 }
             }
             2 if !ops.is_empty() => drop(ops.swap_remove(draw(ops.len()))),
-            3 if stand.slow.held() > 0 => stand.slow.answer(draw(stand.slow.held())),
+            3 if stand.slow.held() > 0 => stand.slow.completion(draw(stand.slow.held())),
             4 => drop(stand.turn(1)),
             _ => {
                 for index in (0..ops.len()).rev() {
@@ -99,7 +99,7 @@ fn run_seed(seed: u64) -> usize {
         }
     }
     for _ in 0..600 {
-        stand.slow.answer_all();
+        stand.slow.complete_all();
         stand.turn(1);
         ops.retain_mut(|op| op.poll().is_none_or(|result| result.is_err()));
     }

@@ -37,7 +37,7 @@ fn a_backend_that_panics_fails_those_who_wait_for_it() {
     assert_eq!(lost, u64::from(PAGE), "what the device had is nobody's any more");
     // The device continues to write to memory that must have been leaked.
     let _rest = (stand.buffer(), stand.buffer(), stand.buffer());
-    stand.slow.answer_all();
+    stand.slow.complete_all();
     assert_eq!(
         told(&mut [stand.read(9, stand.buffer())]),
         [true],
@@ -60,7 +60,7 @@ fn memory_that_a_backend_may_have_taken_when_it_panicked_is_lost() {
     drop(ops);
     assert_eq!(baseline - stand.free_bytes(), 2 * u64::from(PAGE));
     let _rest = (stand.buffer(), stand.buffer(), stand.buffer());
-    stand.slow.answer_all();
+    stand.slow.complete_all();
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn a_thread_that_ends_waits_for_the_device_first() {
     stand.directory.end_thread(stand.thread.id()).unwrap();
     stand.turn(20);
     assert!(!stand.device.is_gone(), "the device has not answered yet");
-    stand.slow.answer_all();
+    stand.slow.complete_all();
     stand.turn(5);
     assert!(stand.device.is_gone());
     assert!(ops.remove(0).poll().is_some_and(|result| result.is_ok()));
@@ -93,7 +93,7 @@ fn a_device_that_never_answers_is_cut_off_with_its_memory() {
     assert_eq!(told(&mut ops), [false, true, true]);
     drop(ops);
     assert_eq!(baseline - stand.free_bytes(), u64::from(PAGE));
-    stand.slow.answer_all();
+    stand.slow.complete_all();
 }
 
 #[test]

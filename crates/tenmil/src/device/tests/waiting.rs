@@ -22,7 +22,7 @@ fn one_by_one(stand: &mut Stand, count: u64) -> Vec<u64> {
         });
         stand.turn(1);
         if stand.slow.held() > 0 {
-            stand.slow.answer(0);
+            stand.slow.completion(0);
         }
     }
     ended
@@ -48,7 +48,7 @@ fn whoever_leaves_the_line_holds_nobody_up() {
     let mut ops: Vec<Op> = (0..4).map(|lba| stand.read(lba, stand.buffer())).collect();
     assert!(ops.iter_mut().all(|op| op.poll().is_none()));
     stand.turn(2);
-    stand.slow.answer_all();
+    stand.slow.complete_all();
     stand.turn(2);
     assert!(ops[0].poll().is_some());
     // The second one was woken for the free slot, and is dropped.
@@ -70,7 +70,7 @@ fn an_idle_device_lets_its_thread_sleep_and_an_operation_wakes_it() {
         stand.reactor.handle_wakeup(&ready);
         stand.turn(2);
         assert_eq!(stand.slow.held(), 1);
-        stand.slow.answer_all();
+        stand.slow.complete_all();
         stand.turn(2);
         assert!(op.poll().is_some_and(|result| result.is_ok()));
     }
@@ -93,7 +93,7 @@ fn a_device_that_takes_nothing_is_tried_again_when_it_says_and_keeps_nobody_awak
     stand.pass(Span::from_secs(1));
     stand.turn(2);
     assert_eq!(stand.slow.held(), 1);
-    stand.slow.answer_all();
+    stand.slow.complete_all();
     stand.turn(2);
     assert!(op.poll().is_some_and(|result| result.is_ok()));
 }
@@ -129,7 +129,7 @@ fn a_future_that_was_polled_by_another_task_wakes_that_one() {
     let begun: Vec<_> = ops.iter_mut().map(Op::hand_over).collect();
     assert!(ops.iter_mut().all(|op| op.poll().is_none()));
     stand.turn(2);
-    stand.slow.answer_all();
+    stand.slow.complete_all();
     stand.turn(2);
     assert!(ops[0].poll().is_some() && ops[1].poll().is_none());
     assert_eq!(stand.turn(2), NextStep::Again);
@@ -154,8 +154,8 @@ fn what_cannot_be_done_comes_back_with_its_buffer() {
     let mut op = stand.read(0, stand.buffer());
     assert!(op.poll().is_none());
     stand.turn(2);
-    stand.slow.inner(|inner| inner.outcome = IoStatus::UNRECOVERED_READ);
-    stand.slow.answer_all();
+    stand.slow.inner(|inner| inner.status = IoStatus::UNRECOVERED_READ);
+    stand.slow.complete_all();
     stand.turn(2);
     let Some(Err(refused)) = op.poll() else { panic!("it was answered so") };
     let said = "slow: read of block 0: ";
@@ -217,7 +217,7 @@ fn a_reactor_in_hybrid_mode_rests_for_three_quarters_of_what_the_device_takes() 
         let (mut op, wait) = begin(&mut stand);
         assert!(!matches!(wait, NextStep::Pause(_)), "nothing is known yet");
         stand.pass(Span::from_us(100));
-        stand.slow.answer(0);
+        stand.slow.completion(0);
         stand.turn(2);
         assert!(op.poll().is_some_and(|result| result.is_ok()));
     }

@@ -35,11 +35,11 @@ impl Pool {
         let leaves = if gives_back { ReserveLevel::Nothing } else { ReserveLevel::Most };
         self.books.fill_pool(CHANGE_BLOCKS, leaves)?;
         let made = self.books.attempt_with_room(|books| books.thicken(name, account.missing))?;
-        let answer = match made {
+        let response = match made {
             ChangeProgress::Made(Some(info)) => PoolResponse::Volume(info),
             ChangeProgress::Made(None) | ChangeProgress::Again => PoolResponse::Done,
         };
-        task.state = State::Durable(answer);
+        task.state = State::Durable(response);
         Ok(StepResult::Wait(WaitReason::Commit(self.books.generation)))
     }
 

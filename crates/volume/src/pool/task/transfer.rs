@@ -279,11 +279,11 @@ impl Pool {
         let State::Transfers(left, failed, _) = &mut task.state else { return };
         *left -= 1;
         let is_last = *left == 0;
-        if let ActionResult::Failed(outcome) = end {
-            *failed = Some(outcome);
-            if outcome.is_conflict() && task.ask.writes_blocks() {
+        if let ActionResult::Failed(status) = end {
+            *failed = Some(status);
+            if status.is_conflict() && task.ask.writes_blocks() {
                 // Another host has reserved the device, and may own the store: the superblocks are read.
-                self.stop(&PoolError::Device { what: "write blocks of a volume", outcome });
+                self.stop(&PoolError::Device { what: "write blocks of a volume", status });
             }
         } else if let Some(summed) = task.summed.as_mut().filter(|summed| summed.has(io)) {
             let writes =
@@ -370,7 +370,7 @@ fn note_part(task: &mut RequestTask, io: u64, run: VolumeRun) {
 
 pub(super) fn ended(failed: Option<IoStatus>, what: &'static str) -> Result<StepResult, TaskPause> {
     match failed {
-        Some(outcome) => Err(PoolError::Device { what, outcome }.into()),
+        Some(status) => Err(PoolError::Device { what, status }.into()),
         None => Ok(StepResult::Done(PoolResponse::Done)),
     }
 }

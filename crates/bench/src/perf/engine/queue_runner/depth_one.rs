@@ -56,24 +56,24 @@ impl<S: Verifier> QueueRunner<S> {
         bounds: StepBounds,
         mut address: impl FnMut(&mut workload::AddressStream) -> u64,
     ) -> (usize, Instant) {
-        let Self { backend, answers, sent, again, addresses, segments, sums, .. } = self;
+        let Self { backend, completions, sent, again, addresses, segments, sums, .. } = self;
         let most = bounds.ios.min(self.budget);
         let (mut ended, mut polls, mut taken) = (0, 0, 1);
         // Only the address changes per I/O; counters are updated once, after the loop.
         *again = fixed.request(0, 0);
         while ended < most && taken > 0 {
             polls += 1;
-            if backend.poll(now, answers) == 0 {
+            if backend.poll(now, completions) == 0 {
                 if ended > 0 || polls >= bounds.looks {
                     break;
                 }
                 continue;
             }
             now = clock.now();
-            let answer = answers.as_slice()[0];
-            answers.clear();
-            let sent_ns = std::mem::replace(&mut sent[index_of(answer.token)], now.ns);
-            sums.count_one(&answer, sent_ns, fixed, now);
+            let completion = completions.as_slice()[0];
+            completions.clear();
+            let sent_ns = std::mem::replace(&mut sent[index_of(completion.token)], now.ns);
+            sums.count_one(&completion, sent_ns, fixed, now);
             ended += 1;
             again.lba = address(addresses);
             taken = backend.submit(now, std::slice::from_ref(again), segments);
@@ -93,14 +93,14 @@ impl<S: Verifier> QueueRunner<S> {
     /// Counts the only completion and submits the next I/O of the same kind.
     #[inline]
     pub(super) fn repeat_one(&mut self, stamp: Instant, fixed: FixedIo, workload: &mut Workload) {
-        let answer = self.answers.as_slice()[0];
-        self.answers.clear();
-        let sent_ns = std::mem::replace(&mut self.sent[index_of(answer.token)], stamp.ns);
-        self.sums.count_one(&answer, sent_ns, fixed, stamp);
+        let completion = self.completions.as_slice()[0];
+        self.completions.clear();
+        let sent_ns = std::mem::replace(&mut self.sent[index_of(completion.token)], stamp.ns);
+        self.sums.count_one(&completion, sent_ns, fixed, stamp);
         self.turns.completions += 1;
         self.budget -= 1;
-        if self.again.token != answer.token || self.again.blocks == 0 {
-            self.again = fixed.request(answer.token, 0);
+        if self.again.token != completion.token || self.again.blocks == 0 {
+            self.again = fixed.request(completion.token, 0);
         }
         self.again.lba = workload.address(&mut self.addresses, fixed.blocks);
         let alone = std::slice::from_ref(&self.again);
@@ -115,12 +115,12 @@ impl<S: Verifier> QueueRunner<S> {
 impl QueueTotals {
     /// Counts one completion.
     #[inline]
-    fn count_one(&mut self, answer: &IoCompletion, sent_ns: u64, fixed: FixedIo, now: Instant) {
-        if answer.status.is_success() {
+    fn count_one(&mut self, completion: &IoCompletion, sent_ns: u64, fixed: FixedIo, now: Instant) {
+        if completion.status.is_success() {
             self.count(super::CompletionRun { sent_ns, operation: fixed.operation, count: 1 }, now);
             self.bytes += u64::from(fixed.len_bytes);
         } else {
-            self.fail(answer.status);
+            self.fail(completion.status);
         }
     }
 }
