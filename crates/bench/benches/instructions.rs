@@ -22,10 +22,10 @@ fn warmed(pair: SingleStep) -> Box<SingleStep> {
     // In a box, so that handing it back is no copy that would be counted.
     let mut pair = Box::new(pair);
     for _ in 0..8 {
-        pair.turn_device();
-        pair.turn_lane();
+        pair.poll_device();
+        pair.poll_queue();
     }
-    pair.turn_device();
+    pair.poll_device();
     pair
 }
 
@@ -37,7 +37,7 @@ fn answered_elsewhere(depth: u32) -> Box<SingleStep> {
 /// A device with `depth` reads submitted and waiting.
 fn submitted(depth: u32) -> Box<SingleStep> {
     let mut pair = completed(depth);
-    pair.turn_lane();
+    pair.poll_queue();
     pair
 }
 
@@ -46,7 +46,7 @@ fn submitted(depth: u32) -> Box<SingleStep> {
 #[bench::depth_1(1)]
 #[bench::depth_128(128)]
 fn host(mut pair: Box<SingleStep>) -> Box<SingleStep> {
-    black_box(pair.turn_lane());
+    black_box(pair.poll_queue());
     pair
 }
 
@@ -54,7 +54,7 @@ fn host(mut pair: Box<SingleStep>) -> Box<SingleStep> {
 #[library_benchmark(setup = answered_elsewhere)]
 #[bench::depth_128(128)]
 fn elsewhere(mut pair: Box<SingleStep>) -> Box<SingleStep> {
-    black_box(pair.turn_lane());
+    black_box(pair.poll_queue());
     pair
 }
 
@@ -62,7 +62,7 @@ fn elsewhere(mut pair: Box<SingleStep>) -> Box<SingleStep> {
 #[library_benchmark(setup = submitted)]
 #[bench::depth_1(1)]
 fn idle(mut pair: Box<SingleStep>) -> Box<SingleStep> {
-    black_box(pair.turn_lane());
+    black_box(pair.poll_queue());
     pair
 }
 
@@ -71,7 +71,7 @@ fn idle(mut pair: Box<SingleStep>) -> Box<SingleStep> {
 #[bench::depth_1(1)]
 #[bench::depth_128(128)]
 fn device(mut pair: Box<SingleStep>) -> Box<SingleStep> {
-    pair.turn_device();
+    pair.poll_device();
     pair
 }
 

@@ -48,10 +48,10 @@ impl BalancerGuard {
         has_governor: bool,
         directory: &Registry,
         cores: &CpuList,
-        tell: NoteFn<'_>,
+        report: NoteFn<'_>,
     ) -> Result<Self, Error> {
         let pool = Arc::new(ThreadPool::new(1, JOBS_WAITING_MAX));
-        let frequency = frequency(has_governor, cores, tell);
+        let frequency = frequency(has_governor, cores, report);
         let frequency_scaling = words(has_governor, frequency.as_ref());
         let started = start(directory, rules.clone(), frequency, Arc::clone(&pool));
         let (_thread, steering) = started.map_err(refused)?;
@@ -91,41 +91,45 @@ fn words(is_wanted: bool, frequency: Option<&Frequency>) -> String {
 
 /// Restores the frequencies that a killed process left changed, and notes what could not be
 /// restored. Called at the start of every long-running command.
-pub fn put_back_frequencies(machine: &KernelFiles, directory: &RuntimeDirectory, tell: NoteFn<'_>) {
+pub fn put_back_frequencies(
+    machine: &KernelFiles,
+    directory: &RuntimeDirectory,
+    report: NoteFn<'_>,
+) {
     let recovered = recover(machine, directory);
-    recovered.errors.iter().for_each(|error| tell(error.to_string()));
+    recovered.errors.iter().for_each(|error| report(error.to_string()));
 }
 
 /// Takes control of the frequency of these cores, if requested. Obstacles are noted, and the
 /// program continues without frequency scaling.
-fn frequency(is_wanted: bool, cores: &CpuList, tell: NoteFn<'_>) -> Option<Frequency> {
+fn frequency(is_wanted: bool, cores: &CpuList, report: NoteFn<'_>) -> Option<Frequency> {
     if !is_wanted {
         return None;
     }
     let machine = KernelFiles::live();
     match RuntimeDirectory::of_user() {
         Ok(directory) => {
-            put_back_frequencies(&machine, &directory, tell);
-            take_charge(machine, cores, &directory, tell)
+            put_back_frequencies(&machine, &directory, report);
+            start_governor(machine, cores, &directory, report)
         }
         Err(error) => {
-            tell(format!("frequency scaling is unchanged: {error}"));
+            report(format!("frequency scaling is unchanged: {error}"));
             None
         }
     }
 }
 
-fn take_charge(
+fn start_governor(
     machine: KernelFiles,
     cores: &CpuList,
     directory: &RuntimeDirectory,
-    tell: NoteFn<'_>,
+    report: NoteFn<'_>,
 ) -> Option<Frequency> {
-    let note = |error: &FrequencyError| tell(error.to_string());
+    let note = |error: &FrequencyError| report(error.to_string());
     let opened = Frequency::open(machine, cores, directory);
     match &opened {
         Ok(frequency) => frequency.controlled_elsewhere().iter().for_each(note),
-        Err(absent) => tell(absent.to_string()),
+        Err(absent) => report(absent.to_string()),
     }
     opened.ok()
 }
@@ -146,14 +150,14 @@ mod tests {
     use tenmil_linux::kernel_files::KernelFiles;
     use tenmil_linux::runtime_directory::RuntimeDirectory;
 
-    use super::{put_back_frequencies, take_charge, words};
+    use super::{put_back_frequencies, start_governor, words};
 
     /// Recorded notes.
     #[derive(Default)]
     struct RecordingNotes(RefCell<Vec<String>>);
 
     impl RecordingNotes {
-        fn tell(&self, text: String) {
+        fn report(&self, text: String) {
             self.0.borrow_mut().push(text);
         }
     }
@@ -174,7 +178,7 @@ mod tests {
         let told = RecordingNotes::default();
         let cores = [0, 1].into_iter().collect();
         let machine = KernelFiles::under(root.path());
-        assert!(take_charge(machine, &cores, &directory, &|text| told.tell(text)).is_none());
+        assert!(start_governor(machine, &cores, &directory, &|text| told.report(text)).is_none());
         let expected = "frequency scaling is unchanged: the kernel has no cpufreq for cores 0-1";
         assert_eq!(*told.0.borrow(), [expected]);
     }
@@ -185,11 +189,11 @@ mod tests {
         let machine = machine_with_one_core(root.path());
         let directory = RuntimeDirectory::at(root.path().join("run")).unwrap();
         let told = RecordingNotes::default();
-        let tell = |text| told.tell(text);
+        let report = |text| told.report(text);
         let cores = [0].into_iter().collect();
-        let held = take_charge(machine.clone(), &cores, &directory, &tell).unwrap();
+        let held = start_governor(machine.clone(), &cores, &directory, &report).unwrap();
         assert_eq!(held.policies().len(), 1);
-        let second = take_charge(machine, &cores, &directory, &tell).unwrap();
+        let second = start_governor(machine, &cores, &directory, &report).unwrap();
         assert_eq!(
             (second.policies().len(), second.controlled_elsewhere().len()),
             (0, 1),
@@ -218,7 +222,7 @@ mod tests {
         std::fs::write(&journal, left).unwrap();
         machine.write(MAX, "800000").unwrap();
         let told = RecordingNotes::default();
-        put_back_frequencies(&machine, &directory, &|text| told.tell(text));
+        put_back_frequencies(&machine, &directory, &|text| told.report(text));
         assert_eq!(machine.text(MAX).as_deref(), Some("3600000"));
         assert!(told.0.borrow().is_empty() && !journal.exists());
     }

@@ -25,7 +25,7 @@ use tenmil_linux::{Clock, Environment};
 pub use bench::TestBench;
 pub use experiments::{choose, loads};
 pub use store::{ReportDirectory, key};
-pub use work::{BenchWork, words_of};
+pub use work::{BenchTask, words_of};
 
 /// Result of a whole run.
 #[derive(Debug)]
@@ -44,13 +44,13 @@ pub struct ReproduceRun {
 #[derive(Debug)]
 pub struct ExperimentResult {
     /// The experiment.
-    pub experiment: Experiment<BenchWork>,
+    pub experiment: Experiment<BenchTask>,
     /// Measured data.
     pub record: Record,
     /// One result per criterion.
     pub findings: Vec<CriterionResult>,
     /// Whether the data come from an earlier run.
-    pub was_kept: bool,
+    pub is_reused: bool,
 }
 
 /// Progress report.
@@ -81,7 +81,7 @@ const NO_TIME: &str = "there was no time left; the same command again goes on fr
 /// Runs the `chosen` experiments or loads their saved data, and then repeats the disturbed ones as
 /// long as there is time. If canceled, finished experiments stay saved.
 pub fn run(
-    chosen: Vec<Experiment<BenchWork>>,
+    chosen: Vec<Experiment<BenchTask>>,
     effort: Effort,
     stand: &mut TestBench,
     store: &ReportDirectory,
@@ -93,7 +93,7 @@ pub fn run(
     let count = chosen.len();
     let planned: Vec<Span> = chosen.iter().map(|experiment| effort.planned(experiment)).collect();
     let mut measure =
-        |number, left, experiment: &Experiment<BenchWork>, tell: &mut ProgressFn<'_>| {
+        |number, left, experiment: &Experiment<BenchTask>, tell: &mut ProgressFn<'_>| {
             let name = experiment.name;
             let mut told = |step| tell(&Progress::Turn { number, count, name, step, left });
             let measured = crate::experiment::measure(experiment, &effort, stand, &mut told);
@@ -102,9 +102,9 @@ pub fn run(
         };
     let mut experiment_results = Vec::new();
     for (index, experiment) in chosen.into_iter().enumerate() {
-        let kept = store.kept(experiment.name);
-        let was_kept = kept.is_some();
-        let record = match kept {
+        let saved = store.saved(experiment.name);
+        let is_reused = saved.is_some();
+        let record = match saved {
             Some(record) => record,
             None if !has_time(planned[index]) => {
                 experiment_results.push(ExperimentResult::without_time(experiment));
@@ -115,7 +115,7 @@ pub fn run(
                 measure(index + 1, left, &experiment, tell)?
             }
         };
-        let experiment_result = ExperimentResult::new(experiment, record, was_kept);
+        let experiment_result = ExperimentResult::new(experiment, record, is_reused);
         experiment_result.finish(store, tell);
         experiment_results.push(experiment_result);
     }
@@ -134,8 +134,8 @@ pub fn run(
 
 impl ExperimentResult {
     /// Creates the result of an experiment and evaluates its criteria.
-    pub fn new(experiment: Experiment<BenchWork>, record: Record, was_kept: bool) -> Self {
-        let mut experiment_result = Self { experiment, record, findings: Vec::new(), was_kept };
+    pub fn new(experiment: Experiment<BenchTask>, record: Record, is_reused: bool) -> Self {
+        let mut experiment_result = Self { experiment, record, findings: Vec::new(), is_reused };
         experiment_result.judge();
         experiment_result
     }
@@ -149,7 +149,7 @@ impl ExperimentResult {
 
     /// Saves the data if they need not be measured again, and reports the result.
     fn finish(&self, store: &ReportDirectory, tell: &mut ProgressFn<'_>) {
-        if self.is_settled() && !self.was_kept {
+        if self.is_settled() && !self.is_reused {
             store.keep(&self.record);
         }
         tell(&Progress::Finished(self));
@@ -171,11 +171,11 @@ impl ExperimentResult {
         })
     }
 
-    fn without_time(experiment: Experiment<BenchWork>) -> Self {
+    fn without_time(experiment: Experiment<BenchTask>) -> Self {
         let open = || CriterionResult::none(Verdict::Inconclusive, NO_TIME.to_owned());
         let findings = experiment.questions.iter().map(|_| open()).collect();
         let record = Record { name: experiment.name.to_owned(), ..Record::default() };
-        Self { experiment, record, findings, was_kept: false }
+        Self { experiment, record, findings, is_reused: false }
     }
 
     /// Verdict of the claim, which is the first criterion.

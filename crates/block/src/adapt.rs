@@ -291,7 +291,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
                 self.lock.release(lba..lba + u64::from(blocks));
             }
         }
-        self.give_buffer_back(index);
+        self.release_buffer(index);
         self.free.push(index);
         self.ready.push(IoCompletion { token, status, result });
     }

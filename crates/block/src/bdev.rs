@@ -180,7 +180,7 @@ impl Bdev {
         BdevDescriptor::new(grant).map_err(|error| ClaimError {
             device: self.0.name.clone(),
             holder: holder.to_owned(),
-            asked: claim,
+            requested: claim,
             found: ClaimConflict::Machine(error.to_string()),
         })
     }
@@ -200,7 +200,7 @@ impl Bdev {
 
     /// The number of open channels to the device below; zero once a removal has reached every channel.
     pub fn channels_open(&self) -> usize {
-        self.0.ways_open()
+        self.0.channels_open()
     }
 
     /// Sets the new size of the device. Channels check requests against it from their next iteration on.

@@ -191,11 +191,12 @@ impl Channel {
         let shared = &self.grant.shared;
         let is_polled = of == ContextType::Poll;
         if is_owned {
-            return Ok(ContextRef::owned(shared.way()?, is_polled));
+            return Ok(ContextRef::owned(shared.open_channel()?, is_polled));
         }
         let context = shared.context(of, context);
-        let member =
-            SharedContext::join(context, &self.port, self.limits.depth_max, || shared.way())?;
+        let member = SharedContext::join(context, &self.port, self.limits.depth_max, || {
+            shared.open_channel()
+        })?;
         Ok(ContextRef::shared(member, is_polled))
     }
 
@@ -363,7 +364,7 @@ impl Channel {
         let given = completions.tail_mut(start);
         let count = given.len();
         match given {
-            [completion] => tags.give_back_one(now, completion, *block_shift, &port.meter),
+            [completion] => tags.release_one(now, completion, *block_shift, &port.meter),
             given => tags.release_tags(now, given, *block_shift, &port.meter),
         }
         count

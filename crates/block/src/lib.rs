@@ -52,7 +52,8 @@ pub use open::{
     BLOCK_DEFAULT, DeviceControl, DeviceType, Kind, OpenedDevice, Opener, block_count, join_kinds,
 };
 pub use qos::{
-    FLOOR_PERCENT, IoClass, QosLimiter, QosLimits, RECHECK_INTERVAL, RateLimit, RateLimitedChannel,
+    IoClass, MINIMUM_PERCENT, QosLimiter, QosLimits, RECHECK_INTERVAL, RateLimit,
+    RateLimitedChannel,
 };
 pub use quiesce::{QuiesceTimeout, QuiescedRange};
 pub use schedule::{Deadline, DeadlineOptions, Merge, Scheduler, StreamBatch, StreamBatchOptions};

@@ -59,7 +59,7 @@ pub struct RateLimit {
 pub enum IoClass {
     /// I/O of applications.
     Foreground,
-    /// Copy and resync I/O. It uses the rate that the foreground leaves, and at least [`FLOOR_PERCENT`]
+    /// Copy and resync I/O. It uses the rate that the foreground leaves, and at least [`MINIMUM_PERCENT`]
     /// of each limit.
     Background,
 }
@@ -74,7 +74,7 @@ struct Shared {
 }
 
 /// Minimum share of the background, in percent of a limit.
-pub const FLOOR_PERCENT: u64 = 5;
+pub const MINIMUM_PERCENT: u64 = 5;
 /// Maximum sleep of a channel that waits for its reservation.
 pub const RECHECK_INTERVAL: Span = Span::from_ms(50);
 

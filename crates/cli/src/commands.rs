@@ -49,8 +49,8 @@ use tenmil_linux::file::CreationPolicy;
 
 use crate::simulation::SimOptions;
 use tenmil_bench::perf::options::PerfOptions;
-use tenmil_bench::perf::outcome::PerfOutcome;
 use tenmil_bench::perf::progress::Progress;
+use tenmil_bench::perf::result::PerfResult;
 use tenmil_devices::identify::WithControllerFn;
 
 /// A user-space NVMe storage stack.
@@ -130,7 +130,7 @@ pub struct Engines {
 
 /// Runs `perf`: updates the progress during the run and calls the closure with it periodically.
 pub type PerfEngine =
-    fn(&PerfOptions, &Arc<Progress>, &mut dyn FnMut(&Progress)) -> Result<PerfOutcome, Error>;
+    fn(&PerfOptions, &Arc<Progress>, &mut dyn FnMut(&Progress)) -> Result<PerfResult, Error>;
 
 impl Engines {
     /// The engines of the program.
@@ -146,8 +146,8 @@ impl Engines {
 /// Device types for commands that only look: volumes and mirrors get no owner by being opened.
 const LOOKING_KINDS: &[Kind<'static>] = &join_kinds::<{ tenmil::KINDS.len() + 2 }>(
     &[
-        ("volume", &tenmil_drivers::pool::open_to_look),
-        ("mirror", &tenmil_drivers::mirror::open_to_look),
+        ("volume", &tenmil_drivers::pool::open_read_only),
+        ("mirror", &tenmil_drivers::mirror::open_read_only),
     ],
     tenmil::KINDS,
 );

@@ -17,7 +17,7 @@ mod drive;
 mod engine;
 mod geometry;
 mod identity;
-mod outcome;
+mod result;
 mod side;
 #[cfg(test)]
 mod tests;
@@ -32,7 +32,7 @@ pub use self::checkpoint::{Checkpoint, default_path};
 pub use self::drive::CopyProgressFn;
 pub use self::engine::CheckpointSink;
 pub use self::identity::{Identity, files_of};
-pub use self::outcome::{CompareResult, CopyAbort, CopySide, CopyStats};
+pub use self::result::{CompareResult, CopyAbort, CopySide, CopyStats};
 
 use self::check::Check;
 use self::engine::CopyEngine;

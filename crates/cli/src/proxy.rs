@@ -40,7 +40,7 @@ pub struct ProxyPlan {
 /// Proxy with its connections.
 pub struct Proxy {
     plan: ProxyPlan,
-    door: StreamListener,
+    listener: StreamListener,
     pool: ThreadPool,
     sockets: SocketFactory,
     random: Random,
@@ -52,7 +52,7 @@ pub struct Proxy {
 /// Time limit for connecting to the target.
 const CONNECT_MAX: Span = Span::from_secs(10);
 /// Name lookups in progress, and waiting, at a time.
-const LOOK_UPS_MAX: usize = 4;
+const LOOKUPS_MAX: usize = 4;
 const WAITING_MAX: usize = 1024;
 const READABLE: Interest = Interest { readable: true, writable: false };
 
@@ -63,19 +63,19 @@ impl Proxy {
     ///
     /// If the address cannot be bound.
     pub fn new(plan: ProxyPlan) -> Result<Self, Error> {
-        let door = StreamListener::open(&Address::Tcp(plan.listen)).map_err(|error| {
+        let listener = StreamListener::open(&Address::Tcp(plan.listen)).map_err(|error| {
             let text = format!("listen on {}: {error}", plan.listen);
             Error::environment(text).with_hint("port 0 is any that is free: see what is printed")
         })?;
         let sockets = SocketFactory::new(RegionTable::new(1), SocketOptions::default());
-        let pool = ThreadPool::new(LOOK_UPS_MAX, WAITING_MAX);
+        let pool = ThreadPool::new(LOOKUPS_MAX, WAITING_MAX);
         let random = Random::new(plan.seed);
-        Ok(Self { plan, door, pool, sockets, random, links: Vec::new(), count: 0 })
+        Ok(Self { plan, listener, pool, sockets, random, links: Vec::new(), count: 0 })
     }
 
     /// Bound address, with the port that was picked.
     pub fn address(&self) -> &Address {
-        self.door.address()
+        self.listener.address()
     }
 
     /// Number of open connections.
@@ -84,11 +84,11 @@ impl Proxy {
     }
 
     /// Accepts a connection and forwards pending bytes. Reports connections that begin or end through
-    /// `tell`. Returns whether anything was done.
-    pub fn turn(&mut self, now: Instant, tell: &mut dyn FnMut(String)) -> bool {
-        let mut moved = self.accept(now, tell);
+    /// `report`. Returns whether anything was done.
+    pub fn poll(&mut self, now: Instant, report: &mut dyn FnMut(String)) -> bool {
+        let mut moved = self.accept(now, report);
         for link in &mut self.links {
-            moved |= link.turn(now, tell);
+            moved |= link.poll(now, report);
         }
         self.links.retain(|link| !link.is_over());
         moved
@@ -101,7 +101,7 @@ impl Proxy {
     /// If the kernel rejects the epoll operations.
     pub fn sleep(&mut self, now: Instant, longest: Span) -> io::Result<()> {
         let watch = PollSet::new()?;
-        watch.add(&self.door, 0, READABLE)?;
+        watch.add(&self.listener, 0, READABLE)?;
         let mut until = now.after(longest);
         let mut stays_awake = false;
         for link in &mut self.links {
@@ -117,12 +117,12 @@ impl Proxy {
         Ok(())
     }
 
-    fn accept(&mut self, now: Instant, tell: &mut dyn FnMut(String)) -> bool {
-        let socket = match self.door.accept() {
+    fn accept(&mut self, now: Instant, report: &mut dyn FnMut(String)) -> bool {
+        let socket = match self.listener.accept() {
             Ok(Some(socket)) => socket,
             Ok(None) => return false,
             Err(error) => {
-                tell(format!("take a connection: {error}"));
+                report(format!("take a connection: {error}"));
                 return false;
             }
         };
@@ -136,10 +136,10 @@ impl Proxy {
         });
         match link {
             Ok(link) => {
-                tell(format!("connection {}: from {}", self.count, link.from()));
+                report(format!("connection {}: from {}", self.count, link.from()));
                 self.links.push(link);
             }
-            Err(why) => tell(format!("connection {}: {why}", self.count)),
+            Err(why) => report(format!("connection {}: {why}", self.count)),
         }
         true
     }

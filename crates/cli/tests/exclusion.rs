@@ -128,8 +128,8 @@ impl Host {
     }
 
     fn read(&self, channel: &mut dyn IoChannel, lba: u64) -> u8 {
-        let (outcome, byte) = self.io(channel, Operation::Read, lba, 0);
-        assert_eq!(outcome, IoStatus::SUCCESS);
+        let (result, byte) = self.io(channel, Operation::Read, lba, 0);
+        assert_eq!(result, IoStatus::SUCCESS);
         byte
     }
 }
@@ -173,8 +173,8 @@ fn no_write_of_a_former_owner_lands_in_a_pool_that_was_taken_over_without_force(
 
     // The former owner knows nothing of it, and only writes in place.
     for lba in 0..8 {
-        let outcome = one.write(&mut *old, lba, 3);
-        assert!(!outcome.is_success(), "block {lba}: {outcome:?}");
+        let result = one.write(&mut *old, lba, 3);
+        assert!(!result.is_success(), "block {lba}: {result:?}");
         assert_eq!(two.read(&mut *new, lba), 2, "block {lba}");
     }
     loop {
@@ -186,8 +186,8 @@ fn no_write_of_a_former_owner_lands_in_a_pool_that_was_taken_over_without_force(
     // It stops for good, on every channel.
     for channel in [&mut old, &mut idle] {
         assert!(one.write(&mut **channel, 1, 4).is_conflict());
-        let outcome = one.io(&mut **channel, Operation::Read, 1, 0).0;
-        assert!(outcome.is_conflict(), "{outcome:?}");
+        let result = one.io(&mut **channel, Operation::Read, 1, 0).0;
+        assert!(result.is_conflict(), "{result:?}");
     }
     (0..8).for_each(|lba| assert_eq!(two.read(&mut *new, lba), 2, "block {lba}"));
     assert_eq!(two.write(&mut *new, 0, 5), IoStatus::SUCCESS);
@@ -248,8 +248,8 @@ fn no_write_of_a_former_owner_lands_in_a_mirror_that_was_taken_over_without_forc
     let taken = two.open(&uri(&two)).unwrap();
     let mut new = taken.medium.channel().unwrap();
     for lba in 0..8 {
-        let outcome = one.write(&mut *old, lba, 3);
-        assert!(!outcome.is_success(), "block {lba}: {outcome:?}");
+        let result = one.write(&mut *old, lba, 3);
+        assert!(!result.is_success(), "block {lba}: {result:?}");
         assert_eq!(two.read(&mut *new, lba), 2, "block {lba}");
     }
     // The look at the superblocks ends soon, and then nothing is read or written any more.

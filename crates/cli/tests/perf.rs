@@ -12,16 +12,16 @@ use tenmil_bench::perf::engine;
 use tenmil_bench::perf::options::{
     ArrivalProcess, Layer, LayerOptions, MachineResources, OpenLoop, Pattern, PerfOptions, SizeMix,
 };
-use tenmil_bench::perf::outcome::{Counts, PerfOutcome, RunEnd};
 use tenmil_bench::perf::progress::Progress;
 use tenmil_bench::perf::report::text;
+use tenmil_bench::perf::result::{Counts, PerfResult, RunEnd};
 use tenmil_block::QueueMap;
 use tenmil_devices::Uri;
 use tenmil_linux::CpuList;
 use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_reactor::{PollMode, SPIN_MAX};
 
-fn run(options: &PerfOptions) -> PerfOutcome {
+fn run(options: &PerfOptions) -> PerfResult {
     let progress = Arc::new(Progress::new(options.thread_count() as usize));
     engine::run(options, &progress, &mut |_| {}).unwrap()
 }
@@ -40,32 +40,32 @@ fn a_number_of_ios_is_done_to_the_last_in_every_poll_mode() {
             pattern: Pattern::RandRw,
             ..over(&["emu:null", "emu:ram?size=1m"])
         };
-        let outcome = run(&options);
-        assert_eq!(outcome.ended, RunEnd::Count);
-        for device in &outcome.devices {
+        let result = run(&options);
+        assert_eq!(result.ended, RunEnd::Count);
+        for device in &result.devices {
             assert_eq!(device.counts.ios, 1_001, "{} {poll}", device.name);
             assert_eq!(device.latency.count(), 1_001);
         }
-        let Counts { ios, reads, writes, bytes, errors, .. } = outcome.totals;
+        let Counts { ios, reads, writes, bytes, errors, .. } = result.totals;
         assert_eq!((ios, reads + writes, bytes, errors), (2_002, 2_002, 2_002 * 4096, 0));
         assert!(reads > 500 && writes > 500, "{reads} and {writes}");
-        assert!(poll != PollMode::Always || outcome.sleeps == 0);
+        assert!(poll != PollMode::Always || result.sleeps == 0);
     }
 }
 
 #[test]
 fn what_is_measured_lasts_as_long_as_was_asked_and_adds_up() {
     let options = PerfOptions { time: Span::from_ms(350), ..over(&["emu:null?count=2"]) };
-    let outcome = run(&options);
-    assert_eq!(outcome.ended, RunEnd::Time);
-    assert!(outcome.elapsed >= options.time, "{}", outcome.elapsed);
-    assert!(outcome.series.ios.len() >= 3, "a point for each tenth of a second");
-    let (ios, sum) = (outcome.totals.ios, outcome.series.ios.iter().sum::<u64>());
+    let result = run(&options);
+    assert_eq!(result.ended, RunEnd::Time);
+    assert!(result.elapsed >= options.time, "{}", result.elapsed);
+    assert!(result.series.ios.len() >= 3, "a point for each tenth of a second");
+    let (ios, sum) = (result.totals.ios, result.series.ios.iter().sum::<u64>());
     assert!(ios > 0 && sum > 0 && sum <= ios, "{sum} of {ios} are in the series");
-    assert_eq!(ios, outcome.devices.iter().map(|device| device.counts.ios).sum::<u64>());
-    assert_eq!(ios, outcome.latency.count());
+    assert_eq!(ios, result.devices.iter().map(|device| device.counts.ios).sum::<u64>());
+    assert_eq!(ios, result.latency.count());
     // Those that were in flight when the warm-up ended count as well.
-    assert!(outcome.turns.completions >= ios);
+    assert!(result.counters.completions >= ios);
 }
 
 /// Arrivals come 50 ms apart, and 8 MiB take the model of a P4600 longer than the longest spell: each
@@ -82,9 +82,9 @@ fn a_thread_that_sleeps_is_woken_for_each_of_its_ssds() {
             time: Span::from_secs(1),
             ..over(&["emu:model:p4600?count=2&size=64m"])
         };
-        let outcome = run(&options);
-        assert!(outcome.sleeps >= 15, "{} sleeps in mode {poll}", outcome.sleeps);
-        for device in &outcome.devices {
+        let result = run(&options);
+        assert!(result.sleeps >= 15, "{} sleeps in mode {poll}", result.sleeps);
+        for device in &result.devices {
             let [least, median] = [1, 500_000].map(|part| device.latency.percentile(part));
             let median = Span { ns: median };
             assert!(least > SPIN_MAX.ns, "{least} ns are met awake");
@@ -98,14 +98,14 @@ fn a_thread_that_sleeps_is_woken_for_each_of_its_ssds() {
 fn a_run_that_is_told_to_stop_does_so_with_what_it_has() {
     let options = PerfOptions { time: Span::from_secs(600), ..over(&["emu:null"]) };
     let progress = Arc::new(Progress::new(1));
-    let outcome = engine::run(&options, &progress, &mut |progress| {
+    let result = engine::run(&options, &progress, &mut |progress| {
         if progress.sums().ios > 0 {
-            progress.ask_to_stop();
+            progress.request_stop();
         }
     });
-    let outcome = outcome.unwrap();
-    assert_eq!(outcome.ended, RunEnd::Interrupt);
-    assert!(outcome.totals.ios > 0 && outcome.elapsed < Span::from_secs(60));
+    let result = result.unwrap();
+    assert_eq!(result.ended, RunEnd::Interrupt);
+    assert!(result.totals.ios > 0 && result.elapsed < Span::from_secs(60));
 }
 
 /// Why a run over `uris` is not to be.
@@ -122,8 +122,8 @@ fn any_block_device_is_loaded_and_named_with_what_it_is() {
     let uris = ["null:", "ram:1m?block=4k", &file, "model:p4800x?size=1m", "emu:ram?size=1m"];
     let pattern = Pattern::RandRw;
     let options = PerfOptions { io_count: Some(501), pattern, queue_pairs: 2, ..over(&uris) };
-    let outcome = run(&options);
-    assert_eq!((outcome.ended, outcome.totals.errors), (RunEnd::Count, 0));
+    let result = run(&options);
+    assert_eq!((result.ended, result.totals.errors), (RunEnd::Count, 0));
     let said = [
         "no data is transferred",
         "volatile, lost when the process exits",
@@ -131,14 +131,14 @@ fn any_block_device_is_loaded_and_named_with_what_it_is() {
         "a model of an Intel",
         "tenmil",
     ];
-    for ((device, uri), said) in outcome.devices.iter().zip(uris).zip(said) {
+    for ((device, uri), said) in result.devices.iter().zip(uris).zip(said) {
         assert_eq!((device.counts.ios, device.name.as_str()), (501, uri));
         assert!(device.model.contains(said), "{uri}: {}", device.model);
     }
-    let durability: Vec<_> = outcome.devices.iter().map(|device| device.durability).collect();
+    let durability: Vec<_> = result.devices.iter().map(|device| device.durability).collect();
     assert_eq!(durability[2], Durability::VolatileCache);
     assert_eq!(durability[4], Durability::NonPersistent, "an SSD over memory is not called stable");
-    let text = text::render(&outcome, &[]);
+    let text = text::render(&result, &[]);
     assert!(text.starts_with("5 devices, random reads and writes"), "{text}");
     assert!(text.contains("`model:p4800x?size=1m`: a model of an Intel"), "{text}");
 }
@@ -149,8 +149,8 @@ fn usual_depth_is_cut_to_that_of_the_device() {
     let file = format!("file:{}?size=1m", directory.path().join("disk").display());
     // A file takes 256 requests. Nobody has asked for 1024.
     let options = PerfOptions { io_count: Some(5000), depth: 1024, ..over(&[&file]) };
-    let outcome = run(&options);
-    assert_eq!((outcome.options.depth, outcome.totals.errors), (256, 0));
+    let result = run(&options);
+    assert_eq!((result.options.depth, result.totals.errors), (256, 0));
     assert!(refusal(&options).to_string().contains("expected 1 to 256"));
 }
 
@@ -237,11 +237,11 @@ fn requests_that_are_too_large_for_a_device_are_cut_and_that_is_said() {
             layer: LayerOptions { layer: Some(layer), ..LayerOptions::default() },
             ..over(&["ram:16m"])
         };
-        let outcome = run(&options);
-        let said = &outcome.devices[0].model;
+        let result = run(&options);
+        let said = &result.devices[0].model;
         assert!(said.contains(", requests of more than 1048576 bytes cut"), "{said}");
-        assert_eq!((outcome.totals.ios, outcome.totals.errors), (40, 0), "{layer}");
-        assert!(outcome.verified.unwrap().is_clean(), "{layer}");
+        assert_eq!((result.totals.ios, result.totals.errors), (40, 0), "{layer}");
+        assert!(result.verified.unwrap().is_clean(), "{layer}");
     }
     let plain = run(&PerfOptions { io_count: Some(40), ..over(&["ram:16m"]) });
     assert!(!plain.devices[0].model.contains("cut"), "{}", plain.devices[0].model);
@@ -257,10 +257,10 @@ fn every_mode_of_the_block_layer_carries_a_load_to_its_end() {
             layer: LayerOptions { layer: Some(layer), ..LayerOptions::default() },
             ..over(&["ram:1m", "emu:ram?count=2&size=1m", "stripe:[emu:ram],[ram:64m]?chunk=64k"])
         };
-        let outcome = run(&options);
-        assert_eq!((outcome.totals.ios, outcome.totals.errors), (1_200, 0), "{layer}");
-        assert!(outcome.verified.unwrap().is_clean(), "{layer}");
-        let said = outcome.devices.iter().filter(|device| device.model.contains("block layer"));
+        let result = run(&options);
+        assert_eq!((result.totals.ios, result.totals.errors), (1_200, 0), "{layer}");
+        assert!(result.verified.unwrap().is_clean(), "{layer}");
+        let said = result.devices.iter().filter(|device| device.model.contains("block layer"));
         assert_eq!(said.count(), if layer == Layer::None { 0 } else { 4 }, "{layer}");
     }
 }
@@ -272,9 +272,9 @@ fn a_limit_holds_and_a_scheduler_loses_nothing() {
         scheduler: "deadline".parse().unwrap(),
         ..LayerOptions::default()
     };
-    let outcome = run(&PerfOptions { time: Span::from_secs(1), layer, ..over(&["null:"]) });
-    assert_eq!(outcome.totals.errors, 0);
-    assert!((800.0..1_100.0).contains(&outcome.iops()), "{}", outcome.iops());
+    let result = run(&PerfOptions { time: Span::from_secs(1), layer, ..over(&["null:"]) });
+    assert_eq!(result.totals.errors, 0);
+    assert!((800.0..1_100.0).contains(&result.iops()), "{}", result.iops());
 }
 
 #[test]

@@ -24,8 +24,8 @@ fn most_after(uri: &str) -> u64 {
         ..PerfOptions::default()
     };
     let progress = Arc::new(Progress::new(options.thread_count() as usize));
-    let outcome = engine::run(&options, &progress, &mut |_| {}).unwrap();
-    assert_eq!((outcome.totals.reads, outcome.totals.errors), (100, 0), "{uri}");
+    let result = engine::run(&options, &progress, &mut |_| {}).unwrap();
+    assert_eq!((result.totals.reads, result.totals.errors), (100, 0), "{uri}");
     ProcessStats::read().resident_max_bytes.unwrap()
 }
 

@@ -4,7 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "it makes files, and looks into /proc")]
 
 #[expect(dead_code, reason = "this test uses a part of it")]
-#[path = "../../serve/src/vhost/tests/driver.rs"]
+#[path = "../../serve/src/vhost_user/tests/driver.rs"]
 mod driver;
 #[expect(dead_code, reason = "this test uses a part of it")]
 mod served;

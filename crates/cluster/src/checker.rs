@@ -333,7 +333,7 @@ impl Checker {
     /// # Errors
     ///
     /// Description of the violation.
-    pub(crate) fn reservation_is_kept(&self, id: WriteId, is_conflict: bool) -> Result<(), String> {
+    pub(crate) fn check_reservation(&self, id: WriteId, is_conflict: bool) -> Result<(), String> {
         let Some(write) = self.writes.get(&id) else { return Ok(()) };
         let Some(&(holder, since)) = self.reservations.get(&write.disk) else { return Ok(()) };
         let since_text = Instant::since(since, Instant::default()).as_secs_f64();
@@ -367,7 +367,7 @@ impl Checker {
     /// # Errors
     ///
     /// Description of the violation, with the owner.
-    pub(crate) fn pool_is_kept(
+    pub(crate) fn check_pool_owner(
         &self,
         (host, disk): (usize, usize),
         now: Instant,
@@ -575,16 +575,16 @@ mod tests {
         assert_eq!(checker.reserved(1, 0, at(5)), Ok(()));
         assert_eq!(checker.reserved(2, 0, at(6)), Err(1));
         write(&mut checker, 1, 4, 9, true);
-        assert!(checker.reservation_is_kept(1, false).is_ok(), "it began before");
+        assert!(checker.check_reservation(1, false).is_ok(), "it began before");
         write(&mut checker, 2, 6, 9, true);
-        assert!(checker.reservation_is_kept(2, false).is_err());
+        assert!(checker.check_reservation(2, false).is_err());
         write(&mut checker, 3, 6, 9, false);
-        assert!(checker.reservation_is_kept(3, true).is_ok());
+        assert!(checker.check_reservation(3, true).is_ok());
         checker.release_begins(1, 0);
         write(&mut checker, 4, 10, 11, true);
-        assert!(checker.reservation_is_kept(4, false).is_ok());
+        assert!(checker.check_reservation(4, false).is_ok());
         assert_eq!(checker.reserved(0, 0, at(12)), Ok(()));
         write(&mut checker, 5, 13, 14, false);
-        assert!(checker.reservation_is_kept(5, true).is_err(), "the holder may write");
+        assert!(checker.check_reservation(5, true).is_err(), "the holder may write");
     }
 }

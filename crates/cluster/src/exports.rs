@@ -99,7 +99,7 @@ impl Opening<'_> {
 }
 
 /// Polls all background channels.
-pub(crate) fn turn(background: &mut [Background], now: Instant) {
+pub(crate) fn step(background: &mut [Background], now: Instant) {
     let mut completions = CompletionBatch::with_capacity(1);
     for channel in background {
         channel.poll(now, &mut completions);

@@ -11,6 +11,7 @@ use tenmil_drivers::Mirror;
 use tenmil_nvme_fabrics::PathEvent;
 use tenmil_sim::stamp::{Content, Stamp};
 
+use crate::access_path::AccessPath;
 use crate::bugs::InjectedBugs;
 use crate::checker::{Checker, Read, WriteEnd};
 use crate::disk::BLOCK_BYTES;
@@ -19,7 +20,6 @@ use crate::legs::{Legs, Setup};
 use crate::link::{Address, DiskAccess};
 use crate::network::Network;
 use crate::plan::HostPlan;
-use crate::way::Way;
 use crate::world::Failure;
 
 /// A host.
@@ -28,7 +28,7 @@ pub(crate) struct Host {
     disk: usize,
     plan: HostPlan,
     seed: u64,
-    way: Way,
+    access_path: AccessPath,
     ops: BTreeMap<u64, Op>,
     free: Vec<u32>,
     completions: CompletionBatch,
@@ -49,7 +49,7 @@ pub(crate) struct Host {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Goal {
     /// Read, write and flush.
-    Work,
+    Io,
     /// Submit no further requests.
     Drain,
     /// Flush until one succeeds.
@@ -91,7 +91,7 @@ const BOUND: Span = Span::from_secs(60);
 const CANARY: u8 = 0xa5;
 /// Pause of the program after a failure.
 const FAILURE_PAUSE: Span = Span::from_ms(50);
-const ANSWERS: usize = 16;
+const COMPLETIONS_MAX: usize = 16;
 /// Blocks per read of the audit.
 const AUDIT_BLOCKS: u64 = 8;
 
@@ -111,11 +111,13 @@ impl Host {
     ) -> Result<Self, String> {
         let bytes = SLOTS as usize * SLOT_BLOCKS as usize * BLOCK_BYTES;
         let (names, memory) = ((number, bugs), (network, bytes));
-        let way = match addresses {
-            [address] => Way::Paths(Box::new(DiskAccess::new(names, plan, address, memory, now)?)),
+        let access_path = match addresses {
+            [address] => {
+                AccessPath::Paths(Box::new(DiskAccess::new(names, plan, address, memory, now)?))
+            }
             _ => {
                 let legs = Legs::new(names, plan, addresses, memory, (now, begins_at))?;
-                Way::Mirror(Box::new(legs))
+                AccessPath::Mirror(Box::new(legs))
             }
         };
         let host = Self {
@@ -123,13 +125,13 @@ impl Host {
             disk,
             plan: plan.clone(),
             seed,
-            way,
+            access_path,
             ops: BTreeMap::new(),
             free: (0..SLOTS).collect(),
-            completions: CompletionBatch::with_capacity(ANSWERS),
+            completions: CompletionBatch::with_capacity(COMPLETIONS_MAX),
             random: Random::new(seed.wrapping_add(number as u64 + 1)),
             next_at: begins_at,
-            goal: Goal::Work,
+            goal: Goal::Io,
             in_sync: None,
             path_lost_at: None,
             flushed: 0,
@@ -143,19 +145,19 @@ impl Host {
     pub(crate) fn set_goal(&mut self, goal: Goal, now: Instant) {
         (self.goal, self.flushed, self.audited, self.next_at) = (goal, 0, 0, now);
         if goal == Goal::Close {
-            self.way.shut_down(now);
+            self.access_path.shut_down(now);
         }
     }
 
-    /// Whether the goal is reached, which is never the case for `Work`.
+    /// Whether the goal is reached, which is never the case for `Io`.
     pub(crate) fn is_done(&mut self) -> bool {
         let is_idle = self.ops.is_empty();
         match self.goal {
-            Goal::Work => false,
+            Goal::Io => false,
             Goal::Drain => is_idle,
             Goal::Flush => is_idle && self.flushed > 0,
             Goal::Audit => is_idle && self.audited >= self.plan.blocks,
-            Goal::Close => !self.way.is_shutting_down(),
+            Goal::Close => !self.access_path.is_shutting_down(),
         }
     }
 
@@ -164,16 +166,16 @@ impl Host {
     /// # Errors
     ///
     /// The first violation.
-    pub(crate) fn turn(&mut self, now: Instant, shared: &mut Shared<'_>) -> Result<bool, Failure> {
+    pub(crate) fn step(&mut self, now: Instant, shared: &mut Shared<'_>) -> Result<bool, Failure> {
         let mut is_busy = false;
-        while let Some((leg, event)) = self.way.next_event(now) {
+        while let Some((leg, event)) = self.access_path.next_event(now) {
             is_busy = true;
             self.note_event(now, leg, &event, shared);
         }
         if self.goal != Goal::Close {
-            is_busy |= self.way.take_queue();
+            is_busy |= self.access_path.take_queue();
         }
-        if let Some(mut queue) = self.way.queue().take() {
+        if let Some(mut queue) = self.access_path.queue().take() {
             let mut completions =
                 std::mem::replace(&mut self.completions, CompletionBatch::with_capacity(0));
             queue.poll(now, &mut completions);
@@ -188,7 +190,7 @@ impl Host {
                 is_busy = true;
             }
             queue.flush();
-            *self.way.queue() = Some(queue);
+            *self.access_path.queue() = Some(queue);
         }
         self.check_bounds(now)?;
         Ok(is_busy)
@@ -197,12 +199,12 @@ impl Host {
     /// Time at which it must be polled without an event.
     pub(crate) fn wake_at(&mut self, now: Instant) -> Instant {
         let next = if self.wants_to_submit(self.next_at) { self.next_at } else { Instant::NEVER };
-        self.way.wake_at(now).min(next)
+        self.access_path.wake_at(now).min(next)
     }
 
     /// What opens its mirror, if that is to be opened.
     pub(crate) fn wants_to_open(&mut self, now: Instant) -> Option<Setup> {
-        self.way.legs()?.wants_to_open(now)
+        self.access_path.legs()?.wants_to_open(now)
     }
 
     /// Its mirror was opened, or was not.
@@ -212,31 +214,31 @@ impl Host {
         now: Instant,
         shared: &mut Shared<'_>,
     ) {
-        let Some(legs) = self.way.legs() else { return };
+        let Some(legs) = self.access_path.legs() else { return };
         let text = format!("host {}: {}", self.number, legs.opened(opened, now));
         shared.note(now, Scope::host(self.number), text);
     }
 
     /// A leg of its mirror loses its power. Whether what was not flushed may be lost.
     pub(crate) fn leg_lost_power(&mut self, leg: usize, now: Instant) -> bool {
-        self.way.legs().is_none_or(|legs| legs.power_lost(leg, now))
+        self.access_path.legs().is_none_or(|legs| legs.power_lost(leg, now))
     }
 
     /// Whether what was not flushed may be lost if the host ends now.
     pub(crate) fn is_exposed(&mut self) -> bool {
-        self.way.legs().is_some_and(|legs| legs.is_exposed())
+        self.access_path.legs().is_some_and(|legs| legs.is_exposed())
     }
 
     fn note_legs(&mut self, now: Instant, losses: u64, shared: &mut Shared<'_>) {
-        let Some((in_sync, left)) = self.way.legs().and_then(|legs| legs.progress()) else {
+        let Some((in_sync, left)) = self.access_path.legs().and_then(|legs| legs.progress()) else {
             return;
         };
-        if self.way.legs().is_some_and(|legs| legs.has_lost(losses)) {
+        if self.access_path.legs().is_some_and(|legs| legs.has_lost(losses)) {
             // It fails a flush for that. A leg counts as lossy as well if it cannot prove that it kept its cache.
             shared.checker.power_lost(self.disk, now);
         }
         if self.in_sync.replace(in_sync) != Some(in_sync) {
-            if self.way.legs().is_some_and(|legs| legs.is_bare()) {
+            if self.access_path.legs().is_some_and(|legs| legs.is_bare()) {
                 shared.checker.power_lost(self.disk, now);
             }
             let legs: Vec<u8> = (0..8).filter(|leg| in_sync >> leg & 1 == 1).collect();
@@ -253,9 +255,9 @@ impl Host {
             self.path_lost_at = Some(now);
         }
         if event.is_for_people() {
-            let leg = match &self.way {
-                Way::Paths(_) => String::new(),
-                Way::Mirror(_) => format!("leg {leg}, "),
+            let leg = match &self.access_path {
+                AccessPath::Paths(_) => String::new(),
+                AccessPath::Mirror(_) => format!("leg {leg}, "),
             };
             let text = format!("host {}: {leg}{event}", self.number);
             shared.note(now, Scope::host(self.number), text);
@@ -264,7 +266,7 @@ impl Host {
 
     fn wants_to_submit(&self, now: Instant) -> bool {
         let wants = match self.goal {
-            Goal::Work => self.ops.len() < self.plan.depth,
+            Goal::Io => self.ops.len() < self.plan.depth,
             Goal::Drain | Goal::Close => false,
             Goal::Flush => self.ops.is_empty() && self.flushed == 0,
             Goal::Audit => self.audited < self.plan.blocks,
@@ -295,7 +297,7 @@ impl Host {
             flags: if is_forced { RequestFlags::FUA } else { RequestFlags::NONE },
             ..Request::PLACEHOLDER
         };
-        let pause = if self.goal == Goal::Work { self.random.below(self.plan.think.ns) } else { 0 };
+        let pause = if self.goal == Goal::Io { self.random.below(self.plan.think.ns) } else { 0 };
         if queue.submit(now, &[request], &[segment]) == 0 {
             self.hide(slot);
             self.next_at = now.after(Span::from_ms(1));
@@ -374,14 +376,14 @@ impl Host {
                 ended.map_err(|(lba, why)| fail(lba, &why.to_string()))?;
                 let is_conflict =
                     completion.status.0 == tenmil_wire::Status::RESERVATION_CONFLICT.0;
-                let kept = shared.checker.reservation_is_kept(id, is_conflict);
+                let kept = shared.checker.check_reservation(id, is_conflict);
                 kept.map_err(|why| fail(op.first, &why))?;
             }
             Operation::Flush => {
                 self.note(now, id, &op, told, shared);
                 if is_success {
                     self.flushed += 1;
-                    if let Some(legs) = self.way.legs() {
+                    if let Some(legs) = self.access_path.legs() {
                         legs.flushed(op.begun);
                     }
                     shared.checker.flush_ends(self.number, self.disk, op.begun, now);
@@ -410,7 +412,7 @@ impl Host {
         shared: &mut Shared<'_>,
     ) -> Result<(), Failure> {
         let mut bytes = vec![0; usize::try_from(op.blocks).unwrap_or(0) * BLOCK_BYTES];
-        let loaded = self.way.regions().load(self.segment(op.slot, op.blocks), &mut bytes);
+        let loaded = self.access_path.regions().load(self.segment(op.slot, op.blocks), &mut bytes);
         let mut broken = loaded.err().map(|why| (op.first, why_text(&why)));
         let mut found = Vec::new();
         for (lba, block) in (op.first..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
@@ -471,19 +473,19 @@ impl Host {
             Stamp { seed: self.mark(), lba, token, version: self.number as u64 }.write(block);
         }
         // The segment is a part of the host's own memory.
-        let _ = self.way.regions().store(segment, &bytes);
+        let _ = self.access_path.regions().store(segment, &bytes);
     }
 
     /// Fills memory that no request owns any more.
     fn hide(&self, slot: u32) {
-        let _ = self.way.regions().fill(self.segment(slot, SLOT_BLOCKS.into()), CANARY);
+        let _ = self.access_path.regions().fill(self.segment(slot, SLOT_BLOCKS.into()), CANARY);
     }
 
     fn segment(&self, slot: u32, blocks: u64) -> Segment {
         let block_bytes = u32::try_from(BLOCK_BYTES).unwrap_or(0);
         let len = u32::try_from(blocks).unwrap_or(0) * block_bytes;
-        let found = self.way.memory().slice(slot * SLOT_BLOCKS * block_bytes, len);
-        found.unwrap_or(Segment { len_bytes: 0, ..self.way.memory() })
+        let found = self.access_path.memory().slice(slot * SLOT_BLOCKS * block_bytes, len);
+        found.unwrap_or(Segment { len_bytes: 0, ..self.access_path.memory() })
     }
 
     fn check_bounds(&self, now: Instant) -> Result<(), Failure> {

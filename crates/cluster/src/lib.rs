@@ -17,6 +17,7 @@
 
 #![forbid(unsafe_code)]
 
+mod access_path;
 mod bugs;
 mod checker;
 mod disk;
@@ -31,7 +32,6 @@ mod plan;
 mod pool;
 mod process;
 mod registrant;
-mod way;
 mod world;
 
 pub use bugs::InjectedBugs;

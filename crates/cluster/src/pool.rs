@@ -156,7 +156,7 @@ impl PoolHost {
             ops: BTreeMap::new(),
             next_token: 0,
             next_at: now,
-            goal: Goal::Work,
+            goal: Goal::Io,
             me: 0,
             has_force: false,
             is_cut_off: false,
@@ -185,7 +185,7 @@ impl PoolHost {
     pub(crate) fn is_done(&mut self, is_owner: bool) -> bool {
         let is_quiet = self.ops.is_empty();
         match self.goal {
-            Goal::Work => false,
+            Goal::Io => false,
             Goal::Close => !self.link.multipath.is_shutting_down(),
             _ if !is_owner => is_quiet,
             Goal::Drain => is_quiet,
@@ -231,7 +231,7 @@ impl PoolHost {
     /// # Errors
     ///
     /// The first violation.
-    pub(crate) fn turn(&mut self, now: Instant, shared: &mut Shared<'_>) -> Result<bool, Failure> {
+    pub(crate) fn step(&mut self, now: Instant, shared: &mut Shared<'_>) -> Result<bool, Failure> {
         let mut is_busy = false;
         while let Some(event) = self.link.multipath.poll(now) {
             is_busy = true;
@@ -279,7 +279,7 @@ impl PoolHost {
                 if is_commit && self.volume.is_some() && !self.is_preempted {
                     // After a take-over only flushes are requested, so a commit of metadata by this
                     // host is a violation.
-                    let kept = shared.checker.pool_is_kept((self.number, self.disk), now);
+                    let kept = shared.checker.check_pool_owner((self.number, self.disk), now);
                     kept.map_err(|why| Failure { scope: Scope::disk(self.disk), text: why })?;
                 }
                 match action {
@@ -308,10 +308,10 @@ impl PoolHost {
         }
         let is_former = shared.checker.pool_owner(self.disk).is_some_and(|it| it != self.number);
         match self.goal {
-            Goal::Work if self.is_preempted => self.ops.len() < self.plan.depth.min(4),
-            Goal::Work if is_former => self.ops.is_empty(),
-            Goal::Work if self.is_cut_off => false,
-            Goal::Work => self.ops.len() < self.plan.depth.min(4),
+            Goal::Io if self.is_preempted => self.ops.len() < self.plan.depth.min(4),
+            Goal::Io if is_former => self.ops.is_empty(),
+            Goal::Io if self.is_cut_off => false,
+            Goal::Io => self.ops.len() < self.plan.depth.min(4),
             Goal::Flush => !is_former && self.ops.is_empty() && self.flushed == 0,
             Goal::Audit => !is_former && self.ops.is_empty() && self.audited < VOLUME_BLOCKS,
             Goal::Drain | Goal::Close => false,
@@ -356,7 +356,7 @@ impl PoolHost {
             OpKind::Flush => PoolRequest::Flush,
         };
         let pause = match self.goal {
-            Goal::Work => Span { ns: self.random.below(self.plan.think.ns) },
+            Goal::Io => Span { ns: self.random.below(self.plan.think.ns) },
             _ => Span::from_us(1),
         };
         self.next_at = now.after(pause);
@@ -408,12 +408,12 @@ impl PoolHost {
         shared: &mut Shared<'_>,
     ) -> Result<(), Failure> {
         let Some(op) = self.ops.remove(&token) else { return Ok(()) };
-        let told = match &response {
+        let reported = match &response {
             Ok(_) => "ends".to_owned(),
             Err(error) => format!("fails: {error}"),
         };
         if op.kind != OpKind::Read || response.is_err() {
-            self.note_op(now, token, &op, &told, shared);
+            self.note_op(now, token, &op, &reported, shared);
         }
         match (op.kind, &response) {
             (OpKind::Claim, Ok(_)) => {
@@ -431,7 +431,7 @@ impl PoolHost {
                 let ended = shared.checker.write_ends(token, end);
                 ended.map_err(|(lba, why)| self.failure(lba, &why.to_string()))?;
             }
-            (OpKind::Flush, _) if self.hears_of_losses(response.is_ok()) => {
+            (OpKind::Flush, _) if self.is_loss_reported(response.is_ok()) => {
                 shared.checker.flush_fails(self.number, self.disk, now.after(Span { ns: 1 }));
             }
             (OpKind::Flush, Ok(_)) => {

@@ -115,11 +115,11 @@ impl Process {
     }
 
     /// Accepts connections and performs pending work. Returns true if there was any.
-    pub(crate) fn turn(&mut self, now: Instant, port: usize, network: &Network) -> bool {
+    pub(crate) fn step(&mut self, now: Instant, port: usize, network: &Network) -> bool {
         if now < self.paused_until {
             return false;
         }
-        exports::turn(&mut self.background, now);
+        exports::step(&mut self.background, now);
         let mut is_busy = self.state.write();
         for stream in network.arrivals(port) {
             is_busy = true;

@@ -25,7 +25,7 @@ use crate::world::Failure;
 pub(crate) struct ReservationClient {
     host: usize,
     disk: usize,
-    wanted: Option<RequestedState>,
+    requested: Option<RequestedState>,
     stage: Stage,
     /// Time at which the attempt is given up.
     until: Instant,
@@ -80,7 +80,7 @@ const fn key_of(host: usize) -> u64 {
 }
 
 impl ReservationClient {
-    /// Creates a program that is idle until a state is [requested](Self::set_wanted).
+    /// Creates a program that is idle until a state is [requested](Self::set_requested).
     ///
     /// # Errors
     ///
@@ -90,22 +90,22 @@ impl ReservationClient {
         let mapping = Mapping::new(4096, Backing::Private).map_err(|error| error.to_string())?;
         let keys = memory.add(mapping).map_err(|error| format!("{error:?}"))?;
         let keys = keys.slice(0, KEY_BYTES).ok_or("a page is shorter than a key")?;
-        let (wanted, stage) = (None, Stage::Pausing(Instant::default()));
+        let (requested, stage) = (None, Stage::Pausing(Instant::default()));
         let until = Instant::NEVER;
-        Ok(Self { host, disk, wanted, stage, until, memory, keys })
+        Ok(Self { host, disk, requested, stage, until, memory, keys })
     }
 
     /// Requests a state. Attempts are repeated until it is reached.
-    pub(crate) fn set_wanted(
+    pub(crate) fn set_requested(
         &mut self,
-        wanted: RequestedState,
+        requested: RequestedState,
         now: Instant,
         checker: &mut Checker,
     ) {
-        if wanted == RequestedState::Released {
+        if requested == RequestedState::Released {
             checker.release_begins(self.host, self.disk);
         }
-        self.wanted = Some(wanted);
+        self.requested = Some(requested);
         if matches!(self.stage, Stage::Asking(..)) {
             // Commands in flight may still do the opposite.
             self.stage = Stage::Pausing(now.after(QUIET));
@@ -114,18 +114,18 @@ impl ReservationClient {
 
     /// Whether there is nothing left to do.
     pub(crate) fn is_done(&self) -> bool {
-        self.wanted.is_none() && matches!(self.stage, Stage::Pausing(_))
+        self.requested.is_none() && matches!(self.stage, Stage::Pausing(_))
     }
 
     /// Whether the requested state is reached.
     pub(crate) fn is_reached(&self) -> bool {
-        self.wanted.is_none()
+        self.requested.is_none()
     }
 
     /// Time at which it must be polled without an event.
     pub(crate) fn wake_at(&mut self, now: Instant) -> Instant {
         let next = match &mut self.stage {
-            Stage::Pausing(until) if self.wanted.is_some() => return *until,
+            Stage::Pausing(until) if self.requested.is_some() => return *until,
             Stage::Pausing(_) => return Instant::NEVER,
             Stage::Calling(calling) => calling.wake_at(now),
             Stage::Enabling(remote) | Stage::Creating(remote, _) | Stage::ShuttingDown(remote) => {
@@ -141,7 +141,7 @@ impl ReservationClient {
     /// # Errors
     ///
     /// The first violation.
-    pub(crate) fn turn(
+    pub(crate) fn step(
         &mut self,
         now: Instant,
         (address, network): (&Address, &Network),
@@ -154,7 +154,7 @@ impl ReservationClient {
         match stage {
             Stage::Pausing(until) => {
                 self.stage = Stage::Pausing(until);
-                if self.wanted.is_none() || now < until {
+                if self.requested.is_none() || now < until {
                     return Ok(false);
                 }
                 self.call(now, address, network)?;
@@ -282,10 +282,12 @@ impl ReservationClient {
                     self.stage = Stage::Asking(remote, queue, Step::Acquire);
                     return Ok(true);
                 }
-                if is_certain && self.wanted == Some(RequestedState::Held) && step == Step::Acquire
+                if is_certain
+                    && self.requested == Some(RequestedState::Held)
+                    && step == Step::Acquire
                 {
                     // Another host holds a reservation, so the request is dropped.
-                    self.wanted = None;
+                    self.requested = None;
                 }
                 drop(queue);
                 match is_certain {
@@ -294,7 +296,7 @@ impl ReservationClient {
                 }
             }
             Some(_) => {
-                let next = match (step, self.wanted) {
+                let next = match (step, self.requested) {
                     (Step::Register, Some(RequestedState::Held)) => Some(Step::Acquire),
                     (Step::Register, Some(RequestedState::Preempted(other))) => {
                         Some(Step::Preempt(other))
@@ -310,8 +312,8 @@ impl ReservationClient {
                     }
                     Some(_) => self.give_up(now, "could not send", shared),
                     None => {
-                        let wanted = self.wanted.take();
-                        if let Some(RequestedState::Preempted(_)) = wanted {
+                        let requested = self.requested.take();
+                        if let Some(RequestedState::Preempted(_)) = requested {
                             shared.checker.preempted(self.host, self.disk, now);
                         } else if step == Step::Acquire {
                             self.acquired(now, shared)?;

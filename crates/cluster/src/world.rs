@@ -170,7 +170,7 @@ impl World {
             machines: plan.machines.iter().map(machine).collect(),
             hosts: Vec::new(),
             pools: Vec::new(),
-            goal: Goal::Work,
+            goal: Goal::Io,
             registrants: BTreeMap::new(),
             checker: Checker::default(),
             history: Arc::clone(history),
@@ -321,7 +321,7 @@ impl World {
         // goals after this one could not be reached.
         if goal == Goal::Drain && !self.plan.is_reserved {
             for registrant in self.registrants.values_mut() {
-                registrant.set_wanted(RequestedState::Released, now, &mut self.checker);
+                registrant.set_requested(RequestedState::Released, now, &mut self.checker);
             }
         }
         self.hosts.iter_mut().for_each(|host| host.set_goal(goal, now));
@@ -403,7 +403,7 @@ impl World {
 
     /// Turns everybody once, and moves time on to when that is worth it again.
     fn move_on(&mut self, step: &mut Span) -> Result<(), Failure> {
-        let is_busy = self.turn()?;
+        let is_busy = self.step()?;
         let wake = self.wake_at();
         *step = if is_busy || wake > self.now {
             STEP_MIN
@@ -443,7 +443,7 @@ impl World {
     }
 
     /// Polls all components once. Returns true if there was progress.
-    fn turn(&mut self) -> Result<bool, Failure> {
+    fn step(&mut self) -> Result<bool, Failure> {
         let now = self.now;
         let mut is_busy = false;
         // Faults first, then network and disks, then processes and hosts, so that each sees the
@@ -457,7 +457,7 @@ impl World {
         self.disks.iter().for_each(|disk| disk.advance(now));
         for (port, slot) in self.processes.iter_mut().enumerate() {
             if let Some(process) = &mut slot.process {
-                is_busy |= process.turn(now, port, &self.network);
+                is_busy |= process.step(now, port, &self.network);
             }
         }
         for index in 0..self.hosts.len() {
@@ -466,7 +466,7 @@ impl World {
                 history: &self.history,
                 writes: &mut self.writes,
             };
-            is_busy |= self.hosts[index].turn(now, &mut shared)?;
+            is_busy |= self.hosts[index].step(now, &mut shared)?;
         }
         is_busy |= self.turn_registrants()?;
         is_busy |= self.turn_takeover();
@@ -476,7 +476,7 @@ impl World {
                 history: &self.history,
                 writes: &mut self.writes,
             };
-            is_busy |= self.pools[index].turn(now, &mut shared)?;
+            is_busy |= self.pools[index].step(now, &mut shared)?;
         }
         Ok(is_busy)
     }
@@ -492,7 +492,7 @@ impl World {
                 writes: &mut self.writes,
             };
             let reached = (&address, &self.network);
-            is_busy |= registrant.turn(self.now, reached, &mut shared)?;
+            is_busy |= registrant.step(self.now, reached, &mut shared)?;
         }
         Ok(is_busy)
     }

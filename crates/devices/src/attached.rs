@@ -393,7 +393,7 @@ impl<B: ControllerBus> AttachedController<B> {
     /// Frees the vector of a dropped queue pair, unless an abandoned request still owns it.
     fn release_vector(&self, vector: u16) {
         let mut kept = self.shared.lock();
-        let has_it = |asked: &QueueRequestState| matches!(asked, QueueRequestState::Abandoned { vector: Some(other) } if *other == vector);
+        let has_it = |submitted: &QueueRequestState| matches!(submitted, QueueRequestState::Abandoned { vector: Some(other) } if *other == vector);
         if !kept.asked_for.values().any(has_it) {
             kept.free_vector(vector);
         }
@@ -437,7 +437,7 @@ impl<B: ControllerBus> AttachedController<B> {
     }
 
     /// Waits for the completion of the admin command with this token.
-    fn await_answer(&self, token: u64) -> Result<IoCompletion, Error> {
+    fn await_completion(&self, token: u64) -> Result<IoCompletion, Error> {
         let end = self.clock.now().after(Span::from_secs(60));
         loop {
             let now = self.clock.now();
@@ -550,9 +550,10 @@ impl<B: ControllerBus> AttachedState<B> {
     /// Takes queue pairs that were created too late and drops them, which deletes them.
     fn drop_unwanted(&mut self) {
         let Self { asked_for, controller: Some(controller), .. } = self else { return };
-        let unwanted =
-            |asked: &QueueRequestState| matches!(asked, QueueRequestState::Abandoned { .. });
-        for (id, _) in asked_for.iter().filter(|(_, asked)| unwanted(asked)) {
+        let unwanted = |submitted: &QueueRequestState| {
+            matches!(submitted, QueueRequestState::Abandoned { .. })
+        };
+        for (id, _) in asked_for.iter().filter(|(_, submitted)| unwanted(submitted)) {
             drop(controller.take_queue_pair(*id));
         }
     }

@@ -162,9 +162,9 @@ impl Emulated {
             };
             // SSDs are distributed over the device threads round-robin.
             let lane = index % shifts.len();
-            let bar = device.host_bar(shifts[lane].bell());
+            let bar = device.host_bar(shifts[lane].notifier());
             // The pool must know the device thread: revoking its DMA access waits for that thread.
-            device.attach(&pool, shifts[lane].bell());
+            device.attach(&pool, shifts[lane].notifier());
             shifts[lane].push(device);
             let controller =
                 Controller::new(bar, pool.clone(), options).map_err(|error| peer(&name, &error))?;

@@ -30,7 +30,7 @@ pub use pcie::PcieName;
 pub use tcp::TcpName;
 pub use techniques::{CompletionDoorbell, Techniques};
 pub use uri::{COUNT_MAX, EmuMedium, EmuSpec, MODELS, Uri};
-pub use vfio_user::VfuName;
+pub use vfio_user::VfioUserName;
 
 /// The device types of this crate and of the drivers, by URI scheme.
 pub const KINDS: &[Kind<'static>] = &join_kinds::<{ tenmil_drivers::KINDS.len() + NVME_KINDS.len() }>(
@@ -41,6 +41,6 @@ pub const KINDS: &[Kind<'static>] = &join_kinds::<{ tenmil_drivers::KINDS.len() 
 const NVME_KINDS: &[Kind<'static>] = &[
     (EmuSpec::SCHEME, &emu::Kind { fills: false }),
     (TcpName::SCHEME, &tcp::Kind),
-    (VfuName::SCHEME, &vfio_user::Kind),
+    (VfioUserName::SCHEME, &vfio_user::Kind),
     (PcieName::SCHEME, &pcie::Kind),
 ];

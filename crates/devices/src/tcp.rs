@@ -8,7 +8,6 @@
 //! Each channel has a connection of its own, which the thread of the channel reads and writes.
 
 mod admin_thread;
-mod ask;
 mod attached;
 mod channel;
 mod connector;
@@ -18,15 +17,15 @@ mod name;
 mod opening;
 mod path_notifier;
 mod paths;
+mod pending_queues;
 mod queue_map;
+mod remote_admin;
 mod reservations;
 mod sockets;
 #[cfg(test)]
 mod tests;
 mod wait_set;
-mod wanted;
 
-pub use ask::with_controller;
 pub use discover::{
     DiscoveryChange, DiscoveryLog, DiscoveryWatch, discover, service as discovery_service,
 };
@@ -35,4 +34,5 @@ pub use name::TcpName;
 pub use name::{discovery_name, policy_of};
 pub use path_notifier::paths_of_all;
 pub use queue_map::QueueMapOptions;
+pub use remote_admin::with_controller;
 pub use sockets::of as socket_options;

@@ -1,7 +1,7 @@
 //! NVMe controllers of other processes over vfio-user, named `vfio-user:PATH`.
 //!
 //! ```text
-//!   AttachedController ─▶ VfuBus ── ConnectionHandle: the connection and its requests
+//!   AttachedController ─▶ VfioUserBus ── ConnectionHandle: the connection and its requests
 //!                           ├ rings and data: memory that the server maps
 //!                           └ doorbells: a page mapped from the server, or messages      (registers.rs)
 //! ```
@@ -21,25 +21,25 @@ mod vector;
 use tenmil_dma::RegionTable;
 use tenmil_linux::{Clock, StepTimer};
 
-use self::bus::VfuBus;
+use self::bus::VfioUserBus;
 use crate::attached::{self, AttachedController};
 use crate::identify::ControllerFn;
 use tenmil_base::Error;
 
 pub use kind::Kind;
-pub use name::VfuName;
+pub use name::VfioUserName;
 
 /// Connects to the server and initializes the controller.
 fn attach(
-    name: &VfuName,
+    name: &VfioUserName,
     regions: &RegionTable,
     clock: Clock,
-) -> Result<AttachedController<VfuBus>, Error> {
-    let bus = VfuBus::connect(name, regions, clock)?;
+) -> Result<AttachedController<VfioUserBus>, Error> {
+    let bus = VfioUserBus::connect(name, regions, clock)?;
     AttachedController::attach(&bus, &name.wanted, regions, &mut StepTimer::begin(clock))
 }
 
 /// Runs `ask` with admin access to the controller that `name` names.
-pub fn with_controller(name: &VfuName, ask: ControllerFn<'_>) -> Result<(), Error> {
+pub fn with_controller(name: &VfioUserName, ask: ControllerFn<'_>) -> Result<(), Error> {
     attached::with_controller(attach(name, &RegionTable::new(4), Clock::start())?, ask)
 }

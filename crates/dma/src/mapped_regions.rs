@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tenmil_base::RegionId;
 
-use crate::regions::{RegionTable, place_of};
+use crate::regions::{RegionTable, slot_of};
 
 /// Lock-free table of the region mapped at each place of a region table.
 ///
@@ -40,14 +40,14 @@ impl MappedRegions {
     /// Device address of `region`, if it is mapped.
     #[inline]
     pub(crate) fn iova(&self, region: RegionId) -> Option<u64> {
-        let place = place_of(region);
+        let place = slot_of(region);
         (self.at(place)? == region)
             .then(|| self.places[place as usize].iova.load(Ordering::Relaxed))
     }
 
     /// Maps `region`, replacing any earlier region at its place.
     pub(crate) fn open(&self, region: RegionId, iova: u64) {
-        if let Some(place) = self.places.get(place_of(region) as usize) {
+        if let Some(place) = self.places.get(slot_of(region) as usize) {
             place.iova.store(iova, Ordering::Relaxed);
             place.open.store(u64::from(region.0) + 1, Ordering::Release);
         }
@@ -55,7 +55,7 @@ impl MappedRegions {
 
     /// Unmaps `region`. A later region at its place is not affected.
     pub(crate) fn close(&self, region: RegionId) {
-        if let Some(place) = self.places.get(place_of(region) as usize) {
+        if let Some(place) = self.places.get(slot_of(region) as usize) {
             let open = u64::from(region.0) + 1;
             let _ = place.open.compare_exchange(open, 0, Ordering::SeqCst, Ordering::Relaxed);
         }

@@ -9,7 +9,7 @@ use crate::arena::Arena;
 use crate::barrier::DeviceKind;
 use crate::command_store::CommandStore;
 use crate::mapped_regions::MappedRegions;
-use crate::regions::{RegionTable, place_of};
+use crate::regions::{RegionTable, slot_of};
 use crate::revocation::Revocation;
 use crate::ring::{HostCompletionRing, HostSubmissionRing};
 
@@ -41,7 +41,7 @@ struct Shared {
     windows: MappedRegions,
     maps_on_use: AtomicBool,
     /// Whether registered kernel buffers have IOVAs.
-    names_lent: AtomicBool,
+    maps_kernel_buffers: AtomicBool,
     /// Whether device addresses are assigned by the caller that maps regions.
     is_placed: bool,
 }
@@ -70,12 +70,12 @@ const KERNEL_BUFFER: u64 = 1 << 63;
 const OWN: &str = "the pool is a part of it, and other parts are other devices' own";
 
 /// Number of places of a table that have addresses.
-const PLACES_MAX: u32 = (1 << (48 - IOVA_SHIFT)) - 1;
+const SLOTS_MAX: u32 = (1 << (48 - IOVA_SHIFT)) - 1;
 
 /// Device address of a region.
 #[inline]
 fn iova_of(region: RegionId) -> u64 {
-    (u64::from(place_of(region)) + 1) << IOVA_SHIFT
+    (u64::from(slot_of(region)) + 1) << IOVA_SHIFT
 }
 
 impl DevicePool {
@@ -123,9 +123,17 @@ impl DevicePool {
         assert!(memory.offset.is_multiple_of(PAGE) && regions.contains(memory), "{memory:?}");
         let arena = Mutex::new(Arena::new(u64::from(memory.len_bytes) / PAGE));
         let (windows, cut) = (MappedRegions::new(&regions), Revocation::default());
-        let [maps_on_use, names_lent] = [const { AtomicBool::new(false) }; 2];
-        let shared =
-            Shared { kind, store, arena, cut, windows, maps_on_use, names_lent, is_placed };
+        let [maps_on_use, maps_kernel_buffers] = [const { AtomicBool::new(false) }; 2];
+        let shared = Shared {
+            kind,
+            store,
+            arena,
+            cut,
+            windows,
+            maps_on_use,
+            maps_kernel_buffers,
+            is_placed,
+        };
         Self { memory, region_iova, regions, shared: Arc::new(shared) }
     }
 
@@ -153,7 +161,7 @@ impl DevicePool {
     /// the process: for a device that can [resolve such an IOVA](crate::SharedHostMemory::kernel_buffers). The
     /// device cannot read or write through it.
     pub fn allow_kernel_buffers(&self) {
-        self.shared.names_lent.store(true, Ordering::Relaxed);
+        self.shared.maps_kernel_buffers.store(true, Ordering::Relaxed);
     }
 
     /// Whether `segment` is completely inside the pool.
@@ -229,7 +237,7 @@ impl DevicePool {
     }
 
     fn kernel_buffer_name(&self, segment: Segment) -> Option<u64> {
-        let has_name = self.shared.names_lent.load(Ordering::Relaxed)
+        let has_name = self.shared.maps_kernel_buffers.load(Ordering::Relaxed)
             && self.regions.kernel_buffer(segment).is_some()
             && segment.offset < REGION_BYTES_MAX;
         has_name.then(|| KERNEL_BUFFER | (iova_of(segment.region) + segment.offset))
@@ -317,7 +325,7 @@ impl Dma for DevicePool {
             0 => refuse("there is no such region"),
             _ if region == self.memory.region => refuse(OWN),
             _ if self.shared.is_placed => refuse("no placement was chosen"),
-            len if len > REGION_BYTES_MAX || place_of(region) >= PLACES_MAX => {
+            len if len > REGION_BYTES_MAX || slot_of(region) >= SLOTS_MAX => {
                 refuse("it is longer than 64 GiB, or past the last that has addresses")
             }
             _ => {
@@ -516,10 +524,10 @@ mod tests {
         pool.map_at(other.region, 0xfe80_0000).unwrap();
         let place = other.slice(4096, 8 * 64).unwrap();
         let mut ring = pool.submission_ring(place, 8);
-        assert_eq!(ring.store_way(), CommandStore::Device);
+        assert_eq!(ring.command_store(), CommandStore::Device);
         assert_eq!(pool.iova(place), Some(0xfe80_1000));
         let own = pool.allocate(4096).unwrap();
-        assert_eq!(pool.submission_ring(own, 8).store_way(), store);
+        assert_eq!(pool.submission_ring(own, 8).command_store(), store);
         ring.store(1, &[u64::MAX; 8]);
         assert_eq!(ring.store_each(2, &[1, 2], |word| Some([*word; 8])), 2);
         ring.publish();

@@ -88,14 +88,14 @@ struct RegionSlot {
 const _: () = assert!(size_of::<RegionSlot>() == 16);
 
 /// Bits of a region number that are its place.
-const PLACE_BITS: u32 = 12;
+const SLOT_BITS: u32 = 12;
 /// Maximum number of places in a table.
-const PLACES_MAX: usize = 1 << PLACE_BITS;
-const GENERATION_MAX: u32 = (1 << (32 - PLACE_BITS)) - 1;
+const SLOTS_MAX: usize = 1 << SLOT_BITS;
+const GENERATION_MAX: u32 = (1 << (32 - SLOT_BITS)) - 1;
 /// Bits of a slot word that are the length: 16 TiB.
 const LEN_BITS: u32 = 44;
 
-const _: () = assert!(LEN_BITS + (32 - PLACE_BITS) == 64, "a generation fits above the length");
+const _: () = assert!(LEN_BITS + (32 - SLOT_BITS) == 64, "a generation fits above the length");
 
 /// Error: the region table is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +118,7 @@ impl RegionTable {
 
     fn of(regions_max: usize, backing: Backing) -> Self {
         let slot = || RegionSlot { base: AtomicPtr::default(), word: AtomicU64::new(0) };
-        let places_max = regions_max.min(PLACES_MAX);
+        let places_max = regions_max.min(SLOTS_MAX);
         let slots = (0..places_max).map(|_| slot()).collect();
         let leased = (0..places_max).map(|_| OnceLock::new()).collect();
         let (places, exposed_by) = (Mutex::default(), UnmapListeners::default());
@@ -158,14 +158,14 @@ impl RegionTable {
     /// Physical address of a region, if it is contiguous and pinned.
     pub fn physical_address(&self, region: RegionId) -> Option<u64> {
         let places = self.places();
-        let mapping = places.mappings.get(place_of(region) as usize);
+        let mapping = places.mappings.get(slot_of(region) as usize);
         mapping.filter(|_| self.len_bytes(region) > 0)?.row()
     }
 
     /// File that contains the whole region from its first byte on; `None` if the region is private.
     pub fn descriptor(&self, region: RegionId) -> Option<OwnedFd> {
         let places = self.places();
-        let mapping = places.mappings.get(place_of(region) as usize);
+        let mapping = places.mappings.get(slot_of(region) as usize);
         let mapping = mapping.filter(|_| self.len_bytes(region) > 0)?;
         mapping.descriptor()?.try_clone_to_owned().ok()
     }
@@ -214,7 +214,7 @@ impl RegionTable {
     /// Length of a region; zero if it does not exist.
     #[inline]
     pub fn len_bytes(&self, region: RegionId) -> u64 {
-        self.table.slots.get(place_of(region) as usize).map_or(0, |slot| slot.len_of(region))
+        self.table.slots.get(slot_of(region) as usize).map_or(0, |slot| slot.len_of(region))
     }
 
     /// Whether `segment` is inside a region.
@@ -228,7 +228,7 @@ impl RegionTable {
     #[inline]
     pub fn host_address(&self, segment: Segment) -> Result<NonNull<u8>, InvalidSegment> {
         let refuse = InvalidSegment(segment);
-        let slot = self.table.slots.get(place_of(segment.region) as usize).ok_or(refuse)?;
+        let slot = self.table.slots.get(slot_of(segment.region) as usize).ok_or(refuse)?;
         if !lies_inside(segment, slot.len_of(segment.region)) {
             return Err(refuse);
         }
@@ -339,15 +339,15 @@ impl RegionSlot {
     #[inline]
     fn len_of(&self, region: RegionId) -> u64 {
         let word = self.word.load(Ordering::Acquire);
-        let is_current = word >> LEN_BITS == u64::from(region.0 >> PLACE_BITS);
+        let is_current = word >> LEN_BITS == u64::from(region.0 >> SLOT_BITS);
         if is_current { word & ((1 << LEN_BITS) - 1) } else { 0 }
     }
 }
 
 /// Place of a region in its table, which successive regions share.
 #[inline]
-pub(crate) const fn place_of(region: RegionId) -> u32 {
-    region.0 & ((1 << PLACE_BITS) - 1)
+pub(crate) const fn slot_of(region: RegionId) -> u32 {
+    region.0 & ((1 << SLOT_BITS) - 1)
 }
 
 /// Segment of a whole region, or of as much as a segment can cover.

@@ -64,7 +64,7 @@ impl HostSubmissionRing {
 
     /// Store instruction in use.
     #[cfg(test)]
-    pub(crate) fn store_way(&self) -> CommandStore {
+    pub(crate) fn command_store(&self) -> CommandStore {
         self.store
     }
 }

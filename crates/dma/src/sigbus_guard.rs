@@ -89,7 +89,7 @@ impl GuardedRange {
     }
 
     /// Start and length of the mapping, if it contains `address`.
-    fn around(&self, address: usize) -> Option<(usize, usize)> {
+    fn mapping_of(&self, address: usize) -> Option<(usize, usize)> {
         let start = self.start.load(Ordering::Acquire);
         let len_bytes = self.len_bytes.load(Ordering::Relaxed);
         let is_inside = start != 0 && address.wrapping_sub(start) < len_bytes;
@@ -124,7 +124,7 @@ extern "C" fn on_bus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c
     let info = unsafe { &*info };
     // SAFETY: the siginfo of a SIGBUS has an address.
     let address = unsafe { info.si_addr() } as usize;
-    let found = TABLE.iter().find_map(|slot| Some((slot, slot.around(address)?)));
+    let found = TABLE.iter().find_map(|slot| Some((slot, slot.mapping_of(address)?)));
     if let Some((slot, (start, len_bytes))) = found
         && put_empty_memory(start as *mut libc::c_void, len_bytes)
     {

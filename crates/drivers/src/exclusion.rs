@@ -30,7 +30,7 @@ pub(super) enum Preempts {
     /// None.
     Nothing,
     /// That of an owner that is known to be gone.
-    Gone(u128),
+    Departed(u128),
     /// That of an owner that may still run.
     Owner(u128),
     /// Any: the superblocks name no owner.
@@ -100,7 +100,7 @@ impl Exclusion {
         let was_kept = holder.is_some_and(|holder| holder.key & KEPT != 0);
         let may_run = match preempts {
             Preempts::Force => true,
-            Preempts::Nothing | Preempts::Gone(_) => false,
+            Preempts::Nothing | Preempts::Departed(_) => false,
             Preempts::Owner(_) | Preempts::Any => preempted.is_some(),
         };
         let key = if was_kept || may_run { self.key | KEPT } else { self.key };
@@ -133,7 +133,7 @@ impl Preempts {
     fn has(self, key: u64) -> bool {
         match self {
             Self::Nothing => false,
-            Self::Gone(owner) | Self::Owner(owner) => key & !KEPT == key_of(owner),
+            Self::Departed(owner) | Self::Owner(owner) => key & !KEPT == key_of(owner),
             Self::Any | Self::Force => true,
         }
     }

@@ -32,7 +32,7 @@ pub(crate) trait BlockLayout: Send {
     const MARK: u64 = 0;
 
     /// The leg of a block, and the number of consecutive blocks from there on that are on it.
-    fn place(&self, lba: u64) -> (usize, u64);
+    fn location(&self, lba: u64) -> (usize, u64);
 
     /// The range of `leg` that stores its part of `blocks` blocks from `lba` on: first block and count.
     fn leg_range(&self, leg: usize, lba: u64, blocks: u32) -> (u64, u32);
@@ -47,7 +47,7 @@ struct Leg {
     sent: usize,
     segments: Vec<Segment>,
     /// Children accepted and not completed by the leg.
-    owed: usize,
+    outstanding: usize,
 }
 
 /// A request in flight.
@@ -99,7 +99,7 @@ impl<D: BlockLayout> MultiLegChannel<D> {
                 requests: Vec::with_capacity(BATCH),
                 sent: 0,
                 segments: Vec::with_capacity(segments),
-                owed: 0,
+                outstanding: 0,
             }
         };
         Ok(Self {
@@ -116,14 +116,15 @@ impl<D: BlockLayout> MultiLegChannel<D> {
 
     /// Replaces the channel of the first leg, which has not been used yet, by one with completions
     /// pending for another submitter; their tokens lack [`BlockLayout::MARK`].
-    pub(crate) fn put_first(&mut self, channel: Box<dyn IoChannel>, owed: usize) {
+    pub(crate) fn put_first(&mut self, channel: Box<dyn IoChannel>, outstanding: usize) {
         // A source that cannot be added to the epoll set keeps the thread awake.
         if self.wake.add(channel.wake_source()).is_err() {
             self.wake = CombinedWake::Nothing;
         }
-        let depth = u32::try_from(owed).unwrap_or(u32::MAX).saturating_add(self.limits.depth_max);
+        let depth =
+            u32::try_from(outstanding).unwrap_or(u32::MAX).saturating_add(self.limits.depth_max);
         self.ready = CompletionQueue::with_depth(depth);
-        (self.legs[0].channel, self.legs[0].owed) = (channel, owed);
+        (self.legs[0].channel, self.legs[0].outstanding) = (channel, outstanding);
     }
 
     /// Splits leading `requests` until a batch is full; returns their number.
@@ -191,7 +192,7 @@ impl<D: BlockLayout> MultiLegChannel<D> {
         let mut pieces = SegmentCursor::of(own);
         let (mut lba, end) = (request.lba, request.lba + u64::from(request.blocks));
         while lba < end && !own.is_empty() {
-            let (leg, left) = self.deal.place(lba);
+            let (leg, left) = self.deal.location(lba);
             let blocks = left.min(end - lba);
             let len_bytes = blocks * u64::from(self.limits.block_size);
             let leg = &mut self.legs[leg];
@@ -211,7 +212,7 @@ impl<D: BlockLayout> MultiLegChannel<D> {
         for leg in &mut self.legs {
             let taken = leg.channel.submit(now, &leg.requests[leg.sent..], &leg.segments);
             leg.sent += taken;
-            leg.owed += taken;
+            leg.outstanding += taken;
             if leg.sent == leg.requests.len() {
                 leg.requests.clear();
                 leg.segments.clear();
@@ -281,7 +282,7 @@ impl<D: BlockLayout> IoChannel for MultiLegChannel<D> {
     fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         for index in 0..self.legs.len() {
             let leg = &mut self.legs[index];
-            leg.owed -= leg.channel.poll(now, &mut self.below);
+            leg.outstanding -= leg.channel.poll(now, &mut self.below);
             self.count_down();
         }
         if self.has_unsent() {
@@ -337,7 +338,7 @@ impl<D: BlockLayout> ChannelWakeup for MultiLegChannel<D> {
         // is pending, there is no wake-up, so the thread must stay awake.
         let mut busy = !self.ready.is_empty();
         for leg in &mut self.legs {
-            busy |= leg.channel.arm() || (!leg.requests.is_empty() && leg.owed == 0);
+            busy |= leg.channel.arm() || (!leg.requests.is_empty() && leg.outstanding == 0);
         }
         busy
     }

@@ -180,7 +180,7 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error
 /// # Errors
 ///
 /// As of any opening.
-pub fn open_to_look(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
+pub fn open_read_only(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     open_identified(opener, (&VolumeRef::of(uri)?, uri), false)
 }
 
@@ -283,9 +283,9 @@ impl OpenPool {
         let mut sleeper = Sleeper::new().map_err(|error| machine(Error::environment(error)))?;
         let backend = pool_devices.medium.channel().map_err(machine)?;
         let shared = Arc::new(Shared::new(opened.store, backend.losses(), sleeper.notifier()));
-        let desk = shared.join(None, true).map_err(machine)?;
+        let inbox = shared.join(None, true).map_err(machine)?;
         let owner =
-            MetadataThread::new(&name, Arc::clone(&shared), (desk, backend), geometry, regions);
+            MetadataThread::new(&name, Arc::clone(&shared), (inbox, backend), geometry, regions);
         let owner = owner.map_err(machine)?.with_reserved(&reserved);
         let owner = Thread::spawn("pool", None, move |stop| {
             owner.run(stop, &clock, &mut sleeper, closing_max)
@@ -323,7 +323,7 @@ impl OpenPool {
         let owner = self.shared.lock().store.owner();
         let is_gone = |owner: &Owning| owned::is_gone(owner);
         match owner.filter(|owner| owner.id != self.owns.owner().id) {
-            Some(owner) if is_gone(&owner) => self.reserved.acquire(Preempts::Gone(owner.id)),
+            Some(owner) if is_gone(&owner) => self.reserved.acquire(Preempts::Departed(owner.id)),
             Some(_) => Ok(()),
             None => self.reserved.acquire(Preempts::Nothing),
         }
@@ -360,12 +360,12 @@ impl OpenPool {
         reads: Option<read_epochs::ReadEpoch>,
     ) -> Result<(Arc<ClientInbox>, Box<dyn IoChannel>), Error> {
         let pool_devices = self.pool_devices();
-        let desk = self.shared.join(reads, true)?;
+        let inbox = self.shared.join(reads, true)?;
         let way = pool_devices.medium.channel();
         if way.is_err() {
-            self.shared.leave(&desk, core::iter::empty());
+            self.shared.leave(&inbox, core::iter::empty());
         }
-        Ok((desk, way?))
+        Ok((inbox, way?))
     }
 
     /// Sends a request without data transfer, and waits for the response.
@@ -394,22 +394,22 @@ impl OpenPool {
         if reserved::changes(&ask) {
             self.reserve()?;
         }
-        let desk = self.shared.join(None, false).map_err(machine)?;
+        let inbox = self.shared.join(None, false).map_err(machine)?;
         let mut state = self.shared.lock_to_notify();
         if let Err(refused) = admit(&state) {
             drop(state);
-            self.shared.leave(&desk, core::iter::empty());
+            self.shared.leave(&inbox, core::iter::empty());
             return Err(refused);
         }
-        state.submit_request(&desk, 0, ask);
+        state.submit_request(&inbox, 0, ask);
         self.shared.dispatch(&mut state);
         drop(state);
         // The waker is armed before the inbox is read, so that a message in between ends the wait.
-        let (mut notes, until) = (Default::default(), self.clock.now().after(TIME_LIMIT));
+        let (mut messages, until) = (Default::default(), self.clock.now().after(TIME_LIMIT));
         let completion = loop {
-            let hears = desk.waker.unmask(0);
-            self.shared.lock().take_notes(&desk, &mut notes);
-            let note = notes.pop_front();
+            let hears = inbox.waker.unmask(0);
+            self.shared.lock().take_messages(&inbox, &mut messages);
+            let note = messages.pop_front();
             if let Some(ClientMessage::Ended(_, completion)) = note {
                 break completion.map_err(|error| self.refuse(&error));
             }
@@ -425,9 +425,9 @@ impl OpenPool {
             }
             let nap = if hears { Span::from_secs(1) } else { Span::from_ms(1) };
             // An error of the wait only makes the next check come sooner.
-            let _ = desk.waker.wait(0, nap);
+            let _ = inbox.waker.wait(0, nap);
         };
-        self.shared.leave(&desk, core::iter::empty());
+        self.shared.leave(&inbox, core::iter::empty());
         completion
     }
 

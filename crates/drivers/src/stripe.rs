@@ -107,9 +107,10 @@ impl BlockDevice for Stripe {
         if left == 0 {
             return Ok(BlockExtent { blocks: 0, kind: tenmil_base::ExtentKind::Data });
         }
-        let place = self.layout.place(lba);
-        let BlockExtent { blocks, kind: holds } = self.legs[place.leg].block_status(place.lba)?;
-        Ok(BlockExtent { blocks: blocks.min(place.left), kind: holds })
+        let location = self.layout.location(lba);
+        let BlockExtent { blocks, kind: holds } =
+            self.legs[location.leg].block_status(location.lba)?;
+        Ok(BlockExtent { blocks: blocks.min(location.left), kind: holds })
     }
 }
 

@@ -133,7 +133,7 @@ fn a_pool_of_the_first_format_over_two_devices_opens() {
         // Where the second one was is not where it is.
         let place = VolumeRef { moved: vec![(1, second.clone())], ..VolumeRef::on(&first) };
         let open = OpenPool::open(opener, &place).unwrap();
-        assert!(open.note_places().unwrap());
+        assert!(open.record_locations().unwrap());
         drop(open);
         proves(opener, &place, &[("spread", expected("spread", 1024, 500, &[]))]);
     });

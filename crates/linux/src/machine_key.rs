@@ -29,7 +29,7 @@ pub enum MachineKeySource {
     /// UUID that the manufacturer gave the machine, which root can read (SMBIOS 7.2.1).
     Firmware,
     /// A random number kept in this file.
-    Kept(PathBuf),
+    File(PathBuf),
     /// A random number of this process: the file could not be kept, for this reason.
     Process(String),
 }
@@ -64,7 +64,7 @@ impl MachineKey {
             None => Err("found neither STATE_DIRECTORY nor HOME, expected one of them".into()),
         };
         match kept {
-            Ok((value, path)) => Self { value, source: MachineKeySource::Kept(path) },
+            Ok((value, path)) => Self { value, source: MachineKeySource::File(path) },
             Err(why) => Self { value: draw(), source: MachineKeySource::Process(why) },
         }
     }
@@ -138,7 +138,7 @@ impl fmt::Display for MachineKeySource {
             Self::Firmware => {
                 out.write_str("the UUID of the firmware, as there is no /etc/machine-id")
             }
-            Self::Kept(path) => {
+            Self::File(path) => {
                 write!(out, "{}, as there is no /etc/machine-id", path.display())
             }
             Self::Process(why) => write!(
@@ -167,7 +167,7 @@ mod tests {
             |at: usize| MachineKey::of(&machine, Some(&places[at].path().join("state/tenmil")));
         let [first, other] = [of(0), of(1)];
         assert_ne!(first.value, other.value);
-        let MachineKeySource::Kept(path) = &first.source else { panic!("{first:?}") };
+        let MachineKeySource::File(path) = &first.source else { panic!("{first:?}") };
         assert!(path.starts_with(places[0].path()));
         assert_eq!((of(0), of(1)), (first, other));
     }
@@ -182,11 +182,11 @@ mod tests {
             (&[("etc/machine-id", ""), (DMI, UUID)], MachineKeySource::Firmware),
             (
                 &[(DMI, "03000200-0400-0500-0006-000700080009")],
-                MachineKeySource::Kept(state.join("machine-key")),
+                MachineKeySource::File(state.join("machine-key")),
             ),
             (
                 &[(DMI, "ffffffff-ffff-ffff-ffff-ffffffffffff")],
-                MachineKeySource::Kept(state.join("machine-key")),
+                MachineKeySource::File(state.join("machine-key")),
             ),
         ] {
             let (_root, machine) = made_of(files);

@@ -54,7 +54,7 @@ impl RuntimeDirectory {
     /// Directory of the user of this process. Created if missing.
     pub fn of_user() -> Result<Self, DirectoryError> {
         let session = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        Self::at(place(session.as_deref(), uid(), Path::new("/tmp")))
+        Self::at(select_path(session.as_deref(), uid(), Path::new("/tmp")))
     }
 
     /// Directory at `path`. Created if missing; its parent must exist.
@@ -112,7 +112,7 @@ pub fn uid() -> u32 {
 
 /// Session directory, if it is a directory of this user: under `sudo` the variable may still name
 /// that of another user.
-fn place(session: Option<&Path>, uid: u32, fallback: &Path) -> PathBuf {
+fn select_path(session: Option<&Path>, uid: u32, fallback: &Path) -> PathBuf {
     let ours = |path: &&Path| {
         std::fs::metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == uid)
     };
@@ -169,7 +169,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::path::Path;
 
-    use super::{PathProblem, RuntimeDirectory, check, place, uid};
+    use super::{PathProblem, RuntimeDirectory, check, select_path, uid};
 
     #[test]
     fn a_directory_is_made_for_its_owner_alone_and_used_again() {
@@ -216,12 +216,12 @@ mod tests {
     fn the_session_directory_is_taken_only_if_it_is_there_and_ours() {
         let root = tempfile::tempdir().unwrap();
         let (session, tmp) = (root.path(), Path::new("/tmp"));
-        assert_eq!(place(Some(session), uid(), tmp), session.join("tenmil"));
+        assert_eq!(select_path(Some(session), uid(), tmp), session.join("tenmil"));
         let other = uid() + 1;
-        assert_eq!(place(Some(session), other, tmp), tmp.join(format!("tenmil-{other}")));
+        assert_eq!(select_path(Some(session), other, tmp), tmp.join(format!("tenmil-{other}")));
         let fallback = tmp.join(format!("tenmil-{}", uid()));
-        assert_eq!(place(Some(&session.join("none")), uid(), tmp), fallback);
-        assert_eq!(place(None, uid(), tmp), fallback);
+        assert_eq!(select_path(Some(&session.join("none")), uid(), tmp), fallback);
+        assert_eq!(select_path(None, uid(), tmp), fallback);
     }
 
     #[test]

@@ -157,18 +157,18 @@ impl Ring {
         for entry in self.ring.completion() {
             // A plain `user_data` is a slot index; larger values are slot and step of a
             // kernel-buffer job.
-            let (index, outcome) = match u16::try_from(entry.user_data()) {
-                Ok(index) => (index, self.slots[usize::from(index)].outcome(entry.result())),
+            let (index, result_of) = match u16::try_from(entry.user_data()) {
+                Ok(index) => (index, self.slots[usize::from(index)].result_of(entry.result())),
                 Err(_) => {
                     let Some((index, step)) = LinkedStep::of(entry.user_data()) else { continue };
                     let slot = &mut self.slots[usize::from(index)];
-                    let Some(outcome) = slot.handle_linked_step(step, entry.result()) else {
+                    let Some(result_of) = slot.handle_linked_step(step, entry.result()) else {
                         continue;
                     };
-                    (index, outcome)
+                    (index, result_of)
                 }
             };
-            match outcome {
+            match result_of {
                 Some(result) => {
                     ended.push(JobCompletion {
                         token: self.slots[usize::from(index)].token,
@@ -274,7 +274,7 @@ impl Slot {
     }
 
     /// Result of the job after a completion; `None` if part of it remains.
-    fn outcome(&mut self, answer: i32) -> Option<Result<(), Errno>> {
+    fn result_of(&mut self, answer: i32) -> Option<Result<(), Errno>> {
         let Ok(count) = u32::try_from(answer) else {
             let errno = Errno::from_raw_os_error(-answer);
             // EINTR and EAGAIN are temporary: the job is resubmitted.
@@ -363,18 +363,18 @@ mod tests {
     #[test]
     fn a_transfer_that_stops_halfway_goes_on_where_it_stopped() {
         let mut slot = slot(JobKind::Read);
-        assert_eq!(slot.outcome(4096), None);
+        assert_eq!(slot.result_of(4096), None);
         assert_eq!((slot.offset, slot.vectors.remaining()[0].iov_len), ((1 << 20) + 4096, 4096));
-        assert_eq!(slot.outcome(4096), Some(Ok(())));
+        assert_eq!(slot.result_of(4096), Some(Ok(())));
     }
 
     #[test]
     fn an_interrupted_job_is_asked_for_again_and_a_failed_one_is_not() {
         let mut slot = slot(JobKind::Write { stable: true });
-        assert_eq!(slot.outcome(-libc::EINTR), None);
-        assert_eq!(slot.outcome(-libc::EAGAIN), None);
-        assert_eq!(slot.outcome(-libc::ENOSPC), Some(Err(Errno::NOSPC)));
-        assert_eq!(slot.outcome(0), Some(Err(Errno::IO)), "no progress is no success");
+        assert_eq!(slot.result_of(-libc::EINTR), None);
+        assert_eq!(slot.result_of(-libc::EAGAIN), None);
+        assert_eq!(slot.result_of(-libc::ENOSPC), Some(Err(Errno::NOSPC)));
+        assert_eq!(slot.result_of(0), Some(Err(Errno::IO)), "no progress is no success");
     }
 
     /// Opcode and flags of an entry (io_uring.h: `struct io_uring_sqe`, bytes 0 and 28).
@@ -463,7 +463,7 @@ mod tests {
 
     #[test]
     fn a_sync_that_moves_nothing_has_succeeded() {
-        assert_eq!(slot(JobKind::Sync).outcome(0), Some(Ok(())));
-        assert_eq!(slot(JobKind::Allocate { mode: 0, len_bytes: 1 }).outcome(0), Some(Ok(())));
+        assert_eq!(slot(JobKind::Sync).result_of(0), Some(Ok(())));
+        assert_eq!(slot(JobKind::Allocate { mode: 0, len_bytes: 1 }).result_of(0), Some(Ok(())));
     }
 }

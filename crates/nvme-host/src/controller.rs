@@ -218,7 +218,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     /// time.
     pub fn poll(&mut self, now: Instant) -> Option<Event> {
         if self.events.is_empty() {
-            self.turn(now);
+            self.step(now);
         }
         self.events.pop_front()
     }
@@ -312,7 +312,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     }
 
     /// One poll: handles everything that may have happened, and advances all state machines.
-    fn turn(&mut self, now: Instant) {
+    fn step(&mut self, now: Instant) {
         self.polled_at = now;
         self.release_retired();
         match &self.phase {
@@ -351,7 +351,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
             // The other purposes have no meaning after a reset or failure.
             _ if self.is_standing_still() => {}
             Purpose::DriverQuery => self.handle_query_response(now, answer),
-            Purpose::Queue { id } => self.handle_queue_answer(now, id, answer),
+            Purpose::Queue { id } => self.handle_queue_completion(now, id, answer),
             Purpose::Event => self.handle_event(answer),
             Purpose::KeepAlive => {}
         }

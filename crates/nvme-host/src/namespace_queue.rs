@@ -60,7 +60,7 @@ struct FastPath {
     prinfo_bits: u64,
     tag_mask: u64,
     /// No boundary and no protection information.
-    is_plain: bool,
+    is_simple: bool,
     /// Maximum bytes of one command.
     len_bytes_max: u32,
 }
@@ -321,7 +321,7 @@ impl<T: Transport> NamespaceQueue<T> {
 
     /// Sends children, and delivers completions of requests without a command.
     #[cold]
-    fn poll_leftovers(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll_leftovers(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         if self.queue.state() == QueueState::Dead {
             while self.parents.has_unsent() {
                 self.ready.extend(self.parents.fail_unsent(IoStatus::PATH_ERROR));
@@ -329,8 +329,8 @@ impl<T: Transport> NamespaceQueue<T> {
         }
         self.send_children(now);
         self.queue.flush();
-        let count = self.ready.len().min(answers.remaining());
-        self.ready.drain(..count).for_each(|answer| answers.push(answer));
+        let count = self.ready.len().min(completions.remaining());
+        self.ready.drain(..count).for_each(|answer| completions.push(answer));
         self.is_reporting &= !self.ready.is_empty();
         count
     }
@@ -346,7 +346,7 @@ where
 
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
         self.queue.check_state(now);
-        let mut has_runs = self.short_way.is_plain && !self.queue.is_eager();
+        let mut has_runs = self.short_way.is_simple && !self.queue.is_eager();
         let mut taken = 0;
         while taken < requests.len() {
             if has_runs {
@@ -371,10 +371,10 @@ where
         self.queue.flush();
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        let count = self.queue.poll_with(now, answers, &mut self.parents);
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        let count = self.queue.poll_with(now, completions, &mut self.parents);
         if self.parents.has_unsent() || !self.ready.is_empty() {
-            return count + self.poll_leftovers(now, answers);
+            return count + self.poll_leftovers(now, completions);
         }
         count
     }
@@ -450,7 +450,7 @@ impl FastPath {
             boundary_bits: if boundary == 0 { 0 } else { !(boundary - 1) },
             prinfo_bits: u64::from(view.protection.prinfo()) << PRINFO_SHIFT,
             tag_mask: if view.protection.reference_is_lba { u64::from(u32::MAX) } else { 0 },
-            is_plain: boundary == 0 && view.protection == ProtectionChecks::default(),
+            is_simple: boundary == 0 && view.protection == ProtectionChecks::default(),
             len_bytes_max: transfer_blocks_max.saturating_mul(view.block_bytes()),
         }
     }

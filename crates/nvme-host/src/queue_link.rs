@@ -122,7 +122,7 @@ struct LinkState {
     /// Generation and requested state; written by the controller only. See [`word_of`].
     order: AtomicU32,
     from_queue: QueueToController,
-    /// [`place_word`]s.
+    /// [`slot_word`]s.
     places: [AtomicU32; ABORTS_MAX],
 }
 
@@ -135,7 +135,7 @@ struct QueueToController {
     /// Commands in flight or parked; up to date while the state is not `Running`.
     in_flight: AtomicU32,
     /// Packed [`ResetReason`], or zero.
-    wanted_reset: AtomicU32,
+    requested_reset: AtomicU32,
     /// Completed writes may be lost, and no flush has failed for it. Set by the controller, cleared by
     /// the queue.
     has_lost_writes: AtomicBool,
@@ -149,7 +149,7 @@ pub fn link(queue_id: u16) -> (ControllerLinkEnd, QueueLinkEnd) {
         from_queue: QueueToController {
             adopted: AtomicU32::new(first),
             in_flight: AtomicU32::new(0),
-            wanted_reset: AtomicU32::new(0),
+            requested_reset: AtomicU32::new(0),
             has_lost_writes: AtomicBool::new(false),
         },
         places: [const { AtomicU32::new(0) }; ABORTS_MAX],
@@ -225,7 +225,7 @@ impl ControllerLinkEnd {
                 continue;
             }
             let cid = low_half(word);
-            let taken = place_word(TAKEN, cid);
+            let taken = slot_word(TAKEN, cid);
             if place.compare_exchange(word, taken, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 return Some(TimedOutCommand { cid, place: index });
             }
@@ -238,7 +238,7 @@ impl ControllerLinkEnd {
         let TimedOutCommand { cid, place } = overdue;
         let place = &self.shared.places[usize::from(place)];
         // Fails if `Released` has cleared the place meanwhile; then nothing is left to record.
-        let (taken, ended) = (place_word(TAKEN, cid), place_word(ENDED, cid));
+        let (taken, ended) = (slot_word(TAKEN, cid), slot_word(ENDED, cid));
         let _ = place.compare_exchange(taken, ended, Ordering::AcqRel, Ordering::Relaxed);
     }
 
@@ -254,7 +254,7 @@ impl ControllerLinkEnd {
 
     /// Takes the reset request of the queue, if there is one.
     pub fn take_reset_request(&self) -> Option<ResetReason> {
-        ResetReason::unpack(self.shared.from_queue.wanted_reset.swap(0, Ordering::AcqRel))
+        ResetReason::unpack(self.shared.from_queue.requested_reset.swap(0, Ordering::AcqRel))
     }
 }
 
@@ -273,7 +273,7 @@ impl QueueLinkEnd {
             for place in &self.shared.places {
                 place.store(0, Ordering::Relaxed);
             }
-            self.shared.from_queue.wanted_reset.store(0, Ordering::Relaxed);
+            self.shared.from_queue.requested_reset.store(0, Ordering::Relaxed);
         }
         self.set_in_flight(in_flight);
         // Pairs with the acquire load in `has_acknowledged`: the zeroed rings are visible before this
@@ -290,7 +290,7 @@ impl QueueLinkEnd {
     pub(crate) fn post_timeout(&self, cid: u16) -> bool {
         let free = self.shared.places.iter().find(|place| place.load(Ordering::Relaxed) == 0);
         // Only the queue fills an empty place, so no other store happens between the load and the store.
-        free.map(|place| place.store(place_word(POSTED, cid), Ordering::Release)).is_some()
+        free.map(|place| place.store(slot_word(POSTED, cid), Ordering::Release)).is_some()
     }
 
     /// Takes the identifier of a command whose Abort has ended.
@@ -316,7 +316,7 @@ impl QueueLinkEnd {
 
     /// Requests a reset. The first reason is kept until it is taken.
     pub(crate) fn request_reset(&self, reason: ResetReason) {
-        let word = &self.shared.from_queue.wanted_reset;
+        let word = &self.shared.from_queue.requested_reset;
         let _ = word.compare_exchange(0, reason.pack(), Ordering::AcqRel, Ordering::Relaxed);
     }
 }
@@ -342,7 +342,7 @@ impl ResetReason {
             Self::InvalidCompletion(InvalidCompletion::NotInFlight { cid }) => (3, cid),
             Self::InvalidCompletion(InvalidCompletion::SubmissionHead { head }) => (4, head),
         };
-        place_word(number, found)
+        slot_word(number, found)
     }
 
     const fn unpack(word: u32) -> Option<Self> {
@@ -368,7 +368,7 @@ const fn word_of(order: QueueState, generation: u32) -> u32 {
     generation << ORDER_BITS | order as u32
 }
 
-const fn place_word(state: u32, cid: u16) -> u32 {
+const fn slot_word(state: u32, cid: u16) -> u32 {
     state << 16 | cid as u32
 }
 

@@ -219,11 +219,11 @@ impl<T: Transport> QueuePair<T> {
         self.enqueue_fused(tick_of(now), SlotFlags::NONE, first, second, None).ok_or(QueueFull)
     }
 
-    /// Handles completions, as far as `answers` has space, and checks state changes and deadlines.
+    /// Handles completions, as far as `completions` has space, and checks state changes and deadlines.
     /// Returns the number of completions added.
     #[inline]
-    pub fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        self.poll_with(now, answers, &mut NoSplit)
+    pub fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        self.poll_with(now, completions, &mut NoSplit)
     }
 
     /// Prepares for sleeping until an interrupt: sends everything, so that the controller has a reason to
@@ -239,7 +239,7 @@ impl<T: Transport> QueuePair<T> {
 
     /// Time of the next poll, even without activity.
     pub fn wake_at(&self) -> Instant {
-        if self.cold.returning.is_some() || self.has_injected_answers() {
+        if self.cold.returning.is_some() || self.has_injected_completions() {
             Instant::default()
         } else {
             match self.cold.standing {

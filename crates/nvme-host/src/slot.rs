@@ -214,9 +214,9 @@ impl SlotTable {
     /// Ends a command without flags, frees its slot and returns its token. `None` for everything else:
     /// see [`complete`](Self::complete).
     #[inline(always)]
-    pub(crate) fn complete_plain(&mut self, cid: u16) -> Option<u64> {
+    pub(crate) fn complete_simple(&mut self, cid: u16) -> Option<u64> {
         let mut cursor = self.complete_many();
-        let token = cursor.complete_plain(u32::from(cid))?;
+        let token = cursor.complete_simple(u32::from(cid))?;
         cursor.finish(1);
         Some(token)
     }
@@ -338,7 +338,7 @@ impl AllocCursor<'_> {
     /// Like [`SlotTable::take`], for a command without flags. The identifier is the low half of the
     /// result; the high half is zero.
     #[inline(always)]
-    pub(crate) fn take_plain(&mut self, token: u64, tick: u32) -> Option<u32> {
+    pub(crate) fn reserve_simple(&mut self, token: u64, tick: u32) -> Option<u32> {
         let slot = self.slots.get_mut(self.free as usize)?;
         self.free = slot.tick;
         let cid = slot.key;
@@ -358,7 +358,7 @@ impl CompleteCursor<'_> {
     /// Ends a command without flags, frees its slot and returns its token. `None` for everything else:
     /// see [`SlotTable::complete`]. The identifier is the low half of `dword3`.
     #[inline(always)]
-    pub(crate) fn complete_plain(&mut self, dword3: u32) -> Option<u64> {
+    pub(crate) fn complete_simple(&mut self, dword3: u32) -> Option<u64> {
         let index = dword3 & self.index_mask;
         let slot = self.slots.get_mut(index as usize)?;
         if slot.key != IN_FLIGHT | dword3 & CID {

@@ -136,10 +136,10 @@ impl SplitTable {
     pub(crate) fn fail_unsent(&mut self, status: IoStatus) -> Option<IoCompletion> {
         let parent = self.unsent.pop_front()?;
         self.parents[parent].note(status);
-        self.answer_if_over(parent)
+        self.finish_if_done(parent)
     }
 
-    fn answer_if_over(&mut self, index: usize) -> Option<IoCompletion> {
+    fn finish_if_done(&mut self, index: usize) -> Option<IoCompletion> {
         let parent = &self.parents[index];
         if parent.children > 0 || self.unsent.contains(&index) {
             return None;
@@ -159,7 +159,7 @@ impl SplitTracker for SplitTable {
         if !status.is_success() {
             self.unsent.retain(|unsent| *unsent != index);
         }
-        self.answer_if_over(index)
+        self.finish_if_done(index)
     }
 }
 

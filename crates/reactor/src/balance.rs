@@ -37,7 +37,7 @@ struct Balancer {
     handle: SchedulerHandle,
     platform: Box<dyn CpuPlatform>,
     /// CPU locations of the reactors.
-    places: Vec<CpuLocation>,
+    cpu_locations: Vec<CpuLocation>,
     last: Option<LoadSnapshot>,
     /// First observation of each thread after its last migration.
     arrived: BTreeMap<ThreadId, Instant>,
@@ -70,10 +70,10 @@ pub enum BalancerError {
 /// handle.
 pub fn balancer(
     options: Options,
-    places: Vec<CpuLocation>,
+    cpu_locations: Vec<CpuLocation>,
     ground: impl CpuPlatform + 'static,
 ) -> Result<(PollerBuilder, SchedulerHandle), OptionsError> {
-    let cores: CpuList = places.iter().map(|place| place.core).collect();
+    let cores: CpuList = cpu_locations.iter().map(|place| place.core).collect();
     let period = options.period;
     let scheduler = Scheduler::new(options, cores)?;
     let steering = SchedulerHandle(Arc::new(Mutex::new(SchedulerState {
@@ -84,7 +84,7 @@ pub fn balancer(
     let balancer = Balancer {
         handle: steering.clone(),
         platform: Box::new(ground),
-        places,
+        cpu_locations,
         last: None,
         arrived: BTreeMap::new(),
         period,
@@ -103,9 +103,10 @@ pub fn start(
     let machine = KernelFiles::live();
     let reactors = directory.sample(Instant::default()).reactors;
     let cores: CpuList = reactors.iter().map(|reactor| reactor.core).collect();
-    let places = CpuLocation::of(&machine, &cores);
+    let cpu_locations = CpuLocation::of(&machine, &cores);
     let ground = LinuxPlatform::new(machine, cores, frequency, pool);
-    let (balancer, steering) = balancer(options, places, ground).map_err(BalancerError::Options)?;
+    let (balancer, steering) =
+        balancer(options, cpu_locations, ground).map_err(BalancerError::Options)?;
     let plan = ThreadBuilder::new("balancer").poller(balancer);
     let handle = directory.spawn(plan).map_err(|refused| BalancerError::Spawn(refused.reason))?;
     Ok((handle, steering))
@@ -153,7 +154,7 @@ impl Balancer {
         let ours = self.platform.available();
         let reactor = |reactor: &ReactorUsage| {
             let before = last.reactors.iter().find(|before| before.id == reactor.id);
-            let place = self.places.iter().find(|place| place.core == reactor.core);
+            let place = self.cpu_locations.iter().find(|place| place.core == reactor.core);
             ReactorLoad {
                 core: reactor.core,
                 busy: since(reactor.busy, before.map(|before| before.busy)),
@@ -192,7 +193,7 @@ impl Balancer {
             busy: since(thread.busy, before.map(|before| before.busy)),
             mask,
             node: thread.node,
-            last_move: self.arrived.get(&thread.id).copied(),
+            last_migration: self.arrived.get(&thread.id).copied(),
             // A second request before the first is carried out would replace it; the rest time
             // keeps the scheduler from making one.
             moving: false,
@@ -266,7 +267,7 @@ fn send(order: &Migration, loads: &LoadSnapshot, directory: &Registry) {
     let Ok(thread) = u32::try_from(order.thread).map(ThreadId) else { return };
     // Not by `Registry::move_thread`, which enforces the mask: where no core of the mask is left,
     // the scheduler must violate it.
-    let _ = directory.force_move(thread, to.id);
+    let _ = directory.force_migration(thread, to.id);
 }
 
 fn since(now: Span, before: Option<Span>) -> u64 {

@@ -221,7 +221,7 @@ impl<S: ChannelProvider> ForEachChannel<S> {
     /// Runs on the visited thread.
     fn run(mut self, context: &mut Context<'_>) {
         if let Some(round) = &mut self.0
-            && let Some(channel) = context.desk.channels.find(&round.object)
+            && let Some(channel) = context.thread_state.channels.find(&round.object)
         {
             (round.step)(channel);
         }

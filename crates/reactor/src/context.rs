@@ -16,7 +16,7 @@ use crate::thread::{PollerCommand, ThreadState};
 /// latest, and before any later message is run.
 pub struct Context<'a> {
     pub(crate) now: Instant,
-    pub(crate) desk: &'a mut ThreadState,
+    pub(crate) thread_state: &'a mut ThreadState,
     pub(crate) local: &'a mut ReactorLocal,
 }
 
@@ -39,23 +39,23 @@ impl Context<'_> {
     /// Thread number.
     #[inline]
     pub fn thread(&self) -> ThreadId {
-        self.desk.record.id
+        self.thread_state.record.id
     }
 
     /// Thread name.
     pub fn name(&self) -> &str {
-        &self.desk.record.name
+        &self.thread_state.record.name
     }
 
     /// Handle of the thread.
     pub fn handle(&self) -> ThreadHandle {
-        ThreadHandle(self.desk.record.clone())
+        ThreadHandle(self.thread_state.record.clone())
     }
 
     /// Poller that is being polled, or receives a message; `None` in a closure.
     #[inline]
     pub fn poller(&self) -> Option<PollerId> {
-        self.desk.current
+        self.thread_state.current
     }
 
     /// Reactor that runs this.
@@ -75,33 +75,33 @@ impl Context<'_> {
         if let Err(why) = registration.check(self.local.mode) {
             return Err(refuse(why, registration));
         }
-        let Some(id) = self.desk.ids.take() else {
+        let Some(id) = self.thread_state.ids.take() else {
             let why = ReactorError::TooManyPollers { poller: registration.name.clone() };
             return Err(refuse(why, registration));
         };
-        self.desk.changes.push_back(PollerCommand::Add(id, Box::new(registration)));
+        self.thread_state.changes.push_back(PollerCommand::Add(id, Box::new(registration)));
         Ok(id)
     }
 
     /// Removes a poller of the thread, if it still exists; a poller may remove itself.
     pub fn remove(&mut self, poller: PollerId) {
-        self.desk.changes.push_back(PollerCommand::Remove(poller));
+        self.thread_state.changes.push_back(PollerCommand::Remove(poller));
     }
 
     /// Pauses a poller. It still receives messages, and is polled for I/O in flight when its thread
     /// leaves.
     pub fn pause(&mut self, poller: PollerId) {
-        self.desk.changes.push_back(PollerCommand::Pause(poller));
+        self.thread_state.changes.push_back(PollerCommand::Pause(poller));
     }
 
     /// Resumes a poller. A timed poller is due one period from now.
     pub fn resume(&mut self, poller: PollerId) {
-        self.desk.changes.push_back(PollerCommand::Resume(poller));
+        self.thread_state.changes.push_back(PollerCommand::Resume(poller));
     }
 
     /// Sets the period of a timed poller, which is next due one period from now.
     pub fn set_period(&mut self, poller: PollerId, period: Span) {
-        self.desk.changes.push_back(PollerCommand::SetPeriod(poller, period));
+        self.thread_state.changes.push_back(PollerCommand::SetPeriod(poller, period));
     }
 
     /// Runs `call` on this thread when `span` has passed, unless the returned poller is removed
@@ -118,12 +118,12 @@ impl Context<'_> {
     /// work. Not needed by a poller that returns [`PollResult::Busy`], nor initially: a poller that
     /// was added, or arrived with its thread, is flushed soon.
     pub fn flush(&mut self) {
-        self.desk.changes.push_back(PollerCommand::Flush);
+        self.thread_state.changes.push_back(PollerCommand::Flush);
     }
 
     /// Ends the thread, once its pollers have detached.
     pub fn end(&mut self) {
-        self.desk.changes.push_back(PollerCommand::End);
+        self.thread_state.changes.push_back(PollerCommand::End);
     }
 
     /// Opens this thread's channel to a shared object, or adds a use of it. The channel closes some
@@ -133,13 +133,13 @@ impl Context<'_> {
         object: &SharedProvider<S>,
     ) -> Result<Channel<S>, S::Refusal> {
         let me = self.handle();
-        self.desk.channels.open(object, me)
+        self.thread_state.channels.open(object, me)
     }
 
     /// Channel of this thread; `None` if it was opened on another thread.
     #[inline]
     pub fn channel<S: ChannelProvider>(&mut self, channel: &Channel<S>) -> Option<&mut S::Channel> {
-        self.desk.channels.get(channel)
+        self.thread_state.channels.get(channel)
     }
 
     /// Calls `step` with every thread's channel to `object`, one after the other on its own thread,
@@ -158,7 +158,7 @@ impl Context<'_> {
     /// lost and whose sender cannot take them back.
     pub(crate) fn send_reliable(&mut self, to: ThreadHandle, message: Message) {
         if let Err(message) = to.send(message) {
-            self.desk.changes.push_back(PollerCommand::Send(to, message));
+            self.thread_state.changes.push_back(PollerCommand::Send(to, message));
         }
     }
 }

@@ -240,7 +240,7 @@ impl Reactor {
         }
         self.iterations += 1;
         self.local.accounting.start_iteration(now);
-        self.local.record.turns.set(self.iterations);
+        self.local.record.iterations.set(self.iterations);
         self.local.record.iteration_started.set(now.ns);
     }
 
@@ -257,9 +257,9 @@ impl Reactor {
     #[cold]
     fn record_slow_iteration(&mut self, now: Instant, took: Span) {
         let record = Arc::clone(&self.local.record);
-        let longest = took.ns > record.longest_turn_ns.get();
+        let longest = took.ns > record.longest_iteration_ns.get();
         if longest {
-            record.longest_turn_ns.set(took.ns);
+            record.longest_iteration_ns.set(took.ns);
             self.record_above = took.min(self.iteration_max);
         }
         if took <= self.iteration_max {

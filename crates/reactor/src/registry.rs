@@ -142,13 +142,17 @@ impl Registry {
                 cores: CpuList::from_iter([core]),
             });
         }
-        self.request_move(&record, to)
+        self.request_migration(&record, to)
     }
 
     /// Migrates a thread regardless of its mask.
-    pub(crate) fn force_move(&self, thread: ThreadId, to: ReactorId) -> Result<(), ReactorError> {
+    pub(crate) fn force_migration(
+        &self,
+        thread: ThreadId,
+        to: ReactorId,
+    ) -> Result<(), ReactorError> {
         let _alone = self.steering();
-        self.request_move(&*self.record_of(thread)?, to)
+        self.request_migration(&*self.record_of(thread)?, to)
     }
 
     /// Changes the cores on which a thread may run; `None` permits all.
@@ -170,7 +174,7 @@ impl Registry {
         let stays = place(Some(wanted)).or_else(|_| place(Some(record.home())));
         let home = stays.or_else(|_| place(None))?;
         if home != wanted {
-            self.request_move(&record, home)?;
+            self.request_migration(&record, home)?;
         }
         *record.mask() = mask;
         Ok(home)
@@ -186,7 +190,11 @@ impl Registry {
     }
 
     /// Requests that a thread runs on a reactor, and notifies it.
-    fn request_move(&self, record: &ThreadCounters, to: ReactorId) -> Result<(), ReactorError> {
+    fn request_migration(
+        &self,
+        record: &ThreadCounters,
+        to: ReactorId,
+    ) -> Result<(), ReactorError> {
         let pollers = record.pollers();
         let tied = pollers.iter().find_map(|poller| Some((poller, poller.pinned?)));
         if let Some((poller, reason)) = tied.filter(|_| to != record.home()) {
@@ -194,9 +202,9 @@ impl Registry {
             return Err(ReactorError::Pinned { thread, poller, reason });
         }
         drop(pollers);
-        let before = record.request_move(to);
+        let before = record.request_migration(to);
         // If its reactor cannot be notified, the previous request is restored.
-        self.notify_reactor(record).inspect_err(|_| _ = record.request_move(before))
+        self.notify_reactor(record).inspect_err(|_| _ = record.request_migration(before))
     }
 
     /// Makes a thread process its pending request.
@@ -292,7 +300,7 @@ impl Registry {
 
     /// Number of iterations that a reactor has started.
     pub(crate) fn iterations_of(&self, reactor: ReactorId) -> u64 {
-        self.reactors.get(reactor.index()).map_or(0, |entry| entry.record.turns.get())
+        self.reactors.get(reactor.index()).map_or(0, |entry| entry.record.iterations.get())
     }
 
     /// Whether a reactor is asleep now.
@@ -430,7 +438,7 @@ fn sample_reactor(
         core: record.core,
         mode: record.mode(),
         sleeping: record.sleeping.load(Ordering::Relaxed),
-        iterations: record.turns.get(),
+        iterations: record.iterations.get(),
         busy: Span { ns: busy },
         idle: Span { ns: now.since(record.started).ns.saturating_sub(busy) },
         sleeps: record.sleeps.get(),
@@ -438,7 +446,7 @@ fn sample_reactor(
         messages: record.messages.get(),
         migrations: record.migrations.get(),
         slow_iterations: record.slow_iterations.get(),
-        longest_iteration: Span { ns: record.longest_turn_ns.get() },
+        longest_iteration: Span { ns: record.longest_iteration_ns.get() },
         longest_attribution: cause.clone(),
         running: name(record.running.get()),
         iteration_started: Instant { ns: record.iteration_started.get() },

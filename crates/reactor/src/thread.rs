@@ -80,7 +80,7 @@ impl LightThread {
         directory: &Registry,
     ) -> Self {
         let (send, mail) = mailbox(plan.mailbox);
-        let desk = ThreadState {
+        let thread_state = ThreadState {
             record: Arc::new(ThreadCounters::new(id, &plan, send, home, bells)),
             mailbox: mail,
             number: directory.number(),
@@ -93,7 +93,7 @@ impl LightThread {
         };
         let slots = Slots::default();
         Self {
-            state: desk,
+            state: thread_state,
             slots,
             builder: Some(plan),
             detach_request: None,
@@ -124,7 +124,7 @@ impl LightThread {
             found |= self.run_messages(now, local);
         }
         self.slots.any_active(|slot| {
-            found |= slot.poll(&mut Context { now, desk: &mut self.state, local });
+            found |= slot.poll(&mut Context { now, thread_state: &mut self.state, local });
             false
         });
         if due {
@@ -160,13 +160,14 @@ impl LightThread {
             Message::Call(call) => {
                 local.accounting.begin(self.state.number);
                 self.state.current = None;
-                call(&mut Context { now, desk: &mut self.state, local });
+                call(&mut Context { now, thread_state: &mut self.state, local });
             }
             Message::Data { poller, words } => {
                 let Some(slot) = self.slots.get(poller) else { return };
                 local.accounting.begin(slot.number);
                 self.state.current = Some(poller);
-                slot.poller.message(words, &mut Context { now, desk: &mut self.state, local });
+                slot.poller
+                    .message(words, &mut Context { now, thread_state: &mut self.state, local });
             }
         }
         self.state.busy_ns += local.accounting.end(true);
@@ -177,7 +178,7 @@ impl LightThread {
         let mut found = false;
         while let Some((due, id)) = self.slots.timers.pop(now) {
             let Some(slot) = self.slots.get(id) else { continue };
-            let mut context = Context { now, desk: &mut self.state, local };
+            let mut context = Context { now, thread_state: &mut self.state, local };
             if let Some((work, next)) = slot.poll_due(due, &mut context) {
                 found |= work;
                 self.slots.timers.push(next, id);

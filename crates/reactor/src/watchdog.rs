@@ -16,9 +16,9 @@ pub struct Watchdog {
 /// Iteration last observed on a reactor.
 #[derive(Clone, Copy, Debug)]
 struct LastProgress {
-    turn: u64,
+    iteration: u64,
     since: Instant,
-    is_told: bool,
+    is_reported: bool,
 }
 
 /// Iteration time from which a stall is reported.
@@ -29,16 +29,19 @@ impl Watchdog {
     /// longer than [`STALL_THRESHOLD`] is reported, once per iteration.
     pub fn check(&mut self, now: Instant, directory: &Registry) {
         for (index, reactor) in directory.reactors().enumerate() {
-            let turn = directory.iterations_of(reactor);
-            let found = LastProgress { turn, since: now, is_told: false };
+            let iteration = directory.iterations_of(reactor);
+            let found = LastProgress { iteration, since: now, is_reported: false };
             let Some(seen) = self.seen.get_mut(index) else {
                 self.seen.push(found);
                 continue;
             };
-            if seen.turn != turn || directory.is_asleep(reactor) || directory.has_ended(reactor) {
+            if seen.iteration != iteration
+                || directory.is_asleep(reactor)
+                || directory.has_ended(reactor)
+            {
                 *seen = found;
-            } else if !seen.is_told && now.since(seen.since) > STALL_THRESHOLD {
-                seen.is_told = true;
+            } else if !seen.is_reported && now.since(seen.since) > STALL_THRESHOLD {
+                seen.is_reported = true;
                 directory.record_event(now, endless(directory, reactor, now.since(seen.since)));
             }
         }

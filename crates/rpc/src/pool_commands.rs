@@ -67,7 +67,7 @@ impl PoolCommands {
     }
 
     /// Executes the rest of a call on a worker thread.
-    fn answer_later(
+    fn reply_later(
         &self,
         call: &CallContext<'_>,
         answer: impl FnOnce() -> Result<Value, RpcError> + Send + 'static,
@@ -95,13 +95,13 @@ impl std::fmt::Debug for PoolCommands {
 /// Lists all open pools.
 pub(crate) fn all_stores(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let orders = orders(call)?;
-    orders.answer_later(call, || all_open().iter().map(|open| to_rpc_error(store(open))).collect())
+    orders.reply_later(call, || all_open().iter().map(|open| to_rpc_error(store(open))).collect())
 }
 
 /// Lists the volumes of a pool.
 pub(crate) fn all_volumes(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let (orders, wanted) = (orders(call)?, wanted(call));
-    orders.answer_later(call, move || to_rpc_error(volumes(&find(wanted.as_deref())?)))
+    orders.reply_later(call, move || to_rpc_error(volumes(&find(wanted.as_deref())?)))
 }
 
 /// Returns one page of the differences between two volumes.
@@ -110,7 +110,7 @@ pub(crate) fn differ(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let text = |name| call.arguments.text(name).unwrap_or_default().to_owned();
     let (from, to) = (text("from"), text("to"));
     let at_bytes = call.arguments.whole("at_bytes").unwrap_or_default();
-    orders.answer_later(call, move || {
+    orders.reply_later(call, move || {
         let open = find(wanted.as_deref())?;
         to_rpc_error(DiffPage::of(&open, (&from, &to), at_bytes)).map(|portion| portion.as_json())
     })
@@ -123,7 +123,7 @@ pub(crate) fn give(call: &CallContext<'_>, method: &str) -> Result<Value, RpcErr
     let order =
         order.map_err(|why| RpcError::caller(Code::BadValue, format!("set {method}: {why}")))?;
     let kinds = orders.kinds;
-    orders.answer_later(call, move || {
+    orders.reply_later(call, move || {
         let open = find(wanted.as_deref())?;
         to_rpc_error(execute(&open, kinds, &order)).map(|told| told.as_json())
     })
@@ -134,7 +134,7 @@ pub(crate) fn begin(call: &CallContext<'_>, long: JobSpec) -> Result<Value, RpcE
     let (orders, wanted) = (orders(call)?, wanted(call));
     let stream = if long.what.has_stream() { Some(stream(call, &long)?) } else { None };
     let (kinds, jobs) = (orders.kinds, Arc::clone(&orders.jobs));
-    orders.answer_later(call, move || {
+    orders.reply_later(call, move || {
         let open = find(wanted.as_deref())?;
         jobs.begin(&open, kinds, long, stream)
     })

@@ -49,7 +49,7 @@ impl ReplyParser {
         }
         self.line.extend_from_slice(rest);
         if self.line.len() > LINE_LEN_MAX {
-            return Err(lie(&format!("a line of more than {LINE_LEN_MAX} bytes")));
+            return Err(malformed(&format!("a line of more than {LINE_LEN_MAX} bytes")));
         }
         Ok(())
     }
@@ -60,14 +60,14 @@ impl ReplyParser {
     }
 }
 
-fn lie(found: &str) -> RpcError {
+fn malformed(found: &str) -> RpcError {
     let message = format!("response: {found}, expected a line with answer, error or event");
     RpcError::peer(Code::NotJson, message)
 }
 
 fn read(line: &[u8]) -> Result<Reply, RpcError> {
     let shown = || quoted(&String::from_utf8_lossy(&line[..line.len().min(200)]));
-    let Ok(Value::Object(mut members)) = json::parse(line) else { return Err(lie(&shown())) };
+    let Ok(Value::Object(mut members)) = json::parse(line) else { return Err(malformed(&shown())) };
     let id = members.get("id").and_then(Value::as_u64);
     if let Some(answer) = members.remove("answer") {
         return Ok(Reply::Response { id, result: Ok(answer) });
@@ -77,7 +77,7 @@ fn read(line: &[u8]) -> Result<Reply, RpcError> {
     }
     match members.remove("event") {
         Some(event) if event.is_object() => Ok(Reply::Event(event)),
-        _ => Err(lie(&shown())),
+        _ => Err(malformed(&shown())),
     }
 }
 

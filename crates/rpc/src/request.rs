@@ -106,7 +106,7 @@ pub(crate) enum Dispatch {
 }
 
 /// Line of the response to request `id`.
-pub(crate) fn answer_line(id: &Id, result: &Result<Value, RpcError>) -> Vec<u8> {
+pub(crate) fn response_line(id: &Id, result: &Result<Value, RpcError>) -> Vec<u8> {
     #[derive(Serialize)]
     struct RawResponse<'a> {
         id: &'a Id,
@@ -180,7 +180,7 @@ fn read_rest(members: &mut Map<String, Value>) -> Result<(String, Map<String, Va
 mod tests {
     use serde_json::json;
 
-    use super::{Id, InvalidRequest, Request, answer_line};
+    use super::{Id, InvalidRequest, Request, response_line};
     use crate::error::{Code, RpcError};
 
     fn refused(line: &str) -> (Id, Code, String) {
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn an_answer_names_its_request_first() {
-        let text = |id, result| String::from_utf8(answer_line(&id, &result)).unwrap();
+        let text = |id, result| String::from_utf8(response_line(&id, &result)).unwrap();
         assert_eq!(text(Id::Number(1), Ok(json!({"b": 1}))), "{\"id\":1,\"answer\":{\"b\":1}}\n");
         let refusal = RpcError::caller(Code::Busy, "later");
         assert_eq!(

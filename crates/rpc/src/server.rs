@@ -107,7 +107,7 @@ struct ServerLoop {
     table: &'static MethodRegistry,
     state: ServerState,
     announcements: EventReceiver,
-    seats: Vec<Option<ServerConnection>>,
+    connections: Vec<Option<ServerConnection>>,
     /// Events of the last wait.
     ready: Vec<Ready>,
     /// Time until which accepting is paused.
@@ -127,7 +127,7 @@ impl ServerLoop {
         watch.add(&listener, LISTENER, READABLE)?;
         let wake = announcements.wake.descriptor(0).ok_or(io::ErrorKind::InvalidInput)?;
         watch.add(wake, WAKE, READABLE)?;
-        let seats = (0..CONNECTIONS_MAX).map(|_| None).collect();
+        let connections = (0..CONNECTIONS_MAX).map(|_| None).collect();
         let clock = crate::event::clock();
         Ok(Self {
             listener,
@@ -136,7 +136,7 @@ impl ServerLoop {
             table,
             state,
             announcements,
-            seats,
+            connections,
             ready: Vec::new(),
             closed_until: None,
             more_events: false,
@@ -147,7 +147,7 @@ impl ServerLoop {
     fn serve(mut self, stop: &StopFlag) {
         while !stop.is_stopped() {
             match self.wait() {
-                Ok(wants_in) => self.turn(wants_in),
+                Ok(wants_in) => self.poll(wants_in),
                 // Without epoll the loop would only spin.
                 Err(_) => return,
             }
@@ -155,15 +155,15 @@ impl ServerLoop {
         let text = "the process stops serving".to_owned();
         self.broadcast(&Event { kind: ENDING, text, about: json!({}) });
         let now = self.clock.now();
-        self.seats.iter_mut().flatten().for_each(|seat| seat.flush(now));
+        self.connections.iter_mut().flatten().for_each(|connection| connection.flush(now));
     }
 
     /// Waits for work. Returns whether a connection is pending.
     fn wait(&mut self) -> io::Result<bool> {
         let at_once =
-            self.more_events || self.seats.iter().flatten().any(ServerConnection::has_work);
-        let seats = self.seats.iter().flatten().map(ServerConnection::deadline);
-        let until = seats.chain(self.closed_until).min().unwrap_or(Instant::NEVER);
+            self.more_events || self.connections.iter().flatten().any(ServerConnection::is_pending);
+        let connections = self.connections.iter().flatten().map(ServerConnection::deadline);
+        let until = connections.chain(self.closed_until).min().unwrap_or(Instant::NEVER);
         let timeout = match until {
             _ if at_once => Some(Span::default()),
             Instant::NEVER => None,
@@ -181,9 +181,12 @@ impl ServerLoop {
                     self.more_events = true;
                 }
                 token => {
-                    let seat = usize::try_from(token - FIRST_SLOT).ok();
-                    let seat = seat.and_then(|index| self.seats.get_mut(index)?.as_mut());
-                    seat.into_iter().for_each(|seat| seat.readable |= ready.readable);
+                    let connection = usize::try_from(token - FIRST_SLOT).ok();
+                    let connection =
+                        connection.and_then(|index| self.connections.get_mut(index)?.as_mut());
+                    connection
+                        .into_iter()
+                        .for_each(|connection| connection.readable |= ready.readable);
                 }
             }
         }
@@ -191,7 +194,7 @@ impl ServerLoop {
     }
 
     /// One iteration: pending connections, events, and every connection once.
-    fn turn(&mut self, wants_in: bool) {
+    fn poll(&mut self, wants_in: bool) {
         let now = self.clock.now();
         if self.closed_until.is_some_and(|until| until <= now) {
             self.closed_until = None;
@@ -201,14 +204,14 @@ impl ServerLoop {
         if wants_in && self.closed_until.is_none() {
             self.accept(now);
         }
-        self.tell_announcements();
-        for index in 0..self.seats.len() {
-            let Some(seat) = &mut self.seats[index] else { continue };
+        self.forward_events();
+        for index in 0..self.connections.len() {
+            let Some(connection) = &mut self.connections[index] else { continue };
             let served = ServerContext { table: self.table, state: &self.state };
-            let events = seat.turn(now, served);
-            if !seat.keep(&self.watch, FIRST_SLOT + index as u64) {
+            let events = connection.poll(now, served);
+            if !connection.keep(&self.watch, FIRST_SLOT + index as u64) {
                 // Closing removes it from the epoll set.
-                self.seats[index] = None;
+                self.connections[index] = None;
             }
             events.iter().for_each(|event| self.broadcast(event));
         }
@@ -233,19 +236,23 @@ impl ServerLoop {
     fn admit(&mut self, now: Instant, connection: Connection) {
         let Ok(peer) = connection.peer() else { return };
         let refusal = admit(peer, uid()).and_then(|()| self.find_slot(peer));
-        let seat = ServerConnection::new(now, connection, peer, Limits::USUAL);
+        let connection = ServerConnection::new(now, connection, peer, Limits::USUAL);
         match refusal {
             Ok(index) => {
-                if self.watch.add(&seat, FIRST_SLOT + index as u64, READABLE).is_ok() {
-                    self.seats[index] = Some(seat);
+                if self.watch.add(&connection, FIRST_SLOT + index as u64, READABLE).is_ok() {
+                    self.connections[index] = Some(connection);
                 }
             }
-            Err(refusal) => seat.reject(now, refusal),
+            Err(refusal) => connection.reject(now, refusal),
         }
     }
 
     fn find_slot(&self, peer: Peer) -> Result<usize, RpcError> {
-        let of_peer = self.seats.iter().flatten().filter(|seat| seat.peer().pid == peer.pid);
+        let of_peer = self
+            .connections
+            .iter()
+            .flatten()
+            .filter(|connection| connection.peer().pid == peer.pid);
         if of_peer.count() >= CONNECTIONS_PER_PROCESS_MAX {
             return Err(RpcError::caller(
                 Code::Busy,
@@ -255,7 +262,7 @@ impl ServerLoop {
                 ),
             ));
         }
-        self.seats.iter().position(Option::is_none).ok_or_else(|| {
+        self.connections.iter().position(Option::is_none).ok_or_else(|| {
             RpcError::machine(
                 Code::Busy,
                 format!(
@@ -265,7 +272,7 @@ impl ServerLoop {
         })
     }
 
-    fn tell_announcements(&mut self) {
+    fn forward_events(&mut self) {
         if !std::mem::take(&mut self.more_events) {
             return;
         }
@@ -280,7 +287,7 @@ impl ServerLoop {
     /// this iteration.
     fn broadcast(&mut self, event: &Event) {
         let line = event.to_line(self.clock.now(), utc_now());
-        self.seats.iter_mut().flatten().for_each(|seat| seat.queue_event(&line));
+        self.connections.iter_mut().flatten().for_each(|connection| connection.queue_event(&line));
     }
 }
 

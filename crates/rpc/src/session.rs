@@ -14,7 +14,7 @@ use crate::error::{Code, RpcError};
 use crate::event::{Event, SET};
 use crate::method::{Method, MethodKind, MethodRegistry};
 use crate::passed_fd::PassedFd;
-use crate::request::{Dispatch, Id, InvalidRequest, Request, answer_line};
+use crate::request::{Dispatch, Id, InvalidRequest, Request, response_line};
 use crate::state::ServerState;
 
 /// Session of a connected client.
@@ -34,7 +34,7 @@ pub struct Session {
     /// Time since which the last input line has been incomplete.
     unfinished: Option<Instant>,
     /// Time of the last progress in either direction.
-    moved: Instant,
+    last_progress: Instant,
     /// File descriptor attached to a request.
     passed: PassedFd,
     /// Deferred response of the last request. No other line is processed until it is available.
@@ -125,7 +125,7 @@ impl Session {
             sent: 0,
             follows: false,
             unfinished: None,
-            moved: now,
+            last_progress: now,
             passed: PassedFd::default(),
             waited_for: None,
             ending: None,
@@ -146,7 +146,7 @@ impl Session {
         self.begin = 0;
         self.input.extend_from_slice(taken);
         if !taken.is_empty() {
-            self.moved = now;
+            self.last_progress = now;
         }
         self.unfinished = match taken.iter().rposition(|byte| *byte == b'\n') {
             Some(end) if end + 1 == taken.len() => None,
@@ -178,7 +178,7 @@ impl Session {
             return StepResult::Nothing;
         }
         if self.waited_for.is_some() {
-            return self.look_for_answer();
+            return self.take_response();
         }
         let Some(length) = self.input[self.searched..].iter().position(|byte| *byte == b'\n')
         else {
@@ -197,7 +197,7 @@ impl Session {
         match Request::read(&self.input[line]) {
             Ok(request) => self.queue_reply(&request, served),
             Err(InvalidRequest { id, refusal }) => {
-                self.put(&answer_line(&id, &Err(refusal)));
+                self.put(&response_line(&id, &Err(refusal)));
                 StepResult::Replied
             }
         }
@@ -227,7 +227,7 @@ impl Session {
 
     /// Rejects the client with an error and closes the connection.
     pub fn refuse(&mut self, refusal: RpcError) {
-        self.put(&answer_line(&Id::None, &Err(refusal)));
+        self.put(&response_line(&Id::None, &Err(refusal)));
         self.unfinished = None;
         self.ending = Some(CloseReason::Rejected);
     }
@@ -241,7 +241,7 @@ impl Session {
     pub fn sent(&mut self, now: Instant, count: usize) {
         self.sent += count;
         if count > 0 {
-            self.moved = now;
+            self.last_progress = now;
         }
         if self.sent == self.output.len() {
             self.sent = 0;
@@ -255,10 +255,10 @@ impl Session {
     pub fn deadline(&self) -> Instant {
         let line = self.unfinished.map(|since| since.after(self.limits.line_timeout));
         let rest = if !self.to_send().is_empty() {
-            Some(self.moved.after(self.limits.send_timeout))
+            Some(self.last_progress.after(self.limits.send_timeout))
         } else {
             let is_silent = !self.follows && self.waited_for.is_none();
-            is_silent.then(|| self.moved.after(self.limits.idle_timeout))
+            is_silent.then(|| self.last_progress.after(self.limits.idle_timeout))
         };
         line.into_iter().chain(rest).min().unwrap_or(Instant::NEVER)
     }
@@ -268,7 +268,7 @@ impl Session {
         if now < self.deadline() {
             return;
         }
-        if !self.to_send().is_empty() && self.moved.after(self.limits.send_timeout) <= now {
+        if !self.to_send().is_empty() && self.last_progress.after(self.limits.send_timeout) <= now {
             self.ending = Some(CloseReason::SlowReader);
         } else if self.ending.is_none() {
             let Limits { line_timeout, idle_timeout, .. } = self.limits;
@@ -279,7 +279,7 @@ impl Session {
                 None => format!("connection: silent for {idle_timeout}, expected a request"),
             };
             self.refuse(RpcError::caller(Code::Timeout, message));
-            self.moved = now;
+            self.last_progress = now;
         }
     }
 
@@ -303,11 +303,11 @@ impl Session {
                 let changed = (method.verb == MethodKind::Set).then(|| self.changed(request));
                 let id = request.id.clone();
                 self.waited_for = Some(AwaitedReply { id, method, pending, changed });
-                return self.look_for_answer();
+                return self.take_response();
             }
             Err(refusal) => (None, Err(refusal)),
         };
-        self.put(&answer_line(&request.id, &result));
+        self.put(&response_line(&request.id, &result));
         match verb {
             Some(MethodKind::Set) => StepResult::Changed(self.changed(request)),
             Some(MethodKind::Subscribe) => {
@@ -319,7 +319,7 @@ impl Session {
     }
 
     /// Sends the deferred response, if it is available.
-    fn look_for_answer(&mut self) -> StepResult {
+    fn take_response(&mut self) -> StepResult {
         let Some(waited_for) = self.waited_for.take() else { return StepResult::Nothing };
         let Some(result) = waited_for.pending.take() else {
             self.waited_for = Some(waited_for);
@@ -329,7 +329,7 @@ impl Session {
         if let Ok(answer) = &result {
             debug_assert_eq!(method.answer.check(answer), Ok(()), "{}", method.typed_name());
         }
-        self.put(&answer_line(&id, &result));
+        self.put(&response_line(&id, &result));
         changed.filter(|_| result.is_ok()).map_or(StepResult::Replied, StepResult::Changed)
     }
 

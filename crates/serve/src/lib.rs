@@ -2,8 +2,8 @@
 //!
 //! - [`nbd`] exports any [`tenmil_base::BlockDevice`] over the NBD protocol.
 //! - [`tcp`] exports NVMe subsystems over NVMe/TCP.
-//! - [`vfu`] presents NVMe controllers as PCI devices over vfio-user.
-//! - [`vhost`] presents any block device as a virtio disk of virtual machines over vhost-user.
+//! - [`vfio_user`] presents NVMe controllers as PCI devices over vfio-user.
+//! - [`vhost_user`] presents any block device as a virtio disk of virtual machines over vhost-user.
 //! - [`ublk`] presents any block device as a disk of this machine's Linux.
 
 #![forbid(unsafe_code)]
@@ -15,7 +15,7 @@ pub mod nbd;
 mod recv_backoff;
 pub mod tcp;
 pub mod ublk;
-pub mod vfu;
-pub mod vhost;
+pub mod vfio_user;
+pub mod vhost_user;
 
 pub use endpoint_event::EndpointEvent;

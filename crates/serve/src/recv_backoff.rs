@@ -45,7 +45,7 @@ const BATCH_MIN: usize = 8;
 const INTERVAL_MIN: Span = Span::from_us(1);
 const INTERVAL_MAX: Span = Span::from_us(20);
 /// Number of empty receive calls after which the interval doubles.
-const LOOKS: u32 = 16;
+const EMPTY_RECEIVES_MAX: u32 = 16;
 
 impl RecvBackoff {
     #[inline]
@@ -62,7 +62,7 @@ impl RecvBackoff {
     #[inline]
     pub(crate) fn record_empty(&mut self, now: Instant) {
         self.in_vain = self.in_vain.saturating_add(1);
-        let doubled = INTERVAL_MIN.ns << (self.in_vain / LOOKS).min(8);
+        let doubled = INTERVAL_MIN.ns << (self.in_vain / EMPTY_RECEIVES_MAX).min(8);
         self.next = now.after(Span { ns: doubled.min(INTERVAL_MAX.ns) });
     }
 

@@ -591,7 +591,7 @@ mod tests {
         let bus = bus(&[]);
         let dma = SimDma::new(&bus);
         let iova = dma.iova(dma.allocate(4096).unwrap()).unwrap();
-        bus.with(|state| state.ledger.hand_to_device(5, &[(iova, 4096)], Direction::FromDevice));
+        bus.with(|state| state.ledger.mark_in_use(5, &[(iova, 4096)], Direction::FromDevice));
         assert!(bus.device_write(Accessor::Device, iova, &[1; 16]).is_ok());
         let now = bus.now();
         assert_eq!(bus.with(|state| state.ledger.return_to_host(5, now)), Ok(false));

@@ -169,7 +169,7 @@ impl Device {
         if shared.is_powered && !shared.medium.is_powered() {
             self.lose_power(&mut shared);
         }
-        if !shared.is_powered || self.bus.with(|state| state.evil.is_gone()) {
+        if !shared.is_powered || self.bus.with(|state| state.evil.is_removed()) {
             shared.posted.clear();
             return;
         }
@@ -189,7 +189,7 @@ impl Device {
     pub fn wake_at(&self) -> NextWakeup {
         let now = self.bus.now();
         let shared = self.lock();
-        if !shared.is_powered || self.bus.with(|state| state.evil.is_gone()) {
+        if !shared.is_powered || self.bus.with(|state| state.evil.is_removed()) {
             return NextWakeup::default();
         }
         let posted = shared.posted.iter().map(|posted| posted.due).min();
@@ -241,13 +241,13 @@ impl Device {
     fn deliver_doorbell(&self, shared: &mut Shared, offset: u32, value: u32) {
         let now = self.bus.now();
         let index = (offset - DOORBELLS) >> (2 + shared.stride_seen);
-        let told = match (index % 2, u16::try_from(index / 2)) {
+        let driver_events = match (index % 2, u16::try_from(index / 2)) {
             (1, Ok(queue)) => self.bus.with(|state| state.translate_head(queue, value)),
             _ => value,
         };
-        self.bus.record(Kind::Doorbell, [index.into(), value.into(), told.into()]);
+        self.bus.record(Kind::Doorbell, [index.into(), value.into(), driver_events.into()]);
         if let Some(function) = &mut shared.function {
-            function.ring(now, index, told);
+            function.ring(now, index, driver_events);
         }
     }
 

@@ -20,10 +20,10 @@ pub fn all() -> Vec<Scenario> {
 /// A session with a reset and a shutdown, with faults on throughout.
 const WHOLE: &[CourseStep] = &[
     CourseStep::Attach,
-    CourseStep::WorkSome(20),
-    CourseStep::Ask(OwnerAction::Reset),
+    CourseStep::WorkPartly(20),
+    CourseStep::Request(OwnerAction::Reset),
     CourseStep::Work,
-    CourseStep::Ask(OwnerAction::ShutDown),
+    CourseStep::Request(OwnerAction::ShutDown),
     CourseStep::AwaitEnd,
 ];
 const HEALED: &[CourseStep] = &[
@@ -132,7 +132,7 @@ fn power_cuts() -> Vec<Scenario> {
 /// Ends the process after each request of a session.
 fn crashes() -> Vec<Scenario> {
     let scenario = |submitted| {
-        let steps = [CourseStep::Attach, CourseStep::WorkSome(submitted), CourseStep::Crash];
+        let steps = [CourseStep::Attach, CourseStep::WorkPartly(submitted), CourseStep::Crash];
         named(format!("crash/after-{submitted}")).steps(&[&steps[..], HEALED].concat())
     };
     (0..40).map(scenario).collect()

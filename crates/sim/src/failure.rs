@@ -67,12 +67,12 @@ pub enum Violation {
         iova: u64,
     },
     /// A completion for a token that is not outstanding.
-    AnsweredTwice {
+    CompletedTwice {
         /// Token.
         token: u64,
     },
     /// Requests did not complete within the time limit.
-    NeverAnswered {
+    NeverCompleted {
         /// Token of the oldest one.
         token: u64,
         /// Number of requests.
@@ -166,10 +166,10 @@ impl fmt::Display for Violation {
             Self::WroteSource { token, iova } => {
                 write!(out, "the device wrote {iova:#x}, which token {token:#x} gave it to read")
             }
-            Self::AnsweredTwice { token } => {
+            Self::CompletedTwice { token } => {
                 write!(out, "token {token:#x} completed, but it is not outstanding")
             }
-            Self::NeverAnswered { token, count, at } => {
+            Self::NeverCompleted { token, count, at } => {
                 write!(out, "{count} requests unanswered at {at:?}, the oldest {token:#x}")
             }
             Self::Spinning { at, turns } => {

@@ -35,13 +35,13 @@ pub struct FaultInjector {
     plan: Vec<ArmedFault>,
     random: Random,
     counters: Counters,
-    is_gone: bool,
+    is_removed: bool,
     held: Vec<completions::WithheldCompletion>,
     /// Commands that were completed without the controller. Their real completion is discarded.
     completed: Vec<(u16, u16)>,
     /// Head of each submission queue as last reported by the controller.
     heads: BTreeMap<u16, u16>,
-    deeds: u64,
+    faults: u64,
     /// No unsolicited action before this time.
     idle_until: Instant,
 }
@@ -79,11 +79,11 @@ impl FaultInjector {
             plan: plan.iter().map(armed).collect(),
             random,
             counters: Counters::default(),
-            is_gone: false,
+            is_removed: false,
             held: Vec::new(),
             completed: Vec::new(),
             heads: BTreeMap::new(),
-            deeds: 0,
+            faults: 0,
             idle_until: Instant::default(),
         }
     }
@@ -101,8 +101,8 @@ impl FaultInjector {
     }
 
     /// Whether the device has been removed.
-    pub fn is_gone(&self) -> bool {
-        self.is_gone
+    pub fn is_removed(&self) -> bool {
+        self.is_removed
     }
 
     /// Counters.
@@ -112,7 +112,7 @@ impl FaultInjector {
 
     /// Number of injected faults.
     pub fn applied_faults(&self) -> u64 {
-        self.deeds
+        self.faults
     }
 
     /// Next unsolicited action that is due, if any.
@@ -123,7 +123,7 @@ impl FaultInjector {
         }
         let site = InjectionPoint { queue: QueueKind::Any, opcode: None };
         let deed = self.strike(now, site, is_spontaneous)?;
-        self.idle_until = now.after(DEED_INTERVAL);
+        self.idle_until = now.after(FAULT_INTERVAL);
         Some(deed)
     }
 
@@ -138,9 +138,9 @@ impl FaultInjector {
                 && skip == 0
                 && gate.is_open(now, &counters)
         };
-        if !self.is_gone && self.plan.iter().any(vanishes) {
-            self.is_gone = true;
-            self.deeds += 1;
+        if !self.is_removed && self.plan.iter().any(vanishes) {
+            self.is_removed = true;
+            self.faults += 1;
         }
     }
 
@@ -184,7 +184,7 @@ impl FaultInjector {
                 continue;
             }
             armed.done += 1;
-            self.deeds += 1;
+            self.faults += 1;
             return Some(fault);
         }
         None
@@ -192,7 +192,7 @@ impl FaultInjector {
 }
 
 /// Time between two unsolicited actions.
-const DEED_INTERVAL: Span = Span::from_us(20);
+const FAULT_INTERVAL: Span = Span::from_us(20);
 
 fn is_spontaneous(fault: &Fault) -> bool {
     matches!(fault, Fault::Dma(_) | Fault::Interrupt { .. })

@@ -23,11 +23,11 @@ pub struct Host {
     dma: SimDma,
     options: HostOptions,
     controller: SimController,
-    lanes: Vec<HostQueue>,
-    told: Vec<Event>,
-    turns: usize,
+    queues: Vec<HostQueue>,
+    driver_events: Vec<Event>,
+    iterations: usize,
     /// Number of queue pairs requested, and number created or failed.
-    asked: usize,
+    requested: usize,
     judged: usize,
     saboteur: BugInjector,
 }
@@ -102,10 +102,10 @@ impl Host {
             dma,
             options,
             controller,
-            lanes: Vec::new(),
-            told: Vec::new(),
-            turns: 0,
-            asked: 0,
+            queues: Vec::new(),
+            driver_events: Vec::new(),
+            iterations: 0,
+            requested: 0,
             judged: 0,
             saboteur: BugInjector::new(bus, planted),
         })
@@ -123,65 +123,65 @@ impl Host {
 
     /// All events of the driver so far.
     pub fn events(&self) -> &[Event] {
-        &self.told
+        &self.driver_events
     }
 
     /// Number of queue pairs in use.
-    pub fn lanes(&self) -> usize {
-        self.lanes.iter().filter(|lane| !lane.is_leaving).count()
+    pub fn queues(&self) -> usize {
+        self.queues.iter().filter(|queue| !queue.is_leaving).count()
     }
 
     /// Whether a queue has yet to fail a flush for writes that may have been lost with the volatile
     /// cache.
     pub fn owes_losses(&self) -> bool {
-        let has_cache = |lane: &&HostQueue| {
-            !lane.is_leaving && lane.queue.limits().durability == Durability::VolatileCache
+        let has_cache = |queue: &&HostQueue| {
+            !queue.is_leaving && queue.queue.limits().durability == Durability::VolatileCache
         };
-        self.lanes.iter().filter(has_cache).any(|lane| lane.queue.queue().has_lost_writes())
+        self.queues.iter().filter(has_cache).any(|queue| queue.queue.queue().has_lost_writes())
     }
 
     /// Creates the queue pairs again if none is left.
     pub fn reopen(&mut self, now: Instant) {
-        if self.lanes() == 0 && self.state() == State::Ready {
+        if self.queues() == 0 && self.state() == State::Ready {
             self.create_queue_pairs(now);
         }
     }
 
     /// Commands in flight, including those frozen by a reset.
     pub fn in_flight(&self) -> u32 {
-        self.lanes.iter().map(|lane| lane.queue.queue().in_flight()).sum()
+        self.queues.iter().map(|queue| queue.queue.queue().in_flight()).sum()
     }
 
     /// Whether the controller is ready and all queue pair requests have been answered.
     pub fn is_up(&self) -> bool {
-        let is_started = self.told.contains(&Event::Ready);
-        is_started && self.state() == State::Ready && self.judged >= self.asked
+        let is_started = self.driver_events.contains(&Event::Ready);
+        is_started && self.state() == State::Ready && self.judged >= self.requested
     }
 
     /// One iteration of the host thread.
     pub fn turn(&mut self, now: Instant, workload: &mut Workload, work: WorkloadPhase) {
-        self.turns += 1;
+        self.iterations += 1;
         self.saboteur.turn();
         for _ in 0..EVENTS_MAX {
             let Some(event) = self.controller.poll(now) else { break };
             self.handle(now, event, workload);
         }
-        self.wake_lanes();
-        for lane in &mut self.lanes {
-            if !lane.is_asleep || lane.queue.wake_at() <= now {
-                lane.is_asleep = false;
-                workload.poll(now, &mut self.saboteur.over(&mut lane.queue));
+        self.wake_queues();
+        for queue in &mut self.queues {
+            if !queue.is_asleep || queue.queue.wake_at() <= now {
+                queue.is_asleep = false;
+                workload.poll(now, &mut self.saboteur.over(&mut queue.queue));
             }
         }
-        self.lanes.retain(|lane| !lane.is_leaving || lane.has_work());
-        let count = self.lanes.len();
-        if let (Some(at), WorkloadPhase::Submit) = (self.turns.checked_rem(count), work)
-            && let Some(lane) = self.lanes.get_mut(at).filter(|lane| !lane.is_leaving)
+        self.queues.retain(|queue| !queue.is_leaving || queue.has_work());
+        let count = self.queues.len();
+        if let (Some(at), WorkloadPhase::Submit) = (self.iterations.checked_rem(count), work)
+            && let Some(queue) = self.queues.get_mut(at).filter(|queue| !queue.is_leaving)
         {
-            lane.is_asleep = false;
-            workload.submit(&mut self.saboteur.over(&mut lane.queue));
+            queue.is_asleep = false;
+            workload.submit(&mut self.saboteur.over(&mut queue.queue));
         }
-        self.sleep_lanes();
+        self.sleep_queues();
     }
 
     /// Time of the next iteration without an event.
@@ -189,16 +189,16 @@ impl Host {
         if self.saboteur.oversleeps() {
             return NextWakeup::default();
         }
-        let lanes = self
-            .lanes
+        let queues = self
+            .queues
             .iter()
-            .fold(NextWakeup::default(), |earliest, lane| earliest.or(lane.queue.wake_at()));
-        lanes.or(self.controller.wake_at())
+            .fold(NextWakeup::default(), |earliest, queue| earliest.or(queue.queue.wake_at()));
+        queues.or(self.controller.wake_at())
     }
 
     /// Drops the queue pairs.
-    pub fn drop_lanes(&mut self) {
-        self.lanes.clear();
+    pub fn drop_queues(&mut self) {
+        self.queues.clear();
     }
 
     fn handle(&mut self, now: Instant, event: Event, workload: &mut Workload) {
@@ -208,19 +208,19 @@ impl Host {
             Event::Ready => self.create_queue_pairs(now),
             Event::QueuePairCreated { id } => {
                 self.judged += 1;
-                self.open_lane(*id, workload);
+                self.open_queue(*id, workload);
             }
             Event::QueuePairRefused { id, .. } | Event::QueuePairDeleted { id } => {
                 self.judged += usize::from(matches!(event, Event::QueuePairRefused { .. }));
-                let of = |lane: &&mut HostQueue| lane.id == *id;
-                self.lanes.iter_mut().filter(of).for_each(|lane| lane.is_leaving = true);
+                let of = |queue: &&mut HostQueue| queue.id == *id;
+                self.queues.iter_mut().filter(of).for_each(|queue| queue.is_leaving = true);
             }
             Event::NamespaceResized { id: NSID, to_blocks, .. } => {
-                self.lanes.iter_mut().for_each(|lane| lane.queue.resize(*to_blocks));
+                self.queues.iter_mut().for_each(|queue| queue.queue.resize(*to_blocks));
             }
             _ => {}
         }
-        self.told.push(event);
+        self.driver_events.push(event);
     }
 
     fn create_queue_pairs(&mut self, now: Instant) {
@@ -233,11 +233,11 @@ impl Host {
             };
             // Fewer queue pairs than requested are acceptable.
             let begun = self.controller.create_queue_pair(now, options);
-            self.asked += usize::from(begun.is_ok());
+            self.requested += usize::from(begun.is_ok());
         }
     }
 
-    fn open_lane(&mut self, id: u16, workload: &mut Workload) {
+    fn open_queue(&mut self, id: u16, workload: &mut Workload) {
         let known = (self.controller.namespace(NSID), self.controller.identity());
         let (Some(namespace), Some(identity)) = known else { return };
         let view = namespace.view(&identity.limits);
@@ -248,29 +248,29 @@ impl Host {
         let sizes = QueueSizes::default();
         if let Some(queue) = NamespaceQueue::new(pair, view, sizes) {
             workload.set_limits(queue.limits());
-            self.lanes.push(HostQueue { id, queue, is_asleep: false, is_leaving: false });
+            self.queues.push(HostQueue { id, queue, is_asleep: false, is_leaving: false });
         }
     }
 
     /// Wakes the queue pairs whose vector was signaled.
-    fn wake_lanes(&mut self) {
+    fn wake_queues(&mut self) {
         if !self.options.interrupts {
             return;
         }
         let signalled = self.bus.with(|state| state.interrupts);
-        for lane in &mut self.lanes {
-            lane.is_asleep &= signalled & 1 << lane.id == 0;
+        for queue in &mut self.queues {
+            queue.is_asleep &= signalled & 1 << queue.id == 0;
         }
     }
 
-    fn sleep_lanes(&mut self) {
+    fn sleep_queues(&mut self) {
         if !self.options.interrupts {
             return;
         }
-        for lane in &mut self.lanes {
-            let (bus, bit) = (&self.bus, 1_u64 << lane.id);
-            let armed = arm(lane.queue.queue_mut(), || bus.with(|state| state.interrupts &= !bit));
-            lane.is_asleep = armed == ArmResult::Armed;
+        for queue in &mut self.queues {
+            let (bus, bit) = (&self.bus, 1_u64 << queue.id);
+            let armed = arm(queue.queue.queue_mut(), || bus.with(|state| state.interrupts &= !bit));
+            queue.is_asleep = armed == ArmResult::Armed;
         }
     }
 }

@@ -35,7 +35,7 @@ const SGL_DATA_BLOCK: u8 = 0x0;
 const SGL_SEGMENT: u8 = 0x2;
 const SGL_LAST_SEGMENT: u8 = 0x3;
 /// Maximum number of SGL descriptors examined. The first one identifies the buffer.
-const SGL_LOOK: usize = 4;
+const SGL_POLL: usize = 4;
 
 impl SimDma {
     /// Creates a view over the pool of the bus.
@@ -169,7 +169,7 @@ fn data_addresses(bus: &Bus, command: &[u64; 8]) -> Vec<u64> {
         SGL_DATA_BLOCK => vec![address],
         SGL_SEGMENT | SGL_LAST_SEGMENT => {
             let count = usize::try_from(second & 0xffff_ffff).unwrap_or(0) / 16;
-            let mut bytes = vec![0; count.min(SGL_LOOK) * 16];
+            let mut bytes = vec![0; count.min(SGL_POLL) * 16];
             load_at(bus, address, &mut bytes);
             let (descriptors, _) = bytes.as_chunks::<16>();
             let blocks = descriptors.iter().map(|descriptor| {
@@ -247,7 +247,7 @@ mod tests {
         for (token, command) in (1..).zip(cases) {
             let mut ring = dma.submission_ring(ring_memory, 8);
             bus.with(|state| {
-                state.ledger.hand_to_device(token, &[(at, 8192)], Direction::FromDevice);
+                state.ledger.mark_in_use(token, &[(at, 8192)], Direction::FromDevice);
             });
             ring.store(0, &command);
             let now = bus.now();

@@ -14,11 +14,11 @@ use crate::trace::Kind;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InjectedBug {
     /// The driver completes a request while the device owns its command.
-    AnswersEarly,
+    CompletesEarly,
     /// The driver completes a request twice.
-    AnswersTwice,
+    CompletesTwice,
     /// The driver never completes a request.
-    ForgetsAnswer,
+    ForgetsCompletion,
     /// The driver completes a read successfully without executing it.
     InventsData,
     /// Revoking the DMA access has no effect.
@@ -103,12 +103,12 @@ impl BugInjector {
         self.completed += 1;
         let is_victim = self.victim == Some(completion.token);
         match self.planted {
-            Some(InjectedBug::AnswersEarly | InjectedBug::InventsData) if is_victim => {}
-            Some(InjectedBug::AnswersTwice) if self.completed == STRIKES_AT => {
+            Some(InjectedBug::CompletesEarly | InjectedBug::InventsData) if is_victim => {}
+            Some(InjectedBug::CompletesTwice) if self.completed == STRIKES_AT => {
                 completions.push(completion);
                 completions.push(completion);
             }
-            Some(InjectedBug::ForgetsAnswer) if self.completed == STRIKES_AT => {}
+            Some(InjectedBug::ForgetsCompletion) if self.completed == STRIKES_AT => {}
             _ => completions.push(completion),
         }
     }
@@ -131,7 +131,7 @@ impl IoChannel for BuggyChannel<'_> {
         }
         let taken = self.inner.submit(now, requests, segments);
         saboteur.submitted += taken as u64;
-        if saboteur.planted == Some(InjectedBug::AnswersEarly)
+        if saboteur.planted == Some(InjectedBug::CompletesEarly)
             && saboteur.submitted == STRIKES_AT
             && saboteur.victim.is_none()
         {
@@ -161,7 +161,7 @@ impl IoChannel for BuggyChannel<'_> {
         if !saboteur.has_struck
             && matches!(
                 saboteur.planted,
-                Some(InjectedBug::AnswersEarly | InjectedBug::InventsData)
+                Some(InjectedBug::CompletesEarly | InjectedBug::InventsData)
             )
             && let Some(token) = saboteur.victim
         {

@@ -187,7 +187,7 @@ impl Oracle {
                 version.is_seen = version.leaves != WriteEffect::Anything;
             }
             if write.is_durable {
-                history.raise_floor(self.sequence);
+                history.raise_minimum(self.sequence);
             }
         }
     }
@@ -201,7 +201,7 @@ impl Oracle {
     pub fn flush_ended(&mut self, token: u64, is_success: bool) {
         let Some(sequence) = self.flushes.remove(&token) else { return };
         if is_success {
-            self.blocks.values_mut().for_each(|history| history.raise_floor(sequence));
+            self.blocks.values_mut().for_each(|history| history.raise_minimum(sequence));
         }
     }
 
@@ -321,7 +321,7 @@ impl History {
     }
 
     /// Makes the newest version that was completed by `sequence` persistent.
-    fn raise_floor(&mut self, sequence: u64) {
+    fn raise_minimum(&mut self, sequence: u64) {
         let is_stable = |version: &BlockVersion| {
             version.leaves != WriteEffect::Anything
                 && version.completed.is_some_and(|completed| completed <= sequence)

@@ -62,7 +62,7 @@ struct BufferLoan {
 
 #[derive(Clone, Copy, Debug)]
 enum Page {
-    Lent { token: u64, direction: Direction },
+    InUse { token: u64, direction: Direction },
     Returned { token: u64, at: Instant, is_tainted: bool },
 }
 
@@ -74,11 +74,11 @@ const CREATE_SUBMISSION_QUEUE: u8 = 0x01;
 
 impl BufferOwnership {
     /// Hands the buffers of a request to the device. Buffers are tracked in whole pages.
-    pub fn hand_to_device(&mut self, token: u64, buffers: &[(u64, u64)], direction: Direction) {
+    pub fn mark_in_use(&mut self, token: u64, buffers: &[(u64, u64)], direction: Direction) {
         let pages: Vec<u64> =
             buffers.iter().flat_map(|(iova, len_bytes)| pages(*iova, *len_bytes)).collect();
         for page in &pages {
-            self.pages.insert(*page, Page::Lent { token, direction });
+            self.pages.insert(*page, Page::InUse { token, direction });
         }
         self.leased.insert(token, BufferLoan { pages, is_tainted: false });
     }
@@ -118,7 +118,7 @@ impl BufferOwnership {
             self.rings.insert(low_half(cdw10), words[3]);
         }
         let token = data.iter().find_map(|iova| match self.pages.get(&pages(*iova, 1).last()?) {
-            Some(Page::Lent { token, .. }) => Some(*token),
+            Some(Page::InUse { token, .. }) => Some(*token),
             _ => None,
         });
         let command = Command { token, opcode, cdw10, data: words[3], stored_at: at };
@@ -206,7 +206,7 @@ impl BufferOwnership {
                         Violation::AccessAfterCompletion { token, returned_at, iova, is_write, at };
                     return Err(touched);
                 }
-                Some(Page::Lent { token, direction: Direction::ToDevice }) if is_write => {
+                Some(Page::InUse { token, direction: Direction::ToDevice }) if is_write => {
                     return Err(Violation::WroteSource { token: *token, iova });
                 }
                 _ => {}
@@ -251,7 +251,7 @@ mod tests {
         let create = [0x01, 0, 0, RING, 0, 1, 0, 0];
         ledger.stored(NOW, 0x4000, &create, &[]);
         ledger.completed(0, 0, true, false);
-        ledger.hand_to_device(7, &[BUFFER], Direction::ToDevice);
+        ledger.mark_in_use(7, &[BUFFER], Direction::ToDevice);
         ledger.stored(NOW, RING, &[0x0003_0001, 1, 0, BUFFER.0, 0, 0, 0, 0], &[BUFFER.0]);
         ledger
     }

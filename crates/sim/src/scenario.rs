@@ -44,7 +44,7 @@ pub enum ScenarioCheck {
     /// State of the driver when the faults stop.
     EndState(State),
     /// No queue pair is in use.
-    NoLanes,
+    NoQueues,
     /// The IOMMU rejects an access.
     Block,
     /// Faults are injected at least this many times.
@@ -132,7 +132,9 @@ impl Scenario {
 impl ScenarioCheck {
     fn holds(&self, record: &RunRecord) -> bool {
         let counts = record.counts;
-        let tells = |words: &str| record.told.iter().any(|told| told.contains(words));
+        let tells = |words: &str| {
+            record.driver_events.iter().any(|driver_events| driver_events.contains(words))
+        };
         match *self {
             Self::Attach => record.refused.is_none(),
             Self::Refuse(words) => record.refused.as_ref().is_some_and(|why| why.contains(words)),
@@ -142,9 +144,9 @@ impl ScenarioCheck {
             Self::Fail => counts.failed > 0,
             Self::Abort => counts.aborted > 0,
             Self::EndState(state) => record.state == Some(state),
-            Self::NoLanes => record.lanes == 0,
+            Self::NoQueues => record.queues == 0,
             Self::Block => record.blocked > 0,
-            Self::Strike(times) => record.deeds >= times,
+            Self::Strike(times) => record.faults >= times,
             Self::Reattach => record.reattached,
             Self::Survive => !record.reattached,
             Self::Find(_) => true,
@@ -163,7 +165,7 @@ impl fmt::Display for ScenarioCheck {
             Self::Fail => write!(out, "some requests fail"),
             Self::Abort => write!(out, "some requests are given up by the host"),
             Self::EndState(state) => write!(out, "the driver is {state:?} when faults end"),
-            Self::NoLanes => write!(out, "no queue pair in use"),
+            Self::NoQueues => write!(out, "no queue pair in use"),
             Self::Block => write!(out, "an access is turned away"),
             Self::Strike(times) => write!(out, "the fault strikes {times} times"),
             Self::Reattach => write!(out, "a second host is needed"),
@@ -178,12 +180,21 @@ struct Summary<'a>(&'a RunRecord);
 
 impl fmt::Display for Summary<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RunRecord { refused, told, counts, state, lanes, blocked, deeds, reattached, .. } =
-            self.0;
+        let RunRecord {
+            refused,
+            driver_events,
+            counts,
+            state,
+            queues,
+            blocked,
+            faults,
+            reattached,
+            ..
+        } = self.0;
         write!(
             out,
-            "refused {refused:?}, {state:?} with {lanes} lanes, {counts:?}, {blocked} blocked, \
-             {deeds} deeds, reattached {reattached}, told {told:?}"
+            "refused {refused:?}, {state:?} with {queues} lanes, {counts:?}, {blocked} blocked, \
+             {faults} deeds, reattached {reattached}, told {driver_events:?}"
         )
     }
 }

@@ -211,13 +211,13 @@ impl RandomDraw {
     }
 
     fn steps(&mut self, options: &mut WorldOptions) -> Vec<CourseStep> {
-        let mut steps = vec![CourseStep::Attach, CourseStep::WorkSome(self.0.below(30))];
+        let mut steps = vec![CourseStep::Attach, CourseStep::WorkPartly(self.0.below(30))];
         match self.below(8) {
-            0 => steps.push(CourseStep::Ask(OwnerAction::Reset)),
-            1 => steps.push(CourseStep::Ask(OwnerAction::ResetSubsystem)),
-            2 => steps.push(CourseStep::Ask(OwnerAction::DeleteQueuePair)),
-            3 => steps.push(CourseStep::Ask(OwnerAction::ShutDown)),
-            4 => steps.push(CourseStep::Ask(OwnerAction::ShutDownAbruptly)),
+            0 => steps.push(CourseStep::Request(OwnerAction::Reset)),
+            1 => steps.push(CourseStep::Request(OwnerAction::ResetSubsystem)),
+            2 => steps.push(CourseStep::Request(OwnerAction::DeleteQueuePair)),
+            3 => steps.push(CourseStep::Request(OwnerAction::ShutDown)),
+            4 => steps.push(CourseStep::Request(OwnerAction::ShutDownAbruptly)),
             5 => steps.push(CourseStep::Crash),
             6 => steps.extend([CourseStep::CutPowerAfter(self.0.below(20))]),
             _ => {}

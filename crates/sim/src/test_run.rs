@@ -24,9 +24,9 @@ pub enum CourseStep {
     /// Runs the workload to its end, or until the controller has ended.
     Work,
     /// Runs the workload until a number of requests were submitted.
-    WorkSome(u64),
+    WorkPartly(u64),
     /// The owner requests an action while requests are in flight.
-    Ask(OwnerAction),
+    Request(OwnerAction),
     /// Adds a planned fault.
     Arm(PlannedFault),
     /// Stops all faults of the device and its medium.
@@ -85,21 +85,21 @@ pub struct RunRecord {
     /// Why the first attach failed.
     pub refused: Option<String>,
     /// Events of the drivers as text.
-    pub told: Vec<String>,
+    pub driver_events: Vec<String>,
     /// Counts of requests while faults were on.
     pub counts: Counts,
     /// State of the driver when the faults stopped.
     pub state: Option<State>,
     /// Number of queue pairs at that time.
-    pub lanes: usize,
+    pub queues: usize,
     /// Device accesses that were rejected.
     pub blocked: u64,
     /// Number of injected faults.
-    pub deeds: u64,
+    pub faults: u64,
     /// Whether a second host was needed.
     pub reattached: bool,
     /// Longest time from a request to its completion.
-    pub longest_answer: Span,
+    pub longest_completion: Span,
     /// Counters of the bus.
     pub counters: Counters,
     /// Requests that the medium has executed.
@@ -144,8 +144,8 @@ impl TestRun {
         match step {
             CourseStep::Attach => self.attach(),
             CourseStep::Work => self.work(),
-            CourseStep::WorkSome(count) => self.work_some(count),
-            CourseStep::Ask(wish) => {
+            CourseStep::WorkPartly(count) => self.work_some(count),
+            CourseStep::Request(wish) => {
                 self.submit(wish);
                 Ok(())
             }
@@ -199,12 +199,13 @@ impl TestRun {
     }
 
     fn work(&mut self) -> Result<(), Violation> {
-        if !self.has_lanes() {
+        if !self.has_queues() {
             return Ok(());
         }
         let bound = Span { ns: self.world.bounds().recovery.ns * 4 };
         let is_over = |world: &Simulation| {
-            let is_abandoned = world.has_ended() || !world.device.is_powered() || !has_lanes(world);
+            let is_abandoned =
+                world.has_ended() || !world.device.is_powered() || !has_queues(world);
             world.workload.is_done() || is_abandoned && world.workload.outstanding() == 0
         };
         if !self.world.run(WorkloadPhase::Submit, bound, is_over)? {
@@ -214,7 +215,7 @@ impl TestRun {
     }
 
     fn work_some(&mut self, count: u64) -> Result<(), Violation> {
-        if !self.has_lanes() {
+        if !self.has_queues() {
             return Ok(());
         }
         let wanted = self.world.workload.counts().submitted + count;
@@ -224,7 +225,7 @@ impl TestRun {
                 || world.workload.is_done()
                 || world.has_ended()
                 || !world.medium.is_powered()
-                || !has_lanes(world)
+                || !has_queues(world)
         };
         if !self.world.run(WorkloadPhase::Submit, bound, is_enough)? {
             return self.unanswered(bound);
@@ -253,7 +254,7 @@ impl TestRun {
         self.has_repented = true;
         self.keep_counts();
         self.record.state = self.world.state();
-        self.record.lanes = self.world.host.as_ref().map_or(0, Host::lanes);
+        self.record.queues = self.world.host.as_ref().map_or(0, Host::queues);
         self.world.bus.with(|state| state.evil.stop_faults());
         self.world.medium.repent();
     }
@@ -267,7 +268,7 @@ impl TestRun {
         if !self.world.run(WorkloadPhase::Drain, bound, is_settled)? {
             return self.missed("a controller that works or is given up", bound);
         }
-        if self.world.has_ended() && !self.is_gone() {
+        if self.world.has_ended() && !self.is_removed() {
             self.reattach()?;
         }
         let now = self.world.bus.now();
@@ -298,7 +299,7 @@ impl TestRun {
 
     fn renew(&mut self) -> Result<(), Violation> {
         self.recover()?;
-        if self.record.reattached || self.is_gone() {
+        if self.record.reattached || self.is_removed() {
             return Ok(());
         }
         self.await_shutdown(false)?;
@@ -306,7 +307,7 @@ impl TestRun {
     }
 
     fn review(&mut self) -> Result<(), Violation> {
-        if !self.has_lanes() || self.world.has_ended() {
+        if !self.has_queues() || self.world.has_ended() {
             return Ok(());
         }
         self.world.workload.review();
@@ -314,7 +315,7 @@ impl TestRun {
     }
 
     fn again(&mut self) -> Result<(), Violation> {
-        if !self.has_lanes() || self.world.has_ended() {
+        if !self.has_queues() || self.world.has_ended() {
             return Ok(());
         }
         let profile = self.world.options().profile;
@@ -423,7 +424,7 @@ impl TestRun {
         }
         self.record_events();
         if let Some(host) = &mut self.world.host {
-            host.drop_lanes();
+            host.drop_queues();
         }
         self.world.host = None;
         Ok(())
@@ -454,13 +455,13 @@ impl TestRun {
     fn judge(mut self, ended: Result<(), Violation>) -> RunRecord {
         self.record_events();
         let mut record = self.record;
-        record.longest_answer = self.world.workload.longest_answer();
+        record.longest_completion = self.world.workload.longest_completion();
         record.medium_done = self.world.medium.done();
         self.world.bus.with(|state| {
             record.hash = state.trace.hash();
             record.events = state.trace.count();
             record.blocked = state.iommu.blocked;
-            record.deeds = state.evil.applied_faults();
+            record.faults = state.evil.applied_faults();
             record.counters = state.evil.counters();
             if let Err(failure) = ended {
                 record.tail = state.trace.tail(TAIL);
@@ -476,16 +477,18 @@ impl TestRun {
 
     fn record_events(&mut self) {
         if let Some(host) = &self.world.host {
-            self.record.told.extend(host.events().iter().map(|event| format!("{event:?}")));
+            self.record
+                .driver_events
+                .extend(host.events().iter().map(|event| format!("{event:?}")));
         }
     }
 
-    fn has_lanes(&self) -> bool {
-        has_lanes(&self.world)
+    fn has_queues(&self) -> bool {
+        has_queues(&self.world)
     }
 
-    fn is_gone(&self) -> bool {
-        self.world.bus.with(|state| state.evil.is_gone()) || !self.world.device.is_powered()
+    fn is_removed(&self) -> bool {
+        self.world.bus.with(|state| state.evil.is_removed()) || !self.world.device.is_powered()
     }
 
     fn missed(&self, what: &str, bound: Span) -> Result<(), Violation> {
@@ -497,15 +500,15 @@ impl TestRun {
         match self.world.workload.oldest() {
             Some((token, _)) => {
                 let (count, at) = (self.world.workload.outstanding(), self.world.bus.now());
-                Err(Violation::NeverAnswered { token, count, at })
+                Err(Violation::NeverCompleted { token, count, at })
             }
             None => self.missed("a controller that takes requests", bound),
         }
     }
 }
 
-fn has_lanes(world: &Simulation) -> bool {
-    world.host.as_ref().is_some_and(|host| host.lanes() > 0)
+fn has_queues(world: &Simulation) -> bool {
+    world.host.as_ref().is_some_and(|host| host.queues() > 0)
 }
 
 /// Longer than any single timeout of the default options.
@@ -515,8 +518,8 @@ const REPORTS_MAX: u32 = 16;
 /// Lines of the trace that are kept after a violation.
 const TAIL: usize = 80;
 
-fn why_ended(told: &[Event]) -> Option<String> {
-    told.iter().rev().find_map(|event| match event {
+fn why_ended(driver_events: &[Event]) -> Option<String> {
+    driver_events.iter().rev().find_map(|event| match event {
         Event::Dead(error) => Some(error.to_string()),
         Event::Removed => Some("removed".to_owned()),
         _ => None,

@@ -61,7 +61,7 @@ pub enum Kind {
     /// A request is submitted: token, operation, first block and count.
     Submitted,
     /// A request completes: token, status, result.
-    Answered,
+    Completed,
     /// The driver reports an event: digest of it.
     Reported,
     /// A fault is injected: number of the fault, two numbers of its own.
@@ -161,7 +161,7 @@ mod tests {
     fn trace(details: &[[u64; 3]]) -> Trace {
         let mut trace = Trace::default();
         for (ns, detail) in (0..).zip(details) {
-            trace.record(Instant { ns }, Kind::Answered, *detail);
+            trace.record(Instant { ns }, Kind::Completed, *detail);
         }
         trace
     }
@@ -179,7 +179,7 @@ mod tests {
             assert_ne!(reference, trace(&changed).hash(), "{changed:?}");
         }
         let mut later = trace(&[[1, 2, 3]]);
-        later.record(Instant { ns: 2 }, Kind::Answered, [4, 5, 6]);
+        later.record(Instant { ns: 2 }, Kind::Completed, [4, 5, 6]);
         assert_ne!(reference, later.hash(), "at another time");
         let mut other = trace(&[[1, 2, 3]]);
         other.record(Instant { ns: 1 }, Kind::Submitted, [4, 5, 6]);

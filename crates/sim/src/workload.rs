@@ -36,7 +36,7 @@ pub struct Workload {
     counts: Counts,
     /// Blocks that remain to be read back.
     to_review: VecDeque<u64>,
-    longest_answer: Span,
+    longest_completion: Span,
 }
 
 /// Parameters of a workload.
@@ -119,7 +119,7 @@ const OFFSET_UNIT: u64 = 64;
 const ANSWERS_MAX: usize = 64;
 const BLOCK_SIZE_MAX: u32 = 4096;
 /// Number of reusable buffers per size.
-const KEPT_MAX: usize = 2;
+const BUFFERS_MAX: usize = 2;
 
 impl Workload {
     /// Creates a workload over blocks of `block_size` bytes.
@@ -145,7 +145,7 @@ impl Workload {
             tainted: Vec::new(),
             counts: Counts::default(),
             to_review: VecDeque::new(),
-            longest_answer: Span::default(),
+            longest_completion: Span::default(),
         }
     }
 
@@ -160,8 +160,8 @@ impl Workload {
     }
 
     /// Longest time from a request to its completion.
-    pub fn longest_answer(&self) -> Span {
-        self.longest_answer
+    pub fn longest_completion(&self) -> Span {
+        self.longest_completion
     }
 
     /// Number of outstanding requests.
@@ -231,7 +231,7 @@ impl Workload {
             }
             self.oracle.withdraw_unsure(token);
             if let Some(buffer) = flight.buffer {
-                self.give_back(buffer);
+                self.return_buffer(buffer);
             }
         }
     }
@@ -255,7 +255,7 @@ impl Workload {
             let now = self.bus.now();
             let _ = self.bus.with(|state| state.ledger.return_to_host(token, now));
             if let Some(buffer) = flight.buffer {
-                self.give_back(buffer);
+                self.return_buffer(buffer);
             }
         }
     }
@@ -308,12 +308,12 @@ impl Workload {
             },
         };
         // Recorded before the submission, since the device may access the buffer from then on.
-        self.tell_oracle(token, operation, &blocks);
+        self.inform_oracle(token, operation, &blocks);
         let mut segments = Vec::new();
         if let (Some(buffer), Some(direction)) = (buffer, direction) {
             self.fill(token, operation, buffer);
             segments = self.cut(buffer.data);
-            self.give_to_device(token, buffer, direction);
+            self.submit_to_device(token, buffer, direction);
         }
         let request = Request {
             token,
@@ -356,7 +356,7 @@ impl Workload {
         matches!(self.profile.mix, Mix::Flushes | Mix::Everything) && token.is_multiple_of(7)
     }
 
-    fn tell_oracle(&mut self, token: u64, operation: Operation, blocks: &Range<u64>) {
+    fn inform_oracle(&mut self, token: u64, operation: Operation, blocks: &Range<u64>) {
         let is_forced = self.is_forced(token) && operation == Operation::Write;
         match (operation, leaves(operation)) {
             (Operation::Read, _) => self.oracle.read_submitted(token, blocks.clone()),
@@ -378,15 +378,14 @@ impl Workload {
             self.bus.fail(failure);
         }
         if let Some(buffer) = buffer {
-            self.give_back(buffer);
+            self.return_buffer(buffer);
         }
     }
 
-    fn give_to_device(&self, token: u64, buffer: Buffer, direction: Direction) {
+    fn submit_to_device(&self, token: u64, buffer: Buffer, direction: Direction) {
         if let Some(iova) = self.bus.address(buffer.pages) {
             let len_bytes = u64::from(buffer.pages.len_bytes);
-            self.bus
-                .with(|state| state.ledger.hand_to_device(token, &[(iova, len_bytes)], direction));
+            self.bus.with(|state| state.ledger.mark_in_use(token, &[(iova, len_bytes)], direction));
         }
     }
 
@@ -424,11 +423,11 @@ impl Workload {
 
     fn end(&mut self, now: Instant, completion: IoCompletion) {
         let IoCompletion { token, status, result } = completion;
-        self.bus.record(Kind::Answered, [token, status.0.into(), result.into()]);
+        self.bus.record(Kind::Completed, [token, status.0.into(), result.into()]);
         let Some(flight) = self.outstanding.remove(&token) else {
-            return self.bus.fail(Violation::AnsweredTwice { token });
+            return self.bus.fail(Violation::CompletedTwice { token });
         };
-        self.longest_answer = self.longest_answer.max(now.since(flight.submitted_at));
+        self.longest_completion = self.longest_completion.max(now.since(flight.submitted_at));
         match status {
             IoStatus::SUCCESS => self.counts.succeeded += 1,
             IoStatus::ABORTED_BY_HOST => self.counts.aborted += 1,
@@ -448,7 +447,7 @@ impl Workload {
         }
         match flight.buffer {
             Some(buffer) if is_tainted => self.tainted.push(buffer.pages),
-            Some(buffer) => self.give_back(buffer),
+            Some(buffer) => self.return_buffer(buffer),
             None => {}
         }
     }
@@ -483,9 +482,13 @@ impl Workload {
 
     /// Keeps some buffers for the next request of the same size and releases the others, so that a
     /// late access hits unmapped memory.
-    fn give_back(&mut self, buffer: Buffer) {
+    fn return_buffer(&mut self, buffer: Buffer) {
         let kept = self.free.entry(buffer.pages.len_bytes).or_default();
-        if kept.len() < KEPT_MAX { kept.push(buffer.pages) } else { self.dma.release(buffer.pages) }
+        if kept.len() < BUFFERS_MAX {
+            kept.push(buffer.pages)
+        } else {
+            self.dma.release(buffer.pages)
+        }
     }
 }
 

@@ -78,7 +78,7 @@ pub struct TimeBounds {
 /// Bytes of device memory, used as bounce buffers.
 const PRIVATE_BYTES: usize = 256 << 10;
 /// Iterations at one instant after which the run fails.
-const TURNS_MAX: u32 = 20_000;
+const ITERATIONS_MAX: u32 = 20_000;
 /// Shortest and longest simulated step for a component that always wants to be polled at once. The
 /// step doubles each time.
 const SPIN_MIN: Span = Span { ns: 500 };
@@ -188,7 +188,7 @@ impl Simulation {
             let now = self.bus.now();
             if self.progress() != before {
                 (turns, spin, restless_since) = (turns + 1, SPIN_MIN, None);
-                if turns > TURNS_MAX {
+                if turns > ITERATIONS_MAX {
                     return Err(Violation::Spinning { at: now, turns });
                 }
                 continue;
@@ -267,7 +267,7 @@ impl Simulation {
         let Some((token, since)) = self.workload.oldest() else { return Ok(()) };
         if self.host.is_some() && now.since(since) > self.bounds().completion {
             let count = self.workload.outstanding();
-            return Err(Violation::NeverAnswered { token, count, at: now });
+            return Err(Violation::NeverCompleted { token, count, at: now });
         }
         Ok(())
     }
@@ -323,8 +323,8 @@ mod tests {
             "{:#?}",
             tail(&world)
         );
-        let told = world.host.as_ref().unwrap().events();
-        assert!(told.contains(&Event::ShutDown { is_clean: true }), "{told:?}");
+        let driver_events = world.host.as_ref().unwrap().events();
+        assert!(driver_events.contains(&Event::ShutDown { is_clean: true }), "{driver_events:?}");
         let hash = world.bus.with(|state| state.trace.hash());
         (world, hash)
     }

@@ -15,13 +15,13 @@ const DEPTH: u64 = 128;
 /// Reads blocks at pseudo-random addresses, one after the other into the same buffer.
 async fn read(device: Device, seed: u64) -> Result<u64, IoError> {
     let blocks = u64::from(BYTES / device.limits().block_size);
-    let places = device.limits().block_count / blocks;
+    let slots = device.limits().block_count / blocks;
     let mut buffer = device.buffer(BYTES).expect("64 MiB of buffers are enough");
     let mut random = seed;
     for _ in 0..READS / DEPTH {
         random =
             random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        buffer = device.read((random >> 16) % places * blocks, buffer).await?;
+        buffer = device.read((random >> 16) % slots * blocks, buffer).await?;
     }
     Ok(READS / DEPTH)
 }

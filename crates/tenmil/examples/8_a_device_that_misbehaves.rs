@@ -21,7 +21,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
             buffer = loop {
                 match device.read(lba, buffer).await {
                     Ok(buffer) => break buffer,
-                    Err(error) if error.why == IoErrorKind::Outcome(IoStatus::UNRECOVERED_READ) => {
+                    Err(error) if error.why == IoErrorKind::Status(IoStatus::UNRECOVERED_READ) => {
                         println!("{error}");
                         failed += 1;
                         buffer = error.buffer.ok_or("a buffer that came back")?;

@@ -149,7 +149,7 @@ impl Device {
         let registration = PollerBuilder::active(name, woken_by, poller);
         let registration = if is_done_by_kernel { registration.no_spin() } else { registration };
         // A registration that cannot be added is dropped, and operations then fail with
-        // `DeviceGone`.
+        // `DeviceRemoved`.
         let sent = thread.call(move |context| drop(context.add(registration)));
         match sent {
             Ok(()) => Ok(Self(Arc::new(hold))),
@@ -241,12 +241,12 @@ impl Device {
     /// let rt = Runtime::new()?;
     /// let dev = rt.block_on(rt.open("ram:16m", Access::ReadWrite))?;
     /// drop(rt);
-    /// assert!(dev.is_gone());
+    /// assert!(dev.is_removed());
     /// # Ok(())
     /// # }
     /// ```
-    pub fn is_gone(&self) -> bool {
-        self.shared().is_gone()
+    pub fn is_removed(&self) -> bool {
+        self.shared().is_removed()
     }
 
     /// Drops this handle. The future completes when the device has been closed, which happens after
@@ -316,7 +316,7 @@ impl Device {
 
     /// Claim of the device, if it is open.
     pub(crate) fn claim(&self) -> Option<Arc<DeviceClaim>> {
-        if self.is_gone() { None } else { self.0.claim.upgrade() }
+        if self.is_removed() { None } else { self.0.claim.upgrade() }
     }
 
     fn shared(&self) -> &DeviceState {

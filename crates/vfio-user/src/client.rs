@@ -17,7 +17,7 @@ use crate::{Capabilities, Command, IrqInfo, IrqSet, Outgoing, RegionInfo, Violat
 pub struct Client<F> {
     inbox: MessageParser<F>,
     outbox: SendQueue<F>,
-    asked: Vec<PendingRequest>,
+    pending: Vec<PendingRequest>,
     ids: u16,
     /// Capabilities of the server, once received.
     limits: Option<Capabilities>,
@@ -123,7 +123,7 @@ impl<F> Client<F> {
         let mut client = Self {
             inbox: MessageParser::new(data_bytes_max, files_max),
             outbox: SendQueue::new(),
-            asked: Vec::new(),
+            pending: Vec::new(),
             ids: 0,
             limits: None,
         };
@@ -208,7 +208,7 @@ impl<F> Client<F> {
     fn send_request(&mut self, command: Command, about: u32, body: &[u8], files: Vec<F>) -> u16 {
         self.ids = self.ids.wrapping_add(1);
         let id = self.ids;
-        self.asked.push(PendingRequest { id, command, about });
+        self.pending.push(PendingRequest { id, command, about });
         let kind = Kind::Command { wants_reply: true };
         self.outbox.push(Header { id, command, body_bytes: 0, kind }, body, files);
         id
@@ -258,11 +258,11 @@ impl<F> Client<F> {
     }
 
     /// Number of bytes to receive next. Zero while the server does not read what is queued for it.
-    pub fn wanted(&self) -> usize {
-        if self.outbox.is_full() { 0 } else { self.inbox.wanted() }
+    pub fn receive_len(&self) -> usize {
+        if self.outbox.is_full() { 0 } else { self.inbox.receive_len() }
     }
 
-    /// Receives at most [`wanted`](Self::wanted) bytes and the descriptors that arrived with them.
+    /// Receives at most [`receive_len`](Self::wanted) bytes and the descriptors that arrived with them.
     /// Returns a message if it is complete.
     ///
     /// # Errors
@@ -286,10 +286,10 @@ impl<F> Client<F> {
         error: Option<Errno>,
     ) -> Result<ClientEvent<F>, Violation> {
         let Message { header: Header { id, command, .. }, body, files } = message;
-        let is_it = |asked: &PendingRequest| asked.id == id && asked.command == command;
-        let at = self.asked.iter().position(is_it);
+        let is_it = |pending: &PendingRequest| pending.id == id && pending.command == command;
+        let at = self.pending.iter().position(is_it);
         let PendingRequest { about, .. } =
-            self.asked.swap_remove(at.ok_or(Violation::UnsolicitedReply { command, id })?);
+            self.pending.swap_remove(at.ok_or(Violation::UnsolicitedReply { command, id })?);
         if self.limits.is_none() && command != Command::Version {
             return Err(Violation::OutOfSequence {
                 found: command,

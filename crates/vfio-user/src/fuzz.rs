@@ -102,9 +102,9 @@ fn feed_server(
 ) -> Result<(), Violation> {
     let mut files: Vec<File> = (0..files).collect();
     while !bytes.is_empty() {
-        let wanted = server.wanted();
-        assert!(wanted > 0, "everything is sent at once, so nothing waits");
-        let (first, rest) = bytes.split_at(bytes.len().min(wanted).min(piece));
+        let receive_len = server.receive_len();
+        assert!(receive_len > 0, "everything is sent at once, so nothing waits");
+        let (first, rest) = bytes.split_at(bytes.len().min(receive_len).min(piece));
         bytes = rest;
         server.receive(first, core::mem::take(&mut files))?;
         while let Some(request) = server.next_request()? {
@@ -219,7 +219,7 @@ fn feed_client(
 ) -> Result<(), Violation> {
     let mut files: Vec<File> = (0..files).collect();
     while !bytes.is_empty() {
-        let (first, rest) = bytes.split_at(bytes.len().min(client.wanted()).min(piece));
+        let (first, rest) = bytes.split_at(bytes.len().min(client.receive_len()).min(piece));
         bytes = rest;
         match client.receive(first, core::mem::take(&mut files))? {
             Some(ClientEvent::Region { shape, .. }) => {

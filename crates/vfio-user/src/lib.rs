@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Nothing here does I/O or uses file descriptors: a descriptor is an opaque value of type `F`. An
-//! end announces with `wanted` how many bytes it can receive next, and never spans two messages:
+//! end announces with `receive_len` how many bytes it can receive next, and never spans two messages:
 //! this is how a descriptor is attributed to its message, because the kernel delivers it with the
 //! first byte that it was sent with.
 //!

@@ -42,7 +42,7 @@ impl<F> MessageParser<F> {
     }
 
     /// Number of bytes to receive next: the rest of the header or of the body.
-    pub(crate) fn wanted(&self) -> usize {
+    pub(crate) fn receive_len(&self) -> usize {
         match self.header {
             None => HEADER_BYTES - self.taken,
             Some(header) => header.body_bytes as usize - self.body.len(),
@@ -54,17 +54,17 @@ impl<F> MessageParser<F> {
         self.taken > 0
     }
 
-    /// Receives at most `wanted` bytes and the descriptors that arrived with them. Returns a
+    /// Receives at most `receive_len` bytes and the descriptors that arrived with them. Returns a
     /// message if it is complete.
     pub(crate) fn take(
         &mut self,
         bytes: &[u8],
         files: impl IntoIterator<Item = F>,
     ) -> Result<Option<Message<F>>, Violation> {
-        if bytes.len() > self.wanted() {
+        if bytes.len() > self.receive_len() {
             let command = self.header.map_or(crate::Command::Other(0), |header| header.command);
             let found = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-            let expected_max = u32::try_from(self.wanted()).unwrap_or(u32::MAX);
+            let expected_max = u32::try_from(self.receive_len()).unwrap_or(u32::MAX);
             return Err(Violation::Size { command, found, expected_max });
         }
         self.files.extend(files);
@@ -85,7 +85,7 @@ impl<F> MessageParser<F> {
                 .map_or(crate::Command::Other(0), |header| header.command);
             return Err(Violation::TooManyFiles { command, found, expected_max: self.files_max });
         }
-        let Some(header) = self.header.filter(|_| self.wanted() == 0) else { return Ok(None) };
+        let Some(header) = self.header.filter(|_| self.receive_len() == 0) else { return Ok(None) };
         (self.header, self.taken) = (None, 0);
         let (body, files) = (core::mem::take(&mut self.body), core::mem::take(&mut self.files));
         Ok(Some(Message { header, body, files }))

@@ -43,7 +43,7 @@ pub struct Server<F> {
     waiting_files: usize,
     /// Capabilities of the client.
     limits: Capabilities,
-    asked: Vec<PendingDma>,
+    pending: Vec<PendingDma>,
     ids: u16,
     /// Last rejected message.
     refused: Option<Violation>,
@@ -56,7 +56,7 @@ enum Expected {
     Version,
     Commands,
     /// Answer of the owner to a command.
-    Answer,
+    Reply,
 }
 
 /// Outstanding DMA request to the client.
@@ -190,7 +190,7 @@ impl<F: Clone> Server<F> {
             waiting_bytes: 0,
             waiting_files: 0,
             limits: Capabilities::DEFAULT,
-            asked: Vec::new(),
+            pending: Vec::new(),
             ids: 0,
             refused: None,
             is_busy: false,
@@ -205,8 +205,8 @@ impl<F: Clone> Server<F> {
     }
 
     /// Number of bytes to receive next. Zero while the client does not read what is queued for it.
-    pub fn wanted(&self) -> usize {
-        if self.outbox.is_full() { 0 } else { self.inbox.wanted() }
+    pub fn receive_len(&self) -> usize {
+        if self.outbox.is_full() { 0 } else { self.inbox.receive_len() }
     }
 
     /// Whether a part of a message has arrived, and the rest has not.
@@ -214,7 +214,7 @@ impl<F: Clone> Server<F> {
         self.inbox.is_amid()
     }
 
-    /// Receives at most [`wanted`](Self::wanted) bytes and the descriptors that arrived with them.
+    /// Receives at most [`receive_len`](Self::wanted) bytes and the descriptors that arrived with them.
     ///
     /// # Errors
     ///
@@ -250,7 +250,7 @@ impl<F: Clone> Server<F> {
         loop {
             let is_taken = |message: &Message<F>| match message.header.kind {
                 Kind::Reply { .. } => true,
-                Kind::Command { .. } => self.awaits != Expected::Answer,
+                Kind::Command { .. } => self.awaits != Expected::Reply,
             };
             let Some(at) = self.waiting.iter().position(is_taken) else { return Ok(None) };
             let Some(message) = self.waiting.remove(at) else { return Ok(None) };
@@ -339,14 +339,14 @@ impl<F: Clone> Server<F> {
     ) {
         self.ids = self.ids.wrapping_add(1);
         let id = self.ids;
-        self.asked.push(PendingDma { id, command, iova, len_bytes, token });
+        self.pending.push(PendingDma { id, command, iova, len_bytes, token });
         let kind = Kind::Command { wants_reply: true };
         self.outbox.push(Header { id, command, body_bytes: 0, kind }, body, Vec::new());
     }
 
     /// Number of outstanding DMA requests.
-    pub fn asked(&self) -> usize {
-        self.asked.len()
+    pub fn pending(&self) -> usize {
+        self.pending.len()
     }
 
     /// Next message to send.
@@ -448,7 +448,7 @@ impl<F: Clone> Server<F> {
             | Command::DmaWrite
             | Command::Other(_) => return Err(Violation::NotOffered { command }),
         };
-        self.awaits = Expected::Answer;
+        self.awaits = Expected::Reply;
         Ok(Some(request))
     }
 
@@ -555,10 +555,10 @@ impl<F: Clone> Server<F> {
         error: Option<Errno>,
     ) -> Result<Request<F>, Violation> {
         let Header { id, command, .. } = message.header;
-        let is_it = |asked: &PendingDma| asked.id == id && asked.command == command;
-        let at = self.asked.iter().position(is_it);
+        let is_it = |pending: &PendingDma| pending.id == id && pending.command == command;
+        let at = self.pending.iter().position(is_it);
         let at = at.ok_or(Violation::UnsolicitedReply { command, id })?;
-        let PendingDma { iova, len_bytes, token, .. } = self.asked.swap_remove(at);
+        let PendingDma { iova, len_bytes, token, .. } = self.pending.swap_remove(at);
         let refused = error.or_else(|| {
             let mut reader = Reader(&message.body);
             let (address, count) = (reader.u64()?, reader.u32()?);

@@ -43,7 +43,7 @@ impl Pair {
         loop {
             let mut has_moved = false;
             while let Some(outgoing) = self.client.outgoing() {
-                let len = self.piece.min(outgoing.bytes.len()).min(self.server.wanted());
+                let len = self.piece.min(outgoing.bytes.len()).min(self.server.receive_len());
                 let (bytes, files) = (outgoing.bytes[..len].to_vec(), outgoing.files.to_vec());
                 self.client.sent(len);
                 self.server.receive(&bytes, files).unwrap();
@@ -53,7 +53,7 @@ impl Pair {
                 has_moved = true;
             }
             while let Some(outgoing) = self.server.outgoing() {
-                let len = self.piece.min(outgoing.bytes.len()).min(self.client.wanted());
+                let len = self.piece.min(outgoing.bytes.len()).min(self.client.receive_len());
                 let (bytes, files) = (outgoing.bytes[..len].to_vec(), outgoing.files.to_vec());
                 self.server.sent(len);
                 match self.client.receive(&bytes, files).unwrap() {
@@ -203,7 +203,7 @@ fn heard(bytes: &[u8], files: Vec<File>) -> Result<(Option<u32>, Option<Violatio
     let mut server = Server::new(device());
     let mut feed = |mut bytes: &[u8], mut files: Vec<File>| {
         while !bytes.is_empty() {
-            let (first, rest) = bytes.split_at(server.wanted().min(bytes.len()));
+            let (first, rest) = bytes.split_at(server.receive_len().min(bytes.len()));
             server.receive(first, core::mem::take(&mut files))?;
             bytes = rest;
         }
@@ -284,7 +284,7 @@ fn kept(message: &[u8], files: usize) -> (usize, String) {
     let mut server = Server::new(device());
     let feed = |server: &mut Server<File>, mut bytes: &[u8], mut files: Vec<File>| {
         while !bytes.is_empty() {
-            let (first, rest) = bytes.split_at(server.wanted().min(bytes.len()));
+            let (first, rest) = bytes.split_at(server.receive_len().min(bytes.len()));
             server.receive(first, core::mem::take(&mut files))?;
             bytes = rest;
         }
@@ -376,7 +376,7 @@ fn one_command_at_a_time_is_handed_out_and_replies_meanwhile() {
     let Some(Request::DmaRead { token: 1, data: Ok(data) }) = server.next_request().unwrap() else {
         panic!()
     };
-    assert_eq!((data, server.asked()), (vec![1, 2, 3, 4], 0));
+    assert_eq!((data, server.pending()), (vec![1, 2, 3, 4], 0));
     server.done(call);
     assert!(matches!(server.next_request(), Ok(Some(Request::Reset { .. }))));
 }
@@ -435,7 +435,7 @@ fn a_peer_that_takes_nothing_is_asked_for_nothing() {
         bytes
     };
     let mut answered = 0;
-    while client.wanted() > 0 {
+    while client.receive_len() > 0 {
         let bytes = read(answered);
         client.receive(&bytes[..16], Vec::new()).unwrap();
         let Some(ClientEvent::DmaRead { call, len_bytes, .. }) =
@@ -451,7 +451,7 @@ fn a_peer_that_takes_nothing_is_asked_for_nothing() {
         let len = outgoing.bytes.len();
         client.sent(len);
     }
-    assert!(client.wanted() > 0);
+    assert!(client.receive_len() > 0);
 }
 
 /// Clients of the reference library send it with the descriptor of the memory.
@@ -461,7 +461,7 @@ fn an_unmap_that_brings_a_descriptor_is_one_and_its_place_can_be_mapped_again() 
     let mut feed = |message: &[u8], files: Vec<File>| {
         let (mut bytes, mut files) = (message, files);
         while !bytes.is_empty() {
-            let (first, rest) = bytes.split_at(server.wanted().min(bytes.len()));
+            let (first, rest) = bytes.split_at(server.receive_len().min(bytes.len()));
             server.receive(first, core::mem::take(&mut files)).unwrap();
             bytes = rest;
         }

@@ -112,13 +112,13 @@ fn feed(
     script: &mut Script<'_>,
 ) -> Result<(), Violation> {
     while !bytes.is_empty() {
-        let wanted = server.wanted();
-        assert!(wanted > 0, "everything is sent at once, so nothing waits");
-        let (first, rest) = bytes.split_at(bytes.len().min(wanted).min(piece));
+        let receive_len = server.receive_len();
+        assert!(receive_len > 0, "everything is sent at once, so nothing waits");
+        let (first, rest) = bytes.split_at(bytes.len().min(receive_len).min(piece));
         bytes = rest;
         server.receive(first, core::mem::take(&mut files))?;
         while let Some(request) = server.next_request()? {
-            assert_eq!(server.wanted(), 0, "one at a time");
+            assert_eq!(server.receive_len(), 0, "one at a time");
             serve(server, request, script);
         }
         while let Some((bytes, _)) = server.outgoing() {

@@ -40,7 +40,7 @@ pub enum InflightError {
     /// Invalid descriptor index in the batch list.
     List(u16),
     /// The memory is gone.
-    Gone,
+    Unmapped,
 }
 
 const HEADER_BYTES: u32 = 16;
@@ -140,7 +140,7 @@ impl<M: Memory> InflightLog<M> {
             .store(at + 8, low)
             .and_then(|()| self.store(at + 12, high))
             .and_then(|()| self.store(at, 1));
-        marked.map_err(|_| RingError::Gone)
+        marked.map_err(|_| RingError::Unmapped)
     }
 
     /// Adds a chain to the batch: its used entry was written but not published.
@@ -153,7 +153,7 @@ impl<M: Memory> InflightLog<M> {
         let linked = self.store(entry(head) + 4, u32::from(self.last) << 16);
         self.last = head;
         self.batch.push(head);
-        linked.and_then(|()| self.store_batch()).map_err(|_| RingError::Gone)
+        linked.and_then(|()| self.store_batch()).map_err(|_| RingError::Unmapped)
     }
 
     /// Unmarks the batch after its publication. `used` is the used index.
@@ -170,7 +170,7 @@ impl<M: Memory> InflightLog<M> {
         }
         self.batch.clear();
         self.used = used;
-        cleared.and_then(|()| self.store_batch()).map_err(|_| RingError::Gone)
+        cleared.and_then(|()| self.store_batch()).map_err(|_| RingError::Unmapped)
     }
 
     fn store_batch(&self) -> Result<(), InflightError> {
@@ -179,16 +179,16 @@ impl<M: Memory> InflightLog<M> {
 
     #[inline]
     fn load(&self, at: u32) -> Result<u32, InflightError> {
-        let place = self.place.slice(at, 4).ok_or(InflightError::Gone)?;
-        self.memory.load_u32(place).map_err(gone)
+        let place = self.place.slice(at, 4).ok_or(InflightError::Unmapped)?;
+        self.memory.load_u32(place).map_err(unmapped)
     }
 
     /// Stores a word. Each store is a release, so a successor sees the stores in their order, up to
     /// the last one.
     #[inline]
     fn store(&self, at: u32, value: u32) -> Result<(), InflightError> {
-        let place = self.place.slice(at, 4).ok_or(InflightError::Gone)?;
-        self.memory.store_u32(place, value).map_err(gone)
+        let place = self.place.slice(at, 4).ok_or(InflightError::Unmapped)?;
+        self.memory.store_u32(place, value).map_err(unmapped)
     }
 }
 
@@ -208,8 +208,8 @@ fn words(value: u64) -> [u32; 2] {
 }
 
 #[cold]
-fn gone(_: InvalidSegment) -> InflightError {
-    InflightError::Gone
+fn unmapped(_: InvalidSegment) -> InflightError {
+    InflightError::Unmapped
 }
 
 impl core::fmt::Display for InflightError {
@@ -228,7 +228,9 @@ impl core::fmt::Display for InflightError {
                 "the record of what is in flight names {found} in its last batch, expected a \
                  descriptor of the queue"
             ),
-            Self::Gone => out.write_str("the record of what is in flight is not in shared memory"),
+            Self::Unmapped => {
+                out.write_str("the record of what is in flight is not in shared memory")
+            }
         }
     }
 }

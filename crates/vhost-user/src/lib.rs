@@ -42,7 +42,7 @@ mod violation;
 pub use guest_memory::{GuestMemory, GuestRegion, InvalidAddress};
 pub use message_types::{HEADER_BYTES, MessageType};
 pub use request::{
-    BackendConfig, InflightBuffer, MemoryChange, MemoryRegionDesc, PendingReply, ReplyOutcome,
+    BackendConfig, InflightBuffer, MemoryChange, MemoryRegionDesc, PendingReply, ReplyDisposition,
     Request, Start,
 };
 pub use ring::{Chain, QUEUE_SIZE_MAX, Ring, RingAddresses, RingError};

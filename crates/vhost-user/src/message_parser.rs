@@ -39,7 +39,7 @@ impl<F> MessageParser<F> {
     }
 
     /// Number of bytes to receive next: the rest of the header or of the payload.
-    pub(crate) fn wanted(&self) -> usize {
+    pub(crate) fn receive_len(&self) -> usize {
         match self.known {
             None => HEADER_BYTES - self.header.len(),
             Some(known) => known.payload_bytes - self.payload.len(),
@@ -51,18 +51,18 @@ impl<F> MessageParser<F> {
         !self.header.is_empty()
     }
 
-    /// Receives at most `wanted` bytes and the descriptors that arrived with them. Returns a
+    /// Receives at most `receive_len` bytes and the descriptors that arrived with them. Returns a
     /// message if it is complete.
     pub(crate) fn take(
         &mut self,
         bytes: &[u8],
         files: impl IntoIterator<Item = F>,
     ) -> Result<Option<Message<F>>, Violation> {
-        if bytes.len() > self.wanted() {
+        if bytes.len() > self.receive_len() {
             let code = self.known.map_or(MessageType(0), |known| known.code);
             let found = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-            let wanted = u32::try_from(self.wanted()).unwrap_or(u32::MAX);
-            return Err(Violation::Size { code, found, expected: (0, wanted) });
+            let receive_len = u32::try_from(self.receive_len()).unwrap_or(u32::MAX);
+            return Err(Violation::Size { code, found, expected: (0, receive_len) });
         }
         self.files.extend(files);
         match self.known {
@@ -72,7 +72,7 @@ impl<F> MessageParser<F> {
         if self.known.is_none() && self.header.len() == HEADER_BYTES {
             self.known = Some(ParsedHeader::read(&self.header)?);
         }
-        let Some(known) = self.known.filter(|_| self.wanted() == 0) else { return Ok(None) };
+        let Some(known) = self.known.filter(|_| self.receive_len() == 0) else { return Ok(None) };
         self.header.clear();
         self.known = None;
         let (payload, files) =

@@ -133,9 +133,9 @@ pub struct InflightBuffer {
 
 /// Whether a failed message could be reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReplyOutcome {
+pub enum ReplyDisposition {
     /// The front end was informed of the error.
-    Told,
+    Reported,
     /// The front end cannot be informed; the connection must be closed.
     NotReported,
 }

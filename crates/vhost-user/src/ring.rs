@@ -111,13 +111,13 @@ pub enum RingError {
     /// An address is outside guest memory.
     InvalidAddress(InvalidAddress),
     /// The memory of the ring is gone.
-    Gone,
+    Unmapped,
 }
 
 /// Largest ring size, and the longest chain.
 pub const QUEUE_SIZE_MAX: u16 = 1024;
 /// Largest number of segments of a chain: its descriptors, and some that cross memory regions.
-const PIECES_MAX: usize = QUEUE_SIZE_MAX as usize + 64;
+const SEGMENTS_MAX: usize = QUEUE_SIZE_MAX as usize + 64;
 
 const DESCRIPTOR_BYTES: u32 = 16;
 /// Descriptor flags (virtio 2.7.5).
@@ -176,7 +176,7 @@ impl<M: Memory> Ring<M> {
         next: u16,
         has_event_index: bool,
     ) -> Result<Self, RingError> {
-        let word = memory.load_u32(place.used).map_err(gone)?;
+        let word = memory.load_u32(place.used).map_err(unmapped)?;
         let used = high(word);
         let mut ring = Self {
             memory,
@@ -319,7 +319,7 @@ impl<M: Memory> Ring<M> {
             .map_err(RingError::InvalidAddress)?;
         for piece in pieces {
             let (first, others) = rest.split_at_mut(piece.len_bytes as usize);
-            self.memory.load(piece, first).map_err(gone)?;
+            self.memory.load(piece, first).map_err(unmapped)?;
             rest = others;
         }
         Ok(Descriptor::read(&bytes))
@@ -328,8 +328,8 @@ impl<M: Memory> Ring<M> {
     #[inline]
     fn descriptor(&self, at: Segment) -> Result<Descriptor, RingError> {
         let mut bytes = [0; DESCRIPTOR_BYTES as usize];
-        let at = at.slice(0, DESCRIPTOR_BYTES).ok_or(RingError::Gone)?;
-        self.memory.load(at, &mut bytes).map_err(gone)?;
+        let at = at.slice(0, DESCRIPTOR_BYTES).ok_or(RingError::Unmapped)?;
+        self.memory.load(at, &mut bytes).map_err(unmapped)?;
         Ok(Descriptor::read(&bytes))
     }
 
@@ -343,8 +343,8 @@ impl<M: Memory> Ring<M> {
     pub fn push(&mut self, head: u16, len_bytes: u32) -> Result<(), RingError> {
         let at = 4 + 8 * u32::from(self.used & (self.place.size - 1));
         let entry = u64::from(head) | u64::from(len_bytes) << 32;
-        let place = piece(self.place.used, at)?.slice(0, 8).ok_or(RingError::Gone)?;
-        self.memory.store(place, &entry.to_le_bytes()).map_err(gone)?;
+        let place = piece(self.place.used, at)?.slice(0, 8).ok_or(RingError::Unmapped)?;
+        self.memory.store(place, &entry.to_le_bytes()).map_err(unmapped)?;
         self.used = self.used.wrapping_add(1);
         Ok(())
     }
@@ -392,8 +392,8 @@ impl<M: Memory> Ring<M> {
     pub fn enable_kicks(&mut self) -> Result<bool, RingError> {
         if self.has_event_index {
             let at = 4 + 8 * u32::from(self.place.size);
-            let event = piece(self.place.used, at)?.slice(0, 2).ok_or(RingError::Gone)?;
-            self.memory.store(event, &self.next.to_le_bytes()).map_err(gone)?;
+            let event = piece(self.place.used, at)?.slice(0, 2).ok_or(RingError::Unmapped)?;
+            self.memory.store(event, &self.next.to_le_bytes()).map_err(unmapped)?;
         } else {
             self.flags = 0;
             self.store_used()?;
@@ -422,7 +422,7 @@ impl<M: Memory> Ring<M> {
     #[inline]
     fn store_used(&mut self) -> Result<(), RingError> {
         let word = u32::from(self.flags) | u32::from(self.used) << 16;
-        self.memory.store_u32(self.place.used, word).map_err(gone)
+        self.memory.store_u32(self.place.used, word).map_err(unmapped)
     }
 
     /// Loads 16 bits at offset `at` of a part, through the aligned word that contains them.
@@ -430,7 +430,7 @@ impl<M: Memory> Ring<M> {
     fn load_half(&self, part: Segment, at: u64) -> Result<u16, RingError> {
         let offset = part.offset + at;
         let word = Segment { offset: offset & !3, len_bytes: 4, ..part };
-        let word = self.memory.load_u32(word).map_err(gone)?;
+        let word = self.memory.load_u32(word).map_err(unmapped)?;
         Ok(if offset & 2 == 0 { low(word) } else { high(word) })
     }
 }
@@ -454,13 +454,13 @@ impl Chain {
         if flags & WRITE != 0 {
             self.writable_bytes += u64::from(len_bytes);
             let pieces = &mut self.writable;
-            return space.resolve(address, len_bytes, PIECES_MAX, pieces).map_err(outside);
+            return space.resolve(address, len_bytes, SEGMENTS_MAX, pieces).map_err(outside);
         }
         if !self.writable.is_empty() {
             return Err(RingError::Order { head });
         }
         self.readable_bytes += u64::from(len_bytes);
-        space.resolve(address, len_bytes, PIECES_MAX, &mut self.readable).map_err(outside)
+        space.resolve(address, len_bytes, SEGMENTS_MAX, &mut self.readable).map_err(outside)
     }
 }
 
@@ -481,8 +481,8 @@ impl Descriptor {
 
 #[inline]
 fn piece(part: Segment, skip: u32) -> Result<Segment, RingError> {
-    let left = part.len_bytes.checked_sub(skip).ok_or(RingError::Gone)?;
-    part.slice(skip, left).ok_or(RingError::Gone)
+    let left = part.len_bytes.checked_sub(skip).ok_or(RingError::Unmapped)?;
+    part.slice(skip, left).ok_or(RingError::Unmapped)
 }
 
 #[inline]
@@ -496,8 +496,8 @@ fn high(word: u32) -> u16 {
 }
 
 #[cold]
-fn gone(_: InvalidSegment) -> RingError {
-    RingError::Gone
+fn unmapped(_: InvalidSegment) -> RingError {
+    RingError::Unmapped
 }
 
 impl fmt::Display for RingError {
@@ -529,7 +529,7 @@ impl fmt::Display for RingError {
                  1 or more"
             ),
             Self::InvalidAddress(outside) => outside.fmt(out),
-            Self::Gone => out.write_str("the ring is not in shared memory any more"),
+            Self::Unmapped => out.write_str("the ring is not in shared memory any more"),
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::message_types::{
 };
 use crate::payload::{area, check_files, check_inflight, inflight_question, memory_piece, refused};
 use crate::request::{
-    BackendConfig, InflightBuffer, MemoryChange, PendingReply, ReplyOutcome, Request, Start,
+    BackendConfig, InflightBuffer, MemoryChange, PendingReply, ReplyDisposition, Request, Start,
 };
 use crate::ring::QUEUE_SIZE_MAX;
 use crate::violation::Violation;
@@ -39,7 +39,7 @@ pub struct Server<F> {
     /// Bytes of the first queued message that were sent.
     sent_bytes: usize,
     message: Option<Message<F>>,
-    is_awaiting_answer: bool,
+    is_awaiting_reply: bool,
     /// Negotiated device and protocol features.
     features: u64,
     protocol: u64,
@@ -92,7 +92,7 @@ impl<F: Clone> Server<F> {
             outbox: VecDeque::new(),
             sent_bytes: 0,
             message: None,
-            is_awaiting_answer: false,
+            is_awaiting_reply: false,
             features: 0,
             protocol: 0,
             queues,
@@ -102,9 +102,9 @@ impl<F: Clone> Server<F> {
 
     /// Number of bytes to receive next. Zero while a message is being executed or the front end
     /// does not read its replies.
-    pub fn wanted(&self) -> usize {
-        let is_busy = self.is_awaiting_answer || self.message.is_some();
-        if is_busy || self.outbox.len() >= WAITING_MAX { 0 } else { self.inbox.wanted() }
+    pub fn receive_len(&self) -> usize {
+        let is_busy = self.is_awaiting_reply || self.message.is_some();
+        if is_busy || self.outbox.len() >= WAITING_MAX { 0 } else { self.inbox.receive_len() }
     }
 
     /// Whether a message was received in part.
@@ -112,7 +112,7 @@ impl<F: Clone> Server<F> {
         self.inbox.is_amid()
     }
 
-    /// Receives at most [`wanted`](Self::wanted) bytes and the descriptors that arrived with them.
+    /// Receives at most [`receive_len`](Self::wanted) bytes and the descriptors that arrived with them.
     ///
     /// # Errors
     ///
@@ -137,7 +137,7 @@ impl<F: Clone> Server<F> {
         let (code, wants_reply) = (message.code, message.wants_reply);
         match self.execute(message) {
             Ok(request) => {
-                self.is_awaiting_answer = request.is_some();
+                self.is_awaiting_reply = request.is_some();
                 Ok(request)
             }
             Err(violation) => {
@@ -160,24 +160,24 @@ impl<F: Clone> Server<F> {
 
     /// Replies that a message succeeded.
     pub fn done(&mut self, call: PendingReply) {
-        self.is_awaiting_answer = false;
+        self.is_awaiting_reply = false;
         if call.wants_reply {
             self.acknowledge(call.code, true);
         }
     }
 
     /// Replies that a message failed. Returns whether the front end was informed.
-    pub fn refuse(&mut self, call: PendingReply) -> ReplyOutcome {
-        self.is_awaiting_answer = false;
+    pub fn refuse(&mut self, call: PendingReply) -> ReplyDisposition {
+        self.is_awaiting_reply = false;
         if call.code == MessageType::SET_VRING_KICK || call.code == MessageType::SET_VRING_ENABLE {
             self.queues[usize::from(call.queue)].is_running = false;
         }
         let is_question = call.code.rule().is_some_and(|rule| rule.is_question);
         if !call.wants_reply || is_question {
-            return ReplyOutcome::NotReported;
+            return ReplyDisposition::NotReported;
         }
         self.acknowledge(call.code, false);
-        ReplyOutcome::Told
+        ReplyDisposition::Reported
     }
 
     /// Replies that a queue has stopped and accesses nothing any more. `next` is its next available
@@ -185,8 +185,8 @@ impl<F: Clone> Server<F> {
     pub fn stopped(&mut self, call: PendingReply, next: u16) {
         self.queues[usize::from(call.queue)].base = next;
         if call.code == MessageType::GET_VRING_BASE {
-            self.is_awaiting_answer = false;
-            self.answer_base(call.queue);
+            self.is_awaiting_reply = false;
+            self.reply_vring_base(call.queue);
         } else {
             self.done(call);
         }
@@ -194,7 +194,7 @@ impl<F: Clone> Server<F> {
 
     /// Replies with a new inflight buffer.
     pub fn inflight(&mut self, call: PendingReply, area: InflightBuffer, file: F) {
-        self.is_awaiting_answer = false;
+        self.is_awaiting_reply = false;
         let mut payload = [area.len_bytes, area.file_offset].map(u64::to_le_bytes).concat();
         payload.extend([area.queues, area.size].map(u16::to_le_bytes).concat());
         // As long as the request, which some compilers pad.
@@ -245,7 +245,7 @@ impl<F: Clone> Server<F> {
         self.reply_word(code, u64::from(!is_done));
     }
 
-    fn answer_base(&mut self, queue: u16) {
+    fn reply_vring_base(&mut self, queue: u16) {
         let base = self.queues[usize::from(queue)].base;
         let payload = [u32::from(queue), base.into()].map(u32::to_le_bytes).concat();
         self.reply(MessageType::GET_VRING_BASE, &payload, None);
@@ -390,7 +390,7 @@ impl<F: Clone> Server<F> {
             queue.kick = None;
             return Ok(match self.run_or_stop(call, index) {
                 None => {
-                    self.answer_base(u16::try_from(index).unwrap_or(0));
+                    self.reply_vring_base(u16::try_from(index).unwrap_or(0));
                     None
                 }
                 stop => stop,

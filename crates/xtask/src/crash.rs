@@ -35,7 +35,7 @@ use disks::{Disks, Mount};
 use model::Counts;
 use plan::{Event, Plan, Stack, Walk};
 use process::Server;
-use world::{Place, Totals, World};
+use world::{RunLocation, Totals, World};
 
 /// Directory of all files.
 const ROOM: &str = "target/crash";
@@ -117,18 +117,20 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let tenmil = &options.binary;
     let tenmil =
         tenmil.canonicalize().map_err(|why| format!("find {}: {why}", tenmil.display()))?;
-    let room = PathBuf::from(ROOM);
+    let directory = PathBuf::from(ROOM);
     let refuse = |why| format!("make {ROOM}: {why}");
-    let _ = std::fs::remove_dir_all(&room);
-    std::fs::create_dir_all(&room).map_err(refuse)?;
-    let room_whole = room.canonicalize().map_err(refuse)?;
+    let _ = std::fs::remove_dir_all(&directory);
+    std::fs::create_dir_all(&directory).map_err(refuse)?;
+    let absolute_directory = directory.canonicalize().map_err(refuse)?;
     let seed = options.seed.unwrap_or_else(|| if options.short { 1 } else { drawn() });
     let disks = Arc::new(Mutex::new(Disks::new(2, seed, options.ignore_syncs)));
-    let mounts =
-        (0..2).map(|disk| Mount::new(&disks, disk, &room_whole.join(format!("disk-{disk}"))));
+    let mounts = (0..2)
+        .map(|disk| Mount::new(&disks, disk, &absolute_directory.join(format!("disk-{disk}"))));
     let _mounts: Vec<Mount> = mounts.collect::<Result<_, _>>()?;
-    let servers = ["target-a", "target-b", "host"].map(|name| Server::new(name, &room_whole));
-    let place = Place { tenmil, room, room_whole, disks, servers: servers.to_vec() };
+    let servers =
+        ["target-a", "target-b", "host"].map(|name| Server::new(name, &absolute_directory));
+    let place =
+        RunLocation { tenmil, directory, absolute_directory, disks, servers: servers.to_vec() };
     println!("crash: seed {seed}");
     let summary = rounds(options, &place, seed);
     for server in place.servers.iter().rev() {
@@ -205,7 +207,7 @@ fn courses(options: &Options) -> Vec<TestRun> {
     (0..options.rounds).map(course).collect()
 }
 
-fn rounds(options: &Options, place: &Place, seed: u64) -> Summary {
+fn rounds(options: &Options, place: &RunLocation, seed: u64) -> Summary {
     let begun = Instant::now();
     let mut summary = Summary::default();
     let mut walk = Walk::default();
@@ -266,7 +268,7 @@ fn end(world: World, round: u64, summary: &mut Summary) {
 }
 
 /// Prints the report of a failed round and saves its files.
-fn failed(place: &Place, plan: &Plan, world: &World, why: &str, summary: &mut Summary) {
+fn failed(place: &RunLocation, plan: &Plan, world: &World, why: &str, summary: &mut Summary) {
     summary.totals.merge(&world.totals());
     println!("  {why}");
     let history = world.history();
@@ -275,7 +277,7 @@ fn failed(place: &Place, plan: &Plan, world: &World, why: &str, summary: &mut Su
         println!("  … {skipped} lines before");
     }
     history[skipped..].iter().for_each(|line| println!("  {line}"));
-    let keep = place.room.join(format!("round-{}", plan.round));
+    let keep = place.directory.join(format!("round-{}", plan.round));
     let _ = std::fs::create_dir_all(&keep);
     let text = format!("{plan}\n{why}\n{}\n", history.join("\n"));
     let _ = std::fs::write(keep.join("history"), text);

@@ -67,7 +67,7 @@ pub enum Unit {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Criterion {
     /// What is compared, phrased so that a number can follow it: `batching is worth, times`.
-    pub asks: &'static str,
+    pub question: &'static str,
     /// Operand.
     pub compared: Operand,
     /// Threshold.

@@ -14,7 +14,7 @@ pub struct Effort {
     /// Maximum number of additional rounds that replace disturbed ones.
     pub spare: u32,
     /// Duration of the measurement in a trial.
-    pub turn: Span,
+    pub trial_time: Span,
     /// Duration of the warm-up of a trial.
     pub warm_up: Span,
     /// Time limit of the whole run.
@@ -32,7 +32,7 @@ impl Effort {
         name: "quick",
         rounds: 3,
         spare: 1,
-        turn: Span::from_ms(200),
+        trial_time: Span::from_ms(200),
         warm_up: Span::from_ms(60),
         limit: Span::from_secs(180),
         is_quick: true,
@@ -43,7 +43,7 @@ impl Effort {
         name: "full",
         rounds: 5,
         spare: 2,
-        turn: Span::from_ms(1000),
+        trial_time: Span::from_ms(1000),
         warm_up: Span::from_ms(200),
         limit: Span::from_secs(1800),
         is_quick: false,
@@ -63,7 +63,7 @@ impl Effort {
 
     /// Duration of a trial of normal length, including warm-up and overhead.
     pub const fn length(&self) -> Span {
-        Span { ns: self.turn.ns + self.warm_up.ns + OVERHEAD.ns }
+        Span { ns: self.trial_time.ns + self.warm_up.ns + OVERHEAD.ns }
     }
 }
 
@@ -75,13 +75,13 @@ mod tests {
     #[test]
     fn what_is_planned_is_every_turn_of_every_round_and_the_spare_ones() {
         let mut experiment = experiment();
-        let turn = Effort::QUICK.turn.ns + Effort::QUICK.warm_up.ns + OVERHEAD.ns;
-        assert_eq!(Effort::QUICK.planned(&experiment).ns, turn * 2 * 4);
+        let trial_time = Effort::QUICK.trial_time.ns + Effort::QUICK.warm_up.ns + OVERHEAD.ns;
+        assert_eq!(Effort::QUICK.planned(&experiment).ns, trial_time * 2 * 4);
         experiment.sides[1].lengths = 3;
-        assert_eq!(Effort::QUICK.planned(&experiment).ns, turn * 4 * 4);
+        assert_eq!(Effort::QUICK.planned(&experiment).ns, trial_time * 4 * 4);
         experiment.sides[1].is_for_full = true;
-        assert_eq!(Effort::QUICK.planned(&experiment).ns, turn * 4);
-        let turn = Effort::FULL.turn.ns + Effort::FULL.warm_up.ns + OVERHEAD.ns;
-        assert_eq!(Effort::FULL.planned(&experiment).ns, turn * 4 * 7);
+        assert_eq!(Effort::QUICK.planned(&experiment).ns, trial_time * 4);
+        let trial_time = Effort::FULL.trial_time.ns + Effort::FULL.warm_up.ns + OVERHEAD.ns;
+        assert_eq!(Effort::FULL.planned(&experiment).ns, trial_time * 4 * 7);
     }
 }

@@ -220,7 +220,7 @@ mod tests {
 
     fn asked(bound: Threshold) -> Criterion {
         let compared = Operand::Ratio { of: "fast", to: "slow", figure: "iops" };
-        Criterion { asks: "worth, times", compared, bound, is_tail: false }
+        Criterion { question: "worth, times", compared, bound, is_tail: false }
     }
 
     #[test]

@@ -45,8 +45,8 @@ impl Round {
     /// variants.
     pub fn disturbance(&self, sides: impl Iterator<Item = &'static str>) -> (f64, f64) {
         let turns = sides.filter_map(|side| self.trials.get(side));
-        turns.fold((0.0, 0.0), |(steal, others): (f64, f64), turn| {
-            (steal.max(turn.steal), others.max(turn.others))
+        turns.fold((0.0, 0.0), |(steal, others): (f64, f64), trial_time| {
+            (steal.max(trial_time.steal), others.max(trial_time.others))
         })
     }
 
@@ -54,8 +54,9 @@ impl Round {
     /// variants: all time that others used on all CPUs, taken from this one.
     pub fn lost(&self, sides: impl Iterator<Item = &'static str>) -> f64 {
         let turns = sides.filter_map(|side| self.trials.get(side));
-        let lost =
-            |turn: &TrialResult| (turn.steal + turn.others) * f64::from(turn.processors.max(1));
+        let lost = |trial_time: &TrialResult| {
+            (trial_time.steal + trial_time.others) * f64::from(trial_time.processors.max(1))
+        };
         turns.map(lost).fold(0.0, f64::max).min(1.0)
     }
 }

@@ -132,8 +132,8 @@ mod tests {
 
     #[test]
     fn a_disturbed_round_is_followed_by_a_spare_one_while_there_are_any() {
-        let mut bench = script(|work, turn| {
-            let others = if turn == 2 { 0.5 } else { 0.0 };
+        let mut bench = script(|work, trial_time| {
+            let others = if trial_time == 2 { 0.5 } else { 0.0 };
             Ok(TrialResult { others, ..speed(work) })
         });
         let record = measure(&experiment(), &Effort::QUICK, &mut bench, &mut |_| {}).unwrap();
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn an_interrupted_experiment_keeps_nothing() {
-        let mut bench = script(|work, turn| match turn {
+        let mut bench = script(|work, trial_time| match trial_time {
             4 => Err(TrialError::Interrupted),
             _ => Ok(speed(work)),
         });

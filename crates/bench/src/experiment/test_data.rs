@@ -16,7 +16,7 @@ pub(crate) fn experiment() -> Experiment<&'static str> {
         figures: &[Metric { key: "iops", title: "IOPS", unit: Unit::PerSecond, is_tail: false }],
         sides: vec![Variant::new("fast", "f"), Variant::new("slow", "s")],
         questions: vec![Criterion {
-            asks: "worth, times",
+            question: "worth, times",
             compared: Operand::Ratio { of: "fast", to: "slow", figure: "iops" },
             bound: Threshold::AtLeast(1.5),
             is_tail: false,

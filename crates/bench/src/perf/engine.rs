@@ -35,8 +35,8 @@ use tenmil_reactor::{PollerBuilder, ReactorOptions, Reactors, ThreadBuilder};
 
 use super::environment::RunEnvironment;
 use super::options::{MachineResources, PerfOptions, RAM_TIME};
-use super::outcome::{BaselineOutcome, DeviceOutcome, PerfOutcome, RamOutcome, RunEnd};
 use super::progress::{Phase, Progress};
+use super::result::{BaselineResult, DeviceResult, PerfResult, RamResult, RunEnd};
 use crate::balance::BalancerGuard;
 pub use cpu_placement::CoreAssignment;
 use device_set::{DeviceSet, depth_of_a_pair};
@@ -55,7 +55,7 @@ pub fn run(
     options: &PerfOptions,
     progress: &Arc<Progress>,
     watch: TickFn<'_>,
-) -> Result<PerfOutcome, Error> {
+) -> Result<PerfResult, Error> {
     let clock = Clock::start();
     let places = CoreAssignment::choose(options, &CpuList::allowed());
     let machine = Environment::read();
@@ -73,15 +73,15 @@ pub fn run(
     environment.steal = CpuTime::read(&allowed).steal_since(before);
     environment.tsc_hz = clock.tsc_hz();
     environment.memory_backing = memory_backing;
-    let mut outcome = tally.into_outcome(options, &places, &clock, environment);
-    compare(&mut outcome, options, &places, clock, progress, watch);
-    Ok(outcome)
+    let mut result = tally.into_result(options, &places, &clock, environment);
+    compare(&mut result, options, &places, clock, progress, watch);
+    Ok(result)
 }
 
 /// Measures the baselines of a run, until interrupted. The result of the run is kept whatever
 /// happens here.
 fn compare(
-    outcome: &mut PerfOutcome,
+    result: &mut PerfResult,
     options: &PerfOptions,
     places: &CoreAssignment,
     clock: Clock,
@@ -89,7 +89,7 @@ fn compare(
     watch: TickFn<'_>,
 ) {
     let is_over = |ended| ended == RunEnd::Interrupt || tenmil_linux::signal::interrupted();
-    let PerfOutcome { ended, devices, baseline: bare, ram, null_blk, missing, .. } = outcome;
+    let PerfResult { ended, devices, baseline: bare, ram, null_blk, missing, .. } = result;
     let mut known = |found: Result<(), Error>| missing.extend(found.err());
     if !is_over(*ended) {
         let found = baseline(options, devices, places, clock, progress, watch);
@@ -129,21 +129,21 @@ impl DeviceSet {
         watch: TickFn<'_>,
         scrutiny: impl Fn(&Self, &BlockArea, usize) -> S,
     ) -> Result<RunTotals, Error> {
-        let (tell, told) = mpsc::channel();
+        let (results, told) = mpsc::channel();
         // Workers are created before the reactors, so that an error leaves no reactor running.
         // Results come back through the channel, whose disconnection means that all workers have
         // ended.
         let mut workers = Vec::new();
         for (index, _) in places.submit.iter().enumerate() {
-            let (lanes, workload) = self.lanes(options, places, index, &scrutiny)?;
+            let (queues, workload) = self.queues(options, places, index, &scrutiny)?;
             let worker = Worker::new(WorkerParts {
-                lanes,
+                queues,
                 workload,
                 clock: *self.clock(),
                 plan: WorkerPlan::new(options, places),
                 index,
                 progress: Arc::clone(progress),
-                tell: tell.clone(),
+                results: results.clone(),
             });
             let woken_by = worker.woken_by();
             let woken_by =
@@ -155,7 +155,7 @@ impl DeviceSet {
                 false => registration,
             });
         }
-        drop(tell);
+        drop(results);
         let cores = places.submit_cores();
         let reactors = self.reactors(options, &cores)?;
         let note = |text| progress.note(text);
@@ -210,7 +210,7 @@ impl DeviceSet {
                         health = self.maintain();
                     }
                     if health.is_err() || tenmil_linux::signal::interrupted() {
-                        progress.ask_to_stop();
+                        progress.request_stop();
                     }
                     watch(progress);
                     tenmil_linux::thread::sleep(WATCH_INTERVAL);
@@ -242,17 +242,18 @@ fn refused(why: tenmil_reactor::ReactorError) -> Error {
 /// copies for RAM devices.
 fn baseline(
     options: &PerfOptions,
-    devices: &[DeviceOutcome],
+    devices: &[DeviceResult],
     places: &CoreAssignment,
     clock: Clock,
     progress: &Arc<Progress>,
     watch: TickFn<'_>,
-) -> Result<Option<BaselineOutcome>, Error> {
+) -> Result<Option<BaselineResult>, Error> {
     let Some(time) = options.baseline_time else { return Ok(None) };
     progress.set_phase(Phase::Baseline);
     watch(progress);
     if let Some(engine) = options.exchange_engine() {
-        let plan = socket_baseline::SocketBaselinePlan { options, places, clock, time, engine };
+        let plan =
+            socket_baseline::SocketBaselinePlan { options, cores: places, clock, time, engine };
         return socket_baseline::measure(&plan, depth_of_a_pair(options, 0)).map(Some);
     }
     if !options.is_all_emulated() {
@@ -265,7 +266,7 @@ fn baseline(
         rings,
         depth,
         time,
-        places,
+        cores: places,
         clock,
     })
     .map(Some)
@@ -278,7 +279,7 @@ fn over_ram(
     clock: Clock,
     progress: &Arc<Progress>,
     watch: TickFn<'_>,
-) -> Result<Option<RamOutcome>, Error> {
+) -> Result<Option<RamResult>, Error> {
     let Some(time) = options.ram else { return Ok(None) };
     progress.set_phase(Phase::Ram);
     let needed = RAM_SIZE_BYTES * u64::from(options.device_count());
@@ -306,7 +307,7 @@ fn over_ram(
     let mut rig = DeviceSet::bring_up(&options, places, clock)?;
     let tally = rig.load(&options, places, progress, watch)?;
     rig.shut_down();
-    Ok(tally.into_ram_outcome(&options))
+    Ok(tally.into_ram_result(&options))
 }
 
 /// Size of each device of the run over RAM. Together they exceed the CPU caches.

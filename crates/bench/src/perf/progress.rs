@@ -11,8 +11,8 @@ use tenmil_base::{Instant, Span};
 use tenmil_reactor::RunningReactors;
 use tenmil_reactor::balance::SchedulerHandle;
 
-use super::outcome::Counts;
 use super::report::format::{show_bytes_per_second, show_rate};
+use super::result::Counts;
 
 /// Progress of a run, shared by its threads and its observers.
 #[derive(Debug)]
@@ -148,7 +148,7 @@ impl Progress {
     }
 
     /// Notes added since the previous call.
-    fn take_notes(&self) -> Vec<String> {
+    fn drain_notes(&self) -> Vec<String> {
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         let new = notes.all[notes.told..].to_vec();
         notes.told = notes.all.len();
@@ -156,7 +156,7 @@ impl Progress {
     }
 
     /// Requests the threads to stop early, with the results so far.
-    pub fn ask_to_stop(&self) {
+    pub fn request_stop(&self) {
         self.stop.store(true, Relaxed);
     }
 
@@ -203,7 +203,7 @@ impl LiveLine {
 
     /// Draws the line if the redraw interval has passed, for a phase of duration `length`. May be
     /// called at any rate.
-    pub fn turn(
+    pub fn update(
         &mut self,
         now: Instant,
         progress: &Progress,
@@ -227,7 +227,7 @@ impl LiveLine {
 
     /// Prints new notes above the line.
     pub fn print_notes(&mut self, progress: &Progress, out: &mut dyn Write) -> io::Result<()> {
-        for note in progress.take_notes() {
+        for note in progress.drain_notes() {
             self.clear(out)?;
             writeln!(out, "note: {note}")?;
         }
@@ -285,11 +285,11 @@ mod tests {
         let mut line = LiveLine::new(true, at_ms(0));
         progress.set_phase(Phase::Measure);
         let mut out = Vec::new();
-        line.turn(at_ms(0), &progress, LENGTH, &mut out).unwrap();
+        line.update(at_ms(0), &progress, LENGTH, &mut out).unwrap();
         progress.thread(0).set(2_000_000, 2_000_000 * 4096, 0);
         progress.thread(1).set(1_000_000, 1_000_000 * 4096, 3);
         out.clear();
-        line.turn(at_ms(100), &progress, LENGTH, &mut out).unwrap();
+        line.update(at_ms(100), &progress, LENGTH, &mut out).unwrap();
         assert_eq!(
             String::from_utf8(out).unwrap(),
             "\r\x1b[2Kmeasuring   ░░░░░░░░░░░░░░░░░░░░░░░░   0.1 / 10.0 s  30.0 M IOPS  \
@@ -303,7 +303,7 @@ mod tests {
         let mut line = LiveLine::new(true, at_ms(0));
         let drawn = (0..1000).filter(|ms| {
             let mut out = Vec::new();
-            line.turn(at_ms(*ms), &progress, LENGTH, &mut out).unwrap();
+            line.update(at_ms(*ms), &progress, LENGTH, &mut out).unwrap();
             !out.is_empty()
         });
         assert_eq!(drawn.count(), 10);
@@ -313,7 +313,7 @@ mod tests {
     fn where_there_is_no_terminal_nothing_is_written() {
         let mut line = LiveLine::new(false, at_ms(0));
         let mut out = Vec::new();
-        line.turn(at_ms(500), &Progress::new(1), LENGTH, &mut out).unwrap();
+        line.update(at_ms(500), &Progress::new(1), LENGTH, &mut out).unwrap();
         line.clear(&mut out).unwrap();
         assert!(out.is_empty());
     }
@@ -344,7 +344,7 @@ mod tests {
             assert_eq!(progress.phase(), phase);
         }
         assert!(!progress.is_stopping());
-        progress.ask_to_stop();
+        progress.request_stop();
         assert!(progress.is_stopping());
     }
 }

@@ -26,11 +26,11 @@ pub struct AddressStream {
     first: u64,
     /// Random order: number of slots to choose from. Sequential order: number of blocks in the
     /// range.
-    places: u64,
+    slots: u64,
     /// Sequential order: next block, relative to `first`.
     next: u64,
     /// Blocks per slot.
-    place_blocks: u32,
+    slot_blocks: u32,
     largest_blocks: u32,
     block_shift: u32,
     /// Index into the Zipf tables of the workload.
@@ -109,21 +109,21 @@ impl Workload {
     ///
     /// If the range is smaller than the largest size, or the block size is no power of two, which
     /// the check of the options excludes.
-    pub fn lane(&mut self, range: BlockRange, block_size: u32) -> AddressStream {
+    pub fn queue(&mut self, range: BlockRange, block_size: u32) -> AddressStream {
         assert!(block_size.is_power_of_two(), "a block of {block_size} bytes");
         let block_shift = block_size.trailing_zeros();
         let largest_blocks = self.sizes.largest >> block_shift;
-        let place_blocks = self.sizes.smallest >> block_shift;
+        let slot_blocks = self.sizes.smallest >> block_shift;
         assert!(range.count >= u64::from(largest_blocks), "a range of {} blocks", range.count);
-        let places = match self.order {
+        let slots = match self.order {
             AccessOrder::Sequential => range.count,
             AccessOrder::Uniform | AccessOrder::Skewed => {
-                (range.count - u64::from(largest_blocks)) / u64::from(place_blocks) + 1
+                (range.count - u64::from(largest_blocks)) / u64::from(slot_blocks) + 1
             }
         };
-        let skew = self.skew_of(places);
+        let skew = self.skew_of(slots);
         let (first, next) = (range.first, 0);
-        AddressStream { first, places, next, place_blocks, largest_blocks, block_shift, skew }
+        AddressStream { first, slots, next, slot_blocks, largest_blocks, block_shift, skew }
     }
 
     /// Operation and size of all I/Os, if there is only one of each.
@@ -136,18 +136,18 @@ impl Workload {
         }
     }
 
-    /// Draws the first block of the next I/O of `lane`, which has `blocks` blocks.
+    /// Draws the first block of the next I/O of `queue`, which has `blocks` blocks.
     #[inline]
-    pub fn address(&mut self, lane: &mut AddressStream, blocks: u32) -> u64 {
+    pub fn address(&mut self, queue: &mut AddressStream, blocks: u32) -> u64 {
         let offset = match self.order {
-            AccessOrder::Uniform => return lane.uniform(&mut self.random),
-            AccessOrder::Sequential => lane.advance(blocks),
+            AccessOrder::Uniform => return queue.uniform(&mut self.random),
+            AccessOrder::Sequential => queue.advance(blocks),
             AccessOrder::Skewed => {
-                let place = self.skews[lane.skew as usize].draw(&mut self.random);
-                place * u64::from(lane.place_blocks)
+                let place = self.skews[queue.skew as usize].draw(&mut self.random);
+                place * u64::from(queue.slot_blocks)
             }
         };
-        lane.first + offset
+        queue.first + offset
     }
 
     /// Random generator of uniform addresses, if the order is uniform. A loop that draws many
@@ -157,24 +157,24 @@ impl Workload {
         matches!(self.order, AccessOrder::Uniform).then_some(&mut self.random)
     }
 
-    /// Draws the next I/O of `lane`.
+    /// Draws the next I/O of `queue`.
     #[inline]
-    pub fn draw(&mut self, lane: &mut AddressStream) -> IoSpec {
+    pub fn draw(&mut self, queue: &mut AddressStream) -> IoSpec {
         let operation = self.operations.draw(&mut self.random);
         if operation == Operation::Flush {
             return IoSpec { operation, lba: 0, blocks: 0, len_bytes: 0 };
         }
         let len_bytes = self.sizes.draw(&mut self.random);
-        let blocks = len_bytes >> lane.block_shift;
-        IoSpec { operation, lba: self.address(lane, blocks), blocks, len_bytes }
+        let blocks = len_bytes >> queue.block_shift;
+        IoSpec { operation, lba: self.address(queue, blocks), blocks, len_bytes }
     }
 
-    /// Index of the Zipf table over `places` slots, which is created on first use.
-    fn skew_of(&mut self, places: u64) -> u32 {
+    /// Index of the Zipf table over `slots` slots, which is created on first use.
+    fn skew_of(&mut self, slots: u64) -> u32 {
         let Some(theta) = self.theta else { return 0 };
-        let known = self.skews.iter().position(|skew| skew.places() == places);
+        let known = self.skews.iter().position(|skew| skew.slots() == slots);
         let index = known.unwrap_or_else(|| {
-            self.skews.push(Zipf::new(places, theta));
+            self.skews.push(Zipf::new(slots, theta));
             self.skews.len() - 1
         });
         u32::try_from(index).expect("fewer skews than devices")
@@ -185,7 +185,7 @@ impl AddressStream {
     /// Draws the first block of a uniformly distributed slot.
     #[inline(always)]
     pub(super) fn uniform(&self, random: &mut Random) -> u64 {
-        self.first + random.below(self.places) * u64::from(self.place_blocks)
+        self.first + random.below(self.slots) * u64::from(self.slot_blocks)
     }
 
     /// Advances the sequential order. A rest at the end of the range that is too short for the
@@ -194,7 +194,7 @@ impl AddressStream {
     fn advance(&mut self, blocks: u32) -> u64 {
         let at = self.next;
         let after = at + u64::from(blocks);
-        let fits = after + u64::from(self.largest_blocks) <= self.places;
+        let fits = after + u64::from(self.largest_blocks) <= self.slots;
         self.next = if fits { after } else { 0 };
         at
     }
@@ -288,10 +288,10 @@ mod tests {
     #[test]
     fn random_addresses_are_aligned_to_the_size_and_reach_the_whole_range() {
         let mut workload = workload(Pattern::RandRead, "4k");
-        let mut lane = workload.lane(RANGE, 512);
+        let mut queue = workload.queue(RANGE, 512);
         let mut hits = [0_u32; 100];
         for _ in 0..100_000 {
-            let draw = workload.draw(&mut lane);
+            let draw = workload.draw(&mut queue);
             assert_eq!((draw.operation, draw.blocks, draw.len_bytes), (Operation::Read, 8, 4096));
             assert_eq!((draw.lba - 1000) % 8, 0);
             assert!(draw.lba + 8 <= 1000 + 803);
@@ -303,10 +303,10 @@ mod tests {
     #[test]
     fn a_sequential_lane_goes_through_its_range_and_begins_again() {
         let mut workload = workload(Pattern::Write, "4k");
-        let mut lane = workload.lane(RANGE, 512);
-        let mut other = workload.lane(RANGE.part(1, 2), 512);
+        let mut queue = workload.queue(RANGE, 512);
+        let mut other = workload.queue(RANGE.part(1, 2), 512);
         for turn in 0..250 {
-            let draw = workload.draw(&mut lane);
+            let draw = workload.draw(&mut queue);
             assert_eq!(draw.lba, 1000 + turn % 100 * 8);
             assert_eq!(draw.operation, Operation::Write);
         }
@@ -317,10 +317,10 @@ mod tests {
     fn sizes_come_in_the_proportion_of_their_weights_and_stay_inside() {
         for pattern in [Pattern::RandRead, Pattern::Read] {
             let mut workload = workload(pattern, "4k:70,64k:20,512:10");
-            let mut lane = workload.lane(RANGE, 512);
+            let mut queue = workload.queue(RANGE, 512);
             let mut counts = [0_u32; 3];
             for _ in 0..100_000 {
-                let draw = workload.draw(&mut lane);
+                let draw = workload.draw(&mut queue);
                 assert!(draw.lba >= 1000 && draw.lba + u64::from(draw.blocks) <= 1803);
                 counts[match draw.blocks {
                     8 => 0,
@@ -340,10 +340,10 @@ mod tests {
         let shares = |pattern, read_percent| {
             let options = PerfOptions { pattern, read_percent, ..PerfOptions::default() };
             let mut workload = Workload::new(&options, 3);
-            let mut lane = workload.lane(RANGE, 512);
+            let mut queue = workload.queue(RANGE, 512);
             let mut counts = [0_u32; 9];
             for _ in 0..100_000 {
-                counts[workload.draw(&mut lane).operation as usize] += 1;
+                counts[workload.draw(&mut queue).operation as usize] += 1;
             }
             let of = |operation| counts[operation as usize];
             let [read, write, flush, trim] = [

@@ -19,7 +19,7 @@ use tenmil_base::Random;
 #[derive(Clone, Debug)]
 pub struct Zipf {
     columns: Box<[Column]>,
-    places: u64,
+    slots: u64,
 }
 
 /// Column of the alias table: a number below `cut` selects its own stretch, and the other stretch
@@ -51,34 +51,34 @@ const _: () = assert!(STRETCH_PART < EXACT, "the first stretch holds more than n
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Zipf {
-    /// Distribution over `places` slots with exponent `theta`.
+    /// Distribution over `slots` slots with exponent `theta`.
     ///
     /// # Panics
     ///
-    /// If `places` is zero.
-    pub fn new(places: u64, theta: f64) -> Self {
-        assert!(places > 0, "a choice among nothing");
+    /// If `slots` is zero.
+    pub fn new(slots: u64, theta: f64) -> Self {
+        assert!(slots > 0, "a choice among nothing");
         let mut stretches = Vec::new();
         let mut first = 0;
-        while first < places {
+        while first < slots {
             let count = if first < EXACT { 1 } else { first / STRETCH_PART };
-            let count = count.min(places - first);
+            let count = count.min(slots - first);
             stretches.push(RankRange { first, count });
             first += count;
         }
         let masses = stretches.iter().map(|stretch| stretch.mass(theta)).collect();
-        Self { columns: alias_table(&stretches, masses), places }
+        Self { columns: alias_table(&stretches, masses), slots }
     }
 
     /// Number of slots.
-    pub fn places(&self) -> u64 {
-        self.places
+    pub fn slots(&self) -> u64 {
+        self.slots
     }
 
     /// Draws a slot.
     #[inline]
     pub fn draw(&self, random: &mut Random) -> u64 {
-        scatter(self.rank(random), self.places)
+        scatter(self.rank(random), self.slots)
     }
 
     /// Draws a rank; zero is the hottest.
@@ -135,8 +135,8 @@ fn alias_table(stretches: &[RankRange], mut masses: Vec<f64>) -> Box<[Column]> {
 
 /// Slot of a rank.
 #[inline]
-const fn scatter(rank: u64, places: u64) -> u64 {
-    let wide = rank.wrapping_mul(GOLDEN) as u128 * places as u128;
+const fn scatter(rank: u64, slots: u64) -> u64 {
+    let wide = rank.wrapping_mul(GOLDEN) as u128 * slots as u128;
     inside(wide >> 64)
 }
 
@@ -166,15 +166,15 @@ mod tests {
     use super::{Zipf, scatter};
 
     /// Observed and expected count of each rank.
-    fn drawn(places: u64, theta: f64, draws: u32) -> (Vec<u32>, Vec<f64>) {
-        let zipf = Zipf::new(places, theta);
+    fn drawn(slots: u64, theta: f64, draws: u32) -> (Vec<u32>, Vec<f64>) {
+        let zipf = Zipf::new(slots, theta);
         let mut random = Random::new(11);
-        let mut counts = vec![0_u32; usize::try_from(places).unwrap()];
+        let mut counts = vec![0_u32; usize::try_from(slots).unwrap()];
         for _ in 0..draws {
             counts[usize::try_from(zipf.rank(&mut random)).unwrap()] += 1;
         }
         let weights: Vec<f64> =
-            (1..=places).map(|rank| f64::from(u32::try_from(rank).unwrap()).powf(-theta)).collect();
+            (1..=slots).map(|rank| f64::from(u32::try_from(rank).unwrap()).powf(-theta)).collect();
         let total: f64 = weights.iter().sum();
         let expected = weights.iter().map(|weight| weight / total * f64::from(draws));
         (counts, expected.collect())
@@ -208,18 +208,18 @@ mod tests {
     #[test]
     fn few_places_are_no_accident_and_every_place_is_inside() {
         let mut random = Random::new(5);
-        for places in [1, 2, 255, 256, 257, 1 << 40] {
-            let zipf = Zipf::new(places, 0.9);
-            assert!((0..1000).all(|_| zipf.draw(&mut random) < places), "{places}");
+        for slots in [1, 2, 255, 256, 257, 1 << 40] {
+            let zipf = Zipf::new(slots, 0.9);
+            assert!((0..1000).all(|_| zipf.draw(&mut random) < slots), "{slots}");
         }
     }
 
     #[test]
     fn hot_ranks_share_no_place_and_are_no_neighbours() {
-        for places in [2000_u64, 131_072, 2_621_440] {
-            let mut hot: Vec<u64> = (0..500).map(|rank| scatter(rank, places)).collect();
+        for slots in [2000_u64, 131_072, 2_621_440] {
+            let mut hot: Vec<u64> = (0..500).map(|rank| scatter(rank, slots)).collect();
             hot.sort_unstable();
-            assert!(hot.windows(2).all(|pair| pair[1] > pair[0] + 1), "{places}");
+            assert!(hot.windows(2).all(|pair| pair[1] > pair[0] + 1), "{slots}");
         }
     }
 

@@ -20,11 +20,11 @@ use tenmil_linux::process::tree_cpu_time;
 use tenmil_linux::{Clock, CpuList};
 
 use self::served::TargetProcesses;
-use super::work::{BenchWork, words_of};
+use super::work::{BenchTask, words_of};
 use crate::perf::engine;
 use crate::perf::options::{MachineResources, PerfOptions};
-use crate::perf::outcome::PerfOutcome;
 use crate::perf::progress::Progress;
+use crate::perf::result::PerfResult;
 
 /// Parser of the arguments of `tenmil perf`.
 pub(crate) type PerfParser = fn(&[String]) -> Result<PerfOptions, Error>;
@@ -65,35 +65,35 @@ impl TestBench {
         self.targets.end();
     }
 
-    fn turn(&mut self, work: &BenchWork, effort: &Effort) -> Result<Metrics, TrialError> {
+    fn run_trial(&mut self, work: &BenchTask, effort: &Effort) -> Result<Metrics, TrialError> {
         match *work {
-            BenchWork::Perf(words) => self.perf(words, "", effort),
-            BenchWork::Phases(phases) => self.phases(phases, effort),
-            BenchWork::Served { serve, perf } => {
+            BenchTask::Perf(words) => self.perf(words, "", effort),
+            BenchTask::Phases(phases) => self.phases(phases, effort),
+            BenchTask::Served { serve, perf } => {
                 let target = self.target(serve)?;
                 self.perf(perf, &target, effort)
             }
-            BenchWork::OverVeth { serve, perf } => {
+            BenchTask::OverVeth { serve, perf } => {
                 let words = words_of(serve, &self.cores, "").map_err(TrialError::Missing)?;
                 let target = self.targets.get_far(&words).map_err(TrialError::Missing)?;
                 self.perf(perf, &target, effort)
             }
-            BenchWork::Mixed { serve, keys } => {
+            BenchTask::Mixed { serve, keys } => {
                 let target = self.target(serve)?;
                 let uri = format!("{target}{keys}");
-                let time = Span { ns: effort.warm_up.ns + effort.turn.ns };
+                let time = Span { ns: effort.warm_up.ns + effort.trial_time.ns };
                 mixed::run(&uri, self.clock, time).map_err(|why| missing(&why))
             }
-            BenchWork::Loop { run, .. } => {
+            BenchTask::Loop { run, .. } => {
                 let core = self.cores.iter().next();
                 thread_loop::run(run, self.clock, core, effort).map_err(TrialError::Missing)
             }
-            BenchWork::Fio(words) => {
+            BenchTask::Fio(words) => {
                 let words = words_of(words, &self.cores, "").map_err(TrialError::Missing)?;
                 fio::run(&words).map_err(TrialError::Missing)
             }
-            BenchWork::Built { way, perf } => {
-                self.built(way, perf, effort).map_err(TrialError::Missing)
+            BenchTask::Built { variant, perf } => {
+                self.built(variant, perf, effort).map_err(TrialError::Missing)
             }
         }
     }
@@ -106,26 +106,26 @@ impl TestBench {
     fn perf(&mut self, words: &str, target: &str, effort: &Effort) -> Result<Metrics, TrialError> {
         let words = words_of(words, &self.cores, target).map_err(TrialError::Missing)?;
         let mut options = (self.parse)(&words).map_err(|why| missing(&why))?;
-        options.time = effort.turn;
+        options.time = effort.trial_time;
         options.warm_up = effort.warm_up;
-        options.baseline_time = options.baseline_time.map(|_| effort.turn);
+        options.baseline_time = options.baseline_time.map(|_| effort.trial_time);
         options
             .check(&MachineResources::probe_machine(&KernelFiles::live()))
             .map_err(|why| missing(&why))?;
         let progress = Arc::new(Progress::new(options.cores.len().max(1)));
-        let outcome = engine::run(&options, &progress, &mut |_| {});
+        let result = engine::run(&options, &progress, &mut |_| {});
         if tenmil_linux::signal::interrupted() {
             return Err(TrialError::Interrupted);
         }
-        let outcome = outcome.map_err(|why| missing(&why))?;
-        if outcome.totals.ios == 0 || outcome.totals.errors > 0 {
+        let result = result.map_err(|why| missing(&why))?;
+        if result.totals.ios == 0 || result.totals.errors > 0 {
             let why = format!(
                 "{} I/Os ended well and {} badly, expected all of them to end well",
-                outcome.totals.ios, outcome.totals.errors
+                result.totals.ios, result.totals.errors
             );
             return Err(TrialError::Missing(why));
         }
-        Ok(figures_of(&outcome))
+        Ok(figures_of(&result))
     }
 
     /// Runs phases one after the other. Rates are averaged, latencies are the worst of all phases.
@@ -143,15 +143,15 @@ impl TestBench {
         Ok(all)
     }
 
-    fn built(&self, way: &str, words: &str, effort: &Effort) -> Result<Metrics, String> {
+    fn built(&self, variant: &str, words: &str, effort: &Effort) -> Result<Metrics, String> {
         let Some(builds) = &self.builds else {
             return Err(
                 "takes builds of several minutes: `cargo xtask pgo` makes and compares them"
                     .to_owned(),
             );
         };
-        let program = builds.join(way).join("tenmil");
-        let times = [("-t", effort.turn), ("-a", effort.warm_up)];
+        let program = builds.join(variant).join("tenmil");
+        let times = [("-t", effort.trial_time), ("-a", effort.warm_up)];
         let times = times.map(|(flag, span)| [flag.to_owned(), span.as_secs_f64().to_string()]);
         let mut command = Command::new(&program);
         command.arg("perf").args(words_of(words, &self.cores, "")?).args(times.concat());
@@ -193,11 +193,11 @@ impl TestBench {
 }
 
 impl TrialRunner for TestBench {
-    type Work = BenchWork;
+    type Work = BenchTask;
 
-    fn run(&mut self, work: &BenchWork, effort: &Effort) -> Result<TrialResult, TrialError> {
+    fn run(&mut self, work: &BenchTask, effort: &Effort) -> Result<TrialResult, TrialError> {
         let before = self.measure_load();
-        let figures = self.turn(work, effort);
+        let figures = self.run_trial(work, effort);
         if tenmil_linux::signal::interrupted() {
             return Err(TrialError::Interrupted);
         }
@@ -211,20 +211,20 @@ fn missing(why: &Error) -> TrialError {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shown to people")]
-fn figures_of(outcome: &PerfOutcome) -> Metrics {
-    let at = |part| outcome.latency.percentile(part) as f64;
-    let seconds = outcome.elapsed.as_secs_f64().max(1e-9);
+fn figures_of(result: &PerfResult) -> Metrics {
+    let at = |part| result.latency.percentile(part) as f64;
+    let seconds = result.elapsed.as_secs_f64().max(1e-9);
     let mut figures = vec![
-        ("iops", outcome.iops()),
-        ("bytes_per_s", outcome.bytes_per_second()),
-        ("ns_per_io", outcome.ns_per_io()),
-        ("mean", outcome.latency.mean()),
+        ("iops", result.iops()),
+        ("bytes_per_s", result.bytes_per_second()),
+        ("ns_per_io", result.ns_per_io()),
+        ("mean", result.latency.mean()),
         ("p50", at(500_000)),
         ("p99", at(990_000)),
         ("p9999", at(999_900)),
-        ("doorbells_per_io", outcome.turns.doorbells_per_io()),
-        ("sleeps", outcome.sleeps as f64 / seconds),
+        ("doorbells_per_io", result.counters.doorbells_per_io()),
+        ("sleeps", result.sleeps as f64 / seconds),
     ];
-    figures.extend(outcome.baseline_ratio().map(|ratio| ("of_baseline", ratio)));
+    figures.extend(result.baseline_ratio().map(|ratio| ("of_baseline", ratio)));
     figures.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }

@@ -17,7 +17,7 @@ mod network;
 
 use crate::experiment::{Criterion, Experiment, Metric, Operand, Threshold, Unit};
 
-use super::BenchWork;
+use super::BenchTask;
 use tenmil_base::Error;
 
 /// Titles of the sources, by number.
@@ -51,7 +51,7 @@ const fn tail(key: &'static str, title: &'static str, unit: Unit) -> Metric {
 }
 
 /// All experiments, in the order of the report.
-pub(crate) fn all() -> Vec<Experiment<BenchWork>> {
+pub(crate) fn all() -> Vec<Experiment<BenchTask>> {
     let parts = [
         driver::experiments(),
         memory::experiments(),
@@ -64,7 +64,7 @@ pub(crate) fn all() -> Vec<Experiment<BenchWork>> {
 }
 
 /// Experiments with these names, in the order of the report. All without a name.
-pub fn choose(names: &[String]) -> Result<Vec<Experiment<BenchWork>>, Error> {
+pub fn choose(names: &[String]) -> Result<Vec<Experiment<BenchTask>>, Error> {
     let all = all();
     if let Some(unknown) = names.iter().find(|name| all.iter().all(|known| known.name != **name)) {
         let known: Vec<&str> = all.iter().map(|experiment| experiment.name).collect();
@@ -80,25 +80,25 @@ pub fn choose(names: &[String]) -> Result<Vec<Experiment<BenchWork>>, Error> {
 
 /// Criterion on the ratio of `of` to `to` in the same round.
 const fn ratio(
-    asks: &'static str,
+    question: &'static str,
     of: &'static str,
     to: &'static str,
     figure: Metric,
     bound: Threshold,
 ) -> Criterion {
     let compared = Operand::Ratio { of, to, figure: figure.key };
-    Criterion { asks, compared, bound, is_tail: figure.is_tail }
+    Criterion { question, compared, bound, is_tail: figure.is_tail }
 }
 
 /// Criterion on a metric of one variant.
 const fn alone(
-    asks: &'static str,
+    question: &'static str,
     side: &'static str,
     figure: Metric,
     bound: Threshold,
 ) -> Criterion {
     let compared = Operand::Alone { side, figure: figure.key };
-    Criterion { asks, compared, bound, is_tail: figure.is_tail }
+    Criterion { question, compared, bound, is_tail: figure.is_tail }
 }
 
 #[cfg(test)]
@@ -106,15 +106,15 @@ mod tests;
 
 /// Arguments of every variant that runs `tenmil perf`, each with the name of its experiment.
 pub fn loads() -> Vec<(&'static str, &'static str)> {
-    let of = |work: &BenchWork| match *work {
-        BenchWork::Perf(words)
-        | BenchWork::Served { perf: words, .. }
-        | BenchWork::OverVeth { perf: words, .. }
-        | BenchWork::Built { perf: words, .. } => vec![words],
-        BenchWork::Phases(phases) => phases.to_vec(),
-        BenchWork::Mixed { .. } | BenchWork::Loop { .. } | BenchWork::Fio(_) => Vec::new(),
+    let of = |work: &BenchTask| match *work {
+        BenchTask::Perf(words)
+        | BenchTask::Served { perf: words, .. }
+        | BenchTask::OverVeth { perf: words, .. }
+        | BenchTask::Built { perf: words, .. } => vec![words],
+        BenchTask::Phases(phases) => phases.to_vec(),
+        BenchTask::Mixed { .. } | BenchTask::Loop { .. } | BenchTask::Fio(_) => Vec::new(),
     };
-    let sides = |experiment: Experiment<BenchWork>| {
+    let sides = |experiment: Experiment<BenchTask>| {
         let words = experiment.sides.iter().flat_map(|side| of(&side.work)).collect::<Vec<_>>();
         words.into_iter().map(move |words| (experiment.name, words))
     };

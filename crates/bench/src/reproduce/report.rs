@@ -11,7 +11,7 @@ use crate::experiment::{
     Criterion, CriterionResult, Experiment, Operand, Summary, Threshold, Unit, Verdict,
 };
 
-use super::{BenchWork, ExperimentResult};
+use super::{BenchTask, ExperimentResult};
 use crate::perf::report::format::{scaled, show_byte_rate, show_ns_f64};
 
 /// Formats a value with its unit.
@@ -34,7 +34,7 @@ pub fn show_spread(unit: Unit, spread: &Summary) -> String {
 }
 
 /// Unit of the values of a criterion.
-fn unit_of(experiment: &Experiment<BenchWork>, question: &Criterion) -> Unit {
+fn unit_of(experiment: &Experiment<BenchTask>, question: &Criterion) -> Unit {
     match question.compared {
         Operand::Ratio { .. } => Unit::Times,
         Operand::Alone { figure, .. } => {
@@ -85,7 +85,7 @@ fn show_disturbance(finding: &CriterionResult) -> String {
 /// Table row: a criterion with its result.
 pub struct ClaimRow {
     /// Question of the criterion.
-    pub asks: &'static str,
+    pub question: &'static str,
     /// Verdict on it.
     pub verdict: Verdict,
     /// The criterion, with its threshold.
@@ -101,7 +101,7 @@ impl ExperimentResult {
         let row = |(question, finding): (&Criterion, &CriterionResult)| {
             let unit = unit_of(&self.experiment, question);
             ClaimRow {
-                asks: question.asks,
+                question: question.question,
                 verdict: finding.verdict,
                 criterion: show_bound(unit, question.bound),
                 found: show_finding(unit, finding),

@@ -25,14 +25,14 @@ struct SavedRecord {
 }
 
 /// Subdirectory of finished experiments.
-const ROOM: &str = "finished";
+const SUBDIRECTORY: &str = "finished";
 
 #[expect(clippy::disallowed_methods, reason = "the face, where files are real")]
 impl ReportDirectory {
     /// Opens the directory and creates it if necessary. Only files with this `key` are used.
     pub fn open(directory: &Path, key: String) -> Result<Self, Error> {
-        let room = directory.join(ROOM);
-        std::fs::create_dir_all(&room).map_err(|error| {
+        let directory_path = directory.join(SUBDIRECTORY);
+        std::fs::create_dir_all(&directory_path).map_err(|error| {
             Error::usage(format!(
                 "--out {}: {}, expected a directory that can be written",
                 directory.display(),
@@ -44,16 +44,16 @@ impl ReportDirectory {
 
     /// Saved data of an experiment, measured by the same program on the same machine with the same
     /// effort.
-    pub fn kept(&self, name: &str) -> Option<Record> {
+    pub fn saved(&self, name: &str) -> Option<Record> {
         let text = std::fs::read(self.path_of(name)).ok()?;
-        let kept: SavedRecord = serde_json::from_slice(&text).ok()?;
-        (kept.key == self.key && kept.record.name == name).then_some(kept.record)
+        let saved: SavedRecord = serde_json::from_slice(&text).ok()?;
+        (saved.key == self.key && saved.record.name == name).then_some(saved.record)
     }
 
     /// Saves the data of an experiment. If that fails, the experiment is measured again next time.
     pub fn keep(&self, record: &Record) {
-        let kept = SavedRecord { key: self.key.clone(), record: record.clone() };
-        let Ok(text) = serde_json::to_vec_pretty(&kept) else { return };
+        let saved = SavedRecord { key: self.key.clone(), record: record.clone() };
+        let Ok(text) = serde_json::to_vec_pretty(&saved) else { return };
         // Written to a new file and renamed, so that a reader never finds a partial record.
         let path = self.path_of(&record.name);
         let new = path.with_extension("new");
@@ -73,7 +73,7 @@ impl ReportDirectory {
     }
 
     fn path_of(&self, name: &str) -> PathBuf {
-        self.directory.join(ROOM).join(format!("{name}.json"))
+        self.directory.join(SUBDIRECTORY).join(format!("{name}.json"))
     }
 }
 
@@ -94,7 +94,7 @@ pub fn key(machine: &Environment, effort: &Effort, builds: Option<&Path>) -> Str
 #[expect(clippy::disallowed_methods, reason = "the face, where files are real")]
 fn built(directory: &Path) -> u64 {
     let ways = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let mut programs: Vec<PathBuf> = ways.map(|way| way.path().join("tenmil")).collect();
+    let mut programs: Vec<PathBuf> = ways.map(|variant| variant.path().join("tenmil")).collect();
     programs.sort();
     let hashes = programs.iter().filter_map(|path| Some(hash(&std::fs::read(path).ok()?)));
     hash(&hashes.flat_map(u64::to_be_bytes).collect::<Vec<u8>>())
@@ -122,14 +122,14 @@ mod tests {
     fn what_is_kept_is_found_by_the_same_key_and_by_no_other() {
         let root = tempfile::tempdir().unwrap();
         let store = ReportDirectory::open(root.path(), "one".into()).unwrap();
-        assert_eq!(store.kept("a"), None);
+        assert_eq!(store.saved("a"), None);
         store.keep(&record("a"));
-        assert_eq!(store.kept("a"), Some(record("a")));
-        assert_eq!(store.kept("b"), None);
+        assert_eq!(store.saved("a"), Some(record("a")));
+        assert_eq!(store.saved("b"), None);
         let other = ReportDirectory::open(root.path(), "other".into()).unwrap();
-        assert_eq!(other.kept("a"), None, "another program, machine or pace");
+        assert_eq!(other.saved("a"), None, "another program, machine or pace");
         other.keep(&record("a"));
-        assert_eq!((other.kept("a"), store.kept("a")), (Some(record("a")), None));
+        assert_eq!((other.saved("a"), store.saved("a")), (Some(record("a")), None));
     }
 
     #[test]
@@ -141,10 +141,10 @@ mod tests {
         let path = root.path().join("finished/a.json");
         let whole = std::fs::read(&path).unwrap();
         std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
-        assert_eq!(store.kept("a"), None);
+        assert_eq!(store.saved("a"), None);
         // A renamed file does not belong to another experiment.
         std::fs::write(root.path().join("finished/b.json"), whole).unwrap();
-        assert_eq!(store.kept("b"), None);
+        assert_eq!(store.saved("b"), None);
     }
 
     #[test]

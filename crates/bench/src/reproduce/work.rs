@@ -8,7 +8,7 @@ use super::bench::wire;
 /// Work of a variant. The words may contain `{first}`, `{last}` and `{all}` for cores that this
 /// process may use, `{count}` for their number, and `{target}` for the URI of the target.
 #[derive(Clone, Copy, Debug)]
-pub enum BenchWork {
+pub enum BenchTask {
     /// `tenmil perf` with these arguments, in this process.
     Perf(&'static str),
     /// Several runs of `tenmil perf` one after the other: a load that rises and falls.
@@ -47,7 +47,7 @@ pub enum BenchWork {
     /// `tenmil perf` of a program with this build variant.
     Built {
         /// Name of the build variant.
-        way: &'static str,
+        variant: &'static str,
         /// Arguments of `perf`.
         perf: &'static str,
     },
@@ -59,7 +59,7 @@ pub(crate) type BenchLoop = fn(&mut dyn FnMut() -> bool) -> u64;
 /// NQN of the targets.
 pub(crate) const NQN: &str = "nqn.2026-01.org.tenmil:disk";
 
-impl BenchWork {
+impl BenchTask {
     /// Command lines that repeat the work, with the target at the default port, for trials of `seconds`.
     pub fn commands(&self, cores: &CpuList, seconds: f64) -> Vec<String> {
         let (far, runner) = wire::TYPED;
@@ -93,8 +93,8 @@ impl BenchWork {
             ],
             Self::Loop { source, .. } => vec![format!("a loop of its own: {source}")],
             Self::Fio(words) => vec![format!("fio {}", typed(words))],
-            Self::Built { way, perf: words } => {
-                vec![format!("target/pgo/{way}/{}", perf(words))]
+            Self::Built { variant, perf: words } => {
+                vec![format!("target/pgo/{variant}/{}", perf(words))]
             }
         }
     }
@@ -125,7 +125,7 @@ pub fn words_of(words: &str, cores: &CpuList, target: &str) -> Result<Vec<String
 mod tests {
     use tenmil_linux::CpuList;
 
-    use super::{BenchWork, words_of};
+    use super::{BenchTask, words_of};
 
     #[test]
     fn cores_and_targets_take_their_places() {
@@ -143,7 +143,7 @@ mod tests {
     fn a_side_can_be_typed_again() {
         let cores = CpuList::parse("0-1").unwrap();
         let served =
-            BenchWork::Served { serve: "--cores {last}", perf: "{target}?msg-more=no -c {first}" };
+            BenchTask::Served { serve: "--cores {last}", perf: "{target}?msg-more=no -c {first}" };
         assert_eq!(
             served.commands(&cores, 1.5),
             [

@@ -124,7 +124,7 @@ impl BounceBuffers {
     }
 
     /// Frees a buffer. The parent that has waited longest gets it at once and is returned.
-    pub(super) fn give_back(&mut self, buffer: u16) -> Option<u16> {
+    pub(super) fn release(&mut self, buffer: u16) -> Option<u16> {
         let next = self.waiting.pop_front();
         if next.is_none() {
             self.free.push(buffer);

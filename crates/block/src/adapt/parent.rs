@@ -150,14 +150,14 @@ impl SplitRequest {
     }
 
     /// Whether parts go directly to or from memory in this stage.
-    pub(super) fn goes_straight(&self) -> bool {
+    pub(super) fn is_direct(&self) -> bool {
         matches!(self.plan, AdaptPlan::Parts | AdaptPlan::Zeroes)
             || self.stage == ParentStage::Writing
     }
 
     /// The first step of a chunk once it has a buffer.
     pub(super) fn first_step(&self) -> ChunkStep {
-        if self.goes_straight() && self.part_operation() == Operation::Write {
+        if self.is_direct() && self.part_operation() == Operation::Write {
             ChunkStep::ToStore
         } else {
             ChunkStep::ToFetch
@@ -172,7 +172,7 @@ impl SplitRequest {
 
     /// Whether a copy must start at its end: the target is behind the source, so that where they overlap a
     /// forward copy would overwrite blocks still to be read.
-    pub(super) fn goes_backwards(&self) -> bool {
+    pub(super) fn copies_backwards(&self) -> bool {
         self.plan == AdaptPlan::Copy && self.request.operand < self.request.lba
     }
 
@@ -191,7 +191,7 @@ impl SplitRequest {
     }
 
     /// Starts the second half of a compare-and-write.
-    pub(super) fn turn_to_writing(&mut self, block_size: u32) {
+    pub(super) fn begin_writing(&mut self, block_size: u32) {
         (self.stage, self.next) = (ParentStage::Writing, 0);
         let half = self.data_offset(0, block_size);
         let mut data = Cursor::default();

@@ -58,7 +58,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
                         return (has_sent, true);
                     }
                     has_sent = true;
-                    self.has_gone(index, sent);
+                    self.note_submitted(index, sent);
                 }
             }
         }
@@ -119,7 +119,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
                 return ParentAction::Again;
             }
             Some(ChunkStep::ToFetch | ChunkStep::ToStore) => return self.chunk_request(index),
-            Some(_) if !parent.goes_straight() => return ParentAction::Rest,
+            Some(_) if !parent.is_direct() => return ParentAction::Rest,
             _ => {}
         }
         // A request that is sent whole may have zero blocks.
@@ -136,7 +136,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         }
         match parent.plan {
             AdaptPlan::Whole => self.whole(index),
-            _ if parent.goes_straight() => self.straight_part(index),
+            _ if parent.is_direct() => self.straight_part(index),
             _ => self.begin_chunk(index, u32::MAX),
         }
     }
@@ -146,7 +146,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         let block_size = self.rules.block_size;
         let parent = &mut self.parents[usize::from(index)];
         if parent.plan == AdaptPlan::CompareAndWrite && parent.stage == ParentStage::Moving {
-            parent.turn_to_writing(block_size);
+            parent.begin_writing(block_size);
             return ParentAction::Again;
         }
         if self.rules.must_sync(&parent.request) && changes(parent.request.operation) {
@@ -272,7 +272,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     }
 
     /// Records that a sub-request was submitted.
-    fn has_gone(&mut self, index: u16, sent: PartKind) {
+    fn note_submitted(&mut self, index: u16, sent: PartKind) {
         let metadata_size = self.rules.metadata_size;
         let parent = &mut self.parents[usize::from(index)];
         parent.under_way += 1;
@@ -322,13 +322,13 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
 
     fn end_chunk(&mut self, index: u16) {
         self.parents[usize::from(index)].chunk = None;
-        self.give_buffer_back(index);
+        self.release_buffer(index);
     }
 
     /// Frees a parent's buffer, or passes it to the parent that has waited longest.
-    pub(super) fn give_buffer_back(&mut self, index: u16) {
+    pub(super) fn release_buffer(&mut self, index: u16) {
         let Some(buffer) = self.parents[usize::from(index)].buffer.take() else { return };
-        if let Some(next) = self.buffers.give_back(buffer) {
+        if let Some(next) = self.buffers.release(buffer) {
             self.parents[usize::from(next)].buffer = Some(buffer);
             self.stand_in_row(next);
         }
@@ -340,7 +340,7 @@ fn chunk_range(rules: &DeviceConstraints, parent: &SplitRequest, most: u32) -> (
     let Request { lba, operand, blocks, .. } = parent.request;
     let left = blocks - parent.next;
     let is_copy = parent.plan == AdaptPlan::Copy;
-    if parent.goes_backwards() {
+    if parent.copies_backwards() {
         let (target, source) = (lba + u64::from(left), operand + u64::from(left));
         let most = most.min(rules.since_boundary(target)).min(rules.since_boundary(source));
         let count = left.min(most);

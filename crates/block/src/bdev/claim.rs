@@ -39,7 +39,7 @@ pub struct ClaimError {
     /// Name of the holder that requested it.
     pub holder: String,
     /// The requested access.
-    pub asked: Claim,
+    pub requested: Claim,
     /// The cause.
     pub found: ClaimConflict,
 }
@@ -57,7 +57,7 @@ pub enum ClaimConflict {
 
 impl Claim {
     /// Whether both can be granted at once.
-    pub const fn goes_with(self, other: Self) -> bool {
+    pub const fn is_compatible(self, other: Self) -> bool {
         matches!(
             (self, other),
             (Self::ReadShared, Self::ReadShared | Self::WriteOnce)
@@ -93,9 +93,9 @@ impl fmt::Display for Claim {
 
 impl fmt::Display for ClaimError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { device, holder, asked, found } = self;
-        write!(out, "open {} {asked} for {holder}: ", short_name(device))?;
-        let expected = match asked {
+        let Self { device, holder, requested, found } = self;
+        write!(out, "open {} {requested} for {holder}: ", short_name(device))?;
+        let expected = match requested {
             Claim::ReadShared => "no exclusive holder",
             Claim::WriteOnce => "readers at most",
             Claim::Exclusive => "no other holder",

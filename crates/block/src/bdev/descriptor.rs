@@ -98,8 +98,10 @@ impl BlockDevice for BdevDescriptor {
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let shared = &self.grant.shared;
         if self.is_bypass() {
-            let medium =
-                shared.medium().ok_or_else(|| shared.gone()).map_err(Error::environment)?;
+            let medium = shared
+                .medium()
+                .ok_or_else(|| shared.removed_error())
+                .map_err(Error::environment)?;
             return medium.channel();
         }
         Ok(self.limited(Box::new(self.open_channel()?)))
@@ -125,13 +127,16 @@ impl BlockDevice for BdevDescriptor {
     fn block_status(&self, lba: u64) -> Result<BlockExtent, Error> {
         let shared = &self.grant.shared;
         let medium = shared.medium();
-        medium.ok_or_else(|| shared.gone()).map_err(Error::environment)?.block_status(lba)
+        medium.ok_or_else(|| shared.removed_error()).map_err(Error::environment)?.block_status(lba)
     }
 
     fn supports_kernel_buffers(&self) -> Result<u32, Error> {
         let shared = &self.grant.shared;
         let medium = shared.medium();
-        medium.ok_or_else(|| shared.gone()).map_err(Error::environment)?.supports_kernel_buffers()
+        medium
+            .ok_or_else(|| shared.removed_error())
+            .map_err(Error::environment)?
+            .supports_kernel_buffers()
     }
 
     fn refresh_size(&self) -> Result<u64, Error> {

@@ -147,7 +147,7 @@ impl Shared {
         let refuse = |found| ClaimError {
             device: this.name.clone(),
             holder: holder.to_owned(),
-            asked: claim,
+            requested: claim,
             found,
         };
         let mut ledger = this.ledger();
@@ -155,7 +155,7 @@ impl Shared {
             return Err(refuse(ClaimConflict::Removed));
         }
         let against = ledger.grants.iter().map(|granted| &granted.holder);
-        let against = against.filter(|held| !claim.goes_with(held.claim)).cloned();
+        let against = against.filter(|held| !claim.is_compatible(held.claim)).cloned();
         let against: Vec<Holder> = against.collect();
         if !against.is_empty() {
             return Err(refuse(ClaimConflict::Holders(against)));
@@ -209,7 +209,8 @@ impl Shared {
             return Err(Error::usage(text).during(&this.name));
         }
         let _alone = this.sizing.lock().unwrap_or_else(PoisonError::into_inner);
-        let medium = this.medium().ok_or_else(|| this.gone()).map_err(Error::environment)?;
+        let medium =
+            this.medium().ok_or_else(|| this.removed_error()).map_err(Error::environment)?;
         let before = this.limits().block_count;
         if block_count >= before {
             medium.resize(block_count).map_err(|error| error.during(&this.name))?;
@@ -257,7 +258,7 @@ impl Shared {
         self.ledger().ports().map(of).collect()
     }
 
-    pub(super) fn ways_open(&self) -> usize {
+    pub(super) fn channels_open(&self) -> usize {
         self.ledger().ports().filter(|port| port.is_open.load(Ordering::Acquire)).count()
     }
 
@@ -401,15 +402,16 @@ impl Shared {
     }
 
     /// Opens an I/O channel to the device below, with the configured scheduler.
-    pub(crate) fn way(&self) -> Result<Box<dyn tenmil_base::IoChannel>, Error> {
-        let medium = self.medium().ok_or_else(|| self.gone()).map_err(Error::environment)?;
+    pub(crate) fn open_channel(&self) -> Result<Box<dyn tenmil_base::IoChannel>, Error> {
+        let medium =
+            self.medium().ok_or_else(|| self.removed_error()).map_err(Error::environment)?;
         Ok(self.options.scheduler.over(medium.channel()?))
     }
 }
 
 impl Shared {
     /// Error text for a removed device.
-    pub(super) fn gone(&self) -> String {
+    pub(super) fn removed_error(&self) -> String {
         format!("{}: it has been removed", self.name)
     }
 }

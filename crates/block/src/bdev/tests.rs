@@ -22,12 +22,12 @@ const CLAIMS: [Claim; 3] = [Claim::ReadShared, Claim::WriteOnce, Claim::Exclusiv
 #[test]
 fn claims_go_with_each_other_as_the_table_says() {
     let table = [[true, true, false], [true, false, false], [false, false, false]];
-    for (row, asked) in table.iter().zip(CLAIMS) {
+    for (row, requested) in table.iter().zip(CLAIMS) {
         for (granted, held) in row.iter().zip(CLAIMS) {
             let (device, _) = device(4, |_| {});
             let first = device.open(held, "first").unwrap();
-            let second = device.open(asked, "second");
-            assert_eq!(second.is_ok(), *granted, "{asked} beside {held}");
+            let second = device.open(requested, "second");
+            assert_eq!(second.is_ok(), *granted, "{requested} beside {held}");
             drop((first, second));
             assert!(device.holders().is_empty());
             device.open(Claim::Exclusive, "third").unwrap();
@@ -190,8 +190,8 @@ fn a_device_becomes_shorter_when_nobody_is_past_the_new_end_any_more() {
     let batch = [request(Operation::Write, 1, 100), request(Operation::Write, 2, 600)];
     assert_eq!(channel.submit(now, &batch, &[]), 2);
     let descriptor = Arc::new(descriptor);
-    let asked = Arc::clone(&descriptor);
-    let shrinking = Thread::spawn("shrink", None, move |_| asked.resize(500)).unwrap();
+    let requested = Arc::clone(&descriptor);
+    let shrinking = Thread::spawn("shrink", None, move |_| requested.resize(500)).unwrap();
     while descriptor.limits().block_count != 500 {
         yield_now();
     }

@@ -55,7 +55,7 @@ impl Channel {
         let waiting = core::mem::take(&mut self.waiting);
         for one in waiting {
             match self.verdict(&one.request) {
-                AdmitDecision::Answer(status) => self.refuse(&one.request, status),
+                AdmitDecision::Complete(status) => self.refuse(&one.request, status),
                 AdmitDecision::Submit if self.submit_one_more(now, &one) => has_submitted = true,
                 AdmitDecision::Submit | AdmitDecision::Hold | AdmitDecision::Wait
                     if now < one.until =>

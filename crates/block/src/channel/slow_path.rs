@@ -14,7 +14,7 @@ use crate::quiesce::{QuiesceEntry, RequestRanges};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AdmitDecision {
     Submit,
-    Answer(IoStatus),
+    Complete(IoStatus),
     /// Not accepted now: its blocks are quiesced.
     Hold,
     /// Queued until its blocks are no longer fenced.
@@ -37,7 +37,7 @@ impl Channel {
             self.give_up();
         }
         self.set_slow();
-        self.tell_if_quiet();
+        self.notify_if_quiet();
     }
 
     /// Determines whether requests and completions need individual checks.
@@ -75,7 +75,7 @@ impl Channel {
     }
 
     /// Notifies the quiescing threads if nothing of this channel is in flight in their ranges.
-    fn tell_if_quiet(&mut self) {
+    fn notify_if_quiet(&mut self) {
         let mine = self.port.index;
         let others = self.holds.iter().filter(|held| held.except != Some(mine));
         let is_quiet = others
@@ -115,7 +115,7 @@ impl Channel {
             }
             let Some(first) = rest.first() else { break };
             match self.verdict(first) {
-                AdmitDecision::Answer(status) => self.refuse(first, status),
+                AdmitDecision::Complete(status) => self.refuse(first, status),
                 AdmitDecision::Wait => self.wait_for_fence(now, first, segments),
                 AdmitDecision::Submit | AdmitDecision::Hold => break,
             }
@@ -160,13 +160,13 @@ impl Channel {
             _ => fits(lba),
         };
         if self.is_removed {
-            AdmitDecision::Answer(IoStatus::NO_DEVICE)
+            AdmitDecision::Complete(IoStatus::NO_DEVICE)
         } else if self.gate.is_read_only && WRITING.has(operation) {
-            AdmitDecision::Answer(IoStatus::WRITE_PROTECTED)
+            AdmitDecision::Complete(IoStatus::WRITE_PROTECTED)
         } else if !self.gate.support.has(operation) {
-            AdmitDecision::Answer(IoStatus::INVALID_OPCODE)
+            AdmitDecision::Complete(IoStatus::INVALID_OPCODE)
         } else if !is_inside {
-            AdmitDecision::Answer(IoStatus::LBA_OUT_OF_RANGE)
+            AdmitDecision::Complete(IoStatus::LBA_OUT_OF_RANGE)
         } else if QuiesceEntry::blocks_request(
             &self.holds,
             self.port.index,
@@ -194,7 +194,7 @@ impl Channel {
             self.go_on(now);
         }
         let given = self.refused.drain_into(completions);
-        self.tell_if_quiet();
+        self.notify_if_quiet();
         given
     }
 }

@@ -232,7 +232,7 @@ impl Tags {
 
     /// [`release_tags`](Self::release_tags) for a single completion.
     #[inline(always)]
-    pub(super) fn give_back_one(
+    pub(super) fn release_one(
         &mut self,
         now: Instant,
         completion: &mut IoCompletion,

@@ -16,7 +16,7 @@ use super::sync::{AtomicU32, AtomicU64, Ordering};
 /// Completions of one channel that others have polled.
 #[derive(Debug)]
 pub(super) struct Inbox {
-    places: Box<[SharedBatch]>,
+    batches: Box<[SharedBatch]>,
     head: Head,
 }
 
@@ -36,20 +36,23 @@ impl Inbox {
     /// An inbox for a channel with `tags` tags.
     pub(super) fn new(tags: u32) -> Self {
         let count = tags.next_power_of_two();
-        Self { places: (0..count).map(|_| SharedBatch::default()).collect(), head: Head::default() }
+        Self {
+            batches: (0..count).map(|_| SharedBatch::default()).collect(),
+            head: Head::default(),
+        }
     }
 
     /// Appends a completion. The caller holds the lock of the context.
     #[inline]
     pub(super) fn put(&self, completion: IoCompletion) {
         let head = self.head.0.load(Ordering::Relaxed);
-        let place = self.place(head);
+        let batch = self.batch(head);
         // The channel has read the previous contents: it has submitted again since, under the lock that
         // is held now.
-        place
+        batch
             .first
             .store(completion.token | u64::from(completion.status.0) << 32, Ordering::Relaxed);
-        place.result.store(completion.result, Ordering::Relaxed);
+        batch.result.store(completion.result, Ordering::Relaxed);
         // Release pairs with the acquire in `take`: a reader that sees the head sees the entries below
         // it.
         self.head.0.store(head + 1, Ordering::Release);
@@ -67,14 +70,14 @@ impl Inbox {
         let head = self.head.0.load(Ordering::Acquire);
         let mut count = 0;
         while *tail != head && completions.remaining() > 0 {
-            let place = self.place(*tail);
-            let first = place.first.load(Ordering::Relaxed);
+            let batch = self.batch(*tail);
+            let first = batch.first.load(Ordering::Relaxed);
             #[expect(clippy::cast_possible_truncation, reason = "cut as they were put together")]
             let (token, status) = (u64::from(first as u32), IoStatus((first >> 32) as u16));
             completions.push(IoCompletion {
                 token,
                 status,
-                result: place.result.load(Ordering::Relaxed),
+                result: batch.result.load(Ordering::Relaxed),
             });
             *tail += 1;
             count += 1;
@@ -84,7 +87,7 @@ impl Inbox {
 
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "below the count of places")]
-    fn place(&self, number: u64) -> &SharedBatch {
-        &self.places[number as usize & (self.places.len() - 1)]
+    fn batch(&self, number: u64) -> &SharedBatch {
+        &self.batches[number as usize & (self.batches.len() - 1)]
     }
 }

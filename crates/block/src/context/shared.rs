@@ -42,7 +42,7 @@ struct LockedContext {
     backend: Option<Box<dyn IoChannel>>,
     depth: u32,
     in_flight: u32,
-    seats: Vec<Option<MemberEntry>>,
+    members: Vec<Option<MemberEntry>>,
     waiters: WaitQueue,
     /// Number of members that have armed the device channel and not disarmed it since.
     armed: u32,
@@ -52,11 +52,11 @@ struct LockedContext {
 
 /// A member, as seen by the lock holder.
 struct MemberEntry {
-    desk: Arc<MemberInbox>,
+    inbox_of: Arc<MemberInbox>,
     waker: EventVectors,
     in_flight: u32,
     /// The channel is closed: its completions are dropped.
-    is_gone: bool,
+    is_closed: bool,
 }
 
 /// State of a member that it reads without the lock.
@@ -69,13 +69,13 @@ struct MemberInbox {
 /// One channel's membership in a context.
 pub(crate) struct Member {
     context: Arc<SharedContext>,
-    desk: Arc<MemberInbox>,
+    inbox_of: Arc<MemberInbox>,
     number: u32,
     /// Number of completions taken from the inbox.
     tail: u64,
     port: Arc<ChannelShared>,
     /// The last submission was partly rejected.
-    wants_space: bool,
+    awaits_space: bool,
     /// Between `arm` and `disarm`.
     is_asleep: bool,
     /// Counted in `armed`.
@@ -96,7 +96,7 @@ impl SharedContext {
             backend: None,
             depth: 0,
             in_flight: 0,
-            seats: Vec::new(),
+            members: Vec::new(),
             waiters: WaitQueue::default(),
             armed: 0,
             found: CompletionBatch::with_capacity(FOUND_MAX),
@@ -115,30 +115,31 @@ impl SharedContext {
             .map_err(|error| format!("a descriptor: {error}"))
             .map_err(Error::environment)?;
         waker.mask(0);
-        let desk = Arc::new(MemberInbox { inbox: Inbox::new(tags), waker: waker.clone() });
+        let inbox_of = Arc::new(MemberInbox { inbox: Inbox::new(tags), waker: waker.clone() });
         let mut core = this.lock();
         if core.backend.is_none() {
             let backend = open()?;
             core.depth = backend.limits().depth_max.min(tags);
             core.backend = Some(backend);
         }
-        let seat = MemberEntry { desk: Arc::clone(&desk), waker, in_flight: 0, is_gone: false };
-        let position = core.seats.iter().position(Option::is_none).unwrap_or(core.seats.len());
-        if position == core.seats.len() {
-            core.seats.push(None);
+        let member_index =
+            MemberEntry { inbox_of: Arc::clone(&inbox_of), waker, in_flight: 0, is_closed: false };
+        let position = core.members.iter().position(Option::is_none).unwrap_or(core.members.len());
+        if position == core.members.len() {
+            core.members.push(None);
         }
-        core.seats[position] = Some(seat);
+        core.members[position] = Some(member_index);
         let number = u32::try_from(position)
             .map_err(|_| "too many channels".to_owned())
             .map_err(Error::environment)?;
         drop(core);
         Ok(Member {
             context: this,
-            desk,
+            inbox_of,
             number,
             tail: 0,
             port: Arc::clone(port),
-            wants_space: false,
+            awaits_space: false,
             is_asleep: false,
             is_armed: false,
             wake_at: Instant::NEVER,
@@ -185,16 +186,16 @@ impl LockedContext {
             let (number, tag) =
                 ((completion.token >> NUMBER_SHIFT) as u32, completion.token as u32);
             let completion = IoCompletion { token: u64::from(tag), ..*completion };
-            let place = &mut self.seats[number as usize];
-            let seat = place.as_mut().expect("a channel stays until its last completion");
-            seat.in_flight -= 1;
+            let place = &mut self.members[number as usize];
+            let member_index = place.as_mut().expect("a channel stays until its last completion");
+            member_index.in_flight -= 1;
             if number == mine && completions.remaining() > 0 {
                 completions.push(completion);
                 count += 1;
-            } else if !seat.is_gone {
-                seat.desk.inbox.put(completion);
-                seat.waker.raise(0);
-            } else if seat.in_flight == 0 {
+            } else if !member_index.is_closed {
+                member_index.inbox_of.inbox.put(completion);
+                member_index.waker.raise(0);
+            } else if member_index.in_flight == 0 {
                 *place = None;
             }
         }
@@ -224,8 +225,8 @@ impl LockedContext {
         #[expect(clippy::cast_possible_truncation, reason = "within the capacity")]
         let count = taken as u32;
         self.in_flight += count;
-        if let Some(seat) = &mut self.seats[number as usize] {
-            seat.in_flight += count;
+        if let Some(member_index) = &mut self.members[number as usize] {
+            member_index.in_flight += count;
         }
         taken
     }
@@ -235,7 +236,7 @@ impl LockedContext {
     }
 
     fn in_flight_of(&self, number: u32) -> u32 {
-        self.seats[number as usize].as_ref().map_or(0, |seat| seat.in_flight)
+        self.members[number as usize].as_ref().map_or(0, |member_index| member_index.in_flight)
     }
 
     /// Whether there is a free entry for a waiting member; if not, it is in the queue.
@@ -266,10 +267,10 @@ impl LockedContext {
         if self.waiters.is_empty() {
             return;
         }
-        let (room, seats) = (self.room(), &mut self.seats);
+        let (room, members) = (self.room(), &mut self.members);
         self.waiters.notify_first(room, now, |member| {
-            if let Some(Some(seat)) = seats.get_mut(member as usize) {
-                seat.waker.raise(0);
+            if let Some(Some(member_index)) = members.get_mut(member as usize) {
+                member_index.waker.raise(0);
             }
         });
     }
@@ -284,7 +285,7 @@ impl Member {
         requests: &mut [Request],
         segments: &[Segment],
     ) -> usize {
-        (self.last, self.wants_space) = (now, true);
+        (self.last, self.awaits_space) = (now, true);
         let Some(mut core) = self.context.enter(&self.port) else { return 0 };
         core.settle(&mut self.is_armed, self.is_asleep);
         let room = core.room();
@@ -293,8 +294,8 @@ impl Member {
         if taken > 0 {
             core.waiters.leave(self.number);
         }
-        self.wants_space = taken < requests.len();
-        if self.wants_space {
+        self.awaits_space = taken < requests.len();
+        if self.awaits_space {
             core.waiters.enter(self.number);
         }
         // A member ahead in the queue may have lost its reservation, and no other event may ever follow.
@@ -306,7 +307,7 @@ impl Member {
     #[inline(never)]
     pub(super) fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         self.last = now;
-        let count = self.desk.inbox.take(&mut self.tail, completions);
+        let count = self.inbox_of.inbox.take(&mut self.tail, completions);
         if completions.remaining() == 0 {
             return count;
         }
@@ -327,21 +328,21 @@ impl Member {
     }
 
     pub(super) fn wake_at(&self) -> Instant {
-        if self.desk.inbox.has_more(self.tail) { Instant::default() } else { self.wake_at }
+        if self.inbox_of.inbox.has_more(self.tail) { Instant::default() } else { self.wake_at }
     }
 
     pub(super) fn arm(&mut self) -> bool {
         self.is_asleep = true;
-        let is_heard = self.desk.waker.unmask(0);
-        if !is_heard || self.desk.inbox.has_more(self.tail) {
+        let is_heard = self.inbox_of.waker.unmask(0);
+        if !is_heard || self.inbox_of.inbox.has_more(self.tail) {
             return true;
         }
         // The lock holder may be taking a completion of this member out of the device, or leaving one
         // there.
         let Some(mut core) = self.context.enter(&self.port) else { return true };
         core.settle(&mut self.is_armed, self.is_asleep);
-        if self.wants_space && core.has_room_for(self.number, self.last) {
-            self.wants_space = false;
+        if self.awaits_space && core.has_room_for(self.number, self.last) {
+            self.awaits_space = false;
             return true;
         }
         if core.in_flight_of(self.number) == 0 {
@@ -363,12 +364,12 @@ impl Member {
     pub(super) fn disarm(&mut self) {
         if self.is_asleep {
             self.is_asleep = false;
-            self.desk.waker.mask(0);
+            self.inbox_of.waker.mask(0);
         }
     }
 
     pub(super) fn descriptors(&self, each: &mut dyn FnMut(BorrowedFd<'_>)) {
-        if let Some(waker) = self.desk.waker.descriptor(0) {
+        if let Some(waker) = self.inbox_of.waker.descriptor(0) {
             each(waker);
         }
         let core = self.context.lock();
@@ -382,7 +383,7 @@ impl Member {
     /// Drops the device channel for all members, and takes the completions in the inbox.
     pub(super) fn close(&mut self, completions: &mut CompletionBatch) -> usize {
         self.context.lock().backend = None;
-        self.desk.inbox.take(&mut self.tail, completions)
+        self.inbox_of.inbox.take(&mut self.tail, completions)
     }
 }
 
@@ -390,16 +391,16 @@ impl Drop for Member {
     /// Waits for everything in flight, however long the device takes, so that its memory is not accessed
     /// afterwards. For the last member, dropping the device channel does that.
     fn drop(&mut self) {
-        let Self { context, desk, number, last, .. } = self;
+        let Self { context, inbox_of, number, last, .. } = self;
         let mut core = context.lock();
-        (self.is_asleep, self.wants_space) = (false, false);
+        (self.is_asleep, self.awaits_space) = (false, false);
         core.settle(&mut self.is_armed, false);
         core.waiters.leave(*number);
         core.notify_waiters(*last);
         let is_idle = core.in_flight_of(*number) == 0 || core.backend.is_none();
-        match &mut core.seats[*number as usize] {
-            Some(seat) if !is_idle => seat.is_gone = true,
-            seat => *seat = None,
+        match &mut core.members[*number as usize] {
+            Some(member_index) if !is_idle => member_index.is_closed = true,
+            member_index => *member_index = None,
         }
         drop(core);
         if is_idle || Arc::strong_count(context) == 1 {
@@ -411,8 +412,9 @@ impl Drop for Member {
             let passed = context.clock.now().since(began);
             let mut core = context.lock();
             core.poll(last.after(passed), *number, &mut nowhere);
-            let seat = core.seats[*number as usize].as_ref();
-            let is_there = seat.is_some_and(|seat| Arc::ptr_eq(&seat.desk, desk));
+            let member_index = core.members[*number as usize].as_ref();
+            let is_there = member_index
+                .is_some_and(|member_index| Arc::ptr_eq(&member_index.inbox_of, inbox_of));
             if !is_there || core.backend.is_none() {
                 return;
             }

@@ -15,7 +15,7 @@ pub(super) struct WaitQueue {
 struct Waiter {
     member: u32,
     /// When it was notified of a free entry.
-    told: Option<Instant>,
+    notified_at: Option<Instant>,
 }
 
 /// How long an entry stays reserved for a notified member. A thread that is busy for longer does not
@@ -35,7 +35,7 @@ impl WaitQueue {
     /// Queues a rejected member.
     pub(super) fn enter(&mut self, member: u32) {
         if !self.queue.iter().any(|waiter| waiter.member == member) {
-            self.queue.push_back(Waiter { member, told: None });
+            self.queue.push_back(Waiter { member, notified_at: None });
         }
     }
 
@@ -46,8 +46,9 @@ impl WaitQueue {
 
     /// Notifies the first `room` members, except those notified before.
     pub(super) fn notify_first(&mut self, room: usize, now: Instant, mut each: impl FnMut(u32)) {
-        for waiter in self.queue.iter_mut().take(room).filter(|waiter| waiter.told.is_none()) {
-            waiter.told = Some(now);
+        for waiter in self.queue.iter_mut().take(room).filter(|waiter| waiter.notified_at.is_none())
+        {
+            waiter.notified_at = Some(now);
             each(waiter.member);
         }
     }
@@ -59,8 +60,8 @@ impl WaitQueue {
 
 impl Waiter {
     fn is_over(&self, asking: u32, now: Instant) -> bool {
-        let is_late = |told: Instant| now.since(told) > RESERVATION_TIMEOUT;
-        self.member != asking && self.told.is_some_and(is_late)
+        let is_late = |notified_at: Instant| now.since(notified_at) > RESERVATION_TIMEOUT;
+        self.member != asking && self.notified_at.is_some_and(is_late)
     }
 }
 
@@ -80,10 +81,10 @@ mod tests {
         assert_eq!(waiters.share(2, 1, START), 0, "one is ahead");
         assert_eq!(waiters.share(9, 3, START), 1);
         assert_eq!(waiters.share(7, 5, START), 2, "three are ahead of one who never waited");
-        let mut told = Vec::new();
-        waiters.notify_first(2, START, |member| told.push(member));
-        waiters.notify_first(3, START, |member| told.push(member));
-        assert_eq!(told, [4, 2, 9], "each once");
+        let mut notified_at = Vec::new();
+        waiters.notify_first(2, START, |member| notified_at.push(member));
+        waiters.notify_first(3, START, |member| notified_at.push(member));
+        assert_eq!(notified_at, [4, 2, 9], "each once");
         waiters.leave(4);
         assert_eq!(waiters.share(2, 1, START), 1);
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tenmil_base::{Instant, Span};
 
-use super::FLOOR_PERCENT;
+use super::MINIMUM_PERCENT;
 
 /// Time in sixteenths of a nanosecond, so that a byte of a fast device has a non-zero cost.
 pub(super) type Ticks = u64;
@@ -15,9 +15,9 @@ pub(super) struct Bucket {
     /// Units per second; zero means unlimited.
     rate: AtomicU64,
     /// Time up to which all tokens are reserved.
-    given_until: AtomicU64,
+    reserved_until: AtomicU64,
     /// The same for the guaranteed minimum of the background.
-    floor_until: AtomicU64,
+    minimum_until: AtomicU64,
 }
 
 /// Burst: how much unused past time can still be reserved. It compensates for late wake-ups, and is less
@@ -41,8 +41,8 @@ pub(super) const fn instant_of(at: Ticks) -> Instant {
 
 impl Bucket {
     pub(super) fn new(rate: u64) -> Self {
-        let (given_until, floor_until) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { rate: AtomicU64::new(rate), given_until, floor_until }
+        let (reserved_until, minimum_until) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { rate: AtomicU64::new(rate), reserved_until, minimum_until }
     }
 
     pub(super) fn rate(&self) -> u64 {
@@ -51,7 +51,7 @@ impl Bucket {
 
     /// Time up to which all tokens are reserved; in the past if tokens are available.
     pub(super) fn reserved_until(&self) -> Ticks {
-        self.given_until.load(Ordering::Relaxed)
+        self.reserved_until.load(Ordering::Relaxed)
     }
 
     /// Units that can be reserved at once: those of `span` and recently unused ones.
@@ -62,19 +62,19 @@ impl Bucket {
 
     /// Reserves `units` and returns when the reservation starts.
     pub(super) fn reserve(&self, now: Ticks, rate: u64, units: u64) -> Ticks {
-        reserve(&self.given_until, now, cost(units, rate))
+        reserve(&self.reserved_until, now, cost(units, rate))
     }
 
     /// Reserves `units` of the background's guaranteed minimum.
-    pub(super) fn reserve_floor(&self, now: Ticks, rate: u64, units: u64) -> Ticks {
-        let cost = u128::from(cost(units, rate)) * 100 / u128::from(FLOOR_PERCENT);
-        reserve(&self.floor_until, now, u64::try_from(cost).unwrap_or(u64::MAX))
+    pub(super) fn reserve_minimum(&self, now: Ticks, rate: u64, units: u64) -> Ticks {
+        let cost = u128::from(cost(units, rate)) * 100 / u128::from(MINIMUM_PERCENT);
+        reserve(&self.minimum_until, now, u64::try_from(cost).unwrap_or(u64::MAX))
     }
 
     /// Changes the rate. Reservations keep their units, not their time.
     pub(super) fn change(&self, now: Instant, rate: u64) {
         let (now, old) = (ticks_of(now), self.rate.swap(rate, Ordering::Relaxed));
-        for until in [&self.given_until, &self.floor_until] {
+        for until in [&self.reserved_until, &self.minimum_until] {
             let changed = |at: Ticks| Some(rescaled(at, now, old, rate));
             // Always succeeds: the closure never returns `None`.
             let _ = until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
@@ -125,8 +125,8 @@ mod tests {
         assert_eq!(bucket.reserve(now, 10, 1), now);
         assert_eq!(bucket.reserve(now, 10, 3), now + tenth);
         assert_eq!(bucket.reserve(now, 10, 1), now + 4 * tenth);
-        assert_eq!(bucket.reserve_floor(now, 10, 1), now, "the floor has a line of its own");
-        assert_eq!(bucket.reserve_floor(now, 10, 1), now + 20 * tenth);
+        assert_eq!(bucket.reserve_minimum(now, 10, 1), now, "the floor has a line of its own");
+        assert_eq!(bucket.reserve_minimum(now, 10, 1), now + 20 * tenth);
     }
 
     #[test]

@@ -41,7 +41,7 @@ struct TokenReservation {
     price: u64,
     /// The reservation is from the guaranteed minimum; what it permits has still to be paid from the main
     /// bucket.
-    is_floor: bool,
+    is_minimum: bool,
 }
 
 /// The largest slice, unless a single request is larger.
@@ -63,7 +63,7 @@ const SIDES: [usize; Operation::ALL.len()] = {
 };
 
 /// How many times an operation transfers its blocks, by index.
-const MOVES: [u64; Operation::ALL.len()] = {
+const TRANSFERS: [u64; Operation::ALL.len()] = {
     let mut moves = [0; Operation::ALL.len()];
     moves[Operation::Read as usize] = 1;
     moves[Operation::Write as usize] = 1;
@@ -81,7 +81,7 @@ fn side(request: &Request) -> usize {
 /// The blocks that a request transfers.
 #[inline]
 fn blocks_of(request: &Request) -> u64 {
-    MOVES[request.operation as usize] * u64::from(request.blocks)
+    TRANSFERS[request.operation as usize] * u64::from(request.blocks)
 }
 
 /// The buckets of a side: those of the total, and its own.
@@ -179,7 +179,7 @@ impl<B: IoChannel> RateLimitedChannel<B> {
             return 0;
         }
         let has_come = buckets_of(side).iter().all(|index| slice.at[*index] <= now);
-        if slice.is_floor && (has_come || self.is_left_over(now, side)) {
+        if slice.is_minimum && (has_come || self.is_left_over(now, side)) {
             self.pay(now, side);
             return self.slices[side].count;
         }
@@ -204,14 +204,14 @@ impl<B: IoChannel> RateLimitedChannel<B> {
         slice.price = bytes.abs_diff(slice.bytes);
         (slice.count, slice.bytes) = (count, bytes);
         slice.at = [0; BUCKETS];
-        slice.is_floor = false;
+        slice.is_minimum = false;
         // While the foreground uses the whole rate, the background gets only its minimum.
         if self.class == IoClass::Background && !self.is_left_over(now, side) {
-            self.slices[side].is_floor = true;
+            self.slices[side].is_minimum = true;
             for index in buckets_of(side) {
                 let (rate, units) = (self.rates[index], self.units(side, index));
                 if rate > 0 {
-                    let at = self.shared.buckets[index].reserve_floor(now, rate, units);
+                    let at = self.shared.buckets[index].reserve_minimum(now, rate, units);
                     self.slices[side].at[index] = at;
                 }
             }
@@ -230,7 +230,7 @@ impl<B: IoChannel> RateLimitedChannel<B> {
                 self.slices[side].at[index] = if waits { at } else { 0 };
             }
         }
-        self.slices[side].is_floor = false;
+        self.slices[side].is_minimum = false;
     }
 
     /// The number of `requests` that fit into a slice, and the bytes that they transfer.
@@ -264,7 +264,7 @@ impl<B: IoChannel> RateLimitedChannel<B> {
     }
 
     /// Records when the caller that holds `first` should retry.
-    fn turn_away(&mut self, now: Instant, first: &Request) {
+    fn reject(&mut self, now: Instant, first: &Request) {
         let side = side(first);
         let slice = &self.slices[side];
         let last = |at: &dyn Fn(usize) -> Ticks| {
@@ -272,7 +272,7 @@ impl<B: IoChannel> RateLimitedChannel<B> {
         };
         let mut at = last(&|index| slice.at[index]);
         // The background may also send as soon as the reservations of the foreground end.
-        if slice.is_floor {
+        if slice.is_minimum {
             at = at.min(last(&|index| match self.rates[index] {
                 0 => 0,
                 _ => self.shared.buckets[index].reserved_until(),
@@ -295,7 +295,7 @@ impl<B: IoChannel> RateLimitedChannel<B> {
             let rest = &requests[taken..];
             let admitted = self.admit(ticks_of(now), rest);
             if admitted.count == 0 {
-                self.turn_away(now, first);
+                self.reject(now, first);
                 break;
             }
             let count = self.below.submit(now, &rest[..admitted.count], segments);

@@ -149,7 +149,7 @@ impl<B: IoChannel> Deadline<B> {
     }
 
     /// The number of requests that may still go below.
-    fn room_below(&self) -> usize {
+    fn free_below(&self) -> usize {
         usize::from(self.options.depth).saturating_sub(self.under_way)
     }
 
@@ -178,9 +178,9 @@ impl<B: IoChannel> Deadline<B> {
     /// Sends waiting requests up to the depth. Returns whether any was sent.
     fn send(&mut self, now: Instant) -> bool {
         let mut has_sent = false;
-        while self.held() > 0 && self.room_below() > 0 {
+        while self.held() > 0 && self.free_below() > 0 {
             let Some((direction, chosen)) = self.choose(now) else { break };
-            let index = self.eldest_in_the_way(chosen);
+            let index = self.oldest_overlapping(chosen);
             let slot = &self.slots[usize::from(index)];
             if self.below.submit(now, &[slot.request], &slot.segments) == 0 {
                 break;
@@ -190,7 +190,7 @@ impl<B: IoChannel> Deadline<B> {
             // A request sent only because it must precede the chosen one does not count toward the batch;
             // the choice is repeated.
             if index == chosen {
-                self.count_turn(direction, index);
+                self.count_batch(direction, index);
             }
             self.let_go(index);
         }
@@ -229,7 +229,7 @@ impl<B: IoChannel> Deadline<B> {
     }
 
     /// The oldest request that `index` must not overtake, or `index` itself.
-    fn eldest_in_the_way(&self, index: u16) -> u16 {
+    fn oldest_overlapping(&self, index: u16) -> u16 {
         let mut chosen = index;
         loop {
             let QueuedRequest { request, number, .. } = &self.slots[usize::from(chosen)];
@@ -249,7 +249,7 @@ impl<B: IoChannel> Deadline<B> {
     }
 
     /// Counts a request sent from queue `turn` toward the current batch.
-    fn count_turn(&mut self, turn: usize, index: u16) {
+    fn count_batch(&mut self, turn: usize, index: u16) {
         let Request { lba, blocks, .. } = self.slots[usize::from(index)].request;
         if self.batch_left == 0 || self.direction != turn {
             let others_wait = !self.queues[WRITES].by_age.is_empty();
@@ -315,7 +315,7 @@ impl<B: IoChannel> IoChannel for Deadline<B> {
         let taken_before = self.under_way + self.held();
         let room = (self.limits.depth_max as usize).saturating_sub(taken_before);
         let requests = &requests[..requests.len().min(room)];
-        if self.held() == 0 && requests.len() <= self.room_below() {
+        if self.held() == 0 && requests.len() <= self.free_below() {
             return self.pass(now, requests, segments);
         }
         let taken = requests.iter().take_while(|request| self.take(now, request, segments)).count();

@@ -117,7 +117,7 @@ pub(super) fn run(
         .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::start();
     let mut job = PreparedCopy::prepare(arguments, clock)?;
-    let report = job.work(arguments, &clock);
+    let report = job.copy_and_verify(arguments, &clock);
     let text = if arguments.json { report.as_json() } else { report.as_text() };
     // The report is printed for a partial copy, too.
     write_out(out, &text)?;
@@ -179,7 +179,7 @@ impl PreparedCopy {
     }
 
     /// Copies, and compares with `--verify`.
-    fn work(&mut self, arguments: &CopyArguments, clock: &Clock) -> CopyReport {
+    fn copy_and_verify(&mut self, arguments: &CopyArguments, clock: &Clock) -> CopyReport {
         let mut line = ProgressBar::new(std::io::stderr().is_terminal(), clock.now());
         self.print_notes(arguments, &mut line);
         let began = (clock.now(), self.from.until);
@@ -199,7 +199,7 @@ impl PreparedCopy {
             Err(text) => (self.from.clone(), Some(CopyAbort::Record(text))),
             Ok(()) => self.copy.run(self.from.clone(), clock, keep, &mut |now, progress| {
                 copying.reach(now, progress.0);
-                line.turn("copying", now, progress, &mut std::io::stderr());
+                line.update("copying", now, progress, &mut std::io::stderr());
                 !tenmil_linux::signal::interrupted()
             }),
         };
@@ -221,7 +221,7 @@ impl PreparedCopy {
             let (comparison, ending) =
                 self.copy.compare(&report.tally, clock, &mut |now, progress| {
                     copying.reach(now, progress.0);
-                    line.turn("comparing", now, progress, &mut std::io::stderr());
+                    line.update("comparing", now, progress, &mut std::io::stderr());
                     !tenmil_linux::signal::interrupted()
                 });
             (report.comparison, report.ending) = (Some(comparison), ending);

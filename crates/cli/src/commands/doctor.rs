@@ -122,9 +122,9 @@ mod tests {
 
     use super::{as_json, as_text};
 
-    fn applied(outcome: Result<(), String>) -> Applied {
+    fn applied(applied_result: Result<(), String>) -> Applied {
         let change = SysfsChange { path: "a/b".into(), from: "1".into(), to: "2".into() };
-        Applied { item: "x".into(), change, result: outcome }
+        Applied { item: "x".into(), change, result: applied_result }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use tenmil_block::quantity::parse_time;
 #[command(after_help = "Example:\n  tenmil events --json | jq .text")]
 pub(super) struct EventsArguments {
     #[command(flatten)]
-    whom: ProcessSelector,
+    process: ProcessSelector,
 
     /// Print JSON, one object per line
     #[arg(long)]
@@ -41,7 +41,7 @@ pub(super) fn run(arguments: &EventsArguments, out: &mut dyn Write) -> Result<Ex
         .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::kernel();
     let end = arguments.time.map_or(Instant::NEVER, |time| clock.now().after(time));
-    let mut client = connect(arguments.whom)?;
+    let mut client = connect(arguments.process)?;
     client.call("events", Map::new(), RESPONSE_TIMEOUT).map_err(refused)?;
     let mut left = arguments.count.unwrap_or(u64::MAX);
     while left > 0 && clock.now() < end && !tenmil_linux::signal::interrupted() {

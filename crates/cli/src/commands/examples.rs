@@ -8,17 +8,17 @@ use clap::Command;
 /// Gives each subcommand without examples of its own those of its parent that call it.
 pub(super) fn inherit_examples(command: Command) -> Command {
     let name = command.get_name().to_owned();
-    hand_down(command, &name)
+    inherit(command, &name)
 }
 
-fn hand_down(command: Command, name: &str) -> Command {
+fn inherit(command: Command, name: &str) -> Command {
     let all = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     command.mut_subcommands(|inner| {
         let name = format!("{name} {}", inner.get_name());
         let own = inner.get_after_help().is_some();
         let shown = if own { String::new() } else { showing(&all, &name) };
         let inner = if shown.is_empty() { inner } else { inner.after_help(shown) };
-        hand_down(inner, &name)
+        inherit(inner, &name)
     })
 }
 

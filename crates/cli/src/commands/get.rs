@@ -23,7 +23,7 @@ pub(super) struct GetArguments {
     parameters: Vec<String>,
 
     #[command(flatten)]
-    whom: ProcessSelector,
+    process: ProcessSelector,
 
     /// Print JSON
     #[arg(long)]
@@ -51,7 +51,7 @@ pub(super) fn run(arguments: &GetArguments, out: &mut dyn Write) -> Result<ExitC
             MethodKind::Get,
             name,
             &arguments.parameters,
-            arguments.whom,
+            arguments.process,
             arguments.json,
         )?,
     };
@@ -65,12 +65,12 @@ pub(super) fn call_method(
     verb: MethodKind,
     name: &str,
     parameters: &[String],
-    whom: ProcessSelector,
+    process: ProcessSelector,
     json: bool,
 ) -> Result<String, Error> {
     let method = TABLE.find_typed(verb, name).map_err(refused)?;
     let parameters = words(method, parameters).map_err(refused)?;
-    let mut client = connect(whom)?;
+    let mut client = connect(process)?;
     let answer = client.call(&method.wire_name(), parameters, RESPONSE_TIMEOUT).map_err(refused)?;
     Ok(if json { format!("{answer:#}\n") } else { show(&method.answer, &answer) })
 }

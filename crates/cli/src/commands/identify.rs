@@ -10,7 +10,7 @@ use tenmil_devices::identify::{Document, interrogate, show};
 
 use super::identify_block::block_device;
 use tenmil_base::Error;
-use tenmil_devices::{EmuSpec, PcieName, TcpName, Uri, VfuName};
+use tenmil_devices::{EmuSpec, PcieName, TcpName, Uri, VfioUserName};
 
 /// Show what a device reports about itself. For an SSD: registers, Identify data, log pages and
 /// features, decoded. For any other block device: size, limits, operations, durability and signatures.
@@ -58,7 +58,7 @@ pub(super) fn run(
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
     let text = match &arguments.uri {
-        Uri::Emu(spec) => ask_ssd(spec, arguments, engines)?,
+        Uri::Emu(spec) => identify_ssd(spec, arguments, engines)?,
         Uri::Block(uri) if uri.scheme() == TcpName::SCHEME => {
             let mut document = Document::default();
             tenmil_devices::tcp::with_controller(&TcpName::of(uri)?, &mut |controller| {
@@ -68,12 +68,15 @@ pub(super) fn run(
             require(uri, &document)?;
             printed(&document, arguments)
         }
-        Uri::Block(uri) if uri.scheme() == VfuName::SCHEME => {
+        Uri::Block(uri) if uri.scheme() == VfioUserName::SCHEME => {
             let mut document = Document::default();
-            tenmil_devices::vfio_user::with_controller(&VfuName::of(uri)?, &mut |controller| {
-                document = interrogate(controller)?;
-                Ok(())
-            })?;
+            tenmil_devices::vfio_user::with_controller(
+                &VfioUserName::of(uri)?,
+                &mut |controller| {
+                    document = interrogate(controller)?;
+                    Ok(())
+                },
+            )?;
             require(uri, &document)?;
             printed(&document, arguments)
         }
@@ -102,7 +105,7 @@ fn require(uri: &tenmil_block::uri::Uri, document: &Document) -> Result<(), Erro
     named.map_or(Ok(()), |nsid| document.require(&uri.to_string(), nsid))
 }
 
-fn ask_ssd(
+fn identify_ssd(
     spec: &EmuSpec,
     arguments: &IdentifyArguments,
     engines: &Engines,

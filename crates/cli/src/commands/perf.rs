@@ -23,9 +23,9 @@ use tenmil_bench::perf::options::{
     MachineResources, NULL_BLK_TIME, OpenLoop, Output, Pattern, PerfOptions, RAM_TIME, SizeMix,
     Techniques, parse_map,
 };
-use tenmil_bench::perf::outcome::PerfOutcome;
 use tenmil_bench::perf::progress::{LiveLine, Phase, Progress};
 use tenmil_bench::perf::report::{html, json, text};
+use tenmil_bench::perf::result::PerfResult;
 use tenmil_block::quantity::{parse_count, parse_size, parse_time};
 use tenmil_block::{QueueMap, Scheduler};
 use tenmil_devices::Uri;
@@ -289,22 +289,22 @@ pub(super) fn run(
     let promise = |flag, path: Option<&str>| path.map(|path| ReportFile::open(flag, path));
     let json_file = promise("--json", json_path).transpose()?;
     let html_file = promise("--html", html_path).transpose()?;
-    let outcome = measure(&options, engines.perf)?;
+    let result = measure(&options, engines.perf)?;
     let files = [
-        json_file.map(|file| file.write(&json::render(&outcome))),
-        html_file.map(|file| file.write(&html::render(&outcome, command))),
+        json_file.map(|file| file.write(&json::render(&result))),
+        html_file.map(|file| file.write(&html::render(&result, command))),
     ];
     // A failure to write one report, such as a full disk, does not discard the result.
     let (written, lost): (Vec<_>, Vec<_>) = files.into_iter().flatten().partition(Result::is_ok);
     let written: Vec<String> = written.into_iter().flatten().collect();
     let report = match options.json {
-        Some(Output::Standard) => json::render(&outcome),
-        _ => text::render(&outcome, &written),
+        Some(Output::Standard) => json::render(&result),
+        _ => text::render(&result, &written),
     };
     write_out(out, &report)?;
     match lost.into_iter().find_map(Result::err) {
         Some(lost) => Err(lost),
-        None => Ok(exit_code(&outcome)),
+        None => Ok(exit_code(&result)),
     }
 }
 
@@ -320,22 +320,22 @@ pub(crate) fn options_of(words: &[String]) -> Result<PerfOptions, Error> {
 }
 
 /// Runs the engine until it ends or Ctrl-C, with a progress line if standard error is a terminal.
-fn measure(options: &PerfOptions, engine: PerfEngine) -> Result<PerfOutcome, Error> {
+fn measure(options: &PerfOptions, engine: PerfEngine) -> Result<PerfResult, Error> {
     tenmil_linux::signal::catch_interrupts()
         .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::start();
     let mut errors = std::io::stderr();
     let mut line = LiveLine::new(errors.is_terminal(), clock.now());
     let progress = Arc::new(Progress::new(options.cores.len().max(1)));
-    let outcome = engine(options, &progress, &mut |progress| {
+    let result = engine(options, &progress, &mut |progress| {
         let length = phase_length(options, progress.phase());
         // A closed terminal does not end the measurement.
-        let _ = line.turn(clock.now(), progress, length, &mut errors);
+        let _ = line.update(clock.now(), progress, length, &mut errors);
         let _ = line.print_notes(progress, &mut errors);
     });
     let _ = line.print_notes(&progress, &mut std::io::stderr());
     let _ = line.clear(&mut std::io::stderr());
-    outcome
+    result
 }
 
 fn phase_length(options: &PerfOptions, phase: Phase) -> Span {
@@ -350,9 +350,9 @@ fn phase_length(options: &PerfOptions, phase: Phase) -> Span {
 }
 
 /// The exit code of a run: a failed I/O or a verification error is a remote error.
-fn exit_code(outcome: &PerfOutcome) -> ExitCode {
-    match outcome.missing.first() {
-        _ if !outcome.is_clean() => ExitCode::from(ErrorCategory::Remote.exit_code()),
+fn exit_code(result: &PerfResult) -> ExitCode {
+    match result.missing.first() {
+        _ if !result.is_clean() => ExitCode::from(ErrorCategory::Remote.exit_code()),
         Some(refused) => ExitCode::from(refused.category.exit_code()),
         None => ExitCode::SUCCESS,
     }

@@ -50,7 +50,7 @@ const LOOKUP_TIMEOUT: Span = Span::from_secs(2);
 const COMMAND_TIMEOUT: Span = Span::from_secs(150);
 /// Interval at which the progress of a job is polled, and time after which a job that is not polled
 /// cancels itself.
-const LOOK_INTERVAL: Span = Span::from_ms(100);
+const PROGRESS_INTERVAL: Span = Span::from_ms(100);
 const ABANDON_TIMEOUT: Span = Span::from_secs(5);
 
 impl<'a> PoolAccess<'a> {
@@ -151,8 +151,8 @@ impl<'a> PoolAccess<'a> {
         match self {
             Self::Here { open, .. } => Ok(pool_commands::volumes(open)?),
             Self::Remote(there) => {
-                let given = there.given();
-                there.call("volumes", given)
+                let arguments = there.arguments();
+                there.call("volumes", arguments)
             }
         }
     }
@@ -182,12 +182,12 @@ impl<'a> PoolAccess<'a> {
         let done = match self {
             Self::Here { open, .. } => {
                 let done = long.carry_out(open, tenmil::KINDS, JobData::Nothing, &mut |done| {
-                    progress.turn(done)
+                    progress.update(done)
                 });
                 done.map(Some)
             }
             Self::Remote(there) => there.long(long, &mut |done| {
-                progress.turn(done);
+                progress.update(done);
             }),
         };
         progress.end();
@@ -197,22 +197,22 @@ impl<'a> PoolAccess<'a> {
 
 impl RemotePool<'_> {
     fn execute(&mut self, order: &PoolCommand) -> Result<CommandResult, Error> {
-        let (method, given) = pool_commands::request(&self.device, &order.clone().from_root());
-        let answer = self.call(&method, given)?;
+        let (method, arguments) = pool_commands::request(&self.device, &order.clone().from_root());
+        let answer = self.call(&method, arguments)?;
         CommandResult::from_json(&answer).ok_or_else(|| self.refuse("the reply has another type"))
     }
 
-    fn call(&mut self, method: &str, given: Map<String, Value>) -> Result<Value, Error> {
-        self.call_with(method, given, &[])
+    fn call(&mut self, method: &str, arguments: Map<String, Value>) -> Result<Value, Error> {
+        self.call_with(method, arguments, &[])
     }
 
     fn call_with(
         &mut self,
         method: &str,
-        given: Map<String, Value>,
+        arguments: Map<String, Value>,
         files: &[BorrowedFd<'_>],
     ) -> Result<Value, Error> {
-        let answer = self.client.call_with(method, given, files, COMMAND_TIMEOUT);
+        let answer = self.client.call_with(method, arguments, files, COMMAND_TIMEOUT);
         answer.map_err(|refusal| match refusal.code {
             Code::Timeout | Code::ConnectionClosed => self.refuse(&refusal.message),
             _ => refused(refusal),
@@ -223,10 +223,10 @@ impl RemotePool<'_> {
     fn differences(&mut self, from: &str, to: &str) -> Result<Vec<ChangedRange>, Error> {
         let (mut changed, mut next, mut uuids) = (Vec::new(), Some(0), None);
         while let Some(at_bytes) = next {
-            let mut given = self.given();
+            let mut arguments = self.arguments();
             let more = [("from", from.into()), ("to", to.into()), ("at_bytes", at_bytes.into())];
-            given.extend(more.map(|(name, value): (&str, Value)| (name.to_owned(), value)));
-            let answer = self.call("volume_diff", given)?;
+            arguments.extend(more.map(|(name, value): (&str, Value)| (name.to_owned(), value)));
+            let answer = self.call("volume_diff", arguments)?;
             let portion = DiffPage::from_json(&answer);
             let portion = portion.ok_or_else(|| self.refuse("the reply has another type"))?;
             // Between two pages a volume may be deleted and recreated under the same name.
@@ -240,7 +240,7 @@ impl RemotePool<'_> {
         Ok(changed)
     }
 
-    fn given(&self) -> Map<String, Value> {
+    fn arguments(&self) -> Map<String, Value> {
         Map::from_iter([("pool".to_owned(), Value::from(self.device.as_str()))])
     }
 
@@ -259,8 +259,8 @@ impl RemotePool<'_> {
     /// Starts a job, with the stream descriptor if it has one, and returns its row.
     fn begin(&mut self, long: &JobSpec, files: &[BorrowedFd<'_>]) -> Result<Value, Error> {
         let long = JobSpec { unheard_max: Some(ABANDON_TIMEOUT), ..long.clone() };
-        let (method, given) = long.request(&self.device);
-        self.call_with(&method, given, files)
+        let (method, arguments) = long.request(&self.device);
+        self.call_with(&method, arguments, files)
     }
 
     /// Polls a job until it ends. `None` if the user has interrupted it.
@@ -275,7 +275,7 @@ impl RemotePool<'_> {
             let bytes = |name: &str| job[name].as_u64().unwrap_or_default();
             look((bytes("done_bytes"), bytes("size_bytes")));
             match job["state"].as_str() {
-                Some("running") => tenmil_linux::thread::sleep(LOOK_INTERVAL),
+                Some("running") => tenmil_linux::thread::sleep(PROGRESS_INTERVAL),
                 Some("done") => return Ok(Some(job["result"].take())),
                 // Only a stop requested here is an interruption; a job stopped by others is an error.
                 Some("stopped") if is_stopped => {
@@ -289,8 +289,8 @@ impl RemotePool<'_> {
             }
             if tenmil_linux::signal::interrupted() && !is_stopped {
                 is_stopped = true;
-                let given = json!({ "id": id, "stop": true });
-                job = self.call("set_job", given.as_object().cloned().unwrap_or_default())?;
+                let arguments = json!({ "id": id, "stop": true });
+                job = self.call("set_job", arguments.as_object().cloned().unwrap_or_default())?;
                 continue;
             }
             let mut rows = self.call("jobs", Map::from_iter([("id".to_owned(), id.clone())]))?;

@@ -48,7 +48,7 @@ pub(super) struct ProxyArguments {
     jitter: Span,
 
     /// Buffer size per direction: 1m
-    #[arg(long, value_name = "SIZE", default_value = "1m", value_parser = parse_room)]
+    #[arg(long, value_name = "SIZE", default_value = "1m", value_parser = parse_buffer_size)]
     buffer: usize,
 
     /// Seed of all random numbers
@@ -82,7 +82,7 @@ pub(super) fn run(arguments: &ProxyArguments, out: &mut dyn Write) -> Result<Exi
     while !tenmil_linux::signal::interrupted() {
         let mut new_events = String::new();
         let moved =
-            proxy.turn(clock.now(), &mut |line| new_events = format!("{new_events}{line}\n"));
+            proxy.poll(clock.now(), &mut |line| new_events = format!("{new_events}{line}\n"));
         if !new_events.is_empty() {
             write_out(out, &new_events)?;
         }
@@ -130,7 +130,7 @@ fn parse_fault(text: &str) -> Result<(u64, Fault), String> {
     Ok((at, fault))
 }
 
-fn parse_room(text: &str) -> Result<usize, String> {
+fn parse_buffer_size(text: &str) -> Result<usize, String> {
     let size = parse_size(text)?;
     match usize::try_from(size) {
         Ok(room) if room > 0 => Ok(room),

@@ -132,7 +132,7 @@ impl ProgressLine {
             Progress::Finished(experiment_result) => {
                 let row = experiment_result.rows().into_iter().next();
                 let found = row.map_or_else(String::new, |row| row.found);
-                let kept = if experiment_result.was_kept { " (from an earlier run)" } else { "" };
+                let kept = if experiment_result.is_reused { " (from an earlier run)" } else { "" };
                 let (name, verdict) =
                     (experiment_result.experiment.name, experiment_result.verdict().words());
                 writeln!(errors, "{clear}{name}: {verdict}: {found}{kept}")?;

@@ -21,8 +21,8 @@ use crate::simulation::SimOptions;
 use tenmil_bench::balance::{BalancedReactors, put_back_frequencies};
 use tenmil_bench::perf::engine;
 use tenmil_bench::perf::options::PerfOptions;
-use tenmil_bench::perf::outcome::PerfOutcome;
 use tenmil_bench::perf::progress::Progress;
+use tenmil_bench::perf::result::PerfResult;
 
 /// Selects the process to call.
 #[derive(Clone, Copy, Debug, Default, Args)]
@@ -40,7 +40,7 @@ pub(super) fn perf(
     options: &PerfOptions,
     progress: &Arc<Progress>,
     watch: engine::TickFn<'_>,
-) -> Result<PerfOutcome, Error> {
+) -> Result<PerfResult, Error> {
     let (theirs, steered) = (Arc::clone(progress), Arc::clone(progress));
     let state = ServerState::new()
         .with(Reactors::new(move || theirs.reactors()))
@@ -112,7 +112,7 @@ fn start(state: ServerState) -> Result<(Server, EventRelay), String> {
     let teller = announcer.clone();
     subscribe_capacity(move |new_events| {
         tracing::info!(cause = %new_events.store, "{new_events}");
-        teller.announce_room(new_events);
+        teller.announce_capacity(new_events);
     });
     let teller = announcer.clone();
     subscribe_lost_writes(move |new_events| {

@@ -8,8 +8,8 @@ mod sockets;
 mod tests;
 mod transport;
 mod ublk;
-mod vfu;
-mod vhost;
+mod vfio_user;
+mod vhost_user;
 
 use std::io::{self, Write};
 use std::num::NonZeroU64;
@@ -305,7 +305,7 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
         [] => {}
         [socket] if arguments.listen.len() == 1 => {
             check_switches(arguments, ServeTransport::VhostUser)?;
-            return vhost::run(arguments, socket, out);
+            return vhost_user::run(arguments, socket, out);
         }
         _ => {
             return Err(Error::usage(
@@ -316,7 +316,7 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
     match (clients.is_empty(), hosts.is_empty(), sockets.as_slice()) {
         (true, true, [_, ..]) => {
             check_switches(arguments, ServeTransport::VfioUser)?;
-            vfu::run(arguments, &sockets, out)
+            vfio_user::run(arguments, &sockets, out)
         }
         (_, _, [_, ..]) => Err(Error::usage(
             "listen for vfio-user and for others at once, expected one: a client has the device",
@@ -362,8 +362,8 @@ fn run_nbd(
     let regions = RegionTable::new(REGIONS_MAX);
     let opener = Opener { regions: &regions, clock, seed: 1, kinds: tenmil::KINDS };
     let uri = uri.clone();
-    let asked = if arguments.read_only { uri.clone().to_read() } else { uri.clone() };
-    let opened = opener.open(&asked).map_err(|error| Error {
+    let requested = if arguments.read_only { uri.clone().to_read() } else { uri.clone() };
+    let opened = opener.open(&requested).map_err(|error| Error {
         category: error.category(),
         text: format!("open {error}"),
         hint: None,
@@ -375,7 +375,7 @@ fn run_nbd(
     let reactors = &balanced.reactors;
     let state = rpc_endpoint::state_of(&balanced);
     let state = state.with(Exports::new(vec![Arc::clone(&served)], clock)).with(devices);
-    let mut asked = rpc_endpoint::serve(state);
+    let mut requested = rpc_endpoint::serve(state);
     let connections_max = arguments.max_connections.unwrap_or(CLIENTS_MAX);
     let server = Server::start(ServerConfig {
         listen_sockets,
@@ -395,14 +395,14 @@ fn run_nbd(
     write_out(out, &ready_message(arguments, &served, &server))?;
     while !tenmil_linux::signal::interrupted() {
         while let Some(new_events) = server.next_event() {
-            if let NbdEvent::Trouble(text) = &new_events {
+            if let NbdEvent::Error(text) = &new_events {
                 tracing::info!("{text}");
             }
-            if let Some((_, relay)) = &asked {
+            if let Some((_, relay)) = &requested {
                 relay.announcer().announce_export(served.export().name(), &new_events);
             }
         }
-        if let Some((_, relay)) = &mut asked {
+        if let Some((_, relay)) = &mut requested {
             relay.forward_events(&rpc_endpoint::of(reactors));
         }
         tenmil_linux::thread::sleep(WATCH_INTERVAL);

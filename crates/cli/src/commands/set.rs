@@ -24,7 +24,7 @@ pub(super) struct SetArguments {
     parameters: Vec<String>,
 
     #[command(flatten)]
-    whom: ProcessSelector,
+    process: ProcessSelector,
 
     /// Print JSON
     #[arg(long)]
@@ -40,7 +40,7 @@ Examples:
 
 /// Calls the method and prints its result.
 pub(super) fn run(arguments: &SetArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
-    let SetArguments { name, parameters, whom, json } = arguments;
-    write_out(out, &call_method(MethodKind::Set, name, parameters, *whom, *json)?)?;
+    let SetArguments { name, parameters, process, json } = arguments;
+    write_out(out, &call_method(MethodKind::Set, name, parameters, *process, *json)?)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -20,7 +20,7 @@ use tenmil_linux::kernel_files::KernelFiles;
 #[command(after_help = EXAMPLES)]
 pub(super) struct TopArguments {
     #[command(flatten)]
-    whom: ProcessSelector,
+    process: ProcessSelector,
 
     /// Print one sample as JSON
     #[arg(long)]
@@ -56,20 +56,20 @@ fn interval(text: &str) -> Result<Span, String> {
 
 /// Runs the live view, or prints one sample.
 pub(super) fn run(arguments: &TopArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
-    let TopArguments { whom, json, once, interval } = *arguments;
+    let TopArguments { process, json, once, interval } = *arguments;
     if json {
-        write_out(out, &crate::top::json(&mut connect(whom)?, interval)?)?;
+        write_out(out, &crate::top::json(&mut connect(process)?, interval)?)?;
     } else if once || !can_draw() {
-        write_out(out, &crate::top::once(&mut connect(whom)?, interval)?)?;
+        write_out(out, &crate::top::once(&mut connect(process)?, interval)?)?;
     } else {
         let directory = directory()?;
         put_back_frequencies(&KernelFiles::live(), &directory, &|text| tracing::info!("{text}"));
-        if let Some(pid) = whom.pid {
+        if let Some(pid) = process.pid {
             // A process that does not exist at the start is a usage error; one that exits later is
             // awaited.
             choose(Some(pid), &listening(&directory)?)?;
         }
-        crate::top::watch(directory, whom.pid, interval, is_colored(no_color().as_deref()))?;
+        crate::top::watch(directory, process.pid, interval, is_colored(no_color().as_deref()))?;
     }
     Ok(ExitCode::SUCCESS)
 }

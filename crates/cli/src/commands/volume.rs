@@ -258,9 +258,9 @@ fn execute(
     order: impl FnOnce(String) -> PoolCommand,
     is_json: bool,
 ) -> CommandOutput {
-    let (mut hand, name) = open_pool_of(opener, uri)?;
-    let told = hand.execute(&order(name))?;
-    Ok(Some(output::render(&told, &hand, is_json)))
+    let (mut access, name) = open_pool_of(opener, uri)?;
+    let result = access.execute(&order(name))?;
+    Ok(Some(output::render(&result, &access, is_json)))
 }
 
 /// The same, and afterwards allocates the missing blocks if the volume is thick.
@@ -270,14 +270,14 @@ fn execute_and_inflate(
     order: impl FnOnce(String) -> PoolCommand,
     is_json: bool,
 ) -> CommandOutput {
-    let (mut hand, name) = open_pool_of(opener, uri)?;
-    let told = hand.execute(&order(name.clone()))?;
-    let is_thick = told.volume.as_ref().is_some_and(|volume| volume["thick"] == true);
+    let (mut access, name) = open_pool_of(opener, uri)?;
+    let result = access.execute(&order(name.clone()))?;
+    let is_thick = result.volume.as_ref().is_some_and(|volume| volume["thick"] == true);
     let owed = JobSpec { what: JobKind::Inflate(name), rate_bytes: None, unheard_max: None };
-    if is_thick && hand.long(&owed, "inflating")?.is_none() {
+    if is_thick && access.long(&owed, "inflating")?.is_none() {
         return Ok(None);
     }
-    Ok(Some(output::render(&told, &hand, is_json)))
+    Ok(Some(output::render(&result, &access, is_json)))
 }
 
 /// Runs a long job on a volume and renders the result.
@@ -289,14 +289,14 @@ fn run_job(
     is_json: bool,
 ) -> CommandOutput {
     let rate_bytes = self::rate(uri, rate)?;
-    let (mut hand, name) = open_pool_of(opener, uri)?;
+    let (mut access, name) = open_pool_of(opener, uri)?;
     let (what, phase) = long;
     let long = JobSpec { what: what(name), rate_bytes, unheard_max: None };
-    let Some(done) = hand.long(&long, phase)? else { return Ok(None) };
-    let told = CommandResult::from_json(&done);
-    let told =
-        told.ok_or_else(|| Error::remote(format!("{uri:#}: found {done}, expected what it is")))?;
-    Ok(Some(output::render(&told, &hand, is_json)))
+    let Some(done) = access.long(&long, phase)? else { return Ok(None) };
+    let result = CommandResult::from_json(&done);
+    let result = result
+        .ok_or_else(|| Error::remote(format!("{uri:#}: found {done}, expected what it is")))?;
+    Ok(Some(output::render(&result, &access, is_json)))
 }
 
 fn create(opener: &Opener<'_>, it: &CreateArguments) -> CommandOutput {

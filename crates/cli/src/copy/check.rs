@@ -8,7 +8,7 @@ use tenmil_dma::Region;
 use super::Devices;
 use super::drive::CopyTask;
 use super::geometry::Geometry;
-use super::outcome::{CompareResult, CopyAbort, CopySide, CopyStats};
+use super::result::{CompareResult, CopyAbort, CopySide, CopyStats};
 use super::side::{CopyChannels, SideRequest};
 
 /// Comparison in progress. Ranges known to be zeroes on both devices are not read, and unreadable
@@ -146,12 +146,12 @@ impl<'a> Check<'a> {
         self.geometry.floor(source.min(target)).max(at)
     }
 
-    fn after_read(&mut self, which: CopySide, index: usize, outcome: IoStatus) {
+    fn after_read(&mut self, which: CopySide, index: usize, status: IoStatus) {
         let pair = &mut self.pairs[index];
         pair.awaited -= 1;
-        if !outcome.is_success() {
+        if !status.is_success() {
             let (range, operation) = (pair.at..pair.at + pair.len, Operation::Read);
-            self.ending.get_or_insert(CopyAbort::Failed { side: which, operation, range, outcome });
+            self.ending.get_or_insert(CopyAbort::Failed { side: which, operation, range, status });
         } else if pair.awaited == 0 && self.ending.is_none() {
             self.compare(index);
         }
@@ -183,12 +183,12 @@ impl CopyTask for Check<'_> {
     fn step(&mut self, now: Instant) -> bool {
         let begun = self.begin();
         let mut completions = std::mem::take(&mut self.completions);
-        let moved = self.sides.turn(now, &mut completions);
-        for (which, IoCompletion { token, status: outcome, .. }) in completions.drain(..) {
+        let moved = self.sides.poll(now, &mut completions);
+        for (which, IoCompletion { token, status, .. }) in completions.drain(..) {
             if let Ok(index) = usize::try_from(token)
                 && index < self.pairs.len()
             {
-                self.after_read(which, index, outcome);
+                self.after_read(which, index, status);
             }
         }
         self.completions = completions;

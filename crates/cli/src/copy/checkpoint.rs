@@ -22,7 +22,7 @@ use tenmil_linux::random_seed;
 
 use super::engine::CheckpointSink;
 use super::identity::{Identity, difference, files_of, number};
-use super::outcome::{CopySide, CopyStats};
+use super::result::{CopySide, CopyStats};
 use tenmil_base::Error;
 use tenmil_linux::file::reason;
 
@@ -65,7 +65,7 @@ impl Checkpoint {
         source: Identity,
         target: Identity,
     ) -> Result<(Self, Option<CopyStats>), Error> {
-        check_place(&path, [(CopySide::Source, &source), (CopySide::Target, &target)])?;
+        check_path(&path, [(CopySide::Source, &source), (CopySide::Target, &target)])?;
         let contents =
             CheckpointContents { version: VERSION, source, target, until: 0, lost: Vec::new() };
         let found = match std::fs::read_to_string(&path) {
@@ -143,7 +143,7 @@ impl Checkpoint {
 }
 
 /// Rejects a path that is in use for something else, which the checkpoint would replace.
-fn check_place(path: &Path, sides: [(CopySide, &Identity); 2]) -> Result<(), Error> {
+fn check_path(path: &Path, sides: [(CopySide, &Identity); 2]) -> Result<(), Error> {
     let refuse = |text: String| {
         Err(Error::usage(text).with_hint("Name a file for the record with --resume."))
     };
@@ -209,7 +209,7 @@ mod tests {
     use super::{Checkpoint, default_path};
     use crate::copy::engine::CheckpointSink;
     use crate::copy::identity::{Identity, files_of};
-    use crate::copy::outcome::{CopySide, CopyStats};
+    use crate::copy::result::{CopySide, CopyStats};
 
     struct World {
         root: tempfile::TempDir,

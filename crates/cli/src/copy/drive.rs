@@ -25,51 +25,51 @@ pub(super) trait CopyTask {
 pub type CopyProgressFn<'a> = dyn FnMut(Instant, (u64, u64)) -> bool + 'a;
 
 /// Longest sleep, which bounds the delay of a cancel.
-const LOOK_AROUND: Span = Span::from_ms(100);
+const SLEEP_MAX: Span = Span::from_ms(100);
 
 struct CopyLoop<'a, W> {
-    work: &'a mut W,
+    task: &'a mut W,
     watch: &'a mut CopyProgressFn<'a>,
 }
 
-/// Drives `work` until it ends or the callback cancels it.
+/// Drives `task` until it ends or the callback cancels it.
 pub(super) fn drive<'a>(
-    work: &'a mut impl CopyTask,
+    task: &'a mut impl CopyTask,
     clock: &Clock,
     watch: &'a mut CopyProgressFn<'a>,
 ) -> Result<(), String> {
     let refuse = |error: std::io::Error| format!("prepare to sleep: {error}");
     let mut sleeper = Sleeper::new().map_err(refuse)?;
-    let sides = work.sides();
+    let sides = task.sides();
     for (side, token) in [(&mut sides.source, 0), (&mut sides.target, 1)] {
         if let WakeSource::Descriptor(descriptor) = side.channel().wake_source() {
             sleeper.sources().add(descriptor, token).map_err(refuse)?;
         }
     }
-    run(&mut CopyLoop { work, watch }, clock, &mut sleeper);
+    run(&mut CopyLoop { task, watch }, clock, &mut sleeper);
     Ok(())
 }
 
 impl<W: CopyTask> EventLoop for CopyLoop<'_, W> {
     fn iterate(&mut self, now: Instant) -> NextStep {
-        let worked = self.work.step(now);
-        if !(self.watch)(now, self.work.progress()) {
-            self.work.stop();
+        let worked = self.task.step(now);
+        if !(self.watch)(now, self.task.progress()) {
+            self.task.stop();
         }
-        if self.work.is_over() {
+        if self.task.is_over() {
             NextStep::Exit
         } else if worked {
             NextStep::Again
         } else {
-            NextStep::SleepUntil(self.work.sides().wake_at().min(now.after(LOOK_AROUND)))
+            NextStep::SleepUntil(self.task.sides().wake_at().min(now.after(SLEEP_MAX)))
         }
     }
 
     fn arm(&mut self, _now: Instant) -> bool {
-        self.work.sides().arm()
+        self.task.sides().arm()
     }
 
     fn handle_wakeup(&mut self, _ready: &[u64]) {
-        self.work.sides().disarm();
+        self.task.sides().disarm();
     }
 }

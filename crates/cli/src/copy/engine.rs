@@ -21,7 +21,7 @@ use tenmil_dma::Region;
 
 use super::drive::CopyTask;
 use super::geometry::Geometry;
-use super::outcome::{CopyAbort, CopySide, CopyStats};
+use super::result::{CopyAbort, CopySide, CopyStats};
 use super::side::{CopyChannels, SideRequest};
 use super::{CopyOptions, Devices, OnError};
 
@@ -74,7 +74,7 @@ struct CopyChunk {
     read: u64,
     done: u64,
     /// Bytes being read, written or zeroed now.
-    piece: u64,
+    part: u64,
     buffer: Segment,
     awaits: ChunkState,
 }
@@ -187,7 +187,7 @@ impl<'a> CopyEngine<'a> {
             }
             let unused = |job: &CopyChunk| job.awaits == ChunkState::Unused;
             let Some(index) = self.jobs.iter().position(unused) else { break };
-            let (until, holds) = self.look_ahead();
+            let (until, holds) = self.next_extent();
             match holds {
                 ExtentKind::Data => self.begin_read(index, until),
                 ExtentKind::Zeroes | ExtentKind::Hole => self.begin_zeroes(index, until),
@@ -197,7 +197,7 @@ impl<'a> CopyEngine<'a> {
     }
 
     /// End and content of the source's extent at `next`, in whole units.
-    fn look_ahead(&mut self) -> (u64, ExtentKind) {
+    fn next_extent(&mut self) -> (u64, ExtentKind) {
         if self.next < self.ahead.0 {
             return self.ahead;
         }
@@ -220,7 +220,7 @@ impl<'a> CopyEngine<'a> {
     fn begin_read(&mut self, index: usize, until: u64) {
         let len = (until - self.next).min(self.geometry.chunk);
         let job = &mut self.jobs[index];
-        (job.at, job.len, job.read, job.done, job.piece) = (self.next, len, 0, 0, len);
+        (job.at, job.len, job.read, job.done, job.part) = (self.next, len, 0, 0, len);
         self.next += len;
         self.read(index);
     }
@@ -255,33 +255,33 @@ impl<'a> CopyEngine<'a> {
     /// Reads the next piece of a chunk.
     fn read(&mut self, index: usize) {
         let job = &mut self.jobs[index];
-        let piece = job.piece.min(job.len - job.read);
-        (job.piece, job.awaits) = (piece, ChunkState::Read);
-        let memory = slice(job.buffer, job.read, piece);
+        let part = job.part.min(job.len - job.read);
+        (job.part, job.awaits) = (part, ChunkState::Read);
+        let memory = slice(job.buffer, job.read, part);
         let (token, operation, at) = (index as u64, Operation::Read, job.at + job.read);
-        self.sides.source.submit(&SideRequest { token, operation, at, len_bytes: piece, memory });
+        self.sides.source.submit(&SideRequest { token, operation, at, len_bytes: part, memory });
     }
 
-    fn after_read(&mut self, index: usize, outcome: IoStatus) {
+    fn after_read(&mut self, index: usize, status: IoStatus) {
         let job = &mut self.jobs[index];
-        if outcome.is_success() {
-            self.tally.read += job.piece;
-            job.read += job.piece;
-        } else if is_gone(outcome) {
-            return self.give_up(index, CopySide::Source, Operation::Read, outcome);
-        } else if job.piece > self.geometry.source_block {
+        if status.is_success() {
+            self.tally.read += job.part;
+            job.read += job.part;
+        } else if is_gone(status) {
+            return self.fail_chunk(index, CopySide::Source, Operation::Read, status);
+        } else if job.part > self.geometry.source_block {
             // Read again block by block, so that exactly the unreadable blocks are skipped or reported.
-            job.piece = self.geometry.source_block;
+            job.part = self.geometry.source_block;
         } else if self.options.on_error == OnError::Stop {
-            return self.give_up(index, CopySide::Source, Operation::Read, outcome);
+            return self.fail_chunk(index, CopySide::Source, Operation::Read, status);
         } else {
-            let (at, piece) = (job.at + job.read, job.piece);
-            let memory = slice(job.buffer, job.read, piece);
+            let (at, part) = (job.at + job.read, job.part);
+            let memory = slice(job.buffer, job.read, part);
             if self.devices.regions.fill(memory, 0).is_err() {
-                return self.give_up(index, CopySide::Source, Operation::Read, outcome);
+                return self.fail_chunk(index, CopySide::Source, Operation::Read, status);
             }
-            job.read += piece;
-            self.tally.record_unreadable(at..at + piece);
+            job.read += part;
+            self.tally.record_unreadable(at..at + part);
         }
         if self.jobs[index].read < self.jobs[index].len {
             self.read(index);
@@ -298,7 +298,7 @@ impl<'a> CopyEngine<'a> {
         if padded > job.len {
             let rest = slice(job.buffer, job.len, padded - job.len);
             if self.devices.regions.fill(rest, 0).is_err() {
-                self.give_up(
+                self.fail_chunk(
                     index,
                     CopySide::Source,
                     Operation::Read,
@@ -341,8 +341,8 @@ impl<'a> CopyEngine<'a> {
         }
         let grain = GRAIN.max(self.geometry.unit);
         let is_zero = |at: u64| {
-            let piece = grain.min(len - at);
-            let (bytes, zeroes) = (slice(job.buffer, at, piece), slice(self.zeroes, 0, piece));
+            let part = grain.min(len - at);
+            let (bytes, zeroes) = (slice(job.buffer, at, part), slice(self.zeroes, 0, part));
             self.devices.regions.equal(bytes, zeroes).unwrap_or(false)
         };
         let first = is_zero(from);
@@ -353,55 +353,55 @@ impl<'a> CopyEngine<'a> {
         (until, first)
     }
 
-    fn write(&mut self, index: usize, piece: u64) {
+    fn write(&mut self, index: usize, part: u64) {
         let job = &mut self.jobs[index];
-        (job.piece, job.awaits) = (piece, ChunkState::Written);
-        let memory = slice(job.buffer, job.done, piece);
+        (job.part, job.awaits) = (part, ChunkState::Written);
+        let memory = slice(job.buffer, job.done, part);
         let (token, operation, at) = (index as u64, Operation::Write, job.at + job.done);
         self.tally.is_flushed = false;
-        self.sides.target.submit(&SideRequest { token, operation, at, len_bytes: piece, memory });
+        self.sides.target.submit(&SideRequest { token, operation, at, len_bytes: part, memory });
     }
 
-    /// Zeroes the next `piece` of a chunk, by WriteZeroes or by writing zeroes.
-    fn zero(&mut self, index: usize, piece: u64) {
+    /// Zeroes the next `part` of a chunk, by WriteZeroes or by writing zeroes.
+    fn zero(&mut self, index: usize, part: u64) {
         let has_zeroes = self.geometry.has_zeroes;
         let most = if has_zeroes { self.geometry.zero_chunk } else { self.geometry.chunk };
-        let piece = self.geometry.in_target(piece).min(most);
+        let part = self.geometry.in_target(part).min(most);
         let job = &mut self.jobs[index];
-        (job.piece, job.awaits) = (piece, ChunkState::Zeroed);
+        (job.part, job.awaits) = (part, ChunkState::Zeroed);
         let (operation, memory) = if has_zeroes {
             (Operation::WriteZeroes, Segment::default())
         } else {
-            (Operation::Write, slice(self.zeroes, 0, piece))
+            (Operation::Write, slice(self.zeroes, 0, part))
         };
         let (token, at) = (index as u64, job.at + job.done);
         self.tally.is_flushed = false;
-        self.sides.target.submit(&SideRequest { token, operation, at, len_bytes: piece, memory });
+        self.sides.target.submit(&SideRequest { token, operation, at, len_bytes: part, memory });
     }
 
-    fn after_written(&mut self, index: usize, outcome: IoStatus) {
+    fn after_written(&mut self, index: usize, status: IoStatus) {
         let job = &mut self.jobs[index];
         let is_write = job.awaits == ChunkState::Written;
-        if !outcome.is_success() {
+        if !status.is_success() {
             let operation = if is_write || !self.geometry.has_zeroes {
                 Operation::Write
             } else {
                 Operation::WriteZeroes
             };
-            return self.give_up(index, CopySide::Target, operation, outcome);
+            return self.fail_chunk(index, CopySide::Target, operation, status);
         }
         let counted = if is_write { &mut self.tally.written } else { &mut self.tally.zeroed };
-        *counted += job.piece;
-        job.done += job.piece;
+        *counted += job.part;
+        job.done += job.part;
         self.go_on(index);
     }
 
-    fn give_up(&mut self, index: usize, side: CopySide, operation: Operation, outcome: IoStatus) {
+    fn fail_chunk(&mut self, index: usize, side: CopySide, operation: Operation, status: IoStatus) {
         let job = &mut self.jobs[index];
         job.awaits = ChunkState::Unused;
         let (first, offset) = (job.at, if side == CopySide::Source { job.read } else { job.done });
-        let range = first + offset..first + offset + job.piece;
-        self.fail(first, CopyAbort::Failed { side, operation, range, outcome });
+        let range = first + offset..first + offset + job.part;
+        self.fail(first, CopyAbort::Failed { side, operation, range, status });
     }
 
     /// Flushes the target periodically, and once when no other work is left.
@@ -440,11 +440,11 @@ impl<'a> CopyEngine<'a> {
         is_begun && self.jobs.iter().all(|job| job.awaits == ChunkState::Unused)
     }
 
-    fn after_flush(&mut self, until: u64, outcome: IoStatus) {
+    fn after_flush(&mut self, until: u64, status: IoStatus) {
         self.flush = Flush::Idle { recorded: until };
-        if !outcome.is_success() {
+        if !status.is_success() {
             let (side, operation) = (CopySide::Target, Operation::Flush);
-            return self.fail(until, CopyAbort::Failed { side, operation, range: 0..0, outcome });
+            return self.fail(until, CopyAbort::Failed { side, operation, range: 0..0, status });
         }
         self.record(until);
         // Chunks completed since the flush was submitted are not covered by it; then another one
@@ -467,14 +467,14 @@ impl CopyTask for CopyEngine<'_> {
     fn step(&mut self, now: Instant) -> bool {
         let begun = self.begin();
         let mut completions = std::mem::take(&mut self.completions);
-        let moved = self.sides.turn(now, &mut completions);
-        for (_, IoCompletion { token, status: outcome, .. }) in completions.drain(..) {
+        let moved = self.sides.poll(now, &mut completions);
+        for (_, IoCompletion { token, status, .. }) in completions.drain(..) {
             match (self.flush, usize::try_from(token)) {
-                (Flush::Awaited { until }, _) if token == FLUSH => self.after_flush(until, outcome),
+                (Flush::Awaited { until }, _) if token == FLUSH => self.after_flush(until, status),
                 (_, Ok(index)) if index < self.jobs.len() => match self.jobs[index].awaits {
                     ChunkState::Unused => {}
-                    ChunkState::Read => self.after_read(index, outcome),
-                    ChunkState::Written | ChunkState::Zeroed => self.after_written(index, outcome),
+                    ChunkState::Read => self.after_read(index, status),
+                    ChunkState::Written | ChunkState::Zeroed => self.after_written(index, status),
                 },
                 _ => {}
             }
@@ -508,14 +508,14 @@ impl CopyTask for CopyEngine<'_> {
 
 impl CopyChunk {
     fn unused() -> Self {
-        let (at, len, read, done, piece) = (0, 0, 0, 0, 0);
-        Self { at, len, read, done, piece, buffer: Segment::default(), awaits: ChunkState::Unused }
+        let (at, len, read, done, part) = (0, 0, 0, 0, 0);
+        Self { at, len, read, done, part, buffer: Segment::default(), awaits: ChunkState::Unused }
     }
 }
 
 /// Whether the device is gone, so that retries are pointless.
-fn is_gone(outcome: IoStatus) -> bool {
-    matches!(outcome, IoStatus::NO_DEVICE | IoStatus::ABORTED_BY_HOST)
+fn is_gone(status: IoStatus) -> bool {
+    matches!(status, IoStatus::NO_DEVICE | IoStatus::ABORTED_BY_HOST)
 }
 
 /// Part of a buffer, within its bounds.

@@ -10,7 +10,7 @@ use tenmil_linux::file::reach;
 use tenmil_linux::holders::{DevicePath, device_identity, file_identity};
 use tenmil_linux::kernel_files::KernelFiles;
 
-use super::outcome::CopySide;
+use super::result::CopySide;
 
 /// Identity of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use tenmil_base::{
     RequestFlags, Segment,
 };
 
-use super::outcome::CopySide;
+use super::result::CopySide;
 
 /// Channel addressed in bytes.
 pub(super) struct ByteChannel {
@@ -28,7 +28,7 @@ pub(super) struct SideRequest {
     pub(super) memory: Segment,
 }
 
-const ANSWERS: usize = 64;
+const COMPLETIONS_MAX: usize = 64;
 
 impl ByteChannel {
     /// Opens a channel of `medium`.
@@ -39,7 +39,7 @@ impl ByteChannel {
             channel,
             waiting: VecDeque::new(),
             in_flight: 0,
-            completions: CompletionBatch::with_capacity(ANSWERS),
+            completions: CompletionBatch::with_capacity(COMPLETIONS_MAX),
         })
     }
 
@@ -66,7 +66,7 @@ impl ByteChannel {
 
     /// Submits queued requests as far as the channel accepts them, and collects completions. Returns
     /// whether anything was done.
-    pub(super) fn turn(&mut self, now: Instant, taken: &mut Vec<IoCompletion>) -> bool {
+    pub(super) fn poll(&mut self, now: Instant, taken: &mut Vec<IoCompletion>) -> bool {
         let before = self.in_flight;
         while let Some((request, memory)) = self.waiting.front() {
             if self.channel.submit(now, &[*request], &[*memory]) == 0 {
@@ -110,7 +110,7 @@ impl CopyChannels {
     }
 
     /// Polls both channels and collects their completions.
-    pub(super) fn turn(
+    pub(super) fn poll(
         &mut self,
         now: Instant,
         completions: &mut Vec<(CopySide, IoCompletion)>,
@@ -118,7 +118,7 @@ impl CopyChannels {
         let sides = [(CopySide::Source, &mut self.source), (CopySide::Target, &mut self.target)];
         let mut has_moved = false;
         for (which, side) in sides {
-            has_moved |= side.turn(now, &mut self.taken);
+            has_moved |= side.poll(now, &mut self.taken);
             completions.extend(self.taken.drain(..).map(|completion| (which, completion)));
         }
         has_moved

@@ -206,11 +206,11 @@ fn a_block_that_cannot_be_read_is_named_or_left_out() {
     world.source.break_block(700);
     let mut kept = Kept::default();
     let (tally, ending) = world.copy(&mut kept, STEPS_MAX).unwrap();
-    let Some(CopyAbort::Failed { side: CopySide::Source, operation, range, outcome }) = ending
+    let Some(CopyAbort::Failed { side: CopySide::Source, operation, range, status }) = ending
     else {
         panic!("{ending:?}");
     };
-    assert_eq!((operation, outcome), (Operation::Read, IoStatus::UNRECOVERED_READ));
+    assert_eq!((operation, status), (Operation::Read, IoStatus::UNRECOVERED_READ));
     assert_eq!(range, 51_200..51_712, "one block, however much was read at once");
     assert!(tally.until <= 51_200 && tally.is_flushed);
 
@@ -245,20 +245,20 @@ fn blocks_of_the_target_with_something_lost_in_them_are_not_compared() {
 
 #[test]
 fn a_full_target_and_one_that_fails_end_it_with_their_reason() {
-    for (outcome, operation) in [
+    for (status, operation) in [
         (IoStatus::CAPACITY_EXCEEDED, Operation::Write),
         (IoStatus::WRITE_FAULT, Operation::Write),
         (IoStatus::WRITE_FAULT, Operation::WriteZeroes),
         (IoStatus::WRITE_FAULT, Operation::Flush),
     ] {
         let world = World::new(2, (512, 512));
-        world.target.fail(operation, outcome);
+        world.target.fail(operation, status);
         let (tally, ending) = world.copy(&mut Kept::default(), STEPS_MAX).unwrap();
-        let Some(CopyAbort::Failed { side, operation: found, outcome: completion, .. }) = ending
+        let Some(CopyAbort::Failed { side, operation: found, status: completion, .. }) = ending
         else {
             panic!("{ending:?}");
         };
-        assert_eq!((side, found, completion), (CopySide::Target, operation, outcome));
+        assert_eq!((side, found, completion), (CopySide::Target, operation, status));
         assert!(!tally.is_flushed && tally.until < 1 << 20);
         assert_eq!(world.target.in_flight(), 0);
     }

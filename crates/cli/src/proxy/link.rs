@@ -56,7 +56,7 @@ enum ForwardResult {
 
 const READABLE: Interest = Interest { readable: true, writable: false };
 /// Maximum number of bytes taken from a line at a time.
-const PORTION_BYTES: usize = 64 << 10;
+const CHUNK_BYTES: usize = 64 << 10;
 
 impl ProxiedConnection {
     pub(super) fn new(
@@ -83,7 +83,7 @@ impl ProxiedConnection {
     }
 
     /// Forwards pending bytes in both directions. Returns whether anything was done.
-    pub(super) fn turn(&mut self, now: Instant, tell: &mut dyn FnMut(String)) -> bool {
+    pub(super) fn poll(&mut self, now: Instant, report: &mut dyn FnMut(String)) -> bool {
         let went = match &mut self.far {
             UpstreamState::Connecting(dial) => match dial.poll(now) {
                 None => return false,
@@ -97,8 +97,8 @@ impl ProxiedConnection {
                 },
             },
             UpstreamState::Connected(far) => {
-                let there = self.there.turn(now, &mut self.near, far);
-                match (there, self.back.turn(now, far, &mut self.near)) {
+                let there = self.there.poll(now, &mut self.near, far);
+                match (there, self.back.poll(now, far, &mut self.near)) {
                     (ForwardResult::Cut(why), _) | (_, ForwardResult::Cut(why)) => {
                         ForwardResult::Cut(why)
                     }
@@ -109,9 +109,9 @@ impl ProxiedConnection {
             UpstreamState::Closed => return false,
         };
         match went {
-            ForwardResult::Cut(why) => self.cut(&why, tell),
+            ForwardResult::Cut(why) => self.cut(&why, report),
             ForwardResult::Progress if self.there.has_ended && self.back.has_ended => {
-                self.end("both sides have closed", tell);
+                self.end("both sides have closed", report);
             }
             ForwardResult::Nothing => return false,
             ForwardResult::Progress => {}
@@ -120,17 +120,17 @@ impl ProxiedConnection {
     }
 
     /// Resets both sockets.
-    fn cut(&mut self, why: &str, tell: &mut dyn FnMut(String)) {
+    fn cut(&mut self, why: &str, report: &mut dyn FnMut(String)) {
         reset_at_end(&self.near.socket);
         if let UpstreamState::Connected(far) = &self.far {
             reset_at_end(&far.socket);
         }
-        self.end(why, tell);
+        self.end(why, report);
     }
 
-    fn end(&mut self, why: &str, tell: &mut dyn FnMut(String)) {
+    fn end(&mut self, why: &str, report: &mut dyn FnMut(String)) {
         let (number, there, back) = (self.number, self.there.line.given(), self.back.line.given());
-        tell(format!("connection {number}: {why}, after {there} bytes there and {back} back"));
+        report(format!("connection {number}: {why}, after {there} bytes there and {back} back"));
         self.far = UpstreamState::Closed;
         self.is_over = true;
     }
@@ -196,25 +196,25 @@ impl Direction {
         Self { line: LinkDirection::new(options, random), pending: Vec::new(), has_ended: false }
     }
 
-    fn turn(
+    fn poll(
         &mut self,
         now: Instant,
         from: &mut ProxySocket,
         to: &mut ProxySocket,
     ) -> ForwardResult {
-        let came = match self.take_in(now, from) {
+        let came = match self.receive(now, from) {
             ForwardResult::Cut(why) => return ForwardResult::Cut(why),
             ForwardResult::Progress => true,
             ForwardResult::Nothing => false,
         };
-        match self.give_out(now, to) {
+        match self.send(now, to) {
             ForwardResult::Nothing if came => ForwardResult::Progress,
             went => went,
         }
     }
 
     /// Moves received bytes into the line, as far as its buffer has space.
-    fn take_in(&mut self, now: Instant, from: &mut ProxySocket) -> ForwardResult {
+    fn receive(&mut self, now: Instant, from: &mut ProxySocket) -> ForwardResult {
         if from.has_ended || self.line.room() == 0 {
             return ForwardResult::Nothing;
         }
@@ -235,12 +235,12 @@ impl Direction {
     }
 
     /// Sends bytes that leave the line.
-    fn give_out(&mut self, now: Instant, to: &mut ProxySocket) -> ForwardResult {
+    fn send(&mut self, now: Instant, to: &mut ProxySocket) -> ForwardResult {
         if self.has_ended {
             return ForwardResult::Nothing;
         }
         if self.pending.is_empty() {
-            self.pending.resize(PORTION_BYTES, 0);
+            self.pending.resize(CHUNK_BYTES, 0);
             let arrival = self.line.take(now, &mut self.pending);
             self.pending.truncate(if let Arrival::Bytes(count) = arrival { count } else { 0 });
             match arrival {

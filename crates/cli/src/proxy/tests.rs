@@ -13,7 +13,7 @@ use super::{Proxy, ProxyPlan};
 struct World {
     clock: Clock,
     proxy: Proxy,
-    door: StreamListener,
+    listener: StreamListener,
     pool: ThreadPool,
     sockets: SocketFactory,
     told: Vec<String>,
@@ -25,10 +25,10 @@ fn any() -> Address {
 
 impl World {
     fn new(there: LinkOptions, back: LinkOptions) -> Self {
-        let door = StreamListener::open(&any()).unwrap();
+        let listener = StreamListener::open(&any()).unwrap();
         let plan = ProxyPlan {
             listen: "127.0.0.1:0".parse().unwrap(),
-            target: door.address().to_string(),
+            target: listener.address().to_string(),
             there,
             back,
             seed: 7,
@@ -36,23 +36,23 @@ impl World {
         Self {
             clock: Clock::start(),
             proxy: Proxy::new(plan).unwrap(),
-            door,
+            listener,
             pool: ThreadPool::new(1, 1),
             sockets: SocketFactory::new(RegionTable::new(1), SocketOptions::default()),
             told: Vec::new(),
         }
     }
 
-    fn turn(&mut self) {
+    fn poll(&mut self) {
         let told = &mut self.told;
-        self.proxy.turn(self.clock.now(), &mut |line| told.push(line));
+        self.proxy.poll(self.clock.now(), &mut |line| told.push(line));
     }
 
     /// Polls until `found` returns a value.
     fn until<T>(&mut self, mut found: impl FnMut(&mut Self) -> Option<T>) -> T {
         let late = self.clock.now().after(Span::from_secs(20));
         while self.clock.now() < late {
-            self.turn();
+            self.poll();
             if let Some(found) = found(self) {
                 return found;
             }
@@ -68,7 +68,7 @@ impl World {
         let late = now.after(Span::from_secs(10));
         let mut dial = ConnectOp::start(&address, &self.pool, now, late).unwrap();
         let near = self.until(|world| dial.poll(world.clock.now())).unwrap();
-        let far = self.until(|world| world.door.accept().unwrap());
+        let far = self.until(|world| world.listener.accept().unwrap());
         [near, far].map(|socket| self.sockets.stream(socket).unwrap())
     }
 
@@ -173,8 +173,8 @@ fn what_falls_into_a_black_hole_never_comes_and_disturbs_nobody_else() {
 #[test]
 fn a_target_that_is_not_there_is_named_and_its_guest_sent_away() {
     let mut world = World::new(LinkOptions::default(), LinkOptions::default());
-    let nowhere = world.door.address().to_string();
-    world.door = StreamListener::open(&any()).unwrap();
+    let nowhere = world.listener.address().to_string();
+    world.listener = StreamListener::open(&any()).unwrap();
     let now = world.clock.now();
     let address = world.proxy.address().to_string();
     let mut dial =

@@ -33,12 +33,12 @@ pub(super) fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), Error
     for further in 0..count {
         let seed = first.wrapping_add(further);
         let plan = Plan::of(seed, InjectedBugs::default());
-        let outcome = tenmil_cluster::run(&plan);
-        if outcome.failure.is_some() {
+        let result = tenmil_cluster::run(&plan);
+        if result.failure.is_some() {
             failed += 1;
-            report(&outcome, out).map_err(written)?;
+            report(&result, out).map_err(written)?;
         } else if options.seed.is_some() {
-            let (Outcome { events, hash, .. }, kind) = (outcome, plan.kind());
+            let (Outcome { events, hash, .. }, kind) = (result, plan.kind());
             writeln!(out, "cluster/{seed} ({kind}): {events} events with hash {hash:016x}")
                 .map_err(written)?;
         }
@@ -68,8 +68,8 @@ fn find_bugs(seeds: u64, out: &mut dyn Write) -> io::Result<(u64, u64)> {
     Ok((all, found))
 }
 
-fn report(outcome: &Outcome, out: &mut dyn Write) -> io::Result<()> {
-    let Outcome { seed, failure, history, .. } = outcome;
+fn report(result: &Outcome, out: &mut dyn Write) -> io::Result<()> {
+    let Outcome { seed, failure, history, .. } = result;
     let failure = failure.as_deref().unwrap_or_default();
     writeln!(out, "cluster/{seed}: {failure}")?;
     history.iter().try_for_each(|line| writeln!(out, "    {line}"))?;

@@ -60,7 +60,7 @@ fn body(buffer: &mut Buffer, mut area: Rect, state: &AppState, theme: Theme) {
         return;
     }
     let grids = Table::ALL.map(|which| table(state, which));
-    let wanted = grids.each_ref().map(|grid| rows_wanted(grid));
+    let wanted = grids.each_ref().map(|grid| height_of(grid));
     let focus = Table::ALL.iter().position(|which| *which == state.focus).unwrap_or(0);
     let shares = shares(area.height, wanted, focus);
     for (index, (which, grid)) in Table::ALL.into_iter().zip(grids).enumerate() {
@@ -74,7 +74,7 @@ fn body(buffer: &mut Buffer, mut area: Rect, state: &AppState, theme: Theme) {
 }
 
 /// Lines of a table: a heading, one per row or a note that there are none, and a separator.
-fn rows_wanted(grid: &Grid<'_>) -> u16 {
+fn height_of(grid: &Grid<'_>) -> u16 {
     u16::try_from(grid.rows.len().max(1)).unwrap_or(u16::MAX).saturating_add(2)
 }
 
@@ -130,7 +130,7 @@ impl Drawing<'_> {
         let head = top(&mut area);
         let style = theme.head(self.has_focus);
         line(buffer, head, &" ".repeat(head.width.into()), style);
-        for (place, column) in places(head, &fitted, self.grid.columns) {
+        for (place, column) in column_areas(head, &fitted, self.grid.columns) {
             line(buffer, place, &pad(column.1.head, place.width, column.1.width), style);
         }
         if self.grid.rows.is_empty() {
@@ -139,7 +139,7 @@ impl Drawing<'_> {
         for index in self.visible(area.height) {
             let place = top(&mut area);
             let is_chosen = self.chosen == Some(index);
-            for (place, (at, column)) in places(place, &fitted, self.grid.columns) {
+            for (place, (at, column)) in column_areas(place, &fitted, self.grid.columns) {
                 let cell = self.grid.rows[index].get(at).unwrap_or(&Cell::Empty);
                 let (text, style) = cell_text(cell, place.width, column.width, theme);
                 line(buffer, place, &text, style);
@@ -160,7 +160,7 @@ impl Drawing<'_> {
 }
 
 /// Areas of the columns in a line.
-fn places<'a>(
+fn column_areas<'a>(
     line: Rect,
     fitted: &'a [(usize, u16)],
     columns: &'static [Column],

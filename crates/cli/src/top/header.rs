@@ -18,7 +18,7 @@ pub(crate) fn header(state: &AppState, columns: u16, theme: Theme) -> Vec<(Strin
         lines.push((busy(state, columns), Style::new()));
     }
     let mind = match &state.stage {
-        ConnectionStage::Gone(why) => {
+        ConnectionStage::Exited(why) => {
             Some(format!("GONE: {}. Waiting for another; q quits.", escape(why)))
         }
         ConnectionStage::Silent(why) => {

@@ -44,7 +44,7 @@ impl AppState {
         match key.code {
             KeyCode::Char('q') => self.is_over = true,
             KeyCode::Char('?' | 'h') => self.is_help = !self.is_help,
-            KeyCode::Esc => self.take_back(),
+            KeyCode::Esc => self.clear_selection(),
             KeyCode::Up | KeyCode::Char('k') => self.step(-1),
             KeyCode::Down | KeyCode::Char('j') => self.step(1),
             KeyCode::PageUp => self.step(-PAGE),
@@ -63,7 +63,7 @@ impl AppState {
         None
     }
 
-    fn take_back(&mut self) {
+    fn clear_selection(&mut self) {
         if self.is_help {
             self.is_help = false;
         } else {
@@ -97,7 +97,7 @@ impl AppState {
     /// Moves the selection down by this many rows.
     fn step(&mut self, rows: isize) {
         if let ConnectionStage::Choosing(running) = &self.stage {
-            self.chosen.process = moved(self.chosen.process, rows, running.len());
+            self.chosen.process = moved_index(self.chosen.process, rows, running.len());
             return;
         }
         let Some(sample) = self.shown.as_ref().map(|shown| &shown.sample) else { return };
@@ -115,7 +115,7 @@ impl AppState {
             }
             Table::Pollers => {
                 let count = self.poller_rows().len();
-                self.chosen.poller = moved(self.chosen.poller, rows, count);
+                self.chosen.poller = moved_index(self.chosen.poller, rows, count);
             }
         }
     }
@@ -123,11 +123,11 @@ impl AppState {
 
 fn id_after(ids: &[u32], chosen: Option<u32>, rows: isize) -> Option<u32> {
     let place = ids.iter().position(|id| Some(*id) == chosen).unwrap_or(0);
-    ids.get(moved(place, rows, ids.len())).copied()
+    ids.get(moved_index(place, rows, ids.len())).copied()
 }
 
 /// Moves an index within a list of `len` rows.
-fn moved(place: usize, rows: isize, len: usize) -> usize {
+fn moved_index(place: usize, rows: isize, len: usize) -> usize {
     place.saturating_add_signed(rows).min(len.saturating_sub(1))
 }
 

@@ -42,9 +42,10 @@ impl SamplerHandle {
         interval: Span,
     ) -> Result<Self, Error> {
         let (wishes, wished) = sync_channel(16);
-        let (tell, new_events) = sync_channel(256);
+        let (updates, new_events) = sync_channel(256);
         let clock = Clock::kernel();
-        let watcher = Sampler { directory, pid, must_list: false, interval, wished, tell, clock };
+        let watcher =
+            Sampler { directory, pid, must_list: false, interval, wished, updates, clock };
         let thread = Thread::spawn("top", None, move |stop| watcher.run(stop))
             .map_err(|error| Error::environment(format!("start a thread: {error}")))?;
         Ok(Self { wishes, new_events, _thread: thread })
@@ -76,7 +77,7 @@ struct Sampler {
     must_list: bool,
     interval: Span,
     wished: Receiver<Request>,
-    tell: SyncSender<Update>,
+    updates: SyncSender<Update>,
     clock: Clock,
 }
 
@@ -99,7 +100,7 @@ impl Sampler {
     }
 
     fn send_update(&self, new_events: Update) -> Result<(), StopReason> {
-        self.tell.send(new_events).map_err(|_| StopReason)
+        self.updates.send(new_events).map_err(|_| StopReason)
     }
 
     fn handle_request(&mut self, wish: Request) {
@@ -191,7 +192,7 @@ impl Sampler {
     fn handle_error(&self, refusal: RpcError) -> Result<(), StopReason> {
         match refusal.code {
             Code::ConnectionClosed | Code::NotJson | Code::NoProcess => {
-                self.send_update(Update::Gone(refusal.message))?;
+                self.send_update(Update::Exited(refusal.message))?;
                 Err(StopReason)
             }
             _ => self.send_update(Update::Silent(refusal.message)),
@@ -288,7 +289,7 @@ mod tests {
         let first = world.serve(7);
         attached(&link);
         drop(first);
-        wait_for(&link, "end", |new_events| matches!(new_events, Update::Gone(_)));
+        wait_for(&link, "end", |new_events| matches!(new_events, Update::Exited(_)));
         let _second = world.serve(8);
         attached(&link);
     }

@@ -55,7 +55,7 @@ pub(crate) fn run(link: &SamplerHandle, theme: Theme) -> Result<(), Error> {
         if std::mem::take(&mut is_new) {
             screen.0.draw(|frame| draw(&state, theme, frame.buffer_mut())).map_err(|e| lost(&e))?;
         }
-        is_new = take_keys(&mut state, link).map_err(|error| lost(&error))?;
+        is_new = handle_keys(&mut state, link).map_err(|error| lost(&error))?;
     }
     Ok(())
 }
@@ -71,7 +71,7 @@ fn watch_for_hangup(stop: &StopFlag) {
 }
 
 /// Waits briefly for keys, and handles all pending ones. Returns whether there were any.
-fn take_keys(state: &mut AppState, link: &SamplerHandle) -> io::Result<bool> {
+fn handle_keys(state: &mut AppState, link: &SamplerHandle) -> io::Result<bool> {
     let mut wait = WAIT;
     let mut is_any = false;
     while event::poll(wait)? {

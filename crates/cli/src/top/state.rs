@@ -46,7 +46,7 @@ pub(crate) enum ConnectionStage {
     /// Connected but not responding; the text is the error.
     Silent(String),
     /// The process has exited; the text is the error.
-    Gone(String),
+    Exited(String),
 }
 
 /// Process that can be watched.
@@ -108,7 +108,7 @@ pub(crate) enum Update {
     /// The process did not respond in time.
     Silent(String),
     /// The process has exited.
-    Gone(String),
+    Exited(String),
 }
 
 /// Maximum number of events kept.
@@ -145,13 +145,13 @@ impl AppState {
                 }
             }
             Update::Silent(why) => self.stage = ConnectionStage::Silent(why),
-            Update::Gone(why) => self.stage = ConnectionStage::Gone(why),
+            Update::Exited(why) => self.stage = ConnectionStage::Exited(why),
         }
     }
 
     /// The last data of a process that has exited stay on the screen.
     fn reset_stage(&mut self) {
-        if !matches!(self.stage, ConnectionStage::Gone(_)) {
+        if !matches!(self.stage, ConnectionStage::Exited(_)) {
             self.stage = ConnectionStage::Looking;
         }
     }
@@ -300,9 +300,9 @@ pub(crate) mod tests {
     #[test]
     fn one_that_has_gone_stays_on_the_screen_until_another_comes() {
         let mut state = watching(2, 3);
-        state.take(Update::Gone("the process closed the connection".into()));
+        state.take(Update::Exited("the process closed the connection".into()));
         state.take(Update::Running(Vec::new()));
-        assert!(matches!(state.stage, ConnectionStage::Gone(_)) && state.shown.is_some());
+        assert!(matches!(state.stage, ConnectionStage::Exited(_)) && state.shown.is_some());
         state.take(Update::Attached(process()));
         assert_eq!(state.stage, ConnectionStage::Watching);
         assert!(state.shown.is_none() && state.happened.is_empty() && state.reactors.is_empty());

@@ -11,7 +11,7 @@ pub(super) struct Recovery {
     /// Losses that were noticed.
     losses: u64,
     /// Losses that a flush has failed for.
-    told: u64,
+    reported: u64,
     /// When the next attempt is due, while the pool has stopped.
     next_at: Option<Instant>,
     /// Losses that the device has counted.
@@ -27,7 +27,7 @@ impl Recovery {
     /// The pool was just opened.
     pub(super) const fn begin(&mut self, losses: u64) {
         let Self { counted, .. } = *self;
-        *self = Self { losses, told: losses, next_at: None, counted, recovered: counted };
+        *self = Self { losses, reported: losses, next_at: None, counted, recovered: counted };
     }
 
     pub(super) fn wake_at(&self) -> Instant {
@@ -92,9 +92,9 @@ impl PoolHost {
     }
 
     /// A flush is answered. Whether it fails, or has to because writes were lost that no flush has failed for.
-    pub(super) fn hears_of_losses(&mut self, is_success: bool) -> bool {
+    pub(super) fn is_loss_reported(&mut self, is_success: bool) -> bool {
         let Stage::Open(store) = &self.stage else { return !is_success };
-        let told = std::mem::replace(&mut self.recovery.told, store.losses());
-        !is_success || told != self.recovery.told
+        let reported = std::mem::replace(&mut self.recovery.reported, store.losses());
+        !is_success || reported != self.recovery.reported
     }
 }

@@ -63,7 +63,7 @@ impl World {
     pub(super) fn want(&mut self, host: usize, wanted: RequestedState) {
         let (now, checker) = (self.now, &mut self.checker);
         if let Some(registrant) = self.registrants.get_mut(&host) {
-            registrant.set_wanted(wanted, now, checker);
+            registrant.set_requested(wanted, now, checker);
         }
     }
 

@@ -184,7 +184,7 @@ impl<B: ControllerBus> Drop for AttachedChannel<B> {
 /// Back-off of a loop that waits for another thread.
 struct WaitBackoff {
     since: Instant,
-    has_told: bool,
+    has_reported: bool,
 }
 
 /// Next action of the wait loop.
@@ -207,13 +207,13 @@ const WARN_AFTER: Span = Span::from_secs(5);
 
 impl WaitBackoff {
     fn new(now: Instant) -> Self {
-        Self { since: now, has_told: false }
+        Self { since: now, has_reported: false }
     }
 
     fn next(&mut self, now: Instant) -> WaitAction {
         let waited = now.since(self.since);
-        if waited >= WARN_AFTER && !self.has_told {
-            self.has_told = true;
+        if waited >= WARN_AFTER && !self.has_reported {
+            self.has_reported = true;
             return WaitAction::Warn;
         }
         if waited < SPIN_MAX { WaitAction::Spin } else { WaitAction::Sleep }

@@ -12,14 +12,14 @@ pub(crate) fn with_controller<B: ControllerBus>(
     attached: AttachedController<B>,
     ask: ControllerFn<'_>,
 ) -> Result<(), Error> {
-    ask(&mut AttachedAdmin { attached, asked: 0 })
+    ask(&mut AttachedAdmin { attached, submitted: 0 })
 }
 
 /// Admin access to an attached controller.
 struct AttachedAdmin<B: ControllerBus> {
     attached: AttachedController<B>,
     /// Number of commands so far, which is the token of the last one.
-    asked: u64,
+    submitted: u64,
 }
 
 impl<B: ControllerBus> identify::Controller for AttachedAdmin<B> {
@@ -45,13 +45,13 @@ impl<B: ControllerBus> identify::Controller for AttachedAdmin<B> {
                 ))
             })?),
         };
-        self.asked += 1;
-        let (token, now) = (self.asked, self.attached.clock.now());
+        self.submitted += 1;
+        let (token, now) = (self.submitted, self.attached.clock.now());
         let sent =
             self.attached.with(|controller| controller.submit_admin(now, token, command, data))?;
         sent.map_err(|refusal| Error::remote(format!("query the controller: {refusal}")))?;
         let IoCompletion { status: IoStatus(status), result, .. } =
-            self.attached.await_answer(token)?;
+            self.attached.await_completion(token)?;
         let mut bytes = vec![0; len_bytes as usize];
         if let Some(data) = data {
             let loaded = reach.load(data, &mut bytes);

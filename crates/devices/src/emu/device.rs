@@ -72,10 +72,10 @@ impl<I: Interrupts> EmulatedSsd<I> {
         Ok(Self { front, attachment: None })
     }
 
-    /// Registers the device thread that will poll this SSD, woken by `bell`. Revoking the access to
+    /// Registers the device thread that will poll this SSD, woken by `notifier`. Revoking the access to
     /// `pool` then waits for that thread.
-    pub(super) fn attach(&mut self, pool: &DevicePool, bell: Notifier) {
-        self.attachment = Some(pool.attach(bell));
+    pub(super) fn attach(&mut self, pool: &DevicePool, notifier: Notifier) {
+        self.attachment = Some(pool.attach(notifier));
     }
 
     /// Host view of the registers; doorbell writes wake the device thread through `device`.
@@ -85,7 +85,7 @@ impl<I: Interrupts> EmulatedSsd<I> {
 
     /// Performs a bounded amount of work.
     #[inline]
-    pub fn turn(&mut self, now: Instant) -> NextPoll {
+    pub fn poll(&mut self, now: Instant) -> NextPoll {
         self.front.turn(now)
     }
 

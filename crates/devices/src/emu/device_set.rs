@@ -32,7 +32,7 @@ pub struct EmulatedDevices {
     shared: Arc<FleetState>,
     /// Stopped before the SSDs are shut down.
     tender: Option<Thread<()>>,
-    bell: Notifier,
+    notifier: Notifier,
     clock: Clock,
     techniques: Techniques,
     depth: u32,
@@ -100,15 +100,23 @@ impl EmulatedDevices {
             Error::environment(format!("start the thread that tends emulated SSDs: {error}"))
         };
         let mut sleeper = Sleeper::new().map_err(refuse)?;
-        let (bell, tended) = (sleeper.notifier(), Arc::clone(&shared));
+        let (notifier, tended) = (sleeper.notifier(), Arc::clone(&shared));
         let body = move |stop: &StopFlag| {
             let mut tender = EmulatedAdminLoop { shared: tended, stop: stop.clone() };
             tenmil_linux::event_loop::run(&mut tender, &clock, &mut sleeper);
         };
         let tender = Some(Thread::spawn("tend", None, body).map_err(refuse)?);
         let techniques = *techniques;
-        let emulated_devices =
-            Self { shared, tender, bell, clock, techniques, depth, channels_max, _memory: memory };
+        let emulated_devices = Self {
+            shared,
+            tender,
+            notifier,
+            clock,
+            techniques,
+            depth,
+            channels_max,
+            _memory: memory,
+        };
         Ok(Arc::new(emulated_devices))
     }
 
@@ -168,7 +176,7 @@ impl Drop for EmulatedDevices {
     fn drop(&mut self) {
         if let Some(tender) = self.tender.take() {
             tender.stop_flag().stop();
-            self.bell.notify();
+            self.notifier.notify();
             // Joins the thread.
             drop(tender);
         }

@@ -23,7 +23,7 @@ use tenmil_base::Error;
 /// A thread that polls some SSDs. Dropping it stops and joins the thread.
 pub(super) struct DeviceThread {
     thread: Option<Thread<()>>,
-    bell: Notifier,
+    notifier: Notifier,
 }
 
 /// A thread before its start. Its waker exists already, since the host sides of the SSDs need it.
@@ -40,15 +40,15 @@ pub(super) struct DeviceLoop<I: Interrupts = EventVectors> {
     sources: WakeSources,
     /// A descriptor could not be added to the wait set, so the thread must not sleep.
     is_deaf: bool,
-    spell: AdaptiveSpin,
+    adaptive_spin: AdaptiveSpin,
     /// Next time at which an SSD has work without an event, as of the last iteration.
     until: Instant,
     /// Iterations per reading of the clock.
-    turns: u32,
+    iterations: u32,
 }
 
 /// Iterations per reading of the clock; one takes well under a microsecond.
-const TURNS_PER_LOOK: u32 = 16;
+const POLLS_PER_CLOCK_READ: u32 = 16;
 
 /// Typical delay of a timed wake-up by the kernel. A deadline closer than this is awaited by
 /// polling.
@@ -62,7 +62,7 @@ impl DeviceThreadBuilder {
         Ok(Self { ssds: Vec::new(), sleeper })
     }
 
-    pub(super) fn bell(&self) -> Notifier {
+    pub(super) fn notifier(&self) -> Notifier {
         self.sleeper.notifier()
     }
 
@@ -79,14 +79,14 @@ impl DeviceThreadBuilder {
         clock: Clock,
     ) -> Result<DeviceThread, Error> {
         let Self { ssds, mut sleeper } = self;
-        let (bell, name) = (sleeper.notifier(), format!("device-{index}"));
+        let (notifier, name) = (sleeper.notifier(), format!("device-{index}"));
         let body = move |stop: &StopFlag| {
             let mut on_shift = DeviceLoop::new(ssds, stop.clone(), yields, sleeper.sources());
             tenmil_linux::event_loop::run(&mut on_shift, &clock, &mut sleeper);
         };
         let thread = Thread::spawn(&name, core, body)
             .map_err(|error| Error::environment(format!("start thread {name}: {error}")))?;
-        Ok(DeviceThread { thread: Some(thread), bell })
+        Ok(DeviceThread { thread: Some(thread), notifier })
     }
 }
 
@@ -94,7 +94,7 @@ impl Drop for DeviceThread {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
             thread.stop_flag().stop();
-            self.bell.notify();
+            self.notifier.notify();
             // Joins the thread.
             drop(thread);
         }
@@ -103,25 +103,25 @@ impl Drop for DeviceThread {
 
 impl<I: Interrupts> DeviceLoop<I> {
     fn new(ssds: Vec<EmulatedSsd<I>>, stop: StopFlag, yields: bool, sources: WakeSources) -> Self {
-        let spell = AdaptiveSpin::new(PollMode::Adaptive, Instant::default());
-        let (until, turns) = (Instant::NEVER, TURNS_PER_LOOK);
-        Self { ssds, stop, yields, sources, is_deaf: false, spell, until, turns }
+        let adaptive_spin = AdaptiveSpin::new(PollMode::Adaptive, Instant::default());
+        let (until, iterations) = (Instant::NEVER, POLLS_PER_CLOCK_READ);
+        Self { ssds, stop, yields, sources, is_deaf: false, adaptive_spin, until, iterations }
     }
 
     /// Loop without a thread, for tests that advance the time themselves: the clock is read in each
     /// iteration.
     #[cfg(test)]
-    pub(super) fn by_hand(ssd: EmulatedSsd<I>, sources: WakeSources) -> Self {
-        Self { turns: 1, ..Self::new(vec![ssd], StopFlag::new(), false, sources) }
+    pub(super) fn manual(ssd: EmulatedSsd<I>, sources: WakeSources) -> Self {
+        Self { iterations: 1, ..Self::new(vec![ssd], StopFlag::new(), false, sources) }
     }
 
     /// Polls every SSD once. Returns true if there was work.
     #[inline]
-    fn turn_each(&mut self, now: Instant) -> bool {
+    fn poll_each(&mut self, now: Instant) -> bool {
         let mut is_busy = false;
         self.until = Instant::NEVER;
         for ssd in &mut self.ssds {
-            match ssd.turn(now) {
+            match ssd.poll(now) {
                 Rest::Busy => is_busy = true,
                 Rest::Pending(until) | Rest::Idle(until) => self.until = self.until.min(until),
             }
@@ -144,18 +144,18 @@ impl<I: Interrupts> EventLoop for DeviceLoop<I> {
             return NextStep::Exit;
         }
         let mut is_idle = false;
-        for _ in 0..self.turns {
-            is_idle = !self.turn_each(now);
+        for _ in 0..self.iterations {
+            is_idle = !self.poll_each(now);
             if is_idle && self.yields {
                 tenmil_linux::thread::yield_now();
                 break;
             }
         }
         if !is_idle {
-            self.spell.record_work(now);
+            self.adaptive_spin.record_work(now);
             return NextStep::Again;
         }
-        let may_sleep = self.spell.is_expired(now) && self.wake_at() > now && !self.is_deaf;
+        let may_sleep = self.adaptive_spin.is_expired(now) && self.wake_at() > now && !self.is_deaf;
         if may_sleep { NextStep::SleepUntil(self.wake_at()) } else { NextStep::Again }
     }
 
@@ -172,7 +172,7 @@ impl<I: Interrupts> EventLoop for DeviceLoop<I> {
         let must_wake = has_work || self.is_deaf || self.wake_at() < planned;
         if must_wake {
             // Poll for another period first: arming costs more than a few iterations.
-            self.spell.extend(now);
+            self.adaptive_spin.extend(now);
         }
         must_wake || self.stop.is_stopped()
     }

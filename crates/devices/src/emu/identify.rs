@@ -26,7 +26,7 @@ pub fn with_controller(spec: &EmuSpec, ask: ControllerFn<'_>) -> Result<(), Erro
         fills: false,
         seed: 0,
     };
-    let mut ssd = EmulatedAdmin { emulated: Emulated::start(&plan, &clock)?, clock, asked: 0 };
+    let mut ssd = EmulatedAdmin { emulated: Emulated::start(&plan, &clock)?, clock, submitted: 0 };
     let result = ask(&mut ssd);
     ssd.emulated.shut_down(&clock);
     result
@@ -37,7 +37,7 @@ struct EmulatedAdmin {
     emulated: Emulated,
     clock: Clock,
     /// Number of commands so far, which is the token of the last one.
-    asked: u64,
+    submitted: u64,
 }
 
 /// Maximum length of admin data.
@@ -64,12 +64,12 @@ impl identify::Controller for EmulatedAdmin {
                 ))
             })?),
         };
-        self.asked += 1;
-        let (token, now) = (self.asked, self.clock.now());
+        self.submitted += 1;
+        let (token, now) = (self.submitted, self.clock.now());
         let controller = self.emulated.controller(0);
         let sent = controller.submit_admin(now, token, command, data);
         sent.map_err(|refusal| Error::remote(format!("query the controller: {refusal}")))?;
-        let IoCompletion { status: IoStatus(status), result, .. } = self.await_answer(token)?;
+        let IoCompletion { status: IoStatus(status), result, .. } = self.await_completion(token)?;
         let mut bytes = vec![0; len_bytes as usize];
         if let Some(data) = data {
             let loaded = pool.load(data, &mut bytes);
@@ -81,7 +81,7 @@ impl identify::Controller for EmulatedAdmin {
 }
 
 impl EmulatedAdmin {
-    fn await_answer(&mut self, token: u64) -> Result<IoCompletion, Error> {
+    fn await_completion(&mut self, token: u64) -> Result<IoCompletion, Error> {
         let end = self.clock.now().after(TIME_LIMIT);
         loop {
             let now = self.clock.now();

@@ -23,12 +23,12 @@ pub struct Scripted {
     cmb: [u32; 2],
     /// What fabrics have: capsules (IOCCSZ).
     ioccsz: u32,
-    asked: Vec<Command>,
+    submitted: Vec<Command>,
 }
 
 impl Default for Scripted {
     fn default() -> Self {
-        Self { namespaces: vec![1, 7], cmb: [0; 2], ioccsz: 0, asked: Vec::new() }
+        Self { namespaces: vec![1, 7], cmb: [0; 2], ioccsz: 0, submitted: Vec::new() }
     }
 }
 
@@ -84,7 +84,7 @@ impl Controller for Scripted {
     }
 
     fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error> {
-        self.asked.push(command);
+        self.submitted.push(command);
         let code = command.cdw10().to_le_bytes()[0];
         let page = match command.opcode() {
             opcode if opcode == AdminOpcode::Identify.code() => self.identify(code, command.nsid()),
@@ -147,7 +147,7 @@ fn log_pages_that_are_not_supported_are_not_asked_for() {
     let mut controller = Scripted::default();
     interrogate(&mut controller).unwrap();
     let logs = controller
-        .asked
+        .submitted
         .iter()
         .filter(|command| command.opcode() == AdminOpcode::GetLogPage.code());
     let lids: Vec<u8> = logs.clone().map(|command| command.cdw10().to_le_bytes()[0]).collect();
@@ -166,9 +166,13 @@ fn over_fabrics_the_host_identifier_of_16_bytes_is_asked_for() {
             let fid = command.cdw10().to_le_bytes()[0];
             command.opcode() == AdminOpcode::GetFeatures.code() && fid == 0x81
         };
-        let asked: Vec<u32> =
-            controller.asked.iter().filter(is_asked).map(|command| command.cdw11() & 1).collect();
-        assert_eq!(asked, [exhid], "IOCCSZ {ioccsz}");
+        let submitted: Vec<u32> = controller
+            .submitted
+            .iter()
+            .filter(is_asked)
+            .map(|command| command.cdw11() & 1)
+            .collect();
+        assert_eq!(submitted, [exhid], "IOCCSZ {ioccsz}");
     }
 }
 
@@ -217,7 +221,7 @@ fn as_many_namespaces_are_read_as_the_driver_uses_and_no_more() {
     let is_list = |command: &&Command| {
         (command.opcode(), command.cdw10() & 0xff) == (AdminOpcode::Identify.code(), 2)
     };
-    assert_eq!(controller.asked.iter().filter(is_list).count(), 1, "one list holds as many");
+    assert_eq!(controller.submitted.iter().filter(is_list).count(), 1, "one list holds as many");
 }
 
 #[test]

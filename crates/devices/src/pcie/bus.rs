@@ -25,12 +25,12 @@ struct BusState {
     bar: Bar,
     name: String,
     isolation: IommuMode,
-    way: VfioInterface,
+    interface: VfioInterface,
     /// Number of interrupt vectors that can signal an event descriptor.
     vectors: u32,
     /// Event descriptors for a device request of the kernel and for a bus error.
     alarms: EventVectors,
-    kept: Mutex<FunctionState>,
+    state: Mutex<FunctionState>,
 }
 
 struct FunctionState {
@@ -90,24 +90,24 @@ impl PcieBus {
             let _ = function.set_err_irq(event);
         }
         steps.done("map its registers, and have its vectors signal");
-        let way = function.interface();
+        let interface = function.interface();
         let function = Some(Arc::new(function));
         let shown = BTreeMap::new();
-        let kept = FunctionState { function, shown, memory: None, lost: None, is_at_large: false };
+        let state = FunctionState { function, shown, memory: None, lost: None, is_at_large: false };
         let shared = BusState {
             bar,
             name: format!("{}:{}", PcieName::SCHEME, name.address),
             isolation: name.isolation,
-            way,
+            interface,
             vectors: if has_vectors { vectors } else { 0 },
             alarms,
-            kept: Mutex::new(kept),
+            state: Mutex::new(state),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
 
     fn lock(&self) -> MutexGuard<'_, FunctionState> {
-        self.shared.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -122,7 +122,7 @@ impl ControllerBus for PcieBus {
     }
 
     fn describe(&self) -> &'static str {
-        match (self.shared.isolation, self.shared.way) {
+        match (self.shared.isolation, self.shared.interface) {
             (IommuMode::Iommu { .. }, VfioInterface::Iommufd) => {
                 "an SSD on the PCI bus, over VFIO and iommufd"
             }
@@ -173,32 +173,32 @@ impl ControllerBus for PcieBus {
     }
 
     fn map(&self, region: RegionId) -> Result<u64, Error> {
-        let mut kept = self.lock();
-        if let Some(iova) = kept.shown.get(&region) {
+        let mut state = self.lock();
+        if let Some(iova) = state.shown.get(&region) {
             return Ok(*iova);
         }
         let gone = || Error::remote("the kernel has it back");
-        let shown = kept.function.as_ref().ok_or_else(gone)?.container().map_region(region);
+        let shown = state.function.as_ref().ok_or_else(gone)?.container().map_region(region);
         let iova = shown.map_err(|why| {
             let hint = why.hint();
             Error { hint, ..Error::environment(why) }
         })?;
-        kept.shown.insert(region, iova);
+        state.shown.insert(region, iova);
         Ok(iova)
     }
 
     fn unmap(&self, region: RegionId) -> bool {
-        let mut kept = self.lock();
-        if kept.is_at_large && kept.shown.contains_key(&region) {
+        let mut state = self.lock();
+        if state.is_at_large && state.shown.contains_key(&region) {
             return false;
         }
-        let Some(function) = kept.function.as_ref().filter(|_| kept.shown.contains_key(&region))
+        let Some(function) = state.function.as_ref().filter(|_| state.shown.contains_key(&region))
         else {
             return true;
         };
         let is_gone = function.container().unmap_region(region).is_ok();
         if is_gone {
-            kept.shown.remove(&region);
+            state.shown.remove(&region);
         }
         is_gone
     }
@@ -206,20 +206,20 @@ impl ControllerBus for PcieBus {
     /// Clears Bus Master Enable. A function that has been removed accesses nothing. If the function
     /// is marked lost, it is returned to the kernel.
     fn cut_off(&self) -> bool {
-        let mut kept = self.lock();
-        let Some(function) = kept.function.clone() else { return true };
+        let mut state = self.lock();
+        let Some(function) = state.function.clone() else { return true };
         let is_cut = function.set_bus_master(false).is_ok() || !function.is_present();
-        kept.is_at_large = !is_cut && self.shared.isolation == IommuMode::None;
-        if is_cut && kept.lost.is_some() {
-            for region in std::mem::take(&mut kept.shown).into_keys() {
+        state.is_at_large = !is_cut && self.shared.isolation == IommuMode::None;
+        if is_cut && state.lost.is_some() {
+            for region in std::mem::take(&mut state.shown).into_keys() {
                 // A region that the kernel does not unmap now is unmapped when the container is
                 // closed.
                 let _ = function.container().unmap_region(region);
             }
             // The mapping of a BAR holds the function open as well.
             self.shared.bar.unmap();
-            kept.memory.iter().for_each(Bar::unmap);
-            kept.function = None;
+            state.memory.iter().for_each(Bar::unmap);
+            state.function = None;
         }
         is_cut
     }

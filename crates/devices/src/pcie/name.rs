@@ -24,7 +24,7 @@ pub struct PcieName {
 /// Values of `cmb`: the use of the Controller Memory Buffer.
 const USES: [(&str, bool); 2] = [("no", false), ("queues", true)];
 /// Values of `vfio`: the VFIO interface.
-const WAYS: [(&str, Option<VfioInterface>); 3] = [
+const VFIO_INTERFACES: [(&str, Option<VfioInterface>); 3] = [
     ("auto", None),
     ("iommufd", Some(VfioInterface::Iommufd)),
     ("group", Some(VfioInterface::Group)),
@@ -52,7 +52,7 @@ impl PcieName {
         };
         let mut fields = uri.fields();
         let queues_in_cmb = fields.choice("cmb", &USES)?.unwrap_or(false);
-        let by = fields.choice("vfio", &WAYS)?.flatten();
+        let by = fields.choice("vfio", &VFIO_INTERFACES)?.flatten();
         let isolation = match (fields.choice("unsafe-no-iommu", &UNSAFE)?.unwrap_or(false), by) {
             (false, by) => IommuMode::Iommu { by },
             (true, Some(VfioInterface::Iommufd)) => {

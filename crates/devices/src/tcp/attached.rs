@@ -15,9 +15,9 @@ use super::channel::QueueSource;
 use super::connector::TcpConnector;
 use super::name::TcpName;
 use super::path_notifier::PathNotifier;
+use super::pending_queues::PendingQueues;
 use super::reservations::{ReservationQueue, ReservedNamespace};
 use super::wait_set::WaitSet;
-use super::wanted::WantedQueues;
 use crate::size_watch::SizeWatch;
 use tenmil_base::Error;
 
@@ -44,12 +44,12 @@ struct RemoteControllerState {
     /// Completions of admin commands that a caller waits for.
     completions: Vec<tenmil_base::IoCompletion>,
     /// Queue pairs that channels wait for.
-    wanted: WantedQueues,
+    wanted: PendingQueues,
     /// Why it is not there any more.
     lost: Option<String>,
     pulse: ConnectionHealth,
     /// Time at which the connection was lost, while it is.
-    away_since: Option<Instant>,
+    disconnected_since: Option<Instant>,
     teller: PathNotifier,
     namespace: u32,
     growth: Arc<SizeWatch>,
@@ -64,7 +64,7 @@ pub(super) struct ConnectionHealth {
     pub(super) losses: u64,
     pub(super) returns: u64,
     /// Why the connection is lost, while it is.
-    pub(super) away: Option<String>,
+    pub(super) disconnect_reason: Option<String>,
 }
 
 /// Memory of the admin queue and its lists.
@@ -91,7 +91,7 @@ impl Attached {
         let remote = bring_up(name, pool, regions, &clock, &teller)?;
         teller.notify_up();
         let (completions, wanted, pulse) =
-            (Vec::new(), WantedQueues::new(name), ConnectionHealth::default());
+            (Vec::new(), PendingQueues::new(name), ConnectionHealth::default());
         let (namespace, growth) = (name.namespace, Arc::new(SizeWatch::default()));
         let kept = RemoteControllerState {
             remote,
@@ -99,7 +99,7 @@ impl Attached {
             wanted,
             lost: None,
             pulse,
-            away_since: None,
+            disconnected_since: None,
             teller,
             namespace,
             growth: Arc::clone(&growth),
@@ -139,7 +139,7 @@ impl Attached {
     }
 
     /// Waits for the completion of the admin command with this token.
-    pub(super) fn await_answer(&self, token: u64) -> Result<tenmil_base::IoCompletion, Error> {
+    pub(super) fn await_completion(&self, token: u64) -> Result<tenmil_base::IoCompletion, Error> {
         let end = self.clock.now().after(Span::from_secs(60));
         loop {
             let now = self.clock.now();
@@ -207,7 +207,7 @@ impl QueueSource for Attached {
 
     fn is_up(&self) -> bool {
         let kept = self.shared.lock();
-        kept.away_since.is_none() && kept.lost.is_none()
+        kept.disconnected_since.is_none() && kept.lost.is_none()
     }
 
     fn with_sleep(queue: FabricsChannel, wait_set: Box<dyn WaitHandle>) -> FabricsChannel {
@@ -266,8 +266,8 @@ impl QueueSource for Attached {
 
 impl ConnectionHealth {
     /// Whether the connection is lost now and was lost again since `before`.
-    pub(super) const fn is_newly_away(&self, before: &Self) -> bool {
-        self.away.is_some() && self.losses > before.losses
+    pub(super) const fn is_newly_disconnected(&self, before: &Self) -> bool {
+        self.disconnect_reason.is_some() && self.losses > before.losses
     }
 }
 
@@ -302,25 +302,25 @@ impl RemoteControllerState {
                         ResetCause::InvalidData(lie) => Some(lie.to_string()),
                         _ => None,
                     };
-                    let is_other = lie.is_some() && self.pulse.away != lie;
+                    let is_other = lie.is_some() && self.pulse.disconnect_reason != lie;
                     let why = lie.or_else(|| self.remote.why());
                     let why = why.unwrap_or_else(|| "it is being reset".to_owned());
                     // Several resets may follow before the connection is restored. They are
                     // reported once, unless the cause changes.
-                    if self.away_since.is_none() || is_other {
-                        self.away_since.get_or_insert(now);
+                    if self.disconnected_since.is_none() || is_other {
+                        self.disconnected_since.get_or_insert(now);
                         self.teller.notify_lost(&why);
                     }
-                    self.pulse.away = Some(why);
+                    self.pulse.disconnect_reason = Some(why);
                     self.pulse.losses += 1;
                 }
                 Event::Recovered => {
-                    let since = self.away_since.take().unwrap_or(now);
+                    let since = self.disconnected_since.take().unwrap_or(now);
                     self.teller.notify_restored(now.since(since));
-                    self.pulse.away = None;
+                    self.pulse.disconnect_reason = None;
                     self.pulse.returns += 1;
                 }
-                event => self.teller.tell_of_controller(event),
+                event => self.teller.notify_controller_event(event),
             }
         }
         self.wanted.create(now, &mut self.remote);
@@ -417,7 +417,7 @@ fn bring_up(
                 let why = remote.why().unwrap_or_else(|| ALL_ONES.to_owned());
                 return Err(Error::remote(format!("call tcp://{}: {why}", name.address)));
             }
-            Some(event) => teller.tell_of_controller(event),
+            Some(event) => teller.notify_controller_event(event),
             None => tenmil_linux::thread::sleep(PAUSE),
         }
     }

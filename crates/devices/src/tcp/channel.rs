@@ -226,7 +226,7 @@ impl<Q: QueueSource> RemoteChannel<Q> {
             Some(sleep) => Q::with_sleep(queue, sleep),
             None => queue,
         };
-        queue.ack_losses(opening.heeded);
+        queue.ack_losses(opening.acknowledged);
         self.queue = Queue::Open(queue);
         Ok(true)
     }
@@ -235,7 +235,7 @@ impl<Q: QueueSource> RemoteChannel<Q> {
     #[cold]
     fn try_take_periodically(&mut self, now: Instant) {
         if let Queue::Opening(opening) = &mut self.queue
-            && opening.is_to_look(now)
+            && opening.is_check_due(now)
         {
             let _ = self.take();
         }
@@ -267,7 +267,7 @@ impl<Q: QueueSource> IoChannel for RemoteChannel<Q> {
             Queue::Open(queue) => queue.poll(now, completions),
             Queue::Opening(opening) => {
                 let count = opening.poll(completions);
-                if opening.owes_nothing() {
+                if opening.is_settled() {
                     self.try_take_periodically(now);
                 }
                 count
@@ -285,7 +285,7 @@ impl<Q: QueueSource> IoChannel for RemoteChannel<Q> {
     fn ack_losses(&mut self, count: u64) {
         match &mut self.queue {
             Queue::Open(queue) => queue.ack_losses(count),
-            Queue::Opening(opening) => opening.heeded = opening.heeded.max(count),
+            Queue::Opening(opening) => opening.acknowledged = opening.acknowledged.max(count),
         }
     }
 }

@@ -9,8 +9,8 @@ pub use watch::{DiscoveryChange, DiscoveryWatch};
 
 use tenmil_block::uri::{Uri, with_port};
 
-use super::ask::RemoteAdmin;
 use super::name::TcpName;
+use super::remote_admin::RemoteAdmin;
 use crate::identify::Controller;
 use tenmil_base::Error;
 

@@ -17,12 +17,12 @@ pub(super) struct Opening<T> {
     /// What the queue will sleep on: the wake source of a channel stays the same.
     pub(super) sleep: Option<Box<dyn WaitHandle>>,
     /// Losses that the queue is to fail no flush for.
-    pub(super) heeded: u64,
+    pub(super) acknowledged: u64,
     fail_fast: Span,
     /// When requests begin to fail, from the first one on.
     until: Option<Instant>,
     /// When to ask for the queue again, which takes a lock.
-    looks_at: Instant,
+    next_check: Instant,
     /// A request was not accepted since.
     has_waiting: bool,
     failed: VecDeque<IoCompletion>,
@@ -42,26 +42,26 @@ impl<T> Opening<T> {
             ticket,
             limits,
             sleep: Some(sleep),
-            heeded: 0,
+            acknowledged: 0,
             fail_fast,
             until: None,
-            looks_at: Instant::default(),
+            next_check: Instant::default(),
             has_waiting: false,
             failed: VecDeque::new(),
         }
     }
 
     /// Whether to ask for the queue now.
-    pub(super) fn is_to_look(&mut self, now: Instant) -> bool {
-        let is_due = now >= self.looks_at && self.owes_nothing();
+    pub(super) fn is_check_due(&mut self, now: Instant) -> bool {
+        let is_due = now >= self.next_check && self.is_settled();
         if is_due {
-            (self.looks_at, self.has_waiting) = (now.after(PAUSE), false);
+            (self.next_check, self.has_waiting) = (now.after(PAUSE), false);
         }
         is_due
     }
 
     /// Whether all answers were given: the queue knows nothing of them.
-    pub(super) fn owes_nothing(&self) -> bool {
+    pub(super) fn is_settled(&self) -> bool {
         self.failed.is_empty()
     }
 
@@ -85,9 +85,9 @@ impl<T> Opening<T> {
     }
 
     pub(super) fn wake_at(&self) -> Instant {
-        match (self.owes_nothing(), self.has_waiting) {
+        match (self.is_settled(), self.has_waiting) {
             (false, _) => Instant::default(),
-            (true, true) => self.looks_at,
+            (true, true) => self.next_check,
             (true, false) => Instant::NEVER,
         }
     }
@@ -100,6 +100,6 @@ impl<T> Opening<T> {
         if let Some(sleep) = &mut self.sleep {
             sleep.clear();
         }
-        !self.owes_nothing()
+        !self.is_settled()
     }
 }

@@ -66,11 +66,11 @@ impl PathNotifier {
         }
     }
 
-    /// Reports that the only path was restored after `away`.
-    pub(super) fn notify_restored(&self, away: Span) {
+    /// Reports that the only path was restored after `disconnect_reason`.
+    pub(super) fn notify_restored(&self, disconnect_reason: Span) {
         self.notify_up();
         if self.is_for_people {
-            self.say(format_args!("it is there again, after {}", in_ms(away)));
+            self.say(format_args!("it is there again, after {}", in_ms(disconnect_reason)));
         }
     }
 
@@ -83,7 +83,7 @@ impl PathNotifier {
     }
 
     /// Reports an event of the controller of the only path.
-    pub(super) fn tell_of_controller(&self, event: tenmil_nvme_host::Event) {
+    pub(super) fn notify_controller_event(&self, event: tenmil_nvme_host::Event) {
         self.report(&PathEvent::Controller { path: 0, event });
     }
 }

@@ -108,7 +108,7 @@ impl MappedChannel {
         Self { rest, own, watch }
     }
 
-    fn place_of(&self, request: &Request) -> Option<usize> {
+    fn queue_index_of(&self, request: &Request) -> Option<usize> {
         let is_polled = request.flags.has(RequestFlags::POLLED) && self.own[POLL].is_some();
         match request.operation {
             _ if is_polled => Some(POLL),
@@ -145,9 +145,9 @@ impl IoChannel for MappedChannel {
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
         let mut taken = 0;
         while let Some(first) = requests.get(taken) {
-            let place = self.place_of(first);
+            let place = self.queue_index_of(first);
             let rest = &requests[taken..];
-            let alike = rest.iter().take_while(|request| self.place_of(request) == place);
+            let alike = rest.iter().take_while(|request| self.queue_index_of(request) == place);
             let run = &rest[..alike.count()];
             let own = place.and_then(|place| self.own[place].as_mut());
             let count = own.unwrap_or(&mut self.rest).submit(now, run, segments);

@@ -8,7 +8,7 @@ use tenmil_dma::{DeviceKind, RegionTable};
 use tenmil_linux::{Clock, EventVectors};
 
 use super::link::{ConnectionHandle, ServerFeatures};
-use super::name::VfuName;
+use super::name::VfioUserName;
 use super::registers::{Register, Registers};
 use super::vector::MessageVector;
 use crate::attached::ControllerBus;
@@ -16,15 +16,15 @@ use tenmil_base::Error;
 
 /// A vfio-user connection and the features of the server.
 #[derive(Clone)]
-pub(super) struct VfuBus {
+pub(super) struct VfioUserBus {
     link: ConnectionHandle,
     regions: RegionTable,
     offer: Arc<ServerFeatures>,
 }
 
-impl VfuBus {
+impl VfioUserBus {
     pub(super) fn connect(
-        name: &VfuName,
+        name: &VfioUserName,
         regions: &RegionTable,
         clock: Clock,
     ) -> Result<Self, Error> {
@@ -33,7 +33,7 @@ impl VfuBus {
     }
 }
 
-impl ControllerBus for VfuBus {
+impl ControllerBus for VfioUserBus {
     type Registers = Registers;
     type Doorbell = Register;
 

@@ -5,7 +5,7 @@ use tenmil_block::uri::Uri;
 use tenmil_block::{OpenedDevice, Opener};
 
 use super::attach;
-use super::name::VfuName;
+use super::name::VfioUserName;
 
 /// Attaches controllers of other processes.
 #[derive(Clone, Copy, Debug)]
@@ -13,6 +13,6 @@ pub struct Kind;
 
 impl tenmil_block::DeviceType for Kind {
     fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
-        attach(&VfuName::of(uri)?, opener.regions, opener.clock)?.open(uri)
+        attach(&VfioUserName::of(uri)?, opener.regions, opener.clock)?.open(uri)
     }
 }

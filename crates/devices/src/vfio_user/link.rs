@@ -25,7 +25,7 @@ use tenmil_vfio_user::{
     SparseMmapArea, irq_index, region_index,
 };
 
-use super::name::VfuName;
+use super::name::VfioUserName;
 use tenmil_base::Error;
 
 /// Handle of the connection. Clones are cheap.
@@ -108,7 +108,7 @@ const DOORBELLS: u64 = 0x1000;
 impl ConnectionHandle {
     /// Connects and reads the properties of the device. All waits have a timeout.
     pub(super) fn connect(
-        name: &VfuName,
+        name: &VfioUserName,
         regions: &RegionTable,
         clock: Clock,
     ) -> Result<(Self, ServerFeatures), Error> {
@@ -183,15 +183,15 @@ impl ConnectionHandle {
     pub(super) fn drive_io(&self) {
         // The guard is kept during the call: a thread that starts to wait meanwhile would not be
         // woken for messages that are received here.
-        let turn = self.shared.asking.try_lock();
-        if !matches!(turn, Err(TryLockError::WouldBlock)) {
+        let exchange = self.shared.asking.try_lock();
+        if !matches!(exchange, Err(TryLockError::WouldBlock)) {
             let _ = self.lock().drive_io(&self.shared);
         }
     }
 
     /// Reads from a region of the device.
     pub(super) fn read(&self, region: u32, offset: u64, len_bytes: u32) -> ReplyResult<Vec<u8>> {
-        let _turn = self.turn();
+        let _exchange = self.lock_exchange();
         let id = self.lock().client.read(region, offset, len_bytes);
         match self.wait(|reply| is_reply_to(reply, id))? {
             ClientEvent::Data { data, .. } => Ok(data),
@@ -211,7 +211,7 @@ impl ConnectionHandle {
     /// Maps a region for the server, by its descriptor, or by messages if it has none. Returns its
     /// IOVA.
     pub(super) fn show(&self, region: RegionId) -> ReplyResult<u64> {
-        let _turn = self.turn();
+        let _exchange = self.lock_exchange();
         let mut wire = self.lock();
         if let Some(shown) = wire.shown.iter().find(|shown| shown.region == region) {
             return Ok(shown.iova);
@@ -245,7 +245,7 @@ impl ConnectionHandle {
         if self.lock().known(region).is_none() {
             return Ok(());
         }
-        let _turn = self.turn();
+        let _exchange = self.lock_exchange();
         let mut wire = self.lock();
         let Some(shown) = wire.known(region) else { return Ok(()) };
         if let Some(why) = wire.lost.clone() {
@@ -265,7 +265,7 @@ impl ConnectionHandle {
     /// Assigns an event descriptor to an MSI-X vector.
     pub(super) fn set_vector(&self, vector: u16, descriptor: BorrowedFd<'_>) -> ReplyResult<()> {
         let file = descriptor.try_clone_to_owned().map_err(Error::environment)?;
-        let _turn = self.turn();
+        let _exchange = self.lock_exchange();
         let id = self.lock().client.set_irqs(IrqSet {
             index: irq_index::MSIX,
             start: vector.into(),
@@ -281,7 +281,7 @@ impl ConnectionHandle {
     }
 
     /// Serializes requests.
-    fn turn(&self) -> MutexGuard<'_, ()> {
+    fn lock_exchange(&self) -> MutexGuard<'_, ()> {
         self.shared.asking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -319,7 +319,7 @@ impl ConnectionHandle {
 
     /// Negotiates the version and reads the properties of the device.
     fn explore(&self, regions: &RegionTable) -> ReplyResult<ServerFeatures> {
-        let turn = self.turn();
+        let exchange = self.lock_exchange();
         let ends = |reply: &ClientEvent<_>| matches!(reply, ClientEvent::Refused { .. });
         let wants =
             |reply: &ClientEvent<_>| matches!(reply, ClientEvent::Version(_)) || ends(reply);
@@ -358,7 +358,7 @@ impl ConnectionHandle {
             let id = self.lock().client.reset();
             self.done(id)?;
         }
-        drop(turn);
+        drop(exchange);
         let table_offset = self.check_function(&bar)?;
         let doorbells = doorbells_of(regions, &bar, file);
         Ok(ServerFeatures { doorbells, vectors: msix.count, table_offset })
@@ -416,7 +416,7 @@ impl ConnectionState {
             if self.lost.is_some() {
                 break;
             }
-            let wanted = self.client.wanted().min(self.buffer.len());
+            let wanted = self.client.receive_len().min(self.buffer.len());
             if wanted == 0 {
                 return Ok(());
             }
@@ -484,7 +484,7 @@ impl ConnectionState {
         }
         if self.lost.is_none() {
             let writable = self.client.outgoing().is_some();
-            let readable = self.client.wanted() > 0;
+            let readable = self.client.receive_len() > 0;
             self.wait_for(shared, Interest { readable, writable });
         }
         Ok(())

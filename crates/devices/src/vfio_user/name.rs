@@ -13,14 +13,14 @@ use crate::attached::AttachOptions;
 
 /// Parsed `vfio-user:` URI.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VfuName {
+pub struct VfioUserName {
     /// Path of the listening socket.
     pub path: PathBuf,
     /// Options for attaching the controller.
     pub wanted: AttachOptions,
 }
 
-impl VfuName {
+impl VfioUserName {
     /// URI scheme.
     pub const SCHEME: &str = "vfio-user";
 
@@ -48,14 +48,14 @@ impl VfuName {
 
 #[cfg(test)]
 mod tests {
-    use super::{AttachOptions, VfuName};
+    use super::{AttachOptions, VfioUserName};
 
-    fn of(text: &str) -> Result<VfuName, tenmil_base::Error> {
+    fn of(text: &str) -> Result<VfioUserName, tenmil_base::Error> {
         let uri = text
             .parse()
             .map_err(|error: tenmil_block::uri::UriError| error.to_string())
             .map_err(tenmil_base::Error::environment)?;
-        VfuName::of(&uri).map_err(tenmil_base::Error::environment)
+        VfioUserName::of(&uri).map_err(tenmil_base::Error::environment)
     }
 
     #[test]

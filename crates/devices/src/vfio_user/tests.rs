@@ -14,7 +14,7 @@ use tenmil_vfio_user::{
     DeviceInfo, IrqInfo, RegionInfo, Server, SparseMmapArea, irq_index, region_index,
 };
 
-use super::VfuName;
+use super::VfioUserName;
 use super::link::{ConnectionHandle, ServerFeatures};
 use crate::attached::AttachOptions;
 
@@ -40,7 +40,7 @@ impl Peer {
                 return Some(request);
             }
             self.send();
-            let wanted = self.server.wanted();
+            let wanted = self.server.receive_len();
             let mut files = Vec::new();
             match self.connection.receive_files(&mut buffer[..wanted], &mut files, 16).unwrap() {
                 RecvResult::Eof => return None,
@@ -147,7 +147,7 @@ fn linked(
         queues_in_cmb,
         time_limit,
     };
-    let name = VfuName { path, wanted };
+    let name = VfioUserName { path, wanted };
     let Ok((link, offer)) = ConnectionHandle::connect(&name, regions, Clock::start()) else {
         panic!()
     };

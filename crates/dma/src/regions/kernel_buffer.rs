@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tenmil_base::{InvalidSegment, RegionId, Segment};
 
-use super::{RegionError, RegionTable, lies_inside, place_of};
+use super::{RegionError, RegionTable, lies_inside, slot_of};
 use crate::mapping::{Backing, Mapping};
 
 /// Registered buffers of a queue.
@@ -73,7 +73,7 @@ impl RegionTable {
         let len_bytes = u64::from(requests) * u64::from(each);
         let empty =
             self.add_part(&mut self.places(), mapping, 0).map_err(RegionError::TableFull)?;
-        let slot = self.table.leased.get(place_of(empty.region) as usize);
+        let slot = self.table.leased.get(slot_of(empty.region) as usize);
         let leased = KernelBuffers { lender, each, len_bytes, copied_bytes: AtomicU64::new(0) };
         // A place is assigned only once, so it is still empty.
         slot.map(|slot| slot.get_or_init(|| leased));
@@ -107,7 +107,7 @@ impl RegionTable {
     }
 
     fn kernel_buffer_region(&self, region: RegionId) -> Option<&KernelBuffers> {
-        let place = place_of(region);
+        let place = slot_of(region);
         let leased = self.table.leased.get(place as usize)?.get()?;
         (region.0 == place).then_some(leased)
     }

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use tenmil_base::{RegionId, Segment};
 
 use super::{
-    GENERATION_MAX, LEN_BITS, MappingTable, PLACE_BITS, RegionSlot, RegionTable, TableFull,
-    place_of, whole,
+    GENERATION_MAX, LEN_BITS, MappingTable, RegionSlot, RegionTable, SLOT_BITS, TableFull, slot_of,
+    whole,
 };
 use crate::mapping::{Backing, HUGE_PAGE, Mapping, MappingError};
 
@@ -142,7 +142,7 @@ impl RegionTable {
         let word = slot.word.load(Ordering::Relaxed);
         let generation = u32::try_from(word >> LEN_BITS).unwrap_or(GENERATION_MAX);
         slot.begin(generation, len_bytes);
-        Some(whole(RegionId(generation << PLACE_BITS | place), len_bytes))
+        Some(whole(RegionId(generation << SLOT_BITS | place), len_bytes))
     }
 
     /// Replaces the mapping of a free place by a longer one. The old mapping stays mapped, without pages,
@@ -177,7 +177,7 @@ impl RegionTable {
     /// Frees a region. Its place is never reused if its generations are exhausted, if the kernel keeps
     /// its pages, if a device can still access it, or if it is leaked.
     fn leave(&self, id: RegionId, is_spoilt: bool) {
-        let (place, generation) = (place_of(id), id.0 >> PLACE_BITS);
+        let (place, generation) = (slot_of(id), id.0 >> SLOT_BITS);
         let next = generation.saturating_add(1).min(GENERATION_MAX);
         self.table.slots[place as usize].begin(next, 0);
         let is_withdrawn = self.table.exposed_by.withdraw(id);
@@ -230,7 +230,7 @@ mod tests {
 
     use tenmil_base::{Memory, RegionId, Segment};
 
-    use super::{GENERATION_MAX, HUGE_PAGE, PLACE_BITS, RegionError};
+    use super::{GENERATION_MAX, HUGE_PAGE, RegionError, SLOT_BITS};
     use crate::{Backing, Mapping, RegionTable};
 
     fn bytes(regions: &RegionTable, segment: Segment) -> Vec<u8> {
@@ -345,12 +345,12 @@ mod tests {
         drop((small, large));
         assert_eq!(regions.count(), 0);
         let again = regions.allocate(5_000).unwrap();
-        assert_eq!(again.segment().region, RegionId(small_at.0 + (1 << PLACE_BITS)));
+        assert_eq!(again.segment().region, RegionId(small_at.0 + (1 << SLOT_BITS)));
         assert_eq!(again.len_bytes(), 8192);
         let beyond = Segment { offset: 8192, len_bytes: 1, ..again.segment() };
         assert!(!regions.contains(beyond), "the mapping is longer than the region");
         let other = regions.allocate(600 << 10).unwrap();
-        assert_eq!(other.segment().region, RegionId(large_at.0 + (1 << PLACE_BITS)));
+        assert_eq!(other.segment().region, RegionId(large_at.0 + (1 << SLOT_BITS)));
     }
 
     #[test]
@@ -375,14 +375,14 @@ mod tests {
                 // Reaches the end of twenty bits of generations without counting through them.
                 let word = u64::from(GENERATION_MAX - 5) << super::LEN_BITS | 4096;
                 region.regions.table.slots[0].word.store(word, Ordering::Relaxed);
-                region.id = RegionId((GENERATION_MAX - 5) << PLACE_BITS);
+                region.id = RegionId((GENERATION_MAX - 5) << SLOT_BITS);
             }
             let last = region.segment();
             drop(region);
             match regions.allocate(4096) {
                 Ok(next) => region = next,
                 Err(RegionError::TableFull(_)) => {
-                    assert_eq!(last.region.0 >> PLACE_BITS, GENERATION_MAX);
+                    assert_eq!(last.region.0 >> SLOT_BITS, GENERATION_MAX);
                     assert!(!regions.contains(last), "the last one is gone as well");
                     return;
                 }

@@ -57,7 +57,7 @@ enum OnComplete {
     /// Pass the completion on.
     Pass,
     /// Replace the status.
-    Say(IoStatus),
+    Replace(IoStatus),
     /// Flip these bits first, if it succeeded.
     Flip(BitFlips),
     /// Free a block of the channel's memory.
@@ -225,7 +225,7 @@ impl FaultChannel {
         let segment_count = u16::try_from(segments.len()).unwrap_or(u16::MAX);
         let part = Request { blocks, segment_first: 0, segment_count, ..*request };
         let taken =
-            self.send(now, &part, &segments, instead.map_or(OnComplete::Pass, OnComplete::Say));
+            self.send(now, &part, &segments, instead.map_or(OnComplete::Pass, OnComplete::Replace));
         self.segments = segments;
         taken
     }
@@ -281,7 +281,7 @@ impl FaultChannel {
         let mut completion = IoCompletion { token: *token, ..completion };
         match then {
             OnComplete::Pass => {}
-            OnComplete::Say(status) => completion.status = *status,
+            OnComplete::Replace(status) => completion.status = *status,
             OnComplete::Flip(flips) if completion.status.is_success() => flips.apply(&self.shared),
             OnComplete::Flip(_) => {}
             OnComplete::Take(block) => self.free_blocks.push(*block),
@@ -310,7 +310,7 @@ impl FaultChannel {
             match kept {
                 // The request is still below, where its memory may be accessed: it completes when that
                 // ends.
-                None if aborted => slot.then = OnComplete::Say(IoStatus::ABORTED),
+                None if aborted => slot.then = OnComplete::Replace(IoStatus::ABORTED),
                 None => slot.then = OnComplete::Pass,
                 Some(completion) => {
                     let status = if aborted { IoStatus::ABORTED } else { completion.status };

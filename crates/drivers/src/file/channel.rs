@@ -24,7 +24,7 @@ pub(super) struct FileChannel<J> {
     loan: ChannelResources,
     /// Limits of the device, with the size as of the last submission.
     limits: Limits,
-    works: Box<[FileRequest]>,
+    requests: Box<[FileRequest]>,
     free: Vec<u16>,
     buffers: Vec<u16>,
     ended: Vec<JobCompletion>,
@@ -56,13 +56,13 @@ enum NextStep {
     /// Submit the job of its state.
     Job,
     /// Complete it.
-    Answer(IoStatus),
+    Complete(IoStatus),
 }
 
 /// The status of a request that needs no job, or its first job.
 enum Dispatch {
-    Answer(IoStatus),
-    Work { awaits: AwaitedJob, buffer: bool },
+    Complete(IoStatus),
+    Run { awaits: AwaitedJob, buffer: bool },
 }
 
 impl<J: FileIo> FileChannel<J> {
@@ -72,7 +72,7 @@ impl<J: FileIo> FileChannel<J> {
             limits: loan.shared.limits(),
             acknowledged: loan.shared.lost_writes.acknowledged(),
             loan,
-            works: (0..DEPTH_MAX).map(|_| FileRequest::idle(SEGMENTS_MAX)).collect(),
+            requests: (0..DEPTH_MAX).map(|_| FileRequest::idle(SEGMENTS_MAX)).collect(),
             free: (0..DEPTH_MAX).rev().collect(),
             buffers: (0..BUFFERS).rev().collect(),
             ended: Vec::with_capacity(usize::from(DEPTH_MAX)),
@@ -90,17 +90,17 @@ impl<J: FileIo> FileChannel<J> {
         let begin = check(&self.limits, request, segments)
             .map(|own| (begin(&self.loan.shared, request, own), own));
         let (awaits, buffer, own) = match begin {
-            Err(status) | Ok((Dispatch::Answer(status), _)) => {
+            Err(status) | Ok((Dispatch::Complete(status), _)) => {
                 self.ready.push(IoCompletion { token: request.token, status, result: 0 });
                 return true;
             }
-            Ok((Dispatch::Work { awaits, buffer }, own)) => (awaits, buffer, own),
+            Ok((Dispatch::Run { awaits, buffer }, own)) => (awaits, buffer, own),
         };
         if buffer && self.buffers.is_empty() {
             return false;
         }
         let Some(index) = self.free.pop() else { return false };
-        let work = &mut self.works[usize::from(index)];
+        let work = &mut self.requests[usize::from(index)];
         work.request = *request;
         work.segments.clear();
         work.segments.extend_from_slice(own);
@@ -114,7 +114,7 @@ impl<J: FileIo> FileChannel<J> {
     /// Sets the state of a request and prepares the memory of its job.
     fn enter(&mut self, index: u16, awaits: AwaitedJob) -> NextStep {
         let Shared { regions, limits, zeroes, .. } = &*self.loan.shared;
-        let work = &mut self.works[usize::from(index)];
+        let work = &mut self.requests[usize::from(index)];
         work.awaits = awaits;
         let chunk_begins = match work.request.operation {
             Operation::Copy => awaits == AwaitedJob::Fetched,
@@ -127,7 +127,7 @@ impl<J: FileIo> FileChannel<J> {
         if awaits == AwaitedJob::Stored && work.request.operation == Operation::Write {
             return match gather(regions, &work.segments, work.own) {
                 Ok(()) => NextStep::Job,
-                Err(status) => NextStep::Answer(status),
+                Err(status) => NextStep::Complete(status),
             };
         }
         NextStep::Job
@@ -136,14 +136,14 @@ impl<J: FileIo> FileChannel<J> {
     /// Executes the next step, and frees the request if that completes it.
     fn go_on(&mut self, index: u16, next: NextStep) {
         let status = match next {
-            NextStep::Answer(status) => status,
+            NextStep::Complete(status) => status,
             NextStep::Job => match self.submit_job(index) {
                 Ok(()) => return,
                 Err(SubmitError::InvalidSegment(_)) => IoStatus::DATA_TRANSFER_ERROR,
                 Err(SubmitError::Full | SubmitError::TooManySegments) => IoStatus::INTERNAL_ERROR,
             },
         };
-        let work = &mut self.works[usize::from(index)];
+        let work = &mut self.requests[usize::from(index)];
         let Request { token, lba, blocks, operation, .. } = work.request;
         let writes =
             matches!(operation, Operation::Write | Operation::WriteZeroes | Operation::Copy);
@@ -157,7 +157,7 @@ impl<J: FileIo> FileChannel<J> {
 
     fn submit_job(&mut self, index: u16) -> Result<(), SubmitError> {
         if matches!(
-            self.works[usize::from(index)].awaits,
+            self.requests[usize::from(index)].awaits,
             AwaitedJob::PriorWritesSynced | AwaitedJob::AllSynced
         ) {
             self.syncs.waiting.push(index);
@@ -166,7 +166,7 @@ impl<J: FileIo> FileChannel<J> {
         }
         let block_size = u64::from(self.loan.shared.limits.block_size);
         let is_direct = self.loan.shared.direct.is_ok();
-        let job = self.works[usize::from(index)].job(block_size, is_direct);
+        let job = self.requests[usize::from(index)].job(block_size, is_direct);
         self.engine.submit(u64::from(index), job)
     }
 
@@ -204,8 +204,8 @@ impl<J: FileIo> FileChannel<J> {
 
     /// The next step after the current job of a request has ended.
     fn after(&mut self, index: u16, result: Result<(), Errno>) -> NextStep {
-        let Self { works, loan, acknowledged, .. } = self;
-        let work = &mut works[usize::from(index)];
+        let Self { requests, loan, acknowledged, .. } = self;
+        let work = &mut requests[usize::from(index)];
         match (result, work.awaits) {
             (Err(errno), AwaitedJob::Holed | AwaitedJob::Zeroed) if is_unsupported(errno) => {
                 self.after_unsupported(index)
@@ -214,18 +214,21 @@ impl<J: FileIo> FileChannel<J> {
             (Ok(()), AwaitedJob::PriorWritesSynced)
                 if loan.shared.lost_writes.count() > *acknowledged =>
             {
-                NextStep::Answer(IoStatus::WRITE_FAULT)
+                NextStep::Complete(IoStatus::WRITE_FAULT)
             }
             (Ok(()), AwaitedJob::PriorWritesSynced) => {
-                let awaits =
-                    if work.buffer.is_some() { AwaitedJob::Fetched } else { AwaitedJob::Moved };
+                let awaits = if work.buffer.is_some() {
+                    AwaitedJob::Fetched
+                } else {
+                    AwaitedJob::Transferred
+                };
                 self.enter(index, awaits)
             }
-            (Ok(()), AwaitedJob::Moved) if !work.request.flags.has(RequestFlags::FUA) => {
-                NextStep::Answer(IoStatus::SUCCESS)
+            (Ok(()), AwaitedJob::Transferred) if !work.request.flags.has(RequestFlags::FUA) => {
+                NextStep::Complete(IoStatus::SUCCESS)
             }
-            (Ok(()), AwaitedJob::Moved) if work.is_forced_write() => self.after_forced(index),
-            (Ok(()), AwaitedJob::Moved | AwaitedJob::AllSynced) => self.persistence_step(),
+            (Ok(()), AwaitedJob::Transferred) if work.is_forced_write() => self.after_forced(index),
+            (Ok(()), AwaitedJob::Transferred | AwaitedJob::AllSynced) => self.persistence_step(),
             (Ok(()), AwaitedJob::Fetched) => self.after_fetched(index),
             (Ok(()), AwaitedJob::Stored) => self.after_stored(index),
             (Ok(()), AwaitedJob::Holed | AwaitedJob::Zeroed) => self.settle(index),
@@ -245,10 +248,10 @@ impl<J: FileIo> FileChannel<J> {
     /// Status of a request whose data must be on stable storage, as far as the kernel reports.
     fn persistence_step(&self) -> NextStep {
         if self.has_lost_writes() {
-            return NextStep::Answer(IoStatus::WRITE_FAULT);
+            return NextStep::Complete(IoStatus::WRITE_FAULT);
         }
         self.loan.shared.lost_writes.flushed();
-        NextStep::Answer(IoStatus::SUCCESS)
+        NextStep::Complete(IoStatus::SUCCESS)
     }
 
     /// Whether writes were lost that the owner of this channel has not acknowledged.
@@ -265,23 +268,23 @@ impl<J: FileIo> FileChannel<J> {
     #[cold]
     fn after_failure(&mut self, index: u16, errno: Errno) -> NextStep {
         let Shared { lost_writes, file, direct, .. } = &*self.loan.shared;
-        let work = &self.works[usize::from(index)];
+        let work = &self.requests[usize::from(index)];
         if work.request.operation == Operation::Read && file.is_yet_to_grow() {
-            return NextStep::Answer(self.read_short(index));
+            return NextStep::Complete(self.read_short(index));
         }
         let syncs = matches!(work.awaits, AwaitedJob::PriorWritesSynced | AwaitedJob::AllSynced);
         let is_stable = direct.is_ok() && work.is_forced_write();
         if syncs || (is_stable && is_loss(errno)) {
             lost_writes.note(file.path(), errno);
         }
-        NextStep::Answer(if syncs { IoStatus::WRITE_FAULT } else { work.status(errno) })
+        NextStep::Complete(if syncs { IoStatus::WRITE_FAULT } else { work.status(errno) })
     }
 
     /// A read of a file that is shorter than it will be.
     #[cold]
     fn read_short(&self, index: u16) -> IoStatus {
         let Shared { regions, limits, file, .. } = &*self.loan.shared;
-        let FileRequest { request, segments, .. } = &self.works[usize::from(index)];
+        let FileRequest { request, segments, .. } = &self.requests[usize::from(index)];
         let len_bytes = u64::from(request.blocks) * u64::from(limits.block_size);
         let mut bytes = vec![0; usize::try_from(len_bytes).unwrap_or(0)];
         if file.read_short(request.lba * u64::from(limits.block_size), &mut bytes).is_err() {
@@ -301,40 +304,40 @@ impl<J: FileIo> FileChannel<J> {
     /// The file cannot be told to drop or to zero a range: the other of the two reads the same, and
     /// zeroes can always be written. A deallocation may as well do nothing.
     fn after_unsupported(&mut self, index: u16) -> NextStep {
-        let FileRequest { request, awaits, .. } = &self.works[usize::from(index)];
+        let FileRequest { request, awaits, .. } = &self.requests[usize::from(index)];
         let (first, second) = zeroing(request.flags);
         match request.operation {
             Operation::WriteZeroes if *awaits == first => self.enter(index, second),
             Operation::WriteZeroes => self.enter(index, AwaitedJob::Stored),
-            _ => NextStep::Answer(IoStatus::SUCCESS),
+            _ => NextStep::Complete(IoStatus::SUCCESS),
         }
     }
 
     fn after_fetched(&mut self, index: u16) -> NextStep {
         let Shared { regions, limits, .. } = &*self.loan.shared;
-        let work = &mut self.works[usize::from(index)];
+        let work = &mut self.requests[usize::from(index)];
         match work.request.operation {
             Operation::Copy => self.enter(index, AwaitedJob::Stored),
             Operation::Verify => {
                 if work.finish_chunk(limits.block_size) {
                     self.enter(index, AwaitedJob::Fetched)
                 } else {
-                    NextStep::Answer(IoStatus::SUCCESS)
+                    NextStep::Complete(IoStatus::SUCCESS)
                 }
             }
-            Operation::Compare => NextStep::Answer(compare(regions, work.own, &work.segments)),
-            Operation::Read => NextStep::Answer(scatter(regions, work.own, &work.segments)),
-            _ => NextStep::Answer(IoStatus::SUCCESS),
+            Operation::Compare => NextStep::Complete(compare(regions, work.own, &work.segments)),
+            Operation::Read => NextStep::Complete(scatter(regions, work.own, &work.segments)),
+            _ => NextStep::Complete(IoStatus::SUCCESS),
         }
     }
 
     fn after_stored(&mut self, index: u16) -> NextStep {
         let block_size = self.loan.shared.limits.block_size;
-        let work = &mut self.works[usize::from(index)];
+        let work = &mut self.requests[usize::from(index)];
         let more = work.finish_chunk(block_size);
         match work.request.operation {
             Operation::Write if work.is_forced_write() => self.after_forced(index),
-            Operation::Write => NextStep::Answer(IoStatus::SUCCESS),
+            Operation::Write => NextStep::Complete(IoStatus::SUCCESS),
             Operation::Copy if more => self.enter(index, AwaitedJob::Fetched),
             _ if more => self.enter(index, AwaitedJob::Stored),
             _ => self.settle(index),
@@ -343,10 +346,10 @@ impl<J: FileIo> FileChannel<J> {
 
     /// The blocks are in place. A FUA request syncs them as well.
     fn settle(&mut self, index: u16) -> NextStep {
-        if self.works[usize::from(index)].request.flags.has(RequestFlags::FUA) {
+        if self.requests[usize::from(index)].request.flags.has(RequestFlags::FUA) {
             self.enter(index, AwaitedJob::AllSynced)
         } else {
-            NextStep::Answer(IoStatus::SUCCESS)
+            NextStep::Complete(IoStatus::SUCCESS)
         }
     }
 }
@@ -441,32 +444,32 @@ fn begin(shared: &Shared, request: &Request, segments: &[Segment]) -> Dispatch {
     let Request { lba, operand, operation, flags, .. } = *request;
     let blocks = u64::from(request.blocks);
     let lost = |first| shared.uncorrectable.any(first, blocks);
-    let work = |awaits, buffer| Dispatch::Work { awaits, buffer };
+    let work = |awaits, buffer| Dispatch::Run { awaits, buffer };
     match operation {
         Operation::Flush => work(AwaitedJob::AllSynced, false),
-        _ if blocks == 0 => Dispatch::Answer(IoStatus::SUCCESS),
+        _ if blocks == 0 => Dispatch::Complete(IoStatus::SUCCESS),
         Operation::Read | Operation::Compare | Operation::Verify if lost(lba) => {
-            Dispatch::Answer(IoStatus::UNRECOVERED_READ)
+            Dispatch::Complete(IoStatus::UNRECOVERED_READ)
         }
-        Operation::Copy if lost(operand) => Dispatch::Answer(IoStatus::UNRECOVERED_READ),
+        Operation::Copy if lost(operand) => Dispatch::Complete(IoStatus::UNRECOVERED_READ),
         Operation::Read => {
             let direct = goes_directly(shared, segments);
-            let moves = if direct { AwaitedJob::Moved } else { AwaitedJob::Fetched };
+            let moves = if direct { AwaitedJob::Transferred } else { AwaitedJob::Fetched };
             work(
                 if flags.has(RequestFlags::FUA) { AwaitedJob::PriorWritesSynced } else { moves },
                 !direct,
             )
         }
-        Operation::Write if goes_directly(shared, segments) => work(AwaitedJob::Moved, false),
+        Operation::Write if goes_directly(shared, segments) => work(AwaitedJob::Transferred, false),
         Operation::Write => work(AwaitedJob::Stored, true),
         Operation::Compare | Operation::Verify | Operation::Copy => work(AwaitedJob::Fetched, true),
         Operation::WriteZeroes => work(zeroing(flags).0, false),
         Operation::Deallocate => work(AwaitedJob::Holed, false),
         Operation::WriteUncorrectable => {
             shared.uncorrectable.add(lba, blocks);
-            Dispatch::Answer(IoStatus::SUCCESS)
+            Dispatch::Complete(IoStatus::SUCCESS)
         }
-        Operation::CompareAndWrite => Dispatch::Answer(IoStatus::INVALID_OPCODE),
+        Operation::CompareAndWrite => Dispatch::Complete(IoStatus::INVALID_OPCODE),
     }
 }
 

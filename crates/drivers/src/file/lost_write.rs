@@ -28,17 +28,17 @@ pub(super) struct LostWrites {
     noted: AtomicU64,
     acknowledged: AtomicU64,
     /// Whether hearers were told of what no successful flush has followed yet.
-    is_told: AtomicBool,
+    is_reported: AtomicBool,
 }
 
-type Hearer = Box<dyn Fn(&LostWrite) + Send>;
+type Subscriber = Box<dyn Fn(&LostWrite) + Send>;
 
-static HEARERS: Mutex<Vec<Hearer>> = Mutex::new(Vec::new());
+static SUBSCRIBERS: Mutex<Vec<Subscriber>> = Mutex::new(Vec::new());
 
-/// Has `hear` be called when a file that this process has open loses writes, on a thread of its own: once
+/// Has `subscriber` be called when a file that this process has open loses writes, on a thread of its own: once
 /// until a flush of the file succeeds again. For as long as the process lives.
-pub fn subscribe_lost_writes(hear: impl Fn(&LostWrite) + Send + 'static) {
-    HEARERS.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(hear));
+pub fn subscribe_lost_writes(subscriber: impl Fn(&LostWrite) + Send + 'static) {
+    SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(subscriber));
 }
 
 impl LostWrites {
@@ -63,8 +63,8 @@ impl LostWrites {
     /// reported again.
     #[inline]
     pub(super) fn flushed(&self) {
-        if self.is_told.load(Ordering::Relaxed) {
-            self.is_told.store(false, Ordering::Relaxed);
+        if self.is_reported.load(Ordering::Relaxed) {
+            self.is_reported.store(false, Ordering::Relaxed);
         }
     }
 
@@ -72,14 +72,14 @@ impl LostWrites {
     #[cold]
     pub(super) fn note(&self, path: &Path, errno: Errno) {
         self.noted.fetch_add(1, Ordering::Relaxed);
-        if self.is_told.swap(true, Ordering::Relaxed) {
+        if self.is_reported.swap(true, Ordering::Relaxed) {
             return;
         }
         let lost = LostWrite { path: path.into(), error: errno.to_string() };
         // A callback may block, and a channel must not.
         let tell = move |_: &tenmil_linux::StopFlag| {
-            let hearers = HEARERS.lock().unwrap_or_else(PoisonError::into_inner);
-            hearers.iter().for_each(|hear| hear(&lost));
+            let hearers = SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner);
+            hearers.iter().for_each(|subscriber| subscriber(&lost));
         };
         if let Ok(thread) = Thread::spawn("lost-write", None, tell) {
             // The thread ends by itself and is not joined.

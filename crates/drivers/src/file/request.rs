@@ -38,7 +38,7 @@ pub(super) enum AwaitedJob {
     /// Earlier writes are on stable storage, so that a FUA read may begin.
     PriorWritesSynced,
     /// Data has been transferred between the file and the memory of the request.
-    Moved,
+    Transferred,
     /// A chunk has been read into a buffer of the channel.
     Fetched,
     /// A chunk has been written to the file, from a buffer or from the zeroes.
@@ -90,8 +90,8 @@ impl FileRequest {
         let fua = is_direct && self.is_forced_write();
         match self.awaits {
             AwaitedJob::PriorWritesSynced | AwaitedJob::AllSynced => FileOp::Sync,
-            AwaitedJob::Moved if write => FileOp::Write { offset, from: &self.segments, fua },
-            AwaitedJob::Moved => FileOp::Read { offset, into: &self.segments },
+            AwaitedJob::Transferred if write => FileOp::Write { offset, from: &self.segments, fua },
+            AwaitedJob::Transferred => FileOp::Read { offset, into: &self.segments },
             AwaitedJob::Fetched => {
                 let from = if operation == Operation::Copy { operand } else { lba };
                 FileOp::Read { offset: (from + chunk()) * block_size, into: own }
@@ -132,7 +132,7 @@ impl FileRequest {
     pub(super) fn status(&self, errno: Errno) -> IoStatus {
         let reads = match self.awaits {
             AwaitedJob::Fetched => true,
-            AwaitedJob::Moved => self.request.operation == Operation::Read,
+            AwaitedJob::Transferred => self.request.operation == Operation::Read,
             _ => false,
         };
         match errno {
@@ -194,7 +194,7 @@ mod tests {
         work.request.operation = Operation::Write;
         for flags in [RequestFlags::NONE, RequestFlags::FUA] {
             work.request.flags = flags;
-            for awaits in [AwaitedJob::Moved, AwaitedJob::Stored] {
+            for awaits in [AwaitedJob::Transferred, AwaitedJob::Stored] {
                 work.awaits = awaits;
                 for is_direct in [true, false] {
                     let FileOp::Write { fua, .. } = work.job(512, is_direct) else {
@@ -210,13 +210,18 @@ mod tests {
     fn what_the_kernel_refuses_is_answered_in_the_words_of_nvme() {
         let mut work = FileRequest::idle(1);
         for (operation, awaits, errno, status) in [
-            (Operation::Read, AwaitedJob::Moved, Errno::IO, IoStatus::UNRECOVERED_READ),
+            (Operation::Read, AwaitedJob::Transferred, Errno::IO, IoStatus::UNRECOVERED_READ),
             (Operation::Compare, AwaitedJob::Fetched, Errno::IO, IoStatus::UNRECOVERED_READ),
-            (Operation::Write, AwaitedJob::Moved, Errno::IO, IoStatus::WRITE_FAULT),
+            (Operation::Write, AwaitedJob::Transferred, Errno::IO, IoStatus::WRITE_FAULT),
             (Operation::Write, AwaitedJob::Stored, Errno::NOSPC, IoStatus::CAPACITY_EXCEEDED),
-            (Operation::Write, AwaitedJob::Moved, Errno::FAULT, IoStatus::DATA_TRANSFER_ERROR),
+            (
+                Operation::Write,
+                AwaitedJob::Transferred,
+                Errno::FAULT,
+                IoStatus::DATA_TRANSFER_ERROR,
+            ),
             (Operation::Flush, AwaitedJob::AllSynced, Errno::IO, IoStatus::WRITE_FAULT),
-            (Operation::Read, AwaitedJob::Moved, Errno::INVAL, IoStatus::INTERNAL_ERROR),
+            (Operation::Read, AwaitedJob::Transferred, Errno::INVAL, IoStatus::INTERNAL_ERROR),
         ] {
             (work.request.operation, work.awaits) = (operation, awaits);
             assert_eq!(work.status(errno), status, "{operation:?} {errno:?}");

@@ -539,8 +539,8 @@ fn every_forced_write_that_the_page_cache_lost_fails_whichever_the_kernel_report
             // All write by one description, to which the kernel reports the loss once.
             let is_stable = kernel.jobs().stable > 0;
             assert_eq!(is_stable, !is_cached);
-            let is_told = is_stable && !std::mem::replace(&mut is_reported, true);
-            kernel.end_other(if is_told { Err(Errno::IO) } else { Ok(()) });
+            let is_reported = is_stable && !std::mem::replace(&mut is_reported, true);
+            kernel.end_other(if is_reported { Err(Errno::IO) } else { Ok(()) });
         }
         // The one that the kernel told is polled last.
         let found = channels.iter_mut().rev().map(|(channel, kernel)| {

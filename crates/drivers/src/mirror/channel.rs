@@ -28,7 +28,7 @@ pub(super) struct MirrorChannel {
     shared: Arc<Shared>,
     limits: Limits,
     legs: Legs,
-    works: Box<[MirrorRequest]>,
+    requests: Box<[MirrorRequest]>,
     free: Vec<u32>,
     ready: CompletionQueue,
     /// Writes of this channel in flight.
@@ -69,7 +69,7 @@ impl MirrorChannel {
         let tally = WriteEpochs::new();
         let load = Load::default();
         let member = ChannelEntry {
-            seat: tally.register().clone(),
+            write_epoch: tally.register().clone(),
             load: load.clone(),
             waker: waker.clone(),
         };
@@ -77,7 +77,7 @@ impl MirrorChannel {
         Ok(Self {
             waker,
             legs,
-            works: vec![MirrorRequest::idle(); depth as usize].into(),
+            requests: vec![MirrorRequest::idle(); depth as usize].into(),
             free: (0..depth).rev().collect(),
             ready: CompletionQueue::with_depth(depth),
             tally,
@@ -115,16 +115,16 @@ impl MirrorChannel {
         let Some(slot) = self.free.pop() else { return };
         let segment_first = self.legs.keep(slot, own);
         let losses = self.losses;
-        self.works[slot as usize] =
+        self.requests[slot as usize] =
             MirrorRequest { losses, ..MirrorRequest::of(Request { segment_first, ..*request }) };
         match request.operation {
             Operation::Read | Operation::Compare | Operation::Verify => self.read(slot),
             Operation::Flush => {
                 self.enter();
-                self.legs.heed_losses();
+                self.legs.ack_losses();
                 self.write_counted(slot);
             }
-            _ => self.ask_to_write(slot),
+            _ => self.request_write(slot),
         }
     }
 
@@ -139,9 +139,9 @@ impl MirrorChannel {
         self.masks = self.shared.masks();
     }
 
-    fn ask_to_write(&mut self, slot: u32) {
+    fn request_write(&mut self, slot: u32) {
         self.enter();
-        let Request { lba, blocks, .. } = self.works[slot as usize].request;
+        let Request { lba, blocks, .. } = self.requests[slot as usize].request;
         // Regions that are open can be written without the lock; closed ones need permission under it.
         let (first, count) = self.shared.geometry.regions_of(lba, blocks.into());
         if !self.shared.closed.any(first, count) {
@@ -154,7 +154,7 @@ impl MirrorChannel {
     fn request_permission(&mut self, slot: u32) {
         let shared = Arc::clone(&self.shared);
         let mut meta = shared.lock();
-        let work = &mut self.works[slot as usize];
+        let work = &mut self.requests[slot as usize];
         let range = (work.request.lba, u64::from(work.request.blocks));
         match meta.admit(&shared, self.tally.register(), slot, range) {
             WriteAdmission::Go => {
@@ -189,8 +189,9 @@ impl MirrorChannel {
     /// Sends a write or a flush to all legs.
     fn write(&mut self, slot: u32, stage: RequestStage) {
         let nobody = self.without_legs();
-        let work = &mut self.works[slot as usize];
-        let missing = self.legs.send_to(self.masks.write, RequestOwner::Work(slot), &work.request);
+        let work = &mut self.requests[slot as usize];
+        let missing =
+            self.legs.send_to(self.masks.write, RequestOwner::Request(slot), &work.request);
         (work.stage, work.awaited, work.failed) = (stage, self.masks.write & !missing, missing);
         if work.awaited == 0 {
             work.status = nobody;
@@ -199,15 +200,15 @@ impl MirrorChannel {
     }
 
     fn read(&mut self, slot: u32) {
-        let MirrorRequest { request, failed, .. } = self.works[slot as usize];
+        let MirrorRequest { request, failed, .. } = self.requests[slot as usize];
         let mut from = self.masks.read & !failed;
         if self.is_unequal(request.lba, request.blocks) {
             // If the source leg fails, all reads have to use the same next leg.
             from &= from.wrapping_neg();
         }
         let (leg, nobody) = (self.legs.idlest(from), self.without_legs());
-        let missing = self.legs.send_to(leg, RequestOwner::Work(slot), &request);
-        let work = &mut self.works[slot as usize];
+        let missing = self.legs.send_to(leg, RequestOwner::Request(slot), &request);
+        let work = &mut self.requests[slot as usize];
         work.awaited = leg;
         if work.stage != RequestStage::ReadAgain {
             work.stage = RequestStage::Read;
@@ -245,7 +246,7 @@ impl MirrorChannel {
 
     /// Handles a completion from a leg.
     fn ended(&mut self, slot: u32, leg: u8, completion: &IoCompletion) {
-        let work = &mut self.works[slot as usize];
+        let work = &mut self.requests[slot as usize];
         work.awaited &= !leg;
         if completion.status.is_success() {
             work.done |= leg;
@@ -270,7 +271,7 @@ impl MirrorChannel {
         // A leg that failed meanwhile may have returned, and have lost unflushed writes, before it
         // executed this read.
         self.masks = self.shared.masks();
-        let work = &mut self.works[slot as usize];
+        let work = &mut self.requests[slot as usize];
         work.done &= self.masks.read;
         if work.status == IoStatus::COMPARE_FAILURE && work.failed & self.masks.read == 0 {
             work.status = IoStatus::PATH_ERROR;
@@ -305,7 +306,7 @@ impl MirrorChannel {
     fn repair_first(&mut self, slot: u32) {
         let shared = Arc::clone(&self.shared);
         let mut meta = shared.lock();
-        let work = &mut self.works[slot as usize];
+        let work = &mut self.requests[slot as usize];
         (work.stage, work.failures) = (RequestStage::Repaired, meta.failures);
         meta.repair_now(&shared, work.request.lba, work.request.blocks);
         self.waiting.push(slot);
@@ -314,21 +315,21 @@ impl MirrorChannel {
 
     /// Restarts the read once any leg may be read.
     fn read_repaired(&mut self, slot: u32) {
-        let Request { lba, blocks, .. } = self.works[slot as usize].request;
+        let Request { lba, blocks, .. } = self.requests[slot as usize].request;
         self.masks = self.shared.masks();
         let is_unequal = self.is_unequal(lba, blocks);
         if is_unequal && self.shared.lock().is_repairing((lba, blocks.into())) {
             return self.waiting.push(slot);
         }
         // Legs may have failed and returned in the meantime.
-        let work = &mut self.works[slot as usize];
+        let work = &mut self.requests[slot as usize];
         (work.stage, work.failed, work.status) = (RequestStage::ReadAgain, 0, IoStatus::SUCCESS);
         self.read(slot);
     }
 
     /// Handles the completion of a write or a flush on all legs.
     fn end_write(&mut self, slot: u32) {
-        let work = self.works[slot as usize];
+        let work = self.requests[slot as usize];
         // Fast path: all legs succeeded, and every leg that a superblock may state to be in sync has it.
         if work.failed == 0 && self.shared.masks().claimed & !work.done == 0 {
             return self.end(slot, IoStatus::SUCCESS);
@@ -370,7 +371,7 @@ impl MirrorChannel {
             }
             WriteVerdict::Wait => {}
         }
-        let work = &mut self.works[slot as usize];
+        let work = &mut self.requests[slot as usize];
         // Some leg failed: the write completes only after the superblocks record that leg as stale.
         let bucket = match work.stage {
             RequestStage::Written { bucket } => Some(bucket),
@@ -387,7 +388,7 @@ impl MirrorChannel {
 
     /// Completes a request and frees its slot.
     fn end(&mut self, slot: u32, status: IoStatus) {
-        let MirrorRequest { request, result, stage, losses, .. } = self.works[slot as usize];
+        let MirrorRequest { request, result, stage, losses, .. } = self.requests[slot as usize];
         let status = match request.operation {
             Operation::Flush => self.flushed(losses, status),
             Operation::Read | Operation::Compare | Operation::Verify => status,
@@ -411,7 +412,7 @@ impl MirrorChannel {
             | RequestStage::ReadAgain
             | RequestStage::Admitted => {}
         }
-        self.works[slot as usize].stage = RequestStage::Idle;
+        self.requests[slot as usize].stage = RequestStage::Idle;
         self.free.push(slot);
         self.complete(request.token, status, result);
     }
@@ -443,8 +444,8 @@ impl MirrorChannel {
     /// Whether what is sent from there is a flush of a leg.
     fn is_flush(&self, place: RequestOwner) -> bool {
         match place {
-            RequestOwner::Work(slot) => {
-                self.works[slot as usize].request.operation == Operation::Flush
+            RequestOwner::Request(slot) => {
+                self.requests[slot as usize].request.operation == Operation::Flush
             }
             RequestOwner::Report => true,
             place => self.background.flushes(place),
@@ -483,7 +484,7 @@ impl MirrorChannel {
         self.new_events = new_events;
         self.enter();
         for slot in std::mem::take(&mut self.waiting) {
-            let MirrorRequest { stage, failures, status, .. } = self.works[slot as usize];
+            let MirrorRequest { stage, failures, status, .. } = self.requests[slot as usize];
             if self.shared.lock().failures != failures {
                 let status = if status.is_success() { self.without_record() } else { status };
                 self.end(slot, status);
@@ -493,7 +494,7 @@ impl MirrorChannel {
                 self.read_repaired(slot);
             } else {
                 // The failed legs have been recorded.
-                let work = &mut self.works[slot as usize];
+                let work = &mut self.requests[slot as usize];
                 (work.failed, work.lost) = (0, 0);
                 self.end_write(slot);
             }
@@ -538,7 +539,7 @@ impl IoChannel for MirrorChannel {
                     self.legs.acknowledge_losses(leg);
                 }
                 match place {
-                    RequestOwner::Work(slot) => {
+                    RequestOwner::Request(slot) => {
                         if has_lost {
                             self.notice_loss(slot, leg);
                         }
@@ -617,10 +618,10 @@ impl Drop for MirrorChannel {
         self.legs.close();
         let shared = Arc::clone(&self.shared);
         let mut meta = shared.lock();
-        let seat = self.tally.register();
-        meta.members.retain(|other| !other.seat.is(seat));
-        meta.registered.retain(|write| !write.seat.is(seat));
-        for work in self.works.iter().filter(|work| work.may_differ()) {
+        let write_epoch = self.tally.register();
+        meta.members.retain(|other| !other.write_epoch.is(write_epoch));
+        meta.registered.retain(|write| !write.write_epoch.is(write_epoch));
+        for work in self.requests.iter().filter(|work| work.may_differ()) {
             meta.mark_divergent(&shared, work.request.lba, work.request.blocks.into());
         }
         if self.is_owner {

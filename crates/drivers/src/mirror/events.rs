@@ -73,20 +73,20 @@ pub(super) struct Unannounced {
     pub(super) counters: MirrorCounters,
 }
 
-type Hearer = Box<dyn Fn(&MirrorNotice) + Send>;
+type Subscriber = Box<dyn Fn(&MirrorNotice) + Send>;
 
-static HEARERS: Mutex<Vec<Hearer>> = Mutex::new(Vec::new());
+static SUBSCRIBERS: Mutex<Vec<Subscriber>> = Mutex::new(Vec::new());
 /// Whether there is a subscriber. Events are kept until the first subscribes.
-static IS_HEARD: AtomicBool = AtomicBool::new(false);
+static HAS_SUBSCRIBER: AtomicBool = AtomicBool::new(false);
 /// Maximum number of kept events. The oldest are dropped; the counters include them.
 const WAITING_MAX: usize = 64;
 
-/// Subscribes to the events of all mirrors of this process. `hear` is called within a second, on the
+/// Subscribes to the events of all mirrors of this process. `subscriber` is called within a second, on the
 /// mirror's maintenance thread, for as long as the process runs.
-pub fn subscribe_mirrors(hear: impl Fn(&MirrorNotice) + Send + 'static) {
-    HEARERS.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(hear));
+pub fn subscribe_mirrors(subscriber: impl Fn(&MirrorNotice) + Send + 'static) {
+    SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(subscriber));
     // Relaxed: a reader that sees it takes the lock.
-    IS_HEARD.store(true, Ordering::Relaxed);
+    HAS_SUBSCRIBER.store(true, Ordering::Relaxed);
 }
 
 impl Unannounced {
@@ -108,7 +108,7 @@ impl Unannounced {
 
     /// Events to emit now, if there is a subscriber.
     pub(super) fn take(&mut self) -> VecDeque<MirrorEvent> {
-        match IS_HEARD.load(Ordering::Relaxed) {
+        match HAS_SUBSCRIBER.load(Ordering::Relaxed) {
             true => std::mem::take(&mut self.events),
             false => VecDeque::new(),
         }
@@ -130,8 +130,8 @@ impl MirrorEvent {
 
 impl MirrorNotice {
     pub(super) fn announce(&self) {
-        let hearers = HEARERS.lock().unwrap_or_else(PoisonError::into_inner);
-        hearers.iter().for_each(|hear| hear(self));
+        let hearers = SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner);
+        hearers.iter().for_each(|subscriber| subscriber(self));
     }
 }
 

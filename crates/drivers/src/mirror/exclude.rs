@@ -64,7 +64,7 @@ pub(super) fn enter(
         (Some(_), Entry::Force) => Preempts::Force,
         (None, Entry::Force | Entry::TakeOver) => Preempts::Any,
         (None, Entry::Open) => Preempts::Nothing,
-        (Some(owner), _) if is_gone(owner) => Preempts::Gone(owner.id),
+        (Some(owner), _) if is_gone(owner) => Preempts::Departed(owner.id),
         (Some(owner), Entry::TakeOver) if is_bound(owner) => Preempts::Owner(owner.id),
         (Some(_), _) => {
             let former = admit(&candidates, me, false)?;

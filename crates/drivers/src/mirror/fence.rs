@@ -137,8 +137,8 @@ fn is_another(uuid: u128, copies: &Copies, leg: u8) -> bool {
 // Ownership check before each commit.
 impl MirrorState {
     /// Starts an ownership check; returns the legs to check, or none if fencing is disabled. No other
-    /// check starts before [`end_look`](Self::end_look).
-    pub(super) fn begin_look(&mut self) -> u8 {
+    /// check starts before [`end_owner_check`](Self::end_owner_check).
+    pub(super) fn begin_owner_check(&mut self) -> u8 {
         if self.fence.me == 0 {
             return 0;
         }
@@ -148,7 +148,7 @@ impl MirrorState {
 
     /// Ends a check with the copies found on the legs. Returns false if another owner has the mirror:
     /// then nothing is written.
-    pub(super) fn end_look(&mut self, shared: &Shared, found: &[(u8, Copies)]) -> bool {
+    pub(super) fn end_owner_check(&mut self, shared: &Shared, found: &[(u8, Copies)]) -> bool {
         self.fence.is_looking = false;
         let mut others = 0;
         for (leg, copies) in found {
@@ -171,7 +171,7 @@ impl MirrorState {
     }
 
     /// The channel that performed the check is closed.
-    pub(super) const fn abandon_look(&mut self) {
+    pub(super) const fn abandon_owner_check(&mut self) {
         self.fence.is_looking = false;
     }
 

@@ -383,13 +383,17 @@ mod tests {
 
     #[test]
     fn a_seat_is_past_an_epoch_when_nothing_older_is_under_way() {
-        let seat = WriteEpoch::idle();
-        assert!(seat.is_past(7));
-        seat.take(6);
-        assert!(!seat.is_past(7) && seat.is_past(6));
-        seat.move_up(7);
-        assert!(seat.is_past(7));
-        seat.leave();
-        assert!(seat.is_past(u64::MAX) && seat.is(&seat.clone()) && !seat.is(&WriteEpoch::idle()));
+        let write_epoch = WriteEpoch::idle();
+        assert!(write_epoch.is_past(7));
+        write_epoch.take(6);
+        assert!(!write_epoch.is_past(7) && write_epoch.is_past(6));
+        write_epoch.move_up(7);
+        assert!(write_epoch.is_past(7));
+        write_epoch.leave();
+        assert!(
+            write_epoch.is_past(u64::MAX)
+                && write_epoch.is(&write_epoch.clone())
+                && !write_epoch.is(&WriteEpoch::idle())
+        );
     }
 }

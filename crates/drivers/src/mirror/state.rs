@@ -87,7 +87,7 @@ pub(super) struct MirrorState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum InjectedBug {
     /// A write completes although a leg without it is still stated to be in sync.
-    AnswersBeforeRecording,
+    CompletesBeforeRecording,
     /// A region is written before it is marked dirty.
     WritesBeforeMarking,
     /// A region becomes clean although its blocks may not be durable.
@@ -121,7 +121,7 @@ pub(super) struct SuperblockSequence {
 
 /// A channel, as seen by others.
 pub(super) struct ChannelEntry {
-    pub(super) seat: WriteEpoch,
+    pub(super) write_epoch: WriteEpoch,
     /// Counts its requests.
     pub(super) load: Load,
     pub(super) waker: EventVectors,
@@ -129,7 +129,7 @@ pub(super) struct ChannelEntry {
 
 /// A write in the region being copied.
 pub(super) struct TrackedWrite {
-    pub(super) seat: WriteEpoch,
+    pub(super) write_epoch: WriteEpoch,
     pub(super) slot: u32,
     pub(super) lba: u64,
     pub(super) blocks: u64,
@@ -288,7 +288,7 @@ impl MirrorState {
     pub(super) fn admit(
         &mut self,
         shared: &Shared,
-        seat: &WriteEpoch,
+        write_epoch: &WriteEpoch,
         slot: u32,
         (lba, blocks): (u64, u64),
     ) -> WriteAdmission {
@@ -313,8 +313,8 @@ impl MirrorState {
         }
         let under_copy = self.copying.as_ref().map(|copying| copying.region);
         if under_copy.is_some_and(|region| (first..first + count).contains(&region)) {
-            let (seat, epoch) = (seat.clone(), shared.epoch());
-            self.registered.push(TrackedWrite { seat, slot, lba, blocks, epoch });
+            let (write_epoch, epoch) = (write_epoch.clone(), shared.epoch());
+            self.registered.push(TrackedWrite { write_epoch, slot, lba, blocks, epoch });
             return WriteAdmission::Registered;
         }
         shared.closed.clear(first, count);
@@ -322,13 +322,13 @@ impl MirrorState {
     }
 
     /// A write in the region being copied has ended.
-    pub(super) fn unregister(&mut self, seat: &WriteEpoch, slot: u32) {
-        self.registered.retain(|one| one.slot != slot || !one.seat.is(seat));
+    pub(super) fn unregister(&mut self, write_epoch: &WriteEpoch, slot: u32) {
+        self.registered.retain(|one| one.slot != slot || !one.write_epoch.is(write_epoch));
     }
 
     /// Whether all writes that began before `epoch` have ended.
     pub(super) fn is_past(&self, epoch: u64) -> bool {
-        self.members.iter().all(|member| member.seat.is_past(epoch))
+        self.members.iter().all(|member| member.write_epoch.is_past(epoch))
             && self.registered.iter().all(|write| write.epoch >= epoch)
     }
 
@@ -350,7 +350,7 @@ impl MirrorState {
             return WriteVerdict::Bad;
         }
         self.fail_legs(shared, failed);
-        if self.claimed & !done == 0 || self.has(InjectedBug::AnswersBeforeRecording) {
+        if self.claimed & !done == 0 || self.has(InjectedBug::CompletesBeforeRecording) {
             return WriteVerdict::Good;
         }
         if self.wanted == self.settled && self.commit.is_none() {

@@ -65,7 +65,7 @@ fn no_write_is_lost_or_comes_back_in_ten_thousand_runs() {
 #[test]
 fn planted_bugs_are_found() {
     for bug in [
-        InjectedBug::AnswersBeforeRecording,
+        InjectedBug::CompletesBeforeRecording,
         InjectedBug::WritesBeforeMarking,
         InjectedBug::ClearsBeforeFlushing,
         InjectedBug::ReadsReturningLegs,

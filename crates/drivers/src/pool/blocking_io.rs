@@ -29,7 +29,7 @@ pub(super) struct BlockingVolumeIo {
 /// Maximum number of blocks in one transfer.
 pub(super) const CARRY_MAX: u32 = 256;
 /// Polls that yield the CPU before polls are spaced by [`RETRY_INTERVAL`].
-const LOOKS_MAX: u32 = 200;
+const POLLS_MAX: u32 = 200;
 const RETRY_INTERVAL: Span = Span::from_us(50);
 /// Maximum time of one request.
 const TIME_LIMIT: Span = Span::from_secs(120);
@@ -128,7 +128,7 @@ impl BlockingVolumeIo {
                 return IoStatus::ABORTED;
             }
             match look {
-                0..LOOKS_MAX => tenmil_linux::thread::yield_now(),
+                0..POLLS_MAX => tenmil_linux::thread::yield_now(),
                 _ => tenmil_linux::thread::sleep(RETRY_INTERVAL),
             }
         }

@@ -19,47 +19,47 @@ pub struct CapacityEvent {
     /// The new capacity state.
     pub fill: CapacityState,
     /// Allocated bytes.
-    pub taken_bytes: u64,
+    pub used_bytes: u64,
     /// Capacity in bytes.
-    pub room_bytes: u64,
+    pub capacity_bytes: u64,
 }
 
-type Hearer = Box<dyn Fn(&CapacityEvent) + Send>;
+type Subscriber = Box<dyn Fn(&CapacityEvent) + Send>;
 
-static HEARERS: Mutex<Vec<Hearer>> = Mutex::new(Vec::new());
+static SUBSCRIBERS: Mutex<Vec<Subscriber>> = Mutex::new(Vec::new());
 /// Whether there is a subscriber; no event is created before.
-static IS_HEARD: AtomicBool = AtomicBool::new(false);
+static HAS_SUBSCRIBER: AtomicBool = AtomicBool::new(false);
 
-/// Subscribes to capacity events. `hear` is called within a second when a pool of this process crosses a
+/// Subscribes to capacity events. `subscriber` is called within a second when a pool of this process crosses a
 /// threshold, or rejects a request because it is full, on the pool's metadata thread, for as long as the
 /// process runs.
-pub fn subscribe_capacity(hear: impl Fn(&CapacityEvent) + Send + 'static) {
-    HEARERS.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(hear));
+pub fn subscribe_capacity(subscriber: impl Fn(&CapacityEvent) + Send + 'static) {
+    SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(subscriber));
     // Relaxed: a reader that sees it takes the lock.
-    IS_HEARD.store(true, Ordering::Relaxed);
+    HAS_SUBSCRIBER.store(true, Ordering::Relaxed);
 }
 
 /// Whether there is a subscriber.
-pub(super) fn is_heard() -> bool {
-    IS_HEARD.load(Ordering::Relaxed)
+pub(super) fn has_subscriber() -> bool {
+    HAS_SUBSCRIBER.load(Ordering::Relaxed)
 }
 
 impl CapacityEvent {
     pub(super) fn new(device: &str, store: String, notice: &CapacityNotice) -> Self {
         let bytes = |blocks: u64| blocks * u64::from(PAGE_BYTES);
-        let (taken_bytes, room_bytes) = (bytes(notice.taken), bytes(notice.room));
-        Self { device: device.into(), store, fill: notice.fill, taken_bytes, room_bytes }
+        let (used_bytes, capacity_bytes) = (bytes(notice.taken), bytes(notice.room));
+        Self { device: device.into(), store, fill: notice.fill, used_bytes, capacity_bytes }
     }
 
     pub(super) fn emit(&self) {
-        let hearers = HEARERS.lock().unwrap_or_else(PoisonError::into_inner);
-        hearers.iter().for_each(|hear| hear(self));
+        let hearers = SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner);
+        hearers.iter().for_each(|subscriber| subscriber(self));
     }
 }
 
 impl fmt::Display for CapacityEvent {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { device, store, fill, taken_bytes, room_bytes } = self;
+        let Self { device, store, fill, used_bytes, capacity_bytes } = self;
         write!(out, "pool `{store}` on {}: ", short_name(device))?;
         match fill {
             CapacityState::Above(percent) => write!(out, "{percent} % of its capacity are used: ")?,
@@ -68,7 +68,7 @@ impl fmt::Display for CapacityEvent {
             }
             CapacityState::Full => write!(out, "it is full and has refused a write or a change: ")?,
         }
-        write!(out, "{taken_bytes} of {room_bytes} bytes")
+        write!(out, "{used_bytes} of {capacity_bytes} bytes")
     }
 }
 

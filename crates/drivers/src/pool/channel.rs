@@ -29,7 +29,7 @@ use tenmil_block::SegmentCursor;
 /// I/O channel of a volume.
 pub(super) struct VolumeChannel {
     open: Arc<OpenPool>,
-    desk: Arc<ClientInbox>,
+    inbox: Arc<ClientInbox>,
     volume: u64,
     limits: Limits,
     /// Current number of blocks.
@@ -38,7 +38,7 @@ pub(super) struct VolumeChannel {
     /// closed.
     below: Option<Box<dyn IoChannel>>,
     wake: CombinedWake,
-    works: Box<[VolumeRequest]>,
+    requests: Box<[VolumeRequest]>,
     free: Vec<u32>,
     ready: CompletionQueue,
     transfers: TransferTable,
@@ -46,7 +46,7 @@ pub(super) struct VolumeChannel {
     queue: VecDeque<Request>,
     /// Segments: for each slot those of its request, followed by parts of them.
     table: Box<[Segment]>,
-    notes: VecDeque<ClientMessage>,
+    messages: VecDeque<ClientMessage>,
     /// Some device that it waits for has no wake source.
     is_deaf: bool,
     /// Reads mapped by the extent cache.
@@ -56,10 +56,10 @@ pub(super) struct VolumeChannel {
     /// Bounce memory, if the data has checksums.
     bounce: Option<Bounce>,
     /// Requests to send to the pool.
-    asks: Vec<(u32, PoolRequest)>,
+    pool_requests: Vec<(u32, PoolRequest)>,
     /// Losses reported to the client by a failed flush; and in `telling`, those reported by flushes that
     /// have completed and not been polled yet.
-    told_losses: u64,
+    reported_losses: u64,
     telling: u64,
 }
 
@@ -95,13 +95,13 @@ impl VolumeChannel {
     ) -> Result<Self, Error> {
         let volume = info.id;
         let readers = ReadEpochs::new();
-        let (desk, mut below) = open.way(Some(readers.register()))?;
+        let (inbox, mut below) = open.way(Some(readers.register()))?;
         if info.reach > 0 {
             below = Box::new(ParentedChannel::new(below, parent, &open.geometry)?);
         }
         let epoch = open.shared.lock().epoch(volume);
         let per_block = u32::try_from(open.geometry.blocks_in_page).unwrap_or(1);
-        let waker = desk.waker.descriptor(0).map_or(WakeSource::None, WakeSource::Descriptor);
+        let waker = inbox.waker.descriptor(0).map_or(WakeSource::None, WakeSource::Descriptor);
         let wake = CombinedWake::of([below.wake_source(), waker])?;
         let depth = limits.depth_max;
         let bounce = || Bounce::new(&open.regions, depth, limits.request_blocks_max);
@@ -114,23 +114,23 @@ impl VolumeChannel {
         };
         Ok(Self {
             open: Arc::clone(open),
-            desk,
+            inbox,
             volume,
             below: Some(below),
             wake,
-            works: vec![work; depth as usize].into(),
+            requests: vec![work; depth as usize].into(),
             free: (0..depth).rev().collect(),
             ready: CompletionQueue::with_depth(depth),
             transfers: TransferTable::with_capacity(2 * depth as usize),
             queue: VecDeque::with_capacity(2 * depth as usize),
             table: vec![Segment::default(); depth as usize * room(limits)].into(),
-            notes: VecDeque::with_capacity(2 * depth as usize),
+            messages: VecDeque::with_capacity(2 * depth as usize),
             is_deaf: false,
             known: CachedReads::new(readers, epoch, limits, per_block),
             unknown: Vec::with_capacity(depth as usize),
             bounce,
-            asks: Vec::new(),
-            told_losses: open.shared.losses(),
+            pool_requests: Vec::new(),
+            reported_losses: open.shared.losses(),
             telling: 0,
             limits: limits.clone(),
             block_count,
@@ -216,27 +216,27 @@ impl VolumeChannel {
     }
 
     /// Sends requests with bounced data to the pool.
-    fn ask_summed(&mut self, requests: &[Request], segments: &[Segment]) {
+    fn send_checksummed(&mut self, requests: &[Request], segments: &[Segment]) {
         let mut unknown = std::mem::take(&mut self.unknown);
-        let mut asks = std::mem::take(&mut self.asks);
+        let mut pool_requests = std::mem::take(&mut self.pool_requests);
         for request in unknown.drain(..).map(|index| &requests[index]) {
             let Some((slot, ask)) = self.take(request, segments) else { continue };
             match self.take_data(slot) {
-                Ok(()) => asks.push((slot, ask)),
+                Ok(()) => pool_requests.push((slot, ask)),
                 Err(InvalidSegment(_)) => self.complete(slot, IoStatus::DATA_TRANSFER_ERROR),
             }
         }
         self.unknown = unknown;
-        self.enter(|state, desk| {
-            asks.drain(..).for_each(|(slot, ask)| state.submit_request(desk, slot, ask));
+        self.enter(|state, inbox| {
+            pool_requests.drain(..).for_each(|(slot, ask)| state.submit_request(inbox, slot, ask));
         });
-        self.asks = asks;
-        self.read_notes();
+        self.pool_requests = pool_requests;
+        self.read_messages();
     }
 
     /// Copies write data from the client.
     fn take_data(&self, slot: u32) -> Result<(), InvalidSegment> {
-        let request = &self.works[slot as usize].request;
+        let request = &self.requests[slot as usize].request;
         match &self.bounce {
             Some(bounce) if request.operation == Operation::Write => {
                 bounce.take(slot, request.blocks.into(), self.own(slot))
@@ -246,8 +246,8 @@ impl VolumeChannel {
     }
 
     /// Copies verified read data to the client, or compares it.
-    fn give_data(&self, slot: u32) -> IoStatus {
-        let request = &self.works[slot as usize].request;
+    fn copy_to_client(&self, slot: u32) -> IoStatus {
+        let request = &self.requests[slot as usize].request;
         let Some(bounce) = &self.bounce else { return IoStatus::SUCCESS };
         let (blocks, own) = (request.blocks.into(), self.own(slot));
         let done = match request.operation {
@@ -264,7 +264,7 @@ impl VolumeChannel {
 
     /// The segments of a request.
     fn own(&self, slot: u32) -> &[Segment] {
-        let count = self.works[slot as usize].request.segment_count;
+        let count = self.requests[slot as usize].request.segment_count;
         &self.table[self.first(slot)..][..usize::from(count)]
     }
 
@@ -305,7 +305,7 @@ impl VolumeChannel {
         let first = self.first(slot);
         self.table[first..][..own.len()].copy_from_slice(own);
         let segment_count = u16::try_from(own.len()).unwrap_or(u16::MAX);
-        self.works[slot as usize] = VolumeRequest {
+        self.requests[slot as usize] = VolumeRequest {
             request: Request { segment_count, ..*request },
             used: segment_count.into(),
             status: IoStatus::SUCCESS,
@@ -322,7 +322,7 @@ impl VolumeChannel {
     /// Sends the requests of a batch that need the pool.
     fn send_to_pool(&mut self, requests: &[Request], segments: &[Segment]) {
         if self.bounce.is_some() {
-            return self.ask_summed(requests, segments);
+            return self.send_checksummed(requests, segments);
         }
         let open = Arc::clone(&self.open);
         let mut state = open.shared.lock_to_notify();
@@ -331,27 +331,27 @@ impl VolumeChannel {
             if !self.learn(&mut state, request)
                 && let Some((slot, ask)) = self.take(request, segments)
             {
-                state.submit_request(&self.desk, slot, ask);
+                state.submit_request(&self.inbox, slot, ask);
             }
         }
         self.unknown = unknown;
         open.shared.dispatch(&mut state);
-        state.take_notes(&self.desk, &mut self.notes);
+        state.take_messages(&self.inbox, &mut self.messages);
         drop(state);
-        self.read_notes();
+        self.read_messages();
     }
 
     /// Calls `tell` under the lock, and takes the resulting messages.
     fn enter(&mut self, tell: impl FnOnce(&mut State, &ClientInbox)) {
         let mut state = self.open.shared.lock_to_notify();
-        tell(&mut state, &self.desk);
+        tell(&mut state, &self.inbox);
         self.open.shared.dispatch(&mut state);
-        state.take_notes(&self.desk, &mut self.notes);
+        state.take_messages(&self.inbox, &mut self.messages);
     }
 
     /// Handles the messages of the pool.
-    fn read_notes(&mut self) {
-        while let Some(note) = self.notes.pop_front() {
+    fn read_messages(&mut self) {
+        while let Some(note) = self.messages.pop_front() {
             match note {
                 ClientMessage::Do(
                     DeviceAction::ReadData { io, token, offset, at, blocks, .. }
@@ -392,7 +392,7 @@ impl VolumeChannel {
 
     /// Queues a part of a request for the device.
     fn send(&mut self, io: u64, token: u64, blocks: std::ops::Range<u64>, at: u64) {
-        let operation = match self.works[slot_of(token) as usize].request.operation {
+        let operation = match self.requests[slot_of(token) as usize].request.operation {
             Operation::Compare | Operation::Verify if self.bounce.is_some() => Operation::Read,
             operation => operation,
         };
@@ -418,11 +418,11 @@ impl VolumeChannel {
     fn part(&mut self, token: u64, blocks: &std::ops::Range<u64>) -> (usize, usize) {
         let slot = slot_of(token);
         let first = self.first(slot);
-        let VolumeRequest { request, used, .. } = self.works[slot as usize];
+        let VolumeRequest { request, used, .. } = self.requests[slot as usize];
         let own = usize::from(request.segment_count);
         if let Some(bounce) = &self.bounce {
             self.table[first + used as usize] = bounce.part(slot, blocks);
-            self.works[slot as usize].used = used + 1;
+            self.requests[slot as usize].used = used + 1;
             return (first + used as usize, 1);
         }
         // A part is a copy of the segments, split at its start and end, in the slot's part of the table.
@@ -441,14 +441,14 @@ impl VolumeChannel {
             end += 1;
             Ok::<(), Never>(())
         });
-        self.works[slot as usize].used = u32::try_from(own + end).unwrap_or(u32::MAX);
+        self.requests[slot as usize].used = u32::try_from(own + end).unwrap_or(u32::MAX);
         (first + own + begin, end - begin)
     }
 
     /// Executes a part of a request that is on unmapped blocks, which read as zeroes.
     fn zero(&mut self, token: u64, blocks: std::ops::Range<u64>) {
         let (first, count) = self.part(token, &blocks);
-        let work = &mut self.works[slot_of(token) as usize];
+        let work = &mut self.requests[slot_of(token) as usize];
         let regions = &self.open.regions;
         let is_compare = work.request.operation == Operation::Compare && self.bounce.is_none();
         for segment in &self.table[first..first + count] {
@@ -466,14 +466,14 @@ impl VolumeChannel {
 
     /// Handles the response of the pool. A FUA write is followed by a flush.
     fn end(&mut self, slot: u32, error: Option<PoolError>) {
-        let VolumeRequest { request, status, stage, .. } = self.works[slot as usize];
+        let VolumeRequest { request, status, stage, .. } = self.requests[slot as usize];
         let is_flush = request.operation == Operation::Flush;
         let losses = self.open.shared.losses();
         let status = match error {
             // The pool has all durable data. Earlier writes of this channel may not be among them.
-            None if is_flush && losses != self.told_losses => IoStatus::WRITE_FAULT,
+            None if is_flush && losses != self.reported_losses => IoStatus::WRITE_FAULT,
             Some(error) => error.status(),
-            None if self.bounce.is_some() && status.is_success() => self.give_data(slot),
+            None if self.bounce.is_some() && status.is_success() => self.copy_to_client(slot),
             None => status,
         };
         let changes = matches!(
@@ -482,8 +482,9 @@ impl VolumeChannel {
         );
         let is_forced = request.flags.has(tenmil_base::RequestFlags::FUA) && changes;
         if is_forced && stage == RequestState::Asked && status.is_success() {
-            self.works[slot as usize].stage = RequestState::Forced;
-            return self.enter(|state, desk| state.submit_request(desk, slot, PoolRequest::Flush));
+            self.requests[slot as usize].stage = RequestState::Forced;
+            return self
+                .enter(|state, inbox| state.submit_request(inbox, slot, PoolRequest::Flush));
         }
         if is_flush && status == IoStatus::WRITE_FAULT {
             self.telling = losses;
@@ -493,7 +494,7 @@ impl VolumeChannel {
 
     /// Completes a request and frees its slot.
     fn complete(&mut self, slot: u32, status: IoStatus) {
-        let work = &mut self.works[slot as usize];
+        let work = &mut self.requests[slot as usize];
         work.stage = RequestState::Idle;
         self.free.push(slot);
         self.ready.push(IoCompletion { token: work.request.token, status, result: 0 });
@@ -501,7 +502,7 @@ impl VolumeChannel {
 
     /// Polls the device. Completions of cached reads go directly to the caller.
     #[inline]
-    fn look_below(&mut self, now: Instant, completions: &mut CompletionBatch) {
+    fn poll_device(&mut self, now: Instant, completions: &mut CompletionBatch) {
         let Some(below) = &mut self.below else { return };
         let first = completions.len();
         if below.poll(now, completions) > 0 && self.open.shared.has_lost(&**below) {
@@ -516,20 +517,20 @@ impl VolumeChannel {
 
     /// Moves waiting completions to the client.
     #[inline(always)]
-    fn hand_up(&mut self, completions: &mut CompletionBatch) {
+    fn reply_to_client(&mut self, completions: &mut CompletionBatch) {
         if self.ready.is_empty() {
             return;
         }
         self.ready.drain_into(completions);
         if self.telling != 0 && self.ready.is_empty() {
             // Flushes from now on are submitted by a client that knows of the losses.
-            self.told_losses = self.told_losses.max(std::mem::take(&mut self.telling));
+            self.reported_losses = self.reported_losses.max(std::mem::take(&mut self.telling));
         }
     }
 
     /// Submits queued requests, as the device accepts them.
     #[inline]
-    fn hand_down(&mut self, now: Instant) {
+    fn submit_to_device(&mut self, now: Instant) {
         if let Some(below) = &mut self.below
             && !self.queue.is_empty()
         {
@@ -552,7 +553,7 @@ impl IoChannel for VolumeChannel {
         if !self.unknown.is_empty() {
             self.send_to_pool(requests, segments);
         }
-        self.hand_down(now);
+        self.submit_to_device(now);
         if !self.known.batch.is_empty() {
             self.read_batch(now, segments);
         }
@@ -568,22 +569,22 @@ impl IoChannel for VolumeChannel {
     fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
         let before = completions.len();
         // Waiting completions first, so that a device that always has completions cannot starve them.
-        self.hand_up(completions);
-        self.look_below(now, completions);
-        if self.transfers.have_ended() || self.desk.has_notes() {
+        self.reply_to_client(completions);
+        self.poll_device(now, completions);
+        if self.transfers.have_ended() || self.inbox.has_messages() {
             let shared = &self.open.shared;
             let mut state = shared.lock_to_notify();
             self.transfers.report_ended(&mut state.store);
             shared.dispatch(&mut state);
-            state.take_notes(&self.desk, &mut self.notes);
+            state.take_messages(&self.inbox, &mut self.messages);
             drop(state);
-            self.read_notes();
+            self.read_messages();
         }
         if !self.queue.is_empty() {
-            self.hand_down(now);
+            self.submit_to_device(now);
             self.flush();
         }
-        self.hand_up(completions);
+        self.reply_to_client(completions);
         completions.len() - before
     }
 
@@ -592,7 +593,7 @@ impl IoChannel for VolumeChannel {
     }
 
     fn ack_losses(&mut self, count: u64) {
-        self.told_losses = self.told_losses.max(count.min(self.losses()));
+        self.reported_losses = self.reported_losses.max(count.min(self.losses()));
     }
 }
 
@@ -614,14 +615,14 @@ impl ChannelWakeup for VolumeChannel {
 
     fn arm(&mut self) -> bool {
         // The waker is armed before the inbox is checked.
-        let hears = self.desk.waker.unmask(0);
+        let hears = self.inbox.waker.unmask(0);
         let busy_below = self.below.as_mut().is_some_and(|below| below.arm());
-        let busy = !self.ready.is_empty() || !self.queue.is_empty() || self.desk.has_notes();
+        let busy = !self.ready.is_empty() || !self.queue.is_empty() || self.inbox.has_messages();
         !hears || busy || busy_below || self.is_deaf
     }
 
     fn disarm(&mut self) {
-        self.desk.waker.mask(0);
+        self.inbox.waker.mask(0);
         if let Some(below) = &mut self.below {
             below.disarm();
         }
@@ -633,13 +634,13 @@ impl Drop for VolumeChannel {
     /// pool as aborted.
     fn drop(&mut self) {
         self.below = None;
-        let noted = self.notes.drain(..).filter_map(|note| match note {
+        let noted = self.messages.drain(..).filter_map(|note| match note {
             ClientMessage::Do(action) => transfer_of(&action),
             ClientMessage::Ended(..) | ClientMessage::More(_) => None,
         });
         let none = TransferTable::with_capacity(0);
         let untold = std::mem::replace(&mut self.transfers, none).into_untold();
-        self.open.shared.leave(&self.desk, noted.chain(untold));
+        self.open.shared.leave(&self.inbox, noted.chain(untold));
     }
 }
 

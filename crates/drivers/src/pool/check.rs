@@ -61,7 +61,7 @@ struct PinnedMetadata<'a> {
 }
 
 /// Maximum number of attempts to read superblocks that are not being overwritten.
-const LOOKS_MAX: u32 = 8;
+const POLLS_MAX: u32 = 8;
 
 impl OpenPool {
     /// Checks all metadata reachable from the last durable superblock, while the pool is in use.
@@ -78,7 +78,7 @@ impl OpenPool {
             Error::new(ErrorCategory::Environment, format!("{}: check: {problem}", self.name))
         };
         let mut pages = StorePages::open(self, 1).map_err(machine)?;
-        let damaged = self.look_at_superblocks(&mut pages);
+        let damaged = self.check_superblocks(&mut pages);
         let mut still = PinnedMetadata::of(self);
         let mut read = 0;
         let (report, found) =
@@ -87,7 +87,7 @@ impl OpenPool {
                 if read % u64::from(BACKGROUND_BLOCKS) == 0 {
                     self.yield_to_foreground(STREAM_WAIT_MAX);
                 }
-                self.expect_room()?;
+                self.expect_space()?;
                 let bytes = |pages: u64| pages * u64::from(PAGE_BYTES);
                 match watch((bytes(read), bytes(read + left))) {
                     true => Ok(()),
@@ -99,13 +99,13 @@ impl OpenPool {
         let devices = self.pool_devices().infos(still.store.devices());
         drop(still);
         let child = PoolWithParents { device: &self.device, uuid };
-        let parents = parent_image::look_at_all(opener, child, found.into_iter());
+        let parents = parent_image::check_all(opener, child, found.into_iter());
         let damaged = damaged.iter().map(ToString::to_string).collect();
         Ok(PoolCheckResult { name, uuid, generation, devices, damaged, report, parents })
     }
 
     /// Fails if the pinned space is the last free space.
-    fn expect_room(&self) -> Result<(), Error> {
+    fn expect_space(&self) -> Result<(), Error> {
         if !self.shared.lock().store.pin_blocks_space() {
             return Ok(());
         }
@@ -120,8 +120,8 @@ impl OpenPool {
 
     /// Reads both copies of the last durable superblock. Copies that are overwritten meanwhile are
     /// skipped; a pool that commits all the time may have none to read.
-    fn look_at_superblocks(&self, pages: &mut StorePages<'_>) -> Vec<Corruption> {
-        for _ in 0..LOOKS_MAX {
+    fn check_superblocks(&self, pages: &mut StorePages<'_>) -> Vec<Corruption> {
+        for _ in 0..POLLS_MAX {
             let (uuid, generation, places) = {
                 let store = &self.shared.lock().store;
                 (store.uuid(), store.generation(), store.superblocks())

@@ -67,7 +67,7 @@ pub fn create_over(
     if !is_there {
         let mut existing = below.existing.clone();
         for other in others {
-            existing.extend(look_at_other(opener, other)?);
+            existing.extend(check_other(opener, other)?);
         }
         overwrite::allow("pool create", &existing, overwrite, &KernelFiles::live())?;
         make_files()?;
@@ -96,7 +96,7 @@ fn is_it(store: &Pool, name: &str, geometry: &PageGeometry, others: &[Uri]) -> b
 }
 
 /// Checks whether a device can be added, and returns its existing data.
-fn look_at_other(opener: &Opener<'_>, uri: &Uri) -> Result<Vec<ExistingData>, Error> {
+fn check_other(opener: &Opener<'_>, uri: &Uri) -> Result<Vec<ExistingData>, Error> {
     let member = PoolDevice::of(uri, opener.open(uri)?)?;
     let (blocks, needed) = (member.geometry.pages, STORE_BLOCKS_MIN + LABEL_BLOCKS);
     if blocks < needed {
@@ -186,7 +186,7 @@ pub fn check(opener: &Opener<'_>, place: &VolumeRef) -> Result<PoolCheckResult, 
     let (report, found) = walk.whole(&mut |_| Ok(()))?;
     let name = place.store.to_string();
     let child = PoolWithParents { device: &name, uuid: store.uuid() };
-    let parents = parent_image::look_at_all(opener, child, found.into_iter());
+    let parents = parent_image::check_all(opener, child, found.into_iter());
     Ok(PoolCheckResult {
         name: store.name(),
         uuid: store.uuid(),

@@ -15,7 +15,7 @@ pub(super) struct ExtentCache {
 
 #[derive(Debug)]
 struct ExtentTable {
-    places: Box<[VolumeRun]>,
+    runs: Box<[VolumeRun]>,
     /// Blocks of the range of an entry, as a power of two.
     shift: u32,
 }
@@ -52,33 +52,33 @@ impl ExtentCache {
 
     /// Removes all runs.
     pub(super) fn clear(&mut self) {
-        self.long.places.fill(NOTHING);
-        self.short.places.fill(NOTHING);
+        self.long.runs.fill(NOTHING);
+        self.short.runs.fill(NOTHING);
     }
 }
 
 impl ExtentTable {
     fn new(count: usize, shift: u32) -> Self {
-        Self { places: vec![NOTHING; count].into(), shift }
+        Self { runs: vec![NOTHING; count].into(), shift }
     }
 
     #[inline]
     fn find(&self, block: u64, blocks: u64) -> Option<u64> {
-        let VolumeRun { block: first, blocks: len, at } = self.places[self.place(block)];
+        let VolumeRun { block: first, blocks: len, at } = self.runs[self.index_of(block)];
         // For a block before the run, the subtraction wraps to a value past its end.
         let skip = block.wrapping_sub(first);
         (skip < len && blocks <= len - skip).then(|| at + skip)
     }
 
     fn keep(&mut self, block: u64, run: VolumeRun) {
-        let place = self.place(block);
-        self.places[place] = run;
+        let index_of = self.index_of(block);
+        self.runs[index_of] = run;
     }
 
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "below the count of places")]
-    fn place(&self, block: u64) -> usize {
-        (block >> self.shift) as usize & (self.places.len() - 1)
+    fn index_of(&self, block: u64) -> usize {
+        (block >> self.shift) as usize & (self.runs.len() - 1)
     }
 }
 

@@ -150,7 +150,7 @@ impl OpenPool {
             };
             match pool_devices.members.iter().position(is_it) {
                 Some(number) => were_there.push(u32::try_from(number).unwrap_or(u32::MAX)),
-                None => new.push(self.look_at_new(opener, uri, &devices, &new, overwrite)?),
+                None => new.push(self.check_new(opener, uri, &devices, &new, overwrite)?),
             }
         }
         for one in &new {
@@ -167,7 +167,7 @@ impl OpenPool {
     /// # Errors
     ///
     /// If the write fails.
-    pub fn note_places(&self) -> Result<bool, Error> {
+    pub fn record_locations(&self) -> Result<bool, Error> {
         let pool_devices = self.pool_devices();
         let mut devices = self.shared.lock().store.next_devices().clone();
         let before = devices.clone();
@@ -187,7 +187,12 @@ impl OpenPool {
     /// # Errors
     ///
     /// If there is no such device, another device is at that URI, or the write fails.
-    pub fn note_place(&self, opener: &Opener<'_>, number: u32, uri: &Uri) -> Result<bool, Error> {
+    pub fn record_location(
+        &self,
+        opener: &Opener<'_>,
+        number: u32,
+        uri: &Uri,
+    ) -> Result<bool, Error> {
         let name = self.name();
         let mut pool_devices = self.pool_devices();
         let last = pool_devices.members.len() - 1;
@@ -209,12 +214,12 @@ impl OpenPool {
         }
         let before = std::mem::replace(&mut member.uri, uri.clone());
         drop(pool_devices);
-        self.note_places()
+        self.record_locations()
             .inspect_err(|_| self.pool_devices().members[number as usize].uri = before)
     }
 
     /// Checks a device that is to be added.
-    fn look_at_new(
+    fn check_new(
         &self,
         opener: &Opener<'_>,
         uri: &Uri,

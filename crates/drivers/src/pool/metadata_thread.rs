@@ -23,7 +23,7 @@ pub(super) struct MetadataThread {
     /// The device of the pool.
     device: String,
     pub(super) shared: Arc<Shared>,
-    desk: Arc<ClientInbox>,
+    inbox: Arc<ClientInbox>,
     backend: Box<dyn IoChannel>,
     geometry: PageGeometry,
     regions: RegionTable,
@@ -38,12 +38,12 @@ pub(super) struct MetadataThread {
     /// Segments of each entry, one for each part.
     table: Box<[Segment]>,
     completions: CompletionBatch,
-    notes: VecDeque<ClientMessage>,
+    messages: VecDeque<ClientMessage>,
     /// Devices were added whose wake source is not watched yet.
     has_more: bool,
     /// Number of stops that were reported, and whether one was reported without its recovery.
-    told_stops: u64,
-    told_stop: bool,
+    reported_stops: u64,
+    is_stop_reported: bool,
     /// Time of the next recovery attempt, while the pool is stopped.
     recovers_at: Instant,
     /// What is released once the superblocks name no owner.
@@ -88,7 +88,7 @@ const LARGE_PAGES: u32 = 64;
 const SLOTS_BYTES: u32 = 2 * PAGE_BYTES;
 const PAGE: usize = PAGE_BYTES as usize;
 /// Maximum number of completions per poll.
-const ANSWERS_MAX: usize = 64;
+const COMPLETIONS_MAX: usize = 64;
 /// Maximum sleep, and the maximum while reads are awaited before a recovery.
 const SLEEP_MAX: Span = Span::from_secs(1);
 const SLEEP_RECOVERING: Span = Span::from_ms(2);
@@ -102,7 +102,7 @@ impl MetadataThread {
     pub(super) fn new(
         device: &str,
         shared: Arc<Shared>,
-        (desk, backend): (Arc<ClientInbox>, Box<dyn IoChannel>),
+        (inbox, backend): (Arc<ClientInbox>, Box<dyn IoChannel>),
         geometry: PageGeometry,
         regions: &RegionTable,
     ) -> Result<Self, Error> {
@@ -111,7 +111,7 @@ impl MetadataThread {
         let places = (SMALL + LARGE) as usize;
         Ok(Self {
             device: device.into(),
-            desk,
+            inbox,
             shared,
             backend,
             geometry,
@@ -123,11 +123,11 @@ impl MetadataThread {
             waiting: VecDeque::new(),
             queue: VecDeque::new(),
             table: vec![Segment::default(); places * LARGE_PAGES as usize].into(),
-            completions: CompletionBatch::with_capacity(ANSWERS_MAX),
-            notes: VecDeque::new(),
+            completions: CompletionBatch::with_capacity(COMPLETIONS_MAX),
+            messages: VecDeque::new(),
             has_more: false,
-            told_stops: 0,
-            told_stop: false,
+            reported_stops: 0,
+            is_stop_reported: false,
             recovers_at: Instant::default(),
             reserved: None,
         })
@@ -152,7 +152,7 @@ impl MetadataThread {
             let _ = sleeper.sources().add(descriptor, 0);
         }
         while !stop.is_stopped() {
-            if !self.turn(clock.now()) {
+            if !self.step(clock.now()) {
                 self.sleep(stop, clock, sleeper);
             }
             if std::mem::take(&mut self.has_more)
@@ -165,25 +165,25 @@ impl MetadataThread {
         let until = clock.now().after(closing_max);
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock_to_notify();
-        state.submit_request(&self.desk, 0, PoolRequest::Release);
+        state.submit_request(&self.inbox, 0, PoolRequest::Release);
         shared.dispatch(&mut state);
         drop(state);
-        while self.notes.is_empty() && clock.now() < until {
-            self.turn(clock.now());
+        while self.messages.is_empty() && clock.now() < until {
+            self.step(clock.now());
         }
-        let is_released = matches!(self.notes.front(), Some(ClientMessage::Ended(_, Ok(_))));
+        let is_released = matches!(self.messages.front(), Some(ClientMessage::Ended(_, Ok(_))));
         if let Some(reserved) = self.reserved.take_if(|_| is_released) {
             reserved.release();
         }
         if let WakeSource::Descriptor(descriptor) = self.backend.wake_source() {
             let _ = sleeper.sources().remove(descriptor);
         }
-        shared.leave(&self.desk, core::iter::empty());
+        shared.leave(&self.inbox, core::iter::empty());
     }
 
     /// One iteration. Returns false if there was nothing to do.
-    fn turn(&mut self, now: Instant) -> bool {
-        if let Some(new_events) = self.look_around() {
+    fn step(&mut self, now: Instant) -> bool {
+        if let Some(new_events) = self.poll_mailbox() {
             new_events.emit();
         }
         self.recover(now);
@@ -214,32 +214,32 @@ impl MetadataThread {
 
     /// Takes new work. Returns a capacity event if the state has changed. Checked here at least once a
     /// second, and not on the I/O path.
-    fn look_around(&mut self) -> Option<CapacityEvent> {
+    fn poll_mailbox(&mut self) -> Option<CapacityEvent> {
         let mut state = self.shared.lock();
         state.take_pages(&mut self.waiting);
-        state.take_notes(&self.desk, &mut self.notes);
+        state.take_messages(&self.inbox, &mut self.messages);
         let (stops, stopped) = (state.store.losses(), state.store.is_stopped());
-        let is_event = stops > self.told_stops || (self.told_stop && !stopped);
+        let is_event = stops > self.reported_stops || (self.is_stop_reported && !stopped);
         if let Some(why) = state.store.last_stop().filter(|_| is_event) {
             let recovered = (!stopped).then(|| state.store.generation());
             let (device, store, why) = (self.device.clone(), state.store.name(), why.clone());
             drop(state);
             let new_events = PoolStopNotice { device, store, why, recovered };
-            if stops > self.told_stops && recovered.is_some() && !self.told_stop {
+            if stops > self.reported_stops && recovered.is_some() && !self.is_stop_reported {
                 // It has recovered before the stop could be reported.
                 PoolStopNotice { recovered: None, ..new_events.clone() }.emit();
             }
-            (self.told_stops, self.told_stop) = (stops, stopped);
+            (self.reported_stops, self.is_stop_reported) = (stops, stopped);
             new_events.emit();
             return None;
         }
-        let notice = capacity_events::is_heard().then(|| state.store.next_notice())??;
+        let notice = capacity_events::has_subscriber().then(|| state.store.next_notice())??;
         Some(CapacityEvent::new(&self.device, state.store.name(), &notice))
     }
 
     /// While the pool is stopped, retries the recovery at intervals, and reports ended reads to the pool.
     fn recover(&mut self, now: Instant) {
-        if !self.told_stop {
+        if !self.is_stop_reported {
             self.recovers_at = now.after(RECOVER_AFTER);
             return;
         }
@@ -273,9 +273,9 @@ impl MetadataThread {
     /// Adds channels to new devices. Other messages are the response to the last flush, and stay in the
     /// queue.
     fn reach_further(&mut self) {
-        for note in std::mem::take(&mut self.notes) {
+        for note in std::mem::take(&mut self.messages) {
             let ClientMessage::More(more) = note else {
-                self.notes.push_back(note);
+                self.messages.push_back(note);
                 continue;
             };
             let Ok(none) = MissingDevice(self.backend.limits().clone()).channel() else { continue };

@@ -75,7 +75,7 @@ impl OpenPool {
     /// # Errors
     ///
     /// If it cannot be opened or read, is in this pool, is writable, or is not a valid parent.
-    pub fn look_at_parent(&self, opener: &Opener<'_>, uri: &Uri) -> Result<ParentInfo, Error> {
+    pub fn check_parent(&self, opener: &Opener<'_>, uri: &Uri) -> Result<ParentInfo, Error> {
         let name = uri.to_string();
         if name.len() > URI_BYTES_MAX {
             let text = format!(
@@ -286,7 +286,7 @@ fn refuse_own(opener: &Opener<'_>, child: PoolWithParents<'_>, uri: &Uri) -> Res
 }
 
 /// Checks the parents of volumes, each once.
-pub(super) fn look_at_all(
+pub(super) fn check_all(
     opener: &Opener<'_>,
     child: PoolWithParents<'_>,
     found: impl Iterator<Item = (String, ParentInfo)>,

@@ -55,7 +55,7 @@ impl OpenPool {
 
     /// Makes all block devices of this process re-read their size. Returns the number of open volumes of
     /// this pool whose users were notified.
-    pub fn tell_of_growth(&self) -> usize {
+    pub fn notify_growth(&self) -> usize {
         let before = self.shared.lock().told;
         refresh_sizes();
         usize::try_from(self.shared.lock().told - before).unwrap_or(usize::MAX)

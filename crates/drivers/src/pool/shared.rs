@@ -39,8 +39,8 @@ pub(super) struct Shared {
 /// State behind the lock.
 pub(super) struct State {
     pub(super) store: Pool,
-    seats: BTreeMap<u32, ClientEntry>,
-    next_seat: u32,
+    clients: BTreeMap<u32, ClientEntry>,
+    next_client: u32,
     /// Actions for the metadata thread.
     pages: VecDeque<DeviceAction>,
     /// Ids of volumes that are open for writing.
@@ -61,20 +61,20 @@ pub(super) struct State {
 
 /// A client, as seen by the lock holder.
 struct ClientEntry {
-    desk: Arc<ClientInbox>,
+    inbox: Arc<ClientInbox>,
     waker: EventVectors,
-    notes: VecDeque<ClientMessage>,
+    messages: VecDeque<ClientMessage>,
     /// If it reads by cached runs: its oldest read.
     reads: Option<read_epochs::ReadEpoch>,
     /// Whether it has its own channel to the devices.
-    has_way: bool,
+    has_channel: bool,
 }
 
 /// State of a client that it reads without the lock. Its messages are behind the lock of the pool, which
 /// sender and receiver hold anyway: a [`Mailbox`](tenmil_base::Mailbox) would lock once more for each I/O.
 pub(super) struct ClientInbox {
     pub(super) number: u32,
-    has_notes: AtomicBool,
+    has_messages: AtomicBool,
     pub(super) waker: EventVectors,
 }
 
@@ -94,8 +94,8 @@ impl Shared {
     pub(super) fn new(store: Pool, device_losses: u64, waker: Notifier) -> Self {
         let state = State {
             store,
-            seats: BTreeMap::new(),
-            next_seat: 0,
+            clients: BTreeMap::new(),
+            next_client: 0,
             pages: VecDeque::new(),
             written: Vec::new(),
             used: Vec::new(),
@@ -165,8 +165,8 @@ impl Shared {
         // Pairs with the fence in `ReadEpochs::begin`: a channel whose read epoch is not seen here has
         // seen all earlier invalidations of runs.
         fence(Ordering::SeqCst);
-        let seats = state.seats.values().filter_map(|seat| seat.reads.as_ref());
-        let oldest = seats.map(read_epochs::ReadEpoch::oldest).min().unwrap_or(u64::MAX);
+        let clients = state.clients.values().filter_map(|seat| seat.reads.as_ref());
+        let oldest = clients.map(read_epochs::ReadEpoch::oldest).min().unwrap_or(u64::MAX);
         state.store.note_oldest_read(oldest);
         state
     }
@@ -184,24 +184,29 @@ impl Shared {
     pub(super) fn join(
         &self,
         reads: Option<read_epochs::ReadEpoch>,
-        has_way: bool,
+        has_channel: bool,
     ) -> Result<Arc<ClientInbox>, Error> {
         let waker = EventVectors::new(1)
             .map_err(|error| format!("a descriptor: {error}"))
             .map_err(Error::environment)?;
         waker.mask(0);
         let mut state = self.lock();
-        let number = state.next_seat;
-        state.next_seat += 1;
-        let desk = Arc::new(ClientInbox {
+        let number = state.next_client;
+        state.next_client += 1;
+        let inbox = Arc::new(ClientInbox {
             number,
-            has_notes: AtomicBool::new(false),
+            has_messages: AtomicBool::new(false),
             waker: waker.clone(),
         });
-        let seat =
-            ClientEntry { desk: Arc::clone(&desk), waker, notes: VecDeque::new(), reads, has_way };
-        state.seats.insert(number, seat);
-        Ok(desk)
+        let seat = ClientEntry {
+            inbox: Arc::clone(&inbox),
+            waker,
+            messages: VecDeque::new(),
+            reads,
+            has_channel,
+        };
+        state.clients.insert(number, seat);
+        Ok(inbox)
     }
 
     /// Sends a channel to a new device to every client that has its own channel.
@@ -209,12 +214,12 @@ impl Shared {
         &self,
         mut make: impl FnMut() -> Result<DeviceChannel, Error>,
     ) -> Result<(), Error> {
-        let ways = self.lock().seats.iter().filter(|(_, seat)| seat.has_way).count();
+        let ways = self.lock().clients.iter().filter(|(_, seat)| seat.has_channel).count();
         let made = (0..ways).map(|_| make()).collect::<Result<Vec<DeviceChannel>, Error>>()?;
         let mut state = self.lock();
-        let seats = state.seats.iter().filter(|(_, seat)| seat.has_way);
-        let seats: Vec<u32> = seats.map(|(number, _)| *number).collect();
-        for (seat, more) in seats.into_iter().zip(made) {
+        let clients = state.clients.iter().filter(|(_, seat)| seat.has_channel);
+        let clients: Vec<u32> = clients.map(|(number, _)| *number).collect();
+        for (seat, more) in clients.into_iter().zip(made) {
             state.send_to_client(seat, ClientMessage::More(more));
         }
         drop(state);
@@ -223,10 +228,10 @@ impl Shared {
     }
 
     /// Unregisters a client: its pending actions fail, and so do the given transfers.
-    pub(super) fn leave(&self, desk: &ClientInbox, transfers: impl Iterator<Item = u64>) {
+    pub(super) fn leave(&self, inbox: &ClientInbox, transfers: impl Iterator<Item = u64>) {
         let mut state = self.lock_to_notify();
-        let seat = state.seats.remove(&desk.number);
-        for note in seat.map(|seat| seat.notes).unwrap_or_default() {
+        let seat = state.clients.remove(&inbox.number);
+        for note in seat.map(|seat| seat.messages).unwrap_or_default() {
             if let ClientMessage::Do(action) = note {
                 state.refuse(&action);
             }
@@ -299,13 +304,13 @@ impl Shared {
 impl State {
     /// Submits a request to the pool; the response carries `number`.
     #[inline]
-    pub(super) fn submit_request(&mut self, desk: &ClientInbox, number: u32, ask: PoolRequest) {
-        self.store.submit(u64::from(desk.number) << 32 | u64::from(number), ask);
+    pub(super) fn submit_request(&mut self, inbox: &ClientInbox, number: u32, ask: PoolRequest) {
+        self.store.submit(u64::from(inbox.number) << 32 | u64::from(number), ask);
     }
 
     /// Whether there is foreground I/O: requests of the pool, and cached reads.
     pub(super) fn is_busy(&self) -> bool {
-        let reads = self.seats.values().filter_map(|seat| seat.reads.as_ref());
+        let reads = self.clients.values().filter_map(|seat| seat.reads.as_ref());
         self.store.has_tasks()
             || reads.map(read_epochs::ReadEpoch::oldest).any(|oldest| oldest != u64::MAX)
     }
@@ -330,10 +335,14 @@ impl State {
     }
 
     /// Takes the messages of a client, in order.
-    pub(super) fn take_notes(&mut self, desk: &ClientInbox, into: &mut VecDeque<ClientMessage>) {
-        if let Some(seat) = self.seats.get_mut(&desk.number) {
-            desk.has_notes.store(false, Ordering::Relaxed);
-            into.append(&mut seat.notes);
+    pub(super) fn take_messages(
+        &mut self,
+        inbox: &ClientInbox,
+        into: &mut VecDeque<ClientMessage>,
+    ) {
+        if let Some(seat) = self.clients.get_mut(&inbox.number) {
+            inbox.has_messages.store(false, Ordering::Relaxed);
+            into.append(&mut seat.messages);
         }
     }
 
@@ -348,10 +357,10 @@ impl State {
 
     /// Sends a message to a client. Returns it if the client does not exist.
     fn send_to_client(&mut self, seat: u32, note: ClientMessage) -> Option<ClientMessage> {
-        let Some(seat) = self.seats.get_mut(&seat) else { return Some(note) };
-        seat.notes.push_back(note);
-        // Release pairs with the acquire in `has_notes`; the reader then takes the lock.
-        seat.desk.has_notes.store(true, Ordering::Release);
+        let Some(seat) = self.clients.get_mut(&seat) else { return Some(note) };
+        seat.messages.push_back(note);
+        // Release pairs with the acquire in `has_messages`; the reader then takes the lock.
+        seat.inbox.has_messages.store(true, Ordering::Release);
         seat.waker.raise(0);
         None
     }
@@ -366,8 +375,8 @@ impl State {
 impl ClientInbox {
     /// Whether there are messages.
     #[inline]
-    pub(super) fn has_notes(&self) -> bool {
-        self.has_notes.load(Ordering::Acquire)
+    pub(super) fn has_messages(&self) -> bool {
+        self.has_messages.load(Ordering::Acquire)
     }
 }
 

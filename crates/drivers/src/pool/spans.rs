@@ -126,7 +126,7 @@ impl SpanMap {
 impl BlockLayout for SpanMap {
     const MARK: u64 = 1 << 62;
 
-    fn place(&self, lba: u64) -> (usize, u64) {
+    fn location(&self, lba: u64) -> (usize, u64) {
         let page = lba / self.per_page;
         let found = self.runs.iter().position(|run| (run.begin..run.end).contains(&page));
         found.map_or((0, u64::MAX), |index| (index, self.runs[index].end * self.per_page - lba))
@@ -211,8 +211,9 @@ mod tests {
         let mut channel = spanned.channel().unwrap();
         // Each page contains its number; all are written at once, across every device boundary.
         for page in 0..16 {
-            let place = memory.segment().slice(u32::try_from(page * 4096).unwrap(), 4096).unwrap();
-            regions.fill(place, u8::try_from(page + 5).unwrap()).unwrap();
+            let location =
+                memory.segment().slice(u32::try_from(page * 4096).unwrap(), 4096).unwrap();
+            regions.fill(location, u8::try_from(page + 5).unwrap()).unwrap();
         }
         let all = memory.segment().slice(0, 16 * 4096).unwrap();
         assert_eq!(run(&mut *channel, Operation::Write, 7, all), IoStatus::SUCCESS);
@@ -223,8 +224,8 @@ mod tests {
             for page in pages {
                 let at = page.checked_add_signed(-off).unwrap();
                 let mut own = rams[device].channel().unwrap();
-                let place = memory.segment().slice(0, 4096).unwrap();
-                regions.fill(place, 0xee).unwrap();
+                let location = memory.segment().slice(0, 4096).unwrap();
+                regions.fill(location, 0xee).unwrap();
                 let request = Request {
                     lba: at * u64::from(4096 / block),
                     blocks: 4096 / block,
@@ -232,10 +233,10 @@ mod tests {
                     operation: Operation::Read,
                     ..Request::PLACEHOLDER
                 };
-                own.submit(Instant::default(), &[request], &[place]);
+                own.submit(Instant::default(), &[request], &[location]);
                 own.poll(Instant::default(), &mut CompletionBatch::with_capacity(1));
                 let mut found = [0; 4096];
-                regions.load(place, &mut found).unwrap();
+                regions.load(location, &mut found).unwrap();
                 let value = u8::try_from(page - 7 + 5).unwrap();
                 assert!(found.iter().all(|byte| *byte == value), "page {page}");
             }

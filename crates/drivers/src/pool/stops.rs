@@ -19,21 +19,21 @@ pub struct PoolStopNotice {
     pub recovered: Option<u64>,
 }
 
-type Hearer = Box<dyn Fn(&PoolStopNotice) + Send>;
+type Subscriber = Box<dyn Fn(&PoolStopNotice) + Send>;
 
-static HEARERS: Mutex<Vec<Hearer>> = Mutex::new(Vec::new());
+static SUBSCRIBERS: Mutex<Vec<Subscriber>> = Mutex::new(Vec::new());
 
-/// Subscribes to stops and recoveries: `hear` is called within a second when a pool of this process stops
+/// Subscribes to stops and recoveries: `subscriber` is called within a second when a pool of this process stops
 /// (a metadata write or a flush failed, or another process owns it) and when it recovers, on the pool's
 /// metadata thread.
-pub fn subscribe_stops(hear: impl Fn(&PoolStopNotice) + Send + 'static) {
-    HEARERS.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(hear));
+pub fn subscribe_stops(subscriber: impl Fn(&PoolStopNotice) + Send + 'static) {
+    SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(subscriber));
 }
 
 impl PoolStopNotice {
     pub(super) fn emit(&self) {
-        let hearers = HEARERS.lock().unwrap_or_else(PoisonError::into_inner);
-        hearers.iter().for_each(|hear| hear(self));
+        let hearers = SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner);
+        hearers.iter().for_each(|subscriber| subscriber(self));
     }
 }
 

@@ -225,7 +225,7 @@ fn whoever_wants_to_hear_it_is_told_how_full_a_store_is() {
         let new_events = next();
         assert_eq!((new_events.fill, &*new_events.store), (CapacityState::Above(percent), "tests"));
         assert!(
-            new_events.taken_bytes * 100 >= new_events.room_bytes * u64::from(percent),
+            new_events.used_bytes * 100 >= new_events.capacity_bytes * u64::from(percent),
             "{new_events}"
         );
     }

@@ -80,7 +80,7 @@ impl Layout {
 
     /// The location of a block.
     #[inline]
-    pub(crate) fn place(&self, lba: u64) -> StripeLocation {
+    pub(crate) fn location(&self, lba: u64) -> StripeLocation {
         let chunk = lba >> self.chunk_shift;
         let inside = lba & (u64::from(self.chunk_blocks()) - 1);
         let (row, leg) = (chunk / self.legs, chunk % self.legs);
@@ -99,7 +99,7 @@ impl Layout {
 
     /// Number of blocks below `lba` that are on `leg`, which is the position of the next one there.
     fn before(&self, leg: usize, lba: u64) -> u64 {
-        let StripeLocation { leg: own, lba: on_leg, .. } = self.place(lba);
+        let StripeLocation { leg: own, lba: on_leg, .. } = self.location(lba);
         let row = on_leg >> self.chunk_shift;
         match leg.cmp(&own) {
             std::cmp::Ordering::Less => (row + 1) << self.chunk_shift,
@@ -111,8 +111,8 @@ impl Layout {
 
 impl BlockLayout for Layout {
     #[inline]
-    fn place(&self, lba: u64) -> (usize, u64) {
-        let StripeLocation { leg, left, .. } = self.place(lba);
+    fn location(&self, lba: u64) -> (usize, u64) {
+        let StripeLocation { leg, left, .. } = self.location(lba);
         (leg, left)
     }
 
@@ -142,9 +142,9 @@ mod tests {
         for (legs, chunk_bytes) in [(1, 4096), (2, 512), (3, 2048), (5, 1024)] {
             let layout = layout(legs, chunk_bytes);
             let places: Vec<StripeLocation> =
-                (0..layout.block_count()).map(|lba| layout.place(lba)).collect();
+                (0..layout.block_count()).map(|lba| layout.location(lba)).collect();
             let mut seen: Vec<(usize, u64)> =
-                places.iter().map(|place| (place.leg, place.lba)).collect();
+                places.iter().map(|location| (location.leg, location.lba)).collect();
             seen.sort_unstable();
             assert!(
                 seen.into_iter().eq((0..legs).flat_map(|leg| (0..64).map(move |lba| (leg, lba))))
@@ -152,8 +152,8 @@ mod tests {
             for first in 0..30_usize {
                 for count in 0..34_usize {
                     let mut chunks = vec![Vec::new(); legs];
-                    for place in &places[first..first + count] {
-                        chunks[place.leg].push(place.lba);
+                    for location in &places[first..first + count] {
+                        chunks[location.leg].push(location.lba);
                     }
                     for (leg, own) in chunks.iter().enumerate() {
                         let blocks = u32::try_from(count).unwrap();

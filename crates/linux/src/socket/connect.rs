@@ -190,7 +190,7 @@ impl ConnectOp {
     }
 
     fn poll_peer(&mut self, attempt: ConnectAttempt, now: Instant) -> PollState {
-        let failed = match attempt.has_peer_answered(&self.watch) {
+        let failed = match attempt.has_peer_responded(&self.watch) {
             Ok(true) => {
                 let _ = self.watch.remove(&attempt.socket);
                 return Err(Ok(attempt.socket));
@@ -263,7 +263,7 @@ impl ResolverResult {
 
 impl ConnectAttempt {
     /// Whether the peer has answered.
-    fn has_peer_answered(&self, watch: &PollSet) -> Result<bool, Errno> {
+    fn has_peer_responded(&self, watch: &PollSet) -> Result<bool, Errno> {
         let mut found: Vec<Ready> = Vec::new();
         watch.wait(Some(Span::default()), &mut found).map_err(|error| errno(&error))?;
         if found.is_empty() {

@@ -13,7 +13,7 @@ use tenmil_dma::RegionTable;
 
 use super::factory::Counts;
 use super::gather::{Gather, scatter};
-use super::kernel_buffers::KernelBufferMover;
+use super::kernel_buffers::KernelBufferTransfer;
 use super::napi_groups::GroupMembership;
 use super::recv_buffer::{RecvBuffer, RecvBufferPool};
 use super::waiter::{ERRORS, Waiter};
@@ -43,7 +43,7 @@ pub(super) struct EpollStream {
     peer: String,
     counts: Arc<Counts>,
     /// Created at the first transfer of a kernel-owned buffer.
-    mover: Option<Box<KernelBufferMover>>,
+    mover: Option<Box<KernelBufferTransfer>>,
     /// Membership in the group of sockets on one receive queue.
     _member: Option<GroupMembership>,
 }
@@ -98,7 +98,7 @@ impl EpollStream {
         if let Ok(count) = found {
             self.buffer.filled(count);
         }
-        let received = self.outcome(found);
+        let received = self.result_of(found);
         if !matches!(received, RecvResult::Bytes(_)) {
             self.buffer.release_idle();
         }
@@ -107,7 +107,7 @@ impl EpollStream {
 
     /// Converts the result of a receive call.
     #[inline]
-    fn outcome(&mut self, found: Result<usize, Errno>) -> RecvResult {
+    fn result_of(&mut self, found: Result<usize, Errno>) -> RecvResult {
         self.counts.receives.add(1);
         match found {
             Ok(count) if count > 0 => RecvResult::Bytes(count),
@@ -140,14 +140,14 @@ impl EpollStream {
 
     /// Events worth waiting for. After the end nothing is received, and without a free receive
     /// buffer nothing could be: a buffer is freed in an iteration of this thread, which arms again.
-    fn wanted(&self, wants_bytes: bool, wants_space: bool) -> Option<Interest> {
-        let wanted = Interest {
+    fn interest(&self, wants_bytes: bool, wants_space: bool) -> Option<Interest> {
+        let interest = Interest {
             readable: wants_bytes && self.end.is_none() && self.buffer.has_space(),
             writable: wants_space,
         };
         // An aborted socket reports a permanent hang-up, which carries no information.
-        let has_new_events = wanted != ERRORS || !self.pending_zero_copy.is_empty();
-        (has_new_events && !self.is_aborted).then_some(wanted)
+        let has_new_events = interest != ERRORS || !self.pending_zero_copy.is_empty();
+        (has_new_events && !self.is_aborted).then_some(interest)
     }
 
     /// Sends without copying. The headers are copied to memory that stays valid until the
@@ -250,7 +250,7 @@ impl EpollStream {
         }
         let mover = self.mover.get_or_insert_default();
         let found = mover.receive(&self.regions, first, self.socket.as_fd());
-        self.outcome(found)
+        self.result_of(found)
     }
 
     #[inline]
@@ -297,7 +297,7 @@ impl Stream for EpollStream {
             return RecvResult::WouldBlock;
         }
         match scatter(&self.regions, into, self.socket.as_fd()) {
-            Ok(found) => self.outcome(found),
+            Ok(found) => self.result_of(found),
             Err(nowhere) => self.receive_kernel_buffer(into, nowhere.0),
         }
     }
@@ -362,10 +362,10 @@ impl Stream for EpollStream {
 
     fn arm(&mut self, wants_bytes: bool, wants_space: bool) -> bool {
         self.buffer.release_idle();
-        let wanted = self.wanted(wants_bytes, wants_space);
+        let interest = self.interest(wants_bytes, wants_space);
         self.is_fully_armed =
-            wanted == Some(Interest { readable: wants_bytes, writable: wants_space });
-        match self.waiter.wait_for(self.socket.as_fd(), wanted) {
+            interest == Some(Interest { readable: wants_bytes, writable: wants_space });
+        match self.waiter.wait_for(self.socket.as_fd(), interest) {
             Ok(()) => false,
             Err(error) => {
                 let broken = format!("wait for {}: {error}", self.peer);

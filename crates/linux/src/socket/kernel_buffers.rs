@@ -24,7 +24,7 @@ use crate::uring::buffer_entry;
 
 /// Moves kernel-owned buffers for one socket.
 #[derive(Default)]
-pub(super) struct KernelBufferMover {
+pub(super) struct KernelBufferTransfer {
     ring: FixedBufferRing,
     /// Number of refusals by the kernel.
     refusals: u32,
@@ -44,22 +44,22 @@ enum FixedBufferRing {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum MoveDirection {
+enum TransferDirection {
     ToSocket,
     FromSocket,
 }
 
 /// Results of the entries of a transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct MoveResult {
+struct TransferResult {
     /// Error of the registration.
     refused: Option<i32>,
     /// Result of the transfer.
-    moved: Option<i32>,
+    transferred: Option<i32>,
 }
 
 /// Index in the ring's buffer table.
-const PLACE: u16 = 0;
+const BUFFER_INDEX: u16 = 0;
 /// `user_data` of the entries.
 const REGISTER: u64 = 1;
 const MOVE: u64 = 2;
@@ -69,7 +69,7 @@ const REFUSALS_MAX: u32 = 16;
 /// Bytes copied at a time.
 const COPY_BYTES_MAX: u32 = 64 << 10;
 
-impl KernelBufferMover {
+impl KernelBufferTransfer {
     /// Sends from `segment`, a kernel-owned buffer. Returns the number of bytes, or the error:
     /// `AGAIN` if the socket has no room, `IO` if the buffer is gone.
     pub(super) fn send(
@@ -79,8 +79,8 @@ impl KernelBufferMover {
         socket: BorrowedFd<'_>,
         has_more: bool,
     ) -> Result<usize, Errno> {
-        match self.by_place(regions, segment, socket, MoveDirection::ToSocket) {
-            Some(moved) => moved,
+        match self.by_buffer_index(regions, segment, socket, TransferDirection::ToSocket) {
+            Some(transferred) => transferred,
             None => self.send_copied(regions, segment, socket, has_more),
         }
     }
@@ -93,19 +93,19 @@ impl KernelBufferMover {
         segment: Segment,
         socket: BorrowedFd<'_>,
     ) -> Result<usize, Errno> {
-        match self.by_place(regions, segment, socket, MoveDirection::FromSocket) {
-            Some(moved) => moved,
+        match self.by_buffer_index(regions, segment, socket, TransferDirection::FromSocket) {
+            Some(transferred) => transferred,
             None => self.receive_copied(regions, segment, socket),
         }
     }
 
     /// Transfers by registered buffer; `None` if the kernel does not support it.
-    fn by_place(
+    fn by_buffer_index(
         &mut self,
         regions: &RegionTable,
         segment: Segment,
         socket: BorrowedFd<'_>,
-        way: MoveDirection,
+        way: TransferDirection,
     ) -> Option<Result<usize, Errno>> {
         let part = regions.kernel_buffer(segment)?;
         let ring = self.ring()?;
@@ -117,14 +117,14 @@ impl KernelBufferMover {
                 return Some(Err(errno));
             }
         };
-        let outcome = ending.outcome(part.len_bytes);
-        if outcome.is_none() {
+        let result_of = ending.result_of(part.len_bytes);
+        if result_of.is_none() {
             self.refusals += 1;
             if self.refusals == REFUSALS_MAX {
                 self.ring = FixedBufferRing::Refused;
             }
         }
-        outcome
+        result_of
     }
 
     fn ring(&mut self) -> Option<&mut IoUring> {
@@ -170,12 +170,12 @@ impl KernelBufferMover {
     }
 }
 
-impl MoveResult {
+impl TransferResult {
     /// Result of a transfer of `len_bytes`; `None` if the kernel does not support it.
-    fn outcome(self, len_bytes: u32) -> Option<Result<usize, Errno>> {
-        let moved = self.moved.filter(|_| self.refused.is_none())?;
-        let Ok(count) = u32::try_from(moved) else {
-            let errno = Errno::from_raw_os_error(-moved);
+    fn result_of(self, len_bytes: u32) -> Option<Result<usize, Errno>> {
+        let transferred = self.transferred.filter(|_| self.refused.is_none())?;
+        let Ok(count) = u32::try_from(transferred) else {
+            let errno = Errno::from_raw_os_error(-transferred);
             let is_refused = matches!(errno, Errno::INVAL | Errno::OPNOTSUPP | Errno::FAULT);
             return (!is_refused).then_some(Err(errno));
         };
@@ -187,7 +187,7 @@ fn open() -> Result<IoUring, std::io::Error> {
     // With cooperative task running, the kernel works when it is entered, that is while a caller
     // waits.
     let ring = IoUring::builder().setup_coop_taskrun().build(4)?;
-    ring.submitter().register_buffers_sparse(u32::from(PLACE) + 1)?;
+    ring.submitter().register_buffers_sparse(u32::from(BUFFER_INDEX) + 1)?;
     Ok(ring)
 }
 
@@ -196,11 +196,11 @@ fn open() -> Result<IoUring, std::io::Error> {
 fn entries(
     socket: BorrowedFd<'_>,
     part: &KernelBufferSlice<'_>,
-    way: MoveDirection,
+    way: TransferDirection,
 ) -> [squeue::Entry; 3] {
     let after_it = squeue::Flags::IO_HARDLINK;
     let lender = part.descriptor.as_raw_fd();
-    let ask = |op| buffer_entry(lender, (part.queue, part.request), op, PLACE);
+    let ask = |op| buffer_entry(lender, (part.queue, part.request), op, BUFFER_INDEX);
     let quiet = squeue::Flags::SKIP_SUCCESS;
     [
         ask(QueueOp::RegisterBuffer).flags(after_it | quiet).user_data(REGISTER),
@@ -214,25 +214,29 @@ fn entries(
 fn transfer(
     socket: BorrowedFd<'_>,
     (first, len_bytes): (usize, u32),
-    way: MoveDirection,
+    way: TransferDirection,
 ) -> squeue::Entry {
     let socket = types::Fd(socket.as_raw_fd());
     let first = std::ptr::without_provenance_mut::<u8>(first);
     let entry = match way {
         // Without MSG_NOSIGNAL: Rust programs ignore SIGPIPE.
-        MoveDirection::ToSocket => opcode::WriteFixed::new(socket, first, len_bytes, PLACE)
-            .rw_flags(libc::RWF_NOWAIT)
-            .build(),
-        MoveDirection::FromSocket => opcode::ReadFixed::new(socket, first, len_bytes, PLACE)
-            .rw_flags(libc::RWF_NOWAIT)
-            .build(),
+        TransferDirection::ToSocket => {
+            opcode::WriteFixed::new(socket, first, len_bytes, BUFFER_INDEX)
+                .rw_flags(libc::RWF_NOWAIT)
+                .build()
+        }
+        TransferDirection::FromSocket => {
+            opcode::ReadFixed::new(socket, first, len_bytes, BUFFER_INDEX)
+                .rw_flags(libc::RWF_NOWAIT)
+                .build()
+        }
     };
     entry.user_data(MOVE)
 }
 
 /// Submits `entries`, of which the last one always completes visibly, and waits for their
 /// completion.
-fn submit_and_wait(ring: &mut IoUring, entries: &[squeue::Entry]) -> Result<MoveResult, Errno> {
+fn submit_and_wait(ring: &mut IoUring, entries: &[squeue::Entry]) -> Result<TransferResult, Errno> {
     // SAFETY: the entries name no memory of this process, but a place in the ring's own table; the
     // socket and the ublk device, which the caller keeps open until all of them have completed.
     let pushed = unsafe { ring.submission().push_multiple(entries) };
@@ -240,7 +244,7 @@ fn submit_and_wait(ring: &mut IoUring, entries: &[squeue::Entry]) -> Result<Move
     // All entries but the registration post a completion; the registration posts one only on
     // failure.
     let mut left = entries.len() - usize::from(entries.len() > 1);
-    let mut ending = MoveResult::default();
+    let mut ending = TransferResult::default();
     while left > 0 {
         match ring.submit_and_wait(left).map_err(|error| super::ring::errno(&error)) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -249,7 +253,7 @@ fn submit_and_wait(ring: &mut IoUring, entries: &[squeue::Entry]) -> Result<Move
         for entry in ring.completion() {
             match entry.user_data() {
                 REGISTER => ending.refused = Some(entry.result()),
-                MOVE => (ending.moved, left) = (Some(entry.result()), left.saturating_sub(1)),
+                MOVE => (ending.transferred, left) = (Some(entry.result()), left.saturating_sub(1)),
                 _ => left = left.saturating_sub(1),
             }
         }
@@ -269,8 +273,8 @@ mod tests {
     use tenmil_dma::{KernelBufferSource, Region, RegionTable};
 
     use super::{
-        FixedBufferRing, KernelBufferMover, MOVE, MoveDirection, MoveResult, PLACE, REGISTER,
-        UNREGISTER, entries, open, submit_and_wait, transfer,
+        BUFFER_INDEX, FixedBufferRing, KernelBufferTransfer, MOVE, REGISTER, TransferDirection,
+        TransferResult, UNREGISTER, entries, open, submit_and_wait, transfer,
     };
 
     /// One page, since other tests share the limit of locked memory.
@@ -302,7 +306,9 @@ mod tests {
             let whole = libc::iovec { iov_base: address.as_ptr().cast(), iov_len: bytes.len() };
             let place = || {
                 // SAFETY: region memory, which the regions beside the ring keep mapped.
-                unsafe { ring.submitter().register_buffers_update(PLACE.into(), &[whole], None) }
+                unsafe {
+                    ring.submitter().register_buffers_update(BUFFER_INDEX.into(), &[whole], None)
+                }
             };
             // Other tests that hold locked memory release it soon.
             let mut placed = place();
@@ -326,13 +332,13 @@ mod tests {
             socket: &TcpStream,
             at: u32,
             len: u32,
-            way: MoveDirection,
+            way: TransferDirection,
         ) -> Result<usize, Errno> {
             let first = self.memory.segment().slice(at, len).unwrap();
             let first = self.regions.host_address(first).unwrap().addr().get();
             let ending =
                 submit_and_wait(&mut self.ring, &[transfer(socket.as_fd(), (first, len), way)]);
-            ending.unwrap().outcome(len).unwrap()
+            ending.unwrap().result_of(len).unwrap()
         }
 
         fn bytes(&self) -> Vec<u8> {
@@ -352,7 +358,7 @@ mod tests {
         while !is_full || !sent.is_multiple_of(LEN) {
             let at = sent % LEN;
             let (from, left) = (u32::try_from(at).unwrap(), u32::try_from(LEN - at).unwrap());
-            match placed.submit_and_wait(&one, from, left, MoveDirection::ToSocket) {
+            match placed.submit_and_wait(&one, from, left, TransferDirection::ToSocket) {
                 Ok(count) => sent += count,
                 Err(errno) => {
                     assert_eq!(errno, Errno::AGAIN);
@@ -373,7 +379,8 @@ mod tests {
     fn what_a_socket_has_goes_to_the_place_and_no_further() {
         let Some(mut placed) = Placed::new(&[0; 4096]) else { return };
         let (one, mut other) = pair();
-        let mut take = |(at, len)| placed.submit_and_wait(&one, at, len, MoveDirection::FromSocket);
+        let mut take =
+            |(at, len)| placed.submit_and_wait(&one, at, len, TransferDirection::FromSocket);
         assert_eq!(take((0, 100)), Err(Errno::AGAIN));
         other.write_all(b"head and body").unwrap();
         assert_eq!(take((512, 4)), Ok(4));
@@ -394,7 +401,7 @@ mod tests {
         drop(other);
         let mut last = Ok(0);
         for _ in 0..3 {
-            last = placed.submit_and_wait(&one, 0, 4096, MoveDirection::ToSocket);
+            last = placed.submit_and_wait(&one, 0, 4096, TransferDirection::ToSocket);
         }
         assert!(matches!(last, Err(Errno::PIPE | Errno::CONNRESET)), "{last:?}");
     }
@@ -408,7 +415,8 @@ mod tests {
         let part = regions.kernel_buffer(leased.slice(3 * 8192 + 512, 1024).unwrap()).unwrap();
         let (hard_link, skip_success, nowait) = (1 << 3, 1 << 6, 8_u32);
         let (one, _other) = pair();
-        for (way, opcode) in [(MoveDirection::FromSocket, 4), (MoveDirection::ToSocket, 5)] {
+        for (way, opcode) in [(TransferDirection::FromSocket, 4), (TransferDirection::ToSocket, 5)]
+        {
             let steps = entries(one.as_fd(), &part, way).map(|entry| {
                 assert_eq!(size_of_val(&entry), 64);
                 // SAFETY: the entry is 64 bytes long and alive, and bytes need no alignment.
@@ -429,7 +437,7 @@ mod tests {
 
     #[test]
     fn what_the_kernel_says_is_told_and_what_it_never_does_is_copied() {
-        let ended = |refused, moved| MoveResult { refused, moved }.outcome(100);
+        let ended = |refused, transferred| TransferResult { refused, transferred }.result_of(100);
         assert_eq!(ended(None, Some(100)), Some(Ok(100)));
         assert_eq!(ended(None, Some(0)), Some(Ok(0)));
         assert_eq!(ended(None, Some(101)), Some(Err(Errno::IO)), "more than there was");
@@ -454,7 +462,7 @@ mod tests {
         let leased = regions.register_kernel_buffers(lender, (2, 4096)).unwrap();
         let part = leased.slice(0, 512).unwrap();
         regions.store(part, &[5; 512]).unwrap();
-        let ((one, mut other), mut mover) = (pair(), KernelBufferMover::default());
+        let ((one, mut other), mut mover) = (pair(), KernelBufferTransfer::default());
         for round in 1..=20 {
             assert_eq!(mover.send(&regions, part, one.as_fd(), false), Ok(512));
             let mut bytes = [0; 512];

@@ -9,13 +9,17 @@ use tenmil_base::{RecvResult, Segment, SendSlice, Stream, StreamError, WakeSourc
 pub(super) struct RestrictedStream {
     stream: Box<dyn Stream>,
     gathers: bool,
-    says_more: bool,
+    sends_more: bool,
 }
 
 impl RestrictedStream {
     /// Wraps `stream`, or returns it unchanged if nothing is disabled.
-    pub(super) fn wrap(stream: Box<dyn Stream>, gathers: bool, says_more: bool) -> Box<dyn Stream> {
-        if gathers && says_more { stream } else { Box::new(Self { stream, gathers, says_more }) }
+    pub(super) fn wrap(
+        stream: Box<dyn Stream>,
+        gathers: bool,
+        sends_more: bool,
+    ) -> Box<dyn Stream> {
+        if gathers && sends_more { stream } else { Box::new(Self { stream, gathers, sends_more }) }
     }
 
     /// Sends each of `stretches` by a call of its own, as far as the socket has room.
@@ -31,7 +35,7 @@ impl RestrictedStream {
         let mut next = parts.next();
         while let Some(part) = next {
             next = parts.next();
-            let more = self.says_more && (has_more || next.is_some());
+            let more = self.sends_more && (has_more || next.is_some());
             let count = match self.stream.send(headers, part, more) {
                 // Earlier progress is returned first, the error by the next call.
                 Err(_) if sent > 0 => return Ok(sent),
@@ -74,7 +78,7 @@ impl Stream for RestrictedStream {
         has_more: bool,
     ) -> Result<usize, StreamError> {
         if self.gathers {
-            return self.stream.send(headers, stretches, self.says_more && has_more);
+            return self.stream.send(headers, stretches, self.sends_more && has_more);
         }
         self.send_separately(headers, stretches, has_more)
     }

@@ -50,7 +50,7 @@ impl Device {
         let address = regions.host_address(into).map_err(|_| Errno::FAULT)?.as_ptr();
         let descriptor = self.file.as_raw_fd();
         whole(into.len_bytes as usize, |done| {
-            let at = place(from, done)?;
+            let at = address_of(from, done)?;
             let (address, left) = (address.wrapping_add(done), into.len_bytes as usize - done);
             // SAFETY: the descriptor is open; `left` bytes from `address` on are inside a region,
             // as `RegionTable::address` has checked for all of `into`, and are mapped while
@@ -65,7 +65,7 @@ impl Device {
         let address = regions.host_address(from).map_err(|_| Errno::FAULT)?.as_ptr();
         let descriptor = self.file.as_raw_fd();
         whole(from.len_bytes as usize, |done| {
-            let at = place(to, done)?;
+            let at = address_of(to, done)?;
             let (address, left) = (address.wrapping_add(done), from.len_bytes as usize - done);
             // SAFETY: as for reading.
             let count = unsafe { libc::pwrite(descriptor, address.cast(), left, at) };
@@ -98,7 +98,7 @@ fn whole(
     Ok(())
 }
 
-fn place(first: u64, done: usize) -> Result<i64, Errno> {
+fn address_of(first: u64, done: usize) -> Result<i64, Errno> {
     i64::try_from(first + done as u64).map_err(|_| Errno::INVAL)
 }
 

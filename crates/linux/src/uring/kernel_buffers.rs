@@ -150,7 +150,7 @@ impl Ring {
 
 impl Slot {
     /// Handles the completion of one entry. `None` while another one is outstanding; else the
-    /// result of the job, as [`outcome`](Self::outcome) returns it.
+    /// result of the job, as [`result_of`](Self::outcome) returns it.
     #[expect(clippy::option_option, reason = "not ended, halfway, ended")]
     pub(super) fn handle_linked_step(
         &mut self,
@@ -167,15 +167,15 @@ impl Slot {
             LinkedStep::Unregister => leased.is_unregistered = true,
         }
         let moved = leased.moved.filter(|_| leased.is_unregistered)?;
-        let outcome = leased.outcome(moved);
-        match outcome {
+        let result_of = leased.result_of(moved);
+        match result_of {
             None => {
                 self.offset += u64::try_from(moved).unwrap_or(0);
                 (leased.refused, leased.moved, leased.is_unregistered) = (None, None, false);
             }
             Some(_) => self.kernel_buffer = None,
         }
-        Some(outcome)
+        Some(result_of)
     }
 }
 
@@ -210,7 +210,7 @@ impl KernelBufferJob {
     }
 
     /// Result of the job; `None` if part of it remains.
-    fn outcome(&mut self, moved: i32) -> Option<Result<(), Errno>> {
+    fn result_of(&mut self, moved: i32) -> Option<Result<(), Errno>> {
         if let Some(refused) = self.refused {
             return Some(Err(refused));
         }
@@ -348,22 +348,22 @@ mod tests {
 
     #[test]
     fn what_the_kernel_says_against_it_is_told() {
-        let outcome = |lend: Option<i32>, moved| {
+        let result_of = |lend: Option<i32>, moved| {
             let mut slot = slot(JobKind::Write { stable: false });
             lend.map(|lend| slot.handle_linked_step(LinkedStep::Register, lend));
             slot.handle_linked_step(LinkedStep::Transfer, moved);
             slot.handle_linked_step(LinkedStep::Unregister, -22).unwrap()
         };
         assert_eq!(
-            outcome(Some(-16), -14),
+            result_of(Some(-16), -14),
             Some(Err(Errno::BUSY)),
             "the first thing that went wrong"
         );
-        assert_eq!(outcome(None, -28), Some(Err(Errno::NOSPC)));
-        assert_eq!(outcome(None, 0), Some(Err(Errno::IO)), "no progress is no success");
-        assert_eq!(outcome(None, 8193), Some(Err(Errno::IO)), "nor is too much");
+        assert_eq!(result_of(None, -28), Some(Err(Errno::NOSPC)));
+        assert_eq!(result_of(None, 0), Some(Err(Errno::IO)), "no progress is no success");
+        assert_eq!(result_of(None, 8193), Some(Err(Errno::IO)), "nor is too much");
         for passing in [-libc::EINTR, -libc::EAGAIN] {
-            assert_eq!(outcome(None, passing), None);
+            assert_eq!(result_of(None, passing), None);
         }
     }
 

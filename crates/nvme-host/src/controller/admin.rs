@@ -22,7 +22,7 @@ pub(super) struct Admin<D: Dma, B: Doorbell> {
     pub(super) pair: QueuePair<Rings<D, B>>,
     pub(super) link: ControllerLinkEnd,
     pub(super) lists: ListPages<D>,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
     /// Indexed by token.
     pending: Box<[Option<Pending>]>,
     timeout: Span,
@@ -109,7 +109,7 @@ impl<D: Dma, B: Doorbell> Admin<D, B> {
             pair,
             link: controller_end,
             lists,
-            answers: CompletionBatch::with_capacity(BATCH),
+            completions: CompletionBatch::with_capacity(BATCH),
             pending: vec![None; slots].into_boxed_slice(),
             timeout: options.admin_timeout,
         };
@@ -138,7 +138,7 @@ impl<D: Dma, B: Doorbell> Admin<D, B> {
     }
 
     /// Whether the owner may send one more command.
-    pub(super) fn has_room_for_owner(&self) -> bool {
+    pub(super) fn has_free_for_owner(&self) -> bool {
         let owners = self.count(|purpose| matches!(purpose, Purpose::Owner { .. }));
         self.link.state() == QueueState::Running && owners < self.pending.len() - RESERVED
     }
@@ -171,9 +171,9 @@ impl<D: Dma, B: Doorbell> Admin<D, B> {
     /// Writes the doorbell for commands sent, and returns the next completions with their purposes.
     pub(super) fn take(&mut self, now: Instant) -> Vec<(Purpose, IoCompletion)> {
         self.pair.flush();
-        self.pair.poll(now, &mut self.answers);
-        let mut taken = Vec::with_capacity(self.answers.as_slice().len());
-        for answer in self.answers.drain() {
+        self.pair.poll(now, &mut self.completions);
+        let mut taken = Vec::with_capacity(self.completions.as_slice().len());
+        for answer in self.completions.drain() {
             let index = usize::try_from(answer.token).unwrap_or(usize::MAX);
             // The queue pair has checked that the command was in flight, and the token came from here.
             let Some(pending) = self.pending.get_mut(index).and_then(Option::take) else {

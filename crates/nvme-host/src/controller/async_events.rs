@@ -54,7 +54,7 @@ impl PendingLogPage {
 
 impl<M: Mmio, D: Dma> Controller<M, D> {
     /// Number of requests to keep outstanding.
-    pub(super) fn event_requests_wanted(&self) -> u16 {
+    pub(super) fn event_requests_target(&self) -> u16 {
         let limit = self.identity.as_ref().map_or(1, |identity| identity.limits.event_requests);
         limit.min(self.options.event_requests).min(EVENTS_MAX)
     }
@@ -87,7 +87,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
 
     /// Falls back to notices, or to no events, after the controller has rejected the event configuration.
     pub(super) fn fall_back_to_notices(&mut self, has_notices: bool) {
-        self.event_requests = self.event_requests_wanted();
+        self.event_requests = self.event_requests_target();
         if let Some(status) = self.events_refused {
             self.tell(Event::EventConfigurationRefused { status, has_notices });
         }
@@ -122,7 +122,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         let result = EventResult(answer.result);
         let log = PendingLogPage { id: result.lid(), what: result.event() };
         match log.what {
-            Notice::Immediate(_) | Notice::OneShot(_) => self.tell_notice(log),
+            Notice::Immediate(_) | Notice::OneShot(_) => self.emit_notice(log),
             _ => drop(self.wanted.logs.insert(log.id, log)),
         }
     }
@@ -155,11 +155,11 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
                 self.tell(Event::FirmwareActivation);
             }
             (Notice::Notice(NoticeEvent::Ana), _) => self.tell(Event::AccessChanged),
-            _ => self.tell_notice(log),
+            _ => self.emit_notice(log),
         }
     }
 
-    fn tell_notice(&mut self, log: PendingLogPage) {
+    fn emit_notice(&mut self, log: PendingLogPage) {
         self.tell(Event::Notice { what: log.what, log_page: log.id });
     }
 

@@ -59,7 +59,7 @@ pub enum CmbUnavailable {
         address: u64,
     },
     /// It is full.
-    NoRoom {
+    Full {
         /// Free bytes, which may be fragmented.
         free_bytes: u64,
         /// Contiguous bytes requested.
@@ -130,7 +130,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
                 if open.registers != registers {
                     return Err(changed(registers).into());
                 }
-                match has_control && !self.tell_address(address)? {
+                match has_control && !self.program_address(address)? {
                     true => Err(forgotten(address).into()),
                     false => Ok(()),
                 }
@@ -164,7 +164,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         let Some(address) = self.dma.iova(memory) else {
             return unused(CmbUnavailable::Unusable { why: "it has no address" });
         };
-        if has_control && !self.tell_address(address)? {
+        if has_control && !self.program_address(address)? {
             return unused(CmbUnavailable::AddressRefused { address });
         }
         let pages = PageBitmap { count: memory.len_bytes / PAGE, taken: BTreeMap::new() };
@@ -172,7 +172,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     }
 
     /// Programs the address of the buffer. Returns false if the controller rejects it.
-    fn tell_address(&mut self, address: u64) -> Result<bool, ControllerError> {
+    fn program_address(&mut self, address: u64) -> Result<bool, ControllerError> {
         let shown = MemoryBufferControl::zeroed().with(|it| it.cre(true));
         let cba = address / u64::from(PAGE);
         self.control_buffer(shown.with(|it| it.cmse(true).cba(cba)));
@@ -241,7 +241,7 @@ impl OpenCmb {
     fn take(&mut self, len_bytes: u32) -> Result<Segment, CmbUnavailable> {
         let first = self.pages.take(len_bytes.div_ceil(PAGE));
         let segment = first.and_then(|first| self.memory.slice(first * PAGE, len_bytes));
-        segment.ok_or_else(|| CmbUnavailable::NoRoom {
+        segment.ok_or_else(|| CmbUnavailable::Full {
             free_bytes: u64::from(self.pages.free()) * u64::from(PAGE),
             len_bytes,
         })
@@ -325,7 +325,7 @@ impl fmt::Display for CmbUnavailable {
                 out,
                 "the controller does not take {address:#x} for its memory buffer (CMBSTS.CBAI is 1)"
             ),
-            Self::NoRoom { free_bytes, len_bytes } => write!(
+            Self::Full { free_bytes, len_bytes } => write!(
                 out,
                 "the controller memory buffer has {free_bytes} bytes left, expected {len_bytes} in \
                  a row"

@@ -150,7 +150,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     }
 
     /// Whether the step applies to this controller.
-    fn is_asked(&self, step: StartupStep) -> bool {
+    fn is_applicable(&self, step: StartupStep) -> bool {
         let Some(identity) = &self.identity else { return true };
         let has_queues = self.has_io_queues();
         match step {
@@ -177,7 +177,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         self.dma.load(self.memory.page, &mut page).expect("the page was allocated for this");
         match ask {
             AdminQuery::Step(step) => match self.handle_step(step, status, answer.result, &page) {
-                Ok(()) => self.ask_after(now, step),
+                Ok(()) => self.send_next(now, step),
                 Err(error) => self.fail_start_up(now, error),
             },
             AdminQuery::Namespaces(mut scan) => match scan.handle(status, &page) {
@@ -215,7 +215,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
                 }
                 self.uses_shadow_doorbells = works;
             }
-            (StartupStep::Events, true) => self.event_requests = self.event_requests_wanted(),
+            (StartupStep::Events, true) => self.event_requests = self.event_requests_target(),
             (StartupStep::Events, false) => self.events_refused = Some(status),
             (StartupStep::Notices, is_set) => self.fall_back_to_notices(is_set),
             (StartupStep::KeepAlive, _)
@@ -246,9 +246,9 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         Ok(())
     }
 
-    fn ask_after(&mut self, now: Instant, step: StartupStep) {
+    fn send_next(&mut self, now: Instant, step: StartupStep) {
         let rest = STEPS.iter().skip_while(|other| **other != step).skip(1);
-        let next = rest.copied().find(|step| self.is_asked(*step));
+        let next = rest.copied().find(|step| self.is_applicable(*step));
         let was_set = self.options.keep_alive_is_set && self.keep_alive_at == Instant::NEVER;
         if step == StartupStep::KeepAlive || was_set && step == StartupStep::Controller {
             self.begin_keep_alive(now);

@@ -47,7 +47,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         }
         let is_one_abort_too_many =
             command.opcode() == AdminOpcode::Abort.code() && !self.can_abort();
-        if !self.admin.has_room_for_owner() || is_one_abort_too_many {
+        if !self.admin.has_free_for_owner() || is_one_abort_too_many {
             return Err(RequestError::Full);
         }
         let (command, list) = match data.filter(|data| data.len_bytes > 0) {

@@ -231,7 +231,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     }
 
     /// Handles the completion of a queue creation or deletion.
-    pub(super) fn handle_queue_answer(&mut self, now: Instant, id: u16, answer: IoCompletion) {
+    pub(super) fn handle_queue_completion(&mut self, now: Instant, id: u16, answer: IoCompletion) {
         let status = Status(answer.status.0);
         let Some(index) = self.queues.iter().position(|queue| queue.id == id) else { return };
         let queue = &mut self.queues[index];

@@ -171,11 +171,11 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     /// silently.
     pub(super) fn fail_admin_commands(&mut self, now: Instant) {
         loop {
-            let answers = self.admin.take(now);
-            if answers.is_empty() {
+            let completions = self.admin.take(now);
+            if completions.is_empty() {
                 return;
             }
-            for (purpose, answer) in answers {
+            for (purpose, answer) in completions {
                 if let Purpose::Owner { token, list } = purpose {
                     self.notify_owner(token, list, answer);
                 }

@@ -106,11 +106,11 @@ impl World {
             self.events.push((self.now, event));
         }
         if self.polls_pairs {
-            let mut answers = CompletionBatch::with_capacity(64);
+            let mut completions = CompletionBatch::with_capacity(64);
             for (pair, answered) in &mut self.pairs {
                 pair.flush();
-                pair.poll(self.now, &mut answers);
-                answered.extend(answers.drain());
+                pair.poll(self.now, &mut completions);
+                answered.extend(completions.drain());
             }
         }
     }

@@ -51,7 +51,7 @@ pub(super) const fn flag_bits(flags: RequestFlags) -> u32 {
     fua | retry
 }
 
-const fn moves_data(operation: Operation) -> bool {
+const fn transfers_data(operation: Operation) -> bool {
     matches!(operation, Operation::Read | Operation::Write | Operation::Compare)
 }
 
@@ -85,7 +85,7 @@ impl<L: DataPointers> CommandBuilder<L> {
         if blocks == 0 || end.is_none() {
             return Err(IoStatus::INVALID_FIELD);
         }
-        if moves_data(operation) {
+        if transfers_data(operation) {
             let (data, metadata) = segments.split_at(usize::from(request.segment_count));
             let wanted = |bytes: u32| u64::from(blocks) * u64::from(bytes);
             let metadata_bytes = u32::from(self.view.metadata_bytes());

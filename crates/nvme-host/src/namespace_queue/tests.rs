@@ -55,7 +55,7 @@ struct World {
     namespace: NamespaceQueue<Rings<FakeDma, FakeDoorbell>>,
     device: FakeQueue,
     controller: ControllerLinkEnd,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
     dma: FakeDma,
 }
 
@@ -77,7 +77,7 @@ impl World {
         controller.set_state(QueueState::Running);
         let sizes = QueueSizes { parents: 2, segments: 8 };
         let namespace = NamespaceQueue::new(queue, view, sizes).unwrap();
-        Self { namespace, device, controller, answers: CompletionBatch::with_capacity(64), dma }
+        Self { namespace, device, controller, completions: CompletionBatch::with_capacity(64), dma }
     }
 
     fn submit(&mut self, request: Request, segments: &[Segment]) -> bool {
@@ -107,21 +107,21 @@ impl World {
     }
 
     fn poll(&mut self) -> Vec<(u64, IoStatus)> {
-        self.namespace.poll(NOW, &mut self.answers);
+        self.namespace.poll(NOW, &mut self.completions);
         self.device.fetch();
-        self.answers.drain().map(|answer| (answer.token, answer.status)).collect()
+        self.completions.drain().map(|answer| (answer.token, answer.status)).collect()
     }
 
     /// Completes everything until nothing is left, and returns the commands and the completions.
     fn run_dry(&mut self) -> (Vec<Command>, Vec<(u64, IoStatus)>) {
-        let (mut commands, mut answers) = (Vec::new(), Vec::new());
+        let (mut commands, mut completions) = (Vec::new(), Vec::new());
         loop {
             while !self.device.fetched.is_empty() {
                 commands.push(self.device.complete_next(0));
             }
-            answers.extend(self.poll());
+            completions.extend(self.poll());
             if self.device.fetched.is_empty() && self.namespace.queue().in_flight() == 0 {
-                return (commands, answers);
+                return (commands, completions);
             }
         }
     }
@@ -223,7 +223,7 @@ fn the_short_way_and_the_long_way_make_the_same_command() {
 fn a_run_sends_what_its_requests_send_one_by_one() {
     let mut random = Random::new(11);
     let mut worlds = [(); 2].map(|()| World::new(VIEW, 8));
-    worlds[1].namespace.short_way.is_plain = false;
+    worlds[1].namespace.short_way.is_simple = false;
     let mut sent = [0, 0];
     for turn in 0..4000 {
         let count = usize::try_from(random.below(12)).unwrap();
@@ -263,13 +263,13 @@ fn a_run_sends_what_its_requests_send_one_by_one() {
         sent[0] += worlds[0].device.fetched.len();
         sent[1] += usize::from(taken[0] < count);
         let completed = random.below(9);
-        let answers = worlds.each_mut().map(|world| {
+        let completions = worlds.each_mut().map(|world| {
             for _ in 0..completed.min(world.device.fetched.len() as u64) {
                 world.device.complete_next(0);
             }
             world.poll()
         });
-        assert_eq!(answers[0], answers[1], "turn {turn}");
+        assert_eq!(completions[0], completions[1], "turn {turn}");
     }
     assert!(
         sent[0] > 4000 && sent[1] > 400,

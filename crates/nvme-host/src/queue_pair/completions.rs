@@ -21,7 +21,7 @@ impl<T: Transport> QueuePair<T> {
     pub(crate) fn poll_with<P: SplitTracker>(
         &mut self,
         now: Instant,
-        answers: &mut CompletionBatch,
+        completions: &mut CompletionBatch,
         parents: &mut P,
     ) -> usize {
         self.polls += 1;
@@ -29,9 +29,9 @@ impl<T: Transport> QueuePair<T> {
             if now >= self.scan_at {
                 self.scan(now);
             }
-            answers.fill(|places| T::complete(self, now, places, parents))
+            completions.fill(|places| T::complete(self, now, places, parents))
         } else {
-            self.poll_slow(now, answers, parents)
+            self.poll_slow(now, completions, parents)
         };
         self.idle_polls += u64::from(count == 0);
         count
@@ -42,10 +42,10 @@ impl<T: Transport> QueuePair<T> {
     pub(super) fn take_completions_slow<P: SplitTracker>(
         &mut self,
         now: Instant,
-        answers: &mut CompletionBatch,
+        completions: &mut CompletionBatch,
         parents: &mut P,
     ) -> usize {
-        answers.fill(|places| T::complete(self, now, places, parents))
+        completions.fill(|places| T::complete(self, now, places, parents))
     }
 
     /// Has `receive` pass completions to a sink, for [`Transport::complete`]. Returns the number of
@@ -96,7 +96,7 @@ impl<P: SplitTracker> CompletionSink<'_, P> {
     #[inline(always)]
     pub fn complete(&mut self, cid: u16, status: IoStatus, result: u32) {
         let place = &mut self.places[self.count];
-        if let Some(token) = self.slots.complete_plain(cid) {
+        if let Some(token) = self.slots.complete_simple(cid) {
             *place = IoCompletion { token, status, result };
             self.count += 1;
             return;

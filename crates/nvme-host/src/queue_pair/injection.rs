@@ -132,28 +132,28 @@ impl<T: Transport> QueuePair<T> {
     }
 
     /// Completes commands that were not sent, as far as there is space.
-    pub(super) fn answer_injected<P: SplitTracker>(
+    pub(super) fn complete_injected<P: SplitTracker>(
         &mut self,
-        answers: &mut CompletionBatch,
+        completions: &mut CompletionBatch,
         parents: &mut P,
     ) {
         let Some(injections) = &mut self.cold.injections else { return };
-        let count = injections.unsent.len().min(answers.remaining());
+        let count = injections.unsent.len().min(completions.remaining());
         for (cid, status) in injections.unsent.drain(..count) {
             if let Ok(ended) = self.slots.complete(cid) {
                 complete_special(ended, status, 0, parents)
                     .into_iter()
-                    .for_each(|it| answers.push(it));
+                    .for_each(|it| completions.push(it));
             }
         }
     }
 
-    pub(super) fn has_injected_answers(&self) -> bool {
+    pub(super) fn has_injected_completions(&self) -> bool {
         self.cold.injections.as_ref().is_some_and(|injections| !injections.unsent.is_empty())
     }
 
     /// Drops the pending injected completions; the commands complete with all others in flight.
-    pub(super) fn forget_injected_answers(&mut self) {
+    pub(super) fn drop_injected_completions(&mut self) {
         if let Some(injections) = &mut self.cold.injections {
             injections.unsent.clear();
         }

@@ -148,7 +148,7 @@ impl<D: Dma, B: Doorbell> QueuePair<Rings<D, B>> {
             {
                 self.take_one(&mut places[written], &mut last)
             } else {
-                self.take_plain(&mut places[written..limit], &mut last)
+                self.consume_simple(&mut places[written..limit], &mut last)
             };
             written += taken.plain;
             match taken.end {
@@ -179,7 +179,7 @@ impl<D: Dma, B: Doorbell> QueuePair<Rings<D, B>> {
     /// Not inlined: the separate loop keeps all its values in registers.
     #[inline(never)]
     #[expect(clippy::cast_possible_truncation, reason = "no more than the ring has entries")]
-    fn take_plain(&mut self, places: &mut [IoCompletion], last: &mut u64) -> RingScan {
+    fn consume_simple(&mut self, places: &mut [IoCompletion], last: &mut u64) -> RingScan {
         let mut slots = self.slots.complete_many();
         let rings = &mut self.transport;
         let run = places.len().min((rings.completion_depth - rings.head) as usize);
@@ -187,11 +187,11 @@ impl<D: Dma, B: Doorbell> QueuePair<Rings<D, B>> {
         let mut unusual = None;
         let plain =
             rings.completion.load_entries(head, phase, &mut places[..run], |entry, place| {
-                let is_plain = answer_plain(&mut slots, &entry, place);
-                if !is_plain {
+                let is_simple = complete_simple_entry(&mut slots, &entry, place);
+                if !is_simple {
                     unusual = Some(entry);
                 }
-                is_plain
+                is_simple
             });
         slots.finish(plain);
         let count = plain as u32 + u32::from(unusual.is_some());
@@ -212,7 +212,7 @@ impl<D: Dma, B: Doorbell> QueuePair<Rings<D, B>> {
     /// Consumes one completion and writes the doorbell.
     fn take_one(&mut self, place: &mut IoCompletion, last: &mut u64) -> RingScan {
         let before = self.transport.unrung;
-        let taken = self.take_plain(core::slice::from_mut(place), last);
+        let taken = self.consume_simple(core::slice::from_mut(place), last);
         if self.transport.unrung != before {
             self.transport.ring_completion();
         }
@@ -436,14 +436,14 @@ enum ScanEnd {
 /// Completes a command without flags; returns false, without effect, if it has flags. The fields are
 /// stored individually: a completion assembled elsewhere and copied would stall on its parts.
 #[inline(always)]
-fn answer_plain(
+fn complete_simple_entry(
     slots: &mut CompleteCursor<'_>,
     entry: &CompletionEntry,
     place: &mut IoCompletion,
 ) -> bool {
-    let Some(token) = slots.complete_plain(dword3_in(entry)) else { return false };
+    let Some(token) = slots.complete_simple(dword3_in(entry)) else { return false };
     place.token = token;
-    place.status = outcome_in(entry);
+    place.status = status_in(entry);
     place.result = result_in(entry);
     true
 }
@@ -456,7 +456,7 @@ fn answer_plain(
 /// ```
 #[inline]
 const fn parts_of(entry: &CompletionEntry) -> (u16, IoStatus, u32) {
-    (low_half(entry[1] >> 32), outcome_in(entry), result_in(entry))
+    (low_half(entry[1] >> 32), status_in(entry), result_in(entry))
 }
 
 #[inline]
@@ -465,7 +465,7 @@ const fn dword3_in(entry: &CompletionEntry) -> u32 {
 }
 
 #[inline]
-const fn outcome_in(entry: &CompletionEntry) -> IoStatus {
+const fn status_in(entry: &CompletionEntry) -> IoStatus {
     IoStatus(low_half(entry[1] >> 49))
 }
 

@@ -7,7 +7,7 @@ use super::{NEVER, QueuePair, SplitTracker, Transport};
 use crate::queue_link::{QueueState, order_in};
 
 /// Poll interval of a queue that is not running, to see its next state.
-const ORDER_PAUSE: Span = Span::from_ms(1);
+const STATE_POLL_INTERVAL: Span = Span::from_ms(1);
 
 impl<T: Transport> QueuePair<T> {
     /// Applies the requested state, unless it is already applied, or the queue is to run again while
@@ -15,7 +15,7 @@ impl<T: Transport> QueuePair<T> {
     #[cold]
     pub(super) fn apply_state(&mut self, now: Instant) {
         // A state change has no wake-up, so the state is checked periodically.
-        self.cold.order_at = now.after(ORDER_PAUSE);
+        self.cold.order_at = now.after(STATE_POLL_INTERVAL);
         let word = self.link.state_word();
         let order = order_in(word);
         if word == self.cold.adopted
@@ -55,10 +55,10 @@ impl<T: Transport> QueuePair<T> {
     pub(super) fn poll_slow<P: SplitTracker>(
         &mut self,
         now: Instant,
-        answers: &mut CompletionBatch,
+        completions: &mut CompletionBatch,
         parents: &mut P,
     ) -> usize {
-        let room = answers.remaining();
+        let room = completions.remaining();
         self.apply_state(now);
         // Slots may be freed only while the table is open.
         self.slots.open();
@@ -67,17 +67,17 @@ impl<T: Transport> QueuePair<T> {
                 if now >= self.scan_at {
                     self.scan(now);
                 }
-                self.answer_injected(answers, parents);
-                self.take_completions_slow(now, answers, parents);
+                self.complete_injected(completions, parents);
+                self.take_completions_slow(now, completions, parents);
             }
             QueueState::Frozen => {}
-            QueueState::Released | QueueState::Dead => self.return_parked(answers, parents),
+            QueueState::Released | QueueState::Dead => self.return_parked(completions, parents),
         }
         self.resume_fast_path();
         if self.cold.standing != QueueState::Running {
             self.link.set_in_flight(self.slots.in_flight());
         }
-        room - answers.remaining()
+        room - completions.remaining()
     }
 
     /// Applies `Released`: the device can no longer access memory. Empties the transport, and starts to
@@ -86,23 +86,27 @@ impl<T: Transport> QueuePair<T> {
         self.slots.close();
         self.slots.forget_aborts();
         self.transport.release();
-        self.forget_injected_answers();
+        self.drop_injected_completions();
         // An owner without pending commands may never poll; with nothing parked there is nothing to wait
         // for.
         self.cold.returning = (self.slots.in_flight() > 0).then_some(0);
     }
 
     /// Completes parked commands, as far as there is space.
-    fn return_parked<P: SplitTracker>(&mut self, answers: &mut CompletionBatch, parents: &mut P) {
+    fn return_parked<P: SplitTracker>(
+        &mut self,
+        completions: &mut CompletionBatch,
+        parents: &mut P,
+    ) {
         let Some(mut index) = self.cold.returning else { return };
-        while index < self.slots.len() && answers.remaining() > 0 {
+        while index < self.slots.len() && completions.remaining() > 0 {
             if let Some(cid) = self.slots.in_flight_at(index)
                 && let Ok(ended) = self.slots.complete(cid)
             {
                 let status = IoStatus::ABORTED_BY_HOST;
                 complete_special(ended, status, 0, parents)
                     .into_iter()
-                    .for_each(|it| answers.push(it));
+                    .for_each(|it| completions.push(it));
             }
             index += 1;
         }

@@ -64,7 +64,7 @@ impl<T: Transport> QueuePair<T> {
             #[inline(always)]
             |item| {
                 let (token, Command(mut words), pointer) = make(item)?;
-                words[0] |= u64::from(slots.take_plain(token, tick)?) << 16;
+                words[0] |= u64::from(slots.reserve_simple(token, tick)?) << 16;
                 Some((Command(words), pointer))
             },
         );

@@ -23,7 +23,7 @@ pub(super) struct World {
     queue: QueuePair<Rings<FakeDma, FakeDoorbell>>,
     device: FakeQueue,
     controller: ControllerLinkEnd,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
 }
 
 impl World {
@@ -46,7 +46,7 @@ impl World {
         };
         let queue = QueuePair::new(&dma, setup);
         controller.set_state(QueueState::Running);
-        Self { queue, device, controller, answers: CompletionBatch::with_capacity(1024) }
+        Self { queue, device, controller, completions: CompletionBatch::with_capacity(1024) }
     }
 
     fn plain(depth: u32) -> Self {
@@ -78,8 +78,8 @@ impl World {
     }
 
     fn poll_at(&mut self, now: Instant) -> Vec<(u64, IoStatus)> {
-        self.queue.poll(now, &mut self.answers);
-        self.answers.drain().map(|answer| (answer.token, answer.status)).collect()
+        self.queue.poll(now, &mut self.completions);
+        self.completions.drain().map(|answer| (answer.token, answer.status)).collect()
     }
 
     fn poll(&mut self) -> Vec<(u64, IoStatus)> {
@@ -225,7 +225,7 @@ fn doorbells_are_rung_as_seldom_as_the_technique_says() {
 #[test]
 fn a_poll_takes_no_more_than_there_is_room_for() {
     let mut world = World::plain(16);
-    world.answers = CompletionBatch::with_capacity(3);
+    world.completions = CompletionBatch::with_capacity(3);
     world.send_all(0..10);
     world.complete(10);
     let counts: Vec<usize> = (0..5).map(|_| world.poll().len()).collect();
@@ -237,8 +237,8 @@ fn a_failed_command_brings_its_status_and_result() {
     let mut world = World::plain(8);
     let cid = world.send(7);
     world.device.complete_next(0x4281);
-    assert_eq!(world.queue.poll(NOW, &mut world.answers), 1);
-    let answer = world.answers.as_slice()[0];
+    assert_eq!(world.queue.poll(NOW, &mut world.completions), 1);
+    let answer = world.completions.as_slice()[0];
     assert_eq!((answer.token, answer.status), (7, IoStatus(0x4281)));
     assert_eq!(answer.result, u32::from(cid) ^ 0xabcd);
 }
@@ -377,7 +377,7 @@ fn shadow_doorbells_serve_a_queue_like_registers_do() {
     };
     let mut queue = QueuePair::new(&dma, setup);
     controller.set_state(QueueState::Running);
-    let mut answers = CompletionBatch::with_capacity(8);
+    let mut completions = CompletionBatch::with_capacity(8);
     for token in 0..50_u32 {
         queue.submit(NOW, u64::from(token), Command::new(READ)).unwrap();
         queue.flush();
@@ -387,8 +387,8 @@ fn shadow_doorbells_serve_a_queue_like_registers_do() {
         let seen = device.tail_doorbell.value();
         dma.store_u32(tail.event_index, (seen + token % 4) % 8).unwrap();
         device.complete_next(0);
-        assert_eq!(queue.poll(NOW, &mut answers), 1);
-        answers.clear();
+        assert_eq!(queue.poll(NOW, &mut completions), 1);
+        completions.clear();
         device.head_doorbell.ring(dma.load_u32(head.doorbell).unwrap());
     }
     assert_eq!(queue.stats().submission_doorbells, 50);

@@ -65,7 +65,7 @@ impl Reactor {
             }
         }
         let waiting = self.departing.len();
-        self.hand_over(now);
+        self.send_departing(now);
         // A stopping reactor may end after this.
         travelled |= self.departing.len() < waiting;
         travelled |= self.send_undelivered();
@@ -98,13 +98,13 @@ impl Reactor {
     /// Hands departing threads to their new reactors. If an inbox is full, the thread waits for the
     /// next iteration and keeps this reactor awake; if the new reactor has stopped, the thread
     /// comes back.
-    fn hand_over(&mut self, now: Instant) {
+    fn send_departing(&mut self, now: Instant) {
         for (to, thread) in std::mem::take(&mut self.departing) {
             match self.local.registry.send_command(to, ReactorCommand::AddThread(thread)) {
                 Err((ReactorError::Stopped(_), ReactorCommand::AddThread(thread))) => {
                     // The new reactor has stopped: the thread stays here.
                     thread.record().set_home(self.local.id);
-                    thread.record().cancel_move(to, self.local.id);
+                    thread.record().cancel_migration(to, self.local.id);
                     self.add_thread(*thread, now);
                 }
                 Err((_, ReactorCommand::AddThread(thread))) => self.departing.push((to, thread)),

@@ -24,14 +24,14 @@ pub(crate) struct ReactorCounters {
     pub(crate) running: Counter,
     /// Start of the iteration, in nanoseconds.
     pub(crate) iteration_started: Counter,
-    pub(crate) turns: Counter,
+    pub(crate) iterations: Counter,
     pub(crate) busy_ns: Counter,
     pub(crate) sleeps: Counter,
     pub(crate) wakes: Counter,
     pub(crate) messages: Counter,
     pub(crate) migrations: Counter,
     pub(crate) slow_iterations: Counter,
-    pub(crate) longest_turn_ns: Counter,
+    pub(crate) longest_iteration_ns: Counter,
     pub(crate) started: Instant,
     /// What took the most time in the longest iteration. Locked when a new maximum is recorded.
     pub(crate) longest_attribution: Mutex<Option<String>>,
@@ -46,14 +46,14 @@ impl ReactorCounters {
             sleeping: AtomicBool::new(false),
             running: count(),
             iteration_started: count(),
-            turns: count(),
+            iterations: count(),
             busy_ns: count(),
             sleeps: count(),
             wakes: count(),
             messages: count(),
             migrations: count(),
             slow_iterations: count(),
-            longest_turn_ns: count(),
+            longest_iteration_ns: count(),
             started,
             longest_attribution: Mutex::new(None),
         }
@@ -136,7 +136,7 @@ impl ThreadCounters {
     /// Sets the current reactor, before the handover: the inbox that publishes the thread to its
     /// new reactor publishes this too.
     pub(crate) fn set_home(&self, home: ReactorId) {
-        // See `request_move` for the memory order.
+        // See `request_migration` for the memory order.
         self.home.store(home.0, Ordering::SeqCst);
     }
 
@@ -147,12 +147,12 @@ impl ThreadCounters {
     /// reactor stores the home at handover, and the new reactor then loads the request. All four
     /// accesses are sequentially consistent, so either the request is sent to the current home, or
     /// the new reactor sees it.
-    pub(crate) fn request_move(&self, home: ReactorId) -> ReactorId {
+    pub(crate) fn request_migration(&self, home: ReactorId) -> ReactorId {
         ReactorId(self.requested_reactor.swap(home.0, Ordering::SeqCst))
     }
 
     /// Stores whether the end is requested and returns the previous value. As with
-    /// [`request_move`](Self::request_move), the target is notified afterwards.
+    /// [`request_migration`](Self::request_migration), the target is notified afterwards.
     pub(crate) fn request_end(&self, ends: bool) -> bool {
         self.is_to_end.swap(ends, Ordering::SeqCst)
     }
@@ -171,7 +171,7 @@ impl ThreadCounters {
     }
 
     /// Cancels a migration to `to` and stays at `home`, unless another reactor is requested by now.
-    pub(crate) fn cancel_move(&self, to: ReactorId, home: ReactorId) {
+    pub(crate) fn cancel_migration(&self, to: ReactorId, home: ReactorId) {
         let _ = self.requested_reactor.compare_exchange(
             to.0,
             home.0,

@@ -14,11 +14,11 @@ const TRIES_MAX: u32 = 4_096;
 struct PlacementSearch<'a> {
     placement: &'a Placement,
     /// Threads to be placed, largest first.
-    seats: Vec<usize>,
+    unplaced: Vec<usize>,
     /// Candidate reactors of each: the current one, then from best to worst.
     choices: Vec<Vec<usize>>,
     /// Chosen reactor of each, as far as decided.
-    places: Vec<usize>,
+    chosen: Vec<usize>,
     /// Load and thread count of each reactor, without threads that are not placed yet.
     loads: Vec<(CoreShare, usize)>,
     tries: u32,
@@ -29,12 +29,12 @@ impl Placement {
     /// nothing, if no solution was found.
     pub(super) fn repack_all(&mut self) -> bool {
         let mut search = PlacementSearch::new(self);
-        if !search.is_feasible() || !search.place_from(0) {
+        if !search.is_feasible() || !search.search_from(0) {
             return false;
         }
-        for (seat, room) in search.seats.clone().into_iter().zip(search.places.clone()) {
-            if self.threads[seat].reactor != room {
-                self.migrate(seat, room, MigrationReason::Overload);
+        for (thread_index, room) in search.unplaced.clone().into_iter().zip(search.chosen.clone()) {
+            if self.threads[thread_index].reactor != room {
+                self.migrate(thread_index, room, MigrationReason::Overload);
             }
         }
         true
@@ -44,21 +44,23 @@ impl Placement {
 impl<'a> PlacementSearch<'a> {
     fn new(board: &'a Placement) -> Self {
         let all = 0..board.threads.len();
-        let loose = |seat: &usize| board.threads[*seat].free() && board.threads[*seat].counts();
-        let mut seats: Vec<usize> = all.filter(loose).collect();
-        seats.sort_by_key(|seat| std::cmp::Reverse(board.threads[*seat].load));
+        let loose = |thread_index: &usize| {
+            board.threads[*thread_index].free() && board.threads[*thread_index].counts()
+        };
+        let mut unplaced: Vec<usize> = all.filter(loose).collect();
+        unplaced.sort_by_key(|thread_index| std::cmp::Reverse(board.threads[*thread_index].load));
         let mut loads: Vec<(CoreShare, usize)> = board
             .reactors
             .iter()
             .map(|room| (room.own_load + room.thread_load, room.active_threads))
             .collect();
-        for seat in &seats {
-            let room = &mut loads[board.threads[*seat].reactor];
-            *room = (room.0 - board.threads[*seat].load, room.1 - 1);
+        for thread_index in &unplaced {
+            let room = &mut loads[board.threads[*thread_index].reactor];
+            *room = (room.0 - board.threads[*thread_index].load, room.1 - 1);
         }
-        let places = Vec::with_capacity(seats.len());
-        let choices = seats.iter().map(|seat| choices(board, *seat)).collect();
-        Self { placement: board, seats, choices, places, loads, tries: 0 }
+        let chosen = Vec::with_capacity(unplaced.len());
+        let choices = unplaced.iter().map(|thread_index| choices(board, *thread_index)).collect();
+        Self { placement: board, unplaced, choices, chosen, loads, tries: 0 }
     }
 
     /// Whether the threads that cannot move permit a solution.
@@ -67,8 +69,11 @@ impl<'a> PlacementSearch<'a> {
         let rooms =
             || self.loads.iter().zip(&self.placement.reactors).filter(|(_, room)| room.open);
         let stuck = rooms().any(|(load, room)| !room.isolated && load.1 > 1 && load.0 > limit);
-        let wanted: CoreShare =
-            self.seats.iter().map(|seat| self.placement.threads[*seat].load.min(limit)).sum();
+        let wanted: CoreShare = self
+            .unplaced
+            .iter()
+            .map(|thread_index| self.placement.threads[*thread_index].load.min(limit))
+            .sum();
         let there: CoreShare = rooms().map(|(load, _)| limit.saturating_sub(load.0)).sum();
         !stuck && wanted <= there && self.occupied() <= self.placement.quota
     }
@@ -78,9 +83,9 @@ impl<'a> PlacementSearch<'a> {
     }
 
     /// Places the threads from this one on.
-    fn place_from(&mut self, index: usize) -> bool {
-        let Some(&seat) = self.seats.get(index) else { return true };
-        let load = self.placement.threads[seat].load;
+    fn search_from(&mut self, index: usize) -> bool {
+        let Some(&thread_index) = self.unplaced.get(index) else { return true };
+        let load = self.placement.threads[thread_index].load;
         for choice in 0..self.choices[index].len() {
             let room = self.choices[index][choice];
             self.tries += 1;
@@ -90,11 +95,11 @@ impl<'a> PlacementSearch<'a> {
             if self.fits(load, room) {
                 let before = self.loads[room];
                 self.loads[room] = (before.0 + load, before.1 + 1);
-                self.places.push(room);
-                if self.place_from(index + 1) {
+                self.chosen.push(room);
+                if self.search_from(index + 1) {
                     return true;
                 }
-                self.places.pop();
+                self.chosen.pop();
                 self.loads[room] = before;
             }
         }
@@ -109,10 +114,10 @@ impl<'a> PlacementSearch<'a> {
     }
 }
 
-fn choices(board: &Placement, seat: usize) -> Vec<usize> {
-    let thread = &board.threads[seat];
+fn choices(board: &Placement, thread_index: usize) -> Vec<usize> {
+    let thread = &board.threads[thread_index];
     let mut rooms: Vec<usize> =
         (0..board.reactors.len()).filter(|room| thread.allowed[*room]).collect();
-    rooms.sort_by_key(|room| (*room != thread.reactor, board.score(seat, *room)));
+    rooms.sort_by_key(|room| (*room != thread.reactor, board.score(thread_index, *room)));
     rooms
 }

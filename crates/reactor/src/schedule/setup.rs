@@ -144,7 +144,7 @@ impl History {
         // Hysteresis: an idle thread must exceed the limit by SLACK to count as active.
         let idle_below = options.idle_below() + if known.idle { SLACK } else { 0 };
         known.idle = known.load < idle_below;
-        let last = known.ordered.max(thread.last_move);
+        let last = known.ordered.max(thread.last_migration);
         let rested = last.is_none_or(|last| now.since(last) >= options.migration_interval);
         let (load, idle) = (known.load, known.idle);
         let allowed = self.allowed(thread, room, rooms, events);

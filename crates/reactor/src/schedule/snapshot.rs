@@ -49,7 +49,7 @@ pub struct ThreadLoad {
     /// NUMA node of its data, if known.
     pub node: Option<u32>,
     /// Time of its last arrival by migration.
-    pub last_move: Option<Instant>,
+    pub last_migration: Option<Instant>,
     /// Whether it is migrating and cannot be migrated again yet.
     pub moving: bool,
 }

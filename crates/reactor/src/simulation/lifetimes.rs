@@ -394,8 +394,8 @@ fn a_mask_that_is_changed_moves_the_thread_if_it_must_and_holds_from_then_on() {
     assert_eq!(world.directory.move_thread(thread.id(), R0), Ok(()));
     world.iterate_all(4);
     assert_eq!(thread.reactor(), R0);
-    let nobody = world.directory.set_mask(crate::ThreadId(9), None);
-    assert_eq!(nobody, Err(ReactorError::UnknownThread(crate::ThreadId(9))));
+    let none = world.directory.set_mask(crate::ThreadId(9), None);
+    assert_eq!(none, Err(ReactorError::UnknownThread(crate::ThreadId(9))));
 }
 
 #[test]

@@ -211,10 +211,10 @@ fn a_device_wakes_whom_it_was_asked_to_and_a_paused_one_does_not() {
     world.run_until_idle();
     device.vectors().unmask(0);
     tenmil_base::Interrupts::raise(&mut device.vectors(), 0);
-    let turns = || world.directory.sample(world.now()).reactors[0].iterations;
-    let before = turns();
+    let iterations = || world.directory.sample(world.now()).reactors[0].iterations;
+    let before = iterations();
     assert_eq!(world.members[0].stage, SimReactorState::Sleeping(Instant::NEVER));
-    assert_eq!(turns(), before);
+    assert_eq!(iterations(), before);
     world.iterate_all(10);
     assert_eq!(
         world.members[0].stage,

@@ -189,14 +189,14 @@ fn time_is_booked_to_the_thread_that_found_work() {
     world.iterate_all(1_500);
     let sample = world.directory.sample(world.now());
     let busy = |index: usize| sample.threads[index].busy.ns;
-    let turns = sample.threads[0].pollers[0].polls;
-    assert!(turns > 1_000, "{sample:?}");
-    assert!(busy(0).abs_diff(3_000 * turns) < 30_000, "{sample:?}");
+    let iterations = sample.threads[0].pollers[0].polls;
+    assert!(iterations > 1_000, "{sample:?}");
+    assert!(busy(0).abs_diff(3_000 * iterations) < 30_000, "{sample:?}");
     // The overhead of an iteration is charged to the last one.
-    assert!(busy(1).abs_diff(1_100 * turns) < 30_000, "{sample:?}");
+    assert!(busy(1).abs_diff(1_100 * iterations) < 30_000, "{sample:?}");
     assert!(busy(2) <= 5_000, "its first flush, and what a turn costs: {sample:?}");
     let busy_ns = sample.reactors[0].busy.ns;
-    assert!(busy_ns.abs_diff(4_100 * turns) < 30_000, "{sample:?}");
+    assert!(busy_ns.abs_diff(4_100 * iterations) < 30_000, "{sample:?}");
     let life_ns = sample.threads[0].busy.ns + sample.threads[0].idle.ns;
     assert!(life_ns.abs_diff(busy_ns) < 300_000, "{sample:?}");
 }

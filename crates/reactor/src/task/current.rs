@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 
 thread_local! {
-    static CURRENT: RefCell<CurrentExecutor> = const { RefCell::new(CurrentExecutor::nobody()) };
+    static CURRENT: RefCell<CurrentExecutor> = const { RefCell::new(CurrentExecutor::none()) };
 }
 
 /// Executor being polled.
@@ -20,7 +20,7 @@ pub(super) struct EnterGuard {
 }
 
 impl CurrentExecutor {
-    const fn nobody() -> Self {
+    const fn none() -> Self {
         Self { executor: 0, woken: Vec::new() }
     }
 }
@@ -33,7 +33,7 @@ pub(super) fn set(executor: usize, woken: Vec<u32>) -> EnterGuard {
 impl EnterGuard {
     /// Ends the polling and returns the tasks woken.
     pub(super) fn clear(mut self) -> Vec<u32> {
-        let before = std::mem::replace(&mut self.before, CurrentExecutor::nobody());
+        let before = std::mem::replace(&mut self.before, CurrentExecutor::none());
         CURRENT.replace(before).woken
     }
 }

@@ -153,7 +153,7 @@ impl LightThread {
         // After the time limit a migration is canceled, but an exit proceeds.
         match to {
             Some(to) => {
-                self.state.record.cancel_move(to, local.id);
+                self.state.record.cancel_migration(to, local.id);
                 self.cancel_migration(id, waited, now, local);
                 DetachProgress::NotRequested
             }

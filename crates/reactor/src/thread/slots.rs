@@ -221,11 +221,11 @@ impl Slot {
     #[inline]
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> bool {
         context.local.accounting.begin(self.number);
-        context.desk.current = Some(self.id);
+        context.thread_state.current = Some(self.id);
         self.polls += 1;
         let found = self.poller.poll(context).is_busy();
         self.found += u64::from(found);
-        context.desk.busy_ns += context.local.accounting.end(found);
+        context.thread_state.busy_ns += context.local.accounting.end(found);
         found
     }
 

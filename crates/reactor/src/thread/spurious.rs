@@ -32,7 +32,7 @@ pub(crate) struct SpuriousWakeFilter {
     edge_until: Instant,
     /// Sleeps that it has ended in that period.
     changes: u32,
-    is_told: bool,
+    is_reported: bool,
 }
 
 /// Consecutive spurious wake-ups that are no coincidence.
@@ -54,7 +54,7 @@ impl Default for SpuriousWakeFilter {
             edge_for: Span::default(),
             edge_until: Instant::NEVER,
             changes: 0,
-            is_told: false,
+            is_reported: false,
         }
     }
 }
@@ -86,7 +86,7 @@ impl SpuriousWakeFilter {
         self.spurious += if is_first { u64::from(SPURIOUS_ROW) } else { 1 };
         self.edge_for.ns = (2 * self.edge_for.ns).clamp(EDGE_MIN.ns, EDGE_MAX.ns);
         (self.edge_until, self.changes) = (now.after(self.edge_for), 0);
-        !is_first && !std::mem::replace(&mut self.is_told, true)
+        !is_first && !std::mem::replace(&mut self.is_reported, true)
     }
 
     /// Whether it is edge-triggered.

@@ -82,10 +82,10 @@ impl CopyProgress {
         let CopyProgressState { source, target, size_bytes, is_comparing, .. } = &*self.0;
         let took_ns = u128::from(self.0.now_ns.get().saturating_sub(self.0.began_ns.get()));
         let done = self.0.done_bytes.get();
-        let moved = u128::from(done.saturating_sub(self.0.began_bytes.get()));
+        let last_progress = u128::from(done.saturating_sub(self.0.began_bytes.get()));
         let rest = u128::from(size_bytes.saturating_sub(done));
-        let per_second = (moved * 1_000_000_000).checked_div(took_ns);
-        let left_ns = (rest * took_ns).checked_div(moved);
+        let per_second = (last_progress * 1_000_000_000).checked_div(took_ns);
+        let left_ns = (rest * took_ns).checked_div(last_progress);
         let whole = |value: Option<u128>| value.and_then(|value| u64::try_from(value).ok());
         json!({
             "source": source,

@@ -184,9 +184,9 @@ const DISCONNECTED: EventKind =
     kind("disconnected", "a client disconnected from an export, with the reason");
 const RESIZED: EventKind = kind("export-resized", "an export was resized");
 const REMOVED: EventKind = kind("export-removed", "the device of an export was removed");
-const TROUBLE: EventKind = kind("export-error", "an error occurred in an export or its listeners");
+const ERROR: EventKind = kind("export-error", "an error occurred in an export or its listeners");
 
-pub(super) const EVENTS: &[EventKind] = &[CONNECTED, DISCONNECTED, RESIZED, REMOVED, TROUBLE];
+pub(super) const EVENTS: &[EventKind] = &[CONNECTED, DISCONNECTED, RESIZED, REMOVED, ERROR];
 
 const fn kind(name: &'static str, help: &'static str) -> EventKind {
     EventKind { name, help }
@@ -218,7 +218,7 @@ impl EventSender {
                 (RESIZED, json!({ "export": export, "size_bytes": size_bytes }))
             }
             NbdEvent::Removed => (REMOVED, json!({ "export": export })),
-            NbdEvent::Trouble(_) => (TROUBLE, json!({ "export": export })),
+            NbdEvent::Error(_) => (ERROR, json!({ "export": export })),
         };
         self.emit(Event { kind, text: format!("{export}: {new_events}"), about });
     }

@@ -81,13 +81,14 @@ fn row(sample: ConnectionSample) -> Value {
     })
 }
 
-const CAME: EventKind = kind("host-connected", "a host opened an NVMe/TCP connection");
+const CONNECTED: EventKind = kind("host-connected", "a host opened an NVMe/TCP connection");
 const ASSOCIATED: EventKind =
     kind("host-associated", "a host created an association with a subsystem");
 const REFUSED: EventKind =
     kind("host-refused", "a Connect of a host was rejected, with the reason");
-const GONE: EventKind = kind("host-disconnected", "an NVMe/TCP connection ended, with the reason");
-const TROUBLE: EventKind =
+const DISCONNECTED: EventKind =
+    kind("host-disconnected", "an NVMe/TCP connection ended, with the reason");
+const ERROR: EventKind =
     kind("nvme-tcp-error", "an error or a notable condition occurred on NVMe/TCP connections");
 const APPLIED: EventKind =
     kind("configuration-applied", "the configuration file was applied, with the changes");
@@ -97,7 +98,7 @@ const NOT_APPLIED: EventKind = kind(
 );
 
 pub(super) const EVENTS: &[EventKind] =
-    &[CAME, ASSOCIATED, REFUSED, GONE, TROUBLE, APPLIED, NOT_APPLIED];
+    &[CONNECTED, ASSOCIATED, REFUSED, DISCONNECTED, ERROR, APPLIED, NOT_APPLIED];
 
 const fn kind(name: &'static str, help: &'static str) -> EventKind {
     EventKind { name, help }
@@ -108,7 +109,7 @@ impl EventSender {
     pub fn announce_host(&self, new_events: &TargetEvent) {
         let (kind, about) = match new_events {
             TargetEvent::Connected { connection, peer } => {
-                (CAME, json!({ "connection": connection, "peer": peer }))
+                (CONNECTED, json!({ "connection": connection, "peer": peer }))
             }
             TargetEvent::Associated { connection, peer, host, subsystem, cntlid } => (
                 ASSOCIATED,
@@ -123,10 +124,11 @@ impl EventSender {
             TargetEvent::Refused { connection, peer, .. } => {
                 (REFUSED, json!({ "connection": connection, "peer": peer }))
             }
-            TargetEvent::Disconnected { connection, peer, reason } => {
-                (GONE, json!({ "connection": connection, "peer": peer, "reason": reason.name() }))
-            }
-            TargetEvent::Notice(_) | TargetEvent::Trouble(_) => (TROUBLE, json!({})),
+            TargetEvent::Disconnected { connection, peer, reason } => (
+                DISCONNECTED,
+                json!({ "connection": connection, "peer": peer, "reason": reason.name() }),
+            ),
+            TargetEvent::Notice(_) | TargetEvent::Trouble(_) => (ERROR, json!({})),
         };
         self.emit(Event { kind, text: new_events.to_string(), about });
     }
@@ -149,7 +151,7 @@ mod tests {
     use tenmil_dma::RegionTable;
     use tenmil_serve::tcp::{DisconnectReason, Limits, Service, TargetEvent};
 
-    use super::{APPLIED, GONE, NOT_APPLIED, NvmeConnections};
+    use super::{APPLIED, DISCONNECTED, NOT_APPLIED, NvmeConnections};
     use crate::event::announcements;
     use crate::methods::TABLE;
     use crate::{Arguments, CallContext, DeferredReply, ServerState};
@@ -184,7 +186,7 @@ mod tests {
             reason,
         });
         let event = announced.next().unwrap();
-        assert_eq!((event.kind, &event.about["reason"]), (GONE, &json!("timeout")));
+        assert_eq!((event.kind, &event.about["reason"]), (DISCONNECTED, &json!("timeout")));
         let changes = ["adds one".to_owned(), "removes two".to_owned()];
         announcer.announce_configuration("a.toml", Ok(&changes));
         let event = announced.next().unwrap();

@@ -28,7 +28,7 @@ const fn kind(name: &'static str, help: &'static str) -> EventKind {
 
 impl EventSender {
     /// Emits an event about the free space of a pool.
-    pub fn announce_room(&self, new_events: &CapacityEvent) {
+    pub fn announce_capacity(&self, new_events: &CapacityEvent) {
         let (kind, percent) = match new_events.fill {
             CapacityState::Above(percent) => (FILLING, Some(percent)),
             CapacityState::Below(percent) => (RELIEVED, Some(percent)),
@@ -38,8 +38,8 @@ impl EventSender {
             "pool": new_events.store,
             "device": new_events.device,
             "threshold_percent": percent,
-            "used_bytes": new_events.taken_bytes,
-            "capacity_bytes": new_events.room_bytes,
+            "used_bytes": new_events.used_bytes,
+            "capacity_bytes": new_events.capacity_bytes,
         });
         self.emit(Event { kind, text: new_events.to_string(), about });
     }
@@ -67,8 +67,9 @@ mod tests {
         let (announcer, announced) = announcements().unwrap();
         for fill in [CapacityState::Above(80), CapacityState::Full, CapacityState::Below(80)] {
             let (device, store) = ("ram:1g".to_owned(), "pool".to_owned());
-            let new_events = CapacityEvent { device, store, fill, taken_bytes: 8, room_bytes: 10 };
-            announcer.announce_room(&new_events);
+            let new_events =
+                CapacityEvent { device, store, fill, used_bytes: 8, capacity_bytes: 10 };
+            announcer.announce_capacity(&new_events);
         }
         let events: Vec<_> = std::iter::from_fn(|| announced.next()).collect();
         let kinds: Vec<&str> = events.iter().map(|event| event.kind.name).collect();

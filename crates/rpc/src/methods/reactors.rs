@@ -256,14 +256,14 @@ pub struct EventRelay {
     announcer: EventSender,
     lookout: Watchdog,
     /// Directory whose events were forwarded last; a program may start other reactors later.
-    heard: Weak<Registry>,
+    followed: Weak<Registry>,
     next: u64,
 }
 
 impl EventRelay {
     /// Creates a relay that has forwarded nothing.
     pub fn new(announcer: EventSender) -> Self {
-        Self { announcer, lookout: Watchdog::default(), heard: Weak::new(), next: 0 }
+        Self { announcer, lookout: Watchdog::default(), followed: Weak::new(), next: 0 }
     }
 
     /// Sender that the relay uses.
@@ -273,9 +273,9 @@ impl EventRelay {
 
     /// Checks the reactors and forwards new events.
     pub fn forward_events(&mut self, RunningReactors { directory, clock }: &RunningReactors) {
-        let heard = Arc::downgrade(directory);
-        if !self.heard.ptr_eq(&heard) {
-            (self.heard, self.next, self.lookout) = (heard, 0, Watchdog::default());
+        let followed = Arc::downgrade(directory);
+        if !self.followed.ptr_eq(&followed) {
+            (self.followed, self.next, self.lookout) = (followed, 0, Watchdog::default());
         }
         self.lookout.check(clock.now(), directory);
         let events = directory.events_since(self.next);

@@ -30,7 +30,7 @@ const fn setting(name: &'static str, kind: ParamType, help: &'static str) -> Par
     Parameter { name, kind, need: ParamDefault::Optional, help }
 }
 
-const MOVE: &[FieldSchema] = &[
+const MIGRATION: &[FieldSchema] = &[
     FieldSchema::new("thread", ResultType::Whole, "identifier of the thread"),
     FieldSchema::new("from", ResultType::Whole, "core that the thread was on"),
     FieldSchema::new("to", ResultType::Whole, "core that the thread migrates to"),
@@ -77,7 +77,7 @@ const SCHEDULER: ResultType = ResultType::Record(&[
         "current core for idle threads",
     ),
     FieldSchema::new("empty", ResultType::Text, "cores without threads in the last plan"),
-    FieldSchema::new("migrations", ResultType::Rows(MOVE), "migrations of the last plan"),
+    FieldSchema::new("migrations", ResultType::Rows(MIGRATION), "migrations of the last plan"),
     FieldSchema::new(
         "frequencies",
         ResultType::Rows(FREQUENCY),

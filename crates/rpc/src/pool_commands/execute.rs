@@ -31,10 +31,10 @@ pub fn execute(
     let uri = |name: &str| name_of(open, name);
     match order {
         PoolCommand::Create { name, size_bytes, unit_bytes, checksums, thick } => {
-            create(open, order_of(name, *size_bytes, *unit_bytes, *checksums), *thick)
+            create(open, volume_spec(name, *size_bytes, *unit_bytes, *checksums), *thick)
         }
         PoolCommand::CreateOver { name, image, size_bytes, unit_bytes, checksums } => {
-            let made = order_of(
+            let made = volume_spec(
                 name,
                 size_bytes.unwrap_or(u64::from(PAGE_BYTES)),
                 *unit_bytes,
@@ -78,7 +78,7 @@ pub fn execute(
             })
         }
         PoolCommand::Device { number, uri } => {
-            let is_changed = open.note_place(&open.opener(kinds), *number, uri)?;
+            let is_changed = open.record_location(&open.opener(kinds), *number, uri)?;
             let already = if is_changed { "" } else { " already" };
             let text =
                 format!("device {number} of pool `{}` is at {uri:#}{already}\n", open.name());
@@ -110,7 +110,7 @@ struct VolumeSpec {
     checksums: bool,
 }
 
-fn order_of(name: &str, size_bytes: u64, unit_bytes: u64, checksums: bool) -> VolumeSpec {
+fn volume_spec(name: &str, size_bytes: u64, unit_bytes: u64, checksums: bool) -> VolumeSpec {
     VolumeSpec { name: name.to_owned(), size_bytes, unit_bytes, checksums }
 }
 
@@ -163,7 +163,7 @@ fn create_over(
     let uri = name_of(open, &new.name);
     let unit = blocks(&uri, "cluster size", new.unit_bytes)?;
     let wanted = blocks(&uri, "size", new.size_bytes)?;
-    let parent = open.look_at_parent(&open.opener(kinds), image)?;
+    let parent = open.check_parent(&open.opener(kinds), image)?;
     let blocks = if has_size { wanted } else { parent.blocks };
     let VolumeSpec { name, checksums, .. } = new;
     let uuid = uuid();
@@ -214,10 +214,10 @@ fn resize(
     }
     if blocks == before {
         // A client that opened the volume during the growth may have missed the notification.
-        open.tell_of_growth();
+        open.notify_growth();
     }
     let text = || {
-        let (told, users) = (open.tell_of_growth(), open.users(&info));
+        let (told, users) = (open.notify_growth(), open.users(&info));
         open.wait_for_reclaim(GIVING_BACK_MAX);
         let seen = match (told, users) {
             (_, 0) => "",

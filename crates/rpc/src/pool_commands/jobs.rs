@@ -108,7 +108,7 @@ pub(super) struct Jobs {
 struct JobTable {
     /// Jobs, oldest first.
     jobs: Vec<Arc<Job>>,
-    hands: Vec<Thread<()>>,
+    threads: Vec<Thread<()>>,
     next_id: u64,
     is_over: bool,
 }
@@ -120,7 +120,7 @@ struct Job {
     clock: Clock,
     began_ns: u64,
     /// Time of the last query.
-    heard_ns: AtomicU64,
+    queried_ns: AtomicU64,
     done_bytes: Counter,
     size_bytes: Counter,
     is_stopped: AtomicBool,
@@ -136,7 +136,7 @@ struct JobResult {
 /// Largest number of running jobs.
 const RUNNING_MAX: usize = 4;
 /// Largest number of remembered jobs, including running ones.
-const KEPT_MAX: usize = 16;
+const JOBS_MAX: usize = 16;
 
 impl JobKind {
     const fn name(&self) -> &'static str {
@@ -211,11 +211,11 @@ impl JobSpec {
                 JobData::Out(out) => {
                     open.send(&opener, from.as_deref(), name, out, watch).map(|sent| carried(&sent))
                 }
-                _ => Err(no_way(open, "send")),
+                _ => Err(missing_stream(open, "send")),
             },
             JobKind::Receive(name) => match way {
                 JobData::In(input) => open.receive(name, input, watch).map(|came| carried(&came)),
-                _ => Err(no_way(open, "receive")),
+                _ => Err(missing_stream(open, "receive")),
             },
             JobKind::Check => open.check(&opener, watch).map(|seen| checked(&seen)),
             JobKind::Scrub => Ok(scrubbed(open, &open.scrub(rate, watch)?)),
@@ -247,7 +247,7 @@ impl JobSpec {
 }
 
 /// Error for a missing stream.
-fn no_way(open: &OpenPool, what: &str) -> Error {
+fn missing_stream(open: &OpenPool, what: &str) -> Error {
     let text = format!("{}: {what}: found no stream, expected one", open.device());
     Error::new(ErrorCategory::Usage, text)
 }
@@ -285,7 +285,7 @@ impl Jobs {
             long,
             clock: self.clock,
             began_ns: now,
-            heard_ns: AtomicU64::new(now),
+            queried_ns: AtomicU64::new(now),
             done_bytes: Counter::default(),
             size_bytes: Counter::default(),
             is_stopped: AtomicBool::new(false),
@@ -302,10 +302,10 @@ impl Jobs {
             RpcError::machine(Code::Failed, format!("{what}: start a thread: {error}"))
         })?;
         table.next_id += 1;
-        table.hands.retain(|hand| !hand.is_finished());
-        table.hands.push(hand);
+        table.threads.retain(|hand| !hand.is_finished());
+        table.threads.push(hand);
         table.jobs.push(Arc::clone(&job));
-        if table.jobs.len() > KEPT_MAX
+        if table.jobs.len() > JOBS_MAX
             && let Some(oldest) = table.jobs.iter().position(|job| job.end.get().is_some())
         {
             table.jobs.remove(oldest);
@@ -334,7 +334,7 @@ impl Jobs {
         let now = self.clock.now().ns;
         let hear = |job: &&Arc<Job>| {
             if id.is_some() {
-                job.heard_ns.store(now, Ordering::Relaxed);
+                job.queried_ns.store(now, Ordering::Relaxed);
             }
         };
         let row = |job: &Arc<Job>| {
@@ -363,9 +363,9 @@ impl Jobs {
     pub(super) fn end(&self) {
         let mut table = self.lock();
         table.is_over = true;
-        let hands = std::mem::take(&mut table.hands);
+        let threads = std::mem::take(&mut table.threads);
         drop(table);
-        workers::end(hands);
+        workers::end(threads);
     }
 
     fn lock(&self) -> MutexGuard<'_, JobTable> {
@@ -406,7 +406,7 @@ impl Job {
 
     /// Whether no client has queried the job for too long.
     fn is_unheard(&self) -> bool {
-        let heard = tenmil_base::Instant { ns: self.heard_ns.load(Ordering::Relaxed) };
+        let heard = tenmil_base::Instant { ns: self.queried_ns.load(Ordering::Relaxed) };
         let silence = self.clock.now().since(heard);
         self.long.unheard_max.is_some_and(|most| silence > most)
     }

@@ -11,7 +11,7 @@ use tenmil_linux::{Clock, StopFlag, Thread};
 use crate::error::{Code, RpcError};
 
 /// Work item.
-pub(super) type WorkItem = Box<dyn FnOnce() + Send>;
+pub(super) type WorkerTask = Box<dyn FnOnce() + Send>;
 
 /// Worker threads and their queue.
 #[derive(Default)]
@@ -19,9 +19,9 @@ pub(super) struct WorkerPool(Mutex<WorkerState>);
 
 #[derive(Default)]
 struct WorkerState {
-    waiting: VecDeque<WorkItem>,
+    waiting: VecDeque<WorkerTask>,
     /// Threads, including ended ones that were not reaped yet.
-    hands: Vec<Thread<()>>,
+    threads: Vec<Thread<()>>,
     /// Number of threads that take work.
     running: usize,
     is_over: bool,
@@ -37,14 +37,14 @@ const END_INTERVAL: Span = Span::from_ms(5);
 
 impl WorkerPool {
     /// Queues a work item.
-    pub(super) fn spawn(self: &Arc<Self>, work: WorkItem) -> Result<(), RpcError> {
+    pub(super) fn spawn(self: &Arc<Self>, work: WorkerTask) -> Result<(), RpcError> {
         let mut pool_threads = self.lock();
         if pool_threads.is_over || pool_threads.waiting.len() >= WAITING_MAX {
             let text =
                 format!("commands: {} wait already, expected fewer", pool_threads.waiting.len());
             return Err(RpcError::machine(Code::Busy, text).with_hint("repeat it later"));
         }
-        pool_threads.hands.retain(|hand| !hand.is_finished());
+        pool_threads.threads.retain(|hand| !hand.is_finished());
         pool_threads.waiting.push_back(work);
         if pool_threads.running >= THREADS_MAX {
             return Ok(());
@@ -52,7 +52,7 @@ impl WorkerPool {
         let workers = Arc::clone(self);
         match Thread::spawn("orders", None, move |stop| workers.work(stop)) {
             Ok(hand) => {
-                pool_threads.hands.push(hand);
+                pool_threads.threads.push(hand);
                 pool_threads.running += 1;
             }
             // The existing threads execute it.
@@ -84,12 +84,12 @@ impl WorkerPool {
     pub(super) fn end(&self) {
         let mut pool_threads = self.lock();
         pool_threads.is_over = true;
-        let (hands, waiting) =
-            (std::mem::take(&mut pool_threads.hands), std::mem::take(&mut pool_threads.waiting));
+        let (threads, waiting) =
+            (std::mem::take(&mut pool_threads.threads), std::mem::take(&mut pool_threads.waiting));
         drop(pool_threads);
         // Dropping them completes their deferred responses with an error.
         drop(waiting);
-        end(hands);
+        end(threads);
     }
 
     fn lock(&self) -> MutexGuard<'_, WorkerState> {
@@ -98,14 +98,14 @@ impl WorkerPool {
 }
 
 /// Stops threads and waits a short time for them.
-pub(super) fn end(hands: Vec<Thread<()>>) {
-    hands.iter().for_each(|hand| hand.stop_flag().stop());
+pub(super) fn end(threads: Vec<Thread<()>>) {
+    threads.iter().for_each(|hand| hand.stop_flag().stop());
     let clock = Clock::start();
     let until = clock.now().after(END_MAX);
-    while hands.iter().any(|hand| !hand.is_finished()) && clock.now() < until {
+    while threads.iter().any(|hand| !hand.is_finished()) && clock.now() < until {
         tenmil_linux::thread::sleep(END_INTERVAL);
     }
-    for hand in hands {
+    for hand in threads {
         if !hand.is_finished() {
             // It is blocked on a device; waiting for it would block the end of the process.
             std::mem::forget(hand);

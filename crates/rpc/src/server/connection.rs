@@ -21,7 +21,7 @@ pub(super) struct ServerConnection {
     /// Readiness that the epoll set waits for.
     interest: Interest,
     /// Whether an event or an end was queued since the last iteration.
-    told: bool,
+    has_queued: bool,
     broken: bool,
 }
 
@@ -41,7 +41,7 @@ impl ServerConnection {
             session: Session::new(now, client, limits),
             readable: false,
             interest: Interest { readable: true, writable: false },
-            told: false,
+            has_queued: false,
             broken: false,
         }
     }
@@ -51,8 +51,8 @@ impl ServerConnection {
     }
 
     /// Whether there is work that no file descriptor will signal.
-    pub(super) fn has_work(&self) -> bool {
-        self.told || self.session.can_step()
+    pub(super) fn is_pending(&self) -> bool {
+        self.has_queued || self.session.can_step()
     }
 
     pub(super) fn deadline(&self) -> Instant {
@@ -63,7 +63,8 @@ impl ServerConnection {
     pub(super) fn queue_event(&mut self, line: &[u8]) {
         let before = self.session.to_send().len();
         self.session.queue_event(line);
-        self.told |= self.session.to_send().len() != before || self.session.is_over().is_some();
+        self.has_queued |=
+            self.session.to_send().len() != before || self.session.is_over().is_some();
     }
 
     /// Sends an error to a rejected client, if that is possible without blocking.
@@ -73,8 +74,8 @@ impl ServerConnection {
     }
 
     /// One iteration: one receive, a few lines, one send. Returns the events to emit.
-    pub(super) fn turn(&mut self, now: Instant, served: ServerContext<'_>) -> Vec<Event> {
-        self.told = false;
+    pub(super) fn poll(&mut self, now: Instant, served: ServerContext<'_>) -> Vec<Event> {
+        self.has_queued = false;
         if std::mem::take(&mut self.readable) {
             self.receive(now);
         }

@@ -231,7 +231,7 @@ fn a_hostile_client_is_told_and_sent_away_and_others_are_not() {
         }
     }
     let mut bytes = [0; 512];
-    let told = loop {
+    let has_queued = loop {
         match hostile.receive(&mut bytes) {
             Ok(RecvResult::WouldBlock) => assert!(hostile.wait_to_receive(TIME_LIMIT).unwrap()),
             Ok(RecvResult::Bytes(count)) => {
@@ -240,7 +240,7 @@ fn a_hostile_client_is_told_and_sent_away_and_others_are_not() {
             other => panic!("{other:?}"),
         }
     };
-    assert!(told.contains("line_too_long"), "{told}");
+    assert!(has_queued.contains("line_too_long"), "{has_queued}");
     assert_eq!(text(&mut client, 3), 3);
 }
 
@@ -264,9 +264,9 @@ fn one_process_has_so_many_connections_and_no_more() {
     for client in &mut clients {
         assert_eq!(text(client, 1), 1);
     }
-    let told = rest(&served.connection()).expect("it is closed");
-    let told: Value = serde_json::from_slice(&told).unwrap();
-    assert_eq!(told["error"]["code"], "busy");
+    let has_queued = rest(&served.connection()).expect("it is closed");
+    let has_queued: Value = serde_json::from_slice(&has_queued).unwrap();
+    assert_eq!(has_queued["error"]["code"], "busy");
     assert_eq!(text(&mut clients[3], 1), 1, "the others stay");
     // A closed connection makes room for another one.
     drop(clients.pop());

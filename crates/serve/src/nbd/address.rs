@@ -18,28 +18,28 @@ pub fn parse_address(text: &str) -> Result<Address, String> {
     let Some(rest) = text.strip_prefix("nbd:") else {
         return Err(format!("`{text}` is no address to listen at, {expected}"));
     };
-    let Some(place) = rest.strip_prefix("//") else {
+    let Some(memory) = rest.strip_prefix("//") else {
         return match rest {
             "" => Err(format!("`{text}` names no socket, {expected}")),
             path => Ok(Address::Path(path.into())),
         };
     };
-    let place = place.strip_suffix('/').unwrap_or(place);
-    if place.is_empty() || place.contains('/') {
+    let memory = memory.strip_suffix('/').unwrap_or(memory);
+    if memory.is_empty() || memory.contains('/') {
         return Err(format!("`{text}` names no host, {expected}"));
     }
-    let numeric = place.parse::<SocketAddr>().ok().or_else(|| {
-        let bare = place.trim_start_matches('[').trim_end_matches(']');
+    let numeric = memory.parse::<SocketAddr>().ok().or_else(|| {
+        let bare = memory.trim_start_matches('[').trim_end_matches(']');
         Some(SocketAddr::new(bare.parse().ok()?, PORT))
     });
     if let Some(port) = numeric {
         return Ok(Address::Tcp(port));
     }
-    let named = if place.contains(':') { place.to_owned() } else { format!("{place}:{PORT}") };
+    let named = if memory.contains(':') { memory.to_owned() } else { format!("{memory}:{PORT}") };
     let mut found = named
         .to_socket_addrs()
-        .map_err(|error| format!("`{text}`: look up {place}: {error}, {expected}"))?;
-    let found = found.next().ok_or_else(|| format!("`{text}`: {place} has no address"))?;
+        .map_err(|error| format!("`{text}`: look up {memory}: {error}, {expected}"))?;
+    let found = found.next().ok_or_else(|| format!("`{text}`: {memory} has no address"))?;
     Ok(Address::Tcp(found))
 }
 

@@ -54,7 +54,7 @@ enum CloseMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ClientClose {
     /// With `NBD_CMD_DISC`.
-    Said,
+    Disconnected,
     /// During negotiation: with `NBD_OPT_ABORT`, with an unknown export name or with an invalid
     /// option.
     NothingChosen,
@@ -93,12 +93,12 @@ impl Connection {
             ending: None,
             left: None,
         };
-        connection.say(&ServerGreeting { flags: FLAGS }.to_bytes());
+        connection.queue_reply(&ServerGreeting { flags: FLAGS }.to_bytes());
         connection
     }
 
     /// Queues bytes of the negotiation phase. All earlier ones have been sent.
-    fn say(&mut self, bytes: &[u8]) {
+    fn queue_reply(&mut self, bytes: &[u8]) {
         let len_bytes = u32::try_from(bytes.len()).expect("replies to options are short");
         let segment = cut(self.layout.words(), 0, len_bytes);
         self.regions
@@ -190,7 +190,7 @@ impl Connection {
         count += exchange.fill();
         if exchange.is_ended() && self.ending.is_none() {
             self.ending = Some(CloseMode::InOrder);
-            self.left = Some(ClientClose::Said);
+            self.left = Some(ClientClose::Disconnected);
         }
         count
     }
@@ -204,7 +204,7 @@ impl Connection {
             words.clear();
             let haggled = haggling.step(&mut self.inbox, &self.regions, &self.export, &mut words);
             if !words.is_empty() {
-                self.say(&words);
+                self.queue_reply(&words);
             }
             match haggled {
                 NegotiationStep::Nothing => break,
@@ -311,7 +311,7 @@ impl Connection {
             ConnectionState::Transmission(exchange) => {
                 let may_step = &mut self.may_step;
                 self.outbox.sent(count, |slot| {
-                    exchange.give_back(slot);
+                    exchange.free_slot(slot);
                     *may_step = true;
                 });
             }

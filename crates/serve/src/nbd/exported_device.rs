@@ -26,7 +26,7 @@ pub struct ExportedDevice {
     descriptor: Arc<BdevDescriptor>,
     medium: Arc<dyn BlockDevice>,
     is_shaped: bool,
-    seats: Mutex<Vec<Entry>>,
+    sessions: Mutex<Vec<Entry>>,
     connections: AtomicU64,
 }
 
@@ -52,7 +52,7 @@ pub struct ExportConfig<'a> {
 
 /// Session and the handle that wakes its light thread.
 struct Entry {
-    seat: Arc<SessionHandle>,
+    session: Arc<SessionHandle>,
     home: Option<ThreadHandle>,
 }
 
@@ -109,7 +109,7 @@ impl ExportedDevice {
             descriptor,
             medium,
             is_shaped,
-            seats: Mutex::default(),
+            sessions: Mutex::default(),
             connections: AtomicU64::new(0),
         })
     }
@@ -146,16 +146,16 @@ impl ExportedDevice {
 
     /// Snapshots of the current connections.
     pub fn connections(&self) -> Vec<ConnectionSample> {
-        self.seats().iter().map(|entry| entry.seat.sample()).collect()
+        self.sessions().iter().map(|entry| entry.session.sample()).collect()
     }
 
     /// Closes a connection: outstanding requests complete, and nothing more is received. Returns
     /// false if there is no connection with this id.
     pub fn disconnect(&self, connection: u64) -> bool {
-        let seats = self.seats();
-        let found = seats.iter().find(|entry| entry.seat.id() == connection);
+        let sessions = self.sessions();
+        let found = sessions.iter().find(|entry| entry.session.id() == connection);
         if let Some(entry) = found {
-            entry.order(SessionCommand::Disconnect);
+            entry.requested_close(SessionCommand::Disconnect);
         }
         found.is_some()
     }
@@ -206,7 +206,9 @@ impl ExportedDevice {
         match event {
             Event::Resized { block_count } => self.export.resize(*block_count),
             Event::Removed => {
-                self.seats().iter().for_each(|entry| entry.order(SessionCommand::DeviceRemoved));
+                self.sessions()
+                    .iter()
+                    .for_each(|entry| entry.requested_close(SessionCommand::DeviceRemoved));
             }
             // The lost events are unknown, so the size is read again.
             Event::Overflowed { .. } => self.export.resize(self.device.limits().block_count),
@@ -220,14 +222,14 @@ impl ExportedDevice {
     }
 
     /// Registers a session.
-    pub(super) fn add_session(&self, seat: Arc<SessionHandle>) {
-        self.seats().push(Entry { seat, home: None });
+    pub(super) fn add_session(&self, session: Arc<SessionHandle>) {
+        self.sessions().push(Entry { session, home: None });
     }
 
     /// Sets the handle that wakes the session.
     pub(super) fn set_reactor(&self, connection: u64, home: ThreadHandle) {
-        let mut seats = self.seats();
-        if let Some(entry) = seats.iter_mut().find(|entry| entry.seat.id() == connection) {
+        let mut sessions = self.sessions();
+        if let Some(entry) = sessions.iter_mut().find(|entry| entry.session.id() == connection) {
             // Deliver commands that were sent before the session could be woken.
             home.notify();
             entry.home = Some(home);
@@ -236,17 +238,17 @@ impl ExportedDevice {
 
     /// Removes a session.
     pub(super) fn remove_session(&self, connection: u64) {
-        self.seats().retain(|entry| entry.seat.id() != connection);
+        self.sessions().retain(|entry| entry.session.id() != connection);
     }
 
-    fn seats(&self) -> MutexGuard<'_, Vec<Entry>> {
-        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    fn sessions(&self) -> MutexGuard<'_, Vec<Entry>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Entry {
-    fn order(&self, order: SessionCommand) {
-        self.seat.send_command(order);
+    fn requested_close(&self, requested_close: SessionCommand) {
+        self.session.send_command(requested_close);
         if let Some(home) = &self.home {
             home.notify();
         }

@@ -13,17 +13,17 @@ use super::memory::cut;
 /// ```
 #[derive(Debug)]
 pub(super) struct Inbox {
-    place: Segment,
+    memory: Segment,
     start: u32,
     end: u32,
 }
 
 /// Smallest free space that is worth a receive call.
-const ROOM_MIN: u32 = 16 << 10;
+const FREE_BYTES_MIN: u32 = 16 << 10;
 
 impl Inbox {
-    pub(super) fn new(place: Segment) -> Self {
-        Self { place, start: 0, end: 0 }
+    pub(super) fn new(memory: Segment) -> Self {
+        Self { memory, start: 0, end: 0 }
     }
 
     /// Number of unparsed bytes.
@@ -40,8 +40,10 @@ impl Inbox {
             return;
         }
         let len = self.len();
-        if self.place.len_bytes - self.end < ROOM_MIN && self.start >= self.place.len_bytes / 2 {
-            let (from, to) = (cut(self.place, self.start, len), cut(self.place, 0, len));
+        if self.memory.len_bytes - self.end < FREE_BYTES_MIN
+            && self.start >= self.memory.len_bytes / 2
+        {
+            let (from, to) = (cut(self.memory, self.start, len), cut(self.memory, 0, len));
             regions.copy(from, to).expect("a connection has its memory as long as it lives");
             (self.start, self.end) = (0, len);
         }
@@ -50,14 +52,14 @@ impl Inbox {
     /// Free space for the next receive call.
     #[inline]
     pub(super) fn room(&self) -> Segment {
-        cut(self.place, self.end, self.place.len_bytes - self.end)
+        cut(self.memory, self.end, self.memory.len_bytes - self.end)
     }
 
     /// Records that `count` bytes were received there.
     #[inline]
     pub(super) fn received(&mut self, count: u32) {
         self.end += count;
-        assert!(self.end <= self.place.len_bytes, "no more is received than fits");
+        assert!(self.end <= self.memory.len_bytes, "no more is received than fits");
     }
 
     /// Returns the next `N` bytes without consuming them, if that many are unparsed.
@@ -65,7 +67,7 @@ impl Inbox {
     pub(super) fn peek<const N: usize>(&self, regions: &RegionTable) -> Option<[u8; N]> {
         let len = u32::try_from(N).ok().filter(|len| *len <= self.len())?;
         let mut bytes = [0; N];
-        let segment = cut(self.place, self.start, len);
+        let segment = cut(self.memory, self.start, len);
         regions.load(segment, &mut bytes).expect("a connection has its memory as long as it lives");
         Some(bytes)
     }
@@ -73,7 +75,7 @@ impl Inbox {
     /// Consumes up to `count` bytes and returns the segment in which they lie.
     #[inline]
     pub(super) fn take(&mut self, count: u32) -> Segment {
-        let taken = cut(self.place, self.start, count.min(self.len()));
+        let taken = cut(self.memory, self.start, count.min(self.len()));
         self.start += taken.len_bytes;
         taken
     }

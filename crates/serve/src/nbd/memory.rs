@@ -25,13 +25,13 @@ pub(super) const LARGE_BYTES: u32 = 256 << 10;
 pub(super) const SMALL_BYTES: u32 = 16 << 10;
 
 const INBOX_BYTES: u32 = 128 << 10;
-const WORDS_BYTES: u32 = 64 << 10;
+const REPLIES_BYTES: u32 = 64 << 10;
 const HEADER_BYTES: u32 = 256;
 /// Number of large buffers that a connection owns.
 const OWN_COUNT: u16 = 4;
 
-const WORDS: u32 = INBOX_BYTES;
-const HEADERS: u32 = WORDS + WORDS_BYTES;
+const REPLIES: u32 = INBOX_BYTES;
+const HEADERS: u32 = REPLIES + REPLIES_BYTES;
 const SMALL: u32 = HEADERS + SLOTS as u32 * HEADER_BYTES;
 const LARGE: u32 = SMALL + SLOTS as u32 * SMALL_BYTES;
 
@@ -67,7 +67,7 @@ impl Layout {
 
     /// Buffer for negotiation replies.
     pub(super) fn words(&self) -> Segment {
-        self.part(WORDS, WORDS_BYTES)
+        self.part(REPLIES, REPLIES_BYTES)
     }
 
     /// Reply header of a slot.
@@ -177,7 +177,7 @@ impl LargeBuffers {
             return;
         }
         leased.retain(|piece| !spare.contains(piece));
-        pool.give_back(spare.drain(..).map(|piece| piece - OWN_COUNT));
+        pool.release(spare.drain(..).map(|piece| piece - OWN_COUNT));
     }
 
     /// Whether a request waits for memory that other connections hold.
@@ -198,7 +198,7 @@ impl LargeBuffers {
 
     /// Frees the memory of a request.
     #[inline]
-    pub(super) fn give_back(&mut self, holding: RequestBuffer) {
+    pub(super) fn free_buffer(&mut self, holding: RequestBuffer) {
         let RequestBuffer::Large { first } = holding else { return };
         let mut piece = first;
         while piece != END {
@@ -310,7 +310,7 @@ mod tests {
                 store.each((3, holding), from, len - from, |part| total += part.len_bytes);
                 assert_eq!(total, len - from, "{len} from {from}");
             }
-            store.give_back(holding);
+            store.free_buffer(holding);
         }
         store.release();
         assert_eq!(pool.free(), pool.pieces());
@@ -325,9 +325,9 @@ mod tests {
         assert_eq!(store.take(SMALL_BYTES + 1), None);
         assert!(store.is_short());
         assert_eq!(store.take(SMALL_BYTES), Some(RequestBuffer::Small), "its slot always has some");
-        store.give_back(more);
+        store.free_buffer(more);
         assert!(store.take(SMALL_BYTES + 1).is_some());
-        store.give_back(all);
+        store.free_buffer(all);
         drop(store);
         assert_eq!(pool.free(), pool.pieces(), "what was held is back with the connection");
     }
@@ -342,7 +342,7 @@ mod tests {
         assert_eq!(other.take((OWN_COUNT as u32 + 1) * LARGE_BYTES), None);
         let own = other.take(OWN_COUNT as u32 * LARGE_BYTES).unwrap();
         assert!(other.take(LARGE_BYTES).is_none() && other.is_short());
-        other.give_back(own);
+        other.free_buffer(own);
         greedy.abandon();
         drop(greedy);
         assert_eq!(pool.free(), 0, "what may still be touched is nobody's");

@@ -228,22 +228,22 @@ impl Negotiation {
                 return NegotiationStep::Step;
             }
         };
-        let mut tell = |info: Info<'_>| {
+        let mut event_sender = |info: Info<'_>| {
             emit_reply(option, OptionReplyCode::INFO, out, |out| info.emit(out));
         };
         let flags = export.flags(self.terms.structured);
-        tell(Info::Export { size_bytes: export.size_bytes(), flags });
-        tell(Info::BlockSize {
+        event_sender(Info::Export { size_bytes: export.size_bytes(), flags });
+        event_sender(Info::BlockSize {
             minimum: export.block_size(),
             preferred: export.preferred_bytes(),
             maximum: export.payload_bytes_max(),
         });
         let asks = |code| query.infos().any(|info| info == code);
         if asks(InfoCode::NAME) {
-            tell(Info::Name(export.name()));
+            event_sender(Info::Name(export.name()));
         }
         if asks(InfoCode::DESCRIPTION) {
-            tell(Info::Description(export.description()));
+            event_sender(Info::Description(export.description()));
         }
         acknowledge(option, out);
         if option == OptionCode::GO {

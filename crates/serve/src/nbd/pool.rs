@@ -65,7 +65,7 @@ impl Pool {
     }
 
     /// Returns buffers to the pool.
-    pub(super) fn give_back(&self, pieces: impl Iterator<Item = u16>) {
+    pub(super) fn release(&self, pieces: impl Iterator<Item = u16>) {
         self.free.lock().unwrap_or_else(PoisonError::into_inner).extend(pieces);
     }
 
@@ -97,7 +97,7 @@ mod tests {
         let mut all: Vec<u16> = one.iter().chain(&other).copied().collect();
         all.sort_unstable();
         assert_eq!(all, (0..16).collect::<Vec<u16>>());
-        pool.give_back(one.drain(..));
+        pool.release(one.drain(..));
         assert_eq!(pool.free(), 12);
         assert!(pool.lease(5, 4, &mut other) && !pool.lease(4, 9, &mut other));
     }

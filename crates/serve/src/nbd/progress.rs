@@ -24,7 +24,7 @@ impl Progress {
 
     /// Adds bytes moved.
     #[inline]
-    pub(super) fn moved(&mut self, count: usize) {
+    pub(super) fn record_transfer(&mut self, count: usize) {
         self.bytes += count;
     }
 
@@ -65,10 +65,10 @@ mod tests {
         let at = |windows: u64| Instant::default().after(Span { ns: windows * WINDOW.ns });
         assert!(!progress.is_too_slow(at(0), Some(1)));
         for window in 1..10 {
-            progress.moved(LEAST_BYTES);
+            progress.record_transfer(LEAST_BYTES);
             assert!(!progress.is_too_slow(at(window), Some(1)));
         }
-        progress.moved(LEAST_BYTES - 1);
+        progress.record_transfer(LEAST_BYTES - 1);
         assert!(progress.is_too_slow(at(10), Some(1)));
     }
 

@@ -51,7 +51,7 @@ pub struct ServerConfig {
 #[derive(Debug)]
 pub struct Server {
     hall: Acceptor,
-    told: Receiver<NbdEvent>,
+    events: Receiver<NbdEvent>,
 }
 
 /// State of the accept thread.
@@ -61,7 +61,7 @@ struct AcceptState {
     /// Pool for large requests of all connections.
     memory: Arc<Memory>,
     leased: Arc<ZeroCopyBuffers>,
-    tell: Sender<NbdEvent>,
+    event_sender: Sender<NbdEvent>,
 }
 
 /// Memory of a connection, freed on drop.
@@ -101,17 +101,17 @@ impl Server {
     ///
     /// The error of the kernel.
     pub fn start(mut plan: ServerConfig) -> io::Result<Self> {
-        let (tell, told) = channel();
+        let (event_sender, events) = channel();
         let listen_sockets = std::mem::take(&mut plan.listen_sockets);
         let served = Arc::clone(&plan.served);
         let pool = Arc::new(ThreadPool::new(QUERY_THREADS, QUESTIONS_MAX));
         let memory = Memory::new(&plan.regions, POOL_BYTES)
             .map_err(|error| io::Error::other(error.to_string()))?;
         let memory = Arc::new(memory);
-        let usher = AcceptState { plan, pool, memory, leased: Arc::default(), tell };
+        let usher = AcceptState { plan, pool, memory, leased: Arc::default(), event_sender };
         let hall =
             Acceptor::open("nbd", listen_sockets, served.descriptor().event_source(), usher)?;
-        Ok(Self { hall, told })
+        Ok(Self { hall, events })
     }
 
     /// Listen addresses, with ports chosen by the kernel filled in.
@@ -121,7 +121,7 @@ impl Server {
 
     /// Next event, if any.
     pub fn next_event(&self) -> Option<NbdEvent> {
-        self.told.try_recv().ok()
+        self.events.try_recv().ok()
     }
 }
 
@@ -138,10 +138,10 @@ impl AcceptHandler for AcceptState {
                 Event::Removed => self.emit(NbdEvent::Removed),
                 Event::MediumError { lba, blocks } => {
                     let text = format!("the medium has lost {blocks} blocks from {lba} on");
-                    self.emit(NbdEvent::Trouble(text));
+                    self.emit(NbdEvent::Error(text));
                 }
                 Event::MediumChanged => {
-                    self.emit(NbdEvent::Trouble("the medium has been changed".to_owned()));
+                    self.emit(NbdEvent::Error("the medium has been changed".to_owned()));
                 }
             }
         }
@@ -156,12 +156,12 @@ impl AcceptHandler for AcceptState {
         let loan =
             MemoryLease::take(&self.leased, regions, &stream.peer(), (most, *per_address_max))?;
         let id = served.next_connection();
-        let seat = Arc::new(SessionHandle::new(id, stream.peer(), self.tell.clone()));
+        let session = Arc::new(SessionHandle::new(id, stream.peer(), self.event_sender.clone()));
         let guest = Session::new(SessionParts {
             stream,
             backend: medium.channel()?,
             served: Arc::clone(served),
-            seat: Arc::clone(&seat),
+            session: Arc::clone(&session),
             regions: regions.clone(),
             survey: SlowQueries::new(Arc::clone(served), Arc::clone(&self.pool)),
             loan,
@@ -171,8 +171,8 @@ impl AcceptHandler for AcceptState {
         });
         let guest = guest.map_err(Error::environment)?;
         let woken_by = guest.woken_by().map_err(Error::environment)?;
-        seat.has_come();
-        served.add_session(seat);
+        session.has_come();
+        served.add_session(session);
         let registration = PollerBuilder::active("connection", woken_by, guest);
         let plan = ThreadBuilder::new(&format!("nbd-{id}")).mailbox(MAILBOX).poller(registration);
         let home = reactors.spawn(plan).map_err(Error::environment)?;
@@ -181,14 +181,14 @@ impl AcceptHandler for AcceptState {
     }
 
     fn report_error(&self, text: String) {
-        self.emit(NbdEvent::Trouble(text));
+        self.emit(NbdEvent::Error(text));
     }
 }
 
 impl AcceptState {
     fn emit(&self, new_events: NbdEvent) {
         // The receiver may be gone; then the event is dropped.
-        let _ = self.tell.send(new_events);
+        let _ = self.event_sender.send(new_events);
     }
 }
 

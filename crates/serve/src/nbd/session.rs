@@ -58,7 +58,7 @@ pub(super) struct Session {
     leave_at: Instant,
     /// Why the session ends, as far as the cause is on this side.
     reason: Option<DisconnectReason>,
-    seat: Arc<SessionHandle>,
+    session: Arc<SessionHandle>,
     served: Arc<ExportedDevice>,
     /// Last field: the memory outlives everything else.
     loan: MemoryLease,
@@ -83,7 +83,7 @@ pub(super) struct SessionParts {
     pub(super) stream: Stream,
     pub(super) backend: Box<dyn IoChannel>,
     pub(super) served: Arc<ExportedDevice>,
-    pub(super) seat: Arc<SessionHandle>,
+    pub(super) session: Arc<SessionHandle>,
     pub(super) regions: RegionTable,
     pub(super) survey: SlowQueries,
     pub(super) loan: MemoryLease,
@@ -94,7 +94,7 @@ pub(super) struct SessionParts {
 
 impl Session {
     pub(super) fn new(parts: SessionParts) -> io::Result<Self> {
-        let SessionParts { stream, backend, served, seat, regions, survey, loan, .. } = parts;
+        let SessionParts { stream, backend, served, session, regions, survey, loan, .. } = parts;
         let SessionParts { pool, idle_max, now, .. } = parts;
         let watch = PollSet::new()?;
         watch.add(&stream, SOCKET, READABLE)?;
@@ -124,7 +124,7 @@ impl Session {
             again_at: Instant::NEVER,
             leave_at: Instant::NEVER,
             reason: None,
-            seat,
+            session,
             served,
             loan,
         })
@@ -147,13 +147,13 @@ impl Session {
         }
         match self.stream.receive(into) {
             Ok(RecvResult::Bytes(count)) => {
-                self.seat.received(false);
-                self.sending.moved(count);
+                self.session.received(false);
+                self.sending.record_transfer(count);
                 self.connection.received(count);
                 1
             }
             Ok(RecvResult::WouldBlock) => {
-                self.seat.received(true);
+                self.session.received(true);
                 self.looks.record_empty(now);
                 0
             }
@@ -219,7 +219,7 @@ impl Session {
             SurveyResult::Extents(extents) => self.connection.block_status_done(slot, &extents),
             SurveyResult::Size(done) => {
                 let done = done.map_err(|(error, text)| {
-                    self.seat.emit(NbdEvent::Trouble(text));
+                    self.session.emit(NbdEvent::Error(text));
                     error
                 });
                 self.connection.resized(slot, done);
@@ -236,8 +236,8 @@ impl Session {
         }
         match self.stream.send(segments) {
             Ok(count) => {
-                self.seat.sent();
-                self.receiving.moved(count);
+                self.session.sent();
+                self.receiving.record_transfer(count);
                 self.connection.sent(count);
                 self.is_blocked = !self.connection.to_send().is_empty();
             }
@@ -252,8 +252,8 @@ impl Session {
     /// for a while, which is how a server announces its shutdown ("Terminating the transmission
     /// phase").
     #[cold]
-    fn obey(&mut self, order: SessionCommand, now: Instant) {
-        match order {
+    fn obey(&mut self, requested_close: SessionCommand, now: Instant) {
+        match requested_close {
             SessionCommand::Disconnect => {
                 self.end_for(DisconnectReason::Administrative);
                 self.connection.receive_end();
@@ -276,7 +276,7 @@ impl Session {
     /// Returns why the session ended.
     fn reason(&mut self) -> DisconnectReason {
         let of_client = self.connection.left().map(|left| match left {
-            ClientClose::Said => DisconnectReason::ClientDisconnect,
+            ClientClose::Disconnected => DisconnectReason::ClientDisconnect,
             ClientClose::NothingChosen => DisconnectReason::NoExport,
             ClientClose::Nonsense => DisconnectReason::ProtocolError,
         });
@@ -293,7 +293,7 @@ impl Session {
         } else {
             ConnectionPhase::Transmission
         };
-        self.seat.show(phase, &self.connection.done(), self.connection.under_way() as u64);
+        self.session.show(phase, &self.connection.done(), self.connection.under_way() as u64);
     }
 
     /// Enforces the deadlines, so that no wait is unbounded and a closing connection closes.
@@ -374,8 +374,8 @@ impl Session {
     #[inline]
     fn work(&mut self, now: Instant) -> usize {
         self.latency.account(now, self.connection.in_flight());
-        if let Some(order) = self.seat.ordered() {
-            self.obey(order, now);
+        if let Some(requested_close) = self.session.ordered() {
+            self.obey(requested_close, now);
         }
         if self.is_blocked && self.looks.is_due(now) {
             self.send();
@@ -432,7 +432,7 @@ impl Poller for Session {
                 return PollResult::Busy;
             }
         }
-        let is_told = self.seat.ordered().is_some() && self.reason.is_none();
+        let is_told = self.session.ordered().is_some() && self.reason.is_none();
         let stays_awake =
             is_told || self.is_behind() || (self.connection.in_flight() > 0 && has_answer);
         PollResult::from_count(usize::from(stays_awake))
@@ -480,9 +480,9 @@ impl Poller for Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.show();
-        self.served.remove_session(self.seat.id());
+        self.served.remove_session(self.session.id());
         let reason = self.reason();
-        self.seat.has_gone(reason);
+        self.session.has_disconnected(reason);
         if self.connection.in_flight() > 0 {
             // The device may still write to this memory, so it must never be reused.
             self.loan.lose();

@@ -13,10 +13,10 @@ use super::transmission::NbdStats;
 pub(super) struct SessionHandle {
     id: u64,
     peer: String,
-    order: AtomicU8,
+    requested_close: AtomicU8,
     phase: AtomicU8,
     tally: SessionCounters,
-    tell: Sender<NbdEvent>,
+    event_sender: Sender<NbdEvent>,
 }
 
 /// Counters of a session.
@@ -105,7 +105,7 @@ pub enum NbdEvent {
     /// The device was removed.
     Removed,
     /// An error, as one line of text.
-    Trouble(String),
+    Error(String),
 }
 
 /// Why a session ended.
@@ -134,14 +134,14 @@ pub enum DisconnectReason {
 }
 
 impl SessionHandle {
-    pub(super) fn new(id: u64, peer: String, tell: Sender<NbdEvent>) -> Self {
+    pub(super) fn new(id: u64, peer: String, event_sender: Sender<NbdEvent>) -> Self {
         Self {
             id,
             peer,
-            order: AtomicU8::new(0),
+            requested_close: AtomicU8::new(0),
             phase: AtomicU8::new(0),
             tally: SessionCounters::default(),
-            tell,
+            event_sender,
         }
     }
 
@@ -150,20 +150,21 @@ impl SessionHandle {
     }
 
     /// Sends a command to the session. The first command is kept.
-    pub(super) fn send_command(&self, order: SessionCommand) {
-        let word = match order {
+    pub(super) fn send_command(&self, requested_close: SessionCommand) {
+        let word = match requested_close {
             SessionCommand::Disconnect => 1,
             SessionCommand::DeviceRemoved => 2,
         };
         // Relaxed suffices: the caller wakes the session afterwards, and the wake-up orders the
         // store before the load.
-        let _ = self.order.compare_exchange(0, word, Ordering::Relaxed, Ordering::Relaxed);
+        let _ =
+            self.requested_close.compare_exchange(0, word, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// Command sent to the session, if any.
     #[inline]
     pub(super) fn ordered(&self) -> Option<SessionCommand> {
-        match self.order.load(Ordering::Relaxed) {
+        match self.requested_close.load(Ordering::Relaxed) {
             0 => None,
             1 => Some(SessionCommand::Disconnect),
             _ => Some(SessionCommand::DeviceRemoved),
@@ -199,14 +200,14 @@ impl SessionHandle {
 
     pub(super) fn emit(&self, new_events: NbdEvent) {
         // The receiver may be gone; then the event is dropped.
-        let _ = self.tell.send(new_events);
+        let _ = self.event_sender.send(new_events);
     }
 
     pub(super) fn has_come(&self) {
         self.emit(NbdEvent::Connected { connection: self.id, peer: self.peer.clone() });
     }
 
-    pub(super) fn has_gone(&self, reason: DisconnectReason) {
+    pub(super) fn has_disconnected(&self, reason: DisconnectReason) {
         let (connection, peer, done) = (self.id, self.peer.clone(), self.sample().done);
         self.emit(NbdEvent::Disconnected { connection, peer, reason, done });
     }
@@ -296,7 +297,7 @@ impl fmt::Display for NbdEvent {
                 write!(out, "the size of the export is {size_bytes} bytes")
             }
             Self::Removed => out.write_str("the device has been removed"),
-            Self::Trouble(text) => out.write_str(text),
+            Self::Error(text) => out.write_str(text),
         }
     }
 }

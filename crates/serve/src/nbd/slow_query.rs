@@ -117,10 +117,10 @@ pub(super) fn survey(medium: &dyn BlockDevice, about: QueryKind) -> Vec<Extent> 
         let until = (at / block_size).saturating_add(blocks).saturating_mul(block_size).min(end);
         let len_bytes = u32::try_from(until - at).unwrap_or(u32::MAX);
         let flags = flags(extent.kind);
-        let told = extents.len();
+        let events = extents.len();
         match extents.last_mut() {
             Some(last) if last.flags == flags => last.len_bytes += len_bytes,
-            _ if told == extents_max => break,
+            _ if events == extents_max => break,
             _ => extents.push(Extent { len_bytes, flags }),
         }
         at = until;

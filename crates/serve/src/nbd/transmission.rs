@@ -223,7 +223,7 @@ impl Transmission {
         if let RequestState::Payload { slot, .. } | RequestState::DiscardPayload { slot, .. } =
             self.awaits
         {
-            self.give_back(slot);
+            self.free_slot(slot);
         }
         self.awaits = RequestState::Header;
         self.is_ended = true;
@@ -251,22 +251,22 @@ impl Transmission {
     #[inline]
     pub(super) fn handle_completion(&mut self, completion: IoCompletion, outbox: &mut Outbox) {
         let slot = u16::try_from(completion.token & 0xffff).unwrap_or(0);
-        let place = &mut self.slots[usize::from(slot)];
+        let memory = &mut self.slots[usize::from(slot)];
         self.in_flight -= 1;
-        place.pieces -= 1;
+        memory.pieces -= 1;
         if !completion.status.is_success() {
             // A flush has no offset, and a client that receives one for it closes the connection.
-            let offset = (place.operation != Operation::Flush)
-                .then(|| place.header.offset + (completion.token >> 16));
-            let writes = place.operation != Operation::Read;
+            let offset = (memory.operation != Operation::Flush)
+                .then(|| memory.header.offset + (completion.token >> 16));
+            let writes = memory.operation != Operation::Read;
             let failure = RequestFailure::of(completion.status, writes, offset);
             // Of several errors, the one at the lowest offset is reported.
-            if place.failure.is_none_or(|earlier| earlier.offset > failure.offset) {
-                place.failure = Some(failure);
+            if memory.failure.is_none_or(|earlier| earlier.offset > failure.offset) {
+                memory.failure = Some(failure);
             }
         }
-        if place.pieces == 0 {
-            if place.then_flush && place.failure.is_none() {
+        if memory.pieces == 0 {
+            if memory.then_flush && memory.failure.is_none() {
                 return self.flush_after(slot);
             }
             self.reply(slot, outbox);
@@ -276,8 +276,8 @@ impl Transmission {
     /// Submits the flush that makes a trim with FUA durable before it completes.
     #[cold]
     fn flush_after(&mut self, slot: u16) {
-        let place = &mut self.slots[usize::from(slot)];
-        (place.operation, place.flags, place.then_flush) =
+        let memory = &mut self.slots[usize::from(slot)];
+        (memory.operation, memory.flags, memory.then_flush) =
             (Operation::Flush, RequestFlags::NONE, false);
         self.begin(slot);
     }
@@ -285,18 +285,18 @@ impl Transmission {
     /// Queues the reply to a completed request.
     #[inline]
     fn reply(&mut self, slot: u16, outbox: &mut Outbox) {
-        let place = &self.slots[usize::from(slot)];
-        let RequestHeader { command, cookie, offset, len_bytes, .. } = place.header;
+        let memory = &self.slots[usize::from(slot)];
+        let RequestHeader { command, cookie, offset, len_bytes, .. } = memory.header;
         let structured = self.terms.structured;
         let reads = command == Command::READ;
-        let header = match place.failure {
+        let header = match memory.failure {
             Some(failure) => ReplyHeader::failed(structured, cookie, failure),
             None => ReplyHeader::done(structured, cookie, reads.then_some((offset, len_bytes))),
         };
-        self.done.count(command, place.failure.is_some(), len_bytes);
+        self.done.count(command, memory.failure.is_some(), len_bytes);
         self.queue_header(slot, &header, outbox);
-        if reads && place.failure.is_none() {
-            self.store.each((slot, place.holding), 0, len_bytes, |part| outbox.push(part));
+        if reads && memory.failure.is_none() {
+            self.store.each((slot, memory.holding), 0, len_bytes, |part| outbox.push(part));
         }
         outbox.end_of(slot);
     }
@@ -312,9 +312,9 @@ impl Transmission {
 
     /// Frees a slot after its reply was sent, or will not be sent.
     #[inline]
-    pub(super) fn give_back(&mut self, slot: u16) {
-        let place = &mut self.slots[usize::from(slot)];
-        self.store.give_back(std::mem::replace(&mut place.holding, RequestBuffer::Small));
+    pub(super) fn free_slot(&mut self, slot: u16) {
+        let memory = &mut self.slots[usize::from(slot)];
+        self.store.free_buffer(std::mem::replace(&mut memory.holding, RequestBuffer::Small));
         self.free.push(slot);
     }
 

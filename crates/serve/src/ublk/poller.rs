@@ -30,8 +30,8 @@ pub(super) struct QueuePoller<D> {
     has_begun: bool,
     /// Zero copy state, until the first copied bytes have been reported.
     uncopied: Option<ZeroCopy>,
-    tell: Sender<UblkEvent>,
-    lending: Option<ZeroCopy>,
+    event_sender: Sender<UblkEvent>,
+    zero_copy: Option<ZeroCopy>,
     _memory: Region,
 }
 
@@ -48,8 +48,8 @@ pub(super) struct QueueParts<D> {
     pub(super) backend: Box<dyn IoChannel>,
     pub(super) tags: Tags,
     pub(super) memory: Region,
-    pub(super) lending: Option<ZeroCopy>,
-    pub(super) tell: Sender<UblkEvent>,
+    pub(super) zero_copy: Option<ZeroCopy>,
+    pub(super) event_sender: Sender<UblkEvent>,
 }
 
 /// Buffers of the kernel's requests, and the region table that counts how much was copied
@@ -68,8 +68,8 @@ impl ZeroCopy {
 
 impl<D: Driver> QueuePoller<D> {
     pub(super) fn new(parts: QueueParts<D>) -> io::Result<Self> {
-        let QueueParts { number, driver, backend, tags, memory, lending, tell } = parts;
-        let tags = tags.with_zero_copy(lending.as_ref().map(|lending| lending.whole));
+        let QueueParts { number, driver, backend, tags, memory, zero_copy, event_sender } = parts;
+        let tags = tags.with_zero_copy(zero_copy.as_ref().map(|zero_copy| zero_copy.whole));
         let watch = PollSet::new()?;
         watch.add(driver.wake_source(), KERNEL, READABLE)?;
         if let WakeSource::Descriptor(descriptor) = backend.wake_source() {
@@ -85,9 +85,9 @@ impl<D: Driver> QueuePoller<D> {
             watch,
             latency: MeanLatency::default(),
             has_begun: false,
-            uncopied: lending.clone(),
-            tell,
-            lending,
+            uncopied: zero_copy.clone(),
+            event_sender,
+            zero_copy,
             _memory: memory,
         })
     }
@@ -148,18 +148,19 @@ impl<D: Driver> QueuePoller<D> {
             follow(step, tags, driver);
         }
         if self.uncopied.is_some() && count > 0 {
-            self.look_for_copies();
+            self.report_copies();
         }
         count
     }
 
     /// Reports once that data were copied in spite of zero copy.
-    fn look_for_copies(&mut self) {
-        let Some(lending) = self.uncopied.take_if(|lending| lending.copied_bytes() > 0) else {
+    fn report_copies(&mut self) {
+        let Some(zero_copy) = self.uncopied.take_if(|zero_copy| zero_copy.copied_bytes() > 0)
+        else {
             return;
         };
-        let copied = lending.copied_bytes();
-        self.report(UblkEvent::Trouble(format!(
+        let copied = zero_copy.copied_bytes();
+        self.report(UblkEvent::Error(format!(
             "queue {}: the device has had {copied} bytes copied that could go without: what the kernel \
              refuses so is copied",
             self.number
@@ -167,9 +168,9 @@ impl<D: Driver> QueuePoller<D> {
     }
 
     /// Ends the light thread once the kernel has aborted all tags, and reports errors.
-    fn look_after_the_end(&mut self, context: &mut Context<'_>) -> usize {
+    fn handle_end(&mut self, context: &mut Context<'_>) -> usize {
         if let Some(text) = self.tags.next_trouble() {
-            self.report(UblkEvent::Trouble(format!("queue {}: {text}", self.number)));
+            self.report(UblkEvent::Error(format!("queue {}: {text}", self.number)));
         }
         if self.tags.is_over() && self.tags.in_flight() == 0 {
             context.end();
@@ -193,7 +194,7 @@ impl<D: Driver> QueuePoller<D> {
 
     fn report(&self, new_events: UblkEvent) {
         // The receiver may be gone; then the event is dropped.
-        let _ = self.tell.send(new_events);
+        let _ = self.event_sender.send(new_events);
     }
 }
 
@@ -222,7 +223,7 @@ impl<D: Driver> Poller for QueuePoller<D> {
         count += self.receive();
         count += self.submit(now);
         count += self.commit_completions(now);
-        count += self.look_after_the_end(context);
+        count += self.handle_end(context);
         PollResult::from_count(count)
     }
 
@@ -261,8 +262,8 @@ impl<D: Driver> Poller for QueuePoller<D> {
 
 impl<D> Drop for QueuePoller<D> {
     fn drop(&mut self) {
-        let copied = self.lending.as_ref().map_or(0, ZeroCopy::copied_bytes);
+        let copied = self.zero_copy.as_ref().map_or(0, ZeroCopy::copied_bytes);
         let done = self.tags.done().with_copied(copied);
-        let _ = self.tell.send(UblkEvent::QueueEnded { queue: self.number, done });
+        let _ = self.event_sender.send(UblkEvent::QueueEnded { queue: self.number, done });
     }
 }

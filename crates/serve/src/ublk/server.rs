@@ -64,7 +64,7 @@ pub struct Server {
     /// Whether zero copy is used, or why not.
     zero_copy: Result<(), Error>,
     is_stopped: bool,
-    told: Receiver<UblkEvent>,
+    events: Receiver<UblkEvent>,
     queues_left: u16,
 }
 
@@ -79,7 +79,7 @@ pub enum UblkEvent {
         done: UblkStats,
     },
     /// An error, as one line of text.
-    Trouble(String),
+    Error(String),
 }
 
 /// Timeout of control commands that do not wait for other processes.
@@ -100,7 +100,7 @@ const NEEDED: Features = Features::IOCTL_ENCODE.union(Features::USER_COPY);
 const RECOVERED: Features = Features::RECOVERY.union(Features::RECOVERY_REISSUE);
 /// Features that zero copy needs in addition. The device's I/O context may run on another thread
 /// than the queue.
-const LENDING: Features = Features::ZERO_COPY.union(Features::BUFFERS_FROM_ANY_THREAD);
+const ZERO_COPY_FEATURES: Features = Features::ZERO_COPY.union(Features::BUFFERS_FROM_ANY_THREAD);
 /// Size of a bounce buffer, in bytes, and the number of them.
 const BUFFER_BYTES: u32 = 64 << 10;
 const BUFFERS: u16 = 4;
@@ -172,11 +172,18 @@ impl Server {
             None => make(&mut control, plan, &disk, zero_copy.is_ok())?,
         };
         let zero_copy = zero_copy.and_then(|_| check_zero_copy(&info, has_recovered));
-        let (tell, told) = channel();
+        let (event_sender, events) = channel();
         let queues_left = info.queues;
-        let mut server =
-            Self { control, info, has_recovered, zero_copy, is_stopped: false, told, queues_left };
-        match server.show(machine, plan, &disk, &tell) {
+        let mut server = Self {
+            control,
+            info,
+            has_recovered,
+            zero_copy,
+            is_stopped: false,
+            events,
+            queues_left,
+        };
+        match server.show(machine, plan, &disk, &event_sender) {
             Ok(()) => Ok(server),
             Err(StartError::Elsewhere(why)) => Err(why),
             Err(StartError::Here(why)) => {
@@ -217,7 +224,7 @@ impl Server {
 
     /// Next event, if any.
     pub fn next_event(&mut self) -> Option<UblkEvent> {
-        let new_events = self.told.try_recv().ok();
+        let new_events = self.events.try_recv().ok();
         if matches!(new_events, Some(UblkEvent::QueueEnded { .. })) {
             self.queues_left = self.queues_left.saturating_sub(1);
         }
@@ -264,7 +271,7 @@ impl Server {
         machine: &KernelFiles,
         plan: &ServerConfig,
         disk: &Disk,
-        tell: &Sender<UblkEvent>,
+        event_sender: &Sender<UblkEvent>,
     ) -> Result<(), StartError> {
         let name = format!("ublk:{}", self.info.device);
         let refused = |queue: u16, why: String| {
@@ -280,7 +287,7 @@ impl Server {
         if self.has_recovered {
             // The kernel may still hold references of the dead process.
             let mut left = TAKEOVER_TIMEOUT.ns / RETRY_INTERVAL.ns;
-            while let Err(why) = self.try_ask(ControlOp::StartRecovery, 0, TIME_LIMIT) {
+            while let Err(why) = self.try_control(ControlOp::StartRecovery, 0, TIME_LIMIT) {
                 if why != Errno::BUSY || left == 0 {
                     let why = error::control_failed(ControlOp::StartRecovery, &name, why);
                     return Err(StartError::Here(why));
@@ -297,7 +304,7 @@ impl Server {
         let homes: Vec<ReactorId> = plan.reactors.reactors().collect();
         for (number, room) in (0..).zip(rooms) {
             let home = homes.get(usize::from(number) % homes.len().max(1)).copied();
-            self.serve(plan, disk, (number, home, room), &device, tell)
+            self.serve(plan, disk, (number, home, room), &device, event_sender)
                 .map_err(|why| refused(number, why.to_string()))?;
         }
         let op = match self.has_recovered {
@@ -314,12 +321,12 @@ impl Server {
         disk: &Disk,
         (number, home, room): (u16, Option<ReactorId>, QueueResources),
         device: &Arc<Device>,
-        tell: &Sender<UblkEvent>,
+        event_sender: &Sender<UblkEvent>,
     ) -> Result<(), Error> {
         let ServerConfig { regions, reactors, .. } = plan;
         let QueueResources { memory, backend, ring } = room;
         let depth = self.info.depth;
-        let lending = match &self.zero_copy {
+        let zero_copy = match &self.zero_copy {
             Ok(()) => {
                 let whole =
                     register_buffers(device, regions, number, (depth, disk.io_bytes_max()))?;
@@ -334,8 +341,8 @@ impl Server {
             backend,
             tags: Tags::new(disk.clone(), depth, memory.segment()),
             memory,
-            lending,
-            tell: tell.clone(),
+            zero_copy,
+            event_sender: event_sender.clone(),
         });
         let serving = serving.map_err(Error::environment)?;
         let woken_by = serving.woken_by().map_err(Error::environment)?;
@@ -352,13 +359,14 @@ impl Server {
         reactors.spawn(plan).map(drop).map_err(Error::environment)
     }
 
-    fn try_ask(&mut self, op: ControlOp, data: u64, time_limit: Span) -> Result<i32, Errno> {
+    fn try_control(&mut self, op: ControlOp, data: u64, time_limit: Span) -> Result<i32, Errno> {
         self.control.execute(op, (self.info.device, data), &mut [], time_limit)
     }
 
     fn send_command(&mut self, op: ControlOp, data: u64, time_limit: Span) -> Result<i32, Error> {
         let name = format!("ublk:{}", self.info.device);
-        self.try_ask(op, data, time_limit).map_err(|errno| error::control_failed(op, &name, errno))
+        self.try_control(op, data, time_limit)
+            .map_err(|errno| error::control_failed(op, &name, errno))
     }
 }
 
@@ -406,10 +414,10 @@ fn zero_copy_alignment(plan: &ServerConfig, has: Features) -> Result<u32, Error>
         return Err(Error::environment("zero copy was turned off".to_owned()));
     }
     let alignment = plan.medium.supports_kernel_buffers()?;
-    if has.has(LENDING) {
+    if has.has(ZERO_COPY_FEATURES) {
         return Ok(alignment);
     }
-    let missing: Vec<_> = LENDING.difference(has).names().collect();
+    let missing: Vec<_> = ZERO_COPY_FEATURES.difference(has).names().collect();
     Err(Error::environment(format!(
         "the kernel has features {:#x}, expected {} as well: Linux 6.17 or newer",
         has.0,

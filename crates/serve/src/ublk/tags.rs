@@ -51,13 +51,13 @@ enum TagState {
     /// The data of a write, being copied in.
     Incoming(DiskRequest),
     /// The completion of the I/O channel.
-    Asked(DiskRequest),
+    Submitted(DiskRequest),
     /// The completion of the I/O channel, which uses the kernel's buffer.
     ZeroCopy(DiskRequest),
     /// The data of a read, being copied out.
     Outgoing(DiskRequest),
     /// Nothing: the kernel has aborted it.
-    Gone,
+    Aborted,
 }
 
 /// Next action for a tag.
@@ -161,7 +161,7 @@ impl Tags {
         if result == RES_OK {
             return self.arrived(tag, &descriptor(tag));
         }
-        *state = TagState::Gone;
+        *state = TagState::Aborted;
         self.left -= 1;
         if result == RES_ABORT {
             return TagAction::Nothing;
@@ -177,7 +177,7 @@ impl Tags {
         };
         let index = usize::from(tag);
         if ask.len_bytes == 0 {
-            self.begin(tag, ask, TagState::Asked(ask));
+            self.begin(tag, ask, TagState::Submitted(ask));
             return TagAction::Nothing;
         }
         let Some(leased) = self.leased else { return self.begin_copied(tag, ask) };
@@ -196,7 +196,7 @@ impl Tags {
             self.states[index] = TagState::Incoming(ask);
             return TagAction::CopyIn { tag, into: self.segments[index] };
         }
-        self.begin(tag, ask, TagState::Asked(ask));
+        self.begin(tag, ask, TagState::Submitted(ask));
         TagAction::Nothing
     }
 
@@ -206,14 +206,15 @@ impl Tags {
         let state = self.states[usize::from(tag)];
         match state {
             TagState::Incoming(ask) if is_done => {
-                self.begin(tag, ask, TagState::Asked(ask));
+                self.begin(tag, ask, TagState::Submitted(ask));
                 TagAction::Nothing
             }
             TagState::Outgoing(ask) if is_done => self.commit_copied(tag, ask),
             TagState::Incoming(_) | TagState::Outgoing(_) => self.commit(tag, -EIO),
-            TagState::Fetching | TagState::Asked(_) | TagState::ZeroCopy(_) | TagState::Gone => {
-                TagAction::Nothing
-            }
+            TagState::Fetching
+            | TagState::Submitted(_)
+            | TagState::ZeroCopy(_)
+            | TagState::Aborted => TagAction::Nothing,
         }
     }
 
@@ -222,7 +223,7 @@ impl Tags {
     pub(super) fn completed(&mut self, completion: IoCompletion) -> TagAction {
         let index = usize::try_from(completion.token).unwrap_or(usize::MAX);
         let (ask, is_lent) = match self.states.get(index) {
-            Some(TagState::Asked(ask)) => (*ask, false),
+            Some(TagState::Submitted(ask)) => (*ask, false),
             Some(TagState::ZeroCopy(ask)) => (*ask, true),
             _ => {
                 return self.complain(format!(
@@ -251,7 +252,7 @@ impl Tags {
     fn complete_zero_copy(&mut self, tag: u16, ask: DiskRequest, status: IoStatus) -> TagAction {
         if status.is_success() {
             self.done.leased_bytes += u64::from(ask.len_bytes);
-            return self.commit(tag, moved(ask));
+            return self.commit(tag, record_transfer(ask));
         }
         if status == IoStatus::PATH_ERROR {
             // An unreachable device fails copied requests as well.
@@ -335,7 +336,7 @@ impl Tags {
     #[inline]
     fn commit_copied(&mut self, tag: u16, ask: DiskRequest) -> TagAction {
         self.done.copied_bytes += u64::from(ask.len_bytes);
-        self.commit(tag, moved(ask))
+        self.commit(tag, record_transfer(ask))
     }
 
     #[inline]
@@ -355,7 +356,7 @@ impl Tags {
 
 /// Result of a successful request: the number of bytes transferred.
 #[inline]
-fn moved(ask: DiskRequest) -> i32 {
+fn record_transfer(ask: DiskRequest) -> i32 {
     i32::try_from(ask.len_bytes).unwrap_or(i32::MAX)
 }
 

@@ -331,7 +331,7 @@ mod tests {
         let mut ledger = BufferOwnership::default();
         ledger.admin_ring(0x4000);
         ledger.stored(NOW, 0x4000, &[1, 0, 0, 0x5000, 0, 1, 0, 0], &[]);
-        ledger.hand_to_device(9, &[(0x10_0000, 4096)], Direction::FromDevice);
+        ledger.mark_in_use(9, &[(0x10_0000, 4096)], Direction::FromDevice);
         for cid in [3, 5] {
             ledger.stored(NOW, 0x5000, &[cid << 16 | 2, 0, 0, 0x10_0000, 0, 0, 0, 0], &[0x10_0000]);
         }
@@ -425,12 +425,12 @@ mod tests {
                 if random.chance(1, 2) || (inner_tail + 1) % 8 == inner_head {
                     let moves = (view.tail + 8 - host_head) % 8;
                     host_head = (host_head + moves) % 8;
-                    let told = view.translate(host_head);
+                    let driver_events = view.translate(host_head);
                     let before = (inner_tail + 8 - inner_head) % 8;
-                    let after = (inner_tail + 8 - told) % 8;
+                    let after = (inner_tail + 8 - driver_events) % 8;
                     assert!(after <= before, "a head never runs backwards");
                     assert_eq!(after, 0, "the host has read everything");
-                    inner_head = told;
+                    inner_head = driver_events;
                 }
             }
         }

@@ -15,11 +15,12 @@ impl FaultInjector {
     /// Value that the host reads from a register with the real `value`.
     pub fn on_read(&mut self, now: Instant, offset: u32, value: u64) -> u64 {
         self.counters.reads += 1;
-        if !self.is_gone {
+        if !self.is_removed {
             let vanishes = |fault: &Fault| *fault == Fault::Gone;
-            self.is_gone = self.strike(now, REGISTERS, vanishes).is_some();
+            self.is_removed = self.strike(now, REGISTERS, vanishes).is_some();
         }
-        if self.is_gone || self.strike(now, REGISTERS, |fault| *fault == Fault::Masked).is_some() {
+        if self.is_removed || self.strike(now, REGISTERS, |fault| *fault == Fault::Masked).is_some()
+        {
             return u64::MAX;
         }
         let mut seen = value;
@@ -37,7 +38,7 @@ impl FaultInjector {
 
     /// Whether a register write reaches the device.
     pub fn on_write(&mut self, now: Instant) -> bool {
-        !self.is_gone && self.strike(now, REGISTERS, |fault| *fault == Fault::Masked).is_none()
+        !self.is_removed && self.strike(now, REGISTERS, |fault| *fault == Fault::Masked).is_none()
     }
 
     /// Counts the transitions of CC.
@@ -62,7 +63,7 @@ impl FaultInjector {
         armed.seen += 1;
         let strikes = armed.seen > mischief.skip && armed.done < mischief.times;
         armed.done += u32::from(strikes);
-        self.deeds += u64::from(strikes);
+        self.faults += u64::from(strikes);
         strikes
     }
 }
@@ -91,13 +92,13 @@ mod tests {
         assert_eq!(evil.on_read(NOW, CSTS, 1), 1);
         assert_eq!(evil.on_read(NOW, CSTS, 1), u64::MAX);
         assert_eq!(evil.on_read(NOW, CSTS, 1), u64::MAX);
-        assert!(evil.is_gone() && !evil.on_write(NOW));
+        assert!(evil.is_removed() && !evil.on_write(NOW));
 
         let masked = PlannedFault::always(Fault::Masked).skip(1).times(1);
         let mut evil = FaultInjector::new(&[masked], Random::new(1));
         let seen = [0; 3].map(|value| evil.on_read(NOW, CSTS, value));
         assert_eq!(seen, [0, u64::MAX, 0]);
-        assert!(!evil.is_gone() && evil.on_write(NOW));
+        assert!(!evil.is_removed() && evil.on_write(NOW));
     }
 
     #[test]

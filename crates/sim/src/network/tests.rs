@@ -85,8 +85,8 @@ fn release_is_told_late_and_arm_knows() {
     assert_eq!(other.receive(), RecvResult::Bytes(4));
     assert_eq!(one.released_bytes(), 0);
     assert!(!one.arm(false, false));
-    let told = network.now().after(lag);
-    network.advance(told);
+    let driver_events = network.now().after(lag);
+    network.advance(driver_events);
     assert_eq!(one.released_bytes(), 4);
 }
 

@@ -68,7 +68,7 @@ const FAULTS: [(&str, Fault, Kind); 11] = [
 const COURSE: &[CourseStep] = &[
     CourseStep::Attach,
     CourseStep::Work,
-    CourseStep::Ask(OwnerAction::DeleteQueuePair),
+    CourseStep::Request(OwnerAction::DeleteQueuePair),
     CourseStep::Settle,
     CourseStep::StopFaults,
     CourseStep::Recover,
@@ -124,15 +124,19 @@ fn musts(
         (Kind::Broken(_, why), When::Start) => {
             vec![ScenarioCheck::Refuse(why), ScenarioCheck::Reattach]
         }
-        (Kind::Broken(told, _), When::Creation) if for_good => {
+        (Kind::Broken(driver_events, _), When::Creation) if for_good => {
             vec![
-                ScenarioCheck::ReportsEvent(told),
+                ScenarioCheck::ReportsEvent(driver_events),
                 ScenarioCheck::EndState(State::Dead),
                 ScenarioCheck::Reattach,
             ]
         }
-        (Kind::Broken(told, _), _) => {
-            vec![ScenarioCheck::Succeed, ScenarioCheck::ReportsEvent(told), ScenarioCheck::Survive]
+        (Kind::Broken(driver_events, _), _) => {
+            vec![
+                ScenarioCheck::Succeed,
+                ScenarioCheck::ReportsEvent(driver_events),
+                ScenarioCheck::Survive,
+            ]
         }
         (Kind::Refused, When::Start) => {
             vec![ScenarioCheck::Refuse("expected success"), ScenarioCheck::Reattach]
@@ -141,7 +145,7 @@ fn musts(
             vec![
                 ScenarioCheck::ReportsEvent("QueuePairRefused"),
                 ScenarioCheck::NoEvent("ResetStarted"),
-                ScenarioCheck::NoLanes,
+                ScenarioCheck::NoQueues,
             ]
         }
         // The queue exists although the controller reports a failure: deleting it is rejected,

@@ -73,7 +73,7 @@ fn namespace_fields() -> Vec<Scenario> {
     let unusable: &[ScenarioCheck] = &[
         ScenarioCheck::Attach,
         ScenarioCheck::ReportsEvent("NamespaceUnusable"),
-        ScenarioCheck::NoLanes,
+        ScenarioCheck::NoQueues,
     ];
     let fine: &[ScenarioCheck] =
         &[ScenarioCheck::Attach, ScenarioCheck::Succeed, ScenarioCheck::Survive];
@@ -86,7 +86,7 @@ fn namespace_fields() -> Vec<Scenario> {
             0,
             &[
                 ScenarioCheck::Attach,
-                ScenarioCheck::NoLanes,
+                ScenarioCheck::NoQueues,
                 ScenarioCheck::NoEvent("NamespaceAttached"),
             ],
         ),

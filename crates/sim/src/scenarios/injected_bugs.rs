@@ -18,11 +18,11 @@ pub(super) fn table() -> Vec<Scenario> {
     let mut table = vec![
         planted(
             "answers-early",
-            InjectedBug::AnswersEarly,
+            InjectedBug::CompletesEarly,
             "is with a device that can reach memory",
         ),
-        planted("answers-twice", InjectedBug::AnswersTwice, "but it is not outstanding"),
-        planted("forgets-answer", InjectedBug::ForgetsAnswer, "requests unanswered"),
+        planted("answers-twice", InjectedBug::CompletesTwice, "but it is not outstanding"),
+        planted("forgets-answer", InjectedBug::ForgetsCompletion, "requests unanswered"),
         planted("invents-data", InjectedBug::InventsData, "is garbage"),
         planted("unmaps-buffer", InjectedBug::UnmapsBuffer, "stray access: the device"),
         planted("leaks", InjectedBug::Leaks, "bytes free in the pool"),
@@ -38,8 +38,8 @@ pub(super) fn table() -> Vec<Scenario> {
         .plan(&[PlannedFault::always(lies::NEVER_NOT_READY).gate(FaultTrigger::Disables(1))])
         .steps(&[
             CourseStep::Attach,
-            CourseStep::WorkSome(20),
-            CourseStep::Ask(OwnerAction::Reset),
+            CourseStep::WorkPartly(20),
+            CourseStep::Request(OwnerAction::Reset),
             CourseStep::Work,
         ]),
     ];
@@ -53,8 +53,8 @@ pub(super) fn table() -> Vec<Scenario> {
         .plan(&[PlannedFault::always(lies::NEVER_NOT_READY).gate(FaultTrigger::Disables(1))])
         .steps(&[
             CourseStep::Attach,
-            CourseStep::WorkSome(20),
-            CourseStep::Ask(OwnerAction::Reset),
+            CourseStep::WorkPartly(20),
+            CourseStep::Request(OwnerAction::Reset),
             CourseStep::Work,
         ]),
     );

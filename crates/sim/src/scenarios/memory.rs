@@ -46,10 +46,10 @@ fn at_every_stage() -> Vec<Scenario> {
                     .world(super::slow)
                     .steps(&[
                         CourseStep::Attach,
-                        CourseStep::WorkSome(20),
-                        CourseStep::Ask(OwnerAction::Reset),
+                        CourseStep::WorkPartly(20),
+                        CourseStep::Request(OwnerAction::Reset),
                         CourseStep::Work,
-                        CourseStep::Ask(OwnerAction::ShutDown),
+                        CourseStep::Request(OwnerAction::ShutDown),
                         CourseStep::AwaitEnd,
                         CourseStep::StopFaults,
                         CourseStep::Recover,
@@ -79,8 +79,8 @@ fn after_the_cut() -> Vec<Scenario> {
             .world(super::slow)
             .steps(&[
                 CourseStep::Attach,
-                CourseStep::WorkSome(20),
-                CourseStep::Ask(OwnerAction::Reset),
+                CourseStep::WorkPartly(20),
+                CourseStep::Request(OwnerAction::Reset),
                 CourseStep::Work,
                 CourseStep::Settle,
                 CourseStep::StopFaults,

@@ -64,9 +64,9 @@ fn wishes() -> Vec<Scenario> {
                     .world(|options| options.medium.latency = latency)
                     .steps(&[
                         CourseStep::Attach,
-                        CourseStep::WorkSome(20),
-                        CourseStep::Ask(wish),
-                        CourseStep::WorkSome(10),
+                        CourseStep::WorkPartly(20),
+                        CourseStep::Request(wish),
+                        CourseStep::WorkPartly(10),
                         CourseStep::Settle,
                         CourseStep::StopFaults,
                         CourseStep::Recover,
@@ -97,7 +97,7 @@ fn crashes() -> Vec<Scenario> {
                 .world(|options| options.function.reach = reach)
                 .steps(&[
                     CourseStep::Attach,
-                    CourseStep::WorkSome(submitted),
+                    CourseStep::WorkPartly(submitted),
                     CourseStep::Crash,
                     CourseStep::Recover,
                     CourseStep::ReadBack,

@@ -7,7 +7,7 @@ use crate::fault_injector::{Fault, FaultTrigger, PlannedFault, lies};
 use crate::scenario::{Scenario, ScenarioCheck};
 use crate::test_run::{CourseStep, OwnerAction, SESSION};
 
-const REFUSED: ScenarioCheck = ScenarioCheck::NoLanes;
+const REFUSED: ScenarioCheck = ScenarioCheck::NoQueues;
 
 pub(super) fn table() -> Vec<Scenario> {
     [from_the_start(), during_a_reset(), under_load(), during_a_shutdown(), for_a_while()].concat()
@@ -93,9 +93,9 @@ fn during_a_reset() -> Vec<Scenario> {
         // reset.
         Scenario::session(format!("registers/reset/{name}"), &musts).world(super::slow).steps(&[
             CourseStep::Attach,
-            CourseStep::WorkSome(20),
+            CourseStep::WorkPartly(20),
             CourseStep::Arm(PlannedFault::always(fault)),
-            CourseStep::Ask(OwnerAction::Reset),
+            CourseStep::Request(OwnerAction::Reset),
             CourseStep::Work,
             CourseStep::StopFaults,
             CourseStep::Recover,
@@ -115,11 +115,11 @@ fn under_load() -> Vec<Scenario> {
         ("masked", Fault::Masked, "Removed"),
     ];
     let mut table = Vec::new();
-    for (name, fault, told) in rows {
+    for (name, fault, driver_events) in rows {
         for (work, mix, blocks) in super::WORK {
             let musts = [
                 ScenarioCheck::Attach,
-                ScenarioCheck::ReportsEvent(told),
+                ScenarioCheck::ReportsEvent(driver_events),
                 ScenarioCheck::Abort,
                 ScenarioCheck::Reattach,
             ];
@@ -169,7 +169,7 @@ fn during_a_shutdown() -> Vec<Scenario> {
             .steps(&[
                 CourseStep::Attach,
                 CourseStep::Work,
-                CourseStep::Ask(OwnerAction::ShutDown),
+                CourseStep::Request(OwnerAction::ShutDown),
                 CourseStep::AwaitEnd,
                 CourseStep::StopFaults,
                 CourseStep::Recover,

@@ -54,9 +54,9 @@ fn during_a_reset() -> Vec<Scenario> {
         Scenario::session(format!("removal/reset/read-{reads}"), &musts).world(super::slow).steps(
             &[
                 CourseStep::Attach,
-                CourseStep::WorkSome(20),
+                CourseStep::WorkPartly(20),
                 CourseStep::Arm(PlannedFault::always(Fault::Gone).skip(reads)),
-                CourseStep::Ask(OwnerAction::Reset),
+                CourseStep::Request(OwnerAction::Reset),
                 CourseStep::Work,
             ],
         )

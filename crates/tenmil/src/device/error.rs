@@ -49,7 +49,7 @@ pub struct IoError {
 /// let dev = rt.block_on(rt.open("ram:16m", Access::ReadOnly))?;
 /// let end = dev.limits().block_count;
 /// let error = rt.block_on(dev.read(end, dev.buffer(512)?)).unwrap_err();
-/// assert_eq!(error.why, IoErrorKind::Outcome(IoStatus::LBA_OUT_OF_RANGE));
+/// assert_eq!(error.why, IoErrorKind::Status(IoStatus::LBA_OUT_OF_RANGE));
 /// # Ok(())
 /// # }
 /// ```
@@ -57,7 +57,7 @@ pub struct IoError {
 #[non_exhaustive]
 pub enum IoErrorKind {
     /// The device completed the request with this status.
-    Outcome(IoStatus),
+    Status(IoStatus),
     /// The device neither supports nor can emulate the operation, or it was opened read-only.
     Unsupported(Operation),
     /// The buffer is empty or its length is not a multiple of the block size. Compare-and-write
@@ -71,18 +71,18 @@ pub enum IoErrorKind {
     /// The buffer belongs to another runtime, so that the device cannot access it.
     ForeignBuffer,
     /// The device is gone, or its runtime was dropped.
-    DeviceGone,
+    DeviceRemoved,
 }
 
 impl IoErrorKind {
     /// Error category.
     pub const fn category(self) -> ErrorCategory {
         match self {
-            Self::Outcome(_) => ErrorCategory::Remote,
+            Self::Status(_) => ErrorCategory::Remote,
             Self::Unsupported(_) | Self::Length { .. } | Self::ForeignBuffer => {
                 ErrorCategory::Usage
             }
-            Self::DeviceGone => ErrorCategory::Environment,
+            Self::DeviceRemoved => ErrorCategory::Environment,
         }
     }
 }
@@ -90,7 +90,7 @@ impl IoErrorKind {
 impl fmt::Display for IoErrorKind {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Outcome(IoStatus(status)) => Status(*status).fmt(out),
+            Self::Status(IoStatus(status)) => Status(*status).fmt(out),
             Self::Unsupported(_) => out.write_str("the device has no such operation"),
             Self::Length { len_bytes, block_size } => {
                 write!(out, "a buffer of {len_bytes} bytes, expected blocks of {block_size}")
@@ -98,7 +98,9 @@ impl fmt::Display for IoErrorKind {
             Self::ForeignBuffer => {
                 out.write_str("a buffer of another runtime, expected one of `Device::buffer`")
             }
-            Self::DeviceGone => out.write_str("the device was removed, or its runtime was dropped"),
+            Self::DeviceRemoved => {
+                out.write_str("the device was removed, or its runtime was dropped")
+            }
         }
     }
 }

@@ -59,7 +59,7 @@ impl<'a> IoFuture<'a> {
         let mut place = self.shared.place(index);
         // Checked under the lock of the slot: the poller sets the flag before it locks each slot
         // for the last time, so either this check sees the flag or the poller sees the request.
-        if self.shared.is_gone() {
+        if self.shared.is_removed() {
             return self.gone(order);
         }
         place.order = Some(order);
@@ -85,7 +85,7 @@ impl<'a> IoFuture<'a> {
         };
         let order = std::mem::take(&mut *place).order;
         drop(place);
-        give_back(self.shared, index);
+        release(self.shared, index);
         let order = order.unwrap_or_else(|| unreachable!("a place in use has an order"));
         Poll::Ready(match completion {
             Ok(()) => Ok(order.buffer),
@@ -94,12 +94,12 @@ impl<'a> IoFuture<'a> {
     }
 
     fn gone(&self, order: SlotRequest) -> Poll<OpResult> {
-        Poll::Ready(Err(IoError::new(&self.shared.name, order, IoErrorKind::DeviceGone)))
+        Poll::Ready(Err(IoError::new(&self.shared.name, order, IoErrorKind::DeviceRemoved)))
     }
 }
 
-fn give_back(shared: &DeviceState, index: u32) {
-    let next = shared.line().give_back(index);
+fn release(shared: &DeviceState, index: u32) {
+    let next = shared.line().release(index);
     if let Some(next) = next {
         next.wake();
     }
@@ -141,7 +141,7 @@ impl Drop for IoFuture<'_> {
                     let emptied = std::mem::take(&mut *place);
                     drop(place);
                     drop(emptied);
-                    give_back(self.shared, index);
+                    release(self.shared, index);
                 } else {
                     place.is_unwanted = true;
                     let waker = place.waker.take();

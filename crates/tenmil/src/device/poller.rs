@@ -35,7 +35,7 @@ pub(super) struct DevicePoller {
     /// Set while requests are handed to the I/O channel. Still set after a panic in there: which
     /// requests it has accepted is then unknown.
     is_submitting: bool,
-    is_leaving: bool,
+    is_closing: bool,
     /// The last handle was dropped.
     is_let_go: bool,
     /// Dropped after the I/O channel.
@@ -66,7 +66,7 @@ impl DevicePoller {
             in_flight: 0,
             latency: MeanLatency::default(),
             is_submitting: false,
-            is_leaving: false,
+            is_closing: false,
             is_let_go: false,
             _closed: closed,
         }
@@ -91,7 +91,7 @@ impl DevicePoller {
 
     /// Receives the request in one slot. Returns false if the slot is locked.
     fn receive_one(&mut self, index: u32) -> bool {
-        let Some(mut place) = self.shared.try_place(index) else { return false };
+        let Some(mut place) = self.shared.try_slot(index) else { return false };
         let Some(order) = place.order.as_ref().filter(|_| !place.is_unwanted) else {
             let emptied = std::mem::take(&mut *place);
             drop(place);
@@ -143,7 +143,7 @@ impl DevicePoller {
         undelivered.retain(|completion| !deliver(shared, *completion, empty));
         while let Some(index) = empty.last().copied() {
             let Some(mut line) = shared.try_line() else { return };
-            let next = line.give_back(index);
+            let next = line.release(index);
             drop(line);
             empty.pop();
             if let Some(next) = next {
@@ -173,8 +173,8 @@ impl DevicePoller {
 
 /// Delivers a completion to its slot. Returns false if the slot is locked.
 fn deliver(shared: &DeviceState, completion: IoCompletion, empty: &mut Vec<u32>) -> bool {
-    let index = place_of(&completion);
-    let Some(mut place) = shared.try_place(index) else { return false };
+    let index = slot_of(&completion);
+    let Some(mut place) = shared.try_slot(index) else { return false };
     assert_eq!(place.stage, SlotState::Submitted, "request {index} was completed");
     if place.is_unwanted {
         let emptied = std::mem::take(&mut *place);
@@ -192,7 +192,7 @@ fn deliver(shared: &DeviceState, completion: IoCompletion, empty: &mut Vec<u32>)
     true
 }
 
-fn place_of(completion: &IoCompletion) -> u32 {
+fn slot_of(completion: &IoCompletion) -> u32 {
     u32::try_from(completion.token).expect("tokens are numbers of places")
 }
 
@@ -200,7 +200,7 @@ fn completed(status: IoStatus) -> SlotState {
     SlotState::Completed(if status.is_success() {
         Ok(())
     } else {
-        Err(IoErrorKind::Outcome(status))
+        Err(IoErrorKind::Status(status))
     })
 }
 
@@ -208,7 +208,7 @@ impl Poller for DevicePoller {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let now = context.now();
         self.latency.account(now, self.in_flight);
-        let mut count = if self.is_leaving { 0 } else { self.receive() + self.submit(now) };
+        let mut count = if self.is_closing { 0 } else { self.receive() + self.submit(now) };
         count += self.deliver_completions(now);
         if !(self.undelivered.is_empty() && self.empty.is_empty()) {
             self.retry_deferred();
@@ -253,12 +253,12 @@ impl Poller for DevicePoller {
 
     /// Detaches once the device accesses none of this device's buffers any more.
     fn detach(&mut self, _: DetachReason) -> bool {
-        self.is_leaving = true;
+        self.is_closing = true;
         self.in_flight == 0
     }
 
     fn attach(&mut self) {
-        self.is_leaving = false;
+        self.is_closing = false;
     }
 }
 
@@ -267,10 +267,10 @@ impl Drop for DevicePoller {
     /// leaked.
     fn drop(&mut self) {
         let Self { shared, requests, undelivered, is_submitting, .. } = self;
-        shared.set_gone();
+        shared.set_removed();
         let waiting = shared.line().close();
         for completion in undelivered.drain(..) {
-            shared.place(place_of(&completion)).stage = completed(completion.status);
+            shared.place(slot_of(&completion)).stage = completed(completion.status);
         }
         for index in (0..).take(shared.count()) {
             let mut place = shared.place(index);
@@ -303,6 +303,6 @@ impl Slot {
         } else if let Some(order) = &mut self.order {
             order.buffer = buffer;
         }
-        self.stage = SlotState::Completed(Err(IoErrorKind::DeviceGone));
+        self.stage = SlotState::Completed(Err(IoErrorKind::DeviceRemoved));
     }
 }

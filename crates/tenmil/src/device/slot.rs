@@ -31,9 +31,9 @@ pub(super) struct DeviceState {
     pub(super) buffers: BufferPool,
     /// Mailbox with room for every slot and for one `CLOSE_TOKEN`.
     pub(super) incoming: Sender<u32>,
-    places: Box<[Mutex<Slot>]>,
+    slots: Box<[Mutex<Slot>]>,
     line: Mutex<WaitQueue>,
-    is_gone: AtomicBool,
+    is_removed: AtomicBool,
 }
 
 /// One operation in flight.
@@ -73,7 +73,7 @@ pub(super) struct SlotRequest {
 }
 
 /// Maximum number of slots, independent of the depth of the device.
-const PLACES_MAX: u32 = 1024;
+const SLOTS_MAX: u32 = 1024;
 
 /// Mailbox token without a slot: the last handle was dropped and the device is to be closed.
 pub(super) const CLOSE_TOKEN: u32 = u32::MAX;
@@ -85,7 +85,7 @@ impl DeviceState {
         limits: &Limits,
         buffers: &BufferPool,
     ) -> (Self, Receiver<u32>) {
-        let count = limits.depth_max.clamp(1, PLACES_MAX);
+        let count = limits.depth_max.clamp(1, SLOTS_MAX);
         let (incoming, receiver) = mailbox(count as usize + 1);
         let shared = Self {
             name: name.into(),
@@ -93,29 +93,29 @@ impl DeviceState {
             limits: limits.clone(),
             buffers: buffers.clone(),
             incoming,
-            places: (0..count).map(|_| Mutex::default()).collect(),
+            slots: (0..count).map(|_| Mutex::default()).collect(),
             line: Mutex::new(WaitQueue::new(count)),
-            is_gone: AtomicBool::new(false),
+            is_removed: AtomicBool::new(false),
         };
         (shared, receiver)
     }
 
     pub(super) fn count(&self) -> usize {
-        self.places.len()
+        self.slots.len()
     }
 
-    pub(super) fn is_gone(&self) -> bool {
-        self.is_gone.load(Ordering::Acquire)
+    pub(super) fn is_removed(&self) -> bool {
+        self.is_removed.load(Ordering::Acquire)
     }
 
-    /// Marks the device as gone. Must be called before the last pass over all slots: `is_gone`
+    /// Marks the device as gone. Must be called before the last pass over all slots: `is_removed`
     /// under the lock of a slot then sees the flag, or the pass sees the request.
-    pub(super) fn set_gone(&self) {
-        self.is_gone.store(true, Ordering::Release);
+    pub(super) fn set_removed(&self) {
+        self.is_removed.store(true, Ordering::Release);
     }
 
     pub(super) fn place(&self, index: u32) -> MutexGuard<'_, Slot> {
-        self.places[index as usize].lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots[index as usize].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn line(&self) -> MutexGuard<'_, WaitQueue> {
@@ -123,8 +123,8 @@ impl DeviceState {
     }
 
     /// Locks the slot if it is not locked already.
-    pub(super) fn try_place(&self, index: u32) -> Option<MutexGuard<'_, Slot>> {
-        try_lock(&self.places[index as usize])
+    pub(super) fn try_slot(&self, index: u32) -> Option<MutexGuard<'_, Slot>> {
+        try_lock(&self.slots[index as usize])
     }
 
     /// Locks the wait queue if it is not locked already.

@@ -26,9 +26,9 @@ pub(super) enum AcquireResult {
 }
 
 impl WaitQueue {
-    pub(super) fn new(places: u32) -> Self {
+    pub(super) fn new(slots: u32) -> Self {
         let waiting = VecDeque::new();
-        Self { free: (0..places).rev().collect(), waiting, next_ticket: 0, is_closed: false }
+        Self { free: (0..slots).rev().collect(), waiting, next_ticket: 0, is_closed: false }
     }
 
     /// Requests a slot, for the first time or with the ticket of an earlier call. A waker that is
@@ -65,7 +65,7 @@ impl WaitQueue {
     }
 
     /// Frees a slot. Returns the waker to wake.
-    pub(super) fn give_back(&mut self, place: u32) -> Option<Waker> {
+    pub(super) fn release(&mut self, place: u32) -> Option<Waker> {
         self.free.push(place);
         self.last_served()
     }
@@ -164,9 +164,9 @@ mod tests {
             next.into_iter().for_each(Waker::wake);
         }
 
-        fn give_back(&mut self, index: usize) {
+        fn release(&mut self, index: usize) {
             let place = self.taken.swap_remove(index);
-            self.line.give_back(place).into_iter().for_each(Waker::wake);
+            self.line.release(place).into_iter().for_each(Waker::wake);
         }
     }
 
@@ -175,8 +175,8 @@ mod tests {
         let mut waited = 0;
         for seed in 0..2_000 {
             let mut random = Random::new(seed);
-            let places = 1 + random.below(4);
-            let line = WaitQueue::new(u32::try_from(places).unwrap());
+            let slots = 1 + random.below(4);
+            let line = WaitQueue::new(u32::try_from(slots).unwrap());
             let mut model = Model { line, waiting: Vec::new(), taken: Vec::new() };
             for _ in 0..100 {
                 let mut draw = |count: usize| {
@@ -187,11 +187,11 @@ mod tests {
                     0 => model.begin(),
                     1 if !model.waiting.is_empty() => model.ask_again(draw(model.waiting.len())),
                     2 if !model.waiting.is_empty() => model.leave(draw(model.waiting.len())),
-                    3 if !model.taken.is_empty() => model.give_back(draw(model.taken.len())),
+                    3 if !model.taken.is_empty() => model.release(draw(model.taken.len())),
                     _ => {}
                 }
                 let free = model.line.free();
-                assert_eq!(free + model.taken.len(), usize::try_from(places).unwrap());
+                assert_eq!(free + model.taken.len(), usize::try_from(slots).unwrap());
                 let told = |(_, noting): &(u64, Arc<Noting>)| noting.0.load(Ordering::Relaxed);
                 let all_told = model.waiting.iter().take(free).all(told);
                 assert!(all_told, "seed {seed}: there is a place and nobody knows");
@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(line.request_slot(None, Waker::noop(), &mut None), AcquireResult::Waiting(0));
         assert_eq!(line.close().len(), 1);
         assert_eq!(line.request_slot(Some(0), Waker::noop(), &mut None), AcquireResult::Closed);
-        assert!(line.give_back(0).is_none());
+        assert!(line.release(0).is_none());
         assert_eq!(line.request_slot(None, Waker::noop(), &mut None), AcquireResult::Closed);
     }
 }

@@ -99,7 +99,7 @@ fn every_kind_of_device_is_opened_and_does_all_it_can() {
             pair.store(u32::try_from(block).unwrap(), &vec![2; block]);
             let pair = device.compare_and_write(9, pair).await.unwrap();
             let again = status(device.compare_and_write(9, pair).await);
-            assert_eq!(again, Err(IoErrorKind::Outcome(IoStatus::COMPARE_FAILURE)), "{name}");
+            assert_eq!(again, Err(IoErrorKind::Status(IoStatus::COMPARE_FAILURE)), "{name}");
             let read = status(device.read(9, ones).await).unwrap();
             assert_eq!(read, [vec![2; block], vec![1; block]].concat(), "{name}");
             device.write_zeroes(10, 1).await.unwrap();
@@ -108,7 +108,7 @@ fn every_kind_of_device_is_opened_and_does_all_it_can() {
             device.deallocate(9, 2).await.unwrap();
             let far = device.limits().block_count;
             let beyond = status(device.read(far, filled(&device, 1, 0)).await);
-            assert_eq!(beyond, Err(IoErrorKind::Outcome(IoStatus::LBA_OUT_OF_RANGE)), "{name}");
+            assert_eq!(beyond, Err(IoErrorKind::Status(IoStatus::LBA_OUT_OF_RANGE)), "{name}");
         });
         assert!(stage.pollers().contains(&name.to_owned()), "{name} is polled by its name");
     }
@@ -136,7 +136,7 @@ fn openings_of_one_uri_share_the_device_if_their_accesses_are_compatible() {
     drop(writer.clone());
     block_on(writer.close());
     block_on(reader.close());
-    assert!(!other.is_gone());
+    assert!(!other.is_removed());
     let alone = stage.open("ram:1m", Access::Exclusive).unwrap();
     let read = block_on(alone.read(5, filled(&alone, 1, 7)));
     assert_eq!(status(read), Ok(vec![0; 512]), "it is another one");
@@ -199,7 +199,7 @@ fn the_last_handle_takes_the_device_along_when_all_has_ended() {
     }
     drop(write);
     drop(device);
-    assert!(!other.is_gone() && stage.pollers().len() == 1);
+    assert!(!other.is_removed() && stage.pollers().len() == 1);
     block_on(other.close());
     assert!(stage.now().since(begun) > Span::from_ms(40), "the write was awaited");
     assert_eq!(stage.free_bytes(), baseline, "and its buffer is free");

@@ -94,7 +94,7 @@ pub(super) fn start(
 /// Logs the events of connections that a person has to know.
 fn log(server: &Server) {
     while let Some(event) = server.next_event() {
-        if let NbdEvent::Trouble(text) = event {
+        if let NbdEvent::Error(text) = event {
             tracing::info!("{text}");
         }
     }

@@ -1,7 +1,7 @@
 //! A session, byte by byte.
 
 use crate::{
-    BackendConfig, CONFIG_CHANGED, InflightBuffer, MemoryChange, MessageType, ReplyOutcome,
+    BackendConfig, CONFIG_CHANGED, InflightBuffer, MemoryChange, MessageType, ReplyDisposition,
     Request, Server, Violation,
 };
 
@@ -56,13 +56,13 @@ impl Pair {
     ) -> Result<Vec<Sent>, Violation> {
         let (mut rest, mut files) = (bytes, files.to_vec());
         while !rest.is_empty() {
-            let wanted = self.server.wanted();
-            assert!(wanted > 0, "nothing is waited for");
-            let (first, others) = rest.split_at(rest.len().min(wanted).min(piece));
+            let receive_len = self.server.receive_len();
+            assert!(receive_len > 0, "nothing is waited for");
+            let (first, others) = rest.split_at(rest.len().min(receive_len).min(piece));
             rest = others;
             self.server.receive(first, std::mem::take(&mut files))?;
             while let Some(request) = self.server.next_request()? {
-                assert_eq!(self.server.wanted(), 0, "one at a time");
+                assert_eq!(self.server.receive_len(), 0, "one at a time");
                 self.serve(request);
             }
         }
@@ -104,7 +104,7 @@ impl Pair {
         };
         self.log.push(text);
         if self.refuses {
-            self.untold += usize::from(server.refuse(call) == ReplyOutcome::NotReported);
+            self.untold += usize::from(server.refuse(call) == ReplyDisposition::NotReported);
         } else {
             server.done(call);
         }
@@ -284,7 +284,7 @@ fn a_front_end_that_takes_no_answers_is_read_from_no_more() {
         pair.server.receive(&question, []).unwrap_or_else(|why| panic!("{why}"));
         assert!(pair.server.next_request().unwrap().is_none());
     }
-    assert_eq!(pair.server.wanted(), 0);
+    assert_eq!(pair.server.receive_len(), 0);
     pair.server.sent(20);
-    assert_eq!(pair.server.wanted(), 12);
+    assert_eq!(pair.server.receive_len(), 12);
 }

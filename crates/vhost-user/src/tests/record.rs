@@ -103,5 +103,5 @@ fn what_is_no_record_is_refused() {
     let (memory, short) = (Bytes::new(), Segment { len_bytes: 20, ..place() });
     let _ = InflightLog::open(memory.clone(), short, SIZE, 0).unwrap();
     let again = InflightLog::open(memory, short, SIZE, 0).map(|(_, heads)| heads);
-    assert_eq!(again, Err(InflightError::Gone), "it is shorter than its queue");
+    assert_eq!(again, Err(InflightError::Unmapped), "it is shorter than its queue");
 }

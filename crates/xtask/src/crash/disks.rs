@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use tenmil_base::Random;
 
-use super::fuse::{Answer, Ask, Request, WRITE_BYTES_MAX, errno, is_root};
+use super::fuse::{Answer, FuseOperation, Request, WRITE_BYTES_MAX, errno, is_root};
 use super::medium::{Keep, Medium, ROOT};
 use super::process::Server;
 
@@ -215,69 +215,75 @@ impl Disks {
     }
 
     fn answer(&mut self, disk: usize, request: &Request, bytes: &[u8]) -> Result<Answer, i32> {
-        let Request { node, handle, ask, .. } = request;
+        let Request { node, handle, operation, .. } = request;
         let ignores_syncs = self.ignores_syncs;
         let medium = &mut self.disks[disk].medium;
         let epoch = medium.epoch;
         let opened = matches!(
-            ask,
-            Ask::Read { .. } | Ask::Write { .. } | Ask::Zero { .. } | Ask::Grow { .. } | Ask::Sync
+            operation,
+            FuseOperation::Read { .. }
+                | FuseOperation::Write { .. }
+                | FuseOperation::Zero { .. }
+                | FuseOperation::Grow { .. }
+                | FuseOperation::Sync
         );
         // A handle from before a power loss is stale; its owner has to reopen the file.
         if opened && *handle != epoch {
             return Err(errno::IO);
         }
-        match ask {
-            Ask::Init { minor } => return Ok(Answer::init(*minor)),
-            Ask::Lookup { name } => {
+        match operation {
+            FuseOperation::Init { minor } => return Ok(Answer::init(*minor)),
+            FuseOperation::Lookup { name } => {
                 let node = medium.find(name).ok_or(errno::NOENT)?;
                 return Ok(Answer::entry(node, medium.file(node).map(|file| &*file)));
             }
-            Ask::Create { name } => {
+            FuseOperation::Create { name } => {
                 let node = medium.create(name);
                 return Ok(Answer::created(node, medium.file(node).map(|file| &*file), epoch));
             }
-            Ask::Unlink { name } => {
+            FuseOperation::Unlink { name } => {
                 return medium.unlink(name).then(Answer::empty).ok_or(errno::NOENT);
             }
-            Ask::OpenDirectory => return Ok(Answer::directory(epoch)),
-            Ask::List { offset } => return Ok(Answer::list(medium.names(), *offset)),
-            Ask::SyncDirectory => {
+            FuseOperation::OpenDirectory => return Ok(Answer::directory(epoch)),
+            FuseOperation::List { offset } => return Ok(Answer::list(medium.names(), *offset)),
+            FuseOperation::SyncDirectory => {
                 medium.sync_names();
                 return Ok(Answer::empty());
             }
-            Ask::Statistics => return Ok(Answer::statistics()),
-            Ask::Close => return Ok(Answer::empty()),
-            Ask::Attributes | Ask::SetOther if is_root(*node) => {
+            FuseOperation::Statistics => return Ok(Answer::statistics()),
+            FuseOperation::Close => return Ok(Answer::empty()),
+            FuseOperation::Attributes | FuseOperation::SetOther if is_root(*node) => {
                 return Ok(Answer::attributes_of(ROOT, None));
             }
-            Ask::Sync => return self.sync(disk, *node),
-            Ask::Note | Ask::Unknown => return Err(errno::NOSYS),
+            FuseOperation::Sync => return self.sync(disk, *node),
+            FuseOperation::Note | FuseOperation::Unknown => return Err(errno::NOSYS),
             _ => {}
         }
         let file = medium.file(*node).ok_or(errno::NOENT)?;
-        match ask {
-            Ask::Attributes | Ask::SetOther => {}
-            Ask::SetLen { len } => file.truncate(*len),
-            Ask::Open => return Ok(Answer::open(epoch)),
-            Ask::Read { offset, len } => return Ok(Answer::bytes(file.read(*offset, *len))),
-            Ask::Write { offset, forced, at, len } => {
+        match operation {
+            FuseOperation::Attributes | FuseOperation::SetOther => {}
+            FuseOperation::SetLen { len } => file.truncate(*len),
+            FuseOperation::Open => return Ok(Answer::open(epoch)),
+            FuseOperation::Read { offset, len } => {
+                return Ok(Answer::bytes(file.read(*offset, *len)));
+            }
+            FuseOperation::Write { offset, forced, at, len } => {
                 file.write(*offset, bytes.get(*at..*at + *len).ok_or(errno::INVAL)?);
                 if *forced && !ignores_syncs {
                     file.sync_range(*offset, *len);
                 }
                 return Ok(Answer::written(*len));
             }
-            Ask::Zero { offset, len } => {
+            FuseOperation::Zero { offset, len } => {
                 file.zero(*offset, *len);
                 return Ok(Answer::empty());
             }
-            Ask::Grow { len } => {
+            FuseOperation::Grow { len } => {
                 let len = file.len().max(*len);
                 file.truncate(len);
                 return Ok(Answer::empty());
             }
-            Ask::Seek { offset, data } => {
+            FuseOperation::Seek { offset, data } => {
                 return file.seek(*offset, *data).map(Answer::found).ok_or(errno::NXIO);
             }
             _ => return Err(errno::OPNOTSUPP),
@@ -289,11 +295,11 @@ impl Disks {
 /// Serves one request, delayed if it is a write that is held back.
 fn serve(disks: &Shared, disk: usize, bytes: &[u8]) -> Option<Vec<u8>> {
     let request = Request::parse(bytes);
-    if request.ask == Ask::Note {
+    if request.operation == FuseOperation::Note {
         return None;
     }
     let mut held = lock(disks);
-    if matches!(request.ask, Ask::Write { .. }) {
+    if matches!(request.operation, FuseOperation::Write { .. }) {
         held.disks[disk].writes += 1;
         if let Some(trap) = held.take_trap(disk, true) {
             held.fire(&trap, true);

@@ -32,7 +32,7 @@ pub(super) mod errno {
 
 /// Operation of a request.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Ask {
+pub(super) enum FuseOperation {
     Init {
         minor: u32,
     },
@@ -93,7 +93,7 @@ pub(super) struct Request {
     pub(super) node: u64,
     /// File handle from the reply to the open.
     pub(super) handle: u64,
-    pub(super) ask: Ask,
+    pub(super) operation: FuseOperation,
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -117,46 +117,48 @@ impl Request {
         let (first, second) = (u64_at(body, 0), u64_at(body, 8));
         let size = u32_at(body, 16) as usize;
         let mut handle = first;
-        let ask = match u32_at(bytes, 4) {
-            1 => Ask::Lookup { name: name_at(body, 0) },
-            2 | 36 | 42 => Ask::Note,
-            3 => Ask::Attributes,
-            4 if u32_at(body, 0) & FATTR_SIZE != 0 => Ask::SetLen { len: u64_at(body, 16) },
-            4 => Ask::SetOther,
-            10 => Ask::Unlink { name: name_at(body, 0) },
-            14 => Ask::Open,
-            15 => Ask::Read { offset: second, len: size },
+        let operation = match u32_at(bytes, 4) {
+            1 => FuseOperation::Lookup { name: name_at(body, 0) },
+            2 | 36 | 42 => FuseOperation::Note,
+            3 => FuseOperation::Attributes,
+            4 if u32_at(body, 0) & FATTR_SIZE != 0 => {
+                FuseOperation::SetLen { len: u64_at(body, 16) }
+            }
+            4 => FuseOperation::SetOther,
+            10 => FuseOperation::Unlink { name: name_at(body, 0) },
+            14 => FuseOperation::Open,
+            15 => FuseOperation::Read { offset: second, len: size },
             16 => {
                 let forced = u32_at(body, 32) & O_DSYNC != 0;
-                Ask::Write { offset: second, forced, at: IN_HEADER_BYTES + 40, len: size }
+                FuseOperation::Write { offset: second, forced, at: IN_HEADER_BYTES + 40, len: size }
             }
-            17 => Ask::Statistics,
-            18 | 29 => Ask::Close,
-            20 => Ask::Sync,
-            26 => Ask::Init { minor: u32_at(body, 4) },
-            27 => Ask::OpenDirectory,
-            28 => Ask::List { offset: second },
-            30 => Ask::SyncDirectory,
+            17 => FuseOperation::Statistics,
+            18 | 29 => FuseOperation::Close,
+            20 => FuseOperation::Sync,
+            26 => FuseOperation::Init { minor: u32_at(body, 4) },
+            27 => FuseOperation::OpenDirectory,
+            28 => FuseOperation::List { offset: second },
+            30 => FuseOperation::SyncDirectory,
             35 => {
                 handle = 0;
-                Ask::Create { name: name_at(body, 16) }
+                FuseOperation::Create { name: name_at(body, 16) }
             }
             43 => {
                 let mode = u32_at(body, 24);
                 if mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE) != 0 {
-                    Ask::Zero { offset: second, len: u64_at(body, 16) }
+                    FuseOperation::Zero { offset: second, len: u64_at(body, 16) }
                 } else if mode == 0 {
-                    Ask::Grow { len: second + u64_at(body, 16) }
+                    FuseOperation::Grow { len: second + u64_at(body, 16) }
                 } else {
-                    Ask::Unknown
+                    FuseOperation::Unknown
                 }
             }
             46 if matches!(u32_at(body, 16), SEEK_DATA | SEEK_HOLE) => {
-                Ask::Seek { offset: second, data: u32_at(body, 16) == SEEK_DATA }
+                FuseOperation::Seek { offset: second, data: u32_at(body, 16) == SEEK_DATA }
             }
-            _ => Ask::Unknown,
+            _ => FuseOperation::Unknown,
         };
-        Self { unique: u64_at(bytes, 8), node: u64_at(bytes, 16), handle, ask }
+        Self { unique: u64_at(bytes, 8), node: u64_at(bytes, 16), handle, operation }
     }
 }
 
@@ -311,10 +313,10 @@ mod tests {
         bytes[16..24].copy_from_slice(&2_u64.to_ne_bytes());
         bytes[IN_HEADER_BYTES + 8..IN_HEADER_BYTES + 16].copy_from_slice(&4096_u64.to_ne_bytes());
         bytes[IN_HEADER_BYTES + 16..IN_HEADER_BYTES + 20].copy_from_slice(&512_u32.to_ne_bytes());
-        let write = |forced| Ask::Write { offset: 4096, forced, at: 80, len: 512 };
-        assert_eq!(Request::parse(&bytes).ask, write(false));
+        let write = |forced| FuseOperation::Write { offset: 4096, forced, at: 80, len: 512 };
+        assert_eq!(Request::parse(&bytes).operation, write(false));
         bytes[IN_HEADER_BYTES + 32..IN_HEADER_BYTES + 36].copy_from_slice(&O_DSYNC.to_ne_bytes());
-        assert_eq!(Request::parse(&bytes).ask, write(true));
+        assert_eq!(Request::parse(&bytes).operation, write(true));
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub(super) enum Command {
 }
 
 /// Reply: the data of a read, or the error.
-pub(super) type Answered = Result<Vec<u8>, u32>;
+pub(super) type Reply = Result<Vec<u8>, u32>;
 
 /// NBD connection.
 #[derive(Debug)]
@@ -120,7 +120,7 @@ impl Client {
     }
 
     /// The next reply, if one arrives within `most`.
-    pub(super) fn next(&mut self, most: Duration) -> Result<Option<(u64, Answered)>, Gone> {
+    pub(super) fn next(&mut self, most: Duration) -> Result<Option<(u64, Reply)>, Gone> {
         loop {
             if let Some(answer) = self.parse()? {
                 return Ok(Some(answer));
@@ -139,7 +139,7 @@ impl Client {
         }
     }
 
-    fn parse(&mut self) -> Result<Option<(u64, Answered)>, Gone> {
+    fn parse(&mut self) -> Result<Option<(u64, Reply)>, Gone> {
         let Some(header) = self.inbox.get(..REPLY_BYTES) else { return Ok(None) };
         let (error, handle) = (be32(&header[4..]), be64(&header[8..]));
         let Some(len) = self.waiting.get(&handle).copied().filter(|_| be32(header) == REPLY_MAGIC)

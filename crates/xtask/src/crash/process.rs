@@ -21,15 +21,20 @@ const PAUSE: Duration = Duration::from_millis(2);
 #[derive(Clone, Debug)]
 pub(super) struct Server {
     name: &'static str,
-    room: PathBuf,
+    directory: PathBuf,
     child: Arc<Mutex<Option<Child>>>,
     /// Whether it was killed and not started again.
     is_struck: Arc<AtomicBool>,
 }
 
 impl Server {
-    pub(super) fn new(name: &'static str, room: &Path) -> Self {
-        Self { name, room: room.to_owned(), child: Arc::default(), is_struck: Arc::default() }
+    pub(super) fn new(name: &'static str, directory: &Path) -> Self {
+        Self {
+            name,
+            directory: directory.to_owned(),
+            child: Arc::default(),
+            is_struck: Arc::default(),
+        }
     }
 
     fn child(&self) -> MutexGuard<'_, Option<Child>> {
@@ -37,7 +42,7 @@ impl Server {
     }
 
     fn file(&self, kind: &str) -> PathBuf {
-        self.room.join(format!("{}.{kind}", self.name))
+        self.directory.join(format!("{}.{kind}", self.name))
     }
 
     /// Starts `tenmil serve` and waits until it listens. Returns its ready message.
@@ -50,7 +55,7 @@ impl Server {
         let stderr = OpenOptions::new().create(true).append(true).open(&err).map_err(doing)?;
         let mut command = Command::new(tenmil);
         command.arg("serve").args(arguments).args(["--json", "--exit-with-parent"]);
-        command.current_dir(&self.room).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+        command.current_dir(&self.directory).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
         *self.child() = Some(command.spawn().map_err(doing)?);
         let begun = Instant::now();
         loop {
@@ -144,15 +149,23 @@ fn ends(child: &mut Child, most: Duration) -> bool {
 }
 
 /// Runs a tenmil command to its end.
-pub(super) fn command(tenmil: &Path, room: &Path, arguments: &[&str]) -> Result<Output, String> {
+pub(super) fn command(
+    tenmil: &Path,
+    directory: &Path,
+    arguments: &[&str],
+) -> Result<Output, String> {
     let mut command = Command::new(tenmil);
-    command.args(arguments).current_dir(room).stdin(Stdio::null());
+    command.args(arguments).current_dir(directory).stdin(Stdio::null());
     command.output().map_err(|why| format!("run tenmil {}: {why}", arguments.join(" ")))
 }
 
 /// Runs a tenmil command that has to succeed. Returns its output.
-pub(super) fn succeed(tenmil: &Path, room: &Path, arguments: &[&str]) -> Result<String, String> {
-    let output = command(tenmil, room, arguments)?;
+pub(super) fn succeed(
+    tenmil: &Path,
+    directory: &Path,
+    arguments: &[&str],
+) -> Result<String, String> {
+    let output = command(tenmil, directory, arguments)?;
     let (out, err) = (&output.stdout, String::from_utf8_lossy(&output.stderr));
     let out = String::from_utf8_lossy(out).into_owned();
     if output.status.success() {

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use tenmil_base::Random;
 
 use super::model::{BLOCK_BYTES, FlushSet, Model, Wrong};
-use super::nbd::{Answered, Client, Command};
+use super::nbd::{Client, Command, Reply};
 use super::plan::Plan;
 use super::world::History;
 
 /// Response timeout of a request, longer than every timeout of tenmil.
-const ANSWER_MAX: Duration = Duration::from_secs(90);
+const RESPONSE_MAX: Duration = Duration::from_secs(90);
 const STEP: Duration = Duration::from_millis(10);
 /// Number of errors after which no new operation starts.
 const ERRORS_MAX: u64 = 6;
@@ -23,7 +23,7 @@ const BLOCKS_MAX: u64 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     /// All requests were completed.
-    Answered,
+    Reply,
     /// The server closed the connection.
     Gone,
 }
@@ -90,7 +90,7 @@ impl Load {
             }
         }
         if self.flight.is_empty() && self.left == 0 {
-            return Ok(Some(Ended::Answered));
+            return Ok(Some(Ended::Reply));
         }
         match client.next(STEP) {
             Ok(Some((handle, answer))) => {
@@ -99,8 +99,8 @@ impl Load {
                 self.end(&operation, &answer, model, history, exact())?;
                 Ok(None)
             }
-            Ok(None) if self.heard.elapsed() > ANSWER_MAX => {
-                Err(format!("no request was answered within {ANSWER_MAX:?}: {:?}", self.flight))
+            Ok(None) if self.heard.elapsed() > RESPONSE_MAX => {
+                Err(format!("no request was answered within {RESPONSE_MAX:?}: {:?}", self.flight))
             }
             Ok(None) => Ok(None),
             Err(_) => Ok(Some(self.gone(model, history))),
@@ -172,7 +172,7 @@ impl Load {
     fn end(
         &mut self,
         operation: &Operation,
-        answer: &Answered,
+        answer: &Reply,
         model: &mut Model,
         history: &mut History,
         exact: bool,
@@ -220,7 +220,7 @@ impl Load {
 }
 
 /// `success`, or the error.
-pub(super) fn described(answer: &Answered) -> String {
+pub(super) fn described(answer: &Reply) -> String {
     answer.as_ref().map_or_else(|error| format!("error {error}"), |_| "success".into())
 }
 
@@ -230,7 +230,7 @@ pub(super) fn complaint(all: &[Wrong], first: &Wrong) -> String {
 }
 
 /// Submits one request and waits for its reply.
-fn ask(client: &mut Client, command: &Command) -> Result<Answered, String> {
+fn operation(client: &mut Client, command: &Command) -> Result<Reply, String> {
     let begun = Instant::now();
     let lost = |why: super::nbd::Gone| format!("the connection is lost: {}", why.0);
     let handle = client.submit(command).map_err(lost)?;
@@ -238,9 +238,9 @@ fn ask(client: &mut Client, command: &Command) -> Result<Answered, String> {
         match client.next(STEP).map_err(lost)? {
             Some((found, answer)) if found == handle => return Ok(answer),
             Some(_) => {}
-            None if begun.elapsed() > ANSWER_MAX => {
+            None if begun.elapsed() > RESPONSE_MAX => {
                 let what = if *command == Command::Flush { "a flush" } else { "a read" };
-                return Err(format!("{what} is not answered within {ANSWER_MAX:?}"));
+                return Err(format!("{what} is not answered within {RESPONSE_MAX:?}"));
             }
             None => {}
         }
@@ -248,9 +248,9 @@ fn ask(client: &mut Client, command: &Command) -> Result<Answered, String> {
 }
 
 /// Flushes with no other request in flight.
-pub(super) fn flush(client: &mut Client, model: &mut Model) -> Result<Answered, String> {
+pub(super) fn flush(client: &mut Client, model: &mut Model) -> Result<Reply, String> {
     let promise = model.promise();
-    let answer = ask(client, &Command::Flush)?;
+    let answer = operation(client, &Command::Flush)?;
     match &answer {
         Ok(_) => model.keep(&promise),
         Err(_) => model.mark_doubtful(),
@@ -265,7 +265,7 @@ pub(super) fn read_all(client: &mut Client, len: usize, piece: usize) -> Result<
         let count = piece.min(len - bytes.len());
         let count = u32::try_from(count).unwrap_or(0);
         let command = Command::Read { offset: bytes.len() as u64, len: count };
-        let answer = ask(client, &command)?;
+        let answer = operation(client, &command)?;
         let offset = bytes.len();
         bytes.extend(answer.map_err(|error| format!("read at byte {offset}: error {error}"))?);
     }

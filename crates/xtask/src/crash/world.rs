@@ -38,11 +38,11 @@ const RECOVER_MAX: Duration = Duration::from_secs(20);
 
 /// Paths and processes that a world uses.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct RunLocation {
     pub(super) tenmil: PathBuf,
     /// Path relative to the working directory.
-    pub(super) room: PathBuf,
-    pub(super) room_whole: PathBuf,
+    pub(super) directory: PathBuf,
+    pub(super) absolute_directory: PathBuf,
     pub(super) disks: Shared,
     pub(super) servers: Vec<Server>,
 }
@@ -53,7 +53,7 @@ const HOST: usize = 2;
 /// Stack of processes with its model.
 #[derive(Debug)]
 pub(super) struct World {
-    place: Place,
+    place: RunLocation,
     stack: Stack,
     identity: u64,
     addresses: Vec<String>,
@@ -133,7 +133,7 @@ impl History {
 
 impl World {
     /// Creates the stack on new disks.
-    pub(super) fn new(place: &Place, stack: Stack, identity: u64) -> Result<Self, String> {
+    pub(super) fn new(place: &RunLocation, stack: Stack, identity: u64) -> Result<Self, String> {
         lock(&place.disks).clear();
         let model = Model::new(identity, VOLUME_BYTES / BLOCK_BYTES);
         let mut world = Self {
@@ -207,7 +207,7 @@ impl World {
     }
 
     fn run(&self, arguments: &[&str]) -> Result<String, String> {
-        succeed(&self.place.tenmil, &self.place.room_whole, arguments)
+        succeed(&self.place.tenmil, &self.place.absolute_directory, arguments)
     }
 
     fn serve(&self, server: usize, uri: &str, listen: &str) -> Result<Value, String> {
@@ -235,7 +235,7 @@ impl World {
     fn start_host(&mut self) -> Result<(), String> {
         self.client = None;
         self.serve(HOST, &self.uri, "nbd:host.sock")?;
-        let client = Client::connect(&self.place.room.join("host.sock"));
+        let client = Client::connect(&self.place.directory.join("host.sock"));
         self.client = Some(client.map_err(|why| format!("connect to the host: {}", why.0))?);
         self.history.note("the host is up");
         Ok(())
@@ -511,7 +511,7 @@ impl World {
         }
         if self.stack.targets() > 1 {
             let arguments = ["mirror", "show", &self.device_at_rest()];
-            let shown = command(&self.place.tenmil, &self.place.room_whole, &arguments)?;
+            let shown = command(&self.place.tenmil, &self.place.absolute_directory, &arguments)?;
             if !shown.status.success() {
                 let said = String::from_utf8_lossy(&shown.stdout).into_owned();
                 return Err(format!("mirror show: {:?}: {said}", shown.status.code()));
@@ -547,9 +547,9 @@ pub(super) struct Snapshot {
 }
 
 impl Snapshot {
-    fn begin(place: &Place, uri: &str, name: String) -> Result<Self, String> {
+    fn begin(place: &RunLocation, uri: &str, name: String) -> Result<Self, String> {
         let mut command = std::process::Command::new(&place.tenmil);
-        command.args(["volume", "snapshot", uri, &name]).current_dir(&place.room_whole);
+        command.args(["volume", "snapshot", uri, &name]).current_dir(&place.absolute_directory);
         command.stdin(std::process::Stdio::null());
         command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
         let child = command.spawn().map_err(|why| format!("begin a snapshot: {why}"))?;

@@ -3,7 +3,7 @@
 use tenmil_linux::CpuList;
 
 use crate::perf::options::PerfOptions;
-use crate::perf::outcome::ThreadPlace;
+use crate::perf::result::ThreadPlacement;
 
 /// Cores of the host and device threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,9 +47,9 @@ impl CoreAssignment {
     }
 
     /// Placement of all threads, for the report.
-    pub fn threads(&self) -> Vec<ThreadPlace> {
+    pub fn threads(&self) -> Vec<ThreadPlacement> {
         let of = |role, cores: &[Option<u32>]| {
-            cores.iter().map(|core| ThreadPlace { role, core: *core }).collect::<Vec<_>>()
+            cores.iter().map(|core| ThreadPlacement { role, core: *core }).collect::<Vec<_>>()
         };
         [of("submit", &self.submit), of("device", &self.device)].concat()
     }

@@ -12,7 +12,7 @@ use super::queue_runner::{QueueRunner, QueueRunnerParts};
 use super::verify::{BlockArea, Verifier};
 use super::worker::{DeviceQueue, RateShare};
 use crate::perf::options::PerfOptions;
-use crate::perf::outcome::DeviceOutcome;
+use crate::perf::result::DeviceResult;
 use crate::perf::workload::{BlockRange, Workload};
 use tenmil_base::Error;
 use tenmil_devices::emu::{EmuPlan, Emulated};
@@ -98,7 +98,7 @@ impl DeviceSet {
     }
 
     /// Descriptions of the devices, with zero counters.
-    pub(super) fn descriptions(&self) -> Vec<DeviceOutcome> {
+    pub(super) fn descriptions(&self) -> Vec<DeviceResult> {
         let ssds = self.ssds.as_ref().map(Emulated::descriptions).unwrap_or_default();
         let describe = |device: &Device| match device {
             Device::Ssd(index) => ssds[*index].clone().into(),
@@ -153,7 +153,7 @@ impl DeviceSet {
     }
 
     /// Queue runners of one thread: its queue pairs, block ranges and buffers.
-    pub(super) fn lanes<S: Verifier>(
+    pub(super) fn queues<S: Verifier>(
         &mut self,
         options: &PerfOptions,
         places: &CoreAssignment,
@@ -163,31 +163,31 @@ impl DeviceSet {
         let threads = places.submit.len() as u64;
         let pairs = options.queue_pairs;
         let mut workload = Workload::new(options, options.seed.wrapping_add(index as u64));
-        let mut lanes = Vec::new();
+        let mut queues = Vec::new();
         for (device, at) in self.devices.clone().into_iter().enumerate() {
             for pair in 0..pairs {
                 let depth = depth_of_a_pair(options, pair);
                 let backend = self.channel(at, depth, options)?;
                 // Number among the runners of this device, which selects the block range.
-                let lane = index as u64 * u64::from(pairs) + u64::from(pair);
-                let range = range_of(options, backend.limits(), lane, threads * u64::from(pairs));
+                let queue = index as u64 * u64::from(pairs) + u64::from(pair);
+                let range = range_of(options, backend.limits(), queue, threads * u64::from(pairs));
                 let block_size = backend.limits().block_size;
                 let buffers = self.buffers(at, depth, options.sizes.largest())?;
                 let (first, count) = (range.first, usize::try_from(range.count).unwrap_or(0));
                 let number = u32::try_from(device).unwrap_or(u32::MAX);
                 let place = BlockArea { device: number, first, count, block_size };
                 // Number among all runners, which interleaves the arrivals of an open loop.
-                let part = lane * self.devices.len() as u64 + device as u64;
+                let part = queue * self.devices.len() as u64 + device as u64;
                 let parts = threads * u64::from(pairs) * self.devices.len() as u64;
                 let seed = options.seed ^ part.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-                lanes.push(DeviceQueue {
+                queues.push(DeviceQueue {
                     device,
                     rate: options.rate.map(|rate| RateShare { rate, part, parts, seed }),
                     arrivals: None,
-                    lane: QueueRunner::new(QueueRunnerParts {
+                    queue: QueueRunner::new(QueueRunnerParts {
                         fixed: workload.fixed(),
                         backend,
-                        addresses: workload.lane(range, block_size),
+                        addresses: workload.queue(range, block_size),
                         scrutiny: scrutiny(self, &place, buffers.len()),
                         buffers,
                         // The remainder of the count goes to the first queue pairs.
@@ -199,7 +199,7 @@ impl DeviceSet {
                 });
             }
         }
-        Ok((lanes, workload))
+        Ok((queues, workload))
     }
 }
 
@@ -250,8 +250,8 @@ pub(super) fn depth_of_a_pair(options: &PerfOptions, pair: u16) -> u32 {
 }
 
 /// Block range of a queue runner: all blocks, or a separate part if runners must not conflict.
-fn range_of(options: &PerfOptions, limits: &Limits, lane: u64, lanes: u64) -> BlockRange {
+fn range_of(options: &PerfOptions, limits: &Limits, queue: u64, queues: u64) -> BlockRange {
     let all = BlockRange { first: 0, count: limits.block_count };
     let apart = options.verify || !options.pattern.is_random();
-    if apart { all.part(lane, lanes) } else { all }
+    if apart { all.part(queue, queues) } else { all }
 }

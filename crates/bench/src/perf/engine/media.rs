@@ -17,7 +17,7 @@ use tenmil_linux::kernel_files::KernelFiles;
 use super::cpu_placement::CoreAssignment;
 use super::device_set::{depth_of_a_pair, queue_pairs, start_ssds};
 use crate::perf::options::{Layer, MachineResources, Pattern, PerfOptions, show_map};
-use crate::perf::outcome::{Counts, DeviceOutcome};
+use crate::perf::result::{Counts, DeviceResult};
 use tenmil_base::Error;
 use tenmil_devices::emu::EmulatedDevices;
 use tenmil_devices::{EmuSpec, Uri};
@@ -148,10 +148,10 @@ impl BlockDeviceSet {
     }
 
     /// Description of device `index`, with zero counters.
-    pub(super) fn describe(&self, index: usize) -> DeviceOutcome {
+    pub(super) fn describe(&self, index: usize) -> DeviceResult {
         let NamedDevice { name, description, medium, durability, .. } = &self.devices[index];
         let limits = medium.limits();
-        DeviceOutcome {
+        DeviceResult {
             name: name.clone(),
             model: description.clone(),
             durability: *durability,
@@ -189,18 +189,18 @@ fn start_under(
         return Ok(Vec::new());
     }
     let ssds = start_ssds(options, places, &specs, regions, &clock)?;
-    let (outcomes, existing) = (ssds.descriptions(), ssds.existing().to_vec());
+    let (results, existing) = (ssds.descriptions(), ssds.existing().to_vec());
     let channels_max = u32::from(queue_pairs(options));
     let depth = depth_of_a_pair(options, 0);
     let emulated_devices =
         EmulatedDevices::new(ssds, depth, channels_max, &options.techniques, clock)?;
     let mut named = Vec::new();
-    for (index, outcome) in outcomes.into_iter().enumerate() {
+    for (index, result) in results.into_iter().enumerate() {
         named.push(NamedDevice {
-            name: outcome.name,
-            description: outcome.model,
+            name: result.name,
+            description: result.model,
             medium: Arc::new(emulated_devices.medium(index)?),
-            durability: outcome.durability,
+            durability: result.durability,
             existing: if index == 0 { existing.clone() } else { Vec::new() },
             device: None,
             ssd: Some((Arc::clone(&emulated_devices), index)),

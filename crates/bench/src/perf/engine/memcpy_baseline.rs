@@ -11,7 +11,7 @@ use tenmil_linux::{Clock, Thread};
 
 use super::cpu_placement::CoreAssignment;
 use crate::perf::options::PerfOptions;
-use crate::perf::outcome::{Baseline, BaselineOutcome, DeviceOutcome, per_second};
+use crate::perf::result::{Baseline, BaselineResult, DeviceResult, per_second};
 use crate::perf::workload::{AddressStream, BlockRange, IoSpec, Workload};
 use tenmil_base::Error;
 
@@ -32,22 +32,22 @@ const AHEAD_BYTES: u32 = 1024;
 /// Measures on one thread, over memory of the total size of `devices`.
 pub(super) fn measure(
     options: &PerfOptions,
-    devices: &[DeviceOutcome],
+    devices: &[DeviceResult],
     places: &CoreAssignment,
     clock: Clock,
     time: Span,
-) -> Result<BaselineOutcome, Error> {
+) -> Result<BaselineResult, Error> {
     let store = CopyBuffers::new(options, devices)?;
     let mut workload = Workload::new(options, options.seed);
     let size_bytes: u64 = devices.iter().map(|device| device.size_bytes).sum();
     let range = BlockRange { first: 0, count: size_bytes / u64::from(store.block_size) };
-    let mut lane = workload.lane(range, store.block_size);
+    let mut queue = workload.queue(range, store.block_size);
     let depth = store.depth;
     let thread = Thread::spawn("bare-copy", places.submit[0], move |_| {
         let begin = clock.now();
         let (mut copies, mut now) = (0_u64, begin);
         while now.since(begin) < time {
-            copies += store.batch(&mut workload, &mut lane);
+            copies += store.batch(&mut workload, &mut queue);
             now = clock.now();
         }
         (copies, now.since(begin))
@@ -55,14 +55,7 @@ pub(super) fn measure(
     let thread = thread.map_err(|error| refuse(&error))?;
     let (copies, elapsed) = thread.join();
     let iops = per_second(copies, elapsed);
-    Ok(BaselineOutcome {
-        limit: Baseline::Copies,
-        iops,
-        elapsed,
-        rings: 0,
-        depth,
-        round_trip: None,
-    })
+    Ok(BaselineResult { limit: Baseline::Copies, iops, elapsed, rings: 0, depth, round_trip: None })
 }
 
 fn refuse(error: &dyn std::fmt::Display) -> Error {
@@ -70,7 +63,7 @@ fn refuse(error: &dyn std::fmt::Display) -> Error {
 }
 
 impl CopyBuffers {
-    fn new(options: &PerfOptions, devices: &[DeviceOutcome]) -> Result<Self, Error> {
+    fn new(options: &PerfOptions, devices: &[DeviceResult]) -> Result<Self, Error> {
         let regions = RegionTable::new(2);
         let add = |len_bytes: u64| {
             let len = usize::try_from(len_bytes).map_err(|error| refuse(&error))?;
@@ -95,10 +88,10 @@ impl CopyBuffers {
     }
 
     /// Performs one copy per buffer.
-    fn batch(&self, workload: &mut Workload, lane: &mut AddressStream) -> u64 {
-        let mut draw = workload.draw(lane);
+    fn batch(&self, workload: &mut Workload, queue: &mut AddressStream) -> u64 {
+        let mut draw = workload.draw(queue);
         for buffer in 0..self.depth {
-            let next = workload.draw(lane);
+            let next = workload.draw(queue);
             if next.operation == Operation::Read {
                 self.regions.prefetch(self.part(&next, AHEAD_BYTES.min(next.len_bytes)));
             }

@@ -13,8 +13,8 @@ use super::TickFn;
 use super::cpu_placement::CoreAssignment;
 use super::device_set::DeviceSet;
 use crate::perf::options::{Layer, LayerOptions, PerfOptions};
-use crate::perf::outcome::{NullBlkOutcome, NullBlkPoint, NullBlkRow, per_second};
 use crate::perf::progress::{Phase, Progress};
+use crate::perf::result::{NullBlkPoint, NullBlkResult, NullBlkRow, per_second};
 use tenmil_base::Error;
 use tenmil_devices::Uri;
 
@@ -24,7 +24,7 @@ pub(super) fn compare(
     options: &PerfOptions,
     clock: Clock,
     watch: TickFn<'_>,
-) -> Result<Option<NullBlkOutcome>, Error> {
+) -> Result<Option<NullBlkResult>, Error> {
     let Some(time) = options.null_blk else { return Ok(None) };
     let cores: Vec<u32> = CpuList::allowed().iter().collect();
     let mut rows = Vec::new();
@@ -53,7 +53,7 @@ pub(super) fn compare(
         }
         rows.push(NullBlkRow { mode: layer.name(), contexts, points });
     }
-    Ok(Some(NullBlkOutcome { depth: options.depth, time, rows }))
+    Ok(Some(NullBlkResult { depth: options.depth, time, rows }))
 }
 
 /// Modes to measure; `mq` with 1, 2 and as many hardware contexts as threads.

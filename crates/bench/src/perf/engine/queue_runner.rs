@@ -23,7 +23,7 @@ use tenmil_linux::Clock;
 pub(super) use self::depth_one::StepBounds;
 use super::verify::Verifier;
 use crate::perf::arrivals::Arrivals;
-use crate::perf::outcome::{Counts, FastPathCounters};
+use crate::perf::result::{Counts, FastPathCounters};
 use crate::perf::workload::{self, IoSpec, Workload};
 
 /// A queue pair with its tasks and counters.
@@ -51,7 +51,7 @@ pub(super) struct QueueRunner<S> {
     scrutiny: S,
     sums: QueueTotals,
     /// Counters since the runner was created. Doorbells are counted by the I/O channel.
-    turns: FastPathCounters,
+    counters: FastPathCounters,
 }
 
 /// One I/O in flight.
@@ -149,7 +149,7 @@ impl<S: Verifier> QueueRunner<S> {
             in_flight: 0,
             scrutiny: parts.scrutiny,
             sums: QueueTotals::default(),
-            turns: FastPathCounters::default(),
+            counters: FastPathCounters::default(),
         }
     }
 
@@ -165,16 +165,16 @@ impl<S: Verifier> QueueRunner<S> {
     /// One iteration of a closed loop: every completion is followed by a new I/O. Returns the
     /// number of completions, and the time as last read.
     #[inline(always)]
-    pub(super) fn turn(
+    pub(super) fn step(
         &mut self,
         now: Instant,
         clock: &Clock,
         workload: &mut Workload,
     ) -> (usize, Instant) {
         let count = self.backend.poll(now, &mut self.completions);
-        self.turns.polls += 1;
+        self.counters.polls += 1;
         if count == 0 {
-            self.turns.idle_polls += 1;
+            self.counters.idle_polls += 1;
             if !(self.requests.is_empty() && self.idle.is_empty()) {
                 self.fill(now, workload);
             }
@@ -190,7 +190,7 @@ impl<S: Verifier> QueueRunner<S> {
                 }
                 self.repeat(stamp, fixed, workload);
             }
-            _ => self.take(stamp, |lane, task| lane.start(task, stamp, workload)),
+            _ => self.take(stamp, |queue, task| queue.start(task, stamp, workload)),
         }
         self.submit(stamp);
         if count == 1 {
@@ -207,10 +207,10 @@ impl<S: Verifier> QueueRunner<S> {
         if let Some(kept) = workload.uniform() {
             // Works on a copy, which stays in registers during the loop.
             let mut random = kept.clone();
-            self.repeat_at(stamp, fixed, |lane| lane.uniform(&mut random));
+            self.repeat_at(stamp, fixed, |queue| queue.uniform(&mut random));
             *kept = random;
         } else {
-            self.repeat_at(stamp, fixed, |lane| workload.address(lane, fixed.blocks));
+            self.repeat_at(stamp, fixed, |queue| workload.address(queue, fixed.blocks));
         }
     }
 
@@ -232,13 +232,13 @@ impl<S: Verifier> QueueRunner<S> {
             let sent_ns = std::mem::replace(&mut sent[index_of(completion.token)], stamp.ns);
             // Detects a new submission time and a failure with a single branch.
             if sent_ns ^ runs.sent_ns | u64::from(completion.status.0) != 0 {
-                runs.turn(sums, index, sent_ns, completion);
+                runs.step(sums, index, sent_ns, completion);
             }
             fixed.request(completion.token, address(addresses))
         }));
         runs.end(sums, completed.len());
         sums.bytes += runs.good * u64::from(len_bytes);
-        self.turns.completions += completed.len() as u64;
+        self.counters.completions += completed.len() as u64;
         self.budget -= completed.len() as u64;
         self.completions = completions;
         self.completions.clear();
@@ -246,7 +246,7 @@ impl<S: Verifier> QueueRunner<S> {
 
     /// One iteration of an open loop: I/Os start when they arrive, and their latency counts from
     /// then. Returns the number of completions and starts, and the time as last read.
-    pub(super) fn turn_open(
+    pub(super) fn step_open_loop(
         &mut self,
         now: Instant,
         clock: &Clock,
@@ -254,10 +254,10 @@ impl<S: Verifier> QueueRunner<S> {
         arrivals: &mut Arrivals,
     ) -> (usize, Instant) {
         let count = self.backend.poll(now, &mut self.completions);
-        self.turns.polls += 1;
-        self.turns.idle_polls += u64::from(count == 0);
+        self.counters.polls += 1;
+        self.counters.idle_polls += u64::from(count == 0);
         let stamp = clock.now();
-        self.take(stamp, |lane, task| lane.idle.push(task));
+        self.take(stamp, |queue, task| queue.idle.push(task));
         let waiting = self.budget;
         while self.budget > 0 && arrivals.next_due() <= stamp {
             let Some(task) = self.idle.pop() else {
@@ -305,18 +305,18 @@ impl<S: Verifier> QueueRunner<S> {
         }
         self.backend.flush();
         self.backend.poll(now, &mut self.completions);
-        self.take(now, |lane, task| lane.idle.push(task));
+        self.take(now, |queue, task| queue.idle.push(task));
     }
 
     /// Counters since the runner was created.
-    pub(super) fn turns(&self) -> FastPathCounters {
+    pub(super) fn counters(&self) -> FastPathCounters {
         let rung = self.backend.doorbell_stats();
         FastPathCounters {
             submission_doorbells: rung.submission,
             completion_doorbells: rung.completion,
             doorbell_registers: rung.registers,
             cmb_commands: rung.cmb_commands,
-            ..self.turns
+            ..self.counters
         }
     }
 
@@ -381,7 +381,7 @@ impl<S: Verifier> QueueRunner<S> {
         }
         self.sums.count(run, now);
         let count = completions.as_slice().len();
-        self.turns.completions += count as u64;
+        self.counters.completions += count as u64;
         self.in_flight -= u32::try_from(count).unwrap_or(0);
         self.completions = completions;
         self.completions.clear();
@@ -422,14 +422,14 @@ impl<S: Verifier> QueueRunner<S> {
         }
         self.budget -= 1;
         self.in_flight += 1;
-        let moves_data = matches!(operation, Operation::Read | Operation::Write);
+        let transfers_data = matches!(operation, Operation::Read | Operation::Write);
         self.requests.push(Request {
             token: u64::from(task),
             lba,
             operand: 0,
             blocks,
             segment_first: task,
-            segment_count: u16::from(moves_data),
+            segment_count: u16::from(transfers_data),
             metadata_count: 0,
             operation,
             flags: RequestFlags::NONE,
@@ -452,7 +452,7 @@ impl<S: Verifier> QueueRunner<S> {
 impl CompletionRuns {
     /// Ends the current run at this completion, which begins another run or has failed.
     #[inline(never)]
-    fn turn(
+    fn step(
         &mut self,
         sums: &mut QueueTotals,
         index: usize,
@@ -479,9 +479,9 @@ impl CompletionRuns {
 
 impl FixedIo {
     fn new(operation: Operation, len_bytes: u32, block_size: u32) -> Self {
-        let moves_data = matches!(operation, Operation::Read | Operation::Write);
+        let transfers_data = matches!(operation, Operation::Read | Operation::Write);
         let blocks = len_bytes >> block_size.trailing_zeros();
-        Self { operation, len_bytes, blocks, segment_count: u16::from(moves_data) }
+        Self { operation, len_bytes, blocks, segment_count: u16::from(transfers_data) }
     }
 
     /// Next request of the task `token`.
@@ -532,8 +532,8 @@ impl QueueTotals {
     }
 
     #[cold]
-    fn fail(&mut self, outcome: IoStatus) {
-        *self.errors.entry(outcome.0).or_default() += 1;
+    fn fail(&mut self, result: IoStatus) {
+        *self.errors.entry(result.0).or_default() += 1;
     }
 
     /// Plain sums.

@@ -21,7 +21,7 @@ use tenmil_linux::{Clock, Thread};
 use super::baseline_load::keep_going;
 use super::cpu_placement::CoreAssignment;
 use crate::perf::options::PerfOptions;
-use crate::perf::outcome::{Baseline, BaselineOutcome};
+use crate::perf::result::{Baseline, BaselineResult};
 use tenmil_base::Error;
 
 /// Parameters of the measurement.
@@ -31,7 +31,7 @@ pub(super) struct RingBaselinePlan<'a> {
     /// Entries in flight on each ring.
     pub(super) depth: u32,
     pub(super) time: Span,
-    pub(super) places: &'a CoreAssignment,
+    pub(super) cores: &'a CoreAssignment,
     pub(super) clock: Clock,
 }
 
@@ -71,7 +71,7 @@ struct RingConsumer {
 const LINE: u32 = 4;
 
 /// Measures with one thread on each side. At depth 1 the round trip time is measured as well.
-pub(super) fn measure(plan: &RingBaselinePlan<'_>) -> Result<BaselineOutcome, Error> {
+pub(super) fn measure(plan: &RingBaselinePlan<'_>) -> Result<BaselineResult, Error> {
     let ring_depth = (plan.depth + 1).next_power_of_two().max(LINE);
     let pool = pool(plan, ring_depth)?;
     let mut hosts = Vec::new();
@@ -83,10 +83,10 @@ pub(super) fn measure(plan: &RingBaselinePlan<'_>) -> Result<BaselineOutcome, Er
         hosts.push(host);
         devices.push(device);
     }
-    let yields = plan.places.yields;
-    let other = Thread::spawn("bare-device", plan.places.device[0], move |stop| {
+    let yields = plan.cores.yields;
+    let other = Thread::spawn("bare-device", plan.cores.device[0], move |stop| {
         while !stop.is_stopped() {
-            let done: u32 = devices.iter_mut().map(RingConsumer::turn).sum();
+            let done: u32 = devices.iter_mut().map(RingConsumer::step).sum();
             if done == 0 && yields {
                 tenmil_linux::thread::yield_now();
             }
@@ -94,14 +94,14 @@ pub(super) fn measure(plan: &RingBaselinePlan<'_>) -> Result<BaselineOutcome, Er
     });
     let other = other.map_err(refused)?;
     let (clock, time, single) = (plan.clock, plan.time, plan.depth == 1);
-    let this = Thread::spawn("bare-submit", plan.places.submit[0], move |_| {
+    let this = Thread::spawn("bare-submit", plan.cores.submit[0], move |_| {
         submit(&mut hosts, &clock, time, single, yields)
     });
     let (count, elapsed, trips) = this.map_err(refused)?.join();
     other.stop();
-    Ok(BaselineOutcome {
+    Ok(BaselineResult {
         limit: Baseline::Ring,
-        iops: crate::perf::outcome::per_second(count, elapsed),
+        iops: crate::perf::result::per_second(count, elapsed),
         elapsed,
         rings: plan.rings,
         depth: plan.depth,
@@ -169,7 +169,7 @@ fn submit(
     yields: bool,
 ) -> (u64, Span, Histogram) {
     hosts.iter_mut().for_each(RingProducer::start);
-    let round = || hosts.iter_mut().map(|host| u64::from(host.turn())).sum();
+    let round = || hosts.iter_mut().map(|host| u64::from(host.step())).sum();
     let found = keep_going(*clock, time, single, yields, round);
     let checksum = hosts.iter().fold(0_u64, |sum, host| sum.wrapping_add(host.checksum));
     std::hint::black_box(checksum);
@@ -186,7 +186,7 @@ impl RingProducer {
     /// Consumes completions and resubmits each entry. Returns their number.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "at most four")]
-    fn turn(&mut self) -> u32 {
+    fn step(&mut self) -> u32 {
         let mut taken = 0;
         let mut line = [[0; 2]; LINE as usize];
         loop {
@@ -245,7 +245,7 @@ impl RingProducer {
 impl RingConsumer {
     /// Completes the submitted entries. Returns their number.
     #[inline]
-    fn turn(&mut self) -> u32 {
+    fn step(&mut self) -> u32 {
         // Pairs with the Release store in `flush`: the commands before the tail are visible.
         let tail = self.doorbells.tail.load(Ordering::Acquire);
         let mut taken = 0;
@@ -293,8 +293,8 @@ mod tests {
             let (mut host, mut device) = ring(&pool, depth, in_flight).unwrap();
             host.start();
             for _ in 0..1000 {
-                assert_eq!(device.turn(), in_flight);
-                assert_eq!(host.turn(), in_flight);
+                assert_eq!(device.step(), in_flight);
+                assert_eq!(host.step(), in_flight);
             }
             let once: u64 = (0..u64::from(in_flight)).sum();
             assert_eq!(host.checksum, 1000 * once);

@@ -20,7 +20,7 @@ use tenmil_devices::{EmuMedium, EmuSpec};
 /// Emulated null SSD with `depth` random reads of 4 KiB in flight.
 pub struct SingleStep {
     device: EmulatedSsd,
-    lane: QueueRunner<NoVerify>,
+    queue: QueueRunner<NoVerify>,
     workload: Workload,
     clock: Clock,
     now: Instant,
@@ -31,7 +31,7 @@ pub struct SingleStep {
 const POOL_BYTES: usize = 8 << 20;
 const NSID: u32 = 1;
 /// Limit of the steps for an operation that should take only a few.
-const TURNS_MAX: usize = 100_000;
+const STEPS_MAX: usize = 100_000;
 
 impl SingleStep {
     /// Starts the SSD and submits the first reads, with data in the pool of its queues.
@@ -75,15 +75,15 @@ impl SingleStep {
         let options = ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };
         let mut controller = Controller::new(device.host_bar(bell), pool.clone(), options)
             .map_err(|error| refuse(&error.to_string()))?;
-        let mut turn = |controller: &mut Controller<_, _>, device: &mut EmulatedSsd| {
+        let mut step = |controller: &mut Controller<_, _>, device: &mut EmulatedSsd| {
             now = now.after(tenmil_base::Span::from_us(100));
-            device.turn(now);
+            device.poll(now);
             while controller.poll(now).is_some() {}
             now
         };
-        (0..TURNS_MAX)
+        (0..STEPS_MAX)
             .find(|_| {
-                turn(&mut controller, &mut device);
+                step(&mut controller, &mut device);
                 controller.state() == State::Ready
             })
             .ok_or_else(|| refuse("it does not become ready"))?;
@@ -91,13 +91,13 @@ impl SingleStep {
         let perf = PerfOptions { sizes: SizeMix::of(4096), ..PerfOptions::default() };
         let techniques = emu::driver_techniques(&perf.techniques);
         let options = QueuePairOptions { depth: entries, vector: None, techniques };
-        let created_at = turn(&mut controller, &mut device);
+        let created_at = step(&mut controller, &mut device);
         let id = controller
             .create_queue_pair(created_at, options)
             .map_err(|refusal| refuse(&refusal.to_string()))?;
-        let pair = (0..TURNS_MAX)
+        let pair = (0..STEPS_MAX)
             .find_map(|_| {
-                turn(&mut controller, &mut device);
+                step(&mut controller, &mut device);
                 controller.take_queue_pair(id)
             })
             .ok_or_else(|| refuse("its queue pair is not created"))?;
@@ -116,30 +116,30 @@ impl SingleStep {
         let mut workload = Workload::new(&perf, perf.seed);
         let range = BlockRange { first: 0, count: 1 << 20 };
         let buffers = buffers(&regions, &pool);
-        let mut lane = QueueRunner::new(QueueRunnerParts {
+        let mut queue = QueueRunner::new(QueueRunnerParts {
             fixed: workload.fixed(),
             backend: Box::new(backend),
-            addresses: workload.lane(range, 4096),
+            addresses: workload.queue(range, 4096),
             scrutiny: NoVerify,
             buffers,
             budget: u64::MAX,
         });
         let now = clock.now();
-        lane.fill(now, &mut workload);
-        Ok(Self { device, lane, workload, clock, now, _controller: controller })
+        queue.fill(now, &mut workload);
+        Ok(Self { device, queue, workload, clock, now, _controller: controller })
     }
 
     /// Polls the device until it is idle.
-    pub fn turn_device(&mut self) {
+    pub fn poll_device(&mut self) {
         self.now = self.clock.now();
-        while self.device.turn(self.now) == NextPoll::Busy {}
+        while self.device.poll(self.now) == NextPoll::Busy {}
     }
 
     /// One iteration of the queue runner: reaps completions and submits as many requests. Returns
     /// their number.
     #[inline(never)]
-    pub fn turn_lane(&mut self) -> usize {
-        self.lane.turn(self.now, &self.clock, &mut self.workload).0
+    pub fn poll_queue(&mut self) -> usize {
+        self.queue.step(self.now, &self.clock, &mut self.workload).0
     }
 }
 
@@ -153,8 +153,8 @@ mod tests {
             for depth in [1, 2, 7, 128] {
                 let mut pair = make(depth).unwrap();
                 for _ in 0..20 {
-                    pair.turn_device();
-                    assert_eq!(pair.turn_lane(), depth as usize);
+                    pair.poll_device();
+                    assert_eq!(pair.poll_queue(), depth as usize);
                 }
             }
         }

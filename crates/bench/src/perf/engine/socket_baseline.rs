@@ -13,14 +13,14 @@ use tenmil_linux::{Clock, CpuList, Thread};
 use super::baseline_load::keep_going;
 use super::cpu_placement::CoreAssignment;
 use crate::perf::options::{BaselineKind, Pattern, PerfOptions};
-use crate::perf::outcome::{Baseline, BaselineOutcome, per_second};
+use crate::perf::result::{Baseline, BaselineResult, per_second};
 use tenmil_base::Error;
 use tenmil_devices::Uri;
 
 /// Parameters of the measurement.
 pub(super) struct SocketBaselinePlan<'a> {
     pub(super) options: &'a PerfOptions,
-    pub(super) places: &'a CoreAssignment,
+    pub(super) cores: &'a CoreAssignment,
     pub(super) clock: Clock,
     pub(super) time: Span,
     pub(super) engine: SocketEngine,
@@ -45,7 +45,7 @@ struct OutgoingMessages {
     data: Segment,
     next: u32,
     /// Number of messages to be sent, including a partially sent one.
-    owed: usize,
+    unsent: usize,
     /// Bytes sent of the first of them.
     sent: usize,
     stretches: Vec<SendSlice>,
@@ -54,7 +54,7 @@ struct OutgoingMessages {
 /// Command capsule with its common header (TCP Transport 1.0 §3.6.2.6).
 const REQUEST_BYTES: usize = 72;
 /// Header of a data PDU, and response capsule (TCP Transport 1.0 §3.6.2.7 and §3.6.2.11).
-const ANSWER_BYTES: usize = 24;
+const RESPONSE_BYTES: usize = 24;
 /// Maximum number of messages per send; with data, each has two segments.
 const BATCH: usize = 256;
 /// Maximum size of the memory for outgoing data.
@@ -75,8 +75,8 @@ impl PerfOptions {
 
 /// Measures with one thread on each side. With one message in flight the round trip time is
 /// measured as well.
-pub(super) fn measure(plan: &SocketBaselinePlan<'_>, depth: u32) -> Result<BaselineOutcome, Error> {
-    let SocketBaselinePlan { options, places, clock, time, engine } = *plan;
+pub(super) fn measure(plan: &SocketBaselinePlan<'_>, depth: u32) -> Result<BaselineResult, Error> {
+    let SocketBaselinePlan { options, cores, clock, time, engine } = *plan;
     let connections = options.device_count() * u32::from(options.queue_pairs);
     let sockets = |data_bytes| EndpointShared::new(engine, data_bytes, depth);
     let is_read = matches!(options.pattern, Pattern::Read | Pattern::RandRead);
@@ -85,18 +85,18 @@ pub(super) fn measure(plan: &SocketBaselinePlan<'_>, depth: u32) -> Result<Basel
     let (host, target) = (sockets(asked)?, sockets(completed)?);
     let (mut hosts, mut targets) = (Vec::new(), Vec::new());
     let request_bytes = REQUEST_BYTES + asked as usize;
-    let answer_bytes = ANSWER_BYTES + completed as usize;
+    let response_bytes = RESPONSE_BYTES + completed as usize;
     for _ in 0..connections {
         let [one, other] = loopback().map_err(|error| refuse(&error))?;
-        hosts.push(host.end(one, REQUEST_BYTES, answer_bytes)?);
-        targets.push(target.end(other, ANSWER_BYTES, request_bytes)?);
+        hosts.push(host.end(one, REQUEST_BYTES, response_bytes)?);
+        targets.push(target.end(other, RESPONSE_BYTES, request_bytes)?);
     }
     let engine = host.sockets.engine();
-    let (near, far) = cores(places);
+    let (near, far) = cores_of(cores);
     let yields = near == far;
     let other = Thread::spawn("bare-target", far, move |stop| {
         while !stop.is_stopped() {
-            let done: usize = targets.iter_mut().map(Endpoint::turn).sum();
+            let done: usize = targets.iter_mut().map(Endpoint::step).sum();
             if done == 0 && yields {
                 tenmil_linux::thread::yield_now();
             }
@@ -105,12 +105,12 @@ pub(super) fn measure(plan: &SocketBaselinePlan<'_>, depth: u32) -> Result<Basel
     let other = other.map_err(|error| refuse(&error))?;
     let single = depth == 1 && connections == 1;
     let this = Thread::spawn("bare-host", near, move |_| {
-        hosts.iter_mut().for_each(|end| end.outgoing.owed = depth as usize);
+        hosts.iter_mut().for_each(|end| end.outgoing.unsent = depth as usize);
         exchange(&mut hosts, clock, time, single, yields)
     });
     let (count, elapsed, trips) = this.map_err(|error| refuse(&error))?.join();
     other.stop();
-    Ok(BaselineOutcome {
+    Ok(BaselineResult {
         limit: Baseline::Messages(engine),
         iops: per_second(count, elapsed),
         elapsed,
@@ -125,9 +125,9 @@ fn refuse(error: &dyn std::fmt::Display) -> Error {
 }
 
 /// Cores of both sides: those of the run, with the second on another CPU if there is one.
-fn cores(places: &CoreAssignment) -> (Option<u32>, Option<u32>) {
-    let near = places.submit[0];
-    let others = places.device.iter().copied().find(|core| *core != near);
+fn cores_of(cores: &CoreAssignment) -> (Option<u32>, Option<u32>) {
+    let near = cores.submit[0];
+    let others = cores.device.iter().copied().find(|core| *core != near);
     let far = others.or_else(|| {
         let allowed = CpuList::allowed();
         allowed.iter().map(Some).filter(|core| *core != near).last()
@@ -145,7 +145,7 @@ fn exchange(
     yields: bool,
 ) -> (u64, Span, Histogram) {
     ends.iter_mut().for_each(Endpoint::send);
-    let round = || ends.iter_mut().map(Endpoint::turn).sum::<usize>() as u64;
+    let round = || ends.iter_mut().map(Endpoint::step).sum::<usize>() as u64;
     keep_going(clock, time, single, yields, round)
 }
 
@@ -187,7 +187,7 @@ impl EndpointShared {
             data_bytes: self.data_bytes,
             data: self.data,
             next: 0,
-            owed: 0,
+            unsent: 0,
             sent: 0,
             stretches: Vec::with_capacity(2 * BATCH),
         };
@@ -198,15 +198,15 @@ impl EndpointShared {
 impl Endpoint {
     /// Receives messages and sends as many. Returns the number received.
     #[inline]
-    fn turn(&mut self) -> usize {
+    fn step(&mut self) -> usize {
         self.stream.receive();
         let waiting = self.stream.buffered().len();
         self.come += waiting;
         self.stream.consume(waiting);
         let count = self.come / self.incoming_bytes;
         self.come %= self.incoming_bytes;
-        self.outgoing.owed += count;
-        if self.outgoing.owed > 0 {
+        self.outgoing.unsent += count;
+        if self.outgoing.unsent > 0 {
             self.send();
         }
         count
@@ -215,8 +215,8 @@ impl Endpoint {
     #[inline]
     fn send(&mut self) {
         self.outgoing.list();
-        let OutgoingMessages { header, stretches, owed, .. } = &self.outgoing;
-        let has_more = *owed > BATCH;
+        let OutgoingMessages { header, stretches, unsent, .. } = &self.outgoing;
+        let has_more = *unsent > BATCH;
         // A closed connection sends nothing; the other side ends the measurement.
         let sent = self.stream.send(header, stretches, has_more).unwrap_or(0);
         self.outgoing.advance(sent);
@@ -234,7 +234,7 @@ impl OutgoingMessages {
         self.stretches.clear();
         let header_bytes = u32::try_from(self.header.len()).unwrap_or(0);
         let mut skip = u32::try_from(self.sent).unwrap_or(0);
-        for index in 0..self.owed.min(BATCH) {
+        for index in 0..self.unsent.min(BATCH) {
             let at = skip.min(header_bytes);
             skip -= at;
             if at < header_bytes {
@@ -252,9 +252,9 @@ impl OutgoingMessages {
     /// Data segment of the message `index` after the next.
     #[inline]
     fn place(&self, index: usize) -> Segment {
-        let places = self.data.len_bytes / self.data_bytes;
+        let cores = self.data.len_bytes / self.data_bytes;
         let index = u32::try_from(index).unwrap_or(0);
-        let place = self.next.wrapping_add(index) % places;
+        let place = self.next.wrapping_add(index) % cores;
         let offset = self.data.offset + u64::from(place * self.data_bytes);
         Segment { offset, len_bytes: self.data_bytes, ..self.data }
     }
@@ -264,7 +264,7 @@ impl OutgoingMessages {
         let sent = self.sent + sent;
         let done = sent / self.message_bytes();
         self.sent = sent % self.message_bytes();
-        self.owed -= done;
+        self.unsent -= done;
         self.next = self.next.wrapping_add(u32::try_from(done).unwrap_or(0));
     }
 }
@@ -298,12 +298,12 @@ mod tests {
     fn complete_all(host: &mut Endpoint, target: &mut Endpoint, depth: usize) {
         let clock = Clock::start();
         let late = clock.now().after(tenmil_base::Span::from_secs(20));
-        host.outgoing.owed = depth;
+        host.outgoing.unsent = depth;
         let (mut asked, mut completed) = (0, 0);
         while completed < 20 * depth {
             assert!(clock.now() < late, "{completed} of {asked} answered");
-            asked += target.turn();
-            completed += host.turn();
+            asked += target.step();
+            completed += host.step();
             assert!(completed <= asked && asked <= completed + depth, "{completed} of {asked}");
         }
     }

@@ -7,26 +7,26 @@ use super::cpu_placement::CoreAssignment;
 use super::worker::{INTERVAL, WorkerResult};
 use crate::perf::environment::RunEnvironment;
 use crate::perf::options::PerfOptions;
-use crate::perf::outcome::{
-    Counts, DeviceOutcome, DriverOption, FastPathCounters, OpenLoopOutcome, PerfOutcome,
-    RamOutcome, RunEnd, TimeSeries, VerifyResult,
+use crate::perf::result::{
+    Counts, DeviceResult, DriverOption, FastPathCounters, OpenLoopResult, PerfResult, RamResult,
+    RunEnd, TimeSeries, VerifyResult,
 };
 
 /// Sums over all threads.
 pub(super) struct RunTotals {
-    devices: Vec<DeviceOutcome>,
+    devices: Vec<DeviceResult>,
     totals: Counts,
     latency: Histogram,
     by_operation: Vec<(Operation, Histogram)>,
     errors: std::collections::BTreeMap<u16, u64>,
-    turns: FastPathCounters,
+    counters: FastPathCounters,
     longest_batch: Span,
     verified: Option<VerifyResult>,
     series: TimeSeries,
     elapsed: Span,
     ticks: u64,
     ended: RunEnd,
-    open_loop: OpenLoopOutcome,
+    open_loop: OpenLoopResult,
     sleeps: u64,
     frequency_scaling: String,
 }
@@ -34,21 +34,21 @@ pub(super) struct RunTotals {
 impl RunTotals {
     /// Creates empty sums over these devices. `sleeps` is the number of sleeps of all threads, and
     /// `frequency_scaling` describes the frequency scaling of their cores.
-    pub(super) fn new(devices: Vec<DeviceOutcome>, sleeps: u64, frequency_scaling: String) -> Self {
+    pub(super) fn new(devices: Vec<DeviceResult>, sleeps: u64, frequency_scaling: String) -> Self {
         Self {
             devices,
             totals: Counts::default(),
             latency: Histogram::new(),
             by_operation: Vec::new(),
             errors: std::collections::BTreeMap::new(),
-            turns: FastPathCounters::default(),
+            counters: FastPathCounters::default(),
             longest_batch: Span { ns: 0 },
             verified: None,
             series: TimeSeries { interval: INTERVAL, ..TimeSeries::default() },
             elapsed: Span { ns: 0 },
             ticks: 0,
             ended: RunEnd::Time,
-            open_loop: OpenLoopOutcome::default(),
+            open_loop: OpenLoopResult::default(),
             sleeps,
             frequency_scaling,
         }
@@ -61,22 +61,22 @@ impl RunTotals {
 
     /// Adds the result of one thread.
     pub(super) fn add(&mut self, share: WorkerResult) {
-        for lane in share.lanes {
-            let counts = lane.sums.counts();
-            self.devices[lane.device].counts.merge(&counts);
+        for queue in share.queues {
+            let counts = queue.sums.counts();
+            self.devices[queue.device].counts.merge(&counts);
             self.totals.merge(&counts);
-            self.turns.merge(&lane.turns);
-            self.open_loop.delayed += lane.sums.delayed;
-            self.longest_batch = self.longest_batch.max(lane.sums.longest_batch);
-            for (operation, histogram) in &lane.sums.latency {
-                self.devices[lane.device].latency.merge(histogram);
+            self.counters.merge(&queue.counters);
+            self.open_loop.delayed += queue.sums.delayed;
+            self.longest_batch = self.longest_batch.max(queue.sums.longest_batch);
+            for (operation, histogram) in &queue.sums.latency {
+                self.devices[queue.device].latency.merge(histogram);
                 self.latency.merge(histogram);
                 self.of_operation(*operation).merge(histogram);
             }
-            for (status, count) in &lane.sums.errors {
+            for (status, count) in &queue.sums.errors {
                 *self.errors.entry(*status).or_default() += count;
             }
-            if let Some(verified) = lane.verified {
+            if let Some(verified) = queue.verified {
                 self.verified.get_or_insert_default().merge(&verified);
             }
         }
@@ -116,16 +116,16 @@ impl RunTotals {
 
     /// Converts the sums into the result of the run. Baselines and the run over RAM are added
     /// later.
-    pub(super) fn into_outcome(
+    pub(super) fn into_result(
         self,
         options: &PerfOptions,
         places: &CoreAssignment,
         clock: &Clock,
         environment: RunEnvironment,
-    ) -> PerfOutcome {
+    ) -> PerfResult {
         let mut open_loop = self.open_loop;
         open_loop.intended_per_second = options.rate.map_or(0, |rate| rate.per_second);
-        PerfOutcome {
+        PerfResult {
             options: options.clone(),
             elapsed: self.elapsed,
             ended: self.ended,
@@ -137,7 +137,7 @@ impl RunTotals {
             // takes less time than submitting.
             time_stamp_error: Span { ns: 2 * self.longest_batch.ns },
             series: self.series,
-            turns: self.turns,
+            counters: self.counters,
             sleeps: self.sleeps,
             tsc_ticks: clock.tsc_hz().map(|_| self.ticks),
             errors_by_status: self.errors,
@@ -159,10 +159,10 @@ impl RunTotals {
     }
 
     /// Converts the sums into the result of the run over RAM. None if it was interrupted.
-    pub(super) fn into_ram_outcome(self, options: &PerfOptions) -> Option<RamOutcome> {
+    pub(super) fn into_ram_result(self, options: &PerfOptions) -> Option<RamResult> {
         let uri = options.uris.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
         let Self { elapsed, totals: counts, latency, ended, .. } = self;
-        (ended != RunEnd::Interrupt).then_some(RamOutcome { uri, elapsed, counts, latency })
+        (ended != RunEnd::Interrupt).then_some(RamResult { uri, elapsed, counts, latency })
     }
 }
 

@@ -3,7 +3,7 @@
 use tenmil_base::{IoStatus, Memory, Operation, Segment};
 use tenmil_dma::RegionTable;
 
-use crate::perf::outcome::VerifyResult;
+use crate::perf::result::VerifyResult;
 use crate::perf::stamp::{BlockCheck, Stamp, Stamper};
 use crate::perf::version_map::{Expected, VersionMap};
 use crate::perf::workload::IoSpec;
@@ -18,7 +18,7 @@ pub(super) trait Verifier {
     /// Called before submission: the buffer may be filled.
     fn starts(&mut self, draw: &IoSpec, buffer: Segment);
     /// Called after the completion of task `index`: the buffer may be read.
-    fn ended(&mut self, outcome: IoStatus, index: usize, buffer: Segment);
+    fn ended(&mut self, result: IoStatus, index: usize, buffer: Segment);
     /// Result of the verification.
     fn verified(&self) -> Option<VerifyResult>;
 }
@@ -128,19 +128,19 @@ impl Verifier for StampVerifier {
         }
     }
 
-    fn ended(&mut self, outcome: IoStatus, index: usize, buffer: Segment) {
+    fn ended(&mut self, result: IoStatus, index: usize, buffer: Segment) {
         let draw = self.draws[index];
         if draw.blocks == 0 {
             return;
         }
-        if draw.operation == Operation::Read && outcome.is_success() {
+        if draw.operation == Operation::Read && result.is_success() {
             for (index, lba) in (draw.lba..draw.lba + u64::from(draw.blocks)).enumerate() {
                 if let Some(part) = part(buffer, index, self.block_size) {
                     self.check(lba, part);
                 }
             }
         }
-        self.ledger.end(draw.operation, draw.lba, draw.blocks, outcome.is_success());
+        self.ledger.end(draw.operation, draw.lba, draw.blocks, result.is_success());
     }
 
     fn verified(&self) -> Option<VerifyResult> {

@@ -15,23 +15,23 @@ use super::queue_runner::{QueueRunner, QueueTotals, StepBounds};
 use super::verify::Verifier;
 use crate::perf::arrivals::Arrivals;
 use crate::perf::options::{OpenLoop, PerfOptions};
-use crate::perf::outcome::{Counts, FastPathCounters, RunEnd, VerifyResult};
 use crate::perf::progress::{Phase, Progress};
+use crate::perf::result::{Counts, FastPathCounters, RunEnd, VerifyResult};
 use crate::perf::workload::Workload;
 
 /// Submitting thread. It ends its lightweight thread after it has reported its result.
 pub(super) struct Worker<S> {
-    lanes: Vec<DeviceQueue<S>>,
+    queues: Vec<DeviceQueue<S>>,
     workload: Workload,
     clock: Clock,
     plan: WorkerPlan,
     /// Index among the submitting threads.
     index: usize,
     progress: Arc<Progress>,
-    tell: Sender<WorkerResult>,
+    results: Sender<WorkerResult>,
     stage: WorkerStage,
     /// Next time at which there is work besides the queue runners.
-    look_at: Instant,
+    next_due: Instant,
     series: IntervalRecorder,
     /// Mean latency of an I/O. Used to predict the next completion.
     latency: Span,
@@ -39,13 +39,13 @@ pub(super) struct Worker<S> {
 
 /// Constructor arguments of a worker.
 pub(super) struct WorkerParts<S> {
-    pub(super) lanes: Vec<DeviceQueue<S>>,
+    pub(super) queues: Vec<DeviceQueue<S>>,
     pub(super) workload: Workload,
     pub(super) clock: Clock,
     pub(super) plan: WorkerPlan,
     pub(super) index: usize,
     pub(super) progress: Arc<Progress>,
-    pub(super) tell: Sender<WorkerResult>,
+    pub(super) results: Sender<WorkerResult>,
 }
 
 /// Phase of a worker.
@@ -64,7 +64,7 @@ enum WorkerStage {
 
 /// A queue runner and the index of its device.
 pub(super) struct DeviceQueue<S> {
-    pub(super) lane: QueueRunner<S>,
+    pub(super) queue: QueueRunner<S>,
     pub(super) device: usize,
     /// Share of the rate, in an open loop.
     pub(super) rate: Option<RateShare>,
@@ -103,7 +103,7 @@ impl WorkerPlan {
 
 /// Result of a submitting thread.
 pub(super) struct WorkerResult {
-    pub(super) lanes: Vec<QueueResult>,
+    pub(super) queues: Vec<QueueResult>,
     pub(super) elapsed: Span,
     pub(super) ticks: u64,
     pub(super) ended: RunEnd,
@@ -119,7 +119,7 @@ pub(super) struct WorkerResult {
 pub(super) struct QueueResult {
     pub(super) device: usize,
     pub(super) sums: QueueTotals,
-    pub(super) turns: FastPathCounters,
+    pub(super) counters: FastPathCounters,
     pub(super) verified: Option<VerifyResult>,
 }
 
@@ -128,7 +128,7 @@ pub(super) const INTERVAL: Span = Span::from_ms(100);
 
 /// Empty rounds over the queue runners before a poll reports no work. A round is several times
 /// cheaper than the reactor iteration around it, and sees completions in between earlier.
-const LOOKS: u32 = 8;
+const POLLS_MAX: u32 = 8;
 
 /// Limits of one poll while I/Os complete: number of rounds, and number of completions. A reactor
 /// iteration costs as much as two I/Os, and its messages can wait for so many.
@@ -136,7 +136,7 @@ const ROUNDS: u32 = 32;
 const ENOUGH: usize = 32;
 
 /// The same limits for a single queue runner of depth 1.
-const DEPTH_ONE_BOUNDS: StepBounds = StepBounds { ios: ENOUGH as u64, looks: LOOKS as u64 };
+const DEPTH_ONE_BOUNDS: StepBounds = StepBounds { ios: ENOUGH as u64, polls: POLLS_MAX as u64 };
 
 /// Drain timeout.
 const DRAIN: Span = Span::from_secs(5);
@@ -144,17 +144,17 @@ const DRAIN: Span = Span::from_secs(5);
 impl<S: Verifier> Worker<S> {
     /// Creates a worker that has not started.
     pub(super) fn new(parts: WorkerParts<S>) -> Self {
-        let WorkerParts { lanes, workload, clock, plan, index, progress, tell } = parts;
+        let WorkerParts { queues, workload, clock, plan, index, progress, results } = parts;
         Self {
-            lanes,
+            queues,
             workload,
             clock,
             plan,
             index,
             progress,
-            tell,
+            results,
             stage: WorkerStage::Begin,
-            look_at: Instant::default(),
+            next_due: Instant::default(),
             series: IntervalRecorder::default(),
             latency: Span::default(),
         }
@@ -162,12 +162,12 @@ impl<S: Verifier> Worker<S> {
 
     /// Wake-up sources of its queue runners. None if one of them has none.
     pub(super) fn woken_by(&self) -> io::Result<PollerWake> {
-        if let [of] = self.lanes.as_slice() {
-            return PollerWake::of(of.lane.wake_source());
+        if let [of] = self.queues.as_slice() {
+            return PollerWake::of(of.queue.wake_source());
         }
         let watch = PollSet::new()?;
-        for (token, of) in (0..).zip(&self.lanes) {
-            match of.lane.wake_source() {
+        for (token, of) in (0..).zip(&self.queues) {
+            match of.queue.wake_source() {
                 tenmil_base::WakeSource::Descriptor(descriptor) => {
                     watch.add(descriptor, token, Interest { readable: true, writable: false })?;
                 }
@@ -180,16 +180,16 @@ impl<S: Verifier> Worker<S> {
 
     /// Whether the kernel performs all I/O of all queue runners.
     pub(super) fn is_done_by_kernel(&self) -> bool {
-        self.lanes.iter().all(|of| of.lane.is_done_by_kernel())
+        self.queues.iter().all(|of| of.queue.is_done_by_kernel())
     }
 
     fn begin(&mut self, now: Instant) {
-        for DeviceQueue { lane, rate, arrivals, .. } in &mut self.lanes {
+        for DeviceQueue { queue, rate, arrivals, .. } in &mut self.queues {
             *arrivals = rate.map(|RateShare { rate, part, parts, seed }| {
                 Arrivals::new(rate, part, parts, now, seed)
             });
             if arrivals.is_none() {
-                lane.fill(now, &mut self.workload);
+                queue.fill(now, &mut self.workload);
             }
         }
         self.series = IntervalRecorder::from(now);
@@ -202,11 +202,13 @@ impl<S: Verifier> Worker<S> {
     #[inline]
     fn round(&mut self, mut now: Instant) -> (usize, Instant) {
         let mut found = 0;
-        for of in &mut self.lanes {
+        for of in &mut self.queues {
             let count;
             (count, now) = match &mut of.arrivals {
-                None => of.lane.turn(now, &self.clock, &mut self.workload),
-                Some(arrivals) => of.lane.turn_open(now, &self.clock, &mut self.workload, arrivals),
+                None => of.queue.step(now, &self.clock, &mut self.workload),
+                Some(arrivals) => {
+                    of.queue.step_open_loop(now, &self.clock, &mut self.workload, arrivals)
+                }
             };
             found += count;
         }
@@ -217,18 +219,19 @@ impl<S: Verifier> Worker<S> {
     /// were empty.
     #[inline]
     fn rounds(&mut self, mut now: Instant) -> (usize, Instant) {
-        if let [DeviceQueue { lane, arrivals: None, .. }] = self.lanes.as_mut_slice()
-            && lane.is_depth_one()
+        if let [DeviceQueue { queue, arrivals: None, .. }] = self.queues.as_mut_slice()
+            && queue.is_depth_one()
         {
-            return lane.run_depth_one(now, &self.clock, &mut self.workload, DEPTH_ONE_BOUNDS);
+            return queue.run_depth_one(now, &self.clock, &mut self.workload, DEPTH_ONE_BOUNDS);
         }
-        let (mut found, mut looks) = (0, 0);
+        let (mut found, mut polls) = (0, 0);
         for _ in 0..ROUNDS {
             let count;
             (count, now) = self.round(now);
             found += count;
-            looks += u32::from(count == 0);
-            let is_over = if found > 0 { count == 0 || found >= ENOUGH } else { looks >= LOOKS };
+            polls += u32::from(count == 0);
+            let is_over =
+                if found > 0 { count == 0 || found >= ENOUGH } else { polls >= POLLS_MAX };
             if is_over {
                 break;
             }
@@ -252,7 +255,7 @@ impl<S: Verifier> Worker<S> {
             WorkerStage::Measure { .. } if is_stopping => self.finish(now, RunEnd::Interrupt),
             WorkerStage::Measure { .. } if is_done => self.finish(now, RunEnd::Count),
             WorkerStage::WarmUp { until } | WorkerStage::Measure { until, .. } => {
-                self.look_at = self.series.mark.min(until);
+                self.next_due = self.series.mark.min(until);
             }
             WorkerStage::Begin | WorkerStage::Drain { .. } | WorkerStage::Over => {}
         }
@@ -260,8 +263,8 @@ impl<S: Verifier> Worker<S> {
 
     /// Ends the warm-up and clears the counters.
     fn measure(&mut self, now: Instant) {
-        let before = self.lanes.iter().map(|of| of.lane.turns()).collect();
-        self.lanes.iter_mut().for_each(|of| of.lane.clear());
+        let before = self.queues.iter().map(|of| of.queue.counters()).collect();
+        self.queues.iter_mut().for_each(|of| of.queue.clear());
         self.progress.set_phase(Phase::Measure);
         self.series = IntervalRecorder::from(now);
         let ticks = self.clock.ticks();
@@ -273,15 +276,15 @@ impl<S: Verifier> Worker<S> {
     fn finish(&mut self, now: Instant, ended: RunEnd) {
         let stage = std::mem::replace(&mut self.stage, WorkerStage::Over);
         let WorkerStage::Measure { since, ticks, before, .. } = stage else { return };
-        let lanes = self.lanes.iter().zip(before).map(|(of, before)| QueueResult {
+        let queues = self.queues.iter().zip(before).map(|(of, before)| QueueResult {
             device: of.device,
-            sums: of.lane.sums(),
-            turns: of.lane.turns().since(&before),
+            sums: of.queue.sums(),
+            counters: of.queue.counters().since(&before),
             verified: None,
         });
-        let backlog = self.lanes.iter().filter_map(|of| of.arrivals.as_ref());
+        let backlog = self.queues.iter().filter_map(|of| of.arrivals.as_ref());
         let share = WorkerResult {
-            lanes: lanes.collect(),
+            queues: queues.collect(),
             elapsed: now.since(since),
             ticks: self.clock.ticks().saturating_sub(ticks),
             ended,
@@ -290,28 +293,28 @@ impl<S: Verifier> Worker<S> {
             unanswered: 0,
         };
         self.stage = WorkerStage::Drain { until: now.after(DRAIN), share: Box::new(share) };
-        self.look_at = now;
+        self.next_due = now;
     }
 
     /// Drains the I/Os in flight, and reports the result when none is left or the timeout has
     /// passed.
     fn drain(&mut self, context: &mut Context<'_>) {
         let now = context.now();
-        self.lanes.iter_mut().for_each(|of| of.lane.drain(now));
-        let left: u64 = self.lanes.iter().map(|of| u64::from(of.lane.in_flight())).sum();
+        self.queues.iter_mut().for_each(|of| of.queue.drain(now));
+        let left: u64 = self.queues.iter().map(|of| u64::from(of.queue.in_flight())).sum();
         let WorkerStage::Drain { until, share } = &mut self.stage else { return };
         if left > 0 && now < *until {
             return;
         }
         share.unanswered = left;
-        for (of, lane) in self.lanes.iter().zip(&mut share.lanes) {
-            lane.verified = of.lane.scrutiny().verified();
+        for (of, queue) in self.queues.iter().zip(&mut share.queues) {
+            queue.verified = of.queue.scrutiny().verified();
         }
         if let WorkerStage::Drain { share, .. } =
             std::mem::replace(&mut self.stage, WorkerStage::Over)
         {
             // The receiver is gone only if the run was given up.
-            let _ = self.tell.send(*share);
+            let _ = self.results.send(*share);
         }
         context.end();
     }
@@ -319,17 +322,17 @@ impl<S: Verifier> Worker<S> {
     /// Publishes the counters, ten times a second.
     fn publish(&mut self, now: Instant) {
         let mut counts = Counts::default();
-        self.lanes.iter().for_each(|of| counts.merge(&of.lane.counts()));
+        self.queues.iter().for_each(|of| counts.merge(&of.queue.counts()));
         let Counts { ios, bytes, errors, .. } = counts;
         self.progress.thread(self.index).set(ios, bytes, errors);
         self.series.add(now, (ios, bytes));
-        let in_flight: u64 = self.lanes.iter().map(|of| u64::from(of.lane.in_flight())).sum();
+        let in_flight: u64 = self.queues.iter().map(|of| u64::from(of.queue.in_flight())).sum();
         let rate = self.series.last().map_or(0, |(ios, _)| ios);
         self.latency = Span { ns: (INTERVAL.ns * in_flight).checked_div(rate).unwrap_or(0) };
     }
 
     fn is_done(&self) -> bool {
-        self.lanes.iter().all(|of| of.lane.is_done())
+        self.queues.iter().all(|of| of.queue.is_done())
     }
 }
 
@@ -349,7 +352,7 @@ impl<S: Verifier + Send> Poller for Worker<S> {
             }
             WorkerStage::Over => (0, now),
         };
-        if now >= self.look_at || found == 0 && self.is_done() {
+        if now >= self.next_due || found == 0 && self.is_done() {
             self.do_periodic(now);
         }
         if found == 0 && self.plan.yields {
@@ -361,24 +364,24 @@ impl<S: Verifier + Send> Poller for Worker<S> {
     fn arm(&mut self) -> PollResult {
         // Arms every queue runner, even after one has reported work: each must be able to wake this
         // thread.
-        let working = self.lanes.iter_mut().filter_map(|of| of.lane.arm().then_some(())).count();
+        let working = self.queues.iter_mut().filter_map(|of| of.queue.arm().then_some(())).count();
         PollResult::from_count(working)
     }
 
     fn disarm(&mut self) {
-        self.lanes.iter_mut().for_each(|of| of.lane.disarm());
+        self.queues.iter_mut().for_each(|of| of.queue.disarm());
     }
 
     fn wake_at(&self) -> Instant {
-        let lanes = self.lanes.iter().map(|of| {
+        let queues = self.queues.iter().map(|of| {
             let arrival = of.arrivals.as_ref().map_or(Instant::NEVER, Arrivals::next_due);
-            of.lane.wake_at().min(arrival)
+            of.queue.wake_at().min(arrival)
         });
-        lanes.min().unwrap_or(Instant::NEVER).min(self.look_at)
+        queues.min().unwrap_or(Instant::NEVER).min(self.next_due)
     }
 
     fn expected_latency(&self) -> Option<Span> {
-        let in_flight = self.lanes.iter().any(|of| of.lane.in_flight() > 0);
+        let in_flight = self.queues.iter().any(|of| of.queue.in_flight() > 0);
         (in_flight && self.latency.ns > 0).then_some(self.latency)
     }
 }

@@ -2,7 +2,7 @@
 
 use tenmil_base::Span;
 
-use crate::perf::outcome::per_second;
+use crate::perf::result::per_second;
 
 /// I/O rate from a count: `31.4 M IOPS`.
 pub fn show_rate(count: u64, elapsed: Span) -> String {

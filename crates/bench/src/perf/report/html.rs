@@ -5,12 +5,12 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use super::format::{scaled, show_byte_rate, show_count, show_iops, show_ns, show_ns_f64};
 use super::page_style::STYLE;
 use super::{baseline_line, error_rows, how_it_ended, latency_row, notes, plot, workload_line};
-use crate::perf::outcome::{Baseline, DeviceOutcome, PerfOutcome, per_second};
+use crate::perf::result::{Baseline, DeviceResult, PerfResult, per_second};
 use tenmil_base::text::show_size;
 
 /// Renders the page. `command` is the command line that repeats the run.
-pub fn render(outcome: &PerfOutcome, command: &str) -> String {
-    let title = format!("tenmil perf: {}", show_iops(outcome.iops()));
+pub fn render(result: &PerfResult, command: &str) -> String {
+    let title = format!("tenmil perf: {}", show_iops(result.iops()));
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -21,15 +21,15 @@ pub fn render(outcome: &PerfOutcome, command: &str) -> String {
                 style { (PreEscaped(STYLE)) }
             }
             body { main {
-                (header(outcome))
-                (tiles(outcome))
-                (trouble(outcome))
-                (throughput(outcome))
-                (latency(outcome))
-                (null_blk(outcome))
-                (devices(outcome))
-                div.pair { (techniques(outcome)) (environment(outcome)) }
-                (recommendations(outcome))
+                (header(result))
+                (tiles(result))
+                (trouble(result))
+                (throughput(result))
+                (latency(result))
+                (null_blk(result))
+                (devices(result))
+                div.pair { (techniques(result)) (environment(result)) }
+                (recommendations(result))
                 footer {
                     "To repeat: " code { (command) }
                 }
@@ -39,31 +39,31 @@ pub fn render(outcome: &PerfOutcome, command: &str) -> String {
     page.into_string()
 }
 
-fn header(outcome: &PerfOutcome) -> Markup {
-    let (number, prefix) = scaled(outcome.iops());
-    let seconds = outcome.elapsed.as_secs_f64();
+fn header(result: &PerfResult) -> Markup {
+    let (number, prefix) = scaled(result.iops());
+    let seconds = result.elapsed.as_secs_f64();
     html! {
         header {
             div.name { b { "tenmil perf" } " " (env!("CARGO_PKG_VERSION")) }
             h1 { (number) " " (prefix) " " small { "I/Os per second" } }
-            p.workload { (workload_line(&outcome.options)) ", " (format!("{seconds:.2}")) " s" }
-            @for sentence in notes(outcome) { p.note { (sentence) } }
-            @for warning in outcome.warnings() { p.warning { "warning: " (warning) "." } }
-            @if let Some(ended) = how_it_ended(outcome) { p.warning { (ended) } }
+            p.workload { (workload_line(&result.options)) ", " (format!("{seconds:.2}")) " s" }
+            @for sentence in notes(result) { p.note { (sentence) } }
+            @for warning in result.warnings() { p.warning { "warning: " (warning) "." } }
+            @if let Some(ended) = how_it_ended(result) { p.warning { (ended) } }
         }
     }
 }
 
-fn tiles(outcome: &PerfOutcome) -> Markup {
-    let turns = &outcome.turns;
-    let cycles = outcome.tsc_per_io().map(|ticks| format!("{ticks:.0} TSC cycles"));
-    let p50 = show_ns(outcome.latency.percentile(500_000));
-    let p9999 = show_ns(outcome.latency.percentile(999_900));
+fn tiles(result: &PerfResult) -> Markup {
+    let counters = &result.counters;
+    let cycles = result.tsc_per_io().map(|ticks| format!("{ticks:.0} TSC cycles"));
+    let p50 = show_ns(result.latency.percentile(500_000));
+    let p9999 = show_ns(result.latency.percentile(999_900));
     html! {
         div.tiles {
-            (tile("per I/O and thread", &show_ns_f64(outcome.ns_per_io()), cycles.as_deref()))
-            @if let (Some(ratio), Some(baseline)) = (outcome.baseline_ratio(), outcome.baseline) {
-                div.tile title=[baseline_line(outcome)] {
+            (tile("per I/O and thread", &show_ns_f64(result.ns_per_io()), cycles.as_deref()))
+            @if let (Some(ratio), Some(baseline)) = (result.baseline_ratio(), result.baseline) {
+                div.tile title=[baseline_line(result)] {
                     div.what { "of the " (limit_words(baseline.limit).0) }
                     div.value { (format!("{ratio:.2}")) }
                     div.meter { i style=(width(ratio)) {} }
@@ -73,13 +73,13 @@ fn tiles(outcome: &PerfOutcome) -> Markup {
             (tile("median latency", &p50, Some(&format!("p99.99 {p9999}"))))
             (tile(
                 "doorbells per I/O",
-                &format!("{:.3}", turns.doorbells_per_io()),
-                Some(&format!("{:.2} completions per poll", turns.completions_per_poll())),
+                &format!("{:.3}", counters.doorbells_per_io()),
+                Some(&format!("{:.2} completions per poll", counters.completions_per_poll())),
             ))
-            @if outcome.moves_data() {
-                (tile("data", &show_byte_rate(outcome.bytes_per_second()), None))
+            @if result.transfers_data() {
+                (tile("data", &show_byte_rate(result.bytes_per_second()), None))
             }
-            @if let Some(ram) = &outcome.ram {
+            @if let Some(ram) = &result.ram {
                 (tile(
                     "with data transfers",
                     &show_iops(ram.iops()),
@@ -109,28 +109,28 @@ fn tile(what: &str, value: &str, more: Option<&str>) -> Markup {
     }
 }
 
-fn trouble(outcome: &PerfOutcome) -> Markup {
+fn trouble(result: &PerfResult) -> Markup {
     html! {
-        @if outcome.totals.errors > 0 {
+        @if result.totals.errors > 0 {
             section {
-                h2.bad { (show_count(outcome.totals.errors)) " errors" }
+                h2.bad { (show_count(result.totals.errors)) " errors" }
                 table { tbody {
-                    @for (status, count) in error_rows(outcome) {
+                    @for (status, count) in error_rows(result) {
                         tr { th { (status) } td { (show_count(count)) } }
                     }
                 } }
             }
         }
-        @if let Some(verified) = &outcome.verified {
+        @if let Some(verified) = &result.verified {
             section {
                 h2.bad[!verified.is_clean()] { "Verification" }
                 (verified.words())
             }
         }
-        @if let Some(open) = &outcome.open_loop {
+        @if let Some(open) = &result.open_loop {
             section {
                 h2 { "Open loop" }
-                (show_iops(outcome.iops())) " of " (show_count(open.intended_per_second))
+                (show_iops(result.iops())) " of " (show_count(open.intended_per_second))
                 " I/Os per second, " (show_count(open.delayed)) " started late, "
                 (show_count(open.backlog)) " still waiting at the end"
             }
@@ -138,8 +138,8 @@ fn trouble(outcome: &PerfOutcome) -> Markup {
     }
 }
 
-fn throughput(outcome: &PerfOutcome) -> Markup {
-    let drawing = plot::throughput(&outcome.series);
+fn throughput(result: &PerfResult) -> Markup {
+    let drawing = plot::throughput(&result.series);
     html! {
         @if !drawing.is_empty() {
             section {
@@ -150,9 +150,9 @@ fn throughput(outcome: &PerfOutcome) -> Markup {
     }
 }
 
-fn latency(outcome: &PerfOutcome) -> Markup {
-    let error = show_ns(outcome.time_stamp_error.ns);
-    let start = if outcome.options.rate.is_some() { "intended start" } else { "submission" };
+fn latency(result: &PerfResult) -> Markup {
+    let error = show_ns(result.time_stamp_error.ns);
+    let start = if result.options.rate.is_some() { "intended start" } else { "submission" };
     html! {
         section {
             h2 {
@@ -160,7 +160,7 @@ fn latency(outcome: &PerfOutcome) -> Markup {
                 small { "from " (start) ", accurate to within " (error)
                     "; height is the share of I/Os" }
             }
-            (PreEscaped(plot::distribution(&outcome.latency)))
+            (PreEscaped(plot::distribution(&result.latency)))
             table {
                 thead { tr {
                     th { }
@@ -169,13 +169,13 @@ fn latency(outcome: &PerfOutcome) -> Markup {
                     }
                 } }
                 tbody {
-                    @if outcome.latency_by_operation.len() != 1 {
-                        (latency_cells("all", latency_row(&outcome.latency)))
+                    @if result.latency_by_operation.len() != 1 {
+                        (latency_cells("all", latency_row(&result.latency)))
                     }
-                    @for (operation, latency) in &outcome.latency_by_operation {
+                    @for (operation, latency) in &result.latency_by_operation {
                         (latency_cells(operation.name(), latency_row(latency)))
                     }
-                    @if let Some(ram) = &outcome.ram {
+                    @if let Some(ram) = &result.ram {
                         (latency_cells("over ram", latency_row(&ram.latency)))
                     }
                 }
@@ -190,9 +190,9 @@ fn latency_cells(name: &str, cells: [String; 6]) -> Markup {
     }
 }
 
-fn null_blk(outcome: &PerfOutcome) -> Markup {
+fn null_blk(result: &PerfResult) -> Markup {
     html! {
-        @if let Some(compared) = &outcome.null_blk {
+        @if let Some(compared) = &result.null_blk {
             section {
                 h2 {
                     "Block layer"
@@ -219,25 +219,25 @@ fn null_blk(outcome: &PerfOutcome) -> Markup {
     }
 }
 
-fn devices(outcome: &PerfOutcome) -> Markup {
-    let most = outcome.devices.iter().map(|device| device.counts.ios).max().unwrap_or(0);
+fn devices(result: &PerfResult) -> Markup {
+    let most = result.devices.iter().map(|device| device.counts.ios).max().unwrap_or(0);
     html! {
         section {
-            h2 { "Devices" small { (outcome.devices.len()) } }
+            h2 { "Devices" small { (result.devices.len()) } }
             table {
                 thead { tr {
                     th { "name" } th { "what it is" } th { "a write is" } th.number { "size" } th.number { "block" }
                     th.number { "IOPS" } th.number { "median" } th.number { "p99.9" }
                     th.number { "errors" } th { }
                 } }
-                tbody { @for device in &outcome.devices { (device_row(outcome, device, most)) } }
+                tbody { @for device in &result.devices { (device_row(result, device, most)) } }
             }
         }
     }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "the length of a bar")]
-fn device_row(outcome: &PerfOutcome, device: &DeviceOutcome, most: u64) -> Markup {
+fn device_row(result: &PerfResult, device: &DeviceResult, most: u64) -> Markup {
     let errors = device.counts.errors;
     let part = device.counts.ios as f64 / most.max(1) as f64;
     html! {
@@ -247,7 +247,7 @@ fn device_row(outcome: &PerfOutcome, device: &DeviceOutcome, most: u64) -> Marku
             td { (device.durability.describe()) }
             td.number { (show_size(device.size_bytes)) }
             td.number { (device.block_size) }
-            td.number { (show_iops(per_second(device.counts.ios, outcome.elapsed))) }
+            td.number { (show_iops(per_second(device.counts.ios, result.elapsed))) }
             td.number { (show_ns(device.latency.percentile(500_000))) }
             td.number { (show_ns(device.latency.percentile(999_000))) }
             td.number.bad[errors > 0] { (show_count(errors)) }
@@ -256,12 +256,12 @@ fn device_row(outcome: &PerfOutcome, device: &DeviceOutcome, most: u64) -> Marku
     }
 }
 
-fn techniques(outcome: &PerfOutcome) -> Markup {
+fn techniques(result: &PerfResult) -> Markup {
     html! {
         section {
             h2 { "Fast path" small { "each has its switch" } }
             table.wraps { tbody {
-                @for technique in &outcome.techniques {
+                @for technique in &result.techniques {
                     tr {
                         th { (technique.name) }
                         td { (technique.setting) }
@@ -273,15 +273,15 @@ fn techniques(outcome: &PerfOutcome) -> Markup {
     }
 }
 
-fn environment(outcome: &PerfOutcome) -> Markup {
+fn environment(result: &PerfResult) -> Markup {
     html! {
         section {
             h2 { "Environment" }
             table { tbody {
-                @for (name, value) in outcome.environment.rows() {
+                @for (name, value) in result.environment.rows() {
                     tr { th { (name) } td { (value) } }
                 }
-                @for place in &outcome.threads {
+                @for place in &result.threads {
                     tr {
                         th { (place.role) " thread" }
                         td {
@@ -297,8 +297,8 @@ fn environment(outcome: &PerfOutcome) -> Markup {
     }
 }
 
-fn recommendations(outcome: &PerfOutcome) -> Markup {
-    let recommendations = outcome.environment.recommendations();
+fn recommendations(result: &PerfResult) -> Markup {
+    let recommendations = result.environment.recommendations();
     html! {
         @if !recommendations.is_empty() {
             section {
@@ -330,8 +330,8 @@ mod tests {
 
     #[test]
     fn the_page_needs_nothing_but_itself() {
-        for outcome in [sample(), bad_sample()] {
-            let page = render(&outcome, "tenmil perf");
+        for result in [sample(), bad_sample()] {
+            let page = render(&result, "tenmil perf");
             for foreign in ["src=", "href=", "@import", "url(", "<script", "<link", "https://"] {
                 assert!(!page.contains(foreign), "{foreign}");
             }
@@ -375,9 +375,9 @@ mod tests {
 
     #[test]
     fn names_cannot_break_out_of_the_page() {
-        let mut outcome = sample();
-        outcome.devices[0].model = "<script>alert(1)</script>".into();
-        let page = render(&outcome, "tenmil perf 'emu:file:</style><b>'");
+        let mut result = sample();
+        result.devices[0].model = "<script>alert(1)</script>".into();
+        let page = render(&result, "tenmil perf 'emu:file:</style><b>'");
         assert!(!page.contains("<script>") && !page.contains("<b>'"));
     }
 
@@ -388,11 +388,11 @@ mod tests {
 
     #[test]
     fn a_run_without_a_single_io_is_a_page_too() {
-        let mut outcome = sample();
-        outcome.latency = tenmil_base::Histogram::new();
-        outcome.series.ios.clear();
-        outcome.totals.ios = 0;
-        outcome.null_blk = None;
-        assert_eq!(render(&outcome, "x").matches("<svg").count(), 0);
+        let mut result = sample();
+        result.latency = tenmil_base::Histogram::new();
+        result.series.ios.clear();
+        result.totals.ios = 0;
+        result.null_blk = None;
+        assert_eq!(render(&result, "x").matches("<svg").count(), 0);
     }
 }

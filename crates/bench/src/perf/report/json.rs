@@ -8,9 +8,9 @@ use tenmil_base::Histogram;
 
 use super::{PERCENTILES, error_rows, notes};
 use crate::perf::options::{Layer, PerfOptions, show_map};
-use crate::perf::outcome::{
-    BaselineOutcome, DeviceOutcome, NullBlkOutcome, NullBlkPoint, NullBlkRow, PerfOutcome,
-    RamOutcome, RunEnd, VerifyResult,
+use crate::perf::result::{
+    BaselineResult, DeviceResult, NullBlkPoint, NullBlkResult, NullBlkRow, PerfResult, RamResult,
+    RunEnd, VerifyResult,
 };
 
 /// Top-level object.
@@ -74,72 +74,72 @@ struct Latency {
 }
 
 /// Renders the report as one JSON object with a trailing newline.
-pub fn render(outcome: &PerfOutcome) -> String {
-    let text = serde_json::to_string_pretty(&report(outcome));
+pub fn render(result: &PerfResult) -> String {
+    let text = serde_json::to_string_pretty(&report(result));
     text.expect("every key is a string and every number finite") + "\n"
 }
 
-fn report(outcome: &PerfOutcome) -> JsonReport {
-    let by_operation = outcome.latency_by_operation.iter();
+fn report(result: &PerfResult) -> JsonReport {
+    let by_operation = result.latency_by_operation.iter();
     JsonReport {
-        iops: outcome.iops(),
-        ns_per_io: outcome.ns_per_io(),
-        tsc_per_io: outcome.tsc_per_io(),
-        bytes_per_s: outcome.bytes_per_second(),
-        data_moved: outcome.moves_data(),
-        ios: outcome.totals.ios,
-        bytes: outcome.totals.bytes,
-        errors: outcome.totals.errors,
-        elapsed_s: outcome.elapsed.as_secs_f64(),
-        ended: match outcome.ended {
+        iops: result.iops(),
+        ns_per_io: result.ns_per_io(),
+        tsc_per_io: result.tsc_per_io(),
+        bytes_per_s: result.bytes_per_second(),
+        data_moved: result.transfers_data(),
+        ios: result.totals.ios,
+        bytes: result.totals.bytes,
+        errors: result.totals.errors,
+        elapsed_s: result.elapsed.as_secs_f64(),
+        ended: match result.ended {
             RunEnd::Time => "time",
             RunEnd::Count => "count",
             RunEnd::Interrupt => "interrupt",
         },
-        latency_ns: Latency::of(&outcome.latency),
+        latency_ns: Latency::of(&result.latency),
         latency_ns_by_operation: by_operation
             .map(|(operation, latency)| (operation.name().into(), json!(Latency::of(latency))))
             .collect(),
-        time_stamp_error_ns: outcome.time_stamp_error.ns,
-        completions_per_poll: outcome.turns.completions_per_poll(),
-        doorbells_per_io: outcome.turns.doorbells_per_io(),
-        doorbell_registers_per_io: outcome.turns.doorbell_registers_per_io(),
-        cmb_commands_per_io: outcome.turns.cmb_commands_per_io(),
-        polls: outcome.turns.polls,
-        idle_polls: outcome.turns.idle_polls,
-        poll: outcome.options.poll.name(),
-        sleeps: outcome.sleeps,
-        baseline_iops: outcome.baseline.map(|baseline| baseline.iops),
-        baseline_ratio: outcome.baseline_ratio(),
-        baseline_round_trip_ns: outcome.baseline.and_then(round_trip_ns),
-        ram: outcome.ram.as_ref().map(ram),
-        null_blk: outcome.null_blk.as_ref().map(null_blk),
-        open_loop: outcome.open_loop.map(|open| {
+        time_stamp_error_ns: result.time_stamp_error.ns,
+        completions_per_poll: result.counters.completions_per_poll(),
+        doorbells_per_io: result.counters.doorbells_per_io(),
+        doorbell_registers_per_io: result.counters.doorbell_registers_per_io(),
+        cmb_commands_per_io: result.counters.cmb_commands_per_io(),
+        polls: result.counters.polls,
+        idle_polls: result.counters.idle_polls,
+        poll: result.options.poll.name(),
+        sleeps: result.sleeps,
+        baseline_iops: result.baseline.map(|baseline| baseline.iops),
+        baseline_ratio: result.baseline_ratio(),
+        baseline_round_trip_ns: result.baseline.and_then(round_trip_ns),
+        ram: result.ram.as_ref().map(ram),
+        null_blk: result.null_blk.as_ref().map(null_blk),
+        open_loop: result.open_loop.map(|open| {
             json!({
                 "intended_per_s": open.intended_per_second,
                 "delayed": open.delayed,
                 "backlog": open.backlog,
             })
         }),
-        verified: outcome.verified.as_ref().map(verified),
-        errors_by_status: error_rows(outcome)
+        verified: result.verified.as_ref().map(verified),
+        errors_by_status: error_rows(result)
             .into_iter()
             .map(|(status, count)| (status, count.into()))
             .collect(),
-        notes: notes(outcome),
+        notes: notes(result),
         series: json!({
-            "interval_ns": outcome.series.interval.ns,
-            "ios": outcome.series.ios,
-            "bytes": outcome.series.bytes,
+            "interval_ns": result.series.interval.ns,
+            "ios": result.series.ios,
+            "bytes": result.series.bytes,
         }),
-        devices: outcome.devices.iter().map(device).collect(),
-        options: options(&outcome.options),
-        driver_options: outcome
+        devices: result.devices.iter().map(device).collect(),
+        options: options(&result.options),
+        driver_options: result
             .techniques
             .iter()
             .map(|technique| (technique.name.into(), technique.setting.clone().into()))
             .collect(),
-        environment: environment(outcome),
+        environment: environment(result),
         version: env!("CARGO_PKG_VERSION"),
     }
 }
@@ -152,11 +152,11 @@ impl Latency {
     }
 }
 
-fn round_trip_ns(baseline: BaselineOutcome) -> Option<u64> {
+fn round_trip_ns(baseline: BaselineResult) -> Option<u64> {
     baseline.round_trip.map(|span| span.ns)
 }
 
-fn ram(ram: &RamOutcome) -> Value {
+fn ram(ram: &RamResult) -> Value {
     json!({
         "uri": ram.uri,
         "iops": ram.iops(),
@@ -167,7 +167,7 @@ fn ram(ram: &RamOutcome) -> Value {
     })
 }
 
-fn null_blk(compared: &NullBlkOutcome) -> Value {
+fn null_blk(compared: &NullBlkResult) -> Value {
     let point = |point: &NullBlkPoint| {
         json!({
             "threads": point.threads,
@@ -198,7 +198,7 @@ fn verified(verified: &VerifyResult) -> Value {
     })
 }
 
-fn device(device: &DeviceOutcome) -> Value {
+fn device(device: &DeviceResult) -> Value {
     json!({
         "name": device.name,
         "model": device.model,
@@ -238,8 +238,8 @@ fn options(options: &PerfOptions) -> Value {
     })
 }
 
-fn environment(outcome: &PerfOutcome) -> Value {
-    let environment = &outcome.environment;
+fn environment(result: &PerfResult) -> Value {
+    let environment = &result.environment;
     let machine = &environment.machine;
     json!({
         "processor": machine.cpu_model,
@@ -259,10 +259,10 @@ fn environment(outcome: &PerfOutcome) -> Value {
         "scheduler": environment.scheduler.to_string(),
         "frequency_scaling": environment.frequency_scaling,
         "optimized": environment.optimized,
-        "threads": outcome.threads.iter().map(|place| {
+        "threads": result.threads.iter().map(|place| {
             json!({ "role": place.role, "core": place.core })
         }).collect::<Vec<_>>(),
-        "warnings": outcome.warnings(),
+        "warnings": result.warnings(),
         "recommendations": environment.recommendations(),
     })
 }
@@ -308,9 +308,9 @@ mod tests {
 
     #[test]
     fn without_a_baseline_its_names_are_absent() {
-        let mut outcome = sample();
-        outcome.baseline = None;
-        let report = parsed(&render(&outcome));
+        let mut result = sample();
+        result.baseline = None;
+        let report = parsed(&render(&result));
         assert_eq!((report.get("baseline_iops"), report.get("baseline_ratio")), (None, None));
     }
 
@@ -336,10 +336,10 @@ mod tests {
 
     #[test]
     fn an_empty_run_is_still_a_report() {
-        let mut outcome = sample();
-        outcome.totals = crate::perf::outcome::Counts::default();
-        outcome.elapsed = tenmil_base::Span { ns: 0 };
-        let report = parsed(&render(&outcome));
+        let mut result = sample();
+        result.totals = crate::perf::result::Counts::default();
+        result.elapsed = tenmil_base::Span { ns: 0 };
+        let report = parsed(&render(&result));
         assert_eq!(report["iops"], 0.0);
         assert_eq!(report["ns_per_io"], 0.0);
     }

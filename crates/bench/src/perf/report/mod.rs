@@ -17,7 +17,7 @@ pub use html::in_code;
 pub use page_style::STYLE;
 
 use super::options::{OpenLoop, PerfOptions};
-use super::outcome::{Baseline, BaselineOutcome, PerfOutcome, RunEnd};
+use super::result::{Baseline, BaselineResult, PerfResult, RunEnd};
 use format::{show_count, show_iops, show_ns_f64};
 use tenmil_base::text::show_size;
 use tenmil_block::uri::short_name;
@@ -62,14 +62,14 @@ pub fn workload_line(options: &PerfOptions) -> String {
 }
 
 /// Qualifications of the result, one sentence each, shown under the headline.
-pub fn notes(outcome: &PerfOutcome) -> Vec<String> {
-    let options = &outcome.options;
+pub fn notes(result: &PerfResult) -> Vec<String> {
+    let options = &result.options;
     let mut sentences = about_emulated(options);
     if options.is_all_emulated() {
         return sentences;
     }
     let counts = options.uris.iter().flat_map(|uri| (0..uri.count()).map(move |_| uri));
-    for (uri, device) in counts.zip(&outcome.devices).filter(|(uri, _)| uri.emulated().is_none()) {
+    for (uri, device) in counts.zip(&result.devices).filter(|(uri, _)| uri.emulated().is_none()) {
         let completed = match uri.keeps_data() {
             true => device.durability.describe(),
             false => "some or all of its blocks transfer no data",
@@ -133,10 +133,10 @@ fn about_emulated(options: &PerfOptions) -> Vec<String> {
 }
 
 /// What ended the run, unless it was the duration.
-pub fn how_it_ended(outcome: &PerfOutcome) -> Option<String> {
-    let requested = outcome.options.time.as_secs_f64();
-    let measured = outcome.elapsed.as_secs_f64();
-    match outcome.ended {
+pub fn how_it_ended(result: &PerfResult) -> Option<String> {
+    let requested = result.options.time.as_secs_f64();
+    let measured = result.elapsed.as_secs_f64();
+    match result.ended {
         RunEnd::Time => None,
         RunEnd::Count => Some(format!("All I/Os were done after {measured:.2} s.")),
         RunEnd::Interrupt => {
@@ -146,8 +146,8 @@ pub fn how_it_ended(outcome: &PerfOutcome) -> Option<String> {
 }
 
 /// Comparison with the baseline, in one sentence.
-pub fn baseline_line(outcome: &PerfOutcome) -> Option<String> {
-    let (ratio, baseline) = (outcome.baseline_ratio()?, outcome.baseline?);
+pub fn baseline_line(result: &PerfResult) -> Option<String> {
+    let (ratio, baseline) = (result.baseline_ratio()?, result.baseline?);
     if baseline.limit == Baseline::Copies {
         let rate = show_iops(baseline.iops);
         return Some(format!(
@@ -155,7 +155,7 @@ pub fn baseline_line(outcome: &PerfOutcome) -> Option<String> {
              next one prefetched and non-temporal stores, in the same run"
         ));
     }
-    let BaselineOutcome { rings, depth, .. } = baseline;
+    let BaselineResult { rings, depth, .. } = baseline;
     let rate = show_iops(baseline.iops);
     let mut line = match baseline.limit {
         Baseline::Messages(engine) => format!(
@@ -172,7 +172,7 @@ pub fn baseline_line(outcome: &PerfOutcome) -> Option<String> {
         line += &format!(", {round_trip_ns} for a round trip");
         if matches!(baseline.limit, Baseline::Messages(_)) && round_trip.ns > 0 {
             #[expect(clippy::cast_precision_loss, reason = "shown to people")]
-            let times = outcome.latency.percentile(500_000) as f64 / round_trip.ns as f64;
+            let times = result.latency.percentile(500_000) as f64 / round_trip.ns as f64;
             line += &format!(", of which the median I/O takes {times:.2}");
         }
     }
@@ -187,7 +187,7 @@ pub fn latency_row(latency: &Histogram) -> [String; 6] {
 }
 
 /// Errors by status: name in the NVMe specification, and count.
-pub fn error_rows(outcome: &PerfOutcome) -> Vec<(String, u64)> {
-    let rows = outcome.errors_by_status.iter();
+pub fn error_rows(result: &PerfResult) -> Vec<(String, u64)> {
+    let rows = result.errors_by_status.iter();
     rows.map(|(status, count)| (Status(*status).to_string(), *count)).collect()
 }

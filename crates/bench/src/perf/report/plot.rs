@@ -20,7 +20,7 @@ use tenmil_base::Histogram;
 
 use super::PERCENTILES;
 use super::format::{scaled, show_ns_f64};
-use crate::perf::outcome::{NullBlkOutcome, TimeSeries};
+use crate::perf::result::{NullBlkResult, TimeSeries};
 
 pub use rounds::{PlotRow, rounds};
 
@@ -115,7 +115,7 @@ pub(super) fn distribution(latency: &Histogram) -> String {
 
 /// I/Os per second by number of threads, with one line for each mode of the block layer.
 #[expect(clippy::cast_precision_loss, reason = "a drawing")]
-pub(super) fn by_threads(compared: &NullBlkOutcome) -> String {
+pub(super) fn by_threads(compared: &NullBlkResult) -> String {
     let points = || compared.rows.iter().flat_map(|row| &row.points);
     let top = points().map(|point| point.iops).fold(1.0, f64::max) * 1.15;
     let last = points().map(|point| point.threads).max().unwrap_or(1) as f64;

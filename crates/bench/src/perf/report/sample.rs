@@ -6,10 +6,9 @@ use tenmil_base::{Durability, Histogram, IoStatus, Operation, Random, Span};
 
 use crate::perf::environment::RunEnvironment;
 use crate::perf::options::PerfOptions;
-use crate::perf::outcome::{
-    Baseline, BaselineOutcome, Counts, DeviceOutcome, DriverOption, FastPathCounters,
-    NullBlkOutcome, NullBlkPoint, NullBlkRow, PerfOutcome, RamOutcome, RunEnd, ThreadPlace,
-    TimeSeries,
+use crate::perf::result::{
+    Baseline, BaselineResult, Counts, DeviceResult, DriverOption, FastPathCounters, NullBlkPoint,
+    NullBlkResult, NullBlkRow, PerfResult, RamResult, RunEnd, ThreadPlacement, TimeSeries,
 };
 use tenmil_base::Error;
 use tenmil_linux::{CpuList, Environment};
@@ -19,11 +18,11 @@ use tenmil_reactor::schedule::Policy;
 const IOS: u64 = 314_000_000;
 
 /// Result of a default run on a quiet machine.
-pub fn sample() -> PerfOutcome {
+pub fn sample() -> PerfResult {
     let mut random = Random::new(4);
     let latency = latency(&mut random, 85_000);
     let devices = (0..21)
-        .map(|index| DeviceOutcome {
+        .map(|index| DeviceResult {
             name: format!("emu:null #{index}"),
             model: "tenmil emulated SSD".into(),
             durability: Durability::NonPersistent,
@@ -33,7 +32,7 @@ pub fn sample() -> PerfOutcome {
             latency: self::latency(&mut random, 85_000),
         })
         .collect();
-    PerfOutcome {
+    PerfResult {
         options: PerfOptions::default().with_extras(),
         elapsed: Span::from_secs(10),
         ended: RunEnd::Time,
@@ -48,7 +47,7 @@ pub fn sample() -> PerfOutcome {
             bytes: vec![0; 100],
         },
         sleeps: 3,
-        turns: FastPathCounters {
+        counters: FastPathCounters {
             polls: 30_000_000,
             idle_polls: 4_000_000,
             completions: IOS,
@@ -68,7 +67,7 @@ pub fn sample() -> PerfOutcome {
         ],
         verified: None,
         open_loop: None,
-        baseline: Some(BaselineOutcome {
+        baseline: Some(BaselineResult {
             limit: Baseline::Ring,
             iops: 74_800_000.0,
             elapsed: Span::from_secs(1),
@@ -76,13 +75,13 @@ pub fn sample() -> PerfOutcome {
             depth: 128,
             round_trip: None,
         }),
-        ram: Some(RamOutcome {
+        ram: Some(RamResult {
             uri: "emu:ram?count=21".into(),
             elapsed: Span::from_secs(2),
             counts: Counts { ios: 9_000_000, bytes: 9_000_000 * 4096, ..Counts::default() },
             latency: self::latency(&mut random, 600_000),
         }),
-        null_blk: Some(NullBlkOutcome {
+        null_blk: Some(NullBlkResult {
             depth: 128,
             time: Span::from_secs(1),
             rows: vec![
@@ -92,32 +91,31 @@ pub fn sample() -> PerfOutcome {
         }),
         missing: Vec::new(),
         threads: vec![
-            ThreadPlace { role: "submit", core: Some(0) },
-            ThreadPlace { role: "device", core: Some(1) },
+            ThreadPlacement { role: "submit", core: Some(0) },
+            ThreadPlacement { role: "device", core: Some(1) },
         ],
         environment: quiet_machine(),
     }
 }
 
 /// The sample with every kind of failure.
-pub fn bad_sample() -> PerfOutcome {
-    let mut outcome = sample();
-    outcome.totals.errors = 12;
-    outcome.errors_by_status =
+pub fn bad_sample() -> PerfResult {
+    let mut result = sample();
+    result.totals.errors = 12;
+    result.errors_by_status =
         BTreeMap::from([(IoStatus::UNRECOVERED_READ.0, 11), (IoStatus::LBA_OUT_OF_RANGE.0, 1)]);
-    outcome.ended = RunEnd::Interrupt;
-    outcome.missing =
-        vec![Error::environment("allocate 336 MiB of memory: no such memory is free")];
-    outcome.elapsed = Span::from_secs(4);
-    outcome.environment.steal = 0.05;
-    outcome.environment.machine.governor = Some("powersave".into());
-    outcome.verified = Some(crate::perf::outcome::VerifyResult {
+    result.ended = RunEnd::Interrupt;
+    result.missing = vec![Error::environment("allocate 336 MiB of memory: no such memory is free")];
+    result.elapsed = Span::from_secs(4);
+    result.environment.steal = 0.05;
+    result.environment.machine.governor = Some("powersave".into());
+    result.verified = Some(crate::perf::result::VerifyResult {
         good_blocks: 1000,
         torn_blocks: 2,
         first_bad: Some("block 7 of SSD 3: torn: another write from byte 512 on".into()),
-        ..crate::perf::outcome::VerifyResult::default()
+        ..crate::perf::result::VerifyResult::default()
     });
-    outcome
+    result
 }
 
 fn technique(name: &'static str, setting: &str, switch: &'static str) -> DriverOption {

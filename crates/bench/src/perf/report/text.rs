@@ -4,24 +4,24 @@ use core::fmt::{self, Write};
 
 use super::format::{show_byte_rate, show_count, show_iops, show_ns, show_ns_f64};
 use super::{baseline_line, error_rows, how_it_ended, latency_row, notes, workload_line};
-use crate::perf::outcome::PerfOutcome;
+use crate::perf::result::PerfResult;
 
 /// Renders the report, with the paths of the other reports.
-pub fn render(outcome: &PerfOutcome, written: &[String]) -> String {
+pub fn render(result: &PerfResult, written: &[String]) -> String {
     let mut out = String::new();
-    write_all(&mut out, outcome, written).expect("a string takes everything");
+    write_all(&mut out, result, written).expect("a string takes everything");
     out
 }
 
-fn write_all(out: &mut String, outcome: &PerfOutcome, written: &[String]) -> fmt::Result {
-    write_headline(out, outcome)?;
-    write_latency(out, outcome)?;
-    write_fast_path(out, outcome)?;
-    write_trouble(out, outcome)?;
-    write_null_blk(out, outcome)?;
-    write_rows(out, "driver options", &technique_rows(outcome))?;
-    write_rows(out, "environment", &outcome.environment.rows())?;
-    let recommendations = outcome.environment.recommendations();
+fn write_all(out: &mut String, result: &PerfResult, written: &[String]) -> fmt::Result {
+    write_headline(out, result)?;
+    write_latency(out, result)?;
+    write_fast_path(out, result)?;
+    write_trouble(out, result)?;
+    write_null_blk(out, result)?;
+    write_rows(out, "driver options", &technique_rows(result))?;
+    write_rows(out, "environment", &result.environment.rows())?;
+    let recommendations = result.environment.recommendations();
     if !recommendations.is_empty() {
         writeln!(out, "\nrecommendations")?;
         recommendations
@@ -35,30 +35,30 @@ fn write_all(out: &mut String, outcome: &PerfOutcome, written: &[String]) -> fmt
     Ok(())
 }
 
-fn write_headline(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
-    let seconds = outcome.elapsed.as_secs_f64();
-    writeln!(out, "{}, {seconds:.2} s", workload_line(&outcome.options))?;
-    write!(out, "\n  {}", show_iops(outcome.iops()))?;
-    write!(out, "   {} per I/O and thread", show_ns_f64(outcome.ns_per_io()))?;
-    if let Some(ticks) = outcome.tsc_per_io() {
+fn write_headline(out: &mut String, result: &PerfResult) -> fmt::Result {
+    let seconds = result.elapsed.as_secs_f64();
+    writeln!(out, "{}, {seconds:.2} s", workload_line(&result.options))?;
+    write!(out, "\n  {}", show_iops(result.iops()))?;
+    write!(out, "   {} per I/O and thread", show_ns_f64(result.ns_per_io()))?;
+    if let Some(ticks) = result.tsc_per_io() {
         write!(out, "   {ticks:.0} TSC cycles")?;
     }
-    if outcome.moves_data() {
-        write!(out, "   {}", show_byte_rate(outcome.bytes_per_second()))?;
+    if result.transfers_data() {
+        write!(out, "   {}", show_byte_rate(result.bytes_per_second()))?;
     }
     writeln!(out, "\n")?;
-    let sentences = notes(outcome);
+    let sentences = notes(result);
     sentences.iter().try_for_each(|sentence| writeln!(out, "  {sentence}"))?;
-    for warning in outcome.warnings() {
+    for warning in result.warnings() {
         writeln!(out, "  warning: {warning}.")?;
     }
-    if let Some(ended) = how_it_ended(outcome) {
+    if let Some(ended) = how_it_ended(result) {
         writeln!(out, "  {ended}")?;
     }
-    if let Some(line) = baseline_line(outcome) {
+    if let Some(line) = baseline_line(result) {
         writeln!(out, "  {line}.")?;
     }
-    if let Some(ram) = &outcome.ram {
+    if let Some(ram) = &result.ram {
         writeln!(
             out,
             "  With data transfers ({}): {}, {}, median {}.",
@@ -71,9 +71,9 @@ fn write_headline(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
     Ok(())
 }
 
-fn write_latency(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
-    let error = show_ns(outcome.time_stamp_error.ns);
-    let start = if outcome.options.rate.is_some() { "intended start" } else { "submission" };
+fn write_latency(out: &mut String, result: &PerfResult) -> fmt::Result {
+    let error = show_ns(result.time_stamp_error.ns);
+    let start = if result.options.rate.is_some() { "intended start" } else { "submission" };
     writeln!(out, "\nlatency from {start}, accurate to within {error}")?;
     let titles = ["mean", "p50", "p99", "p99.9", "p99.99", "max"];
     write!(out, "  {:<18}", "")?;
@@ -84,44 +84,44 @@ fn write_latency(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
         cells.iter().try_for_each(|cell| write!(out, "{cell:>10}"))?;
         writeln!(out)
     };
-    if outcome.latency_by_operation.len() != 1 {
-        line("all", latency_row(&outcome.latency))?;
+    if result.latency_by_operation.len() != 1 {
+        line("all", latency_row(&result.latency))?;
     }
-    for (operation, latency) in &outcome.latency_by_operation {
+    for (operation, latency) in &result.latency_by_operation {
         line(operation.name(), latency_row(latency))?;
     }
     Ok(())
 }
 
-fn write_fast_path(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
-    let turns = &outcome.turns;
-    let idle = turns.idle_polls.saturating_mul(100).checked_div(turns.polls).unwrap_or(0);
+fn write_fast_path(out: &mut String, result: &PerfResult) -> fmt::Result {
+    let counters = &result.counters;
+    let idle = counters.idle_polls.saturating_mul(100).checked_div(counters.polls).unwrap_or(0);
     writeln!(out, "\nfast path")?;
     writeln!(
         out,
         "  {:.2} completions per poll, {:.3} doorbells per I/O, {idle} % of the polls found nothing",
-        turns.completions_per_poll(),
-        turns.doorbells_per_io()
+        counters.completions_per_poll(),
+        counters.doorbells_per_io()
     )?;
-    let sleeps = show_count(outcome.sleeps);
-    writeln!(out, "  polling {}: {sleeps} sleeps", outcome.options.poll)
+    let sleeps = show_count(result.sleeps);
+    writeln!(out, "  polling {}: {sleeps} sleeps", result.options.poll)
 }
 
-fn write_trouble(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
-    if outcome.totals.errors > 0 {
-        writeln!(out, "\nerrors: {}", show_count(outcome.totals.errors))?;
-        for (status, count) in error_rows(outcome) {
+fn write_trouble(out: &mut String, result: &PerfResult) -> fmt::Result {
+    if result.totals.errors > 0 {
+        writeln!(out, "\nerrors: {}", show_count(result.totals.errors))?;
+        for (status, count) in error_rows(result) {
             writeln!(out, "  {:>12}  {status}", show_count(count))?;
         }
     }
-    if let Some(verified) = &outcome.verified {
+    if let Some(verified) = &result.verified {
         writeln!(out, "\nverification: {}", verified.words())?;
     }
-    if let Some(open) = &outcome.open_loop {
+    if let Some(open) = &result.open_loop {
         writeln!(
             out,
             "\nopen loop: {} of {} I/Os per second, {} started late, {} still waiting at the end",
-            show_iops(outcome.iops()),
+            show_iops(result.iops()),
             show_count(open.intended_per_second),
             show_count(open.delayed),
             show_count(open.backlog)
@@ -130,8 +130,8 @@ fn write_trouble(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
     Ok(())
 }
 
-fn write_null_blk(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
-    let Some(compared) = &outcome.null_blk else { return Ok(()) };
+fn write_null_blk(out: &mut String, result: &PerfResult) -> fmt::Result {
+    let Some(compared) = &result.null_blk else { return Ok(()) };
     let seconds = compared.time.as_secs_f64();
     writeln!(
         out,
@@ -155,8 +155,8 @@ fn write_null_blk(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
     Ok(())
 }
 
-fn technique_rows(outcome: &PerfOutcome) -> Vec<(&'static str, String)> {
-    let rows = outcome.techniques.iter();
+fn technique_rows(result: &PerfResult) -> Vec<(&'static str, String)> {
+    let rows = result.techniques.iter();
     let width = rows.clone().map(|technique| technique.setting.len()).max().unwrap_or(0);
     rows.map(|technique| {
         (technique.name, format!("{:<width$}  {}", technique.setting, technique.switch))
@@ -204,12 +204,12 @@ mod tests {
 
     #[test]
     fn a_block_device_is_told_by_its_name_once() {
-        let mut outcome = sample();
-        outcome.options.uris = vec!["null:".parse().unwrap()];
-        let device = &mut outcome.devices[0];
+        let mut result = sample();
+        result.options.uris = vec!["null:".parse().unwrap()];
+        let device = &mut result.devices[0];
         (device.name, device.model) =
             ("null:".into(), "null: no data is transferred, in mode mq".into());
-        let text = render(&outcome, &[]);
+        let text = render(&result, &[]);
         assert!(
             text.contains("  `null:`: no data is transferred, in mode mq; some or all of"),
             "{text}"
@@ -218,9 +218,9 @@ mod tests {
 
     #[test]
     fn a_model_is_called_a_model_and_bytes_are_shown_only_where_bytes_move() {
-        let mut outcome = sample();
-        outcome.options.uris = vec!["emu:model:p4600".parse().unwrap()];
-        let text = render(&outcome, &[]);
+        let mut result = sample();
+        result.options.uris = vec!["emu:model:p4600".parse().unwrap()];
+        let text = render(&result, &[]);
         assert!(text.contains("`p4600` is a model of that device's timing, not the device"));
         assert!(text.contains("128.6 GB/s") && !text.contains("No data are transferred"));
         assert!(!render(&sample(), &[]).contains("128.6 GB/s"));
@@ -228,9 +228,9 @@ mod tests {
 
     #[test]
     fn a_doorbell_that_costs_something_is_called_a_model() {
-        let mut outcome = sample();
-        outcome.options.uris = vec!["emu:null?doorbell-cost=250".parse().unwrap()];
-        let text = render(&outcome, &[]);
+        let mut result = sample();
+        result.options.uris = vec!["emu:null?doorbell-cost=250".parse().unwrap()];
+        let text = render(&result, &[]);
         assert!(text.contains("Each doorbell costs 250 ns of processor time: a model of a posted"));
         assert!(!render(&sample(), &[]).contains("posted across"));
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tenmil_base::{Histogram, Instant, Random, Span};
 use tenmil_linux::{Clock, CpuList};
 
-use crate::perf::outcome::per_second;
+use crate::perf::result::per_second;
 use tenmil::{Access, Device, Runtime};
 use tenmil_base::Error;
 

@@ -16,7 +16,7 @@ pub(super) fn run(
     core: Option<u32>,
     effort: &Effort,
 ) -> Result<BTreeMap<String, f64>, String> {
-    let time = effort.turn;
+    let time = effort.trial_time;
     let spin = move |_: &tenmil_linux::StopFlag| spin(work, clock, time);
     let thread = Thread::spawn("loop", core, spin).map_err(|error| format!("a loop: {error}"))?;
     let (count, elapsed) = thread.join();
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn a_loop_is_ended_in_time_and_its_rate_is_what_it_did() {
-        let effort = Effort { turn: Span::from_ms(20), ..Effort::QUICK };
+        let effort = Effort { trial_time: Span::from_ms(20), ..Effort::QUICK };
         let counting = |continues: &mut dyn FnMut() -> bool| {
             let mut count = 0;
             while continues() {

@@ -56,13 +56,13 @@ impl VethPair {
 
 impl Drop for VethPair {
     fn drop(&mut self) {
-        take_away(&self.namespace);
+        remove_pair(&self.namespace);
     }
 }
 
 /// Removes the pair and its namespace. Deleting the namespace alone would remove the interfaces
 /// only later.
-fn take_away(namespace: &str) {
+fn remove_pair(namespace: &str) {
     let _ = ip(&format!("link delete {NEAR}"));
     let _ = ip(&format!("netns delete {namespace}"));
 }
@@ -107,7 +107,7 @@ fn sweep() {
         let Some(name) = name.to_str() else { continue };
         let Some(process) = name.strip_prefix(NAME) else { continue };
         if !Path::new("/proc").join(process).exists() {
-            take_away(name);
+            remove_pair(name);
         }
     }
 }

@@ -3,13 +3,13 @@
 use crate::experiment::{Experiment, Threshold, Variant};
 
 use super::{CPU, IOPS, MEAN, PER_IO, TAIL, alone, ratio};
-use crate::reproduce::BenchWork;
+use crate::reproduce::BenchTask;
 
-pub(super) fn experiments() -> Vec<Experiment<BenchWork>> {
+pub(super) fn experiments() -> Vec<Experiment<BenchTask>> {
     vec![block_layer(), fio(), queue_per_thread(), optane()]
 }
 
-fn block_layer() -> Experiment<BenchWork> {
+fn block_layer() -> Experiment<BenchTask> {
     Experiment {
         name: "block-layer",
         claim: "A block layer above the driver keeps 70 to 80 % of its rate.",
@@ -17,8 +17,8 @@ fn block_layer() -> Experiment<BenchWork> {
         seen: "seven or eight million IOPS of 10.39 M",
         figures: &[IOPS, PER_IO],
         sides: vec![
-            Variant::new("driver alone", BenchWork::Perf("emu:null?count=21 --block none")),
-            Variant::new("block layer", BenchWork::Perf("emu:null?count=21 --block mq")),
+            Variant::new("driver alone", BenchTask::Perf("emu:null?count=21 --block none")),
+            Variant::new("block layer", BenchTask::Perf("emu:null?count=21 --block mq")),
         ],
         questions: vec![ratio(
             "what the block layer keeps",
@@ -32,7 +32,7 @@ fn block_layer() -> Experiment<BenchWork> {
     }
 }
 
-fn fio() -> Experiment<BenchWork> {
+fn fio() -> Experiment<BenchTask> {
     Experiment {
         name: "fio",
         claim: "fio reaches its own limit far below what the driver does, even over nothing at all.",
@@ -40,10 +40,10 @@ fn fio() -> Experiment<BenchWork> {
         seen: "about 2.7 M IOPS for each core",
         figures: &[IOPS],
         sides: vec![
-            Variant::new("perf over 21 SSDs", BenchWork::Perf("emu:null?count=21")),
+            Variant::new("perf over 21 SSDs", BenchTask::Perf("emu:null?count=21")),
             Variant::new(
                 "fio over its null engine",
-                BenchWork::Fio(
+                BenchTask::Fio(
                     "--name=nothing --ioengine=null --size=1g --rw=randread --bs=4k --iodepth=128 \
                      --norandommap --time_based --runtime=1",
                 ),
@@ -62,8 +62,8 @@ fn fio() -> Experiment<BenchWork> {
     }
 }
 
-fn queue_per_thread() -> Experiment<BenchWork> {
-    let over = |label, words| Variant::new(label, BenchWork::Perf(words));
+fn queue_per_thread() -> Experiment<BenchTask> {
+    let over = |label, words| Variant::new(label, BenchTask::Perf(words));
     Experiment {
         name: "queue-per-thread",
         claim: "A queue for each thread grows with the threads; one queue behind one lock does not.",
@@ -108,7 +108,7 @@ fn queue_per_thread() -> Experiment<BenchWork> {
     }
 }
 
-fn optane() -> Experiment<BenchWork> {
+fn optane() -> Experiment<BenchTask> {
     Experiment {
         name: "optane",
         claim: "Reads of 512 bytes from 20 Optane SSDs at depth 32 take 57 µs on average.",
@@ -117,7 +117,7 @@ fn optane() -> Experiment<BenchWork> {
         figures: &[MEAN, TAIL, IOPS, PER_IO],
         sides: vec![Variant::new(
             "20 modelled SSDs",
-            BenchWork::Perf("emu:model:p4800x?count=20&size=16m&block=512 -o 512 -q 32"),
+            BenchTask::Perf("emu:model:p4800x?count=20&size=16m&block=512 -o 512 -q 32"),
         )],
         questions: vec![alone(
             "mean latency",

@@ -3,21 +3,21 @@
 use crate::experiment::{Experiment, Threshold, Variant};
 
 use super::{IOPS, PER_IO, ratio};
-use crate::reproduce::BenchWork;
+use crate::reproduce::BenchTask;
 
 const WORDS: &str = "emu:null?count=21";
 const LIMITS: &str = "Whole programs, built with the same compiler and run one after the other. The \
     emulated SSD is built the same way and runs on the other core.";
 
-pub(super) fn experiments() -> Vec<Experiment<BenchWork>> {
+pub(super) fn experiments() -> Vec<Experiment<BenchTask>> {
     vec![link_time(), profile_guided()]
 }
 
-fn built(label: &'static str, way: &'static str) -> Variant<BenchWork> {
-    Variant::new(label, BenchWork::Built { way, perf: WORDS })
+fn built(label: &'static str, variant: &'static str) -> Variant<BenchTask> {
+    Variant::new(label, BenchTask::Built { variant, perf: WORDS })
 }
 
-fn link_time() -> Experiment<BenchWork> {
+fn link_time() -> Experiment<BenchTask> {
     Experiment {
         name: "link-time-optimization",
         claim: "Optimising when the program is linked, over all its parts, is worth 5 to 10 %.",
@@ -36,7 +36,7 @@ fn link_time() -> Experiment<BenchWork> {
     }
 }
 
-fn profile_guided() -> Experiment<BenchWork> {
+fn profile_guided() -> Experiment<BenchTask> {
     Experiment {
         name: "profile-guided",
         claim: "Optimising by a profile of such runs makes it faster still.",

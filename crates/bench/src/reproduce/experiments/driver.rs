@@ -3,7 +3,7 @@
 use crate::experiment::{Experiment, Metric, Threshold, Unit, Variant};
 
 use super::{IOPS, MEDIAN, PER_IO, alone, ratio, steady};
-use crate::reproduce::BenchWork;
+use crate::reproduce::BenchTask;
 
 const OF_BASELINE: Metric = steady("of_baseline", "of the ring micro-benchmark", Unit::Times);
 const DOORBELLS: Metric = steady("doorbells_per_io", "doorbells per I/O", Unit::Times);
@@ -12,11 +12,11 @@ const NO_BUS: &str = "An emulated SSD's doorbell is a store into memory and not 
     where it takes longer: the sides with `doorbell=` hold the processor for so many nanoseconds, \
     which is a model of a bus and not one.";
 
-pub(super) fn experiments() -> Vec<Experiment<BenchWork>> {
+pub(super) fn experiments() -> Vec<Experiment<BenchTask>> {
     vec![ten_million(), submission_doorbell(), completion_doorbell(), streaming_stores()]
 }
 
-fn ten_million() -> Experiment<BenchWork> {
+fn ten_million() -> Experiment<BenchTask> {
     Experiment {
         name: "ten-million",
         claim: "One thread does ten million random reads of 4 KiB in a second, from 21 SSDs at \
@@ -25,7 +25,7 @@ fn ten_million() -> Experiment<BenchWork> {
         seen: "10.39 M IOPS, 21 Intel P4600, Xeon Platinum 8280L at 4.0 GHz",
         figures: &[IOPS, PER_IO, OF_BASELINE, MEDIAN],
         sides: vec![
-            Variant::new("21 SSDs", BenchWork::Perf("emu:null?count=21 -q 128 --baseline"))
+            Variant::new("21 SSDs", BenchTask::Perf("emu:null?count=21 -q 128 --baseline"))
                 .lasting(2),
         ],
         questions: vec![alone(
@@ -41,7 +41,7 @@ fn ten_million() -> Experiment<BenchWork> {
     }
 }
 
-fn submission_doorbell() -> Experiment<BenchWork> {
+fn submission_doorbell() -> Experiment<BenchTask> {
     Experiment {
         name: "submission-doorbell",
         claim: "Ringing the submission doorbell once for a batch of commands, and not for each, \
@@ -50,15 +50,15 @@ fn submission_doorbell() -> Experiment<BenchWork> {
         seen: "2.89 M IOPS without, 10.39 M with: 3.6 times",
         figures: &[IOPS, PER_IO, DOORBELLS],
         sides: vec![
-            Variant::new("for a batch", BenchWork::Perf("emu:null?count=21")),
-            Variant::new("for each", BenchWork::Perf("emu:null?count=21 --no-doorbell-batching")),
+            Variant::new("for a batch", BenchTask::Perf("emu:null?count=21")),
+            Variant::new("for each", BenchTask::Perf("emu:null?count=21 --no-doorbell-batching")),
             Variant::new(
                 "for a batch, 100 ns",
-                BenchWork::Perf("emu:null?count=21&doorbell-cost=100"),
+                BenchTask::Perf("emu:null?count=21&doorbell-cost=100"),
             ),
             Variant::new(
                 "for each, 100 ns",
-                BenchWork::Perf("emu:null?count=21&doorbell-cost=100 --no-doorbell-batching"),
+                BenchTask::Perf("emu:null?count=21&doorbell-cost=100 --no-doorbell-batching"),
             ),
         ],
         questions: vec![
@@ -81,8 +81,8 @@ fn submission_doorbell() -> Experiment<BenchWork> {
     }
 }
 
-fn completion_doorbell() -> Experiment<BenchWork> {
-    let at = |label, words| Variant::new(label, BenchWork::Perf(words));
+fn completion_doorbell() -> Experiment<BenchTask> {
+    let at = |label, words| Variant::new(label, BenchTask::Perf(words));
     Experiment {
         name: "completion-doorbell",
         claim: "Ringing the completion doorbell once per poll is most of what can be had at depth \
@@ -145,8 +145,8 @@ fn completion_doorbell() -> Experiment<BenchWork> {
     }
 }
 
-fn streaming_stores() -> Experiment<BenchWork> {
-    let over = |label, words| Variant::new(label, BenchWork::Perf(words));
+fn streaming_stores() -> Experiment<BenchTask> {
+    let over = |label, words| Variant::new(label, BenchTask::Perf(words));
     Experiment {
         name: "streaming-stores",
         claim: "Storing commands past the cache leaves it to others and makes the whole faster.",

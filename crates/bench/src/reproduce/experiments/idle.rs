@@ -3,9 +3,9 @@
 use crate::experiment::{Experiment, Threshold, Variant};
 
 use super::{CPU, IOPS, MEAN, P99, TAIL, ratio};
-use crate::reproduce::BenchWork;
+use crate::reproduce::BenchTask;
 
-pub(super) fn experiments() -> Vec<Experiment<BenchWork>> {
+pub(super) fn experiments() -> Vec<Experiment<BenchTask>> {
     vec![dynamic_scheduler(), polling()]
 }
 
@@ -21,7 +21,7 @@ macro_rules! load {
     };
 }
 
-fn dynamic_scheduler() -> Experiment<BenchWork> {
+fn dynamic_scheduler() -> Experiment<BenchTask> {
     Experiment {
         name: "dynamic-scheduler",
         claim: "A scheduler that gathers threads which do little, and lets the cores sleep that are \
@@ -32,7 +32,7 @@ fn dynamic_scheduler() -> Experiment<BenchWork> {
         sides: vec![
             Variant::new(
                 "always polling",
-                BenchWork::Phases(&[
+                BenchTask::Phases(&[
                     load!("1k", "--poll always"),
                     load!("50k", "--poll always"),
                     load!("1k", "--poll always"),
@@ -41,7 +41,7 @@ fn dynamic_scheduler() -> Experiment<BenchWork> {
             .lasting(3),
             Variant::new(
                 "dynamic",
-                BenchWork::Phases(&[
+                BenchTask::Phases(&[
                     load!("1k", "--scheduler dynamic?period=50ms"),
                     load!("50k", "--scheduler dynamic?period=50ms"),
                     load!("1k", "--scheduler dynamic?period=50ms"),
@@ -71,8 +71,8 @@ fn dynamic_scheduler() -> Experiment<BenchWork> {
     }
 }
 
-fn polling() -> Experiment<BenchWork> {
-    let over = |label, words| Variant::new(label, BenchWork::Perf(words));
+fn polling() -> Experiment<BenchTask> {
+    let over = |label, words| Variant::new(label, BenchTask::Perf(words));
     Experiment {
         name: "polling",
         claim: "Sleeping for three quarters of the usual latency before looking saves most of the \

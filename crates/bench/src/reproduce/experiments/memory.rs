@@ -9,7 +9,7 @@ use crate::experiment::{Experiment, Threshold, Variant};
 use tenmil_base::Random;
 
 use super::{EACH, RATE, ratio};
-use crate::reproduce::BenchWork;
+use crate::reproduce::BenchTask;
 
 /// I/Os in flight: 21 SSDs at depth 128.
 const IN_FLIGHT: u32 = 21 * 128;
@@ -23,7 +23,7 @@ const A_LOOP: &str = "A loop that does nothing else: in a driver there is more a
     gains less than an iteration of the loop does.";
 const SLOTS: &str = "crates/bench/src/loops/slots.rs";
 
-pub(super) fn experiments() -> Vec<Experiment<BenchWork>> {
+pub(super) fn experiments() -> Vec<Experiment<BenchTask>> {
     vec![prefetch_distance(), slot_layout(), token_beside_state(), random_block()]
 }
 
@@ -49,9 +49,9 @@ fn draw(by: fn(&mut Random, u64, u64) -> u64, continues: &mut dyn FnMut() -> boo
     count
 }
 
-fn prefetch_distance() -> Experiment<BenchWork> {
-    let looping = |label, run| Variant::new(label, BenchWork::Loop { source: SLOTS, run });
-    let worth = |asks, of| ratio(asks, of, "nothing ahead", RATE, Threshold::AtLeast(1.05));
+fn prefetch_distance() -> Experiment<BenchTask> {
+    let looping = |label, run| Variant::new(label, BenchTask::Loop { source: SLOTS, run });
+    let worth = |question, of| ratio(question, of, "nothing ahead", RATE, Threshold::AtLeast(1.05));
     Experiment {
         name: "prefetch-distance",
         claim: "Where each slot is a page from the next, fetching it one, two or four completions \
@@ -74,7 +74,7 @@ fn prefetch_distance() -> Experiment<BenchWork> {
     }
 }
 
-fn slot_layout() -> Experiment<BenchWork> {
+fn slot_layout() -> Experiment<BenchTask> {
     Experiment {
         name: "slot-layout",
         claim: "Slots of sixteen bytes beside each other are found faster than slots a page apart, \
@@ -85,14 +85,14 @@ fn slot_layout() -> Experiment<BenchWork> {
         sides: vec![
             Variant::new(
                 "dense",
-                BenchWork::Loop {
+                BenchTask::Loop {
                     source: SLOTS,
                     run: |continues| drain::<DenseSlots>(0, continues),
                 },
             ),
             Variant::new(
                 "a page apart",
-                BenchWork::Loop {
+                BenchTask::Loop {
                     source: SLOTS,
                     run: |continues| drain::<PageSpacedSlots>(0, continues),
                 },
@@ -109,7 +109,7 @@ fn slot_layout() -> Experiment<BenchWork> {
     }
 }
 
-fn token_beside_state() -> Experiment<BenchWork> {
+fn token_beside_state() -> Experiment<BenchTask> {
     Experiment {
         name: "token-beside-state",
         claim: "A token that lies beside the state of its command is allocated faster than one in \
@@ -120,14 +120,14 @@ fn token_beside_state() -> Experiment<BenchWork> {
         sides: vec![
             Variant::new(
                 "beside the state",
-                BenchWork::Loop {
+                BenchTask::Loop {
                     source: SLOTS,
                     run: |continues| drain::<DenseSlots>(0, continues),
                 },
             ),
             Variant::new(
                 "behind a pointer",
-                BenchWork::Loop {
+                BenchTask::Loop {
                     source: SLOTS,
                     run: |continues| drain::<IndirectSlots>(0, continues),
                 },
@@ -144,7 +144,7 @@ fn token_beside_state() -> Experiment<BenchWork> {
     }
 }
 
-fn random_block() -> Experiment<BenchWork> {
+fn random_block() -> Experiment<BenchTask> {
     const SOURCE: &str = "crates/bench/src/loops/places.rs";
     Experiment {
         name: "random-block",
@@ -156,11 +156,11 @@ fn random_block() -> Experiment<BenchWork> {
         sides: vec![
             Variant::new(
                 "multiplication",
-                BenchWork::Loop { source: SOURCE, run: |continues| draw(multiply, continues) },
+                BenchTask::Loop { source: SOURCE, run: |continues| draw(multiply, continues) },
             ),
             Variant::new(
                 "division",
-                BenchWork::Loop { source: SOURCE, run: |continues| draw(divide, continues) },
+                BenchTask::Loop { source: SOURCE, run: |continues| draw(divide, continues) },
             ),
         ],
         questions: vec![ratio(

@@ -4,12 +4,12 @@
 use crate::experiment::{Experiment, Threshold, Variant};
 
 use super::{BYTES, CPU, IOPS, MEAN, MEDIAN, TAIL, ratio};
-use crate::reproduce::BenchWork;
+use crate::reproduce::BenchTask;
 
 const LOOPBACK: &str = "Over loopback, where the kernel copies what is sent to where it is received: \
     there is no network card, no interrupt and no wire.";
 
-pub(super) fn experiments() -> Vec<Experiment<BenchWork>> {
+pub(super) fn experiments() -> Vec<Experiment<BenchTask>> {
     vec![
         zero_copy(),
         direct_submission(),
@@ -22,11 +22,11 @@ pub(super) fn experiments() -> Vec<Experiment<BenchWork>> {
 }
 
 /// Work with the arguments of target and host.
-const fn both(serve: &'static str, perf: &'static str) -> BenchWork {
-    BenchWork::Served { serve, perf }
+const fn both(serve: &'static str, perf: &'static str) -> BenchTask {
+    BenchTask::Served { serve, perf }
 }
 
-fn zero_copy() -> Experiment<BenchWork> {
+fn zero_copy() -> Experiment<BenchTask> {
     Experiment {
         name: "tcp-zero-copy",
         claim: "Sending without a copy from some size on is faster than always copying, and than \
@@ -66,7 +66,7 @@ fn zero_copy() -> Experiment<BenchWork> {
     }
 }
 
-fn direct_submission() -> Experiment<BenchWork> {
+fn direct_submission() -> Experiment<BenchTask> {
     Experiment {
         name: "tcp-direct",
         claim: "Sending a command from the thread that submits it, and not later from another \
@@ -97,7 +97,7 @@ fn direct_submission() -> Experiment<BenchWork> {
     }
 }
 
-fn batching() -> Experiment<BenchWork> {
+fn batching() -> Experiment<BenchTask> {
     Experiment {
         name: "tcp-batching",
         claim: "Sending what has gathered in one call, and not each command by itself, raises the \
@@ -139,7 +139,7 @@ fn batching() -> Experiment<BenchWork> {
     }
 }
 
-fn more_to_come() -> Experiment<BenchWork> {
+fn more_to_come() -> Experiment<BenchTask> {
     Experiment {
         name: "tcp-msg-more",
         claim: "Telling the kernel with MSG_MORE that more follows makes large transfers faster.",
@@ -189,7 +189,7 @@ fn more_to_come() -> Experiment<BenchWork> {
     }
 }
 
-fn read_queues() -> Experiment<BenchWork> {
+fn read_queues() -> Experiment<BenchTask> {
     Experiment {
         name: "tcp-read-queues",
         claim: "Small reads with a connection of their own do not wait behind large writes: more of \
@@ -198,10 +198,10 @@ fn read_queues() -> Experiment<BenchWork> {
         seen: "80 to 171 k IOPS, p99.99 from 14.2 to 1.8 ms",
         figures: &[IOPS, MEAN, TAIL, BYTES],
         sides: vec![
-            Variant::new("shared", BenchWork::Mixed { serve: "-c {last}", keys: "" }).lasting(2),
+            Variant::new("shared", BenchTask::Mixed { serve: "-c {last}", keys: "" }).lasting(2),
             Variant::new(
                 "a connection of their own",
-                BenchWork::Mixed { serve: "-c {last}", keys: "?read-queue=yes" },
+                BenchTask::Mixed { serve: "-c {last}", keys: "?read-queue=yes" },
             )
             .lasting(2),
         ],
@@ -227,7 +227,7 @@ fn read_queues() -> Experiment<BenchWork> {
     }
 }
 
-fn incoming_cpu() -> Experiment<BenchWork> {
+fn incoming_cpu() -> Experiment<BenchTask> {
     Experiment {
         name: "tcp-incoming-cpu",
         claim: "Serving a connection on the core that its packets come in by is faster than \
@@ -264,8 +264,8 @@ fn incoming_cpu() -> Experiment<BenchWork> {
     }
 }
 
-fn busy_polling() -> Experiment<BenchWork> {
-    let over = |label, perf| Variant::new(label, BenchWork::OverVeth { serve: "-c {last}", perf });
+fn busy_polling() -> Experiment<BenchTask> {
+    let over = |label, perf| Variant::new(label, BenchTask::OverVeth { serve: "-c {last}", perf });
     Experiment {
         name: "tcp-busy-poll",
         claim: "Polling a receive queue of the network card from the application, and grouping the \

@@ -7,7 +7,7 @@ use tenmil_dma::RegionTable;
 use tenmil_linux::{Clock, CpuList};
 
 use super::{SOURCES, all, choose, loads};
-use crate::reproduce::BenchWork;
+use crate::reproduce::BenchTask;
 use crate::reproduce::work::words_of;
 
 #[test]
@@ -41,7 +41,7 @@ fn every_question_is_about_sides_and_figures_that_there_are() {
 fn the_claim_itself_is_asked_in_a_quick_run_too() {
     for experiment in all() {
         let left_out = |label: &str| {
-            let is_it = |side: &&Variant<BenchWork>| side.label == label;
+            let is_it = |side: &&Variant<BenchTask>| side.label == label;
             !Effort::QUICK.takes(experiment.sides.iter().find(is_it).unwrap())
         };
         let mut sides = experiment.questions[0].compared.sides();

@@ -10,7 +10,7 @@ use super::{VERDICTS, show, show_spread, tally};
 use crate::perf::report::plot::{self, PlotRow};
 use crate::perf::report::{STYLE, in_code, machine_rows};
 use crate::reproduce::experiments::SOURCES;
-use crate::reproduce::{BenchWork, ExperimentResult, ReproduceRun};
+use crate::reproduce::{BenchTask, ExperimentResult, ReproduceRun};
 
 /// Style rules that the page of `perf` does not need.
 const MORE_STYLE: &str = r"
@@ -61,7 +61,7 @@ fn header(evidence: &ReproduceRun) -> Markup {
             }
             p.workload {
                 "A " (effort.name) " run: " (effort.rounds) " rounds of each comparison, "
-                (effort.turn.as_secs_f64()) " s for each side in each round"
+                (effort.trial_time.as_secs_f64()) " s for each side in each round"
             }
             p.note {
                 "tenmil is a user-space NVMe stack. The claims are those of five talks and articles \
@@ -132,12 +132,12 @@ fn badge(verdict: Verdict) -> Markup {
 
 fn experiment(evidence: &ReproduceRun, experiment_result: &ExperimentResult) -> Markup {
     let experiment = &experiment_result.experiment;
-    let kept = if experiment_result.was_kept { ", measured by an earlier run" } else { "" };
+    let saved = if experiment_result.is_reused { ", measured by an earlier run" } else { "" };
     html! {
         section id=(experiment.name) {
             h2 {
                 (experiment.name) (badge(experiment_result.verdict()))
-                small { "seed " (experiment_result.seeds()) (kept) }
+                small { "seed " (experiment_result.seeds()) (saved) }
             }
             p { (experiment.claim) " They saw: " (experiment.seen) "." }
             (questions(experiment_result))
@@ -156,7 +156,7 @@ fn questions(experiment_result: &ExperimentResult) -> Markup {
             } }
             tbody { @for row in experiment_result.rows() {
                 tr {
-                    td { (row.asks) }
+                    td { (row.question) }
                     td { (row.criterion) }
                     td { (in_code(&row.found)) }
                     td { (badge(row.verdict)) }
@@ -168,7 +168,7 @@ fn questions(experiment_result: &ExperimentResult) -> Markup {
 
 /// Plot of the values of every round and variant.
 fn picture(experiment_result: &ExperimentResult, figure: &Metric) -> Markup {
-    let row = |side: &Variant<BenchWork>| {
+    let row = |side: &Variant<BenchTask>| {
         let values = experiment_result.record.values(side.label, figure.key);
         (!values.is_empty()).then_some(PlotRow { label: side.label, values })
     };
@@ -185,7 +185,7 @@ fn picture(experiment_result: &ExperimentResult, figure: &Metric) -> Markup {
 
 fn sides(evidence: &ReproduceRun, experiment_result: &ExperimentResult) -> Markup {
     let experiment = &experiment_result.experiment;
-    let seconds = evidence.effort.turn.as_secs_f64();
+    let seconds = evidence.effort.trial_time.as_secs_f64();
     let cores = &evidence.machine.allowed;
     html! {
         table {

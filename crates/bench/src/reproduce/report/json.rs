@@ -6,7 +6,7 @@ use tenmil_linux::CpuList;
 
 use super::VERDICTS;
 use crate::perf::report::machine_rows;
-use crate::reproduce::{BenchWork, ExperimentResult, ReproduceRun};
+use crate::reproduce::{BenchTask, ExperimentResult, ReproduceRun};
 
 /// Renders the report as JSON.
 pub fn render(evidence: &ReproduceRun) -> String {
@@ -18,7 +18,7 @@ pub fn render(evidence: &ReproduceRun) -> String {
         "version": env!("CARGO_PKG_VERSION"),
         "effort": evidence.effort.name,
         "rounds": evidence.effort.rounds,
-        "trial_s": evidence.effort.turn.as_secs_f64(),
+        "trial_s": evidence.effort.trial_time.as_secs_f64(),
         "verdicts": counts.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
         "warnings": evidence.warnings(),
         "environment": machine.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
@@ -28,7 +28,7 @@ pub fn render(evidence: &ReproduceRun) -> String {
 }
 
 /// Lists the experiments as JSON.
-pub fn list(chosen: &[crate::experiment::Experiment<BenchWork>]) -> String {
+pub fn list(chosen: &[crate::experiment::Experiment<BenchTask>]) -> String {
     let rows: Vec<Value> = chosen
         .iter()
         .map(|it| json!({ "name": it.name, "claim": it.claim, "seeds": it.seeds }))
@@ -41,7 +41,7 @@ fn experiment_result(evidence: &ReproduceRun, experiment_result: &ExperimentResu
     let questions = experiment_result.rows().into_iter().zip(&experiment_result.findings).map(
         |(row, finding)| {
             json!({
-                "question": row.asks,
+                "question": row.question,
                 "criterion": row.criterion,
                 "verdict": finding.verdict,
                 "values": finding.values,
@@ -51,8 +51,8 @@ fn experiment_result(evidence: &ReproduceRun, experiment_result: &ExperimentResu
             })
         },
     );
-    let seconds = evidence.effort.turn.as_secs_f64();
-    let side = |side: &Variant<BenchWork>| {
+    let seconds = evidence.effort.trial_time.as_secs_f64();
+    let side = |side: &Variant<BenchTask>| {
         json!({
             "label": side.label,
             "commands": side.work.commands(&CpuList::allowed(), seconds),
@@ -69,7 +69,7 @@ fn experiment_result(evidence: &ReproduceRun, experiment_result: &ExperimentResu
         "sides": experiment.sides.iter().map(side).collect::<Vec<_>>(),
         "rounds": experiment_result.record.rounds,
         "limitations": experiment.limits,
-        "reused": experiment_result.was_kept,
+        "reused": experiment_result.is_reused,
     })
 }
 

@@ -22,11 +22,11 @@ fn experiment_result(
     name: &str,
     rounds: Vec<Round>,
     missing: &[(&str, &str)],
-    was_kept: bool,
+    is_reused: bool,
 ) -> ExperimentResult {
     let missing = missing.iter().map(|(side, why)| ((*side).to_owned(), (*why).to_owned()));
     let record = Record { name: name.into(), rounds, missing: missing.collect() };
-    ExperimentResult::new(choose(&[name.to_owned()]).unwrap().remove(0), record, was_kept)
+    ExperimentResult::new(choose(&[name.to_owned()]).unwrap().remove(0), record, is_reused)
 }
 
 /// Sample run: one claim confirmed, one refuted, one inconclusive and one not measured.

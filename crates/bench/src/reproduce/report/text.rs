@@ -9,19 +9,19 @@ pub fn render(evidence: &ReproduceRun, written: &[String]) -> String {
     for experiment_result in &evidence.experiment_results {
         for (index, row) in experiment_result.rows().iter().enumerate() {
             let name = if index == 0 { experiment_result.experiment.name } else { "" };
-            text += &format!("{name:<24}{:<16}{}\n", row.verdict.words(), row.asks);
+            text += &format!("{name:<24}{:<16}{}\n", row.verdict.words(), row.question);
             text += &format!("{:<40}{}", "", row.found);
             text += &format!("; expected {}\n", row.criterion);
         }
     }
     text += &format!("\n{}.\n", tally(evidence));
-    let kept = evidence
+    let saved = evidence
         .experiment_results
         .iter()
-        .filter(|experiment_result| experiment_result.was_kept)
+        .filter(|experiment_result| experiment_result.is_reused)
         .count();
-    if kept > 0 {
-        text += &format!("{kept} of them are results of an earlier run.\n");
+    if saved > 0 {
+        text += &format!("{saved} of them are results of an earlier run.\n");
     }
     for warning in evidence.warnings() {
         text += &format!("warning: {warning}.\n");

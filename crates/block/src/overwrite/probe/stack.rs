@@ -9,7 +9,7 @@ type StackProbeFn = fn(&DeviceEdges<'_>) -> Option<Signature>;
 pub(super) fn probe(ends: &DeviceEdges<'_>, found: &mut Vec<Signature>) {
     let kinds: [StackProbeFn; 7] = [lvm, md_old, luks, zfs, bcache, drbd, mirror];
     found.extend(kinds.iter().filter_map(|kind| kind(ends)));
-    found.extend(md_places(ends).into_iter().flatten().filter_map(|at| md(ends, at)));
+    found.extend(md_offsets(ends).into_iter().flatten().filter_map(|at| md(ends, at)));
 }
 
 /// LVM: a label in one of the first four sectors. The UUID of a physical volume is alphanumeric.
@@ -29,7 +29,7 @@ fn lvm(ends: &DeviceEdges<'_>) -> Option<Signature> {
 const MD_MAGIC: u32 = 0xa92b_4efc;
 
 /// Positions of md superblocks of version 1: 1.1, 1.2, and 1.0, which is 8 to 12 KiB before the end.
-fn md_places(ends: &DeviceEdges<'_>) -> [Option<u64>; 3] {
+fn md_offsets(ends: &DeviceEdges<'_>) -> [Option<u64>; 3] {
     let sectors = ends.size_bytes / 512;
     [Some(0), Some(4096), sectors.checked_sub(16).map(|last| (last & !7) * 512)]
 }

@@ -29,7 +29,7 @@ impl ProgressBar {
     }
 
     /// Prints the progress if an update is due.
-    pub(in crate::commands) fn turn(
+    pub(in crate::commands) fn update(
         &mut self,
         phase: &str,
         now: Instant,
@@ -138,7 +138,7 @@ mod tests {
             let mut count = 0;
             for ms in 0..10_000 {
                 let mut out = Vec::new();
-                line.turn("copying", at(ms), (ms, 10_000), &mut out);
+                line.update("copying", at(ms), (ms, 10_000), &mut out);
                 count += usize::from(!out.is_empty());
             }
             assert_eq!(count, expected, "terminal: {is_terminal}");

@@ -25,10 +25,10 @@ use crate::commands::write_out;
 enum FunctionChange {
     /// Present at the start.
     There,
-    Came,
+    Added,
     /// Its driver, its controller or the state of the controller has changed.
     Changed,
-    Gone,
+    Removed,
 }
 
 /// Last known functions of this machine.
@@ -47,7 +47,7 @@ pub(super) struct FollowLimit {
 /// Longest wait for a uevent; Ctrl-C is checked between two waits.
 const WAIT: Span = Span::from_ms(200);
 /// Maximum number of uevents handled before changes are printed.
-const HEARD_MAX: usize = 1024;
+const UEVENTS_MAX: usize = 1024;
 
 /// Prints the present functions, then the changes.
 pub(super) fn run(
@@ -88,32 +88,32 @@ impl KnownFunctions {
         &mut self,
         listener: &mut Listener,
     ) -> std::io::Result<Vec<(FunctionChange, Function)>> {
-        let (mut told, mut is_due) = (Vec::new(), false);
-        for _ in 0..HEARD_MAX {
+        let (mut changes, mut is_due) = (Vec::new(), false);
+        for _ in 0..UEVENTS_MAX {
             let heard = listener.recv()?;
             if heard == UeventResult::WouldBlock {
                 break;
             }
-            is_due |= self.take(heard, &mut told);
+            is_due |= self.take(heard, &mut changes);
         }
         if is_due {
-            told.extend(self.update(Function::all(&KernelFiles::live())));
+            changes.extend(self.update(Function::all(&KernelFiles::live())));
         }
-        Ok(told)
+        Ok(changes)
     }
 
     /// Handles one uevent. Returns whether all functions have to be read again.
     fn take(
         &mut self,
         heard: UeventResult<'_>,
-        told: &mut Vec<(FunctionChange, Function)>,
+        changes: &mut Vec<(FunctionChange, Function)>,
     ) -> bool {
         match heard {
             UeventResult::WouldBlock => false,
             UeventResult::Overflow => true,
             UeventResult::Uevent(uevent) => {
-                told.extend(
-                    self.removed_by(&uevent).map(|function| (FunctionChange::Gone, function)),
+                changes.extend(
+                    self.removed_by(&uevent).map(|function| (FunctionChange::Removed, function)),
                 );
                 matters(&uevent)
             }
@@ -133,9 +133,9 @@ impl KnownFunctions {
         let found: BTreeMap<_, _> = found.into_iter().map(|one| (one.address, one)).collect();
         let before = std::mem::replace(&mut self.functions, found);
         let gone = before.values().filter(|one| !self.functions.contains_key(&one.address));
-        let gone = gone.map(|one| (FunctionChange::Gone, one.clone()));
+        let gone = gone.map(|one| (FunctionChange::Removed, one.clone()));
         let there = self.functions.values().filter_map(|one| match before.get(&one.address) {
-            None => Some((FunctionChange::Came, one.clone())),
+            None => Some((FunctionChange::Added, one.clone())),
             Some(old) if state(old) != state(one) => Some((FunctionChange::Changed, one.clone())),
             Some(_) => None,
         });
@@ -174,9 +174,9 @@ impl FunctionChange {
     fn word(self) -> &'static str {
         match self {
             Self::There => "present",
-            Self::Came => "added",
+            Self::Added => "added",
             Self::Changed => "changed",
-            Self::Gone => "removed",
+            Self::Removed => "removed",
         }
     }
 }
@@ -204,25 +204,25 @@ mod tests {
         }
     }
 
-    fn changes(told: Vec<(FunctionChange, Function)>) -> Vec<(FunctionChange, String)> {
-        told.into_iter().map(|(change, one)| (change, one.address.to_string())).collect()
+    fn described(changes: Vec<(FunctionChange, Function)>) -> Vec<(FunctionChange, String)> {
+        changes.into_iter().map(|(change, one)| (change, one.address.to_string())).collect()
     }
 
     #[test]
     fn what_comes_changes_and_goes_is_told_once() {
         let mut known = KnownFunctions::default();
         let (one, two) = (function("0000:01:00.0", Some("nvme")), function("0000:02:00.0", None));
-        let told = changes(known.update(vec![one.clone()]));
-        assert_eq!(told, [(FunctionChange::Came, "0000:01:00.0".to_owned())]);
+        let changes = described(known.update(vec![one.clone()]));
+        assert_eq!(changes, [(FunctionChange::Added, "0000:01:00.0".to_owned())]);
         assert_eq!(known.update(vec![one.clone()]), []);
         let taken = function("0000:01:00.0", Some("vfio-pci"));
-        let told = changes(known.update(vec![taken.clone(), two.clone()]));
-        assert_eq!(told[0], (FunctionChange::Changed, "0000:01:00.0".to_owned()));
-        assert_eq!(told[1..], [(FunctionChange::Came, "0000:02:00.0".to_owned())]);
+        let changes = described(known.update(vec![taken.clone(), two.clone()]));
+        assert_eq!(changes[0], (FunctionChange::Changed, "0000:01:00.0".to_owned()));
+        assert_eq!(changes[1..], [(FunctionChange::Added, "0000:02:00.0".to_owned())]);
         let named = Function { controller: Some(Controller::default()), ..two.clone() };
-        assert_eq!(changes(known.update(vec![taken, named]))[0].0, FunctionChange::Changed);
-        let told = changes(known.update(vec![two]));
-        assert_eq!(told[0], (FunctionChange::Gone, "0000:01:00.0".to_owned()));
+        assert_eq!(described(known.update(vec![taken, named]))[0].0, FunctionChange::Changed);
+        let changes = described(known.update(vec![two]));
+        assert_eq!(changes[0], (FunctionChange::Removed, "0000:01:00.0".to_owned()));
     }
 
     #[test]
@@ -234,7 +234,7 @@ mod tests {
         let uevent = Uevent { action: "remove", path, subsystem: "pci" };
         assert_eq!(known.removed_by(&uevent), Some(one.clone()));
         assert_eq!(known.removed_by(&uevent), None, "it is not known any more");
-        assert_eq!(changes(known.update(vec![one.clone()]))[0].0, FunctionChange::Came);
+        assert_eq!(described(known.update(vec![one.clone()]))[0].0, FunctionChange::Added);
         for other in [
             Uevent { action: "unbind", ..uevent },
             Uevent { subsystem: "net", ..uevent },
@@ -247,28 +247,28 @@ mod tests {
 
     #[test]
     fn what_was_lost_and_what_is_about_functions_and_controllers_is_looked_after() {
-        let (mut known, mut told) = (KnownFunctions::default(), Vec::new());
+        let (mut known, mut changes) = (KnownFunctions::default(), Vec::new());
         let one = function("0000:01:00.0", None);
         known.update(vec![one.clone()]);
         let path = "/devices/pci0000:00/0000:01:00.0";
         let uevent = |action, subsystem| UeventResult::Uevent(Uevent { action, path, subsystem });
-        assert!(known.take(UeventResult::Overflow, &mut told), "nobody knows what has changed");
-        assert!(known.take(uevent("add", "pci"), &mut told));
-        assert!(known.take(uevent("change", "nvme"), &mut told));
-        assert!(!known.take(uevent("remove", "net"), &mut told));
-        assert!(!known.take(uevent("add", "block"), &mut told));
-        assert!(!known.take(UeventResult::WouldBlock, &mut told));
-        assert_eq!(told, []);
-        assert!(known.take(uevent("remove", "pci"), &mut told));
-        assert_eq!(told, [(FunctionChange::Gone, one)]);
+        assert!(known.take(UeventResult::Overflow, &mut changes), "nobody knows what has changed");
+        assert!(known.take(uevent("add", "pci"), &mut changes));
+        assert!(known.take(uevent("change", "nvme"), &mut changes));
+        assert!(!known.take(uevent("remove", "net"), &mut changes));
+        assert!(!known.take(uevent("add", "block"), &mut changes));
+        assert!(!known.take(UeventResult::WouldBlock, &mut changes));
+        assert_eq!(changes, []);
+        assert!(known.take(uevent("remove", "pci"), &mut changes));
+        assert_eq!(changes, [(FunctionChange::Removed, one)]);
     }
 
     #[test]
     fn a_change_is_one_line() {
         let one = function("0000:01:00.0", Some("nvme"));
-        let text = line(Instant { ns: 7 }, FunctionChange::Came, &one, false);
+        let text = line(Instant { ns: 7 }, FunctionChange::Added, &one, false);
         assert_eq!(text, "added   0000:01:00.0  1b36:0010, driver nvme, no IOMMU group\n");
-        let text = line(Instant { ns: 7 }, FunctionChange::Gone, &one, true);
+        let text = line(Instant { ns: 7 }, FunctionChange::Removed, &one, true);
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&json["event"], &json["monotonic_ns"]), (&"removed".into(), &7.into()));
         assert!(json["time"].as_str().unwrap().ends_with('Z'), "UTC");

@@ -25,12 +25,12 @@ pub(super) fn check(
     // A pool that is not open in any process is read without being opened for writing.
     let (mut found, process, by) = match PoolAccess::remote_or(opener, &place, pool::check)? {
         Ok(found) => (checked(&found), None, String::new()),
-        Err(mut hand) => {
+        Err(mut access) => {
             let long = JobSpec { what: JobKind::Check, rate_bytes: None, unheard_max: None };
-            let Some(found) = hand.long(&long, "checking")? else {
+            let Some(found) = access.long(&long, "checking")? else {
                 return Ok(ExitCode::from(EXIT_INTERRUPTED));
             };
-            (found, hand.pid(), hand.by())
+            (found, access.pid(), access.by())
         }
     };
     let is_clean = found["clean"] == true;

@@ -32,21 +32,21 @@ pub(super) struct GrowArguments {
 /// Grows a pool and reports its size before and after.
 pub(super) fn grow(opener: &Opener<'_>, arguments: &GrowArguments) -> Result<String, Error> {
     let GrowArguments { device, add, overwrite, json } = arguments;
-    let mut hand = PoolAccess::on(opener, &VolumeRef::of(device)?)?;
-    if let PoolAccess::Here { open, .. } = &hand {
+    let mut access = PoolAccess::on(opener, &VolumeRef::of(device)?)?;
+    if let PoolAccess::Here { open, .. } = &access {
         let grown = open.grow(opener, add, *overwrite)?;
         return Ok(if *json { grown_json(&grown) } else { grown_text(&grown) });
     }
-    let before = hand.store()?["size_bytes"].take();
+    let before = access.store()?["size_bytes"].take();
     let command = PoolCommand::Grow { add: add.clone(), overwrite: *overwrite };
-    let text = hand.execute(&command)?.text;
-    let store = hand.store()?;
+    let text = access.execute(&command)?.text;
+    let store = access.store()?;
     Ok(match json {
         true => {
             let (size, devices) = (&store["size_bytes"], &store["devices"]);
-            document(&before, size, devices, hand.pid())
+            document(&before, size, devices, access.pid())
         }
-        false => text + &hand.by(),
+        false => text + &access.by(),
     })
 }
 

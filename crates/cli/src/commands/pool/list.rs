@@ -32,10 +32,10 @@ pub(super) struct Summary {
 
 impl Summary {
     pub(super) fn of(opener: &Opener<'_>, device: &Uri) -> Result<Self, Error> {
-        let mut hand = PoolAccess::on(opener, &VolumeRef::of(device)?)?;
-        let mut store = hand.store()?;
-        store["process"] = hand.pid().into();
-        Ok(Self { store, by: hand.by() })
+        let mut access = PoolAccess::on(opener, &VolumeRef::of(device)?)?;
+        let mut store = access.store()?;
+        store["process"] = access.pid().into();
+        Ok(Self { store, by: access.by() })
     }
 
     pub(super) fn as_text(&self) -> String {

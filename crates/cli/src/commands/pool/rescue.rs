@@ -55,7 +55,7 @@ pub(super) fn rescue(
     let mut line = ProgressBar::new(std::io::stderr().is_terminal(), opener.clock.now());
     let others = &arguments.devices;
     let saved = pool::rescue(opener, (&source, others), &open, &mut |progress| {
-        line.turn("rescuing", opener.clock.now(), progress, &mut std::io::stderr());
+        line.update("rescuing", opener.clock.now(), progress, &mut std::io::stderr());
         true
     });
     line.clear(&mut std::io::stderr());
@@ -72,22 +72,22 @@ fn expect_closed(
     source: &VolumeRef,
     target: &VolumeRef,
 ) -> Result<Arc<OpenPool>, Error> {
-    if let Err(hand) = PoolAccess::remote_or(opener, source, |_, _| Ok(()))? {
+    if let Err(access) = PoolAccess::remote_or(opener, source, |_, _| Ok(()))? {
         let text = format!(
             "pool rescue: {} is open {}, expected a pool that does not open",
             source.store,
-            hand.owner_text()
+            access.owner_text()
         );
         return Err(Error::usage(text).with_hint(
             "Copy its volumes by `tenmil volume snapshot`, `send` and `receive`, also while they are \
              served; to rescue what is damaged in it, end that process.",
         ));
     }
-    PoolAccess::remote_or(opener, target, OpenPool::open)?.map_err(|hand| {
+    PoolAccess::remote_or(opener, target, OpenPool::open)?.map_err(|access| {
         let text = format!(
             "pool rescue: {} is open {}, expected a pool that is not open",
             target.store,
-            hand.owner_text()
+            access.owner_text()
         );
         Error::usage(text).with_hint("End that process, or rescue into another pool.")
     })

@@ -43,18 +43,18 @@ pub(super) fn scrub(
         let text = format!("pool scrub {}: rate is 0, expected a byte at least", arguments.device);
         return Err(Error::usage(text).with_hint("Leave --rate out to read at full speed."));
     }
-    let mut hand = PoolAccess::on(opener, &VolumeRef::of(&arguments.device)?)?;
+    let mut access = PoolAccess::on(opener, &VolumeRef::of(&arguments.device)?)?;
     let long = JobSpec { what: JobKind::Scrub, rate_bytes, unheard_max: None };
-    let Some(mut found) = hand.long(&long, "scrubbing")? else {
+    let Some(mut found) = access.long(&long, "scrubbing")? else {
         return Ok(ExitCode::from(EXIT_INTERRUPTED));
     };
     let is_clean = found["clean"] == true;
     let text = match arguments.json {
         true => {
-            found["process"] = hand.pid().into();
+            found["process"] = access.pid().into();
             format!("{found:#}\n")
         }
-        false => as_text(&found) + &hand.by(),
+        false => as_text(&found) + &access.by(),
     };
     write_out(out, &text)?;
     Ok(ExitCode::from(if is_clean { 0 } else { ErrorCategory::Remote.exit_code() }))

@@ -76,26 +76,26 @@ impl FromStr for Thresholds {
 pub(super) fn set(opener: &Opener<'_>, arguments: &SetArguments) -> Result<String, Error> {
     let SetArguments { device, thresholds, moved, json } = arguments;
     let Some(Thresholds(percent)) = thresholds else {
-        return set_places(opener, device, moved, *json);
+        return relocate_devices(opener, device, moved, *json);
     };
-    let mut hand = PoolAccess::on(opener, &VolumeRef::of(device)?)?;
-    let told = hand.execute(&PoolCommand::Thresholds { percent: *percent })?;
+    let mut access = PoolAccess::on(opener, &VolumeRef::of(device)?)?;
+    let result = access.execute(&PoolCommand::Thresholds { percent: *percent })?;
     if !json {
-        return Ok(told.text + &hand.by());
+        return Ok(result.text + &access.by());
     }
-    let store = told.settings.unwrap_or_default();
+    let store = result.settings.unwrap_or_default();
     let member = |name: &str| store.get(name).cloned().unwrap_or(Value::Null);
     let document = json!({
         "name": member("name"),
-        "changed": told.is_changed,
+        "changed": result.is_changed,
         "thresholds_percent": member("thresholds_percent"),
-        "process": hand.pid(),
+        "process": access.pid(),
     });
     Ok(format!("{document:#}\n"))
 }
 
 /// Records device locations that differ from the recorded ones.
-fn set_places(
+fn relocate_devices(
     opener: &Opener<'_>,
     device: &Uri,
     moved: &[RelocatedDevice],
@@ -104,35 +104,35 @@ fn set_places(
     let mut place = VolumeRef::of(device)?;
     place.moved = moved.iter().map(|RelocatedDevice(number, uri)| (*number, uri.clone())).collect();
     match PoolAccess::remote_or(opener, &place, OpenPool::open)? {
-        Ok(open) => set_places_here(&open, moved, json),
-        Err(mut hand) => set_places_there(&mut hand, moved, json),
+        Ok(open) => relocate_locally(&open, moved, json),
+        Err(mut access) => relocate_remotely(&mut access, moved, json),
     }
 }
 
 /// Records the locations in the process that has the pool open.
-fn set_places_there(
-    hand: &mut PoolAccess<'_>,
+fn relocate_remotely(
+    access: &mut PoolAccess<'_>,
     moved: &[RelocatedDevice],
     json: bool,
 ) -> Result<String, Error> {
     let (mut text, mut is_changed, mut store) = (String::new(), false, Value::Null);
     for RelocatedDevice(number, uri) in moved {
-        let told = hand.execute(&PoolCommand::Device { number: *number, uri: uri.clone() })?;
-        text += &told.text;
-        is_changed |= told.is_changed;
-        store = told.settings.unwrap_or_default();
+        let result = access.execute(&PoolCommand::Device { number: *number, uri: uri.clone() })?;
+        text += &result.text;
+        is_changed |= result.is_changed;
+        store = result.settings.unwrap_or_default();
     }
     if json {
         let (name, devices) = (&store["name"], &store["devices"]);
         let document = json!({
-            "name": name, "changed": is_changed, "devices": devices, "process": hand.pid(),
+            "name": name, "changed": is_changed, "devices": devices, "process": access.pid(),
         });
         return Ok(format!("{document:#}\n"));
     }
-    Ok(text + &hand.by())
+    Ok(text + &access.by())
 }
 
-fn set_places_here(
+fn relocate_locally(
     open: &OpenPool,
     moved: &[RelocatedDevice],
     json: bool,
@@ -146,7 +146,7 @@ fn set_places_here(
         let text = format!("pool `{name}`: it has no device {number}, expected {last} at most");
         return Err(Error::usage(text));
     }
-    let is_changed = open.note_places()?;
+    let is_changed = open.record_locations()?;
     if json {
         let devices: Vec<Value> = there.iter().map(told_of).collect();
         let document = json!({

@@ -42,7 +42,7 @@ impl PoolAccess<'_> {
         let done = match self {
             Self::Here { open, .. } => {
                 let way = JobData::Out(out);
-                long.carry_out(open, tenmil::KINDS, way, &mut |done| progress.turn(done))
+                long.carry_out(open, tenmil::KINDS, way, &mut |done| progress.update(done))
             }
             Self::Remote(there) => there.send(&long, out, &mut progress),
         };
@@ -59,7 +59,7 @@ impl PoolAccess<'_> {
             Self::Here { open, .. } => {
                 let mut input = io::stdin().lock();
                 let way = JobData::In(&mut input);
-                long.carry_out(open, tenmil::KINDS, way, &mut |done| progress.turn(done))
+                long.carry_out(open, tenmil::KINDS, way, &mut |done| progress.update(done))
             }
             Self::Remote(there) => there.receive(&long, name, &mut progress),
         };
@@ -88,7 +88,7 @@ impl RemotePool<'_> {
         std::thread::scope(|scope| {
             let asker = scope.spawn(|| {
                 self.wait_for_job(job, &mut |done| {
-                    progress.turn(done);
+                    progress.update(done);
                 })
             });
             let written = write_all(&ours, out);
@@ -111,7 +111,7 @@ impl RemotePool<'_> {
         let (job, ours) = self.begin_with_stream(long)?;
         let broken = pump_stdin(ours)?;
         let ended = self.wait_for_job(job, &mut |done| {
-            progress.turn(done);
+            progress.update(done);
         });
         match (ended, broken.try_recv()) {
             // The job only reports a truncated stream; the read error here is its cause.

@@ -76,7 +76,7 @@ pub(super) fn handle_event(uri: &Uri, descriptor: &BdevDescriptor, mut resized: 
 
 /// Logs disconnects and errors and relays events to RPC clients, until SIGTERM or Ctrl-C.
 pub(super) fn watch(
-    mut asked: Option<(Server, EventRelay)>,
+    mut requested: Option<(Server, EventRelay)>,
     reactors: &Reactors,
     who: &str,
     next_news: impl Fn() -> Option<EndpointEvent>,
@@ -91,7 +91,7 @@ pub(super) fn watch(
                 EndpointEvent::Connected(_) | EndpointEvent::Disconnected(None) => {}
             }
         }
-        if let Some((_, relay)) = &mut asked {
+        if let Some((_, relay)) = &mut requested {
             relay.forward_events(&rpc_endpoint::of(reactors));
         }
         tenmil_linux::thread::sleep(WATCH_INTERVAL);

@@ -74,7 +74,7 @@ pub(super) fn config_from_arguments(
         paths: Vec::new(),
     };
     let listener = |address| config::Listener { address, line: LineNumber::default() };
-    let asked = TargetConfig {
+    let requested = TargetConfig {
         memory_bytes: arguments.buffer_memory.map(std::num::NonZeroU64::get),
         memory_line: LineNumber::default(),
         state: arguments.state_dir.clone(),
@@ -82,33 +82,33 @@ pub(super) fn config_from_arguments(
         listeners: listeners.into_iter().map(listener).collect(),
         subsystems: vec![subsystem],
         referrals: Vec::new(),
-        limits: limits::asked(arguments),
+        limits: limits::requested(arguments),
     };
-    check_access(&asked, arguments.allow_any_host)?;
-    Ok(asked)
+    check_access(&requested, arguments.allow_any_host)?;
+    Ok(requested)
 }
 
 /// Serves until SIGTERM or Ctrl-C.
 pub(super) fn run(
     arguments: &ServeArguments,
-    asked: TargetConfig,
+    requested: TargetConfig,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
     let (sockets, placement) = sockets::of_server(&arguments.socket)?;
     let clock = Clock::start();
-    let namespaces = asked.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
+    let namespaces = requested.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
     let regions = regions_for(namespaces.map(|namespace| &namespace.uri), REGIONS_MAX);
     let limits =
-        limits::limits(arguments, &asked).map_err(|unfit| with_location(arguments, unfit))?;
+        limits::limits(arguments, &requested).map_err(|unfit| with_location(arguments, unfit))?;
     let service = Service::new(&regions, limits).map_err(|why| {
         let refused = Error::environment(why);
         with_location(
             arguments,
-            ApplyError { refused, line: asked.memory_line, key: "buffer-memory" },
+            ApplyError { refused, line: requested.memory_line, key: "buffer-memory" },
         )
     })?;
-    name_discovery(&service, &asked)?;
-    let state = open_state(&asked, &arguments.adopt_reservations)
+    name_discovery(&service, &requested)?;
+    let state = open_state(&requested, &arguments.adopt_reservations)
         .map_err(|unfit| with_location(arguments, unfit))?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
@@ -124,9 +124,10 @@ pub(super) fn run(
     let server = server.map_err(|error| Error::environment(format!("serve: {error}")))?;
     let devices = Devices::default();
     let hands = devices.clone();
-    let world = TargetContext { service: service.clone(), server, regions, clock, state, devices };
-    let mut standing = LiveConfig::new(world);
-    standing.apply(asked).map_err(|unfit| with_location(arguments, unfit))?.all()?;
+    let context =
+        TargetContext { service: service.clone(), server, regions, clock, state, devices };
+    let mut standing = LiveConfig::new(context);
+    standing.apply(requested).map_err(|unfit| with_location(arguments, unfit))?.all()?;
     let state =
         rpc_endpoint::state_of(&balanced).with(NvmeConnections(service.clone())).with(hands);
     // The control socket comes last, so that RPC clients see a complete configuration.
@@ -150,29 +151,29 @@ pub(super) fn run(
 }
 
 /// Names the discovery subsystem: its NQN and serial number identify this machine and these listeners.
-fn name_discovery(service: &Service, asked: &TargetConfig) -> Result<(), Error> {
+fn name_discovery(service: &Service, requested: &TargetConfig) -> Result<(), Error> {
     let addresses: Vec<String> =
-        asked.listeners.iter().map(|listener| listener.address.to_string()).collect();
+        requested.listeners.iter().map(|listener| listener.address.to_string()).collect();
     let (nqn, serial) = discovery_name(&addresses.join(","));
     service.name_discovery(DiscoveryName { nqn, serial }).map_err(Error::environment)
 }
 
 /// Opens the state directory for reservations that persist across power loss, if one is configured.
 fn open_state(
-    asked: &TargetConfig,
+    requested: &TargetConfig,
     adopted: &[String],
 ) -> Result<Option<StateDirectory>, ApplyError> {
-    if asked.state.is_none() && !adopted.is_empty() {
+    if requested.state.is_none() && !adopted.is_empty() {
         let text = "--adopt-reservations without a state directory, expected one";
         let refused =
             Error::usage(text).with_hint("name it with --state-dir, or `state-dir` in the file");
-        return Err(ApplyError { refused, line: asked.state_line, key: "state-dir" });
+        return Err(ApplyError { refused, line: requested.state_line, key: "state-dir" });
     }
-    let opened = asked.state.as_deref().map(StateDirectory::open).transpose();
+    let opened = requested.state.as_deref().map(StateDirectory::open).transpose();
     let opened = opened.and_then(|state| state.map(|state| state.adopting(adopted)).transpose());
     let refuse = |why| ApplyError {
         refused: Error::environment(why),
-        line: asked.state_line,
+        line: requested.state_line,
         key: "state-dir",
     };
     opened.map_err(refuse)
@@ -219,7 +220,8 @@ fn log_events(service: &Service, announcer: Option<&EventSender>) {
 /// Applies the configuration file again; on an error the running configuration stays.
 fn reload(path: &Path, standing: &mut LiveConfig, announcer: Option<&EventSender>) {
     let read = read_configuration(path);
-    let applied = read.and_then(|asked| standing.apply(asked).map_err(|unfit| unfit.in_file(path)));
+    let applied =
+        read.and_then(|requested| standing.apply(requested).map_err(|unfit| unfit.in_file(path)));
     let shown = path.display().to_string();
     match &applied {
         Ok(changes) => {
@@ -262,16 +264,16 @@ fn shut_down(
         balanced.stop();
         drop(devices);
     };
-    let leaving = Thread::spawn("ending", None, leave)
+    let closing = Thread::spawn("ending", None, leave)
         .map_err(|error| Error::environment(format!("end: {error}")))?;
     let mut is_whole = true;
-    while !leaving.is_finished() && is_whole {
+    while !closing.is_finished() && is_whole {
         tenmil_linux::thread::sleep(END_INTERVAL);
         is_whole = clock.now() < until;
     }
     log_events(service, None);
     if is_whole {
-        leaving.join();
+        closing.join();
         return match service.given_up() - given_up {
             0 => Ok(ExitCode::SUCCESS),
             commands => Err(Error::remote(format!(
@@ -282,7 +284,7 @@ fn shut_down(
         };
     }
     // The thread may be blocked in a device for good; it ends with the process.
-    std::mem::forget(leaving);
+    std::mem::forget(closing);
     let (connected, devices) = (service.connected(), served.join(", "));
     // A device or a peer that does not answer, as for every other server.
     Err(Error::remote(format!(
@@ -294,9 +296,9 @@ fn shut_down(
 
 /// Rejects listeners beyond loopback for subsystems without allowed hosts, unless any host is
 /// explicitly allowed.
-fn check_access(asked: &TargetConfig, allows_any: bool) -> Result<(), Error> {
-    for subsystem in &asked.subsystems {
-        let reached = subsystem.listeners.iter().filter_map(|at| asked.listeners.get(*at));
+fn check_access(requested: &TargetConfig, allows_any: bool) -> Result<(), Error> {
+    for subsystem in &requested.subsystems {
+        let reached = subsystem.listeners.iter().filter_map(|at| requested.listeners.get(*at));
         let beyond = reached.map(|listener| listener.address).find(|at| !at.ip().is_loopback());
         if let Some(address) = beyond
             && subsystem.hosts == config::Hosts::Any

@@ -42,7 +42,7 @@ const PORT: u16 = 4420;
 /// `vhost-user:PATH` or `ublk:N`.
 pub(super) fn parse_listen(text: &str) -> Result<Listen, String> {
     if let Some(place) = text.strip_prefix("ublk:") {
-        return parse_place(place).map(Listen::Ublk).ok_or_else(|| {
+        return parse_ublk_target(place).map(Listen::Ublk).ok_or_else(|| {
             format!("`{text}` is no disk, expected ublk:, ublk:0 or ublk:0?queues=2&depth=128")
         });
     }
@@ -87,7 +87,7 @@ pub(super) fn parse_listen(text: &str) -> Result<Listen, String> {
 }
 
 /// Parses `[N][?queues=N&depth=N&replace=yes&zero-copy=off]`.
-fn parse_place(text: &str) -> Option<UblkTarget> {
+fn parse_ublk_target(text: &str) -> Option<UblkTarget> {
     let (number, pairs) = match text.split_once('?') {
         Some((number, pairs)) => (number, Some(pairs)),
         None => (text, None),

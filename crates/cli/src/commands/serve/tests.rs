@@ -63,19 +63,19 @@ fn a_limit_of_no_connections_is_refused() {
 fn a_server_that_cannot_offer_all_that_it_was_asked_to_does_not_begin() {
     let line = ["serve", "ram:1m", "--listen", "tcp://127.0.0.1:0"];
     let arguments = Line::parse_from(line).serve;
-    let asked = |count| {
+    let requested = |count| {
         let listeners = vec!["127.0.0.1:0".parse().unwrap()];
-        let mut asked = fabrics::config_from_arguments(&arguments, listeners).unwrap();
-        asked.subsystems = vec![asked.subsystems[0].clone(); count];
-        asked
+        let mut requested = fabrics::config_from_arguments(&arguments, listeners).unwrap();
+        requested.subsystems = vec![requested.subsystems[0].clone(); count];
+        requested
     };
     // Where it says that it is ready nothing can be written: one that begins ends with that.
     #[expect(clippy::disallowed_methods, reason = "a test may")]
     let mut full = std::fs::File::create("/dev/full").unwrap();
-    let refused = fabrics::run(&arguments, asked(2), &mut full).unwrap_err();
+    let refused = fabrics::run(&arguments, requested(2), &mut full).unwrap_err();
     let expected = "serve: cannot offer nqn.2026-01.org.tenmil:disk: it is offered already, \
                     expected one of a name";
     assert_eq!((refused.text.as_str(), refused.category), (expected, ErrorCategory::Environment));
-    let refused = fabrics::run(&arguments, asked(1), &mut full).unwrap_err();
+    let refused = fabrics::run(&arguments, requested(1), &mut full).unwrap_err();
     assert!(!refused.text.starts_with("serve: "), "{}", refused.text);
 }

@@ -40,7 +40,7 @@ pub(super) fn run(
     let medium = open(arguments, uri, &regions, clock)?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
-    let mut asked = rpc_endpoint::serve(rpc_endpoint::state_of(&balanced));
+    let mut requested = rpc_endpoint::serve(rpc_endpoint::state_of(&balanced));
     let cores = u16::try_from(reactors.registry().reactors().count()).unwrap_or(u16::MAX);
     let limits =
         Limits { queues: place.queues.unwrap_or(cores), depth: place.depth.unwrap_or(DEPTH) };
@@ -70,7 +70,7 @@ pub(super) fn run(
     let mut done = UblkStats::default();
     while !tenmil_linux::signal::interrupted() && server.is_served() {
         handle_events(&mut server, &mut done);
-        if let Some((_, relay)) = &mut asked {
+        if let Some((_, relay)) = &mut requested {
             relay.forward_events(&rpc_endpoint::of(reactors));
         }
         tenmil_linux::thread::sleep(WATCH_INTERVAL);
@@ -97,7 +97,7 @@ pub(super) fn run(
 fn handle_events(server: &mut Server, all: &mut UblkStats) {
     while let Some(new_events) = server.next_event() {
         match new_events {
-            UblkEvent::Trouble(text) => tracing::info!("{text}"),
+            UblkEvent::Error(text) => tracing::info!("{text}"),
             UblkEvent::QueueEnded { done, .. } => {
                 all.good += done.good;
                 all.failed += done.failed;

@@ -72,8 +72,8 @@ fn inside(opener: &Opener<'_>, it: &CloneArguments, name: &str) -> CommandOutput
 fn over(opener: &Opener<'_>, it: &CloneArguments, image: &Uri) -> CommandOutput {
     let ByteSize(unit_bytes) = it.cluster_size.unwrap_or(UNIT);
     let size_bytes = it.size.map(|ByteSize(bytes)| bytes);
-    let (mut hand, name) = open_pool_of(opener, &it.volume)?;
-    if let (Some(pid), Some(path)) = (hand.pid(), relative(image)) {
+    let (mut access, name) = open_pool_of(opener, &it.volume)?;
+    if let (Some(pid), Some(path)) = (access.pid(), relative(image)) {
         let text = format!(
             "clone {}: process {pid} has the pool open and its own folder: found {path}, expected a \
              path from / on",
@@ -83,8 +83,8 @@ fn over(opener: &Opener<'_>, it: &CloneArguments, image: &Uri) -> CommandOutput 
     }
     let (image, checksums) = (image.clone(), it.checksums);
     let order = PoolCommand::CreateOver { name, image, size_bytes, unit_bytes, checksums };
-    let told = hand.execute(&order)?;
-    Ok(Some(output::render(&told, &hand, it.json)))
+    let result = access.execute(&order)?;
+    Ok(Some(output::render(&result, &access, it.json)))
 }
 
 /// A relative file path below the device, which would be resolved by whichever process opens it.

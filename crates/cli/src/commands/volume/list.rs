@@ -24,12 +24,12 @@ pub(super) struct ListArguments {
 
 /// All volumes with their space usage.
 pub(super) fn list(opener: &Opener<'_>, list: &ListArguments) -> Result<String, Error> {
-    let mut hand = PoolAccess::on(opener, &VolumeRef::of(&list.store)?)?;
-    let volumes = hand.volumes()?;
+    let mut access = PoolAccess::on(opener, &VolumeRef::of(&list.store)?)?;
+    let volumes = access.volumes()?;
     if list.json {
-        return Ok(format!("{:#}\n", json!({ "volumes": volumes, "process": hand.pid() })));
+        return Ok(format!("{:#}\n", json!({ "volumes": volumes, "process": access.pid() })));
     }
-    Ok(as_text(volumes.as_array().map_or(&[], Vec::as_slice)) + &hand.by())
+    Ok(as_text(volumes.as_array().map_or(&[], Vec::as_slice)) + &access.by())
 }
 
 fn as_text(volumes: &[Value]) -> String {

@@ -6,11 +6,11 @@ use tenmil_rpc::pool_commands::CommandResult;
 use super::super::pool_access::PoolAccess;
 
 /// Renders a result as text or JSON, with the process that executed the command if it was another one.
-pub(super) fn render(told: &CommandResult, hand: &PoolAccess<'_>, is_json: bool) -> String {
+pub(super) fn render(result: &CommandResult, access: &PoolAccess<'_>, is_json: bool) -> String {
     if !is_json {
-        return told.text.clone() + &hand.by();
+        return result.text.clone() + &access.by();
     }
     let document =
-        json!({ "changed": told.is_changed, "volume": told.volume, "process": hand.pid() });
+        json!({ "changed": result.is_changed, "volume": result.volume, "process": access.pid() });
     format!("{document:#}\n")
 }

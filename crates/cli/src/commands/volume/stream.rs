@@ -63,11 +63,11 @@ pub(super) fn diff(
     arguments: &DiffArguments,
     out: &mut dyn Write,
 ) -> Result<(), Error> {
-    let (mut hand, from) = open_pool_of(opener, &arguments.volume)?;
-    let changed = hand.differences(&from, &arguments.name)?;
+    let (mut access, from) = open_pool_of(opener, &arguments.volume)?;
+    let changed = access.differences(&from, &arguments.name)?;
     let text = match arguments.json {
-        true => diff_json((&from, &arguments.name), &changed, hand.pid()),
-        false => diff_text((&from, &arguments.name), &changed) + &hand.by(),
+        true => diff_json((&from, &arguments.name), &changed, access.pid()),
+        false => diff_text((&from, &arguments.name), &changed) + &access.by(),
     };
     write_out(out, &text)
 }
@@ -131,14 +131,14 @@ pub(super) fn send(
         let hint = "Add `> FILE`, or `| tenmil volume receive VOLUME`.";
         return Err(Error::usage(text).with_hint(hint));
     }
-    let (mut hand, name) = open_pool_of(opener, &arguments.volume)?;
+    let (mut access, name) = open_pool_of(opener, &arguments.volume)?;
     // With --json, standard error carries the JSON document only.
     let progress = match arguments.json {
         true => Progress::silent(opener),
         false => Progress::new(opener, "sending"),
     };
-    let sent = hand.send(&name, arguments.from.as_deref(), out, progress)?;
-    let report = carried(sent, "sent", &hand, arguments.json);
+    let sent = access.send(&name, arguments.from.as_deref(), out, progress)?;
+    let report = carried(sent, "sent", &access, arguments.json);
     // With standard error closed, the exit code is the only indication.
     let _ = std::io::stderr().write_all(report.as_bytes());
     Ok(())
@@ -154,9 +154,9 @@ pub(super) fn receive(
         let text = "volume receive: standard input is a terminal, expected a file or a pipe";
         return Err(Error::usage(text).with_hint("Add `< FILE`, as `volume send` has written it."));
     }
-    let (mut hand, name) = open_pool_of(opener, &arguments.volume)?;
-    let received = hand.receive(&name)?;
-    write_out(out, &carried(received, "received", &hand, arguments.json))
+    let (mut access, name) = open_pool_of(opener, &arguments.volume)?;
+    let received = access.receive(&name)?;
+    write_out(out, &carried(received, "received", &access, arguments.json))
 }
 
 /// Progress bar on standard error.
@@ -178,9 +178,9 @@ impl<'a> Progress<'a> {
     }
 
     /// Updates the bar. Always returns true: the job continues.
-    pub(in crate::commands) fn turn(&mut self, progress: (u64, u64)) -> bool {
+    pub(in crate::commands) fn update(&mut self, progress: (u64, u64)) -> bool {
         if let Some(line) = &mut self.line {
-            line.turn(self.phase, self.opener.clock.now(), progress, &mut std::io::stderr());
+            line.update(self.phase, self.opener.clock.now(), progress, &mut std::io::stderr());
         }
         true
     }
@@ -194,13 +194,13 @@ impl<'a> Progress<'a> {
 
 /// Renders the summary of a transfer as text or JSON, with the process that did it if it was another
 /// one.
-fn carried(mut carried: Value, verb: &str, hand: &PoolAccess<'_>, is_json: bool) -> String {
+fn carried(mut carried: Value, verb: &str, access: &PoolAccess<'_>, is_json: bool) -> String {
     match is_json {
         true => {
-            carried["process"] = hand.pid().into();
+            carried["process"] = access.pid().into();
             format!("{carried:#}\n")
         }
-        false => carried_text(verb, &carried) + &hand.by(),
+        false => carried_text(verb, &carried) + &access.by(),
     }
 }
 

@@ -86,9 +86,9 @@ impl Shelf {
     }
 
     /// Accesses the data directly, past all queues; they are durable afterwards.
-    pub(super) fn with_bytes<T>(&self, work: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+    pub(super) fn with_bytes<T>(&self, task: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let mut state = self.lock();
-        let result = work(&mut state.bytes);
+        let result = task(&mut state.bytes);
         state.stable = state.bytes.clone();
         state.cached.clear();
         state.forgotten.clear();
@@ -120,8 +120,8 @@ impl Shelf {
     }
 
     /// Makes every request of this kind fail.
-    pub(super) fn fail(&self, operation: Operation, outcome: IoStatus) {
-        self.lock().failing = Some((operation, outcome, usize::MAX));
+    pub(super) fn fail(&self, operation: Operation, status: IoStatus) {
+        self.lock().failing = Some((operation, status, usize::MAX));
     }
 
     /// Makes the next flush fail as in Linux: the blocks that it covered never become durable, and the
@@ -207,8 +207,8 @@ impl IoChannel for ShelfChannel {
                 break;
             }
             let one = state.under_way.remove(index);
-            let (request, outcome) = (one.request, state.carry_out(one));
-            completions.push(IoCompletion { token: request.token, status: outcome, result: 0 });
+            let (request, status) = (one.request, state.carry_out(one));
+            completions.push(IoCompletion { token: request.token, status, result: 0 });
             count += 1;
         }
         count
@@ -225,17 +225,17 @@ impl State {
 
     fn carry_out(&mut self, InFlight { request, segment, cached }: InFlight) -> IoStatus {
         self.flushes += usize::from(request.operation == Operation::Flush);
-        if let Some((operation, outcome, times)) = &mut self.failing
+        if let Some((operation, status, times)) = &mut self.failing
             && *operation == request.operation
             && *times > 0
         {
             *times -= 1;
-            let outcome = *outcome;
+            let status = *status;
             for (index, _) in cached {
                 self.cached.remove(&index);
                 self.forgotten.insert(index);
             }
-            return outcome;
+            return status;
         }
         let block = self.limits.block_size as usize;
         let first = usize::try_from(request.lba).unwrap();

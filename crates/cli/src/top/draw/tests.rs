@@ -59,7 +59,7 @@ fn a_hundred_threads_are_scrolled_to_the_one_that_is_chosen() {
 #[test]
 fn a_process_that_has_gone() {
     let mut state = watching(1, 1);
-    state.take(Update::Gone("the process closed the connection".into()));
+    state.take(Update::Exited("the process closed the connection".into()));
     check(&state, (80, 12), include_str!("tests/gone.txt"));
 }
 
@@ -111,7 +111,7 @@ fn names_full_of_escapes_are_spelled_out_and_not_sent() {
     let mut state = hostile();
     for stage in 0..3 {
         match stage {
-            1 => state.take(Update::Gone("\u{1b}]0;gone\u{7}".into())),
+            1 => state.take(Update::Exited("\u{1b}]0;gone\u{7}".into())),
             2 => state.take(Update::Silent("\u{1b}c\u{202e}".into())),
             _ => {}
         }

@@ -161,7 +161,7 @@ impl Stage {
     /// Initializes the SSD. Half of the seeds have a slow one.
     pub(super) fn new(seed: u64, planted: Planted) -> Self {
         let (device_nap, host_nap) = (Nap::default(), Nap::default());
-        let bell = Bell { nap: device_nap.clone(), is_mute: Arc::default() };
+        let notifier = Bell { nap: device_nap.clone(), is_mute: Arc::default() };
         let regions = RegionTable::new(1);
         let memory = regions.add(Mapping::new(4 << 20, Backing::Private).unwrap()).unwrap();
         let store = command_store(&Techniques::default());
@@ -175,10 +175,10 @@ impl Stage {
         let mut now = Instant { ns: 1_000_000 };
         let ssd = EmulatedSsd::new(&spec, 0, medium, &pool, host_nap.clone(), now).unwrap();
         let options = ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };
-        let bar = ssd.host_bar(bell.clone());
+        let bar = ssd.host_bar(notifier.clone());
         let mut controller = Controller::new(bar, pool.clone(), options).unwrap();
         // Only devices with descriptors need wait sources, and there are none here.
-        let mut device = DeviceLoop::by_hand(ssd, Sleeper::new().unwrap().sources());
+        let mut device = DeviceLoop::manual(ssd, Sleeper::new().unwrap().sources());
         let mut turn = |controller: &mut Controller<_, _>| {
             now = now.after(Span::from_us(100));
             device.iterate(now);
@@ -208,7 +208,7 @@ impl Stage {
         let vector = NapVector { nap: host_nap.clone(), silent };
         let mut queue = queue.with_vector(Box::new(vector));
         queue.disarm();
-        bell.is_mute.store(planted == Planted::MuteBell, Ordering::Relaxed);
+        notifier.is_mute.store(planted == Planted::MuteBell, Ordering::Relaxed);
         let device = Device {
             turn: device,
             nap: device_nap,

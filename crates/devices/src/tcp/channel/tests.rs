@@ -25,7 +25,7 @@ struct Device {
 
 #[derive(Default)]
 struct Counts {
-    asked: AtomicU32,
+    submitted: AtomicU32,
     closed: AtomicU32,
 }
 
@@ -39,7 +39,7 @@ impl QueueSource for Device {
 
     fn take_queue(&self, ticket: u32) -> Result<Option<Box<dyn IoChannel>>, Error> {
         assert_eq!(ticket, 7);
-        self.counts.asked.fetch_add(1, Ordering::Relaxed);
+        self.counts.submitted.fetch_add(1, Ordering::Relaxed);
         let is_up = self.is_up();
         Ok(is_up.then(|| self.medium.channel().unwrap()))
     }
@@ -111,7 +111,7 @@ fn absent() -> (RemoteDevice<Device>, Arc<AtomicBool>, Arc<Counts>) {
     let medium = RemoteDevice::new(device).unwrap();
     drop(medium.channel().unwrap());
     is_up.store(false, Ordering::Relaxed);
-    counts.asked.store(0, Ordering::Relaxed);
+    counts.submitted.store(0, Ordering::Relaxed);
     (medium, is_up, counts)
 }
 
@@ -127,7 +127,7 @@ fn at(ms: u64) -> Instant {
 fn channel_to_an_absent_device_opens_without_waiting_and_works_once_it_is_back() {
     let (medium, is_up, counts) = absent();
     let mut channel = medium.channel().unwrap();
-    assert_eq!(counts.asked.load(Ordering::Relaxed), 0, "the caller waits for no connection");
+    assert_eq!(counts.submitted.load(Ordering::Relaxed), 0, "the caller waits for no connection");
     assert_eq!(channel.limits(), &medium.limits());
     assert_eq!(channel.submit(at(0), &[read(3)], &[]), 0);
     assert!(channel.wake_at() <= at(10), "nobody tells that there is a queue by now");

@@ -8,9 +8,9 @@ use tenmil_base::{Instant, Span};
 use tenmil_wire::log::discovery::DiscoveryEntry;
 
 use super::{DiscoveryLog, read_whole};
-use crate::tcp::ask::RemoteAdmin;
 use crate::tcp::attached::ConnectionHealth;
 use crate::tcp::name::TcpName;
+use crate::tcp::remote_admin::RemoteAdmin;
 use tenmil_base::Error;
 
 /// A discovery service and its last known log page.
@@ -20,9 +20,9 @@ pub struct DiscoveryWatch {
     /// Connection events as of the last call.
     seen: ConnectionHealth,
     /// The log page may have changed since it was read.
-    wants: bool,
+    is_stale: bool,
     /// Time of the next read, for a service without change notifications.
-    ask_at: Instant,
+    next_query: Instant,
 }
 
 /// A change of the log page or of the connection.
@@ -48,7 +48,7 @@ impl DiscoveryWatch {
         let service = RemoteAdmin::call(name)?;
         let seen = service.health()?;
         let known = DiscoveryLog { generation: 0, entries: Vec::new() };
-        Ok(Self { service, known, seen, wants: true, ask_at: Instant::NEVER })
+        Ok(Self { service, known, seen, is_stale: true, next_query: Instant::NEVER })
     }
 
     /// Generation counter of the last known log page.
@@ -67,18 +67,20 @@ impl DiscoveryWatch {
         let mut changes = Vec::new();
         if pulse.returns > self.seen.returns {
             // The connection may have been lost and restored since the last call.
-            if self.seen.away.is_none() {
+            if self.seen.disconnect_reason.is_none() {
                 changes.push(DiscoveryChange::Disconnected("the connection was lost".to_owned()));
             }
             changes.push(DiscoveryChange::Reconnected);
-            self.wants = true;
+            self.is_stale = true;
         }
-        if let (Some(why), true) = (&pulse.away, pulse.is_newly_away(&self.seen)) {
+        if let (Some(why), true) =
+            (&pulse.disconnect_reason, pulse.is_newly_disconnected(&self.seen))
+        {
             changes.push(DiscoveryChange::Disconnected(why.clone()));
         }
-        self.wants |= pulse.notices > self.seen.notices || now >= self.ask_at;
+        self.is_stale |= pulse.notices > self.seen.notices || now >= self.next_query;
         self.seen = pulse;
-        if self.wants && self.seen.away.is_none() {
+        if self.is_stale && self.seen.disconnect_reason.is_none() {
             changes.extend(self.read(now)?);
         }
         Ok(changes)
@@ -90,13 +92,14 @@ impl DiscoveryWatch {
             Ok(found) => found,
             Err(refused) => {
                 let pulse = self.service.health()?;
-                let was_lost = pulse.away.is_some() || pulse.returns > self.seen.returns;
+                let was_lost =
+                    pulse.disconnect_reason.is_some() || pulse.returns > self.seen.returns;
                 return if was_lost { Ok(Vec::new()) } else { Err(refused) };
             }
         };
-        self.wants = false;
-        self.ask_at =
-            if self.service.tells_of_changes() { Instant::NEVER } else { now.after(INTERVAL) };
+        self.is_stale = false;
+        self.next_query =
+            if self.service.notifies_changes() { Instant::NEVER } else { now.after(INTERVAL) };
         let changes = differences(&self.known.entries, &found.entries);
         self.known = found;
         Ok(changes)

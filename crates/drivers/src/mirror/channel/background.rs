@@ -16,14 +16,14 @@ use tenmil_volume::mirror::{COPIES_AT, NoSuperblock, SUPERBLOCK_BYTES, Superbloc
 /// Background work in progress on this channel.
 #[derive(Debug, Default)]
 pub(super) struct Background {
-    look: Option<Look>,
+    look: Option<SuperblockRead>,
     commit: Option<RequestGroup>,
     task: Option<(MaintenanceTask, RequestGroup)>,
 }
 
 /// An ownership check before a commit.
 #[derive(Clone, Copy, Debug)]
-struct Look {
+struct SuperblockRead {
     /// Legs being checked.
     legs: u8,
     awaited: u32,
@@ -43,7 +43,7 @@ struct RequestGroup {
 impl Background {
     /// Whether what it has under way there is a flush.
     pub(super) fn flushes(&self, place: RequestOwner) -> bool {
-        let is_task = !matches!(place, RequestOwner::Commit | RequestOwner::Look { .. });
+        let is_task = !matches!(place, RequestOwner::Commit | RequestOwner::SuperblockRead { .. });
         let task = self.task.filter(|_| is_task);
         task.is_some_and(|(task, _)| {
             task.flushes() || matches!(task, MaintenanceTask::Probe { .. })
@@ -53,7 +53,7 @@ impl Background {
     /// The channel is gone: someone else begins again.
     pub(super) fn abandon(&self, meta: &mut MirrorState, shared: &Shared) {
         if self.look.is_some() {
-            meta.abandon_look();
+            meta.abandon_owner_check();
             shared.wake_all();
         }
         if self.commit.is_some() {
@@ -111,16 +111,16 @@ impl MirrorChannel {
     /// Starts a commit if one is needed: the ownership check comes first.
     fn write_superblocks(&mut self, meta: &mut MirrorState) {
         while meta.needs_commit() {
-            let legs = meta.begin_look();
-            let mut look = Look { legs, awaited: 0, failed: [0; 2] };
+            let legs = meta.begin_owner_check();
+            let mut look = SuperblockRead { legs, awaited: 0, failed: [0; 2] };
             for leg in legs_of(legs) {
-                look.awaited += self.legs.send_look(leg, COPIES_AT);
+                look.awaited += self.legs.send_superblock_read(leg, COPIES_AT);
             }
             if look.awaited > 0 {
                 self.background.look = Some(look);
                 return;
             }
-            meta.abandon_look();
+            meta.abandon_owner_check();
             if self.write_looked(meta) {
                 return;
             }
@@ -149,7 +149,7 @@ impl MirrorChannel {
 
     /// Handles a completion of an ownership check. After the last one, the superblocks are written,
     /// unless another owner has the mirror.
-    fn look_ended(&mut self, copy: u8, leg: u8, completion: &IoCompletion) {
+    fn read_ended(&mut self, copy: u8, leg: u8, completion: &IoCompletion) {
         let Some(look) = &mut self.background.look else { return };
         if !completion.status.is_success() {
             look.failed[usize::from(copy & 1)] |= leg;
@@ -158,14 +158,15 @@ impl MirrorChannel {
         if look.awaited > 0 {
             return;
         }
-        let Look { legs, failed, .. } = *look;
+        let SuperblockRead { legs, failed, .. } = *look;
         self.background.look = None;
         let found: Vec<(u8, Copies)> =
             legs_of(legs).map(|leg| (leg, self.copies(leg, failed))).collect();
         let shared = self.shared.clone();
         let mut meta = shared.lock();
         // Legs that joined after the check began have not been checked: then a new check is started.
-        if meta.end_look(&shared, &found) && meta.needs_commit() && meta.was_looked_at(legs) {
+        if meta.end_owner_check(&shared, &found) && meta.needs_commit() && meta.was_looked_at(legs)
+        {
             self.write_looked(&mut meta);
         }
         // Work that waited for it is due now.
@@ -197,7 +198,7 @@ impl MirrorChannel {
 
     fn begin(&mut self, task: MaintenanceTask) -> RequestGroup {
         if task.flushes() {
-            self.legs.heed_losses();
+            self.legs.ack_losses();
         }
         let (legs, missing) = match task {
             MaintenanceTask::Probe { leg } => {
@@ -276,8 +277,8 @@ impl MirrorChannel {
         completion: &IoCompletion,
     ) {
         let shared = self.shared.clone();
-        if let RequestOwner::Look { copy } = place {
-            return self.look_ended(copy, leg, completion);
+        if let RequestOwner::SuperblockRead { copy } = place {
+            return self.read_ended(copy, leg, completion);
         }
         if place == RequestOwner::Commit {
             let Some(group) = &mut self.background.commit else { return };

@@ -30,14 +30,14 @@ struct Leg {
     queue: VecDeque<Request>,
     under_way: u32,
     /// Losses that flushes need not report any more.
-    heeded: u64,
+    acknowledged: u64,
 }
 
 /// Owner of a leg request, encoded in its token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestOwner {
     /// A slot of the request table.
-    Work(u32),
+    Request(u32),
     /// The superblocks that this channel writes.
     Commit,
     /// The maintenance task of this channel.
@@ -45,7 +45,7 @@ pub(super) enum RequestOwner {
     /// A flush that makes a leg report what it lost before it returned.
     Report,
     /// The read of a superblock copy before this channel writes the next ones.
-    Look {
+    SuperblockRead {
         /// Index of the copy.
         copy: u8,
     },
@@ -59,22 +59,22 @@ const POLL_INTERVAL: [u64; 2] = [1 << 35, 1 << 36];
 impl RequestOwner {
     pub(super) fn of(token: u64) -> Self {
         match u32::try_from(token) {
-            Ok(slot) => Self::Work(slot),
+            Ok(slot) => Self::Request(slot),
             Err(_) if token == COMMIT => Self::Commit,
             Err(_) if token == REPORT => Self::Report,
-            Err(_) if token == POLL_INTERVAL[0] => Self::Look { copy: 0 },
-            Err(_) if token == POLL_INTERVAL[1] => Self::Look { copy: 1 },
+            Err(_) if token == POLL_INTERVAL[0] => Self::SuperblockRead { copy: 0 },
+            Err(_) if token == POLL_INTERVAL[1] => Self::SuperblockRead { copy: 1 },
             Err(_) => Self::Task,
         }
     }
 
     fn token(self) -> u64 {
         match self {
-            Self::Work(slot) => slot.into(),
+            Self::Request(slot) => slot.into(),
             Self::Commit => COMMIT,
             Self::Task => TASK,
             Self::Report => REPORT,
-            Self::Look { copy } => POLL_INTERVAL[usize::from(copy & 1)],
+            Self::SuperblockRead { copy } => POLL_INTERVAL[usize::from(copy & 1)],
         }
     }
 }
@@ -92,7 +92,7 @@ impl Legs {
             backend: medium.as_ref().and_then(|medium| medium.channel().ok()),
             queue: VecDeque::with_capacity(depth as usize + 8),
             under_way: 0,
-            heeded: 0,
+            acknowledged: 0,
         });
         let legs: Box<[Leg]> = legs.collect();
         let mut table = vec![Segment::default(); (depth * segments_max) as usize];
@@ -153,18 +153,19 @@ impl Legs {
     }
 
     /// Reads both superblock copies of a leg, ahead of queued requests. Returns the number of reads sent.
-    pub(super) fn send_look(&mut self, leg: u8, copies: [u64; 2]) -> u32 {
+    pub(super) fn send_superblock_read(&mut self, leg: u8, copies: [u64; 2]) -> u32 {
         let places = self.table.len() - 3 * self.legs.len() - 2 + 2 * usize::from(leg);
         let mut sent = 0;
         for (copy, at) in (0..).zip(copies) {
             let segment = places + usize::from(copy);
-            let request = self.request(RequestOwner::Look { copy }, Operation::Read, at, segment);
+            let request =
+                self.request(RequestOwner::SuperblockRead { copy }, Operation::Read, at, segment);
             sent += u32::from(self.push(1 << leg, &request, true) == 0);
         }
         sent
     }
 
-    /// Loads a superblock copy that [`send_look`](Self::send_look) has read.
+    /// Loads a superblock copy that [`send_superblock_read`](Self::send_superblock_read) has read.
     pub(super) fn looked(&self, leg: u8, copy: u8, into: &mut [u8; 4096]) -> bool {
         let head = self.own.superblock_buffer(leg, copy).slice(0, 4096);
         head.is_some_and(|head| self.shared.regions.load(head, into).is_ok())
@@ -301,13 +302,13 @@ impl Legs {
     /// An older loss that is counted late is treated as a new one: the leg is resynchronized once more.
     /// The same holds for a loss that a leg reports without counting it; for those, each channel sends a
     /// flush of its own when a leg returns.
-    pub(super) fn heed_losses(&mut self) {
+    pub(super) fn ack_losses(&mut self) {
         for (index, leg) in self.legs.iter_mut().enumerate() {
             let repaired = self.shared.repaired_losses(index);
-            if repaired > leg.heeded
+            if repaired > leg.acknowledged
                 && let Some(backend) = &mut leg.backend
             {
-                leg.heeded = repaired;
+                leg.acknowledged = repaired;
                 backend.ack_losses(repaired);
             }
         }

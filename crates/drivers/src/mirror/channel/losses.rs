@@ -11,8 +11,10 @@ impl MirrorChannel {
     /// says so itself, when all legs have answered it.
     #[cold]
     pub(super) fn notice_loss(&mut self, slot: u32, leg: usize) {
-        let is_read =
-            matches!(self.works[slot as usize].stage, RequestStage::Read | RequestStage::ReadAgain);
+        let is_read = matches!(
+            self.requests[slot as usize].stage,
+            RequestStage::Read | RequestStage::ReadAgain
+        );
         let shared = Arc::clone(&self.shared);
         let mut meta = shared.lock();
         if !is_read || !self.legs.has_lost(leg) {
@@ -58,7 +60,7 @@ impl MirrorChannel {
         }
         self.losses = count;
         shared.report_losses(count);
-        for work in &mut self.works {
+        for work in &mut self.requests {
             work.losses = work.losses.max(count);
         }
     }

@@ -7,7 +7,7 @@ use crate::mirror::shared::{Shared, WriteEpoch};
 
 /// The writes in flight of one channel.
 pub(super) struct WriteEpochs {
-    seat: WriteEpoch,
+    write_epoch: WriteEpoch,
     under_way: [u32; 2],
     epochs: [u64; 2],
     /// The bucket of new writes.
@@ -19,7 +19,7 @@ pub(super) struct WriteEpochs {
 impl WriteEpochs {
     pub(super) fn new() -> Self {
         Self {
-            seat: WriteEpoch::idle(),
+            write_epoch: WriteEpoch::idle(),
             under_way: [0; 2],
             epochs: [0; 2],
             bucket: 0,
@@ -28,7 +28,7 @@ impl WriteEpochs {
     }
 
     pub(super) fn register(&self) -> &WriteEpoch {
-        &self.seat
+        &self.write_epoch
     }
 
     /// Publishes the write epoch, or switches to a newer one.
@@ -39,11 +39,11 @@ impl WriteEpochs {
         if !self.is_in {
             self.is_in = true;
             self.epochs[new] = epoch;
-            self.seat.take(epoch);
+            self.write_epoch.take(epoch);
         } else if epoch != self.epochs[new] && self.under_way[old] == 0 {
             if self.under_way[new] == 0 {
                 self.epochs[new] = epoch;
-                self.seat.move_up(epoch);
+                self.write_epoch.move_up(epoch);
             } else {
                 self.epochs[old] = epoch;
                 self.bucket ^= 1;
@@ -64,7 +64,7 @@ impl WriteEpochs {
         let under_way = &mut self.under_way[usize::from(bucket)];
         *under_way -= 1;
         if *under_way == 0 && bucket != self.bucket {
-            self.seat.move_up(self.epochs[usize::from(self.bucket)]);
+            self.write_epoch.move_up(self.epochs[usize::from(self.bucket)]);
         }
     }
 
@@ -76,7 +76,7 @@ impl WriteEpochs {
         }
         if self.under_way == [0; 2] {
             self.is_in = false;
-            self.seat.leave();
+            self.write_epoch.leave();
         } else {
             self.enter(shared);
         }

@@ -205,7 +205,7 @@ fn a_clone_of_an_image_and_copies_of_it_go_on_when_the_store_grows() {
     std::fs::write(bench.path("golden"), vec![5; 4096 * 1200]).unwrap();
     let open = bench.store();
     let golden = bench.file("golden");
-    let parent = open.look_at_parent(&bench.opener(), &golden).unwrap();
+    let parent = open.check_parent(&bench.opener(), &golden).unwrap();
     let (name, unit, uuid, blocks) = ("g".into(), 16, 3, 1200);
     let change = VolumeOp::CreateOver { name, blocks, unit, uuid, checksums: false, parent };
     open.change(change).unwrap();
@@ -324,12 +324,13 @@ fn a_device_that_was_moved_is_found_where_it_is_said_to_be_and_from_then_on() {
     let mut place = bench.place();
     place.moved = vec![(1, bench.file("elsewhere"))];
     let open = OpenPool::open(&bench.opener(), &place).unwrap();
-    assert_eq!(open.note_places(), Ok(true));
-    assert_eq!(open.note_places(), Ok(false));
+    assert_eq!(open.record_locations(), Ok(true));
+    assert_eq!(open.record_locations(), Ok(false));
     // Again while the pool is open: the file counts, not its name.
     std::fs::rename(bench.path("elsewhere"), bench.path("back")).unwrap();
     std::fs::copy(bench.path("back"), bench.path("copy")).unwrap();
-    let note = |number, name: &str| open.note_place(&bench.opener(), number, &bench.file(name));
+    let note =
+        |number, name: &str| open.record_location(&bench.opener(), number, &bench.file(name));
     assert_eq!([(); 2].map(|()| note(1, "back")), [Ok(true), Ok(false)]);
     for (number, name, found) in [
         (1, "copy", "is not device 1 of it"),

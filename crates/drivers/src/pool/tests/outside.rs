@@ -43,7 +43,7 @@ impl Bench {
     /// Creates a clone of an image.
     fn over(&self, name: &str, blocks: u64, uri: &str, checksums: bool) -> Result<(), Error> {
         let open = self.store();
-        let parent = open.look_at_parent(&self.opener(), &uri.parse().unwrap())?;
+        let parent = open.check_parent(&self.opener(), &uri.parse().unwrap())?;
         let (name, unit, uuid) = (name.into(), 16, 3);
         open.change(VolumeOp::CreateOver { name, blocks, unit, uuid, checksums, parent })?;
         Ok(())
@@ -166,7 +166,7 @@ fn a_parent_that_is_gone_shorter_or_another_is_refused_by_name_and_others_open()
 fn a_parent_whose_blocks_are_of_another_size_is_another() {
     let bench = pool();
     let open = bench.store();
-    let parent = open.look_at_parent(&bench.opener(), &bench.golden().parse().unwrap()).unwrap();
+    let parent = open.check_parent(&bench.opener(), &bench.golden().parse().unwrap()).unwrap();
     for (name, block_bytes) in [("smaller", 256), ("larger", 4096)] {
         let parent = ParentInfo { block_bytes, ..parent.clone() };
         let change = VolumeOp::CreateOver {

@@ -32,7 +32,7 @@ fn whoever_stands_on_a_volume_that_grew_is_told_and_writes_behind_the_old_end() 
     let side = Bdev::new("side", side.medium, BdevOptions::new(bench.clock, 2)).unwrap();
     std::fs::write(&path, vec![0; 2 << 20]).unwrap();
     let before = side.limits().block_count;
-    assert_eq!(store.tell_of_growth(), 1);
+    assert_eq!(store.notify_growth(), 1);
     assert_eq!(side.limits().block_count, 2 * before);
     assert_eq!(descriptor.next_event(), Some(Event::Resized { block_count: 200 }));
     assert_eq!((device.limits().block_count, descriptor.limits().block_count), (200, 200));
@@ -47,7 +47,7 @@ fn whoever_stands_on_a_volume_that_grew_is_told_and_writes_behind_the_old_end() 
     assert_eq!(hand.run(Operation::Write, 200, 1), IoStatus::LBA_OUT_OF_RANGE);
     // A channel that is opened now has the new size, and no holder is notified twice.
     assert_eq!(bench.hand(&descriptor, 1).read(199, 1), [3]);
-    assert_eq!(store.tell_of_growth(), 0);
+    assert_eq!(store.notify_growth(), 0);
     assert_eq!(descriptor.next_event(), None);
 }
 
@@ -61,6 +61,6 @@ fn what_does_not_pass_it_on_stays_as_long_as_it_was_and_is_not_said_to_be_told()
     let options = BdevOptions::new(bench.clock, 1);
     let device = Bdev::new("v", opened.medium.clone(), options).unwrap();
     store.change(VolumeOp::Resize { name: "v".into(), blocks: 200 }).unwrap();
-    assert_eq!(store.tell_of_growth(), 0);
+    assert_eq!(store.notify_growth(), 0);
     assert_eq!(device.limits().block_count, 100);
 }

@@ -99,7 +99,7 @@ pub(super) struct Script {
     completion: BTreeMap<u16, CompletionSide>,
     doorbells: BTreeMap<u32, u32>,
     /// Time, submission queue, and completion.
-    answers: Vec<(Instant, u16, Completion)>,
+    completions: Vec<(Instant, u16, Completion)>,
     /// I/O commands that wait for `answers_io`.
     held: Vec<(u16, u16)>,
     events: VecDeque<u32>,
@@ -188,7 +188,7 @@ impl Device {
             submission: BTreeMap::new(),
             completion: BTreeMap::new(),
             doorbells: BTreeMap::new(),
-            answers: Vec::new(),
+            completions: Vec::new(),
             held: Vec::new(),
             events: VecDeque::new(),
         })))
@@ -368,7 +368,7 @@ impl Script {
         self.submission.clear();
         self.completion.clear();
         self.doorbells.clear();
-        self.answers.clear();
+        self.completions.clear();
         self.held.clear();
         self.events.clear();
         self.event_requests.clear();
@@ -425,12 +425,12 @@ impl Script {
     /// Posts a completion without a command.
     pub(super) fn post_nonsense(&mut self, queue: u16, cid: u16) {
         let completion = Completion::default().with_cid(cid);
-        self.answers.push((self.now, queue, completion));
+        self.completions.push((self.now, queue, completion));
     }
 
     /// Time of its next action.
     pub(super) fn wake_at(&self) -> Instant {
-        self.answers.iter().map(|(due, ..)| *due).min().unwrap_or(Instant::NEVER)
+        self.completions.iter().map(|(due, ..)| *due).min().unwrap_or(Instant::NEVER)
     }
 
     /// Fetches the commands that the doorbells announce, and posts the completions that are due.
@@ -452,10 +452,10 @@ impl Script {
                 self.answer(queue, cid, Status::SUCCESS, 0);
             }
         }
-        let (due, later) = core::mem::take(&mut self.answers)
+        let (due, later) = core::mem::take(&mut self.completions)
             .into_iter()
             .partition(|(due, ..): &(Instant, u16, Completion)| *due <= now);
-        self.answers = later;
+        self.completions = later;
         for (_, queue, completion) in due {
             self.post(queue, completion);
         }
@@ -500,7 +500,7 @@ impl Script {
 
     pub(super) fn answer(&mut self, queue: u16, cid: u16, status: Status, dw0: u32) {
         let completion = Completion::default().with_cid(cid).with_status(status).with_dw0(dw0);
-        self.answers.push((self.now.after(self.command_lag), queue, completion));
+        self.completions.push((self.now.after(self.command_lag), queue, completion));
     }
 
     fn post(&mut self, queue: u16, completion: Completion) {

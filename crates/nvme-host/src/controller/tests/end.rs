@@ -29,8 +29,8 @@ fn a_shutdown_drains_deletes_notifies_and_switches_off() {
     assert_eq!(world.device.script().notified, Some(1));
     assert!(!world.device.script().is_enabled());
     world.run(Span::from_ms(20));
-    let answers: Vec<_> = world.pairs[0].1.iter().map(|answer| answer.status).collect();
-    assert_eq!(answers, [IoStatus::SUCCESS; 5]);
+    let completions: Vec<_> = world.pairs[0].1.iter().map(|answer| answer.status).collect();
+    assert_eq!(completions, [IoStatus::SUCCESS; 5]);
     world.assert_order(0, QueueState::Dead);
     assert_eq!(world.device.script().faults, []);
 }
@@ -185,9 +185,9 @@ fn a_controller_that_is_dropped_is_cut_off_and_gives_its_memory_back() {
     drop(controller);
     assert!(memory.is_cut_off());
     assert!(memory.allocations() > 0, "two owners have not noticed yet");
-    let mut answers = tenmil_base::CompletionBatch::with_capacity(4);
+    let mut completions = tenmil_base::CompletionBatch::with_capacity(4);
     for (pair, _) in &mut pairs {
-        pair.poll(now, &mut answers);
+        pair.poll(now, &mut completions);
         assert_eq!(pair.state(), QueueState::Dead);
     }
 
@@ -203,8 +203,8 @@ fn a_controller_that_is_dropped_with_something_under_way_keeps_all_its_memory() 
     let allocations = memory.allocations();
     memory.set_under_way(true);
     drop(controller);
-    let mut answers = tenmil_base::CompletionBatch::with_capacity(4);
-    pairs[0].0.poll(now, &mut answers);
+    let mut completions = tenmil_base::CompletionBatch::with_capacity(4);
+    pairs[0].0.poll(now, &mut completions);
     assert_eq!(pairs[0].0.state(), QueueState::Frozen);
     drop(pairs);
     assert_eq!(memory.allocations(), allocations);

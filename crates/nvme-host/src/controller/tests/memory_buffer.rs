@@ -174,7 +174,7 @@ fn what_does_not_fit_lies_in_host_memory_until_room_comes_back() {
     for id in [1, 2, 3] {
         assert_eq!(world.create(None), id);
     }
-    let no_room = |free_bytes, len_bytes| CmbUnavailable::NoRoom { free_bytes, len_bytes };
+    let no_room = |free_bytes, len_bytes| CmbUnavailable::Full { free_bytes, len_bytes };
     assert_eq!(kept_out(&world), [(3, no_room(0, 1024))]);
     (0..3).for_each(|pair| use_pair(&mut world, pair, 20));
     assert!(world.device.script().cmb_queues.iter().eq(&[1, 2]));

@@ -10,7 +10,7 @@ use tenmil_wire::{Command, Status};
 use super::{World, options};
 use crate::{Event, Injection, InjectionSide, RequestError, State};
 
-fn answers(world: &World) -> Vec<(u64, IoStatus)> {
+fn completions(world: &World) -> Vec<(u64, IoStatus)> {
     let told = world.events.iter().filter_map(|(_, event)| match event {
         Event::AdminCompleted(answer) => Some((answer.token, answer.status)),
         _ => None,
@@ -32,7 +32,7 @@ fn identify_and_log_pages_land_in_the_owners_memory() {
     let health = GetLogPage { lid: 2, nsid: u32::MAX, ..GetLogPage::default() };
     world.controller.get_log_page(world.now, 2, health, second).unwrap();
     world.run(Span::from_ms(5));
-    assert_eq!(answers(&world), [(1, IoStatus::SUCCESS), (2, IoStatus::SUCCESS)]);
+    assert_eq!(completions(&world), [(1, IoStatus::SUCCESS), (2, IoStatus::SUCCESS)]);
     let mut serial = [0; 8];
     world.memory.load(first.slice(4, 8).unwrap(), &mut serial).unwrap();
     assert_eq!(&serial, b"SERIAL-1");
@@ -46,7 +46,7 @@ fn a_refusal_of_the_controllers_comes_back_as_it_is() {
     let mut world = World::ready();
     world.submit_admin(9, 0xc1);
     world.run(Span::from_ms(5));
-    assert_eq!(answers(&world), [(9, IoStatus(Status::INVALID_OPCODE.0))]);
+    assert_eq!(completions(&world), [(9, IoStatus(Status::INVALID_OPCODE.0))]);
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn long_transfers_can_be_sent_again_and_again() {
         world.controller.get_log_page(world.now, token, log, data).unwrap();
         world.run(Span::from_ms(1));
     }
-    assert_eq!(answers(&world).len(), 20);
+    assert_eq!(completions(&world).len(), 20);
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn the_owner_may_abort_its_own_commands_by_token() {
     world.run(Span::from_ms(5));
     let (opcode, cdw10) = *world.device.script().fetched.last().unwrap();
     assert_eq!((opcode, cdw10 & 0xffff), (8, 0), "of the admin queue");
-    assert_eq!(answers(&world), [(8, IoStatus::SUCCESS)]);
+    assert_eq!(completions(&world), [(8, IoStatus::SUCCESS)]);
 }
 
 #[test]
@@ -228,8 +228,8 @@ fn errors_can_be_injected_into_admin_commands() {
     world.submit_admin(1, 0x0a);
     world.submit_admin(2, 0x0a);
     world.run(Span::from_ms(5));
-    let mut answers = answers(&world);
-    answers.sort_unstable_by_key(|(token, _)| *token);
-    assert_eq!(answers, [(1, IoStatus::INTERNAL_ERROR), (2, IoStatus::SUCCESS)]);
+    let mut completions = completions(&world);
+    completions.sort_unstable_by_key(|(token, _)| *token);
+    assert_eq!(completions, [(1, IoStatus::INTERNAL_ERROR), (2, IoStatus::SUCCESS)]);
     world.assert_state(State::Ready);
 }

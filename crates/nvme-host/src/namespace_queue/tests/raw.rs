@@ -147,6 +147,6 @@ fn a_raw_command_has_its_own_deadline() {
     world.poll();
     world.namespace.submit_raw(NOW, 1, command, &[], &[], Some(ms)).unwrap();
     let now = Instant { ns: 20_000_000 };
-    world.namespace.poll(now, &mut world.answers);
+    world.namespace.poll(now, &mut world.completions);
     assert!(world.controller.next_timeout().is_some());
 }

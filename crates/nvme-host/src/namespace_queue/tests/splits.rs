@@ -21,7 +21,7 @@ fn check_split(view: NamespaceView, request: Request, segments: &[Segment], dept
     let all = addresses(segments);
     let boundary = u64::from(view.optimal_boundary_blocks);
     let (mut next, mut at) = (request.lba, 0);
-    let mut answers = Vec::new();
+    let mut completions = Vec::new();
     while next < request.lba + u64::from(request.blocks) {
         let command = *world.device.fetched.front().expect("a child is out");
         let (lba, blocks) = (slba(&command), nlb(&command));
@@ -34,11 +34,11 @@ fn check_split(view: NamespaceView, request: Request, segments: &[Segment], dept
         let found = world.dma.walk(&command, u64::from(len), 4096);
         assert_eq!(found, all[at..at + len as usize], "{request:?}");
         (next, at) = (end, at + len as usize);
-        assert_eq!(answers, [], "not before the last child");
+        assert_eq!(completions, [], "not before the last child");
         world.device.complete_next(0);
-        answers = world.poll();
+        completions = world.poll();
     }
-    assert_eq!(answers, [(request.token, IoStatus::SUCCESS)]);
+    assert_eq!(completions, [(request.token, IoStatus::SUCCESS)]);
     assert_eq!((at, world.namespace.queue().in_flight()), (all.len(), 0));
 }
 
@@ -149,9 +149,9 @@ fn commands_without_data_are_split_at_their_own_limits() {
         for blocks in [1, limit - 1, limit, limit + 1, 3 * limit, 3 * limit + 1] {
             let mut world = World::new(NamespaceView { blocks_max, ..VIEW }, 4);
             assert!(world.submit(request(operation, 7, blocks, 0), &[]));
-            let (commands, answers) = world.run_dry();
+            let (commands, completions) = world.run_dry();
             assert_eq!(commands.len(), blocks.div_ceil(limit) as usize, "{operation:?} {blocks}");
-            assert_eq!(answers, [(77, IoStatus::SUCCESS)]);
+            assert_eq!(completions, [(77, IoStatus::SUCCESS)]);
         }
     }
     let mut world = World::new(VIEW, 8);
@@ -169,12 +169,12 @@ fn separate_metadata_goes_with_its_blocks() {
     let segments = [segment(1, 0, 10 * BLOCK), segment(2, 64, 24), segment(3, 128, 56)];
     let with_metadata = Request { metadata_count: 2, ..read(100, 10, 1) };
     assert!(world.submit(with_metadata, &segments));
-    let (commands, answers) = world.run_dry();
+    let (commands, completions) = world.run_dry();
     let seen: Vec<_> =
         commands.iter().map(|command| (slba(command), nlb(command), command.mptr())).collect();
     let (second, third) = ((3 << 32) + 64, (4 << 32) + 128);
     assert_eq!(seen, [(100, 3, second), (103, 4, third), (107, 3, third + 32)]);
-    assert_eq!(answers, [(77, IoStatus::SUCCESS)]);
+    assert_eq!(completions, [(77, IoStatus::SUCCESS)]);
 
     assert_eq!(world.refusal_of(read(0, 10, 1), &segments), IoStatus::INVALID_FIELD);
     let short = [segments[0], segments[1], segment(3, 128, 55)];
@@ -201,8 +201,8 @@ fn an_alignment_that_goes_wrong_half_way_ends_the_request_once() {
     let mut world = World::new(view, 8);
     let segments = [segment(1, 0, 8192), segment(2, 2, 4096)];
     assert!(world.submit(read(0, 24, 2), &segments));
-    let (commands, answers) = world.run_dry();
-    assert_eq!((commands.len(), answers), (2, vec![(77, IoStatus(0x13))]));
+    let (commands, completions) = world.run_dry();
+    assert_eq!((commands.len(), completions), (2, vec![(77, IoStatus(0x13))]));
 }
 
 #[test]
@@ -213,16 +213,16 @@ fn a_third_large_request_waits_for_a_parent() {
     assert!(world.submit(read(0, 10, 1), &large));
     assert!(!world.submit(read(10, 10, 1), &large), "all slots are taken");
     let mut taken = 1;
-    let mut answers = Vec::new();
+    let mut completions = Vec::new();
     for _ in 0..60 {
         if !world.device.fetched.is_empty() {
             world.device.complete_next(0);
         }
-        answers.extend(world.poll());
+        completions.extend(world.poll());
         taken += usize::from(taken < 5 && world.submit(read(10, 10, 1), &large));
-        assert!(taken <= answers.len() + 2, "two parents");
+        assert!(taken <= completions.len() + 2, "two parents");
     }
-    assert_eq!((taken, answers.len()), (5, 5));
+    assert_eq!((taken, completions.len()), (5, 5));
 }
 
 #[test]
@@ -235,8 +235,8 @@ fn the_worst_child_decides_and_stops_the_others() {
     world.device.complete_next(0x281);
     assert_eq!(world.poll(), []);
     assert!(world.device.fetched.len() <= 2, "nothing was sent after the failure");
-    let (_, answers) = world.run_dry();
-    assert_eq!(answers, [(77, IoStatus::UNRECOVERED_READ)]);
+    let (_, completions) = world.run_dry();
+    assert_eq!(completions, [(77, IoStatus::UNRECOVERED_READ)]);
 }
 
 #[test]

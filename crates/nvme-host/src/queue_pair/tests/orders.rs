@@ -59,7 +59,7 @@ fn what_was_not_announced_before_a_freeze_stays_so() {
 fn parked_tokens_come_back_exactly_once_and_never_early() {
     for room in [1, 3, 100] {
         let mut world = World::plain(8);
-        world.answers = CompletionBatch::with_capacity(room);
+        world.completions = CompletionBatch::with_capacity(room);
         world.send_all(0..5);
         world.submit(5).unwrap();
         world.device.complete_next(0);
@@ -98,7 +98,7 @@ fn parked_tokens_come_back_exactly_once_and_never_early() {
 #[test]
 fn a_queue_runs_again_only_when_everything_parked_is_answered() {
     let mut world = World::plain(8);
-    world.answers = CompletionBatch::with_capacity(2);
+    world.completions = CompletionBatch::with_capacity(2);
     world.send_all(0..5);
     world.controller.set_state(QueueState::Released);
     assert_eq!(world.poll().len(), 2);

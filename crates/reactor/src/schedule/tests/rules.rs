@@ -138,7 +138,7 @@ fn nothing_moves_twice_within_the_rest() {
     assert_eq!(scheduler.plan(at(15), &idle).migrations.len(), 1);
 
     let mut arrived = idle;
-    arrived.threads[1].last_move = Some(at(18));
+    arrived.threads[1].last_migration = Some(at(18));
     assert_eq!(scheduler.plan(at(22), &arrived).migrations, [], "rests from its arrival on");
     assert_eq!(scheduler.plan(at(23), &arrived).migrations.len(), 1);
 }

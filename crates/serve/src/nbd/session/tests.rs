@@ -113,14 +113,14 @@ impl World {
         let (pool, fences) = (Arc::new(pool), Arc::new(AtomicUsize::new(0)));
         let (client, socket) = UnixStream::pair().unwrap();
         client.set_nonblocking(true).unwrap();
-        let (tell, new_events) = channel();
+        let (event_sender, new_events) = channel();
         let backend = served.medium().channel().unwrap();
         let backend = Watched { backend, is_stuck, fences: Arc::clone(&fences) };
         let guest = Session::new(SessionParts {
             stream: Stream::new(OwnedFd::from(socket), regions.clone()).unwrap(),
             backend: Box::new(backend),
             served: Arc::clone(&served),
-            seat: Arc::new(SessionHandle::new(1, "client".into(), tell)),
+            session: Arc::new(SessionHandle::new(1, "client".into(), event_sender)),
             regions: regions.clone(),
             survey: SlowQueries::new(
                 served,
@@ -278,7 +278,7 @@ fn request_that_waits_for_memory_goes_on_when_it_is_given_back() {
     // The server causes the delay, not the client.
     world.turn(at(60_000));
     assert!(world.guest.reason.is_none());
-    world.pool.give_back(others.into_iter());
+    world.pool.release(others.into_iter());
     world.turn(at(60_001));
     world.turn(at(60_002));
     assert!(!world.guest.connection.waits_for_memory());

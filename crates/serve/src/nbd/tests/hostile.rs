@@ -120,8 +120,8 @@ fn an_error_of_the_medium_is_told_with_its_place() {
         let mut completions = tenmil_base::CompletionBatch::with_capacity(1);
         assert_eq!(session.backend.poll(Instant::default(), &mut completions), 1);
         let back = session.talk(&request(Command::READ, 7, 512, 4 << 20), usize::MAX);
-        let place = structured.then_some(512 + (2 << 20));
-        let expected = [(7, Reply::Failed(ErrorCode::EIO, place))];
+        let memory = structured.then_some(512 + (2 << 20));
+        let expected = [(7, Reply::Failed(ErrorCode::EIO, memory))];
         assert_eq!(replies(&back, |_| 0), expected, "structured: {structured}");
     }
 }

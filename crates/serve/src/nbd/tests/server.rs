@@ -251,7 +251,7 @@ fn one_too_many_is_sent_away_and_told_of() {
     assert_eq!(second.read(&mut [0; 1]).unwrap(), 0);
     let text =
         "connect: 1 are connected, expected fewer (`--max-connections` allows more)".to_owned();
-    assert_eq!(new_events(&house), NbdEvent::Trouble(text));
+    assert_eq!(new_events(&house), NbdEvent::Error(text));
     exchange(&mut first, &request(Command::READ, 1, 0, 512), &mut [0; 512]);
 }
 
@@ -396,7 +396,7 @@ fn a_file_that_is_served_becomes_longer_and_shorter_at_a_clients_wish() {
     assert_eq!(SimpleReply::parse(&header).unwrap().error, tenmil_wire::nbd::ErrorCode::ENOSPC);
     let trouble =
         std::iter::repeat_with(|| new_events(&house)).find_map(|new_events| match new_events {
-            NbdEvent::Trouble(text) => Some(text),
+            NbdEvent::Error(text) => Some(text),
             _ => None,
         });
     assert!(trouble.unwrap().contains("resize "), "the reason is told here");

@@ -281,8 +281,8 @@ fn a_client_that_may_changes_the_size_and_has_it_with_the_answer() {
     for structured in [false, true] {
         let mut session = Session::resizable();
         let back = session.talk(&handshake(structured), usize::MAX);
-        let told = options_of(&back).0;
-        let flags = told.iter().find_map(|(_, _, data)| match Info::parse(data) {
+        let events = options_of(&back).0;
+        let flags = events.iter().find_map(|(_, _, data)| match Info::parse(data) {
             Ok(Info::Export { flags, .. }) => Some(flags),
             _ => None,
         });
@@ -372,8 +372,8 @@ fn a_context_that_is_not_known_is_not_told_and_not_chosen() {
     bytes.extend(go(""));
     let mut session = Session::new();
     let back = session.talk(&bytes, usize::MAX);
-    let (told, _) = options_of(&back);
-    let kinds: Vec<Kind> = told.iter().map(|(_, kind, _)| *kind).collect();
+    let (events, _) = options_of(&back);
+    let kinds: Vec<Kind> = events.iter().map(|(_, kind, _)| *kind).collect();
     let mut expected = vec![Kind::ACK];
     for (_, _, count) in chosen {
         expected.extend(vec![Kind::META_CONTEXT; count]);

@@ -89,14 +89,14 @@ impl Transmission {
         inbox.take(28);
         self.headers += 1;
         self.free.pop();
-        let place = &mut self.slots[usize::from(slot)];
-        (place.header, place.holding, place.failure) = (header, holding, None);
+        let memory = &mut self.slots[usize::from(slot)];
+        (memory.header, memory.holding, memory.failure) = (header, holding, None);
         match admitted {
             Ok(ValidatedRequest::Run { operation, flags }) => {
-                place.then_flush =
+                memory.then_flush =
                     operation == Operation::Deallocate && flags.has(RequestFlags::FUA);
-                let flags = if place.then_flush { RequestFlags::NONE } else { flags };
-                (place.operation, place.flags) = (operation, flags);
+                let flags = if memory.then_flush { RequestFlags::NONE } else { flags };
+                (memory.operation, memory.flags) = (operation, flags);
                 if operation == Operation::Write {
                     self.awaits = RequestState::Payload { slot, done_bytes: 0 };
                 } else {
@@ -119,7 +119,7 @@ impl Transmission {
                 self.is_ended = true;
             }
             Err(failure) => {
-                place.failure = Some(failure);
+                memory.failure = Some(failure);
                 self.awaits =
                     RequestState::DiscardPayload { slot, left_bytes: header.payload_bytes() };
             }

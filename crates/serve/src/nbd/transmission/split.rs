@@ -9,11 +9,11 @@ impl Transmission {
     /// Queues a request that was received completely.
     #[inline]
     pub(super) fn begin(&mut self, slot: u16) {
-        let place = &mut self.slots[usize::from(slot)];
-        place.next_byte = 0;
-        place.pieces = match place.operation {
+        let memory = &mut self.slots[usize::from(slot)];
+        memory.next_byte = 0;
+        memory.pieces = match memory.operation {
             Operation::Read | Operation::Write => {
-                place.header.len_bytes.div_ceil(self.export.piece_bytes())
+                memory.header.len_bytes.div_ceil(self.export.piece_bytes())
             }
             _ => 1,
         };
@@ -41,20 +41,20 @@ impl Transmission {
     /// Builds the next piece of a request. Returns whether it is the last one.
     #[inline]
     fn piece(&mut self, slot: u16) -> bool {
-        let place = &mut self.slots[usize::from(slot)];
-        let RequestHeader { offset, len_bytes, .. } = place.header;
-        let moves = matches!(place.operation, Operation::Read | Operation::Write);
-        let first = place.next_byte;
+        let memory = &mut self.slots[usize::from(slot)];
+        let RequestHeader { offset, len_bytes, .. } = memory.header;
+        let moves = matches!(memory.operation, Operation::Read | Operation::Write);
+        let first = memory.next_byte;
         let left = len_bytes - first;
         let count = if moves { left.min(self.export.piece_bytes()) } else { left };
-        place.next_byte += count;
+        memory.next_byte += count;
         let segment_first = self.segments.len();
         if moves {
             let segments = &mut self.segments;
-            self.store.each((slot, place.holding), first, count, |part| segments.push(part));
+            self.store.each((slot, memory.holding), first, count, |part| segments.push(part));
         }
         let shift = self.export.block_size().trailing_zeros();
-        let is_flush = place.operation == Operation::Flush;
+        let is_flush = memory.operation == Operation::Flush;
         self.requests.push(Request {
             token: u64::from(first) << 16 | u64::from(slot),
             lba: if is_flush { 0 } else { (offset + u64::from(first)) >> shift },
@@ -64,8 +64,8 @@ impl Transmission {
             segment_count: u16::try_from(self.segments.len() - segment_first)
                 .expect("a piece is short"),
             metadata_count: 0,
-            operation: place.operation,
-            flags: place.flags,
+            operation: memory.operation,
+            flags: memory.flags,
         });
         count == left
     }

@@ -41,13 +41,13 @@ pub(super) fn admit(
     if command == Command::DISC {
         return Ok(ValidatedRequest::End);
     }
-    let (operation, told) = rule(command, terms)?;
+    let (operation, events) = rule(command, terms)?;
     check_flags(export, terms, command, flags)?;
     let writes = matches!(command, Command::WRITE | Command::TRIM | Command::WRITE_ZEROES);
     if writes && export.is_read_only() {
         return Err(RequestFailure::new(ErrorCode::EPERM, "the export is read-only"));
     }
-    if !export.flags(terms.structured).has(told) {
+    if !export.flags(terms.structured).has(events) {
         return Err(RequestFailure::new(ErrorCode::EINVAL, "the export cannot do this"));
     }
     if command == Command::RESIZE {
@@ -99,17 +99,17 @@ fn check_flags(
     command: Command,
     flags: CommandFlags,
 ) -> Result<(), RequestFailure> {
-    let told = export.flags(terms.structured);
+    let events = export.flags(terms.structured);
     let mut known = match command {
         Command::READ if terms.structured => CommandFlags::DF,
         Command::WRITE_ZEROES => {
-            let fast = told.has(TransmissionFlags::SEND_FAST_ZERO);
+            let fast = events.has(TransmissionFlags::SEND_FAST_ZERO);
             CommandFlags::NO_HOLE.and_if(fast, CommandFlags::FAST_ZERO)
         }
         Command::BLOCK_STATUS => CommandFlags::REQ_ONE,
         _ => CommandFlags::NONE,
     };
-    known = known.and_if(told.has(TransmissionFlags::SEND_FUA), CommandFlags::FUA);
+    known = known.and_if(events.has(TransmissionFlags::SEND_FUA), CommandFlags::FUA);
     if flags.without(known) == CommandFlags::NONE {
         return Ok(());
     }

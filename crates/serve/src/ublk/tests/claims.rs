@@ -68,11 +68,11 @@ fn what_was_made_to_be_copied_is_copied() {
 #[test]
 fn what_somebody_serves_is_left_to_him() {
     let alive = Server { is_alive: true, has_it_open: true };
-    let told = refusal(verdict(&found(DeviceState::Live), None, alive));
-    assert!(told.contains("ublk:5 is in use: process 4321"), "{told}");
+    let events = refusal(verdict(&found(DeviceState::Live), None, alive));
+    assert!(events.contains("ublk:5 is in use: process 4321"), "{events}");
     let making = Server { is_alive: false, has_it_open: true };
-    let told = refusal(verdict(&found(DeviceState::Dead), None, making));
-    assert!(told.contains("ublk:5 is in use"), "{told}");
+    let events = refusal(verdict(&found(DeviceState::Dead), None, making));
+    assert!(events.contains("ublk:5 is in use"), "{events}");
     assert_eq!(verdict(&found(DeviceState::Live), None, DEAD), TakeoverAction::Wait);
     assert_eq!(verdict(&found(DeviceState::Dead), None, DEAD), TakeoverAction::Replace);
 }
@@ -82,20 +82,20 @@ fn what_a_dead_process_has_left_of_something_else_is_left() {
     let parameters = disk().parameters();
     let quiesced = found(DeviceState::Quiesced);
     let other = DeviceInfo { signature: signature("file:/b"), ..quiesced };
-    let told = refusal(verdict(&other, Some(parameters), DEAD));
-    assert!(told.contains("process 4321") && told.contains("something else"), "{told}");
+    let events = refusal(verdict(&other, Some(parameters), DEAD));
+    assert!(events.contains("process 4321") && events.contains("something else"), "{events}");
     let longer = Parameters { sectors: parameters.sectors + 8, ..parameters };
-    let told = refusal(verdict(&quiesced, Some(longer), DEAD));
-    assert!(told.contains("4104 sectors") && told.contains("expected 4096"), "{told}");
+    let events = refusal(verdict(&quiesced, Some(longer), DEAD));
+    assert!(events.contains("4104 sectors") && events.contains("expected 4096"), "{events}");
     let attributes = tenmil_wire::ublk::Attributes::NONE;
-    let told = refusal(verdict(&quiesced, Some(Parameters { attributes, ..parameters }), DEAD));
-    assert!(told.contains("attributes 0x0"), "{told}");
+    let events = refusal(verdict(&quiesced, Some(Parameters { attributes, ..parameters }), DEAD));
+    assert!(events.contains("attributes 0x0"), "{events}");
     let many = DeviceInfo { queues: 9, ..quiesced };
-    let told = refusal(verdict(&many, Some(parameters), DEAD));
-    assert!(told.contains("9 queues, expected 8"), "{told}");
+    let events = refusal(verdict(&many, Some(parameters), DEAD));
+    assert!(events.contains("9 queues, expected 8"), "{events}");
     let large = DeviceInfo { io_bytes_max: 64 << 10, ..quiesced };
-    let told = refusal(verdict(&large, Some(parameters), DEAD));
-    assert!(told.contains("65536 bytes"), "{told}");
+    let events = refusal(verdict(&large, Some(parameters), DEAD));
+    assert!(events.contains("65536 bytes"), "{events}");
     refusal(verdict(&quiesced, None, DEAD));
     refusal(verdict(&found(DeviceState::Other(3)), Some(parameters), DEAD));
 }

@@ -71,8 +71,8 @@ fn tags_that_there_are_not_or_that_the_kernel_has_not_are_told_and_left() {
         for result in [RES_OK, RES_ABORT, 1, -22] {
             session.kernel.end(tag, result);
             session.receive();
-            let told = session.tags.next_trouble().unwrap();
-            assert!(told.contains(&format!("tag {tag}")), "{told}");
+            let events = session.tags.next_trouble().unwrap();
+            assert!(events.contains(&format!("tag {tag}")), "{events}");
             assert_eq!(session.tags.next_trouble(), None, "once");
         }
     }
@@ -168,11 +168,11 @@ fn a_medium_that_cannot_be_a_disk_is_refused_with_what_was_expected() {
 fn a_disk_promises_what_its_medium_does() {
     use tenmil_base::Durability;
     use tenmil_wire::ublk::Attributes;
-    let told = disk().parameters();
-    assert_eq!(told.attributes, Attributes::VOLATILE_CACHE.union(Attributes::FUA));
-    assert_eq!((told.sectors, told.block_shift, told.physical_shift), (BLOCKS, 9, 12));
-    assert_eq!(told.sectors_max, 64, "what the medium takes at once, in whole pages");
-    let discard = told.discard.unwrap();
+    let events = disk().parameters();
+    assert_eq!(events.attributes, Attributes::VOLATILE_CACHE.union(Attributes::FUA));
+    assert_eq!((events.sectors, events.block_shift, events.physical_shift), (BLOCKS, 9, 12));
+    assert_eq!(events.sectors_max, 64, "what the medium takes at once, in whole pages");
+    let discard = events.discard.unwrap();
     assert_eq!((discard.granularity, discard.zero_sectors_max), (512, 64));
     assert!(discard.discard_sectors_max > 64);
     let of = |durability| Disk::new(Limits { durability, ..limits() }, false).unwrap();

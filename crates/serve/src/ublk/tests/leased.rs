@@ -9,7 +9,7 @@ use super::{asked, disk};
 
 #[test]
 fn the_medium_is_given_the_place_of_the_tag_and_nothing_is_copied() {
-    let (mut session, leased) = Session::lending();
+    let (mut session, leased) = Session::zero_copy();
     session.kernel.refuse_copies(true);
     let each = disk().io_bytes_max();
     for (tag, op) in [(3, IoOp::Write), (5, IoOp::Read)] {
@@ -37,7 +37,7 @@ fn the_medium_is_given_the_place_of_the_tag_and_nothing_is_copied() {
 
 #[test]
 fn what_moves_no_data_is_asked_for_as_ever() {
-    let (mut session, _) = Session::lending();
+    let (mut session, _) = Session::zero_copy();
     for op in [IoOp::Discard, IoOp::WriteZeroes] {
         assert_eq!(session.one(asked(op, 10, 4), &[]), 0, "{op:?}");
     }
@@ -49,20 +49,20 @@ fn what_moves_no_data_is_asked_for_as_ever() {
 /// The RAM device of the session rejects zero-copy buffers.
 #[test]
 fn what_the_medium_refuses_is_copied_and_after_some_refusals_everything_is() {
-    let (mut session, leased) = Session::lending();
+    let (mut session, leased) = Session::zero_copy();
     let refusals = 16;
     for round in 0..20_u8 {
         let op = if round % 2 == 0 { IoOp::Write } else { IoOp::Read };
         let data = [round / 2; 512];
         assert_eq!(session.one(asked(op, u64::from(round / 2), 1), &data), 512, "round {round}");
         assert_eq!(session.kernel.data(3), data, "round {round}");
-        let told = session.tags.next_trouble();
+        let events = session.tags.next_trouble();
         match round + 1 {
-            1 => assert!(told.unwrap().contains("write of 512 bytes without a copy")),
+            1 => assert!(events.unwrap().contains("write of 512 bytes without a copy")),
             count if count == refusals => {
-                assert!(told.unwrap().contains("16 requests were refused without a copy"));
+                assert!(events.unwrap().contains("16 requests were refused without a copy"));
             }
-            _ => assert_eq!(told, None, "round {round}"),
+            _ => assert_eq!(events, None, "round {round}"),
         }
         session.kernel.ask(1, asked(IoOp::Read, 0, 1), &[]);
         session.receive();
@@ -80,7 +80,7 @@ fn what_the_medium_refuses_is_copied_and_after_some_refusals_everything_is() {
 
 #[test]
 fn an_error_that_is_one_either_way_is_told_once_as_without() {
-    let (mut session, _) = Session::lending();
+    let (mut session, _) = Session::zero_copy();
     for operation in [IoOp::Read, IoOp::Write] {
         session.kernel.ask(2, asked(operation, 0, 1), &[1; 512]);
         session.receive();
@@ -111,7 +111,7 @@ fn what_was_copied_after_all_went_the_other_way() {
 /// A path error of a network device is not a rejection of zero-copy buffers.
 #[test]
 fn a_device_that_is_out_of_reach_is_not_asked_for_copies() {
-    let (mut session, leased) = Session::lending();
+    let (mut session, leased) = Session::zero_copy();
     for round in 0..20 {
         session.kernel.ask(2, asked(IoOp::Write, 0, 1), &[1; 512]);
         session.receive();

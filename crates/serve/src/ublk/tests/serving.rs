@@ -21,7 +21,7 @@ const TIME_LIMIT: Span = Span::from_secs(20);
 
 struct Rig {
     kernel: Kernel,
-    told: Receiver<UblkEvent>,
+    events: Receiver<UblkEvent>,
     reactors: Reactors,
     clock: Clock,
 }
@@ -38,7 +38,7 @@ impl Rig {
         poll: PollMode,
         regions: &RegionTable,
         medium: &dyn BlockDevice,
-        lending: Option<ZeroCopy>,
+        zero_copy: Option<ZeroCopy>,
     ) -> Self {
         let clock = Clock::start();
         let options = ReactorOptions { poll, ..ReactorOptions::default() };
@@ -47,21 +47,21 @@ impl Rig {
         let bytes = usize::from(DEPTH) * disk().io_bytes_max() as usize;
         let memory = regions.allocate(bytes).unwrap();
         let kernel = Kernel::new(DEPTH, regions);
-        let (tell, told) = channel();
+        let (event_sender, events) = channel();
         let serving = QueuePoller::new(QueueParts {
             number: 0,
             driver: kernel.clone(),
             backend: medium.channel().unwrap(),
             tags: Tags::new(disk(), DEPTH, memory.segment()),
             memory,
-            lending,
-            tell,
+            zero_copy,
+            event_sender,
         });
         let serving = serving.unwrap();
         let woken_by = serving.woken_by().unwrap();
         let registration = PollerBuilder::active("queue", woken_by, serving).pinned("a test");
         reactors.spawn(ThreadBuilder::new("ublk-0").poller(registration)).unwrap();
-        let rig = Self { kernel, told, reactors, clock };
+        let rig = Self { kernel, events, reactors, clock };
         rig.until(|rig| rig.kernel.commands() == usize::from(DEPTH));
         rig
     }
@@ -88,7 +88,7 @@ impl Rig {
     fn new_events(&self) -> UblkEvent {
         let mut new_events = None;
         self.until(|rig| {
-            new_events = rig.told.try_recv().ok();
+            new_events = rig.events.try_recv().ok();
             new_events.is_some()
         });
         new_events.unwrap()
@@ -127,8 +127,8 @@ fn a_queue_serves_sleeps_and_is_woken() {
 fn what_goes_wrong_is_told_and_the_rest_is_served() {
     let rig = Rig::new(PollMode::Adaptive);
     rig.kernel.end(99, 0);
-    let UblkEvent::Trouble(told) = rig.new_events() else { panic!("expected trouble") };
-    assert!(told.starts_with("queue 0: ") && told.contains("tag 99"), "{told}");
+    let UblkEvent::Error(events) = rig.new_events() else { panic!("expected trouble") };
+    assert!(events.starts_with("queue 0: ") && events.contains("tag 99"), "{events}");
     assert_eq!(rig.one(0, IoOp::Read, 0, &[]), 512);
     assert_eq!(rig.one(1, IoOp::Read, BLOCKS, &[]), -22);
     rig.kernel.abort();
@@ -141,8 +141,8 @@ fn a_queue_whose_reactor_ends_lets_go() {
     let rig = Rig::new(PollMode::Adaptive);
     assert_eq!(rig.one(0, IoOp::Read, 0, &[]), 512);
     rig.reactors.stop();
-    assert_eq!(rig.told.recv(), Ok(ended(1, 0, 512)));
-    assert!(rig.told.recv().is_err(), "nobody is there to tell more");
+    assert_eq!(rig.events.recv(), Ok(ended(1, 0, 512)));
+    assert!(rig.events.recv().is_err(), "nobody is there to tell more");
 }
 
 /// This device moves no data; the test does what it would have copied.
@@ -153,19 +153,19 @@ fn what_is_copied_although_it_was_lent_is_told_once_and_counted() {
     let data_at = |_, request, byte| u64::from(request) << 20 | u64::from(byte);
     let lender = KernelBufferSource { descriptor: file.into(), queue: 0, data_at };
     let whole = regions.register_kernel_buffers(lender, (DEPTH, disk().io_bytes_max())).unwrap();
-    let lending = ZeroCopy { regions: regions.clone(), whole };
+    let zero_copy = ZeroCopy { regions: regions.clone(), whole };
     let medium = NullDevice::new(BLOCK, BLOCKS).unwrap();
-    let rig = Rig::of(PollMode::Adaptive, &regions, &medium, Some(lending));
+    let rig = Rig::of(PollMode::Adaptive, &regions, &medium, Some(zero_copy));
     for round in 0..3 {
         assert_eq!(rig.one(1, IoOp::Write, round, &[1; 512]), 512);
     }
-    assert!(rig.told.try_recv().is_err(), "nothing was copied");
+    assert!(rig.events.try_recv().is_err(), "nothing was copied");
     for round in 0..3 {
         regions.store(whole.slice(0, 100).unwrap(), &[1; 100]).unwrap();
         assert_eq!(rig.one(1, IoOp::Write, round, &[1; 512]), 512);
     }
-    let UblkEvent::Trouble(told) = rig.new_events() else { panic!("expected trouble") };
-    assert!(told.contains("has had 100 bytes copied"), "{told}");
+    let UblkEvent::Error(events) = rig.new_events() else { panic!("expected trouble") };
+    assert!(events.contains("has had 100 bytes copied"), "{events}");
     rig.kernel.abort();
     let done = UblkStats { good: 6, failed: 0, leased_bytes: 6 * 512 - 300, copied_bytes: 300 };
     assert_eq!(rig.new_events(), UblkEvent::QueueEnded { queue: 0, done });

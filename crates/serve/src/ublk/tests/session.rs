@@ -50,7 +50,7 @@ impl Session {
     }
 
     /// Session with zero copy.
-    pub(super) fn lending() -> (Self, Segment) {
+    pub(super) fn zero_copy() -> (Self, Segment) {
         let session = Self::new();
         let descriptor = tempfile::tempfile().unwrap().into();
         let lender = KernelBufferSource { descriptor, queue: 0, data_at: |_, _, _| 0 };

@@ -14,10 +14,10 @@ fn three_reads(stand: &mut Stand) -> Vec<Op> {
     ops
 }
 
-/// Whether each operation has failed with `DeviceGone` and returned its buffer.
+/// Whether each operation has failed with `DeviceRemoved` and returned its buffer.
 fn told(ops: &mut [Op]) -> Vec<bool> {
     let tell = |op: &mut Op| match op.poll() {
-        Some(Err(IoError { why: IoErrorKind::DeviceGone, buffer, .. })) => buffer.is_some(),
+        Some(Err(IoError { why: IoErrorKind::DeviceRemoved, buffer, .. })) => buffer.is_some(),
         other => panic!("{other:?}"),
     };
     ops.iter_mut().map(tell).collect()
@@ -30,7 +30,7 @@ fn a_backend_that_panics_fails_those_who_wait_for_it() {
     let mut ops = three_reads(&mut stand);
     stand.slow.inner(|inner| inner.panics = true);
     stand.turn(3);
-    assert!(stand.device.is_gone());
+    assert!(stand.device.is_removed());
     assert_eq!(told(&mut ops), [false, true, true]);
     drop(ops);
     let lost = baseline - stand.free_bytes();
@@ -53,7 +53,7 @@ fn memory_that_a_backend_may_have_taken_when_it_panicked_is_lost() {
     let mut ops: Vec<Op> = (0..3).map(|lba| stand.read(lba, stand.buffer())).collect();
     assert!(ops.iter_mut().all(|op| op.poll().is_none()));
     stand.turn(3);
-    assert!(stand.device.is_gone());
+    assert!(stand.device.is_removed());
     assert_eq!(stand.slow.held(), 1);
     // Two requests were submitted and one was accepted. Which one is unknown after the panic.
     assert_eq!(told(&mut ops), [false, false, true]);
@@ -70,10 +70,10 @@ fn a_thread_that_ends_waits_for_the_device_first() {
     let mut ops = three_reads(&mut stand);
     stand.directory.end_thread(stand.thread.id()).unwrap();
     stand.turn(20);
-    assert!(!stand.device.is_gone(), "the device has not answered yet");
+    assert!(!stand.device.is_removed(), "the device has not answered yet");
     stand.slow.complete_all();
     stand.turn(5);
-    assert!(stand.device.is_gone());
+    assert!(stand.device.is_removed());
     assert!(ops.remove(0).poll().is_some_and(|result| result.is_ok()));
     assert_eq!(told(&mut ops), [true, true]);
     drop(ops);
@@ -89,7 +89,7 @@ fn a_device_that_never_answers_is_cut_off_with_its_memory() {
     stand.turn(2);
     stand.pass(Span::from_secs(2));
     stand.turn(2);
-    assert!(stand.device.is_gone());
+    assert!(stand.device.is_removed());
     assert_eq!(told(&mut ops), [false, true, true]);
     drop(ops);
     assert_eq!(baseline - stand.free_bytes(), u64::from(PAGE));

@@ -161,7 +161,7 @@ fn what_cannot_be_done_comes_back_with_its_buffer() {
     let said = "slow: read of block 0: ";
     assert!(refused.to_string().starts_with(said), "{refused}, expected {said}");
     let IoError { why, buffer, .. } = refused;
-    assert_eq!((why, buffer.is_some()), (IoErrorKind::Outcome(IoStatus::UNRECOVERED_READ), true));
+    assert_eq!((why, buffer.is_some()), (IoErrorKind::Status(IoStatus::UNRECOVERED_READ), true));
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn every_operation_reaches_an_emulated_ssd_from_several_os_threads() {
                     device.write_zeroes(lba, 1).await.unwrap();
                     let IoError { why, buffer: back, .. } =
                         device.compare(lba, buffer).await.unwrap_err();
-                    assert_eq!(why, IoErrorKind::Outcome(IoStatus::COMPARE_FAILURE));
+                    assert_eq!(why, IoErrorKind::Status(IoStatus::COMPARE_FAILURE));
                     buffer = device.read(lba, back.unwrap()).await.unwrap();
                     assert!(buffer.to_vec().iter().all(|byte| *byte == 0));
                     device.deallocate(lba, 1).await.unwrap();
@@ -199,7 +199,7 @@ fn every_operation_reaches_an_emulated_ssd_from_several_os_threads() {
     let programs: Vec<_> = (0..3).map(work).collect();
     programs.into_iter().for_each(Thread::join);
     drop(rt);
-    assert!(device.is_gone());
+    assert!(device.is_removed());
     assert_eq!(device.shared().buffers.free_bytes(), baseline, "every buffer has come back");
 }
 

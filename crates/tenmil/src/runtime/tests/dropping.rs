@@ -30,9 +30,9 @@ fn a_request_in_flight_completes_before_the_runtime_is_gone() {
     let ended = block_on(poll_once(&mut write)).expect("the reactor has stopped");
     drop(write);
     assert_eq!(ended.unwrap().to_vec(), vec![1; 512]);
-    assert!(device.is_gone());
+    assert!(device.is_removed());
     let gone = block_on(device.read(0, filled(&device, 1, 0))).unwrap_err();
-    assert_eq!(gone.why, IoErrorKind::DeviceGone);
+    assert_eq!(gone.why, IoErrorKind::DeviceRemoved);
     assert!(gone.buffer.is_some(), "the device never had it");
     assert!(device.spawn(async {}).is_err());
     block_on(device.close());
@@ -86,7 +86,7 @@ fn a_device_that_never_completes_does_not_hold_the_runtime() {
     assert!(block_on(poll_once(&mut read)).is_none());
     drop(rt);
     let error = block_on(read).unwrap_err();
-    assert_eq!(error.why, IoErrorKind::DeviceGone);
+    assert_eq!(error.why, IoErrorKind::DeviceRemoved);
     assert_eq!(
         error.to_string(),
         "silent: read of block 0: the device was removed, or its runtime was dropped"
@@ -124,7 +124,7 @@ fn a_runtime_may_be_dropped_by_a_task_on_its_own_reactor() {
     let Stage(rt) = stage;
     drop(rt);
     ended.recv_timeout(TIME_LIMIT).unwrap();
-    while !device.is_gone() {
+    while !device.is_removed() {
         tenmil_linux::thread::yield_now();
     }
 }

@@ -13,7 +13,7 @@ pub(in crate::perf::engine) struct StepBounds {
     /// I/Os.
     pub(in crate::perf::engine) ios: u64,
     /// Polls without a completion, if there has been none in this call.
-    pub(in crate::perf::engine) looks: u64,
+    pub(in crate::perf::engine) polls: u64,
 }
 
 impl<S: Verifier> QueueRunner<S> {
@@ -38,17 +38,17 @@ impl<S: Verifier> QueueRunner<S> {
         if let Some(kept) = workload.uniform() {
             // Works on a copy, which stays in registers during the loop.
             let mut random = kept.clone();
-            let ended = self.turns_at(now, *clock, fixed, bounds, |lane| lane.uniform(&mut random));
+            let ended = self.steps(now, *clock, fixed, bounds, |queue| queue.uniform(&mut random));
             *kept = random;
             return ended;
         }
         let blocks = fixed.blocks;
-        self.turns_at(now, *clock, fixed, bounds, |lane| workload.address(lane, blocks))
+        self.steps(now, *clock, fixed, bounds, |queue| workload.address(queue, blocks))
     }
 
     /// [`run_depth_one`](Self::run_depth_one), with the addresses that `address` draws.
     #[inline]
-    fn turns_at(
+    fn steps(
         &mut self,
         mut now: Instant,
         clock: Clock,
@@ -64,7 +64,7 @@ impl<S: Verifier> QueueRunner<S> {
         while ended < most && taken > 0 {
             polls += 1;
             if backend.poll(now, completions) == 0 {
-                if ended > 0 || polls >= bounds.looks {
+                if ended > 0 || polls >= bounds.polls {
                     break;
                 }
                 continue;
@@ -83,9 +83,9 @@ impl<S: Verifier> QueueRunner<S> {
         if taken == 0 {
             self.requests.push(self.again);
         }
-        self.turns.polls += polls;
-        self.turns.idle_polls += polls - ended;
-        self.turns.completions += ended;
+        self.counters.polls += polls;
+        self.counters.idle_polls += polls - ended;
+        self.counters.completions += ended;
         self.budget -= ended;
         (usize::try_from(ended).unwrap_or(usize::MAX), now)
     }
@@ -97,7 +97,7 @@ impl<S: Verifier> QueueRunner<S> {
         self.completions.clear();
         let sent_ns = std::mem::replace(&mut self.sent[index_of(completion.token)], stamp.ns);
         self.sums.count_one(&completion, sent_ns, fixed, stamp);
-        self.turns.completions += 1;
+        self.counters.completions += 1;
         self.budget -= 1;
         if self.again.token != completion.token || self.again.blocks == 0 {
             self.again = fixed.request(completion.token, 0);

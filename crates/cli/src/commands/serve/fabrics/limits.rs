@@ -8,7 +8,7 @@ use crate::commands::serve::ServeArguments;
 use tenmil_base::Error;
 
 /// Connection limits given as arguments.
-pub(super) fn asked(arguments: &ServeArguments) -> ConnectionLimits {
+pub(super) fn requested(arguments: &ServeArguments) -> ConnectionLimits {
     ConnectionLimits {
         connections: arguments.max_connections,
         per_address: arguments.connections_per_address,
@@ -20,10 +20,10 @@ pub(super) fn asked(arguments: &ServeArguments) -> ConnectionLimits {
 /// Limits of the target. `--max-connections` also applies with a file that does not set that limit itself.
 pub(super) fn limits(
     arguments: &ServeArguments,
-    asked: &TargetConfig,
+    requested: &TargetConfig,
 ) -> Result<Limits, ApplyError> {
     let usual = Limits::default();
-    let mut said = asked.limits.clone();
+    let mut said = requested.limits.clone();
     if let (Some(switch), Some(_)) = (&arguments.config, said.connections)
         && arguments.max_connections.is_some()
     {
@@ -35,7 +35,7 @@ pub(super) fn limits(
     said.connections = arguments.max_connections.or(said.connections);
     let (connections_max, admission) = said.resolve();
     Ok(Limits {
-        memory_bytes: asked.memory_bytes.unwrap_or(usual.memory_bytes),
+        memory_bytes: requested.memory_bytes.unwrap_or(usual.memory_bytes),
         connections_max,
         admission: Some(admission),
         ..usual
@@ -43,11 +43,14 @@ pub(super) fn limits(
 }
 
 /// Checks that the limits equal those at start, as they cannot change at run time.
-pub(super) fn check_same(before: &TargetConfig, asked: &TargetConfig) -> Result<(), ApplyError> {
-    if before.limits == asked.limits {
+pub(super) fn check_same(
+    before: &TargetConfig,
+    requested: &TargetConfig,
+) -> Result<(), ApplyError> {
+    if before.limits == requested.limits {
         return Ok(());
     }
     let refused = Error::usage("they are others, expected those at start")
         .with_hint("limits are taken once: start the process again for others");
-    Err(ApplyError { refused, line: LineNumber(asked.limits.line.0.max(1)), key: "limits" })
+    Err(ApplyError { refused, line: LineNumber(requested.limits.line.0.max(1)), key: "limits" })
 }

@@ -35,12 +35,12 @@ use tenmil_base::Error;
 
 /// The configuration that is served now, with its listeners, subsystems and devices.
 pub(super) struct LiveConfig {
-    world: TargetContext,
+    context: TargetContext,
     /// `None` before the first configuration is applied.
     configuration: Option<TargetConfig>,
     listeners: Vec<Listener>,
     subsystems: Vec<LiveSubsystem>,
-    leaving: ClosingDevices,
+    closing: ClosingDevices,
     shared: SharedDevices,
 }
 
@@ -59,7 +59,7 @@ pub(super) struct TargetContext {
 /// Listen address of the target.
 #[derive(Clone, Copy)]
 struct Listener {
-    asked: SocketAddr,
+    requested: SocketAddr,
     /// Bound address, with the port that was picked if port 0 was configured.
     address: SocketAddr,
     /// NVMe-oF port number (PORTID) of the service.
@@ -92,10 +92,10 @@ struct PreparedConfig {
 
 impl LiveConfig {
     /// Creates an empty configuration.
-    pub(super) fn new(world: TargetContext) -> Self {
+    pub(super) fn new(context: TargetContext) -> Self {
         let (listeners, subsystems) = (Vec::new(), Vec::new());
-        let (leaving, shared) = (ClosingDevices::default(), SharedDevices::default());
-        Self { world, configuration: None, listeners, subsystems, leaving, shared }
+        let (closing, shared) = (ClosingDevices::default(), SharedDevices::default());
+        Self { context, configuration: None, listeners, subsystems, closing, shared }
     }
 
     /// Bound listen addresses.
@@ -105,7 +105,7 @@ impl LiveConfig {
 
     /// Bound addresses of the listeners of a subsystem.
     pub(super) fn addresses_of(&self, stood: &LiveSubsystem) -> impl Iterator<Item = SocketAddr> {
-        stood.asked.listeners.iter().filter_map(|at| Some(self.listeners.get(*at)?.address))
+        stood.requested.listeners.iter().filter_map(|at| Some(self.listeners.get(*at)?.address))
     }
 
     pub(super) fn subsystems(&self) -> &[LiveSubsystem] {
@@ -113,18 +113,18 @@ impl LiveConfig {
     }
 
     /// Applies a new configuration and returns the changes. An error leaves everything as it was.
-    pub(super) fn apply(&mut self, asked: TargetConfig) -> Result<Changes, ApplyError> {
-        let prepared = tenmil_linux::file::make_if(|| self.prepare(&asked))?;
-        Ok(self.commit(asked, prepared))
+    pub(super) fn apply(&mut self, requested: TargetConfig) -> Result<Changes, ApplyError> {
+        let prepared = tenmil_linux::file::make_if(|| self.prepare(&requested))?;
+        Ok(self.commit(requested, prepared))
     }
 
-    fn prepare(&self, asked: &TargetConfig) -> Result<PreparedConfig, ApplyError> {
+    fn prepare(&self, requested: &TargetConfig) -> Result<PreparedConfig, ApplyError> {
         if let Some(before) = &self.configuration {
-            check_fixed(before, asked)?;
+            check_fixed(before, requested)?;
         }
         // Sockets are bound first: they fail more often than devices, and cost less to open.
-        let (listeners, listen_sockets) = self.prepare_listeners(asked)?;
-        let subsystems = asked.subsystems.iter().map(|subsystem| self.prepare_one(subsystem));
+        let (listeners, listen_sockets) = self.prepare_listeners(requested)?;
+        let subsystems = requested.subsystems.iter().map(|subsystem| self.prepare_one(subsystem));
         let subsystems = subsystems.collect::<Result<_, _>>()?;
         Ok(PreparedConfig { listeners, listen_sockets, subsystems })
     }
@@ -132,14 +132,15 @@ impl LiveConfig {
     #[expect(clippy::type_complexity, reason = "the two belong together in one place only")]
     fn prepare_listeners(
         &self,
-        asked: &TargetConfig,
+        requested: &TargetConfig,
     ) -> Result<(Vec<Listener>, Vec<(StreamListener, Listener)>), ApplyError> {
         let (mut listeners, mut listen_sockets) = (Vec::<Listener>::new(), Vec::new());
-        for one in &asked.listeners {
+        for one in &requested.listeners {
             // Several listeners may ask for port 0 of one address.
             let is_taken = |number| listeners.iter().any(|taken| taken.number == number);
             let before = self.listeners.iter();
-            let mut before = before.filter(|it| it.asked == one.address && !is_taken(it.number));
+            let mut before =
+                before.filter(|it| it.requested == one.address && !is_taken(it.number));
             if let Some(same) = before.next() {
                 listeners.push(*same);
                 continue;
@@ -150,7 +151,7 @@ impl LiveConfig {
             let used =
                 |number| is_taken(number) || self.listeners.iter().any(|it| it.number == number);
             let number = (1..u16::MAX).find(|number| !used(*number)).unwrap_or(u16::MAX);
-            let listener = Listener { asked: one.address, address, number };
+            let listener = Listener { requested: one.address, address, number };
             listeners.push(listener);
             listen_sockets.push((listen_socket, listener));
         }
@@ -158,104 +159,107 @@ impl LiveConfig {
     }
 
     /// Prepares a subsystem; devices that are open already are reused.
-    fn prepare_one(&self, asked: &config::Subsystem) -> Result<LiveSubsystem, ApplyError> {
-        let before = self.before(&asked.nqn);
-        let subsystem = match before.filter(|before| before.is_same(asked)) {
+    fn prepare_one(&self, requested: &config::Subsystem) -> Result<LiveSubsystem, ApplyError> {
+        let before = self.before(&requested.nqn);
+        let subsystem = match before.filter(|before| before.is_same(requested)) {
             Some(before) => before.subsystem.clone(),
-            None => subsystem(asked)?,
+            None => subsystem(requested)?,
         };
         let mut namespaces: Vec<LiveNamespace> = Vec::new();
-        for namespace in &asked.namespaces {
+        for namespace in &requested.namespaces {
             let open = before.and_then(|before| before.opened(namespace));
             let served = match open {
-                Some(open) => LiveNamespace { asked: namespace.clone(), ..open.clone() },
+                Some(open) => LiveNamespace { requested: namespace.clone(), ..open.clone() },
                 None => self.open(namespace)?,
             };
-            let state = self.world.state.as_ref();
+            let state = self.context.state.as_ref();
             // A continuing namespace has its reservation keeper already; a new one is checked with its
             // own.
             let fresh = open.is_none_or(|open| !served.continues(open));
             let config =
-                served.config(state.filter(|_| fresh).map(|state| (state, asked.nqn.as_str())));
+                served.config(state.filter(|_| fresh).map(|state| (state, requested.nqn.as_str())));
             subsystem.check_namespace(&config).map_err(|why| {
                 let text = format!("serve {}: {why}", namespace.uri);
                 ApplyError { refused: Error::usage(text), line: namespace.line, key: "uri" }
             })?;
             namespaces.push(served);
         }
-        Ok(LiveSubsystem { asked: asked.clone(), subsystem, namespaces })
+        Ok(LiveSubsystem { requested: requested.clone(), subsystem, namespaces })
     }
 
     fn before(&self, nqn: &str) -> Option<&LiveSubsystem> {
-        self.subsystems.iter().find(|stood| stood.asked.nqn == nqn)
+        self.subsystems.iter().find(|stood| stood.requested.nqn == nqn)
     }
 
     /// Opens and claims the device of a namespace.
-    fn open(&self, asked: &config::Namespace) -> Result<LiveNamespace, ApplyError> {
-        let TargetContext { regions, clock, .. } = &self.world;
+    fn open(&self, requested: &config::Namespace) -> Result<LiveNamespace, ApplyError> {
+        let TargetContext { regions, clock, .. } = &self.context;
         let more = [tenmil::KINDS, &[(config::SCHEME, &self.shared)]].concat();
         let opener = Opener { regions, clock: *clock, seed: 1, kinds: &more };
-        let uri = &asked.uri;
+        let uri = &requested.uri;
         let refuse = |why: Error| ApplyError {
             refused: Error::new(why.category(), format!("serve {uri:#}: {why}")),
-            line: asked.line,
+            line: requested.line,
             key: "uri",
         };
-        let wanted = if asked.is_read_only { uri.clone().to_read() } else { uri.clone() };
+        let wanted = if requested.is_read_only { uri.clone().to_read() } else { uri.clone() };
         let opened = opener.open(&wanted).map_err(refuse)?;
         // Each queue of each host has a channel, which needs no more depth than the queue. The
         // controller measures the time of commands, so the block layer need not.
         let depth = Limits::default().queue_entries.into();
         let options = BdevOptions { depth, timing: false, ..BdevOptions::new(*clock, 1) };
         let device = Bdev::new(&uri.to_string(), opened.medium, options).map_err(refuse)?;
-        let claim = if asked.is_read_only { Claim::ReadShared } else { Claim::WriteOnce };
+        let claim = if requested.is_read_only { Claim::ReadShared } else { Claim::WriteOnce };
         let descriptor = device.open(claim, "nvme-tcp").map_err(|why| ApplyError {
             refused: Error::new(why.category(), format!("serve {uri:#}: {why}")),
-            line: asked.line,
+            line: requested.line,
             key: "uri",
         })?;
-        let (asked, descriptor) = (asked.clone(), Arc::new(descriptor));
+        let (requested, descriptor) = (requested.clone(), Arc::new(descriptor));
         let (description, handles) = (opened.description, opened.handles);
         let identities = opened.identities;
         let cache = tenmil_linux::random_id().map(|id| CacheVoucher::new(CacheInstance(id)));
-        Ok(LiveNamespace { asked, description, device, descriptor, cache, handles, identities })
+        Ok(LiveNamespace { requested, description, device, descriptor, cache, handles, identities })
     }
 
     /// Publishes the prepared objects, removes the old ones and returns the changes.
-    fn commit(&mut self, asked: TargetConfig, prepared: PreparedConfig) -> Changes {
+    fn commit(&mut self, requested: TargetConfig, prepared: PreparedConfig) -> Changes {
         let PreparedConfig { listeners, listen_sockets, subsystems } = prepared;
         let mut changes = Changes::default();
         let is_there = |number| listeners.iter().any(|listener| listener.number == number);
         // Listeners close first, so that no host connects to a subsystem that is about to be removed.
         for gone in self.listeners.iter().filter(|listener| !is_there(listener.number)) {
-            self.world.server.close(gone.number);
-            self.world.service.close_port(gone.number);
-            changes.note(format!("listens no more at {}", gone.address));
+            self.context.server.close(gone.number);
+            self.context.service.close_port(gone.number);
+            changes.record(format!("listens no more at {}", gone.address));
         }
         for (_, listener) in &listen_sockets {
-            self.world.service.open_port(listener.number, Port { address: Some(listener.address) });
+            self.context
+                .service
+                .open_port(listener.number, Port { address: Some(listener.address) });
         }
         for gone in &self.subsystems {
             let stays = subsystems.iter().any(|stood| stood.continues(gone));
             if !stays {
-                self.world.service.remove_subsystem(&gone.asked.nqn);
+                self.context.service.remove_subsystem(&gone.requested.nqn);
                 gone.let_go();
-                changes.note(format!("offers {} no more", gone.asked.nqn));
+                changes.record(format!("offers {} no more", gone.requested.nqn));
             }
         }
         for stood in &subsystems {
             match self.subsystems.iter().find(|before| stood.continues(before)) {
-                Some(before) => stood.replace(before, &listeners, &self.world, &mut changes),
-                None => stood.offer(&listeners, &self.world, &mut changes),
+                Some(before) => stood.replace(before, &listeners, &self.context, &mut changes),
+                None => stood.offer(&listeners, &self.context, &mut changes),
             }
         }
-        if self.configuration.as_ref().is_none_or(|before| before.referrals != asked.referrals) {
-            self.world.service.set_referrals(asked.referrals.clone());
+        if self.configuration.as_ref().is_none_or(|before| before.referrals != requested.referrals)
+        {
+            self.context.service.set_referrals(requested.referrals.clone());
         }
         // New listeners open last, so that a host that connects finds all subsystems.
         for (listen_socket, listener) in listen_sockets {
-            match self.world.server.open(listen_socket, listener.number) {
-                Ok(()) => changes.note(format!("listens at {}", listener.address)),
+            match self.context.server.open(listen_socket, listener.number) {
+                Ok(()) => changes.record(format!("listens at {}", listener.address)),
                 Err(error) => {
                     changes.fail(format!("cannot listen at {}: {error}", listener.address))
                 }
@@ -269,31 +273,31 @@ impl LiveConfig {
                 hands.push(hand.clone());
             }
         }
-        self.world.devices.replace(hands);
+        self.context.devices.replace(hands);
         // Devices that no namespace uses any more are closed later, off the reactors.
         for gone in self.subsystems.iter().flat_map(|stood| &stood.namespaces) {
             let mut now = subsystems.iter().flat_map(|stood| &stood.namespaces);
             if !now.any(|served| Arc::ptr_eq(&served.descriptor, &gone.descriptor)) {
-                self.leaving.push(gone.device.clone());
+                self.closing.push(gone.device.clone());
             }
         }
         (self.configuration, self.listeners, self.subsystems) =
-            (Some(asked), listeners, subsystems);
+            (Some(requested), listeners, subsystems);
         changes
     }
 
     /// Closes the listeners. The returned value keeps the subsystems and devices alive.
     pub(super) fn close(self) -> impl Send {
-        let Self { world, subsystems, leaving, .. } = self;
-        let TargetContext { service, server, regions, state, .. } = world;
+        let Self { context, subsystems, closing, .. } = self;
+        let TargetContext { service, server, regions, state, .. } = context;
         drop(server);
         // Dropped in this order; the state directory is last because it completes pending writes.
-        (subsystems, leaving, service, regions, state)
+        (subsystems, closing, service, regions, state)
     }
 
     /// Handles device events, and closes removed devices that are no longer in use.
     pub(super) fn handle_events(&mut self) {
-        self.leaving.close();
+        self.closing.close();
         for stood in &self.subsystems {
             stood.namespaces.iter().for_each(|served| served.handle_device_event(&stood.subsystem));
         }
@@ -301,7 +305,7 @@ impl LiveConfig {
 }
 
 impl Changes {
-    fn note(&mut self, text: String) {
+    fn record(&mut self, text: String) {
         self.done.push(text);
     }
 
@@ -339,26 +343,26 @@ impl From<tenmil_linux::file::FileError> for ApplyError {
 }
 
 /// Rejects changes of settings that are fixed at start.
-fn check_fixed(before: &TargetConfig, asked: &TargetConfig) -> Result<(), ApplyError> {
-    super::limits::check_same(before, asked)?;
+fn check_fixed(before: &TargetConfig, requested: &TargetConfig) -> Result<(), ApplyError> {
+    super::limits::check_same(before, requested)?;
     let refuse = |(found, expected): (String, String), line, key, what: &str| {
         let text = format!("it is {found}, expected {expected} as at start");
         let hint = format!("{what} is taken once: start the process again for another");
         Err(ApplyError { refused: Error::usage(text).with_hint(hint), line, key })
     };
-    if before.memory_bytes != asked.memory_bytes {
+    if before.memory_bytes != requested.memory_bytes {
         let shown = |bytes: Option<u64>| {
             bytes.map_or_else(|| "the usual".to_owned(), |bytes| format!("{bytes} bytes"))
         };
-        let both = (shown(asked.memory_bytes), shown(before.memory_bytes));
-        return refuse(both, asked.memory_line, "buffer-memory", "buffer memory");
+        let both = (shown(requested.memory_bytes), shown(before.memory_bytes));
+        return refuse(both, requested.memory_line, "buffer-memory", "buffer memory");
     }
-    if before.state != asked.state {
+    if before.state != requested.state {
         let shown = |path: Option<&std::path::Path>| {
             path.map_or_else(|| "none".to_owned(), |path| path.display().to_string())
         };
-        let both = (shown(asked.state.as_deref()), shown(before.state.as_deref()));
-        return refuse(both, asked.state_line, "state-dir", "the state directory");
+        let both = (shown(requested.state.as_deref()), shown(before.state.as_deref()));
+        return refuse(both, requested.state_line, "state-dir", "the state directory");
     }
     Ok(())
 }

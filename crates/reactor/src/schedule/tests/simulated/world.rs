@@ -201,7 +201,7 @@ impl World {
             busy: thread.demand * FINE * ELAPSED / self.wanted(thread.home).max(ELAPSED),
             mask: thread.mask.clone(),
             node: thread.node,
-            last_move: None,
+            last_migration: None,
             moving: thread.arrives > self.now,
         };
         Snapshot {

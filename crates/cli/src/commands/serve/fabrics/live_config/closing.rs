@@ -82,18 +82,18 @@ mod tests {
         let descriptor = device.open(Claim::WriteOnce, "test").unwrap();
         let channel = descriptor.channel().unwrap();
         drop(descriptor);
-        let mut leaving = ClosingDevices::default();
-        leaving.push(device);
-        leaving.close();
-        leaving.close();
-        assert_eq!(leaving.0.len(), 1, "a channel is open");
+        let mut closing = ClosingDevices::default();
+        closing.push(device);
+        closing.close();
+        closing.close();
+        assert_eq!(closing.0.len(), 1, "a channel is open");
         Thread::spawn("elsewhere", None, move |_: &tenmil_linux::StopFlag| drop(channel))
             .unwrap()
             .join();
         assert!(!is_closed_at_home.load(Ordering::SeqCst));
-        leaving.close();
-        leaving.close();
-        assert!(leaving.0.is_empty());
+        closing.close();
+        closing.close();
+        assert!(closing.0.is_empty());
         assert!(is_closed_at_home.load(Ordering::SeqCst));
     }
 }

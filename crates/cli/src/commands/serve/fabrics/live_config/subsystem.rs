@@ -21,7 +21,7 @@ use tenmil_base::Error;
 /// Subsystem that is served.
 #[derive(Clone)]
 pub(in crate::commands::serve::fabrics) struct LiveSubsystem {
-    pub(super) asked: config::Subsystem,
+    pub(super) requested: config::Subsystem,
     pub(super) subsystem: Subsystem,
     pub(super) namespaces: Vec<LiveNamespace>,
 }
@@ -29,7 +29,7 @@ pub(in crate::commands::serve::fabrics) struct LiveSubsystem {
 /// Namespace that is served.
 #[derive(Clone)]
 pub(in crate::commands::serve::fabrics) struct LiveNamespace {
-    pub(super) asked: config::Namespace,
+    pub(super) requested: config::Namespace,
     pub(super) description: String,
     pub(super) device: Bdev,
     pub(super) descriptor: Arc<BdevDescriptor>,
@@ -42,7 +42,7 @@ pub(in crate::commands::serve::fabrics) struct LiveNamespace {
 
 impl LiveSubsystem {
     pub(in crate::commands::serve::fabrics) fn nqn(&self) -> &str {
-        &self.asked.nqn
+        &self.requested.nqn
     }
 
     pub(in crate::commands::serve::fabrics) fn namespaces(&self) -> &[LiveNamespace] {
@@ -54,51 +54,53 @@ impl LiveSubsystem {
     /// after that.
     pub(super) fn let_go(&self) {
         for served in &self.namespaces {
-            self.subsystem.remove_namespace(served.asked.nsid);
+            self.subsystem.remove_namespace(served.requested.nsid);
         }
     }
 
-    /// Whether the fixed properties of the subsystem equal those of `asked`.
-    pub(super) fn is_same(&self, asked: &config::Subsystem) -> bool {
-        self.asked.serial == asked.serial && self.asked.ana_groups() == asked.ana_groups()
+    /// Whether the fixed properties of the subsystem equal those of `requested`.
+    pub(super) fn is_same(&self, requested: &config::Subsystem) -> bool {
+        self.requested.serial == requested.serial
+            && self.requested.ana_groups() == requested.ana_groups()
     }
 
     /// Whether it is the same subsystem as `before` from the hosts' point of view.
     pub(super) fn continues(&self, before: &Self) -> bool {
-        self.asked.nqn == before.asked.nqn && before.is_same(&self.asked)
+        self.requested.nqn == before.requested.nqn && before.is_same(&self.requested)
     }
 
     /// The open device for a namespace of the configuration, preferring the one with the same NSID.
-    pub(super) fn opened(&self, asked: &config::Namespace) -> Option<&LiveNamespace> {
+    pub(super) fn opened(&self, requested: &config::Namespace) -> Option<&LiveNamespace> {
         let is_it = |served: &&LiveNamespace| {
-            served.asked.uri == asked.uri && served.asked.is_read_only == asked.is_read_only
+            served.requested.uri == requested.uri
+                && served.requested.is_read_only == requested.is_read_only
         };
         let mut found = self.namespaces.iter().filter(is_it);
-        let same = found.clone().find(|served| served.asked.nsid == asked.nsid);
+        let same = found.clone().find(|served| served.requested.nsid == requested.nsid);
         same.or_else(|| found.next())
     }
 
     fn ports(&self, listeners: &[Listener]) -> BTreeMap<u16, Vec<(u32, AnaState)>> {
         let port = |at: &usize| {
-            let paths = self.asked.paths.iter().filter(|path| path.listener == *at);
+            let paths = self.requested.paths.iter().filter(|path| path.listener == *at);
             let states = paths.map(|path| (path.ana_group, state(path.access))).collect();
             Some((listeners.get(*at)?.number, states))
         };
-        self.asked.listeners.iter().filter_map(port).collect()
+        self.requested.listeners.iter().filter_map(port).collect()
     }
 
     fn hosts(&self) -> Hosts {
-        match &self.asked.hosts {
+        match &self.requested.hosts {
             config::Hosts::Any => Hosts::Any,
             config::Hosts::Only(hosts) => Hosts::Listed(hosts.iter().cloned().collect()),
         }
     }
 
     fn masks(&self) -> BTreeMap<u32, BTreeSet<String>> {
-        let mask = |served: &LiveNamespace| match &served.asked.hosts {
+        let mask = |served: &LiveNamespace| match &served.requested.hosts {
             config::Hosts::Any => None,
             config::Hosts::Only(hosts) => {
-                Some((served.asked.nsid, hosts.iter().cloned().collect()))
+                Some((served.requested.nsid, hosts.iter().cloned().collect()))
             }
         };
         self.namespaces.iter().filter_map(mask).collect()
@@ -108,26 +110,26 @@ impl LiveSubsystem {
     pub(super) fn offer(
         &self,
         listeners: &[Listener],
-        world: &TargetContext,
+        context: &TargetContext,
         changes: &mut Changes,
     ) {
-        let TargetContext { service, state, .. } = world;
+        let TargetContext { service, state, .. } = context;
         let state = state.as_ref();
         for served in &self.namespaces {
-            if let Err(why) = self.subsystem.add_namespace(served.config(self.kept(state))) {
-                changes.fail(format!("cannot serve {}: {why}", served.asked.uri));
+            if let Err(why) = self.subsystem.add_namespace(served.config(self.unchanged(state))) {
+                changes.fail(format!("cannot serve {}: {why}", served.requested.uri));
             }
         }
         let plan = SubsystemExportConfig {
             subsystem: self.subsystem.clone(),
-            nqn: self.asked.nqn.clone(),
+            nqn: self.requested.nqn.clone(),
             hosts: self.hosts(),
             ports: self.ports(listeners),
             model: ControllerModel::Dynamic,
             masks: self.masks(),
         };
         match service.add_subsystem(plan) {
-            Ok(()) => changes.note(format!("offers {}", self.asked.nqn)),
+            Ok(()) => changes.record(format!("offers {}", self.requested.nqn)),
             Err(why) => changes.fail(format!("cannot {why}")),
         }
     }
@@ -137,57 +139,57 @@ impl LiveSubsystem {
         &self,
         before: &Self,
         listeners: &[Listener],
-        world: &TargetContext,
+        context: &TargetContext,
         changes: &mut Changes,
     ) {
-        let TargetContext { service, state, .. } = world;
-        let (nqn, state) = (&self.asked.nqn, state.as_ref());
+        let TargetContext { service, state, .. } = context;
+        let (nqn, state) = (&self.requested.nqn, state.as_ref());
         let stays = |one: &LiveNamespace, all: &[LiveNamespace]| {
             all.iter().any(|other| one.continues(other))
         };
         // Removal comes first, because a new namespace may reuse the NSID.
         for gone in before.namespaces.iter().filter(|gone| !stays(gone, &self.namespaces)) {
-            self.subsystem.remove_namespace(gone.asked.nsid);
-            changes.note(format!("removes namespace {} of {nqn}", gone.asked.nsid));
+            self.subsystem.remove_namespace(gone.requested.nsid);
+            changes.record(format!("removes namespace {} of {nqn}", gone.requested.nsid));
         }
         let (hosts, ports, masks) = (self.hosts(), self.ports(listeners), self.masks());
         if self.is_changed(before) {
-            changes.note(format!("changes hosts, masks or paths of {nqn}"));
+            changes.record(format!("changes hosts, masks or paths of {nqn}"));
         }
         // Hosts and masks change before namespaces are added, so that no host sees one that it must
         // not.
         service.change(nqn, SubsystemExportUpdate { hosts, ports, masks });
         for new in self.namespaces.iter().filter(|new| !stays(new, &before.namespaces)) {
-            match service.add_namespace(nqn, new.config(self.kept(state))) {
+            match service.add_namespace(nqn, new.config(self.unchanged(state))) {
                 Ok(nsid) => {
-                    changes.note(format!("adds namespace {nsid} to {nqn}: {}", new.asked.uri))
+                    changes.record(format!("adds namespace {nsid} to {nqn}: {}", new.requested.uri))
                 }
-                Err(why) => changes.fail(format!("cannot serve {}: {why}", new.asked.uri)),
+                Err(why) => changes.fail(format!("cannot serve {}: {why}", new.requested.uri)),
             }
         }
     }
 
-    fn kept<'a>(
+    fn unchanged<'a>(
         &'a self,
         state: Option<&'a StateDirectory>,
     ) -> Option<(&'a StateDirectory, &'a str)> {
-        state.map(|state| (state, self.asked.nqn.as_str()))
+        state.map(|state| (state, self.requested.nqn.as_str()))
     }
 
     fn is_changed(&self, before: &Self) -> bool {
-        self.asked.hosts != before.asked.hosts
-            || self.asked.paths != before.asked.paths
+        self.requested.hosts != before.requested.hosts
+            || self.requested.paths != before.requested.paths
             || self.masks() != before.masks()
     }
 }
 
 impl LiveNamespace {
     pub(in crate::commands::serve::fabrics) fn nsid(&self) -> u32 {
-        self.asked.nsid
+        self.requested.nsid
     }
 
     pub(in crate::commands::serve::fabrics) fn uri(&self) -> &Uri {
-        &self.asked.uri
+        &self.requested.uri
     }
 
     pub(in crate::commands::serve::fabrics) fn description(&self) -> &str {
@@ -198,15 +200,15 @@ impl LiveNamespace {
         &self.descriptor
     }
 
-    /// Namespace configuration for the subsystem; `kept` is the state directory and the subsystem NQN.
-    pub(super) fn config(&self, kept: Option<(&StateDirectory, &str)>) -> NamespaceConfig {
-        let disk = || disk::identity(&self.asked.uri, &self.identities);
-        let keeper = kept.map(|(state, nqn)| state.keeper(nqn, self.asked.nsid, &disk()));
+    /// Namespace configuration for the subsystem; `unchanged` is the state directory and the subsystem NQN.
+    pub(super) fn config(&self, unchanged: Option<(&StateDirectory, &str)>) -> NamespaceConfig {
+        let disk = || disk::identity(&self.requested.uri, &self.identities);
+        let keeper = unchanged.map(|(state, nqn)| state.keeper(nqn, self.requested.nsid, &disk()));
         NamespaceConfig {
             persistence: keeper.map_or(Persistence::None, Persistence::Durable),
-            nsid: Some(self.asked.nsid),
-            ana_group: self.asked.ana_group,
-            is_read_only: self.asked.is_read_only,
+            nsid: Some(self.requested.nsid),
+            ana_group: self.requested.ana_group,
+            is_read_only: self.requested.is_read_only,
             cache: self.cache.clone(),
             ..NamespaceConfig::new(Arc::clone(&self.descriptor) as Arc<dyn BlockDevice>)
         }
@@ -215,25 +217,27 @@ impl LiveNamespace {
     /// Whether a host finds the same namespace in both: device, NSID and ANA group.
     pub(super) fn continues(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.descriptor, &other.descriptor)
-            && self.asked.nsid == other.asked.nsid
-            && self.asked.ana_group == other.asked.ana_group
+            && self.requested.nsid == other.requested.nsid
+            && self.requested.ana_group == other.requested.ana_group
     }
 
     /// Handles the events of its device.
     pub(super) fn handle_device_event(&self, subsystem: &Subsystem) {
-        let Self { asked, descriptor, .. } = self;
+        let Self { requested, descriptor, .. } = self;
         while let Some(event) = descriptor.next_event() {
             match event {
-                Event::Resized { .. } | Event::Overflowed { .. } => subsystem.resized(asked.nsid),
+                Event::Resized { .. } | Event::Overflowed { .. } => {
+                    subsystem.resized(requested.nsid)
+                }
                 Event::Removed => {
-                    subsystem.remove_namespace(asked.nsid);
+                    subsystem.remove_namespace(requested.nsid);
                 }
                 Event::MediumError { lba, blocks } => {
-                    let uri = &asked.uri;
+                    let uri = &requested.uri;
                     tracing::warn!(cause = %uri, "{uri:#} has lost {blocks} blocks from {lba} on");
                 }
                 Event::MediumChanged => {
-                    tracing::info!(cause = %asked.uri, "{} has been changed", asked.uri);
+                    tracing::info!(cause = %requested.uri, "{} has been changed", requested.uri);
                 }
             }
         }
@@ -241,16 +245,19 @@ impl LiveNamespace {
 }
 
 /// Creates a subsystem without namespaces.
-pub(super) fn subsystem(asked: &config::Subsystem) -> Result<Subsystem, ApplyError> {
+pub(super) fn subsystem(requested: &config::Subsystem) -> Result<Subsystem, ApplyError> {
     let config = SubsystemConfig {
-        nqn: asked.nqn.clone(),
+        nqn: requested.nqn.clone(),
         model: "tenmil target".to_owned(),
-        ana_groups: asked.ana_groups(),
-        ..SubsystemConfig::new(asked.serial.as_deref().unwrap_or(&serial(&asked.nqn)), Vec::new())
+        ana_groups: requested.ana_groups(),
+        ..SubsystemConfig::new(
+            requested.serial.as_deref().unwrap_or(&serial(&requested.nqn)),
+            Vec::new(),
+        )
     };
     Subsystem::new(config).map_err(|why| ApplyError {
         refused: Error::usage(why),
-        line: asked.line,
+        line: requested.line,
         key: "nqn",
     })
 }

@@ -1,0 +1,132 @@
+//! `tenmil serve URI… --listen vfio-user:PATH…`: NVMe controllers over vfio-user.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use serde_json::json;
+use tenmil_base::{BlockDevice, Error};
+use tenmil_block::{BdevDescriptor, BdevOptions};
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
+use tenmil_linux::stream::Address;
+use tenmil_reactor::PollMode;
+use tenmil_serve::vfio_user::{DeviceOptions as ControllerOptions, Server, ServerConfig};
+
+use super::endpoint::{check_guest_memory, claim, handle_event, watch};
+use super::{REGIONS_MAX, ServeArguments, open_listener, start_reactors};
+use crate::commands::{rpc_endpoint, write_out};
+
+/// Serves controllers until SIGTERM or Ctrl-C. With one socket, all devices are namespaces of one
+/// controller; with several, each device has a controller of its own.
+pub(super) fn run(
+    arguments: &ServeArguments,
+    sockets: &[PathBuf],
+    out: &mut dyn Write,
+) -> Result<ExitCode, Error> {
+    let each = devices_each(arguments.uris.len(), sockets.len())?;
+    let clock = Clock::start();
+    let regions = RegionTable::new(REGIONS_MAX);
+    let namespaces = open(arguments, &regions, clock)?;
+    let open_one = |socket: &PathBuf| open_listener(&Address::Path(socket.clone()));
+    let listen_sockets = sockets.iter().map(open_one).collect::<Result<Vec<_>, _>>()?;
+    let balanced = start_reactors(arguments, &clock)?;
+    let reactors = &balanced.reactors;
+    let requested = rpc_endpoint::serve(rpc_endpoint::state_of(&balanced));
+    // A thread that never sleeps polls the doorbells in shared memory; no client message has to wake
+    // it.
+    let maps_doorbells = arguments.poll == PollMode::Always;
+    let mut servers = Vec::new();
+    for (index, (listen_socket, devices)) in
+        listen_sockets.into_iter().zip(namespaces.chunks(each)).enumerate()
+    {
+        let options = ControllerOptions { maps_doorbells, ..ControllerOptions::default() };
+        let server = Server::start(ServerConfig {
+            listen_socket,
+            media: devices.iter().map(|one| Arc::clone(one) as Arc<dyn BlockDevice>).collect(),
+            options: ControllerOptions { serial: serial(options.serial, index), ..options },
+            regions: regions.clone(),
+            reactors: Arc::clone(reactors.registry()),
+            clock,
+        });
+        servers.push(server.map_err(|why| Error::environment(format!("serve: {why}")))?);
+    }
+    let listen = |server: &Server| format!("vfio-user:{}", server.address());
+    let listens: Vec<_> = servers.iter().map(listen).collect();
+    let line = match arguments.json {
+        true => format!("{}\n", json!({ "ready": true, "listen": listens, "connect": listens })),
+        false => format!("ready {}\n", listens.join(" ")),
+    };
+    write_out(out, &line)?;
+    watch(requested, reactors, "client", || {
+        for (index, (uri, namespace)) in arguments.uris.iter().zip(&namespaces).enumerate() {
+            let nsid = u32::try_from(index % each + 1).unwrap_or(u32::MAX);
+            handle_event(uri, namespace, || servers[index / each].resized(nsid));
+        }
+        let next = |server: &Server| Some((listen(server), server.next_event()?));
+        let (place, new_events) = servers.iter().find_map(next)?;
+        Some(if servers.len() > 1 { new_events.at(&place) } else { new_events })
+    });
+    drop(servers);
+    balanced.stop();
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Number of namespaces per controller, for this many devices and sockets.
+fn devices_each(devices: usize, sockets: usize) -> Result<usize, Error> {
+    match sockets {
+        1 => Ok(devices),
+        _ if sockets == devices => Ok(1),
+        _ => Err(Error::usage(format!(
+            "serve {devices} devices at {sockets} sockets of vfio-user, expected one socket for all \
+             of them, or one for each"
+        ))),
+    }
+}
+
+/// Serial number of the controller with this index: guests tell controllers apart by it.
+fn serial(first: String, index: usize) -> String {
+    if index == 0 { first } else { format!("{first}{}", index + 1) }
+}
+
+/// Opens and claims all devices.
+fn open(
+    arguments: &ServeArguments,
+    regions: &RegionTable,
+    clock: Clock,
+) -> Result<Vec<Arc<BdevDescriptor>>, Error> {
+    let open = |uri| -> Result<Arc<BdevDescriptor>, Error> {
+        check_guest_memory(uri)?;
+        // The controller measures the time of its commands itself.
+        let options =
+            BdevOptions { depth: QUEUE_DEPTH, timing: false, ..BdevOptions::new(clock, 1) };
+        let (_, descriptor) = claim(arguments, uri, regions, options, "vfio-user")?;
+        Ok(Arc::new(descriptor))
+    };
+    arguments.uris.iter().map(open).collect()
+}
+
+/// Queue depth of the device channel.
+const QUEUE_DEPTH: u32 = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::{devices_each, serial};
+
+    #[test]
+    fn devices_share_one_controller_or_have_one_each() {
+        assert_eq!((devices_each(3, 1).unwrap(), devices_each(3, 3).unwrap()), (3, 1));
+        for (devices, sockets) in [(3, 2), (1, 2), (4, 8)] {
+            let refused = devices_each(devices, sockets).unwrap_err();
+            let expected = format!("serve {devices} devices at {sockets} sockets of vfio-user, ");
+            assert!(refused.text.starts_with(&expected), "{}", refused.text);
+        }
+    }
+
+    #[test]
+    fn no_two_controllers_have_one_serial_number() {
+        let serials = [0, 1, 20].map(|index| serial("TENMIL".to_owned(), index));
+        assert_eq!(serials, ["TENMIL", "TENMIL2", "TENMIL21"]);
+    }
+}

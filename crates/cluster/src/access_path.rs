@@ -1,0 +1,93 @@
+//! What a host reaches its blocks with: paths, or a mirror over the paths of several legs.
+
+use tenmil_base::{ChannelWakeup, Instant, IoChannel, Segment};
+use tenmil_dma::RegionTable;
+use tenmil_nvme_fabrics::PathEvent;
+
+use crate::legs::Legs;
+use crate::link::DiskAccess;
+
+/// One of both.
+pub(crate) enum AccessPath {
+    Paths(Box<DiskAccess>),
+    Mirror(Box<Legs>),
+}
+
+impl AccessPath {
+    /// All memory of the host.
+    pub(crate) fn regions(&self) -> &RegionTable {
+        match self {
+            Self::Paths(link) => &link.regions,
+            Self::Mirror(legs) => &legs.regions,
+        }
+    }
+
+    /// That for data.
+    pub(crate) fn memory(&self) -> Segment {
+        match self {
+            Self::Paths(link) => link.memory,
+            Self::Mirror(legs) => legs.memory,
+        }
+    }
+
+    /// The queue, once there is one.
+    pub(crate) fn queue(&mut self) -> &mut Option<Box<dyn IoChannel>> {
+        match self {
+            Self::Paths(link) => &mut link.queue,
+            Self::Mirror(legs) => &mut legs.queue,
+        }
+    }
+
+    /// Takes the queue, if that is to be asked for. True if it is there since now.
+    pub(crate) fn take_queue(&mut self) -> bool {
+        match self {
+            Self::Paths(link) => link.take_queue(),
+            Self::Mirror(_) => false,
+        }
+    }
+
+    /// What has happened to a path, and of which leg.
+    pub(crate) fn next_event(&mut self, now: Instant) -> Option<(usize, PathEvent)> {
+        match self {
+            Self::Paths(link) => Some((0, link.multipath.poll(now)?)),
+            Self::Mirror(legs) => legs.next_event(now),
+        }
+    }
+
+    /// When to turn even if nothing comes.
+    pub(crate) fn wake_at(&mut self, now: Instant) -> Instant {
+        let queue = self.queue().as_ref().map_or(Instant::NEVER, ChannelWakeup::wake_at);
+        let paths = match self {
+            Self::Paths(link) => link.multipath.wake_at(now),
+            Self::Mirror(legs) => legs.wake_at(now),
+        };
+        paths.min(queue)
+    }
+
+    /// Gives the queue up and disconnects.
+    pub(crate) fn shut_down(&mut self, now: Instant) {
+        match self {
+            Self::Paths(link) => {
+                link.queue = None;
+                link.multipath.shut_down(now);
+            }
+            Self::Mirror(legs) => legs.shut_down(now),
+        }
+    }
+
+    /// Whether it is disconnecting.
+    pub(crate) fn is_shutting_down(&mut self) -> bool {
+        match self {
+            Self::Paths(link) => link.multipath.is_shutting_down(),
+            Self::Mirror(legs) => legs.is_shutting_down(),
+        }
+    }
+
+    /// The legs, if it is a mirror.
+    pub(crate) fn legs(&mut self) -> Option<&mut Legs> {
+        match self {
+            Self::Paths(_) => None,
+            Self::Mirror(legs) => Some(legs),
+        }
+    }
+}

@@ -1,0 +1,599 @@
+//! vfio-user endpoint: one client and its use of the device.
+//!
+//! ```text
+//!   Absent ── accepted ──▶ Connected ── disconnect or error ──▶ Disconnecting ── DMA drained ──▶ Absent
+//! ```
+//!
+//! The socket is closed last: a client that waits for that knows that its memory is no longer
+//! accessed.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+
+use tenmil_base::{Error, Instant, Span};
+use tenmil_dma::{FileRange, ForeignRegion, RegionTable};
+use tenmil_linux::RemoteEventFd;
+use tenmil_linux::local_socket::{Connection, RecvResult};
+use tenmil_linux::poll_set::Interest;
+use tenmil_vfio_user::server::{DmaMap, PendingReply};
+use tenmil_vfio_user::{Errno, IrqData, IrqSet, Request, Server, Violation, irq_index};
+
+use super::device::Device;
+use super::irq::IrqEventFds;
+use super::memory::{Access, DmaMappings, DmaRequest};
+use crate::endpoint_event::{DRAIN_WARNING, DrainTimer, EndpointEvent, EventReporter};
+
+/// Device and its current client.
+pub(super) struct Endpoint {
+    pub(super) device: Device,
+    maps: DmaMappings,
+    lines: IrqEventFds,
+    regions: RegionTable,
+    state: State,
+    reporter: EventReporter,
+    /// Receive buffer.
+    buffer: Box<[u8]>,
+}
+
+enum State {
+    Absent,
+    Connected(Box<Session>),
+    Disconnecting(Detaching),
+}
+
+/// Client that has disconnected, whose memory is not released yet.
+struct Detaching {
+    connection: Connection,
+    timer: DrainTimer,
+}
+
+/// Connected client and its pending operations.
+struct Session {
+    connection: Connection,
+    server: Server<File>,
+    busy_with: Option<PendingCommand>,
+    /// Message-based DMA accesses in progress, by token.
+    accesses: BTreeMap<u32, DmaMessage>,
+    /// Whether there has been one.
+    uses_messages: bool,
+    /// Deadline for the VERSION message, or for the rest of a message of which a part has arrived.
+    message_deadline: Instant,
+}
+
+type File = Arc<OwnedFd>;
+
+/// Command whose reply is delayed.
+struct PendingCommand {
+    pending: DeferredReply,
+    timer: DrainTimer,
+}
+
+/// Kind of a delayed reply.
+enum DeferredReply {
+    Unmap { call: PendingReply, iova: u64 },
+    Reset { call: PendingReply },
+}
+
+/// Progress of a message-based DMA access.
+struct DmaMessage {
+    question: DmaRequest,
+    done_bytes: usize,
+    data: Vec<u8>,
+}
+
+/// Why a client was disconnected; `None` if it disconnected itself.
+type DisconnectCause = Option<String>;
+
+/// Largest number of receive calls in an iteration.
+const MESSAGES_PER_POLL: usize = 64;
+const BUFFER_BYTES: usize = 256 << 10;
+
+impl Endpoint {
+    pub(super) fn new(
+        device: Device,
+        maps: DmaMappings,
+        lines: IrqEventFds,
+        regions: RegionTable,
+        events: SyncSender<EndpointEvent>,
+    ) -> Self {
+        let (buffer, reporter) = (vec![0; BUFFER_BYTES].into(), EventReporter::new(events));
+        Self { device, maps, lines, regions, state: State::Absent, reporter, buffer }
+    }
+
+    /// Whether there is no client, and nothing of the last one is left.
+    pub(super) fn is_free(&self) -> bool {
+        matches!(self.state, State::Absent)
+    }
+
+    /// Whether the last client is still being detached, within the expected time. New clients wait
+    /// in the listen queue meanwhile.
+    pub(super) fn is_detaching(&self) -> bool {
+        matches!(&self.state, State::Disconnecting(leaving) if !leaving.timer.is_late())
+    }
+
+    /// Attaches a client.
+    pub(super) fn attach_client(&mut self, now: Instant, connection: Connection) {
+        let peer = connection.peer().map_or(0, |peer| peer.pid);
+        if let Err(why) = self.device.reset_for_client() {
+            let text = format!("process {peer} is not let in: {why}");
+            return self.reporter.report(EndpointEvent::Error(text));
+        }
+        self.reporter.report(EndpointEvent::Connected(format!("process {peer}")));
+        let server = Server::new(self.device.shape());
+        let accesses = BTreeMap::new();
+        let session = Session {
+            connection,
+            server,
+            busy_with: None,
+            accesses,
+            uses_messages: false,
+            message_deadline: now.after(MESSAGE_MAX),
+        };
+        self.state = State::Connected(Box::new(session));
+    }
+
+    /// Disconnects a client that does not negotiate, or does not end a message, so that another one can
+    /// connect. Returns the amount of work.
+    pub(super) fn expire(&mut self, now: Instant) -> usize {
+        if now < self.wake_at() {
+            return 0;
+        }
+        let has_begun =
+            matches!(&self.state, State::Connected(session) if session.server.has_version());
+        let why = match has_begun {
+            true => format!("a message was not whole after {MESSAGE_MAX}"),
+            false => format!("it sent no VERSION for {MESSAGE_MAX}, expected it first"),
+        };
+        self.part(now, Some(why));
+        1
+    }
+
+    /// Deadline of the negotiation.
+    pub(super) fn wake_at(&self) -> Instant {
+        match &self.state {
+            // What it sends is not taken while it takes nothing itself.
+            State::Connected(session) if session.server.receive_len() == 0 => Instant::NEVER,
+            State::Connected(session) => session.message_deadline,
+            State::Disconnecting(_) | State::Absent => Instant::NEVER,
+        }
+    }
+
+    /// Socket of the client, and the readiness to wait for.
+    pub(super) fn interest(&self) -> Option<(BorrowedFd<'_>, Interest)> {
+        let State::Connected(session) = &self.state else { return None };
+        let readable = session.server.receive_len() > 0;
+        let writable = session.server.outgoing().is_some();
+        Some((session.connection.as_fd(), Interest { readable, writable }))
+    }
+
+    /// Socket of a disconnecting client, which is not waited on.
+    pub(super) fn closing_socket(&self) -> Option<BorrowedFd<'_>> {
+        match &self.state {
+            State::Disconnecting(leaving) => Some(leaving.connection.as_fd()),
+            _ => None,
+        }
+    }
+
+    /// Whether a command or a disconnect waits for the controller, within the expected time. Once
+    /// it is late, the device wakes the reactor by itself.
+    pub(super) fn is_in_motion(&self) -> bool {
+        match &self.state {
+            State::Connected(session) => {
+                session.busy_with.as_ref().is_some_and(|busy| !busy.timer.is_late())
+            }
+            State::Disconnecting(leaving) => !leaving.timer.is_late(),
+            State::Absent => false,
+        }
+    }
+
+    /// Receives and executes messages. Returns the amount of work.
+    pub(super) fn process_messages(&mut self, now: Instant) -> usize {
+        let mut session = match std::mem::replace(&mut self.state, State::Absent) {
+            State::Connected(session) => session,
+            other => {
+                self.state = other;
+                return 0;
+            }
+        };
+        let heard = self.poll_session(now, &mut session);
+        self.state = State::Connected(session);
+        match heard {
+            Ok(count) => count,
+            Err(over) => {
+                self.part(now, over);
+                1
+            }
+        }
+    }
+
+    fn poll_session(
+        &mut self,
+        now: Instant,
+        session: &mut Session,
+    ) -> Result<usize, DisconnectCause> {
+        let mut count = 0;
+        for _ in 0..MESSAGES_PER_POLL {
+            if !session.receive(now, &mut self.buffer)? {
+                break;
+            }
+            count += 1;
+            while let Some(request) = session.server.next_request().map_err(disconnect_cause)? {
+                self.serve(now, session, request);
+            }
+        }
+        Ok(count)
+    }
+
+    /// Continues delayed commands, and sends messages. Returns the amount of work.
+    #[inline]
+    pub(super) fn advance(&mut self, now: Instant) -> usize {
+        let is_quiet = match &self.state {
+            State::Absent => true,
+            State::Disconnecting(_) => false,
+            State::Connected(session) => {
+                session.busy_with.is_none()
+                    && session.server.outgoing().is_none()
+                    && !self.maps.has_questions()
+            }
+        };
+        if is_quiet { 0 } else { self.go_on_slowly(now) }
+    }
+
+    #[cold]
+    fn go_on_slowly(&mut self, now: Instant) -> usize {
+        match std::mem::replace(&mut self.state, State::Absent) {
+            State::Absent => 0,
+            State::Disconnecting(leaving) => {
+                self.state = State::Disconnecting(leaving);
+                self.disconnect(now)
+            }
+            State::Connected(mut session) => {
+                let finished = self.finish_pending(now, &mut session);
+                let asked = self.start_dma_accesses(&mut session);
+                let sent = session.send();
+                self.state = State::Connected(session);
+                match finished.and_then(|finished| Ok(finished + asked + sent?)) {
+                    Ok(count) => count,
+                    Err(over) => {
+                        self.part(now, over);
+                        1
+                    }
+                }
+            }
+        }
+    }
+
+    /// Checks whether the client has truncated shared memory.
+    pub(super) fn check_truncation(&mut self, now: Instant) {
+        if let Some(iova) = self.maps.failed() {
+            let text = format!("memory at {iova:#x} was made shorter than it was when mapped");
+            self.part(now, Some(text));
+        }
+    }
+
+    /// Disconnects the client because the service ends.
+    pub(super) fn disconnect_client(&mut self, now: Instant) {
+        if matches!(self.state, State::Connected(_)) {
+            self.part(now, Some("the service ends".to_owned()));
+        }
+    }
+
+    /// Disconnects the client. Its memory is released once the DMA has drained.
+    fn part(&mut self, now: Instant, why: DisconnectCause) {
+        self.state = match std::mem::replace(&mut self.state, State::Absent) {
+            // Dropping the session closes its file descriptors.
+            State::Connected(session) => {
+                let (connection, timer) = (session.connection, DrainTimer::new(now));
+                State::Disconnecting(Detaching { connection, timer })
+            }
+            other => {
+                self.state = other;
+                return;
+            }
+        };
+        self.lines.clear();
+        self.maps.unmap_all();
+        self.device.front.set_paused(false);
+        self.device.disable(now);
+        self.reporter.report_disconnect(why, "client");
+    }
+
+    fn disconnect(&mut self, now: Instant) -> usize {
+        if !self.device.is_disabled() {
+            if let State::Disconnecting(leaving) = &mut self.state {
+                leaving.timer.report(now, &mut self.reporter, || {
+                    format!(
+                        "a device has not completed I/O for {DRAIN_WARNING}: until it does the client's \
+                         memory stays mapped, and no other client is accepted"
+                    )
+                });
+            }
+            return 0;
+        }
+        self.maps.release_all();
+        self.device.reset();
+        self.state = State::Absent;
+        1
+    }
+
+    fn serve(&mut self, now: Instant, session: &mut Session, request: Request<File>) {
+        let server = &mut session.server;
+        match request {
+            Request::Map { call, map, file } => match self.map(map, file) {
+                Ok(()) => server.done(call),
+                Err((errno, text)) => {
+                    self.reporter.report_error(text);
+                    server.refuse(call, errno);
+                }
+            },
+            Request::Unmap { call, iova, len_bytes } => {
+                if self.device.is_disabled() {
+                    self.maps.forget_rings();
+                }
+                if !self.maps.unmap(iova, len_bytes) {
+                    return server.refuse(call, Errno::NO_ENTRY);
+                }
+                self.device.front.set_paused(true);
+                session.busy_with =
+                    Some(PendingCommand::new(now, DeferredReply::Unmap { call, iova }));
+            }
+            Request::SetIrqs { call, irqs } => match self.set_irqs(irqs) {
+                Ok(()) => server.done(call),
+                Err(text) => {
+                    self.reporter.report_error(text.to_string());
+                    server.refuse(call, Errno::INVALID);
+                }
+            },
+            Request::Read { call, region, offset, len_bytes } => {
+                let mut data = vec![0; len_bytes as usize];
+                self.device.read(region, offset, &mut data);
+                server.data(call, &data);
+            }
+            Request::Write { call, region, offset, data } => {
+                if self.device.write(now, region, offset, &data) {
+                    self.device.disable(now);
+                    session.busy_with =
+                        Some(PendingCommand::new(now, DeferredReply::Reset { call }));
+                    return;
+                }
+                server.done(call);
+            }
+            Request::Reset { call } => {
+                self.device.disable(now);
+                session.busy_with = Some(PendingCommand::new(now, DeferredReply::Reset { call }));
+            }
+            Request::DmaRead { token, data } => self.arrived(session, token, data),
+            Request::DmaWritten { token, result } => {
+                self.arrived(session, token, result.map(|()| Vec::new()));
+            }
+        }
+    }
+
+    fn map(&mut self, map: DmaMap, file: Option<File>) -> Result<(), (Errno, String)> {
+        // Regions with only one permission are accessed by message, which needs no mapping. So a
+        // file that cannot be mapped for both is not an error there.
+        let file = file.filter(|_| map.is_readable && map.is_writable);
+        let memory = file.map(|file| self.adopt(&map, &file)).transpose()?;
+        self.maps.map(map, memory).map_err(|refused| (refused.errno, refused.text))
+    }
+
+    fn adopt(&self, map: &DmaMap, file: &OwnedFd) -> Result<ForeignRegion, (Errno, String)> {
+        let DmaMap { iova, len_bytes, file_offset: offset, .. } = *map;
+        let part = FileRange { offset, len_bytes };
+        self.maps.has_space(len_bytes).map_err(|refused| (refused.errno, refused.text))?;
+        let adopted = self.regions.map_foreign(file.as_fd(), part);
+        adopted.map_err(|why| (Errno::INVALID, format!("memory at {iova:#x}: {why}")))
+    }
+
+    fn set_irqs(&self, irqs: IrqSet<File>) -> Result<(), Error> {
+        let IrqSet { index, start, count, action, data } = irqs;
+        if index != irq_index::MSIX {
+            // Error and request interrupts are never raised, so configuring them always succeeds.
+            return Ok(());
+        }
+        let data = match data {
+            IrqData::All => IrqData::All,
+            IrqData::Some(which) => IrqData::Some(which),
+            IrqData::Files(files) => {
+                let line = |file: File| RemoteEventFd::new(file.try_clone()?);
+                let lines: Result<Vec<_>, std::io::Error> = files.into_iter().map(line).collect();
+                IrqData::Files(
+                    lines
+                        .map_err(|error| format!("vector {start}: {error}"))
+                        .map_err(Error::environment)?,
+                )
+            }
+        };
+        self.lines.set(start, count, action, data);
+        Ok(())
+    }
+
+    /// Replies to a delayed command, once it is done.
+    fn finish_pending(
+        &mut self,
+        now: Instant,
+        session: &mut Session,
+    ) -> Result<usize, DisconnectCause> {
+        let Some(busy) = &mut session.busy_with else { return Ok(0) };
+        let is_done = match busy.pending {
+            DeferredReply::Unmap { .. } => {
+                !self.maps.awaits_cut() && self.device.front.is_quiesced()
+            }
+            DeferredReply::Reset { .. } => self.device.is_disabled(),
+        };
+        if !is_done {
+            let PendingCommand { pending, timer } = busy;
+            timer.report(now, &mut self.reporter, || {
+                let who =
+                    if session.accesses.is_empty() { "a device" } else { "the client itself" };
+                format!("{who} has not completed I/O for {DRAIN_WARNING}: {pending} waits for it")
+            });
+            return Ok(0);
+        }
+        match session.busy_with.take().map(|busy| busy.pending) {
+            Some(DeferredReply::Unmap { call, iova }) => {
+                self.maps.release(iova);
+                self.device.front.set_paused(false);
+                session.server.done(call);
+            }
+            Some(DeferredReply::Reset { call }) => {
+                self.maps.forget_rings();
+                self.device.reset();
+                session.server.done(call);
+            }
+            None => {}
+        }
+        // Commands may be queued behind it.
+        let mut count = 1;
+        while let Some(request) = session.server.next_request().map_err(disconnect_cause)? {
+            self.serve(now, session, request);
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Starts message-based DMA accesses, one part of each at a time.
+    fn start_dma_accesses(&mut self, session: &mut Session) -> usize {
+        let mut count = 0;
+        while let Some(question) = self.maps.next_question() {
+            if !session.uses_messages {
+                session.uses_messages = true;
+                let text = format!(
+                    "memory at {:#x} was added without a descriptor, or not for reading and writing, and is \
+                     accessed by message, which is slow: share it (QEMU: share=on)",
+                    question.iova
+                );
+                self.reporter.report_error(text);
+            }
+            let token = question.token;
+            let part = DmaMessage { question, done_bytes: 0, data: Vec::new() };
+            session.request_access(&part);
+            session.accesses.insert(token, part);
+            count += 1;
+        }
+        count
+    }
+
+    fn arrived(&mut self, session: &mut Session, token: u32, data: Result<Vec<u8>, Errno>) {
+        let Some(mut part) = session.accesses.remove(&token) else { return };
+        match data {
+            Err(errno) => self.maps.completed(token, Err(errno)),
+            Ok(data) => {
+                part.done_bytes += session.part_bytes(&part);
+                part.data.extend(data);
+                if part.done_bytes >= part.len_bytes() {
+                    self.maps.completed(token, Ok(part.data));
+                } else {
+                    session.request_access(&part);
+                    session.accesses.insert(token, part);
+                }
+            }
+        }
+    }
+}
+
+impl PendingCommand {
+    fn new(now: Instant, pending: DeferredReply) -> Self {
+        Self { pending, timer: DrainTimer::new(now) }
+    }
+}
+
+impl fmt::Display for DeferredReply {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unmap { iova, .. } => write!(out, "DMA_UNMAP at {iova:#x}"),
+            Self::Reset { .. } => out.write_str("a reset"),
+        }
+    }
+}
+
+impl Session {
+    /// Receives from the socket. Returns false if nothing is available.
+    fn receive(&mut self, now: Instant, buffer: &mut [u8]) -> Result<bool, DisconnectCause> {
+        let interest = self.server.receive_len().min(buffer.len());
+        if interest == 0 {
+            return Ok(false);
+        }
+        let mut files = Vec::new();
+        let files_max = tenmil_vfio_user::Capabilities::OURS.files_max as usize;
+        let received =
+            self.connection.receive_files(&mut buffer[..interest], &mut files, files_max);
+        match received.map_err(|error| Some(error.to_string()))? {
+            RecvResult::WouldBlock => Ok(false),
+            RecvResult::Eof => Err(None),
+            RecvResult::Bytes(count) => {
+                let files = files.into_iter().map(Arc::new);
+                self.server.receive(&buffer[..count], files).map_err(disconnect_cause)?;
+                self.message_deadline = match self.server.is_amid() {
+                    true => self.message_deadline.min(now.after(MESSAGE_MAX)),
+                    false => Instant::NEVER,
+                };
+                Ok(true)
+            }
+        }
+    }
+
+    fn send(&mut self) -> Result<usize, DisconnectCause> {
+        let mut count = 0;
+        while let Some(outgoing) = self.server.outgoing() {
+            let files: Vec<BorrowedFd<'_>> =
+                outgoing.files.iter().map(|file| file.as_fd()).collect();
+            let sent = self.connection.send_files(outgoing.bytes, &files);
+            let sent = sent.map_err(|error| match error.kind() {
+                std::io::ErrorKind::BrokenPipe => None,
+                _ => Some(error.to_string()),
+            })?;
+            if sent == 0 {
+                break;
+            }
+            self.server.sent(sent);
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Length of the next part of an access.
+    fn part_bytes(&self, part: &DmaMessage) -> usize {
+        let most = self
+            .server
+            .limits()
+            .data_bytes_max
+            .min(tenmil_vfio_user::Capabilities::OURS.data_bytes_max);
+        (part.len_bytes() - part.done_bytes).min(most as usize)
+    }
+
+    fn request_access(&mut self, part: &DmaMessage) {
+        let len = self.part_bytes(part);
+        let DmaRequest { token, iova, what } = &part.question;
+        let iova = iova + part.done_bytes as u64;
+        match what {
+            Access::Read(_) => {
+                self.server.dma_read(*token, iova, u32::try_from(len).unwrap_or(0));
+            }
+            Access::Write(data) => {
+                self.server.dma_write(*token, iova, &data[part.done_bytes..][..len]);
+            }
+        }
+    }
+}
+
+impl DmaMessage {
+    fn len_bytes(&self) -> usize {
+        match &self.question.what {
+            Access::Read(len_bytes) => *len_bytes as usize,
+            Access::Write(data) => data.len(),
+        }
+    }
+}
+
+fn disconnect_cause(violation: Violation) -> DisconnectCause {
+    Some(violation.to_string())
+}
+
+/// Longest time that a rejected client is waited for.
+pub(super) const TIME_LIMIT: Span = Span::from_secs(1);
+/// Time that a client has to negotiate the version, and for the rest of a message.
+const MESSAGE_MAX: Span = Span::from_secs(5);

@@ -1,0 +1,538 @@
+//! Client memory as the controller sees it, by I/O virtual address.
+//!
+//! ```text
+//!   DMA_MAP, DMA_UNMAP ──▶ DmaMappings ── a new table, and the next generation
+//!                                               │
+//!   queue, admin: ClientMemory ── generation changed? ── own reference to the table
+//!        │ shared by descriptor: a segment of a region
+//!        └ not shared: a DmaRequest to the client, which the endpoint sends
+//! ```
+//!
+//! An address is looked up without a lock. Access to memory that is not shared takes a lock and a
+//! message exchange.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tenmil_base::{
+    AccessCompletion, AccessFault, AccessId, AccessProgress, HostMemory, Memory, RegionId, Segment,
+    Window,
+};
+use tenmil_dma::{ForeignRegion, RegionTable, SharedEntries};
+use tenmil_vfio_user::Errno;
+use tenmil_vfio_user::server::DmaMap;
+
+/// DMA mappings of the client, on the endpoint's side.
+#[derive(Debug)]
+pub(super) struct DmaMappings {
+    shared: Arc<Shared>,
+    regions: RegionTable,
+    /// Mapped memory by I/O virtual address.
+    adopted: BTreeMap<u64, ForeignRegion>,
+}
+
+/// Access of one user to client memory. Every clone is a user of its own.
+#[derive(Debug)]
+pub(super) struct ClientMemory {
+    shared: Arc<Shared>,
+    regions: RegionTable,
+    table: Arc<Table>,
+    seen: u32,
+    /// Index of the table entry that was found last.
+    last: usize,
+    queue: u32,
+    /// Message-based accesses that have not completed.
+    waiting: u32,
+}
+
+/// Access to memory that is not shared.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct DmaRequest {
+    pub(super) token: u32,
+    pub(super) iova: u64,
+    pub(super) what: Access,
+}
+
+/// Direction of an access.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Read of this many bytes.
+    Read(u32),
+    /// Write of these bytes.
+    Write(Vec<u8>),
+}
+
+#[derive(Debug)]
+struct Shared {
+    generation: AtomicU32,
+    /// Whether requests are queued. The endpoint takes the lock only if so.
+    has_questions: AtomicBool,
+    state: Mutex<MemoryState>,
+}
+
+#[derive(Debug, Default)]
+struct MemoryState {
+    table: Arc<Table>,
+    questions: VecDeque<DmaRequest>,
+    /// Accesses started, by token.
+    begun: BTreeMap<u32, PendingAccess>,
+    /// Completed accesses, by user.
+    queues: BTreeMap<u32, AccessQueue>,
+    tokens: u32,
+    /// Regions that contain rings.
+    rings: Vec<RegionId>,
+    /// Revocation of memory that contains rings.
+    cut: RevokeState,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum RevokeState {
+    #[default]
+    None,
+    Requested,
+    LetGo,
+}
+
+#[derive(Debug)]
+struct PendingAccess {
+    queue: u32,
+    ticket: AccessId,
+    iova: u64,
+    len_bytes: u32,
+    is_read: bool,
+}
+
+#[derive(Debug, Default)]
+struct AccessQueue {
+    ended: VecDeque<AccessCompletion>,
+    data: BTreeMap<AccessId, Vec<u8>>,
+}
+
+type Table = Vec<DmaRegion>;
+
+/// Mapped range of client memory.
+#[derive(Clone, Copy, Debug)]
+struct DmaRegion {
+    iova: u64,
+    len_bytes: u64,
+    /// Region and offset of its memory, if it is shared for reading and writing.
+    region: Option<RegionId>,
+    offset: u64,
+    is_readable: bool,
+    is_writable: bool,
+}
+
+/// Why memory was not mapped.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct NotMapped {
+    pub(super) errno: Errno,
+    pub(super) text: String,
+}
+
+/// Largest number of mappings of a client; a virtual machine has some tens.
+const MAPS_MAX: usize = 1024;
+
+/// Largest amount of mapped memory of a client: 4 TiB.
+const BYTES_MAX: u64 = 4 << 40;
+
+/// log2 of the largest window: the range that a segment can address.
+const WINDOW_SHIFT: u32 = 31;
+
+impl DmaMappings {
+    pub(super) fn new(regions: RegionTable) -> Self {
+        let (generation, has_questions) = (AtomicU32::new(0), AtomicBool::new(false));
+        let shared = Shared { generation, has_questions, state: Mutex::default() };
+        Self { shared: Arc::new(shared), regions, adopted: BTreeMap::new() }
+    }
+
+    /// Creates a view of the memory for a controller.
+    pub(super) fn reach(&self) -> ClientMemory {
+        ClientMemory::new(Arc::clone(&self.shared), self.regions.clone())
+    }
+
+    /// Checks whether this much more can be mapped from files. The total is bounded because address
+    /// space that was used for a region is not reused.
+    pub(super) fn has_space(&self, len_bytes: u64) -> Result<(), NotMapped> {
+        let mapped: u64 = self.adopted.values().map(ForeignRegion::len_bytes).sum();
+        if mapped.saturating_add(len_bytes) <= BYTES_MAX {
+            return Ok(());
+        }
+        let text = format!(
+            "{mapped} bytes are mapped, and {len_bytes} more were to be, expected at most {BYTES_MAX}"
+        );
+        Err(NotMapped { errno: Errno::NO_SPACE, text })
+    }
+
+    /// Adds a mapping, with its region if it is shared.
+    pub(super) fn map(
+        &mut self,
+        map: DmaMap,
+        memory: Option<ForeignRegion>,
+    ) -> Result<(), NotMapped> {
+        let DmaMap { iova, len_bytes, is_readable, is_writable, .. } = map;
+        let refuse = |errno, text| Err(NotMapped { errno, text });
+        let mut state = self.shared.lock();
+        if state.table.len() >= MAPS_MAX {
+            let text = format!("{MAPS_MAX} stretches are mapped, expected fewer");
+            return refuse(Errno::NO_SPACE, text);
+        }
+        let end = iova + len_bytes;
+        let at = state.table.partition_point(|map| map.iova < iova);
+        let before = at.checked_sub(1).map(|before| state.table[before]);
+        let after = state.table.get(at);
+        if before.is_some_and(|map| map.iova + map.len_bytes > iova)
+            || after.is_some_and(|map| map.iova < end)
+        {
+            let text = format!("{iova:#x} to {end:#x} overlaps what is mapped");
+            return refuse(Errno::EXISTS, text);
+        }
+        let is_open = is_readable && is_writable;
+        let memory_of = memory.as_ref().filter(|_| is_open);
+        let (region, offset) =
+            (memory_of.map(ForeignRegion::id), memory_of.map_or(0, ForeignRegion::offset));
+        let mut table = Table::clone(&state.table);
+        table.insert(at, DmaRegion { iova, len_bytes, region, offset, is_readable, is_writable });
+        state.table = Arc::new(table);
+        drop(state);
+        self.shared.changed();
+        self.adopted.extend(memory.map(|memory| (iova, memory)));
+        Ok(())
+    }
+
+    /// Starts removing a mapping: its addresses are invalid from now on, but accesses that were
+    /// started earlier continue until [`release`](Self::release). Returns false if there is no such
+    /// mapping.
+    pub(super) fn unmap(&mut self, iova: u64, len_bytes: u64) -> bool {
+        let mut state = self.shared.lock();
+        let is_it = |map: &DmaRegion| map.iova == iova && map.len_bytes == len_bytes;
+        let Some(at) = state.table.iter().position(is_it) else { return false };
+        let mut table = Table::clone(&state.table);
+        let gone = table.remove(at);
+        state.table = Arc::new(table);
+        if gone.region.is_some_and(|region| state.rings.contains(&region)) {
+            state.cut = RevokeState::Requested;
+        }
+        drop(state);
+        self.shared.changed();
+        true
+    }
+
+    /// Whether the mapping being removed contains rings that the controller still uses.
+    pub(super) fn awaits_cut(&self) -> bool {
+        self.shared.lock().cut == RevokeState::Requested
+    }
+
+    /// Releases the memory of a removed mapping, which nothing accesses any more.
+    pub(super) fn release(&mut self, iova: u64) {
+        let gone = self.adopted.remove(&iova);
+        let mut state = self.shared.lock();
+        state.cut = RevokeState::None;
+        if let Some(gone) = gone {
+            state.rings.retain(|region| *region != gone.id());
+        }
+    }
+
+    /// Removes all mappings and fails all message-based accesses, because the client has
+    /// disconnected. Accesses that were started earlier continue until
+    /// [`release_all`](Self::release_all).
+    pub(super) fn unmap_all(&mut self) {
+        let mut state = self.shared.lock();
+        state.table = Arc::default();
+        state.questions.clear();
+        let begun: Vec<u32> = state.begun.keys().copied().collect();
+        for token in begun {
+            state.end(token, Err(Errno::IO));
+        }
+        drop(state);
+        self.shared.changed();
+    }
+
+    /// Records that the controller uses no ring any more.
+    pub(super) fn forget_rings(&mut self) {
+        self.shared.lock().rings.clear();
+    }
+
+    /// Releases all memory.
+    pub(super) fn release_all(&mut self) {
+        self.adopted.clear();
+        let mut state = self.shared.lock();
+        (state.cut, state.rings) = (RevokeState::None, Vec::new());
+    }
+
+    /// Address of memory whose file the client has truncated, if any.
+    pub(super) fn failed(&self) -> Option<u64> {
+        self.adopted.iter().find(|(_, memory)| memory.has_failed()).map(|(iova, _)| *iova)
+    }
+
+    /// Whether message-based accesses may be queued.
+    #[inline]
+    pub(super) fn has_questions(&self) -> bool {
+        // Acquire; pairs with the release store in `ask`.
+        self.shared.has_questions.load(Ordering::Acquire)
+    }
+
+    /// Next message-based access to send.
+    pub(super) fn next_question(&self) -> Option<DmaRequest> {
+        let mut state = self.shared.lock();
+        let question = state.questions.pop_front();
+        // Stored under the lock, so that no request is missed.
+        self.shared.has_questions.store(!state.questions.is_empty(), Ordering::Relaxed);
+        question
+    }
+
+    /// Completes an access.
+    pub(super) fn completed(&self, token: u32, data: Result<Vec<u8>, Errno>) {
+        self.shared.lock().end(token, data);
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, MemoryState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn changed(&self) {
+        // Release; pairs with the acquire load in `refresh`.
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+}
+
+impl MemoryState {
+    fn end(&mut self, token: u32, data: Result<Vec<u8>, Errno>) {
+        let Some(begun) = self.begun.remove(&token) else { return };
+        let PendingAccess { queue, ticket, iova, len_bytes, is_read } = begun;
+        let Some(queue) = self.queues.get_mut(&queue) else { return };
+        let fault = AccessFault { iova, len_bytes: len_bytes.into() };
+        let result = match data {
+            Ok(data) if is_read => {
+                queue.data.insert(ticket, data);
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+            Err(_) => Err(fault),
+        };
+        queue.ended.push_back(AccessCompletion { id: ticket, result });
+    }
+}
+
+impl ClientMemory {
+    fn new(shared: Arc<Shared>, regions: RegionTable) -> Self {
+        let mut state = shared.lock();
+        state.tokens += 1;
+        let queue = state.tokens;
+        state.queues.insert(queue, AccessQueue::default());
+        let table = Arc::clone(&state.table);
+        drop(state);
+        let seen = shared.generation.load(Ordering::Acquire).wrapping_sub(1);
+        Self { shared, regions, table, seen, last: 0, queue, waiting: 0 }
+    }
+
+    /// Updates the table if the generation has changed.
+    #[inline]
+    fn refresh(&mut self) {
+        let generation = self.shared.generation.load(Ordering::Acquire);
+        if generation != self.seen {
+            self.take_table(generation);
+        }
+    }
+
+    #[cold]
+    fn take_table(&mut self, generation: u32) {
+        self.table = Arc::clone(&self.shared.lock().table);
+        (self.seen, self.last) = (generation, 0);
+    }
+
+    /// Mapping that contains `iova`, and the length of its remainder.
+    #[inline]
+    fn find(&mut self, iova: u64) -> Option<(DmaRegion, u64)> {
+        self.refresh();
+        let around = |map: &DmaRegion| {
+            let skip = iova.wrapping_sub(map.iova);
+            (skip < map.len_bytes).then(|| (*map, map.len_bytes - skip))
+        };
+        if let Some(found) = self.table.get(self.last).and_then(around) {
+            return Some(found);
+        }
+        let after = self.table.partition_point(|map| map.iova <= iova);
+        let at = after.checked_sub(1)?;
+        let found = around(&self.table[at])?;
+        self.last = at;
+        Some(found)
+    }
+
+    /// Segment of an access, if it lies within one shared mapping.
+    #[inline]
+    fn segment(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, AccessFault> {
+        let fault = AccessFault { iova, len_bytes: len_bytes.into() };
+        let (map, room) = self.find(iova).ok_or(fault)?;
+        if u64::from(len_bytes) > room {
+            // The rest may lie in the next mapping.
+            return Ok(None);
+        }
+        let offset = map.offset + (iova - map.iova);
+        Ok(map.region.map(|region| Segment { region, offset, len_bytes }))
+    }
+
+    /// Segments of an access that crosses mappings, all of them shared. `None` if it lies in a
+    /// single mapping that is not shared.
+    fn pieces(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Vec<Segment>>, AccessFault> {
+        let fault = AccessFault { iova, len_bytes: len_bytes.into() };
+        let mut pieces = Vec::new();
+        let (mut at, mut left) = (iova, len_bytes);
+        while left > 0 {
+            let (map, room) = self.find(at).ok_or(fault)?;
+            let Some(region) = map.region else {
+                return if pieces.is_empty() && u64::from(left) <= room {
+                    Ok(None)
+                } else {
+                    Err(fault)
+                };
+            };
+            let len_bytes = u32::try_from(room).unwrap_or(u32::MAX).min(left);
+            let offset = map.offset + (at - map.iova);
+            pieces.push(Segment { region, offset, len_bytes });
+            left -= len_bytes;
+            at = at.checked_add(len_bytes.into()).filter(|_| left > 0).unwrap_or(at);
+        }
+        Ok(Some(pieces))
+    }
+
+    /// Queues a message-based access.
+    fn queue_access(
+        &mut self,
+        ticket: AccessId,
+        iova: u64,
+        len_bytes: u32,
+        what: Access,
+    ) -> AccessProgress {
+        let mut state = self.shared.lock();
+        state.tokens = state.tokens.wrapping_add(1);
+        let token = state.tokens;
+        let (queue, is_read) = (self.queue, matches!(what, Access::Read(_)));
+        state.begun.insert(token, PendingAccess { queue, ticket, iova, len_bytes, is_read });
+        state.questions.push_back(DmaRequest { token, iova, what });
+        // Stored under the lock; release, pairs with the acquire load in `has_questions`.
+        self.shared.has_questions.store(true, Ordering::Release);
+        self.waiting += 1;
+        AccessProgress::Pending
+    }
+}
+
+impl Clone for ClientMemory {
+    fn clone(&self) -> Self {
+        Self::new(Arc::clone(&self.shared), self.regions.clone())
+    }
+}
+
+impl Drop for ClientMemory {
+    fn drop(&mut self) {
+        self.shared.lock().queues.remove(&self.queue);
+    }
+}
+
+impl HostMemory for ClientMemory {
+    type Entries = SharedEntries;
+
+    fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<SharedEntries>, AccessFault> {
+        let fault = AccessFault { iova, len_bytes };
+        let len = u32::try_from(len_bytes).map_err(|_| fault)?;
+        let Some(segment) = self.segment(iova, len)? else {
+            return self.pieces(iova, len).map(|_| None);
+        };
+        let entries = SharedEntries::new(&self.regions, segment, iova)?;
+        let mut state = self.shared.lock();
+        if !state.rings.contains(&segment.region) {
+            state.rings.push(segment.region);
+        }
+        Ok(Some(entries))
+    }
+
+    #[inline]
+    fn resolve(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, AccessFault> {
+        match self.segment(iova, len_bytes)? {
+            Some(segment) => Ok(Some(segment)),
+            None => self.pieces(iova, len_bytes).map(|_| None),
+        }
+    }
+
+    #[inline]
+    fn direct_window(&mut self, len_bytes: u32) -> Option<Window> {
+        self.refresh();
+        let map = *self.table.get(self.last)?;
+        let region = map.region?;
+        let len = u32::try_from(map.len_bytes.min(1 << WINDOW_SHIFT)).unwrap_or(0);
+        Window::of(Segment { region, offset: map.offset, len_bytes: len }, map.iova, len_bytes)
+    }
+
+    fn read(
+        &mut self,
+        ticket: AccessId,
+        iova: u64,
+        into: &mut [u8],
+    ) -> Result<AccessProgress, AccessFault> {
+        let fault = AccessFault { iova, len_bytes: into.len() as u64 };
+        let len = u32::try_from(into.len()).map_err(|_| fault)?;
+        let Some(pieces) = self.pieces(iova, len)? else {
+            let (map, _) = self.find(iova).filter(|(map, _)| map.is_readable).ok_or(fault)?;
+            debug_assert!(map.region.is_none(), "shared memory is read where it lies");
+            return Ok(self.queue_access(ticket, iova, len, Access::Read(len)));
+        };
+        let mut rest = into;
+        for piece in pieces {
+            let (first, others) = rest.split_at_mut(piece.len_bytes as usize);
+            self.regions.load(piece, first).map_err(|_| fault)?;
+            rest = others;
+        }
+        Ok(AccessProgress::Done)
+    }
+
+    fn write(
+        &mut self,
+        ticket: AccessId,
+        iova: u64,
+        from: &[u8],
+    ) -> Result<AccessProgress, AccessFault> {
+        let fault = AccessFault { iova, len_bytes: from.len() as u64 };
+        let len = u32::try_from(from.len()).map_err(|_| fault)?;
+        let Some(pieces) = self.pieces(iova, len)? else {
+            self.find(iova).filter(|(map, _)| map.is_writable).ok_or(fault)?;
+            return Ok(self.queue_access(ticket, iova, len, Access::Write(from.to_vec())));
+        };
+        let mut rest = from;
+        for piece in pieces {
+            let (first, others) = rest.split_at(piece.len_bytes as usize);
+            self.regions.store(piece, first).map_err(|_| fault)?;
+            rest = others;
+        }
+        Ok(AccessProgress::Done)
+    }
+
+    fn is_revoked(&mut self) -> bool {
+        self.shared.lock().cut != RevokeState::None
+    }
+
+    fn ack_revocation(&mut self) {
+        let mut state = self.shared.lock();
+        if state.cut == RevokeState::Requested {
+            state.cut = RevokeState::LetGo;
+        }
+    }
+
+    fn poll(&mut self) -> Option<AccessCompletion> {
+        if self.waiting == 0 {
+            return None;
+        }
+        let ended = self.shared.lock().queues.get_mut(&self.queue)?.ended.pop_front()?;
+        self.waiting -= 1;
+        Some(ended)
+    }
+
+    fn take_data(&mut self, ticket: AccessId, into: &mut [u8]) {
+        let mut state = self.shared.lock();
+        let data = state.queues.get_mut(&self.queue).and_then(|queue| queue.data.remove(&ticket));
+        if let Some(data) = data.filter(|data| data.len() == into.len()) {
+            into.copy_from_slice(&data);
+        }
+    }
+}

@@ -1,0 +1,418 @@
+//! vfio-user endpoint as a poller on a reactor.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use tenmil_base::{Instant, Span};
+use tenmil_linux::local_socket::Connection;
+use tenmil_linux::poll_set::{Interest, PollSet, Ready};
+use tenmil_linux::stream::StreamListener;
+use tenmil_nvme_controller::transport::NextPoll;
+use tenmil_reactor::{Context, DetachReason, MeanLatency, PollResult, Poller, PollerWake};
+
+use super::endpoint::{Endpoint, TIME_LIMIT};
+use super::rejected_clients::RejectedClients;
+
+/// Listener and the endpoint behind it.
+pub(super) struct EndpointPoller {
+    listen_socket: StreamListener,
+    endpoint: Endpoint,
+    visitors: RejectedClients,
+    watch: PollSet,
+    /// Events of the last wait.
+    ready: Vec<Ready>,
+    /// Readiness that is registered for the client's socket, if any.
+    watched: Option<Interest>,
+    /// Sources that could not be registered: while there is any, the reactor must not sleep.
+    unheard: ReadyFlags,
+    /// When accepting is retried after it failed for lack of file descriptors.
+    listen_at: Option<Instant>,
+    now: Instant,
+    /// Next poll of the sockets.
+    next_due: Instant,
+    iterations: u32,
+    /// Time until which the controller has no work of its own.
+    until: Instant,
+    /// Outstanding I/O commands as of the last iteration that did work, and their latency.
+    under_way: usize,
+    latency: MeanLatency,
+}
+
+#[derive(Default)]
+struct ReadyFlags {
+    listen_socket: bool,
+    client: bool,
+    media: bool,
+    visitors: bool,
+}
+
+const LISTENER: u64 = 0;
+const CLIENT: u64 = 1;
+const MEDIUM: u64 = 2;
+const VISITOR: u64 = 3;
+const READABLE: Interest = Interest { readable: true, writable: false };
+const NOTHING: Interest = Interest { readable: false, writable: false };
+
+/// Interval between polls of the sockets while there is other work: a poll is a system call.
+const POLL_INTERVAL: Span = Span::from_us(50);
+/// Number of iterations between checks for truncated memory; a power of two.
+const MEMORY_CHECK_INTERVAL: u32 = 256;
+
+impl ReadyFlags {
+    fn is_any(&self) -> bool {
+        self.listen_socket || self.client || self.media || self.visitors
+    }
+}
+
+impl EndpointPoller {
+    pub(super) fn new(listen_socket: StreamListener, endpoint: Endpoint) -> io::Result<Self> {
+        let watch = PollSet::new()?;
+        watch.add(&listen_socket, LISTENER, READABLE)?;
+        let (visitors, ready, now) = (RejectedClients::default(), Vec::new(), Instant::default());
+        Ok(Self {
+            listen_socket,
+            endpoint,
+            visitors,
+            watch,
+            ready,
+            watched: None,
+            unheard: ReadyFlags::default(),
+            listen_at: None,
+            now,
+            next_due: now,
+            iterations: 0,
+            until: now,
+            under_way: 0,
+            latency: MeanLatency::default(),
+        })
+    }
+
+    pub(super) fn woken_by(&self) -> io::Result<PollerWake> {
+        Ok(PollerWake::Descriptor(self.watch.as_fd().try_clone_to_owned()?))
+    }
+
+    /// Polls the listener and the sockets. One epoll call finds out which are ready, since a
+    /// useless accept is expensive: it allocates a socket first.
+    fn poll_sockets(&mut self, now: Instant) -> usize {
+        self.watch_session();
+        let mut ready = std::mem::take(&mut self.ready);
+        // Sources without registration are always tried.
+        let is_blind = self.watch.wait(Some(Span::default()), &mut ready).is_err();
+        let has = |token, is_unheard| {
+            is_blind || is_unheard || ready.iter().any(|found| found.token == token)
+        };
+        let (client, listen_socket) =
+            (has(CLIENT, self.unheard.client), has(LISTENER, self.unheard.listen_socket));
+        self.ready = ready;
+        let mut count = if client { self.endpoint.process_messages(now) } else { 0 };
+        count += self.endpoint.expire(now);
+        if !self.visitors.is_empty() {
+            self.visitors.poll(now);
+            self.unheard.visitors &= !self.visitors.is_empty();
+        }
+        if self.endpoint.is_detaching() {
+            return count;
+        }
+        if self.listen_at.is_some_and(|at| at <= now) {
+            self.listen_at = None;
+            let opened = self.watch.change(&self.listen_socket, LISTENER, READABLE);
+            self.unheard.listen_socket = opened.is_err();
+        }
+        while listen_socket && self.listen_at.is_none() {
+            match self.listen_socket.accept() {
+                Ok(None) => break,
+                Ok(Some(socket)) => {
+                    count += 1;
+                    self.let_in(now, Connection::from(socket));
+                }
+                // The pending connection keeps the listener readable, which would keep the reactor
+                // awake.
+                Err(_) => {
+                    self.listen_at = Some(now.after(TIME_LIMIT));
+                    let _ = self.watch.change(&self.listen_socket, LISTENER, NOTHING);
+                }
+            }
+        }
+        count
+    }
+
+    fn let_in(&mut self, now: Instant, connection: Connection) {
+        if self.endpoint.is_free() {
+            self.endpoint.attach_client(now, connection);
+            self.watched = None;
+        } else if let Some(socket) = self.visitors.receive(now, connection) {
+            let added = self.watch.add(socket, VISITOR, READABLE);
+            self.unheard.visitors |= added.is_err();
+        }
+    }
+
+    /// Registers the current socket with the current interest.
+    fn watch_session(&mut self) {
+        if let Some(socket) = self.endpoint.closing_socket() {
+            // A closed peer keeps the socket ready forever. Removing an unregistered socket fails
+            // harmlessly.
+            let _ = self.watch.remove(socket);
+        }
+        let Some((socket, interest)) = self.endpoint.interest() else {
+            (self.watched, self.unheard.client) = (None, false);
+            return;
+        };
+        let result = match self.watched {
+            None => self.watch.add(socket, CLIENT, interest),
+            Some(watched) if watched == interest => return,
+            Some(_) => self.watch.change(socket, CLIENT, interest),
+        };
+        (self.watched, self.unheard.client) = (Some(interest), result.is_err());
+    }
+
+    /// Counts commands that started and completed in iterations of the controller.
+    fn count(&mut self) {
+        let front = &mut self.endpoint.device.front;
+        let ended = usize::try_from(front.take_completed_count()).unwrap_or(usize::MAX);
+        self.latency.end(ended);
+        self.under_way = front.in_flight();
+    }
+
+    /// Does a bounded amount of work; returns the amount done.
+    pub(super) fn poll_all(&mut self, now: Instant) -> usize {
+        self.latency.account(now, self.under_way);
+        self.now = now;
+        self.iterations = self.iterations.wrapping_add(1);
+        let wait = self.endpoint.device.poll(now);
+        let mut count = usize::from(wait == NextPoll::Busy);
+        if count > 0 {
+            self.count();
+        }
+        self.until = match wait {
+            NextPoll::Busy => now,
+            NextPoll::Pending(until) | NextPoll::Idle(until) => until,
+        };
+        let may_be_late = count > 0 || self.endpoint.device.maps_doorbells();
+        if !may_be_late || now >= self.next_due {
+            self.next_due = now.after(POLL_INTERVAL);
+            count += self.poll_sockets(now);
+        }
+        count += self.endpoint.advance(now);
+        if self.iterations & (MEMORY_CHECK_INTERVAL - 1) == 0 {
+            self.endpoint.check_truncation(now);
+        }
+        count
+    }
+}
+
+impl Poller for EndpointPoller {
+    fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
+        PollResult::from_count(self.poll_all(context.now()))
+    }
+
+    fn arm(&mut self) -> PollResult {
+        let now = self.now;
+        self.watch_session();
+        self.endpoint.check_truncation(now);
+        let Self { endpoint, watch, unheard, .. } = self;
+        let until = endpoint.device.front.arm(now);
+        endpoint.device.front.new_descriptors(|descriptor| {
+            unheard.media |= watch.add(descriptor, MEDIUM, READABLE).is_err();
+        });
+        self.until = until.unwrap_or(now);
+        self.count();
+        let mut has_new_events = until.is_none() || self.unheard.is_any();
+        has_new_events |= self.endpoint.is_in_motion();
+        has_new_events |= self.poll_sockets(now) > 0 || self.endpoint.advance(now) > 0;
+        self.watch_session();
+        PollResult::from_count(usize::from(has_new_events))
+    }
+
+    fn disarm(&mut self) {
+        self.endpoint.device.front.disarm();
+        self.ready.clear();
+        self.next_due = Instant::default();
+    }
+
+    fn wake_at(&self) -> Instant {
+        let listen_at = self.listen_at.unwrap_or(Instant::NEVER);
+        self.until.min(self.visitors.wake_at()).min(listen_at).min(self.endpoint.wake_at())
+    }
+
+    fn expected_latency(&self) -> Option<Span> {
+        self.latency.mean().filter(|_| self.under_way > 0)
+    }
+
+    fn detach(&mut self, parting: DetachReason) -> bool {
+        match parting {
+            DetachReason::Migrating => true,
+            DetachReason::Exiting => {
+                self.endpoint.disconnect_client(self.now);
+                !self.endpoint.is_detaching()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::sync_channel;
+
+    use tenmil_base::{BlockDevice, Instant, Span};
+    use tenmil_dma::RegionTable;
+    use tenmil_drivers::RamDevice;
+    use tenmil_linux::local_socket::Connection;
+    use tenmil_linux::stream::{Address, StreamListener};
+    use tenmil_reactor::{PollResult, Poller};
+
+    use super::{Endpoint, EndpointPoller};
+    use crate::vfio_user::DeviceOptions;
+    use crate::vfio_user::device::Device;
+    use crate::vfio_user::irq::IrqEventFds;
+    use crate::vfio_user::memory::DmaMappings;
+
+    const TIME_LIMIT: Span = Span::from_secs(20);
+
+    /// Endpoint that only the test runs, and the directory of its socket.
+    fn host() -> (EndpointPoller, tempfile::TempDir) {
+        let (regions, now) = (RegionTable::new(16), Instant::default());
+        let directory = tempfile::tempdir().unwrap();
+        let listen_socket =
+            StreamListener::open(&Address::Path(directory.path().join("door"))).unwrap();
+        let ram: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(&regions, 512, 8).unwrap());
+        let (maps, lines, options) =
+            (DmaMappings::new(regions.clone()), IrqEventFds::new(3), DeviceOptions::default());
+        let options = DeviceOptions { queues: 2, ..options };
+        let device = Device::new(vec![ram], &options, &maps, lines.clone(), &regions, now).unwrap();
+        let endpoint = Endpoint::new(device, maps, lines, regions, sync_channel(4).0);
+        (EndpointPoller::new(listen_socket, endpoint).unwrap(), directory)
+    }
+
+    fn connect(directory: &tempfile::TempDir) -> Connection {
+        Connection::connect(&directory.path().join("door"), TIME_LIMIT).unwrap()
+    }
+
+    /// Arms until nothing is left to do; false if that never happens.
+    fn may_sleep(host: &mut EndpointPoller) -> bool {
+        for _ in 0..100 {
+            let found = host.arm();
+            let mut ready = Vec::new();
+            host.watch.wait(Some(Span::default()), &mut ready).unwrap();
+            if found == PollResult::Idle && ready.is_empty() {
+                return true;
+            }
+            host.disarm();
+        }
+        false
+    }
+
+    #[test]
+    fn a_host_sleeps_however_many_say_nothing_at_its_door() {
+        let (mut host, directory) = host();
+        assert!(may_sleep(&mut host), "nobody is there");
+        let clients: Vec<Connection> = (0..12).map(|_| connect(&directory)).collect();
+        assert!(may_sleep(&mut host), "one has it, and others wait");
+        drop(clients);
+    }
+
+    #[test]
+    fn a_client_that_says_nothing_does_not_keep_others_out() {
+        let (mut host, directory) = host();
+        let silent = connect(&directory);
+        host.poll_all(Instant::default());
+        assert!(!host.endpoint.is_free());
+        let by = Instant::default().after(Span::from_secs(5));
+        assert_eq!(host.wake_at(), by);
+        host.poll_all(Instant { ns: by.ns - 1 });
+        assert!(!host.endpoint.is_free());
+        (0..4).for_each(|_| {
+            host.poll_all(by);
+        });
+        assert!(host.endpoint.is_free());
+        let client = connect(&directory);
+        let question = tenmil_vfio_user::Client::<()>::new();
+        client.send(question.outgoing().unwrap().bytes).unwrap();
+        (1..5).for_each(|secs| {
+            host.poll_all(by.after(Span::from_secs(60 * secs)));
+        });
+        assert!(!host.endpoint.is_free(), "who has begun stays");
+        drop(silent);
+    }
+
+    #[test]
+    fn half_a_message_does_not_keep_others_out() {
+        for cut in [1, 15, 16, 20] {
+            let (mut host, directory) = host();
+            let client = connect(&directory);
+            let mut question = tenmil_vfio_user::Client::<()>::new();
+            let begun = Instant::default();
+            client.send(question.outgoing().unwrap().bytes).unwrap();
+            (0..4).for_each(|_| {
+                host.poll_all(begun);
+            });
+            question.sent(question.outgoing().unwrap().bytes.len());
+            // A whole message, and a part of another.
+            question.read(tenmil_vfio_user::region_index::CONFIGURATION, 0, 4);
+            let message = question.outgoing().unwrap().bytes.to_vec();
+            let at = begun.after(Span::from_secs(60));
+            client.send(&message).unwrap();
+            client.send(&message[..cut]).unwrap();
+            host.poll_all(at);
+            let by = at.after(Span::from_secs(5));
+            assert_eq!(host.wake_at(), by, "cut at {cut}");
+            // More of it earns no more time.
+            client.send(&message[cut..cut + 1]).unwrap();
+            host.poll_all(Instant { ns: by.ns - 1 });
+            assert!(!host.endpoint.is_free(), "cut at {cut}");
+            (0..4).for_each(|_| {
+                host.poll_all(by);
+            });
+            assert!(host.endpoint.is_free(), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn message_that_comes_in_pieces_is_answered_and_its_client_stays() {
+        let (mut host, directory) = host();
+        let client = connect(&directory);
+        let mut question = tenmil_vfio_user::Client::<()>::new();
+        let message = question.outgoing().unwrap().bytes.to_vec();
+        let mut now = Instant::default();
+        for round in 0..3 {
+            let (first, rest) = message.split_at(20);
+            client.send(first).unwrap();
+            host.poll_all(now);
+            now = now.after(Span::from_secs(4));
+            client.send(rest).unwrap();
+            host.poll_all(now);
+            if round > 0 {
+                break;
+            }
+            question.sent(message.len());
+            now = now.after(Span::from_secs(60));
+            host.poll_all(now);
+            assert!(!host.endpoint.is_free(), "who is between messages stays");
+        }
+    }
+
+    #[test]
+    fn a_host_sleeps_while_its_client_reads_nothing() {
+        let (mut host, directory) = host();
+        let client = connect(&directory);
+        assert!(may_sleep(&mut host));
+        let mut question = tenmil_vfio_user::Client::<()>::new();
+        client.send(question.outgoing().unwrap().bytes).unwrap();
+        assert!(may_sleep(&mut host));
+        // The replies exceed the buffers of the socket and of the server.
+        question.sent(question.outgoing().unwrap().bytes.len());
+        question.read(tenmil_vfio_user::region_index::CONFIGURATION, 0, 256);
+        let message = question.outgoing().unwrap().bytes;
+        let mut in_vain = 0;
+        while in_vain < 3 {
+            if client.send(message).unwrap() > 0 {
+                in_vain = 0;
+            } else {
+                host.arm();
+                host.disarm();
+                in_vain += 1;
+            }
+        }
+        assert!(may_sleep(&mut host), "its socket says that there is more to read");
+    }
+}

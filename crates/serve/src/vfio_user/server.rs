@@ -1,0 +1,102 @@
+//! vfio-user server.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use tenmil_base::Error;
+
+use tenmil_base::BlockDevice;
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
+use tenmil_linux::stream::{Address, StreamListener};
+use tenmil_nvme_controller::controller::Subsystem;
+use tenmil_reactor::{PollerBuilder, Registry, ThreadBuilder, ThreadHandle};
+
+use super::device::{Device, DeviceOptions};
+use super::endpoint::Endpoint;
+use super::irq::IrqEventFds;
+use super::memory::DmaMappings;
+use super::poller::EndpointPoller;
+use crate::endpoint_event::EndpointEvent;
+
+/// Configuration of a server.
+pub struct ServerConfig {
+    /// Listener on a Unix socket.
+    pub listen_socket: StreamListener,
+    /// Block devices of the namespaces, in order from NSID 1.
+    pub media: Vec<Arc<dyn BlockDevice>>,
+    /// Properties of the controller.
+    pub options: DeviceOptions,
+    /// Region table for client memory; one region per mapping.
+    pub regions: RegionTable,
+    /// Reactors that run the device.
+    pub reactors: Arc<Registry>,
+    /// Clock of the reactors, for deadlines.
+    pub clock: Clock,
+}
+
+/// Running device. It runs until the reactors stop.
+pub struct Server {
+    address: Address,
+    told: Receiver<EndpointEvent>,
+    subsystem: Subsystem,
+    thread: ThreadHandle,
+}
+
+/// Mailbox capacity of the device's light thread; it receives hardly any messages.
+const MAILBOX: usize = 16;
+/// Capacity of the event channel.
+const EVENTS_MAX: usize = 64;
+
+impl Server {
+    /// Starts the server.
+    ///
+    /// # Errors
+    ///
+    /// If the controller cannot be created with these options, or the error of the kernel.
+    pub fn start(plan: ServerConfig) -> Result<Self, Error> {
+        let ServerConfig { listen_socket, media, options, regions, reactors, clock } = plan;
+        let (tell, told) = sync_channel(EVENTS_MAX);
+        let address = listen_socket.address().clone();
+        let maps = DmaMappings::new(regions.clone());
+        let lines = IrqEventFds::new(options.queues.saturating_add(1));
+        let device = Device::new(media, &options, &maps, lines.clone(), &regions, clock.now())?;
+        let subsystem = device.subsystem.clone();
+        let endpoint = Endpoint::new(device, maps, lines, regions, tell);
+        let host = EndpointPoller::new(listen_socket, endpoint).map_err(Error::environment)?;
+        let woken_by = host.woken_by().map_err(Error::environment)?;
+        let registration = PollerBuilder::active("device", woken_by, host);
+        let plan = ThreadBuilder::new("vfio-user").mailbox(MAILBOX).poller(registration);
+        let thread = reactors.spawn(plan).map_err(Error::environment)?;
+        Ok(Self { address, told, subsystem, thread })
+    }
+
+    /// Listen address.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Reports a grown namespace to the controller, which notifies its client.
+    pub fn resized(&self, nsid: u32) {
+        self.subsystem.resized(nsid);
+        // The reactor may be asleep; it notices the change when it polls.
+        self.thread.notify();
+    }
+
+    /// Next event, if any.
+    pub fn next_event(&self) -> Option<EndpointEvent> {
+        self.told.try_recv().ok()
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Server").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ServerConfig {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Plan").field("door", &self.listen_socket).finish_non_exhaustive()
+    }
+}

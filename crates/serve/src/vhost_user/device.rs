@@ -1,0 +1,183 @@
+//! State of the disk that outlives its front ends, and the start of virtqueues.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use tenmil_base::{BlockDevice, Error, Segment};
+use tenmil_dma::{Backing, FileRange, ForeignRegion, Mapping, RegionTable};
+use tenmil_reactor::{PollerBuilder, ReactorId, Registry, ThreadBuilder};
+use tenmil_vhost_user::features::device;
+use tenmil_vhost_user::inflight::{InflightLog, stride_bytes};
+use tenmil_vhost_user::{BackendConfig, InflightBuffer, MemoryChange, Ring, RingAddresses, Start};
+
+use super::disk::Disk;
+use super::endpoint::{File, RunningQueue, Session, line};
+use super::memory::SLOTS_MAX;
+use super::queue_mailbox::{EndpointMailbox, QueueMailbox};
+use super::slots::{QueueParts, RequestTable};
+use super::virtqueue::{Virtqueue, VirtqueueParts};
+
+/// Disk shared by consecutive front ends.
+pub(super) struct VhostDevice {
+    pub(super) disk: Disk,
+    pub(super) medium: Arc<dyn BlockDevice>,
+    pub(super) queues: u16,
+    pub(super) regions: RegionTable,
+    pub(super) reactors: Arc<Registry>,
+    pub(super) events: Arc<EndpointMailbox>,
+}
+
+/// Inflight buffer of a front end.
+pub(super) struct Inflight {
+    area: InflightBuffer,
+    memory: Arc<ForeignRegion>,
+}
+
+/// Mailbox capacity of a virtqueue's light thread; it receives no messages.
+const MAILBOX: usize = 16;
+
+impl VhostDevice {
+    pub(super) fn offer(&self) -> BackendConfig {
+        BackendConfig {
+            features: self.disk.features(),
+            queues: self.queues,
+            config: self.config(),
+            slots: SLOTS_MAX,
+        }
+    }
+
+    pub(super) fn config(&self) -> Vec<u8> {
+        self.disk.config(self.queues).to_bytes().to_vec()
+    }
+
+    /// Starts a virtqueue on a light thread of its own.
+    pub(super) fn start(
+        &self,
+        session: &mut Session,
+        queue: u16,
+        start: Start<File>,
+    ) -> Result<(), Error> {
+        let slots = self.slots(session, queue, &start)?;
+        let call = session.calls.get(&queue).map(|file| line(file)).transpose()?;
+        let post = Arc::new(QueueMailbox::new(&self.events));
+        let lane = Virtqueue::new(VirtqueueParts {
+            backend: self.medium.channel()?,
+            slots,
+            table: Arc::clone(&session.table),
+            kick: start.kick.clone(),
+            call,
+            post: Arc::clone(&post),
+        });
+        let lane = lane.map_err(Error::environment)?;
+        let woken_by = lane.woken_by().map_err(Error::environment)?;
+        let is_done_by_kernel = lane.is_done_by_kernel();
+        let registration = PollerBuilder::active("queue", woken_by, lane);
+        let registration = if is_done_by_kernel { registration.no_spin() } else { registration };
+        let plan = ThreadBuilder::new(&format!("vhost-user-{queue}"));
+        let plan = plan.mailbox(MAILBOX).poller(registration);
+        let homes: Vec<ReactorId> = self.reactors.reactors().collect();
+        let plan = match homes.get(usize::from(queue) % homes.len().max(1)) {
+            Some(home) => plan.on(*home),
+            None => plan,
+        };
+        let thread = self.reactors.spawn(plan).map_err(Error::environment)?;
+        post.commands.set_waker(Arc::new(move || thread.notify()));
+        session.queues.insert(queue, RunningQueue { post, start });
+        Ok(())
+    }
+
+    fn slots(
+        &self,
+        session: &Session,
+        queue: u16,
+        start: &Start<File>,
+    ) -> Result<RequestTable<RegionTable>, Error> {
+        let Start { size, base, addresses, features, .. } = *start;
+        let memory = self.regions.clone();
+        let place = RingAddresses::new(session.table.space(), size, addresses);
+        let place =
+            place.map_err(|outside| format!("its ring: {outside}")).map_err(Error::environment)?;
+        let has_event_index = features & device::RING_EVENT_IDX != 0;
+        let ring = |next| Ring::new(memory.clone(), place, next, has_event_index);
+        let ring = |next| ring(next).map_err(|broken| broken.to_string());
+        let (ring, record) = match &session.inflight {
+            None => (ring(base).map_err(Error::environment)?, None),
+            Some(inflight) => {
+                let place = inflight.of_queue(queue, size)?;
+                let used = ring(base).map_err(Error::environment)?.used();
+                let opened = InflightLog::open(memory.clone(), place, inflight.area.size, used);
+                let (record, again) = opened.map_err(Error::environment)?;
+                // Every entry taken is either used or in flight, so this is the next available
+                // index.
+                let taken = u16::try_from(again.len()).unwrap_or(u16::MAX);
+                (ring(used.wrapping_add(taken)).map_err(Error::environment)?, Some((record, again)))
+            }
+        };
+        let disk = self.disk.clone();
+        let parts = QueueParts { memory, disk, features, ring, size, record };
+        RequestTable::new(parts)
+            .map_err(|broken| Error::remote(format!("what was in flight: {broken}")))
+    }
+
+    /// Replaces the memory of the front end. On failure it stays unchanged.
+    pub(super) fn change_memory(
+        &self,
+        session: &mut Session,
+        change: MemoryChange<File>,
+    ) -> Result<(), Error> {
+        session.table = Arc::new(session.table.changed(change, &self.regions)?);
+        Ok(())
+    }
+
+    /// Restarts all virtqueues that ran, with the current memory.
+    pub(super) fn start_again(&self, session: &mut Session) -> Result<(), Error> {
+        for (queue, lane) in std::mem::take(&mut session.queues) {
+            let base = lane.post.ended().map_or(lane.start.base, |ended| ended.next);
+            let started = self.start(session, queue, Start { base, ..lane.start });
+            started.map_err(|why| format!("queue {queue}: {why}")).map_err(Error::environment)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn adopt_inflight(
+        &self,
+        area: InflightBuffer,
+        file: &OwnedFd,
+    ) -> Result<Inflight, Error> {
+        let part = FileRange { offset: area.file_offset, len_bytes: area.len_bytes };
+        let memory = self.regions.map_foreign(file.as_fd(), part);
+        let memory = memory
+            .map_err(|why| format!("memory for what is in flight: {why}"))
+            .map_err(Error::environment)?;
+        Ok(Inflight { area, memory: Arc::new(memory) })
+    }
+}
+
+impl Inflight {
+    /// Part of a queue of this size.
+    fn of_queue(&self, queue: u16, size: u16) -> Result<Segment, Error> {
+        let InflightBuffer { queues, size: size_max, .. } = self.area;
+        if queue >= queues || size > size_max {
+            return Err(Error::environment(format!(
+                "{size} entries, and memory for what is in flight in {queues} queues of {size_max}, \
+                 expected space for it"
+            )));
+        }
+        let len_bytes = stride_bytes(size_max);
+        let offset = self.memory.offset() + u64::from(queue) * u64::from(len_bytes);
+        Ok(Segment { region: self.memory.id(), offset, len_bytes })
+    }
+}
+
+/// Creates an inflight buffer for the front end to keep.
+pub(super) fn make_inflight(queues: u16, size: u16) -> Result<(InflightBuffer, OwnedFd), Error> {
+    let needed = stride_bytes(size) as usize * usize::from(queues);
+    let mapping = Mapping::new(needed, Backing::Shared).map_err(Error::environment)?;
+    let file = mapping
+        .descriptor()
+        .ok_or("shared memory has no descriptor")
+        .map_err(Error::environment)?;
+    let file = file.try_clone_to_owned().map_err(Error::environment)?;
+    let len_bytes = mapping.len_bytes() as u64;
+    Ok((InflightBuffer { len_bytes, file_offset: 0, queues, size }, file))
+}

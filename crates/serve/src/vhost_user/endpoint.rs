@@ -1,0 +1,473 @@
+//! vhost-user endpoint: one front end and its use of the disk.
+//!
+//! ```text
+//!   Absent ── accepted ──▶ Here ── disconnect or error ──▶ Detaching ── virtqueues ended ──▶ Absent
+//! ```
+//!
+//! The socket is closed last: a front end that waits for that knows that its memory is no longer
+//! accessed.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+
+use tenmil_base::{Error, Instant, Span};
+use tenmil_linux::RemoteEventFd;
+use tenmil_linux::local_socket::{Connection, RecvResult};
+use tenmil_linux::poll_set::Interest;
+use tenmil_vhost_user::{
+    CONFIG_CHANGED, MemoryChange, PendingReply, ReplyDisposition, Request, Server, Start, Violation,
+};
+
+use super::device::{Inflight, VhostDevice, make_inflight};
+use super::memory::Table;
+use super::queue_mailbox::QueueMailbox;
+use crate::endpoint_event::{DRAIN_WARNING, DrainTimer, EndpointEvent, EventReporter};
+
+/// Disk and its current front end.
+pub(super) struct Endpoint {
+    pub(super) device: VhostDevice,
+    state: State,
+    reporter: EventReporter,
+}
+
+enum State {
+    Absent,
+    Here(Box<Session>),
+    Detaching(Detaching),
+}
+
+/// Front end that has disconnected, whose memory is not released yet.
+struct Detaching {
+    connection: Connection,
+    queues: BTreeMap<u16, RunningQueue>,
+    time_limit: DrainTimer,
+}
+
+/// Connected front end and its resources.
+pub(super) struct Session {
+    connection: Connection,
+    server: Server<File>,
+    pub(super) table: Arc<Table>,
+    pub(super) inflight: Option<Inflight>,
+    pub(super) queues: BTreeMap<u16, RunningQueue>,
+    /// Call eventfds of all queues, including stopped ones.
+    pub(super) calls: BTreeMap<u16, File>,
+    /// Back-end channel, for messages that this side initiates.
+    back: Option<Connection>,
+    pending: Option<PendingMessage>,
+    /// Deadline for the rest of a partly received message.
+    message_deadline: Option<Instant>,
+}
+
+/// Virtqueue that runs or is stopping.
+pub(super) struct RunningQueue {
+    pub(super) post: Arc<QueueMailbox>,
+    pub(super) start: Start<File>,
+}
+
+/// Message whose reply waits until virtqueues have stopped.
+struct PendingMessage {
+    what: PendingKind,
+    time_limit: DrainTimer,
+}
+
+enum PendingKind {
+    Stop { call: PendingReply, queue: u16 },
+    Memory { call: PendingReply, change: MemoryChange<File> },
+}
+
+pub(super) type File = Arc<OwnedFd>;
+
+/// Why a front end was disconnected; `None` if it disconnected itself.
+type DisconnectCause = Option<String>;
+
+/// Largest number of receive calls in an iteration.
+const MESSAGES_PER_POLL: usize = 64;
+/// Longest message.
+const BUFFER_BYTES: usize = 1024;
+/// Largest number of file descriptors in a message.
+const FILES_MAX: usize = 9;
+/// Time limit for the rest of a message.
+pub(super) const TIME_LIMIT: Span = Span::from_secs(5);
+
+impl Endpoint {
+    pub(super) fn new(device: VhostDevice, events: SyncSender<EndpointEvent>) -> Self {
+        Self { device, state: State::Absent, reporter: EventReporter::new(events) }
+    }
+
+    /// Whether there is no front end, and nothing of the last one is left.
+    pub(super) fn is_free(&self) -> bool {
+        matches!(self.state, State::Absent)
+    }
+
+    /// Whether the last front end is still being detached, within the expected time. New ones wait
+    /// in the listen queue meanwhile.
+    pub(super) fn is_detaching(&self) -> bool {
+        matches!(&self.state, State::Detaching(leaving) if !leaving.time_limit.is_late())
+    }
+
+    /// Attaches a front end.
+    pub(super) fn attach_client(&mut self, now: Instant, connection: Connection) {
+        let peer = connection.peer().map_or(0, |peer| peer.pid);
+        self.reporter.report(EndpointEvent::Connected(format!("process {peer}")));
+        self.state = State::Here(Box::new(Session {
+            connection,
+            server: Server::new(self.device.offer()),
+            table: Arc::default(),
+            inflight: None,
+            queues: BTreeMap::new(),
+            calls: BTreeMap::new(),
+            back: None,
+            pending: None,
+            // Deadline for the first message: a silent front end must not block others.
+            message_deadline: Some(now.after(TIME_LIMIT)),
+        }));
+    }
+
+    /// Reports that a second front end was rejected.
+    pub(super) fn reject(&mut self, connection: &Connection) {
+        let peer = connection.peer().map_or(0, |peer| peer.pid);
+        let text = format!("process {peer} was rejected: another front end uses the disk");
+        self.reporter.report_error(text);
+    }
+
+    /// Socket of the front end and the readiness to wait for, if any.
+    pub(super) fn awaited(&self) -> Option<(BorrowedFd<'_>, Interest)> {
+        let State::Here(session) = &self.state else { return None };
+        let readable = session.server.receive_len() > 0;
+        let writable = session.server.outgoing().is_some();
+        let interest = Interest { readable, writable };
+        (readable || writable).then(|| (session.connection.as_fd(), interest))
+    }
+
+    /// Socket of the current or disconnecting front end.
+    pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        match &self.state {
+            State::Absent => None,
+            State::Here(session) => Some(session.connection.as_fd()),
+            State::Detaching(leaving) => Some(leaving.connection.as_fd()),
+        }
+    }
+
+    /// Time of the next poll without any event.
+    pub(super) fn wake_at(&self) -> Instant {
+        match &self.state {
+            State::Absent => Instant::NEVER,
+            State::Detaching(leaving) => leaving.time_limit.wake_at(),
+            State::Here(session) => {
+                let pending = session.pending.as_ref();
+                let pending =
+                    pending.map_or(Instant::NEVER, |pending| pending.time_limit.wake_at());
+                session.message_deadline.unwrap_or(Instant::NEVER).min(pending)
+            }
+        }
+    }
+
+    /// Receives and executes messages. Returns the amount of work.
+    pub(super) fn poll_messages(&mut self, now: Instant) -> usize {
+        self.with_session(now, |endpoint, session| endpoint.poll_session(now, session))
+    }
+
+    /// Checks virtqueues, continues pending messages, and sends. Returns the amount of work.
+    pub(super) fn advance(&mut self, now: Instant) -> usize {
+        if matches!(self.state, State::Detaching(_)) {
+            return self.disconnect(now);
+        }
+        self.with_session(now, |endpoint, session| {
+            let count = endpoint.reap_queues(now, session)?;
+            if session.message_deadline.is_some_and(|by| by <= now) {
+                return Err(Some(format!("a message was not whole after {TIME_LIMIT}")));
+            }
+            Ok(count + session.send()?)
+        })
+    }
+
+    /// Handles a new device size: the virtqueues use it before the front end is notified.
+    pub(super) fn resize(&mut self) {
+        let block_count = self.device.medium.limits().block_count;
+        self.device.disk.resize(block_count);
+        let State::Here(session) = &mut self.state else { return };
+        for lane in session.queues.values() {
+            lane.post.commands.send(|commands| commands.block_count = Some(block_count));
+        }
+        let can_be_told = session.server.set_config(self.device.config());
+        let Some(back) = session.back.as_ref().filter(|_| can_be_told) else { return };
+        // If the socket buffer is full, the front end has not read the previous notification and
+        // will read the new configuration then.
+        let sent = back.send_files(&CONFIG_CHANGED, &[]);
+        if !matches!(sent, Ok(count) if count == 0 || count == CONFIG_CHANGED.len()) {
+            session.back = None;
+            let text =
+                "the front end accepts no message, expected it to be notified of the new size";
+            self.reporter.report_error(text.to_owned());
+        }
+    }
+
+    fn with_session(
+        &mut self,
+        now: Instant,
+        act: impl FnOnce(&mut Self, &mut Session) -> Result<usize, DisconnectCause>,
+    ) -> usize {
+        let mut session = match std::mem::replace(&mut self.state, State::Absent) {
+            State::Here(session) => session,
+            other => {
+                self.state = other;
+                return 0;
+            }
+        };
+        let acted = act(self, &mut session);
+        self.state = State::Here(session);
+        match acted {
+            Ok(count) => count,
+            Err(over) => {
+                self.part(now, over);
+                1
+            }
+        }
+    }
+
+    fn poll_session(
+        &mut self,
+        now: Instant,
+        session: &mut Session,
+    ) -> Result<usize, DisconnectCause> {
+        let mut count = 0;
+        for _ in 0..MESSAGES_PER_POLL {
+            if !session.receive(now)? {
+                break;
+            }
+            count += 1;
+            let request = session.server.next_request().map_err(disconnect_cause)?;
+            if let Some(violation) = session.server.take_refused() {
+                self.reporter.report_error(violation.to_string());
+            }
+            if let Some(request) = request {
+                self.serve(now, session, request)?;
+            }
+        }
+        Ok(count)
+    }
+
+    /// Disconnects the front end because the service ends.
+    pub(super) fn disconnect_client(&mut self, now: Instant) {
+        if matches!(self.state, State::Here(_)) {
+            self.part(now, Some("the service ends".to_owned()));
+        }
+    }
+
+    /// Disconnects the front end. Its memory is released once the virtqueues have ended.
+    fn part(&mut self, now: Instant, why: DisconnectCause) {
+        self.state = match std::mem::replace(&mut self.state, State::Absent) {
+            // Dropping the session closes its file descriptors.
+            State::Here(session) => {
+                let Session { connection, queues, .. } = *session;
+                queues.values().for_each(RunningQueue::stop);
+                State::Detaching(Detaching { connection, queues, time_limit: DrainTimer::new(now) })
+            }
+            other => {
+                self.state = other;
+                return;
+            }
+        };
+        self.reporter.report_disconnect(why, "front end");
+    }
+
+    fn disconnect(&mut self, now: Instant) -> usize {
+        let State::Detaching(leaving) = &mut self.state else { return 0 };
+        leaving.queues.retain(|_, lane| lane.post.ended().is_none());
+        if !leaving.queues.is_empty() {
+            leaving.time_limit.report(now, &mut self.reporter, || {
+                format!(
+                    "a device has not completed I/O for {DRAIN_WARNING}: until it does the front end's \
+                     memory stays mapped, and no other client is accepted"
+                )
+            });
+            return 0;
+        }
+        self.state = State::Absent;
+        1
+    }
+
+    fn serve(
+        &mut self,
+        now: Instant,
+        session: &mut Session,
+        request: Request<File>,
+    ) -> Result<(), DisconnectCause> {
+        match request {
+            Request::Memory { call, change } => {
+                session.queues.values().for_each(RunningQueue::stop);
+                let (what, time_limit) =
+                    (PendingKind::Memory { call, change }, DrainTimer::new(now));
+                session.pending = Some(PendingMessage { what, time_limit });
+            }
+            Request::Stop { call, queue } => {
+                if let Some(lane) = session.queues.get(&queue) {
+                    lane.stop();
+                }
+                let (what, time_limit) = (PendingKind::Stop { call, queue }, DrainTimer::new(now));
+                session.pending = Some(PendingMessage { what, time_limit });
+            }
+            Request::Start { call, queue, start } => {
+                let started = self.device.start(session, queue, start);
+                let started = started.map_err(|why| format!("queue {queue}: {why}"));
+                self.reply(session, call, started.map_err(Error::environment))?;
+            }
+            Request::SetCall { call, queue, file } => {
+                let set = session.set_call(queue, file);
+                let set = set.map_err(|why| format!("queue {queue}: {why}"));
+                self.reply(session, call, set.map_err(Error::environment))?;
+            }
+            Request::SetBackChannel { call, file } => {
+                let back = file.try_clone().and_then(Connection::from_fd);
+                let back = back.map_err(|error| format!("the socket for messages: {error}"));
+                let set = back.map(|back| session.back = Some(back));
+                self.reply(session, call, set.map_err(Error::environment))?;
+            }
+            Request::GetInflightFd { call, queues, size } => match make_inflight(queues, size) {
+                Ok((area, file)) => session.server.inflight(call, area, Arc::new(file)),
+                Err(why) => self.reply(session, call, Err(why))?,
+            },
+            Request::SetInflightFd { call, area, file } => {
+                let set = self.device.adopt_inflight(area, &file);
+                let set = set.map(|inflight| session.inflight = Some(inflight));
+                self.reply(session, call, set)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn reply(
+        &mut self,
+        session: &mut Session,
+        call: PendingReply,
+        result: Result<(), Error>,
+    ) -> Result<(), DisconnectCause> {
+        let Err(why) = result else {
+            session.server.done(call);
+            return Ok(());
+        };
+        match session.server.refuse(call) {
+            ReplyDisposition::Reported => self.reporter.report_error(why.to_string()),
+            ReplyDisposition::NotReported => return Err(Some(why.to_string())),
+        }
+        Ok(())
+    }
+
+    /// Checks whether virtqueues have ended, and continues the message that waits for that.
+    fn reap_queues(
+        &mut self,
+        now: Instant,
+        session: &mut Session,
+    ) -> Result<usize, DisconnectCause> {
+        let ended = session.queues.iter().find_map(|(queue, lane)| {
+            let why = lane.post.ended()?.why?;
+            Some(format!("queue {queue}: {why}"))
+        });
+        if let Some(why) = ended {
+            return Err(Some(why));
+        }
+        let Some(pending) = &mut session.pending else { return Ok(0) };
+        let is_awaited = |queue: u16| match pending.what {
+            PendingKind::Stop { queue: stopped, .. } => queue == stopped,
+            PendingKind::Memory { .. } => true,
+        };
+        let has_ended = |lane: &RunningQueue| lane.post.ended().is_some();
+        if session.queues.iter().any(|(queue, lane)| is_awaited(*queue) && !has_ended(lane)) {
+            pending.time_limit.report(now, &mut self.reporter, || {
+                format!(
+                    "a device has not completed I/O for {DRAIN_WARNING}: until it does the front end \
+                     waits for its queues to stop"
+                )
+            });
+            return Ok(0);
+        }
+        match session.pending.take().map(|pending| pending.what) {
+            Some(PendingKind::Stop { call, queue }) => {
+                let lane = session.queues.remove(&queue);
+                let ended = lane.and_then(|lane| lane.post.ended());
+                session.server.stopped(call, ended.map_or(0, |ended| ended.next));
+            }
+            Some(PendingKind::Memory { call, change }) => {
+                let changed = self.device.change_memory(session, change);
+                // The front end believes that the queues run, so a failure must end the connection.
+                self.device.start_again(session).map_err(|error| Some(error.text))?;
+                self.reply(session, call, changed)?;
+            }
+            None => {}
+        }
+        Ok(1)
+    }
+}
+
+impl Session {
+    /// Receives from the socket. Returns false if nothing is available.
+    fn receive(&mut self, now: Instant) -> Result<bool, DisconnectCause> {
+        let mut buffer = [0; BUFFER_BYTES];
+        let awaited = self.server.receive_len().min(buffer.len());
+        if awaited == 0 {
+            return Ok(false);
+        }
+        let mut files = Vec::new();
+        let received = self.connection.receive_files(&mut buffer[..awaited], &mut files, FILES_MAX);
+        match received.map_err(|error| Some(error.to_string()))? {
+            RecvResult::WouldBlock => Ok(false),
+            RecvResult::Eof => Err(None),
+            RecvResult::Bytes(count) => {
+                let files = files.into_iter().map(Arc::new);
+                self.server.receive(&buffer[..count], files).map_err(disconnect_cause)?;
+                let is_amid = self.server.is_mid_message();
+                let by = self.message_deadline.unwrap_or(now.after(TIME_LIMIT));
+                self.message_deadline = is_amid.then_some(by);
+                Ok(true)
+            }
+        }
+    }
+
+    fn send(&mut self) -> Result<usize, DisconnectCause> {
+        let mut count = 0;
+        while let Some((bytes, file)) = self.server.outgoing() {
+            let files: Vec<BorrowedFd<'_>> = file.iter().map(|file| file.as_fd()).collect();
+            let sent = self.connection.send_files(bytes, &files);
+            let sent = sent.map_err(|error| match error.kind() {
+                std::io::ErrorKind::BrokenPipe => None,
+                _ => Some(error.to_string()),
+            })?;
+            if sent == 0 {
+                break;
+            }
+            self.server.sent(sent);
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    fn set_call(&mut self, queue: u16, file: Option<File>) -> Result<(), Error> {
+        let call = file.as_ref().map(|file| line(file)).transpose()?;
+        match file {
+            Some(file) => self.calls.insert(queue, file),
+            None => self.calls.remove(&queue),
+        };
+        if let Some(lane) = self.queues.get(&queue) {
+            lane.post.commands.send(|commands| commands.call = Some(call));
+        }
+        Ok(())
+    }
+}
+
+impl RunningQueue {
+    fn stop(&self) {
+        self.post.commands.send(|commands| commands.ends = true);
+    }
+}
+
+pub(super) fn line(file: &OwnedFd) -> Result<RemoteEventFd, Error> {
+    let line = file.try_clone().and_then(RemoteEventFd::new);
+    line.map_err(Error::environment)
+}
+
+fn disconnect_cause(violation: Violation) -> DisconnectCause {
+    Some(violation.to_string())
+}

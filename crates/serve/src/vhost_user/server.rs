@@ -1,0 +1,142 @@
+//! vhost-user server.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+
+use tenmil_base::BlockDevice;
+use tenmil_base::Error;
+use tenmil_block::{AdaptOptions, AdaptedDevice, Bdev, BdevDescriptor, BounceMemory};
+use tenmil_dma::RegionTable;
+use tenmil_linux::stream::{Address, StreamListener};
+use tenmil_reactor::{PollerBuilder, Registry, ThreadBuilder};
+use tenmil_vhost_user::blk::ID_BYTES;
+
+use super::device::VhostDevice;
+use super::disk::Disk;
+use super::endpoint::Endpoint;
+use super::poller::EndpointPoller;
+use super::queue_mailbox::EndpointMailbox;
+use crate::endpoint_event::EndpointEvent;
+
+/// Configuration of a server.
+pub struct ServerConfig {
+    /// Listener on a Unix socket.
+    pub listen_socket: StreamListener,
+    /// Block device to export.
+    pub medium: Arc<dyn BlockDevice>,
+    /// Whether the disk is read-only.
+    pub is_read_only: bool,
+    /// Device id string that the guest sees: see [`id`].
+    pub id: [u8; ID_BYTES],
+    /// Region table for front-end memory; one region per memory region of the front end.
+    pub regions: RegionTable,
+    /// Reactors that run the disk.
+    pub reactors: Arc<Registry>,
+}
+
+/// Running disk. It runs until the reactors stop.
+#[derive(Debug)]
+pub struct Server {
+    address: Address,
+    queues: u16,
+    told: Receiver<EndpointEvent>,
+    events: Arc<EndpointMailbox>,
+}
+
+/// Largest number of queues: QEMU creates one per processor and requires that many.
+const QUEUES_MAX: u32 = 64;
+/// Mailbox capacity of the endpoint's light thread; it receives no messages.
+const MAILBOX: usize = 16;
+/// Capacity of the event channel.
+const EVENTS_MAX: usize = 64;
+/// Size of a bounce buffer, in bytes, and the number of them.
+const BUFFER_BYTES: u32 = 64 << 10;
+const BUFFERS: u16 = 4;
+
+/// Wraps a device so that it accepts requests of any length, as guests issue them, by splitting and
+/// emulating what it cannot do at once.
+///
+/// # Errors
+///
+/// If memory is exhausted.
+pub fn shaped(
+    device: &Bdev,
+    descriptor: impl Into<Arc<BdevDescriptor>>,
+    regions: &RegionTable,
+) -> Result<Arc<dyn BlockDevice>, Error> {
+    let memory = BounceMemory::new(regions, BUFFER_BYTES, BUFFERS)?;
+    Ok(Arc::new(AdaptedDevice::new(device, descriptor, memory, AdaptOptions::default())?))
+}
+
+/// Device id string for a URI: the same for every server of that URI.
+pub fn id(uri: &str) -> [u8; ID_BYTES] {
+    let number = crate::ublk::signature(uri) >> 8;
+    let mut id = [0; ID_BYTES];
+    id.copy_from_slice(format!("tenmil{number:014x}").as_bytes());
+    id
+}
+
+impl Server {
+    /// Starts the server.
+    ///
+    /// # Errors
+    ///
+    /// If the device cannot be exported as such a disk, or the error of the kernel.
+    pub fn start(plan: ServerConfig) -> Result<Self, Error> {
+        let ServerConfig { listen_socket, medium, is_read_only, id, regions, reactors } = plan;
+        let (told, new_events) = sync_channel(EVENTS_MAX);
+        let address = listen_socket.address().clone();
+        let disk = Disk::new(medium.limits(), is_read_only, id)?;
+        let queues = u16::try_from(medium.channels_max().clamp(1, QUEUES_MAX)).unwrap_or(1);
+        let events = Arc::<EndpointMailbox>::default();
+        let device = VhostDevice {
+            disk,
+            medium,
+            queues,
+            regions,
+            reactors: Arc::clone(&reactors),
+            events: Arc::clone(&events),
+        };
+        let endpoint = Endpoint::new(device, told);
+        let host = EndpointPoller::new(listen_socket, endpoint).map_err(Error::environment)?;
+        let woken_by = host.woken_by().map_err(Error::environment)?;
+        let registration = PollerBuilder::active("disk", woken_by, host);
+        let plan = ThreadBuilder::new("vhost-user").mailbox(MAILBOX).poller(registration);
+        // Set before the first poll, which may start virtqueues.
+        let mailbox = Arc::clone(&events);
+        let plan = plan.first(move |context| {
+            let thread = context.handle();
+            mailbox.set_waker(Arc::new(move || thread.notify()));
+        });
+        reactors.spawn(plan).map_err(Error::environment)?;
+        Ok(Self { address, queues, told: new_events, events })
+    }
+
+    /// Listen address.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Largest number of queues of a front end.
+    pub fn queues(&self) -> u16 {
+        self.queues
+    }
+
+    /// Reports a new size of the device: virtqueues use it, and the front end is notified if it
+    /// supports that.
+    pub fn resized(&self) {
+        self.events.send(|is_resized| *is_resized = true);
+    }
+
+    /// Next event, if any.
+    pub fn next_event(&self) -> Option<EndpointEvent> {
+        self.told.try_recv().ok()
+    }
+}
+
+impl fmt::Debug for ServerConfig {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Plan").field("door", &self.listen_socket).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,302 @@
+//! Virtqueue as a poller on a reactor.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use tenmil_base::{CompletionBatch, Instant, IoChannel, Span, WakeSource};
+use tenmil_dma::RegionTable;
+use tenmil_linux::RemoteEventFd;
+use tenmil_linux::poll_set::{Interest, PollSet};
+use tenmil_reactor::{Context, DetachReason, MeanLatency, PollResult, Poller, PollerWake};
+
+use super::memory::Table;
+use super::queue_mailbox::{QueueCommands, QueueEnd, QueueMailbox};
+use super::slots::{QueueFault, RequestTable};
+
+/// Virtqueue with its I/O channel. Its light thread ends on command or after a ring error, once all
+/// requests have completed.
+pub(super) struct Virtqueue {
+    /// First field, so it is dropped first: afterwards the device no longer accesses the memory.
+    backend: Box<dyn IoChannel>,
+    /// `None` once nothing is accessed any more.
+    work: Option<QueueState>,
+    /// Kick eventfd, if the driver has one.
+    kick: Option<RemoteEventFd>,
+    /// Call eventfd, if the driver has one.
+    call: Option<RemoteEventFd>,
+    post: Arc<QueueMailbox>,
+    phase: QueuePhase,
+    completions: CompletionBatch,
+    watch: PollSet,
+    /// Mean latency of the I/O channel.
+    latency: MeanLatency,
+    iterations: u32,
+}
+
+/// Requests of the queue, and the memory they lie in.
+struct QueueState {
+    slots: RequestTable<RegionTable>,
+    table: Arc<Table>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum QueuePhase {
+    /// Takes requests.
+    Running,
+    /// Takes no new requests and completes the outstanding ones.
+    Draining,
+    /// Completes nothing any more, for this reason.
+    Failed(String),
+}
+
+/// Constructor arguments of a virtqueue.
+pub(super) struct VirtqueueParts {
+    pub(super) backend: Box<dyn IoChannel>,
+    pub(super) slots: RequestTable<RegionTable>,
+    pub(super) table: Arc<Table>,
+    pub(super) kick: Option<Arc<OwnedFd>>,
+    pub(super) call: Option<RemoteEventFd>,
+    pub(super) post: Arc<QueueMailbox>,
+}
+
+/// Largest number of completions polled at once.
+const BATCH: usize = 256;
+const KICK: u64 = 0;
+const BACKEND: u64 = 1;
+const READABLE: Interest = Interest { readable: true, writable: false };
+/// Number of iterations between checks for truncated memory; a power of two.
+const MEMORY_CHECK_INTERVAL: u32 = 256;
+
+impl Virtqueue {
+    pub(super) fn new(parts: VirtqueueParts) -> io::Result<Self> {
+        let VirtqueueParts { backend, slots, table, kick, call, post } = parts;
+        let watch = PollSet::new()?;
+        let kick = kick.map(|kick| RemoteEventFd::new(kick.try_clone()?)).transpose()?;
+        if let Some(kick) = &kick {
+            watch.add(kick, KICK, READABLE)?;
+        }
+        if let WakeSource::Descriptor(descriptor) = backend.wake_source() {
+            watch.add(descriptor, BACKEND, READABLE)?;
+        }
+        Ok(Self {
+            backend,
+            work: Some(QueueState { slots, table }),
+            kick,
+            call,
+            post,
+            phase: QueuePhase::Running,
+            completions: CompletionBatch::with_capacity(BATCH),
+            watch,
+            latency: MeanLatency::default(),
+            iterations: 0,
+        })
+    }
+
+    /// Wake sources: the driver and the I/O channel.
+    pub(super) fn woken_by(&self) -> io::Result<PollerWake> {
+        PollerWake::of(WakeSource::Descriptor(self.watch.as_fd()))
+    }
+
+    /// Whether polling is useless, because the kernel delivers the completions.
+    pub(super) fn is_done_by_kernel(&self) -> bool {
+        self.backend.is_kernel_io()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.work.as_ref().map_or(0, |work| work.slots.in_flight())
+    }
+
+    #[cold]
+    fn obey(&mut self, QueueCommands { ends, call, block_count }: QueueCommands) {
+        if let Some((work, block_count)) = self.work.as_mut().zip(block_count) {
+            work.slots.resize(block_count);
+        }
+        if let Some(call) = call {
+            self.call = call;
+            // An interrupt through the old eventfd may have been missed.
+            self.signal();
+        }
+        if ends && self.phase == QueuePhase::Running {
+            self.phase = QueuePhase::Draining;
+        }
+    }
+
+    fn signal(&self) {
+        if let Some(call) = &self.call {
+            call.signal();
+        }
+    }
+
+    /// Takes requests, submits them, and publishes completions.
+    #[inline]
+    fn work(&mut self, now: Instant) -> Result<usize, QueueFault> {
+        let Some(QueueState { slots, table }) = &mut self.work else { return Ok(0) };
+        let is_over = matches!(self.phase, QueuePhase::Failed(_));
+        let mut count = 0;
+        if !is_over {
+            count += slots.receive(table.space(), self.phase == QueuePhase::Running)?;
+        }
+        let (requests, segments) = slots.requests();
+        if !requests.is_empty() {
+            let taken = self.backend.submit(now, requests, segments);
+            slots.taken(taken);
+            count += taken;
+        }
+        if slots.in_flight() > 0 {
+            let ended = self.backend.poll(now, &mut self.completions);
+            self.latency.end(ended);
+            count += ended;
+            let mut told = Ok(());
+            for completion in self.completions.drain() {
+                // Every completion must be counted, also after one that failed.
+                told = told.and(slots.completed(completion, is_over || told.is_err()));
+            }
+            told?;
+        }
+        if !is_over && slots.publish()? {
+            self.signal();
+        }
+        Ok(count)
+    }
+
+    /// Fails the queue: the ring is invalid or its memory is gone, so it is not accessed any more.
+    #[cold]
+    fn break_off(&mut self, why: String) {
+        if let Some(work) = &mut self.work {
+            work.slots.forget_requests();
+        }
+        if !matches!(self.phase, QueuePhase::Failed(_)) {
+            self.phase = QueuePhase::Failed(why);
+        }
+    }
+
+    /// Checks whether the front end has truncated memory, which explains any other error.
+    fn check_truncation(&mut self) {
+        let failed = self.work.as_ref().and_then(|work| work.table.failed());
+        if let Some(endpoint) = failed {
+            self.break_off(format!(
+                "memory at {endpoint:#x} was made shorter than it was when mapped"
+            ));
+        }
+    }
+
+    #[cold]
+    fn fail(&mut self, fault: QueueFault) {
+        self.check_truncation();
+        self.break_off(fault.to_string());
+    }
+
+    /// Releases everything once all requests have completed, and reports the end. Returns whether
+    /// the queue has ended.
+    fn is_over(&mut self) -> bool {
+        if self.phase == QueuePhase::Running {
+            return false;
+        }
+        let Some(work) = self.work.take_if(|work| work.slots.is_drained()) else {
+            return self.work.is_none();
+        };
+        let next = work.slots.next();
+        drop(work);
+        self.kick = None;
+        self.call = None;
+        let why = match std::mem::replace(&mut self.phase, QueuePhase::Draining) {
+            QueuePhase::Failed(why) => Some(why),
+            _ => None,
+        };
+        self.post.end(QueueEnd { next, why });
+        true
+    }
+}
+
+impl Poller for Virtqueue {
+    fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
+        let now = context.now();
+        self.latency.account(now, self.in_flight());
+        if let Some(orders) = self.post.commands.take() {
+            self.obey(orders);
+        }
+        let mut count = match self.work(now) {
+            Ok(count) => count,
+            Err(fault) => {
+                self.fail(fault);
+                1
+            }
+        };
+        self.iterations = self.iterations.wrapping_add(1);
+        if self.iterations & (MEMORY_CHECK_INTERVAL - 1) == 0 {
+            self.check_truncation();
+        }
+        if self.is_over() {
+            context.end();
+            count += 1;
+        }
+        PollResult::from_count(count)
+    }
+
+    fn flush(&mut self) {
+        self.backend.flush();
+    }
+
+    fn arm(&mut self) -> PollResult {
+        self.check_truncation();
+        // Stale signals would end every wait at once.
+        if let Some(kick) = &self.kick {
+            kick.clear();
+        }
+        let has_answer = self.backend.arm() && self.in_flight() > 0;
+        let is_running = self.phase == QueuePhase::Running;
+        let mut stays_awake = has_answer || (is_running && self.kick.is_none());
+        if let Some(QueueState { slots, .. }) = &mut self.work {
+            // A channel that refuses requests with nothing in flight gives no wake-up.
+            let is_refused = !slots.requests().0.is_empty() && slots.in_flight() == 0;
+            stays_awake |= is_refused && self.backend.wake_at() == Instant::NEVER;
+            match slots.enable_kicks() {
+                Ok(has_more) => stays_awake |= has_more && is_running,
+                Err(fault) => self.fail(fault),
+            }
+        }
+        // A queue that ends with nothing in flight gets no further wake-up.
+        stays_awake |= self.phase != QueuePhase::Running && self.in_flight() == 0;
+        PollResult::from_count(usize::from(stays_awake))
+    }
+
+    fn disarm(&mut self) {
+        self.backend.disarm();
+        if let Some(QueueState { slots, .. }) = &mut self.work
+            && let Err(fault) = slots.disable_kicks()
+        {
+            self.fail(fault);
+        }
+    }
+
+    fn wake_at(&self) -> Instant {
+        let is_waiting = self.work.as_ref().is_some_and(|work| !work.slots.is_drained());
+        if is_waiting { self.backend.wake_at() } else { Instant::NEVER }
+    }
+
+    fn expected_latency(&self) -> Option<Span> {
+        self.latency.mean().filter(|_| self.in_flight() > 0)
+    }
+
+    fn detach(&mut self, parting: DetachReason) -> bool {
+        if parting == DetachReason::Exiting && self.phase == QueuePhase::Running {
+            self.phase = QueuePhase::Draining;
+        }
+        match parting {
+            DetachReason::Migrating => self.in_flight() == 0,
+            DetachReason::Exiting => self.is_over(),
+        }
+    }
+}
+
+impl Drop for Virtqueue {
+    /// Reports the end in any case.
+    fn drop(&mut self) {
+        if let Some(work) = self.work.take() {
+            let next = work.slots.next();
+            drop(work);
+            self.post.end(QueueEnd { next, why: Some("its thread has ended".to_owned()) });
+        }
+    }
+}
