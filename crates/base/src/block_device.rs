@@ -24,7 +24,7 @@ pub trait IoChannel: ChannelWakeup + Send {
 
     /// Submits requests from the front of `requests`, and returns how many were accepted. Fewer
     /// than all means that the channel is full: the rest stays with the caller, unread. A channel
-    /// that is full without an outstanding request makes room in calls of this function: it need
+    /// that is full without an outstanding request frees entries in calls of this function: it need
     /// not be polled.
     ///
     /// The requests' segment numbers are indexes into `segments`, which is read only during the

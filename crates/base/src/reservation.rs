@@ -3,15 +3,15 @@
 use crate::Error;
 
 /// The reservation of a namespace (Base 2.1 §8.1.22). It belongs to a host, not to a connection: all channels
-/// of the host write, those of other hosts read, and their writes and flushes are answered with
-/// [`Outcome::RESERVATION_CONFLICT`](crate::IoStatus::RESERVATION_CONFLICT). The calls block: never on the path
+/// of the host write, those of other hosts read, and their writes and flushes complete with
+/// [`IoStatus::RESERVATION_CONFLICT`](crate::IoStatus::RESERVATION_CONFLICT). The calls block: never on the path
 /// of an I/O.
 pub trait Reservations: Send + Sync {
     /// The holder of a reservation of any type, if there is one.
     ///
     /// # Errors
     ///
-    /// What was sent to the device, and what it answered.
+    /// The command sent to the device, and its response.
     fn holder(&self) -> Result<Option<ReservationHolder>, Error>;
 
     /// Registers this host under `key`, in place of a key that it has, and acquires Write Exclusive. With
@@ -21,7 +21,7 @@ pub trait Reservations: Send + Sync {
     ///
     /// # Errors
     ///
-    /// What was sent to the device, and what it answered.
+    /// The command sent to the device, and its response.
     fn acquire(&self, key: u64, preempted: Option<u64>) -> Result<bool, Error>;
 
     /// Releases the reservation that this host holds under `key`, and unregisters this host. If this host is
@@ -29,7 +29,7 @@ pub trait Reservations: Send + Sync {
     ///
     /// # Errors
     ///
-    /// What was sent to the device, and what it answered.
+    /// The command sent to the device, and its response.
     fn release(&self, key: u64) -> Result<(), Error>;
 }
 

@@ -38,7 +38,7 @@ pub trait Stream: Send {
     /// If there are unconsumed [`buffered`](Self::buffered) bytes: they come first.
     fn receive_into(&mut self, into: &[Segment]) -> RecvResult;
 
-    /// Sends `stretches` in order, as far as the stream has room, and returns the number of bytes
+    /// Sends `stretches` in order, as far as the stream has space, and returns the number of bytes
     /// accepted.
     ///
     /// `headers` is read during the call only. Memory named by segments must neither change nor be
@@ -77,7 +77,7 @@ pub trait Stream: Send {
     fn wake_source(&self) -> WakeSource<'_>;
 
     /// Arms the wake source before its thread sleeps: it signals when data arrives (`wants_bytes`),
-    /// the stream has room to send (`wants_space`) or memory is released. True if one of these is
+    /// the stream has space to send (`wants_space`) or memory is released. True if one of these is
     /// known already: then the thread must not sleep. An event that has occurred but is not known
     /// yet ends the sleep at once.
     fn arm(&mut self, wants_bytes: bool, wants_space: bool) -> bool;

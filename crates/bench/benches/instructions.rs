@@ -2,7 +2,7 @@
 //!
 //! Each count is of one call with as many I/Os as its name ends with; `.ci/instructions` divides,
 //! and holds the result against `.ci/instructions.baseline`. Everything is as `perf` has it by
-//! default, and was warmed by some turns that are not counted.
+//! default, and was warmed up by some iterations that are not counted.
 
 #![expect(missing_docs, unused_qualifications, reason = "the macros make items of their own")]
 
@@ -13,7 +13,7 @@ use tenmil_bench::perf::engine::SingleStep;
 use tenmil_wire::io::Read;
 use tenmil_wire::{Command, TypedCommand};
 
-/// A lane with `depth` reads answered and waiting, warmed by a few turns.
+/// A queue with `depth` completed reads waiting, warmed up by a few iterations.
 fn completed(depth: u32) -> Box<SingleStep> {
     warmed(SingleStep::new(depth).expect("an SSD in memory comes up"))
 }
@@ -50,7 +50,7 @@ fn host(mut pair: Box<SingleStep>) -> Box<SingleStep> {
     pair
 }
 
-// The same over memory of somebody else's, as a device on the bus or of another process has it.
+// The same over memory of another owner, such as a device on the bus or another process.
 #[library_benchmark(setup = answered_elsewhere)]
 #[bench::depth_128(128)]
 fn elsewhere(mut pair: Box<SingleStep>) -> Box<SingleStep> {

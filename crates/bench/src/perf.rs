@@ -1,7 +1,7 @@
 //! The benchmark `perf`: loads devices and reports what they and the driver achieve.
 //!
 //! ```text
-//!   options ──> engine (one thread per core: workload, arrivals, stamp) ──> outcome ──> report
+//!   options ──> engine (one thread per core: workload, arrivals, stamp) ──> result ──> report
 //!                 └─ progress ──> progress line
 //! ```
 

@@ -66,7 +66,7 @@ pub struct Channel {
     refused: CompletionQueue,
     holds: Vec<QuiesceEntry>,
     fences: Vec<Fence>,
-    /// Id of the fence around this channel's writes, once its client is gone.
+    /// Id of the fence around this channel's writes, once its client has closed it.
     fence: Option<u64>,
     /// Requests that wait for a fence.
     waiting: Vec<Waiting>,

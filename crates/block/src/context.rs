@@ -98,7 +98,7 @@ impl ContextRef {
         count
     }
 
-    /// As [`IoChannel::acknowledge_losses`]. In a shared context nobody can: others have flushes there.
+    /// As [`IoChannel::acknowledge_losses`]. Not in a shared context: other members have flushes there.
     pub(crate) fn acknowledge_losses(&mut self) -> Result<(), Error> {
         match &mut self.way {
             ContextAccess::Owned(backend) => backend.acknowledge_losses(),

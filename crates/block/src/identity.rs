@@ -8,7 +8,7 @@
 //! | a partition | the bytes of its disk |
 //! | `tcp:`, `pcie:`, `vfio-user:` | the world-wide name of its namespace once it is open; before, its URI |
 //! | `emu:` over a file | the file: it is the only namespace, and its blocks are the file's |
-//! | `ram:`, `null:`, a model of one, `emu:` over one | nothing: whoever opens one has another |
+//! | `ram:`, `null:`, a model of one, `emu:` over one | nothing: each open creates another one |
 //! | what stands on others | all of them |
 //!
 //! Contract: [`is_same`](DeviceIdentity::is_same) is true only if both are the same bytes of the same
@@ -186,7 +186,7 @@ fn medium(own: &StorageExtent) -> Uri {
     Uri::new("medium", format!("{medium}{part}"))
 }
 
-/// The GUID of a partition, as its table has it. It is shown and compared by nobody: a copied disk has the same
+/// The GUID of a partition, as its table has it. It is neither shown nor compared: a copied disk has the same
 /// ones, and a partition shares its bytes with the disk, which has none.
 fn part_uuid(machine: &KernelFiles, path: &str) -> Option<String> {
     let node = path.strip_prefix("/dev/")?;

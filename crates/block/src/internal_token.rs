@@ -1,7 +1,7 @@
 //! Tokens of internal requests, which a wrapper creates itself.
 //!
 //! A wrapper passes most requests down unchanged, with the caller's token, and inspects completions only
-//! while internal requests are in flight. To tell the two apart, the last 2^32 tokens are reserved for
+//! while internal requests are in flight. To distinguish the two, the last 2^32 tokens are reserved for
 //! internal requests.
 //! A caller may use them nevertheless: its request then takes the slow path and is sent under an internal
 //! token.

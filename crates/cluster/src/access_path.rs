@@ -1,4 +1,4 @@
-//! What a host reaches its blocks with: paths, or a mirror over the paths of several legs.
+//! Access of a host to its blocks: paths, or a mirror over the paths of several legs.
 
 use tenmil_base::{ChannelWakeup, Instant, IoChannel, Segment};
 use tenmil_dma::RegionTable;
@@ -7,7 +7,7 @@ use tenmil_nvme_fabrics::PathEvent;
 use crate::legs::Legs;
 use crate::link::DiskAccess;
 
-/// One of both.
+/// Paths to one subsystem, or a mirror.
 pub(crate) enum AccessPath {
     Paths(Box<DiskAccess>),
     Mirror(Box<Legs>),
@@ -38,7 +38,7 @@ impl AccessPath {
         }
     }
 
-    /// Takes the queue, if that is to be asked for. True if it is there since now.
+    /// Takes the queue, if it has to be requested. Returns whether it has just become available.
     pub(crate) fn take_queue(&mut self) -> bool {
         match self {
             Self::Paths(link) => link.take_queue(),
@@ -54,7 +54,7 @@ impl AccessPath {
         }
     }
 
-    /// When to turn even if nothing comes.
+    /// Time of the next step if nothing arrives.
     pub(crate) fn wake_at(&mut self, now: Instant) -> Instant {
         let queue = self.queue().as_ref().map_or(Instant::NEVER, ChannelWakeup::wake_at);
         let paths = match self {

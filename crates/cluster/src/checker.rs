@@ -27,7 +27,7 @@ pub(crate) struct Checker {
     losses: BTreeMap<usize, Instant>,
     /// Last failed flush by host and disk: the host knows since then that writes may be lost.
     warned: BTreeMap<(usize, usize), Instant>,
-    /// When a host has started again last: what the power took before it has written, nobody tells it.
+    /// When a host has started again last: losses before its first write are not reported to it.
     restarts: BTreeMap<(usize, usize), Instant>,
     /// Which host holds a reservation on a disk, Write Exclusive, and since when it knows.
     reservations: BTreeMap<usize, (usize, Instant)>,
@@ -203,7 +203,7 @@ impl Checker {
                 let is_told = write.is_success && write.ended.is_some_and(|ended| ended < begun);
                 let has_survived = write.begun > lost;
                 let is_own = write.host == host && write.begun >= restarted;
-                // A flush that has failed says nothing of what was answered later.
+                // A failed flush does not cover writes that completed later.
                 let is_warned = warned > lost && write.ended.is_some_and(|ended| ended <= warned);
                 is_told && (has_survived || is_own && !is_warned)
             };

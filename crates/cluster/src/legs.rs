@@ -5,7 +5,7 @@
 //!                                        └── paths ── network ── target ── disk
 //! ```
 //!
-//! The mirror reads and writes its superblocks while it is opened, and whoever opens it turns the world
+//! The mirror reads and writes its superblocks while it is opened, and the opener steps the world
 //! meanwhile.
 
 use std::collections::VecDeque;
@@ -193,7 +193,7 @@ impl Legs {
         std::mem::replace(&mut self.losses, losses) < losses
     }
 
-    /// Whether a leg may lack what was completed: if the host ends now, nobody knows which one.
+    /// Whether a leg may lack what was completed: if the host ends now, which one is unknown.
     pub(crate) fn is_exposed(&self) -> bool {
         self.exposed.iter().any(Option::is_some)
     }
@@ -227,7 +227,7 @@ impl Legs {
 }
 
 impl Setup {
-    /// Opens the mirror; `now` turns the world until it has moved on.
+    /// Opens the mirror; `now` steps the world until time has advanced.
     pub(crate) fn open(&self, now: &mut dyn FnMut() -> Instant) -> Result<Mirror, String> {
         let leg = |(number, paths): (usize, &RevocationState)| {
             let limits = lock(paths).limits.clone();

@@ -399,7 +399,7 @@ impl PoolHost {
         }
     }
 
-    /// Handles the answer to a request.
+    /// Handles the response to a request.
     fn end(
         &mut self,
         now: Instant,
@@ -436,7 +436,7 @@ impl PoolHost {
             }
             (OpKind::Flush, Ok(_)) => {
                 (self.flushed, self.is_dirty) = (self.flushed + 1, false);
-                // One that commits nothing does not look who owns the pool, and promises nothing.
+                // A request that commits nothing does not check the owner of the pool, and guarantees nothing.
                 if shared.checker.pool_owner(self.disk).is_none_or(|it| it == self.number) {
                     shared.checker.flush_ends(self.number, self.disk, op.begun, now);
                 }
@@ -452,7 +452,7 @@ impl PoolHost {
     }
 
     /// Leaves the pool if it has another owner. A claim that fails because of the device is repeated: its
-    /// superblock may be durable, and then nobody else goes on.
+    /// superblock may be durable, and then no other owner continues.
     fn leave_if_superseded(&mut self, now: Instant, error: &PoolError, shared: &mut Shared<'_>) {
         if matches!(error, PoolError::TakenOver { .. } | PoolError::Owned { .. }) {
             self.close(now, shared);

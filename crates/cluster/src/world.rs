@@ -367,7 +367,7 @@ impl World {
         pools.all(|(number, host)| host.is_done(checker.pool_owner(host.disk()) == Some(number)))
     }
 
-    /// Checks that no resources are left after all hosts have gone.
+    /// Checks that no resources are left after all hosts have ended.
     fn check_end(&mut self) -> Result<(), Failure> {
         let end = self.now.after(TIME_LIMIT);
         let is_clean = |world: &mut Self| {
@@ -401,7 +401,7 @@ impl World {
         Ok(())
     }
 
-    /// Turns everybody once, and moves time on to when that is worth it again.
+    /// Steps every component once, and advances time to the next deadline.
     fn move_on(&mut self, step: &mut Span) -> Result<(), Failure> {
         let is_busy = self.step()?;
         let wake = self.wake_at();

@@ -93,7 +93,7 @@ fn run(profile: &'static ModelProfile, map: QueueMap, writes: bool) -> Histogram
     while done < READS {
         loads[first..].iter_mut().for_each(|load| load.turn(now));
         done = loads[1..].iter().map(|load| load.latency.count()).sum();
-        // To when the next answer is due; a microsecond on where one is being handed over.
+        // Time of the next completion; a microsecond later while one is being delivered.
         let next = loads[first..].iter().map(|load| load.channel.wake_at());
         let next = next.min().filter(|next| *next > now && *next != Instant::NEVER);
         now = next.unwrap_or(now.after(Span::from_us(1)));

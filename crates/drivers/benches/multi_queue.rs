@@ -1,8 +1,8 @@
 //! Instructions per I/O of the multi-queue layer, over a null device and beside that alone: counted
 //! and not timed, the same on a noisy machine as on a quiet one.
 //!
-//! Each count is of one batch of as many reads as its name ends with, submitted and answered, on a
-//! device that was warmed by some turns. `.ci/instructions` divides, and holds the result against
+//! Each count is of one batch of as many reads as its name ends with, submitted and completed, on a
+//! device that was warmed up by some iterations. `.ci/instructions` divides, and holds the result against
 //! `.ci/instructions.baseline`.
 
 #![expect(missing_docs, reason = "the macros make items of their own")]
@@ -47,7 +47,7 @@ impl Reads {
         reads
     }
 
-    /// Sends all and takes the answers.
+    /// Submits all and collects the completions.
     #[inline(never)]
     fn turn(&mut self) {
         self.now.ns += 1_000;

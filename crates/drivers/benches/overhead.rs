@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p tenmil-drivers --bench overhead`
 //!
-//! The device is memory, so that nothing else is slow. The two take turns, and are compared within a
+//! The device is memory, so that nothing else is slow. The two alternate, and are compared within a
 //! round; what is printed is the median of all rounds, the smallest and the largest.
 
 mod reads;

@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p tenmil-drivers --bench snapshots`
 //!
-//! The store lies in a sparse file where `TMPDIR` says. Sixteen random writes of 4 KiB are in flight all
+//! The store lies in a sparse file in `TMPDIR`. Sixteen random writes of 4 KiB are in flight all
 //! the time. A snapshot is timed from the call until it survives a loss of power, which takes flushes of
 //! that file: on a memory file system what is left is the store itself.
 
@@ -66,7 +66,7 @@ fn main() {
     );
 }
 
-/// Keeps random writes in flight, and says how many ended.
+/// Keeps random writes in flight, and returns how many ended.
 fn write_until(
     channel: &mut dyn IoChannel,
     clock: Clock,

@@ -2,7 +2,7 @@
 //! timed.
 //!
 //! Each count is of one batch of as many reads of 4 KiB as its name ends with, submitted and
-//! answered, on a channel that was warmed by some turns. `.ci/instructions` divides.
+//! completed, on a channel that was warmed up by some iterations. `.ci/instructions` divides.
 
 #![expect(missing_docs, reason = "the macros make items of their own")]
 

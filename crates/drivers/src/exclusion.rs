@@ -3,10 +3,10 @@
 //! The key is derived from the identity of the owner that the superblocks name. So another host can see that
 //! the owner writes through the reservation, and can take the pool over without a doubt: once it has preempted
 //! that key, the device refuses every write of the former owner. A device that takes no reservations, or
-//! refuses them, excludes nobody, and is no error.
+//! rejects them, excludes no host, and is no error.
 //!
 //! After such a takeover the former owner may still run, so the reservation is kept when the pool is closed:
-//! [`KEPT`] in the key says so to the next process of this host.
+//! [`KEPT`] in the key informs the next process of this host.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -29,7 +29,7 @@ struct Held {
 pub(super) enum Preempts {
     /// None.
     Nothing,
-    /// That of an owner that is known to be gone.
+    /// That of an owner that is known to have ended.
     Departed(u128),
     /// That of an owner that may still run.
     Owner(u128),

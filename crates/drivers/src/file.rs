@@ -41,7 +41,7 @@ use tenmil_block::{BLOCK_DEFAULT, OpenedDevice, Opener, block_count};
 /// the block status is queried from the file system. Uncorrectable marks are kept in memory only and end
 /// with the device.
 ///
-/// Once a flush or a forced write has failed, answered writes may be lost: every flush and every forced
+/// Once a flush or a forced write has failed, completed writes may be lost: every flush and every forced
 /// request of every channel fails with a write fault from then on, until the owner of the channel has
 /// acknowledged the loss ([`IoChannel::acknowledge_losses`], [`IoChannel::ack_losses`]) or the file is opened
 /// anew. [`subscribe_lost_writes`] reports it.

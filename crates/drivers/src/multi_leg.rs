@@ -301,7 +301,7 @@ impl<D: BlockLayout> IoChannel for MultiLegChannel<D> {
         self.legs.iter().map(|leg| leg.channel.losses()).sum()
     }
 
-    /// All losses so far, or none: a smaller count does not say of which leg they are.
+    /// All losses so far, or none: a smaller count does not identify the leg.
     fn ack_losses(&mut self, count: u64) {
         let counts: Vec<u64> = self.legs.iter().map(|leg| leg.channel.losses()).collect();
         if counts.iter().sum::<u64>() <= count {

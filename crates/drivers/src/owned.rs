@@ -60,7 +60,7 @@ pub(super) fn process_of(owner: &Owner) -> ProcessIdentity {
     ProcessIdentity { boot, machine, pid_namespace: pid_space, pid, started, host: unpadded(&host) }
 }
 
-/// Whether an owner is known to be gone. Another process of this machine is checked by pid and start
+/// Whether an owner is known to have ended. Another process of this machine is checked by pid and start
 /// time; on other machines nothing is known.
 pub(super) fn is_gone(owner: &Owner) -> bool {
     let (process, this) = (process_of(owner), ProcessIdentity::this());

@@ -343,7 +343,7 @@ impl OpenPool {
         (process.is_same_boot(&this) && process.pid != this.pid).then_some(process.pid)
     }
 
-    /// Another owner that has the pool open for writing and is not known to be gone.
+    /// Another owner that has the pool open for writing and is not known to have ended.
     fn other_owner(&self) -> Option<Owning> {
         let owner = self.shared.lock().store.owner()?;
         (owner.id != self.owns.owner().id && !owned::is_gone(&owner)).then_some(owner)

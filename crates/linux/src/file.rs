@@ -161,7 +161,7 @@ impl File {
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The kernel's description.
     pub fn read_short(&self, offset: u64, into: &mut [u8]) -> std::io::Result<()> {
         // Not directly: the end need not be aligned.
         let file = std::fs::File::open(creation::link(&self.descriptor))?;
@@ -246,7 +246,7 @@ impl File {
     }
 
     /// Allocation state at `offset`, and the length of the range in that state. Reported as data
-    /// where the file system cannot tell. Blocks for the duration of the lookup.
+    /// where the file system cannot report them. Blocks for the duration of the lookup.
     pub fn extent(&self, offset: u64) -> FileExtent {
         let len_bytes = self.len_bytes();
         let left = len_bytes.saturating_sub(offset);
@@ -453,7 +453,7 @@ fn describe_process(pid: u32) -> String {
     }
 }
 
-/// Switches the page cache off, if that was asked for and can be done.
+/// Switches the page cache off, if that was requested and is possible.
 fn enable_direct(descriptor: &OwnedFd, options: &FileOptions) -> Result<Alignment, BufferedReason> {
     if !options.direct {
         return Err(BufferedReason::Requested);

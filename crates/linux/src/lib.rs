@@ -20,7 +20,7 @@
 //! | [`stream`] | Unix and TCP streams that read and write region memory |
 //! | [`poll_set`] | epoll set off the data path |
 //! | [`key_file`] | key files, rejected if other users can read them |
-//! | [`machine_key`] | number that tells this machine from any other |
+//! | [`machine_key`] | number that identifies this machine |
 //! | [`process`] | CPU time, memory and descriptors used by this process |
 //! | [`holders`] | users of a file or a block device, and device identity |
 //! | [`pci`] | NVMe functions on the PCI bus, and binding them to a driver |

@@ -1,4 +1,4 @@
-//! A number that tells this machine from any other, for as long as the machine is installed.
+//! A number that identifies this machine, for as long as the machine is installed.
 
 use std::fmt;
 use std::fs::File;
@@ -211,7 +211,7 @@ mod tests {
                 .contains(&format!("keep {}", file.join("machine-key").display()))
         );
         assert!(two.source.to_string().contains("found neither STATE_DIRECTORY nor HOME"));
-        // What somebody wrote there is not taken for a number, and not replaced.
+        // Other contents of the file are not parsed as a number, and not replaced.
         let state = place.path().join("tenmil");
         std::fs::create_dir(&state).unwrap();
         std::fs::write(state.join("machine-key"), "0").unwrap();

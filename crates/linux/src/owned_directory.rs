@@ -15,7 +15,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawMode};
 #[derive(Clone, Debug)]
 pub struct OwnedDirectory {
     directory: Arc<File>,
-    /// The user whom it and its files belong to, if not to root.
+    /// The owner of the directory and its files, if not root.
     own: u32,
 }
 

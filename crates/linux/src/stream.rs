@@ -88,7 +88,7 @@ impl Stream {
         }
     }
 
-    /// Sends from `segments` as far as the socket has room, and returns the number of bytes.
+    /// Sends from `segments` as far as the socket has space, and returns the number of bytes.
     ///
     /// # Errors
     ///

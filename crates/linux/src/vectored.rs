@@ -151,7 +151,7 @@ impl Vectors {
         usize::try_from(moved).map_err(|_| last_errno())
     }
 
-    /// Sends the list, as far as the socket has room. Never blocks, and raises no SIGPIPE if the
+    /// Sends the list, as far as the socket has space. Never blocks, and raises no SIGPIPE if the
     /// peer has closed.
     pub(crate) fn send(&mut self, socket: impl AsFd) -> Result<usize, Errno> {
         let message = self.message();

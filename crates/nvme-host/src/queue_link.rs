@@ -4,7 +4,7 @@
 //! work. The link between them consists of atomics: the queue's poll costs one atomic load.
 //!
 //! It is not a [`Mailbox`](tenmil_base::Mailbox): a reset waits until the queue has acknowledged a state
-//! of this generation, and the queue answers by several words of its own.
+//! of this generation, and the queue responds in several words of its own.
 //!
 //! # Queue states: controller → queue
 //!

@@ -51,7 +51,7 @@ pub(crate) struct TimeAccounting {
     mark: Instant,
     /// Polls started since.
     begun: u32,
-    /// Whether the time of several threads must be told apart.
+    /// Whether the time of several threads must be distinguished.
     pub(crate) has_several_accounts: bool,
     /// End of the period in which everything is timed.
     closely_until: Instant,

@@ -185,7 +185,7 @@ impl<S: ChannelProvider> AnyChannel for OpenChannel<S> {
 /// Message that visits all threads with a channel, one after the other, and reports back.
 ///
 /// If a thread ends before it has run the message, the message is dropped, and `Drop` sends it on
-/// to the next thread. If that has no room just then, the reactor that dropped it retries.
+/// to the next thread. If its inbox is full then, the reactor that dropped it retries.
 pub(crate) struct ForEachChannel<S: ChannelProvider>(Option<ForEachState<S>>);
 
 struct ForEachState<S: ChannelProvider> {

@@ -15,9 +15,9 @@
 //! let reactors = Reactors::start(&CpuList::allowed(), &ReactorOptions::default(), &Clock::start())?;
 //! let beat = PollerBuilder::timed("beat", Span::from_ms(10), |_: &mut Context<'_>| PollResult::Busy);
 //! let thread = reactors.spawn(ThreadBuilder::new("heart").poller(beat))?;
-//! let (send, answer) = std::sync::mpsc::channel();
+//! let (send, reply) = std::sync::mpsc::channel();
 //! thread.call(move |context| drop(send.send(context.name().to_owned()))).map_err(|_| "full")?;
-//! assert_eq!(answer.recv()?, "heart");
+//! assert_eq!(reply.recv()?, "heart");
 //! reactors.stop();
 //! # Ok(())
 //! # }

@@ -81,7 +81,7 @@ pub trait Poller: Send {
     /// Prepares to leave the OS thread: starts nothing new, and releases what the kernel ties to an
     /// OS thread.
     ///
-    /// Returns false while I/O is in flight; then it is polled further and asked again in the next
+    /// Returns false while I/O is in flight; then it is polled further and called again in the next
     /// iteration. After true it is not polled until [`attach`](Self::attach).
     fn detach(&mut self, parting: DetachReason) -> bool {
         let _ = parting;

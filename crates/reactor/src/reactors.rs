@@ -114,7 +114,7 @@ impl Reactors {
         }
     }
 
-    /// Whether the reactor's inbox has no room for the stop command.
+    /// Whether the reactor's inbox has no slot for the stop command.
     fn is_inbox_full(&self, reactor: ReactorId) -> bool {
         matches!(self.directory.stop(reactor), Err(ReactorError::InboxFull(_)))
     }

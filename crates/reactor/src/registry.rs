@@ -31,9 +31,9 @@ pub struct Registry {
     reactors: Box<[Entry]>,
     notifiers: Arc<[Notifier]>,
     threads: Mutex<Vec<Arc<ThreadCounters>>>,
-    /// Held while a request to a thread is made, until its reactor has been told.
+    /// Held while a request to a thread is made, until its reactor has been notified.
     steering: Mutex<()>,
-    /// Undelivered messages whose senders are gone and whose receivers had no room.
+    /// Undelivered messages whose senders have ended and whose receivers were full.
     undelivered: Mutex<Vec<(ThreadHandle, Message)>>,
     events: EventLog,
     next_thread: AtomicU32,

@@ -9,10 +9,10 @@
 //! | step | policy | a thread is migrated if |
 //! |---|---|---|
 //! | masks | both | its core was taken away, or is not in its mask |
-//! | idle | dynamic | it is idle and the scheduling core has room |
+//! | idle | dynamic | it is idle and the scheduling core has capacity |
 //! | relief | dynamic | its reactor is over the limit, or the CPU quota permits fewer busy reactors |
 //! | emptying | dynamic | all threads of its reactor fit elsewhere, so that one more reactor can sleep |
-//! | locality | dynamic | its memory is on another node and a reactor there has room |
+//! | locality | dynamic | its memory is on another node and a reactor there has capacity |
 //! | siblings | dynamic | both hardware threads of its core are busy and another core is unused |
 //!
 //! The last three are made only while all limits are kept. Guarantees:
@@ -88,7 +88,11 @@ impl Scheduler {
         for order in &board.migrations {
             self.history.ordered(order.thread, now);
         }
-        let empty = board.reactors.iter().filter(|room| room.threads == 0).map(|room| room.core);
+        let empty = board
+            .reactors
+            .iter()
+            .filter(|reactor| reactor.threads == 0)
+            .map(|reactor| reactor.core);
         Plan { empty: empty.collect(), migrations: board.migrations, idle_core, events }
     }
 

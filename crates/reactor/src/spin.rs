@@ -7,7 +7,7 @@
 //! the cost of a sleep.
 //!
 //! Twice the optimum is too much for a thread that serves a thousand mostly idle clients: each
-//! wakes it, and it spins in vain. Therefore an account records the value of recent spins: the gain
+//! wakes it, and it spins without gain. Therefore an account records the value of recent spins: the gain
 //! from work that came within one, minus the cost of those without work. While the account is
 //! negative the thread does not spin.
 //!

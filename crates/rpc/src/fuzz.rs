@@ -72,7 +72,7 @@ fn converse(bytes: &[u8], cut: usize) -> Vec<u8> {
     output
 }
 
-/// Checks that every line of the output is a JSON object with an answer or an error.
+/// Checks that every line of the output is a JSON object with a response or an error.
 fn check(output: &[u8]) {
     let text = core::str::from_utf8(output).expect("answers are UTF-8");
     assert!(text.is_empty() || text.ends_with('\n'), "answers are whole lines");

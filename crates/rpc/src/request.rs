@@ -96,7 +96,7 @@ impl Request {
     }
 }
 
-/// Outcome of a dispatched request.
+/// Result of a dispatched request.
 #[derive(Debug)]
 pub(crate) enum Dispatch {
     /// Result.

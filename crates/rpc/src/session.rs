@@ -1,7 +1,7 @@
 //! Server side of one connection: a protocol state machine with time as an argument.
 //!
-//! All of its memory is bounded. If a client sends faster than it is answered, receiving stops
-//! ([`Session::room`]). If it reads slower than it is answered, answering stops. If events still
+//! All of its memory is bounded. If a client sends faster than requests are processed, receiving stops
+//! ([`Session::room`]). If it reads slower than responses are produced, processing stops. If events still
 //! accumulate or nothing moves any more, the connection is closed.
 
 use std::os::fd::OwnedFd;
@@ -24,7 +24,7 @@ pub struct Session {
     /// Description of the client, for events.
     client: String,
     input: Vec<u8>,
-    /// Offset in `input` up to which everything was answered.
+    /// Offset in `input` up to which everything was processed.
     begin: usize,
     /// Offset up to which no newline was found after `begin`.
     searched: usize,
@@ -57,7 +57,7 @@ struct AwaitedReply {
 pub struct Limits {
     /// Longest line, including its terminator.
     pub line_len_max: usize,
-    /// Number of unsent bytes at which no more requests are answered.
+    /// Number of unsent bytes at which no more requests are processed.
     pub unsent_soft_max: usize,
     /// Number of unsent bytes at which an event closes the connection.
     pub unsent_max: usize,
@@ -94,9 +94,9 @@ pub struct ServerContext<'a> {
 pub enum StepResult {
     /// Nothing: no complete line, or no space for a response.
     Nothing,
-    /// A line was answered.
+    /// A line was processed.
     Replied,
-    /// A line was answered that changed something; the event is to be emitted.
+    /// A line was processed that changed something; the event is to be emitted.
     Changed(Event),
 }
 
@@ -162,7 +162,7 @@ impl Session {
         self.passed.put(file);
     }
 
-    /// Handles the end of the stream. Everything received is still answered; the last line may lack
+    /// Handles the end of the stream. Everything received is still processed; the last line may lack
     /// its terminator.
     pub fn receive_end(&mut self) {
         if self.input.len() > self.begin && self.input.last() != Some(&b'\n') {
@@ -172,7 +172,7 @@ impl Session {
         self.ending.get_or_insert(CloseReason::ClientClosed);
     }
 
-    /// Answers one line, if one is complete and there is space for the response.
+    /// Processes one line, if one is complete and there is space for the response.
     pub fn step(&mut self, served: ServerContext<'_>) -> StepResult {
         if self.stops() || self.waits() {
             return StepResult::Nothing;
@@ -351,12 +351,12 @@ impl Session {
         ));
     }
 
-    /// Whether no more lines are ever answered.
+    /// Whether no more lines are ever processed.
     fn stops(&self) -> bool {
         matches!(self.ending, Some(CloseReason::Rejected | CloseReason::SlowReader))
     }
 
-    /// Whether answering waits for the client to read.
+    /// Whether processing waits for the client to read.
     fn waits(&self) -> bool {
         self.to_send().len() >= self.limits.unsent_soft_max
     }

@@ -37,7 +37,7 @@ pub(crate) const DRAIN_WARNING: Span = Span::from_secs(5);
 const ERRORS_MAX: u64 = 16;
 
 impl EndpointEvent {
-    /// Prefixes the text with the endpoint's address, to tell endpoints of one process apart.
+    /// Prefixes the text with the endpoint's address, to distinguish the endpoints of one process.
     #[must_use]
     pub fn at(self, place: &str) -> Self {
         let named = |text| format!("{place}: {text}");

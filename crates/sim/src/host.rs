@@ -152,7 +152,7 @@ impl Host {
         self.queues.iter().map(|queue| queue.queue.queue().in_flight()).sum()
     }
 
-    /// Whether the controller is ready and all queue pair requests have been answered.
+    /// Whether the controller is ready and all queue pair requests have completed.
     pub fn is_up(&self) -> bool {
         let is_started = self.driver_events.contains(&Event::Ready);
         is_started && self.state() == State::Ready && self.judged >= self.requested

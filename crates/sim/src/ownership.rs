@@ -41,7 +41,7 @@ pub enum Direction {
 /// A command stored in a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
-    /// Token of its request, if its data lie in a buffer that was handed to the device.
+    /// Token of its request, if its data lie in a buffer in use by the device.
     pub token: Option<u64>,
     /// Opcode.
     pub opcode: u8,
@@ -73,7 +73,7 @@ const DELETE_SUBMISSION_QUEUE: u8 = 0x00;
 const CREATE_SUBMISSION_QUEUE: u8 = 0x01;
 
 impl BufferOwnership {
-    /// Hands the buffers of a request to the device. Buffers are tracked in whole pages.
+    /// Marks the buffers of a request as in use by the device. Buffers are tracked in whole pages.
     pub fn mark_in_use(&mut self, token: u64, buffers: &[(u64, u64)], direction: Direction) {
         let pages: Vec<u64> =
             buffers.iter().flat_map(|(iova, len_bytes)| pages(*iova, *len_bytes)).collect();

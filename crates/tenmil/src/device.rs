@@ -231,7 +231,7 @@ impl Device {
         })
     }
 
-    /// Whether the device is gone: its runtime was dropped, or its I/O channel has panicked. All
+    /// Whether the device was removed: its runtime was dropped, or its I/O channel has panicked. All
     /// operations then fail.
     ///
     /// ```
@@ -326,7 +326,7 @@ impl Device {
 
 impl Drop for HandleInner {
     fn drop(&mut self) {
-        // The mailbox has room for this token. If the poller is gone, the device is closed already.
+        // The mailbox has a free slot for this token. If the poller has ended, the device is closed already.
         let _ = self.shared.incoming.send(CLOSE_TOKEN);
         self.shared.thread.notify();
     }

@@ -1,4 +1,4 @@
-//! Exports: which devices a server offers, where and to whom.
+//! Exports: the devices that a server offers, their listen addresses and allowed hosts.
 
 use std::collections::BTreeSet;
 
@@ -39,7 +39,7 @@ use crate::device::Device;
 pub struct Export {
     pub(crate) address: String,
     pub(crate) kind: ExportKind,
-    /// Clients of other machines may connect, whoever they are.
+    /// Any client of another machine may connect.
     pub(crate) allows_any: bool,
     /// The first call that does not belong to its protocol, as an error.
     misuse: Option<&'static str>,

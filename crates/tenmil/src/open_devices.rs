@@ -57,7 +57,7 @@ pub(crate) struct DeviceClaim {
 }
 
 /// I/O channel together with its device. Dropping it only schedules the close, on the thread pool
-/// or on a new thread if the pool is full or gone.
+/// or on a new thread if the pool is full or has ended.
 pub(crate) struct ChannelLease {
     parts: Option<OpenDeviceParts>,
     pool: PoolHandle,

@@ -260,7 +260,7 @@ impl Runtime {
         &self.0.services.registry
     }
 
-    /// Opens a channel in the pool and attaches it to the light thread whose turn it is.
+    /// Opens a channel in the pool and attaches it to the next light thread in rotation.
     fn attached(
         &self,
         what: String,

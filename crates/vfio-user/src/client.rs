@@ -262,7 +262,7 @@ impl<F> Client<F> {
         if self.outbox.is_full() { 0 } else { self.inbox.receive_len() }
     }
 
-    /// Receives at most [`receive_len`](Self::wanted) bytes and the descriptors that arrived with them.
+    /// Receives at most [`receive_len`](Self::receive_len) bytes and the descriptors that arrived with them.
     /// Returns a message if it is complete.
     ///
     /// # Errors

@@ -214,7 +214,7 @@ impl<F: Clone> Server<F> {
         self.inbox.is_amid()
     }
 
-    /// Receives at most [`receive_len`](Self::wanted) bytes and the descriptors that arrived with them.
+    /// Receives at most [`receive_len`](Self::receive_len) bytes and the descriptors that arrived with them.
     ///
     /// # Errors
     ///

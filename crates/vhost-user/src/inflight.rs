@@ -39,7 +39,7 @@ pub enum InflightError {
     Entries(u16),
     /// Invalid descriptor index in the batch list.
     List(u16),
-    /// The memory is gone.
+    /// The memory was unmapped.
     Unmapped,
 }
 
@@ -130,7 +130,7 @@ impl<M: Memory> InflightLog<M> {
     ///
     /// # Errors
     ///
-    /// If the memory is gone.
+    /// If the memory was unmapped.
     #[inline]
     pub fn begin(&mut self, head: u16) -> Result<(), RingError> {
         let [low, high] = words(self.counter);
@@ -147,7 +147,7 @@ impl<M: Memory> InflightLog<M> {
     ///
     /// # Errors
     ///
-    /// If the memory is gone.
+    /// If the memory was unmapped.
     #[inline]
     pub fn push(&mut self, head: u16) -> Result<(), RingError> {
         let linked = self.store(entry(head) + 4, u32::from(self.last) << 16);
@@ -160,7 +160,7 @@ impl<M: Memory> InflightLog<M> {
     ///
     /// # Errors
     ///
-    /// If the memory is gone.
+    /// If the memory was unmapped.
     #[inline]
     pub fn publish(&mut self, used: u16) -> Result<(), RingError> {
         let mut cleared = Ok(());

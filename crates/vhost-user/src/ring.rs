@@ -110,7 +110,7 @@ pub enum RingError {
     },
     /// An address is outside guest memory.
     InvalidAddress(InvalidAddress),
-    /// The memory of the ring is gone.
+    /// The memory of the ring was unmapped.
     Unmapped,
 }
 
@@ -338,7 +338,7 @@ impl<M: Memory> Ring<M> {
     ///
     /// # Errors
     ///
-    /// If the memory of the ring is gone.
+    /// If the memory of the ring was unmapped.
     #[inline]
     pub fn push(&mut self, head: u16, len_bytes: u32) -> Result<(), RingError> {
         let at = 4 + 8 * u32::from(self.used & (self.place.size - 1));
@@ -353,7 +353,7 @@ impl<M: Memory> Ring<M> {
     ///
     /// # Errors
     ///
-    /// If the memory of the ring is gone.
+    /// If the memory of the ring was unmapped.
     #[inline]
     pub fn publish(&mut self) -> Result<(), RingError> {
         self.store_used()
@@ -363,7 +363,7 @@ impl<M: Memory> Ring<M> {
     ///
     /// # Errors
     ///
-    /// If the memory of the ring is gone.
+    /// If the memory of the ring was unmapped.
     #[inline]
     pub fn wants_call(&mut self) -> Result<bool, RingError> {
         let (old, new) = (self.published, self.used);
@@ -388,7 +388,7 @@ impl<M: Memory> Ring<M> {
     ///
     /// # Errors
     ///
-    /// If the memory of the ring is gone or the available index is invalid.
+    /// If the memory of the ring was unmapped or the available index is invalid.
     pub fn enable_kicks(&mut self) -> Result<bool, RingError> {
         if self.has_event_index {
             let at = 4 + 8 * u32::from(self.place.size);
@@ -409,7 +409,7 @@ impl<M: Memory> Ring<M> {
     ///
     /// # Errors
     ///
-    /// If the memory of the ring is gone.
+    /// If the memory of the ring was unmapped.
     pub fn disable_kicks(&mut self) -> Result<(), RingError> {
         if self.has_event_index || self.flags == NO_NOTIFY {
             return Ok(());

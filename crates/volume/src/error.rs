@@ -225,7 +225,7 @@ pub enum PoolError {
         /// Why, what was expected, and the fix.
         why: String,
     },
-    /// Somebody else has the store open for writing, and may still be there.
+    /// Another owner has the pool open for writing, and may still run.
     Owned {
         /// Its owner record.
         by: Box<Owner>,

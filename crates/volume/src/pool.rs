@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   submit(token, request) --> | tasks | --> next_action()   action for the device
-//!   complete(io, result)   --> |       | --> next_response()   token and outcome
+//!   complete(io, result)   --> |       | --> next_response()   token and status
 //! ```
 //!
 //! A task is tried. If a page is missing, the page is read, and the task is tried again afterwards. Only

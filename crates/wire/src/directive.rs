@@ -44,7 +44,7 @@ layout! {
         dtype @ 8..=15: u8;
     }
 
-    /// What the identify directive answers (Base 2.1 §8.1.8.2.1.1). Bit N is directive type N.
+    /// Data of the identify directive (Base 2.1 §8.1.8.2.1.1). Bit N is directive type N.
     pub struct DirectiveParameters[4096] {
         /// Directives Supported.
         supported @ 0: u32;
@@ -54,7 +54,7 @@ layout! {
         persistent @ 64: u32;
     }
 
-    /// What the streams directive answers (Base 2.1 §8.1.8.3.1.1).
+    /// Data of the streams directive (Base 2.1 §8.1.8.3.1.1).
     pub struct StreamParameters[32] {
         /// Max Streams Limit.
         msl @ 0: u16;

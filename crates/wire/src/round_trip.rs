@@ -195,7 +195,7 @@ fn raw_of(field: &Field, path: Path, index: usize, subject: &dyn Subject) -> Vec
     raw
 }
 
-/// What the raw bits of a field say.
+/// Meaning of the raw bits of a field.
 fn shown(field: &Field, raw: &[u8]) -> Value {
     match field.show {
         Show::Bytes(show) => show(raw),

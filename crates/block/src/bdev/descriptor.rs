@@ -26,7 +26,7 @@ impl BdevDescriptor {
     }
 
     /// Another descriptor with the same claim, which receives the same events: for a device that two servers
-    /// share, each of which has to tell its clients.
+    /// share, each of which has to notify its clients.
     ///
     /// # Errors
     ///

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   written by the lock holder      head ─┐
-//!   | tag, outcome | result | … | … | … | … |
+//!   | tag, status  | result | … | … | … | … |
 //!                     tail ─┘      read by the channel, without the lock
 //! ```
 //!

@@ -118,7 +118,7 @@ impl Checkpoint {
     }
 
     fn write(&self) -> io::Result<()> {
-        // The name is random, because a file with a predictable name could belong to somebody else.
+        // The name is random, because a file with a predictable name could belong to another user.
         let mut name = self.path.clone().into_os_string();
         name.push(format!(".{}-{:016x}.new", std::process::id(), random_seed()));
         let beside = PathBuf::from(name);

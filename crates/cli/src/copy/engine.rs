@@ -513,7 +513,7 @@ impl CopyChunk {
     }
 }
 
-/// Whether the device is gone, so that retries are pointless.
+/// Whether the device was removed, so that retries are pointless.
 fn is_gone(status: IoStatus) -> bool {
     matches!(status, IoStatus::NO_DEVICE | IoStatus::ABORTED_BY_HOST)
 }

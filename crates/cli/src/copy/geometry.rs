@@ -41,7 +41,7 @@ impl Geometry {
         let size = size_bytes(source);
         let room = size_bytes(target);
         let target_block = u64::from(target.block_size);
-        // The last block is padded with zeroes, so the target needs room for the whole block.
+        // The last block is padded with zeroes, so the target needs space for the whole block.
         if room < size.next_multiple_of(target_block) {
             return Err(Error::usage(format!(
                 "copy to {target_name}: it has {room} bytes, expected at least the {size} of \

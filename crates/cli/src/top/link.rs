@@ -73,7 +73,7 @@ struct Sampler {
     directory: RuntimeDirectory,
     /// Process to watch; without one, the only running process.
     pid: Option<u32>,
-    /// The user asked for the list, so it is shown even if only one process runs.
+    /// The user requested the list, so it is shown even if only one process runs.
     must_list: bool,
     interval: Span,
     wished: Receiver<Request>,
@@ -188,7 +188,7 @@ impl Sampler {
         Ok(Update::Looked { sample, policy: query::policy(client)? })
     }
 
-    /// Reports a failed query. Returns an error if the process is gone for good.
+    /// Reports a failed query. Returns an error if the process has ended.
     fn handle_error(&self, refusal: RpcError) -> Result<(), StopReason> {
         match refusal.code {
             Code::ConnectionClosed | Code::NotJson | Code::NoProcess => {

@@ -91,7 +91,7 @@ impl PoolHost {
         self.touched.clear();
     }
 
-    /// A flush is answered. Whether it fails, or has to because writes were lost that no flush has failed for.
+    /// A flush completes. Whether it fails, or has to because writes were lost that no flush has failed for.
     pub(super) fn is_loss_reported(&mut self, is_success: bool) -> bool {
         let Stage::Open(store) = &self.stage else { return !is_success };
         let reported = std::mem::replace(&mut self.recovery.reported, store.losses());

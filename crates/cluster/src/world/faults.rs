@@ -81,7 +81,7 @@ impl World {
         self.note(Scope::ALL, format!("the disks of machine {machine} are exchanged"));
     }
 
-    /// A process is killed, and starts with the disks in the other order than now. Its hosts are told nothing.
+    /// A process is killed, and starts with the disks in the other order than now. Its hosts are not notified.
     fn swap_one(&mut self, process: usize, down: Span) {
         let slot = &mut self.processes[process];
         slot.is_exchanged = !slot.is_exchanged;
@@ -122,7 +122,7 @@ impl World {
         Ok(())
     }
 
-    /// A host is gone, without a word, and starts again a while later.
+    /// A host crashes without notice, and starts again later.
     fn restart_host(&mut self, host: usize, down: Span) -> Result<(), Failure> {
         if self.is_opening {
             let again = Action::Fault(FaultEvent::RestartHost { host, down });
@@ -156,7 +156,7 @@ impl World {
         self.checker.power_lost(disk, now);
     }
 
-    /// A process is gone, without a word.
+    /// A process crashes without notice.
     fn end_process(&mut self, process: usize) -> bool {
         let slot = &mut self.processes[process];
         let Some(ended) = slot.process.take() else { return false };

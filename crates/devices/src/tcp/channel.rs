@@ -20,17 +20,17 @@ pub(super) trait QueueSource: Send + Sync + 'static {
     /// Queue to the namespace, used by one thread.
     type Queue: IoChannel + Send + 'static;
 
-    /// A queue that was asked for.
+    /// A requested queue.
     type Ticket: Copy + Send + 'static;
 
-    /// Asks for another queue, with connections of its own. Waits for nothing: the queue is connected
+    /// Requests another queue, with connections of its own. Waits for nothing: the queue is connected
     /// when the device is.
     fn open_queue(&self) -> Result<Self::Ticket, Error>;
 
-    /// The queue that was asked for, once it is connected. The error says why it is not.
+    /// The requested queue, once it is connected. The error has the reason why it is not.
     fn take_queue(&self, ticket: Self::Ticket) -> Result<Option<Self::Queue>, Error>;
 
-    /// Gives up a queue that was asked for and has not been taken.
+    /// Cancels a requested queue that has not been taken.
     fn close_queue(&self, ticket: Self::Ticket);
 
     /// Whether the device is connected, as far as is known.
@@ -42,7 +42,7 @@ pub(super) trait QueueSource: Send + Sync + 'static {
     /// The clock of the queues, and when what waits for a connection fails.
     fn clock(&self) -> (&Clock, &TimeoutPolicy);
 
-    /// Who is called, for errors.
+    /// Name of the target, for errors.
     fn address(&self) -> &str;
 
     /// Another queue, which is waited for as long as a connection may take.
@@ -116,8 +116,8 @@ enum Queue<Q: QueueSource> {
     Opening(Box<Opening<Q::Ticket>>),
 }
 
-/// How long a channel waits for its queue while the device is connected: a refusal is told to the
-/// opener. The device may be gone without anybody knowing yet, and other openers queue up behind.
+/// How long a channel waits for its queue while the device is connected: a refusal is returned to the
+/// opener. A lost device may not be detected yet, and other openers wait behind.
 const OPEN_WAIT: Span = Span::from_ms(100);
 
 impl<Q: QueueSource> RemoteDevice<Q> {
@@ -231,7 +231,7 @@ impl<Q: QueueSource> RemoteChannel<Q> {
         Ok(true)
     }
 
-    /// As [`take`](Self::take), now and then. Why there is no queue, nobody can be told.
+    /// As [`take`](Self::take), now and then. The reason for a missing queue cannot be reported here.
     #[cold]
     fn try_take_periodically(&mut self, now: Instant) {
         if let Queue::Opening(opening) = &mut self.queue

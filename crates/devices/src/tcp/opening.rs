@@ -10,7 +10,7 @@ use tenmil_nvme_fabrics::WaitHandle;
 /// What a channel does until it has its queue: as a queue whose connection is lost, it accepts nothing
 /// for the policy's time to [fail fast](tenmil_nvme_fabrics::TimeoutPolicy::fail_fast), and fails everything from then on.
 pub(super) struct Opening<T> {
-    /// The queue that was asked for.
+    /// The requested queue.
     pub(super) ticket: T,
     /// What the device was like when the channel was opened.
     pub(super) limits: Limits,
@@ -60,7 +60,7 @@ impl<T> Opening<T> {
         is_due
     }
 
-    /// Whether all answers were given: the queue knows nothing of them.
+    /// Whether all completions were delivered: the queue does not know them.
     pub(super) fn is_settled(&self) -> bool {
         self.failed.is_empty()
     }

@@ -115,7 +115,7 @@ impl MultipathDevice {
     }
 }
 
-/// What the paths are asked for.
+/// Requests to the paths.
 fn wishes(name: &TcpName) -> MultipathOptions {
     let techniques = FastPathOptions::default();
     MultipathOptions {

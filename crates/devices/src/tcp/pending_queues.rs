@@ -21,9 +21,9 @@ struct PendingQueue {
     ticket: u64,
     /// The queue pair that is being created or has been.
     id: Option<u16>,
-    /// Why it was refused, and when it is asked for again.
+    /// Why it was refused, and when it is requested again.
     refused: Option<(Instant, String)>,
-    /// Nobody waits for it any more.
+    /// No channel waits for it any more.
     is_closed: bool,
 }
 
@@ -71,7 +71,7 @@ impl PendingQueues {
                 QueuePairOptions { depth, vector: None, techniques: FastPathOptions::default() };
             match controller.create_queue_pair(now, options) {
                 Ok(id) => (wanted.id, wanted.refused) = (Some(id), None),
-                // One whose deletion is under way makes room.
+                // A queue pair that is being deleted frees an entry.
                 Err(RequestError::QueueLimit { .. } | RequestError::NotReady) => {}
                 Err(refusal) => wanted.refused = Some((now.after(*retry), refusal.to_string())),
             }
@@ -86,7 +86,7 @@ impl PendingQueues {
         }
     }
 
-    /// A queue over the queue pair, once it has been created. The error says why it was not.
+    /// A queue over the queue pair, once it has been created. The error has the reason why it was not.
     pub(super) fn take(
         &mut self,
         ticket: u64,

@@ -222,7 +222,7 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Sends a command, and waits for the answer.
+    /// Sends a command, and waits for its completion.
     fn send(
         &mut self,
         what: &str,

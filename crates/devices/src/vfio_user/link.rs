@@ -36,7 +36,7 @@ pub(super) struct ConnectionHandle {
 
 struct ConnectionShared {
     connection: Connection,
-    /// Ready when data have arrived, or when the socket has room for data that could not be sent.
+    /// Ready when data have arrived, or when the socket has space for data that could not be sent.
     watch: PollSet,
     wire: Mutex<ConnectionState>,
     /// Held by the thread that waits for a reply.

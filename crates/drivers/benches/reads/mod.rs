@@ -40,7 +40,7 @@ impl Reads {
         reads
     }
 
-    /// Sends all and takes the answers.
+    /// Submits all and collects the completions.
     #[inline(never)]
     pub(crate) fn turn(&mut self) {
         self.now.ns += 1_000;

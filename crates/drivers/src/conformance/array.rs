@@ -54,7 +54,7 @@ enum State {
     Unknown,
 }
 
-/// A request in flight, and its permitted outcomes.
+/// A request in flight, and its permitted results.
 struct Pending {
     request: Request,
     memory: Vec<Segment>,
@@ -356,7 +356,7 @@ impl Bench {
         }
     }
 
-    /// Executes the request on the array and returns its permitted outcomes.
+    /// Executes the request on the array and returns its permitted results.
     fn change(&mut self, request: &Request, found: &[State], differ: bool) -> Vec<IoStatus> {
         let fresh = self.stamp - u64::from(request.blocks);
         let is_lost = |states: &[State]| states.contains(&State::Lost);
@@ -523,7 +523,7 @@ fn content(stamp: u64, size: u32) -> impl Iterator<Item = u8> {
     words.flat_map(u64::to_le_bytes)
 }
 
-/// Checks a completion against its permitted outcomes.
+/// Checks a completion against its permitted results.
 fn end(
     under_way: &mut [Option<Pending>],
     regions: &RegionTable,

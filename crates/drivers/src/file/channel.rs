@@ -44,7 +44,7 @@ struct Syncs {
     waiting: Vec<u16>,
     /// Requests of the sync that has just ended.
     ended: Vec<u16>,
-    /// How many of the next ones to end were asked for before a loss was acknowledged: they fail.
+    /// How many of the next completions were submitted before a loss was acknowledged: they fail.
     stale: u8,
 }
 
@@ -185,7 +185,7 @@ impl<J: FileIo> FileChannel<J> {
     /// Handles the end of a sync: its result applies to all requests that waited for it.
     #[cold]
     fn after_sync(&mut self, result: Result<(), Errno>) {
-        // Before what was acknowledged since: it fails for that, whatever the kernel says.
+        // Before what was acknowledged since: it fails for that, whatever the kernel returns.
         let acknowledged = self.acknowledged;
         if self.syncs.stale > 0 {
             (self.syncs.stale, self.acknowledged) = (self.syncs.stale - 1, 0);
@@ -301,7 +301,7 @@ impl<J: FileIo> FileChannel<J> {
         IoStatus::SUCCESS
     }
 
-    /// The file cannot be told to drop or to zero a range: the other of the two reads the same, and
+    /// The file system cannot deallocate or cannot zero a range: the other of the two reads the same, and
     /// zeroes can always be written. A deallocation may as well do nothing.
     fn after_unsupported(&mut self, index: u16) -> NextStep {
         let FileRequest { request, awaits, .. } = &self.requests[usize::from(index)];
@@ -389,7 +389,7 @@ impl<J: FileIo> IoChannel for FileChannel<J> {
         self.loan.shared.lost_writes.count()
     }
 
-    /// Whoever has made good what was lost has written it again, and so does not depend on what reads
+    /// The owner that has recovered the loss has written it again, and so does not depend on what reads
     /// return.
     fn ack_losses(&mut self, count: u64) {
         self.acknowledge(count.min(self.losses()));

@@ -17,7 +17,7 @@ pub struct LostWrite {
     pub error: String,
 }
 
-/// How often writes of a file were lost, as far as flushes and forced writes have told, and how many of
+/// How often writes of a file were lost, as reported by flushes and forced writes, and how many of
 /// these losses an owner has acknowledged.
 ///
 /// The kernel reports a failed writeback once and marks the pages clean, so the next fdatasync
@@ -27,7 +27,7 @@ pub struct LostWrite {
 pub(super) struct LostWrites {
     noted: AtomicU64,
     acknowledged: AtomicU64,
-    /// Whether hearers were told of what no successful flush has followed yet.
+    /// Whether subscribers were notified of a loss that no successful flush has followed yet.
     is_reported: AtomicBool,
 }
 
@@ -116,7 +116,7 @@ pub(super) fn cached(path: &dyn fmt::Display, why: BufferedReason) -> String {
     )
 }
 
-/// Whether a direct forced write that failed may have been told that earlier writes were lost. Not if the
+/// Whether a direct forced write that failed may have reported that earlier writes were lost. Not if the
 /// kernel refuses it before it begins, nor if it finds the file system full: that is about its own blocks.
 pub(super) fn is_loss(errno: Errno) -> bool {
     !matches!(
@@ -141,7 +141,7 @@ mod tests {
         let receivers = [(); 2].map(|()| {
             let (sender, told) = channel();
             subscribe_lost_writes(move |lost| {
-                // After the test, the receiver is gone.
+                // After the test, the receiver is dropped.
                 let _ = if lost.path == path { sender.send(lost.error.clone()) } else { Ok(()) };
             });
             told

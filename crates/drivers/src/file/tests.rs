@@ -392,7 +392,7 @@ fn lost_write_fails_every_flush_of_every_channel_while_nobody_acknowledges_it() 
     let (sender, told) = std::sync::mpsc::channel();
     let path = bench.medium.shared.file.path().to_owned();
     super::subscribe_lost_writes(move |new_events| {
-        // After the test, the receiver is gone.
+        // After the test, the receiver is dropped.
         let _ = if new_events.path == path { sender.send(new_events.to_string()) } else { Ok(()) };
     });
     let (mut one, kernel_one) = bench.channel();

@@ -31,7 +31,7 @@ pub(super) enum Entry {
     Open,
     /// Even if one is, if the devices exclude it from writing.
     TakeOver,
-    /// Whoever owns it.
+    /// The owner.
     Force,
 }
 

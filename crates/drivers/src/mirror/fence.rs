@@ -207,12 +207,12 @@ impl MirrorState {
         self.wanted == self.settled || self.stalled || self.fence.is_lost
     }
 
-    /// Whether the superblocks say that nobody has it open.
+    /// Whether the superblocks record no owner.
     pub(super) const fn is_released(&self) -> bool {
         self.wanted == self.settled && self.fence.writes.id == 0 && !self.fence.is_lost
     }
 
-    /// A leg has come back with this superblock. False if somebody claimed it since this mirror was.
+    /// A leg has come back with this superblock. False if another owner claimed it since this mirror was opened.
     pub(super) const fn may_rejoin(&self, found: &Superblock) -> bool {
         let is_ours = found.owner.id == self.fence.me;
         self.fence.me == 0 || is_ours || found.owner.epoch < self.fence.writes.epoch

@@ -55,7 +55,7 @@ pub(super) struct Shared {
     meta: Mutex<MirrorState>,
     /// The reservations of the legs.
     pub(super) reserved: Reserved,
-    /// Who has it open, for as long as it is.
+    /// The owner, as long as the mirror is open.
     _opener: Opener,
 }
 

@@ -1,4 +1,4 @@
-//! Takes a mirror over from an owner that is gone.
+//! Takes a mirror over from an owner that has ended.
 
 use tenmil_base::ErrorCategory;
 
@@ -36,7 +36,7 @@ pub fn take_over(opener: &Opener<'_>, uri: &Uri, force: bool) -> Result<Option<S
     let assembled = assemble(&candidates, options.start()).map_err(refuse);
     let Some(former) = former else {
         exclusion.release();
-        // Of devices that do not make up a mirror nobody knows whether it has an owner.
+        // Devices that do not make up a mirror do not show whether it has an owner.
         return assembled.map(|_| None);
     };
     let mut assembly = assembled?;

@@ -149,8 +149,8 @@ pub fn grow(
     OpenPool::open(opener, place)?.grow(opener, added, overwrite)
 }
 
-/// Takes a store from whoever has it open for writing, durably, so that anybody may open it: only from an owner
-/// that is known to be gone, or that the devices exclude from writing, unless [`VolumeRef::force`] is set. Returns
+/// Takes a pool over from its owner, durably, so that any process may open it: only from an owner
+/// that is known to have ended, or that the devices exclude from writing, unless [`VolumeRef::force`] is set. Returns
 /// the former owner.
 ///
 /// # Errors

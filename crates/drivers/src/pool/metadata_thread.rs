@@ -138,7 +138,7 @@ impl MetadataThread {
         Self { reserved: Some(Arc::clone(reserved)), ..self }
     }
 
-    /// Works until it is told to stop; then has everything that was written survive, unless that takes
+    /// Runs until it is stopped; then makes everything that was written durable, unless that takes
     /// too long, and ends.
     pub(super) fn run(
         mut self,
@@ -205,7 +205,7 @@ impl MetadataThread {
         self.backend.flush();
         self.backend.poll(now, &mut self.completions);
         did |= self.end_jobs(now);
-        // Here also while nobody reads; the pages read are durable, whatever was lost.
+        // Here also without readers; the pages read are durable, whatever was lost.
         if self.shared.has_lost(&*self.backend) {
             self.shared.handle_loss();
         }

@@ -20,7 +20,7 @@ pub(super) struct BlockingPageIo<'a> {
     clock: Clock,
     /// How long the device may take for a request.
     pub(super) time_limit: Span,
-    /// Whether it has not answered one in time. It may still answer, and its memory is not used again: all
+    /// Whether a transfer has timed out. It may still complete, and its memory is not used again: all
     /// further requests fail.
     is_overdue: bool,
 }

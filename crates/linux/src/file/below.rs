@@ -1,5 +1,5 @@
 //! The file below a loop device, which is locked together with it: a lock of the device alone does not
-//! keep away those who open the file by its own name, or by another loop device.
+//! exclude processes that open the file by its own name, or by another loop device.
 
 use std::os::fd::OwnedFd;
 
@@ -15,7 +15,7 @@ use crate::kernel_files::KernelFiles;
 ///
 /// # Errors
 ///
-/// If somebody has some of these bytes open.
+/// If another process has some of these bytes open.
 pub(super) fn lock_below(
     machine: &KernelFiles,
     descriptor: &OwnedFd,

@@ -26,7 +26,7 @@ pub(super) fn lock_range(
     match set(descriptor, kind, bytes) {
         Ok(()) => Ok(()),
         Err(Errno::AGAIN | Errno::ACCESS) => {
-            // The kernel does not say which process has a range. Each has a lock of the file, too, as this
+            // The kernel does not report which process has a range. Each has a lock of the file, too, as this
             // one, which is closed.
             let _ = flock(descriptor, FlockOperation::Unlock);
             let end = if bytes.end == u64::MAX { "its end".into() } else { bytes.end.to_string() };

@@ -257,7 +257,7 @@ impl GroupInspection<'_> {
     fn steps(&self, function: &Function) -> Result<Vec<BindStep>, BindError> {
         let machine = self.kernel.machine();
         let give = self.terms.owner.map(|uid| BindStep::Chown { uid });
-        // In no-IOMMU mode the device nodes require CAP_SYS_RAWIO, whoever owns them.
+        // In no-IOMMU mode the device nodes require CAP_SYS_RAWIO, regardless of their owner.
         let give = give.filter(|_| function.group.is_some());
         let known = original_binding(machine, function.address)?;
         // Bound already: only the owner of the device nodes may have to change.

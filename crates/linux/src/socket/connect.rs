@@ -247,7 +247,7 @@ impl ConnectOp {
     }
 }
 
-/// Result of a poll: the next state, or the outcome.
+/// Result of a poll: the next state, or the result.
 type PollState = Result<State, Result<OwnedFd, ConnectError>>;
 
 impl ResolverResult {
@@ -262,7 +262,7 @@ impl ResolverResult {
 }
 
 impl ConnectAttempt {
-    /// Whether the peer has answered.
+    /// Whether the peer has responded.
     fn has_peer_responded(&self, watch: &PollSet) -> Result<bool, Errno> {
         let mut found: Vec<Ready> = Vec::new();
         watch.wait(Some(Span::default()), &mut found).map_err(|error| errno(&error))?;
@@ -442,7 +442,7 @@ mod tests {
 
     #[test]
     fn a_peer_that_does_not_answer_is_given_up_at_the_deadline() {
-        // A listener that accepts nothing and whose backlog is full does not answer.
+        // A listener that accepts nothing and whose backlog is full does not respond.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         rustix::net::listen(&listener, 0).unwrap();
         let address = listener.local_addr().unwrap().to_string();

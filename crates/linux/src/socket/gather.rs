@@ -102,7 +102,7 @@ impl<'a> Gather<'a> {
         self.memory_pieces > 0 && self.memory_bytes >= len_bytes.saturating_mul(self.memory_pieces)
     }
 
-    /// Sends the list, as far as the socket has room.
+    /// Sends the list, as far as the socket has space.
     #[inline]
     pub(crate) fn send(&mut self, socket: BorrowedFd<'_>, flags: i32) -> Result<usize, Errno> {
         let message = self.message();

@@ -71,7 +71,7 @@ const COPY_BYTES_MAX: u32 = 64 << 10;
 
 impl KernelBufferTransfer {
     /// Sends from `segment`, a kernel-owned buffer. Returns the number of bytes, or the error:
-    /// `AGAIN` if the socket has no room, `IO` if the buffer is gone.
+    /// `AGAIN` if the socket has no space, `IO` if the buffer was freed.
     pub(super) fn send(
         &mut self,
         regions: &RegionTable,

@@ -29,7 +29,7 @@ pub struct SocketOptions {
     /// Whether a batch is sent by one gathering call. Default on. When off, each segment is sent by
     /// its own call, with the headers before it: for measuring the gain.
     pub batch_send: bool,
-    /// `MSG_MORE`: tells the kernel that more data follows at once, so that it delays a partial
+    /// `MSG_MORE`: informs the kernel that more data follows at once, so that it delays a partial
     /// packet. Default on.
     pub msg_more: bool,
     /// `SO_SNDBUF` in bytes: unacknowledged and unsent data. `None`: tuned by the kernel. Capped at

@@ -22,7 +22,7 @@ impl RestrictedStream {
         if gathers && sends_more { stream } else { Box::new(Self { stream, gathers, sends_more }) }
     }
 
-    /// Sends each of `stretches` by a call of its own, as far as the socket has room.
+    /// Sends each of `stretches` by a call of its own, as far as the socket has space.
     fn send_separately(
         &mut self,
         headers: &[u8],

@@ -56,7 +56,7 @@ impl Ring {
     pub fn new(depth: u16) -> Result<Self, Errno> {
         let mut builder = IoUring::builder();
         // The kernel posts completions when this thread enters the ring next, or at once if it
-        // sleeps; the TASKRUN flag tells that completions are pending.
+        // sleeps; the TASKRUN flag shows that completions are pending.
         builder.setup_coop_taskrun().setup_taskrun_flag();
         let ring = builder.build(u32::from(depth)).map_err(|error| errno(&error))?;
         Ok(Self { ring, depth })

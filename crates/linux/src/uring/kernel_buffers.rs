@@ -123,7 +123,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Pushes the entries of a job; false if the ring has no room.
+    /// Pushes the entries of a job; false if the ring is full.
     pub(super) fn push_kernel_buffer(&mut self, index: u16) -> bool {
         let slot = &self.slots[usize::from(index)];
         let (offset, verb) = (slot.offset, slot.kind);
@@ -150,7 +150,7 @@ impl Ring {
 
 impl Slot {
     /// Handles the completion of one entry. `None` while another one is outstanding; else the
-    /// result of the job, as [`result_of`](Self::outcome) returns it.
+    /// result of the job, as [`result_of`](Self::result_of) returns it.
     #[expect(clippy::option_option, reason = "not ended, halfway, ended")]
     pub(super) fn handle_linked_step(
         &mut self,
@@ -163,7 +163,7 @@ impl Slot {
                 leased.refused = Some(Errno::from_raw_os_error(-result.min(-1)))
             }
             LinkedStep::Transfer => leased.moved = Some(result),
-            // The other two results tell whether a buffer had been registered.
+            // The other two results show whether a buffer had been registered.
             LinkedStep::Unregister => leased.is_unregistered = true,
         }
         let moved = leased.moved.filter(|_| leased.is_unregistered)?;

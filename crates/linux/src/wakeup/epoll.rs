@@ -72,7 +72,7 @@ impl Epoll {
         } else {
             self.wait_ns(at_most, found)
         };
-        // A seccomp filter may also answer EPERM for an unknown system call.
+        // A seccomp filter may also return EPERM for an unknown system call.
         if matches!(waited, Err(Errno::NOSYS | Errno::PERM)) {
             self.coarse.store(true, Ordering::Relaxed);
             waited = self.wait_ms(at_most, found);

@@ -36,7 +36,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         Ok(())
     }
 
-    /// Continues a shutdown once the queue pairs are gone.
+    /// Continues a shutdown once the queue pairs are deleted.
     pub(super) fn continue_shutdown(&mut self, now: Instant) {
         let Phase::Stopping { notification, drain_until } = self.phase else { return };
         self.drain_queues(drain_until);

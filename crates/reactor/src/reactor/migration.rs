@@ -78,7 +78,7 @@ impl Reactor {
         travelled
     }
 
-    /// Sends messages left by ended threads, as far as there is room. Returns whether there were
+    /// Sends messages left by ended threads, as far as there is space. Returns whether there were
     /// any.
     fn send_undelivered(&mut self) -> bool {
         let waiting = std::mem::take(&mut self.undelivered);
@@ -95,7 +95,7 @@ impl Reactor {
         sent
     }
 
-    /// Hands departing threads to their new reactors. If an inbox is full, the thread waits for the
+    /// Sends departing threads to their new reactors. If an inbox is full, the thread waits for the
     /// next iteration and keeps this reactor awake; if the new reactor has stopped, the thread
     /// comes back.
     fn send_departing(&mut self, now: Instant) {

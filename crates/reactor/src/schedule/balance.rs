@@ -5,12 +5,12 @@ use super::share::{CoreShare, SLACK};
 use super::snapshot::MigrationReason;
 
 impl Placement {
-    /// Moves idle threads to the scheduling core, as far as it has room.
+    /// Moves idle threads to the scheduling core, as far as it has capacity.
     pub(super) fn consolidate_idle(&mut self) {
-        for seat in 0..self.threads.len() {
-            let thread = &self.threads[seat];
-            if thread.idle && thread.free() && self.fits(seat, self.idle_reactor, SLACK) {
-                self.migrate(seat, self.idle_reactor, MigrationReason::Idle);
+        for thread_index in 0..self.threads.len() {
+            let thread = &self.threads[thread_index];
+            if thread.idle && thread.free() && self.fits(thread_index, self.idle_reactor, SLACK) {
+                self.migrate(thread_index, self.idle_reactor, MigrationReason::Idle);
             }
         }
     }
@@ -35,18 +35,19 @@ impl Placement {
     /// Empties the least loaded reactors, so that no more are busy than the quota permits. A few
     /// overloaded reactors are better than a throttled process.
     fn apply_quota(&mut self) {
-        let busy = |room: &usize| self.reactors[*room].active_threads > 0;
-        let mut rooms: Vec<usize> = (0..self.reactors.len()).filter(busy).collect();
+        let busy = |reactor: &usize| self.reactors[*reactor].active_threads > 0;
+        let mut reactors: Vec<usize> = (0..self.reactors.len()).filter(busy).collect();
         // The gathering reactor is emptied last.
-        rooms.sort_by_key(|room| (*room == self.idle_reactor, self.reactors[*room].load()));
-        let surplus = rooms.len().saturating_sub(self.quota);
-        while surplus > 0 && !rooms.is_empty() {
-            let leaving = &rooms[..surplus.min(rooms.len())];
+        reactors
+            .sort_by_key(|reactor| (*reactor == self.idle_reactor, self.reactors[*reactor].load()));
+        let surplus = reactors.len().saturating_sub(self.quota);
+        while surplus > 0 && !reactors.is_empty() {
+            let leaving = &reactors[..surplus.min(reactors.len())];
             let mut emptied = self.clone();
             // If one of them cannot be emptied, the next one is tried in its place.
-            match leaving.iter().position(|room| !emptied.redistribute(*room, leaving)) {
+            match leaving.iter().position(|reactor| !emptied.redistribute(*reactor, leaving)) {
                 Some(stuck) => {
-                    rooms.remove(stuck);
+                    reactors.remove(stuck);
                 }
                 None => {
                     *self = emptied;
@@ -57,19 +58,19 @@ impl Placement {
     }
 
     /// Distributes threads of a reactor over those that stay busy; false if some must stay.
-    fn redistribute(&mut self, room: usize, leaving: &[usize]) -> bool {
-        self.active_threads_on(room).into_iter().all(|seat| {
+    fn redistribute(&mut self, reactor: usize, leaving: &[usize]) -> bool {
+        self.active_threads_on(reactor).into_iter().all(|thread_index| {
             let stays = |other: usize| {
                 self.reactors[other].active_threads > 0
                     && !leaving.contains(&other)
-                    && self.permits(seat, other)
+                    && self.permits(thread_index, other)
             };
             let target = self
-                .best(seat, |other| stays(other) && self.fits(seat, other, 0))
+                .best(thread_index, |other| stays(other) && self.fits(thread_index, other, 0))
                 .or_else(|| self.least_loaded(stays))
-                .filter(|_| self.threads[seat].free());
+                .filter(|_| self.threads[thread_index].free());
             if let Some(target) = target {
-                self.migrate(seat, target, MigrationReason::Quota);
+                self.migrate(thread_index, target, MigrationReason::Quota);
             }
             target.is_some()
         })
@@ -77,42 +78,48 @@ impl Placement {
 
     /// Moves threads from overloaded reactors to those where they fit.
     fn shed(&mut self) {
-        for room in self.over() {
-            while self.is_over(room) {
-                let excess = self.reactors[room].load() - self.limit;
-                let leaving = self.active_threads_on(room).into_iter().filter_map(|seat| {
-                    let load = self.threads[seat].load;
-                    let target = self.relief_target(seat)?;
-                    // The smallest thread that suffices; if none does, the largest.
-                    let order = if load >= excess { (0, load) } else { (1, CoreShare::MAX - load) };
-                    Some((order, seat, target))
-                });
-                let Some((_, seat, target)) = leaving.min() else { break };
-                self.migrate(seat, target, MigrationReason::Overload);
+        for reactor in self.over() {
+            while self.is_over(reactor) {
+                let excess = self.reactors[reactor].load() - self.limit;
+                let leaving =
+                    self.active_threads_on(reactor).into_iter().filter_map(|thread_index| {
+                        let load = self.threads[thread_index].load;
+                        let target = self.relief_target(thread_index)?;
+                        // The smallest thread that suffices; if none does, the largest.
+                        let order =
+                            if load >= excess { (0, load) } else { (1, CoreShare::MAX - load) };
+                        Some((order, thread_index, target))
+                    });
+                let Some((_, thread_index, target)) = leaving.min() else { break };
+                self.migrate(thread_index, target, MigrationReason::Overload);
             }
         }
     }
 
     /// Reactor for a thread of an overloaded one.
-    fn relief_target(&self, seat: usize) -> Option<usize> {
-        if !self.threads[seat].free() {
+    fn relief_target(&self, thread_index: usize) -> Option<usize> {
+        if !self.threads[thread_index].free() {
             return None;
         }
-        self.best(seat, |room| self.fits_well(seat, room, 0))
-            .or_else(|| self.best(seat, |room| self.fits(seat, room, 0)))
+        self.best(thread_index, |reactor| self.fits_well(thread_index, reactor, 0))
+            .or_else(|| self.best(thread_index, |reactor| self.fits(thread_index, reactor, 0)))
     }
 
     /// Moves one thread from each overloaded reactor to one that is clearly less loaded.
     fn even_out(&mut self) {
-        for room in self.over() {
-            let load = self.reactors[room].load();
-            let leaving = self.active_threads_on(room).into_iter().filter_map(|seat| {
-                let target = self.least_loaded(|other| self.permits(seat, other))?;
-                let after = self.reactors[target].load() + self.threads[seat].load;
-                (self.threads[seat].free() && after + SLACK < load).then_some((after, seat, target))
+        for reactor in self.over() {
+            let load = self.reactors[reactor].load();
+            let leaving = self.active_threads_on(reactor).into_iter().filter_map(|thread_index| {
+                let target = self.least_loaded(|other| self.permits(thread_index, other))?;
+                let after = self.reactors[target].load() + self.threads[thread_index].load;
+                (self.threads[thread_index].free() && after + SLACK < load).then_some((
+                    after,
+                    thread_index,
+                    target,
+                ))
             });
-            if let Some((_, seat, target)) = leaving.min() {
-                self.migrate(seat, target, MigrationReason::Overload);
+            if let Some((_, thread_index, target)) = leaving.min() {
+                self.migrate(thread_index, target, MigrationReason::Overload);
             }
         }
     }

@@ -8,28 +8,30 @@ use super::snapshot::MigrationReason;
 impl Placement {
     /// Vacates reactors whose threads all fit elsewhere.
     pub(super) fn vacate_reactors(&mut self) {
-        let mut rooms: Vec<usize> = (0..self.reactors.len()).collect();
-        rooms.sort_by_key(|room| (self.reactors[*room].load(), self.reactors[*room].core));
-        for room in rooms {
-            if room == self.idle_reactor || self.reactors[room].active_threads == 0 {
+        let mut reactors: Vec<usize> = (0..self.reactors.len()).collect();
+        reactors
+            .sort_by_key(|reactor| (self.reactors[*reactor].load(), self.reactors[*reactor].core));
+        for reactor in reactors {
+            if reactor == self.idle_reactor || self.reactors[reactor].active_threads == 0 {
                 continue;
             }
             let mut emptied = self.clone();
-            if emptied.empty(room) {
+            if emptied.empty(reactor) {
                 *self = emptied;
             }
         }
     }
 
-    fn empty(&mut self, room: usize) -> bool {
-        let mut seats = self.active_threads_on(room);
-        seats.sort_by_key(|seat| std::cmp::Reverse(self.threads[*seat].load));
-        seats.into_iter().all(|seat| {
+    fn empty(&mut self, reactor: usize) -> bool {
+        let mut thread_indexes = self.active_threads_on(reactor);
+        thread_indexes
+            .sort_by_key(|thread_index| std::cmp::Reverse(self.threads[*thread_index].load));
+        thread_indexes.into_iter().all(|thread_index| {
             let target = self
-                .best(seat, |other| self.can_take_over(seat, other))
-                .filter(|_| self.threads[seat].free());
+                .best(thread_index, |other| self.can_take_over(thread_index, other))
+                .filter(|_| self.threads[thread_index].free());
             if let Some(target) = target {
-                self.migrate(seat, target, MigrationReason::Vacate);
+                self.migrate(thread_index, target, MigrationReason::Vacate);
             }
             target.is_some()
         })
@@ -37,24 +39,28 @@ impl Placement {
 
     /// Whether a reactor that is awake anyway can take a thread without harm to itself or a
     /// sibling.
-    fn can_take_over(&self, seat: usize, room: usize) -> bool {
-        let awake = room == self.idle_reactor || self.reactors[room].active_threads > 0;
-        let near = !self.is_far(seat, room) || self.is_far(seat, self.threads[seat].reactor);
-        let full = self.reactors[room].load() + self.threads[seat].load + SLACK > self.limit;
-        let disturbs = self.sibling_busy(room) && !self.is_busy(room);
-        awake && near && !full && !disturbs && self.fits_well(seat, room, SLACK)
+    fn can_take_over(&self, thread_index: usize, reactor: usize) -> bool {
+        let awake = reactor == self.idle_reactor || self.reactors[reactor].active_threads > 0;
+        let near = !self.is_far(thread_index, reactor)
+            || self.is_far(thread_index, self.threads[thread_index].reactor);
+        let full =
+            self.reactors[reactor].load() + self.threads[thread_index].load + SLACK > self.limit;
+        let disturbs = self.sibling_busy(reactor) && !self.is_busy(reactor);
+        awake && near && !full && !disturbs && self.fits_well(thread_index, reactor, SLACK)
     }
 
     /// Moves threads to the NUMA node of their memory.
     pub(super) fn improve_locality(&mut self) {
-        for seat in 0..self.threads.len() {
-            let thread = &self.threads[seat];
-            if !thread.free() || !self.is_far(seat, thread.reactor) {
+        for thread_index in 0..self.threads.len() {
+            let thread = &self.threads[thread_index];
+            if !thread.free() || !self.is_far(thread_index, thread.reactor) {
                 continue;
             }
-            let suits = |room| !self.is_far(seat, room) && self.fits_well(seat, room, SLACK);
-            if let Some(room) = self.best(seat, suits) {
-                self.migrate(seat, room, MigrationReason::Node);
+            let suits = |reactor| {
+                !self.is_far(thread_index, reactor) && self.fits_well(thread_index, reactor, SLACK)
+            };
+            if let Some(reactor) = self.best(thread_index, suits) {
+                self.migrate(thread_index, reactor, MigrationReason::Node);
             }
         }
     }
@@ -62,24 +68,25 @@ impl Placement {
     /// Where both hardware threads of a physical core are busy, moves one light thread to an unused
     /// core.
     pub(super) fn spread_siblings(&mut self) {
-        for room in (0..self.reactors.len()).rev() {
-            if room == self.idle_reactor || !self.is_busy(room) || !self.sibling_busy(room) {
+        for reactor in (0..self.reactors.len()).rev() {
+            if reactor == self.idle_reactor || !self.is_busy(reactor) || !self.sibling_busy(reactor)
+            {
                 continue;
             }
-            let crowd = self.active_threads_on(room);
-            if crowd.iter().any(|seat| !self.threads[*seat].free()) {
+            let crowd = self.active_threads_on(reactor);
+            if crowd.iter().any(|thread_index| !self.threads[*thread_index].free()) {
                 continue;
             }
             let vacant = (0..self.reactors.len()).find(|other| {
                 let target = &self.reactors[*other];
                 target.active_threads == 0
-                    && target.node == self.reactors[room].node
+                    && target.node == self.reactors[reactor].node
                     && !self.sibling_busy(*other)
-                    && crowd.iter().all(|seat| self.threads[*seat].allowed[*other])
+                    && crowd.iter().all(|thread_index| self.threads[*thread_index].allowed[*other])
             });
-            for seat in crowd {
+            for thread_index in crowd {
                 if let Some(vacant) = vacant {
-                    self.migrate(seat, vacant, MigrationReason::Sibling);
+                    self.migrate(thread_index, vacant, MigrationReason::Sibling);
                 }
             }
         }

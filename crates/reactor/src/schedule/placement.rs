@@ -1,4 +1,4 @@
-//! Working placement of a plan: reactors (`rooms`) and threads (`seats`) with estimated loads.
+//! Working placement of a plan: reactors and threads with estimated loads.
 //!
 //! Every planned migration updates the estimates at once, so later steps see the effect of earlier
 //! ones.
@@ -95,130 +95,139 @@ impl ReactorSlot {
 impl Placement {
     /// Whether a reactor is over the limit and losing a thread would help. A single thread may fill
     /// a core.
-    pub(super) fn is_over(&self, room: usize) -> bool {
-        let room = &self.reactors[room];
-        room.open && !room.isolated && room.active_threads > 1 && room.load() > self.limit
+    pub(super) fn is_over(&self, reactor: usize) -> bool {
+        let reactor = &self.reactors[reactor];
+        reactor.open
+            && !reactor.isolated
+            && reactor.active_threads > 1
+            && reactor.load() > self.limit
     }
 
     /// Reactors over the limit, most loaded first.
     pub(super) fn over(&self) -> Vec<usize> {
         let mut over: Vec<usize> =
-            (0..self.reactors.len()).filter(|room| self.is_over(*room)).collect();
-        over.sort_by_key(|room| std::cmp::Reverse(self.reactors[*room].load()));
+            (0..self.reactors.len()).filter(|reactor| self.is_over(*reactor)).collect();
+        over.sort_by_key(|reactor| std::cmp::Reverse(self.reactors[*reactor].load()));
         over
     }
 
     /// Number of reactors with load.
     pub(super) fn occupied(&self) -> usize {
-        self.reactors.iter().filter(|room| room.active_threads > 0).count()
+        self.reactors.iter().filter(|reactor| reactor.active_threads > 0).count()
     }
 
     /// Whether no reactor is over the limit and the quota is obeyed.
     pub(super) fn is_within(&self) -> bool {
-        self.occupied() <= self.quota && !(0..self.reactors.len()).any(|room| self.is_over(room))
+        self.occupied() <= self.quota
+            && !(0..self.reactors.len()).any(|reactor| self.is_over(reactor))
     }
 
-    /// Whether a busy reactor shares the physical core of `room`.
-    pub(super) fn sibling_busy(&self, room: usize) -> bool {
-        self.reactors[room].siblings.iter().any(|other| self.is_busy(*other))
+    /// Whether a busy reactor shares the physical core of `reactor`.
+    pub(super) fn sibling_busy(&self, reactor: usize) -> bool {
+        self.reactors[reactor].siblings.iter().any(|other| self.is_busy(*other))
     }
 
     /// Whether a reactor is loaded enough to slow its sibling down.
-    pub(super) fn is_busy(&self, room: usize) -> bool {
-        self.reactors[room].active_threads > 0 && self.reactors[room].load() >= self.busy
+    pub(super) fn is_busy(&self, reactor: usize) -> bool {
+        self.reactors[reactor].active_threads > 0 && self.reactors[reactor].load() >= self.busy
     }
 
     /// Whether the quota permits a thread on this reactor: it is busy already, or one more may be.
-    pub(super) fn may_wake(&self, seat: usize, room: usize) -> bool {
-        let seat = &self.threads[seat];
-        let leaves_one_empty =
-            usize::from(seat.counts() && self.reactors[seat.reactor].active_threads == 1);
-        !seat.counts()
-            || self.reactors[room].active_threads > 0
+    pub(super) fn may_wake(&self, thread_index: usize, reactor: usize) -> bool {
+        let thread_index = &self.threads[thread_index];
+        let leaves_one_empty = usize::from(
+            thread_index.counts() && self.reactors[thread_index.reactor].active_threads == 1,
+        );
+        !thread_index.counts()
+            || self.reactors[reactor].active_threads > 0
             || self.occupied() - leaves_one_empty < self.quota
     }
 
     /// Whether a thread fits on a reactor, with `spare` left below the limit. It always fits on an
     /// empty one.
-    pub(super) fn fits(&self, seat: usize, room: usize, spare: CoreShare) -> bool {
-        let (thread, target) = (&self.threads[seat], &self.reactors[room]);
+    pub(super) fn fits(&self, thread_index: usize, reactor: usize, spare: CoreShare) -> bool {
+        let (thread, target) = (&self.threads[thread_index], &self.reactors[reactor]);
         let roomy = !thread.counts()
             || target.active_threads == 0
             || target.load() + thread.load + spare <= self.limit;
-        self.permits(seat, room) && roomy
+        self.permits(thread_index, reactor) && roomy
     }
 
     /// As [`Placement::fits`], including the capacity taken by a busy sibling.
-    pub(super) fn fits_well(&self, seat: usize, room: usize, spare: CoreShare) -> bool {
-        self.fits(seat, room, spare + self.taken_by_siblings(room))
+    pub(super) fn fits_well(&self, thread_index: usize, reactor: usize, spare: CoreShare) -> bool {
+        self.fits(thread_index, reactor, spare + self.taken_by_siblings(reactor))
     }
 
     /// Whether mask, cpuset and quota permit a thread on a reactor other than its own.
-    pub(super) fn permits(&self, seat: usize, room: usize) -> bool {
-        let thread = &self.threads[seat];
-        room != thread.reactor && thread.allowed[room] && self.may_wake(seat, room)
+    pub(super) fn permits(&self, thread_index: usize, reactor: usize) -> bool {
+        let thread = &self.threads[thread_index];
+        reactor != thread.reactor && thread.allowed[reactor] && self.may_wake(thread_index, reactor)
     }
 
-    fn taken_by_siblings(&self, room: usize) -> CoreShare {
-        let loads = self.reactors[room].siblings.iter().map(|other| self.reactors[*other].load());
+    fn taken_by_siblings(&self, reactor: usize) -> CoreShare {
+        let loads =
+            self.reactors[reactor].siblings.iter().map(|other| self.reactors[*other].load());
         loads.sum::<CoreShare>() / SIBLING_COST_PARTS
     }
 
     /// Whether a thread's memory is on another NUMA node. For an idle thread this does not matter.
-    pub(super) fn is_far(&self, seat: usize, room: usize) -> bool {
-        let (near, node) = (self.threads[seat].node, self.reactors[room].node);
-        !self.threads[seat].idle && near.is_some() && node.is_some() && near != node
+    pub(super) fn is_far(&self, thread_index: usize, reactor: usize) -> bool {
+        let (near, node) = (self.threads[thread_index].node, self.reactors[reactor].node);
+        !self.threads[thread_index].idle && near.is_some() && node.is_some() && near != node
     }
 
     /// Suitability of a reactor for a thread.
-    pub(super) fn score(&self, seat: usize, room: usize) -> PlacementScore {
+    pub(super) fn score(&self, thread_index: usize, reactor: usize) -> PlacementScore {
         PlacementScore {
-            far: self.is_far(seat, room),
-            elsewhere: room != self.idle_reactor,
-            sibling_busy: self.sibling_busy(room),
-            asleep: self.reactors[room].active_threads == 0,
-            core: self.reactors[room].core,
+            far: self.is_far(thread_index, reactor),
+            elsewhere: reactor != self.idle_reactor,
+            sibling_busy: self.sibling_busy(reactor),
+            asleep: self.reactors[reactor].active_threads == 0,
+            core: self.reactors[reactor].core,
         }
     }
 
     /// Best reactor among those that satisfy `suits`.
-    pub(super) fn best(&self, seat: usize, suits: impl Fn(usize) -> bool) -> Option<usize> {
-        let rooms = (0..self.reactors.len()).filter(|room| suits(*room));
-        rooms.min_by_key(|room| self.score(seat, *room))
+    pub(super) fn best(&self, thread_index: usize, suits: impl Fn(usize) -> bool) -> Option<usize> {
+        let reactors = (0..self.reactors.len()).filter(|reactor| suits(*reactor));
+        reactors.min_by_key(|reactor| self.score(thread_index, *reactor))
     }
 
     /// Threads of a reactor.
-    pub(super) fn threads_on(&self, room: usize) -> impl Iterator<Item = usize> + '_ {
-        (0..self.threads.len()).filter(move |seat| self.threads[*seat].reactor == room)
+    pub(super) fn threads_on(&self, reactor: usize) -> impl Iterator<Item = usize> + '_ {
+        (0..self.threads.len())
+            .filter(move |thread_index| self.threads[*thread_index].reactor == reactor)
     }
 
     /// Threads of a reactor with a load that is not negligible.
-    pub(super) fn active_threads_on(&self, room: usize) -> Vec<usize> {
-        self.threads_on(room).filter(|seat| self.threads[*seat].counts()).collect()
+    pub(super) fn active_threads_on(&self, reactor: usize) -> Vec<usize> {
+        self.threads_on(reactor)
+            .filter(|thread_index| self.threads[*thread_index].counts())
+            .collect()
     }
 
     /// Plans the migration of a thread.
-    pub(super) fn migrate(&mut self, seat: usize, to: usize, reason: MigrationReason) {
+    pub(super) fn migrate(&mut self, thread_index: usize, to: usize, reason: MigrationReason) {
         let limit = self.limit;
-        let thread = &mut self.threads[seat];
+        let thread = &mut self.threads[thread_index];
         let from = std::mem::replace(&mut thread.reactor, to);
         thread.movable = false;
         let (load, counts) = (thread.load, usize::from(thread.counts()));
         let (source, target) = (self.reactors[from].core, self.reactors[to].core);
         self.migrations.push(Migration { thread: thread.id, from: source, to: target, reason });
 
-        let room = &mut self.reactors[from];
-        room.thread_load -= load;
-        room.active_threads -= counts;
-        room.threads -= 1;
+        let reactor = &mut self.reactors[from];
+        reactor.thread_load -= load;
+        reactor.active_threads -= counts;
+        reactor.threads -= 1;
         // The remaining threads may have had more demand than time, so the time set free here must
         // not be given to others before their demand is known.
-        if room.may_hide_demand && room.active_threads > 0 {
-            room.load_min = limit;
+        if reactor.may_hide_demand && reactor.active_threads > 0 {
+            reactor.load_min = limit;
         }
-        let room = &mut self.reactors[to];
-        room.thread_load += load;
-        room.active_threads += counts;
-        room.threads += 1;
+        let reactor = &mut self.reactors[to];
+        reactor.thread_load += load;
+        reactor.active_threads += counts;
+        reactor.threads += 1;
     }
 }

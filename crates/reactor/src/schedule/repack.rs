@@ -1,6 +1,6 @@
 //! Complete re-placement: searches a reactor for every thread, within all limits.
 //!
-//! Single steps miss solutions that take two: a thread that must first make room for another. The
+//! Single steps miss solutions that take two: a thread that must first move to free capacity for another. The
 //! search is exact for small inputs and bounded for large ones.
 
 use super::placement::Placement;
@@ -32,9 +32,11 @@ impl Placement {
         if !search.is_feasible() || !search.search_from(0) {
             return false;
         }
-        for (thread_index, room) in search.unplaced.clone().into_iter().zip(search.chosen.clone()) {
-            if self.threads[thread_index].reactor != room {
-                self.migrate(thread_index, room, MigrationReason::Overload);
+        for (thread_index, reactor) in
+            search.unplaced.clone().into_iter().zip(search.chosen.clone())
+        {
+            if self.threads[thread_index].reactor != reactor {
+                self.migrate(thread_index, reactor, MigrationReason::Overload);
             }
         }
         true
@@ -52,11 +54,11 @@ impl<'a> PlacementSearch<'a> {
         let mut loads: Vec<(CoreShare, usize)> = board
             .reactors
             .iter()
-            .map(|room| (room.own_load + room.thread_load, room.active_threads))
+            .map(|reactor| (reactor.own_load + reactor.thread_load, reactor.active_threads))
             .collect();
         for thread_index in &unplaced {
-            let room = &mut loads[board.threads[*thread_index].reactor];
-            *room = (room.0 - board.threads[*thread_index].load, room.1 - 1);
+            let reactor = &mut loads[board.threads[*thread_index].reactor];
+            *reactor = (reactor.0 - board.threads[*thread_index].load, reactor.1 - 1);
         }
         let chosen = Vec::with_capacity(unplaced.len());
         let choices = unplaced.iter().map(|thread_index| choices(board, *thread_index)).collect();
@@ -66,15 +68,16 @@ impl<'a> PlacementSearch<'a> {
     /// Whether the threads that cannot move permit a solution.
     fn is_feasible(&self) -> bool {
         let limit = self.placement.limit;
-        let rooms =
-            || self.loads.iter().zip(&self.placement.reactors).filter(|(_, room)| room.open);
-        let stuck = rooms().any(|(load, room)| !room.isolated && load.1 > 1 && load.0 > limit);
+        let reactors =
+            || self.loads.iter().zip(&self.placement.reactors).filter(|(_, reactor)| reactor.open);
+        let stuck =
+            reactors().any(|(load, reactor)| !reactor.isolated && load.1 > 1 && load.0 > limit);
         let wanted: CoreShare = self
             .unplaced
             .iter()
             .map(|thread_index| self.placement.threads[*thread_index].load.min(limit))
             .sum();
-        let there: CoreShare = rooms().map(|(load, _)| limit.saturating_sub(load.0)).sum();
+        let there: CoreShare = reactors().map(|(load, _)| limit.saturating_sub(load.0)).sum();
         !stuck && wanted <= there && self.occupied() <= self.placement.quota
     }
 
@@ -87,27 +90,27 @@ impl<'a> PlacementSearch<'a> {
         let Some(&thread_index) = self.unplaced.get(index) else { return true };
         let load = self.placement.threads[thread_index].load;
         for choice in 0..self.choices[index].len() {
-            let room = self.choices[index][choice];
+            let reactor = self.choices[index][choice];
             self.tries += 1;
             if self.tries > TRIES_MAX {
                 return false;
             }
-            if self.fits(load, room) {
-                let before = self.loads[room];
-                self.loads[room] = (before.0 + load, before.1 + 1);
-                self.chosen.push(room);
+            if self.fits(load, reactor) {
+                let before = self.loads[reactor];
+                self.loads[reactor] = (before.0 + load, before.1 + 1);
+                self.chosen.push(reactor);
                 if self.search_from(index + 1) {
                     return true;
                 }
                 self.chosen.pop();
-                self.loads[room] = before;
+                self.loads[reactor] = before;
             }
         }
         false
     }
 
-    fn fits(&self, load: CoreShare, room: usize) -> bool {
-        match self.loads[room] {
+    fn fits(&self, load: CoreShare, reactor: usize) -> bool {
+        match self.loads[reactor] {
             (_, 0) => self.occupied() < self.placement.quota,
             (there, _) => there + load <= self.placement.limit,
         }
@@ -116,8 +119,9 @@ impl<'a> PlacementSearch<'a> {
 
 fn choices(board: &Placement, thread_index: usize) -> Vec<usize> {
     let thread = &board.threads[thread_index];
-    let mut rooms: Vec<usize> =
-        (0..board.reactors.len()).filter(|room| thread.allowed[*room]).collect();
-    rooms.sort_by_key(|room| (*room != thread.reactor, board.score(thread_index, *room)));
-    rooms
+    let mut reactors: Vec<usize> =
+        (0..board.reactors.len()).filter(|reactor| thread.allowed[*reactor]).collect();
+    reactors
+        .sort_by_key(|reactor| (*reactor != thread.reactor, board.score(thread_index, *reactor)));
+    reactors
 }

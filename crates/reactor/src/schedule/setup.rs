@@ -53,11 +53,11 @@ impl History {
         events: &mut Vec<Event>,
     ) -> Placement {
         let SchedulingPeriod { snapshot, options, .. } = *period;
-        let rooms = self.reactor_slots(period, events);
-        let idle_core = idle_reactor(&rooms, options.scheduling_core);
-        let quota = quota_reactors(snapshot.quota, rooms.len());
+        let reactors = self.reactor_slots(period, events);
+        let idle_core = idle_reactor(&reactors, options.scheduling_core);
+        let quota = quota_reactors(snapshot.quota, reactors.len());
         let mut board = Placement {
-            reactors: rooms,
+            reactors,
             threads: Vec::new(),
             migrations: Vec::new(),
             idle_reactor: idle_core,
@@ -71,18 +71,20 @@ impl History {
         self.unmatched.retain(|id| self.threads.contains_key(id));
         for thread in &snapshot.threads {
             // A thread on an unknown reactor cannot be migrated.
-            let Some(room) = board.reactors.iter().position(|room| room.core == thread.home) else {
+            let Some(reactor) =
+                board.reactors.iter().position(|reactor| reactor.core == thread.home)
+            else {
                 continue;
             };
-            let seat = self.thread_slot(period, thread, room, &board.reactors, events);
-            let target = &mut board.reactors[room];
-            target.thread_load += seat.load;
-            target.active_threads += usize::from(seat.counts());
+            let slot = self.thread_slot(period, thread, reactor, &board.reactors, events);
+            let target = &mut board.reactors[reactor];
+            target.thread_load += slot.load;
+            target.active_threads += usize::from(slot.counts());
             target.threads += 1;
             // The load that is not due to threads is the reactor's own.
             target.own_load =
                 target.own_load.saturating_sub(share::of(thread.busy, snapshot.elapsed));
-            board.threads.push(seat);
+            board.threads.push(slot);
         }
         board
     }
@@ -106,7 +108,7 @@ impl History {
             events.push(Event::NoUsableCores);
         }
         self.no_core_left = none_left;
-        let room = |reactor: &ReactorLoad| {
+        let slot = |reactor: &ReactorLoad| {
             let own = share::of(reactor.busy, snapshot.elapsed);
             ReactorSlot {
                 core: reactor.core,
@@ -122,15 +124,15 @@ impl History {
                 threads: 0,
             }
         };
-        snapshot.reactors.iter().map(room).collect()
+        snapshot.reactors.iter().map(slot).collect()
     }
 
     fn thread_slot(
         &mut self,
         period: &SchedulingPeriod<'_>,
         thread: &ThreadLoad,
-        room: usize,
-        rooms: &[ReactorSlot],
+        reactor: usize,
+        reactors: &[ReactorSlot],
         events: &mut Vec<Event>,
     ) -> ThreadSlot {
         let SchedulingPeriod { now, snapshot, options } = *period;
@@ -139,7 +141,7 @@ impl History {
         // On a saturated reactor a thread may have wanted more time than it got, so its earlier
         // measured load counts if that was larger. If it was much larger, the thread has become
         // quieter since: an overload by that factor is unlikely.
-        let squeezed = rooms[room].may_hide_demand && seen * OVERLOAD_MAX >= known.load;
+        let squeezed = reactors[reactor].may_hide_demand && seen * OVERLOAD_MAX >= known.load;
         known.load = if squeezed { seen.max(known.load) } else { seen };
         // Hysteresis: an idle thread must exceed the limit by SLACK to count as active.
         let idle_below = options.idle_below() + if known.idle { SLACK } else { 0 };
@@ -147,14 +149,14 @@ impl History {
         let last = known.ordered.max(thread.last_migration);
         let rested = last.is_none_or(|last| now.since(last) >= options.migration_interval);
         let (load, idle) = (known.load, known.idle);
-        let allowed = self.allowed(thread, room, rooms, events);
+        let allowed = self.allowed(thread, reactor, reactors, events);
         ThreadSlot {
             id: thread.id,
-            reactor: room,
+            reactor,
             load,
             idle,
             movable: rested && !thread.moving,
-            is_unbalanced: rooms[room].isolated && allowed[room],
+            is_unbalanced: reactors[reactor].isolated && allowed[reactor],
             node: thread.node,
             allowed,
         }
@@ -165,14 +167,14 @@ impl History {
         &mut self,
         thread: &ThreadLoad,
         home: usize,
-        rooms: &[ReactorSlot],
+        reactors: &[ReactorSlot],
         events: &mut Vec<Event>,
     ) -> Vec<bool> {
         let Some(mask) = &thread.mask else {
             self.matched(thread.id, events);
-            return anywhere(rooms);
+            return anywhere(reactors);
         };
-        let asked = within(mask, rooms);
+        let asked = within(mask, reactors);
         if asked.contains(&true) {
             self.matched(thread.id, events);
             return asked;
@@ -180,7 +182,7 @@ impl History {
         if self.unmatched.insert(thread.id) {
             events.push(Event::AffinityUnsatisfied { thread: thread.id, mask: mask.clone() });
         }
-        near(mask, home, rooms)
+        near(mask, home, reactors)
     }
 
     fn matched(&mut self, thread: u64, events: &mut Vec<Event>) {
@@ -191,29 +193,31 @@ impl History {
 }
 
 /// Open reactors of a mask; isolated ones only if it names no others.
-pub(super) fn within(mask: &CpuList, rooms: &[ReactorSlot]) -> Vec<bool> {
-    let named = |room: &ReactorSlot| room.open && mask.contains(room.core);
-    let shared = rooms.iter().any(|room| named(room) && !room.isolated);
-    rooms.iter().map(|room| named(room) && (!shared || !room.isolated)).collect()
+pub(super) fn within(mask: &CpuList, reactors: &[ReactorSlot]) -> Vec<bool> {
+    let named = |reactor: &ReactorSlot| reactor.open && mask.contains(reactor.core);
+    let shared = reactors.iter().any(|reactor| named(reactor) && !reactor.isolated);
+    reactors.iter().map(|reactor| named(reactor) && (!shared || !reactor.isolated)).collect()
 }
 
 /// Open reactors that are not isolated, or all open ones if there are no others.
-pub(super) fn anywhere(rooms: &[ReactorSlot]) -> Vec<bool> {
-    let shared = rooms.iter().any(|room| room.open && !room.isolated);
-    rooms.iter().map(|room| room.open && (!shared || !room.isolated)).collect()
+pub(super) fn anywhere(reactors: &[ReactorSlot]) -> Vec<bool> {
+    let shared = reactors.iter().any(|reactor| reactor.open && !reactor.isolated);
+    reactors.iter().map(|reactor| reactor.open && (!shared || !reactor.isolated)).collect()
 }
 
 /// Reactors for a thread whose mask has no open reactor: near its mask's cores, and its current
 /// one.
-fn near(mask: &CpuList, home: usize, rooms: &[ReactorSlot]) -> Vec<bool> {
-    let meant = |node| rooms.iter().any(|room| room.node == node && mask.contains(room.core));
-    let is_near =
-        |room: &ReactorSlot| room.open && !room.isolated && room.node.is_some() && meant(room.node);
-    let mut allowed: Vec<bool> = rooms.iter().map(is_near).collect();
+fn near(mask: &CpuList, home: usize, reactors: &[ReactorSlot]) -> Vec<bool> {
+    let meant =
+        |node| reactors.iter().any(|reactor| reactor.node == node && mask.contains(reactor.core));
+    let is_near = |reactor: &ReactorSlot| {
+        reactor.open && !reactor.isolated && reactor.node.is_some() && meant(reactor.node)
+    };
+    let mut allowed: Vec<bool> = reactors.iter().map(is_near).collect();
     if !allowed.contains(&true) {
-        allowed = anywhere(rooms);
+        allowed = anywhere(reactors);
     }
-    allowed[home] |= rooms[home].open && !rooms[home].isolated;
+    allowed[home] |= reactors[home].open && !reactors[home].isolated;
     allowed
 }
 
@@ -224,14 +228,17 @@ fn siblings(reactor: &ReactorLoad, reactors: &[ReactorLoad]) -> Vec<usize> {
 }
 
 /// Reactor on the scheduling core, or the first suitable substitute.
-fn idle_reactor(rooms: &[ReactorSlot], scheduling_core: Option<u32>) -> usize {
-    let chosen = |room: &ReactorSlot| room.open && scheduling_core == Some(room.core);
-    let shared = |room: &ReactorSlot| room.open && !room.isolated;
+fn idle_reactor(reactors: &[ReactorSlot], scheduling_core: Option<u32>) -> usize {
+    let chosen = |reactor: &ReactorSlot| reactor.open && scheduling_core == Some(reactor.core);
+    let shared = |reactor: &ReactorSlot| reactor.open && !reactor.isolated;
     let first = |suits: &dyn Fn(&ReactorSlot) -> bool| {
-        let suiting = (0..rooms.len()).filter(|room| suits(&rooms[*room]));
-        suiting.min_by_key(|room| rooms[*room].core)
+        let suiting = (0..reactors.len()).filter(|reactor| suits(&reactors[*reactor]));
+        suiting.min_by_key(|reactor| reactors[*reactor].core)
     };
-    first(&chosen).or_else(|| first(&shared)).or_else(|| first(&|room| room.open)).unwrap_or(0)
+    first(&chosen)
+        .or_else(|| first(&shared))
+        .or_else(|| first(&|reactor| reactor.open))
+        .unwrap_or(0)
 }
 
 /// Number of reactors that a quota can keep busy: its whole CPUs, at least one.

@@ -6,7 +6,7 @@ pub(super) type CoreShare = u64;
 /// The whole time of a core.
 pub(super) const WHOLE: CoreShare = 10_000;
 
-/// Normal variation between periods. An optional migration must leave this much room, and an idle
+/// Normal variation between periods. An optional migration must leave this much capacity, and an idle
 /// thread must exceed its limit by this much before it counts as active; otherwise a load at a
 /// limit would oscillate.
 pub(super) const SLACK: CoreShare = 5 * WHOLE / 100;

@@ -91,7 +91,7 @@ pub enum MigrationReason {
     Quota,
     /// The thread is idle, and idle threads are collected.
     Idle,
-    /// Its reactor is over the limit, or another one is and needs the room.
+    /// Its reactor is over the limit, or another one is and needs the capacity.
     Overload,
     /// All threads of its reactor fit elsewhere.
     Vacate,

@@ -120,13 +120,13 @@ impl LightThread {
     }
 
     /// Marks all pollers for attaching at [arrival](Self::arrive), including those that have not
-    /// detached: they were told to start nothing new.
+    /// detached: they start no new I/O.
     fn mark_for_attach(&mut self) {
         self.slots.iter_mut().for_each(|slot| slot.detached = true);
         self.arriving = true;
     }
 
-    /// Asks all of its pollers to detach. A detached poller is asked again as long as others are
+    /// Requests all of its pollers to detach. A detached poller is called again as long as others are
     /// not, since a message may have brought it new work.
     pub(crate) fn poll_detach(&mut self, now: Instant, local: &mut ReactorLocal) -> DetachProgress {
         let Some(DetachRequest { to, since }) = self.detach_request else {

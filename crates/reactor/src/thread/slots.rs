@@ -44,7 +44,7 @@ pub(crate) struct Slot {
     pub(crate) every: Option<Span>,
     pub(crate) paused: bool,
     pub(crate) detached: bool,
-    /// The poller was asked to detach and has I/O in flight: it is polled although it is paused.
+    /// The poller is detaching and has I/O in flight: it is polled although it is paused.
     pub(crate) is_draining: bool,
     sleeps_at_once: bool,
     /// Wake mode of its descriptor in the reactor's sleeper.

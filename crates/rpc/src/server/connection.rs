@@ -25,7 +25,7 @@ pub(super) struct ServerConnection {
     broken: bool,
 }
 
-/// Largest number of lines answered in an iteration.
+/// Largest number of lines processed in an iteration.
 const LINES_MAX: usize = 4;
 /// Largest number of file descriptors per receive call.
 const FILES_MAX: usize = 1;

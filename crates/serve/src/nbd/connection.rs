@@ -159,7 +159,7 @@ impl Connection {
         }
     }
 
-    /// Makes as much progress as possible with the bytes and buffers at hand. Returns the number of
+    /// Makes as much progress as possible with the available bytes and buffers. Returns the number of
     /// steps made.
     #[inline]
     pub fn step(&mut self) -> usize {
@@ -275,7 +275,7 @@ impl Connection {
         }
     }
 
-    /// Next query that has to be answered off the reactor.
+    /// Next query that has to be executed off the reactor.
     pub fn next_question(&mut self) -> Option<SlowQuery> {
         match &mut self.phase {
             ConnectionState::Transmission(exchange) => exchange.next_question(),

@@ -50,7 +50,7 @@ enum NegotiationState {
 pub(super) enum NegotiationStep {
     /// More bytes must be received first.
     Nothing,
-    /// An option was answered or a part of the input was consumed.
+    /// An option was replied to or a part of the input was consumed.
     Step,
     /// The client has selected the export.
     Selected(NegotiatedOptions),

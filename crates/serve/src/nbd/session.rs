@@ -70,7 +70,7 @@ const BATCH: usize = 256;
 const NEGOTIATION_TIMEOUT: Span = Span::from_secs(30);
 /// Time that a client has to receive the last replies.
 const CLOSE_TIMEOUT: Span = Span::from_secs(2);
-/// Time during which requests to a removed device are still answered, with an error.
+/// Time during which requests to a removed device still get an error reply.
 const REMOVED_GRACE: Span = Span::from_ms(500);
 /// Interval between attempts to lease memory that other connections hold.
 const AGAIN_AFTER: Span = Span::from_ms(1);

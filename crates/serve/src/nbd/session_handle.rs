@@ -121,7 +121,7 @@ pub enum DisconnectReason {
     ProtocolError,
     /// The client exceeded a time limit.
     TooSlow,
-    /// The client asked for nothing as long as the server allows.
+    /// The client sent no request for as long as the server allows.
     Idle,
     /// The socket failed with this error.
     Broken(String),

@@ -16,7 +16,7 @@ pub(super) struct SlowQueries {
     served: Arc<ExportedDevice>,
     pool: Arc<ThreadPool>,
     found: Arc<ProbeResult>,
-    /// Queries not yet answered.
+    /// Queries not yet completed.
     open: usize,
 }
 
@@ -29,7 +29,7 @@ struct ProbeResult {
 
 /// Result of a slow query.
 pub(super) enum SurveyResult {
-    /// Extents of the range; empty if the device cannot tell.
+    /// Extents of the range; empty if the device cannot report them.
     Extents(Vec<Extent>),
     /// Result of a resize: NBD error code and message.
     Size(Result<(), (ErrorCode, String)>),
@@ -103,7 +103,7 @@ fn when_too_many_ask(about: QueryKind) -> SurveyResult {
 }
 
 /// Returns the extents of a range. Adjacent extents of the same kind are merged, and the last one
-/// is cut at the end of the range. Empty if the device cannot tell.
+/// is cut at the end of the range. Empty if the device cannot report them.
 pub(super) fn survey(medium: &dyn BlockDevice, about: QueryKind) -> Vec<Extent> {
     let block_size = u64::from(medium.limits().block_size);
     let QueryKind::Extents { offset, len_bytes, extents_max } = about else { return Vec::new() };

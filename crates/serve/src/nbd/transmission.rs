@@ -86,7 +86,7 @@ struct RequestSlot {
     then_flush: bool,
 }
 
-/// Client request that is answered off the reactor, because it may block.
+/// Client request that is executed off the reactor, because it may block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlowQuery {
     /// Slot of the request, passed back with the result.
@@ -318,7 +318,7 @@ impl Transmission {
         self.free.push(slot);
     }
 
-    /// Next query to be answered off the reactor.
+    /// Next query to be executed off the reactor.
     pub(super) fn next_question(&mut self) -> Option<SlowQuery> {
         self.questions.pop_front()
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!                                          ┌── copy in ── Incoming ──┐
-//!   Fetching ── arrived ──▶ valid? ── yes ─┤ write                   ├──▶ Asked ── completed ──┐
+//!   Fetching ── arrived ──▶ valid? ── yes ─┤ write                   ├──▶ Submitted ─ completed ─┐
 //!      ▲                      │            └── anything else ────────┘                         │
 //!      │                      no                                       read ── copy out ── Outgoing
 //!      └─────── commit ───────┴────────────────────────────────────────────────────────────────┘

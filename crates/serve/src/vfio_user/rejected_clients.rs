@@ -1,4 +1,4 @@
-//! Clients that connect while another one has the device: each is answered with `EBUSY`.
+//! Clients that connect while another one has the device: each gets the error `EBUSY`.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tenmil_vfio_user::{HEADER_BYTES, Server};
 
 use super::endpoint::TIME_LIMIT;
 
-/// Rejected clients that have not been answered.
+/// Rejected clients whose error reply is not yet sent.
 #[derive(Debug, Default)]
 pub(super) struct RejectedClients {
     waiting: Vec<RejectedClient>,
@@ -22,11 +22,11 @@ struct RejectedClient {
     until: Instant,
 }
 
-/// Largest number of clients that are answered; further ones are closed without a reply.
+/// Largest number of clients that get a reply; further ones are closed without a reply.
 const WAITING_MAX: usize = 8;
 
 impl RejectedClients {
-    /// Adds a client. Returns its socket, if it will be answered.
+    /// Adds a client. Returns its socket, if it will get a reply.
     pub(super) fn receive(
         &mut self,
         now: Instant,
@@ -40,7 +40,7 @@ impl RejectedClients {
         self.waiting.last().map(|visitor| visitor.connection.as_fd())
     }
 
-    /// Answers clients whose first message has arrived, and closes those that are silent for too
+    /// Replies to clients whose first message has arrived, and closes those that are silent for too
     /// long.
     pub(super) fn poll(&mut self, now: Instant) {
         self.waiting.retain_mut(|visitor| visitor.until > now && !visitor.is_done());

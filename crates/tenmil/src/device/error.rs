@@ -34,7 +34,7 @@ pub struct IoError {
     pub blocks: u32,
     /// Cause.
     pub why: IoErrorKind,
-    /// Buffer of the operation. None if the operation has no buffer, or if the device is gone while
+    /// Buffer of the operation. None if the operation has no buffer, or if the device was removed while
     /// it had the buffer: the device may still access that memory, so it is leaked.
     pub buffer: Option<super::Buffer>,
 }
@@ -70,7 +70,7 @@ pub enum IoErrorKind {
     },
     /// The buffer belongs to another runtime, so that the device cannot access it.
     ForeignBuffer,
-    /// The device is gone, or its runtime was dropped.
+    /// The device was removed, or its runtime was dropped.
     DeviceRemoved,
 }
 

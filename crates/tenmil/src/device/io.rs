@@ -67,7 +67,7 @@ impl<'a> IoFuture<'a> {
         place.stage = SlotState::Sent;
         drop(place);
         self.state = IoState::AwaitingCompletion(index);
-        // The mailbox has room for every slot, so it is never full. If the poller is gone, it has
+        // The mailbox has space for every slot, so it is never full. If the poller has ended, it has
         // completed all slots already.
         let _ = self.shared.incoming.send(index);
         self.shared.thread.notify();

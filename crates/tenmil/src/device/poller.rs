@@ -291,7 +291,7 @@ impl Drop for DevicePoller {
 }
 
 impl Slot {
-    /// Fails the operation because the device is gone. The buffer is leaked if the I/O channel had
+    /// Fails the operation because the device was removed. The buffer is leaked if the I/O channel had
     /// accepted the request, since the device may still access it.
     fn cut_off(&mut self, was_taken: bool) {
         if !matches!(self.stage, SlotState::Sent | SlotState::Submitted) {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!              future                poller              poller               future
-//!   Empty ──▶ Sent ──────────────▶ Submitted ─────────▶ Answered ─────────▶ Empty
+//!   Empty ──▶ Sent ──────────────▶ Submitted ─────────▶ Completed ────────▶ Empty
 //!              index in the          device may           waker woken
 //!              mailbox               access the memory
 //! ```
@@ -29,7 +29,7 @@ pub(super) struct DeviceState {
     pub(super) thread: ThreadHandle,
     pub(super) limits: Limits,
     pub(super) buffers: BufferPool,
-    /// Mailbox with room for every slot and for one `CLOSE_TOKEN`.
+    /// Mailbox with space for every slot and for one `CLOSE_TOKEN`.
     pub(super) incoming: Sender<u32>,
     slots: Box<[Mutex<Slot>]>,
     line: Mutex<WaitQueue>,
@@ -108,7 +108,7 @@ impl DeviceState {
         self.is_removed.load(Ordering::Acquire)
     }
 
-    /// Marks the device as gone. Must be called before the last pass over all slots: `is_removed`
+    /// Marks the device as removed. Must be called before the last pass over all slots: `is_removed`
     /// under the lock of a slot then sees the flag, or the pass sees the request.
     pub(super) fn set_removed(&self) {
         self.is_removed.store(true, Ordering::Release);

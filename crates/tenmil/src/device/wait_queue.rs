@@ -21,7 +21,7 @@ pub(super) enum AcquireResult {
     Acquired(u32),
     /// The future waits under this ticket; its waker is woken when a slot is free.
     Waiting(u64),
-    /// The device is gone.
+    /// The device was removed.
     Closed,
 }
 

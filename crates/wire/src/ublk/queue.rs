@@ -190,7 +190,7 @@ const TAG_BITS: u32 = 16;
 /// Maximum length of a request, so that every offset in it is representable.
 pub const IO_BYTES_MAX: u32 = 1 << BYTE_BITS;
 
-/// Offset of a queue's table in `/dev/ublkcN`: each has room for the maximum depth.
+/// Offset of a queue's table in `/dev/ublkcN`: each has space for the maximum depth.
 pub fn table_at(queue: u16, page_bytes: usize) -> u64 {
     CMD_BUF_OFFSET + u64::from(queue) * table_bytes(DEPTH_MAX, page_bytes) as u64
 }

@@ -277,7 +277,7 @@ mod tests {
     use super::{Endpoint, EndpointShared};
 
     /// Both sides on one thread, with one and with many messages in flight, and with messages
-    /// larger than any buffer: every message is answered and counted once.
+    /// larger than any buffer: every message is replied to and counted once.
     #[test]
     fn every_message_is_answered_once() {
         for engine in [SocketEngine::Epoll, SocketEngine::IoUring] {

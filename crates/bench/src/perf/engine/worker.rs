@@ -313,7 +313,7 @@ impl<S: Verifier> Worker<S> {
         if let WorkerStage::Drain { share, .. } =
             std::mem::replace(&mut self.stage, WorkerStage::Over)
         {
-            // The receiver is gone only if the run was given up.
+            // The receiver is dropped only if the run was cancelled.
             let _ = self.results.send(*share);
         }
         context.end();

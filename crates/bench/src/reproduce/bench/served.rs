@@ -102,7 +102,7 @@ impl TargetProcess {
         let reading = Thread::spawn("ready", None, move |_| {
             let mut ready = String::new();
             let read = BufReader::new(out).read_line(&mut ready);
-            // The receiver is gone after the timeout.
+            // The receiver is dropped after the timeout.
             let _ = tell.send(read.map(|_| ready));
         });
         let _reading = reading.map_err(|error| refuse(&error))?;

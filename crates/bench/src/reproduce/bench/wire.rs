@@ -67,7 +67,7 @@ fn remove_pair(namespace: &str) {
     let _ = ip(&format!("netns delete {namespace}"));
 }
 
-/// Commands that create the pair by hand.
+/// Commands that create the pair manually.
 pub(crate) fn typed() -> Vec<String> {
     let [namespace, pair, rest @ ..] = lines("far").map(|line| format!("ip {line}"));
     let switches = [NEAR, FAR].map(|card| format!("ethtool -K {card} gro on tso off"));

@@ -15,7 +15,7 @@ use super::super::pool_access::PoolAccess;
 use super::super::write_out;
 use super::{EXIT_INTERRUPTED, ShowArguments};
 
-/// Checks the metadata; the exit code tells whether the pool is intact.
+/// Checks the metadata; the exit code shows whether the pool is intact.
 pub(super) fn check(
     opener: &Opener<'_>,
     show: &ShowArguments,

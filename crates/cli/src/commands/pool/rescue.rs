@@ -40,7 +40,7 @@ pub(super) struct RescueArguments {
     json: bool,
 }
 
-/// Rescues the volumes; the exit code tells whether anything was lost.
+/// Rescues the volumes; the exit code shows whether anything was lost.
 pub(super) fn rescue(
     opener: &Opener<'_>,
     arguments: &RescueArguments,

@@ -32,7 +32,7 @@ pub(super) struct ScrubArguments {
     json: bool,
 }
 
-/// Scrubs the pool; the exit code tells whether anything is damaged.
+/// Scrubs the pool; the exit code shows whether anything is damaged.
 pub(super) fn scrub(
     opener: &Opener<'_>,
     arguments: &ScrubArguments,

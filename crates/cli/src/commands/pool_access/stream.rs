@@ -143,7 +143,7 @@ fn write_all(stream: &Connection, out: &mut dyn Write) -> io::Result<()> {
 fn pump_stdin(stream: Connection) -> Result<Receiver<io::Error>, Error> {
     let (tell, told) = channel();
     let body = move |_: &tenmil_linux::StopFlag| match carry(&mut io::stdin().lock(), &stream) {
-        // The receiving job has ended; its own error says why.
+        // The receiving job has ended; its own error has the reason.
         Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
         Err(error) => drop(tell.send(error)),
         Ok(()) => drop(stream.shutdown_write()),

@@ -286,7 +286,7 @@ fn shut_down(
     // The thread may be blocked in a device for good; it ends with the process.
     std::mem::forget(closing);
     let (connected, devices) = (service.connected(), served.join(", "));
-    // A device or a peer that does not answer, as for every other server.
+    // A device or a peer that does not respond, as for every other server.
     Err(Error::remote(format!(
         "end: {connected} connections and their devices are given up after {} s, expected them to \
          let go: {devices}",

@@ -85,7 +85,7 @@ fn devices_each(devices: usize, sockets: usize) -> Result<usize, Error> {
     }
 }
 
-/// Serial number of the controller with this index: guests tell controllers apart by it.
+/// Serial number of the controller with this index: guests distinguish controllers by it.
 fn serial(first: String, index: usize) -> String {
     if index == 0 { first } else { format!("{first}{}", index + 1) }
 }

@@ -41,7 +41,7 @@ struct RequestGroup {
 }
 
 impl Background {
-    /// Whether what it has under way there is a flush.
+    /// Whether its request in flight there is a flush.
     pub(super) fn flushes(&self, place: RequestOwner) -> bool {
         let is_task = !matches!(place, RequestOwner::Commit | RequestOwner::SuperblockRead { .. });
         let task = self.task.filter(|_| is_task);
@@ -50,7 +50,7 @@ impl Background {
         })
     }
 
-    /// The channel is gone: someone else begins again.
+    /// The channel is closed: another channel starts again.
     pub(super) fn abandon(&self, meta: &mut MirrorState, shared: &Shared) {
         if self.look.is_some() {
             meta.abandon_owner_check();

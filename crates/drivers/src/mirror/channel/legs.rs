@@ -342,7 +342,7 @@ impl Legs {
         }
     }
 
-    /// Hands down what waits, as much as the legs take.
+    /// Submits queued requests, as far as the legs accept them.
     pub(super) fn submit(&mut self, now: Instant) {
         for leg in &mut self.legs {
             if let Some(backend) = &mut leg.backend

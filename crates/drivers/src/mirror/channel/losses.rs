@@ -1,4 +1,4 @@
-//! Losses that a leg tells of before a flush has failed for them.
+//! Losses that a leg reports before a flush has failed for them.
 
 use std::sync::Arc;
 

@@ -303,8 +303,8 @@ impl World {
         let busy = (0..self.count()).filter(|core| self.crowd(*core) > 0).count();
         let wakes = self.crowd(idle_core) == 0 && busy >= self.quota.unwrap_or(u32::MAX) as usize;
         for thread in self.threads.iter().filter(|thread| thread.home != idle_core) {
-            let room = self.wanted(idle_core) + thread.demand <= 75 && !wakes;
-            let consolidates = thread.demand == 0 || (thread.demand < 20 && room);
+            let reactor = self.wanted(idle_core) + thread.demand <= 75 && !wakes;
+            let consolidates = thread.demand == 0 || (thread.demand < 20 && reactor);
             assert!(
                 !consolidates || !self.may_be(thread).contains(idle_core),
                 "seed {seed}: a thread of {} % is on core {}, expected {idle_core}",
