@@ -422,6 +422,9 @@ fn a_length_that_is_not_that_of_the_blocks_is_refused_and_brings_nobody_elses_by
         assert_eq!(completion.status(), wrong, "{opcode:?} of {blocks} blocks, {len} bytes");
         assert!(opcode != IoOpcode::Read || back.iter().all(|byte| *byte == 0xa5));
     }
+    // A command without data has none of the one that had its slot before.
+    let (completion, _) = rig.command(io, &transfer(2, 0, 1), DataDirection::ToHost(512), &[]);
+    assert_eq!(completion.status(), Status::SUCCESS);
     let (completion, _) = rig.command(io, &transfer(2, 0, 1), DataDirection::None, &[]);
     assert_eq!(completion.status(), wrong, "no data at all");
     let beyond = transfer(IoOpcode::Read.code(), super::rig::BLOCKS, 1);
