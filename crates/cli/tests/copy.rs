@@ -373,7 +373,7 @@ fn what_nothing_tells_from_others_is_gone_on_with_only_if_somebody_says_so() {
     assert!(error.lines().any(|line| line.ends_with(" --verify --overwrite")), "{error}");
     let (code, _, error) = copy(&[]);
     assert_eq!(code, Some(2), "{error}");
-    assert!(error.contains(&format!(": nothing tells {source} from others, expected ")), "{error}");
+    assert!(error.contains(&format!(": {source} cannot be identified, expected ")), "{error}");
     assert!(error.contains("; to resume all the same, add --overwrite."), "{error}");
     let (code, _, error) = copy(&["--overwrite"]);
     assert_eq!(code, Some(0), "{error}");

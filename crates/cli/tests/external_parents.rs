@@ -96,7 +96,7 @@ fn an_image_is_cloned_written_over_kept_and_copied_and_stays_what_it_was() {
     assert_ne!(code, Some(0));
     assert!(error.contains("pool rescue"), "{error}");
     let checked = pool.done(&["pool", "check", &pool.device()]);
-    assert!(checked.contains("golden of `monday`: not to be had"), "{checked}");
+    assert!(checked.contains("golden of `monday`: not accessible"), "{checked}");
     assert!(pool.is_clean(), "that is no fault of the pool");
 
     let other = Pool::new("64m");

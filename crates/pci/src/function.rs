@@ -520,7 +520,7 @@ mod tests {
             OpenOptions::new().create_new(true).write(true).open(path).unwrap();
         };
         let none = open(Some(VfioInterface::Iommufd));
-        assert!(none.to_string().contains("no door in /dev/vfio/devices"), "{none}");
+        assert!(none.to_string().contains("no device node in /dev/vfio/devices"), "{none}");
         assert!(none.hint().unwrap().contains("CONFIG_VFIO_DEVICE_CDEV"));
 
         // Kernels without iommufd show a name without a device node.

@@ -109,7 +109,7 @@ mod tests {
         let refused = of(12, &RegionTable::new(4)).unwrap_err();
         assert!(refused.to_string().contains("share its group"), "{refused}");
         let refused = by(VfioInterface::Iommufd, 12, &regions).unwrap_err();
-        assert!(refused.to_string().contains("another way"), "{refused}");
+        assert!(refused.to_string().contains("another mode"), "{refused}");
         drop((first, second, third));
         of(12, &RegionTable::new(4)).unwrap();
         assert_eq!(opened.get(), 3);

@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(
             overdue("pcie:0000:01:00.0", None),
             "pcie:0000:01:00.0: a queue has commands in flight after 5 s: until they end, its memory is \
-             not given back"
+             not freed"
         );
         let told =
             overdue("pcie:0000:01:00.0", Some("pcie:0000:01:00.0: the controller was removed"));

@@ -26,7 +26,7 @@ pub(super) fn table() -> Vec<Scenario> {
         planted("invents-data", InjectedBug::InventsData, "is garbage"),
         planted("unmaps-buffer", InjectedBug::UnmapsBuffer, "stray access: the device"),
         planted("leaks", InjectedBug::Leaks, "bytes free in the pool"),
-        planted("fidgets", InjectedBug::Fidgets, "still something moves"),
+        planted("fidgets", InjectedBug::Fidgets, "without coming to rest"),
         planted("panics", InjectedBug::Panics, "a planted panic"),
         planted("oversleeps", InjectedBug::Oversleeps, "requests unanswered")
             .plan(&[PlannedFault::io(Fault::Drop).skip(10).times(1)]),
