@@ -101,7 +101,7 @@ mod tests {
             ),
             (vec!["create", &new, "--size", "1g", "--thick"], "it needs 26", "pool grow"),
             (vec!["inflate", &large], "it needs 26", "pool grow"),
-            (vec!["inflate", &sums], "a block with a checksum is reallocated", "thick or with checksums"),
+            (vec!["inflate", &sums], "it has checksums", "make it thick or give it checksums"),
             (vec!["inflate", &snapshot], "it is a snapshot", "make a clone"),
             (vec!["inflate", &new], "there is none", ""),
         ] {
