@@ -389,11 +389,14 @@ impl<D: Dma> ListPool<D> {
 impl<D: Dma> DataPointers for ListPool<D> {
     type Pointer = Pointer;
 
+    /// With PRPs only.
+    fn has_fast_path(&self) -> bool {
+        self.sgl != SglSupport::Only
+    }
+
     #[inline(always)]
     fn contiguous_run(&self, like: Segment) -> impl Fn(Segment) -> Option<Pointer> {
-        // Without PRPs, no segment is like this one.
-        let len_bytes = if self.sgl == SglSupport::Only { 0 } else { like.len_bytes };
-        let iova_of = self.dma.iovas(Segment { len_bytes, ..like });
+        let iova_of = self.dma.iovas(like);
         #[inline(always)]
         move |segment| {
             let iova = iova_of(segment)?;
@@ -403,9 +406,6 @@ impl<D: Dma> DataPointers for ListPool<D> {
 
     #[inline]
     fn contiguous(&self, segment: Segment) -> Option<Pointer> {
-        if self.sgl == SglSupport::Only {
-            return None;
-        }
         let iova = self.dma.iova(segment)?;
         let (one, two) = contiguous(iova, segment.len_bytes, FAST_PAGE_MASK)?;
         Some(Pointer::Prp(one, two))
