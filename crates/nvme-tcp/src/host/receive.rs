@@ -92,8 +92,10 @@ impl HostConnection {
         // CCCID, and DATAO, which is zero; reserved bits are ignored.
         let (cid, offset, len_bytes) = (second as u16, (second >> 32) as u32, third as u32);
         let tag = cid & self.tag_mask;
-        let is_read = first == PLAIN_READ + (u64::from(len_bytes) << 32);
-        let is_known = is_read || first == PLAIN_DATA + (u64::from(len_bytes) << 32);
+        // A length that does not fit beside the header wraps, and is not that of the command below.
+        let plen = u64::from(len_bytes) << 32;
+        let is_read = first == PLAIN_READ.wrapping_add(plen);
+        let is_known = is_read || first == PLAIN_DATA.wrapping_add(plen);
         let Some(slot) = self.slots.get_mut(usize::from(tag)) else { return false };
         let is_plain = is_known
             && (slot.state, slot.is_last) == (TransferState::Data, false)
