@@ -10,14 +10,6 @@ use crate::{CompletionEntry, Segment};
 
 /// Memory of a host, as accessed by a controller.
 pub trait HostMemory {
-    /// Resolved view of a ring.
-    type Entries: HostEntries;
-
-    /// Resolves `len_bytes` at `iova` once, so that a ring needs no lookup per entry. `Ok(None)`
-    /// means that the memory exists but is not shared: use [`read`](Self::read) and
-    /// [`write`](Self::write).
-    fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<Self::Entries>, AccessFault>;
-
     /// Resolves `len_bytes` at `iova` to a segment, if a block device can access them directly and
     /// they are contiguous. `Ok(None)` means that the bytes must be copied by [`read`](Self::read)
     /// and [`write`](Self::write).
@@ -69,6 +61,17 @@ pub trait HostMemory {
     fn take_data(&mut self, ticket: AccessId, into: &mut [u8]) {
         let _ = (ticket, into);
     }
+}
+
+/// Host memory that also holds the rings of queues.
+pub trait RingMemory: HostMemory {
+    /// Resolved view of a ring.
+    type Entries: HostEntries;
+
+    /// Resolves `len_bytes` at `iova` once, so that a ring needs no lookup per entry. `Ok(None)`
+    /// means that the memory exists but is not shared: use [`read`](HostMemory::read) and
+    /// [`write`](HostMemory::write).
+    fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<Self::Entries>, AccessFault>;
 }
 
 /// Resolved view of a ring in host memory.

@@ -408,7 +408,7 @@ impl Memory for DevicePool {
 
 #[cfg(test)]
 mod tests {
-    use tenmil_base::{Dma, HostMemory, Memory, RegionId, Segment, SubmissionRing};
+    use tenmil_base::{Dma, HostMemory, Memory, RegionId, RingMemory, Segment, SubmissionRing};
 
     use crate::{
         Backing, CommandStore, DeviceKind, DevicePool, KernelBufferSource, Mapping, RegionTable,

@@ -236,7 +236,7 @@ pub(crate) fn resolve(regions: &RegionTable, memory: Segment, len_bytes: u64) ->
 
 #[cfg(test)]
 mod tests {
-    use tenmil_base::{CompletionRing, Dma, HostEntries, HostMemory, SubmissionRing};
+    use tenmil_base::{CompletionRing, Dma, HostEntries, RingMemory, SubmissionRing};
 
     use crate::{
         Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable, SharedHostMemory,

@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use tenmil_base::{
     AccessFault, AccessId, AccessProgress, CompletionEntry, HostEntries, HostMemory, Memory,
-    SIMPLE_IO_WORDS, Segment, Window,
+    RingMemory, SIMPLE_IO_WORDS, Segment, Window,
 };
 
 use crate::barrier::{prefetch_read, prefetch_write};
@@ -68,7 +68,7 @@ impl SharedHostMemory {
     }
 }
 
-impl HostMemory for SharedHostMemory {
+impl RingMemory for SharedHostMemory {
     type Entries = SharedEntries;
 
     fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<SharedEntries>, AccessFault> {
@@ -78,7 +78,9 @@ impl HostMemory for SharedHostMemory {
         // Rings must be in the pool: a view is long-lived, and other mapped regions may be unmapped.
         SharedEntries::new(self.pool.regions(), segment.ok_or(fault)?, iova).map(Some)
     }
+}
 
+impl HostMemory for SharedHostMemory {
     #[inline]
     fn resolve(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, AccessFault> {
         self.segment(iova, len_bytes).map(Some)
@@ -322,7 +324,9 @@ unsafe fn store(first: NonNull<u64>, entry: CompletionEntry) {
 
 #[cfg(test)]
 mod tests {
-    use tenmil_base::{AccessId, Dma, HostEntries, HostMemory, Memory, SIMPLE_IO_WORDS};
+    use tenmil_base::{
+        AccessId, Dma, HostEntries, HostMemory, Memory, RingMemory, SIMPLE_IO_WORDS,
+    };
 
     use crate::{
         Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable, SharedHostMemory,

@@ -290,8 +290,8 @@ impl Controller {
     pub fn set_host(&mut self, host: HostId) {
         self.host = host;
         let mut state = self.subsystem.lock();
-        if let Some(seat) = state.seats.get_mut(&self.config.cntlid) {
-            seat.host = host;
+        if let Some(entry) = state.controllers.get_mut(&self.config.cntlid) {
+            entry.host = host;
         }
         self.subsystem.publish_and_notify(state);
     }
@@ -327,8 +327,8 @@ impl Controller {
     /// Sets the callback that wakes this controller's thread when another controller has posted updates
     /// for it.
     pub fn set_waker(&self, waker: WakeFn) {
-        if let Some(seat) = self.subsystem.lock().seats.get_mut(&self.config.cntlid) {
-            seat.waker = Some(waker);
+        if let Some(entry) = self.subsystem.lock().controllers.get_mut(&self.config.cntlid) {
+            entry.waker = Some(waker);
         }
     }
 
@@ -459,8 +459,8 @@ impl Controller {
     }
 
     fn tell_seat_in_use(&self) {
-        if let Some(seat) = self.subsystem.lock().seats.get_mut(&self.config.cntlid) {
-            seat.is_in_use = self.is_in_use;
+        if let Some(entry) = self.subsystem.lock().controllers.get_mut(&self.config.cntlid) {
+            entry.is_in_use = self.is_in_use;
         }
     }
 
@@ -475,8 +475,8 @@ impl Controller {
         state.firmware.activate();
         state.drop_requesters(self.config.cntlid, |_| true);
         state.forget_host(nobody);
-        if let Some(seat) = state.seats.get_mut(&self.config.cntlid) {
-            seat.host = self.host;
+        if let Some(entry) = state.controllers.get_mut(&self.config.cntlid) {
+            entry.host = self.host;
         }
         self.subsystem.publish_and_notify(state);
     }
@@ -561,9 +561,9 @@ impl Controller {
         // The lock is released before the updates are processed: that calls back into the subsystem.
         let mail = {
             let mut state = self.subsystem.lock();
-            let seat = state.seats.get_mut(&self.config.cntlid);
-            let mail =
-                seat.map_or_else(PendingUpdates::default, |seat| core::mem::take(&mut seat.mail));
+            let entry = state.controllers.get_mut(&self.config.cntlid);
+            let mail = entry
+                .map_or_else(PendingUpdates::default, |entry| core::mem::take(&mut entry.mail));
             for &nsid in mail.changed.iter().filter(|nsid| !state.records.contains_key(nsid)) {
                 self.values.forget_namespace(nsid);
             }

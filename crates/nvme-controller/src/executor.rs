@@ -56,7 +56,7 @@ mod tests;
 mod traffic;
 
 pub(crate) use run::low16;
-pub use segment_memory::{NoRing, SegmentMemory};
+pub use segment_memory::SegmentMemory;
 pub(crate) use slot::Slots;
 
 /// Executor of the commands of one queue.

@@ -15,7 +15,7 @@ use core::sync::atomic as sync;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use tenmil_base::{AccessCompletion, AccessFault, AccessProgress, HostMemory, Instant};
+use tenmil_base::{AccessCompletion, AccessFault, AccessProgress, Instant, RingMemory};
 use tenmil_wire::Command;
 
 use crate::controller::WakeFn;
@@ -35,7 +35,7 @@ mod tests;
 
 /// Completion queue with its submission queues, nearly always exactly one.
 #[derive(Debug)]
-pub struct Queue<H: HostMemory> {
+pub struct Queue<H: RingMemory> {
     executor: Executor<H>,
     submissions: Vec<SubmissionQueue<H::Entries>>,
     completion: CompletionQueue<H::Entries>,
@@ -112,7 +112,7 @@ const TICKET_FETCH: u32 = 1 << 30;
 const TICKET_POST: u32 = 2 << 30;
 const TICKET_KIND: u32 = 3 << 30;
 
-impl<H: HostMemory> Queue<H> {
+impl<H: RingMemory> Queue<H> {
     /// Creates a queue without submission queues. `host` is a separate channel to host memory with its
     /// own access identifiers, `doorbells` are those of the controller.
     pub fn new(

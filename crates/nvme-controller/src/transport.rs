@@ -22,7 +22,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tenmil_base::{HostMemory, Instant, Interrupts, Span};
+use tenmil_base::{Instant, Interrupts, RingMemory, Span};
 use tenmil_wire::register::{Capabilities, ReadyTimeouts, TIMEOUT_UNIT_MS};
 
 use crate::bounce::BouncePool;
@@ -52,7 +52,7 @@ mod tests;
 mod vectors;
 
 /// Memory-based transport: a controller behind registers, rings and MSI-X.
-pub struct MemoryTransport<H: HostMemory + Clone, I: Interrupts> {
+pub struct MemoryTransport<H: RingMemory + Clone, I: Interrupts> {
     bar: Arc<Bar>,
     controller: Controller,
     host: H,
@@ -88,7 +88,7 @@ pub struct MemoryTransport<H: HostMemory + Clone, I: Interrupts> {
 }
 
 /// I/O queue and its interrupt vector.
-struct SignalledQueue<H: HostMemory> {
+struct SignalledQueue<H: RingMemory> {
     queue: Queue<H>,
     vector: Option<u16>,
 }
@@ -147,7 +147,7 @@ impl Default for MemoryTransportConfig {
     }
 }
 
-impl<H: HostMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
+impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     /// Creates a disabled controller. Each clone of `host` is a separate channel to host memory with its
     /// own access identifiers; `buffers` hold data that block devices cannot access in host memory.
     pub fn new(

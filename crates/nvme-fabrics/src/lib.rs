@@ -1,13 +1,13 @@
-//! NVMe over Fabrics host transport (NVMe/TCP), presented to the `nvme` driver as registers and rings in
-//! memory.
+//! NVMe over Fabrics host transport (NVMe/TCP) for the driver `tenmil_nvme_host`.
 //!
 //! ```text
-//!   tenmil_nvme_host::Controller ── HostTransport ────── admin rings ──┐
-//!   tenmil_nvme_host::NamespaceQueue ── I/O rings ── TcpQueuePair ─────┴─ tenmil_nvme_tcp::HostConnection ── tenmil_base::Stream ── peer
+//!   tenmil_nvme_host::Controller ──── HostTransport: registers, admin rings ──┐
+//!   tenmil_nvme_host::NamespaceQueue ── TcpTransport ─────────────────────────┴─ QueueConnection ── tenmil_base::Stream ── peer
 //! ```
 //!
-//! TCP carries the rings, so the driver and its error recovery are the same as for PCIe. At the other end
-//! of each pair of rings is a connection instead of a device.
+//! An I/O queue pair of the driver has a connection as its transport, instead of rings in memory. The
+//! controller sees registers and an admin queue in memory, which [`HostTransport`] sends over the wire. So
+//! the driver and its error recovery are the same as for PCIe.
 //!
 //! Nothing here blocks, reads a clock or uses sockets directly. Streams come from a [`Connector`], and
 //! time is an argument. A [`FabricsController`] belongs to the thread that manages it. A

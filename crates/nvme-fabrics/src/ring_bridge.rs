@@ -13,7 +13,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use tenmil_base::{AccessId, HostEntries, HostMemory, Segment, entry_from_dwords};
+use tenmil_base::{AccessId, HostEntries, HostMemory, RingMemory, Segment, entry_from_dwords};
 use tenmil_dma::{SharedEntries, SharedHostMemory};
 use tenmil_nvme_tcp::{DataDirection, QueueFull};
 use tenmil_wire::sgl::{DataLocation, Descriptor, DescriptorKind};

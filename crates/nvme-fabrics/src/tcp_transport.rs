@@ -267,7 +267,7 @@ impl TcpTransport {
         let may_linger = serving.as_ref().is_some_and(|it| it.exchange.may_execute_late(false));
         let closed = ClosedQueue { lost, may_linger };
         match serving.and_then(|serving| ZeroCopyDrain::begin(serving.exchange, may_linger)) {
-            Some(farewell) => self.parting = Some(Box::new((farewell, closed))),
+            Some(drain) => self.parting = Some(Box::new((drain, closed))),
             None => self.mailbox_slot.report(closed),
         }
     }

@@ -2,12 +2,12 @@
 //! return the state of the connection.
 //!
 //! ```text
-//!   driver     CAP, VS, CC, CSTS         admin ring              doorbells
-//!                │  cached                  │                        │ words in memory
-//!   transport  state: connect,           admin: each command     control block of each I/O queue,
-//!              properties, losses,       over the wire, except   with a connection of its own,
-//!              drain of the old          for those that create   connected here and served by
-//!              controller                and delete queues       the queue thread
+//!   driver     CAP, VS, CC, CSTS         admin rings             I/O queue pairs
+//!                │  cached                  │                        │ transport
+//!   transport  state: connect,           admin: each command     mailbox of each I/O queue:
+//!              properties, losses,       over the wire, except   its connection is connected here,
+//!              drain of the old          for those that create   and used by the queue's thread
+//!              controller                and delete queues
 //! ```
 //!
 //! CSTS.RDY becomes 0 once no connection is left, and the old controller can no longer execute commands:
@@ -177,7 +177,7 @@ impl HostTransport {
 
     /// Performs a bounded amount of work.
     pub(crate) fn turn(&mut self, now: Instant) {
-        self.partings.retain_mut(|farewell| !farewell.is_drained(now));
+        self.partings.retain_mut(|drain| !drain.is_drained(now));
         self.turn_admin(now);
         if !self.left.is_empty() {
             self.reap_drained(now);
@@ -194,7 +194,7 @@ impl HostTransport {
     pub(crate) fn wake_at(&self, now: Instant) -> Instant {
         let admin = self.admin.as_ref().map_or(Instant::NEVER, AdminConnection::wake_at);
         let queues = self.queues.values().map(|queue| queue.wake_at(now));
-        let left = self.left.iter().map(|(_, farewell, _)| farewell);
+        let left = self.left.iter().map(|(_, drain, _)| drain);
         let partings = self.partings.iter().chain(left).map(ZeroCopyDrain::wake_at);
         queues.chain(partings).fold(admin.min(self.stage_wake_at(now)), Instant::min)
     }

@@ -25,10 +25,10 @@
 //!
 //! # Users
 //!
-//! The crate `remote` drives a [`HostConnection`] for each queue pair: the submission and completion rings of
-//! the NVMe driver are in memory, commands taken from the submission ring are submitted here under
-//! the index of their slot, and [`HostEvent::Completed`] becomes a completion entry. A lost connection
-//! appears to the driver as a controller that has disappeared.
+//! The crate `nvme-fabrics` drives a [`HostConnection`] for each queue: it is the transport of an I/O queue
+//! pair of the NVMe driver, whose commands are submitted here under the driver's identifiers, and
+//! [`HostEvent::Completed`] or [`HostEvent::ReadCompleted`] ends them. A lost connection appears to the
+//! driver as a controller that has disappeared.
 //!
 //! The crate `serve` drives a [`ControllerConnection`] for each connection: a command begins in an
 //! `Executor` of `tenmil_nvme_controller` under its tag once its buffer is allocated and its data have arrived

@@ -14,6 +14,8 @@ mod endpoint_event;
 pub mod nbd;
 mod recv_backoff;
 pub mod tcp;
+#[cfg(test)]
+mod test_rig;
 pub mod ublk;
 pub mod vfio_user;
 pub mod vhost_user;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use tenmil_base::{
     AccessCompletion, AccessFault, AccessId, AccessProgress, HostEntries, HostMemory, Instant,
-    InvalidSegment, Memory, Segment, Span,
+    InvalidSegment, Memory, RingMemory, Segment, Span,
 };
 use tenmil_dma::SharedEntries;
 
@@ -83,14 +83,16 @@ impl DeviceMemory {
     }
 }
 
-impl HostMemory for DeviceMemory {
+impl RingMemory for DeviceMemory {
     type Entries = DeviceEntries;
 
     fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<DeviceEntries>, AccessFault> {
         let inner = self.bus.entries(iova, len_bytes)?;
         Ok(Some(DeviceEntries { bus: self.bus.clone(), inner, iova, len_bytes }))
     }
+}
 
+impl HostMemory for DeviceMemory {
     fn resolve(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, AccessFault> {
         let segment = self.bus.check(Accessor::Device, iova, len_bytes as usize, false)?;
         Ok((self.reach == DataAccess::Direct).then_some(segment))

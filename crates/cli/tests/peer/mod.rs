@@ -15,7 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tenmil_base::{
-    AccessFault, AccessId, AccessProgress, BlockDevice, HostMemory, Interrupts, Memory, Segment,
+    AccessFault, AccessId, AccessProgress, BlockDevice, HostMemory, Interrupts, Memory, RingMemory,
+    Segment,
 };
 use tenmil_dma::{FileRange, ForeignRegion, RegionTable, SharedEntries};
 use tenmil_drivers::RamDevice;
@@ -123,14 +124,16 @@ impl Guest {
     }
 }
 
-impl HostMemory for Guest {
+impl RingMemory for Guest {
     type Entries = SharedEntries;
 
     fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<SharedEntries>, AccessFault> {
         let segment = self.segment(iova, usize::try_from(len_bytes).unwrap())?;
         SharedEntries::new(&self.regions, segment, iova).map(Some)
     }
+}
 
+impl HostMemory for Guest {
     fn resolve(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, AccessFault> {
         self.segment(iova, len_bytes as usize).map(Some)
     }

@@ -188,13 +188,13 @@ impl MirrorChannel {
 
     /// Sends a write or a flush to all legs.
     fn write(&mut self, slot: u32, stage: RequestStage) {
-        let nobody = self.without_legs();
+        let status = self.without_legs();
         let work = &mut self.requests[slot as usize];
         let missing =
             self.legs.send_to(self.masks.write, RequestOwner::Request(slot), &work.request);
         (work.stage, work.awaited, work.failed) = (stage, self.masks.write & !missing, missing);
         if work.awaited == 0 {
-            work.status = nobody;
+            work.status = status;
             self.stillborn.push(slot);
         }
     }
@@ -206,7 +206,7 @@ impl MirrorChannel {
             // If the source leg fails, all reads have to use the same next leg.
             from &= from.wrapping_neg();
         }
-        let (leg, nobody) = (self.legs.idlest(from), self.without_legs());
+        let (leg, status) = (self.legs.idlest(from), self.without_legs());
         let missing = self.legs.send_to(leg, RequestOwner::Request(slot), &request);
         let work = &mut self.requests[slot as usize];
         work.awaited = leg;
@@ -216,7 +216,7 @@ impl MirrorChannel {
         if leg == 0 || missing != 0 {
             work.failed |= leg;
             if work.status.is_success() {
-                work.status = nobody;
+                work.status = status;
             }
             self.end_read(slot);
         }

@@ -22,7 +22,7 @@ pub(super) struct ReadEpoch(Arc<AtomicU64>);
 /// The reads in flight of a channel.
 #[derive(Debug)]
 pub(super) struct ReadEpochs {
-    seat: ReadEpoch,
+    epoch: ReadEpoch,
     /// The published transaction.
     since: u64,
     /// Counts of the reads that the published epoch stands for, and of later ones, which began in
@@ -50,11 +50,11 @@ impl ReadEpoch {
 
 impl ReadEpochs {
     pub(super) fn new() -> Self {
-        Self { seat: ReadEpoch::idle(), since: IDLE, counts: [0; 2], later: IDLE, old: 0 }
+        Self { epoch: ReadEpoch::idle(), since: IDLE, counts: [0; 2], later: IDLE, old: 0 }
     }
 
     pub(super) fn register(&self) -> ReadEpoch {
-        self.seat.clone()
+        self.epoch.clone()
     }
 
     /// Counts reads that begin in this transaction or a later one. Returns the bucket for
@@ -63,7 +63,7 @@ impl ReadEpochs {
     pub(super) fn begin(&mut self, transaction: u64, count: usize) -> usize {
         if self.since == IDLE {
             self.since = transaction;
-            self.seat.0.store(transaction, Ordering::Relaxed);
+            self.epoch.0.store(transaction, Ordering::Relaxed);
             fence(Ordering::SeqCst);
         }
         let is_later = transaction != self.since;
@@ -87,7 +87,7 @@ impl ReadEpochs {
         if self.counts[self.old] == 0 {
             self.old ^= 1;
             self.since = if self.counts[self.old] == 0 { IDLE } else { self.later };
-            self.seat.0.store(self.since, Ordering::Release);
+            self.epoch.0.store(self.since, Ordering::Release);
         }
     }
 }
@@ -101,11 +101,11 @@ mod tests {
     use super::{IDLE, ReadEpochs};
 
     #[test]
-    fn the_seat_is_never_younger_than_the_oldest_read_and_moves_on_when_it_ends() {
+    fn the_epoch_is_never_younger_than_the_oldest_read_and_moves_on_when_it_ends() {
         for seed in 0..200 {
             let mut random = Random::new(seed);
             let mut readers = ReadEpochs::new();
-            let seat = readers.register();
+            let epoch = readers.register();
             let mut under_way: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
             let mut transaction = 1;
             for number in 0..300 {
@@ -119,17 +119,17 @@ mod tests {
                     readers.end(bucket, 1);
                 }
                 let oldest = under_way.values().map(|(began, _)| *began).min().unwrap_or(IDLE);
-                assert!(seat.oldest() <= oldest, "seed {seed}");
-                assert_eq!(under_way.is_empty(), seat.oldest() == IDLE, "seed {seed}");
+                assert!(epoch.oldest() <= oldest, "seed {seed}");
+                assert_eq!(under_way.is_empty(), epoch.oldest() == IDLE, "seed {seed}");
             }
             // However many reads begin, those of the observed epoch do end.
-            let then = seat.oldest();
+            let then = epoch.oldest();
             for (began, bucket) in std::mem::take(&mut under_way).into_values() {
                 let later = readers.begin(transaction + 1 + began, 1);
                 readers.end(bucket, 1);
                 under_way.insert(began, (began, later));
             }
-            assert!(under_way.is_empty() || seat.oldest() > then, "seed {seed}");
+            assert!(under_way.is_empty() || epoch.oldest() > then, "seed {seed}");
         }
     }
 }

@@ -165,7 +165,7 @@ impl Shared {
         // Pairs with the fence in `ReadEpochs::begin`: a channel whose read epoch is not seen here has
         // seen all earlier invalidations of runs.
         fence(Ordering::SeqCst);
-        let clients = state.clients.values().filter_map(|seat| seat.reads.as_ref());
+        let clients = state.clients.values().filter_map(|client| client.reads.as_ref());
         let oldest = clients.map(read_epochs::ReadEpoch::oldest).min().unwrap_or(u64::MAX);
         state.store.note_oldest_read(oldest);
         state
@@ -198,14 +198,14 @@ impl Shared {
             has_messages: AtomicBool::new(false),
             waker: waker.clone(),
         });
-        let seat = ClientEntry {
+        let client = ClientEntry {
             inbox: Arc::clone(&inbox),
             waker,
             messages: VecDeque::new(),
             reads,
             has_channel,
         };
-        state.clients.insert(number, seat);
+        state.clients.insert(number, client);
         Ok(inbox)
     }
 
@@ -214,13 +214,13 @@ impl Shared {
         &self,
         mut make: impl FnMut() -> Result<DeviceChannel, Error>,
     ) -> Result<(), Error> {
-        let ways = self.lock().clients.iter().filter(|(_, seat)| seat.has_channel).count();
+        let ways = self.lock().clients.iter().filter(|(_, client)| client.has_channel).count();
         let made = (0..ways).map(|_| make()).collect::<Result<Vec<DeviceChannel>, Error>>()?;
         let mut state = self.lock();
-        let clients = state.clients.iter().filter(|(_, seat)| seat.has_channel);
+        let clients = state.clients.iter().filter(|(_, client)| client.has_channel);
         let clients: Vec<u32> = clients.map(|(number, _)| *number).collect();
-        for (seat, more) in clients.into_iter().zip(made) {
-            state.send_to_client(seat, ClientMessage::More(more));
+        for (client, more) in clients.into_iter().zip(made) {
+            state.send_to_client(client, ClientMessage::More(more));
         }
         drop(state);
         self.ring();
@@ -230,8 +230,8 @@ impl Shared {
     /// Unregisters a client: its pending actions fail, and so do the given transfers.
     pub(super) fn leave(&self, inbox: &ClientInbox, transfers: impl Iterator<Item = u64>) {
         let mut state = self.lock_to_notify();
-        let seat = state.clients.remove(&inbox.number);
-        for note in seat.map(|seat| seat.messages).unwrap_or_default() {
+        let client = state.clients.remove(&inbox.number);
+        for note in client.map(|client| client.messages).unwrap_or_default() {
             if let ClientMessage::Do(action) = note {
                 state.refuse(&action);
             }
@@ -275,8 +275,8 @@ impl Shared {
             self.transaction.store(transaction, Ordering::Release);
         }
         while let Some((token, completion)) = state.store.next_response() {
-            let (seat, number) = parts(token);
-            state.send_to_client(seat, ClientMessage::Ended(number, completion));
+            let (client, number) = parts(token);
+            state.send_to_client(client, ClientMessage::Ended(number, completion));
         }
         if state.pages.len() > before {
             self.ring();
@@ -310,7 +310,7 @@ impl State {
 
     /// Whether there is foreground I/O: requests of the pool, and cached reads.
     pub(super) fn is_busy(&self) -> bool {
-        let reads = self.clients.values().filter_map(|seat| seat.reads.as_ref());
+        let reads = self.clients.values().filter_map(|client| client.reads.as_ref());
         self.store.has_tasks()
             || reads.map(read_epochs::ReadEpoch::oldest).any(|oldest| oldest != u64::MAX)
     }
@@ -340,15 +340,15 @@ impl State {
         inbox: &ClientInbox,
         into: &mut VecDeque<ClientMessage>,
     ) {
-        if let Some(seat) = self.clients.get_mut(&inbox.number) {
+        if let Some(client) = self.clients.get_mut(&inbox.number) {
             inbox.has_messages.store(false, Ordering::Relaxed);
-            into.append(&mut seat.messages);
+            into.append(&mut client.messages);
         }
     }
 
     fn pass_on(&mut self, token: u64, action: DeviceAction) {
-        let (seat, _) = parts(token);
-        if let Some(note) = self.send_to_client(seat, ClientMessage::Do(action))
+        let (client, _) = parts(token);
+        if let Some(note) = self.send_to_client(client, ClientMessage::Do(action))
             && let ClientMessage::Do(action) = note
         {
             self.refuse(&action);
@@ -356,12 +356,12 @@ impl State {
     }
 
     /// Sends a message to a client. Returns it if the client does not exist.
-    fn send_to_client(&mut self, seat: u32, note: ClientMessage) -> Option<ClientMessage> {
-        let Some(seat) = self.clients.get_mut(&seat) else { return Some(note) };
-        seat.messages.push_back(note);
+    fn send_to_client(&mut self, client: u32, note: ClientMessage) -> Option<ClientMessage> {
+        let Some(client) = self.clients.get_mut(&client) else { return Some(note) };
+        client.messages.push_back(note);
         // Release pairs with the acquire in `has_messages`; the reader then takes the lock.
-        seat.inbox.has_messages.store(true, Ordering::Release);
-        seat.waker.raise(0);
+        client.inbox.has_messages.store(true, Ordering::Release);
+        client.waker.raise(0);
         None
     }
 

@@ -103,8 +103,8 @@ impl Controller {
         if record.is_formatting {
             return Err(Status::FORMAT_IN_PROGRESS);
         }
-        let seat = state.seats.get(&self.config.cntlid);
-        if let Some(refusal) = seat.and_then(|seat| seat.ana(record.ana_group).refusal()) {
+        let entry = state.controllers.get(&self.config.cntlid);
+        if let Some(refusal) = entry.and_then(|entry| entry.ana(record.ana_group).refusal()) {
             return Err(refusal);
         }
         let seen = record.reservations.seen_by(self.host);

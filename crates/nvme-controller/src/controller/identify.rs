@@ -65,7 +65,7 @@ impl Controller {
             Cns::NamespaceControllers => self.controllers_of(nsid, identify.cntid, page),
             Cns::SubsystemControllers => {
                 let state = self.subsystem.lock();
-                let cntlids = state.seats.range(identify.cntid..).map(|(&cntlid, _)| cntlid);
+                let cntlids = state.controllers.range(identify.cntid..).map(|(&cntlid, _)| cntlid);
                 page.extend(ControllerList::new(cntlids).as_bytes());
                 Ok(())
             }
@@ -169,7 +169,7 @@ impl Controller {
     /// Appends the command set combinations: the NVM command set is the only one.
     fn command_sets(&self, cntlid: u16, page: &mut Vec<u8>) -> Result<(), Status> {
         let state = self.subsystem.lock();
-        if cntlid != u16::MAX && !state.seats.contains_key(&cntlid) {
+        if cntlid != u16::MAX && !state.controllers.contains_key(&cntlid) {
             return Err(Status::INVALID_FIELD);
         }
         let nvm = CommandSetVector::zeroed().with(|vector| vector.nvm(true));

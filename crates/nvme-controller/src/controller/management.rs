@@ -177,7 +177,7 @@ fn controller_list(data: &[u8], state: &State) -> Result<Vec<u16>, Status> {
     }
     let cntlids: Vec<u16> = words.take(count).collect();
     let rises = cntlids.windows(2).all(|pair| pair[0] < pair[1]);
-    let known = cntlids.iter().all(|cntlid| state.seats.contains_key(cntlid));
+    let known = cntlids.iter().all(|cntlid| state.controllers.contains_key(cntlid));
     if rises && known { Ok(cntlids) } else { Err(Status::CONTROLLER_LIST_INVALID) }
 }
 

@@ -71,7 +71,7 @@ pub(super) struct SubsystemInfo {
 /// Variable subsystem data, under the lock.
 pub(super) struct State {
     pub(super) records: BTreeMap<u32, NamespaceEntry>,
-    pub(super) seats: BTreeMap<u16, ControllerEntry>,
+    pub(super) controllers: BTreeMap<u16, ControllerEntry>,
     pub(super) pool: Option<Box<dyn NamespacePool>>,
     pub(super) firmware: Slots,
     /// Number of power cycles.
@@ -149,7 +149,7 @@ impl Subsystem {
         };
         let state = State {
             records: BTreeMap::new(),
-            seats: BTreeMap::new(),
+            controllers: BTreeMap::new(),
             pool: config.pool,
             firmware: Slots::new(&config.firmware),
             power_cycles: 1,
@@ -218,14 +218,14 @@ impl Subsystem {
             record.protection = Protection::Permanent;
         }
         state.check_registrants(&record)?;
-        for &cntlid in state.seats.keys().filter(|cntlid| !gets_it(**cntlid)) {
+        for &cntlid in state.controllers.keys().filter(|cntlid| !gets_it(**cntlid)) {
             record.visibility.hide(cntlid);
         }
         state.records.insert(nsid, record);
         if config.is_attached {
             // A private namespace is attached to one controller only.
             let reach = if config.is_shared { usize::MAX } else { 1 };
-            let cntlids = state.seats.keys().copied().filter(|cntlid| gets_it(*cntlid));
+            let cntlids = state.controllers.keys().copied().filter(|cntlid| gets_it(*cntlid));
             let cntlids: Vec<u16> = cntlids.take(reach).collect();
             state.attach(nsid, &cntlids);
         }
@@ -289,7 +289,7 @@ impl Subsystem {
     /// change.
     pub fn set_visible(&self, cntlid: u16, nsid: u32, is_shown: bool) {
         let mut state = self.lock();
-        if state.seats.contains_key(&cntlid) {
+        if state.controllers.contains_key(&cntlid) {
             state.set_visible(cntlid, nsid, is_shown);
         }
         self.publish_and_notify(state);
@@ -312,8 +312,8 @@ impl Subsystem {
     /// Sets the ANA state of a group for a controller, and notifies the controller.
     pub fn set_ana_state(&self, cntlid: u16, group: u32, ana: AnaState) {
         let mut state = self.lock();
-        if let Some(seat) = state.seats.get_mut(&cntlid) {
-            seat.set_ana(group, ana);
+        if let Some(entry) = state.controllers.get_mut(&cntlid) {
+            entry.set_ana(group, ana);
             state.mail_count += 1;
         }
         self.publish_and_notify(state);
@@ -323,7 +323,7 @@ impl Subsystem {
     pub fn power_cycled(&self) {
         let mut state = self.lock();
         state.power_cycles += 1;
-        if state.seats.values().any(|seat| seat.is_in_use) {
+        if state.controllers.values().any(|entry| entry.is_in_use) {
             state.unsafe_shutdowns += 1;
         }
         for record in state.records.values_mut() {
@@ -352,7 +352,8 @@ impl Subsystem {
         state.publish();
         // Under the lock; pairs with the acquire load in `update_count`.
         self.shared.posted.store(state.mail_count, Ordering::Release);
-        let bells: Vec<WakeFn> = state.seats.values().filter_map(ControllerEntry::waker).collect();
+        let bells: Vec<WakeFn> =
+            state.controllers.values().filter_map(ControllerEntry::waker).collect();
         drop(state);
         bells.iter().for_each(|waker| waker());
     }
@@ -449,8 +450,8 @@ impl State {
     pub(super) fn notify_changed(&mut self, nsid: u32) {
         let Some(record) = self.records.get(&nsid) else { return };
         for cntlid in record.visibility.attached_from(0) {
-            if let Some(seat) = self.seats.get_mut(&cntlid) {
-                seat.mail.changed.insert(nsid);
+            if let Some(entry) = self.controllers.get_mut(&cntlid) {
+                entry.mail.changed.insert(nsid);
             }
         }
         self.mail_count += 1;
@@ -458,8 +459,8 @@ impl State {
 
     /// Posts an upcoming firmware activation to all controllers.
     pub(super) fn post_activation(&mut self) {
-        for seat in self.seats.values_mut() {
-            seat.mail.is_activating_firmware = true;
+        for entry in self.controllers.values_mut() {
+            entry.mail.is_activating_firmware = true;
         }
         self.mail_count += 1;
     }
@@ -467,9 +468,10 @@ impl State {
     /// Posts a reservation notification for `nsid` to the controllers of a host.
     pub(super) fn notify_reservation(&mut self, nsid: u32, host: HostId, notice: ReservationEvent) {
         let Some(record) = self.records.get(&nsid) else { return };
-        for (&cntlid, seat) in self.seats.iter_mut().filter(|(_, seat)| seat.host == host) {
+        for (&cntlid, entry) in self.controllers.iter_mut().filter(|(_, entry)| entry.host == host)
+        {
             if record.visibility.is_visible_to(cntlid) {
-                seat.mail.push_notice(nsid, notice);
+                entry.mail.push_notice(nsid, notice);
             }
         }
         self.mail_count += 1;
@@ -477,8 +479,8 @@ impl State {
 
     /// Posts an abort of the outstanding commands of `nsid` to the controllers of a host.
     pub(super) fn request_abort(&mut self, nsid: u32, host: HostId, preempted: &Preempted) {
-        for seat in self.seats.values_mut().filter(|seat| seat.host == host) {
-            seat.mail.aborts.push((nsid, preempted.clone()));
+        for entry in self.controllers.values_mut().filter(|entry| entry.host == host) {
+            entry.mail.aborts.push((nsid, preempted.clone()));
         }
         self.mail_count += 1;
     }
@@ -499,24 +501,24 @@ impl State {
     }
 
     /// Adds a new controller and attaches the namespaces that are attached by default.
-    fn sit(&mut self, cntlid: u16, seat: ControllerEntry) {
+    fn add_controller(&mut self, cntlid: u16, entry: ControllerEntry) {
         for record in self.records.values_mut() {
             if record.greets && (record.is_shared || record.visibility.attached_count() == 0) {
                 record.visibility.attach(cntlid);
             }
         }
-        self.seats.insert(cntlid, seat);
+        self.controllers.insert(cntlid, entry);
     }
 
     /// Builds the namespace snapshot of every controller, and publishes those that have changed.
     fn publish(&mut self) {
-        for (&cntlid, seat) in &mut self.seats {
+        for (&cntlid, entry) in &mut self.controllers {
             let mut namespaces = Namespaces::new(self.nsid_max);
             let records = self.records.values();
             for record in records.filter(|record| record.visibility.is_attached_to(cntlid)) {
-                namespaces.insert(Arc::new(record.seen_from(seat)));
+                namespaces.insert(Arc::new(record.seen_from(entry)));
             }
-            seat.show(namespaces);
+            entry.show(namespaces);
         }
     }
 }
@@ -525,13 +527,13 @@ impl Subsystem {
     /// Adds a controller.
     pub(super) fn add_controller(&self, cntlid: u16) -> Result<Arc<Versioned<Namespaces>>, Error> {
         let mut state = self.lock();
-        if state.seats.contains_key(&cntlid) {
+        if state.controllers.contains_key(&cntlid) {
             return Err(Error::environment(format!(
                 "open controller: identifier {cntlid} is in use"
             )));
         }
         let published = Arc::new(Versioned::new(Arc::new(Namespaces::new(state.nsid_max))));
-        state.sit(cntlid, ControllerEntry::new(cntlid, published.clone()));
+        state.add_controller(cntlid, ControllerEntry::new(cntlid, published.clone()));
         self.publish_and_notify(state);
         Ok(published)
     }
@@ -540,7 +542,7 @@ impl Subsystem {
     pub(super) fn remove_controller(&self, cntlid: u16) {
         let mut state = self.lock();
         state.drop_requesters(cntlid, |_| true);
-        state.seats.remove(&cntlid);
+        state.controllers.remove(&cntlid);
         for record in state.records.values_mut() {
             record.visibility.forget(cntlid);
         }
@@ -587,7 +589,7 @@ impl NamespaceEntry {
     }
 
     /// Namespace as seen by a controller's queues.
-    fn seen_from(&self, seat: &ControllerEntry) -> Namespace {
+    fn seen_from(&self, entry: &ControllerEntry) -> Namespace {
         let formatting = self.is_formatting.then_some(Status::FORMAT_IN_PROGRESS);
         Namespace {
             nsid: self.nsid,
@@ -595,8 +597,8 @@ impl NamespaceEntry {
             metadata_size: self.limits.metadata_size,
             block_count: self.block_count(),
             is_write_protected: self.is_protected(),
-            unavailable: formatting.or_else(|| seat.ana(self.ana_group).refusal()),
-            reservation: self.reservations.seen_by(seat.host),
+            unavailable: formatting.or_else(|| entry.ana(self.ana_group).refusal()),
+            reservation: self.reservations.seen_by(entry.host),
             identity: self.identity,
             copy: CopyLimits::DEFAULT,
             limits: self.limits.clone(),

@@ -3,10 +3,7 @@
 use core::fmt;
 use std::sync::Arc;
 
-use tenmil_base::{
-    AccessFault, AccessId, AccessProgress, CompletionEntry, HostEntries, HostMemory, Memory,
-    Segment,
-};
+use tenmil_base::{AccessFault, AccessId, AccessProgress, HostMemory, Memory, Segment};
 
 /// Memory that the segments of commands lie in: an address is an offset in one region.
 #[derive(Clone)]
@@ -14,10 +11,6 @@ pub struct SegmentMemory {
     memory: Arc<dyn Memory>,
     whole: Segment,
 }
-
-/// View of a ring in a memory that has none.
-#[derive(Clone, Copy, Debug)]
-pub enum NoRing {}
 
 impl SegmentMemory {
     /// Memory with the segment `whole`, which contains the data of every command.
@@ -35,12 +28,6 @@ impl SegmentMemory {
 }
 
 impl HostMemory for SegmentMemory {
-    type Entries = NoRing;
-
-    fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<NoRing>, AccessFault> {
-        Err(AccessFault { iova, len_bytes })
-    }
-
     fn resolve(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, AccessFault> {
         self.part(iova, len_bytes as usize).map(Some)
     }
@@ -65,24 +52,6 @@ impl HostMemory for SegmentMemory {
         let fault = AccessFault { iova, len_bytes: from.len() as u64 };
         let stored = self.memory.store(self.part(iova, from.len())?, from);
         stored.map(|()| AccessProgress::Done).map_err(|_| fault)
-    }
-}
-
-impl HostEntries for NoRing {
-    fn load_command(&self, _: u32) -> Result<[u64; 8], AccessFault> {
-        match *self {}
-    }
-
-    fn store_completion(&mut self, _: u32, _: CompletionEntry) -> Result<(), AccessFault> {
-        match *self {}
-    }
-
-    fn load_u32(&self, _: u32) -> Result<u32, AccessFault> {
-        match *self {}
-    }
-
-    fn store_u32(&mut self, _: u32, _: u32) -> Result<(), AccessFault> {
-        match *self {}
     }
 }
 
@@ -111,6 +80,5 @@ mod tests {
             assert!(memory.read(AccessId(0), offset, &mut bytes).is_err());
             assert!(memory.write(AccessId(0), offset, &bytes).is_err());
         }
-        assert!(memory.entries(0x100, 16).is_err(), "there is no ring");
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{
     AccessCompletion, AccessFault, AccessId, AccessProgress, HostEntries, HostMemory, Interrupts,
-    InvalidSegment, Memory, Random, RegionId, Segment,
+    InvalidSegment, Memory, Random, RegionId, RingMemory, Segment,
 };
 
 /// Region of host memory.
@@ -197,7 +197,7 @@ impl Clone for FakeHost {
     }
 }
 
-impl HostMemory for FakeHost {
+impl RingMemory for FakeHost {
     type Entries = FakeEntries;
 
     fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<FakeEntries>, AccessFault> {
@@ -205,7 +205,9 @@ impl HostMemory for FakeHost {
         let entries = FakeEntries { ram: self.ram.clone(), iova, len_bytes };
         Ok(self.manners.shares_rings.then_some(entries))
     }
+}
 
+impl HostMemory for FakeHost {
     fn resolve(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, AccessFault> {
         self.ram.exists(iova, len_bytes.into())?;
         Ok(self.manners.shares_data.then_some(Segment { region: HOST, offset: iova, len_bytes }))

@@ -1,13 +1,13 @@
 //! Early termination of commands: abort, preemption, queue deletion, and stopping a queue.
 
-use tenmil_base::{HostMemory, Instant};
+use tenmil_base::{Instant, RingMemory};
 use tenmil_wire::Status;
 
 use super::Queue;
 use crate::controller::Preempted;
 use crate::executor::{Tag, low16};
 
-impl<H: HostMemory> Queue<H> {
+impl<H: RingMemory> Queue<H> {
     /// Tries to abort a command (Base 2.1 §5.1.1). Returns true if it completes, now or later, as
     /// aborted. A command that a block device already executes, or that was never fetched, is not
     /// affected.

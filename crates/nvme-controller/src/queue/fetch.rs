@@ -1,7 +1,7 @@
 //! Way of commands from the rings into the executor, and of completions back.
 
 use tenmil_base::{
-    AccessFault, AccessId, AccessProgress, CompletionEntry, HostMemory, Instant, IoCompletion,
+    AccessFault, AccessId, AccessProgress, CompletionEntry, Instant, IoCompletion, RingMemory,
 };
 use tenmil_wire::{Command, Status};
 
@@ -10,7 +10,7 @@ use super::{Queue, QueueEvent, TICKET_FETCH, TICKET_POST};
 use crate::controller::interface::InvalidDoorbell;
 use crate::executor::{CommandData, FinishedCommand, Slots, Tag, low16};
 
-impl<H: HostMemory> Queue<H> {
+impl<H: RingMemory> Queue<H> {
     /// Fetches a burst of commands, if fetching is permitted now. Returns their number.
     #[inline(always)]
     pub(super) fn take(&mut self, now: Instant) -> u32 {

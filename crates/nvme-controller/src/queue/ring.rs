@@ -5,7 +5,7 @@
 
 use tenmil_base::{
     AccessCompletion, AccessFault, AccessId, AccessProgress, CompletionEntry, HostEntries,
-    HostMemory, entry_to_dwords,
+    RingMemory, entry_to_dwords,
 };
 
 use super::shadow::Shadow;
@@ -79,7 +79,7 @@ const FETCH_ENTRIES: usize = 8;
 const AHEAD: u32 = 8;
 
 impl<E: HostEntries> SubmissionQueue<E> {
-    pub(crate) fn open<H: HostMemory<Entries = E>>(
+    pub(crate) fn open<H: RingMemory<Entries = E>>(
         host: &mut H,
         id: u16,
         size: u32,
@@ -179,7 +179,7 @@ impl<E: HostEntries> SubmissionQueue<E> {
 
     /// Takes the next entry of a remote ring if it is available; otherwise starts to read pending
     /// entries.
-    pub(crate) fn take_remote<H: HostMemory>(
+    pub(crate) fn take_remote<H: RingMemory>(
         &mut self,
         host: &mut H,
         ticket: AccessId,
@@ -221,7 +221,7 @@ impl<E: HostEntries> SubmissionQueue<E> {
     }
 
     /// Handles the completion of a read of entries.
-    pub(crate) fn fetched<H: HostMemory>(&mut self, host: &mut H, ended: AccessCompletion) {
+    pub(crate) fn fetched<H: RingMemory>(&mut self, host: &mut H, ended: AccessCompletion) {
         if let Ring::Fetched { fetched, .. } = &mut self.ring
             && fetched.is_open
         {
@@ -243,7 +243,7 @@ impl<E: HostEntries> SubmissionQueue<E> {
 }
 
 impl<E: HostEntries> CompletionQueue<E> {
-    pub(crate) fn open<H: HostMemory<Entries = E>>(
+    pub(crate) fn open<H: RingMemory<Entries = E>>(
         host: &mut H,
         id: u16,
         size: u32,
@@ -282,7 +282,7 @@ impl<E: HostEntries> CompletionQueue<E> {
     /// Fills the next entry; the caller has checked that one is free. With [`AccessProgress::Pending`]
     /// the entry is stored when the access `ticket` completes.
     #[inline]
-    pub(crate) fn store<H: HostMemory>(
+    pub(crate) fn store<H: RingMemory>(
         &mut self,
         host: &mut H,
         ticket: AccessId,
@@ -360,7 +360,7 @@ impl<E: HostEntries> CompletionQueue<E> {
 }
 
 impl<E: HostEntries> Ring<E> {
-    fn open<H: HostMemory<Entries = E>>(
+    fn open<H: RingMemory<Entries = E>>(
         host: &mut H,
         iova: u64,
         len_bytes: u64,

@@ -3,7 +3,7 @@
 //! `crates/dma/tests/orders` checks this file, together with the driver's half, in a model
 //! checker.
 
-use tenmil_base::{AccessFault, HostEntries, HostMemory};
+use tenmil_base::{AccessFault, HostEntries, RingMemory};
 
 use super::sync::{Ordering, fence};
 
@@ -18,7 +18,7 @@ pub(crate) struct Shadow<E> {
 
 impl<E: HostEntries> Shadow<E> {
     /// Opens the shadow of one doorbell. Returns `None` if its memory is not shared.
-    pub(crate) fn open<H: HostMemory<Entries = E>>(
+    pub(crate) fn open<H: RingMemory<Entries = E>>(
         host: &mut H,
         doorbell: u64,
         event_index: u64,

@@ -13,7 +13,7 @@
 use std::collections::VecDeque;
 
 use tenmil_base::{
-    AccessCompletion, AccessFault, AccessId, AccessProgress, HostMemory, entry_from_dwords,
+    AccessCompletion, AccessFault, AccessId, AccessProgress, RingMemory, entry_from_dwords,
 };
 use tenmil_wire::{Command, Completion, DataPointer, Status};
 
@@ -26,7 +26,7 @@ use crate::transfer::{
 };
 
 /// Admin queue pair.
-pub(super) struct AdminQueue<H: HostMemory> {
+pub(super) struct AdminQueue<H: RingMemory> {
     host: H,
     submission: SubmissionQueue<H::Entries>,
     completion: CompletionQueue<H::Entries>,
@@ -90,7 +90,7 @@ const TICKET_LIST: u32 = 0xf;
 const TICKET_FETCH: u32 = 1 << 30;
 const TICKET_POST: u32 = 2 << 30;
 
-impl<H: HostMemory> AdminQueue<H> {
+impl<H: RingMemory> AdminQueue<H> {
     /// Opens the queue described by AQA, ASQ and ACQ.
     pub(super) fn open(
         mut host: H,

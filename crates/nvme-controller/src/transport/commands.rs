@@ -1,7 +1,7 @@
 //! Execution of admin commands for the memory transport, including the queue operations that the
 //! controller requests.
 
-use tenmil_base::{HostMemory, Instant, Interrupts};
+use tenmil_base::{Instant, Interrupts, RingMemory};
 use tenmil_wire::{AdminOpcode, Command, Status};
 
 use super::admin::AdminRequest;
@@ -11,7 +11,7 @@ use crate::controller::interface::{AdminOutcome, AdminResult};
 /// Maximum admin requests handled in one poll.
 const ADMIN_MAX: usize = 16;
 
-impl<H: HostMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
+impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     /// Polls the admin queue. Returns whether there was any work.
     #[inline]
     pub(super) fn turn_admin(&mut self, now: Instant) -> bool {

@@ -11,11 +11,11 @@
 
 use std::os::fd::BorrowedFd;
 
-use tenmil_base::{HostMemory, Instant, Interrupts};
+use tenmil_base::{Instant, Interrupts, RingMemory};
 
 use super::{MemoryTransport, NextPoll};
 
-impl<H: HostMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
+impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     /// Prepares for a sleep that the thread has announced, and polls everything once more. Returns the
     /// time until which the thread may sleep, unless the host or a block device wakes it earlier. Returns
     /// `None` if there is work, or if something is pending that has no wake-up.

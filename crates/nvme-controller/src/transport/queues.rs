@@ -1,6 +1,6 @@
 //! Creation and deletion of I/O queues, and their shadow doorbells (Base 2.1 §5.2.1 to §5.2.5).
 
-use tenmil_base::{HostMemory, Instant, Interrupts};
+use tenmil_base::{Instant, Interrupts, RingMemory};
 use tenmil_wire::Status;
 use tenmil_wire::register::{CommandSetSelected, Configuration};
 
@@ -15,7 +15,7 @@ use crate::queue::{Queue, QueueConfig};
 const SUBMISSION_ENTRY_SHIFT: u8 = 6;
 const COMPLETION_ENTRY_SHIFT: u8 = 4;
 
-impl<H: HostMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
+impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     pub(super) fn create_completion_queue(
         &mut self,
         create: CreateCompletionQueue,

@@ -8,7 +8,7 @@
 //!      └──────────── no more access to host memory, RDY = 0 ────────────── Stopping ◀──────────┘
 //! ```
 
-use tenmil_base::{Error, HostMemory, Instant, Interrupts};
+use tenmil_base::{Error, Instant, Interrupts, RingMemory};
 use tenmil_wire::register::{
     Arbitration, CommandSetSelected, Configuration, ControllerStatus, ShutdownNotification,
     ShutdownStatus,
@@ -36,7 +36,7 @@ pub(super) const PAGE_SHIFT_MIN: u8 = 12;
 /// CAP.MPSMAX + 12: pages of 64 KiB.
 pub(super) const PAGE_SHIFT_MAX: u8 = 16;
 
-impl<H: HostMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
+impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     /// Handles a host store to a register.
     #[cold]
     pub(super) fn registers_changed(&mut self, now: Instant) {

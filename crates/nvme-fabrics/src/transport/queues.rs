@@ -1,7 +1,7 @@
 //! I/O queues: queue commands on the admin ring become connections.
 //!
 //! ```text
-//!   Create I/O Completion Queue ─▶ nothing
+//!   Create I/O Completion Queue ─▶ success: a connection has none
 //!   Create I/O Submission Queue ─▶ stream, ICReq, Connect ─▶ handed over to the queue thread ─▶ success
 //!   Delete I/O Submission Queue ─▶ the queue thread closes ─▶ success; or an error, if the controller
 //!                                  may still execute commands: then only a reset ends that
@@ -169,7 +169,7 @@ impl HostTransport {
     /// Reports drained connections of dropped queues as closed.
     pub(super) fn reap_drained(&mut self, now: Instant) {
         let Self { left, queues, .. } = self;
-        for (id, _, closed) in left.extract_if(.., |(_, farewell, _)| farewell.is_drained(now)) {
+        for (id, _, closed) in left.extract_if(.., |(_, drain, _)| drain.is_drained(now)) {
             if let Some(queue) = queues.get(&id) {
                 queue.mailbox_slot.report(closed);
             }
@@ -180,8 +180,8 @@ impl HostTransport {
     pub(super) fn check_queues(&mut self, now: Instant) {
         let mut lost = None;
         for (id, queue) in &mut self.queues {
-            if let Some((farewell, closed)) = queue.mailbox_slot.take_left() {
-                self.left.push((*id, farewell, closed));
+            if let Some((drain, closed)) = queue.mailbox_slot.take_left() {
+                self.left.push((*id, drain, closed));
             }
             if !matches!(queue.progress, QueueProgress::Served) {
                 continue;

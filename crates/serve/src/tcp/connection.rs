@@ -40,7 +40,7 @@ pub struct TargetConnection {
     /// `None` once it is closed.
     stream: Option<Box<dyn Stream>>,
     /// Closed stream whose send buffers the kernel still references.
-    farewell: Option<ZeroCopyDrain>,
+    draining: Option<ZeroCopyDrain>,
     end: ControllerConnection,
     rooms: CommandTable,
     role: ConnectionRole,
@@ -72,7 +72,7 @@ pub struct TargetConnection {
     /// arrived.
     is_travelling: bool,
     service: Service,
-    seat: Arc<ConnectionHandle>,
+    handle: Arc<ConnectionHandle>,
     admitted: Admitted,
     id: u64,
     peer: String,
@@ -94,7 +94,7 @@ enum ConnectionRole {
 pub(super) struct ConnectionParts {
     pub(super) service: Service,
     pub(super) stream: Box<dyn Stream>,
-    pub(super) seat: Arc<ConnectionHandle>,
+    pub(super) handle: Arc<ConnectionHandle>,
     pub(super) quota: BufferCache,
     pub(super) connection: u64,
     pub(super) peer: String,
@@ -113,12 +113,21 @@ const LOOKS: usize = 4;
 
 impl TargetConnection {
     pub(super) fn new(parts: ConnectionParts) -> Self {
-        let ConnectionParts { service, stream, seat, quota, connection, peer, port, admitted, now } =
-            parts;
+        let ConnectionParts {
+            service,
+            stream,
+            handle,
+            quota,
+            connection,
+            peer,
+            port,
+            admitted,
+            now,
+        } = parts;
         let config = service.limits().end();
         Self {
             stream: Some(stream),
-            farewell: None,
+            draining: None,
             end: ControllerConnection::new(config, now),
             rooms: CommandTable::new(quota),
             role: ConnectionRole::AwaitingConnect,
@@ -138,7 +147,7 @@ impl TargetConnection {
             looks: RecvBackoff::default(),
             is_travelling: false,
             service,
-            seat,
+            handle,
             admitted,
             id: connection,
             peer,
@@ -158,7 +167,7 @@ impl TargetConnection {
     #[must_use]
     pub fn is_over(&self) -> bool {
         let is_ended = self.reason.is_some() && (self.stream.is_none() || self.end.is_closed());
-        is_ended && self.farewell.is_none() && self.is_drained()
+        is_ended && self.draining.is_none() && self.is_drained()
     }
 
     /// Why the connection ends; `None` while it does not.
@@ -180,7 +189,7 @@ impl TargetConnection {
         if let ConnectionRole::Io(io) = &mut self.role {
             io.is_idle_round(now);
         }
-        let is_called = self.seat.take_wakeup();
+        let is_called = self.handle.take_wakeup();
         let mut count = usize::from(is_called);
         if self.outgoing.is_blocked() && self.looks.is_due(now) {
             self.send(now);
@@ -382,7 +391,7 @@ impl TargetConnection {
             }
             ControllerEvent::Sent { tag } => self.rooms.release(tag),
             ControllerEvent::Open(terms) => {
-                let mut shown = self.seat.shown();
+                let mut shown = self.handle.shown();
                 (shown.header_digest, shown.data_digest) = (terms.header_digest, terms.data_digest);
             }
             ControllerEvent::Ended(cause) => self.protocol_closed(now, cause),
@@ -523,7 +532,7 @@ impl Drop for TargetConnection {
     fn drop(&mut self) {
         self.service.left(self.id);
         self.close_stream(self.worked_at);
-        if self.farewell.is_some() {
+        if self.draining.is_some() {
             self.keep_for_ever();
         }
         let (connection, peer) = (self.id, self.peer.clone());

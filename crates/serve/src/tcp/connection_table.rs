@@ -8,7 +8,7 @@ use super::connection_handle::{ConnectionHandle, ConnectionInfo};
 /// Entry of the connection table.
 #[derive(Debug)]
 pub(super) struct ConnectionEntry {
-    pub(super) seat: Arc<ConnectionHandle>,
+    pub(super) handle: Arc<ConnectionHandle>,
     pub(super) peer: String,
     pub(super) port: u16,
     /// Pool memory that the connection holds, in bytes.
@@ -44,7 +44,7 @@ pub struct ConnectionSample {
 
 impl ConnectionEntry {
     pub(super) fn sample(&self, id: u64) -> ConnectionSample {
-        let ConnectionInfo { header_digest, data_digest, queue } = self.seat.shown().clone();
+        let ConnectionInfo { header_digest, data_digest, queue } = self.handle.shown().clone();
         ConnectionSample {
             id,
             peer: self.peer.clone(),
@@ -56,7 +56,7 @@ impl ConnectionEntry {
             header_digest,
             data_digest,
             memory_bytes: self.held.load(Ordering::Relaxed),
-            reactor: self.seat.reactor(),
+            reactor: self.handle.reactor(),
         }
     }
 }

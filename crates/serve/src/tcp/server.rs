@@ -136,7 +136,7 @@ impl AcceptHandler for PortAcceptor {
         let ServerConfig { service, reactors, clock, .. } = &self.ushers.plan;
         let mut guest = service.accept(stream, self.port, clock.now())?;
         let woken_by = guest.create_wake_set().map_err(Error::environment)?;
-        let seat = Arc::clone(guest.seat());
+        let handle = Arc::clone(guest.connection_handle());
         let name = format!("tcp-{}", guest.id());
         let registration = PollerBuilder::active("connection", woken_by, guest);
         let registration = match is_tied {
@@ -145,7 +145,7 @@ impl AcceptHandler for PortAcceptor {
         };
         let plan = ThreadBuilder::new(&name).on(reactor).mailbox(MAILBOX).poller(registration);
         let home = reactors.spawn(plan).map_err(Error::environment)?;
-        seat.set_reactor(home);
+        handle.set_reactor(home);
         Ok(())
     }
 

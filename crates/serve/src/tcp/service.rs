@@ -293,7 +293,7 @@ impl Service {
     /// Connect. Those of a subsystem end when it is [removed](Self::remove_subsystem).
     pub fn close(&self) {
         self.shared.is_closing.store(true, Ordering::Release);
-        self.roster().values().for_each(|known| known.seat.ring());
+        self.roster().values().for_each(|known| known.handle.ring());
     }
 
     /// Whether [`close`](Self::close) was called. Each connection is woken after that.
@@ -325,8 +325,8 @@ impl Service {
         let admitted = admitted
             .map_err(|why| format!("connection of {peer}: {why}"))
             .map_err(Error::environment)?;
-        let seat = ConnectionHandle::new();
-        let waker = Arc::clone(&seat);
+        let handle = ConnectionHandle::new();
+        let waker = Arc::clone(&handle);
         let peer = stream.peer();
         let quota =
             BufferCache::new(&shared.budget, address_of(&peer), Arc::new(move || waker.ring()));
@@ -335,14 +335,14 @@ impl Service {
         shared.connected.fetch_add(1, Ordering::Relaxed);
         let connection = shared.connections.fetch_add(1, Ordering::Relaxed);
         self.emit(TargetEvent::Connected { connection, peer: peer.clone() });
-        let (seat_shown, held) = (Arc::clone(&seat), quota.held());
-        let known = ConnectionEntry { seat: seat_shown, peer: peer.clone(), port, held };
+        let (seat_shown, held) = (Arc::clone(&handle), quota.held());
+        let known = ConnectionEntry { handle: seat_shown, peer: peer.clone(), port, held };
         self.roster().insert(connection, known);
         let service = self.clone();
         Ok(TargetConnection::new(ConnectionParts {
             service,
             stream,
-            seat,
+            handle,
             quota,
             connection,
             peer,
@@ -456,12 +456,12 @@ impl Service {
         (state.generation, page)
     }
 
-    /// Allocates an identifier for a discovery controller, whose connection `seat` is woken on
+    /// Allocates an identifier for a discovery controller, whose connection `handle` is woken on
     /// changes.
-    pub(super) fn discover(&self, seat: &Arc<ConnectionHandle>) -> u16 {
+    pub(super) fn discover(&self, handle: &Arc<ConnectionHandle>) -> u16 {
         let mut state = self.state();
-        state.discoverers.retain(|seat| seat.strong_count() > 0);
-        state.discoverers.push(Arc::downgrade(seat));
+        state.discoverers.retain(|handle| handle.strong_count() > 0);
+        state.discoverers.push(Arc::downgrade(handle));
         state.discovery_cntlid = state.discovery_cntlid % CNTLID_MAX + 1;
         state.discovery_cntlid
     }
@@ -497,10 +497,10 @@ fn address_of(peer: &str) -> &str {
 /// Increments the generation and wakes the discovery connections.
 fn changed(mut state: MutexGuard<'_, ServiceState>) {
     state.generation += 1;
-    let seats: Vec<Arc<ConnectionHandle>> =
+    let handles: Vec<Arc<ConnectionHandle>> =
         state.discoverers.iter().filter_map(Weak::upgrade).collect();
     drop(state);
-    seats.iter().for_each(|seat| seat.ring());
+    handles.iter().for_each(|handle| handle.ring());
 }
 
 impl Port {

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use tenmil_base::{Error, HostMemory, Instant, Interrupts};
+use tenmil_base::{Error, Instant, Interrupts, RingMemory};
 use tenmil_dma::{Backing, Mapping};
 use tenmil_nvme_controller::STRIDE;
 use tenmil_nvme_controller::transport::MemoryTransport;
@@ -71,7 +71,7 @@ impl Doorbells {
 
     /// Forwards changed doorbells to the controller. Returns whether there were any.
     #[inline]
-    pub(super) fn poll<H: HostMemory + Clone, I: Interrupts>(
+    pub(super) fn poll<H: RingMemory + Clone, I: Interrupts>(
         &mut self,
         now: Instant,
         front: &mut MemoryTransport<H, I>,
@@ -120,7 +120,7 @@ impl Doorbells {
 
     /// Determines which doorbells have a queue, and clears the others.
     #[cold]
-    fn sort<H: HostMemory + Clone, I: Interrupts>(&mut self, front: &MemoryTransport<H, I>) {
+    fn sort<H: RingMemory + Clone, I: Interrupts>(&mut self, front: &MemoryTransport<H, I>) {
         self.queue_changes = Some(front.queue_changes());
         let is_ready = front.read(CSTS, 4) & 1 != 0;
         self.active.clear();

@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{
-    AccessCompletion, AccessFault, AccessId, AccessProgress, HostMemory, Memory, RegionId, Segment,
-    Window,
+    AccessCompletion, AccessFault, AccessId, AccessProgress, HostMemory, Memory, RegionId,
+    RingMemory, Segment, Window,
 };
 use tenmil_dma::{ForeignRegion, RegionTable, SharedEntries};
 use tenmil_vfio_user::Errno;
@@ -431,7 +431,7 @@ impl Drop for ClientMemory {
     }
 }
 
-impl HostMemory for ClientMemory {
+impl RingMemory for ClientMemory {
     type Entries = SharedEntries;
 
     fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<SharedEntries>, AccessFault> {
@@ -447,7 +447,9 @@ impl HostMemory for ClientMemory {
         }
         Ok(Some(entries))
     }
+}
 
+impl HostMemory for ClientMemory {
     #[inline]
     fn resolve(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, AccessFault> {
         match self.segment(iova, len_bytes)? {

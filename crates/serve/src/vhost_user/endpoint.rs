@@ -34,7 +34,7 @@ pub(super) struct Endpoint {
 
 enum State {
     Absent,
-    Here(Box<Session>),
+    Connected(Box<Session>),
     Detaching(Detaching),
 }
 
@@ -112,7 +112,7 @@ impl Endpoint {
     pub(super) fn attach_client(&mut self, now: Instant, connection: Connection) {
         let peer = connection.peer().map_or(0, |peer| peer.pid);
         self.reporter.report(EndpointEvent::Connected(format!("process {peer}")));
-        self.state = State::Here(Box::new(Session {
+        self.state = State::Connected(Box::new(Session {
             connection,
             server: Server::new(self.device.offer()),
             table: Arc::default(),
@@ -135,7 +135,7 @@ impl Endpoint {
 
     /// Socket of the front end and the readiness to wait for, if any.
     pub(super) fn awaited(&self) -> Option<(BorrowedFd<'_>, Interest)> {
-        let State::Here(session) = &self.state else { return None };
+        let State::Connected(session) = &self.state else { return None };
         let readable = session.server.receive_len() > 0;
         let writable = session.server.outgoing().is_some();
         let interest = Interest { readable, writable };
@@ -146,7 +146,7 @@ impl Endpoint {
     pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
         match &self.state {
             State::Absent => None,
-            State::Here(session) => Some(session.connection.as_fd()),
+            State::Connected(session) => Some(session.connection.as_fd()),
             State::Detaching(leaving) => Some(leaving.connection.as_fd()),
         }
     }
@@ -156,7 +156,7 @@ impl Endpoint {
         match &self.state {
             State::Absent => Instant::NEVER,
             State::Detaching(leaving) => leaving.time_limit.wake_at(),
-            State::Here(session) => {
+            State::Connected(session) => {
                 let pending = session.pending.as_ref();
                 let pending =
                     pending.map_or(Instant::NEVER, |pending| pending.time_limit.wake_at());
@@ -188,7 +188,7 @@ impl Endpoint {
     pub(super) fn resize(&mut self) {
         let block_count = self.device.medium.limits().block_count;
         self.device.disk.resize(block_count);
-        let State::Here(session) = &mut self.state else { return };
+        let State::Connected(session) = &mut self.state else { return };
         for lane in session.queues.values() {
             lane.post.commands.send(|commands| commands.block_count = Some(block_count));
         }
@@ -211,14 +211,14 @@ impl Endpoint {
         act: impl FnOnce(&mut Self, &mut Session) -> Result<usize, DisconnectCause>,
     ) -> usize {
         let mut session = match std::mem::replace(&mut self.state, State::Absent) {
-            State::Here(session) => session,
+            State::Connected(session) => session,
             other => {
                 self.state = other;
                 return 0;
             }
         };
         let acted = act(self, &mut session);
-        self.state = State::Here(session);
+        self.state = State::Connected(session);
         match acted {
             Ok(count) => count,
             Err(over) => {
@@ -252,7 +252,7 @@ impl Endpoint {
 
     /// Disconnects the front end because the service ends.
     pub(super) fn disconnect_client(&mut self, now: Instant) {
-        if matches!(self.state, State::Here(_)) {
+        if matches!(self.state, State::Connected(_)) {
             self.part(now, Some("the service ends".to_owned()));
         }
     }
@@ -261,7 +261,7 @@ impl Endpoint {
     fn part(&mut self, now: Instant, why: DisconnectCause) {
         self.state = match std::mem::replace(&mut self.state, State::Absent) {
             // Dropping the session closes its file descriptors.
-            State::Here(session) => {
+            State::Connected(session) => {
                 let Session { connection, queues, .. } = *session;
                 queues.values().for_each(RunningQueue::stop);
                 State::Detaching(Detaching { connection, queues, time_limit: DrainTimer::new(now) })

@@ -303,12 +303,12 @@ impl Controller {
                 (HostId::Short(_), HostId::Extended(_)) | (HostId::Extended(_), HostId::Short(_))
             )
         };
-        if state.seats.values().any(|seat| other_width(seat.host)) {
+        if state.controllers.values().any(|entry| other_width(entry.host)) {
             return Err(Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT);
         }
         self.host = host;
-        if let Some(seat) = state.seats.get_mut(&self.config.cntlid) {
-            seat.host = host;
+        if let Some(entry) = state.controllers.get_mut(&self.config.cntlid) {
+            entry.host = host;
         }
         Ok(0)
     }

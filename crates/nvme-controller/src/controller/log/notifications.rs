@@ -23,10 +23,10 @@ impl Controller {
     /// namespaces.
     pub(super) fn ana_page(&self, groups_only: bool) -> Vec<u8> {
         let state = self.subsystem.lock();
-        let Some(seat) = state.seats.get(&self.config.cntlid) else { return Vec::new() };
+        let Some(entry) = state.controllers.get(&self.config.cntlid) else { return Vec::new() };
         let groups = self.subsystem.about().ana_groups;
         let header = AnaHeader::zeroed().with(|header| {
-            header.chgcnt(seat.ana_changes()).ngrps(u16::try_from(groups).unwrap_or(u16::MAX))
+            header.chgcnt(entry.ana_changes()).ngrps(u16::try_from(groups).unwrap_or(u16::MAX))
         });
         let mut page = header.as_bytes().to_vec();
         for grpid in 1..=groups {
@@ -36,8 +36,8 @@ impl Controller {
                 .map(|record| record.nsid)
                 .collect();
             let group = AnaGroup::zeroed().with(|group| {
-                let state = ana::AnaState::from_code(seat.ana(grpid) as u8);
-                group.grpid(grpid).chgcnt(seat.ana_changes()).state(state)
+                let state = ana::AnaState::from_code(entry.ana(grpid) as u8);
+                group.grpid(grpid).chgcnt(entry.ana_changes()).state(state)
             });
             ana::emit(group, &nsids, &mut page);
         }

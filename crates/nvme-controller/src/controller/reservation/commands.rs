@@ -261,9 +261,14 @@ fn rows(reservations: &Reservations, state: &State) -> Vec<RegistrantEntry> {
     let mut rows = Vec::new();
     for (host, key) in reservations.registrants() {
         let is_holder = reservations.is_holder(host);
-        let seats = state.seats.iter().filter(|(_, seat)| seat.host == host);
+        let controllers = state.controllers.iter().filter(|(_, entry)| entry.host == host);
         let before = rows.len();
-        rows.extend(seats.map(|(&cntlid, _)| RegistrantEntry { cntlid, host, key, is_holder }));
+        rows.extend(controllers.map(|(&cntlid, _)| RegistrantEntry {
+            cntlid,
+            host,
+            key,
+            is_holder,
+        }));
         if rows.len() == before {
             rows.push(RegistrantEntry { cntlid: u16::MAX, host, key, is_holder });
         }

@@ -54,9 +54,9 @@ impl Subsystem {
             record.reservations.name(host, nqn);
             record.line.apply_to_pending(|after| after.name(host, nqn));
         }
-        if let Some(seat) = state.seats.get_mut(&cntlid) {
-            seat.host = host;
-            seat.nqn = Some(Arc::clone(nqn));
+        if let Some(entry) = state.controllers.get_mut(&cntlid) {
+            entry.host = host;
+            entry.nqn = Some(Arc::clone(nqn));
         }
         self.publish_and_notify(state);
         Ok(())
@@ -72,8 +72,8 @@ impl State {
         {
             return Err(in_use(other, Some(nsid)));
         }
-        let seats = self.seats.values().filter(|seat| seat.host == host);
-        match seats.filter_map(|seat| seat.nqn.as_ref()).find(is_other) {
+        let controllers = self.controllers.values().filter(|entry| entry.host == host);
+        match controllers.filter_map(|entry| entry.nqn.as_ref()).find(is_other) {
             Some(other) => Err(in_use(other, None)),
             None => Ok(()),
         }

@@ -163,8 +163,8 @@ impl State {
         if record.is_formatting {
             return Err(Status::FORMAT_IN_PROGRESS);
         }
-        let seat = self.seats.get(&cntlid);
-        seat.and_then(|seat| seat.ana(record.ana_group).refusal()).map_or(Ok(()), Err)
+        let entry = self.controllers.get(&cntlid);
+        entry.and_then(|entry| entry.ana(record.ana_group).refusal()).map_or(Ok(()), Err)
     }
 
     /// Puts new reservations into effect, and posts the consequences for other hosts. What may still write for hosts that were
@@ -206,8 +206,8 @@ impl State {
         for record in self.records.values_mut() {
             record.line.forget(|by| by.cntlid == cntlid && is_gone(by));
         }
-        if let Some(seat) = self.seats.get_mut(&cntlid) {
-            seat.mail.ends.retain(|(reply, _)| !is_gone(&Requester { cntlid, reply: *reply }));
+        if let Some(entry) = self.controllers.get_mut(&cntlid) {
+            entry.mail.ends.retain(|(reply, _)| !is_gone(&Requester { cntlid, reply: *reply }));
         }
     }
 
@@ -220,16 +220,16 @@ impl State {
     }
 
     fn post_end(&mut self, by: Requester, end: End) {
-        if let Some(seat) = self.seats.get_mut(&by.cntlid) {
-            seat.mail.ends.push((by.reply, end));
+        if let Some(entry) = self.controllers.get_mut(&by.cntlid) {
+            entry.mail.ends.push((by.reply, end));
             self.mail_count += 1;
         }
     }
 
     fn post_trouble(&mut self, by: Option<Requester>, why: &str) {
-        let seat = by.and_then(|by| self.seats.get_mut(&by.cntlid));
-        if let Some(seat) = seat {
-            seat.mail.trouble = Some(why.to_owned());
+        let entry = by.and_then(|by| self.controllers.get_mut(&by.cntlid));
+        if let Some(entry) = entry {
+            entry.mail.trouble = Some(why.to_owned());
             self.mail_count += 1;
         }
     }

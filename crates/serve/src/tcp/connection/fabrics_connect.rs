@@ -112,7 +112,7 @@ impl TargetConnection {
         match granted {
             ConnectGrant::Admin(association) => {
                 self.end.connected(QueueKind::Admin { entries, flow_control });
-                let waker = Arc::clone(&self.seat);
+                let waker = Arc::clone(&self.handle);
                 association.front().set_arbiter_waker(Arc::new(move || waker.ring()));
                 let cntlid = association.cntlid;
                 self.service.emit(TargetEvent::Associated {
@@ -138,8 +138,8 @@ impl TargetConnection {
             }
             ConnectGrant::Discovery(host) => {
                 self.end.connected(QueueKind::Admin { entries, flow_control });
-                let cntlid = self.service.discover(&self.seat);
-                self.seat.shown().queue = Some(QueueInfo {
+                let cntlid = self.service.discover(&self.handle);
+                self.handle.shown().queue = Some(QueueInfo {
                     host: host.clone(),
                     subsystem: nqn::DISCOVERY.to_owned(),
                     cntlid,
@@ -156,7 +156,7 @@ impl TargetConnection {
                 let depth = self.service.limits().queue_entries;
                 let io = Io::new(&self.service, association, (qid, depth), &self.rooms, now);
                 let io = io.map_err(no_queue)?;
-                let waker = Arc::clone(&self.seat);
+                let waker = Arc::clone(&self.handle);
                 io.link().set_arbiter_waker(Arc::new(move || waker.ring()));
                 self.end.connected(QueueKind::Io { entries, flow_control });
                 self.show(io.association(), qid);
@@ -185,7 +185,7 @@ impl TargetConnection {
 
     /// Publishes the queue's identity.
     fn show(&self, association: &Association, qid: u16) {
-        self.seat.shown().queue = Some(QueueInfo {
+        self.handle.shown().queue = Some(QueueInfo {
             host: association.host.nqn.clone(),
             subsystem: association.offer().nqn().to_owned(),
             cntlid: association.cntlid,

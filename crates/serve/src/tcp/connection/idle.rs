@@ -104,7 +104,7 @@ impl TargetConnection {
             | ConnectionRole::Discovery(_)
             | ConnectionRole::Closed => false,
         };
-        wants_iteration || self.rooms.can_go_on() || self.seat.is_called() || self.is_over()
+        wants_iteration || self.rooms.can_go_on() || self.handle.is_called() || self.is_over()
     }
 
     /// Prepares a migration. Returns true once the thread holds nothing of the connection: the
@@ -119,7 +119,7 @@ impl TargetConnection {
             | ConnectionRole::Closed => true,
         };
         // A closed connection can move once the devices and the kernel have released its memory.
-        let has_let_go = self.is_drained() && self.farewell.is_none();
+        let has_let_go = self.is_drained() && self.draining.is_none();
         let Some(stream) = &mut self.stream else { return has_let_go };
         self.is_travelling = !stream.is_thread_bound();
         is_idle && stream.detach_thread()
@@ -166,8 +166,8 @@ impl TargetConnection {
         self.worked_at
     }
 
-    pub(in crate::tcp) fn seat(&self) -> &Arc<ConnectionHandle> {
-        &self.seat
+    pub(in crate::tcp) fn connection_handle(&self) -> &Arc<ConnectionHandle> {
+        &self.handle
     }
 
     /// Time of the next poll without any event.

@@ -130,7 +130,7 @@ impl TargetConnection {
         }
         if self.stream.is_none() {
             self.leave_queue(now);
-            self.rooms.give_back(self.farewell.is_some());
+            self.rooms.give_back(self.draining.is_some());
         }
     }
 

@@ -28,26 +28,26 @@ impl TargetConnection {
         if self.outgoing.is_read() {
             stream.abort();
             let until = now.after(self.service.limits().time_limit);
-            self.farewell = Some(ZeroCopyDrain { stream, next_look: now, until });
+            self.draining = Some(ZeroCopyDrain { stream, next_look: now, until });
             self.wait_for_release(now);
         }
     }
 
     /// Checks whether the kernel has released the memory. Returns the amount of work.
     pub(super) fn wait_for_release(&mut self, now: Instant) -> usize {
-        let Some(farewell) = &mut self.farewell else { return 0 };
-        if now < farewell.next_look {
+        let Some(draining) = &mut self.draining else { return 0 };
+        if now < draining.next_look {
             return 0;
         }
-        farewell.next_look = now.after(INTERVAL);
-        self.outgoing.handle_eof(&mut *farewell.stream, &mut self.end, &mut self.rooms);
-        if self.outgoing.is_read() && now < farewell.until {
+        draining.next_look = now.after(INTERVAL);
+        self.outgoing.handle_eof(&mut *draining.stream, &mut self.end, &mut self.rooms);
+        if self.outgoing.is_read() && now < draining.until {
             return 0;
         }
         if self.outgoing.is_read() {
             self.keep_for_ever();
         }
-        self.farewell = None;
+        self.draining = None;
         1
     }
 
@@ -65,6 +65,6 @@ impl TargetConnection {
 
     /// Time of the next check.
     pub(super) fn next_release(&self) -> Instant {
-        self.farewell.as_ref().map_or(Instant::NEVER, |farewell| farewell.next_look)
+        self.draining.as_ref().map_or(Instant::NEVER, |draining| draining.next_look)
     }
 }

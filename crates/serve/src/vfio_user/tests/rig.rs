@@ -9,12 +9,14 @@ use tenmil_dma::{Region, RegionTable};
 use tenmil_drivers::RamDevice;
 use tenmil_linux::local_socket::{Connection, RecvResult};
 use tenmil_linux::stream::{Address, StreamListener};
-use tenmil_linux::{Clock, CpuList, EventVectors};
-use tenmil_reactor::{PollMode, ReactorOptions, Reactors};
+use tenmil_linux::{Clock, EventVectors};
+use tenmil_reactor::{PollMode, Reactors};
 use tenmil_vfio_user::server::DmaMap;
 use tenmil_vfio_user::{Client, ClientEvent, IrqAction, IrqData, IrqSet, irq_index, region_index};
 
 use crate::endpoint_event::EndpointEvent;
+use crate::test_rig::TIME_LIMIT;
+use crate::test_rig::{await_event, reactors_on};
 use crate::vfio_user::{DeviceOptions, Server, ServerConfig};
 
 /// Server served by a light thread.
@@ -45,7 +47,6 @@ pub(super) struct Machine {
 /// Start of the machine's memory in the address space of the device.
 pub(super) const IOVA: u64 = 0x10_0000;
 pub(super) const MEMORY_BYTES: u64 = 1 << 20;
-const TIME_LIMIT: Span = Span::from_secs(20);
 pub(super) const BLOCKS: u64 = 256;
 
 /// Offsets in the memory of the machine.
@@ -66,9 +67,7 @@ impl Rig {
         medium: impl FnOnce(&RegionTable) -> Arc<dyn BlockDevice>,
     ) -> Self {
         let (regions, clock) = (RegionTable::new(64), Clock::start());
-        let options = ReactorOptions { poll, ..ReactorOptions::default() };
-        let cores: CpuList = CpuList::allowed().iter().take(1).collect();
-        let reactors = Reactors::start(&cores, &options, &clock).unwrap();
+        let reactors = reactors_on(1, poll, &clock);
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("device");
         let listen_socket = StreamListener::open(&Address::Path(path)).unwrap();
@@ -97,19 +96,8 @@ impl Rig {
         machine
     }
 
-    pub(super) fn await_event(
-        &self,
-        mut is_it: impl FnMut(&EndpointEvent) -> bool,
-    ) -> EndpointEvent {
-        let end = self.clock.now().after(TIME_LIMIT);
-        loop {
-            match self.server.next_event() {
-                Some(new_events) if is_it(&new_events) => return new_events,
-                Some(_) => {}
-                None => tenmil_linux::thread::sleep(Span::from_us(100)),
-            }
-            assert!(self.clock.now() < end, "nothing of the kind has happened");
-        }
+    pub(super) fn await_event(&self, is_it: impl FnMut(&EndpointEvent) -> bool) -> EndpointEvent {
+        await_event(&self.clock, || self.server.next_event(), is_it)
     }
 
     /// Waits until all memory of all clients is unmapped.

@@ -8,11 +8,13 @@ use tenmil_dma::{Region, RegionTable};
 use tenmil_drivers::RamDevice;
 use tenmil_linux::local_socket::{Connection, RecvResult};
 use tenmil_linux::stream::{Address, StreamListener};
-use tenmil_linux::{Clock, CpuList, RemoteEventFd};
-use tenmil_reactor::{PollMode, ReactorOptions, Reactors};
+use tenmil_linux::{Clock, RemoteEventFd};
+use tenmil_reactor::{PollMode, Reactors};
 
 use super::driver::{Driver, GUEST, MEMORY_BYTES, SIZE, USER, addresses};
 use crate::endpoint_event::EndpointEvent;
+pub(super) use crate::test_rig::TIME_LIMIT;
+use crate::test_rig::{await_event, reactors_on};
 use crate::vhost_user::{Server, ServerConfig, id};
 
 /// Server served by a light thread.
@@ -43,7 +45,6 @@ pub(super) struct Queue {
     clock: Clock,
 }
 
-pub(super) const TIME_LIMIT: Span = Span::from_secs(20);
 pub(super) const BLOCKS: u64 = 4096;
 /// Protocol features that every machine negotiates.
 const PROTOCOL: u64 = 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 15;
@@ -61,9 +62,7 @@ impl Rig {
         medium: impl FnOnce(&RegionTable) -> Arc<dyn BlockDevice>,
     ) -> Self {
         let (regions, clock) = (RegionTable::new(64), Clock::start());
-        let options = ReactorOptions { poll, ..ReactorOptions::default() };
-        let cores: CpuList = CpuList::allowed().iter().take(2).collect();
-        let reactors = Reactors::start(&cores, &options, &clock).unwrap();
+        let reactors = reactors_on(2, poll, &clock);
         let directory = tempfile::tempdir().unwrap();
         let listen_socket =
             StreamListener::open(&Address::Path(directory.path().join("disk"))).unwrap();
@@ -96,19 +95,8 @@ impl Rig {
         machine
     }
 
-    pub(super) fn await_event(
-        &self,
-        mut is_it: impl FnMut(&EndpointEvent) -> bool,
-    ) -> EndpointEvent {
-        let end = self.clock.now().after(TIME_LIMIT);
-        loop {
-            match self.server.next_event() {
-                Some(new_events) if is_it(&new_events) => return new_events,
-                Some(_) => {}
-                None => tenmil_linux::thread::sleep(Span::from_us(100)),
-            }
-            assert!(self.clock.now() < end, "nothing of the kind has happened");
-        }
+    pub(super) fn await_event(&self, is_it: impl FnMut(&EndpointEvent) -> bool) -> EndpointEvent {
+        await_event(&self.clock, || self.server.next_event(), is_it)
     }
 
     /// Reason for which the front end was disconnected.
