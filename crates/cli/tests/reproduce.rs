@@ -58,7 +58,7 @@ fn two_experiments_make_a_page_and_are_not_run_twice() {
         assert_eq!(again["rounds"] == first["rounds"], is_settled(first), "{again}");
     }
     let is_any = experiments.iter().any(is_settled);
-    assert_eq!(text(&again.stderr).contains("kept from an earlier run"), is_any);
+    assert_eq!(text(&again.stderr).contains("(from an earlier run)"), is_any);
 }
 
 #[test]
