@@ -192,6 +192,12 @@ pub trait BlockDevice: Send + Sync {
         Ok(BlockExtent { blocks, kind: ExtentKind::Data })
     }
 
+    /// Whether its channels report unallocated blocks at reads with
+    /// [`RequestFlags::HOLES`](crate::RequestFlags::HOLES), instead of writing zeroes to memory.
+    fn reports_holes(&self) -> bool {
+        false
+    }
+
     /// Re-reads the number of blocks: larger than before if the device was extended elsewhere,
     /// which then applies to all channels. May block: never called on the I/O path.
     ///

@@ -128,6 +128,10 @@ impl RequestFlags {
     /// The submitter polls for the completion and never sleeps for it. Used by the block layer,
     /// which may have queues for such requests; ignored below it.
     pub const POLLED: Self = Self(8);
+    /// For a read, if the device [reports holes](crate::BlockDevice::reports_holes): if all its
+    /// blocks are unallocated, it may leave the memory unchanged and complete with the result
+    /// [`IoCompletion::HOLE`]. A device that sends parts of requests to others removes the flag.
+    pub const HOLES: Self = Self(16);
 
     /// Whether every flag of `other` is set.
     pub const fn has(self, other: Self) -> bool {
@@ -138,6 +142,12 @@ impl RequestFlags {
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
+    }
+
+    /// These flags without those of `other`.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
     }
 }
 
@@ -242,6 +252,12 @@ pub struct IoCompletion {
     pub status: IoStatus,
     /// Command-specific result (dword 0 of the completion).
     pub result: u32,
+}
+
+impl IoCompletion {
+    /// Result of a read with [`RequestFlags::HOLES`]: its blocks read as zeroes, and the memory is
+    /// unchanged.
+    pub const HOLE: u32 = 1;
 }
 
 /// Bounded array of completions, owned by the caller.

@@ -373,6 +373,36 @@ fn nbdcopy_copies_there_and_back_over_many_connections() {
 }
 
 #[test]
+fn thin_volume_is_read_as_it_was_written_though_its_holes_are_not_sent() {
+    if !tools(&["nbdcopy"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let [pool, source, back] = ["pool", "source", "back"].map(|name| directory.path().join(name));
+    // Every third MiB has data.
+    let mut bytes = vec![0; 16 * MIB];
+    for (index, part) in bytes.chunks_mut(MIB).enumerate().step_by(3) {
+        part.fill(u8::try_from(index + 1).unwrap());
+    }
+    std::fs::write(&source, &bytes).unwrap();
+    let device = format!("file:{}?size=64m", pool.display());
+    let tenmil = env!("CARGO_BIN_EXE_tenmil");
+    run(tenmil, &["pool", "create", &device]);
+    let volume = format!("{}/v", pool.display());
+    run(tenmil, &["volume", "create", &volume, "--size", "16m"]);
+    let served = Served::start(&volume, &[]);
+    run("nbdcopy", &[source.to_str().unwrap(), &served.uri()]);
+    // Reads of everything, large and small, without asking where holes are.
+    for size in ["4096", "65536", "1048576"] {
+        let _ = std::fs::remove_file(&back);
+        let size = format!("--request-size={size}");
+        run("nbdcopy", &["--no-extents", &size, &served.uri(), back.to_str().unwrap()]);
+        assert!(std::fs::read(&back).unwrap() == bytes, "{size}");
+    }
+    assert_eq!(served.end(), Some(0));
+}
+
+#[test]
 fn fio_verifies_all_it_wrote() {
     if !tools(&["fio"]) || !run("fio", &["--enghelp"]).contains("nbd") {
         return;

@@ -633,6 +633,10 @@ impl BlockDevice for Volume {
         Ok(Box::new(VolumeChannel::open(&self.open, &self.info, parent, &limits, count)?))
     }
 
+    fn reports_holes(&self) -> bool {
+        true
+    }
+
     /// The UUID of the volume. A copy of the pool's device has volumes with the same UUIDs.
     fn identity(&self) -> Option<String> {
         Some(format!("{:032x}", self.info.uuid))

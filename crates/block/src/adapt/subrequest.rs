@@ -426,10 +426,11 @@ fn count_of(slices: &[Segment]) -> u16 {
     u16::try_from(slices.len()).unwrap_or(u16::MAX)
 }
 
-/// The flags that a part inherits.
+/// The flags that a part inherits. A hole in one part says nothing about the others.
 fn flags_below(rules: &DeviceConstraints, flags: RequestFlags) -> RequestFlags {
+    let flags = flags.without(RequestFlags::HOLES);
     match rules.force {
         super::FuaMode::Native => flags,
-        super::FuaMode::Flush => RequestFlags(flags.0 & !RequestFlags::FUA.0),
+        super::FuaMode::Flush => flags.without(RequestFlags::FUA),
     }
 }

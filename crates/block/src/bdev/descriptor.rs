@@ -130,6 +130,10 @@ impl BlockDevice for BdevDescriptor {
         medium.ok_or_else(|| shared.removed_error()).map_err(Error::environment)?.block_status(lba)
     }
 
+    fn reports_holes(&self) -> bool {
+        self.grant.shared.medium().is_some_and(|medium| medium.reports_holes())
+    }
+
     fn supports_kernel_buffers(&self) -> Result<u32, Error> {
         let shared = &self.grant.shared;
         let medium = shared.medium();

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use tenmil_base::{
     BlockDevice, BlockExtent, ChannelWakeup, CompletionBatch, Instant, IoChannel, Limits, Random,
-    Request, Segment,
+    Request, RequestFlags, Segment,
 };
 
 use tenmil_base::Error;
@@ -64,6 +64,8 @@ impl IoChannel for ReluctantChannel {
     }
 
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        let reports = requests.iter().any(|request| request.flags.has(RequestFlags::HOLES));
+        assert!(!reports, "this device reports no holes, and was not asked whether it does");
         let most = usize::try_from(self.random.below(4)).unwrap();
         self.inner.submit(now, &requests[..requests.len().min(most)], segments)
     }

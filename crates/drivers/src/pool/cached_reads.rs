@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tenmil_base::{CompletionBatch, IoCompletion, IoStatus, Operation, Request};
+use tenmil_base::{CompletionBatch, IoCompletion, IoStatus, Operation, Request, RequestFlags};
 use tenmil_volume::VolumeRun;
 
 use super::extent_cache::ExtentCache;
@@ -89,6 +89,7 @@ impl CachedReads {
             token: KNOWN | u64::from(slot),
             lba: at * u64::from(self.per_block),
             blocks: request.blocks * self.per_block,
+            flags: request.flags.without(RequestFlags::HOLES),
             ..*request
         });
     }

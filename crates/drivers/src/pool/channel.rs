@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tenmil_base::{
     ChannelWakeup, CompletionBatch, Error, Instant, InvalidSegment, IoChannel, IoCompletion,
-    IoStatus, Limits, Memory, Operation, Request, Segment, WakeSource,
+    IoStatus, Limits, Memory, Operation, Request, RequestFlags, Segment, WakeSource,
 };
 use tenmil_dma::RegionTable;
 use tenmil_volume::format::BLOCKS_MAX;
@@ -71,6 +71,8 @@ struct VolumeRequest {
     used: u32,
     /// Status of a failure that the pool does not know of.
     status: IoStatus,
+    /// [`IoCompletion::HOLE`], or zero.
+    result: u32,
     stage: RequestState,
 }
 
@@ -110,6 +112,7 @@ impl VolumeChannel {
             request: Request::PLACEHOLDER,
             used: 0,
             status: IoStatus::SUCCESS,
+            result: 0,
             stage: RequestState::Idle,
         };
         Ok(Self {
@@ -309,6 +312,7 @@ impl VolumeChannel {
             request: Request { segment_count, ..*request },
             used: segment_count.into(),
             status: IoStatus::SUCCESS,
+            result: 0,
             stage,
         };
         Some((slot, segment_count))
@@ -410,7 +414,7 @@ impl VolumeChannel {
             segment_count: u16::try_from(count).unwrap_or(u16::MAX),
             metadata_count: 0,
             operation,
-            flags: tenmil_base::RequestFlags::NONE,
+            flags: RequestFlags::NONE,
         });
     }
 
@@ -447,6 +451,12 @@ impl VolumeChannel {
 
     /// Executes a part of a request that is on unmapped blocks, which read as zeroes.
     fn zero(&mut self, token: u64, blocks: std::ops::Range<u64>) {
+        let work = &mut self.requests[slot_of(token) as usize];
+        let is_whole = blocks.end - blocks.start == u64::from(work.request.blocks);
+        if is_whole && self.bounce.is_none() && work.request.flags.has(RequestFlags::HOLES) {
+            work.result = IoCompletion::HOLE;
+            return;
+        }
         let (first, count) = self.part(token, &blocks);
         let work = &mut self.requests[slot_of(token) as usize];
         let regions = &self.open.regions;
@@ -480,7 +490,7 @@ impl VolumeChannel {
             request.operation,
             Operation::Write | Operation::Deallocate | Operation::WriteZeroes
         );
-        let is_forced = request.flags.has(tenmil_base::RequestFlags::FUA) && changes;
+        let is_forced = request.flags.has(RequestFlags::FUA) && changes;
         if is_forced && stage == RequestState::Asked && status.is_success() {
             self.requests[slot as usize].stage = RequestState::Forced;
             return self
@@ -497,7 +507,8 @@ impl VolumeChannel {
         let work = &mut self.requests[slot as usize];
         work.stage = RequestState::Idle;
         self.free.push(slot);
-        self.ready.push(IoCompletion { token: work.request.token, status, result: 0 });
+        let (token, result) = (work.request.token, work.result);
+        self.ready.push(IoCompletion { token, status, result });
     }
 
     /// Polls the device. Completions of cached reads go directly to the caller.

@@ -18,6 +18,7 @@ pub struct Export {
     is_read_only: bool,
     flags: TransmissionFlags,
     piece_bytes: u32,
+    reports_holes: bool,
 }
 
 /// Block size that most file systems use.
@@ -54,7 +55,16 @@ impl Export {
         let flags = flags(&limits, is_read_only);
         let piece_bytes = piece_bytes(&limits);
         let (block_size, block_count) = (limits.block_size, AtomicU64::new(limits.block_count));
-        Ok(Self { name, description, block_size, block_count, is_read_only, flags, piece_bytes })
+        Ok(Self {
+            name,
+            description,
+            block_size,
+            block_count,
+            is_read_only,
+            flags,
+            piece_bytes,
+            reports_holes: false,
+        })
     }
 
     /// Export name.
@@ -99,6 +109,17 @@ impl Export {
     /// Largest request that is submitted to the I/O channel, in bytes.
     pub(super) fn piece_bytes(&self) -> u32 {
         self.piece_bytes
+    }
+
+    /// Whether the device reports holes at reads, for which no data is sent then.
+    pub(super) fn reports_holes(&self) -> bool {
+        self.reports_holes
+    }
+
+    /// Sends no data for the holes of a device that reports them.
+    #[must_use]
+    pub fn with_holes(self) -> Self {
+        Self { reports_holes: true, ..self }
     }
 
     /// Removes the fast-zero flag, for a device that writes zeroes no faster than other data.

@@ -1,7 +1,7 @@
 //! Reply headers and errors of the transmission phase.
 
 use tenmil_base::IoStatus;
-use tenmil_wire::nbd::reply::{Payload, data_chunk};
+use tenmil_wire::nbd::reply::{Payload, data_chunk, hole_chunk};
 use tenmil_wire::nbd::{ChunkFlags, ChunkHeader, ErrorCode, SimpleReply};
 
 /// Reply header, built on the stack.
@@ -82,6 +82,12 @@ impl ReplyHeader {
             Some(_) if structured => Self::chunk(cookie, &Payload::None),
             _ => Self::of([&SimpleReply { error: ErrorCode::NONE, cookie }.to_bytes(), &[]]),
         }
+    }
+
+    /// Whole reply to a read of a hole. The client must have negotiated structured replies.
+    #[inline]
+    pub(super) fn hole(cookie: u64, offset: u64, len_bytes: u32) -> Self {
+        Self::of([&hole_chunk(cookie, offset, len_bytes), &[]])
     }
 
     /// Whole reply of a failed request.

@@ -40,15 +40,24 @@ impl Session {
     }
 
     fn with(is_read_only: bool, change: impl FnOnce(&mut Limits)) -> Self {
-        Self::of(is_read_only, false, change)
+        Self::of(is_read_only, |export| export, change)
     }
 
     /// Session whose client may resize the device.
     fn resizable() -> Self {
-        Self::of(false, true, |_| {})
+        Self::of(false, Export::with_resize, |_| {})
     }
 
-    fn of(is_read_only: bool, lets_resize: bool, change: impl FnOnce(&mut Limits)) -> Self {
+    /// Session on a device that reports holes.
+    fn with_holes() -> Self {
+        Self::of(false, Export::with_holes, |_| {})
+    }
+
+    fn of(
+        is_read_only: bool,
+        extend: impl FnOnce(Export) -> Export,
+        change: impl FnOnce(&mut Limits),
+    ) -> Self {
         let regions = RegionTable::new(4);
         let medium = RamDevice::new(&regions, BLOCK, SIZE / u64::from(BLOCK)).unwrap();
         let memory = Mapping::with_small_pages(MEMORY_BYTES as usize).unwrap();
@@ -59,7 +68,7 @@ impl Session {
         let mut limits = Limits { durability: Durability::VolatileCache, ..medium.limits() };
         change(&mut limits);
         let export = Export::new("disk", "a disk", limits, is_read_only).unwrap();
-        let export = Arc::new(if lets_resize { export.with_resize() } else { export });
+        let export = Arc::new(extend(export));
         Self {
             connection: Connection::new(Arc::clone(&export), regions.clone(), memory, pool),
             backend: medium.channel().unwrap(),

@@ -82,6 +82,8 @@ struct RequestSlot {
     /// Pieces not yet completed, including those not yet built.
     pieces: u32,
     failure: Option<RequestFailure>,
+    /// Whether a read found nothing but unallocated blocks: its data are not in memory.
+    is_hole: bool,
     /// Whether a flush follows the last piece: a trim with FUA, which has no NVMe equivalent.
     then_flush: bool,
 }
@@ -143,6 +145,7 @@ impl Transmission {
             next_byte: 0,
             pieces: 0,
             failure: None,
+            is_hole: false,
             then_flush: false,
         };
         Self {
@@ -254,6 +257,8 @@ impl Transmission {
         let memory = &mut self.slots[usize::from(slot)];
         self.in_flight -= 1;
         memory.pieces -= 1;
+        memory.is_hole =
+            memory.flags.has(RequestFlags::HOLES) && completion.result == IoCompletion::HOLE;
         if !completion.status.is_success() {
             // A flush has no offset, and a client that receives one for it closes the connection.
             let offset = (memory.operation != Operation::Flush)
@@ -289,13 +294,15 @@ impl Transmission {
         let RequestHeader { command, cookie, offset, len_bytes, .. } = memory.header;
         let structured = self.terms.structured;
         let reads = command == Command::READ;
+        let is_hole = memory.is_hole && memory.failure.is_none();
         let header = match memory.failure {
             Some(failure) => ReplyHeader::failed(structured, cookie, failure),
+            None if is_hole => ReplyHeader::hole(cookie, offset, len_bytes),
             None => ReplyHeader::done(structured, cookie, reads.then_some((offset, len_bytes))),
         };
         self.done.count(command, memory.failure.is_some(), len_bytes);
         self.queue_header(slot, &header, outbox);
-        if reads && memory.failure.is_none() {
+        if reads && memory.failure.is_none() && !is_hole {
             self.store.each((slot, memory.holding), 0, len_bytes, |part| outbox.push(part));
         }
         outbox.end_of(slot);

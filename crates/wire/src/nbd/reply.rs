@@ -179,6 +179,16 @@ pub fn data_chunk(cookie: u64, offset: u64, len_bytes: u32) -> [u8; ChunkHeader:
     Writer::new().put(header.to_bytes()).put(offset.to_be_bytes()).finish()
 }
 
+/// Whole reply to a read that is one hole.
+#[inline]
+#[must_use]
+pub fn hole_chunk(cookie: u64, offset: u64, len_bytes: u32) -> [u8; ChunkHeader::BYTES + 12] {
+    let (flags, kind) = (ChunkFlags::DONE, ChunkCode::OFFSET_HOLE);
+    let header = ChunkHeader { flags, kind, cookie, len_bytes: 12 };
+    let payload = Writer::<12>::new().put(offset.to_be_bytes()).put(len_bytes.to_be_bytes());
+    Writer::new().put(header.to_bytes()).put(payload.finish()).finish()
+}
+
 /// Run of bytes in one state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {

@@ -5,7 +5,7 @@ use super::option::{
     ContextQuery, Info, InfoQuery, emit_context, emit_reply, emit_server, parse_context,
     parse_server, selects_base_allocation,
 };
-use super::reply::{Payload, data_chunk, extent_bytes};
+use super::reply::{Payload, data_chunk, extent_bytes, hole_chunk};
 use super::{
     ChunkCode, ChunkFlags, ChunkHeader, Command, CommandFlags, ErrorCode, Extent, ExtentFlags,
     HandshakeFlags, InfoCode, OptionCode, OptionReplyCode, ParseError, RequestHeader, SimpleReply,
@@ -83,6 +83,9 @@ fn the_bytes_are_those_that_the_protocol_draws() {
     let data = data_chunk(7, 0x1000, 512);
     assert_eq!(data[..8], [0x66, 0x8e, 0x33, 0xef, 0, 1, 0, 1]);
     assert_eq!(data[16..], [0, 0, 2, 8, 0, 0, 0, 0, 0, 0, 0x10, 0]);
+    let hole = hole_chunk(7, 0x1000, 512);
+    assert_eq!(hole[..8], [0x66, 0x8e, 0x33, 0xef, 0, 1, 0, 2]);
+    assert_eq!(hole[16..], [0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 2, 0]);
     let name = export_name_reply(1 << 20, TransmissionFlags(0x0105));
     assert_eq!(name, [0, 0, 0, 0, 0, 0x10, 0, 0, 1, 5]);
     let extent = Extent { len_bytes: 512, flags: ExtentFlags::HOLE.and(ExtentFlags::ZERO) };

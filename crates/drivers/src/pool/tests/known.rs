@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use tenmil_base::{
-    CompletionBatch, Instant, IoChannel, IoStatus, Memory, Operation, Random, Request,
-    RequestFlags, Segment,
+    CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Memory, Operation, Random,
+    Request, RequestFlags, Segment,
 };
 use tenmil_dma::RegionTable;
 
@@ -95,6 +95,47 @@ fn ask(
         tenmil_linux::thread::yield_now();
     }
     panic!("{} of {} are answered", done.len(), requests.len());
+}
+
+/// Results and statuses of a read with [`RequestFlags::HOLES`], and the first byte of each block that is
+/// then in memory, where every byte was 0xee before.
+fn read_holes(bench: &mut Bench, regions: &RegionTable, lba: u64, blocks: u32) -> (u32, Vec<u8>) {
+    let segment = bench.memory.segment().slice(0, blocks * PAGE).unwrap();
+    regions.fill(segment, 0xee).unwrap();
+    let flags = RequestFlags::HOLES;
+    let read = Request { blocks, flags, ..request(Operation::Read, lba, 0..1) };
+    let mut completions = CompletionBatch::with_capacity(1);
+    assert_eq!(bench.backend.submit(Instant::default(), &[read], &[segment]), 1);
+    while completions.is_empty() {
+        bench.backend.flush();
+        bench.backend.poll(Instant::default(), &mut completions);
+        tenmil_linux::thread::yield_now();
+    }
+    let completion = completions.drain().next().unwrap();
+    assert!(completion.status.is_success());
+    let mut bytes = vec![0; (blocks * PAGE) as usize];
+    regions.load(segment, &mut bytes).unwrap();
+    (completion.result, bytes.chunks(PAGE as usize).map(|block| block[0]).collect())
+}
+
+#[test]
+fn hole_is_reported_only_if_the_whole_request_is_one() {
+    let regions = RegionTable::new(16);
+    let mut bench = bench(&regions, 0);
+    let trim = Request { blocks: 4, ..request(Operation::Deallocate, 8, 0..0) };
+    assert!(ask(&mut *bench.backend, &[trim], &[])[0].1.is_success());
+    assert_eq!(read_holes(&mut bench, &regions, 8, 4), (IoCompletion::HOLE, vec![0xee; 4]));
+    assert_eq!(read_holes(&mut bench, &regions, 6, 4), (0, vec![7, 8, 0, 0]));
+    assert_eq!(read_holes(&mut bench, &regions, 10, 4), (0, vec![0, 0, 13, 14]));
+    // From mappings that the channel has: the device below, which reports no holes, asserts that it
+    // gets no such flag.
+    assert_eq!(read_holes(&mut bench, &regions, 20, 1), (0, vec![21]));
+    let page = bench.memory.segment().slice(0, PAGE).unwrap();
+    let plain = request(Operation::Read, 8, 0..1);
+    assert!(ask(&mut *bench.backend, &[plain], &[page])[0].1.is_success());
+    let mut byte = [0xee];
+    regions.load(page.slice(0, 1).unwrap(), &mut byte).unwrap();
+    assert_eq!(byte, [0], "a read without the flag has zeroes");
 }
 
 #[test]

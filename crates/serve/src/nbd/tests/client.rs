@@ -87,6 +87,7 @@ pub(super) fn options_of(bytes: &[u8]) -> (Vec<OptionAnswer>, &[u8]) {
 pub(super) enum Reply {
     Done,
     Data(u64, Vec<u8>),
+    Hole(u64, u32),
     Status(Vec<(u32, u32)>),
     Failed(ErrorCode, Option<u64>),
 }
@@ -132,7 +133,7 @@ fn structured(bytes: &[u8]) -> (u64, Reply, &[u8]) {
             assert!(!text.is_empty(), "an error says why");
             Reply::Failed(error, offset)
         }
-        Payload::Hole { .. } => panic!("this server tells of no holes in reads"),
+        Payload::Hole { offset, len_bytes } => Reply::Hole(offset, len_bytes),
     };
     (cookie, reply, rest)
 }

@@ -406,6 +406,49 @@ fn failed_flush_has_no_offset_and_failed_write_has_one() {
     }
 }
 
+/// Replies to a read of `len_bytes` that the device completes with this result, and the flags of
+/// the request to the device.
+fn read_with_result(
+    session: &mut Session,
+    (len_bytes, result, status): (u32, u32, IoStatus),
+) -> (RequestFlags, Vec<(u64, Reply)>) {
+    session.give(&request(Command::READ, 7, 8192, len_bytes));
+    session.connection.step();
+    let (requests, _) = session.connection.requests();
+    let (tokens, flags): (Vec<u64>, Vec<RequestFlags>) =
+        requests.iter().map(|request| (request.token, request.flags)).unzip();
+    session.connection.taken(tokens.len());
+    for token in tokens {
+        session.connection.handle_completion(IoCompletion { token, status, result });
+    }
+    let back = session.take(usize::MAX);
+    (flags[0], replies(&back, |_| len_bytes as usize))
+}
+
+#[test]
+fn hole_is_replied_without_data_if_the_client_and_the_device_have_them() {
+    let (read, done) = ((4096, IoCompletion::HOLE, IoStatus::SUCCESS), IoStatus::SUCCESS);
+    let mut session = Session::with_holes();
+    session.talk(&handshake(true), usize::MAX);
+    let (flags, back) = read_with_result(&mut session, read);
+    assert_eq!((flags, back), (RequestFlags::HOLES, vec![(7, Reply::Hole(8192, 4096))]));
+    let (_, back) = read_with_result(&mut session, (4096, 0, done));
+    assert_eq!(back, [(7, Reply::Data(8192, vec![0; 4096]))], "the next read has its own result");
+    let failed = (4096, IoCompletion::HOLE, IoStatus::UNRECOVERED_READ);
+    let (_, back) = read_with_result(&mut session, failed);
+    assert!(matches!(back[..], [(7, Reply::Failed(..))]), "{back:?}");
+    // In several requests to the device, each of which could be a hole.
+    let (flags, back) = read_with_result(&mut session, (3 << 20, IoCompletion::HOLE, done));
+    assert_eq!(flags, RequestFlags::NONE);
+    assert!(matches!(&back[..], [(7, Reply::Data(_, data))] if data.len() == 3 << 20));
+    for (structured, mut session) in [(false, Session::with_holes()), (true, Session::new())] {
+        session.talk(&handshake(structured), usize::MAX);
+        let (flags, back) = read_with_result(&mut session, read);
+        assert_eq!(flags, RequestFlags::NONE, "structured: {structured}");
+        assert!(matches!(&back[..], [(7, Reply::Data(_, data))] if data.len() == 4096));
+    }
+}
+
 #[test]
 fn forced_trim_is_answered_after_a_flush() {
     let mut session = Session::new();

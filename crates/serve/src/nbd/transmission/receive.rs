@@ -91,11 +91,23 @@ impl Transmission {
         self.free.pop();
         let memory = &mut self.slots[usize::from(slot)];
         (memory.header, memory.holding, memory.failure) = (header, holding, None);
+        memory.is_hole = false;
         match admitted {
             Ok(ValidatedRequest::Run { operation, flags }) => {
                 memory.then_flush =
                     operation == Operation::Deallocate && flags.has(RequestFlags::FUA);
                 let flags = if memory.then_flush { RequestFlags::NONE } else { flags };
+                // The reply is one chunk, so that all of the request must be a hole: which is known
+                // if the device executes it as a whole.
+                let flags = if operation == Operation::Read
+                    && self.terms.structured
+                    && self.export.reports_holes()
+                    && header.len_bytes <= self.export.piece_bytes()
+                {
+                    flags.union(RequestFlags::HOLES)
+                } else {
+                    flags
+                };
                 (memory.operation, memory.flags) = (operation, flags);
                 if operation == Operation::Write {
                     self.awaits = RequestState::Payload { slot, done_bytes: 0 };
