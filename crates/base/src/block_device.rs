@@ -192,10 +192,9 @@ pub trait BlockDevice: Send + Sync {
         Ok(BlockExtent { blocks, kind: ExtentKind::Data })
     }
 
-    /// Whether its channels report unallocated blocks at reads with
-    /// [`RequestFlags::HOLES`](crate::RequestFlags::HOLES), instead of writing zeroes to memory.
-    fn reports_holes(&self) -> bool {
-        false
+    /// Which reads tell that their blocks are unallocated, instead of writing zeroes to memory.
+    fn hole_reporting(&self) -> HoleReporting {
+        HoleReporting::Never
     }
 
     /// Re-reads the number of blocks: larger than before if the device was extended elsewhere,
@@ -241,6 +240,19 @@ pub trait BlockDevice: Send + Sync {
             self.limits().block_count
         )))
     }
+}
+
+/// Which reads tell that their blocks are unallocated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HoleReporting {
+    /// None.
+    #[default]
+    Never,
+    /// Reads with [`RequestFlags::HOLES`](crate::RequestFlags::HOLES), by their completion.
+    AtReads,
+    /// No block is ever allocated: each successful read is of a hole, and leaves the memory
+    /// unchanged.
+    Everywhere,
 }
 
 /// Run of blocks in one allocation state.

@@ -46,8 +46,8 @@ mod utc_time;
 mod wake;
 
 pub use block_device::{
-    BlockDevice, BlockExtent, DoorbellStats, Durability, ExtentKind, IoChannel, Limits,
-    OperationSet,
+    BlockDevice, BlockExtent, DoorbellStats, Durability, ExtentKind, HoleReporting, IoChannel,
+    Limits, OperationSet,
 };
 pub use controller_access::{
     BarMapError, BarRange, CompletionEntry, CompletionRing, Dma, DmaMapError, Doorbell, Mmio,

@@ -128,8 +128,8 @@ impl RequestFlags {
     /// The submitter polls for the completion and never sleeps for it. Used by the block layer,
     /// which may have queues for such requests; ignored below it.
     pub const POLLED: Self = Self(8);
-    /// For a read, if the device [reports holes](crate::BlockDevice::reports_holes): if all its
-    /// blocks are unallocated, it may leave the memory unchanged and complete with the result
+    /// For a read of a device that reports holes [at reads](crate::HoleReporting::AtReads): if all
+    /// its blocks are unallocated, it may leave the memory unchanged and complete with the result
     /// [`IoCompletion::HOLE`]. A device that sends parts of requests to others removes the flag.
     pub const HOLES: Self = Self(16);
 

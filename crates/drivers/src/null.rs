@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use tenmil_base::{
-    BlockDevice, ChannelWakeup, CompletionBatch, Durability, Instant, IoChannel, IoCompletion,
-    IoStatus, Limits, Operation, OperationSet, Request, RequestFlags, Segment, WakeSource,
+    BlockDevice, ChannelWakeup, CompletionBatch, Durability, HoleReporting, Instant, IoChannel,
+    IoCompletion, IoStatus, Limits, Operation, OperationSet, Request, Segment, WakeSource,
 };
 
 use super::validate::SEGMENTS_MAX;
@@ -81,8 +81,8 @@ impl BlockDevice for NullDevice {
         self.limits.clone()
     }
 
-    fn reports_holes(&self) -> bool {
-        true
+    fn hole_reporting(&self) -> HoleReporting {
+        HoleReporting::Everywhere
     }
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
@@ -105,7 +105,7 @@ impl NullChannel {
         self.ready.extend(requests[..count].iter().map(|request| IoCompletion {
             token: request.token,
             status: status(request, block_count),
-            result: result(request),
+            result: 0,
         }));
         count
     }
@@ -119,11 +119,7 @@ impl IoChannel for NullChannel {
     #[inline]
     fn submit(&mut self, _now: Instant, requests: &[Request], _segments: &[Segment]) -> usize {
         match requests {
-            [request]
-                if self.alone.is_none()
-                    && self.ready.is_empty()
-                    && !request.flags.has(RequestFlags::HOLES) =>
-            {
+            [request] if self.alone.is_none() && self.ready.is_empty() => {
                 self.alone = Some((request.token, status(request, self.limits.block_count)));
                 1
             }
@@ -165,12 +161,6 @@ fn status(request: &Request, block_count: u64) -> IoStatus {
     let first = request.lba.max(request.operand);
     let fits = first.saturating_add(u64::from(request.blocks)) <= block_count;
     if fits { IoStatus::SUCCESS } else { IoStatus::LBA_OUT_OF_RANGE }
-}
-
-/// No block is allocated.
-#[inline]
-fn result(request: &Request) -> u32 {
-    u32::from(request.flags.has(RequestFlags::HOLES)) * IoCompletion::HOLE
 }
 
 #[cfg(test)]

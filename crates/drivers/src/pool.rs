@@ -50,8 +50,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{
-    BlockDevice, BlockExtent, Durability, ErrorCategory, ExtentKind, IoChannel, IoStatus, Limits,
-    Operation, OperationSet, Span,
+    BlockDevice, BlockExtent, Durability, ErrorCategory, ExtentKind, HoleReporting, IoChannel,
+    IoStatus, Limits, Operation, OperationSet, Span,
 };
 use tenmil_dma::RegionTable;
 use tenmil_linux::{Clock, Sleeper, Thread};
@@ -633,8 +633,8 @@ impl BlockDevice for Volume {
         Ok(Box::new(VolumeChannel::open(&self.open, &self.info, parent, &limits, count)?))
     }
 
-    fn reports_holes(&self) -> bool {
-        true
+    fn hole_reporting(&self) -> HoleReporting {
+        HoleReporting::AtReads
     }
 
     /// The UUID of the volume. A copy of the pool's device has volumes with the same UUIDs.

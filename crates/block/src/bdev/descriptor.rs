@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use tenmil_base::{BlockDevice, BlockExtent, Error, IoChannel, Limits};
+use tenmil_base::{BlockDevice, BlockExtent, Error, HoleReporting, IoChannel, Limits};
 
 use super::event::EventQueue;
 use super::{Claim, ClaimGuard, Event, Mode, Shared};
@@ -130,8 +130,8 @@ impl BlockDevice for BdevDescriptor {
         medium.ok_or_else(|| shared.removed_error()).map_err(Error::environment)?.block_status(lba)
     }
 
-    fn reports_holes(&self) -> bool {
-        self.grant.shared.medium().is_some_and(|medium| medium.reports_holes())
+    fn hole_reporting(&self) -> HoleReporting {
+        self.grant.shared.medium().map_or(HoleReporting::Never, |medium| medium.hole_reporting())
     }
 
     fn supports_kernel_buffers(&self) -> Result<u32, Error> {

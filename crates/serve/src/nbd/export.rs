@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tenmil_base::{Durability, Error, Limits, Operation};
+use tenmil_base::{Durability, Error, HoleReporting, Limits, Operation};
 use tenmil_wire::nbd::{PAYLOAD_BYTES_MAX, TransmissionFlags};
 
 use super::memory::LARGE_BYTES;
@@ -18,7 +18,7 @@ pub struct Export {
     is_read_only: bool,
     flags: TransmissionFlags,
     piece_bytes: u32,
-    reports_holes: bool,
+    holes: HoleReporting,
 }
 
 /// Block size that most file systems use.
@@ -63,7 +63,7 @@ impl Export {
             is_read_only,
             flags,
             piece_bytes,
-            reports_holes: false,
+            holes: HoleReporting::Never,
         })
     }
 
@@ -111,15 +111,15 @@ impl Export {
         self.piece_bytes
     }
 
-    /// Whether the device reports holes at reads, for which no data is sent then.
-    pub(super) fn reports_holes(&self) -> bool {
-        self.reports_holes
+    /// Which reads of the device are known to be of holes, for which no data is sent.
+    pub(super) fn holes(&self) -> HoleReporting {
+        self.holes
     }
 
-    /// Sends no data for the holes of a device that reports them.
+    /// Sends no data for the holes that the device reports.
     #[must_use]
-    pub fn with_holes(self) -> Self {
-        Self { reports_holes: true, ..self }
+    pub fn with_holes(self, holes: HoleReporting) -> Self {
+        Self { holes, ..self }
     }
 
     /// Removes the fast-zero flag, for a device that writes zeroes no faster than other data.

@@ -100,7 +100,7 @@ impl ExportedDevice {
             .map_err(|text| Error::new(ErrorCategory::Usage, text))?;
         let zeroes_fast = descriptor.limits().operations.has(Operation::WriteZeroes);
         let export = if zeroes_fast { export } else { export.with_slow_zeroes() };
-        let export = if medium.reports_holes() { export.with_holes() } else { export };
+        let export = export.with_holes(medium.hole_reporting());
         let export = if lets_resize { export.with_resize() } else { export };
         Ok(Self {
             export: Arc::new(export),

@@ -8,7 +8,8 @@ mod session;
 use std::sync::Arc;
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Durability, Instant, IoChannel, Limits, Memory, Segment,
+    BlockDevice, CompletionBatch, Durability, HoleReporting, Instant, IoChannel, Limits, Memory,
+    Segment,
 };
 use tenmil_dma::{Mapping, RegionTable};
 use tenmil_drivers::RamDevice;
@@ -49,8 +50,8 @@ impl Session {
     }
 
     /// Session on a device that reports holes.
-    fn with_holes() -> Self {
-        Self::of(false, Export::with_holes, |_| {})
+    fn with_holes(holes: HoleReporting) -> Self {
+        Self::of(false, |export| export.with_holes(holes), |_| {})
     }
 
     fn of(

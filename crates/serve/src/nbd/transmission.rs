@@ -257,7 +257,7 @@ impl Transmission {
         let memory = &mut self.slots[usize::from(slot)];
         self.in_flight -= 1;
         memory.pieces -= 1;
-        memory.is_hole =
+        memory.is_hole |=
             memory.flags.has(RequestFlags::HOLES) && completion.result == IoCompletion::HOLE;
         if !completion.status.is_success() {
             // A flush has no offset, and a client that receives one for it closes the connection.

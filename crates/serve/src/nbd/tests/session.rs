@@ -1,6 +1,6 @@
 //! Requests of well-behaved clients, with the stream cut at each byte.
 
-use tenmil_base::{IoCompletion, IoStatus, Operation, RequestFlags};
+use tenmil_base::{HoleReporting, IoCompletion, IoStatus, Operation, RequestFlags};
 use tenmil_wire::nbd::option::{Info, parse_context, parse_server};
 use tenmil_wire::nbd::{Command, CommandFlags, OptionCode, OptionReplyCode, TransmissionFlags};
 
@@ -422,13 +422,13 @@ fn read_with_result(
         session.connection.handle_completion(IoCompletion { token, status, result });
     }
     let back = session.take(usize::MAX);
-    (flags[0], replies(&back, |_| len_bytes as usize))
+    (flags.first().copied().unwrap_or_default(), replies(&back, |_| len_bytes as usize))
 }
 
 #[test]
 fn hole_is_replied_without_data_if_the_client_and_the_device_have_them() {
     let (read, done) = ((4096, IoCompletion::HOLE, IoStatus::SUCCESS), IoStatus::SUCCESS);
-    let mut session = Session::with_holes();
+    let mut session = Session::with_holes(HoleReporting::AtReads);
     session.talk(&handshake(true), usize::MAX);
     let (flags, back) = read_with_result(&mut session, read);
     assert_eq!((flags, back), (RequestFlags::HOLES, vec![(7, Reply::Hole(8192, 4096))]));
@@ -441,7 +441,15 @@ fn hole_is_replied_without_data_if_the_client_and_the_device_have_them() {
     let (flags, back) = read_with_result(&mut session, (3 << 20, IoCompletion::HOLE, done));
     assert_eq!(flags, RequestFlags::NONE);
     assert!(matches!(&back[..], [(7, Reply::Data(_, data))] if data.len() == 3 << 20));
-    for (structured, mut session) in [(false, Session::with_holes()), (true, Session::new())] {
+    let mut session = Session::with_holes(HoleReporting::Everywhere);
+    session.talk(&handshake(true), usize::MAX);
+    let (flags, back) = read_with_result(&mut session, (2 << 20, 0, done));
+    assert_eq!((flags, back), (RequestFlags::NONE, vec![(7, Reply::Hole(8192, 2 << 20))]));
+    let (_, back) = read_with_result(&mut session, (0, 0, done));
+    assert_eq!(back, [(7, Reply::Done)], "a hole chunk has a length");
+    for (structured, mut session) in
+        [(false, Session::with_holes(HoleReporting::AtReads)), (true, Session::new())]
+    {
         session.talk(&handshake(structured), usize::MAX);
         let (flags, back) = read_with_result(&mut session, read);
         assert_eq!(flags, RequestFlags::NONE, "structured: {structured}");

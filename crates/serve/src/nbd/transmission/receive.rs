@@ -1,7 +1,7 @@
 //! Request parser: headers are parsed in the inbox, data is received into its final place.
 
-use tenmil_base::{Operation, RequestFlags, Segment};
-use tenmil_wire::nbd::{CommandFlags, ParseError, RequestHeader};
+use tenmil_base::{HoleReporting, Operation, RequestFlags, Segment};
+use tenmil_wire::nbd::{Command, CommandFlags, ParseError, RequestHeader};
 
 use super::validate::{ValidatedRequest, admit};
 use super::{EXTENTS_MAX, QueryKind, RequestSlot, SlowQuery, Transmission};
@@ -91,7 +91,9 @@ impl Transmission {
         self.free.pop();
         let memory = &mut self.slots[usize::from(slot)];
         (memory.header, memory.holding, memory.failure) = (header, holding, None);
-        memory.is_hole = false;
+        let reads_holes =
+            header.command == Command::READ && header.len_bytes > 0 && self.terms.structured;
+        memory.is_hole = reads_holes && self.export.holes() == HoleReporting::Everywhere;
         match admitted {
             Ok(ValidatedRequest::Run { operation, flags }) => {
                 memory.then_flush =
@@ -99,9 +101,8 @@ impl Transmission {
                 let flags = if memory.then_flush { RequestFlags::NONE } else { flags };
                 // The reply is one chunk, so that all of the request must be a hole: which is known
                 // if the device executes it as a whole.
-                let flags = if operation == Operation::Read
-                    && self.terms.structured
-                    && self.export.reports_holes()
+                let flags = if reads_holes
+                    && self.export.holes() == HoleReporting::AtReads
                     && header.len_bytes <= self.export.piece_bytes()
                 {
                     flags.union(RequestFlags::HOLES)
