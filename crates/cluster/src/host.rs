@@ -254,7 +254,7 @@ impl Host {
         if matches!(event, PathEvent::Down { .. }) {
             self.path_lost_at = Some(now);
         }
-        if event.is_for_people() {
+        if event.is_for_operator() {
             let leg = match &self.access_path {
                 AccessPath::Paths(_) => String::new(),
                 AccessPath::Mirror(_) => format!("leg {leg}, "),

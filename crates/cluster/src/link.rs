@@ -98,7 +98,7 @@ impl DiskAccess {
             options,
             controller,
             namespace: address.nsid,
-            spread: plan.spread,
+            io_policy: plan.io_policy,
             cache: CacheScope::Shared,
             queue: QueuePairOptions {
                 depth: 32,
@@ -150,5 +150,5 @@ fn path(
     let pool = DevicePool::new(regions.clone(), memory, DeviceKind::Emulated, store);
     pool.map_on_demand();
     let (network, regions) = (network.clone(), regions.clone());
-    Ok(PathSetup { pool, dial: Box::new(move || network.dial(host, process, &regions)) })
+    Ok(PathSetup { pool, make_connector: Box::new(move || network.dial(host, process, &regions)) })
 }

@@ -278,7 +278,7 @@ impl State {
 }
 
 impl Connector for HostDial {
-    fn dial(&mut self, now: Instant, until: Instant) -> Box<dyn PendingConnect> {
+    fn begin_connect(&mut self, now: Instant, until: Instant) -> Box<dyn PendingConnect> {
         let Self { net, host, process, memory } = self;
         let (net, memory) = (net.clone(), memory.clone());
         Box::new(Dialling { net, host: *host, process: *process, memory, begun: now, until })

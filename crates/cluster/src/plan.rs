@@ -63,7 +63,7 @@ pub(crate) struct HostPlan {
     /// Number of blocks in use.
     pub(crate) blocks: u64,
     pub(crate) request_blocks_max: u64,
-    pub(crate) spread: IoPolicy,
+    pub(crate) io_policy: IoPolicy,
     /// Number of reads, and of flushes, in 16 requests.
     pub(crate) reads: u64,
     pub(crate) flushes: u64,

@@ -235,7 +235,7 @@ impl PoolHost {
         let mut is_busy = false;
         while let Some(event) = self.link.multipath.poll(now) {
             is_busy = true;
-            if event.is_for_people() {
+            if event.is_for_operator() {
                 self.note(now, &event.to_string(), shared);
             }
         }

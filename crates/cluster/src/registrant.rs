@@ -161,7 +161,7 @@ impl ReservationClient {
                 Ok(true)
             }
             Stage::Calling(mut calling) => {
-                let ended = calling.turn(now);
+                let ended = calling.poll(now);
                 self.stage = Stage::Calling(calling);
                 match ended {
                     None => return Ok(false),
@@ -202,12 +202,12 @@ impl ReservationClient {
         let store = CommandStore::for_device(DeviceKind::Emulated);
         let pool = DevicePool::new(regions.clone(), memory, DeviceKind::Emulated, store);
         pool.map_on_demand();
-        let dial = network.dial(self.host, address.process, &regions);
+        let connector = network.dial(self.host, address.process, &regions);
         let mut options =
             Options::new(&address.subsystem, &host_nqn(self.host), host_id(self.host));
         options.policy = TimeoutPolicy { connect: Span::from_secs(1), ..TimeoutPolicy::default() };
         let wishes = ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };
-        let calling = Connecting::begin(pool, dial, options, wishes, now);
+        let calling = Connecting::begin(pool, connector, options, wishes, now);
         let calling = calling.map_err(|why| broken(format!("{why:?}")))?;
         self.until = now.after(ATTEMPT);
         self.stage = Stage::Calling(Box::new(calling));

@@ -140,7 +140,7 @@ impl PendingConnect for Ring {
 }
 
 impl Connector for Net {
-    fn dial(&mut self, now: Instant, _: Instant) -> Box<dyn PendingConnect> {
+    fn begin_connect(&mut self, now: Instant, _: Instant) -> Box<dyn PendingConnect> {
         let memory = || Arc::new(self.regions.clone());
         let options = NetworkOptions { inbox_bytes: 4 << 20, ..NetworkOptions::default() };
         let (ours, theirs, _) = network::pair(options, memory(), memory());
@@ -209,7 +209,7 @@ impl Turn {
         };
         let mut remote = loop {
             let now = turn(&guests);
-            if let Some(ended) = calling.turn(now) {
+            if let Some(ended) = calling.poll(now) {
                 break ended.unwrap();
             }
         };

@@ -43,7 +43,7 @@ pub enum CacheScope {
 pub(crate) struct CacheTracker {
     cache: CacheScope,
     bugs: InjectedBugs,
-    known: Mutex<CacheEpochs>,
+    epochs: Mutex<CacheEpochs>,
     /// How often writes were lost with a controller. Stored under the lock.
     losses: AtomicU64,
 }
@@ -53,35 +53,35 @@ pub(crate) struct CacheTracker {
 pub(crate) struct Association {
     number: u64,
     /// A write of the current epoch has been recorded.
-    is_noted: AtomicBool,
+    has_recorded_write: AtomicBool,
 }
 
 struct CacheEpochs {
-    records: Vec<Record>,
+    records: Vec<AssociationRecord>,
     next: u64,
     /// Losses that some queue has failed a flush for.
-    reported: u64,
+    reported_losses: u64,
 }
 
-struct Record {
-    of: Arc<Association>,
+struct AssociationRecord {
+    association: Arc<Association>,
     path: usize,
     is_lost: bool,
     epoch: u64,
     /// The last epoch with a completed write; zero if there is none.
-    wrote: u64,
+    written_epoch: u64,
     /// The last epoch whose writes are durable.
-    flushed: u64,
+    durable_epoch: u64,
     instance: Option<CacheInstance>,
     /// Time of the connect.
-    since: Instant,
+    connected_at: Instant,
     /// The latest time at which it, or a controller that covers it, is known to have been alive.
-    seen_at: Instant,
+    alive_at: Instant,
 }
 
 /// Writes of one controller up to an epoch, which a flush has to make durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Owed {
+pub(crate) struct UnflushedWrites {
     association: u64,
     epoch: u64,
 }
@@ -101,188 +101,213 @@ impl Association {
 
 impl CacheTracker {
     pub(crate) fn new(cache: CacheScope, bugs: InjectedBugs) -> Arc<Self> {
-        let known = CacheEpochs { records: Vec::new(), next: 1, reported: 0 };
-        Arc::new(Self { cache, bugs, known: Mutex::new(known), losses: AtomicU64::new(0) })
+        let epochs = CacheEpochs { records: Vec::new(), next: 1, reported_losses: 0 };
+        Arc::new(Self { cache, bugs, epochs: Mutex::new(epochs), losses: AtomicU64::new(0) })
     }
 
     /// Records a connect over `path`.
     pub(crate) fn connect(&self, path: usize, now: Instant) -> Arc<Association> {
-        let mut known = self.lock();
-        known.next += 1;
-        let of = Arc::new(Association { number: known.next, is_noted: AtomicBool::new(false) });
-        known.records.retain(Record::is_needed);
-        known.records.push(Record {
-            of: Arc::clone(&of),
+        let mut epochs = self.lock();
+        epochs.next += 1;
+        let association = Arc::new(Association {
+            number: epochs.next,
+            has_recorded_write: AtomicBool::new(false),
+        });
+        epochs.records.retain(AssociationRecord::is_needed);
+        epochs.records.push(AssociationRecord {
+            association: Arc::clone(&association),
             path,
             is_lost: false,
             epoch: 1,
-            wrote: 0,
-            flushed: 0,
+            written_epoch: 0,
+            durable_epoch: 0,
             instance: None,
-            since: now,
-            seen_at: now,
+            connected_at: now,
+            alive_at: now,
         });
-        of
+        association
     }
 
     /// Its namespace has said which instance of a cache it writes through, or nothing. What an earlier
     /// controller on its path has completed, and nobody vouches for, is lost.
-    pub(crate) fn identify(&self, of: &Association, instance: Option<CacheInstance>) {
-        let mut known = self.lock();
-        let Some(record) = known.record(of.number) else { return };
+    pub(crate) fn set_cache_instance(
+        &self,
+        association: &Association,
+        instance: Option<CacheInstance>,
+    ) {
+        let mut epochs = self.lock();
+        let Some(record) = epochs.record(association.number) else { return };
         record.instance = instance;
         let path = record.path;
-        let is_vouched_for = |known: &CacheEpochs, it: &Record| {
-            known.records.iter().any(|one| !one.is_lost && self.vouches(one, it))
+        let is_covered = |epochs: &CacheEpochs, record: &AssociationRecord| {
+            epochs.records.iter().any(|one| !one.is_lost && self.covers(one, record))
         };
-        for index in 0..known.records.len() {
-            let it = &known.records[index];
-            if it.path == path && it.is_lost && it.owes() && !is_vouched_for(&known, it) {
-                self.count_loss(&mut known.records[index]);
+        for index in 0..epochs.records.len() {
+            let record = &epochs.records[index];
+            if record.path == path
+                && record.is_lost
+                && record.has_unflushed_writes()
+                && !is_covered(&epochs, record)
+            {
+                self.count_loss(&mut epochs.records[index]);
             }
         }
-        known.records.retain(Record::is_needed);
+        epochs.records.retain(AssociationRecord::is_needed);
     }
 
     /// Records that the controller completed a command that was sent at this time.
-    pub(crate) fn seen(&self, of: &Association, at: Instant) {
-        if let Some(record) = self.lock().record(of.number) {
-            record.seen_at = record.seen_at.max(at);
+    pub(crate) fn record_alive(&self, association: &Association, at: Instant) {
+        if let Some(record) = self.lock().record(association.number) {
+            record.alive_at = record.alive_at.max(at);
         }
     }
 
     /// Records the loss of a controller.
-    pub(crate) fn lose(&self, of: &Association) {
-        let mut known = self.lock();
-        let Some(at) = known.position(of.number) else { return };
-        let seen_at = known.records[at].seen_at;
-        for index in 0..known.records.len() {
-            let it = &known.records[index];
-            if it.is_lost && self.vouches(&known.records[at], it) {
+    pub(crate) fn record_loss(&self, association: &Association) {
+        let mut epochs = self.lock();
+        let Some(at) = epochs.position(association.number) else { return };
+        let alive_at = epochs.records[at].alive_at;
+        for index in 0..epochs.records.len() {
+            let record = &epochs.records[index];
+            if record.is_lost && self.covers(&epochs.records[at], record) {
                 // What it covered is covered by controllers that were connected at the same time as it.
-                known.records[index].seen_at = it.seen_at.max(seen_at);
+                epochs.records[index].alive_at = record.alive_at.max(alive_at);
             }
         }
-        let record = &mut known.records[at];
+        let record = &mut epochs.records[at];
         record.is_lost = true;
-        record.of.is_noted.store(false, Ordering::Release);
+        record.association.has_recorded_write.store(false, Ordering::Release);
     }
 
     /// The number of the association over `path` that has followed `own`, unless that is lost as well.
     pub(crate) fn successor(&self, path: usize, own: Option<&Association>) -> Option<u64> {
-        let known = self.lock();
-        let current = known.records.iter().rev().find(|it| it.path == path && !it.is_lost)?;
-        let number = current.of.number;
+        let epochs = self.lock();
+        let current =
+            epochs.records.iter().rev().find(|record| record.path == path && !record.is_lost)?;
+        let number = current.association.number;
         own.is_none_or(|own| own.number != number).then_some(number)
     }
 
-    /// Records a write completed by `of`, before the completion is delivered.
+    /// Records a write completed by `association`, before the completion is delivered.
     #[inline]
-    pub(crate) fn wrote(&self, of: &Association) {
+    pub(crate) fn record_write(&self, association: &Association) {
         // A flush that starts at this moment is sent after this load, and so covers the write.
-        if !of.is_noted.load(Ordering::Acquire) {
-            self.note(of);
+        if !association.has_recorded_write.load(Ordering::Acquire) {
+            self.record_first_write(association);
         }
     }
 
     #[cold]
-    fn note(&self, of: &Association) {
-        let mut known = self.lock();
+    fn record_first_write(&self, association: &Association) {
+        let mut epochs = self.lock();
         // The record exists for as long as completions are polled from it.
-        let Some(record) = known.record(of.number) else { return };
-        record.wrote = record.epoch;
-        record.of.is_noted.store(!record.is_lost, Ordering::Release);
+        let Some(record) = epochs.record(association.number) else { return };
+        record.written_epoch = record.epoch;
+        record.association.has_recorded_write.store(!record.is_lost, Ordering::Release);
     }
 
     /// The writes that a flush starting now has to make durable, and the number of losses so far.
-    pub(crate) fn owing(&self) -> (Vec<Owed>, u64) {
-        let known = self.lock();
-        let owing = known.records.iter().filter(|record| record.owes());
-        let owed = |it: &Record| Owed { association: it.of.number, epoch: it.epoch };
-        (owing.map(owed).collect(), self.losses())
+    pub(crate) fn unflushed(&self) -> (Vec<UnflushedWrites>, u64) {
+        let epochs = self.lock();
+        let unflushed = epochs.records.iter().filter(|record| record.has_unflushed_writes());
+        let to_writes = |record: &AssociationRecord| UnflushedWrites {
+            association: record.association.number,
+            epoch: record.epoch,
+        };
+        (unflushed.map(to_writes).collect(), self.losses())
     }
 
     /// The losses that a new queue need not report, because they have been reported.
-    pub(crate) fn reported(&self) -> u64 {
-        self.lock().reported
+    pub(crate) fn reported_losses(&self) -> u64 {
+        self.lock().reported_losses
     }
 
-    /// Removes from `owed` what is durable by now.
-    pub(crate) fn reduce(&self, owed: &mut Vec<Owed>) {
-        let mut known = self.lock();
-        owed.retain(|owed| known.owes(*owed));
+    /// Removes from `unflushed` what is durable by now.
+    pub(crate) fn retain_volatile(&self, unflushed: &mut Vec<UnflushedWrites>) {
+        let mut epochs = self.lock();
+        unflushed.retain(|unflushed| epochs.has_unflushed_writes(*unflushed));
     }
 
-    /// Bit mask of the paths within `reach` on which a flush makes `owed` durable: its own path, or else
+    /// Bit mask of the paths within `reachable` on which a flush makes `unflushed` durable: its own path, or else
     /// those of controllers that cover it.
-    pub(crate) fn paths(&self, owed: Owed, reach: u32) -> u32 {
-        let known = self.lock();
-        let Some(at) = known.position(owed.association) else { return 0 };
-        let record = &known.records[at];
+    pub(crate) fn covering_paths(&self, unflushed: UnflushedWrites, reachable: u32) -> u32 {
+        let epochs = self.lock();
+        let Some(at) = epochs.position(unflushed.association) else { return 0 };
+        let record = &epochs.records[at];
         let own = 1 << record.path;
-        if !record.is_lost && own & reach != 0 {
+        if !record.is_lost && own & reachable != 0 {
             return own;
         }
-        let others = known.records.iter().filter(|it| !it.is_lost && self.vouches(it, record));
-        others.fold(0, |bits, it| bits | 1 << it.path) & reach
+        let others =
+            epochs.records.iter().filter(|record| !record.is_lost && self.covers(record, record));
+        others.fold(0, |bits, record| bits | 1 << record.path) & reachable
     }
 
-    /// Starts a new epoch for each controller covered by a flush for `owed` that is about to be sent to
-    /// `of`, by a queue that can reach these paths. Pass the result to [`flushed`](Self::flushed) on
+    /// Starts a new epoch for each controller covered by a flush for `unflushed` that is about to be sent to
+    /// `association`, by a queue that can reach these paths. Pass the result to [`durable_epoch`](Self::durable_epoch) on
     /// completion.
-    pub(crate) fn flushing(&self, of: &Association, owed: &[Owed], reach: u32) -> Vec<Owed> {
-        let mut known = self.lock();
-        let Some(at) = known.position(of.number) else { return Vec::new() };
-        let covers = |known: &CacheEpochs, it: &Record| {
-            let is_owed = owed.iter().any(|owed| owed.association == it.of.number);
+    pub(crate) fn begin_flush(
+        &self,
+        association: &Association,
+        unflushed: &[UnflushedWrites],
+        reachable: u32,
+    ) -> Vec<UnflushedWrites> {
+        let mut epochs = self.lock();
+        let Some(at) = epochs.position(association.number) else { return Vec::new() };
+        let covers = |epochs: &CacheEpochs, record: &AssociationRecord| {
+            let is_owed = unflushed
+                .iter()
+                .any(|unflushed| unflushed.association == record.association.number);
             // A controller that is reachable gets a flush of its own, even if it is assumed to share the
             // cache.
-            let is_out_of_reach = it.is_lost || is_owed && reach >> it.path & 1 == 0;
-            it.of.number == of.number || is_out_of_reach && self.vouches(&known.records[at], it)
+            let is_unreachable = record.is_lost || is_owed && reachable >> record.path & 1 == 0;
+            record.association.number == association.number
+                || is_unreachable && self.covers(&epochs.records[at], record)
         };
-        let covered: Vec<usize> =
-            (0..known.records.len()).filter(|it| covers(&known, &known.records[*it])).collect();
+        let covered: Vec<usize> = (0..epochs.records.len())
+            .filter(|record| covers(&epochs, &epochs.records[*record]))
+            .collect();
         let begin = |index: usize| {
-            let record = &mut known.records[index];
+            let record = &mut epochs.records[index];
             record.epoch += 1;
-            record.of.is_noted.store(false, Ordering::Release);
-            Owed { association: record.of.number, epoch: record.epoch - 1 }
+            record.association.has_recorded_write.store(false, Ordering::Release);
+            UnflushedWrites { association: record.association.number, epoch: record.epoch - 1 }
         };
         covered.into_iter().map(begin).collect()
     }
 
     /// Records the completion of a flush.
-    pub(crate) fn flushed(&self, covered: &[Owed]) {
-        let mut known = self.lock();
-        for owed in covered {
-            if let Some(record) = known.record(owed.association) {
-                record.flushed = record.flushed.max(owed.epoch);
+    pub(crate) fn complete_flush(&self, covered: &[UnflushedWrites]) {
+        let mut epochs = self.lock();
+        for unflushed in covered {
+            if let Some(record) = epochs.record(unflushed.association) {
+                record.durable_epoch = record.durable_epoch.max(unflushed.epoch);
             }
         }
-        known.records.retain(Record::is_needed);
+        epochs.records.retain(AssociationRecord::is_needed);
     }
 
-    /// Gives up `owed`, which no controller can make durable; lost writes are counted. Returns false if
+    /// Gives up `unflushed`, which no controller can make durable; lost writes are counted. Returns false if
     /// some controllers are alive but not reachable for the caller: then a loss is not certain.
-    pub(crate) fn give_up(&self, owed: &[Owed]) -> bool {
-        let mut known = self.lock();
+    pub(crate) fn give_up_writes(&self, unflushed: &[UnflushedWrites]) -> bool {
+        let mut epochs = self.lock();
         let mut are_all_lost = true;
-        for owed in owed {
-            match known.record(owed.association) {
+        for unflushed in unflushed {
+            match epochs.record(unflushed.association) {
                 Some(record) if record.is_lost => self.count_loss(record),
                 Some(_) => are_all_lost = false,
                 None => {}
             }
         }
-        known.records.retain(Record::is_needed);
+        epochs.records.retain(AssociationRecord::is_needed);
         are_all_lost
     }
 
     /// Marks all losses so far as reported by a failing flush. Returns their number.
-    pub(crate) fn report(&self) -> u64 {
-        let mut known = self.lock();
-        known.reported = self.losses();
-        known.reported
+    pub(crate) fn mark_losses_reported(&self) -> u64 {
+        let mut epochs = self.lock();
+        epochs.reported_losses = self.losses();
+        epochs.reported_losses
     }
 
     /// Number of times that writes were lost.
@@ -292,8 +317,8 @@ impl CacheTracker {
     }
 
     /// What a controller owes is lost. The caller holds the lock.
-    fn count_loss(&self, record: &mut Record) {
-        record.flushed = record.epoch;
+    fn count_loss(&self, record: &mut AssociationRecord) {
+        record.durable_epoch = record.epoch;
         record.epoch += 1;
         if !self.bugs.flush_ignores_lost_writes {
             self.losses.fetch_add(1, Ordering::Release);
@@ -301,39 +326,41 @@ impl CacheTracker {
     }
 
     /// Whether a flush completed by `one` covers what `other` has completed before.
-    fn vouches(&self, one: &Record, other: &Record) -> bool {
+    fn covers(&self, one: &AssociationRecord, other: &AssociationRecord) -> bool {
         let is_same = one.instance.is_some() && one.instance == other.instance;
-        let was_there = one.since <= other.since.max(other.seen_at);
-        is_same || self.cache == CacheScope::Shared && was_there
+        let was_alive = one.connected_at <= other.connected_at.max(other.alive_at);
+        is_same || self.cache == CacheScope::Shared && was_alive
     }
 
     fn lock(&self) -> MutexGuard<'_, CacheEpochs> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.epochs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl CacheEpochs {
     fn position(&self, number: u64) -> Option<usize> {
-        self.records.iter().position(|record| record.of.number == number)
+        self.records.iter().position(|record| record.association.number == number)
     }
 
-    fn record(&mut self, number: u64) -> Option<&mut Record> {
-        self.records.iter_mut().find(|record| record.of.number == number)
+    fn record(&mut self, number: u64) -> Option<&mut AssociationRecord> {
+        self.records.iter_mut().find(|record| record.association.number == number)
     }
 
-    fn owes(&mut self, owed: Owed) -> bool {
-        self.record(owed.association).is_some_and(|it| it.owes() && it.flushed < owed.epoch)
+    fn has_unflushed_writes(&mut self, unflushed: UnflushedWrites) -> bool {
+        self.record(unflushed.association).is_some_and(|record| {
+            record.has_unflushed_writes() && record.durable_epoch < unflushed.epoch
+        })
     }
 }
 
-impl Record {
-    const fn owes(&self) -> bool {
-        self.wrote > self.flushed
+impl AssociationRecord {
+    const fn has_unflushed_writes(&self) -> bool {
+        self.written_epoch > self.durable_epoch
     }
 
     /// A lost association is removed once it has no pending flush and no queue can poll its completions.
     fn is_needed(&self) -> bool {
-        !self.is_lost || self.owes() || Arc::strong_count(&self.of) > 1
+        !self.is_lost || self.has_unflushed_writes() || Arc::strong_count(&self.association) > 1
     }
 }
 
@@ -344,7 +371,7 @@ mod tests {
     use tenmil_base::Instant;
     use tenmil_wire::cache::CacheInstance;
 
-    use super::{Association, CacheScope, CacheTracker, Owed};
+    use super::{Association, CacheScope, CacheTracker, UnflushedWrites};
     use crate::options::InjectedBugs;
 
     const ALL: u32 = u32::MAX;
@@ -357,66 +384,69 @@ mod tests {
         Instant { ns }
     }
 
-    fn owed(caches: &CacheTracker) -> Vec<Owed> {
-        caches.owing().0
+    fn unflushed(caches: &CacheTracker) -> Vec<UnflushedWrites> {
+        caches.unflushed().0
     }
 
-    /// Sends a flush to `of`, and completes it.
-    fn flush(caches: &CacheTracker, of: &Association) {
-        let covered = caches.flushing(of, &owed(caches), ALL);
-        caches.flushed(&covered);
+    /// Sends a flush to `association`, and completes it.
+    fn flush(caches: &CacheTracker, association: &Association) {
+        let covered = caches.begin_flush(association, &unflushed(caches), ALL);
+        caches.complete_flush(&covered);
     }
 
     /// Bit mask of the paths on which a flush makes the owed writes durable.
     fn paths(caches: &CacheTracker) -> u32 {
-        owed(caches).iter().fold(0, |bits, owed| bits | caches.paths(*owed, ALL))
+        unflushed(caches)
+            .iter()
+            .fold(0, |bits, unflushed| bits | caches.covering_paths(*unflushed, ALL))
     }
 
     #[test]
     fn controller_owes_a_flush_from_its_first_write_until_a_later_flush_is_completed() {
         let caches = caches(CacheScope::Separate);
         let one = caches.connect(1, at(1));
-        assert_eq!(owed(&caches), []);
-        caches.wrote(&one);
+        assert_eq!(unflushed(&caches), []);
+        caches.record_write(&one);
         assert_eq!(paths(&caches), 0b10);
-        let first = caches.flushing(&one, &owed(&caches), ALL);
+        let first = caches.begin_flush(&one, &unflushed(&caches), ALL);
         assert_eq!(paths(&caches), 0b10, "not before it is completed");
-        caches.wrote(&one);
-        caches.flushed(&first);
+        caches.record_write(&one);
+        caches.complete_flush(&first);
         assert_eq!(paths(&caches), 0b10, "the second write came after it");
-        let (second, third) = (caches.flushing(&one, &[], ALL), caches.flushing(&one, &[], ALL));
-        caches.flushed(&third);
-        caches.flushed(&second);
-        assert_eq!(owed(&caches), []);
+        let (second, third) =
+            (caches.begin_flush(&one, &[], ALL), caches.begin_flush(&one, &[], ALL));
+        caches.complete_flush(&third);
+        caches.complete_flush(&second);
+        assert_eq!(unflushed(&caches), []);
     }
 
     #[test]
     fn flush_of_a_later_controller_covers_nothing_of_a_lost_one() {
         let caches = caches(CacheScope::Separate);
         let one = caches.connect(0, at(1));
-        caches.wrote(&one);
-        caches.lose(&one);
+        caches.record_write(&one);
+        caches.record_loss(&one);
         let two = caches.connect(0, at(2));
-        let before = owed(&caches);
+        let before = unflushed(&caches);
         assert_eq!(paths(&caches), 0);
         flush(&caches, &two);
-        assert_eq!(owed(&caches).len(), 1);
-        assert!(caches.give_up(&before));
-        assert_eq!((owed(&caches), caches.losses(), caches.reported()), (vec![], 1, 0));
-        assert_eq!((caches.report(), caches.reported()), (1, 1));
+        assert_eq!(unflushed(&caches).len(), 1);
+        assert!(caches.give_up_writes(&before));
+        assert_eq!((unflushed(&caches), caches.losses(), caches.reported_losses()), (vec![], 1, 0));
+        assert_eq!((caches.mark_losses_reported(), caches.reported_losses()), (1, 1));
     }
 
     #[test]
     fn answer_that_is_read_after_the_loss_is_lost_too() {
         let caches = caches(CacheScope::Separate);
         let one = caches.connect(0, at(1));
-        caches.lose(&one);
-        assert_eq!(owed(&caches), []);
+        caches.record_loss(&one);
+        assert_eq!(unflushed(&caches), []);
         caches.connect(0, at(2));
         for _ in 0..2 {
-            caches.wrote(&one);
-            assert_eq!(owed(&caches).len(), 1);
-            assert!(caches.give_up(&owed(&caches)));
+            caches.record_write(&one);
+            assert_eq!(unflushed(&caches).len(), 1);
+            assert!(caches.give_up_writes(&unflushed(&caches)));
         }
         assert_eq!(caches.losses(), 2);
     }
@@ -426,18 +456,18 @@ mod tests {
         for (second, is_same) in [(Some(1), true), (Some(2), false), (None, false)] {
             let caches = caches(CacheScope::Separate);
             let one = caches.connect(0, at(1));
-            caches.identify(&one, Some(CacheInstance([1; 16])));
-            caches.wrote(&one);
-            caches.lose(&one);
+            caches.set_cache_instance(&one, Some(CacheInstance([1; 16])));
+            caches.record_write(&one);
+            caches.record_loss(&one);
             let two = caches.connect(0, at(2));
             assert_eq!(paths(&caches), 0, "nothing is known of it yet");
-            caches.identify(&two, second.map(|byte| CacheInstance([byte; 16])));
+            caches.set_cache_instance(&two, second.map(|byte| CacheInstance([byte; 16])));
             assert_eq!(
                 (paths(&caches), caches.losses()),
                 (u32::from(is_same), u64::from(!is_same))
             );
             flush(&caches, &two);
-            assert_eq!(owed(&caches), []);
+            assert_eq!(unflushed(&caches), []);
         }
     }
 
@@ -446,49 +476,49 @@ mod tests {
     fn loss_is_counted_when_the_next_controller_of_the_path_is_known() {
         let caches = caches(CacheScope::Separate);
         let one = caches.connect(0, at(1));
-        caches.wrote(&one);
-        caches.lose(&one);
-        let before = owed(&caches);
+        caches.record_write(&one);
+        caches.record_loss(&one);
+        let before = unflushed(&caches);
         let other = caches.connect(1, at(2));
-        caches.identify(&other, None);
+        caches.set_cache_instance(&other, None);
         assert_eq!(caches.losses(), 0, "its own path may lead to the same cache again");
         let two = caches.connect(0, at(3));
-        caches.identify(&two, None);
-        assert_eq!((caches.losses(), caches.reported()), (1, 0));
+        caches.set_cache_instance(&two, None);
+        assert_eq!((caches.losses(), caches.reported_losses()), (1, 0));
         let mut left = before;
-        caches.reduce(&mut left);
+        caches.retain_volatile(&mut left);
         assert_eq!(left, [], "a flush that is under way has to fail by the count");
-        caches.identify(&two, None);
+        caches.set_cache_instance(&two, None);
         assert_eq!(caches.losses(), 1, "once");
     }
 
     /// One that says nothing is not the same as another one that says nothing.
     #[test]
     fn controllers_share_a_cache_only_while_both_are_known_to_have_been_there() {
-        for (seen_at, is_covered) in
+        for (alive_at, is_covered) in
             [(None, false), (Some(1), false), (Some(2), true), (Some(3), true)]
         {
             let caches = caches(CacheScope::Shared);
             let one = caches.connect(0, at(1));
             let two = caches.connect(1, at(2));
-            if let Some(seen_at) = seen_at {
-                caches.seen(&one, at(seen_at));
+            if let Some(alive_at) = alive_at {
+                caches.record_alive(&one, at(alive_at));
             }
-            caches.wrote(&one);
-            caches.lose(&one);
+            caches.record_write(&one);
+            caches.record_loss(&one);
             // As after a power loss of a target with two addresses, of which one returns first.
-            assert_eq!(paths(&caches), if is_covered { 0b10 } else { 0 }, "{seen_at:?}");
+            assert_eq!(paths(&caches), if is_covered { 0b10 } else { 0 }, "{alive_at:?}");
             flush(&caches, &two);
-            assert_eq!(owed(&caches).is_empty(), is_covered, "{seen_at:?}");
+            assert_eq!(unflushed(&caches).is_empty(), is_covered, "{alive_at:?}");
         }
         // The older of two needs no proof: the other one was alive later.
         let caches = caches(CacheScope::Shared);
         let one = caches.connect(0, at(1));
         let two = caches.connect(1, at(2));
-        caches.wrote(&two);
-        caches.lose(&two);
+        caches.record_write(&two);
+        caches.record_loss(&two);
         flush(&caches, &one);
-        assert_eq!(owed(&caches), []);
+        assert_eq!(unflushed(&caches), []);
     }
 
     #[test]
@@ -496,17 +526,17 @@ mod tests {
         for is_whole in [false, true] {
             let caches = caches(CacheScope::Shared);
             let one = caches.connect(0, at(1));
-            caches.wrote(&one);
+            caches.record_write(&one);
             let two = caches.connect(1, at(2));
-            caches.seen(&one, at(2));
-            caches.lose(&one);
+            caches.record_alive(&one, at(2));
+            caches.record_loss(&one);
             let three = caches.connect(0, at(5));
             if is_whole {
-                caches.seen(&two, at(5));
+                caches.record_alive(&two, at(5));
             }
-            caches.lose(&two);
+            caches.record_loss(&two);
             flush(&caches, &three);
-            assert_eq!(owed(&caches).is_empty(), is_whole);
+            assert_eq!(unflushed(&caches).is_empty(), is_whole);
         }
     }
 
@@ -515,9 +545,9 @@ mod tests {
         let caches = caches(CacheScope::Separate);
         for round in 0..100 {
             let one = caches.connect(0, at(round));
-            caches.wrote(&one);
+            caches.record_write(&one);
             flush(&caches, &one);
-            caches.lose(&one);
+            caches.record_loss(&one);
         }
         assert!(caches.lock().records.len() < 3);
     }

@@ -18,7 +18,7 @@ use tenmil_nvme_host::{NamespaceQueue, QueueState};
 
 use crate::caches::CacheTracker;
 use crate::fabrics_queue_pair::{FabricsQueuePair, QueuePairState};
-use crate::flushes::{self, FlushFanout, FlushResult, FlushScope as PathsReached};
+use crate::flushes::{self, FlushFanout, FlushResult, FlushScope};
 use crate::inflight::{ConnectionFailure, ConnectionLossInfo, InflightRequests};
 use crate::resumption::Resumption;
 use crate::tcp_transport::TcpTransport;
@@ -37,8 +37,8 @@ use crate::wait_handle::WaitHandle;
 /// had completed writes that were not flushed, unless its successor proves that it writes through the
 /// same cache ([`tenmil_wire::cache`]). Each queue reports each loss once.
 pub struct FabricsChannel {
-    way: FabricsQueuePair,
-    kept: InflightRequests,
+    queue_pair: FabricsQueuePair,
+    inflight: InflightRequests,
     caches: Arc<CacheTracker>,
     flushes: FlushFanout,
     /// Completed writes may be in a volatile cache.
@@ -49,97 +49,102 @@ pub struct FabricsChannel {
     /// Since when it accepts nothing.
     down_since: Option<Instant>,
     /// Details of its connection loss, since then.
-    cut: Option<ConnectionLossInfo>,
+    loss: Option<ConnectionLossInfo>,
     resumption: Resumption,
     /// Completions of requests that were not submitted.
     failed: Vec<IoCompletion>,
-    sleep: Option<Box<dyn WaitHandle>>,
+    wait_handle: Option<Box<dyn WaitHandle>>,
 }
 
 /// Maximum number of requests submitted to the queue pair at once.
 const BATCH: usize = 64;
 /// The index of the single path.
 const ONLY_PATH: usize = 0;
-const ONLY_REACH: PathsReached = PathsReached { now: 1, soon: 1 };
+const ONLY_PATH_SCOPE: FlushScope = FlushScope { now: 1, soon: 1 };
 
 impl FabricsChannel {
     pub(crate) fn new(
-        way: FabricsQueuePair,
+        queue_pair: FabricsQueuePair,
         parents: u16,
         fail_fast: Span,
         caches: Arc<CacheTracker>,
     ) -> Self {
         // In addition to the commands in flight, there are requests that were split.
-        let depth = way.limits().depth_max + u32::from(parents);
-        let has_cache = way.limits().durability == Durability::VolatileCache;
+        let depth = queue_pair.limits().depth_max + u32::from(parents);
+        let has_cache = queue_pair.limits().durability == Durability::VolatileCache;
         Self {
-            way,
-            kept: InflightRequests::new(depth),
+            queue_pair,
+            inflight: InflightRequests::new(depth),
             flushes: FlushFanout::new(Arc::clone(&caches), has_cache),
             caches,
             has_cache,
             batch: Vec::with_capacity(BATCH),
             fail_fast,
             down_since: None,
-            cut: None,
+            loss: None,
             resumption: Resumption::default(),
             failed: Vec::new(),
-            sleep: None,
+            wait_handle: None,
         }
     }
 
     /// Sets the wait handle of its thread. Without one, the thread cannot sleep while requests are in
     /// flight.
     #[must_use]
-    pub fn with_sleep(mut self, sleep: Box<dyn WaitHandle>) -> Self {
-        self.way.wakes(&*sleep);
-        self.sleep = Some(sleep);
+    pub fn with_wait_handle(mut self, wait_handle: Box<dyn WaitHandle>) -> Self {
+        self.queue_pair.set_waker(&*wait_handle);
+        self.wait_handle = Some(wait_handle);
         self
     }
 
     /// The queue pair of the driver.
     pub fn queue(&mut self) -> &mut NamespaceQueue<TcpTransport> {
-        self.way.queue()
+        self.queue_pair.queue()
     }
 
     /// Like [`poll`](IoChannel::poll), for an owner that submits only raw commands to the
     /// [`queue`](Self::queue): no completion is held back, and nothing is retried.
-    pub fn poll_raw(&mut self, now: Instant, answers: &mut CompletionBatch) {
-        self.way.poll(now, answers);
-        self.way.send_rest();
+    pub fn poll_raw(&mut self, now: Instant, completions: &mut CompletionBatch) {
+        self.queue_pair.poll(now, completions);
+        self.queue_pair.send_rest();
     }
 
     /// Discards completions, for a queue that is about to be dropped. Returns true once nothing is in
     /// flight.
-    pub fn abandon(&mut self, now: Instant) -> bool {
-        self.way.abandon(now)
+    pub fn drain(&mut self, now: Instant) -> bool {
+        self.queue_pair.drain(now)
     }
 
     /// Submits requests to the queue pair, as it accepts them.
     #[inline]
-    fn pass_on(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
-        let mut taken = 0;
+    fn submit_batches(
+        &mut self,
+        now: Instant,
+        requests: &[Request],
+        segments: &[Segment],
+    ) -> usize {
+        let mut submitted = 0;
         for run in requests.chunks(BATCH) {
             self.batch.clear();
-            let (kept, mut has_flush) = (&mut self.kept, false);
+            let (inflight, mut has_flush) = (&mut self.inflight, false);
             self.batch.extend(run.iter().map_while(|request| {
                 has_flush |= request.operation == Operation::Flush;
-                kept.insert(now, request, segments)
+                inflight.insert(now, request, segments)
             }));
             if has_flush && self.has_cache {
                 self.begin_flushes();
             }
-            let count = self.way.submit(now, &self.batch, segments);
-            taken += count;
-            if count < run.len() {
-                for request in self.batch[count..].iter().rev() {
-                    self.flushes.forget(request.token);
-                    self.kept.forget(request.token);
+            let submitted_count = self.queue_pair.submit(now, &self.batch, segments);
+            submitted += submitted_count;
+            if submitted_count < run.len() {
+                for request in self.batch[submitted_count..].iter().rev() {
+                    self.flushes.remove(request.token);
+                    self.inflight.remove(request.token);
                 }
                 break;
             }
         }
-        taken
+        submitted
     }
 
     /// Registers the flushes of the batch.
@@ -147,186 +152,203 @@ impl FabricsChannel {
     fn begin_flushes(&mut self) {
         for request in self.batch.iter().filter(|it| it.operation == Operation::Flush) {
             if self.flushes.begin(request.token) {
-                self.flushes.sent(request.token, self.way.association(), ONLY_REACH);
+                self.flushes.record_sent(
+                    request.token,
+                    self.queue_pair.association(),
+                    ONLY_PATH_SCOPE,
+                );
             }
         }
     }
 
     /// Submits while the queue accepts nothing, or held requests come first.
     #[cold]
-    fn submit_slowly(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+    fn submit_slow_path(
+        &mut self,
+        now: Instant,
+        requests: &[Request],
+        segments: &[Segment],
+    ) -> usize {
         self.record_loss(now);
         if self.has_failed(now) && !self.is_resuming(now) {
-            let room = (self.way.limits().depth_max as usize).saturating_sub(self.failed.len());
+            let free_slots =
+                (self.queue_pair.limits().depth_max as usize).saturating_sub(self.failed.len());
             let outcome = IoStatus::PATH_ERROR;
             let refuse = |request: &Request| IoCompletion {
                 token: request.token,
                 status: outcome,
                 result: 0,
             };
-            let count = requests.len().min(room);
-            self.failed.extend(requests[..count].iter().map(refuse));
-            return count;
+            let submitted_count = requests.len().min(free_slots);
+            self.failed.extend(requests[..submitted_count].iter().map(refuse));
+            return submitted_count;
         }
-        self.send_again(now);
-        if self.kept.is_isolating() { 0 } else { self.pass_on(now, requests, segments) }
+        self.send_retries(now);
+        if self.inflight.is_isolating() { 0 } else { self.submit_batches(now, requests, segments) }
     }
 
     #[inline]
-    fn is_ordinary(&self) -> bool {
+    fn is_normal(&self) -> bool {
         self.down_since.is_none()
-            && !self.kept.is_isolating()
-            && self.way.standing() == QueueState::Running
+            && !self.inflight.is_isolating()
+            && self.queue_pair.driver_state() == QueueState::Running
     }
 
     /// Records since when it accepts nothing, and how the connection was lost.
     fn record_loss(&mut self, now: Instant) {
-        match self.way.standing() {
+        match self.queue_pair.driver_state() {
             QueueState::Running => self.down_since = None,
-            _ if self.down_since.is_none() => (self.down_since, self.cut) = (Some(now), None),
+            _ if self.down_since.is_none() => (self.down_since, self.loss) = (Some(now), None),
             _ => {}
         }
-        if self.down_since.is_some() && self.way.condition() == QueuePairState::Disconnected {
-            let is_alone = self.kept.in_flight() == 1 && !self.kept.has_again();
-            let broken = match (self.way.is_broken(), is_alone) {
-                (false, _) => ConnectionFailure::No,
-                (true, false) => ConnectionFailure::UnderMany,
-                (true, true) => ConnectionFailure::UnderOne,
+        if self.down_since.is_some() && self.queue_pair.state() == QueuePairState::Disconnected {
+            let is_only_request = self.inflight.in_flight() == 1 && !self.inflight.has_retries();
+            let failure = match (self.queue_pair.is_broken(), is_only_request) {
+                (false, _) => ConnectionFailure::NotBroken,
+                (true, false) => ConnectionFailure::ManyInFlight,
+                (true, true) => ConnectionFailure::OneInFlight,
             };
-            self.cut.get_or_insert(ConnectionLossInfo { at: now, broken });
+            self.loss.get_or_insert(ConnectionLossInfo { at: now, failure });
         }
     }
 
     /// Whether held and new requests have to fail.
     fn has_failed(&self, now: Instant) -> bool {
-        let is_dead = self.way.standing() == QueueState::Dead;
+        let is_dead = self.queue_pair.driver_state() == QueueState::Dead;
         is_dead || self.down_since.is_some_and(|since| now.since(since) >= self.fail_fast)
     }
 
     /// Whether its controller is connected again, and this queue follows as soon as it is polled.
     fn is_resuming(&mut self, now: Instant) -> bool {
-        let next = self.caches.successor(ONLY_PATH, self.way.association());
-        let is_dead = self.way.standing() == QueueState::Dead;
+        let next = self.caches.successor(ONLY_PATH, self.queue_pair.association());
+        let is_dead = self.queue_pair.driver_state() == QueueState::Dead;
         !is_dead && self.resumption.is_due(next, now, self.fail_fast)
     }
 
     /// Sends held requests again.
-    fn send_again(&mut self, now: Instant) {
-        while let Some((request, segments)) = self.kept.next_again(self.kept.in_flight()) {
-            self.flushes.sent(request.token, self.way.association(), ONLY_REACH);
-            if self.way.submit(now, &[request], segments) == 0 {
+    fn send_retries(&mut self, now: Instant) {
+        while let Some((request, segments)) = self.inflight.next_retry(self.inflight.in_flight()) {
+            self.flushes.record_sent(request.token, self.queue_pair.association(), ONLY_PATH_SCOPE);
+            if self.queue_pair.submit(now, &[request], segments) == 0 {
                 return;
             }
-            self.kept.sent_again(now, ONLY_PATH);
+            self.inflight.record_retry(now, ONLY_PATH);
         }
     }
 
     /// Holds requests that were aborted by a reset, and completes those that have failed.
     #[cold]
-    fn poll_slowly(&mut self, now: Instant, first: usize, answers: &mut CompletionBatch) {
+    fn poll_slow_path(&mut self, now: Instant, first: usize, completions: &mut CompletionBatch) {
         self.record_loss(now);
-        let (kept, limit) = (&mut self.kept, self.way.limit);
-        let (flushes, by) = (&mut self.flushes, self.way.association());
-        let cut = self.cut.unwrap_or(ConnectionLossInfo { at: now, broken: ConnectionFailure::No });
-        answers.extract(first, |answer| {
-            if answer.status != IoStatus::ABORTED_BY_HOST {
-                kept.clear_suspect(answer.token);
-                return match flushes.answered(answer.token, answer.status, by, ONLY_REACH) {
-                    FlushResult::Told => false,
+        let (inflight, command_timeout) = (&mut self.inflight, self.queue_pair.command_timeout);
+        let (flushes, by) = (&mut self.flushes, self.queue_pair.association());
+        let loss = self
+            .loss
+            .unwrap_or(ConnectionLossInfo { at: now, failure: ConnectionFailure::NotBroken });
+        completions.extract(first, |completion| {
+            if completion.status != IoStatus::ABORTED_BY_HOST {
+                inflight.clear_suspect(completion.token);
+                return match flushes.handle_completion(
+                    completion.token,
+                    completion.status,
+                    by,
+                    ONLY_PATH_SCOPE,
+                ) {
+                    FlushResult::Final => false,
                     FlushResult::MoreControllers => {
-                        kept.hold_for_retry(answer.token);
+                        inflight.hold_for_retry(completion.token);
                         true
                     }
                     FlushResult::Lost => {
-                        answer.status = flushes::LOST;
+                        completion.status = flushes::LOST;
                         false
                     }
                 };
             }
-            let ending = kept.ending(cut, answer.token, limit);
-            let is_kept = kept.requeue(answer.token, ending);
+            let loss_verdict = inflight.loss_verdict(loss, completion.token, command_timeout);
+            let is_kept = inflight.requeue(completion.token, loss_verdict);
             if !is_kept {
-                flushes.forget(answer.token);
+                flushes.remove(completion.token);
             }
             is_kept
         });
-        self.give_tokens_back(first, answers);
+        self.restore_tokens(first, completions);
         if self.has_failed(now) {
-            while answers.remaining() > 0
-                && let Some(slot) = self.kept.give_up()
+            while completions.remaining() > 0
+                && let Some(slot) = self.inflight.pop_retry()
             {
-                self.flushes.forget(slot);
-                let (token, outcome) = (self.kept.forget(slot), IoStatus::PATH_ERROR);
-                answers.push(IoCompletion { token, status: outcome, result: 0 });
+                self.flushes.remove(slot);
+                let (token, outcome) = (self.inflight.remove(slot), IoStatus::PATH_ERROR);
+                completions.push(IoCompletion { token, status: outcome, result: 0 });
             }
         } else {
-            self.send_again(now);
-            self.way.flush();
+            self.send_retries(now);
+            self.queue_pair.flush();
         }
-        let count = self.failed.len().min(answers.remaining());
-        self.failed.drain(..count).for_each(|answer| answers.push(answer));
+        let submitted_count = self.failed.len().min(completions.remaining());
+        self.failed.drain(..submitted_count).for_each(|completion| completions.push(completion));
     }
 
     #[inline]
-    fn give_tokens_back(&mut self, first: usize, answers: &mut CompletionBatch) {
+    fn restore_tokens(&mut self, first: usize, completions: &mut CompletionBatch) {
         if !self.has_cache {
-            for answer in answers.tail_mut(first) {
-                answer.token = self.kept.forget(answer.token);
+            for completion in completions.tail_mut(first) {
+                completion.token = self.inflight.remove(completion.token);
             }
             return;
         }
         let mut has_changed = false;
-        for answer in answers.tail_mut(first) {
-            has_changed |= self.kept.is_volatile(answer.token);
-            answer.token = self.kept.forget(answer.token);
+        for completion in completions.tail_mut(first) {
+            has_changed |= self.inflight.is_volatile(completion.token);
+            completion.token = self.inflight.remove(completion.token);
         }
-        if has_changed && let Some(by) = self.way.association() {
-            self.caches.wrote(by);
+        if has_changed && let Some(by) = self.queue_pair.association() {
+            self.caches.record_write(by);
         }
     }
 }
 
 impl IoChannel for FabricsChannel {
     fn limits(&self) -> &Limits {
-        self.way.limits()
+        self.queue_pair.limits()
     }
 
     #[inline]
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
-        if !self.is_ordinary() {
-            return self.submit_slowly(now, requests, segments);
+        if !self.is_normal() {
+            return self.submit_slow_path(now, requests, segments);
         }
-        self.pass_on(now, requests, segments)
+        self.submit_batches(now, requests, segments)
     }
 
     #[inline]
     fn flush(&mut self) {
-        self.way.flush();
+        self.queue_pair.flush();
     }
 
     #[inline]
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        let first = answers.len();
-        self.way.poll(now, answers);
-        if self.is_ordinary() && self.failed.is_empty() && self.flushes.is_empty() {
-            self.give_tokens_back(first, answers);
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        let first = completions.len();
+        self.queue_pair.poll(now, completions);
+        if self.is_normal() && self.failed.is_empty() && self.flushes.is_empty() {
+            self.restore_tokens(first, completions);
         } else {
-            self.poll_slowly(now, first, answers);
+            self.poll_slow_path(now, first, completions);
         }
-        self.way.send_rest();
-        answers.len() - first
+        self.queue_pair.send_rest();
+        completions.len() - first
     }
 
     fn doorbell_stats(&self) -> DoorbellStats {
-        self.way.doorbells()
+        self.queue_pair.doorbells()
     }
 
     fn losses(&self) -> u64 {
         self.flushes.losses()
     }
 
-    fn ack_losses(&mut self, count: u64) {
-        self.flushes.acknowledge(count);
+    fn ack_losses(&mut self, submitted_count: u64) {
+        self.flushes.acknowledge(submitted_count);
     }
 }
 
@@ -335,22 +357,22 @@ impl ChannelWakeup for FabricsChannel {
         if !self.failed.is_empty() {
             return Instant::default();
         }
-        let end = self.down_since.filter(|_| self.kept.has_again());
+        let end = self.down_since.filter(|_| self.inflight.has_retries());
         let end = end.map_or(Instant::NEVER, |since| since.after(self.fail_fast));
-        self.way.wake_at().min(end)
+        self.queue_pair.wake_at().min(end)
     }
 
     fn wake_source(&self) -> WakeSource<'_> {
-        self.sleep.as_ref().map_or(WakeSource::None, |sleep| sleep.wake_source())
+        self.wait_handle.as_ref().map_or(WakeSource::None, |wait_handle| wait_handle.wake_source())
     }
 
     fn arm(&mut self) -> bool {
-        let Some(sleep) = &mut self.sleep else { return true };
-        sleep.clear();
-        self.way.arm(&mut **sleep) || !self.failed.is_empty()
+        let Some(wait_handle) = &mut self.wait_handle else { return true };
+        wait_handle.clear();
+        self.queue_pair.arm(&mut **wait_handle) || !self.failed.is_empty()
     }
 
     fn disarm(&mut self) {
-        self.way.disarm();
+        self.queue_pair.disarm();
     }
 }

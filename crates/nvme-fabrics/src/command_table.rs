@@ -14,7 +14,7 @@ pub(crate) struct CommandTable {
     /// Segment lists of commands whose data is not contiguous.
     lists: Box<[Vec<Segment>]>,
     /// A list that was replaced, for its memory.
-    spare: Vec<Segment>,
+    replaced_list: Vec<Segment>,
 }
 
 /// One outstanding command.
@@ -24,14 +24,14 @@ pub(crate) struct CommandEntry {
     segment: Segment,
     pub(crate) opcode: u8,
     is_listed: bool,
-    /// Exceptional conditions: [`FAILED`], [`SIPPED`].
-    pub(crate) marks: u8,
+    /// Exceptional conditions: [`STORE_FAILED`], [`RECEIVE_IN_PLACE`].
+    pub(crate) flags: u8,
 }
 
 /// Received data could not be stored.
-pub(crate) const FAILED: u8 = 1 << 0;
+pub(crate) const STORE_FAILED: u8 = 1 << 0;
 /// Its read data is in kernel buffers, and can only be received in place.
-pub(crate) const SIPPED: u8 = 1 << 1;
+pub(crate) const RECEIVE_IN_PLACE: u8 = 1 << 1;
 
 /// The two low bits of an opcode that transfers data to the controller (NVM Express Base 2.1, section
 /// 3.3.2).
@@ -48,28 +48,28 @@ impl CommandTable {
             memory,
             commands: vec![CommandEntry::default(); depth].into(),
             lists,
-            spare: Vec::new(),
+            replaced_list: Vec::new(),
         }
     }
 
     /// Registers command `tag` with its data in `segment`.
     #[inline]
-    pub(crate) fn put(&mut self, tag: u16, opcode: u8, segment: Segment) {
+    pub(crate) fn insert(&mut self, tag: u16, opcode: u8, segment: Segment) {
         self.commands[usize::from(tag)] =
-            CommandEntry { segment, opcode, is_listed: false, marks: 0 };
+            CommandEntry { segment, opcode, is_listed: false, flags: 0 };
     }
 
     /// Registers command `tag` with its data in the segments of a list.
     #[cold]
-    pub(crate) fn put_list(&mut self, tag: u16, opcode: u8, list: Vec<Segment>) {
-        self.put(tag, opcode, Segment::default());
+    pub(crate) fn insert_list(&mut self, tag: u16, opcode: u8, list: Vec<Segment>) {
+        self.insert(tag, opcode, Segment::default());
         self.commands[usize::from(tag)].is_listed = true;
-        self.spare = core::mem::replace(&mut self.lists[usize::from(tag)], list);
+        self.replaced_list = core::mem::replace(&mut self.lists[usize::from(tag)], list);
     }
 
-    /// Takes the list that the last one [registered](Self::put_list) has replaced.
-    pub(crate) fn take_spare(&mut self) -> Vec<Segment> {
-        core::mem::take(&mut self.spare)
+    /// Takes the list that the last one [registered](Self::insert_list) has replaced.
+    pub(crate) fn take_replaced_list(&mut self) -> Vec<Segment> {
+        core::mem::take(&mut self.replaced_list)
     }
 
     /// Takes back the list of command `tag`, which was not submitted.
@@ -77,81 +77,86 @@ impl CommandTable {
         core::mem::take(&mut self.lists[usize::from(tag)])
     }
 
-    pub(crate) fn mark(&mut self, tag: u16, mark: u8) {
-        self.commands[usize::from(tag)].marks |= mark;
+    pub(crate) fn set_flag(&mut self, tag: u16, flag: u8) {
+        self.commands[usize::from(tag)].flags |= flag;
     }
 
     #[inline]
-    pub(crate) fn known(&self, tag: u16) -> CommandEntry {
+    pub(crate) fn entry(&self, tag: u16) -> CommandEntry {
         self.commands[usize::from(tag)]
     }
 
     /// Number of data bytes of a command.
     #[inline]
     pub(crate) fn len_bytes(&self, tag: u16) -> u32 {
-        let known = &self.commands[usize::from(tag)];
-        match known.is_listed {
-            false => known.segment.len_bytes,
+        let entry = &self.commands[usize::from(tag)];
+        match entry.is_listed {
+            false => entry.segment.len_bytes,
             true => self.lists[usize::from(tag)].iter().map(|segment| segment.len_bytes).sum(),
         }
     }
 
     /// Stores received data.
     #[inline]
-    pub(crate) fn store(&mut self, place: DataPlacement, bytes: &[u8]) {
-        let DataPlacement { tag, offset, len_bytes } = place;
-        let known = &mut self.commands[usize::from(tag)];
-        if !known.is_listed {
-            let stored = known.segment.slice(offset, len_bytes);
+    pub(crate) fn store(&mut self, placement: DataPlacement, bytes: &[u8]) {
+        let DataPlacement { tag, offset, len_bytes } = placement;
+        let entry = &mut self.commands[usize::from(tag)];
+        if !entry.is_listed {
+            let stored = entry.segment.slice(offset, len_bytes);
             let stored = stored.map(|segment| self.memory.store(segment, bytes));
-            known.marks |= u8::from(stored != Some(Ok(()))) * FAILED;
+            entry.flags |= u8::from(stored != Some(Ok(()))) * STORE_FAILED;
             return;
         }
-        self.store_listed(place, bytes);
+        self.store_listed(placement, bytes);
     }
 
     #[cold]
-    fn store_listed(&mut self, place: DataPlacement, bytes: &[u8]) {
+    fn store_listed(&mut self, placement: DataPlacement, bytes: &[u8]) {
         let (mut rest, mut failed) = (bytes, false);
         let Self { memory, lists, commands, .. } = self;
-        each_of(&lists[usize::from(place.tag)], place, |segment| {
+        for_each_segment_of(&lists[usize::from(placement.tag)], placement, |segment| {
             let (part, more) = rest.split_at(segment.len_bytes as usize);
             failed |= memory.store(segment, part).is_err();
             rest = more;
         });
         let has_failed = failed || !rest.is_empty();
-        commands[usize::from(place.tag)].marks |= u8::from(has_failed) * FAILED;
+        commands[usize::from(placement.tag)].flags |= u8::from(has_failed) * STORE_FAILED;
     }
 
-    /// Passes the memory of a data range to `take`, segment by segment.
+    /// Passes the memory of a data range to `handle`, segment by segment.
     #[inline]
-    pub(crate) fn each(&self, place: DataPlacement, mut take: impl FnMut(Segment)) {
-        let known = &self.commands[usize::from(place.tag)];
-        if known.is_listed {
-            each_of(&self.lists[usize::from(place.tag)], place, take);
-        } else if let Some(segment) = known.segment.slice(place.offset, place.len_bytes) {
-            take(segment);
+    pub(crate) fn for_each_segment(
+        &self,
+        placement: DataPlacement,
+        mut handle: impl FnMut(Segment),
+    ) {
+        let entry = &self.commands[usize::from(placement.tag)];
+        if entry.is_listed {
+            for_each_segment_of(&self.lists[usize::from(placement.tag)], placement, handle);
+        } else if let Some(segment) = entry.segment.slice(placement.offset, placement.len_bytes) {
+            handle(segment);
         }
     }
 }
 
 impl CommandEntry {
     /// Whether it may have an effect visible to others, so that a late execution does harm.
-    pub(crate) fn changes(self, is_admin: bool) -> bool {
+    pub(crate) fn has_side_effects(self, is_admin: bool) -> bool {
         if is_admin {
             let is_format = self.opcode == AdminOpcode::FormatNvm.code()
                 || self.opcode == AdminOpcode::Sanitize.code();
             return is_format || self.opcode & 0b11 == TO_CONTROLLER;
         }
-        let is_look = [IoOpcode::Flush, IoOpcode::Compare, IoOpcode::Verify];
-        self.opcode & 0b11 != 0b10 && !is_look.iter().any(|look| look.code() == self.opcode)
+        let has_no_effect = [IoOpcode::Flush, IoOpcode::Compare, IoOpcode::Verify];
+        self.opcode & 0b11 != 0b10
+            && !has_no_effect.iter().any(|opcode| opcode.code() == self.opcode)
     }
 }
 
 impl PayloadDigest for CommandTable {
     fn digest(&self, tag: u16, offset: u32, len_bytes: u32) -> u32 {
         let (mut digest, mut chunk) = (Crc32c::new(), [0; CHUNK as usize]);
-        self.each(DataPlacement { tag, offset, len_bytes }, |segment| {
+        self.for_each_segment(DataPlacement { tag, offset, len_bytes }, |segment| {
             let mut at = 0;
             while let Some(part) = chunk_of(segment, at) {
                 let bytes = &mut chunk[..part.len_bytes as usize];
@@ -171,9 +176,13 @@ fn chunk_of(segment: Segment, at: u32) -> Option<Segment> {
     segment.slice(at, len_bytes).filter(|part| part.len_bytes > 0)
 }
 
-/// The parts of `segments` within `place`.
-fn each_of(segments: &[Segment], place: DataPlacement, mut take: impl FnMut(Segment)) {
-    let (mut skip, mut left) = (place.offset, place.len_bytes);
+/// The parts of `segments` within `placement`.
+fn for_each_segment_of(
+    segments: &[Segment],
+    placement: DataPlacement,
+    mut handle: impl FnMut(Segment),
+) {
+    let (mut skip, mut left) = (placement.offset, placement.len_bytes);
     for segment in segments {
         if skip >= segment.len_bytes {
             skip -= segment.len_bytes;
@@ -181,7 +190,7 @@ fn each_of(segments: &[Segment], place: DataPlacement, mut take: impl FnMut(Segm
         }
         let part = segment.slice(skip, left.min(segment.len_bytes - skip));
         let Some(part) = part.filter(|part| part.len_bytes > 0) else { return };
-        take(part);
+        handle(part);
         (skip, left) = (0, left - part.len_bytes);
     }
 }

@@ -5,7 +5,7 @@ use tenmil_base::{Instant, Stream, StreamError, WakeSource};
 /// Opens streams to one peer.
 pub trait Connector: Send {
     /// Starts to open a stream, which has to be open by `until`.
-    fn dial(&mut self, now: Instant, until: Instant) -> Box<dyn PendingConnect>;
+    fn begin_connect(&mut self, now: Instant, until: Instant) -> Box<dyn PendingConnect>;
 
     /// Name of the peer for messages.
     fn peer(&self) -> String;

@@ -19,7 +19,7 @@ use crate::transport::{ConnectionStats, HostTransport};
 /// A connected remote controller, managed by one thread.
 pub struct FabricsController {
     controller: Controller<HostTransport, RemoteDma>,
-    reach: RemoteDma,
+    dma: RemoteDma,
     /// Command timeout.
     io_timeout: Span,
     /// The namespace that queues are used for; the first one that was requested.
@@ -28,9 +28,9 @@ pub struct FabricsController {
 
 /// A controller that is being connected.
 pub struct Connecting {
-    front: Option<HostTransport>,
-    reach: RemoteDma,
-    wishes: ControllerOptions,
+    transport: Option<HostTransport>,
+    dma: RemoteDma,
+    controller_options: ControllerOptions,
     peer: String,
 }
 
@@ -59,99 +59,100 @@ pub enum ConnectError {
 
 impl Connecting {
     /// Starts to connect. Rings and lists are allocated in `pool`; data may be in any memory mapped
-    /// there. Options in `wishes` that are unsuitable for a network are replaced.
+    /// there. Options in `controller_options` that are unsuitable for a network are replaced.
     ///
     /// # Errors
     ///
     /// If an NQN is invalid, or memory is exhausted.
     pub fn begin(
         pool: DevicePool,
-        dial: Box<dyn Connector>,
+        connector: Box<dyn Connector>,
         options: Options,
-        wishes: ControllerOptions,
+        controller_options: ControllerOptions,
         now: Instant,
     ) -> Result<Self, ConnectError> {
         let caches = CacheTracker::new(CacheScope::Separate, options.injected_bugs);
-        Self::begin_over(pool, dial, options, wishes, (caches, 0), now)
+        Self::begin_on_path(pool, connector, options, controller_options, (caches, 0), now)
     }
 
     /// Like [`begin`](Self::begin), for one path of a multipath device.
-    pub(crate) fn begin_over(
+    pub(crate) fn begin_on_path(
         pool: DevicePool,
-        dial: Box<dyn Connector>,
+        connector: Box<dyn Connector>,
         options: Options,
-        wishes: ControllerOptions,
-        over: (Arc<CacheTracker>, usize),
+        controller_options: ControllerOptions,
+        caches_and_path: (Arc<CacheTracker>, usize),
         now: Instant,
     ) -> Result<Self, ConnectError> {
         options.check().map_err(ConnectError::Name)?;
-        let wishes = suited(wishes, &options);
-        let (reach, peer) = (RemoteDma::new(pool), dial.peer());
-        let front = HostTransport::new(dial, options, reach.clone(), over, now)
+        let controller_options = fabrics_options(controller_options, &options);
+        let (dma, peer) = (RemoteDma::new(pool), connector.peer());
+        let transport = HostTransport::new(connector, options, dma.clone(), caches_and_path, now)
             .ok_or(ConnectError::Memory)?;
-        Ok(Self { front: Some(front), reach, wishes, peer })
+        Ok(Self { transport: Some(transport), dma, controller_options, peer })
     }
 
     /// Advances the connect. `None` while it is in progress; not to be called after a result.
-    pub fn turn(&mut self, now: Instant) -> Option<Result<FabricsController, ConnectError>> {
-        let front = self.front.as_mut()?;
-        front.turn(now);
-        if front.has_given_up() {
-            let why = front.last_error().unwrap_or("nothing was heard").to_owned();
+    pub fn poll(&mut self, now: Instant) -> Option<Result<FabricsController, ConnectError>> {
+        let transport = self.transport.as_mut()?;
+        transport.poll(now);
+        if transport.has_given_up() {
+            let why = transport.last_error().unwrap_or("nothing was heard").to_owned();
             return Some(Err(ConnectError::Peer { peer: self.peer.clone(), why }));
         }
-        if !front.is_connected() {
+        if !transport.is_connected() {
             return None;
         }
-        let made = Controller::new(self.front.take()?, self.reach.clone(), self.wishes);
-        let reach = self.reach.clone();
-        let (peer, io_timeout) = (self.peer.clone(), self.wishes.io_timeout);
-        Some(match made {
+        let controller =
+            Controller::new(self.transport.take()?, self.dma.clone(), self.controller_options);
+        let dma = self.dma.clone();
+        let (peer, io_timeout) = (self.peer.clone(), self.controller_options.io_timeout);
+        Some(match controller {
             Ok(controller) => {
-                Ok(FabricsController { controller, reach, io_timeout, namespace: None })
+                Ok(FabricsController { controller, dma, io_timeout, namespace: None })
             }
             Err(error) => Err(ConnectError::Controller { peer, error }),
         })
     }
 
-    /// Latest time of the next call of `turn`.
+    /// Latest time of the next call of `poll`.
     #[must_use]
     pub fn wake_at(&self, now: Instant) -> Instant {
-        self.front.as_ref().map_or(Instant::NEVER, |front| front.wake_at(now))
+        self.transport.as_ref().map_or(Instant::NEVER, |transport| transport.wake_at(now))
     }
 
     /// Wake source of the waiting thread, once there is a stream.
     #[must_use]
     pub fn wake_source(&self) -> WakeSource<'_> {
-        self.front.as_ref().map_or(WakeSource::None, HostTransport::wake_source)
+        self.transport.as_ref().map_or(WakeSource::None, HostTransport::wake_source)
     }
 }
 
 impl FabricsController {
     /// Performs a bounded amount of work and returns the next event of the controller.
     pub fn poll(&mut self, now: Instant) -> Option<Event> {
-        let front = self.controller.mmio();
-        front.turn(now);
-        if front.take_state_change() {
+        let transport = self.controller.mmio();
+        transport.poll(now);
+        if transport.take_state_change() {
             self.controller.poll_csts_next();
         }
         let event = self.controller.poll(now);
         if let Some(Event::Ready | Event::Recovered) = event {
-            self.learn();
+            self.apply_identity();
         }
         // Sends at once the admin commands that the poll has submitted.
-        self.controller.mmio().turn(now);
+        self.controller.mmio().poll(now);
         event
     }
 
-    fn learn(&mut self) {
+    fn apply_identity(&mut self) {
         let page = self.controller.identity().map(|identity| identity.page.clone());
         self.identify_cache();
-        let front = self.controller.mmio();
+        let transport = self.controller.mmio();
         if let Some(page) = page {
-            front.set_controller_info(&page);
+            transport.set_controller_info(&page);
         }
-        front.recovered();
+        transport.recovered();
     }
 
     /// Reports the cache instance of its namespace, if a queue may have written.
@@ -184,8 +185,8 @@ impl FabricsController {
     }
 
     /// Sets the waker for events of queues, which may be raised by any thread.
-    pub fn wakes(&mut self, sleeper: SharedWaker) {
-        self.controller.mmio().wakes(sleeper);
+    pub fn set_waker(&mut self, waker: SharedWaker) {
+        self.controller.mmio().set_waker(waker);
     }
 
     /// The controller, for queue pairs, admin commands and shutdown.
@@ -197,14 +198,14 @@ impl FabricsController {
     /// `nsid`. Once for each queue pair. `None` if there is no such queue pair or namespace, or memory is
     /// exhausted.
     pub fn take_queue(&mut self, id: u16, nsid: u32, sizes: QueueSizes) -> Option<FabricsChannel> {
-        let way = self.take_way(id, nsid, sizes)?;
+        let queue_pair = self.take_fabrics_queue_pair(id, nsid, sizes)?;
         let fail_fast = self.controller.mmio().options().policy.fail_fast;
         let caches = Arc::clone(self.controller.mmio().caches());
-        Some(FabricsChannel::new(way, sizes.parents, fail_fast, caches))
+        Some(FabricsChannel::new(queue_pair, sizes.parents, fail_fast, caches))
     }
 
     /// Like [`take_queue`](Self::take_queue), without retries.
-    pub(crate) fn take_way(
+    pub(crate) fn take_fabrics_queue_pair(
         &mut self,
         id: u16,
         nsid: u32,
@@ -224,29 +225,29 @@ impl FabricsController {
         self.controller.expect_namespace(nsid);
         self.identify_cache();
         let is_direct = self.controller.mmio().options().direct;
-        let way = FabricsQueuePair::new(pair, view, sizes, self.io_timeout)?;
-        Some(way.set_send_on_flush(is_direct))
+        let queue_pair = FabricsQueuePair::new(pair, view, sizes, self.io_timeout)?;
+        Some(queue_pair.set_send_on_flush(is_direct))
     }
 
     /// The memory that the controller may access.
     #[must_use]
-    pub fn reach(&self) -> &RemoteDma {
-        &self.reach
+    pub fn dma(&self) -> &RemoteDma {
+        &self.dma
     }
 
     /// The old controller that another one would have to reset, so that none of its commands can take
     /// effect any more. `None` if there is none, or it has no instance number.
-    pub(crate) fn doubtful(&mut self, now: Instant) -> Option<CrossControllerReset> {
+    pub(crate) fn fencing_target(&mut self, now: Instant) -> Option<CrossControllerReset> {
         self.controller.mmio().fencing_target(now)
     }
 
     /// Confirms that the old controller was reset. Returns false if it is a different one by now.
-    pub(crate) fn confirm_dead(&mut self, whom: CrossControllerReset) -> bool {
-        self.controller.mmio().confirm_fenced(whom)
+    pub(crate) fn confirm_fenced(&mut self, old_controller: CrossControllerReset) -> bool {
+        self.controller.mmio().confirm_fenced(old_controller)
     }
 
     /// The cause of the last loss, if any.
-    pub fn why(&mut self) -> Option<String> {
+    pub fn last_error(&mut self) -> Option<String> {
         self.controller.mmio().last_error().map(str::to_owned)
     }
 
@@ -267,7 +268,7 @@ impl FabricsController {
 
     /// Connection statistics.
     pub fn counts(&mut self) -> ConnectionStats {
-        self.controller.mmio().counts()
+        self.controller.mmio().stats()
     }
 
     /// The world-wide name of a namespace, if it exists and has one.
@@ -290,12 +291,12 @@ impl FabricsController {
 impl Drop for FabricsController {
     /// Closes its connections. Requests in flight on queues stay with the queues until those are dropped.
     fn drop(&mut self) {
-        self.controller.mmio().abandon();
+        self.controller.mmio().close();
     }
 }
 
 /// Controller options suitable for a fabrics controller.
-fn suited(wishes: ControllerOptions, options: &Options) -> ControllerOptions {
+fn fabrics_options(controller_options: ControllerOptions, options: &Options) -> ControllerOptions {
     let policy = &options.policy;
     ControllerOptions {
         admin_depth: crate::transport::ADMIN_DEPTH,
@@ -312,7 +313,7 @@ fn suited(wishes: ControllerOptions, options: &Options) -> ControllerOptions {
         sgl_only: true,
         owner_counts_losses: true,
         is_discovery: options.is_discovery(),
-        ..wishes
+        ..controller_options
     }
 }
 

@@ -20,9 +20,9 @@ use crate::wait_handle::WaitHandle;
 /// them.
 pub(crate) struct FabricsQueuePair {
     queue: NamespaceQueue<TcpTransport>,
-    sends_at_once: bool,
+    sends_on_flush: bool,
     /// Command timeout.
-    pub(crate) limit: Span,
+    pub(crate) command_timeout: Span,
 }
 
 /// State of a fabrics queue pair.
@@ -42,16 +42,16 @@ impl FabricsQueuePair {
         pair: QueuePair<TcpTransport>,
         view: NamespaceView,
         sizes: QueueSizes,
-        limit: Span,
+        command_timeout: Span,
     ) -> Option<Self> {
         let queue = NamespaceQueue::new(pair, view, sizes)?;
-        Some(Self { queue, sends_at_once: true, limit })
+        Some(Self { queue, sends_on_flush: true, command_timeout })
     }
 
     /// Selects whether submitted requests are sent by the following flush, or by the next poll.
     #[must_use]
-    pub(crate) fn set_send_on_flush(mut self, sends_at_once: bool) -> Self {
-        self.sends_at_once = sends_at_once;
+    pub(crate) fn set_send_on_flush(mut self, sends_on_flush: bool) -> Self {
+        self.sends_on_flush = sends_on_flush;
         self
     }
 
@@ -75,12 +75,12 @@ impl FabricsQueuePair {
 
     /// The state that the controller has set.
     #[inline]
-    pub(crate) fn standing(&self) -> QueueState {
+    pub(crate) fn driver_state(&self) -> QueueState {
         self.queue.queue().state()
     }
 
-    pub(crate) fn condition(&self) -> QueuePairState {
-        match (self.transport().is_connected(), self.standing()) {
+    pub(crate) fn state(&self) -> QueuePairState {
+        match (self.transport().is_connected(), self.driver_state()) {
             (false, _) => QueuePairState::Disconnected,
             (true, QueueState::Running) => QueuePairState::Open,
             (true, _) => QueuePairState::Closing,
@@ -112,16 +112,16 @@ impl FabricsQueuePair {
     /// Sends submitted requests.
     #[inline]
     pub(crate) fn flush(&mut self) {
-        if self.sends_at_once {
+        if self.sends_on_flush {
             self.queue.flush();
         }
     }
 
     /// Polls completions. [`send_rest`](Self::send_rest) follows.
     #[inline]
-    pub(crate) fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) {
+    pub(crate) fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) {
         self.transport_mut().maintain(now);
-        self.queue.poll(now, answers);
+        self.queue.poll(now, completions);
     }
 
     /// Sends data requested by the controller (R2T), and the rest of split requests.
@@ -131,7 +131,7 @@ impl FabricsQueuePair {
     }
 
     /// Discards completions. Returns true once nothing is in flight.
-    pub(crate) fn abandon(&mut self, now: Instant) -> bool {
+    pub(crate) fn drain(&mut self, now: Instant) -> bool {
         self.transport_mut().maintain(now);
         let is_done = self.queue.drain(now);
         self.queue.flush();
@@ -147,14 +147,14 @@ impl FabricsQueuePair {
     }
 
     /// Makes queue commands wake the thread's wait handle.
-    pub(crate) fn wakes(&self, sleep: &dyn WaitHandle) {
-        self.transport().wakes(sleep.waker());
+    pub(crate) fn set_waker(&self, wait_handle: &dyn WaitHandle) {
+        self.transport().set_waker(wait_handle.waker());
     }
 
     /// Arms the wake source. Returns true if the thread must not sleep.
-    pub(crate) fn arm(&mut self, sleep: &mut dyn WaitHandle) -> bool {
+    pub(crate) fn arm(&mut self, wait_handle: &mut dyn WaitHandle) -> bool {
         // Locally completed commands and unsent parts of split requests have no wake-up.
-        self.transport_mut().arm_connection(sleep)
+        self.transport_mut().arm_connection(wait_handle)
             || !self.queue.queue_mut().arm()
             || self.queue.wake_at() == Instant::default()
     }

@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use tenmil_base::IoStatus;
 
-use crate::caches::{Association, CacheTracker, Owed};
+use crate::caches::{Association, CacheTracker, UnflushedWrites};
 
 /// The special flushes of a queue.
 pub(crate) struct FlushFanout {
     caches: Arc<CacheTracker>,
     /// Whether there are volatile caches at all.
     is_needed: bool,
-    under_way: Vec<Flush>,
+    active: Vec<Flush>,
     /// Losses that this queue has failed a flush for, or that precede it.
-    told: u64,
+    reported_losses: u64,
 }
 
 /// A flush in progress.
@@ -22,11 +22,11 @@ struct Flush {
     /// Slot of the request.
     slot: u32,
     /// Writes owed at its submission that are not durable yet.
-    owed: Vec<Owed>,
+    unflushed: Vec<UnflushedWrites>,
     /// Losses that its queue had reported at its submission.
-    told: u64,
+    reported_losses: u64,
     /// The association that it was last sent to, and what that covers.
-    sent: Option<(u64, Vec<Owed>)>,
+    sent: Option<(u64, Vec<UnflushedWrites>)>,
 }
 
 /// Route of a flush.
@@ -43,7 +43,7 @@ pub(crate) enum FlushRoute {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FlushResult {
     /// Final: deliver it to the submitter.
-    Told,
+    Final,
     /// Another controller has to be flushed as well, or a different one than intended has completed it.
     MoreControllers,
     /// All available controllers have been flushed, and writes are lost.
@@ -64,14 +64,14 @@ pub(crate) struct FlushScope {
 
 impl FlushFanout {
     pub(crate) fn new(caches: Arc<CacheTracker>, is_needed: bool) -> Self {
-        let told = caches.reported();
-        Self { caches, is_needed, under_way: Vec::new(), told }
+        let reported_losses = caches.reported_losses();
+        Self { caches, is_needed, active: Vec::new(), reported_losses }
     }
 
     /// Whether all flushes in flight are ordinary.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.under_way.is_empty()
+        self.active.is_empty()
     }
 
     /// Registers a submitted flush in `slot`. Returns false if it is an ordinary request.
@@ -80,74 +80,95 @@ impl FlushFanout {
         if !self.is_needed {
             return false;
         }
-        let (owed, losses) = self.caches.owing();
-        if owed.is_empty() && losses == self.told {
+        let (unflushed, losses) = self.caches.unflushed();
+        if unflushed.is_empty() && losses == self.reported_losses {
             return false;
         }
-        self.under_way.push(Flush { slot: index_of(slot), owed, told: self.told, sent: None });
+        self.active.push(Flush {
+            slot: index_of(slot),
+            unflushed,
+            reported_losses: self.reported_losses,
+            sent: None,
+        });
         true
     }
 
     /// The route of the request in `slot`.
-    pub(crate) fn goes(&self, slot: u64, reach: FlushScope) -> FlushRoute {
+    pub(crate) fn route(&self, slot: u64, scope: FlushScope) -> FlushRoute {
         let slot = index_of(slot);
-        let Some(flush) = self.under_way.iter().find(|flush| flush.slot == slot) else {
+        let Some(flush) = self.active.iter().find(|flush| flush.slot == slot) else {
             return FlushRoute::Anywhere;
         };
-        let mut owed = flush.owed.clone();
-        self.caches.reduce(&mut owed);
-        let paths = |reach| owed.iter().map(|it| self.caches.paths(*it, reach)).find(|it| *it != 0);
-        match (paths(reach.now), paths(reach.soon)) {
+        let mut unflushed = flush.unflushed.clone();
+        self.caches.retain_volatile(&mut unflushed);
+        let paths = |scope| {
+            unflushed.iter().map(|it| self.caches.covering_paths(*it, scope)).find(|it| *it != 0)
+        };
+        match (paths(scope.now), paths(scope.soon)) {
             (Some(bits), _) => FlushRoute::To(bits.trailing_zeros() as usize),
             (None, Some(_)) => FlushRoute::Later,
             (None, None) => FlushRoute::Anywhere,
         }
     }
 
-    /// Records that the request in `slot` is about to be sent to `to`.
-    pub(crate) fn sent(&mut self, slot: u64, to: Option<&Association>, reach: FlushScope) {
+    /// Records that the request in `slot` is about to be sent to `association`.
+    pub(crate) fn record_sent(
+        &mut self,
+        slot: u64,
+        association: Option<&Association>,
+        scope: FlushScope,
+    ) {
         let slot = index_of(slot);
-        let Self { under_way, caches, .. } = self;
-        if let Some(flush) = under_way.iter_mut().find(|flush| flush.slot == slot) {
-            flush.sent = to.map(|to| (to.number(), caches.flushing(to, &flush.owed, reach.soon)));
+        let Self { active, caches, .. } = self;
+        if let Some(flush) = active.iter_mut().find(|flush| flush.slot == slot) {
+            flush.sent = association.map(|association| {
+                (
+                    association.number(),
+                    caches.begin_flush(association, &flush.unflushed, scope.soon),
+                )
+            });
         }
     }
 
     /// Handles the completion of the request in `slot` by `by`, with the paths available now.
-    pub(crate) fn answered(
+    pub(crate) fn handle_completion(
         &mut self,
         slot: u64,
-        outcome: IoStatus,
+        status: IoStatus,
         by: Option<&Association>,
-        reach: FlushScope,
+        scope: FlushScope,
     ) -> FlushResult {
         let index = index_of(slot);
-        let Some(at) = self.under_way.iter().position(|flush| flush.slot == index) else {
-            return FlushResult::Told;
+        let Some(at) = self.active.iter().position(|flush| flush.slot == index) else {
+            return FlushResult::Final;
         };
-        if !outcome.is_success() {
-            self.under_way.swap_remove(at);
-            return FlushResult::Told;
+        if !status.is_success() {
+            self.active.swap_remove(at);
+            return FlushResult::Final;
         }
-        let (caches, flush) = (&self.caches, &mut self.under_way[at]);
+        let (caches, flush) = (&self.caches, &mut self.active[at]);
         match flush.sent.take() {
-            Some((to, covered)) if by.is_some_and(|by| by.number() == to) => {
-                caches.flushed(&covered);
+            Some((association, covered)) if by.is_some_and(|by| by.number() == association) => {
+                caches.complete_flush(&covered);
             }
             // It was sent over a connection that was established while it was in the ring.
             _ => return FlushResult::MoreControllers,
         }
-        caches.reduce(&mut flush.owed);
-        if flush.owed.iter().any(|owed| caches.paths(*owed, reach.soon) != 0) {
+        caches.retain_volatile(&mut flush.unflushed);
+        if flush
+            .unflushed
+            .iter()
+            .any(|unflushed| caches.covering_paths(*unflushed, scope.soon) != 0)
+        {
             return FlushResult::MoreControllers;
         }
-        let is_known = caches.give_up(&flush.owed);
-        let is_lost = !is_known || caches.losses() > flush.told;
-        self.under_way.swap_remove(at);
+        let is_certain = caches.give_up_writes(&flush.unflushed);
+        let is_lost = !is_certain || caches.losses() > flush.reported_losses;
+        self.active.swap_remove(at);
         if !is_lost {
-            return FlushResult::Told;
+            return FlushResult::Final;
         }
-        self.told = caches.report();
+        self.reported_losses = caches.mark_losses_reported();
         FlushResult::Lost
     }
 
@@ -158,14 +179,16 @@ impl FlushFanout {
 
     /// Makes flushes not fail for the first `count` losses.
     pub(crate) fn acknowledge(&mut self, count: u64) {
-        self.told = self.told.max(count);
-        self.under_way.iter_mut().for_each(|flush| flush.told = flush.told.max(count));
+        self.reported_losses = self.reported_losses.max(count);
+        self.active
+            .iter_mut()
+            .for_each(|flush| flush.reported_losses = flush.reported_losses.max(count));
     }
 
     /// Removes the request in `slot`, which ended without a completion.
-    pub(crate) fn forget(&mut self, slot: u64) {
+    pub(crate) fn remove(&mut self, slot: u64) {
         let slot = index_of(slot);
-        self.under_way.retain(|flush| flush.slot != slot);
+        self.active.retain(|flush| flush.slot != slot);
     }
 }
 

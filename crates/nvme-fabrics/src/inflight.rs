@@ -21,7 +21,7 @@ pub(crate) struct InflightRequests {
     lists: Box<[Vec<Segment>]>,
     free: Vec<u32>,
     /// Slots to be sent again.
-    again: VecDeque<u32>,
+    retries: VecDeque<u32>,
     /// The suspect that is in flight alone.
     probe: Option<u32>,
 }
@@ -37,7 +37,7 @@ struct InflightSlot {
     /// Path that it was sent to.
     path: u8,
     /// Number of resets that it has caused, number of rejections, and whether it is a suspect.
-    record: u8,
+    retry_state: u8,
 }
 
 const _: () = assert!(size_of::<InflightSlot>() == 64, "a line of the cache");
@@ -45,9 +45,9 @@ const _: () = assert!(size_of::<InflightSlot>() == 64, "a line of the cache");
 /// Whether a connection broke by itself, and with how many requests in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConnectionFailure {
-    No,
-    UnderMany,
-    UnderOne,
+    NotBroken,
+    ManyInFlight,
+    OneInFlight,
 }
 
 /// A connection loss as first noticed. What comes to light later, while the old controller is drained, is
@@ -55,7 +55,7 @@ pub(crate) enum ConnectionFailure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ConnectionLossInfo {
     pub(crate) at: Instant,
-    pub(crate) broken: ConnectionFailure,
+    pub(crate) failure: ConnectionFailure,
 }
 
 /// Verdict on a request that ended without a completion.
@@ -71,14 +71,14 @@ pub(crate) enum LossVerdict {
 
 /// A request that has caused this many resets is not retried.
 const CAUSED_RESETS_MAX: u8 = 3;
-/// Bits of `record` for the number of caused resets, and for the number of rejections by a path.
-const GUILT: u8 = 0x03;
-const TURN: u8 = 0x04;
-const TURNS: u8 = 0x7c;
+/// Bits of `retry_state` for the number of caused resets, and for the number of rejections by a path.
+const CAUSED_RESETS_MASK: u8 = 0x03;
+const REJECTION: u8 = 0x04;
+const REJECTIONS_MASK: u8 = 0x7c;
 const SUSPECT: u8 = 0x80;
 
 /// No path.
-const NOWHERE: u8 = u8::MAX;
+const NO_PATH: u8 = u8::MAX;
 
 /// Position of the attempt in a token, above the slot.
 const ATTEMPT_SHIFT: u32 = 32;
@@ -94,14 +94,14 @@ impl InflightRequests {
             segment: Segment::default(),
             sent_tick: 0,
             attempt: 0,
-            path: NOWHERE,
-            record: 0,
+            path: NO_PATH,
+            retry_state: 0,
         };
         Self {
             slots: vec![slot; depth as usize].into(),
             lists: (0..depth).map(|_| Vec::new()).collect(),
             free: (0..depth).rev().collect(),
-            again: VecDeque::with_capacity(depth as usize),
+            retries: VecDeque::with_capacity(depth as usize),
             probe: None,
         }
     }
@@ -120,7 +120,7 @@ impl InflightRequests {
         let slot = &mut self.slots[index as usize];
         slot.request = *request;
         slot.sent_tick = tick_of(now);
-        slot.record = 0;
+        slot.retry_state = 0;
         match count {
             0 => {}
             // A segment index outside the table is rejected by the next layer.
@@ -136,11 +136,11 @@ impl InflightRequests {
 
     /// Frees the slot of a request that has completed, or was not sent. Returns its original token.
     #[inline]
-    pub(crate) fn forget(&mut self, slot: u64) -> u64 {
+    pub(crate) fn remove(&mut self, slot: u64) -> u64 {
         let index = index_of(slot);
         self.free.push(index);
         let slot = &mut self.slots[index as usize];
-        slot.path = NOWHERE;
+        slot.path = NO_PATH;
         slot.request.token
     }
 
@@ -151,19 +151,24 @@ impl InflightRequests {
 
     /// Number of requests that were sent and have not completed.
     pub(crate) fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len() - self.again.len()
+        self.slots.len() - self.free.len() - self.retries.len()
     }
 
-    /// Verdict on the request in `slot` after the loss of its connection, with command timeout `limit`.
-    pub(crate) fn ending(&self, cut: ConnectionLossInfo, slot: u64, limit: Span) -> LossVerdict {
+    /// Verdict on the request in `slot` after the loss of its connection, with command timeout `command_timeout`.
+    pub(crate) fn loss_verdict(
+        &self,
+        loss: ConnectionLossInfo,
+        slot: u64,
+        command_timeout: Span,
+    ) -> LossVerdict {
         let index = index_of(slot);
-        let age = tick_of(cut.at).wrapping_sub(self.slots[index as usize].sent_tick);
-        let is_overdue = u64::from(age) << TICK_BITS >= limit.ns;
-        match cut.broken {
-            ConnectionFailure::UnderOne => LossVerdict::Cause,
-            ConnectionFailure::UnderMany if self.probe == Some(index) => LossVerdict::Cause,
-            ConnectionFailure::UnderMany => LossVerdict::Suspect,
-            ConnectionFailure::No => {
+        let age = tick_of(loss.at).wrapping_sub(self.slots[index as usize].sent_tick);
+        let is_overdue = u64::from(age) << TICK_BITS >= command_timeout.ns;
+        match loss.failure {
+            ConnectionFailure::OneInFlight => LossVerdict::Cause,
+            ConnectionFailure::ManyInFlight if self.probe == Some(index) => LossVerdict::Cause,
+            ConnectionFailure::ManyInFlight => LossVerdict::Suspect,
+            ConnectionFailure::NotBroken => {
                 if is_overdue {
                     LossVerdict::Cause
                 } else {
@@ -175,27 +180,28 @@ impl InflightRequests {
 
     /// Schedules a retry of the request in `slot`, if that is permitted and it has not caused too many
     /// resets. Returns whether it is retried.
-    pub(crate) fn requeue(&mut self, slot: u64, ending: LossVerdict) -> bool {
+    pub(crate) fn requeue(&mut self, slot: u64, loss_verdict: LossVerdict) -> bool {
         let index = index_of(slot);
         self.end_probe(index);
         let slot = &mut self.slots[index as usize];
-        match ending {
+        match loss_verdict {
             LossVerdict::Unrelated => {}
-            LossVerdict::Suspect => slot.record |= SUSPECT,
-            LossVerdict::Cause => slot.record = (slot.record | SUSPECT) + 1,
+            LossVerdict::Suspect => slot.retry_state |= SUSPECT,
+            LossVerdict::Cause => slot.retry_state = (slot.retry_state | SUSPECT) + 1,
         }
-        let may = slot.record & GUILT < CAUSED_RESETS_MAX && may_be_repeated(&slot.request);
-        slot.path = NOWHERE;
-        if may {
-            self.again.push_back(index);
+        let is_permitted = slot.retry_state & CAUSED_RESETS_MASK < CAUSED_RESETS_MAX
+            && is_repeatable(&slot.request);
+        slot.path = NO_PATH;
+        if is_permitted {
+            self.retries.push_back(index);
         }
-        may
+        is_permitted
     }
 
     /// Whether new requests have to wait: retries come first, or a suspect is in flight alone.
     #[inline]
     pub(crate) fn is_isolating(&self) -> bool {
-        !self.again.is_empty() || self.probe.is_some()
+        !self.retries.is_empty() || self.probe.is_some()
     }
 
     /// Clears the suspicion of the request in `slot`, which has completed.
@@ -209,10 +215,11 @@ impl InflightRequests {
 
     /// The next request to retry, with its token and segments. A suspect waits until the `in_flight`
     /// others on its path have completed, and others wait for it.
-    pub(crate) fn next_again(&self, in_flight: usize) -> Option<(Request, &[Segment])> {
-        let index = *self.again.front()?;
-        let InflightSlot { request, segment, record, attempt, .. } = &self.slots[index as usize];
-        if self.probe.is_some() || record & SUSPECT != 0 && in_flight > 0 {
+    pub(crate) fn next_retry(&self, in_flight: usize) -> Option<(Request, &[Segment])> {
+        let index = *self.retries.front()?;
+        let InflightSlot { request, segment, retry_state, attempt, .. } =
+            &self.slots[index as usize];
+        if self.probe.is_some() || retry_state & SUSPECT != 0 && in_flight > 0 {
             return None;
         }
         let count = usize::from(request.segment_count) + usize::from(request.metadata_count);
@@ -225,26 +232,26 @@ impl InflightRequests {
     }
 
     /// Records that the next retry was sent to `path`.
-    pub(crate) fn sent_again(&mut self, now: Instant, path: usize) {
-        let Some(index) = self.again.pop_front() else { return };
+    pub(crate) fn record_retry(&mut self, now: Instant, path: usize) {
+        let Some(index) = self.retries.pop_front() else { return };
         let slot = &mut self.slots[index as usize];
-        slot.path = u8::try_from(path).unwrap_or(NOWHERE);
+        slot.path = u8::try_from(path).unwrap_or(NO_PATH);
         slot.sent_tick = tick_of(now);
-        if slot.record & SUSPECT != 0 {
+        if slot.retry_state & SUSPECT != 0 {
             self.probe = Some(index);
         }
     }
 
     /// Removes the next retry, and returns its slot.
-    pub(crate) fn give_up(&mut self) -> Option<u64> {
-        self.again.pop_front().map(u64::from)
+    pub(crate) fn pop_retry(&mut self) -> Option<u64> {
+        self.retries.pop_front().map(u64::from)
     }
 
     /// Records that the request in `slot` goes to `path`, and returns its token there.
     #[inline]
-    pub(crate) fn send_to(&mut self, slot: u64, path: usize) -> u64 {
+    pub(crate) fn set_path(&mut self, slot: u64, path: usize) -> u64 {
         let slot_of = &mut self.slots[index_of(slot) as usize];
-        slot_of.path = u8::try_from(path).unwrap_or(NOWHERE);
+        slot_of.path = u8::try_from(path).unwrap_or(NO_PATH);
         slot | u64::from(slot_of.attempt) << ATTEMPT_SHIFT
     }
 
@@ -258,8 +265,8 @@ impl InflightRequests {
     pub(crate) fn hold_for_retry(&mut self, slot: u64) {
         let index = index_of(slot);
         self.end_probe(index);
-        self.slots[index as usize].path = NOWHERE;
-        self.again.push_back(index);
+        self.slots[index as usize].path = NO_PATH;
+        self.retries.push_back(index);
     }
 
     /// Schedules a retry of the request in `slot`, which a path has rejected, if that is permitted and it
@@ -269,67 +276,68 @@ impl InflightRequests {
         let of = &mut self.slots[index_of(slot) as usize];
         // Other parts of a split copy may have been executed.
         let is_undone = is_undone && of.request.operation != Operation::Copy;
-        let may = of.record & TURNS < TURNS && (is_undone || may_be_repeated(&of.request));
-        if may {
-            of.record += TURN;
+        let is_permitted = of.retry_state & REJECTIONS_MASK < REJECTIONS_MASK
+            && (is_undone || is_repeatable(&of.request));
+        if is_permitted {
+            of.retry_state += REJECTION;
             self.hold_for_retry(slot);
         }
-        may
+        is_permitted
     }
 
     /// Schedules retries of the requests outstanding on `path` that may be retried elsewhere at once, as
-    /// determined by `may`. `cut` is how the path was lost, and `limit` the command timeout. Returns
+    /// determined by `is_permitted`. `loss` is how the path was lost, and `command_timeout` the command timeout. Returns
     /// their number, whose completions are no longer awaited, and the slots of those that must not be
     /// retried. A suspect there no longer blocks others.
     pub(crate) fn requeue_path(
         &mut self,
         path: usize,
-        cut: ConnectionLossInfo,
-        limit: Span,
-        may: impl Fn(Operation) -> bool,
+        loss: ConnectionLossInfo,
+        command_timeout: Span,
+        is_permitted: impl Fn(Operation) -> bool,
     ) -> (u32, Vec<u64>) {
-        let (mut count, mut guilty) = (0, Vec::new());
+        let (mut count, mut not_retried) = (0, Vec::new());
         for index in 0..u32::try_from(self.slots.len()).unwrap_or(u32::MAX) {
             let slot = &self.slots[index as usize];
             if usize::from(slot.path) != path {
                 continue;
             }
-            if !may(slot.request.operation) {
+            if !is_permitted(slot.request.operation) {
                 self.end_probe(index);
                 continue;
             }
-            let ending = self.ending(cut, index.into(), limit);
+            let loss_verdict = self.loss_verdict(loss, index.into(), command_timeout);
             let slot = &mut self.slots[index as usize];
             slot.attempt = slot.attempt.wrapping_add(1);
             count += 1;
-            if !self.requeue(index.into(), ending) {
-                guilty.push(index.into());
+            if !self.requeue(index.into(), loss_verdict) {
+                not_retried.push(index.into());
             }
         }
-        (count, guilty)
+        (count, not_retried)
     }
 
     /// The slot of the next retry.
-    pub(crate) fn first_again(&self) -> Option<u64> {
-        self.again.front().map(|index| u64::from(*index))
+    pub(crate) fn first_retry(&self) -> Option<u64> {
+        self.retries.front().map(|index| u64::from(*index))
     }
 
     /// Whether the effect of the request in `slot` may be in a volatile cache.
     #[inline]
     pub(crate) fn is_volatile(&self, slot: u64) -> bool {
         let Request { operation, flags, .. } = self.slots[index_of(slot) as usize].request;
-        changes(operation) && !flags.has(RequestFlags::FUA)
+        modifies_blocks(operation) && !flags.has(RequestFlags::FUA)
     }
 
     /// Whether there are retries.
-    pub(crate) fn has_again(&self) -> bool {
-        !self.again.is_empty()
+    pub(crate) fn has_retries(&self) -> bool {
+        !self.retries.is_empty()
     }
 }
 
 /// Whether a completed operation may be in a volatile cache.
 #[inline]
-const fn changes(operation: Operation) -> bool {
+const fn modifies_blocks(operation: Operation) -> bool {
     !matches!(
         operation,
         Operation::Read | Operation::Flush | Operation::Verify | Operation::Compare
@@ -337,7 +345,7 @@ const fn changes(operation: Operation) -> bool {
 }
 
 /// Whether a request has the same effect if it is executed again, possibly after a partial execution.
-fn may_be_repeated(request: &Request) -> bool {
+fn is_repeatable(request: &Request) -> bool {
     match request.operation {
         // The first execution may have overwritten the source of the second.
         Operation::Copy => request.lba.abs_diff(request.operand) >= u64::from(request.blocks),

@@ -33,7 +33,7 @@ mod remote_dma;
 mod resumption;
 mod ring_bridge;
 mod segment_lists;
-mod silence;
+mod stall_detector;
 mod tcp_transport;
 #[cfg(test)]
 mod tests;

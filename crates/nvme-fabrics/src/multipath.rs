@@ -45,10 +45,10 @@ pub struct Multipath {
     queues: Vec<QueueState>,
     options: MultipathOptions,
     /// The namespace as the first path reports it; all others have to report the same.
-    shown: Option<PathNamespace>,
+    first_namespace: Option<PathNamespace>,
     events: VecDeque<PathEvent>,
     /// The best path, as last reported.
-    leader: Option<usize>,
+    best_path: Option<usize>,
     /// Since when no path is usable.
     down_since: Option<Instant>,
     /// Resets of old controllers by other ones.
@@ -66,7 +66,7 @@ pub struct MultipathOptions {
     /// Namespace ID.
     pub namespace: u32,
     /// I/O policy.
-    pub spread: IoPolicy,
+    pub io_policy: IoPolicy,
     /// Scope of the controllers' volatile caches.
     pub cache: CacheScope,
     /// Options of queue pairs; their depth is limited by the controller.
@@ -92,7 +92,7 @@ pub struct QueueRequest(u64);
 /// A queue, as the managing thread knows it.
 struct QueueState {
     number: u64,
-    desk: Arc<QueueInbox>,
+    inbox: Arc<QueueInbox>,
     /// It has been taken. If its inbox has no other owner, it has been dropped.
     is_taken: bool,
     /// Its queue pairs, by path.
@@ -103,14 +103,14 @@ struct QueueState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PathQueuePair {
     None,
-    Asked {
+    Requested {
         id: u16,
     },
-    Made {
+    Created {
         id: u16,
     },
     /// Rejected; retried after the controller has reconnected.
-    Refused,
+    Rejected,
 }
 
 impl Multipath {
@@ -142,9 +142,9 @@ impl Multipath {
             shared,
             queues: Vec::new(),
             options,
-            shown: None,
+            first_namespace: None,
             events: VecDeque::new(),
-            leader: None,
+            best_path: None,
             down_since: Some(now),
             fences,
             next_queue: 0,
@@ -153,34 +153,36 @@ impl Multipath {
 
     /// Performs a bounded amount of work and returns the next event.
     pub fn poll(&mut self, now: Instant) -> Option<PathEvent> {
-        self.check_doubtful();
+        self.refresh_stale_states();
         self.drop_queues();
         for index in 0..self.paths.len() {
             self.poll_path(now, index);
             if self.paths[index].remote().is_some() {
-                self.make_pairs(now, index);
+                self.create_queue_pairs(now, index);
             } else {
                 // The queue pairs end with their controller.
                 self.queues.iter_mut().for_each(|queue| queue.pairs[index] = PathQueuePair::None);
             }
         }
-        self.fences.turn(now, &mut self.paths);
+        self.fences.poll(now, &mut self.paths);
         self.events.pop_front()
     }
 
     fn poll_path(&mut self, now: Instant, index: usize) {
-        let Self { paths, options: wishes, shown, .. } = self;
-        let nsid = wishes.namespace;
-        let mut fits = |remote: &mut FabricsController| fit(remote, nsid, shown);
+        let Self { paths, options, first_namespace, .. } = self;
+        let nsid = options.namespace;
+        let mut check =
+            |remote: &mut FabricsController| check_namespace(remote, nsid, first_namespace);
         let path = &mut paths[index];
         let before = path.access;
-        let Some(new_events) = path.poll(now, &wishes.options, wishes.controller, &mut fits) else {
+        let Some(new_events) = path.poll(now, &options.options, options.controller, &mut check)
+        else {
             return;
         };
         match new_events {
             PathUpdate::Access(access) => self.handle_access(now, index, before, access),
             PathUpdate::Down(why) => self.handle_down(now, index, why),
-            PathUpdate::Unfit(why) => {
+            PathUpdate::NamespaceMismatch(why) => {
                 self.shared.set_access(index, PathAnaState::default());
                 self.publish_states();
                 self.events.push_back(PathEvent::NamespaceMismatch { path: index, why });
@@ -203,7 +205,7 @@ impl Multipath {
         match before {
             None => {
                 for queue in &mut self.queues {
-                    if queue.pairs[path] == PathQueuePair::Refused {
+                    if queue.pairs[path] == PathQueuePair::Rejected {
                         queue.pairs[path] = PathQueuePair::None;
                     }
                 }
@@ -218,49 +220,49 @@ impl Multipath {
             Some(before) if before == access => {}
             Some(_) => self.events.push_back(PathEvent::AnaChanged { path, access }),
         }
-        self.look_who_leads(now);
+        self.update_best_path(now);
     }
 
     fn handle_down(&mut self, now: Instant, path: usize, why: String) {
         self.shared.set_access(path, PathAnaState::default());
         self.publish_states();
         self.events.push_back(PathEvent::Down { path, why });
-        self.look_who_leads(now);
+        self.update_best_path(now);
     }
 
     /// Emits events on changes of the best path.
-    fn look_who_leads(&mut self, now: Instant) {
+    fn update_best_path(&mut self, now: Instant) {
         let view = |path: &Path| PathView {
             is_open: path.access.is_some(),
             access: path.access.unwrap_or_default(),
             ..PathView::default()
         };
         let views: Vec<PathView> = self.paths.iter().map(view).collect();
-        let leader = PathSelector::new(IoPolicy::ActivePassive).choose(&views);
-        match (self.leader, leader) {
+        let best_path = PathSelector::new(IoPolicy::ActivePassive).choose(&views);
+        match (self.best_path, best_path) {
             (Some(from), Some(to)) if from != to => {
                 self.events.push_back(PathEvent::Failover { from, to });
             }
             (Some(_), None) => self.events.push_back(PathEvent::AllPathsDown),
             _ => {}
         }
-        match leader {
+        match best_path {
             Some(_) => self.down_since = None,
             None => {
                 self.down_since.get_or_insert(now);
             }
         }
-        self.leader = leader;
+        self.best_path = best_path;
     }
 
     fn handle_event(&mut self, path: usize, event: Event) {
         match event {
-            Event::QueuePairCreated { id } => self.hand_over(path, id),
+            Event::QueuePairCreated { id } => self.attach_queue_pair(path, id),
             Event::QueuePairRefused { id, .. } => {
-                self.change_pair(path, id, PathQueuePair::Refused);
+                self.set_pair_state(path, id, PathQueuePair::Rejected);
             }
-            Event::AdminCompleted(answer) if Fences::is_theirs(&answer) => {
-                if let Some(of) = self.fences.handle(&mut self.paths, path, &answer) {
+            Event::AdminCompleted(completion) if Fences::is_reset_completion(&completion) => {
+                if let Some(of) = self.fences.handle(&mut self.paths, path, &completion) {
                     self.events.push_back(PathEvent::ControllerFenced { path: of, by: path });
                 }
             }
@@ -268,36 +270,47 @@ impl Multipath {
         }
     }
 
-    fn change_pair(&mut self, path: usize, id: u16, to: PathQueuePair) -> Option<&mut QueueState> {
-        let is_it = |pair: PathQueuePair| {
-            pair == PathQueuePair::Asked { id } || pair == PathQueuePair::Made { id }
+    fn set_pair_state(
+        &mut self,
+        path: usize,
+        id: u16,
+        to: PathQueuePair,
+    ) -> Option<&mut QueueState> {
+        let has_id = |pair: PathQueuePair| {
+            pair == PathQueuePair::Requested { id } || pair == PathQueuePair::Created { id }
         };
-        let queue = self.queues.iter_mut().find(|queue| is_it(queue.pairs[path]))?;
+        let queue = self.queues.iter_mut().find(|queue| has_id(queue.pairs[path]))?;
         queue.pairs[path] = to;
         Some(queue)
     }
 
     /// Hands a created queue pair over to the queue that requested it.
-    fn hand_over(&mut self, path: usize, id: u16) {
+    fn attach_queue_pair(&mut self, path: usize, id: u16) {
         let (nsid, sizes) = (self.options.namespace, self.options.sizes);
-        let way = self.paths[path].remote().and_then(|remote| remote.take_way(id, nsid, sizes));
+        let queue_pair = self.paths[path]
+            .remote()
+            .and_then(|remote| remote.take_fabrics_queue_pair(id, nsid, sizes));
         // Without a queue that needs it, or memory, the queue pair is dropped.
-        let pair = if way.is_some() { PathQueuePair::Made { id } } else { PathQueuePair::Refused };
-        let Some(queue) = self.change_pair(path, id, pair) else { return };
-        if let Some(way) = way {
-            queue.desk.send(|pairs| pairs.push((path, way)));
+        let pair = if queue_pair.is_some() {
+            PathQueuePair::Created { id }
+        } else {
+            PathQueuePair::Rejected
+        };
+        let Some(queue) = self.set_pair_state(path, id, pair) else { return };
+        if let Some(queue_pair) = queue_pair {
+            queue.inbox.send(|pairs| pairs.push((path, queue_pair)));
         }
     }
 
     /// Publishes changed path states.
     fn publish_states(&self) {
-        self.queues.iter().for_each(|queue| queue.desk.send(|_| {}));
+        self.queues.iter().for_each(|queue| queue.inbox.send(|_| {}));
     }
 
-    fn check_doubtful(&mut self) {
-        let doubts = self.shared.doubts.take().unwrap_or_default();
+    fn refresh_stale_states(&mut self) {
+        let stale_states = self.shared.stale_states.take().unwrap_or_default();
         for (index, path) in self.paths.iter_mut().enumerate() {
-            if doubts >> index & 1 == 1 {
+            if stale_states >> index & 1 == 1 {
                 path.refresh_ana();
             }
         }
@@ -305,24 +318,24 @@ impl Multipath {
 
     /// Removes queues that were dropped.
     fn drop_queues(&mut self) {
-        self.queues.retain(|queue| !queue.is_taken || Arc::strong_count(&queue.desk) > 1);
+        self.queues.retain(|queue| !queue.is_taken || Arc::strong_count(&queue.inbox) > 1);
     }
 
     /// Requests missing queue pairs from the controller of a path.
-    fn make_pairs(&mut self, now: Instant, path: usize) {
-        let Self { paths, queues, options: wishes, .. } = self;
+    fn create_queue_pairs(&mut self, now: Instant, path: usize) {
+        let Self { paths, queues, options, .. } = self;
         if paths[path].access.is_none() {
             return;
         }
         let Some(remote) = paths[path].remote() else { return };
         for queue in queues.iter_mut().filter(|queue| queue.pairs[path] == PathQueuePair::None) {
             let controller = remote.controller();
-            let most = controller.capabilities().map_or(2, |known| known.depth_max);
-            let depth = wishes.queue.depth.clamp(2, most);
+            let depth_max = controller.capabilities().map_or(2, |known| known.depth_max);
+            let depth = options.queue.depth.clamp(2, depth_max);
             // If the queue IDs are used up, it is retried after a deletion in progress.
-            let wishes = QueuePairOptions { depth, ..wishes.queue };
-            if let Ok(id) = controller.create_queue_pair(now, wishes) {
-                queue.pairs[path] = PathQueuePair::Asked { id };
+            let options = QueuePairOptions { depth, ..options.queue };
+            if let Ok(id) = controller.create_queue_pair(now, options) {
+                queue.pairs[path] = PathQueuePair::Requested { id };
             }
         }
     }
@@ -332,31 +345,35 @@ impl Multipath {
         self.next_queue += 1;
         let pairs = vec![PathQueuePair::None; self.paths.len()];
         let number = self.next_queue;
-        self.queues.push(QueueState { number, desk: Arc::default(), is_taken: false, pairs });
+        self.queues.push(QueueState { number, inbox: Arc::default(), is_taken: false, pairs });
         QueueRequest(number)
     }
 
     /// Takes a requested queue, once each connected path has created its queue pair or rejected it.
     /// `None` before that, or without a path.
-    pub fn take_queue(&mut self, ticket: QueueRequest) -> Option<MultipathChannel> {
-        let Self { paths, queues, options: wishes, shared, .. } = self;
-        let queue = queues.iter_mut().find(|queue| queue.number == ticket.0 && !queue.is_taken)?;
-        let is_settled = |(path, pair): (&Path, &PathQueuePair)| {
+    pub fn take_queue(&mut self, request: QueueRequest) -> Option<MultipathChannel> {
+        let Self { paths, queues, options, shared, .. } = self;
+        let queue = queues.iter_mut().find(|queue| queue.number == request.0 && !queue.is_taken)?;
+        let is_resolved = |(path, pair): (&Path, &PathQueuePair)| {
             path.access.is_none()
-                || matches!(pair, PathQueuePair::Made { .. } | PathQueuePair::Refused)
+                || matches!(pair, PathQueuePair::Created { .. } | PathQueuePair::Rejected)
         };
-        if !paths.iter().zip(&queue.pairs).all(is_settled) || queue.desk.lock().is_empty() {
+        if !paths.iter().zip(&queue.pairs).all(is_resolved) || queue.inbox.lock().is_empty() {
             return None;
         }
-        let made =
-            MultipathChannel::new(Arc::clone(shared), Arc::clone(&queue.desk), paths.len(), wishes);
-        queue.is_taken = made.is_some();
-        made
+        let channel = MultipathChannel::new(
+            Arc::clone(shared),
+            Arc::clone(&queue.inbox),
+            paths.len(),
+            options,
+        );
+        queue.is_taken = channel.is_some();
+        channel
     }
 
     /// Cancels a requested queue that has not been taken.
-    pub fn close_queue(&mut self, ticket: QueueRequest) {
-        self.queues.retain(|queue| queue.number != ticket.0 || queue.is_taken);
+    pub fn close_queue(&mut self, request: QueueRequest) {
+        self.queues.retain(|queue| queue.number != request.0 || queue.is_taken);
     }
 
     /// The ANA state of a path; `None` if it is down.
@@ -375,7 +392,10 @@ impl Multipath {
     /// The world-wide name of the namespace, as a connected controller reports it.
     pub fn namespace_name(&mut self) -> Option<String> {
         let nsid = self.options.namespace;
-        self.paths.iter_mut().filter_map(Path::remote).find_map(|one| one.namespace_name(nsid))
+        self.paths
+            .iter_mut()
+            .filter_map(Path::remote)
+            .find_map(|remote| remote.namespace_name(nsid))
     }
 
     /// The controller of a path, if connected.
@@ -395,7 +415,7 @@ impl Multipath {
 
     /// Whether it is usable or may become so: false after the policy's [ctrl-loss
     /// timeout](crate::TimeoutPolicy::give_up).
-    pub fn is_there(&self, now: Instant) -> bool {
+    pub fn is_usable(&self, now: Instant) -> bool {
         let limit = self.options.options.policy.give_up;
         self.down_since.is_none_or(|since| now.since(since) < limit)
     }
@@ -409,21 +429,21 @@ impl Multipath {
     }
 
     /// Sets the waker for events of queues, which may be raised by any thread.
-    pub fn wakes(&mut self, sleeper: SharedWaker) {
-        self.shared.doubts.set_waker(sleeper);
+    pub fn set_waker(&mut self, waker: SharedWaker) {
+        self.shared.stale_states.set_waker(waker);
     }
 
-    /// Prepares for a sleep of its thread: data on the admin connections wakes `sleep`. Returns true if
+    /// Prepares for a sleep of its thread: data on the admin connections wakes `wait_handle`. Returns true if
     /// there is work already: then the thread must not sleep.
-    pub fn arm(&mut self, sleep: &mut dyn WaitHandle) -> bool {
-        let mut has_work = self.shared.doubts.is_pending() || !self.events.is_empty();
+    pub fn arm(&mut self, wait_handle: &mut dyn WaitHandle) -> bool {
+        let mut has_work = self.shared.stale_states.is_pending() || !self.events.is_empty();
         for path in &mut self.paths {
             let PathStage::Connected(remote) = &mut path.stage else { continue };
             // The stream changes with each reset.
             let number = remote.counts().connected;
-            if number != path.watched && sleep.watch(remote.wake_source()) {
-                path.watched = number;
-                remote.wakes(sleep.waker());
+            if number != path.watched_connection && wait_handle.watch(remote.wake_source()) {
+                path.watched_connection = number;
+                remote.set_waker(wait_handle.waker());
             }
             has_work |= remote.arm();
         }
@@ -453,7 +473,7 @@ impl Multipath {
 
 /// Checks that a controller has the namespace, and that it is the same as on all other paths. Returns its
 /// ANA group, or an error with the difference.
-fn fit(
+fn check_namespace(
     remote: &mut FabricsController,
     nsid: u32,
     first: &mut Option<PathNamespace>,
@@ -471,7 +491,7 @@ fn fit(
     let group = found.ana_group;
     match first {
         Some(first) => {
-            path::is_same(&first.namespace, found)?;
+            path::check_same_namespace(&first.namespace, found)?;
             // The cache would never be flushed, because completed writes are assumed to be durable.
             if has_cache && !first.has_cache {
                 return Err(Error::remote(

@@ -15,7 +15,7 @@ use crate::queue_connection::{ConnectionLoss, QueueConnection};
 /// A queue connect in progress.
 pub(crate) struct QueueConnect {
     stage: ConnectStage,
-    plan: QueueConnectParams,
+    params: QueueConnectParams,
     until: Instant,
 }
 
@@ -35,14 +35,14 @@ pub(crate) struct QueueConnectParams {
 /// Stage of a connect, named for what it awaits.
 enum ConnectStage {
     Stream(Box<dyn PendingConnect>),
-    Opened(Box<QueueConnection>),
-    Answer(Box<QueueConnection>),
+    IcResp(Box<QueueConnection>),
+    ConnectCompletion(Box<QueueConnection>),
     Nothing,
 }
 
 /// A connected queue.
 pub(crate) struct ConnectedQueue {
-    pub(crate) exchange: Box<QueueConnection>,
+    pub(crate) connection: Box<QueueConnection>,
     /// Controller identifier (CNTLID).
     pub(crate) cntlid: u16,
 }
@@ -59,80 +59,85 @@ pub(crate) struct QueueConnectError {
 pub(crate) const CONNECT_BYTES: u32 = 1024;
 
 /// Poll intervals while a stream and a completion are awaited.
-const STREAM_PAUSE: Span = Span::from_ms(1);
-const ANSWER_PAUSE: Span = Span::from_us(100);
+const STREAM_POLL_INTERVAL: Span = Span::from_ms(1);
+const COMPLETION_POLL_INTERVAL: Span = Span::from_us(100);
 
 /// Maximum time of one PDU, and of closing after a termination request.
-const UNIT: Span = Span::from_secs(5);
-const LINGER: Span = Span::from_secs(1);
+const PDU_TIMEOUT: Span = Span::from_secs(5);
+const CLOSE_TIMEOUT: Span = Span::from_secs(1);
 
 impl QueueConnect {
-    /// Starts a connect. The Connect data is at `plan.data`.
+    /// Starts a connect. The Connect data is at `params.data`.
     pub(crate) fn begin(
-        dial: &mut dyn Connector,
+        connector: &mut dyn Connector,
         options: &Options,
-        plan: QueueConnectParams,
+        params: QueueConnectParams,
         now: Instant,
     ) -> Self {
         let until = now.after(options.policy.connect);
-        Self { stage: ConnectStage::Stream(dial.dial(now, until)), plan, until }
+        Self { stage: ConnectStage::Stream(connector.begin_connect(now, until)), params, until }
     }
 
     /// Advances the connect as far as possible.
-    pub(crate) fn turn(
+    pub(crate) fn poll(
         &mut self,
         now: Instant,
         options: &Options,
         memory: &DevicePool,
     ) -> Option<Result<ConnectedQueue, QueueConnectError>> {
-        if let ConnectStage::Stream(dialled) = &mut self.stage {
-            match dialled.poll(now) {
+        if let ConnectStage::Stream(pending) = &mut self.stage {
+            match pending.poll(now) {
                 Some(Ok(stream)) => {
                     let config = self.config(options);
-                    let exchange = QueueConnection::new(stream, config, memory.clone(), now);
-                    self.stage = ConnectStage::Opened(Box::new(exchange));
+                    let connection = QueueConnection::new(stream, config, memory.clone(), now);
+                    self.stage = ConnectStage::IcResp(Box::new(connection));
                 }
-                Some(Err(broken)) => return self.end(Err(again(broken.to_string()))),
+                Some(Err(broken)) => return self.end(Err(retryable(broken.to_string()))),
                 None => {}
             }
         }
-        let mut answer = None;
-        if let ConnectStage::Opened(exchange) | ConnectStage::Answer(exchange) = &mut self.stage {
-            exchange.send(&mut |_| {});
-            exchange.receive(now, &mut |answered| answer = Some(answered.completion));
-            exchange.expire(now);
-            if let Some(lost) = exchange.lost() {
-                let problem = not_opened(lost);
+        let mut completion = None;
+        if let ConnectStage::IcResp(connection) | ConnectStage::ConnectCompletion(connection) =
+            &mut self.stage
+        {
+            connection.send(&mut |_| {});
+            connection.receive(now, &mut |command| completion = Some(command.completion));
+            connection.expire(now);
+            if let Some(lost) = connection.lost() {
+                let problem = retryable_loss(lost);
                 return self.end(Err(problem));
             }
         }
-        if matches!(&self.stage, ConnectStage::Opened(exchange) if exchange.is_open()) {
+        if matches!(&self.stage, ConnectStage::IcResp(connection) if connection.is_open()) {
             self.connect(options);
         }
-        if let Some(completion) = answer {
-            let connected = connected(self.plan.queue, completion);
+        if let Some(completion) = completion {
+            let connected = connected(self.params.queue, completion);
             return self.end(connected);
         }
         if now >= self.until {
-            let what = match self.stage {
+            let found = match self.stage {
                 ConnectStage::Stream(_) => "no stream was opened",
-                ConnectStage::Opened(_) => "the connection was not opened (ICReq)",
-                ConnectStage::Answer(_) | ConnectStage::Nothing => "Connect was not answered",
+                ConnectStage::IcResp(_) => "the connection was not opened (ICReq)",
+                ConnectStage::ConnectCompletion(_) | ConnectStage::Nothing => {
+                    "Connect was not answered"
+                }
             };
             let within = options.policy.connect;
-            return self.end(Err(again(format!("{what} within {within}"))));
+            return self.end(Err(retryable(format!("{found} within {within}"))));
         }
         None
     }
 
     fn config(&self, options: &Options) -> HostConfig {
-        let time_limit = Timeouts { opening: options.policy.connect, unit: UNIT, linger: LINGER };
+        let time_limit =
+            Timeouts { opening: options.policy.connect, unit: PDU_TIMEOUT, linger: CLOSE_TIMEOUT };
         HostConfig {
             // An I/O queue has an additional tag after those of the ring; for the admin queue it is
             // included.
-            depth: self.plan.depth + u16::from(self.plan.queue > 0),
-            cid_mask: tenmil_nvme_host::slot_mask(self.plan.depth),
-            in_capsule_bytes: self.plan.in_capsule_bytes,
+            depth: self.params.depth + u16::from(self.params.queue > 0),
+            cid_mask: tenmil_nvme_host::slot_mask(self.params.depth),
+            in_capsule_bytes: self.params.in_capsule_bytes,
             header_digest: options.header_digest,
             data_digest: options.data_digest,
             time_limit,
@@ -141,12 +146,12 @@ impl QueueConnect {
     }
 
     fn connect(&mut self, options: &Options) {
-        let ConnectStage::Opened(mut exchange) =
+        let ConnectStage::IcResp(mut connection) =
             core::mem::replace(&mut self.stage, ConnectStage::Nothing)
         else {
             return;
         };
-        let QueueConnectParams { queue, depth, data, .. } = self.plan;
+        let QueueConnectParams { queue, depth, data, .. } = self.params;
         let kato = options.policy.detect.ns / 1_000_000;
         let command = Connect {
             qid: queue,
@@ -157,11 +162,11 @@ impl QueueConnect {
             ..Connect::default()
         };
         let command = command.to_command().with_cid(depth - 1);
-        let carried = DataDirection::FromHost(data.len_bytes);
-        let submitted = exchange.submit_segment(&command, carried, data);
+        let data_direction = DataDirection::FromHost(data.len_bytes);
+        let submitted = connection.submit_segment(&command, data_direction, data);
         assert!(submitted.is_ok(), "a connection that was just opened has space for one command");
-        exchange.send(&mut |_| {});
-        self.stage = ConnectStage::Answer(exchange);
+        connection.send(&mut |_| {});
+        self.stage = ConnectStage::ConnectCompletion(connection);
     }
 
     fn end(
@@ -170,17 +175,22 @@ impl QueueConnect {
     ) -> Option<Result<ConnectedQueue, QueueConnectError>> {
         let stage = core::mem::replace(&mut self.stage, ConnectStage::Nothing);
         Some(match (result, stage) {
-            (Ok(cntlid), ConnectStage::Answer(exchange)) => Ok(ConnectedQueue { exchange, cntlid }),
-            (Ok(_), _) => Err(again("an answer came before Connect was sent".to_owned())),
+            (Ok(cntlid), ConnectStage::ConnectCompletion(connection)) => {
+                Ok(ConnectedQueue { connection, cntlid })
+            }
+            (Ok(_), _) => Err(retryable("an answer came before Connect was sent".to_owned())),
             (Err(problem), _) => Err(problem),
         })
     }
 
-    /// Latest time of the next call of `turn`. A connect takes only a few iterations, so its streams have
+    /// Latest time of the next call of `poll`. A connect takes only a few iterations, so its streams have
     /// no wake source.
     pub(crate) fn wake_at(&self, now: Instant) -> Instant {
-        let pause =
-            if matches!(self.stage, ConnectStage::Stream(_)) { STREAM_PAUSE } else { ANSWER_PAUSE };
+        let pause = if matches!(self.stage, ConnectStage::Stream(_)) {
+            STREAM_POLL_INTERVAL
+        } else {
+            COMPLETION_POLL_INTERVAL
+        };
         now.after(pause).min(self.until)
     }
 }
@@ -188,13 +198,13 @@ impl QueueConnect {
 /// Stores the Connect data, for controller `cntlid` or for any.
 pub(crate) fn store_connect_data(
     memory: &DevicePool,
-    place: Segment,
+    segment: Segment,
     options: &Options,
     cntlid: u16,
 ) {
     use tenmil_base::Memory as _;
     let data: ConnectData = options.connect_data(cntlid);
-    let stored = memory.store(place, data.as_bytes());
+    let stored = memory.store(segment, data.as_bytes());
     assert!(stored.is_ok(), "the memory was allocated for this");
 }
 
@@ -202,23 +212,23 @@ pub(crate) fn store_connect_data(
 fn connected(queue: u16, completion: Completion) -> Result<u16, QueueConnectError> {
     let status = completion.status();
     if status.is_success() {
-        let answer = Connected(completion.dw0());
-        if answer.authentication_required() || answer.secure_channel_required() {
+        let connected = Connected(completion.dw0());
+        if connected.authentication_required() || connected.secure_channel_required() {
             let why = "the controller requires in-band authentication, expected none".to_owned();
             return Err(QueueConnectError { why, is_fatal: true });
         }
-        return Ok(answer.cntlid());
+        return Ok(connected.cntlid());
     }
-    let why = format!("Connect was refused: {}", refusal(status, completion.dw0()));
-    let is_final = status.dnr() && (queue == 0 || !has_gone(status, completion.dw0()));
+    let why = format!("Connect was refused: {}", rejection_reason(status, completion.dw0()));
+    let is_final = status.dnr() && (queue == 0 || !is_controller_missing(status, completion.dw0()));
     Err(QueueConnectError { why, is_fatal: is_final })
 }
 
 /// Whether the controller of the admin queue does not exist any more: the target was restarted, or its
 /// address has moved. Every retry with it fails, and a new controller works.
-fn has_gone(status: Status, result: u32) -> bool {
-    let what = InvalidParameter(result);
-    let is_controller = what.in_data() && what.ipo() == CNTLID_OFFSET;
+fn is_controller_missing(status: Status, result: u32) -> bool {
+    let found = InvalidParameter(result);
+    let is_controller = found.in_data() && found.ipo() == CNTLID_OFFSET;
     status.is(Status::CONNECT_INVALID_PARAMETERS) && is_controller
 }
 
@@ -227,7 +237,7 @@ const CNTLID_OFFSET: u16 = 16;
 
 /// Meaning of the status of a rejected Connect (NVM Express Base 2.1, section 6.3). These codes have
 /// other meanings for other commands.
-fn refusal(status: Status, result: u32) -> String {
+fn rejection_reason(status: Status, result: u32) -> String {
     let known = [
         (Status::CONNECT_INCOMPATIBLE_FORMAT, "the format of its data is not known there"),
         (Status::CONNECT_CONTROLLER_BUSY, "the controller has a host already"),
@@ -235,16 +245,16 @@ fn refusal(status: Status, result: u32) -> String {
         (Status::CONNECT_INVALID_HOST, "this host may not connect to that subsystem"),
     ];
     if status.is(Status::CONNECT_INVALID_PARAMETERS) {
-        let what = InvalidParameter(result);
-        let (at, of) = (what.ipo(), if what.in_data() { "data" } else { "command" });
-        return format!("byte {at} of its {of} is refused{}", meaning(at, what.in_data()));
+        let found = InvalidParameter(result);
+        let (at, of) = (found.ipo(), if found.in_data() { "data" } else { "command" });
+        return format!("byte {at} of its {of} is refused{}", field_meaning(at, found.in_data()));
     }
     let known = known.iter().find(|(code, _)| status.is(*code));
-    known.map_or_else(|| status.to_string(), |(_, meaning)| (*meaning).to_owned())
+    known.map_or_else(|| status.to_string(), |(_, field_meaning)| (*field_meaning).to_owned())
 }
 
 /// Meaning of the field at an offset of the Connect data.
-fn meaning(offset: u16, in_data: bool) -> &'static str {
+fn field_meaning(offset: u16, in_data: bool) -> &'static str {
     match offset {
         256 if in_data => ": there is no such subsystem",
         512 if in_data => ": the host's name",
@@ -253,11 +263,11 @@ fn meaning(offset: u16, in_data: bool) -> &'static str {
     }
 }
 
-fn not_opened(lost: &ConnectionLoss) -> QueueConnectError {
-    again(lost.to_string())
+fn retryable_loss(lost: &ConnectionLoss) -> QueueConnectError {
+    retryable(lost.to_string())
 }
 
-const fn again(why: String) -> QueueConnectError {
+const fn retryable(why: String) -> QueueConnectError {
     QueueConnectError { why, is_fatal: false }
 }
 

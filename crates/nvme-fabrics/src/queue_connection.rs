@@ -23,31 +23,31 @@ use tenmil_nvme_tcp::{
 };
 use tenmil_wire::{Command, Completion, Status};
 
-use crate::command_table::{CommandTable, FAILED, SIPPED, TO_CONTROLLER};
+use crate::command_table::{CommandTable, RECEIVE_IN_PLACE, STORE_FAILED, TO_CONTROLLER};
 use crate::write_pacing;
 
 /// A connection that is being opened, is open, or has been lost.
 pub(crate) struct QueueConnection {
-    end: HostConnection,
+    protocol: HostConnection,
     stream: Box<dyn Stream>,
     events: EventQueue<HostEvent>,
-    places: CommandTable,
+    commands: CommandTable,
     /// Bits of a command identifier that are its tag.
     tag_mask: u16,
-    stretches: Vec<SendSlice>,
-    straight: Vec<Segment>,
+    slices: Vec<SendSlice>,
+    direct_segments: Vec<Segment>,
     /// Total number of bytes accepted by the stream.
-    taken_bytes: u64,
+    sent_bytes: u64,
     /// Position in these bytes up to which they may be in memory of commands.
     memory_bytes: u64,
     /// Position up to which the kernel is known to have released them.
     released_bytes: u64,
     /// Completed commands whose data the kernel may still read, each with the position in these bytes
     /// that has to be released first.
-    held: VecDeque<(u64, CompletedCommand)>,
+    held_completions: VecDeque<(u64, CompletedCommand)>,
     outstanding: u32,
-    /// Number of outstanding commands that are marked [`SIPPED`].
-    sipped: u32,
+    /// Number of outstanding commands that are marked [`RECEIVE_IN_PLACE`].
+    in_place_only: u32,
     /// Number of times that data was received.
     received: u64,
     lost: Option<ConnectionLoss>,
@@ -79,7 +79,7 @@ pub(crate) enum ConnectionLoss {
     Ended(CloseReason),
     Broken(StreamError),
     /// Nothing was received for so long while commands were outstanding.
-    Silent(Span),
+    Stalled(Span),
 }
 
 /// Maximum number of events of one call into the protocol state machine.
@@ -103,19 +103,19 @@ impl QueueConnection {
     ) -> Self {
         let HostConfig { depth, cid_mask: tag_mask, .. } = config;
         Self {
-            end: HostConnection::new(config, now),
+            protocol: HostConnection::new(config, now),
             stream,
             events: EventQueue::with_capacity(EVENTS),
-            places: CommandTable::new(memory, depth),
+            commands: CommandTable::new(memory, depth),
             tag_mask,
-            stretches: Vec::new(),
-            straight: Vec::new(),
-            taken_bytes: 0,
+            slices: Vec::new(),
+            direct_segments: Vec::new(),
+            sent_bytes: 0,
             memory_bytes: 0,
             released_bytes: 0,
-            held: VecDeque::new(),
+            held_completions: VecDeque::new(),
             outstanding: 0,
-            sipped: 0,
+            in_place_only: 0,
             received: 0,
             lost: None,
         }
@@ -123,7 +123,7 @@ impl QueueConnection {
 
     /// Whether commands can be submitted.
     pub(crate) fn is_open(&self) -> bool {
-        self.end.is_open()
+        self.protocol.is_open()
     }
 
     /// Cause of its end, if it has ended.
@@ -144,13 +144,13 @@ impl QueueConnection {
     }
 
     /// Ends the connection, because nothing was received for `waited` although a completion was due.
-    pub(crate) fn fall_silent(&mut self, waited: Span) {
-        self.lose(ConnectionLoss::Silent(waited));
+    pub(crate) fn set_stalled(&mut self, waited: Span) {
+        self.set_lost(ConnectionLoss::Stalled(waited));
     }
 
     /// Whether an outstanding command would do harm if it were executed late.
     pub(crate) fn may_execute_late(&self, is_admin: bool) -> bool {
-        self.end.outstanding().any(|tag| self.places.known(tag).changes(is_admin))
+        self.protocol.outstanding().any(|tag| self.commands.entry(tag).has_side_effects(is_admin))
     }
 
     /// Whether the stream may still read memory of outstanding commands.
@@ -161,11 +161,11 @@ impl QueueConnection {
 
     /// Whether no command has this tag.
     pub(crate) fn is_free(&self, tag: u16) -> bool {
-        self.end.is_free(tag)
+        self.protocol.is_free(tag)
     }
 
     /// Discards unsent data, so that the peer receives none of it.
-    pub(crate) fn abandon(&mut self) {
+    pub(crate) fn abort(&mut self) {
         self.stream.abort();
     }
 
@@ -178,15 +178,15 @@ impl QueueConnection {
         segment: Segment,
     ) -> Result<(), QueueFull> {
         let cid = command.cid();
-        self.places.put(cid & self.tag_mask, command.opcode(), segment);
-        self.end.submit_as(cid, command, data, &self.places)?;
+        self.commands.insert(cid & self.tag_mask, command.opcode(), segment);
+        self.protocol.submit_as(cid, command, data, &self.commands)?;
         self.outstanding += 1;
         Ok(())
     }
 
     /// Takes a list that is no longer used, for its memory.
-    pub(crate) fn take_spare_list(&mut self) -> Vec<Segment> {
-        self.places.take_spare()
+    pub(crate) fn take_replaced_list(&mut self) -> Vec<Segment> {
+        self.commands.take_replaced_list()
     }
 
     /// Submits `command` under its identifier, with any data. Returns the data if it is not accepted.
@@ -210,20 +210,20 @@ impl QueueConnection {
                 let submitted = self.submit_segment(command, direction, segment);
                 submitted.map_err(|full| (full, data))?;
                 if let DataDirection::ToHost(_) = direction {
-                    self.places.mark(tag, SIPPED);
-                    self.sipped += 1;
+                    self.commands.set_flag(tag, RECEIVE_IN_PLACE);
+                    self.in_place_only += 1;
                 }
                 Ok(())
             }
             CommandData::List(direction, list) => {
-                self.places.put_list(tag, command.opcode(), list);
-                match self.end.submit_as(command.cid(), command, direction, &self.places) {
+                self.commands.insert_list(tag, command.opcode(), list);
+                match self.protocol.submit_as(command.cid(), command, direction, &self.commands) {
                     Ok(()) => {
                         self.outstanding += 1;
                         Ok(())
                     }
                     Err(full) => {
-                        Err((full, CommandData::List(direction, self.places.take_list(tag))))
+                        Err((full, CommandData::List(direction, self.commands.take_list(tag))))
                     }
                 }
             }
@@ -232,27 +232,27 @@ impl QueueConnection {
 
     /// Sends what is pending.
     #[inline]
-    pub(crate) fn send(&mut self, answer: &mut impl FnMut(CompletedCommand)) {
-        if self.end.has_more() {
-            self.send_portions(answer);
-        } else if !self.end.pieces().is_empty() && self.lost.is_none() {
+    pub(crate) fn send(&mut self, complete: &mut impl FnMut(CompletedCommand)) {
+        if self.protocol.has_more() {
+            self.send_large(complete);
+        } else if !self.protocol.pieces().is_empty() && self.lost.is_none() {
             // Commands and their in-capsule data.
-            self.send_once(false, answer);
+            self.send_once(false, complete);
         }
     }
 
     /// Sends as much of large data as the budget permits, after the commands.
     #[inline(never)]
-    fn send_portions(&mut self, answer: &mut impl FnMut(CompletedCommand)) {
-        let portion = write_pacing::portion();
-        self.end.set_send_budget(portion.bytes);
-        for _ in 0..portion.sends {
-            let has_more = self.end.has_more() && portion.bytes > 0;
+    fn send_large(&mut self, complete: &mut impl FnMut(CompletedCommand)) {
+        let budget = write_pacing::send_budget();
+        self.protocol.set_send_budget(budget.bytes);
+        for _ in 0..budget.sends {
+            let has_more = self.protocol.has_more() && budget.bytes > 0;
             if has_more {
                 write_pacing::note_large_send();
             }
-            let has_nothing = self.end.pieces().is_empty() && !has_more;
-            if has_nothing || self.lost.is_some() || !self.send_once(portion.sends > 1, answer) {
+            let has_nothing = self.protocol.pieces().is_empty() && !has_more;
+            if has_nothing || self.lost.is_some() || !self.send_once(budget.sends > 1, complete) {
                 return;
             }
         }
@@ -260,36 +260,37 @@ impl QueueConnection {
 
     /// Sends pending pieces. Returns whether all were sent. `follows` announces that more data is sent at
     /// once.
-    fn send_once(&mut self, follows: bool, answer: &mut impl FnMut(CompletedCommand)) -> bool {
-        self.end.fill(&self.places);
-        self.stretches.clear();
+    fn send_once(&mut self, follows: bool, complete: &mut impl FnMut(CompletedCommand)) -> bool {
+        self.protocol.fill(&self.commands);
+        self.slices.clear();
         let mut has_memory = false;
-        for piece in self.end.pieces() {
+        for piece in self.protocol.pieces() {
             match *piece {
                 SendPiece::Headers { at, len_bytes } => {
-                    self.stretches.push(SendSlice::Headers { at, len_bytes });
+                    self.slices.push(SendSlice::Headers { at, len_bytes });
                 }
                 SendPiece::Payload { tag, offset, len_bytes } => {
                     has_memory = true;
                     let place = tenmil_nvme_tcp::DataPlacement { tag, offset, len_bytes };
-                    self.places
-                        .each(place, |segment| self.stretches.push(SendSlice::Memory(segment)));
+                    self.commands.for_each_segment(place, |segment| {
+                        self.slices.push(SendSlice::Memory(segment))
+                    });
                 }
             }
         }
-        let has_more = follows && self.end.has_more();
-        match self.stream.send(self.end.headers(), &self.stretches, has_more) {
+        let has_more = follows && self.protocol.has_more();
+        match self.stream.send(self.protocol.headers(), &self.slices, has_more) {
             Ok(count) => {
-                self.taken_bytes += count as u64;
+                self.sent_bytes += count as u64;
                 if has_memory {
-                    self.memory_bytes = self.taken_bytes;
+                    self.memory_bytes = self.sent_bytes;
                 }
-                self.end.sent(count, &mut self.events);
-                self.handle_events(answer);
-                count > 0 && self.end.pieces().is_empty()
+                self.protocol.sent(count, &mut self.events);
+                self.handle_events(complete);
+                count > 0 && self.protocol.pieces().is_empty()
             }
-            Err(broken) => {
-                self.lose(ConnectionLoss::Broken(broken));
+            Err(error) => {
+                self.set_lost(ConnectionLoss::Broken(error));
                 false
             }
         }
@@ -297,28 +298,28 @@ impl QueueConnection {
 
     /// Receives what has arrived.
     #[inline]
-    pub(crate) fn receive(&mut self, now: Instant, answer: &mut impl FnMut(CompletedCommand)) {
-        write_pacing::turn(now);
+    pub(crate) fn receive(&mut self, now: Instant, complete: &mut impl FnMut(CompletedCommand)) {
+        write_pacing::begin_iteration(now);
         if self.lost.is_some() {
             return;
         }
-        if self.sipped > 0 {
-            self.receive_to_kernel_buffers(now, answer);
-        } else if !self.receive_direct(now, answer) {
+        if self.in_place_only > 0 {
+            self.receive_to_kernel_buffers(now, complete);
+        } else if !self.receive_direct(now, complete) {
             let received = self.stream.receive();
-            self.read(now, answer);
+            self.parse_buffered(now, complete);
             match received {
                 RecvResult::Bytes(_) => {
                     self.received += 1;
-                    self.receive_direct(now, answer);
+                    self.receive_direct(now, complete);
                 }
                 RecvResult::WouldBlock => {}
-                RecvResult::Eof => self.handle_eof(answer),
-                RecvResult::Failed(broken) => self.lose(ConnectionLoss::Broken(broken)),
+                RecvResult::Eof => self.handle_eof(complete),
+                RecvResult::Failed(error) => self.set_lost(ConnectionLoss::Broken(error)),
             }
         }
-        if !self.held.is_empty() {
-            self.release(answer);
+        if !self.held_completions.is_empty() {
+            self.release(complete);
         }
     }
 
@@ -327,39 +328,45 @@ impl QueueConnection {
     fn receive_to_kernel_buffers(
         &mut self,
         now: Instant,
-        answer: &mut impl FnMut(CompletedCommand),
+        complete: &mut impl FnMut(CompletedCommand),
     ) {
         for _ in 0..KERNEL_BUFFER_RECVS {
             // Bytes received before a kernel buffer was used.
-            self.read(now, answer);
+            self.parse_buffered(now, complete);
             if self.lost.is_some() {
                 return;
             }
             let waiting = self.stream.buffered().len();
-            let received = match self.end.direct_placement().filter(|_| waiting == 0) {
-                Some(place) => self.receive_to(place, now, answer),
-                None => self.stream.receive_up_to(self.end.before_data(waiting)),
+            let received = match self.protocol.direct_placement().filter(|_| waiting == 0) {
+                Some(place) => self.receive_to(place, now, complete),
+                None => self.stream.receive_up_to(self.protocol.before_data(waiting)),
             };
             match received {
                 RecvResult::Bytes(_) => self.received += 1,
                 RecvResult::WouldBlock => return,
-                RecvResult::Eof => return self.handle_eof(answer),
-                RecvResult::Failed(broken) => return self.lose(ConnectionLoss::Broken(broken)),
+                RecvResult::Eof => return self.handle_eof(complete),
+                RecvResult::Failed(error) => return self.set_lost(ConnectionLoss::Broken(error)),
             }
         }
-        self.read(now, answer);
+        self.parse_buffered(now, complete);
     }
 
     /// Receives awaited data in place if it is large enough. Returns whether it was.
     #[inline]
-    fn receive_direct(&mut self, now: Instant, answer: &mut impl FnMut(CompletedCommand)) -> bool {
-        let place =
-            self.end.direct_placement().filter(|place| place.len_bytes >= DIRECT_RECV_BYTES_MIN);
+    fn receive_direct(
+        &mut self,
+        now: Instant,
+        complete: &mut impl FnMut(CompletedCommand),
+    ) -> bool {
+        let place = self
+            .protocol
+            .direct_placement()
+            .filter(|place| place.len_bytes >= DIRECT_RECV_BYTES_MIN);
         let Some(place) = place.filter(|_| self.stream.buffered().is_empty()) else { return false };
-        match self.receive_to(place, now, answer) {
+        match self.receive_to(place, now, complete) {
             RecvResult::Bytes(_) | RecvResult::WouldBlock => {}
-            RecvResult::Eof => self.handle_eof(answer),
-            RecvResult::Failed(broken) => self.lose(ConnectionLoss::Broken(broken)),
+            RecvResult::Eof => self.handle_eof(complete),
+            RecvResult::Failed(error) => self.set_lost(ConnectionLoss::Broken(error)),
         }
         true
     }
@@ -370,149 +377,153 @@ impl QueueConnection {
         &mut self,
         place: tenmil_nvme_tcp::DataPlacement,
         now: Instant,
-        answer: &mut impl FnMut(CompletedCommand),
+        complete: &mut impl FnMut(CompletedCommand),
     ) -> RecvResult {
-        self.straight.clear();
-        self.places.each(place, |segment| self.straight.push(segment));
-        let received = self.stream.receive_into(&self.straight);
+        self.direct_segments.clear();
+        self.commands.for_each_segment(place, |segment| self.direct_segments.push(segment));
+        let received = self.stream.receive_into(&self.direct_segments);
         if let RecvResult::Bytes(count) = received {
             self.received += 1;
             let count = u32::try_from(count).unwrap_or(u32::MAX);
-            self.end.received_direct(now, count, &mut self.events);
-            self.handle_events(answer);
+            self.protocol.received_direct(now, count, &mut self.events);
+            self.handle_events(complete);
         }
         received
     }
 
     /// Parses the buffered bytes of the stream.
     #[inline]
-    fn read(&mut self, now: Instant, answer: &mut impl FnMut(CompletedCommand)) {
+    fn parse_buffered(&mut self, now: Instant, complete: &mut impl FnMut(CompletedCommand)) {
         loop {
-            let Self { end, stream, events, places, .. } = self;
+            let Self { protocol, stream, events, commands, .. } = self;
             let bytes = stream.buffered();
             if bytes.is_empty() {
                 return;
             }
-            let taken = end.receive(now, bytes, events);
-            if taken == 0 {
+            let consumed = protocol.receive(now, bytes, events);
+            if consumed == 0 {
                 return;
             }
             for event in events.as_slice() {
                 if let HostEvent::Data { place, at } | HostEvent::ReadCompleted { place, at, .. } =
                     *event
                 {
-                    places.store(place, &bytes[at as usize..][..place.len_bytes as usize]);
+                    commands.store(place, &bytes[at as usize..][..place.len_bytes as usize]);
                 }
             }
-            stream.consume(taken);
-            self.handle_events(answer);
+            stream.consume(consumed);
+            self.handle_events(complete);
         }
     }
 
     /// Handles events, except for data, which has been stored already.
     #[inline]
-    fn handle_events(&mut self, answer: &mut impl FnMut(CompletedCommand)) {
+    fn handle_events(&mut self, complete: &mut impl FnMut(CompletedCommand)) {
         let mut ended = None;
         // Queried once: a release in the meantime is found in the next iteration.
-        let mut is_read = None;
-        let mut has_others = false;
+        let mut is_referenced = None;
+        let mut has_small_io = false;
         for event in self.events.as_slice() {
             match *event {
                 HostEvent::ReadCompleted { place, cid, .. } => {
                     let mut completion = Completion::new(cid, Status::SUCCESS);
-                    let marks = self.places.known(place.tag).marks;
-                    if marks != 0 {
-                        self.sipped -= u32::from(marks & SIPPED != 0);
-                        completion = judged(marks, completion);
+                    let flags = self.commands.entry(place.tag).flags;
+                    if flags != 0 {
+                        self.in_place_only -= u32::from(flags & RECEIVE_IN_PLACE != 0);
+                        completion = checked_completion(flags, completion);
                     }
-                    has_others |= place.len_bytes < write_pacing::LARGE;
+                    has_small_io |= place.len_bytes < write_pacing::LARGE;
                     self.outstanding -= 1;
-                    answer(CompletedCommand { cid, completion });
+                    complete(CompletedCommand { cid, completion });
                 }
                 HostEvent::Completed { tag, completion, .. } => {
-                    let known = self.places.known(tag);
-                    let completion = match known.marks {
+                    let entry = self.commands.entry(tag);
+                    let completion = match entry.flags {
                         0 => completion,
-                        marks => {
-                            self.sipped -= u32::from(marks & SIPPED != 0);
-                            judged(marks, completion)
+                        flags => {
+                            self.in_place_only -= u32::from(flags & RECEIVE_IN_PLACE != 0);
+                            checked_completion(flags, completion)
                         }
                     };
                     // Write data sent with MSG_ZEROCOPY: the completion is held until the kernel has
                     // released its memory.
-                    let answered = CompletedCommand { cid: completion.cid(), completion };
-                    if known.opcode & 0b11 == TO_CONTROLLER {
-                        let taken = self.taken_bytes;
+                    let command = CompletedCommand { cid: completion.cid(), completion };
+                    if entry.opcode & 0b11 == TO_CONTROLLER {
+                        let consumed = self.sent_bytes;
                         let stream = &mut self.stream;
-                        if *is_read.get_or_insert_with(|| stream.released_bytes() < taken) {
-                            self.held.push_back((taken, answered));
+                        if *is_referenced.get_or_insert_with(|| stream.released_bytes() < consumed)
+                        {
+                            self.held_completions.push_back((consumed, command));
                             continue;
                         }
                     } else {
-                        has_others = has_others || self.places.len_bytes(tag) < write_pacing::LARGE;
+                        has_small_io =
+                            has_small_io || self.commands.len_bytes(tag) < write_pacing::LARGE;
                     }
                     self.outstanding -= 1;
-                    answer(answered);
+                    complete(command);
                 }
                 HostEvent::Ended(cause) => ended = Some(cause),
                 HostEvent::Data { .. } | HostEvent::Open(_) => {}
             }
         }
         self.events.clear();
-        if has_others {
+        if has_small_io {
             write_pacing::note_small_completion();
         }
         if let Some(cause) = ended {
-            self.lose(ConnectionLoss::Ended(cause));
+            self.set_lost(ConnectionLoss::Ended(cause));
         }
     }
 
     /// Delivers held completions whose data the stream has released.
     #[cold]
-    fn release(&mut self, answer: &mut impl FnMut(CompletedCommand)) {
+    fn release(&mut self, complete: &mut impl FnMut(CompletedCommand)) {
         let released = self.stream.released_bytes();
-        while let Some((_, answered)) = self.held.pop_front_if(|(end, _)| *end <= released) {
+        while let Some((_, command)) =
+            self.held_completions.pop_front_if(|(protocol, _)| *protocol <= released)
+        {
             self.outstanding -= 1;
-            answer(answered);
+            complete(command);
         }
     }
 
     /// Handles the end of the stream.
     #[cold]
-    fn handle_eof(&mut self, answer: &mut impl FnMut(CompletedCommand)) {
-        self.end.receive_end(self.stream.buffered().len(), &mut self.events);
-        self.handle_events(answer);
+    fn handle_eof(&mut self, complete: &mut impl FnMut(CompletedCommand)) {
+        self.protocol.receive_end(self.stream.buffered().len(), &mut self.events);
+        self.handle_events(complete);
     }
 
     /// When [`expire`](Self::expire) is due.
     pub(crate) fn deadline(&self) -> Instant {
-        if self.lost.is_some() { Instant::NEVER } else { self.end.deadline() }
+        if self.lost.is_some() { Instant::NEVER } else { self.protocol.deadline() }
     }
 
     /// Ends the connection if a timeout of the peer has expired.
     pub(crate) fn expire(&mut self, now: Instant) {
         if now >= self.deadline() {
-            self.end.handle_deadline(now, &mut self.events);
+            self.protocol.handle_deadline(now, &mut self.events);
             self.handle_events(&mut |_| {});
         }
     }
 
     #[cold]
-    fn lose(&mut self, lost: ConnectionLoss) {
+    fn set_lost(&mut self, lost: ConnectionLoss) {
         if self.lost.is_some() {
             return;
         }
         if let ConnectionLoss::Ended(CloseReason::ProtocolError(_)) = lost {
             // Reports the cause to the peer by a termination request, if there is space.
-            self.stretches.clear();
+            self.slices.clear();
             let headers = |piece: &SendPiece| match *piece {
                 SendPiece::Headers { at, len_bytes } => Some(SendSlice::Headers { at, len_bytes }),
                 SendPiece::Payload { .. } => None,
             };
-            if self.end.pieces().len() == 1 {
-                self.stretches.extend(self.end.pieces().iter().filter_map(headers));
+            if self.protocol.pieces().len() == 1 {
+                self.slices.extend(self.protocol.pieces().iter().filter_map(headers));
                 // The connection is lost in either case.
-                let _ = self.stream.send(self.end.headers(), &self.stretches, false);
+                let _ = self.stream.send(self.protocol.headers(), &self.slices, false);
             }
             self.stream.shutdown_write();
         }
@@ -525,9 +536,9 @@ impl QueueConnection {
 
     /// Like [`Stream::arm`]: true if there is work already.
     pub(crate) fn arm(&mut self) -> bool {
-        let wants_space = !self.end.pieces().is_empty();
+        let wants_space = !self.protocol.pieces().is_empty();
         // The budget of an iteration limits sends: the socket does not signal for the rest.
-        let has_unsent = !wants_space && self.end.has_more();
+        let has_unsent = !wants_space && self.protocol.has_more();
         has_unsent
             || self.lost.is_some()
             || self.has_released()
@@ -537,11 +548,11 @@ impl QueueConnection {
     /// Consumes release notifications of the kernel, which would otherwise end every sleep at once.
     /// Returns true if a completion can be delivered now.
     fn has_released(&mut self) -> bool {
-        if self.released_bytes == self.taken_bytes {
+        if self.released_bytes == self.sent_bytes {
             return false;
         }
         self.released_bytes = self.stream.released_bytes();
-        self.held.front().is_some_and(|(end, _)| *end <= self.released_bytes)
+        self.held_completions.front().is_some_and(|(protocol, _)| *protocol <= self.released_bytes)
     }
 
     pub(crate) fn disarm(&mut self) {
@@ -562,8 +573,8 @@ pub(crate) fn direction_of(command: &Command, len_bytes: u32) -> DataDirection {
 
 /// Status of a command with an exceptional condition.
 #[cold]
-fn judged(marks: u8, completion: Completion) -> Completion {
-    if marks & FAILED != 0 && completion.status().is_success() {
+fn checked_completion(flags: u8, completion: Completion) -> Completion {
+    if flags & STORE_FAILED != 0 && completion.status().is_success() {
         completion.with_status(Status::DATA_TRANSFER_ERROR)
     } else {
         completion
@@ -573,18 +584,18 @@ fn judged(marks: u8, completion: Completion) -> Completion {
 impl core::fmt::Display for ConnectionLoss {
     fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            Self::Broken(broken) => broken.fmt(out),
-            Self::Silent(waited) => write!(
+            Self::Broken(error) => error.fmt(out),
+            Self::Stalled(waited) => write!(
                 out,
                 "nothing came over the connection of a queue for {}, expected an answer",
                 Span::from_ms(waited.ns / 1_000_000)
             ),
             Self::Ended(cause) => match cause {
-                CloseReason::ProtocolError(refusal) => {
-                    write!(out, "the peer sent an invalid PDU: {refusal}")
+                CloseReason::ProtocolError(error) => {
+                    write!(out, "the peer sent an invalid PDU: {error}")
                 }
-                CloseReason::Terminated(refusal) => {
-                    write!(out, "the peer has terminated the connection: {refusal}")
+                CloseReason::Terminated(error) => {
+                    write!(out, "the peer has terminated the connection: {error}")
                 }
                 CloseReason::InvalidTermination => out
                     .write_str("the peer has terminated the connection by a request that is none"),

@@ -17,7 +17,7 @@ use tenmil_base::{Mailbox, SharedWaker};
 
 use crate::caches::Association;
 use crate::queue_connection::QueueConnection;
-use crate::silence::Silence;
+use crate::stall_detector::StallDetector;
 use crate::zero_copy_drain::ZeroCopyDrain;
 
 /// Control block of one queue.
@@ -31,15 +31,15 @@ pub(crate) struct QueueMailbox {
 /// State exchanged by both threads.
 #[derive(Default)]
 struct QueueChannel {
-    order: Option<QueueCommand>,
+    command: Option<QueueCommand>,
     /// The connection was closed or lost.
     closed: Option<ClosedQueue>,
-    /// [`ClosedQueue::may_linger`] of any report that the controller thread has not taken. A later close
+    /// [`ClosedQueue::may_execute_late`] of any report that the controller thread has not taken. A later close
     /// command does not reset it.
-    may_linger: bool,
+    may_execute_late: bool,
     /// A closed connection whose memory the kernel still reads, left by a dropped queue; with the report
     /// to deliver once it is released.
-    left: Option<(ZeroCopyDrain, ClosedQueue)>,
+    undrained: Option<(ZeroCopyDrain, ClosedQueue)>,
 }
 
 /// A command to a queue.
@@ -52,9 +52,9 @@ pub(crate) enum QueueCommand {
 
 /// A connection of the queue.
 pub(crate) struct AttachedQueue {
-    pub(crate) exchange: QueueConnection,
+    pub(crate) connection: QueueConnection,
     /// Detects a stalled connection.
-    pub(crate) silence: Silence,
+    pub(crate) stall_detector: StallDetector,
     /// The association of the connection.
     pub(crate) association: Arc<Association>,
 }
@@ -65,7 +65,7 @@ pub(crate) struct ClosedQueue {
     /// The cause, unless it was closed by command.
     pub(crate) lost: Option<String>,
     /// A command was outstanding that would do harm if it were executed late.
-    pub(crate) may_linger: bool,
+    pub(crate) may_execute_late: bool,
 }
 
 /// Announces reports of the queues to the controller thread.
@@ -73,9 +73,9 @@ pub(crate) type EventMailbox = Mailbox<()>;
 
 impl QueueChannel {
     /// Adds to `closed` what earlier reports stated that were not taken.
-    fn with_what_lingers(&mut self, closed: ClosedQueue) -> ClosedQueue {
-        let may_linger = core::mem::take(&mut self.may_linger);
-        ClosedQueue { may_linger, ..closed }
+    fn with_earlier_reports(&mut self, closed: ClosedQueue) -> ClosedQueue {
+        let may_execute_late = core::mem::take(&mut self.may_execute_late);
+        ClosedQueue { may_execute_late, ..closed }
     }
 }
 
@@ -86,38 +86,38 @@ impl QueueMailbox {
     }
 
     /// Controller thread: sets a command, and wakes the queue thread.
-    pub(crate) fn set_command(&self, order: QueueCommand) {
+    pub(crate) fn set_command(&self, command: QueueCommand) {
         self.mailbox.send(|channel| {
             channel.closed = None;
-            if matches!(order, QueueCommand::Attach(_)) {
-                channel.may_linger = false;
+            if matches!(command, QueueCommand::Attach(_)) {
+                channel.may_execute_late = false;
             }
             // A command that was not taken is dropped, with a connection that was not used.
-            channel.order = Some(order);
+            channel.command = Some(command);
         });
-        // Pairs with the fence in `begin`.
+        // Pairs with the fence in `set_busy`.
         fence(Ordering::SeqCst);
     }
 
     /// Controller thread: the report of the close, once the queue has closed, or is idle.
-    pub(crate) fn closed(&self) -> Option<ClosedQueue> {
+    pub(crate) fn take_closed(&self) -> Option<ClosedQueue> {
         let mut mailbox = self.mailbox.lock();
         let is_idle = self.busy.load(Ordering::Acquire) == 0;
         let closed = mailbox.closed.take().or_else(|| is_idle.then(ClosedQueue::default))?;
-        Some(mailbox.with_what_lingers(closed))
+        Some(mailbox.with_earlier_reports(closed))
     }
 
     /// Controller thread: the report of a loss, if any.
-    pub(crate) fn lost(&self) -> Option<ClosedQueue> {
+    pub(crate) fn take_loss(&self) -> Option<ClosedQueue> {
         let mut mailbox = self.mailbox.lock();
         let closed = mailbox.closed.take_if(|closed| closed.lost.is_some())?;
-        Some(mailbox.with_what_lingers(closed))
+        Some(mailbox.with_earlier_reports(closed))
     }
 
     /// Controller thread: takes the connection that a dropped queue has left, which is to be
     /// [reported](Self::report) as closed once it is drained.
-    pub(crate) fn take_left(&self) -> Option<(ZeroCopyDrain, ClosedQueue)> {
-        self.mailbox.lock().left.take()
+    pub(crate) fn take_undrained(&self) -> Option<(ZeroCopyDrain, ClosedQueue)> {
+        self.mailbox.lock().undrained.take()
     }
 
     /// Queue thread: whether there is a command.
@@ -127,14 +127,14 @@ impl QueueMailbox {
     }
 
     /// Queue thread: takes the command.
-    pub(crate) fn take(&self) -> Option<QueueCommand> {
-        self.mailbox.receive(|channel| channel.order.take()).flatten()
+    pub(crate) fn take_command(&self) -> Option<QueueCommand> {
+        self.mailbox.receive(|channel| channel.command.take()).flatten()
     }
 
     /// Queue thread: from now on something is in flight. [`has_command`](Self::has_command)
     /// has to be called after this.
     #[inline]
-    pub(crate) fn begin(&self) {
+    pub(crate) fn set_busy(&self) {
         self.busy.store(1, Ordering::Relaxed);
         // Pairs with the fence in `set_command`.
         fence(Ordering::SeqCst);
@@ -142,25 +142,25 @@ impl QueueMailbox {
 
     /// Queue thread: nothing is in flight.
     #[inline]
-    pub(crate) fn end(&self) {
-        // Pairs with the acquire in `closed`: memory is not accessed after this.
+    pub(crate) fn set_idle(&self) {
+        // Pairs with the acquire in `take_closed`: memory is not accessed after this.
         self.busy.store(0, Ordering::Release);
     }
 
     /// Queue thread: reports that the connection is closed.
     pub(crate) fn report(&self, closed: ClosedQueue) {
         let mut mailbox = self.mailbox.lock();
-        mailbox.may_linger |= closed.may_linger;
+        mailbox.may_execute_late |= closed.may_execute_late;
         mailbox.closed = Some(closed);
         drop(mailbox);
-        self.end();
+        self.set_idle();
         self.events.send(|()| {});
     }
 
     /// Queue thread: on drop, leaves a connection that is not drained to the controller thread.
-    pub(crate) fn close(&self, left: (ZeroCopyDrain, ClosedQueue)) {
-        self.begin();
-        self.mailbox.lock().left = Some(left);
+    pub(crate) fn close(&self, undrained: (ZeroCopyDrain, ClosedQueue)) {
+        self.set_busy();
+        self.mailbox.lock().undrained = Some(undrained);
         self.events.send(|()| {});
     }
 
@@ -177,21 +177,24 @@ mod tests {
     /// The queue thread and the controller thread notice the same loss, in either order.
     #[test]
     fn what_may_linger_is_told_once_whatever_is_ordered_meanwhile() {
-        let lost = ClosedQueue { lost: Some("it was cut".into()), may_linger: true };
-        for obeys_late in [false, true] {
-            let mailbox_slot = QueueMailbox::new(&std::sync::Arc::default());
-            mailbox_slot.begin();
-            if obeys_late {
-                mailbox_slot.set_command(QueueCommand::Close);
+        let lost = ClosedQueue { lost: Some("it was cut".into()), may_execute_late: true };
+        for commands_first in [false, true] {
+            let mailbox = QueueMailbox::new(&std::sync::Arc::default());
+            mailbox.set_busy();
+            if commands_first {
+                mailbox.set_command(QueueCommand::Close);
             }
-            mailbox_slot.report(lost.clone());
-            if obeys_late {
-                mailbox_slot.report(ClosedQueue::default());
+            mailbox.report(lost.clone());
+            if commands_first {
+                mailbox.report(ClosedQueue::default());
             } else {
-                mailbox_slot.set_command(QueueCommand::Close);
+                mailbox.set_command(QueueCommand::Close);
             }
-            assert_eq!(mailbox_slot.closed(), Some(ClosedQueue { lost: None, may_linger: true }));
-            assert_eq!(mailbox_slot.closed(), Some(ClosedQueue::default()), "{obeys_late}");
+            assert_eq!(
+                mailbox.take_closed(),
+                Some(ClosedQueue { lost: None, may_execute_late: true })
+            );
+            assert_eq!(mailbox.take_closed(), Some(ClosedQueue::default()), "{commands_first}");
         }
     }
 }

@@ -13,14 +13,14 @@ use tenmil_dma::{DevicePool, HostCompletionRing, HostSubmissionRing};
 #[derive(Clone, Debug)]
 pub struct RemoteDma {
     pool: DevicePool,
-    shared: Arc<RevocationState>,
+    revocation: Arc<RevocationState>,
 }
 
 #[derive(Debug, Default)]
 struct RevocationState {
-    is_cut_off: AtomicBool,
+    is_revoked: AtomicBool,
     /// There is a connection, or a controller that may still execute commands.
-    holds: AtomicBool,
+    is_in_use: AtomicBool,
 }
 
 impl RemoteDma {
@@ -28,7 +28,7 @@ impl RemoteDma {
     #[must_use]
     pub fn new(pool: DevicePool) -> Self {
         pool.allow_kernel_buffers();
-        Self { pool, shared: Arc::default() }
+        Self { pool, revocation: Arc::default() }
     }
 
     /// The underlying pool.
@@ -37,12 +37,12 @@ impl RemoteDma {
         &self.pool
     }
 
-    pub(crate) fn is_cut_off(&self) -> bool {
-        self.shared.is_cut_off.load(Ordering::Acquire)
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.revocation.is_revoked.load(Ordering::Acquire)
     }
 
-    pub(crate) fn set_holds(&self, holds: bool) {
-        self.shared.holds.store(holds, Ordering::Release);
+    pub(crate) fn set_in_use(&self, is_in_use: bool) {
+        self.revocation.is_in_use.store(is_in_use, Ordering::Release);
     }
 }
 
@@ -107,11 +107,11 @@ impl Dma for RemoteDma {
     }
 
     fn revoke_access(&self) -> bool {
-        self.shared.is_cut_off.store(true, Ordering::Release);
-        !self.shared.holds.load(Ordering::Acquire)
+        self.revocation.is_revoked.store(true, Ordering::Release);
+        !self.revocation.is_in_use.load(Ordering::Acquire)
     }
 
     fn restore_access(&self) {
-        self.shared.is_cut_off.store(false, Ordering::Release);
+        self.revocation.is_revoked.store(false, Ordering::Release);
     }
 }

@@ -23,7 +23,7 @@ use crate::queue_connection::{CommandData, CompletedCommand, QueueConnection};
 
 /// A pair of rings, from the device's side.
 #[derive(Debug)]
-pub(crate) struct Rings {
+pub(crate) struct RingPair {
     commands: SharedEntries,
     completions: SharedEntries,
     memory: SharedHostMemory,
@@ -37,7 +37,7 @@ pub(crate) struct Rings {
     tail: u32,
     phase: bool,
     /// Completions created locally.
-    refused: Vec<Completion>,
+    local_completions: Vec<Completion>,
 }
 
 /// Submission doorbell: a word that the driver stores and the device side loads.
@@ -74,15 +74,16 @@ impl TailDoorbell {
     }
 }
 
-impl Rings {
-    /// The rings at `places`, empty. `None` if they are not in memory suitable for rings.
+impl RingPair {
+    /// The rings at `addresses`, empty. `None` if they are not in memory suitable for rings.
     pub(crate) fn new(
         mut memory: SharedHostMemory,
-        places: RingAddresses,
+        addresses: RingAddresses,
         tail_doorbell: TailDoorbell,
         queue: u16,
     ) -> Option<Self> {
-        let RingAddresses { submission, submission_depth, completion, completion_depth } = places;
+        let RingAddresses { submission, submission_depth, completion, completion_depth } =
+            addresses;
         let mut entries =
             |iova, depth: u32, bytes| memory.entries(iova, u64::from(depth) * bytes).ok().flatten();
         let commands = entries(submission, submission_depth, 64)?;
@@ -98,7 +99,7 @@ impl Rings {
             head: 0,
             tail: 0,
             phase: true,
-            refused: Vec::new(),
+            local_completions: Vec::new(),
         })
     }
 
@@ -126,37 +127,37 @@ impl Rings {
         }
     }
 
-    /// Submits one command to `exchange`, or returns why it is invalid.
+    /// Submits one command to `connection`, or returns why it is invalid.
     #[inline]
     pub(crate) fn submit(
         &mut self,
         command: &Command,
-        exchange: &mut QueueConnection,
+        connection: &mut QueueConnection,
     ) -> Result<Result<(), QueueFull>, Status> {
         let direction = command.opcode() & 0b11;
         let Descriptor([iova, rest]) = command.sgl1();
-        let plain = rest >> 32 == 0 && command.psdt() == DataPointer::Sgl;
-        if plain && let Ok(len_bytes @ 4..) = u32::try_from(rest) {
-            let data = data_of(direction, len_bytes)?;
+        let is_plain = rest >> 32 == 0 && command.psdt() == DataPointer::Sgl;
+        if is_plain && let Ok(len_bytes @ 4..) = u32::try_from(rest) {
+            let data = data_direction(direction, len_bytes)?;
             return match self.memory.resolve(iova, len_bytes).ok().flatten() {
-                Some(segment) => Ok(exchange.submit_segment(command, data, segment)),
+                Some(segment) => Ok(connection.submit_segment(command, data, segment)),
                 None => Err(Status::DATA_TRANSFER_ERROR),
             };
         }
-        self.submit_slowly(command, exchange)
+        self.submit_slow_path(command, connection)
     }
 
     #[cold]
-    fn submit_slowly(
+    fn submit_slow_path(
         &mut self,
         command: &Command,
-        exchange: &mut QueueConnection,
+        connection: &mut QueueConnection,
     ) -> Result<Result<(), QueueFull>, Status> {
-        let nothing = Segment::default();
+        let no_segment = Segment::default();
         let has_data = command.opcode() & 0b11 != 0
             && (command.psdt() != DataPointer::Prp || command.prp1() != 0);
         if !has_data {
-            return Ok(exchange.submit_segment(command, DataDirection::None, nothing));
+            return Ok(connection.submit_segment(command, DataDirection::None, no_segment));
         }
         if command.psdt() != DataPointer::Sgl {
             return Err(Status::INVALID_FIELD);
@@ -165,12 +166,12 @@ impl Rings {
             DescriptorKind::LastSegment { location: DataLocation::Address(iova), len_bytes } => {
                 let mut list = Vec::new();
                 let len_bytes = self.resolve(iova, len_bytes, &mut list)?;
-                let data = data_of(command.opcode() & 0b11, len_bytes)?;
+                let data = data_direction(command.opcode() & 0b11, len_bytes)?;
                 let data = CommandData::List(data, list);
-                Ok(exchange.submit(command, data).map_err(|(full, _)| full))
+                Ok(connection.submit(command, data).map_err(|(full, _)| full))
             }
             DescriptorKind::DataBlock { len_bytes: 0, .. } => {
-                Ok(exchange.submit_segment(command, DataDirection::None, nothing))
+                Ok(connection.submit_segment(command, DataDirection::None, no_segment))
             }
             DescriptorKind::DataBlock { .. } => Err(Status::DATA_SGL_LENGTH_INVALID),
             _ => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID),
@@ -204,15 +205,15 @@ impl Rings {
         Ok(total)
     }
 
-    /// Completes `command` locally, in the next [`post_refused`](Self::post_refused).
+    /// Completes `command` locally, in the next [`post_local_completions`](Self::post_local_completions).
     #[cold]
     pub(crate) fn complete_locally(&mut self, command: &Command, status: Status) {
-        self.refused.push(Completion::new(command.cid(), status));
+        self.local_completions.push(Completion::new(command.cid(), status));
     }
 
     #[inline]
-    pub(crate) fn post_refused(&mut self) {
-        while let Some(completion) = self.refused.pop() {
+    pub(crate) fn post_local_completions(&mut self) {
+        while let Some(completion) = self.local_completions.pop() {
             self.post(completion.cid(), completion);
         }
     }
@@ -234,23 +235,23 @@ impl Rings {
 
     /// Like [`post`](Self::post), for a completion from the connection.
     #[inline]
-    pub(crate) fn post_from_connection(&mut self, answered: CompletedCommand) {
-        let CompletedCommand { cid, completion } = answered;
+    pub(crate) fn post_from_connection(&mut self, command: CompletedCommand) {
+        let CompletedCommand { cid, completion } = command;
         // Only a host may use this status (NVM Express Base 2.1, section 4.2.3.4), and it would cause
         // endless retries.
         let is_invalid = completion.status().is(Status::ABORTED_BY_HOST);
-        let believed = if is_invalid {
+        let checked = if is_invalid {
             completion.with_status(Status::INTERNAL_PATH_ERROR)
         } else {
             completion
         };
-        self.post(cid, believed);
+        self.post(cid, checked);
     }
 }
 
 /// Data transfer of a command, by the low bits of its opcode.
 #[inline]
-fn data_of(direction: u8, len_bytes: u32) -> Result<DataDirection, Status> {
+fn data_direction(direction: u8, len_bytes: u32) -> Result<DataDirection, Status> {
     match direction {
         // The transport transfers dwords (NVM Express TCP Transport 1.0, section 3.6.2.8).
         _ if len_bytes & 3 != 0 => Err(Status::SGL_DATA_BLOCK_GRANULARITY_INVALID),

@@ -69,9 +69,9 @@ impl DataPointers for SegmentLists {
     #[inline(always)]
     fn contiguous_run(&self, like: Segment) -> impl Fn(Segment) -> Option<SegmentPointer> {
         // A segment that a device could reach exists; one of a kernel buffer has no prepared form.
-        let reach = self.dma.iovas(like);
+        let iova_of = self.dma.iovas(like);
         #[inline(always)]
-        move |segment| reach(segment).map(|_| SegmentPointer::Contiguous(segment))
+        move |segment| iova_of(segment).map(|_| SegmentPointer::Contiguous(segment))
     }
 
     fn contiguous(&self, segment: Segment) -> Option<SegmentPointer> {
@@ -109,11 +109,11 @@ impl DataPointers for SegmentLists {
     fn store_data(&self, index: usize, bytes: &[u8]) -> Result<SegmentPointer, DataPointerError> {
         let len_bytes = u32::try_from(bytes.len()).map_err(|_| DataPointerError::TooShort)?;
         let slot = u32::try_from(index).map_err(|_| DataPointerError::Unreachable)?;
-        let place = self.ranges.slice(slot * RANGE_BYTES, RANGE_BYTES);
-        let place = place.and_then(|place| place.slice(0, len_bytes));
-        let place = place.ok_or(DataPointerError::Unreachable)?;
-        self.dma.store(place, bytes).map_err(|_| DataPointerError::Unreachable)?;
-        Ok(SegmentPointer::Contiguous(place))
+        let segment = self.ranges.slice(slot * RANGE_BYTES, RANGE_BYTES);
+        let segment = segment.and_then(|segment| segment.slice(0, len_bytes));
+        let segment = segment.ok_or(DataPointerError::Unreachable)?;
+        self.dma.store(segment, bytes).map_err(|_| DataPointerError::Unreachable)?;
+        Ok(SegmentPointer::Contiguous(segment))
     }
 
     /// A capsule has no address of metadata: they are interleaved with the data.
@@ -143,8 +143,8 @@ impl SegmentLists {
         let (mut at, mut total) = (cursor, 0);
         while total < len_max && list.len() < SEGMENTS_MAX {
             let next = at.next_segment(len_max - total);
-            let (part, behind) = next.ok_or(DataPointerError::TooShort)?;
-            at = behind;
+            let (part, rest) = next.ok_or(DataPointerError::TooShort)?;
+            at = rest;
             if part.len_bytes == 0 {
                 continue;
             }
@@ -158,9 +158,11 @@ impl SegmentLists {
         while excess > 0
             && let Some(last) = list.pop()
         {
-            let cut = excess.min(last.len_bytes);
-            excess -= cut;
-            list.extend(last.slice(0, last.len_bytes - cut).filter(|rest| rest.len_bytes > 0));
+            let removed_bytes = excess.min(last.len_bytes);
+            excess -= removed_bytes;
+            list.extend(
+                last.slice(0, last.len_bytes - removed_bytes).filter(|rest| rest.len_bytes > 0),
+            );
         }
         // NVMe/TCP transfers dwords (NVM Express TCP Transport 1.0, section 3.6.2.8).
         if total == 0 || total & 3 != 0 {

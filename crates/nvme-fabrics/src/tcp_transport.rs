@@ -27,8 +27,8 @@ use crate::zero_copy_drain::ZeroCopyDrain;
 
 /// Transport of one I/O queue: a connection, while there is one.
 pub struct TcpTransport {
-    mailbox_slot: Arc<QueueMailbox>,
-    serving: Option<Box<AttachedQueue>>,
+    mailbox: Arc<QueueMailbox>,
+    attached: Option<Box<AttachedQueue>>,
     /// Commands that the connection does not accept yet.
     waiting: VecDeque<WaitingCommand>,
     /// Completions that had no space in the poll that received them.
@@ -38,7 +38,7 @@ pub struct TcpTransport {
     has_new: bool,
     /// The previous connection, whose memory the kernel still reads, and the report to deliver once it is
     /// drained.
-    parting: Option<Box<(ZeroCopyDrain, ClosedQueue)>>,
+    drain: Option<Box<(ZeroCopyDrain, ClosedQueue)>>,
     /// The thread's wait handle watches the connection.
     is_watched: bool,
     /// The last connection was lost by itself, and there is no new one yet.
@@ -59,15 +59,15 @@ struct WaitingCommand {
 
 impl TcpTransport {
     /// A transport without a connection, for `depth` commands in flight.
-    pub(crate) fn new(mailbox_slot: Arc<QueueMailbox>, dma: RemoteDma, depth: u16) -> Self {
+    pub(crate) fn new(mailbox: Arc<QueueMailbox>, dma: RemoteDma, depth: u16) -> Self {
         Self {
-            mailbox_slot,
-            serving: None,
+            mailbox,
+            attached: None,
             waiting: VecDeque::new(),
             completed: VecDeque::new(),
             is_busy: false,
             has_new: false,
-            parting: None,
+            drain: None,
             is_watched: false,
             is_broken: false,
             association: None,
@@ -81,28 +81,28 @@ impl TcpTransport {
     /// whatever the state of the queue pair.
     #[inline]
     pub(crate) fn maintain(&mut self, now: Instant) {
-        if self.mailbox_slot.has_command() {
-            self.obey();
+        if self.mailbox.has_command() {
+            self.handle_command();
         }
-        if self.serving.is_none() {
+        if self.attached.is_none() {
             self.end_drain(now);
         }
     }
 
     /// Prepares for commands: from now on the queue counts as busy.
     #[cold]
-    fn begin(&mut self) {
+    fn mark_busy(&mut self) {
         // A connection may be attached that no poll has seen yet.
-        if self.mailbox_slot.has_command() {
-            self.obey();
+        if self.mailbox.has_command() {
+            self.handle_command();
         }
-        if self.serving.is_none() {
+        if self.attached.is_none() {
             return;
         }
-        self.mailbox_slot.begin();
+        self.mailbox.set_busy();
         self.is_busy = true;
-        if self.mailbox_slot.has_command() {
-            self.obey();
+        if self.mailbox.has_command() {
+            self.handle_command();
         }
     }
 
@@ -110,16 +110,18 @@ impl TcpTransport {
     #[inline]
     fn open(&mut self) -> Option<&mut AttachedQueue> {
         if !self.is_busy {
-            self.begin();
+            self.mark_busy();
         }
-        let accepts = self.waiting.is_empty();
-        self.serving.as_deref_mut().filter(|serving| accepts && !serving.silence.is_asking())
+        let is_queue_empty = self.waiting.is_empty();
+        self.attached
+            .as_deref_mut()
+            .filter(|attached| is_queue_empty && !attached.stall_detector.is_probing())
     }
 
     /// Submits a command that the connection may not accept.
     #[cold]
     fn submit_later(&mut self, command: Command, data: CommandData) {
-        if self.serving.is_some() {
+        if self.attached.is_some() {
             self.waiting.push_back(WaitingCommand { command, data });
         }
     }
@@ -127,12 +129,12 @@ impl TcpTransport {
     /// Submits waiting commands, as the connection accepts them.
     #[cold]
     fn submit_waiting(&mut self) {
-        let Some(serving) = &mut self.serving else { return self.waiting.clear() };
+        let Some(attached) = &mut self.attached else { return self.waiting.clear() };
         while let Some(WaitingCommand { command, data }) = self.waiting.pop_front() {
-            if serving.silence.is_asking() {
+            if attached.stall_detector.is_probing() {
                 return self.waiting.push_front(WaitingCommand { command, data });
             }
-            if let Err((QueueFull, data)) = serving.exchange.submit(&command, data) {
+            if let Err((QueueFull, data)) = attached.connection.submit(&command, data) {
                 return self.waiting.push_front(WaitingCommand { command, data });
             }
         }
@@ -141,21 +143,21 @@ impl TcpTransport {
     /// Sends what is pending.
     #[inline]
     pub(crate) fn send(&mut self) {
-        if self.mailbox_slot.has_command() {
-            return self.obey();
+        if self.mailbox.has_command() {
+            return self.handle_command();
         }
         if !self.waiting.is_empty() {
             self.submit_waiting();
         }
-        let Some(serving) = &mut self.serving else { return };
-        let AttachedQueue { exchange, silence, .. } = &mut **serving;
+        let Some(attached) = &mut self.attached else { return };
+        let AttachedQueue { connection, stall_detector, .. } = &mut **attached;
         let completed = &mut self.completed;
-        exchange.send(&mut |answered| {
-            if !silence.is_ours(answered.cid) {
-                completed.push_back(parts(answered));
+        connection.send(&mut |command| {
+            if !stall_detector.is_probe(command.cid) {
+                completed.push_back(completion_fields(command));
             }
         });
-        if exchange.lost().is_some() {
+        if connection.lost().is_some() {
             self.lose();
         }
     }
@@ -168,37 +170,37 @@ impl TcpTransport {
                 return self.completed.push_front((cid, status, result));
             }
         }
-        let Some(serving) = &mut self.serving else { return };
-        let AttachedQueue { exchange, silence, .. } = &mut **serving;
+        let Some(attached) = &mut self.attached else { return };
+        let AttachedQueue { connection, stall_detector, .. } = &mut **attached;
         let completed = &mut self.completed;
-        exchange.receive(now, &mut |answered| {
-            if silence.is_ours(answered.cid) {
+        connection.receive(now, &mut |command| {
+            if stall_detector.is_probe(command.cid) {
                 return;
             }
-            let (cid, status, result) = parts(answered);
+            let (cid, status, result) = completion_fields(command);
             if !complete(cid, status, result) {
                 completed.push_back((cid, status, result));
             }
         });
-        if now >= silence.next() {
-            silence.check(now, exchange);
+        if now >= stall_detector.next_check() {
+            stall_detector.check(now, connection);
         }
-        if now >= exchange.deadline() {
-            exchange.expire(now);
+        if now >= connection.deadline() {
+            connection.expire(now);
         }
-        if exchange.lost().is_some() {
+        if connection.lost().is_some() {
             return self.lose();
         }
-        if self.is_busy && exchange.outstanding() == 0 && self.waiting.is_empty() {
+        if self.is_busy && connection.outstanding() == 0 && self.waiting.is_empty() {
             self.is_busy = false;
-            self.mailbox_slot.end();
+            self.mailbox.set_idle();
         }
     }
 
     /// Whether there is a connection.
     #[inline]
     pub(crate) fn is_connected(&self) -> bool {
-        self.serving.is_some()
+        self.attached.is_some()
     }
 
     /// The association that the last completions belong to.
@@ -214,93 +216,96 @@ impl TcpTransport {
 
     /// Latest time of the next poll.
     pub(crate) fn wake_at(&self) -> Instant {
-        match (&self.serving, &self.parting) {
+        match (&self.attached, &self.drain) {
             _ if !self.completed.is_empty() => Instant::default(),
-            (Some(serving), _) if self.is_busy => {
-                serving.exchange.deadline().min(serving.silence.next())
+            (Some(attached), _) if self.is_busy => {
+                attached.connection.deadline().min(attached.stall_detector.next_check())
             }
-            (Some(serving), _) => serving.exchange.deadline(),
-            (None, Some(parting)) => parting.0.wake_at(),
+            (Some(attached), _) => attached.connection.deadline(),
+            (None, Some(drain)) => drain.0.wake_at(),
             (None, None) => Instant::NEVER,
         }
     }
 
     #[cold]
-    fn obey(&mut self) {
-        let order = self.mailbox_slot.take();
-        if let Some(parting) = &mut self.parting {
+    fn handle_command(&mut self) {
+        let order = self.mailbox.take_command();
+        if let Some(drain) = &mut self.drain {
             // The control block is busy with the closed connection, so the command can only be to close
             // it.
-            parting.1.lost = None;
+            drain.1.lost = None;
             return;
         }
         self.is_busy = false;
         self.waiting.clear();
-        let before = self.serving.take();
+        let previous = self.attached.take();
         match order {
-            Some(QueueCommand::Attach(serving)) => {
+            Some(QueueCommand::Attach(attached)) => {
                 // The previous connection had nothing in flight, or it would have been closed first.
-                drop(before);
-                self.association = Some(Arc::clone(&serving.association));
-                self.serving = Some(serving);
+                drop(previous);
+                self.association = Some(Arc::clone(&attached.association));
+                self.attached = Some(attached);
                 (self.is_watched, self.is_broken) = (false, false);
-                self.mailbox_slot.end();
+                self.mailbox.set_idle();
             }
-            Some(QueueCommand::Close) => self.part(before, None),
-            None => self.mailbox_slot.end(),
+            Some(QueueCommand::Close) => self.close_connection(previous, None),
+            None => self.mailbox.set_idle(),
         }
     }
 
     /// Handles the loss of the connection.
     #[cold]
     fn lose(&mut self) {
-        let Some(serving) = self.serving.take() else { return };
-        let lost = serving.exchange.lost().map(ToString::to_string);
+        let Some(attached) = self.attached.take() else { return };
+        let lost = attached.connection.lost().map(ToString::to_string);
         (self.is_busy, self.is_broken) = (false, true);
         self.waiting.clear();
-        self.part(Some(serving), lost);
+        self.close_connection(Some(attached), lost);
     }
 
     /// Closes a connection, and reports that once its memory is released.
-    fn part(&mut self, serving: Option<Box<AttachedQueue>>, lost: Option<String>) {
+    fn close_connection(&mut self, attached: Option<Box<AttachedQueue>>, lost: Option<String>) {
         // Whether a command was outstanding that would do harm if it were executed late.
-        let may_linger = serving.as_ref().is_some_and(|it| it.exchange.may_execute_late(false));
-        let closed = ClosedQueue { lost, may_linger };
-        match serving.and_then(|serving| ZeroCopyDrain::begin(serving.exchange, may_linger)) {
-            Some(drain) => self.parting = Some(Box::new((drain, closed))),
-            None => self.mailbox_slot.report(closed),
+        let may_execute_late =
+            attached.as_ref().is_some_and(|it| it.connection.may_execute_late(false));
+        let closed = ClosedQueue { lost, may_execute_late };
+        match attached
+            .and_then(|attached| ZeroCopyDrain::begin(attached.connection, may_execute_late))
+        {
+            Some(drain) => self.drain = Some(Box::new((drain, closed))),
+            None => self.mailbox.report(closed),
         }
     }
 
     /// Reports a closed connection once its memory is released.
     fn end_drain(&mut self, now: Instant) {
-        let parting = self.parting.take_if(|parting| parting.0.is_drained(now));
-        if let Some(parting) = parting {
-            self.mailbox_slot.report(parting.1);
+        let drain = self.drain.take_if(|drain| drain.0.is_drained(now));
+        if let Some(drain) = drain {
+            self.mailbox.report(drain.1);
         }
     }
 
     /// Sets the waker for queue commands.
-    pub(crate) fn wakes(&self, waker: SharedWaker) {
-        self.mailbox_slot.set_waker(waker);
+    pub(crate) fn set_waker(&self, waker: SharedWaker) {
+        self.mailbox.set_waker(waker);
     }
 
     /// Arms the wake source of the connection. Returns true if there is work already, or it could come
     /// without a signal.
-    pub(crate) fn arm_connection(&mut self, sleep: &mut dyn WaitHandle) -> bool {
-        if self.mailbox_slot.has_command() || !self.completed.is_empty() {
+    pub(crate) fn arm_connection(&mut self, wait_handle: &mut dyn WaitHandle) -> bool {
+        if self.mailbox.has_command() || !self.completed.is_empty() {
             return true;
         }
-        let Some(serving) = &mut self.serving else { return false };
+        let Some(attached) = &mut self.attached else { return false };
         if !self.is_watched {
-            self.is_watched = sleep.watch(serving.exchange.wake_source());
+            self.is_watched = wait_handle.watch(attached.connection.wake_source());
         }
-        !self.is_watched || serving.exchange.arm()
+        !self.is_watched || attached.connection.arm()
     }
 
     pub(crate) fn disarm(&mut self) {
-        if let Some(serving) = &mut self.serving {
-            serving.exchange.disarm();
+        if let Some(attached) = &mut self.attached {
+            attached.connection.disarm();
         }
     }
 }
@@ -333,7 +338,7 @@ impl Transport for TcpTransport {
             };
             let direction = direction_of(&command, segment.len_bytes);
             let submitted = match self.open() {
-                Some(serving) => serving.exchange.submit_segment(&command, direction, segment),
+                Some(attached) => attached.connection.submit_segment(&command, direction, segment),
                 None => Err(QueueFull),
             };
             if submitted.is_err() {
@@ -350,18 +355,18 @@ impl Transport for TcpTransport {
         mut lists: Option<&mut SegmentLists>,
     ) {
         self.has_new = true;
-        let data = match data_of(&command, pointer, lists.as_deref_mut()) {
+        let data = match command_data(&command, pointer, lists.as_deref_mut()) {
             Ok(data) => data,
             Err(status) => {
                 self.completed.push_back((command.cid(), IoStatus(status.0), 0));
                 return;
             }
         };
-        let Some(serving) = self.open() else { return self.submit_later(command, data) };
-        match serving.exchange.submit(&command, data) {
+        let Some(attached) = self.open() else { return self.submit_later(command, data) };
+        match attached.connection.submit(&command, data) {
             Ok(()) => {
                 if let (SegmentPointer::Listed { slot, .. }, Some(lists)) = (pointer, lists) {
-                    lists.put(slot, serving.exchange.take_spare_list());
+                    lists.put(slot, attached.connection.take_replaced_list());
                 }
             }
             Err((QueueFull, data)) => self.submit_later(command, data),
@@ -380,10 +385,10 @@ impl Transport for TcpTransport {
     fn complete<P: SplitTracker>(
         pair: &mut QueuePair<Self>,
         now: Instant,
-        places: &mut [IoCompletion],
+        slots: &mut [IoCompletion],
         parents: &mut P,
     ) -> usize {
-        pair.receive_with(places, parents, |transport, sink| {
+        pair.receive_with(slots, parents, |transport, sink| {
             transport.receive(
                 now,
                 #[inline(always)]
@@ -398,8 +403,8 @@ impl Transport for TcpTransport {
         })
     }
 
-    fn arm(&mut self, takes: bool) -> bool {
-        takes && !self.completed.is_empty()
+    fn arm(&mut self, accepts: bool) -> bool {
+        accepts && !self.completed.is_empty()
     }
 
     fn freeze(&mut self) {
@@ -417,19 +422,20 @@ impl Transport for TcpTransport {
 }
 
 /// Data of a command with this pointer, or why the transport cannot transfer them.
-fn data_of(
+fn command_data(
     command: &Command,
     pointer: SegmentPointer,
     lists: Option<&mut SegmentLists>,
 ) -> Result<CommandData, Status> {
-    let (moves, is_both) = (command.opcode() & 0b11 != 0, command.opcode() & 0b11 == 0b11);
+    let (has_data, is_bidirectional) =
+        (command.opcode() & 0b11 != 0, command.opcode() & 0b11 == 0b11);
     let has_own_pointer = command.prp1() != 0 || command.psdt() != DataPointer::Prp;
     Ok(match pointer {
         // An address of its own means nothing to this transport.
-        SegmentPointer::None if moves && has_own_pointer => return Err(Status::INVALID_FIELD),
+        SegmentPointer::None if has_data && has_own_pointer => return Err(Status::INVALID_FIELD),
         SegmentPointer::None => CommandData::None,
-        _ if is_both => return Err(Status::INVALID_OPCODE),
-        _ if !moves => CommandData::None,
+        _ if is_bidirectional => return Err(Status::INVALID_OPCODE),
+        _ if !has_data => CommandData::None,
         SegmentPointer::Contiguous(segment) => {
             CommandData::Segment(direction_of(command, segment.len_bytes), segment)
         }
@@ -445,8 +451,8 @@ fn data_of(
 
 /// Fields of a completion.
 #[inline]
-fn parts(answered: CompletedCommand) -> (u16, IoStatus, u32) {
-    let CompletedCommand { cid, completion } = answered;
+fn completion_fields(command: CompletedCommand) -> (u16, IoStatus, u32) {
+    let CompletedCommand { cid, completion } = command;
     let status = completion.status();
     // Only a host may use this status (NVM Express Base 2.1, section 4.2.3.4), and it would cause endless
     // retries.
@@ -457,10 +463,10 @@ fn parts(answered: CompletedCommand) -> (u16, IoStatus, u32) {
 
 impl Drop for TcpTransport {
     fn drop(&mut self) {
-        let serving = self.serving.take();
-        self.part(serving, None);
-        if let Some(parting) = self.parting.take() {
-            self.mailbox_slot.close(*parting);
+        let attached = self.attached.take();
+        self.close_connection(attached, None);
+        if let Some(drain) = self.drain.take() {
+            self.mailbox.close(*drain);
         }
     }
 }

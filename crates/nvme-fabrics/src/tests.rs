@@ -9,7 +9,7 @@ mod loss;
 mod lost_writes;
 mod multipath;
 mod notices;
-mod silence;
 mod sleeping;
+mod stalled_connections;
 mod target;
 mod turning;

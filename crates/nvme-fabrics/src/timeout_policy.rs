@@ -40,7 +40,7 @@ impl Default for TimeoutPolicy {
 impl TimeoutPolicy {
     /// Interval of Keep Alive commands, which is also the timeout of each.
     #[must_use]
-    pub const fn asking(&self) -> Span {
+    pub const fn keep_alive_interval(&self) -> Span {
         Span { ns: self.detect.ns / 2 }
     }
 }

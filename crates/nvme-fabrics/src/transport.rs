@@ -50,9 +50,9 @@ use state::{ControllerStage, DesiredState};
 
 /// Registers of a fabrics controller, and everything behind them outside the I/O path.
 pub struct HostTransport {
-    dial: Box<dyn Connector>,
+    connector: Box<dyn Connector>,
     options: Options,
-    reach: RemoteDma,
+    dma: RemoteDma,
     events: Arc<EventMailbox>,
     stage: ControllerStage,
     registers: Registers,
@@ -63,9 +63,9 @@ pub struct HostTransport {
     /// The association of the admin connection.
     association: Option<Arc<Association>>,
     /// Closed admin connections whose memory the kernel still reads.
-    partings: Vec<ZeroCopyDrain>,
+    draining: Vec<ZeroCopyDrain>,
     /// The same for connections of dropped queues, each with its report.
-    left: Vec<(u16, ZeroCopyDrain, ClosedQueue)>,
+    undrained: Vec<(u16, ZeroCopyDrain, ClosedQueue)>,
     queues: BTreeMap<u16, IoQueueEntry>,
     /// Submission doorbell of the admin queue.
     admin_doorbell: TailDoorbell,
@@ -74,26 +74,26 @@ pub struct HostTransport {
     /// Controller identifier (CNTLID).
     cntlid: u16,
     /// Facts from its Identify Controller data.
-    learnt: ControllerInfo,
+    controller_info: ControllerInfo,
     /// Since when it has been lost or reset, until it is ready again.
     lost_since: Option<Instant>,
     /// It was ready before, so it is reconnected if it cannot be reached.
-    is_known: bool,
+    was_ready: bool,
     /// Cause of the last loss or failed connect.
     why: Option<String>,
     /// It was lost with a command outstanding that would do harm if it were executed late.
-    may_linger: bool,
+    may_execute_late: bool,
     /// Since when nothing has been sent to it.
-    silent_since: Instant,
+    last_sent_at: Instant,
     /// Requested by a write to CC.
-    wanted: Option<DesiredState>,
+    desired_state: Option<DesiredState>,
     /// Earliest time of the next connect.
-    next_try: Instant,
+    next_connect_at: Instant,
     /// Maximum time to become ready (CAP.TO).
-    ready_within: Span,
+    ready_timeout: Span,
     /// CSTS has changed.
     has_changed: bool,
-    counts: ConnectionStats,
+    stats: ConnectionStats,
 }
 
 /// Registers as the driver accesses them.
@@ -106,7 +106,7 @@ struct Registers {
     aqa: u32,
     admin: RingAddresses,
     /// All registers read as ones: the controller will not return.
-    is_gone: bool,
+    is_removed: bool,
 }
 
 /// Facts from Identify Controller.
@@ -115,7 +115,7 @@ pub(crate) struct ControllerInfo {
     /// Maximum in-capsule data size of an I/O queue.
     pub(crate) in_capsule_bytes: u32,
     /// How long after the last byte from its host a controller may still execute commands.
-    pub(crate) quiet: Span,
+    pub(crate) quiesce_time: Span,
     /// CIU and CIRN, which with the CNTLID identify this instance for a Cross-Controller Reset.
     pub(crate) instance: Option<(u8, u64)>,
 }
@@ -124,7 +124,7 @@ pub(crate) struct ControllerInfo {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectionStats {
     /// Connect attempts.
-    pub dialled: u64,
+    pub attempts: u64,
     /// Successful connects of a controller.
     pub connected: u64,
     /// Losses of a controller.
@@ -132,22 +132,22 @@ pub struct ConnectionStats {
 }
 
 impl HostTransport {
-    /// Creates a transport, which starts to connect in its first [`turn`](Self::turn). `None` if memory
+    /// Creates a transport, which starts to connect in its first [`poll`](Self::poll). `None` if memory
     /// is exhausted.
     pub(crate) fn new(
-        dial: Box<dyn Connector>,
+        connector: Box<dyn Connector>,
         options: Options,
-        reach: RemoteDma,
+        dma: RemoteDma,
         (caches, path): (Arc<CacheTracker>, usize),
         now: Instant,
     ) -> Option<Self> {
-        let page = reach.allocate(2 * CONNECT_BYTES)?;
-        let quiet = options.policy.detect;
-        let learnt = ControllerInfo { in_capsule_bytes: 0, quiet, instance: None };
+        let page = dma.allocate(2 * CONNECT_BYTES)?;
+        let quiesce_time = options.policy.detect;
+        let controller_info = ControllerInfo { in_capsule_bytes: 0, quiesce_time, instance: None };
         Some(Self {
-            dial,
+            connector,
             options,
-            reach,
+            dma,
             events: Arc::default(),
             stage: ControllerStage::Backoff { until: now },
             registers: Registers::new(),
@@ -155,57 +155,57 @@ impl HostTransport {
             caches,
             path,
             association: None,
-            partings: Vec::new(),
-            left: Vec::new(),
+            draining: Vec::new(),
+            undrained: Vec::new(),
             queues: BTreeMap::new(),
             admin_doorbell: TailDoorbell::default(),
             page,
             cntlid: 0,
-            learnt,
+            controller_info,
             lost_since: None,
-            is_known: false,
+            was_ready: false,
             why: None,
-            may_linger: false,
-            silent_since: now,
-            wanted: None,
-            next_try: now,
-            ready_within: Span::default(),
+            may_execute_late: false,
+            last_sent_at: now,
+            desired_state: None,
+            next_connect_at: now,
+            ready_timeout: Span::default(),
             has_changed: false,
-            counts: ConnectionStats::default(),
+            stats: ConnectionStats::default(),
         })
     }
 
     /// Performs a bounded amount of work.
-    pub(crate) fn turn(&mut self, now: Instant) {
-        self.partings.retain_mut(|drain| !drain.is_drained(now));
-        self.turn_admin(now);
-        if !self.left.is_empty() {
+    pub(crate) fn poll(&mut self, now: Instant) {
+        self.draining.retain_mut(|drain| !drain.is_drained(now));
+        self.poll_admin(now);
+        if !self.undrained.is_empty() {
             self.reap_drained(now);
         }
         if self.events.take().is_some() {
             self.check_queues(now);
         }
-        self.turn_queues(now);
+        self.poll_queues(now);
         self.advance_state(now);
-        self.reach.set_holds(self.has_unfenced_io());
+        self.dma.set_in_use(self.has_unfenced_io());
     }
 
-    /// Latest time of the next call of [`turn`](Self::turn).
+    /// Latest time of the next call of [`poll`](Self::poll).
     pub(crate) fn wake_at(&self, now: Instant) -> Instant {
         let admin = self.admin.as_ref().map_or(Instant::NEVER, AdminConnection::wake_at);
         let queues = self.queues.values().map(|queue| queue.wake_at(now));
-        let left = self.left.iter().map(|(_, drain, _)| drain);
-        let partings = self.partings.iter().chain(left).map(ZeroCopyDrain::wake_at);
-        queues.chain(partings).fold(admin.min(self.stage_wake_at(now)), Instant::min)
+        let undrained = self.undrained.iter().map(|(_, drain, _)| drain);
+        let draining = self.draining.iter().chain(undrained).map(ZeroCopyDrain::wake_at);
+        queues.chain(draining).fold(admin.min(self.stage_wake_at(now)), Instant::min)
     }
 
-    /// Closes what can be closed, because `turn` will not be called any more.
-    pub(crate) fn abandon(&mut self) {
+    /// Closes what can be closed, because `poll` will not be called any more.
+    pub(crate) fn close(&mut self) {
         self.close_admin();
         self.close_queues();
-        self.note_closed_queues();
+        self.reap_closed_queues();
         // The old controller may still execute commands, but accesses no memory of this process.
-        self.reach.set_holds(!self.are_queues_closed() || !self.partings.is_empty());
+        self.dma.set_in_use(!self.are_queues_closed() || !self.draining.is_empty());
     }
 
     /// Whether CSTS has changed since the last call.
@@ -215,13 +215,13 @@ impl HostTransport {
 
     /// Stores facts from Identify Controller.
     pub(crate) fn set_controller_info(&mut self, page: &tenmil_wire::identify::IdentifyController) {
-        self.learnt = ControllerInfo::of(page, self.options.policy.detect);
+        self.controller_info = ControllerInfo::of(page, self.options.policy.detect);
     }
 
     /// Sets the cache instance of its namespace.
     pub(crate) fn identify_cache(&self, instance: Option<CacheInstance>) {
         if let Some(association) = &self.association {
-            self.caches.identify(association, instance);
+            self.caches.set_cache_instance(association, instance);
         }
     }
 
@@ -233,7 +233,7 @@ impl HostTransport {
     /// Records that the controller is completely ready, which ends a loss.
     pub(crate) fn recovered(&mut self) {
         self.lost_since = None;
-        self.is_known = true;
+        self.was_ready = true;
     }
 
     /// Since when the connection has been lost.
@@ -246,8 +246,8 @@ impl HostTransport {
         self.why.as_deref()
     }
 
-    pub(crate) fn counts(&self) -> ConnectionStats {
-        self.counts
+    pub(crate) fn stats(&self) -> ConnectionStats {
+        self.stats
     }
 
     pub(crate) fn options(&self) -> &Options {
@@ -255,7 +255,7 @@ impl HostTransport {
     }
 
     pub(crate) fn peer(&self) -> String {
-        self.dial.peer()
+        self.connector.peer()
     }
 
     pub(crate) fn cntlid(&self) -> u16 {
@@ -263,8 +263,8 @@ impl HostTransport {
     }
 
     /// Sets the waker for events of queues.
-    pub(crate) fn wakes(&self, sleeper: SharedWaker) {
-        self.events.set_waker(sleeper);
+    pub(crate) fn set_waker(&self, waker: SharedWaker) {
+        self.events.set_waker(waker);
     }
 
     /// Wake source of the admin connection.
@@ -273,17 +273,17 @@ impl HostTransport {
     }
 
     pub(crate) fn arm(&mut self) -> bool {
-        self.events.is_pending() || self.admin.as_mut().is_some_and(|admin| admin.exchange.arm())
+        self.events.is_pending() || self.admin.as_mut().is_some_and(|admin| admin.connection.arm())
     }
 
     pub(crate) fn disarm(&mut self) {
         if let Some(admin) = &mut self.admin {
-            admin.exchange.disarm();
+            admin.connection.disarm();
         }
     }
 
     fn memory(&self) -> SharedHostMemory {
-        SharedHostMemory::new(self.reach.pool())
+        SharedHostMemory::new(self.dma.pool())
     }
 
     /// Stores the Connect data, for the admin queue or for I/O queues.
@@ -293,16 +293,16 @@ impl HostTransport {
             false => (CONNECT_BYTES, self.cntlid),
         };
         // In range: the page has the size of both.
-        let place = self.page.slice(at, CONNECT_BYTES).unwrap_or_default();
-        queue_connect::store_connect_data(self.reach.pool(), place, &self.options, cntlid);
-        place
+        let segment = self.page.slice(at, CONNECT_BYTES).unwrap_or_default();
+        queue_connect::store_connect_data(self.dma.pool(), segment, &self.options, cntlid);
+        segment
     }
 }
 
 impl Drop for HostTransport {
     fn drop(&mut self) {
-        self.abandon();
-        self.reach.release(self.page);
+        self.close();
+        self.dma.release(self.page);
     }
 }
 
@@ -316,19 +316,25 @@ impl Registers {
             csts: ControllerStatus::zeroed(),
             aqa: 0,
             admin: RingAddresses::default(),
-            is_gone: false,
+            is_removed: false,
         }
     }
 
     /// Sets CAP as the driver reads it: queue limits come from the controller, timeouts from the policy.
-    fn set_controller_info(&mut self, cap: Capabilities, vs: u32, options: &Options, quiet: Span) {
+    fn set_controller_info(
+        &mut self,
+        cap: Capabilities,
+        vs: u32,
+        options: &Options,
+        quiesce_time: Span,
+    ) {
         // A disable takes one Property Set, its completion, and the drain of the old controller.
-        let closing = Span { ns: 2 * options.policy.detect.ns + quiet.ns };
-        self.cap = Capabilities::zeroed().with(|presented| {
-            presented
+        let disable_time = Span { ns: 2 * options.policy.detect.ns + quiesce_time.ns };
+        self.cap = Capabilities::zeroed().with(|cap_presented| {
+            cap_presented
                 .mqes(cap.mqes())
                 .cqr(true)
-                .to(u8::try_from(units(closing)).unwrap_or(u8::MAX))
+                .to(u8::try_from(units(disable_time)).unwrap_or(u8::MAX))
                 .css_nvm(cap.css_nvm())
                 .css_io(cap.css_io())
                 .css_none(cap.css_none())
@@ -348,9 +354,9 @@ impl Registers {
     }
 
     fn ready_timeouts(options: &Options) -> u32 {
-        let longest =
+        let reconnect_time =
             Span { ns: options.policy.give_up.ns.saturating_add(options.policy.connect.ns) };
-        let units = u16::try_from(units(longest)).unwrap_or(u16::MAX);
+        let units = u16::try_from(units(reconnect_time)).unwrap_or(u16::MAX);
         ReadyTimeouts::zeroed().with(|timeouts| timeouts.crwmt(units)).0
     }
 }
@@ -372,12 +378,12 @@ impl ControllerInfo {
         // missed the completion in that time.
         let intervals = if page.tbkas() { 3 } else { 2 };
         // Controllers round the requested time up (section 5.1.25.1.8).
-        let step = Span::from_ms(KEEP_ALIVE_UNIT_MS * u64::from(page.kas().max(1)));
-        let interval = detect.ns.next_multiple_of(step.ns);
+        let granularity = Span::from_ms(KEEP_ALIVE_UNIT_MS * u64::from(page.kas().max(1)));
+        let interval = detect.ns.next_multiple_of(granularity.ns);
         let quiesce = Span::from_ms(page.cqt().into());
-        let quiet = Span { ns: intervals * interval + quiesce.ns };
+        let quiesce_time = Span { ns: intervals * interval + quiesce.ns };
         let instance = Some((page.ciu(), page.cirn())).filter(|(ciu, _)| *ciu != 0);
-        Self { in_capsule_bytes, quiet, instance }
+        Self { in_capsule_bytes, quiesce_time, instance }
     }
 }
 
@@ -385,24 +391,24 @@ impl ControllerInfo {
 const KEEP_ALIVE_UNIT_MS: u64 = 100;
 
 #[expect(clippy::cast_possible_truncation, reason = "property offsets end long before 4 GiB")]
-const fn at(offset: usize) -> u32 {
+const fn offset_u32(offset: usize) -> u32 {
     offset as u32
 }
 
-const CAP: u32 = at(offset::CAP);
-const VS: u32 = at(offset::VS);
-const CC: u32 = at(offset::CC);
-const CSTS: u32 = at(offset::CSTS);
-const AQA: u32 = at(offset::AQA);
-const ASQ: u32 = at(offset::ASQ);
-const ACQ: u32 = at(offset::ACQ);
-const CRTO: u32 = at(offset::CRTO);
+const CAP: u32 = offset_u32(offset::CAP);
+const VS: u32 = offset_u32(offset::VS);
+const CC: u32 = offset_u32(offset::CC);
+const CSTS: u32 = offset_u32(offset::CSTS);
+const AQA: u32 = offset_u32(offset::AQA);
+const ASQ: u32 = offset_u32(offset::ASQ);
+const ACQ: u32 = offset_u32(offset::ACQ);
+const CRTO: u32 = offset_u32(offset::CRTO);
 
 impl Mmio for HostTransport {
     type Doorbell = TailDoorbell;
 
     fn read32(&mut self, offset: u32) -> u32 {
-        if self.registers.is_gone {
+        if self.registers.is_removed {
             return register::ALL_ONES;
         }
         match offset {
@@ -416,7 +422,7 @@ impl Mmio for HostTransport {
     }
 
     fn read64(&mut self, offset: u32) -> u64 {
-        if self.registers.is_gone {
+        if self.registers.is_removed {
             return u64::MAX;
         }
         match offset {
@@ -445,7 +451,7 @@ impl Mmio for HostTransport {
 
     /// Only the submission doorbell of the admin queue is read.
     fn doorbell(&mut self, offset: u32) -> TailDoorbell {
-        match offset - at(offset::DOORBELLS) {
+        match offset - offset_u32(offset::DOORBELLS) {
             0 => self.admin_doorbell.clone(),
             _ => TailDoorbell::default(),
         }
@@ -473,7 +479,7 @@ mod tests {
             (5000, false, 0, 0, 10_000),
         ] {
             let page = IdentifyController::zeroed().with(|id| id.tbkas(tbkas).kas(kas).cqt(cqt));
-            let found = ControllerInfo::of(&page, Span::from_ms(detect_ms)).quiet;
+            let found = ControllerInfo::of(&page, Span::from_ms(detect_ms)).quiesce_time;
             assert_eq!(found, Span::from_ms(quiet_ms), "{detect_ms} {tbkas} {kas} {cqt}");
         }
     }

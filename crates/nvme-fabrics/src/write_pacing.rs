@@ -21,11 +21,11 @@ pub(crate) const BUDGET_CONTENDED: SendBudget = SendBudget { bytes: 64 << 10, se
 /// A read of at least this size does not count as small I/O.
 pub(crate) const LARGE: u32 = 32 << 10;
 /// Between two portions: commands and their in-capsule data only.
-const AT_REST: SendBudget = SendBudget { bytes: 0, sends: 1 };
+const BUDGET_PAUSED: SendBudget = SendBudget { bytes: 0, sends: 1 };
 /// How long after a completion of small I/O another one is expected.
-const EXPECTED: Span = Span::from_ms(1);
+const SMALL_IO_WINDOW: Span = Span::from_ms(1);
 /// Maximum pause between portions: an iteration that took longer was delayed by something else.
-const REST_MAX: Span = Span::from_ms(1);
+const PAUSE_MAX: Span = Span::from_ms(1);
 
 /// Budget of large data per iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,53 +37,53 @@ pub(crate) struct SendBudget {
 
 thread_local! {
     /// Start of the current iteration of this thread.
-    static NOW: Cell<Instant> = const { Cell::new(Instant { ns: 0 }) };
+    static ITERATION_START: Cell<Instant> = const { Cell::new(Instant { ns: 0 }) };
     /// Until when a completion of small I/O is expected.
-    static UNTIL: Cell<Instant> = const { Cell::new(Instant { ns: 0 }) };
+    static SMALL_IO_UNTIL: Cell<Instant> = const { Cell::new(Instant { ns: 0 }) };
     /// Large data was sent in the current iteration.
-    static HAVE_GONE: Cell<bool> = const { Cell::new(false) };
+    static LARGE_DATA_SENT: Cell<bool> = const { Cell::new(false) };
     /// Until when no large data is to be sent.
-    static REST_UNTIL: Cell<Instant> = const { Cell::new(Instant { ns: 0 }) };
+    static PAUSED_UNTIL: Cell<Instant> = const { Cell::new(Instant { ns: 0 }) };
 }
 
 /// Starts a simulation on this thread: resets the state, because its time starts anew.
 #[doc(hidden)]
 pub fn begin_simulation() {
-    HAVE_GONE.set(false);
-    for cell in [&NOW, &UNTIL, &REST_UNTIL] {
+    LARGE_DATA_SENT.set(false);
+    for cell in [&ITERATION_START, &SMALL_IO_UNTIL, &PAUSED_UNTIL] {
         cell.set(Instant { ns: 0 });
     }
 }
 
 /// Starts an iteration of this thread.
 #[inline]
-pub(crate) fn turn(now: Instant) {
-    let before = NOW.replace(now);
-    if HAVE_GONE.get() && now > before {
-        HAVE_GONE.set(false);
-        REST_UNTIL.set(now.after(now.since(before).min(REST_MAX)));
+pub(crate) fn begin_iteration(now: Instant) {
+    let before = ITERATION_START.replace(now);
+    if LARGE_DATA_SENT.get() && now > before {
+        LARGE_DATA_SENT.set(false);
+        PAUSED_UNTIL.set(now.after(now.since(before).min(PAUSE_MAX)));
     }
 }
 
 /// Records that large data is sent in this iteration.
 #[inline]
 pub(crate) fn note_large_send() {
-    HAVE_GONE.set(true);
+    LARGE_DATA_SENT.set(true);
 }
 
 /// Records a completion of small I/O.
 #[inline]
 pub(crate) fn note_small_completion() {
-    UNTIL.set(NOW.get().after(EXPECTED));
+    SMALL_IO_UNTIL.set(ITERATION_START.get().after(SMALL_IO_WINDOW));
 }
 
 /// Current budget of large data.
 #[inline]
-pub(crate) fn portion() -> SendBudget {
-    let now = NOW.get();
-    match now < UNTIL.get() {
+pub(crate) fn send_budget() -> SendBudget {
+    let now = ITERATION_START.get();
+    match now < SMALL_IO_UNTIL.get() {
         false => BUDGET_UNCONTENDED,
-        true if HAVE_GONE.get() || now < REST_UNTIL.get() => AT_REST,
+        true if LARGE_DATA_SENT.get() || now < PAUSED_UNTIL.get() => BUDGET_PAUSED,
         true => BUDGET_CONTENDED,
     }
 }
@@ -93,42 +93,45 @@ mod tests {
     use tenmil_base::{Instant, Span};
 
     use super::{
-        AT_REST, BUDGET_CONTENDED, BUDGET_UNCONTENDED, EXPECTED, REST_MAX, note_large_send,
-        note_small_completion, portion, turn,
+        BUDGET_CONTENDED, BUDGET_PAUSED, BUDGET_UNCONTENDED, PAUSE_MAX, SMALL_IO_WINDOW,
+        begin_iteration, note_large_send, note_small_completion, send_budget,
     };
 
     #[test]
     fn portions_are_small_for_a_while_after_an_answer() {
         let now = Instant { ns: 5_000_000 };
-        turn(now);
-        assert_eq!(portion(), BUDGET_UNCONTENDED);
+        begin_iteration(now);
+        assert_eq!(send_budget(), BUDGET_UNCONTENDED);
         note_small_completion();
-        turn(now.after(Span { ns: EXPECTED.ns - 1 }));
-        assert_eq!(portion(), BUDGET_CONTENDED);
-        turn(now.after(EXPECTED));
-        assert_eq!(portion(), BUDGET_UNCONTENDED);
+        begin_iteration(now.after(Span { ns: SMALL_IO_WINDOW.ns - 1 }));
+        assert_eq!(send_budget(), BUDGET_CONTENDED);
+        begin_iteration(now.after(SMALL_IO_WINDOW));
+        assert_eq!(send_budget(), BUDGET_UNCONTENDED);
     }
 
     #[test]
     fn after_a_turn_with_data_the_others_have_as_much_time() {
         let at = |us: u64| Instant { ns: 5_000_000 + 1_000 * us };
-        turn(at(0));
+        begin_iteration(at(0));
         note_small_completion();
-        assert_eq!(portion(), BUDGET_CONTENDED);
+        assert_eq!(send_budget(), BUDGET_CONTENDED);
         note_large_send();
-        turn(at(0));
-        assert_eq!(portion(), AT_REST, "one has had this turn's portion");
-        for (us, expected) in
-            [(30, AT_REST), (59, AT_REST), (60, BUDGET_CONTENDED), (70, BUDGET_CONTENDED)]
-        {
-            turn(at(us));
-            assert_eq!(portion(), expected, "after {us} us");
+        begin_iteration(at(0));
+        assert_eq!(send_budget(), BUDGET_PAUSED, "one has had this turn's portion");
+        for (us, expected) in [
+            (30, BUDGET_PAUSED),
+            (59, BUDGET_PAUSED),
+            (60, BUDGET_CONTENDED),
+            (70, BUDGET_CONTENDED),
+        ] {
+            begin_iteration(at(us));
+            assert_eq!(send_budget(), expected, "after {us} us");
         }
         note_large_send();
-        turn(at(70).after(REST_MAX).after(REST_MAX));
+        begin_iteration(at(70).after(PAUSE_MAX).after(PAUSE_MAX));
         note_small_completion();
-        assert_eq!(portion(), AT_REST);
-        turn(at(70).after(REST_MAX).after(REST_MAX).after(REST_MAX));
-        assert_eq!(portion(), BUDGET_UNCONTENDED, "nobody waits any more");
+        assert_eq!(send_budget(), BUDGET_PAUSED);
+        begin_iteration(at(70).after(PAUSE_MAX).after(PAUSE_MAX).after(PAUSE_MAX));
+        assert_eq!(send_budget(), BUDGET_UNCONTENDED, "nobody waits any more");
     }
 }

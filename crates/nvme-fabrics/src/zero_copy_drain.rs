@@ -10,8 +10,8 @@ use crate::queue_connection::QueueConnection;
 
 /// A closed connection that is being drained.
 pub(crate) struct ZeroCopyDrain {
-    exchange: QueueConnection,
-    next_look: Instant,
+    connection: QueueConnection,
+    next_check: Instant,
 }
 
 /// Interval of checks for released memory.
@@ -19,27 +19,27 @@ const INTERVAL: Span = Span::from_ms(1);
 
 impl ZeroCopyDrain {
     /// Closes a connection; `None` if it is drained already. If an outstanding command may do harm
-    /// (`may_linger`), or memory is still referenced, unsent data in the socket is discarded; a plain
+    /// (`may_execute_late`), or memory is still referenced, unsent data in the socket is discarded; a plain
     /// close would have the kernel deliver it.
-    pub(crate) fn begin(mut exchange: QueueConnection, may_linger: bool) -> Option<Self> {
-        let is_read = exchange.has_kernel_references();
-        if may_linger || is_read {
-            exchange.abandon();
+    pub(crate) fn begin(mut connection: QueueConnection, may_execute_late: bool) -> Option<Self> {
+        let is_referenced = connection.has_kernel_references();
+        if may_execute_late || is_referenced {
+            connection.abort();
         }
-        is_read.then_some(Self { exchange, next_look: Instant::default() })
+        is_referenced.then_some(Self { connection, next_check: Instant::default() })
     }
 
     /// Whether the kernel has released everything.
     pub(crate) fn is_drained(&mut self, now: Instant) -> bool {
-        if now < self.next_look {
+        if now < self.next_check {
             return false;
         }
-        self.next_look = now.after(INTERVAL);
-        !self.exchange.has_kernel_references()
+        self.next_check = now.after(INTERVAL);
+        !self.connection.has_kernel_references()
     }
 
     /// Time of the next check.
     pub(crate) const fn wake_at(&self) -> Instant {
-        self.next_look
+        self.next_check
     }
 }

@@ -53,7 +53,7 @@ struct Line {
 struct Ring(Option<Box<dyn Stream>>);
 
 impl Connector for Line {
-    fn dial(&mut self, now: Instant, _: Instant) -> Box<dyn PendingConnect> {
+    fn begin_connect(&mut self, now: Instant, _: Instant) -> Box<dyn PendingConnect> {
         let options = NetworkOptions::splitting(self.random.next_u64());
         let memory = || Arc::new(self.regions.clone()) as Arc<dyn Memory>;
         let (ours, theirs, network) = network::pair(options, memory(), memory());
@@ -158,7 +158,7 @@ impl House {
             self.now = self.now.after(TURN);
             networks.lock().unwrap().iter().for_each(|network| network.advance(self.now));
             self.turn_guests();
-            if let Some(ended) = calling.turn(self.now) {
+            if let Some(ended) = calling.poll(self.now) {
                 break ended.unwrap();
             }
         };

@@ -51,7 +51,7 @@ struct CountingNet {
 }
 
 struct Dialling {
-    dialled: Box<dyn PendingConnect>,
+    pending: Box<dyn PendingConnect>,
     came: Arc<Came>,
 }
 
@@ -59,14 +59,14 @@ impl PendingConnect for Dialling {
     fn poll(&mut self, now: Instant) -> Option<Result<Box<dyn Stream>, StreamError>> {
         let came = Arc::clone(&self.came);
         let counting = |stream| Box::new(Counting { stream, came }) as Box<dyn Stream>;
-        self.dialled.poll(now).map(|stream| stream.map(counting))
+        self.pending.poll(now).map(|stream| stream.map(counting))
     }
 }
 
 impl Connector for CountingNet {
-    fn dial(&mut self, now: Instant, until: Instant) -> Box<dyn PendingConnect> {
-        let dialled = self.net.dial(now, until);
-        Box::new(Dialling { dialled, came: Arc::clone(&self.came) })
+    fn begin_connect(&mut self, now: Instant, until: Instant) -> Box<dyn PendingConnect> {
+        let pending = self.net.begin_connect(now, until);
+        Box::new(Dialling { pending, came: Arc::clone(&self.came) })
     }
 
     fn peer(&self) -> String {

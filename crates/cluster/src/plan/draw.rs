@@ -146,7 +146,7 @@ impl Draw {
             think: Span::from_us(self.pick(&[2_000, 20_000, 60_000])),
             blocks: self.pick(&[8, 24, 64]),
             request_blocks_max: self.pick(&[1, 8, 24]),
-            spread: self.pick(&[
+            io_policy: self.pick(&[
                 IoPolicy::ActivePassive,
                 IoPolicy::RoundRobin,
                 IoPolicy::QueueDepth,

@@ -107,7 +107,7 @@ impl Attached {
         let shared = Arc::new(RemoteState { remote: Mutex::new(kept) });
         let tended = Arc::clone(&shared);
         // From here on an event of the connection wakes the admin thread.
-        shared.lock().remote.wakes(wake_set.waker());
+        shared.lock().remote.set_waker(wake_set.waker());
         let thread = wake_set.begin(name, clock, |stop, idle_wait| TcpAdminLoop {
             shared: tended,
             stop,
@@ -210,8 +210,8 @@ impl QueueSource for Attached {
         kept.disconnected_since.is_none() && kept.lost.is_none()
     }
 
-    fn with_sleep(queue: FabricsChannel, wait_set: Box<dyn WaitHandle>) -> FabricsChannel {
-        queue.with_sleep(wait_set)
+    fn with_wait_handle(queue: FabricsChannel, wait_set: Box<dyn WaitHandle>) -> FabricsChannel {
+        queue.with_wait_handle(wait_set)
     }
 
     fn clock(&self) -> (&Clock, &TimeoutPolicy) {
@@ -260,7 +260,7 @@ impl QueueSource for Attached {
     }
 
     fn abandon(&self, queue: &mut FabricsChannel) -> bool {
-        queue.abandon(self.clock.now())
+        queue.drain(self.clock.now())
     }
 }
 
@@ -283,12 +283,12 @@ impl RemoteControllerState {
             match event {
                 Event::AdminCompleted(completion) => self.completions.push(completion),
                 Event::QueuePairRefused { id, status } => {
-                    let why = self.remote.why().unwrap_or_else(|| status.to_string());
+                    let why = self.remote.last_error().unwrap_or_else(|| status.to_string());
                     self.wanted.refused(now, id, &why);
                 }
                 Event::Dead(error) => self.lose(error.to_string()),
                 Event::Removed => {
-                    let why = self.remote.why();
+                    let why = self.remote.last_error();
                     self.lose(why.unwrap_or_else(|| "the controller was removed".to_owned()));
                 }
                 Event::Notice { .. } => self.pulse.notices += 1,
@@ -296,14 +296,14 @@ impl RemoteControllerState {
                     self.growth.set_size(to_blocks);
                 }
                 Event::ResetStarted { cause } => {
-                    // Invalid data from the peer is the more precise cause; `remote.why()` is the
+                    // Invalid data from the peer is the more precise cause; `remote.last_error()` is the
                     // reason of the transport.
                     let lie = match cause {
                         ResetCause::InvalidData(lie) => Some(lie.to_string()),
                         _ => None,
                     };
                     let is_other = lie.is_some() && self.pulse.disconnect_reason != lie;
-                    let why = lie.or_else(|| self.remote.why());
+                    let why = lie.or_else(|| self.remote.last_error());
                     let why = why.unwrap_or_else(|| "it is being reset".to_owned());
                     // Several resets may follow before the connection is restored. They are
                     // reported once, unless the cause changes.
@@ -394,14 +394,14 @@ fn bring_up(
     teller: &PathNotifier,
 ) -> Result<FabricsController, Error> {
     let refuse = |error: &ConnectError| Error::new(error.category(), error.to_string());
-    let dial = Box::new(TcpConnector::new(&name.address, regions, &name.sockets));
+    let connector = Box::new(TcpConnector::new(&name.address, regions, &name.sockets));
     let wishes = ControllerOptions { queue_pairs: name.queues, ..ControllerOptions::default() };
     let options = name.options.clone();
-    let mut calling = Connecting::begin(pool, dial, options, wishes, clock.now())
+    let mut calling = Connecting::begin(pool, connector, options, wishes, clock.now())
         .map_err(|error| refuse(&error))?;
     // First the admin connection, then the controller.
     let mut remote = loop {
-        if let Some(ended) = calling.turn(clock.now()) {
+        if let Some(ended) = calling.poll(clock.now()) {
             break ended.map_err(|error| refuse(&error))?;
         }
         tenmil_linux::thread::sleep(PAUSE);
@@ -410,11 +410,11 @@ fn bring_up(
         match remote.poll(clock.now()) {
             Some(Event::Ready) => return Ok(remote),
             Some(Event::Dead(error)) => {
-                let why = remote.why().unwrap_or_else(|| error.to_string());
+                let why = remote.last_error().unwrap_or_else(|| error.to_string());
                 return Err(Error::remote(format!("call tcp://{}: {why}", name.address)));
             }
             Some(Event::Removed) => {
-                let why = remote.why().unwrap_or_else(|| ALL_ONES.to_owned());
+                let why = remote.last_error().unwrap_or_else(|| ALL_ONES.to_owned());
                 return Err(Error::remote(format!("call tcp://{}: {why}", name.address)));
             }
             Some(event) => teller.notify_controller_event(event),

@@ -37,7 +37,7 @@ pub(super) trait QueueSource: Send + Sync + 'static {
     fn is_up(&self) -> bool;
 
     /// What the thread of a queue sleeps on.
-    fn with_sleep(queue: Self::Queue, sleep: Box<dyn WaitHandle>) -> Self::Queue;
+    fn with_wait_handle(queue: Self::Queue, sleep: Box<dyn WaitHandle>) -> Self::Queue;
 
     /// The clock of the queues, and when what waits for a connection fails.
     fn clock(&self) -> (&Clock, &TimeoutPolicy);
@@ -53,7 +53,7 @@ pub(super) trait QueueSource: Send + Sync + 'static {
         let ticket = self.open_queue()?;
         let taken = loop {
             match self.take_queue(ticket) {
-                Ok(Some(queue)) => return Ok(Self::with_sleep(queue, Box::new(idle_wait))),
+                Ok(Some(queue)) => return Ok(Self::with_wait_handle(queue, Box::new(idle_wait))),
                 Ok(None) if clock.now() < end => tenmil_linux::thread::yield_now(),
                 Ok(None) => {
                     let address = self.address();
@@ -223,7 +223,7 @@ impl<Q: QueueSource> RemoteChannel<Q> {
         let Queue::Opening(opening) = &mut self.queue else { return Ok(true) };
         let Some(queue) = self.behind.take_queue(opening.ticket)? else { return Ok(false) };
         let mut queue = match opening.sleep.take() {
-            Some(sleep) => Q::with_sleep(queue, sleep),
+            Some(sleep) => Q::with_wait_handle(queue, sleep),
             None => queue,
         };
         queue.ack_losses(opening.acknowledged);

@@ -16,7 +16,7 @@ pub(super) struct TcpConnector {
 
 /// A connection attempt in progress.
 struct TcpConnect {
-    dial: Option<socket::ConnectOp>,
+    connect: Option<socket::ConnectOp>,
     /// Why it failed.
     problem: Option<String>,
     sockets: SocketFactory,
@@ -35,13 +35,13 @@ impl TcpConnector {
 }
 
 impl Connector for TcpConnector {
-    fn dial(&mut self, now: Instant, until: Instant) -> Box<dyn PendingConnect> {
-        let (dial, problem) = match socket::ConnectOp::start(&self.address, &self.pool, now, until)
-        {
-            Ok(dial) => (Some(dial), None),
-            Err(error) => (None, Some(error.to_string())),
-        };
-        Box::new(TcpConnect { dial, problem, sockets: self.sockets.with_own_counters() })
+    fn begin_connect(&mut self, now: Instant, until: Instant) -> Box<dyn PendingConnect> {
+        let (connect, problem) =
+            match socket::ConnectOp::start(&self.address, &self.pool, now, until) {
+                Ok(connect) => (Some(connect), None),
+                Err(error) => (None, Some(error.to_string())),
+            };
+        Box::new(TcpConnect { connect, problem, sockets: self.sockets.with_own_counters() })
     }
 
     fn peer(&self) -> String {
@@ -54,7 +54,7 @@ impl PendingConnect for TcpConnect {
         if let Some(problem) = self.problem.take() {
             return Some(Err(StreamError(problem)));
         }
-        Some(match self.dial.as_mut()?.poll(now)? {
+        Some(match self.connect.as_mut()?.poll(now)? {
             Ok(socket) => {
                 self.sockets.stream(socket).map_err(|error| StreamError(error.to_string()))
             }
@@ -63,6 +63,6 @@ impl PendingConnect for TcpConnect {
     }
 
     fn wake_source(&self) -> WakeSource<'_> {
-        self.dial.as_ref().map_or(WakeSource::None, socket::ConnectOp::wake_source)
+        self.connect.as_ref().map_or(WakeSource::None, socket::ConnectOp::wake_source)
     }
 }

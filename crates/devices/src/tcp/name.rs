@@ -25,7 +25,7 @@ pub struct TcpName {
     /// `HOST:PORT` of the other paths to the same namespace.
     pub others: Vec<String>,
     /// I/O policy: how requests are distributed over paths of equal ANA state.
-    pub spread: IoPolicy,
+    pub io_policy: IoPolicy,
     /// Which controllers share a volatile write cache. Determines which losses make a flush fail.
     pub cache: CacheScope,
     /// Kinds of requests that have connections of their own.
@@ -89,15 +89,16 @@ impl TcpName {
         name.queues = u16::try_from(queues).unwrap_or(1);
         name.maps.read = fields.choice("read-queue", &YES_OR_NO)?.unwrap_or(false);
         name.maps.poll = fields.choice("poll-queue", &YES_OR_NO)?.unwrap_or(false);
-        let spread = fields.choice("iopolicy", &IoPolicy::NAMES)?;
+        let io_policy = fields.choice("iopolicy", &IoPolicy::NAMES)?;
         let cache = fields.choice("write-cache", &CacheScope::NAMES)?;
-        for (key, is_given) in [("iopolicy", spread.is_some()), ("write-cache", cache.is_some())] {
+        for (key, is_given) in [("iopolicy", io_policy.is_some()), ("write-cache", cache.is_some())]
+        {
             if is_given && name.others.is_empty() {
                 let expected = "expected tcp://HOST:PORT,HOST:PORT/NQN";
                 return Err(uri.refuse(format!("{key} is for several paths, {expected}")));
             }
         }
-        name.spread = spread.unwrap_or_default();
+        name.io_policy = io_policy.unwrap_or_default();
         name.cache = cache.unwrap_or_default();
         let options = &mut name.options;
         if let Some(digest) = fields.choice("hdgst", &DIGESTS)? {
@@ -134,7 +135,7 @@ impl TcpName {
         Self {
             address: address.to_owned(),
             others: Vec::new(),
-            spread: IoPolicy::default(),
+            io_policy: IoPolicy::default(),
             cache: CacheScope::default(),
             maps: QueueMapOptions::default(),
             namespace: 1,

@@ -17,7 +17,7 @@ pub(super) struct PathNotifier {
     paths: DevicePaths,
     policy: TimeoutPolicy,
     /// Whether changes of a single path are logged.
-    is_for_people: bool,
+    is_for_operator: bool,
 }
 
 /// Paths of all devices of this process, for RPC methods.
@@ -29,12 +29,12 @@ impl PathNotifier {
         let device = format!("tcp://{}/{}", addresses.join(","), name.options.subsystem);
         let paths = TABLE.add(device.clone(), addresses.iter().cloned());
         // `discover --watch` reports the state of a discovery service itself.
-        let is_for_people = !name.options.is_discovery();
-        Self { device, addresses, paths, policy: name.options.policy, is_for_people }
+        let is_for_operator = !name.options.is_discovery();
+        Self { device, addresses, paths, policy: name.options.policy, is_for_operator }
     }
 
     pub(super) fn report(&self, event: &PathEvent) {
-        if !event.is_for_people() {
+        if !event.is_for_operator() {
             return;
         }
         if let Some(change) = change_of(event) {
@@ -57,7 +57,7 @@ impl PathNotifier {
     /// Reports that the only path was lost for this reason and is being reconnected.
     pub(super) fn notify_lost(&self, why: &str) {
         self.paths.record(PathChange::Lost(0, why));
-        if self.is_for_people {
+        if self.is_for_operator {
             let TimeoutPolicy { retry, fail_fast, give_up, .. } = self.policy;
             self.say(format_args!(
                 "connection lost ({why}); reconnecting every {retry} for up to {give_up}, and what waits \
@@ -69,7 +69,7 @@ impl PathNotifier {
     /// Reports that the only path was restored after `disconnect_reason`.
     pub(super) fn notify_restored(&self, disconnect_reason: Span) {
         self.notify_up();
-        if self.is_for_people {
+        if self.is_for_operator {
             self.say(format_args!("it is there again, after {}", in_ms(disconnect_reason)));
         }
     }
@@ -77,7 +77,7 @@ impl PathNotifier {
     /// Reports that the only path was given up for this reason.
     pub(super) fn notify_removed(&self, why: &str) {
         self.paths.record(PathChange::Lost(0, why));
-        if self.is_for_people {
+        if self.is_for_operator {
             self.say(format_args!("removed: {why}"));
         }
     }

@@ -64,11 +64,11 @@ impl MultipathDevice {
             pool.map_on_demand();
             let (address, regions) = (address.to_owned(), regions.clone());
             let sockets = name.sockets.clone();
-            let dial = move || {
+            let make_connector = move || {
                 Box::new(TcpConnector::new(&address, &regions, &sockets))
                     as Box<dyn tenmil_nvme_fabrics::Connector>
             };
-            setups.push(PathSetup { pool, dial: Box::new(dial) });
+            setups.push(PathSetup { pool, make_connector: Box::new(make_connector) });
             memory.push(Arc::new(region));
         }
         let wake_set = AdminThreadBuilder::make(name)?;
@@ -77,7 +77,7 @@ impl MultipathDevice {
         let shared = Arc::new(Mutex::new(multipath));
         let teller = Arc::new(PathNotifier::new(name));
         reach(name, &teller, &shared, &clock)?;
-        lock(&shared).wakes(wake_set.idle_wait().waker());
+        lock(&shared).set_waker(wake_set.idle_wait().waker());
         let (tended, told) = (Arc::clone(&shared), Arc::clone(&teller));
         let growth = Arc::new(SizeWatch::default());
         let grown = Arc::clone(&growth);
@@ -97,7 +97,7 @@ impl MultipathDevice {
     fn check(&self, multipath: &Multipath, now: Instant) -> Result<(), Error> {
         let address = &self.name.address;
         let refused = || Error::remote(format!("tcp://{address}: all paths have been given up"));
-        multipath.is_there(now).then_some(()).ok_or_else(refused)
+        multipath.is_usable(now).then_some(()).ok_or_else(refused)
     }
 
     /// A queue to the namespace that the paths lead to, and to no other.
@@ -122,7 +122,7 @@ fn wishes(name: &TcpName) -> MultipathOptions {
         options: name.options.clone(),
         controller: ControllerOptions { queue_pairs: name.queues, ..ControllerOptions::default() },
         namespace: name.namespace,
-        spread: name.spread,
+        io_policy: name.io_policy,
         cache: name.cache,
         queue: QueuePairOptions { depth: name.depth + 1, vector: None, techniques },
         sizes: QueueSizes::default(),
@@ -221,8 +221,11 @@ impl QueueSource for MultipathDevice {
         lock(&self.shared).down_since().is_none()
     }
 
-    fn with_sleep(queue: MultipathChannel, wait_set: Box<dyn WaitHandle>) -> MultipathChannel {
-        queue.with_sleep(wait_set)
+    fn with_wait_handle(
+        queue: MultipathChannel,
+        wait_set: Box<dyn WaitHandle>,
+    ) -> MultipathChannel {
+        queue.with_wait_handle(wait_set)
     }
 
     fn clock(&self) -> (&Clock, &TimeoutPolicy) {
@@ -279,7 +282,7 @@ impl QueueSource for MultipathDevice {
     }
 
     fn abandon(&self, queue: &mut MultipathChannel) -> bool {
-        queue.abandon(self.clock.now())
+        queue.drain(self.clock.now())
     }
 }
 

@@ -84,7 +84,7 @@ impl identify::Controller for RemoteAdmin {
     }
 
     fn admin(&mut self, command: Command, len_bytes: u32) -> Result<identify::AdminResult, Error> {
-        let reach = self.attached.with(|remote| remote.reach().clone());
+        let reach = self.attached.with(|remote| remote.dma().clone());
         let data = match len_bytes {
             0 => None,
             _ => Some(reach.allocate(len_bytes).ok_or_else(|| {

@@ -272,7 +272,7 @@ impl Drop for Exchange<'_> {
     /// Waits until nothing touches its memory any more.
     fn drop(&mut self) {
         let clock = self.namespace.clock;
-        while !self.queue.queue.abandon(clock.now()) {
+        while !self.queue.queue.drain(clock.now()) {
             tenmil_linux::thread::yield_now();
         }
     }

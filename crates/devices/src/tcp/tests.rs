@@ -91,9 +91,9 @@ fn what_names_nothing_is_refused_with_what_was_expected() {
 fn several_addresses_are_paths_to_the_same_namespace() {
     let two = name(&format!("tcp://127.0.0.1:4420,[::1]:8009/{NQN}?iopolicy=round-robin")).unwrap();
     assert_eq!(two.addresses().collect::<Vec<_>>(), ["127.0.0.1:4420", "[::1]:8009"]);
-    assert_eq!((two.spread, two.others.len()), (IoPolicy::RoundRobin, 1));
+    assert_eq!((two.io_policy, two.others.len()), (IoPolicy::RoundRobin, 1));
     let plain = name(&format!("tcp://a:1,b:1/{NQN}")).unwrap();
-    assert_eq!((plain.spread, plain.cache), (IoPolicy::ActivePassive, CacheScope::Shared));
+    assert_eq!((plain.io_policy, plain.cache), (IoPolicy::ActivePassive, CacheScope::Shared));
     let separate = name(&format!("tcp://a:1,b:1/{NQN}?write-cache=separate")).unwrap();
     assert_eq!(separate.cache, CacheScope::Separate);
     for (text, expected) in [

@@ -39,11 +39,11 @@ use crate::wait_handle::WaitHandle;
 /// handled according to [`CacheScope`](crate::CacheScope).
 pub struct MultipathChannel {
     shared: Arc<PathStates>,
-    desk: Arc<QueueInbox>,
-    lanes: Box<[PathChannel]>,
+    inbox: Arc<QueueInbox>,
+    path_channels: Box<[PathChannel]>,
     views: Box<[PathView]>,
-    route: PathSelector,
-    kept: InflightRequests,
+    selector: PathSelector,
+    inflight: InflightRequests,
     flushes: FlushFanout,
     /// Completed writes may be in a volatile cache.
     has_cache: bool,
@@ -53,27 +53,27 @@ pub struct MultipathChannel {
     down_since: Option<Instant>,
     resumption: Resumption,
     /// Some path is backed off.
-    has_resting: bool,
+    has_backoff: bool,
     /// Completions of requests that were not submitted, or are not retried.
     failed: Vec<IoCompletion>,
-    sleep: Option<Box<dyn WaitHandle>>,
+    wait_handle: Option<Box<dyn WaitHandle>>,
 }
 
 /// One path of a queue.
 struct PathChannel {
-    way: Option<FabricsQueuePair>,
+    queue_pair: Option<FabricsQueuePair>,
     /// State when last checked.
-    condition: QueuePairState,
+    state: QueuePairState,
     /// Details of the last connection loss.
-    cut: Option<ConnectionLossInfo>,
+    loss: Option<ConnectionLossInfo>,
     /// End of its back-off.
-    rests_until: Instant,
+    backoff_until: Instant,
     /// Completions that are outstanding and no longer awaited.
     stale: u32,
     /// Requests being submitted, with slots as tokens.
     batch: Vec<Request>,
     /// Something was submitted and not sent.
-    is_dirty: bool,
+    has_unsent: bool,
     /// Queue pair of a later controller, used when the current one has nothing outstanding.
     next: Option<FabricsQueuePair>,
 }
@@ -81,39 +81,41 @@ struct PathChannel {
 /// Maximum number of requests submitted to a queue pair at once.
 const BATCH: usize = 64;
 /// Back-off of a path after a path error.
-const REST: Span = Span::from_ms(100);
+const PATH_BACKOFF: Span = Span::from_ms(100);
 
 impl MultipathChannel {
-    /// A channel over the queue pairs in `desk`. `None` if there are none yet.
+    /// A channel over the queue pairs in `inbox`. `None` if there are none yet.
     pub(super) fn new(
         shared: Arc<PathStates>,
-        desk: Arc<QueueInbox>,
+        inbox: Arc<QueueInbox>,
         count: usize,
-        wishes: &MultipathOptions,
+        options: &MultipathOptions,
     ) -> Option<Self> {
-        let ways = desk.take()?;
-        let limits = ways.first()?.1.limits().clone();
+        let queue_pairs = inbox.take()?;
+        let limits = queue_pairs.first()?.1.limits().clone();
         // In addition to the commands in flight, there are requests that were split.
-        let depth = limits.depth_max + u32::from(wishes.sizes.parents);
+        let depth = limits.depth_max + u32::from(options.sizes.parents);
         let has_cache = limits.durability == Durability::VolatileCache;
         let mut queue = Self {
             flushes: FlushFanout::new(Arc::clone(shared.caches()), has_cache),
             has_cache,
             shared,
-            desk,
-            lanes: (0..count).map(|_| PathChannel::new()).collect(),
+            inbox,
+            path_channels: (0..count).map(|_| PathChannel::new()).collect(),
             views: vec![PathView::default(); count].into(),
-            route: PathSelector::new(wishes.spread),
-            kept: InflightRequests::new(depth),
+            selector: PathSelector::new(options.io_policy),
+            inflight: InflightRequests::new(depth),
             limits,
-            fail_fast: wishes.options.policy.fail_fast,
+            fail_fast: options.options.policy.fail_fast,
             down_since: None,
             resumption: Resumption::default(),
-            has_resting: false,
+            has_backoff: false,
             failed: Vec::new(),
-            sleep: None,
+            wait_handle: None,
         };
-        ways.into_iter().for_each(|(path, way)| queue.welcome(path, way));
+        queue_pairs
+            .into_iter()
+            .for_each(|(path, queue_pair)| queue.set_next_queue_pair(path, queue_pair));
         queue.apply_changes();
         Some(queue)
     }
@@ -121,19 +123,22 @@ impl MultipathChannel {
     /// Sets the wait handle of its thread. Without one, the thread cannot sleep while requests are in
     /// flight.
     #[must_use]
-    pub fn with_sleep(mut self, sleep: Box<dyn WaitHandle>) -> Self {
-        self.ways().for_each(|way| way.wakes(&*sleep));
-        self.desk.set_waker(sleep.waker());
-        self.sleep = Some(sleep);
+    pub fn with_wait_handle(mut self, wait_handle: Box<dyn WaitHandle>) -> Self {
+        self.queue_pairs().for_each(|queue_pair| queue_pair.set_waker(&*wait_handle));
+        self.inbox.set_waker(wait_handle.waker());
+        self.wait_handle = Some(wait_handle);
         self
     }
 
     /// Discards completions, for a queue that is about to be dropped. Returns true once nothing is in
     /// flight.
-    pub fn abandon(&mut self, now: Instant) -> bool {
-        let ways = self.lanes.iter_mut().filter_map(|lane| lane.way.as_mut());
+    pub fn drain(&mut self, now: Instant) -> bool {
+        let queue_pairs = self
+            .path_channels
+            .iter_mut()
+            .filter_map(|path_channel| path_channel.queue_pair.as_mut());
         // All of them are advanced, without short-circuiting.
-        ways.map(|way| way.abandon(now)).filter(|is_done| !is_done).count() == 0
+        queue_pairs.map(|queue_pair| queue_pair.drain(now)).filter(|is_done| !is_done).count() == 0
     }
 
     /// Number of paths that accept requests now.
@@ -141,50 +146,55 @@ impl MultipathChannel {
         self.views.iter().filter(|view| view.is_usable()).count()
     }
 
-    fn ways(&self) -> impl Iterator<Item = &FabricsQueuePair> {
-        self.lanes.iter().filter_map(|lane| lane.way.as_ref())
+    fn queue_pairs(&self) -> impl Iterator<Item = &FabricsQueuePair> {
+        self.path_channels.iter().filter_map(|path_channel| path_channel.queue_pair.as_ref())
     }
 
     #[inline]
-    fn is_ordinary(&self) -> bool {
-        self.takes_new() && !self.has_resting
+    fn is_normal(&self) -> bool {
+        self.accepts_requests() && !self.has_backoff
     }
 
     /// Whether new requests can be submitted at once.
     #[inline]
-    fn takes_new(&self) -> bool {
-        !self.desk.is_pending() && self.down_since.is_none() && !self.kept.is_isolating()
+    fn accepts_requests(&self) -> bool {
+        !self.inbox.is_pending() && self.down_since.is_none() && !self.inflight.is_isolating()
     }
 
     /// Submits requests to the paths, as long as the inflight table has free slots.
     #[inline]
-    fn pass_on(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
-        let mut taken = 0;
+    fn submit_batches(
+        &mut self,
+        now: Instant,
+        requests: &[Request],
+        segments: &[Segment],
+    ) -> usize {
+        let mut submitted = 0;
         for run in requests.chunks(BATCH) {
-            let count = self.share_out(now, run, segments);
+            let count = self.select_paths(now, run, segments);
             self.send_batches(now, segments);
-            taken += count;
+            submitted += count;
             if count < run.len() {
                 break;
             }
         }
-        taken
+        submitted
     }
 
     /// Selects a path for each request.
     #[inline]
-    fn share_out(&mut self, now: Instant, run: &[Request], segments: &[Segment]) -> usize {
+    fn select_paths(&mut self, now: Instant, run: &[Request], segments: &[Segment]) -> usize {
         let mut count = 0;
         for request in run {
-            let Some(path) = self.route.choose(&self.views) else { break };
-            let Some(mut kept) = self.kept.insert(now, request, segments) else { break };
+            let Some(path) = self.selector.choose(&self.views) else { break };
+            let Some(mut tracked) = self.inflight.insert(now, request, segments) else { break };
             let path = match request.operation {
-                Operation::Flush => self.begin_flush(kept.token, path),
+                Operation::Flush => self.begin_flush(tracked.token, path),
                 _ => path,
             };
-            kept.token = self.kept.send_to(kept.token, path);
+            tracked.token = self.inflight.set_path(tracked.token, path);
             self.views[path].in_flight += 1;
-            self.lanes[path].batch.push(kept);
+            self.path_channels[path].batch.push(tracked);
             count += 1;
         }
         count
@@ -197,52 +207,61 @@ impl MultipathChannel {
             return path;
         }
         // New flushes do not wait for a path that is backed off.
-        let path = match self.flushes.goes(slot, reach(&self.views)) {
+        let path = match self.flushes.route(slot, scope(&self.views)) {
             FlushRoute::To(path) => path,
             FlushRoute::Anywhere | FlushRoute::Later => path,
         };
-        let reach = reach(&self.views);
-        self.flushes.sent(slot, self.lanes[path].association(), reach);
+        let scope = scope(&self.views);
+        self.flushes.record_sent(slot, self.path_channels[path].association(), scope);
         path
     }
 
     /// Submits the batch of each path. Requests that a path does not accept are held.
     #[inline]
     fn send_batches(&mut self, now: Instant, segments: &[Segment]) {
-        for (path, lane) in self.lanes.iter_mut().enumerate() {
-            let (Some(way), false) = (&mut lane.way, lane.batch.is_empty()) else { continue };
-            let count = way.submit(now, &lane.batch, segments);
-            lane.is_dirty |= count > 0;
-            for request in &lane.batch[count..] {
+        for (path, path_channel) in self.path_channels.iter_mut().enumerate() {
+            let (Some(queue_pair), false) =
+                (&mut path_channel.queue_pair, path_channel.batch.is_empty())
+            else {
+                continue;
+            };
+            let count = queue_pair.submit(now, &path_channel.batch, segments);
+            path_channel.has_unsent |= count > 0;
+            for request in &path_channel.batch[count..] {
                 self.views[path].in_flight -= 1;
-                self.kept.hold_for_retry(request.token);
+                self.inflight.hold_for_retry(request.token);
             }
-            lane.batch.clear();
+            path_channel.batch.clear();
         }
     }
 
     /// Submits while there is no usable path, or other work comes first.
     #[cold]
-    fn submit_slowly(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
-        if self.kept.is_empty() {
+    fn submit_slow_path(
+        &mut self,
+        now: Instant,
+        requests: &[Request],
+        segments: &[Segment],
+    ) -> usize {
+        if self.inflight.is_empty() {
             self.poll_paths(now);
         }
-        self.settle(now);
+        self.update_paths(now);
         if self.has_failed(now) && !self.is_resuming(now) {
-            let room = (self.limits.depth_max as usize).saturating_sub(self.failed.len());
-            let count = requests.len().min(room);
-            self.failed.extend(requests[..count].iter().map(|request| failed(request.token)));
+            let free_slots = (self.limits.depth_max as usize).saturating_sub(self.failed.len());
+            let count = requests.len().min(free_slots);
+            self.failed.extend(requests[..count].iter().map(|request| path_error(request.token)));
             return count;
         }
-        if self.takes_new() { self.pass_on(now, requests, segments) } else { 0 }
+        if self.accepts_requests() { self.submit_batches(now, requests, segments) } else { 0 }
     }
 
     /// Polls all paths. A caller without requests in flight need not poll, so a new connection could go
     /// unnoticed.
     fn poll_paths(&mut self, now: Instant) {
         // Only lost paths have completions, which are not awaited.
-        let mut answers = CompletionBatch::with_capacity(BATCH);
-        (0..self.lanes.len()).for_each(|path| self.poll_path(now, path, &mut answers));
+        let mut completions = CompletionBatch::with_capacity(BATCH);
+        (0..self.path_channels.len()).for_each(|path| self.poll_path(now, path, &mut completions));
     }
 
     /// Whether held and new requests have to fail.
@@ -254,21 +273,24 @@ impl MultipathChannel {
     /// as soon as it is polled.
     fn is_resuming(&mut self, now: Instant) -> bool {
         let caches = self.shared.caches();
-        let next = self.lanes.iter().zip(&self.views).enumerate();
+        let next = self.path_channels.iter().zip(&self.views).enumerate();
         let next = next.filter(|(_, (_, view))| view.is_accessible());
-        let next =
-            next.filter_map(|(path, (lane, _))| caches.successor(path, lane.association())).max();
+        let next = next
+            .filter_map(|(path, (path_channel, _))| {
+                caches.successor(path, path_channel.association())
+            })
+            .max();
         self.resumption.is_due(next, now, self.fail_fast)
     }
 
     /// Applies changed path states, checks which paths are usable, and retries held requests.
-    fn settle(&mut self, now: Instant) {
-        if self.desk.is_pending() {
+    fn update_paths(&mut self, now: Instant) {
+        if self.inbox.is_pending() {
             self.apply_changes();
         }
-        (0..self.lanes.len()).for_each(|path| self.succeed(path));
-        if self.has_resting {
-            self.end_rests(now);
+        (0..self.path_channels.len()).for_each(|path| self.replace_dead_queue_pair(path));
+        if self.has_backoff {
+            self.end_backoff(now);
         }
         if self.views.iter().any(PathView::is_usable) {
             self.down_since = None;
@@ -276,206 +298,227 @@ impl MultipathChannel {
             self.down_since.get_or_insert(now);
         }
         if self.has_failed(now) {
-            while let Some(slot) = self.kept.give_up() {
-                self.flushes.forget(slot);
-                self.failed.push(failed(self.kept.forget(slot)));
+            while let Some(slot) = self.inflight.pop_retry() {
+                self.flushes.remove(slot);
+                self.failed.push(path_error(self.inflight.remove(slot)));
             }
         } else {
-            self.send_again(now);
+            self.send_retries(now);
         }
     }
 
     /// Ends the back-off of paths.
-    fn end_rests(&mut self, now: Instant) {
-        for (lane, view) in self.lanes.iter().zip(&mut self.views) {
-            view.is_resting &= now < lane.rests_until;
+    fn end_backoff(&mut self, now: Instant) {
+        for (path_channel, view) in self.path_channels.iter().zip(&mut self.views) {
+            view.is_backed_off &= now < path_channel.backoff_until;
         }
-        self.has_resting = self.views.iter().any(|view| view.is_resting);
+        self.has_backoff = self.views.iter().any(|view| view.is_backed_off);
     }
 
     /// Applies changes published by the managing thread.
     fn apply_changes(&mut self) {
-        let ways = self.desk.take().unwrap_or_default();
+        let queue_pairs = self.inbox.take().unwrap_or_default();
         for (path, view) in self.views.iter_mut().enumerate() {
             view.access = self.shared.access(path);
         }
-        ways.into_iter().for_each(|(path, way)| self.welcome(path, way));
+        queue_pairs
+            .into_iter()
+            .for_each(|(path, queue_pair)| self.set_next_queue_pair(path, queue_pair));
     }
 
-    fn welcome(&mut self, path: usize, way: FabricsQueuePair) {
-        if let Some(sleep) = &self.sleep {
-            way.wakes(&**sleep);
+    fn set_next_queue_pair(&mut self, path: usize, queue_pair: FabricsQueuePair) {
+        if let Some(wait_handle) = &self.wait_handle {
+            queue_pair.set_waker(&**wait_handle);
         }
-        self.lanes[path].next = Some(way);
-        self.succeed(path);
+        self.path_channels[path].next = Some(queue_pair);
+        self.replace_dead_queue_pair(path);
     }
 
     /// Replaces a queue pair whose controller is gone, and which has nothing outstanding, by that of a
     /// later controller.
-    fn succeed(&mut self, path: usize) {
-        let (lane, view) = (&mut self.lanes[path], &mut self.views[path]);
-        let is_over = lane.way.as_ref().is_none_or(|way| way.standing() == QueueState::Dead);
-        let owes_nothing = view.in_flight == 0 && lane.stale == 0;
-        if is_over && owes_nothing && (lane.way.is_some() || lane.next.is_some()) {
-            lane.way = lane.next.take();
-            lane.condition = QueuePairState::Disconnected;
+    fn replace_dead_queue_pair(&mut self, path: usize) {
+        let (path_channel, view) = (&mut self.path_channels[path], &mut self.views[path]);
+        let is_dead = path_channel
+            .queue_pair
+            .as_ref()
+            .is_none_or(|queue_pair| queue_pair.driver_state() == QueueState::Dead);
+        let is_idle = view.in_flight == 0 && path_channel.stale == 0;
+        if is_dead && is_idle && (path_channel.queue_pair.is_some() || path_channel.next.is_some())
+        {
+            path_channel.queue_pair = path_channel.next.take();
+            path_channel.state = QueuePairState::Disconnected;
             view.is_open = false;
         }
     }
 
     /// Sends held requests again, as paths permit.
-    fn send_again(&mut self, now: Instant) {
-        while let Some(slot) = self.kept.first_again() {
-            let reach = reach(&self.views);
-            let path = match self.flushes.goes(slot, reach) {
-                FlushRoute::Anywhere => self.route.choose(&self.views),
+    fn send_retries(&mut self, now: Instant) {
+        while let Some(slot) = self.inflight.first_retry() {
+            let scope = scope(&self.views);
+            let path = match self.flushes.route(slot, scope) {
+                FlushRoute::Anywhere => self.selector.choose(&self.views),
                 FlushRoute::To(path) => Some(path),
                 FlushRoute::Later => None,
             };
             let Some(path) = path else { return };
-            let (lane, view) = (&mut self.lanes[path], &mut self.views[path]);
-            let Some(way) = &mut lane.way else { return };
-            let next = self.kept.next_again(view.in_flight as usize);
+            let (path_channel, view) = (&mut self.path_channels[path], &mut self.views[path]);
+            let Some(queue_pair) = &mut path_channel.queue_pair else { return };
+            let next = self.inflight.next_retry(view.in_flight as usize);
             let Some((request, segments)) = next else { return };
-            self.flushes.sent(slot, way.association(), reach);
-            if way.submit(now, &[request], segments) == 0 {
+            self.flushes.record_sent(slot, queue_pair.association(), scope);
+            if queue_pair.submit(now, &[request], segments) == 0 {
                 return;
             }
             view.in_flight += 1;
-            lane.is_dirty = true;
-            self.kept.sent_again(now, path);
+            path_channel.has_unsent = true;
+            self.inflight.record_retry(now, path);
         }
     }
 
     /// Handles completions other than plain successes, and changes of the path's state.
     #[cold]
-    fn sort_out(&mut self, now: Instant, path: usize, first: usize, answers: &mut CompletionBatch) {
-        self.note_cut(now, path);
-        let reach = reach(&self.views);
-        let (lane, view) = (&mut self.lanes[path], &mut self.views[path]);
-        let Some(way) = &mut lane.way else { return };
-        let (kept, shared, stale) = (&mut self.kept, &self.shared, &mut lane.stale);
+    fn handle_exceptions(
+        &mut self,
+        now: Instant,
+        path: usize,
+        first: usize,
+        completions: &mut CompletionBatch,
+    ) {
+        self.record_loss(now, path);
+        let scope = scope(&self.views);
+        let (path_channel, view) = (&mut self.path_channels[path], &mut self.views[path]);
+        let Some(queue_pair) = &mut path_channel.queue_pair else { return };
+        let (inflight, shared, stale) = (&mut self.inflight, &self.shared, &mut path_channel.stale);
         let flushes = &mut self.flushes;
-        let cut = lane.cut.unwrap_or(ConnectionLossInfo { at: now, broken: ConnectionFailure::No });
-        answers.extract(first, |answer| {
-            let IoCompletion { token, status: outcome, .. } = *answer;
-            if !kept.is_awaited(token) {
+        let loss = path_channel
+            .loss
+            .unwrap_or(ConnectionLossInfo { at: now, failure: ConnectionFailure::NotBroken });
+        completions.extract(first, |completion| {
+            let IoCompletion { token, status, .. } = *completion;
+            if !inflight.is_awaited(token) {
                 *stale -= 1;
                 return true;
             }
             view.in_flight -= 1;
-            let is_ours = match failover::of_answer(outcome) {
+            let is_removed = match failover::retry_decision(status) {
                 RetryDecision::Complete => {
-                    kept.clear_suspect(token);
-                    match flushes.answered(token, outcome, way.association(), reach) {
-                        FlushResult::Told => false,
+                    inflight.clear_suspect(token);
+                    match flushes.handle_completion(token, status, queue_pair.association(), scope)
+                    {
+                        FlushResult::Final => false,
                         FlushResult::MoreControllers => {
-                            kept.hold_for_retry(token);
+                            inflight.hold_for_retry(token);
                             true
                         }
                         FlushResult::Lost => {
-                            let (token, outcome) = (kept.forget(token), flushes::LOST);
-                            self.failed.push(IoCompletion { token, status: outcome, result: 0 });
+                            let (token, status) = (inflight.remove(token), flushes::LOST);
+                            self.failed.push(IoCompletion { token, status, result: 0 });
                             true
                         }
                     }
                 }
                 RetryDecision::RetryElsewhere(access) => {
                     view.access = access;
-                    shared.doubt(path);
-                    kept.requeue_rejected(token, true)
+                    shared.report_stale(path);
+                    inflight.requeue_rejected(token, true)
                 }
-                RetryDecision::Interrupted => kept.requeue_rejected(token, false),
+                RetryDecision::Interrupted => inflight.requeue_rejected(token, false),
                 RetryDecision::Ambiguous => {
-                    (view.is_resting, lane.rests_until) = (true, now.after(REST));
-                    self.has_resting = true;
-                    kept.requeue_rejected(token, false)
+                    (view.is_backed_off, path_channel.backoff_until) =
+                        (true, now.after(PATH_BACKOFF));
+                    self.has_backoff = true;
+                    inflight.requeue_rejected(token, false)
                 }
                 RetryDecision::Aborted => {
-                    let ending = kept.ending(cut, token, way.limit);
-                    kept.requeue(token, ending)
+                    let loss_verdict =
+                        inflight.loss_verdict(loss, token, queue_pair.command_timeout);
+                    inflight.requeue(token, loss_verdict)
                 }
             };
-            if !is_ours {
-                flushes.forget(token);
+            if !is_removed {
+                flushes.remove(token);
             }
-            is_ours
+            is_removed
         });
-        self.leave_if_cut(path, cut);
+        self.requeue_lost_path(path, loss);
     }
 
     /// Records what was in flight when a connection was lost; later there is less.
-    fn note_cut(&mut self, now: Instant, path: usize) {
-        let (lane, view) = (&mut self.lanes[path], &self.views[path]);
-        let Some(way) = &lane.way else { return };
-        if way.condition() == QueuePairState::Disconnected
-            && lane.condition != QueuePairState::Disconnected
+    fn record_loss(&mut self, now: Instant, path: usize) {
+        let (path_channel, view) = (&mut self.path_channels[path], &self.views[path]);
+        let Some(queue_pair) = &path_channel.queue_pair else { return };
+        if queue_pair.state() == QueuePairState::Disconnected
+            && path_channel.state != QueuePairState::Disconnected
         {
-            let broken = match (way.is_broken(), view.in_flight) {
-                (false, _) => ConnectionFailure::No,
-                (true, 1) => ConnectionFailure::UnderOne,
-                (true, _) => ConnectionFailure::UnderMany,
+            let failure = match (queue_pair.is_broken(), view.in_flight) {
+                (false, _) => ConnectionFailure::NotBroken,
+                (true, 1) => ConnectionFailure::OneInFlight,
+                (true, _) => ConnectionFailure::ManyInFlight,
             };
-            lane.cut = Some(ConnectionLossInfo { at: now, broken });
+            path_channel.loss = Some(ConnectionLossInfo { at: now, failure });
         }
     }
 
     /// Retries elsewhere what may be, if the connection is lost.
-    fn leave_if_cut(&mut self, path: usize, cut: ConnectionLossInfo) {
-        let (lane, view) = (&mut self.lanes[path], &mut self.views[path]);
-        let Some(way) = &mut lane.way else { return };
-        if lane.condition != way.condition() {
-            lane.condition = way.condition();
+    fn requeue_lost_path(&mut self, path: usize, loss: ConnectionLossInfo) {
+        let (path_channel, view) = (&mut self.path_channels[path], &mut self.views[path]);
+        let Some(queue_pair) = &mut path_channel.queue_pair else { return };
+        if path_channel.state != queue_pair.state() {
+            path_channel.state = queue_pair.state();
         }
-        view.is_open = lane.condition == QueuePairState::Open;
-        if lane.condition == QueuePairState::Disconnected && view.in_flight > 0 {
+        view.is_open = path_channel.state == QueuePairState::Open;
+        if path_channel.state == QueuePairState::Disconnected && view.in_flight > 0 {
             // Unsent parts of split requests must not be sent when other requests use their memory.
-            way.queue().abort_unsent();
-            let (count, guilty) =
-                self.kept.requeue_path(path, cut, way.limit, failover::is_idempotent);
+            queue_pair.queue().abort_unsent();
+            let (count, not_retried) = self.inflight.requeue_path(
+                path,
+                loss,
+                queue_pair.command_timeout,
+                failover::is_idempotent,
+            );
             view.in_flight -= count;
-            lane.stale += count;
-            for slot in guilty {
-                self.flushes.forget(slot);
-                let (token, outcome) = (self.kept.forget(slot), IoStatus::ABORTED_BY_HOST);
-                self.failed.push(IoCompletion { token, status: outcome, result: 0 });
+            path_channel.stale += count;
+            for slot in not_retried {
+                self.flushes.remove(slot);
+                let (token, status) = (self.inflight.remove(slot), IoStatus::ABORTED_BY_HOST);
+                self.failed.push(IoCompletion { token, status, result: 0 });
             }
         }
     }
 
     #[inline]
-    fn poll_path(&mut self, now: Instant, path: usize, answers: &mut CompletionBatch) {
-        let first = answers.len();
-        let lane = &mut self.lanes[path];
-        let Some(way) = &mut lane.way else { return };
-        way.poll(now, answers);
-        let new = answers.tail_mut(first);
-        let is_plain = lane.condition == way.condition()
-            && lane.stale == 0
-            && lane.next.is_none()
-            && new.iter().all(|answer| answer.status.is_success())
-            && !self.kept.is_isolating()
+    fn poll_path(&mut self, now: Instant, path: usize, completions: &mut CompletionBatch) {
+        let first = completions.len();
+        let path_channel = &mut self.path_channels[path];
+        let Some(queue_pair) = &mut path_channel.queue_pair else { return };
+        queue_pair.poll(now, completions);
+        let completed = completions.tail_mut(first);
+        let is_normal_poll = path_channel.state == queue_pair.state()
+            && path_channel.stale == 0
+            && path_channel.next.is_none()
+            && completed.iter().all(|completion| completion.status.is_success())
+            && !self.inflight.is_isolating()
             && self.flushes.is_empty();
-        if is_plain {
-            self.views[path].in_flight -= u32::try_from(new.len()).unwrap_or(u32::MAX);
+        if is_normal_poll {
+            self.views[path].in_flight -= u32::try_from(completed.len()).unwrap_or(u32::MAX);
         } else {
-            self.sort_out(now, path, first, answers);
+            self.handle_exceptions(now, path, first, completions);
         }
         let mut has_changed = false;
-        for answer in answers.tail_mut(first) {
-            has_changed |= self.kept.is_volatile(answer.token);
-            answer.token = self.kept.forget(answer.token);
+        for completion in completions.tail_mut(first) {
+            has_changed |= self.inflight.is_volatile(completion.token);
+            completion.token = self.inflight.remove(completion.token);
         }
-        let Some(way) = &mut self.lanes[path].way else { return };
+        let Some(queue_pair) = &mut self.path_channels[path].queue_pair else { return };
         if has_changed
             && self.has_cache
-            && let Some(by) = way.association()
+            && let Some(by) = queue_pair.association()
         {
-            self.shared.caches().wrote(by);
+            self.shared.caches().record_write(by);
         }
-        way.send_rest();
-        if !is_plain {
-            self.succeed(path);
+        queue_pair.send_rest();
+        if !is_normal_poll {
+            self.replace_dead_queue_pair(path);
         }
     }
 }
@@ -483,35 +526,35 @@ impl MultipathChannel {
 impl PathChannel {
     fn new() -> Self {
         Self {
-            way: None,
-            condition: QueuePairState::Disconnected,
-            cut: None,
-            rests_until: Instant::default(),
+            queue_pair: None,
+            state: QueuePairState::Disconnected,
+            loss: None,
+            backoff_until: Instant::default(),
             stale: 0,
             batch: Vec::with_capacity(BATCH),
-            is_dirty: false,
+            has_unsent: false,
             next: None,
         }
     }
 
     /// The association that the completions of the last poll belong to.
     fn association(&self) -> Option<&Association> {
-        self.way.as_ref()?.association()
+        self.queue_pair.as_ref()?.association()
     }
 }
 
 /// Paths that accept requests, now or after their back-off.
-fn reach(views: &[PathView]) -> FlushScope {
-    let mut reach = FlushScope::default();
+fn scope(views: &[PathView]) -> FlushScope {
+    let mut scope = FlushScope::default();
     for (path, view) in views.iter().enumerate() {
-        let rested = PathView { is_resting: false, ..*view };
-        reach.now |= u32::from(view.is_usable()) << path;
-        reach.soon |= u32::from(rested.is_usable()) << path;
+        let without_backoff = PathView { is_backed_off: false, ..*view };
+        scope.now |= u32::from(view.is_usable()) << path;
+        scope.soon |= u32::from(without_backoff.is_usable()) << path;
     }
-    reach
+    scope
 }
 
-const fn failed(token: u64) -> IoCompletion {
+const fn path_error(token: u64) -> IoCompletion {
     IoCompletion { token, status: IoStatus::PATH_ERROR, result: 0 }
 }
 
@@ -522,41 +565,43 @@ impl IoChannel for MultipathChannel {
 
     #[inline]
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
-        if self.is_ordinary() {
-            let taken = self.pass_on(now, requests, segments);
-            if taken > 0 {
-                return taken;
+        if self.is_normal() {
+            let submitted = self.submit_batches(now, requests, segments);
+            if submitted > 0 {
+                return submitted;
             }
         }
         // The table is full, or there is no known usable path.
-        self.submit_slowly(now, requests, segments)
+        self.submit_slow_path(now, requests, segments)
     }
 
     #[inline]
     fn flush(&mut self) {
-        for lane in self.lanes.iter_mut().filter(|lane| lane.is_dirty) {
-            lane.is_dirty = false;
-            if let Some(way) = &mut lane.way {
-                way.flush();
+        for path_channel in
+            self.path_channels.iter_mut().filter(|path_channel| path_channel.has_unsent)
+        {
+            path_channel.has_unsent = false;
+            if let Some(queue_pair) = &mut path_channel.queue_pair {
+                queue_pair.flush();
             }
         }
     }
 
     #[inline]
-    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        let first = answers.len();
-        (0..self.lanes.len()).for_each(|path| self.poll_path(now, path, answers));
-        if !self.is_ordinary() || !self.views.iter().any(PathView::is_usable) {
-            self.settle(now);
+    fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) -> usize {
+        let first = completions.len();
+        (0..self.path_channels.len()).for_each(|path| self.poll_path(now, path, completions));
+        if !self.is_normal() || !self.views.iter().any(PathView::is_usable) {
+            self.update_paths(now);
             self.flush();
         }
-        let count = self.failed.len().min(answers.remaining());
-        self.failed.drain(..count).for_each(|answer| answers.push(answer));
-        answers.len() - first
+        let count = self.failed.len().min(completions.remaining());
+        self.failed.drain(..count).for_each(|completion| completions.push(completion));
+        completions.len() - first
     }
 
     fn doorbell_stats(&self) -> DoorbellStats {
-        self.ways()
+        self.queue_pairs()
             .map(FabricsQueuePair::doorbells)
             .fold(DoorbellStats::default(), DoorbellStats::sum)
     }
@@ -575,30 +620,38 @@ impl ChannelWakeup for MultipathChannel {
         if !self.failed.is_empty() {
             return Instant::default();
         }
-        let end = self.down_since.filter(|_| self.kept.has_again());
+        let end = self.down_since.filter(|_| self.inflight.has_retries());
         let end = end.map_or(Instant::NEVER, |since| since.after(self.fail_fast));
-        let rests = self.lanes.iter().zip(&self.views).filter(|(_, view)| view.is_resting);
-        let end = rests.map(|(lane, _)| lane.rests_until).fold(end, Instant::min);
-        self.ways().map(FabricsQueuePair::wake_at).fold(end, Instant::min)
+        let backed_off =
+            self.path_channels.iter().zip(&self.views).filter(|(_, view)| view.is_backed_off);
+        let end =
+            backed_off.map(|(path_channel, _)| path_channel.backoff_until).fold(end, Instant::min);
+        self.queue_pairs().map(FabricsQueuePair::wake_at).fold(end, Instant::min)
     }
 
     fn wake_source(&self) -> WakeSource<'_> {
-        self.sleep.as_ref().map_or(WakeSource::None, |sleep| sleep.wake_source())
+        self.wait_handle.as_ref().map_or(WakeSource::None, |wait_handle| wait_handle.wake_source())
     }
 
     fn arm(&mut self) -> bool {
-        let Some(sleep) = &mut self.sleep else { return true };
-        sleep.clear();
-        let ways = self.lanes.iter_mut().filter_map(|lane| lane.way.as_mut());
+        let Some(wait_handle) = &mut self.wait_handle else { return true };
+        wait_handle.clear();
+        let queue_pairs = self
+            .path_channels
+            .iter_mut()
+            .filter_map(|path_channel| path_channel.queue_pair.as_mut());
         // All of them are armed, without short-circuiting.
-        let busy = ways.map(|way| way.arm(&mut **sleep)).filter(|is_busy| *is_busy).count();
-        busy > 0 || !self.failed.is_empty() || self.desk.is_pending()
+        let busy = queue_pairs
+            .map(|queue_pair| queue_pair.arm(&mut **wait_handle))
+            .filter(|is_busy| *is_busy)
+            .count();
+        busy > 0 || !self.failed.is_empty() || self.inbox.is_pending()
     }
 
     fn disarm(&mut self) {
-        self.lanes
+        self.path_channels
             .iter_mut()
-            .filter_map(|lane| lane.way.as_mut())
+            .filter_map(|path_channel| path_channel.queue_pair.as_mut())
             .for_each(FabricsQueuePair::disarm);
     }
 }

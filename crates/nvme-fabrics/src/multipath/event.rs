@@ -65,7 +65,7 @@ pub enum PathEvent {
 impl PathEvent {
     /// Whether an operator should see it. Other controller events are for management software.
     #[must_use]
-    pub const fn is_for_people(&self) -> bool {
+    pub const fn is_for_operator(&self) -> bool {
         match self {
             Self::Controller { event, .. } => {
                 matches!(
@@ -117,8 +117,8 @@ mod tests {
         let refused = |has_notices| {
             of(Event::EventConfigurationRefused { status: Status::INVALID_FIELD, has_notices })
         };
-        assert!(refused(false).is_for_people() && PathEvent::AllPathsDown.is_for_people());
-        assert!(!refused(true).is_for_people() && !of(Event::AccessChanged).is_for_people());
+        assert!(refused(false).is_for_operator() && PathEvent::AllPathsDown.is_for_operator());
+        assert!(!refused(true).is_for_operator() && !of(Event::AccessChanged).is_for_operator());
         let text = refused(false).to_string();
         assert!(text.starts_with("path 1: its controller will not tell of changes"), "{text}");
     }

@@ -34,7 +34,7 @@ pub(crate) enum RetryDecision {
 }
 
 /// The decision on a request that completed with `outcome`.
-pub(crate) fn of_answer(outcome: IoStatus) -> RetryDecision {
+pub(crate) fn retry_decision(outcome: IoStatus) -> RetryDecision {
     let status = Status(outcome.0);
     if outcome == IoStatus::ABORTED_BY_HOST {
         return RetryDecision::Aborted;
@@ -55,7 +55,7 @@ pub(crate) fn of_answer(outcome: IoStatus) -> RetryDecision {
     known
         .iter()
         .find(|(code, _)| status.is(*code))
-        .map_or(RetryDecision::Complete, |(_, fate)| *fate)
+        .map_or(RetryDecision::Complete, |(_, decision)| *decision)
 }
 
 /// Whether a request may be retried elsewhere while the old controller may still execute it.
@@ -78,7 +78,7 @@ mod tests {
     use tenmil_base::{IoStatus, Operation};
     use tenmil_wire::Status;
 
-    use super::{RetryDecision, is_idempotent, of_answer};
+    use super::{RetryDecision, is_idempotent, retry_decision};
     use crate::multipath::path_selector::PathAnaState;
 
     #[test]
@@ -100,13 +100,14 @@ mod tests {
             (Status::COMMAND_INTERRUPTED.with_dnr(), RetryDecision::Complete),
             (Status::HOST_PATHING_ERROR, RetryDecision::Ambiguous),
         ] {
-            assert_eq!(of_answer(IoStatus(status.0)), expected, "{status}");
+            assert_eq!(retry_decision(IoStatus(status.0)), expected, "{status}");
         }
     }
 
     #[test]
     fn nothing_that_changes_or_sends_a_block_goes_elsewhere_before_its_time() {
-        let looks: Vec<_> = Operation::ALL.into_iter().filter(|it| is_idempotent(*it)).collect();
-        assert_eq!(looks, [Operation::Read, Operation::Flush, Operation::Verify]);
+        let idempotent: Vec<_> =
+            Operation::ALL.into_iter().filter(|it| is_idempotent(*it)).collect();
+        assert_eq!(idempotent, [Operation::Read, Operation::Flush, Operation::Verify]);
     }
 }

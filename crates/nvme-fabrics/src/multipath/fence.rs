@@ -15,16 +15,16 @@ use super::path::Path;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FenceState {
     /// The instance that may still execute commands.
-    whom: Option<CrossControllerReset>,
+    old_controller: Option<CrossControllerReset>,
     /// Bit mask of paths whose controllers have received the reset request.
-    tried: u32,
+    tried_paths: u32,
     /// The path whose completion is awaited, and its token.
-    asked: Option<(usize, u64)>,
+    pending: Option<(usize, u64)>,
 }
 
 /// The highest token of these commands, followed by 2^32 lower ones; commands of the owner use none of
 /// them.
-const TOKENS: u64 = u64::MAX - 1;
+const TOKEN_MAX: u64 = u64::MAX - 1;
 
 /// Requests resets of the old controllers of lost paths.
 #[derive(Debug)]
@@ -40,25 +40,29 @@ impl Fences {
     }
 
     /// Sends the commands that can be sent now.
-    pub(super) fn turn(&mut self, now: Instant, paths: &mut [Path]) {
+    pub(super) fn poll(&mut self, now: Instant, paths: &mut [Path]) {
         for index in 0..paths.len() {
-            let doubtful = paths[index].remote().and_then(|remote| remote.doubtful(now));
+            let fencing_target =
+                paths[index].remote().and_then(|remote| remote.fencing_target(now));
             let fence = &mut self.fences[index];
-            if fence.whom != doubtful {
-                *fence = FenceState { whom: doubtful, ..FenceState::default() };
+            if fence.old_controller != fencing_target {
+                *fence = FenceState { old_controller: fencing_target, ..FenceState::default() };
             }
             // A command to a controller that was lost itself does not complete any more.
-            fence.asked = fence.asked.filter(|(by, _)| paths[*by].access.is_some());
-            let Some(whom) = fence.whom.filter(|_| fence.asked.is_none()) else { continue };
+            fence.pending = fence.pending.filter(|(by, _)| paths[*by].access.is_some());
+            let Some(old_controller) = fence.old_controller.filter(|_| fence.pending.is_none())
+            else {
+                continue;
+            };
             for (by, path) in paths.iter_mut().enumerate() {
-                if by == index || fence.tried >> by & 1 == 1 || path.access.is_none() {
+                if by == index || fence.tried_paths >> by & 1 == 1 || path.access.is_none() {
                     continue;
                 }
-                let token = TOKENS - u64::from(self.sent);
-                if send_reset(now, path, token, whom) {
+                let token = TOKEN_MAX - u64::from(self.sent);
+                if send_reset(now, path, token, old_controller) {
                     self.sent = self.sent.wrapping_add(1);
-                    fence.tried |= 1 << by;
-                    fence.asked = Some((by, token));
+                    fence.tried_paths |= 1 << by;
+                    fence.pending = Some((by, token));
                     break;
                 }
             }
@@ -66,8 +70,8 @@ impl Fences {
     }
 
     /// Whether a completion belongs to one of these commands.
-    pub(super) fn is_theirs(answer: &IoCompletion) -> bool {
-        (TOKENS - u64::from(u32::MAX)..=TOKENS).contains(&answer.token)
+    pub(super) fn is_reset_completion(completion: &IoCompletion) -> bool {
+        (TOKEN_MAX - u64::from(u32::MAX)..=TOKEN_MAX).contains(&completion.token)
     }
 
     /// Handles a completion. Returns the path whose old controller was reset, if it was.
@@ -75,22 +79,28 @@ impl Fences {
         &mut self,
         paths: &mut [Path],
         by: usize,
-        answer: &IoCompletion,
+        completion: &IoCompletion,
     ) -> Option<usize> {
-        let asked = Some((by, answer.token));
-        let index = self.fences.iter().position(|fence| fence.asked == asked)?;
+        let pending = Some((by, completion.token));
+        let index = self.fences.iter().position(|fence| fence.pending == pending)?;
         let fence = &mut self.fences[index];
-        fence.asked = None;
-        let is_reset = answer.status.is_success() && CrossResetResult(answer.result).is_reset();
-        let whom = fence.whom.filter(|_| is_reset)?;
-        paths[index].remote()?.confirm_dead(whom).then_some(index)
+        fence.pending = None;
+        let is_reset =
+            completion.status.is_success() && CrossResetResult(completion.result).is_reset();
+        let old_controller = fence.old_controller.filter(|_| is_reset)?;
+        paths[index].remote()?.confirm_fenced(old_controller).then_some(index)
     }
 }
 
 /// Sends the command, if the controller supports it and has a free entry.
-fn send_reset(now: Instant, path: &mut Path, token: u64, whom: CrossControllerReset) -> bool {
+fn send_reset(
+    now: Instant,
+    path: &mut Path,
+    token: u64,
+    old_controller: CrossControllerReset,
+) -> bool {
     let Some(remote) = path.remote() else { return false };
     let controller = remote.controller();
-    let is_known = controller.identity().is_some_and(|identity| identity.page.ccrl() > 0);
-    is_known && controller.submit_admin(now, token, whom.to_command(), None).is_ok()
+    let is_supported = controller.identity().is_some_and(|identity| identity.page.ccrl() > 0);
+    is_supported && controller.submit_admin(now, token, old_controller.to_command(), None).is_ok()
 }

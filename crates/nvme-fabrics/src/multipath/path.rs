@@ -27,7 +27,7 @@ pub struct PathSetup {
     /// Memory for its rings and lists.
     pub pool: DevicePool,
     /// Creates the connector, once for each controller.
-    pub dial: Box<dyn FnMut() -> Box<dyn Connector> + Send>,
+    pub make_connector: Box<dyn FnMut() -> Box<dyn Connector> + Send>,
 }
 
 /// A path.
@@ -39,19 +39,19 @@ pub(super) struct Path {
     /// ANA state; `None` if unknown.
     pub(super) access: Option<PathAnaState>,
     /// End of the permitted ANA transition time (ANATT).
-    change_until: Option<Instant>,
+    transition_until: Option<Instant>,
     log: AnaLogState,
     /// The log page is not read again before this time.
-    log_at: Instant,
-    page: Option<Segment>,
+    log_read_at: Instant,
+    log_page: Option<Segment>,
     /// The path was reported as down.
-    is_told_down: bool,
+    is_down_reported: bool,
     /// The path was reported as mismatched.
-    is_told_unfit: bool,
+    is_mismatch_reported: bool,
     /// No more connects.
-    is_ending: bool,
+    has_stopped: bool,
     /// Number of the connection that the thread watches.
-    pub(super) watched: u64,
+    pub(super) watched_connection: u64,
 }
 
 /// Connection stage of a path.
@@ -71,8 +71,8 @@ enum AnaLogState {
     Wanted,
     /// Read in progress; its result is stale if a change is noticed meanwhile.
     Reading {
-        is_doubted: bool,
-        piece: LogChunk,
+        is_stale: bool,
+        chunk: LogChunk,
     },
 }
 
@@ -92,7 +92,7 @@ pub(super) enum PathUpdate {
     /// It is not usable.
     Down(String),
     /// It leads to another namespace.
-    Unfit(String),
+    NamespaceMismatch(String),
     /// Another event of its controller.
     Controller(Event),
 }
@@ -107,13 +107,13 @@ const HEADER_BYTES: u32 = AnaHeader::BYTES as u32;
 #[expect(clippy::cast_possible_truncation, reason = "a few bytes")]
 const GROUP_BYTES: u32 = AnaGroup::BYTES as u32;
 /// Groups read at a time: with the header, within the transfer limit of every controller.
-const GROUPS_AT_ONCE: u32 = 127;
+const GROUPS_PER_READ: u32 = 127;
 /// Interval of reconnects to a path with another namespace.
-const UNFIT_PAUSE: Span = Span::from_secs(30);
+const MISMATCH_RETRY_INTERVAL: Span = Span::from_secs(30);
 /// Minimum interval of log page reads.
-const LOG_PAUSE: Span = Span::from_ms(200);
+const LOG_READ_INTERVAL: Span = Span::from_ms(200);
 /// ANA transition time for a controller that does not report one (ANATT).
-const CHANGE_DEFAULT: Span = Span::from_secs(10);
+const TRANSITION_TIME_DEFAULT: Span = Span::from_secs(10);
 
 impl Path {
     pub(super) fn new(setup: PathSetup, caches: (Arc<CacheTracker>, usize), now: Instant) -> Self {
@@ -122,14 +122,14 @@ impl Path {
             caches,
             stage: PathStage::Disconnected { until: now },
             access: None,
-            change_until: None,
+            transition_until: None,
             log: AnaLogState::Known,
-            log_at: now,
-            page: None,
-            is_told_down: false,
-            is_told_unfit: false,
-            is_ending: false,
-            watched: 0,
+            log_read_at: now,
+            log_page: None,
+            is_down_reported: false,
+            is_mismatch_reported: false,
+            has_stopped: false,
+            watched_connection: 0,
         }
     }
 
@@ -145,54 +145,66 @@ impl Path {
         &mut self,
         now: Instant,
         options: &Options,
-        wishes: ControllerOptions,
-        fits: &mut dyn FnMut(&mut FabricsController) -> Result<u32, Error>,
+        controller_options: ControllerOptions,
+        check: &mut dyn FnMut(&mut FabricsController) -> Result<u32, Error>,
     ) -> Option<PathUpdate> {
         match &mut self.stage {
-            PathStage::Disconnected { until } if now < *until || self.is_ending => None,
-            PathStage::Disconnected { .. } => self.call(now, options, wishes),
-            PathStage::Connecting(calling) => match calling.turn(now)? {
+            PathStage::Disconnected { until } if now < *until || self.has_stopped => None,
+            PathStage::Disconnected { .. } => self.connect(now, options, controller_options),
+            PathStage::Connecting(connecting) => match connecting.poll(now)? {
                 Ok(remote) => {
                     self.stage = PathStage::Connected(Box::new(remote));
                     None
                 }
-                Err(error) => self.miss(now, options, error.to_string()),
+                Err(error) => self.handle_connect_error(now, options, error.to_string()),
             },
             PathStage::Connected(remote) => match remote.poll(now) {
-                Some(event) => self.handle(now, options, event, fits),
-                None => self.read_ana_log(now, fits),
+                Some(event) => self.handle(now, options, event, check),
+                None => self.read_ana_log(now, check),
             },
         }
     }
 
-    fn call(
+    fn connect(
         &mut self,
         now: Instant,
         options: &Options,
-        wishes: ControllerOptions,
+        controller_options: ControllerOptions,
     ) -> Option<PathUpdate> {
-        let dial = (self.setup.dial)();
+        let make_connector = (self.setup.make_connector)();
         let (pool, caches) = (self.setup.pool.clone(), self.caches.clone());
-        match Connecting::begin_over(pool, dial, options.clone(), wishes, caches, now) {
-            Ok(calling) => {
-                self.stage = PathStage::Connecting(Box::new(calling));
+        match Connecting::begin_on_path(
+            pool,
+            make_connector,
+            options.clone(),
+            controller_options,
+            caches,
+            now,
+        ) {
+            Ok(connecting) => {
+                self.stage = PathStage::Connecting(Box::new(connecting));
                 None
             }
-            Err(error) => self.miss(now, options, error.to_string()),
+            Err(error) => self.handle_connect_error(now, options, error.to_string()),
         }
     }
 
     /// The connect has failed.
-    fn miss(&mut self, now: Instant, options: &Options, why: String) -> Option<PathUpdate> {
+    fn handle_connect_error(
+        &mut self,
+        now: Instant,
+        options: &Options,
+        why: String,
+    ) -> Option<PathUpdate> {
         self.stage = PathStage::Disconnected { until: now.after(options.policy.retry) };
-        self.tell_down(why)
+        self.report_down(why)
     }
 
     /// Reports the path as down, once.
-    fn tell_down(&mut self, why: String) -> Option<PathUpdate> {
+    fn report_down(&mut self, why: String) -> Option<PathUpdate> {
         // The transition time applies as long as the controller is connected.
-        (self.access, self.change_until) = (None, None);
-        (!core::mem::replace(&mut self.is_told_down, true)).then_some(PathUpdate::Down(why))
+        (self.access, self.transition_until) = (None, None);
+        (!core::mem::replace(&mut self.is_down_reported, true)).then_some(PathUpdate::Down(why))
     }
 
     fn handle(
@@ -200,41 +212,43 @@ impl Path {
         now: Instant,
         options: &Options,
         event: Event,
-        fits: &mut dyn FnMut(&mut FabricsController) -> Result<u32, Error>,
+        check: &mut dyn FnMut(&mut FabricsController) -> Result<u32, Error>,
     ) -> Option<PathUpdate> {
         let PathStage::Connected(remote) = &mut self.stage else { return None };
         match event {
-            Event::Ready | Event::Recovered => match fits(remote) {
-                Ok(_) => self.arrive(now),
+            Event::Ready | Event::Recovered => match check(remote) {
+                Ok(_) => self.handle_ready(now),
                 Err(why) => {
-                    self.leave();
-                    self.stage = PathStage::Disconnected { until: now.after(UNFIT_PAUSE) };
-                    let is_new = !core::mem::replace(&mut self.is_told_unfit, true);
-                    is_new.then_some(PathUpdate::Unfit(why.to_string()))
+                    self.release_controller();
+                    self.stage =
+                        PathStage::Disconnected { until: now.after(MISMATCH_RETRY_INTERVAL) };
+                    let is_new = !core::mem::replace(&mut self.is_mismatch_reported, true);
+                    is_new.then_some(PathUpdate::NamespaceMismatch(why.to_string()))
                 }
             },
             Event::NamespaceAttached { .. } | Event::NamespaceDetached { .. } => {
-                match fits(remote) {
-                    Ok(_) => self.arrive(now),
-                    Err(_) => self.is(now, PathAnaState::Inaccessible),
+                match check(remote) {
+                    Ok(_) => self.handle_ready(now),
+                    Err(_) => self.set_ana_state(now, PathAnaState::Inaccessible),
                 }
             }
             Event::AccessChanged | Event::NamespaceChanged { .. } => {
                 self.refresh_ana();
                 None
             }
-            Event::AdminCompleted(answer) if answer.token == LOG_TOKEN => {
-                self.handle_log(now, answer.status, fits)
+            Event::AdminCompleted(completion) if completion.token == LOG_TOKEN => {
+                self.handle_log(now, completion.status, check)
             }
             Event::ResetStarted { .. } => {
-                let why = remote.why().unwrap_or_else(|| "its controller is being reset".into());
-                self.tell_down(why)
+                let why =
+                    remote.last_error().unwrap_or_else(|| "its controller is being reset".into());
+                self.report_down(why)
             }
             Event::Dead(_) | Event::Removed | Event::ShutDown { .. } => {
-                let why = remote.why().unwrap_or_else(|| "its controller is gone".into());
-                self.leave();
+                let why = remote.last_error().unwrap_or_else(|| "its controller is gone".into());
+                self.release_controller();
                 self.stage = PathStage::Disconnected { until: now.after(options.policy.retry) };
-                self.tell_down(why)
+                self.report_down(why)
             }
             other => Some(PathUpdate::Controller(other)),
         }
@@ -242,34 +256,36 @@ impl Path {
 
     /// Stops reconnecting. A connected controller remains, to be shut down.
     pub(super) fn stop_reconnecting(&mut self) {
-        self.is_ending = true;
+        self.has_stopped = true;
         if !matches!(self.stage, PathStage::Connected(_)) {
             self.stage = PathStage::Disconnected { until: Instant::NEVER };
         }
     }
 
     /// Releases the controller.
-    fn leave(&mut self) {
-        if let (PathStage::Connected(remote), Some(page)) = (&mut self.stage, self.page.take()) {
-            remote.reach().release(page);
+    fn release_controller(&mut self) {
+        if let (PathStage::Connected(remote), Some(log_page)) =
+            (&mut self.stage, self.log_page.take())
+        {
+            remote.dma().release(log_page);
         }
-        (self.access, self.change_until, self.log) = (None, None, AnaLogState::Known);
-        self.watched = 0;
+        (self.access, self.transition_until, self.log) = (None, None, AnaLogState::Known);
+        self.watched_connection = 0;
     }
 
     /// The controller is ready, initially or after a recovery.
-    fn arrive(&mut self, now: Instant) -> Option<PathUpdate> {
-        self.log_at = now;
-        if self.reports() {
+    fn handle_ready(&mut self, now: Instant) -> Option<PathUpdate> {
+        self.log_read_at = now;
+        if self.supports_ana() {
             self.log = AnaLogState::Wanted;
             return None;
         }
         self.log = AnaLogState::Known;
-        self.is(now, PathAnaState::Optimized)
+        self.set_ana_state(now, PathAnaState::Optimized)
     }
 
     /// Whether its controller supports ANA reporting.
-    fn reports(&mut self) -> bool {
+    fn supports_ana(&mut self) -> bool {
         let identity = self.remote().and_then(|remote| remote.controller().identity());
         identity.is_some_and(|identity| identity.page.anars())
     }
@@ -278,7 +294,7 @@ impl Path {
     pub(super) fn refresh_ana(&mut self) {
         self.log = match self.log {
             AnaLogState::Known | AnaLogState::Wanted => AnaLogState::Wanted,
-            AnaLogState::Reading { piece, .. } => AnaLogState::Reading { is_doubted: true, piece },
+            AnaLogState::Reading { chunk, .. } => AnaLogState::Reading { is_stale: true, chunk },
         };
     }
 
@@ -286,18 +302,18 @@ impl Path {
     fn read_ana_log(
         &mut self,
         now: Instant,
-        fits: &mut dyn FnMut(&mut FabricsController) -> Result<u32, Error>,
+        check: &mut dyn FnMut(&mut FabricsController) -> Result<u32, Error>,
     ) -> Option<PathUpdate> {
-        if self.log == AnaLogState::Wanted && now >= self.log_at {
-            if !self.reports() {
-                return self.judge(now, fits);
+        if self.log == AnaLogState::Wanted && now >= self.log_read_at {
+            if !self.supports_ana() {
+                return self.check_without_ana(now, check);
             }
             self.read(now, LogChunk::default());
         }
-        if self.change_until.is_some_and(|until| now >= until) {
-            self.change_until = None;
+        if self.transition_until.is_some_and(|until| now >= until) {
+            self.transition_until = None;
             self.log = AnaLogState::Wanted;
-            self.log_at = now.after(CHANGE_DEFAULT);
+            self.log_read_at = now.after(TRANSITION_TIME_DEFAULT);
             self.access = Some(PathAnaState::Inaccessible);
             return Some(PathUpdate::Access(PathAnaState::Inaccessible));
         }
@@ -305,119 +321,126 @@ impl Path {
     }
 
     /// Without ANA reporting, the path is optimized as long as it leads to the same namespace.
-    fn judge(
+    fn check_without_ana(
         &mut self,
         now: Instant,
-        fits: &mut dyn FnMut(&mut FabricsController) -> Result<u32, Error>,
+        check: &mut dyn FnMut(&mut FabricsController) -> Result<u32, Error>,
     ) -> Option<PathUpdate> {
-        (self.log, self.log_at) = (AnaLogState::Known, now.after(LOG_PAUSE));
+        (self.log, self.log_read_at) = (AnaLogState::Known, now.after(LOG_READ_INTERVAL));
         let PathStage::Connected(remote) = &mut self.stage else { return None };
-        let access =
-            if fits(remote).is_ok() { PathAnaState::Optimized } else { PathAnaState::Inaccessible };
-        self.is(now, access)
+        let access = if check(remote).is_ok() {
+            PathAnaState::Optimized
+        } else {
+            PathAnaState::Inaccessible
+        };
+        self.set_ana_state(now, access)
     }
 
     /// Reads a part of the groups.
-    fn read(&mut self, now: Instant, piece: LogChunk) {
-        self.log_at = now.after(LOG_PAUSE);
+    fn read(&mut self, now: Instant, chunk: LogChunk) {
+        self.log_read_at = now.after(LOG_READ_INTERVAL);
         let PathStage::Connected(remote) = &mut self.stage else { return };
-        let page = match self.page {
-            Some(page) => page,
+        let log_page = match self.log_page {
+            Some(log_page) => log_page,
             None => {
-                let count = GROUPS_AT_ONCE.min(groups_of(remote)).max(1);
-                let Some(page) = remote.reach().allocate(HEADER_BYTES + count * GROUP_BYTES) else {
+                let count = GROUPS_PER_READ.min(groups_of(remote)).max(1);
+                let Some(log_page) = remote.dma().allocate(HEADER_BYTES + count * GROUP_BYTES)
+                else {
                     return;
                 };
-                *self.page.insert(page)
+                *self.log_page.insert(log_page)
             }
         };
-        let lpo = u64::from(piece.before) * u64::from(GROUP_BYTES);
-        let log = GetLogPage { lsp: GROUPS_ONLY, lpo, ..GetLogPage::new(LOG_PAGE, page.len_bytes) };
-        if remote.controller().get_log_page(now, LOG_TOKEN, log, page).is_ok() {
-            self.log = AnaLogState::Reading { is_doubted: false, piece };
+        let lpo = u64::from(chunk.before) * u64::from(GROUP_BYTES);
+        let log =
+            GetLogPage { lsp: GROUPS_ONLY, lpo, ..GetLogPage::new(LOG_PAGE, log_page.len_bytes) };
+        if remote.controller().get_log_page(now, LOG_TOKEN, log, log_page).is_ok() {
+            self.log = AnaLogState::Reading { is_stale: false, chunk };
         }
     }
 
     fn handle_log(
         &mut self,
         now: Instant,
-        outcome: IoStatus,
-        fits: &mut dyn FnMut(&mut FabricsController) -> Result<u32, Error>,
+        status: IoStatus,
+        check: &mut dyn FnMut(&mut FabricsController) -> Result<u32, Error>,
     ) -> Option<PathUpdate> {
-        let asked = core::mem::replace(&mut self.log, AnaLogState::Wanted);
-        let AnaLogState::Reading { is_doubted, piece } = asked else { return None };
-        let (PathStage::Connected(remote), Some(page)) = (&mut self.stage, self.page) else {
+        let log = core::mem::replace(&mut self.log, AnaLogState::Wanted);
+        let AnaLogState::Reading { is_stale, chunk } = log else { return None };
+        let (PathStage::Connected(remote), Some(log_page)) = (&mut self.stage, self.log_page)
+        else {
             return None;
         };
-        if !outcome.is_success() {
+        if !status.is_success() {
             // After a permanent rejection, it is not read again before another change.
-            if !is_doubted && Status(outcome.0).dnr() {
+            if !is_stale && Status(status.0).dnr() {
                 self.log = AnaLogState::Known;
             }
             return None;
         }
-        let Ok(group) = fits(remote) else {
+        let Ok(group) = check(remote) else {
             // It is checked again when its namespaces change.
-            self.log = if is_doubted { AnaLogState::Wanted } else { AnaLogState::Known };
-            return self.is(now, PathAnaState::Inaccessible);
+            self.log = if is_stale { AnaLogState::Wanted } else { AnaLogState::Known };
+            return self.set_ana_state(now, PathAnaState::Inaccessible);
         };
-        let mut bytes = vec![0; page.len_bytes as usize];
-        remote.reach().load(page, &mut bytes).ok()?;
-        let found = access_of(&bytes, group);
-        let next = piece.next(&bytes);
+        let mut bytes = vec![0; log_page.len_bytes as usize];
+        remote.dma().load(log_page, &mut bytes).ok()?;
+        let found = ana_state_of(&bytes, group);
+        let next = chunk.next(&bytes);
         if found.is_none() && next.before < next.groups {
             // If a change was noticed, the page is read from its beginning before a state is reported.
-            if !is_doubted {
+            if !is_stale {
                 self.read(now, next);
             }
             return None;
         }
-        if !is_doubted {
+        if !is_stale {
             self.log = AnaLogState::Known;
         }
         // A controller reports no group for a namespace that is in none.
-        self.is(now, found.unwrap_or(PathAnaState::Inaccessible))
+        self.set_ana_state(now, found.unwrap_or(PathAnaState::Inaccessible))
     }
 
     /// Sets the ANA state.
-    fn is(&mut self, now: Instant, access: PathAnaState) -> Option<PathUpdate> {
+    fn set_ana_state(&mut self, now: Instant, access: PathAnaState) -> Option<PathUpdate> {
         if access != PathAnaState::Change {
-            self.change_until = None;
-        } else if self.change_until.is_none() && self.access != Some(PathAnaState::Inaccessible) {
+            self.transition_until = None;
+        } else if self.transition_until.is_none() && self.access != Some(PathAnaState::Inaccessible)
+        {
             let allowed = self.remote().and_then(|remote| {
                 let identity = remote.controller().identity()?;
                 Some(Span::from_secs(identity.page.anatt().into())).filter(|span| span.ns > 0)
             });
-            self.change_until = Some(now.after(allowed.unwrap_or(CHANGE_DEFAULT)));
-        } else if self.change_until.is_none() {
+            self.transition_until = Some(now.after(allowed.unwrap_or(TRANSITION_TIME_DEFAULT)));
+        } else if self.transition_until.is_none() {
             // The transition time has expired already.
             return Some(PathUpdate::Access(PathAnaState::Inaccessible));
         }
-        (self.is_told_down, self.is_told_unfit) = (false, false);
+        (self.is_down_reported, self.is_mismatch_reported) = (false, false);
         self.access = Some(access);
         Some(PathUpdate::Access(access))
     }
 
     pub(super) fn wake_at(&mut self, now: Instant) -> Instant {
         let at = match &mut self.stage {
-            PathStage::Disconnected { .. } if self.is_ending => Instant::NEVER,
+            PathStage::Disconnected { .. } if self.has_stopped => Instant::NEVER,
             PathStage::Disconnected { until } => *until,
-            PathStage::Connecting(calling) => calling.wake_at(now),
+            PathStage::Connecting(connecting) => connecting.wake_at(now),
             PathStage::Connected(remote) => remote.wake_at(now),
         };
-        let log = if self.log == AnaLogState::Wanted { self.log_at } else { Instant::NEVER };
-        at.min(log).min(self.change_until.unwrap_or(Instant::NEVER))
+        let log = if self.log == AnaLogState::Wanted { self.log_read_at } else { Instant::NEVER };
+        at.min(log).min(self.transition_until.unwrap_or(Instant::NEVER))
     }
 }
 
 impl LogChunk {
     /// The part after this one, of which a page was read.
-    fn next(self, page: &[u8]) -> Self {
-        let told = AnaHeader::parse(page).map_or(0, |header| u32::from(header.ngrps()));
-        let read = page.len().saturating_sub(AnaHeader::BYTES) / AnaGroup::BYTES;
+    fn next(self, log_page: &[u8]) -> Self {
+        let total = AnaHeader::parse(log_page).map_or(0, |header| u32::from(header.ngrps()));
+        let read = log_page.len().saturating_sub(AnaHeader::BYTES) / AnaGroup::BYTES;
         Self {
             before: self.before.saturating_add(u32::try_from(read).unwrap_or(u32::MAX)),
-            groups: if self.before == 0 { told } else { self.groups },
+            groups: if self.before == 0 { total } else { self.groups },
         }
     }
 }
@@ -428,8 +451,8 @@ fn groups_of(remote: &mut FabricsController) -> u32 {
 }
 
 /// The ANA state of a group in a log page, which may start at any group.
-fn access_of(page: &[u8], group: u32) -> Option<PathAnaState> {
-    let groups = page.get(AnaHeader::BYTES..)?.chunks_exact(AnaGroup::BYTES);
+fn ana_state_of(log_page: &[u8], group: u32) -> Option<PathAnaState> {
+    let groups = log_page.get(AnaHeader::BYTES..)?.chunks_exact(AnaGroup::BYTES);
     let known = groups.filter_map(|bytes| AnaGroup::parse(bytes).ok());
     let known = known.into_iter().find(|known| known.grpid() == group)?;
     Some(match known.state() {
@@ -442,19 +465,19 @@ fn access_of(page: &[u8], group: u32) -> Option<PathAnaState> {
 }
 
 /// Compares the namespace on two controllers. The error states the difference.
-pub(super) fn is_same(one: &Namespace, other: &Namespace) -> Result<(), Error> {
-    let nothing = tenmil_nvme_host::NamespaceIds::default();
-    if one.names != other.names {
+pub(super) fn check_same_namespace(first: &Namespace, other: &Namespace) -> Result<(), Error> {
+    let no_names = tenmil_nvme_host::NamespaceIds::default();
+    if first.names != other.names {
         return Err(Error::remote(
             "its names (EUI64, NGUID, UUID) are others than those of the first path",
         ));
     }
-    if one.names == nothing && !(one.is_shared && other.is_shared) {
+    if first.names == no_names && !(first.is_shared && other.is_shared) {
         return Err(Error::remote("it has no name and is not shared (NMIC), so it may be another"));
     }
-    let shape = |it: &Namespace| (it.block_size, it.metadata_size);
-    if shape(one) != shape(other) {
-        let ((expected, _), (found, _)) = (shape(one), shape(other));
+    let block_format = |it: &Namespace| (it.block_size, it.metadata_size);
+    if block_format(first) != block_format(other) {
+        let ((expected, _), (found, _)) = (block_format(first), block_format(other));
         return Err(Error::environment(format!(
             "its blocks are of {found} bytes, expected {expected}, as the first path"
         )));

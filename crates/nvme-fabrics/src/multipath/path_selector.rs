@@ -34,7 +34,7 @@ pub(crate) struct PathView {
     /// It accepts requests.
     pub(crate) is_open: bool,
     /// It is backed off after a path error.
-    pub(crate) is_resting: bool,
+    pub(crate) is_backed_off: bool,
     pub(crate) access: PathAnaState,
     /// Requests in flight.
     pub(crate) in_flight: u32,
@@ -43,7 +43,7 @@ pub(crate) struct PathView {
 /// Selects the path of each request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PathSelector {
-    spread: IoPolicy,
+    io_policy: IoPolicy,
     last: usize,
 }
 
@@ -81,7 +81,7 @@ impl PathAnaState {
 
 impl PathView {
     const fn rank(&self) -> Option<u8> {
-        if self.is_open && !self.is_resting { self.access.rank() } else { None }
+        if self.is_open && !self.is_backed_off { self.access.rank() } else { None }
     }
 
     /// Whether its ANA state permits requests.
@@ -96,22 +96,22 @@ impl PathView {
 }
 
 impl PathSelector {
-    pub(crate) const fn new(spread: IoPolicy) -> Self {
-        Self { spread, last: 0 }
+    pub(crate) const fn new(io_policy: IoPolicy) -> Self {
+        Self { io_policy, last: 0 }
     }
 
     /// The path for the next request: of the best ones, by the I/O policy. `None` if no path is usable.
     #[inline]
     pub(crate) fn choose(&mut self, views: &[PathView]) -> Option<usize> {
         let best = views.iter().filter_map(PathView::rank).min()?;
-        let fits = |index: &usize| views[*index].rank() == Some(best);
+        let has_best_rank = |index: &usize| views[*index].rank() == Some(best);
         let count = views.len();
-        let behind_last = || (self.last + 1..count).chain(0..=self.last.min(count - 1));
-        let chosen = match self.spread {
-            IoPolicy::ActivePassive => (0..count).find(fits),
-            IoPolicy::RoundRobin => behind_last().find(fits),
+        let after_last = || (self.last + 1..count).chain(0..=self.last.min(count - 1));
+        let chosen = match self.io_policy {
+            IoPolicy::ActivePassive => (0..count).find(has_best_rank),
+            IoPolicy::RoundRobin => after_last().find(has_best_rank),
             IoPolicy::QueueDepth => {
-                behind_last().filter(fits).min_by_key(|index| views[*index].in_flight)
+                after_last().filter(has_best_rank).min_by_key(|index| views[*index].in_flight)
             }
         }?;
         self.last = chosen;
@@ -136,7 +136,7 @@ mod tests {
             is_open: *is_open,
             access: *access,
             in_flight: *in_flight,
-            is_resting: false,
+            is_backed_off: false,
         };
         of.iter().map(view).collect()
     }
@@ -144,7 +144,7 @@ mod tests {
     /// Every pair of states, each open and closed.
     #[test]
     fn optimized_comes_before_non_optimized_and_nothing_else_is_taken() {
-        for spread in IoPolicy::NAMES.map(|(_, spread)| spread) {
+        for io_policy in IoPolicy::NAMES.map(|(_, io_policy)| io_policy) {
             for (one, two) in ALL.iter().flat_map(|one| ALL.map(|two| (*one, two))) {
                 for open in [(true, true), (true, false), (false, true), (false, false)] {
                     let views = views(&[(open.0, one, 0), (open.1, two, 0)]);
@@ -153,12 +153,12 @@ mod tests {
                         PathAnaState::NonOptimized => 1,
                         _ => 0,
                     };
-                    let worth =
+                    let ranks =
                         [usize::from(open.0) * usable(one), usize::from(open.1) * usable(two)];
                     for _ in 0..3 {
-                        let chosen = PathSelector::new(spread).choose(&views);
-                        let best = worth.into_iter().max().filter(|worth| *worth > 0);
-                        assert_eq!(chosen.map(|path| worth[path]), best, "{spread:?} {views:?}");
+                        let chosen = PathSelector::new(io_policy).choose(&views);
+                        let best = ranks.into_iter().max().filter(|ranks| *ranks > 0);
+                        assert_eq!(chosen.map(|path| ranks[path]), best, "{io_policy:?} {views:?}");
                     }
                 }
             }
@@ -173,14 +173,14 @@ mod tests {
             (true, PathAnaState::Optimized, 3),
             (true, PathAnaState::Optimized, 3),
         ]);
-        for (spread, expected) in [
+        for (io_policy, expected) in [
             (IoPolicy::ActivePassive, [1, 1, 1, 1, 1]),
             (IoPolicy::RoundRobin, [1, 2, 3, 1, 2]),
             (IoPolicy::QueueDepth, [2, 3, 2, 3, 2]),
         ] {
-            let mut route = PathSelector::new(spread);
-            let taken = [(); 5].map(|()| route.choose(&four).unwrap());
-            assert_eq!(taken, expected, "{spread:?}");
+            let mut selector = PathSelector::new(io_policy);
+            let taken = [(); 5].map(|()| selector.choose(&four).unwrap());
+            assert_eq!(taken, expected, "{io_policy:?}");
         }
     }
 
@@ -188,9 +188,9 @@ mod tests {
     fn a_resting_path_is_taken_by_nobody() {
         let mut both =
             views(&[(true, PathAnaState::Optimized, 0), (true, PathAnaState::NonOptimized, 0)]);
-        both[0].is_resting = true;
+        both[0].is_backed_off = true;
         assert_eq!(PathSelector::new(IoPolicy::RoundRobin).choose(&both), Some(1));
-        both[1].is_resting = true;
+        both[1].is_backed_off = true;
         assert_eq!(PathSelector::new(IoPolicy::RoundRobin).choose(&both), None);
     }
 
@@ -198,10 +198,10 @@ mod tests {
     fn whoever_comes_back_is_taken_again() {
         let mut both =
             views(&[(false, PathAnaState::Optimized, 0), (true, PathAnaState::Optimized, 0)]);
-        let mut route = PathSelector::new(IoPolicy::ActivePassive);
-        assert_eq!(route.choose(&both), Some(1));
+        let mut selector = PathSelector::new(IoPolicy::ActivePassive);
+        assert_eq!(selector.choose(&both), Some(1));
         both[0].is_open = true;
-        assert_eq!(route.choose(&both), Some(0));
-        assert_eq!(route.choose(&[]), None);
+        assert_eq!(selector.choose(&both), Some(0));
+        assert_eq!(selector.choose(&[]), None);
     }
 }

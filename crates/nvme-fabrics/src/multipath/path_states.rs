@@ -20,7 +20,7 @@ use crate::options::InjectedBugs;
 pub(crate) struct PathStates {
     access: Box<[AtomicU8]>,
     /// Bit mask of paths whose ANA state was found to be stale, for the managing thread.
-    pub(super) doubts: Mailbox<u32>,
+    pub(super) stale_states: Mailbox<u32>,
     caches: Arc<CacheTracker>,
 }
 
@@ -42,7 +42,7 @@ impl PathStates {
         let unknown = || AtomicU8::new(PathAnaState::default() as u8);
         Self {
             access: (0..count).map(|_| unknown()).collect(),
-            doubts: Mailbox::default(),
+            stale_states: Mailbox::default(),
             caches: CacheTracker::new(cache, bugs),
         }
     }
@@ -64,8 +64,8 @@ impl PathStates {
     }
 
     /// Reports that the state of `path` is stale.
-    pub(crate) fn doubt(&self, path: usize) {
-        self.doubts.send(|doubts| *doubts |= 1 << path);
+    pub(crate) fn report_stale(&self, path: usize) {
+        self.stale_states.send(|stale_states| *stale_states |= 1 << path);
     }
 }
 
@@ -75,14 +75,14 @@ mod tests {
 
     #[test]
     fn what_is_told_of_a_path_is_what_is_found() {
-        let standings = PathStates::new(3, CacheScope::Shared, InjectedBugs::default());
+        let states = PathStates::new(3, CacheScope::Shared, InjectedBugs::default());
         for access in ALL {
-            standings.set_access(1, access);
-            assert_eq!(standings.access(1), access);
+            states.set_access(1, access);
+            assert_eq!(states.access(1), access);
         }
-        assert!(!standings.doubts.is_pending());
-        standings.doubt(2);
-        standings.doubt(0);
-        assert_eq!((standings.doubts.take(), standings.doubts.take()), (Some(0b101), None));
+        assert!(!states.stale_states.is_pending());
+        states.report_stale(2);
+        states.report_stale(0);
+        assert_eq!((states.stale_states.take(), states.stale_states.take()), (Some(0b101), None));
     }
 }

@@ -29,7 +29,7 @@ pub(super) struct Bed {
     pub(super) remote: Option<FabricsController>,
     pub(super) queues: Vec<FabricsChannel>,
     pub(super) events: Vec<Event>,
-    pub(super) answers: Vec<IoCompletion>,
+    pub(super) completions: Vec<IoCompletion>,
     pool: DevicePool,
 }
 
@@ -53,7 +53,7 @@ impl Bed {
             remote: None,
             queues: Vec::new(),
             events: Vec::new(),
-            answers: Vec::new(),
+            completions: Vec::new(),
             pool,
         }
     }
@@ -74,7 +74,7 @@ impl Bed {
         loop {
             self.now = self.now.after(TURN);
             self.target.turn(self.now);
-            if let Some(ended) = calling.turn(self.now) {
+            if let Some(ended) = calling.poll(self.now) {
                 self.remote = Some(ended?);
                 return Ok(());
             }
@@ -128,10 +128,10 @@ impl Bed {
 
     /// One iteration of the threads of the queues only.
     pub(super) fn turn_queues(&mut self) {
-        let mut answers = CompletionBatch::with_capacity(64);
+        let mut completions = CompletionBatch::with_capacity(64);
         for queue in &mut self.queues {
-            queue.poll(self.now, &mut answers);
-            self.answers.extend(answers.drain());
+            queue.poll(self.now, &mut completions);
+            self.completions.extend(completions.drain());
             queue.flush();
         }
     }
@@ -181,9 +181,9 @@ impl Bed {
     #[track_caller]
     pub(super) fn run(&mut self, operation: Operation, lba: u64, segments: &[Segment]) -> IoStatus {
         self.turn_until(|bed| bed.submit(0, operation, lba, segments, 4711));
-        self.turn_until(|bed| bed.answers.iter().any(|answer| answer.token == 4711));
-        let at = self.answers.iter().position(|answer| answer.token == 4711).unwrap();
-        self.answers.remove(at).status
+        self.turn_until(|bed| bed.completions.iter().any(|completion| completion.token == 4711));
+        let at = self.completions.iter().position(|completion| completion.token == 4711).unwrap();
+        self.completions.remove(at).status
     }
 
     /// Writes a pattern and reads it back into other memory.

@@ -33,19 +33,19 @@ fn a_large_write_goes_in_small_portions_while_somebody_reads_beside_it_and_at_on
         let (mut count, mut read) = (0, 0);
         if let Some((queue, memory)) = reads {
             assert!(bed.submit(queue, Operation::Read, 3_000, &[memory], 2));
-            bed.turn_until(|bed| !bed.answers.is_empty());
+            bed.turn_until(|bed| !bed.completions.is_empty());
         }
         assert!(bed.submit(0, Operation::Write, 0, &[large], 1));
         loop {
-            let answers = std::mem::take(&mut bed.answers);
-            assert!(answers.iter().all(|answer| answer.status == IoStatus::SUCCESS));
-            if answers.iter().any(|answer| answer.token == 1) {
-                if reads.is_some() && answers.len() == 1 {
-                    bed.turn_until(|bed| bed.answers.pop().is_some());
+            let completions = std::mem::take(&mut bed.completions);
+            assert!(completions.iter().all(|completion| completion.status == IoStatus::SUCCESS));
+            if completions.iter().any(|completion| completion.token == 1) {
+                if reads.is_some() && completions.len() == 1 {
+                    bed.turn_until(|bed| bed.completions.pop().is_some());
                 }
                 return (count, read);
             }
-            if let Some((queue, memory)) = reads.filter(|_| !answers.is_empty()) {
+            if let Some((queue, memory)) = reads.filter(|_| !completions.is_empty()) {
                 read += 1;
                 assert!(bed.submit(queue, Operation::Read, 3_000, &[memory], 2));
             }

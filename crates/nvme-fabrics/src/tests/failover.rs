@@ -179,15 +179,15 @@ impl Schedule {
 
     /// Checks completions.
     fn check(&mut self) {
-        for answer in std::mem::take(&mut self.field.answers) {
+        for completion in std::mem::take(&mut self.field.completions) {
             let seed = self.seed;
-            let sent = self.under_way.remove(&answer.token);
-            let sent = sent.unwrap_or_else(|| panic!("seed {seed}: {answer:?} came unasked"));
-            let is_success = answer.status.is_success();
-            let is_lost = answer.status == IoStatus::WRITE_FAULT;
+            let sent = self.under_way.remove(&completion.token);
+            let sent = sent.unwrap_or_else(|| panic!("seed {seed}: {completion:?} came unasked"));
+            let is_success = completion.status.is_success();
+            let is_lost = completion.status == IoStatus::WRITE_FAULT;
             self.failed += u64::from(!is_success && !is_lost);
-            if let Some(covered) = self.covered.remove(&answer.token) {
-                self.check_flush(&covered, answer.status);
+            if let Some(covered) = self.covered.remove(&completion.token) {
+                self.check_flush(&covered, completion.status);
             }
             let cell = &mut self.cells[sent.cell];
             if sent.operation == Operation::Write {

@@ -79,8 +79,8 @@ fn what_is_answered_while_a_flush_is_under_way_is_flushed_by_the_next() {
     // The flush is executed before the write, and completes after it.
     assert!(field.submit(Operation::Flush, 0, nothing, 1));
     assert!(field.submit(Operation::Write, 8, place, 2));
-    field.turn_until(|field| field.answers.len() == 2);
-    field.answers.clear();
+    field.turn_until(|field| field.completions.len() == 2);
+    field.completions.clear();
     assert_eq!(field.durable_cells(2), 1);
     assert_eq!(field.run_flush(), IoStatus::SUCCESS);
     assert_eq!(field.durable_cells(2), 2);
@@ -104,15 +104,15 @@ fn writes_that_are_lost_with_a_controller_are_told_once_where_caches_are_separat
                 let nothing = field.place(0, 0);
                 assert!(field.submit(Operation::Flush, 0, nothing, 1));
                 field.turn_for(Span::from_ms(5));
-                assert_eq!(field.answers, [], "one of two has answered");
+                assert_eq!(field.completions, [], "one of two has answered");
                 field.targets[1].state().is_idle = false;
                 field.take_away(1);
             }
             let outcome = if is_early {
                 field.run_flush()
             } else {
-                field.turn_until(|field| !field.answers.is_empty());
-                field.answers.remove(0).status
+                field.turn_until(|field| !field.completions.is_empty());
+                field.completions.remove(0).status
             };
             assert_eq!((outcome, field.durable_cells(4)), (expected, 2), "{cache:?} {is_early}");
             field.write_cells(4);
@@ -145,9 +145,9 @@ fn nothing_is_said_to_be_lost_with_a_controller_that_was_flushed() {
 fn a_flush_that_a_controller_refuses_is_refused() {
     let mut field = Field::with_caches(2, IoPolicy::RoundRobin, CacheScope::Shared);
     field.write_cells(4);
-    field.targets[1].state().answers = Some(tenmil_wire::Status::INTERNAL_ERROR);
+    field.targets[1].state().status_override = Some(tenmil_wire::Status::INTERNAL_ERROR);
     assert_eq!(field.run_flush(), IoStatus::INTERNAL_ERROR);
-    field.targets[1].state().answers = None;
+    field.targets[1].state().status_override = None;
     assert_eq!(field.run_flush(), IoStatus::SUCCESS);
     assert_eq!(field.durable_cells(4), 4);
 }
@@ -156,14 +156,14 @@ fn a_flush_that_a_controller_refuses_is_refused() {
 fn a_flush_waits_for_a_controller_that_rests() {
     let mut field = Field::with_caches(2, IoPolicy::ActivePassive, CacheScope::Separate);
     field.write_cells(2);
-    field.targets[0].state().answers = Some(tenmil_wire::Status::INTERNAL_PATH_ERROR);
+    field.targets[0].state().status_override = Some(tenmil_wire::Status::INTERNAL_PATH_ERROR);
     let nothing = field.place(0, 0);
     assert!(field.submit(Operation::Flush, 0, nothing, 1));
     field.turn_for(Span::from_ms(50));
-    assert_eq!(field.answers, []);
-    field.targets[0].state().answers = None;
-    field.turn_until(|field| !field.answers.is_empty());
-    assert_eq!((field.answers[0].status, field.durable_cells(2)), (IoStatus::SUCCESS, 2));
+    assert_eq!(field.completions, []);
+    field.targets[0].state().status_override = None;
+    field.turn_until(|field| !field.completions.is_empty());
+    assert_eq!((field.completions[0].status, field.durable_cells(2)), (IoStatus::SUCCESS, 2));
 }
 
 /// A host that assumes no volatile cache sends no flushes.

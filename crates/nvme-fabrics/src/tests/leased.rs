@@ -66,8 +66,8 @@ fn what_was_lent_and_what_was_not_go_beside_each_other() {
             bed.regions.store(*into, &[0xee; 64 * 512]).unwrap();
             assert!(bed.submit(0, Operation::Read, lba, &[*into], token));
         }
-        bed.turn_until(|bed| bed.answers.len() == 4);
-        assert!(bed.answers.drain(..).all(|answer| answer.status == IoStatus::SUCCESS));
+        bed.turn_until(|bed| bed.completions.len() == 4);
+        assert!(bed.completions.drain(..).all(|completion| completion.status == IoStatus::SUCCESS));
         for into in into {
             assert!(load(&bed.regions, into) == bytes, "round {round}, {into:?}");
         }
@@ -101,8 +101,8 @@ fn what_a_cut_has_ended_goes_again_with_the_next_connection() {
         assert!(bed.submit(0, Operation::Read, 300, &[to], 2));
         (0..turns).for_each(|_| bed.turn());
         bed.target.cut();
-        bed.turn_until(|bed| bed.answers.len() == 2);
-        assert!(bed.answers.drain(..).all(|answer| answer.status == IoStatus::SUCCESS));
+        bed.turn_until(|bed| bed.completions.len() == 2);
+        assert!(bed.completions.drain(..).all(|completion| completion.status == IoStatus::SUCCESS));
         assert!(load(&bed.regions, to) == bytes, "cut after {turns} turns");
         let place = bed.place(0, 200);
         assert_eq!(bed.run(Operation::Read, 0, &[place]), IoStatus::SUCCESS);
@@ -120,10 +120,10 @@ fn what_is_lent_no_more_fails_alone() {
         let (gone, there) = (part(leased, 3, 64), part(leased, 1, 64));
         assert!(bed.submit(0, operation, 0, &[gone], 1));
         assert!(bed.submit(0, Operation::Read, 64, &[there], 2));
-        bed.turn_until(|bed| bed.answers.len() == 2);
-        for answer in bed.answers.split_off(0) {
-            let is_good = answer.status == IoStatus::SUCCESS;
-            assert_eq!(is_good, answer.token == 2, "{operation:?}: {answer:?}");
+        bed.turn_until(|bed| bed.completions.len() == 2);
+        for completion in bed.completions.split_off(0) {
+            let is_good = completion.status == IoStatus::SUCCESS;
+            assert_eq!(is_good, completion.token == 2, "{operation:?}: {completion:?}");
         }
         bed.exchange(9, 8, 1);
     }

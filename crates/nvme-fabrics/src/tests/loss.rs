@@ -26,7 +26,7 @@ fn a_connection_that_is_cut_is_made_again_and_goes_on() {
     }
     bed.exchange(9, 8, 9);
     assert_eq!(bed.remote().counts().lost, 5);
-    assert_eq!(bed.remote().why().as_deref(), Some("the network was cut"));
+    assert_eq!(bed.remote().last_error().as_deref(), Some("the network was cut"));
 }
 
 /// A caller does not poll a queue without requests in flight: it only submits until the request is
@@ -52,9 +52,9 @@ fn a_queue_that_owes_nothing_comes_back_without_being_polled() {
             is_taken
         });
         bed.queues.push(queue);
-        bed.turn_until(|bed| !bed.answers.is_empty());
-        let answer = bed.answers.remove(0);
-        assert_eq!((answer.token, answer.status), (1, IoStatus::SUCCESS), "round {round}");
+        bed.turn_until(|bed| !bed.completions.is_empty());
+        let completion = bed.completions.remove(0);
+        assert_eq!((completion.token, completion.status), (1, IoStatus::SUCCESS), "round {round}");
         bed.events.clear();
     }
 }
@@ -77,8 +77,8 @@ fn queue_without_requests_uses_the_next_controller_however_long_ago_its_requests
             bed.turn_for(Span::from_ms(1));
             (bed.target.state().is_away, bed.target.state().is_idle) = (true, false);
             bed.target.cut();
-            bed.turn_until(|bed| !bed.answers.is_empty());
-            assert_eq!(bed.answers.remove(0).status, IoStatus::PATH_ERROR);
+            bed.turn_until(|bed| !bed.completions.is_empty());
+            assert_eq!(bed.completions.remove(0).status, IoStatus::PATH_ERROR);
             assert_eq!(bed.run(Operation::Read, 0, &[place]), IoStatus::PATH_ERROR, "at once");
             let mut queue = bed.queues.remove(0);
             bed.events.clear();
@@ -94,8 +94,8 @@ fn queue_without_requests_uses_the_next_controller_however_long_ago_its_requests
             });
             assert!(bed.now.since(begun) < Span::from_ms(20), "{}", bed.now.since(begun));
             bed.queues.push(queue);
-            bed.turn_until(|bed| !bed.answers.is_empty());
-            assert_eq!(bed.answers.remove(0).status, IoStatus::SUCCESS, "{fail_fast}, {round}");
+            bed.turn_until(|bed| !bed.completions.is_empty());
+            assert_eq!(bed.completions.remove(0).status, IoStatus::SUCCESS, "{fail_fast}, {round}");
         }
     }
 }
@@ -142,11 +142,11 @@ fn what_may_be_executed_late_is_waited_for_and_nothing_else_is() {
         bed.target.cut();
         bed.target.state().is_idle = false;
         let cut_at = bed.now;
-        bed.turn_until(|bed| !bed.answers.is_empty());
+        bed.turn_until(|bed| !bed.completions.is_empty());
         let waited = bed.now.since(cut_at);
         assert!((least..most).contains(&waited), "{operation:?}: {waited}");
-        assert_eq!(bed.answers[0].status, IoStatus::SUCCESS);
-        bed.answers.clear();
+        assert_eq!(bed.completions[0].status, IoStatus::SUCCESS);
+        bed.completions.clear();
         bed.exchange(3, 8, 3);
     }
 }
@@ -170,10 +170,10 @@ fn memory_goes_back_when_nothing_of_it_can_leave_any_more() {
         bed.turn_for(if front_is_ahead { Span::from_secs(1) } else { Span::default() });
         bed.queues = queues;
         bed.turn_queues();
-        bed.turn_until(|bed| !bed.answers.is_empty());
+        bed.turn_until(|bed| !bed.completions.is_empty());
         let waited = bed.now.since(sent_at);
         assert!(waited.ns + 1_000_000 >= 2 * lag.ns, "{waited}: once it was cut, once executed");
-        assert_eq!(bed.answers[0].status, IoStatus::SUCCESS);
+        assert_eq!(bed.completions[0].status, IoStatus::SUCCESS);
         bed.regions.fill(place, 0x5a).unwrap();
         bed.turn_for(Span { ns: 2 * lag.ns });
         let networks = bed.target.state().networks.clone();
@@ -202,19 +202,19 @@ fn memory_of_what_a_host_gives_up_goes_back_when_nothing_of_it_can_leave_any_mor
             }
         }
         bed.turn_for(Span { ns: lag.ns - 1_000_000_000 });
-        assert_eq!(bed.answers, [], "{giving_up:?}");
+        assert_eq!(bed.completions, [], "{giving_up:?}");
         assert!(!bed.target.state().is_wanted(), "{giving_up:?}: nothing was given up");
         bed.target.state().is_idle = false;
-        bed.turn_until(|bed| !bed.answers.is_empty());
+        bed.turn_until(|bed| !bed.completions.is_empty());
         let waited = bed.now.since(sent_at);
         assert!(waited >= lag, "{giving_up:?}: {waited}");
-        assert_eq!(bed.answers[0].status, outcome, "{giving_up:?}");
+        assert_eq!(bed.completions[0].status, outcome, "{giving_up:?}");
         bed.regions.fill(place, 0x5a).unwrap();
         bed.turn_for(Span { ns: 2 * lag.ns });
         let networks = bed.target.state().networks.clone();
         let strays: Vec<String> = networks.iter().flat_map(|network| network.strays()).collect();
         assert_eq!(strays, [""; 0], "{giving_up:?}");
-        assert_eq!(bed.answers.len(), 1, "{giving_up:?}: once");
+        assert_eq!(bed.completions.len(), 1, "{giving_up:?}: once");
     }
 }
 
@@ -292,10 +292,10 @@ fn silence_is_waited_for_whichever_thread_notices_the_end_first() {
         bed.queues = queues;
         bed.turn_queues();
         let silent_since = bed.now;
-        bed.turn_until(|bed| !bed.answers.is_empty());
+        bed.turn_until(|bed| !bed.completions.is_empty());
         let waited = bed.now.since(silent_since);
         assert!(waited >= quiet, "{front_is_ahead_by:?}: {waited}");
-        assert_eq!(bed.answers[0].status, IoStatus::SUCCESS);
+        assert_eq!(bed.completions[0].status, IoStatus::SUCCESS);
     }
 }
 
@@ -311,12 +311,12 @@ fn requests_fail_when_they_have_been_held_for_long_enough_and_go_on_when_it_come
     let begun = bed.now;
     bed.turn_for(Span::from_ms(10));
     assert!(!bed.submit(0, Operation::Read, 9, &[place], 9), "held by whoever has it");
-    bed.turn_until(|bed| bed.answers.len() == 5);
+    bed.turn_until(|bed| bed.completions.len() == 5);
     let TimeoutPolicy { fail_fast, .. } = TimeoutPolicy::default();
     let waited = bed.now.since(begun);
     assert!((fail_fast..Span { ns: fail_fast.ns + 200_000_000 }).contains(&waited), "{waited}");
-    assert!(bed.answers.iter().all(|answer| answer.status == IoStatus::PATH_ERROR));
-    bed.answers.clear();
+    assert!(bed.completions.iter().all(|completion| completion.status == IoStatus::PATH_ERROR));
+    bed.completions.clear();
     assert_eq!(bed.run(Operation::Read, 0, &[place]), IoStatus::PATH_ERROR, "at once");
     assert!(bed.now.since(begun) < Span { ns: fail_fast.ns + 300_000_000 });
     bed.target.state().is_away = false;
@@ -337,7 +337,7 @@ fn a_peer_that_falls_silent_is_noticed_in_time() {
     bed.turn_until(|bed| bed.remote().counts().lost == 1);
     let TimeoutPolicy { detect, .. } = TimeoutPolicy::default();
     assert!(bed.now.since(begun) <= Span { ns: detect.ns + 100_000_000 });
-    assert_eq!(bed.remote().why().as_deref(), Some("a Keep Alive was not answered in time"));
+    assert_eq!(bed.remote().last_error().as_deref(), Some("a Keep Alive was not answered in time"));
     bed.turn_until(|bed| bed.events.contains(&Event::QueuePairResumed { id: 1 }));
     bed.exchange(1, 8, 1);
 }
@@ -360,11 +360,11 @@ fn a_peer_that_does_not_come_back_is_given_up_in_time_and_all_is_answered() {
     }
     let TimeoutPolicy { give_up, retry, .. } = TimeoutPolicy::default();
     assert!(bed.now.since(begun) >= give_up, "not before its time");
-    let tries = bed.remote().counts().dialled;
+    let tries = bed.remote().counts().attempts;
     assert!((500..=give_up.ns / retry.ns + 10).contains(&tries), "{tries}");
     assert_eq!(bed.remote().controller().state(), State::Removed);
     bed.turn_for(Span::from_ms(10));
-    let mut tokens: Vec<u64> = bed.answers.iter().map(|answer| answer.token).collect();
+    let mut tokens: Vec<u64> = bed.completions.iter().map(|completion| completion.token).collect();
     tokens.sort_unstable();
     assert_eq!(tokens, (0..10).collect::<Vec<_>>());
     assert_eq!(bed.run(Operation::Read, 0, &[place]), IoStatus::PATH_ERROR);
@@ -398,12 +398,12 @@ fn a_request_that_is_never_answered_fails_after_a_few_resets_and_the_others_go_o
     let place = bed.place(0, 1);
     assert!(bed.submit(0, Operation::Read, 1, &[place], 1));
     let begun = bed.now;
-    while bed.answers.is_empty() {
+    while bed.completions.is_empty() {
         bed.now = bed.now.after(Span::from_ms(5));
         bed.turn();
         assert!(bed.now.since(begun) < Span::from_secs(600), "it is repeated without end");
     }
-    assert_eq!(bed.answers.remove(0).status, IoStatus::ABORTED_BY_HOST);
+    assert_eq!(bed.completions.remove(0).status, IoStatus::ABORTED_BY_HOST);
     let resets = bed.events.iter().filter(|event| **event == Event::Recovered).count();
     assert_eq!(resets, 2, "it was sent three times");
     bed.target.state().is_idle = false;
@@ -435,10 +435,10 @@ fn a_raw_command_with_a_data_pointer_of_its_own_is_rejected() {
     let command = tenmil_wire::Command::new(2).with_nsid(1).with_prp(4096, 0);
     let now = bed.now;
     bed.queues[0].queue().submit_raw(now, 7, command, &[], &[], None).unwrap();
-    let mut answers = CompletionBatch::with_capacity(1);
-    bed.queues[0].poll_raw(now, &mut answers);
-    let answer = answers.as_slice()[0];
-    assert_eq!((answer.token, answer.status), (7, IoStatus::INVALID_FIELD));
+    let mut completions = CompletionBatch::with_capacity(1);
+    bed.queues[0].poll_raw(now, &mut completions);
+    let completion = completions.as_slice()[0];
+    assert_eq!((completion.token, completion.status), (7, IoStatus::INVALID_FIELD));
     bed.exchange(1, 8, 1);
 }
 
@@ -456,14 +456,14 @@ fn a_request_outlives_any_number_of_resets_that_it_has_not_caused() {
         bed.remote().controller().reset(now).unwrap();
         bed.turn_until(|bed| bed.events.contains(&Event::QueuePairResumed { id: 1 }));
     }
-    assert_eq!(bed.answers, []);
+    assert_eq!(bed.completions, []);
     bed.target.state().is_idle = false;
     bed.turn_for(Span::from_ms(1));
     bed.events.clear();
     let now = bed.now;
     bed.remote().controller().reset(now).unwrap();
-    bed.turn_until(|bed| !bed.answers.is_empty());
-    assert_eq!(bed.answers[0].status, IoStatus::SUCCESS);
+    bed.turn_until(|bed| !bed.completions.is_empty());
+    assert_eq!(bed.completions[0].status, IoStatus::SUCCESS);
 }
 
 /// The cause of repeated disconnects is found among the requests that were in flight with it.
@@ -475,13 +475,13 @@ fn who_breaks_the_connection_fails_and_its_neighbours_do_not() {
     for lba in 3..8 {
         assert!(bed.submit(0, Operation::Read, lba, &[place], lba));
     }
-    bed.turn_until(|bed| bed.answers.len() == 5);
-    for answer in &bed.answers {
-        let is_guilty = answer.token == 5;
+    bed.turn_until(|bed| bed.completions.len() == 5);
+    for completion in &bed.completions {
+        let is_guilty = completion.token == 5;
         let expected = if is_guilty { IoStatus::ABORTED_BY_HOST } else { IoStatus::SUCCESS };
-        assert_eq!(answer.status, expected, "{answer:?}");
+        assert_eq!(completion.status, expected, "{completion:?}");
     }
-    bed.answers.clear();
+    bed.completions.clear();
     bed.exchange(9, 8, 9);
 }
 
@@ -555,9 +555,9 @@ fn a_queue_that_is_lost_alone_is_made_again_without_waiting_for_silence() {
     bed.target.state().networks[1].cut();
     bed.target.state().is_idle = false;
     let cut_at = bed.now;
-    bed.turn_until(|bed| !bed.answers.is_empty());
+    bed.turn_until(|bed| !bed.completions.is_empty());
     assert!(bed.now.since(cut_at) < Span::from_ms(300), "{}", bed.now.since(cut_at));
-    assert_eq!(bed.answers[0].status, IoStatus::SUCCESS);
+    assert_eq!(bed.completions[0].status, IoStatus::SUCCESS);
     bed.exchange(3, 8, 3);
 }
 
@@ -600,10 +600,10 @@ fn stalled_connection_of_a_queue_is_noticed_in_time_though_the_controller_lives(
         let (waited, TimeoutPolicy { detect, .. }) =
             (bed.now.since(begun), TimeoutPolicy::default());
         assert!(waited <= Span { ns: detect.ns + 100_000_000 }, "{waited}");
-        let why = bed.remote().why().unwrap();
+        let why = bed.remote().last_error().unwrap();
         assert!(why.starts_with("nothing came over the connection of a queue"), "{why}");
-        bed.turn_until(|bed| bed.answers.len() == usize::try_from(count).unwrap());
-        assert!(bed.answers.iter().all(|answer| answer.status.is_success()));
+        bed.turn_until(|bed| bed.completions.len() == usize::try_from(count).unwrap());
+        assert!(bed.completions.iter().all(|completion| completion.status.is_success()));
         assert!(bed.now.since(begun) < Span::from_secs(7), "{}", bed.now.since(begun));
     }
 }
@@ -617,7 +617,7 @@ fn slow_device_is_not_taken_for_a_stalled_connection() {
         let place = bed.place(0, 8);
         (0..count).for_each(|token| assert!(bed.submit(0, Operation::Read, 0, &[place], token)));
         bed.turn_for(Span::from_secs(28));
-        assert_eq!((bed.remote().counts().lost, bed.answers.len()), (0, 0));
+        assert_eq!((bed.remote().counts().lost, bed.completions.len()), (0, 0));
         // Later requests succeed.
         bed.target.state().is_idle = false;
         bed.exchange(3, 8, 3);
@@ -640,7 +640,7 @@ fn unanswered_probe_serves_for_the_next_silence_and_ends_the_connection() {
     bed.target.state().is_idle = false;
     bed.target.state().delay = Some(Span::from_secs(4));
     read(&mut bed, 2);
-    bed.turn_until(|bed| bed.answers.len() == 1);
+    bed.turn_until(|bed| bed.completions.len() == 1);
     let begun = bed.now;
     bed.turn_until(|bed| bed.remote().counts().lost == 1);
     let (waited, detect) = (bed.now.since(begun), TimeoutPolicy::default().detect);
@@ -661,7 +661,7 @@ fn stalled_connection_of_a_full_queue_is_noticed_when_requests_may_be_held_no_lo
     let (waited, TimeoutPolicy { detect, fail_fast, .. }) =
         (bed.now.since(begun), TimeoutPolicy::default());
     assert!(waited <= Span { ns: detect.ns + fail_fast.ns }, "{waited}");
-    bed.turn_until(|bed| bed.answers.len() == count);
+    bed.turn_until(|bed| bed.completions.len() == count);
 }
 
 /// Like common discovery controllers: Connect carried a timeout, so it counts.
@@ -676,7 +676,7 @@ fn controller_without_a_keep_alive_granularity_is_told_that_its_host_lives() {
     let before = bed.target.state().keep_alives;
     bed.turn_for(Span::from_secs(40));
     bed.exchange(1, 8, 1);
-    assert_eq!(bed.remote().counts().lost, 0, "{:?}", bed.remote().why());
+    assert_eq!(bed.remote().counts().lost, 0, "{:?}", bed.remote().last_error());
     // One in each half of the 5 s that Connect was told, and no more.
     let sent = bed.target.state().keep_alives - before;
     assert!((15..=17).contains(&sent), "{sent}");

@@ -64,9 +64,9 @@ impl Bed {
 
     #[track_caller]
     fn end_of(&mut self, token: u64) -> IoStatus {
-        self.turn_until(|bed| bed.answers.iter().any(|answer| answer.token == token));
-        let at = self.answers.iter().position(|answer| answer.token == token).unwrap();
-        self.answers.remove(at).status
+        self.turn_until(|bed| bed.completions.iter().any(|completion| completion.token == token));
+        let at = self.completions.iter().position(|completion| completion.token == token).unwrap();
+        self.completions.remove(at).status
     }
 
     #[track_caller]

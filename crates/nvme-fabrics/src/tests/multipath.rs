@@ -34,25 +34,25 @@ pub(super) struct Field {
     pub(super) multipath: Multipath,
     pub(super) queues: Vec<MultipathChannel>,
     pub(super) events: Vec<PathEvent>,
-    pub(super) answers: Vec<IoCompletion>,
+    pub(super) completions: Vec<IoCompletion>,
     /// Whether queues without requests in flight are polled.
     polls_always: bool,
-    owed: usize,
+    unflushed: usize,
 }
 
 impl Field {
-    pub(super) fn new(count: usize, spread: IoPolicy) -> Self {
-        Self::with(count, spread, QueueSizes::default(), CacheScope::Shared)
+    pub(super) fn new(count: usize, io_policy: IoPolicy) -> Self {
+        Self::with(count, io_policy, QueueSizes::default(), CacheScope::Shared)
     }
 
     /// With a volatile cache in each controller, whatever `cache` assumes.
-    pub(super) fn with_caches(count: usize, spread: IoPolicy, cache: CacheScope) -> Self {
-        Self::caching(count, spread, cache).up()
+    pub(super) fn with_caches(count: usize, io_policy: IoPolicy, cache: CacheScope) -> Self {
+        Self::caching(count, io_policy, cache).up()
     }
 
     /// The same, before it is connected.
-    pub(super) fn caching(count: usize, spread: IoPolicy, cache: CacheScope) -> Self {
-        let field = Self::with(count, spread, QueueSizes::default(), cache);
+    pub(super) fn caching(count: usize, io_policy: IoPolicy, cache: CacheScope) -> Self {
+        let field = Self::with(count, io_policy, QueueSizes::default(), cache);
         let durable = Arc::clone(&field.targets[0].state().durable);
         for target in &field.targets {
             let mut state = target.state();
@@ -71,14 +71,14 @@ impl Field {
         self
     }
 
-    fn with(count: usize, spread: IoPolicy, sizes: QueueSizes, cache: CacheScope) -> Self {
-        Self::failing_fast(count, (spread, sizes, cache), TimeoutPolicy::default().fail_fast)
+    fn with(count: usize, io_policy: IoPolicy, sizes: QueueSizes, cache: CacheScope) -> Self {
+        Self::failing_fast(count, (io_policy, sizes, cache), TimeoutPolicy::default().fail_fast)
     }
 
     /// With this fast I/O fail timeout.
     fn failing_fast(
         count: usize,
-        (spread, sizes, cache): (IoPolicy, QueueSizes, CacheScope),
+        (io_policy, sizes, cache): (IoPolicy, QueueSizes, CacheScope),
         fail_fast: Span,
     ) -> Self {
         let regions = RegionTable::new(count + 1);
@@ -98,7 +98,7 @@ impl Field {
             options,
             controller: ControllerOptions { queue_pairs: 4, ..ControllerOptions::default() },
             namespace: 1,
-            spread,
+            io_policy,
             cache,
             queue: QueuePairOptions {
                 depth: 32,
@@ -108,8 +108,8 @@ impl Field {
             sizes,
         };
         let multipath = Multipath::begin(setups, wishes, now).unwrap();
-        let (queues, events, answers) = (Vec::new(), Vec::new(), Vec::new());
-        let (polls_always, owed) = (true, 0);
+        let (queues, events, completions) = (Vec::new(), Vec::new(), Vec::new());
+        let (polls_always, unflushed) = (true, 0);
         Self {
             targets,
             regions,
@@ -118,15 +118,15 @@ impl Field {
             multipath,
             queues,
             events,
-            answers,
+            completions,
             polls_always,
-            owed,
+            unflushed,
         }
     }
 
     /// The same, once all paths are connected and a queue uses them all.
-    pub(super) fn ready(count: usize, spread: IoPolicy) -> Self {
-        Self::new(count, spread).up()
+    pub(super) fn ready(count: usize, io_policy: IoPolicy) -> Self {
+        Self::new(count, io_policy).up()
     }
 
     /// Whether controllers reset each other at the request of their host.
@@ -176,7 +176,7 @@ impl Field {
         };
         let taken = self.queues[0].submit(self.now, &[request], &[place]);
         self.queues[0].flush();
-        self.owed += taken;
+        self.unflushed += taken;
         taken == 1
     }
 
@@ -184,9 +184,11 @@ impl Field {
     #[track_caller]
     pub(super) fn run(&mut self, operation: Operation, lba: u64, place: Segment) -> IoStatus {
         self.turn_until(|field| field.submit(operation, lba, place, 4711));
-        self.turn_until(|field| field.answers.iter().any(|answer| answer.token == 4711));
-        let at = self.answers.iter().position(|answer| answer.token == 4711).unwrap();
-        self.answers.remove(at).status
+        self.turn_until(|field| {
+            field.completions.iter().any(|completion| completion.token == 4711)
+        });
+        let at = self.completions.iter().position(|completion| completion.token == 4711).unwrap();
+        self.completions.remove(at).status
     }
 
     #[track_caller]
@@ -225,14 +227,14 @@ impl Turning for Field {
         self.now = self.now.after(TURN);
         self.targets.iter().for_each(|target| target.turn(self.now));
         self.events.extend(self.multipath.poll(self.now));
-        let mut answers = CompletionBatch::with_capacity(16);
+        let mut completions = CompletionBatch::with_capacity(16);
         for queue in &mut self.queues {
-            if !self.polls_always && self.owed == 0 {
+            if !self.polls_always && self.unflushed == 0 {
                 continue;
             }
-            queue.poll(self.now, &mut answers);
-            self.owed -= answers.len();
-            self.answers.extend(answers.drain());
+            queue.poll(self.now, &mut completions);
+            self.unflushed -= completions.len();
+            self.completions.extend(completions.drain());
             queue.flush();
         }
     }
@@ -248,23 +250,23 @@ fn setup(target: &Target, regions: &RegionTable) -> PathSetup {
     let pool = DevicePool::new(regions.clone(), pool, DeviceKind::Emulated, store);
     pool.map_on_demand();
     let (target, regions) = (target.clone(), regions.clone());
-    PathSetup { pool, dial: Box::new(move || target.dial(&regions)) }
+    PathSetup { pool, make_connector: Box::new(move || target.dial(&regions)) }
 }
 
 #[test]
 fn requests_go_where_the_spread_says() {
-    for (spread, expected) in [
+    for (io_policy, expected) in [
         (IoPolicy::ActivePassive, [20, 0, 0]),
         (IoPolicy::RoundRobin, [6, 7, 7]),
         (IoPolicy::QueueDepth, [6, 7, 7]),
     ] {
-        let mut field = Field::ready(3, spread);
+        let mut field = Field::ready(3, io_policy);
         for number in 0..20 {
             assert!(field.submit(Operation::Read, 0, field.place(number, 1), number));
         }
-        field.turn_until(|field| field.answers.len() == 20);
-        assert_eq!(field.executed(), expected, "{spread:?}");
-        assert!(field.answers.iter().all(|answer| answer.status.is_success()));
+        field.turn_until(|field| field.completions.len() == 20);
+        assert_eq!(field.executed(), expected, "{io_policy:?}");
+        assert!(field.completions.iter().all(|completion| completion.status.is_success()));
     }
 }
 
@@ -304,9 +306,9 @@ fn queue_without_requests_uses_a_path_that_came_back_after_its_requests_had_fail
             (0..2).for_each(|lba| assert!(field.submit(Operation::Write, 8 * lba, place, lba)));
             field.turn_for(Span::from_ms(1));
             (0..2).for_each(|path| field.take_away(path));
-            field.turn_until(|field| field.answers.len() == 2);
-            for answer in field.answers.drain(..) {
-                assert_eq!(answer.status, IoStatus::PATH_ERROR);
+            field.turn_until(|field| field.completions.len() == 2);
+            for completion in field.completions.drain(..) {
+                assert_eq!(completion.status, IoStatus::PATH_ERROR);
             }
             assert_eq!(field.run(Operation::Read, 0, place), IoStatus::PATH_ERROR, "at once");
             let come_back = |field: &Field, refuses: Option<Status>| {
@@ -383,13 +385,13 @@ fn a_read_goes_elsewhere_at_once_and_a_write_when_the_old_controller_can_do_noth
         field.turn_for(Span::from_ms(1));
         field.take_away(0);
         let cut_at = field.now;
-        field.turn_until(|field| !field.answers.is_empty());
+        field.turn_until(|field| !field.completions.is_empty());
         let waited = field.now.since(cut_at);
         assert!((least..most).contains(&waited), "{operation:?}: {waited}");
-        assert_eq!(field.answers[0].status, IoStatus::SUCCESS);
+        assert_eq!(field.completions[0].status, IoStatus::SUCCESS);
         assert_eq!(field.executed()[1], 1);
         field.turn_for(Span::from_secs(3));
-        assert_eq!(field.answers.len(), 1, "once");
+        assert_eq!(field.completions.len(), 1, "once");
     }
 }
 
@@ -415,16 +417,16 @@ fn a_write_goes_elsewhere_as_soon_as_another_controller_has_reset_the_old_one() 
         field.turn_for(Span::from_ms(1));
         field.take_away(0);
         let cut_at = field.now;
-        field.turn_until(|field| !field.answers.is_empty());
+        field.turn_until(|field| !field.completions.is_empty());
         let waited = field.now.since(cut_at);
         assert!((least..most).contains(&waited), "{no_reset:?}, {is_known}: {waited}");
-        assert_eq!(field.answers[0].status, IoStatus::SUCCESS);
+        assert_eq!(field.completions[0].status, IoStatus::SUCCESS);
         let resets: Vec<u64> = field.targets.iter().map(|target| target.state().resets).collect();
         assert_eq!(resets, asked, "{no_reset:?}, {is_known}");
         let told = PathEvent::ControllerFenced { path: 0, by: 1 };
         assert_eq!(field.events.contains(&told), waited < soon);
         field.turn_for(Span::from_secs(3));
-        assert_eq!(field.answers.len(), 1, "once");
+        assert_eq!(field.completions.len(), 1, "once");
     }
 }
 
@@ -456,11 +458,11 @@ fn what_a_path_has_no_room_for_is_not_lost_with_it_and_answered_once() {
         field.turn();
     }
     field.take_away(0);
-    field.turn_until(|field| !field.answers.is_empty());
+    field.turn_until(|field| !field.completions.is_empty());
     field.turn_for(Span::from_secs(3));
-    let mut told: Vec<u64> = field.answers.iter().map(|answer| answer.token).collect();
+    let mut told: Vec<u64> = field.completions.iter().map(|completion| completion.token).collect();
     told.sort_unstable();
-    assert!(field.answers.iter().all(|answer| answer.status.is_success()));
+    assert!(field.completions.iter().all(|completion| completion.status.is_success()));
     assert_eq!(told, [0, 1], "two were taken, and one waited");
     field.exchange(0, 1);
 }
@@ -475,7 +477,7 @@ fn a_write_goes_elsewhere_as_soon_as_the_old_controller_says_that_it_has_stopped
     field.turn_for(Span::from_ms(1));
     field.targets[0].state().networks[1].cut();
     let cut_at = field.now;
-    field.turn_until(|field| !field.answers.is_empty());
+    field.turn_until(|field| !field.completions.is_empty());
     let waited = field.now.since(cut_at);
     assert!(waited < Span::from_ms(50), "{waited}");
     assert_eq!(field.executed(), [0, 1]);
@@ -496,7 +498,7 @@ fn a_write_that_is_late_goes_elsewhere_when_its_controller_can_do_nothing_any_mo
         assert!(field.submit(Operation::Write, 0, place, 1));
         field.turn_until(|field| !field.targets[0].state().is_wanted());
         let told_at = field.now;
-        assert_eq!((field.answers.len(), field.executed()[1]), (0, 0), "stuck: {is_stuck}");
+        assert_eq!((field.completions.len(), field.executed()[1]), (0, 0), "stuck: {is_stuck}");
         field.turn_until(|field| field.executed()[1] > 0);
         let waited = field.now.since(told_at);
         let (least, most) = match is_stuck {
@@ -504,8 +506,8 @@ fn a_write_that_is_late_goes_elsewhere_when_its_controller_can_do_nothing_any_mo
             true => (quiet(DETECT, false), Span { ns: 2 * quiet(DETECT, false).ns }),
         };
         assert!((least..most).contains(&waited), "stuck: {is_stuck}: {waited}");
-        field.turn_until(|field| !field.answers.is_empty());
-        assert_eq!(field.answers[0].status, IoStatus::SUCCESS);
+        field.turn_until(|field| !field.completions.is_empty());
+        assert_eq!(field.completions[0].status, IoStatus::SUCCESS);
         assert_eq!(field.executed(), [0, 1]);
     }
 }
@@ -539,7 +541,10 @@ fn a_change_is_waited_for_as_long_as_it_may_take() {
     field.turn();
     let _ = field.submit(Operation::Write, 0, place, 1);
     field.turn_for(Span::from_ms(1500));
-    assert_eq!((field.multipath.access(0), field.answers.len()), (Some(PathAnaState::Change), 0));
+    assert_eq!(
+        (field.multipath.access(0), field.completions.len()),
+        (Some(PathAnaState::Change), 0)
+    );
     field.turn_for(Span::from_ms(1000));
     assert_eq!(field.multipath.access(0), Some(PathAnaState::Inaccessible));
     field.set_access(0, AnaState::NonOptimized);
@@ -555,11 +560,11 @@ fn without_a_path_requests_fail_in_time_and_go_on_when_one_comes_back() {
     field.turn_for(Span::from_ms(10));
     let (place, begun) = (field.place(0, 1), field.now);
     field.turn_until(|field| field.submit(Operation::Read, 0, place, 1));
-    field.turn_until(|field| !field.answers.is_empty());
-    assert_eq!(field.answers.remove(0).status, IoStatus::PATH_ERROR);
+    field.turn_until(|field| !field.completions.is_empty());
+    assert_eq!(field.completions.remove(0).status, IoStatus::PATH_ERROR);
     let waited = field.now.since(begun);
     assert!(waited < Span::from_secs(31) && waited > Span::from_secs(29), "{waited}");
-    assert!(field.multipath.is_there(field.now) && field.multipath.down_since().is_some());
+    assert!(field.multipath.is_usable(field.now) && field.multipath.down_since().is_some());
     field.targets[1].state().is_away = false;
     field.turn_until(|field| field.queues[0].open_paths() == 1);
     field.exchange(0, 1);
@@ -611,20 +616,20 @@ fn a_silent_path_is_left_when_it_is_noticed() {
     }
     let (place, begun) = (field.place(0, 8), field.now);
     assert!(field.submit(Operation::Read, 0, place, 1));
-    field.turn_until(|field| !field.answers.is_empty());
+    field.turn_until(|field| !field.completions.is_empty());
     assert!(field.now.since(begun) <= Span { ns: DETECT.ns + 100_000_000 });
-    assert_eq!(field.answers[0].status, IoStatus::SUCCESS);
+    assert_eq!(field.completions[0].status, IoStatus::SUCCESS);
 }
 
 #[test]
 fn a_path_where_something_goes_wrong_rests_while_others_are_taken() {
     let mut field = Field::ready(2, IoPolicy::ActivePassive);
-    field.targets[0].state().answers = Some(Status::INTERNAL_PATH_ERROR);
+    field.targets[0].state().status_override = Some(Status::INTERNAL_PATH_ERROR);
     let begun = field.now;
     field.exchange(0, 1);
     assert!(field.now.since(begun) < Span::from_ms(2), "{}", field.now.since(begun));
     assert_eq!(field.executed(), [0, 2]);
-    field.targets[0].state().answers = None;
+    field.targets[0].state().status_override = None;
     field.turn_for(Span::from_ms(150));
     field.exchange(0, 2);
     assert_eq!(field.executed(), [2, 2], "rested");
@@ -633,14 +638,14 @@ fn a_path_where_something_goes_wrong_rests_while_others_are_taken() {
 #[test]
 fn the_only_path_is_tried_again_after_a_rest_and_for_a_while() {
     let mut field = Field::ready(1, IoPolicy::ActivePassive);
-    field.targets[0].state().answers = Some(Status::INTERNAL_PATH_ERROR);
+    field.targets[0].state().status_override = Some(Status::INTERNAL_PATH_ERROR);
     let place = field.place(0, 8);
     assert!(field.submit(Operation::Write, 0, place, 1));
     field.turn_for(Span::from_secs(1));
-    assert_eq!(field.answers, []);
-    field.targets[0].state().answers = None;
-    field.turn_until(|field| !field.answers.is_empty());
-    assert_eq!(field.answers[0].status, IoStatus::SUCCESS);
+    assert_eq!(field.completions, []);
+    field.targets[0].state().status_override = None;
+    field.turn_until(|field| !field.completions.is_empty());
+    assert_eq!(field.completions[0].status, IoStatus::SUCCESS);
 }
 
 /// A log page is read in pieces of 127 groups until the group of the namespace is found.
@@ -666,7 +671,7 @@ fn a_namespace_in_whichever_group_is_found_in_the_log_page() {
 #[test]
 fn a_controller_that_says_that_we_have_reset_it_is_not_believed() {
     let mut field = Field::ready(1, IoPolicy::ActivePassive);
-    field.targets[0].state().answers = Some(Status::ABORTED_BY_HOST);
+    field.targets[0].state().status_override = Some(Status::ABORTED_BY_HOST);
     let place = field.place(0, 8);
     let outcome = field.run(Operation::Write, 0, place);
     assert_eq!(outcome, IoStatus(Status::INTERNAL_PATH_ERROR.0));

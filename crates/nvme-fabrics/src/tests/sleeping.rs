@@ -36,7 +36,7 @@ fn bed_with_writes(count: u64) -> Bed {
     assert!(bed.is_reached());
     bed.add_queue(8);
     let queue = bed.queues.remove(0);
-    bed.queues.push(queue.with_sleep(Box::new(Nap)));
+    bed.queues.push(queue.with_wait_handle(Box::new(Nap)));
     // Without recent completions, large data is not sent in small portions.
     bed.turn_for(Span::from_ms(2));
     bed.target.state().is_idle = true;

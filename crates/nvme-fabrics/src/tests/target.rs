@@ -78,7 +78,7 @@ pub(super) struct State {
     /// A controller that is to stop (CC.EN is 0) does not confirm it.
     pub(super) is_stuck: bool,
     /// Status of I/O commands.
-    pub(super) answers: Option<Status>,
+    pub(super) status_override: Option<Status>,
     /// A command for this block ends its connection.
     pub(super) poison: Option<u64>,
     /// Admin commands with this opcode are not completed.
@@ -202,7 +202,7 @@ impl Target {
             is_idle: false,
             ignores_probes: false,
             is_stuck: false,
-            answers: None,
+            status_override: None,
             poison: None,
             mute: None,
             unanswered: Vec::new(),
@@ -267,7 +267,7 @@ struct Line {
 }
 
 impl Connector for Line {
-    fn dial(&mut self, now: Instant, _: Instant) -> Box<dyn PendingConnect> {
+    fn begin_connect(&mut self, now: Instant, _: Instant) -> Box<dyn PendingConnect> {
         let mut state = self.target.state();
         if state.is_silent {
             return Box::new(Ring(None));
@@ -360,8 +360,8 @@ impl State {
     /// Ends an association of a sibling on request of its host.
     fn reset_other(&mut self, command: &Command) -> Completion {
         self.resets += 1;
-        if let Some(answer) = self.no_reset {
-            return answer;
+        if let Some(completion) = self.no_reset {
+            return completion;
         }
         let CrossControllerReset { icid, cirn, .. } = CrossControllerReset::parse(command).unwrap();
         for sibling in self.siblings.iter().filter_map(Weak::upgrade) {

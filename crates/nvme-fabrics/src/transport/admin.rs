@@ -7,31 +7,31 @@ use tenmil_wire::{AdminOpcode, Command, Completion, Status, TypedCommand};
 
 use super::HostTransport;
 use crate::queue_connection::{CompletedCommand, QueueConnection};
-use crate::ring_bridge::{Rings, slots_of};
+use crate::ring_bridge::{RingPair, slots_of};
 
 /// The admin connection, and its rings once the driver has set their addresses.
 pub(super) struct AdminConnection {
-    pub(super) exchange: QueueConnection,
-    pub(super) rings: Option<Rings>,
+    pub(super) connection: QueueConnection,
+    pub(super) rings: Option<RingPair>,
     /// The tag of property commands, after those of the ring.
     tag: u16,
     /// Deadline of the outstanding property command, if any.
-    asked_until: Option<Instant>,
+    property_deadline: Option<Instant>,
     /// Its completion.
     property: Option<Completion>,
     /// Identifier and deadline of the outstanding Keep Alive, if any.
-    alive_until: Option<(u16, Instant)>,
+    keep_alive_deadline: Option<(u16, Instant)>,
     /// When it was sent, and when the last completed one was sent, until taken.
-    alive_asked: Instant,
-    alive_seen: Option<Instant>,
+    keep_alive_sent_at: Instant,
+    keep_alive_confirmed_at: Option<Instant>,
 }
 
 /// Number of tags in addition to those of the ring.
-const TAGS_OWN: u16 = 1;
+const PROPERTY_TAGS: u16 = 1;
 
 /// Number of commands that the admin queue has to accept, for rings of this depth.
 pub(super) fn depth_for(ring_depth: u32) -> u16 {
-    slots_of(ring_depth) + TAGS_OWN
+    slots_of(ring_depth) + PROPERTY_TAGS
 }
 
 /// Depth of the admin rings. With a tag for property commands, this is an admin queue of 32 entries, the
@@ -42,16 +42,16 @@ pub(crate) const RING_DEPTH: u32 = 31;
 const _: () = assert!(RING_DEPTH < 32, "SQSIZE counts from zero, and an entry is never used");
 
 impl AdminConnection {
-    pub(super) fn new(exchange: QueueConnection) -> Self {
+    pub(super) fn new(connection: QueueConnection) -> Self {
         Self {
-            exchange,
+            connection,
             rings: None,
-            tag: depth_for(RING_DEPTH) - TAGS_OWN,
-            asked_until: None,
+            tag: depth_for(RING_DEPTH) - PROPERTY_TAGS,
+            property_deadline: None,
             property: None,
-            alive_until: None,
-            alive_asked: Instant::default(),
-            alive_seen: None,
+            keep_alive_deadline: None,
+            keep_alive_sent_at: Instant::default(),
+            keep_alive_confirmed_at: None,
         }
     }
 
@@ -68,14 +68,14 @@ impl AdminConnection {
     }
 
     fn submit_property(&mut self, command: &Command, until: Instant) {
-        debug_assert!(self.asked_until.is_none(), "one question at a time");
+        debug_assert!(self.property_deadline.is_none(), "one question at a time");
         let nothing = tenmil_base::Segment::default();
         let command = command.with_cid(self.tag);
         // If the connection is full or lost, the timeout detects it.
-        let _ = self.exchange.submit_segment(&command, DataDirection::None, nothing);
-        self.asked_until = Some(until);
+        let _ = self.connection.submit_segment(&command, DataDirection::None, nothing);
+        self.property_deadline = Some(until);
         self.property = None;
-        self.exchange.send(&mut |_| {});
+        self.connection.send(&mut |_| {});
     }
 
     /// Takes the completion of the property command.
@@ -84,80 +84,85 @@ impl AdminConnection {
     }
 
     pub(super) fn wake_at(&self) -> Instant {
-        let asked = self.asked_until.unwrap_or(Instant::NEVER);
-        let alive = self.alive_until.map_or(Instant::NEVER, |(_, until)| until);
-        self.exchange.deadline().min(asked).min(alive)
+        let property = self.property_deadline.unwrap_or(Instant::NEVER);
+        let keep_alive = self.keep_alive_deadline.map_or(Instant::NEVER, |(_, until)| until);
+        self.connection.deadline().min(property).min(keep_alive)
     }
 
     pub(super) fn wake_source(&self) -> WakeSource<'_> {
-        self.exchange.wake_source()
+        self.connection.wake_source()
     }
 
     /// Why the connection is unusable, if it is.
-    fn problem(&self, now: Instant) -> Option<String> {
-        if let Some(lost) = self.exchange.lost() {
+    fn error(&self, now: Instant) -> Option<String> {
+        if let Some(lost) = self.connection.lost() {
             return Some(lost.to_string());
         }
-        if self.asked_until.is_some_and(|until| now >= until) {
+        if self.property_deadline.is_some_and(|until| now >= until) {
             return Some("a property was not answered in time".to_owned());
         }
-        let is_silent = self.alive_until.is_some_and(|(_, until)| now >= until);
-        is_silent.then(|| "a Keep Alive was not answered in time".to_owned())
+        let is_unanswered = self.keep_alive_deadline.is_some_and(|(_, until)| now >= until);
+        is_unanswered.then(|| "a Keep Alive was not answered in time".to_owned())
     }
 
     /// Receives completions, and posts them.
-    fn pull(&mut self, now: Instant) {
-        let Self { exchange, rings, tag, asked_until, property, alive_until, .. } = self;
-        let (alive_asked, alive_seen) = (self.alive_asked, &mut self.alive_seen);
-        exchange.receive(now, &mut |answered: CompletedCommand| {
-            if answered.cid == *tag {
-                *property = Some(answered.completion);
-                *asked_until = None;
+    fn receive_completions(&mut self, now: Instant) {
+        let Self {
+            connection, rings, tag, property_deadline, property, keep_alive_deadline, ..
+        } = self;
+        let (keep_alive_sent_at, keep_alive_confirmed_at) =
+            (self.keep_alive_sent_at, &mut self.keep_alive_confirmed_at);
+        connection.receive(now, &mut |command: CompletedCommand| {
+            if command.cid == *tag {
+                *property = Some(command.completion);
+                *property_deadline = None;
                 return;
             }
-            if alive_until.is_some_and(|(cid, _)| cid == answered.cid) {
-                *alive_until = None;
-                *alive_seen = Some(alive_asked);
+            if keep_alive_deadline.is_some_and(|(cid, _)| cid == command.cid) {
+                *keep_alive_deadline = None;
+                *keep_alive_confirmed_at = Some(keep_alive_sent_at);
             }
             if let Some(rings) = rings {
-                rings.post_from_connection(answered);
+                rings.post_from_connection(command);
             }
         });
-        exchange.expire(now);
+        connection.expire(now);
     }
 }
 
 impl HostTransport {
     /// Polls the admin connection, and processes the admin ring.
-    pub(super) fn turn_admin(&mut self, now: Instant) {
+    pub(super) fn poll_admin(&mut self, now: Instant) {
         let Some(admin) = &mut self.admin else { return };
-        admin.pull(now);
-        if let (Some(at), Some(association)) = (admin.alive_seen.take(), &self.association) {
-            self.caches.seen(association, at);
+        admin.receive_completions(now);
+        if let (Some(at), Some(association)) =
+            (admin.keep_alive_confirmed_at.take(), &self.association)
+        {
+            self.caches.record_alive(association, at);
         }
         while let Some(admin) = &mut self.admin
             && let Some(rings) = &mut admin.rings
             && let Some(command) = rings.next(rings.doorbell())
         {
-            if !self.take_command(now, &command) {
+            if !self.handle_command(now, &command) {
                 break;
             }
         }
         let Some(admin) = &mut self.admin else { return };
-        let AdminConnection { exchange, rings, .. } = admin;
+        let AdminConnection { connection, rings, .. } = admin;
         if let Some(rings) = rings {
-            rings.post_refused();
-            exchange.send(&mut |answered| rings.post_from_connection(answered));
+            rings.post_local_completions();
+            connection.send(&mut |command| rings.post_from_connection(command));
         } else {
-            exchange.send(&mut |_| {});
+            connection.send(&mut |_| {});
         }
-        if let Some(why) = admin.problem(now) {
-            self.lose(now, why);
+        if let Some(why) = admin.error(now) {
+            self.handle_admin_loss(now, why);
         }
     }
 
     /// Handles one command of the admin ring. Returns false if the connection has no free entry for it now.
-    fn take_command(&mut self, now: Instant, command: &Command) -> bool {
+    fn handle_command(&mut self, now: Instant, command: &Command) -> bool {
         match AdminOpcode::from_u8(command.opcode()) {
             Some(
                 AdminOpcode::CreateIoCompletionQueue
@@ -169,23 +174,27 @@ impl HostTransport {
                 self.handle_queue_command(now, command);
                 true
             }
-            _ => self.pass_on(now, command),
+            _ => self.forward_command(now, command),
         }
     }
 
-    fn pass_on(&mut self, now: Instant, command: &Command) -> bool {
-        let within = self.options.policy.asking();
+    fn forward_command(&mut self, now: Instant, command: &Command) -> bool {
+        let within = self.options.policy.keep_alive_interval();
         let Some(AdminConnection {
-            exchange, rings: Some(rings), alive_until, alive_asked, ..
+            connection,
+            rings: Some(rings),
+            keep_alive_deadline,
+            keep_alive_sent_at,
+            ..
         }) = &mut self.admin
         else {
             return false;
         };
-        match rings.submit(command, exchange) {
+        match rings.submit(command, connection) {
             Ok(Ok(())) => {
                 if command.opcode() == AdminOpcode::KeepAlive.code() {
-                    *alive_until = Some((command.cid(), now.after(within)));
-                    *alive_asked = now;
+                    *keep_alive_deadline = Some((command.cid(), now.after(within)));
+                    *keep_alive_sent_at = now;
                 }
             }
             Ok(Err(QueueFull)) => return false,

@@ -20,7 +20,7 @@ use tenmil_wire::register::{
 use super::admin::{AdminConnection, RING_DEPTH, depth_for};
 use super::{CAP, CC, CSTS, HostTransport, VS};
 use crate::queue_connect::{ConnectedQueue, QueueConnect, QueueConnectError, QueueConnectParams};
-use crate::ring_bridge::Rings;
+use crate::ring_bridge::RingPair;
 use crate::zero_copy_drain::ZeroCopyDrain;
 
 /// Stage of a controller, named for what it awaits.
@@ -36,13 +36,13 @@ pub(super) enum ControllerStage {
     /// CC.EN=1 from the driver.
     Idle,
     /// CSTS.RDY=1, within a timeout.
-    Enabling { look: CstsPoll, until: Instant },
+    Enabling { csts_poll: CstsPoll, until: Instant },
     /// Nothing in particular.
     Ready,
     /// Completion of the shutdown in CSTS.SHST.
     ShuttingDown(CstsPoll),
     /// CSTS.RDY=0, within a timeout.
-    Disabling { look: CstsPoll, until: Instant },
+    Disabling { csts_poll: CstsPoll, until: Instant },
     /// CC.EN=0 from the driver.
     Lost,
     /// That no connection is left, and that the old controller can no longer execute commands.
@@ -63,10 +63,10 @@ pub(super) enum PropertyRead {
 pub(super) enum CstsPoll {
     /// The completion of a Property Set comes first.
     AfterSet,
-    /// The next read is at this time, and the one after it `pause` later.
-    At { when: Instant, pause: Span },
-    /// A read is outstanding; the next one follows after `pause`.
-    Asked { pause: Span },
+    /// The next read is at this time, and the one after it `interval` later.
+    At { at: Instant, interval: Span },
+    /// A read is outstanding; the next one follows after `interval`.
+    Reading { interval: Span },
 }
 
 /// State requested by the driver in CC.
@@ -78,17 +78,17 @@ pub(super) enum DesiredState {
 }
 
 /// The first CSTS read follows at once, the others at increasing intervals.
-const PAUSE_MIN: Span = Span::from_ms(1);
-const PAUSE_MAX: Span = Span::from_ms(100);
+const CSTS_POLL_INTERVAL_MIN: Span = Span::from_ms(1);
+const CSTS_POLL_INTERVAL_MAX: Span = Span::from_ms(100);
 
 /// Poll interval while connections are drained.
-const CLOSING_PAUSE: Span = Span::from_ms(1);
+const DRAIN_POLL_INTERVAL: Span = Span::from_ms(1);
 
 impl CstsPoll {
     fn wake_at(&self) -> Instant {
         match self {
-            Self::At { when, .. } => *when,
-            Self::AfterSet | Self::Asked { .. } => Instant::NEVER,
+            Self::At { at, .. } => *at,
+            Self::AfterSet | Self::Reading { .. } => Instant::NEVER,
         }
     }
 }
@@ -96,27 +96,27 @@ impl CstsPoll {
 impl HostTransport {
     /// Advances the state machine.
     pub(super) fn advance_state(&mut self, now: Instant) {
-        if self.reach.is_cut_off() && !self.is_over() {
+        if self.dma.is_revoked() && !self.is_closed() {
             self.registers.cc = Configuration::zeroed();
-            self.leave(now);
+            self.begin_drain(now);
         }
-        if let Some(wanted) = self.wanted.take() {
-            self.apply_desired_state(now, wanted);
+        if let Some(desired_state) = self.desired_state.take() {
+            self.apply_desired_state(now, desired_state);
         }
-        if self.is_time_to_give_up(now) {
-            self.give_up(now);
+        if self.has_loss_timeout_expired(now) {
+            self.give_up_reconnecting(now);
         }
         match &mut self.stage {
-            ControllerStage::Backoff { until } if now >= *until => self.dial_admin(now),
-            ControllerStage::Connecting(opening) => {
-                if let Some(ended) = opening.turn(now, &self.options, self.reach.pool()) {
-                    self.handle_opened(now, ended);
+            ControllerStage::Backoff { until } if now >= *until => self.connect_admin(now),
+            ControllerStage::Connecting(connect) => {
+                if let Some(result) = connect.poll(now, &self.options, self.dma.pool()) {
+                    self.handle_admin_connected(now, result);
                 }
             }
-            ControllerStage::ReadingProperties(question) => {
-                let question = *question;
-                if let Some(answer) = self.property() {
-                    self.handle_property(now, question, answer);
+            ControllerStage::ReadingProperties(property) => {
+                let property = *property;
+                if let Some(completion) = self.take_property() {
+                    self.handle_property(now, property, completion);
                 }
             }
             ControllerStage::Enabling { .. }
@@ -127,10 +127,10 @@ impl HostTransport {
             ControllerStage::Draining { is_confirmed } => {
                 // Drained: the old controller was confirmed as disabled or reset, or had no harmful
                 // command, or its time has passed.
-                let is_quiet = now.since(self.silent_since) >= self.learnt.quiet;
-                let is_silent = *is_confirmed || !self.may_linger || is_quiet;
-                if is_silent && self.are_queues_closed() && self.partings.is_empty() {
-                    self.end_closing();
+                let is_quiet = now.since(self.last_sent_at) >= self.controller_info.quiesce_time;
+                let is_silent = *is_confirmed || !self.may_execute_late || is_quiet;
+                if is_silent && self.are_queues_closed() && self.draining.is_empty() {
+                    self.finish_drain();
                 }
             }
             _ => {}
@@ -138,28 +138,29 @@ impl HostTransport {
     }
 
     pub(super) fn stage_wake_at(&self, now: Instant) -> Instant {
-        if self.wanted.is_some() {
+        if self.desired_state.is_some() {
             return now;
         }
         let until = match &self.stage {
             ControllerStage::Backoff { until } => *until,
-            ControllerStage::Connecting(opening) => opening.wake_at(now),
-            ControllerStage::ShuttingDown(look) => look.wake_at(),
-            ControllerStage::Enabling { look, until }
-            | ControllerStage::Disabling { look, until } => look.wake_at().min(*until),
-            ControllerStage::Draining { .. } => now.after(CLOSING_PAUSE),
+            ControllerStage::Connecting(connect) => connect.wake_at(now),
+            ControllerStage::ShuttingDown(csts_poll) => csts_poll.wake_at(),
+            ControllerStage::Enabling { csts_poll, until }
+            | ControllerStage::Disabling { csts_poll, until } => csts_poll.wake_at().min(*until),
+            ControllerStage::Draining { .. } => now.after(DRAIN_POLL_INTERVAL),
             _ => Instant::NEVER,
         };
-        let end = self.lost_since.filter(|_| !self.registers.is_gone);
+        let end = self.lost_since.filter(|_| !self.registers.is_removed);
         until.min(end.map_or(Instant::NEVER, |since| since.after(self.options.policy.give_up)))
     }
 
     /// The old controller that another one should reset, while it may still execute commands.
     pub(crate) fn fencing_target(&self, now: Instant) -> Option<CrossControllerReset> {
-        let is_silent = now.since(self.silent_since) >= self.learnt.quiet;
-        let is_doubtful = matches!(self.stage, ControllerStage::Draining { is_confirmed: false });
-        let (ciu, cirn) = self.learnt.instance?;
-        (is_doubtful && self.may_linger && !is_silent).then_some(CrossControllerReset {
+        let is_silent = now.since(self.last_sent_at) >= self.controller_info.quiesce_time;
+        let is_unconfirmed =
+            matches!(self.stage, ControllerStage::Draining { is_confirmed: false });
+        let (ciu, cirn) = self.controller_info.instance?;
+        (is_unconfirmed && self.may_execute_late && !is_silent).then_some(CrossControllerReset {
             icid: self.cntlid,
             ciu,
             cirn,
@@ -167,10 +168,12 @@ impl HostTransport {
     }
 
     /// Records that another controller has reset the old one. Returns false if it is a different one.
-    pub(crate) fn confirm_fenced(&mut self, whom: CrossControllerReset) -> bool {
-        let is_it = self.learnt.instance == Some((whom.ciu, whom.cirn)) && self.cntlid == whom.icid;
+    pub(crate) fn confirm_fenced(&mut self, old_controller: CrossControllerReset) -> bool {
+        let is_same_instance = self.controller_info.instance
+            == Some((old_controller.ciu, old_controller.cirn))
+            && self.cntlid == old_controller.icid;
         match &mut self.stage {
-            ControllerStage::Draining { is_confirmed } if is_it => {
+            ControllerStage::Draining { is_confirmed } if is_same_instance => {
                 !core::mem::replace(is_confirmed, true)
             }
             _ => false,
@@ -180,8 +183,8 @@ impl HostTransport {
     /// Whether a connection, or a controller with commands, may still be active.
     pub(super) fn has_unfenced_io(&self) -> bool {
         let is_closing = matches!(self.stage, ControllerStage::Draining { .. });
-        let is_closed = self.are_queues_closed() && self.partings.is_empty();
-        self.admin.is_some() || is_closing || self.may_linger || !is_closed
+        let is_closed = self.are_queues_closed() && self.draining.is_empty();
+        self.admin.is_some() || is_closing || self.may_execute_late || !is_closed
     }
 
     /// Whether the driver can enable it.
@@ -191,89 +194,94 @@ impl HostTransport {
 
     /// Whether reconnecting has ended.
     pub(crate) fn has_given_up(&self) -> bool {
-        self.registers.is_gone
+        self.registers.is_removed
     }
 
     /// Whether it is not connected, and nothing is awaited.
-    fn is_over(&self) -> bool {
+    fn is_closed(&self) -> bool {
         matches!(
             self.stage,
             ControllerStage::Down | ControllerStage::Draining { .. } | ControllerStage::Failed
         )
     }
 
-    fn is_time_to_give_up(&self, now: Instant) -> bool {
+    fn has_loss_timeout_expired(&self, now: Instant) -> bool {
         let limit = self.options.policy.give_up;
-        !self.registers.is_gone && self.lost_since.is_some_and(|since| now.since(since) >= limit)
+        !self.registers.is_removed && self.lost_since.is_some_and(|since| now.since(since) >= limit)
     }
 
     /// Ends reconnecting: all registers read as ones, so the driver finds the controller removed.
-    fn give_up(&mut self, now: Instant) {
-        if !self.is_over() {
-            self.leave(now);
+    fn give_up_reconnecting(&mut self, now: Instant) {
+        if !self.is_closed() {
+            self.begin_drain(now);
         }
-        self.registers.is_gone = true;
+        self.registers.is_removed = true;
         self.has_changed = true;
     }
 
-    fn dial_admin(&mut self, now: Instant) {
+    fn connect_admin(&mut self, now: Instant) {
         let depth = depth_for(RING_DEPTH);
         let in_capsule_bytes = tenmil_wire::tcp::ADMIN_IN_CAPSULE_BYTES;
-        let plan =
+        let params =
             QueueConnectParams { queue: 0, depth, in_capsule_bytes, data: self.connect_data(true) };
-        self.counts.dialled += 1;
-        self.next_try = now.after(self.options.policy.retry);
-        let opening = QueueConnect::begin(&mut *self.dial, &self.options, plan, now);
-        self.stage = ControllerStage::Connecting(Box::new(opening));
+        self.stats.attempts += 1;
+        self.next_connect_at = now.after(self.options.policy.retry);
+        let connect = QueueConnect::begin(&mut *self.connector, &self.options, params, now);
+        self.stage = ControllerStage::Connecting(Box::new(connect));
     }
 
-    fn handle_opened(&mut self, now: Instant, ended: Result<ConnectedQueue, QueueConnectError>) {
-        match ended {
-            Ok(ConnectedQueue { exchange, cntlid }) => {
+    fn handle_admin_connected(
+        &mut self,
+        now: Instant,
+        result: Result<ConnectedQueue, QueueConnectError>,
+    ) {
+        match result {
+            Ok(ConnectedQueue { connection, cntlid }) => {
                 self.cntlid = cntlid;
-                self.counts.connected += 1;
+                self.stats.connected += 1;
                 self.association = Some(self.caches.connect(self.path, now));
-                let mut admin = AdminConnection::new(*exchange);
+                let mut admin = AdminConnection::new(*connection);
                 admin.get(PropertySize::Eight, CAP, now.after(self.options.policy.connect));
                 self.admin = Some(admin);
                 self.stage = ControllerStage::ReadingProperties(PropertyRead::Cap);
             }
             Err(QueueConnectError { why, is_fatal: is_final }) => {
                 self.why = Some(why);
-                self.try_again(now, is_final);
+                self.schedule_reconnect(now, is_final);
             }
         }
     }
 
     /// After a failed attempt: retries a controller that was connected before, until the timeout.
-    fn try_again(&mut self, now: Instant, is_final: bool) {
+    fn schedule_reconnect(&mut self, now: Instant, is_final: bool) {
         if is_final || self.lost_since.is_none() {
-            return self.give_up(now);
+            return self.give_up_reconnecting(now);
         }
-        self.stage = ControllerStage::Backoff { until: self.next_try.max(now) };
+        self.stage = ControllerStage::Backoff { until: self.next_connect_at.max(now) };
     }
 
     /// The completion of the outstanding property command, if it has arrived.
-    fn property(&mut self) -> Option<Completion> {
+    fn take_property(&mut self) -> Option<Completion> {
         self.admin.as_mut().and_then(AdminConnection::take_property_completion)
     }
 
-    fn handle_property(&mut self, now: Instant, question: PropertyRead, answer: Completion) {
-        if !answer.status().is_success() {
-            let status = answer.status();
-            return self.lose(now, format!("Property Get was refused: {status}"));
+    fn handle_property(&mut self, now: Instant, property: PropertyRead, completion: Completion) {
+        if !completion.status().is_success() {
+            let status = completion.status();
+            return self.handle_admin_loss(now, format!("Property Get was refused: {status}"));
         }
         let until = now.after(self.options.policy.connect);
-        match question {
+        match property {
             PropertyRead::Cap => {
                 if let Some(admin) = &mut self.admin {
                     admin.get(PropertySize::Four, VS, until);
                 }
-                self.stage =
-                    ControllerStage::ReadingProperties(PropertyRead::Vs { cap: answer.result() });
+                self.stage = ControllerStage::ReadingProperties(PropertyRead::Vs {
+                    cap: completion.result(),
+                });
             }
             PropertyRead::Vs { cap } => {
-                self.handle_capabilities(now, Capabilities(cap), answer.dw0())
+                self.handle_capabilities(now, Capabilities(cap), completion.dw0())
             }
         }
     }
@@ -282,10 +290,15 @@ impl HostTransport {
         if self.registers.vs != 0 && self.registers.cap.mqes() != cap.mqes() {
             let (before, found) = (self.registers.cap.mqes(), cap.mqes());
             self.why = Some(format!("CAP.MQES is {found}, expected {before}, as before"));
-            return self.give_up(now);
+            return self.give_up_reconnecting(now);
         }
-        self.ready_within = Span::from_ms(500 * (u64::from(cap.to()) + 1));
-        self.registers.set_controller_info(cap, vs, &self.options, self.learnt.quiet);
+        self.ready_timeout = Span::from_ms(500 * (u64::from(cap.to()) + 1));
+        self.registers.set_controller_info(
+            cap,
+            vs,
+            &self.options,
+            self.controller_info.quiesce_time,
+        );
         self.stage = ControllerStage::Idle;
         if self.registers.cc.en() {
             self.enable(now);
@@ -295,28 +308,28 @@ impl HostTransport {
     /// Handles a write to CC by the driver.
     pub(super) fn configure(&mut self, cc: Configuration) {
         let before = core::mem::replace(&mut self.registers.cc, cc);
-        self.wanted = match (before.en(), cc.en()) {
+        self.desired_state = match (before.en(), cc.en()) {
             (false, true) => Some(DesiredState::Enabled),
             (true, false) => Some(DesiredState::Disabled),
             _ if cc.shn() != before.shn() && cc.shn() != ShutdownNotification::None => {
                 Some(DesiredState::ShutDown)
             }
-            _ => self.wanted,
+            _ => self.desired_state,
         };
     }
 
-    fn apply_desired_state(&mut self, now: Instant, wanted: DesiredState) {
-        match (wanted, &self.stage) {
+    fn apply_desired_state(&mut self, now: Instant, desired_state: DesiredState) {
+        match (desired_state, &self.stage) {
             (DesiredState::Enabled, ControllerStage::Idle) => self.enable(now),
             (DesiredState::Enabled, ControllerStage::Down) => {
                 // It may be unreachable for a while, even after a reset by the driver.
-                if self.is_known {
+                if self.was_ready {
                     self.lost_since.get_or_insert(now);
                 }
-                self.stage = ControllerStage::Backoff { until: self.next_try };
+                self.stage = ControllerStage::Backoff { until: self.next_connect_at };
             }
             (DesiredState::Disabled, ControllerStage::Ready) => self.disable(now),
-            (DesiredState::Disabled, _) if !self.is_over() => self.leave(now),
+            (DesiredState::Disabled, _) if !self.is_closed() => self.begin_drain(now),
             (DesiredState::ShutDown, ControllerStage::Ready) => {
                 let until = now.after(self.options.policy.connect);
                 let cc = self.registers.cc.0;
@@ -330,16 +343,16 @@ impl HostTransport {
     }
 
     fn enable(&mut self, now: Instant) {
-        let places = self.registers.admin_rings();
+        let addresses = self.registers.admin_rings();
         let tail_doorbell = self.admin_doorbell.clone();
         tenmil_base::Doorbell::ring(&mut tail_doorbell.clone(), 0);
-        let rings = Rings::new(self.memory(), places, tail_doorbell, 0);
+        let rings = RingPair::new(self.memory(), addresses, tail_doorbell, 0);
         let (cc, until) = (self.registers.cc.0, now.after(self.options.policy.connect));
         let Some(admin) = &mut self.admin else { return };
         admin.rings = rings;
         admin.set(CC, cc, until);
-        let until = now.after(self.ready_within);
-        self.stage = ControllerStage::Enabling { look: CstsPoll::AfterSet, until };
+        let until = now.after(self.ready_timeout);
+        self.stage = ControllerStage::Enabling { csts_poll: CstsPoll::AfterSet, until };
     }
 
     /// Disables the controller.
@@ -350,37 +363,41 @@ impl HostTransport {
             admin.rings = None;
             admin.set(CC, cc, until);
         }
-        self.stage = ControllerStage::Disabling { look: CstsPoll::AfterSet, until };
+        self.stage = ControllerStage::Disabling { csts_poll: CstsPoll::AfterSet, until };
     }
 
     /// Advances the reads of CSTS.
     fn poll_csts(&mut self, now: Instant) {
-        let answer = self.property();
+        let completion = self.take_property();
         let until = now.after(self.options.policy.connect);
-        let (look, end) = match &mut self.stage {
-            ControllerStage::Enabling { look, until }
-            | ControllerStage::Disabling { look, until } => (look, *until),
-            ControllerStage::ShuttingDown(look) => (look, Instant::NEVER),
+        let (csts_poll, end) = match &mut self.stage {
+            ControllerStage::Enabling { csts_poll, until }
+            | ControllerStage::Disabling { csts_poll, until } => (csts_poll, *until),
+            ControllerStage::ShuttingDown(csts_poll) => (csts_poll, Instant::NEVER),
             _ => return,
         };
-        match (*look, answer) {
-            (_, Some(answer)) if !answer.status().is_success() => {
-                let status = answer.status();
-                self.lose(now, format!("a property was refused: {status}"));
+        match (*csts_poll, completion) {
+            (_, Some(completion)) if !completion.status().is_success() => {
+                let status = completion.status();
+                self.handle_admin_loss(now, format!("a property was refused: {status}"));
             }
-            (CstsPoll::AfterSet, Some(_)) => *look = CstsPoll::At { when: now, pause: PAUSE_MIN },
-            (CstsPoll::Asked { pause }, Some(answer)) => {
-                let next = Span { ns: (2 * pause.ns).min(PAUSE_MAX.ns) };
-                *look = CstsPoll::At { when: now.after(pause), pause: next };
-                self.handle_status(now, ControllerStatus(answer.dw0()));
+            (CstsPoll::AfterSet, Some(_)) => {
+                *csts_poll = CstsPoll::At { at: now, interval: CSTS_POLL_INTERVAL_MIN }
             }
-            (CstsPoll::At { when, pause }, _) if now >= when => {
-                *look = CstsPoll::Asked { pause };
+            (CstsPoll::Reading { interval }, Some(completion)) => {
+                let next = Span { ns: (2 * interval.ns).min(CSTS_POLL_INTERVAL_MAX.ns) };
+                *csts_poll = CstsPoll::At { at: now.after(interval), interval: next };
+                self.handle_status(now, ControllerStatus(completion.dw0()));
+            }
+            (CstsPoll::At { at, interval }, _) if now >= at => {
+                *csts_poll = CstsPoll::Reading { interval };
                 if let Some(admin) = &mut self.admin {
                     admin.get(PropertySize::Four, CSTS, until);
                 }
             }
-            _ if now >= end => self.lose(now, "CSTS.RDY did not change in time".to_owned()),
+            _ if now >= end => {
+                self.handle_admin_loss(now, "CSTS.RDY did not change in time".to_owned())
+            }
             _ => {}
         }
     }
@@ -388,7 +405,10 @@ impl HostTransport {
     fn handle_status(&mut self, now: Instant, csts: ControllerStatus) {
         match self.stage {
             ControllerStage::Enabling { .. } if csts.cfs() => {
-                self.lose(now, "the controller reports a fatal status (CSTS.CFS)".to_owned());
+                self.handle_admin_loss(
+                    now,
+                    "the controller reports a fatal status (CSTS.CFS)".to_owned(),
+                );
             }
             ControllerStage::Enabling { .. } if csts.rdy() => {
                 self.registers.csts = ControllerStatus::zeroed().with(|csts| csts.rdy(true));
@@ -411,17 +431,17 @@ impl HostTransport {
 
     /// Handles the loss of the admin connection. The driver of a ready controller sees a fatal status
     /// (CSTS.CFS).
-    pub(super) fn lose(&mut self, now: Instant, why: String) {
-        if self.is_over()
+    pub(super) fn handle_admin_loss(&mut self, now: Instant, why: String) {
+        if self.is_closed()
             || matches!(self.stage, ControllerStage::Lost | ControllerStage::Backoff { .. })
         {
             return;
         }
         self.why = Some(why);
-        self.counts.lost += 1;
+        self.stats.lost += 1;
         let was_ready = self.registers.csts.rdy();
         let was_disabling = matches!(self.stage, ControllerStage::Disabling { .. });
-        self.leave(now);
+        self.begin_drain(now);
         if was_disabling {
             return;
         }
@@ -431,32 +451,32 @@ impl HostTransport {
             self.has_changed = true;
             self.stage = ControllerStage::Lost;
         } else {
-            self.try_again(now, false);
+            self.schedule_reconnect(now, false);
         }
     }
 
     /// Handles the loss of an I/O queue. The admin connection is kept if possible: it is used to disable
     /// the controller, which then needs no drain time.
-    pub(super) fn fail(&mut self, now: Instant, why: String) {
+    pub(super) fn handle_queue_loss(&mut self, now: Instant, why: String) {
         if !matches!(self.stage, ControllerStage::Ready) {
-            return self.lose(now, why);
+            return self.handle_admin_loss(now, why);
         }
         if self.registers.csts.cfs() {
             return;
         }
         self.why = Some(why);
-        self.counts.lost += 1;
+        self.stats.lost += 1;
         self.lost_since.get_or_insert(now);
         self.registers.csts = self.registers.csts.with(|csts| csts.cfs(true));
         self.has_changed = true;
     }
 
     /// Closes all connections, without disabling the controller.
-    fn leave(&mut self, now: Instant) {
-        self.may_linger |= self.close_admin();
+    fn begin_drain(&mut self, now: Instant) {
+        self.may_execute_late |= self.close_admin();
         self.close_queues();
         if !matches!(self.stage, ControllerStage::Lost) {
-            self.silent_since = now;
+            self.last_sent_at = now;
         }
         self.stage = ControllerStage::Draining { is_confirmed: false };
     }
@@ -465,19 +485,19 @@ impl HostTransport {
     /// were executed late.
     pub(super) fn close_admin(&mut self) -> bool {
         if let Some(association) = self.association.take() {
-            self.caches.lose(&association);
+            self.caches.record_loss(&association);
         }
         let Some(admin) = self.admin.take() else { return false };
-        let may_linger = admin.exchange.may_execute_late(true);
-        self.partings.extend(ZeroCopyDrain::begin(admin.exchange, may_linger));
-        may_linger
+        let may_execute_late = admin.connection.may_execute_late(true);
+        self.draining.extend(ZeroCopyDrain::begin(admin.connection, may_execute_late));
+        may_execute_late
     }
 
     /// Ends the drain of the old controller.
-    fn end_closing(&mut self) {
-        self.may_linger = false;
+    fn finish_drain(&mut self) {
+        self.may_execute_late = false;
         self.registers.csts = ControllerStatus::zeroed();
         self.stage =
-            if self.registers.is_gone { ControllerStage::Failed } else { ControllerStage::Down };
+            if self.registers.is_removed { ControllerStage::Failed } else { ControllerStage::Down };
     }
 }

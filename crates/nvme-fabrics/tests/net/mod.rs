@@ -27,7 +27,7 @@ impl PendingConnect for Answered {
 }
 
 impl Connector for Net {
-    fn dial(&mut self, now: Instant, _: Instant) -> Box<dyn PendingConnect> {
+    fn begin_connect(&mut self, now: Instant, _: Instant) -> Box<dyn PendingConnect> {
         let [one, other] = loopback().unwrap();
         let stream = self.theirs.stream(other).unwrap();
         self.guests.lock().unwrap().push(self.service.accept(stream, 1, now).unwrap());
@@ -60,7 +60,7 @@ pub(crate) fn call(
     let wishes = ControllerOptions { queue_pairs, ..ControllerOptions::default() };
     let mut calling = Connecting::begin(pool, dial, options, wishes, *now).unwrap();
     let mut remote = loop {
-        if let Some(ended) = calling.turn(later(guests, now)) {
+        if let Some(ended) = calling.poll(later(guests, now)) {
             break ended.unwrap();
         }
     };

@@ -52,7 +52,7 @@ impl QueueSource for Device {
         self.is_up.load(Ordering::Relaxed)
     }
 
-    fn with_sleep(queue: Box<dyn IoChannel>, _: Box<dyn WaitHandle>) -> Box<dyn IoChannel> {
+    fn with_wait_handle(queue: Box<dyn IoChannel>, _: Box<dyn WaitHandle>) -> Box<dyn IoChannel> {
         queue
     }
 

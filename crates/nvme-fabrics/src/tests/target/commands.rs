@@ -199,7 +199,7 @@ impl End {
             state.unanswered.push(command.cid());
             return None;
         }
-        if let Some(status) = state.answers.or(state.access_status()) {
+        if let Some(status) = state.status_override.or(state.access_status()) {
             return Some(Completion::new(0, status));
         }
         let (association, _) = self.queue?;

@@ -38,6 +38,6 @@ fn command_is_sent_once_the_probe_of_its_connection_is_answered() {
     bed.turn_for(Span::from_ms(1));
     assert_eq!(bed.target.state().heard, before);
     bed.target.state().is_idle = false;
-    bed.turn_until(|bed| bed.answers.len() == 7);
+    bed.turn_until(|bed| bed.completions.len() == 7);
     assert_eq!(bed.remote().counts().lost, 1);
 }

@@ -21,57 +21,66 @@ use crate::timeout_policy::TimeoutPolicy;
 
 /// Stall detection of one connection.
 #[derive(Debug)]
-pub(crate) struct Silence {
-    every: Span,
+pub(crate) struct StallDetector {
+    check_interval: Span,
     time_limit: Span,
     /// Time of the next check.
-    next: Instant,
+    next_check: Instant,
     /// Receive count at the last check.
-    seen: u64,
+    received_before: u64,
     /// Since when nothing was received while commands were outstanding.
     since: Option<Instant>,
-    is_asking: bool,
+    is_probing: bool,
     /// Identifier of the probe, whose tag is after those of the queue pair.
     cid: u16,
 }
 
-impl Silence {
+impl StallDetector {
     /// For a queue with so many commands.
     pub(crate) fn new(policy: &TimeoutPolicy, slots: u16, now: Instant) -> Self {
-        let every = Span { ns: (policy.detect.ns / 3).max(1) };
+        let check_interval = Span { ns: (policy.detect.ns / 3).max(1) };
         let time_limit = policy.fail_fast.max(policy.detect);
-        let (seen, since, is_asking, next) = (0, None, false, now.after(every));
-        Self { every, time_limit, next, seen, since, is_asking, cid: slots }
+        let (received_before, since, is_probing, next_check) =
+            (0, None, false, now.after(check_interval));
+        Self {
+            check_interval,
+            time_limit,
+            next_check,
+            received_before,
+            since,
+            is_probing,
+            cid: slots,
+        }
     }
 
     /// Time of the next [`check`](Self::check).
     #[inline]
-    pub(crate) const fn next(&self) -> Instant {
-        self.next
+    pub(crate) const fn next_check(&self) -> Instant {
+        self.next_check
     }
 
     /// Whether new commands have to wait, because the probe uses their entries.
     #[inline]
-    pub(crate) const fn is_asking(&self) -> bool {
-        self.is_asking
+    pub(crate) const fn is_probing(&self) -> bool {
+        self.is_probing
     }
 
     /// Whether a completion with this identifier is of the probe.
     #[inline]
-    pub(crate) const fn is_ours(&self, cid: u16) -> bool {
+    pub(crate) const fn is_probe(&self, cid: u16) -> bool {
         cid == self.cid
     }
 
     /// Checks whether anything was received since the last check; if not, sends the probe, or ends the
     /// connection.
     #[cold]
-    pub(crate) fn check(&mut self, now: Instant, exchange: &mut QueueConnection) {
-        self.next = now.after(self.every);
-        let count = exchange.received();
-        let is_new = core::mem::replace(&mut self.seen, count) != count;
-        if is_new || exchange.outstanding() == 0 {
-            self.since = (exchange.outstanding() > 0).then_some(now);
-            self.is_asking = false;
+    pub(crate) fn check(&mut self, now: Instant, connection: &mut QueueConnection) {
+        self.next_check = now.after(self.check_interval);
+        let count = connection.received();
+        let is_new = core::mem::replace(&mut self.received_before, count) != count;
+        if is_new || connection.outstanding() == 0 {
+            self.since = (connection.outstanding() > 0).then_some(now);
+            self.is_probing = false;
             return;
         }
         let Some(since) = self.since else {
@@ -79,16 +88,16 @@ impl Silence {
             return;
         };
         let waited = now.since(since);
-        if self.is_asking || waited >= self.time_limit {
-            exchange.fall_silent(waited);
-        } else if !exchange.is_free(self.cid) {
+        if self.is_probing || waited >= self.time_limit {
+            connection.set_stalled(waited);
+        } else if !connection.is_free(self.cid) {
             // The last probe has no completion, although others have: it serves for this silence too.
-            self.is_asking = true;
-        } else if exchange.outstanding() < u32::from(self.cid) {
-            let question = Command::new(IoOpcode::Flush.code()).with_cid(self.cid);
+            self.is_probing = true;
+        } else if connection.outstanding() < u32::from(self.cid) {
+            let probe = Command::new(IoOpcode::Flush.code()).with_cid(self.cid);
             let nothing = tenmil_base::Segment::default();
-            self.is_asking =
-                exchange.submit_segment(&question, DataDirection::None, nothing).is_ok();
+            self.is_probing =
+                connection.submit_segment(&probe, DataDirection::None, nothing).is_ok();
         }
     }
 }
