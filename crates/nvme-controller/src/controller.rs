@@ -41,9 +41,9 @@ use log::telemetry::Telemetry;
 use power::Power;
 use queues::GrantedQueues;
 use reservation::change_queue::ReplyTo;
-use reservation::preempted::Preempting;
-pub(crate) use reservation::preempted::Writers;
-use reservation::{HostId, HostNqn, Site};
+use reservation::preempted::PendingPreemption;
+pub(crate) use reservation::preempted::WriterTracker;
+use reservation::{HostId, HostNqn, OriginLimit};
 use self_test::SelfTests;
 use subsystem::{NOTICES_MAX, NamespaceEntry, PendingUpdates, State};
 
@@ -77,7 +77,7 @@ pub use firmware::image as firmware_image;
 pub use fuzz::fuzz;
 pub use health::SensorReadings;
 pub use reservation::HostId as HostIdentity;
-pub use reservation::preempted::Preempted;
+pub use reservation::preempted::WriterGuard;
 pub use subsystem::{AnaState, HostInUse, PersistRequest, Subsystem, WakeFn};
 
 /// Admin controller: one host's view of an NVM subsystem.
@@ -89,7 +89,7 @@ pub struct Controller {
     /// Host NQN, if the transport supplies one.
     nqn: Option<HostNqn>,
     /// Network origin of the host, set if hosts from there may use any host NQN.
-    origin: Option<Site>,
+    origin: Option<OriginLimit>,
     values: Values,
     granted: GrantedQueues,
     events: Events,
@@ -109,22 +109,22 @@ pub struct Controller {
     /// Reservation notifications not yet read by the host, oldest first.
     notices: VecDeque<(u32, ReservationEvent)>,
     /// Total number of reservation notifications.
-    notices_ever: u64,
+    notices_total: u64,
     aborts: u16,
-    mail_seen: u64,
+    updates_seen: u64,
     is_in_use: bool,
-    done: VecDeque<AdminCompletion>,
+    deferred_completions: VecDeque<AdminCompletion>,
     /// Results of reservation commands that were deferred.
-    decided: VecDeque<ReservationCompletion>,
+    reservation_completions: VecDeque<ReservationCompletion>,
     /// Set Features commands whose values are being made durable.
-    persisting: Vec<PendingFeatureSave>,
+    pending_saves: Vec<PendingFeatureSave>,
     /// Total number of such commands; numbers them.
-    persisted_ever: u64,
+    saves_total: u64,
     signals: VecDeque<ControllerSignal>,
     /// Preemptions by this host that wait for writes of others.
-    preempting: Vec<Preempting>,
+    pending_preemptions: Vec<PendingPreemption>,
     /// Preemptions of this host, which wait for its writes.
-    preempted: Vec<Writers>,
+    preempted_writers: Vec<WriterTracker>,
 }
 
 impl Controller {
@@ -149,17 +149,17 @@ impl Controller {
             format: None,
             changed: BTreeSet::new(),
             notices: VecDeque::new(),
-            notices_ever: 0,
+            notices_total: 0,
             aborts: 0,
-            mail_seen: 0,
+            updates_seen: 0,
             is_in_use: false,
-            done: VecDeque::new(),
-            decided: VecDeque::new(),
-            persisting: Vec::new(),
-            persisted_ever: 0,
+            deferred_completions: VecDeque::new(),
+            reservation_completions: VecDeque::new(),
+            pending_saves: Vec::new(),
+            saves_total: 0,
             signals: VecDeque::new(),
-            preempting: Vec::new(),
-            preempted: Vec::new(),
+            pending_preemptions: Vec::new(),
+            preempted_writers: Vec::new(),
             config,
             subsystem,
             published,
@@ -169,18 +169,18 @@ impl Controller {
     /// Performs a bounded amount of background work: timers, formats, self-tests, and updates from other
     /// controllers.
     #[inline]
-    pub fn turn(&mut self, now: Instant) {
+    pub fn poll(&mut self, now: Instant) {
         if self.keep_alive.expired(now) {
             self.signals.push_back(ControllerSignal::KeepAliveExpired);
         }
-        self.power.turn(now);
-        self.turn_format(now);
-        self.turn_self_test(now);
-        self.read_mail(now);
-        self.turn_preemptions(now);
+        self.power.poll(now);
+        self.poll_format(now);
+        self.poll_self_test(now);
+        self.read_updates(now);
+        self.poll_preemptions(now);
     }
 
-    /// Latest time of the next [`turn`](Self::turn), even if nothing else happens.
+    /// Latest time of the next [`poll`](Self::poll), even if nothing else happens.
     #[inline]
     pub fn wake_at(&self, now: Instant) -> Instant {
         let format = self.format.as_ref().map_or(Instant::NEVER, |format| format.wake_at(now));
@@ -191,8 +191,12 @@ impl Controller {
 
     /// Next completion of a command for which [`AdminOutcome::Deferred`] was returned.
     #[inline]
-    pub fn next_done(&mut self) -> Option<AdminCompletion> {
-        if self.done.is_empty() { None } else { self.done.pop_front() }
+    pub fn next_deferred_completion(&mut self) -> Option<AdminCompletion> {
+        if self.deferred_completions.is_empty() {
+            None
+        } else {
+            self.deferred_completions.pop_front()
+        }
     }
 
     /// Dword 0 for the oldest outstanding Asynchronous Event Request, if an event is pending.
@@ -227,7 +231,7 @@ impl Controller {
         let no_command =
             ErrorReport { sqid: u16::MAX, cid: u16::MAX, opcode: 0, status, lba: 0, nsid: 0 };
         self.report_error(now, &no_command);
-        self.events.happened(event);
+        self.events.raise(event);
     }
 
     /// Adds I/O totals of the I/O queues to the SMART counters.
@@ -236,9 +240,9 @@ impl Controller {
     }
 
     /// Records that I/O commands have arrived since the last call.
-    pub fn io_command_seen(&mut self, now: Instant) {
+    pub fn note_io_activity(&mut self, now: Instant) {
         self.keep_alive.note_activity();
-        self.power.worked(now);
+        self.power.note_activity(now);
     }
 
     /// Records that an I/O queue was created: the number of queues is fixed until the next reset.
@@ -257,9 +261,9 @@ impl Controller {
     }
 
     /// Sets the sensor readings and raises the enabled health events.
-    pub fn set_vitals(&mut self, now: Instant, vitals: SensorReadings) {
-        self.health.set(now, vitals);
-        self.look_at_health();
+    pub fn set_sensor_readings(&mut self, now: Instant, sensors: SensorReadings) {
+        self.health.set(now, sensors);
+        self.raise_health_events();
     }
 
     /// Binds the controller to a host by its NQN, which may be empty, and its identifier, unless that is
@@ -283,7 +287,7 @@ impl Controller {
     /// Limits the registrants of hosts that may use any NQN: all hosts from `origin`, an address,
     /// together have at most `registrants_max` registrations in a namespace.
     pub fn limit_registrants(&mut self, origin: &str, registrants_max: usize) {
-        self.origin = Some(Site { name: origin.into(), most: registrants_max });
+        self.origin = Some(OriginLimit { name: origin.into(), count_max: registrants_max });
     }
 
     /// Sets the host identifier, for a transport that has no host NQN.
@@ -320,8 +324,8 @@ impl Controller {
     }
 
     /// Fused-command arbiter of the subsystem.
-    pub(crate) fn floor(&self) -> Arc<FusedArbiter> {
-        Arc::clone(self.subsystem.floor())
+    pub(crate) fn fused_arbiter(&self) -> Arc<FusedArbiter> {
+        Arc::clone(self.subsystem.fused_arbiter())
     }
 
     /// Sets the callback that wakes this controller's thread when another controller has posted updates
@@ -345,7 +349,7 @@ impl Controller {
         }
         self.power = Power::new(now);
         // An unsupported power state cannot have been saved, so an error changes nothing.
-        let saved = self.values.current(Key { feature: Feature::PowerManagement, of: 0 });
+        let saved = self.values.current(Key { feature: Feature::PowerManagement, selector: 0 });
         let _ = self.power.set(now, saved.to_le_bytes()[0] & 0x1f);
         self.has_advanced_retry = false;
         self.download.reset();
@@ -358,18 +362,18 @@ impl Controller {
         self.changed.clear();
         self.notices.clear();
         self.aborts = 0;
-        self.done.clear();
-        self.decided.clear();
-        self.persisting.clear();
+        self.deferred_completions.clear();
+        self.reservation_completions.clear();
+        self.pending_saves.clear();
         self.reset_preemptions();
-        self.forget_host();
+        self.remove_anonymous_host();
     }
 
     /// Records that the host has announced a shutdown (CC.SHN): power loss is not an unsafe shutdown
     /// anymore.
     pub fn shutdown(&mut self) {
         self.is_in_use = false;
-        self.tell_seat_in_use();
+        self.publish_in_use();
     }
 
     /// Configuration that the controller was opened with.
@@ -411,7 +415,7 @@ impl Controller {
 impl Drop for Controller {
     fn drop(&mut self) {
         if let Some(format) = &mut self.format {
-            format.give_up(&self.subsystem);
+            format.release_remaining(&self.subsystem);
         }
         self.subsystem.remove_controller(self.config.cntlid);
     }
@@ -436,7 +440,7 @@ impl Controller {
 
     /// Looks up a namespace that must be attached to this controller (Base 2.1 §3.2.1.5).
     fn active<'a>(&self, state: &'a State, nsid: u32) -> Result<&'a NamespaceEntry, Status> {
-        if nsid == 0 || nsid > self.subsystem.about().nsid_max {
+        if nsid == 0 || nsid > self.subsystem.info().nsid_max {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
         }
         state.attached(self.config.cntlid, nsid).ok_or(Status::INVALID_FIELD)
@@ -451,14 +455,14 @@ impl Controller {
     }
 
     /// Records that a command has arrived: power loss without a prior shutdown is now an unsafe shutdown.
-    fn in_use(&mut self) {
+    fn mark_in_use(&mut self) {
         if !self.is_in_use {
             self.is_in_use = true;
-            self.tell_seat_in_use();
+            self.publish_in_use();
         }
     }
 
-    fn tell_seat_in_use(&self) {
+    fn publish_in_use(&self) {
         if let Some(entry) = self.subsystem.lock().controllers.get_mut(&self.config.cntlid) {
             entry.is_in_use = self.is_in_use;
         }
@@ -466,15 +470,15 @@ impl Controller {
 
     /// Removes the host identifier: a host without one counts as another host after a reset, and one that
     /// set it by a feature has to set it again (Base 2.1 §5.1.25.1.28).
-    fn forget_host(&mut self) {
-        let nobody = HostId::Anonymous(self.config.cntlid);
+    fn remove_anonymous_host(&mut self) {
+        let anonymous = HostId::Anonymous(self.config.cntlid);
         if !self.is_fabrics() {
-            self.host = nobody;
+            self.host = anonymous;
         }
         let mut state = self.subsystem.lock();
         state.firmware.activate();
         state.drop_requesters(self.config.cntlid, |_| true);
-        state.forget_host(nobody);
+        state.remove_anonymous_host(anonymous);
         if let Some(entry) = state.controllers.get_mut(&self.config.cntlid) {
             entry.host = self.host;
         }
@@ -482,7 +486,7 @@ impl Controller {
     }
 
     /// Raises events for new critical warnings that the host has enabled (Base 2.1 §5.1.2.1, Figure 152).
-    fn look_at_health(&mut self) {
+    fn raise_health_events(&mut self) {
         let new = self.health.new_warnings(self.values.thresholds());
         for (warning, event) in [
             (WARNING_SPARE, Event::SPARE),
@@ -491,7 +495,7 @@ impl Controller {
             (WARNING_READ_ONLY, Event::RELIABILITY),
         ] {
             if new & warning != 0 && self.values.wants_event(warning.into()) {
-                self.events.happened(event);
+                self.events.raise(event);
             }
         }
     }
@@ -530,55 +534,56 @@ impl Controller {
     }
 
     #[inline]
-    fn turn_self_test(&mut self, now: Instant) {
+    fn poll_self_test(&mut self, now: Instant) {
         if self.self_tests.is_running() {
             self.advance_self_test(now);
         }
     }
 
     fn advance_self_test(&mut self, now: Instant) {
-        let ending = self.self_tests.turn(
+        let result = self.self_tests.poll(
             now,
             self.health.hours(now),
             (&self.subsystem, self.config.cntlid),
         );
-        if ending.is_some_and(|ending| ending.outcome != SelfTestOutcome::Passed) {
-            self.events.happened(Event::DIAGNOSTIC_FAILURE);
+        if result.is_some_and(|result| result.outcome != SelfTestOutcome::Passed) {
+            self.events.raise(Event::DIAGNOSTIC_FAILURE);
         }
     }
 
     /// Reads the updates posted by other controllers and turns them into events and signals.
     #[inline]
-    fn read_mail(&mut self, now: Instant) {
+    fn read_updates(&mut self, now: Instant) {
         let posted = self.subsystem.update_count();
-        if posted != self.mail_seen {
-            self.read_new_mail(now, posted);
+        if posted != self.updates_seen {
+            self.apply_updates(now, posted);
         }
     }
 
-    fn read_new_mail(&mut self, now: Instant, posted: u64) {
-        self.mail_seen = posted;
+    fn apply_updates(&mut self, now: Instant, posted: u64) {
+        self.updates_seen = posted;
         // The lock is released before the updates are processed: that calls back into the subsystem.
-        let mail = {
+        let updates = {
             let mut state = self.subsystem.lock();
             let entry = state.controllers.get_mut(&self.config.cntlid);
-            let mail = entry
-                .map_or_else(PendingUpdates::default, |entry| core::mem::take(&mut entry.mail));
-            for &nsid in mail.changed.iter().filter(|nsid| !state.records.contains_key(nsid)) {
+            let updates = entry
+                .map_or_else(PendingUpdates::default, |entry| core::mem::take(&mut entry.updates));
+            for &nsid in updates.changed.iter().filter(|nsid| !state.records.contains_key(nsid)) {
                 self.values.forget_namespace(nsid);
             }
-            mail
+            updates
         };
-        self.take_changes(&mail);
-        for (nsid, notice) in mail.notices {
-            self.take_notice(nsid, notice);
+        self.raise_change_events(&updates);
+        for (nsid, notice) in updates.notices {
+            self.queue_notification(nsid, notice);
         }
-        for (nsid, preempted) in mail.aborts {
-            self.preempted.push(preempted.writers());
+        for (nsid, preempted) in updates.aborts {
+            self.preempted_writers.push(preempted.writers());
             self.signals.push_back(ControllerSignal::AbortNamespace { nsid, preempted });
         }
-        self.signals.extend(mail.trouble.map(|why| ControllerSignal::PersistFailed { why }));
-        for (reply, end) in mail.ends {
+        self.signals
+            .extend(updates.persist_error.map(|why| ControllerSignal::PersistFailed { why }));
+        for (reply, end) in updates.results {
             match reply {
                 ReplyTo::Queue(from) => self.end_reservation(now, from, end),
                 ReplyTo::Feature(number) => self.persisted(number, end.map(|_| ())),
@@ -586,25 +591,26 @@ impl Controller {
         }
     }
 
-    fn take_changes(&mut self, mail: &PendingUpdates) {
-        if !mail.changed.is_empty() {
-            self.changed.extend(&mail.changed);
+    fn raise_change_events(&mut self, updates: &PendingUpdates) {
+        if !updates.changed.is_empty() {
+            self.changed.extend(&updates.changed);
             if self.values.wants_event(event_bit::NAMESPACE) {
-                self.events.happened(Event::NAMESPACE_CHANGED);
+                self.events.raise(Event::NAMESPACE_CHANGED);
             }
         }
-        if mail.is_ana_changed && self.values.wants_event(event_bit::ANA) {
-            self.events.happened(Event::ANA_CHANGED);
+        if updates.is_ana_changed && self.values.wants_event(event_bit::ANA) {
+            self.events.raise(Event::ANA_CHANGED);
         }
-        if mail.is_activating_firmware && self.values.wants_event(event_bit::FIRMWARE) {
-            self.events.happened(Event::FIRMWARE_ACTIVATION);
+        if updates.is_activating_firmware && self.values.wants_event(event_bit::FIRMWARE) {
+            self.events.raise(Event::FIRMWARE_ACTIVATION);
         }
     }
 
     /// Records a reservation notification for the log page, unless it is masked (Base 2.1 §5.1.25.1.29).
-    fn take_notice(&mut self, nsid: u32, notice: ReservationEvent) {
-        let mask =
-            self.values.current(Key { feature: Feature::ReservationNotificationMask, of: nsid });
+    fn queue_notification(&mut self, nsid: u32, notice: ReservationEvent) {
+        let mask = self
+            .values
+            .current(Key { feature: Feature::ReservationNotificationMask, selector: nsid });
         if mask & 1 << notice.code() != 0 {
             return;
         }
@@ -612,7 +618,7 @@ impl Controller {
             self.notices.pop_front();
         }
         self.notices.push_back((nsid, notice));
-        self.notices_ever += 1;
-        self.events.happened(Event::RESERVATION);
+        self.notices_total += 1;
+        self.events.raise(Event::RESERVATION);
     }
 }

@@ -64,32 +64,32 @@ pub(crate) use slot::Slots;
 pub struct Executor<H: HostMemory> {
     /// Memory that the data pointers of commands refer to.
     pub(crate) host: H,
-    voice: FusedParticipant,
+    fused_participant: FusedParticipant,
     /// The volatile write cache is disabled (feature 06h): every write is FUA.
     is_write_through: Arc<AtomicBool>,
     namespaces: VersionedReader<Namespaces>,
-    directory: NamespaceTable,
+    namespace_table: NamespaceTable,
     slots: Slots,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
     finished: Vec<FinishedCommand>,
     page_bytes: u64,
     traffic: TrafficCounters,
-    areas: ContextPool,
+    contexts: ContextPool,
     /// Contexts that wait for a bounce buffer, oldest first.
-    want_buffer: VecDeque<u16>,
+    buffer_waiters: VecDeque<u16>,
     /// Contexts whose request was rejected because the block device was full, oldest first.
-    want_room: VecDeque<u16>,
+    capacity_waiters: VecDeque<u16>,
     /// First command of a fused pair of each stream, while the second one is awaited.
-    firsts: Vec<Option<FirstHalf>>,
+    first_halves: Vec<Option<FirstHalf>>,
     pair: Option<FusedPair>,
     /// Begun commands that do not execute yet: halves of fused pairs that wait.
     paused: usize,
     /// Namespace whose commands may not begin, between [`begin_exclusive`](Self::begin_exclusive) and
     /// [`end_exclusive`](Self::end_exclusive).
-    barred: Option<u32>,
+    blocked_nsid: Option<u32>,
     /// Namespace of which another queue awaits the acknowledgment, between the same two calls.
-    quiesces: Option<u32>,
-    letters: VecDeque<QueueEvent>,
+    quiesce_nsid: Option<u32>,
+    events: VecDeque<QueueEvent>,
     /// What preemptions wait for.
     preempted: Vec<PreemptedWrites>,
     buffers: BouncePool,
@@ -148,14 +148,14 @@ pub struct ExecutorConfig {
     /// Maximum commands in flight: at least 2, for a fused pair.
     pub in_flight_max: u16,
     /// Of these, commands that may have a command context: at least 2.
-    pub areas: u16,
+    pub contexts_max: u16,
 }
 
 /// State that an executor shares with the rest of its controller.
 #[derive(Clone, Debug)]
 pub struct ExecutorContext {
     /// Fused-command arbiter: one for all queues of a subsystem.
-    pub floor: Arc<FusedArbiter>,
+    pub fused_arbiter: Arc<FusedArbiter>,
     /// The volatile write cache is disabled (feature 06h): every write is FUA.
     pub is_write_through: Arc<AtomicBool>,
     /// Bounce buffers for data that a block device cannot access in host memory.
@@ -179,27 +179,27 @@ impl<H: HostMemory> Executor<H> {
         namespaces: VersionedReader<Namespaces>,
     ) -> Self {
         let in_flight_max = config.in_flight_max.max(2);
-        let areas = config.areas.clamp(2, in_flight_max);
+        let contexts_max = config.contexts_max.clamp(2, in_flight_max);
         let mut executor = Self {
             host,
-            voice: shared.floor.join(),
+            fused_participant: shared.fused_arbiter.join(),
             is_write_through: shared.is_write_through,
             namespaces,
-            directory: NamespaceTable::new(in_flight_max.into()),
+            namespace_table: NamespaceTable::new(in_flight_max.into()),
             slots: Slots::new(in_flight_max),
-            answers: CompletionBatch::with_capacity(0),
+            completions: CompletionBatch::with_capacity(0),
             finished: Vec::new(),
             page_bytes: 1 << config.page_shift,
             traffic: TrafficCounters::default(),
-            areas: ContextPool::new(areas, config.transfer_bytes_max),
-            want_buffer: VecDeque::with_capacity(areas.into()),
-            want_room: VecDeque::with_capacity(areas.into()),
-            firsts: Vec::new(),
+            contexts: ContextPool::new(contexts_max, config.transfer_bytes_max),
+            buffer_waiters: VecDeque::with_capacity(contexts_max.into()),
+            capacity_waiters: VecDeque::with_capacity(contexts_max.into()),
+            first_halves: Vec::new(),
             pair: None,
             paused: 0,
-            barred: None,
-            quiesces: None,
-            letters: VecDeque::new(),
+            blocked_nsid: None,
+            quiesce_nsid: None,
+            events: VecDeque::new(),
             preempted: Vec::new(),
             buffers: shared.buffers,
             scratch: Box::default(),
@@ -208,21 +208,21 @@ impl<H: HostMemory> Executor<H> {
             write_flags: RequestFlags::NONE,
             is_stopping: false,
         };
-        executor.renew();
+        executor.apply_snapshot();
         executor
     }
 
     /// Adds a stream of commands, and returns its number.
     pub fn add_stream(&mut self) -> u16 {
         // Nearly every queue has one; a growing `Vec` would start with capacity for four.
-        self.firsts.reserve_exact(1);
-        self.firsts.push(None);
-        low16(self.firsts.len() as u64 - 1)
+        self.first_halves.reserve_exact(1);
+        self.first_halves.push(None);
+        low16(self.first_halves.len() as u64 - 1)
     }
 
     /// Removes a stream that has no commands. The numbers of those after it decrease by one.
     pub(crate) fn remove_stream(&mut self, stream: u16) {
-        self.firsts.remove(stream.into());
+        self.first_halves.remove(stream.into());
         for number in self.slots.iter().map(|(number, _)| number).collect::<Vec<_>>() {
             let slot = self.slots.get_mut(number);
             slot.set_stream(slot.stream() - u16::from(slot.stream() > stream));
@@ -232,18 +232,18 @@ impl<H: HostMemory> Executor<H> {
     /// Sets the callback that wakes the executor's thread when a queue of the subsystem with a fused pair
     /// waits for a poll of this one.
     pub fn set_waker(&self, waker: WakeFn) {
-        self.voice.set_arbiter_waker(waker);
+        self.fused_participant.set_waker(waker);
     }
 
     /// Begins an iteration: applies what has changed. Returns whether no command is in flight.
     #[inline(always)]
     pub fn begin_iteration(&mut self, now: Instant) -> bool {
         if self.namespaces.refresh() {
-            self.renew();
+            self.apply_snapshot();
         }
         let is_idle = self.slots.taken() == 0;
         if is_idle {
-            self.traffic.rest(now);
+            self.traffic.set_idle(now);
         }
         is_idle
     }
@@ -259,7 +259,7 @@ impl<H: HostMemory> Executor<H> {
     /// Records that commands were begun in an iteration that found none in flight.
     #[inline]
     pub fn note_busy(&mut self, now: Instant) {
-        self.traffic.work(now);
+        self.traffic.set_busy(now);
     }
 
     /// Commands in flight.
@@ -270,14 +270,14 @@ impl<H: HostMemory> Executor<H> {
 
     /// Commands that may be begun now.
     #[inline]
-    pub fn room(&self) -> usize {
-        self.slots.room()
+    pub fn free_count(&self) -> usize {
+        self.slots.free_count()
     }
 
     /// Whether commands are in contexts, so that [`retry_waiting`](Self::retry_waiting) is due.
     #[inline]
     pub fn has_contexts(&self) -> bool {
-        !self.areas.is_idle()
+        !self.contexts.is_idle()
     }
 
     /// Whether a fused pair has begun. Until it has finished nothing else can begin.
@@ -309,7 +309,7 @@ impl<H: HostMemory> Executor<H> {
     /// Next event for the controller.
     #[inline]
     pub fn next_event(&mut self) -> Option<QueueEvent> {
-        self.letters.pop_front()
+        self.events.pop_front()
     }
 
     /// Completes the command of [`QueueEvent::Reservation`], with the data of a report.
@@ -320,19 +320,19 @@ impl<H: HostMemory> Executor<H> {
         end: AdminResult,
         bytes: &[u8],
     ) {
-        if let Some((index, area)) = self.areas.find(ticket)
-            && area.wait == command_context::WaitReason::Controller
+        if let Some((index, context)) = self.contexts.find(ticket)
+            && context.wait == command_context::WaitReason::Controller
         {
-            area.bytes.clear();
-            area.bytes.extend_from_slice(bytes);
-            self.drive(now, index, job::JobEvent::Decided(end.status, end.result));
+            context.bytes.clear();
+            context.bytes.extend_from_slice(bytes);
+            self.drive(now, index, job::JobEvent::ControllerCompleted(end.status, end.result));
         }
     }
 
     /// Replaces an iteration if the caller knows that there is no command.
     #[inline]
     pub fn skip_idle(&mut self, now: Instant) {
-        self.traffic.rest(now);
+        self.traffic.set_idle(now);
     }
 
     /// Whether commands have passed through since [`take_traffic`](Self::take_traffic).
@@ -347,42 +347,42 @@ impl<H: HostMemory> Executor<H> {
 
     /// Earliest deadline of the block devices that have requests in flight.
     pub fn wake_at(&self) -> Instant {
-        self.directory.wake_at()
+        self.namespace_table.wake_at()
     }
 
     /// Whether events are pending.
     #[inline]
     pub fn has_events(&self) -> bool {
-        !self.letters.is_empty()
+        !self.events.is_empty()
     }
 
     /// Whether an iteration is needed even without a command: there are events, or another queue waits for
     /// an acknowledgment.
     #[inline]
     pub fn wants_iteration(&self) -> bool {
-        self.has_events() || self.voice.must_ack()
+        self.has_events() || self.fused_participant.must_ack()
     }
 
     /// Opens I/O channels for a new namespace snapshot.
     #[cold]
-    fn renew(&mut self) {
+    fn apply_snapshot(&mut self) {
         let namespaces = self.namespaces.get().clone();
-        for trouble in self.directory.update(&namespaces) {
-            self.write(QueueEvent::OpenFailed(trouble));
+        for error in self.namespace_table.update(&namespaces) {
+            self.push_event(QueueEvent::OpenFailed(error));
         }
     }
 
     /// Closes what is not used anymore, in an iteration without work.
     #[inline]
-    pub fn rest(&mut self) {
-        self.directory.reap_retired(|channel| self.areas.use_channel(channel));
+    pub fn reap_retired(&mut self) {
+        self.namespace_table.reap_retired(|channel| self.contexts.use_channel(channel));
     }
 
     /// Queues an event. Excess error events are dropped; the other kinds are bounded by their sources.
     #[cold]
-    pub(crate) fn write(&mut self, letter: QueueEvent) {
-        if self.letters.len() < EVENTS_MAX || !matches!(letter, QueueEvent::Error(_)) {
-            self.letters.push_back(letter);
+    pub(crate) fn push_event(&mut self, event: QueueEvent) {
+        if self.events.len() < EVENTS_MAX || !matches!(event, QueueEvent::Error(_)) {
+            self.events.push_back(event);
         }
     }
 
@@ -390,10 +390,10 @@ impl<H: HostMemory> Executor<H> {
     fn complete(&mut self, index: u16, status: Status, result: u32) {
         let slot = self.slots.release(index);
         if !status.is_success() && slot.opcode() == tenmil_wire::IoOpcode::Flush.code() {
-            self.directory.flush_failed(slot.channel());
+            self.namespace_table.flush_failed(slot.channel());
         }
         let tag = Tag { stream: slot.stream(), id: slot.id() };
-        let nsid = self.directory.nsid_of(slot.channel());
+        let nsid = self.namespace_table.nsid_of(slot.channel());
         let (opcode, lba) = (slot.opcode(), slot.lba);
         self.finished.push(FinishedCommand { tag, status, result, opcode, nsid, lba });
     }

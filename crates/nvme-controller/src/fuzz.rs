@@ -14,11 +14,11 @@ use tenmil_wire::{Command, TypedCommand};
 use crate::BouncePool;
 use crate::controller::{ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig};
 use crate::transport::{MemoryTransport, MemoryTransportConfig};
+use block_device::FakeDevice;
 use host::{BOUNCE, FakeHost, HostBehavior, Raised, Ram};
-use medium::FakeMedium;
 
+pub(crate) mod block_device;
 pub(crate) mod host;
-pub(crate) mod medium;
 
 /// Runs a script against a controller.
 ///
@@ -27,15 +27,15 @@ pub(crate) mod medium;
 /// The controller panics, or a reset does not complete: a finding.
 pub fn front_end(script: &[u8]) {
     let Some((&mode, script)) = script.split_first() else { return };
-    let Some(mut world) = World::new(mode) else { return };
+    let Some(mut run) = FuzzRun::new(mode) else { return };
     let mut script = Script(script);
     for _ in 0..STEPS_MAX {
         if script.0.is_empty() {
             break;
         }
-        world.step(&mut script);
+        run.step(&mut script);
     }
-    world.come_to_rest();
+    run.reset_and_check();
 }
 
 /// Maximum steps of one script; each performs bounded work.
@@ -46,9 +46,9 @@ const HOST_BYTES: u32 = 0x2_0000;
 const ENTRIES: u16 = 8;
 const BUFFERS: usize = 2;
 
-struct World {
+struct FuzzRun {
     ram: Arc<Ram>,
-    front: MemoryTransport<FakeHost, Raised>,
+    transport: MemoryTransport<FakeHost, Raised>,
     buffers: BouncePool,
     now: Instant,
     /// Tail of each submission queue, as the driver keeps it.
@@ -77,17 +77,17 @@ impl Script<'_> {
     }
 }
 
-impl World {
+impl FuzzRun {
     fn new(mode: u8) -> Option<Self> {
-        let manners = HostBehavior {
+        let behavior = HostBehavior {
             shares_rings: mode & 1 == 0,
             shares_data: mode & 2 == 0,
-            answers_later: mode & 4 != 0,
+            completes_later: mode & 4 != 0,
         };
         let ram = Ram::new(HOST_BYTES as usize, BUFFERS * 0x1000);
-        let medium = FakeMedium::new(&ram, 64);
-        let medium = if mode & 8 == 0 { medium } else { medium.later(mode.into()) };
-        let mut namespace = NamespaceConfig::new(Arc::new(medium));
+        let device = FakeDevice::new(&ram, 64);
+        let device = if mode & 8 == 0 { device } else { device.later(mode.into()) };
+        let mut namespace = NamespaceConfig::new(Arc::new(device));
         namespace.nsid = Some(1);
         let subsystem = Subsystem::new(SubsystemConfig::new("FUZZ", vec![namespace])).ok()?;
         let now = Instant { ns: 1 };
@@ -105,18 +105,18 @@ impl World {
             len_bytes: 0x1000,
         };
         let buffers = BouncePool::new(ram.clone(), (0..BUFFERS).map(buffer).collect());
-        let front = MemoryTransport::new(
+        let transport = MemoryTransport::new(
             controller,
-            FakeHost::new(&ram, manners, mode.into()),
+            FakeHost::new(&ram, behavior, mode.into()),
             Raised::default(),
             buffers.clone(),
             MemoryTransportConfig {
                 in_flight_max: 8,
-                areas: 3,
+                contexts_max: 3,
                 ..MemoryTransportConfig::default()
             },
         );
-        Some(Self { ram, front, buffers, now, tails: [0; 4] })
+        Some(Self { ram, transport, buffers, now, tails: [0; 4] })
     }
 
     fn step(&mut self, script: &mut Script<'_>) {
@@ -140,13 +140,13 @@ impl World {
             4 => {
                 let (at, value) = (script.word() & 0x3fff, script.word());
                 let size = [1, 2, 4, 8][usize::from(script.byte() % 4)];
-                self.front.write(self.now, at, size, u64::from(value) << (value & 31));
-                let _ = self.front.read(at, size);
+                self.transport.write(self.now, at, size, u64::from(value) << (value & 31));
+                let _ = self.transport.read(at, size);
             }
             5 => {
                 let (index, value) = (u32::from(script.byte() % 12), script.word());
                 let value = if value & 1 == 0 { value % 20 } else { value };
-                self.front.ring(self.now, index, value);
+                self.transport.ring(self.now, index, value);
             }
             6 => {
                 let (at, bytes) = (script.word() % HOST_BYTES, script.take::<16>());
@@ -155,15 +155,15 @@ impl World {
             // Frees completion entries.
             7 => {
                 let (index, head) = (u32::from(script.byte() % 4), u32::from(script.byte() % 8));
-                self.front.ring(self.now, index * 2 + 1, head);
+                self.transport.ring(self.now, index * 2 + 1, head);
             }
-            8 => self.turn(usize::from(script.byte() % 64)),
+            8 => self.poll(usize::from(script.byte() % 64)),
             _ => {
-                self.front.write(self.now, 0x14, 4, u64::from(script.word() & 0xc001));
-                self.turn(4);
+                self.transport.write(self.now, 0x14, 4, u64::from(script.word() & 0xc001));
+                self.poll(4);
             }
         }
-        self.turn(1);
+        self.poll(1);
     }
 
     fn enable(&mut self) {
@@ -176,9 +176,9 @@ impl World {
             (0x30, 8, 0x2000),
             (0x14, 4, 4 << 20 | 6 << 16 | 1),
         ] {
-            self.front.write(self.now, at, size, value);
+            self.transport.write(self.now, at, size, value);
         }
-        self.turn(3);
+        self.poll(3);
     }
 
     fn create(&mut self, qid: u16) {
@@ -189,9 +189,9 @@ impl World {
             CreateIoSubmissionQueue { qid, qsize, pc: true, cqid: qid, ..Default::default() };
         self.tails[usize::from(qid)] = 0;
         self.submit(0, completion.to_command().with_prp(ring, 0));
-        self.turn(30);
+        self.poll(30);
         self.submit(0, submission.to_command().with_prp(ring + 0x1000, 0));
-        self.turn(30);
+        self.poll(30);
     }
 
     fn submit(&mut self, queue: usize, command: Command) {
@@ -200,7 +200,7 @@ impl World {
         self.fill(ring + u64::from(tail) * 64, &command.to_bytes());
         self.tails[queue] = (tail + 1) % ENTRIES;
         let index = u32::try_from(queue * 2).unwrap_or(u32::MAX);
-        self.front.ring(self.now, index, self.tails[queue].into());
+        self.transport.ring(self.now, index, self.tails[queue].into());
     }
 
     fn fill(&mut self, at: u64, bytes: &[u8]) {
@@ -211,26 +211,26 @@ impl World {
         }
     }
 
-    fn turn(&mut self, count: usize) {
+    fn poll(&mut self, count: usize) {
         for _ in 0..count {
             self.now = self.now.after(Span::from_us(7));
-            let _ = self.front.turn(self.now);
+            let _ = self.transport.poll(self.now);
         }
     }
 
-    fn come_to_rest(&mut self) {
-        self.front.write(self.now, 0x14, 4, 0);
-        self.turn(1);
+    fn reset_and_check(&mut self) {
+        self.transport.write(self.now, 0x14, 4, 0);
+        self.poll(1);
         self.ram.close(true);
         for _ in 0..10_000 {
-            if self.front.read(0x1c, 4) & 1 == 0 {
+            if self.transport.read(0x1c, 4) & 1 == 0 {
                 break;
             }
-            self.turn(1);
+            self.poll(1);
         }
-        assert_eq!(self.front.read(0x1c, 4) & 3, 0, "it comes to rest");
+        assert_eq!(self.transport.read(0x1c, 4) & 3, 0, "it comes to rest");
         self.ram.seal(true);
-        self.turn(20);
+        self.poll(20);
         assert_eq!(self.ram.violations(), 0, "nothing touches the host after that");
         assert_eq!(self.buffers.free(), BUFFERS, "every buffer is back");
     }

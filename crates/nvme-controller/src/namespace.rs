@@ -48,7 +48,7 @@ pub struct Namespace {
     /// Limits of the block device, cached to save a call.
     pub limits: Limits,
     /// Block device that backs the namespace.
-    pub medium: Arc<dyn BlockDevice>,
+    pub device: Arc<dyn BlockDevice>,
     /// Cache instance of the block device, to detect a lost volatile cache.
     pub cache: Option<Arc<CacheVoucher>>,
 }
@@ -116,19 +116,19 @@ pub enum ReservationKind {
 /// Value that one thread replaces as a whole and other threads read (RCU-like).
 #[derive(Debug)]
 pub struct Versioned<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<VersionedState<T>>,
 }
 
 /// A reader's cached copy of a [`Versioned`] value.
 #[derive(Debug)]
 pub struct VersionedReader<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<VersionedState<T>>,
     generation: u64,
     value: Arc<T>,
 }
 
 #[derive(Debug)]
-struct Shared<T> {
+struct VersionedState<T> {
     /// Number of replacements. Stored with release order after the value: a reader that loads this number
     /// and then locks finds that value or a newer one.
     generation: AtomicU64,
@@ -209,9 +209,9 @@ impl Namespaces {
 
 impl Namespace {
     /// Blocks of the block device per logical block, as a power of two.
-    pub fn medium_shift(&self) -> u8 {
-        let medium_shift = self.limits.block_size.trailing_zeros();
-        self.block_shift.saturating_sub(u8::try_from(medium_shift).unwrap_or(u8::MAX))
+    pub fn device_shift(&self) -> u8 {
+        let device_shift = self.limits.block_size.trailing_zeros();
+        self.block_shift.saturating_sub(u8::try_from(device_shift).unwrap_or(u8::MAX))
     }
 }
 
@@ -233,7 +233,7 @@ impl fmt::Debug for Namespace {
 
 impl Reservation {
     /// Whether read commands are rejected (Base 2.1 §8.1.22, command behavior table).
-    pub const fn refuses_reads(self) -> bool {
+    pub const fn rejects_reads(self) -> bool {
         match self.kind {
             ReservationKind::WriteExclusive
             | ReservationKind::WriteExclusiveRegistrantsOnly
@@ -245,7 +245,7 @@ impl Reservation {
     }
 
     /// Whether write commands are rejected (Base 2.1 §8.1.22, command behavior table).
-    pub const fn refuses_writes(self) -> bool {
+    pub const fn rejects_writes(self) -> bool {
         match self.kind {
             ReservationKind::WriteExclusive | ReservationKind::ExclusiveAccess => !self.is_holder,
             _ => !self.is_registrant,
@@ -276,7 +276,7 @@ impl ReservationKind {
 impl<T> Versioned<T> {
     /// Creates it with an initial value.
     pub fn new(value: Arc<T>) -> Self {
-        let shared = Shared { generation: AtomicU64::new(0), value: Mutex::new(value) };
+        let shared = VersionedState { generation: AtomicU64::new(0), value: Mutex::new(value) };
         Self { shared: Arc::new(shared) }
     }
 
@@ -306,11 +306,11 @@ impl<T> VersionedReader<T> {
     /// Fetches a newer value and returns whether there was one. Costs one relaxed load if not.
     #[inline]
     pub fn refresh(&mut self) -> bool {
-        self.shared.generation.load(Ordering::Relaxed) != self.generation && self.take()
+        self.shared.generation.load(Ordering::Relaxed) != self.generation && self.load()
     }
 
     #[cold]
-    fn take(&mut self) -> bool {
+    fn load(&mut self) -> bool {
         let value = self.shared.value.lock().unwrap_or_else(PoisonError::into_inner);
         self.generation = self.shared.generation.load(Ordering::Relaxed);
         self.value = value.clone();
@@ -372,7 +372,7 @@ mod tests {
         for (kind, rows) in table {
             for ((is_holder, is_registrant), expected) in standings.into_iter().zip(rows) {
                 let seen = Reservation { kind, is_holder, is_registrant };
-                assert_eq!((seen.refuses_reads(), seen.refuses_writes()), expected, "{seen:?}");
+                assert_eq!((seen.rejects_reads(), seen.rejects_writes()), expected, "{seen:?}");
             }
         }
     }

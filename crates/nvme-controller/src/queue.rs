@@ -49,7 +49,7 @@ pub struct Queue<H: RingMemory> {
     held: Option<(usize, Command)>,
     /// Pending host accesses to a remote ring.
     ring_accesses: u32,
-    is_on_hold: bool,
+    is_paused: bool,
 }
 
 /// Configuration of a queue.
@@ -134,7 +134,7 @@ impl<H: RingMemory> Queue<H> {
             posted: 0,
             held: None,
             ring_accesses: 0,
-            is_on_hold: false,
+            is_paused: false,
         })
     }
 
@@ -199,12 +199,12 @@ impl<H: RingMemory> Queue<H> {
     }
 
     /// Stops or resumes fetching commands. Commands already fetched continue.
-    pub fn set_paused(&mut self, is_on_hold: bool) {
-        self.is_on_hold = is_on_hold;
+    pub fn set_paused(&mut self, is_paused: bool) {
+        self.is_paused = is_paused;
     }
 
     /// Polls the queue: performs a bounded amount of work.
-    pub fn turn(&mut self, now: Instant) -> PollStats {
+    pub fn poll(&mut self, now: Instant) -> PollStats {
         let was_idle = self.executor.begin_iteration(now);
         let mut is_busy = false;
         if self.executor.has_contexts() || self.ring_accesses > 0 {
@@ -214,14 +214,14 @@ impl<H: RingMemory> Queue<H> {
         }
         let mut taken = 0;
         for _ in 0..BURSTS {
-            let count = self.take(now);
+            let count = self.fetch_burst(now);
             if count > 0 && was_idle {
                 self.executor.note_busy(now);
             }
             taken += count;
             if self.executor.taken() > 0 {
                 self.executor.submit(now);
-                is_busy |= self.poll(now);
+                is_busy |= self.poll_executor(now);
             }
             self.post_finished();
             // A further burst is fetched only if all commands completed at once: the host can process
@@ -234,7 +234,7 @@ impl<H: RingMemory> Queue<H> {
         is_busy |= taken > 0 || self.posted > 0;
         // A stopped queue does not access host memory anymore.
         if !is_busy && !self.executor.is_stopping() {
-            is_busy = self.rest();
+            is_busy = self.publish_event_indices();
         }
         PollStats { taken, posted: core::mem::take(&mut self.posted), is_busy, is_pending }
     }
@@ -279,8 +279,8 @@ impl<H: RingMemory> Queue<H> {
     }
 
     /// Whether, since [`arm`](Self::arm), something is pending that has no wake-up.
-    pub fn is_unheard(&mut self) -> bool {
-        self.executor.is_unheard(self.held.is_some())
+    pub fn lacks_wakeup(&mut self) -> bool {
+        self.executor.lacks_wakeup(self.held.is_some())
     }
 
     /// Disables completion signals after the thread has woken.
@@ -295,26 +295,28 @@ impl<H: RingMemory> Queue<H> {
 
     /// Handles completed host accesses. Returns whether there were any.
     fn poll_host_access(&mut self, now: Instant) -> bool {
-        for heard in 0..ENDED_MAX {
-            let Some(ended) = self.executor.host.poll() else { return heard > 0 };
+        for count in 0..ENDED_MAX {
+            let Some(ended) = self.executor.host.poll() else { return count > 0 };
             let number = ended.id.0 & !TICKET_KIND;
             match ended.id.0 & TICKET_KIND {
-                TICKET_FETCH => self.fetched(ended, number),
+                TICKET_FETCH => self.handle_fetch_completion(ended, number),
                 TICKET_POST => {
                     self.ring_accesses = self.ring_accesses.saturating_sub(1);
                     let fault = AccessFault { iova: 0, len_bytes: 16 };
-                    self.stored(ended.result.map(|()| AccessProgress::Done).map_err(|_| fault));
+                    self.handle_store_result(
+                        ended.result.map(|()| AccessProgress::Done).map_err(|_| fault),
+                    );
                 }
-                _ => self.executor.host_ended(now, ended),
+                _ => self.executor.handle_access_completion(now, ended),
             }
         }
         true
     }
 
-    fn fetched(&mut self, ended: AccessCompletion, sqid: u32) {
+    fn handle_fetch_completion(&mut self, ended: AccessCompletion, sqid: u32) {
         self.ring_accesses = self.ring_accesses.saturating_sub(1);
         if let Err(fault) = ended.result {
-            self.break_down(fault);
+            self.fail(fault);
         }
         let queue = self.submissions.iter_mut().find(|queue| u32::from(queue.id) == sqid);
         if let Some(queue) = queue {
@@ -325,30 +327,30 @@ impl<H: RingMemory> Queue<H> {
     /// Publishes event indices before the queue goes idle. Returns whether new commands or completion
     /// entries appeared meanwhile.
     #[inline]
-    fn rest(&mut self) -> bool {
-        self.executor.rest();
-        let mut has_new_events = false;
+    fn publish_event_indices(&mut self) -> bool {
+        self.executor.reap_retired();
+        let mut has_new_work = false;
         for queue in &mut self.submissions {
-            has_new_events |= queue.publish_event_index() && self.held.is_none();
+            has_new_work |= queue.publish_event_index() && self.held.is_none();
         }
         // The head matters only to a queue that waits for free completion entries; it is then read, and
         // any entries it frees are worth another poll.
-        let room = self.completion.room();
-        if self.completion.publish_event_index() && room as usize <= self.executor.taken() {
+        let free_count = self.completion.free_count();
+        if self.completion.publish_event_index() && free_count as usize <= self.executor.taken() {
             if self.completion.read_doorbell(&self.doorbells).is_some() {
-                self.executor.write(QueueEvent::InvalidDoorbell(InvalidDoorbell::Value));
+                self.executor.push_event(QueueEvent::InvalidDoorbell(InvalidDoorbell::Value));
             }
-            has_new_events |= self.completion.room() > room;
+            has_new_work |= self.completion.free_count() > free_count;
         }
-        has_new_events
+        has_new_work
     }
 
     /// Stops the queue after a ring access failed.
     #[cold]
-    fn break_down(&mut self, fault: AccessFault) {
+    fn fail(&mut self, fault: AccessFault) {
         if !self.executor.is_stopping() {
             self.executor.set_stopping();
-            self.executor.write(QueueEvent::RingFault(fault));
+            self.executor.push_event(QueueEvent::RingFault(fault));
         }
     }
 }

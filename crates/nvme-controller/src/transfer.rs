@@ -53,7 +53,7 @@ pub(crate) enum WalkStep {
 #[derive(Debug)]
 pub(crate) struct HostRanges {
     list: Vec<HostRange>,
-    pieces_max: usize,
+    ranges_max: usize,
 }
 
 /// One contiguous host memory range.
@@ -90,18 +90,18 @@ impl DataPointerWalk {
         len_bytes: u32,
         direction: Direction,
         page_shift: u8,
-        pieces: &mut HostRanges,
+        ranges: &mut HostRanges,
     ) -> Result<(Self, WalkStep), Status> {
-        pieces.list.clear();
+        ranges.list.clear();
         let mut left = len_bytes;
         let (kind, next) = match command.psdt() {
             DataPointer::Prp => {
-                let (list, next) = prp::PrpCursor::start(command, &mut left, page_shift, pieces)?;
+                let (list, next) = prp::PrpCursor::start(command, &mut left, page_shift, ranges)?;
                 (PointerKind::Prp(list), next)
             }
             DataPointer::Sgl => {
                 let (segment, next) =
-                    sgl::SglCursor::start(command.sgl1(), &mut left, direction, pieces)?;
+                    sgl::SglCursor::start(command.sgl1(), &mut left, direction, ranges)?;
                 (PointerKind::Sgl(segment), next)
             }
             // MPTR as an SGL is not supported (SGLS bit 19), and 11b is reserved.
@@ -118,13 +118,13 @@ impl DataPointerWalk {
         segment: Segment,
         len_bytes: u32,
         is_exact: bool,
-        pieces: &mut HostRanges,
+        ranges: &mut HostRanges,
     ) -> Result<(Self, WalkStep), Status> {
-        pieces.list.clear();
+        ranges.list.clear();
         if segment.len_bytes < len_bytes || (is_exact && segment.len_bytes != len_bytes) {
             return Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr());
         }
-        pieces.push(segment.offset, segment.len_bytes)?;
+        ranges.push(segment.offset, segment.len_bytes)?;
         Ok((Self::idle(), WalkStep::Done))
     }
 
@@ -132,19 +132,19 @@ impl DataPointerWalk {
     pub(crate) fn feed(
         &mut self,
         list: &[u8],
-        pieces: &mut HostRanges,
+        ranges: &mut HostRanges,
     ) -> Result<WalkStep, Status> {
         match &mut self.kind {
-            PointerKind::Prp(state) => state.feed(list, &mut self.left, pieces),
-            PointerKind::Sgl(state) => state.feed(list, &mut self.left, self.direction, pieces),
+            PointerKind::Prp(state) => state.feed(list, &mut self.left, ranges),
+            PointerKind::Sgl(state) => state.feed(list, &mut self.left, self.direction, ranges),
         }
     }
 }
 
 impl HostRanges {
-    /// Creates an empty list for at most `pieces_max` ranges. It keeps its capacity for reuse.
-    pub(crate) fn at_most(pieces_max: usize) -> Self {
-        Self { list: Vec::new(), pieces_max }
+    /// Creates an empty list for at most `ranges_max` ranges. It keeps its capacity for reuse.
+    pub(crate) fn at_most(ranges_max: usize) -> Self {
+        Self { list: Vec::new(), ranges_max }
     }
 
     /// The ranges.
@@ -177,11 +177,11 @@ impl HostRanges {
         self.append(HostRange { iova: 0, len_bytes, is_bucket: true })
     }
 
-    fn append(&mut self, piece: HostRange) -> Result<(), Status> {
-        if self.list.len() == self.pieces_max {
+    fn append(&mut self, range: HostRange) -> Result<(), Status> {
+        if self.list.len() == self.ranges_max {
             return Err(Status::INVALID_SGL_DESCRIPTOR_COUNT.with_dnr());
         }
-        self.list.push(piece);
+        self.list.push(range);
         Ok(())
     }
 }
@@ -203,25 +203,25 @@ pub(crate) mod tests {
         direction: Direction,
         memory: &[u8],
     ) -> Result<Vec<HostRange>, Status> {
-        let mut pieces = HostRanges::at_most(300);
+        let mut ranges = HostRanges::at_most(300);
         let (mut walk, mut next) =
-            DataPointerWalk::start(command, total_bytes, direction, 12, &mut pieces)?;
+            DataPointerWalk::start(command, total_bytes, direction, 12, &mut ranges)?;
         for _ in 0..10_000 {
             let WalkStep::List { iova, len_bytes } = next else {
-                let placed: u32 = pieces.as_slice().iter().map(|piece| piece.len_bytes).sum();
+                let placed: u32 = ranges.as_slice().iter().map(|range| range.len_bytes).sum();
                 assert_eq!(placed, total_bytes, "every byte has one place");
-                return Ok(pieces.as_slice().to_vec());
+                return Ok(ranges.as_slice().to_vec());
             };
             assert!(len_bytes as usize <= LIST_BYTES_MAX && len_bytes > 0);
             let start = usize::try_from(iova).unwrap();
             let list =
                 memory.get(start..start + len_bytes as usize).ok_or(Status::DATA_TRANSFER_ERROR)?;
-            next = walk.feed(list, &mut pieces)?;
+            next = walk.feed(list, &mut ranges)?;
         }
         panic!("the walk does not end");
     }
 
-    pub(crate) fn piece(iova: u64, len_bytes: u32) -> HostRange {
+    pub(crate) fn range(iova: u64, len_bytes: u32) -> HostRange {
         HostRange { iova, len_bytes, is_bucket: false }
     }
 
@@ -240,12 +240,12 @@ pub(crate) mod tests {
 
     #[test]
     fn pieces_that_touch_become_one_and_a_sum_that_wraps_is_refused() {
-        let mut pieces = HostRanges::at_most(2);
-        pieces.push(0x1000, 0x1000).unwrap();
-        pieces.push(0x2000, 0x10).unwrap();
-        pieces.push(0x4000, 0x10).unwrap();
-        assert_eq!(pieces.as_slice(), [piece(0x1000, 0x1010), piece(0x4000, 0x10)]);
-        assert_eq!(pieces.push(u64::MAX - 1, 4), Err(Status::DATA_TRANSFER_ERROR));
-        assert_eq!(pieces.push(0, 4), Err(Status::INVALID_SGL_DESCRIPTOR_COUNT.with_dnr()));
+        let mut ranges = HostRanges::at_most(2);
+        ranges.push(0x1000, 0x1000).unwrap();
+        ranges.push(0x2000, 0x10).unwrap();
+        ranges.push(0x4000, 0x10).unwrap();
+        assert_eq!(ranges.as_slice(), [range(0x1000, 0x1010), range(0x4000, 0x10)]);
+        assert_eq!(ranges.push(u64::MAX - 1, 4), Err(Status::DATA_TRANSFER_ERROR));
+        assert_eq!(ranges.push(0, 4), Err(Status::INVALID_SGL_DESCRIPTOR_COUNT.with_dnr()));
     }
 }

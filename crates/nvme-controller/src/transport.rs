@@ -13,7 +13,7 @@
 //!
 //! A host in the same process holds a [`HostBar`] and shares its memory. A host whose accesses are
 //! trapped is served through [`MemoryTransport::read`] and [`MemoryTransport::write`]. Both store into
-//! the same [`Bar`], and a store takes effect in the next [`turn`](MemoryTransport::turn), as on a real
+//! the same [`Bar`], and a store takes effect in the next [`poll`](MemoryTransport::poll), as on a real
 //! device.
 //!
 //! After CC.EN is cleared, CSTS.RDY stays set until no operation in progress can access host memory
@@ -64,27 +64,27 @@ pub struct MemoryTransport<H: RingMemory + Clone, I: Interrupts> {
     admin: Option<AdminQueue<H>>,
     /// The volatile write cache is disabled; shared with the queues.
     is_write_through: Arc<AtomicBool>,
-    life: ControllerState,
+    state: ControllerState,
     shutdown: Option<Shutdown>,
     /// Queues that the host has deleted and that are not drained yet, with the command to complete.
     deletions: Vec<QueueDeletion>,
     /// Shadow doorbells and event indices (Base 2.1 §5.2.5).
     shadow: Option<(u64, u64)>,
     changes_seen: u32,
-    turns: u32,
-    tended_at: Instant,
+    polls: u32,
+    housekeeping_at: Instant,
     /// Deadline of the controller's timers, as of the last housekeeping run.
     controller_wakes_at: Instant,
     /// An admin command was executed: events, signals or deferred completions may be pending.
-    wants_tending: bool,
+    wants_housekeeping: bool,
     has_io: bool,
-    is_on_hold: bool,
+    is_paused: bool,
     /// Number of queue creations and deletions.
     queue_changes: u32,
     /// I/O completions since the last [`take_completed_count`](MemoryTransport::take_completed_count).
-    ended: u64,
+    completed_count: u64,
     /// Last error that no NVMe status reports.
-    trouble: Option<String>,
+    last_error: Option<String>,
 }
 
 /// I/O queue and its interrupt vector.
@@ -105,7 +105,7 @@ pub struct MemoryTransportConfig {
     /// Maximum commands in flight per I/O queue.
     pub in_flight_max: u16,
     /// Of these, commands that need more than one block-device request.
-    pub areas: u16,
+    pub contexts_max: u16,
     /// Maximum commands fetched from a submission queue at a time, unless the host sets less. A host with
     /// more commands in flight prepares one part while the controller executes the other.
     pub burst: u32,
@@ -131,7 +131,7 @@ const HOUSEKEEPING_INTERVAL: Span = Span::from_us(100);
 /// Number of polls after which housekeeping runs regardless of the clock; a power of two.
 const HOUSEKEEPING_POLLS: u32 = 1024;
 /// Number of polls after which the admin queue is polled while I/O is active; a power of two.
-const ADMIN_TURNS: u32 = 8;
+const ADMIN_POLL_INTERVAL: u32 = 8;
 
 impl Default for MemoryTransportConfig {
     /// 256 commands in flight, half of them multi-request commands, 64 fetched at a time; ready within
@@ -139,7 +139,7 @@ impl Default for MemoryTransportConfig {
     fn default() -> Self {
         Self {
             in_flight_max: 256,
-            areas: 128,
+            contexts_max: 128,
             burst: 64,
             ready_timeout: Span::from_secs(10),
             vectors_armed: true,
@@ -178,7 +178,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         if config.vectors_armed {
             bar.arm_vectors();
         }
-        let mut front = Self {
+        let mut transport = Self {
             changes_seen: bar.changes(),
             vectors: Vectors::new(interrupts, vectors, controller.coalescing()),
             is_write_through: Arc::default(),
@@ -189,22 +189,22 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             config,
             queues: Vec::new(),
             admin: None,
-            life: ControllerState::Disabled,
+            state: ControllerState::Disabled,
             shutdown: None,
             deletions: Vec::new(),
             shadow: None,
-            turns: 0,
-            tended_at: Instant::default(),
+            polls: 0,
+            housekeeping_at: Instant::default(),
             controller_wakes_at: Instant::default(),
-            wants_tending: false,
+            wants_housekeeping: false,
             has_io: false,
-            is_on_hold: false,
+            is_paused: false,
             queue_changes: 0,
-            ended: 0,
-            trouble: None,
+            completed_count: 0,
+            last_error: None,
         };
-        front.configure();
-        front
+        transport.configure();
+        transport
     }
 
     /// Registers, shared with the host.
@@ -219,7 +219,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
 
     /// Last error that no NVMe status reports, as one line.
     pub fn last_error(&self) -> Option<&str> {
-        self.trouble.as_deref()
+        self.last_error.as_deref()
     }
 
     /// Reads `size` bytes at `offset`; `size` is 1, 2, 4 or 8.
@@ -234,7 +234,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             StoreTarget::NoDoorbell => true,
             StoreTarget::Doorbell(index) => !self.has_doorbell(index),
         };
-        if is_missing && self.life == ControllerState::Enabled {
+        if is_missing && self.state == ControllerState::Enabled {
             self.controller.invalid_doorbell(now, InvalidDoorbell::Register);
         }
     }
@@ -250,9 +250,9 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     /// Stops or resumes fetching commands. Commands already fetched continue until the controller [is
     /// quiesced](Self::is_quiesced). Then host memory is not accessed, except for shadow doorbells, and
     /// parts of it may be unmapped.
-    pub fn set_paused(&mut self, is_on_hold: bool) {
-        self.is_on_hold = is_on_hold;
-        self.queues.iter_mut().for_each(|served| served.queue.set_paused(is_on_hold));
+    pub fn set_paused(&mut self, is_paused: bool) {
+        self.is_paused = is_paused;
+        self.queues.iter_mut().for_each(|signalled| signalled.queue.set_paused(is_paused));
     }
 
     /// Number of queue creations and deletions. A caller that keeps state per queue refreshes it when
@@ -265,21 +265,21 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     /// pair does not count: the host may never send the second one.
     pub fn is_quiesced(&self) -> bool {
         let is_admin_quiet = self.admin.as_ref().is_none_or(|admin| admin.is_drained());
-        is_admin_quiet && self.queues.iter().all(|served| served.queue.is_at_rest())
+        is_admin_quiet && self.queues.iter().all(|signalled| signalled.queue.is_at_rest())
     }
 
     /// I/O commands in flight.
     pub fn in_flight(&self) -> usize {
-        self.queues.iter().map(|served| served.queue.in_flight()).sum()
+        self.queues.iter().map(|signalled| signalled.queue.in_flight()).sum()
     }
 
     /// Number of I/O commands completed since the last call.
     pub fn take_completed_count(&mut self) -> u64 {
-        core::mem::take(&mut self.ended)
+        core::mem::take(&mut self.completed_count)
     }
 
     /// Polls the transport: performs a bounded amount of work.
-    pub fn turn(&mut self, now: Instant) -> NextPoll {
+    pub fn poll(&mut self, now: Instant) -> NextPoll {
         let changes = self.bar.changes();
         let has_changed = changes != self.changes_seen;
         if has_changed {
@@ -288,19 +288,20 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         }
         // I/O queues first. The admin queue is polled when they are idle, and every ADMIN_TURNS polls
         // otherwise.
-        let (is_busy, is_pending) = self.turn_queues(now);
+        let (is_busy, is_pending) = self.poll_queues(now);
         let mut is_busy = is_busy | has_changed;
-        self.turns = self.turns.wrapping_add(1);
-        let is_every = |turns| self.turns & (turns - 1) == 0;
-        let (wants_admin, wants_tending) = (is_every(ADMIN_TURNS), is_every(HOUSEKEEPING_POLLS));
-        let may_take = self.life == ControllerState::Enabled && !self.is_on_hold;
-        if may_take && (!is_busy || has_changed || wants_admin) {
-            is_busy |= self.turn_admin(now);
+        self.polls = self.polls.wrapping_add(1);
+        let is_every = |polls| self.polls & (polls - 1) == 0;
+        let (wants_admin, wants_housekeeping) =
+            (is_every(ADMIN_POLL_INTERVAL), is_every(HOUSEKEEPING_POLLS));
+        let may_fetch = self.state == ControllerState::Enabled && !self.is_paused;
+        if may_fetch && (!is_busy || has_changed || wants_admin) {
+            is_busy |= self.poll_admin(now);
         }
-        if wants_tending || (!is_busy && self.is_due(now)) {
+        if wants_housekeeping || (!is_busy && self.is_due(now)) {
             is_busy |= self.run_housekeeping(now);
         }
-        is_busy |= self.vectors.turn(now, &self.bar);
+        is_busy |= self.vectors.poll(now, &self.bar);
         if is_busy {
             return NextPoll::Busy;
         }
@@ -312,9 +313,9 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
 
     #[inline]
     fn is_due(&self, now: Instant) -> bool {
-        let is_time =
-            now.since(self.tended_at) >= HOUSEKEEPING_INTERVAL || now >= self.controller_wakes_at;
-        is_time || self.wants_tending || self.is_transitioning()
+        let is_time = now.since(self.housekeeping_at) >= HOUSEKEEPING_INTERVAL
+            || now >= self.controller_wakes_at;
+        is_time || self.wants_housekeeping || self.is_transitioning()
     }
 
     /// Runs the periodic work: timers, long commands, events, queue deletions, and updates from other
@@ -322,14 +323,14 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     // Apart from the loop over the queues, which is on the path of an I/O.
     #[inline(never)]
     pub fn run_housekeeping(&mut self, now: Instant) -> bool {
-        (self.tended_at, self.wants_tending) = (now, false);
+        (self.housekeeping_at, self.wants_housekeeping) = (now, false);
         if core::mem::take(&mut self.has_io) {
-            self.controller.io_command_seen(now);
+            self.controller.note_io_activity(now);
         }
-        self.controller.turn(now);
+        self.controller.poll(now);
         let mut is_busy = self.advance_state(now);
         // No other event ends the wait for the last access.
-        self.wants_tending = self.check_revocation(now);
+        self.wants_housekeeping = self.check_revocation(now);
         while let Some(signal) = self.controller.next_signal() {
             is_busy |= signal != ControllerSignal::CheckPreempted;
             match signal {
@@ -337,20 +338,22 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
                     self.fail(now, "the host has not been heard of in time")
                 }
                 ControllerSignal::AbortNamespace { nsid, preempted } => {
-                    for served in &mut self.queues {
-                        served.queue.abort_namespace(now, nsid, &preempted);
+                    for signalled in &mut self.queues {
+                        signalled.queue.abort_namespace(now, nsid, &preempted);
                     }
                 }
                 ControllerSignal::CheckPreempted => {
-                    self.queues.iter_mut().for_each(|served| served.queue.check_preempted());
+                    self.queues.iter_mut().for_each(|signalled| signalled.queue.check_preempted());
                 }
-                ControllerSignal::PersistFailed { why } => self.trouble = Some(why),
+                ControllerSignal::PersistFailed { why } => self.last_error = Some(why),
             }
         }
-        while let Some(ReservationCompletion { from, end }) = self.controller.next_decided() {
+        while let Some(ReservationCompletion { from, end }) =
+            self.controller.next_reservation_completion()
+        {
             is_busy = true;
-            if let Some(served) = self.find(from.queue) {
-                served.queue.complete_reservation(now, from.ticket, end, &[]);
+            if let Some(signalled) = self.find(from.queue) {
+                signalled.queue.complete_reservation(now, from.ticket, end, &[]);
             }
         }
         is_busy |= self.poll_deferred_admin(now);
@@ -358,45 +361,45 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         is_busy
     }
 
-    fn turn_queues(&mut self, now: Instant) -> (bool, bool) {
-        let (mut is_busy, mut is_pending, mut has_letters) = (false, false, false);
-        for served in &mut self.queues {
-            let turned = served.queue.turn(now);
-            is_busy |= turned.is_busy;
-            is_pending |= turned.is_pending;
-            self.has_io |= turned.taken > 0;
-            has_letters |= served.queue.has_events();
-            if turned.posted > 0 {
-                self.ended += u64::from(turned.posted);
-                if let Some(vector) = served.vector {
-                    self.vectors.posted(now, &self.bar, vector, turned.posted);
+    fn poll_queues(&mut self, now: Instant) -> (bool, bool) {
+        let (mut is_busy, mut is_pending, mut has_events) = (false, false, false);
+        for signalled in &mut self.queues {
+            let stats = signalled.queue.poll(now);
+            is_busy |= stats.is_busy;
+            is_pending |= stats.is_pending;
+            self.has_io |= stats.taken > 0;
+            has_events |= signalled.queue.has_events();
+            if stats.posted > 0 {
+                self.completed_count += u64::from(stats.posted);
+                if let Some(vector) = signalled.vector {
+                    self.vectors.signal_completions(now, &self.bar, vector, stats.posted);
                 }
             }
         }
-        if has_letters {
-            self.read_letters(now);
+        if has_events {
+            self.handle_queue_events(now);
         }
         (is_busy, is_pending)
     }
 
     #[cold]
-    fn read_letters(&mut self, now: Instant) {
-        let Self { queues, controller, trouble, .. } = self;
+    fn handle_queue_events(&mut self, now: Instant) {
+        let Self { queues, controller, last_error, .. } = self;
         let mut broken = None;
-        for served in queues {
-            let queue = served.queue.cqid();
-            while let Some(letter) = served.queue.next_event() {
-                match letter {
+        for signalled in queues {
+            let queue = signalled.queue.cqid();
+            while let Some(event) = signalled.queue.next_event() {
+                match event {
                     QueueEvent::Error(report) => controller.report_error(now, &report),
                     QueueEvent::InvalidDoorbell(kind) => controller.invalid_doorbell(now, kind),
                     QueueEvent::Reservation { ticket, command, mut bytes } => {
                         let from = CommandOrigin { queue, ticket };
                         let end = controller.reservation(now, from, &command, &mut bytes);
                         if let Some(end) = end {
-                            served.queue.complete_reservation(now, ticket, end, &bytes);
+                            signalled.queue.complete_reservation(now, ticket, end, &bytes);
                         }
                     }
-                    QueueEvent::OpenFailed(what) => *trouble = Some(what),
+                    QueueEvent::OpenFailed(what) => *last_error = Some(what),
                     QueueEvent::RingFault(fault) => broken = Some(fault),
                 }
             }
@@ -411,7 +414,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         if !is_pending {
             return NextPoll::Idle(until);
         }
-        let media = self.queues.iter().map(|served| served.queue.wake_at()).min();
+        let media = self.queues.iter().map(|signalled| signalled.queue.wake_at()).min();
         NextPoll::Pending(media.map_or(until, |media| media.min(until)))
     }
 
@@ -423,8 +426,8 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         let is_exempt = |vector| controller.is_coalescing_disabled(vector);
         self.vectors.configure(controller.coalescing(), is_exempt);
         let burst = self.burst();
-        for served in &mut self.queues {
-            served.queue.set_burst(burst);
+        for signalled in &mut self.queues {
+            signalled.queue.set_burst(burst);
         }
     }
 

@@ -239,8 +239,8 @@ impl CacheTracker {
             return own;
         }
         let others =
-            epochs.records.iter().filter(|record| !record.is_lost && self.covers(record, record));
-        others.fold(0, |bits, record| bits | 1 << record.path) & reachable
+            epochs.records.iter().filter(|other| !other.is_lost && self.covers(other, record));
+        others.fold(0, |bits, other| bits | 1 << other.path) & reachable
     }
 
     /// Starts a new epoch for each controller covered by a flush for `unflushed` that is about to be sent to

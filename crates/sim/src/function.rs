@@ -86,7 +86,7 @@ impl ControllerFunction {
             BouncePool::new(Arc::new(MediumMemory::new(bus)), bounce_buffers(bus.private()));
         let front_config = MemoryTransportConfig {
             in_flight_max: 64,
-            areas: 16,
+            contexts_max: 16,
             burst: 16,
             ready_timeout: options.ready_timeout,
             vectors_armed: true,
@@ -118,7 +118,7 @@ impl Function for ControllerFunction {
     }
 
     fn turn(&mut self, now: Instant) {
-        self.wait = self.front.turn(now);
+        self.wait = self.front.poll(now);
     }
 
     fn wake_at(&self, now: Instant) -> Instant {

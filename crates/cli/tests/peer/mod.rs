@@ -85,7 +85,7 @@ struct Locked {
 
 impl Locked {
     fn turn(&mut self) -> NextPoll {
-        self.front.turn(self.clock.now())
+        self.front.poll(self.clock.now())
     }
 }
 

@@ -58,7 +58,7 @@ impl<I: Interrupts> EmulatedSsd<I> {
         let in_flight_max = u16::try_from(*entries).unwrap_or(u16::MAX);
         let front = MemoryTransportConfig {
             in_flight_max,
-            areas: AREAS.min(in_flight_max),
+            contexts_max: AREAS.min(in_flight_max),
             burst: u32::from(in_flight_max),
             ..MemoryTransportConfig::default()
         };
@@ -86,7 +86,7 @@ impl<I: Interrupts> EmulatedSsd<I> {
     /// Performs a bounded amount of work.
     #[inline]
     pub fn poll(&mut self, now: Instant) -> NextPoll {
-        self.front.turn(now)
+        self.front.poll(now)
     }
 
     /// Announces that the thread will sleep and checks for work once more. Returns the time until

@@ -36,6 +36,6 @@ impl<E: HostEntries> Bell<E> {
     }
 
     pub(super) fn rest(&mut self, seen: u32) -> Option<u32> {
-        self.0.rest(seen)
+        self.0.publish_event_index(seen)
     }
 }

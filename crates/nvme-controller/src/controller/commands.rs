@@ -31,7 +31,7 @@ impl Controller {
     /// [`data`](Self::data), or receives the data for the host, with exactly that length, if the command
     /// succeeds.
     pub fn execute(&mut self, now: Instant, command: &Command, data: &mut Vec<u8>) -> AdminOutcome {
-        self.in_use();
+        self.mark_in_use();
         self.keep_alive.note_activity();
         match self.step(now, command, data) {
             Ok(step) => step,
@@ -61,7 +61,7 @@ impl Controller {
                 self.config.transport == TransportModel::Memory { doorbell_buffers: true }
             }
             AdminOpcode::NamespaceManagement | AdminOpcode::NamespaceAttachment => {
-                !self.subsystem.about().pool_block_sizes.is_empty()
+                !self.subsystem.info().pool_block_sizes.is_empty()
             }
             AdminOpcode::FormatNvm => self.can_format(),
             AdminOpcode::CrossControllerReset => self.config.instance.is_some(),
@@ -213,7 +213,7 @@ fn doorbell_buffers(config: &DoorbellBufferConfig) -> CommandResult {
 
 /// Adds Do Not Retry to a status, unless a later retry may succeed.
 pub(super) fn with_dnr(status: Status) -> Status {
-    let passes = [
+    let transient = [
         Status::INTERNAL_ERROR,
         Status::NAMESPACE_NOT_READY,
         Status::FORMAT_IN_PROGRESS,
@@ -224,5 +224,9 @@ pub(super) fn with_dnr(status: Status) -> Status {
         Status::ANA_INACCESSIBLE,
         Status::ANA_TRANSITION,
     ];
-    if passes.iter().any(|&passing| passing.is(status)) { status } else { status.with_dnr() }
+    if transient.iter().any(|&status_code| status_code.is(status)) {
+        status
+    } else {
+        status.with_dnr()
+    }
 }

@@ -34,7 +34,7 @@ pub struct NamespaceConfig {
     /// Namespace identifier; by default the lowest free one.
     pub nsid: Option<u32>,
     /// Block device that backs the namespace.
-    pub medium: Arc<dyn BlockDevice>,
+    pub device: Arc<dyn BlockDevice>,
     /// Logical block size in bytes; by default that of the block device.
     pub block_size: Option<u32>,
     /// Namespace identifiers. If all are zero, a UUID is derived from the subsystem's NQN and the NSID,
@@ -129,11 +129,11 @@ pub struct ControllerConfig {
     /// Initial composite temperature.
     pub temperature_kelvin: u16,
     /// Granularity of the keep-alive timer: a multiple of 100 ms (KAS).
-    pub keep_alive_step: Span,
+    pub keep_alive_granularity: Span,
     /// Longest keep-alive timeout that a host may set, by Connect or Set Features.
     pub keep_alive_max: Span,
     /// Longest silence of a host without a keep-alive timeout; `None` means no limit.
-    pub silence_max: Option<Span>,
+    pub idle_host_timeout: Option<Span>,
     /// Maximum bytes of a firmware image.
     pub firmware_bytes_max: u32,
 }
@@ -170,11 +170,11 @@ pub enum TransportModel {
 }
 
 impl NamespaceConfig {
-    /// A shared namespace on `medium`, attached to all controllers, with default properties.
-    pub fn new(medium: Arc<dyn BlockDevice>) -> Self {
+    /// A shared namespace on `device`, attached to all controllers, with default properties.
+    pub fn new(device: Arc<dyn BlockDevice>) -> Self {
         Self {
             nsid: None,
-            medium,
+            device,
             block_size: None,
             identity: Identity::default(),
             is_shared: true,
@@ -221,9 +221,9 @@ impl Default for ControllerConfig {
             transport: TransportModel::Memory { doorbell_buffers: true },
             instance: None,
             temperature_kelvin: 310,
-            keep_alive_step: Span::from_ms(100),
+            keep_alive_granularity: Span::from_ms(100),
             keep_alive_max: Span::from_ms(u32::MAX as u64),
-            silence_max: None,
+            idle_host_timeout: None,
             firmware_bytes_max: 1 << 20,
         }
     }
@@ -253,7 +253,7 @@ impl ControllerConfig {
             .map_err(Error::environment)?;
         within("aborts_max", self.aborts_max.into(), 1, 256).map_err(Error::environment)?;
         within("error_entries", self.error_entries.into(), 1, 256).map_err(Error::environment)?;
-        within("keep_alive_step in ms", self.keep_alive_step.ns / 1_000_000, 100, 6_553_500)
+        within("keep_alive_step in ms", self.keep_alive_granularity.ns / 1_000_000, 100, 6_553_500)
             .map_err(Error::environment)?;
         within("firmware_bytes_max", self.firmware_bytes_max.into(), 4096, 1 << 30)
             .map_err(Error::environment)?;

@@ -105,7 +105,7 @@ impl Events {
     }
 
     /// Raises an event that the host has enabled.
-    pub(super) fn happened(&mut self, event: Event) {
+    pub(super) fn raise(&mut self, event: Event) {
         if !self.pending.contains(&event) {
             self.pending.push_back(event);
         }
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(events.request(), Err(Status::AER_LIMIT_EXCEEDED));
         events.request_aborted();
         assert_eq!(events.request(), Ok(()));
-        events.happened(Event::SPARE);
+        events.raise(Event::SPARE);
         assert!(events.next().is_some());
         assert_eq!(events.request(), Ok(()));
     }
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn an_event_waits_for_a_request() {
         let mut events = Events::new(1);
-        events.happened(Event::NAMESPACE_CHANGED);
+        events.raise(Event::NAMESPACE_CHANGED);
         assert_eq!(events.next(), None);
         events.request().unwrap();
         assert_eq!(events.next(), Some(0x0004_0002));
@@ -202,9 +202,9 @@ mod tests {
         for told in ALL {
             for next in ALL.into_iter().filter(|&next| next != told) {
                 let mut events = with_requests(4);
-                events.happened(told);
+                events.raise(told);
                 assert_eq!(events.next(), Some(told.dword()));
-                events.happened(next);
+                events.raise(next);
                 let masked = told.kind == next.kind;
                 assert_eq!(events.next().is_none(), masked, "{told:?}, then {next:?}");
                 events.acknowledge(told.log_page);
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn reading_a_page_first_leaves_nothing_to_tell() {
         let mut events = with_requests(1);
-        events.happened(Event::NAMESPACE_CHANGED);
+        events.raise(Event::NAMESPACE_CHANGED);
         events.acknowledge(LogPage::ChangedNamespaces);
         assert_eq!(events.next(), None);
     }
@@ -225,8 +225,8 @@ mod tests {
     #[test]
     fn the_same_event_is_told_once() {
         let mut events = with_requests(4);
-        events.happened(Event::SPARE);
-        events.happened(Event::SPARE);
+        events.raise(Event::SPARE);
+        events.raise(Event::SPARE);
         assert!(events.next().is_some());
         events.acknowledge(LogPage::Health);
         assert_eq!(events.next(), None);
@@ -235,13 +235,13 @@ mod tests {
     #[test]
     fn a_reset_forgets_requests_events_and_masks() {
         let mut events = with_requests(2);
-        events.happened(Event::SPARE);
+        events.raise(Event::SPARE);
         events.next();
-        events.happened(Event::NAMESPACE_CHANGED);
+        events.raise(Event::NAMESPACE_CHANGED);
         events.reset();
         events.request().unwrap();
         assert_eq!(events.next(), None);
-        events.happened(Event::SPARE);
+        events.raise(Event::SPARE);
         assert_eq!(events.next(), Some(Event::SPARE.dword()));
     }
 }

@@ -29,7 +29,7 @@ pub(super) struct FeatureAttributes {
     /// The value belongs to a namespace, not to the controller.
     pub(super) is_per_namespace: bool,
     /// Condition under which the feature is supported.
-    needs: FeatureRequirement,
+    requirement: FeatureRequirement,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,57 +51,57 @@ pub(super) struct FeatureSupport {
     pub(super) reservations: bool,
 }
 
-const fn rule(feature: Feature) -> FeatureAttributes {
+const fn attributes(feature: Feature) -> FeatureAttributes {
     FeatureAttributes {
         feature,
         is_saveable: false,
         is_per_namespace: false,
-        needs: FeatureRequirement::Always,
+        requirement: FeatureRequirement::Always,
     }
 }
 
 const fn saveable(feature: Feature) -> FeatureAttributes {
-    FeatureAttributes { is_saveable: true, ..rule(feature) }
+    FeatureAttributes { is_saveable: true, ..attributes(feature) }
 }
 
 /// All known features, by identifier.
-pub(super) const RULES: [FeatureAttributes; 19] = [
+pub(super) const FEATURES: [FeatureAttributes; 19] = [
     saveable(Feature::Arbitration),
     saveable(Feature::PowerManagement),
     saveable(Feature::TemperatureThreshold),
     FeatureAttributes { is_per_namespace: true, ..saveable(Feature::ErrorRecovery) },
     FeatureAttributes {
-        needs: FeatureRequirement::VolatileCache,
+        requirement: FeatureRequirement::VolatileCache,
         ..saveable(Feature::VolatileWriteCache)
     },
-    rule(Feature::NumberOfQueues),
+    attributes(Feature::NumberOfQueues),
     FeatureAttributes {
-        needs: FeatureRequirement::MemoryTransport,
+        requirement: FeatureRequirement::MemoryTransport,
         ..saveable(Feature::InterruptCoalescing)
     },
     FeatureAttributes {
-        needs: FeatureRequirement::MemoryTransport,
+        requirement: FeatureRequirement::MemoryTransport,
         ..saveable(Feature::InterruptVectorConfiguration)
     },
     saveable(Feature::WriteAtomicity),
     saveable(Feature::AsynchronousEventConfiguration),
-    rule(Feature::AutonomousPowerStateTransition),
-    rule(Feature::Timestamp),
-    rule(Feature::KeepAliveTimer),
-    rule(Feature::HostBehaviorSupport),
+    attributes(Feature::AutonomousPowerStateTransition),
+    attributes(Feature::Timestamp),
+    attributes(Feature::KeepAliveTimer),
+    attributes(Feature::HostBehaviorSupport),
     saveable(Feature::SoftwareProgressMarker),
-    rule(Feature::HostIdentifier),
+    attributes(Feature::HostIdentifier),
     FeatureAttributes {
         is_per_namespace: true,
-        needs: FeatureRequirement::Reservations,
-        ..rule(Feature::ReservationNotificationMask)
+        requirement: FeatureRequirement::Reservations,
+        ..attributes(Feature::ReservationNotificationMask)
     },
     FeatureAttributes {
         is_per_namespace: true,
-        needs: FeatureRequirement::Reservations,
-        ..rule(Feature::ReservationPersistence)
+        requirement: FeatureRequirement::Reservations,
+        ..attributes(Feature::ReservationPersistence)
     },
-    FeatureAttributes { is_per_namespace: true, ..rule(Feature::NamespaceWriteProtection) },
+    FeatureAttributes { is_per_namespace: true, ..attributes(Feature::NamespaceWriteProtection) },
 ];
 
 /// Bits of the Asynchronous Event Configuration (Base 2.1 §5.1.25.1.5).
@@ -130,7 +130,7 @@ pub(super) struct Values {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) feature: Feature,
-    pub(super) of: u32,
+    pub(super) selector: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -145,21 +145,21 @@ pub(super) const OVER: u32 = 0;
 pub(super) const UNDER: u32 = 1;
 
 /// Attributes of the feature, if this controller supports it.
-pub(super) fn find(
+pub(super) fn find_feature(
     feature: Feature,
     config: &ControllerConfig,
-    present: FeatureSupport,
+    support: FeatureSupport,
 ) -> Option<FeatureAttributes> {
-    let rule = RULES.into_iter().find(|rule| rule.feature == feature)?;
-    let is_there = match rule.needs {
+    let attributes = FEATURES.into_iter().find(|attributes| attributes.feature == feature)?;
+    let is_supported = match attributes.requirement {
         FeatureRequirement::Always => true,
-        FeatureRequirement::VolatileCache => present.volatile_cache,
+        FeatureRequirement::VolatileCache => support.volatile_cache,
         FeatureRequirement::MemoryTransport => {
             matches!(config.transport, TransportModel::Memory { .. })
         }
-        FeatureRequirement::Reservations => present.reservations,
+        FeatureRequirement::Reservations => support.reservations,
     };
-    is_there.then_some(rule)
+    is_supported.then_some(attributes)
 }
 
 impl Values {
@@ -194,44 +194,47 @@ impl Values {
     /// Removes the values of a deleted namespace.
     pub(super) fn forget_namespace(&mut self, nsid: u32) {
         for feature in [Feature::ErrorRecovery, Feature::ReservationNotificationMask] {
-            self.table.remove(&Key { feature, of: nsid });
+            self.table.remove(&Key { feature, selector: nsid });
         }
     }
 
     /// Whether the volatile write cache is enabled (Base 2.1 §5.1.25.1.4).
     pub(super) fn write_cache_enabled(&self) -> bool {
-        self.current(Key { feature: Feature::VolatileWriteCache, of: 0 }) & 1 != 0
+        self.current(Key { feature: Feature::VolatileWriteCache, selector: 0 }) & 1 != 0
     }
 
     /// Whether the host has enabled the events of this bit.
     pub(super) fn wants_event(&self, bit: u32) -> bool {
-        self.current(Key { feature: Feature::AsynchronousEventConfiguration, of: 0 }) & bit != 0
+        self.current(Key { feature: Feature::AsynchronousEventConfiguration, selector: 0 }) & bit
+            != 0
     }
 
     /// Interrupt coalescing.
     pub(super) fn coalescing(&self) -> Coalescing {
         let [threshold, time, ..] =
-            self.current(Key { feature: Feature::InterruptCoalescing, of: 0 }).to_le_bytes();
+            self.current(Key { feature: Feature::InterruptCoalescing, selector: 0 }).to_le_bytes();
         let time = Span::from_us(100 * u64::from(time));
         Coalescing { time, threshold: u16::from(threshold) + 1 }
     }
 
     /// Whether coalescing is disabled for a vector (Base 2.1 §5.1.25.2.3).
     pub(super) fn is_coalescing_disabled(&self, vector: u16) -> bool {
-        self.current(Key { feature: Feature::InterruptVectorConfiguration, of: vector.into() })
-            & 1 << 16
+        self.current(Key {
+            feature: Feature::InterruptVectorConfiguration,
+            selector: vector.into(),
+        }) & 1 << 16
             != 0
     }
 
     /// Arbitration of the submission queues.
     pub(super) fn arbitration(&self) -> Arbitration {
-        let [burst, low, medium, high] =
-            self.current(Key { feature: Feature::Arbitration, of: 0 }).to_le_bytes();
+        let [burst, low, device, high] =
+            self.current(Key { feature: Feature::Arbitration, selector: 0 }).to_le_bytes();
         let burst = burst & 7;
         Arbitration {
             burst: (burst != 7).then_some(1 << burst),
             low_weight: u16::from(low) + 1,
-            medium_weight: u16::from(medium) + 1,
+            medium_weight: u16::from(device) + 1,
             high_weight: u16::from(high) + 1,
         }
     }
@@ -239,7 +242,7 @@ impl Values {
     /// Temperature thresholds.
     pub(super) fn thresholds(&self) -> Thresholds {
         let kelvin = |of| {
-            let dword = self.current(Key { feature: Feature::TemperatureThreshold, of });
+            let dword = self.current(Key { feature: Feature::TemperatureThreshold, selector: of });
             u16::try_from(dword & 0xffff).unwrap_or(0)
         };
         Thresholds { over_kelvin: kelvin(OVER), under_kelvin: kelvin(UNDER) }
@@ -251,9 +254,9 @@ pub(super) fn default_of(key: Key) -> u32 {
     match key.feature {
         // No limit to a burst, every weight 1.
         Feature::Arbitration => 7,
-        Feature::TemperatureThreshold if key.of == OVER => WARNING_KELVIN.into(),
+        Feature::TemperatureThreshold if key.selector == OVER => WARNING_KELVIN.into(),
         Feature::VolatileWriteCache => 1,
-        Feature::InterruptVectorConfiguration => key.of,
+        Feature::InterruptVectorConfiguration => key.selector,
         _ => 0,
     }
 }

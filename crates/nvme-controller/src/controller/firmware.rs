@@ -53,8 +53,8 @@ pub fn image(revision: &str) -> Vec<u8> {
 impl Slots {
     pub(super) fn new(revision: &str) -> Self {
         let mut bytes = [b' '; 8];
-        for (byte, letter) in bytes.iter_mut().zip(revision.bytes()) {
-            *byte = letter;
+        for (byte, event) in bytes.iter_mut().zip(revision.bytes()) {
+            *byte = event;
         }
         Self { revisions: [Some(bytes), None, None], active: 1, next: 0 }
     }
@@ -145,8 +145,8 @@ impl Download {
     }
 
     /// Stores a part of the image.
-    pub(super) fn put(&mut self, offset: u64, piece: &[u8]) -> Result<(), Status> {
-        let len_bytes = u32::try_from(piece.len()).map_err(|_| Status::INVALID_FIELD)?;
+    pub(super) fn put(&mut self, offset: u64, part: &[u8]) -> Result<(), Status> {
+        let len_bytes = u32::try_from(part.len()).map_err(|_| Status::INVALID_FIELD)?;
         self.check(offset, len_bytes)?;
         let first = u32::try_from(offset).map_err(|_| Status::INVALID_FIELD)?;
         let end = first + len_bytes;
@@ -159,7 +159,7 @@ impl Download {
         if self.image.len() < end as usize {
             self.image.resize(end as usize, 0);
         }
-        self.image[first as usize..end as usize].copy_from_slice(piece);
+        self.image[first as usize..end as usize].copy_from_slice(part);
         self.parts.push((first, end));
         self.parts.sort_unstable();
         Ok(())
@@ -278,8 +278,8 @@ mod tests {
         whole.resize(3 * 4096, 7);
         let mut download = Download::new(1 << 20);
         for part in [2_u16, 0, 1] {
-            let piece = &whole[usize::from(part) * 4096..][..4096];
-            download.put(u64::from(part) * 4096, piece).unwrap();
+            let bytes = &whole[usize::from(part) * 4096..][..4096];
+            download.put(u64::from(part) * 4096, bytes).unwrap();
         }
         assert_eq!(download.put(4096, &[0; 4096]), Err(Status::OVERLAPPING_RANGE));
         assert_eq!(download.take(), Ok(NEW));

@@ -20,8 +20,8 @@ pub(super) struct Format {
     /// Command to complete; `None` after a controller reset.
     cid: Option<u16>,
     /// Remaining namespaces, each with its new block size.
-    waiting: Vec<(u32, u32)>,
-    sweep: Option<(u32, u32, FullScan)>,
+    remaining: Vec<(u32, u32)>,
+    scan: Option<(u32, u32, FullScan)>,
 }
 
 impl Controller {
@@ -48,28 +48,28 @@ impl Controller {
         let subsystem = self.subsystem.clone();
         let mut state = subsystem.lock();
         let nsids = self.targets(&state, format.nsid)?;
-        let mut waiting = Vec::new();
+        let mut remaining = Vec::new();
         for &nsid in &nsids {
             let record = self.active(&state, nsid)?;
             self.check_writable(&state, record)?;
-            waiting.push((nsid, block_size(record, format)?));
+            remaining.push((nsid, block_size(record, format)?));
         }
         for nsid in nsids {
             if let Some(record) = state.records.get_mut(&nsid) {
                 record.is_formatting = true;
             }
-            if self.self_tests.reads(nsid) {
+            if self.self_tests.includes_namespace(nsid) {
                 self.self_tests.abort(SelfTestOutcome::AbortedByFormat, self.health.hours(now));
             }
         }
         subsystem.publish_and_notify(state);
-        self.format = Some(Format { cid: Some(cid), waiting, sweep: None });
+        self.format = Some(Format { cid: Some(cid), remaining, scan: None });
         Ok(AdminOutcome::Deferred)
     }
 
     /// Advances the format in progress, if any.
     #[inline]
-    pub(super) fn turn_format(&mut self, now: Instant) {
+    pub(super) fn poll_format(&mut self, now: Instant) {
         if self.format.is_some() {
             self.advance_format(now);
         }
@@ -77,10 +77,10 @@ impl Controller {
 
     fn advance_format(&mut self, now: Instant) {
         let Some(format) = &mut self.format else { return };
-        let Some(end) = format.turn(now, &self.subsystem) else { return };
+        let Some(end) = format.poll(now, &self.subsystem) else { return };
         let cid = format.cid;
         self.format = None;
-        self.done.extend(cid.map(|cid| AdminCompletion { cid, end }));
+        self.deferred_completions.extend(cid.map(|cid| AdminCompletion { cid, end }));
     }
 
     /// Checks that an admin command of this controller's host may change the blocks of a namespace.
@@ -107,8 +107,8 @@ impl Controller {
         if let Some(refusal) = entry.and_then(|entry| entry.ana(record.ana_group).refusal()) {
             return Err(refusal);
         }
-        let seen = record.reservations.seen_by(self.host);
-        if seen.is_some_and(|reservation| reservation.refuses_writes()) {
+        let seen = record.reservations.relative_to(self.host);
+        if seen.is_some_and(|reservation| reservation.rejects_writes()) {
             return Err(Status::RESERVATION_CONFLICT);
         }
         Ok(())
@@ -116,37 +116,39 @@ impl Controller {
 }
 
 impl Format {
-    fn turn(&mut self, now: Instant, subsystem: &Subsystem) -> Option<AdminResult> {
-        let Some((nsid, block_size, sweep)) = &mut self.sweep else {
-            let Some((nsid, block_size)) = self.waiting.pop() else { return Some(AdminResult::OK) };
+    fn poll(&mut self, now: Instant, subsystem: &Subsystem) -> Option<AdminResult> {
+        let Some((nsid, block_size, scan)) = &mut self.scan else {
+            let Some((nsid, block_size)) = self.remaining.pop() else {
+                return Some(AdminResult::OK);
+            };
             match open(subsystem, nsid) {
-                Ok(sweep) => self.sweep = Some((nsid, block_size, sweep)),
+                Ok(scan) => self.scan = Some((nsid, block_size, scan)),
                 Err(status) => return Some(self.fail(subsystem, nsid, status)),
             }
             return None;
         };
         let (nsid, block_size) = (*nsid, *block_size);
-        match sweep.turn(now)? {
+        match scan.poll(now)? {
             Ok(()) => finish(subsystem, nsid, Some(block_size)),
             Err(failure) => {
-                let status = Status(failure.outcome.0);
+                let status = Status(failure.status.0);
                 return Some(self.fail(subsystem, nsid, status));
             }
         }
-        self.sweep = None;
-        self.waiting.is_empty().then_some(AdminResult::OK)
+        self.scan = None;
+        self.remaining.is_empty().then_some(AdminResult::OK)
     }
 
     fn fail(&mut self, subsystem: &Subsystem, nsid: u32, status: Status) -> AdminResult {
         finish(subsystem, nsid, None);
-        self.give_up(subsystem);
+        self.release_remaining(subsystem);
         AdminResult::refused(with_dnr(status))
     }
 
     /// Makes the remaining namespaces available again, unchanged.
-    pub(super) fn give_up(&mut self, subsystem: &Subsystem) {
-        let current = self.sweep.take().map(|(nsid, _, _)| nsid);
-        for nsid in self.waiting.drain(..).map(|(nsid, _)| nsid).chain(current) {
+    pub(super) fn release_remaining(&mut self, subsystem: &Subsystem) {
+        let current = self.scan.take().map(|(nsid, _, _)| nsid);
+        for nsid in self.remaining.drain(..).map(|(nsid, _)| nsid).chain(current) {
             finish(subsystem, nsid, None);
         }
     }
@@ -158,16 +160,16 @@ impl Format {
 
     /// Time of the next poll.
     pub(super) fn wake_at(&self, now: Instant) -> Instant {
-        self.sweep.as_ref().map_or(now, |(_, _, sweep)| sweep.wake_at(now))
+        self.scan.as_ref().map_or(now, |(_, _, scan)| scan.wake_at(now))
     }
 }
 
 fn open(subsystem: &Subsystem, nsid: u32) -> Result<FullScan, Status> {
-    let medium = {
+    let device = {
         let state = subsystem.lock();
-        state.records.get(&nsid).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?.medium.clone()
+        state.records.get(&nsid).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?.device.clone()
     };
-    FullScan::over(&*medium, Operation::WriteZeroes, 0, u64::MAX)
+    FullScan::start(&*device, Operation::WriteZeroes, 0, u64::MAX)
 }
 
 /// Ends the format of one namespace; on success with a new block size.

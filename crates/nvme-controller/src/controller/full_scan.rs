@@ -15,19 +15,19 @@ pub(super) struct FullScan {
     /// Block after the last.
     end: u64,
     /// Blocks per request.
-    chunk: u32,
+    request_blocks: u32,
     /// Whether a flush is still to follow.
     flushes: bool,
     outstanding: u32,
     failed: Option<ScanFailure>,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
 }
 
 /// Status and location of a failed scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ScanFailure {
     /// Status of the failed request.
-    pub(super) outcome: IoStatus,
+    pub(super) status: IoStatus,
     /// First block of the failed request.
     pub(super) lba: u64,
 }
@@ -38,13 +38,13 @@ const DEPTH: u32 = 16;
 impl FullScan {
     /// Starts a scan of `first..end`, in blocks of the block device. A scan that writes ends with a flush
     /// if the block device supports it; a scan with [`Operation::Flush`] is a single flush.
-    pub(super) fn over(
-        medium: &dyn BlockDevice,
+    pub(super) fn start(
+        device: &dyn BlockDevice,
         operation: Operation,
         first: u64,
         end: u64,
     ) -> Result<Self, Status> {
-        let backend = medium.channel().map_err(|_| Status::INTERNAL_ERROR)?;
+        let backend = device.channel().map_err(|_| Status::INTERNAL_ERROR)?;
         let limits = backend.limits();
         let flushes = matches!(operation, Operation::WriteZeroes | Operation::Flush)
             && limits.operations.has(Operation::Flush);
@@ -52,27 +52,28 @@ impl FullScan {
             operation,
             next: first,
             end: end.min(limits.block_count),
-            chunk: limits.request_blocks_max.max(1),
+            request_blocks: limits.request_blocks_max.max(1),
             flushes,
             outstanding: 0,
             failed: None,
-            answers: CompletionBatch::with_capacity(DEPTH as usize),
+            completions: CompletionBatch::with_capacity(DEPTH as usize),
             backend,
         })
     }
 
     /// Performs a bounded amount of work. Returns the result once all requests have completed.
-    pub(super) fn turn(&mut self, now: Instant) -> Option<Result<(), ScanFailure>> {
+    pub(super) fn poll(&mut self, now: Instant) -> Option<Result<(), ScanFailure>> {
         self.submit(now);
         self.backend.flush();
-        self.backend.poll(now, &mut self.answers);
-        for answer in self.answers.drain() {
+        self.backend.poll(now, &mut self.completions);
+        for completion in self.completions.drain() {
             self.outstanding -= 1;
-            if !answer.status.is_success() && self.failed.is_none() {
-                self.failed = Some(ScanFailure { outcome: answer.status, lba: answer.token });
+            if !completion.status.is_success() && self.failed.is_none() {
+                self.failed =
+                    Some(ScanFailure { status: completion.status, lba: completion.token });
             }
         }
-        if self.outstanding > 0 || (self.failed.is_none() && self.is_owed()) {
+        if self.outstanding > 0 || (self.failed.is_none() && self.has_work_left()) {
             return None;
         }
         Some(self.failed.map_or(Ok(()), Err))
@@ -91,7 +92,7 @@ impl FullScan {
         }
     }
 
-    fn is_owed(&self) -> bool {
+    fn has_work_left(&self) -> bool {
         self.next < self.end || self.flushes
     }
 
@@ -102,7 +103,7 @@ impl FullScan {
             if is_flush && (!self.flushes || self.outstanding > 0) {
                 return;
             }
-            let blocks = u32::try_from(left).unwrap_or(u32::MAX).min(self.chunk);
+            let blocks = u32::try_from(left).unwrap_or(u32::MAX).min(self.request_blocks);
             let request = Request {
                 token: self.next,
                 lba: if is_flush { 0 } else { self.next },

@@ -17,7 +17,7 @@ use super::{
 };
 
 /// Block device without storage that completes requests in the next poll.
-struct Nowhere(Limits);
+struct NullDevice(Limits);
 
 struct Channel {
     limits: Limits,
@@ -33,18 +33,18 @@ struct Pool;
 ///
 /// The controller has violated its interface: a finding.
 pub fn fuzz(bytes: &[u8]) {
-    let Some((subsystem, mut controllers)) = world() else { return };
+    let Some((subsystem, mut controllers)) = create_controllers() else { return };
     let mut now = Instant { ns: 0 };
     let mut rest = bytes;
-    while let Some((chunk, behind)) = rest.split_first_chunk::<64>() {
-        rest = behind;
+    while let Some((chunk, following)) = rest.split_first_chunk::<64>() {
+        rest = following;
         now = now.after(Span::from_us(100));
         let index = usize::from(chunk[63] & 1);
         let command = Command::from_bytes(chunk);
         // No admin command uses CDW3, so it selects the action.
         match command.cdw3() & 0x3f {
             0 => controllers[index].reset(now),
-            1 => subsystem.power_cycled(),
+            1 => subsystem.power_cycle(),
             2 => subsystem.set_ana_state(1, command.nsid() & 3, AnaState::Inaccessible),
             3 => controllers[index].set_host(HostIdentity::Extended(command.mptr().into())),
             4 => controllers[index].invalid_doorbell(now, InvalidDoorbell::Value),
@@ -52,23 +52,23 @@ pub fn fuzz(bytes: &[u8]) {
             6 => {
                 subsystem.remove_namespace(command.nsid() & 7);
             }
-            7..=15 => reserve(&mut controllers[index], now, &command, behind),
-            _ => execute(&mut controllers[index], now, &command, behind),
+            7..=15 => reserve(&mut controllers[index], now, &command, following),
+            _ => execute(&mut controllers[index], now, &command, following),
         }
         for controller in &mut controllers {
-            controller.turn(now);
-            while controller.next_done().is_some() {}
+            controller.poll(now);
+            while controller.next_deferred_completion().is_some() {}
             while controller.next_event().is_some() {}
             while controller.next_signal().is_some() {}
         }
     }
 }
 
-fn execute(controller: &mut Controller, now: Instant, command: &Command, behind: &[u8]) {
-    let Ok(moves) = controller.data(command) else { return };
-    let mut data = sent(moves, behind);
+fn execute(controller: &mut Controller, now: Instant, command: &Command, following: &[u8]) {
+    let Ok(admin_data) = controller.data(command) else { return };
+    let mut data = host_data(admin_data, following);
     let step = controller.execute(now, command, &mut data);
-    match (step, moves) {
+    match (step, admin_data) {
         (AdminOutcome::Done(end), AdminData::ToHost(len_bytes)) if end.status.is_success() => {
             assert_eq!(data.len(), len_bytes as usize, "as much as was announced: {command:?}");
         }
@@ -78,12 +78,12 @@ fn execute(controller: &mut Controller, now: Instant, command: &Command, behind:
     }
 }
 
-fn reserve(controller: &mut Controller, now: Instant, command: &Command, behind: &[u8]) {
-    let Ok(moves) = controller.reservation_data(command) else { return };
-    let mut data = sent(moves, behind);
+fn reserve(controller: &mut Controller, now: Instant, command: &Command, following: &[u8]) {
+    let Ok(admin_data) = controller.reservation_data(command) else { return };
+    let mut data = host_data(admin_data, following);
     let from = CommandOrigin { queue: 1, ticket: 0 };
     let Some(end) = controller.reservation(now, from, command, &mut data) else { return };
-    if let AdminData::ToHost(len_bytes) = moves
+    if let AdminData::ToHost(len_bytes) = admin_data
         && end.status.is_success()
     {
         assert_eq!(data.len(), len_bytes as usize, "as much as was announced: {command:?}");
@@ -91,16 +91,16 @@ fn reserve(controller: &mut Controller, now: Instant, command: &Command, behind:
 }
 
 /// Data from the host: the following bytes, padded with zeroes.
-fn sent(moves: AdminData, behind: &[u8]) -> Vec<u8> {
-    let AdminData::FromHost(len_bytes) = moves else { return Vec::new() };
-    let mut data: Vec<u8> = behind.iter().copied().take(len_bytes as usize).collect();
+fn host_data(admin_data: AdminData, following: &[u8]) -> Vec<u8> {
+    let AdminData::FromHost(len_bytes) = admin_data else { return Vec::new() };
+    let mut data: Vec<u8> = following.iter().copied().take(len_bytes as usize).collect();
     data.resize(len_bytes as usize, 0);
     data
 }
 
 /// Creates two controllers of a subsystem with every optional feature.
-fn world() -> Option<(Subsystem, [Controller; 2])> {
-    let namespaces = (0..3).map(|_| NamespaceConfig::new(Arc::new(Nowhere(limits(512, 4096)))));
+fn create_controllers() -> Option<(Subsystem, [Controller; 2])> {
+    let namespaces = (0..3).map(|_| NamespaceConfig::new(Arc::new(NullDevice(limits(512, 4096)))));
     let mut config = SubsystemConfig::new("FUZZ", namespaces.collect());
     config.nsid_max = 8;
     config.ana_groups = 2;
@@ -129,7 +129,7 @@ fn limits(block_size: u32, block_count: u64) -> Limits {
     }
 }
 
-impl BlockDevice for Nowhere {
+impl BlockDevice for NullDevice {
     fn limits(&self) -> Limits {
         self.0.clone()
     }
@@ -145,15 +145,15 @@ impl IoChannel for Channel {
     }
 
     fn submit(&mut self, _now: Instant, requests: &[Request], _segments: &[Segment]) -> usize {
-        let room = (self.limits.depth_max as usize).saturating_sub(self.waiting.len());
-        self.waiting.extend(requests.iter().take(room).map(|request| request.token));
-        requests.len().min(room)
+        let free_count = (self.limits.depth_max as usize).saturating_sub(self.waiting.len());
+        self.waiting.extend(requests.iter().take(free_count).map(|request| request.token));
+        requests.len().min(free_count)
     }
 
-    fn poll(&mut self, _now: Instant, answers: &mut CompletionBatch) -> usize {
-        let count = self.waiting.len().min(answers.remaining());
+    fn poll(&mut self, _now: Instant, completions: &mut CompletionBatch) -> usize {
+        let count = self.waiting.len().min(completions.remaining());
         for token in self.waiting.drain(..count) {
-            answers.push(IoCompletion { token, status: IoStatus::SUCCESS, result: 0 });
+            completions.push(IoCompletion { token, status: IoStatus::SUCCESS, result: 0 });
         }
         count
     }
@@ -171,6 +171,6 @@ impl NamespacePool for Pool {
     }
 
     fn create(&mut self, block_size: u32, block_count: u64) -> Result<Arc<dyn BlockDevice>, Error> {
-        Ok(Arc::new(Nowhere(limits(block_size, block_count))))
+        Ok(Arc::new(NullDevice(limits(block_size, block_count))))
     }
 }

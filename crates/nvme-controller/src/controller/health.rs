@@ -8,7 +8,7 @@ use super::interface::IoCounters;
 #[derive(Clone, Debug)]
 pub(super) struct Health {
     /// Sensor readings.
-    pub(super) vitals: SensorReadings,
+    pub(super) sensors: SensorReadings,
     /// I/O totals of its queues.
     pub(super) traffic: IoCounters,
     /// Media and data integrity errors reported in completions.
@@ -73,7 +73,7 @@ pub(super) struct Thresholds {
 impl Health {
     pub(super) const fn new(now: Instant, temperature_kelvin: u16) -> Self {
         Self {
-            vitals: SensorReadings {
+            sensors: SensorReadings {
                 temperature_kelvin,
                 spare_percent: 100,
                 used_percent: 0,
@@ -96,10 +96,10 @@ impl Health {
     }
 
     /// Sets the sensor readings.
-    pub(super) fn set(&mut self, now: Instant, vitals: SensorReadings) {
-        self.vitals = vitals;
-        self.warning.hold(now, vitals.temperature_kelvin >= WARNING_KELVIN);
-        self.critical.hold(now, vitals.temperature_kelvin >= CRITICAL_KELVIN);
+    pub(super) fn set(&mut self, now: Instant, sensors: SensorReadings) {
+        self.sensors = sensors;
+        self.warning.hold(now, sensors.temperature_kelvin >= WARNING_KELVIN);
+        self.critical.hold(now, sensors.temperature_kelvin >= CRITICAL_KELVIN);
     }
 
     /// Adds I/O totals of queues.
@@ -114,13 +114,13 @@ impl Health {
 
     /// Critical Warning byte.
     pub(super) fn warnings(&self, thresholds: Thresholds) -> u8 {
-        let kelvin = self.vitals.temperature_kelvin;
+        let kelvin = self.sensors.temperature_kelvin;
         let outside = kelvin >= thresholds.over_kelvin || kelvin <= thresholds.under_kelvin;
         let bit = |is_set: bool, bit: u8| if is_set { bit } else { 0 };
-        bit(self.vitals.spare_percent < SPARE_THRESHOLD_PERCENT, WARNING_SPARE)
+        bit(self.sensors.spare_percent < SPARE_THRESHOLD_PERCENT, WARNING_SPARE)
             | bit(outside, WARNING_TEMPERATURE)
-            | bit(self.vitals.is_unreliable, WARNING_RELIABILITY)
-            | bit(self.vitals.is_read_only, WARNING_READ_ONLY)
+            | bit(self.sensors.is_unreliable, WARNING_RELIABILITY)
+            | bit(self.sensors.is_read_only, WARNING_READ_ONLY)
     }
 
     /// Warnings that are new since the last call.
@@ -171,14 +171,14 @@ mod tests {
     fn each_condition_has_its_warning_bit_and_is_new_once() {
         let mut health = Health::new(AT_0, 310);
         assert_eq!(health.new_warnings(THRESHOLDS), 0);
-        let well = health.vitals;
-        for (bit, vitals) in [
+        let well = health.sensors;
+        for (bit, sensors) in [
             (0x01, super::SensorReadings { spare_percent: 9, ..well }),
             (0x02, super::SensorReadings { temperature_kelvin: 343, ..well }),
             (0x04, super::SensorReadings { is_unreliable: true, ..well }),
             (0x08, super::SensorReadings { is_read_only: true, ..well }),
         ] {
-            health.set(AT_0, vitals);
+            health.set(AT_0, sensors);
             assert_eq!(health.new_warnings(THRESHOLDS), bit);
             assert_eq!(health.new_warnings(THRESHOLDS), 0, "said once");
             health.set(AT_0, well);
@@ -200,8 +200,8 @@ mod tests {
     fn time_adds_up_only_while_it_is_hot() {
         let mut health = Health::new(AT_0, 310);
         let minute = |count: u64| AT_0.after(Span::from_secs(60 * count));
-        let hot = super::SensorReadings { temperature_kelvin: 343, ..health.vitals };
-        let well = health.vitals;
+        let hot = super::SensorReadings { temperature_kelvin: 343, ..health.sensors };
+        let well = health.sensors;
         health.set(minute(1), hot);
         assert_eq!(health.warning.minutes(minute(3)), 2);
         health.set(minute(4), well);

@@ -82,7 +82,7 @@ impl Controller {
         nsid: u32,
         must_be_attached: bool,
     ) -> Result<Option<&'a NamespaceEntry>, Status> {
-        if nsid == 0 || nsid > self.subsystem.about().nsid_max {
+        if nsid == 0 || nsid > self.subsystem.info().nsid_max {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
         }
         let cntlid = self.config.cntlid;

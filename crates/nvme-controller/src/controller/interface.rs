@@ -22,7 +22,7 @@ use tenmil_base::Span;
 use tenmil_wire::Status;
 use tenmil_wire::admin::CrossControllerReset;
 
-use crate::controller::Preempted;
+use crate::controller::WriterGuard;
 
 /// Data length and direction of an admin command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +79,7 @@ pub enum AdminOutcome {
     /// The transport has another controller of the subsystem reset, and completes the command, with bit 0
     /// of the result set, when that controller has terminated.
     Reset(CrossControllerReset),
-    /// The command completes later, through [`Controller::next_done`](super::Controller::next_done).
+    /// The command completes later, through [`Controller::next_deferred_completion`](super::Controller::next_deferred_completion).
     Deferred,
 }
 
@@ -192,7 +192,7 @@ pub enum ControllerSignal {
         /// Namespace identifier.
         nsid: u32,
         /// To be given to every I/O queue: the preemption ends when their media have answered.
-        preempted: Preempted,
+        preempted: WriterGuard,
     },
     /// Every I/O queue is to look whether the media have answered what preemptions wait for:
     /// [`Queue::check_preempted`](crate::queue::Queue::check_preempted).

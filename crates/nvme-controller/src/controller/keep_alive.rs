@@ -21,17 +21,17 @@ use super::config::ControllerConfig;
 #[derive(Clone, Debug)]
 pub(super) struct KeepAlive {
     /// Granularity of the timeout.
-    step: Span,
+    granularity: Span,
     /// Longest timeout.
     max: Span,
     /// Interval for a host without a timeout; `None` disables the timer.
-    silence_max: Option<Span>,
+    idle_host_timeout: Option<Span>,
     /// Timeout; zero turns the timer off.
     timeout: Span,
     /// End of the interval; never while the timer is not active.
     deadline: Instant,
     /// A command was fetched in the interval.
-    is_heard: bool,
+    has_activity: bool,
 }
 
 /// Longest timeout that can be reported, in milliseconds.
@@ -39,32 +39,33 @@ const TIMEOUT_MS_MAX: u32 = u32::MAX;
 
 impl KeepAlive {
     pub(super) const fn new(config: &ControllerConfig) -> Self {
-        let ControllerConfig { keep_alive_step, keep_alive_max, silence_max, .. } = *config;
+        let ControllerConfig { keep_alive_granularity, keep_alive_max, idle_host_timeout, .. } =
+            *config;
         Self {
-            step: keep_alive_step,
+            granularity: keep_alive_granularity,
             max: keep_alive_max,
-            silence_max,
+            idle_host_timeout,
             timeout: Span { ns: 0 },
             deadline: Instant::NEVER,
-            is_heard: false,
+            has_activity: false,
         }
     }
 
     /// KAS: the granularity in units of 100 ms (Base 2.1 §5.1.13.2.1).
     pub(super) fn granularity(&self) -> u16 {
-        u16::try_from(self.step.ns / Span::from_ms(100).ns).unwrap_or(u16::MAX)
+        u16::try_from(self.granularity.ns / Span::from_ms(100).ns).unwrap_or(u16::MAX)
     }
 
     /// Sets the timeout, rounded up to the granularity; zero turns the timer off (Base 2.1 §5.1.25.1.8).
     /// A timeout above the maximum is rejected without effect.
     pub(super) fn set(&mut self, now: Instant, timeout_ms: u32) -> Result<(), Status> {
-        let asked = Span::from_ms(timeout_ms.into());
-        let timeout = Span { ns: asked.ns.div_ceil(self.step.ns) * self.step.ns };
-        if asked > self.max || timeout.ns > Span::from_ms(TIMEOUT_MS_MAX.into()).ns {
+        let requested = Span::from_ms(timeout_ms.into());
+        let timeout = Span { ns: requested.ns.div_ceil(self.granularity.ns) * self.granularity.ns };
+        if requested > self.max || timeout.ns > Span::from_ms(TIMEOUT_MS_MAX.into()).ns {
             return Err(Status::KEEP_ALIVE_TIMEOUT_INVALID);
         }
         self.timeout = timeout;
-        self.is_heard = false;
+        self.has_activity = false;
         self.restart(now);
         Ok(())
     }
@@ -76,13 +77,14 @@ impl KeepAlive {
 
     /// Records that a command was fetched.
     pub(super) const fn note_activity(&mut self) {
-        self.is_heard = true;
+        self.has_activity = true;
     }
 
     /// Starts an interval: for a Keep Alive command, or when the controller is enabled. Commands fetched
     /// before still count in it, as in other controllers, because hosts are written to cope with that.
     pub(super) const fn restart(&mut self, now: Instant) {
-        let interval = if self.timeout.ns == 0 { self.silence_max } else { Some(self.timeout) };
+        let interval =
+            if self.timeout.ns == 0 { self.idle_host_timeout } else { Some(self.timeout) };
         self.deadline = match interval {
             Some(interval) => now.after(interval),
             None => Instant::NEVER,
@@ -92,7 +94,7 @@ impl KeepAlive {
     /// Deactivates the timer until it is restarted; the timeout is kept.
     pub(super) const fn suspend(&mut self) {
         self.deadline = Instant::NEVER;
-        self.is_heard = false;
+        self.has_activity = false;
     }
 
     /// Whether an interval has passed without activity; reported once.
@@ -100,7 +102,7 @@ impl KeepAlive {
         if self.deadline == Instant::NEVER || now < self.deadline {
             return false;
         }
-        if core::mem::take(&mut self.is_heard) {
+        if core::mem::take(&mut self.has_activity) {
             self.restart(now);
             return false;
         }
@@ -189,8 +191,8 @@ mod tests {
 
     #[test]
     fn a_time_out_is_rounded_up_to_the_step() {
-        for (asked, got) in [(0, 0), (1, 100), (100, 100), (101, 200), (120_000, 120_000)] {
-            assert_eq!(timer(asked).timeout_ms(), got);
+        for (requested, got) in [(0, 0), (1, 100), (100, 100), (101, 200), (120_000, 120_000)] {
+            assert_eq!(timer(requested).timeout_ms(), got);
         }
         assert_eq!(timer(0).wake_at(), Instant::NEVER, "zero is off");
     }
@@ -214,8 +216,8 @@ mod tests {
 
     #[test]
     fn a_host_without_a_time_out_is_missed_after_the_longest_silence() {
-        let silence_max = Some(Span::from_secs(600));
-        let config = ControllerConfig { silence_max, ..ControllerConfig::default() };
+        let idle_host_timeout = Some(Span::from_secs(600));
+        let config = ControllerConfig { idle_host_timeout, ..ControllerConfig::default() };
         let mut timer = KeepAlive::new(&config);
         timer.set(at_ms(0), 0).unwrap();
         timer.note_activity();
@@ -227,8 +229,8 @@ mod tests {
 
     #[test]
     fn the_granularity_is_told_in_tenths_of_a_second() {
-        let keep_alive_step = Span::from_secs(1);
-        let config = ControllerConfig { keep_alive_step, ..ControllerConfig::default() };
+        let keep_alive_granularity = Span::from_secs(1);
+        let config = ControllerConfig { keep_alive_granularity, ..ControllerConfig::default() };
         assert_eq!(KeepAlive::new(&config).granularity(), 10);
     }
 }

@@ -32,14 +32,14 @@ impl Controller {
         }
         check_scope(get.nsid)?;
         let len_bytes = self.transfer(get.len_bytes())? as usize;
-        let step = offset_step(page);
+        let granularity = offset_granularity(page);
         // No page has an index, so OT must be cleared.
-        if get.ot || !get.lpo.is_multiple_of(step) {
+        if get.ot || !get.lpo.is_multiple_of(granularity) {
             return Err(Status::INVALID_FIELD);
         }
-        let whole = self.log_page(now, page, get)?;
+        let content = self.log_page(now, page, get)?;
         let offset = usize::try_from(get.lpo).map_err(|_| Status::INVALID_FIELD)?;
-        let rest = whole.get(offset..).ok_or(Status::INVALID_FIELD)?;
+        let rest = content.get(offset..).ok_or(Status::INVALID_FIELD)?;
         data.clear();
         data.extend(rest.iter().take(len_bytes));
         data.resize(len_bytes, 0);
@@ -62,8 +62,8 @@ impl Controller {
             | LogPage::TelemetryHost
             | LogPage::TelemetryController
             | LogPage::FeatureEffects => true,
-            LogPage::Ana => self.subsystem.about().ana_groups > 0,
-            LogPage::ReservationNotification => self.subsystem.about().reservations,
+            LogPage::Ana => self.subsystem.info().ana_groups > 0,
+            LogPage::ReservationNotification => self.subsystem.info().reservations,
             _ => false,
         }
     }
@@ -113,7 +113,7 @@ fn check_scope(nsid: u32) -> Result<(), Status> {
 }
 
 /// Granularity of the offset: a dword, or a telemetry block (Base 2.1 §5.1.12.1.8).
-fn offset_step(page: LogPage) -> u64 {
+fn offset_granularity(page: LogPage) -> u64 {
     match page {
         LogPage::TelemetryHost | LogPage::TelemetryController => telemetry::BLOCK_BYTES as u64,
         _ => 4,

@@ -59,14 +59,14 @@ impl Controller {
         if management.csi != 0 {
             return Err(Status::COMMAND_SET_NOT_SUPPORTED);
         }
-        let wish = self.parse_create(data)?;
+        let request = self.parse_create(data)?;
         let mut state = self.subsystem.lock();
         let nsid = state.free_nsid().ok_or(Status::NAMESPACE_IDENTIFIER_UNAVAILABLE)?;
         let identity = self.subsystem.identity_of(nsid, Identity::default());
-        state.create(nsid, wish.block_size, wish.block_count, |record| {
+        state.create(nsid, request.block_size, request.block_count, |record| {
             record.identity = identity;
-            record.is_shared = wish.is_shared;
-            record.ana_group = wish.ana_group;
+            record.is_shared = request.is_shared;
+            record.ana_group = request.ana_group;
         })?;
         self.subsystem.publish_and_notify(state);
         Ok(AdminOutcome::Done(AdminResult::with(nsid)))
@@ -75,9 +75,9 @@ impl Controller {
     /// Decodes and checks the create data.
     fn parse_create(&self, data: &[u8]) -> Result<CreateRequest, Status> {
         let field = |at: usize| u64_at(data, at);
-        let about = self.subsystem.about();
+        let info = self.subsystem.info();
         let [flbas, dps, nmic] = [26, 29, 30].map(|at| data.get(at).copied().unwrap_or(0));
-        let sizes = &about.pool_block_sizes;
+        let sizes = &info.pool_block_sizes;
         let index = usize::from(flbas & 0xf | (flbas & 0x60) >> 1);
         let block_size = *sizes.get(index).ok_or(Status::INVALID_FORMAT)?;
         if flbas & 0x10 != 0 || dps != 0 {
@@ -92,7 +92,7 @@ impl Controller {
         if block_count == 0 || nmic & !1 != 0 || field(100) & 0xffff_ffff != 0 {
             return Err(Status::INVALID_FIELD);
         }
-        if ana_group > about.ana_groups {
+        if ana_group > info.ana_groups {
             return Err(Status::ANA_GROUP_IDENTIFIER_INVALID);
         }
         Ok(CreateRequest {
@@ -176,9 +176,9 @@ fn controller_list(data: &[u8], state: &State) -> Result<Vec<u16>, Status> {
         return Err(Status::CONTROLLER_LIST_INVALID);
     }
     let cntlids: Vec<u16> = words.take(count).collect();
-    let rises = cntlids.windows(2).all(|pair| pair[0] < pair[1]);
-    let known = cntlids.iter().all(|cntlid| state.controllers.contains_key(cntlid));
-    if rises && known { Ok(cntlids) } else { Err(Status::CONTROLLER_LIST_INVALID) }
+    let is_ascending = cntlids.windows(2).all(|pair| pair[0] < pair[1]);
+    let all_exist = cntlids.iter().all(|cntlid| state.controllers.contains_key(cntlid));
+    if is_ascending && all_exist { Ok(cntlids) } else { Err(Status::CONTROLLER_LIST_INVALID) }
 }
 
 /// Eight little-endian bytes; bytes past the end are zeroes.

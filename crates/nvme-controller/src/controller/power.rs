@@ -68,7 +68,7 @@ impl Power {
     }
 
     /// Records I/O activity: leaves a non-operational state.
-    pub(super) fn worked(&mut self, now: Instant) {
+    pub(super) fn note_activity(&mut self, now: Instant) {
         self.idle_since = now;
         if self.state != self.operational {
             self.state = self.operational;
@@ -76,7 +76,7 @@ impl Power {
     }
 
     /// Performs an autonomous transition that is due.
-    pub(super) fn turn(&mut self, now: Instant) {
+    pub(super) fn poll(&mut self, now: Instant) {
         if self.wake_at() != Instant::NEVER && now >= self.wake_at() {
             let to = self.transitions[usize::from(self.state)].to;
             let is_operational = STATES[usize::from(to)].is_operational;
@@ -155,13 +155,13 @@ mod tests {
         power.is_autonomous = true;
         power.set(AT_0, 1).unwrap();
         let at = |ms| AT_0.after(Span::from_ms(ms));
-        power.turn(at(49));
+        power.poll(at(49));
         assert_eq!(power.state(), 1);
-        power.worked(at(49));
+        power.note_activity(at(49));
         assert_eq!(power.wake_at(), at(99));
-        power.turn(at(99));
+        power.poll(at(99));
         assert_eq!((power.state(), power.wake_at()), (2, Instant::NEVER));
-        power.worked(at(200));
+        power.note_activity(at(200));
         assert_eq!(power.state(), 1);
     }
 
@@ -169,7 +169,7 @@ mod tests {
     fn without_being_told_to_it_never_rests() {
         let mut power = Power::new(AT_0);
         power.set_table(&table(&[(2, 50)])).unwrap();
-        power.turn(Instant::NEVER);
+        power.poll(Instant::NEVER);
         assert_eq!((power.state(), power.wake_at()), (0, Instant::NEVER));
     }
 

@@ -21,21 +21,21 @@ pub(super) struct GrantedQueues {
 }
 
 impl GrantedQueues {
-    pub(super) const fn new(most: u16) -> Self {
-        Self { submission: most, completion: most, is_fixed: false }
+    pub(super) const fn new(count_max: u16) -> Self {
+        Self { submission: count_max, completion: count_max, is_fixed: false }
     }
 
-    /// Grants the requested counts, up to `most` (Base 2.1 §5.1.25.2.1). Both are 0's based.
-    pub(super) fn negotiate(&mut self, dword: u32, most: u16) -> Result<u32, Status> {
+    /// Grants the requested counts, up to `count_max` (Base 2.1 §5.1.25.2.1). Both are 0's based.
+    pub(super) fn negotiate(&mut self, dword: u32, count_max: u16) -> Result<u32, Status> {
         let [sub_low, sub_high, comp_low, comp_high] = dword.to_le_bytes();
-        let asked = [[sub_low, sub_high], [comp_low, comp_high]].map(u16::from_le_bytes);
-        if asked.contains(&u16::MAX) {
+        let requested = [[sub_low, sub_high], [comp_low, comp_high]].map(u16::from_le_bytes);
+        if requested.contains(&u16::MAX) {
             return Err(Status::INVALID_FIELD);
         }
         if self.is_fixed {
             return Err(Status::COMMAND_SEQUENCE_ERROR);
         }
-        [self.submission, self.completion] = asked.map(|count| (count + 1).min(most));
+        [self.submission, self.completion] = requested.map(|count| (count + 1).min(count_max));
         Ok(self.dword())
     }
 
@@ -48,7 +48,7 @@ impl GrantedQueues {
 impl Controller {
     pub(super) fn create_completion_queue(&self, command: &Command) -> CommandResult {
         let create = CreateIoCompletionQueue::parse(command)?;
-        within(create.qid, self.granted.completion, Status::INVALID_QUEUE_IDENTIFIER)?;
+        check_range(create.qid, self.granted.completion, Status::INVALID_QUEUE_IDENTIFIER)?;
         let entries = self.queue_entries(create.qsize)?;
         let address = contiguous(create.pc, command.prp1())?;
         if create.ien && create.iv >= self.config.vectors {
@@ -64,13 +64,13 @@ impl Controller {
 
     pub(super) fn create_submission_queue(&self, command: &Command) -> CommandResult {
         let create = CreateIoSubmissionQueue::parse(command)?;
-        within(create.qid, self.granted.submission, Status::INVALID_QUEUE_IDENTIFIER)?;
+        check_range(create.qid, self.granted.submission, Status::INVALID_QUEUE_IDENTIFIER)?;
         let invalid_completion = if create.cqid == 0 || create.cqid > self.config.io_queues_max {
             Status::INVALID_QUEUE_IDENTIFIER
         } else {
             Status::COMPLETION_QUEUE_INVALID
         };
-        within(create.cqid, self.granted.completion, invalid_completion)?;
+        check_range(create.cqid, self.granted.completion, invalid_completion)?;
         let entries = self.queue_entries(create.qsize)?;
         let address = contiguous(create.pc, command.prp1())?;
         if create.nvmsetid != 0 {
@@ -93,13 +93,13 @@ impl Controller {
 
     pub(super) fn delete_submission_queue(&self, command: &Command) -> CommandResult {
         let sqid = DeleteIoSubmissionQueue::parse(command)?.qid;
-        within(sqid, self.granted.submission, Status::INVALID_QUEUE_IDENTIFIER)?;
+        check_range(sqid, self.granted.submission, Status::INVALID_QUEUE_IDENTIFIER)?;
         Ok(AdminOutcome::DeleteSubmissionQueue { sqid })
     }
 
     pub(super) fn delete_completion_queue(&self, command: &Command) -> CommandResult {
         let cqid = DeleteIoCompletionQueue::parse(command)?.qid;
-        within(cqid, self.granted.completion, Status::INVALID_QUEUE_IDENTIFIER)?;
+        check_range(cqid, self.granted.completion, Status::INVALID_QUEUE_IDENTIFIER)?;
         Ok(AdminOutcome::DeleteCompletionQueue { cqid })
     }
 
@@ -114,8 +114,8 @@ impl Controller {
     }
 }
 
-fn within(qid: u16, most: u16, status: Status) -> Result<(), Status> {
-    if (1..=most).contains(&qid) { Ok(()) } else { Err(status) }
+fn check_range(qid: u16, count_max: u16, status: Status) -> Result<(), Status> {
+    if (1..=count_max).contains(&qid) { Ok(()) } else { Err(status) }
 }
 
 /// Checks that a queue is contiguous (CAP.CQR) and page-aligned.

@@ -67,9 +67,9 @@ pub(super) struct Registrant {
 /// Network origin whose hosts may use any NQN, with the maximum number of registrants from there. Per-NQN
 /// limits are ineffective for such hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Site {
+pub(super) struct OriginLimit {
     pub(super) name: Arc<str>,
-    pub(super) most: usize,
+    pub(super) count_max: usize,
 }
 
 /// Reservation that is held.
@@ -114,7 +114,7 @@ impl fmt::Display for HostId {
 
 impl Reservations {
     /// Reservation relative to `host`, for the check of its commands.
-    pub(super) fn seen_by(&self, host: HostId) -> Option<Reservation> {
+    pub(super) fn relative_to(&self, host: HostId) -> Option<Reservation> {
         let ActiveReservation { kind, .. } = self.held?;
         let is_registrant = self.registrants.contains_key(&host);
         Some(Reservation { kind, is_holder: self.is_holder(host), is_registrant })
@@ -134,12 +134,12 @@ impl Reservations {
         match self.registrants.get(&host) {
             Some(registered) if registered.key != key => return Err(Status::RESERVATION_CONFLICT),
             Some(_) => {}
-            None if !self.has_room_for(nqn) => return Err(Status::NOT_ENOUGH_RESOURCES),
+            None if !self.has_capacity_for(nqn) => return Err(Status::NOT_ENOUGH_RESOURCES),
             None => {
                 self.registrants.insert(host, Registrant { key, nqn: nqn.cloned(), origin: None });
             }
         }
-        self.changed();
+        self.increment_generation();
         Ok(ReservationEffects::default())
     }
 
@@ -151,17 +151,17 @@ impl Reservations {
         current: Option<u64>,
     ) -> Result<ReservationEffects, Status> {
         self.check_key(host, current)?;
-        let mut new_events = ReservationEffects::default();
+        let mut effects = ReservationEffects::default();
         let held_before = self.held;
         self.remove(host);
         if self.held.is_none()
             && let Some(held) = held_before
             && admits_registrants(held.kind)
         {
-            self.tell_registrants(host, ReservationEvent::ReservationReleased, &mut new_events);
+            self.notify_registrants(host, ReservationEvent::ReservationReleased, &mut effects);
         }
-        self.changed();
-        Ok(new_events)
+        self.increment_generation();
+        Ok(effects)
     }
 
     /// Replaces the key of `host` (Base 2.1 §8.1.22.3).
@@ -178,7 +178,7 @@ impl Reservations {
         if let Some(registrant) = self.registrants.get_mut(&host) {
             registrant.key = key;
         }
-        self.changed();
+        self.increment_generation();
         Ok(ReservationEffects::default())
     }
 
@@ -211,27 +211,27 @@ impl Reservations {
     ) -> Result<ReservationEffects, Status> {
         self.check_key(host, Some(current))?;
         let before = self.held;
-        let (victims, takes) = self.victims(host, victim_key)?;
+        let (victims, acquires) = self.victims(host, victim_key)?;
         for &victim in &victims {
             self.remove(victim);
         }
-        let mut new_events = ReservationEffects::default();
+        let mut effects = ReservationEffects::default();
         // Registrants are notified of a release if they lose access that the old type gave them.
-        if takes {
+        if acquires {
             self.take(host, kind);
             if before.is_some_and(|held| held.kind != kind && admits_registrants(held.kind)) {
-                self.tell_registrants(host, ReservationEvent::ReservationReleased, &mut new_events);
+                self.notify_registrants(host, ReservationEvent::ReservationReleased, &mut effects);
             }
         } else if self.held.is_none() && before.is_some_and(|held| admits_registrants(held.kind)) {
-            self.tell_registrants(host, ReservationEvent::ReservationReleased, &mut new_events);
+            self.notify_registrants(host, ReservationEvent::ReservationReleased, &mut effects);
         }
         let others = victims.iter().copied().filter(|&victim| victim != host);
-        new_events
+        effects
             .notices
             .extend(others.map(|victim| (victim, ReservationEvent::RegistrationPreempted)));
-        new_events.aborts = if abort { victims } else { Vec::new() };
-        self.changed();
-        Ok(new_events)
+        effects.aborts = if abort { victims } else { Vec::new() };
+        self.increment_generation();
+        Ok(effects)
     }
 
     /// Releases the reservation. Has no effect for a registrant that is not a holder (Base 2.1
@@ -243,17 +243,17 @@ impl Reservations {
         kind: ReservationKind,
     ) -> Result<ReservationEffects, Status> {
         self.check_key(host, Some(current))?;
-        let mut new_events = ReservationEffects::default();
+        let mut effects = ReservationEffects::default();
         if let Some(held) = self.held.filter(|_| self.is_holder(host)) {
             if held.kind != kind {
                 return Err(Status::INVALID_FIELD);
             }
             self.held = None;
             if admits_registrants(kind) {
-                self.tell_registrants(host, ReservationEvent::ReservationReleased, &mut new_events);
+                self.notify_registrants(host, ReservationEvent::ReservationReleased, &mut effects);
             }
         }
-        Ok(new_events)
+        Ok(effects)
     }
 
     /// Releases the reservation and unregisters all hosts (Base 2.1 §8.1.22.8).
@@ -263,12 +263,12 @@ impl Reservations {
         current: u64,
     ) -> Result<ReservationEffects, Status> {
         self.check_key(host, Some(current))?;
-        let mut new_events = ReservationEffects::default();
-        self.tell_registrants(host, ReservationEvent::ReservationPreempted, &mut new_events);
+        let mut effects = ReservationEffects::default();
+        self.notify_registrants(host, ReservationEvent::ReservationPreempted, &mut effects);
         self.registrants.clear();
         self.held = None;
-        self.changed();
-        Ok(new_events)
+        self.increment_generation();
+        Ok(effects)
     }
 
     /// Whether the state persists through power loss (PTPL).
@@ -282,7 +282,7 @@ impl Reservations {
     }
 
     /// Handles a power cycle: drops the state unless it persists (Base 2.1 §8.1.22.1).
-    pub(super) fn power_cycled(&mut self) {
+    pub(super) fn power_cycle(&mut self) {
         if !self.persists {
             *self = Self::default();
         }
@@ -290,7 +290,7 @@ impl Reservations {
 
     /// Removes a host that cannot return: one without an identifier whose controller was reset (Base 2.1
     /// §5.1.25.1.28).
-    pub(super) fn forget(&mut self, host: HostId) {
+    pub(super) fn remove_host(&mut self, host: HostId) {
         if self.registrants.contains_key(&host) {
             self.remove(host);
         }
@@ -334,24 +334,24 @@ impl Reservations {
     }
 
     /// Checks the registrant limit of an origin for `host`.
-    pub(super) fn check_origin(&self, host: HostId, origin: &Site) -> Result<(), Status> {
+    pub(super) fn check_origin(&self, host: HostId, origin: &OriginLimit) -> Result<(), Status> {
         let is_from_there = |it: &&Registrant| it.origin.as_ref() == Some(&origin.name);
         let same = self.registrants.values().filter(is_from_there).count();
-        let has_space = same < origin.most || self.registrants.contains_key(&host);
+        let has_space = same < origin.count_max || self.registrants.contains_key(&host);
         has_space.then_some(()).ok_or(Status::NOT_ENOUGH_RESOURCES)
     }
 
     /// Records the origin of a registrant.
-    pub(super) fn came_from(&mut self, host: HostId, origin: &Site) {
+    pub(super) fn set_origin(&mut self, host: HostId, origin: &OriginLimit) {
         if let Some(registrant) = self.registrants.get_mut(&host) {
             registrant.origin.get_or_insert_with(|| Arc::clone(&origin.name));
         }
     }
 
-    fn has_room_for(&self, nqn: Option<&HostNqn>) -> bool {
+    fn has_capacity_for(&self, nqn: Option<&HostNqn>) -> bool {
         let same = self.registrants.values().filter(|it| it.nqn.as_ref() == nqn).count();
-        let most = if nqn.is_some() { REGISTRANTS_PER_NQN_MAX } else { REGISTRANTS_MAX };
-        self.registrants.len() < REGISTRANTS_MAX && same < most
+        let count_max = if nqn.is_some() { REGISTRANTS_PER_NQN_MAX } else { REGISTRANTS_MAX };
+        self.registrants.len() < REGISTRANTS_MAX && same < count_max
     }
 
     /// Hosts that a preemption unregisters, and whether the reservation changes its holder.
@@ -408,17 +408,17 @@ impl Reservations {
         }
     }
 
-    fn tell_registrants(
+    fn notify_registrants(
         &self,
         except: HostId,
         notice: ReservationEvent,
-        new_events: &mut ReservationEffects,
+        effects: &mut ReservationEffects,
     ) {
         let others = self.registrants.keys().filter(|&&host| host != except);
-        new_events.notices.extend(others.map(|&host| (host, notice)));
+        effects.notices.extend(others.map(|&host| (host, notice)));
     }
 
-    const fn changed(&mut self) {
+    const fn increment_generation(&mut self) {
         self.generation = self.generation.wrapping_add(1);
     }
 }

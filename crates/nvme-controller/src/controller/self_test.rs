@@ -27,8 +27,8 @@ struct RunningTest {
     /// NSID of the command: 0 for none, FFFFFFFFh for all.
     nsid: u32,
     /// Segments still to be scanned, in blocks of the block device.
-    stretches: VecDeque<TestSegment>,
-    sweep: Option<(u32, FullScan)>,
+    segments: VecDeque<TestSegment>,
+    scan: Option<(u32, FullScan)>,
     blocks_total: u64,
 }
 
@@ -64,10 +64,10 @@ impl SelfTests {
     /// Starts a test of `nsids`.
     pub(super) fn start(&mut self, code: SelfTestCode, nsid: u32, nsids: &[u32], state: &State) {
         let records = nsids.iter().filter_map(|nsid| state.records.get(nsid));
-        let stretches: VecDeque<TestSegment> =
-            records.flat_map(|record| stretches(code, record)).collect();
-        let blocks_total = stretches.iter().map(|stretch| stretch.end - stretch.first).sum();
-        self.running = Some(RunningTest { code, nsid, stretches, sweep: None, blocks_total });
+        let segments: VecDeque<TestSegment> =
+            records.flat_map(|record| segments(code, record)).collect();
+        let blocks_total = segments.iter().map(|segment| segment.end - segment.first).sum();
+        self.running = Some(RunningTest { code, nsid, segments, scan: None, blocks_total });
     }
 
     /// Whether a test is running.
@@ -76,7 +76,7 @@ impl SelfTests {
     }
 
     /// Whether the running test includes this namespace.
-    pub(super) fn reads(&self, nsid: u32) -> bool {
+    pub(super) fn includes_namespace(&self, nsid: u32) -> bool {
         self.running.as_ref().is_some_and(|running| [nsid, u32::MAX].contains(&running.nsid))
     }
 
@@ -88,23 +88,23 @@ impl SelfTests {
     /// Aborts the running test, if any.
     pub(super) fn abort(&mut self, outcome: SelfTestOutcome, hours: u64) {
         if let Some(running) = self.running.take() {
-            self.keep(TestResult { code: running.code, outcome, hours, failure: None });
+            self.push_result(TestResult { code: running.code, outcome, hours, failure: None });
         }
     }
 
     /// Advances the running test. Returns its result once it has finished.
-    pub(super) fn turn(
+    pub(super) fn poll(
         &mut self,
         now: Instant,
         hours: u64,
-        read_by: (&Subsystem, u16),
+        reader: (&Subsystem, u16),
     ) -> Option<TestResult> {
         let running = self.running.as_mut()?;
-        let (outcome, failure) = running.turn(now, read_by)?;
-        let ending = TestResult { code: running.code, outcome, hours, failure };
+        let (outcome, failure) = running.poll(now, reader)?;
+        let result = TestResult { code: running.code, outcome, hours, failure };
         self.running = None;
-        self.keep(ending);
-        Some(ending)
+        self.push_result(result);
+        Some(result)
     }
 
     /// Running test, and its progress in percent.
@@ -122,48 +122,48 @@ impl SelfTests {
     /// Time of the next poll.
     pub(super) fn wake_at(&self, now: Instant) -> Instant {
         self.running.as_ref().map_or(Instant::NEVER, |running| {
-            running.sweep.as_ref().map_or(now, |(_, sweep)| sweep.wake_at(now))
+            running.scan.as_ref().map_or(now, |(_, scan)| scan.wake_at(now))
         })
     }
 
-    fn keep(&mut self, ending: TestResult) {
+    fn push_result(&mut self, result: TestResult) {
         self.results.truncate(RESULTS_MAX - 1);
-        self.results.push_front(ending);
+        self.results.push_front(result);
     }
 }
 
 impl RunningTest {
-    fn turn(
+    fn poll(
         &mut self,
         now: Instant,
-        read_by: (&Subsystem, u16),
+        reader: (&Subsystem, u16),
     ) -> Option<(SelfTestOutcome, Option<TestFailure>)> {
-        if self.sweep.is_none() {
-            let Some(stretch) = self.stretches.pop_front() else {
+        if self.scan.is_none() {
+            let Some(segment) = self.segments.pop_front() else {
                 return Some((SelfTestOutcome::Passed, None));
             };
-            match open(&stretch, read_by) {
-                Some(Ok(sweep)) => self.sweep = Some((stretch.nsid, sweep)),
+            match open(&segment, reader) {
+                Some(Ok(scan)) => self.scan = Some((segment.nsid, scan)),
                 Some(Err(status)) => {
-                    let failure = ScanFailure { outcome: IoStatus(status.0), lba: stretch.first };
-                    return Some((SelfTestOutcome::FailedSegment, Some((stretch.nsid, failure))));
+                    let failure = ScanFailure { status: IoStatus(status.0), lba: segment.first };
+                    return Some((SelfTestOutcome::FailedSegment, Some((segment.nsid, failure))));
                 }
                 None => return Some((SelfTestOutcome::AbortedByRemoval, None)),
             }
         }
-        let (nsid, sweep) = self.sweep.as_mut()?;
-        match sweep.turn(now)? {
+        let (nsid, scan) = self.scan.as_mut()?;
+        match scan.poll(now)? {
             Ok(()) => {
-                self.sweep = None;
-                self.stretches.is_empty().then_some((SelfTestOutcome::Passed, None))
+                self.scan = None;
+                self.segments.is_empty().then_some((SelfTestOutcome::Passed, None))
             }
             Err(failure) => Some((SelfTestOutcome::FailedSegment, Some((*nsid, failure)))),
         }
     }
 
     fn percent(&self) -> u8 {
-        let waiting: u64 = self.stretches.iter().map(|stretch| stretch.end - stretch.first).sum();
-        let left = waiting + self.sweep.as_ref().map_or(0, |(_, sweep)| sweep.blocks_left());
+        let waiting: u64 = self.segments.iter().map(|segment| segment.end - segment.first).sum();
+        let left = waiting + self.scan.as_ref().map_or(0, |(_, scan)| scan.blocks_left());
         let done = u128::from(self.blocks_total.saturating_sub(left));
         let percent = done * 100 / u128::from(self.blocks_total.max(1));
         u8::try_from(percent).unwrap_or(100)
@@ -171,7 +171,7 @@ impl RunningTest {
 }
 
 /// Segments of a namespace that a test of this kind reads.
-fn stretches(code: SelfTestCode, record: &NamespaceEntry) -> Vec<TestSegment> {
+fn segments(code: SelfTestCode, record: &NamespaceEntry) -> Vec<TestSegment> {
     let (nsid, count) = (record.nsid, record.limits.block_count);
     if code == SelfTestCode::Extended || count <= 2 * SHORT_BLOCKS {
         return vec![TestSegment { nsid, first: 0, end: count }];
@@ -184,18 +184,18 @@ fn stretches(code: SelfTestCode, record: &NamespaceEntry) -> Vec<TestSegment> {
 
 /// Opens the block device of a segment; `None` if the namespace is no longer attached to the controller.
 fn open(
-    stretch: &TestSegment,
+    segment: &TestSegment,
     (subsystem, cntlid): (&Subsystem, u16),
 ) -> Option<Result<FullScan, Status>> {
-    let (medium, support) = {
+    let (device, support) = {
         let state = subsystem.lock();
-        let record = state.attached(cntlid, stretch.nsid)?;
-        (record.medium.clone(), record.limits.operations)
+        let record = state.attached(cntlid, segment.nsid)?;
+        (record.device.clone(), record.limits.operations)
     };
     let (operation, end) = if support.has(Operation::Verify) {
-        (Operation::Verify, stretch.end)
+        (Operation::Verify, segment.end)
     } else {
-        (Operation::Flush, stretch.first)
+        (Operation::Flush, segment.first)
     };
-    Some(FullScan::over(&*medium, operation, stretch.first, end))
+    Some(FullScan::start(&*device, operation, segment.first, end))
 }

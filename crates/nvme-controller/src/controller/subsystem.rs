@@ -25,7 +25,7 @@ use super::config::{
 };
 use super::firmware::Slots;
 use super::reservation::change_queue::ChangeQueue;
-use super::reservation::preempted::Preempted;
+use super::reservation::preempted::WriterGuard;
 use super::reservation::{HostId, Reservations};
 use crate::executor::FusedArbiter;
 use crate::namespace::{CacheVoucher, CopyLimits, Identity, Namespace, Namespaces, Versioned};
@@ -48,11 +48,11 @@ pub struct Subsystem {
 }
 
 struct Shared {
-    about: SubsystemInfo,
+    info: SubsystemInfo,
     /// Number of updates posted. Stored with release order under the lock, so that a controller that
     /// loads the number finds the updates.
-    posted: AtomicU64,
-    floor: Arc<FusedArbiter>,
+    updates_posted: AtomicU64,
+    fused_arbiter: Arc<FusedArbiter>,
     state: Mutex<State>,
 }
 
@@ -79,7 +79,7 @@ pub(super) struct State {
     /// Number of power losses while a host was active.
     pub(super) unsafe_shutdowns: u64,
     nsid_max: u32,
-    mail_count: u64,
+    update_count: u64,
     /// Number of reservation changes ever started.
     changes: u64,
 }
@@ -87,21 +87,21 @@ pub(super) struct State {
 /// One namespace of the subsystem.
 pub(super) struct NamespaceEntry {
     pub(super) nsid: u32,
-    pub(super) medium: Arc<dyn BlockDevice>,
+    pub(super) device: Arc<dyn BlockDevice>,
     pub(super) limits: Limits,
     /// Logical block size in bytes, as a power of two.
     pub(super) block_shift: u8,
     pub(super) identity: Identity,
     pub(super) is_shared: bool,
     /// Whether it is attached to controllers created later.
-    greets: bool,
+    attaches_by_default: bool,
     pub(super) visibility: Visibility,
     pub(super) ana_group: u32,
     pub(super) protection: Protection,
     pub(super) reservations: Reservations,
     pub(super) persistence: Persistence,
     pub(super) cache: Option<Arc<CacheVoucher>>,
-    pub(super) line: ChangeQueue,
+    pub(super) change_queue: ChangeQueue,
     pub(super) is_formatting: bool,
     /// Whether its space belongs to the pool.
     is_pooled: bool,
@@ -135,7 +135,7 @@ impl Subsystem {
                 "configure subsystem: nsid_max is {found}, expected 1 to 65536"
             )));
         }
-        let about = SubsystemInfo {
+        let info = SubsystemInfo {
             nqn: config.nqn,
             serial: config.serial,
             model: config.model,
@@ -155,11 +155,11 @@ impl Subsystem {
             power_cycles: 1,
             unsafe_shutdowns: 0,
             nsid_max: config.nsid_max,
-            mail_count: 0,
+            update_count: 0,
             changes: 0,
         };
-        let (posted, floor) = (AtomicU64::new(0), Arc::default());
-        let shared = Shared { about, posted, floor, state: Mutex::new(state) };
+        let (updates_posted, fused_arbiter) = (AtomicU64::new(0), Arc::default());
+        let shared = Shared { info, updates_posted, fused_arbiter, state: Mutex::new(state) };
         let subsystem = Self { shared: Arc::new(shared) };
         for namespace in config.namespaces {
             subsystem.add_namespace(namespace)?;
@@ -168,8 +168,8 @@ impl Subsystem {
     }
 
     /// Fused-command arbiter for the queues of all controllers.
-    pub(super) fn floor(&self) -> &Arc<FusedArbiter> {
-        &self.shared.floor
+    pub(super) fn fused_arbiter(&self) -> &Arc<FusedArbiter> {
+        &self.shared.fused_arbiter
     }
 
     /// Opens a controller. The error is one line with the value found and the value expected.
@@ -183,12 +183,12 @@ impl Subsystem {
         self.add_namespace_for(config, |_| true)
     }
 
-    /// Adds a namespace that only the existing controllers selected by `gets_it` can see. Controllers
+    /// Adds a namespace that only the existing controllers selected by `is_visible` can see. Controllers
     /// created later can see it.
     pub fn add_namespace_for(
         &self,
         config: NamespaceConfig,
-        gets_it: impl Fn(u16) -> bool,
+        is_visible: impl Fn(u16) -> bool,
     ) -> Result<u32, Error> {
         self.check_namespace(&config)?;
         let mut state = self.lock();
@@ -204,13 +204,13 @@ impl Subsystem {
                 "add namespace: identifier {nsid} is in use, expected a free one"
             )));
         }
-        let limits = config.medium.limits();
+        let limits = config.device.limits();
         let block_size = config.block_size.unwrap_or(limits.block_size);
-        let mut record = NamespaceEntry::new(nsid, config.medium, limits, block_size);
+        let mut record = NamespaceEntry::new(nsid, config.device, limits, block_size);
         record.identity = self.identity_of(nsid, config.identity);
         record.is_shared = config.is_shared;
-        record.greets = config.is_attached;
-        record.reservations = kept(&config.persistence)?;
+        record.attaches_by_default = config.is_attached;
+        record.reservations = load_reservations(&config.persistence)?;
         record.persistence = config.persistence;
         record.cache = config.cache;
         record.ana_group = config.ana_group.max(1);
@@ -218,15 +218,15 @@ impl Subsystem {
             record.protection = Protection::Permanent;
         }
         state.check_registrants(&record)?;
-        for &cntlid in state.controllers.keys().filter(|cntlid| !gets_it(**cntlid)) {
+        for &cntlid in state.controllers.keys().filter(|cntlid| !is_visible(**cntlid)) {
             record.visibility.hide(cntlid);
         }
         state.records.insert(nsid, record);
         if config.is_attached {
             // A private namespace is attached to one controller only.
-            let reach = if config.is_shared { usize::MAX } else { 1 };
-            let cntlids = state.controllers.keys().copied().filter(|cntlid| gets_it(*cntlid));
-            let cntlids: Vec<u16> = cntlids.take(reach).collect();
+            let count_max = if config.is_shared { usize::MAX } else { 1 };
+            let cntlids = state.controllers.keys().copied().filter(|cntlid| is_visible(*cntlid));
+            let cntlids: Vec<u16> = cntlids.take(count_max).collect();
             state.attach(nsid, &cntlids);
         }
         self.publish_and_notify(state);
@@ -236,7 +236,7 @@ impl Subsystem {
     /// Checks that a namespace can be added, except that its identifier may be in use. The error is one
     /// line with the value found and the value expected.
     pub fn check_namespace(&self, config: &NamespaceConfig) -> Result<(), Error> {
-        let limits = config.medium.limits();
+        let limits = config.device.limits();
         if limits.metadata_size != 0 {
             let size = limits.metadata_size;
             return Err(Error::environment(format!(
@@ -251,15 +251,15 @@ impl Subsystem {
                 "add namespace: block size is {block_size}, expected {expected}"
             )));
         }
-        let groups = self.about().ana_groups;
+        let groups = self.info().ana_groups;
         if groups > 0 && !(1..=groups).contains(&config.ana_group) {
             let group = config.ana_group;
             return Err(Error::environment(format!(
                 "add namespace: ANA group is {group}, expected 1 to {groups}"
             )));
         }
-        kept(&config.persistence)?;
-        let max = self.about().nsid_max;
+        load_reservations(&config.persistence)?;
+        let max = self.info().nsid_max;
         match config.nsid {
             Some(nsid) if !(1..=max).contains(&nsid) => Err(Error::environment(format!(
                 "add namespace: identifier is {nsid}, expected 1 to {max}"
@@ -296,10 +296,10 @@ impl Subsystem {
     }
 
     /// Rereads the size of a namespace's block device, and notifies controllers of a change.
-    pub fn resized(&self, nsid: u32) {
+    pub fn update_size(&self, nsid: u32) {
         let mut state = self.lock();
         if let Some(record) = state.records.get_mut(&nsid) {
-            let limits = record.medium.limits();
+            let limits = record.device.limits();
             if limits != record.limits {
                 record.block_shift = record.block_shift.max(shift_of(limits.block_size));
                 record.limits = limits;
@@ -314,21 +314,21 @@ impl Subsystem {
         let mut state = self.lock();
         if let Some(entry) = state.controllers.get_mut(&cntlid) {
             entry.set_ana(group, ana);
-            state.mail_count += 1;
+            state.update_count += 1;
         }
         self.publish_and_notify(state);
     }
 
     /// Emulates a power cycle: drops all state that does not persist.
-    pub fn power_cycled(&self) {
+    pub fn power_cycle(&self) {
         let mut state = self.lock();
         state.power_cycles += 1;
         if state.controllers.values().any(|entry| entry.is_in_use) {
             state.unsafe_shutdowns += 1;
         }
         for record in state.records.values_mut() {
-            record.reservations.power_cycled();
-            record.line.apply_to_pending(Reservations::power_cycled);
+            record.reservations.power_cycle();
+            record.change_queue.apply_to_pending(Reservations::power_cycle);
             if record.protection == Protection::UntilPowerCycle {
                 record.protection = Protection::None;
             }
@@ -338,8 +338,8 @@ impl Subsystem {
     }
 
     /// Constant subsystem data.
-    pub(super) fn about(&self) -> &SubsystemInfo {
-        &self.shared.about
+    pub(super) fn info(&self) -> &SubsystemInfo {
+        &self.shared.info
     }
 
     /// Takes the lock.
@@ -351,16 +351,16 @@ impl Subsystem {
     pub(super) fn publish_and_notify(&self, mut state: MutexGuard<'_, State>) {
         state.publish();
         // Under the lock; pairs with the acquire load in `update_count`.
-        self.shared.posted.store(state.mail_count, Ordering::Release);
-        let bells: Vec<WakeFn> =
+        self.shared.updates_posted.store(state.update_count, Ordering::Release);
+        let wakers: Vec<WakeFn> =
             state.controllers.values().filter_map(ControllerEntry::waker).collect();
         drop(state);
-        bells.iter().for_each(|waker| waker());
+        wakers.iter().for_each(|waker| waker());
     }
 
     /// Total number of updates posted. While it is unchanged, the lock need not be taken.
     pub(super) fn update_count(&self) -> u64 {
-        self.shared.posted.load(Ordering::Acquire)
+        self.shared.updates_posted.load(Ordering::Acquire)
     }
 
     /// Returns `given`, or a UUID derived from the names of subsystem and namespace (version 8 of RFC
@@ -369,7 +369,7 @@ impl Subsystem {
         if given != Identity::default() {
             return given;
         }
-        let uuid = derived_uuid(&self.about().nqn, nsid);
+        let uuid = derived_uuid(&self.info().nqn, nsid);
         Identity { uuid, ..given }
     }
 }
@@ -393,9 +393,9 @@ impl State {
             return Err(Status::NAMESPACE_INSUFFICIENT_CAPACITY);
         }
         let pool = self.pool.as_mut().ok_or(Status::INVALID_OPCODE)?;
-        let medium = pool.create(block_size, block_count).map_err(|_| Status::INTERNAL_ERROR)?;
-        let limits = medium.limits();
-        let mut record = NamespaceEntry::new(nsid, medium, limits, block_size);
+        let device = pool.create(block_size, block_count).map_err(|_| Status::INTERNAL_ERROR)?;
+        let limits = device.limits();
+        let mut record = NamespaceEntry::new(nsid, device, limits, block_size);
         record.is_pooled = true;
         describe(&mut record);
         self.records.insert(nsid, record);
@@ -408,7 +408,7 @@ impl State {
         let removed = self.records.remove(&nsid);
         let is_removed = removed.is_some();
         if let Some(record) = removed {
-            self.cancel_changes(record.line);
+            self.cancel_changes(record.change_queue);
         }
         is_removed
     }
@@ -451,18 +451,18 @@ impl State {
         let Some(record) = self.records.get(&nsid) else { return };
         for cntlid in record.visibility.attached_from(0) {
             if let Some(entry) = self.controllers.get_mut(&cntlid) {
-                entry.mail.changed.insert(nsid);
+                entry.updates.changed.insert(nsid);
             }
         }
-        self.mail_count += 1;
+        self.update_count += 1;
     }
 
     /// Posts an upcoming firmware activation to all controllers.
     pub(super) fn post_activation(&mut self) {
         for entry in self.controllers.values_mut() {
-            entry.mail.is_activating_firmware = true;
+            entry.updates.is_activating_firmware = true;
         }
-        self.mail_count += 1;
+        self.update_count += 1;
     }
 
     /// Posts a reservation notification for `nsid` to the controllers of a host.
@@ -471,18 +471,18 @@ impl State {
         for (&cntlid, entry) in self.controllers.iter_mut().filter(|(_, entry)| entry.host == host)
         {
             if record.visibility.is_visible_to(cntlid) {
-                entry.mail.push_notice(nsid, notice);
+                entry.updates.push_notice(nsid, notice);
             }
         }
-        self.mail_count += 1;
+        self.update_count += 1;
     }
 
     /// Posts an abort of the outstanding commands of `nsid` to the controllers of a host.
-    pub(super) fn request_abort(&mut self, nsid: u32, host: HostId, preempted: &Preempted) {
+    pub(super) fn request_abort(&mut self, nsid: u32, host: HostId, preempted: &WriterGuard) {
         for entry in self.controllers.values_mut().filter(|entry| entry.host == host) {
-            entry.mail.aborts.push((nsid, preempted.clone()));
+            entry.updates.aborts.push((nsid, preempted.clone()));
         }
-        self.mail_count += 1;
+        self.update_count += 1;
     }
 
     /// Free space of the pool.
@@ -503,7 +503,9 @@ impl State {
     /// Adds a new controller and attaches the namespaces that are attached by default.
     fn add_controller(&mut self, cntlid: u16, entry: ControllerEntry) {
         for record in self.records.values_mut() {
-            if record.greets && (record.is_shared || record.visibility.attached_count() == 0) {
+            if record.attaches_by_default
+                && (record.is_shared || record.visibility.attached_count() == 0)
+            {
                 record.visibility.attach(cntlid);
             }
         }
@@ -516,9 +518,9 @@ impl State {
             let mut namespaces = Namespaces::new(self.nsid_max);
             let records = self.records.values();
             for record in records.filter(|record| record.visibility.is_attached_to(cntlid)) {
-                namespaces.insert(Arc::new(record.seen_from(entry)));
+                namespaces.insert(Arc::new(record.snapshot_for(entry)));
             }
-            entry.show(namespaces);
+            entry.publish_if_changed(namespaces);
         }
     }
 }
@@ -544,30 +546,30 @@ impl Subsystem {
         state.drop_requesters(cntlid, |_| true);
         state.controllers.remove(&cntlid);
         for record in state.records.values_mut() {
-            record.visibility.forget(cntlid);
+            record.visibility.remove_controller(cntlid);
         }
-        state.forget_host(HostId::Anonymous(cntlid));
+        state.remove_anonymous_host(HostId::Anonymous(cntlid));
         self.publish_and_notify(state);
     }
 }
 
 impl NamespaceEntry {
-    fn new(nsid: u32, medium: Arc<dyn BlockDevice>, limits: Limits, block_size: u32) -> Self {
+    fn new(nsid: u32, device: Arc<dyn BlockDevice>, limits: Limits, block_size: u32) -> Self {
         Self {
             nsid,
-            medium,
+            device,
             limits,
             block_shift: shift_of(block_size),
             identity: Identity::default(),
             is_shared: false,
-            greets: false,
+            attaches_by_default: false,
             visibility: Visibility::default(),
             ana_group: 1,
             protection: Protection::None,
             reservations: Reservations::default(),
             persistence: Persistence::default(),
             cache: None,
-            line: ChangeQueue::default(),
+            change_queue: ChangeQueue::default(),
             is_formatting: false,
             is_pooled: false,
         }
@@ -589,7 +591,7 @@ impl NamespaceEntry {
     }
 
     /// Namespace as seen by a controller's queues.
-    fn seen_from(&self, entry: &ControllerEntry) -> Namespace {
+    fn snapshot_for(&self, entry: &ControllerEntry) -> Namespace {
         let formatting = self.is_formatting.then_some(Status::FORMAT_IN_PROGRESS);
         Namespace {
             nsid: self.nsid,
@@ -598,11 +600,11 @@ impl NamespaceEntry {
             block_count: self.block_count(),
             is_write_protected: self.is_protected(),
             unavailable: formatting.or_else(|| entry.ana(self.ana_group).refusal()),
-            reservation: self.reservations.seen_by(entry.host),
+            reservation: self.reservations.relative_to(entry.host),
             identity: self.identity,
             copy: CopyLimits::DEFAULT,
             limits: self.limits.clone(),
-            medium: self.medium.clone(),
+            device: self.device.clone(),
             cache: self.cache.clone(),
         }
     }
@@ -618,9 +620,9 @@ impl Protection {
 }
 
 /// Loads the persisted reservations.
-fn kept(persistence: &Persistence) -> Result<Reservations, Error> {
-    let Persistence::Durable(keeper) = persistence else { return Ok(Reservations::default()) };
-    match keeper.load()? {
+fn load_reservations(persistence: &Persistence) -> Result<Reservations, Error> {
+    let Persistence::Durable(store) = persistence else { return Ok(Reservations::default()) };
+    match store.load()? {
         Some(record) => Reservations::from_record(&record)
             .map_err(|why| format!("add namespace: its reservations cannot be read: {why}"))
             .map_err(Error::environment),

@@ -3,13 +3,13 @@
 
 mod bench;
 mod binding;
+mod change_queue;
 mod events;
 mod features;
 mod firmware;
 mod format;
 mod hostile;
 mod identify;
-mod line;
 mod logs;
 mod management;
 mod persistence;

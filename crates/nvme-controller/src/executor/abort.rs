@@ -10,13 +10,13 @@ use super::channel;
 use super::command_context::WaitReason;
 use super::slot::{Slot, State};
 use super::{Executor, Tag};
-use crate::controller::Preempted;
+use crate::controller::WriterGuard;
 
 /// Writes of a namespace that were outstanding when its reservation was preempted.
 #[derive(Debug)]
 pub(super) struct PreemptedWrites {
     /// The preemption waits while this is there.
-    _held: Preempted,
+    _guard: WriterGuard,
     commands: Vec<(u16, Slot)>,
 }
 
@@ -24,30 +24,31 @@ impl<H: HostMemory> Executor<H> {
     /// Tries to abort a command (Base 2.1 §5.1.1). Returns true if it completes, now or later, as
     /// aborted. A command that a block device already executes, or that has not begun, is not affected.
     pub fn abort(&mut self, now: Instant, tag: Tag) -> bool {
-        let is_it = |slot: &Slot| (slot.stream(), slot.id()) == (tag.stream, tag.id);
-        let found = self.slots.iter().find(|(_, slot)| is_it(slot)).map(|(number, _)| number);
+        let is_match = |slot: &Slot| (slot.stream(), slot.id()) == (tag.stream, tag.id);
+        let found = self.slots.iter().find(|(_, slot)| is_match(slot)).map(|(number, _)| number);
         found.is_some_and(|number| self.cancel(now, number, Status::ABORT_REQUESTED))
     }
 
     /// Aborts the outstanding commands of a namespace after its reservation was preempted (Base 2.1
     /// §8.1.22.7). `preempted` is held until the medium has answered what writes:
     /// see [`check_preempted`](Self::check_preempted).
-    pub fn abort_namespace(&mut self, now: Instant, nsid: u32, preempted: &Preempted) {
+    pub fn abort_namespace(&mut self, now: Instant, nsid: u32, preempted: &WriterGuard) {
         let numbers: Vec<u16> = self
             .slots
             .iter()
-            .filter(|(_, slot)| self.directory.nsid_of(slot.channel()) == nsid)
+            .filter(|(_, slot)| self.namespace_table.nsid_of(slot.channel()) == nsid)
             .map(|(number, _)| number)
             .collect();
         for number in numbers {
             self.cancel(now, number, Status::ABORTED_PREEMPT_AND_ABORT);
         }
-        let is_writing =
-            |slot: &Slot| writes(slot.opcode()) && self.directory.nsid_of(slot.channel()) == nsid;
+        let is_writing = |slot: &Slot| {
+            writes(slot.opcode()) && self.namespace_table.nsid_of(slot.channel()) == nsid
+        };
         let writing = self.slots.iter().filter(|(_, slot)| is_writing(slot));
         let commands: Vec<_> = writing.map(|(number, slot)| (number, *slot)).collect();
         if !commands.is_empty() {
-            self.preempted.push(PreemptedWrites { _held: preempted.clone(), commands });
+            self.preempted.push(PreemptedWrites { _guard: preempted.clone(), commands });
         }
     }
 
@@ -56,19 +57,23 @@ impl<H: HostMemory> Executor<H> {
     pub fn check_preempted(&mut self) {
         let slots = &self.slots;
         self.preempted.retain_mut(|writes| {
-            let is_there = |(number, old): &(u16, Slot)| {
+            let is_outstanding = |(number, old): &(u16, Slot)| {
                 slots.get((*number).into()).is_some_and(|slot| slot.is_command(old))
             };
-            writes.commands.retain(is_there);
+            writes.commands.retain(is_outstanding);
             !writes.commands.is_empty()
         });
     }
 
     /// Ends the commands of a stream, at once or when their accesses complete.
     pub(crate) fn cancel_stream(&mut self, now: Instant, stream: u16) {
-        let of_it = |slot: &Slot| slot.stream() == stream;
-        let numbers: Vec<u16> =
-            self.slots.iter().filter(|(_, slot)| of_it(slot)).map(|(number, _)| number).collect();
+        let in_stream = |slot: &Slot| slot.stream() == stream;
+        let numbers: Vec<u16> = self
+            .slots
+            .iter()
+            .filter(|(_, slot)| in_stream(slot))
+            .map(|(number, _)| number)
+            .collect();
         for number in numbers {
             self.cancel(now, number, Status::ABORTED_SQ_DELETION);
         }
@@ -78,8 +83,8 @@ impl<H: HostMemory> Executor<H> {
     /// continues to poll until no command is in flight.
     pub fn stop(&mut self, now: Instant) {
         self.is_stopping = true;
-        for index in 0..self.directory.channel_count() {
-            let Some(channel) = self.directory.channel(index) else { continue };
+        for index in 0..self.namespace_table.channel_count() {
+            let Some(channel) = self.namespace_table.channel(index) else { continue };
             for token in channel.take_unsubmitted() {
                 if self.slots.get(token).is_some_and(|slot| slot.state() == State::Fast)
                     && let Ok(number) = u16::try_from(token)
@@ -99,13 +104,13 @@ impl<H: HostMemory> Executor<H> {
     /// complete. The host gets no completion for them anymore and may resend them through another queue;
     /// the resent writes must not be overtaken by the old ones.
     pub fn fence_writes(&mut self) {
-        self.directory.channels().for_each(channel::Channel::fence_writes);
+        self.namespace_table.channels().for_each(channel::Channel::fence_writes);
     }
 
     /// Opcode, namespace and first block of the outstanding command in the lowest slot.
     pub fn first_outstanding(&self) -> Option<(u8, u32, u64)> {
         let (_, slot) = self.slots.iter().next()?;
-        Some((slot.opcode(), self.directory.nsid_of(slot.channel()), slot.lba))
+        Some((slot.opcode(), self.namespace_table.nsid_of(slot.channel()), slot.lba))
     }
 
     /// Stops at once: the rings of its queue are not accessible anymore.
@@ -122,7 +127,7 @@ impl<H: HostMemory> Executor<H> {
     /// Whether only first halves of fused pairs are outstanding; these access nothing before their second
     /// halves arrive.
     pub(crate) fn is_at_rest(&self) -> bool {
-        self.slots.taken() == self.firsts.iter().flatten().count()
+        self.slots.taken() == self.first_halves.iter().flatten().count()
     }
 
     /// Commands being executed. Halves of fused pairs that wait do not count.
@@ -136,26 +141,27 @@ impl<H: HostMemory> Executor<H> {
         let Some(slot) = self.slots.get(number.into()).copied() else { return false };
         match slot.state() {
             State::Free | State::Fast => false,
-            State::Parked => {
-                self.unpark(slot.stream());
+            State::AwaitingSecond => {
+                self.release_first_half(slot.stream());
                 self.complete(number, status, 0);
                 true
             }
             State::Slow => {
                 let waiting_pair = self.waiting_pair();
-                let area = self.areas.get(slot.area);
-                if area.wait == WaitReason::Controller && !self.is_stopping {
+                let context = self.contexts.get(slot.context);
+                if context.wait == WaitReason::Controller && !self.is_stopping {
                     // The reservation change may be durable already: the command keeps its own result.
                     return false;
                 }
-                area.cancelled = Some(status);
-                area.mover.abandon();
-                // The second half of a running pair is completed with the first half, in `pair_ended`.
-                let is_second = area.wait == WaitReason::Pair && waiting_pair != Some(slot.area);
-                if !area.is_referenced() && !is_second {
-                    self.want_buffer.retain(|waiting| *waiting != slot.area);
-                    self.want_room.retain(|waiting| *waiting != slot.area);
-                    self.finish(now, slot.area, status, 0);
+                context.cancelled = Some(status);
+                context.host_copy.stop();
+                // The second half of a running pair is completed with the first half, in `handle_pair_completion`.
+                let is_second =
+                    context.wait == WaitReason::Pair && waiting_pair != Some(slot.context);
+                if !context.is_referenced() && !is_second {
+                    self.buffer_waiters.retain(|waiting| *waiting != slot.context);
+                    self.capacity_waiters.retain(|waiting| *waiting != slot.context);
+                    self.finish(now, slot.context, status, 0);
                 }
                 true
             }

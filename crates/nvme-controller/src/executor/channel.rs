@@ -16,7 +16,7 @@ use crate::namespace::CacheVoucher;
 pub(super) struct Channel {
     pub(super) nsid: u32,
     pub(super) limits: Limits,
-    medium: Arc<dyn BlockDevice>,
+    device: Arc<dyn BlockDevice>,
     backend: Box<dyn IoChannel>,
     /// Requests batched in this poll, and those rejected because the block device was full.
     requests: Box<[Request]>,
@@ -25,7 +25,7 @@ pub(super) struct Channel {
     /// Capacity of the two arrays, which are allocated at first use.
     depth: usize,
     /// Number of batched requests.
-    gathered: usize,
+    batched: usize,
     /// Cache instance, revoked when a flush fails.
     pub(super) cache: Option<Arc<CacheVoucher>>,
     /// Requests in flight at the block device.
@@ -44,27 +44,27 @@ pub(super) struct BatchBuilder<'a> {
     places: Zip<IterMut<'a, Request>, IterMut<'a, Segment>>,
     /// Index of the next entry.
     at: u32,
-    gathered: &'a mut usize,
-    like: Request,
+    batched: &'a mut usize,
+    template: Request,
 }
 
 impl Channel {
     /// Opens a channel that can batch `depth` requests.
     pub(super) fn open(
         nsid: u32,
-        medium: &Arc<dyn BlockDevice>,
+        device: &Arc<dyn BlockDevice>,
         depth: usize,
     ) -> Result<Self, Error> {
-        let backend = medium.channel()?;
+        let backend = device.channel()?;
         Ok(Self {
             nsid,
             limits: backend.limits().clone(),
-            medium: medium.clone(),
+            device: device.clone(),
             backend,
             requests: Box::default(),
             segments: Box::default(),
             depth,
-            gathered: 0,
+            batched: 0,
             cache: None,
             outstanding: 0,
             is_retired: false,
@@ -74,14 +74,14 @@ impl Channel {
         })
     }
 
-    /// Whether this channel belongs to `medium`.
-    pub(super) fn leads_to(&self, medium: &Arc<dyn BlockDevice>) -> bool {
-        Arc::ptr_eq(&self.medium, medium)
+    /// Whether this channel belongs to `device`.
+    pub(super) fn is_for(&self, device: &Arc<dyn BlockDevice>) -> bool {
+        Arc::ptr_eq(&self.device, device)
     }
 
     /// Whether no request is batched or in flight.
     pub(super) fn is_idle(&self) -> bool {
-        self.outstanding == 0 && self.gathered == 0
+        self.outstanding == 0 && self.batched == 0
     }
 
     /// Whether the block device supports Flush.
@@ -96,25 +96,25 @@ impl Channel {
 
     /// Batches a request with at most one segment. The slot table is not larger than the capacity given
     /// when the channel was opened, so there is always space.
-    pub(super) fn gather(&mut self, request: Request, segment: Segment) {
-        let mut gathering = self.gather_many(request);
-        gathering.put(request.token, request.lba, segment);
-        gathering.finish(1);
+    pub(super) fn batch_one(&mut self, request: Request, segment: Segment) {
+        let mut batch = self.batch_many(request);
+        batch.put(request.token, request.lba, segment);
+        batch.finish(1);
     }
 
     /// Starts a loop that batches requests equal to this one except for token, first block and memory.
     #[inline(always)]
-    pub(super) fn gather_many(&mut self, like: Request) -> BatchBuilder<'_> {
+    pub(super) fn batch_many(&mut self, template: Request) -> BatchBuilder<'_> {
         if self.requests.is_empty() {
-            self.make_places();
+            self.allocate_batch();
         }
-        let Self { requests, segments, gathered, .. } = self;
-        let places = requests[*gathered..].iter_mut().zip(segments[*gathered..].iter_mut());
-        BatchBuilder { places, at: index(*gathered), gathered, like }
+        let Self { requests, segments, batched, .. } = self;
+        let places = requests[*batched..].iter_mut().zip(segments[*batched..].iter_mut());
+        BatchBuilder { places, at: index(*batched), batched, template }
     }
 
     #[cold]
-    fn make_places(&mut self) {
+    fn allocate_batch(&mut self) {
         self.requests = vec![Request::PLACEHOLDER; self.depth].into();
         self.segments = vec![Segment::default(); self.depth].into();
     }
@@ -135,10 +135,10 @@ impl Channel {
     /// Submits the batched requests.
     #[inline]
     pub(super) fn submit(&mut self, now: Instant) {
-        if self.gathered > 0 {
-            let requests = &self.requests[..self.gathered];
+        if self.batched > 0 {
+            let requests = &self.requests[..self.batched];
             let taken = self.backend.submit(now, requests, &self.segments);
-            self.forget(taken.min(self.gathered));
+            self.record_submitted(taken.min(self.batched));
         }
         if self.wants_flush {
             self.wants_flush = false;
@@ -148,18 +148,18 @@ impl Channel {
 
     /// Polls for completions.
     #[inline]
-    pub(super) fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) {
+    pub(super) fn poll(&mut self, now: Instant, completions: &mut CompletionBatch) {
         if self.outstanding > 0 {
-            let before = answers.as_slice().len();
-            self.backend.poll(now, answers);
-            let count = index(answers.as_slice().len() - before);
+            let before = completions.as_slice().len();
+            self.backend.poll(now, completions);
+            let count = index(completions.as_slice().len() - before);
             self.outstanding = self.outstanding.saturating_sub(count);
         }
     }
 
     /// Removes the batched requests that were not submitted and returns their tokens.
     pub(super) fn take_unsubmitted(&mut self) -> Vec<u64> {
-        let count = core::mem::take(&mut self.gathered);
+        let count = core::mem::take(&mut self.batched);
         self.requests[..count].iter().map(|request| request.token).collect()
     }
 
@@ -180,7 +180,7 @@ impl Channel {
     /// make space for.
     pub(super) fn arm(&mut self) -> bool {
         if self.outstanding == 0 {
-            return self.gathered > 0;
+            return self.batched > 0;
         }
         if matches!(self.backend.wake_source(), WakeSource::None) {
             return true;
@@ -211,21 +211,21 @@ impl Channel {
     }
 
     #[inline]
-    fn forget(&mut self, taken: usize) {
+    fn record_submitted(&mut self, taken: usize) {
         self.outstanding += index(taken);
         self.wants_flush |= taken > 0;
-        if taken < self.gathered {
-            self.close_up(taken);
+        if taken < self.batched {
+            self.compact(taken);
         }
-        self.gathered -= taken;
+        self.batched -= taken;
     }
 
     /// Moves the requests that were not submitted to the front.
     #[cold]
-    fn close_up(&mut self, taken: usize) {
-        self.requests.copy_within(taken..self.gathered, 0);
-        self.segments.copy_within(taken..self.gathered, 0);
-        for (place, request) in (0..).zip(&mut self.requests[..self.gathered - taken]) {
+    fn compact(&mut self, taken: usize) {
+        self.requests.copy_within(taken..self.batched, 0);
+        self.segments.copy_within(taken..self.batched, 0);
+        for (place, request) in (0..).zip(&mut self.requests[..self.batched - taken]) {
             request.segment_first = place;
         }
     }
@@ -237,7 +237,7 @@ impl BatchBuilder<'_> {
     pub(super) fn put(&mut self, token: u64, lba: u64, segment: Segment) {
         let place = self.places.next();
         let (request, place) = place.expect("there is room for every command of the table");
-        *request = Request { token, lba, segment_first: self.at, ..self.like };
+        *request = Request { token, lba, segment_first: self.at, ..self.template };
         *place = segment;
         self.at += 1;
     }
@@ -245,7 +245,7 @@ impl BatchBuilder<'_> {
     /// Ends the loop, in which `count` requests were batched.
     #[inline(always)]
     pub(super) fn finish(self, count: u32) {
-        *self.gathered += count as usize;
+        *self.batched += count as usize;
     }
 }
 
@@ -253,7 +253,7 @@ impl core::fmt::Debug for Channel {
     fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         out.debug_struct("Channel")
             .field("nsid", &self.nsid)
-            .field("gathered", &self.gathered)
+            .field("gathered", &self.batched)
             .field("outstanding", &self.outstanding)
             .field("is_retired", &self.is_retired)
             .finish_non_exhaustive()

@@ -14,11 +14,11 @@ use crate::transfer::{DataPointerWalk, Direction, HostCopy, HostRanges};
 /// Contexts of one queue.
 #[derive(Debug)]
 pub(super) struct ContextPool {
-    areas: Vec<CommandContext>,
+    contexts: Vec<CommandContext>,
     free: Vec<u16>,
     count_max: u16,
     /// Maximum host ranges of the longest transfer.
-    pieces_max: usize,
+    ranges_max: usize,
 }
 
 /// State of a multi-request command.
@@ -33,8 +33,8 @@ pub(super) struct CommandContext {
     pub(super) wait: WaitReason,
     pub(super) walk: DataPointerWalk,
     pub(super) direction: Direction,
-    pub(super) pieces: HostRanges,
-    pub(super) mover: HostCopy,
+    pub(super) ranges: HostRanges,
+    pub(super) host_copy: HostCopy,
     /// Segments in which the block device accesses the data.
     pub(super) segments: Vec<Segment>,
     /// Subset of the segments for one request.
@@ -77,31 +77,33 @@ pub(super) enum CopyTarget {
     /// The bounce buffer.
     Buffer,
     /// The bounce buffer, compared with the host's bytes.
-    Check,
+    Compare,
 }
 
 impl ContextPool {
     /// Creates a pool of at most `count_max` contexts for transfers of at most `transfer_bytes_max`.
     pub(super) fn new(count_max: u16, transfer_bytes_max: u32) -> Self {
         let pages = (transfer_bytes_max >> 12) as usize + 2;
-        let (areas, free) = (Vec::new(), Vec::new());
-        Self { areas, free, count_max, pieces_max: pages.max(256) }
+        let (contexts, free) = (Vec::new(), Vec::new());
+        Self { contexts, free, count_max, ranges_max: pages.max(256) }
     }
 
     /// Number of contexts still available.
-    pub(super) fn room(&self) -> usize {
-        usize::from(self.count_max) - (self.areas.len() - self.free.len())
+    pub(super) fn free_count(&self) -> usize {
+        usize::from(self.count_max) - (self.contexts.len() - self.free.len())
     }
 
     /// Whether no context is in use.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
-        self.free.len() == self.areas.len()
+        self.free.len() == self.contexts.len()
     }
 
     /// Whether a command with a context uses this channel.
     pub(super) fn use_channel(&self, channel: u16) -> bool {
-        self.areas.iter().any(|area| !matches!(area.job, Job::Idle) && area.channel == channel)
+        self.contexts
+            .iter()
+            .any(|context| !matches!(context.job, Job::Idle) && context.channel == channel)
     }
 
     /// Allocates a context for the command in `slot`.
@@ -112,52 +114,53 @@ impl ContextPool {
         (command, data): (Command, CommandData),
         job: Job,
     ) -> Option<u16> {
-        let index = self.free.pop().or_else(|| self.another())?;
-        let area = &mut self.areas[usize::from(index)];
-        (area.slot, area.channel, area.job) = (slot, channel, job);
-        (area.command, area.data) = (command, data);
-        area.wait = WaitReason::Nothing;
-        area.mover = HostCopy::new();
-        area.pieces.clear();
-        area.segments.clear();
-        area.bytes.clear();
-        (area.differs, area.cancelled) = (false, None);
+        let index = self.free.pop().or_else(|| self.grow())?;
+        let context = &mut self.contexts[usize::from(index)];
+        (context.slot, context.channel, context.job) = (slot, channel, job);
+        (context.command, context.data) = (command, data);
+        context.wait = WaitReason::Nothing;
+        context.host_copy = HostCopy::new();
+        context.ranges.clear();
+        context.segments.clear();
+        context.bytes.clear();
+        (context.differs, context.cancelled) = (false, None);
         Some(index)
     }
 
     /// Creates another context, unless the limit is reached.
     #[cold]
-    fn another(&mut self) -> Option<u16> {
-        let index = u16::try_from(self.areas.len()).ok().filter(|index| *index < self.count_max)?;
-        self.areas.push(CommandContext::new(self.pieces_max));
+    fn grow(&mut self) -> Option<u16> {
+        let index =
+            u16::try_from(self.contexts.len()).ok().filter(|index| *index < self.count_max)?;
+        self.contexts.push(CommandContext::new(self.ranges_max));
         Some(index)
     }
 
     /// Frees a context. A context whose memory may still be accessed is never reused.
     pub(super) fn release(&mut self, index: u16) {
-        let area = &mut self.areas[usize::from(index)];
-        if area.buffer.is_some() || area.mover.is_open() {
+        let context = &mut self.contexts[usize::from(index)];
+        if context.buffer.is_some() || context.host_copy.is_open() {
             return;
         }
-        area.job = Job::Idle;
-        area.wait = WaitReason::Nothing;
+        context.job = Job::Idle;
+        context.wait = WaitReason::Nothing;
         self.free.push(index);
     }
 
     pub(super) fn get(&mut self, index: u16) -> &mut CommandContext {
-        &mut self.areas[usize::from(index)]
+        &mut self.contexts[usize::from(index)]
     }
 
     /// Context referred to by an access identifier or an event, if it has a command.
     pub(super) fn find(&mut self, index: u32) -> Option<(u16, &mut CommandContext)> {
         let index = u16::try_from(index).ok()?;
-        let area = self.areas.get_mut(usize::from(index))?;
-        (!matches!(area.job, Job::Idle)).then_some((index, area))
+        let context = self.contexts.get_mut(usize::from(index))?;
+        (!matches!(context.job, Job::Idle)).then_some((index, context))
     }
 }
 
 impl CommandContext {
-    fn new(pieces_max: usize) -> Self {
+    fn new(ranges_max: usize) -> Self {
         Self {
             slot: 0,
             channel: 0,
@@ -167,8 +170,8 @@ impl CommandContext {
             wait: WaitReason::Nothing,
             walk: DataPointerWalk::idle(),
             direction: Direction::FromHost,
-            pieces: HostRanges::at_most(pieces_max),
-            mover: HostCopy::new(),
+            ranges: HostRanges::at_most(ranges_max),
+            host_copy: HostCopy::new(),
             segments: Vec::new(),
             part: Vec::new(),
             bytes: Vec::new(),
@@ -191,7 +194,7 @@ impl CommandContext {
     }
 
     /// Collects the segments of `len_bytes` from byte `at_bytes` on. Returns false if there are too few.
-    pub(super) fn cut(&mut self, at_bytes: u32, len_bytes: u32) -> bool {
+    pub(super) fn select_segments(&mut self, at_bytes: u32, len_bytes: u32) -> bool {
         self.part.clear();
         let (mut skip, mut left) = (at_bytes, len_bytes);
         for segment in &self.segments {
@@ -221,34 +224,38 @@ mod tests {
 
     #[test]
     fn there_are_as_many_areas_as_were_ever_wanted_at_once_and_no_more_than_there_may_be() {
-        let mut areas = ContextPool::new(2, 4096);
-        let take = |areas: &mut ContextPool| {
-            areas.take(
+        let mut contexts = ContextPool::new(2, 4096);
+        let take = |contexts: &mut ContextPool| {
+            contexts.take(
                 0,
                 0,
                 (Command::new(IoOpcode::Flush.code()), CommandData::Pointers),
                 Job::FlushAll(FlushAll::default()),
             )
         };
-        assert_eq!(take(&mut areas), Some(0));
-        areas.release(0);
-        assert_eq!((take(&mut areas), areas.areas.len()), (Some(0), 1), "one is enough so far");
-        assert_eq!((take(&mut areas), take(&mut areas)), (Some(1), None));
-        assert_eq!(areas.room(), 0);
-        areas.release(1);
-        assert_eq!(areas.room(), 1);
+        assert_eq!(take(&mut contexts), Some(0));
+        contexts.release(0);
+        assert_eq!(
+            (take(&mut contexts), contexts.contexts.len()),
+            (Some(0), 1),
+            "one is enough so far"
+        );
+        assert_eq!((take(&mut contexts), take(&mut contexts)), (Some(1), None));
+        assert_eq!(contexts.free_count(), 0);
+        contexts.release(1);
+        assert_eq!(contexts.free_count(), 1);
     }
 
     #[test]
     fn a_part_of_some_segments_is_cut_at_both_ends() {
         let segment = |offset, len_bytes| Segment { region: RegionId(1), offset, len_bytes };
-        let mut area = CommandContext::new(8);
-        area.segments.extend([segment(0, 100), segment(1000, 50), segment(2000, 100)]);
-        assert!(area.cut(80, 100));
-        assert_eq!(area.part, [segment(80, 20), segment(1000, 50), segment(2000, 30)]);
-        assert!(area.cut(100, 50));
-        assert_eq!(area.part, [segment(1000, 50)]);
-        assert!(area.cut(0, 250));
-        assert!(!area.cut(200, 51), "past the end");
+        let mut context = CommandContext::new(8);
+        context.segments.extend([segment(0, 100), segment(1000, 50), segment(2000, 100)]);
+        assert!(context.select_segments(80, 100));
+        assert_eq!(context.part, [segment(80, 20), segment(1000, 50), segment(2000, 30)]);
+        assert!(context.select_segments(100, 50));
+        assert_eq!(context.part, [segment(1000, 50)]);
+        assert!(context.select_segments(0, 250));
+        assert!(!context.select_segments(200, 51), "past the end");
     }
 }

@@ -48,21 +48,21 @@ const DEAC: u32 = 1 << 25;
 const DEALLOCATE: u32 = 1 << 2;
 
 impl<H: HostMemory> Executor<H> {
-    /// Begins a command. There must be [`room`](Self::room). Returns false if it cannot begin now: then
+    /// Begins a command. There must be [`free_count`](Self::free_count). Returns false if it cannot begin now: then
     /// the owner begins it again later, and nothing before it.
     #[cold]
     pub fn begin(&mut self, now: Instant, tag: Tag, command: Command, data: CommandData) -> bool {
-        if self.barred == Some(command.nsid()) {
+        if self.blocked_nsid == Some(command.nsid()) {
             return false;
         }
         // After a first fused command, the next command must be checked as its second one.
-        let has_first = self.first_of(tag.stream).is_some();
+        let has_first = self.first_half(tag.stream).is_some();
         if has_first || command.fuse() != Fuse::Normal {
             if command.fuse() == Fuse::Reserved && !has_first {
                 self.refuse(tag, &command, Status::INVALID_FIELD.with_dnr());
                 return true;
             }
-            return self.admit_fused(now, tag, (command, data));
+            return self.begin_fused(now, tag, (command, data));
         }
         let plan = match self.plan_command(&command) {
             Ok(plan) => plan,
@@ -73,25 +73,25 @@ impl<H: HostMemory> Executor<H> {
             }
         };
         // Completing it with an error would be visible to the host, so it waits for a context.
-        if matches!(plan, Dispatch::Job(..)) && self.areas.room() == 0 {
+        if matches!(plan, Dispatch::Job(..)) && self.contexts.free_count() == 0 {
             return false;
         }
         match plan {
             Dispatch::Done => self.refuse(tag, &command, Status::SUCCESS),
             Dispatch::Single(channel, mut request) => {
                 if let Some(slot) = self.take_slot(tag, &command, State::Fast)
-                    && let Some(channel_to) = self.directory.channel(channel)
+                    && let Some(channel_to) = self.namespace_table.channel(channel)
                 {
                     request.token = slot.into();
-                    channel_to.gather(request, NO_SEGMENT);
+                    channel_to.batch_one(request, NO_SEGMENT);
                     self.slots.get_mut(slot).set_channel(channel);
                 }
             }
             Dispatch::Job(..) => {
                 if let Some(slot) = self.take_slot(tag, &command, State::Slow)
-                    && let Some(area) = self.take_context(slot, (command, data), plan)
+                    && let Some(context) = self.take_context(slot, (command, data), plan)
                 {
-                    self.drive(now, area, JobEvent::Begin);
+                    self.drive(now, context, JobEvent::Begin);
                 }
             }
         }
@@ -110,7 +110,7 @@ impl<H: HostMemory> Executor<H> {
                 | IoOpcode::DatasetManagement
                 | IoOpcode::Copy
         );
-        let entry = self.directory.entry(command.nsid()).filter(|_| writes)?;
+        let entry = self.namespace_table.entry(command.nsid()).filter(|_| writes)?;
         let is_protected = entry.rights & WRITE_PROTECTED != 0;
         is_protected.then_some(Status::NAMESPACE_WRITE_PROTECTED.with_dnr())
     }
@@ -124,9 +124,10 @@ impl<H: HostMemory> Executor<H> {
 
     /// Allocates a slot for a command.
     pub(super) fn take_slot(&mut self, tag: Tag, command: &Command, state: State) -> Option<u16> {
-        let channel = self.directory.entry(command.nsid()).map_or(u16::MAX, |entry| entry.channel);
+        let channel =
+            self.namespace_table.entry(command.nsid()).map_or(u16::MAX, |entry| entry.channel);
         let (lba, opcode) = (command.0[5], command.opcode());
-        self.slots.take(Slot::new(lba, tag.id, channel, tag.stream, opcode).in_state(state))
+        self.slots.take(Slot::new(lba, tag.id, channel, tag.stream, opcode).with_state(state))
     }
 
     /// Allocates a context for the command in `slot`.
@@ -137,15 +138,15 @@ impl<H: HostMemory> Executor<H> {
         plan: Dispatch,
     ) -> Option<u16> {
         let Dispatch::Job(channel, job) = plan else { return None };
-        let area = self.areas.take(slot, channel, (command, data), job)?;
+        let context = self.contexts.take(slot, channel, (command, data), job)?;
         if self.scratch.is_empty() {
             self.scratch = vec![0; ACCESS_BYTES_MAX].into();
         }
         let slot = self.slots.get_mut(slot);
-        slot.area = area;
+        slot.context = context;
         slot.set_channel(channel);
         slot.set_state(State::Slow);
-        Some(area)
+        Some(context)
     }
 
     /// Checks `command` and selects its execution, or returns the status that rejects it.
@@ -172,17 +173,17 @@ impl<H: HostMemory> Executor<H> {
             | IoOpcode::ReservationReport
             | IoOpcode::ReservationAcquire
             | IoOpcode::ReservationRelease => {
-                let entry = self.directory.find(command.nsid())?;
+                let entry = self.namespace_table.find(command.nsid())?;
                 let job = ReservationJob::new(opcode, command, self.transfer_bytes_max);
                 let job = job.ok_or(Status::INVALID_FIELD.with_dnr())?;
-                Ok(Dispatch::Job(entry.channel, Job::Forwarded(job)))
+                Ok(Dispatch::Job(entry.channel, Job::Reservation(job)))
             }
             _ => Err(Status::INVALID_OPCODE.with_dnr()),
         }
     }
 
     fn plan_flush(&mut self, command: &Command) -> Result<Dispatch, Status> {
-        let entry = self.directory.find(command.nsid())?;
+        let entry = self.namespace_table.find(command.nsid())?;
         if entry.rights & WRITE_CONFLICT != 0 {
             return Err(Status::RESERVATION_CONFLICT.with_dnr());
         }
@@ -201,10 +202,10 @@ impl<H: HostMemory> Executor<H> {
         command: &Command,
         operation: Operation,
     ) -> Result<Dispatch, Status> {
-        let entry = self.directory.find(command.nsid())?;
-        let compares_here =
+        let entry = self.namespace_table.find(command.nsid())?;
+        let compares_in_controller =
             operation == Operation::Compare && !self.supports(entry, Operation::Compare);
-        let asked = if compares_here { Operation::Read } else { operation };
+        let asked = if compares_in_controller { Operation::Read } else { operation };
         if !self.supports(entry, asked) {
             return Err(Status::INVALID_OPCODE.with_dnr());
         }
@@ -220,13 +221,14 @@ impl<H: HostMemory> Executor<H> {
         let flags = flags(command.cdw12()).union(self.forced(access));
         let extent = self.extent(entry, lba, blocks);
         let segments_max = self.limits(entry).map_or(0, |limits| limits.segments_max.into());
-        let transfer = Transfer::new(operation, flags, extent, segments_max, compares_here);
+        let transfer =
+            Transfer::new(operation, flags, extent, segments_max, compares_in_controller);
         Ok(Dispatch::Job(entry.channel, Job::Transfer(transfer)))
     }
 
     /// Checks Write Zeroes, Write Uncorrectable and Verify: commands with a range and no data.
     fn plan_blocks(&mut self, command: &Command, operation: Operation) -> Result<Dispatch, Status> {
-        let entry = self.directory.find(command.nsid())?;
+        let entry = self.namespace_table.find(command.nsid())?;
         let substitute = match operation {
             Operation::WriteZeroes => Some(Operation::Write),
             Operation::Verify => Some(Operation::Read),
@@ -252,29 +254,29 @@ impl<H: HostMemory> Executor<H> {
         Ok(match substitute {
             Some(substitute) if !is_native => Dispatch::Job(
                 entry.channel,
-                Job::Fill(EmulatedZeroesVerify::new(substitute, flags, extent)),
+                Job::Emulated(EmulatedZeroesVerify::new(substitute, flags, extent)),
             ),
             _ => single(entry.channel, operation, flags, (extent.lba, extent.blocks)),
         })
     }
 
     fn plan_ranges(&mut self, command: &Command) -> Result<Dispatch, Status> {
-        let entry = self.directory.find(command.nsid())?;
+        let entry = self.namespace_table.find(command.nsid())?;
         check_rights(entry, Access::Write)?;
         // NR is 0's based.
         let count = (command.cdw10() & 0xff) + 1;
         let deallocates =
             command.cdw11() & DEALLOCATE != 0 && self.supports(entry, Operation::Deallocate);
-        let ranges = DeallocateJob::new(count, deallocates, entry.block_count, entry.medium_shift);
+        let ranges = DeallocateJob::new(count, deallocates, entry.block_count, entry.device_shift);
         Ok(Dispatch::Job(entry.channel, Job::Ranges(ranges)))
     }
 
     fn plan_copy(&mut self, command: &Command) -> Result<Dispatch, Status> {
-        let entry = self.directory.find(command.nsid())?;
-        let medium_copies = self.supports(entry, Operation::Copy);
-        let copies_here =
+        let entry = self.namespace_table.find(command.nsid())?;
+        let device_copies = self.supports(entry, Operation::Copy);
+        let copies_in_controller =
             self.supports(entry, Operation::Read) && self.supports(entry, Operation::Write);
-        if !medium_copies && !copies_here {
+        if !device_copies && !copies_in_controller {
             return Err(Status::INVALID_OPCODE.with_dnr());
         }
         // NR in bits 7:0 (0's based), descriptor format in 11:8, PRACT of the read in 15 and of the write
@@ -296,10 +298,10 @@ impl<H: HostMemory> Executor<H> {
         let copy = Copy::new(
             self.extent(entry, command.0[5], 0),
             (count, *range_bytes),
-            (entry.block_count, entry.medium_shift),
+            (entry.block_count, entry.device_shift),
             limits,
             flags(command.cdw12()).union(self.forced(Access::Write)),
-            medium_copies,
+            device_copies,
         );
         Ok(Dispatch::Job(entry.channel, Job::Copy(copy)))
     }
@@ -313,7 +315,7 @@ impl<H: HostMemory> Executor<H> {
     }
 
     fn limits(&self, entry: FastPathNamespace) -> Option<&tenmil_base::Limits> {
-        self.directory.limits(entry.channel)
+        self.namespace_table.limits(entry.channel)
     }
 
     fn copy_limits(&self, nsid: u32) -> CopyLimits {
@@ -327,9 +329,9 @@ impl<H: HostMemory> Executor<H> {
     /// Converts a block range of the namespace to blocks of the block device.
     fn extent(&self, entry: FastPathNamespace, lba: u64, blocks: u32) -> CommandExtent {
         CommandExtent {
-            lba: lba << entry.medium_shift,
-            blocks: blocks << entry.medium_shift,
-            shift: entry.block_shift - entry.medium_shift,
+            lba: lba << entry.device_shift,
+            blocks: blocks << entry.device_shift,
+            shift: entry.block_shift - entry.device_shift,
             blocks_max: self.limits(entry).map_or(0, |limits| limits.request_blocks_max),
         }
     }

@@ -28,31 +28,31 @@ impl<H: HostMemory> Executor<H> {
     /// Advances the job of a context after `event` until it waits or ends.
     pub(super) fn drive(&mut self, now: Instant, index: u16, mut event: JobEvent) {
         loop {
-            let area = self.areas.get(index);
-            area.wait = WaitReason::Nothing;
+            let context = self.contexts.get(index);
+            context.wait = WaitReason::Nothing;
             // An aborted job ends at its next event, with the status of the abort.
-            let step = match area.cancelled {
+            let step = match context.cancelled {
                 Some(status) => JobStep::End(status, 0),
-                None => area.job.next(event, &area.command, &area.bytes),
+                None => context.job.next(event, &context.command, &context.bytes),
             };
-            let did = match step {
+            let step_result = match step {
                 JobStep::Walk { len_bytes, direction } => self.walk(index, len_bytes, direction),
-                JobStep::ResolveDirect => self.reach(index),
+                JobStep::ResolveDirect => self.resolve_ranges(index),
                 JobStep::TakeBuffer { is_zeroed } => self.take_buffer(index, is_zeroed),
                 JobStep::FromHost(len) | JobStep::ToHost(len) => {
-                    self.begin_move(index, CopyTarget::Buffer, len)
+                    self.begin_copy(index, CopyTarget::Buffer, len)
                 }
-                JobStep::Check(len) => self.begin_move(index, CopyTarget::Check, len),
+                JobStep::Compare(len) => self.begin_copy(index, CopyTarget::Compare, len),
                 JobStep::ReadParameters(len) => {
-                    area.bytes.clear();
-                    area.bytes.resize(len as usize, 0);
-                    self.begin_move(index, CopyTarget::Bytes, len)
+                    context.bytes.clear();
+                    context.bytes.resize(len as usize, 0);
+                    self.begin_copy(index, CopyTarget::Bytes, len)
                 }
                 JobStep::WriteResult(len) => {
-                    let len = area.pad_result(len);
-                    self.begin_move(index, CopyTarget::Bytes, len)
+                    let len = context.pad_result(len);
+                    self.begin_copy(index, CopyTarget::Bytes, len)
                 }
-                JobStep::Submit(work) => self.submit_work(now, index, work),
+                JobStep::Submit(sub_request) => self.submit_sub_request(now, index, sub_request),
                 JobStep::FlushFrom(channel) => self.flush_from(now, index, channel),
                 JobStep::Forward => self.forward(index),
                 JobStep::End(status, result) => {
@@ -60,7 +60,7 @@ impl<H: HostMemory> Executor<H> {
                     return;
                 }
             };
-            event = match did {
+            event = match step_result {
                 StepResult::Now(event) => event,
                 StepResult::Later => return,
                 StepResult::Failed(status) => {
@@ -72,12 +72,12 @@ impl<H: HostMemory> Executor<H> {
     }
 
     /// Handles the completion of a request that belongs to a context.
-    pub(super) fn answered(&mut self, now: Instant, index: u16, outcome: IoStatus) {
-        let area = self.areas.get(index);
-        if area.wait == WaitReason::Backend {
-            let event = match area.job {
-                Job::FlushAll(_) => JobEvent::Flushed(Some((area.channel, outcome))),
-                _ => JobEvent::Answered(outcome),
+    pub(super) fn handle_request_completion(&mut self, now: Instant, index: u16, status: IoStatus) {
+        let context = self.contexts.get(index);
+        if context.wait == WaitReason::Backend {
+            let event = match context.job {
+                Job::FlushAll(_) => JobEvent::Flushed(Some((context.channel, status))),
+                _ => JobEvent::RequestCompleted(status),
             };
             self.drive(now, index, event);
         }
@@ -85,51 +85,51 @@ impl<H: HostMemory> Executor<H> {
 
     /// Retries contexts that wait for a buffer, for space in a block device, or for exclusivity.
     pub fn retry_waiting(&mut self, now: Instant) {
-        while let Some(&index) = self.want_buffer.front() {
-            let WaitReason::Buffer { is_zeroed } = self.areas.get(index).wait else {
-                self.want_buffer.pop_front();
+        while let Some(&index) = self.buffer_waiters.front() {
+            let WaitReason::Buffer { is_zeroed } = self.contexts.get(index).wait else {
+                self.buffer_waiters.pop_front();
                 continue;
             };
-            let Some(event) = allocate_bounce(&self.buffers, self.areas.get(index), is_zeroed)
+            let Some(event) = allocate_bounce(&self.buffers, self.contexts.get(index), is_zeroed)
             else {
                 break;
             };
-            self.want_buffer.pop_front();
+            self.buffer_waiters.pop_front();
             self.drive(now, index, event);
         }
-        for _ in 0..self.want_room.len() {
-            let Some(index) = self.want_room.pop_front() else { break };
-            if let WaitReason::BackendFull(request) = self.areas.get(index).wait {
+        for _ in 0..self.capacity_waiters.len() {
+            let Some(index) = self.capacity_waiters.pop_front() else { break };
+            if let WaitReason::BackendFull(request) = self.contexts.get(index).wait {
                 self.try_submit(now, index, request);
             }
         }
-        self.try_pair(now);
+        self.try_start_pair(now);
     }
 
     /// Completes the command of a context whose memory is not accessed anymore.
     pub(super) fn finish(&mut self, now: Instant, index: u16, status: Status, result: u32) {
-        let area = self.areas.get(index);
-        let slot = area.slot;
-        if let Some(buffer) = area.buffer.take() {
+        let context = self.contexts.get(index);
+        let slot = context.slot;
+        if let Some(buffer) = context.buffer.take() {
             self.buffers.release(buffer);
         }
-        self.areas.release(index);
+        self.contexts.release(index);
         self.complete(slot, status, result);
-        self.pair_ended(now, index, status);
+        self.handle_pair_completion(now, index, status);
     }
 
     /// Handles the completion of a host access that belongs to a context.
-    pub(crate) fn host_ended(&mut self, now: Instant, ended: AccessCompletion) {
-        let Some((index, area)) = self.areas.find(ended.id.0 >> 4) else { return };
-        let did = match (area.wait, ended.id.0 & 0xf) {
+    pub(crate) fn handle_access_completion(&mut self, now: Instant, ended: AccessCompletion) {
+        let Some((index, context)) = self.contexts.find(ended.id.0 >> 4) else { return };
+        let step_result = match (context.wait, ended.id.0 & 0xf) {
             (WaitReason::List { len_bytes }, TICKET_LIST) => {
-                area.wait = WaitReason::Nothing;
+                context.wait = WaitReason::Nothing;
                 match ended.result {
                     Ok(()) => {
                         let list = &mut self.scratch[..len_bytes as usize];
                         self.host.take_data(ended.id, list);
                         // A cancelled command starts no further access.
-                        match (area.cancelled, area.walk.feed(list, &mut area.pieces)) {
+                        match (context.cancelled, context.walk.feed(list, &mut context.ranges)) {
                             (None, Ok(next)) => self.follow(index, next),
                             (Some(status), _) | (None, Err(status)) => StepResult::Failed(status),
                         }
@@ -137,20 +137,25 @@ impl<H: HostMemory> Executor<H> {
                     Err(_) => StepResult::Failed(Status::DATA_TRANSFER_ERROR),
                 }
             }
-            (WaitReason::Host(aim), _) => {
-                let (mover, direction) = (&mut area.mover, area.direction);
-                let mut target =
-                    target(&self.buffers, aim, area.buffer, &mut area.bytes, &mut area.differs);
-                mover.end(&mut self.host, ended, direction, &mut target, &mut self.scratch);
-                self.go_on_moving(index, aim)
+            (WaitReason::Host(copy_target), _) => {
+                let (host_copy, direction) = (&mut context.host_copy, context.direction);
+                let mut target = target(
+                    &self.buffers,
+                    copy_target,
+                    context.buffer,
+                    &mut context.bytes,
+                    &mut context.differs,
+                );
+                host_copy.end(&mut self.host, ended, direction, &mut target, &mut self.scratch);
+                self.continue_copy(index, copy_target)
             }
             _ => return,
         };
-        match did {
+        match step_result {
             StepResult::Now(event) => self.drive(now, index, event),
             StepResult::Later => {}
             StepResult::Failed(status) => {
-                let status = self.areas.get(index).cancelled.unwrap_or(status);
+                let status = self.contexts.get(index).cancelled.unwrap_or(status);
                 self.finish(now, index, status, 0);
             }
         }
@@ -158,24 +163,24 @@ impl<H: HostMemory> Executor<H> {
 
     /// Determines the host ranges of the data.
     fn walk(&mut self, index: u16, len_bytes: u32, direction: Direction) -> StepResult {
-        let area = self.areas.get(index);
-        area.direction = direction;
-        let started = match area.data {
+        let context = self.contexts.get(index);
+        context.direction = direction;
+        let started = match context.data {
             CommandData::Pointers => DataPointerWalk::start(
-                &area.command,
+                &context.command,
                 len_bytes,
                 direction,
                 self.page_shift,
-                &mut area.pieces,
+                &mut context.ranges,
             ),
             CommandData::Segment(segment) => {
-                let is_exact = matches!(area.job, Job::Transfer(_));
-                DataPointerWalk::of_segment(segment, len_bytes, is_exact, &mut area.pieces)
+                let is_exact = matches!(context.job, Job::Transfer(_));
+                DataPointerWalk::of_segment(segment, len_bytes, is_exact, &mut context.ranges)
             }
         };
         match started {
             Ok((walk, next)) => {
-                area.walk = walk;
+                context.walk = walk;
                 self.follow(index, next)
             }
             Err(status) => StepResult::Failed(status),
@@ -184,19 +189,19 @@ impl<H: HostMemory> Executor<H> {
 
     /// Supplies the lists that the data pointer walk needs.
     fn follow(&mut self, index: u16, mut next: WalkStep) -> StepResult {
-        let area = self.areas.get(index);
+        let context = self.contexts.get(index);
         loop {
             let WalkStep::List { iova, len_bytes } = next else {
                 return StepResult::Now(JobEvent::Walked);
             };
             let list = &mut self.scratch[..len_bytes as usize];
             match self.host.read(AccessId(u32::from(index) << 4 | TICKET_LIST), iova, list) {
-                Ok(AccessProgress::Done) => match area.walk.feed(list, &mut area.pieces) {
+                Ok(AccessProgress::Done) => match context.walk.feed(list, &mut context.ranges) {
                     Ok(following) => next = following,
                     Err(status) => return StepResult::Failed(status),
                 },
                 Ok(AccessProgress::Pending) => {
-                    area.wait = WaitReason::List { len_bytes };
+                    context.wait = WaitReason::List { len_bytes };
                     return StepResult::Later;
                 }
                 Err(_) => return StepResult::Failed(Status::DATA_TRANSFER_ERROR),
@@ -206,114 +211,126 @@ impl<H: HostMemory> Executor<H> {
 
     /// Resolves the host ranges to segments. Every range is resolved before any data moves, so that a
     /// command with a partly inaccessible buffer fails without effect.
-    fn reach(&mut self, index: u16) -> StepResult {
-        let CommandContext { pieces, segments, .. } = self.areas.get(index);
+    fn resolve_ranges(&mut self, index: u16) -> StepResult {
+        let CommandContext { ranges, segments, .. } = self.contexts.get(index);
         segments.clear();
-        let mut is_reached = true;
-        for piece in pieces.as_slice() {
-            if piece.is_bucket {
-                is_reached = false;
+        let mut is_direct = true;
+        for range in ranges.as_slice() {
+            if range.is_bucket {
+                is_direct = false;
                 continue;
             }
-            match self.host.resolve(piece.iova, piece.len_bytes) {
+            match self.host.resolve(range.iova, range.len_bytes) {
                 Ok(Some(segment)) => append(segments, segment),
-                Ok(None) => is_reached = false,
+                Ok(None) => is_direct = false,
                 Err(_) => return StepResult::Failed(Status::DATA_TRANSFER_ERROR),
             }
         }
-        StepResult::Now(JobEvent::Reached(is_reached.then_some(segments.len())))
+        StepResult::Now(JobEvent::Resolved(is_direct.then_some(segments.len())))
     }
 
     fn take_buffer(&mut self, index: u16, is_zeroed: bool) -> StepResult {
         if self.buffers.count() == 0 {
             return StepResult::Failed(Status::DATA_TRANSFER_ERROR);
         }
-        let area = self.areas.get(index);
-        if self.want_buffer.is_empty()
-            && let Some(event) = allocate_bounce(&self.buffers, area, is_zeroed)
+        let context = self.contexts.get(index);
+        if self.buffer_waiters.is_empty()
+            && let Some(event) = allocate_bounce(&self.buffers, context, is_zeroed)
         {
             return StepResult::Now(event);
         }
-        area.wait = WaitReason::Buffer { is_zeroed };
-        self.want_buffer.push_back(index);
+        context.wait = WaitReason::Buffer { is_zeroed };
+        self.buffer_waiters.push_back(index);
         StepResult::Later
     }
 
-    fn begin_move(&mut self, index: u16, aim: CopyTarget, len_bytes: u32) -> StepResult {
-        self.areas.get(index).mover.begin(len_bytes);
-        self.go_on_moving(index, aim)
+    fn begin_copy(&mut self, index: u16, copy_target: CopyTarget, len_bytes: u32) -> StepResult {
+        self.contexts.get(index).host_copy.begin(len_bytes);
+        self.continue_copy(index, copy_target)
     }
 
-    fn go_on_moving(&mut self, index: u16, aim: CopyTarget) -> StepResult {
-        let area = self.areas.get(index);
-        let (tickets, direction) = (u32::from(index) << 4, area.direction);
-        let mut target =
-            target(&self.buffers, aim, area.buffer, &mut area.bytes, &mut area.differs);
-        let moved = area.mover.run(
+    fn continue_copy(&mut self, index: u16, copy_target: CopyTarget) -> StepResult {
+        let context = self.contexts.get(index);
+        let (tickets, direction) = (u32::from(index) << 4, context.direction);
+        let mut target = target(
+            &self.buffers,
+            copy_target,
+            context.buffer,
+            &mut context.bytes,
+            &mut context.differs,
+        );
+        let copy_state = context.host_copy.run(
             &mut self.host,
             tickets,
-            &area.pieces,
+            &context.ranges,
             direction,
             &mut target,
             &mut self.scratch,
         );
-        match moved {
-            CopyState::Whole => StepResult::Now(JobEvent::Moved { differs: area.differs }),
+        match copy_state {
+            CopyState::Done => StepResult::Now(JobEvent::Copied { differs: context.differs }),
             CopyState::Waiting => {
-                area.wait = WaitReason::Host(aim);
+                context.wait = WaitReason::Host(copy_target);
                 StepResult::Later
             }
             CopyState::Failed => StepResult::Failed(Status::DATA_TRANSFER_ERROR),
         }
     }
 
-    fn submit_work(&mut self, now: Instant, index: u16, work: SubRequest) -> StepResult {
-        let area = self.areas.get(index);
-        let is_there = match work.data {
-            DataLocation::Nowhere => {
-                area.part.clear();
+    fn submit_sub_request(
+        &mut self,
+        now: Instant,
+        index: u16,
+        sub_request: SubRequest,
+    ) -> StepResult {
+        let context = self.contexts.get(index);
+        let has_segments = match sub_request.data {
+            DataLocation::None => {
+                context.part.clear();
                 true
             }
-            DataLocation::Reached { at_bytes, len_bytes } => area.cut(at_bytes, len_bytes),
+            DataLocation::HostMemory { at_bytes, len_bytes } => {
+                context.select_segments(at_bytes, len_bytes)
+            }
             DataLocation::Buffer { len_bytes } => {
-                area.part.clear();
-                area.part.extend(area.buffer.and_then(|buffer| buffer.slice(0, len_bytes)));
-                !area.part.is_empty()
+                context.part.clear();
+                context.part.extend(context.buffer.and_then(|buffer| buffer.slice(0, len_bytes)));
+                !context.part.is_empty()
             }
         };
-        if !is_there {
+        if !has_segments {
             return StepResult::Failed(Status::INTERNAL_ERROR);
         }
         let request = Request {
-            token: area.slot.into(),
-            lba: work.lba,
-            operand: work.operand,
-            blocks: work.blocks,
+            token: context.slot.into(),
+            lba: sub_request.lba,
+            operand: sub_request.operand,
+            blocks: sub_request.blocks,
             segment_first: 0,
-            segment_count: u16::try_from(area.part.len()).unwrap_or(u16::MAX),
+            segment_count: u16::try_from(context.part.len()).unwrap_or(u16::MAX),
             metadata_count: 0,
-            operation: work.operation,
-            flags: work.flags,
+            operation: sub_request.operation,
+            flags: sub_request.flags,
         };
         self.try_submit(now, index, request);
         StepResult::Later
     }
 
     fn try_submit(&mut self, now: Instant, index: u16, request: Request) {
-        let area = self.areas.get(index);
-        let channel = self.directory.channel(area.channel);
-        if channel.is_some_and(|channel| channel.submit_one(now, &request, &area.part)) {
-            area.wait = WaitReason::Backend;
+        let context = self.contexts.get(index);
+        let channel = self.namespace_table.channel(context.channel);
+        if channel.is_some_and(|channel| channel.submit_one(now, &request, &context.part)) {
+            context.wait = WaitReason::Backend;
         } else {
-            area.wait = WaitReason::BackendFull(request);
-            self.want_room.push_back(index);
+            context.wait = WaitReason::BackendFull(request);
+            self.capacity_waiters.push_back(index);
         }
     }
 
     /// Flushes the next block device, from channel `from` on, that has a volatile cache or supports
     /// Flush.
     fn flush_from(&mut self, now: Instant, index: u16, from: u16) -> StepResult {
-        let found = self.directory.open_channels().find(|(number, channel)| {
+        let found = self.namespace_table.open_channels().find(|(number, channel)| {
             *number >= from && (channel.can_flush() || channel.must_flush())
         });
         let Some((number, channel)) = found else {
@@ -322,10 +339,10 @@ impl<H: HostMemory> Executor<H> {
         if !channel.can_flush() {
             return StepResult::Now(JobEvent::Flushed(Some((number, IoStatus::INVALID_OPCODE))));
         }
-        self.areas.get(index).channel = number;
+        self.contexts.get(index).channel = number;
         let flags = tenmil_base::RequestFlags::NONE;
-        let (operation, data) = (Operation::Flush, DataLocation::Nowhere);
-        self.submit_work(
+        let (operation, data) = (Operation::Flush, DataLocation::None);
+        self.submit_sub_request(
             now,
             index,
             SubRequest { operation, flags, lba: 0, operand: 0, blocks: 0, data },
@@ -333,10 +350,10 @@ impl<H: HostMemory> Executor<H> {
     }
 
     fn forward(&mut self, index: u16) -> StepResult {
-        let area = self.areas.get(index);
-        area.wait = WaitReason::Controller;
-        let (command, bytes) = (area.command, area.bytes.clone());
-        self.write(QueueEvent::Reservation { ticket: index.into(), command, bytes });
+        let context = self.contexts.get(index);
+        context.wait = WaitReason::Controller;
+        let (command, bytes) = (context.command, context.bytes.clone());
+        self.push_event(QueueEvent::Reservation { ticket: index.into(), command, bytes });
         StepResult::Later
     }
 }
@@ -357,7 +374,7 @@ fn append(segments: &mut Vec<Segment>, segment: Segment) {
 /// Allocates a bounce buffer for a context.
 fn allocate_bounce(
     buffers: &BouncePool,
-    area: &mut CommandContext,
+    context: &mut CommandContext,
     is_zeroed: bool,
 ) -> Option<JobEvent> {
     let buffer = buffers.take()?;
@@ -365,22 +382,22 @@ fn allocate_bounce(
         // The pool refers to memory that does not exist: the block device will reject the segment.
         debug_assert!(false, "a buffer outside its memory");
     }
-    area.buffer = Some(buffer);
-    Some(JobEvent::Buffered(buffer.len_bytes))
+    context.buffer = Some(buffer);
+    Some(JobEvent::BufferAllocated(buffer.len_bytes))
 }
 
 /// Controller-side buffer of a copy.
 fn target<'a>(
     buffers: &'a BouncePool,
-    aim: CopyTarget,
+    copy_target: CopyTarget,
     buffer: Option<Segment>,
     bytes: &'a mut [u8],
     differs: &'a mut bool,
 ) -> LocalBuffer<'a> {
     let segment = buffer.unwrap_or_default();
-    match aim {
+    match copy_target {
         CopyTarget::Bytes => LocalBuffer::Bytes(bytes),
         CopyTarget::Buffer => LocalBuffer::Buffer(buffers.memory(), segment),
-        CopyTarget::Check => LocalBuffer::Expected { memory: buffers.memory(), segment, differs },
+        CopyTarget::Compare => LocalBuffer::Expected { memory: buffers.memory(), segment, differs },
     }
 }

@@ -21,7 +21,7 @@ pub(super) struct FusedPair {
     second: u16,
     nsid: u32,
     /// Deadline for the pair to get exclusivity.
-    begin_by: Instant,
+    deadline: Instant,
     is_running: bool,
 }
 
@@ -39,26 +39,26 @@ const EXCLUSIVE_TIMEOUT: Span = Span::from_secs(5);
 impl<H: HostMemory> Executor<H> {
     /// Handles a command that starts or follows a fused pair. Returns false if it cannot
     /// begin now.
-    pub(super) fn admit_fused(
+    pub(super) fn begin_fused(
         &mut self,
         now: Instant,
         tag: Tag,
         (command, data): (Command, CommandData),
     ) -> bool {
-        let first = self.first_of(tag.stream);
+        let first = self.first_half(tag.stream);
         match (first, command.fuse()) {
             (None, Fuse::First) => {
-                if let Some(slot) = self.take_slot(tag, &command, State::Parked)
-                    && let Some(first) = self.firsts.get_mut(usize::from(tag.stream))
+                if let Some(slot) = self.take_slot(tag, &command, State::AwaitingSecond)
+                    && let Some(first) = self.first_halves.get_mut(usize::from(tag.stream))
                 {
                     *first = Some(FirstHalf { slot, command, data });
                     self.paused += 1;
                 }
                 true
             }
-            (Some(first), Fuse::Second) => self.admit_pair(now, tag, first, (command, data)),
+            (Some(first), Fuse::Second) => self.begin_pair(now, tag, first, (command, data)),
             (Some(FirstHalf { slot, .. }), _) => {
-                self.unpark(tag.stream);
+                self.release_first_half(tag.stream);
                 self.complete(slot, Status::ABORTED_MISSING_FUSED, 0);
                 self.begin(now, tag, command, data)
             }
@@ -70,45 +70,45 @@ impl<H: HostMemory> Executor<H> {
     }
 
     /// Ends the wait of a first command for its second.
-    pub(super) fn unpark(&mut self, stream: u16) {
-        if self.firsts.get_mut(usize::from(stream)).and_then(Option::take).is_some() {
+    pub(super) fn release_first_half(&mut self, stream: u16) {
+        if self.first_halves.get_mut(usize::from(stream)).and_then(Option::take).is_some() {
             self.paused -= 1;
         }
     }
 
     /// Starts the pair if it has exclusivity. After the deadline the pair fails with a status that the
     /// host may retry: otherwise a hanging command would block all queues that wait for this pair.
-    pub(super) fn try_pair(&mut self, now: Instant) {
+    pub(super) fn try_start_pair(&mut self, now: Instant) {
         let Some(pair) = self.pair.as_mut().filter(|pair| !pair.is_running) else { return };
         let first = pair.first;
-        if self.slots.taken() == self.paused && self.voice.try_acquire(pair.nsid) {
+        if self.slots.taken() == self.paused && self.fused_participant.try_acquire(pair.nsid) {
             pair.is_running = true;
             // Both halves run now. First halves in other streams stay paused.
             self.paused -= 2;
             self.drive(now, first, JobEvent::Begin);
-        } else if now >= pair.begin_by {
+        } else if now >= pair.deadline {
             self.finish(now, first, Status::COMMAND_INTERRUPTED, 0);
         }
     }
 
     /// First command of a fused pair of this stream that awaits its second.
-    pub(super) fn first_of(&self, stream: u16) -> Option<FirstHalf> {
-        self.firsts.get(usize::from(stream)).copied().flatten()
+    pub(super) fn first_half(&self, stream: u16) -> Option<FirstHalf> {
+        self.first_halves.get(usize::from(stream)).copied().flatten()
     }
 
     /// Whether any queue of the subsystem holds exclusivity: then commands begin between
     /// [`begin_exclusive`](Self::begin_exclusive) and [`end_exclusive`](Self::end_exclusive).
     #[inline]
     pub fn is_exclusive(&self) -> bool {
-        self.voice.is_held()
+        self.fused_participant.is_held()
     }
 
     /// Before commands begin while a queue holds exclusivity: bars those of its namespace. A request
     /// detected only now bars nothing yet, so that all queues make progress between two pairs.
     #[cold]
     pub fn begin_exclusive(&mut self) {
-        (self.quiesces, self.barred) = match self.voice.check() {
-            ExclusiveState::Nobody => (None, None),
+        (self.quiesce_nsid, self.blocked_nsid) = match self.fused_participant.check() {
+            ExclusiveState::Free => (None, None),
             ExclusiveState::Requested(nsid) => (Some(nsid), None),
             ExclusiveState::Held(nsid) => (Some(nsid), Some(nsid)),
         };
@@ -118,25 +118,26 @@ impl<H: HostMemory> Executor<H> {
     /// namespace.
     #[cold]
     pub fn end_exclusive(&mut self) {
-        self.barred = None;
-        if self.quiesces.take().is_some_and(|nsid| self.is_quiet_in(nsid)) {
-            self.voice.ack_quiesced();
+        self.blocked_nsid = None;
+        if self.quiesce_nsid.take().is_some_and(|nsid| self.is_quiesced_in(nsid)) {
+            self.fused_participant.ack_quiesced();
         }
     }
 
     /// Whether no command executes in a namespace. Halves of waiting pairs do not count.
-    fn is_quiet_in(&mut self, nsid: u32) -> bool {
-        let Self { slots, areas, directory, .. } = self;
-        let mut there = slots.iter().filter(|(_, slot)| directory.nsid_of(slot.channel()) == nsid);
+    fn is_quiesced_in(&mut self, nsid: u32) -> bool {
+        let Self { slots, contexts, namespace_table, .. } = self;
+        let mut there =
+            slots.iter().filter(|(_, slot)| namespace_table.nsid_of(slot.channel()) == nsid);
         there.all(|(_, slot)| match slot.state() {
-            State::Free | State::Parked => true,
+            State::Free | State::AwaitingSecond => true,
             State::Fast => false,
-            State::Slow => areas.get(slot.area).wait == WaitReason::Pair,
+            State::Slow => contexts.get(slot.context).wait == WaitReason::Pair,
         })
     }
 
     /// Handles the end of the command in context `index`, which may be half of the pair.
-    pub(super) fn pair_ended(&mut self, now: Instant, index: u16, status: Status) {
+    pub(super) fn handle_pair_completion(&mut self, now: Instant, index: u16, status: Status) {
         let Some(FusedPair { first, second, is_running, .. }) = self.pair else { return };
         if index == first {
             if !is_running {
@@ -148,7 +149,7 @@ impl<H: HostMemory> Executor<H> {
             }
         } else if index == second {
             self.pair = None;
-            self.voice.release();
+            self.fused_participant.release();
         }
     }
 
@@ -157,19 +158,19 @@ impl<H: HostMemory> Executor<H> {
         self.pair.as_ref().filter(|pair| !pair.is_running).map(|pair| pair.first)
     }
 
-    fn admit_pair(
+    fn begin_pair(
         &mut self,
         now: Instant,
         tag: Tag,
         FirstHalf { slot, command: first, data: first_data }: FirstHalf,
         (second, second_data): (Command, CommandData),
     ) -> bool {
-        if self.pair.is_some() || self.areas.room() < 2 {
+        if self.pair.is_some() || self.contexts.free_count() < 2 {
             return false;
         }
         let plans = self.plan_pair(&first, &second);
-        let (nsid, begin_by) = (first.nsid(), now.after(EXCLUSIVE_TIMEOUT));
-        self.unpark(tag.stream);
+        let (nsid, deadline) = (first.nsid(), now.after(EXCLUSIVE_TIMEOUT));
+        self.release_first_half(tag.stream);
         let Some(second_slot) = self.take_slot(tag, &second, State::Slow) else { return true };
         match plans {
             Err((status, second_status)) => {
@@ -177,17 +178,17 @@ impl<H: HostMemory> Executor<H> {
                 self.complete(second_slot, second_status, 0);
             }
             Ok([first_plan, second_plan]) => {
-                let areas = [
+                let contexts = [
                     self.take_context(slot, (first, first_data), first_plan),
                     self.take_context(second_slot, (second, second_data), second_plan),
                 ];
-                if let [Some(first), Some(second)] = areas {
-                    self.areas.get(first).wait = WaitReason::Pair;
-                    self.areas.get(second).wait = WaitReason::Pair;
+                if let [Some(first), Some(second)] = contexts {
+                    self.contexts.get(first).wait = WaitReason::Pair;
+                    self.contexts.get(second).wait = WaitReason::Pair;
                     self.pair =
-                        Some(FusedPair { first, second, nsid, begin_by, is_running: false });
+                        Some(FusedPair { first, second, nsid, deadline, is_running: false });
                     self.paused += 2;
-                    self.try_pair(now);
+                    self.try_start_pair(now);
                 }
             }
         }

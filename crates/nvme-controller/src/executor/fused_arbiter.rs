@@ -38,37 +38,37 @@ pub struct FusedArbiter {
 struct ArbiterState {
     rounds: u64,
     /// Queues that request exclusivity, each with its namespace. The first one holds it.
-    line: VecDeque<(u64, u32)>,
+    waiters: VecDeque<(u64, u32)>,
     queues: BTreeMap<u64, ParticipantState>,
-    numbers: u64,
+    last_number: u64,
 }
 
 /// Arbiter's view of a queue.
 #[derive(Default)]
 struct ParticipantState {
     /// Round in which the queue has quiesced.
-    quiet_in: u64,
+    quiesced_round: u64,
     waker: Option<WakeFn>,
 }
 
 /// One queue's part in the arbiter.
 #[derive(Debug)]
 pub(super) struct FusedParticipant {
-    floor: Arc<FusedArbiter>,
+    arbiter: Arc<FusedArbiter>,
     number: u64,
     /// Last round that the queue has seen.
-    heard: u64,
+    seen_round: u64,
     /// Namespace held by another queue in that round, if any.
     nsid: Option<u32>,
     /// The queue has acknowledged that round.
-    is_told: bool,
+    is_acknowledged: bool,
 }
 
 /// Exclusivity as seen by one queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ExclusiveState {
     /// No other queue holds it.
-    Nobody,
+    Free,
     /// Another queue requests it for this namespace; newly detected.
     Requested(u32),
     /// Another queue holds it for this namespace, or waits for the acknowledgments.
@@ -79,28 +79,34 @@ impl FusedArbiter {
     /// Adds a participant for a new queue: from now on its acknowledgment is required.
     pub(super) fn join(self: &Arc<Self>) -> FusedParticipant {
         let mut state = self.lock();
-        state.numbers += 1;
-        let number = state.numbers;
+        state.last_number += 1;
+        let number = state.last_number;
         // A new queue has no command in flight and fetches none in the namespace until the current round
         // ends.
         let round = self.round.load(Ordering::Relaxed);
-        state.queues.insert(number, ParticipantState { quiet_in: round, waker: None });
-        let nsid = state.line.front().map(|(_, nsid)| *nsid);
+        state.queues.insert(number, ParticipantState { quiesced_round: round, waker: None });
+        let nsid = state.waiters.front().map(|(_, nsid)| *nsid);
         drop(state);
-        FusedParticipant { floor: Arc::clone(self), number, heard: round, nsid, is_told: true }
+        FusedParticipant {
+            arbiter: Arc::clone(self),
+            number,
+            seen_round: round,
+            nsid,
+            is_acknowledged: true,
+        }
     }
 
     /// Starts a round for the first queue in line. Returns the wakers of all participants, which the
     /// caller invokes after unlocking.
     #[must_use]
     fn next_round(&self, state: &mut ArbiterState) -> Vec<WakeFn> {
-        if state.line.is_empty() {
+        if state.waiters.is_empty() {
             self.round.store(0, Ordering::Release);
             return Vec::new();
         }
         state.rounds += 1;
         self.round.store(state.rounds, Ordering::Release);
-        state.queues.values().filter_map(|known| known.waker.clone()).collect()
+        state.queues.values().filter_map(|participant| participant.waker.clone()).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, ArbiterState> {
@@ -112,54 +118,54 @@ impl FusedParticipant {
     /// Whether any queue holds exclusivity, including this one.
     #[inline]
     pub(super) fn is_held(&self) -> bool {
-        self.floor.round.load(Ordering::Acquire) != 0
+        self.arbiter.round.load(Ordering::Acquire) != 0
     }
 
     /// Whether another queue waits for the acknowledgment of this one.
     #[inline]
     pub(super) fn must_ack(&self) -> bool {
-        !self.is_told && self.floor.round.load(Ordering::Relaxed) == self.heard
+        !self.is_acknowledged && self.arbiter.round.load(Ordering::Relaxed) == self.seen_round
     }
 
     /// Sets the waker, invoked when a round starts, and when a queue acknowledges while this one holds
     /// exclusivity.
-    pub(super) fn set_arbiter_waker(&self, waker: WakeFn) {
-        if let Some(known) = self.floor.lock().queues.get_mut(&self.number) {
-            known.waker = Some(waker);
+    pub(super) fn set_waker(&self, waker: WakeFn) {
+        if let Some(participant) = self.arbiter.lock().queues.get_mut(&self.number) {
+            participant.waker = Some(waker);
         }
     }
 
     /// Checks the state of the arbiter.
     #[cold]
     pub(super) fn check(&mut self) -> ExclusiveState {
-        let round = self.floor.round.load(Ordering::Acquire);
-        if round == self.heard {
+        let round = self.arbiter.round.load(Ordering::Acquire);
+        if round == self.seen_round {
             return self
                 .nsid
                 .filter(|_| round != 0)
-                .map_or(ExclusiveState::Nobody, ExclusiveState::Held);
+                .map_or(ExclusiveState::Free, ExclusiveState::Held);
         }
-        let state = self.floor.lock();
+        let state = self.arbiter.lock();
         // Another round may have started since the load.
-        self.heard = self.floor.round.load(Ordering::Relaxed);
-        let others = state.line.front().filter(|(number, _)| *number != self.number);
+        self.seen_round = self.arbiter.round.load(Ordering::Relaxed);
+        let others = state.waiters.front().filter(|(number, _)| *number != self.number);
         self.nsid = others.map(|(_, nsid)| *nsid);
-        self.is_told = self.nsid.is_none();
-        self.nsid.map_or(ExclusiveState::Nobody, ExclusiveState::Requested)
+        self.is_acknowledged = self.nsid.is_none();
+        self.nsid.map_or(ExclusiveState::Free, ExclusiveState::Requested)
     }
 
     /// Acknowledges the round: no command of this queue executes in the namespace, and none will before
     /// the round ends. Wakes the holder.
     pub(super) fn ack_quiesced(&mut self) {
-        if core::mem::replace(&mut self.is_told, true) {
+        if core::mem::replace(&mut self.is_acknowledged, true) {
             return;
         }
-        let mut state = self.floor.lock();
-        if let Some(known) = state.queues.get_mut(&self.number) {
-            known.quiet_in = self.heard;
+        let mut state = self.arbiter.lock();
+        if let Some(participant) = state.queues.get_mut(&self.number) {
+            participant.quiesced_round = self.seen_round;
         }
-        let owner = state.line.front().and_then(|(number, _)| state.queues.get(number));
-        let waker = owner.and_then(|known| known.waker.clone());
+        let owner = state.waiters.front().and_then(|(number, _)| state.queues.get(number));
+        let waker = owner.and_then(|participant| participant.waker.clone());
         drop(state);
         if let Some(waker) = waker {
             waker();
@@ -169,33 +175,33 @@ impl FusedParticipant {
     /// Requests exclusivity for a namespace, or checks whether the request is granted and acknowledged by
     /// all queues. Requests are served in order.
     pub(super) fn try_acquire(&self, nsid: u32) -> bool {
-        let mut state = self.floor.lock();
-        let mut bells = Vec::new();
-        if !state.line.iter().any(|(number, _)| *number == self.number) {
-            state.line.push_back((self.number, nsid));
-            if state.line.len() == 1 {
-                bells = self.floor.next_round(&mut state);
+        let mut state = self.arbiter.lock();
+        let mut wakers = Vec::new();
+        if !state.waiters.iter().any(|(number, _)| *number == self.number) {
+            state.waiters.push_back((self.number, nsid));
+            if state.waiters.len() == 1 {
+                wakers = self.arbiter.next_round(&mut state);
             }
         }
-        let round = self.floor.round.load(Ordering::Relaxed);
-        let is_first = state.line.front().is_some_and(|(number, _)| *number == self.number);
-        let is_quiet = |(number, known): (&u64, &ParticipantState)| {
-            *number == self.number || known.quiet_in == round
+        let round = self.arbiter.round.load(Ordering::Relaxed);
+        let is_first = state.waiters.front().is_some_and(|(number, _)| *number == self.number);
+        let is_quiesced = |(number, participant): (&u64, &ParticipantState)| {
+            *number == self.number || participant.quiesced_round == round
         };
-        let is_alone = is_first && state.queues.iter().all(is_quiet);
+        let is_granted = is_first && state.queues.iter().all(is_quiesced);
         drop(state);
-        bells.iter().for_each(|waker| waker());
-        is_alone
+        wakers.iter().for_each(|waker| waker());
+        is_granted
     }
 
     /// Releases exclusivity, or withdraws the request.
     pub(super) fn release(&self) {
-        let mut state = self.floor.lock();
-        let had_it = state.line.front().is_some_and(|(number, _)| *number == self.number);
-        state.line.retain(|(number, _)| *number != self.number);
-        let bells = if had_it { self.floor.next_round(&mut state) } else { Vec::new() };
+        let mut state = self.arbiter.lock();
+        let was_holder = state.waiters.front().is_some_and(|(number, _)| *number == self.number);
+        state.waiters.retain(|(number, _)| *number != self.number);
+        let wakers = if was_holder { self.arbiter.next_round(&mut state) } else { Vec::new() };
         drop(state);
-        bells.iter().for_each(|waker| waker());
+        wakers.iter().for_each(|waker| waker());
     }
 }
 
@@ -203,13 +209,13 @@ impl Drop for FusedParticipant {
     /// Removes the participant: its acknowledgment is no longer required.
     fn drop(&mut self) {
         self.release();
-        self.floor.lock().queues.remove(&self.number);
+        self.arbiter.lock().queues.remove(&self.number);
     }
 }
 
 impl fmt::Debug for ParticipantState {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Known").field("quiet_in", &self.quiet_in).finish_non_exhaustive()
+        out.debug_struct("Known").field("quiet_in", &self.quiesced_round).finish_non_exhaustive()
     }
 }
 
@@ -222,9 +228,9 @@ mod tests {
 
     #[test]
     fn the_floor_is_given_when_all_others_are_quiet_and_not_before() {
-        let floor = Arc::<FusedArbiter>::default();
-        let [first, mut second, third] = [0; 3].map(|_| floor.join());
-        assert!(!second.is_held() && second.check() == ExclusiveState::Nobody);
+        let arbiter = Arc::<FusedArbiter>::default();
+        let [first, mut second, third] = [0; 3].map(|_| arbiter.join());
+        assert!(!second.is_held() && second.check() == ExclusiveState::Free);
         assert!(!first.try_acquire(7), "two others run");
         assert_eq!(
             (second.check(), second.check()),
@@ -235,7 +241,7 @@ mod tests {
         drop(third);
         assert!(first.try_acquire(7));
         first.release();
-        assert!(!second.is_held() && second.check() == ExclusiveState::Nobody);
+        assert!(!second.is_held() && second.check() == ExclusiveState::Free);
         assert!(!first.try_acquire(7), "an old word does not count for a new round");
         assert_eq!(second.check(), ExclusiveState::Requested(7));
         assert!(second.must_ack());
@@ -251,15 +257,15 @@ mod tests {
 
     #[test]
     fn whoever_was_first_in_line_is_first() {
-        let floor = Arc::<FusedArbiter>::default();
-        let [mut first, mut second, mut third] = [0; 3].map(|_| floor.join());
+        let arbiter = Arc::<FusedArbiter>::default();
+        let [mut first, mut second, mut third] = [0; 3].map(|_| arbiter.join());
         assert!(!first.try_acquire(1) && !second.try_acquire(2) && !third.try_acquire(3));
         second.check();
         second.ack_quiesced();
         third.check();
         third.ack_quiesced();
         assert!(!second.try_acquire(2) && first.try_acquire(1));
-        assert_eq!(first.check(), ExclusiveState::Nobody, "one's own round stops nobody");
+        assert_eq!(first.check(), ExclusiveState::Free, "one's own round stops nobody");
         second.release();
         assert!(first.try_acquire(1), "who leaves the line disturbs nobody");
         first.release();
@@ -275,10 +281,10 @@ mod tests {
 
     #[test]
     fn a_queue_that_comes_while_the_floor_is_taken_is_in_nobodys_way() {
-        let floor = Arc::<FusedArbiter>::default();
-        let first = floor.join();
+        let arbiter = Arc::<FusedArbiter>::default();
+        let first = arbiter.join();
         assert!(first.try_acquire(7));
-        let mut second = floor.join();
+        let mut second = arbiter.join();
         assert!(first.try_acquire(7));
         assert_eq!(second.check(), ExclusiveState::Held(7), "and takes nothing there");
         first.release();
@@ -288,11 +294,11 @@ mod tests {
 
     #[test]
     fn every_round_is_rung_and_every_word_that_is_waited_for() {
-        let floor = Arc::<FusedArbiter>::default();
-        let [mut first, second] = [0; 2].map(|_| floor.join());
+        let arbiter = Arc::<FusedArbiter>::default();
+        let [mut first, second] = [0; 2].map(|_| arbiter.join());
         let rung = Arc::new(AtomicU32::new(0));
         let waker = Arc::clone(&rung);
-        second.set_arbiter_waker(Arc::new(move || {
+        second.set_waker(Arc::new(move || {
             waker.fetch_add(1, Ordering::Relaxed);
         }));
         assert!(!first.try_acquire(1) && !first.try_acquire(1));

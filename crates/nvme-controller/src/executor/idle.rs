@@ -16,38 +16,38 @@ use super::channel::Channel;
 
 impl<H: HostMemory> Executor<H> {
     /// Enables completion signals before the thread sleeps. Returns true if the thread must stay awake.
-    /// The caller then polls once more, and checks [`is_unheard`](Self::is_unheard) if that poll found
+    /// The caller then polls once more, and checks [`lacks_wakeup`](Self::lacks_wakeup) if that poll found
     /// nothing. `is_held` tells whether the owner has a command that could not begin.
     pub fn arm(&mut self, is_held: bool) -> bool {
-        let has_stuck_work = !self.want_room.is_empty()
-            && self.directory.channels().all(|channel| channel.is_idle());
-        if has_stuck_work || self.waits_for_floor(is_held) {
+        let has_stuck_work = !self.capacity_waiters.is_empty()
+            && self.namespace_table.channels().all(|channel| channel.is_idle());
+        if has_stuck_work || self.waits_for_exclusivity(is_held) {
             return true;
         }
-        self.directory.channels().any(Channel::arm)
+        self.namespace_table.channels().any(Channel::arm)
     }
 
     /// Whether, since [`arm`](Self::arm), something is pending that has no wake-up.
-    pub fn is_unheard(&mut self, is_held: bool) -> bool {
-        self.waits_for_floor(is_held)
-            || self.directory.channels().any(|channel| channel.lacks_wakeup())
+    pub fn lacks_wakeup(&mut self, is_held: bool) -> bool {
+        self.waits_for_exclusivity(is_held)
+            || self.namespace_table.channels().any(|channel| channel.lacks_wakeup())
     }
 
     /// Whether a command waits for exclusivity or its release, or an acknowledgment is due.
-    fn waits_for_floor(&self, is_held: bool) -> bool {
-        let is_held = is_held && self.voice.is_held();
-        self.waiting_pair().is_some() || is_held || self.voice.must_ack()
+    fn waits_for_exclusivity(&self, is_held: bool) -> bool {
+        let is_held = is_held && self.fused_participant.is_held();
+        self.waiting_pair().is_some() || is_held || self.fused_participant.must_ack()
     }
 
     /// Disables completion signals after the thread has woken.
     pub fn disarm(&mut self) {
-        self.directory.channels().for_each(Channel::disarm);
+        self.namespace_table.channels().for_each(Channel::disarm);
     }
 
     /// Passes the descriptors of block devices opened since the last call to `each`. A descriptor becomes
     /// readable when a completion is available; closing a channel closes its descriptor.
     pub fn new_descriptors(&mut self, each: &mut dyn FnMut(BorrowedFd<'_>)) {
-        for channel in self.directory.channels() {
+        for channel in self.namespace_table.channels() {
             channel.new_descriptor().into_iter().for_each(&mut *each);
         }
     }

@@ -40,11 +40,11 @@ pub(super) enum Job {
     /// Copy.
     Copy(Copy),
     /// Write Zeroes or Verify, emulated for a block device without it.
-    Fill(EmulatedZeroesVerify),
+    Emulated(EmulatedZeroesVerify),
     /// Flush of every namespace.
     FlushAll(FlushAll),
     /// Reservation command.
-    Forwarded(ReservationJob),
+    Reservation(ReservationJob),
 }
 
 /// Next operation that a job requires.
@@ -61,7 +61,7 @@ pub(super) enum JobStep {
     /// The bytes of the buffer, copied to the host.
     ToHost(u32),
     /// The bytes of the buffer, compared with the next bytes of the data.
-    Check(u32),
+    Compare(u32),
     /// Non-block data from the host.
     ReadParameters(u32),
     /// Non-block data to the host.
@@ -92,9 +92,9 @@ pub(super) struct SubRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DataLocation {
     /// No data.
-    Nowhere,
+    None,
     /// In host memory.
-    Reached { at_bytes: u32, len_bytes: u32 },
+    HostMemory { at_bytes: u32, len_bytes: u32 },
     /// At the start of the bounce buffer.
     Buffer { len_bytes: u32 },
 }
@@ -107,17 +107,17 @@ pub(super) enum JobEvent {
     /// The host ranges are known.
     Walked,
     /// The block device can access the data in this many segments, or cannot.
-    Reached(Option<usize>),
+    Resolved(Option<usize>),
     /// A buffer of this many bytes is allocated.
-    Buffered(u32),
+    BufferAllocated(u32),
     /// Bytes have been copied or compared.
-    Moved { differs: bool },
+    Copied { differs: bool },
     /// The request has completed.
-    Answered(IoStatus),
+    RequestCompleted(IoStatus),
     /// A flush of this channel has completed, or no channel is left.
     Flushed(Option<(u16, IoStatus)>),
     /// The controller has returned the result.
-    Decided(Status, u32),
+    ControllerCompleted(Status, u32),
 }
 
 /// Block range of a command, in blocks of the block device.
@@ -139,9 +139,9 @@ impl Job {
             Self::Transfer(job) => job.next(event),
             Self::Ranges(job) => job.next(event, bytes),
             Self::Copy(job) => job.next(event, command, bytes),
-            Self::Fill(job) => job.next(event),
+            Self::Emulated(job) => job.next(event),
             Self::FlushAll(job) => job.next(event),
-            Self::Forwarded(job) => job.next(event, bytes),
+            Self::Reservation(job) => job.next(event, bytes),
         }
     }
 }
@@ -155,7 +155,7 @@ impl JobStep {
 
     /// Result for an event that does not match the last step. This is a bug in the driver; a host or a
     /// block device cannot cause it.
-    fn confused() -> Self {
+    fn unexpected_event() -> Self {
         debug_assert!(false, "an event that answers no step");
         Self::refused(Status::INTERNAL_ERROR)
     }

@@ -30,7 +30,7 @@ pub(super) struct FastPathNamespace {
     pub(super) blocks_max: u32,
     pub(super) block_shift: u8,
     /// Blocks of the block device per logical block, as a power of two.
-    pub(super) medium_shift: u8,
+    pub(super) device_shift: u8,
     /// [`FAST_READ`], [`FAST_WRITE`], and why other accesses are rejected.
     pub(super) rights: u8,
 }
@@ -55,7 +55,7 @@ const NO_ENTRY: FastPathNamespace = FastPathNamespace {
     channel: NO_CHANNEL,
     blocks_max: 0,
     block_shift: 0,
-    medium_shift: 0,
+    device_shift: 0,
     rights: 0,
 };
 
@@ -68,7 +68,7 @@ impl NamespaceTable {
     /// Applies a new snapshot: opens channels to new block devices and retires those that are gone.
     /// Returns the errors as text.
     pub(super) fn update(&mut self, namespaces: &Namespaces) -> Vec<String> {
-        let mut troubles = Vec::new();
+        let mut errors = Vec::new();
         self.nsid_max = namespaces.nsid_max();
         self.entries.clear();
         self.entries.resize(namespaces.table_len(), NO_ENTRY);
@@ -78,45 +78,45 @@ impl NamespaceTable {
         for namespace in namespaces.iter() {
             let channel = match self.channel_to(namespace) {
                 Ok(channel) => channel,
-                Err(trouble) => {
-                    troubles.push(format!("namespace {}: {trouble}", namespace.nsid));
+                Err(error) => {
+                    errors.push(format!("namespace {}: {error}", namespace.nsid));
                     NO_CHANNEL
                 }
             };
             self.entries[namespace.nsid as usize] = entry(namespace, channel);
         }
         self.has_retired = self.channels.iter().flatten().any(|channel| channel.is_retired);
-        troubles
+        errors
     }
 
     fn channel_to(&mut self, namespace: &Namespace) -> Result<u16, Error> {
-        let (nsid, medium) = (namespace.nsid, &namespace.medium);
-        let known = self.channels.iter_mut().position(|place| {
-            place.as_mut().is_some_and(|channel| {
-                let is_it = channel.nsid == nsid && channel.leads_to(medium);
-                channel.is_retired &= !is_it;
-                if is_it {
+        let (nsid, device) = (namespace.nsid, &namespace.device);
+        let known = self.channels.iter_mut().position(|slot| {
+            slot.as_mut().is_some_and(|channel| {
+                let is_match = channel.nsid == nsid && channel.is_for(device);
+                channel.is_retired &= !is_match;
+                if is_match {
                     channel.cache.clone_from(&namespace.cache);
                 }
-                is_it
+                is_match
             })
         });
-        let place = match known {
-            Some(place) => place,
+        let index = match known {
+            Some(index) => index,
             None => {
-                let mut channel = Channel::open(nsid, medium, self.depth)?;
+                let mut channel = Channel::open(nsid, device, self.depth)?;
                 channel.cache = namespace.cache.clone();
                 let free = self.channels.iter().position(Option::is_none);
-                let place = free.unwrap_or_else(|| {
+                let index = free.unwrap_or_else(|| {
                     self.channels.push(None);
                     self.channels.len() - 1
                 });
-                self.channels[place] = Some(channel);
-                place
+                self.channels[index] = Some(channel);
+                index
             }
         };
-        u16::try_from(place)
-            .map_err(|_| format!("{place} channels are open, expected fewer"))
+        u16::try_from(index)
+            .map_err(|_| format!("{index} channels are open, expected fewer"))
             .map_err(Error::environment)
     }
 
@@ -131,11 +131,11 @@ impl NamespaceTable {
     #[cold]
     fn close_retired(&mut self, is_used: impl Fn(u16) -> bool) {
         self.has_retired = false;
-        for (index, place) in (0..).zip(self.channels.iter_mut()) {
-            if place.as_ref().is_some_and(|channel| channel.is_retired) {
-                let is_free = place.as_ref().is_some_and(Channel::is_idle) && !is_used(index);
+        for (index, slot) in (0..).zip(self.channels.iter_mut()) {
+            if slot.as_ref().is_some_and(|channel| channel.is_retired) {
+                let is_free = slot.as_ref().is_some_and(Channel::is_idle) && !is_used(index);
                 if is_free {
-                    *place = None;
+                    *slot = None;
                 } else {
                     self.has_retired = true;
                 }
@@ -183,7 +183,7 @@ impl NamespaceTable {
     pub(super) fn open_channels(&self) -> impl Iterator<Item = (u16, &Channel)> {
         (0..)
             .zip(self.channels.iter())
-            .filter_map(|(index, place)| Some((index, place.as_ref()?)))
+            .filter_map(|(index, slot)| Some((index, slot.as_ref()?)))
             .filter(|(_, channel)| !channel.is_retired)
     }
 
@@ -215,12 +215,12 @@ impl NamespaceTable {
 }
 
 fn entry(namespace: &Namespace, channel: u16) -> FastPathNamespace {
-    let medium_shift = namespace.medium_shift();
+    let device_shift = namespace.device_shift();
     let limits = &namespace.limits;
     let mut rights = 0;
     if let Some(reservation) = namespace.reservation {
-        rights |= if reservation.refuses_reads() { READ_CONFLICT } else { 0 };
-        rights |= if reservation.refuses_writes() { WRITE_CONFLICT } else { 0 };
+        rights |= if reservation.rejects_reads() { READ_CONFLICT } else { 0 };
+        rights |= if reservation.rejects_writes() { WRITE_CONFLICT } else { 0 };
     }
     rights |= if namespace.is_write_protected { WRITE_PROTECTED } else { 0 };
     let unavailable = refusal(namespace);
@@ -228,17 +228,17 @@ fn entry(namespace: &Namespace, channel: u16) -> FastPathNamespace {
     if is_open && rights & READ_CONFLICT == 0 && limits.operations.has(Operation::Read) {
         rights |= FAST_READ;
     }
-    let refuses_writes = rights & (WRITE_CONFLICT | WRITE_PROTECTED) != 0;
-    if is_open && !refuses_writes && limits.operations.has(Operation::Write) {
+    let rejects_writes = rights & (WRITE_CONFLICT | WRITE_PROTECTED) != 0;
+    if is_open && !rejects_writes && limits.operations.has(Operation::Write) {
         rights |= FAST_WRITE;
     }
     FastPathNamespace {
         block_count: namespace.block_count,
         unavailable,
         channel,
-        blocks_max: limits.request_blocks_max >> medium_shift,
+        blocks_max: limits.request_blocks_max >> device_shift,
         block_shift: namespace.block_shift,
-        medium_shift,
+        device_shift,
         rights,
     }
 }

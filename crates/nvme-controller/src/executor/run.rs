@@ -21,8 +21,8 @@ pub(crate) struct CommandRun<'a> {
     kind: RunKind,
     slot: Slot,
     window: Option<Window>,
-    taking: AllocCursor<'a>,
-    gathering: BatchBuilder<'a>,
+    slot_alloc: AllocCursor<'a>,
+    batch: BatchBuilder<'a>,
     traffic: &'a mut TrafficCounters,
 }
 
@@ -30,12 +30,12 @@ impl<H: HostMemory> Executor<H> {
     /// Whether commands may begin as a run: no half of a fused pair waits, and no namespace is barred.
     #[inline(always)]
     pub fn may_run(&self) -> bool {
-        self.barred.is_none() && self.paused == 0
+        self.blocked_nsid.is_none() && self.paused == 0
     }
 
     /// Begins the command in `words`, if it is of the fast path, and then those of its kind that `follow`
     /// passes to [`CommandRun::begin`]; it returns their number, and something for the caller. There must
-    /// be [`room`](Self::room) for all, and they [`may_run`](Self::may_run).
+    /// be [`free_count`](Self::free_count) for all, and they [`may_run`](Self::may_run).
     #[inline(always)]
     pub(crate) fn begin_run<R>(
         &mut self,
@@ -44,31 +44,33 @@ impl<H: HostMemory> Executor<H> {
         follow: impl FnOnce(&mut CommandRun<'_>) -> (u32, R),
     ) -> Option<(u32, R)> {
         let nsid = high32(words[0]);
-        let entry = self.directory.entry(nsid).copied()?;
+        let entry = self.namespace_table.entry(nsid).copied()?;
         let kind = RunKind::of(words, &entry, self.page_bytes, self.write_flags)?;
-        let channel = self.directory.channel(entry.channel)?;
-        let mut plain = [0; 4];
-        for (place, word) in plain.iter_mut().zip(SIMPLE_IO_WORDS) {
+        let channel = self.namespace_table.channel(entry.channel)?;
+        let mut simple_words = [0; 4];
+        for (place, word) in simple_words.iter_mut().zip(SIMPLE_IO_WORDS) {
             *place = words[word];
         }
-        let Ok(Some(segment)) = self.host.resolve(plain[1], kind.len_bytes) else { return None };
-        if !kind.has(plain) || self.slots.room() == 0 {
+        let Ok(Some(segment)) = self.host.resolve(simple_words[1], kind.len_bytes) else {
+            return None;
+        };
+        if !kind.has(simple_words) || self.slots.free_count() == 0 {
             return None;
         }
         let window = self.host.direct_window(kind.len_bytes);
-        let slot = kind.slot.of_stream(stream);
-        let (taking, gathering) = (self.slots.take_many(), channel.gather_many(kind.like));
+        let slot = kind.slot.with_stream(stream);
+        let (slot_alloc, batch) = (self.slots.allocate_many(), channel.batch_many(kind.template));
         let traffic = &mut self.traffic;
-        let mut run = CommandRun { kind, slot, window, taking, gathering, traffic };
+        let mut run = CommandRun { kind, slot, window, slot_alloc, batch, traffic };
         // From here on, every accepted command has a slot and a batched request.
-        run.put(plain, segment);
+        run.put(simple_words, segment);
         let (count, rest) = follow(&mut run);
         run.finish(count + 1);
         Some((count + 1, rest))
     }
 
     /// Begins the commands at the front of `commands` that are of the fast path and alike. Returns their
-    /// number. There must be [`room`](Self::room) for all, and no half of a fused pair may wait:
+    /// number. There must be [`free_count`](Self::free_count) for all, and no half of a fused pair may wait:
     /// see [`may_run`](Self::may_run).
     #[inline]
     pub fn begin_segments<'a>(
@@ -80,17 +82,17 @@ impl<H: HostMemory> Executor<H> {
         let mut words = command.0;
         let word = words[0] & !CID;
         words[0] &= !PSDT;
-        let Some(entry) = self.directory.entry(command.nsid()).copied() else { return 0 };
+        let Some(entry) = self.namespace_table.entry(command.nsid()).copied() else { return 0 };
         let kind = RunKind::of(&words, &entry, u64::MAX, self.write_flags);
         let Some(mut kind) = kind.filter(|kind| kind.len_bytes == segment.len_bytes) else {
             return 0;
         };
-        let Some(channel) = self.directory.channel(entry.channel) else { return 0 };
+        let Some(channel) = self.namespace_table.channel(entry.channel) else { return 0 };
         kind.word = word;
-        let slot = kind.slot.of_stream(stream);
-        let (taking, gathering) = (self.slots.take_many(), channel.gather_many(kind.like));
+        let slot = kind.slot.with_stream(stream);
+        let (slot_alloc, batch) = (self.slots.allocate_many(), channel.batch_many(kind.template));
         let (window, traffic) = (None, &mut self.traffic);
-        let mut run = CommandRun { kind, slot, window, taking, gathering, traffic };
+        let mut run = CommandRun { kind, slot, window, slot_alloc, batch, traffic };
         let mut count = 0;
         let mut next = Some((id, command, segment));
         while let Some((id, command, segment)) = next {
@@ -111,7 +113,7 @@ impl<H: HostMemory> Executor<H> {
     /// Submits the batched requests of all channels.
     #[inline]
     pub fn submit(&mut self, now: Instant) {
-        for channel in self.directory.channels() {
+        for channel in self.namespace_table.channels() {
             channel.submit(now);
         }
     }
@@ -125,19 +127,19 @@ impl<H: HostMemory> Executor<H> {
         now: Instant,
         mut end_run: impl FnMut(&mut Slots, &[IoCompletion]) -> u32,
     ) -> bool {
-        if self.answers.remaining() == 0 {
-            self.make_answers();
+        if self.completions.remaining() == 0 {
+            self.allocate_completions();
         }
-        let mut has_answers = false;
-        for index in 0..self.directory.channel_count() {
-            let Some(channel) = self.directory.channel(index) else { continue };
-            channel.poll(now, &mut self.answers);
-            if !self.answers.as_slice().is_empty() {
-                has_answers = true;
-                self.take_answers(now, &mut end_run);
+        let mut has_completions = false;
+        for index in 0..self.namespace_table.channel_count() {
+            let Some(channel) = self.namespace_table.channel(index) else { continue };
+            channel.poll(now, &mut self.completions);
+            if !self.completions.as_slice().is_empty() {
+                has_completions = true;
+                self.handle_completions(now, &mut end_run);
             }
         }
-        has_answers
+        has_completions
     }
 
     /// Handles completions of the block devices, and calls `finish` with the identifier and dword 0 of each
@@ -145,12 +147,14 @@ impl<H: HostMemory> Executor<H> {
     /// commands that they finish are in [`take_finished`](Self::take_finished).
     #[inline(always)]
     pub fn poll_each(&mut self, now: Instant, mut finish: impl FnMut(u16, u32)) -> bool {
-        self.poll(now, |slots, answers| {
+        self.poll(now, |slots, completions| {
             let mut releasing = slots.release_many();
             let mut count = 0;
-            for answer in answers.iter().take_while(|answer| answer.status.is_success()) {
-                let Some(id) = releasing.release(answer.token) else { break };
-                finish(id, answer.result);
+            for completion in
+                completions.iter().take_while(|completion| completion.status.is_success())
+            {
+                let Some(id) = releasing.release(completion.token) else { break };
+                finish(id, completion.result);
                 count += 1;
             }
             releasing.finish(count);
@@ -160,11 +164,11 @@ impl<H: HostMemory> Executor<H> {
 
     /// Allocates the completion batch at first use.
     #[cold]
-    fn make_answers(&mut self) {
-        self.answers = CompletionBatch::with_capacity(self.slots.count());
+    fn allocate_completions(&mut self) {
+        self.completions = CompletionBatch::with_capacity(self.slots.count());
     }
 
-    fn take_answers(
+    fn handle_completions(
         &mut self,
         now: Instant,
         end_run: &mut impl FnMut(&mut Slots, &[IoCompletion]) -> u32,
@@ -172,25 +176,25 @@ impl<H: HostMemory> Executor<H> {
         let mut at = 0;
         loop {
             if !self.is_stopping {
-                at += end_run(&mut self.slots, &self.answers.as_slice()[at..]) as usize;
+                at += end_run(&mut self.slots, &self.completions.as_slice()[at..]) as usize;
             }
-            let Some(answer) = self.answers.as_slice().get(at).copied() else { break };
-            self.take_answer(now, answer);
+            let Some(completion) = self.completions.as_slice().get(at).copied() else { break };
+            self.handle_completion(now, completion);
             at += 1;
         }
-        self.answers.clear();
+        self.completions.clear();
     }
 
     /// Handles one completion. One for an unknown token is an error of the block device and is ignored.
     #[inline(never)]
-    fn take_answer(&mut self, now: Instant, answer: IoCompletion) {
-        let Some(slot) = self.slots.get(answer.token) else { return };
+    fn handle_completion(&mut self, now: Instant, completion: IoCompletion) {
+        let Some(slot) = self.slots.get(completion.token) else { return };
         match slot.state() {
             State::Fast => {
-                let status = Status(answer.status.0);
-                self.complete(low16(answer.token), status, answer.result);
+                let status = Status(completion.status.0);
+                self.complete(low16(completion.token), status, completion.result);
             }
-            _ => self.answered(now, slot.area, answer.status),
+            _ => self.handle_request_completion(now, slot.context, completion.status),
         }
     }
 }
@@ -198,26 +202,27 @@ impl<H: HostMemory> Executor<H> {
 impl CommandRun<'_> {
     /// Begins the command with these words, if it belongs to the run. Returns whether it does.
     #[inline(always)]
-    pub(crate) fn begin(&mut self, plain: [u64; 4]) -> bool {
-        let segment = self.window.and_then(|window| window.at(plain[1]));
-        segment.is_some_and(|segment| self.kind.has(plain) && self.put(plain, segment))
+    pub(crate) fn begin(&mut self, simple_words: [u64; 4]) -> bool {
+        let segment = self.window.and_then(|window| window.at(simple_words[1]));
+        segment
+            .is_some_and(|segment| self.kind.has(simple_words) && self.put(simple_words, segment))
     }
 
     #[inline(always)]
     fn put(&mut self, [word, _, lba, _]: [u64; 4], segment: Segment) -> bool {
-        let Some(token) = self.taking.take(self.slot.of(lba, low16(word >> 16))) else {
+        let Some(token) = self.slot_alloc.take(self.slot.of(lba, low16(word >> 16))) else {
             return false;
         };
-        self.gathering.put(token.into(), lba << self.kind.medium_shift, segment);
+        self.batch.put(token.into(), lba << self.kind.device_shift, segment);
         true
     }
 
     /// Ends the run, in which `count` commands were begun.
     #[inline(always)]
     fn finish(self, count: u32) {
-        let Self { kind, taking, gathering, traffic, .. } = self;
-        taking.finish(count);
-        gathering.finish(count);
+        let Self { kind, slot_alloc, batch, traffic, .. } = self;
+        slot_alloc.finish(count);
+        batch.finish(count);
         traffic.add(kind.class(), count, u64::from(kind.len_bytes) * u64::from(count));
     }
 }
@@ -234,11 +239,11 @@ struct RunKind {
     /// Mask of the page offset, and highest offset at which the data fits in the page.
     page_mask: u64,
     offset_max: u64,
-    medium_shift: u8,
+    device_shift: u8,
     /// Template of their slots, without block and identifier.
     slot: Slot,
     /// Template of their requests, without token, block and segment.
-    like: Request,
+    template: Request,
 }
 
 const CID: u64 = 0xffff_0000;
@@ -276,10 +281,10 @@ impl RunKind {
             lba_max: entry.block_count.checked_sub(blocks.into())?,
             page_mask: page_bytes - 1,
             offset_max: page_bytes.checked_sub(len_bytes)?,
-            medium_shift: entry.medium_shift,
-            slot: Slot::new(0, 0, entry.channel, 0, opcode).in_state(State::Fast),
-            like: Request {
-                blocks: blocks << entry.medium_shift,
+            device_shift: entry.device_shift,
+            slot: Slot::new(0, 0, entry.channel, 0, opcode).with_state(State::Fast),
+            template: Request {
+                blocks: blocks << entry.device_shift,
                 segment_count: 1,
                 operation,
                 flags: flags(cdw12).union(forced),
@@ -300,7 +305,7 @@ impl RunKind {
 
     /// Index in [`TrafficCounters`].
     fn class(&self) -> usize {
-        usize::from(self.like.operation != Operation::Write) + 1
+        usize::from(self.template.operation != Operation::Write) + 1
     }
 }
 

@@ -13,7 +13,7 @@
 pub(crate) struct Slots {
     slots: Box<[Slot]>,
     /// First free slot: the one freed last, which is still in the cache. A free slot stores the index of
-    /// the next free one in `area`.
+    /// the next free one in `context`.
     free: u16,
     taken: u32,
 }
@@ -27,7 +27,7 @@ pub(super) struct Slot {
     /// Fields of the fast path, loaded and stored as one word.
     key: u64,
     /// Index of the command context; valid only in [`State::Slow`].
-    pub(super) area: u16,
+    pub(super) context: u16,
 }
 
 const _: () = assert!(size_of::<Slot>() == 24, "as drawn");
@@ -66,7 +66,7 @@ pub(super) enum State {
     /// The command has a context.
     Slow,
     /// First command of a fused pair whose second has not arrived.
-    Parked,
+    AwaitingSecond,
 }
 
 impl Slot {
@@ -77,19 +77,19 @@ impl Slot {
             | (channel as u64) << CHANNEL
             | (stream as u64) << STREAM
             | (opcode as u64) << OPCODE;
-        Self { lba, key, area: 0 }
+        Self { lba, key, context: 0 }
     }
 
     /// Sets the state.
     #[inline]
-    pub(super) const fn in_state(mut self, state: State) -> Self {
+    pub(super) const fn with_state(mut self, state: State) -> Self {
         self.set_state(state);
         self
     }
 
     /// Sets the stream.
     #[inline]
-    pub(super) const fn of_stream(mut self, stream: u16) -> Self {
+    pub(super) const fn with_stream(mut self, stream: u16) -> Self {
         self.set_stream(stream);
         self
     }
@@ -136,7 +136,7 @@ impl Slot {
             0 => State::Free,
             1 => State::Fast,
             2 => State::Slow,
-            _ => State::Parked,
+            _ => State::AwaitingSecond,
         }
     }
 
@@ -157,7 +157,7 @@ impl Slot {
     #[inline]
     const fn free(&mut self, first: &mut u16, index: u16) {
         self.key = 0;
-        self.area = *first;
+        self.context = *first;
         *first = index;
     }
 
@@ -173,7 +173,7 @@ impl Slots {
     pub(super) fn new(count: u16) -> Self {
         let slots = (0..count).map(|index| {
             let next = if index + 1 < count { index + 1 } else { NONE };
-            Slot { area: next, ..Slot::new(0, 0, 0, 0, 0) }
+            Slot { context: next, ..Slot::new(0, 0, 0, 0, 0) }
         });
         Self { slots: slots.collect(), free: 0, taken: 0 }
     }
@@ -191,7 +191,7 @@ impl Slots {
 
     /// Number of free slots.
     #[inline]
-    pub(super) fn room(&self) -> usize {
+    pub(super) fn free_count(&self) -> usize {
         self.slots.len() - self.taken as usize
     }
 
@@ -200,7 +200,7 @@ impl Slots {
     pub(super) fn take(&mut self, command: Slot) -> Option<u16> {
         let index = self.free;
         let slot = self.slots.get_mut(usize::from(index))?;
-        self.free = slot.area;
+        self.free = slot.context;
         self.taken += 1;
         *slot = command;
         Some(index)
@@ -208,7 +208,7 @@ impl Slots {
 
     /// Starts a loop that allocates many slots.
     #[inline(always)]
-    pub(super) fn take_many(&mut self) -> AllocCursor<'_> {
+    pub(super) fn allocate_many(&mut self) -> AllocCursor<'_> {
         let Self { slots, free, taken } = self;
         AllocCursor { slots, free: *free, free_before: free, taken_before: taken }
     }
@@ -254,7 +254,7 @@ impl AllocCursor<'_> {
     pub(super) fn take(&mut self, command: Slot) -> Option<u16> {
         let index = self.free;
         let slot = self.slots.get_mut(usize::from(index))?;
-        self.free = slot.area;
+        self.free = slot.context;
         *slot = command;
         Some(index)
     }
@@ -296,11 +296,11 @@ mod tests {
     #[test]
     fn a_full_table_takes_nothing_and_a_number_is_out_once() {
         let mut slots = Slots::new(2);
-        let command = |id| Slot::new(0, id, 0, 0, 2).in_state(State::Fast);
+        let command = |id| Slot::new(0, id, 0, 0, 2).with_state(State::Fast);
         let (first, second) = (slots.take(command(7)).unwrap(), slots.take(command(8)).unwrap());
         assert_ne!(first, second);
         assert_eq!(slots.take(command(9)), None);
-        assert_eq!((slots.taken(), slots.room()), (2, 0));
+        assert_eq!((slots.taken(), slots.free_count()), (2, 0));
         assert_eq!(slots.get(u64::from(second)).unwrap().id(), 8);
         assert_eq!(slots.release(first).id(), 7);
         assert!(slots.get(u64::from(first)).is_none(), "a free slot holds no command");
@@ -312,23 +312,23 @@ mod tests {
         assert_eq!(releasing.release(second.into()), None, "once");
         assert_eq!(releasing.release(u64::MAX), None);
         releasing.finish(1);
-        assert_eq!((slots.taken(), slots.room()), (1, 1));
-        let mut taking = slots.take_many();
+        assert_eq!((slots.taken(), slots.free_count()), (1, 1));
+        let mut taking = slots.allocate_many();
         assert_eq!(taking.take(command(3)), Some(second));
         assert_eq!(taking.take(command(4)), None, "full");
         taking.finish(1);
-        assert_eq!((slots.taken(), slots.room()), (2, 0));
+        assert_eq!((slots.taken(), slots.free_count()), (2, 0));
     }
 
     #[test]
     fn every_part_of_a_slot_comes_back_and_changes_alone() {
-        let mut slot = Slot::new(u64::MAX, 0xabcd, 0x1234, 0xf00f, 0x9e).in_state(State::Slow);
+        let mut slot = Slot::new(u64::MAX, 0xabcd, 0x1234, 0xf00f, 0x9e).with_state(State::Slow);
         let parts =
             |slot: &Slot| (slot.id(), slot.channel(), slot.stream(), slot.opcode(), slot.state());
         assert_eq!(parts(&slot), (0xabcd, 0x1234, 0xf00f, 0x9e, State::Slow));
         slot.set_channel(0xffff);
         slot.set_stream(1);
-        slot.set_state(State::Parked);
-        assert_eq!(parts(&slot), (0xabcd, 0xffff, 1, 0x9e, State::Parked));
+        slot.set_state(State::AwaitingSecond);
+        assert_eq!(parts(&slot), (0xabcd, 0xffff, 1, 0x9e, State::AwaitingSecond));
     }
 }

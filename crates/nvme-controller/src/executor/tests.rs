@@ -9,8 +9,8 @@ use super::{CommandData, Executor, ExecutorConfig, ExecutorContext, SegmentMemor
 use crate::BouncePool;
 use crate::controller::interface::AdminResult;
 use crate::executor::FusedArbiter;
+use crate::fuzz::block_device::FakeDevice;
 use crate::fuzz::host::{BOUNCE, HOST, Ram};
-use crate::fuzz::medium::FakeMedium;
 use crate::namespace::{CopyLimits, Identity, Namespace, Namespaces, Versioned};
 use crate::queue::QueueEvent;
 
@@ -19,13 +19,13 @@ const WRONG_LENGTH: Status = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
 
 struct Rig {
     ram: Arc<Ram>,
-    medium: Arc<FakeMedium>,
-    floor: Arc<FusedArbiter>,
+    device: Arc<FakeDevice>,
+    fused_arbiter: Arc<FusedArbiter>,
     executor: Executor<SegmentMemory>,
     now: Instant,
 }
 
-fn namespace(nsid: u32, medium: &Arc<FakeMedium>) -> Namespace {
+fn namespace(nsid: u32, device: &Arc<FakeDevice>) -> Namespace {
     Namespace {
         nsid,
         block_shift: 9,
@@ -36,24 +36,24 @@ fn namespace(nsid: u32, medium: &Arc<FakeMedium>) -> Namespace {
         reservation: None,
         identity: Identity::default(),
         copy: CopyLimits::DEFAULT,
-        limits: medium.limits(),
-        medium: medium.clone(),
+        limits: device.limits(),
+        device: device.clone(),
         cache: None,
     }
 }
 
 impl Rig {
     fn new() -> Self {
-        Self::with(|medium| medium)
+        Self::with(|device| device)
     }
 
     /// An executor over namespaces 1 and 2, with two command contexts.
-    fn with(change: impl FnOnce(FakeMedium) -> FakeMedium) -> Self {
+    fn with(change: impl FnOnce(FakeDevice) -> FakeDevice) -> Self {
         let ram = Ram::new(0x4_0000, 0x1_0000);
-        let medium = Arc::new(change(FakeMedium::new(&ram, BLOCKS)));
-        let floor = Arc::<FusedArbiter>::default();
-        let executor = executor(&ram, &medium, &floor);
-        Self { ram, medium, floor, executor, now: Instant::default() }
+        let device = Arc::new(change(FakeDevice::new(&ram, BLOCKS)));
+        let fused_arbiter = Arc::<FusedArbiter>::default();
+        let executor = executor(&ram, &device, &fused_arbiter);
+        Self { ram, device, fused_arbiter, executor, now: Instant::default() }
     }
 
     fn begin(&mut self, id: u16, command: Command, segment: Segment) -> bool {
@@ -62,7 +62,7 @@ impl Rig {
     }
 
     /// Polls once. Returns what has completed: identifiers, and statuses of those of the slow path.
-    fn turn(&mut self) -> Vec<(u16, Status)> {
+    fn poll(&mut self) -> Vec<(u16, Status)> {
         self.now = self.now.after(Span::from_us(1));
         let mut ended = Vec::new();
         self.executor.begin_iteration(self.now);
@@ -78,7 +78,7 @@ impl Rig {
     fn run(&mut self, command: Command, segment: Segment) -> Status {
         assert!(self.begin(77, command, segment));
         for _ in 0..1000 {
-            if let [ended] = self.turn()[..] {
+            if let [ended] = self.poll()[..] {
                 assert_eq!(ended.0, 77);
                 return ended.1;
             }
@@ -96,16 +96,16 @@ impl Rig {
 
 fn executor(
     ram: &Arc<Ram>,
-    medium: &Arc<FakeMedium>,
-    floor: &Arc<FusedArbiter>,
+    device: &Arc<FakeDevice>,
+    fused_arbiter: &Arc<FusedArbiter>,
 ) -> Executor<SegmentMemory> {
     let mut namespaces = Namespaces::new(4);
-    namespaces.insert(Arc::new(namespace(1, medium)));
-    namespaces.insert(Arc::new(namespace(2, medium)));
+    namespaces.insert(Arc::new(namespace(1, device)));
+    namespaces.insert(Arc::new(namespace(2, device)));
     let published = Versioned::new(Arc::new(namespaces));
     let bounce = Segment { region: BOUNCE, offset: 0, len_bytes: 4096 };
     let shared = ExecutorContext {
-        floor: floor.clone(),
+        fused_arbiter: fused_arbiter.clone(),
         is_write_through: Arc::default(),
         buffers: BouncePool::new(ram.clone(), vec![bounce]),
     };
@@ -113,7 +113,7 @@ fn executor(
         page_shift: 12,
         transfer_bytes_max: 64 << 10,
         in_flight_max: 16,
-        areas: 2,
+        contexts_max: 2,
     };
     let whole = Segment { region: HOST, offset: 0x1_0000, len_bytes: 0x2_0000 };
     let memory = SegmentMemory::new(ram.clone(), whole);
@@ -151,7 +151,7 @@ fn what_was_written_from_a_segment_is_read_into_another() {
         rig.ram.host()[from].copy_from_slice(&bytes);
         if is_run {
             assert_eq!(rig.run_of(&[(write(4, blocks), data(0, len))]), 1);
-            assert_eq!(rig.turn(), [(0, Status::SUCCESS)]);
+            assert_eq!(rig.poll(), [(0, Status::SUCCESS)]);
         } else {
             assert_eq!(rig.run(write(4, blocks), data(0, len)), Status::SUCCESS);
         }
@@ -166,9 +166,9 @@ fn commands_alike_begin_together_and_end_under_their_own_tags() {
     let reads: Vec<_> = (0..5).map(|at| (read(at, 1), data(at * 512, 512))).collect();
     assert_eq!(rig.run_of(&reads), 5);
     assert_eq!(rig.executor.taken(), 5);
-    let ended: Vec<u16> = rig.turn().into_iter().map(|(id, _)| id).collect();
+    let ended: Vec<u16> = rig.poll().into_iter().map(|(id, _)| id).collect();
     assert_eq!(ended, [0, 1, 2, 3, 4]);
-    assert_eq!((rig.executor.taken(), rig.medium.blocks().log.len()), (0, 5));
+    assert_eq!((rig.executor.taken(), rig.device.blocks().log.len()), (0, 5));
     assert_eq!(rig.executor.take_traffic(rig.now).read_commands, 5);
 }
 
@@ -189,7 +189,7 @@ fn a_run_ends_before_a_command_of_another_kind() {
     for other in others {
         let mut rig = Rig::new();
         assert_eq!(rig.run_of(&[first, other, first]), 1, "{other:?}");
-        assert_eq!(rig.turn(), [(0, Status::SUCCESS)]);
+        assert_eq!(rig.poll(), [(0, Status::SUCCESS)]);
     }
     // And no run begins with one that is refused.
     let refused = [(read(0, 2), data(0, 512)), (read(0, 1), data(0, 1024))];
@@ -202,9 +202,9 @@ fn a_run_ends_before_a_command_of_another_kind() {
 fn data_of_another_length_than_the_blocks_are_refused_and_nothing_is_transferred() {
     let bare = OperationSet::of(&[Operation::Read, Operation::Write, Operation::Flush]);
     for is_bare in [false, true] {
-        let mut rig = Rig::with(|medium| match is_bare {
-            true => medium.limited(|limits| limits.operations = bare),
-            false => medium,
+        let mut rig = Rig::with(|device| match is_bare {
+            true => device.limited(|limits| limits.operations = bare),
+            false => device,
         });
         for opcode in [IoOpcode::Read, IoOpcode::Write, IoOpcode::Compare] {
             for len in [0, 508, 512, 1020, 1028, 2048] {
@@ -212,7 +212,7 @@ fn data_of_another_length_than_the_blocks_are_refused_and_nothing_is_transferred
                 assert_eq!(status, WRONG_LENGTH, "{opcode:?} with {len} bytes");
             }
         }
-        assert!(rig.medium.blocks().log.is_empty());
+        assert!(rig.device.blocks().log.is_empty());
         assert_eq!(rig.run(io(IoOpcode::Compare, 1, 0, 2), data(0, 1024)), Status::SUCCESS);
     }
 }
@@ -238,7 +238,7 @@ fn a_report_fills_the_rest_of_its_segment_with_zeroes() {
         panic!("it is for the controller")
     };
     rig.executor.complete_reservation(rig.now, ticket, AdminResult::OK, &[1; 20]);
-    assert_eq!(rig.turn(), [(3, Status::SUCCESS)]);
+    assert_eq!(rig.poll(), [(3, Status::SUCCESS)]);
     let bytes = rig.ram.host()[0x1_0000..0x1_0100].to_vec();
     assert!(bytes[..20] == [1; 20] && bytes[20..0x80] == [0; 0x6c]);
     assert!(bytes[0x80..] == [0xee; 0x80], "and nothing else");
@@ -246,14 +246,14 @@ fn a_report_fills_the_rest_of_its_segment_with_zeroes() {
 
 #[test]
 fn a_command_that_finds_no_context_is_refused_until_one_is_free() {
-    let mut rig = Rig::with(|medium| medium.later(1));
+    let mut rig = Rig::with(|device| device.later(1));
     let long = (read(0, 128), data(0, 64 << 10));
     assert!(rig.begin(1, long.0, long.1) && rig.begin(2, long.0, long.1));
     assert!(!rig.begin(3, long.0, long.1), "there are two");
     assert_eq!(rig.executor.taken(), 2, "it has left nothing");
     let mut ended = Vec::new();
     while ended.is_empty() {
-        ended = rig.turn();
+        ended = rig.poll();
     }
     assert!(rig.begin(3, long.0, long.1));
 }
@@ -268,22 +268,22 @@ fn a_fused_pair_compares_and_writes_segments_and_nothing_begins_meanwhile() {
     assert!(!rig.executor.may_run() && !rig.executor.has_pair());
     assert!(rig.begin(2, write, data(512, 512)));
     assert!(rig.executor.has_pair());
-    let mut ended = rig.turn();
-    ended.extend(rig.turn());
+    let mut ended = rig.poll();
+    ended.extend(rig.poll());
     assert_eq!(ended, [(1, Status::SUCCESS), (2, Status::SUCCESS)]);
     assert!(rig.executor.may_run() && !rig.executor.has_pair());
-    assert_eq!(rig.medium.blocks().bytes[9 * 512], 5);
+    assert_eq!(rig.device.blocks().bytes[9 * 512], 5);
     // A wrong length of one half fails both.
     assert!(rig.begin(1, compare, data(0, 512)) && rig.begin(2, write, data(0, 1024)));
-    let mut ended = rig.turn();
-    ended.extend(rig.turn());
+    let mut ended = rig.poll();
+    ended.extend(rig.poll());
     assert!(ended.contains(&(2, WRONG_LENGTH)) || ended.contains(&(1, Status::COMPARE_FAILURE)));
 }
 
 #[test]
 fn commands_of_a_namespace_that_another_queue_holds_do_not_begin() {
-    let mut rig = Rig::with(|medium| medium.later(3));
-    let mut other = executor(&rig.ram, &rig.medium, &rig.floor);
+    let mut rig = Rig::with(|device| device.later(3));
+    let mut other = executor(&rig.ram, &rig.device, &rig.fused_arbiter);
     // The other queue waits for this one, which executes a command.
     assert!(rig.begin(1, read(0, 1), data(0, 512)));
     for (id, opcode, fuse) in
@@ -308,12 +308,12 @@ fn commands_of_a_namespace_that_another_queue_holds_do_not_begin() {
 
 #[test]
 fn an_aborted_half_finishes_and_one_that_executes_does_not() {
-    let mut rig = Rig::with(|medium| medium.later(5));
+    let mut rig = Rig::with(|device| device.later(5));
     let compare = io(IoOpcode::Compare, 1, 9, 1).with_fuse(Fuse::First);
     assert!(rig.begin(1, compare, data(0, 512)));
     assert!(rig.executor.abort(rig.now, Tag { stream: 0, id: 1 }));
     assert!(!rig.executor.abort(rig.now, Tag { stream: 0, id: 1 }), "it is gone");
-    assert_eq!(rig.turn(), [(1, Status::ABORT_REQUESTED)]);
+    assert_eq!(rig.poll(), [(1, Status::ABORT_REQUESTED)]);
     assert_eq!(rig.run_of(&[(read(0, 1), data(0, 512))]), 1);
     rig.executor.submit(rig.now);
     assert!(!rig.executor.abort(rig.now, Tag { stream: 0, id: 0 }));
@@ -322,7 +322,7 @@ fn an_aborted_half_finishes_and_one_that_executes_does_not() {
 
 #[test]
 fn a_stopped_executor_completes_no_command_and_drains() {
-    let mut rig = Rig::with(|medium| medium.later(7));
+    let mut rig = Rig::with(|device| device.later(7));
     let reads: Vec<_> = (0..4).map(|at| (read(at, 1), data(at * 512, 512))).collect();
     assert_eq!(rig.run_of(&reads), 4);
     rig.executor.submit(rig.now);

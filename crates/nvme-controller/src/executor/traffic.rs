@@ -39,21 +39,21 @@ impl TrafficCounters {
     }
 
     #[inline]
-    pub(super) fn work(&mut self, now: Instant) {
+    pub(super) fn set_busy(&mut self, now: Instant) {
         self.busy_since.get_or_insert(now);
     }
 
     #[inline]
-    pub(super) fn rest(&mut self, now: Instant) {
+    pub(super) fn set_idle(&mut self, now: Instant) {
         if let Some(since) = self.busy_since.take() {
             self.busy_ns += now.since(since).ns;
         }
     }
 
     pub(super) fn take(&mut self, now: Instant) -> IoCounters {
-        let is_working = self.busy_since.is_some();
-        self.rest(now);
-        self.busy_since = is_working.then_some(now);
+        let is_busy = self.busy_since.is_some();
+        self.set_idle(now);
+        self.busy_since = is_busy.then_some(now);
         let traffic = IoCounters {
             read_bytes: self.bytes[2],
             written_bytes: self.bytes[1],

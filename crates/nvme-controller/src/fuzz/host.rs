@@ -23,9 +23,9 @@ pub(crate) struct Ram {
     /// No access may be started.
     is_closed: AtomicBool,
     /// The host has revoked the controller's access.
-    is_cut: AtomicBool,
+    is_revoked: AtomicBool,
     /// The controller has acknowledged the revocation.
-    has_let_go: AtomicBool,
+    has_acknowledged: AtomicBool,
     /// Number of forbidden accesses.
     violations: AtomicU64,
 }
@@ -38,14 +38,14 @@ pub(crate) struct HostBehavior {
     /// Block devices can access the data.
     pub(crate) shares_data: bool,
     /// Accesses complete some polls later, in any order.
-    pub(crate) answers_later: bool,
+    pub(crate) completes_later: bool,
 }
 
 /// Channel to the host's memory.
 #[derive(Debug)]
 pub(crate) struct FakeHost {
     ram: Arc<Ram>,
-    manners: HostBehavior,
+    behavior: HostBehavior,
     random: Random,
     pending: Vec<(AccessId, Access)>,
     arrived: Vec<(AccessId, Vec<u8>)>,
@@ -75,8 +75,8 @@ impl Ram {
             regions: [Mutex::new(vec![0; host_bytes]), Mutex::new(vec![0; bounce_bytes])],
             is_sealed: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
-            is_cut: AtomicBool::new(false),
-            has_let_go: AtomicBool::new(false),
+            is_revoked: AtomicBool::new(false),
+            has_acknowledged: AtomicBool::new(false),
             violations: AtomicU64::new(0),
         })
     }
@@ -98,15 +98,15 @@ impl Ram {
 
     /// Revokes or restores the controller's access.
     #[cfg(test)]
-    pub(crate) fn cut(&self, is_cut: bool) {
-        self.has_let_go.store(false, Ordering::SeqCst);
-        self.is_cut.store(is_cut, Ordering::SeqCst);
+    pub(crate) fn revoke(&self, is_revoked: bool) {
+        self.has_acknowledged.store(false, Ordering::SeqCst);
+        self.is_revoked.store(is_revoked, Ordering::SeqCst);
     }
 
     /// Whether the controller has acknowledged the revocation. After that, every access is a violation.
     #[cfg(test)]
-    pub(crate) fn has_let_go(&self) -> bool {
-        self.has_let_go.load(Ordering::SeqCst)
+    pub(crate) fn has_acknowledged(&self) -> bool {
+        self.has_acknowledged.load(Ordering::SeqCst)
     }
 
     pub(crate) fn violations(&self) -> u64 {
@@ -170,19 +170,19 @@ impl Memory for Ram {
 }
 
 impl FakeHost {
-    pub(crate) fn new(ram: &Arc<Ram>, manners: HostBehavior, seed: u64) -> Self {
+    pub(crate) fn new(ram: &Arc<Ram>, behavior: HostBehavior, seed: u64) -> Self {
         Self {
             ram: ram.clone(),
-            manners,
+            behavior,
             random: Random::new(seed),
             pending: Vec::new(),
             arrived: Vec::new(),
         }
     }
 
-    fn now_or_later(&mut self, ticket: AccessId, access: Access) -> AccessProgress {
+    fn start_access(&mut self, ticket: AccessId, access: Access) -> AccessProgress {
         // A slow host completes some accesses at once.
-        if self.manners.answers_later && self.random.chance(3, 4) {
+        if self.behavior.completes_later && self.random.chance(3, 4) {
             self.pending.push((ticket, access));
             return AccessProgress::Pending;
         }
@@ -193,7 +193,7 @@ impl FakeHost {
 impl Clone for FakeHost {
     /// A separate channel: the same memory, other access identifiers.
     fn clone(&self) -> Self {
-        Self::new(&self.ram, self.manners, self.random.clone().next_u64())
+        Self::new(&self.ram, self.behavior, self.random.clone().next_u64())
     }
 }
 
@@ -203,14 +203,14 @@ impl RingMemory for FakeHost {
     fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<FakeEntries>, AccessFault> {
         self.ram.exists(iova, len_bytes)?;
         let entries = FakeEntries { ram: self.ram.clone(), iova, len_bytes };
-        Ok(self.manners.shares_rings.then_some(entries))
+        Ok(self.behavior.shares_rings.then_some(entries))
     }
 }
 
 impl HostMemory for FakeHost {
     fn resolve(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, AccessFault> {
         self.ram.exists(iova, len_bytes.into())?;
-        Ok(self.manners.shares_data.then_some(Segment { region: HOST, offset: iova, len_bytes }))
+        Ok(self.behavior.shares_data.then_some(Segment { region: HOST, offset: iova, len_bytes }))
     }
 
     fn read(
@@ -220,7 +220,7 @@ impl HostMemory for FakeHost {
         into: &mut [u8],
     ) -> Result<AccessProgress, AccessFault> {
         self.ram.exists(iova, into.len() as u64)?;
-        let progress = self.now_or_later(ticket, Access::Read(iova, into.len()));
+        let progress = self.start_access(ticket, Access::Read(iova, into.len()));
         if progress == AccessProgress::Done {
             self.ram.with(HOST, iova, into.len(), |bytes| into.copy_from_slice(bytes));
         }
@@ -234,7 +234,7 @@ impl HostMemory for FakeHost {
         from: &[u8],
     ) -> Result<AccessProgress, AccessFault> {
         self.ram.exists(iova, from.len() as u64)?;
-        let progress = self.now_or_later(ticket, Access::Write(iova, from.to_vec()));
+        let progress = self.start_access(ticket, Access::Write(iova, from.to_vec()));
         if progress == AccessProgress::Done {
             self.ram.with(HOST, iova, from.len(), |bytes| bytes.copy_from_slice(from));
         }
@@ -242,11 +242,11 @@ impl HostMemory for FakeHost {
     }
 
     fn is_revoked(&mut self) -> bool {
-        self.ram.is_cut.load(Ordering::SeqCst)
+        self.ram.is_revoked.load(Ordering::SeqCst)
     }
 
     fn ack_revocation(&mut self) {
-        self.ram.has_let_go.store(true, Ordering::SeqCst);
+        self.ram.has_acknowledged.store(true, Ordering::SeqCst);
         self.ram.seal(true);
     }
 

@@ -4,7 +4,7 @@ use tenmil_base::{Instant, RingMemory};
 use tenmil_wire::Status;
 
 use super::Queue;
-use crate::controller::Preempted;
+use crate::controller::WriterGuard;
 use crate::executor::{Tag, low16};
 
 impl<H: RingMemory> Queue<H> {
@@ -35,7 +35,7 @@ impl<H: RingMemory> Queue<H> {
 
     /// Aborts the outstanding commands of a namespace after its reservation was preempted: see
     /// [`Executor::abort_namespace`](crate::executor::Executor::abort_namespace).
-    pub fn abort_namespace(&mut self, now: Instant, nsid: u32, preempted: &Preempted) {
+    pub fn abort_namespace(&mut self, now: Instant, nsid: u32, preempted: &WriterGuard) {
         self.executor.abort_namespace(now, nsid, preempted);
         self.post_finished();
     }

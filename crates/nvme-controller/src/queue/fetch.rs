@@ -13,11 +13,11 @@ use crate::executor::{CommandData, FinishedCommand, Slots, Tag, low16};
 impl<H: RingMemory> Queue<H> {
     /// Fetches a burst of commands, if fetching is permitted now. Returns their number.
     #[inline(always)]
-    pub(super) fn take(&mut self, now: Instant) -> u32 {
-        let takes_none = self.executor.is_stopping() || self.is_on_hold;
+    pub(super) fn fetch_burst(&mut self, now: Instant) -> u32 {
+        let is_stopped = self.executor.is_stopping() || self.is_paused;
         if self.executor.is_exclusive() {
-            self.fetch_unblocked(now, takes_none)
-        } else if takes_none {
+            self.fetch_unblocked(now, is_stopped)
+        } else if is_stopped {
             0
         } else {
             self.fetch(now)
@@ -26,9 +26,9 @@ impl<H: RingMemory> Queue<H> {
 
     /// Fetches the commands that may run while a queue of the subsystem holds exclusivity.
     #[cold]
-    fn fetch_unblocked(&mut self, now: Instant, takes_none: bool) -> u32 {
+    fn fetch_unblocked(&mut self, now: Instant, is_stopped: bool) -> u32 {
         self.executor.begin_exclusive();
-        let taken = if takes_none { 0 } else { self.fetch(now) };
+        let taken = if is_stopped { 0 } else { self.fetch(now) };
         self.executor.end_exclusive();
         taken
     }
@@ -53,7 +53,7 @@ impl<H: RingMemory> Queue<H> {
         let (waiting, invalid) = queue.read_doorbell(&self.doorbells);
         let is_open = waiting > 0 && !queue.is_closing;
         if invalid.is_some() {
-            self.executor.write(QueueEvent::InvalidDoorbell(InvalidDoorbell::Value));
+            self.executor.push_event(QueueEvent::InvalidDoorbell(InvalidDoorbell::Value));
         }
         if !is_open {
             return 0;
@@ -100,15 +100,15 @@ impl<H: RingMemory> Queue<H> {
     /// Number of the `wanted` commands that may be fetched: each needs a slot and a completion entry.
     #[inline]
     pub(super) fn fetch_budget(&mut self, wanted: u32) -> u32 {
-        let (taken, room) = (self.executor.taken(), self.executor.room());
-        let mut places = self.completion.room() as usize - taken;
-        if places < wanted as usize {
+        let (taken, free_count) = (self.executor.taken(), self.executor.free_count());
+        let mut free_entries = self.completion.free_count() as usize - taken;
+        if free_entries < wanted as usize {
             if self.completion.read_doorbell(&self.doorbells).is_some() {
-                self.executor.write(QueueEvent::InvalidDoorbell(InvalidDoorbell::Value));
+                self.executor.push_event(QueueEvent::InvalidDoorbell(InvalidDoorbell::Value));
             }
-            places = self.completion.room() as usize - taken;
+            free_entries = self.completion.free_count() as usize - taken;
         }
-        wanted.min(u32::try_from(room.min(places)).unwrap_or(wanted))
+        wanted.min(u32::try_from(free_count.min(free_entries)).unwrap_or(wanted))
     }
 
     /// Starts commands until one is not supported by the fast path, and returns that one. Returns `None`
@@ -120,10 +120,10 @@ impl<H: RingMemory> Queue<H> {
         }
         let first = queue.take();
         *left -= 1;
-        let mut words = self.heard(first)?;
+        let mut words = self.check_ring_access(first)?;
         loop {
             words = match self.begin_run(index, left, words) {
-                RunStop::Over(next) => next?,
+                RunStop::Ended(next) => next?,
                 RunStop::NotBegun => return Some(Command(words)),
             };
         }
@@ -134,20 +134,20 @@ impl<H: RingMemory> Queue<H> {
     fn begin_run(&mut self, index: usize, left: &mut u32, words: [u64; 8]) -> RunStop {
         let Self { executor, submissions, .. } = self;
         let begun = executor.begin_run(low16(index as u64), &words, |run| {
-            submissions[index].take_run(*left, |plain| run.begin(plain))
+            submissions[index].take_run(*left, |simple_words| run.begin(simple_words))
         });
         let Some((count, taken)) = begun else { return RunStop::NotBegun };
         submissions[index].in_flight += count;
-        let next = self.heard(taken).flatten();
+        let next = self.check_ring_access(taken).flatten();
         *left -= count - 1 + u32::from(next.is_some());
-        RunStop::Over(next)
+        RunStop::Ended(next)
     }
 
     /// Unwraps the result of a ring read; breaks the queue down and returns `None` if the ring is not
     /// accessible.
     #[inline]
-    fn heard<T>(&mut self, result: Result<T, AccessFault>) -> Option<T> {
-        result.map_err(|fault| self.break_down(fault)).ok()
+    fn check_ring_access<T>(&mut self, result: Result<T, AccessFault>) -> Option<T> {
+        result.map_err(|fault| self.fail(fault)).ok()
     }
 
     /// Fetches one command without the fast path.
@@ -170,26 +170,26 @@ impl<H: RingMemory> Queue<H> {
             }
             Ok(None) => None,
             Err(fault) => {
-                self.break_down(fault);
+                self.fail(fault);
                 None
             }
         }
     }
 
     /// Handles completions of the block devices. Returns whether there were any.
-    pub(super) fn poll(&mut self, now: Instant) -> bool {
+    pub(super) fn poll_executor(&mut self, now: Instant) -> bool {
         let Self { executor, submissions, completion, .. } = self;
         let (mut posted, mut fault) = (0, None);
-        let has_answers = executor.poll(now, |slots, answers| {
-            let count = end_run(submissions, completion, (slots, answers), &mut fault);
+        let has_completions = executor.poll(now, |slots, io_completions| {
+            let count = end_run(submissions, completion, (slots, io_completions), &mut fault);
             posted += count;
             count
         });
         self.posted += posted;
         if let Some(fault) = fault {
-            self.break_down(fault);
+            self.fail(fault);
         }
-        has_answers
+        has_completions
     }
 
     /// Posts the completions of finished commands. A completion entry was reserved for each when it was
@@ -207,8 +207,9 @@ impl<H: RingMemory> Queue<H> {
         for command in &finished {
             if let Some(entry) = self.retire(command) {
                 let ticket = AccessId(TICKET_POST);
-                let stored = self.completion.store(&mut self.executor.host, ticket, entry);
-                self.stored(stored);
+                let handle_store_result =
+                    self.completion.store(&mut self.executor.host, ticket, entry);
+                self.handle_store_result(handle_store_result);
             }
         }
         self.executor.reuse(finished);
@@ -224,18 +225,21 @@ impl<H: RingMemory> Queue<H> {
         }
         let (head, sqid) = (queue.head(), queue.id);
         if let Some(report) = command.report(sqid, tag.id) {
-            self.executor.write(QueueEvent::Error(report));
+            self.executor.push_event(QueueEvent::Error(report));
         }
         Some([result.into(), second_word(head, sqid, tag.id, status)])
     }
 
     /// Handles the result of storing a completion entry.
     #[inline]
-    pub(super) fn stored(&mut self, stored: Result<AccessProgress, AccessFault>) {
-        match stored {
+    pub(super) fn handle_store_result(
+        &mut self,
+        handle_store_result: Result<AccessProgress, AccessFault>,
+    ) {
+        match handle_store_result {
             Ok(AccessProgress::Done) => self.posted += 1,
             Ok(AccessProgress::Pending) => self.ring_accesses += 1,
-            Err(fault) => self.break_down(fault),
+            Err(fault) => self.fail(fault),
         }
     }
 }
@@ -246,29 +250,29 @@ impl<H: RingMemory> Queue<H> {
 fn end_run<E: tenmil_base::HostEntries>(
     submissions: &mut [SubmissionQueue<E>],
     completion: &mut CompletionQueue<E>,
-    (slots, answers): (&mut Slots, &[IoCompletion]),
+    (slots, io_completions): (&mut Slots, &[IoCompletion]),
     fault: &mut Option<AccessFault>,
 ) -> u32 {
     let [queue] = submissions else { return 0 };
     if !completion.is_shared() {
         return 0;
     }
-    completion.prefetch(u32::try_from(answers.len()).unwrap_or(u32::MAX));
+    completion.prefetch(u32::try_from(io_completions.len()).unwrap_or(u32::MAX));
     // Every entry has the same SQHD and SQID; only identifier and result differ.
     let same = second_word(queue.head(), queue.id, 0, Status::SUCCESS);
     let mut releasing = slots.release_many();
-    let (count, stored) = completion.post(answers, |answer| {
-        if !answer.status.is_success() {
+    let (count, handle_store_result) = completion.post(io_completions, |io_completion| {
+        if !io_completion.status.is_success() {
             return None;
         }
-        let cid = releasing.release(answer.token)?;
-        Some([answer.result.into(), same | u64::from(cid) << 32])
+        let cid = releasing.release(io_completion.token)?;
+        Some([io_completion.result.into(), same | u64::from(cid) << 32])
     });
     let count = u32::try_from(count).unwrap_or(u32::MAX);
     releasing.finish(count);
     queue.in_flight -= count;
-    if stored.is_err() {
-        *fault = stored.err();
+    if handle_store_result.is_err() {
+        *fault = handle_store_result.err();
     }
     count
 }
@@ -282,7 +286,7 @@ fn second_word(head: u32, sqid: u16, cid: u16, status: Status) -> u64 {
 /// End of a run of commands.
 enum RunStop {
     /// Exhausted, or stopped before this command, which is fetched and of another kind.
-    Over(Option<[u64; 8]>),
+    Ended(Option<[u64; 8]>),
     /// Not started: its first command is not supported.
     NotBegun,
 }

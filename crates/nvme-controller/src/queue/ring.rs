@@ -55,7 +55,7 @@ struct Fetched {
     bytes: [u8; FETCH_ENTRIES * COMMAND_BYTES],
     at: usize,
     count: usize,
-    is_open: bool,
+    is_pending: bool,
 }
 
 /// Source of a doorbell value: register or shadow doorbell.
@@ -76,7 +76,7 @@ const PHASE_SHIFT: u32 = 48;
 /// Entries of a remote ring read at once.
 const FETCH_ENTRIES: usize = 8;
 /// Prefetch distance in entries.
-const AHEAD: u32 = 8;
+const PREFETCH_DISTANCE: u32 = 8;
 
 impl<E: HostEntries> SubmissionQueue<E> {
     pub(crate) fn open<H: RingMemory<Entries = E>>(
@@ -106,18 +106,18 @@ impl<E: HostEntries> SubmissionQueue<E> {
         &mut self,
         doorbells: &DoorbellPage,
     ) -> (u32, Option<InvalidValue>) {
-        let rung = match &self.doorbell.shadow {
+        let value = match &self.doorbell.shadow {
             None => doorbells.tail(usize::from(self.id)),
             Some(shadow) => shadow.load().unwrap_or(self.tail),
         };
-        if rung == self.tail && self.head == self.tail {
+        if value == self.tail && self.head == self.tail {
             return (0, None);
         }
-        let invalid = if rung < self.size {
-            self.tail = rung;
+        let invalid = if value < self.size {
+            self.tail = value;
             None
         } else {
-            self.doorbell.report(rung)
+            self.doorbell.report(value)
         };
         (distance(self.head, self.tail, self.size), invalid)
     }
@@ -126,11 +126,11 @@ impl<E: HostEntries> SubmissionQueue<E> {
     /// doorbell.
     #[inline]
     pub(crate) fn is_caught_up(&self, doorbells: &DoorbellPage) -> bool {
-        let rung = match &self.doorbell.shadow {
+        let value = match &self.doorbell.shadow {
             None => doorbells.tail(usize::from(self.id)),
             Some(_) => return false,
         };
-        rung == self.tail && self.head == self.tail
+        value == self.tail && self.head == self.tail
     }
 
     /// Whether entries are accessed in place.
@@ -146,7 +146,7 @@ impl<E: HostEntries> SubmissionQueue<E> {
             return Err(AccessFault { iova: 0, len_bytes: 0 });
         };
         let words = entries.load_command(self.head)?;
-        let ahead = self.head + AHEAD;
+        let ahead = self.head + PREFETCH_DISTANCE;
         entries.prefetch_command(if ahead < self.size { ahead } else { 0 });
         self.head = next(self.head, self.size);
         Ok(words)
@@ -187,7 +187,7 @@ impl<E: HostEntries> SubmissionQueue<E> {
         let waiting = distance(self.head, self.tail, self.size);
         let Ring::Fetched { iova, fetched } = &mut self.ring else { return Ok(None) };
         if fetched.at == fetched.count {
-            if fetched.is_open {
+            if fetched.is_pending {
                 return Ok(None);
             }
             let count = (waiting.min(self.size - self.head) as usize).min(FETCH_ENTRIES);
@@ -197,7 +197,7 @@ impl<E: HostEntries> SubmissionQueue<E> {
             match host.read(ticket, from, bytes)? {
                 AccessProgress::Done => fetched.count = count,
                 AccessProgress::Pending => {
-                    fetched.is_open = true;
+                    fetched.is_pending = true;
                     // Kept as the length of the access until it completes; `at` equals `count`, so no
                     // entry is available.
                     (fetched.at, fetched.count) = (count, count);
@@ -217,15 +217,15 @@ impl<E: HostEntries> SubmissionQueue<E> {
 
     /// Whether a read of entries is in flight.
     pub(crate) fn is_fetching(&self) -> bool {
-        matches!(&self.ring, Ring::Fetched { fetched, .. } if fetched.is_open)
+        matches!(&self.ring, Ring::Fetched { fetched, .. } if fetched.is_pending)
     }
 
     /// Handles the completion of a read of entries.
     pub(crate) fn fetched<H: RingMemory>(&mut self, host: &mut H, ended: AccessCompletion) {
         if let Ring::Fetched { fetched, .. } = &mut self.ring
-            && fetched.is_open
+            && fetched.is_pending
         {
-            fetched.is_open = false;
+            fetched.is_pending = false;
             if ended.result.is_ok() {
                 let len_bytes = fetched.count * COMMAND_BYTES;
                 host.take_data(ended.id, &mut fetched.bytes[..len_bytes]);
@@ -260,23 +260,23 @@ impl<E: HostEntries> CompletionQueue<E> {
 
     /// Number of free entries, as of the last read of the head doorbell.
     #[inline]
-    pub(crate) fn room(&self) -> u32 {
+    pub(crate) fn free_count(&self) -> u32 {
         self.size - 1 - distance(self.head, self.tail, self.size)
     }
 
     /// Reads the head doorbell. A head beyond the filled entries is invalid.
     pub(crate) fn read_doorbell(&mut self, doorbells: &DoorbellPage) -> Option<InvalidValue> {
-        let rung = match &self.doorbell.shadow {
+        let value = match &self.doorbell.shadow {
             None => doorbells.head(usize::from(self.id)),
             Some(shadow) => shadow.load().unwrap_or(self.head),
         };
-        if rung < self.size
-            && distance(self.head, rung, self.size) <= distance(self.head, self.tail, self.size)
+        if value < self.size
+            && distance(self.head, value, self.size) <= distance(self.head, self.tail, self.size)
         {
-            self.head = rung;
+            self.head = value;
             return None;
         }
-        self.doorbell.report(rung)
+        self.doorbell.report(value)
     }
 
     /// Fills the next entry; the caller has checked that one is free. With [`AccessProgress::Pending`]
@@ -372,7 +372,7 @@ impl<E: HostEntries> Ring<E> {
             Some(entries) => Self::Shared(entries),
             None => {
                 let bytes = [0; FETCH_ENTRIES * COMMAND_BYTES];
-                let fetched = Fetched { bytes, at: 0, count: 0, is_open: false };
+                let fetched = Fetched { bytes, at: 0, count: 0, is_pending: false };
                 Self::Fetched { iova, fetched: Box::new(fetched) }
             }
         })
@@ -383,16 +383,16 @@ impl<E: HostEntries> DoorbellSource<E> {
     /// Publishes the event index. Returns true if the doorbell has changed since, unless to a value
     /// already reported as invalid.
     fn publish_event_index(&mut self, seen: u32) -> bool {
-        let rung = self.shadow.as_mut().and_then(|shadow| shadow.rest(seen));
-        rung.is_some() && rung != self.reported
+        let value = self.shadow.as_mut().and_then(|shadow| shadow.publish_event_index(seen));
+        value.is_some() && value != self.reported
     }
 }
 
 impl<E> DoorbellSource<E> {
     /// Reports an invalid value once, not at every poll.
     #[cold]
-    fn report(&mut self, rung: u32) -> Option<InvalidValue> {
-        (self.reported.replace(rung) != Some(rung)).then_some(InvalidValue)
+    fn report(&mut self, value: u32) -> Option<InvalidValue> {
+        (self.reported.replace(value) != Some(value)).then_some(InvalidValue)
     }
 }
 

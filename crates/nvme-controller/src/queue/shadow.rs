@@ -13,7 +13,7 @@ pub(crate) struct Shadow<E> {
     doorbell: E,
     event_index: E,
     /// Current value of the event index.
-    told: Option<u32>,
+    published: Option<u32>,
 }
 
 impl<E: HostEntries> Shadow<E> {
@@ -30,7 +30,7 @@ impl<E: HostEntries> Shadow<E> {
     }
 
     pub(super) fn new(doorbell: E, event_index: E) -> Self {
-        Self { doorbell, event_index, told: None }
+        Self { doorbell, event_index, published: None }
     }
 
     /// Current doorbell value, if the memory is accessible.
@@ -41,9 +41,9 @@ impl<E: HostEntries> Shadow<E> {
 
     /// Publishes the event index before the queue goes idle. Returns a doorbell value that differs from
     /// `seen`, if there is one.
-    pub(super) fn rest(&mut self, seen: u32) -> Option<u32> {
-        if self.told != Some(seen) {
-            self.told = Some(seen);
+    pub(super) fn publish_event_index(&mut self, seen: u32) -> Option<u32> {
+        if self.published != Some(seen) {
+            self.published = Some(seen);
             if self.event_index.store_u32(0, seen).is_err() {
                 return None;
             }
@@ -52,6 +52,6 @@ impl<E: HostEntries> Shadow<E> {
             // sees the other's store.
             fence(Ordering::SeqCst);
         }
-        self.load().filter(|rung| *rung != seen)
+        self.load().filter(|value| *value != seen)
     }
 }

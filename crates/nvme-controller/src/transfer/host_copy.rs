@@ -13,15 +13,15 @@ use super::{Direction, HostRanges};
 #[derive(Debug)]
 pub(crate) struct HostCopy {
     /// Range that holds the next byte, and the offset in it.
-    piece: usize,
-    piece_offset: u32,
+    range: usize,
+    range_offset: u32,
     /// Bytes for which no access has been started.
     left: u32,
     /// Buffer offset of the next byte.
     at: u32,
     accesses: [PendingAccess; WINDOW],
     /// One bit for each access in flight.
-    open: u8,
+    in_flight_mask: u8,
     has_failed: bool,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct HostCopy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CopyState {
     /// Every byte has been copied.
-    Whole,
+    Done,
     /// Accesses are in flight.
     Waiting,
     /// The host memory is not accessible, and no access is in flight anymore.
@@ -63,12 +63,12 @@ impl HostCopy {
     /// An empty copy at the first range.
     pub(crate) fn new() -> Self {
         Self {
-            piece: 0,
-            piece_offset: 0,
+            range: 0,
+            range_offset: 0,
             left: 0,
             at: 0,
             accesses: [PendingAccess::default(); WINDOW],
-            open: 0,
+            in_flight_mask: 0,
             has_failed: false,
         }
     }
@@ -76,19 +76,19 @@ impl HostCopy {
     /// Starts to copy the next `len_bytes`, to or from the start of the buffer. One copy runs at a time:
     /// a copy started while accesses of another are in flight fails, and so does the other.
     pub(crate) fn begin(&mut self, len_bytes: u32) {
-        if self.open != 0 {
-            return self.abandon();
+        if self.in_flight_mask != 0 {
+            return self.stop();
         }
         (self.left, self.at, self.has_failed) = (len_bytes, 0, false);
     }
 
     /// Whether accesses are in flight.
     pub(crate) fn is_open(&self) -> bool {
-        self.open != 0
+        self.in_flight_mask != 0
     }
 
     /// Starts no more accesses. Accesses in flight still complete.
-    pub(crate) fn abandon(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.has_failed = true;
     }
 
@@ -97,24 +97,25 @@ impl HostCopy {
         &mut self,
         host: &mut H,
         tickets: u32,
-        pieces: &HostRanges,
+        ranges: &HostRanges,
         direction: Direction,
         target: &mut LocalBuffer<'_>,
         scratch: &mut [u8],
     ) -> CopyState {
-        // The bits of `open` below the first zero are busy, so `trailing_ones` is the lowest free index.
-        while self.left > 0 && !self.has_failed && self.open.trailing_ones() < WINDOW_BITS {
-            let Some(piece) = pieces.as_slice().get(self.piece) else {
+        // The bits of `in_flight_mask` below the first zero are busy, so `trailing_ones` is the lowest free index.
+        while self.left > 0 && !self.has_failed && self.in_flight_mask.trailing_ones() < WINDOW_BITS
+        {
+            let Some(range) = ranges.as_slice().get(self.range) else {
                 self.has_failed = true;
                 break;
             };
-            let rest = piece.len_bytes - self.piece_offset;
-            let most = if piece.is_bucket { u32::MAX } else { ACCESS_U32 };
-            let access = PendingAccess { at: self.at, len_bytes: rest.min(self.left).min(most) };
-            if !piece.is_bucket {
-                let iova = piece.iova + u64::from(self.piece_offset);
+            let rest = range.len_bytes - self.range_offset;
+            let len_max = if range.is_bucket { u32::MAX } else { ACCESS_U32 };
+            let access = PendingAccess { at: self.at, len_bytes: rest.min(self.left).min(len_max) };
+            if !range.is_bucket {
+                let iova = range.iova + u64::from(self.range_offset);
                 let bytes = &mut scratch[..access.len_bytes as usize];
-                let index = self.open.trailing_ones();
+                let index = self.in_flight_mask.trailing_ones();
                 let ticket = AccessId(tickets | index);
                 let progress = match direction {
                     Direction::FromHost => host.read(ticket, iova, bytes).ok(),
@@ -126,7 +127,7 @@ impl HostCopy {
                 match progress {
                     Some(AccessProgress::Pending) => {
                         self.accesses[index as usize] = access;
-                        self.open |= 1 << index;
+                        self.in_flight_mask |= 1 << index;
                     }
                     Some(AccessProgress::Done) if direction == Direction::FromHost => {
                         self.has_failed |= !target.put(access.at, bytes);
@@ -135,11 +136,11 @@ impl HostCopy {
                     None => self.has_failed = true,
                 }
             }
-            self.step(access.len_bytes, piece.len_bytes);
+            self.step(access.len_bytes, range.len_bytes);
         }
-        match (self.open, self.has_failed) {
+        match (self.in_flight_mask, self.has_failed) {
             (0, true) => CopyState::Failed,
-            (0, false) if self.left == 0 => CopyState::Whole,
+            (0, false) if self.left == 0 => CopyState::Done,
             _ => CopyState::Waiting,
         }
     }
@@ -154,10 +155,10 @@ impl HostCopy {
         scratch: &mut [u8],
     ) {
         let index = ended.id.0 & 0xf;
-        if index >= WINDOW_BITS || self.open & (1 << index) == 0 {
+        if index >= WINDOW_BITS || self.in_flight_mask & (1 << index) == 0 {
             return;
         }
-        self.open &= !(1 << index);
+        self.in_flight_mask &= !(1 << index);
         let access = self.accesses[index as usize];
         match (ended.result, direction) {
             (Ok(()), Direction::FromHost) => {
@@ -170,12 +171,12 @@ impl HostCopy {
         }
     }
 
-    fn step(&mut self, len_bytes: u32, piece_len_bytes: u32) {
+    fn step(&mut self, len_bytes: u32, range_len_bytes: u32) {
         self.left -= len_bytes;
         self.at += len_bytes;
-        self.piece_offset += len_bytes;
-        if self.piece_offset == piece_len_bytes {
-            (self.piece, self.piece_offset) = (self.piece + 1, 0);
+        self.range_offset += len_bytes;
+        if self.range_offset == range_len_bytes {
+            (self.range, self.range_offset) = (self.range + 1, 0);
         }
     }
 }

@@ -27,7 +27,7 @@ impl PrpCursor {
         command: &Command,
         left: &mut u32,
         page_shift: u8,
-        pieces: &mut HostRanges,
+        ranges: &mut HostRanges,
     ) -> Result<(Self, WalkStep), Status> {
         let mut list = Self { iova: 0, page_bytes: 1 << page_shift };
         let (prp1, prp2) = (command.prp1(), command.prp2());
@@ -37,14 +37,14 @@ impl PrpCursor {
         }
         let first = (list.page_bytes - list.offset(prp1)).min(*left);
         if first > 0 {
-            pieces.push(prp1, first)?;
+            ranges.push(prp1, first)?;
         }
         *left -= first;
         if *left == 0 {
             return Ok((list, WalkStep::Done));
         }
         if *left <= list.page_bytes {
-            list.place(prp2, left, pieces)?;
+            list.place(prp2, left, ranges)?;
             return Ok((list, WalkStep::Done));
         }
         // PRP2 points to a list; its entries are qwords.
@@ -60,7 +60,7 @@ impl PrpCursor {
         &mut self,
         list: &[u8],
         left: &mut u32,
-        pieces: &mut HostRanges,
+        ranges: &mut HostRanges,
     ) -> Result<WalkStep, Status> {
         for entry in words(list) {
             let is_last_of_page = self.offset(self.iova) == self.page_bytes - ENTRY_BYTES;
@@ -72,7 +72,7 @@ impl PrpCursor {
                 self.iova = entry;
                 return Ok(self.next(*left));
             }
-            self.place(entry, left, pieces)?;
+            self.place(entry, left, ranges)?;
             if *left == 0 {
                 return Ok(WalkStep::Done);
             }
@@ -83,20 +83,20 @@ impl PrpCursor {
     }
 
     /// Appends a data page: every entry but the first has offset zero.
-    fn place(&self, entry: u64, left: &mut u32, pieces: &mut HostRanges) -> Result<(), Status> {
+    fn place(&self, entry: u64, left: &mut u32, ranges: &mut HostRanges) -> Result<(), Status> {
         if self.offset(entry) != 0 {
             return Err(Status::PRP_OFFSET_INVALID.with_dnr());
         }
         let len_bytes = self.page_bytes.min(*left);
         *left -= len_bytes;
-        pieces.push(entry, len_bytes)
+        ranges.push(entry, len_bytes)
     }
 
     fn next(&self, left: u32) -> WalkStep {
         let to_page_end = self.page_bytes - self.offset(self.iova);
         let wanted = left.div_ceil(self.page_bytes).saturating_mul(ENTRY_BYTES);
-        let most = u32::try_from(LIST_BYTES_MAX).unwrap_or(u32::MAX);
-        WalkStep::List { iova: self.iova, len_bytes: to_page_end.min(wanted).min(most) }
+        let len_max = u32::try_from(LIST_BYTES_MAX).unwrap_or(u32::MAX);
+        WalkStep::List { iova: self.iova, len_bytes: to_page_end.min(wanted).min(len_max) }
     }
 
     fn offset(&self, iova: u64) -> u32 {
@@ -107,7 +107,7 @@ impl PrpCursor {
 
 #[cfg(test)]
 mod tests {
-    use crate::transfer::tests::{piece, walk};
+    use crate::transfer::tests::{range, walk};
     use crate::transfer::{Direction, HostRange};
     use tenmil_wire::{Command, Status};
 
@@ -128,7 +128,7 @@ mod tests {
     fn one_entry_reaches_to_the_end_of_its_page() {
         assert_eq!(
             prp(0x5004, 7, 4092, &[]),
-            Ok(vec![piece(0x5004, 4092)]),
+            Ok(vec![range(0x5004, 4092)]),
             "PRP2 is not looked at"
         );
         assert_eq!(prp(0x5000, 0, 0, &[]), Ok(vec![]));
@@ -139,9 +139,9 @@ mod tests {
 
     #[test]
     fn a_second_entry_is_a_whole_page() {
-        let expected = vec![piece(0x5200, 0xe00), piece(0x9000, 0x200)];
+        let expected = vec![range(0x5200, 0xe00), range(0x9000, 0x200)];
         assert_eq!(prp(0x5200, 0x9000, PAGE, &[]), Ok(expected));
-        assert_eq!(prp(0x5000, 0x6000, 2 * PAGE, &[]), Ok(vec![piece(0x5000, 2 * PAGE)]));
+        assert_eq!(prp(0x5000, 0x6000, 2 * PAGE, &[]), Ok(vec![range(0x5000, 2 * PAGE)]));
         assert_eq!(prp(0x5200, 0x9008, PAGE, &[]), INVALID);
     }
 
@@ -152,10 +152,10 @@ mod tests {
         put(&mut memory, 0xff0, &[0x10_0000, 0x2000]);
         put(&mut memory, 0x2000, &[0x30_0000, 0x40_0000]);
         let expected = vec![
-            piece(0x5000, PAGE),
-            piece(0x10_0000, PAGE),
-            piece(0x30_0000, PAGE),
-            piece(0x40_0000, 100),
+            range(0x5000, PAGE),
+            range(0x10_0000, PAGE),
+            range(0x30_0000, PAGE),
+            range(0x40_0000, 100),
         ];
         assert_eq!(prp(0x5000, 0xff0, 3 * PAGE + 100, &memory), Ok(expected));
     }
@@ -164,7 +164,7 @@ mod tests {
     fn the_last_entry_of_a_page_is_data_if_nothing_follows_it() {
         let mut memory = vec![0; 0x1000];
         put(&mut memory, 0xff0, &[0x10_0000, 0x20_0000]);
-        let expected = vec![piece(0x5000, PAGE), piece(0x10_0000, PAGE), piece(0x20_0000, PAGE)];
+        let expected = vec![range(0x5000, PAGE), range(0x10_0000, PAGE), range(0x20_0000, PAGE)];
         assert_eq!(prp(0x5000, 0xff0, 3 * PAGE, &memory), Ok(expected));
     }
 
@@ -173,7 +173,7 @@ mod tests {
         let entries: Vec<u64> = (0..256).map(|index| 0x10_0000 + index * 4096).collect();
         let mut memory = vec![0; 0x1000];
         put(&mut memory, 0x100, &entries);
-        let expected = vec![piece(0x5000, PAGE), piece(0x10_0000, 256 * PAGE)];
+        let expected = vec![range(0x5000, PAGE), range(0x10_0000, 256 * PAGE)];
         assert_eq!(prp(0x5000, 0x100, 257 * PAGE, &memory), Ok(expected));
     }
 

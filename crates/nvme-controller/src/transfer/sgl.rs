@@ -44,7 +44,7 @@ impl SglCursor {
         first: Descriptor,
         left: &mut u32,
         direction: Direction,
-        pieces: &mut HostRanges,
+        ranges: &mut HostRanges,
     ) -> Result<(Self, WalkStep), Status> {
         let mut segment =
             Self { iova: 0, left_bytes: 0, is_last: true, descriptors_left: DESCRIPTORS_MAX };
@@ -56,7 +56,7 @@ impl SglCursor {
             return Err(WRONG_TYPE);
         }
         segment.is_last = false;
-        let is_link = segment.take(first, true, left, direction, pieces)?;
+        let is_link = segment.take(first, true, left, direction, ranges)?;
         match (is_link, *left) {
             (true, _) => {
                 let next = segment.next();
@@ -72,7 +72,7 @@ impl SglCursor {
         list: &[u8],
         left: &mut u32,
         direction: Direction,
-        pieces: &mut HostRanges,
+        ranges: &mut HostRanges,
     ) -> Result<WalkStep, Status> {
         let mut words = words(list);
         while let (Some(low), Some(high)) = (words.next(), words.next()) {
@@ -81,7 +81,7 @@ impl SglCursor {
             self.iova = self.iova.wrapping_add(u64::from(DESCRIPTOR_BYTES));
             let is_end = self.left_bytes == 0;
             let is_last_segment = self.is_last;
-            let is_link = self.take(Descriptor([low, high]), is_end, left, direction, pieces)?;
+            let is_link = self.take(Descriptor([low, high]), is_end, left, direction, ranges)?;
             match (is_link, is_end) {
                 (true, _) => return Ok(self.next()),
                 (false, _) if *left == 0 => return Ok(WalkStep::Done),
@@ -100,13 +100,13 @@ impl SglCursor {
         is_end: bool,
         left: &mut u32,
         direction: Direction,
-        pieces: &mut HostRanges,
+        ranges: &mut HostRanges,
     ) -> Result<bool, Status> {
         match descriptor.decode() {
             DescriptorKind::DataBlock { location: DataLocation::Address(iova), len_bytes } => {
                 let len_bytes = len_bytes.min(*left);
                 if len_bytes > 0 {
-                    pieces.push(iova, len_bytes)?;
+                    ranges.push(iova, len_bytes)?;
                     *left -= len_bytes;
                 }
                 Ok(false)
@@ -116,7 +116,7 @@ impl SglCursor {
                 let len_bytes =
                     if direction == Direction::ToHost { len_bytes.min(*left) } else { 0 };
                 if len_bytes > 0 {
-                    pieces.push_bucket(len_bytes)?;
+                    ranges.push_bucket(len_bytes)?;
                     *left -= len_bytes;
                 }
                 Ok(false)
@@ -152,15 +152,15 @@ impl SglCursor {
     }
 
     fn next(&self) -> WalkStep {
-        let most = u32::try_from(LIST_BYTES_MAX).unwrap_or(u32::MAX);
-        WalkStep::List { iova: self.iova, len_bytes: self.left_bytes.min(most) }
+        let len_max = u32::try_from(LIST_BYTES_MAX).unwrap_or(u32::MAX);
+        WalkStep::List { iova: self.iova, len_bytes: self.left_bytes.min(len_max) }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{DESCRIPTORS_MAX, WRONG_COUNT, WRONG_LENGTH, WRONG_SEGMENT, WRONG_TYPE};
-    use crate::transfer::tests::{piece, walk};
+    use crate::transfer::tests::{range, walk};
     use crate::transfer::{Direction, HostRange};
     use tenmil_wire::sgl::Descriptor;
     use tenmil_wire::{Command, DataPointer, Status};
@@ -194,11 +194,11 @@ mod tests {
     fn one_block_is_enough_and_may_be_longer_than_the_transfer() {
         assert_eq!(
             sgl(Descriptor::data_block(0x1001, 512), 512, READ, &[]),
-            Ok(vec![piece(0x1001, 512)])
+            Ok(vec![range(0x1001, 512)])
         );
         assert_eq!(
             sgl(Descriptor::data_block(0x1000, 900), 512, READ, &[]),
-            Ok(vec![piece(0x1000, 512)])
+            Ok(vec![range(0x1000, 512)])
         );
         assert_eq!(sgl(Descriptor::data_block(0x1000, 511), 512, READ, &[]), Err(WRONG_LENGTH));
     }
@@ -210,7 +210,7 @@ mod tests {
         put(&mut memory, 0x200, &[block(0x6000, 0), Descriptor::last_segment(0x300, 32)]);
         put(&mut memory, 0x300, &[block(0x7000, 8), block(0x7008, 16)]);
         let walked = sgl(Descriptor::segment(0x100, 32), 32, READ, &memory);
-        assert_eq!(walked, Ok(vec![piece(0x5000, 8), piece(0x7000, 24)]));
+        assert_eq!(walked, Ok(vec![range(0x5000, 8), range(0x7000, 24)]));
         let walked = sgl(Descriptor::segment(0x100, 32), 33, READ, &memory);
         assert_eq!(walked, Err(WRONG_LENGTH), "the list is a byte too short");
     }
@@ -226,9 +226,9 @@ mod tests {
         let first = Descriptor::last_segment(0x100, 48);
         let bucket = HostRange { iova: 0, len_bytes: 8, is_bucket: true };
         let walked = sgl(first, 24, READ, &memory);
-        assert_eq!(walked, Ok(vec![piece(0x5000, 8), bucket, piece(0x6000, 8)]));
+        assert_eq!(walked, Ok(vec![range(0x5000, 8), bucket, range(0x6000, 8)]));
         let walked = sgl(first, 16, WRITE, &memory);
-        assert_eq!(walked, Ok(vec![piece(0x5000, 8), piece(0x6000, 8)]));
+        assert_eq!(walked, Ok(vec![range(0x5000, 8), range(0x6000, 8)]));
         assert_eq!(sgl(Descriptor::bit_bucket(8), 8, READ, &[]), Err(WRONG_TYPE));
     }
 

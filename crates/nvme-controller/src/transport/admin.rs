@@ -35,16 +35,16 @@ pub(super) struct AdminQueue<H: RingMemory> {
     /// Commands that complete later.
     waiting: Vec<Command>,
     /// Asynchronous Event Requests among them, oldest first.
-    parked: VecDeque<u16>,
+    event_requests: VecDeque<u16>,
     outbox: VecDeque<Completion>,
-    pieces: HostRanges,
-    mover: HostCopy,
+    ranges: HostRanges,
+    host_copy: HostCopy,
     scratch: Box<[u8]>,
     /// Pending host accesses to remote rings.
     ring_accesses: u32,
     posted: u32,
     is_stopping: bool,
-    broken: Option<AccessFault>,
+    fault: Option<AccessFault>,
 }
 
 /// Admin command being executed.
@@ -102,7 +102,7 @@ impl<H: RingMemory> AdminQueue<H> {
         let submission = SubmissionQueue::open(&mut host, 0, entries, address)?;
         let completion =
             CompletionQueue::open(&mut host, 0, completion_entries, completion_address)?;
-        let pieces_max = ((transfer_bytes_max >> 12) as usize + 2).max(256);
+        let ranges_max = ((transfer_bytes_max >> 12) as usize + 2).max(256);
         Ok(Self {
             host,
             submission,
@@ -110,15 +110,15 @@ impl<H: RingMemory> AdminQueue<H> {
             page_shift,
             current: None,
             waiting: Vec::new(),
-            parked: VecDeque::new(),
+            event_requests: VecDeque::new(),
             outbox: VecDeque::new(),
-            pieces: HostRanges::at_most(pieces_max),
-            mover: HostCopy::new(),
+            ranges: HostRanges::at_most(ranges_max),
+            host_copy: HostCopy::new(),
             scratch: vec![0; ACCESS_BYTES_MAX.max(LIST_BYTES_MAX)].into(),
             ring_accesses: 0,
             posted: 0,
             is_stopping: false,
-            broken: None,
+            fault: None,
         })
     }
 
@@ -126,21 +126,21 @@ impl<H: RingMemory> AdminQueue<H> {
     #[inline]
     pub(super) fn is_idle(&self, doorbells: &DoorbellPage) -> bool {
         let has_none = self.current.is_none() && self.outbox.is_empty();
-        let is_still = self.ring_accesses == 0 && self.posted == 0;
-        has_none && is_still && self.submission.is_caught_up(doorbells)
+        let is_quiescent = self.ring_accesses == 0 && self.posted == 0;
+        has_none && is_quiescent && self.submission.is_caught_up(doorbells)
     }
 
     /// Advances until the transport has to act. Returns `None` if it does not have to.
     pub(super) fn next_request(&mut self, doorbells: &DoorbellPage) -> Option<AdminRequest> {
         let is_waiting = self.current.is_some() || self.ring_accesses > 0;
-        if is_waiting && let Some(wanted) = self.poll_host_accesses() {
-            return Some(wanted);
+        if is_waiting && let Some(request) = self.poll_host_accesses() {
+            return Some(request);
         }
         if let Some(invalid) = self.post(doorbells) {
             return Some(invalid);
         }
         if self.current.is_some() {
-            return self.go_on();
+            return self.next_execution();
         }
         if self.is_stopping || !self.outbox.is_empty() {
             return None;
@@ -169,7 +169,7 @@ impl<H: RingMemory> AdminQueue<H> {
         if command.psdt() != DataPointer::Prp {
             return self.fail(Status::INVALID_FIELD.with_dnr());
         }
-        match DataPointerWalk::start(&command, len_bytes, direction, shift, &mut self.pieces) {
+        match DataPointerWalk::start(&command, len_bytes, direction, shift, &mut self.ranges) {
             Ok((walk, next)) => {
                 current.walk = walk;
                 self.follow(next)
@@ -181,13 +181,13 @@ impl<H: RingMemory> AdminQueue<H> {
     /// Answers [`AdminRequest::Execution`] of a command that has completed.
     pub(super) fn executed(&mut self, end: AdminResult, bytes: Vec<u8>) -> Option<AdminRequest> {
         let current = self.current.as_mut()?;
-        let sends = current.direction == Direction::ToHost && !self.pieces.as_slice().is_empty();
+        let sends = current.direction == Direction::ToHost && !self.ranges.as_slice().is_empty();
         if end.status.is_success() && sends && !bytes.is_empty() {
             let len_bytes = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
             current.bytes = bytes;
             current.wait = WaitState::ToHost { result: end.result };
-            self.mover = HostCopy::new();
-            self.mover.begin(len_bytes);
+            self.host_copy = HostCopy::new();
+            self.host_copy.begin(len_bytes);
             return self.move_bytes();
         }
         self.finish_current(end)
@@ -202,22 +202,22 @@ impl<H: RingMemory> AdminQueue<H> {
     /// Like [`defer`](Self::defer), for an Asynchronous Event Request.
     pub(super) fn hold_event_request(&mut self, cid: u16) {
         self.defer();
-        self.parked.push_back(cid);
+        self.event_requests.push_back(cid);
     }
 
     /// Removes and returns the oldest outstanding Asynchronous Event Request.
     pub(super) fn take_event_request(&mut self) -> Option<u16> {
-        self.parked.pop_front()
+        self.event_requests.pop_front()
     }
 
-    pub(super) fn has_parked(&self) -> bool {
-        !self.parked.is_empty()
+    pub(super) fn has_event_requests(&self) -> bool {
+        !self.event_requests.is_empty()
     }
 
     /// Removes an outstanding Asynchronous Event Request. Returns false if it is not outstanding.
     pub(super) fn abort_event_request(&mut self, cid: u16) -> bool {
-        let at = self.parked.iter().position(|parked| *parked == cid);
-        at.is_some_and(|at| self.parked.remove(at).is_some())
+        let at = self.event_requests.iter().position(|request| *request == cid);
+        at.is_some_and(|at| self.event_requests.remove(at).is_some())
     }
 
     /// Completes a deferred command. The transport has to handle the returned request.
@@ -243,14 +243,14 @@ impl<H: RingMemory> AdminQueue<H> {
     pub(super) fn stop(&mut self) {
         self.is_stopping = true;
         self.outbox.clear();
-        self.parked.clear();
+        self.event_requests.clear();
         self.waiting.clear();
         // A command with a host access in flight is kept: the host may still access its buffer.
-        let is_touched = matches!(
+        let is_referenced = matches!(
             self.current.as_ref().map(|current| current.wait),
             Some(WaitState::List { .. } | WaitState::FromHost | WaitState::ToHost { .. })
         );
-        if !is_touched {
+        if !is_referenced {
             self.current = None;
         }
     }
@@ -260,8 +260,8 @@ impl<H: RingMemory> AdminQueue<H> {
         self.current.is_none() && self.ring_accesses == 0
     }
 
-    pub(super) fn broken(&self) -> Option<AccessFault> {
-        self.broken
+    pub(super) fn fault(&self) -> Option<AccessFault> {
+        self.fault
     }
 
     fn fetch(&mut self, doorbells: &DoorbellPage) -> Option<AdminRequest> {
@@ -270,7 +270,9 @@ impl<H: RingMemory> AdminQueue<H> {
             return Some(AdminRequest::InvalidDoorbell(InvalidDoorbell::Value));
         }
         // A command is fetched only if its completion has a free entry.
-        if waiting == 0 || (self.completion.room() == 0 && self.look_at_head(doorbells).is_none()) {
+        if waiting == 0
+            || (self.completion.free_count() == 0 && self.refresh_free_entries(doorbells).is_none())
+        {
             return None;
         }
         let taken = if self.submission.is_shared() {
@@ -286,32 +288,32 @@ impl<H: RingMemory> AdminQueue<H> {
                 let command = Command(words);
                 let direction = Direction::FromHost;
                 let (wait, walk, bytes) = (WaitState::Data, DataPointerWalk::idle(), Vec::new());
-                self.pieces.clear();
+                self.ranges.clear();
                 self.current = Some(ActiveCommand { command, wait, walk, direction, bytes });
                 Some(AdminRequest::Data(command))
             }
             Ok(None) => None,
             Err(fault) => {
-                self.broken = Some(fault);
+                self.fault = Some(fault);
                 None
             }
         }
     }
 
     /// Reads the head doorbell. Returns the number of free entries, or `None` if there is none.
-    fn look_at_head(&mut self, doorbells: &DoorbellPage) -> Option<u32> {
+    fn refresh_free_entries(&mut self, doorbells: &DoorbellPage) -> Option<u32> {
         let _ = self.completion.read_doorbell(doorbells);
-        Some(self.completion.room()).filter(|room| *room > 0)
+        Some(self.completion.free_count()).filter(|free_count| *free_count > 0)
     }
 
     /// Posts completions from the outbox.
     fn post(&mut self, doorbells: &DoorbellPage) -> Option<AdminRequest> {
         while let Some(completion) = self.outbox.front().copied() {
-            if self.completion.room() == 0 {
+            if self.completion.free_count() == 0 {
                 if self.completion.read_doorbell(doorbells).is_some() {
                     return Some(AdminRequest::InvalidDoorbell(InvalidDoorbell::Value));
                 }
-                if self.completion.room() == 0 {
+                if self.completion.free_count() == 0 {
                     return None;
                 }
             }
@@ -322,14 +324,14 @@ impl<H: RingMemory> AdminQueue<H> {
             match self.completion.store(&mut self.host, AccessId(TICKET_POST), entry) {
                 Ok(AccessProgress::Done) => self.posted += 1,
                 Ok(AccessProgress::Pending) => self.ring_accesses += 1,
-                Err(fault) => self.broken = Some(fault),
+                Err(fault) => self.fault = Some(fault),
             }
         }
         None
     }
 
     /// Requests execution of the current command if it is ready for that.
-    fn go_on(&mut self) -> Option<AdminRequest> {
+    fn next_execution(&mut self) -> Option<AdminRequest> {
         let current = self.current.as_mut()?;
         (current.wait == WaitState::Execution)
             .then(|| AdminRequest::Execution(current.command, core::mem::take(&mut current.bytes)))
@@ -341,7 +343,7 @@ impl<H: RingMemory> AdminQueue<H> {
             let WalkStep::List { iova, len_bytes } = next else { return self.walked() };
             let list = &mut self.scratch[..len_bytes as usize];
             let failure = match self.host.read(AccessId(TICKET_LIST), iova, list) {
-                Ok(AccessProgress::Done) => match current.walk.feed(list, &mut self.pieces) {
+                Ok(AccessProgress::Done) => match current.walk.feed(list, &mut self.ranges) {
                     Ok(following) => {
                         next = following;
                         continue;
@@ -365,8 +367,8 @@ impl<H: RingMemory> AdminQueue<H> {
             return None;
         }
         current.wait = WaitState::FromHost;
-        self.mover = HostCopy::new();
-        self.mover.begin(u32::try_from(current.bytes.len()).unwrap_or(u32::MAX));
+        self.host_copy = HostCopy::new();
+        self.host_copy.begin(u32::try_from(current.bytes.len()).unwrap_or(u32::MAX));
         self.move_bytes()
     }
 
@@ -375,15 +377,15 @@ impl<H: RingMemory> AdminQueue<H> {
         let mut target = LocalBuffer::Bytes(&mut current.bytes);
         let (direction, scratch) = (current.direction, &mut self.scratch);
         let moved =
-            self.mover.run(&mut self.host, 0, &self.pieces, direction, &mut target, scratch);
+            self.host_copy.run(&mut self.host, 0, &self.ranges, direction, &mut target, scratch);
         match (moved, current.wait) {
             (CopyState::Waiting, _) => None,
             (CopyState::Failed, _) => self.fail(Status::DATA_TRANSFER_ERROR),
-            (CopyState::Whole, WaitState::ToHost { result }) => {
+            (CopyState::Done, WaitState::ToHost { result }) => {
                 self.finish_current(AdminResult::with(result))
             }
-            (CopyState::Whole, _) if self.is_stopping => self.finish_current(AdminResult::OK),
-            (CopyState::Whole, _) => {
+            (CopyState::Done, _) if self.is_stopping => self.finish_current(AdminResult::OK),
+            (CopyState::Done, _) => {
                 current.wait = WaitState::Execution;
                 None
             }
@@ -415,34 +417,34 @@ impl<H: RingMemory> AdminQueue<H> {
     /// Polls completions of host accesses.
     fn poll_host_accesses(&mut self) -> Option<AdminRequest> {
         while let Some(ended) = self.host.poll() {
-            let wanted = match ended.id.0 {
+            let request = match ended.id.0 {
                 TICKET_FETCH => {
-                    self.ring_ended(ended);
+                    self.handle_ring_access(ended);
                     self.submission.fetched(&mut self.host, ended);
                     None
                 }
                 TICKET_POST => {
-                    self.ring_ended(ended);
+                    self.handle_ring_access(ended);
                     self.posted += u32::from(ended.result.is_ok());
                     None
                 }
-                _ => self.data_ended(ended),
+                _ => self.handle_data_access(ended),
             };
-            if wanted.is_some() {
-                return wanted;
+            if request.is_some() {
+                return request;
             }
         }
         None
     }
 
-    fn ring_ended(&mut self, ended: AccessCompletion) {
+    fn handle_ring_access(&mut self, ended: AccessCompletion) {
         self.ring_accesses = self.ring_accesses.saturating_sub(1);
         if let Err(fault) = ended.result {
-            self.broken = Some(fault);
+            self.fault = Some(fault);
         }
     }
 
-    fn data_ended(&mut self, ended: AccessCompletion) -> Option<AdminRequest> {
+    fn handle_data_access(&mut self, ended: AccessCompletion) -> Option<AdminRequest> {
         let current = self.current.as_mut()?;
         match (current.wait, ended.id.0) {
             (WaitState::List { len_bytes }, TICKET_LIST) => {
@@ -454,7 +456,7 @@ impl<H: RingMemory> AdminQueue<H> {
                 if self.is_stopping {
                     return self.finish_current(AdminResult::OK);
                 }
-                match current.walk.feed(list, &mut self.pieces) {
+                match current.walk.feed(list, &mut self.ranges) {
                     Ok(next) => self.follow(next),
                     Err(status) => self.fail(status),
                 }
@@ -462,9 +464,9 @@ impl<H: RingMemory> AdminQueue<H> {
             (WaitState::FromHost | WaitState::ToHost { .. }, _) => {
                 let mut target = LocalBuffer::Bytes(&mut current.bytes);
                 let (direction, scratch) = (current.direction, &mut self.scratch);
-                self.mover.end(&mut self.host, ended, direction, &mut target, scratch);
+                self.host_copy.end(&mut self.host, ended, direction, &mut target, scratch);
                 if self.is_stopping {
-                    self.mover.abandon();
+                    self.host_copy.stop();
                 }
                 self.move_bytes()
             }

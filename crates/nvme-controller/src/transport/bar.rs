@@ -110,7 +110,7 @@ impl Bar {
     /// 31 are masked through INTMS and INTMC.
     pub fn set_vectors(&self, is_enabled: bool, is_masked: bool) {
         self.vectors.set_function(is_enabled, is_masked);
-        self.changed();
+        self.note_change();
     }
 
     /// Enables MSI-X and unmasks every vector, as firmware and kernel do for a driver that does not
@@ -217,10 +217,10 @@ impl Bar {
             }
             _ => return,
         }
-        self.changed();
+        self.note_change();
     }
 
-    fn changed(&self) {
+    fn note_change(&self) {
         self.changes.fetch_add(1, Ordering::Release);
     }
 }

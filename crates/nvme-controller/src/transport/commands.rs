@@ -14,7 +14,7 @@ const ADMIN_MAX: usize = 16;
 impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     /// Polls the admin queue. Returns whether there was any work.
     #[inline]
-    pub(super) fn turn_admin(&mut self, now: Instant) -> bool {
+    pub(super) fn poll_admin(&mut self, now: Instant) -> bool {
         let doorbells = self.bar.doorbells();
         let is_at_rest = self.admin.as_ref().is_none_or(|admin| admin.is_idle(doorbells));
         !is_at_rest && self.serve_admin(now)
@@ -25,9 +25,9 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         let mut is_busy = false;
         for _ in 0..ADMIN_MAX {
             let Some(admin) = &mut self.admin else { return is_busy };
-            let Some(wanted) = admin.next_request(self.bar.doorbells()) else { break };
+            let Some(request) = admin.next_request(self.bar.doorbells()) else { break };
             is_busy = true;
-            self.satisfy(now, Some(wanted));
+            self.handle_requests(now, Some(request));
         }
         is_busy |= self.signal_admin();
         is_busy
@@ -36,11 +36,11 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     /// Completes deferred commands: long ones, Asynchronous Event Requests, deletions, aborts.
     pub(super) fn poll_deferred_admin(&mut self, now: Instant) -> bool {
         let mut is_busy = false;
-        while let Some(done) = self.controller.next_done() {
+        while let Some(done) = self.controller.next_deferred_completion() {
             self.end(now, done.cid, done.end);
             is_busy = true;
         }
-        while self.admin.as_ref().is_some_and(|admin| admin.has_parked()) {
+        while self.admin.as_ref().is_some_and(|admin| admin.has_event_requests()) {
             let Some(result) = self.controller.next_event() else { break };
             let Some(cid) = self.admin.as_mut().and_then(|admin| admin.take_event_request()) else {
                 break;
@@ -49,7 +49,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             is_busy = true;
         }
         is_busy |= self.finish_deletions(now);
-        if self.admin.as_ref().is_some_and(|admin| admin.broken().is_some()) {
+        if self.admin.as_ref().is_some_and(|admin| admin.fault().is_some()) {
             self.fail(now, "the admin queue is not there any more");
         }
         is_busy
@@ -57,14 +57,14 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
 
     /// Completes a deferred command.
     pub(super) fn end(&mut self, now: Instant, cid: u16, end: AdminResult) {
-        let wanted = self.admin.as_mut().and_then(|admin| admin.complete(cid, end));
-        self.satisfy(now, wanted);
+        let request = self.admin.as_mut().and_then(|admin| admin.complete(cid, end));
+        self.handle_requests(now, request);
     }
 
     /// Handles a request of the admin queue, and the requests that follow from it.
-    fn satisfy(&mut self, now: Instant, mut wanted: Option<AdminRequest>) {
-        while let Some(wish) = wanted {
-            wanted = match wish {
+    fn handle_requests(&mut self, now: Instant, mut request: Option<AdminRequest>) {
+        while let Some(next) = request {
+            request = match next {
                 AdminRequest::Data(command) => {
                     let data = self.controller.data(&command);
                     self.admin.as_mut().and_then(|admin| admin.begin(data))
@@ -100,13 +100,13 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         let opcode = AdminOpcode::from_u8(command.opcode());
         // The health log has to include all I/O so far.
         if opcode == Some(AdminOpcode::GetLogPage) {
-            self.tell_traffic(now);
+            self.report_traffic(now);
         }
         let step = self.controller.execute(now, &command, &mut bytes);
         if opcode == Some(AdminOpcode::SetFeatures) {
             self.configure();
         }
-        self.wants_tending = true;
+        self.wants_housekeeping = true;
         let end = match step {
             AdminOutcome::Done(end) => end,
             AdminOutcome::CreateCompletionQueue(create) => {
@@ -127,15 +127,21 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
                 match self.close_submission_queue(now, sqid) {
                     Ok(cqid) => {
                         let cid = command.cid();
-                        return self.waits(Some(QueueDeletion::Submission { cid, cqid, sqid }));
+                        return self.defer_command(Some(QueueDeletion::Submission {
+                            cid,
+                            cqid,
+                            sqid,
+                        }));
                     }
                     Err(status) => AdminResult::refused(status),
                 }
             }
             AdminOutcome::DeleteCompletionQueue { cqid } => match self.may_delete(cqid) {
                 Ok(()) => {
-                    return self
-                        .waits(Some(QueueDeletion::Completion { cid: command.cid(), cqid }));
+                    return self.defer_command(Some(QueueDeletion::Completion {
+                        cid: command.cid(),
+                        cqid,
+                    }));
                 }
                 Err(status) => AdminResult::refused(status),
             },
@@ -145,14 +151,14 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
                 }
                 return None;
             }
-            AdminOutcome::Deferred => return self.waits(None),
+            AdminOutcome::Deferred => return self.defer_command(None),
             // Cross-controller reset exists only over fabrics.
             AdminOutcome::Reset(_) => AdminResult::refused(Status::INVALID_OPCODE.with_dnr()),
         };
         self.admin.as_mut().and_then(|admin| admin.executed(end, bytes))
     }
 
-    fn waits(&mut self, deletion: Option<QueueDeletion>) -> Option<AdminRequest> {
+    fn defer_command(&mut self, deletion: Option<QueueDeletion>) -> Option<AdminRequest> {
         if let Some(admin) = &mut self.admin {
             admin.defer();
         }
@@ -174,9 +180,9 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     }
 
     /// Adds the I/O totals of the queues to the health log before it is read.
-    fn tell_traffic(&mut self, now: Instant) {
-        for served in &mut self.queues {
-            self.controller.add_traffic(&served.queue.take_traffic(now));
+    fn report_traffic(&mut self, now: Instant) {
+        for signalled in &mut self.queues {
+            self.controller.add_traffic(&signalled.queue.take_traffic(now));
         }
     }
 }

@@ -51,23 +51,23 @@ pub struct FabricsTransport {
     namespaces: VersionedReader<Namespaces>,
     /// I/O queues by identifier.
     links: BTreeMap<u16, Arc<QueueLink>>,
-    life: FabricsState,
+    state: FabricsState,
     configuration: Configuration,
     shutdown: Option<Shutdown>,
     /// Outstanding Asynchronous Event Requests, oldest first.
-    parked: VecDeque<u16>,
+    event_requests: VecDeque<u16>,
     /// Commands that complete later, including Asynchronous Event Requests.
     waiting: Vec<DeferredCommand>,
-    ends: VecDeque<(u16, DeferredEnd)>,
+    completed: VecDeque<(u16, DeferredEnd)>,
     /// Requested resets of other controllers, not yet fetched, with the identifier of the command.
     resets: VecDeque<(u16, CrossControllerReset)>,
     /// Deadline for the host to enable the controller.
     enable_by: Instant,
     /// Time of the host's last activity.
-    heard_at: Instant,
+    last_activity: Instant,
     waker: Option<WakeFn>,
-    over: Option<EndReason>,
-    trouble: Option<String>,
+    end_reason: Option<EndReason>,
+    last_error: Option<String>,
 }
 
 /// Command that completes later.
@@ -82,7 +82,7 @@ struct DeferredCommand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeferredEnd {
     /// The command completes with this result.
-    Answered(AdminResult),
+    Completed(AdminResult),
     /// The command was dropped by a controller reset that its host has requested: it gets no completion
     /// (Base 2.1 §3.7.2). Hosts forget their outstanding commands before they request the reset, and some
     /// treat a late completion as a connection error.
@@ -114,26 +114,26 @@ const REFUSED: Status = Status::INVALID_FIELD.with_dnr();
 impl FabricsTransport {
     /// Creates the transport of a new association; its controller is disabled.
     pub fn new(controller: Controller, now: Instant) -> Self {
-        let front = Self {
+        let transport = Self {
             is_write_through: Arc::default(),
             namespaces: controller.namespaces().reader(),
             controller,
             links: BTreeMap::new(),
-            life: FabricsState::Disabled,
+            state: FabricsState::Disabled,
             configuration: Configuration(0),
             shutdown: None,
-            parked: VecDeque::new(),
+            event_requests: VecDeque::new(),
             waiting: Vec::new(),
-            ends: VecDeque::new(),
+            completed: VecDeque::new(),
             resets: VecDeque::new(),
             enable_by: now.after(ENABLE_MAX),
-            heard_at: now,
+            last_activity: now,
             waker: None,
-            over: None,
-            trouble: None,
+            end_reason: None,
+            last_error: None,
         };
-        front.configure();
-        front
+        transport.configure();
+        transport
     }
 
     /// Admin controller.
@@ -143,18 +143,18 @@ impl FabricsTransport {
 
     /// Removes and returns the last error that no NVMe status reports, as one line.
     pub fn take_error(&mut self) -> Option<String> {
-        self.trouble.take()
+        self.last_error.take()
     }
 
     /// Sets the callback invoked when another thread has produced work for the admin connection.
-    pub fn set_arbiter_waker(&mut self, waker: WakeFn) {
+    pub fn set_waker(&mut self, waker: WakeFn) {
         self.controller.set_waker(waker.clone());
         self.waker = Some(waker);
     }
 
     /// Whether commands other than fabrics commands are accepted.
     pub fn is_enabled(&self) -> bool {
-        self.life == FabricsState::Enabled
+        self.state == FabricsState::Enabled
     }
 
     /// Data length and direction of an admin command, or the status that rejects it.
@@ -183,15 +183,17 @@ impl FabricsTransport {
         if !self.is_enabled() {
             return Some(AdminResult::refused(Status::COMMAND_SEQUENCE_ERROR.with_dnr()));
         }
-        self.heard_at = now;
+        self.last_activity = now;
         let step = self.controller.execute(now, command, bytes);
         if command.opcode() == AdminOpcode::SetFeatures.code() {
             self.configure();
         }
         match step {
-            AdminOutcome::Done(end) => return Some(self.told(now, (command, host_cid), end)),
+            AdminOutcome::Done(end) => {
+                return Some(self.report_result(now, (command, host_cid), end));
+            }
             AdminOutcome::Abort { sqid, cid } => return self.abort((command, host_cid), sqid, cid),
-            AdminOutcome::AsyncEvent => self.parked.push_back(command.cid()),
+            AdminOutcome::AsyncEvent => self.event_requests.push_back(command.cid()),
             AdminOutcome::Reset(reset) => self.resets.push_back((command.cid(), reset)),
             AdminOutcome::Deferred => {}
             // Over fabrics, queues are created by Connect; the controller rejects these commands earlier.
@@ -216,7 +218,7 @@ impl FabricsTransport {
 
     /// Next result of a command that [`execute`](Self::execute) has deferred.
     pub fn next_end(&mut self) -> Option<(u16, DeferredEnd)> {
-        self.ends.pop_front()
+        self.completed.pop_front()
     }
 
     /// Next requested reset of another controller, with the identifier of its command. The caller
@@ -227,56 +229,58 @@ impl FabricsTransport {
 
     /// Completes the command of a cross-controller reset.
     pub fn end_reset(&mut self, now: Instant, cid: u16, end: AdminResult) {
-        self.ended(now, cid, end);
+        self.complete_deferred(now, cid, end);
     }
 
     /// Runs the periodic work: timers, long commands, events and queues that terminate. Returns whether
     /// any work was done.
-    pub fn turn(&mut self, now: Instant) -> bool {
+    pub fn poll(&mut self, now: Instant) -> bool {
         if let Some(at) = self.links.values().map(|link| link.last_activity()).max() {
             self.record_activity(at);
         }
-        self.controller.turn(now);
-        let mut is_busy = self.turn_life(now);
+        self.controller.poll(now);
+        let mut is_busy = self.advance_state(now);
         while let Some(signal) = self.controller.next_signal() {
             is_busy |= signal != ControllerSignal::CheckPreempted;
             match signal {
                 ControllerSignal::KeepAliveExpired => self.end(EndReason::KeepAliveExpired),
                 ControllerSignal::AbortNamespace { nsid, preempted } => {
-                    self.order(&QueueCommand::AbortNamespace { nsid, preempted });
+                    self.send_command(&QueueCommand::AbortNamespace { nsid, preempted });
                 }
-                ControllerSignal::CheckPreempted => self.order(&QueueCommand::Poll),
-                ControllerSignal::PersistFailed { why } => self.trouble = Some(why),
+                ControllerSignal::CheckPreempted => self.send_command(&QueueCommand::Poll),
+                ControllerSignal::PersistFailed { why } => self.last_error = Some(why),
             }
         }
-        while let Some(ReservationCompletion { from, end }) = self.controller.next_decided() {
+        while let Some(ReservationCompletion { from, end }) =
+            self.controller.next_reservation_completion()
+        {
             is_busy = true;
             if let Some(link) = self.links.get(&from.queue) {
-                link.order(QueueCommand::CompleteReservation { ticket: from.ticket, end });
+                link.send_command(QueueCommand::CompleteReservation { ticket: from.ticket, end });
             }
         }
         if self.namespaces.refresh() {
             // An idle queue has the devices of removed namespaces open until it is polled.
-            self.order(&QueueCommand::Poll);
+            self.send_command(&QueueCommand::Poll);
         }
         if now >= self.enable_by {
             self.enable_by = Instant::NEVER;
             self.end(EndReason::EnableTimeout);
         }
-        while let Some(done) = self.controller.next_done() {
-            is_busy |= self.ended(now, done.cid, done.end);
+        while let Some(done) = self.controller.next_deferred_completion() {
+            is_busy |= self.complete_deferred(now, done.cid, done.end);
         }
         // Asynchronous Event Requests complete in the order of their submission.
-        while !self.parked.is_empty()
+        while !self.event_requests.is_empty()
             && let Some(result) = self.controller.next_event()
-            && let Some(cid) = self.parked.pop_front()
+            && let Some(cid) = self.event_requests.pop_front()
         {
-            is_busy |= self.ended(now, cid, AdminResult::with(result));
+            is_busy |= self.complete_deferred(now, cid, AdminResult::with(result));
         }
         is_busy
     }
 
-    /// Latest time of the next [`turn`](Self::turn), even without activity.
+    /// Latest time of the next [`poll`](Self::poll), even without activity.
     pub fn wake_at(&self, now: Instant) -> Instant {
         let is_flushing = self.shutdown.as_ref().is_some_and(Shutdown::is_running);
         let motion = if is_flushing { now.after(TRANSITION_POLL) } else { Instant::NEVER };
@@ -285,16 +289,16 @@ impl FabricsTransport {
 
     /// Ends the association: every I/O queue is instructed to stop. The first reason is kept.
     pub fn end(&mut self, why: EndReason) {
-        if self.over.is_none() {
-            self.over = Some(why);
-            self.order(&QueueCommand::Stop);
-            self.ring();
+        if self.end_reason.is_none() {
+            self.end_reason = Some(why);
+            self.send_command(&QueueCommand::Stop);
+            self.wake();
         }
     }
 
     /// Reason why the association has ended, if it has.
     pub fn end_reason(&self) -> Option<EndReason> {
-        self.over
+        self.end_reason
     }
 
     /// Whether every I/O queue has stopped: none starts a command anymore.
@@ -311,9 +315,9 @@ impl FabricsTransport {
 impl FabricsTransport {
     /// Records host activity, which may lie in the past.
     fn record_activity(&mut self, at: Instant) {
-        if at > self.heard_at {
-            self.heard_at = at;
-            self.controller.io_command_seen(at);
+        if at > self.last_activity {
+            self.last_activity = at;
+            self.controller.note_io_activity(at);
         }
     }
 
@@ -327,7 +331,7 @@ impl FabricsTransport {
         // An I/O command is aborted by its connection's thread; the result arrives through `aborted`.
         if sqid != 0 {
             if let Some(link) = self.links.get(&sqid) {
-                link.order(QueueCommand::Abort { cid, admin_cid: command.cid() });
+                link.send_command(QueueCommand::Abort { cid, admin_cid: command.cid() });
                 self.waiting.push(DeferredCommand { command: *command, host_cid });
                 return None;
             }
@@ -335,19 +339,19 @@ impl FabricsTransport {
             return Some(AdminResult::with(1));
         }
         self.controller.abort_ended();
-        let at = self.parked.iter().position(|parked| *parked == cid);
+        let at = self.event_requests.iter().position(|request| *request == cid);
         if let Some(at) = at {
-            self.parked.remove(at);
+            self.event_requests.remove(at);
             self.controller.event_request_aborted();
             self.waiting.retain(|waiting| waiting.command.cid() != cid);
             let end = AdminResult::refused(Status::ABORT_REQUESTED);
-            self.ends.push_back((cid, DeferredEnd::Answered(end)));
+            self.completed.push_back((cid, DeferredEnd::Completed(end)));
         }
         Some(AdminResult::with(u32::from(at.is_none())))
     }
 
     /// Completes a deferred command. Returns false if it is unknown.
-    fn ended(&mut self, now: Instant, cid: u16, end: AdminResult) -> bool {
+    fn complete_deferred(&mut self, now: Instant, cid: u16, end: AdminResult) -> bool {
         let Some(at) = self.waiting.iter().position(|waiting| waiting.command.cid() == cid) else {
             return false;
         };
@@ -355,11 +359,11 @@ impl FabricsTransport {
         if !end.status.is_success() {
             self.controller.report_error(now, &report(&command, host_cid, end));
         }
-        self.ends.push_back((cid, DeferredEnd::Answered(end)));
+        self.completed.push_back((cid, DeferredEnd::Completed(end)));
         true
     }
 
-    fn told(
+    fn report_result(
         &mut self,
         now: Instant,
         (command, host_cid): (&Command, u16),
@@ -371,8 +375,8 @@ impl FabricsTransport {
         end
     }
 
-    fn order(&self, order: &QueueCommand) {
-        self.links.values().for_each(|link| link.order(order.clone()));
+    fn send_command(&self, command: &QueueCommand) {
+        self.links.values().for_each(|link| link.send_command(command.clone()));
     }
 
     /// Applies the feature values that the host has set.
@@ -381,7 +385,7 @@ impl FabricsTransport {
         self.is_write_through.store(is_write_through, Ordering::Relaxed);
     }
 
-    fn ring(&self) {
+    fn wake(&self) {
         if let Some(waker) = &self.waker {
             waker();
         }
@@ -403,9 +407,9 @@ impl core::fmt::Debug for FabricsTransport {
     fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         out.debug_struct("FabricsFrontEnd")
             .field("cntlid", &self.controller.configuration().cntlid)
-            .field("life", &self.life)
+            .field("life", &self.state)
             .field("queues", &self.links.keys())
-            .field("over", &self.over)
+            .field("over", &self.end_reason)
             .finish_non_exhaustive()
     }
 }

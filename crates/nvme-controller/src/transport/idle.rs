@@ -23,27 +23,27 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     /// [`disarm`](Self::disarm) must follow, whatever the result. The caller has to provide wake-ups for
     /// two sources: accesses to slow host memory, and other controllers of the same subsystem.
     pub fn arm(&mut self, now: Instant) -> Option<Instant> {
-        let must_wake = self.queues.iter_mut().any(|served| served.queue.arm());
+        let must_wake = self.queues.iter_mut().any(|signalled| signalled.queue.arm());
         if must_wake || self.run_housekeeping(now) {
             return None;
         }
-        let until = match self.turn(now) {
+        let until = match self.poll(now) {
             NextPoll::Busy => return None,
             NextPoll::Pending(until) | NextPoll::Idle(until) => until,
         };
-        let is_unheard = self.is_transitioning()
-            || self.queues.iter_mut().any(|served| served.queue.is_unheard());
-        (until > now && !is_unheard).then_some(until)
+        let lacks_wakeup = self.is_transitioning()
+            || self.queues.iter_mut().any(|signalled| signalled.queue.lacks_wakeup());
+        (until > now && !lacks_wakeup).then_some(until)
     }
 
     /// Disables completion signals after the thread has woken.
     pub fn disarm(&mut self) {
-        self.queues.iter_mut().for_each(|served| served.queue.disarm());
+        self.queues.iter_mut().for_each(|signalled| signalled.queue.disarm());
     }
 
     /// Passes the file descriptors of block devices opened since the last call to `each`. A descriptor
     /// becomes readable when its block device has completions, and is closed with it.
     pub fn new_descriptors(&mut self, mut each: impl FnMut(BorrowedFd<'_>)) {
-        self.queues.iter_mut().for_each(|served| served.queue.new_descriptors(&mut each));
+        self.queues.iter_mut().for_each(|signalled| signalled.queue.new_descriptors(&mut each));
     }
 }

@@ -34,11 +34,11 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
                 page_shift: PAGE_SHIFT_MIN + cc.mps(),
                 transfer_bytes_max: self.controller.configuration().transfer_bytes_max,
                 in_flight_max: self.config.in_flight_max.min(entries),
-                areas: self.config.areas,
+                contexts_max: self.config.contexts_max,
             },
         };
         let shared = ExecutorContext {
-            floor: self.controller.floor(),
+            fused_arbiter: self.controller.fused_arbiter(),
             is_write_through: self.is_write_through.clone(),
             buffers: self.buffers.clone(),
         };
@@ -57,13 +57,14 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         create: CreateSubmissionQueue,
     ) -> Result<(), Status> {
         self.check_entry_size(|cc| cc.iosqes() == SUBMISSION_ENTRY_SHIFT)?;
-        if self.home_of(create.sqid).is_some() {
+        if self.completion_queue_of(create.sqid).is_some() {
             return Err(Status::INVALID_QUEUE_IDENTIFIER.with_dnr());
         }
-        let is_leaving = self.is_leaving(create.cqid);
-        let served = self.find(create.cqid).filter(|_| !is_leaving);
-        let served = served.ok_or(Status::COMPLETION_QUEUE_INVALID.with_dnr())?;
-        let added = served.queue.add_submission_queue(create.sqid, create.entries, create.address);
+        let is_deleting = self.is_deleting(create.cqid);
+        let signalled = self.find(create.cqid).filter(|_| !is_deleting);
+        let signalled = signalled.ok_or(Status::COMPLETION_QUEUE_INVALID.with_dnr())?;
+        let added =
+            signalled.queue.add_submission_queue(create.sqid, create.entries, create.address);
         added.map_err(|_| Status::INVALID_FIELD.with_dnr())?;
         self.queue_changes = self.queue_changes.wrapping_add(1);
         self.controller.queue_created();
@@ -79,20 +80,20 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         let is_closing = self.deletions.iter().any(|deletion| {
             matches!(deletion, QueueDeletion::Submission { sqid: closing, .. } if *closing == sqid)
         });
-        let cqid = self.home_of(sqid).filter(|_| !is_closing);
+        let cqid = self.completion_queue_of(sqid).filter(|_| !is_closing);
         let cqid = cqid.ok_or(Status::INVALID_QUEUE_IDENTIFIER.with_dnr())?;
-        if let Some(served) = self.find(cqid) {
-            served.queue.close_submission_queue(now, sqid);
+        if let Some(signalled) = self.find(cqid) {
+            signalled.queue.close_submission_queue(now, sqid);
         }
         Ok(cqid)
     }
 
     /// Checks that a completion queue may be deleted: it exists and no submission queue uses it.
     pub(super) fn may_delete(&mut self, cqid: u16) -> Result<(), Status> {
-        let is_leaving = self.is_leaving(cqid);
-        let served = self.find(cqid).filter(|_| !is_leaving);
-        let served = served.ok_or(Status::INVALID_QUEUE_IDENTIFIER.with_dnr())?;
-        if served.queue.submission_queues().next().is_some() {
+        let is_deleting = self.is_deleting(cqid);
+        let signalled = self.find(cqid).filter(|_| !is_deleting);
+        let signalled = signalled.ok_or(Status::INVALID_QUEUE_IDENTIFIER.with_dnr())?;
+        if signalled.queue.submission_queues().next().is_some() {
             return Err(Status::INVALID_QUEUE_DELETION.with_dnr());
         }
         Ok(())
@@ -110,17 +111,22 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         deletions.retain(|deletion| {
             let (cid, is_gone) = match *deletion {
                 QueueDeletion::Submission { cid, cqid, sqid } => {
-                    let served = queues.iter_mut().find(|served| served.queue.cqid() == cqid);
-                    (cid, served.is_none_or(|served| served.queue.remove_submission_queue(sqid)))
+                    let signalled =
+                        queues.iter_mut().find(|signalled| signalled.queue.cqid() == cqid);
+                    (
+                        cid,
+                        signalled
+                            .is_none_or(|signalled| signalled.queue.remove_submission_queue(sqid)),
+                    )
                 }
                 QueueDeletion::Completion { cid, cqid } => {
-                    let is_empty = |served: &SignalledQueue<H>| {
-                        served.queue.cqid() == cqid && served.queue.is_drained()
+                    let is_empty = |signalled: &SignalledQueue<H>| {
+                        signalled.queue.cqid() == cqid && signalled.queue.is_drained()
                     };
                     let at = queues.iter().position(is_empty);
                     if let Some(at) = at {
                         drop(queues.remove(at));
-                        controller.queue_gone(cqid);
+                        controller.remove_queue(cqid);
                     }
                     (cid, at.is_some())
                 }
@@ -141,12 +147,12 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         event_index: u64,
     ) -> Result<(), Status> {
         self.shadow = Some((shadow, event_index));
-        let cqids: Vec<u16> = self.queues.iter().map(|served| served.queue.cqid()).collect();
+        let cqids: Vec<u16> = self.queues.iter().map(|signalled| signalled.queue.cqid()).collect();
         let result = cqids.into_iter().try_for_each(|cqid| {
             self.shadow_completion(cqid)?;
             let sqids: Vec<u16> = self
                 .find(cqid)
-                .map_or_else(Vec::new, |served| served.queue.submission_queues().collect());
+                .map_or_else(Vec::new, |signalled| signalled.queue.submission_queues().collect());
             sqids.into_iter().try_for_each(|sqid| self.shadow_submission(sqid))
         });
         if result.is_err() {
@@ -156,7 +162,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     }
 
     pub(super) fn abort_io(&mut self, now: Instant, sqid: u16, cid: u16) -> bool {
-        self.queues.iter_mut().any(|served| served.queue.abort(now, sqid, cid))
+        self.queues.iter_mut().any(|signalled| signalled.queue.abort(now, sqid, cid))
     }
 
     /// Whether doorbell `index` belongs to an existing queue.
@@ -164,8 +170,8 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         let Ok(qid) = u16::try_from(index / 2) else { return false };
         match (qid, index % 2) {
             (0, _) => true,
-            (_, 0) => self.home_of(qid).is_some(),
-            _ => self.queues.iter().any(|served| served.queue.cqid() == qid),
+            (_, 0) => self.completion_queue_of(qid).is_some(),
+            _ => self.queues.iter().any(|signalled| signalled.queue.cqid() == qid),
         }
     }
 
@@ -174,7 +180,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     }
 
     fn shadow_submission(&mut self, sqid: u16) -> Result<(), Status> {
-        let cqid = self.home_of(sqid).unwrap_or(0);
+        let cqid = self.completion_queue_of(sqid).unwrap_or(0);
         self.shadow_doorbell(cqid, Some(sqid), 2 * u64::from(sqid))
     }
 
@@ -184,8 +190,8 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         let refused = Status::INVALID_FIELD.with_dnr();
         let place = |base: u64| base.checked_add(index * (4 << STRIDE)).ok_or(refused);
         let (shadow, event_index) = (place(shadow)?, place(event_index)?);
-        let Some(served) = self.find(cqid) else { return Ok(()) };
-        match served.queue.set_shadow(sqid, shadow, event_index) {
+        let Some(signalled) = self.find(cqid) else { return Ok(()) };
+        match signalled.queue.set_shadow(sqid, shadow, event_index) {
             Ok(true) => Ok(()),
             // Memory that is not shared cannot be polled.
             Ok(false) | Err(_) => Err(refused),
@@ -204,20 +210,21 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     }
 
     /// Whether a completion queue is being deleted.
-    fn is_leaving(&self, cqid: u16) -> bool {
+    fn is_deleting(&self, cqid: u16) -> bool {
         self.deletions.iter().any(|deletion| {
-            matches!(deletion, QueueDeletion::Completion { cqid: leaving, .. } if *leaving == cqid)
+            matches!(deletion, QueueDeletion::Completion { cqid: deleting, .. } if *deleting == cqid)
         })
     }
 
     pub(super) fn find(&mut self, cqid: u16) -> Option<&mut SignalledQueue<H>> {
-        self.queues.iter_mut().find(|served| served.queue.cqid() == cqid)
+        self.queues.iter_mut().find(|signalled| signalled.queue.cqid() == cqid)
     }
 
     /// Completion queue used by a submission queue.
-    fn home_of(&self, sqid: u16) -> Option<u16> {
-        let has_it =
-            |served: &&SignalledQueue<H>| served.queue.submission_queues().any(|id| id == sqid);
-        self.queues.iter().find(has_it).map(|served| served.queue.cqid())
+    fn completion_queue_of(&self, sqid: u16) -> Option<u16> {
+        let has_it = |signalled: &&SignalledQueue<H>| {
+            signalled.queue.submission_queues().any(|id| id == sqid)
+        };
+        self.queues.iter().find(has_it).map(|signalled| signalled.queue.cqid())
     }
 }

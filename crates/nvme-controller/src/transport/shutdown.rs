@@ -12,7 +12,7 @@ use crate::namespace::Namespaces;
 /// Shutdown in progress or complete.
 pub(super) struct Shutdown {
     flushes: Vec<Flush>,
-    answers: CompletionBatch,
+    completions: CompletionBatch,
     has_failed: bool,
 }
 
@@ -50,20 +50,20 @@ impl Shutdown {
             controller.shutdown();
             Self::begin(controller.namespaces().reader().get(), is_abrupt)
         });
-        shutdown.turn(now);
+        shutdown.poll(now);
     }
 
     /// Opens a channel to every block device with unflushed data. An abrupt shutdown flushes nothing.
     fn begin(namespaces: &Namespaces, is_abrupt: bool) -> Self {
         let mut shutdown = Self {
             flushes: Vec::new(),
-            answers: CompletionBatch::with_capacity(1),
+            completions: CompletionBatch::with_capacity(1),
             has_failed: false,
         };
         let has_cache = |durability| durability == Durability::VolatileCache;
         for namespace in namespaces.iter().filter(|_| !is_abrupt) {
             if has_cache(namespace.limits.durability) {
-                match namespace.medium.channel() {
+                match namespace.device.channel() {
                     Ok(backend) => shutdown.flushes.push(Flush { backend, is_submitted: false }),
                     Err(_) => shutdown.has_failed = true,
                 }
@@ -73,17 +73,17 @@ impl Shutdown {
     }
 
     /// Advances the flushes.
-    fn turn(&mut self, now: Instant) {
-        let Self { flushes, answers, has_failed } = self;
+    fn poll(&mut self, now: Instant) {
+        let Self { flushes, completions, has_failed } = self;
         flushes.retain_mut(|flush| {
             if !flush.is_submitted {
                 flush.is_submitted = flush.backend.submit(now, &[REQUEST], &[]) > 0;
                 flush.backend.flush();
             }
-            flush.backend.poll(now, answers);
-            let answer = answers.drain().next();
-            *has_failed |= answer.is_some_and(|answer| !answer.status.is_success());
-            answer.is_none()
+            flush.backend.poll(now, completions);
+            let completion = completions.drain().next();
+            *has_failed |= completion.is_some_and(|completion| !completion.status.is_success());
+            completion.is_none()
         });
     }
 

@@ -40,7 +40,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     /// Handles a host store to a register.
     #[cold]
     pub(super) fn registers_changed(&mut self, now: Instant) {
-        self.vectors.unmasked(&self.bar);
+        self.vectors.raise_unmasked(&self.bar);
         if self.bar.take_subsystem_reset() {
             self.stop(now);
             self.shutdown = None;
@@ -52,31 +52,31 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     #[inline(always)]
     pub(super) fn advance_state(&mut self, now: Instant) -> bool {
         let cc = Configuration(self.bar.cc());
-        let before = (self.life, self.bar.csts());
-        match (self.life, cc.en()) {
+        let before = (self.state, self.bar.csts());
+        match (self.state, cc.en()) {
             (ControllerState::Enabled | ControllerState::Failed, false) => self.stop(now),
             (ControllerState::Disabled, true) => self.start(cc),
             _ => {}
         }
-        if self.life == ControllerState::Stopping && self.is_drained() {
+        if self.state == ControllerState::Stopping && self.is_drained() {
             self.queues.clear();
             self.admin = None;
             self.queue_changes = self.queue_changes.wrapping_add(1);
-            self.life = ControllerState::Disabled;
+            self.state = ControllerState::Disabled;
             self.publish();
             if Configuration(self.bar.cc()).en() {
                 self.start(Configuration(self.bar.cc()));
             }
         }
-        self.turn_shutdown(now, cc.shn());
-        (self.life, self.bar.csts()) != before
+        self.poll_shutdown(now, cc.shn());
+        (self.state, self.bar.csts()) != before
     }
 
     /// Whether a transition is in progress that only [`run_housekeeping`](Self::run_housekeeping)
     /// completes.
     pub(super) fn is_transitioning(&self) -> bool {
         let is_flushing = self.shutdown.as_ref().is_some_and(Shutdown::is_running);
-        self.life == ControllerState::Stopping || is_flushing || !self.deletions.is_empty()
+        self.state == ControllerState::Stopping || is_flushing || !self.deletions.is_empty()
     }
 
     /// Handles a revocation of host memory: fails the controller, and acknowledges the revocation once no
@@ -95,23 +95,26 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
 
     /// Fails the controller: sets CSTS.CFS and stops fetching commands.
     pub(super) fn fail(&mut self, now: Instant, why: &str) {
-        self.trouble = Some(why.to_owned());
-        if self.life == ControllerState::Enabled {
-            self.life = ControllerState::Failed;
-            self.halt(now);
+        self.last_error = Some(why.to_owned());
+        if self.state == ControllerState::Enabled {
+            self.state = ControllerState::Failed;
+            self.stop_queues(now);
             self.publish();
         }
     }
 
     pub(super) fn publish(&self) {
-        let is_ready = match self.life {
+        let is_ready = match self.state {
             ControllerState::Disabled => false,
             ControllerState::Enabled | ControllerState::Stopping | ControllerState::Failed => true,
         };
         let shutdown = self.shutdown.as_ref().map_or(ShutdownStatus::None, Shutdown::status);
         let is_lost = self.shutdown.as_ref().is_some_and(Shutdown::has_failed);
         let status = ControllerStatus(0).with(|status| {
-            status.rdy(is_ready).cfs(self.life == ControllerState::Failed || is_lost).shst(shutdown)
+            status
+                .rdy(is_ready)
+                .cfs(self.state == ControllerState::Failed || is_lost)
+                .shst(shutdown)
         });
         self.bar.publish_status(status.0);
     }
@@ -123,12 +126,12 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         match self.open(cc) {
             Ok(admin) => {
                 self.admin = Some(admin);
-                self.life = ControllerState::Enabled;
+                self.state = ControllerState::Enabled;
                 self.configure();
             }
             Err(why) => {
-                self.trouble = Some(why.to_string());
-                self.life = ControllerState::Failed;
+                self.last_error = Some(why.to_string());
+                self.state = ControllerState::Failed;
             }
         }
         self.publish();
@@ -182,23 +185,23 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
 
     /// Handles CC.EN = 0: a controller level reset (Base 2.1 §3.7.2).
     fn stop(&mut self, now: Instant) {
-        if self.life == ControllerState::Disabled {
+        if self.state == ControllerState::Disabled {
             return;
         }
-        self.halt(now);
+        self.stop_queues(now);
         self.controller.reset(now);
         self.vectors.reset(&self.bar);
         self.shadow = None;
         self.deletions.clear();
-        self.life = ControllerState::Stopping;
+        self.state = ControllerState::Stopping;
         self.publish();
     }
 
     /// Stops fetching and completing commands.
-    fn halt(&mut self, now: Instant) {
-        for served in &mut self.queues {
-            served.queue.stop(now);
-            served.queue.fence_writes();
+    fn stop_queues(&mut self, now: Instant) {
+        for signalled in &mut self.queues {
+            signalled.queue.stop(now);
+            signalled.queue.fence_writes();
         }
         if let Some(admin) = &mut self.admin {
             admin.stop();
@@ -212,11 +215,11 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             let _ = admin.next_request(&doorbells);
             admin.is_drained()
         });
-        admin && self.queues.iter().all(|served| served.queue.is_drained())
+        admin && self.queues.iter().all(|signalled| signalled.queue.is_drained())
     }
 
     /// CC.SHN (Base 2.1 §3.6.1).
-    fn turn_shutdown(&mut self, now: Instant, notice: ShutdownNotification) {
+    fn poll_shutdown(&mut self, now: Instant, notice: ShutdownNotification) {
         Shutdown::handle_shutdown(&mut self.shutdown, now, notice, &mut self.controller);
         self.publish();
     }

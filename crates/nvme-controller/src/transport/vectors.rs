@@ -31,9 +31,9 @@ pub(super) struct Vectors<I> {
     interrupts: I,
     coalescing: Coalescing,
     /// Coalesced completions of each vector.
-    held: Box<[CoalescedCompletions]>,
+    coalesced: Box<[CoalescedCompletions]>,
     /// Vectors 0 to 31 that are pending and masked by INTMS.
-    waiting: u32,
+    masked_pending: u32,
     /// Earliest deadline of coalesced completions.
     wake_at: Instant,
 }
@@ -124,26 +124,26 @@ impl VectorTable {
 
 impl<I: Interrupts> Vectors<I> {
     pub(super) fn new(interrupts: I, vectors: u16, coalescing: Coalescing) -> Self {
-        let held = CoalescedCompletions { count: 0, until: Instant::NEVER, is_exempt: false };
-        let held = vec![held; usize::from(vectors)].into();
-        Self { interrupts, coalescing, held, waiting: 0, wake_at: Instant::NEVER }
+        let coalesced = CoalescedCompletions { count: 0, until: Instant::NEVER, is_exempt: false };
+        let coalesced = vec![coalesced; usize::from(vectors)].into();
+        Self { interrupts, coalescing, coalesced, masked_pending: 0, wake_at: Instant::NEVER }
     }
 
     /// Applies interrupt coalescing (features 08h and 09h).
     pub(super) fn configure(&mut self, coalescing: Coalescing, is_exempt: impl Fn(u16) -> bool) {
         self.coalescing = coalescing;
-        for (vector, held) in (0..).zip(self.held.iter_mut()) {
-            held.is_exempt = is_exempt(vector);
+        for (vector, coalesced) in (0..).zip(self.coalesced.iter_mut()) {
+            coalesced.is_exempt = is_exempt(vector);
         }
     }
 
     /// Signals posted completions of an I/O queue, coalesced if enabled.
     #[inline]
-    pub(super) fn posted(&mut self, now: Instant, bar: &Bar, vector: u16, count: u32) {
+    pub(super) fn signal_completions(&mut self, now: Instant, bar: &Bar, vector: u16, count: u32) {
         if self.coalescing.threshold <= 1 || self.coalescing.time.ns == 0 {
             self.signal(bar, vector);
         } else {
-            self.hold(now, bar, vector, count);
+            self.coalesce(now, bar, vector, count);
         }
     }
 
@@ -161,25 +161,25 @@ impl<I: Interrupts> Vectors<I> {
                 self.interrupts.raise(vector);
             }
         } else if vector < 32 && bar.interrupt_mask() & 1 << vector != 0 {
-            self.waiting |= 1 << vector;
+            self.masked_pending |= 1 << vector;
         } else {
             self.interrupts.raise(vector);
         }
     }
 
     /// Raises pending vectors that the host has unmasked.
-    pub(super) fn unmasked(&mut self, bar: &Bar) {
+    pub(super) fn raise_unmasked(&mut self, bar: &Bar) {
         let table = bar.vectors();
         if table.is_enabled() {
-            for vector in (0..).take(self.held.len()) {
+            for vector in (0..).take(self.coalesced.len()) {
                 if table.is_pending(vector) && !table.is_masked(vector) {
                     table.set_pending(vector, false);
                     self.interrupts.raise(vector);
                 }
             }
         }
-        let free = self.waiting & !bar.interrupt_mask();
-        self.waiting &= !free;
+        let free = self.masked_pending & !bar.interrupt_mask();
+        self.masked_pending &= !free;
         for vector in (0..32).filter(|vector| free & 1 << vector != 0) {
             self.signal(bar, vector);
         }
@@ -187,7 +187,7 @@ impl<I: Interrupts> Vectors<I> {
 
     /// Signals coalesced completions that are due. Returns whether there were any.
     #[inline]
-    pub(super) fn turn(&mut self, now: Instant, bar: &Bar) -> bool {
+    pub(super) fn poll(&mut self, now: Instant, bar: &Bar) -> bool {
         now >= self.wake_at && self.release(now, bar)
     }
 
@@ -198,26 +198,26 @@ impl<I: Interrupts> Vectors<I> {
 
     /// Resets the vectors: unsignalled completions are dropped.
     pub(super) fn reset(&mut self, bar: &Bar) {
-        for (vector, held) in (0..).zip(self.held.iter_mut()) {
-            (held.count, held.until) = (0, Instant::NEVER);
+        for (vector, coalesced) in (0..).zip(self.coalesced.iter_mut()) {
+            (coalesced.count, coalesced.until) = (0, Instant::NEVER);
             bar.vectors().set_pending(vector, false);
         }
-        (self.waiting, self.wake_at) = (0, Instant::NEVER);
+        (self.masked_pending, self.wake_at) = (0, Instant::NEVER);
     }
 
     #[cold]
-    fn hold(&mut self, now: Instant, bar: &Bar, vector: u16, count: u32) {
+    fn coalesce(&mut self, now: Instant, bar: &Bar, vector: u16, count: u32) {
         let Coalescing { time, threshold } = self.coalescing;
-        let Some(held) = self.held.get_mut(usize::from(vector)) else {
+        let Some(coalesced) = self.coalesced.get_mut(usize::from(vector)) else {
             return self.signal(bar, vector);
         };
-        held.count = held.count.saturating_add(count);
-        if held.is_exempt || held.count >= u32::from(threshold) {
-            (held.count, held.until) = (0, Instant::NEVER);
+        coalesced.count = coalesced.count.saturating_add(count);
+        if coalesced.is_exempt || coalesced.count >= u32::from(threshold) {
+            (coalesced.count, coalesced.until) = (0, Instant::NEVER);
             self.signal(bar, vector);
-        } else if held.until == Instant::NEVER {
-            held.until = now.after(time);
-            self.wake_at = self.wake_at.min(held.until);
+        } else if coalesced.until == Instant::NEVER {
+            coalesced.until = now.after(time);
+            self.wake_at = self.wake_at.min(coalesced.until);
         }
     }
 
@@ -225,14 +225,14 @@ impl<I: Interrupts> Vectors<I> {
     fn release(&mut self, now: Instant, bar: &Bar) -> bool {
         let mut has_signalled = false;
         self.wake_at = Instant::NEVER;
-        for index in 0..self.held.len() {
-            let held = &mut self.held[index];
-            if now >= held.until && held.count > 0 {
-                (held.count, held.until) = (0, Instant::NEVER);
+        for index in 0..self.coalesced.len() {
+            let coalesced = &mut self.coalesced[index];
+            if now >= coalesced.until && coalesced.count > 0 {
+                (coalesced.count, coalesced.until) = (0, Instant::NEVER);
                 has_signalled = true;
                 self.signal(bar, u16::try_from(index).unwrap_or(u16::MAX));
             } else {
-                self.wake_at = self.wake_at.min(held.until);
+                self.wake_at = self.wake_at.min(coalesced.until);
             }
         }
         has_signalled
@@ -271,19 +271,19 @@ mod tests {
     #[test]
     fn a_masked_vector_is_pending_until_it_is_unmasked_and_then_raised_once() {
         let (bar, mut vectors, raised) = world(OFF);
-        vectors.posted(NOW, &bar, 33, 1);
+        vectors.signal_completions(NOW, &bar, 33, 1);
         assert_eq!(taken(&raised), [33]);
         mask(&bar, 33, true);
-        vectors.posted(NOW, &bar, 33, 1);
-        vectors.posted(NOW, &bar, 33, 1);
-        vectors.posted(NOW, &bar, 34, 1);
+        vectors.signal_completions(NOW, &bar, 33, 1);
+        vectors.signal_completions(NOW, &bar, 33, 1);
+        vectors.signal_completions(NOW, &bar, 34, 1);
         assert_eq!(taken(&raised), [34]);
         assert_eq!(bar.read(bar.pending_bits_offset() + 4, 4), 1 << 1);
-        vectors.unmasked(&bar);
+        vectors.raise_unmasked(&bar);
         assert!(taken(&raised).is_empty(), "still masked");
         mask(&bar, 33, false);
-        vectors.unmasked(&bar);
-        vectors.unmasked(&bar);
+        vectors.raise_unmasked(&bar);
+        vectors.raise_unmasked(&bar);
         assert_eq!(taken(&raised), [33]);
         assert_eq!(bar.read(bar.pending_bits_offset() + 4, 4), 0);
     }
@@ -295,7 +295,7 @@ mod tests {
         vectors.signal(&bar, 0);
         assert!(taken(&raised).is_empty());
         bar.set_vectors(true, false);
-        vectors.unmasked(&bar);
+        vectors.raise_unmasked(&bar);
         assert_eq!(taken(&raised), [0]);
         let fresh = Bar::new(0, 0, 1, 2);
         assert_eq!(fresh.read(fresh.vector_table_offset() + 12, 4), 1);
@@ -313,7 +313,7 @@ mod tests {
         vectors.signal(&bar, 1);
         assert_eq!(taken(&raised), [0]);
         bar.write(0x10, 4, 0b10);
-        vectors.unmasked(&bar);
+        vectors.raise_unmasked(&bar);
         assert_eq!(taken(&raised), [1]);
     }
 
@@ -322,22 +322,22 @@ mod tests {
         let (bar, mut vectors, raised) =
             world(Coalescing { time: Span::from_us(100), threshold: 4 });
         vectors.configure(vectors.coalescing, |vector| vector == 7);
-        vectors.posted(NOW, &bar, 7, 1);
+        vectors.signal_completions(NOW, &bar, 7, 1);
         assert_eq!(taken(&raised), [7], "exempt");
-        vectors.posted(NOW, &bar, 1, 3);
+        vectors.signal_completions(NOW, &bar, 1, 3);
         assert!(taken(&raised).is_empty());
-        vectors.posted(NOW, &bar, 1, 1);
+        vectors.signal_completions(NOW, &bar, 1, 1);
         assert_eq!(taken(&raised), [1], "enough");
-        vectors.posted(NOW, &bar, 2, 1);
+        vectors.signal_completions(NOW, &bar, 2, 1);
         let due = NOW.after(Span::from_us(100));
         assert_eq!(vectors.wake_at(), due);
-        assert!(!vectors.turn(Instant { ns: due.ns - 1 }, &bar));
-        assert!(vectors.turn(due, &bar));
-        assert!(!vectors.turn(due.after(Span::from_secs(1)), &bar), "once");
+        assert!(!vectors.poll(Instant { ns: due.ns - 1 }, &bar));
+        assert!(vectors.poll(due, &bar));
+        assert!(!vectors.poll(due.after(Span::from_secs(1)), &bar), "once");
         assert_eq!(taken(&raised), [2], "too long");
-        vectors.posted(NOW, &bar, 2, 1);
+        vectors.signal_completions(NOW, &bar, 2, 1);
         vectors.reset(&bar);
-        assert!(!vectors.turn(due, &bar));
+        assert!(!vectors.poll(due, &bar));
         assert!(taken(&raised).is_empty(), "a reset forgets");
     }
 }

@@ -250,7 +250,7 @@ impl Admin {
         self.wants_iteration = false;
         self.look_at_resets(now);
         let mut front = self.association.front();
-        let is_busy = front.turn(now);
+        let is_busy = front.poll(now);
         let mut count = usize::from(is_busy);
         while let Some((tag, ended)) = front.next_end() {
             count += 1;
@@ -259,7 +259,7 @@ impl Admin {
             self.is_only_kept_alive = false;
             match ended {
                 _ if !rooms.is_ready(tag) => {}
-                DeferredEnd::Answered(AdminResult { status, result }) => {
+                DeferredEnd::Completed(AdminResult { status, result }) => {
                     rooms.finish(end, tag, 0, Completion::new(0, status).with_dw0(result));
                 }
                 DeferredEnd::Dropped => rooms.forget(end, tag),

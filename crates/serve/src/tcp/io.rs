@@ -69,7 +69,7 @@ impl Io {
         now: Instant,
     ) -> Result<Self, CreateQueueError> {
         let limits = service.limits();
-        let new = FabricsQueue { qid, in_flight_max: depth, areas: AREAS.min(depth) };
+        let new = FabricsQueue { qid, in_flight_max: depth, contexts_max: AREAS.min(depth) };
         let memory =
             SegmentMemory::new(Arc::new(rooms.budget().regions().clone()), rooms.budget().region());
         let buffers = service.buffers().clone();
@@ -117,7 +117,7 @@ impl Io {
         end: &mut ControllerConnection,
     ) -> usize {
         // Requests of the association complete commands, too.
-        let is_ordered = self.link.has_orders();
+        let is_ordered = self.link.has_commands();
         if is_ordered {
             self.obey(now, rooms, end);
         }
@@ -149,7 +149,7 @@ impl Io {
             count += self.take_finished(now, rooms, end);
         }
         if count == 0 {
-            self.executor.rest();
+            self.executor.reap_retired();
         }
         count
     }
@@ -376,14 +376,14 @@ impl Io {
         self.tell_now(now);
         let Self { executor, association, qid, .. } = self;
         drop(executor);
-        association.front().queue_gone(now, qid);
+        association.front().remove_queue(now, qid);
     }
 
     /// Arms the devices before sleeping: passes new descriptors to `watch`. Returns true if the thread must not sleep.
     pub(super) fn arm(&mut self, watch: &mut dyn FnMut(BorrowedFd<'_>)) -> bool {
         let is_held = !self.ready.is_empty();
         self.executor.new_descriptors(watch);
-        self.executor.arm(is_held) || self.executor.is_unheard(is_held)
+        self.executor.arm(is_held) || self.executor.lacks_wakeup(is_held)
     }
 
     /// Disarms the devices after the thread has woken.

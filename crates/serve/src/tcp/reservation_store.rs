@@ -159,7 +159,7 @@ impl<D: StateFs + Clone + 'static> ReservationStore for ReservationFile<D> {
         let job = BlockingTask::new("keep reservations", move || {
             let written = file.write(record.as_deref());
             if let Some(stored) = take(&theirs) {
-                stored.ended(written);
+                stored.finish(written);
             }
         });
         match intake.submit(job) {

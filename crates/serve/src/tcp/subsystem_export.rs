@@ -173,7 +173,7 @@ impl SubsystemExport {
             fused_compare_and_write: true,
             keep_alive_max,
             // A host that may connect under any NQN must not stay silent forever.
-            silence_max: (!self.names_hosts()).then_some(keep_alive_max),
+            idle_host_timeout: (!self.names_hosts()).then_some(keep_alive_max),
             instance: Some(self.instance()),
             transport: TransportModel::Fabrics {
                 command_capsule_bytes: 64 + limits.in_capsule_bytes,

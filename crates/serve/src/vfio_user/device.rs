@@ -91,7 +91,7 @@ impl Device {
         let in_flight_max = u16::try_from(options.entries).unwrap_or(u16::MAX).min(256);
         let front = MemoryTransportConfig {
             in_flight_max,
-            areas: AREAS.min(in_flight_max),
+            contexts_max: AREAS.min(in_flight_max),
             ..MemoryTransportConfig::default()
         };
         let front = MemoryTransport::new(controller, maps.reach(), lines, buffers, front);
@@ -221,7 +221,7 @@ impl Device {
             Some(doorbells) => doorbells.poll(now, &mut self.front),
             None => false,
         };
-        let wait = self.front.turn(now);
+        let wait = self.front.poll(now);
         if has_new_events { NextPoll::Busy } else { wait }
     }
 

@@ -78,7 +78,7 @@ impl Server {
 
     /// Reports a grown namespace to the controller, which notifies its client.
     pub fn resized(&self, nsid: u32) {
-        self.subsystem.resized(nsid);
+        self.subsystem.update_size(nsid);
         // The reactor may be asleep; it notices the change when it polls.
         self.thread.notify();
     }

@@ -190,7 +190,9 @@ impl ServedNamespace {
     fn handle_events(&self, subsystem: &Subsystem) {
         while let Some(event) = self.descriptor.next_event() {
             match event {
-                Event::Resized { .. } | Event::Overflowed { .. } => subsystem.resized(self.nsid),
+                Event::Resized { .. } | Event::Overflowed { .. } => {
+                    subsystem.update_size(self.nsid)
+                }
                 Event::Removed => {
                     subsystem.remove_namespace(self.nsid);
                 }

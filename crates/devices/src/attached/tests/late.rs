@@ -106,7 +106,7 @@ impl ControllerBus for LateBus {
 
     fn process_messages(&self) {
         if self.shared.is_open.load(Ordering::Relaxed) {
-            self.device().as_mut().unwrap().front.turn(self.shared.clock.now());
+            self.device().as_mut().unwrap().front.poll(self.shared.clock.now());
         }
     }
 

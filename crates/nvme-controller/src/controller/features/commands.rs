@@ -5,7 +5,7 @@ use tenmil_wire::Status;
 use tenmil_wire::admin::{FeatureSelect, GetFeatures, SetFeatures};
 use tenmil_wire::feature::Feature;
 
-use super::{FeatureAttributes, FeatureSupport, Key, OVER, UNDER, check, default_of, find};
+use super::{FeatureAttributes, FeatureSupport, Key, OVER, UNDER, check, default_of, find_feature};
 use crate::controller::Controller;
 use crate::controller::commands::CommandResult;
 use crate::controller::interface::{AdminOutcome, AdminResult};
@@ -49,11 +49,11 @@ impl Controller {
         &self,
         get: &GetFeatures,
     ) -> Result<u32, Status> {
-        let rule = self.rule(get.fid)?;
+        let attributes = self.attributes(get.fid)?;
         match get.sel {
             FeatureSelect::SupportedCapabilities => Ok(0),
             FeatureSelect::Reserved(_) => Err(Status::INVALID_FIELD),
-            _ => Ok(data_bytes(rule.feature, get.cdw11)),
+            _ => Ok(data_bytes(attributes.feature, get.cdw11)),
         }
     }
 
@@ -62,7 +62,7 @@ impl Controller {
         &self,
         set: &SetFeatures,
     ) -> Result<u32, Status> {
-        Ok(data_bytes(self.rule(set.fid)?.feature, set.cdw11))
+        Ok(data_bytes(self.attributes(set.fid)?.feature, set.cdw11))
     }
 
     pub(in crate::controller) fn get_features(
@@ -71,26 +71,26 @@ impl Controller {
         get: &GetFeatures,
         data: &mut Vec<u8>,
     ) -> CommandResult {
-        let rule = self.rule(get.fid)?;
+        let attributes = self.attributes(get.fid)?;
         let subsystem = self.subsystem.clone();
         let state = subsystem.lock();
         // The NSID is ignored for features with controller scope: tools that operate on a block device
         // pass it with every feature.
-        let nsids = match rule.is_per_namespace {
+        let nsids = match attributes.is_per_namespace {
             true => self.targets(&state, get.nsid)?,
             false => Vec::new(),
         };
-        if rule.is_per_namespace && get.nsid == u32::MAX {
+        if attributes.is_per_namespace && get.nsid == u32::MAX {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
         }
         let nsid = nsids.first().copied().unwrap_or(0);
-        let feature = rule.feature;
+        let feature = attributes.feature;
         let dword = match get.sel {
             FeatureSelect::Current => self.current(&state, now, get, nsid, data)?,
             FeatureSelect::Default | FeatureSelect::Saved => {
                 data.clear();
-                data.resize(data_bytes(rule.feature, get.cdw11) as usize, 0);
-                let key = Key { feature, of: index_of(get, nsid)? };
+                data.resize(data_bytes(attributes.feature, get.cdw11) as usize, 0);
+                let key = Key { feature, selector: index_of(get, nsid)? };
                 match get.sel {
                     FeatureSelect::Saved => self.values.saved(key),
                     _ if feature == Feature::NumberOfQueues => {
@@ -101,7 +101,9 @@ impl Controller {
             }
             // Saveable, namespace specific, changeable (Base 2.1 §5.1.11.1).
             FeatureSelect::SupportedCapabilities => {
-                u32::from(rule.is_saveable) | u32::from(rule.is_per_namespace) << 1 | 1 << 2
+                u32::from(attributes.is_saveable)
+                    | u32::from(attributes.is_per_namespace) << 1
+                    | 1 << 2
             }
             FeatureSelect::Reserved(_) => return Err(Status::INVALID_FIELD),
         };
@@ -115,51 +117,51 @@ impl Controller {
         set: &SetFeatures,
         data: &[u8],
     ) -> CommandResult {
-        let rule = self.rule(set.fid)?;
-        if set.sv && !rule.is_saveable {
+        let attributes = self.attributes(set.fid)?;
+        if set.sv && !attributes.is_saveable {
             return Err(Status::FEATURE_NOT_SAVEABLE);
         }
-        let has_ana = self.subsystem.about().ana_groups > 0;
-        check(rule.feature, set.cdw11, &self.config, has_ana)?;
+        let has_ana = self.subsystem.info().ana_groups > 0;
+        check(attributes.feature, set.cdw11, &self.config, has_ana)?;
         let subsystem = self.subsystem.clone();
         let mut state = subsystem.lock();
-        let nsids = self.feature_targets(&state, rule, set.nsid)?;
+        let nsids = self.feature_targets(&state, attributes, set.nsid)?;
         // Completed only after the reservation store has made the change durable.
-        if rule.feature == Feature::ReservationPersistence {
+        if attributes.feature == Feature::ReservationPersistence {
             return self.persist_reservations(state, cid, &nsids, set.cdw11 & 1 != 0);
         }
-        let result = if rule.is_per_namespace {
+        let result = if attributes.is_per_namespace {
             for nsid in nsids {
                 self.set_for_namespace(&mut state, set, nsid)?;
             }
             0
-        } else if rule.feature == Feature::HostIdentifier {
+        } else if attributes.feature == Feature::HostIdentifier {
             self.set_host_identifier(&mut state, set.cdw11, data)?
         } else {
             self.set_own(now, set, data)?
         };
         subsystem.publish_and_notify(state);
-        self.look_at_health();
+        self.raise_health_events();
         Ok(AdminOutcome::Done(AdminResult::with(result)))
     }
 
     /// Attributes of the feature, if this controller supports it.
-    pub(in crate::controller) fn rule(&self, fid: u8) -> Result<FeatureAttributes, Status> {
-        let present = FeatureSupport {
+    pub(in crate::controller) fn attributes(&self, fid: u8) -> Result<FeatureAttributes, Status> {
+        let support = FeatureSupport {
             volatile_cache: self.has_volatile_cache(),
-            reservations: self.subsystem.about().reservations,
+            reservations: self.subsystem.info().reservations,
         };
-        find(Feature::from_code(fid), &self.config, present).ok_or(Status::INVALID_FIELD)
+        find_feature(Feature::from_code(fid), &self.config, support).ok_or(Status::INVALID_FIELD)
     }
 
     /// Namespaces whose value is set; none if the feature has controller scope.
     fn feature_targets(
         &self,
         state: &State,
-        rule: FeatureAttributes,
+        attributes: FeatureAttributes,
         nsid: u32,
     ) -> Result<Vec<u32>, Status> {
-        if rule.is_per_namespace {
+        if attributes.is_per_namespace {
             return self.targets(state, nsid);
         }
         match nsid {
@@ -181,7 +183,7 @@ impl Controller {
         let record = state.records.get(&nsid);
         let dword = match feature {
             Feature::PowerManagement => {
-                let hint = self.values.current(Key { feature, of: 0 }) & 0xe0;
+                let hint = self.values.current(Key { feature, selector: 0 }) & 0xe0;
                 u32::from(self.power.state()) | hint
             }
             Feature::NumberOfQueues => self.granted.dword(),
@@ -206,7 +208,7 @@ impl Controller {
             Feature::NamespaceWriteProtection => {
                 record.map_or(0, |record| record.protection as u32)
             }
-            _ => self.values.current(Key { feature, of: index_of(get, nsid)? }),
+            _ => self.values.current(Key { feature, selector: index_of(get, nsid)? }),
         };
         Ok(dword)
     }
@@ -215,7 +217,7 @@ impl Controller {
     fn set_own(&mut self, now: Instant, set: &SetFeatures, data: &[u8]) -> Result<u32, Status> {
         let dword = set.cdw11;
         let feature = Feature::from_code(set.fid);
-        let key = Key { feature, of: 0 };
+        let key = Key { feature, selector: 0 };
         match feature {
             Feature::NumberOfQueues => {
                 return self.granted.negotiate(dword, self.config.io_queues_max);
@@ -229,10 +231,10 @@ impl Controller {
             Feature::HostBehaviorSupport => self.set_host_behavior(data)?,
             Feature::TemperatureThreshold => {
                 let of = threshold_of(dword, true)?;
-                self.values.set(Key { feature, of }, dword & 0xffff, set.sv);
+                self.values.set(Key { feature, selector: of }, dword & 0xffff, set.sv);
             }
             Feature::InterruptVectorConfiguration => {
-                self.values.set(Key { feature, of: dword & 0xffff }, dword, set.sv);
+                self.values.set(Key { feature, selector: dword & 0xffff }, dword, set.sv);
             }
             Feature::PowerManagement => {
                 self.power.set(now, dword.to_le_bytes()[0] & 0x1f)?;
@@ -265,7 +267,7 @@ impl Controller {
                 record.protection = wanted;
                 state.notify_changed(nsid);
             }
-            _ => self.values.set(Key { feature, of: nsid }, set.cdw11, set.sv),
+            _ => self.values.set(Key { feature, selector: nsid }, set.cdw11, set.sv),
         }
         Ok(())
     }

@@ -30,15 +30,15 @@ impl Controller {
         nsids: &[u32],
         persists: bool,
     ) -> CommandResult {
-        self.persisted_ever += 1;
-        let number = self.persisted_ever;
+        self.saves_total += 1;
+        let number = self.saves_total;
         let subsystem = self.subsystem.clone();
-        let by = Requester { cntlid: self.config.cntlid, reply: ReplyTo::Feature(number) };
+        let requester = Requester { cntlid: self.config.cntlid, reply: ReplyTo::Feature(number) };
         let (mut left, mut end) = (0, Ok(()));
         for &nsid in nsids {
-            let wish = ChangeKind::Persistence(persists);
+            let kind = ChangeKind::Persistence(persists);
             let (nqn, origin) = (self.nqn.clone(), None);
-            let change = PendingChange { by, host: self.host, nqn, origin, wish };
+            let change = PendingChange { requester, host: self.host, nqn, origin, kind };
             match subsystem.change_reservations(&mut state, nsid, change) {
                 None => left += 1,
                 Some(ended) => end = end.and(ended),
@@ -48,23 +48,23 @@ impl Controller {
         if left == 0 {
             return end.map(|()| AdminOutcome::Done(AdminResult::OK));
         }
-        self.persisting.push(PendingFeatureSave { number, cid, left, end });
+        self.pending_saves.push(PendingFeatureSave { number, cid, left, end });
         Ok(AdminOutcome::Deferred)
     }
 
     /// Handles the result of one namespace; completes the command with the last one.
     pub(in crate::controller) fn persisted(&mut self, number: u64, end: Result<(), Status>) {
-        let found = self.persisting.iter().position(|waiting| waiting.number == number);
+        let found = self.pending_saves.iter().position(|waiting| waiting.number == number);
         let Some(at) = found else { return };
-        let waiting = &mut self.persisting[at];
+        let waiting = &mut self.pending_saves[at];
         waiting.left -= 1;
         waiting.end = waiting.end.and(end);
         if waiting.left > 0 {
             return;
         }
-        let PendingFeatureSave { cid, end, .. } = self.persisting.swap_remove(at);
+        let PendingFeatureSave { cid, end, .. } = self.pending_saves.swap_remove(at);
         let refused = |status| AdminResult::refused(with_dnr(status));
         let end = end.map_or_else(refused, |()| AdminResult::OK);
-        self.done.push_back(AdminCompletion { cid, end });
+        self.deferred_completions.push_back(AdminCompletion { cid, end });
     }
 }

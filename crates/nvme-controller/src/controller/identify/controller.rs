@@ -39,16 +39,16 @@ impl Controller {
     }
 
     fn put_names(&self, state: &State, page: &mut IdentifyController) {
-        let about = self.subsystem.about();
+        let info = self.subsystem.info();
         let mut subnqn = [0; 256];
-        for (byte, letter) in subnqn.iter_mut().zip(about.nqn.bytes()) {
-            *byte = letter;
+        for (byte, event) in subnqn.iter_mut().zip(info.nqn.bytes()) {
+            *byte = event;
         }
         page.set()
             .vid(self.config.pci_vendor)
             .ssvid(self.config.pci_vendor)
-            .sn(Ascii::new(&about.serial))
-            .mn(Ascii::new(&about.model))
+            .sn(Ascii::new(&info.serial))
+            .mn(Ascii::new(&info.model))
             .fr(Ascii(state.firmware.running()))
             .subnqn(Ascii(subnqn))
             .cntlid(self.config.cntlid)
@@ -58,7 +58,7 @@ impl Controller {
     }
 
     fn put_admin(&self, state: &State, can_format: bool, page: &mut IdentifyController) {
-        let has_ana = self.subsystem.about().ana_groups > 0;
+        let has_ana = self.subsystem.info().ana_groups > 0;
         page.set()
             .oaes(notices(has_ana))
             .host_identifier_128(true)
@@ -103,7 +103,7 @@ impl Controller {
     }
 
     fn put_ana(&self, page: &mut IdentifyController) {
-        let groups = self.subsystem.about().ana_groups;
+        let groups = self.subsystem.info().ana_groups;
         if groups == 0 {
             return;
         }
@@ -127,15 +127,15 @@ impl Controller {
             .sqes_max(6)
             .cqes_min(4)
             .cqes_max(4)
-            .nn(self.subsystem.about().nsid_max)
+            .nn(self.subsystem.info().nsid_max)
             // Linux rejects a controller with ANA whose MNAN is zero.
-            .mnan(self.subsystem.about().nsid_max)
+            .mnan(self.subsystem.info().nsid_max)
             .compare(true)
             .write_uncorrectable(uncorrectable)
             .dataset_management(true)
             .write_zeroes(true)
             .save_select(true)
-            .reservations(self.subsystem.about().reservations)
+            .reservations(self.subsystem.info().reservations)
             .timestamp(true)
             .verify(true)
             .copy(true)

@@ -24,7 +24,7 @@ impl Controller {
     ) -> Result<(), Status> {
         // NSID FFFFFFFFh: common properties of namespaces that a host creates (NVM 1.1 §4.1.5.1).
         if nsid == NSID_ALL && must_be_attached && self.manages_namespaces() {
-            let sizes = &self.subsystem.about().pool_block_sizes;
+            let sizes = &self.subsystem.info().pool_block_sizes;
             page.extend(put_formats(IdentifyNamespace::zeroed(), sizes).as_bytes());
             return Ok(());
         }
@@ -39,10 +39,10 @@ impl Controller {
         let limits = &record.limits;
         let sizes = format_sizes(limits);
         let blocks = record.block_count();
-        let medium_shift = record.block_shift.saturating_sub(shift_of(limits.block_size));
-        let atomic = u16::try_from((limits.atomic_write_blocks >> medium_shift).max(1) - 1);
+        let device_shift = record.block_shift.saturating_sub(shift_of(limits.block_size));
+        let atomic = u16::try_from((limits.atomic_write_blocks >> device_shift).max(1) - 1);
         let atomic = atomic.unwrap_or(u16::MAX);
-        let boundary = limits.optimal_boundary_blocks >> medium_shift;
+        let boundary = limits.optimal_boundary_blocks >> device_shift;
         let copy = CopyLimits::DEFAULT;
         let format = sizes.iter().position(|&size| shift_of(size) == record.block_shift);
         let mut page = put_formats(IdentifyNamespace::zeroed(), &sizes);
@@ -64,10 +64,10 @@ impl Controller {
             .cwp(record.is_protected())
             .nguid(record.identity.nguid)
             .eui64(record.identity.eui64);
-        if self.subsystem.about().reservations {
+        if self.subsystem.info().reservations {
             page.set().rescap(capabilities(record));
         }
-        if self.subsystem.about().ana_groups > 0 {
+        if self.subsystem.info().ana_groups > 0 {
             page.set().anagrpid(record.ana_group);
         }
         if let Some(instance) = record.cache.as_ref().and_then(|cache| cache.instance()) {
@@ -86,10 +86,10 @@ impl Controller {
             .shrns(record.is_shared)
             .cwp(record.is_protected())
             .nrdy(!record.is_formatting);
-        if self.subsystem.about().reservations {
+        if self.subsystem.info().reservations {
             page.set().rescap(capabilities(record));
         }
-        if self.subsystem.about().ana_groups > 0 {
+        if self.subsystem.info().ana_groups > 0 {
             page.set().anagrpid(record.ana_group);
         }
         page

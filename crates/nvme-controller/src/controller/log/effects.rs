@@ -10,7 +10,7 @@ use tenmil_wire::log::effects::{
 use tenmil_wire::{AdminOpcode, IoOpcode};
 
 use crate::controller::Controller;
-use crate::controller::features::RULES;
+use crate::controller::features::FEATURES;
 
 impl Controller {
     pub(super) fn supported_log_pages(&self) -> Vec<u8> {
@@ -41,14 +41,17 @@ impl Controller {
 
     pub(super) fn feature_effects(&self) -> Vec<u8> {
         let mut page = FeaturesEffects::zeroed();
-        for rule in RULES.into_iter().filter(|rule| self.rule(rule.feature.code()).is_ok()) {
+        for attributes in FEATURES
+            .into_iter()
+            .filter(|attributes| self.attributes(attributes.feature.code()).is_ok())
+        {
             let entry = FeatureEffects::zeroed().with(|entry| {
                 entry
                     .fsupp(true)
-                    .scope_namespace(rule.is_per_namespace)
-                    .scope_controller(!rule.is_per_namespace)
+                    .scope_namespace(attributes.is_per_namespace)
+                    .scope_controller(!attributes.is_per_namespace)
             });
-            page.set().fid(rule.feature.code().into(), entry);
+            page.set().fid(attributes.feature.code().into(), entry);
         }
         page.as_bytes().to_vec()
     }
@@ -68,7 +71,7 @@ impl Controller {
             IoOpcode::ReservationRegister
             | IoOpcode::ReservationReport
             | IoOpcode::ReservationAcquire
-            | IoOpcode::ReservationRelease => self.subsystem.about().reservations,
+            | IoOpcode::ReservationRelease => self.subsystem.info().reservations,
             _ => false,
         }
     }

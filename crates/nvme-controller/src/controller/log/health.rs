@@ -13,17 +13,17 @@ use crate::controller::health::{SPARE_THRESHOLD_PERCENT, data_units};
 impl Controller {
     pub(super) fn health_page(&self, now: Instant) -> Vec<u8> {
         let health = &self.health;
-        let (vitals, traffic) = (&health.vitals, &health.traffic);
+        let (sensors, traffic) = (&health.sensors, &health.traffic);
         let (power_cycles, losses) = {
             let state = self.subsystem.lock();
             (state.power_cycles, state.unsafe_shutdowns)
         };
         let page = HealthInformation::zeroed().with(|page| {
             page.critical_warning(CriticalWarning(health.warnings(self.values.thresholds())))
-                .composite_temperature(vitals.temperature_kelvin)
-                .available_spare(vitals.spare_percent)
+                .composite_temperature(sensors.temperature_kelvin)
+                .available_spare(sensors.spare_percent)
                 .available_spare_threshold(SPARE_THRESHOLD_PERCENT)
-                .percentage_used(vitals.used_percent)
+                .percentage_used(sensors.used_percent)
                 .data_units_read(data_units(traffic.read_bytes).into())
                 .data_units_written(data_units(traffic.written_bytes).into())
                 .host_read_commands(traffic.read_commands.into())

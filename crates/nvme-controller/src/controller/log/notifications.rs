@@ -24,7 +24,7 @@ impl Controller {
     pub(super) fn ana_page(&self, groups_only: bool) -> Vec<u8> {
         let state = self.subsystem.lock();
         let Some(entry) = state.controllers.get(&self.config.cntlid) else { return Vec::new() };
-        let groups = self.subsystem.about().ana_groups;
+        let groups = self.subsystem.info().ana_groups;
         let header = AnaHeader::zeroed().with(|header| {
             header.chgcnt(entry.ana_changes()).ngrps(u16::try_from(groups).unwrap_or(u16::MAX))
         });
@@ -49,7 +49,7 @@ impl Controller {
         let mut page = ReservationNotification::zeroed();
         if let Some(&(nsid, notice)) = self.notices.front() {
             let waiting = u8::try_from(self.notices.len()).unwrap_or(u8::MAX);
-            let number = self.notices_ever - u64::from(waiting) + 1;
+            let number = self.notices_total - u64::from(waiting) + 1;
             page.set().lpc(number).rnlpt(notice).nalp(waiting).nsid(nsid);
         }
         page.as_bytes().to_vec()
@@ -59,7 +59,7 @@ impl Controller {
     pub(super) fn notification_read(&mut self) {
         self.notices.pop_front();
         if !self.notices.is_empty() {
-            self.events.happened(Event::RESERVATION);
+            self.events.raise(Event::RESERVATION);
         }
     }
 }

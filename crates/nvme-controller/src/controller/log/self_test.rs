@@ -18,18 +18,18 @@ impl Controller {
         for index in 0..RESULTS_MAX {
             page.set().result(index, unused.clone());
         }
-        for (index, ending) in self.self_tests.results().enumerate() {
-            page.set().result(index, result_of(ending));
+        for (index, test) in self.self_tests.results().enumerate() {
+            page.set().result(index, result_of(test));
         }
         page.as_bytes().to_vec()
     }
 }
 
-fn result_of(ending: &TestResult) -> SelfTestResult {
+fn result_of(test: &TestResult) -> SelfTestResult {
     let mut result = SelfTestResult::zeroed();
-    result.set().outcome(ending.outcome).code(ending.code).poh(ending.hours);
-    if let Some((nsid, failure)) = ending.failure {
-        let status = Status(failure.outcome.0);
+    result.set().outcome(test.outcome).code(test.code).poh(test.hours);
+    if let Some((nsid, failure)) = test.failure {
+        let status = Status(failure.status.0);
         result
             .set()
             .segment(SEGMENT_MEDIA)

@@ -12,7 +12,7 @@ use crate::controller::Controller;
 #[derive(Clone, Debug, Default)]
 pub(in crate::controller) struct Telemetry {
     /// Host-initiated data: data area 1, whole blocks.
-    area: Vec<u8>,
+    data_area: Vec<u8>,
     /// Number of host-initiated captures, modulo 256.
     generation: u8,
 }
@@ -25,9 +25,9 @@ const AREA_BYTES_MAX: usize = 64 * 1024;
 
 impl Telemetry {
     /// Captures new data.
-    pub(super) fn capture(&mut self, words: &str) {
-        self.area = words.as_bytes().to_vec();
-        self.area.resize(self.area.len().next_multiple_of(BLOCK_BYTES), 0);
+    pub(super) fn capture(&mut self, text: &str) {
+        self.data_area = text.as_bytes().to_vec();
+        self.data_area.resize(self.data_area.len().next_multiple_of(BLOCK_BYTES), 0);
         self.generation = self.generation.wrapping_add(1);
     }
 }
@@ -46,10 +46,10 @@ impl Controller {
             if offset != 0 {
                 return Err(Status::INVALID_FIELD);
             }
-            let words = self.words(now);
-            self.telemetry.capture(&words);
+            let text = self.text(now);
+            self.telemetry.capture(&text);
         }
-        let last = u16::try_from(self.telemetry.area.len() / BLOCK_BYTES).unwrap_or(u16::MAX);
+        let last = u16::try_from(self.telemetry.data_area.len() / BLOCK_BYTES).unwrap_or(u16::MAX);
         let header = TelemetryHost::zeroed().with(|header| {
             header
                 .lid(LogPage::TelemetryHost.code())
@@ -58,7 +58,7 @@ impl Controller {
                 .da3lb(last)
                 .thdgn(self.telemetry.generation)
         });
-        Ok([header.as_bytes(), self.telemetry.area.as_slice()].concat())
+        Ok([header.as_bytes(), self.telemetry.data_area.as_slice()].concat())
     }
 
     /// Telemetry Controller-Initiated page: a header without data, because the controller captures none.
@@ -68,17 +68,17 @@ impl Controller {
     }
 
     /// Content of the data area, one fact per line.
-    fn words(&self, now: Instant) -> String {
-        let about = self.subsystem.about();
+    fn text(&self, now: Instant) -> String {
+        let info = self.subsystem.info();
         let traffic = &self.health.traffic;
-        let mut words = format!(
+        let mut text = format!(
             "subsystem {}\nserial {}\ncontroller {}\nhours {}\n",
-            about.nqn,
-            about.serial,
+            info.nqn,
+            info.serial,
             self.config.cntlid,
             self.health.hours(now),
         );
-        words += &format!(
+        text += &format!(
             "reads {} commands {} bytes\nwrites {} commands {} bytes\nerrors {} media {}\n",
             traffic.read_commands,
             traffic.read_bytes,
@@ -89,9 +89,9 @@ impl Controller {
         );
         for record in self.subsystem.lock().all_visible(self.config.cntlid) {
             let (nsid, blocks, shift) = (record.nsid, record.block_count(), record.block_shift);
-            words += &format!("namespace {nsid} blocks {blocks} of 2^{shift} bytes\n");
+            text += &format!("namespace {nsid} blocks {blocks} of 2^{shift} bytes\n");
         }
-        words.truncate(AREA_BYTES_MAX);
-        words
+        text.truncate(AREA_BYTES_MAX);
+        text
     }
 }

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use tenmil_wire::{Command, Status};
 
 use super::commands::{RequestingHost, change};
-use super::{HostId, HostNqn, ReservationEffects, Reservations, Site};
+use super::{HostId, HostNqn, OriginLimit, ReservationEffects, Reservations};
 use crate::controller::config::Persistence;
 use crate::controller::interface::CommandOrigin;
 use crate::controller::subsystem::NamespaceEntry;
@@ -27,16 +27,16 @@ pub(in crate::controller) struct ChangeQueue {
     waiting: VecDeque<PendingChange>,
     writing: Option<WriteInProgress>,
     /// The last record may not have been written: the next change writes one in any case.
-    is_in_doubt: bool,
+    is_uncertain: bool,
 }
 
 /// Requested reservation change.
 pub(in crate::controller) struct PendingChange {
-    pub(in crate::controller) by: Requester,
+    pub(in crate::controller) requester: Requester,
     pub(in crate::controller) host: HostId,
     pub(in crate::controller) nqn: Option<HostNqn>,
-    pub(in crate::controller) origin: Option<Site>,
-    pub(in crate::controller) wish: ChangeKind,
+    pub(in crate::controller) origin: Option<OriginLimit>,
+    pub(in crate::controller) kind: ChangeKind,
 }
 
 /// Kind of a change.
@@ -66,10 +66,10 @@ pub(in crate::controller) enum ReplyTo {
 /// Change that is being made durable.
 pub(in crate::controller) struct WriteInProgress {
     /// `None` if the requester has been reset.
-    pub(in crate::controller) by: Option<Requester>,
+    pub(in crate::controller) requester: Option<Requester>,
     pub(in crate::controller) number: u64,
     pub(in crate::controller) after: Reservations,
-    pub(in crate::controller) new_events: ReservationEffects,
+    pub(in crate::controller) effects: ReservationEffects,
 }
 
 /// Way in which a change takes effect.
@@ -85,7 +85,7 @@ impl ChangeQueue {
         self.writing.is_some()
     }
 
-    pub(in crate::controller) fn wait(&mut self, change: PendingChange) {
+    pub(in crate::controller) fn push(&mut self, change: PendingChange) {
         self.waiting.push_back(change);
     }
 
@@ -94,34 +94,37 @@ impl ChangeQueue {
         if self.is_writing() { None } else { self.waiting.pop_front() }
     }
 
-    pub(in crate::controller) fn begin(&mut self, writing: WriteInProgress) {
+    pub(in crate::controller) fn start_write(&mut self, writing: WriteInProgress) {
         self.writing = Some(writing);
     }
 
     /// Ends the write with this number and returns it.
-    pub(in crate::controller) fn written(
+    pub(in crate::controller) fn end_write(
         &mut self,
         number: u64,
         is_durable: bool,
     ) -> Option<WriteInProgress> {
         let writing = self.writing.take_if(|writing| writing.number == number)?;
-        self.is_in_doubt = !is_durable;
+        self.is_uncertain = !is_durable;
         Some(writing)
     }
 
     /// Drops requesters: their waiting changes are removed, and a change being written takes effect
     /// without a result.
-    pub(in crate::controller) fn forget(&mut self, is_gone: impl Fn(&Requester) -> bool) {
-        self.waiting.retain(|change| !is_gone(&change.by));
+    pub(in crate::controller) fn drop_requesters(
+        &mut self,
+        is_removed: impl Fn(&Requester) -> bool,
+    ) {
+        self.waiting.retain(|change| !is_removed(&change.requester));
         if let Some(writing) = &mut self.writing {
-            writing.by.take_if(|by| is_gone(by));
+            writing.requester.take_if(|requester| is_removed(requester));
         }
     }
 
     /// Applies an immediate update also to the state that is being written.
-    pub(in crate::controller) fn apply_to_pending(&mut self, happen: impl Fn(&mut Reservations)) {
+    pub(in crate::controller) fn apply_to_pending(&mut self, update: impl Fn(&mut Reservations)) {
         if let Some(writing) = &mut self.writing {
-            happen(&mut writing.after);
+            update(&mut writing.after);
         }
     }
 
@@ -131,24 +134,24 @@ impl ChangeQueue {
     }
 
     /// All requesters.
-    pub(in crate::controller) fn askers(self) -> impl Iterator<Item = Requester> {
-        let writing = self.writing.and_then(|writing| writing.by);
-        writing.into_iter().chain(self.waiting.into_iter().map(|change| change.by))
+    pub(in crate::controller) fn into_requesters(self) -> impl Iterator<Item = Requester> {
+        let writing = self.writing.and_then(|writing| writing.requester);
+        writing.into_iter().chain(self.waiting.into_iter().map(|change| change.requester))
     }
 }
 
 impl PendingChange {
     /// Applies the change to `reservations`.
-    pub(in crate::controller) fn make(
+    pub(in crate::controller) fn apply(
         &self,
         reservations: &mut Reservations,
         can_persist: bool,
     ) -> Result<ReservationEffects, Status> {
-        match &self.wish {
+        match &self.kind {
             ChangeKind::Command(command, data) => {
                 let (nqn, origin) = (self.nqn.as_ref(), self.origin.as_ref());
-                let by = RequestingHost { host: self.host, nqn, origin, can_persist };
-                change(reservations, by, command, data)
+                let requester = RequestingHost { host: self.host, nqn, origin, can_persist };
+                change(reservations, requester, command, data)
             }
             ChangeKind::Persistence(persists) => {
                 reservations.set_persists(*persists);
@@ -165,7 +168,10 @@ impl NamespaceEntry {
     }
 
     /// Way in which the reservations become `after`.
-    pub(in crate::controller) fn plan(&self, after: &Reservations) -> Result<ApplyPlan, Status> {
+    pub(in crate::controller) fn persist_plan(
+        &self,
+        after: &Reservations,
+    ) -> Result<ApplyPlan, Status> {
         let before = &self.reservations;
         match &self.persistence {
             Persistence::Emulated => Ok(ApplyPlan::Now),
@@ -173,7 +179,7 @@ impl NamespaceEntry {
             Persistence::None => Ok(ApplyPlan::Now),
             Persistence::Durable(_) => {
                 let is_new = after != before && (after.persists || before.persists);
-                if !is_new && !self.line.is_in_doubt {
+                if !is_new && !self.change_queue.is_uncertain {
                     return Ok(ApplyPlan::Now);
                 }
                 Ok(ApplyPlan::Write(after.persists.then(|| after.to_record())))

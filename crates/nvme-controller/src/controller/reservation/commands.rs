@@ -11,7 +11,7 @@ use tenmil_wire::io::reservation::{
 use tenmil_wire::{Command, IoOpcode, Layout, Status, TypedCommand};
 
 use super::change_queue::{ChangeKind, PendingChange, ReplyTo, Requester};
-use super::{HostId, HostNqn, ReservationEffects, Reservations, Site};
+use super::{HostId, HostNqn, OriginLimit, ReservationEffects, Reservations};
 use crate::controller::Controller;
 use crate::controller::commands::with_dnr;
 use crate::controller::interface::{AdminData, AdminResult, CommandOrigin, ReservationCompletion};
@@ -22,7 +22,7 @@ impl Controller {
     /// Data length and direction of a reservation command, or the status that rejects it before any data
     /// moves.
     pub fn reservation_data(&self, command: &Command) -> Result<AdminData, Status> {
-        if !self.subsystem.about().reservations {
+        if !self.subsystem.info().reservations {
             return Err(with_dnr(Status::INVALID_OPCODE));
         }
         match IoOpcode::from_u8(command.opcode()) {
@@ -42,8 +42,8 @@ impl Controller {
     /// Executes a reservation command. `data` holds the data from the host, or receives the data for it.
     /// Every queue of every controller sees the result in its namespace snapshot. Returns `None` if the
     /// change has to be made durable, or writes of preempted hosts have to end, first: the result then follows through
-    /// [`next_decided`](Self::next_decided), unless the controller is reset or the queue [is
-    /// removed](Self::queue_gone).
+    /// [`next_reservation_completion`](Self::next_reservation_completion), unless the controller is reset or the queue [is
+    /// removed](Self::remove_queue).
     pub fn reservation(
         &mut self,
         now: Instant,
@@ -51,7 +51,7 @@ impl Controller {
         command: &Command,
         data: &mut Vec<u8>,
     ) -> Option<AdminResult> {
-        self.io_command_seen(now);
+        self.note_io_activity(now);
         match self.reserve(from, command, data) {
             Ok(is_over) => is_over.then_some(AdminResult::OK),
             Err(status) => Some(AdminResult::refused(with_dnr_unless_bare(status))),
@@ -60,19 +60,23 @@ impl Controller {
 
     /// Next result of a deferred reservation command.
     #[inline]
-    pub fn next_decided(&mut self) -> Option<ReservationCompletion> {
-        if self.decided.is_empty() { None } else { self.decided.pop_front() }
+    pub fn next_reservation_completion(&mut self) -> Option<ReservationCompletion> {
+        if self.reservation_completions.is_empty() {
+            None
+        } else {
+            self.reservation_completions.pop_front()
+        }
     }
 
     /// Removes an I/O queue: its waiting reservation commands are dropped, and a change being written
     /// completes without a result.
-    pub fn queue_gone(&mut self, queue: u16) {
+    pub fn remove_queue(&mut self, queue: u16) {
         let is_of_it = |origin: &CommandOrigin| origin.queue == queue;
-        let is_gone =
-            |by: &Requester| matches!(&by.reply, ReplyTo::Queue(origin) if is_of_it(origin));
-        self.subsystem.lock().drop_requesters(self.config.cntlid, is_gone);
-        self.decided.retain(|decided| !is_of_it(&decided.from));
-        self.preempting.retain(|preempting| !is_of_it(&preempting.from));
+        let is_removed = |requester: &Requester| matches!(&requester.reply, ReplyTo::Queue(origin) if is_of_it(origin));
+        self.subsystem.lock().drop_requesters(self.config.cntlid, is_removed);
+        self.reservation_completions
+            .retain(|reservation_completions| !is_of_it(&reservation_completions.from));
+        self.pending_preemptions.retain(|pending_preemptions| !is_of_it(&pending_preemptions.from));
     }
 
     /// Executes the command. Returns whether it has completed.
@@ -90,15 +94,15 @@ impl Controller {
         let mut state = subsystem.lock();
         let nsid = command.nsid();
         self.active(&state, nsid)?;
-        state.may_reserve(self.config.cntlid, nsid, true)?;
+        state.check_reservation_access(self.config.cntlid, nsid, true)?;
         if let AdminData::ToHost(len_bytes) = moves {
             let report = ReservationReport::parse(command)?;
             return self.report(&state, &report, len_bytes, data).map(|()| true);
         }
-        let by = Requester { cntlid: self.config.cntlid, reply: ReplyTo::Queue(from) };
-        let wish = ChangeKind::Command(*command, core::mem::take(data));
+        let requester = Requester { cntlid: self.config.cntlid, reply: ReplyTo::Queue(from) };
+        let kind = ChangeKind::Command(*command, core::mem::take(data));
         let (nqn, origin) = (self.nqn.clone(), self.origin.clone());
-        let change = PendingChange { by, host: self.host, nqn, origin, wish };
+        let change = PendingChange { requester, host: self.host, nqn, origin, kind };
         let ended = subsystem.change_reservations(&mut state, nsid, change);
         subsystem.publish_and_notify(state);
         ended.map_or(Ok(false), |end| end.map(|()| true))
@@ -144,27 +148,27 @@ pub(in crate::controller) fn with_dnr_unless_bare(status: Status) -> Status {
 pub(super) struct RequestingHost<'a> {
     pub(super) host: HostId,
     pub(super) nqn: Option<&'a HostNqn>,
-    pub(super) origin: Option<&'a Site>,
+    pub(super) origin: Option<&'a OriginLimit>,
     pub(super) can_persist: bool,
 }
 
 /// Applies a reservation command.
 pub(super) fn change(
     reservations: &mut Reservations,
-    by: RequestingHost<'_>,
+    requester: RequestingHost<'_>,
     command: &Command,
     data: &[u8],
 ) -> Result<ReservationEffects, Status> {
     match IoOpcode::from_u8(command.opcode()) {
         Some(IoOpcode::ReservationRegister) => {
             let command = ReservationRegister::parse(command)?;
-            register(reservations, by, &command, data)
+            register(reservations, requester, &command, data)
         }
         Some(IoOpcode::ReservationAcquire) => {
-            acquire(reservations, by.host, &ReservationAcquire::parse(command)?, data)
+            acquire(reservations, requester.host, &ReservationAcquire::parse(command)?, data)
         }
         Some(IoOpcode::ReservationRelease) => {
-            release(reservations, by.host, &ReservationRelease::parse(command)?, data)
+            release(reservations, requester.host, &ReservationRelease::parse(command)?, data)
         }
         _ => Err(Status::INVALID_OPCODE),
     }
@@ -186,14 +190,14 @@ fn register(
         ChangePersistence::Persist => can_persist.then_some(true),
         ChangePersistence::Reserved(_) => return Err(Status::INVALID_FIELD),
     };
-    let new_events = match command.rrega {
+    let effects = match command.rrega {
         RegisterAction::Register => {
             origin.map_or(Ok(()), |origin| reservations.check_origin(host, origin))?;
-            let new_events = reservations.register(host, nqn, keys.nrkey());
-            if let (Ok(_), Some(origin)) = (&new_events, origin) {
-                reservations.came_from(host, origin);
+            let effects = reservations.register(host, nqn, keys.nrkey());
+            if let (Ok(_), Some(origin)) = (&effects, origin) {
+                reservations.set_origin(host, origin);
             }
-            new_events
+            effects
         }
         RegisterAction::Unregister => reservations.unregister(host, current),
         RegisterAction::Replace => reservations.replace(host, current, keys.nrkey()),
@@ -202,7 +206,7 @@ fn register(
     if let Some(persists) = persists {
         reservations.set_persists(persists);
     }
-    Ok(new_events)
+    Ok(effects)
 }
 
 fn acquire(

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   preempted ─▶ mail of each controller of the preempted hosts ─▶ its I/O queues ─▶ their media have answered
-//!      │              every arrow passes a `Preempted` on; what ends drops it               │
+//!      │              every arrow passes a `WriterGuard` on; what ends drops it               │
 //!      └─ the command that preempted waits until none is left, or for WAIT_MAX ◀────────────┘
 //! ```
 //!
@@ -24,17 +24,17 @@ use crate::controller::reservation::commands::with_dnr_unless_bare;
 
 /// Held by everything through which a preempted host may still write a namespace.
 #[derive(Clone, Debug)]
-pub struct Preempted(Arc<()>);
+pub struct WriterGuard(Arc<()>);
 
 /// Whether anything through which a preempted host may still write is left.
 #[derive(Clone, Debug)]
-pub(crate) struct Writers(Weak<()>);
+pub(crate) struct WriterTracker(Weak<()>);
 
 /// A Preempt and Abort that is in effect and waits for the writes of the preempted hosts.
 #[derive(Debug)]
-pub(in crate::controller) struct Preempting {
+pub(in crate::controller) struct PendingPreemption {
     pub(in crate::controller) from: CommandOrigin,
-    writers: Writers,
+    writers: WriterTracker,
     since: Instant,
 }
 
@@ -43,34 +43,34 @@ pub(super) const WAIT_MAX: Span = Span::from_secs(10);
 /// How often is looked whether the media have answered.
 const POLL_INTERVAL: Span = Span::from_ms(1);
 
-impl Preempted {
+impl WriterGuard {
     /// One for those who may still write, to be cloned.
     #[expect(clippy::new_without_default, reason = "each is another preemption")]
     pub fn new() -> Self {
         Self(Arc::new(()))
     }
 
-    pub(crate) fn writers(&self) -> Writers {
-        Writers(Arc::downgrade(&self.0))
+    pub(crate) fn writers(&self) -> WriterTracker {
+        WriterTracker(Arc::downgrade(&self.0))
     }
 }
 
-impl PartialEq for Preempted {
+impl PartialEq for WriterGuard {
     /// Whether both are of the same preemption.
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Eq for Preempted {}
+impl Eq for WriterGuard {}
 
-impl Writers {
+impl WriterTracker {
     /// Whether none is left.
-    pub(crate) fn are_gone(&self) -> bool {
-        let are_gone = self.0.strong_count() == 0;
+    pub(crate) fn all_released(&self) -> bool {
+        let all_released = self.0.strong_count() == 0;
         // Pairs with the release with which the last one was dropped.
         fence(Ordering::Acquire);
-        are_gone
+        all_released
     }
 }
 
@@ -81,44 +81,47 @@ impl Controller {
         &mut self,
         now: Instant,
         from: CommandOrigin,
-        end: Result<Option<Writers>, Status>,
+        end: Result<Option<WriterTracker>, Status>,
     ) {
         let end = match end {
             Ok(Some(writers)) => {
-                self.preempting.push(Preempting { from, writers, since: now });
+                self.pending_preemptions.push(PendingPreemption { from, writers, since: now });
                 return;
             }
             Ok(None) => AdminResult::OK,
             Err(status) => AdminResult::refused(with_dnr_unless_bare(status)),
         };
-        self.decided.push_back(ReservationCompletion { from, end });
+        self.reservation_completions.push_back(ReservationCompletion { from, end });
     }
 
     /// The controller is reset: nobody waits for its preemptions. Its queues stop, and are still given the
     /// aborts of preemptions by others, which wait for them.
     pub(in crate::controller) fn reset_preemptions(&mut self) {
         self.signals.retain(|signal| matches!(signal, ControllerSignal::AbortNamespace { .. }));
-        self.preempting.clear();
+        self.pending_preemptions.clear();
     }
 
     /// Ends what need not wait any more, and has the queues look that hold others up.
     #[inline]
-    pub(in crate::controller) fn turn_preemptions(&mut self, now: Instant) {
-        if !self.preempting.is_empty() || !self.preempted.is_empty() {
+    pub(in crate::controller) fn poll_preemptions(&mut self, now: Instant) {
+        if !self.pending_preemptions.is_empty() || !self.preempted_writers.is_empty() {
             self.advance_preemptions(now);
         }
     }
 
     fn advance_preemptions(&mut self, now: Instant) {
-        self.preempted.retain(|writers| !writers.are_gone());
-        if !self.preempted.is_empty() {
+        self.preempted_writers.retain(|writers| !writers.all_released());
+        if !self.preempted_writers.is_empty() {
             self.signals.push_back(ControllerSignal::CheckPreempted);
         }
-        for Preempting { from, writers, since } in core::mem::take(&mut self.preempting) {
-            if writers.are_gone() {
-                self.decided.push_back(ReservationCompletion { from, end: AdminResult::OK });
+        for PendingPreemption { from, writers, since } in
+            core::mem::take(&mut self.pending_preemptions)
+        {
+            if writers.all_released() {
+                self.reservation_completions
+                    .push_back(ReservationCompletion { from, end: AdminResult::OK });
             } else if now < since.after(WAIT_MAX) {
-                self.preempting.push(Preempting { from, writers, since });
+                self.pending_preemptions.push(PendingPreemption { from, writers, since });
             } else {
                 let why = format!(
                     "preempt and abort, by a command of queue {}: media have not answered writes of \
@@ -129,13 +132,13 @@ impl Controller {
                 );
                 self.signals.push_back(ControllerSignal::PersistFailed { why });
                 let end = AdminResult::refused(with_dnr_unless_bare(Status::INTERNAL_ERROR));
-                self.decided.push_back(ReservationCompletion { from, end });
+                self.reservation_completions.push_back(ReservationCompletion { from, end });
             }
         }
     }
 
     pub(in crate::controller) fn preemptions_wake_at(&self, now: Instant) -> Instant {
-        let is_idle = self.preempting.is_empty() && self.preempted.is_empty();
+        let is_idle = self.pending_preemptions.is_empty() && self.preempted_writers.is_empty();
         if is_idle { Instant::NEVER } else { now.after(POLL_INTERVAL) }
     }
 }

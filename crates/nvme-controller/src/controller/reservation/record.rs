@@ -34,21 +34,21 @@ impl Reservations {
     pub(super) fn to_record(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(self.generation.to_le_bytes());
-        let is_known = |host: &HostId| !matches!(host, HostId::Anonymous(_));
-        let known = || self.registrants.iter().filter(|(host, _)| is_known(host));
-        let is_kept = |held: &ActiveReservation| match held.holder {
-            Some(holder) => is_known(&holder),
-            None => known().next().is_some(),
+        let is_persistent_host = |host: &HostId| !matches!(host, HostId::Anonymous(_));
+        let persistable = || self.registrants.iter().filter(|(host, _)| is_persistent_host(host));
+        let is_persistable = |held: &ActiveReservation| match held.holder {
+            Some(holder) => is_persistent_host(&holder),
+            None => persistable().next().is_some(),
         };
-        let held = self.held.filter(is_kept);
+        let held = self.held.filter(is_persistable);
         bytes.push(held.map_or(0, |held| held.kind as u8));
-        put_host(held.and_then(|held| held.holder), &mut bytes);
-        let count = u16::try_from(known().count()).unwrap_or(u16::MAX);
+        write_host(held.and_then(|held| held.holder), &mut bytes);
+        let count = u16::try_from(persistable().count()).unwrap_or(u16::MAX);
         bytes.extend(count.to_le_bytes());
-        for (host, Registrant { key, nqn, .. }) in known() {
-            put_host(Some(*host), &mut bytes);
+        for (host, Registrant { key, nqn, .. }) in persistable() {
+            write_host(Some(*host), &mut bytes);
             bytes.extend(key.to_le_bytes());
-            put_nqn(nqn.as_ref(), &mut bytes);
+            write_nqn(nqn.as_ref(), &mut bytes);
         }
         let digest = crc32c(&bytes);
         bytes.extend(digest.to_le_bytes());
@@ -66,7 +66,7 @@ impl Reservations {
             )));
         }
         let mut rest = bytes;
-        let (is_reversed, has_nqns) = match take::<8>(&mut rest)? {
+        let (is_reversed, has_nqns) = match read_array::<8>(&mut rest)? {
             MAGIC => (false, true),
             MAGIC_WITHOUT_NQNS => (false, false),
             MAGIC_REVERSED => (true, false),
@@ -76,17 +76,17 @@ impl Reservations {
                 ));
             }
         };
-        let take_host = |rest: &mut &[u8]| {
-            take_host(rest).map(|host| match host {
+        let read_host = |rest: &mut &[u8]| {
+            read_host(rest).map(|host| match host {
                 Some(HostId::Extended(id)) if is_reversed => {
                     Some(HostId::Extended(id.swap_bytes()))
                 }
                 host => host,
             })
         };
-        let generation = u32::from_le_bytes(take(&mut rest)?);
-        let [code] = take(&mut rest)?;
-        let holder = take_host(&mut rest)?;
+        let generation = u32::from_le_bytes(read_array(&mut rest)?);
+        let [code] = read_array(&mut rest)?;
+        let holder = read_host(&mut rest)?;
         let kind = ReservationKind::from_code(code);
         let held = match (code, kind) {
             (0, _) => None,
@@ -101,14 +101,14 @@ impl Reservations {
             }
             (_, Some(kind)) => Some(ActiveReservation { kind, holder }),
         };
-        let count = u16::from_le_bytes(take(&mut rest)?);
+        let count = u16::from_le_bytes(read_array(&mut rest)?);
         let mut registrants = BTreeMap::new();
         for _ in 0..count {
-            let host = take_host(&mut rest)?
+            let host = read_host(&mut rest)?
                 .ok_or("a registrant has no identifier")
                 .map_err(Error::environment)?;
-            let key = u64::from_le_bytes(take(&mut rest)?);
-            let nqn = if has_nqns { take_nqn(&mut rest)? } else { None };
+            let key = u64::from_le_bytes(read_array(&mut rest)?);
+            let nqn = if has_nqns { read_nqn(&mut rest)? } else { None };
             registrants.insert(host, Registrant { key, nqn, origin: None });
         }
         if !rest.is_empty() || registrants.len() > REGISTRANTS_MAX {
@@ -126,7 +126,7 @@ impl Reservations {
     }
 }
 
-fn put_host(host: Option<HostId>, bytes: &mut Vec<u8>) {
+fn write_host(host: Option<HostId>, bytes: &mut Vec<u8>) {
     let (kind, id) = match host {
         None | Some(HostId::Anonymous(_)) => (NO_HOLDER, 0),
         Some(HostId::Short(id)) => (SHORT, id.into()),
@@ -136,9 +136,9 @@ fn put_host(host: Option<HostId>, bytes: &mut Vec<u8>) {
     bytes.extend(id.to_le_bytes());
 }
 
-fn take_host(rest: &mut &[u8]) -> Result<Option<HostId>, Error> {
-    let [kind] = take(rest)?;
-    let id = u128::from_le_bytes(take(rest)?);
+fn read_host(rest: &mut &[u8]) -> Result<Option<HostId>, Error> {
+    let [kind] = read_array(rest)?;
+    let id = u128::from_le_bytes(read_array(rest)?);
     match (kind, u64::try_from(id)) {
         (NO_HOLDER, Ok(0)) => Ok(None),
         (SHORT, Ok(id)) => Ok(Some(HostId::Short(id))),
@@ -150,14 +150,14 @@ fn take_host(rest: &mut &[u8]) -> Result<Option<HostId>, Error> {
 }
 
 /// Encodes an NQN. A name longer than the maximum is stored as unknown: no host can use it.
-fn put_nqn(nqn: Option<&HostNqn>, bytes: &mut Vec<u8>) {
+fn write_nqn(nqn: Option<&HostNqn>, bytes: &mut Vec<u8>) {
     let len = nqn.and_then(|nqn| u8::try_from(nqn.len()).ok()).filter(|len| *len != NQN_UNKNOWN);
     bytes.push(len.unwrap_or(NQN_UNKNOWN));
     bytes.extend(nqn.filter(|_| len.is_some()).into_iter().flat_map(|nqn| nqn.bytes()));
 }
 
-fn take_nqn(rest: &mut &[u8]) -> Result<Option<HostNqn>, Error> {
-    let [len] = take(rest)?;
+fn read_nqn(rest: &mut &[u8]) -> Result<Option<HostNqn>, Error> {
+    let [len] = read_array(rest)?;
     if len == NQN_UNKNOWN {
         return Ok(None);
     }
@@ -170,7 +170,7 @@ fn take_nqn(rest: &mut &[u8]) -> Result<Option<HostNqn>, Error> {
     Ok(Some(HostNqn::from(name)))
 }
 
-fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Error> {
+fn read_array<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Error> {
     let (first, others) =
         rest.split_first_chunk().ok_or("it ends too early").map_err(Error::environment)?;
     *rest = others;

@@ -31,8 +31,8 @@ fn held_by_a(kind: Kind) -> Reservations {
     it
 }
 
-fn told(new_events: &ReservationEffects) -> &[(HostId, Notice)] {
-    &new_events.notices
+fn told(effects: &ReservationEffects) -> &[(HostId, Notice)] {
+    &effects.notices
 }
 
 #[test]
@@ -52,8 +52,8 @@ fn access_is_as_the_table_draws_it_for_every_type_and_role() {
     for (kind, holder, registrant, other) in expected {
         let it = held_by_a(kind);
         let access = |host| {
-            let seen = it.seen_by(host).unwrap();
-            (!seen.refuses_reads(), !seen.refuses_writes())
+            let seen = it.relative_to(host).unwrap();
+            (!seen.rejects_reads(), !seen.rejects_writes())
         };
         assert_eq!(access(A), holder, "{kind:?}");
         assert_eq!(access(B), registrant, "{kind:?}");
@@ -61,7 +61,7 @@ fn access_is_as_the_table_draws_it_for_every_type_and_role() {
         assert_eq!(it.is_holder(B), is_held_by_all(kind), "{kind:?}");
         assert!(!it.is_holder(STRANGER));
     }
-    assert_eq!(three().seen_by(STRANGER), None, "no reservation is in nobody's way");
+    assert_eq!(three().relative_to(STRANGER), None, "no reservation is in nobody's way");
 }
 
 #[test]
@@ -101,13 +101,13 @@ fn one_nqn_with_many_identifiers_leaves_room_for_other_hosts() {
 /// Anonymous hosts may appear under any number of names.
 #[test]
 fn hosts_of_one_address_leave_room_for_others_whatever_their_names() {
-    let site = |name: &str| super::Site { name: name.into(), most: 3 };
+    let site = |name: &str| super::OriginLimit { name: name.into(), count_max: 3 };
     let mut it = Reservations::default();
     let register = |it: &mut Reservations, id: u64, from: &str| {
         let (host, nqn) = (HostId::Short(id), super::HostNqn::from(format!("nqn.{id}")));
         it.check_origin(host, &site(from))?;
         it.register(host, Some(&nqn), 1)?;
-        it.came_from(host, &site(from));
+        it.set_origin(host, &site(from));
         Ok(())
     };
     for id in 1..=3 {
@@ -167,14 +167,14 @@ fn a_reservation_is_taken_once_and_again_only_by_its_holder() {
 fn a_holder_that_unregisters_releases_unless_others_hold_too() {
     for kind in Kind::ALL {
         let mut it = held_by_a(kind);
-        let new_events = it.unregister(A, Some(KEY_A)).unwrap();
+        let effects = it.unregister(A, Some(KEY_A)).unwrap();
         assert_eq!(it.held().is_some(), is_held_by_all(kind), "{kind:?}");
         let released = matches!(
             kind,
             Kind::WriteExclusiveRegistrantsOnly | Kind::ExclusiveAccessRegistrantsOnly
         );
         let notices = [(B, Notice::ReservationReleased), (C, Notice::ReservationReleased)];
-        assert_eq!(told(&new_events), if released { &notices[..] } else { &[] }, "{kind:?}");
+        assert_eq!(told(&effects), if released { &notices[..] } else { &[] }, "{kind:?}");
         it.unregister(B, None).unwrap();
         it.unregister(C, None).unwrap();
         assert_eq!(it.held(), None, "the last registrant takes it along");
@@ -196,14 +196,14 @@ fn a_release_needs_the_type_and_tells_registrants_that_shared_it() {
     for kind in Kind::ALL {
         for named in Kind::ALL {
             let mut it = held_by_a(kind);
-            let new_events = it.release(A, KEY_A, named);
+            let effects = it.release(A, KEY_A, named);
             if named != kind {
-                assert_eq!(new_events, Err(INVALID));
+                assert_eq!(effects, Err(INVALID));
                 continue;
             }
             assert_eq!(it.held(), None);
             let shared = !matches!(kind, Kind::WriteExclusive | Kind::ExclusiveAccess);
-            assert_eq!(told(&new_events.unwrap()).len(), if shared { 2 } else { 0 }, "{kind:?}");
+            assert_eq!(told(&effects.unwrap()).len(), if shared { 2 } else { 0 }, "{kind:?}");
         }
     }
 }
@@ -225,10 +225,10 @@ fn a_release_by_one_who_does_not_hold_has_no_effect() {
 fn a_clear_removes_everything_and_tells_every_other_registrant() {
     for kind in Kind::ALL {
         let mut it = held_by_a(kind);
-        let new_events = it.clear(B, KEY_B).unwrap();
+        let effects = it.clear(B, KEY_B).unwrap();
         assert_eq!((it.held(), it.registrants().count()), (None, 0));
         let notices = [(A, Notice::ReservationPreempted), (C, Notice::ReservationPreempted)];
-        assert_eq!(told(&new_events), notices);
+        assert_eq!(told(&effects), notices);
     }
 }
 
@@ -237,17 +237,17 @@ fn preempting_the_holder_takes_the_reservation_over() {
     for kind in Kind::ALL.into_iter().filter(|kind| !is_held_by_all(*kind)) {
         for wanted in Kind::ALL {
             let mut it = held_by_a(kind);
-            let new_events = it.preempt(B, KEY_B, KEY_A, wanted, false).unwrap();
+            let effects = it.preempt(B, KEY_B, KEY_A, wanted, false).unwrap();
             assert_eq!(it.held().map(|held| held.kind), Some(wanted));
             assert!(it.is_holder(B));
             assert_eq!(it.is_holder(C), is_held_by_all(wanted));
             assert!(it.registrants().all(|(host, _)| host != A), "its registration is gone");
-            assert!(told(&new_events).contains(&(A, Notice::RegistrationPreempted)));
+            assert!(told(&effects).contains(&(A, Notice::RegistrationPreempted)));
             let shared =
                 kind != wanted && !matches!(kind, Kind::WriteExclusive | Kind::ExclusiveAccess);
-            let released = told(&new_events).contains(&(C, Notice::ReservationReleased));
+            let released = told(&effects).contains(&(C, Notice::ReservationReleased));
             assert_eq!(released, shared, "{kind:?} to {wanted:?}");
-            assert!(new_events.aborts.is_empty());
+            assert!(effects.aborts.is_empty());
         }
     }
 }
@@ -257,12 +257,12 @@ fn preempting_a_registrant_leaves_the_reservation_alone() {
     for kind in Kind::ALL {
         let mut it = held_by_a(kind);
         let held = it.held();
-        let new_events = it.preempt(A, KEY_A, KEY_B, Kind::ExclusiveAccess, true).unwrap();
+        let effects = it.preempt(A, KEY_A, KEY_B, Kind::ExclusiveAccess, true).unwrap();
         assert_eq!(it.held(), held, "{kind:?}");
         assert_eq!(it.registrants().collect::<Vec<_>>(), [(A, KEY_A)]);
         let notices = [(B, Notice::RegistrationPreempted), (C, Notice::RegistrationPreempted)];
-        assert_eq!(told(&new_events), notices);
-        assert_eq!(new_events.aborts, [B, C]);
+        assert_eq!(told(&effects), notices);
+        assert_eq!(effects.aborts, [B, C]);
     }
 }
 
@@ -281,36 +281,36 @@ fn a_key_that_nobody_has_cannot_be_preempted() {
 fn key_zero_means_everyone_else_when_all_hold_it_and_nothing_otherwise() {
     for kind in Kind::ALL {
         let mut it = held_by_a(kind);
-        let new_events = it.preempt(B, KEY_B, 0, Kind::ExclusiveAccess, true);
+        let effects = it.preempt(B, KEY_B, 0, Kind::ExclusiveAccess, true);
         if !is_held_by_all(kind) {
-            assert_eq!(new_events, Err(INVALID), "{kind:?}");
+            assert_eq!(effects, Err(INVALID), "{kind:?}");
             continue;
         }
         assert_eq!(it.registrants().collect::<Vec<_>>(), [(B, KEY_B)]);
         assert!(it.is_holder(B));
         assert_eq!(it.held().map(|held| held.kind), Some(Kind::ExclusiveAccess));
-        assert_eq!(new_events.unwrap().aborts, [A, C]);
+        assert_eq!(effects.unwrap().aborts, [A, C]);
     }
 }
 
 #[test]
 fn preempting_without_a_reservation_only_removes_registrations() {
     let mut it = three();
-    let new_events = it.preempt(A, KEY_A, KEY_B, Kind::WriteExclusive, false).unwrap();
+    let effects = it.preempt(A, KEY_A, KEY_B, Kind::WriteExclusive, false).unwrap();
     assert_eq!((it.held(), it.registrants().count()), (None, 1));
-    assert_eq!(told(&new_events).len(), 2);
+    assert_eq!(told(&effects).len(), 2);
 }
 
 #[test]
 fn a_holder_may_preempt_itself_to_change_the_type() {
     let mut it = three();
     it.acquire(B, KEY_B, Kind::WriteExclusiveRegistrantsOnly).unwrap();
-    let new_events = it.preempt(B, KEY_B, KEY_B, Kind::ExclusiveAccess, false).unwrap();
+    let effects = it.preempt(B, KEY_B, KEY_B, Kind::ExclusiveAccess, false).unwrap();
     assert!(it.is_holder(B));
     let left: Vec<HostId> = it.registrants().map(|(host, _)| host).collect();
     assert_eq!(left, [A, B], "C shared the key and is gone, the issuer stays");
     let notices = [(A, Notice::ReservationReleased), (C, Notice::RegistrationPreempted)];
-    assert_eq!(told(&new_events), notices);
+    assert_eq!(told(&effects), notices);
 }
 
 #[test]
@@ -333,10 +333,10 @@ fn a_power_cycle_keeps_only_what_was_to_persist() {
     let mut it = held_by_a(Kind::WriteExclusive);
     it.set_persists(true);
     let before = it.clone();
-    it.power_cycled();
+    it.power_cycle();
     assert_eq!(it, before);
     it.set_persists(false);
-    it.power_cycled();
+    it.power_cycle();
     assert_eq!(it, Reservations::default());
 }
 
@@ -345,6 +345,6 @@ fn a_host_without_an_identifier_is_forgotten_alone() {
     let mut it = three();
     it.register(HostId::Anonymous(1), None, 5).unwrap();
     it.acquire(HostId::Anonymous(1), 5, Kind::ExclusiveAccess).unwrap();
-    it.forget(HostId::Anonymous(1));
+    it.remove_host(HostId::Anonymous(1));
     assert_eq!((it.held(), it.registrants().count()), (None, 3));
 }

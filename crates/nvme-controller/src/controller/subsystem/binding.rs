@@ -51,8 +51,8 @@ impl Subsystem {
         let mut state = self.lock();
         state.check_host(host, nqn)?;
         for record in state.records.values_mut() {
-            record.reservations.name(host, nqn);
-            record.line.apply_to_pending(|after| after.name(host, nqn));
+            record.reservations.set_nqn(host, nqn);
+            record.change_queue.apply_to_pending(|after| after.set_nqn(host, nqn));
         }
         if let Some(entry) = state.controllers.get_mut(&cntlid) {
             entry.host = host;
@@ -82,7 +82,7 @@ impl State {
     /// NQNs registered under an identifier, including registrations that are being persisted.
     fn registered_names(&self, host: HostId) -> impl Iterator<Item = (u32, &Arc<str>)> {
         self.records.values().flat_map(move |record| {
-            let states = [Some(&record.reservations), record.line.after()];
+            let states = [Some(&record.reservations), record.change_queue.after()];
             let names = states.into_iter().flatten().filter_map(move |it| it.nqn_of(host));
             names.map(|nqn| (record.nsid, nqn))
         })
@@ -106,7 +106,7 @@ impl State {
 
 impl Reservations {
     /// Sets the NQN of a registrant whose NQN is unknown.
-    fn name(&mut self, host: HostId, nqn: &HostNqn) {
+    fn set_nqn(&mut self, host: HostId, nqn: &HostNqn) {
         if let Some(registrant) = self.registrant_mut(host) {
             registrant.nqn.get_or_insert_with(|| Arc::clone(nqn));
         }

@@ -5,13 +5,13 @@ use tenmil_base::Error;
 
 use tenmil_wire::Status;
 
-use super::controller_entry::End;
+use super::controller_entry::ReservationResult;
 use super::{Shared, State, Subsystem};
 use crate::controller::config::Persistence;
 use crate::controller::reservation::change_queue::{
     ApplyPlan, ChangeKind, ChangeQueue, PendingChange, Requester, WriteInProgress,
 };
-use crate::controller::reservation::preempted::{Preempted, Writers};
+use crate::controller::reservation::preempted::{WriterGuard, WriterTracker};
 use crate::controller::reservation::{HostId, ReservationEffects, Reservations};
 
 /// Pending write of a record to a [`ReservationStore`](crate::controller::ReservationStore). Dropping it
@@ -20,7 +20,7 @@ pub struct PersistRequest {
     subsystem: Weak<Shared>,
     nsid: u32,
     number: u64,
-    is_owed: bool,
+    is_pending: bool,
 }
 
 /// Error of a change whose record was rejected by the store, or dropped.
@@ -31,21 +31,21 @@ impl PersistRequest {
     /// fails, and the requester gets the result. Must not be called before
     /// [`ReservationStore::store`](crate::controller::ReservationStore::store) has returned: a lock is
     /// held until then.
-    pub fn ended(mut self, written: Result<(), Error>) {
-        self.is_owed = false;
+    pub fn finish(mut self, written: Result<(), Error>) {
+        self.is_pending = false;
         self.complete(written);
     }
 
     fn complete(&self, written: Result<(), Error>) {
         if let Some(shared) = self.subsystem.upgrade() {
-            Subsystem { shared }.stored(self.nsid, self.number, written);
+            Subsystem { shared }.handle_write_result(self.nsid, self.number, written);
         }
     }
 }
 
 impl Drop for PersistRequest {
     fn drop(&mut self) {
-        if self.is_owed {
+        if self.is_pending {
             self.complete(Err(Error::environment(NO_WRITER.to_owned())));
         }
     }
@@ -63,15 +63,15 @@ impl Subsystem {
         let Some(record) = state.records.get_mut(&nsid) else {
             return Some(Err(Status::INVALID_NAMESPACE_OR_FORMAT));
         };
-        if record.line.is_writing() {
-            record.line.wait(change);
+        if record.change_queue.is_writing() {
+            record.change_queue.push(change);
             return None;
         }
-        let by = change.by;
-        match self.begin(state, nsid, change) {
+        let requester = change.requester;
+        match self.start_change(state, nsid, change) {
             Ok(Some(None)) => Some(Ok(())),
             Ok(Some(writers)) => {
-                state.post_end(by, Ok(writers));
+                state.post_result(requester, Ok(writers));
                 None
             }
             Ok(None) => None,
@@ -80,68 +80,75 @@ impl Subsystem {
     }
 
     /// Applies a change, or starts to write it. `Ok(None)` means that the write is in progress.
-    fn begin(
+    fn start_change(
         &self,
         state: &mut State,
         nsid: u32,
         change: PendingChange,
-    ) -> Result<Option<Option<Writers>>, Status> {
+    ) -> Result<Option<Option<WriterTracker>>, Status> {
         state.changes += 1;
         let number = state.changes;
         let missing = Status::INVALID_NAMESPACE_OR_FORMAT;
         let record = state.records.get_mut(&nsid).ok_or(missing)?;
         let mut after = record.reservations.clone();
-        let new_events = change.make(&mut after, record.can_persist())?;
-        let plan = record.plan(&after)?;
-        let (ApplyPlan::Write(bytes), Persistence::Durable(keeper)) =
+        let effects = change.apply(&mut after, record.can_persist())?;
+        let plan = record.persist_plan(&after)?;
+        let (ApplyPlan::Write(bytes), Persistence::Durable(store)) =
             (plan, &mut record.persistence)
         else {
-            return Ok(Some(state.take_effect(nsid, after, new_events)));
+            return Ok(Some(state.apply_change(nsid, after, effects)));
         };
         let subsystem = Arc::downgrade(&self.shared);
-        let stored = PersistRequest { subsystem, nsid, number, is_owed: true };
-        if let Err(mut refused) = keeper.store(bytes, stored) {
-            refused.is_owed = false;
-            state.post_trouble(Some(change.by), NO_WRITER);
+        let stored = PersistRequest { subsystem, nsid, number, is_pending: true };
+        if let Err(mut refused) = store.store(bytes, stored) {
+            refused.is_pending = false;
+            state.post_persist_error(Some(change.requester), NO_WRITER);
             return Err(Status::INTERNAL_ERROR);
         }
-        record.line.begin(WriteInProgress { by: Some(change.by), number, after, new_events });
+        record.change_queue.start_write(WriteInProgress {
+            requester: Some(change.requester),
+            number,
+            after,
+            effects,
+        });
         Ok(None)
     }
 
     /// Handles the result of a write, and starts the next change.
-    fn stored(&self, nsid: u32, number: u64, written: Result<(), Error>) {
+    fn handle_write_result(&self, nsid: u32, number: u64, written: Result<(), Error>) {
         let mut state = self.lock();
         let record = state.records.get_mut(&nsid);
-        let writing = record.and_then(|record| record.line.written(number, written.is_ok()));
+        let writing =
+            record.and_then(|record| record.change_queue.end_write(number, written.is_ok()));
         // If the namespace was deleted meanwhile, all requesters have got an error already.
-        if let Some(WriteInProgress { by, after, new_events, .. }) = writing {
+        if let Some(WriteInProgress { requester, after, effects, .. }) = writing {
             let end = match written {
-                Ok(()) => Ok(state.take_effect(nsid, after, new_events)),
+                Ok(()) => Ok(state.apply_change(nsid, after, effects)),
                 Err(why) => {
-                    state.post_trouble(by, &why.text);
+                    state.post_persist_error(requester, &why.text);
                     Err(Status::INTERNAL_ERROR)
                 }
             };
-            if let Some(by) = by {
-                state.post_end(by, end);
+            if let Some(requester) = requester {
+                state.post_result(requester, end);
             }
-            self.go_on(&mut state, nsid);
+            self.start_waiting_changes(&mut state, nsid);
         }
         self.publish_and_notify(state);
     }
 
     /// Starts waiting changes until one has to be written.
-    fn go_on(&self, state: &mut State, nsid: u32) {
-        while let Some(change) = state.records.get_mut(&nsid).and_then(|record| record.line.next())
+    fn start_waiting_changes(&self, state: &mut State, nsid: u32) {
+        while let Some(change) =
+            state.records.get_mut(&nsid).and_then(|record| record.change_queue.next())
         {
-            let by = change.by;
-            let is_command = matches!(change.wish, ChangeKind::Command(..));
-            let may = state.may_reserve(by.cntlid, nsid, is_command);
-            match may.and_then(|()| self.begin(state, nsid, change)) {
+            let requester = change.requester;
+            let is_command = matches!(change.kind, ChangeKind::Command(..));
+            let may = state.check_reservation_access(requester.cntlid, nsid, is_command);
+            match may.and_then(|()| self.start_change(state, nsid, change)) {
                 Ok(None) => {}
-                Ok(Some(writers)) => state.post_end(by, Ok(writers)),
-                Err(status) => state.post_end(by, Err(status)),
+                Ok(Some(writers)) => state.post_result(requester, Ok(writers)),
+                Err(status) => state.post_result(requester, Err(status)),
             }
         }
     }
@@ -150,7 +157,7 @@ impl Subsystem {
 impl State {
     /// Checks that a controller's host may read or change the reservations of a namespace. A command is
     /// rejected under the same conditions as its other I/O.
-    pub(in crate::controller) fn may_reserve(
+    pub(in crate::controller) fn check_reservation_access(
         &self,
         cntlid: u16,
         nsid: u32,
@@ -169,31 +176,31 @@ impl State {
 
     /// Puts new reservations into effect, and posts the consequences for other hosts. What may still write for hosts that were
     /// preempted, if their commands are to be aborted.
-    fn take_effect(
+    fn apply_change(
         &mut self,
         nsid: u32,
         after: Reservations,
-        new_events: ReservationEffects,
-    ) -> Option<Writers> {
+        effects: ReservationEffects,
+    ) -> Option<WriterTracker> {
         if let Some(record) = self.records.get_mut(&nsid) {
             record.reservations = after;
         }
-        for (to, notice) in new_events.notices {
+        for (to, notice) in effects.notices {
             self.notify_reservation(nsid, to, notice);
         }
-        let preempted = Preempted::new();
-        for victim in new_events.aborts {
+        let preempted = WriterGuard::new();
+        for victim in effects.aborts {
             self.request_abort(nsid, victim, &preempted);
         }
         let writers = preempted.writers();
         drop(preempted);
-        (!writers.are_gone()).then_some(writers)
+        (!writers.all_released()).then_some(writers)
     }
 
     /// Fails the waiting changes of a deleted namespace.
-    pub(super) fn cancel_changes(&mut self, line: ChangeQueue) {
-        for by in line.askers() {
-            self.post_end(by, Err(Status::INVALID_NAMESPACE_OR_FORMAT));
+    pub(super) fn cancel_changes(&mut self, change_queue: ChangeQueue) {
+        for requester in change_queue.into_requesters() {
+            self.post_result(requester, Err(Status::INVALID_NAMESPACE_OR_FORMAT));
         }
     }
 
@@ -201,36 +208,41 @@ impl State {
     pub(in crate::controller) fn drop_requesters(
         &mut self,
         cntlid: u16,
-        is_gone: impl Fn(&Requester) -> bool,
+        is_removed: impl Fn(&Requester) -> bool,
     ) {
         for record in self.records.values_mut() {
-            record.line.forget(|by| by.cntlid == cntlid && is_gone(by));
+            record
+                .change_queue
+                .drop_requesters(|requester| requester.cntlid == cntlid && is_removed(requester));
         }
         if let Some(entry) = self.controllers.get_mut(&cntlid) {
-            entry.mail.ends.retain(|(reply, _)| !is_gone(&Requester { cntlid, reply: *reply }));
+            entry
+                .updates
+                .results
+                .retain(|(reply, _)| !is_removed(&Requester { cntlid, reply: *reply }));
         }
     }
 
     /// Removes a host without an identifier, which cannot return.
-    pub(in crate::controller) fn forget_host(&mut self, host: HostId) {
+    pub(in crate::controller) fn remove_anonymous_host(&mut self, host: HostId) {
         for record in self.records.values_mut() {
-            record.reservations.forget(host);
-            record.line.apply_to_pending(|after| after.forget(host));
+            record.reservations.remove_host(host);
+            record.change_queue.apply_to_pending(|after| after.remove_host(host));
         }
     }
 
-    fn post_end(&mut self, by: Requester, end: End) {
-        if let Some(entry) = self.controllers.get_mut(&by.cntlid) {
-            entry.mail.ends.push((by.reply, end));
-            self.mail_count += 1;
+    fn post_result(&mut self, requester: Requester, end: ReservationResult) {
+        if let Some(entry) = self.controllers.get_mut(&requester.cntlid) {
+            entry.updates.results.push((requester.reply, end));
+            self.update_count += 1;
         }
     }
 
-    fn post_trouble(&mut self, by: Option<Requester>, why: &str) {
-        let entry = by.and_then(|by| self.controllers.get_mut(&by.cntlid));
+    fn post_persist_error(&mut self, requester: Option<Requester>, why: &str) {
+        let entry = requester.and_then(|requester| self.controllers.get_mut(&requester.cntlid));
         if let Some(entry) = entry {
-            entry.mail.trouble = Some(why.to_owned());
-            self.mail_count += 1;
+            entry.updates.persist_error = Some(why.to_owned());
+            self.update_count += 1;
         }
     }
 }

@@ -7,7 +7,7 @@ use tenmil_wire::Status;
 use tenmil_wire::log::event::ReservationEvent;
 
 use crate::controller::reservation::change_queue::ReplyTo;
-use crate::controller::reservation::preempted::{Preempted, Writers};
+use crate::controller::reservation::preempted::{WriterGuard, WriterTracker};
 use crate::controller::reservation::{HostId, HostNqn};
 use crate::namespace::{Namespace, Namespaces, Versioned};
 
@@ -18,13 +18,13 @@ pub type WakeFn = Arc<dyn Fn() + Send + Sync>;
 pub(in crate::controller) struct ControllerEntry {
     published: Arc<Versioned<Namespaces>>,
     /// Namespace snapshot published last.
-    shown: Arc<Namespaces>,
+    published_snapshot: Arc<Namespaces>,
     /// Wakes the controller's thread.
     pub(in crate::controller) waker: Option<WakeFn>,
     pub(in crate::controller) host: HostId,
     /// Host NQN, if the transport supplies one.
     pub(in crate::controller) nqn: Option<HostNqn>,
-    pub(in crate::controller) mail: PendingUpdates,
+    pub(in crate::controller) updates: PendingUpdates,
     /// The host has sent commands since the last reset and has not shut the controller down.
     pub(in crate::controller) is_in_use: bool,
     /// ANA groups whose state is not Optimized.
@@ -41,19 +41,19 @@ pub(in crate::controller) struct PendingUpdates {
     /// Reservation notifications with their namespaces, oldest first.
     pub(in crate::controller) notices: VecDeque<(u32, ReservationEvent)>,
     /// Namespaces whose outstanding commands are to be aborted.
-    pub(in crate::controller) aborts: Vec<(u32, Preempted)>,
+    pub(in crate::controller) aborts: Vec<(u32, WriterGuard)>,
     /// An ANA state has changed.
     pub(in crate::controller) is_ana_changed: bool,
     /// Firmware is about to be activated.
     pub(in crate::controller) is_activating_firmware: bool,
     /// Results of reservation changes that it has requested.
-    pub(in crate::controller) ends: Vec<(ReplyTo, End)>,
+    pub(in crate::controller) results: Vec<(ReplyTo, ReservationResult)>,
     /// Reason why one of them could not be made durable.
-    pub(in crate::controller) trouble: Option<String>,
+    pub(in crate::controller) persist_error: Option<String>,
 }
 
 /// How a change of reservations ended, and what of preempted hosts may still write.
-pub(in crate::controller) type End = Result<Option<Writers>, Status>;
+pub(in crate::controller) type ReservationResult = Result<Option<WriterTracker>, Status>;
 
 /// Asymmetric namespace access state (Base 2.1 §8.1.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,13 +86,13 @@ impl PendingUpdates {
     }
 
     fn is_empty(&self) -> bool {
-        let Self { changed, notices, aborts, ends, .. } = self;
-        let Self { is_ana_changed, is_activating_firmware, trouble, .. } = self;
+        let Self { changed, notices, aborts, results, .. } = self;
+        let Self { is_ana_changed, is_activating_firmware, persist_error, .. } = self;
         changed.is_empty()
             && notices.is_empty()
             && aborts.is_empty()
-            && ends.is_empty()
-            && trouble.is_none()
+            && results.is_empty()
+            && persist_error.is_none()
             && !is_ana_changed
             && !is_activating_firmware
     }
@@ -114,12 +114,12 @@ impl ControllerEntry {
     pub(super) fn new(cntlid: u16, published: Arc<Versioned<Namespaces>>) -> Self {
         let host = HostId::Anonymous(cntlid);
         Self {
-            shown: published.reader().get().clone(),
+            published_snapshot: published.reader().get().clone(),
             published,
             waker: None,
             host,
             nqn: None,
-            mail: PendingUpdates::default(),
+            updates: PendingUpdates::default(),
             is_in_use: false,
             ana: BTreeMap::new(),
             ana_changes: 0,
@@ -137,18 +137,22 @@ impl ControllerEntry {
     }
 
     /// Publishes a snapshot, unless it equals the last one.
-    pub(super) fn show(&mut self, namespaces: Namespaces) {
-        let is_same = self.shown.iter().count() == namespaces.iter().count()
-            && self.shown.iter().zip(namespaces.iter()).all(|(old, new)| looks_alike(old, new));
+    pub(super) fn publish_if_changed(&mut self, namespaces: Namespaces) {
+        let is_same = self.published_snapshot.iter().count() == namespaces.iter().count()
+            && self
+                .published_snapshot
+                .iter()
+                .zip(namespaces.iter())
+                .all(|(old, new)| is_same_for_queues(old, new));
         if !is_same {
-            self.shown = Arc::new(namespaces);
-            self.published.publish(self.shown.clone());
+            self.published_snapshot = Arc::new(namespaces);
+            self.published.publish(self.published_snapshot.clone());
         }
     }
 
     /// Waker to call, if updates are pending and a waker is set.
     pub(super) fn waker(&self) -> Option<WakeFn> {
-        self.waker.clone().filter(|_| !self.mail.is_empty())
+        self.waker.clone().filter(|_| !self.updates.is_empty())
     }
 
     pub(super) fn set_ana(&mut self, group: u32, state: AnaState) {
@@ -157,12 +161,12 @@ impl ControllerEntry {
         }
         self.ana.insert(group, state);
         self.ana_changes += 1;
-        self.mail.is_ana_changed = true;
+        self.updates.is_ana_changed = true;
     }
 }
 
 /// Whether queues would treat the two namespaces alike.
-fn looks_alike(old: &Namespace, new: &Namespace) -> bool {
+fn is_same_for_queues(old: &Namespace, new: &Namespace) -> bool {
     old.nsid == new.nsid
         && old.block_shift == new.block_shift
         && old.block_count == new.block_count
@@ -171,5 +175,5 @@ fn looks_alike(old: &Namespace, new: &Namespace) -> bool {
         && old.reservation == new.reservation
         && old.identity == new.identity
         && old.limits == new.limits
-        && Arc::ptr_eq(&old.medium, &new.medium)
+        && Arc::ptr_eq(&old.device, &new.device)
 }

@@ -58,7 +58,7 @@ impl Visibility {
     }
 
     /// Removes a controller: the next one with its identifier starts without history.
-    pub(super) fn forget(&mut self, cntlid: u16) {
+    pub(super) fn remove_controller(&mut self, cntlid: u16) {
         self.attached.remove(&cntlid);
         self.hidden.remove(&cntlid);
     }
@@ -115,7 +115,7 @@ mod tests {
         // The next controller with the identifier is another one.
         for end in [Visibility::attach, Visibility::hide] {
             end(&mut visibility, 1);
-            visibility.forget(1);
+            visibility.remove_controller(1);
             assert!(visibility.is_visible_to(1) && !visibility.is_attached_to(1));
         }
     }

@@ -230,8 +230,8 @@ impl Bench {
     pub(super) fn wait(&mut self) -> (u16, Result<u32, Status>) {
         for _ in 0..100_000 {
             self.now = self.now.after(Span::from_us(1));
-            self.controller.turn(self.now);
-            if let Some(done) = self.controller.next_done() {
+            self.controller.poll(self.now);
+            if let Some(done) = self.controller.next_deferred_completion() {
                 return (done.cid, ended(AdminOutcome::Done(done.end)));
             }
         }
@@ -241,7 +241,7 @@ impl Bench {
     /// Advances the time.
     pub(super) fn pass(&mut self, span: Span) {
         self.now = self.now.after(span);
-        self.controller.turn(self.now);
+        self.controller.poll(self.now);
     }
 
     pub(super) fn turns(&mut self, count: u32) {

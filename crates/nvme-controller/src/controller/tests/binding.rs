@@ -35,7 +35,7 @@ fn register(
     controller.reservation(bench.now, from, &command.to_command(), &mut keys)
 }
 
-fn in_use(registered_in: Option<u32>) -> Result<(), HostInUse> {
+fn mark_in_use(registered_in: Option<u32>) -> Result<(), HostInUse> {
     Err(HostInUse { nqn: ONE.to_owned(), registered_in })
 }
 
@@ -45,8 +45,8 @@ fn an_identifier_is_its_nqns_while_that_is_connected_or_registered() {
     let (mut one, mut again, mut two) = (bench.second(2), bench.second(3), bench.second(4));
     assert_eq!(one.connect_host(ONE, ID), Ok(()));
     assert_eq!(again.connect_host(ONE, ID), Ok(()), "another path");
-    assert_eq!(two.connect_host(TWO, ID), in_use(None));
-    assert_eq!(two.connect_host("", ID), in_use(None));
+    assert_eq!(two.connect_host(TWO, ID), mark_in_use(None));
+    assert_eq!(two.connect_host("", ID), mark_in_use(None));
     assert_eq!(two.connect_host(TWO, ID + 1), Ok(()));
     drop((one, again));
     let mut one = bench.second(2);
@@ -54,7 +54,7 @@ fn an_identifier_is_its_nqns_while_that_is_connected_or_registered() {
     assert_eq!(register(&bench, &mut one, ChangePersistence::None), Some(AdminResult::OK));
     drop(one);
     let mut late = bench.second(5);
-    assert_eq!(late.connect_host(TWO, ID), in_use(Some(1)));
+    assert_eq!(late.connect_host(TWO, ID), mark_in_use(Some(1)));
     assert_eq!(late.connect_host(ONE, ID), Ok(()));
 }
 
@@ -75,9 +75,9 @@ fn an_identifier_is_its_nqns_while_a_registration_is_being_written() {
     assert_eq!(register(&bench, &mut one, ChangePersistence::Persist), None);
     drop(one);
     let mut two = bench.second(3);
-    assert_eq!(two.connect_host(TWO, ID), in_use(Some(1)));
+    assert_eq!(two.connect_host(TWO, ID), mark_in_use(Some(1)));
     drawer.write();
-    assert_eq!(two.connect_host(TWO, ID), in_use(Some(1)));
+    assert_eq!(two.connect_host(TWO, ID), mark_in_use(Some(1)));
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn an_identifier_is_its_nqns_in_the_next_life() {
     drop((one, first));
     let next = bench(&drawer);
     let mut two = next.second(2);
-    assert_eq!(two.connect_host(TWO, ID), in_use(Some(1)));
+    assert_eq!(two.connect_host(TWO, ID), mark_in_use(Some(1)));
     assert_eq!(two.connect_host(ONE, ID), Ok(()));
 }
 
@@ -108,7 +108,7 @@ fn a_registrant_of_an_old_record_belongs_to_the_first_nqn_that_comes() {
     let (mut one, mut two) = (next.second(2), next.second(3));
     assert_eq!(one.connect_host(ONE, ID), Ok(()));
     drop(one);
-    assert_eq!(two.connect_host(TWO, ID), in_use(Some(1)));
+    assert_eq!(two.connect_host(TWO, ID), mark_in_use(Some(1)));
 }
 
 /// What is being written is what holds next, and its registrants get their names too.
@@ -129,8 +129,8 @@ fn a_registrant_of_an_old_record_keeps_its_nqn_when_a_registration_under_way_is_
     drawer.write();
     drop((one, two));
     let mut two = next.second(4);
-    two.turn(next.now);
-    assert_eq!(two.connect_host(TWO, ID), in_use(Some(1)));
+    two.poll(next.now);
+    assert_eq!(two.connect_host(TWO, ID), mark_in_use(Some(1)));
 }
 
 #[test]

@@ -77,12 +77,12 @@ fn each_warning_is_told_if_its_bit_is_set_and_only_then() {
         (1 << 2, SensorReadings { is_unreliable: true, ..WELL }, 0x2_0001),
         (1 << 3, SensorReadings { is_read_only: true, ..WELL }, 0x2_0001),
     ];
-    for (bit, vitals, expected) in warnings {
+    for (bit, sensors, expected) in warnings {
         for configured in [1 << 0, 1 << 1, 1 << 2, 1 << 3] {
             let mut bench = listening(configured);
-            bench.controller.set_vitals(bench.now, vitals);
+            bench.controller.set_sensor_readings(bench.now, sensors);
             let told = (configured == bit).then_some(expected);
-            assert_eq!(next(&mut bench), told, "{vitals:?} with {configured:#x}");
+            assert_eq!(next(&mut bench), told, "{sensors:?} with {configured:#x}");
         }
     }
 }

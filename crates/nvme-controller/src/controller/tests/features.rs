@@ -6,7 +6,7 @@ use tenmil_wire::feature::Feature;
 use tenmil_wire::{Status, TypedCommand};
 
 use super::bench::{Bench, EVERYTHING, Shelf, ended};
-use crate::controller::features::RULES;
+use crate::controller::features::FEATURES;
 use crate::controller::interface::{AdminOutcome, Arbitration, Coalescing};
 use crate::controller::{ControllerConfig, HostIdentity, TransportModel};
 
@@ -32,7 +32,7 @@ fn current(bench: &mut Bench, feature: Feature) -> u32 {
 
 #[test]
 fn capabilities_say_what_set_features_then_does() {
-    for rule in RULES {
+    for rule in FEATURES {
         let mut bench = Bench::new();
         let nsid = u32::from(rule.is_per_namespace);
         let ask = GetFeatures { nsid, ..get(rule.feature, FeatureSelect::SupportedCapabilities) };
@@ -62,7 +62,7 @@ fn capabilities_say_what_set_features_then_does() {
 /// Behavior of tools that are given a block device: they name its namespace with every feature.
 #[test]
 fn who_asks_for_a_feature_of_the_controller_may_name_a_namespace() {
-    for rule in RULES.into_iter().filter(|rule| !rule.is_per_namespace) {
+    for rule in FEATURES.into_iter().filter(|rule| !rule.is_per_namespace) {
         let mut bench = Bench::new();
         for sel in [FeatureSelect::Current, FeatureSelect::Default, FeatureSelect::Saved] {
             let of_all = read(&mut bench, get(rule.feature, sel)).unwrap();
@@ -78,7 +78,7 @@ fn who_asks_for_a_feature_of_the_controller_may_name_a_namespace() {
 fn features_that_are_not_there_are_invalid_fields() {
     let mut bench = Bench::new();
     for fid in 0..=255 {
-        let known = RULES.iter().any(|rule| rule.feature.code() == fid);
+        let known = FEATURES.iter().any(|rule| rule.feature.code() == fid);
         let sel = FeatureSelect::SupportedCapabilities;
         let ask = GetFeatures { fid, sel, nsid: 0, ..GetFeatures::default() };
         let answer = bench.get(ask);
@@ -331,7 +331,7 @@ fn an_idle_controller_rests_as_its_table_says_and_work_wakes_it() {
     assert_eq!(current(&mut bench, Feature::PowerManagement), 0);
     bench.pass(Span::from_ms(1));
     assert_eq!(current(&mut bench, Feature::PowerManagement), 2);
-    bench.controller.io_command_seen(bench.now);
+    bench.controller.note_io_activity(bench.now);
     assert_eq!(current(&mut bench, Feature::PowerManagement), 0);
 
     table[..8].copy_from_slice(&(1_u64 << 3 | 100 << 8).to_le_bytes());
@@ -375,11 +375,11 @@ fn write_protection_reaches_the_queues_and_two_states_cannot_be_left() {
     }
     bench.controller.reset(bench.now);
     assert!(is_protected(&bench), "a reset is no power cycle");
-    bench.subsystem.power_cycled();
+    bench.subsystem.power_cycle();
     assert!(!is_protected(&bench));
 
     bench.run(protect(3)).unwrap();
-    bench.subsystem.power_cycled();
+    bench.subsystem.power_cycle();
     assert_eq!(bench.run(protect(0)), Err(Status::FEATURE_NOT_CHANGEABLE));
     let ask =
         GetFeatures { nsid: 1, ..get(Feature::NamespaceWriteProtection, FeatureSelect::Current) };

@@ -49,7 +49,7 @@ fn an_image_runs_at_once_or_after_the_next_reset() {
     let page = slots(&mut bench);
     assert_eq!((page.cafslt(), page.nrafslt()), (3, 0));
     bench.run(commit(1, CommitAction::Activate)).unwrap();
-    bench.subsystem.power_cycled();
+    bench.subsystem.power_cycle();
     assert_eq!(revision(&mut bench), concat!("t", env!("CARGO_PKG_VERSION")));
 }
 

@@ -141,7 +141,7 @@ fn a_reset_leaves_the_format_running_but_answers_nobody() {
     bench.controller.reset(bench.now);
     assert_eq!(seen(&bench, 1).2, Some(Status::FORMAT_IN_PROGRESS));
     bench.turns(1000);
-    assert_eq!(bench.controller.next_done(), None);
+    assert_eq!(bench.controller.next_deferred_completion(), None);
     assert_eq!(seen(&bench, 1), (12, BLOCKS / 8, None));
 }
 

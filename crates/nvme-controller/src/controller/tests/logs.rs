@@ -148,14 +148,14 @@ fn health_adds_up_what_the_front_end_tells() {
     bench.controller.add_traffic(&traffic);
     bench.controller.report_error(bench.now, &error(Status::UNRECOVERED_READ_ERROR));
     bench.controller.report_error(bench.now, &error(INVALID));
-    let vitals = SensorReadings {
+    let sensors = SensorReadings {
         temperature_kelvin: 353,
         spare_percent: 5,
         used_percent: 7,
         is_unreliable: false,
         is_read_only: true,
     };
-    bench.controller.set_vitals(bench.now, vitals);
+    bench.controller.set_sensor_readings(bench.now, sensors);
     bench.pass(Span::from_secs(7200));
     let health = HealthInformation::parse(&page(&mut bench, LogPage::Health, 512)).unwrap();
     assert_eq!((health.data_units_read(), health.data_units_written()), (3, 1));
@@ -176,12 +176,12 @@ fn power_that_goes_without_a_shutdown_is_counted() {
         let page = HealthInformation::parse(&page(bench, LogPage::Health, 512)).unwrap();
         (page.power_cycles(), page.unexpected_power_losses())
     };
-    bench.subsystem.power_cycled();
+    bench.subsystem.power_cycle();
     assert_eq!(health(&mut bench), (2, 0), "nobody had been at work");
-    bench.subsystem.power_cycled();
+    bench.subsystem.power_cycle();
     assert_eq!(health(&mut bench), (3, 1));
     bench.controller.shutdown();
-    bench.subsystem.power_cycled();
+    bench.subsystem.power_cycle();
     assert_eq!(health(&mut bench), (4, 1));
 }
 

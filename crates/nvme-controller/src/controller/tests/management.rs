@@ -206,7 +206,7 @@ fn every_controller_that_had_or_gets_a_namespace_lists_it_as_changed() {
     let now = bench.now;
     let mut changed = |bench: &mut Bench| {
         bench.turns(1);
-        other.turn(now);
+        other.poll(now);
         let lists = [bench.step(&page, &[]).1, step(&mut other, now, &page, &[]).1];
         lists.map(|list| (list[0], list[4]))
     };

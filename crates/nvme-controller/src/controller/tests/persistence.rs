@@ -58,12 +58,12 @@ impl Drawer {
     pub(super) fn write(&self) {
         let (record, stored) = self.take();
         self.put(record);
-        stored.ended(Ok(()));
+        stored.finish(Ok(()));
     }
 
     /// Fails to write the next record.
     pub(super) fn fail(&self) {
-        self.take().1.ended(Err(Error::environment("the drawer is stuck".to_owned())));
+        self.take().1.finish(Err(Error::environment("the drawer is stuck".to_owned())));
     }
 
     /// Accepts records, or rejects them.
@@ -100,7 +100,7 @@ fn bench(persistence: Persistence) -> Bench {
     bench
 }
 
-pub(super) fn kept(drawer: &Drawer) -> Bench {
+pub(super) fn load_reservations(drawer: &Drawer) -> Bench {
     bench(Persistence::Durable(Box::new(drawer.clone())))
 }
 
@@ -136,9 +136,10 @@ fn reserve(bench: &mut Bench, drawer: Option<&Drawer>, command: &Command, sent: 
     }
     drawer.expect("nothing else has to be waited for").write();
     bench.turns(1);
-    let decided = bench.controller.next_decided().expect("it has been written");
-    assert_eq!(decided.from, from);
-    decided.end.status.code()
+    let reservation_completions =
+        bench.controller.next_reservation_completion().expect("it has been written");
+    assert_eq!(reservation_completions.from, from);
+    reservation_completions.end.status.code()
 }
 
 pub(super) fn seen(bench: &Bench) -> Option<Reservation> {
@@ -155,13 +156,13 @@ const CLEAR: (RegisterAction, ChangePersistence) =
 #[test]
 fn what_is_to_persist_is_there_in_the_next_life() {
     let drawer = Drawer::default();
-    let mut first = kept(&drawer);
+    let mut first = load_reservations(&drawer);
     assert_eq!(register(&mut first, Some(&drawer), PERSIST), Status::SUCCESS);
     assert_eq!(acquire(&mut first, Some(&drawer)), Status::SUCCESS);
     let before = seen(&first);
     assert!(before.is_some_and(|reservation| reservation.is_holder));
     drop(first);
-    let mut second = kept(&drawer);
+    let mut second = load_reservations(&drawer);
     // The host is identified only now.
     let mut other = second.second(2);
     other.set_host(HostIdentity::Extended(8));
@@ -171,20 +172,20 @@ fn what_is_to_persist_is_there_in_the_next_life() {
     let status = register(&mut second, Some(&drawer), CLEAR);
     assert_eq!((status, drawer.load()), (Status::SUCCESS, Ok(None)));
     drop((second, other));
-    assert_eq!(seen(&kept(&drawer)), None);
+    assert_eq!(seen(&load_reservations(&drawer)), None);
 }
 
 #[test]
 fn what_does_not_persist_is_not_written_down() {
     let drawer = Drawer::default();
-    let mut bench = kept(&drawer);
+    let mut bench = load_reservations(&drawer);
     assert_eq!(register(&mut bench, None, PASS), Status::SUCCESS);
     assert_eq!(acquire(&mut bench, None), Status::SUCCESS);
     assert_eq!(drawer.stores(), 0);
     // The feature also enables it, and is not completed before it is durable.
     assert_eq!(bench.step(&persist_by_feature(), &[]).0, AdminOutcome::Deferred);
     bench.turns(3);
-    assert_eq!(bench.controller.next_done(), None);
+    assert_eq!(bench.controller.next_deferred_completion(), None);
     drawer.write();
     assert_eq!(bench.wait(), (7, Ok(0)));
     assert_eq!(drawer.stores(), 1);
@@ -201,7 +202,7 @@ fn persist_by_feature() -> Command {
 #[test]
 fn a_feature_that_cannot_be_written_down_is_refused_and_not_set() {
     let drawer = Drawer::default();
-    let mut bench = kept(&drawer);
+    let mut bench = load_reservations(&drawer);
     assert_eq!(bench.step(&persist_by_feature(), &[]).0, AdminOutcome::Deferred);
     drawer.fail();
     assert_eq!(bench.wait(), (7, Err(Status::INTERNAL_ERROR)));
@@ -213,7 +214,7 @@ fn a_feature_that_cannot_be_written_down_is_refused_and_not_set() {
     bench.controller.reset(bench.now);
     drawer.write();
     bench.turns(3);
-    assert_eq!(bench.controller.next_done(), None);
+    assert_eq!(bench.controller.next_deferred_completion(), None);
     assert_eq!(bench.run(get), Ok(1));
 }
 

@@ -171,7 +171,7 @@ fn a_silent_host_is_given_up_and_any_command_keeps_it_alive() {
     assert_eq!(bench.controller.next_signal(), None, "rounded up to a second");
     bench.run(KeepAlive {}).unwrap();
     bench.pass(Span::from_ms(999));
-    bench.controller.io_command_seen(bench.now);
+    bench.controller.note_io_activity(bench.now);
     bench.pass(Span::from_ms(999));
     assert_eq!(bench.controller.next_signal(), None);
     let wake_at = bench.controller.wake_at(bench.now);

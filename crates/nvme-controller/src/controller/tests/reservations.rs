@@ -117,11 +117,11 @@ impl Hosts {
         self.controller(host).namespaces().reader().get().get(1).unwrap().reservation
     }
 
-    fn turn(&mut self) {
+    fn poll(&mut self) {
         self.bench.turns(1);
         let now = self.bench.now;
         for other in &mut self.others {
-            other.turn(now);
+            other.poll(now);
         }
     }
 }
@@ -328,18 +328,22 @@ fn a_preemption_with_abort_reaches_the_victims_queues_and_log() {
     let mut keys = AcquireKeys::zeroed().with(|keys| keys.crkey(1).prkey(2)).as_bytes().to_vec();
     let issuer = &mut hosts.bench.controller;
     assert_eq!(issuer.reservation(now, ORIGIN, &preempt.to_command(), &mut keys), None);
-    hosts.turn();
+    hosts.poll();
     assert!(hosts.seen(1).is_some_and(|seen| seen.is_holder));
     assert!(hosts.seen(2).is_some_and(|seen| !seen.is_registrant));
     let victim = &mut hosts.others[0];
     let signal = victim.next_signal();
     assert!(matches!(signal, Some(ControllerSignal::AbortNamespace { nsid: 1, .. })));
     assert_eq!(victim.next_event(), Some(0x80_0006));
-    assert_eq!(hosts.bench.controller.next_decided(), None, "its queues have not looked");
+    assert_eq!(
+        hosts.bench.controller.next_reservation_completion(),
+        None,
+        "its queues have not looked"
+    );
     drop(signal);
-    hosts.turn();
-    let decided = ReservationCompletion { from: ORIGIN, end: AdminResult::OK };
-    assert_eq!(hosts.bench.controller.next_decided(), Some(decided));
+    hosts.poll();
+    let reservation_completions = ReservationCompletion { from: ORIGIN, end: AdminResult::OK };
+    assert_eq!(hosts.bench.controller.next_reservation_completion(), Some(reservation_completions));
     assert_eq!(hosts.bench.controller.next_signal(), None, "the issuer goes on");
 
     let page = GetLogPage::new(LogPage::ReservationNotification.code(), 64).to_command();
@@ -366,18 +370,18 @@ fn a_preemption_waits_for_the_queues_of_a_controller_that_is_reset() {
     let mut keys = AcquireKeys::zeroed().with(|keys| keys.crkey(1).prkey(2)).as_bytes().to_vec();
     let issuer = &mut hosts.bench.controller;
     assert_eq!(issuer.reservation(now, ORIGIN, &preempt.to_command(), &mut keys), None);
-    hosts.turn();
+    hosts.poll();
     let victim = &mut hosts.others[0];
     victim.reset(now);
     let signal = victim.next_signal();
     assert!(matches!(signal, Some(ControllerSignal::AbortNamespace { nsid: 1, .. })), "they stop");
-    hosts.turn();
-    assert_eq!(hosts.bench.controller.next_decided(), None);
+    hosts.poll();
+    assert_eq!(hosts.bench.controller.next_reservation_completion(), None);
     assert!(hosts.bench.controller.wake_at(now) < now.after(Span::from_ms(2)));
     drop(signal);
-    hosts.turn();
-    assert!(hosts.bench.controller.next_decided().is_some());
-    assert_eq!(hosts.bench.controller.next_decided(), None);
+    hosts.poll();
+    assert!(hosts.bench.controller.next_reservation_completion().is_some());
+    assert_eq!(hosts.bench.controller.next_reservation_completion(), None);
     let idle = hosts.bench.controller.wake_at(now);
     assert!(idle > now.after(Span::from_ms(2)), "{idle:?}");
 }
@@ -395,7 +399,7 @@ fn notifications_are_masked_by_kind_and_queue_up_otherwise() {
         ..SetFeatures::default()
     };
     let waiting = |hosts: &mut Hosts| {
-        hosts.turn();
+        hosts.poll();
         let page = GetLogPage {
             rae: true,
             ..GetLogPage::new(LogPage::ReservationNotification.code(), 64)
@@ -423,7 +427,7 @@ fn a_registrant_is_sent_no_notice_of_a_namespace_that_is_hidden_from_it() {
     }
     hosts.bench.subsystem.set_visible(2, 1, false);
     hosts.release(1, ReservationRelease { rrela: ReleaseAction::Clear, ..RELEASE }).unwrap();
-    hosts.turn();
+    hosts.poll();
     let now = hosts.bench.now;
     let page = GetLogPage::new(LogPage::ReservationNotification.code(), 64).to_command();
     let waiting = hosts.others.each_mut().map(|other| step(other, now, &page, &[]).1[9]);
@@ -440,10 +444,10 @@ fn notifications_that_nobody_reads_are_bounded() {
         hosts.acquire(1, rtype).unwrap();
         hosts.release(1, ReservationRelease { rtype, ..RELEASE }).unwrap();
         if round == 300 {
-            hosts.turn();
+            hosts.poll();
         }
     }
-    hosts.turn();
+    hosts.poll();
     let now = hosts.bench.now;
     let page = GetLogPage::new(LogPage::ReservationNotification.code(), 64).to_command();
     let waiting = step(&mut hosts.others[0], now, &page, &[]).1[9];
@@ -475,7 +479,7 @@ fn a_reservation_that_is_to_persist_survives_the_power_and_others_do_not() {
             ..GetFeatures::default()
         };
         assert_eq!(hosts.bench.run(persistence), Ok(u32::from(survives)));
-        hosts.bench.subsystem.power_cycled();
+        hosts.bench.subsystem.power_cycle();
         assert_eq!(hosts.seen(1).is_some(), survives);
     }
 }
@@ -492,7 +496,7 @@ fn the_feature_decides_on_persistence_too() {
         ..SetFeatures::default()
     };
     hosts.bench.run(set).unwrap();
-    hosts.bench.subsystem.power_cycled();
+    hosts.bench.subsystem.power_cycle();
     assert!(hosts.seen(1).is_some());
 }
 

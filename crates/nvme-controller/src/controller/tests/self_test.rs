@@ -83,14 +83,15 @@ fn only_one_test_runs_and_a_command_ends_it() {
 
 #[test]
 fn a_reset_ends_a_short_test_and_not_an_extended_one() {
-    for (code, ends) in [(SelfTestCode::Short, true), (SelfTestCode::Extended, false)] {
+    for (code, results) in [(SelfTestCode::Short, true), (SelfTestCode::Extended, false)] {
         let mut bench = Bench::new();
         bench.run(start(code, 1)).unwrap();
         bench.controller.reset(bench.now);
         let running = page(&mut bench).current_code() != SelfTestCode::None;
-        assert_eq!(running, !ends);
+        assert_eq!(running, !results);
         bench.turns(200);
-        let expected = if ends { SelfTestOutcome::AbortedByReset } else { SelfTestOutcome::Passed };
+        let expected =
+            if results { SelfTestOutcome::AbortedByReset } else { SelfTestOutcome::Passed };
         assert_eq!(newest(&mut bench).outcome(), expected);
     }
 }

@@ -83,7 +83,7 @@ fn a_controller_out_of_range_is_refused() {
         (ControllerConfig { event_requests_max: 0, ..it() }, "event_requests_max"),
         (ControllerConfig { aborts_max: 257, ..it() }, "aborts_max"),
         (ControllerConfig { error_entries: 0, ..it() }, "error_entries"),
-        (ControllerConfig { keep_alive_step: Span::from_ms(99), ..it() }, "keep_alive_step"),
+        (ControllerConfig { keep_alive_granularity: Span::from_ms(99), ..it() }, "keep_alive_step"),
         (ControllerConfig { firmware_bytes_max: 1, ..it() }, "firmware_bytes_max"),
     ];
     let bench = Bench::new();
@@ -145,13 +145,13 @@ fn a_namespace_that_grows_is_seen_to_have_grown() {
             Err(Error::environment("never opened".to_owned()))
         }
     }
-    let medium = Arc::new(Growing(AtomicU64::new(100)));
+    let device = Arc::new(Growing(AtomicU64::new(100)));
     let bench = Bench::new();
-    let nsid = bench.subsystem.add_namespace(NamespaceConfig::new(medium.clone())).unwrap();
+    let nsid = bench.subsystem.add_namespace(NamespaceConfig::new(device.clone())).unwrap();
     let blocks = || bench.controller.namespaces().reader().get().get(nsid).unwrap().block_count;
     assert_eq!(blocks(), 100);
-    medium.0.store(200, Ordering::Relaxed);
-    bench.subsystem.resized(nsid);
+    device.0.store(200, Ordering::Relaxed);
+    bench.subsystem.update_size(nsid);
     assert_eq!(blocks(), 200);
 }
 
@@ -163,7 +163,7 @@ fn blocks_larger_than_the_medium_has_are_made_of_several() {
     let nsid = bench.subsystem.add_namespace(wide).unwrap();
     let reader = bench.controller.namespaces().reader();
     let namespace = reader.get().get(nsid).unwrap();
-    assert_eq!((namespace.medium_shift(), namespace.block_count), (3, 256));
+    assert_eq!((namespace.device_shift(), namespace.block_count), (3, 256));
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn mail_rings_the_bell_of_those_who_got_some() {
     assert_eq!(counts(), [1, 0], "only the first has it");
     bench.subsystem.remove_namespace(1);
     assert_eq!(counts()[1], 1);
-    second.turn(bench.now);
+    second.poll(bench.now);
     second.reset(bench.now);
     assert_eq!(counts()[1], 1, "its mail is read");
 }

@@ -19,11 +19,11 @@ pub(crate) struct Copy {
     count: u32,
     range_bytes: u32,
     block_count: u64,
-    medium_shift: u8,
+    device_shift: u8,
     limits: CopyLimits,
     flags: RequestFlags,
     /// The block device supports copy.
-    medium_copies: bool,
+    device_copies: bool,
     /// Current range, and its blocks (of the block device) already copied.
     index: u32,
     done: u32,
@@ -41,10 +41,10 @@ impl Copy {
     pub(crate) fn new(
         extent: CommandExtent,
         (count, range_bytes): (u32, u32),
-        (block_count, medium_shift): (u64, u8),
+        (block_count, device_shift): (u64, u8),
         limits: CopyLimits,
         flags: RequestFlags,
-        medium_copies: bool,
+        device_copies: bool,
     ) -> Self {
         let (index, done, part, buffer_len_bytes, is_writing) = (0, 0, 0, u32::MAX, false);
         Self {
@@ -52,10 +52,10 @@ impl Copy {
             count,
             range_bytes,
             block_count,
-            medium_shift,
+            device_shift,
             limits,
             flags,
-            medium_copies,
+            device_copies,
             index,
             done,
             part,
@@ -69,28 +69,28 @@ impl Copy {
         match event {
             JobEvent::Begin => JobStep::Walk { len_bytes, direction: Direction::FromHost },
             JobEvent::Walked => JobStep::ReadParameters(len_bytes),
-            JobEvent::Moved { .. } => match self.check(destination(command), bytes) {
+            JobEvent::Copied { .. } => match self.check(destination(command), bytes) {
                 Err(status) => JobStep::refused(status.with_dnr()),
-                Ok(()) if self.medium_copies => self.more(bytes),
+                Ok(()) if self.device_copies => self.next_part(bytes),
                 Ok(()) => JobStep::TakeBuffer { is_zeroed: false },
             },
-            JobEvent::Buffered(len_bytes) => {
+            JobEvent::BufferAllocated(len_bytes) => {
                 self.buffer_len_bytes = len_bytes;
-                self.more(bytes)
+                self.next_part(bytes)
             }
-            JobEvent::Answered(outcome) if !outcome.is_success() => {
-                JobStep::End(Status(outcome.0), self.index)
+            JobEvent::RequestCompleted(status) if !status.is_success() => {
+                JobStep::End(Status(status.0), self.index)
             }
-            JobEvent::Answered(_) if !self.medium_copies && !self.is_writing => {
+            JobEvent::RequestCompleted(_) if !self.device_copies && !self.is_writing => {
                 self.is_writing = true;
                 self.submit(Operation::Write, self.extent.lba, 0)
             }
-            JobEvent::Answered(_) => {
+            JobEvent::RequestCompleted(_) => {
                 self.done += self.part;
                 self.extent.lba += u64::from(self.part);
-                self.more(bytes)
+                self.next_part(bytes)
             }
-            _ => JobStep::confused(),
+            _ => JobStep::unexpected_event(),
         }
     }
 
@@ -121,15 +121,15 @@ impl Copy {
     }
 
     /// Starts the next part of this range, or of the next one.
-    fn more(&mut self, bytes: &[u8]) -> JobStep {
+    fn next_part(&mut self, bytes: &[u8]) -> JobStep {
         self.is_writing = false;
         while self.index < self.count {
             let (lba, blocks) = self.range(bytes, self.index).unwrap_or((0, 0));
-            let blocks = blocks << self.medium_shift;
+            let blocks = blocks << self.device_shift;
             if self.done < blocks {
                 self.part = self.extent.part(blocks - self.done, self.buffer_len_bytes);
-                let source = (lba << self.medium_shift) + u64::from(self.done);
-                return match self.medium_copies {
+                let source = (lba << self.device_shift) + u64::from(self.done);
+                return match self.device_copies {
                     _ if self.part == 0 => JobStep::End(Status::INTERNAL_ERROR, self.index),
                     true => self.submit(Operation::Copy, self.extent.lba, source),
                     false => self.submit(Operation::Read, source, 0),
@@ -143,7 +143,7 @@ impl Copy {
     fn submit(&self, operation: Operation, lba: u64, operand: u64) -> JobStep {
         let flags = if operation == Operation::Read { RequestFlags::NONE } else { self.flags };
         let data = match operation {
-            Operation::Copy => DataLocation::Nowhere,
+            Operation::Copy => DataLocation::None,
             _ => DataLocation::Buffer { len_bytes: self.extent.bytes(self.part) },
         };
         JobStep::Submit(SubRequest { operation, flags, lba, operand, blocks: self.part, data })

@@ -29,22 +29,22 @@ impl EmulatedZeroesVerify {
             JobEvent::Begin => {
                 JobStep::TakeBuffer { is_zeroed: self.operation == Operation::Write }
             }
-            JobEvent::Buffered(len_bytes) => {
+            JobEvent::BufferAllocated(len_bytes) => {
                 self.buffer_len_bytes = len_bytes;
-                self.more()
+                self.next_part()
             }
-            JobEvent::Answered(outcome) if !outcome.is_success() => {
-                JobStep::End(Status(outcome.0), 0)
+            JobEvent::RequestCompleted(status) if !status.is_success() => {
+                JobStep::End(Status(status.0), 0)
             }
-            JobEvent::Answered(_) => {
+            JobEvent::RequestCompleted(_) => {
                 self.done += self.part;
-                if self.done == self.extent.blocks { JobStep::OK } else { self.more() }
+                if self.done == self.extent.blocks { JobStep::OK } else { self.next_part() }
             }
-            _ => JobStep::confused(),
+            _ => JobStep::unexpected_event(),
         }
     }
 
-    fn more(&mut self) -> JobStep {
+    fn next_part(&mut self) -> JobStep {
         self.part = self.extent.part(self.extent.blocks - self.done, self.buffer_len_bytes);
         if self.part == 0 {
             return JobStep::refused(Status::INTERNAL_ERROR);

@@ -15,14 +15,14 @@ impl FlushAll {
     pub(super) fn next(&mut self, event: JobEvent) -> JobStep {
         match event {
             JobEvent::Begin => JobStep::FlushFrom(0),
-            JobEvent::Flushed(Some((channel, outcome))) => {
-                if !outcome.is_success() {
-                    self.failure.get_or_insert(Status(outcome.0));
+            JobEvent::Flushed(Some((channel, status))) => {
+                if !status.is_success() {
+                    self.failure.get_or_insert(Status(status.0));
                 }
                 JobStep::FlushFrom(channel.saturating_add(1))
             }
             JobEvent::Flushed(None) => JobStep::refused(self.failure.unwrap_or(Status::SUCCESS)),
-            _ => JobStep::confused(),
+            _ => JobStep::unexpected_event(),
         }
     }
 }

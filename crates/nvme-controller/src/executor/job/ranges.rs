@@ -15,7 +15,7 @@ pub(crate) struct DeallocateJob {
     /// AD is set, and the block device supports deallocation.
     deallocates: bool,
     block_count: u64,
-    medium_shift: u8,
+    device_shift: u8,
     /// Current range, and its blocks already deallocated.
     index: u32,
     done: u64,
@@ -27,8 +27,8 @@ const RANGE_BYTES: u32 = 16;
 
 impl DeallocateJob {
     /// Creates a job for `count` ranges of a namespace of `block_count` blocks.
-    pub(crate) fn new(count: u32, deallocates: bool, block_count: u64, medium_shift: u8) -> Self {
-        Self { count, deallocates, block_count, medium_shift, index: 0, done: 0, part: 0 }
+    pub(crate) fn new(count: u32, deallocates: bool, block_count: u64, device_shift: u8) -> Self {
+        Self { count, deallocates, block_count, device_shift, index: 0, done: 0, part: 0 }
     }
 
     pub(super) fn next(&mut self, event: JobEvent, bytes: &[u8]) -> JobStep {
@@ -36,23 +36,23 @@ impl DeallocateJob {
         match event {
             JobEvent::Begin => JobStep::Walk { len_bytes, direction: Direction::FromHost },
             JobEvent::Walked => JobStep::ReadParameters(len_bytes),
-            JobEvent::Moved { .. } if !self.all_inside(bytes) => {
+            JobEvent::Copied { .. } if !self.are_ranges_valid(bytes) => {
                 JobStep::refused(Status::LBA_OUT_OF_RANGE.with_dnr())
             }
-            JobEvent::Moved { .. } if self.deallocates => self.more(bytes),
-            JobEvent::Moved { .. } => JobStep::OK,
-            JobEvent::Answered(outcome) if !outcome.is_success() => {
-                JobStep::End(Status(outcome.0), 0)
+            JobEvent::Copied { .. } if self.deallocates => self.next_part(bytes),
+            JobEvent::Copied { .. } => JobStep::OK,
+            JobEvent::RequestCompleted(status) if !status.is_success() => {
+                JobStep::End(Status(status.0), 0)
             }
-            JobEvent::Answered(_) => {
+            JobEvent::RequestCompleted(_) => {
                 self.done += u64::from(self.part);
-                self.more(bytes)
+                self.next_part(bytes)
             }
-            _ => JobStep::confused(),
+            _ => JobStep::unexpected_event(),
         }
     }
 
-    fn all_inside(&self, bytes: &[u8]) -> bool {
+    fn are_ranges_valid(&self, bytes: &[u8]) -> bool {
         (0..self.count).all(|index| {
             range(bytes, index).is_some_and(|(lba, blocks)| {
                 lba.checked_add(blocks).is_some_and(|end| end <= self.block_count)
@@ -61,10 +61,10 @@ impl DeallocateJob {
     }
 
     /// Next request: for this range, or for the next that is not empty.
-    fn more(&mut self, bytes: &[u8]) -> JobStep {
+    fn next_part(&mut self, bytes: &[u8]) -> JobStep {
         while self.index < self.count {
             let (lba, blocks) = range(bytes, self.index).unwrap_or((0, 0));
-            let (lba, blocks) = (lba << self.medium_shift, blocks << self.medium_shift);
+            let (lba, blocks) = (lba << self.device_shift, blocks << self.device_shift);
             if self.done < blocks {
                 self.part = u32::try_from(blocks - self.done).unwrap_or(u32::MAX);
                 return JobStep::Submit(SubRequest {
@@ -73,7 +73,7 @@ impl DeallocateJob {
                     lba: lba + self.done,
                     operand: 0,
                     blocks: self.part,
-                    data: DataLocation::Nowhere,
+                    data: DataLocation::None,
                 });
             }
             (self.index, self.done) = (self.index + 1, 0);

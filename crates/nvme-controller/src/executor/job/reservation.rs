@@ -41,14 +41,14 @@ impl ReservationJob {
             (JobEvent::Begin, _) => JobStep::Walk { len_bytes, direction },
             (JobEvent::Walked, Direction::FromHost) => JobStep::ReadParameters(len_bytes),
             (JobEvent::Walked, Direction::ToHost) => JobStep::Forward,
-            (JobEvent::Moved { .. }, Direction::FromHost) => JobStep::Forward,
-            (JobEvent::Decided(Status::SUCCESS, _), Direction::ToHost) => {
+            (JobEvent::Copied { .. }, Direction::FromHost) => JobStep::Forward,
+            (JobEvent::ControllerCompleted(Status::SUCCESS, _), Direction::ToHost) => {
                 let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX).min(len_bytes);
                 JobStep::WriteResult(len)
             }
-            (JobEvent::Decided(status, result), _) => JobStep::End(status, result),
-            (JobEvent::Moved { .. }, Direction::ToHost) => JobStep::OK,
-            _ => JobStep::confused(),
+            (JobEvent::ControllerCompleted(status, result), _) => JobStep::End(status, result),
+            (JobEvent::Copied { .. }, Direction::ToHost) => JobStep::OK,
+            _ => JobStep::unexpected_event(),
         }
     }
 }

@@ -14,7 +14,7 @@ pub(crate) struct Transfer {
     extent: CommandExtent,
     segments_max: usize,
     /// The block device does not support compare: it reads, and the controller compares.
-    compares_here: bool,
+    compares_in_controller: bool,
     done: u32,
     part: u32,
     /// Length of the bounce buffer, if the data passes through one.
@@ -28,10 +28,19 @@ impl Transfer {
         flags: RequestFlags,
         extent: CommandExtent,
         segments_max: usize,
-        compares_here: bool,
+        compares_in_controller: bool,
     ) -> Self {
         let (done, part, buffer_len_bytes) = (0, 0, None);
-        Self { operation, flags, extent, segments_max, compares_here, done, part, buffer_len_bytes }
+        Self {
+            operation,
+            flags,
+            extent,
+            segments_max,
+            compares_in_controller,
+            done,
+            part,
+            buffer_len_bytes,
+        }
     }
 
     pub(super) fn next(&mut self, event: JobEvent) -> JobStep {
@@ -40,39 +49,41 @@ impl Transfer {
                 len_bytes: self.extent.bytes(self.extent.blocks),
                 direction: self.direction(),
             },
-            (JobEvent::Walked, _) if self.compares_here => JobStep::TakeBuffer { is_zeroed: false },
+            (JobEvent::Walked, _) if self.compares_in_controller => {
+                JobStep::TakeBuffer { is_zeroed: false }
+            }
             (JobEvent::Walked, _) => JobStep::ResolveDirect,
             // Data in at most `segments_max` segments that the block device can access are transferred
             // directly, otherwise through a bounce buffer.
-            (JobEvent::Reached(Some(count)), _) if count <= self.segments_max => self.more(),
-            (JobEvent::Reached(_), _) => JobStep::TakeBuffer { is_zeroed: false },
-            (JobEvent::Buffered(len_bytes), _) => {
+            (JobEvent::Resolved(Some(count)), _) if count <= self.segments_max => self.next_part(),
+            (JobEvent::Resolved(_), _) => JobStep::TakeBuffer { is_zeroed: false },
+            (JobEvent::BufferAllocated(len_bytes), _) => {
                 self.buffer_len_bytes = Some(len_bytes);
-                self.more()
+                self.next_part()
             }
-            (JobEvent::Answered(outcome), _) if !outcome.is_success() => {
-                JobStep::End(Status(outcome.0), 0)
+            (JobEvent::RequestCompleted(status), _) if !status.is_success() => {
+                JobStep::End(Status(status.0), 0)
             }
-            (JobEvent::Answered(_), Some(_)) if self.compares_here => {
-                JobStep::Check(self.extent.bytes(self.part))
+            (JobEvent::RequestCompleted(_), Some(_)) if self.compares_in_controller => {
+                JobStep::Compare(self.extent.bytes(self.part))
             }
-            (JobEvent::Answered(_), Some(_)) if self.operation == Operation::Read => {
+            (JobEvent::RequestCompleted(_), Some(_)) if self.operation == Operation::Read => {
                 JobStep::ToHost(self.extent.bytes(self.part))
             }
-            (JobEvent::Moved { differs: true }, _) => {
+            (JobEvent::Copied { differs: true }, _) => {
                 JobStep::End(Status(IoStatus::COMPARE_FAILURE.0), 0)
             }
-            (JobEvent::Moved { .. }, Some(_)) if !self.reads_first() => self.submit(),
-            (JobEvent::Answered(_) | JobEvent::Moved { .. }, _) => {
+            (JobEvent::Copied { .. }, Some(_)) if !self.reads_first() => self.submit(),
+            (JobEvent::RequestCompleted(_) | JobEvent::Copied { .. }, _) => {
                 self.done += self.part;
-                if self.done == self.extent.blocks { JobStep::OK } else { self.more() }
+                if self.done == self.extent.blocks { JobStep::OK } else { self.next_part() }
             }
-            _ => JobStep::confused(),
+            _ => JobStep::unexpected_event(),
         }
     }
 
     /// Starts the next part.
-    fn more(&mut self) -> JobStep {
+    fn next_part(&mut self) -> JobStep {
         let left = self.extent.blocks - self.done;
         self.part = self.extent.part(left, self.buffer_len_bytes.unwrap_or(u32::MAX));
         match self.part {
@@ -85,11 +96,11 @@ impl Transfer {
     fn submit(&self) -> JobStep {
         let len_bytes = self.extent.bytes(self.part);
         let data = match self.buffer_len_bytes {
-            None => DataLocation::Reached { at_bytes: self.extent.bytes(self.done), len_bytes },
+            None => DataLocation::HostMemory { at_bytes: self.extent.bytes(self.done), len_bytes },
             Some(_) => DataLocation::Buffer { len_bytes },
         };
         JobStep::Submit(SubRequest {
-            operation: if self.compares_here { Operation::Read } else { self.operation },
+            operation: if self.compares_in_controller { Operation::Read } else { self.operation },
             flags: self.flags,
             lba: self.extent.lba + u64::from(self.done),
             operand: 0,
@@ -100,7 +111,7 @@ impl Transfer {
 
     /// Whether the block device is accessed before the host.
     fn reads_first(&self) -> bool {
-        self.operation == Operation::Read || self.compares_here
+        self.operation == Operation::Read || self.compares_in_controller
     }
 
     fn direction(&self) -> Direction {

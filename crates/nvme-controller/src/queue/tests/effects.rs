@@ -9,8 +9,8 @@ use tenmil_wire::sgl::Descriptor;
 use tenmil_wire::{DataPointer, IoOpcode, Status};
 
 use super::rig::{COPIED, DATA, LATER, Rig, SHARED, Setup, io, ram};
+use crate::fuzz::block_device::FakeDevice;
 use crate::fuzz::host::HostBehavior;
-use crate::fuzz::medium::FakeMedium;
 use crate::namespace::CacheVoucher;
 
 const COMPARE_FAILURE: Status = Status::COMPARE_FAILURE;
@@ -22,15 +22,15 @@ fn worlds() -> Vec<(String, Rig)> {
     let hosts: [(&str, HostBehavior); 3] =
         [("shared", SHARED), ("copied", COPIED), ("later", LATER)];
     let mut worlds = Vec::new();
-    for (name, manners) in hosts {
+    for (name, behavior) in hosts {
         for seed in 0..4 {
             let ram = ram();
-            let medium = FakeMedium::new(&ram, super::rig::BLOCKS);
-            let medium = if seed % 2 == 0 { medium } else { medium.later(seed) };
-            let medium = if seed < 2 {
-                medium
+            let device = FakeDevice::new(&ram, super::rig::BLOCKS);
+            let device = if seed % 2 == 0 { device } else { device.later(seed) };
+            let device = if seed < 2 {
+                device
             } else {
-                medium.limited(|limits| {
+                device.limited(|limits| {
                     limits.operations = bare;
                     limits.request_blocks_max = 5;
                     limits.segments_max = 3;
@@ -38,13 +38,13 @@ fn worlds() -> Vec<(String, Rig)> {
             };
             // One buffer of three blocks has to suffice.
             let setup = Setup {
-                manners,
+                behavior,
                 seed: seed + 10,
                 buffers: 1,
                 buffer_bytes: 1536,
                 ..Setup::default()
             };
-            worlds.push((format!("{name} {seed}"), Rig::new(&setup, &ram, medium)));
+            worlds.push((format!("{name} {seed}"), Rig::new(&setup, &ram, device)));
         }
     }
     worlds
@@ -68,7 +68,7 @@ fn what_is_written_is_read_and_compared_in_every_world() {
             let at = DATA + offset;
             let bytes = rig.scribble(at, len, 7 + u64::from(blocks));
             rig.ok(io(IoOpcode::Write, 20, blocks).with_prp(at, second));
-            assert_eq!(rig.medium.blocks().bytes[20 * 512..][..len], bytes, "{name}");
+            assert_eq!(rig.device.blocks().bytes[20 * 512..][..len], bytes, "{name}");
             rig.ok(io(IoOpcode::Compare, 20, blocks).with_prp(at, second));
             rig.fill(at, &vec![0; len]);
             let compared = rig.run(io(IoOpcode::Compare, 20, blocks).with_prp(at, second));
@@ -95,7 +95,7 @@ fn sgls_scatter_and_gather_and_throw_away() {
         let sgl = |opcode| io(opcode, 3, 2).with_psdt(DataPointer::Sgl).with_sgl1(list);
         rig.ok(sgl(IoOpcode::Write));
         let expected = [&bytes[24..], &bytes[..24]].concat();
-        assert_eq!(rig.medium.blocks().bytes[3 * 512..][..1024], expected, "{name}");
+        assert_eq!(rig.device.blocks().bytes[3 * 512..][..1024], expected, "{name}");
 
         let scatter = [block(high, 100), Descriptor::bit_bucket(800), block(high + 100, 124)];
         rig.fill(0x6000, &descriptors(&scatter));
@@ -112,10 +112,10 @@ fn sgls_scatter_and_gather_and_throw_away() {
 fn zeroes_verify_uncorrectable_and_deallocate_do_what_they_say() {
     for (name, mut rig) in worlds() {
         let knows_all = rig.medium_support().has(Operation::WriteUncorrectable);
-        rig.medium.blocks().bytes.fill(0xaa);
+        rig.device.blocks().bytes.fill(0xaa);
         rig.ok(io(IoOpcode::WriteZeroes, 5, 7));
         rig.ok(io(IoOpcode::Verify, 0, 64));
-        let bytes = rig.medium.blocks().bytes.clone();
+        let bytes = rig.device.blocks().bytes.clone();
         assert!(bytes[5 * 512..12 * 512].iter().all(|byte| *byte == 0), "{name}");
         assert_eq!((bytes[5 * 512 - 1], bytes[12 * 512]), (0xaa, 0xaa), "{name}: nothing else");
 
@@ -128,10 +128,10 @@ fn zeroes_verify_uncorrectable_and_deallocate_do_what_they_say() {
         rig.fill(DATA, &ranges);
         let manage = io(IoOpcode::DatasetManagement, 0, 1).with_cdw12(0).with_cdw10(2);
         rig.ok(manage);
-        assert_eq!(rig.medium.blocks().bytes[100 * 512], 0xaa, "{name}: only a hint");
+        assert_eq!(rig.device.blocks().bytes[100 * 512], 0xaa, "{name}: only a hint");
         rig.ok(manage.with_cdw11(1 << 2));
         let expected = if knows_all { 0 } else { 0xaa };
-        let bytes = rig.medium.blocks().bytes.clone();
+        let bytes = rig.device.blocks().bytes.clone();
         assert!(bytes[100 * 512..104 * 512].iter().all(|byte| *byte == expected), "{name}");
         assert_eq!((bytes[200 * 512], bytes[104 * 512]), (expected, 0xaa), "{name}");
 
@@ -153,7 +153,7 @@ fn a_copy_moves_every_range_behind_the_other() {
     for (name, mut rig) in worlds() {
         let image: Vec<u8> =
             (0..512 * 512_usize).map(|at| (at / 512 % 251).to_le_bytes()[0]).collect();
-        rig.medium.blocks().bytes.copy_from_slice(&image);
+        rig.device.blocks().bytes.copy_from_slice(&image);
         for (format, size) in [(0_u32, 32_usize), (1, 40)] {
             let mut ranges = Vec::new();
             for (lba, blocks) in [(10_u64, 7_u16), (40, 1), (3, 2)] {
@@ -169,7 +169,7 @@ fn a_copy_moves_every_range_behind_the_other() {
                 [&image[10 * 512..17 * 512], &image[40 * 512..41 * 512], &image[3 * 512..5 * 512]]
                     .concat();
             let at = usize::try_from(to).unwrap() * 512;
-            assert_eq!(rig.medium.blocks().bytes[at..][..5120], expected, "{name} format {format}");
+            assert_eq!(rig.device.blocks().bytes[at..][..5120], expected, "{name} format {format}");
         }
     }
 }
@@ -178,7 +178,7 @@ fn a_copy_moves_every_range_behind_the_other() {
 fn a_failed_copy_says_which_range_came_first() {
     for (name, mut rig) in worlds() {
         if !rig.medium_support().has(Operation::Copy) {
-            rig.medium.blocks().uncorrectable.insert(40);
+            rig.device.blocks().uncorrectable.insert(40);
             let mut ranges = vec![0; 64];
             ranges[8] = 10;
             ranges[40] = 40;
@@ -193,7 +193,7 @@ fn a_failed_copy_says_which_range_came_first() {
 #[test]
 fn force_unit_access_and_write_through_reach_the_medium() {
     let ram = ram();
-    let mut rig = Rig::new(&Setup::default(), &ram, FakeMedium::new(&ram, 64));
+    let mut rig = Rig::new(&Setup::default(), &ram, FakeDevice::new(&ram, 64));
     let fua = 1 << 30;
     let limited_retry = 1 << 31;
     rig.ok(io(IoOpcode::Write, 0, 1).with_cdw12(fua));
@@ -205,7 +205,7 @@ fn force_unit_access_and_write_through_reach_the_medium() {
     rig.ok(io(IoOpcode::Write, 0, 1));
     rig.ok(io(IoOpcode::Read, 0, 1));
     let flags: Vec<RequestFlags> =
-        rig.medium.blocks().log.iter().map(|request| request.flags).collect();
+        rig.device.blocks().log.iter().map(|request| request.flags).collect();
     let expected = [
         RequestFlags::FUA,
         RequestFlags::FUA.union(RequestFlags::LIMITED_RETRY),
@@ -231,16 +231,16 @@ fn a_flush_reaches_the_medium_or_says_the_truth() {
     for (can_flush, durability, expected, flushes) in cases {
         for nsid in [1, 0xffff_ffff] {
             let ram = ram();
-            let medium = FakeMedium::new(&ram, 64).limited(|limits| {
+            let device = FakeDevice::new(&ram, 64).limited(|limits| {
                 limits.durability = durability;
                 if !can_flush {
                     limits.operations = OperationSet::of(&[Operation::Read, Operation::Write]);
                 }
             });
-            let mut rig = Rig::new(&Setup::default(), &ram, medium);
+            let mut rig = Rig::new(&Setup::default(), &ram, device);
             let status = rig.status(flush.with_nsid(nsid));
             assert!(status.is(expected), "{can_flush} {durability:?} {nsid:x}: {status}");
-            assert_eq!(rig.medium.blocks().log.len(), flushes);
+            assert_eq!(rig.device.blocks().log.len(), flushes);
         }
     }
 }
@@ -248,7 +248,7 @@ fn a_flush_reaches_the_medium_or_says_the_truth() {
 #[test]
 fn a_namespace_may_count_in_larger_blocks_than_its_medium() {
     let ram = ram();
-    let mut rig = Rig::new(&Setup::default(), &ram, FakeMedium::new(&ram, 64));
+    let mut rig = Rig::new(&Setup::default(), &ram, FakeDevice::new(&ram, 64));
     rig.change(|namespace| {
         namespace.block_shift = 12;
         namespace.block_count = 8;
@@ -256,23 +256,23 @@ fn a_namespace_may_count_in_larger_blocks_than_its_medium() {
     let bytes = rig.scribble(DATA, 8192, 5);
     rig.ok(io(IoOpcode::Write, 6, 1));
     rig.ok(io(IoOpcode::Write, 2, 2));
-    assert_eq!(rig.medium.blocks().bytes[6 * 4096..7 * 4096], bytes[..4096]);
-    assert_eq!(rig.medium.blocks().bytes[2 * 4096..4 * 4096], bytes);
+    assert_eq!(rig.device.blocks().bytes[6 * 4096..7 * 4096], bytes[..4096]);
+    assert_eq!(rig.device.blocks().bytes[2 * 4096..4 * 4096], bytes);
     assert_eq!(rig.status(io(IoOpcode::Read, 7, 2)), Status::LBA_OUT_OF_RANGE.with_dnr());
     rig.ok(io(IoOpcode::WriteZeroes, 6, 2));
-    assert!(rig.medium.blocks().bytes[6 * 4096..].iter().all(|byte| *byte == 0));
+    assert!(rig.device.blocks().bytes[6 * 4096..].iter().all(|byte| *byte == 0));
 }
 
 #[test]
 fn traffic_is_counted_once() {
     let ram = ram();
-    let mut rig = Rig::new(&Setup::default(), &ram, FakeMedium::new(&ram, 64));
+    let mut rig = Rig::new(&Setup::default(), &ram, FakeDevice::new(&ram, 64));
     rig.ok(io(IoOpcode::Write, 0, 1));
     rig.ok(io(IoOpcode::Write, 0, 16));
     rig.ok(io(IoOpcode::Read, 0, 8));
     rig.ok(io(IoOpcode::Compare, 0, 1));
     rig.ok(io(IoOpcode::Verify, 0, 2));
-    rig.turn();
+    rig.poll();
     let traffic = rig.queue.take_traffic(rig.now);
     assert_eq!((traffic.write_commands, traffic.written_bytes), (2, 17 * 512));
     assert_eq!((traffic.read_commands, traffic.read_bytes), (2, 11 * 512));
@@ -286,16 +286,16 @@ fn traffic_is_counted_once() {
 fn cache_is_vouched_for_until_a_flush_fails() {
     let flush = tenmil_wire::Command::new(IoOpcode::Flush.code()).with_nsid(1);
     let ram = ram();
-    let medium =
-        FakeMedium::new(&ram, 64).limited(|limits| limits.durability = Durability::VolatileCache);
-    let mut rig = Rig::new(&Setup::default(), &ram, medium);
+    let device =
+        FakeDevice::new(&ram, 64).limited(|limits| limits.durability = Durability::VolatileCache);
+    let mut rig = Rig::new(&Setup::default(), &ram, device);
     let voucher = CacheVoucher::new(CacheInstance([5; 16]));
     rig.change(|namespace| namespace.cache = Some(Arc::clone(&voucher)));
     assert!(rig.status(flush).is_success());
     assert_eq!(voucher.instance(), Some(CacheInstance([5; 16])));
-    rig.medium.blocks().fails_flushes = true;
+    rig.device.blocks().fails_flushes = true;
     assert!(rig.status(flush).is(Status::WRITE_FAULT));
-    rig.medium.blocks().fails_flushes = false;
+    rig.device.blocks().fails_flushes = false;
     assert!(rig.status(flush).is_success());
     assert_eq!(voucher.instance(), None);
 }

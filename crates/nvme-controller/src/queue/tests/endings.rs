@@ -6,31 +6,31 @@ use tenmil_wire::{Command, DataPointer, Fuse, IoOpcode, Status};
 
 use super::rig::{BLOCKS, COPIED, DATA, LATER, Rig, SHARED, Setup, io, ram};
 use crate::controller::interface::AdminResult;
-use crate::controller::{Preempted, Writers};
+use crate::controller::{WriterGuard, WriterTracker};
+use crate::fuzz::block_device::FakeDevice;
 use crate::fuzz::host::HostBehavior;
-use crate::fuzz::medium::FakeMedium;
 use crate::queue::QueueEvent;
 
 fn rig(setup: &Setup) -> Rig {
     let ram = ram();
-    Rig::new(setup, &ram, FakeMedium::new(&ram, BLOCKS))
+    Rig::new(setup, &ram, FakeDevice::new(&ram, BLOCKS))
 }
 
 #[test]
 fn a_command_that_waits_is_aborted_and_one_at_the_medium_is_not() {
-    let mut rig = rig(&Setup { manners: COPIED, buffers: 1, ..Setup::default() });
-    rig.medium.blocks().is_stuck = true;
+    let mut rig = rig(&Setup { behavior: COPIED, buffers: 1, ..Setup::default() });
+    rig.device.blocks().is_stuck = true;
     let running = rig.push(io(IoOpcode::Read, 0, 1));
     let waiting = rig.push(io(IoOpcode::Read, 1, 1));
     rig.ring();
-    rig.turn();
+    rig.poll();
     let now = rig.now;
     assert!(!rig.queue.abort(now, 1, 999), "no such command");
     assert!(!rig.queue.abort(now, 2, waiting), "no such queue");
     assert!(rig.queue.abort(now, 1, waiting));
     let aborted = rig.collect(1)[0];
     assert_eq!((aborted.cid(), aborted.status()), (waiting, Status::ABORT_REQUESTED));
-    rig.medium.blocks().is_stuck = false;
+    rig.device.blocks().is_stuck = false;
     assert_eq!(rig.collect(1)[0].cid(), running);
     assert_eq!(rig.shared.buffers.free(), 1);
 }
@@ -38,113 +38,113 @@ fn a_command_that_waits_is_aborted_and_one_at_the_medium_is_not() {
 #[test]
 fn a_command_with_one_request_ends_by_itself() {
     let mut rig = rig(&Setup::default());
-    rig.medium.blocks().is_stuck = true;
+    rig.device.blocks().is_stuck = true;
     let cid = rig.push(io(IoOpcode::Read, 0, 1));
     rig.ring();
-    rig.turn();
+    rig.poll();
     let now = rig.now;
     assert!(!rig.queue.abort(now, 1, cid));
-    rig.medium.blocks().is_stuck = false;
+    rig.device.blocks().is_stuck = false;
     assert_eq!(rig.collect(1)[0].status(), Status::SUCCESS);
 }
 
 #[test]
 fn a_held_command_and_half_a_pair_can_be_aborted() {
-    let mut rig = rig(&Setup { areas: 2, ..Setup::default() });
+    let mut rig = rig(&Setup { contexts_max: 2, ..Setup::default() });
     let half = rig.push(io(IoOpcode::Compare, 0, 1).with_fuse(Fuse::First));
     rig.ring();
-    rig.turn();
+    rig.poll();
     let now = rig.now;
     assert!(rig.queue.abort(now, 1, half));
     assert_eq!(rig.collect(1)[0].cid(), half);
-    rig.medium.blocks().is_stuck = true;
+    rig.device.blocks().is_stuck = true;
     rig.push(io(IoOpcode::Compare, 0, 1));
     rig.push(io(IoOpcode::Compare, 0, 1));
     let held = rig.push(io(IoOpcode::Compare, 0, 1));
     rig.ring();
-    rig.turn();
+    rig.poll();
     assert!(rig.queue.abort(now, 1, held));
     assert_eq!(rig.collect(1)[0].cid(), held);
-    rig.medium.blocks().is_stuck = false;
+    rig.device.blocks().is_stuck = false;
     assert_eq!(rig.collect(2).len(), 2);
     rig.ok(io(IoOpcode::Read, 0, 1));
 }
 
 #[test]
 fn a_preempted_namespace_has_its_commands_aborted() {
-    let mut rig = rig(&Setup { manners: COPIED, buffers: 1, ..Setup::default() });
-    rig.medium.blocks().is_stuck = true;
+    let mut rig = rig(&Setup { behavior: COPIED, buffers: 1, ..Setup::default() });
+    rig.device.blocks().is_stuck = true;
     for _ in 0..3 {
         rig.push(io(IoOpcode::Write, 0, 1));
     }
     rig.ring();
-    rig.turn();
-    assert!(abort(&mut rig, 2).are_gone() && rig.peek().is_none(), "another namespace");
+    rig.poll();
+    assert!(abort(&mut rig, 2).all_released() && rig.peek().is_none(), "another namespace");
     let writers = abort(&mut rig, 1);
     rig.queue.check_preempted();
-    assert!(!writers.are_gone(), "one is at the medium");
-    rig.medium.blocks().is_stuck = false;
+    assert!(!writers.all_released(), "one is at the medium");
+    rig.device.blocks().is_stuck = false;
     for completion in rig.collect(3) {
         assert_eq!(completion.status(), Status::ABORTED_PREEMPT_AND_ABORT);
     }
     rig.queue.check_preempted();
-    assert!(writers.are_gone());
+    assert!(writers.all_released());
 }
 
 #[test]
 fn a_preemption_waits_for_writes_that_were_outstanding_and_nothing_else() {
     let mut rig = rig(&Setup::default());
-    rig.medium.blocks().is_stuck = true;
+    rig.device.blocks().is_stuck = true;
     rig.push(io(IoOpcode::Read, 0, 1));
     rig.ring();
-    rig.turn();
-    assert!(abort(&mut rig, 1).are_gone(), "it changes nothing");
+    rig.poll();
+    assert!(abort(&mut rig, 1).all_released(), "it changes nothing");
     for opcode in [IoOpcode::Write, IoOpcode::WriteZeroes] {
         rig.push(io(opcode, 0, 1));
     }
     rig.ring();
-    rig.turn();
+    rig.poll();
     let writers = abort(&mut rig, 1);
-    rig.medium.blocks().is_stuck = false;
+    rig.device.blocks().is_stuck = false;
     assert_eq!(rig.collect(3).len(), 3);
-    rig.medium.blocks().is_stuck = true;
+    rig.device.blocks().is_stuck = true;
     for opcode in [IoOpcode::Write, IoOpcode::WriteZeroes] {
         rig.push(io(opcode, 0, 1));
     }
     rig.ring();
-    rig.turn();
-    assert!(!writers.are_gone());
+    rig.poll();
+    assert!(!writers.all_released());
     rig.queue.check_preempted();
-    assert!(writers.are_gone(), "these came later");
-    assert!(!abort(&mut rig, 1).are_gone());
-    rig.medium.blocks().is_stuck = false;
+    assert!(writers.all_released(), "these came later");
+    assert!(!abort(&mut rig, 1).all_released());
+    rig.device.blocks().is_stuck = false;
     assert_eq!(rig.collect(2).len(), 2);
 }
 
 /// What of a preempted host may still write.
-fn abort(rig: &mut Rig, nsid: u32) -> Writers {
-    let preempted = Preempted::new();
+fn abort(rig: &mut Rig, nsid: u32) -> WriterTracker {
+    let preempted = WriterGuard::new();
     rig.queue.abort_namespace(rig.now, nsid, &preempted);
     preempted.writers()
 }
 
 #[test]
 fn a_deleted_queue_answers_what_it_has_taken_and_takes_no_more() {
-    for manners in [SHARED, COPIED, LATER] {
-        let mut rig = rig(&Setup { manners, cq_entries: 4, buffers: 1, ..Setup::default() });
-        rig.medium.blocks().is_stuck = true;
+    for behavior in [SHARED, COPIED, LATER] {
+        let mut rig = rig(&Setup { behavior, cq_entries: 4, buffers: 1, ..Setup::default() });
+        rig.device.blocks().is_stuck = true;
         for index in 0..8_u32 {
             rig.push(io(IoOpcode::Write, 0, if index.is_multiple_of(2) { 16 } else { 1 }));
         }
         rig.ring();
         for _ in 0..200 {
-            rig.turn();
+            rig.poll();
         }
         let now = rig.now;
         rig.queue.close_submission_queue(now, 1);
-        rig.medium.blocks().is_stuck = false;
+        rig.device.blocks().is_stuck = false;
         for _ in 0..200 {
-            rig.turn();
+            rig.poll();
         }
         assert!(rig.queue.remove_submission_queue(1));
         assert!(rig.queue.remove_submission_queue(1), "gone is gone");
@@ -160,14 +160,14 @@ fn a_deleted_queue_answers_what_it_has_taken_and_takes_no_more() {
 fn commands_of_the_queue_behind_a_deleted_one_still_find_their_queue() {
     let mut rig = rig(&Setup::default());
     rig.queue.add_submission_queue(2, 8, 0x3000).unwrap();
-    rig.medium.blocks().is_stuck = true;
+    rig.device.blocks().is_stuck = true;
     rig.fill(0x3000, &io(IoOpcode::Read, 0, 1).with_cid(77).to_bytes());
     rig.doorbells.ring(4, 1);
-    rig.turn();
+    rig.poll();
     let now = rig.now;
     rig.queue.close_submission_queue(now, 1);
     assert!(rig.queue.remove_submission_queue(1));
-    rig.medium.blocks().is_stuck = false;
+    rig.device.blocks().is_stuck = false;
     let completion = rig.collect(1)[0];
     assert_eq!((completion.cid(), completion.sqid(), completion.sqhd()), (77, 2, 1));
 }
@@ -185,13 +185,13 @@ fn finely_scattered(rig: &mut Rig) -> Command {
 fn a_command_that_waits_for_the_host_is_aborted_once_the_host_has_answered() {
     let mut aborted = 0;
     for turns in 0..40 {
-        let setup = Setup { manners: LATER, seed: turns + 1, ..Setup::default() };
+        let setup = Setup { behavior: LATER, seed: turns + 1, ..Setup::default() };
         let mut rig = rig(&setup);
         let command = finely_scattered(&mut rig);
         let cid = rig.push(command);
         rig.ring();
         for _ in 0..turns {
-            rig.turn();
+            rig.poll();
         }
         let now = rig.now;
         let expected = match rig.queue.abort(now, 1, cid) {
@@ -212,11 +212,11 @@ fn a_command_that_waits_for_the_host_is_aborted_once_the_host_has_answered() {
 #[test]
 fn a_stopped_queue_answers_nothing_and_lets_go_of_the_host() {
     let hosts: [HostBehavior; 3] = [SHARED, COPIED, LATER];
-    for (seed, manners) in (1..).zip(hosts.into_iter().cycle().take(60)) {
+    for (seed, behavior) in (1..).zip(hosts.into_iter().cycle().take(60)) {
         let ram = ram();
-        let medium = FakeMedium::new(&ram, BLOCKS).later(seed);
-        let setup = Setup { manners, seed, buffers: 1, ..Setup::default() };
-        let mut rig = Rig::new(&setup, &ram, medium);
+        let device = FakeDevice::new(&ram, BLOCKS).later(seed);
+        let setup = Setup { behavior, seed, buffers: 1, ..Setup::default() };
+        let mut rig = Rig::new(&setup, &ram, device);
         for opcode in [IoOpcode::Read, IoOpcode::Write, IoOpcode::Compare, IoOpcode::Copy] {
             rig.push(io(opcode, 8, 1));
             rig.push(io(opcode, 8, 16));
@@ -228,7 +228,7 @@ fn a_stopped_queue_answers_nothing_and_lets_go_of_the_host() {
         rig.push(io(IoOpcode::Write, 0, 1).with_fuse(Fuse::Second));
         rig.ring();
         for _ in 0..seed {
-            rig.turn();
+            rig.poll();
         }
         let now = rig.now;
         rig.queue.stop(now);
@@ -236,16 +236,16 @@ fn a_stopped_queue_answers_nothing_and_lets_go_of_the_host() {
         let before = rig.bytes(0x8000, 0x1000);
         let mut turns = 0;
         while !rig.queue.is_drained() {
-            assert_eq!(rig.turn().taken, 0);
+            assert_eq!(rig.poll().taken, 0);
             turns += 1;
             assert!(turns < 2000, "seed {seed}: it drains");
         }
-        if manners.shares_rings {
+        if behavior.shares_rings {
             assert_eq!(rig.bytes(0x8000, 0x1000), before, "seed {seed}: nothing was answered");
         }
         ram.seal(true);
         for _ in 0..50 {
-            rig.turn();
+            rig.poll();
         }
         assert_eq!(ram.violations(), 0, "seed {seed}");
         assert_eq!(rig.shared.buffers.free(), 1, "seed {seed}: buffers are back");
@@ -255,26 +255,26 @@ fn a_stopped_queue_answers_nothing_and_lets_go_of_the_host() {
 #[test]
 fn a_stuck_medium_keeps_the_queue_from_being_drained() {
     let mut rig = rig(&Setup::default());
-    rig.medium.blocks().is_stuck = true;
+    rig.device.blocks().is_stuck = true;
     rig.push(io(IoOpcode::Read, 0, 1));
     rig.ring();
-    rig.turn();
+    rig.poll();
     let now = rig.now;
     rig.queue.stop(now);
     for _ in 0..100 {
-        rig.turn();
+        rig.poll();
     }
     assert!(!rig.queue.is_drained(), "the medium may still write to the host");
-    rig.medium.blocks().is_stuck = false;
-    rig.turn();
+    rig.device.blocks().is_stuck = false;
+    rig.poll();
     assert!(rig.queue.is_drained());
     assert!(rig.peek().is_none());
 }
 
 #[test]
 fn reservation_commands_are_decided_elsewhere_and_their_data_moved_here() {
-    for manners in [SHARED, LATER] {
-        let mut rig = rig(&Setup { manners, ..Setup::default() });
+    for behavior in [SHARED, LATER] {
+        let mut rig = rig(&Setup { behavior, ..Setup::default() });
         rig.fill(DATA, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]);
         for (opcode, len) in [
             (IoOpcode::ReservationRegister, 16),
@@ -282,7 +282,7 @@ fn reservation_commands_are_decided_elsewhere_and_their_data_moved_here() {
             (IoOpcode::ReservationRelease, 8),
         ] {
             let cid = rig.push(io(opcode, 0, 1));
-            let (ticket, bytes) = letter(&mut rig);
+            let (ticket, bytes) = event(&mut rig);
             assert_eq!(bytes, rig.bytes(DATA, len));
             let (now, status) = (rig.now, Status::RESERVATION_CONFLICT);
             rig.queue.complete_reservation(now, ticket, AdminResult::refused(status), &[]);
@@ -292,7 +292,7 @@ fn reservation_commands_are_decided_elsewhere_and_their_data_moved_here() {
         }
         rig.fill(DATA, &[0xee; 32]);
         rig.push(io(IoOpcode::ReservationReport, 0, 1).with_cdw10(5));
-        let (ticket, bytes) = letter(&mut rig);
+        let (ticket, bytes) = event(&mut rig);
         assert!(bytes.is_empty());
         let now = rig.now;
         rig.queue.complete_reservation(now, ticket, AdminResult::OK, &[7; 64]);
@@ -307,22 +307,22 @@ fn reservation_commands_are_decided_elsewhere_and_their_data_moved_here() {
 fn what_the_controller_decides_between_turns_is_told_of_by_the_next() {
     let mut rig = rig(&Setup::default());
     let cid = rig.push(io(IoOpcode::ReservationRegister, 0, 1));
-    let (ticket, _) = letter(&mut rig);
+    let (ticket, _) = event(&mut rig);
     let now = rig.now;
     assert!(!rig.queue.abort(now, 1, cid), "it may have been decided by now");
-    assert_eq!(rig.queue.turn(now).posted, 0);
+    assert_eq!(rig.queue.poll(now).posted, 0);
     rig.queue.complete_reservation(now, ticket, AdminResult::OK, &[]);
-    assert_eq!(rig.queue.turn(now).posted, 1, "or nobody signals its vector");
-    assert_eq!(rig.queue.turn(now).posted, 0, "once");
+    assert_eq!(rig.queue.poll(now).posted, 1, "or nobody signals its vector");
+    assert_eq!(rig.queue.poll(now).posted, 0, "once");
     assert_eq!(rig.collect(1)[0].status(), Status::SUCCESS);
 }
 
-fn letter(rig: &mut Rig) -> (u32, Vec<u8>) {
+fn event(rig: &mut Rig) -> (u32, Vec<u8>) {
     rig.ring();
-    rig.letters.clear();
+    rig.events.clear();
     for _ in 0..1000 {
-        rig.turn();
-        if let Some(QueueEvent::Reservation { ticket, bytes, .. }) = rig.letters.pop() {
+        rig.poll();
+        if let Some(QueueEvent::Reservation { ticket, bytes, .. }) = rig.events.pop() {
             return (ticket, bytes);
         }
     }

@@ -6,8 +6,8 @@ use tenmil_base::{Operation, RequestFlags, Span};
 use tenmil_wire::{Command, Fuse, IoOpcode, Status};
 
 use super::rig::{BLOCKS, COPIED, DATA, LATER, Rig, SHARED, Setup, io, make, namespace, ram};
+use crate::fuzz::block_device::FakeDevice;
 use crate::fuzz::host::{FakeHost, HostBehavior};
-use crate::fuzz::medium::FakeMedium;
 use crate::namespace::Namespaces;
 use crate::queue::Queue;
 
@@ -20,11 +20,11 @@ fn pair(lba: u64, blocks: u32) -> [Command; 2] {
     ]
 }
 
-fn rig(manners: HostBehavior, seed: u64) -> Rig {
+fn rig(behavior: HostBehavior, seed: u64) -> Rig {
     let ram = ram();
-    let medium = FakeMedium::new(&ram, BLOCKS);
-    let medium = if seed == 0 { medium } else { medium.later(seed) };
-    Rig::new(&Setup { manners, seed, ..Setup::default() }, &ram, medium)
+    let device = FakeDevice::new(&ram, BLOCKS);
+    let device = if seed == 0 { device } else { device.later(seed) };
+    Rig::new(&Setup { behavior, seed, ..Setup::default() }, &ram, device)
 }
 
 /// Runs the commands and returns their statuses in submission order.
@@ -38,18 +38,18 @@ fn statuses(rig: &mut Rig, commands: &[Command]) -> Vec<Status> {
 
 #[test]
 fn the_write_happens_if_and_only_if_the_bytes_are_the_same() {
-    for (manners, seed) in [(SHARED, 0), (COPIED, 0), (SHARED, 1), (LATER, 2), (LATER, 3)] {
-        let mut rig = rig(manners, seed);
+    for (behavior, seed) in [(SHARED, 0), (COPIED, 0), (SHARED, 1), (LATER, 2), (LATER, 3)] {
+        let mut rig = rig(behavior, seed);
         let new = rig.scribble(NEW, 4096, 1);
         let good = statuses(&mut rig, &pair(8, 8));
         assert_eq!(good, [Status::SUCCESS; 2]);
-        assert_eq!(rig.medium.blocks().bytes[8 * 512..16 * 512], new);
+        assert_eq!(rig.device.blocks().bytes[8 * 512..16 * 512], new);
         // The host still expects zeroes.
         rig.fill(NEW, &[9; 4096]);
         let bad = statuses(&mut rig, &pair(8, 8));
         assert!(bad[0].is(Status::COMPARE_FAILURE));
         assert_eq!(bad[1], Status::ABORTED_FAILED_FUSED);
-        assert_eq!(rig.medium.blocks().bytes[8 * 512..16 * 512], new);
+        assert_eq!(rig.device.blocks().bytes[8 * 512..16 * 512], new);
         assert!(statuses(&mut rig, &[io(IoOpcode::Read, 0, 1)])[0].is_success());
     }
 }
@@ -60,8 +60,8 @@ fn a_half_without_its_other_half_is_aborted() {
     let read = io(IoOpcode::Read, 0, 1);
     let missing = Status::ABORTED_MISSING_FUSED;
     let ok = Status::SUCCESS;
-    for manners in [SHARED, LATER] {
-        let mut rig = rig(manners, 5);
+    for behavior in [SHARED, LATER] {
+        let mut rig = rig(behavior, 5);
         assert_eq!(statuses(&mut rig, &[second]), [missing]);
         assert_eq!(statuses(&mut rig, &[first, read]), [missing, ok]);
         let [a, b, c] = statuses(&mut rig, &[first, first, second])[..] else { panic!() };
@@ -76,18 +76,18 @@ fn half_a_pair_is_at_rest_and_becomes_whole_after_a_hold() {
     let [first, second] = pair(0, 1);
     rig.push(first);
     rig.ring();
-    rig.turn();
+    rig.poll();
     rig.queue.set_paused(true);
     assert!(rig.queue.is_at_rest() && !rig.queue.is_drained());
     rig.push(second);
     rig.ring();
-    rig.turn();
+    rig.poll();
     assert!(rig.queue.is_at_rest(), "nothing is taken");
     rig.queue.set_paused(false);
-    rig.medium.blocks().is_stuck = true;
-    rig.turn();
+    rig.device.blocks().is_stuck = true;
+    rig.poll();
     assert!(!rig.queue.is_at_rest(), "both are under way");
-    rig.medium.blocks().is_stuck = false;
+    rig.device.blocks().is_stuck = false;
     let completions = rig.collect(2);
     assert!(completions.iter().all(|completion| completion.status().is_success()));
 }
@@ -99,7 +99,7 @@ fn the_second_half_may_be_rung_for_later() {
     rig.push(first);
     rig.ring();
     for _ in 0..10 {
-        rig.turn();
+        rig.poll();
     }
     assert!(rig.peek().is_none());
     assert_eq!(statuses_of_two(&mut rig, second), [Status::SUCCESS; 2]);
@@ -129,7 +129,7 @@ fn halves_that_do_not_fit_are_refused_together() {
     for (commands, expected) in cases {
         let mut rig = rig(SHARED, 0);
         assert_eq!(statuses(&mut rig, &commands), expected, "{commands:?}");
-        assert!(rig.medium.blocks().log.is_empty());
+        assert!(rig.device.blocks().log.is_empty());
         assert_eq!(statuses(&mut rig, &pair(4, 2)), [Status::SUCCESS; 2], "and the next pair runs");
     }
 }
@@ -139,7 +139,7 @@ fn a_pair_runs_alone_among_all_queues_of_the_subsystem() {
     for seed in 1..30 {
         let ram = ram();
         let setup = Setup { seed, ..Setup::default() };
-        let mut rig = Rig::new(&setup, &ram, FakeMedium::new(&ram, BLOCKS).later(seed));
+        let mut rig = Rig::new(&setup, &ram, FakeDevice::new(&ram, BLOCKS).later(seed));
         let mut other = make(&rig.host, &setup, (&rig.doorbells, &rig.shared), &rig.published, 2);
         other.add_submission_queue(2, 16, 0x3000).unwrap();
         // Both queues write blocks 0 to 7; the pair of the first expects the contents that it finds.
@@ -157,13 +157,13 @@ fn a_pair_runs_alone_among_all_queues_of_the_subsystem() {
         rig.ring();
         rig.doorbells.ring(4, 6);
         for _ in 0..400 {
-            rig.turn();
+            rig.poll();
             let now = rig.now;
-            other.turn(now);
+            other.poll(now);
         }
         assert!(rig.queue.is_drained() && other.is_drained(), "seed {seed}");
-        assert!(rig.letters.is_empty(), "every byte is zero, so every comparison holds");
-        let log = rig.medium.blocks().log.clone();
+        assert!(rig.events.is_empty(), "every byte is zero, so every comparison holds");
+        let log = rig.device.blocks().log.clone();
         assert_eq!(log.len(), 10);
         let compare = log.iter().position(|request| request.operation == Operation::Compare);
         let next = log[compare.unwrap() + 1];
@@ -178,7 +178,7 @@ fn a_pair_runs_alone_among_all_queues_of_the_subsystem() {
 fn two_queues_with_a_pair_each_take_turns() {
     let ram = ram();
     let setup = Setup::default();
-    let mut rig = Rig::new(&setup, &ram, FakeMedium::new(&ram, BLOCKS).later(4));
+    let mut rig = Rig::new(&setup, &ram, FakeDevice::new(&ram, BLOCKS).later(4));
     let mut other = make(&rig.host, &setup, (&rig.doorbells, &rig.shared), &rig.published, 2);
     other.add_submission_queue(2, 16, 0x3000).unwrap();
     for (index, command) in pair(0, 1).into_iter().enumerate() {
@@ -188,12 +188,12 @@ fn two_queues_with_a_pair_each_take_turns() {
     rig.doorbells.ring(4, 2);
     rig.ring();
     for _ in 0..300 {
-        rig.turn();
+        rig.poll();
         let now = rig.now;
-        other.turn(now);
+        other.poll(now);
     }
     assert!(rig.queue.is_drained() && other.is_drained());
-    assert_eq!(rig.medium.blocks().log.len(), 4, "two comparisons and two writes");
+    assert_eq!(rig.device.blocks().log.len(), 4, "two comparisons and two writes");
 }
 
 /// Another queue of the same subsystem, with its submission ring at 3000h, and 15 entries available.
@@ -213,10 +213,10 @@ fn give(rig: &mut Rig, commands: &[Command]) {
     rig.doorbells.ring(4, u32::try_from(commands.len()).unwrap());
 }
 
-fn turn(rig: &mut Rig, other: &mut Queue<FakeHost>, times: usize) {
+fn poll(rig: &mut Rig, other: &mut Queue<FakeHost>, times: usize) {
     for _ in 0..times {
-        rig.turn();
-        other.turn(rig.now);
+        rig.poll();
+        other.poll(rig.now);
     }
 }
 
@@ -230,40 +230,40 @@ fn ended(rig: &Rig) -> Vec<u16> {
 #[test]
 fn a_pair_that_waits_stands_in_nobodys_way_in_other_namespaces() {
     let mut rig = rig(SHARED, 0);
-    let calm = Arc::new(FakeMedium::new(&rig.ram, BLOCKS));
+    let calm = Arc::new(FakeDevice::new(&rig.ram, BLOCKS));
     let mut namespaces = Namespaces::new(4);
-    namespaces.insert(Arc::new(namespace(1, &rig.medium)));
+    namespaces.insert(Arc::new(namespace(1, &rig.device)));
     namespaces.insert(Arc::new(namespace(2, &calm)));
     rig.published.publish(Arc::new(namespaces));
     let mut other = another(&rig);
     let read = io(IoOpcode::Read, 0, 1);
     let there = read.with_nsid(2);
     // One command of the other queue is stuck in the block device, so the pair cannot become exclusive.
-    rig.medium.blocks().is_stuck = true;
+    rig.device.blocks().is_stuck = true;
     give(&mut rig, &[read]);
-    turn(&mut rig, &mut other, 3);
+    poll(&mut rig, &mut other, 3);
     let pair = pair(0, 1);
     let cids = pair.map(|command| rig.push(command));
     rig.ring();
-    turn(&mut rig, &mut other, 3);
-    assert!(rig.queue.arm() && rig.queue.is_unheard(), "nobody would wake it");
+    poll(&mut rig, &mut other, 3);
+    assert!(rig.queue.arm() && rig.queue.lacks_wakeup(), "nobody would wake it");
     give(&mut rig, &[read, there, there, read, there]);
-    turn(&mut rig, &mut other, 10);
+    poll(&mut rig, &mut other, 10);
     assert_eq!(ended(&rig), [1, 2], "all that come before one for the namespace that is taken");
-    assert!(other.arm() && other.is_unheard(), "nobody would wake it");
+    assert!(other.arm() && other.lacks_wakeup(), "nobody would wake it");
     // The pair times out, and its host may retry.
     rig.now = rig.now.after(Span::from_secs(4));
-    turn(&mut rig, &mut other, 10);
+    poll(&mut rig, &mut other, 10);
     assert!(rig.peek().is_none());
     rig.now = rig.now.after(Span::from_secs(1));
-    turn(&mut rig, &mut other, 10);
+    poll(&mut rig, &mut other, 10);
     let ends = [(); 2].map(|()| rig.peek().unwrap());
     assert_eq!(ends.map(|end| end.cid()), cids);
     let given_up = [Status::COMMAND_INTERRUPTED, Status::ABORTED_FAILED_FUSED];
     assert_eq!(ends.map(|end| end.status()), given_up);
     assert_eq!(ended(&rig), [1, 2, 4], "the floor is everybody's again");
-    rig.medium.blocks().is_stuck = false;
-    turn(&mut rig, &mut other, 10);
+    rig.device.blocks().is_stuck = false;
+    poll(&mut rig, &mut other, 10);
     assert_eq!(ended(&rig), [1, 2, 4, 0, 3]);
     // A stuck command elsewhere blocks no pair.
     calm.blocks().is_stuck = true;
@@ -273,7 +273,7 @@ fn a_pair_that_waits_stands_in_nobodys_way_in_other_namespaces() {
         rig.push(command);
     }
     rig.ring();
-    turn(&mut rig, &mut other, 10);
+    poll(&mut rig, &mut other, 10);
     let ends = [(); 2].map(|()| rig.peek().unwrap().status());
     assert_eq!((ends, ended(&rig).len()), ([Status::SUCCESS; 2], 5));
 }
@@ -294,8 +294,8 @@ fn whoever_sends_pairs_without_end_lets_others_get_on() {
             pairs += 1;
         }
         // The other queue is never polled between the end of a pair and the next one.
-        rig.turn();
-        turn(&mut rig, &mut other, 1);
+        rig.poll();
+        poll(&mut rig, &mut other, 1);
         while rig.peek().is_some() {
             rig.give_back();
         }
@@ -316,32 +316,32 @@ fn a_queue_that_waits_for_the_end_of_a_pair_or_owes_its_word_stays_awake() {
         rig.push(command);
     }
     rig.ring();
-    rig.turn();
+    rig.poll();
     let read = io(IoOpcode::Read, 0, 1);
     give(&mut rig, &[read]);
     assert!(!other.executor.wants_iteration());
-    other.turn(rig.now);
+    other.poll(rig.now);
     assert_eq!(ended(&rig), [0], "what has come before it hears is taken");
     assert!(
-        other.executor.wants_iteration() && other.arm() && other.is_unheard(),
+        other.executor.wants_iteration() && other.arm() && other.lacks_wakeup(),
         "it has not said so"
     );
-    other.turn(rig.now);
-    assert!(!other.executor.wants_iteration() && !other.arm() && !other.is_unheard());
+    other.poll(rig.now);
+    assert!(!other.executor.wants_iteration() && !other.arm() && !other.lacks_wakeup());
     give(&mut rig, &[read, read]);
-    other.turn(rig.now);
+    other.poll(rig.now);
     assert_eq!(ended(&rig), [0]);
-    assert!(other.arm() && other.is_unheard(), "nobody would wake it");
+    assert!(other.arm() && other.lacks_wakeup(), "nobody would wake it");
     other.set_paused(true);
-    third.turn(rig.now);
+    third.poll(rig.now);
     for _ in 0..5 {
-        rig.turn();
+        rig.poll();
     }
     assert!(rig.peek().is_some() && rig.peek().is_some(), "all are quiet");
-    other.turn(rig.now);
+    other.poll(rig.now);
     assert_eq!(ended(&rig), [0], "on hold");
     other.set_paused(false);
-    other.turn(rig.now);
+    other.poll(rig.now);
     assert_eq!(ended(&rig), [0, 1]);
 }
 
@@ -355,12 +355,12 @@ fn a_queue_on_hold_hears_of_a_pair_and_takes_nothing() {
         rig.push(command);
     }
     rig.ring();
-    rig.turn();
+    rig.poll();
     give(&mut rig, &[io(IoOpcode::Read, 0, 1)]);
-    turn(&mut rig, &mut other, 3);
+    poll(&mut rig, &mut other, 3);
     assert!(rig.peek().is_some() && ended(&rig).is_empty());
     other.set_paused(false);
-    turn(&mut rig, &mut other, 3);
+    poll(&mut rig, &mut other, 3);
     assert_eq!(ended(&rig), [0]);
 }
 
@@ -375,17 +375,17 @@ fn a_queue_that_is_stopped_is_waited_for_as_long_as_its_medium_works_for_it() {
 fn waits_for_stopped(write: Command) {
     let mut rig = rig(SHARED, 0);
     let mut other = another(&rig);
-    rig.medium.blocks().is_stuck = true;
+    rig.device.blocks().is_stuck = true;
     give(&mut rig, &[write]);
-    turn(&mut rig, &mut other, 3);
+    poll(&mut rig, &mut other, 3);
     other.stop(rig.now);
     for command in pair(0, 1) {
         rig.push(command);
     }
     rig.ring();
-    turn(&mut rig, &mut other, 10);
+    poll(&mut rig, &mut other, 10);
     assert!(rig.queue.executor.waiting_pair().is_some(), "what was stopped may still be written");
-    rig.medium.blocks().is_stuck = false;
-    turn(&mut rig, &mut other, 10);
+    rig.device.blocks().is_stuck = false;
+    poll(&mut rig, &mut other, 10);
     assert!(other.is_drained() && rig.queue.is_drained());
 }

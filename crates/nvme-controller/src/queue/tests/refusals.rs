@@ -7,13 +7,13 @@ use tenmil_wire::sgl::Descriptor;
 use tenmil_wire::{Command, DataPointer, Fuse, IoOpcode, Status};
 
 use super::rig::{BLOCKS, COPIED, DATA, LATER, Rig, SHARED, Setup, TRANSFER_MAX, io, ram};
-use crate::fuzz::medium::FakeMedium;
+use crate::fuzz::block_device::FakeDevice;
 use crate::namespace::{Namespaces, Reservation, ReservationKind};
 use crate::queue::QueueEvent;
 
 fn rig() -> Rig {
     let ram = ram();
-    Rig::new(&Setup::default(), &ram, FakeMedium::new(&ram, BLOCKS))
+    Rig::new(&Setup::default(), &ram, FakeDevice::new(&ram, BLOCKS))
 }
 
 /// Commands with exactly one error, and their status.
@@ -86,16 +86,16 @@ fn wrong() -> Vec<(&'static str, Command, Status)> {
 
 #[test]
 fn every_wrong_field_has_its_status_and_no_effect() {
-    for manners in [SHARED, COPIED, LATER] {
+    for behavior in [SHARED, COPIED, LATER] {
         for (what, command, expected) in wrong() {
             let ram = ram();
-            let setup = Setup { manners, ..Setup::default() };
-            let mut rig = Rig::new(&setup, &ram, FakeMedium::new(&ram, BLOCKS));
-            rig.turn();
+            let setup = Setup { behavior, ..Setup::default() };
+            let mut rig = Rig::new(&setup, &ram, FakeDevice::new(&ram, BLOCKS));
+            rig.poll();
             let status = rig.status(command);
             assert_eq!(status, expected, "{what}");
-            assert!(rig.medium.blocks().log.is_empty(), "{what}: the medium was not asked");
-            let Some(QueueEvent::Error(report)) = rig.letters.pop() else {
+            assert!(rig.device.blocks().log.is_empty(), "{what}: the medium was not asked");
+            let Some(QueueEvent::Error(report)) = rig.events.pop() else {
                 panic!("{what}: no report")
             };
             assert_eq!((report.status, report.opcode), (expected, command.opcode()), "{what}");
@@ -134,7 +134,7 @@ fn ranges_of_a_copy_are_checked_before_the_first_block_moves() {
         let count = u32::try_from(ranges.len()).unwrap();
         let status = rig.status(io(IoOpcode::Copy, to, 1).with_cdw12(count - 1));
         assert_eq!(status, expected, "{what}");
-        assert!(rig.medium.blocks().log.is_empty(), "{what}");
+        assert!(rig.device.blocks().log.is_empty(), "{what}");
     }
 }
 
@@ -155,7 +155,7 @@ fn ranges_of_a_dataset_are_checked_before_the_first_is_touched() {
     rig.fill(DATA + 16 + 8, &(BLOCKS - 1).to_le_bytes());
     let command = io(IoOpcode::DatasetManagement, 0, 1).with_cdw10(1).with_cdw11(4).with_cdw12(0);
     assert_eq!(rig.status(command), Status::LBA_OUT_OF_RANGE.with_dnr());
-    assert!(rig.medium.blocks().log.is_empty());
+    assert!(rig.device.blocks().log.is_empty());
 }
 
 #[test]
@@ -204,12 +204,12 @@ fn rights_decide_who_reads_and_who_writes() {
 #[test]
 fn a_namespace_that_changes_is_seen_at_the_next_turn_and_what_was_begun_is_finished() {
     let ram = ram();
-    let medium = FakeMedium::new(&ram, BLOCKS);
-    let mut rig = Rig::new(&Setup::default(), &ram, medium);
-    rig.medium.blocks().is_stuck = true;
+    let device = FakeDevice::new(&ram, BLOCKS);
+    let mut rig = Rig::new(&Setup::default(), &ram, device);
+    rig.device.blocks().is_stuck = true;
     let begun = [rig.push(io(IoOpcode::Write, 0, 1)), rig.push(io(IoOpcode::Write, 0, 16))];
     rig.ring();
-    rig.turn();
+    rig.poll();
     rig.change(|namespace| namespace.block_count = 4);
     rig.push(io(IoOpcode::Read, 4, 1));
     rig.ring();
@@ -218,11 +218,11 @@ fn a_namespace_that_changes_is_seen_at_the_next_turn_and_what_was_begun_is_finis
     // Removed, while two commands are still in its block device.
     rig.published.publish(Arc::new(Namespaces::new(4)));
     assert_eq!(rig.status(io(IoOpcode::Read, 0, 1)), Status::INVALID_FIELD.with_dnr());
-    rig.medium.blocks().is_stuck = false;
-    assert_eq!(rig.medium.channels(), 1, "two commands still need it");
+    rig.device.blocks().is_stuck = false;
+    assert_eq!(rig.device.channels(), 1, "two commands still need it");
     let finished = rig.collect(2);
-    rig.turn();
-    assert_eq!(rig.medium.channels(), 0, "nobody does any more");
+    rig.poll();
+    assert_eq!(rig.device.channels(), 0, "nobody does any more");
     assert!(finished.iter().all(|completion| completion.status().is_success()));
     assert!(begun.iter().all(|cid| finished.iter().any(|completion| completion.cid() == *cid)));
 }
@@ -230,9 +230,9 @@ fn a_namespace_that_changes_is_seen_at_the_next_turn_and_what_was_begun_is_finis
 #[test]
 fn a_medium_without_reads_or_writes_says_so() {
     let ram = ram();
-    let medium = FakeMedium::new(&ram, BLOCKS)
+    let device = FakeDevice::new(&ram, BLOCKS)
         .limited(|limits| limits.operations = OperationSet::of(&[Operation::Flush]));
-    let mut rig = Rig::new(&Setup::default(), &ram, medium);
+    let mut rig = Rig::new(&Setup::default(), &ram, device);
     for opcode in IoOpcode::ALL.iter().copied().filter(|opcode| {
         use IoOpcode::{Compare, Copy, Read, Verify, Write, WriteUncorrectable, WriteZeroes};
         matches!(opcode, Compare | Copy | Read | Verify | Write | WriteUncorrectable | WriteZeroes)
@@ -254,7 +254,7 @@ fn metadata_and_blocks_smaller_than_the_mediums_cannot_be_served() {
 #[test]
 fn data_that_cannot_be_reached_and_no_buffer_at_all_is_a_transfer_error() {
     let ram = ram();
-    let setup = Setup { manners: COPIED, buffers: 0, ..Setup::default() };
-    let mut rig = Rig::new(&setup, &ram, FakeMedium::new(&ram, BLOCKS));
+    let setup = Setup { behavior: COPIED, buffers: 0, ..Setup::default() };
+    let mut rig = Rig::new(&setup, &ram, FakeDevice::new(&ram, BLOCKS));
     assert_eq!(rig.status(io(IoOpcode::Read, 0, 1)), Status::DATA_TRANSFER_ERROR);
 }

@@ -8,22 +8,22 @@ use tenmil_wire::{Command, Completion, IoOpcode, Status};
 use crate::BouncePool;
 use crate::doorbell::DoorbellPage;
 use crate::executor::{ExecutorConfig, ExecutorContext};
+use crate::fuzz::block_device::FakeDevice;
 use crate::fuzz::host::{BOUNCE, FakeHost, HostBehavior, Ram};
-use crate::fuzz::medium::FakeMedium;
 use crate::namespace::{CopyLimits, Identity, Namespace, Namespaces, Versioned};
 use crate::queue::{Queue, QueueConfig, QueueEvent};
 
 /// A queue, its host and its block devices.
 pub(super) struct Rig {
     pub(super) ram: Arc<Ram>,
-    pub(super) medium: Arc<FakeMedium>,
+    pub(super) device: Arc<FakeDevice>,
     pub(super) published: Versioned<Namespaces>,
     pub(super) doorbells: Arc<DoorbellPage>,
     pub(super) shared: ExecutorContext,
     pub(super) queue: Queue<FakeHost>,
     pub(super) host: FakeHost,
     pub(super) now: Instant,
-    pub(super) letters: Vec<QueueEvent>,
+    pub(super) events: Vec<QueueEvent>,
     pub(super) sq: Ring,
     cq: Ring,
     phase: bool,
@@ -39,21 +39,21 @@ pub(super) struct Ring {
 
 /// Properties of a rig.
 pub(super) struct Setup {
-    pub(super) manners: HostBehavior,
+    pub(super) behavior: HostBehavior,
     pub(super) entries: u32,
     pub(super) cq_entries: u32,
     pub(super) buffers: u32,
     pub(super) buffer_bytes: u32,
-    pub(super) areas: u16,
+    pub(super) contexts_max: u16,
     pub(super) seed: u64,
 }
 
 pub(super) const SHARED: HostBehavior =
-    HostBehavior { shares_rings: true, shares_data: true, answers_later: false };
+    HostBehavior { shares_rings: true, shares_data: true, completes_later: false };
 pub(super) const COPIED: HostBehavior =
-    HostBehavior { shares_rings: true, shares_data: false, answers_later: false };
+    HostBehavior { shares_rings: true, shares_data: false, completes_later: false };
 pub(super) const LATER: HostBehavior =
-    HostBehavior { shares_rings: false, shares_data: false, answers_later: true };
+    HostBehavior { shares_rings: false, shares_data: false, completes_later: true };
 
 /// Address of test data.
 pub(super) const DATA: u64 = 0x2_0000;
@@ -65,12 +65,12 @@ pub(super) const TRANSFER_MAX: u32 = 64 << 10;
 impl Default for Setup {
     fn default() -> Self {
         Self {
-            manners: SHARED,
+            behavior: SHARED,
             entries: 16,
             cq_entries: 16,
             buffers: 2,
             buffer_bytes: 4096,
-            areas: 4,
+            contexts_max: 4,
             seed: 1,
         }
     }
@@ -80,8 +80,8 @@ pub(super) fn ram() -> Arc<Ram> {
     Ram::new(0x8_0000, 0x1_0000)
 }
 
-pub(super) fn namespace(nsid: u32, medium: &Arc<FakeMedium>) -> Namespace {
-    let limits = medium.limits();
+pub(super) fn namespace(nsid: u32, device: &Arc<FakeDevice>) -> Namespace {
+    let limits = device.limits();
     Namespace {
         nsid,
         block_shift: 9,
@@ -93,17 +93,17 @@ pub(super) fn namespace(nsid: u32, medium: &Arc<FakeMedium>) -> Namespace {
         identity: Identity::default(),
         copy: CopyLimits { range_blocks_max: 16, blocks_max: 40, ranges_max: 4 },
         limits,
-        medium: medium.clone(),
+        device: device.clone(),
         cache: None,
     }
 }
 
 impl Rig {
-    /// A queue with `medium` as namespace 1 of at most 4.
-    pub(super) fn new(setup: &Setup, ram: &Arc<Ram>, medium: FakeMedium) -> Self {
-        let medium = Arc::new(medium);
+    /// A queue with `device` as namespace 1 of at most 4.
+    pub(super) fn new(setup: &Setup, ram: &Arc<Ram>, device: FakeDevice) -> Self {
+        let device = Arc::new(device);
         let mut namespaces = Namespaces::new(4);
-        namespaces.insert(Arc::new(namespace(1, &medium)));
+        namespaces.insert(Arc::new(namespace(1, &device)));
         let published = Versioned::new(Arc::new(namespaces));
         let buffer = |index: u32| Segment {
             region: BOUNCE,
@@ -113,21 +113,21 @@ impl Rig {
         let buffers = (0..setup.buffers).map(buffer).collect();
         let doorbells = DoorbellPage::new(4);
         let shared = ExecutorContext {
-            floor: Arc::default(),
+            fused_arbiter: Arc::default(),
             is_write_through: Arc::default(),
             buffers: BouncePool::new(ram.clone(), buffers),
         };
-        let host = FakeHost::new(ram, setup.manners, setup.seed);
+        let host = FakeHost::new(ram, setup.behavior, setup.seed);
         let mut rig = Self {
             ram: ram.clone(),
-            medium,
+            device,
             queue: make(&host, setup, (&doorbells, &shared), &published, 1),
             published,
             doorbells,
             shared,
             host,
             now: Instant::default(),
-            letters: Vec::new(),
+            events: Vec::new(),
             sq: Ring { at: 0x1000, size: setup.entries, index: 0 },
             cq: Ring { at: 0x8000, size: setup.cq_entries, index: 0 },
             phase: true,
@@ -139,7 +139,7 @@ impl Rig {
 
     /// Replaces the snapshot of namespace 1.
     pub(super) fn change(&self, change: impl FnOnce(&mut Namespace)) {
-        let mut changed = namespace(1, &self.medium);
+        let mut changed = namespace(1, &self.device);
         change(&mut changed);
         let mut namespaces = Namespaces::new(4);
         namespaces.insert(Arc::new(changed));
@@ -160,11 +160,11 @@ impl Rig {
         self.doorbells.ring(2, self.sq.index);
     }
 
-    pub(super) fn turn(&mut self) -> crate::queue::PollStats {
+    pub(super) fn poll(&mut self) -> crate::queue::PollStats {
         self.now = self.now.after(tenmil_base::Span::from_us(1));
-        let turned = self.queue.turn(self.now);
-        while let Some(letter) = self.queue.next_event() {
-            self.letters.push(letter);
+        let turned = self.queue.poll(self.now);
+        while let Some(event) = self.queue.next_event() {
+            self.events.push(event);
         }
         turned
     }
@@ -199,7 +199,7 @@ impl Rig {
                 assert_eq!(completions.len(), count, "nothing is answered twice");
                 return completions;
             }
-            self.turn();
+            self.poll();
         }
         panic!("{} of {count} commands were answered", completions.len());
     }
@@ -261,7 +261,7 @@ pub(super) fn make(
             page_shift: 12,
             transfer_bytes_max: TRANSFER_MAX,
             in_flight_max: 32,
-            areas: setup.areas,
+            contexts_max: setup.contexts_max,
         },
     };
     let (doorbells, shared) = (doorbells.clone(), shared.clone());
@@ -277,6 +277,6 @@ pub(super) fn io(opcode: IoOpcode, lba: u64, blocks: u32) -> Command {
 
 impl Rig {
     pub(super) fn medium_support(&self) -> tenmil_base::OperationSet {
-        self.medium.limits().operations
+        self.device.limits().operations
     }
 }

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tenmil_base::{Instant, Mailbox};
 
 use crate::controller::interface::AdminResult;
-use crate::controller::{Preempted, WakeFn};
+use crate::controller::{WakeFn, WriterGuard};
 
 /// Link between an association and one of its I/O queues.
 #[derive(Default)]
 pub struct QueueLink {
     /// Time when the queue last fetched commands, in nanoseconds.
-    heard_ns: AtomicU64,
+    activity_ns: AtomicU64,
     /// The connection is closed or closing.
     is_ending: AtomicBool,
     /// Commands to the connection, oldest first.
@@ -42,7 +42,7 @@ pub enum QueueCommand {
         /// Namespace identifier.
         nsid: u32,
         /// For [`Executor::abort_namespace`](crate::executor::Executor::abort_namespace).
-        preempted: Preempted,
+        preempted: WriterGuard,
     },
     /// Result of a deferred reservation command, for
     /// [`Executor::complete_reservation`](crate::executor::Executor::complete_reservation), without data.
@@ -56,7 +56,7 @@ pub enum QueueCommand {
 
 impl QueueLink {
     /// Sets the callback that wakes the connection's thread for a command.
-    pub fn set_arbiter_waker(&self, waker: WakeFn) {
+    pub fn set_waker(&self, waker: WakeFn) {
         self.commands.set_waker(Arc::new(move || waker()));
     }
 
@@ -64,7 +64,7 @@ impl QueueLink {
     #[inline]
     pub fn note_activity(&self, now: Instant) {
         // A single value that orders no other memory access.
-        self.heard_ns.store(now.ns, Ordering::Relaxed);
+        self.activity_ns.store(now.ns, Ordering::Relaxed);
     }
 
     /// Records that the queue fetches no more commands and is removed once its commands have completed.
@@ -79,7 +79,7 @@ impl QueueLink {
 
     /// Whether commands are pending.
     #[inline]
-    pub fn has_orders(&self) -> bool {
+    pub fn has_commands(&self) -> bool {
         self.commands.is_pending()
     }
 
@@ -89,13 +89,13 @@ impl QueueLink {
     }
 
     pub(super) fn last_activity(&self) -> Instant {
-        Instant { ns: self.heard_ns.load(Ordering::Relaxed) }
+        Instant { ns: self.activity_ns.load(Ordering::Relaxed) }
     }
 
-    pub(super) fn order(&self, order: QueueCommand) {
+    pub(super) fn send_command(&self, command: QueueCommand) {
         self.commands.send(|commands| {
-            if !commands.contains(&order) {
-                commands.push(order);
+            if !commands.contains(&command) {
+                commands.push(command);
             }
         });
     }

@@ -20,7 +20,7 @@ pub struct FabricsQueue {
     /// Maximum commands in flight.
     pub in_flight_max: u16,
     /// Of these, commands that need more than one block-device request.
-    pub areas: u16,
+    pub contexts_max: u16,
 }
 
 /// Result of a reservation command, for [`Executor::complete_reservation`].
@@ -77,10 +77,10 @@ impl FabricsTransport {
             page_shift: 12,
             transfer_bytes_max: self.controller.configuration().transfer_bytes_max,
             in_flight_max: new.in_flight_max,
-            areas: new.areas,
+            contexts_max: new.contexts_max,
         };
         let shared = ExecutorContext {
-            floor: self.controller.floor(),
+            fused_arbiter: self.controller.fused_arbiter(),
             is_write_through: self.is_write_through.clone(),
             buffers,
         };
@@ -89,8 +89,8 @@ impl FabricsTransport {
         executor.add_stream();
         self.controller.queue_created();
         let link = Arc::new(QueueLink::default());
-        let called = Arc::clone(&link);
-        executor.set_waker(Arc::new(move || called.order(QueueCommand::Poll)));
+        let link_to_wake = Arc::clone(&link);
+        executor.set_waker(Arc::new(move || link_to_wake.send_command(QueueCommand::Poll)));
         self.links.insert(new.qid, Arc::clone(&link));
         Ok((executor, link))
     }
@@ -106,7 +106,7 @@ impl FabricsTransport {
         let has_entries = cc.iosqes() == SUBMISSION_ENTRY_SHIFT
             && cc.iocqes() == COMPLETION_ENTRY_SHIFT
             && cc.css() != CommandSetSelected::AdminOnly;
-        if !self.is_enabled() || !has_entries || self.over.is_some() {
+        if !self.is_enabled() || !has_entries || self.end_reason.is_some() {
             return Err(CreateQueueError::NotEnabled);
         }
         if qid == 0 || qid > granted {
@@ -124,17 +124,17 @@ impl FabricsTransport {
         &mut self,
         now: Instant,
         qid: u16,
-        letter: QueueEvent,
+        event: QueueEvent,
     ) -> Option<ReservationReply> {
-        match letter {
+        match event {
             QueueEvent::Error(report) => self.controller.report_error(now, &report),
             QueueEvent::Reservation { ticket, command, mut bytes } => {
                 let from = CommandOrigin { queue: qid, ticket };
                 let end = self.controller.reservation(now, from, &command, &mut bytes);
-                self.ring();
+                self.wake();
                 return end.map(|end| ReservationReply { ticket, end, bytes });
             }
-            QueueEvent::OpenFailed(what) => self.trouble = Some(what),
+            QueueEvent::OpenFailed(what) => self.last_error = Some(what),
             // There are no rings.
             QueueEvent::InvalidDoorbell(_) | QueueEvent::RingFault(_) => {}
         }
@@ -144,8 +144,8 @@ impl FabricsTransport {
     /// Handles the result of [`QueueCommand::Abort`].
     pub fn aborted(&mut self, now: Instant, admin_cid: u16, is_aborted: bool) {
         self.controller.abort_ended();
-        self.ended(now, admin_cid, AdminResult::with(u32::from(!is_aborted)));
-        self.ring();
+        self.complete_deferred(now, admin_cid, AdminResult::with(u32::from(!is_aborted)));
+        self.wake();
     }
 
     /// Adds I/O totals of a queue since its last report.
@@ -154,16 +154,16 @@ impl FabricsTransport {
     }
 
     /// Removes a queue whose commands have all completed.
-    pub fn queue_gone(&mut self, now: Instant, qid: u16) {
+    pub fn remove_queue(&mut self, now: Instant, qid: u16) {
         if let Some(link) = self.links.remove(&qid) {
-            self.controller.queue_gone(qid);
-            for order in link.take_commands() {
-                if let QueueCommand::Abort { admin_cid, .. } = order {
+            self.controller.remove_queue(qid);
+            for command in link.take_commands() {
+                if let QueueCommand::Abort { admin_cid, .. } = command {
                     self.aborted(now, admin_cid, false);
                 }
             }
         }
-        self.turn_life(now);
-        self.ring();
+        self.advance_state(now);
+        self.wake();
     }
 }

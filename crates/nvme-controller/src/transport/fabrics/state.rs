@@ -53,7 +53,7 @@ impl FabricsTransport {
             return Err(REFUSED);
         }
         self.configuration = Configuration(value);
-        self.turn_life(now);
+        self.advance_state(now);
         Ok(())
     }
 
@@ -62,28 +62,28 @@ impl FabricsTransport {
         let is_lost = self.shutdown.as_ref().is_some_and(Shutdown::has_failed);
         ControllerStatus(0).with(|status| {
             status
-                .rdy(matches!(self.life, FabricsState::Enabled | FabricsState::Stopping))
-                .cfs(self.life == FabricsState::Failed || is_lost)
+                .rdy(matches!(self.state, FabricsState::Enabled | FabricsState::Stopping))
+                .cfs(self.state == FabricsState::Failed || is_lost)
                 .shst(shutdown)
         })
     }
 
     /// Runs the state machine as far as CC and the queues permit (Base 2.1 §3.5.2, §3.6.2, §3.7.2).
-    pub(super) fn turn_life(&mut self, now: Instant) -> bool {
-        let before = (self.life, self.status().0);
-        match (self.life, self.configuration.en()) {
+    pub(super) fn advance_state(&mut self, now: Instant) -> bool {
+        let before = (self.state, self.status().0);
+        match (self.state, self.configuration.en()) {
             (FabricsState::Enabled | FabricsState::Failed, false) => self.stop(now),
             (FabricsState::Disabled, true) => self.start(now),
             _ => {}
         }
-        if self.life == FabricsState::Stopping && self.links.is_empty() {
-            self.life = FabricsState::Disabled;
+        if self.state == FabricsState::Stopping && self.links.is_empty() {
+            self.state = FabricsState::Disabled;
             if self.configuration.en() {
                 self.start(now);
             }
         }
-        self.turn_shutdown(now);
-        (self.life, self.status().0) != before
+        self.poll_shutdown(now);
+        (self.state, self.status().0) != before
     }
 
     fn start(&mut self, now: Instant) {
@@ -91,35 +91,35 @@ impl FabricsTransport {
         let cc = &self.configuration;
         let known_sets =
             [CommandSetSelected::Nvm, CommandSetSelected::All, CommandSetSelected::AdminOnly];
-        let is_sound = known_sets.contains(&cc.css()) && cc.ams() == Arbitration::RoundRobin;
-        if is_sound {
-            self.life = FabricsState::Enabled;
+        let is_supported = known_sets.contains(&cc.css()) && cc.ams() == Arbitration::RoundRobin;
+        if is_supported {
+            self.state = FabricsState::Enabled;
             self.enable_by = Instant::NEVER;
             self.controller.enabled(now);
             self.configure();
         } else {
-            self.trouble = Some(format!(
+            self.last_error = Some(format!(
                 "enable: CC is {:#x}, expected command set 0, 6 or 7 and round robin",
                 cc.0
             ));
-            self.life = FabricsState::Failed;
+            self.state = FabricsState::Failed;
         }
     }
 
     /// Handles CC.EN = 0: a controller level reset. Outstanding admin commands are dropped, so that the
     /// host may enable the controller again.
     fn stop(&mut self, now: Instant) {
-        self.order(&QueueCommand::Stop);
+        self.send_command(&QueueCommand::Stop);
         self.controller.reset(now);
-        self.parked.clear();
-        self.ends.iter_mut().for_each(|(_, ended)| *ended = DeferredEnd::Dropped);
+        self.event_requests.clear();
+        self.completed.iter_mut().for_each(|(_, ended)| *ended = DeferredEnd::Dropped);
         let waiting = self.waiting.drain(..).map(|waiting| waiting.command.cid());
-        self.ends.extend(waiting.map(|cid| (cid, DeferredEnd::Dropped)));
+        self.completed.extend(waiting.map(|cid| (cid, DeferredEnd::Dropped)));
         self.enable_by = now.after(ENABLE_MAX);
-        self.life = FabricsState::Stopping;
+        self.state = FabricsState::Stopping;
     }
 
-    fn turn_shutdown(&mut self, now: Instant) {
+    fn poll_shutdown(&mut self, now: Instant) {
         let notice = self.configuration.shn();
         Shutdown::handle_shutdown(&mut self.shutdown, now, notice, &mut self.controller);
     }

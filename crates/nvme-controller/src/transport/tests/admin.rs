@@ -29,8 +29,8 @@ fn event_request() -> Command {
 
 #[test]
 fn data_goes_to_the_host_by_prps_and_lists() {
-    for manners in [SHARED, LATER] {
-        let mut rig = Rig::enabled(manners);
+    for behavior in [SHARED, LATER] {
+        let mut rig = Rig::enabled(behavior);
         rig.admin(identify().with_prp(DATA, 0));
         let page = rig.bytes(DATA, 4096);
         assert_eq!(&page[4..8], b"TEST");
@@ -48,8 +48,8 @@ fn data_goes_to_the_host_by_prps_and_lists() {
 
 #[test]
 fn wrong_data_pointers_are_refused_before_anything_happens() {
-    for manners in [SHARED, LATER] {
-        let mut rig = Rig::enabled(manners);
+    for behavior in [SHARED, LATER] {
+        let mut rig = Rig::enabled(behavior);
         let offset = Status::PRP_OFFSET_INVALID.with_dnr();
         assert_eq!(rig.admin(identify().with_prp(DATA + 1, 0)).status(), offset);
         assert_eq!(rig.admin(identify().with_prp(DATA + 4, 8)).status(), offset);
@@ -126,7 +126,7 @@ fn a_queue_that_is_replaced_is_gone_between_two_turns() {
         rig.ring(0);
         let mut answered = 0;
         while answered < cids.len() {
-            rig.turn();
+            rig.poll();
             for side in 0..2 {
                 let is_there = rig.front.has_doorbell(2 + side);
                 ends[side] += u32::from(was_there[side] && !is_there);
@@ -159,7 +159,7 @@ fn a_queue_nowhere_or_of_the_wrong_entry_size_is_refused() {
     };
     assert!(rig.admin(create(1 << 40)).status().is(Status::INVALID_FIELD));
     rig.write(CC, u64::from(ENABLED & !(0xf << 20)));
-    rig.turn();
+    rig.poll();
     assert!(rig.admin(create(0x8000)).status().is(Status::INVALID_QUEUE_SIZE), "IOCQES is 0");
 }
 
@@ -169,12 +169,12 @@ fn a_deletion_waits_for_the_medium_and_holds_nobody_up() {
     let deletion = rig.push(0, delete_sq(1));
     rig.ring(0);
     for _ in 0..50 {
-        rig.turn();
+        rig.poll();
     }
     assert!(rig.take(0).is_none(), "a command is still at the medium");
     assert!(rig.admin(delete_sq(1)).status().is(Status::INVALID_QUEUE_IDENTIFIER), "going");
     assert!(rig.admin(identify().with_prp(DATA, 0)).status().is_success());
-    rig.medium.blocks().is_stuck = false;
+    rig.device.blocks().is_stuck = false;
     rig.turn_until("the deletion", |rig| rig.take(0).is_some_and(|done| done.cid() == deletion));
     assert!(rig.take(1).is_some_and(|done| done.status().is_success()), "answered first");
 }
@@ -186,7 +186,7 @@ fn invalid_doorbells_are_told_by_event() {
     let requests = [rig.push(0, event_request()), rig.push(0, event_request())];
     rig.ring(0);
     for _ in 0..10 {
-        rig.turn();
+        rig.poll();
     }
     assert!(rig.take(0).is_none(), "parked");
     let now = rig.now;
@@ -217,7 +217,7 @@ fn parked_requests_can_be_aborted_and_running_commands_cannot() {
     rig.create(1, 1, None);
     let parked = rig.push(0, event_request());
     rig.ring(0);
-    rig.turn();
+    rig.poll();
     let abort = |sqid, abort_cid| Abort { sqid, abort_cid }.to_command();
     assert_eq!(rig.admin(abort(0, 999)).dw0(), 1, "no such command");
     rig.push(0, abort(0, parked));
@@ -230,10 +230,10 @@ fn parked_requests_can_be_aborted_and_running_commands_cannot() {
     answers.sort_by_key(|answer| answer.cid());
     assert_eq!((answers[0].cid(), answers[0].status()), (parked, Status::ABORT_REQUESTED));
     assert_eq!((answers[1].status(), answers[1].dw0()), (Status::SUCCESS, 0));
-    rig.medium.blocks().is_stuck = true;
+    rig.device.blocks().is_stuck = true;
     let running = rig.push(1, read(1));
     rig.ring(1);
-    rig.turn();
+    rig.poll();
     assert_eq!(rig.admin(abort(1, running)).dw0(), 1);
 }
 
@@ -243,7 +243,7 @@ fn aborts_and_aborted_requests_do_not_use_up_their_limits() {
     for _ in 0..10 {
         let parked = rig.push(0, event_request());
         rig.ring(0);
-        rig.turn();
+        rig.poll();
         rig.push(0, Abort { sqid: 0, abort_cid: parked }.to_command());
         rig.ring(0);
         let mut answers = Vec::new();
@@ -290,7 +290,7 @@ fn a_completion_queue_that_is_going_takes_no_submission_queue() {
 #[test]
 fn a_completion_queue_is_gone_when_all_completions_have_arrived() {
     for seed in 0..300 {
-        let mut rig = Rig::with(LATER, seed, |medium| medium.later(seed), |_| {});
+        let mut rig = Rig::with(LATER, seed, |device| device.later(seed), |_| {});
         rig.enable(16);
         rig.create(1, 1, None);
         for _ in 0..6 {
@@ -298,7 +298,7 @@ fn a_completion_queue_is_gone_when_all_completions_have_arrived() {
         }
         rig.ring(1);
         for _ in 0..seed % 60 {
-            rig.turn();
+            rig.poll();
         }
         assert!(rig.admin(delete_sq(1)).status().is_success());
         assert!(rig.admin(delete_cq(1)).status().is_success());
@@ -310,13 +310,13 @@ fn a_completion_queue_is_gone_when_all_completions_have_arrived() {
 
 #[test]
 fn the_smallest_admin_queue_works_while_requests_are_parked() {
-    for manners in [SHARED, LATER] {
-        let mut rig = Rig::new(manners, |medium| medium);
+    for behavior in [SHARED, LATER] {
+        let mut rig = Rig::new(behavior, |device| device);
         rig.enable(2);
         rig.push(0, event_request());
         rig.ring(0);
         for _ in 0..50 {
-            rig.turn();
+            rig.poll();
         }
         for _ in 0..9 {
             assert!(rig.admin(identify().with_prp(DATA, 0)).status().is_success());
@@ -333,7 +333,7 @@ fn a_host_that_takes_no_completions_gets_no_more_than_there_are_places() {
     }
     rig.ring(0);
     for _ in 0..50 {
-        rig.turn();
+        rig.poll();
     }
     let mut count = 0;
     while rig.take(0).is_some() {
@@ -347,14 +347,14 @@ fn a_host_that_takes_no_completions_gets_no_more_than_there_are_places() {
 fn a_format_ends_later_and_says_so() {
     let mut rig = Rig::enabled(SHARED);
     rig.create(1, 1, None);
-    rig.medium.blocks().bytes.fill(0xaa);
+    rig.device.blocks().bytes.fill(0xaa);
     let format = tenmil_wire::admin::FormatNvm {
         nsid: 1,
         ses: tenmil_wire::admin::SecureErase::UserData,
         ..Default::default()
     };
     assert_eq!(rig.admin(format.to_command()).status(), Status::SUCCESS);
-    rig.turn();
+    rig.poll();
     assert!(rig.run(1, read(8)).status().is_success());
     assert_eq!(rig.bytes(DATA, 4096), vec![0; 4096], "erased");
 }

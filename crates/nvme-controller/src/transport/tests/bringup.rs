@@ -11,7 +11,7 @@ const CFS: u64 = 1 << 1;
 
 #[test]
 fn capabilities_say_what_this_controller_does() {
-    let rig = Rig::new(SHARED, |medium| medium);
+    let rig = Rig::new(SHARED, |device| device);
     let cap = Capabilities(rig.front.read(CAP, 8));
     assert_eq!((cap.entries_max(), cap.dstrd(), cap.to()), (64, 3, 20));
     assert!(cap.cqr() && cap.nssrs() && cap.css_nvm() && cap.css_io() && cap.crwms());
@@ -23,14 +23,14 @@ fn capabilities_say_what_this_controller_does() {
 
 #[test]
 fn it_is_ready_after_the_turn_and_not_ready_again_after_another() {
-    for manners in [SHARED, LATER] {
-        let mut rig = Rig::new(manners, |medium| medium);
+    for behavior in [SHARED, LATER] {
+        let mut rig = Rig::new(behavior, |device| device);
         for _ in 0..3 {
             rig.enable(16);
             assert_eq!(rig.read(CSTS), RDY);
             rig.write(CC, 0);
             assert_eq!(rig.read(CSTS), RDY, "nothing happens before the next turn");
-            rig.turn();
+            rig.poll();
             assert_eq!(rig.read(CSTS), 0);
             assert_eq!(rig.read(AQA), 0x000f_000f, "a controller reset keeps the admin queue");
         }
@@ -48,16 +48,16 @@ fn what_cannot_be_enabled_is_a_fatal_status_until_it_is_disabled() {
         ("a queue nowhere", 0x000f_000f, ENABLED, 1 << 40),
     ];
     for (what, aqa, cc, asq) in wrong {
-        let mut rig = Rig::new(SHARED, |medium| medium);
+        let mut rig = Rig::new(SHARED, |device| device);
         rig.write(AQA, aqa);
         rig.front.write(rig.now, ASQ, 8, asq);
         rig.front.write(rig.now, ACQ, 8, 0x2000);
         rig.write(CC, cc.into());
-        rig.turn();
+        rig.poll();
         assert_ne!(rig.read(CSTS) & CFS, 0, "{what}");
         assert!(rig.front.last_error().is_some_and(|why| why.starts_with("enable: ")), "{what}");
         rig.write(CC, 0);
-        rig.turn();
+        rig.poll();
         assert_eq!(rig.read(CSTS), 0, "{what}");
         rig.enable(16);
     }
@@ -68,45 +68,45 @@ fn larger_pages_and_other_command_sets_are_accepted() {
     for cc in [ENABLED | 4 << 7, ENABLED | 6 << 4, ENABLED | 7 << 4] {
         let mut rig = Rig::enabled(SHARED);
         rig.write(CC, 0);
-        rig.turn();
+        rig.poll();
         rig.write(CC, cc.into());
-        rig.turn();
+        rig.poll();
         assert_eq!(rig.read(CSTS), RDY, "{cc:x}");
     }
 }
 
 #[test]
 fn a_host_in_the_same_process_drives_it_by_shared_registers() {
-    let mut rig = Rig::new(SHARED, |medium| medium);
+    let mut rig = Rig::new(SHARED, |device| device);
     let mut bar = HostBar::new(rig.front.bar().clone(), ());
     bar.write32(AQA, 0x000f_000f);
     bar.write64(ASQ, 0x1000);
     bar.write64(ACQ, 0x2000);
     bar.write32(CC, ENABLED);
     assert_eq!(bar.read32(CSTS), 0);
-    assert_eq!(rig.turn(), NextPoll::Busy);
+    assert_eq!(rig.poll(), NextPoll::Busy);
     assert_eq!(bar.read32(CSTS), 1);
     let identify = tenmil_wire::Command::new(6).with_prp(0x4_0000, 0).with_cdw10(1);
     rig.fill(0x1000, &identify.to_bytes());
     let stride = Capabilities(bar.read64(CAP)).doorbell_stride_bytes();
     bar.doorbell(0x1000).ring(1);
-    rig.turn();
+    rig.poll();
     assert_eq!(rig.bytes(0x2000 + 14, 2), [1, 0], "phase, and no error");
     assert_eq!(rig.bytes(0x4_0000 + 4, 4), b"TEST", "the serial number");
     bar.doorbell(0x1000 + u32::try_from(stride).unwrap()).ring(1);
-    rig.turn();
-    assert!(matches!(rig.turn(), NextPoll::Idle(_)));
+    rig.poll();
+    assert!(matches!(rig.poll(), NextPoll::Idle(_)));
 }
 
 #[test]
 fn a_subsystem_reset_leaves_a_trace_and_nothing_else() {
     let mut rig = Rig::enabled(SHARED);
     rig.write(0x20, 0x4e56_4d65);
-    rig.turn();
+    rig.poll();
     assert_eq!(rig.read(CSTS), 1 << 4, "NSSRO");
     assert_eq!((rig.read(CC), rig.read(AQA), rig.front.read(ASQ, 8)), (0, 0, 0));
     rig.write(CSTS, 1 << 4);
-    rig.turn();
+    rig.poll();
     rig.enable(16);
 }
 
@@ -119,7 +119,7 @@ fn commands_of_any_queue_keep_a_host_alive() {
     for _ in 0..20 {
         rig.now = rig.now.after(tenmil_base::Span::from_ms(300));
         assert!(rig.run(1, super::rig::read(1)).status().is_success());
-        rig.turn();
+        rig.poll();
     }
     assert_eq!(rig.read(CSTS), RDY);
 }
@@ -135,6 +135,6 @@ fn the_keep_alive_timer_ends_in_a_fatal_status() {
     let trouble = rig.front.last_error().unwrap_or_default().to_owned();
     assert!(trouble.contains("heard of"), "{trouble}");
     rig.write(CC, 0);
-    rig.turn();
+    rig.poll();
     assert_eq!(rig.read(CSTS), 0);
 }

@@ -8,8 +8,8 @@ use crate::transport::NextPoll;
 
 #[test]
 fn what_is_written_is_read_through_every_pair() {
-    for manners in [SHARED, LATER] {
-        let mut rig = Rig::enabled(manners);
+    for behavior in [SHARED, LATER] {
+        let mut rig = Rig::enabled(behavior);
         rig.create(1, 3, None);
         rig.create(4, 1, None);
         for at in [1, 2] {
@@ -27,8 +27,8 @@ fn what_is_written_is_read_through_every_pair() {
 
 #[test]
 fn reservations_are_decided_by_the_controller() {
-    for manners in [SHARED, LATER] {
-        let mut rig = Rig::enabled(manners);
+    for behavior in [SHARED, LATER] {
+        let mut rig = Rig::enabled(behavior);
         rig.create(1, 1, None);
         rig.fill(DATA, &[0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0]);
         let command = |opcode: IoOpcode| Command::new(opcode.code()).with_nsid(1).with_prp(DATA, 0);
@@ -58,8 +58,8 @@ fn doorbell_buffers_take_the_place_of_the_registers() {
         rig.push(at, read(1));
         rig.fill(shadow + qid * 64, &1_u32.to_le_bytes());
         rig.turn_until("the answer", |rig| rig.take(at).is_some());
-        rig.turn();
-        rig.turn();
+        rig.poll();
+        rig.poll();
         assert_eq!(rig.bytes(events + qid * 64, 4), 1_u32.to_le_bytes(), "ring me from there on");
     }
     let nowhere = rig.admin(config.with_prp(1 << 40, events)).status();
@@ -84,7 +84,7 @@ fn a_write_cache_that_is_switched_off_forces_every_write() {
     assert!(rig.admin(set(1)).status().is_success());
     rig.run(1, write(1));
     let forced: Vec<bool> = rig
-        .medium
+        .device
         .blocks()
         .log
         .iter()
@@ -107,14 +107,14 @@ fn a_namespace_that_grows_or_goes_is_seen_by_the_queues() {
 fn a_turn_says_when_to_turn_again() {
     let mut rig = Rig::enabled(SHARED);
     rig.create(1, 1, None);
-    while rig.turn() == NextPoll::Busy {}
-    assert!(matches!(rig.turn(), NextPoll::Idle(_)));
-    rig.medium.blocks().is_stuck = true;
+    while rig.poll() == NextPoll::Busy {}
+    assert!(matches!(rig.poll(), NextPoll::Idle(_)));
+    rig.device.blocks().is_stuck = true;
     rig.push(1, read(1));
     rig.ring(1);
-    assert_eq!(rig.turn(), NextPoll::Busy);
-    while rig.turn() == NextPoll::Busy {}
-    assert!(matches!(rig.turn(), NextPoll::Pending(_)), "a medium owes an answer");
-    rig.medium.blocks().is_stuck = false;
-    assert_eq!(rig.turn(), NextPoll::Busy);
+    assert_eq!(rig.poll(), NextPoll::Busy);
+    while rig.poll() == NextPoll::Busy {}
+    assert!(matches!(rig.poll(), NextPoll::Pending(_)), "a medium owes an answer");
+    rig.device.blocks().is_stuck = false;
+    assert_eq!(rig.poll(), NextPoll::Busy);
 }

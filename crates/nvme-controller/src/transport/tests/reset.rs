@@ -38,8 +38,8 @@ fn lives_again(rig: &mut Rig) {
 #[test]
 fn once_it_is_not_ready_nothing_touches_the_host() {
     let copied = HostBehavior { shares_data: false, ..SHARED };
-    for (seed, manners) in (1..).zip([SHARED, copied, LATER].into_iter().cycle().take(90)) {
-        let mut rig = Rig::with(manners, seed, |medium| medium.later(seed), |_| {});
+    for (seed, behavior) in (1..).zip([SHARED, copied, LATER].into_iter().cycle().take(90)) {
+        let mut rig = Rig::with(behavior, seed, |device| device.later(seed), |_| {});
         for life in 0..2 {
             rig.enable(16);
             rig.create(1, 1, Some(1));
@@ -62,16 +62,16 @@ fn once_it_is_not_ready_nothing_touches_the_host() {
             rig.push(0, Command::new(0x0c));
             rig.ring(0);
             for _ in 0..seed * (life + 1) % 37 {
-                rig.turn();
+                rig.poll();
             }
             rig.write(CC, 0);
-            rig.turn();
+            rig.poll();
             // Nothing new is started, while started transfers may still end.
             rig.ram.close(true);
             rig.turn_until("the end", |rig| rig.read(CSTS) & RDY == 0);
             rig.ram.seal(true);
             for _ in 0..30 {
-                rig.turn();
+                rig.poll();
             }
             assert_eq!(rig.ram.violations(), 0, "seed {seed}");
             assert_eq!(rig.buffers.free(), 4, "seed {seed}");
@@ -86,8 +86,8 @@ fn once_it_is_not_ready_nothing_touches_the_host() {
 /// has released it, nothing accesses it, and the controller works after a reset.
 #[test]
 fn once_it_has_let_go_nothing_touches_the_host() {
-    for (seed, manners) in (1..).zip([SHARED, LATER].into_iter().cycle().take(60)) {
-        let mut rig = Rig::with(manners, seed, |medium| medium.later(seed), |_| {});
+    for (seed, behavior) in (1..).zip([SHARED, LATER].into_iter().cycle().take(60)) {
+        let mut rig = Rig::with(behavior, seed, |device| device.later(seed), |_| {});
         rig.enable(16);
         if seed % 4 == 1 {
             let config = DoorbellBufferConfig::default().to_command();
@@ -98,17 +98,17 @@ fn once_it_has_let_go_nothing_touches_the_host() {
         rig.fill(SHADOW + 64, &6_u32.to_le_bytes());
         rig.ring(1);
         for _ in 0..seed % 23 {
-            rig.turn();
+            rig.poll();
         }
-        rig.ram.cut(true);
-        rig.turn_until("to let go", |rig| rig.ram.has_let_go());
+        rig.ram.revoke(true);
+        rig.turn_until("to let go", |rig| rig.ram.has_acknowledged());
         for _ in 0..30 {
-            rig.turn();
+            rig.poll();
         }
         assert_eq!(rig.ram.violations(), 0, "seed {seed}");
         rig.write(CC, 0);
         rig.turn_until("the end", |rig| rig.read(CSTS) & RDY == 0);
-        rig.ram.cut(false);
+        rig.ram.revoke(false);
         rig.ram.seal(false);
         lives_again(&mut rig);
     }
@@ -117,13 +117,13 @@ fn once_it_has_let_go_nothing_touches_the_host() {
 #[test]
 fn it_does_not_let_go_as_long_as_a_medium_may_touch_the_host() {
     let mut rig = Rig::stuck();
-    rig.ram.cut(true);
+    rig.ram.revoke(true);
     for _ in 0..2000 {
-        rig.turn();
+        rig.poll();
     }
-    assert!(!rig.ram.has_let_go());
-    rig.medium.blocks().is_stuck = false;
-    rig.turn_until("to let go", |rig| rig.ram.has_let_go());
+    assert!(!rig.ram.has_acknowledged());
+    rig.device.blocks().is_stuck = false;
+    rig.turn_until("to let go", |rig| rig.ram.has_acknowledged());
 }
 
 #[test]
@@ -131,20 +131,20 @@ fn it_stays_ready_as_long_as_a_medium_may_touch_the_host() {
     let mut rig = Rig::stuck();
     rig.write(CC, 0);
     for _ in 0..100 {
-        rig.turn();
+        rig.poll();
     }
     assert_eq!(rig.read(CSTS), RDY);
     // A host that enables it again without waiting gets it as soon as possible.
     rig.write(CC, ENABLED.into());
     for _ in 0..100 {
-        rig.turn();
+        rig.poll();
     }
-    rig.medium.blocks().is_stuck = false;
-    rig.turn_until("the next life", |rig| rig.turn() != crate::transport::NextPoll::Busy);
+    rig.device.blocks().is_stuck = false;
+    rig.turn_until("the next life", |rig| rig.poll() != crate::transport::NextPoll::Busy);
     assert_eq!(rig.read(CSTS), RDY);
     let now = rig.now;
     rig.front.ring(now, 2, 1);
-    rig.turn();
+    rig.poll();
     assert!(rig.take(1).is_none(), "queues of the last life are gone");
 }
 
@@ -153,18 +153,18 @@ fn a_normal_shutdown_is_complete_when_the_medium_is_flushed() {
     let mut rig = Rig::enabled(SHARED);
     rig.create(1, 1, None);
     rig.run(1, write(1));
-    rig.medium.blocks().is_stuck = true;
+    rig.device.blocks().is_stuck = true;
     rig.write(CC, (ENABLED | NORMAL).into());
     for _ in 0..20 {
-        rig.turn();
+        rig.poll();
     }
     assert_eq!(rig.read(CSTS) & SHST, OCCURRING);
-    rig.medium.blocks().is_stuck = false;
+    rig.device.blocks().is_stuck = false;
     rig.turn_until("completion", |rig| rig.read(CSTS) & SHST == COMPLETE);
-    let last = rig.medium.blocks().log.last().map(|request| request.operation);
+    let last = rig.device.blocks().log.last().map(|request| request.operation);
     assert_eq!(last, Some(Operation::Flush));
     rig.write(CC, 0);
-    rig.turn();
+    rig.poll();
     assert_eq!(rig.read(CSTS) & RDY, 0);
     rig.enable(16);
     assert_eq!(rig.read(CSTS) & SHST, 0, "the next life knows nothing of it");
@@ -176,19 +176,19 @@ fn an_abrupt_shutdown_and_a_stable_medium_flush_nothing() {
         [(ABRUPT, Durability::VolatileCache), (NORMAL, Durability::Persistent)]
     {
         let mut rig =
-            Rig::new(SHARED, |medium| medium.limited(|limits| limits.durability = durability));
+            Rig::new(SHARED, |device| device.limited(|limits| limits.durability = durability));
         rig.enable(16);
         rig.write(CC, (ENABLED | notice).into());
-        rig.turn();
+        rig.poll();
         assert_eq!(rig.read(CSTS) & SHST, COMPLETE);
-        assert!(rig.medium.blocks().log.is_empty());
+        assert!(rig.device.blocks().log.is_empty());
     }
 }
 
 #[test]
 fn a_flush_that_fails_at_shutdown_is_not_kept_quiet() {
-    let mut rig = Rig::new(SHARED, |medium| {
-        medium.limited(|limits| {
+    let mut rig = Rig::new(SHARED, |device| {
+        device.limited(|limits| {
             limits.operations = tenmil_base::OperationSet::of(&[Operation::Write])
         })
     });

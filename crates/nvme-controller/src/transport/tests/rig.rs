@@ -8,14 +8,14 @@ use tenmil_wire::{Command, Completion, Status, TypedCommand};
 
 use crate::BouncePool;
 use crate::controller::{ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig};
+use crate::fuzz::block_device::FakeDevice;
 use crate::fuzz::host::{BOUNCE, FakeHost, HostBehavior, Raised, Ram};
-use crate::fuzz::medium::FakeMedium;
 use crate::transport::{MemoryTransport, MemoryTransportConfig, NextPoll};
 
 /// A controller and its host.
 pub(super) struct Rig {
     pub(super) ram: Arc<Ram>,
-    pub(super) medium: Arc<FakeMedium>,
+    pub(super) device: Arc<FakeDevice>,
     pub(super) subsystem: Subsystem,
     pub(super) front: MemoryTransport<FakeHost, Raised>,
     pub(super) raised: Raised,
@@ -39,9 +39,9 @@ pub(super) struct Pair {
 }
 
 pub(super) const SHARED: HostBehavior =
-    HostBehavior { shares_rings: true, shares_data: true, answers_later: false };
+    HostBehavior { shares_rings: true, shares_data: true, completes_later: false };
 pub(super) const LATER: HostBehavior =
-    HostBehavior { shares_rings: false, shares_data: false, answers_later: true };
+    HostBehavior { shares_rings: false, shares_data: false, completes_later: true };
 
 pub(super) const CAP: u32 = 0x00;
 pub(super) const CC: u32 = 0x14;
@@ -57,21 +57,21 @@ const RINGS: u64 = 0x1000;
 
 impl Rig {
     pub(super) fn new(
-        manners: HostBehavior,
-        medium: impl FnOnce(FakeMedium) -> FakeMedium,
+        behavior: HostBehavior,
+        device: impl FnOnce(FakeDevice) -> FakeDevice,
     ) -> Self {
-        Self::with(manners, 1, medium, |_| {})
+        Self::with(behavior, 1, device, |_| {})
     }
 
     pub(super) fn with(
-        manners: HostBehavior,
+        behavior: HostBehavior,
         seed: u64,
-        medium: impl FnOnce(FakeMedium) -> FakeMedium,
+        device: impl FnOnce(FakeDevice) -> FakeDevice,
         change: impl FnOnce(&mut ControllerConfig),
     ) -> Self {
         let ram = Ram::new(0x8_0000, 0x4000);
-        let medium = Arc::new(medium(FakeMedium::new(&ram, 512)));
-        let namespaces = vec![NamespaceConfig::new(medium.clone())];
+        let device = Arc::new(device(FakeDevice::new(&ram, 512)));
+        let namespaces = vec![NamespaceConfig::new(device.clone())];
         let subsystem = Subsystem::new(SubsystemConfig::new("TEST", namespaces)).unwrap();
         let mut config = ControllerConfig {
             io_queues_max: 4,
@@ -86,7 +86,7 @@ impl Rig {
         let buffer =
             |index: u64| Segment { region: BOUNCE, offset: index * 0x1000, len_bytes: 0x1000 };
         let buffers = BouncePool::new(ram.clone(), (0..4).map(buffer).collect());
-        let (host, raised) = (FakeHost::new(&ram, manners, seed), Raised::default());
+        let (host, raised) = (FakeHost::new(&ram, behavior, seed), Raised::default());
         let front = MemoryTransport::new(
             controller,
             host,
@@ -94,17 +94,17 @@ impl Rig {
             buffers.clone(),
             MemoryTransportConfig {
                 in_flight_max: 16,
-                areas: 8,
+                contexts_max: 8,
                 ..MemoryTransportConfig::default()
             },
         );
         let pairs = Vec::new();
-        Self { ram, medium, subsystem, front, raised, buffers, now, pairs, next_cid: 0 }
+        Self { ram, device, subsystem, front, raised, buffers, now, pairs, next_cid: 0 }
     }
 
     /// An enabled controller.
-    pub(super) fn enabled(manners: HostBehavior) -> Self {
-        let mut rig = Self::new(manners, |medium| medium);
+    pub(super) fn enabled(behavior: HostBehavior) -> Self {
+        let mut rig = Self::new(behavior, |device| device);
         rig.enable(16);
         rig
     }
@@ -113,10 +113,10 @@ impl Rig {
     pub(super) fn stuck() -> Self {
         let mut rig = Self::enabled(SHARED);
         rig.create(1, 1, None);
-        rig.medium.blocks().is_stuck = true;
+        rig.device.blocks().is_stuck = true;
         rig.push(1, read(1));
         rig.ring(1);
-        rig.turn();
+        rig.poll();
         rig
     }
 
@@ -137,7 +137,7 @@ impl Rig {
         self.front.write(self.now, ASQ, 8, pair.sq);
         self.front.write(self.now, ACQ, 8, pair.cq);
         self.write(CC, ENABLED.into());
-        self.turn();
+        self.poll();
         assert_eq!(self.read(CSTS), 1, "{:?}", self.front.last_error());
     }
 
@@ -149,9 +149,9 @@ impl Rig {
         self.front.write(self.now, at, 4, value);
     }
 
-    pub(super) fn turn(&mut self) -> NextPoll {
+    pub(super) fn poll(&mut self) -> NextPoll {
         self.now = self.now.after(Span::from_us(1));
-        self.front.turn(self.now)
+        self.front.poll(self.now)
     }
 
     /// Polls until `is_done`, or fails.
@@ -160,7 +160,7 @@ impl Rig {
             if is_done(self) {
                 return;
             }
-            self.turn();
+            self.poll();
         }
         panic!("{what} does not happen: {:?}", self.front.last_error());
     }

@@ -31,7 +31,7 @@ fn completions_of_one_turn_are_one_signal() {
         rig.push(1, read(1));
     }
     rig.ring(1);
-    rig.turn();
+    rig.poll();
     assert_eq!(rig.raised(), [1]);
 }
 
@@ -47,7 +47,7 @@ fn a_masked_vector_is_pending_and_raised_when_it_is_unmasked() {
     assert_eq!(rig.raised(), []);
     assert_eq!(rig.read(bar.pending_bits_offset()), 1 << 1);
     rig.write(control, 0);
-    rig.turn();
+    rig.poll();
     assert_eq!(rig.raised(), [1]);
     assert_eq!(rig.read(bar.pending_bits_offset()), 0);
 }
@@ -63,16 +63,16 @@ fn coalescing_holds_completions_back_until_it_is_time() {
     rig.run(1, read(1));
     assert_eq!(rig.raised(), []);
     rig.now = rig.now.after(Span::from_us(190));
-    rig.turn();
+    rig.poll();
     assert_eq!(rig.raised(), []);
     rig.now = rig.now.after(Span::from_us(10));
-    rig.turn();
+    rig.poll();
     assert_eq!(rig.raised(), [1]);
     for _ in 0..4 {
         rig.push(1, read(1));
     }
     rig.ring(1);
-    rig.turn();
+    rig.poll();
     assert_eq!(rig.raised(), [1], "enough of them");
     assert_eq!(core::iter::from_fn(|| rig.take(1)).count(), 4);
     assert!(rig.admin(set(0x09, 1 | 1 << 16)).status().is_success());

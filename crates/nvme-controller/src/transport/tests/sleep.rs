@@ -20,7 +20,7 @@ impl Rig {
             if let Some(until) = self.arm() {
                 return until;
             }
-            self.turn();
+            self.poll();
         }
         panic!("it finds no rest: {:?}", self.front.last_error());
     }
@@ -69,7 +69,7 @@ fn a_command_that_waits_for_a_place_is_taken_when_the_host_has_made_one() {
         rig.push(1, read(1));
     }
     rig.ring(1);
-    rig.turn();
+    rig.poll();
     rig.push(1, read(1));
     rig.ring(1);
     rig.rest();
@@ -80,12 +80,12 @@ fn a_command_that_waits_for_a_place_is_taken_when_the_host_has_made_one() {
 #[test]
 fn a_medium_that_wakes_nobody_keeps_the_thread_awake_while_it_owes_an_answer() {
     let mut rig = resting();
-    rig.medium.blocks().is_stuck = true;
+    rig.device.blocks().is_stuck = true;
     rig.push(1, read(1));
     rig.ring(1);
-    rig.turn();
+    rig.poll();
     assert_eq!(rig.arm(), None);
-    rig.medium.blocks().is_stuck = false;
+    rig.device.blocks().is_stuck = false;
     assert_eq!(rig.arm(), None, "and then there is the answer");
     rig.rest();
 }
@@ -93,27 +93,27 @@ fn a_medium_that_wakes_nobody_keeps_the_thread_awake_while_it_owes_an_answer() {
 #[test]
 fn a_medium_that_signals_is_armed_for_the_sleep_and_looked_at_once_more() {
     let mut rig = resting();
-    (rig.medium.blocks().signals, rig.medium.blocks().is_stuck) = (true, true);
+    (rig.device.blocks().signals, rig.device.blocks().is_stuck) = (true, true);
     rig.push(1, read(1));
     rig.ring(1);
-    rig.turn();
+    rig.poll();
     assert_eq!(rig.front.arm(rig.now), Some(Instant::NEVER));
-    assert_eq!(rig.medium.blocks().armed, 1);
+    assert_eq!(rig.device.blocks().armed, 1);
     rig.front.disarm();
     rig.front.disarm();
-    assert_eq!(rig.medium.blocks().armed, 0);
-    rig.medium.blocks().is_stuck = false;
+    assert_eq!(rig.device.blocks().armed, 0);
+    rig.device.blocks().is_stuck = false;
     assert_eq!(rig.arm(), None);
-    rig.turn();
+    rig.poll();
     assert!(rig.take(1).is_some());
-    assert_eq!(rig.medium.blocks().armed, 0);
+    assert_eq!(rig.device.blocks().armed, 0);
 }
 
 #[test]
 fn every_descriptor_is_handed_out_once() {
     let mut rig = resting();
     assert_eq!(rig.descriptors(), 0, "this medium has none");
-    rig.medium.blocks().signals = true;
+    rig.device.blocks().signals = true;
     rig.create(2, 2, None);
     assert_eq!((rig.descriptors(), rig.descriptors()), (1, 0), "a new queue has a new channel");
 }
@@ -121,15 +121,15 @@ fn every_descriptor_is_handed_out_once() {
 #[test]
 fn a_fused_pair_that_waits_for_its_turn_keeps_the_thread_awake() {
     let mut rig = resting();
-    (rig.medium.blocks().signals, rig.medium.blocks().is_stuck) = (true, true);
+    (rig.device.blocks().signals, rig.device.blocks().is_stuck) = (true, true);
     rig.push(1, read(1));
     rig.push(1, read(1).with_opcode(5).with_fuse(Fuse::First));
     rig.push(1, write(1).with_fuse(Fuse::Second));
     rig.ring(1);
-    rig.turn();
-    rig.turn();
+    rig.poll();
+    rig.poll();
     assert_eq!(rig.arm(), None);
-    rig.medium.blocks().is_stuck = false;
+    rig.device.blocks().is_stuck = false;
     rig.turn_until("the pair ends", |rig| rig.take(1).is_some());
     rig.rest();
 }
@@ -159,14 +159,14 @@ fn a_sleep_ends_when_a_timer_of_the_controller_does() {
 #[test]
 fn a_controller_that_is_being_stopped_keeps_its_thread_awake() {
     let mut rig = resting();
-    (rig.medium.blocks().signals, rig.medium.blocks().is_stuck) = (true, true);
+    (rig.device.blocks().signals, rig.device.blocks().is_stuck) = (true, true);
     rig.push(1, read(1));
     rig.ring(1);
-    rig.turn();
+    rig.poll();
     rig.write(super::rig::CC, 0);
-    rig.turn();
+    rig.poll();
     assert_eq!(rig.arm(), None, "what was begun has not ended");
-    rig.medium.blocks().is_stuck = false;
+    rig.device.blocks().is_stuck = false;
     rig.turn_until("it stops", |rig| rig.read(super::rig::CSTS) == 0);
     assert_eq!(rig.arm(), Some(Instant::NEVER));
 }

@@ -113,7 +113,7 @@ impl TargetConnection {
             ConnectGrant::Admin(association) => {
                 self.end.connected(QueueKind::Admin { entries, flow_control });
                 let waker = Arc::clone(&self.handle);
-                association.front().set_arbiter_waker(Arc::new(move || waker.ring()));
+                association.front().set_waker(Arc::new(move || waker.ring()));
                 let cntlid = association.cntlid;
                 self.service.emit(TargetEvent::Associated {
                     connection: self.id,
@@ -157,7 +157,7 @@ impl TargetConnection {
                 let io = Io::new(&self.service, association, (qid, depth), &self.rooms, now);
                 let io = io.map_err(no_queue)?;
                 let waker = Arc::clone(&self.handle);
-                io.link().set_arbiter_waker(Arc::new(move || waker.ring()));
+                io.link().set_waker(Arc::new(move || waker.ring()));
                 self.end.connected(QueueKind::Io { entries, flow_control });
                 self.show(io.association(), qid);
                 self.rooms.admit(BufferAccess::Pool, (&io.association().host.nqn, standing));

@@ -50,7 +50,7 @@ impl MemoryDirectory {
             // The lock is not held during the completion callback.
             let next = self.lock().waiting.pop_front();
             let Some(Waiting { mut file, record, stored }) = next else { return is_busy };
-            stored.ended(file.write(record.as_deref()));
+            stored.finish(file.write(record.as_deref()));
             is_busy = true;
         }
     }

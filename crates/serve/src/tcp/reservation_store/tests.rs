@@ -202,8 +202,8 @@ impl World {
     }
 
     fn decided(&mut self) -> Option<Status> {
-        self.controller.turn(Instant::default());
-        self.controller.next_decided().map(|decided| decided.end.status)
+        self.controller.poll(Instant::default());
+        self.controller.next_reservation_completion().map(|decided| decided.end.status)
     }
 
     /// Waits for the status of the registration.
@@ -409,7 +409,7 @@ fn a_record_of_the_first_format_is_refused_with_the_option_that_takes_it_over() 
     assert!(matches!(keeper.load(), Ok(Some(_))));
     let world = World::new(keeper);
     let reservation = world.controller.namespaces().reader().get().get(1).unwrap().reservation;
-    assert!(reservation.is_some_and(|it| !it.is_holder && it.refuses_writes()), "{reservation:?}");
+    assert!(reservation.is_some_and(|it| !it.is_holder && it.rejects_writes()), "{reservation:?}");
     assert!(state.keeper(OLD_NQN, 1, "inode 6").load().is_err(), "it is of that disk from now on");
 }
 

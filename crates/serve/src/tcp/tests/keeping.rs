@@ -100,7 +100,7 @@ impl Race {
     /// Completes the oldest write of the store.
     fn write(&mut self, written: Result<(), &str>) {
         let stored = self.drawer.0.lock().unwrap().pop_front().expect("one is to be written");
-        stored.ended(written.map_err(Error::environment));
+        stored.finish(written.map_err(Error::environment));
         self.rig.run();
     }
 

@@ -227,7 +227,7 @@ impl LiveNamespace {
         while let Some(event) = descriptor.next_event() {
             match event {
                 Event::Resized { .. } | Event::Overflowed { .. } => {
-                    subsystem.resized(requested.nsid)
+                    subsystem.update_size(requested.nsid)
                 }
                 Event::Removed => {
                     subsystem.remove_namespace(requested.nsid);

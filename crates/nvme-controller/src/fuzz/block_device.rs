@@ -16,11 +16,11 @@ use super::host::Ram;
 
 /// Block device in memory.
 #[derive(Debug)]
-pub(crate) struct FakeMedium {
+pub(crate) struct FakeDevice {
     ram: Arc<Ram>,
     blocks: Arc<Mutex<Blocks>>,
     limits: Limits,
-    answers_later: bool,
+    completes_later: bool,
     seeds: Mutex<Random>,
 }
 
@@ -51,7 +51,7 @@ struct FakeBackend {
     descriptor: Stdin,
 }
 
-impl FakeMedium {
+impl FakeDevice {
     /// A device with 512-byte blocks and every operation that completes requests at once.
     pub(crate) fn new(ram: &Arc<Ram>, block_count: u64) -> Self {
         let limits = Limits {
@@ -72,14 +72,14 @@ impl FakeMedium {
             ram: ram.clone(),
             blocks: Arc::new(Mutex::new(Blocks { bytes, ..Blocks::default() })),
             limits,
-            answers_later: false,
+            completes_later: false,
             seeds: Mutex::new(Random::new(0)),
         }
     }
 
     /// Makes requests complete many polls later and out of order.
     pub(crate) fn later(mut self, seed: u64) -> Self {
-        self.answers_later = true;
+        self.completes_later = true;
         self.seeds = Mutex::new(Random::new(seed));
         self
     }
@@ -104,13 +104,13 @@ impl FakeMedium {
     }
 }
 
-impl BlockDevice for FakeMedium {
+impl BlockDevice for FakeDevice {
     fn limits(&self) -> Limits {
         self.limits.clone()
     }
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
-        let random = self.answers_later.then(|| lock(&self.seeds).fork());
+        let random = self.completes_later.then(|| lock(&self.seeds).fork());
         Ok(Box::new(FakeBackend {
             ram: self.ram.clone(),
             blocks: self.blocks.clone(),
@@ -128,23 +128,26 @@ impl IoChannel for FakeBackend {
     }
 
     fn submit(&mut self, _: Instant, requests: &[Request], segments: &[Segment]) -> usize {
-        let mut room = (self.limits.depth_max as usize).saturating_sub(self.pending.len());
+        let mut free_count = (self.limits.depth_max as usize).saturating_sub(self.pending.len());
         if let Some(random) = &mut self.random {
             // A block device may be full at any time.
-            room = usize::try_from(random.below(room as u64 + 1)).unwrap_or(0);
+            free_count = usize::try_from(random.below(free_count as u64 + 1)).unwrap_or(0);
         }
-        let taken = room.min(requests.len());
-        for request in &requests[..taken] {
+        let accepted = free_count.min(requests.len());
+        for request in &requests[..accepted] {
             let first = request.segment_first as usize;
             let own = segments[first..][..usize::from(request.segment_count)].to_vec();
             self.pending.push((*request, own));
         }
-        taken
+        accepted
     }
 
-    fn poll(&mut self, _: Instant, answers: &mut CompletionBatch) -> usize {
+    fn poll(&mut self, _: Instant, completions: &mut CompletionBatch) -> usize {
         let mut count = 0;
-        while answers.remaining() > 0 && !self.pending.is_empty() && !lock(&self.blocks).is_stuck {
+        while completions.remaining() > 0
+            && !self.pending.is_empty()
+            && !lock(&self.blocks).is_stuck
+        {
             let mut at = 0;
             if let Some(random) = &mut self.random {
                 if random.chance(1, 2) {
@@ -153,8 +156,8 @@ impl IoChannel for FakeBackend {
                 at = usize::try_from(random.below(self.pending.len() as u64)).unwrap_or(0);
             }
             let (request, segments) = self.pending.remove(at);
-            let outcome = self.work(&request, &segments);
-            answers.push(IoCompletion { token: request.token, status: outcome, result: 0 });
+            let status = self.execute(&request, &segments);
+            completions.push(IoCompletion { token: request.token, status: status, result: 0 });
             count += 1;
         }
         count
@@ -182,7 +185,7 @@ impl ChannelWakeup for FakeBackend {
 }
 
 impl FakeBackend {
-    fn work(&self, request: &Request, segments: &[Segment]) -> IoStatus {
+    fn execute(&self, request: &Request, segments: &[Segment]) -> IoStatus {
         let mut blocks = lock(&self.blocks);
         blocks.log.push(*request);
         if !self.limits.operations.has(request.operation) {

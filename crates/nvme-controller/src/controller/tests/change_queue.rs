@@ -10,7 +10,7 @@ use tenmil_wire::log::event::ReservationEvent;
 use tenmil_wire::{Command, Status, TypedCommand};
 
 use super::bench::Bench;
-use super::persistence::{Drawer, kept, seen};
+use super::persistence::{Drawer, load_reservations, seen};
 use crate::controller::interface::{AdminResult, CommandOrigin, ControllerSignal};
 use crate::controller::{Controller, HostIdentity, NamespaceConfig, Persistence, ReservationStore};
 
@@ -25,7 +25,7 @@ impl Race {
     /// Host 1 is registered with persistence; host 2 is registered.
     fn new() -> Self {
         let drawer = Drawer::default();
-        let mut bench = kept(&drawer);
+        let mut bench = load_reservations(&drawer);
         let mut other = bench.second(2);
         bench.controller.set_host(HostIdentity::Extended(1));
         other.set_host(HostIdentity::Extended(2));
@@ -52,9 +52,14 @@ impl Race {
     fn ended(&mut self, host: u64) -> Vec<(u32, Status)> {
         let now = self.bench.now;
         let controller = self.controller(host);
-        controller.turn(now);
-        let decided = std::iter::from_fn(|| controller.next_decided());
-        decided.map(|decided| (decided.from.ticket, decided.end.status.code())).collect()
+        controller.poll(now);
+        let reservation_completions =
+            std::iter::from_fn(|| controller.next_reservation_completion());
+        reservation_completions
+            .map(|reservation_completions| {
+                (reservation_completions.from.ticket, reservation_completions.end.status.code())
+            })
+            .collect()
     }
 
     /// The reservation as seen by host 1.
@@ -179,16 +184,16 @@ fn what_cannot_be_written_changes_nothing_and_says_why() {
     race.drawer.shut(true);
     let end = race.ask(1, 2, &acquire(1, TAKE, 0)).unwrap();
     assert_eq!(end.status, Status::INTERNAL_ERROR);
-    let nobody = ControllerSignal::PersistFailed {
+    let anonymous = ControllerSignal::PersistFailed {
         why: "keep reservations: nobody has written them".to_owned(),
     };
     assert_eq!(race.ended(1), [], "it has ended already");
-    assert_eq!(race.bench.controller.next_signal(), Some(nobody.clone()));
+    assert_eq!(race.bench.controller.next_signal(), Some(anonymous.clone()));
     race.drawer.shut(false);
     assert_eq!(race.ask(1, 3, &acquire(1, TAKE, 0)), None);
     drop(race.drawer.take());
     assert_eq!(race.ended(1), [(3, Status::INTERNAL_ERROR)]);
-    assert_eq!(race.bench.controller.next_signal(), Some(nobody));
+    assert_eq!(race.bench.controller.next_signal(), Some(anonymous));
     assert_eq!(race.ask(1, 4, &acquire(1, TAKE, 0)), None);
     race.drawer.write();
     assert_eq!(race.ended(1), [(4, Status::SUCCESS)]);
@@ -202,7 +207,7 @@ fn after_a_record_in_doubt_the_next_change_writes_one_even_if_it_changes_nothing
     // The record was written, but that could not be confirmed.
     let (record, stored) = race.drawer.take();
     race.drawer.put(record);
-    stored.ended(Err(tenmil_base::Error::environment("no room")));
+    stored.finish(Err(tenmil_base::Error::environment("no room")));
     assert_eq!(race.ended(1), [(1, Status::INTERNAL_ERROR)]);
     assert_ne!(race.drawer.load(), before);
     // A rejected command does not repair that: nothing is durable yet. An accepted one does.
@@ -226,7 +231,7 @@ fn a_host_that_is_reset_is_told_nothing_and_what_it_had_not_begun_never_is() {
     for goes in [
         |race: &mut Race| race.bench.controller.reset(race.bench.now),
         |race: &mut Race| {
-            race.bench.controller.queue_gone(1);
+            race.bench.controller.remove_queue(1);
         },
     ] {
         let mut race = Race::new();
@@ -254,7 +259,7 @@ fn a_host_that_is_reset_is_told_nothing_and_what_it_had_not_begun_never_is() {
     race.drawer.write();
     race.drawer.write();
     race.bench.turns(1);
-    race.bench.controller.queue_gone(2);
+    race.bench.controller.remove_queue(2);
     assert_eq!(race.ended(1).len(), 2, "another queue is not this one");
 }
 
@@ -274,13 +279,13 @@ fn a_controller_that_goes_leaves_nothing_that_waits() {
 #[test]
 fn a_host_without_an_identifier_is_forgotten_by_what_is_being_written_too() {
     let mut race = Race::new();
-    let mut nobody = race.bench.second(3);
+    let mut anonymous = race.bench.second(3);
     // Without a host identifier, it remains registered only until its controller is reset.
-    nobody.set_host(HostIdentity::Anonymous(3));
+    anonymous.set_host(HostIdentity::Anonymous(3));
     let (command, keys) = register(3);
     let (now, from) = (race.bench.now, CommandOrigin { queue: 1, ticket: 1 });
-    assert_eq!(nobody.reservation(now, from, &command, &mut keys.clone()), None);
-    nobody.reset(now);
+    assert_eq!(anonymous.reservation(now, from, &command, &mut keys.clone()), None);
+    anonymous.reset(now);
     race.drawer.write();
     assert_eq!(race.registrants(), 2);
 }
@@ -303,7 +308,7 @@ fn a_namespace_that_goes_ends_what_waits_for_it_and_its_keeper_is_not_believed_l
     subsystem.add_namespace(again).unwrap();
     assert_eq!(race.ask(2, 3, &acquire(2, TAKE, 0)), None);
     race.drawer.put(record);
-    stored.ended(Ok(()));
+    stored.finish(Ok(()));
     assert_eq!((race.ended(1), race.ended(2)), (vec![], vec![]));
     race.drawer.write();
     assert_eq!(race.ended(2), [(3, Status::SUCCESS)]);
@@ -323,9 +328,9 @@ fn wherever_the_power_goes_nobody_has_been_answered_what_is_not_there() {
         let Race { bench, other, drawer } = race;
         drop((bench, other));
         // The writer reports its result after the recipient has disappeared.
-        stored.ended(Ok(()));
+        stored.finish(Ok(()));
         assert_eq!(drawer.wanted(), 0);
-        let mut next = kept(&drawer);
+        let mut next = load_reservations(&drawer);
         next.controller.set_host(HostIdentity::Extended(1));
         assert_eq!(seen(&next).is_some(), is_there);
     }
