@@ -119,7 +119,7 @@ impl Channel {
     /// Opens a channel under this claim.
     pub(crate) fn open(grant: Arc<ClaimGuard>, limits: Limits) -> Result<Self, Error> {
         let shared = Arc::clone(&grant.shared);
-        let port = shared.enter(&grant.holder)?;
+        let port = shared.register_channel(&grant.holder)?;
         // From here on, dropping the channel releases the index.
         let tags = limits.depth_max;
         let support = limits.operations;

@@ -232,7 +232,7 @@ impl Mapping {
     }
 
     /// Physical address of the first byte, if the memory is [contiguous](Backing::Contiguous).
-    pub fn row(&self) -> Option<u64> {
+    pub fn physical_address(&self) -> Option<u64> {
         self.row.as_ref().map(|row| row.address)
     }
 
@@ -373,7 +373,7 @@ mod tests {
         let (mut held, other_end) = std::io::pipe().unwrap();
         mapping.row = Some(contiguous::ContiguousMemory::at(HUGE_PAGE as u64, other_end.into()));
         mapping.discard_kept();
-        assert_eq!((mapping.row(), word(&mapping)), (None, 0));
+        assert_eq!((mapping.physical_address(), word(&mapping)), (None, 0));
         assert_eq!(held.read(&mut [0; 1]).unwrap(), 0, "what held the pages is closed");
         mapping.word(4096).unwrap().store(9, Ordering::Relaxed);
         let mut bytes = [0; 4];
@@ -389,7 +389,7 @@ mod tests {
                     (mapping.len_bytes(), mapping.backing()),
                     (2 * HUGE_PAGE, Backing::Contiguous)
                 );
-                assert!(mapping.row().unwrap().is_multiple_of(HUGE_PAGE as u64));
+                assert!(mapping.physical_address().unwrap().is_multiple_of(HUGE_PAGE as u64));
                 assert!(mapping.descriptor().is_none(), "its file has it in another order");
                 mapping.word(2 * HUGE_PAGE - 4).unwrap().store(7, Ordering::Relaxed);
                 assert!(mapping.discard());
@@ -398,7 +398,7 @@ mod tests {
             Err(error) => assert!(error.to_string().contains("; "), "{error}"),
         }
         assert!(Mapping::new(usize::MAX, Backing::Contiguous).is_err());
-        assert_eq!(Mapping::new(4096, Backing::Private).unwrap().row(), None);
+        assert_eq!(Mapping::new(4096, Backing::Private).unwrap().physical_address(), None);
     }
 
     #[test]

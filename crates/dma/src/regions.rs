@@ -159,7 +159,7 @@ impl RegionTable {
     pub fn physical_address(&self, region: RegionId) -> Option<u64> {
         let places = self.places();
         let mapping = places.mappings.get(slot_of(region) as usize);
-        mapping.filter(|_| self.len_bytes(region) > 0)?.row()
+        mapping.filter(|_| self.len_bytes(region) > 0)?.physical_address()
     }
 
     /// File that contains the whole region from its first byte on; `None` if the region is private.

@@ -96,8 +96,8 @@ pub fn judge(question: &Criterion, record: &Record) -> CriterionResult {
     let mut seen: Vec<RoundValue> =
         record.rounds.iter().filter_map(|round| RoundValue::of(round, question)).collect();
     // Undisturbed rounds alone, if there are enough.
-    if seen.iter().filter(|seen| seen.is_ours()).count() >= COUNTED_LEAST {
-        seen.retain(|seen| seen.is_ours());
+    if seen.iter().filter(|seen| seen.is_undisturbed()).count() >= COUNTED_LEAST {
+        seen.retain(|seen| seen.is_undisturbed());
     }
     if seen.len() < COUNTED_LEAST {
         return CriterionResult::none(Verdict::Inconclusive, too_few(seen.len(), record, question));
@@ -107,7 +107,7 @@ pub fn judge(question: &Criterion, record: &Record) -> CriterionResult {
     let highs = sorted(seen.iter().map(|seen| seen.high()).collect());
     let dropped = usize::from(seen.len() >= TRIMMED_FROM);
     let kept = |values: &[f64]| (values[dropped], values[values.len() - 1 - dropped]);
-    let disturbed = seen.iter().filter(|seen| !seen.is_ours()).count();
+    let disturbed = seen.iter().filter(|seen| !seen.is_undisturbed()).count();
     let lost = seen.iter().map(|seen| seen.lost).fold(0.0, f64::max);
     let bound = question.bound;
     // Range of the values that is possible without the disturbance.
@@ -152,7 +152,8 @@ impl RoundValue {
         (!question.is_tail && lost <= LOST_MAX).then_some(Self { value, lost })
     }
 
-    fn is_ours(&self) -> bool {
+    /// Whether no part of the round was lost to another load.
+    fn is_undisturbed(&self) -> bool {
         self.lost <= 0.0
     }
 

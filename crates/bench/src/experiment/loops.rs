@@ -5,4 +5,4 @@ mod random_lba;
 mod slots;
 
 pub use random_lba::{divide, multiply};
-pub use slots::{DenseSlots, IndirectSlots, PageSpacedSlots, PrefetchLoop, Ring, Table};
+pub use slots::{DenseSlots, IndirectSlots, PageSpacedSlots, PrefetchLoop, Ring, SlotLayout};

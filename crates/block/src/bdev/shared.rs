@@ -348,7 +348,7 @@ impl Shared {
     }
 
     /// Registers a new channel.
-    pub(crate) fn enter(&self, holder: &str) -> Result<Arc<ChannelShared>, Error> {
+    pub(crate) fn register_channel(&self, holder: &str) -> Result<Arc<ChannelShared>, Error> {
         let refuse = |problem: String| format!("{}: {problem}", self.name);
         let waker = EventVectors::new(1)
             .map_err(|error| refuse(format!("a descriptor: {error}")))

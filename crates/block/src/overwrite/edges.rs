@@ -19,9 +19,9 @@ impl<'a> DeviceEdges<'a> {
     pub(super) fn bytes(&self, offset: u64, len: usize) -> Option<&'a [u8]> {
         let in_tail = || {
             let before = self.size_bytes.checked_sub(self.tail.len() as u64)?;
-            cut(self.tail, offset.checked_sub(before)?, len)
+            bytes_at(self.tail, offset.checked_sub(before)?, len)
         };
-        cut(self.head, offset, len).or_else(in_tail)
+        bytes_at(self.head, offset, len).or_else(in_tail)
     }
 
     /// Whether `magic` is at `offset`.
@@ -85,7 +85,8 @@ impl<'a> DeviceEdges<'a> {
     }
 }
 
-fn cut(bytes: &[u8], offset: u64, len: usize) -> Option<&[u8]> {
+/// The `len` bytes at `offset`, if `bytes` has them.
+fn bytes_at(bytes: &[u8], offset: u64, len: usize) -> Option<&[u8]> {
     let offset = usize::try_from(offset).ok()?;
     bytes.get(offset..offset.checked_add(len)?)
 }

@@ -17,7 +17,7 @@ pub struct Ring {
 }
 
 /// Slot table in some layout.
-pub trait Table {
+pub trait SlotLayout {
     /// Creates a table of `count` slots.
     fn new(count: u32) -> Self;
 
@@ -98,7 +98,7 @@ impl PrefetchLoop {
     /// Processes the whole ring `laps` times. Returns the sum of the tokens, so that no read is
     /// optimized away.
     #[inline(never)]
-    pub fn drain<T: Table>(self, table: &mut T, ring: &Ring, laps: u32) -> u64 {
+    pub fn drain<T: SlotLayout>(self, table: &mut T, ring: &Ring, laps: u32) -> u64 {
         let identifiers = ring.identifiers.as_slice();
         let mut sum = 0_u64;
         for _ in 0..laps {
@@ -115,7 +115,7 @@ impl PrefetchLoop {
     }
 }
 
-impl Table for DenseSlots {
+impl SlotLayout for DenseSlots {
     fn new(count: u32) -> Self {
         Self((0..u64::from(count)).map(|token| Slot { token, key: 0 }).collect())
     }
@@ -131,7 +131,7 @@ impl Table for DenseSlots {
     }
 }
 
-impl Table for PageSpacedSlots {
+impl SlotLayout for PageSpacedSlots {
     fn new(count: u32) -> Self {
         let page = |token| Page { slot: Slot { token, key: 0 }, pages: [0; 510] };
         Self((0..u64::from(count)).map(page).collect())
@@ -148,7 +148,7 @@ impl Table for PageSpacedSlots {
     }
 }
 
-impl Table for IndirectSlots {
+impl SlotLayout for IndirectSlots {
     fn new(count: u32) -> Self {
         // Requests are allocated in an order of their own.
         let order = Ring::new(count, 2).identifiers;
@@ -182,7 +182,7 @@ impl Slot {
 
 #[cfg(test)]
 mod tests {
-    use super::{DenseSlots, IndirectSlots, PageSpacedSlots, PrefetchLoop, Ring, Table};
+    use super::{DenseSlots, IndirectSlots, PageSpacedSlots, PrefetchLoop, Ring, SlotLayout};
 
     #[test]
     fn a_ring_names_every_slot_once_and_not_in_order() {
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(identifiers, (0..2688).collect::<Vec<u32>>());
     }
 
-    fn sum<T: Table>(ahead: usize) -> u64 {
+    fn sum<T: SlotLayout>(ahead: usize) -> u64 {
         PrefetchLoop(ahead).drain(&mut T::new(100), &Ring::new(100, 1), 3)
     }
 

@@ -3,7 +3,7 @@
 use core::hint::black_box;
 
 use crate::experiment::loops::{
-    DenseSlots, IndirectSlots, PageSpacedSlots, PrefetchLoop, Ring, Table, divide, multiply,
+    DenseSlots, IndirectSlots, PageSpacedSlots, PrefetchLoop, Ring, SlotLayout, divide, multiply,
 };
 use crate::experiment::{Experiment, Threshold, Variant};
 use tenmil_base::Random;
@@ -28,7 +28,7 @@ pub(super) fn experiments() -> Vec<Experiment<BenchTask>> {
 }
 
 /// Processes completions with the slot table `T`, prefetching slots `ahead` completions ahead.
-fn drain<T: Table>(ahead: usize, continues: &mut dyn FnMut() -> bool) -> u64 {
+fn drain<T: SlotLayout>(ahead: usize, continues: &mut dyn FnMut() -> bool) -> u64 {
     let (mut table, ring) = (T::new(IN_FLIGHT), Ring::new(IN_FLIGHT, 1));
     let mut count = 0;
     while continues() {
