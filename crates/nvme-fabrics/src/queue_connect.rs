@@ -130,8 +130,8 @@ impl QueueConnect {
     }
 
     fn config(&self, options: &Options) -> HostConfig {
-        let time_limit =
-            Timeouts { opening: options.policy.connect, unit: PDU_TIMEOUT, linger: CLOSE_TIMEOUT };
+        let timeouts =
+            Timeouts { connect: options.policy.connect, pdu: PDU_TIMEOUT, close: CLOSE_TIMEOUT };
         HostConfig {
             // An I/O queue has an additional tag after those of the ring; for the admin queue it is
             // included.
@@ -140,7 +140,7 @@ impl QueueConnect {
             in_capsule_bytes: self.params.in_capsule_bytes,
             header_digest: options.header_digest,
             data_digest: options.data_digest,
-            time_limit,
+            timeouts,
             ..HostConfig::default()
         }
     }

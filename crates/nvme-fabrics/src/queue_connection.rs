@@ -261,7 +261,7 @@ impl QueueConnection {
     /// Sends pending pieces. Returns whether all were sent. `follows` announces that more data is sent at
     /// once.
     fn send_once(&mut self, follows: bool, complete: &mut impl FnMut(CompletedCommand)) -> bool {
-        self.protocol.fill(&self.commands);
+        self.protocol.fill_send_queue(&self.commands);
         self.slices.clear();
         let mut has_memory = false;
         for piece in self.protocol.pieces() {
@@ -285,7 +285,7 @@ impl QueueConnection {
                 if has_memory {
                     self.memory_bytes = self.sent_bytes;
                 }
-                self.protocol.sent(count, &mut self.events);
+                self.protocol.record_sent(count, &mut self.events);
                 self.handle_events(complete);
                 count > 0 && self.protocol.pieces().is_empty()
             }
@@ -339,7 +339,7 @@ impl QueueConnection {
             let waiting = self.stream.buffered().len();
             let received = match self.protocol.direct_placement().filter(|_| waiting == 0) {
                 Some(place) => self.receive_to(place, now, complete),
-                None => self.stream.receive_up_to(self.protocol.before_data(waiting)),
+                None => self.stream.receive_up_to(self.protocol.bytes_before_data(waiting)),
             };
             match received {
                 RecvResult::Bytes(_) => self.received += 1,
@@ -405,10 +405,10 @@ impl QueueConnection {
                 return;
             }
             for event in events.as_slice() {
-                if let HostEvent::Data { place, at } | HostEvent::ReadCompleted { place, at, .. } =
-                    *event
+                if let HostEvent::Data { placement, at }
+                | HostEvent::ReadCompleted { placement, at, .. } = *event
                 {
-                    commands.store(place, &bytes[at as usize..][..place.len_bytes as usize]);
+                    commands.store(placement, &bytes[at as usize..][..placement.len_bytes as usize]);
                 }
             }
             stream.consume(consumed);
@@ -425,14 +425,14 @@ impl QueueConnection {
         let mut has_small_io = false;
         for event in self.events.as_slice() {
             match *event {
-                HostEvent::ReadCompleted { place, cid, .. } => {
+                HostEvent::ReadCompleted { placement, cid, .. } => {
                     let mut completion = Completion::new(cid, Status::SUCCESS);
-                    let flags = self.commands.entry(place.tag).flags;
+                    let flags = self.commands.entry(placement.tag).flags;
                     if flags != 0 {
                         self.in_place_only -= u32::from(flags & RECEIVE_IN_PLACE != 0);
                         completion = checked_completion(flags, completion);
                     }
-                    has_small_io |= place.len_bytes < write_pacing::LARGE;
+                    has_small_io |= placement.len_bytes < write_pacing::LARGE;
                     self.outstanding -= 1;
                     complete(CompletedCommand { cid, completion });
                 }
@@ -491,7 +491,7 @@ impl QueueConnection {
     /// Handles the end of the stream.
     #[cold]
     fn handle_eof(&mut self, complete: &mut impl FnMut(CompletedCommand)) {
-        self.protocol.receive_end(self.stream.buffered().len(), &mut self.events);
+        self.protocol.handle_eof(self.stream.buffered().len(), &mut self.events);
         self.handle_events(complete);
     }
 

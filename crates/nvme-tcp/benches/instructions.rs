@@ -33,21 +33,21 @@ impl PayloadDigest for Zeros {
 
 /// Completion method of the reads.
 #[derive(Clone, Copy)]
-struct Way {
+struct CompletionMode {
     digests: bool,
     success: bool,
 }
 
-const SUCCESS: Way = Way { digests: false, success: true };
-const RESPONSE: Way = Way { digests: false, success: false };
-const DIGESTS: Way = Way { digests: true, success: true };
+const SUCCESS: CompletionMode = CompletionMode { digests: false, success: true };
+const RESPONSE: CompletionMode = CompletionMode { digests: false, success: false };
+const DIGESTS: CompletionMode = CompletionMode { digests: true, success: true };
 
-impl Way {
+impl CompletionMode {
     fn framing(self) -> PduFraming {
         PduFraming { header_digest: self.digests, data_digest: self.digests, alignment: 0 }
     }
 
-    fn signed(self, header: &[u8], out: &mut Vec<u8>) {
+    fn append_header(self, header: &[u8], out: &mut Vec<u8>) {
         out.extend_from_slice(header);
         if self.digests {
             out.extend(crc32c(header).to_le_bytes());
@@ -66,89 +66,89 @@ fn len_of(pieces: &[SendPiece]) -> usize {
 }
 
 /// Host with the responses to all of its reads.
-struct HostTurn {
+struct HostIteration {
     end: HostConnection,
     events: EventQueue<HostEvent>,
     payloads: Zeros,
-    answers: Vec<u8>,
+    responses: Vec<u8>,
     count: u16,
 }
 
-impl HostTurn {
-    fn of(way: Way, count: u16) -> Self {
-        let using = if way.digests { DigestMode::Required } else { DigestMode::Off };
+impl HostIteration {
+    fn new(mode: CompletionMode, count: u16) -> Self {
+        let digest_mode = if mode.digests { DigestMode::Required } else { DigestMode::Off };
         let config = HostConfig {
             depth: count,
-            header_digest: using,
-            data_digest: using,
+            header_digest: digest_mode,
+            data_digest: digest_mode,
             ..HostConfig::default()
         };
-        let mut turn = Self {
+        let mut iteration = Self {
             end: HostConnection::new(config, NOW),
             events: EventQueue::with_capacity(1024),
             payloads: Zeros([0; BYTES as usize]),
-            answers: Vec::new(),
+            responses: Vec::new(),
             count,
         };
-        let opening = IcResp::new(0, way.digests, way.digests, 1 << 17);
-        turn.send();
-        turn.end.receive(NOW, opening.as_bytes(), &mut turn.events);
-        turn.events.clear();
+        let ic_pdu = IcResp::new(0, mode.digests, mode.digests, 1 << 17);
+        iteration.send();
+        iteration.end.receive(NOW, ic_pdu.as_bytes(), &mut iteration.events);
+        iteration.events.clear();
         for tag in 0..count {
-            let header = C2HData::new(way.framing(), tag, 0, BYTES, (true, way.success));
-            way.signed(header.as_bytes(), &mut turn.answers);
-            turn.answers.extend(&turn.payloads.0);
-            if way.digests {
-                turn.answers.extend(crc32c(&turn.payloads.0).to_le_bytes());
+            let header = C2HData::new(mode.framing(), tag, 0, BYTES, (true, mode.success));
+            mode.append_header(header.as_bytes(), &mut iteration.responses);
+            iteration.responses.extend(&iteration.payloads.0);
+            if mode.digests {
+                iteration.responses.extend(crc32c(&iteration.payloads.0).to_le_bytes());
             }
-            if !way.success {
+            if !mode.success {
                 let completion = Completion::new(tag, Status::SUCCESS);
-                let response = CapsuleResp::new(way.framing(), &completion);
-                way.signed(response.as_bytes(), &mut turn.answers);
+                let response = CapsuleResp::new(mode.framing(), &completion);
+                mode.append_header(response.as_bytes(), &mut iteration.responses);
             }
         }
-        (0..4).for_each(|_| turn.turn());
-        turn
+        (0..4).for_each(|_| iteration.run());
+        iteration
     }
 
     fn send(&mut self) {
-        self.end.fill(&self.payloads);
+        self.end.fill_send_queue(&self.payloads);
         let len = len_of(self.end.pieces());
-        self.end.sent(len, &mut self.events);
+        self.end.record_sent(len, &mut self.events);
     }
 
     #[inline(never)]
-    fn turn(&mut self) {
+    fn run(&mut self) {
         for number in 0..self.count {
             let read = Command::new(2).with_nsid(1).with_cdw10(u32::from(number) * 8).with_cdw12(7);
             let submitted = self.end.submit(&read, DataDirection::ToHost(BYTES), &self.payloads);
             assert!(submitted.is_ok());
         }
         self.send();
-        let (mut at, mut done, mut data) = (0, 0, 0);
-        while at < self.answers.len() {
-            at += self.end.receive(NOW, &self.answers[at..], &mut self.events);
+        let (mut at, mut completed, mut data) = (0, 0, 0);
+        while at < self.responses.len() {
+            at += self.end.receive(NOW, &self.responses[at..], &mut self.events);
             for event in self.events.as_slice() {
                 match event {
-                    HostEvent::Data { place, .. } => data += place.len_bytes,
-                    HostEvent::ReadCompleted { place, .. } => {
-                        data += place.len_bytes;
-                        done += 1;
+                    HostEvent::Data { placement, .. } => data += placement.len_bytes,
+                    HostEvent::ReadCompleted { placement, .. } => {
+                        data += placement.len_bytes;
+                        completed += 1;
                     }
                     HostEvent::Completed { completion, .. } => {
-                        done += u16::from(completion.status().is_success());
+                        completed += u16::from(completion.status().is_success());
                     }
                     HostEvent::Open(_) | HostEvent::Ended(_) => {}
                 }
             }
             self.events.clear();
         }
-        assert_eq!((done, data), (self.count, u32::from(self.count) * BYTES));
+        assert_eq!((completed, data), (self.count, u32::from(self.count) * BYTES));
     }
 }
 
 /// Controller with the commands for it.
-struct ControllerTurn {
+struct ControllerIteration {
     end: ControllerConnection,
     events: EventQueue<ControllerEvent>,
     payloads: Zeros,
@@ -156,48 +156,51 @@ struct ControllerTurn {
     count: u16,
 }
 
-impl ControllerTurn {
-    fn of(way: Way, count: u16) -> Self {
-        let success = if way.success { SuccessPolicy::Always } else { SuccessPolicy::Never };
+impl ControllerIteration {
+    fn new(mode: CompletionMode, count: u16) -> Self {
+        let success = if mode.success { SuccessPolicy::Always } else { SuccessPolicy::Never };
         let config = ControllerConfig { depth: count, success, ..ControllerConfig::default() };
-        let mut turn = Self {
+        let mut iteration = Self {
             end: ControllerConnection::new(config, NOW),
             events: EventQueue::with_capacity(1024),
             payloads: Zeros([0; BYTES as usize]),
             reads: Vec::new(),
             count,
         };
-        let opening = IcReq::new(0, way.digests, way.digests, 0);
-        turn.end.receive(NOW, opening.as_bytes(), &mut turn.events);
-        turn.end.connected(QueueKind::Io { entries: 129, flow_control: true });
-        turn.events.clear();
-        turn.send();
+        let ic_pdu = IcReq::new(0, mode.digests, mode.digests, 0);
+        iteration.end.receive(NOW, ic_pdu.as_bytes(), &mut iteration.events);
+        iteration.end.set_queue_kind(QueueKind::Io { entries: 129, flow_control: true });
+        iteration.events.clear();
+        iteration.send();
         for cid in 0..count {
             let read = Command::new(2).with_cid(cid).with_nsid(1).with_cdw12(7);
             let read = read.with_sgl1(Descriptor::transport(BYTES));
-            way.signed(CapsuleCmd::new(way.framing(), &read, 0).as_bytes(), &mut turn.reads);
+            mode.append_header(
+                CapsuleCmd::new(mode.framing(), &read, 0).as_bytes(),
+                &mut iteration.reads,
+            );
         }
-        (0..4).for_each(|_| turn.turn());
-        turn
+        (0..4).for_each(|_| iteration.run());
+        iteration
     }
 
     /// Returns the number of released commands.
     fn send(&mut self) -> usize {
         let mut released = 0;
         loop {
-            self.end.fill(&self.payloads);
+            self.end.fill_send_queue(&self.payloads);
             let len = len_of(self.end.pieces());
             if len == 0 {
                 return released;
             }
-            self.end.sent(len, &mut self.events);
+            self.end.record_sent(len, &mut self.events);
             released += self.events.as_slice().len();
             self.events.clear();
         }
     }
 
     #[inline(never)]
-    fn turn(&mut self) {
+    fn run(&mut self) {
         let mut at = 0;
         while at < self.reads.len() {
             at += self.end.receive(NOW, &self.reads[at..], &mut self.events);
@@ -218,23 +221,23 @@ impl ControllerTurn {
 }
 
 #[library_benchmark]
-#[bench::success_1(args = (SUCCESS, 1), setup = HostTurn::of)]
-#[bench::success_128(args = (SUCCESS, 128), setup = HostTurn::of)]
-#[bench::response_128(args = (RESPONSE, 128), setup = HostTurn::of)]
-#[bench::digests_128(args = (DIGESTS, 128), setup = HostTurn::of)]
-fn tcp_host(mut turn: HostTurn) -> HostTurn {
-    turn.turn();
-    turn
+#[bench::success_1(args = (SUCCESS, 1), setup = HostIteration::new)]
+#[bench::success_128(args = (SUCCESS, 128), setup = HostIteration::new)]
+#[bench::response_128(args = (RESPONSE, 128), setup = HostIteration::new)]
+#[bench::digests_128(args = (DIGESTS, 128), setup = HostIteration::new)]
+fn tcp_host(mut iteration: HostIteration) -> HostIteration {
+    iteration.run();
+    iteration
 }
 
 #[library_benchmark]
-#[bench::success_1(args = (SUCCESS, 1), setup = ControllerTurn::of)]
-#[bench::success_128(args = (SUCCESS, 128), setup = ControllerTurn::of)]
-#[bench::response_128(args = (RESPONSE, 128), setup = ControllerTurn::of)]
-#[bench::digests_128(args = (DIGESTS, 128), setup = ControllerTurn::of)]
-fn tcp_controller(mut turn: ControllerTurn) -> ControllerTurn {
-    turn.turn();
-    turn
+#[bench::success_1(args = (SUCCESS, 1), setup = ControllerIteration::new)]
+#[bench::success_128(args = (SUCCESS, 128), setup = ControllerIteration::new)]
+#[bench::response_128(args = (RESPONSE, 128), setup = ControllerIteration::new)]
+#[bench::digests_128(args = (DIGESTS, 128), setup = ControllerIteration::new)]
+fn tcp_controller(mut iteration: ControllerIteration) -> ControllerIteration {
+    iteration.run();
+    iteration
 }
 
 library_benchmark_group!(name = exchange; benchmarks = tcp_host, tcp_controller);

@@ -29,7 +29,7 @@ pub trait Connection {
     ) -> usize;
 
     /// Queues PDUs to send, as far as there is space.
-    fn fill(&mut self, payloads: &impl PayloadDigest);
+    fn fill_send_queue(&mut self, payloads: &impl PayloadDigest);
 
     /// Whether more PDUs wait for space in the send queue. The owner passes this on to the socket
     /// (MSG_MORE), which then does not send a partial segment.
@@ -43,7 +43,7 @@ pub trait Connection {
     /// # Panics
     ///
     /// If fewer bytes were queued.
-    fn sent(&mut self, count: usize, events: &mut EventQueue<Self::Event>);
+    fn record_sent(&mut self, count: usize, events: &mut EventQueue<Self::Event>);
 
     /// Tags of outstanding commands. Their buffers belong to the owner again once the socket is
     /// closed; until then some may still complete through [`sent`](Self::sent).
@@ -53,35 +53,35 @@ pub trait Connection {
     #[inline]
     #[must_use]
     fn pieces(&self) -> &[SendPiece] {
-        self.core().out.pieces()
+        self.core().send_queue.pieces()
     }
 
     /// Header bytes that the pieces refer to.
     #[inline]
     #[must_use]
     fn headers(&self) -> &[u8] {
-        self.core().out.headers()
+        self.core().send_queue.headers()
     }
 
     /// Range of a command's data that the next bytes of the stream can be received into directly.
-    /// Valid when all received bytes have been consumed; completed with [`placed`](Self::received_direct).
+    /// Valid when all received bytes have been consumed; completed with [`received_direct`](Self::received_direct).
     #[must_use]
     fn direct_placement(&self) -> Option<DataPlacement> {
-        let line = self.core();
-        line.body.as_ref().filter(|_| line.is_open()).and_then(PduBody::direct)
+        let core = self.core();
+        core.body.as_ref().filter(|_| core.is_open()).and_then(PduBody::direct)
     }
 
-    /// Records that `count` bytes were received directly, as [`direct`](Self::direct_placement) offered.
+    /// Records that `count` bytes were received into the range of [`direct_placement`](Self::direct_placement).
     ///
     /// # Panics
     ///
-    /// If it offered fewer.
+    /// If the range is shorter.
     fn received_direct(&mut self, now: Instant, count: u32, events: &mut EventQueue<Self::Event>) {
-        let body = self.core_mut().body.as_mut().expect("data are placed where direct() said");
+        let body = self.core_mut().body.as_mut().expect("direct_placement() has returned a range");
         body.advance(count);
         self.receive(now, &[], events);
-        let is_within = self.core().body.is_some();
-        self.core_mut().note(now, is_within, true);
+        let is_inside_pdu = self.core().body.is_some();
+        self.core_mut().update_pdu_timer(now, is_inside_pdu, true);
     }
 
     /// Whether the connection has been negotiated and has not ended.
@@ -93,16 +93,16 @@ pub trait Connection {
     /// Whether the socket can be closed: nothing more is received or sent.
     #[must_use]
     fn is_closed(&self) -> bool {
-        self.core().is_over()
+        self.core().is_closed()
     }
 
     /// Whether nothing more will be sent, so that the write side of the socket can be shut down.
     #[must_use]
     fn is_write_closed(&self) -> bool {
-        self.core().is_spent()
+        self.core().is_write_closed()
     }
 
-    /// Time at which [`expired`](Self::handle_deadline) must be called; [`Instant::NEVER`] for none.
+    /// Time at which [`handle_deadline`](Self::handle_deadline) must be called; [`Instant::NEVER`] for none.
     #[must_use]
     fn deadline(&self) -> Instant {
         self.core().deadline()
@@ -110,16 +110,16 @@ pub trait Connection {
 
     /// Closes the connection if its deadline has passed.
     fn handle_deadline(&mut self, now: Instant, events: &mut EventQueue<Self::Event>) {
-        if let Some(cause) = self.core_mut().expired(now) {
-            events.push_end(cause.into());
+        if let Some(reason) = self.core_mut().handle_deadline(now) {
+            events.push_close(reason.into());
         }
     }
 
-    /// Handles the end of the stream. `rest_bytes` received bytes were not consumed.
-    fn receive_end(&mut self, rest_bytes: usize, events: &mut EventQueue<Self::Event>) {
-        let is_within = rest_bytes > 0 || self.core().body.is_some();
-        if let Some(cause) = self.core_mut().closed(is_within) {
-            events.push_end(cause.into());
+    /// Handles the end of the stream. `unconsumed` received bytes were not consumed.
+    fn handle_eof(&mut self, unconsumed: usize, events: &mut EventQueue<Self::Event>) {
+        let is_inside_pdu = unconsumed > 0 || self.core().body.is_some();
+        if let Some(reason) = self.core_mut().handle_eof(is_inside_pdu) {
+            events.push_close(reason.into());
         }
     }
 }

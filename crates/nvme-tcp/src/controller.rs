@@ -1,18 +1,18 @@
 //! Controller side of a connection: receives commands, sends completions.
 //!
 //! ```text
-//!   Command ─┬─ no data, or data to the host ────────────────────────┐
-//!            ├─ data in the capsule ──▶ Data… ──▶ Arrived ───────────┤
-//!            └─ data from the host ──▶ grant ──▶ R2T ──▶ Data… ──▶ Arrived
-//!                                                                    ▼
-//!                              reply… finish ──▶ C2HData, response ──▶ Released
+//!   Command ─┬─ no data, or data to the host ─────────────────────────────────┐
+//!            ├─ data in the capsule ─────────────────▶ Data… ─▶ DataComplete ─┤
+//!            └─ data from the host ─▶ request_data ─▶ R2T ─▶ Data… ─▶ DataComplete
+//!                                                                             ▼
+//!                           send_data… complete ─▶ C2HData, response ─▶ Sent
 //! ```
 //!
-//! Data are requested from the host only when the owner has a buffer for them: an R2T covers what
-//! was granted and no more, so a memory limit is never exceeded. Only in-capsule data are
+//! Data are requested from the host only when the owner has a buffer for them: an R2T covers only
+//! bytes passed to `request_data`, so a memory limit is never exceeded. Only in-capsule data are
 //! unsolicited, and their amount is bounded.
 
-mod classify;
+mod data_transfer;
 mod receive;
 mod send;
 mod slot;
@@ -36,25 +36,25 @@ use slot::{CommandSlot, TransferState};
 /// Controller side of a connection.
 #[derive(Debug)]
 pub struct ControllerConnection {
-    line: ConnectionCore,
+    core: ConnectionCore,
     config: ControllerConfig,
-    terms: NegotiatedParams,
+    params: NegotiatedParams,
     queue: QueueKind,
     /// Whether SUCCESS may replace a response.
     may_omit_response: bool,
     /// SQHD of the next response.
-    head: u16,
+    sqhd: u16,
     /// Command slots, grown to the largest number used at the same time.
     slots: Vec<CommandSlot>,
-    free: Vec<u16>,
+    free_list: Vec<u16>,
     /// Slots with something to send, each once.
-    jobs: VecDeque<u16>,
+    send_list: VecDeque<u16>,
     /// Stream offset at which the response of each slot ends, oldest first.
-    ends: Vec<(u64, u16)>,
+    response_ends: Vec<(u64, u16)>,
     /// Number of these that were sent.
-    ended: usize,
+    responses_sent: usize,
     /// Number of slots that cannot be released before the host sends data.
-    starved: u16,
+    awaiting_data: u16,
 }
 
 /// Configuration of the controller side.
@@ -87,7 +87,7 @@ pub struct ControllerConfig {
     /// When a read completes without a response capsule.
     pub success: SuccessPolicy,
     /// Time limits for the host.
-    pub time_limit: Timeouts,
+    pub timeouts: Timeouts,
 }
 
 /// When the SUCCESS flag replaces a response capsule (§3.3.2.1). It carries no SQHD.
@@ -140,7 +140,7 @@ pub enum DataTransfer {
 pub enum ControllerEvent {
     /// The connection was negotiated.
     Open(NegotiatedParams),
-    /// A command arrived. Its tag is valid until [`Released`](Self::Sent).
+    /// A command arrived. Its tag is valid until [`Sent`](Self::Sent).
     Command {
         /// Tag; it differs from the command identifier.
         tag: u16,
@@ -153,7 +153,7 @@ pub enum ControllerEvent {
     /// Data arrived, at position `at` of the bytes passed to `receive`.
     Data {
         /// Range of the command's data.
-        place: DataPlacement,
+        placement: DataPlacement,
         /// Position of the data.
         at: u32,
     },
@@ -174,12 +174,12 @@ pub enum ControllerEvent {
     Ended(CloseReason),
 }
 
-/// Invalid request of the owner: a bug of the owner, which no input from a host may cause. Nothing
+/// Invalid call of the owner: a bug of the owner, which no input from a host may cause. Nothing
 /// has changed; the connection should be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotPossible {
+pub enum InvalidCall {
     /// The command does not exist or was already completed.
-    NotUnderWay,
+    NotOutstanding,
     /// The command has no data in this direction.
     Direction,
     /// The length exceeds the remaining data or is not a multiple of a dword.
@@ -191,7 +191,7 @@ pub enum NotPossible {
 /// Entries with which a list begins.
 const GROWTH: usize = 4;
 /// Longest header with digest and padding, a data digest, and a response with its digest.
-const ANSWER_BYTES: usize = 128 + 4 + 28;
+const RESPONSE_BYTES_MAX: usize = 128 + 4 + 28;
 
 impl Default for ControllerConfig {
     fn default() -> Self {
@@ -207,14 +207,14 @@ impl Default for ControllerConfig {
             r2ts_max: 1,
             c2h_bytes_max: u32::MAX,
             success: SuccessPolicy::WithoutFlowControl,
-            time_limit: Timeouts::default(),
+            timeouts: Timeouts::default(),
         }
     }
 }
 
 impl ControllerConfig {
     /// Clamps every value to its bounds.
-    const fn sane(mut self) -> Self {
+    const fn clamped(mut self) -> Self {
         if self.depth == 0 {
             self.depth = 1;
         }
@@ -236,47 +236,47 @@ impl ControllerConfig {
         if self.r2ts_max == 0 {
             self.r2ts_max = 1;
         }
-        if self.r2ts_max > slot::ASKS {
-            self.r2ts_max = slot::ASKS;
+        if self.r2ts_max > slot::R2TS_MAX {
+            self.r2ts_max = slot::R2TS_MAX;
         }
         self
     }
 
     /// Largest number of queued responses; further ones wait in their slots.
-    const fn answers(&self) -> usize {
+    const fn responses_max(&self) -> usize {
         if self.depth < 64 { self.depth as usize } else { 64 }
     }
 
-    const fn header_room(&self) -> usize {
-        self.answers() * 80 + 2 * ANSWER_BYTES
+    const fn header_capacity(&self) -> usize {
+        self.responses_max() * 80 + 2 * RESPONSE_BYTES_MAX
     }
 
-    /// A read without a response capsule has two pieces, a header and its data: these suffice for twice as
-    /// many, so that the responses to 128 reads leave in one send.
+    /// Largest number of queued pieces. A read without a response capsule has two, a header and its data:
+    /// 128 such reads are sent at once.
     const fn pieces_max(&self) -> usize {
-        4 * self.answers() + 6
+        4 * self.responses_max() + 6
     }
 
     /// Upper bound of the memory of a controller side including itself, without data buffers.
     #[must_use]
     pub const fn memory_bytes(&self) -> usize {
-        let sane = self.sane();
-        // A list of jobs has at most twice the capacity that it uses, the others no more.
+        let clamped = self.clamped();
+        // The send list has at most twice the capacity that it uses, the other lists no more.
         let slot = size_of::<CommandSlot>() + 3 * size_of::<u16>() + size_of::<(u64, u16)>();
         size_of::<ControllerConnection>()
-            + sane.depth as usize * slot
-            + SendQueue::memory_bytes(sane.header_room(), sane.pieces_max())
+            + clamped.depth as usize * slot
+            + SendQueue::memory_bytes(clamped.header_capacity(), clamped.pieces_max())
     }
 
     /// Largest amount of unsolicited data, for which the owner must have buffers.
     #[must_use]
     pub const fn unsolicited_bytes_max(&self) -> u64 {
-        let most = if self.in_capsule_bytes > ADMIN_IN_CAPSULE_BYTES {
+        let limit = if self.in_capsule_bytes > ADMIN_IN_CAPSULE_BYTES {
             self.in_capsule_bytes
         } else {
             ADMIN_IN_CAPSULE_BYTES
         };
-        self.sane().depth as u64 * most as u64
+        self.clamped().depth as u64 * limit as u64
     }
 }
 
@@ -300,46 +300,46 @@ impl ControllerConnection {
     /// Creates the controller side of an accepted stream.
     #[must_use]
     pub fn new(config: ControllerConfig, now: Instant) -> Self {
-        let config = config.sane();
-        let out = SendQueue::growing(config.header_room(), config.pieces_max());
+        let config = config.clamped();
+        let out = SendQueue::growing(config.header_capacity(), config.pieces_max());
         Self {
-            line: ConnectionCore::new(Role::Controller, config.time_limit, out, now),
+            core: ConnectionCore::new(Role::Controller, config.timeouts, out, now),
             config,
-            terms: NegotiatedParams::default(),
+            params: NegotiatedParams::default(),
             queue: QueueKind::None,
             may_omit_response: config.success == SuccessPolicy::Always,
-            head: 0,
+            sqhd: 0,
             slots: Vec::new(),
-            free: (0..config.depth).rev().collect(),
-            jobs: VecDeque::new(),
-            ends: Vec::new(),
-            ended: 0,
-            starved: 0,
+            free_list: (0..config.depth).rev().collect(),
+            send_list: VecDeque::new(),
+            response_ends: Vec::new(),
+            responses_sent: 0,
+            awaiting_data: 0,
         }
     }
 
-    /// Sets the kind of the queue. Must be called before Connect is completed, so that its response
-    /// carries the right SQHD. A queue with more entries than [`ControllerConfig::depth`] must be
+    /// Sets the kind of the queue. Must be called before Connect is completed: the response to Connect
+    /// carries SQHD. A queue with more entries than [`ControllerConfig::depth`] must be
     /// rejected: its host may send more commands than there are slots.
-    pub fn connected(&mut self, queue: QueueKind) {
+    pub fn set_queue_kind(&mut self, queue: QueueKind) {
         self.queue = queue;
         self.may_omit_response = match self.config.success {
             SuccessPolicy::Never => false,
             SuccessPolicy::WithoutFlowControl => !queue.has_flow_control(),
             SuccessPolicy::Always => true,
         };
-        self.head = if queue.entries() > 1 { self.head % queue.entries() } else { 0 };
+        self.sqhd = if queue.entries() > 1 { self.sqhd % queue.entries() } else { 0 };
     }
 
     /// Whether no further command is accepted until one is released.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.free.is_empty()
+        self.free_list.is_empty()
     }
 
     /// Whether every command waits for data from the host.
-    fn is_starved(&self) -> bool {
-        self.starved == self.config.depth
+    fn all_await_data(&self) -> bool {
+        self.awaiting_data == self.config.depth
     }
 
     /// Grants a buffer for the next `len_bytes` of a command's data, which are then requested. A
@@ -348,9 +348,9 @@ impl ControllerConnection {
     /// # Errors
     ///
     /// If the command has fewer remaining, or was completed.
-    pub fn request_data(&mut self, tag: u16, len_bytes: u32) -> Result<(), NotPossible> {
-        self.ready(tag, TransferState::FromHost, len_bytes)?;
-        self.queue_job(tag);
+    pub fn request_data(&mut self, tag: u16, len_bytes: u32) -> Result<(), InvalidCall> {
+        self.add_ready_bytes(tag, TransferState::FromHost, len_bytes)?;
+        self.add_to_send_list(tag);
         Ok(())
     }
 
@@ -359,16 +359,16 @@ impl ControllerConnection {
     /// # Errors
     ///
     /// If the host has no space for them, or the command was completed.
-    pub fn send_data(&mut self, tag: u16, len_bytes: u32) -> Result<(), NotPossible> {
-        self.ready(tag, TransferState::ToHost, len_bytes)?;
-        self.queue_job(tag);
+    pub fn send_data(&mut self, tag: u16, len_bytes: u32) -> Result<(), InvalidCall> {
+        self.add_ready_bytes(tag, TransferState::ToHost, len_bytes)?;
+        self.add_to_send_list(tag);
         Ok(())
     }
 
     /// Completes a command: queues its last `len_bytes` of data and its response. Command
     /// identifier and SQHD are filled in here. No data are accepted for the command afterwards;
-    /// requested data still in transfer are discarded. Events of the command that are already in a
-    /// batch must be ignored as well.
+    /// requested data still in transfer are discarded. Events of the command that are already in an
+    /// event queue must be ignored as well.
     ///
     /// # Errors
     ///
@@ -379,90 +379,93 @@ impl ControllerConnection {
         tag: u16,
         len_bytes: u32,
         completion: Completion,
-    ) -> Result<(), NotPossible> {
+    ) -> Result<(), InvalidCall> {
         if len_bytes > 0 {
-            if self.send_whole(tag, len_bytes, completion) {
+            if self.send_all_data(tag, len_bytes, completion) {
                 return Ok(());
             }
-            self.ready(tag, TransferState::ToHost, len_bytes)?;
+            self.add_ready_bytes(tag, TransferState::ToHost, len_bytes)?;
         }
-        let slot = self.under_way(tag)?;
-        let is_false = slot.is_damaged && completion.status().is_success();
-        slot.completion = if is_false {
+        let slot = self.outstanding_slot(tag)?;
+        let has_wrong_digest = slot.is_damaged && completion.status().is_success();
+        slot.completion = if has_wrong_digest {
             completion.with_status(Status::TRANSIENT_TRANSPORT_ERROR)
         } else {
             completion
         };
-        // Granted data that were not requested yet are not requested any more.
-        slot.is_answered = true;
-        let is_fed =
-            slot.state == TransferState::FromHost && slot.came < slot.len_bytes && slot.asks == 0;
-        self.starved -= u16::from(is_fed);
-        if let Some(body) = self.line.body.as_mut().filter(|body| body.tag == tag) {
-            body.is_wanted = false;
+        // Data for which no R2T was sent are not requested any more; data of an outstanding R2T must still
+        // be received before the response, or the host would send them to a reused TTAG.
+        slot.is_completed = true;
+        let no_longer_awaits_data = slot.state == TransferState::FromHost
+            && slot.received < slot.len_bytes
+            && slot.r2t_count == 0;
+        self.awaiting_data -= u16::from(no_longer_awaits_data);
+        if let Some(body) = self.core.body.as_mut().filter(|body| body.tag == tag) {
+            body.is_needed = false;
         }
-        let has_more = !self.may_queue_now() || self.queue_unit(tag, &NoDigest);
+        let has_more = !self.may_queue_now() || self.queue_next_pdu(tag, &NoDigest);
         if has_more {
-            self.queue_job(tag);
+            self.add_to_send_list(tag);
         }
         Ok(())
     }
 
-    /// Records that the socket has sent `count` bytes of the pieces, like [`sent`](Connection::sent), and
-    /// calls `release` with the tag of each command of which nothing is left to send.
+    /// Records that the socket has sent `count` bytes of the pieces, like
+    /// [`record_sent`](Connection::record_sent), and calls `release` with the tag of each command of which
+    /// all bytes are sent.
     #[inline]
-    pub fn sent_each(&mut self, count: usize, mut release: impl FnMut(u16)) {
-        self.line.out.sent(count);
-        while let Some(tag) = self.next_ended() {
+    pub fn record_sent_each(&mut self, count: usize, mut release: impl FnMut(u16)) {
+        self.core.send_queue.record_sent(count);
+        while let Some(tag) = self.next_sent_command() {
             release(tag);
         }
-        self.forget_ended();
+        self.clear_sent();
     }
 
-    /// Tag of the next command of which everything was sent: it is free.
+    /// Frees the tag of the next command of which everything was sent, and returns it.
     #[inline(always)]
-    fn next_ended(&mut self) -> Option<u16> {
-        let (end, tag) = *self.ends.get(self.ended)?;
-        if end > self.line.out.sent_bytes() {
+    fn next_sent_command(&mut self) -> Option<u16> {
+        let (end, tag) = *self.response_ends.get(self.responses_sent)?;
+        if end > self.core.send_queue.sent_bytes() {
             return None;
         }
-        self.ended += 1;
+        self.responses_sent += 1;
         self.slots[usize::from(tag)].state = TransferState::Free;
-        self.free.push(tag);
+        self.free_list.push(tag);
         Some(tag)
     }
 
-    /// Empties the list if all of it was sent.
+    /// Empties the list of response ends if all of it was sent.
     #[inline]
-    fn forget_ended(&mut self) {
-        if self.ended == self.ends.len() {
-            self.ends.clear();
-            self.ended = 0;
+    fn clear_sent(&mut self) {
+        if self.responses_sent == self.response_ends.len() {
+            self.response_ends.clear();
+            self.responses_sent = 0;
         }
     }
 
-    /// Records that a command ends with what is queued now.
+    /// Records that the last byte of a command is queued now.
     #[inline(always)]
-    fn push_end(&mut self, tag: u16) {
-        if self.ends.len() == self.ends.capacity() {
-            self.make_room_for_end();
+    fn record_response_end(&mut self, tag: u16) {
+        if self.response_ends.len() == self.response_ends.capacity() {
+            self.grow_response_ends();
         }
-        self.ends.push((self.line.out.queued_bytes(), tag));
+        self.response_ends.push((self.core.send_queue.queued_bytes(), tag));
     }
 
     #[cfg(test)]
-    pub(crate) fn ends_capacity(&self) -> usize {
-        self.ends.capacity()
+    pub(crate) fn response_ends_capacity(&self) -> usize {
+        self.response_ends.capacity()
     }
 
-    /// Removes what was sent from the list, which grows only for commands that were not: at most as many as
-    /// there may be.
+    /// Removes sent entries from the list of response ends, which grows for unsent ones only: to at most the
+    /// depth.
     #[cold]
-    fn make_room_for_end(&mut self) {
-        self.ends.drain(..core::mem::take(&mut self.ended));
-        let len = self.ends.len();
-        let most = usize::from(self.config.depth).max(GROWTH);
-        self.ends.reserve_exact((2 * len).clamp(GROWTH, most).saturating_sub(len).max(1));
+    fn grow_response_ends(&mut self) {
+        self.response_ends.drain(..core::mem::take(&mut self.responses_sent));
+        let len = self.response_ends.len();
+        let limit = usize::from(self.config.depth).max(GROWTH);
+        self.response_ends.reserve_exact((2 * len).clamp(GROWTH, limit).saturating_sub(len).max(1));
     }
 
     /// Drops a command without a response, because a controller reset has ended it. Its tag is free
@@ -471,54 +474,61 @@ impl ControllerConnection {
     /// # Errors
     ///
     /// If its data are in transfer, or it was completed.
-    pub fn drop_command(&mut self, tag: u16) -> Result<(), NotPossible> {
-        let slot = self.under_way(tag)?;
-        if !slot.is_still() {
-            return Err(NotPossible::InTransfer);
+    pub fn drop_command(&mut self, tag: u16) -> Result<(), InvalidCall> {
+        let slot = self.outstanding_slot(tag)?;
+        if !slot.is_data_idle() {
+            return Err(InvalidCall::InTransfer);
         }
         slot.state = TransferState::Free;
-        self.free.push(tag);
+        self.free_list.push(tag);
         Ok(())
     }
 
     /// Slot of a command that its owner has not completed.
     #[inline]
-    fn under_way(&mut self, tag: u16) -> Result<&mut CommandSlot, NotPossible> {
+    fn outstanding_slot(&mut self, tag: u16) -> Result<&mut CommandSlot, InvalidCall> {
         let slot = self.slots.get_mut(usize::from(tag));
-        slot.filter(|slot| slot.is_in_flight()).ok_or(NotPossible::NotUnderWay)
+        slot.filter(|slot| slot.awaits_completion()).ok_or(InvalidCall::NotOutstanding)
     }
 
     /// Adds the next `len_bytes` of a command's data in this direction to what may be transferred.
     #[inline]
-    fn ready(&mut self, tag: u16, state: TransferState, len_bytes: u32) -> Result<(), NotPossible> {
-        let slot = self.under_way(tag)?;
+    fn add_ready_bytes(
+        &mut self,
+        tag: u16,
+        state: TransferState,
+        len_bytes: u32,
+    ) -> Result<(), InvalidCall> {
+        let slot = self.outstanding_slot(tag)?;
         if slot.state != state {
-            return Err(NotPossible::Direction);
+            return Err(InvalidCall::Direction);
         }
         if len_bytes & 3 != 0 || len_bytes > slot.len_bytes - slot.ready {
-            return Err(NotPossible::Length);
+            return Err(InvalidCall::Length);
         }
         slot.ready += len_bytes;
         Ok(())
     }
 
     #[inline]
-    fn queue_job(&mut self, tag: u16) {
+    fn add_to_send_list(&mut self, tag: u16) {
         let slot = &mut self.slots[usize::from(tag)];
-        if !slot.is_queued {
-            slot.is_queued = true;
-            self.jobs.push_back(tag);
+        if !slot.is_in_send_list {
+            slot.is_in_send_list = true;
+            self.send_list.push_back(tag);
         }
     }
 }
 
-impl fmt::Display for NotPossible {
+impl fmt::Display for InvalidCall {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
-            Self::NotUnderWay => "the command is not under way",
-            Self::Direction => "its data go another way",
-            Self::Length => "it has not so many data",
-            Self::InTransfer => "its data are on their way",
+            Self::NotOutstanding => "the command is not outstanding, or is already completed",
+            Self::Direction => "the command transfers no data in this direction",
+            Self::Length => {
+                "the length exceeds the command's remaining data, or is not a multiple of 4"
+            }
+            Self::InTransfer => "data of the command are in transfer",
         })
     }
 }
@@ -528,12 +538,12 @@ impl Connection for ControllerConnection {
 
     #[inline]
     fn core(&self) -> &ConnectionCore {
-        &self.line
+        &self.core
     }
 
     #[inline]
     fn core_mut(&mut self) -> &mut ConnectionCore {
-        &mut self.line
+        &mut self.core
     }
 
     #[inline]
@@ -543,38 +553,39 @@ impl Connection for ControllerConnection {
         bytes: &[u8],
         events: &mut EventQueue<ControllerEvent>,
     ) -> usize {
-        self.read(now, bytes, events)
+        self.receive_pdus(now, bytes, events)
     }
 
     #[inline]
-    fn fill(&mut self, payloads: &impl PayloadDigest) {
-        self.queue_units(payloads);
+    fn fill_send_queue(&mut self, payloads: &impl PayloadDigest) {
+        self.queue_pdus(payloads);
     }
 
     #[inline]
     fn has_more(&self) -> bool {
-        !self.jobs.is_empty()
+        !self.send_list.is_empty()
     }
 
     #[inline]
-    fn sent(&mut self, count: usize, events: &mut EventQueue<ControllerEvent>) {
-        self.line.out.sent(count);
-        while events.room() > 0
-            && let Some(tag) = self.next_ended()
+    fn record_sent(&mut self, count: usize, events: &mut EventQueue<ControllerEvent>) {
+        self.core.send_queue.record_sent(count);
+        while events.remaining_capacity() > 0
+            && let Some(tag) = self.next_sent_command()
         {
             events.push(ControllerEvent::Sent { tag });
         }
-        self.forget_ended();
+        self.clear_sent();
     }
 
     fn outstanding(&self) -> impl Iterator<Item = u16> + '_ {
-        let taken = (0..).zip(&self.slots).filter(|(_, slot)| slot.state != TransferState::Free);
-        taken.map(|(tag, _)| tag)
+        let outstanding =
+            (0..).zip(&self.slots).filter(|(_, slot)| slot.state != TransferState::Free);
+        outstanding.map(|(tag, _)| tag)
     }
 }
 
 impl From<CloseReason> for ControllerEvent {
-    fn from(cause: CloseReason) -> Self {
-        Self::Ended(cause)
+    fn from(reason: CloseReason) -> Self {
+        Self::Ended(reason)
     }
 }

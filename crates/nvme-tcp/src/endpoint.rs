@@ -10,18 +10,18 @@ use crate::send_queue::SendQueue;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
     /// From the start until ICReq or ICResp has arrived.
-    pub opening: Span,
+    pub connect: Span,
     /// From the first byte of a header to its last, and between two fragments of data.
-    pub unit: Span,
+    pub pdu: Span,
     /// From sending a TermReq until the connection is closed, whatever the peer does. The
-    /// specification allows up to 30 s (TCP 1.0 §3.5); a peer that does not close is not worth that
-    /// long a wait.
-    pub linger: Span,
+    /// specification allows up to 30 s (TCP 1.0 §3.5); the default is shorter, since the connection
+    /// holds a socket and the buffers of its commands until then.
+    pub close: Span,
 }
 
 impl Default for Timeouts {
     fn default() -> Self {
-        Self { opening: Span::from_secs(10), unit: Span::from_secs(10), linger: Span::from_secs(2) }
+        Self { connect: Span::from_secs(10), pdu: Span::from_secs(10), close: Span::from_secs(2) }
     }
 }
 
@@ -48,7 +48,7 @@ pub enum CloseReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ConnectionPhase {
     /// Waiting for ICReq or ICResp.
-    Opening { until: Instant },
+    Connecting { until: Instant },
     /// Open.
     Open,
     /// TermReq queued; waiting for the peer to close.
@@ -66,87 +66,88 @@ pub(crate) type RejectedPdu<'a> = (FatalError, &'a [u8]);
 /// State shared by both ends, used through [`Connection`](crate::Connection).
 #[derive(Debug)]
 pub struct ConnectionCore {
-    end: Role,
-    life: ConnectionPhase,
-    time_limit: Timeouts,
-    /// Time of the last progress of a partly received PDU.
-    stuck_since: Option<Instant>,
+    role: Role,
+    phase: ConnectionPhase,
+    timeouts: Timeouts,
+    /// Time at which a partly received PDU last received bytes.
+    stalled_since: Option<Instant>,
     pub(crate) incoming: PduFraming,
     pub(crate) outgoing: PduFraming,
-    pub(crate) out: SendQueue,
+    pub(crate) send_queue: SendQueue,
     /// Body that is being received.
     pub(crate) body: Option<PduBody>,
 }
 
 impl ConnectionCore {
-    pub(crate) fn new(end: Role, time_limit: Timeouts, out: SendQueue, now: Instant) -> Self {
+    pub(crate) fn new(role: Role, timeouts: Timeouts, send_queue: SendQueue, now: Instant) -> Self {
         Self {
-            end,
-            life: ConnectionPhase::Opening { until: now.after(time_limit.opening) },
-            time_limit,
-            stuck_since: None,
+            role,
+            phase: ConnectionPhase::Connecting { until: now.after(timeouts.connect) },
+            timeouts,
+            stalled_since: None,
             incoming: PduFraming::default(),
             outgoing: PduFraming::default(),
-            out,
+            send_queue,
             body: None,
         }
     }
 
     #[inline]
-    pub(crate) fn is_opening(&self) -> bool {
-        matches!(self.life, ConnectionPhase::Opening { .. })
+    pub(crate) fn is_connecting(&self) -> bool {
+        matches!(self.phase, ConnectionPhase::Connecting { .. })
     }
 
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
-        self.life == ConnectionPhase::Open
+        self.phase == ConnectionPhase::Open
     }
 
     /// Whether received bytes are parsed.
     #[inline]
-    pub(crate) fn is_listening(&self) -> bool {
-        matches!(self.life, ConnectionPhase::Opening { .. } | ConnectionPhase::Open)
+    pub(crate) fn accepts_pdus(&self) -> bool {
+        matches!(self.phase, ConnectionPhase::Connecting { .. } | ConnectionPhase::Open)
     }
 
-    pub(crate) fn is_over(&self) -> bool {
-        self.life == ConnectionPhase::Closed
+    pub(crate) fn is_closed(&self) -> bool {
+        self.phase == ConnectionPhase::Closed
     }
 
     /// Whether nothing more will be sent.
-    pub(crate) fn is_spent(&self) -> bool {
-        match self.life {
-            ConnectionPhase::Opening { .. } | ConnectionPhase::Open => false,
-            ConnectionPhase::Terminating { .. } => self.out.is_empty(),
+    pub(crate) fn is_write_closed(&self) -> bool {
+        match self.phase {
+            ConnectionPhase::Connecting { .. } | ConnectionPhase::Open => false,
+            ConnectionPhase::Terminating { .. } => self.send_queue.is_empty(),
             ConnectionPhase::Closed => true,
         }
     }
 
-    pub(crate) fn opened(&mut self, incoming: PduFraming, outgoing: PduFraming) {
+    pub(crate) fn set_open(&mut self, incoming: PduFraming, outgoing: PduFraming) {
         (self.incoming, self.outgoing) = (incoming, outgoing);
-        self.life = ConnectionPhase::Open;
+        self.phase = ConnectionPhase::Open;
     }
 
     /// Queues a TermReq for the PDU with this header.
-    pub(crate) fn refuse(
+    pub(crate) fn reject(
         &mut self,
         now: Instant,
-        refusal: FatalError,
+        violation: FatalError,
         header: &[u8],
     ) -> CloseReason {
-        let kind = match self.end {
+        let kind = match self.role {
             Role::Host => PduType::H2CTermReq,
             Role::Controller => PduType::C2HTermReq,
         };
-        let (bytes, len) = TermReq::build(kind, refusal, header);
-        self.out.push_termination(&bytes[..len]);
-        self.life = ConnectionPhase::Terminating { until: now.after(self.time_limit.linger) };
-        self.stuck_since = None;
-        CloseReason::ProtocolError(refusal)
+        // The TermReq quotes the header; it has reserved space behind the header ring (§3.6.2.4).
+        let (bytes, len) = TermReq::build(kind, violation, header);
+        self.send_queue.push_termination(&bytes[..len]);
+        self.phase = ConnectionPhase::Terminating { until: now.after(self.timeouts.close) };
+        self.stalled_since = None;
+        CloseReason::ProtocolError(violation)
     }
 
     /// Handles a TermReq of the peer.
-    pub(crate) fn terminated(&mut self, request: &TermReq) -> CloseReason {
-        self.end();
+    pub(crate) fn handle_termination(&mut self, request: &TermReq) -> CloseReason {
+        self.close();
         if request.is_valid() {
             CloseReason::Terminated(request.fatal_error())
         } else {
@@ -155,53 +156,59 @@ impl ConnectionCore {
     }
 
     /// Handles the end of the stream. Returns the reason, unless it was reported before.
-    pub(crate) fn closed(&mut self, is_within: bool) -> Option<CloseReason> {
-        let cause = if is_within { CloseReason::TruncatedPdu } else { CloseReason::Closed };
-        let cause = self.is_listening().then_some(cause);
-        self.end();
-        cause
+    pub(crate) fn handle_eof(&mut self, is_inside_pdu: bool) -> Option<CloseReason> {
+        let reason = if is_inside_pdu { CloseReason::TruncatedPdu } else { CloseReason::Closed };
+        let reason = self.accepts_pdus().then_some(reason);
+        self.close();
+        reason
     }
 
-    fn end(&mut self) {
-        self.life = ConnectionPhase::Closed;
-        self.stuck_since = None;
+    fn close(&mut self) {
+        self.phase = ConnectionPhase::Closed;
+        self.stalled_since = None;
     }
 
     /// Updates the PDU timeout at the end of `receive`: whether a PDU is incomplete, and whether
     /// anything was consumed.
     #[inline]
-    pub(crate) fn note(&mut self, now: Instant, is_within: bool, progressed: bool) {
-        if !is_within {
-            self.stuck_since = None;
-        } else if progressed || self.stuck_since.is_none() {
-            self.stuck_since = Some(now);
+    pub(crate) fn update_pdu_timer(
+        &mut self,
+        now: Instant,
+        is_inside_pdu: bool,
+        has_progressed: bool,
+    ) {
+        if !is_inside_pdu {
+            self.stalled_since = None;
+        } else if has_progressed || self.stalled_since.is_none() {
+            self.stalled_since = Some(now);
         }
     }
 
-    /// Time at which [`expired`](Self::expired) must be called.
+    /// Time at which [`handle_deadline`](Self::handle_deadline) must be called.
     #[inline]
     pub(crate) fn deadline(&self) -> Instant {
-        let stuck = self.stuck_since.map_or(Instant::NEVER, |at| at.after(self.time_limit.unit));
-        match self.life {
-            ConnectionPhase::Opening { until } => until.min(stuck),
-            ConnectionPhase::Open => stuck,
+        let stalled_until =
+            self.stalled_since.map_or(Instant::NEVER, |at| at.after(self.timeouts.pdu));
+        match self.phase {
+            ConnectionPhase::Connecting { until } => until.min(stalled_until),
+            ConnectionPhase::Open => stalled_until,
             ConnectionPhase::Terminating { until } => until,
             ConnectionPhase::Closed => Instant::NEVER,
         }
     }
 
     /// Closes the connection after a timeout. Returns the reason, unless it was reported before.
-    pub(crate) fn expired(&mut self, now: Instant) -> Option<CloseReason> {
-        if now < self.deadline() || self.is_over() {
+    pub(crate) fn handle_deadline(&mut self, now: Instant) -> Option<CloseReason> {
+        if now < self.deadline() || self.is_closed() {
             return None;
         }
-        let cause = match self.life {
-            ConnectionPhase::Opening { .. } => Some(CloseReason::ConnectTimeout),
+        let reason = match self.phase {
+            ConnectionPhase::Connecting { .. } => Some(CloseReason::ConnectTimeout),
             ConnectionPhase::Open => Some(CloseReason::PduTimeout),
             ConnectionPhase::Terminating { .. } | ConnectionPhase::Closed => None,
         };
-        self.end();
-        cause
+        self.close();
+        reason
     }
 
     /// Queues a PDU header, with its digest and the padding in front of data at `data_at`. Inlined,
@@ -210,23 +217,23 @@ impl ConnectionCore {
     #[inline(always)]
     pub(crate) fn push(&mut self, header: &[u8], data_at: usize) {
         let digest = self.outgoing.header_digest.then(|| tenmil_wire::tcp::crc32c(header));
-        let bare = header.len() + usize::from(self.outgoing.header_digest_bytes());
-        self.out.push_header(header, digest, data_at.max(bare));
+        let len_with_digest = header.len() + usize::from(self.outgoing.header_digest_bytes());
+        self.send_queue.push_header(header, digest, data_at.max(len_with_digest));
     }
 
-    /// Parses the header of the PDU at the start of `bytes`. Returns it with its length including
+    /// Parses the header of the PDU at the start of `bytes`. Returns the header and its length including
     /// the digest, or `None` if more bytes are needed.
     ///
     /// The type is checked as soon as the common header is complete, and nothing else before the
     /// whole header is, so that the error does not depend on the fragmentation of the stream.
     #[inline(always)]
-    pub(crate) fn header<'a>(
+    pub(crate) fn parse_header<'a>(
         &self,
         bytes: &'a [u8],
     ) -> Result<Option<PduHeader<'a>>, RejectedPdu<'a>> {
         let Some(common) = bytes.get(..tenmil_wire::tcp::COMMON_BYTES) else { return Ok(None) };
         let kind =
-            tenmil_wire::tcp::check::pdu_type(self.end, bytes[0]).map_err(|why| (why, common))?;
+            tenmil_wire::tcp::check::pdu_type(self.role, bytes[0]).map_err(|why| (why, common))?;
         let len = usize::from(kind.header_bytes());
         if !self.incoming.header_digest || !kind.has_digest() {
             return Ok(bytes.get(..len).map(|header| (kind, header, len)));

@@ -41,37 +41,42 @@ impl Script<'_> {
     }
 
     /// Next byte; zero at the end of the script.
-    fn small(&mut self) -> u8 {
+    fn byte_or_zero(&mut self) -> u8 {
         self.byte().unwrap_or(0)
     }
 
     /// Next length, usually a valid one.
     fn len(&mut self) -> u32 {
-        match self.small() {
-            whole @ 0..=0x3f => u32::from(whole) * 4,
-            whole @ 0x40..=0x7f => u32::from(whole - 0x40) * 256,
+        match self.byte_or_zero() {
+            pdu @ 0..=0x3f => u32::from(pdu) * 4,
+            pdu @ 0x40..=0x7f => u32::from(pdu - 0x40) * 256,
             odd @ 0x80..=0xbf => u32::from(odd),
-            _ => u32::from_le_bytes([self.small(), self.small(), self.small(), self.small()]),
+            _ => u32::from_le_bytes([
+                self.byte_or_zero(),
+                self.byte_or_zero(),
+                self.byte_or_zero(),
+                self.byte_or_zero(),
+            ]),
         }
     }
 }
 
 /// Digests, alignment and fragmentation: the first bytes of a script.
-struct Setting {
+struct SessionParams {
     header_digest: bool,
     data_digest: bool,
     alignment: u8,
-    piece: usize,
+    fragment_bytes: usize,
 }
 
-impl Setting {
-    fn of(script: &mut Script<'_>) -> Self {
-        let (how, piece) = (script.small(), script.small());
+impl SessionParams {
+    fn from_script(script: &mut Script<'_>) -> Self {
+        let (mode, fragment_bytes) = (script.byte_or_zero(), script.byte_or_zero());
         Self {
-            header_digest: how & 1 != 0,
-            data_digest: how & 2 != 0,
-            alignment: how >> 3,
-            piece: usize::from(piece).pow(2) + 1,
+            header_digest: mode & 1 != 0,
+            data_digest: mode & 2 != 0,
+            alignment: mode >> 3,
+            fragment_bytes: usize::from(fragment_bytes).pow(2) + 1,
         }
     }
 
@@ -82,7 +87,7 @@ impl Setting {
 }
 
 /// Encodes a PDU of a header and `len` zeroes, with digests and padding.
-fn unit(framing: PduFraming, header: &[u8], len: u32) -> Vec<u8> {
+fn encode_pdu(framing: PduFraming, header: &[u8], len: u32) -> Vec<u8> {
     let mut bytes = header.to_vec();
     if framing.header_digest {
         bytes.extend(crc32c(header).to_le_bytes());
@@ -101,22 +106,27 @@ fn unit(framing: PduFraming, header: &[u8], len: u32) -> Vec<u8> {
 }
 
 /// Modifies a header before its digest is computed, or the whole PDU afterwards.
-fn bend(script: &mut Script<'_>, framing: PduFraming, mut header: Vec<u8>, len: u32) -> Vec<u8> {
-    let how = script.small();
-    let (at, value) = (usize::from(script.small()), script.small());
-    if how & 0xc0 == 0x40 && !header.is_empty() {
-        let place = at % header.len();
-        header[place] = value;
+fn mutate_pdu(
+    script: &mut Script<'_>,
+    framing: PduFraming,
+    mut header: Vec<u8>,
+    len: u32,
+) -> Vec<u8> {
+    let mode = script.byte_or_zero();
+    let (at, value) = (usize::from(script.byte_or_zero()), script.byte_or_zero());
+    if mode & 0xc0 == 0x40 && !header.is_empty() {
+        let placement = at % header.len();
+        header[placement] = value;
     }
-    let mut whole = unit(framing, &header, len);
-    if how & 0xc0 == 0x80 && !whole.is_empty() {
-        let place = at % whole.len();
-        whole[place] ^= value;
+    let mut pdu = encode_pdu(framing, &header, len);
+    if mode & 0xc0 == 0x80 && !pdu.is_empty() {
+        let placement = at % pdu.len();
+        pdu[placement] ^= value;
     }
-    if how & 0xc0 == 0xc0 {
-        whole.truncate(at % (whole.len() + 1));
+    if mode & 0xc0 == 0xc0 {
+        pdu.truncate(at % (pdu.len() + 1));
     }
-    whole
+    pdu
 }
 
 /// End under test and its owner, with a scripted peer.
@@ -125,16 +135,16 @@ struct Peer<E: Connection, O> {
     owner: O,
     events: EventQueue<E::Event>,
     /// Received bytes that were not consumed.
-    inbox: Vec<u8>,
+    unconsumed: Vec<u8>,
     /// Number of times the end of the connection was reported.
-    ends: usize,
+    close_events: usize,
     now: Instant,
     /// Size of the fragments of the stream.
-    piece: usize,
+    fragment_bytes: usize,
 }
 
 /// Behavior and invariants of an owner.
-trait Owned {
+trait PeerOwner {
     type Event;
 
     fn handle_event(&mut self, event: Self::Event);
@@ -146,69 +156,77 @@ trait Owned {
 impl<E, O> Peer<E, O>
 where
     E: Connection<Event: Copy>,
-    Self: Owned<Event = E::Event>,
+    Self: PeerOwner<Event = E::Event>,
 {
-    fn new(end: E, owner: O, piece: usize) -> Self {
-        let (events, inbox) = (EventQueue::with_capacity(4), Vec::new());
-        Self { end, owner, events, inbox, ends: 0, now: Instant::default(), piece }
+    fn new(end: E, owner: O, fragment_bytes: usize) -> Self {
+        let (events, unconsumed) = (EventQueue::with_capacity(4), Vec::new());
+        Self {
+            end,
+            owner,
+            events,
+            unconsumed,
+            close_events: 0,
+            now: Instant::default(),
+            fragment_bytes,
+        }
     }
 
     /// Executes the script to its end.
-    fn play(&mut self, script: &mut Script<'_>, framing: PduFraming) {
+    fn run_script(&mut self, script: &mut Script<'_>, framing: PduFraming) {
         for _ in 0..STEPS_MAX {
             let Some(step) = script.byte() else { break };
             self.now = self.now.after(Span::from_ms(1));
             let sent = self.step(script, framing, step);
-            self.turn(&sent);
+            self.exchange(&sent);
         }
     }
 
-    fn turn(&mut self, bytes: &[u8]) {
-        for part in bytes.chunks(self.piece) {
-            self.inbox.extend_from_slice(part);
-            self.read();
+    fn exchange(&mut self, bytes: &[u8]) {
+        for part in bytes.chunks(self.fragment_bytes) {
+            self.unconsumed.extend_from_slice(part);
+            self.receive();
         }
-        self.end.fill(&Zeros);
+        self.end.fill_send_queue(&Zeros);
         let len = len_of(self.end.pieces(), self.end.headers(), DEPTH);
-        self.end.sent(len, &mut self.events);
-        self.handle();
-        self.read();
+        self.end.record_sent(len, &mut self.events);
+        self.handle_events();
+        self.receive();
         assert!(self.end.deadline() >= self.now, "a deadline was missed");
     }
 
-    fn read(&mut self) {
+    fn receive(&mut self) {
         loop {
-            let taken = self.end.receive(self.now, &self.inbox, &mut self.events);
-            let any = self.handle();
-            self.inbox.drain(..taken);
-            if taken == 0 && !any {
+            let consumed = self.end.receive(self.now, &self.unconsumed, &mut self.events);
+            let had_events = self.handle_events();
+            self.unconsumed.drain(..consumed);
+            if consumed == 0 && !had_events {
                 return;
             }
         }
     }
 
-    fn handle(&mut self) -> bool {
+    fn handle_events(&mut self) -> bool {
         let events = self.events.as_slice().to_vec();
         self.events.clear();
         for event in &events {
             self.handle_event(*event);
         }
-        assert!(self.ends <= 1, "an end is told once");
+        assert!(self.close_events <= 1, "an end is told once");
         !events.is_empty()
     }
 
     fn close(&mut self) {
-        self.end.receive_end(self.inbox.len(), &mut self.events);
-        self.handle();
+        self.end.handle_eof(self.unconsumed.len(), &mut self.events);
+        self.handle_events();
         self.end.handle_deadline(self.now.after(Span::from_secs(100)), &mut self.events);
-        self.handle();
-        assert!(self.end.is_closed() && self.ends == 1);
+        self.handle_events();
+        assert!(self.end.is_closed() && self.close_events == 1);
     }
 }
 
 /// Total length of the pieces, after checking their bounds.
 fn len_of(pieces: &[SendPiece], headers: &[u8], tags: u16) -> usize {
-    let len = |piece: &SendPiece| match *piece {
+    let len = |fragment_bytes: &SendPiece| match *fragment_bytes {
         SendPiece::Headers { at, len_bytes } => headers[at as usize..][..len_bytes as usize].len(),
         SendPiece::Payload { tag, offset, len_bytes } => {
             assert!(tag < tags && offset + len_bytes <= BYTES_MAX);
@@ -223,7 +241,7 @@ mod tests {
     use tenmil_base::Random;
 
     #[test]
-    fn nothing_that_must_hold_is_broken_by_scripts_of_any_kind() {
+    fn random_scripts_violate_no_invariant() {
         let mut random = Random::new(0x7c9_0001);
         for _ in 0..3_000 {
             let len = random.below(400);
@@ -231,9 +249,9 @@ mod tests {
             super::host(&bytes);
             super::controller(&bytes);
             // Few bits: digests off, valid connection setup, unmodified PDUs.
-            let calm: Vec<u8> = bytes.iter().map(|byte| byte & 0x3f).collect();
-            super::host(&calm);
-            super::controller(&calm);
+            let unmodified: Vec<u8> = bytes.iter().map(|byte| byte & 0x3f).collect();
+            super::host(&unmodified);
+            super::controller(&unmodified);
         }
     }
 }

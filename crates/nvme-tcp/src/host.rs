@@ -1,8 +1,9 @@
 //! Host side of a connection: sends commands, receives completions.
 //!
 //! The tag of a command is its slot index, and its command identifier on the wire, unless the caller
-//! chooses [identifiers](HostConfig::cid_mask) of which the tag is a part. It is free again with [`HostEvent::Completed`], which is reported once the response has arrived and nothing of the
-//! command is left to send, whichever is later.
+//! chooses [identifiers](HostConfig::cid_mask) of which the tag is a part. The tag is free again with
+//! [`HostEvent::Completed`], which is reported once the response has arrived and all bytes of the command
+//! are sent, whichever is later.
 //!
 //! The table has no more slots than the submission queue has entries: Connect must carry an SQSIZE
 //! of at least [`HostConfig::depth`]. The queue therefore never overflows, with or without SQ flow
@@ -30,24 +31,24 @@ use slot::{CommandSlot, R2tRange, TransferState};
 /// Host side of a connection.
 #[derive(Debug)]
 pub struct HostConnection {
-    line: ConnectionCore,
+    core: ConnectionCore,
     config: HostConfig,
     request: IcReq,
-    terms: NegotiatedParams,
+    params: NegotiatedParams,
     /// The connection is open, without digests.
-    is_plain: bool,
+    is_open_without_digests: bool,
     slots: Box<[CommandSlot]>,
     /// The bits of a command identifier that are its tag.
     tag_mask: u16,
-    free: Vec<u16>,
+    free_list: Vec<u16>,
     /// Ranges requested by the controller: `r2ts_max` entries for each slot.
-    asks: Box<[R2tRange]>,
+    r2ts: Box<[R2tRange]>,
     /// Slots with ranges to be sent, each once.
-    pending: VecDeque<u16>,
+    send_list: VecDeque<u16>,
     /// Slots whose response arrived before everything was sent.
-    answered: Vec<u16>,
+    completed_unsent: Vec<u16>,
     /// Limit of queued unsent data, and of the data of one PDU.
-    portion_bytes: u32,
+    send_budget_bytes: u32,
 }
 
 /// Configuration of the host side.
@@ -70,7 +71,7 @@ pub struct HostConfig {
     /// own table has indexes already. Zero if tags are assigned here.
     pub cid_mask: u16,
     /// Time limits for the controller.
-    pub time_limit: Timeouts,
+    pub timeouts: Timeouts,
 }
 
 /// Use of a digest.
@@ -103,7 +104,7 @@ pub enum HostEvent {
     /// Data arrived, at position `at` of the bytes passed to `receive`.
     Data {
         /// Range of the command's data.
-        place: DataPlacement,
+        placement: DataPlacement,
         /// Position of the data.
         at: u32,
     },
@@ -111,7 +112,7 @@ pub enum HostEvent {
     /// succeeded: [`Data`](Self::Data) and [`Completed`](Self::Completed) in one.
     ReadCompleted {
         /// The command's data.
-        place: DataPlacement,
+        placement: DataPlacement,
         /// Command identifier.
         cid: u16,
         /// Position of the data.
@@ -125,7 +126,7 @@ pub enum HostEvent {
         /// Transport Error, one whose data are incomplete as Data Transfer Error.
         completion: Completion,
         /// Bytes received.
-        moved_bytes: u32,
+        transferred_bytes: u32,
     },
     /// The connection has ended. Outstanding commands are returned by [`HostConnection::outstanding`].
     Ended(CloseReason),
@@ -142,13 +143,13 @@ const CAPSULE_BYTES: usize = 128;
 const DATA_HEADERS: usize = 16;
 /// All headers that a controller sends on an open connection have the length of a C2HData header.
 const _: () = {
-    let of_data = PduType::C2HData.header_bytes();
-    assert!(PduType::CapsuleResp.header_bytes() == of_data);
-    assert!(PduType::R2t.header_bytes() == of_data);
-    assert!(PduType::C2HTermReq.header_bytes() == of_data);
+    let len = PduType::C2HData.header_bytes();
+    assert!(PduType::CapsuleResp.header_bytes() == len);
+    assert!(PduType::R2t.header_bytes() == len);
+    assert!(PduType::C2HTermReq.header_bytes() == len);
 };
-/// Default of [`set_portion`](HostConnection::set_send_budget).
-const PORTION_BYTES: u32 = 256 << 10;
+/// Default of [`set_send_budget`](HostConnection::set_send_budget).
+const SEND_BUDGET_BYTES: u32 = 256 << 10;
 
 impl Default for HostConfig {
     fn default() -> Self {
@@ -160,14 +161,14 @@ impl Default for HostConfig {
             data_digest: DigestMode::Off,
             r2ts_max: 1,
             cid_mask: 0,
-            time_limit: Timeouts::default(),
+            timeouts: Timeouts::default(),
         }
     }
 }
 
 impl HostConfig {
     /// Clamps every value to its bounds.
-    const fn sane(mut self) -> Self {
+    const fn clamped(mut self) -> Self {
         if self.depth == 0 {
             self.depth = 1;
         }
@@ -183,7 +184,7 @@ impl HostConfig {
         self
     }
 
-    const fn header_room(&self) -> usize {
+    const fn header_capacity(&self) -> usize {
         (self.depth as usize + DATA_HEADERS) * (CAPSULE_BYTES + 4)
     }
 
@@ -194,12 +195,12 @@ impl HostConfig {
     /// Upper bound of the memory of a host side including itself, without data buffers.
     #[must_use]
     pub const fn memory_bytes(&self) -> usize {
-        let sane = self.sane();
+        let clamped = self.clamped();
         let slot = size_of::<CommandSlot>() + 3 * size_of::<u16>();
-        let asks = sane.r2ts_max as usize * size_of::<R2tRange>();
+        let r2ts = clamped.r2ts_max as usize * size_of::<R2tRange>();
         size_of::<HostConnection>()
-            + sane.depth as usize * (slot + asks)
-            + SendQueue::memory_bytes(sane.header_room(), sane.pieces_max())
+            + clamped.depth as usize * (slot + r2ts)
+            + SendQueue::memory_bytes(clamped.header_capacity(), clamped.pieces_max())
     }
 }
 
@@ -207,31 +208,31 @@ impl HostConnection {
     /// Creates the host side of a new stream, with ICReq queued.
     #[must_use]
     pub fn new(config: HostConfig, now: Instant) -> Self {
-        let config = config.sane();
-        let (depth, asks_max) = (usize::from(config.depth), usize::from(config.r2ts_max));
-        let out = SendQueue::new(config.header_room(), config.pieces_max());
-        let asks = |digest| digest != DigestMode::Off;
+        let config = config.clamped();
+        let (depth, r2ts_max) = (usize::from(config.depth), usize::from(config.r2ts_max));
+        let out = SendQueue::new(config.header_capacity(), config.pieces_max());
+        let is_requested = |digest| digest != DigestMode::Off;
         let request = IcReq::new(
             config.hpda,
-            asks(config.header_digest),
-            asks(config.data_digest),
+            is_requested(config.header_digest),
+            is_requested(config.data_digest),
             u32::from(config.r2ts_max) - 1,
         );
-        let mut line = ConnectionCore::new(Role::Host, config.time_limit, out, now);
-        line.push(request.as_bytes(), 0);
+        let mut core = ConnectionCore::new(Role::Host, config.timeouts, out, now);
+        core.push(request.as_bytes(), 0);
         Self {
-            line,
+            core,
             config,
             request,
-            terms: NegotiatedParams::default(),
-            is_plain: false,
+            params: NegotiatedParams::default(),
+            is_open_without_digests: false,
             slots: vec![CommandSlot::FREE; depth].into(),
             tag_mask: if config.cid_mask == 0 { u16::MAX } else { config.cid_mask },
-            free: (0..config.depth).rev().filter(|_| config.cid_mask == 0).collect(),
-            asks: vec![R2tRange::default(); depth * asks_max].into(),
-            pending: VecDeque::with_capacity(depth),
-            answered: Vec::with_capacity(depth),
-            portion_bytes: PORTION_BYTES,
+            free_list: (0..config.depth).rev().filter(|_| config.cid_mask == 0).collect(),
+            r2ts: vec![R2tRange::default(); depth * r2ts_max].into(),
+            send_list: VecDeque::with_capacity(depth),
+            completed_unsent: Vec::with_capacity(depth),
+            send_budget_bytes: SEND_BUDGET_BYTES,
         }
     }
 
@@ -239,8 +240,8 @@ impl HostConnection {
     /// assigns them.
     #[inline]
     #[must_use]
-    pub fn room(&self) -> usize {
-        self.free.len()
+    pub fn free_tags(&self) -> usize {
+        self.free_list.len()
     }
 
     /// Sets the limit of queued unsent data, above which no further data PDU is queued, and of the
@@ -248,28 +249,28 @@ impl HostConnection {
     /// this. The default is 256 KiB; a multiple of 4.
     #[inline]
     pub fn set_send_budget(&mut self, bytes: u32) {
-        self.portion_bytes = bytes;
+        self.send_budget_bytes = bytes;
     }
 
-    /// Number of bytes, at least one, that may be received after `waiting` unconsumed bytes without
+    /// Number of bytes, at least one, that may be received after `unconsumed` bytes without
     /// reaching data that could be [received directly](Connection::direct_placement). For owners whose data
     /// have no address, so that storing them from a receive buffer should be avoided.
     #[must_use]
-    pub fn before_data(&self, waiting: usize) -> usize {
-        let header = PduType::C2HData.header_bytes() + self.line.incoming.header_digest_bytes();
-        let left = match &self.line.body {
-            Some(body) => body.before_direct(),
-            None => usize::from(header).saturating_sub(waiting),
+    pub fn bytes_before_data(&self, unconsumed: usize) -> usize {
+        let header = PduType::C2HData.header_bytes() + self.core.incoming.header_digest_bytes();
+        let remaining = match &self.core.body {
+            Some(body) => body.bytes_before_direct(),
+            None => usize::from(header).saturating_sub(unconsumed),
         };
         // PDUs that are longer than this header and carry no data are parsed as they arrive.
-        if left == 0 { usize::MAX } else { left }
+        if remaining == 0 { usize::MAX } else { remaining }
     }
 
     /// Tag of the next command. The payload must be available under this tag.
     #[inline]
     #[must_use]
     pub fn next_tag(&self) -> Option<u16> {
-        self.free.last().copied()
+        self.free_list.last().copied()
     }
 }
 
@@ -278,54 +279,56 @@ impl Connection for HostConnection {
 
     #[inline]
     fn core(&self) -> &ConnectionCore {
-        &self.line
+        &self.core
     }
 
     #[inline]
     fn core_mut(&mut self) -> &mut ConnectionCore {
-        &mut self.line
+        &mut self.core
     }
 
     #[inline]
     fn receive(&mut self, now: Instant, bytes: &[u8], events: &mut EventQueue<HostEvent>) -> usize {
-        self.read(now, bytes, events)
+        self.receive_pdus(now, bytes, events)
     }
 
     #[inline]
-    fn fill(&mut self, payloads: &impl PayloadDigest) {
-        if !self.pending.is_empty() {
+    fn fill_send_queue(&mut self, payloads: &impl PayloadDigest) {
+        if !self.send_list.is_empty() {
             self.fill_data(payloads);
         }
     }
 
     #[inline]
     fn has_more(&self) -> bool {
-        !self.pending.is_empty()
+        !self.send_list.is_empty()
     }
 
     #[inline]
-    fn sent(&mut self, count: usize, events: &mut EventQueue<HostEvent>) {
-        self.line.out.sent(count);
-        if !self.answered.is_empty() {
-            self.end_answered(events);
+    fn record_sent(&mut self, count: usize, events: &mut EventQueue<HostEvent>) {
+        self.core.send_queue.record_sent(count);
+        if !self.completed_unsent.is_empty() {
+            self.complete_sent(events);
         }
     }
 
     fn outstanding(&self) -> impl Iterator<Item = u16> + '_ {
-        let is_taken = |tag: &u16| self.slots[usize::from(*tag)].state != TransferState::Free;
-        (0..self.config.depth).filter(is_taken)
+        let is_outstanding = |tag: &u16| self.slots[usize::from(*tag)].state != TransferState::Free;
+        (0..self.config.depth).filter(is_outstanding)
     }
 }
 
 impl HostEvent {
-    /// The event as the ones of which it consists.
-    pub fn parts(self) -> impl Iterator<Item = Self> {
+    /// Splits [`ReadCompleted`](Self::ReadCompleted) into `Data` and `Completed`; any other event is returned
+    /// as it is.
+    pub fn split(self) -> impl Iterator<Item = Self> {
         let (first, second) = match self {
-            Self::ReadCompleted { place, cid, at } => {
+            Self::ReadCompleted { placement, cid, at } => {
                 let completion = Completion::new(cid, Status::SUCCESS);
-                let moved_bytes = place.len_bytes;
-                let completed = Self::Completed { tag: place.tag, completion, moved_bytes };
-                (Self::Data { place, at }, Some(completed))
+                let transferred_bytes = placement.len_bytes;
+                let completed =
+                    Self::Completed { tag: placement.tag, completion, transferred_bytes };
+                (Self::Data { placement, at }, Some(completed))
             }
             other => (other, None),
         };
@@ -334,7 +337,7 @@ impl HostEvent {
 }
 
 impl From<CloseReason> for HostEvent {
-    fn from(cause: CloseReason) -> Self {
-        Self::Ended(cause)
+    fn from(reason: CloseReason) -> Self {
+        Self::Ended(reason)
     }
 }

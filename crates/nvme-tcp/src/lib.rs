@@ -1,15 +1,15 @@
 //! NVMe/TCP protocol, both ends, without I/O: bytes in, events out.
 //!
 //! ```text
-//!             Host                                             Controller
-//!   submit ──▶ slots ──▶ outbox ─ pieces ─▶ bytes ─▶ receive ──▶ slots ──▶ Command, Data, Arrived
-//!                                                                 │  grant, reply, finish
-//!   Data, Done ◀── slots ◀── receive ◀─ bytes ◀─ pieces ─ outbox ◀┘
+//!                     Host                                               Controller
+//!   submit ─────────▶ slots ─▶ send queue ─ pieces ─▶ bytes ─▶ receive ─▶ slots ─▶ Command, Data, DataComplete
+//!                                                                          │  request_data, send_data, complete
+//!   Data, Completed ◀─ slots ◀─ receive ◀─ bytes ◀─ pieces ─ send queue ◀──┘
 //! ```
 //!
 //! Nothing here does I/O, reads a clock or holds payload. An end parses received bytes, passed as
-//! one slice, and reports [`EventQueue`]: commands, and the ranges of the slice that are data. What it
-//! sends is a list of [`SendPiece`]s: headers, which it stores, and payload, which is named by tag and
+//! one slice, and adds events to an [`EventQueue`]: commands, and the ranges of the slice that are data.
+//! Its output is a list of [`SendPiece`]s: headers, which it stores, and payload, which is named by tag and
 //! offset and stored by the owner. Payload is therefore copied once if it was received into the
 //! same buffer as headers, and never if the socket receives it directly into the [`DataPlacement`] that
 //! [`Connection::direct_placement`] names.
@@ -52,11 +52,11 @@ mod tests;
 
 pub use connection::Connection;
 pub use controller::{
-    ControllerConfig, ControllerConnection, ControllerEvent, DataTransfer, NotPossible, QueueKind,
+    ControllerConfig, ControllerConnection, ControllerEvent, DataTransfer, InvalidCall, QueueKind,
     SuccessPolicy,
 };
 pub use endpoint::{CloseReason, ConnectionCore, Timeouts};
-pub use events::{EVENTS_PER_UNIT, EventQueue};
+pub use events::{EVENTS_PER_PDU, EventQueue};
 pub use host::{DataDirection, DigestMode, HostConfig, HostConnection, HostEvent, QueueFull};
 pub use pdu_body::DataPlacement;
 pub use send_queue::SendPiece;
@@ -76,7 +76,7 @@ pub struct NoDigest;
 
 impl PayloadDigest for NoDigest {
     fn digest(&self, _: u16, _: u32, _: u32) -> u32 {
-        unreachable!("no data digests were agreed upon")
+        unreachable!("data digests were not negotiated")
     }
 }
 

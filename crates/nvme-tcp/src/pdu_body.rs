@@ -2,8 +2,8 @@
 
 use tenmil_wire::tcp::{Crc32c, crc32c};
 
-/// Why a position in a receive buffer is a `u32`.
-const SHORT: &str = "a receive buffer is shorter than 4 GiB";
+/// Panic message: positions in a receive buffer are `u32`.
+const BUFFER_BELOW_4_GIB: &str = "a receive buffer is shorter than 4 GiB";
 
 /// Body of the PDU that is being received.
 #[derive(Clone, Copy, Debug)]
@@ -17,11 +17,11 @@ pub(crate) struct PduBody {
     /// Whether a data digest follows.
     pub(crate) has_digest: bool,
     /// Whether the owner still needs the data.
-    pub(crate) is_wanted: bool,
+    pub(crate) is_needed: bool,
     /// Offset of the next byte in the command's data.
     pub(crate) offset: u32,
     /// Remaining data bytes.
-    pub(crate) left: u32,
+    pub(crate) remaining: u32,
     /// Digest of the data received so far.
     pub(crate) digest: Crc32c,
 }
@@ -41,88 +41,90 @@ pub struct DataPlacement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodyProgress {
     /// More bytes are needed.
-    Partly,
+    Partial,
     /// Complete; `is_intact` is the result of the digest check.
-    Whole { is_intact: bool },
+    Complete { is_intact: bool },
 }
 
 impl PduBody {
-    /// Continues at `at`, and calls `place` with received data and their position in `bytes`.
+    /// Continues at `at`, and calls `deliver` with received data and their position in `bytes`.
     #[inline]
-    pub(crate) fn read(
+    pub(crate) fn receive(
         &mut self,
         bytes: &[u8],
         at: &mut usize,
-        place: impl FnOnce(DataPlacement, u32),
+        deliver: impl FnOnce(DataPlacement, u32),
     ) -> BodyProgress {
         let rest = bytes.len() - *at;
         let skipped = rest.min(self.padding.into());
         *at += skipped;
         self.padding -= u8::try_from(skipped).unwrap_or(self.padding);
-        let count = u32::try_from(bytes.len() - *at).unwrap_or(u32::MAX).min(self.left);
+        let count = u32::try_from(bytes.len() - *at).unwrap_or(u32::MAX).min(self.remaining);
         if count > 0 {
-            let here = u32::try_from(*at).expect(SHORT);
+            let data_at = u32::try_from(*at).expect(BUFFER_BELOW_4_GIB);
             if self.has_digest {
                 self.digest.update(&bytes[*at..*at + count as usize]);
             }
-            if self.is_wanted {
-                place(DataPlacement { tag: self.tag, offset: self.offset, len_bytes: count }, here);
+            if self.is_needed {
+                let (tag, offset) = (self.tag, self.offset);
+                deliver(DataPlacement { tag, offset, len_bytes: count }, data_at);
             }
             self.advance(count);
             *at += count as usize;
         }
-        if self.left > 0 || self.padding > 0 {
-            return BodyProgress::Partly;
+        if self.remaining > 0 || self.padding > 0 {
+            return BodyProgress::Partial;
         }
         if !self.has_digest {
-            return BodyProgress::Whole { is_intact: true };
+            return BodyProgress::Complete { is_intact: true };
         }
-        let Some(found) = bytes[*at..].first_chunk::<4>() else { return BodyProgress::Partly };
+        let Some(found) = bytes[*at..].first_chunk::<4>() else { return BodyProgress::Partial };
         *at += 4;
-        BodyProgress::Whole { is_intact: u32::from_le_bytes(*found) == self.digest.value() }
+        BodyProgress::Complete { is_intact: u32::from_le_bytes(*found) == self.digest.value() }
     }
 
-    /// Receives all of it, if it is all there at `at` and not empty. Returns where the data begin, where the body
-    /// ends, and whether the data are intact.
+    /// Receives the body at `at`, if it is there as a whole and not empty. Returns the position of the data,
+    /// the end of the body, and whether the data are intact.
     #[inline(always)]
-    pub(crate) fn read_whole(&self, bytes: &[u8], at: usize) -> Option<(u32, usize, bool)> {
+    pub(crate) fn receive_complete(&self, bytes: &[u8], at: usize) -> Option<(u32, usize, bool)> {
         let begin = at + usize::from(self.padding);
-        let end = begin + self.left as usize;
-        if end > bytes.len() || self.left == 0 {
+        let end = begin + self.remaining as usize;
+        if end > bytes.len() || self.remaining == 0 {
             return None;
         }
-        let here = u32::try_from(begin).expect(SHORT);
+        let data_at = u32::try_from(begin).expect(BUFFER_BELOW_4_GIB);
         if !self.has_digest {
-            return Some((here, end, true));
+            return Some((data_at, end, true));
         }
         let found = bytes[end..].first_chunk::<4>()?;
-        Some((here, end + 4, u32::from_le_bytes(*found) == crc32c(&bytes[begin..end])))
+        Some((data_at, end + 4, u32::from_le_bytes(*found) == crc32c(&bytes[begin..end])))
     }
 
     /// Records that `count` bytes were stored in place.
     #[inline]
     pub(crate) fn advance(&mut self, count: u32) {
         self.offset += count;
-        self.left -= count;
+        self.remaining -= count;
     }
 
-    /// Its data from `offset` on.
+    /// Range of the remaining data.
     #[inline]
     pub(crate) const fn placement(&self) -> DataPlacement {
-        DataPlacement { tag: self.tag, offset: self.offset, len_bytes: self.left }
+        DataPlacement { tag: self.tag, offset: self.offset, len_bytes: self.remaining }
     }
 
     /// Remaining data, if they can be received directly into place: not with a digest, which is
     /// computed as the bytes pass through.
     #[inline]
     pub(crate) fn direct(&self) -> Option<DataPlacement> {
-        let is_plain = self.is_wanted && !self.has_digest && self.padding == 0 && self.left > 0;
-        is_plain.then_some(self.placement())
+        let is_direct =
+            self.is_needed && !self.has_digest && self.padding == 0 && self.remaining > 0;
+        is_direct.then_some(self.placement())
     }
 
     /// Number of bytes in front of data that can be received [directly](Self::direct); zero if none
     /// can.
-    pub(crate) fn before_direct(&self) -> usize {
-        if self.is_wanted && !self.has_digest { self.padding.into() } else { 0 }
+    pub(crate) fn bytes_before_direct(&self) -> usize {
+        if self.is_needed && !self.has_digest { self.padding.into() } else { 0 }
     }
 }

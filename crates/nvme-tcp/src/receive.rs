@@ -5,31 +5,31 @@ use tenmil_wire::tcp::{FatalError, TermReq};
 
 use crate::connection::Connection;
 use crate::endpoint::RejectedPdu;
-use crate::events::{EVENTS_PER_UNIT, EventQueue};
+use crate::events::{EVENTS_PER_PDU, EventQueue};
 
 /// Result of a parsing step.
 pub(crate) enum ReceiveStep {
     /// Continue.
-    On,
+    Continue,
     /// More bytes are needed.
-    Short,
+    NeedBytes,
     /// A tag is needed.
-    Full,
+    NeedTag,
 }
 
 /// End of a connection that parses what it receives.
 pub(crate) trait Receive: Connection {
     /// Receives the body of a PDU, from `at` on.
-    fn read_body(
+    fn receive_body(
         &mut self,
         bytes: &[u8],
         at: &mut usize,
         events: &mut EventQueue<Self::Event>,
     ) -> ReceiveStep;
 
-    /// Parses the header at `at`, and adds its length; with a body that is here as a whole and has no digest,
-    /// receives that as well.
-    fn read_header<'a>(
+    /// Parses the header at `at` and advances `at` past it, and past the body if all of the body is in
+    /// `bytes`.
+    fn receive_header<'a>(
         &mut self,
         bytes: &'a [u8],
         at: &mut usize,
@@ -38,31 +38,36 @@ pub(crate) trait Receive: Connection {
 
     /// Implements [`receive`](Connection::receive).
     #[inline]
-    fn read(&mut self, now: Instant, bytes: &[u8], events: &mut EventQueue<Self::Event>) -> usize {
+    fn receive_pdus(
+        &mut self,
+        now: Instant,
+        bytes: &[u8],
+        events: &mut EventQueue<Self::Event>,
+    ) -> usize {
         let mut at = 0;
-        let mut is_within = false;
-        while self.core().is_listening() && events.room() >= EVENTS_PER_UNIT {
+        let mut is_inside_pdu = false;
+        while self.core().accepts_pdus() && events.remaining_capacity() >= EVENTS_PER_PDU {
             let step = match self.core().body {
-                Some(_) => Ok(self.read_body(bytes, &mut at, events)),
-                None => self.read_header(bytes, &mut at, events),
+                Some(_) => Ok(self.receive_body(bytes, &mut at, events)),
+                None => self.receive_header(bytes, &mut at, events),
             };
             match step {
-                Ok(ReceiveStep::On) => {}
-                Ok(ReceiveStep::Full) => break,
-                Ok(ReceiveStep::Short) => {
-                    is_within = self.core().body.is_some() || at < bytes.len();
+                Ok(ReceiveStep::Continue) => {}
+                Ok(ReceiveStep::NeedTag) => break,
+                Ok(ReceiveStep::NeedBytes) => {
+                    is_inside_pdu = self.core().body.is_some() || at < bytes.len();
                     break;
                 }
-                Err((refusal, header)) => {
-                    let cause = self.core_mut().refuse(now, refusal, header);
-                    events.push(cause.into());
+                Err((violation, header)) => {
+                    let reason = self.core_mut().reject(now, violation, header);
+                    events.push(reason.into());
                 }
             }
         }
-        if !self.core().is_listening() {
+        if !self.core().accepts_pdus() {
             return bytes.len();
         }
-        self.core_mut().note(now, is_within, at > 0);
+        self.core_mut().update_pdu_timer(now, is_inside_pdu, at > 0);
         at
     }
 
@@ -73,8 +78,8 @@ pub(crate) trait Receive: Connection {
         header: &[u8],
         events: &mut EventQueue<Self::Event>,
     ) -> Result<(), FatalError> {
-        let cause = self.core_mut().terminated(&TermReq::from_bytes(whole(header)));
-        events.push(cause.into());
+        let reason = self.core_mut().handle_termination(&TermReq::from_bytes(header_array(header)));
+        events.push(reason.into());
         Ok(())
     }
 }
@@ -88,6 +93,6 @@ pub(crate) fn padding(pdo: u8, len: usize) -> u8 {
 
 /// Header as an array; its length follows from the PDU type.
 #[inline]
-pub(crate) fn whole<const N: usize>(header: &[u8]) -> &[u8; N] {
-    header.first_chunk().expect("a header is as long as its type says")
+pub(crate) fn header_array<const N: usize>(header: &[u8]) -> &[u8; N] {
+    header.first_chunk().expect("a parsed header has the length of its PDU type")
 }

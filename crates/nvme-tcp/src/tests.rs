@@ -1,11 +1,11 @@
 //! Tests of both ends against the specification, against each other, and against misbehaving peers.
 
 mod combinations;
-mod cuts;
-mod deadlines;
 mod digests;
-mod exact;
-mod flow;
-mod one_send;
-mod refusals;
-mod rig;
+mod fragmentation;
+mod invalid_pdus;
+mod limits;
+mod response_batching;
+mod test_pair;
+mod timeouts;
+mod wire_bytes;

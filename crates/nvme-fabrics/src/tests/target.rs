@@ -529,7 +529,7 @@ impl End {
 
     fn send(&mut self, state: &mut State) {
         loop {
-            self.end.fill(&self.data);
+            self.end.fill_send_queue(&self.data);
             let mut bytes = Vec::new();
             for piece in self.end.pieces() {
                 match *piece {
@@ -547,7 +547,7 @@ impl End {
             }
             let all = [SendSlice::Headers { at: 0, len_bytes }];
             let sent = self.stream.send(&bytes, &all, false);
-            self.end.sent(*sent.as_ref().unwrap_or(&0), &mut self.events);
+            self.end.record_sent(*sent.as_ref().unwrap_or(&0), &mut self.events);
             for event in self.events.as_slice().to_vec() {
                 self.events.clear();
                 self.handle(&event, &[], state);
@@ -580,10 +580,10 @@ impl End {
                     Err(status) => self.end.complete(tag, 0, Completion::new(0, status)).unwrap(),
                 }
             }
-            ControllerEvent::Data { place, at } => {
-                let from = &bytes[at as usize..][..place.len_bytes as usize];
-                let into = self.data.0.get_mut(&place.tag).unwrap();
-                into[place.offset as usize..][..from.len()].copy_from_slice(from);
+            ControllerEvent::Data { placement, at } => {
+                let from = &bytes[at as usize..][..placement.len_bytes as usize];
+                let into = self.data.0.get_mut(&placement.tag).unwrap();
+                into[placement.offset as usize..][..from.len()].copy_from_slice(from);
             }
             ControllerEvent::DataComplete { tag, .. } => self.execute(tag, 0, state),
             ControllerEvent::Sent { tag } => {

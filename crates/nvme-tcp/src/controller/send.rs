@@ -5,23 +5,24 @@ use tenmil_wire::fabrics::SQHD_WITHOUT_FLOW_CONTROL;
 use tenmil_wire::tcp::{C2HData, CapsuleResp, R2t};
 
 use super::slot::{CommandSlot, TransferState};
-use super::{ANSWER_BYTES, ControllerConnection};
+use super::{ControllerConnection, RESPONSE_BYTES_MAX};
 use crate::PayloadDigest;
 
 impl ControllerConnection {
-    /// Queues what was granted, replied and completed, as far as there is space: one PDU per
+    /// Queues R2Ts, data and responses of the send list, as far as there is space: one PDU per
     /// command in rotation.
     #[inline]
-    pub(super) fn queue_units(&mut self, payloads: &impl PayloadDigest) {
-        while let Some(tag) = self.jobs.front().copied()
-            && self.line.is_open()
-            && (self.line.out.has_space(ANSWER_BYTES) || self.line.out.grow(ANSWER_BYTES))
+    pub(super) fn queue_pdus(&mut self, payloads: &impl PayloadDigest) {
+        while let Some(tag) = self.send_list.front().copied()
+            && self.core.is_open()
+            && (self.core.send_queue.has_space(RESPONSE_BYTES_MAX)
+                || self.core.send_queue.grow(RESPONSE_BYTES_MAX))
         {
-            self.jobs.pop_front();
-            let has_more = self.queue_unit(tag, payloads);
-            self.slots[usize::from(tag)].is_queued = has_more;
+            self.send_list.pop_front();
+            let has_more = self.queue_next_pdu(tag, payloads);
+            self.slots[usize::from(tag)].is_in_send_list = has_more;
             if has_more {
-                self.jobs.push_back(tag);
+                self.send_list.push_back(tag);
             }
         }
     }
@@ -30,28 +31,34 @@ impl ControllerConnection {
     /// payload.
     #[inline(always)]
     pub(super) fn may_queue_now(&mut self) -> bool {
-        self.jobs.is_empty()
-            && !self.terms.data_digest
-            && self.line.is_open()
-            && (self.line.out.has_space(ANSWER_BYTES) || self.line.out.grow(ANSWER_BYTES))
+        self.send_list.is_empty()
+            && !self.params.data_digest
+            && self.core.is_open()
+            && (self.core.send_queue.has_space(RESPONSE_BYTES_MAX)
+                || self.core.send_queue.grow(RESPONSE_BYTES_MAX))
     }
 
-    /// Queues all data of a read in one PDU, which replaces the response or is followed by it, if that is
-    /// possible now. Returns whether it was.
+    /// Queues all data of a read in one PDU, which replaces the response or is followed by it. Returns
+    /// false, without effect, if that is not possible now.
     #[inline(always)]
-    pub(super) fn send_whole(&mut self, tag: u16, len_bytes: u32, completion: Completion) -> bool {
+    pub(super) fn send_all_data(
+        &mut self,
+        tag: u16,
+        len_bytes: u32,
+        completion: Completion,
+    ) -> bool {
         let (may_omit, may_queue) = (self.may_omit_response, self.may_queue_now());
         let Some(slot) = self.slots.get_mut(usize::from(tag)) else { return false };
-        let CommandSlot { cid, state, len_bytes: all, ready, .. } = *slot;
-        let is_whole = state == TransferState::ToHost
-            && !slot.is_answered
-            && (ready, all) == (0, len_bytes)
+        let CommandSlot { cid, state, len_bytes: data_bytes, ready, .. } = *slot;
+        let is_whole_read = state == TransferState::ToHost
+            && !slot.is_completed
+            && (ready, data_bytes) == (0, len_bytes)
             && len_bytes <= self.config.c2h_bytes_max;
-        if !is_whole || !may_queue {
+        if !is_whole_read || !may_queue {
             return false;
         }
         let is_success = may_omit && completion.status().is_success() && completion.result() == 0;
-        (slot.is_answered, slot.is_sent) = (true, is_success);
+        (slot.is_completed, slot.is_response_queued) = (true, is_success);
         if !is_success {
             slot.completion = completion;
         }
@@ -62,7 +69,7 @@ impl ControllerConnection {
         true
     }
 
-    /// Queues a data PDU. One that replaces the response is the end of the command.
+    /// Queues a C2HData PDU. With SUCCESS, it is the last PDU of the command.
     #[inline(never)]
     fn queue_data(
         &mut self,
@@ -70,19 +77,19 @@ impl ControllerConnection {
         (offset, len_bytes): (u32, u32),
         (is_final, is_success): (bool, bool),
     ) {
-        let framing = self.line.outgoing;
+        let framing = self.core.outgoing;
         let pdu = C2HData::new(framing, cid, offset, len_bytes, (is_final, is_success));
-        self.line.push(pdu.as_bytes(), pdu.pdo().into());
-        self.line.out.push_payload(tag, offset, len_bytes);
+        self.core.push(pdu.as_bytes(), pdu.pdo().into());
+        self.core.send_queue.push_payload(tag, offset, len_bytes);
         if is_success && !framing.data_digest {
-            self.push_end(tag);
+            self.record_response_end(tag);
         }
     }
 
-    /// Queues the next PDU of a command, and its response after the last data. Returns whether another one
-    /// could be queued at once.
+    /// Queues the next PDU of a command, and its response after the last data. Returns whether another PDU
+    /// can be queued at once.
     #[inline(always)]
-    pub(super) fn queue_unit(&mut self, tag: u16, payloads: &impl PayloadDigest) -> bool {
+    pub(super) fn queue_next_pdu(&mut self, tag: u16, payloads: &impl PayloadDigest) -> bool {
         match self.slots[usize::from(tag)].state {
             TransferState::FromHost => self.request_next_range(tag),
             TransferState::ToHost => self.send_data_pdu(tag, payloads),
@@ -93,24 +100,24 @@ impl ControllerConnection {
         }
     }
 
-    /// Requests the next granted range, or sends the response. Returns whether another range could
+    /// Requests the next range with an R2T, or sends the response. Returns whether another range can
     /// be requested at once.
     fn request_next_range(&mut self, tag: u16) -> bool {
         let slot = &mut self.slots[usize::from(tag)];
-        let most = self.terms.r2ts_max;
-        if slot.is_answered {
+        let limit = self.params.r2ts_max;
+        if slot.is_completed {
             self.send_response(tag);
             return false;
         }
-        if slot.asked == slot.ready || u32::from(slot.asks) >= most {
+        if slot.issued == slot.ready || u32::from(slot.r2t_count) >= limit {
             return false;
         }
-        let begin = slot.asked;
+        let begin = slot.issued;
         let len_bytes = (slot.ready - begin).min(self.config.r2t_bytes_max);
-        slot.push_ask(begin + len_bytes);
-        let has_more = slot.asked < slot.ready && u32::from(slot.asks) < most;
-        let pdu = R2t::new(self.line.outgoing, (slot.cid, tag), begin, len_bytes);
-        self.line.push(pdu.as_bytes(), 0);
+        slot.push_r2t(begin + len_bytes);
+        let has_more = slot.issued < slot.ready && u32::from(slot.r2t_count) < limit;
+        let pdu = R2t::new(self.core.outgoing, (slot.cid, tag), begin, len_bytes);
+        self.core.push(pdu.as_bytes(), 0);
         has_more
     }
 
@@ -118,30 +125,30 @@ impl ControllerConnection {
     /// is more.
     fn send_data_pdu(&mut self, tag: u16, payloads: &impl PayloadDigest) -> bool {
         let slot = &mut self.slots[usize::from(tag)];
-        let offset = slot.asked;
+        let offset = slot.issued;
         let len_bytes = (slot.ready - offset).min(self.config.c2h_bytes_max);
         if len_bytes == 0 {
             self.send_response(tag);
             return false;
         }
-        slot.asked += len_bytes;
-        let has_more = slot.asked < slot.ready;
-        let is_last = slot.is_answered && !has_more;
+        slot.issued += len_bytes;
+        let has_more = slot.issued < slot.ready;
+        let is_last = slot.is_completed && !has_more;
         // LAST_PDU, independent of the response.
-        let is_final = is_last || slot.asked == slot.len_bytes;
+        let is_final = is_last || slot.issued == slot.len_bytes;
         let is_success = is_last
-            && slot.asked == slot.len_bytes
+            && slot.issued == slot.len_bytes
             && slot.completion.status().is_success()
             && slot.completion.result() == 0;
         let cid = slot.cid;
         let is_success = is_success && self.may_omit_response;
-        self.slots[usize::from(tag)].is_sent |= is_success;
+        self.slots[usize::from(tag)].is_response_queued |= is_success;
         self.queue_data((tag, cid), (offset, len_bytes), (is_final, is_success));
-        if self.line.outgoing.data_digest {
+        if self.core.outgoing.data_digest {
             let digest = payloads.digest(tag, offset, len_bytes);
-            self.line.out.push_header(&digest.to_le_bytes(), None, 4);
+            self.core.send_queue.push_header(&digest.to_le_bytes(), None, 4);
             if is_success {
-                self.push_end(tag);
+                self.record_response_end(tag);
             }
         }
         if is_last && !is_success {
@@ -150,21 +157,21 @@ impl ControllerConnection {
         has_more
     }
 
-    /// Sends the response, if there is one and no data are in transfer: requested data are received
-    /// completely, so that the host never sends to a tag that was reused.
+    /// Sends the response, if the command is completed and no data are in transfer: requested data are
+    /// received completely, so that the host never sends to a reused TTAG.
     #[inline]
     fn send_response(&mut self, tag: u16) {
         let sqhd =
-            if self.queue.has_flow_control() { self.head } else { SQHD_WITHOUT_FLOW_CONTROL };
+            if self.queue.has_flow_control() { self.sqhd } else { SQHD_WITHOUT_FLOW_CONTROL };
         let slot = &self.slots[usize::from(tag)];
-        let CommandSlot { completion, cid, is_answered, is_sent, .. } = *slot;
-        if !is_answered || is_sent || slot.is_receiving() {
+        let CommandSlot { completion, cid, is_completed, is_response_queued, .. } = *slot;
+        if !is_completed || is_response_queued || slot.is_receiving() {
             return;
         }
         let completion = completion.with_cid(cid).with_sqhd(sqhd).with_phase(false);
-        let pdu = CapsuleResp::new(self.line.outgoing, &completion);
-        self.line.push(pdu.as_bytes(), 0);
-        self.slots[usize::from(tag)].is_sent = true;
-        self.push_end(tag);
+        let pdu = CapsuleResp::new(self.core.outgoing, &completion);
+        self.core.push(pdu.as_bytes(), 0);
+        self.slots[usize::from(tag)].is_response_queued = true;
+        self.record_response_end(tag);
     }
 }

@@ -5,7 +5,7 @@ use tenmil_wire::sgl::Descriptor;
 use tenmil_wire::tcp::{CapsuleCmd, H2CData, IcReq, PduFraming};
 use tenmil_wire::{Command, Completion, Status};
 
-use super::{BYTES_MAX, DEPTH, Owned, Peer, Script, Setting, bend};
+use super::{BYTES_MAX, DEPTH, Peer, PeerOwner, Script, SessionParams, mutate_pdu};
 use crate::{
     CloseReason, Connection, ControllerConfig, ControllerConnection, ControllerEvent,
     DataPlacement, DataTransfer, QueueKind, SuccessPolicy,
@@ -18,108 +18,111 @@ use crate::{
 /// If an invariant is violated: a bug of this crate, whatever the bytes are.
 pub fn controller(bytes: &[u8]) {
     let mut script = Script(bytes);
-    let setting = Setting::of(&mut script);
+    let session = SessionParams::from_script(&mut script);
     let success = [SuccessPolicy::Never, SuccessPolicy::WithoutFlowControl, SuccessPolicy::Always];
     let config = ControllerConfig {
         depth: DEPTH,
         in_capsule_bytes: 4096,
         transfer_bytes_max: BYTES_MAX,
-        cpda: setting.alignment,
+        cpda: session.alignment,
         h2c_bytes_max: 4096,
         r2t_bytes_max: 2048,
         r2ts_max: 3,
         c2h_bytes_max: 3000,
-        success: success[usize::from(script.small()) % 3],
+        success: success[usize::from(script.byte_or_zero()) % 3],
         ..ControllerConfig::default()
     };
     let end = ControllerConnection::new(config, Instant::default());
-    let mut peer = ControllerPeer::new(end, Works::default(), setting.piece);
-    let mut framing = setting.framing();
-    let opening = IcReq::new(
-        setting.alignment,
-        setting.header_digest,
-        setting.data_digest,
-        u32::from(script.small()),
+    let mut peer = ControllerPeer::new(end, ControllerOwner::default(), session.fragment_bytes);
+    let mut framing = session.framing();
+    let ic_pdu = IcReq::new(
+        session.alignment,
+        session.header_digest,
+        session.data_digest,
+        u32::from(script.byte_or_zero()),
     );
-    let opened = bend(&mut script, PduFraming::default(), opening.as_bytes().to_vec(), 0);
-    peer.turn(&opened);
-    if setting.alignment == 0 {
+    let ic_bytes = mutate_pdu(&mut script, PduFraming::default(), ic_pdu.as_bytes().to_vec(), 0);
+    peer.exchange(&ic_bytes);
+    if session.alignment == 0 {
         framing.alignment = 0;
     }
-    peer.end.connected(QueueKind::Io { entries: DEPTH, flow_control: true });
-    peer.play(&mut script, framing);
-    let known = peer.owner.commands.iter().flatten().count();
-    assert_eq!(peer.end.outstanding().count(), known, "no tag is lost");
+    peer.end.set_queue_kind(QueueKind::Io { entries: DEPTH, flow_control: true });
+    peer.run_script(&mut script, framing);
+    let outstanding = peer.owner.commands.iter().flatten().count();
+    assert_eq!(peer.end.outstanding().count(), outstanding, "no tag is lost");
     peer.close();
 }
 
 /// Outstanding command of the owner.
 #[derive(Clone, Copy)]
-struct Work {
+struct OutstandingCommand {
     data: DataTransfer,
-    came: u32,
-    granted: u32,
-    is_finished: bool,
+    received: u32,
+    requested: u32,
+    is_completed: bool,
     cid: u16,
 }
 
 /// State of the owner.
 #[derive(Default)]
-struct Works {
-    commands: [Option<Work>; DEPTH as usize],
+struct ControllerOwner {
+    commands: [Option<OutstandingCommand>; DEPTH as usize],
     /// Whether buffers are granted in parts.
-    by_parts: bool,
+    requests_in_parts: bool,
 }
 
 /// Controller and its owner.
-type ControllerPeer = Peer<ControllerConnection, Works>;
+type ControllerPeer = Peer<ControllerConnection, ControllerOwner>;
 
-impl Owned for ControllerPeer {
+impl PeerOwner for ControllerPeer {
     type Event = ControllerEvent;
 
     fn handle_event(&mut self, event: ControllerEvent) {
         match event {
-            ControllerEvent::Open(terms) => assert!(terms.r2ts_max >= 1),
+            ControllerEvent::Open(params) => assert!(params.r2ts_max >= 1),
             ControllerEvent::Command { tag, command, data } => {
-                let place = &mut self.owner.commands[usize::from(tag)];
-                assert!(place.is_none(), "a tag is given once");
-                let work = Work {
+                let placement = &mut self.owner.commands[usize::from(tag)];
+                assert!(placement.is_none(), "a tag is given once");
+                let command = OutstandingCommand {
                     data: data.unwrap_or(DataTransfer::None),
-                    came: 0,
-                    granted: 0,
-                    is_finished: false,
+                    received: 0,
+                    requested: 0,
+                    is_completed: false,
                     cid: command.cid(),
                 };
-                *place = Some(work);
-                match work.data {
-                    DataTransfer::None => self.finish(tag, 0),
-                    DataTransfer::FromHost(len) => self.grant(tag, len),
+                *placement = Some(command);
+                match command.data {
+                    DataTransfer::None => self.complete(tag, 0),
+                    DataTransfer::FromHost(len) => self.request_data(tag, len),
                     DataTransfer::InCapsule(len) => assert!(len <= 8192),
                     DataTransfer::ToHost(len) => assert!(len <= BYTES_MAX),
                 }
             }
-            ControllerEvent::Data { place, at } => self.handle_data(place, at),
+            ControllerEvent::Data { placement, at } => self.handle_data(placement, at),
             ControllerEvent::DataComplete { tag, .. } => {
-                if !self.owner.commands[usize::from(tag)].expect("it is known").is_finished {
-                    self.finish(tag, 0);
+                if !self.owner.commands[usize::from(tag)].expect("it is known").is_completed {
+                    self.complete(tag, 0);
                 }
             }
             ControllerEvent::Sent { tag } => {
-                let work = self.owner.commands[usize::from(tag)].take();
-                assert!(work.is_some_and(|work| work.is_finished), "what is finished is released");
+                let command = self.owner.commands[usize::from(tag)].take();
+                assert!(
+                    command.is_some_and(|command| command.is_completed),
+                    "what is finished is released"
+                );
             }
-            ControllerEvent::Ended(cause) => {
-                assert_ne!(cause, CloseReason::ConnectTimeout);
-                self.ends += 1;
+            ControllerEvent::Ended(close_reason) => {
+                assert_ne!(close_reason, CloseReason::ConnectTimeout);
+                self.close_events += 1;
             }
         }
     }
 
     fn step(&mut self, script: &mut Script<'_>, framing: PduFraming, step: u8) -> Vec<u8> {
-        self.owner.by_parts = step & 8 != 0;
+        self.owner.requests_in_parts = step & 8 != 0;
         let (tag, kind) = (u16::from(step >> 4) % 6, step & 7);
         let (offset, len) = (script.len(), script.len());
-        let work = self.owner.commands.get(usize::from(tag)).copied().flatten();
+        let command = self.owner.commands.get(usize::from(tag)).copied().flatten();
         let (header, len) = match kind {
             0 => (CapsuleCmd::new(framing, &Command::new(0).with_cid(tag), 0), 0),
             1 | 2 => {
@@ -132,58 +135,63 @@ impl Owned for ControllerPeer {
                 (CapsuleCmd::new(framing, &Command::new(1).with_sgl1(sgl), len), len)
             }
             4 => {
-                if let Some(work) = work.filter(|work| !work.is_finished) {
-                    let ready = if let DataTransfer::ToHost(len) = work.data { len } else { 0 };
-                    self.finish(tag, if step & 8 == 0 { ready } else { 0 });
+                if let Some(command) = command.filter(|command| !command.is_completed) {
+                    let ready = if let DataTransfer::ToHost(len) = command.data { len } else { 0 };
+                    self.complete(tag, if step & 8 == 0 { ready } else { 0 });
                 }
                 return Vec::new();
             }
             5 | 6 => {
-                let (cid, came) = work.map_or((tag, offset), |work| (work.cid, work.came));
-                let offset = if offset.is_multiple_of(7) { offset } else { came };
+                let (cid, received) =
+                    command.map_or((tag, offset), |command| (command.cid, command.received));
+                let offset = if offset.is_multiple_of(7) { offset } else { received };
                 let last = step & 8 != 0;
                 let pdu = H2CData::new(framing, (cid, tag), offset, len, last);
-                return bend(script, framing, pdu.as_bytes().to_vec(), len);
+                return mutate_pdu(script, framing, pdu.as_bytes().to_vec(), len);
             }
-            _ => return (0..8).map(|_| script.small()).collect(),
+            _ => return (0..8).map(|_| script.byte_or_zero()).collect(),
         };
-        bend(script, framing, header.as_bytes().to_vec(), len)
+        mutate_pdu(script, framing, header.as_bytes().to_vec(), len)
     }
 }
 
 impl ControllerPeer {
-    fn finish(&mut self, tag: u16, len: u32) {
-        if let Some(work) = &mut self.owner.commands[usize::from(tag)] {
-            work.is_finished = true;
+    fn complete(&mut self, tag: u16, len: u32) {
+        if let Some(command) = &mut self.owner.commands[usize::from(tag)] {
+            command.is_completed = true;
         }
-        let finished = self.end.complete(tag, len, Completion::new(0, Status::SUCCESS));
-        assert_eq!(finished, Ok(()), "a command is finished once");
+        let result = self.end.complete(tag, len, Completion::new(0, Status::SUCCESS));
+        assert_eq!(result, Ok(()), "a command is finished once");
     }
 
     /// Grants the whole length, or a part.
-    fn grant(&mut self, tag: u16, len: u32) {
-        let part = if self.owner.by_parts { len.min(1024) } else { len };
+    fn request_data(&mut self, tag: u16, len: u32) {
+        let part = if self.owner.requests_in_parts { len.min(1024) } else { len };
         assert_eq!(self.end.request_data(tag, part), Ok(()), "it needs the room");
-        if let Some(work) = &mut self.owner.commands[usize::from(tag)] {
-            work.granted += part;
+        if let Some(command) = &mut self.owner.commands[usize::from(tag)] {
+            command.requested += part;
         }
     }
 
-    fn handle_data(&mut self, place: DataPlacement, at: u32) {
-        assert!(at as usize + place.len_bytes as usize <= self.inbox.len());
-        let work = self.owner.commands[usize::from(place.tag)].as_mut().expect("it is known");
-        if work.is_finished {
+    fn handle_data(&mut self, placement: DataPlacement, at: u32) {
+        assert!(at as usize + placement.len_bytes as usize <= self.unconsumed.len());
+        let command =
+            self.owner.commands[usize::from(placement.tag)].as_mut().expect("it is known");
+        if command.is_completed {
             return;
         }
-        assert_eq!(place.offset, work.came, "data come in order");
-        work.came += place.len_bytes;
-        match work.data {
-            DataTransfer::InCapsule(len) => assert!(work.came <= len),
+        assert_eq!(placement.offset, command.received, "data come in order");
+        command.received += placement.len_bytes;
+        match command.data {
+            DataTransfer::InCapsule(len) => assert!(command.received <= len),
             DataTransfer::FromHost(len) => {
-                assert!(work.came <= work.granted, "nothing comes that was not granted");
-                let (came, granted) = (work.came, work.granted);
-                if came == granted && granted < len {
-                    self.grant(place.tag, len - granted);
+                assert!(
+                    command.received <= command.requested,
+                    "nothing comes that was not granted"
+                );
+                let (received, requested) = (command.received, command.requested);
+                if received == requested && requested < len {
+                    self.request_data(placement.tag, len - requested);
                 }
             }
             DataTransfer::None | DataTransfer::ToHost(_) => panic!("nothing comes for it"),

@@ -10,7 +10,7 @@ use crate::NegotiatedParams;
 use crate::endpoint::RejectedPdu;
 use crate::events::EventQueue;
 use crate::pdu_body::{BodyProgress, DataPlacement, PduBody};
-use crate::receive::{Receive, ReceiveStep, padding, whole};
+use crate::receive::{Receive, ReceiveStep, header_array, padding};
 
 /// LAST_PDU and SUCCESS in FLAGS (§3.6.2.9).
 const LAST: u8 = 1 << 2;
@@ -18,54 +18,55 @@ const SUCCESS: u8 = 1 << 3;
 
 impl Receive for HostConnection {
     #[inline]
-    fn read_body(
+    fn receive_body(
         &mut self,
         bytes: &[u8],
         at: &mut usize,
         events: &mut EventQueue<HostEvent>,
     ) -> ReceiveStep {
-        let Some(body) = &mut self.line.body else { return ReceiveStep::On };
-        let read = body.read(bytes, at, |place, at| events.push(HostEvent::Data { place, at }));
-        let BodyProgress::Whole { is_intact } = read else { return ReceiveStep::Short };
+        let Some(body) = &mut self.core.body else { return ReceiveStep::Continue };
+        let read =
+            body.receive(bytes, at, |placement, at| events.push(HostEvent::Data { placement, at }));
+        let BodyProgress::Complete { is_intact } = read else { return ReceiveStep::NeedBytes };
         let (tag, flags) = (body.tag, body.flags);
-        self.line.body = None;
+        self.core.body = None;
         self.end_body(tag, flags, is_intact, events);
-        ReceiveStep::On
+        ReceiveStep::Continue
     }
 
     #[inline]
-    fn read_header<'a>(
+    fn receive_header<'a>(
         &mut self,
         bytes: &'a [u8],
         at: &mut usize,
         events: &mut EventQueue<HostEvent>,
     ) -> Result<ReceiveStep, RejectedPdu<'a>> {
-        if self.read_plain(bytes, at, events) {
-            return Ok(ReceiveStep::On);
+        if self.receive_common_pdu(bytes, at, events) {
+            return Ok(ReceiveStep::Continue);
         }
-        let Some((kind, header, len)) = self.line.header(&bytes[*at..])? else {
-            return Ok(ReceiveStep::Short);
+        let Some((kind, header, len)) = self.core.parse_header(&bytes[*at..])? else {
+            return Ok(ReceiveStep::NeedBytes);
         };
         *at += len;
         let handled = match kind {
             PduType::C2HTermReq => self.handle_termination(header, events),
-            PduType::IcResp => self.handle_opening(header, events),
-            _ if self.line.is_opening() => Err(FatalError::SEQUENCE),
+            PduType::IcResp => self.handle_ic_resp(header, events),
+            _ if self.core.is_connecting() => Err(FatalError::SEQUENCE),
             PduType::C2HData => self.handle_data(header, len, (bytes, at), events),
             PduType::CapsuleResp => self.handle_response(header, events),
-            PduType::R2t => self.handle_ask(header),
+            PduType::R2t => self.handle_r2t(header),
             _ => Err(FatalError::field(offset::TYPE)),
         };
-        handled.map(|()| ReceiveStep::On).map_err(|refusal| (refusal, header))
+        handled.map(|()| ReceiveStep::Continue).map_err(|violation| (violation, header))
     }
 }
 
 /// First eight bytes of PDUs without digests: type, flags, lengths of the header and to the data, and of
 /// the PDU, of which the data are added (§3.6.2.7, §3.6.2.9).
-const PLAIN_READ: u64 = PLAIN_DATA | (SUCCESS as u64) << 8;
-const PLAIN_DATA: u64 =
+const DATA_WITH_SUCCESS_PREFIX: u64 = DATA_PREFIX | (SUCCESS as u64) << 8;
+const DATA_PREFIX: u64 =
     24 << 32 | 24 << 24 | 24 << 16 | (LAST as u64) << 8 | PduType::C2HData as u64;
-const PLAIN_RESPONSE: u64 = 24 << 32 | 24 << 16 | PduType::CapsuleResp as u64;
+const RESPONSE_PREFIX: u64 = 24 << 32 | 24 << 16 | PduType::CapsuleResp as u64;
 
 impl HostConnection {
     /// Receives the PDUs of nearly every command on a connection without digests: all data of a read in
@@ -73,55 +74,56 @@ impl HostConnection {
     /// everything else.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "fields of a word")]
-    fn read_plain(
+    fn receive_common_pdu(
         &mut self,
         bytes: &[u8],
         at: &mut usize,
         events: &mut EventQueue<HostEvent>,
     ) -> bool {
-        if !self.is_plain {
+        if !self.is_open_without_digests {
             return false;
         }
         let Some((header, data)) = bytes[*at..].split_first_chunk::<24>() else { return false };
         let [first, second, third] = [0, 1, 2].map(|word| {
-            u64::from_le_bytes(*header[8 * word..].first_chunk().expect("a third of 24 bytes"))
+            u64::from_le_bytes(*header[8 * word..].first_chunk().expect("a header has three words"))
         });
-        if first == PLAIN_RESPONSE {
-            return self.read_plain_response([first, second, third], at, events);
+        if first == RESPONSE_PREFIX {
+            return self.receive_common_response([first, second, third], at, events);
         }
         // CCCID, and DATAO, which is zero; reserved bits are ignored.
         let (cid, offset, len_bytes) = (second as u16, (second >> 32) as u32, third as u32);
         let tag = cid & self.tag_mask;
-        // A length that does not fit beside the header wraps, and is not that of the command below.
+        // PLEN is the header length plus DATAL. A DATAL near 4 GiB wraps here, but does not match the
+        // length of any command, which is checked below.
         let plen = u64::from(len_bytes) << 32;
-        let is_read = first == PLAIN_READ.wrapping_add(plen);
-        let is_known = is_read || first == PLAIN_DATA.wrapping_add(plen);
+        let is_read = first == DATA_WITH_SUCCESS_PREFIX.wrapping_add(plen);
+        let is_known = is_read || first == DATA_PREFIX.wrapping_add(plen);
         let Some(slot) = self.slots.get_mut(usize::from(tag)) else { return false };
-        let is_plain = is_known
+        let is_whole_data = is_known
             && (slot.state, slot.is_last) == (TransferState::Data, false)
-            && (slot.cid, slot.moved, offset) == (cid, 0, 0)
+            && (slot.cid, slot.transferred, offset) == (cid, 0, 0)
             && slot.len_bytes == len_bytes
             && data.len() >= len_bytes as usize
-            && slot.sent_end <= self.line.out.sent_bytes();
-        if !is_plain {
+            && slot.stream_end <= self.core.send_queue.sent_bytes();
+        if !is_whole_data {
             return false;
         }
-        let place = DataPlacement { tag, offset: 0, len_bytes };
+        let placement = DataPlacement { tag, offset: 0, len_bytes };
         let begin = *at + header.len();
         *at = begin + len_bytes as usize;
         let data_at = u32::try_from(begin).unwrap_or(u32::MAX);
         if is_read {
-            self.end_read(place, cid, data_at, events);
+            self.complete_read(placement, cid, data_at, events);
         } else {
-            (slot.moved, slot.is_last) = (len_bytes, true);
-            events.push(HostEvent::Data { place, at: data_at });
+            (slot.transferred, slot.is_last) = (len_bytes, true);
+            events.push(HostEvent::Data { placement, at: data_at });
         }
         true
     }
 
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "fields of a word")]
-    fn read_plain_response(
+    fn receive_common_response(
         &mut self,
         [_, second, third]: [u64; 3],
         at: &mut usize,
@@ -134,28 +136,28 @@ impl HostConnection {
             return false;
         }
         *at += 24;
-        self.answered(tag, completion, events);
+        self.handle_completion(tag, completion, events);
         true
     }
 
     #[cold]
-    fn handle_opening(
+    fn handle_ic_resp(
         &mut self,
         header: &[u8],
         events: &mut EventQueue<HostEvent>,
     ) -> Result<(), FatalError> {
-        if !self.line.is_opening() {
+        if !self.core.is_connecting() {
             return Err(FatalError::SEQUENCE);
         }
-        let pdu = IcResp::from_bytes(whole(header));
+        let pdu = IcResp::from_bytes(header_array(header));
         pdu.check(&self.request)?;
-        let lacks = |digest, is_there: bool| digest == DigestMode::Required && !is_there;
-        if lacks(self.config.header_digest, pdu.hdgst())
-            || lacks(self.config.data_digest, pdu.ddgst())
+        let is_missing = |digest, is_used: bool| digest == DigestMode::Required && !is_used;
+        if is_missing(self.config.header_digest, pdu.hdgst())
+            || is_missing(self.config.data_digest, pdu.ddgst())
         {
             return Err(FatalError::parameter(offset::DGST));
         }
-        self.terms = NegotiatedParams {
+        self.params = NegotiatedParams {
             header_digest: pdu.hdgst(),
             data_digest: pdu.ddgst(),
             hpda: self.config.hpda,
@@ -163,9 +165,9 @@ impl HostConnection {
             r2ts_max: self.config.r2ts_max.into(),
             h2c_bytes_max: pdu.maxh2cdata(),
         };
-        self.line.opened(self.terms.to_host(), self.terms.to_controller());
-        self.is_plain = !pdu.hdgst() && !pdu.ddgst();
-        events.push(HostEvent::Open(self.terms));
+        self.core.set_open(self.params.to_host(), self.params.to_controller());
+        self.is_open_without_digests = !pdu.hdgst() && !pdu.ddgst();
+        events.push(HostEvent::Open(self.params));
         Ok(())
     }
 
@@ -177,8 +179,8 @@ impl HostConnection {
         (bytes, at): (&[u8], &mut usize),
         events: &mut EventQueue<HostEvent>,
     ) -> Result<(), FatalError> {
-        let framing = self.line.incoming;
-        let pdu = C2HData::from_bytes(whole(header));
+        let framing = self.core.incoming;
+        let pdu = C2HData::from_bytes(header_array(header));
         pdu.check(framing)?;
         let (cid, tag) = (pdu.cccid(), pdu.cccid() & self.tag_mask);
         let slot = outstanding(&mut self.slots, (tag, cid), offset::CCCID)?;
@@ -189,52 +191,52 @@ impl HostConnection {
         let (begin, count) = (pdu.datao(), pdu.datal());
         let end = begin.checked_add(count).filter(|end| *end <= slot.len_bytes);
         let end = end.ok_or(FatalError::RANGE)?;
-        if begin != slot.moved {
+        if begin != slot.transferred {
             return Err(FatalError::SEQUENCE);
         }
-        slot.moved = end;
+        slot.transferred = end;
         let body = PduBody {
             tag,
             flags: pdu.flags(),
             padding: padding(pdu.pdo(), len),
             has_digest: framing.data_digest,
-            is_wanted: true,
+            is_needed: true,
             offset: begin,
-            left: count,
+            remaining: count,
             digest: tenmil_wire::tcp::Crc32c::new(),
         };
-        if let Some((begin, end, is_intact)) = body.read_whole(bytes, *at) {
+        if let Some((begin, end, is_intact)) = body.receive_complete(bytes, *at) {
             *at = end;
-            let is_all = is_intact
+            let is_whole_read = is_intact
                 && (body.offset, count) == (0, slot.len_bytes)
                 && body.flags & (LAST | SUCCESS) == LAST | SUCCESS
-                && slot.sent_end <= self.line.out.sent_bytes();
-            if is_all {
-                self.end_read(body.placement(), cid, begin, events);
+                && slot.stream_end <= self.core.send_queue.sent_bytes();
+            if is_whole_read {
+                self.complete_read(body.placement(), cid, begin, events);
                 return Ok(());
             }
-            events.push(HostEvent::Data { place: body.placement(), at: begin });
+            events.push(HostEvent::Data { placement: body.placement(), at: begin });
             self.end_body(tag, body.flags, is_intact, events);
         } else {
-            self.line.body = Some(body);
+            self.core.body = Some(body);
         }
         Ok(())
     }
 
     /// Completes a read whose data have arrived in one PDU.
     #[inline(always)]
-    fn end_read(
+    fn complete_read(
         &mut self,
-        place: DataPlacement,
+        placement: DataPlacement,
         cid: u16,
         at: u32,
         events: &mut EventQueue<HostEvent>,
     ) {
-        self.slots[usize::from(place.tag)].state = TransferState::Free;
+        self.slots[usize::from(placement.tag)].state = TransferState::Free;
         if self.config.cid_mask == 0 {
-            self.free.push(place.tag);
+            self.free_list.push(placement.tag);
         }
-        events.push(HostEvent::ReadCompleted { place, cid, at });
+        events.push(HostEvent::ReadCompleted { placement, cid, at });
     }
 
     /// The body of a C2HData PDU is complete.
@@ -251,7 +253,7 @@ impl HostConnection {
         slot.is_last |= flags & LAST != 0;
         if flags & SUCCESS != 0 {
             let completion = Completion::new(slot.cid, Status::SUCCESS);
-            self.answered(tag, completion, events);
+            self.handle_completion(tag, completion, events);
         }
     }
 
@@ -261,95 +263,103 @@ impl HostConnection {
         header: &[u8],
         events: &mut EventQueue<HostEvent>,
     ) -> Result<(), FatalError> {
-        let pdu = CapsuleResp::from_bytes(whole(header));
-        pdu.check(self.line.incoming)?;
+        let pdu = CapsuleResp::from_bytes(header_array(header));
+        pdu.check(self.core.incoming)?;
         let completion = pdu.completion();
         let tag = completion.cid() & self.tag_mask;
         outstanding(&mut self.slots, (tag, completion.cid()), offset::RCCQE_CID)?;
-        self.answered(tag, completion, events);
+        self.handle_completion(tag, completion, events);
         Ok(())
     }
 
-    fn handle_ask(&mut self, header: &[u8]) -> Result<(), FatalError> {
-        let pdu = R2t::from_bytes(whole(header));
-        pdu.check(self.line.incoming)?;
+    fn handle_r2t(&mut self, header: &[u8]) -> Result<(), FatalError> {
+        let pdu = R2t::from_bytes(header_array(header));
+        pdu.check(self.core.incoming)?;
         let (cid, tag) = (pdu.cccid(), pdu.cccid() & self.tag_mask);
-        let most = self.config.r2ts_max;
+        let limit = self.config.r2ts_max;
         let slot = outstanding(&mut self.slots, (tag, cid), offset::CCCID)?;
         pdu.check_range()?;
         if slot.state != TransferState::AwaitR2t {
             return Err(FatalError::SEQUENCE);
         }
-        if slot.asks == most {
+        if slot.r2t_count == limit {
             return Err(FatalError::LIMIT);
         }
         let end = pdu.r2to().checked_add(pdu.r2tl()).filter(|end| *end <= slot.len_bytes);
         let end = end.ok_or(FatalError::RANGE)?;
-        if pdu.r2to() != slot.asked {
+        if pdu.r2to() != slot.requested {
             return Err(FatalError::SEQUENCE);
         }
-        let most = usize::from(most);
-        let place = (usize::from(slot.ask_first) + usize::from(slot.asks)) % most;
-        self.asks[usize::from(tag) * most + place] = R2tRange { end, ttag: pdu.ttag() };
-        slot.asked = end;
-        slot.asks += 1;
-        if !slot.is_pending {
-            slot.is_pending = true;
-            debug_assert!(self.pending.len() < self.slots.len(), "each slot is in the list once");
-            self.pending.push_back(tag);
+        let limit = usize::from(limit);
+        let index = (usize::from(slot.r2t_first) + usize::from(slot.r2t_count)) % limit;
+        self.r2ts[usize::from(tag) * limit + index] = R2tRange { end, ttag: pdu.ttag() };
+        slot.requested = end;
+        slot.r2t_count += 1;
+        if !slot.is_in_send_list {
+            slot.is_in_send_list = true;
+            debug_assert!(self.send_list.len() < self.slots.len(), "each slot is in the list once");
+            self.send_list.push_back(tag);
         }
         Ok(())
     }
 
-    /// Handles the final response of a command.
+    /// Handles the completion of a command, from a response or from SUCCESS in its last data.
     #[inline(always)]
-    fn answered(&mut self, tag: u16, completion: Completion, events: &mut EventQueue<HostEvent>) {
-        let slot = &mut self.slots[usize::from(tag)];
-        let completion =
-            if completion.status().is_success() { judged(slot, completion) } else { completion };
-        // A write may be answered before all its data are sent; its buffer is still referenced by
-        // the send queue until then.
-        if slot.sent_end <= self.line.out.sent_bytes() {
-            self.end(tag, completion, events);
-        } else {
-            slot.completion = completion;
-            slot.state = TransferState::Sent;
-            self.answered.push(tag);
-        }
-    }
-
-    /// Completes a command and frees its tag.
-    #[inline(always)]
-    pub(super) fn end(
+    fn handle_completion(
         &mut self,
         tag: u16,
         completion: Completion,
         events: &mut EventQueue<HostEvent>,
     ) {
         let slot = &mut self.slots[usize::from(tag)];
-        let reads = slot.len_bytes > 0 && slot.asked == 0;
-        let moved_bytes = if reads { slot.moved } else { 0 };
+        let completion = if completion.status().is_success() {
+            checked_completion(slot, completion)
+        } else {
+            completion
+        };
+        // A write may complete before all its data are sent; the send queue references its buffer
+        // until then.
+        if slot.stream_end <= self.core.send_queue.sent_bytes() {
+            self.complete_command(tag, completion, events);
+        } else {
+            slot.completion = completion;
+            slot.state = TransferState::Sent;
+            self.completed_unsent.push(tag);
+        }
+    }
+
+    /// Completes a command and frees its tag.
+    #[inline(always)]
+    pub(super) fn complete_command(
+        &mut self,
+        tag: u16,
+        completion: Completion,
+        events: &mut EventQueue<HostEvent>,
+    ) {
+        let slot = &mut self.slots[usize::from(tag)];
+        let is_read = slot.len_bytes > 0 && slot.requested == 0;
+        let transferred_bytes = if is_read { slot.transferred } else { 0 };
         slot.state = TransferState::Free;
         if self.config.cid_mask == 0 {
-            self.free.push(tag);
+            self.free_list.push(tag);
         }
-        events.push(HostEvent::Completed { tag, completion, moved_bytes });
+        events.push(HostEvent::Completed { tag, completion, transferred_bytes });
     }
 }
 
-/// Status of a successful command: it is successful only if all data arrived intact (§3.5).
+/// Completion of a command with a success status: an error replaces it if data are missing or damaged (§3.5).
 #[inline]
-fn judged(slot: &CommandSlot, completion: Completion) -> Completion {
+fn checked_completion(slot: &CommandSlot, completion: Completion) -> Completion {
     if slot.is_damaged {
         completion.with_status(Status::TRANSIENT_TRANSPORT_ERROR)
-    } else if slot.state == TransferState::Data && slot.moved < slot.len_bytes {
+    } else if slot.state == TransferState::Data && slot.transferred < slot.len_bytes {
         completion.with_status(Status::DATA_TRANSFER_ERROR)
     } else {
         completion
     }
 }
 
-/// Slot of an outstanding command; otherwise the error for the field at `offset` that named it.
+/// Slot of an outstanding command; otherwise an error for the header field at `offset` with its identifier.
 #[inline]
 fn outstanding(
     slots: &mut [CommandSlot],

@@ -27,9 +27,9 @@ impl HostConnection {
         data: DataDirection,
         payloads: &impl PayloadDigest,
     ) -> Result<u16, QueueFull> {
-        let is_possible = self.can_submit();
-        let tag = self.free.pop_if(|_| is_possible).ok_or(QueueFull)?;
-        self.queue((tag, tag), command, data, payloads);
+        let can_submit = self.can_submit();
+        let tag = self.free_list.pop_if(|_| can_submit).ok_or(QueueFull)?;
+        self.queue_command((tag, tag), command, data, payloads);
         Ok(tag)
     }
 
@@ -50,17 +50,17 @@ impl HostConnection {
         let tag = cid & self.tag_mask;
         assert!(
             self.is_free(tag) && self.config.cid_mask != 0,
-            "identifier {cid} is not for the caller to choose"
+            "command identifier {cid} is outstanding, or identifiers are assigned by the host side"
         );
         if let DataDirection::ToHost(len_bytes @ 1..) = data
-            && self.is_plain
+            && self.is_open_without_digests
         {
             return self.queue_read((tag, cid), command, len_bytes);
         }
         if !self.can_submit() {
             return Err(QueueFull);
         }
-        self.queue((tag, cid), command, data, payloads);
+        self.queue_command((tag, cid), command, data, payloads);
         Ok(())
     }
 
@@ -71,7 +71,7 @@ impl HostConnection {
 
     #[inline]
     fn can_submit(&self) -> bool {
-        self.line.is_open() && self.line.out.has_space(CAPSULE_BYTES + 4)
+        self.core.is_open() && self.core.send_queue.has_space(CAPSULE_BYTES + 4)
     }
 
     /// Queues a read on a connection without digests: a capsule of a known length.
@@ -82,19 +82,19 @@ impl HostConnection {
         command: &Command,
         len_bytes: u32,
     ) -> Result<(), QueueFull> {
-        assert!(len_bytes & 3 == 0, "data outside of a capsule are dwords");
-        if !self.line.is_open() {
+        assert!(len_bytes & 3 == 0, "data outside the capsule are a multiple of a dword");
+        if !self.core.is_open() {
             return Err(QueueFull);
         }
         let command = command.with_cid(cid).with_sgl1(Descriptor::transport(len_bytes));
-        self.line.out.push_capsule(&command.0).ok_or(QueueFull)?;
-        let sent_end = self.line.out.queued_bytes();
-        self.slots[usize::from(tag)].begin(cid, TransferState::Data, len_bytes, sent_end);
+        self.core.send_queue.push_capsule(&command.0).ok_or(QueueFull)?;
+        let stream_end = self.core.send_queue.queued_bytes();
+        self.slots[usize::from(tag)].begin(cid, TransferState::Data, len_bytes, stream_end);
         Ok(())
     }
 
     #[inline(always)]
-    fn queue(
+    fn queue_command(
         &mut self,
         (tag, cid): (u16, u16),
         command: &Command,
@@ -103,106 +103,117 @@ impl HostConnection {
     ) {
         let (state, len_bytes, in_capsule) = match data {
             DataDirection::ToHost(len) if len > 0 => (TransferState::Data, len, 0),
-            DataDirection::FromHost(len) if len > 0 => self.plan(command, len),
+            DataDirection::FromHost(len) if len > 0 => self.choose_transfer(command, len),
             _ => (TransferState::AwaitResponse, 0, 0),
         };
-        assert!(in_capsule > 0 || len_bytes & 3 == 0, "data outside of a capsule are dwords");
+        assert!(
+            in_capsule > 0 || len_bytes & 3 == 0,
+            "data outside the capsule are a multiple of a dword"
+        );
         let descriptor = match in_capsule {
             0 => Descriptor::transport(len_bytes),
             len => Descriptor::in_capsule(0, len),
         };
         let command = command.with_cid(cid).with_sgl1(descriptor);
-        let framing = self.line.outgoing;
+        let framing = self.core.outgoing;
         let pdu = CapsuleCmd::new(framing, &command, in_capsule);
-        self.line.push(pdu.as_bytes(), pdu.pdo().into());
+        self.core.push(pdu.as_bytes(), pdu.pdo().into());
         if in_capsule > 0 {
-            self.push_data(tag, 0, in_capsule, payloads);
+            self.push_payload(tag, 0, in_capsule, payloads);
         }
-        let sent_end = self.line.out.queued_bytes();
-        self.slots[usize::from(tag)].begin(cid, state, len_bytes, sent_end);
+        let stream_end = self.core.send_queue.queued_bytes();
+        self.slots[usize::from(tag)].begin(cid, state, len_bytes, stream_end);
     }
 
     /// Determines how data to the controller are transferred: the state to wait in, the total
     /// length, and the length in the capsule.
-    fn plan(&self, command: &Command, len_bytes: u32) -> (TransferState, u32, u32) {
+    fn choose_transfer(&self, command: &Command, len_bytes: u32) -> (TransferState, u32, u32) {
         let is_fabrics = command.opcode() == AdminOpcode::FabricsCommands.code();
-        let most = self.config.in_capsule_bytes;
-        let most = if is_fabrics { most.max(ADMIN_IN_CAPSULE_BYTES) } else { most };
-        if len_bytes <= most {
+        let limit = self.config.in_capsule_bytes;
+        let limit = if is_fabrics { limit.max(ADMIN_IN_CAPSULE_BYTES) } else { limit };
+        if len_bytes <= limit {
             (TransferState::AwaitResponse, len_bytes, len_bytes)
         } else {
             (TransferState::AwaitR2t, len_bytes, 0)
         }
     }
 
-    /// Queues payload, and its digest if enabled.
+    /// Queues payload, and its data digest if negotiated.
     #[inline]
-    fn push_data(&mut self, tag: u16, offset: u32, len_bytes: u32, payloads: &impl PayloadDigest) {
-        self.line.out.push_payload(tag, offset, len_bytes);
-        if self.line.outgoing.data_digest {
+    fn push_payload(
+        &mut self,
+        tag: u16,
+        offset: u32,
+        len_bytes: u32,
+        payloads: &impl PayloadDigest,
+    ) {
+        self.core.send_queue.push_payload(tag, offset, len_bytes);
+        if self.core.outgoing.data_digest {
             let digest = payloads.digest(tag, offset, len_bytes);
-            self.line.out.push_header(&digest.to_le_bytes(), None, 4);
+            self.core.send_queue.push_header(&digest.to_le_bytes(), None, 4);
         }
     }
 
     /// Queues data PDUs, one per slot in rotation, so that a long write does not delay a short one.
     pub(super) fn fill_data(&mut self, payloads: &impl PayloadDigest) {
-        while let Some(tag) = self.pending.front().copied()
-            && self.line.is_open()
-            && self.line.out.has_space(CAPSULE_BYTES + 4)
-            && self.line.out.queued_bytes() - self.line.out.sent_bytes() < self.portion_bytes.into()
+        while let Some(tag) = self.send_list.front().copied()
+            && self.core.is_open()
+            && self.core.send_queue.has_space(CAPSULE_BYTES + 4)
+            && self.core.send_queue.queued_bytes() - self.core.send_queue.sent_bytes()
+                < self.send_budget_bytes.into()
         {
-            self.pending.pop_front();
-            let has_more = self.send_piece(tag, payloads);
-            self.slots[usize::from(tag)].is_pending = has_more;
+            self.send_list.pop_front();
+            let has_more = self.send_data_pdu(tag, payloads);
+            self.slots[usize::from(tag)].is_in_send_list = has_more;
             if has_more {
-                self.pending.push_back(tag);
+                self.send_list.push_back(tag);
             }
         }
     }
 
     /// Queues the next PDU of a slot's oldest requested range. Returns whether more can be sent.
-    fn send_piece(&mut self, tag: u16, payloads: &impl PayloadDigest) -> bool {
-        let most = usize::from(self.config.r2ts_max);
+    fn send_data_pdu(&mut self, tag: u16, payloads: &impl PayloadDigest) -> bool {
+        let limit = usize::from(self.config.r2ts_max);
         let index = usize::from(tag);
         let slot = &mut self.slots[index];
-        if slot.state != TransferState::AwaitR2t || slot.asks == 0 {
+        if slot.state != TransferState::AwaitR2t || slot.r2t_count == 0 {
             // The command was completed early: the controller no longer needs the data.
             return false;
         }
-        let ask = self.asks[index * most + usize::from(slot.ask_first)];
-        let offset = slot.moved;
-        let len_bytes = (ask.end - offset).min(self.terms.h2c_bytes_max).min(self.portion_bytes);
-        slot.moved += len_bytes;
-        let is_last = slot.moved == ask.end;
+        let range = self.r2ts[index * limit + usize::from(slot.r2t_first)];
+        let offset = slot.transferred;
+        let len_bytes =
+            (range.end - offset).min(self.params.h2c_bytes_max).min(self.send_budget_bytes);
+        slot.transferred += len_bytes;
+        let is_last = slot.transferred == range.end;
         if is_last {
-            slot.asks -= 1;
-            slot.ask_first += 1;
-            if usize::from(slot.ask_first) == most {
-                slot.ask_first = 0;
+            slot.r2t_count -= 1;
+            slot.r2t_first += 1;
+            if usize::from(slot.r2t_first) == limit {
+                slot.r2t_first = 0;
             }
         }
-        let has_more = slot.asks > 0;
+        let has_more = slot.r2t_count > 0;
         let cid = slot.cid;
-        let pdu = H2CData::new(self.line.outgoing, (cid, ask.ttag), offset, len_bytes, is_last);
-        self.line.push(pdu.as_bytes(), pdu.pdo().into());
-        self.push_data(tag, offset, len_bytes, payloads);
-        self.slots[index].sent_end = self.line.out.queued_bytes();
+        let pdu = H2CData::new(self.core.outgoing, (cid, range.ttag), offset, len_bytes, is_last);
+        self.core.push(pdu.as_bytes(), pdu.pdo().into());
+        self.push_payload(tag, offset, len_bytes, payloads);
+        self.slots[index].stream_end = self.core.send_queue.queued_bytes();
         has_more
     }
 
     /// Completes commands whose response arrived earlier and whose data have now been sent, as far
     /// as there is space for events.
     #[cold]
-    pub(super) fn end_answered(&mut self, events: &mut EventQueue<HostEvent>) {
+    pub(super) fn complete_sent(&mut self, events: &mut EventQueue<HostEvent>) {
         let mut index = 0;
-        while let Some(tag) = self.answered.get(index).copied()
-            && events.room() > 0
+        while let Some(tag) = self.completed_unsent.get(index).copied()
+            && events.remaining_capacity() > 0
         {
-            let CommandSlot { sent_end, completion, .. } = self.slots[usize::from(tag)];
-            if sent_end <= self.line.out.sent_bytes() {
-                self.answered.swap_remove(index);
-                self.end(tag, completion, events);
+            let CommandSlot { stream_end, completion, .. } = self.slots[usize::from(tag)];
+            if stream_end <= self.core.send_queue.sent_bytes() {
+                self.completed_unsent.swap_remove(index);
+                self.complete_command(tag, completion, events);
             } else {
                 index += 1;
             }

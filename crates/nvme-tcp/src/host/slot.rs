@@ -6,23 +6,23 @@ use tenmil_wire::Completion;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CommandSlot {
     /// Stream offset at which the last byte queued for the command ends.
-    pub(super) sent_end: u64,
+    pub(super) stream_end: u64,
     /// Completion, if the response arrived before everything was sent.
     pub(super) completion: Completion,
     /// Length of its data.
     pub(super) len_bytes: u32,
     /// Bytes of these received, or queued to be sent.
-    pub(super) moved: u32,
-    /// Bytes requested by the controller.
-    pub(super) asked: u32,
+    pub(super) transferred: u32,
+    /// Bytes requested by the controller with R2Ts.
+    pub(super) requested: u32,
     /// Identifier on the wire.
     pub(super) cid: u16,
-    /// Number of requested ranges that are not queued; the oldest is at `ask_first`.
-    pub(super) asks: u8,
-    pub(super) ask_first: u8,
+    /// Number of requested ranges that are not queued; the oldest is at `r2t_first`.
+    pub(super) r2t_count: u8,
+    pub(super) r2t_first: u8,
     pub(super) state: TransferState,
     /// Whether the slot is in the list of slots to send. Stays set when the tag is reused.
-    pub(super) is_pending: bool,
+    pub(super) is_in_send_list: bool,
     /// Whether LAST_PDU was received.
     pub(super) is_last: bool,
     /// Whether a data digest was wrong.
@@ -55,27 +55,33 @@ pub(super) struct R2tRange {
 
 impl CommandSlot {
     pub(super) const FREE: Self = Self {
-        sent_end: 0,
+        stream_end: 0,
         completion: Completion([0; 4]),
         len_bytes: 0,
-        moved: 0,
-        asked: 0,
+        transferred: 0,
+        requested: 0,
         cid: 0,
-        asks: 0,
-        ask_first: 0,
+        r2t_count: 0,
+        r2t_first: 0,
         state: TransferState::Free,
-        is_pending: false,
+        is_in_send_list: false,
         is_last: false,
         is_damaged: false,
     };
 
-    /// A command with so many bytes of data, of which the last byte is queued.
+    /// Assigns a command that is queued up to `stream_end`.
     #[inline(always)]
-    pub(super) fn begin(&mut self, cid: u16, state: TransferState, len_bytes: u32, sent_end: u64) {
-        // Its place in the list of slots to send stays, and its completion is written before it is read.
-        (self.sent_end, self.cid, self.state) = (sent_end, cid, state);
-        (self.len_bytes, self.moved, self.asked) = (len_bytes, 0, 0);
-        (self.asks, self.ask_first) = (0, 0);
+    pub(super) fn begin(
+        &mut self,
+        cid: u16,
+        state: TransferState,
+        len_bytes: u32,
+        stream_end: u64,
+    ) {
+        // `is_in_send_list` stays, and `completion` is written before it is read.
+        (self.stream_end, self.cid, self.state) = (stream_end, cid, state);
+        (self.len_bytes, self.transferred, self.requested) = (len_bytes, 0, 0);
+        (self.r2t_count, self.r2t_first) = (0, 0);
         (self.is_last, self.is_damaged) = (false, false);
     }
 

@@ -376,12 +376,12 @@ impl TargetConnection {
             ControllerEvent::Command { tag, command, data: Err(status) } => {
                 self.rooms.refuse(&mut self.end, tag, command, status.with_dnr());
             }
-            ControllerEvent::Data { place, at } => {
+            ControllerEvent::Data { placement, at } => {
                 let Some(stream) = &self.stream else { return true };
                 let bytes = stream.buffered().get(at as usize..).unwrap_or_default();
-                let bytes = bytes.get(..place.len_bytes as usize).unwrap_or_default();
-                if self.rooms.store(place, bytes).is_err() {
-                    self.misplaced(now, place);
+                let bytes = bytes.get(..placement.len_bytes as usize).unwrap_or_default();
+                if self.rooms.store(placement, bytes).is_err() {
+                    self.misplaced(now, placement);
                 }
             }
             ControllerEvent::DataComplete { tag, is_intact } => {

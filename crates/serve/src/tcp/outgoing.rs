@@ -63,7 +63,7 @@ impl SendState {
     ) -> Result<usize, StreamError> {
         let mut all = 0;
         for _ in 0..SENDS_MAX {
-            end.fill(rooms);
+            end.fill_send_queue(rooms);
             let total = self.gather(end, rooms)?;
             if total == 0 {
                 self.is_blocked = false;
@@ -94,7 +94,7 @@ impl SendState {
         let count = usize::try_from(released - self.told).unwrap_or(usize::MAX);
         self.told = released;
         let mut ended = 0;
-        end.sent_each(count, |tag| {
+        end.record_sent_each(count, |tag| {
             ended += 1;
             rooms.release(tag);
         });

@@ -572,7 +572,7 @@ impl Limits {
             data_digest: self.digests,
             h2c_bytes_max: self.transfer_bytes_max,
             success: self.success,
-            time_limit: Timeouts::default(),
+            timeouts: Timeouts::default(),
             ..ControllerConfig::default()
         }
     }

@@ -97,11 +97,11 @@ impl End {
             let until = state.now.after(state.quiet());
             state.until.insert(state.association, until);
             (state.cc, state.csts) = (Configuration::zeroed(), ControllerStatus::zeroed());
-            self.end.connected(QueueKind::Admin { entries, flow_control });
+            self.end.set_queue_kind(QueueKind::Admin { entries, flow_control });
         } else {
             assert_eq!(data.cntlid(), state.association);
             assert!(entries <= state.mqes + 1 && state.csts.rdy());
-            self.end.connected(QueueKind::Io { entries, flow_control });
+            self.end.set_queue_kind(QueueKind::Io { entries, flow_control });
         }
         self.queue = Some((state.association, connect.qid));
         state.connects.push(connect.qid);

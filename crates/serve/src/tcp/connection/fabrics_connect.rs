@@ -111,7 +111,7 @@ impl TargetConnection {
         let flow_control = !connect.disable_sq_flow_control;
         match granted {
             ConnectGrant::Admin(association) => {
-                self.end.connected(QueueKind::Admin { entries, flow_control });
+                self.end.set_queue_kind(QueueKind::Admin { entries, flow_control });
                 let waker = Arc::clone(&self.handle);
                 association.front().set_waker(Arc::new(move || waker.ring()));
                 let cntlid = association.cntlid;
@@ -137,7 +137,7 @@ impl TargetConnection {
                 Ok(cntlid)
             }
             ConnectGrant::Discovery(host) => {
-                self.end.connected(QueueKind::Admin { entries, flow_control });
+                self.end.set_queue_kind(QueueKind::Admin { entries, flow_control });
                 let cntlid = self.service.discover(&self.handle);
                 self.handle.shown().queue = Some(QueueInfo {
                     host: host.clone(),
@@ -158,7 +158,7 @@ impl TargetConnection {
                 let io = io.map_err(no_queue)?;
                 let waker = Arc::clone(&self.handle);
                 io.link().set_waker(Arc::new(move || waker.ring()));
-                self.end.connected(QueueKind::Io { entries, flow_control });
+                self.end.set_queue_kind(QueueKind::Io { entries, flow_control });
                 self.show(io.association(), qid);
                 self.rooms.admit(BufferAccess::Pool, (&io.association().host.nqn, standing));
                 self.role = ConnectionRole::Io(Box::new(io));

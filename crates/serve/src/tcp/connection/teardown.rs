@@ -72,7 +72,7 @@ impl TargetConnection {
         }
         let rest = self.stream.as_ref().map_or(0, |stream| stream.buffered().len());
         self.reason.get_or_insert(DisconnectReason::Closed);
-        self.end.receive_end(rest, &mut self.events);
+        self.end.handle_eof(rest, &mut self.events);
         self.events.clear();
         (self.next_event, self.taken) = (0, 0);
     }

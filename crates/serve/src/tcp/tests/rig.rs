@@ -265,7 +265,7 @@ impl Line {
     pub(super) fn turn(&mut self, now: Instant) -> bool {
         let Some(pipe) = &mut self.pipe else { return false };
         let mut is_busy = false;
-        self.end.fill(&self.memory);
+        self.end.fill_send_queue(&self.memory);
         let mut bytes = Vec::new();
         for piece in self.end.pieces() {
             match *piece {
@@ -296,7 +296,7 @@ impl Line {
                 return true;
             };
             self.sent.extend(&bytes[..count]);
-            self.end.sent(count, &mut self.events);
+            self.end.record_sent(count, &mut self.events);
             is_busy |= count > 0;
             if self.allowance == Some((true, self.sent.len())) {
                 self.pipe = None;
@@ -317,13 +317,13 @@ impl Line {
         loop {
             let taken = self.end.receive(now, pipe.buffered(), &mut self.events);
             let has_events = !self.events.as_slice().is_empty();
-            for event in self.events.as_slice().iter().flat_map(|event| event.parts()) {
+            for event in self.events.as_slice().iter().flat_map(|event| event.split()) {
                 match event {
                     HostEvent::Open(terms) => self.terms = Some(terms),
-                    HostEvent::Data { place, at } => {
-                        let from = &pipe.buffered()[at as usize..][..place.len_bytes as usize];
-                        let into = self.memory.0.get_mut(&place.tag).unwrap();
-                        into[place.offset as usize..][..from.len()].copy_from_slice(from);
+                    HostEvent::Data { placement, at } => {
+                        let from = &pipe.buffered()[at as usize..][..placement.len_bytes as usize];
+                        let into = self.memory.0.get_mut(&placement.tag).unwrap();
+                        into[placement.offset as usize..][..from.len()].copy_from_slice(from);
                     }
                     HostEvent::Completed { tag, completion, .. } => {
                         self.done.insert(tag, (completion, self.memory.0[&tag].clone()));

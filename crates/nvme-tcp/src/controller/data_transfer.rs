@@ -21,13 +21,13 @@ fn transfer(command: &Command) -> Transfer {
 
 /// Determines the data transfer of a command, or the status if it is invalid.
 #[inline]
-pub(super) fn classify(
+pub(super) fn classify_transfer(
     command: &Command,
     capsule_bytes: u32,
     transfer_bytes_max: u32,
 ) -> Result<DataTransfer, Status> {
-    let way = transfer(command);
-    if way == Transfer::None {
+    let direction = transfer(command);
+    if direction == Transfer::None {
         // The SGL of a command without data is not evaluated.
         return if capsule_bytes == 0 {
             Ok(DataTransfer::None)
@@ -44,7 +44,7 @@ pub(super) fn classify(
     if command.psdt() != DataPointer::Sgl && !is_fabrics(command) {
         return Err(Status::INVALID_FIELD);
     }
-    let data = match (sgl.kind(), sgl.subtype(), way) {
+    let data = match (sgl.kind(), sgl.subtype(), direction) {
         (Descriptor::DATA_BLOCK, Descriptor::OFFSET, Transfer::HostToController) => {
             if sgl.address() != 0 {
                 return Err(Status::SGL_OFFSET_INVALID);
@@ -54,14 +54,14 @@ pub(super) fn classify(
             }
             DataTransfer::InCapsule(len_bytes)
         }
-        (Descriptor::TRANSPORT_DATA_BLOCK, Descriptor::TRANSPORT, way) => {
+        (Descriptor::TRANSPORT_DATA_BLOCK, Descriptor::TRANSPORT, direction) => {
             if capsule_bytes != 0 || len_bytes > transfer_bytes_max {
                 return Err(Status::DATA_SGL_LENGTH_INVALID);
             }
             if len_bytes & 3 != 0 {
                 return Err(Status::SGL_DATA_BLOCK_GRANULARITY_INVALID);
             }
-            match way {
+            match direction {
                 Transfer::HostToController => DataTransfer::FromHost(len_bytes),
                 Transfer::ControllerToHost => DataTransfer::ToHost(len_bytes),
                 Transfer::None | Transfer::Bidirectional => return Err(Status::INVALID_FIELD),
