@@ -3,10 +3,10 @@
 //! Instructions are counted instead of measuring time, so other load on the machine does not affect
 //! the result. Each count covers one iteration with the number of reads in its name. Host: all
 //! reads are submitted and sent, and their responses are received from one buffer. Controller: all
-//! reads are received from one buffer, finished, queued, sent and released. Sockets, data copies
+//! reads are received from one buffer, completed, queued, sent and released. Sockets, data copies
 //! and the device are excluded, and data digests are included only where the name says so.
 
-#![expect(missing_docs, reason = "the macros make items of their own")]
+#![expect(missing_docs, reason = "the macros generate items without documentation")]
 
 use gungraun::{library_benchmark, library_benchmark_group, main};
 use tenmil_base::Instant;
@@ -211,7 +211,7 @@ impl ControllerIteration {
                 {
                     self.end
                         .complete(tag, len, Completion::new(0, Status::SUCCESS))
-                        .expect("the tag waits for this");
+                        .expect("the command is outstanding");
                 }
             }
             self.events.clear();

@@ -68,7 +68,7 @@ pub struct ControllerConfig {
     /// Largest transfer of a command in bytes (MDTS).
     pub transfer_bytes_max: u32,
     /// Alignment of data to the controller (CPDA): 0 to 31. A host that requests none (HPDA 0) is
-    /// given none, since some hosts support no other value.
+    /// sent CPDA 0, since some hosts support no other value.
     pub cpda: u8,
     /// Whether header digests are offered.
     pub header_digest: bool,
@@ -129,7 +129,7 @@ pub enum DataTransfer {
     None,
     /// In-capsule data of this length.
     InCapsule(u32),
-    /// Data from the host of this length, requested with R2Ts as buffers are granted.
+    /// Data from the host of this length, requested with R2Ts as the owner calls `request_data`.
     FromHost(u32),
     /// Data to the host of at most this length.
     ToHost(u32),

@@ -211,7 +211,7 @@ where
         for event in &events {
             self.handle_event(*event);
         }
-        assert!(self.close_events <= 1, "an end is told once");
+        assert!(self.close_events <= 1, "the end is reported once");
         !events.is_empty()
     }
 

@@ -258,7 +258,7 @@ impl SendQueue {
     #[inline]
     pub(crate) fn record_sent(&mut self, count: usize) {
         self.sent_bytes += count as u64;
-        assert!(self.sent_bytes <= self.queued_bytes, "no more is sent than was queued");
+        assert!(self.sent_bytes <= self.queued_bytes, "sent bytes exceed queued bytes");
         if self.sent_bytes == self.queued_bytes {
             return self.clear();
         }
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "no more is sent than was queued")]
+    #[should_panic(expected = "sent bytes exceed queued bytes")]
     fn recording_more_bytes_than_queued_panics() {
         SendQueue::new(8, 4).record_sent(1);
     }

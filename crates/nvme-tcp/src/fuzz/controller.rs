@@ -67,7 +67,7 @@ struct OutstandingCommand {
 #[derive(Default)]
 struct ControllerOwner {
     commands: [Option<OutstandingCommand>; DEPTH as usize],
-    /// Whether buffers are granted in parts.
+    /// Whether data are requested in parts.
     requests_in_parts: bool,
 }
 
@@ -82,7 +82,7 @@ impl PeerOwner for ControllerPeer {
             ControllerEvent::Open(params) => assert!(params.r2ts_max >= 1),
             ControllerEvent::Command { tag, command, data } => {
                 let placement = &mut self.owner.commands[usize::from(tag)];
-                assert!(placement.is_none(), "a tag is given once");
+                assert!(placement.is_none(), "a tag of an outstanding command is not reused");
                 let command = OutstandingCommand {
                     data: data.unwrap_or(DataTransfer::None),
                     received: 0,
@@ -100,7 +100,10 @@ impl PeerOwner for ControllerPeer {
             }
             ControllerEvent::Data { placement, at } => self.handle_data(placement, at),
             ControllerEvent::DataComplete { tag, .. } => {
-                if !self.owner.commands[usize::from(tag)].expect("it is known").is_completed {
+                if !self.owner.commands[usize::from(tag)]
+                    .expect("the tag is outstanding")
+                    .is_completed
+                {
                     self.complete(tag, 0);
                 }
             }
@@ -108,7 +111,7 @@ impl PeerOwner for ControllerPeer {
                 let command = self.owner.commands[usize::from(tag)].take();
                 assert!(
                     command.is_some_and(|command| command.is_completed),
-                    "what is finished is released"
+                    "only completed commands are released"
                 );
             }
             ControllerEvent::Ended(close_reason) => {
@@ -161,13 +164,13 @@ impl ControllerPeer {
             command.is_completed = true;
         }
         let result = self.end.complete(tag, len, Completion::new(0, Status::SUCCESS));
-        assert_eq!(result, Ok(()), "a command is finished once");
+        assert_eq!(result, Ok(()), "an outstanding command can be completed");
     }
 
-    /// Grants the whole length, or a part.
+    /// Requests the whole length, or a part.
     fn request_data(&mut self, tag: u16, len: u32) {
         let part = if self.owner.requests_in_parts { len.min(1024) } else { len };
-        assert_eq!(self.end.request_data(tag, part), Ok(()), "it needs the room");
+        assert_eq!(self.end.request_data(tag, part), Ok(()), "the command awaits more data");
         if let Some(command) = &mut self.owner.commands[usize::from(tag)] {
             command.requested += part;
         }
@@ -175,26 +178,26 @@ impl ControllerPeer {
 
     fn handle_data(&mut self, placement: DataPlacement, at: u32) {
         assert!(at as usize + placement.len_bytes as usize <= self.unconsumed.len());
-        let command =
-            self.owner.commands[usize::from(placement.tag)].as_mut().expect("it is known");
+        let command = self.owner.commands[usize::from(placement.tag)]
+            .as_mut()
+            .expect("the tag is outstanding");
         if command.is_completed {
             return;
         }
-        assert_eq!(placement.offset, command.received, "data come in order");
+        assert_eq!(placement.offset, command.received, "data arrive in order");
         command.received += placement.len_bytes;
         match command.data {
             DataTransfer::InCapsule(len) => assert!(command.received <= len),
             DataTransfer::FromHost(len) => {
-                assert!(
-                    command.received <= command.requested,
-                    "nothing comes that was not granted"
-                );
+                assert!(command.received <= command.requested, "only requested data are received");
                 let (received, requested) = (command.received, command.requested);
                 if received == requested && requested < len {
                     self.request_data(placement.tag, len - requested);
                 }
             }
-            DataTransfer::None | DataTransfer::ToHost(_) => panic!("nothing comes for it"),
+            DataTransfer::None | DataTransfer::ToHost(_) => {
+                panic!("a command without host data receives none")
+            }
         }
     }
 }

@@ -61,10 +61,12 @@ impl PeerOwner for HostPeer {
         match event {
             HostEvent::Open(params) => assert!(params.h2c_bytes_max >= 4096),
             HostEvent::Data { placement, at } => {
-                let read = self.owner[usize::from(placement.tag)].as_mut().expect("it reads");
-                assert_eq!(placement.offset, read.1, "data come in order");
+                let read = self.owner[usize::from(placement.tag)]
+                    .as_mut()
+                    .expect("only reads receive data");
+                assert_eq!(placement.offset, read.1, "data arrive in order");
                 read.1 += placement.len_bytes;
-                assert!(read.1 <= read.0, "data come to where there is room");
+                assert!(read.1 <= read.0, "data do not exceed the command's length");
                 assert!(at as usize + placement.len_bytes as usize <= self.unconsumed.len());
             }
             HostEvent::Completed { tag, completion, transferred_bytes } => {
@@ -74,7 +76,7 @@ impl PeerOwner for HostPeer {
                 assert_eq!(transferred_bytes, read.map_or(0, |(_, received)| received));
             }
             HostEvent::Ended(_) => self.close_events += 1,
-            HostEvent::ReadCompleted { .. } => unreachable!("it has parts"),
+            HostEvent::ReadCompleted { .. } => unreachable!("split() never returns it"),
         }
     }
 

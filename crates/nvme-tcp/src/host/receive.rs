@@ -183,6 +183,8 @@ impl HostConnection {
         let pdu = C2HData::from_bytes(header_array(header));
         pdu.check(framing)?;
         let (cid, tag) = (pdu.cccid(), pdu.cccid() & self.tag_mask);
+        // The identifier is checked before the range, and the state before the offset: the order of the
+        // checks determines which error a TermReq reports.
         let slot = outstanding(&mut self.slots, (tag, cid), offset::CCCID)?;
         pdu.check_range()?;
         if slot.state != TransferState::Data || slot.is_last {
@@ -207,6 +209,8 @@ impl HostConnection {
         };
         if let Some((begin, end, is_intact)) = body.receive_complete(bytes, *at) {
             *at = end;
+            // A read whose data and success arrive in one PDU is one event. Its command must be sent as a
+            // whole: its tag is free afterwards.
             let is_whole_read = is_intact
                 && (body.offset, count) == (0, slot.len_bytes)
                 && body.flags & (LAST | SUCCESS) == LAST | SUCCESS

@@ -30,6 +30,7 @@ fn run_commands(
     let sizes = [4, 64, 4096, 5000, 12_288, 20_000];
     for (command_number, len) in (1..).zip(sizes) {
         let (read, write) = (DataDirection::ToHost(len), DataDirection::FromHost(len));
+        // One command of each kind at a time, in fragments of random sizes.
         let before = pair.host.log.len();
         let tags = [
             pair.host.submit(2, read, command_number),
@@ -127,7 +128,7 @@ fn every_number_of_outstanding_r2ts_works_with_every_data_limit() {
     }
 }
 
-/// The embedding code has one small buffer, through which all data pass.
+/// The owner has one small buffer for all data.
 #[test]
 fn every_command_completes_with_one_small_buffer() {
     for bytes in [4, 512, 4096, 8192] {
@@ -136,8 +137,8 @@ fn every_command_completes_with_one_small_buffer() {
                 let (host, controller) = configs(digests, 3, 0);
                 let controller = ControllerConfig { success, c2h_bytes_max: 1000, ..controller };
                 let behavior = OwnerBehavior {
-                    grant_bytes: bytes,
-                    reply_bytes: bytes,
+                    request_bytes_max: bytes,
+                    send_bytes_max: bytes,
                     ..OwnerBehavior::default()
                 };
                 run_commands(host, controller, behavior, u64::from(bytes));
@@ -168,8 +169,8 @@ fn random_sessions_transfer_all_data() {
         };
         #[expect(clippy::cast_possible_truncation, reason = "drawn below a bound")]
         let behavior = OwnerBehavior {
-            grant_bytes: (draw(5000) as u32 + 1) * 4,
-            reply_bytes: (draw(5000) as u32 + 1) * 4,
+            request_bytes_max: (draw(5000) as u32 + 1) * 4,
+            send_bytes_max: (draw(5000) as u32 + 1) * 4,
             ..OwnerBehavior::default()
         };
         run_commands(host, controller, behavior, seed);

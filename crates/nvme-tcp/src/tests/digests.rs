@@ -64,8 +64,7 @@ fn a_write_with_a_wrong_data_digest_fails_and_the_connection_stays_open() {
         }
         receive_corrupted_by_controller(&mut pair, 4);
         pair.run(&mut |_| usize::MAX);
-        // The embedding code has finished the command with success, which the connection has
-        // replaced.
+        // The owner has completed the command with success, which the connection has replaced.
         assert!(pair.controller.log.contains(&(0, LogEntry::DataComplete { is_intact: false })));
         assert_eq!(pair.host.completions(), [(Status::TRANSIENT_TRANSPORT_ERROR, 0)]);
         pair.host.submit(1, DataDirection::FromHost(len), 2);

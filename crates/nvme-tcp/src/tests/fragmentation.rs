@@ -117,7 +117,7 @@ fn replay_controller(
     sorted_by_command(endpoint.log)
 }
 
-/// Events sorted by command, because the time of a command's release depends on the embedding code.
+/// Events sorted by command, because the time of a command's release depends on the owner.
 fn sorted_by_command(log: Vec<(u16, LogEntry)>) -> Vec<(u16, LogEntry)> {
     let mut log: Vec<_> = log.into_iter().filter(|(_, events)| *events != LogEntry::Sent).collect();
     log.sort_by_key(|(tag, _)| *tag);
@@ -213,7 +213,7 @@ fn data_with_a_digest_are_received_with_headers() {
     endpoint.receive(NOW, &to_host[..128]);
     submit(&mut endpoint);
     endpoint.send(usize::MAX);
-    assert_eq!(endpoint.connection.bytes_before_data(0), 24 + 4, "what comes may be a header");
+    assert_eq!(endpoint.connection.bytes_before_data(0), 24 + 4, "the next bytes may be a header");
     let mut at = 128;
     let mut was_inside_pdu = false;
     while at < to_host.len() {
@@ -275,6 +275,7 @@ fn a_stream_that_ends_within_a_pdu_is_reported_as_truncated() {
         }
         all
     };
+    // The end of the stream is regular only between two PDUs.
     let pdu_ends = boundaries(&to_host);
     for end in 0..=to_host.len() {
         let mut endpoint = host_before_connect(host);
@@ -298,7 +299,7 @@ fn a_stream_that_ends_within_a_pdu_is_reported_as_truncated() {
         assert_eq!(
             endpoint.connection.outstanding().count() + completed,
             submitted,
-            "nothing is lost"
+            "every command is completed or outstanding"
         );
     }
     let pdu_ends = boundaries(&to_controller);

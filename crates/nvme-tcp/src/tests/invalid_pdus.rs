@@ -85,13 +85,13 @@ fn check_pdus<E: Connection, O>(
     Endpoint<E, O>: HandleEvents,
 {
     for pdu in pdus {
-        assert_eq!(endpoint.close_reason(), None, "only the last is refused");
+        assert_eq!(endpoint.close_reason(), None, "only the last PDU is a violation");
         endpoint.receive(NOW, pdu);
     }
     let last = pdus.last().unwrap();
     let kind = PduType::from_u8(last[0]).unwrap();
     let Some(violation) = expected else {
-        assert_eq!(endpoint.close_reason(), None, "{kind:?} is taken");
+        assert_eq!(endpoint.close_reason(), None, "{kind:?} is accepted");
         return;
     };
     assert_eq!(endpoint.close_reason(), protocol_error(violation), "{kind:?}");
@@ -318,7 +318,7 @@ fn every_violation_is_in_the_table_of_validation_rules_and_every_row_occurs() {
         rules.map(|rule| (rule.pdu, rule.status, rule.offset)).collect();
     assert_eq!(
         expected_kind, violations,
-        "the table has a row for each refusal, and a refusal for each row"
+        "each violation has a row in the table, and each row occurs"
     );
 }
 
@@ -387,11 +387,11 @@ fn a_term_req_for_an_unknown_pdu_type_carries_its_common_header() {
     endpoint.receive(NOW, &[0; 500]);
     assert!(
         endpoint.unconsumed.is_empty() && endpoint.send(usize::MAX).is_empty(),
-        "nothing more is said"
+        "nothing is sent after the TermReq"
     );
     endpoint.handle_eof();
     assert!(endpoint.connection.is_closed());
-    assert_eq!(endpoint.log.len(), 1, "and its end is told once");
+    assert_eq!(endpoint.log.len(), 1, "the end is reported once");
 }
 
 /// §3.5: the peer's reason, unless the termination request is too long or too short.

@@ -55,9 +55,9 @@ fn a_complete_body_without_event_space_requests_no_bytes() {
     assert_eq!(
         end.direct_placement(),
         None,
-        "a socket that is asked for nothing says that it has ended"
+        "a receive call for zero bytes returns zero, like the end of the stream"
     );
-    // One place is reserved for the event of the end.
+    // One entry is reserved for the event of the end.
     let mut ended = Pair::open(HostConfig::default(), ControllerConfig::default());
     ended.host.connection.handle_eof(0, &mut events);
     assert_eq!(events.as_slice().last(), Some(&HostEvent::Ended(CloseReason::Closed)));
@@ -104,11 +104,11 @@ fn commands_carry_the_identifiers_chosen_by_the_caller() {
         pair.host.connection.submit_as(cid, &read, DataDirection::ToHost(64), &NoDigest).unwrap();
         assert_eq!(pair.host.connection.outstanding().collect::<Vec<_>>(), [tag]);
         pair.run(&mut |_| usize::MAX);
-        assert_eq!(pair.host.connection.outstanding().count(), 0, "answered under its number");
+        assert_eq!(pair.host.connection.outstanding().count(), 0, "completed under its identifier");
     }
 }
 
-/// Of the slot's last command, for instance: a late response does not end the next one.
+/// For example an identifier of the slot's last command: a late response does not complete the next one.
 #[test]
 fn an_identifier_that_is_not_outstanding_is_rejected_even_if_its_slot_is_in_use() {
     let (used, other) = (0x085, 0x005);
@@ -165,7 +165,7 @@ fn nothing_is_submitted_before_the_connection_is_open() {
     assert_eq!(endpoint.connection.pieces(), [SendPiece::Headers { at: 0, len_bytes: 128 }]);
 }
 
-/// Controller with room for two commands that has received these commands.
+/// Controller with two slots that has received these commands.
 fn full_controller(cids: Range<u16>) -> ControllerEndpoint {
     let mut endpoint =
         ControllerEndpoint::new(ControllerConfig { depth: 2, ..ControllerConfig::default() });
@@ -185,7 +185,7 @@ fn full_controller(cids: Range<u16>) -> ControllerEndpoint {
 fn a_full_controller_leaves_further_commands_in_the_stream() {
     let mut endpoint = full_controller(0..4);
     assert_eq!((endpoint.unconsumed.len(), endpoint.close_reason()), (144, None));
-    assert_eq!(endpoint.connection.deadline(), Instant::NEVER, "the host is not to category");
+    assert_eq!(endpoint.connection.deadline(), Instant::NEVER, "the host has violated nothing");
     endpoint.connection.complete(0, 0, Completion::new(0, Status::SUCCESS)).unwrap();
     assert_eq!(endpoint.send(usize::MAX).len(), 24);
     endpoint.receive(NOW, &[]);
@@ -203,7 +203,7 @@ fn a_dropped_command_sends_no_response_and_frees_its_tag() {
     assert_eq!(
         (endpoint.unconsumed.len(), endpoint.send(usize::MAX).len()),
         (0, 0),
-        "the third is taken"
+        "the third command is accepted"
     );
     endpoint.connection.complete(0, 0, Completion::new(0, Status::SUCCESS)).unwrap();
     let response = CapsuleResp::new(PLAIN, &Completion::new(9, Status::SUCCESS).with_sqhd(3));
@@ -212,10 +212,10 @@ fn a_dropped_command_sends_no_response_and_frees_its_tag() {
 }
 
 /// A further command is a violation only if every command in the table waits for data: not if
-/// commands did so earlier, and not if the embedding code will finish one of them.
+/// commands did so earlier, and not if the owner will complete one of them.
 #[test]
 fn a_full_controller_closes_only_if_every_command_awaits_host_data() {
-    // An earlier write: with all data, finished while its R2T was outstanding, and finished before.
+    // An earlier write: with all data, completed while its R2T was outstanding, and completed before.
     for early_completion in 0..3 {
         let config = ControllerConfig { depth: 2, ..ControllerConfig::default() };
         let mut pair = Pair::open(HostConfig { depth: 2, ..HostConfig::default() }, config);
@@ -264,7 +264,7 @@ fn a_write_completed_before_it_was_sent_is_reported_after_sending() {
     endpoint.receive(NOW, response.as_bytes());
     assert!(endpoint.completions().is_empty() && endpoint.connection.outstanding().eq([tag]));
     endpoint.send(35);
-    assert!(endpoint.completions().is_empty(), "a byte is left");
+    assert!(endpoint.completions().is_empty(), "a byte is unsent");
     endpoint.send(1);
     assert_eq!(endpoint.completions(), [(Status::WRITE_FAULT, 0)]);
     assert_eq!(endpoint.connection.outstanding().count(), 0);
@@ -315,7 +315,7 @@ fn a_reused_tag_is_in_the_send_list_once() {
     assert!(!endpoint.connection.has_more());
 }
 
-/// A command that is finished early: its response waits for the solicited data.
+/// A command that is completed early: its response waits for the data of its R2T.
 #[test]
 fn the_response_to_an_early_completion_waits_for_requested_data() {
     for len in [64, 8192, 100_000] {
@@ -338,7 +338,7 @@ fn the_response_to_an_early_completion_waits_for_requested_data() {
             assert_eq!((pair.host.close_reason(), pair.controller.close_reason()), (None, None));
             let has_data =
                 pair.controller.log.iter().any(|(_, entry)| matches!(entry, LogEntry::Data { .. }));
-            assert!(!has_data, "nobody wants them");
+            assert!(!has_data, "data of a completed command are not reported");
             assert_eq!(pair.controller.connection.outstanding().count(), 0);
         }
     }
@@ -495,13 +495,17 @@ fn an_invalid_sgl_is_reported_with_the_command() {
             "{command:?}"
         );
         if expected.is_err() {
-            assert_eq!(endpoint.log.len(), 2, "what came with it is passed over");
-            assert_eq!(endpoint.send(usize::MAX).len(), 24, "and it is answered");
+            assert_eq!(
+                endpoint.log.len(),
+                2,
+                "in-capsule data of an invalid command are discarded"
+            );
+            assert_eq!(endpoint.send(usize::MAX).len(), 24, "a response is sent");
         }
     }
 }
 
-/// A command waits for at most one portion of another command's data: 256 KiB by default.
+/// The send budget is 256 KiB by default.
 #[test]
 fn a_command_waits_for_at_most_the_send_budget() {
     for budget in [None, Some(32 << 10)] {

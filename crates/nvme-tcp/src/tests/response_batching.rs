@@ -58,7 +58,7 @@ fn responses_to_a_full_queue_are_sent_at_once() {
     for (flow_control, each, count) in [(false, 24 + 4096, 128), (true, 24 + 4096 + 24, 97)] {
         let mut connection = controller_with_reads(count, flow_control);
         complete(&mut connection, 0..count);
-        assert!(!connection.has_more(), "nothing waits for another send");
+        assert!(!connection.has_more(), "all responses are in the send queue");
         let pieces = connection.pieces();
         assert_eq!(len_of(pieces), each * usize::from(count));
         let SendPiece::Headers { at, len_bytes: 24 } = pieces[0] else { panic!("{pieces:?}") };
@@ -76,7 +76,6 @@ fn responses_to_a_full_queue_are_sent_at_once() {
     }
 }
 
-/// What finds no space waits, and follows in order.
 #[test]
 fn responses_beyond_the_send_queue_follow_in_order() {
     let mut connection = controller_with_reads(128, true);
@@ -84,7 +83,7 @@ fn responses_beyond_the_send_queue_follow_in_order() {
     let (mut sent_tags, mut sends) = (Vec::new(), 0);
     while sent_tags.len() < 128 {
         connection.fill_send_queue(&NoDigest);
-        // Some bytes at a time, so that the list goes round.
+        // Some bytes at a time, so that the header ring wraps.
         let count = len_of(connection.pieces()).min(100_000);
         assert!(count > 0);
         connection.record_sent_each(count, |tag| sent_tags.push(tag));
@@ -104,7 +103,7 @@ fn a_command_is_completed_once_with_at_most_its_data() {
     let mut connection = controller_with_reads(2, false);
     let success = Completion::new(0, Status::SUCCESS);
     assert!(connection.complete(0, BYTES + 4, success).is_err());
-    assert!(connection.complete(5, BYTES, success).is_err(), "there is no such command");
+    assert!(connection.complete(5, BYTES, success).is_err(), "tag 5 is free");
     assert!(connection.pieces().is_empty());
     connection.complete(0, BYTES, success).unwrap();
     assert!(

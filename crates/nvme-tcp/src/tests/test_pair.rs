@@ -1,4 +1,4 @@
-//! Both ends with simulated embedding code, and a stream between them with arbitrary fragmentation.
+//! Both ends with simulated owner, and a stream between them with arbitrary fragmentation.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -83,7 +83,7 @@ fn record(log: &mut Vec<(u16, LogEntry)>, tag: u16, entry: LogEntry) {
     log.push((tag, entry));
 }
 
-/// One end, the state of its embedding code, and all its events.
+/// One end, the state of its owner, and all its events.
 #[derive(Debug)]
 pub(super) struct Endpoint<E: Connection, O> {
     pub(super) connection: E,
@@ -180,7 +180,7 @@ where
     }
 }
 
-/// Host with its embedding code.
+/// Host with its owner.
 pub(super) type HostEndpoint = Endpoint<HostConnection, ()>;
 
 impl HostEndpoint {
@@ -190,7 +190,7 @@ impl HostEndpoint {
 
     pub(super) fn submit(&mut self, opcode: u8, data: DataDirection, command_number: u16) -> u16 {
         let tag = self.try_submit(opcode, data, command_number);
-        tag.expect("there is room")
+        tag.expect("a tag is free")
     }
 
     pub(super) fn try_submit(
@@ -245,33 +245,33 @@ impl HandleEvents for HostEndpoint {
                 HostEvent::Ended(close_reason) => {
                     record(&mut self.log, u16::MAX, LogEntry::Ended(close_reason))
                 }
-                HostEvent::ReadCompleted { .. } => unreachable!("it has parts"),
+                HostEvent::ReadCompleted { .. } => unreachable!("split() never returns it"),
             }
         }
         self.events.clear();
     }
 }
 
-/// Behavior of the controller's embedding code.
+/// Behavior of the controller's owner.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OwnerBehavior {
-    /// Largest number of bytes granted at a time.
-    pub(super) grant_bytes: u32,
-    /// Number of bytes replied at a time.
-    pub(super) reply_bytes: u32,
+    /// Largest number of bytes per call of `request_data`.
+    pub(super) request_bytes_max: u32,
+    /// Number of bytes per call of `send_data`.
+    pub(super) send_bytes_max: u32,
     /// Status of the completions.
     pub(super) status: Status,
-    /// Commands with data from the host are finished at once, without their data.
+    /// Commands with data from the host are completed at once, without their data.
     pub(super) completes_early: bool,
-    /// Commands are not finished.
+    /// Commands are not completed.
     pub(super) completes_nothing: bool,
 }
 
 impl Default for OwnerBehavior {
     fn default() -> Self {
         Self {
-            grant_bytes: u32::MAX,
-            reply_bytes: u32::MAX,
+            request_bytes_max: u32::MAX,
+            send_bytes_max: u32::MAX,
             status: Status::SUCCESS,
             completes_early: false,
             completes_nothing: false,
@@ -279,19 +279,19 @@ impl Default for OwnerBehavior {
     }
 }
 
-/// State of the controller's embedding code.
+/// State of the controller's owner.
 #[derive(Debug, Default)]
 pub(super) struct ControllerOwner {
     pub(super) behavior: OwnerBehavior,
-    /// Bytes of each tag that are not granted yet.
-    ungranted: BTreeMap<u16, u32>,
-    /// Tags of finished commands, whose remaining events of a batch are ignored.
+    /// Bytes of each tag that are not requested yet.
+    unrequested: BTreeMap<u16, u32>,
+    /// Tags of completed commands, whose remaining events of a batch are ignored.
     completed: BTreeSet<u16>,
     /// Command of each tag.
     commands: BTreeMap<u16, (Command, Result<DataTransfer, Status>)>,
 }
 
-/// Controller with its embedding code.
+/// Controller with its owner.
 pub(super) type ControllerEndpoint = Endpoint<ControllerConnection, ControllerOwner>;
 
 impl HandleEvents for ControllerEndpoint {
@@ -315,7 +315,7 @@ impl HandleEvents for ControllerEndpoint {
                     self.memory.store(placement, bytes, at);
                     let (offset, len_bytes) = (placement.offset, placement.len_bytes);
                     record(&mut self.log, placement.tag, LogEntry::Data { offset, len_bytes });
-                    self.grant_more(placement.tag, offset + len_bytes);
+                    self.request_more(placement.tag, offset + len_bytes);
                 }
                 ControllerEvent::DataComplete { tag, is_intact } => {
                     record(&mut self.log, tag, LogEntry::DataComplete { is_intact });
@@ -323,7 +323,7 @@ impl HandleEvents for ControllerEndpoint {
                     if is_intact {
                         let len = u32::try_from(self.memory.0[&tag].len()).unwrap();
                         let expected = pattern(command_number(command), len);
-                        assert!(self.memory.0[&tag] == expected, "the data of {command:?}");
+                        assert!(self.memory.0[&tag] == expected, "data of {command:?}");
                     }
                     self.complete(tag, 0);
                 }
@@ -372,31 +372,31 @@ impl ControllerEndpoint {
             return self.complete(tag, 0);
         }
         if let Ok(DataTransfer::FromHost(len)) = data {
-            let first = len.min(self.owner.behavior.grant_bytes);
-            self.owner.ungranted.insert(tag, len - first);
+            let first = len.min(self.owner.behavior.request_bytes_max);
+            self.owner.unrequested.insert(tag, len - first);
             self.connection.request_data(tag, first).unwrap();
         }
     }
 
-    /// Grants the next part after the previous one was received.
-    fn grant_more(&mut self, tag: u16, came: u32) {
+    /// Requests the next part after the previous one was received.
+    fn request_more(&mut self, tag: u16, received: u32) {
         let Some((_, Ok(DataTransfer::FromHost(len)))) = self.owner.commands.get(&tag).copied()
         else {
             return;
         };
-        let left = self.owner.ungranted[&tag];
-        if left > 0 && came == len - left {
-            let next = left.min(self.owner.behavior.grant_bytes);
-            self.owner.ungranted.insert(tag, left - next);
+        let left = self.owner.unrequested[&tag];
+        if left > 0 && received == len - left {
+            let next = left.min(self.owner.behavior.request_bytes_max);
+            self.owner.unrequested.insert(tag, left - next);
             self.connection.request_data(tag, next).unwrap();
         }
     }
 
     fn send_read_data(&mut self, tag: u16, len: u32) {
         let mut left = len;
-        while left > self.owner.behavior.reply_bytes {
-            self.connection.send_data(tag, self.owner.behavior.reply_bytes).unwrap();
-            left -= self.owner.behavior.reply_bytes;
+        while left > self.owner.behavior.send_bytes_max {
+            self.connection.send_data(tag, self.owner.behavior.send_bytes_max).unwrap();
+            left -= self.owner.behavior.send_bytes_max;
         }
         self.complete(tag, left);
     }

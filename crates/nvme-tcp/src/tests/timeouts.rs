@@ -38,7 +38,7 @@ fn a_peer_that_sends_no_ic_pdu_times_out() {
     );
     endpoint.handle_deadline(at(200));
     endpoint.handle_eof();
-    assert_eq!(endpoint.log.len(), 1, "its end is told once");
+    assert_eq!(endpoint.log.len(), 1, "the end is reported once");
     let mut endpoint = controller_endpoint();
     endpoint.handle_deadline(at(100));
     assert_eq!(endpoint.close_reason(), Some(CloseReason::ConnectTimeout));
@@ -51,7 +51,7 @@ fn single_bytes_of_a_header_do_not_extend_its_deadline() {
     let mut endpoint = controller_endpoint();
     for (ms, byte) in (10..60).step_by(10).zip(request.as_bytes()) {
         endpoint.receive(at(ms), &[*byte]);
-        assert_eq!(endpoint.connection.deadline(), at(60), "from the first byte on");
+        assert_eq!(endpoint.connection.deadline(), at(60), "counted from the first byte");
     }
     endpoint.handle_deadline(at(60));
     assert_eq!(endpoint.close_reason(), Some(CloseReason::ConnectTimeout));
@@ -85,7 +85,11 @@ fn each_data_fragment_extends_the_pdu_deadline() {
     }
     assert_eq!(endpoint.close_reason(), None);
     endpoint.receive(at(400), &[]);
-    assert_eq!(endpoint.connection.deadline(), at(410), "no data are no progress");
+    assert_eq!(
+        endpoint.connection.deadline(),
+        at(410),
+        "an empty receive does not extend the deadline"
+    );
     endpoint.handle_deadline(at(410));
     assert_eq!(endpoint.close_reason(), Some(CloseReason::PduTimeout));
 }
@@ -95,15 +99,15 @@ fn each_data_fragment_extends_the_pdu_deadline() {
 fn a_peer_that_ignores_a_term_req_is_closed() {
     let mut endpoint = controller_endpoint();
     endpoint.receive(at(5), &[0xff; 8]);
-    assert!(!endpoint.connection.is_write_closed(), "it is still to be told");
+    assert!(!endpoint.connection.is_write_closed(), "the TermReq is unsent");
     endpoint.send(usize::MAX);
     assert!(endpoint.connection.is_write_closed() && !endpoint.connection.is_closed());
     assert_eq!(endpoint.connection.deadline(), at(25));
     endpoint.receive(at(20), &[0; 1000]);
-    assert_eq!(endpoint.connection.deadline(), at(25), "what it says does not count");
+    assert_eq!(endpoint.connection.deadline(), at(25), "received bytes do not extend the deadline");
     endpoint.handle_deadline(at(25));
     assert!(endpoint.connection.is_closed());
-    assert_eq!(endpoint.log.len(), 1, "its end is told once");
+    assert_eq!(endpoint.log.len(), 1, "the end is reported once");
 }
 
 #[test]

@@ -257,7 +257,7 @@ fn digests_are_used_if_both_ends_support_them() {
             let params = endpoint.log.first().map(|(_, entry)| entry.clone());
             let Some(LogEntry::Open(NegotiatedParams { header_digest, data_digest, .. })) = params
             else {
-                panic!("it is open");
+                panic!("the first event is Open");
             };
             let both = requested & offered;
             assert_eq!((header_digest, data_digest), (both & 1 != 0, both & 2 != 0));
@@ -265,7 +265,7 @@ fn digests_are_used_if_both_ends_support_them() {
     }
 }
 
-/// Some hosts support no alignment but 0, which is what they are told.
+/// Some hosts support no alignment but 0.
 #[test]
 fn cpda_is_zero_for_a_host_with_hpda_zero() {
     for hpda in [0, 1, 31] {
