@@ -408,7 +408,8 @@ impl QueueConnection {
                 if let HostEvent::Data { placement, at }
                 | HostEvent::ReadCompleted { placement, at, .. } = *event
                 {
-                    commands.store(placement, &bytes[at as usize..][..placement.len_bytes as usize]);
+                    commands
+                        .store(placement, &bytes[at as usize..][..placement.len_bytes as usize]);
                 }
             }
             stream.consume(consumed);

@@ -13,6 +13,7 @@
 //! unsolicited, and their amount is bounded.
 
 mod data_transfer;
+mod deferred;
 mod receive;
 mod send;
 mod slot;
@@ -31,6 +32,7 @@ use crate::pdu_body::DataPlacement;
 use crate::receive::Receive;
 use crate::send_queue::SendQueue;
 use crate::{NegotiatedParams, NoDigest, PayloadDigest};
+use deferred::DeferredResponses;
 use slot::{CommandSlot, TransferState};
 
 /// Controller side of a connection.
@@ -49,6 +51,7 @@ pub struct ControllerConnection {
     free_list: Vec<u16>,
     /// Slots with something to send, each once.
     send_list: VecDeque<u16>,
+    deferred: DeferredResponses,
     /// Stream offset at which the response of each slot ends, oldest first.
     response_ends: Vec<(u64, u16)>,
     /// Number of these that were sent.
@@ -312,6 +315,7 @@ impl ControllerConnection {
             slots: Vec::new(),
             free_list: (0..config.depth).rev().collect(),
             send_list: VecDeque::new(),
+            deferred: DeferredResponses::default(),
             response_ends: Vec::new(),
             responses_sent: 0,
             awaiting_data: 0,

@@ -9,14 +9,37 @@ use super::{ControllerConnection, RESPONSE_BYTES_MAX};
 use crate::PayloadDigest;
 
 impl ControllerConnection {
+    /// Queues the deferred responses of a batch.
+    #[inline(never)]
+    fn queue_deferred(&mut self) {
+        let tags = self.deferred.end_batch();
+        for tag in &tags {
+            if self.can_queue_pdu() {
+                self.send_response(*tag);
+            } else {
+                self.add_to_send_list(*tag);
+            }
+        }
+        self.deferred.reuse(tags);
+    }
+
+    /// Whether the send queue has space for any PDU without payload.
+    #[inline(always)]
+    fn can_queue_pdu(&mut self) -> bool {
+        self.core.is_open()
+            && (self.core.send_queue.has_space(RESPONSE_BYTES_MAX)
+                || self.core.send_queue.grow(RESPONSE_BYTES_MAX))
+    }
+
     /// Queues R2Ts, data and responses of the send list, as far as there is space: one PDU per
     /// command in rotation.
     #[inline]
     pub(super) fn queue_pdus(&mut self, payloads: &impl PayloadDigest) {
+        if self.deferred.has_batch() {
+            self.queue_deferred();
+        }
         while let Some(tag) = self.send_list.front().copied()
-            && self.core.is_open()
-            && (self.core.send_queue.has_space(RESPONSE_BYTES_MAX)
-                || self.core.send_queue.grow(RESPONSE_BYTES_MAX))
+            && self.can_queue_pdu()
         {
             self.send_list.pop_front();
             let has_more = self.queue_next_pdu(tag, payloads);
@@ -31,11 +54,7 @@ impl ControllerConnection {
     /// payload.
     #[inline(always)]
     pub(super) fn may_queue_now(&mut self) -> bool {
-        self.send_list.is_empty()
-            && !self.params.data_digest
-            && self.core.is_open()
-            && (self.core.send_queue.has_space(RESPONSE_BYTES_MAX)
-                || self.core.send_queue.grow(RESPONSE_BYTES_MAX))
+        self.send_list.is_empty() && !self.params.data_digest && self.can_queue_pdu()
     }
 
     /// Queues all data of a read in one PDU, which replaces the response or is followed by it. Returns
@@ -63,7 +82,7 @@ impl ControllerConnection {
             slot.completion = completion;
         }
         self.queue_data((tag, cid), (0, len_bytes), (true, is_success));
-        if !is_success {
+        if !is_success && !self.deferred.defer(tag) {
             self.send_response(tag);
         }
         true

@@ -76,6 +76,82 @@ fn responses_to_a_full_queue_are_sent_at_once() {
     }
 }
 
+/// The queued PDUs: whether each is a response (or data), and its command identifier.
+fn queued_pdus(connection: &ControllerConnection) -> Vec<(bool, u16)> {
+    let pieces = connection.pieces().iter();
+    let headers = pieces.filter_map(|piece| match *piece {
+        SendPiece::Headers { at, len_bytes } => {
+            Some(&connection.headers()[at as usize..][..len_bytes as usize])
+        }
+        SendPiece::Payload { .. } => None,
+    });
+    let pdus = headers.flat_map(|bytes| bytes.chunks(24)).map(|pdu| {
+        // PDU type 05h is a response, 07h data.
+        let is_response = pdu[0] == 5;
+        let bytes = pdu.first_chunk().unwrap();
+        let response = CapsuleResp::from_bytes(bytes).completion().cid();
+        (is_response, if is_response { response } else { C2HData::from_bytes(bytes).cccid() })
+    });
+    pdus.collect()
+}
+
+/// A controller that has completed three batches of `count` reads and has sent two of them.
+fn controller_after_batches(count: u16) -> ControllerConnection {
+    let mut connection = controller_with_reads(count * 3, true);
+    for first in [0, count, 2 * count] {
+        let sent = len_of(connection.pieces());
+        connection.record_sent_each(sent, |_| {});
+        complete(&mut connection, first..first + count);
+        connection.fill_send_queue(&NoDigest);
+    }
+    connection
+}
+
+#[test]
+fn responses_of_large_batches_are_sent_behind_all_data() {
+    for (count, is_deferred) in [(1, false), (19, false), (20, true), (32, true)] {
+        let connection = controller_after_batches(count);
+        let tags = 2 * count..3 * count;
+        let expected: Vec<(bool, u16)> = if is_deferred {
+            tags.clone().map(|cid| (false, cid)).chain(tags.map(|cid| (true, cid))).collect()
+        } else {
+            tags.flat_map(|cid| [(false, cid), (true, cid)]).collect()
+        };
+        assert_eq!(queued_pdus(&connection), expected, "batches of {count}");
+    }
+}
+
+#[test]
+fn deferred_responses_beyond_the_send_queue_are_sent_once_each() {
+    let mut connection = controller_after_batches(25);
+    let mut events = EventQueue::with_capacity(1024);
+    let len = len_of(connection.pieces());
+    connection.record_sent_each(len, |_| {});
+    let framing = PduFraming::default();
+    let mut tags = Vec::new();
+    for cid in 0..128 {
+        let read = Command::new(2).with_cid(cid).with_nsid(1).with_cdw12(7);
+        let read = read.with_sgl1(Descriptor::transport(BYTES));
+        events.clear();
+        connection.receive(NOW, CapsuleCmd::new(framing, &read, 0).as_bytes(), &mut events);
+        let [ControllerEvent::Command { tag, .. }] = *events.as_slice() else { panic!("{cid}") };
+        tags.push(tag);
+    }
+    complete(&mut connection, tags.iter().copied());
+    let (mut sent_tags, mut responses) = (Vec::new(), Vec::new());
+    while sent_tags.len() < 128 {
+        connection.fill_send_queue(&NoDigest);
+        let queued = queued_pdus(&connection).into_iter().filter(|(is_response, _)| *is_response);
+        responses.extend(queued.map(|(_, cid)| cid));
+        let len = len_of(connection.pieces());
+        assert!(len > 0, "{} of 128 are sent", sent_tags.len());
+        connection.record_sent_each(len, |tag| sent_tags.push(tag));
+    }
+    responses.sort_unstable();
+    assert_eq!(responses, (0..128).collect::<Vec<_>>());
+    assert!(connection.pieces().is_empty() && connection.outstanding().next().is_none());
+}
+
 #[test]
 fn responses_beyond_the_send_queue_follow_in_order() {
     let mut connection = controller_with_reads(128, true);
