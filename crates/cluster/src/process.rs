@@ -91,7 +91,7 @@ impl Process {
                 Ok::<_, String>(NamespaceConfig {
                     nsid: Some(nsid),
                     identity: Identity { uuid, ..Identity::default() },
-                    persistence: Persistence::Durable(state.keeper(&nqn, nsid, &known)),
+                    persistence: Persistence::Durable(state.reservation_store(&nqn, nsid, &known)),
                     ..NamespaceConfig::new(medium)
                 })
             };
@@ -127,7 +127,7 @@ impl Process {
             self.connections.extend(self.service.accept(stream, 1, now));
         }
         for connection in &mut self.connections {
-            is_busy |= connection.turn(now);
+            is_busy |= connection.step(now);
         }
         let before = self.connections.len();
         self.connections.retain(|connection| !connection.is_over());

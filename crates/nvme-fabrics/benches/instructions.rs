@@ -204,7 +204,7 @@ impl Turn {
         let mut calling = Connecting::begin(pool, Box::new(net), options, wishes, now).unwrap();
         let mut turn = |guests: &Mutex<Vec<TargetConnection>>| {
             now = now.after(Span::from_us(100));
-            guests.lock().unwrap().iter_mut().for_each(|guest| while guest.turn(now) {});
+            guests.lock().unwrap().iter_mut().for_each(|guest| while guest.step(now) {});
             now
         };
         let mut remote = loop {
@@ -263,7 +263,7 @@ impl Turn {
         let guest = guests.last_mut().unwrap();
         // A connection answers 256 in an iteration.
         for _ in 0..self.requests.len().div_ceil(256) {
-            assert!(guest.turn(self.now));
+            assert!(guest.step(self.now));
         }
     }
 

@@ -114,7 +114,7 @@ fn a_host_is_told_of_access_states_that_change() {
             ports: BTreeMap::from([(1, vec![(1, state)])]),
             masks: BTreeMap::new(),
         };
-        assert!(pair.service.change(NQN, change));
+        assert!(pair.service.update(NQN, change));
         pair.await_event(|event| *event == Event::AccessChanged);
     }
 }

@@ -124,7 +124,7 @@ impl House {
     fn turn_guests(&self) {
         let mut guests = std::mem::take(&mut *self.guests.lock().unwrap());
         guests.iter_mut().for_each(|guest| {
-            guest.turn(self.now);
+            guest.step(self.now);
         });
         guests.retain(|guest| !guest.is_over());
         self.guests.lock().unwrap().extend(guests);

@@ -14,7 +14,7 @@
 //! a buffer and, for a write, all its data have been received. The device therefore accesses data in
 //! place, without a copy. An R2T is sent only when a buffer for the data has been allocated.
 
-mod admin;
+mod admin_queue;
 mod admission;
 mod association;
 mod command_table;
@@ -28,11 +28,11 @@ pub mod fuzz;
 #[cfg(test)]
 mod injected_bug;
 mod injected_bugs;
-mod io;
+mod io_queue;
 mod memory;
-mod outgoing;
 mod poller;
 mod reservation_store;
+mod send_state;
 mod server;
 mod service;
 mod subsystem_export;

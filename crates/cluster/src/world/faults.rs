@@ -160,7 +160,7 @@ impl World {
     fn end_process(&mut self, process: usize) -> bool {
         let slot = &mut self.processes[process];
         let Some(ended) = slot.process.take() else { return false };
-        slot.state.forget();
+        slot.state.drop_pending();
         self.disks.iter().for_each(|disk| disk.kill(slot.life));
         drop(ended);
         true

@@ -41,7 +41,7 @@ impl Connector for Net {
 
 /// A turn of everybody who is served.
 pub(crate) fn iterate_all(guests: &Mutex<Vec<TargetConnection>>, now: Instant) {
-    guests.lock().unwrap().iter_mut().for_each(|guest| _ = guest.turn(now));
+    guests.lock().unwrap().iter_mut().for_each(|guest| _ = guest.step(now));
 }
 
 /// A host that has called by `dial` and is ready, with room for so many I/O queues. What it is told of

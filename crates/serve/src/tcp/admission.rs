@@ -25,7 +25,7 @@ pub struct AdmissionLimits {
     /// Connections of all addresses to the discovery service.
     pub discovery_max: usize,
     /// Connections of one address that have not completed Connect. When such connections of all
-    /// addresses occupy half of the free slots, further ones have only [`SHORT`] to connect.
+    /// addresses occupy half of the free slots, further ones have only [`CONNECT_TIMEOUT_CROWDED`] to connect.
     pub unconnected_per_address_max: usize,
     /// Connections reserved for hosts that a subsystem lists, if any subsystem lists hosts. An
     /// address may exceed its own limit by this number until its Connect names the host.
@@ -40,27 +40,27 @@ pub struct AdmissionLimits {
 
 /// Limit that a rejected connection exceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NotAdmitted {
-    Full { most: usize },
-    Address { most: usize },
-    Unconnected { most: usize },
-    Loopback { most: usize },
-    Host { most: usize },
-    Discovery { most: usize },
+pub(super) enum AdmissionError {
+    Full { limit: usize },
+    Address { limit: usize },
+    Unconnected { limit: usize },
+    Loopback { limit: usize },
+    Host { limit: usize },
+    Discovery { limit: usize },
     Reserved { reserved: usize },
 }
 
 /// Category under which a connection is counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Kind {
+enum ConnectionCategory {
     /// Connect has not been received yet.
     Unconnected,
     /// Queue of a host that no subsystem lists.
-    Stranger { host: String },
+    Unlisted { host: String },
     /// Connection to the discovery service.
     Discovery,
     /// Queue of a host that a subsystem lists.
-    Named { host: String },
+    Listed { host: String },
 }
 
 /// Connection counts and their limits.
@@ -74,7 +74,7 @@ pub(super) struct Admission {
 #[derive(Debug, Default)]
 struct Counts {
     all: usize,
-    named: usize,
+    listed: usize,
     discovery: usize,
     hosts: BTreeMap<String, usize>,
     addresses: BTreeMap<IpAddr, usize>,
@@ -82,23 +82,23 @@ struct Counts {
     unconnected_addresses: BTreeMap<IpAddr, usize>,
     loopback: usize,
     discovery_addresses: BTreeMap<IpAddr, usize>,
-    refused: u64,
+    rejected: u64,
 }
 
 /// Admitted connection. It is counted until this is dropped.
 #[derive(Debug)]
-pub(super) struct Admitted {
+pub(super) struct AdmittedConnection {
     admission: Arc<Admission>,
     address: Option<IpAddr>,
-    kind: Kind,
+    category: ConnectionCategory,
     /// Time that the connection has for Connect.
-    connect_max: Span,
+    connect_timeout: Span,
 }
 
 /// Time that a connection has for Connect.
-const LONG: Span = Span::from_secs(10);
+const CONNECT_TIMEOUT: Span = Span::from_secs(10);
 /// Time for Connect if, at accept, connections without Connect occupy half of the free slots.
-const SHORT: Span = Span::from_secs(1);
+const CONNECT_TIMEOUT_CROWDED: Span = Span::from_secs(1);
 
 impl AdmissionLimits {
     /// Default limits for a number of connections: half of them for a host or an address, three
@@ -106,8 +106,8 @@ impl AdmissionLimits {
     /// with a lower bound. Half of the registrants of a namespace.
     #[must_use]
     pub const fn of(connections_max: usize) -> Self {
-        const fn part(whole: usize, by: usize, least: usize) -> usize {
-            if whole / by > least { whole / by } else { least }
+        const fn part(whole: usize, by: usize, minimum: usize) -> usize {
+            if whole / by > minimum { whole / by } else { minimum }
         }
         Self {
             per_host_max: part(connections_max, 2, 130),
@@ -129,99 +129,109 @@ impl Admission {
     }
 
     /// Admits a connection whose category is not known yet. `peer` is its address, if it has one.
-    pub(super) fn admit(this: &Arc<Self>, peer: &str) -> Result<Admitted, NotAdmitted> {
+    pub(super) fn admit(
+        this: &Arc<Self>,
+        peer: &str,
+    ) -> Result<AdmittedConnection, AdmissionError> {
         let address = network_of_peer(peer);
         let mut counts = this.counts();
-        let most = this.connections_max;
-        let refused = if counts.all >= most {
-            Some(NotAdmitted::Full { most })
+        let limit = this.connections_max;
+        let rejected = if counts.all >= limit {
+            Some(AdmissionError::Full { limit })
         } else {
             // The connection may belong to a listed host, so it may exceed the limit of its address
             // until Connect.
-            this.over_address(&counts, address, this.limits.reserved)
-                .or_else(|| this.over_unconnected(&counts, address))
+            this.check_address(&counts, address, this.limits.reserved)
+                .or_else(|| this.check_unconnected(&counts, address))
         };
-        if let Some(refused) = refused {
-            counts.refused += 1;
-            return Err(refused);
+        if let Some(rejected) = rejected {
+            counts.rejected += 1;
+            return Err(rejected);
         }
-        let kind = Kind::Unconnected;
-        counts.add(&kind, address);
+        let category = ConnectionCategory::Unconnected;
+        counts.add(&category, address);
         let connected = counts.all - counts.unconnected;
-        let is_crowded = counts.unconnected > most.saturating_sub(connected) / 2;
+        let is_crowded = counts.unconnected > limit.saturating_sub(connected) / 2;
         drop(counts);
-        let connect_max = if is_crowded { SHORT } else { LONG };
-        Ok(Admitted { admission: Arc::clone(this), address, kind, connect_max })
+        let connect_timeout = if is_crowded { CONNECT_TIMEOUT_CROWDED } else { CONNECT_TIMEOUT };
+        Ok(AdmittedConnection { admission: Arc::clone(this), address, category, connect_timeout })
     }
 
     /// Number of rejected connections.
-    pub(super) fn refused(&self) -> u64 {
-        self.counts().refused
+    pub(super) fn rejected(&self) -> u64 {
+        self.counts().rejected
     }
 
-    /// Checks the limits of an address, each raised by `more`.
-    fn over_address(
+    /// Checks the limits of an address, each raised by `extra`.
+    fn check_address(
         &self,
         counts: &Counts,
         address: Option<IpAddr>,
-        more: usize,
-    ) -> Option<NotAdmitted> {
+        extra: usize,
+    ) -> Option<AdmissionError> {
         let AdmissionLimits { per_address_max, loopback_max, .. } = self.limits;
         let address = address?;
         let found = counts.addresses.get(&address).copied().unwrap_or(0);
-        if found >= per_address_max.saturating_add(more) {
-            return Some(NotAdmitted::Address { most: per_address_max });
+        if found >= per_address_max.saturating_add(extra) {
+            return Some(AdmissionError::Address { limit: per_address_max });
         }
-        let is_over = counts.loopback >= loopback_max.saturating_add(more);
-        (address.is_loopback() && is_over).then_some(NotAdmitted::Loopback { most: loopback_max })
+        let is_exceeded = counts.loopback >= loopback_max.saturating_add(extra);
+        (address.is_loopback() && is_exceeded)
+            .then_some(AdmissionError::Loopback { limit: loopback_max })
     }
 
-    fn over_unconnected(&self, counts: &Counts, address: Option<IpAddr>) -> Option<NotAdmitted> {
-        let most = self.limits.unconnected_per_address_max;
+    fn check_unconnected(
+        &self,
+        counts: &Counts,
+        address: Option<IpAddr>,
+    ) -> Option<AdmissionError> {
+        let limit = self.limits.unconnected_per_address_max;
         let found = address.and_then(|it| counts.unconnected_addresses.get(&it));
-        (found.copied().unwrap_or(0) >= most).then_some(NotAdmitted::Unconnected { most })
+        (found.copied().unwrap_or(0) >= limit).then_some(AdmissionError::Unconnected { limit })
     }
 
     fn check(
         &self,
         counts: &Counts,
-        kind: &Kind,
+        category: &ConnectionCategory,
         address: Option<IpAddr>,
-        names_hosts: bool,
-    ) -> Option<NotAdmitted> {
+        lists_hosts: bool,
+    ) -> Option<AdmissionError> {
         let AdmissionLimits { per_host_max, reserved, .. } = self.limits;
-        let host = match kind {
-            Kind::Stranger { host } | Kind::Named { host } => Some(host),
-            Kind::Unconnected | Kind::Discovery => None,
+        let host = match category {
+            ConnectionCategory::Unlisted { host } | ConnectionCategory::Listed { host } => {
+                Some(host)
+            }
+            ConnectionCategory::Unconnected | ConnectionCategory::Discovery => None,
         };
-        let of_host = host.and_then(|host| counts.hosts.get(host)).copied().unwrap_or(0);
-        if of_host >= per_host_max {
-            return Some(NotAdmitted::Host { most: per_host_max });
+        let host_connections = host.and_then(|host| counts.hosts.get(host)).copied().unwrap_or(0);
+        if host_connections >= per_host_max {
+            return Some(AdmissionError::Host { limit: per_host_max });
         }
-        if matches!(kind, Kind::Named { .. }) {
+        if matches!(category, ConnectionCategory::Listed { .. }) {
             return None;
         }
-        if *kind == Kind::Discovery
-            && let Some(refused) = self.over_discovery(counts, address)
+        if *category == ConnectionCategory::Discovery
+            && let Some(rejected) = self.check_discovery(counts, address)
         {
-            return Some(refused);
+            return Some(rejected);
         }
-        if let Some(refused) = self.over_address(counts, address, 0) {
-            return Some(refused);
+        if let Some(rejected) = self.check_address(counts, address, 0) {
+            return Some(rejected);
         }
-        let left = self.connections_max.saturating_sub(reserved);
-        let is_over = names_hosts && counts.all - counts.named >= left;
-        is_over.then_some(NotAdmitted::Reserved { reserved })
+        let unreserved = self.connections_max.saturating_sub(reserved);
+        let is_exceeded = lists_hosts && counts.all - counts.listed >= unreserved;
+        is_exceeded.then_some(AdmissionError::Reserved { reserved })
     }
 
-    fn over_discovery(&self, counts: &Counts, address: Option<IpAddr>) -> Option<NotAdmitted> {
+    fn check_discovery(&self, counts: &Counts, address: Option<IpAddr>) -> Option<AdmissionError> {
         let AdmissionLimits { discovery_max, discovery_per_address_max, .. } = self.limits;
-        let of_address = address.and_then(|it| counts.discovery_addresses.get(&it));
+        let address_connections = address.and_then(|it| counts.discovery_addresses.get(&it));
         if counts.discovery >= discovery_max {
-            return Some(NotAdmitted::Discovery { most: discovery_max });
+            return Some(AdmissionError::Discovery { limit: discovery_max });
         }
-        let is_over = of_address.copied().unwrap_or(0) >= discovery_per_address_max;
-        is_over.then_some(NotAdmitted::Discovery { most: discovery_per_address_max })
+        let is_exceeded = address_connections.copied().unwrap_or(0) >= discovery_per_address_max;
+        is_exceeded.then_some(AdmissionError::Discovery { limit: discovery_per_address_max })
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {
@@ -230,55 +240,63 @@ impl Admission {
 }
 
 impl Counts {
-    fn add(&mut self, kind: &Kind, address: Option<IpAddr>) {
+    fn add(&mut self, category: &ConnectionCategory, address: Option<IpAddr>) {
         self.all += 1;
-        match kind {
-            Kind::Named { .. } => self.named += 1,
-            Kind::Discovery => self.discovery += 1,
-            Kind::Unconnected => self.unconnected += 1,
-            Kind::Stranger { .. } => {}
+        match category {
+            ConnectionCategory::Listed { .. } => self.listed += 1,
+            ConnectionCategory::Discovery => self.discovery += 1,
+            ConnectionCategory::Unconnected => self.unconnected += 1,
+            ConnectionCategory::Unlisted { .. } => {}
         }
-        if let Kind::Named { host } | Kind::Stranger { host } = kind {
+        if let ConnectionCategory::Listed { host } | ConnectionCategory::Unlisted { host } =
+            category
+        {
             *self.hosts.entry(host.clone()).or_default() += 1;
         }
-        if let Some(address) = address.filter(|_| !matches!(kind, Kind::Named { .. })) {
+        if let Some(address) =
+            address.filter(|_| !matches!(category, ConnectionCategory::Listed { .. }))
+        {
             *self.addresses.entry(address).or_default() += 1;
             self.loopback += usize::from(address.is_loopback());
         }
-        if let Some(address) = address.filter(|_| *kind == Kind::Discovery) {
+        if let Some(address) = address.filter(|_| *category == ConnectionCategory::Discovery) {
             *self.discovery_addresses.entry(address).or_default() += 1;
         }
-        if let Some(address) = address.filter(|_| *kind == Kind::Unconnected) {
+        if let Some(address) = address.filter(|_| *category == ConnectionCategory::Unconnected) {
             *self.unconnected_addresses.entry(address).or_default() += 1;
         }
     }
 
-    fn remove(&mut self, kind: &Kind, address: Option<IpAddr>) {
+    fn remove(&mut self, category: &ConnectionCategory, address: Option<IpAddr>) {
         self.all -= 1;
-        match kind {
-            Kind::Named { .. } => self.named -= 1,
-            Kind::Discovery => self.discovery -= 1,
-            Kind::Unconnected => self.unconnected -= 1,
-            Kind::Stranger { .. } => {}
+        match category {
+            ConnectionCategory::Listed { .. } => self.listed -= 1,
+            ConnectionCategory::Discovery => self.discovery -= 1,
+            ConnectionCategory::Unconnected => self.unconnected -= 1,
+            ConnectionCategory::Unlisted { .. } => {}
         }
-        if let Kind::Named { host } | Kind::Stranger { host } = kind {
-            take(&mut self.hosts, host);
+        if let ConnectionCategory::Listed { host } | ConnectionCategory::Unlisted { host } =
+            category
+        {
+            decrement(&mut self.hosts, host);
         }
-        if let Some(address) = address.filter(|_| !matches!(kind, Kind::Named { .. })) {
-            take(&mut self.addresses, &address);
+        if let Some(address) =
+            address.filter(|_| !matches!(category, ConnectionCategory::Listed { .. }))
+        {
+            decrement(&mut self.addresses, &address);
             self.loopback -= usize::from(address.is_loopback());
         }
-        if let Some(address) = address.filter(|_| *kind == Kind::Discovery) {
-            take(&mut self.discovery_addresses, &address);
+        if let Some(address) = address.filter(|_| *category == ConnectionCategory::Discovery) {
+            decrement(&mut self.discovery_addresses, &address);
         }
-        if let Some(address) = address.filter(|_| *kind == Kind::Unconnected) {
-            take(&mut self.unconnected_addresses, &address);
+        if let Some(address) = address.filter(|_| *category == ConnectionCategory::Unconnected) {
+            decrement(&mut self.unconnected_addresses, &address);
         }
     }
 }
 
 /// Decrements a count and removes it at zero.
-fn take<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) {
+fn decrement<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) {
     if let Some(count) = counts.get_mut(key) {
         *count -= 1;
         if *count == 0 {
@@ -287,86 +305,90 @@ fn take<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) {
     }
 }
 
-impl Admitted {
+impl AdmittedConnection {
     /// Time that the connection has for Connect.
-    pub(super) const fn connect_max(&self) -> Span {
-        self.connect_max
+    pub(super) const fn connect_timeout(&self) -> Span {
+        self.connect_timeout
     }
 
     /// Counts the connection as one to the discovery service.
-    pub(super) fn discovers(&mut self, names_hosts: bool) -> Result<(), NotAdmitted> {
-        self.become_one(Kind::Discovery, names_hosts)
+    pub(super) fn set_discovery(&mut self, lists_hosts: bool) -> Result<(), AdmissionError> {
+        self.set_category(ConnectionCategory::Discovery, lists_hosts)
     }
 
     /// Counts the connection as a queue of `host`, which a subsystem lists or not.
-    pub(super) fn belongs_to(
+    pub(super) fn set_host(
         &mut self,
         host: &str,
-        is_named: bool,
-        names_hosts: bool,
-    ) -> Result<(), NotAdmitted> {
+        is_listed: bool,
+        lists_hosts: bool,
+    ) -> Result<(), AdmissionError> {
         let host = host.to_owned();
-        let kind = match is_named {
-            true => Kind::Named { host },
-            false => Kind::Stranger { host },
+        let category = match is_listed {
+            true => ConnectionCategory::Listed { host },
+            false => ConnectionCategory::Unlisted { host },
         };
-        self.become_one(kind, names_hosts)
+        self.set_category(category, lists_hosts)
     }
 
-    fn become_one(&mut self, kind: Kind, names_hosts: bool) -> Result<(), NotAdmitted> {
+    fn set_category(
+        &mut self,
+        category: ConnectionCategory,
+        lists_hosts: bool,
+    ) -> Result<(), AdmissionError> {
         let mut counts = self.admission.counts();
         // The connection must not count against its own new category.
-        counts.remove(&self.kind, self.address);
-        let refused = self.admission.check(&counts, &kind, self.address, names_hosts);
-        match &refused {
-            Some(_) => counts.refused += 1,
-            None => self.kind = kind,
+        counts.remove(&self.category, self.address);
+        let rejected = self.admission.check(&counts, &category, self.address, lists_hosts);
+        match &rejected {
+            Some(_) => counts.rejected += 1,
+            None => self.category = category,
         }
-        counts.add(&self.kind, self.address);
+        counts.add(&self.category, self.address);
         drop(counts);
-        refused.map_or(Ok(()), Err)
+        rejected.map_or(Ok(()), Err)
     }
 }
 
-impl Drop for Admitted {
+impl Drop for AdmittedConnection {
     fn drop(&mut self) {
         let mut counts = self.admission.counts();
-        counts.remove(&self.kind, self.address);
+        counts.remove(&self.category, self.address);
     }
 }
 
-impl std::fmt::Display for NotAdmitted {
+impl std::fmt::Display for AdmissionError {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Full { most } => {
+            Self::Full { limit } => {
                 write!(
                     out,
-                    "{most} are connected, expected fewer (`--max-connections` allows more)"
+                    "{limit} are connected, expected fewer (`--max-connections` allows more)"
                 )
             }
-            Self::Address { most } => write!(
+            Self::Address { limit } => write!(
                 out,
-                "its address has {most} connections of hosts that no subsystem names, expected fewer; \
+                "its address has {limit} connections of hosts that no subsystem names, expected fewer; \
                  fix: name the host (--allowed-host), or allow more with --connections-per-address"
             ),
-            Self::Unconnected { most } => write!(
+            Self::Unconnected { limit } => write!(
                 out,
-                "its address has {most} connections that have not connected to a subsystem, expected \
+                "its address has {limit} connections that have not connected to a subsystem, expected \
                  fewer"
             ),
-            Self::Loopback { most } => write!(
+            Self::Loopback { limit } => write!(
                 out,
-                "this machine has {most} connections of hosts that no subsystem names, expected fewer; \
+                "this machine has {limit} connections of hosts that no subsystem names, expected fewer; \
                  fix: name the host (--allowed-host), or allow more with --max-connections"
             ),
-            Self::Host { most } => write!(
+            Self::Host { limit } => write!(
                 out,
-                "its host has {most} connections, expected fewer; fix: allow more with \
+                "its host has {limit} connections, expected fewer; fix: allow more with \
                  --connections-per-host"
             ),
-            Self::Discovery { most } => write!(
+            Self::Discovery { limit } => write!(
                 out,
-                "there are {most} connections to discovery, of its address or of all, expected fewer"
+                "there are {limit} connections to discovery, of its address or of all, expected fewer"
             ),
             Self::Reserved { reserved } => write!(
                 out,
@@ -383,13 +405,13 @@ mod tests {
 
     use tenmil_base::Random;
 
-    use super::{Admission, AdmissionLimits, Admitted, NotAdmitted};
+    use super::{Admission, AdmissionError, AdmissionLimits, AdmittedConnection};
 
     fn admission(connections_max: usize) -> Arc<Admission> {
         Admission::new(AdmissionLimits::of(connections_max), connections_max)
     }
 
-    fn peers(admission: &Arc<Admission>, peer: &str, count: usize) -> Vec<Admitted> {
+    fn peers(admission: &Arc<Admission>, peer: &str, count: usize) -> Vec<AdmittedConnection> {
         (0..count).map(|_| Admission::admit(admission, peer).unwrap()).collect()
     }
 
@@ -397,19 +419,19 @@ mod tests {
     fn connect(
         admission: &Arc<Admission>,
         peer: &str,
-        (host, is_named): (&str, bool),
-    ) -> Result<Admitted, NotAdmitted> {
+        (host, is_listed): (&str, bool),
+    ) -> Result<AdmittedConnection, AdmissionError> {
         let mut admitted = Admission::admit(admission, peer)?;
-        admitted.belongs_to(host, is_named, true).map(|()| admitted)
+        admitted.set_host(host, is_listed, true).map(|()| admitted)
     }
 
     /// Admits connections of a peer, each with another host name, until one is rejected.
-    fn flood(admission: &Arc<Admission>, peer: &str) -> (Vec<Admitted>, NotAdmitted) {
+    fn flood(admission: &Arc<Admission>, peer: &str) -> (Vec<AdmittedConnection>, AdmissionError) {
         let mut held = Vec::new();
         loop {
             match connect(admission, peer, (&format!("nqn.{}", held.len()), false)) {
                 Ok(admitted) => held.push(admitted),
-                Err(refused) => return (held, refused),
+                Err(rejected) => return (held, rejected),
             }
         }
     }
@@ -418,8 +440,12 @@ mod tests {
     fn one_address_takes_half_under_whatever_names() {
         for peer in ["192.0.2.1:5000", "127.0.0.1:5000", "[::1]:5000"] {
             let admission = admission(1100);
-            let (held, refused) = flood(&admission, peer);
-            assert_eq!((held.len(), refused), (550, NotAdmitted::Address { most: 550 }), "{peer}");
+            let (held, rejected) = flood(&admission, peer);
+            assert_eq!(
+                (held.len(), rejected),
+                (550, AdmissionError::Address { limit: 550 }),
+                "{peer}"
+            );
             assert!(connect(&admission, "192.0.2.2:1", ("nqn.other", false)).is_ok());
             // A listed host is admitted from the same address.
             assert!(connect(&admission, peer, ("nqn.named", true)).is_ok(), "{peer}");
@@ -430,16 +456,16 @@ mod tests {
     fn ipv4_within_ipv6_is_the_same_address() {
         let admission = admission(1100);
         let (_held, _) = flood(&admission, "192.0.2.1:5000");
-        let refused = connect(&admission, "[::ffff:192.0.2.1]:6000", ("nqn.other", false));
-        assert_eq!(refused.unwrap_err(), NotAdmitted::Address { most: 550 });
+        let rejected = connect(&admission, "[::ffff:192.0.2.1]:6000", ("nqn.other", false));
+        assert_eq!(rejected.unwrap_err(), AdmissionError::Address { limit: 550 });
     }
 
     #[test]
     fn this_machine_leaves_a_quarter_to_others_by_whichever_addresses_it_comes() {
         let admission = admission(1100);
         let (_one, _) = flood(&admission, "127.0.0.1:5000");
-        let (two, refused) = flood(&admission, "127.7.7.7:5000");
-        assert_eq!((two.len(), refused), (275, NotAdmitted::Loopback { most: 825 }));
+        let (two, rejected) = flood(&admission, "127.7.7.7:5000");
+        assert_eq!((two.len(), rejected), (275, AdmissionError::Loopback { limit: 825 }));
         assert!(connect(&admission, "192.0.2.2:1", ("nqn.other", false)).is_ok());
         assert!(connect(&admission, "[::1]:1", ("nqn.named", true)).is_ok());
     }
@@ -448,8 +474,11 @@ mod tests {
     fn connections_that_do_not_connect_have_a_bound_for_each_address() {
         let admission = admission(1100);
         let _held = peers(&admission, "127.0.0.1:5000", 275);
-        let refused = Admission::admit(&admission, "127.0.0.1:5000").unwrap_err();
-        assert_eq!((refused, admission.refused()), (NotAdmitted::Unconnected { most: 275 }, 1));
+        let rejected = Admission::admit(&admission, "127.0.0.1:5000").unwrap_err();
+        assert_eq!(
+            (rejected, admission.rejected()),
+            (AdmissionError::Unconnected { limit: 275 }, 1)
+        );
         assert!(connect(&admission, "127.0.0.2:1", ("nqn.other", false)).is_ok());
     }
 
@@ -458,10 +487,10 @@ mod tests {
         let admission = admission(1100);
         let visit = |peer: &str| {
             let mut admitted = Admission::admit(&admission, peer).unwrap();
-            admitted.discovers(true).map(|()| admitted)
+            admitted.set_discovery(true).map(|()| admitted)
         };
         let held: Vec<_> = (0..68).map(|_| visit("192.0.2.1:5000").unwrap()).collect();
-        assert_eq!(visit("192.0.2.1:6000").unwrap_err(), NotAdmitted::Discovery { most: 68 });
+        assert_eq!(visit("192.0.2.1:6000").unwrap_err(), AdmissionError::Discovery { limit: 68 });
         assert!(visit("192.0.2.2:5000").is_ok());
         drop(held);
         assert!(visit("192.0.2.1:6000").is_ok());
@@ -483,12 +512,12 @@ mod tests {
         let waits = |n: u32| {
             let admitted = Admission::admit(&admission, &format!("10.2.{}.{}:1", n / 250, n % 250));
             let admitted = admitted.unwrap();
-            (admitted.connect_max(), admitted)
+            (admitted.connect_timeout(), admitted)
         };
         let (long, short): (Vec<_>, Vec<_>) =
-            (0..800).map(waits).partition(|(span, _)| *span == super::LONG);
+            (0..800).map(waits).partition(|(span, _)| *span == super::CONNECT_TIMEOUT);
         assert_eq!((long.len(), short.len()), (400, 400));
-        assert!(short.iter().all(|(span, _)| *span == super::SHORT));
+        assert!(short.iter().all(|(span, _)| *span == super::CONNECT_TIMEOUT_CROWDED));
         drop(short);
         held.push(connect(&admission, "192.0.2.2:1", ("nqn.other", false)));
         assert!(held.iter().all(Result::is_ok));
@@ -500,7 +529,7 @@ mod tests {
         let from = |host: u16| {
             connect(&admission, &format!("[2001:db8::{host:x}]:1"), (&format!("nqn.{host}"), false))
         };
-        let held: Vec<Admitted> = (0..550).map(|host| from(host).unwrap()).collect();
+        let held: Vec<AdmittedConnection> = (0..550).map(|host| from(host).unwrap()).collect();
         assert!(from(0xffff).is_err());
         assert!(connect(&admission, "[2001:db8:0:1::1]:1", ("nqn.other", false)).is_ok());
         drop(held);
@@ -511,19 +540,19 @@ mod tests {
     fn strangers_do_not_take_what_is_kept_for_named_hosts() {
         let admission = admission(1100);
         // Regardless of the number of addresses.
-        let mut strangers: Vec<Admitted> = (0..=1100 - 137)
+        let mut strangers: Vec<AdmittedConnection> = (0..=1100 - 137)
             .map(|host| {
                 let peer = format!("10.0.{}.{}:1", host / 250, host % 250);
                 Admission::admit(&admission, &peer).unwrap()
             })
             .collect();
         let last = strangers.last_mut().unwrap();
-        let refused = last.belongs_to("nqn.stranger", false, true).unwrap_err();
-        assert_eq!(refused, NotAdmitted::Reserved { reserved: 137 });
-        assert!(last.discovers(true).is_err());
-        assert!(last.belongs_to("nqn.stranger", false, false).is_ok(), "none is named");
-        let mut named = Admission::admit(&admission, "10.9.9.9:1").unwrap();
-        assert!(named.belongs_to("nqn.named", true, true).is_ok());
+        let rejected = last.set_host("nqn.stranger", false, true).unwrap_err();
+        assert_eq!(rejected, AdmissionError::Reserved { reserved: 137 });
+        assert!(last.set_discovery(true).is_err());
+        assert!(last.set_host("nqn.stranger", false, false).is_ok(), "none is named");
+        let mut listed = Admission::admit(&admission, "10.9.9.9:1").unwrap();
+        assert!(listed.set_host("nqn.named", true, true).is_ok());
     }
 
     /// Random admissions, assignments and releases: all counters return to zero.
@@ -531,7 +560,7 @@ mod tests {
     fn every_count_returns() {
         for seed in 0..50 {
             let (mut random, admission) = (Random::new(seed), admission(20));
-            let mut held: Vec<Admitted> = Vec::new();
+            let mut held: Vec<AdmittedConnection> = Vec::new();
             for _ in 0..300 {
                 let host = format!("nqn.host-{}", random.below(3));
                 let peer = ["192.0.2.1:1", "127.0.0.1:1", "[::1]:1"]
@@ -545,8 +574,8 @@ mod tests {
                     _ => {
                         let Some(one) = held.last_mut() else { continue };
                         let _ = match random.below(2) {
-                            0 => one.discovers(true),
-                            _ => one.belongs_to(&host, random.chance(1, 2), true),
+                            0 => one.set_discovery(true),
+                            _ => one.set_host(&host, random.chance(1, 2), true),
                         };
                     }
                 }
@@ -554,7 +583,7 @@ mod tests {
             assert_eq!(admission.counts().all, held.len());
             held.clear();
             let counts = admission.counts();
-            assert_eq!((counts.all, counts.named, counts.discovery), (0, 0, 0), "seed {seed}");
+            assert_eq!((counts.all, counts.listed, counts.discovery), (0, 0, 0), "seed {seed}");
             assert_eq!((counts.loopback, counts.unconnected), (0, 0), "seed {seed}");
             assert!(counts.unconnected_addresses.is_empty(), "seed {seed}");
             let maps = (&counts.hosts, &counts.addresses, &counts.discovery_addresses);

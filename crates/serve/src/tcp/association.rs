@@ -18,15 +18,15 @@ pub(super) struct Association {
     pub(super) port: u16,
     /// Instance of the controller under this identifier.
     instance: Option<ControllerInstance>,
-    front: Mutex<FabricsTransport>,
+    transport: Mutex<FabricsTransport>,
     /// Last field, so it is dropped last: the controller identifier is released only when the
     /// controller is gone.
-    place: CntlidLease,
+    cntlid_lease: CntlidLease,
 }
 
 /// Controller identifier reserved in a subsystem.
 struct CntlidLease {
-    offer: Arc<SubsystemExport>,
+    export: Arc<SubsystemExport>,
     cntlid: u16,
     /// Instance of the controller, if it is gone with no command outstanding.
     ended: Option<ControllerInstance>,
@@ -49,30 +49,37 @@ impl HostIds {
     }
 
     /// NQN for messages.
-    pub(super) fn shown(&self) -> &str {
+    pub(super) fn display_name(&self) -> &str {
         if self.nqn.is_empty() { "a host without an NQN" } else { &self.nqn }
     }
 
     /// Host identifier for messages, in the format of nvme-cli.
-    pub(super) fn identifier_shown(&self) -> String {
+    pub(super) fn display_identifier(&self) -> String {
         HostIdentity::Extended(self.identifier).to_string()
     }
 }
 
 impl Association {
     pub(super) fn new(
-        offer: Arc<SubsystemExport>,
+        export: Arc<SubsystemExport>,
         cntlid: u16,
         (host, port): (HostIds, u16),
-        mut front: FabricsTransport,
+        mut transport: FabricsTransport,
     ) -> Arc<Self> {
-        let place = CntlidLease { offer, cntlid, ended: None };
-        let instance = front.controller().configuration().instance;
-        Arc::new(Self { cntlid, host, port, instance, front: Mutex::new(front), place })
+        let cntlid_lease = CntlidLease { export, cntlid, ended: None };
+        let instance = transport.controller().configuration().instance;
+        Arc::new(Self {
+            cntlid,
+            host,
+            port,
+            instance,
+            transport: Mutex::new(transport),
+            cntlid_lease,
+        })
     }
 
     /// Whether a Cross-Controller Reset names exactly this instance of the controller.
-    pub(super) fn is_meant(&self, reset: &CrossControllerReset) -> bool {
+    pub(super) fn is_named_by(&self, reset: &CrossControllerReset) -> bool {
         self.cntlid == reset.icid
             && self.instance.is_some_and(|ControllerInstance { uniquifier, random, .. }| {
                 (uniquifier, random) == (reset.ciu, reset.cirn)
@@ -80,27 +87,27 @@ impl Association {
     }
 
     /// Locked front end of the controller. It is not used on the I/O path.
-    pub(super) fn front(&self) -> MutexGuard<'_, FabricsTransport> {
-        self.front.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn transport(&self) -> MutexGuard<'_, FabricsTransport> {
+        self.transport.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn offer(&self) -> &Arc<SubsystemExport> {
-        &self.place.offer
+    pub(super) fn export(&self) -> &Arc<SubsystemExport> {
+        &self.cntlid_lease.export
     }
 }
 
 impl Drop for Association {
     fn drop(&mut self) {
-        let front = self.front.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let transport = self.transport.get_mut().unwrap_or_else(PoisonError::into_inner);
         // Commands that were abandoned may still take effect, so the instance counts as ended only
         // when drained.
-        self.place.ended = self.instance.filter(|_| front.is_drained());
+        self.cntlid_lease.ended = self.instance.filter(|_| transport.is_drained());
     }
 }
 
 impl Drop for CntlidLease {
     fn drop(&mut self) {
-        self.offer.remove_controller(self.cntlid, self.ended);
+        self.export.remove_controller(self.cntlid, self.ended);
     }
 }
 
@@ -109,7 +116,7 @@ impl fmt::Debug for Association {
         out.debug_struct("Association")
             .field("cntlid", &self.cntlid)
             .field("host", &self.host)
-            .field("subsystem", &self.place.offer.nqn())
+            .field("subsystem", &self.cntlid_lease.export.nqn())
             .finish_non_exhaustive()
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   Command ─┬─ no data ──────────────────────────────────────────────▶ ready
-//!            ├─ data to the host ─── a buffer, or a place in the queue ─▶ ready
-//!            ├─ data from the host ─ a buffer, or a place in the queue ─ R2T ─ data complete ─▶ ready
-//!            └─ in-capsule data ──── a buffer, or the socket waits ───────── data complete ─▶ ready
+//!            ├─ data to the host ─── a buffer, or the wait queue ─▶ ready
+//!            ├─ data from the host ─ a buffer, or the wait queue ─ R2T ─ data complete ─▶ ready
+//!            └─ in-capsule data ──── a buffer, or the stream is not read ─ data complete ─▶ ready
 //! ```
 //!
 //! The halves of a fused pair start together: see [`fused`].
@@ -21,7 +21,7 @@ use tenmil_nvme_tcp::{
 use tenmil_wire::tcp::Crc32c;
 use tenmil_wire::{Command, Completion, Fuse, Status};
 
-use super::memory::{Buffer, BufferCache, BufferPool, OWN_BYTES, Standing};
+use super::memory::{Buffer, BufferCache, BufferPool, HostClass, OWN_BYTES};
 use fused::{FusedFirst, Half};
 
 /// Command slots of a connection and the buffers they hold.
@@ -29,20 +29,20 @@ use fused::{FusedFirst, Half};
 pub(super) struct CommandTable {
     /// Slots by tag; grown to the largest number used at the same time.
     slots: Vec<CommandSlot>,
-    quota: BufferCache,
+    cache: BufferCache,
     /// Tags of commands that wait for a buffer, oldest first.
     waiting: VecDeque<u16>,
     /// Whether in-capsule data found no buffer, so that the stream is not read.
-    is_stuck: bool,
+    is_stream_blocked: bool,
     /// Number of commands whose data are being received, including second halves that must follow.
-    coming: u32,
-    share: BufferAccess,
-    first: Option<FusedFirst>,
-    /// Request to the connection's protocol engine that it could not execute: a bug of the target.
+    receiving: u32,
+    access: BufferAccess,
+    fused_first: Option<FusedFirst>,
+    /// Invalid call of the connection's protocol engine: a bug of the target.
     fault: Option<Fault>,
 }
 
-/// Impossible request to the protocol engine, and its command.
+/// Invalid call of the protocol engine, and the command that it concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fault {
     pub(super) tag: u16,
@@ -65,31 +65,31 @@ pub(super) enum BufferAccess {
 #[derive(Debug)]
 struct CommandSlot {
     command: Command,
-    /// Its memory, set by [`place`](Self::place).
+    /// Its memory, set by [`placement`](Self::placement).
     buffer: Option<Buffer>,
     /// The first `len_bytes` of the buffer; empty if there is none, or it is shorter.
     data: Segment,
     len_bytes: u32,
-    way: DataDirection,
-    step: CommandState,
+    direction: DataDirection,
+    state: CommandState,
     /// When its data were requested from the host.
-    asked_at: Instant,
+    requested_at: Instant,
     /// Number of consecutive checks at which its response was unsent while other connections waited
     /// for memory.
-    found_untaken: u8,
+    stalled_checks: u8,
     /// Whether its data arrive in the capsule. Set only for halves of fused pairs.
-    is_unasked: bool,
+    is_in_capsule: bool,
 }
 
 /// Result of checking unsent responses that hold pool memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StalledSend {
     /// No such response.
-    Nothing,
+    None,
     /// There are such responses.
-    Some,
+    Waiting,
     /// One of them has reached the limit of checks.
-    TooLong,
+    TimedOut,
 }
 
 /// Direction of a command's data.
@@ -108,7 +108,7 @@ enum CommandState {
     /// Ready to execute, or executing.
     Ready,
     /// Completed; the response is queued.
-    Answered,
+    Completed,
     /// Completed while its data are still being received; the response follows the data.
     Draining,
     /// Waits for a buffer.
@@ -125,7 +125,7 @@ pub(super) enum AdmitResult {
     /// The command can start.
     Ready,
     /// The command starts later.
-    Later,
+    Deferred,
     /// No buffer for in-capsule data: reading must stop.
     NoBuffer,
 }
@@ -136,15 +136,15 @@ const GROWTH: usize = 4;
 const DIGEST_BYTES: u32 = 4096;
 
 impl CommandTable {
-    pub(super) fn new(quota: BufferCache) -> Self {
+    pub(super) fn new(cache: BufferCache) -> Self {
         Self {
             slots: Vec::new(),
-            quota,
+            cache,
             waiting: VecDeque::new(),
-            is_stuck: false,
-            coming: 0,
-            share: BufferAccess::Own,
-            first: None,
+            is_stream_blocked: false,
+            receiving: 0,
+            access: BufferAccess::Own,
+            fused_first: None,
             fault: None,
         }
     }
@@ -152,76 +152,78 @@ impl CommandTable {
     /// Admits a received command. Nothing is recorded if the result is
     /// [`NoBuffer`](AdmitResult::NoBuffer).
     #[inline]
-    pub(super) fn open(
+    pub(super) fn admit(
         &mut self,
         end: &mut ControllerConnection,
         (tag, now): (u16, Instant),
         command: &Command,
         data: DataTransfer,
     ) -> AdmitResult {
-        let (way, len_bytes) = match data {
+        let (direction, len_bytes) = match data {
             DataTransfer::None => (DataDirection::None, 0),
             DataTransfer::InCapsule(len) | DataTransfer::FromHost(len) => {
                 (DataDirection::FromHost, len)
             }
             DataTransfer::ToHost(len) => (DataDirection::ToHost, len),
         };
-        let is_unasked = matches!(data, DataTransfer::InCapsule(_));
-        if (command.fuse() != Fuse::Normal || self.first.is_some())
-            && let Some(opened) = self.open_half(end, (tag, now), command, &data)
+        let is_in_capsule = matches!(data, DataTransfer::InCapsule(_));
+        if (command.fuse() != Fuse::Normal || self.fused_first.is_some())
+            && let Some(result) = self.admit_half(end, (tag, now), command, &data)
         {
-            return opened;
+            return result;
         }
-        let slot = self.place(tag);
+        let slot = self.slot_mut(tag);
         debug_assert!(slot.buffer.is_none(), "a free slot has no buffer");
-        (slot.command, slot.asked_at) = (*command, now);
-        (slot.len_bytes, slot.way, slot.step) = (len_bytes, way, CommandState::Ready);
-        (slot.found_untaken, slot.is_unasked) = (0, false);
+        (slot.command, slot.requested_at) = (*command, now);
+        (slot.len_bytes, slot.direction, slot.state) = (len_bytes, direction, CommandState::Ready);
+        (slot.stalled_checks, slot.is_in_capsule) = (0, false);
         slot.data = Segment::default();
         if len_bytes == 0 {
             return AdmitResult::Ready;
         }
-        if self.share == BufferAccess::Own && len_bytes > OWN_BYTES {
+        if self.access == BufferAccess::Own && len_bytes > OWN_BYTES {
             let completion = Completion::new(0, Status::DATA_SGL_LENGTH_INVALID.with_dnr());
-            self.finish(end, tag, 0, completion);
-            return AdmitResult::Later;
+            self.complete_with(end, tag, 0, completion);
+            return AdmitResult::Deferred;
         }
-        // In-capsule data may bypass the queue: they block the stream, so waiting behind commands
+        // In-capsule data may bypass the wait queue: they block the stream, so waiting behind commands
         // that need the stream would deadlock.
-        let is_small = self.share != BufferAccess::Pool;
-        let own = if is_small { self.quota.take_own(len_bytes) } else { None };
-        let may_take = self.share != BufferAccess::Own && (self.waiting.is_empty() || is_unasked);
-        let buffer = own.or_else(|| if may_take { self.quota.take(len_bytes) } else { None });
+        let is_small = self.access != BufferAccess::Pool;
+        let own = if is_small { self.cache.allocate_own(len_bytes) } else { None };
+        let may_allocate =
+            self.access != BufferAccess::Own && (self.waiting.is_empty() || is_in_capsule);
+        let buffer =
+            own.or_else(|| if may_allocate { self.cache.allocate(len_bytes) } else { None });
         let buffer = match buffer {
-            None if is_unasked => self.quota.take_own(len_bytes),
+            None if is_in_capsule => self.cache.allocate_own(len_bytes),
             buffer => buffer,
         };
         let slot = &mut self.slots[usize::from(tag)];
-        match (buffer, is_unasked) {
+        match (buffer, is_in_capsule) {
             (Some(buffer), _) => {
-                slot.place(buffer, self.quota.budget());
-                if is_unasked {
-                    self.is_stuck = false;
+                slot.set_buffer(buffer, self.cache.pool());
+                if is_in_capsule {
+                    self.is_stream_blocked = false;
                 }
-                self.leave_line();
-                self.placed(end, (tag, now), is_unasked)
+                self.leave_wait_queue();
+                self.start_transfer(end, (tag, now), is_in_capsule)
             }
             (None, true) => {
-                slot.step = CommandState::Free;
-                self.is_stuck = true;
+                slot.state = CommandState::Free;
+                self.is_stream_blocked = true;
                 AdmitResult::NoBuffer
             }
             (None, false) => {
-                slot.step = CommandState::AwaitingBuffer;
+                slot.state = CommandState::AwaitingBuffer;
                 self.waiting.push_back(tag);
-                AdmitResult::Later
+                AdmitResult::Deferred
             }
         }
     }
 
     /// Returns the slot of a command, growing the table if needed.
     #[inline]
-    fn place(&mut self, tag: u16) -> &mut CommandSlot {
+    fn slot_mut(&mut self, tag: u16) -> &mut CommandSlot {
         let index = usize::from(tag);
         if index >= self.slots.len() {
             self.grow(index);
@@ -229,7 +231,8 @@ impl CommandTable {
         &mut self.slots[index]
     }
 
-    /// The least recently freed tag is used last, so an idle connection has few slots.
+    /// Adds slots up to `index`. The least recently freed tag is used last, so an idle connection has few
+    /// slots.
     #[cold]
     fn grow(&mut self, index: usize) {
         let count = (index + 1).next_multiple_of(GROWTH);
@@ -238,51 +241,55 @@ impl CommandTable {
     }
 
     /// Allocates a buffer for the first command in the queue.
-    fn take(&mut self, len_bytes: u32) -> Option<Buffer> {
-        match self.share {
-            BufferAccess::Pool => self.quota.take(len_bytes),
+    fn allocate(&mut self, len_bytes: u32) -> Option<Buffer> {
+        match self.access {
+            BufferAccess::Pool => self.cache.allocate(len_bytes),
             BufferAccess::OwnFirst => {
-                let own = self.quota.take_own(len_bytes);
-                own.or_else(|| self.quota.take(len_bytes))
+                let own = self.cache.allocate_own(len_bytes);
+                own.or_else(|| self.cache.allocate(len_bytes))
             }
-            BufferAccess::Own => self.quota.take_own(len_bytes),
+            BufferAccess::Own => self.cache.allocate_own(len_bytes),
         }
     }
 
     /// Sets the buffers that the connection may use, once its host is known.
-    pub(super) fn admit(&mut self, share: BufferAccess, (host, standing): (&str, Standing)) {
-        self.share = share;
-        self.quota.bind(host, standing);
+    pub(super) fn set_buffer_access(
+        &mut self,
+        access: BufferAccess,
+        (host, class): (&str, HostClass),
+    ) {
+        self.access = access;
+        self.cache.set_host(host, class);
     }
 
     /// Whether a command waits for the connection's own pages and they are free again.
-    pub(super) fn can_go_on(&self) -> bool {
-        self.share == BufferAccess::Own
-            && (self.is_stuck || !self.waiting.is_empty())
-            && self.quota.has_own()
+    pub(super) fn can_retry(&self) -> bool {
+        self.access == BufferAccess::Own
+            && (self.is_stream_blocked || !self.waiting.is_empty())
+            && self.cache.has_own()
     }
 
     /// Continues a command that has received its buffer.
     #[inline]
-    fn placed(
+    fn start_transfer(
         &mut self,
         end: &mut ControllerConnection,
         (tag, now): (u16, Instant),
-        is_unasked: bool,
+        is_in_capsule: bool,
     ) -> AdmitResult {
         let slot = &mut self.slots[usize::from(tag)];
-        if slot.way == DataDirection::ToHost {
-            slot.step = CommandState::Ready;
+        if slot.direction == DataDirection::ToHost {
+            slot.state = CommandState::Ready;
             return AdmitResult::Ready;
         }
-        slot.step = CommandState::AwaitingData;
-        slot.asked_at = now;
-        self.coming += 1;
-        if !is_unasked {
-            let granted = end.request_data(tag, slot.len_bytes);
-            self.note(tag, granted);
+        slot.state = CommandState::AwaitingData;
+        slot.requested_at = now;
+        self.receiving += 1;
+        if !is_in_capsule {
+            let result = end.request_data(tag, slot.len_bytes);
+            self.record_fault(tag, result);
         }
-        AdmitResult::Later
+        AdmitResult::Deferred
     }
 
     /// Next waiting command that can start.
@@ -293,7 +300,7 @@ impl CommandTable {
     ) -> Option<u16> {
         while let Some(&tag) = self.waiting.front() {
             let slot = &self.slots[usize::from(tag)];
-            let len_bytes = match slot.step {
+            let len_bytes = match slot.state {
                 CommandState::Ready => {
                     self.waiting.pop_front();
                     return Some(tag);
@@ -301,25 +308,25 @@ impl CommandTable {
                 CommandState::AwaitingBuffer => slot.len_bytes,
                 CommandState::Half(_) => OWN_BYTES,
                 CommandState::Free
-                | CommandState::Answered
+                | CommandState::Completed
                 | CommandState::Draining
                 | CommandState::AwaitingData => {
                     self.waiting.pop_front();
                     continue;
                 }
             };
-            let is_half = slot.step != CommandState::AwaitingBuffer;
+            let is_half = slot.state != CommandState::AwaitingBuffer;
             #[cfg(test)]
-            let len_bytes = if self.is_taken_for_half(tag) { OWN_BYTES } else { len_bytes };
-            let buffer = self.take(len_bytes)?;
+            let len_bytes = if self.is_misread_as_half(tag) { OWN_BYTES } else { len_bytes };
+            let buffer = self.allocate(len_bytes)?;
             self.waiting.pop_front();
-            self.leave_line();
+            self.leave_wait_queue();
             if is_half {
-                self.first_placed(end, (tag, now), buffer);
+                self.assign_pair_buffer(end, (tag, now), buffer);
                 continue;
             }
-            self.slots[usize::from(tag)].place(buffer, self.quota.budget());
-            if self.placed(end, (tag, now), false) == AdmitResult::Ready {
+            self.slots[usize::from(tag)].set_buffer(buffer, self.cache.pool());
+            if self.start_transfer(end, (tag, now), false) == AdmitResult::Ready {
                 return Some(tag);
             }
         }
@@ -332,48 +339,53 @@ impl CommandTable {
         !self.waiting.is_empty()
     }
 
-    /// Whether the host owes data.
+    /// Whether data requested from the host are outstanding.
     #[inline]
-    pub(super) fn is_owed(&self) -> bool {
-        self.coming > 0
+    pub(super) fn awaits_host_data(&self) -> bool {
+        self.receiving > 0
     }
 
-    /// Time since which the host has owed the oldest data, and the number of commands requested at
-    /// that time.
-    pub(super) fn owed_since(&self) -> Option<(Instant, usize)> {
-        let is_coming = |slot: &&CommandSlot| slot.step.is_owed();
-        let first = self.first.as_ref().map(|first| &self.slots[usize::from(first.tag)]);
-        let coming = self.slots.iter().filter(is_coming).chain(first);
-        let asked_at = coming.clone().map(|slot| slot.asked_at).min()?;
-        let count = coming.filter(|slot| slot.asked_at == asked_at).count();
-        Some((asked_at, count))
+    /// Time at which the oldest outstanding data were requested, and the number of commands whose data were
+    /// requested then.
+    pub(super) fn oldest_data_request(&self) -> Option<(Instant, usize)> {
+        let is_receiving = |slot: &&CommandSlot| slot.state.awaits_host_data();
+        let fused_first =
+            self.fused_first.as_ref().map(|fused_first| &self.slots[usize::from(fused_first.tag)]);
+        let receiving = self.slots.iter().filter(is_receiving).chain(fused_first);
+        let requested_at = receiving.clone().map(|slot| slot.requested_at).min()?;
+        let count = receiving.filter(|slot| slot.requested_at == requested_at).count();
+        Some((requested_at, count))
     }
 
-    /// Checks the queued responses. A response that was unsent at more than `looks_max` consecutive
+    /// Checks the queued responses. A response that was unsent at more than `checks_max` consecutive
     /// checks, each with other connections waiting for memory, is stalled for too long.
     #[cold]
-    pub(super) fn check_stalled_sends(&mut self, looks_max: u8) -> StalledSend {
-        let is_wanted = self.quota.is_missed();
-        let mut found = StalledSend::Nothing;
+    pub(super) fn check_stalled_sends(&mut self, checks_max: u8) -> StalledSend {
+        let others_need_memory = self.cache.others_need_memory();
+        let mut found = StalledSend::None;
         for slot in &mut self.slots {
-            let is_everybodys = slot.buffer.as_ref().is_some_and(|buffer| !buffer.is_own());
-            if slot.step != CommandState::Answered || !is_everybodys {
+            let is_from_pool = slot.buffer.as_ref().is_some_and(|buffer| !buffer.is_own());
+            if slot.state != CommandState::Completed || !is_from_pool {
                 continue;
             }
-            slot.found_untaken = if is_wanted { slot.found_untaken + 1 } else { 0 };
-            if slot.found_untaken > looks_max {
-                return StalledSend::TooLong;
+            slot.stalled_checks = if others_need_memory { slot.stalled_checks + 1 } else { 0 };
+            if slot.stalled_checks > checks_max {
+                return StalledSend::TimedOut;
             }
-            found = StalledSend::Some;
+            found = StalledSend::Waiting;
         }
         found
     }
 
     /// Stores received bytes of a command. Ignored if the command has been completed.
     #[inline]
-    pub(super) fn store(&self, place: DataPlacement, bytes: &[u8]) -> Result<(), InvalidSegment> {
-        match self.segment(place) {
-            Some(segment) => self.quota.budget().regions().store(segment, bytes),
+    pub(super) fn store(
+        &self,
+        placement: DataPlacement,
+        bytes: &[u8],
+    ) -> Result<(), InvalidSegment> {
+        match self.segment(placement) {
+            Some(segment) => self.cache.pool().regions().store(segment, bytes),
             None => Ok(()),
         }
     }
@@ -381,34 +393,35 @@ impl CommandTable {
     /// Segment of a command's buffer, while the command is outstanding or its response is being
     /// sent. `None` if the range exceeds the buffer, or there is none.
     #[inline]
-    pub(super) fn segment(&self, place: DataPlacement) -> Option<Segment> {
-        let slot = self.slots.get(usize::from(place.tag)).filter(|slot| slot.buffer.is_some())?;
-        slot.data.slice(place.offset, place.len_bytes)
+    pub(super) fn segment(&self, placement: DataPlacement) -> Option<Segment> {
+        let slot =
+            self.slots.get(usize::from(placement.tag)).filter(|slot| slot.buffer.is_some())?;
+        slot.data.slice(placement.offset, placement.len_bytes)
     }
 
     /// Segment of the first `len_bytes` of a command's buffer.
-    pub(super) fn front_of(&self, tag: u16, len_bytes: u32) -> Option<Segment> {
+    pub(super) fn data_segment(&self, tag: u16, len_bytes: u32) -> Option<Segment> {
         self.segment(DataPlacement { tag, offset: 0, len_bytes })
     }
 
     /// Handles the end of a command's data. Returns whether the command can now start, or fail if
     /// the digest is wrong.
     #[inline]
-    pub(super) fn arrived(
+    pub(super) fn handle_data_complete(
         &mut self,
         end: &mut ControllerConnection,
         tag: u16,
         is_intact: bool,
     ) -> bool {
         let slot = &mut self.slots[usize::from(tag)];
-        let is_due = slot.step == CommandState::AwaitingData;
-        if is_due {
-            slot.step = CommandState::Ready;
-            self.coming -= 1;
+        let is_complete = slot.state == CommandState::AwaitingData;
+        if is_complete {
+            slot.state = CommandState::Ready;
+            self.receiving -= 1;
         } else {
-            self.half_arrived(end, tag, is_intact);
+            self.handle_half_complete(end, tag, is_intact);
         }
-        is_due
+        is_complete
     }
 
     #[inline]
@@ -418,7 +431,7 @@ impl CommandTable {
 
     /// A command that starts, with its tag and the segment of its data, which is empty if it has none.
     #[inline]
-    pub(super) fn started(&self, tag: u16) -> (u16, &Command, Segment) {
+    pub(super) fn to_execute(&self, tag: u16) -> (u16, &Command, Segment) {
         let slot = &self.slots[usize::from(tag)];
         (tag, &slot.command, slot.data)
     }
@@ -426,7 +439,7 @@ impl CommandTable {
     /// Completes a command that was executed; the data of a successful read are sent. Ignored if the
     /// command was dropped meanwhile.
     #[inline]
-    pub(super) fn complete(
+    pub(super) fn complete_executed(
         &mut self,
         end: &mut ControllerConnection,
         tag: u16,
@@ -434,98 +447,98 @@ impl CommandTable {
         result: u32,
     ) {
         let slot = &mut self.slots[usize::from(tag)];
-        if slot.step != CommandState::Ready {
+        if slot.state != CommandState::Ready {
             return;
         }
-        slot.step = CommandState::Answered;
-        let is_sent = slot.way == DataDirection::ToHost && status.is_success();
+        slot.state = CommandState::Completed;
+        let is_sent = slot.direction == DataDirection::ToHost && status.is_success();
         let len_bytes = if is_sent { slot.len_bytes } else { 0 };
         if len_bytes == 0
             && let Some(buffer) = slot.buffer.take()
         {
-            self.quota.release(buffer);
+            self.cache.release(buffer);
         }
-        let finished = end.complete(tag, len_bytes, Completion::new(0, status).with_dw0(result));
-        self.note(tag, finished);
+        let result = end.complete(tag, len_bytes, Completion::new(0, status).with_dw0(result));
+        self.record_fault(tag, result);
     }
 
     /// Direction and length of a command's data.
     #[inline]
     pub(super) fn data(&self, tag: u16) -> (DataDirection, u32) {
         let slot = &self.slots[usize::from(tag)];
-        (slot.way, slot.len_bytes)
+        (slot.direction, slot.len_bytes)
     }
 
     /// Whether a command may be executing and has not been completed.
     #[inline]
     pub(super) fn is_ready(&self, tag: u16) -> bool {
-        self.slots.get(usize::from(tag)).is_some_and(|slot| slot.step == CommandState::Ready)
+        self.slots.get(usize::from(tag)).is_some_and(|slot| slot.state == CommandState::Ready)
     }
 
     /// Finds an outstanding command by the host's command identifier. Returns its tag and whether
     /// it may have started.
     pub(super) fn find(&self, cid: u16) -> Option<(u16, bool)> {
-        let is_it = |slot: &CommandSlot| {
+        let matches = |slot: &CommandSlot| {
             !matches!(
-                slot.step,
-                CommandState::Free | CommandState::Answered | CommandState::Draining
+                slot.state,
+                CommandState::Free | CommandState::Completed | CommandState::Draining
             ) && slot.command.cid() == cid
         };
-        let (tag, slot) = (0..).zip(&self.slots).find(|(_, slot)| is_it(slot))?;
-        Some((tag, slot.step == CommandState::Ready))
+        let (tag, slot) = (0..).zip(&self.slots).find(|(_, slot)| matches(slot))?;
+        Some((tag, slot.state == CommandState::Ready))
     }
 
     /// Completes a command; the first `len_bytes` of its buffer are sent to the host.
     #[inline]
-    pub(super) fn finish(
+    pub(super) fn complete_with(
         &mut self,
         end: &mut ControllerConnection,
         tag: u16,
         len_bytes: u32,
         completion: Completion,
     ) {
-        let step = self.slots[usize::from(tag)].step;
-        if matches!(step, CommandState::AwaitingBuffer | CommandState::Half(_)) {
-            self.leave_others(end, tag);
+        let state = self.slots[usize::from(tag)].state;
+        if matches!(state, CommandState::AwaitingBuffer | CommandState::Half(_)) {
+            self.remove_waiting(end, tag);
         }
         let slot = &mut self.slots[usize::from(tag)];
-        // Data still being received may be on their way into the buffer until the response is sent.
-        let is_coming = slot.step == CommandState::AwaitingData;
-        slot.step = if is_coming { CommandState::Draining } else { CommandState::Answered };
+        // Data still being received may be stored in the buffer until the response is sent.
+        let is_receiving = slot.state == CommandState::AwaitingData;
+        slot.state = if is_receiving { CommandState::Draining } else { CommandState::Completed };
         if len_bytes == 0
-            && !is_coming
+            && !is_receiving
             && let Some(buffer) = slot.buffer.take()
         {
-            self.quota.release(buffer);
+            self.cache.release(buffer);
         }
-        let finished = end.complete(tag, len_bytes, completion);
-        self.note(tag, finished);
+        let result = end.complete(tag, len_bytes, completion);
+        self.record_fault(tag, result);
     }
 
-    /// Records the first impossible request.
+    /// Records the first invalid call.
     #[inline]
-    fn note(&mut self, tag: u16, done: Result<(), InvalidCall>) {
+    fn record_fault(&mut self, tag: u16, done: Result<(), InvalidCall>) {
         if let Err(why) = done {
             let command = self.slots[usize::from(tag)].command;
             self.fault.get_or_insert(Fault { tag, command, why });
         }
     }
 
-    /// Impossible request to the protocol engine, if any. The connection cannot continue.
+    /// Invalid call of the protocol engine, if any. The connection cannot continue.
     #[inline]
     pub(super) fn fault(&self) -> Option<Fault> {
         self.fault
     }
 
     /// Drops a started command without a response, after a controller reset.
-    pub(super) fn forget(&mut self, end: &mut ControllerConnection, tag: u16) {
+    pub(super) fn drop_command(&mut self, end: &mut ControllerConnection, tag: u16) {
         self.release(tag);
-        let forgotten = end.drop_command(tag);
-        self.note(tag, forgotten);
+        let result = end.drop_command(tag);
+        self.record_fault(tag, result);
     }
 
     /// Completes a command that was rejected on arrival.
-    pub(super) fn refuse(
+    pub(super) fn reject(
         &mut self,
         end: &mut ControllerConnection,
         tag: u16,
@@ -533,61 +546,61 @@ impl CommandTable {
         status: Status,
     ) {
         self.fail_unpaired(end);
-        *self.place(tag) =
-            CommandSlot { command, step: CommandState::Answered, ..CommandSlot::FREE };
-        let finished = end.complete(tag, 0, Completion::new(0, status));
-        self.note(tag, finished);
+        *self.slot_mut(tag) =
+            CommandSlot { command, state: CommandState::Completed, ..CommandSlot::FREE };
+        let result = end.complete(tag, 0, Completion::new(0, status));
+        self.record_fault(tag, result);
     }
 
     /// Frees the slot and the buffer of a command whose response has been sent.
     #[inline(always)]
     pub(super) fn release(&mut self, tag: u16) {
         let Some(slot) = self.slots.get_mut(usize::from(tag)) else { return };
-        if slot.step != CommandState::Answered {
-            self.coming -= u32::from(slot.step.is_owed());
+        if slot.state != CommandState::Completed {
+            self.receiving -= u32::from(slot.state.awaits_host_data());
         }
-        slot.step = CommandState::Free;
+        slot.state = CommandState::Free;
         if let Some(buffer) = slot.buffer.take() {
-            self.quota.release(buffer);
+            self.cache.release(buffer);
         }
     }
 
     /// Removes a command that waits for a buffer or for the other half of its pair.
     #[cold]
-    fn leave_others(&mut self, end: &mut ControllerConnection, tag: u16) {
+    fn remove_waiting(&mut self, end: &mut ControllerConnection, tag: u16) {
         self.waiting.retain(|waiting| *waiting != tag);
-        self.leave_line();
+        self.leave_wait_queue();
         self.fail_partner(end, tag);
     }
 
-    /// Leaves the pool's wait queue when nothing of this connection waits any more.
+    /// Leaves the pool's wait queue once no command of this connection waits.
     #[inline]
-    fn leave_line(&mut self) {
-        if self.quota.is_waiting() && self.waiting.is_empty() && !self.is_stuck {
-            self.quota.stop_waiting();
+    fn leave_wait_queue(&mut self) {
+        if self.cache.is_waiting() && self.waiting.is_empty() && !self.is_stream_blocked {
+            self.cache.stop_waiting();
         }
     }
 
     /// Cancels all waiting commands and returns idle buffers: nothing new starts.
     pub(super) fn cancel_waiting(&mut self) {
         for tag in core::mem::take(&mut self.waiting) {
-            self.slots[usize::from(tag)].step = CommandState::Free;
+            self.slots[usize::from(tag)].state = CommandState::Free;
         }
-        self.is_stuck = false;
-        self.forsake_first();
-        self.quota.stop_waiting();
-        self.quota.release_idle();
+        self.is_stream_blocked = false;
+        self.cancel_first();
+        self.cache.stop_waiting();
+        self.cache.release_idle();
     }
 
     /// Releases buffers after the stream was closed. No more data are received into buffers, so
-    /// only the buffers of executing commands are kept, and with `answers_are_read` those of queued
+    /// only the buffers of executing commands are kept, and with `responses_are_referenced` those of queued
     /// responses, which the kernel may still read.
-    pub(super) fn give_back(&mut self, answers_are_read: bool) {
+    pub(super) fn release_buffers(&mut self, responses_are_referenced: bool) {
         self.cancel_waiting();
         for tag in (0_u16..).take(self.slots.len()) {
-            let step = self.slots[usize::from(tag)].step;
-            let is_read =
-                answers_are_read && matches!(step, CommandState::Answered | CommandState::Draining);
+            let state = self.slots[usize::from(tag)].state;
+            let is_read = responses_are_referenced
+                && matches!(state, CommandState::Completed | CommandState::Draining);
             if !self.is_ready(tag) && !is_read {
                 self.release(tag);
             }
@@ -596,18 +609,18 @@ impl CommandTable {
 
     /// Leaks the buffers of queued responses, because the kernel may read them indefinitely.
     /// Returns their total length in bytes.
-    pub(super) fn keep_answers(&mut self) -> u64 {
+    pub(super) fn leak_response_buffers(&mut self) -> u64 {
         let is_read = |slot: &&mut CommandSlot| {
-            matches!(slot.step, CommandState::Answered | CommandState::Draining)
+            matches!(slot.state, CommandState::Completed | CommandState::Draining)
         };
-        self.slots.iter_mut().filter(is_read).map(CommandSlot::abandon).sum()
+        self.slots.iter_mut().filter(is_read).map(CommandSlot::leak).sum()
     }
 
     /// Leaks the buffers of executing commands, because the device may access them indefinitely,
     /// and releases all others.
-    pub(super) fn abandon_begun(&mut self) {
-        self.give_back(false);
-        self.slots.iter_mut().for_each(|slot| _ = slot.abandon());
+    pub(super) fn leak_executing(&mut self) {
+        self.release_buffers(false);
+        self.slots.iter_mut().for_each(|slot| _ = slot.leak());
     }
 
     /// Releases everything: the connection has ended and no command is executing.
@@ -615,35 +628,35 @@ impl CommandTable {
         for tag in (0_u16..).take(self.slots.len()) {
             self.release(tag);
         }
-        self.give_back(false);
+        self.release_buffers(false);
     }
 
     /// Returns idle buffers if another connection waits for memory.
     #[inline]
     pub(super) fn release_if_scarce(&mut self) {
-        if self.quota.has_waiters() {
-            self.quota.release_idle();
+        if self.cache.should_release_idle() {
+            self.cache.release_idle();
         }
     }
 
     /// Calls `put` with every block that the connection holds, in use or idle.
     pub(super) fn each_block(&self, put: &mut dyn FnMut(Range<u32>)) {
         let used = self.slots.iter().filter_map(|slot| slot.buffer.as_ref());
-        let lower = self.first.as_ref().and_then(FusedFirst::lower);
-        used.chain(lower).chain(self.quota.idle()).for_each(|buffer| put(buffer.pages()));
+        let second_buffer = self.fused_first.as_ref().and_then(FusedFirst::second_buffer);
+        used.chain(second_buffer).chain(self.cache.idle()).for_each(|buffer| put(buffer.pages()));
     }
 
     /// Whether other hosts wait for memory that this connection's commands hold.
-    pub(super) fn is_missed(&self) -> bool {
-        self.quota.is_missed()
+    pub(super) fn others_need_memory(&self) -> bool {
+        self.cache.others_need_memory()
     }
 
-    pub(super) fn quota(&mut self) -> &mut BufferCache {
-        &mut self.quota
+    pub(super) fn cache(&mut self) -> &mut BufferCache {
+        &mut self.cache
     }
 
-    pub(super) fn budget(&self) -> &BufferPool {
-        self.quota.budget()
+    pub(super) fn pool(&self) -> &BufferPool {
+        self.cache.pool()
     }
 }
 
@@ -653,37 +666,37 @@ impl CommandSlot {
         buffer: None,
         data: Segment { region: RegionId(0), offset: 0, len_bytes: 0 },
         len_bytes: 0,
-        way: DataDirection::None,
-        step: CommandState::Free,
-        asked_at: Instant::NEVER,
-        found_untaken: 0,
-        is_unasked: false,
+        direction: DataDirection::None,
+        state: CommandState::Free,
+        requested_at: Instant::NEVER,
+        stalled_checks: 0,
+        is_in_capsule: false,
     };
 
-    /// Gives the command its buffer.
+    /// Sets the buffer of the command.
     #[inline]
-    fn place(&mut self, buffer: Buffer, budget: &BufferPool) {
-        self.data = buffer.segment(budget, self.len_bytes).unwrap_or_default();
+    fn set_buffer(&mut self, buffer: Buffer, pool: &BufferPool) {
+        self.data = buffer.segment(pool, self.len_bytes).unwrap_or_default();
         self.buffer = Some(buffer);
     }
 
     /// Leaks the buffer. Returns its length in bytes.
-    fn abandon(&mut self) -> u64 {
+    fn leak(&mut self) -> u64 {
         let Some(buffer) = self.buffer.take() else { return 0 };
         let len_bytes = buffer.len_bytes();
-        buffer.abandon();
+        buffer.leak();
         len_bytes
     }
 }
 
 impl CommandState {
-    /// Whether the host owes data, requested by an R2T or in the capsule.
+    /// Whether data are outstanding, requested by an R2T or in the capsule.
     #[inline]
-    fn is_owed(self) -> bool {
+    fn awaits_host_data(self) -> bool {
         match self {
             Self::AwaitingData | Self::Draining => true,
             Self::Half(half) => half.awaits_data(),
-            Self::Free | Self::Ready | Self::Answered | Self::AwaitingBuffer => false,
+            Self::Free | Self::Ready | Self::Completed | Self::AwaitingBuffer => false,
         }
     }
 }
@@ -700,7 +713,7 @@ impl PayloadDigest for CommandTable {
             if let Some(segment) = self.segment(DataPlacement { tag, offset: at, len_bytes: count })
             {
                 // The buffer lies in a region that lives as long as its pool.
-                let _ = self.quota.budget().regions().load(segment, into);
+                let _ = self.cache.pool().regions().load(segment, into);
             }
             digest.update(into);
             at += count;

@@ -32,7 +32,7 @@ pub(super) struct ConnectError {
     /// Message for the log.
     pub(super) why: String,
     /// Whether a retry may succeed soon: the conflicting resource belongs to the same host and may
-    /// be going away.
+    /// be released.
     pub(super) is_transient: bool,
 }
 
@@ -84,7 +84,7 @@ impl ConnectError {
 /// Parses a Connect command.
 pub(super) fn parse(command: &Command) -> Result<Connect, ConnectError> {
     let connect = Connect::parse(command)
-        .map_err(|status| ConnectError::new(status, "its Connect cannot be read"))?;
+        .map_err(|status| ConnectError::new(status, "its Connect command is invalid"))?;
     if connect.recfmt != 0 {
         let why = format!("RECFMT is {}, expected 0", connect.recfmt);
         let result = InvalidParameter(0).with(|dword| dword.ipo(RECFMT)).0;
@@ -99,10 +99,10 @@ pub(super) fn parse(command: &Command) -> Result<Connect, ConnectError> {
 impl ConnectRequest<'_> {
     /// Grants or rejects the Connect.
     pub(super) fn decide(&self) -> Result<ConnectGrant, ConnectError> {
-        let most = self.service.limits().queue_entries;
+        let limit = self.service.limits().queue_entries;
         let entries = u32::from(self.connect.sqsize) + 1;
-        if entries < 2 || entries > most.into() {
-            let why = format!("its queue has {entries} entries, expected 2 to {most}");
+        if entries < 2 || entries > limit.into() {
+            let why = format!("its queue has {entries} entries, expected 2 to {limit}");
             return Err(ConnectError::command(SQSIZE, why));
         }
         let host = self.host()?;
@@ -134,52 +134,59 @@ impl ConnectRequest<'_> {
         Ok(HostIds { nqn: name.to_owned(), identifier: u128::from_le_bytes(self.data.hostid()) })
     }
 
-    fn offer(&self) -> Result<Arc<super::subsystem_export::SubsystemExport>, ConnectError> {
+    fn export(&self) -> Result<Arc<super::subsystem_export::SubsystemExport>, ConnectError> {
         let field = self.data.subnqn();
         let name = nqn::read(&field.0);
         let name = name.map_err(|why| ConnectError::data(SUBNQN, format!("subsystem {why}")))?;
         self.service.find(name, self.port).ok_or_else(|| {
-            ConnectError::data(SUBNQN, format!("it asks for {name}, which is not offered here"))
+            ConnectError::data(
+                SUBNQN,
+                format!("it requests {name}, which is not exported at this port"),
+            )
         })
     }
 
     /// Grants a discovery controller: to any host, without I/O queues (Base 2.1 §3.1.3.3).
     fn discovery(&self, host: HostIds) -> Result<ConnectGrant, ConnectError> {
         if self.connect.qid != 0 {
-            let why = format!("it asks for queue {} of discovery, expected 0", self.connect.qid);
+            let why = format!(
+                "it requests queue {} of a discovery controller, expected 0",
+                self.connect.qid
+            );
             return Err(ConnectError::command(QID, why));
         }
         if self.data.cntlid() != CNTLID_DYNAMIC {
-            let why = format!("it asks for controller {:#x} of discovery", self.data.cntlid());
+            let why = format!("it requests discovery controller {:#x}", self.data.cntlid());
             return Err(ConnectError::data(CNTLID, format!("{why}, expected any, 0xffff")));
         }
         Ok(ConnectGrant::Discovery(host.nqn))
     }
 
     fn admin(&self, host: HostIds) -> Result<ConnectGrant, ConnectError> {
-        let offer = self.offer()?;
-        let asked = self.data.cntlid();
+        let export = self.export()?;
+        let requested = self.data.cntlid();
         let limits = self.service.limits();
-        let opened = offer.open(self.now, asked, (self.port, &host, self.peer), limits);
-        let mut controller = opened.map_err(|why| no_controller(why, &host))?;
+        let opened = export.open(self.now, requested, (self.port, &host, self.peer), limits);
+        let mut controller = opened.map_err(|why| controller_error(why, &host))?;
         let cntlid = controller.configuration().cntlid;
         let kato = controller.set_keep_alive(self.now, self.connect.kato);
-        let front = FabricsTransport::new(controller, self.now);
-        let association = Association::new(Arc::clone(&offer), cntlid, (host, self.port), front);
+        let transport = FabricsTransport::new(controller, self.now);
+        let association =
+            Association::new(Arc::clone(&export), cntlid, (host, self.port), transport);
         kato.map_err(|_| ConnectError::command(KATO, "its keep-alive time-out is too long"))?;
-        offer.add_association(&association);
+        export.add_association(&association);
         Ok(ConnectGrant::Admin(association))
     }
 
     fn io(&self, host: &HostIds) -> Result<ConnectGrant, ConnectError> {
-        let offer = self.offer()?;
+        let export = self.export()?;
         let (cntlid, qid) = (self.data.cntlid(), self.connect.qid);
-        let association = offer.association(cntlid).ok_or_else(|| {
-            ConnectError::data(CNTLID, format!("it has no controller {cntlid} of {}", offer.nqn()))
+        let association = export.association(cntlid).ok_or_else(|| {
+            ConnectError::data(CNTLID, format!("it has no controller {cntlid} of {}", export.nqn()))
         })?;
         association.host.check_queue_of(host, cntlid)?;
-        let may_create = association.front().may_create(qid);
-        may_create.map_err(no_queue)?;
+        let may_create = association.transport().may_create(qid);
+        may_create.map_err(queue_error)?;
         Ok(ConnectGrant::Io { association, qid })
     }
 }
@@ -191,8 +198,8 @@ impl HostIds {
         if self.nqn != other.nqn {
             let why = format!(
                 "controller {cntlid} belongs to {}, not to {}",
-                self.shown(),
-                other.shown()
+                self.display_name(),
+                other.display_name()
             );
             return Err(ConnectError::data(HOSTNQN, why));
         }
@@ -201,9 +208,9 @@ impl HostIds {
         }
         let expected = match self.identifier {
             0 => "0".to_owned(),
-            _ => format!("{} or 0", self.identifier_shown()),
+            _ => format!("{} or 0", self.display_identifier()),
         };
-        let found = other.identifier_shown();
+        let found = other.display_identifier();
         let why = format!(
             "its host identifier is {found}, expected {expected} as for the admin queue of controller {cntlid}"
         );
@@ -211,23 +218,25 @@ impl HostIds {
     }
 }
 
-fn no_controller(why: ControllerError, host: &HostIds) -> ConnectError {
+fn controller_error(why: ControllerError, host: &HostIds) -> ConnectError {
     match why {
         ControllerError::Host => {
-            let why = format!("{} is not among the hosts that may", host.shown());
+            let why = format!("{} is not among the hosts that may", host.display_name());
             let result = InvalidParameter(0).with(|dword| dword.ipo(HOSTNQN).in_data(true)).0;
             ConnectError { result, ..ConnectError::new(Status::CONNECT_INVALID_HOST, why) }
         }
-        ControllerError::Identifier(asked) => ConnectError::data(
+        ControllerError::Identifier(requested) => ConnectError::data(
             CNTLID,
-            format!("it asks for controller {asked:#x}, expected one that there is, or any"),
+            format!(
+                "it requests controller {requested:#x}, expected an existing one, or 0xffff for any"
+            ),
         ),
-        ControllerError::HostInUse(why) => host_in_use(&why, host),
+        ControllerError::HostInUse(why) => host_in_use_error(&why, host),
         ControllerError::Busy => ConnectError::busy("all controllers are in use"),
         ControllerError::Unstopped(cntlid) => ConnectError {
             is_transient: true,
             ..ConnectError::busy(&format!(
-                "controller {cntlid} has ended and its queues have not stopped, expected them to"
+                "controller {cntlid} has ended, but its queues have not stopped"
             ))
         },
         ControllerError::Trouble(text) => ConnectError::new(Status::INTERNAL_ERROR, text),
@@ -236,12 +245,12 @@ fn no_controller(why: ControllerError, host: &HostIds) -> ConnectError {
 
 /// Rejects a host identifier that another host uses. If that host is only connected, not
 /// registered, the conflict may go away.
-fn host_in_use(why: &HostInUse, host: &HostIds) -> ConnectError {
+fn host_in_use_error(why: &HostInUse, host: &HostIds) -> ConnectError {
     let text = format!(
         "{} gives host identifier {}, which {why}, expected an identifier of its own \
          (`nvme connect --hostid`)",
-        host.shown(),
-        host.identifier_shown()
+        host.display_name(),
+        host.display_identifier()
     );
     let refused = ConnectError::data(HOSTID, text);
     match why.registered_in {
@@ -251,28 +260,28 @@ fn host_in_use(why: &HostInUse, host: &HostIds) -> ConnectError {
 }
 
 /// Translates a queue creation error into a rejection.
-pub(super) fn no_queue(why: CreateQueueError) -> ConnectError {
+pub(super) fn queue_error(why: CreateQueueError) -> ConnectError {
     match why {
         CreateQueueError::NotEnabled => ConnectError::command(
             QID,
             "its controller is not enabled, expected CC.EN 1, IOSQES 6 and IOCQES 4",
         ),
         CreateQueueError::Identifier { qid, granted } => {
-            ConnectError::command(QID, format!("it asks for queue {qid}, expected 1 to {granted}"))
+            ConnectError::command(QID, format!("it requests queue {qid}, expected 1 to {granted}"))
         }
-        CreateQueueError::Exists { qid, is_ending } => exists(qid, is_ending),
+        CreateQueueError::Exists { qid, is_ending } => queue_exists_error(qid, is_ending),
     }
 }
 
 /// Rejects a queue that exists already (Base 2.1 §3.3.2.3). A host that closes a connection may
 /// reopen the same queue at once, and its Connect can arrive before the end of the old connection
 /// is noticed; so the rejection is transient.
-fn exists(qid: u16, is_ending: bool) -> ConnectError {
+fn queue_exists_error(qid: u16, is_ending: bool) -> ConnectError {
     let status = Status::COMMAND_SEQUENCE_ERROR;
     let (status, which) = match is_ending {
         true => (status, "whose commands have not ended"),
-        false => (status.with_dnr(), "which it has"),
+        false => (status.with_dnr(), "which exists"),
     };
-    let why = format!("it asks for queue {qid}, {which}");
+    let why = format!("it requests queue {qid}, {which}");
     ConnectError { status, is_transient: true, ..ConnectError::new(status, why) }
 }

@@ -20,18 +20,18 @@ use tenmil_wire::opcode::FabricsType;
 use tenmil_wire::{Completion, Status};
 
 use self::fabrics_connect::PendingConnect;
-use self::teardown::Debt;
+use self::teardown::AwaitedData;
 use self::zero_copy_drain::ZeroCopyDrain;
-use super::admin::Admin;
-use super::admission::Admitted;
+use super::admin_queue::AdminQueue;
+use super::admission::AdmittedConnection;
 use super::command_table::{AdmitResult, CommandTable};
 use super::connection_handle::ConnectionHandle;
-use super::discovery::Discovery;
+use super::discovery::DiscoveryController;
 use super::event::{DisconnectReason, TargetEvent};
-use super::io::{Io, StartResult};
+use super::io_queue::{IoQueue, StartResult};
 use super::memory::BufferCache;
-use super::outgoing::SendState;
 use super::poller::WakeSet;
+use super::send_state::SendState;
 use super::service::Service;
 use crate::recv_backoff::RecvBackoff;
 
@@ -40,25 +40,25 @@ pub struct TargetConnection {
     /// `None` once it is closed.
     stream: Option<Box<dyn Stream>>,
     /// Closed stream whose send buffers the kernel still references.
-    draining: Option<ZeroCopyDrain>,
+    zero_copy_drain: Option<ZeroCopyDrain>,
     end: ControllerConnection,
-    rooms: CommandTable,
+    commands: CommandTable,
     role: ConnectionRole,
     events: EventQueue<ControllerEvent>,
     /// Index of the first event that was not handled, for lack of a buffer.
     next_event: usize,
     /// Received bytes that the events refer to.
-    taken: usize,
-    outgoing: SendState,
+    consumed: usize,
+    send_state: SendState,
     /// Deadline for Connect, or the time of the next retry of a pending Connect.
     connect_by: Instant,
-    patient: Option<PendingConnect>,
+    pending_connect: Option<PendingConnect>,
     /// Time since which the stream has accepted nothing.
     blocked_since: Option<Instant>,
-    /// Oldest data that the host owed at the last check.
-    debt: Option<Debt>,
-    /// When overdue data and stalled responses are checked next.
-    debts_check: Instant,
+    /// Oldest outstanding data at the last check.
+    awaited_data: Option<AwaitedData>,
+    /// Time of the next check for overdue data and stalled responses.
+    timeout_check_at: Instant,
     /// Why the connection ends.
     reason: Option<DisconnectReason>,
     /// Whether the connection ends once everything queued has been sent.
@@ -67,13 +67,13 @@ pub struct TargetConnection {
     worked_at: Instant,
     /// Wake sources, if the connection may sleep.
     wake_set: Option<WakeSet>,
-    looks: RecvBackoff,
+    recv_backoff: RecvBackoff,
     /// Whether the connection is migrating to another reactor; it receives nothing until it has
     /// arrived.
-    is_travelling: bool,
+    is_migrating: bool,
     service: Service,
     handle: Arc<ConnectionHandle>,
-    admitted: Admitted,
+    admitted: AdmittedConnection,
     id: u64,
     peer: String,
     port: u16,
@@ -83,10 +83,10 @@ pub struct TargetConnection {
 enum ConnectionRole {
     /// Connect has not been received.
     AwaitingConnect,
-    Admin(Box<Admin>),
-    Io(Box<Io>),
-    Discovery(Box<Discovery>),
-    /// The queue is gone.
+    Admin(Box<AdminQueue>),
+    Io(Box<IoQueue>),
+    Discovery(Box<DiscoveryController>),
+    /// The queue is released.
     Closed,
 }
 
@@ -95,11 +95,11 @@ pub(super) struct ConnectionParts {
     pub(super) service: Service,
     pub(super) stream: Box<dyn Stream>,
     pub(super) handle: Arc<ConnectionHandle>,
-    pub(super) quota: BufferCache,
+    pub(super) cache: BufferCache,
     pub(super) connection: u64,
     pub(super) peer: String,
     pub(super) port: u16,
-    pub(super) admitted: Admitted,
+    pub(super) admitted: AdmittedConnection,
     pub(super) now: Instant,
 }
 
@@ -109,7 +109,7 @@ const EVENTS: usize = 64;
 /// instead of a copy.
 const DIRECT_BYTES: u32 = 16 << 10;
 /// Largest number of receive calls in an iteration.
-const LOOKS: usize = 4;
+const RECVS_MAX: usize = 4;
 
 impl TargetConnection {
     pub(super) fn new(parts: ConnectionParts) -> Self {
@@ -117,7 +117,7 @@ impl TargetConnection {
             service,
             stream,
             handle,
-            quota,
+            cache,
             connection,
             peer,
             port,
@@ -127,25 +127,25 @@ impl TargetConnection {
         let config = service.limits().end();
         Self {
             stream: Some(stream),
-            draining: None,
+            zero_copy_drain: None,
             end: ControllerConnection::new(config, now),
-            rooms: CommandTable::new(quota),
+            commands: CommandTable::new(cache),
             role: ConnectionRole::AwaitingConnect,
             events: EventQueue::with_capacity(EVENTS),
             next_event: 0,
-            taken: 0,
-            outgoing: SendState::new(),
-            connect_by: now.after(admitted.connect_max()),
-            patient: None,
+            consumed: 0,
+            send_state: SendState::new(),
+            connect_by: now.after(admitted.connect_timeout()),
+            pending_connect: None,
             blocked_since: None,
-            debt: None,
-            debts_check: Instant::NEVER,
+            awaited_data: None,
+            timeout_check_at: Instant::NEVER,
             reason: None,
             ends_sent: false,
             worked_at: now,
             wake_set: None,
-            looks: RecvBackoff::default(),
-            is_travelling: false,
+            recv_backoff: RecvBackoff::default(),
+            is_migrating: false,
             service,
             handle,
             admitted,
@@ -156,8 +156,8 @@ impl TargetConnection {
     }
 
     /// Does all work that is possible now. Returns whether there was any.
-    pub fn turn(&mut self, now: Instant) -> bool {
-        self.looks.now();
+    pub fn step(&mut self, now: Instant) -> bool {
+        self.recv_backoff.now();
         let count = self.work(now);
         self.send(now);
         count > 0
@@ -167,7 +167,7 @@ impl TargetConnection {
     #[must_use]
     pub fn is_over(&self) -> bool {
         let is_ended = self.reason.is_some() && (self.stream.is_none() || self.end.is_closed());
-        is_ended && self.draining.is_none() && self.is_drained()
+        is_ended && self.zero_copy_drain.is_none() && self.is_drained()
     }
 
     /// Why the connection ends; `None` while it does not.
@@ -187,38 +187,38 @@ impl TargetConnection {
     pub(super) fn work(&mut self, now: Instant) -> usize {
         self.worked_at = now;
         if let ConnectionRole::Io(io) = &mut self.role {
-            io.is_idle_round(now);
+            io.record_idle_iteration(now);
         }
-        let is_called = self.handle.take_wakeup();
-        let mut count = usize::from(is_called);
-        if self.outgoing.is_blocked() && self.looks.is_due(now) {
+        let is_wakeup_pending = self.handle.take_wakeup();
+        let mut count = usize::from(is_wakeup_pending);
+        if self.send_state.is_blocked() && self.recv_backoff.is_due(now) {
             self.send(now);
-            count += usize::from(!self.outgoing.is_blocked());
+            count += usize::from(!self.send_state.is_blocked());
         }
-        if self.outgoing.is_read()
+        if self.send_state.has_kernel_references()
             && let Some(stream) = &mut self.stream
         {
-            count += self.outgoing.handle_eof(&mut **stream, &mut self.end, &mut self.rooms);
+            count += self.send_state.release_sent(&mut **stream, &mut self.end, &mut self.commands);
         }
         if self.reason.is_none() {
-            if self.is_travelling {
-                count += self.handle_events(now) + self.take_in(now);
-            } else if self.looks.is_due(now) {
+            if self.is_migrating {
+                count += self.handle_events(now) + self.parse_received(now);
+            } else if self.recv_backoff.is_due(now) {
                 count += self.receive_paced(now);
             }
-            if self.rooms.has_waiting() {
+            if self.commands.has_waiting() {
                 count += self.begin_waiting(now);
             }
         } else {
-            count += self.linger(now) + self.wait_for_release(now);
+            count += self.discard_input(now) + self.wait_for_release(now);
         }
-        count += self.turn_role(now, is_called);
-        self.rooms.release_if_scarce();
-        if let Some(fault) = self.rooms.fault() {
-            self.faulted(now, fault);
+        count += self.step_role(now, is_wakeup_pending);
+        self.commands.release_if_scarce();
+        if let Some(fault) = self.commands.fault() {
+            self.close_for_invalid_call(now, fault);
         }
         if now >= self.deadline() {
-            count += self.expire(now);
+            count += self.handle_deadlines(now);
         }
         if self.reason.is_some() && !self.has_unsent() {
             self.close(now);
@@ -231,12 +231,12 @@ impl TargetConnection {
     fn receive_paced(&mut self, now: Instant) -> usize {
         let count = self.receive(now);
         if count == 0 {
-            self.looks.record_empty(now);
+            self.recv_backoff.record_empty(now);
         } else {
-            self.looks.record_data(now);
+            self.recv_backoff.record_data(now);
         }
-        if self.debts_check == Instant::NEVER && self.rooms.is_owed() {
-            self.watch_untaken(now);
+        if self.timeout_check_at == Instant::NEVER && self.commands.awaits_host_data() {
+            self.schedule_timeout_check(now);
         }
         count
     }
@@ -251,7 +251,7 @@ impl TargetConnection {
             count = self.handle_events(now);
         }
         let mut is_last = false;
-        for _ in 0..LOOKS {
+        for _ in 0..RECVS_MAX {
             if self.next_event < self.events.as_slice().len() {
                 break;
             }
@@ -265,28 +265,28 @@ impl TargetConnection {
                 RecvResult::Bytes(bytes) => {
                     count += 1;
                     if let Some(segment) = segment {
-                        let placed = u32::try_from(bytes).unwrap_or(u32::MAX);
-                        self.end.received_direct(now, placed, &mut self.events);
+                        let received_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+                        self.end.received_direct(now, received_bytes, &mut self.events);
                         count += self.handle_events(now);
-                        is_last = placed < segment.len_bytes;
+                        is_last = received_bytes < segment.len_bytes;
                     }
                 }
                 RecvResult::WouldBlock => {
-                    count += self.take_in(now);
+                    count += self.parse_received(now);
                     break;
                 }
                 RecvResult::Eof => {
-                    count += self.take_in(now);
-                    self.stream_ended(None);
+                    count += self.parse_received(now);
+                    self.handle_stream_end(None);
                     break;
                 }
                 RecvResult::Failed(why) => {
-                    count += self.take_in(now);
-                    self.stream_ended(Some(why));
+                    count += self.parse_received(now);
+                    self.handle_stream_end(Some(why));
                     break;
                 }
             }
-            count += self.take_in(now);
+            count += self.parse_received(now);
             if is_last || segment.is_none() && self.direct().is_none() {
                 break;
             }
@@ -297,14 +297,15 @@ impl TargetConnection {
     /// Buffer that the next data can be received into directly.
     #[inline]
     fn direct(&self) -> Option<Segment> {
-        let place = self.end.direct_placement().filter(|place| place.len_bytes >= DIRECT_BYTES)?;
+        let placement =
+            self.end.direct_placement().filter(|placement| placement.len_bytes >= DIRECT_BYTES)?;
         let stream = self.stream.as_ref()?;
-        if stream.buffered().is_empty() { self.rooms.segment(place) } else { None }
+        if stream.buffered().is_empty() { self.commands.segment(placement) } else { None }
     }
 
     /// Discards input until the peer closes a connection that has ended.
     #[cold]
-    fn linger(&mut self, now: Instant) -> usize {
+    fn discard_input(&mut self, now: Instant) -> usize {
         let Some(stream) = &mut self.stream else { return 0 };
         let count = stream.buffered().len();
         stream.consume(count);
@@ -320,7 +321,7 @@ impl TargetConnection {
 
     /// Parses the received bytes, as far as there are buffers.
     #[inline]
-    fn take_in(&mut self, now: Instant) -> usize {
+    fn parse_received(&mut self, now: Instant) -> usize {
         let mut count = 0;
         while self.next_event == self.events.as_slice().len() {
             let Some(stream) = &self.stream else { break };
@@ -328,10 +329,10 @@ impl TargetConnection {
             if bytes.is_empty() {
                 break;
             }
-            self.taken = self.end.receive(now, bytes, &mut self.events);
-            let is_stuck = self.taken == 0 && self.events.as_slice().is_empty();
+            self.consumed = self.end.receive(now, bytes, &mut self.events);
+            let is_blocked_by_buffers = self.consumed == 0 && self.events.as_slice().is_empty();
             count += self.handle_events(now);
-            if is_stuck {
+            if is_blocked_by_buffers {
                 break;
             }
         }
@@ -354,10 +355,10 @@ impl TargetConnection {
         (self.events, self.next_event) = (events, 0);
         // Events of `Data` refer to bytes in the stream's buffer, so the bytes are consumed only
         // after all events have been handled.
-        if self.taken > 0
+        if self.consumed > 0
             && let Some(stream) = &mut self.stream
         {
-            stream.consume(core::mem::take(&mut self.taken));
+            stream.consume(core::mem::take(&mut self.consumed));
         }
         count
     }
@@ -367,34 +368,34 @@ impl TargetConnection {
     fn handle(&mut self, now: Instant, event: &ControllerEvent) -> bool {
         match *event {
             ControllerEvent::Command { tag, ref command, data: Ok(data) } => {
-                match self.rooms.open(&mut self.end, (tag, now), command, data) {
+                match self.commands.admit(&mut self.end, (tag, now), command, data) {
                     AdmitResult::Ready => self.begin(now, tag),
-                    AdmitResult::Later => {}
+                    AdmitResult::Deferred => {}
                     AdmitResult::NoBuffer => return false,
                 }
             }
             ControllerEvent::Command { tag, command, data: Err(status) } => {
-                self.rooms.refuse(&mut self.end, tag, command, status.with_dnr());
+                self.commands.reject(&mut self.end, tag, command, status.with_dnr());
             }
             ControllerEvent::Data { placement, at } => {
                 let Some(stream) = &self.stream else { return true };
                 let bytes = stream.buffered().get(at as usize..).unwrap_or_default();
                 let bytes = bytes.get(..placement.len_bytes as usize).unwrap_or_default();
-                if self.rooms.store(placement, bytes).is_err() {
-                    self.misplaced(now, placement);
+                if self.commands.store(placement, bytes).is_err() {
+                    self.close_for_invalid_buffer(now, placement);
                 }
             }
             ControllerEvent::DataComplete { tag, is_intact } => {
-                if self.rooms.arrived(&mut self.end, tag, is_intact) {
+                if self.commands.handle_data_complete(&mut self.end, tag, is_intact) {
                     self.arrived(now, tag, is_intact);
                 }
             }
-            ControllerEvent::Sent { tag } => self.rooms.release(tag),
-            ControllerEvent::Open(terms) => {
-                let mut shown = self.handle.shown();
-                (shown.header_digest, shown.data_digest) = (terms.header_digest, terms.data_digest);
+            ControllerEvent::Sent { tag } => self.commands.release(tag),
+            ControllerEvent::Open(params) => {
+                let mut info = self.handle.info();
+                (info.header_digest, info.data_digest) = (params.header_digest, params.data_digest);
             }
-            ControllerEvent::Ended(cause) => self.protocol_closed(now, cause),
+            ControllerEvent::Ended(close_reason) => self.handle_protocol_close(now, close_reason),
         }
         true
     }
@@ -405,21 +406,21 @@ impl TargetConnection {
             return self.begin(now, tag);
         }
         let completion = Completion::new(0, Status::TRANSIENT_TRANSPORT_ERROR);
-        self.rooms.finish(&mut self.end, tag, 0, completion);
+        self.commands.complete_with(&mut self.end, tag, 0, completion);
     }
 
     /// Starts a command that has all its data.
     #[inline(always)]
     fn begin(&mut self, now: Instant, tag: u16) {
-        let Self { role, rooms, end, .. } = self;
+        let Self { role, commands, end, .. } = self;
         match role {
             ConnectionRole::Io(io) => {
-                if io.begin(rooms, tag) == StartResult::Fabrics {
+                if io.begin(commands, tag) == StartResult::Fabrics {
                     self.begin_fabrics(now, tag);
                 }
             }
-            ConnectionRole::Admin(admin) => admin.begin(now, rooms, end, tag),
-            ConnectionRole::Discovery(discovery) => discovery.begin(now, rooms, end, tag),
+            ConnectionRole::Admin(admin) => admin.begin(now, commands, end, tag),
+            ConnectionRole::Discovery(discovery) => discovery.begin(now, commands, end, tag),
             ConnectionRole::AwaitingConnect => self.connect(now, tag),
             ConnectionRole::Closed => {}
         }
@@ -428,7 +429,7 @@ impl TargetConnection {
     /// Executes a Fabrics command on an I/O queue: Disconnect (Base 2.1 §6.4).
     #[cold]
     fn begin_fabrics(&mut self, now: Instant, tag: u16) {
-        let kind = FabricsType::from_u8(self.rooms.command(tag).nsid().to_le_bytes()[0]);
+        let kind = FabricsType::from_u8(self.commands.command(tag).nsid().to_le_bytes()[0]);
         let status = match kind {
             Some(FabricsType::Disconnect) => {
                 self.ends_sent = true;
@@ -440,12 +441,12 @@ impl TargetConnection {
             Some(FabricsType::Connect) => Status::COMMAND_SEQUENCE_ERROR.with_dnr(),
             _ => Status::INVALID_OPCODE.with_dnr(),
         };
-        self.rooms.finish(&mut self.end, tag, 0, Completion::new(0, status));
+        self.commands.complete_with(&mut self.end, tag, 0, Completion::new(0, status));
     }
 
     fn begin_waiting(&mut self, now: Instant) -> usize {
         let mut count = 0;
-        while let Some(tag) = self.rooms.next_ready(&mut self.end, now) {
+        while let Some(tag) = self.commands.next_ready(&mut self.end, now) {
             count += 1;
             self.begin(now, tag);
         }
@@ -453,23 +454,23 @@ impl TargetConnection {
     }
 
     #[inline]
-    fn turn_role(&mut self, now: Instant, is_called: bool) -> usize {
-        let Self { role, rooms, end, .. } = self;
+    fn step_role(&mut self, now: Instant, is_wakeup_pending: bool) -> usize {
+        let Self { role, commands, end, .. } = self;
         match role {
             ConnectionRole::Io(io) => {
-                let count = io.turn(now, rooms, end);
+                let count = io.step(now, commands, end);
                 io.publish_counters(now);
                 if io.is_stopping() {
-                    self.look_after_stopped(now);
+                    self.handle_stopped_queue(now);
                 }
                 count
             }
             ConnectionRole::Admin(admin) => {
-                let turned = admin.turn(now, is_called, rooms, end);
-                if let Some(text) = turned.trouble {
+                let polled = admin.step(now, is_wakeup_pending, commands, end);
+                if let Some(text) = polled.error {
                     self.service.emit(TargetEvent::Trouble(format!("{}: {text}", self.peer)));
                 }
-                let reason = match turned.over {
+                let reason = match polled.end_reason {
                     Some(EndReason::KeepAliveExpired) => Some(DisconnectReason::KeepAliveExpired),
                     Some(EndReason::EnableTimeout) => Some(DisconnectReason::NotEnabled),
                     Some(EndReason::Reset) => Some(DisconnectReason::Reset),
@@ -481,19 +482,19 @@ impl TargetConnection {
                 if let Some(reason) = reason {
                     self.close_with(now, reason);
                 }
-                turned.count
+                polled.count
             }
             ConnectionRole::Discovery(discovery) => {
-                let count = discovery.turn(is_called, rooms, end);
+                let count = discovery.step(is_wakeup_pending, commands, end);
                 if discovery.is_expired(now) {
                     self.close_with(now, DisconnectReason::KeepAliveExpired);
-                } else if is_called && self.service.is_closing() {
+                } else if is_wakeup_pending && self.service.is_closing() {
                     self.close_with(now, DisconnectReason::ServerEnds);
                 }
                 count
             }
             ConnectionRole::AwaitingConnect => {
-                if is_called && self.service.is_closing() {
+                if is_wakeup_pending && self.service.is_closing() {
                     self.close_with(now, DisconnectReason::ServerEnds);
                 }
                 0
@@ -506,18 +507,18 @@ impl TargetConnection {
     #[inline]
     pub(super) fn send(&mut self, now: Instant) {
         let Some(stream) = &mut self.stream else { return };
-        match self.outgoing.send(&mut **stream, &mut self.end, &mut self.rooms) {
+        match self.send_state.send(&mut **stream, &mut self.end, &mut self.commands) {
             Ok(count) => {
-                if !self.outgoing.is_blocked() {
+                if !self.send_state.is_blocked() {
                     self.blocked_since = None;
                 } else if count > 0 || self.blocked_since.is_none() {
                     self.blocked_since = Some(now);
                 }
-                if self.outgoing.is_blocked() || self.outgoing.is_read() {
-                    self.watch_untaken(now);
+                if self.send_state.is_blocked() || self.send_state.has_kernel_references() {
+                    self.schedule_timeout_check(now);
                 }
             }
-            Err(why) => self.stream_ended(Some(why)),
+            Err(why) => self.handle_stream_end(Some(why)),
         }
         if self.ends_sent && self.end.pieces().is_empty() && !self.end.has_more() {
             self.close_with(now, DisconnectReason::HostDisconnect);
@@ -530,26 +531,26 @@ impl TargetConnection {
 
 impl Drop for TargetConnection {
     fn drop(&mut self) {
-        self.service.left(self.id);
+        self.service.remove_connection(self.id);
         self.close_stream(self.worked_at);
-        if self.draining.is_some() {
-            self.keep_for_ever();
+        if self.zero_copy_drain.is_some() {
+            self.leak_referenced_memory();
         }
         let (connection, peer) = (self.id, self.peer.clone());
         let reason = self.reason.take().unwrap_or(DisconnectReason::ServerEnds);
         self.service.emit(TargetEvent::Disconnected { connection, peer, reason });
         self.leave_queue(self.worked_at);
         match &self.role {
-            ConnectionRole::Io(io) => self.service.give_up(&self.peer, io.under_way()),
-            _ => return self.rooms.clear(),
+            ConnectionRole::Io(io) => self.service.report_abandoned(&self.peer, io.outstanding()),
+            _ => return self.commands.clear(),
         }
-        self.rooms.abandon_begun();
+        self.commands.leak_executing();
     }
 }
 
 impl fmt::Debug for TargetConnection {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Guest")
+        out.debug_struct("TargetConnection")
             .field("id", &self.id)
             .field("peer", &self.peer)
             .field("reason", &self.reason)

@@ -8,11 +8,11 @@ use tenmil_reactor::ThreadHandle;
 /// Shared part of a connection: wake-up flag, reactor and properties.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionHandle {
-    /// Whether a wake-up is pending. The release store in `ring` pairs with the acquire operations
-    /// in `answer` and `is_called`, which makes the caller's earlier writes visible.
-    is_called: AtomicBool,
-    home: Mutex<Option<ThreadHandle>>,
-    shown: Mutex<ConnectionInfo>,
+    /// Whether a wake-up is pending. The release store in `wake` pairs with the acquire operations
+    /// in `take_wakeup` and `is_wakeup_pending`, which makes the caller's earlier writes visible.
+    is_wakeup_pending: AtomicBool,
+    thread: Mutex<Option<ThreadHandle>>,
+    info: Mutex<ConnectionInfo>,
 }
 
 /// Properties of a connection for management.
@@ -39,41 +39,42 @@ impl ConnectionHandle {
     }
 
     /// Wakes the connection.
-    pub(super) fn ring(&self) {
-        self.is_called.store(true, Ordering::Release);
-        let home = self.home.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(home) = home {
-            home.notify();
+    pub(super) fn wake(&self) {
+        self.is_wakeup_pending.store(true, Ordering::Release);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(thread) = thread {
+            thread.notify();
         }
     }
 
     /// Consumes a pending wake-up. Returns whether there was one.
     #[inline]
     pub(super) fn take_wakeup(&self) -> bool {
-        self.is_called.load(Ordering::Relaxed) && self.is_called.swap(false, Ordering::Acquire)
+        self.is_wakeup_pending.load(Ordering::Relaxed)
+            && self.is_wakeup_pending.swap(false, Ordering::Acquire)
     }
 
     /// Whether a wake-up is pending.
     #[inline]
-    pub(super) fn is_called(&self) -> bool {
-        self.is_called.load(Ordering::Acquire)
+    pub(super) fn is_wakeup_pending(&self) -> bool {
+        self.is_wakeup_pending.load(Ordering::Acquire)
     }
 
     /// Locked properties, for reading and writing.
-    pub(super) fn shown(&self) -> MutexGuard<'_, ConnectionInfo> {
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn info(&self) -> MutexGuard<'_, ConnectionInfo> {
+        self.info.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reactor that runs the connection, if any.
     pub(super) fn reactor(&self) -> Option<u32> {
-        let home = self.home.lock().unwrap_or_else(PoisonError::into_inner);
-        home.as_ref().map(|home| home.reactor().0)
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        thread.as_ref().map(|thread| thread.reactor().0)
     }
 
     /// Sets the light thread of the connection.
-    pub(super) fn set_reactor(&self, home: ThreadHandle) {
-        *self.home.lock().unwrap_or_else(PoisonError::into_inner) = Some(home.clone());
+    pub(super) fn set_reactor(&self, thread: ThreadHandle) {
+        *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread.clone());
         // Deliver wake-ups that were requested before the light thread was known.
-        home.notify();
+        thread.notify();
     }
 }

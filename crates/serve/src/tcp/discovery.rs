@@ -30,27 +30,27 @@ use super::service::Service;
 
 /// Discovery controller of one host.
 #[derive(Debug)]
-pub(super) struct Discovery {
+pub(super) struct DiscoveryController {
     service: Service,
     host: String,
     /// Port of the service that the host connected to, and the local address that it used.
     port: u16,
-    here: Option<SocketAddr>,
+    local_address: Option<SocketAddr>,
     cntlid: u16,
     configuration: Configuration,
     /// End of the interval in which a command must arrive (Base 2.1 §3.9.4).
-    heard_by: Instant,
-    is_heard: bool,
+    silence_ends: Instant,
+    has_received: bool,
     /// Keep-alive timeout; zero if the host set none.
     keep_alive: Span,
     /// Asynchronous Event Configuration, feature 0Bh.
     event_configuration: u32,
     /// Tags of outstanding Asynchronous Event Requests, oldest first.
-    parked: VecDeque<u16>,
+    event_requests: VecDeque<u16>,
     /// Generation of the log page that the host was notified of, or has read, last.
     generation: u64,
     /// Whether a notification was sent and the log page not read since.
-    is_told: bool,
+    is_notified: bool,
     /// Whether a notification may be due.
     wants_iteration: bool,
 }
@@ -68,11 +68,11 @@ const PAGE_BYTES: u32 = 4096;
 /// Result dwords and data of a command.
 type CommandResult = Result<(u64, Vec<u8>), Status>;
 
-impl Discovery {
+impl DiscoveryController {
     pub(super) fn new(
         service: Service,
         host: String,
-        (port, here): (u16, Option<SocketAddr>),
+        (port, local_address): (u16, Option<SocketAddr>),
         (cntlid, kato): (u16, u32),
         now: Instant,
     ) -> Self {
@@ -81,15 +81,15 @@ impl Discovery {
             service,
             host,
             port,
-            here,
+            local_address,
             cntlid,
             configuration: Configuration(0),
-            heard_by: now,
-            is_heard: false,
+            silence_ends: now,
+            has_received: false,
             keep_alive: Span::default(),
             event_configuration: 0,
-            parked: VecDeque::new(),
-            is_told: false,
+            event_requests: VecDeque::new(),
+            is_notified: false,
             wants_iteration: false,
         };
         discovery.set_keep_alive(kato);
@@ -101,52 +101,52 @@ impl Discovery {
     pub(super) fn begin(
         &mut self,
         now: Instant,
-        rooms: &mut CommandTable,
+        commands: &mut CommandTable,
         end: &mut ControllerConnection,
         tag: u16,
     ) {
-        self.is_heard = true;
+        self.has_received = true;
         self.wants_iteration = true;
-        let command = *rooms.command(tag);
+        let command = *commands.command(tag);
         if AdminOpcode::from_u8(command.opcode()) == Some(AdminOpcode::AsynchronousEventRequest)
             && self.is_ready()
-            && self.parked.len() < EVENT_REQUESTS
+            && self.event_requests.len() < EVENT_REQUESTS
         {
-            self.parked.push_back(tag);
+            self.event_requests.push_back(tag);
             return;
         }
-        let (way, room) = rooms.data(tag);
-        let answer = self.log_page(now, &command).and_then(|(result, bytes)| {
+        let (direction, capacity) = commands.data(tag);
+        let result = self.execute(now, &command).and_then(|(result, bytes)| {
             let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-            if len > 0 && (way != DataDirection::ToHost || len > room) {
+            if len > 0 && (direction != DataDirection::ToHost || len > capacity) {
                 return Err(Status::DATA_SGL_LENGTH_INVALID);
             }
             Ok((result, bytes, len))
         });
         if !self.is_ready() {
-            self.reset(rooms, end);
+            self.reset(commands, end);
         }
-        let (status, result, len_bytes) = match answer {
-            Ok((result, bytes, len)) => (store(rooms, tag, &bytes), result, len),
+        let (status, result, len_bytes) = match result {
+            Ok((result, bytes, len)) => (store(commands, tag, &bytes), result, len),
             Err(status) => (status.with_dnr(), 0, 0),
         };
         let len_bytes = if status.is_success() { len_bytes } else { 0 };
         let completion = Completion::new(0, status).with_result(result);
-        rooms.finish(end, tag, len_bytes, completion);
+        commands.complete_with(end, tag, len_bytes, completion);
     }
 
-    fn log_page(&mut self, now: Instant, command: &Command) -> CommandResult {
+    fn execute(&mut self, now: Instant, command: &Command) -> CommandResult {
         let opcode = AdminOpcode::from_u8(command.opcode()).ok_or(Status::INVALID_OPCODE)?;
         if opcode == AdminOpcode::FabricsCommands {
-            return self.property(command).map(|value| (value, Vec::new()));
+            return self.execute_property(command).map(|value| (value, Vec::new()));
         }
         if !self.is_ready() {
             return Err(Status::COMMAND_SEQUENCE_ERROR);
         }
         match opcode {
             AdminOpcode::Identify => identify(&self.service, self.cntlid, command),
-            AdminOpcode::GetLogPage => self.log(&GetLogPage::parse(command)?),
-            AdminOpcode::GetFeatures => self.feature(&GetFeatures::parse(command)?),
+            AdminOpcode::GetLogPage => self.get_log_page(&GetLogPage::parse(command)?),
+            AdminOpcode::GetFeatures => self.get_feature(&GetFeatures::parse(command)?),
             AdminOpcode::SetFeatures => self.set_feature(now, &SetFeatures::parse(command)?),
             AdminOpcode::KeepAlive => {
                 self.begin_interval(now);
@@ -157,7 +157,7 @@ impl Discovery {
         }
     }
 
-    fn property(&mut self, command: &Command) -> Result<u64, Status> {
+    fn execute_property(&mut self, command: &Command) -> Result<u64, Status> {
         let bytes = |size| if size == PropertySize::Eight { 8 } else { 4 };
         match FabricsType::from_u8(command.nsid().to_le_bytes()[0]) {
             Some(FabricsType::PropertyGet) => {
@@ -183,9 +183,9 @@ impl Discovery {
 
     /// Clears event configuration and outstanding event requests, as a controller reset does (Base
     /// 2.1 §3.7.2).
-    fn reset(&mut self, rooms: &mut CommandTable, end: &mut ControllerConnection) {
-        self.parked.drain(..).for_each(|tag| rooms.forget(end, tag));
-        (self.event_configuration, self.is_told) = (0, false);
+    fn reset(&mut self, commands: &mut CommandTable, end: &mut ControllerConnection) {
+        self.event_requests.drain(..).for_each(|tag| commands.drop_command(end, tag));
+        (self.event_configuration, self.is_notified) = (0, false);
     }
 
     fn status(&self) -> ControllerStatus {
@@ -201,33 +201,33 @@ impl Discovery {
         self.configuration.en()
     }
 
-    fn log(&mut self, get: &GetLogPage) -> CommandResult {
-        let most = u64::from(OWN_BYTES);
+    fn get_log_page(&mut self, get: &GetLogPage) -> CommandResult {
+        let limit = u64::from(OWN_BYTES);
         let len_bytes = get.len_bytes();
-        if get.ot || !get.lpo.is_multiple_of(4) || len_bytes > most {
+        if get.ot || !get.lpo.is_multiple_of(4) || len_bytes > limit {
             return Err(Status::INVALID_FIELD);
         }
-        let whole = match LogPage::from_code(get.lid) {
+        let page = match LogPage::from_code(get.lid) {
             LogPage::Discovery => {
                 let (generation, page) =
-                    self.service.discovery_page(&self.host, (self.port, self.here));
+                    self.service.discovery_page(&self.host, (self.port, self.local_address));
                 if !get.rae {
-                    (self.generation, self.is_told) = (generation, false);
+                    (self.generation, self.is_notified) = (generation, false);
                 }
                 page
             }
-            LogPage::SupportedLogPages => supported(),
+            LogPage::SupportedLogPages => supported_log_pages(),
             _ => return Err(Status::INVALID_LOG_PAGE),
         };
         let first = usize::try_from(get.lpo).map_err(|_| Status::INVALID_FIELD)?;
-        let rest = whole.get(first..).ok_or(Status::INVALID_FIELD)?;
+        let rest = page.get(first..).ok_or(Status::INVALID_FIELD)?;
         let len = usize::try_from(len_bytes).map_err(|_| Status::INVALID_FIELD)?;
         let mut bytes: Vec<u8> = rest.iter().copied().take(len).collect();
         bytes.resize(len, 0);
         Ok((0, bytes))
     }
 
-    fn feature(&self, get: &GetFeatures) -> CommandResult {
+    fn get_feature(&self, get: &GetFeatures) -> CommandResult {
         let value = match Feature::from_code(get.fid) {
             Feature::AsynchronousEventConfiguration => self.event_configuration,
             Feature::KeepAliveTimer => {
@@ -244,8 +244,8 @@ impl Discovery {
                 self.event_configuration = set.cdw11 & LOG_CHANGE
             }
             Feature::KeepAliveTimer => {
-                let longest = self.service.limits().admission().keep_alive_max;
-                if Span::from_ms(set.cdw11.into()) > longest {
+                let keep_alive_max = self.service.limits().admission().keep_alive_max;
+                if Span::from_ms(set.cdw11.into()) > keep_alive_max {
                     return Err(Status::KEEP_ALIVE_TIMEOUT_INVALID);
                 }
                 self.set_keep_alive(set.cdw11);
@@ -258,75 +258,75 @@ impl Discovery {
 
     fn set_keep_alive(&mut self, timeout_ms: u32) {
         let step = Span::from_ms(100 * u64::from(KEEP_ALIVE_UNITS)).ns;
-        let asked = Span::from_ms(timeout_ms.into()).ns;
-        self.keep_alive = Span { ns: asked.next_multiple_of(step) };
+        let requested = Span::from_ms(timeout_ms.into()).ns;
+        self.keep_alive = Span { ns: requested.next_multiple_of(step) };
     }
 
     fn begin_interval(&mut self, now: Instant) {
         let silence = if self.keep_alive.ns == 0 { SILENCE_MAX } else { self.keep_alive };
-        self.heard_by = now.after(silence);
+        self.silence_ends = now.after(silence);
     }
 
     /// Completes an event request if the log page changed and the host enabled the notice. Returns
     /// the amount of work.
-    pub(super) fn turn(
+    pub(super) fn step(
         &mut self,
-        is_called: bool,
-        rooms: &mut CommandTable,
+        is_wakeup_pending: bool,
+        commands: &mut CommandTable,
         end: &mut ControllerConnection,
     ) -> usize {
-        if !core::mem::take(&mut self.wants_iteration) && !is_called {
+        if !core::mem::take(&mut self.wants_iteration) && !is_wakeup_pending {
             return 0;
         }
         let generation = self.service.generation();
-        let wants = self.event_configuration & LOG_CHANGE != 0 && !self.is_told;
-        if !wants || generation == self.generation {
+        let is_event_enabled = self.event_configuration & LOG_CHANGE != 0 && !self.is_notified;
+        if !is_event_enabled || generation == self.generation {
             return 0;
         }
-        let Some(tag) = self.parked.pop_front() else { return 0 };
-        (self.generation, self.is_told) = (generation, true);
+        let Some(tag) = self.event_requests.pop_front() else { return 0 };
+        (self.generation, self.is_notified) = (generation, true);
         let result = EventResult::zeroed().with(|result| {
             result
                 .aet(EventType::Notice)
                 .aei(NoticeEvent::Discovery.code())
                 .lid(LogPage::Discovery.code())
         });
-        rooms.finish(end, tag, 0, Completion::new(0, Status::SUCCESS).with_dw0(result.0));
+        commands.complete_with(end, tag, 0, Completion::new(0, Status::SUCCESS).with_dw0(result.0));
         1
     }
 
     /// Whether no command arrived for a whole interval.
     pub(super) fn is_expired(&mut self, now: Instant) -> bool {
-        if now < self.heard_by {
+        if now < self.silence_ends {
             return false;
         }
-        let is_heard = core::mem::take(&mut self.is_heard);
-        if is_heard {
+        let has_received = core::mem::take(&mut self.has_received);
+        if has_received {
             self.begin_interval(now);
         }
-        !is_heard
+        !has_received
     }
 
     pub(super) fn wake_at(&self) -> Instant {
-        self.heard_by
+        self.silence_ends
     }
 }
 
 /// Copies the data for the host into the command's buffer.
-fn store(rooms: &CommandTable, tag: u16, bytes: &[u8]) -> Status {
+fn store(commands: &CommandTable, tag: u16, bytes: &[u8]) -> Status {
     if bytes.is_empty() {
         return Status::SUCCESS;
     }
     let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-    let Some(segment) = rooms.front_of(tag, len) else { return Status::INTERNAL_ERROR };
-    let stored = rooms.budget().regions().store(segment, bytes);
+    let Some(segment) = commands.data_segment(tag, len) else { return Status::INTERNAL_ERROR };
+    let stored = commands.pool().regions().store(segment, bytes);
     stored.map_or(Status::INTERNAL_ERROR, |()| Status::SUCCESS)
 }
 
 /// Builds the Identify Controller structure; other CNS values are rejected (Base 2.1 §5.1.13.2.1).
 fn identify(service: &Service, cntlid: u16, command: &Command) -> CommandResult {
-    let asked = Identify::parse(command)?;
-    if asked.cns != 1 {
+    let requested = Identify::parse(command)?;
+    if requested.cns != 1 {
         return Err(Status::INVALID_FIELD);
     }
     let (limits, name) = (service.limits(), service.discovery_name());
@@ -355,7 +355,7 @@ fn identify(service: &Service, cntlid: u16, command: &Command) -> CommandResult 
 }
 
 /// Supported Log Pages (Base 2.1 §5.1.12.1.1).
-fn supported() -> Vec<u8> {
+fn supported_log_pages() -> Vec<u8> {
     let mut page = vec![0; 1024];
     for lid in [LogPage::SupportedLogPages, LogPage::Discovery] {
         // LSUPP, bit 0 of the dword of a log page.

@@ -52,8 +52,8 @@ pub enum TargetEvent {
 
 /// Unread events. Their number is bounded, since peers can cause events faster than they are read.
 #[derive(Debug, Default)]
-pub(super) struct Unread {
-    new_events: VecDeque<TargetEvent>,
+pub(super) struct UnreadEvents {
+    events: VecDeque<TargetEvent>,
     /// Dropped events that were not reported yet.
     dropped: u64,
 }
@@ -61,23 +61,23 @@ pub(super) struct Unread {
 /// Largest number of unread events.
 const UNREAD_MAX: usize = 1024;
 
-impl Unread {
+impl UnreadEvents {
     /// Appends an event. When the queue is full, the oldest event caused by a peer is dropped, so
     /// that peers cannot displace the target's own errors.
-    pub(super) fn push(&mut self, new_events: TargetEvent) {
-        if self.new_events.len() >= UNREAD_MAX {
-            let oldest = self.new_events.iter().position(TargetEvent::is_of_peer).unwrap_or(0);
-            self.new_events.remove(oldest);
+    pub(super) fn push(&mut self, events: TargetEvent) {
+        if self.events.len() >= UNREAD_MAX {
+            let oldest = self.events.iter().position(TargetEvent::is_caused_by_peer).unwrap_or(0);
+            self.events.remove(oldest);
             self.dropped += 1;
         }
-        self.new_events.push_back(new_events);
+        self.events.push_back(events);
     }
 
     /// Removes the oldest event. After the last one, reports how many were dropped.
     pub(super) fn next(&mut self) -> Option<TargetEvent> {
-        self.new_events.pop_front().or_else(|| {
+        self.events.pop_front().or_else(|| {
             let dropped = std::mem::take(&mut self.dropped);
-            let text = format!("{dropped} events of connections were dropped: they came too fast");
+            let text = format!("{dropped} events of connections were dropped: they arrived faster than they were read");
             (dropped > 0).then_some(TargetEvent::Notice(text))
         })
     }
@@ -85,7 +85,7 @@ impl Unread {
 
 impl TargetEvent {
     /// Whether a peer caused the event and can repeat it at will.
-    const fn is_of_peer(&self) -> bool {
+    const fn is_caused_by_peer(&self) -> bool {
         !matches!(self, Self::Trouble(_))
     }
 }
@@ -113,7 +113,7 @@ pub enum DisconnectReason {
     AssociationEnded,
     /// The host reset the controller from another controller of the subsystem.
     Reset,
-    /// Bug of the target: an impossible request to the protocol engine.
+    /// Bug of the target: an invalid call of the protocol engine.
     Internal(String),
     /// The server is shutting down.
     ServerEnds,
@@ -184,7 +184,7 @@ impl fmt::Display for TargetEvent {
 
 #[cfg(test)]
 mod tests {
-    use super::{TargetEvent, UNREAD_MAX, Unread};
+    use super::{TargetEvent, UNREAD_MAX, UnreadEvents};
 
     fn refused(connection: u64) -> TargetEvent {
         TargetEvent::Refused {
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn no_flood_of_a_peer_drops_a_trouble_and_what_it_drops_is_counted() {
-        let mut unread = Unread::default();
+        let mut unread = UnreadEvents::default();
         unread.push(TargetEvent::Trouble("a medium has not answered".into()));
         (0..3 * UNREAD_MAX as u64).for_each(|connection| unread.push(refused(connection)));
         assert_eq!(unread.next(), Some(TargetEvent::Trouble("a medium has not answered".into())));
@@ -213,9 +213,9 @@ mod tests {
 
     #[test]
     fn troubles_without_end_take_no_more_memory() {
-        let mut unread = Unread::default();
+        let mut unread = UnreadEvents::default();
         (0..2 * UNREAD_MAX).for_each(|count| unread.push(TargetEvent::Trouble(count.to_string())));
         assert_eq!(unread.next(), Some(TargetEvent::Trouble(UNREAD_MAX.to_string())));
-        assert_eq!(unread.new_events.len(), UNREAD_MAX - 1);
+        assert_eq!(unread.events.len(), UNREAD_MAX - 1);
     }
 }

@@ -185,8 +185,8 @@ impl World {
     /// Checks that no host owes data for too long while others wait for its memory.
     fn look_at_debts(&mut self) {
         let is_late = |guest: &TargetConnection| {
-            let owed = guest.owed_since().map(|since| self.now.since(since));
-            owed.is_some_and(|owed| owed > DEBT_MAX) && guest.is_missed()
+            let owed = guest.oldest_data_request().map(|since| self.now.since(since));
+            owed.is_some_and(|owed| owed > DEBT_MAX) && guest.others_need_memory()
         };
         if !self.guests.iter().any(is_late) {
             self.late_since = None;
@@ -202,7 +202,7 @@ impl World {
         for _ in 0..40 {
             let mut is_busy = false;
             for at in 0..self.guests.len() {
-                is_busy |= self.guests[at].turn(self.now);
+                is_busy |= self.guests[at].step(self.now);
                 self.watch.look(&self.guests);
             }
             self.guests.retain(|guest| !guest.is_over());
@@ -287,7 +287,7 @@ impl World {
         for _ in 0..40 {
             self.now = self.now.after(Span::from_secs(1));
             for at in 0..self.guests.len() {
-                self.guests[at].turn(self.now);
+                self.guests[at].step(self.now);
             }
             self.guests.retain(|guest| !guest.is_over());
             self.watch.look(&self.guests);

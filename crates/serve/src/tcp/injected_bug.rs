@@ -22,23 +22,23 @@ impl InjectedBug {
 }
 
 thread_local! {
-    static PLANTED: Cell<Option<InjectedBug>> = const { Cell::new(None) };
+    static ACTIVE: Cell<Option<InjectedBug>> = const { Cell::new(None) };
 }
 
 /// Whether this bug is active.
 pub(super) fn is_injected(injected_bug: InjectedBug) -> bool {
-    PLANTED.get() == Some(injected_bug)
+    ACTIVE.get() == Some(injected_bug)
 }
 
 /// Runs `work` with a bug active.
-pub(super) fn planted(injected_bug: InjectedBug, work: impl FnOnce()) {
-    struct Removed;
-    impl Drop for Removed {
+pub(super) fn with_injected_bug(injected_bug: InjectedBug, work: impl FnOnce()) {
+    struct ClearOnDrop;
+    impl Drop for ClearOnDrop {
         fn drop(&mut self) {
-            PLANTED.set(None);
+            ACTIVE.set(None);
         }
     }
-    PLANTED.set(Some(injected_bug));
-    let _removed = Removed;
+    ACTIVE.set(Some(injected_bug));
+    let _removed = ClearOnDrop;
     work();
 }

@@ -10,12 +10,12 @@
 //!   Buffer       memory of one command; returned on drop
 //! ```
 //!
-//! A connection that finds no free block waits in [`mod@line`]. The reserved block goes to a host
+//! A connection that finds no free block waits in [`mod@wait_queue`]. The reserved block goes to a host
 //! that holds nothing, so the largest command of every host eventually gets its buffer. No host may
 //! hold more than it leaves to others. While any connection waits, no connection caches unused
 //! blocks. The two pages are for in-capsule data and for what a connection cannot do without:
 //! Connect and admin commands. There are as many pairs as connections are allowed, so a connection
-//! without one in use always gets one; the most recently used pair is handed out first and the
+//! without one in use always gets one; the most recently used pair is allocated first and the
 //! others are never touched.
 //!
 //! ```text
@@ -26,9 +26,9 @@ mod buddy;
 mod buffer;
 mod buffer_cache;
 mod ledger;
-mod line;
 #[cfg(test)]
 mod tests;
+mod wait_queue;
 
 use std::fmt;
 use std::ops::Range;
@@ -43,9 +43,9 @@ use buddy::Buddy;
 pub(super) use buffer::Buffer;
 use buffer::{Account, Block, BufferSource};
 pub(super) use buffer_cache::BufferCache;
-pub(super) use ledger::Standing;
-use ledger::{Ledger, Payer};
-use line::{BufferWaiter, Line};
+pub(super) use ledger::HostClass;
+use ledger::{ChargedEntries, Ledger};
+use wait_queue::{BufferWaiter, WaitQueue};
 
 /// Handle to the buffer memory of all connections of a service.
 #[derive(Clone)]
@@ -61,27 +61,27 @@ struct Shared {
     connections_max: usize,
     /// Whether any connection waits. Written under the lock.
     is_scarce: AtomicBool,
-    purses: AtomicU64,
+    caches: AtomicU64,
     state: Mutex<PoolState>,
 }
 
 struct PoolState {
     buddy: Buddy,
-    /// Bytes of the blocks above that are only for hosts that a subsystem names.
+    /// Bytes of the free blocks that are reserved for hosts that a subsystem lists.
     reserved_bytes: u64,
-    /// The block that is kept back, while nobody has it.
-    kept: Option<u32>,
+    /// The reserved block, while it is free.
+    reserve: Option<u32>,
     /// Pairs of pages that are free.
     own: Vec<u32>,
     /// Pages whose partner has not been returned yet, of pairs that are returned together.
     halves: Vec<u32>,
     /// Number of connections that are entitled to a pair.
-    owners: usize,
+    connections: usize,
     /// Waiting connections, oldest first.
-    line: Line,
+    wait_queue: WaitQueue,
     ledger: Ledger,
     /// Allocated blocks, recorded for the fuzzer.
-    went: Option<Vec<Block>>,
+    allocated: Option<Vec<Block>>,
 }
 
 /// Order of a connection's own two pages.
@@ -90,9 +90,9 @@ const OWN_ORDER: u8 = 1;
 const PAGE_SHIFT: u32 = 12;
 /// Size of a connection's own two pages in bytes.
 pub(super) const OWN_BYTES: u32 = 1 << (PAGE_SHIFT + OWN_ORDER as u32);
-/// The part of the budget that is reserved for hosts that a subsystem names, as of the connections.
+/// Fraction of the pool that is reserved for hosts that a subsystem lists.
 const RESERVED_PART: u32 = 8;
-/// The longest budget: what a segment can name.
+/// Largest pool: offsets in a segment have 31 bits.
 const BYTES_MAX: u64 = 1 << 31;
 
 /// Smallest block order that holds `len_bytes`.
@@ -128,20 +128,20 @@ impl BufferPool {
             .map_err(|why| format!("memory for connections: {bytes} bytes: {why}"))
             .map_err(Error::environment)?;
         let mut buddy = Buddy::new(layout.own_first, order_max);
-        let kept = buddy.take(order_max);
+        let reserve = buddy.allocate(order_max);
         let reserved_bytes = u64::from(buddy.free_pages() / RESERVED_PART) << PAGE_SHIFT;
         let own = (layout.own_first..layout.pages).step_by(1 << OWN_ORDER).collect();
-        let (halves, line, ledger) = (Vec::new(), Line::new(), Ledger::default());
+        let (halves, wait_queue, ledger) = (Vec::new(), WaitQueue::new(), Ledger::default());
         let state = PoolState {
             buddy,
             reserved_bytes,
-            kept,
+            reserve,
             own,
             halves,
-            owners: 0,
-            line,
+            connections: 0,
+            wait_queue,
             ledger,
-            went: None,
+            allocated: None,
         };
         let shared = Shared {
             region,
@@ -149,7 +149,7 @@ impl BufferPool {
             order_max,
             connections_max,
             is_scarce: AtomicBool::new(false),
-            purses: AtomicU64::new(0),
+            caches: AtomicU64::new(0),
             state: Mutex::new(state),
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -165,32 +165,32 @@ impl BufferPool {
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
         let state = self.state();
-        let kept = state.kept.map_or(0, |_| 1_u64 << self.shared.order_max);
-        let own = ((self.shared.connections_max - state.owners) as u64) << OWN_ORDER;
-        (u64::from(state.buddy.free_pages()) + kept + own) << PAGE_SHIFT
+        let reserve = state.reserve.map_or(0, |_| 1_u64 << self.shared.order_max);
+        let own = ((self.shared.connections_max - state.connections) as u64) << OWN_ORDER;
+        (u64::from(state.buddy.free_pages()) + reserve + own) << PAGE_SHIFT
     }
 
     /// Number of waiting connections.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.state().line.len()
+        self.state().wait_queue.len()
     }
 
     pub(super) fn regions(&self) -> &RegionTable {
         &self.shared.regions
     }
 
-    fn whole(&self) -> Segment {
+    fn segment(&self) -> Segment {
         self.shared.region.segment()
     }
 
     /// The whole pool.
     pub(super) fn region(&self) -> Segment {
-        self.whole()
+        self.segment()
     }
 
     /// Number of pages for data, which come first, and of own pages, which follow.
-    pub(super) fn areas(&self) -> (usize, usize) {
+    pub(super) fn page_counts(&self) -> (usize, usize) {
         let own = self.shared.connections_max << OWN_ORDER;
         let pages = usize::try_from(self.bytes() >> PAGE_SHIFT).unwrap_or(0);
         (pages - own, own)
@@ -204,134 +204,153 @@ impl BufferPool {
     }
 
     /// Registers a connection of an address. `None` if the limit is reached.
-    fn enter(&self, address: &str) -> Option<Payer> {
+    fn add_connection(&self, address: &str) -> Option<ChargedEntries> {
         let mut state = self.state();
-        if state.owners >= self.shared.connections_max {
+        if state.connections >= self.shared.connections_max {
             return None;
         }
-        state.owners += 1;
-        let [host, address] = [0; 2].map(|_| state.ledger.enter(address));
-        Some(Payer { host, address, leaves_reserve: false })
+        state.connections += 1;
+        let [host, address] = [0; 2].map(|_| state.ledger.add_connection(address));
+        Some(ChargedEntries { host, address, excluded_from_reserve: false })
     }
 
     /// Unregisters a connection. Its slot stays occupied if its own pages were leaked.
-    fn go(&self, payer: Payer, has_own: bool) {
+    fn remove_connection(&self, charged: ChargedEntries, has_own: bool) {
         let mut state = self.state();
-        state.owners -= usize::from(has_own);
-        state.ledger.leave(payer.host);
-        state.ledger.leave(payer.address);
+        state.connections -= usize::from(has_own);
+        state.ledger.remove_connection(charged.host);
+        state.ledger.remove_connection(charged.address);
     }
 
-    /// It is known whose a connection is. It has nothing yet but what is set aside for it.
-    fn bind(&self, payer: Payer, host: &str, standing: Standing) -> Payer {
+    /// Charges a connection to its host. Only its own pages may be allocated at this point.
+    fn set_host(&self, charged: ChargedEntries, host: &str, class: HostClass) -> ChargedEntries {
         let mut state = self.state();
-        let Payer { host: old_host, address: old_address, .. } = payer;
-        match standing {
-            // The same NQN is another host where it is not named. No NQN and no address has a space.
-            Standing::Named => {
-                let at = ["host", "all of"].map(|of| state.ledger.enter(&format!("{of} {host}")));
-                state.ledger.leave(old_host);
-                state.ledger.leave(old_address);
-                Payer { host: at[0], address: at[1], leaves_reserve: false }
+        let ChargedEntries { host: old_host, address: old_address, .. } = charged;
+        match class {
+            // A listed host and an unlisted one with the same NQN have separate entries: the names
+            // contain a space, which neither NQNs nor addresses do.
+            HostClass::Named => {
+                let at = ["host", "all of"]
+                    .map(|of| state.ledger.add_connection(&format!("{of} {host}")));
+                state.ledger.remove_connection(old_host);
+                state.ledger.remove_connection(old_address);
+                ChargedEntries { host: at[0], address: at[1], excluded_from_reserve: false }
             }
-            // One without a name stays its address's.
-            Standing::Unnamed { leaves_reserve } if host.is_empty() => {
-                Payer { leaves_reserve, ..payer }
+            // A host without an NQN stays charged to its address.
+            HostClass::Unnamed { excluded_from_reserve } if host.is_empty() => {
+                ChargedEntries { excluded_from_reserve, ..charged }
             }
-            Standing::Unnamed { leaves_reserve } => {
-                let host = state.ledger.enter(host);
-                state.ledger.leave(old_host);
-                Payer { host, leaves_reserve, ..payer }
+            HostClass::Unnamed { excluded_from_reserve } => {
+                let host = state.ledger.add_connection(host);
+                state.ledger.remove_connection(old_host);
+                ChargedEntries { host, excluded_from_reserve, ..charged }
             }
         }
     }
 
-    /// Allocates a block for the cache numbered `quota`, or queues the cache if no block is
+    /// Allocates a block for the cache numbered `cache`, or queues the cache if no block is
     /// available to it.
-    fn take(&self, (quota, payer): (u64, Payer), waker: &WakeFn, order: u8) -> Option<Block> {
+    fn allocate(
+        &self,
+        (cache, charged): (u64, ChargedEntries),
+        waker: &WakeFn,
+        order: u8,
+    ) -> Option<Block> {
         let mut state = self.state();
-        if state.line.is_empty()
-            && let Some(block) = state.block(payer, order)
+        if state.wait_queue.is_empty()
+            && let Some(block) = state.block(charged, order)
         {
             return Some(block);
         }
-        if let Some(waiter) = state.line.iter_mut().find(|waiter| waiter.quota == quota) {
+        if let Some(waiter) = state.wait_queue.iter_mut().find(|waiter| waiter.cache == cache) {
             waiter.order = order;
         } else {
-            state.line.push_back(BufferWaiter { quota, payer, order, waker: waker.clone() });
+            state.wait_queue.push_back(BufferWaiter {
+                cache,
+                charged,
+                order,
+                waker: waker.clone(),
+            });
             self.shared.is_scarce.store(true, Ordering::Relaxed);
         }
         // A host below its share may be served before the connection at the head of the queue, so
         // this one is granted its block only if it is next.
         let next = state.next();
-        let at = next.filter(|at| state.line.get(*at).is_some_and(|one| one.quota == quota))?;
-        let block = state.block(payer, order)?;
-        state.line.remove(at);
-        self.call_next(state);
+        let at =
+            next.filter(|at| state.wait_queue.get(*at).is_some_and(|one| one.cache == cache))?;
+        let block = state.block(charged, order)?;
+        state.wait_queue.remove(at);
+        self.wake_next(state);
         Some(block)
     }
 
     /// Allocates blocks beyond the current need, while there are free ones and no connection waits.
-    fn take_spare(&self, account: &Arc<Account>, order: u8, places: &mut Vec<Buffer>, most: usize) {
+    fn allocate_spare(
+        &self,
+        account: &Arc<Account>,
+        order: u8,
+        buffers: &mut Vec<Buffer>,
+        limit: usize,
+    ) {
         let mut state = self.state();
-        while state.line.is_empty()
-            && places.len() < most
-            && state.source(account.payer(), order) == Some(BufferSource::Shared)
-            && let Some(page) = state.buddy.take(order)
+        while state.wait_queue.is_empty()
+            && buffers.len() < limit
+            && state.source(account.charged(), order) == Some(BufferSource::Shared)
+            && let Some(page) = state.buddy.allocate(order)
         {
             let block = Block { page, order, source: BufferSource::Shared };
-            state.charge(account.payer(), block);
-            places.push(account.buffer(block));
+            state.charge(account.charged(), block);
+            buffers.push(account.buffer(block));
         }
     }
 
     /// Allocates the pair of pages that every connection is entitled to.
-    fn take_own(&self) -> Option<Block> {
+    fn allocate_own(&self) -> Option<Block> {
         let mut state = self.state();
         let page = state.own.pop()?;
         let block = Block { page, order: OWN_ORDER, source: BufferSource::Own };
-        state.note(block);
+        state.record(block);
         Some(block)
     }
 
     /// Whether a waiting connection could use the memory that this one holds.
-    fn is_wanted(&self, payer: Payer) -> bool {
-        self.is_scarce() && self.state().is_wanted(payer)
+    fn is_needed_by_others(&self, charged: ChargedEntries) -> bool {
+        self.is_scarce() && self.state().is_needed_by_others(charged)
     }
 
     /// Starts recording allocated blocks. Returns those since the last call.
-    pub(super) fn went(&self) -> Vec<Range<u32>> {
-        let went = self.state().went.replace(Vec::new());
-        went.unwrap_or_default().iter().map(Block::pages).collect()
+    pub(super) fn take_allocated(&self) -> Vec<Range<u32>> {
+        let allocated = self.state().allocated.replace(Vec::new());
+        allocated.unwrap_or_default().iter().map(Block::pages).collect()
     }
 
     /// Frees blocks of a connection.
-    fn give(&self, account: &Account, blocks: impl IntoIterator<Item = Block>) {
+    fn free(&self, account: &Account, blocks: impl IntoIterator<Item = Block>) {
         let mut state = self.state();
         for block in blocks {
-            let is_own = state.put(block);
-            state.discharge(account.payer(), block);
-            account.gave(block, is_own);
+            let is_own = state.free_block(block);
+            state.uncharge(account.charged(), block);
+            account.record_freed(block, is_own);
         }
-        self.call_next(state);
+        self.wake_next(state);
     }
 
     /// Removes a leaked block from the accounting. It is never allocated again.
-    fn forget(&self, payer: Payer, block: Block) {
-        self.state().discharge(payer, block);
+    fn write_off(&self, charged: ChargedEntries, block: Block) {
+        self.state().uncharge(charged, block);
     }
 
     /// Removes a cache from the wait queue.
-    fn leave(&self, quota: u64) {
+    fn cancel_wait(&self, cache: u64) {
         let mut state = self.state();
-        state.line.retain(|waiter| waiter.quota != quota);
-        self.call_next(state);
+        state.wait_queue.retain(|waiter| waiter.cache != cache);
+        self.wake_next(state);
     }
 
     /// Wakes the connection that is next in the wait queue.
-    fn call_next(&self, mut state: MutexGuard<'_, PoolState>) {
-        self.shared.is_scarce.store(!state.line.is_empty(), Ordering::Relaxed);
-        let next = state.next().and_then(|at| state.line.get(at));
+    fn wake_next(&self, mut state: MutexGuard<'_, PoolState>) {
+        self.shared.is_scarce.store(!state.wait_queue.is_empty(), Ordering::Relaxed);
+        let next = state.next().and_then(|at| state.wait_queue.get(at));
         let waker = next.map(|waiter| waiter.waker.clone());
         drop(state);
         if let Some(waker) = waker {
@@ -354,10 +373,10 @@ impl PoolLayout {
     /// Computes the layout: the pairs at the end, and space for at least one largest block before them.
     fn new(bytes: u64, order_max: u8, connections: usize) -> Result<Self, Error> {
         let largest = 1_u64 << (PAGE_SHIFT + u32::from(order_max));
-        let least = largest + u64::from(OWN_BYTES) * connections as u64;
-        if !(least..=BYTES_MAX).contains(&bytes) {
+        let minimum = largest + u64::from(OWN_BYTES) * connections as u64;
+        if !(minimum..=BYTES_MAX).contains(&bytes) {
             return Err(Error::environment(format!(
-                "memory for {connections} connections: {bytes} bytes, expected {least} to \
+                "memory for {connections} connections: {bytes} bytes, expected {minimum} to \
                  {BYTES_MAX}"
             )));
         }
@@ -372,21 +391,23 @@ impl PoolLayout {
 
 impl PoolState {
     /// Records an allocated block, if recording is on.
-    fn note(&mut self, block: Block) {
-        if let Some(went) = &mut self.went {
-            went.push(block);
+    fn record(&mut self, block: Block) {
+        if let Some(allocated) = &mut self.allocated {
+            allocated.push(block);
         }
     }
 
     /// Returns a block to its source. Returns whether a connection's own pair is complete again.
-    fn put(&mut self, block: Block) -> bool {
+    fn free_block(&mut self, block: Block) -> bool {
         let Block { page, order, source } = block;
         match source {
             BufferSource::Shared => self.buddy.free(page, order),
-            BufferSource::Reserve => self.kept = Some(page),
+            BufferSource::Reserve => self.reserve = Some(page),
             BufferSource::Own => self.own.push(page),
-            BufferSource::KeptHalf | BufferSource::OwnHalf => return self.put_half(page, source),
-            BufferSource::Nowhere => {}
+            BufferSource::ReserveHalf | BufferSource::OwnHalf => {
+                return self.put_half(page, source);
+            }
+            BufferSource::None => {}
         }
         source == BufferSource::Own
     }
@@ -401,13 +422,13 @@ impl PoolState {
         self.halves.swap_remove(at);
         let source =
             if source == BufferSource::OwnHalf { BufferSource::Own } else { BufferSource::Reserve };
-        self.put(Block { page: first, order: OWN_ORDER, source })
+        self.free_block(Block { page: first, order: OWN_ORDER, source })
     }
 }
 
 impl fmt::Debug for BufferPool {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Budget {{ {} of {} bytes free }}", self.free_bytes(), self.bytes())
+        write!(out, "BufferPool {{ {} of {} bytes free }}", self.free_bytes(), self.bytes())
     }
 }
 

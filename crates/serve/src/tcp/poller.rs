@@ -7,48 +7,48 @@ use tenmil_linux::poll_set::{Interest, PollSet};
 use tenmil_reactor::{Context, DetachReason, PollResult, Poller, PollerWake};
 
 use super::connection::TargetConnection;
-use super::io::Io;
+use super::io_queue::IoQueue;
 
 /// Wake sources of a connection: its stream and the devices of its queue.
 #[derive(Debug)]
 pub(super) struct WakeSet {
     watch: PollSet,
     /// Whether a source could not be registered, so the connection must not sleep.
-    is_sleepless: bool,
+    must_poll: bool,
 }
 
 const STREAM: u64 = 0;
-const MEDIUM: u64 = 1;
+const DEVICE: u64 = 1;
 const READABLE: Interest = Interest { readable: true, writable: false };
 
 impl WakeSet {
     pub(super) fn new(stream: WakeSource<'_>) -> io::Result<Self> {
         let watch = PollSet::new()?;
-        let mut is_sleepless = false;
+        let mut must_poll = false;
         match stream {
             WakeSource::Descriptor(descriptor) => watch.add(descriptor, STREAM, READABLE)?,
             WakeSource::Deadline => {}
-            WakeSource::None => is_sleepless = true,
+            WakeSource::None => must_poll = true,
         }
-        Ok(Self { watch, is_sleepless })
+        Ok(Self { watch, must_poll })
     }
 
-    pub(super) fn woken_by(&self) -> io::Result<PollerWake> {
+    pub(super) fn poller_wake(&self) -> io::Result<PollerWake> {
         PollerWake::of(WakeSource::Descriptor(std::os::fd::AsFd::as_fd(&self.watch)))
     }
 
     /// Whether all sources are registered.
-    pub(super) fn hears_all(&self) -> bool {
-        !self.is_sleepless
+    pub(super) fn covers_all_sources(&self) -> bool {
+        !self.must_poll
     }
 
     /// Arms the devices of a queue before sleeping. Returns true if the connection must not sleep.
-    fn arm(&mut self, io: &mut Io) -> bool {
-        let Self { watch, is_sleepless } = self;
+    fn arm(&mut self, io: &mut IoQueue) -> bool {
+        let Self { watch, must_poll } = self;
         let stays_awake = io.arm(&mut |descriptor| {
-            *is_sleepless |= watch.add(descriptor, MEDIUM, READABLE).is_err();
+            *must_poll |= watch.add(descriptor, DEVICE, READABLE).is_err();
         });
-        stays_awake || *is_sleepless
+        stays_awake || *must_poll
     }
 }
 
@@ -67,24 +67,25 @@ impl Poller for TargetConnection {
     }
 
     fn arm(&mut self) -> PollResult {
-        self.rest();
+        self.prepare_to_idle();
         let has_new_events = self.arm_stream();
-        let (wake_set, io) = self.bed_and_queue();
-        let has_answers = match (wake_set, io) {
+        let (wake_set, io) = self.wake_set_and_queue();
+        let has_completions = match (wake_set, io) {
             (Some(wake_set), Some(io)) => wake_set.arm(io),
-            (Some(wake_set), None) => wake_set.is_sleepless,
+            (Some(wake_set), None) => wake_set.must_poll,
             (None, _) => true,
         };
-        let stays_awake = has_new_events || has_answers || self.has_unsent() || self.is_behind();
+        let stays_awake =
+            has_new_events || has_completions || self.has_unsent() || self.needs_iteration();
         PollResult::from_count(usize::from(stays_awake))
     }
 
     fn disarm(&mut self) {
-        self.awake();
+        self.resume_polling();
     }
 
     fn may_park(&self) -> bool {
-        self.is_quiet()
+        self.can_park()
     }
 
     fn may_coalesce_wakeups(&self) -> bool {
@@ -99,17 +100,17 @@ impl Poller for TargetConnection {
         self.latency()
     }
 
-    fn detach(&mut self, parting: DetachReason) -> bool {
-        match parting {
-            DetachReason::Migrating => self.may_move(),
+    fn detach(&mut self, reason: DetachReason) -> bool {
+        match reason {
+            DetachReason::Migrating => self.can_migrate(),
             DetachReason::Exiting => {
-                self.leave();
+                self.close_on_exit();
                 self.is_over()
             }
         }
     }
 
     fn attach(&mut self) {
-        self.arrive();
+        self.finish_migration();
     }
 }

@@ -12,8 +12,8 @@
 //!
 //! Reservations belong to a disk, not to a namespace number: a file whose disk differs from the one
 //! exported under its number is rejected. A file of the first format (`NQN`, a line feed and the
-//! record) does not name its disk and is rejected as well. Either is taken over on request, once,
-//! by [`adopting`](StateDirectory::adopting).
+//! record) does not name its disk and is rejected as well. Either is adopted on request, once,
+//! by [`with_adopted`](StateDirectory::with_adopted).
 //!
 //! An update writes a new file beside the old one, syncs it, renames it and syncs the directory.
 //! After a power loss at any point, one of the two files is complete. If only the last step fails,
@@ -35,27 +35,27 @@ use tenmil_linux::thread_pool::{BlockingTask, PoolHandle, ThreadPool};
 use tenmil_nvme_controller::controller::{PersistRequest, ReservationStore};
 
 mod memory;
-mod place;
+mod record_file;
 #[cfg(test)]
 mod tests;
 
 pub use memory::MemoryDirectory;
-use place::{Of, Place, StateFs};
+use record_file::{RecordFile, RecordOwner, StateFs};
 
-/// Directory of persistent state. While it or one of its keepers exists, no other process can use
-/// the directory. Dropping it waits until everything submitted has been written.
+/// Directory of persistent state. While it or one of its reservation stores exists, no other process can
+/// use the directory. Dropping it waits until everything submitted has been written.
 #[derive(Debug)]
 pub struct StateDirectory {
     disk: Directory,
     writer: ThreadPool,
-    /// Files to take over, whatever disk they name, each by its first keeper.
+    /// Files to adopt, whatever disk they name, each by its first reservation store.
     adopted: Mutex<BTreeSet<String>>,
 }
 
 /// Reservations of one namespace.
 struct ReservationFile<D> {
-    file: Place<D>,
-    intake: PoolHandle,
+    file: RecordFile<D>,
+    writer_pool: PoolHandle,
     found: Result<Option<Vec<u8>>, Error>,
 }
 
@@ -85,33 +85,31 @@ impl StateDirectory {
         let files = OwnedDirectory::open(path).map_err(wrong).map_err(Error::environment)?;
         let lock = files.lock_file("lock").map_err(wrong).map_err(Error::environment)?;
         lock.try_lock()
-            .map_err(|_| {
-                format!("use the state directory {shown}: another process has it, expected none")
-            })
+            .map_err(|_| format!("use the state directory {shown}: another process uses it"))
             .map_err(Error::environment)?;
         let disk = Directory { path: path.to_owned(), files, _lock: Arc::new(lock) };
         Ok(Self { disk, writer: ThreadPool::new(1, WAITING_MAX), adopted: Mutex::default() })
     }
 
-    /// Takes over these files, whatever disk they name: each is assigned, once, to the disk that is
+    /// Adopts these files, whatever disk they name: each is assigned, once, to the disk that is
     /// exported under its number.
     ///
     /// # Errors
     ///
     /// A one-line message, if one of them does not exist.
-    pub fn adopting(self, names: &[String]) -> Result<Self, Error> {
-        let place = self.disk.path.display();
+    pub fn with_adopted(self, names: &[String]) -> Result<Self, Error> {
+        let directory = self.disk.path.display();
         for name in names {
             let is_record =
                 name.starts_with(PREFIX) && !name.contains('/') && !name.ends_with(".new");
             match self.disk.read(name) {
                 Ok(Some(_)) if is_record => {}
                 Err(error) if is_record => {
-                    return Err(Error::environment(format!("adopt {place}/{name}: {error}")));
+                    return Err(Error::environment(format!("adopt {directory}/{name}: {error}")));
                 }
                 _ => {
                     return Err(Error::environment(format!(
-                        "adopt `{name}`: it is no record in {place}, expected the name of a file there \
+                        "adopt `{name}`: it is not a reservation file in {directory}, expected the name of a file there \
                          that begins with {PREFIX}"
                     )));
                 }
@@ -120,16 +118,17 @@ impl StateDirectory {
         Ok(Self { adopted: Mutex::new(names.iter().cloned().collect()), ..self })
     }
 
-    /// Returns the keeper of a namespace's reservations. `disk` is the identity of its disk: a line
+    /// Returns the store of a namespace's reservations. `disk` is the identity of its disk: a line
     /// of text that no other disk has and that does not change across restarts. Blocks until the
     /// stored record has been read.
     #[must_use]
-    pub fn keeper(&self, nqn: &str, nsid: u32, disk: &str) -> Box<dyn ReservationStore> {
+    pub fn reservation_store(&self, nqn: &str, nsid: u32, disk: &str) -> Box<dyn ReservationStore> {
         let name = name_of(nqn, nsid);
         let shown = self.disk.path.join(&name).display().to_string();
         let is_adopted = self.adopted.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
-        let of = Of { nqn: nqn.to_owned(), nsid, disk: disk.replace(char::is_control, "?") };
-        let file = Place { disk: self.disk.clone(), name, of, shown };
+        let owner =
+            RecordOwner { nqn: nqn.to_owned(), nsid, disk: disk.replace(char::is_control, "?") };
+        let file = RecordFile { disk: self.disk.clone(), name, owner, shown };
         Box::new(ReservationFile::new(file, self.writer.handle(), is_adopted))
     }
 }
@@ -152,17 +151,17 @@ impl<D: StateFs + Clone + 'static> ReservationStore for ReservationFile<D> {
         record: Option<Vec<u8>>,
         stored: PersistRequest,
     ) -> Result<(), PersistRequest> {
-        let (mut file, intake) = (self.file.clone(), self.intake.clone());
+        let (mut file, writer_pool) = (self.file.clone(), self.writer_pool.clone());
         // A rejected job is dropped; the completion callback must survive that.
         let stored = Arc::new(Mutex::new(Some(stored)));
-        let theirs = Arc::clone(&stored);
+        let job_stored = Arc::clone(&stored);
         let job = BlockingTask::new("keep reservations", move || {
             let written = file.write(record.as_deref());
-            if let Some(stored) = take(&theirs) {
+            if let Some(stored) = take(&job_stored) {
                 stored.finish(written);
             }
         });
-        match intake.submit(job) {
+        match writer_pool.submit(job) {
             Ok(()) => Ok(()),
             Err(_) => take(&stored).map_or(Ok(()), Err),
         }
@@ -175,32 +174,32 @@ fn take(stored: &Mutex<Option<PersistRequest>>) -> Option<PersistRequest> {
 
 impl<D: StateFs> ReservationFile<D> {
     /// Reads the stored record, after everything submitted earlier has been written.
-    fn new(file: Place<D>, intake: PoolHandle, is_adopted: bool) -> Self
+    fn new(file: RecordFile<D>, writer_pool: PoolHandle, is_adopted: bool) -> Self
     where
         D: Clone + 'static,
     {
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         let mut reads = file.clone();
         // This caller may block. If the pool rejects the job, the channel reports that.
         let job = BlockingTask::new("read reservations", move || {
             let adopted = if is_adopted { reads.adopt() } else { Ok(()) };
-            let _ = tell.send(adopted.and_then(|()| reads.read()));
+            let _ = sender.send(adopted.and_then(|()| reads.read()));
         });
-        let wrong = format!("read {}: no thread to read it, expected one", file.shown);
-        let asked = intake.submit(job);
-        let found = match asked {
-            Ok(()) => told.recv_timeout(TIME_LIMIT).unwrap_or_else(|error| match error {
+        let wrong = format!("read {}: the writer thread has ended", file.shown);
+        let submitted = writer_pool.submit(job);
+        let found = match submitted {
+            Ok(()) => receiver.recv_timeout(TIME_LIMIT).unwrap_or_else(|error| match error {
                 RecvTimeoutError::Disconnected => Err(Error::environment(wrong)),
                 RecvTimeoutError::Timeout => Err(Error::environment(format!(
-                    "read {}: the disk has not answered for {} s: it may be full of what was written \
-                     before, or stand still",
+                    "read {}: no response for {} s: earlier writes may still be in progress, or the disk \
+                     does not respond",
                     file.shown,
                     TIME_LIMIT.as_secs()
                 ))),
             }),
             Err(_) => Err(Error::environment(wrong)),
         };
-        Self { file, intake, found }
+        Self { file, writer_pool, found }
     }
 }
 
@@ -232,6 +231,6 @@ impl StateFs for Directory {
 
 impl<D> fmt::Debug for ReservationFile<D> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Kept").field("name", &self.file.name).finish_non_exhaustive()
+        out.debug_struct("ReservationFile").field("name", &self.file.name).finish_non_exhaustive()
     }
 }

@@ -53,32 +53,32 @@ pub enum PlacementPolicy {
 /// or the reactors stop.
 #[derive(Debug)]
 pub struct Server {
-    pub(super) ushers: Arc<Dispatcher>,
+    pub(super) dispatcher: Arc<Dispatcher>,
     /// Accept threads by port number.
-    halls: BTreeMap<u16, Acceptor>,
+    acceptors: BTreeMap<u16, Acceptor>,
 }
 
 /// State shared by the accept threads.
 pub(super) struct Dispatcher {
-    plan: ServerConfig,
+    config: ServerConfig,
     /// Socket factory of each reactor.
     sockets: Vec<(ReactorId, SocketFactory)>,
     next: AtomicUsize,
     /// Reactor by receive queue.
     queues: Mutex<BTreeMap<u32, usize>>,
     /// Whether connections without a receive queue were reported.
-    is_told_without: AtomicBool,
+    is_reported: AtomicBool,
 }
 
 /// State of an accept thread.
 struct PortAcceptor {
-    ushers: Arc<Dispatcher>,
+    dispatcher: Arc<Dispatcher>,
     /// Port number of its listener.
     port: u16,
 }
 
 /// Mailbox capacity of a connection's light thread; it receives hardly any messages.
-const MAILBOX: usize = 16;
+const MAILBOX_CAPACITY: usize = 16;
 
 impl Server {
     /// Starts the server.
@@ -86,19 +86,19 @@ impl Server {
     /// # Errors
     ///
     /// The error of the kernel.
-    pub fn start(mut plan: ServerConfig) -> io::Result<Self> {
+    pub fn start(mut config: ServerConfig) -> io::Result<Self> {
         let sockets =
-            |reactor| (reactor, SocketFactory::new(plan.regions.clone(), plan.sockets.clone()));
-        let sockets = plan.reactors.reactors().map(sockets).collect();
-        let listen_sockets = std::mem::take(&mut plan.listen_sockets);
-        let ushers = Arc::new(Dispatcher {
-            plan,
+            |reactor| (reactor, SocketFactory::new(config.regions.clone(), config.sockets.clone()));
+        let sockets = config.reactors.reactors().map(sockets).collect();
+        let listen_sockets = std::mem::take(&mut config.listen_sockets);
+        let dispatcher = Arc::new(Dispatcher {
+            config,
             sockets,
             next: AtomicUsize::new(0),
             queues: Mutex::default(),
-            is_told_without: AtomicBool::new(false),
+            is_reported: AtomicBool::new(false),
         });
-        let mut server = Self { ushers, halls: BTreeMap::new() };
+        let mut server = Self { dispatcher, acceptors: BTreeMap::new() };
         for (listen_socket, port) in listen_sockets {
             server.open(listen_socket, port)?;
         }
@@ -111,79 +111,81 @@ impl Server {
     ///
     /// The error of the kernel.
     pub fn open(&mut self, listen_socket: StreamListener, port: u16) -> io::Result<()> {
-        let usher = PortAcceptor { ushers: Arc::clone(&self.ushers), port };
-        self.halls.insert(port, Acceptor::open("nvme-tcp", vec![listen_socket], None, usher)?);
+        let handler = PortAcceptor { dispatcher: Arc::clone(&self.dispatcher), port };
+        self.acceptors
+            .insert(port, Acceptor::open("nvme-tcp", vec![listen_socket], None, handler)?);
         Ok(())
     }
 
     /// Stops accepting on a port. Its connections stay.
     pub fn close(&mut self, port: u16) {
-        self.halls.remove(&port);
+        self.acceptors.remove(&port);
     }
 
     /// Listen addresses in the order of port numbers, with ports chosen by the kernel filled in.
     #[must_use]
     pub fn addresses(&self) -> Vec<Address> {
-        self.halls.values().flat_map(|hall| hall.addresses().iter().cloned()).collect()
+        self.acceptors.values().flat_map(|acceptor| acceptor.addresses().iter().cloned()).collect()
     }
 }
 
 impl AcceptHandler for PortAcceptor {
     fn accept(&mut self, socket: OwnedFd, _: usize) -> Result<(), Error> {
-        let (reactor, sockets) = self.ushers.place(&socket);
+        let (reactor, sockets) = self.dispatcher.select_reactor(&socket);
         let stream = sockets.stream(socket).map_err(Error::environment)?;
-        let is_tied = stream.is_thread_bound();
-        let ServerConfig { service, reactors, clock, .. } = &self.ushers.plan;
-        let mut guest = service.accept(stream, self.port, clock.now())?;
-        let woken_by = guest.create_wake_set().map_err(Error::environment)?;
-        let handle = Arc::clone(guest.connection_handle());
-        let name = format!("tcp-{}", guest.id());
-        let registration = PollerBuilder::active("connection", woken_by, guest);
-        let registration = match is_tied {
+        let is_thread_bound = stream.is_thread_bound();
+        let ServerConfig { service, reactors, clock, .. } = &self.dispatcher.config;
+        let mut connection = service.accept(stream, self.port, clock.now())?;
+        let poller_wake = connection.create_wake_set().map_err(Error::environment)?;
+        let handle = Arc::clone(connection.connection_handle());
+        let name = format!("tcp-{}", connection.id());
+        let registration = PollerBuilder::active("connection", poller_wake, connection);
+        let registration = match is_thread_bound {
             true => registration.pinned("its socket belongs to the io_uring of that reactor"),
             false => registration,
         };
-        let plan = ThreadBuilder::new(&name).on(reactor).mailbox(MAILBOX).poller(registration);
-        let home = reactors.spawn(plan).map_err(Error::environment)?;
-        handle.set_reactor(home);
+        let config =
+            ThreadBuilder::new(&name).on(reactor).mailbox(MAILBOX_CAPACITY).poller(registration);
+        let thread = reactors.spawn(config).map_err(Error::environment)?;
+        handle.set_reactor(thread);
         Ok(())
     }
 
     fn report_error(&self, text: String) {
-        self.ushers.plan.service.emit(TargetEvent::Notice(text));
+        self.dispatcher.config.service.emit(TargetEvent::Notice(text));
     }
 }
 
 impl Dispatcher {
     /// Selects the reactor of a connection.
-    fn place(&self, socket: &OwnedFd) -> (ReactorId, SocketFactory) {
-        let place = match self.plan.placement {
+    fn select_reactor(&self, socket: &OwnedFd) -> (ReactorId, SocketFactory) {
+        let index = match self.config.placement {
             PlacementPolicy::Spread => None,
-            PlacementPolicy::Near => self.near(socket::RxPlacement::of(socket).cpu),
+            PlacementPolicy::Near => self.near_reactor(socket::RxPlacement::of(socket).cpu),
             PlacementPolicy::Queue => self.reactor_of_queue(socket::RxPlacement::of(socket)),
         };
-        self.sockets[place.unwrap_or_else(|| self.next())].clone()
+        self.sockets[index.unwrap_or_else(|| self.next_reactor())].clone()
     }
 
-    fn next(&self) -> usize {
+    fn next_reactor(&self) -> usize {
         self.next.fetch_add(1, Ordering::Relaxed) % self.sockets.len()
     }
 
-    fn near(&self, cpu: Option<u32>) -> Option<usize> {
-        let near = self.plan.reactors.reactor_on(cpu?)?;
+    fn near_reactor(&self, cpu: Option<u32>) -> Option<usize> {
+        let near = self.config.reactors.reactor_on(cpu?)?;
         self.sockets.iter().position(|(id, _)| *id == near)
     }
 
     /// Reactor that runs the connections of the same receive queue.
     pub(super) fn reactor_of_queue(&self, placement: socket::RxPlacement) -> Option<usize> {
         let Some(queue) = placement.napi_id else {
-            if !self.is_told_without.swap(true, Ordering::Relaxed) {
-                self.plan.service.emit(TargetEvent::Trouble(WITHOUT_QUEUE.to_owned()));
+            if !self.is_reported.swap(true, Ordering::Relaxed) {
+                self.config.service.emit(TargetEvent::Trouble(WITHOUT_QUEUE.to_owned()));
             }
-            return self.near(placement.cpu);
+            return self.near_reactor(placement.cpu);
         };
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        Some(*queues.entry(queue).or_insert_with(|| self.next()))
+        Some(*queues.entry(queue).or_insert_with(|| self.next_reactor()))
     }
 }
 
@@ -194,12 +196,14 @@ const WITHOUT_QUEUE: &str = "a connection has no receive queue (SO_INCOMING_NAPI
 
 impl fmt::Debug for Dispatcher {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Ushers").field("plan", &self.plan).finish_non_exhaustive()
+        out.debug_struct("Dispatcher").field("config", &self.config).finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for ServerConfig {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("ServerPlan").field("doors", &self.listen_sockets).finish_non_exhaustive()
+        out.debug_struct("ServerConfig")
+            .field("listen_sockets", &self.listen_sockets)
+            .finish_non_exhaustive()
     }
 }

@@ -23,7 +23,7 @@ use super::admission::{Admission, AdmissionLimits};
 use super::connection::{ConnectionParts, TargetConnection};
 use super::connection_handle::ConnectionHandle;
 use super::connection_table::{ConnectionEntry, ConnectionSample};
-use super::event::{TargetEvent, Unread};
+use super::event::{TargetEvent, UnreadEvents};
 use super::injected_bugs::InjectedBugs;
 use super::memory::{BufferCache, BufferPool};
 use super::subsystem_export::{SubsystemExport, SubsystemExportConfig, SubsystemExportUpdate};
@@ -32,7 +32,7 @@ use super::subsystem_export::{SubsystemExport, SubsystemExportConfig, SubsystemE
 ///
 /// ```text
 ///   let mut connection = service.accept(stream, port, now)?;
-///   connection.turn(now);                                     // all work that is possible now
+///   connection.step(now);                                     // all work that is possible now
 ///   connection.is_over();                                     // it has ended
 /// ```
 ///
@@ -47,24 +47,24 @@ pub(super) struct Shared {
     budget: BufferPool,
     pub(super) buffers: BouncePool,
     state: Mutex<ServiceState>,
-    new_events: Mutex<Unread>,
+    events: Mutex<UnreadEvents>,
     /// Connections by id.
-    roster: Mutex<BTreeMap<u64, ConnectionEntry>>,
+    connection_table: Mutex<BTreeMap<u64, ConnectionEntry>>,
     connections: AtomicU64,
     connected: AtomicU64,
-    given_up: AtomicU64,
+    abandoned_commands: AtomicU64,
     is_closing: AtomicBool,
     admission: Arc<Admission>,
 }
 
 struct ServiceState {
-    offers: BTreeMap<String, Arc<SubsystemExport>>,
+    exports: BTreeMap<String, Arc<SubsystemExport>>,
     ports: BTreeMap<u16, Port>,
     generation: u64,
     /// Addresses of other discovery services, reported as referrals.
     referrals: Vec<SocketAddr>,
     /// Discovery connections to wake on a change.
-    discoverers: Vec<Weak<ConnectionHandle>>,
+    discovery_handles: Vec<Weak<ConnectionHandle>>,
     /// Controller identifier of the last discovery controller.
     discovery_cntlid: u16,
     discovery: DiscoveryName,
@@ -162,11 +162,11 @@ impl Service {
         // Dropped with the service, after all queues are gone.
         let memory = Arc::new(BounceRegion { regions: regions.clone(), _region: bounce });
         let state = ServiceState {
-            offers: BTreeMap::new(),
+            exports: BTreeMap::new(),
             ports: BTreeMap::new(),
             generation: 0,
             referrals: Vec::new(),
-            discoverers: Vec::new(),
+            discovery_handles: Vec::new(),
             discovery_cntlid: 0,
             discovery: DiscoveryName { nqn: nqn::DISCOVERY.to_owned(), serial: "1".to_owned() },
         };
@@ -175,11 +175,11 @@ impl Service {
             budget,
             buffers: BouncePool::new(memory, segments),
             state: Mutex::new(state),
-            new_events: Mutex::default(),
-            roster: Mutex::default(),
+            events: Mutex::default(),
+            connection_table: Mutex::default(),
             connections: AtomicU64::new(0),
             connected: AtomicU64::new(0),
-            given_up: AtomicU64::new(0),
+            abandoned_commands: AtomicU64::new(0),
             is_closing: AtomicBool::new(false),
             admission: Admission::new(limits.admission(), connections_max),
         };
@@ -191,43 +191,43 @@ impl Service {
     /// # Errors
     ///
     /// If its NQN is invalid or already exported.
-    pub fn add_subsystem(&self, plan: SubsystemExportConfig) -> Result<(), Error> {
-        nqn::check(&plan.nqn)
-            .map_err(|why| format!("offer {}: {why}", plan.nqn))
+    pub fn add_subsystem(&self, config: SubsystemExportConfig) -> Result<(), Error> {
+        nqn::check(&config.nqn)
+            .map_err(|why| format!("export {}: {why}", config.nqn))
             .map_err(Error::environment)?;
         let mut state = self.state();
-        if state.offers.contains_key(&plan.nqn) {
+        if state.exports.contains_key(&config.nqn) {
             return Err(Error::environment(format!(
-                "offer {}: it is offered already, expected one of a name",
-                plan.nqn
+                "export {}: a subsystem with this NQN is exported already, expected another NQN",
+                config.nqn
             )));
         }
-        let offer = SubsystemExport::new(plan);
-        state.offers.insert(offer.nqn().to_owned(), offer);
+        let export = SubsystemExport::new(config);
+        state.exports.insert(export.nqn().to_owned(), export);
         changed(state);
         Ok(())
     }
 
     /// Adds a port with this number.
-    pub fn open_port(&self, number: u16, port: Port) {
+    pub fn open_port(&self, reserve_cntlid: u16, port: Port) {
         let mut state = self.state();
-        state.ports.insert(number, port);
+        state.ports.insert(reserve_cntlid, port);
         changed(state);
     }
 
     /// Stops reporting a port in discovery. Its connections stay.
-    pub fn close_port(&self, number: u16) {
+    pub fn close_port(&self, reserve_cntlid: u16) {
         let mut state = self.state();
-        state.ports.remove(&number);
+        state.ports.remove(&reserve_cntlid);
         changed(state);
     }
 
     /// Updates an export. Associations end whose host is no longer allowed, or whose port no longer
     /// shows the subsystem; other hosts are notified of what concerns them. Returns false if no
     /// subsystem has this NQN.
-    pub fn change(&self, nqn: &str, change: SubsystemExportUpdate) -> bool {
-        let Some(offer) = self.state().offers.get(nqn).cloned() else { return false };
-        if offer.change(change) {
+    pub fn update(&self, nqn: &str, change: SubsystemExportUpdate) -> bool {
+        let Some(export) = self.state().exports.get(nqn).cloned() else { return false };
+        if export.update(change) {
             changed(self.state());
         }
         true
@@ -240,14 +240,14 @@ impl Service {
     ///
     /// If no subsystem has this NQN, or it cannot have such a namespace.
     pub fn add_namespace(&self, nqn: &str, config: NamespaceConfig) -> Result<u32, Error> {
-        let offer = self.state().offers.get(nqn).cloned();
-        let offer = offer
-            .ok_or_else(|| format!("add namespace: {nqn} is not offered"))
+        let export = self.state().exports.get(nqn).cloned();
+        let export = export
+            .ok_or_else(|| format!("add namespace: {nqn} is not exported"))
             .map_err(Error::environment)?;
-        offer.add_namespace(config)
+        export.add_namespace(config)
     }
 
-    /// Gives the discovery service an NQN of its own, which distinguishes it from others; the
+    /// Sets the unique NQN of the discovery service, which distinguishes it from others; the
     /// default is the well-known NQN alone.
     ///
     /// # Errors
@@ -283,9 +283,9 @@ impl Service {
     /// if no subsystem has this NQN.
     pub fn remove_subsystem(&self, nqn: &str) -> bool {
         let mut state = self.state();
-        let Some(offer) = state.offers.remove(nqn) else { return false };
+        let Some(export) = state.exports.remove(nqn) else { return false };
         changed(state);
-        offer.remove();
+        export.remove();
         true
     }
 
@@ -293,7 +293,7 @@ impl Service {
     /// Connect. Those of a subsystem end when it is [removed](Self::remove_subsystem).
     pub fn close(&self) {
         self.shared.is_closing.store(true, Ordering::Release);
-        self.roster().values().for_each(|known| known.handle.ring());
+        self.connection_table().values().for_each(|entry| entry.handle.wake());
     }
 
     /// Whether [`close`](Self::close) was called. Each connection is woken after that.
@@ -328,22 +328,22 @@ impl Service {
         let handle = ConnectionHandle::new();
         let waker = Arc::clone(&handle);
         let peer = stream.peer();
-        let quota =
-            BufferCache::new(&shared.budget, address_of(&peer), Arc::new(move || waker.ring()));
-        let quota =
-            quota.ok_or("all memory for connections is in use").map_err(Error::environment)?;
+        let cache =
+            BufferCache::new(&shared.budget, address_of(&peer), Arc::new(move || waker.wake()));
+        let cache =
+            cache.ok_or("all memory for connections is in use").map_err(Error::environment)?;
         shared.connected.fetch_add(1, Ordering::Relaxed);
         let connection = shared.connections.fetch_add(1, Ordering::Relaxed);
         self.emit(TargetEvent::Connected { connection, peer: peer.clone() });
-        let (seat_shown, held) = (Arc::clone(&handle), quota.held());
-        let known = ConnectionEntry { handle: seat_shown, peer: peer.clone(), port, held };
-        self.roster().insert(connection, known);
+        let (table_handle, held) = (Arc::clone(&handle), cache.held());
+        let entry = ConnectionEntry { handle: table_handle, peer: peer.clone(), port, held };
+        self.connection_table().insert(connection, entry);
         let service = self.clone();
         Ok(TargetConnection::new(ConnectionParts {
             service,
             stream,
             handle,
-            quota,
+            cache,
             connection,
             peer,
             port,
@@ -355,7 +355,7 @@ impl Service {
     /// Next event, if any.
     #[must_use]
     pub fn next_event(&self) -> Option<TargetEvent> {
-        self.unread_events().next()
+        self.event_queue().next()
     }
 
     /// Number of connections.
@@ -364,41 +364,41 @@ impl Service {
         self.shared.connected.load(Ordering::Relaxed)
     }
 
-    /// Number of commands whose connection was dropped before their medium had answered.
+    /// Number of commands whose connection was dropped before their device had completed them.
     #[must_use]
-    pub fn given_up(&self) -> u64 {
-        self.shared.given_up.load(Ordering::Relaxed)
+    pub fn abandoned_commands(&self) -> u64 {
+        self.shared.abandoned_commands.load(Ordering::Relaxed)
     }
 
-    /// Counts commands that were given up, and reports them.
-    pub(super) fn give_up(&self, peer: &str, commands: usize) {
-        self.shared.given_up.fetch_add(commands as u64, Ordering::Relaxed);
+    /// Counts abandoned commands, and reports them.
+    pub(super) fn report_abandoned(&self, peer: &str, commands: usize) {
+        self.shared.abandoned_commands.fetch_add(commands as u64, Ordering::Relaxed);
         self.emit(TargetEvent::Trouble(format!(
-            "{peer}: {commands} commands are given up: their medium has not answered, expected it to"
+            "{peer}: {commands} commands are abandoned: their device has not completed them"
         )));
     }
 
     /// Number of connections rejected by a limit in total, per address or per host.
     #[must_use]
     pub fn refused(&self) -> u64 {
-        self.shared.admission.refused()
+        self.shared.admission.rejected()
     }
 
     /// Whether any subsystem lists its hosts.
-    pub(super) fn names_hosts(&self) -> bool {
-        self.state().offers.values().any(|offer| offer.names_hosts())
+    pub(super) fn lists_hosts(&self) -> bool {
+        self.state().exports.values().any(|export| export.lists_hosts())
     }
 
     /// Snapshots of all connections, in the order of their creation.
     #[must_use]
     pub fn connections(&self) -> Vec<ConnectionSample> {
-        self.roster().iter().map(|(id, known)| known.sample(*id)).collect()
+        self.connection_table().iter().map(|(id, entry)| entry.sample(*id)).collect()
     }
 
     /// Number of associations.
     #[must_use]
     pub fn associations(&self) -> usize {
-        self.state().offers.values().map(|offer| offer.associations().len()).sum()
+        self.state().exports.values().map(|export| export.associations().len()).sum()
     }
 
     /// Buffer memory of the connections.
@@ -417,7 +417,7 @@ impl Service {
 
     /// Subsystem with this NQN, if it is visible at this port.
     pub(super) fn find(&self, nqn: &str, port: u16) -> Option<Arc<SubsystemExport>> {
-        self.state().offers.get(nqn).filter(|offer| offer.is_at(port)).cloned()
+        self.state().exports.get(nqn).filter(|export| export.is_visible_at(port)).cloned()
     }
 
     /// Generation counter of the discovery log page.
@@ -426,24 +426,24 @@ impl Service {
     }
 
     /// Builds the discovery log page for a host that connected to `port` at the local address
-    /// `here`. Returns it with its generation (Base 2.1 §5.1.12.3.1).
+    /// `local_address`. Returns it with its generation (Base 2.1 §5.1.12.3.1).
     pub(super) fn discovery_page(
         &self,
         host: &str,
-        (port, here): (u16, Option<SocketAddr>),
+        (port, local_address): (u16, Option<SocketAddr>),
     ) -> (u64, Vec<u8>) {
         let state = self.state();
         let mut entries = Vec::new();
-        for (&number, at) in &state.ports {
-            let Some(address) = at.reached_by(here) else { continue };
-            if number == port {
+        for (&reserve_cntlid, at) in &state.ports {
+            let Some(address) = at.reachable_address(local_address) else { continue };
+            if reserve_cntlid == port {
                 let name = &state.discovery.nqn;
-                entries.push(entry(name, SubsystemType::Discovery, number, address));
+                entries.push(entry(name, SubsystemType::Discovery, reserve_cntlid, address));
             }
-            for offer in state.offers.values() {
-                if offer.is_at(number) && offer.allows_host(host) {
-                    let entry = entry(offer.nqn(), SubsystemType::Nvm, number, address);
-                    entries.push(entry.with(|entry| entry.cntlid(offer.advertised_cntlid())));
+            for export in state.exports.values() {
+                if export.is_visible_at(reserve_cntlid) && export.allows_host(host) {
+                    let entry = entry(export.nqn(), SubsystemType::Nvm, reserve_cntlid, address);
+                    entries.push(entry.with(|entry| entry.cntlid(export.advertised_cntlid())));
                 }
             }
         }
@@ -458,34 +458,34 @@ impl Service {
 
     /// Allocates an identifier for a discovery controller, whose connection `handle` is woken on
     /// changes.
-    pub(super) fn discover(&self, handle: &Arc<ConnectionHandle>) -> u16 {
+    pub(super) fn register_discovery(&self, handle: &Arc<ConnectionHandle>) -> u16 {
         let mut state = self.state();
-        state.discoverers.retain(|handle| handle.strong_count() > 0);
-        state.discoverers.push(Arc::downgrade(handle));
+        state.discovery_handles.retain(|handle| handle.strong_count() > 0);
+        state.discovery_handles.push(Arc::downgrade(handle));
         state.discovery_cntlid = state.discovery_cntlid % CNTLID_MAX + 1;
         state.discovery_cntlid
     }
 
     /// Unregisters a connection.
-    pub(super) fn left(&self, connection: u64) {
-        self.roster().remove(&connection);
+    pub(super) fn remove_connection(&self, connection: u64) {
+        self.connection_table().remove(&connection);
         self.shared.connected.fetch_sub(1, Ordering::Relaxed);
     }
 
-    pub(super) fn emit(&self, new_events: TargetEvent) {
-        self.unread_events().push(new_events);
+    pub(super) fn emit(&self, events: TargetEvent) {
+        self.event_queue().push(events);
     }
 
     fn state(&self) -> MutexGuard<'_, ServiceState> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn roster(&self) -> MutexGuard<'_, BTreeMap<u64, ConnectionEntry>> {
-        self.shared.roster.lock().unwrap_or_else(PoisonError::into_inner)
+    fn connection_table(&self) -> MutexGuard<'_, BTreeMap<u64, ConnectionEntry>> {
+        self.shared.connection_table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn unread_events(&self) -> MutexGuard<'_, Unread> {
-        self.shared.new_events.lock().unwrap_or_else(PoisonError::into_inner)
+    fn event_queue(&self) -> MutexGuard<'_, UnreadEvents> {
+        self.shared.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -498,21 +498,21 @@ fn address_of(peer: &str) -> &str {
 fn changed(mut state: MutexGuard<'_, ServiceState>) {
     state.generation += 1;
     let handles: Vec<Arc<ConnectionHandle>> =
-        state.discoverers.iter().filter_map(Weak::upgrade).collect();
+        state.discovery_handles.iter().filter_map(Weak::upgrade).collect();
     drop(state);
-    handles.iter().for_each(|handle| handle.ring());
+    handles.iter().for_each(|handle| handle.wake());
 }
 
 impl Port {
-    /// Address to report to a host that connected to `here`; `None` if such a host cannot reach it.
-    fn reached_by(&self, here: Option<SocketAddr>) -> Option<SocketAddr> {
+    /// Address to report to a host that connected to `local_address`; `None` if such a host cannot reach it.
+    fn reachable_address(&self, local_address: Option<SocketAddr>) -> Option<SocketAddr> {
         let address = self.address?;
         match address.ip() {
             ip if !ip.is_unspecified() => Some(address),
             // A listener on `::` also accepts IPv4.
-            ip => here
-                .filter(|here| ip.is_ipv6() || here.is_ipv4())
-                .map(|here| SocketAddr::new(here.ip(), address.port())),
+            ip => local_address
+                .filter(|local_address| ip.is_ipv6() || local_address.is_ipv4())
+                .map(|local_address| SocketAddr::new(local_address.ip(), address.port())),
         }
     }
 }

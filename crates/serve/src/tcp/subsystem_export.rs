@@ -72,12 +72,12 @@ struct ExportState {
     /// Next controller identifier to try, so that an identifier is not reused at once.
     next: u16,
     /// Random source for controller instances.
-    lives: Random,
-    life: u8,
+    instance_random: Random,
+    instance_number: u8,
     /// Ended controllers, oldest first, which a Cross-Controller Reset may name.
     ended: VecDeque<(u16, ControllerInstance)>,
     /// Whether the subsystem is no longer exported.
-    is_withdrawn: bool,
+    is_removed: bool,
 }
 
 /// Why no controller was created.
@@ -98,19 +98,19 @@ pub(super) enum ControllerError {
 }
 
 impl SubsystemExport {
-    pub(super) fn new(plan: SubsystemExportConfig) -> Arc<Self> {
-        let SubsystemExportConfig { subsystem, nqn, hosts, ports, model, masks } = plan;
-        let (associations, next, is_withdrawn) = (BTreeMap::new(), 1, false);
+    pub(super) fn new(config: SubsystemExportConfig) -> Arc<Self> {
+        let SubsystemExportConfig { subsystem, nqn, hosts, ports, model, masks } = config;
+        let (associations, next, is_removed) = (BTreeMap::new(), 1, false);
         let state = ExportState {
             hosts,
             ports,
             masks,
             associations,
             next,
-            lives: Random::new(tenmil_linux::random_seed()),
-            life: 0,
+            instance_random: Random::new(tenmil_linux::random_seed()),
+            instance_number: 0,
             ended: VecDeque::new(),
-            is_withdrawn,
+            is_removed,
         };
         Arc::new(Self { nqn, subsystem, model, state: Mutex::new(state) })
     }
@@ -120,7 +120,7 @@ impl SubsystemExport {
     }
 
     /// Whether the subsystem is visible at a port.
-    pub(super) fn is_at(&self, port: u16) -> bool {
+    pub(super) fn is_visible_at(&self, port: u16) -> bool {
         self.state().ports.contains_key(&port)
     }
 
@@ -133,7 +133,7 @@ impl SubsystemExport {
     }
 
     /// Whether the subsystem lists its hosts.
-    pub(super) fn names_hosts(&self) -> bool {
+    pub(super) fn lists_hosts(&self) -> bool {
         matches!(self.state().hosts, Hosts::Listed(_))
     }
 
@@ -149,7 +149,7 @@ impl SubsystemExport {
     pub(super) fn open(
         &self,
         now: Instant,
-        asked: u16,
+        requested: u16,
         (port, host, peer): (u16, &HostIds, &str),
         limits: &Limits,
     ) -> Result<Controller, ControllerError> {
@@ -157,11 +157,11 @@ impl SubsystemExport {
             return Err(ControllerError::Host);
         }
         if !limits.injected_bugs.unfenced_writes
-            && let Some(cntlid) = self.unstopped()
+            && let Some(cntlid) = self.find_unstopped()
         {
             return Err(ControllerError::Unstopped(cntlid));
         }
-        let cntlid = self.number(asked)?;
+        let cntlid = self.reserve_cntlid(requested)?;
         let keep_alive_max = limits.admission().keep_alive_max;
         let config = ControllerConfig {
             cntlid,
@@ -173,7 +173,7 @@ impl SubsystemExport {
             fused_compare_and_write: true,
             keep_alive_max,
             // A host that may connect under any NQN must not stay silent forever.
-            idle_host_timeout: (!self.names_hosts()).then_some(keep_alive_max),
+            idle_host_timeout: (!self.lists_hosts()).then_some(keep_alive_max),
             instance: Some(self.instance()),
             transport: TransportModel::Fabrics {
                 command_capsule_bytes: 64 + limits.in_capsule_bytes,
@@ -193,9 +193,9 @@ impl SubsystemExport {
             self.remove_controller(cntlid, None);
             return Err(ControllerError::HostInUse(why));
         }
-        if let Some(address) = network_of_peer(peer).filter(|_| !self.names_hosts()) {
-            let most = limits.admission().registrants_per_address_max;
-            controller.limit_registrants(&address.to_string(), most);
+        if let Some(address) = network_of_peer(peer).filter(|_| !self.lists_hosts()) {
+            let limit = limits.admission().registrants_per_address_max;
+            controller.limit_registrants(&address.to_string(), limit);
         }
         let state = self.state();
         // Without an event: the host has never seen them. Later changes of the masks, and namespaces added
@@ -215,36 +215,36 @@ impl SubsystemExport {
     /// identifier.
     fn instance(&self) -> ControllerInstance {
         let mut state = self.state();
-        state.life = state.life.checked_add(1).unwrap_or(1);
+        state.instance_number = state.instance_number.checked_add(1).unwrap_or(1);
         ControllerInstance {
-            uniquifier: state.life,
-            random: state.lives.next_u64(),
+            uniquifier: state.instance_number,
+            random: state.instance_random.next_u64(),
             resets_max: RESETS_MAX,
         }
     }
 
     /// Reserves the requested controller identifier until its association is added, or removed.
-    fn number(&self, asked: u16) -> Result<u16, ControllerError> {
+    fn reserve_cntlid(&self, requested: u16) -> Result<u16, ControllerError> {
         let mut state = self.state();
         let last = match self.model {
-            ControllerModel::Dynamic if asked == CNTLID_DYNAMIC => CNTLID_MAX,
-            ControllerModel::Dynamic => return Err(ControllerError::Identifier(asked)),
-            ControllerModel::Static(count) => match asked {
+            ControllerModel::Dynamic if requested == CNTLID_DYNAMIC => CNTLID_MAX,
+            ControllerModel::Dynamic => return Err(ControllerError::Identifier(requested)),
+            ControllerModel::Static(count) => match requested {
                 CNTLID_DYNAMIC | CNTLID_STATIC => count,
-                1.. if asked <= count => {
-                    if state.associations.contains_key(&asked) {
+                1.. if requested <= count => {
+                    if state.associations.contains_key(&requested) {
                         return Err(ControllerError::Busy);
                     }
-                    state.associations.insert(asked, Weak::new());
-                    return Ok(asked);
+                    state.associations.insert(requested, Weak::new());
+                    return Ok(requested);
                 }
-                _ => return Err(ControllerError::Identifier(asked)),
+                _ => return Err(ControllerError::Identifier(requested)),
             },
         };
         let first = state.next.min(last);
         let free = (first..=last)
             .chain(1..first)
-            .find(|number| !state.associations.contains_key(number))
+            .find(|reserve_cntlid| !state.associations.contains_key(reserve_cntlid))
             .ok_or(ControllerError::Busy)?;
         state.next = if free == last { 1 } else { free + 1 };
         state.associations.insert(free, Weak::new());
@@ -257,21 +257,21 @@ impl SubsystemExport {
         let mut state = self.state();
         state.associations.insert(association.cntlid, Arc::downgrade(association));
         for nsid in state.masks.keys() {
-            let is_shown = state.sees(&association.host.nqn, *nsid);
-            self.subsystem.set_visible(association.cntlid, *nsid, is_shown);
+            let is_visible = state.sees(&association.host.nqn, *nsid);
+            self.subsystem.set_visible(association.cntlid, *nsid, is_visible);
         }
-        let is_withdrawn = state.is_withdrawn || !state.ports.contains_key(&association.port);
+        let is_removed = state.is_removed || !state.ports.contains_key(&association.port);
         drop(state);
-        if is_withdrawn || !self.allows_host(&association.host.nqn) {
-            association.front().end(EndReason::SubsystemRemoved);
+        if is_removed || !self.allows_host(&association.host.nqn) {
+            association.transport().end(EndReason::SubsystemRemoved);
         }
     }
 
     /// Ends all associations, because the subsystem is no longer exported.
     pub(super) fn remove(&self) {
-        self.state().is_withdrawn = true;
+        self.state().is_removed = true;
         for association in self.associations() {
-            association.front().end(EndReason::SubsystemRemoved);
+            association.transport().end(EndReason::SubsystemRemoved);
         }
     }
 
@@ -291,15 +291,16 @@ impl SubsystemExport {
     /// Whether exactly this controller instance existed here and is gone with no command
     /// outstanding.
     pub(super) fn has_ended(&self, reset: &CrossControllerReset) -> bool {
-        self.state().ended.iter().any(|(cntlid, life)| {
-            (*cntlid, life.uniquifier, life.random) == (reset.icid, reset.ciu, reset.cirn)
+        self.state().ended.iter().any(|(cntlid, instance_number)| {
+            (*cntlid, instance_number.uniquifier, instance_number.random)
+                == (reset.icid, reset.ciu, reset.cirn)
         })
     }
 
     /// Controller identifier of an ended association whose queues may still start commands.
-    fn unstopped(&self) -> Option<u16> {
+    fn find_unstopped(&self) -> Option<u16> {
         let is_unstopped = |association: &Arc<Association>| {
-            let front = association.front();
+            let front = association.transport();
             front.end_reason().is_some() && !front.has_stopped()
         };
         self.associations().iter().find(|it| is_unstopped(it)).map(|it| it.cntlid)
@@ -334,13 +335,13 @@ const SGLS: u32 = 1 | 1 << 20 | 1 << 21;
 
 impl fmt::Debug for SubsystemExport {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Offer").field("nqn", &self.nqn).finish_non_exhaustive()
+        out.debug_struct("SubsystemExport").field("nqn", &self.nqn).finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for SubsystemExportConfig {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("OfferPlan")
+        out.debug_struct("SubsystemExportConfig")
             .field("nqn", &self.nqn)
             .field("hosts", &self.hosts)
             .field("ports", &self.ports)

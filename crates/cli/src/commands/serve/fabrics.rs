@@ -170,7 +170,8 @@ fn open_state(
         return Err(ApplyError { refused, line: requested.state_line, key: "state-dir" });
     }
     let opened = requested.state.as_deref().map(StateDirectory::open).transpose();
-    let opened = opened.and_then(|state| state.map(|state| state.adopting(adopted)).transpose());
+    let opened =
+        opened.and_then(|state| state.map(|state| state.with_adopted(adopted)).transpose());
     let refuse = |why| ApplyError {
         refused: Error::environment(why),
         line: requested.state_line,
@@ -257,7 +258,7 @@ fn shut_down(
     let until = clock.now().after(END_MAX);
     let served = standing.subsystems().iter().flat_map(LiveSubsystem::namespaces);
     let served: Vec<String> = served.map(|one| one.uri().to_string()).collect();
-    let given_up = service.given_up();
+    let abandoned = service.abandoned_commands();
     let leave = move |_: &tenmil_linux::StopFlag| {
         // Listeners first, then connections, then the devices they use.
         let devices = standing.close();
@@ -274,7 +275,7 @@ fn shut_down(
     log_events(service, None);
     if is_whole {
         closing.join();
-        return match service.given_up() - given_up {
+        return match service.abandoned_commands() - abandoned {
             0 => Ok(ExitCode::SUCCESS),
             commands => Err(Error::remote(format!(
                 "shut down: {commands} commands are abandoned: the devices have not completed them, expected them \

@@ -73,8 +73,8 @@ fn a_server_that_cannot_offer_all_that_it_was_asked_to_does_not_begin() {
     #[expect(clippy::disallowed_methods, reason = "a test may")]
     let mut full = std::fs::File::create("/dev/full").unwrap();
     let refused = fabrics::run(&arguments, requested(2), &mut full).unwrap_err();
-    let expected = "serve: cannot offer nqn.2026-01.org.tenmil:disk: it is offered already, \
-                    expected one of a name";
+    let expected = "serve: cannot export nqn.2026-01.org.tenmil:disk: a subsystem with this NQN \
+                    is exported already, expected another NQN";
     assert_eq!((refused.text.as_str(), refused.category), (expected, ErrorCategory::Environment));
     let refused = fabrics::run(&arguments, requested(1), &mut full).unwrap_err();
     assert!(!refused.text.starts_with("serve: "), "{}", refused.text);

@@ -11,7 +11,7 @@ use tenmil_reactor::PollerWake;
 use super::{ConnectionRole, TargetConnection};
 use crate::tcp::connection_handle::ConnectionHandle;
 use crate::tcp::event::DisconnectReason;
-use crate::tcp::io::Io;
+use crate::tcp::io_queue::IoQueue;
 use crate::tcp::poller::WakeSet;
 
 impl TargetConnection {
@@ -19,12 +19,14 @@ impl TargetConnection {
     pub(in crate::tcp) fn create_wake_set(&mut self) -> io::Result<PollerWake> {
         let source = self.stream.as_ref().map_or(WakeSource::None, |stream| stream.wake_source());
         let wake_set = WakeSet::new(source)?;
-        let woken_by = wake_set.woken_by()?;
+        let poller_wake = wake_set.poller_wake()?;
         self.wake_set = Some(wake_set);
-        Ok(woken_by)
+        Ok(poller_wake)
     }
 
-    pub(in crate::tcp) fn bed_and_queue(&mut self) -> (Option<&mut WakeSet>, Option<&mut Io>) {
+    pub(in crate::tcp) fn wake_set_and_queue(
+        &mut self,
+    ) -> (Option<&mut WakeSet>, Option<&mut IoQueue>) {
         let io = match &mut self.role {
             ConnectionRole::Io(io) => Some(&mut **io),
             _ => None,
@@ -33,8 +35,8 @@ impl TargetConnection {
     }
 
     /// Releases what an idle connection does not need.
-    pub(in crate::tcp) fn rest(&mut self) {
-        self.rooms.quota().release_idle();
+    pub(in crate::tcp) fn prepare_to_idle(&mut self) {
+        self.commands.cache().release_idle();
         if let ConnectionRole::Io(io) = &mut self.role {
             io.publish_counters(self.worked_at);
         }
@@ -43,31 +45,31 @@ impl TargetConnection {
     /// Arms the stream. Returns true if it is ready already.
     pub(in crate::tcp) fn arm_stream(&mut self) -> bool {
         let wants_bytes = self.next_event == self.events.as_slice().len();
-        let wants_space = self.outgoing.is_blocked() || self.outgoing.is_read();
+        let wants_space = self.send_state.is_blocked() || self.send_state.has_kernel_references();
         self.stream.as_mut().is_some_and(|stream| stream.arm(wants_bytes, wants_space))
     }
 
     /// Whether only the socket, a wake-up or a deadline can make progress, and all of them wake the
     /// connection. Valid only after the stream was armed.
-    pub(in crate::tcp) fn is_quiet(&self) -> bool {
-        let hears_all = self.wake_set.as_ref().is_some_and(WakeSet::hears_all)
+    pub(in crate::tcp) fn can_park(&self) -> bool {
+        let covers_all_sources = self.wake_set.as_ref().is_some_and(WakeSet::covers_all_sources)
             && self.stream.as_ref().is_some_and(|stream| stream.is_fully_armed());
-        hears_all && self.is_idle()
+        covers_all_sources && self.is_idle()
     }
 
-    /// Whether nothing is outstanding, and nothing is awaited from another connection that gives no
-    /// wake-up: memory for data, or for received data.
+    /// Whether no command is outstanding, and the connection waits neither for memory, which other
+    /// connections release without a wake-up, nor for space in the stream.
     pub(in crate::tcp) fn is_idle(&self) -> bool {
         let is_idle = match &self.role {
-            ConnectionRole::Io(io) => io.is_idle() && !io.queue_wants_turn(),
+            ConnectionRole::Io(io) => io.is_idle() && !io.wants_iteration(),
             ConnectionRole::AwaitingConnect
             | ConnectionRole::Admin(_)
             | ConnectionRole::Discovery(_) => true,
             ConnectionRole::Closed => false,
         };
         let waits_for_memory =
-            self.rooms.has_waiting() || self.next_event < self.events.as_slice().len();
-        let is_sending = self.outgoing.is_blocked() || self.outgoing.is_read();
+            self.commands.has_waiting() || self.next_event < self.events.as_slice().len();
+        let is_sending = self.send_state.is_blocked() || self.send_state.has_kernel_references();
         is_idle && !waits_for_memory && !is_sending && self.reason.is_none()
     }
 
@@ -77,26 +79,26 @@ impl TargetConnection {
     }
 
     /// Returns to polling.
-    pub(in crate::tcp) fn awake(&mut self) {
+    pub(in crate::tcp) fn resume_polling(&mut self) {
         if let Some(stream) = &mut self.stream {
             stream.disarm();
         }
         if let ConnectionRole::Io(io) = &mut self.role {
             io.disarm();
         }
-        self.looks.now();
+        self.recv_backoff.now();
     }
 
     /// Whether bytes are queued that were not offered to the stream.
     #[inline]
     pub(in crate::tcp) fn has_unsent(&self) -> bool {
         self.stream.is_some()
-            && !self.outgoing.is_blocked()
-            && (self.end.has_more() || self.outgoing.has_unsent(&self.end))
+            && !self.send_state.is_blocked()
+            && (self.end.has_more() || self.send_state.has_unsent(&self.end))
     }
 
     /// Whether progress requires another iteration without any wake-up.
-    pub(in crate::tcp) fn is_behind(&self) -> bool {
+    pub(in crate::tcp) fn needs_iteration(&self) -> bool {
         let wants_iteration = match &self.role {
             ConnectionRole::Admin(admin) => admin.wants_iteration(),
             ConnectionRole::Io(io) => self.reason.is_some() && io.is_drained(),
@@ -104,13 +106,16 @@ impl TargetConnection {
             | ConnectionRole::Discovery(_)
             | ConnectionRole::Closed => false,
         };
-        wants_iteration || self.rooms.can_go_on() || self.handle.is_called() || self.is_over()
+        wants_iteration
+            || self.commands.can_retry()
+            || self.handle.is_wakeup_pending()
+            || self.is_over()
     }
 
     /// Prepares a migration. Returns true once the thread holds nothing of the connection: the
     /// stream is released and no command is executing. A connection whose stream is tied to its
     /// reactor continues unaffected.
-    pub(in crate::tcp) fn may_move(&mut self) -> bool {
+    pub(in crate::tcp) fn can_migrate(&mut self) -> bool {
         let is_idle = match &self.role {
             ConnectionRole::Io(io) => io.is_idle(),
             ConnectionRole::AwaitingConnect
@@ -119,25 +124,25 @@ impl TargetConnection {
             | ConnectionRole::Closed => true,
         };
         // A closed connection can move once the devices and the kernel have released its memory.
-        let has_let_go = self.is_drained() && self.draining.is_none();
-        let Some(stream) = &mut self.stream else { return has_let_go };
-        self.is_travelling = !stream.is_thread_bound();
+        let is_released = self.is_drained() && self.zero_copy_drain.is_none();
+        let Some(stream) = &mut self.stream else { return is_released };
+        self.is_migrating = !stream.is_thread_bound();
         is_idle && stream.detach_thread()
     }
 
     /// Calls `put` with every block that the connection holds.
     pub(in crate::tcp) fn each_block(&self, put: &mut dyn FnMut(Range<u32>)) {
-        self.rooms.each_block(put);
+        self.commands.each_block(put);
     }
 
-    /// Time since which its host has owed the oldest data.
-    pub(in crate::tcp) fn owed_since(&self) -> Option<Instant> {
-        self.rooms.owed_since().map(|(since, _)| since)
+    /// Time at which the oldest outstanding data were requested from the host.
+    pub(in crate::tcp) fn oldest_data_request(&self) -> Option<Instant> {
+        self.commands.oldest_data_request().map(|(since, _)| since)
     }
 
     /// Whether other hosts wait for memory that its commands hold.
-    pub(in crate::tcp) fn is_missed(&self) -> bool {
-        self.rooms.is_missed()
+    pub(in crate::tcp) fn others_need_memory(&self) -> bool {
+        self.commands.others_need_memory()
     }
 
     /// Host of its I/O queue, if it has one.
@@ -149,13 +154,13 @@ impl TargetConnection {
     }
 
     /// Completes a migration.
-    pub(in crate::tcp) fn arrive(&mut self) {
-        self.is_travelling = false;
-        self.looks.now();
+    pub(in crate::tcp) fn finish_migration(&mut self) {
+        self.is_migrating = false;
+        self.recv_backoff.now();
     }
 
     /// Closes the connection because its light thread ends.
-    pub(in crate::tcp) fn leave(&mut self) {
+    pub(in crate::tcp) fn close_on_exit(&mut self) {
         if self.reason.is_none() {
             self.close_with(self.worked_at, DisconnectReason::ServerEnds);
         }
@@ -196,6 +201,6 @@ impl TargetConnection {
             Some(since) => since.after(self.service.limits().time_limit),
             None => Instant::NEVER,
         };
-        self.end.deadline().min(self.connect_by).min(blocked).min(self.debts_check)
+        self.end.deadline().min(self.connect_by).min(blocked).min(self.timeout_check_at)
     }
 }

@@ -9,45 +9,47 @@ use crate::tcp::event::{DisconnectReason, TargetEvent};
 #[cfg(test)]
 use crate::tcp::injected_bug::{InjectedBug, is_injected};
 
-/// Oldest data that a host owes.
+/// Oldest outstanding data of a host.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Debt {
-    /// When it was requested, and the number of commands requested then.
-    asked_at: Instant,
+pub(super) struct AwaitedData {
+    /// Time of the request, and the number of commands whose data were requested then.
+    requested_at: Instant,
     count: usize,
     /// Time since which none of these commands has received all its data.
     since: Instant,
 }
 
-/// Factor by which the time limit for owed data may be exceeded while others wait for memory.
-const DEBT_PATIENCE: u64 = 4;
+/// Factor by which the time limit for requested data may be exceeded while others wait for memory.
+const DATA_TIMEOUT_FACTOR: u64 = 4;
 
 /// Number of checks of unsent responses within the time limit.
-const LOOKS_PATIENT: u8 = 8;
+const SEND_CHECKS_MAX: u8 = 8;
 
 impl TargetConnection {
     /// Handles the end of the protocol engine.
     #[cold]
-    pub(super) fn protocol_closed(&mut self, now: Instant, cause: CloseReason) {
-        let reason = match cause {
-            CloseReason::ProtocolError(refusal) => {
-                DisconnectReason::ProtocolError(refusal.to_string())
+    pub(super) fn handle_protocol_close(&mut self, now: Instant, close_reason: CloseReason) {
+        let reason = match close_reason {
+            CloseReason::ProtocolError(violation) => {
+                DisconnectReason::ProtocolError(violation.to_string())
             }
-            CloseReason::Terminated(refusal) => DisconnectReason::Terminated(refusal.to_string()),
+            CloseReason::Terminated(violation) => {
+                DisconnectReason::Terminated(violation.to_string())
+            }
             CloseReason::InvalidTermination => {
-                DisconnectReason::Terminated("by a request that makes no sense".to_owned())
+                DisconnectReason::Terminated("by an invalid termination request".to_owned())
             }
-            CloseReason::ConnectTimeout => DisconnectReason::Timeout("open its connection"),
-            CloseReason::PduTimeout => DisconnectReason::Timeout("send a unit that it had begun"),
+            CloseReason::ConnectTimeout => DisconnectReason::Timeout("send ICReq"),
+            CloseReason::PduTimeout => DisconnectReason::Timeout("complete a PDU"),
             CloseReason::Closed | CloseReason::TruncatedPdu => DisconnectReason::Closed,
         };
         self.close_with(now, reason);
     }
 
-    /// Closes the connection after an impossible request to the protocol engine: a bug of the
-    /// target that must not affect others.
+    /// Closes the connection after an invalid call of the protocol engine: a bug of the
+    /// target that must not affect other connections.
     #[cold]
-    pub(super) fn faulted(&mut self, now: Instant, fault: Fault) {
+    pub(super) fn close_for_invalid_call(&mut self, now: Instant, fault: Fault) {
         let Fault { tag, command, why } = fault;
         let opcode = command.opcode();
         self.close_with(
@@ -58,30 +60,31 @@ impl TargetConnection {
 
     /// Closes the connection because a buffer lies outside the pool: a bug of the target.
     #[cold]
-    pub(super) fn misplaced(&mut self, now: Instant, place: DataPlacement) {
-        let DataPlacement { tag, offset, len_bytes } = place;
-        let what = format!("{len_bytes} bytes from {offset} of command {tag} lie nowhere");
+    pub(super) fn close_for_invalid_buffer(&mut self, now: Instant, placement: DataPlacement) {
+        let DataPlacement { tag, offset, len_bytes } = placement;
+        let what =
+            format!("{len_bytes} bytes from {offset} of command {tag} lie outside the buffer pool");
         self.close_with(now, DisconnectReason::Internal(what));
     }
 
     /// Handles the end of the stream.
     #[cold]
-    pub(super) fn stream_ended(&mut self, why: Option<StreamError>) {
+    pub(super) fn handle_stream_end(&mut self, why: Option<StreamError>) {
         if let Some(StreamError(text)) = why {
             self.reason.get_or_insert(DisconnectReason::Broken(text));
         }
-        let rest = self.stream.as_ref().map_or(0, |stream| stream.buffered().len());
+        let unconsumed = self.stream.as_ref().map_or(0, |stream| stream.buffered().len());
         self.reason.get_or_insert(DisconnectReason::Closed);
-        self.end.handle_eof(rest, &mut self.events);
+        self.end.handle_eof(unconsumed, &mut self.events);
         self.events.clear();
-        (self.next_event, self.taken) = (0, 0);
+        (self.next_event, self.consumed) = (0, 0);
     }
 
     /// Starts closing. The first reason is kept.
     #[cold]
     pub(super) fn close_with(&mut self, now: Instant, reason: DisconnectReason) {
         self.reason.get_or_insert(reason);
-        self.rooms.cancel_waiting();
+        self.commands.cancel_waiting();
         match &mut self.role {
             ConnectionRole::Io(io) => io.stop(now),
             ConnectionRole::Admin(admin) => admin.stop(),
@@ -94,7 +97,7 @@ impl TargetConnection {
     /// Handles a stopped queue: closes the connection, unless the response to a Disconnect is still
     /// to be sent.
     #[cold]
-    pub(super) fn look_after_stopped(&mut self, now: Instant) {
+    pub(super) fn handle_stopped_queue(&mut self, now: Instant) {
         if let ConnectionRole::Io(io) = &mut self.role
             && let Some(text) = io.next_report(now)
         {
@@ -110,8 +113,8 @@ impl TargetConnection {
     pub(super) fn close(&mut self, now: Instant) {
         // Unhandled events are irrelevant now.
         self.events.clear();
-        (self.next_event, self.taken) = (0, 0);
-        self.rooms.cancel_waiting();
+        (self.next_event, self.consumed) = (0, 0);
+        self.commands.cancel_waiting();
         match &mut self.role {
             ConnectionRole::Io(io) => io.stop(now),
             ConnectionRole::Admin(admin) => admin.stop(),
@@ -119,9 +122,9 @@ impl TargetConnection {
             | ConnectionRole::Discovery(_)
             | ConnectionRole::Closed => {}
         }
-        let is_telling = matches!(self.reason, Some(DisconnectReason::ProtocolError(_)))
+        let is_sending_term_req = matches!(self.reason, Some(DisconnectReason::ProtocolError(_)))
             && !self.end.is_closed();
-        if !is_telling {
+        if !is_sending_term_req {
             self.close_stream(now);
         } else if self.end.is_write_closed()
             && let Some(stream) = &mut self.stream
@@ -130,7 +133,7 @@ impl TargetConnection {
         }
         if self.stream.is_none() {
             self.leave_queue(now);
-            self.rooms.give_back(self.draining.is_some());
+            self.commands.release_buffers(self.zero_copy_drain.is_some());
         }
     }
 
@@ -155,7 +158,7 @@ impl TargetConnection {
 
     /// Handles expired deadlines.
     #[cold]
-    pub(super) fn expire(&mut self, now: Instant) -> usize {
+    pub(super) fn handle_deadlines(&mut self, now: Instant) -> usize {
         if now >= self.connect_by {
             self.connect_by = Instant::NEVER;
             let waits = self.reason.is_none() && self.connect_again(now);
@@ -166,10 +169,10 @@ impl TargetConnection {
         let time_limit = self.service.limits().time_limit;
         if self.blocked_since.is_some_and(|since| now >= since.after(time_limit)) {
             self.blocked_since = None;
-            self.close_with(now, DisconnectReason::Timeout("take what it asked for"));
+            self.close_with(now, DisconnectReason::Timeout("receive requested data"));
         }
-        if now >= self.debts_check {
-            self.check_debts(now);
+        if now >= self.timeout_check_at {
+            self.check_transfer_timeouts(now);
         }
         self.end.handle_deadline(now, &mut self.events);
         self.handle_events(now) + 1
@@ -177,31 +180,33 @@ impl TargetConnection {
 
     /// Schedules checks of how long responses hold pool memory.
     #[cold]
-    pub(super) fn watch_untaken(&mut self, now: Instant) {
-        self.debts_check = self.debts_check.min(now.after(self.interval()));
+    pub(super) fn schedule_timeout_check(&mut self, now: Instant) {
+        self.timeout_check_at = self.timeout_check_at.min(now.after(self.check_interval()));
     }
 
     /// Interval of these checks.
-    fn interval(&self) -> Span {
-        Span { ns: self.service.limits().time_limit.ns / u64::from(LOOKS_PATIENT) }
+    fn check_interval(&self) -> Span {
+        Span { ns: self.service.limits().time_limit.ns / u64::from(SEND_CHECKS_MAX) }
     }
 
     /// Checks for overdue data and stalled responses.
-    fn check_debts(&mut self, now: Instant) {
-        self.debts_check = Instant::NEVER;
-        if self.owes_for_too_long(now) {
-            return self.close_with(now, DisconnectReason::Timeout("send what it was asked for"));
+    fn check_transfer_timeouts(&mut self, now: Instant) {
+        self.timeout_check_at = Instant::NEVER;
+        if self.has_data_timeout(now) {
+            return self.close_with(now, DisconnectReason::Timeout("send requested data"));
         }
-        if self.debt.is_some() {
-            self.watch_untaken(now);
+        if self.awaited_data.is_some() {
+            self.schedule_timeout_check(now);
         }
-        match self.rooms.check_stalled_sends(LOOKS_PATIENT) {
-            StalledSend::Nothing => {}
-            StalledSend::Some => self.watch_untaken(now),
-            StalledSend::TooLong => {
+        match self.commands.check_stalled_sends(SEND_CHECKS_MAX) {
+            StalledSend::None => {}
+            StalledSend::Waiting => self.schedule_timeout_check(now),
+            StalledSend::TimedOut => {
                 self.close_with(
                     now,
-                    DisconnectReason::Timeout("take what it asked for, while others waited"),
+                    DisconnectReason::Timeout(
+                        "receive requested data while others waited for memory",
+                    ),
                 );
             }
         }
@@ -209,28 +214,37 @@ impl TargetConnection {
 }
 
 impl TargetConnection {
-    /// Whether the host owes data for too long. The time limit starts when the data were requested,
+    /// Whether requested data are overdue. The time limit starts when the data were requested,
     /// and restarts when all data of one of the oldest commands have arrived. Single bytes do not
     /// restart it: a host must complete what it started. While others wait for its memory, the host
     /// has four times the limit in total, however many commands it completes.
-    fn owes_for_too_long(&mut self, now: Instant) -> bool {
+    fn has_data_timeout(&mut self, now: Instant) -> bool {
         #[cfg(test)]
         if is_injected(InjectedBug::Renewed) {
             return false;
         }
         let time_limit = self.service.limits().time_limit;
-        let Some((asked_at, count)) = self.rooms.owed_since() else {
-            self.debt = None;
+        let Some((requested_at, count)) = self.commands.oldest_data_request() else {
+            self.awaited_data = None;
             return false;
         };
-        let since = match self.debt {
-            Some(debt) if (debt.asked_at, debt.count) == (asked_at, count) => debt.since,
-            Some(debt) if debt.asked_at == asked_at && debt.count < count => debt.since,
+        let since = match self.awaited_data {
+            Some(awaited_data)
+                if (awaited_data.requested_at, awaited_data.count) == (requested_at, count) =>
+            {
+                awaited_data.since
+            }
+            Some(awaited_data)
+                if awaited_data.requested_at == requested_at && awaited_data.count < count =>
+            {
+                awaited_data.since
+            }
             Some(_) => now,
-            None => asked_at,
+            None => requested_at,
         };
-        self.debt = Some(Debt { asked_at, count, since });
-        let most = Span { ns: time_limit.ns * DEBT_PATIENCE };
-        now >= since.after(time_limit) || now >= asked_at.after(most) && self.rooms.is_missed()
+        self.awaited_data = Some(AwaitedData { requested_at, count, since });
+        let limit = Span { ns: time_limit.ns * DATA_TIMEOUT_FACTOR };
+        now >= since.after(time_limit)
+            || now >= requested_at.after(limit) && self.commands.others_need_memory()
     }
 }

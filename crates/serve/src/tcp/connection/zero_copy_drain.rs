@@ -12,7 +12,7 @@ use crate::tcp::event::TargetEvent;
 /// Closed stream with outstanding kernel references.
 pub(super) struct ZeroCopyDrain {
     stream: Box<dyn Stream>,
-    next_look: Instant,
+    next_check: Instant,
     until: Instant,
 }
 
@@ -24,40 +24,44 @@ impl TargetConnection {
     #[cold]
     pub(super) fn close_stream(&mut self, now: Instant) {
         let Some(mut stream) = self.stream.take() else { return };
-        self.outgoing.handle_eof(&mut *stream, &mut self.end, &mut self.rooms);
-        if self.outgoing.is_read() {
+        self.send_state.release_sent(&mut *stream, &mut self.end, &mut self.commands);
+        if self.send_state.has_kernel_references() {
             stream.abort();
             let until = now.after(self.service.limits().time_limit);
-            self.draining = Some(ZeroCopyDrain { stream, next_look: now, until });
+            self.zero_copy_drain = Some(ZeroCopyDrain { stream, next_check: now, until });
             self.wait_for_release(now);
         }
     }
 
     /// Checks whether the kernel has released the memory. Returns the amount of work.
     pub(super) fn wait_for_release(&mut self, now: Instant) -> usize {
-        let Some(draining) = &mut self.draining else { return 0 };
-        if now < draining.next_look {
+        let Some(zero_copy_drain) = &mut self.zero_copy_drain else { return 0 };
+        if now < zero_copy_drain.next_check {
             return 0;
         }
-        draining.next_look = now.after(INTERVAL);
-        self.outgoing.handle_eof(&mut *draining.stream, &mut self.end, &mut self.rooms);
-        if self.outgoing.is_read() && now < draining.until {
+        zero_copy_drain.next_check = now.after(INTERVAL);
+        self.send_state.release_sent(
+            &mut *zero_copy_drain.stream,
+            &mut self.end,
+            &mut self.commands,
+        );
+        if self.send_state.has_kernel_references() && now < zero_copy_drain.until {
             return 0;
         }
-        if self.outgoing.is_read() {
-            self.keep_for_ever();
+        if self.send_state.has_kernel_references() {
+            self.leak_referenced_memory();
         }
-        self.draining = None;
+        self.zero_copy_drain = None;
         1
     }
 
     /// Leaks the memory that the kernel still references.
     #[cold]
-    pub(super) fn keep_for_ever(&mut self) {
-        let bytes = self.rooms.keep_answers();
+    pub(super) fn leak_referenced_memory(&mut self) {
+        let bytes = self.commands.leak_response_buffers();
         let text = format!(
-            "{}: the kernel still reads {bytes} bytes that were sent to it, expected it to let go of \
-             them: they are used no more",
+            "{}: the kernel still references {bytes} bytes of sent data, expected it to release them: \
+             this memory is not used again",
             self.peer
         );
         self.service.emit(TargetEvent::Trouble(text));
@@ -65,6 +69,8 @@ impl TargetConnection {
 
     /// Time of the next check.
     pub(super) fn next_release(&self) -> Instant {
-        self.draining.as_ref().map_or(Instant::NEVER, |draining| draining.next_look)
+        self.zero_copy_drain
+            .as_ref()
+            .map_or(Instant::NEVER, |zero_copy_drain| zero_copy_drain.next_check)
     }
 }

@@ -94,7 +94,7 @@ impl Stream for Pipe {
     fn send(
         &mut self,
         headers: &[u8],
-        stretches: &[SendSlice],
+        slices: &[SendSlice],
         _: bool,
     ) -> Result<usize, StreamError> {
         let mut half = self.down.lock();
@@ -102,7 +102,7 @@ impl Stream for Pipe {
             return Err(StreamError("the pipe is closed".to_owned()));
         }
         let mut bytes = Vec::new();
-        for stretch in stretches {
+        for stretch in slices {
             match *stretch {
                 SendSlice::Headers { at, len_bytes } => {
                     bytes.extend(&headers[at as usize..][..len_bytes as usize]);

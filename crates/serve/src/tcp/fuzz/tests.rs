@@ -5,7 +5,7 @@ use std::panic::catch_unwind;
 use tenmil_base::Random;
 
 use super::{fuzz, seeds};
-use crate::tcp::injected_bug::{InjectedBug, planted};
+use crate::tcp::injected_bug::{InjectedBug, with_injected_bug};
 
 /// Number of scripts tried for each reintroduced bug.
 const SEEDS: u64 = 60;
@@ -35,7 +35,7 @@ fn nothing_that_must_hold_is_broken_by_any_script() {
 fn found(injected_bug: InjectedBug) -> Option<u64> {
     (0..SEEDS).find(|seed| {
         let bytes = script(*seed);
-        catch_unwind(|| planted(injected_bug, || fuzz(&bytes))).is_err()
+        catch_unwind(|| with_injected_bug(injected_bug, || fuzz(&bytes))).is_err()
     })
 }
 

@@ -36,9 +36,9 @@ const CHUNK: usize = 32 << 10;
 impl Watch {
     pub(super) fn new(service: &Service) -> Self {
         let budget = service.budget().clone();
-        let (data_pages, own_pages) = budget.areas();
+        let (data_pages, own_pages) = budget.page_counts();
         // Discards the record of earlier allocations; recording starts here.
-        budget.went();
+        budget.take_allocated();
         let count = data_pages + own_pages;
         let mut watch = Self {
             budget,
@@ -71,7 +71,7 @@ impl Watch {
         }
         // Pages allocated and released since the last check had an owner in between.
         let mut is_used = vec![false; self.pages.len()];
-        for pages in self.budget.went() {
+        for pages in self.budget.take_allocated() {
             pages.for_each(|page| is_used[page as usize] = true);
         }
         let whole = self.budget.region();

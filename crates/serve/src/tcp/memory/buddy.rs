@@ -44,13 +44,13 @@ impl Buddy {
     }
 
     /// Allocates a block. Returns its first page.
-    pub(super) fn take(&mut self, order: u8) -> Option<u32> {
-        let found = (order..self.order_end()).find(|&from| self.at(from).count > 0)?;
-        let block = self.at(found).pop()?;
+    pub(super) fn allocate(&mut self, order: u8) -> Option<u32> {
+        let found = (order..self.order_end()).find(|&from| self.order_mut(from).count > 0)?;
+        let block = self.order_mut(found).pop()?;
         let page = block << found;
         // The unused remainder becomes one free block of each smaller order.
         for half in order..found {
-            self.at(half).set((page >> half) + 1);
+            self.order_mut(half).set((page >> half) + 1);
         }
         self.free_pages -= 1 << order;
         Some(page)
@@ -69,11 +69,11 @@ impl Buddy {
     pub(super) fn free(&mut self, page: u32, order: u8) {
         self.free_pages += 1 << order;
         let (mut block, mut order) = (page >> order, order);
-        assert!(!self.at(order).has(block), "page {page} is free already");
-        while order + 1 < self.order_end() && self.at(order).clear(block ^ 1) {
+        assert!(!self.order_mut(order).has(block), "page {page} is free already");
+        while order + 1 < self.order_end() && self.order_mut(order).clear(block ^ 1) {
             (block, order) = (block >> 1, order + 1);
         }
-        self.at(order).set(block);
+        self.order_mut(order).set(block);
     }
 
     /// Number of free pages.
@@ -85,7 +85,7 @@ impl Buddy {
         u8::try_from(self.orders.len()).unwrap_or(u8::MAX)
     }
 
-    fn at(&mut self, order: u8) -> &mut BuddyOrder {
+    fn order_mut(&mut self, order: u8) -> &mut BuddyOrder {
         &mut self.orders[usize::from(order)]
     }
 }
@@ -138,7 +138,7 @@ mod tests {
             for _ in 0..4000 {
                 let order = u8::try_from(random.below(6)).unwrap();
                 if random.below(2) == 0
-                    && let Some(page) = buddy.take(order)
+                    && let Some(page) = buddy.allocate(order)
                 {
                     assert!(page.is_multiple_of(1 << order) && page + (1 << order) <= pages);
                     let overlaps =
@@ -154,8 +154,8 @@ mod tests {
             for (page, order) in leased {
                 buddy.free(page, order);
             }
-            let whole = (0..pages / 32).filter(|_| buddy.take(5).is_some()).count();
-            assert_eq!(whole, pages as usize / 32, "everything is whole again");
+            let segment = (0..pages / 32).filter(|_| buddy.allocate(5).is_some()).count();
+            assert_eq!(segment, pages as usize / 32, "everything is whole again");
         }
     }
 
@@ -163,8 +163,8 @@ mod tests {
     #[should_panic(expected = "free already")]
     fn a_block_is_not_given_back_twice() {
         let mut buddy = Buddy::new(8, 3);
-        let page = buddy.take(0).unwrap();
-        buddy.take(0).unwrap();
+        let page = buddy.allocate(0).unwrap();
+        buddy.allocate(0).unwrap();
         buddy.free(page, 0);
         buddy.free(page, 0);
     }

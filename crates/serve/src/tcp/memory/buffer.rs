@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use tenmil_base::Segment;
 
-use super::ledger::{Payer, Standing};
+use super::ledger::{ChargedEntries, HostClass};
 use super::{BufferPool, OWN_BYTES, OWN_ORDER, PAGE_SHIFT};
 #[cfg(test)]
 use crate::tcp::injected_bug::{InjectedBug, is_injected};
@@ -31,16 +31,16 @@ pub(in crate::tcp) struct Buffer {
 
 /// Memory accounting of a connection. It lives until the last buffer is dropped.
 pub(super) struct Account {
-    budget: BufferPool,
+    pool: BufferPool,
     /// Bytes that the connection holds, published for management.
     held: Arc<AtomicU64>,
     /// Whether the connection's own pair of pages is allocated.
-    is_own_out: AtomicBool,
-    /// Account in the ledger, see [`Payer`]. It changes once, under the lock of the pool's state or
-    /// before it is shared.
+    is_own_allocated: AtomicBool,
+    /// Entries of the ledger, see [`ChargedEntries`]. They change once, under the lock of the pool's state or
+    /// before the account is shared.
     host: AtomicU32,
     address: AtomicU32,
-    leaves_reserve: AtomicBool,
+    excluded_from_reserve: AtomicBool,
 }
 
 /// Source of a block, to which it returns.
@@ -52,11 +52,11 @@ pub(super) enum BufferSource {
     /// The connection's own pages.
     Own,
     /// One page of a pair that is returned as a whole, from the reserved block.
-    KeptHalf,
+    ReserveHalf,
     /// One page of the connection's own pair.
     OwnHalf,
     /// None: the block was returned separately, or is leaked.
-    Nowhere,
+    None,
 }
 
 /// Block of the pool.
@@ -76,48 +76,48 @@ impl Block {
     /// Bytes charged to the host. Memory reserved for every connection is not charged.
     pub(super) fn charged_bytes(self) -> u64 {
         match self.source {
-            BufferSource::Shared | BufferSource::Reserve | BufferSource::KeptHalf => {
+            BufferSource::Shared | BufferSource::Reserve | BufferSource::ReserveHalf => {
                 1 << (PAGE_SHIFT + u32::from(self.order))
             }
-            BufferSource::Own | BufferSource::OwnHalf | BufferSource::Nowhere => 0,
+            BufferSource::Own | BufferSource::OwnHalf | BufferSource::None => 0,
         }
     }
 }
 
 impl Account {
-    pub(super) fn new(budget: &BufferPool, payer: Payer) -> Arc<Self> {
+    pub(super) fn new(pool: &BufferPool, charged: ChargedEntries) -> Arc<Self> {
         Arc::new(Self {
-            budget: budget.clone(),
+            pool: pool.clone(),
             held: Arc::new(AtomicU64::new(OWN_BYTES.into())),
-            is_own_out: AtomicBool::new(false),
-            host: AtomicU32::new(payer.host),
-            address: AtomicU32::new(payer.address),
-            leaves_reserve: AtomicBool::new(payer.leaves_reserve),
+            is_own_allocated: AtomicBool::new(false),
+            host: AtomicU32::new(charged.host),
+            address: AtomicU32::new(charged.address),
+            excluded_from_reserve: AtomicBool::new(charged.excluded_from_reserve),
         })
     }
 
     /// Entries of the ledger to which the connection is charged.
-    pub(super) fn payer(&self) -> Payer {
-        Payer {
+    pub(super) fn charged(&self) -> ChargedEntries {
+        ChargedEntries {
             host: self.host.load(Ordering::Relaxed),
             address: self.address.load(Ordering::Relaxed),
-            leaves_reserve: self.leaves_reserve.load(Ordering::Relaxed),
+            excluded_from_reserve: self.excluded_from_reserve.load(Ordering::Relaxed),
         }
     }
 
     /// Charges the connection to its host. Only its own pages may be allocated at this point.
-    pub(super) fn bind(&self, host: &str, standing: Standing) {
-        let payer = self.budget.bind(self.payer(), host, standing);
-        self.host.store(payer.host, Ordering::Relaxed);
-        self.address.store(payer.address, Ordering::Relaxed);
-        self.leaves_reserve.store(payer.leaves_reserve, Ordering::Relaxed);
+    pub(super) fn set_host(&self, host: &str, class: HostClass) {
+        let charged = self.pool.set_host(self.charged(), host, class);
+        self.host.store(charged.host, Ordering::Relaxed);
+        self.address.store(charged.address, Ordering::Relaxed);
+        self.excluded_from_reserve.store(charged.excluded_from_reserve, Ordering::Relaxed);
     }
 
     /// Turns an allocated block into a buffer of the connection.
     pub(super) fn buffer(self: &Arc<Self>, block: Block) -> Buffer {
         let Block { page, order, source } = block;
         match source {
-            BufferSource::Own => self.is_own_out.store(true, Ordering::Relaxed),
+            BufferSource::Own => self.is_own_allocated.store(true, Ordering::Relaxed),
             // Relaxed: a statistic that orders no other access.
             _ => _ = self.held.fetch_add(block.charged_bytes(), Ordering::Relaxed),
         }
@@ -132,15 +132,15 @@ impl Account {
     /// Whether the connection's own pages are free. Their flag is only changed by the thread that
     /// runs the connection.
     pub(super) fn has_own(&self) -> bool {
-        !self.is_own_out.load(Ordering::Relaxed)
+        !self.is_own_allocated.load(Ordering::Relaxed)
     }
 
     /// Records that a block was returned. `is_own` tells whether that made the connection's own
     /// pair complete.
-    pub(super) fn gave(&self, block: Block, is_own: bool) {
+    pub(super) fn record_freed(&self, block: Block, is_own: bool) {
         self.held.fetch_sub(block.charged_bytes(), Ordering::Relaxed);
         if is_own {
-            self.is_own_out.store(false, Ordering::Relaxed);
+            self.is_own_allocated.store(false, Ordering::Relaxed);
         }
     }
 }
@@ -148,14 +148,14 @@ impl Account {
 impl Drop for Account {
     fn drop(&mut self) {
         // Own pages that were leaked occupy the slot of a connection forever.
-        self.budget.go(self.payer(), self.has_own());
+        self.pool.remove_connection(self.charged(), self.has_own());
     }
 }
 
 impl Buffer {
-    /// Returns its first `len_bytes` as a segment of `budget`; `None` if it is shorter.
+    /// Returns its first `len_bytes` as a segment of `pool`; `None` if it is shorter.
     #[inline]
-    pub(in crate::tcp) fn segment(&self, budget: &BufferPool, len_bytes: u32) -> Option<Segment> {
+    pub(in crate::tcp) fn segment(&self, pool: &BufferPool, len_bytes: u32) -> Option<Segment> {
         #[cfg(test)]
         let is_unchecked = is_injected(InjectedBug::Overwrite);
         #[cfg(not(test))]
@@ -163,8 +163,8 @@ impl Buffer {
         if u64::from(len_bytes) > self.len_bytes() && !is_unchecked {
             return None;
         }
-        let whole = budget.whole();
-        Some(Segment { offset: whole.offset + self.offset(), len_bytes, region: whole.region })
+        let segment = pool.segment();
+        Some(Segment { offset: segment.offset + self.offset(), len_bytes, region: segment.region })
     }
 
     /// Splits a pair of pages into two buffers of a page each, the lower one first. A reserved or
@@ -172,9 +172,9 @@ impl Buffer {
     pub(in crate::tcp) fn split(mut self) -> Option<[Self; 2]> {
         let source = match self.source {
             BufferSource::Shared => BufferSource::Shared,
-            BufferSource::Reserve => BufferSource::KeptHalf,
+            BufferSource::Reserve => BufferSource::ReserveHalf,
             BufferSource::Own => BufferSource::OwnHalf,
-            BufferSource::KeptHalf | BufferSource::OwnHalf | BufferSource::Nowhere => return None,
+            BufferSource::ReserveHalf | BufferSource::OwnHalf | BufferSource::None => return None,
         };
         if self.order != OWN_ORDER {
             return None;
@@ -187,15 +187,15 @@ impl Buffer {
 
     /// Leaks the block: it is never used again, because a device or the kernel may access it
     /// forever.
-    pub(in crate::tcp) fn abandon(mut self) {
-        self.account.budget.forget(self.account.payer(), self.block());
-        self.source = BufferSource::Nowhere;
+    pub(in crate::tcp) fn leak(mut self) {
+        self.account.pool.write_off(self.account.charged(), self.block());
+        self.source = BufferSource::None;
     }
 
     /// Converts the buffer into a block, which the caller returns to the pool.
     pub(super) fn into_block(mut self) -> Block {
         let block = self.block();
-        self.source = BufferSource::Nowhere;
+        self.source = BufferSource::None;
         block
     }
 
@@ -239,8 +239,8 @@ impl Buffer {
 impl Drop for Buffer {
     #[inline]
     fn drop(&mut self) {
-        if self.source != BufferSource::Nowhere {
-            self.account.budget.give(&self.account, [self.block()]);
+        if self.source != BufferSource::None {
+            self.account.pool.free(&self.account, [self.block()]);
         }
     }
 }

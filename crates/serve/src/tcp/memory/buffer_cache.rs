@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tenmil_nvme_controller::controller::WakeFn;
 
-use super::{Account, Buffer, BufferPool, OWN_ORDER, PAGE_SHIFT, Standing, order_of};
+use super::{Account, Buffer, BufferPool, HostClass, OWN_ORDER, PAGE_SHIFT, order_of};
 
 /// Cache of blocks. Allocating and freeing takes no lock as long as the cache has a block of the
 /// size.
 pub(in crate::tcp) struct BufferCache {
-    budget: BufferPool,
+    pool: BufferPool,
     account: Arc<Account>,
     number: u64,
     waker: WakeFn,
@@ -23,20 +23,20 @@ pub(in crate::tcp) struct BufferCache {
 }
 
 /// Largest number of cached bytes: twice the buffers of a host with 128 small commands outstanding.
-const KEPT_BYTES: u32 = 1 << 20;
+const IDLE_BYTES_MAX: u32 = 1 << 20;
 /// Bytes that one refill allocates, for small blocks.
-const FETCHED_BYTES: u32 = 64 << 10;
+const REFILL_BYTES: u32 = 64 << 10;
 
 impl BufferCache {
     /// Creates a cache, with the right to two pages, for a connection from this address. `waker` is
-    /// called when its turn in the wait queue has come.
-    pub(in crate::tcp) fn new(budget: &BufferPool, address: &str, waker: WakeFn) -> Option<Self> {
-        let number = budget.shared.purses.fetch_add(1, Ordering::Relaxed);
-        let payer = budget.enter(address)?;
-        let idle = (0..=budget.shared.order_max).map(|_| Vec::new()).collect();
+    /// called when the connection is next in the wait queue.
+    pub(in crate::tcp) fn new(pool: &BufferPool, address: &str, waker: WakeFn) -> Option<Self> {
+        let number = pool.shared.caches.fetch_add(1, Ordering::Relaxed);
+        let charged = pool.add_connection(address)?;
+        let idle = (0..=pool.shared.order_max).map(|_| Vec::new()).collect();
         Some(Self {
-            budget: budget.clone(),
-            account: Account::new(budget, payer),
+            pool: pool.clone(),
+            account: Account::new(pool, charged),
             number,
             waker,
             idle,
@@ -48,22 +48,22 @@ impl BufferCache {
     /// Allocates a buffer of `len_bytes`, which must not exceed the largest block. If that fails,
     /// the connection is queued, and its waker is called later.
     #[inline]
-    pub(in crate::tcp) fn take(&mut self, len_bytes: u32) -> Option<Buffer> {
+    pub(in crate::tcp) fn allocate(&mut self, len_bytes: u32) -> Option<Buffer> {
         let order = order_of(len_bytes);
         if let Some(buffer) = self.idle.get_mut(usize::from(order))?.pop() {
             self.idle_bytes -= 1 << (PAGE_SHIFT + u32::from(order));
             return Some(buffer);
         }
-        self.fetch(order)
+        self.refill(order)
     }
 
     /// Allocates the connection's own pages, if `len_bytes` fits.
     #[cold]
-    pub(in crate::tcp) fn take_own(&mut self, len_bytes: u32) -> Option<Buffer> {
+    pub(in crate::tcp) fn allocate_own(&mut self, len_bytes: u32) -> Option<Buffer> {
         if order_of(len_bytes) > OWN_ORDER || !self.has_own() {
             return None;
         }
-        let block = self.budget.take_own()?;
+        let block = self.pool.allocate_own()?;
         Some(self.account.buffer(block))
     }
 
@@ -76,14 +76,15 @@ impl BufferCache {
     #[inline]
     pub(in crate::tcp) fn release(&mut self, buffer: Buffer) {
         let bytes = 1 << (PAGE_SHIFT + u32::from(buffer.order()));
-        let is_kept =
-            buffer.is_shared() && self.idle_bytes + bytes <= KEPT_BYTES && !self.budget.is_scarce();
-        if is_kept && let Some(places) = self.idle.get_mut(usize::from(buffer.order())) {
+        let is_cached = buffer.is_shared()
+            && self.idle_bytes + bytes <= IDLE_BYTES_MAX
+            && !self.pool.is_scarce();
+        if is_cached && let Some(buffers) = self.idle.get_mut(usize::from(buffer.order())) {
             self.idle_bytes += bytes;
-            places.push(buffer);
+            buffers.push(buffer);
             return;
         }
-        self.put_away(buffer);
+        self.free_to_pool(buffer);
     }
 
     /// Cached blocks.
@@ -95,20 +96,19 @@ impl BufferCache {
     /// for a while.
     pub(in crate::tcp) fn release_idle(&mut self) {
         if self.idle_bytes > 0 {
-            self.empty();
+            self.free_idle();
         }
     }
 
-    /// It is known whose connection it is, and with whom it shares what a host may have. It must have
-    /// nothing but its own pages.
-    pub(in crate::tcp) fn bind(&self, host: &str, standing: Standing) {
-        self.account.bind(host, standing);
+    /// Charges the connection to its host. Only its own pages may be allocated at this point.
+    pub(in crate::tcp) fn set_host(&self, host: &str, class: HostClass) {
+        self.account.set_host(host, class);
     }
 
     /// Whether another host could use the memory that this connection holds, or any host waits for
     /// memory that is used up.
-    pub(in crate::tcp) fn is_missed(&self) -> bool {
-        self.budget.is_wanted(self.account.payer())
+    pub(in crate::tcp) fn others_need_memory(&self) -> bool {
+        self.pool.is_needed_by_others(self.account.charged())
     }
 
     /// Whether it is in the wait queue.
@@ -121,46 +121,46 @@ impl BufferCache {
     #[inline]
     pub(in crate::tcp) fn stop_waiting(&mut self) {
         if self.is_waiting {
-            self.leave_queue();
+            self.leave_wait_queue();
         }
     }
 
     #[cold]
-    fn leave_queue(&mut self) {
+    fn leave_wait_queue(&mut self) {
         self.is_waiting = false;
-        self.budget.leave(self.number);
+        self.pool.cancel_wait(self.number);
     }
 
     /// Whether a waiting connection may need the cached blocks.
     #[inline]
-    pub(in crate::tcp) fn has_waiters(&self) -> bool {
-        self.idle_bytes > 0 && self.budget.is_scarce()
+    pub(in crate::tcp) fn should_release_idle(&self) -> bool {
+        self.idle_bytes > 0 && self.pool.is_scarce()
     }
 
-    pub(in crate::tcp) fn budget(&self) -> &BufferPool {
-        &self.budget
+    pub(in crate::tcp) fn pool(&self) -> &BufferPool {
+        &self.pool
     }
 
     #[cold]
-    fn fetch(&mut self, order: u8) -> Option<Buffer> {
+    fn refill(&mut self, order: u8) -> Option<Buffer> {
         // Releasing cached blocks of other sizes may satisfy the request.
-        if self.budget.is_scarce() {
+        if self.pool.is_scarce() {
             self.release_idle();
         }
-        let payer = (self.number, self.account.payer());
-        let mut found = self.budget.take(payer, &self.waker, order);
+        let charged = (self.number, self.account.charged());
+        let mut found = self.pool.allocate(charged, &self.waker, order);
         if found.is_none() && self.idle_bytes > 0 {
-            self.empty();
-            found = self.budget.take(payer, &self.waker, order);
+            self.free_idle();
+            found = self.pool.allocate(charged, &self.waker, order);
         }
         self.is_waiting = found.is_none();
         let found = self.account.buffer(found?);
         let bytes = 1 << (PAGE_SHIFT + u32::from(order));
-        if bytes < FETCHED_BYTES {
-            let places = &mut self.idle[usize::from(order)];
-            let most = (FETCHED_BYTES / bytes) as usize - 1;
-            self.budget.take_spare(&self.account, order, places, most);
-            self.idle_bytes += u32::try_from(places.len()).unwrap_or(0) * bytes;
+        if bytes < REFILL_BYTES {
+            let buffers = &mut self.idle[usize::from(order)];
+            let limit = (REFILL_BYTES / bytes) as usize - 1;
+            self.pool.allocate_spare(&self.account, order, buffers, limit);
+            self.idle_bytes += u32::try_from(buffers.len()).unwrap_or(0) * bytes;
         }
         Some(found)
     }
@@ -171,7 +171,7 @@ impl BufferCache {
     }
 
     #[cold]
-    fn put_away(&mut self, buffer: Buffer) {
+    fn free_to_pool(&mut self, buffer: Buffer) {
         let is_own = buffer.is_own();
         drop(buffer);
         if !is_own {
@@ -180,10 +180,10 @@ impl BufferCache {
     }
 
     #[cold]
-    fn empty(&mut self) {
+    fn free_idle(&mut self) {
         self.idle_bytes = 0;
         let blocks = self.idle.iter_mut().flat_map(|buffers| buffers.drain(..));
-        self.budget.give(&self.account, blocks.map(Buffer::into_block));
+        self.pool.free(&self.account, blocks.map(Buffer::into_block));
     }
 }
 
@@ -196,6 +196,6 @@ impl Drop for BufferCache {
 
 impl fmt::Debug for BufferCache {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Purse {{ {} bytes idle }}", self.idle_bytes)
+        write!(out, "BufferCache {{ {} bytes idle }}", self.idle_bytes)
     }
 }

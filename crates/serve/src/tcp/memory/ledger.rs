@@ -18,45 +18,45 @@ struct Entry {
     connections: u32,
     bytes: u64,
     /// Last pass in which a connection of this entry was met.
-    met: u64,
+    last_pass: u64,
 }
 
 /// Entries to which a connection is charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Payer {
+pub(super) struct ChargedEntries {
     /// Entry of its host, or of its address while the host is unknown.
     pub(super) host: u32,
-    /// Its address, or a place of its host alone if a subsystem names that.
+    /// Entry of its address, or an entry of its host alone if a subsystem lists the host.
     pub(super) address: u32,
-    /// What is reserved for hosts that a subsystem names is not for this one.
-    pub(super) leaves_reserve: bool,
+    /// Whether the memory reserved for listed hosts is not available to this connection.
+    pub(super) excluded_from_reserve: bool,
 }
 
-/// What a host may have of the budget.
+/// Memory class of a host, which determines its share of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::tcp) enum Standing {
-    /// A subsystem names it: it has a share of its own, whatever comes from its address.
+pub(in crate::tcp) enum HostClass {
+    /// A subsystem lists the host: it has a share of its own, independent of its address.
     Named,
-    /// Any host may be this one, and shares with all others of its address.
+    /// No subsystem lists the host: it shares the limit of its address with other such hosts.
     Unnamed {
-        /// Another subsystem names hosts, for which some memory is reserved.
-        leaves_reserve: bool,
+        /// Whether some subsystem lists hosts, for which memory is reserved.
+        excluded_from_reserve: bool,
     },
 }
 
-impl Standing {
-    /// That of a host of a subsystem that names its hosts or not, where some subsystem does or none.
-    pub(in crate::tcp) const fn new(is_named: bool, names_hosts: bool) -> Self {
-        match is_named {
+impl HostClass {
+    /// Class of a host: whether its subsystem lists its hosts, and whether any subsystem does.
+    pub(in crate::tcp) const fn new(is_listed: bool, lists_hosts: bool) -> Self {
+        match is_listed {
             true => Self::Named,
-            false => Self::Unnamed { leaves_reserve: names_hosts },
+            false => Self::Unnamed { excluded_from_reserve: lists_hosts },
         }
     }
 }
 
 impl Ledger {
     /// Adds a connection to an entry. Returns the index.
-    pub(super) fn enter(&mut self, name: &str) -> u32 {
+    pub(super) fn add_connection(&mut self, name: &str) -> u32 {
         let found = self.entries.iter().position(|entry| entry.name == name);
         let free = || self.entries.iter().position(|entry| entry.name.is_empty());
         let at = found.or_else(free).unwrap_or_else(|| {
@@ -72,7 +72,7 @@ impl Ledger {
     }
 
     /// Removes a connection from an entry.
-    pub(super) fn leave(&mut self, at: u32) {
+    pub(super) fn remove_connection(&mut self, at: u32) {
         if let Some(entry) = self.entries.get_mut(at as usize) {
             entry.connections = entry.connections.saturating_sub(1);
             if entry.connections == 0 {
@@ -107,7 +107,7 @@ impl Ledger {
     pub(super) fn is_first(&mut self, at: u32) -> bool {
         let pass = self.pass;
         let entry = self.entries.get_mut(at as usize);
-        entry.is_some_and(|entry| core::mem::replace(&mut entry.met, pass) != pass)
+        entry.is_some_and(|entry| core::mem::replace(&mut entry.last_pass, pass) != pass)
     }
 
     /// Number of entries in use.

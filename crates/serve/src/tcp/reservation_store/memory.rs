@@ -10,7 +10,7 @@ use tenmil_base::Error;
 use tenmil_nvme_controller::controller::{PersistRequest, ReservationStore};
 
 use super::name_of;
-use super::place::{Of, Place, StateFs};
+use super::record_file::{RecordFile, RecordOwner, StateFs};
 
 /// State directory of a simulated target. A handle: clones share the directory.
 #[doc(hidden)]
@@ -21,26 +21,28 @@ pub struct MemoryDirectory(Arc<Mutex<State>>);
 struct State {
     files: BTreeMap<String, Vec<u8>>,
     /// Records not written yet.
-    waiting: VecDeque<Waiting>,
+    pending: VecDeque<PendingWrite>,
 }
 
-struct Waiting {
-    file: Place<MemoryDirectory>,
+struct PendingWrite {
+    file: RecordFile<MemoryDirectory>,
     record: Option<Vec<u8>>,
     stored: PersistRequest,
 }
 
-struct Kept {
-    file: Place<MemoryDirectory>,
+struct MemoryReservations {
+    file: RecordFile<MemoryDirectory>,
 }
 
 impl MemoryDirectory {
     /// Same as [`StateDirectory::keeper`](super::StateDirectory::keeper).
     #[must_use]
-    pub fn keeper(&self, nqn: &str, nsid: u32, disk: &str) -> Box<dyn ReservationStore> {
+    pub fn reservation_store(&self, nqn: &str, nsid: u32, disk: &str) -> Box<dyn ReservationStore> {
         let name = name_of(nqn, nsid);
-        let of = Of { nqn: nqn.to_owned(), nsid, disk: disk.to_owned() };
-        Box::new(Kept { file: Place { disk: self.clone(), shown: name.clone(), name, of } })
+        let owner = RecordOwner { nqn: nqn.to_owned(), nsid, disk: disk.to_owned() };
+        Box::new(MemoryReservations {
+            file: RecordFile { disk: self.clone(), shown: name.clone(), name, owner },
+        })
     }
 
     /// Writes the pending records. Returns whether there were any.
@@ -48,17 +50,17 @@ impl MemoryDirectory {
         let mut is_busy = false;
         loop {
             // The lock is not held during the completion callback.
-            let next = self.lock().waiting.pop_front();
-            let Some(Waiting { mut file, record, stored }) = next else { return is_busy };
+            let next = self.lock().pending.pop_front();
+            let Some(PendingWrite { mut file, record, stored }) = next else { return is_busy };
             stored.finish(file.write(record.as_deref()));
             is_busy = true;
         }
     }
 
     /// Drops pending records, as if the process were killed.
-    pub fn forget(&self) {
-        let forgotten = std::mem::take(&mut self.lock().waiting);
-        drop(forgotten);
+    pub fn drop_pending(&self) {
+        let dropped = std::mem::take(&mut self.lock().pending);
+        drop(dropped);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -66,7 +68,7 @@ impl MemoryDirectory {
     }
 }
 
-impl ReservationStore for Kept {
+impl ReservationStore for MemoryReservations {
     fn load(&self) -> Result<Option<Vec<u8>>, Error> {
         self.file.read()
     }
@@ -77,7 +79,7 @@ impl ReservationStore for Kept {
         stored: PersistRequest,
     ) -> Result<(), PersistRequest> {
         let file = self.file.clone();
-        self.file.disk.lock().waiting.push_back(Waiting { file, record, stored });
+        self.file.disk.lock().pending.push_back(PendingWrite { file, record, stored });
         Ok(())
     }
 }

@@ -20,7 +20,7 @@ use tenmil_wire::io::reservation::{
 };
 use tenmil_wire::{Status, TypedCommand};
 
-use super::{Of, Place, ReservationFile, StateDirectory, StateFs};
+use super::{RecordFile, RecordOwner, ReservationFile, StateDirectory, StateFs};
 
 /// Simulated disk whose power can fail at each step.
 #[derive(Clone, Default)]
@@ -104,12 +104,12 @@ impl StateFs for FlakyStorage {
     }
 }
 
-fn place() -> (FlakyStorage, Place<FlakyStorage>) {
+fn directory() -> (FlakyStorage, RecordFile<FlakyStorage>) {
     let disk = FlakyStorage::default();
     disk.0.lock().unwrap().steps_left = usize::MAX;
     let (name, nqn, shown) = ("r".to_owned(), "nqn".to_owned(), "r".to_owned());
-    let of = Of { nqn, nsid: 1, disk: "disk".to_owned() };
-    (disk.clone(), Place { disk, name, of, shown })
+    let owner = RecordOwner { nqn, nsid: 1, disk: "disk".to_owned() };
+    (disk.clone(), RecordFile { disk, name, owner, shown })
 }
 
 #[test]
@@ -121,12 +121,12 @@ fn whenever_the_power_goes_the_one_or_the_other_record_is_there() {
     for after in [Some(new.as_slice()), None] {
         for (steps, names_survive) in (0..=4).flat_map(|steps| [(steps, false), (steps, true)]) {
             for fate in fates {
-                let (disk, mut place) = place();
-                place.write(Some(&old)).unwrap();
+                let (disk, mut directory) = directory();
+                directory.write(Some(&old)).unwrap();
                 disk.0.lock().unwrap().steps_left = steps;
-                let stored = place.write(after);
+                let stored = directory.write(after);
                 disk.cut(names_survive, fate);
-                let found = place.read().unwrap();
+                let found = directory.read().unwrap();
                 let is_new = found.as_deref() == after;
                 assert!(is_new || found.as_ref() == Some(&old), "{steps} steps: {found:?}");
                 assert!(is_new || stored.is_err(), "{steps} steps: it was said to be written");
@@ -142,22 +142,22 @@ fn what_is_refused_because_one_step_failed_is_not_found_after_a_restart() {
         for after in [Some(new.as_slice()), None] {
             for (steps, names_survive) in (0..=3).flat_map(|steps| [(steps, false), (steps, true)])
             {
-                let (disk, mut place) = place();
-                place.write(before).unwrap();
+                let (disk, mut directory) = directory();
+                directory.write(before).unwrap();
                 disk.0.lock().unwrap().steps_left = steps;
                 disk.0.lock().unwrap().stumbles = true;
-                let stored = place.write(after);
+                let stored = directory.write(after);
                 disk.cut(names_survive, <[u8]>::to_vec);
                 let expected = if stored.is_ok() { after } else { before };
-                assert_eq!(place.read().unwrap().as_deref(), expected, "{steps} steps");
+                assert_eq!(directory.read().unwrap().as_deref(), expected, "{steps} steps");
             }
         }
     }
     // If the change cannot be undone, the error says so.
-    let (disk, mut place) = place();
+    let (disk, mut directory) = directory();
     disk.0.lock().unwrap().steps_left = 3;
-    let why = place.write(Some(&new)).unwrap_err();
-    assert!(why.text.contains("a restart may find the change which is refused now"), "{why}");
+    let why = directory.write(Some(&new)).unwrap_err();
+    assert!(why.text.contains("a restart may find the change that is rejected now"), "{why}");
 }
 
 /// Host whose reservations are persistent.
@@ -222,30 +222,30 @@ fn what_is_written_is_read_by_the_next_process_and_by_one_at_a_time() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("state");
     let first = StateDirectory::open(&path).unwrap();
-    let keeper = first.keeper("nqn.one", 1, "disk");
+    let keeper = first.reservation_store("nqn.one", 1, "disk");
     assert_eq!(keeper.load(), Ok(None));
     let mut world = World::new(keeper);
     for _ in 0..2 {
         world.ask(true);
         assert_eq!(world.answer(), Status::SUCCESS);
     }
-    let written = first.keeper("nqn.one", 1, "disk").load();
+    let written = first.reservation_store("nqn.one", 1, "disk").load();
     assert!(matches!(written, Ok(Some(_))));
-    let mut other = World::new(first.keeper("nqn.one", 2, "disk"));
+    let mut other = World::new(first.reservation_store("nqn.one", 2, "disk"));
     for persists in [true, false] {
         other.ask(persists);
         assert_eq!(other.answer(), Status::SUCCESS);
     }
     let refused = StateDirectory::open(&path).unwrap_err();
-    assert!(refused.text.contains("another process has it"), "{refused}");
+    assert!(refused.text.contains("another process uses it"), "{refused}");
     drop((first, world, other));
     let again = StateDirectory::open(&path).unwrap();
-    assert_eq!(again.keeper("nqn.one", 1, "disk").load(), written);
-    assert_eq!(again.keeper("nqn.one", 2, "disk").load(), Ok(None));
+    assert_eq!(again.reservation_store("nqn.one", 1, "disk").load(), written);
+    assert_eq!(again.reservation_store("nqn.one", 2, "disk").load(), Ok(None));
     // A file copied from another namespace is rejected.
     let name = path.join(super::name_of("nqn.two", 1));
     std::fs::copy(path.join(super::name_of("nqn.one", 1)), name).unwrap();
-    let refused = again.keeper("nqn.two", 1, "disk").load().unwrap_err();
+    let refused = again.reservation_store("nqn.two", 1, "disk").load().unwrap_err();
     assert!(refused.text.contains("it is of namespace 1 of nqn.one"), "{refused}");
 }
 
@@ -254,7 +254,7 @@ fn whoever_lets_go_of_the_directory_waits_until_all_is_written() {
     let root = tempfile::tempdir().unwrap();
     for nsid in 1..40 {
         let state = StateDirectory::open(root.path()).unwrap();
-        let mut world = World::new(state.keeper("nqn.one", nsid, "disk"));
+        let mut world = World::new(state.reservation_store("nqn.one", nsid, "disk"));
         world.ask(true);
         drop(state);
         assert!(root.path().join(super::name_of("nqn.one", nsid)).exists());
@@ -298,11 +298,11 @@ impl StateFs for Slow {
 
 #[test]
 fn a_slow_disk_holds_up_the_answer_and_nobody_else() {
-    let (fragile, place) = place();
+    let (fragile, directory) = directory();
     let (open, gate) = channel();
     let disk = Slow { disk: fragile.clone(), gate: Arc::new(Mutex::new(gate)) };
-    let Place { name, of, shown, .. } = place;
-    let slow = Place { disk, name, of, shown };
+    let RecordFile { name, owner, shown, .. } = directory;
+    let slow = RecordFile { disk, name, owner, shown };
     let pool = ThreadPool::new(1, 8);
     let mut world = World::new(Box::new(ReservationFile::new(slow.clone(), pool.handle(), false)));
     world.ask(true);
@@ -332,7 +332,7 @@ fn a_slow_disk_holds_up_the_answer_and_nobody_else() {
     let refused = ReservationFile::new(slow.clone(), ThreadPool::new(0, 0).handle(), false)
         .load()
         .unwrap_err();
-    assert!(refused.text.contains("no thread to read it"), "{refused}");
+    assert!(refused.text.contains("the writer thread has ended"), "{refused}");
 }
 
 #[test]
@@ -350,11 +350,11 @@ const OLD_NQN: &str = "nqn.2026-01.org.tenmil:disk";
 fn reservations_of_another_disk_are_refused_by_name_until_they_are_adopted() {
     let root = tempfile::tempdir().unwrap();
     let state = StateDirectory::open(root.path()).unwrap();
-    let mut world = World::new(state.keeper("nqn.one", 1, "inode 5 made at 9"));
+    let mut world = World::new(state.reservation_store("nqn.one", 1, "inode 5 made at 9"));
     world.ask(true);
     assert_eq!(world.answer(), Status::SUCCESS);
     drop(world);
-    let refused = state.keeper("nqn.one", 1, "inode 6 made at 9").load().unwrap_err();
+    let refused = state.reservation_store("nqn.one", 1, "inode 6 made at 9").load().unwrap_err();
     let name = super::name_of("nqn.one", 1);
     for part in [
         "inode 5 made at 9",
@@ -365,19 +365,19 @@ fn reservations_of_another_disk_are_refused_by_name_until_they_are_adopted() {
     ] {
         assert!(refused.text.contains(part), "{refused}");
     }
-    let written = state.keeper("nqn.one", 1, "inode 5 made at 9").load();
+    let written = state.reservation_store("nqn.one", 1, "inode 5 made at 9").load();
     assert!(matches!(written, Ok(Some(_))), "what is refused is not changed");
     drop(state);
-    let state = StateDirectory::open(root.path()).unwrap().adopting(&[name]).unwrap();
-    assert_eq!(state.keeper("nqn.one", 1, "inode 6 made at 9").load(), written);
+    let state = StateDirectory::open(root.path()).unwrap().with_adopted(&[name]).unwrap();
+    assert_eq!(state.reservation_store("nqn.one", 1, "inode 6 made at 9").load(), written);
     drop(state);
     let state = StateDirectory::open(root.path()).unwrap();
-    assert_eq!(state.keeper("nqn.one", 1, "inode 6 made at 9").load(), written);
-    assert!(state.keeper("nqn.one", 1, "inode 5 made at 9").load().is_err());
+    assert_eq!(state.reservation_store("nqn.one", 1, "inode 6 made at 9").load(), written);
+    assert!(state.reservation_store("nqn.one", 1, "inode 5 made at 9").load().is_err());
     for name in ["reservations-0-1", "lock", "../lock", "reservations-../lock"] {
         let state = StateDirectory::open(&root.path().join("other")).unwrap();
-        let refused = state.adopting(&[name.to_owned()]).unwrap_err();
-        assert!(refused.text.contains("it is no record in"), "{refused}");
+        let refused = state.with_adopted(&[name.to_owned()]).unwrap_err();
+        assert!(refused.text.contains("it is not a reservation file in"), "{refused}");
     }
 }
 
@@ -386,10 +386,10 @@ fn reservations_of_a_disk_whose_identity_has_control_characters_are_found_again(
     let root = tempfile::tempdir().unwrap();
     let state = StateDirectory::open(root.path()).unwrap();
     let disk = "file:a\nb\u{85}c";
-    let mut world = World::new(state.keeper("nqn.one", 1, disk));
+    let mut world = World::new(state.reservation_store("nqn.one", 1, disk));
     world.ask(true);
     assert_eq!(world.answer(), Status::SUCCESS);
-    let written = state.keeper("nqn.one", 1, disk).load();
+    let written = state.reservation_store("nqn.one", 1, disk).load();
     assert!(matches!(written, Ok(Some(_))), "{written:?}");
 }
 
@@ -400,17 +400,20 @@ fn a_record_of_the_first_format_is_refused_with_the_option_that_takes_it_over() 
     let name = super::name_of(OLD_NQN, 1);
     std::fs::write(root.path().join(&name), FORMAT_1).unwrap();
     let state = StateDirectory::open(root.path()).unwrap();
-    let refused = state.keeper(OLD_NQN, 1, "inode 5").load().unwrap_err();
+    let refused = state.reservation_store(OLD_NQN, 1, "inode 5").load().unwrap_err();
     assert!(refused.text.contains(&format!("--adopt-reservations {name}")), "{refused}");
     assert_eq!(std::fs::read(root.path().join(&name)).unwrap(), FORMAT_1);
     drop(state);
-    let state = StateDirectory::open(root.path()).unwrap().adopting(&[name]).unwrap();
-    let keeper = state.keeper(OLD_NQN, 1, "inode 5");
+    let state = StateDirectory::open(root.path()).unwrap().with_adopted(&[name]).unwrap();
+    let keeper = state.reservation_store(OLD_NQN, 1, "inode 5");
     assert!(matches!(keeper.load(), Ok(Some(_))));
     let world = World::new(keeper);
     let reservation = world.controller.namespaces().reader().get().get(1).unwrap().reservation;
     assert!(reservation.is_some_and(|it| !it.is_holder && it.rejects_writes()), "{reservation:?}");
-    assert!(state.keeper(OLD_NQN, 1, "inode 6").load().is_err(), "it is of that disk from now on");
+    assert!(
+        state.reservation_store(OLD_NQN, 1, "inode 6").load().is_err(),
+        "it is of that disk from now on"
+    );
 }
 
 /// A power loss at any step of an adoption leaves the old or the new file.
@@ -418,15 +421,15 @@ fn a_record_of_the_first_format_is_refused_with_the_option_that_takes_it_over() 
 fn whenever_the_power_goes_an_adoption_has_happened_or_not() {
     for steps in 0..=4 {
         for names_survive in [false, true] {
-            let (disk, mut place) = place();
-            place.write(Some(b"a record")).unwrap();
-            let other = Of { disk: "another".to_owned(), ..place.of.clone() };
-            let mut adopted = Place { of: other, ..place.clone() };
+            let (disk, mut directory) = directory();
+            directory.write(Some(b"a record")).unwrap();
+            let other = RecordOwner { disk: "another".to_owned(), ..directory.owner.clone() };
+            let mut adopted = RecordFile { owner: other, ..directory.clone() };
             disk.0.lock().unwrap().steps_left = steps;
             let ended = adopted.adopt();
             disk.cut(names_survive, |bytes| bytes[..bytes.len() / 2].to_vec());
             disk.0.lock().unwrap().steps_left = usize::MAX;
-            let [old, new] = [place.read(), adopted.read()];
+            let [old, new] = [directory.read(), adopted.read()];
             assert!(old.is_ok() != new.is_ok(), "{steps}: {old:?} {new:?}");
             assert!(ended.is_err() || new.is_ok(), "{steps}: it was said to be done");
             assert_eq!(old.or(new), Ok(Some(b"a record".to_vec())));
@@ -438,16 +441,16 @@ fn whenever_the_power_goes_an_adoption_has_happened_or_not() {
 
 #[test]
 fn a_file_whose_first_lines_were_changed_is_refused() {
-    let (disk, mut place) = place();
-    place.write(Some(b"a record")).unwrap();
+    let (disk, mut directory) = directory();
+    directory.write(Some(b"a record")).unwrap();
     let whole = disk.read("r").unwrap().unwrap();
     let lines_end = whole.len() - b"a record".len();
     for at in 0..lines_end {
         let mut changed = whole.clone();
         changed[at] ^= 0x10;
         disk.clone().write("r", &changed).unwrap();
-        assert!(place.read().is_err(), "byte {at}");
+        assert!(directory.read().is_err(), "byte {at}");
         disk.clone().write("r", &whole[..at]).unwrap();
-        assert!(place.read().is_err(), "{at} bytes");
+        assert!(directory.read().is_err(), "{at} bytes");
     }
 }

@@ -25,7 +25,7 @@ impl SubsystemExport {
     /// Applies an update. Associations end whose host is no longer allowed, or whose port no longer
     /// shows the subsystem; other hosts are notified of what concerns them. Returns whether
     /// anything changed.
-    pub(in crate::tcp) fn change(&self, change: SubsystemExportUpdate) -> bool {
+    pub(in crate::tcp) fn update(&self, change: SubsystemExportUpdate) -> bool {
         let SubsystemExportUpdate { hosts, ports, masks } = change;
         let mut state = self.state();
         if state.hosts == hosts && state.ports == ports && state.masks == masks {
@@ -36,9 +36,10 @@ impl SubsystemExport {
         let ports_before = std::mem::replace(&mut state.ports, ports);
         drop(state);
         for association in self.associations() {
-            let may_stay = self.allows_host(&association.host.nqn) && self.is_at(association.port);
+            let may_stay =
+                self.allows_host(&association.host.nqn) && self.is_visible_at(association.port);
             if !may_stay {
-                association.front().end(EndReason::SubsystemRemoved);
+                association.transport().end(EndReason::SubsystemRemoved);
                 continue;
             }
             let state = self.state();
@@ -60,8 +61,8 @@ impl SubsystemExport {
         state: &ExportState,
     ) {
         for nsid in before.keys().chain(state.masks.keys()) {
-            let is_shown = state.sees(&association.host.nqn, *nsid);
-            self.subsystem.set_visible(association.cntlid, *nsid, is_shown);
+            let is_visible = state.sees(&association.host.nqn, *nsid);
+            self.subsystem.set_visible(association.cntlid, *nsid, is_visible);
         }
     }
 
@@ -73,9 +74,9 @@ impl SubsystemExport {
         };
         // A controller that is being created evaluates the masks itself.
         let associations = state.associations.iter();
-        let known = associations.filter_map(|(cntlid, known)| Some((*cntlid, known.upgrade()?)));
-        let gets_it = known.filter(|(_, known)| state.sees(&known.host.nqn, *nsid));
-        let cntlids: BTreeSet<u16> = gets_it.map(|(cntlid, _)| cntlid).collect();
+        let entry = associations.filter_map(|(cntlid, entry)| Some((*cntlid, entry.upgrade()?)));
+        let affected = entry.filter(|(_, entry)| state.sees(&entry.host.nqn, *nsid));
+        let cntlids: BTreeSet<u16> = affected.map(|(cntlid, _)| cntlid).collect();
         self.subsystem.add_namespace_for(config, |cntlid| cntlids.contains(&cntlid))
     }
 }
@@ -90,7 +91,7 @@ impl ExportState {
 /// Groups whose ANA state changes. A group that is not listed is optimized.
 fn changed(before: &[(u32, AnaState)], after: &[(u32, AnaState)]) -> Vec<(u32, AnaState)> {
     let of = |states: &[(u32, AnaState)], group: u32| {
-        let found = states.iter().rev().find(|(named, _)| *named == group);
+        let found = states.iter().rev().find(|(listed, _)| *listed == group);
         found.map_or(AnaState::Optimized, |(_, state)| *state)
     };
     let groups: BTreeSet<u32> = before.iter().chain(after).map(|(group, _)| *group).collect();

@@ -89,8 +89,8 @@ fn a_keep_alive_time_out_that_is_set_later_has_the_same_bound() {
 /// KATO 0 disables the timer; a limit still applies where any host name is accepted.
 #[test]
 fn a_silent_host_without_a_keep_alive_time_out_stays_only_if_it_is_named() {
-    for (is_named, left) in [(false, 0), (true, 2)] {
-        let mut rig = Rig::with(limits(), |plan| match is_named {
+    for (is_listed, left) in [(false, 0), (true, 2)] {
+        let mut rig = Rig::with(limits(), |plan| match is_listed {
             true => {
                 SubsystemExportConfig { hosts: Hosts::Listed([HOST.to_owned()].into()), ..plan }
             }
@@ -122,9 +122,9 @@ fn hosts_of_one_address_leave_registrants_to_others() {
     let admission = AdmissionLimits { registrants_per_address_max: 2, ..AdmissionLimits::of(64) };
     let limits = Limits { admission: Some(admission), connections_max: 64, ..limits() };
     let name = |number: u8| format!("nqn.2014-08.org.example:{number}");
-    for is_named in [false, true] {
+    for is_listed in [false, true] {
         let mut rig =
-            Rig::with(Limits { memory_bytes: 16 << 20, ..limits }, |plan| match is_named {
+            Rig::with(Limits { memory_bytes: 16 << 20, ..limits }, |plan| match is_listed {
                 true => SubsystemExportConfig {
                     hosts: Hosts::Listed((0..9).map(name).collect()),
                     ..plan
@@ -149,7 +149,7 @@ fn hosts_of_one_address_leave_registrants_to_others() {
         for number in 1..=2 {
             assert_eq!(register(number, "192.0.2.1:1000"), Status::SUCCESS);
         }
-        let third = if is_named { Status::SUCCESS } else { Status::NOT_ENOUGH_RESOURCES };
+        let third = if is_listed { Status::SUCCESS } else { Status::NOT_ENOUGH_RESOURCES };
         assert_eq!(register(3, "192.0.2.1:2000"), third);
         assert_eq!(register(4, "192.0.2.2:1000"), Status::SUCCESS);
     }

@@ -114,7 +114,7 @@ fn a_namespace_that_is_added_is_told_to_those_who_may_see_it() {
     let (_, second) = heard(&mut rig, two).unwrap();
     // The second namespace is visible to one host only.
     let masks = BTreeMap::from([(2, BTreeSet::from([TWO.to_owned()]))]);
-    assert!(rig.service.change(NQN, SubsystemExportUpdate { masks, ..as_it_was() }));
+    assert!(rig.service.update(NQN, SubsystemExportUpdate { masks, ..as_it_was() }));
     rig.service.add_namespace(NQN, namespace(&rig, 2)).unwrap();
     rig.run();
     assert!(heard(&mut rig, (one.0, tag)).is_none());
@@ -125,7 +125,7 @@ fn a_namespace_that_is_added_is_told_to_those_who_may_see_it() {
     assert_eq!(seen(&mut rig, late.0), [1]);
     // Then it is visible to the other host only.
     let masks = BTreeMap::from([(2, BTreeSet::from([ONE.to_owned()]))]);
-    rig.service.change(NQN, SubsystemExportUpdate { masks, ..as_it_was() });
+    rig.service.update(NQN, SubsystemExportUpdate { masks, ..as_it_was() });
     rig.run();
     assert!(heard(&mut rig, (one.0, tag)).is_some() && heard(&mut rig, (two.0, second)).is_some());
     assert_eq!((seen(&mut rig, one.0), seen(&mut rig, two.0)), (vec![1, 2], vec![1]));
@@ -140,7 +140,7 @@ fn a_host_is_sent_an_event_when_a_namespace_is_hidden_and_none_of_one_that_it_ne
     }
     let one = admin(&mut rig, ONE);
     let masks = BTreeMap::from([(2, BTreeSet::from([TWO.to_owned()]))]);
-    rig.service.change(NQN, SubsystemExportUpdate { masks, ..as_it_was() });
+    rig.service.update(NQN, SubsystemExportUpdate { masks, ..as_it_was() });
     rig.run();
     assert_eq!(heard(&mut rig, one).map(|(page, _)| page), Some(NAMESPACES));
     assert_eq!(seen(&mut rig, one.0), [1]);
@@ -163,7 +163,7 @@ fn masks_and_namespaces_that_change_while_a_controller_is_opened_hold_for_it() {
     let only = |nsid, host: &str| (nsid, BTreeSet::from([host.to_owned()]));
     let change = |masks: &[(u32, BTreeSet<String>)]| {
         let masks = masks.iter().cloned().collect();
-        assert!(rig.service.change(NQN, SubsystemExportUpdate { masks, ..as_it_was() }));
+        assert!(rig.service.update(NQN, SubsystemExportUpdate { masks, ..as_it_was() }));
     };
     change(&[only(3, ONE)]);
     let offer = rig.service.find(NQN, 1).unwrap();
@@ -176,7 +176,7 @@ fn masks_and_namespaces_that_change_while_a_controller_is_opened_hold_for_it() {
     let front = FabricsTransport::new(controller, rig.now);
     let association = Association::new(Arc::clone(&offer), cntlid, (host, 1), front);
     offer.add_association(&association);
-    let namespaces = association.front().controller().namespaces().reader();
+    let namespaces = association.transport().controller().namespaces().reader();
     let seen: Vec<u32> = namespaces.get().iter().map(|namespace| namespace.nsid).collect();
     assert_eq!(seen, [1, 3]);
 }
@@ -187,7 +187,7 @@ fn a_host_that_may_not_stay_goes_and_the_others_do_not_notice() {
     rig.service.add_namespace(NQN, namespace(&rig, 1)).unwrap();
     let (one, two) = (admin(&mut rig, ONE), admin(&mut rig, TWO));
     let hosts = Hosts::Listed(BTreeSet::from([TWO.to_owned()]));
-    rig.service.change(NQN, SubsystemExportUpdate { hosts: hosts.clone(), ..as_it_was() });
+    rig.service.update(NQN, SubsystemExportUpdate { hosts: hosts.clone(), ..as_it_was() });
     rig.run();
     assert_eq!((rig.service.associations(), rig.service.connected()), (1, 1));
     assert!(heard(&mut rig, two).is_none());
@@ -195,10 +195,10 @@ fn a_host_that_may_not_stay_goes_and_the_others_do_not_notice() {
     assert!(!rig.lines[one.0].done.contains_key(&one.1));
     // The host is connected through port 1.
     let ports = BTreeMap::from([(2, Vec::new())]);
-    rig.service.change(NQN, SubsystemExportUpdate { hosts, ports, ..as_it_was() });
+    rig.service.update(NQN, SubsystemExportUpdate { hosts, ports, ..as_it_was() });
     rig.run();
     assert_eq!((rig.service.associations(), rig.service.connected()), (0, 0));
-    assert!(!rig.service.change("nqn.2026-01.org.tenmil:other", as_it_was()));
+    assert!(!rig.service.update("nqn.2026-01.org.tenmil:other", as_it_was()));
 }
 
 #[test]
@@ -207,17 +207,17 @@ fn a_path_that_changes_is_told_and_what_stays_as_it_was_is_no_news() {
     rig.service.add_namespace(NQN, namespace(&rig, 1)).unwrap();
     let one = admin(&mut rig, ONE);
     let generation = rig.service.generation();
-    rig.service.change(NQN, as_it_was());
+    rig.service.update(NQN, as_it_was());
     rig.run();
     assert_eq!(rig.service.generation(), generation);
     assert!(heard(&mut rig, one).is_none());
     let group = |state| BTreeMap::from([(1, vec![(1, state)]), (2, Vec::new())]);
     let ports = group(AnaState::Inaccessible);
-    rig.service.change(NQN, SubsystemExportUpdate { ports, ..as_it_was() });
+    rig.service.update(NQN, SubsystemExportUpdate { ports, ..as_it_was() });
     rig.run();
     let (page, tag) = heard(&mut rig, one).unwrap();
     assert_eq!(page, ANA);
-    rig.service.change(NQN, as_it_was());
+    rig.service.update(NQN, as_it_was());
     rig.run();
     assert_eq!(heard(&mut rig, (one.0, tag)).map(|(page, _)| page), Some(ANA));
 }

@@ -44,7 +44,7 @@ fn who_waits_for_memory_or_for_room_to_send_is_not_left_alone() {
     assert!(quiet(&rig)[0]);
     rig.pass(Span::from_secs(31));
     assert!(rig.lines[lines[1]].done.contains_key(&other));
-    assert!(quiet(&rig).iter().all(|is_quiet| *is_quiet), "{:?}", rig.guests);
+    assert!(quiet(&rig).iter().all(|can_park| *can_park), "{:?}", rig.guests);
 
     // A host that receives nothing.
     rig.lines[lines[1]].is_deaf = true;
@@ -53,7 +53,7 @@ fn who_waits_for_memory_or_for_room_to_send_is_not_left_alone() {
         rig.lines[lines[1]].submit(&read, DataDirection::ToHost(len), &[]);
     }
     rig.run();
-    assert!(quiet(&rig).iter().any(|is_quiet| !is_quiet));
+    assert!(quiet(&rig).iter().any(|can_park| !can_park));
 }
 
 #[test]

@@ -164,15 +164,15 @@ fn a_reset_that_comes_with_an_abort_leaves_what_that_has_ended_unanswered() {
     let mut rig = Rig::new();
     let (admin, _) = rig.admin();
     let event = Command::new(AdminOpcode::AsynchronousEventRequest.code());
-    let parked = rig.lines[admin].submit(&event, DataDirection::None, &[]);
+    let event_requests = rig.lines[admin].submit(&event, DataDirection::None, &[]);
     rig.run();
-    let abort = Command::new(AdminOpcode::Abort.code()).with_cdw10(u32::from(parked) << 16);
+    let abort = Command::new(AdminOpcode::Abort.code()).with_cdw10(u32::from(event_requests) << 16);
     let ofst = u32::try_from(offset::CC).unwrap();
     let disable = PropertySet { size: PropertySize::Four, ofst, value: 0 }.to_command();
     let both = [&abort, &disable].map(|it| rig.lines[admin].submit(it, DataDirection::None, &[]));
     rig.run();
     assert!(both.iter().all(|tag| rig.lines[admin].done.contains_key(tag)));
-    assert!(!rig.lines[admin].done.contains_key(&parked), "its host has forgotten it");
+    assert!(!rig.lines[admin].done.contains_key(&event_requests), "its host has forgotten it");
     rig.lines.clear();
     rig.assert_empty();
 }
@@ -208,7 +208,7 @@ fn aborts_reach_commands_of_both_queues() {
     let (admin, cntlid) = rig.admin();
     rig.io(cntlid, 1);
     let event = Command::new(AdminOpcode::AsynchronousEventRequest.code());
-    let parked = rig.lines[admin].submit(&event, DataDirection::None, &[]);
+    let event_requests = rig.lines[admin].submit(&event, DataDirection::None, &[]);
     rig.run();
     let abort = |sqid: u32, cid: u16| {
         Command::new(AdminOpcode::Abort.code()).with_cdw10(u32::from(cid) << 16 | sqid)
@@ -217,7 +217,7 @@ fn aborts_reach_commands_of_both_queues() {
     assert_eq!((completion.status(), completion.dw0()), (Status::SUCCESS, 1), "there is none");
     let (completion, _) = rig.command(admin, &abort(9, 7), DataDirection::None, &[]);
     assert_eq!((completion.status(), completion.dw0()), (Status::SUCCESS, 1), "no such queue");
-    assert!(!rig.lines[admin].done.contains_key(&parked));
+    assert!(!rig.lines[admin].done.contains_key(&event_requests));
 }
 
 /// A command is identified by the host's CID, which differs from the tag that it has in the target.
@@ -231,17 +231,17 @@ fn an_abort_and_the_error_log_mean_commands_by_what_the_host_calls_them() {
     rig.lines[admin].is_deaf = true;
     rig.lines[admin].submit(&keep_alive, DataDirection::None, &[]);
     rig.run();
-    let parked = [0; 3].map(|_| rig.lines[admin].submit(&event, DataDirection::None, &[]));
+    let event_requests = [0; 3].map(|_| rig.lines[admin].submit(&event, DataDirection::None, &[]));
     rig.lines[admin].is_deaf = false;
     rig.run();
     let abort = |cid: u16| Command::new(AdminOpcode::Abort.code()).with_cdw10(u32::from(cid) << 16);
-    let (completion, _) = rig.command(admin, &abort(parked[1]), DataDirection::None, &[]);
+    let (completion, _) = rig.command(admin, &abort(event_requests[1]), DataDirection::None, &[]);
     assert_eq!((completion.status(), completion.dw0()), (Status::SUCCESS, 0));
     rig.run();
-    let (ended, _) = rig.lines[admin].done.remove(&parked[1]).unwrap();
+    let (ended, _) = rig.lines[admin].done.remove(&event_requests[1]).unwrap();
     assert_eq!(ended.status(), Status::ABORT_REQUESTED);
-    assert!(parked.iter().all(|tag| !rig.lines[admin].done.contains_key(tag)), "no other");
-    let (completion, _) = rig.command(admin, &abort(parked[1]), DataDirection::None, &[]);
+    assert!(event_requests.iter().all(|tag| !rig.lines[admin].done.contains_key(tag)), "no other");
+    let (completion, _) = rig.command(admin, &abort(event_requests[1]), DataDirection::None, &[]);
     assert_eq!((completion.status(), completion.dw0()), (Status::SUCCESS, 1), "it has ended");
 
     let unknown = Command::new(AdminOpcode::Identify.code()).with_cdw10(0xff);

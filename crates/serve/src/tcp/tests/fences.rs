@@ -236,9 +236,9 @@ fn a_medium_that_never_answers_costs_its_blocks_and_nothing_else() {
         let is_it = |new_events: &&TargetEvent| matches!(new_events, TargetEvent::Trouble(said) if said.contains(text));
         rig.new_events.iter().filter(is_it).count()
     };
-    let late = "opcode 0x01 at block 0 of namespace 1: what they write is closed to everyone";
+    let late = "opcode 0x01 at block 0 of namespace 1: the blocks that they write are locked";
     assert_eq!(
-        (reported(&rig, late), reported(&rig, "have answered")),
+        (reported(&rig, late), reported(&rig, "have drained")),
         (1, 0),
         "{:?}",
         rig.new_events
@@ -246,7 +246,7 @@ fn a_medium_that_never_answers_costs_its_blocks_and_nothing_else() {
     medium.store(LET_GO, Ordering::Relaxed);
     rig.pass(Span::from_ms(1));
     assert_eq!(
-        reported(&rig, "have answered 5001 ms after it was stopped"),
+        reported(&rig, "have drained 5001 ms after it was stopped"),
         1,
         "{:?}",
         rig.new_events

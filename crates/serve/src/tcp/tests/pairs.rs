@@ -385,7 +385,7 @@ fn whoever_owes_a_second_half_is_sent_away_in_time_and_others_get_on() {
         assert_eq!(ended(&mut rig, lines[1], tags), [OK; 2], "half a pair is in nobody's way");
         rig.pass(Span::from_secs(11));
         let gone = |new_events: &crate::tcp::TargetEvent| {
-            new_events.to_string().contains("what it was asked for")
+            new_events.to_string().contains("send requested data")
         };
         assert!(rig.new_events.iter().any(gone), "{:?}", rig.new_events);
         leave(rig);
@@ -453,14 +453,14 @@ fn whoever_is_waited_for_is_not_left_alone() {
     let [one, other] = [1, 2].map(|number| rig.host(number).1);
     send_pair(&mut rig, one, 0, [&[0; 512], &[1; 512]]);
     rig.lines[one].turn(rig.now);
-    rig.guests[one].turn(rig.now);
+    rig.guests[one].step(rig.now);
     let read = transfer(IoOpcode::Read.code(), 0, 1);
     rig.lines[other].submit(&read, DataDirection::ToHost(512), &[]);
     rig.lines[other].turn(rig.now);
     assert!(rig.guests[other].is_idle());
-    rig.guests[other].turn(rig.now);
+    rig.guests[other].step(rig.now);
     assert!(!rig.guests[other].is_idle(), "a pair waits for its word");
-    rig.guests[other].turn(rig.now);
+    rig.guests[other].step(rig.now);
     assert!(rig.guests[other].is_idle());
     rig.run();
     leave(rig);

@@ -41,7 +41,8 @@ impl World {
         assert!(subsystem.remove_namespace(1));
         for nsid in [KEPT, FORGOTTEN] {
             let medium = Arc::new(RamDevice::new(&rig.regions, 512, BLOCKS).unwrap());
-            let persistence = Persistence::Durable(directory.keeper(NQN, nsid, "a disk"));
+            let persistence =
+                Persistence::Durable(directory.reservation_store(NQN, nsid, "a disk"));
             let namespace =
                 NamespaceConfig { nsid: Some(nsid), persistence, ..NamespaceConfig::new(medium) };
             subsystem.add_namespace(namespace).unwrap();

@@ -447,7 +447,7 @@ fn a_controller_that_is_being_opened_is_taken_and_one_of_a_withdrawn_subsystem_e
     let front = FabricsTransport::new(controller, rig.now);
     let association = Association::new(Arc::clone(&offer), 2, (host.clone(), 1), front);
     offer.add_association(&association);
-    assert_eq!(association.front().end_reason(), Some(EndReason::SubsystemRemoved));
+    assert_eq!(association.transport().end_reason(), Some(EndReason::SubsystemRemoved));
     drop(association);
     assert!(open(2).is_ok(), "its number is free again");
 }

@@ -59,7 +59,7 @@ pub(super) struct Pipe {
 /// Properties of a pipe, as reported to the service.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Traits {
-    /// While set, the kernel still reads the sent buffers.
+    /// While set, the kernel still references the sent buffers.
     pub(super) reads: Arc<AtomicBool>,
     pub(super) is_tied: bool,
     pub(super) here: Option<SocketAddr>,
@@ -138,7 +138,7 @@ impl Stream for Pipe {
     fn send(
         &mut self,
         headers: &[u8],
-        stretches: &[SendSlice],
+        slices: &[SendSlice],
         _: bool,
     ) -> Result<usize, StreamError> {
         let mut half = self.outgoing.lock().unwrap();
@@ -146,7 +146,7 @@ impl Stream for Pipe {
             return Err(StreamError("the pipe is closed".to_owned()));
         }
         let mut bytes = Vec::new();
-        for stretch in stretches {
+        for stretch in slices {
             match *stretch {
                 SendSlice::Headers { at, len_bytes } => {
                     bytes.extend(&headers[at as usize..][..len_bytes as usize]);
@@ -445,7 +445,7 @@ impl Rig {
         for _ in 0..100_000 {
             let mut is_busy = false;
             for guest in &mut self.guests {
-                is_busy |= guest.turn(self.now);
+                is_busy |= guest.step(self.now);
             }
             let before = self.guests.len();
             self.guests.retain(|guest| !guest.is_over());

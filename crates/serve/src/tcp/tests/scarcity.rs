@@ -108,7 +108,7 @@ fn a_host_that_owes_data_for_too_long_is_sent_away_and_others_get_on() {
     let gone = rig
         .new_events
         .iter()
-        .any(|new_events| new_events.to_string().contains("send what it was asked for"));
+        .any(|new_events| new_events.to_string().contains("send requested data"));
     assert!(gone, "{:?}", rig.new_events);
     rig.lines.clear();
     rig.assert_empty();
@@ -144,7 +144,7 @@ fn a_host_that_takes_nothing_is_sent_away_and_its_memory_comes_back() {
     let gone = rig
         .new_events
         .iter()
-        .any(|new_events| new_events.to_string().contains("take what it asked for"));
+        .any(|new_events| new_events.to_string().contains("receive requested data"));
     assert!(gone, "{:?}", rig.new_events);
     rig.lines.clear();
     rig.assert_empty();
@@ -450,7 +450,7 @@ fn a_connection_that_has_ended_stays_until_its_media_and_the_kernel_have_let_go(
     assert_eq!(rig.guests.len(), 1);
 }
 
-/// A host has received its data and disconnected while the kernel still reads the sent buffers.
+/// A host has received its data and disconnected while the kernel still references the sent buffers.
 /// Returns the number of bytes that are free otherwise.
 fn gone_while_read() -> (Rig, u64) {
     let mut rig = Rig::new();
@@ -488,7 +488,7 @@ fn memory_that_is_read_for_too_long_is_never_used_again_and_that_is_said() {
     assert_eq!(rig.guests.len(), 1);
     assert_eq!(rig.service.budget().free_bytes(), free - u64::from(LARGEST));
     let said = |new_events: &crate::tcp::TargetEvent| {
-        new_events.to_string().contains("still reads 131072 bytes")
+        new_events.to_string().contains("still references 131072 bytes")
     };
     assert!(rig.new_events.iter().any(said), "{:?}", rig.new_events);
     // The same if the connection is dropped without waiting.
@@ -569,7 +569,7 @@ fn a_host_gets_on_while_others_drip_into_all_that_they_can_have() {
         assert!(found == bytes);
     }
     let late = |new_events: &crate::tcp::TargetEvent| {
-        new_events.to_string().contains("send what it was asked for")
+        new_events.to_string().contains("send requested data")
     };
     assert_eq!(
         rig.new_events.iter().filter(|new_events| late(new_events)).count(),

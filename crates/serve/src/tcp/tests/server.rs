@@ -96,7 +96,7 @@ fn connections_behind_one_receive_queue_have_one_reactor_and_without_one_it_is_s
     let (server, client) = serve(&rig, &reactors, PlacementPolicy::Queue, clock);
     let at = |napi_id| {
         server
-            .ushers
+            .dispatcher
             .reactor_of_queue(tenmil_linux::socket::RxPlacement {
                 cpu: None,
                 napi_id: Some(napi_id),
@@ -112,8 +112,8 @@ fn connections_behind_one_receive_queue_have_one_reactor_and_without_one_it_is_s
     drop(server);
     reactors.stop();
     let new_events = std::iter::from_fn(|| rig.service.next_event());
-    let is_told = |new_events: &TargetEvent| matches!(new_events, TargetEvent::Trouble(text) if text.contains("SO_INCOMING_NAPI_ID is 0"));
-    assert_eq!(new_events.filter(is_told).count(), 1, "of two connections");
+    let is_notified = |new_events: &TargetEvent| matches!(new_events, TargetEvent::Trouble(text) if text.contains("SO_INCOMING_NAPI_ID is 0"));
+    assert_eq!(new_events.filter(is_notified).count(), 1, "of two connections");
 }
 
 /// One host sends fused pairs while the others are idle or have reads outstanding, on the same

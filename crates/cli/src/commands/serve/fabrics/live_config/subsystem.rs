@@ -158,7 +158,7 @@ impl LiveSubsystem {
         }
         // Hosts and masks change before namespaces are added, so that no host sees one that it must
         // not.
-        service.change(nqn, SubsystemExportUpdate { hosts, ports, masks });
+        service.update(nqn, SubsystemExportUpdate { hosts, ports, masks });
         for new in self.namespaces.iter().filter(|new| !stays(new, &before.namespaces)) {
             match service.add_namespace(nqn, new.config(self.unchanged(state))) {
                 Ok(nsid) => {
@@ -203,7 +203,8 @@ impl LiveNamespace {
     /// Namespace configuration for the subsystem; `unchanged` is the state directory and the subsystem NQN.
     pub(super) fn config(&self, unchanged: Option<(&StateDirectory, &str)>) -> NamespaceConfig {
         let disk = || disk::identity(&self.requested.uri, &self.identities);
-        let keeper = unchanged.map(|(state, nqn)| state.keeper(nqn, self.requested.nsid, &disk()));
+        let keeper = unchanged
+            .map(|(state, nqn)| state.reservation_store(nqn, self.requested.nsid, &disk()));
         NamespaceConfig {
             persistence: keeper.map_or(Persistence::None, Persistence::Durable),
             nsid: Some(self.requested.nsid),

@@ -8,10 +8,10 @@ use super::command_table::CommandTable;
 /// Transmit state of a connection.
 #[derive(Debug)]
 pub(super) struct SendState {
-    stretches: Vec<SendSlice>,
+    slices: Vec<SendSlice>,
     /// Bytes that the stream accepted, and the part of these that is no longer referenced.
-    taken: u64,
-    told: u64,
+    accepted: u64,
+    released: u64,
     /// Whether the stream did not accept everything.
     is_blocked: bool,
 }
@@ -22,7 +22,7 @@ const SENDS_MAX: usize = 4;
 
 impl SendState {
     pub(super) fn new() -> Self {
-        Self { stretches: Vec::new(), taken: 0, told: 0, is_blocked: false }
+        Self { slices: Vec::new(), accepted: 0, released: 0, is_blocked: false }
     }
 
     /// Whether sending must wait for space in the stream.
@@ -40,17 +40,17 @@ impl SendState {
             }
         };
         // The pieces begin with the bytes that the stream accepted but still references.
-        let read = self.taken - self.told;
-        match read {
+        let referenced = self.accepted - self.released;
+        match referenced {
             0 => !end.pieces().is_empty(),
-            _ => end.pieces().iter().map(len).sum::<u64>() > read,
+            _ => end.pieces().iter().map(len).sum::<u64>() > referenced,
         }
     }
 
     /// Whether the stream still references bytes that it accepted.
     #[inline]
-    pub(super) fn is_read(&self) -> bool {
-        self.taken > self.told
+    pub(super) fn has_kernel_references(&self) -> bool {
+        self.accepted > self.released
     }
 
     /// Sends as much as the stream accepts. Returns the number of bytes.
@@ -59,44 +59,44 @@ impl SendState {
         &mut self,
         stream: &mut dyn Stream,
         end: &mut ControllerConnection,
-        rooms: &mut CommandTable,
+        commands: &mut CommandTable,
     ) -> Result<usize, StreamError> {
-        let mut all = 0;
+        let mut total_sent = 0;
         for _ in 0..SENDS_MAX {
-            end.fill_send_queue(rooms);
-            let total = self.gather(end, rooms)?;
+            end.fill_send_queue(commands);
+            let total = self.gather(end, commands)?;
             if total == 0 {
                 self.is_blocked = false;
                 break;
             }
-            let sent = stream.send(end.headers(), &self.stretches, end.has_more())?;
-            self.taken += sent as u64;
-            all += sent;
-            self.handle_eof(stream, end, rooms);
+            let sent = stream.send(end.headers(), &self.slices, end.has_more())?;
+            self.accepted += sent as u64;
+            total_sent += sent;
+            self.release_sent(stream, end, commands);
             self.is_blocked = sent == 0;
             if self.is_blocked || (sent == total && !end.has_more()) {
                 break;
             }
         }
-        Ok(all)
+        Ok(total_sent)
     }
 
     /// Releases data that the stream no longer references; returns the number of commands that this
     /// completes.
     #[inline]
-    pub(super) fn handle_eof(
+    pub(super) fn release_sent(
         &mut self,
         stream: &mut dyn Stream,
         end: &mut ControllerConnection,
-        rooms: &mut CommandTable,
+        commands: &mut CommandTable,
     ) -> usize {
         let released = stream.released_bytes();
-        let count = usize::try_from(released - self.told).unwrap_or(usize::MAX);
-        self.told = released;
+        let count = usize::try_from(released - self.released).unwrap_or(usize::MAX);
+        self.released = released;
         let mut ended = 0;
         end.record_sent_each(count, |tag| {
             ended += 1;
-            rooms.release(tag);
+            commands.release(tag);
         });
         ended
     }
@@ -106,10 +106,10 @@ impl SendState {
     fn gather(
         &mut self,
         end: &ControllerConnection,
-        rooms: &CommandTable,
+        commands: &CommandTable,
     ) -> Result<usize, StreamError> {
-        self.stretches.clear();
-        let mut skip = u32::try_from(self.taken - self.told).unwrap_or(u32::MAX);
+        self.slices.clear();
+        let mut skip = u32::try_from(self.accepted - self.released).unwrap_or(u32::MAX);
         let mut total = 0;
         for piece in end.pieces() {
             let len = match *piece {
@@ -122,13 +122,15 @@ impl SendState {
                 continue;
             }
             let rest = len - skip;
-            self.stretches.push(match *piece {
+            self.slices.push(match *piece {
                 SendPiece::Headers { at, .. } => {
                     SendSlice::Headers { at: at + skip, len_bytes: rest }
                 }
                 SendPiece::Payload { tag, offset, .. } => {
-                    let place = DataPlacement { tag, offset: offset + skip, len_bytes: rest };
-                    SendSlice::Memory(rooms.segment(place).ok_or_else(|| no_buffer(place))?)
+                    let placement = DataPlacement { tag, offset: offset + skip, len_bytes: rest };
+                    SendSlice::Memory(
+                        commands.segment(placement).ok_or_else(|| no_buffer(placement))?,
+                    )
                 }
             });
             skip = 0;
@@ -140,7 +142,7 @@ impl SendState {
 
 /// Error for data without a buffer: a command keeps its buffer until its data are sent.
 #[cold]
-fn no_buffer(place: DataPlacement) -> StreamError {
-    let DataPlacement { tag, offset, len_bytes } = place;
-    StreamError(format!("{len_bytes} bytes from {offset} of command {tag} lie in no buffer"))
+fn no_buffer(placement: DataPlacement) -> StreamError {
+    let DataPlacement { tag, offset, len_bytes } = placement;
+    StreamError(format!("{len_bytes} bytes from {offset} of command {tag} have no buffer"))
 }

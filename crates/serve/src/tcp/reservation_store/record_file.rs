@@ -17,17 +17,17 @@ pub(super) trait StateFs: Send {
 
 /// Location of a namespace's reservations.
 #[derive(Clone)]
-pub(super) struct Place<D> {
+pub(super) struct RecordFile<D> {
     pub(super) disk: D,
     pub(super) name: String,
-    pub(super) of: Of,
+    pub(super) owner: RecordOwner,
     /// Path for messages.
     pub(super) shown: String,
 }
 
 /// Owner of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Of {
+pub(super) struct RecordOwner {
     pub(super) nqn: String,
     pub(super) nsid: u32,
     /// Identity of the disk: one line that no other disk has.
@@ -37,7 +37,7 @@ pub(super) struct Of {
 /// Format and version.
 const FIRST_LINE: &[u8] = b"tenmil reservations 2\n";
 
-impl Of {
+impl RecordOwner {
     fn lines(&self) -> Vec<u8> {
         let Self { nqn, nsid, disk } = self;
         let lines = format!("subsystem {nqn}\nnamespace {nsid}\ndisk {disk}\n");
@@ -45,7 +45,7 @@ impl Of {
     }
 }
 
-impl<D: StateFs> Place<D> {
+impl<D: StateFs> RecordFile<D> {
     pub(super) fn read(&self) -> Result<Option<Vec<u8>>, Error> {
         let found = self.disk.read(&self.name);
         let found = found
@@ -63,22 +63,22 @@ impl<D: StateFs> Place<D> {
             .map_err(Error::environment)?;
         let Some(bytes) = found else { return Ok(()) };
         let (found, record) = self.parse(&bytes).map_err(Error::environment)?;
-        if found.as_ref() == Some(&self.of) { Ok(()) } else { self.write(Some(record)) }
+        if found.as_ref() == Some(&self.owner) { Ok(()) } else { self.write(Some(record)) }
     }
 
     /// Extracts the record, if the file belongs to this disk.
     fn record_in(&self, bytes: &[u8]) -> Result<Vec<u8>, Error> {
         let (found, record) = self.parse(bytes).map_err(Error::environment)?;
-        let Self { name, of, shown, .. } = self;
-        let Of { nqn, nsid, disk } = of;
+        let Self { name, owner, shown, .. } = self;
+        let RecordOwner { nqn, nsid, disk } = owner;
         let adopt = format!(
             "start once with `--adopt-reservations {name}`; or, to begin without reservations, `rm {shown}`"
         );
         match found {
-            Some(found) if found == *of => Ok(record.to_vec()),
+            Some(found) if found == *owner => Ok(record.to_vec()),
             Some(found) => Err(Error::environment(format!(
                 "read {shown}: it holds the reservations of disk `{}`, and namespace {nsid} of {nqn} is \
-                 disk `{disk}`, expected the same disk: serve that one as namespace {nsid}; or, if it \
+                 disk `{disk}`, expected the same disk: export that one as namespace {nsid}; or, if it \
                  was copied or restored to this one, {adopt}",
                 found.disk
             ))),
@@ -90,16 +90,17 @@ impl<D: StateFs> Place<D> {
     }
 
     /// Parses a file into its owner, if it names one, and the record.
-    fn parse<'a>(&self, bytes: &'a [u8]) -> Result<(Option<Of>, &'a [u8]), String> {
-        let Self { of, shown, .. } = self;
+    fn parse<'a>(&self, bytes: &'a [u8]) -> Result<(Option<RecordOwner>, &'a [u8]), String> {
+        let Self { owner, shown, .. } = self;
         let wrong = |found: &str| {
             format!(
                 "read {shown}: {found}, expected namespace {} of {}: `rm {shown}` to begin without \
                  reservations",
-                of.nsid, of.nqn
+                owner.nsid, owner.nqn
             )
         };
-        let old = bytes.strip_prefix(of.nqn.as_bytes()).and_then(|rest| rest.strip_prefix(b"\n"));
+        let old =
+            bytes.strip_prefix(owner.nqn.as_bytes()).and_then(|rest| rest.strip_prefix(b"\n"));
         if let Some(record) = old {
             return Ok((None, record));
         }
@@ -118,38 +119,38 @@ impl<D: StateFs> Place<D> {
         let (Some(nqn), Some(nsid), Some(disk)) = (nqn, nsid, field("disk")) else {
             return Err(wrong("its lines for subsystem, namespace and disk cannot be read"));
         };
-        if nqn != of.nqn || nsid != of.nsid {
+        if nqn != owner.nqn || nsid != owner.nsid {
             return Err(wrong(&format!("it is of namespace {nsid} of {nqn}")));
         }
-        let found = Of { nqn: nqn.to_owned(), nsid, disk: disk.to_owned() };
+        let found = RecordOwner { nqn: nqn.to_owned(), nsid, disk: disk.to_owned() };
         Ok((Some(found), rest))
     }
 
     pub(super) fn write(&mut self, record: Option<&[u8]>) -> Result<(), Error> {
-        let Self { disk, name, of, shown } = self;
+        let Self { disk, name, owner, shown } = self;
         let wrong = |error: io::Error| format!("write {shown}: {error}");
         let before = disk.read(name).map_err(wrong).map_err(Error::environment)?;
-        let bytes = record.map(|record| [&of.lines(), record].concat());
-        exchange(disk, name, bytes.as_deref()).map_err(wrong).map_err(Error::environment)?;
+        let bytes = record.map(|record| [&owner.lines(), record].concat());
+        replace_file(disk, name, bytes.as_deref()).map_err(wrong).map_err(Error::environment)?;
         let Err(error) = disk.sync_names() else { return Ok(()) };
         // The rename may have become durable. Restore the old file, or a restart would find a
         // change that was reported as failed.
-        let back = exchange(disk, name, before.as_deref()).and_then(|()| disk.sync_names());
+        let back = replace_file(disk, name, before.as_deref()).and_then(|()| disk.sync_names());
         Err(match back {
             Ok(()) => Error::environment(wrong(error)),
             Err(worse) => Error::environment(format!(
-                "write {shown}: {error}; nor could what was there before be put back ({worse}), so \
-                 that a restart may find the change which is refused now"
+                "write {shown}: {error}; the previous content could not be restored ({worse}), so a \
+                 restart may find the change that is rejected now"
             )),
         })
     }
 }
 
 /// Replaces a file atomically, or removes it. The caller makes it durable with `sync_names`.
-fn exchange(disk: &mut impl StateFs, name: &str, bytes: Option<&[u8]>) -> io::Result<()> {
+fn replace_file(disk: &mut impl StateFs, name: &str, bytes: Option<&[u8]>) -> io::Result<()> {
     let Some(bytes) = bytes else { return disk.remove(name) };
-    let draft = format!("{name}.new");
-    disk.write(&draft, bytes)?;
-    disk.sync(&draft)?;
-    disk.rename(&draft, name)
+    let temporary = format!("{name}.new");
+    disk.write(&temporary, bytes)?;
+    disk.sync(&temporary)?;
+    disk.rename(&temporary, name)
 }

@@ -6,8 +6,9 @@
 //!     └─ complete ◀────────────┴────────────┘
 //! ```
 //!
-//! A command is ready when all its data are present. It begins under its tag in the next iteration; those
-//! alike begin together. A command that cannot begin yet stays in the list, and so do those after it.
+//! A command is ready when all its data are present. It begins under its tag in the next iteration, in one
+//! batch with the other ready commands. A command that cannot begin yet stays in the list, and so do those
+//! after it.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ use super::service::Service;
 
 /// I/O queue on the target's end of a connection.
 #[derive(Debug)]
-pub(super) struct Io {
+pub(super) struct IoQueue {
     executor: Executor<SegmentMemory>,
     link: Arc<QueueLink>,
     association: Arc<Association>,
@@ -36,44 +37,46 @@ pub(super) struct Io {
     /// Tags of commands that have all their data and have not begun, oldest first.
     ready: Vec<u16>,
     latency: MeanLatency,
-    told_at: Instant,
+    published_at: Instant,
     /// Whether outstanding writes of the devices are fenced when the queue stops.
     is_fenced: bool,
-    ended: Ended,
+    stop_timer: StopTimer,
 }
 
 /// Tracks how long the devices take to drain after the queue was stopped.
 #[derive(Debug)]
-struct Ended {
+struct StopTimer {
     since: Instant,
     /// When the delay is reported.
-    late_at: Instant,
+    report_at: Instant,
     quiesce: Span,
-    is_late: bool,
+    is_reported: bool,
 }
 
 /// Number of commands that may be split into several requests at the same time.
-const AREAS: u16 = 4;
+const SPLIT_COMMANDS_MAX: u16 = 4;
 /// Interval at which a queue publishes its counters.
-const TELL: Span = Span::from_secs(1);
+const PUBLISH_INTERVAL: Span = Span::from_secs(1);
 /// The only stream of the executor.
 const STREAM: u16 = 0;
 
-impl Io {
+impl IoQueue {
     /// Creates the queue that a host connects, with at most `depth` outstanding commands.
     pub(super) fn new(
         service: &Service,
         association: Arc<Association>,
         (qid, depth): (u16, u16),
-        rooms: &CommandTable,
+        commands: &CommandTable,
         now: Instant,
     ) -> Result<Self, CreateQueueError> {
         let limits = service.limits();
-        let new = FabricsQueue { qid, in_flight_max: depth, contexts_max: AREAS.min(depth) };
-        let memory =
-            SegmentMemory::new(Arc::new(rooms.budget().regions().clone()), rooms.budget().region());
+        let new = FabricsQueue { qid, in_flight_max: depth, contexts_max: SPLIT_COMMANDS_MAX.min(depth) };
+        let memory = SegmentMemory::new(
+            Arc::new(commands.pool().regions().clone()),
+            commands.pool().region(),
+        );
         let buffers = service.buffers().clone();
-        let (executor, link) = association.front().create_queue(memory, &new, buffers)?;
+        let (executor, link) = association.transport().create_queue(memory, &new, buffers)?;
         Ok(Self {
             executor,
             link,
@@ -81,27 +84,27 @@ impl Io {
             qid,
             ready: Vec::new(),
             latency: MeanLatency::default(),
-            told_at: now,
+            published_at: now,
             is_fenced: !limits.injected_bugs.unfenced_writes,
-            ended: Ended {
+            stop_timer: StopTimer {
                 since: now,
-                late_at: Instant::NEVER,
+                report_at: Instant::NEVER,
                 quiesce: limits.quiesce,
-                is_late: false,
+                is_reported: false,
             },
         })
     }
 
     /// Records the time of an iteration without new commands or completions.
     #[inline]
-    pub(super) fn is_idle_round(&mut self, now: Instant) {
-        self.latency.account(now, self.under_way());
+    pub(super) fn record_idle_iteration(&mut self, now: Instant) {
+        self.latency.account(now, self.outstanding());
     }
 
-    /// Adds a command that has all its data to those that begin in the next [`turn`](Self::turn).
+    /// Adds a command that has all its data to those that begin in the next [`step`](Self::step).
     #[inline(always)]
-    pub(super) fn begin(&mut self, rooms: &CommandTable, tag: u16) -> StartResult {
-        if rooms.command(tag).opcode() == AdminOpcode::FabricsCommands.code() {
+    pub(super) fn begin(&mut self, commands: &CommandTable, tag: u16) -> StartResult {
+        if commands.command(tag).opcode() == AdminOpcode::FabricsCommands.code() {
             return StartResult::Fabrics;
         }
         self.ready.push(tag);
@@ -110,18 +113,21 @@ impl Io {
 
     /// Does a bounded amount of work; returns the amount done.
     #[inline]
-    pub(super) fn turn(
+    pub(super) fn step(
         &mut self,
         now: Instant,
-        rooms: &mut CommandTable,
+        commands: &mut CommandTable,
         end: &mut ControllerConnection,
     ) -> usize {
         // Requests of the association complete commands, too.
-        let is_ordered = self.link.has_commands();
-        if is_ordered {
-            self.obey(now, rooms, end);
+        let has_commands = self.link.has_commands();
+        if has_commands {
+            self.execute_commands(now, commands, end);
         }
-        if self.is_idle() && !is_ordered && !self.is_stopping() && !self.executor.wants_iteration()
+        if self.is_idle()
+            && !has_commands
+            && !self.is_stopping()
+            && !self.executor.wants_iteration()
         {
             self.executor.skip_idle(now);
             return 0;
@@ -130,7 +136,7 @@ impl Io {
         if self.executor.has_contexts() {
             self.executor.retry_waiting(now);
         }
-        let mut count = self.begin_ready(now, rooms);
+        let mut count = self.begin_ready(now, commands);
         if count > 0 {
             self.link.note_activity(now);
             if was_idle {
@@ -139,14 +145,14 @@ impl Io {
         }
         if self.executor.taken() > 0 {
             self.executor.submit(now);
-            count += self.poll(now, rooms, end);
+            count += self.poll_devices(now, commands, end);
         }
         if self.executor.has_events() {
             count += 1;
-            self.read_letters(now);
+            self.forward_events(now);
         }
         if self.executor.has_finished() {
-            count += self.take_finished(now, rooms, end);
+            count += self.take_finished(now, commands, end);
         }
         if count == 0 {
             self.executor.reap_retired();
@@ -154,28 +160,29 @@ impl Io {
         count
     }
 
-    /// Begins commands in the order in which they became ready, as far as they can begin now. Returns their number.
+    /// Begins commands in the order in which they became ready, as far as they can begin now. Returns their
+    /// number.
     #[inline]
-    fn begin_ready(&mut self, now: Instant, rooms: &CommandTable) -> usize {
+    fn begin_ready(&mut self, now: Instant, commands: &CommandTable) -> usize {
         if self.executor.is_exclusive() {
             self.executor.begin_exclusive();
-            let count = self.begin_unblocked(now, rooms);
+            let count = self.begin_unblocked(now, commands);
             self.executor.end_exclusive();
             return count;
         }
-        if self.ready.is_empty() { 0 } else { self.begin_unblocked(now, rooms) }
+        if self.ready.is_empty() { 0 } else { self.begin_unblocked(now, commands) }
     }
 
-    fn begin_unblocked(&mut self, now: Instant, rooms: &CommandTable) -> usize {
+    fn begin_unblocked(&mut self, now: Instant, commands: &CommandTable) -> usize {
         self.executor.open();
         let mut count = 0;
         while count < self.ready.len() && !self.executor.has_pair() {
             if self.executor.may_run() {
-                let ready = self.ready[count..].iter().map(|tag| rooms.started(*tag));
+                let ready = self.ready[count..].iter().map(|tag| commands.to_execute(*tag));
                 count += self.executor.begin_segments(STREAM, ready);
             }
             let Some(&tag) = self.ready.get(count) else { break };
-            let (id, command, segment) = rooms.started(tag);
+            let (id, command, segment) = commands.to_execute(tag);
             let (tag, data) = (Tag { stream: STREAM, id }, CommandData::Segment(segment));
             if !self.executor.begin(now, tag, *command, data) {
                 break;
@@ -192,16 +199,16 @@ impl Io {
 
     /// Completes the commands that the devices have completed. Returns their number.
     #[inline]
-    fn poll(
+    fn poll_devices(
         &mut self,
         now: Instant,
-        rooms: &mut CommandTable,
+        commands: &mut CommandTable,
         end: &mut ControllerConnection,
     ) -> usize {
         let mut count = 0;
         self.executor.poll_each(now, |tag, result| {
             count += 1;
-            rooms.complete(end, tag, Status::SUCCESS, result);
+            commands.complete_executed(end, tag, Status::SUCCESS, result);
         });
         if count > 0 {
             self.latency.end(count);
@@ -214,7 +221,7 @@ impl Io {
     fn take_finished(
         &mut self,
         now: Instant,
-        rooms: &mut CommandTable,
+        commands: &mut CommandTable,
         end: &mut ControllerConnection,
     ) -> usize {
         let finished = self.executor.take_finished();
@@ -222,11 +229,11 @@ impl Io {
         let count = if self.is_stopping() { 0 } else { finished.len() };
         for command in &finished[..count] {
             let tag = command.tag.id;
-            if let Some(report) = command.report(self.qid, rooms.command(tag).cid()) {
+            if let Some(report) = command.report(self.qid, commands.command(tag).cid()) {
                 let event = QueueEvent::Error(report);
-                self.association.front().handle_queue_event(now, self.qid, event);
+                self.association.transport().handle_queue_event(now, self.qid, event);
             }
-            rooms.complete(end, tag, command.status, command.result);
+            commands.complete_executed(end, tag, command.status, command.result);
         }
         self.latency.end(count);
         self.executor.reuse(finished);
@@ -235,9 +242,9 @@ impl Io {
 
     /// Forwards messages of the executor to the front end and applies its decisions.
     #[cold]
-    fn read_letters(&mut self, now: Instant) {
-        while let Some(letter) = self.executor.next_event() {
-            let decision = self.association.front().handle_queue_event(now, self.qid, letter);
+    fn forward_events(&mut self, now: Instant) {
+        while let Some(event) = self.executor.next_event() {
+            let decision = self.association.transport().handle_queue_event(now, self.qid, event);
             if let Some(decision) = decision {
                 self.executor.complete_reservation(
                     now,
@@ -251,9 +258,14 @@ impl Io {
 
     /// Executes requests of the association.
     #[cold]
-    fn obey(&mut self, now: Instant, rooms: &mut CommandTable, end: &mut ControllerConnection) {
-        for order in self.link.take_commands() {
-            match order {
+    fn execute_commands(
+        &mut self,
+        now: Instant,
+        commands: &mut CommandTable,
+        end: &mut ControllerConnection,
+    ) {
+        for command in self.link.take_commands() {
+            match command {
                 QueueCommand::Stop => self.stop(now),
                 // And the current poll is the one that was requested.
                 QueueCommand::Poll => self.executor.check_preempted(),
@@ -264,18 +276,18 @@ impl Io {
                     self.executor.complete_reservation(now, ticket, end, &[])
                 }
                 QueueCommand::Abort { cid, admin_cid } => {
-                    let is_aborted = match rooms.find(cid) {
+                    let is_aborted = match commands.find(cid) {
                         None => false,
                         Some((id, true)) if !self.ready.contains(&id) => {
                             self.executor.abort(now, Tag { stream: STREAM, id })
                         }
                         Some((tag, _)) => {
                             self.ready.retain(|ready| *ready != tag);
-                            self.refuse(rooms, end, tag, Status::ABORT_REQUESTED);
+                            self.refuse(commands, end, tag, Status::ABORT_REQUESTED);
                             true
                         }
                     };
-                    self.association.front().aborted(now, admin_cid, is_aborted);
+                    self.association.transport().aborted(now, admin_cid, is_aborted);
                 }
             }
         }
@@ -284,12 +296,12 @@ impl Io {
     /// Completes a command that has not started.
     pub(super) fn refuse(
         &self,
-        rooms: &mut CommandTable,
+        commands: &mut CommandTable,
         end: &mut ControllerConnection,
         tag: u16,
         status: Status,
     ) {
-        rooms.finish(end, tag, 0, Completion::new(0, status));
+        commands.complete_with(end, tag, 0, Completion::new(0, status));
     }
 
     /// Stops the queue: nothing is started or completed any more. Outstanding writes are fenced
@@ -302,7 +314,8 @@ impl Io {
                 self.executor.fence_writes();
             }
             self.link.set_ending();
-            (self.ended.since, self.ended.late_at) = (now, now.after(self.ended.quiesce));
+            (self.stop_timer.since, self.stop_timer.report_at) =
+                (now, now.after(self.stop_timer.quiesce));
         }
     }
 
@@ -310,25 +323,27 @@ impl Io {
     /// waits, and later that they have drained.
     #[cold]
     pub(super) fn next_report(&mut self, now: Instant) -> Option<String> {
-        let Self { executor, ended, association, qid, .. } = self;
-        let ms = now.since(ended.since).ns / 1_000_000;
-        let nqn = association.offer().nqn();
-        let whose = format!("queue {qid} of controller {} of {nqn}", association.cntlid);
-        if ended.is_late && executor.taken() == 0 {
-            ended.is_late = false;
-            return Some(format!("{whose}: its media have answered {ms} ms after it was stopped"));
+        let Self { executor, stop_timer, association, qid, .. } = self;
+        let ms = now.since(stop_timer.since).ns / 1_000_000;
+        let nqn = association.export().nqn();
+        let queue_name = format!("queue {qid} of controller {} of {nqn}", association.cntlid);
+        if stop_timer.is_reported && executor.taken() == 0 {
+            stop_timer.is_reported = false;
+            return Some(format!(
+                "{queue_name}: its devices have drained {ms} ms after it was stopped"
+            ));
         }
-        if now < ended.late_at {
+        if now < stop_timer.report_at {
             return None;
         }
-        ended.late_at = Instant::NEVER;
-        ended.is_late = executor.taken() > 0;
+        stop_timer.report_at = Instant::NEVER;
+        stop_timer.is_reported = executor.taken() > 0;
         let (opcode, nsid, lba) = executor.first_outstanding()?;
-        let under_way = executor.taken();
+        let outstanding = executor.taken();
         Some(format!(
-            "{whose} was stopped {ms} ms ago and its media have not answered {under_way} commands, \
-             the first of them opcode {opcode:#04x} at block {lba} of namespace {nsid}: what they \
-             write is closed to everyone until they do; fix: look after that device"
+            "{queue_name} was stopped {ms} ms ago and its devices have not completed {outstanding} \
+             commands, the first of them opcode {opcode:#04x} at block {lba} of namespace {nsid}: the \
+             blocks that they write are locked until then; fix: check that device"
         ))
     }
 
@@ -338,16 +353,16 @@ impl Io {
 
     /// Whether every command has been completed.
     pub(super) fn is_idle(&self) -> bool {
-        self.under_way() == 0
+        self.outstanding() == 0
     }
 
     /// Whether the queue must be polled again.
-    pub(super) fn queue_wants_turn(&self) -> bool {
+    pub(super) fn wants_iteration(&self) -> bool {
         self.executor.wants_iteration()
     }
 
     /// Commands that are ready or executing.
-    pub(super) fn under_way(&self) -> usize {
+    pub(super) fn outstanding(&self) -> usize {
         self.executor.taken() + self.ready.len()
     }
 
@@ -356,34 +371,35 @@ impl Io {
         self.executor.taken() == 0
     }
 
-    /// Publishes the counters of the interval, at most once per `TELL`.
+    /// Publishes the counters of the interval, at most once per `PUBLISH_INTERVAL`.
     #[inline]
     pub(super) fn publish_counters(&mut self, now: Instant) {
-        if now.since(self.told_at) >= TELL {
-            self.tell_now(now);
+        if now.since(self.published_at) >= PUBLISH_INTERVAL {
+            self.publish_now(now);
         }
     }
 
     #[cold]
-    fn tell_now(&mut self, now: Instant) {
-        self.told_at = now;
+    fn publish_now(&mut self, now: Instant) {
+        self.published_at = now;
         let traffic = self.executor.take_traffic(now);
-        self.association.front().add_traffic(&traffic);
+        self.association.transport().add_traffic(&traffic);
     }
 
     /// Closes the drained queue: releases its identifier.
     pub(super) fn close_queue(mut self, now: Instant) {
-        self.tell_now(now);
+        self.publish_now(now);
         let Self { executor, association, qid, .. } = self;
         drop(executor);
-        association.front().remove_queue(now, qid);
+        association.transport().remove_queue(now, qid);
     }
 
-    /// Arms the devices before sleeping: passes new descriptors to `watch`. Returns true if the thread must not sleep.
+    /// Arms the devices before sleeping: passes new descriptors to `watch`. Returns true if the thread must
+    /// not sleep.
     pub(super) fn arm(&mut self, watch: &mut dyn FnMut(BorrowedFd<'_>)) -> bool {
-        let is_held = !self.ready.is_empty();
+        let has_ready = !self.ready.is_empty();
         self.executor.new_descriptors(watch);
-        self.executor.arm(is_held) || self.executor.lacks_wakeup(is_held)
+        self.executor.arm(has_ready) || self.executor.lacks_wakeup(has_ready)
     }
 
     /// Disarms the devices after the thread has woken.
@@ -408,9 +424,9 @@ impl Io {
     #[inline]
     pub(super) fn wake_at(&self) -> Instant {
         if !self.is_idle() {
-            self.executor.wake_at().min(self.ended.late_at)
+            self.executor.wake_at().min(self.stop_timer.report_at)
         } else if self.executor.has_traffic() {
-            self.told_at.after(TELL)
+            self.published_at.after(PUBLISH_INTERVAL)
         } else {
             Instant::NEVER
         }

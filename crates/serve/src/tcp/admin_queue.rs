@@ -18,7 +18,7 @@ use super::subsystem_export::RESETS_MAX;
 
 /// Admin queue.
 #[derive(Debug)]
-pub(super) struct Admin {
+pub(super) struct AdminQueue {
     association: Arc<Association>,
     bytes: Vec<u8>,
     /// When the association has to be polled next.
@@ -30,7 +30,7 @@ pub(super) struct Admin {
     /// Cross-Controller Resets in progress.
     resets: Vec<PendingReset>,
     /// Injected bug: a reset of an unknown controller is completed successfully.
-    is_credulous: bool,
+    accepts_unknown_resets: bool,
     /// Whether the last command was a Keep Alive of a host with a long keep-alive timeout.
     is_only_kept_alive: bool,
 }
@@ -40,20 +40,20 @@ pub(super) struct Admin {
 struct PendingReset {
     /// Tag of the Cross-Controller Reset command.
     tag: u16,
-    named: CrossControllerReset,
+    target: CrossControllerReset,
     /// Deadline for the named controller to be gone.
     until: Instant,
 }
 
 /// Shortest keep-alive timeout for which the wake-up of a Keep Alive may be coalesced with others.
 /// It is many times the delay that coalescing adds.
-const PATIENT: Span = Span::from_ms(2_500);
-const _: () = assert!(PATIENT.ns >= 50 * tenmil_linux::COALESCE_DELAY.ns);
+const COALESCED_KEEP_ALIVE_MIN: Span = Span::from_ms(2_500);
+const _: () = assert!(COALESCED_KEEP_ALIVE_MIN.ns >= 50 * tenmil_linux::COALESCE_DELAY.ns);
 
 /// Interval at which pending resets are checked.
-const RESET_PAUSE: Span = Span::from_ms(1);
+const RESET_CHECK_INTERVAL: Span = Span::from_ms(1);
 
-impl Admin {
+impl AdminQueue {
     pub(super) fn new(association: Arc<Association>, limits: &Limits) -> Self {
         Self {
             association,
@@ -61,7 +61,7 @@ impl Admin {
             wakes_at: Instant::default(),
             wants_iteration: true,
             quiesce: limits.quiesce,
-            is_credulous: limits.injected_bugs.unknown_resets_done,
+            accepts_unknown_resets: limits.injected_bugs.unknown_resets_done,
             resets: Vec::new(),
             is_only_kept_alive: false,
         }
@@ -71,46 +71,47 @@ impl Admin {
     pub(super) fn begin(
         &mut self,
         now: Instant,
-        rooms: &mut CommandTable,
+        commands: &mut CommandTable,
         end: &mut ControllerConnection,
         tag: u16,
     ) {
         self.wants_iteration = true;
         self.is_only_kept_alive = false;
-        let command = *rooms.command(tag);
+        let command = *commands.command(tag);
         let host_cid = command.cid();
         if command.opcode() == AdminOpcode::FabricsCommands.code() {
             let completion = self.property(now, &command);
-            rooms.finish(end, tag, 0, completion);
+            commands.complete_with(end, tag, 0, completion);
             return;
         }
         // The command is executed under its tag, which is unique even if the host's command
         // identifiers are not.
-        let command = under_tags(rooms, &command).with_cid(tag);
+        let command = abort_by_tag(commands, &command).with_cid(tag);
         let association = Arc::clone(&self.association);
-        let mut front = association.front();
-        let data = front.data(&command).and_then(|data| self.load(rooms, tag, data));
-        let ended = match data {
+        let mut transport = association.transport();
+        let data = transport.data(&command).and_then(|data| self.load(commands, tag, data));
+        let result = match data {
             Ok(()) => {
-                let is_sign = command.opcode() == AdminOpcode::KeepAlive.code();
-                self.is_only_kept_alive = is_sign && front.keep_alive() >= PATIENT;
-                front.execute(now, &command, host_cid, &mut self.bytes)
+                let is_keep_alive = command.opcode() == AdminOpcode::KeepAlive.code();
+                self.is_only_kept_alive =
+                    is_keep_alive && transport.keep_alive() >= COALESCED_KEEP_ALIVE_MIN;
+                transport.execute(now, &command, host_cid, &mut self.bytes)
             }
             Err(status) => {
-                front.record_rejection(now, &command.with_cid(host_cid), status);
+                transport.record_rejection(now, &command.with_cid(host_cid), status);
                 Some(AdminResult::refused(status))
             }
         };
-        drop(front);
+        drop(transport);
         self.begin_resets(now);
-        let Some(AdminResult { status, result }) = ended else { return };
-        let sent = if status.is_success() { self.store(rooms, tag) } else { Ok(0) };
+        let Some(AdminResult { status, result }) = result else { return };
+        let sent = if status.is_success() { self.store(commands, tag) } else { Ok(0) };
         let (status, len_bytes) = match sent {
             Ok(len_bytes) => (status, len_bytes),
             Err(why) => (why, 0),
         };
         let completion = Completion::new(0, status).with_dw0(result);
-        rooms.finish(end, tag, len_bytes, completion);
+        commands.complete_with(end, tag, len_bytes, completion);
     }
 
     /// Whether the last command was a Keep Alive whose completion may be delayed.
@@ -121,14 +122,14 @@ impl Admin {
     /// Executes Property Get and Property Set (Base 2.1 §6.5, §6.6); other Fabrics commands are
     /// rejected.
     fn property(&self, now: Instant, command: &Command) -> Completion {
-        let mut front = self.association.front();
+        let mut transport = self.association.transport();
         let bytes = |size| if size == PropertySize::Eight { 8 } else { 4 };
         let kind = FabricsType::from_u8(command.nsid().to_le_bytes()[0]);
         let value = match kind {
             Some(FabricsType::PropertyGet) => PropertyGet::parse(command)
-                .and_then(|get| front.property(now, get.ofst, bytes(get.size))),
+                .and_then(|get| transport.property(now, get.ofst, bytes(get.size))),
             Some(FabricsType::PropertySet) => PropertySet::parse(command).and_then(|set| {
-                front.set_property(now, set.ofst, bytes(set.size), set.value).map(|()| 0)
+                transport.set_property(now, set.ofst, bytes(set.size), set.value).map(|()| 0)
             }),
             // A queue is connected only once (Base 2.1 §6.3).
             Some(FabricsType::Connect) => Err(Status::COMMAND_SEQUENCE_ERROR),
@@ -140,25 +141,29 @@ impl Admin {
             Ok(value) => Completion::new(0, Status::SUCCESS).with_result(value),
             Err(status) => {
                 let status = status.with_dnr();
-                front.record_rejection(now, command, status);
+                transport.record_rejection(now, command, status);
                 Completion::new(0, status)
             }
         }
     }
 
     /// Copies the data that the host sent, if their length and direction match the command.
-    fn load(&mut self, rooms: &CommandTable, tag: u16, data: AdminData) -> Result<(), Status> {
+    fn load(&mut self, commands: &CommandTable, tag: u16, data: AdminData) -> Result<(), Status> {
         let wrong = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
-        let (way, len_bytes) = rooms.data(tag);
+        let (direction, len_bytes) = commands.data(tag);
         self.bytes.clear();
         match data {
             AdminData::None => Ok(()),
-            AdminData::ToHost(need) if way == DataDirection::ToHost && len_bytes >= need => Ok(()),
+            AdminData::ToHost(need) if direction == DataDirection::ToHost && len_bytes >= need => {
+                Ok(())
+            }
             // Excess data are ignored, as on I/O queues.
-            AdminData::FromHost(need) if way == DataDirection::FromHost && len_bytes >= need => {
+            AdminData::FromHost(need)
+                if direction == DataDirection::FromHost && len_bytes >= need =>
+            {
                 self.bytes.resize(need as usize, 0);
-                let segment = rooms.front_of(tag, need).ok_or(wrong)?;
-                let loaded = rooms.budget().regions().load(segment, &mut self.bytes);
+                let segment = commands.data_segment(tag, need).ok_or(wrong)?;
+                let loaded = commands.pool().regions().load(segment, &mut self.bytes);
                 loaded.map_err(|_| Status::INTERNAL_ERROR)
             }
             AdminData::ToHost(_) | AdminData::FromHost(_) => Err(wrong),
@@ -169,9 +174,9 @@ impl Admin {
     fn begin_resets(&mut self, now: Instant) {
         // The lock on this association's front end is released before the other one's is taken: two
         // controllers that reset each other would deadlock.
-        while let Some((tag, named)) = { self.association.front().next_reset() } {
-            if let Some(end) = self.begin_reset(now, tag, named) {
-                self.association.front().end_reset(now, tag, end);
+        while let Some((tag, target)) = { self.association.transport().next_reset() } {
+            if let Some(end) = self.begin_reset(now, tag, target) {
+                self.association.transport().end_reset(now, tag, end);
             }
         }
     }
@@ -181,14 +186,14 @@ impl Admin {
         &mut self,
         now: Instant,
         tag: u16,
-        named: CrossControllerReset,
+        target: CrossControllerReset,
     ) -> Option<AdminResult> {
-        let found = self.association.offer().association(named.icid);
-        let Some(other) = found.filter(|other| other.is_meant(&named)) else {
-            let offer = self.association.offer();
+        let found = self.association.export().association(target.icid);
+        let Some(other) = found.filter(|other| other.is_named_by(&target)) else {
+            let export = self.association.export();
             // An unknown controller may belong to another process or to an earlier run of this one,
             // and may still write, so the reset must not be reported as done.
-            return Some(match offer.has_ended(&named) || self.is_credulous {
+            return Some(match export.has_ended(&target) || self.accepts_unknown_resets {
                 true => reset_done(),
                 false => AdminResult::refused(Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr()),
             });
@@ -199,88 +204,93 @@ impl Admin {
         if self.resets.len() >= usize::from(RESETS_MAX) {
             return Some(AdminResult::refused(Status::CROSS_CONTROLLER_RESET_LIMIT_EXCEEDED));
         }
-        other.front().end(EndReason::Reset);
-        self.resets.push(PendingReset { tag, named, until: now.after(self.quiesce) });
+        other.transport().end(EndReason::Reset);
+        self.resets.push(PendingReset { tag, target, until: now.after(self.quiesce) });
         None
     }
 
     /// Completes resets whose controller is gone. A controller ends with the last connection of its
     /// association, and a connection only once none of its commands is outstanding in a device. A
     /// controller that takes longer than the advertised quiesce time is not reported as reset.
-    fn look_at_resets(&mut self, now: Instant) {
+    fn check_resets(&mut self, now: Instant) {
         let Self { association, resets, .. } = self;
-        resets.retain(|PendingReset { tag, named, until }| {
-            let found = association.offer().association(named.icid);
-            let is_there = found.is_some_and(|other| other.is_meant(named));
-            let is_gone = !is_there && association.offer().has_ended(named);
+        resets.retain(|PendingReset { tag, target, until }| {
+            let found = association.export().association(target.icid);
+            let is_there = found.is_some_and(|other| other.is_named_by(target));
+            let is_gone = !is_there && association.export().has_ended(target);
             if is_gone {
-                association.front().end_reset(now, *tag, reset_done());
+                association.transport().end_reset(now, *tag, reset_done());
             } else if now >= *until {
-                let late = AdminResult::refused(Status::INTERNAL_ERROR);
-                association.front().end_reset(now, *tag, late);
+                let timeout = AdminResult::refused(Status::INTERNAL_ERROR);
+                association.transport().end_reset(now, *tag, timeout);
             }
             !is_gone && now < *until
         });
     }
 
     /// Copies the data for the host into the command's buffer. Returns their length.
-    fn store(&self, rooms: &CommandTable, tag: u16) -> Result<u32, Status> {
-        let (way, room) = rooms.data(tag);
+    fn store(&self, commands: &CommandTable, tag: u16) -> Result<u32, Status> {
+        let (direction, capacity) = commands.data(tag);
         let len_bytes = u32::try_from(self.bytes.len()).unwrap_or(u32::MAX);
-        if way != DataDirection::ToHost || len_bytes == 0 {
+        if direction != DataDirection::ToHost || len_bytes == 0 {
             return Ok(0);
         }
-        let segment = rooms.front_of(tag, len_bytes).filter(|_| len_bytes <= room);
+        let segment = commands.data_segment(tag, len_bytes).filter(|_| len_bytes <= capacity);
         let segment = segment.ok_or(Status::INTERNAL_ERROR)?;
-        let stored = rooms.budget().regions().store(segment, &self.bytes);
+        let stored = commands.pool().regions().store(segment, &self.bytes);
         stored.map(|()| len_bytes).map_err(|_| Status::INTERNAL_ERROR)
     }
 
     /// Polls the association if it is due. Returns why it has ended, once it has.
-    pub(super) fn turn(
+    pub(super) fn step(
         &mut self,
         now: Instant,
-        is_called: bool,
-        rooms: &mut CommandTable,
+        is_wakeup_pending: bool,
+        commands: &mut CommandTable,
         end: &mut ControllerConnection,
     ) -> AdminPollResult {
-        if !self.wants_iteration && !is_called && now < self.wakes_at {
+        if !self.wants_iteration && !is_wakeup_pending && now < self.wakes_at {
             return AdminPollResult::default();
         }
         self.wants_iteration = false;
-        self.look_at_resets(now);
-        let mut front = self.association.front();
-        let is_busy = front.poll(now);
+        self.check_resets(now);
+        let mut transport = self.association.transport();
+        let is_busy = transport.poll(now);
         let mut count = usize::from(is_busy);
-        while let Some((tag, ended)) = front.next_end() {
+        while let Some((tag, result)) = transport.next_end() {
             count += 1;
             // An event completion is followed by a request for details, so the host is no longer
             // idle.
             self.is_only_kept_alive = false;
-            match ended {
-                _ if !rooms.is_ready(tag) => {}
+            match result {
+                _ if !commands.is_ready(tag) => {}
                 DeferredEnd::Completed(AdminResult { status, result }) => {
-                    rooms.finish(end, tag, 0, Completion::new(0, status).with_dw0(result));
+                    commands.complete_with(
+                        end,
+                        tag,
+                        0,
+                        Completion::new(0, status).with_dw0(result),
+                    );
                 }
-                DeferredEnd::Dropped => rooms.forget(end, tag),
+                DeferredEnd::Dropped => commands.drop_command(end, tag),
             }
         }
-        let trouble = front.take_error();
-        self.wakes_at = front.wake_at(now);
+        let error = transport.take_error();
+        self.wakes_at = transport.wake_at(now);
         if !self.resets.is_empty() {
-            self.wakes_at = self.wakes_at.min(now.after(RESET_PAUSE));
+            self.wakes_at = self.wakes_at.min(now.after(RESET_CHECK_INTERVAL));
         }
-        AdminPollResult { count, over: front.end_reason(), trouble }
+        AdminPollResult { count, end_reason: transport.end_reason(), error }
     }
 
     /// Ends the association, because its admin connection ends.
     pub(super) fn stop(&mut self) {
-        self.association.front().end(EndReason::ConnectionLost);
+        self.association.transport().end(EndReason::ConnectionLost);
     }
 
     /// Whether no I/O queue of the association is left.
     pub(super) fn is_drained(&self) -> bool {
-        self.association.front().is_drained()
+        self.association.transport().is_drained()
     }
 
     pub(super) fn wake_at(&self) -> Instant {
@@ -295,12 +305,12 @@ impl Admin {
 /// Returns the command with the tag of the command that it aborts, if that was received on the same
 /// connection. The front end identifies commands by tag; an Abort names the host's command
 /// identifier (Base 2.1 §5.1.1).
-fn under_tags(rooms: &CommandTable, command: &Command) -> Command {
+fn abort_by_tag(commands: &CommandTable, command: &Command) -> Command {
     if command.opcode() != AdminOpcode::Abort.code() || command.cdw10() & 0xffff != 0 {
         return *command;
     }
     let [_, _, low, high] = command.cdw10().to_le_bytes();
-    let found = rooms.find(u16::from_le_bytes([low, high]));
+    let found = commands.find(u16::from_le_bytes([low, high]));
     // No command has this tag.
     let tag = found.map_or(u16::MAX, |(tag, _)| tag);
     command.with_cdw10(u32::from(tag) << 16)
@@ -315,6 +325,6 @@ fn reset_done() -> AdminResult {
 #[derive(Debug, Default)]
 pub(super) struct AdminPollResult {
     pub(super) count: usize,
-    pub(super) over: Option<EndReason>,
-    pub(super) trouble: Option<String>,
+    pub(super) end_reason: Option<EndReason>,
+    pub(super) error: Option<String>,
 }
