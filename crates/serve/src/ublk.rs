@@ -26,5 +26,5 @@ mod takeover;
 #[cfg(test)]
 mod tests;
 
-pub use server::{Limits, Server, ServerConfig, UblkEvent, shaped, signature};
+pub use server::{Limits, Server, ServerConfig, UblkEvent, adapted, signature};
 pub use tags::UblkStats;

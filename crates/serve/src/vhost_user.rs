@@ -32,4 +32,4 @@ mod slots;
 mod tests;
 mod virtqueue;
 
-pub use server::{Server, ServerConfig, id, shaped};
+pub use server::{Server, ServerConfig, adapted, id};

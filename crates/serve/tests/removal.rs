@@ -101,7 +101,7 @@ fn serve(uri: &str, socket: &Path, regions: &RegionTable, clock: Clock) -> House
         device: &device,
         limiter: None,
         is_read_only: false,
-        lets_resize: false,
+        allows_resize: false,
         regions,
     });
     let served = Arc::new(served.unwrap());
@@ -109,7 +109,7 @@ fn serve(uri: &str, socket: &Path, regions: &RegionTable, clock: Clock) -> House
     let reactors = Reactors::start(&cores, &ReactorOptions::default(), &clock).unwrap();
     let server = Server::start(ServerConfig {
         listen_sockets: vec![StreamListener::open(&Address::Path(socket.into())).unwrap()],
-        served: Arc::clone(&served),
+        exported_device: Arc::clone(&served),
         regions: regions.clone(),
         reactors: Arc::clone(reactors.registry()),
         clock,

@@ -379,7 +379,7 @@ fn run_nbd(
     let connections_max = arguments.max_connections.unwrap_or(CLIENTS_MAX);
     let server = Server::start(ServerConfig {
         listen_sockets,
-        served: Arc::clone(&served),
+        exported_device: Arc::clone(&served),
         regions: regions.clone(),
         reactors: Arc::clone(reactors.registry()),
         clock,
@@ -455,7 +455,7 @@ fn export_device(
         device: &device,
         limiter: Some(limiter),
         is_read_only: *read_only,
-        lets_resize: *allow_resize,
+        allows_resize: *allow_resize,
         regions,
     };
     ExportedDevice::new(plan).map_err(refuse)

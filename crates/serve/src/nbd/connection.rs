@@ -30,9 +30,9 @@ pub struct Connection {
     into: Vec<Segment>,
     /// Whether something changed since the last step, so that it may make progress.
     may_step: bool,
-    ending: Option<CloseMode>,
+    close_mode: Option<CloseMode>,
     /// How the client ended the connection, if it did.
-    left: Option<ClientClose>,
+    client_close: Option<ClientClose>,
 }
 
 #[derive(Debug)]
@@ -57,9 +57,9 @@ pub(super) enum ClientClose {
     Disconnected,
     /// During negotiation: with `NBD_OPT_ABORT`, with an unknown export name or with an invalid
     /// option.
-    NothingChosen,
+    NoExport,
     /// With an invalid request.
-    Nonsense,
+    ProtocolError,
 }
 
 /// Longest scatter list of a receive call: the largest payload, and the inbox.
@@ -90,8 +90,8 @@ impl Connection {
             phase: ConnectionState::Negotiation(Negotiation::new()),
             into: Vec::with_capacity(INTO),
             may_step: false,
-            ending: None,
-            left: None,
+            close_mode: None,
+            client_close: None,
         };
         connection.queue_reply(&ServerGreeting { flags: FLAGS }.to_bytes());
         connection
@@ -112,8 +112,8 @@ impl Connection {
     #[inline]
     pub fn receive_into(&mut self) -> &[Segment] {
         self.into.clear();
-        if self.ending.is_none() {
-            self.inbox.tidy(&self.regions);
+        if self.close_mode.is_none() {
+            self.inbox.compact(&self.regions);
             if let ConnectionState::Transmission(exchange) = &self.phase {
                 exchange.payload_into(&mut self.into);
             }
@@ -148,14 +148,14 @@ impl Connection {
         self.end(CloseMode::Broken);
     }
 
-    fn end(&mut self, ending: CloseMode) {
-        if self.ending.is_none()
+    fn end(&mut self, close_mode: CloseMode) {
+        if self.close_mode.is_none()
             && let ConnectionState::Transmission(exchange) = &mut self.phase
         {
-            exchange.cut_off();
+            exchange.stop_receiving();
         }
-        if self.ending != Some(CloseMode::Broken) {
-            self.ending = Some(ending);
+        if self.close_mode != Some(CloseMode::Broken) {
+            self.close_mode = Some(close_mode);
         }
     }
 
@@ -168,55 +168,55 @@ impl Connection {
         }
         self.may_step = false;
         match &mut self.phase {
-            ConnectionState::Transmission(_) => self.step_exchange(),
-            ConnectionState::Negotiation(_) => self.step_haggling(),
+            ConnectionState::Transmission(_) => self.step_transmission(),
+            ConnectionState::Negotiation(_) => self.step_negotiation(),
         }
     }
 
-    fn step_exchange(&mut self) -> usize {
+    fn step_transmission(&mut self) -> usize {
         let ConnectionState::Transmission(exchange) = &mut self.phase else { return 0 };
         let mut count = 0;
-        if self.ending.is_none() {
+        if self.close_mode.is_none() {
             match exchange.parse_requests(&mut self.inbox, &mut self.outbox) {
                 Ok(taken) => count += taken,
                 // The start of the next request is unknown ("Terminating the transmission phase").
                 Err(_) => {
-                    self.left = Some(ClientClose::Nonsense);
+                    self.client_close = Some(ClientClose::ProtocolError);
                     self.end(CloseMode::InOrder);
                 }
             }
         }
         let ConnectionState::Transmission(exchange) = &mut self.phase else { return count };
         count += exchange.fill();
-        if exchange.is_ended() && self.ending.is_none() {
-            self.ending = Some(CloseMode::InOrder);
-            self.left = Some(ClientClose::Disconnected);
+        if exchange.is_ended() && self.close_mode.is_none() {
+            self.close_mode = Some(CloseMode::InOrder);
+            self.client_close = Some(ClientClose::Disconnected);
         }
         count
     }
 
-    fn step_haggling(&mut self) -> usize {
+    fn step_negotiation(&mut self) -> usize {
         let mut count = 0;
         let mut words = Vec::new();
         // Each option reply reuses one buffer, so the previous one must have been sent.
-        while self.outbox.is_empty() && self.ending.is_none() {
-            let ConnectionState::Negotiation(haggling) = &mut self.phase else { return count };
+        while self.outbox.is_empty() && self.close_mode.is_none() {
+            let ConnectionState::Negotiation(negotiation) = &mut self.phase else { return count };
             words.clear();
-            let haggled = haggling.step(&mut self.inbox, &self.regions, &self.export, &mut words);
+            let step = negotiation.step(&mut self.inbox, &self.regions, &self.export, &mut words);
             if !words.is_empty() {
                 self.queue_reply(&words);
             }
-            match haggled {
+            match step {
                 NegotiationStep::Nothing => break,
                 NegotiationStep::Step => {}
                 NegotiationStep::Abort => {
-                    self.left = Some(ClientClose::NothingChosen);
+                    self.client_close = Some(ClientClose::NoExport);
                     self.end(CloseMode::InOrder);
                 }
-                NegotiationStep::Selected(terms) => {
+                NegotiationStep::Selected(options) => {
                     let (export, regions) = (Arc::clone(&self.export), self.regions.clone());
                     let pool = Arc::clone(&self.pool);
-                    let exchange = Transmission::new(export, terms, regions, self.layout, pool);
+                    let exchange = Transmission::new(export, options, regions, self.layout, pool);
                     self.phase = ConnectionState::Transmission(Box::new(exchange));
                     self.may_step = true;
                 }
@@ -233,7 +233,7 @@ impl Connection {
     }
 
     /// Whether the client has not selected an export yet.
-    pub fn is_haggling(&self) -> bool {
+    pub fn is_negotiating(&self) -> bool {
         matches!(self.phase, ConnectionState::Negotiation(_))
     }
 
@@ -241,7 +241,9 @@ impl Connection {
     #[inline]
     pub fn requests(&self) -> (&[Request], &[Segment]) {
         match &self.phase {
-            ConnectionState::Transmission(exchange) if self.ending != Some(CloseMode::Broken) => {
+            ConnectionState::Transmission(exchange)
+                if self.close_mode != Some(CloseMode::Broken) =>
+            {
                 exchange.requests()
             }
             _ => (&[], &[]),
@@ -276,9 +278,9 @@ impl Connection {
     }
 
     /// Next query that has to be executed off the reactor.
-    pub fn next_question(&mut self) -> Option<SlowQuery> {
+    pub fn next_slow_query(&mut self) -> Option<SlowQuery> {
         match &mut self.phase {
-            ConnectionState::Transmission(exchange) => exchange.next_question(),
+            ConnectionState::Transmission(exchange) => exchange.next_slow_query(),
             ConnectionState::Negotiation(_) => None,
         }
     }
@@ -287,7 +289,7 @@ impl Connection {
     /// an empty list means that they could not be determined.
     pub fn block_status_done(&mut self, slot: u16, extents: &[Extent]) {
         if let ConnectionState::Transmission(exchange) = &mut self.phase {
-            exchange.surveyed(slot, extents, &mut self.outbox);
+            exchange.complete_block_status(slot, extents, &mut self.outbox);
         }
     }
 
@@ -325,10 +327,10 @@ impl Connection {
     /// Number of the request that was received in part, the rest of which is awaited from the
     /// client.
     #[inline]
-    pub fn awaited(&self) -> Option<u64> {
+    pub fn partial_request(&self) -> Option<u64> {
         match &self.phase {
-            ConnectionState::Transmission(exchange) if self.ending.is_none() => {
-                exchange.awaited(&self.inbox)
+            ConnectionState::Transmission(exchange) if self.close_mode.is_none() => {
+                exchange.partial_request(&self.inbox)
             }
             _ => None,
         }
@@ -357,8 +359,8 @@ impl Connection {
     }
 
     /// How the client ended the connection, if it did.
-    pub(super) fn left(&self) -> Option<ClientClose> {
-        self.left
+    pub(super) fn client_close(&self) -> Option<ClientClose> {
+        self.client_close
     }
 
     /// Completed requests.
@@ -372,16 +374,16 @@ impl Connection {
 
     /// Number of requests whose replies have not been sent.
     #[inline]
-    pub fn under_way(&self) -> usize {
+    pub fn outstanding(&self) -> usize {
         match &self.phase {
-            ConnectionState::Transmission(exchange) => exchange.under_way(),
+            ConnectionState::Transmission(exchange) => exchange.outstanding(),
             ConnectionState::Negotiation(_) => 0,
         }
     }
 
     /// Whether the connection is closing: nothing more is received.
-    pub fn is_ending(&self) -> bool {
-        self.ending.is_some()
+    pub fn is_closing(&self) -> bool {
+        self.close_mode.is_some()
     }
 
     /// Whether everything is done and the socket can be closed.
@@ -391,7 +393,7 @@ impl Connection {
             ConnectionState::Transmission(exchange) => exchange.is_idle(),
             ConnectionState::Negotiation(_) => true,
         };
-        match self.ending {
+        match self.close_mode {
             None => false,
             Some(CloseMode::InOrder) => idle && self.outbox.is_empty(),
             Some(CloseMode::Broken) => self.in_flight() == 0,

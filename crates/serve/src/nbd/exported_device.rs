@@ -25,7 +25,7 @@ pub struct ExportedDevice {
     limiter: Option<QosLimiter>,
     descriptor: Arc<BdevDescriptor>,
     medium: Arc<dyn BlockDevice>,
-    is_shaped: bool,
+    is_adapted: bool,
     sessions: Mutex<Vec<Entry>>,
     connections: AtomicU64,
 }
@@ -45,7 +45,7 @@ pub struct ExportConfig<'a> {
     /// Whether clients may only read.
     pub is_read_only: bool,
     /// Whether clients may resize the export.
-    pub lets_resize: bool,
+    pub allows_resize: bool,
     /// Memory for bounce buffers, if the device needs them.
     pub regions: &'a RegionTable,
 }
@@ -53,7 +53,7 @@ pub struct ExportConfig<'a> {
 /// Session and the handle that wakes its light thread.
 struct Entry {
     session: Arc<SessionHandle>,
-    home: Option<ThreadHandle>,
+    thread: Option<ThreadHandle>,
 }
 
 /// Size of a bounce buffer, in bytes, and the number of them.
@@ -83,13 +83,13 @@ impl ExportedDevice {
     /// If such a device cannot be exported, or memory is exhausted.
     pub fn sharing(plan: ExportConfig<'_>, descriptor: Arc<BdevDescriptor>) -> Result<Self, Error> {
         let ExportConfig { name, description, uri, device, limiter, is_read_only, .. } = plan;
-        let (lets_resize, regions) = (plan.lets_resize, plan.regions);
-        if lets_resize && !descriptor.is_resizable() {
-            let text = "its size cannot be changed, expected a file that one may write";
+        let (allows_resize, regions) = (plan.allows_resize, plan.regions);
+        if allows_resize && !descriptor.is_resizable() {
+            let text = "its size cannot be changed, expected a writable file";
             return Err(Error::new(ErrorCategory::Usage, text));
         }
-        let is_shaped = needs_shaping(&descriptor.limits());
-        let medium: Arc<dyn BlockDevice> = if is_shaped {
+        let is_adapted = needs_adapting(&descriptor.limits());
+        let medium: Arc<dyn BlockDevice> = if is_adapted {
             let memory = BounceMemory::new(regions, BUFFER_BYTES, BUFFERS)?;
             let options = AdaptOptions::default();
             Arc::new(AdaptedDevice::new(device, Arc::clone(&descriptor), memory, options)?)
@@ -101,7 +101,7 @@ impl ExportedDevice {
         let zeroes_fast = descriptor.limits().operations.has(Operation::WriteZeroes);
         let export = if zeroes_fast { export } else { export.with_slow_zeroes() };
         let export = export.with_holes(medium.hole_reporting());
-        let export = if lets_resize { export.with_resize() } else { export };
+        let export = if allows_resize { export.with_resize() } else { export };
         Ok(Self {
             export: Arc::new(export),
             uri,
@@ -109,7 +109,7 @@ impl ExportedDevice {
             limiter,
             descriptor,
             medium,
-            is_shaped,
+            is_adapted,
             sessions: Mutex::default(),
             connections: AtomicU64::new(0),
         })
@@ -131,8 +131,8 @@ impl ExportedDevice {
     }
 
     /// Whether requests are split or emulated before they reach the device.
-    pub fn is_shaped(&self) -> bool {
-        self.is_shaped
+    pub fn is_adapted(&self) -> bool {
+        self.is_adapted
     }
 
     /// I/O statistics of all connections together, including closed ones.
@@ -141,7 +141,7 @@ impl ExportedDevice {
     }
 
     /// Number of connections since the start.
-    pub fn connections_ever(&self) -> u64 {
+    pub fn connections_total(&self) -> u64 {
         self.connections.load(Ordering::Relaxed)
     }
 
@@ -156,7 +156,7 @@ impl ExportedDevice {
         let sessions = self.sessions();
         let found = sessions.iter().find(|entry| entry.session.id() == connection);
         if let Some(entry) = found {
-            entry.requested_close(SessionCommand::Disconnect);
+            entry.command(SessionCommand::Disconnect);
         }
         found.is_some()
     }
@@ -167,9 +167,9 @@ impl ExportedDevice {
     }
 
     /// Changes the rate limits. Returns false if the device was opened without a limiter.
-    pub fn limit(&self, now: Instant, caps: QosLimits) -> bool {
+    pub fn limit(&self, now: Instant, limits: QosLimits) -> bool {
         let Some(limiter) = &self.limiter else { return false };
-        limiter.set(now, caps);
+        limiter.set(now, limits);
         true
     }
 
@@ -209,7 +209,7 @@ impl ExportedDevice {
             Event::Removed => {
                 self.sessions()
                     .iter()
-                    .for_each(|entry| entry.requested_close(SessionCommand::DeviceRemoved));
+                    .for_each(|entry| entry.command(SessionCommand::DeviceRemoved));
             }
             // The lost events are unknown, so the size is read again.
             Event::Overflowed { .. } => self.export.resize(self.device.limits().block_count),
@@ -224,16 +224,16 @@ impl ExportedDevice {
 
     /// Registers a session.
     pub(super) fn add_session(&self, session: Arc<SessionHandle>) {
-        self.sessions().push(Entry { session, home: None });
+        self.sessions().push(Entry { session, thread: None });
     }
 
     /// Sets the handle that wakes the session.
-    pub(super) fn set_reactor(&self, connection: u64, home: ThreadHandle) {
+    pub(super) fn set_reactor(&self, connection: u64, thread: ThreadHandle) {
         let mut sessions = self.sessions();
         if let Some(entry) = sessions.iter_mut().find(|entry| entry.session.id() == connection) {
             // Deliver commands that were sent before the session could be woken.
-            home.notify();
-            entry.home = Some(home);
+            thread.notify();
+            entry.thread = Some(thread);
         }
     }
 
@@ -248,33 +248,33 @@ impl ExportedDevice {
 }
 
 impl Entry {
-    fn requested_close(&self, requested_close: SessionCommand) {
-        self.session.send_command(requested_close);
-        if let Some(home) = &self.home {
-            home.notify();
+    fn command(&self, command: SessionCommand) {
+        self.session.send_command(command);
+        if let Some(thread) = &self.thread {
+            thread.notify();
         }
     }
 }
 
 /// Whether clients may issue requests that the device cannot execute as they are. Sessions split
 /// requests to the device's size themselves, and their memory is aligned.
-fn needs_shaping(limits: &Limits) -> bool {
+fn needs_adapting(limits: &Limits) -> bool {
     let has = |operation| limits.operations.has(operation);
-    let lacks = |operation, from: OperationSet| {
+    let missing = |operation, from: OperationSet| {
         !has(operation) && limits.operations.intersection(from) == from && limits.metadata_size == 0
     };
     limits.optimal_boundary_blocks > 0
-        || lacks(Operation::WriteZeroes, OperationSet::of(&[Operation::Write]))
-        || lacks(Operation::Verify, OperationSet::of(&[Operation::Read]))
+        || missing(Operation::WriteZeroes, OperationSet::of(&[Operation::Write]))
+        || missing(Operation::Verify, OperationSet::of(&[Operation::Read]))
 }
 
 impl fmt::Debug for ExportedDevice {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { export, device, is_shaped, .. } = self;
-        out.debug_struct("Served")
+        let Self { export, device, is_adapted, .. } = self;
+        out.debug_struct("ExportedDevice")
             .field("export", export)
             .field("device", device)
-            .field("is_shaped", is_shaped)
+            .field("is_adapted", is_adapted)
             .finish_non_exhaustive()
     }
 }

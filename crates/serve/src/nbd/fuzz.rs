@@ -69,13 +69,13 @@ fn work(connection: &mut Connection, status: IoStatus) -> bool {
             connection.handle_completion(IoCompletion { token, status, result: 0 });
             count += 1;
         }
-        while let Some(question) = connection.next_question() {
-            match question.about {
+        while let Some(query) = connection.next_slow_query() {
+            match query.kind {
                 QueryKind::Extents { len_bytes, .. } => {
                     let all = Extent { len_bytes, flags: ExtentFlags::HOLE };
-                    connection.block_status_done(question.slot, &[all]);
+                    connection.block_status_done(query.slot, &[all]);
                 }
-                QueryKind::Size { .. } => connection.resized(question.slot, Ok(())),
+                QueryKind::Size { .. } => connection.resized(query.slot, Ok(())),
             }
             count += 1;
         }

@@ -34,7 +34,7 @@ impl Inbox {
 
     /// Moves the unparsed bytes to the front where that is cheap.
     #[inline]
-    pub(super) fn tidy(&mut self, regions: &RegionTable) {
+    pub(super) fn compact(&mut self, regions: &RegionTable) {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
             return;

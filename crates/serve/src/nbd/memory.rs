@@ -109,9 +109,9 @@ pub(super) struct LargeBuffers {
     leased: Vec<u16>,
     spare: Vec<u16>,
     /// Whether the pool refused the last lease.
-    is_short: bool,
+    is_lease_refused: bool,
     /// Whether buffers in use must be leaked on drop, since the device may still access them.
-    is_abandoned: bool,
+    is_leaked: bool,
 }
 
 /// End of a chain.
@@ -122,7 +122,7 @@ impl LargeBuffers {
         let own = (0..OWN_COUNT).rev().collect();
         let next = vec![END; usize::from(OWN_COUNT) + pool.pieces()].into();
         let (leased, spare) = (Vec::new(), Vec::new());
-        Self { layout, pool, next, own, leased, spare, is_short: false, is_abandoned: false }
+        Self { layout, pool, next, own, leased, spare, is_lease_refused: false, is_leaked: false }
     }
 
     /// Allocates memory for `len_bytes`, if enough is free.
@@ -154,10 +154,10 @@ impl LargeBuffers {
     /// Leases the buffers that are missing from `count`.
     #[cold]
     fn lease(&mut self, count: usize) -> bool {
-        let lacks = count - self.own.len() - self.spare.len();
+        let missing = count - self.own.len() - self.spare.len();
         let before = self.leased.len();
-        self.is_short = !self.pool.lease(lacks, before, &mut self.leased);
-        if self.is_short {
+        self.is_lease_refused = !self.pool.lease(missing, before, &mut self.leased);
+        if self.is_lease_refused {
             // Other connections may wait for these, as this one waits for theirs; keeping them
             // could deadlock.
             self.release();
@@ -182,24 +182,24 @@ impl LargeBuffers {
 
     /// Whether a request waits for memory that other connections hold.
     #[inline]
-    pub(super) fn is_short(&self) -> bool {
-        self.is_short
+    pub(super) fn is_lease_refused(&self) -> bool {
+        self.is_lease_refused
     }
 
     /// Allows the next attempt to lease.
     pub(super) fn try_again(&mut self) {
-        self.is_short = false;
+        self.is_lease_refused = false;
     }
 
     /// Marks buffers in use as lost: the device may still access them, so they are never reused.
-    pub(super) fn abandon(&mut self) {
-        self.is_abandoned = true;
+    pub(super) fn leak(&mut self) {
+        self.is_leaked = true;
     }
 
     /// Frees the memory of a request.
     #[inline]
-    pub(super) fn free_buffer(&mut self, holding: RequestBuffer) {
-        let RequestBuffer::Large { first } = holding else { return };
+    pub(super) fn free_buffer(&mut self, buffer: RequestBuffer) {
+        let RequestBuffer::Large { first } = buffer else { return };
         let mut piece = first;
         while piece != END {
             if piece < OWN_COUNT {
@@ -224,12 +224,12 @@ impl LargeBuffers {
     #[inline]
     pub(super) fn each(
         &self,
-        (slot, holding): (u16, RequestBuffer),
+        (slot, buffer): (u16, RequestBuffer),
         mut from: u32,
         mut len_bytes: u32,
         mut put: impl FnMut(Segment),
     ) {
-        let RequestBuffer::Large { first } = holding else {
+        let RequestBuffer::Large { first } = buffer else {
             put(cut(self.layout.small(slot), from, len_bytes));
             return;
         };
@@ -249,7 +249,7 @@ impl LargeBuffers {
 
 impl Drop for LargeBuffers {
     fn drop(&mut self) {
-        if !self.is_abandoned {
+        if !self.is_leaked {
             self.spare.clone_from(&self.leased);
         }
         self.release();
@@ -259,7 +259,7 @@ impl Drop for LargeBuffers {
 /// Returns a part of `segment` that is known to lie inside it.
 #[inline]
 pub(super) fn cut(segment: Segment, from: u32, len_bytes: u32) -> Segment {
-    segment.slice(from, len_bytes).expect("it lies inside")
+    segment.slice(from, len_bytes).expect("the part lies inside the segment")
 }
 
 #[cfg(test)]
@@ -304,13 +304,13 @@ mod tests {
         let mut store = LargeBuffers::new(layout(), Arc::clone(&pool));
         let largest = tenmil_wire::nbd::PAYLOAD_BYTES_MAX;
         for len in [1, SMALL_BYTES, SMALL_BYTES + 1, LARGE_BYTES, LARGE_BYTES + 1, largest] {
-            let holding = store.take(len).unwrap();
+            let buffer = store.take(len).unwrap();
             for from in [0, 1, len / 2, len - 1] {
                 let mut total = 0;
-                store.each((3, holding), from, len - from, |part| total += part.len_bytes);
+                store.each((3, buffer), from, len - from, |part| total += part.len_bytes);
                 assert_eq!(total, len - from, "{len} from {from}");
             }
-            store.free_buffer(holding);
+            store.free_buffer(buffer);
         }
         store.release();
         assert_eq!(pool.free(), pool.pieces());
@@ -323,7 +323,7 @@ mod tests {
         let all = store.take(tenmil_wire::nbd::PAYLOAD_BYTES_MAX).unwrap();
         let more = store.take(OWN_COUNT as u32 * LARGE_BYTES).unwrap();
         assert_eq!(store.take(SMALL_BYTES + 1), None);
-        assert!(store.is_short());
+        assert!(store.is_lease_refused());
         assert_eq!(store.take(SMALL_BYTES), Some(RequestBuffer::Small), "its slot always has some");
         store.free_buffer(more);
         assert!(store.take(SMALL_BYTES + 1).is_some());
@@ -341,9 +341,9 @@ mod tests {
         let _leased = pool.lease(pool.free(), 0, &mut Vec::new());
         assert_eq!(other.take((OWN_COUNT as u32 + 1) * LARGE_BYTES), None);
         let own = other.take(OWN_COUNT as u32 * LARGE_BYTES).unwrap();
-        assert!(other.take(LARGE_BYTES).is_none() && other.is_short());
+        assert!(other.take(LARGE_BYTES).is_none() && other.is_lease_refused());
         other.free_buffer(own);
-        greedy.abandon();
+        greedy.leak();
         drop(greedy);
         assert_eq!(pool.free(), 0, "what may still be touched is nobody's");
     }

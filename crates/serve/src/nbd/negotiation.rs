@@ -29,7 +29,7 @@ pub(super) struct NegotiatedOptions {
 pub(super) struct Negotiation {
     awaits: NegotiationState,
     no_zeroes: bool,
-    terms: NegotiatedOptions,
+    options: NegotiatedOptions,
 }
 
 /// Next element expected from the client.
@@ -73,7 +73,7 @@ impl Negotiation {
         Self {
             awaits: NegotiationState::ClientFlags,
             no_zeroes: false,
-            terms: NegotiatedOptions::default(),
+            options: NegotiatedOptions::default(),
         }
     }
 
@@ -183,7 +183,7 @@ impl Negotiation {
             }
             OptionCode::INFO | OptionCode::GO => self.info(option, data, export, out),
             OptionCode::STRUCTURED_REPLY => {
-                self.terms.structured = true;
+                self.options.structured = true;
                 acknowledge(option, out);
                 NegotiationStep::Step
             }
@@ -203,11 +203,11 @@ impl Negotiation {
         if !core::str::from_utf8(data).is_ok_and(|name| export.is_called(name)) {
             return NegotiationStep::Abort;
         }
-        out.extend(export_name_reply(export.size_bytes(), export.flags(self.terms.structured)));
+        out.extend(export_name_reply(export.size_bytes(), export.flags(self.options.structured)));
         if !self.no_zeroes {
             out.extend([0; EXPORT_NAME_ZEROES]);
         }
-        NegotiationStep::Selected(self.terms)
+        NegotiationStep::Selected(self.options)
     }
 
     fn info(
@@ -231,7 +231,7 @@ impl Negotiation {
         let mut event_sender = |info: Info<'_>| {
             emit_reply(option, OptionReplyCode::INFO, out, |out| info.emit(out));
         };
-        let flags = export.flags(self.terms.structured);
+        let flags = export.flags(self.options.structured);
         event_sender(Info::Export { size_bytes: export.size_bytes(), flags });
         event_sender(Info::BlockSize {
             minimum: export.block_size(),
@@ -247,7 +247,7 @@ impl Negotiation {
         }
         acknowledge(option, out);
         if option == OptionCode::GO {
-            NegotiationStep::Selected(self.terms)
+            NegotiationStep::Selected(self.options)
         } else {
             NegotiationStep::Step
         }
@@ -257,21 +257,21 @@ impl Negotiation {
         let lists = option == OptionCode::LIST_META_CONTEXT;
         if !lists {
             // Even a failed request clears the contexts that were selected before.
-            self.terms.allocation = false;
+            self.options.allocation = false;
         }
         let query = match ContextQuery::parse(data) {
             Ok(query) if export.is_called(query.name) => query,
             Ok(query) => return unknown(option, query.name, export, out),
             Err(why) => return invalid(option, why, out),
         };
-        if !self.terms.structured {
+        if !self.options.structured {
             let text = "structured replies have to be agreed on first";
             return refuse(option, OptionReplyCode::ERR_INVALID, text, out);
         }
         let asked = query.queries().any(|query| selects_base_allocation(query, lists));
         if asked || (lists && query.count == 0) {
             let id = if lists { 0 } else { ALLOCATION };
-            self.terms.allocation |= !lists;
+            self.options.allocation |= !lists;
             emit_reply(option, OptionReplyCode::META_CONTEXT, out, |out| {
                 emit_context(id, BASE_ALLOCATION, out);
             });

@@ -7,20 +7,20 @@ use tenmil_base::{Instant, Span};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Progress {
     /// Number of the awaited transfer.
-    what: u64,
+    transfer: u64,
     /// Bytes moved in the current window.
     bytes: usize,
     /// End of the window; `NEVER` while no transfer is awaited.
     until: Instant,
 }
 
-/// Length of a window: in each one the transfer completes or at least [`LEAST_BYTES`] are moved.
+/// Length of a window: in each one the transfer completes or at least [`WINDOW_BYTES_MIN`] are moved.
 pub(super) const WINDOW: Span = Span::from_secs(10);
 /// Smallest number of bytes to move in a window, about 26 KB/s.
-pub(super) const LEAST_BYTES: usize = 256 << 10;
+pub(super) const WINDOW_BYTES_MIN: usize = 256 << 10;
 
 impl Progress {
-    pub(super) const NOTHING: Self = Self { what: 0, bytes: 0, until: Instant::NEVER };
+    pub(super) const NOTHING: Self = Self { transfer: 0, bytes: 0, until: Instant::NEVER };
 
     /// Adds bytes moved.
     #[inline]
@@ -34,21 +34,21 @@ impl Progress {
         self.until
     }
 
-    /// Checks the awaited transfer `what`. Returns true if it is too slow.
+    /// Checks the awaited transfer `transfer`. Returns true if it is too slow.
     #[inline]
-    pub(super) fn is_too_slow(&mut self, now: Instant, what: Option<u64>) -> bool {
-        let Some(what) = what else {
+    pub(super) fn is_too_slow(&mut self, now: Instant, transfer: Option<u64>) -> bool {
+        let Some(transfer) = transfer else {
             self.until = Instant::NEVER;
             return false;
         };
-        let is_new = self.until == Instant::NEVER || what != self.what;
+        let is_new = self.until == Instant::NEVER || transfer != self.transfer;
         if !is_new && now < self.until {
             return false;
         }
-        if !is_new && self.bytes < LEAST_BYTES {
+        if !is_new && self.bytes < WINDOW_BYTES_MIN {
             return true;
         }
-        *self = Self { what, bytes: 0, until: now.after(WINDOW) };
+        *self = Self { transfer, bytes: 0, until: now.after(WINDOW) };
         false
     }
 }
@@ -57,7 +57,7 @@ impl Progress {
 mod tests {
     use tenmil_base::{Instant, Span};
 
-    use super::{LEAST_BYTES, Progress, WINDOW};
+    use super::{Progress, WINDOW, WINDOW_BYTES_MIN};
 
     #[test]
     fn request_that_stops_coming_is_too_slow_and_one_at_the_least_rate_is_not() {
@@ -65,10 +65,10 @@ mod tests {
         let at = |windows: u64| Instant::default().after(Span { ns: windows * WINDOW.ns });
         assert!(!progress.is_too_slow(at(0), Some(1)));
         for window in 1..10 {
-            progress.record_transfer(LEAST_BYTES);
+            progress.record_transfer(WINDOW_BYTES_MIN);
             assert!(!progress.is_too_slow(at(window), Some(1)));
         }
-        progress.record_transfer(LEAST_BYTES - 1);
+        progress.record_transfer(WINDOW_BYTES_MIN - 1);
         assert!(progress.is_too_slow(at(10), Some(1)));
     }
 

@@ -30,7 +30,7 @@ pub struct ServerConfig {
     /// Listeners.
     pub listen_sockets: Vec<StreamListener>,
     /// Exported device.
-    pub served: Arc<ExportedDevice>,
+    pub exported_device: Arc<ExportedDevice>,
     /// Region table for connection memory: one region per connection, and one for the shared pool.
     pub regions: RegionTable,
     /// Reactors that run the sessions.
@@ -50,7 +50,7 @@ pub struct ServerConfig {
 /// the reactors stop.
 #[derive(Debug)]
 pub struct Server {
-    hall: Acceptor,
+    acceptor: Acceptor,
     events: Receiver<NbdEvent>,
 }
 
@@ -103,20 +103,24 @@ impl Server {
     pub fn start(mut plan: ServerConfig) -> io::Result<Self> {
         let (event_sender, events) = channel();
         let listen_sockets = std::mem::take(&mut plan.listen_sockets);
-        let served = Arc::clone(&plan.served);
+        let exported_device = Arc::clone(&plan.exported_device);
         let pool = Arc::new(ThreadPool::new(QUERY_THREADS, QUESTIONS_MAX));
         let memory = Memory::new(&plan.regions, POOL_BYTES)
             .map_err(|error| io::Error::other(error.to_string()))?;
         let memory = Arc::new(memory);
-        let usher = AcceptState { plan, pool, memory, leased: Arc::default(), event_sender };
-        let hall =
-            Acceptor::open("nbd", listen_sockets, served.descriptor().event_source(), usher)?;
-        Ok(Self { hall, events })
+        let handler = AcceptState { plan, pool, memory, leased: Arc::default(), event_sender };
+        let acceptor = Acceptor::open(
+            "nbd",
+            listen_sockets,
+            exported_device.descriptor().event_source(),
+            handler,
+        )?;
+        Ok(Self { acceptor, events })
     }
 
     /// Listen addresses, with ports chosen by the kernel filled in.
     pub fn addresses(&self) -> &[Address] {
-        self.hall.addresses()
+        self.acceptor.addresses()
     }
 
     /// Next event, if any.
@@ -128,12 +132,14 @@ impl Server {
 impl AcceptHandler for AcceptState {
     /// Applies device events to the export and reports them.
     fn handle_device_event(&mut self) {
-        let served = &self.plan.served;
-        while let Some(event) = served.descriptor().next_event() {
-            served.handle_event(&event);
+        let exported_device = &self.plan.exported_device;
+        while let Some(event) = exported_device.descriptor().next_event() {
+            exported_device.handle_event(&event);
             match event {
                 Event::Resized { .. } | Event::Overflowed { .. } => {
-                    self.emit(NbdEvent::Resized { size_bytes: served.export().size_bytes() });
+                    self.emit(NbdEvent::Resized {
+                        size_bytes: exported_device.export().size_bytes(),
+                    });
                 }
                 Event::Removed => self.emit(NbdEvent::Removed),
                 Event::MediumError { lba, blocks } => {
@@ -148,35 +154,35 @@ impl AcceptHandler for AcceptState {
     }
 
     fn accept(&mut self, socket: OwnedFd, _: usize) -> Result<(), Error> {
-        let ServerConfig { served, regions, reactors, clock, .. } = &self.plan;
+        let ServerConfig { exported_device, regions, reactors, clock, .. } = &self.plan;
         let ServerConfig { connections_max, per_address_max, .. } = &self.plan;
-        let medium = served.medium();
+        let medium = exported_device.medium();
         let most = (*connections_max).min(medium.channels_max() as usize);
         let stream = Stream::new(socket, regions.clone()).map_err(Error::environment)?;
-        let loan =
+        let memory_lease =
             MemoryLease::take(&self.leased, regions, &stream.peer(), (most, *per_address_max))?;
-        let id = served.next_connection();
-        let session = Arc::new(SessionHandle::new(id, stream.peer(), self.event_sender.clone()));
-        let guest = Session::new(SessionParts {
+        let id = exported_device.next_connection();
+        let handle = Arc::new(SessionHandle::new(id, stream.peer(), self.event_sender.clone()));
+        let session = Session::new(SessionParts {
             stream,
             backend: medium.channel()?,
-            served: Arc::clone(served),
-            session: Arc::clone(&session),
+            exported_device: Arc::clone(exported_device),
+            handle: Arc::clone(&handle),
             regions: regions.clone(),
-            survey: SlowQueries::new(Arc::clone(served), Arc::clone(&self.pool)),
-            loan,
+            slow_queries: SlowQueries::new(Arc::clone(exported_device), Arc::clone(&self.pool)),
+            memory_lease,
             pool: Arc::clone(&self.memory),
             idle_max: self.plan.idle_max,
             now: clock.now(),
         });
-        let guest = guest.map_err(Error::environment)?;
-        let woken_by = guest.woken_by().map_err(Error::environment)?;
-        session.has_come();
-        served.add_session(session);
-        let registration = PollerBuilder::active("connection", woken_by, guest);
+        let session = session.map_err(Error::environment)?;
+        let poller_wake = session.poller_wake().map_err(Error::environment)?;
+        handle.report_connected();
+        exported_device.add_session(handle);
+        let registration = PollerBuilder::active("connection", poller_wake, session);
         let plan = ThreadBuilder::new(&format!("nbd-{id}")).mailbox(MAILBOX).poller(registration);
-        let home = reactors.spawn(plan).map_err(Error::environment)?;
-        served.set_reactor(id, home);
+        let thread = reactors.spawn(plan).map_err(Error::environment)?;
+        exported_device.set_reactor(id, thread);
         Ok(())
     }
 

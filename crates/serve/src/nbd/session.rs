@@ -20,7 +20,7 @@ use super::server::MemoryLease;
 use super::session_handle::{
     ConnectionPhase, DisconnectReason, NbdEvent, SessionCommand, SessionHandle,
 };
-use super::slow_query::{SlowQueries, SurveyResult};
+use super::slow_query::{SlowQueries, SlowQueryResult};
 use crate::recv_backoff::RecvBackoff;
 
 /// Session of a client. It ends its light thread when the connection is closed.
@@ -31,37 +31,37 @@ pub(super) struct Session {
     stream: Stream,
     connection: Connection,
     results: CompletionBatch,
-    survey: SlowQueries,
+    slow_queries: SlowQueries,
     watch: PollSet,
     /// Readiness that the epoll set currently waits for on the socket.
     interest: Interest,
     /// Whether the last send was partial.
     is_blocked: bool,
-    looks: RecvBackoff,
+    recv_backoff: RecvBackoff,
     /// Mean latency of the I/O channel.
     latency: MeanLatency,
-    /// Deadline for selecting an export, to ask for something, or for receiving the last replies.
+    /// Deadline for selecting an export, for the next request, or for receiving the last replies.
     deadline: Instant,
-    /// How long it may ask for nothing, if not for ever, and when something was done for it last.
+    /// Idle timeout, if there is one, and the time of the last activity.
     idle_max: Option<Span>,
     active_at: Instant,
-    is_ending: bool,
+    is_closing: bool,
     /// Whether the light thread is migrating to another reactor. Nothing is started until it has arrived.
-    is_travelling: bool,
+    is_migrating: bool,
     /// Progress of the request that the client is sending.
     sending: Progress,
     /// Progress of the replies that the socket buffer has no space for.
     receiving: Progress,
     /// When memory that other connections hold is requested again.
-    again_at: Instant,
+    lease_retry_at: Instant,
     /// When the session ends because its device was removed.
-    leave_at: Instant,
+    removal_deadline: Instant,
     /// Why the session ends, as far as the cause is on this side.
     reason: Option<DisconnectReason>,
-    session: Arc<SessionHandle>,
-    served: Arc<ExportedDevice>,
+    handle: Arc<SessionHandle>,
+    exported_device: Arc<ExportedDevice>,
     /// Last field: the memory outlives everything else.
-    loan: MemoryLease,
+    memory_lease: MemoryLease,
 }
 
 /// Largest number of completions polled at once.
@@ -73,7 +73,7 @@ const CLOSE_TIMEOUT: Span = Span::from_secs(2);
 /// Time during which requests to a removed device still get an error reply.
 const REMOVED_GRACE: Span = Span::from_ms(500);
 /// Interval between attempts to lease memory that other connections hold.
-const AGAIN_AFTER: Span = Span::from_ms(1);
+const LEASE_RETRY_INTERVAL: Span = Span::from_ms(1);
 const SOCKET: u64 = 0;
 const BACKEND: u64 = 1;
 const READABLE: Interest = Interest { readable: true, writable: false };
@@ -82,11 +82,11 @@ const READABLE: Interest = Interest { readable: true, writable: false };
 pub(super) struct SessionParts {
     pub(super) stream: Stream,
     pub(super) backend: Box<dyn IoChannel>,
-    pub(super) served: Arc<ExportedDevice>,
-    pub(super) session: Arc<SessionHandle>,
+    pub(super) exported_device: Arc<ExportedDevice>,
+    pub(super) handle: Arc<SessionHandle>,
     pub(super) regions: RegionTable,
-    pub(super) survey: SlowQueries,
-    pub(super) loan: MemoryLease,
+    pub(super) slow_queries: SlowQueries,
+    pub(super) memory_lease: MemoryLease,
     pub(super) pool: Arc<Pool>,
     pub(super) idle_max: Option<Span>,
     pub(super) now: Instant,
@@ -94,51 +94,60 @@ pub(super) struct SessionParts {
 
 impl Session {
     pub(super) fn new(parts: SessionParts) -> io::Result<Self> {
-        let SessionParts { stream, backend, served, session, regions, survey, loan, .. } = parts;
+        let SessionParts {
+            stream,
+            backend,
+            exported_device,
+            handle,
+            regions,
+            slow_queries,
+            memory_lease,
+            ..
+        } = parts;
         let SessionParts { pool, idle_max, now, .. } = parts;
         let watch = PollSet::new()?;
         watch.add(&stream, SOCKET, READABLE)?;
         if let WakeSource::Descriptor(descriptor) = backend.wake_source() {
             watch.add(descriptor, BACKEND, READABLE)?;
         }
-        let export = Arc::clone(served.export());
-        let connection = Connection::new(export, regions, loan.memory(), pool);
+        let export = Arc::clone(exported_device.export());
+        let connection = Connection::new(export, regions, memory_lease.memory(), pool);
         Ok(Self {
             backend,
             stream,
             connection,
             results: CompletionBatch::with_capacity(BATCH),
-            survey,
+            slow_queries,
             watch,
             interest: READABLE,
             is_blocked: false,
-            looks: RecvBackoff::default(),
+            recv_backoff: RecvBackoff::default(),
             latency: MeanLatency::default(),
             deadline: now.after(NEGOTIATION_TIMEOUT),
             idle_max,
             active_at: now,
-            is_ending: false,
-            is_travelling: false,
+            is_closing: false,
+            is_migrating: false,
             sending: Progress::NOTHING,
             receiving: Progress::NOTHING,
-            again_at: Instant::NEVER,
-            leave_at: Instant::NEVER,
+            lease_retry_at: Instant::NEVER,
+            removal_deadline: Instant::NEVER,
             reason: None,
-            session,
-            served,
-            loan,
+            handle,
+            exported_device,
+            memory_lease,
         })
     }
 
     /// Wake sources: the socket and the I/O channel. While an I/O channel without a wake source has
     /// requests outstanding, [`arm`](Poller::arm) keeps the reactor awake.
-    pub(super) fn woken_by(&self) -> io::Result<PollerWake> {
+    pub(super) fn poller_wake(&self) -> io::Result<PollerWake> {
         PollerWake::of(WakeSource::Descriptor(std::os::fd::AsFd::as_fd(&self.watch)))
     }
 
     #[inline]
     fn receive(&mut self, now: Instant) -> usize {
-        if self.is_travelling || !self.looks.is_due(now) {
+        if self.is_migrating || !self.recv_backoff.is_due(now) {
             return 0;
         }
         let into = self.connection.receive_into();
@@ -147,23 +156,23 @@ impl Session {
         }
         match self.stream.receive(into) {
             Ok(RecvResult::Bytes(count)) => {
-                self.session.received(false);
+                self.handle.received(false);
                 self.sending.record_transfer(count);
                 self.connection.received(count);
                 1
             }
             Ok(RecvResult::WouldBlock) => {
-                self.session.received(true);
-                self.looks.record_empty(now);
+                self.handle.received(true);
+                self.recv_backoff.record_empty(now);
                 0
             }
             Ok(RecvResult::Eof) => {
-                self.end_for(DisconnectReason::Closed);
+                self.set_disconnect_reason(DisconnectReason::Closed);
                 self.connection.receive_end();
                 1
             }
             Err(error) => {
-                self.end_for(DisconnectReason::Broken(error.to_string()));
+                self.set_disconnect_reason(DisconnectReason::Broken(error.to_string()));
                 self.connection.broken();
                 1
             }
@@ -171,14 +180,14 @@ impl Session {
     }
 
     /// Records why the session ends. The first reason is kept.
-    fn end_for(&mut self, reason: DisconnectReason) {
+    fn set_disconnect_reason(&mut self, reason: DisconnectReason) {
         self.reason.get_or_insert(reason);
     }
 
     #[inline]
     fn submit(&mut self, now: Instant) -> usize {
         let (requests, segments) = self.connection.requests();
-        if requests.is_empty() || self.is_travelling {
+        if requests.is_empty() || self.is_migrating {
             return 0;
         }
         let taken = self.backend.submit(now, requests, segments);
@@ -199,27 +208,27 @@ impl Session {
         count
     }
 
-    fn find_out(&mut self, context: &Context<'_>) -> usize {
+    fn run_slow_queries(&mut self, context: &Context<'_>) -> usize {
         let mut count = 0;
-        while let Some(question) = self.connection.next_question() {
-            self.survey.submit(question, context.handle());
+        while let Some(query) = self.connection.next_slow_query() {
+            self.slow_queries.submit(query, context.handle());
             count += 1;
         }
-        if self.survey.has_results() {
-            for (slot, result) in self.survey.take() {
-                self.pass_on(slot, result);
+        if self.slow_queries.has_results() {
+            for (slot, result) in self.slow_queries.take() {
+                self.complete_slow_query(slot, result);
                 count += 1;
             }
         }
         count
     }
 
-    fn pass_on(&mut self, slot: u16, result: SurveyResult) {
+    fn complete_slow_query(&mut self, slot: u16, result: SlowQueryResult) {
         match result {
-            SurveyResult::Extents(extents) => self.connection.block_status_done(slot, &extents),
-            SurveyResult::Size(done) => {
+            SlowQueryResult::Extents(extents) => self.connection.block_status_done(slot, &extents),
+            SlowQueryResult::Size(done) => {
                 let done = done.map_err(|(error, text)| {
-                    self.session.emit(NbdEvent::Error(text));
+                    self.handle.emit(NbdEvent::Error(text));
                     error
                 });
                 self.connection.resized(slot, done);
@@ -236,13 +245,13 @@ impl Session {
         }
         match self.stream.send(segments) {
             Ok(count) => {
-                self.session.sent();
+                self.handle.sent();
                 self.receiving.record_transfer(count);
                 self.connection.sent(count);
                 self.is_blocked = !self.connection.to_send().is_empty();
             }
             Err(error) => {
-                self.end_for(DisconnectReason::Broken(error.to_string()));
+                self.set_disconnect_reason(DisconnectReason::Broken(error.to_string()));
                 self.connection.broken();
             }
         }
@@ -252,21 +261,21 @@ impl Session {
     /// for a while, which is how a server announces its shutdown ("Terminating the transmission
     /// phase").
     #[cold]
-    fn obey(&mut self, requested_close: SessionCommand, now: Instant) {
-        match requested_close {
+    fn execute_command(&mut self, command: SessionCommand, now: Instant) {
+        match command {
             SessionCommand::Disconnect => {
-                self.end_for(DisconnectReason::Administrative);
+                self.set_disconnect_reason(DisconnectReason::Administrative);
                 self.connection.receive_end();
             }
-            SessionCommand::DeviceRemoved if self.connection.is_haggling() => {
-                self.end_for(DisconnectReason::DeviceRemoved);
+            SessionCommand::DeviceRemoved if self.connection.is_negotiating() => {
+                self.set_disconnect_reason(DisconnectReason::DeviceRemoved);
                 self.connection.receive_end();
             }
             SessionCommand::DeviceRemoved => {
-                self.end_for(DisconnectReason::DeviceRemoved);
-                if self.leave_at == Instant::NEVER {
-                    self.leave_at = now.after(REMOVED_GRACE);
-                } else if now >= self.leave_at {
+                self.set_disconnect_reason(DisconnectReason::DeviceRemoved);
+                if self.removal_deadline == Instant::NEVER {
+                    self.removal_deadline = now.after(REMOVED_GRACE);
+                } else if now >= self.removal_deadline {
                     self.connection.receive_end();
                 }
             }
@@ -275,10 +284,10 @@ impl Session {
 
     /// Returns why the session ended.
     fn reason(&mut self) -> DisconnectReason {
-        let of_client = self.connection.left().map(|left| match left {
+        let of_client = self.connection.client_close().map(|client_close| match client_close {
             ClientClose::Disconnected => DisconnectReason::ClientDisconnect,
-            ClientClose::NothingChosen => DisconnectReason::NoExport,
-            ClientClose::Nonsense => DisconnectReason::ProtocolError,
+            ClientClose::NoExport => DisconnectReason::NoExport,
+            ClientClose::ProtocolError => DisconnectReason::ProtocolError,
         });
         self.reason.take().or(of_client).unwrap_or(DisconnectReason::ServerEnds)
     }
@@ -286,38 +295,42 @@ impl Session {
     /// Publishes the counters.
     #[inline]
     fn show(&self) {
-        let phase = if self.connection.is_ending() {
+        let phase = if self.connection.is_closing() {
             ConnectionPhase::Ending
-        } else if self.connection.is_haggling() {
+        } else if self.connection.is_negotiating() {
             ConnectionPhase::Handshake
         } else {
             ConnectionPhase::Transmission
         };
-        self.session.show(phase, &self.connection.done(), self.connection.under_way() as u64);
+        self.handle.show(phase, &self.connection.done(), self.connection.outstanding() as u64);
     }
 
     /// Enforces the deadlines, so that no wait is unbounded and a closing connection closes.
-    fn look_after_the_end(&mut self, now: Instant) {
-        if !self.is_ending && self.connection.is_ending() {
-            self.is_ending = true;
+    fn check_deadlines(&mut self, now: Instant) {
+        if !self.is_closing && self.connection.is_closing() {
+            self.is_closing = true;
             self.deadline = now.after(CLOSE_TIMEOUT);
-        } else if !self.is_ending && !self.connection.is_haggling() {
-            let is_idle = self.connection.under_way() == 0 && !self.is_blocked;
+        } else if !self.is_closing && !self.connection.is_negotiating() {
+            let is_idle = self.connection.outstanding() == 0 && !self.is_blocked;
             let idle_max = self.idle_max.filter(|_| is_idle);
             self.deadline = idle_max.map_or(Instant::NEVER, |most| self.active_at.after(most));
         }
-        if self.is_ending && self.owes() {
+        if self.is_closing && self.has_in_flight() {
             // The close timeout starts at the last completion, however long that took.
             self.deadline = now.after(CLOSE_TIMEOUT);
             // The client no longer sees how its writes complete: later writes of others wait until
             // they have completed.
             self.backend.fence_writes();
         }
-        let is_slow = self.sending.is_too_slow(now, self.connection.awaited())
+        let is_slow = self.sending.is_too_slow(now, self.connection.partial_request())
             | self.receiving.is_too_slow(now, self.is_blocked.then_some(0));
         if now >= self.deadline || is_slow {
-            let is_idle = !self.is_ending && !self.connection.is_haggling() && !is_slow;
-            self.end_for(if is_idle { DisconnectReason::Idle } else { DisconnectReason::TooSlow });
+            let is_idle = !self.is_closing && !self.connection.is_negotiating() && !is_slow;
+            self.set_disconnect_reason(if is_idle {
+                DisconnectReason::Idle
+            } else {
+                DisconnectReason::TooSlow
+            });
             self.connection.broken();
         }
     }
@@ -326,12 +339,12 @@ impl Session {
     #[inline]
     fn try_again(&mut self, now: Instant) {
         if !self.connection.waits_for_memory() {
-            self.again_at = Instant::NEVER;
-        } else if now >= self.again_at {
+            self.lease_retry_at = Instant::NEVER;
+        } else if now >= self.lease_retry_at {
             self.connection.try_again();
-            self.again_at = now.after(AGAIN_AFTER);
-        } else if self.again_at == Instant::NEVER {
-            self.again_at = now.after(AGAIN_AFTER);
+            self.lease_retry_at = now.after(LEASE_RETRY_INTERVAL);
+        } else if self.lease_retry_at == Instant::NEVER {
+            self.lease_retry_at = now.after(LEASE_RETRY_INTERVAL);
         }
     }
 
@@ -349,7 +362,7 @@ impl Session {
     }
 
     /// Whether the device has not completed everything that the client requested.
-    fn owes(&self) -> bool {
+    fn has_in_flight(&self) -> bool {
         self.wants_space() || self.connection.in_flight() > 0
     }
 
@@ -359,13 +372,16 @@ impl Session {
     }
 
     /// Whether progress requires another iteration without any wake-up.
-    fn is_behind(&self) -> bool {
+    fn needs_iteration(&self) -> bool {
         // A channel that refuses requests with nothing in flight gives no wake-up, unless it names
         // a time to retry.
         let refuses = self.wants_space()
             && self.connection.in_flight() == 0
             && self.backend.wake_at() == Instant::NEVER;
-        self.connection.can_step() || self.has_unsent() || refuses || self.survey.has_results()
+        self.connection.can_step()
+            || self.has_unsent()
+            || refuses
+            || self.slow_queries.has_results()
     }
 }
 
@@ -374,20 +390,21 @@ impl Session {
     #[inline]
     fn work(&mut self, now: Instant) -> usize {
         self.latency.account(now, self.connection.in_flight());
-        if let Some(requested_close) = self.session.ordered() {
-            self.obey(requested_close, now);
+        if let Some(command) = self.handle.ordered() {
+            self.execute_command(command, now);
         }
-        if self.is_blocked && self.looks.is_due(now) {
+        if self.is_blocked && self.recv_backoff.is_due(now) {
             self.send();
         }
         self.try_again(now);
-        let before = self.connection.under_way();
+        let before = self.connection.outstanding();
         let received = self.receive(now);
         // Order matters: bytes received now become requests of this iteration and are submitted at
         // once.
         let mut count = received + self.connection.step();
         if received > 0 {
-            self.looks.found_requests(now, self.connection.under_way().saturating_sub(before));
+            self.recv_backoff
+                .found_requests(now, self.connection.outstanding().saturating_sub(before));
         }
         count += self.submit(now);
         count += self.result(now);
@@ -401,8 +418,8 @@ impl Session {
 impl Poller for Session {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let now = context.now();
-        let mut count = self.work(now) + self.find_out(context);
-        self.look_after_the_end(now);
+        let mut count = self.work(now) + self.run_slow_queries(context);
+        self.check_deadlines(now);
         if self.connection.is_over() {
             context.end();
             count += 1;
@@ -427,28 +444,29 @@ impl Poller for Session {
         if wanted != self.interest {
             self.interest = wanted;
             if let Err(error) = self.watch.change(&self.stream, SOCKET, wanted) {
-                self.end_for(DisconnectReason::Broken(error.to_string()));
+                self.set_disconnect_reason(DisconnectReason::Broken(error.to_string()));
                 self.connection.broken();
                 return PollResult::Busy;
             }
         }
-        let is_told = self.session.ordered().is_some() && self.reason.is_none();
-        let stays_awake =
-            is_told || self.is_behind() || (self.connection.in_flight() > 0 && has_answer);
+        let is_reported = self.handle.ordered().is_some() && self.reason.is_none();
+        let stays_awake = is_reported
+            || self.needs_iteration()
+            || (self.connection.in_flight() > 0 && has_answer);
         PollResult::from_count(usize::from(stays_awake))
     }
 
     fn disarm(&mut self) {
         self.backend.disarm();
         // The wake-up may have been for this socket.
-        self.looks.now();
+        self.recv_backoff.now();
     }
 
     fn wake_at(&self) -> Instant {
         let backend = self.connection.in_flight() > 0 || self.wants_space();
         let backend = if backend { self.backend.wake_at() } else { Instant::NEVER };
-        let client = self.sending.until().min(self.receiving.until()).min(self.again_at);
-        self.deadline.min(self.leave_at).min(client).min(backend)
+        let client = self.sending.until().min(self.receiving.until()).min(self.lease_retry_at);
+        self.deadline.min(self.removal_deadline).min(client).min(backend)
     }
 
     fn expected_latency(&self) -> Option<Span> {
@@ -458,9 +476,9 @@ impl Poller for Session {
     /// Before a migration: ready when nothing is in flight. Before the end: ready when in addition
     /// all replies have been sent, or cannot be sent.
     fn detach(&mut self, parting: DetachReason) -> bool {
-        self.is_travelling = parting == DetachReason::Migrating;
+        self.is_migrating = parting == DetachReason::Migrating;
         let has_drained = self.connection.in_flight() == 0;
-        if self.is_travelling {
+        if self.is_migrating {
             return has_drained;
         }
         self.connection.receive_end();
@@ -471,21 +489,21 @@ impl Poller for Session {
     }
 
     fn attach(&mut self) {
-        self.is_travelling = false;
+        self.is_migrating = false;
         // Data may have arrived during the migration.
-        self.looks.now();
+        self.recv_backoff.now();
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
         self.show();
-        self.served.remove_session(self.session.id());
+        self.exported_device.remove_session(self.handle.id());
         let reason = self.reason();
-        self.session.has_disconnected(reason);
+        self.handle.report_disconnected(reason);
         if self.connection.in_flight() > 0 {
             // The device may still write to this memory, so it must never be reused.
-            self.loan.lose();
+            self.memory_lease.lose();
         }
     }
 }

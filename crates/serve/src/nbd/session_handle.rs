@@ -13,9 +13,9 @@ use super::transmission::NbdStats;
 pub(super) struct SessionHandle {
     id: u64,
     peer: String,
-    requested_close: AtomicU8,
+    command: AtomicU8,
     phase: AtomicU8,
-    tally: SessionCounters,
+    counters: SessionCounters,
     event_sender: Sender<NbdEvent>,
 }
 
@@ -138,9 +138,9 @@ impl SessionHandle {
         Self {
             id,
             peer,
-            requested_close: AtomicU8::new(0),
+            command: AtomicU8::new(0),
             phase: AtomicU8::new(0),
-            tally: SessionCounters::default(),
+            counters: SessionCounters::default(),
             event_sender,
         }
     }
@@ -150,21 +150,20 @@ impl SessionHandle {
     }
 
     /// Sends a command to the session. The first command is kept.
-    pub(super) fn send_command(&self, requested_close: SessionCommand) {
-        let word = match requested_close {
+    pub(super) fn send_command(&self, command: SessionCommand) {
+        let word = match command {
             SessionCommand::Disconnect => 1,
             SessionCommand::DeviceRemoved => 2,
         };
         // Relaxed suffices: the caller wakes the session afterwards, and the wake-up orders the
         // store before the load.
-        let _ =
-            self.requested_close.compare_exchange(0, word, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self.command.compare_exchange(0, word, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// Command sent to the session, if any.
     #[inline]
     pub(super) fn ordered(&self) -> Option<SessionCommand> {
-        match self.requested_close.load(Ordering::Relaxed) {
+        match self.command.load(Ordering::Relaxed) {
             0 => None,
             1 => Some(SessionCommand::Disconnect),
             _ => Some(SessionCommand::DeviceRemoved),
@@ -174,27 +173,27 @@ impl SessionHandle {
     /// Counts a receive call.
     #[inline]
     pub(super) fn received(&self, in_vain: bool) {
-        let tally = &self.tally;
-        if in_vain { tally.receives_in_vain.add(1) } else { tally.receives.add(1) }
+        let counters = &self.counters;
+        if in_vain { counters.receives_in_vain.add(1) } else { counters.receives.add(1) }
     }
 
     /// Counts a send call.
     #[inline]
     pub(super) fn sent(&self) {
-        self.tally.sends.add(1);
+        self.counters.sends.add(1);
     }
 
     /// Publishes the counters and the phase.
     #[inline]
     pub(super) fn show(&self, phase: ConnectionPhase, done: &NbdStats, in_flight: u64) {
-        let tally = &self.tally;
-        tally.reads.set(done.reads);
-        tally.read_bytes.set(done.read_bytes);
-        tally.writes.set(done.writes);
-        tally.written_bytes.set(done.written_bytes);
-        tally.others.set(done.others);
-        tally.errors.set(done.errors);
-        tally.in_flight.store(in_flight, Ordering::Relaxed);
+        let counters = &self.counters;
+        counters.reads.set(done.reads);
+        counters.read_bytes.set(done.read_bytes);
+        counters.writes.set(done.writes);
+        counters.written_bytes.set(done.written_bytes);
+        counters.others.set(done.others);
+        counters.errors.set(done.errors);
+        counters.in_flight.store(in_flight, Ordering::Relaxed);
         self.phase.store(phase as u8, Ordering::Relaxed);
     }
 
@@ -203,17 +202,17 @@ impl SessionHandle {
         let _ = self.event_sender.send(new_events);
     }
 
-    pub(super) fn has_come(&self) {
+    pub(super) fn report_connected(&self) {
         self.emit(NbdEvent::Connected { connection: self.id, peer: self.peer.clone() });
     }
 
-    pub(super) fn has_disconnected(&self, reason: DisconnectReason) {
+    pub(super) fn report_disconnected(&self, reason: DisconnectReason) {
         let (connection, peer, done) = (self.id, self.peer.clone(), self.sample().done);
         self.emit(NbdEvent::Disconnected { connection, peer, reason, done });
     }
 
     pub(super) fn sample(&self) -> ConnectionSample {
-        let tally = &self.tally;
+        let counters = &self.counters;
         ConnectionSample {
             id: self.id,
             peer: self.peer.clone(),
@@ -223,17 +222,17 @@ impl SessionHandle {
                 _ => ConnectionPhase::Ending,
             },
             done: NbdStats {
-                reads: tally.reads.get(),
-                read_bytes: tally.read_bytes.get(),
-                writes: tally.writes.get(),
-                written_bytes: tally.written_bytes.get(),
-                others: tally.others.get(),
-                errors: tally.errors.get(),
+                reads: counters.reads.get(),
+                read_bytes: counters.read_bytes.get(),
+                writes: counters.writes.get(),
+                written_bytes: counters.written_bytes.get(),
+                others: counters.others.get(),
+                errors: counters.errors.get(),
             },
-            in_flight: tally.in_flight.load(Ordering::Relaxed),
-            receives: tally.receives.get(),
-            receives_in_vain: tally.receives_in_vain.get(),
-            sends: tally.sends.get(),
+            in_flight: counters.in_flight.load(Ordering::Relaxed),
+            receives: counters.receives.get(),
+            receives_in_vain: counters.receives_in_vain.get(),
+            sends: counters.sends.get(),
         }
     }
 }

@@ -13,22 +13,22 @@ use super::transmission::{QueryKind, SlowQuery};
 
 /// Pending slow queries of one connection.
 pub(super) struct SlowQueries {
-    served: Arc<ExportedDevice>,
+    exported_device: Arc<ExportedDevice>,
     pool: Arc<ThreadPool>,
-    found: Arc<ProbeResult>,
+    query_results: Arc<QueryResults>,
     /// Queries not yet completed.
     open: usize,
 }
 
 /// Results of slow queries, filled by the worker threads.
 #[derive(Default)]
-struct ProbeResult {
-    results: Mutex<Vec<(u16, SurveyResult)>>,
+struct QueryResults {
+    results: Mutex<Vec<(u16, SlowQueryResult)>>,
     count: AtomicUsize,
 }
 
 /// Result of a slow query.
-pub(super) enum SurveyResult {
+pub(super) enum SlowQueryResult {
     /// Extents of the range; empty if the device cannot report them.
     Extents(Vec<Extent>),
     /// Result of a resize: NBD error code and message.
@@ -36,77 +36,83 @@ pub(super) enum SurveyResult {
 }
 
 impl SlowQueries {
-    pub(super) fn new(served: Arc<ExportedDevice>, pool: Arc<ThreadPool>) -> Self {
-        Self { served, pool, found: Arc::default(), open: 0 }
+    pub(super) fn new(exported_device: Arc<ExportedDevice>, pool: Arc<ThreadPool>) -> Self {
+        Self { exported_device, pool, query_results: Arc::default(), open: 0 }
     }
 
-    /// Queues a query. Wakes `home` when the result is available.
-    pub(super) fn submit(&mut self, question: SlowQuery, home: ThreadHandle) {
-        let (served, found) = (Arc::clone(&self.served), Arc::clone(&self.found));
-        let SlowQuery { slot, about } = question;
-        let job = BlockingTask::new("questions", move || {
-            found.put(slot, query(&served, about));
-            home.notify();
+    /// Queues a query. Wakes `thread` when the result is available.
+    pub(super) fn submit(&mut self, query: SlowQuery, thread: ThreadHandle) {
+        let (exported_device, query_results) =
+            (Arc::clone(&self.exported_device), Arc::clone(&self.query_results));
+        let SlowQuery { slot, kind } = query;
+        let job = BlockingTask::new("queries", move || {
+            query_results.put(slot, run_query(&exported_device, kind));
+            thread.notify();
         });
         self.open += 1;
         if self.pool.submit(job).is_err() {
-            self.found.put(slot, when_too_many_ask(about));
+            self.query_results.put(slot, overload_result(kind));
         }
     }
 
     /// Whether a result is available.
     #[inline]
     pub(super) fn has_results(&self) -> bool {
-        self.open > 0 && self.found.count.load(Ordering::Acquire) > 0
+        self.open > 0 && self.query_results.count.load(Ordering::Acquire) > 0
     }
 
     /// Removes and returns all results.
-    pub(super) fn take(&mut self) -> Vec<(u16, SurveyResult)> {
-        let taken =
-            std::mem::take(&mut *self.found.results.lock().unwrap_or_else(PoisonError::into_inner));
-        self.found.count.fetch_sub(taken.len(), Ordering::Relaxed);
+    pub(super) fn take(&mut self) -> Vec<(u16, SlowQueryResult)> {
+        let taken = std::mem::take(
+            &mut *self.query_results.results.lock().unwrap_or_else(PoisonError::into_inner),
+        );
+        self.query_results.count.fetch_sub(taken.len(), Ordering::Relaxed);
         self.open -= taken.len();
         taken
     }
 }
 
-impl ProbeResult {
-    fn put(&self, slot: u16, result: SurveyResult) {
+impl QueryResults {
+    fn put(&self, slot: u16, result: SlowQueryResult) {
         self.results.lock().unwrap_or_else(PoisonError::into_inner).push((slot, result));
         // Release; pairs with the acquire in `has_results`.
         self.count.fetch_add(1, Ordering::Release);
     }
 }
 
-fn query(served: &ExportedDevice, about: QueryKind) -> SurveyResult {
-    match about {
-        QueryKind::Extents { .. } => SurveyResult::Extents(survey(&**served.medium(), about)),
+fn run_query(exported_device: &ExportedDevice, kind: QueryKind) -> SlowQueryResult {
+    match kind {
+        QueryKind::Extents { .. } => {
+            SlowQueryResult::Extents(block_status_extents(&**exported_device.medium(), kind))
+        }
         QueryKind::Size { bytes } => {
-            let grows = bytes > served.export().size_bytes();
+            let grows = bytes > exported_device.export().size_bytes();
             let error = if grows { ErrorCode::ENOSPC } else { ErrorCode::EIO };
-            SurveyResult::Size(served.resize(bytes).map_err(|why| (error, why.to_string())))
+            SlowQueryResult::Size(
+                exported_device.resize(bytes).map_err(|why| (error, why.to_string())),
+            )
         }
     }
 }
 
-fn when_too_many_ask(about: QueryKind) -> SurveyResult {
-    match about {
+fn overload_result(kind: QueryKind) -> SlowQueryResult {
+    match kind {
         // Reporting data is always correct ("Request types", NBD_CMD_BLOCK_STATUS).
         QueryKind::Extents { len_bytes, .. } => {
-            SurveyResult::Extents(vec![Extent { len_bytes, flags: ExtentFlags::NONE }])
+            SlowQueryResult::Extents(vec![Extent { len_bytes, flags: ExtentFlags::NONE }])
         }
-        QueryKind::Size { .. } => SurveyResult::Size(Err((
+        QueryKind::Size { .. } => SlowQueryResult::Size(Err((
             ErrorCode::ENOMEM,
-            "resize: too many questions wait".to_owned(),
+            "resize: too many queries are pending".to_owned(),
         ))),
     }
 }
 
 /// Returns the extents of a range. Adjacent extents of the same kind are merged, and the last one
 /// is cut at the end of the range. Empty if the device cannot report them.
-pub(super) fn survey(medium: &dyn BlockDevice, about: QueryKind) -> Vec<Extent> {
+pub(super) fn block_status_extents(medium: &dyn BlockDevice, kind: QueryKind) -> Vec<Extent> {
     let block_size = u64::from(medium.limits().block_size);
-    let QueryKind::Extents { offset, len_bytes, extents_max } = about else { return Vec::new() };
+    let QueryKind::Extents { offset, len_bytes, extents_max } = kind else { return Vec::new() };
     let end = offset + u64::from(len_bytes);
     let mut extents: Vec<Extent> = Vec::new();
     let mut at = offset;
@@ -141,7 +147,7 @@ mod tests {
     use tenmil_base::{BlockDevice, BlockExtent, ExtentKind, IoChannel, Limits};
     use tenmil_drivers::NullDevice;
 
-    use super::{QueryKind, survey};
+    use super::{QueryKind, block_status_extents};
 
     /// 512-byte blocks, repeating: a hole of four blocks, data of two, zeroes of two that are
     /// reported one by one.
@@ -165,17 +171,18 @@ mod tests {
         }
     }
 
-    fn surveyed(offset: u64, len_bytes: u32, extents_max: usize) -> Vec<(u32, u32)> {
-        let found = survey(&Striped, QueryKind::Extents { offset, len_bytes, extents_max });
-        found.iter().map(|extent| (extent.len_bytes, extent.flags.0)).collect()
+    fn complete_block_status(offset: u64, len_bytes: u32, extents_max: usize) -> Vec<(u32, u32)> {
+        let query_results =
+            block_status_extents(&Striped, QueryKind::Extents { offset, len_bytes, extents_max });
+        query_results.iter().map(|extent| (extent.len_bytes, extent.flags.0)).collect()
     }
 
     #[test]
     fn extents_are_joined_cut_and_counted() {
-        assert_eq!(surveyed(0, 4096, 10), [(2048, 3), (1024, 0), (1024, 2)]);
-        assert_eq!(surveyed(0, 4096, 1), [(2048, 3)]);
-        assert_eq!(surveyed(100, 200, 10), [(200, 3)]);
-        assert_eq!(surveyed(1900, 1000, 10), [(148, 3), (852, 0)]);
-        assert_eq!(surveyed(0, 8192, 5).len(), 5);
+        assert_eq!(complete_block_status(0, 4096, 10), [(2048, 3), (1024, 0), (1024, 2)]);
+        assert_eq!(complete_block_status(0, 4096, 1), [(2048, 3)]);
+        assert_eq!(complete_block_status(100, 200, 10), [(200, 3)]);
+        assert_eq!(complete_block_status(1900, 1000, 10), [(148, 3), (852, 0)]);
+        assert_eq!(complete_block_status(0, 8192, 5).len(), 5);
     }
 }

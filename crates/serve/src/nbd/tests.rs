@@ -17,7 +17,7 @@ use tenmil_wire::nbd::ErrorCode;
 
 use super::memory::MEMORY_BYTES;
 use super::pool::{POOL_BYTES, Pool};
-use super::slow_query::survey;
+use super::slow_query::block_status_extents;
 use super::{Connection, Export, QueryKind};
 
 /// Connection and its backend; the test moves all data between them.
@@ -121,16 +121,16 @@ impl Session {
         self.completions
             .drain()
             .for_each(|completion| self.connection.handle_completion(completion));
-        while let Some(question) = self.connection.next_question() {
-            match question.about {
+        while let Some(query) = self.connection.next_slow_query() {
+            match query.kind {
                 QueryKind::Size { bytes } => {
                     let done = if bytes > SIZE { Err(ErrorCode::ENOSPC) } else { Ok(()) };
                     self.export.resize(bytes.min(SIZE) / u64::from(BLOCK));
-                    self.connection.resized(question.slot, done);
+                    self.connection.resized(query.slot, done);
                 }
-                about => {
-                    let extents = survey(&self.medium, about);
-                    self.connection.block_status_done(question.slot, &extents);
+                kind => {
+                    let extents = block_status_extents(&self.medium, kind);
+                    self.connection.block_status_done(query.slot, &extents);
                 }
             }
             count += 1;
@@ -150,7 +150,7 @@ impl Session {
                 worked = true;
             }
             if !worked {
-                assert!(left.is_empty() || self.connection.is_ending(), "it takes no more");
+                assert!(left.is_empty() || self.connection.is_closing(), "it takes no more");
                 return back;
             }
         }

@@ -31,7 +31,7 @@ use receive::RequestState;
 #[derive(Debug)]
 pub(super) struct Transmission {
     export: Arc<Export>,
-    terms: NegotiatedOptions,
+    options: NegotiatedOptions,
     regions: RegionTable,
     layout: Layout,
     store: LargeBuffers,
@@ -43,7 +43,7 @@ pub(super) struct Transmission {
     /// Pieces that the I/O channel has not accepted yet, and their segment table.
     requests: Vec<Request>,
     segments: Vec<Segment>,
-    questions: VecDeque<SlowQuery>,
+    queries: VecDeque<SlowQuery>,
     /// Pieces submitted and not completed.
     in_flight: usize,
     /// Number of request headers parsed.
@@ -74,7 +74,7 @@ pub struct NbdStats {
 #[derive(Clone, Copy, Debug)]
 struct RequestSlot {
     header: RequestHeader,
-    holding: RequestBuffer,
+    buffer: RequestBuffer,
     operation: Operation,
     flags: RequestFlags,
     /// Offset of the next piece from the start of the request, in bytes.
@@ -94,7 +94,7 @@ pub struct SlowQuery {
     /// Slot of the request, passed back with the result.
     pub slot: u16,
     /// Query to execute.
-    pub about: QueryKind,
+    pub kind: QueryKind,
 }
 
 /// Kind of a slow query.
@@ -126,7 +126,7 @@ const EXTENTS_MAX: usize = SMALL_BYTES as usize / 8;
 impl Transmission {
     pub(super) fn new(
         export: Arc<Export>,
-        terms: NegotiatedOptions,
+        options: NegotiatedOptions,
         regions: RegionTable,
         layout: Layout,
         pool: Arc<Pool>,
@@ -139,7 +139,7 @@ impl Transmission {
                 offset: 0,
                 len_bytes: 0,
             },
-            holding: RequestBuffer::Small,
+            buffer: RequestBuffer::Small,
             operation: Operation::Read,
             flags: RequestFlags::NONE,
             next_byte: 0,
@@ -150,7 +150,7 @@ impl Transmission {
         };
         Self {
             export,
-            terms,
+            options,
             regions,
             layout,
             store: LargeBuffers::new(layout, pool),
@@ -160,7 +160,7 @@ impl Transmission {
             queue: VecDeque::with_capacity(usize::from(SLOTS)),
             requests: Vec::with_capacity(BATCH),
             segments: Vec::with_capacity(SEGMENTS),
-            questions: VecDeque::with_capacity(usize::from(SLOTS)),
+            queries: VecDeque::with_capacity(usize::from(SLOTS)),
             in_flight: 0,
             headers: 0,
             is_ended: false,
@@ -180,7 +180,7 @@ impl Transmission {
 
     /// Number of requests whose replies have not been sent.
     #[inline]
-    pub(super) fn under_way(&self) -> usize {
+    pub(super) fn outstanding(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
@@ -197,7 +197,7 @@ impl Transmission {
     /// Number of the request that was received in part, the rest of which is awaited from the
     /// client.
     #[inline]
-    pub(super) fn awaited(&self, inbox: &Inbox) -> Option<u64> {
+    pub(super) fn partial_request(&self, inbox: &Inbox) -> Option<u64> {
         let is_begun = match self.awaits {
             RequestState::Header => (1..RequestHeader::BYTES).contains(&(inbox.len() as usize)),
             RequestState::Payload { .. } | RequestState::DiscardPayload { .. } => true,
@@ -208,7 +208,7 @@ impl Transmission {
     /// Whether a request waits for memory that other connections hold.
     #[inline]
     pub(super) fn waits_for_memory(&self) -> bool {
-        self.store.is_short()
+        self.store.is_lease_refused()
     }
 
     /// Allows the next request to try allocating again.
@@ -222,7 +222,7 @@ impl Transmission {
     }
 
     /// Drops a request that was received in part: nothing more will arrive.
-    pub(super) fn cut_off(&mut self) {
+    pub(super) fn stop_receiving(&mut self) {
         if let RequestState::Payload { slot, .. } | RequestState::DiscardPayload { slot, .. } =
             self.awaits
         {
@@ -292,7 +292,7 @@ impl Transmission {
     fn reply(&mut self, slot: u16, outbox: &mut Outbox) {
         let memory = &self.slots[usize::from(slot)];
         let RequestHeader { command, cookie, offset, len_bytes, .. } = memory.header;
-        let structured = self.terms.structured;
+        let structured = self.options.structured;
         let reads = command == Command::READ;
         let is_hole = memory.is_hole && memory.failure.is_none();
         let header = match memory.failure {
@@ -303,7 +303,7 @@ impl Transmission {
         self.done.count(command, memory.failure.is_some(), len_bytes);
         self.queue_header(slot, &header, outbox);
         if reads && memory.failure.is_none() && !is_hole {
-            self.store.each((slot, memory.holding), 0, len_bytes, |part| outbox.push(part));
+            self.store.each((slot, memory.buffer), 0, len_bytes, |part| outbox.push(part));
         }
         outbox.end_of(slot);
     }
@@ -321,17 +321,22 @@ impl Transmission {
     #[inline]
     pub(super) fn free_slot(&mut self, slot: u16) {
         let memory = &mut self.slots[usize::from(slot)];
-        self.store.free_buffer(std::mem::replace(&mut memory.holding, RequestBuffer::Small));
+        self.store.free_buffer(std::mem::replace(&mut memory.buffer, RequestBuffer::Small));
         self.free.push(slot);
     }
 
     /// Next query to be executed off the reactor.
-    pub(super) fn next_question(&mut self) -> Option<SlowQuery> {
-        self.questions.pop_front()
+    pub(super) fn next_slow_query(&mut self) -> Option<SlowQuery> {
+        self.queries.pop_front()
     }
 
     /// Completes a block status query. An empty list of extents is an error.
-    pub(super) fn surveyed(&mut self, slot: u16, extents: &[Extent], outbox: &mut Outbox) {
+    pub(super) fn complete_block_status(
+        &mut self,
+        slot: u16,
+        extents: &[Extent],
+        outbox: &mut Outbox,
+    ) {
         let cookie = self.slots[usize::from(slot)].header.cookie;
         if extents.is_empty() {
             let failure = RequestFailure::new(ErrorCode::EIO, "it is not known what is where");
@@ -368,7 +373,7 @@ impl Transmission {
 impl Drop for Transmission {
     fn drop(&mut self) {
         if self.in_flight > 0 {
-            self.store.abandon();
+            self.store.leak();
         }
     }
 }

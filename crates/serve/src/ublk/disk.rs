@@ -130,8 +130,8 @@ impl Disk {
 
     /// Validates a request. The error is the errno to complete it with.
     #[inline]
-    pub(super) fn admit(&self, asked: &Descriptor) -> Result<DiskRequest, i32> {
-        let (operation, moves) = match asked.op {
+    pub(super) fn admit(&self, descriptor: &Descriptor) -> Result<DiskRequest, i32> {
+        let (operation, moves) = match descriptor.op {
             IoOp::Read => (Operation::Read, true),
             IoOp::Write => (Operation::Write, true),
             IoOp::Flush => (Operation::Flush, false),
@@ -149,7 +149,7 @@ impl Disk {
         if self.is_read_only && operation != Operation::Read {
             return Err(EROFS);
         }
-        let Descriptor { sectors, first_sector, .. } = *asked;
+        let Descriptor { sectors, first_sector, .. } = *descriptor;
         let end = first_sector.checked_add(u64::from(sectors)).ok_or(EINVAL)?;
         let mask = (1 << self.shift) - 1;
         let is_whole = (first_sector | u64::from(sectors)) & mask == 0;
@@ -161,7 +161,7 @@ impl Disk {
         }
         Ok(DiskRequest {
             operation,
-            flags: flags(asked, operation),
+            flags: flags(descriptor, operation),
             lba: first_sector >> self.shift,
             blocks: sectors >> self.shift,
             len_bytes: if moves { sectors * SECTOR_BYTES } else { 0 },
@@ -174,12 +174,12 @@ impl Disk {
 }
 
 #[inline]
-fn flags(asked: &Descriptor, operation: Operation) -> RequestFlags {
+fn flags(descriptor: &Descriptor, operation: Operation) -> RequestFlags {
     let mut flags = RequestFlags::NONE;
-    if asked.flags.has(IoFlags::FUA) {
+    if descriptor.flags.has(IoFlags::FUA) {
         flags = flags.union(RequestFlags::FUA);
     }
-    if operation == Operation::WriteZeroes && !asked.flags.has(IoFlags::NO_UNMAP) {
+    if operation == Operation::WriteZeroes && !descriptor.flags.has(IoFlags::NO_UNMAP) {
         flags = flags.union(RequestFlags::DEALLOCATE);
     }
     flags

@@ -11,7 +11,7 @@ pub(super) trait Driver: Send {
     fn fetch(&mut self, tag: u16);
     fn commit(&mut self, tag: u16, result: i32);
     fn flush(&mut self);
-    fn poll(&mut self, ended: &mut Vec<FetchedTag>);
+    fn poll(&mut self, fetched: &mut Vec<FetchedTag>);
     fn descriptor(&self, tag: u16) -> Descriptor;
     /// Copies the data of a write into a buffer. Returns whether that succeeded.
     fn copy_in(&mut self, tag: u16, into: Segment) -> bool;
@@ -37,8 +37,8 @@ impl Driver for Queue {
     }
 
     #[inline]
-    fn poll(&mut self, ended: &mut Vec<FetchedTag>) {
-        Self::poll(self, ended);
+    fn poll(&mut self, fetched: &mut Vec<FetchedTag>) {
+        Self::poll(self, fetched);
     }
 
     #[inline]

@@ -21,15 +21,15 @@ pub(super) struct QueuePoller<D> {
     driver: D,
     tags: Tags,
     number: u16,
-    ended: Vec<FetchedTag>,
+    fetched: Vec<FetchedTag>,
     completions: CompletionBatch,
     watch: PollSet,
     /// Mean latency of the I/O channel.
     latency: MeanLatency,
     /// Whether the initial fetch commands were issued, by this thread.
-    has_begun: bool,
+    has_fetched: bool,
     /// Zero copy state, until the first copied bytes have been reported.
-    uncopied: Option<ZeroCopy>,
+    copy_report: Option<ZeroCopy>,
     event_sender: Sender<UblkEvent>,
     zero_copy: Option<ZeroCopy>,
     _memory: Region,
@@ -79,13 +79,13 @@ impl<D: Driver> QueuePoller<D> {
             backend,
             driver,
             number,
-            ended: Vec::with_capacity(usize::from(tags.depth())),
+            fetched: Vec::with_capacity(usize::from(tags.depth())),
             tags,
             completions: CompletionBatch::with_capacity(BATCH),
             watch,
             latency: MeanLatency::default(),
-            has_begun: false,
-            uncopied: zero_copy.clone(),
+            has_fetched: false,
+            copy_report: zero_copy.clone(),
             event_sender,
             zero_copy,
             _memory: memory,
@@ -93,19 +93,19 @@ impl<D: Driver> QueuePoller<D> {
     }
 
     /// Wake sources: the kernel and the I/O channel.
-    pub(super) fn woken_by(&self) -> io::Result<PollerWake> {
+    pub(super) fn poller_wake(&self) -> io::Result<PollerWake> {
         PollerWake::of(WakeSource::Descriptor(self.watch.as_fd()))
     }
 
     /// Whether polling is useless, because the kernel delivers all completions.
-    pub(super) fn is_done_by_kernel(&self) -> bool {
+    pub(super) fn has_kernel_io(&self) -> bool {
         self.backend.is_kernel_io()
     }
 
     /// Issues the fetch commands. The kernel binds a queue to the thread that issues them first.
     #[cold]
     fn begin(&mut self) {
-        self.has_begun = true;
+        self.has_fetched = true;
         for tag in 0..self.tags.depth() {
             self.driver.fetch(tag);
         }
@@ -114,12 +114,12 @@ impl<D: Driver> QueuePoller<D> {
     /// Receives requests from the kernel.
     #[inline]
     fn receive(&mut self) -> usize {
-        self.driver.poll(&mut self.ended);
-        let Self { ended, tags, driver, .. } = self;
-        let count = ended.len();
-        for FetchedTag { tag, result } in ended.drain(..) {
-            let step = tags.ended(tag, result, |tag| driver.descriptor(tag));
-            follow(step, tags, driver);
+        self.driver.poll(&mut self.fetched);
+        let Self { fetched, tags, driver, .. } = self;
+        let count = fetched.len();
+        for FetchedTag { tag, result } in fetched.drain(..) {
+            let action = tags.handle_fetched(tag, result, |tag| driver.descriptor(tag));
+            run_actions(action, tags, driver);
         }
         count
     }
@@ -130,9 +130,9 @@ impl<D: Driver> QueuePoller<D> {
         if requests.is_empty() {
             return 0;
         }
-        let taken = self.backend.submit(now, requests, segments);
-        self.tags.taken(taken);
-        taken
+        let accepted = self.backend.submit(now, requests, segments);
+        self.tags.accepted(accepted);
+        accepted
     }
 
     #[inline]
@@ -144,10 +144,10 @@ impl<D: Driver> QueuePoller<D> {
         self.latency.end(count);
         let Self { completions, tags, driver, .. } = self;
         for completion in completions.drain() {
-            let step = tags.completed(completion);
-            follow(step, tags, driver);
+            let action = tags.handle_completion(completion);
+            run_actions(action, tags, driver);
         }
-        if self.uncopied.is_some() && count > 0 {
+        if self.copy_report.is_some() && count > 0 {
             self.report_copies();
         }
         count
@@ -155,24 +155,24 @@ impl<D: Driver> QueuePoller<D> {
 
     /// Reports once that data were copied in spite of zero copy.
     fn report_copies(&mut self) {
-        let Some(zero_copy) = self.uncopied.take_if(|zero_copy| zero_copy.copied_bytes() > 0)
+        let Some(zero_copy) = self.copy_report.take_if(|zero_copy| zero_copy.copied_bytes() > 0)
         else {
             return;
         };
         let copied = zero_copy.copied_bytes();
         self.report(UblkEvent::Error(format!(
-            "queue {}: the device has had {copied} bytes copied that could go without: what the kernel \
-             refuses so is copied",
+            "queue {}: the device driver has copied {copied} bytes of zero-copy requests, because the \
+             kernel rejected their buffers",
             self.number
         )));
     }
 
     /// Ends the light thread once the kernel has aborted all tags, and reports errors.
     fn handle_end(&mut self, context: &mut Context<'_>) -> usize {
-        if let Some(text) = self.tags.next_trouble() {
+        if let Some(text) = self.tags.next_error() {
             self.report(UblkEvent::Error(format!("queue {}: {text}", self.number)));
         }
-        if self.tags.is_over() && self.tags.in_flight() == 0 {
+        if self.tags.is_stopped_by_kernel() && self.tags.in_flight() == 0 {
             context.end();
             return 1;
         }
@@ -181,11 +181,11 @@ impl<D: Driver> QueuePoller<D> {
 
     /// Whether progress requires another iteration without any wake-up. A channel that refuses
     /// requests with nothing in flight gives no wake-up, unless it names a time to retry.
-    fn is_behind(&self) -> bool {
+    fn needs_iteration(&self) -> bool {
         let refuses = self.wants_space()
             && self.tags.in_flight() == 0
             && self.backend.wake_at() == Instant::NEVER;
-        refuses || !self.has_begun
+        refuses || !self.has_fetched
     }
 
     fn wants_space(&self) -> bool {
@@ -200,12 +200,12 @@ impl<D: Driver> QueuePoller<D> {
 
 /// Executes the actions of a tag until there is none.
 #[inline]
-fn follow(mut step: TagAction, tags: &mut Tags, driver: &mut impl Driver) {
+fn run_actions(mut action: TagAction, tags: &mut Tags, driver: &mut impl Driver) {
     loop {
-        step = match step {
+        action = match action {
             TagAction::Nothing => return,
-            TagAction::CopyIn { tag, into } => tags.copied(tag, driver.copy_in(tag, into)),
-            TagAction::CopyOut { tag, from } => tags.copied(tag, driver.copy_out(tag, from)),
+            TagAction::CopyIn { tag, into } => tags.handle_copied(tag, driver.copy_in(tag, into)),
+            TagAction::CopyOut { tag, from } => tags.handle_copied(tag, driver.copy_out(tag, from)),
             TagAction::Commit { tag, result } => return driver.commit(tag, result),
         }
     }
@@ -216,7 +216,7 @@ impl<D: Driver> Poller for QueuePoller<D> {
         let now = context.now();
         self.latency.account(now, self.tags.in_flight());
         let mut count = 0;
-        if !self.has_begun {
+        if !self.has_fetched {
             self.begin();
             count += 1;
         }
@@ -237,7 +237,7 @@ impl<D: Driver> Poller for QueuePoller<D> {
         let has_answer = self.backend.arm();
         let has_request = self.driver.arm();
         let stays_awake =
-            has_request || self.is_behind() || (self.tags.in_flight() > 0 && has_answer);
+            has_request || self.needs_iteration() || (self.tags.in_flight() > 0 && has_answer);
         PollResult::from_count(usize::from(stays_awake))
     }
 

@@ -111,7 +111,7 @@ const BUFFERS: u16 = 4;
 /// # Errors
 ///
 /// If memory is exhausted.
-pub fn shaped(
+pub fn adapted(
     device: &Bdev,
     descriptor: BdevDescriptor,
     regions: &RegionTable,
@@ -140,36 +140,37 @@ impl Server {
     /// # Errors
     ///
     /// Why that failed. No new device is left behind.
-    pub fn start(machine: &KernelFiles, plan: &ServerConfig) -> Result<Self, Error> {
-        if !(1..=DEPTH_MAX).contains(&plan.limits.depth) || plan.limits.queues == 0 {
-            let Limits { queues, depth } = plan.limits;
+    pub fn start(machine: &KernelFiles, config: &ServerConfig) -> Result<Self, Error> {
+        if !(1..=DEPTH_MAX).contains(&config.limits.depth) || config.limits.queues == 0 {
+            let Limits { queues, depth } = config.limits;
             return Err(Error::usage(format!(
                 "ublk: {queues} queues of {depth} requests, expected some, of 1 to {DEPTH_MAX}"
             )));
         }
-        let disk = Disk::new(plan.medium.limits(), plan.is_read_only).map_err(Error::usage)?;
+        let disk = Disk::new(config.medium.limits(), config.is_read_only).map_err(Error::usage)?;
         let mut control = Control::open(machine)?;
         let has = check_features(&mut control)?;
-        let zero_copy = zero_copy_alignment(plan, has);
+        let zero_copy = zero_copy_alignment(config, has);
         let disk = match &zero_copy {
             Ok(alignment) => disk.aligned(*alignment),
             Err(_) => disk,
         };
-        let ours = DesiredDevice {
+        let desired = DesiredDevice {
             disk: &disk,
-            signature: plan.signature,
-            channels_max: plan.medium.channels_max(),
-            replaces: plan.replaces,
+            signature: config.signature,
+            channels_max: config.medium.channels_max(),
+            replaces: config.replaces,
         };
-        let number = plan.number.or_else(|| left_behind(machine, &mut control, plan.signature));
+        let number =
+            config.number.or_else(|| find_left_behind(machine, &mut control, config.signature));
         let found = match number {
-            Some(number) => settle(machine, &mut control, number, &ours)?,
+            Some(number) => take_over(machine, &mut control, number, &desired)?,
             None => None,
         };
         let has_recovered = found.is_some();
         let info = match found {
             Some(info) => info,
-            None => make(&mut control, plan, &disk, zero_copy.is_ok())?,
+            None => create_device(&mut control, config, &disk, zero_copy.is_ok())?,
         };
         let zero_copy = zero_copy.and_then(|_| check_zero_copy(&info, has_recovered));
         let (event_sender, events) = channel();
@@ -183,10 +184,10 @@ impl Server {
             events,
             queues_left,
         };
-        match server.show(machine, plan, &disk, &event_sender) {
+        match server.start_disk(machine, config, &disk, &event_sender) {
             Ok(()) => Ok(server),
-            Err(StartError::Elsewhere(why)) => Err(why),
-            Err(StartError::Here(why)) => {
+            Err(StartError::Device(why)) => Err(why),
+            Err(StartError::Disk(why)) => {
                 // A device that was taken over stays as it was found: its requests still wait for a
                 // server.
                 if !has_recovered {
@@ -266,45 +267,45 @@ impl Server {
     }
 
     /// Starts the queues and then the disk.
-    fn show(
+    fn start_disk(
         &mut self,
         machine: &KernelFiles,
-        plan: &ServerConfig,
+        config: &ServerConfig,
         disk: &Disk,
         event_sender: &Sender<UblkEvent>,
     ) -> Result<(), StartError> {
         let name = format!("ublk:{}", self.info.device);
         let refused = |queue: u16, why: String| {
-            StartError::Here(Error::environment(format!("{name}: queue {queue}: {why}")))
+            StartError::Disk(Error::environment(format!("{name}: queue {queue}: {why}")))
         };
         // Everything that can fail on this side comes first, because the kernel starts a recovery
         // only once.
-        let mut rooms = Vec::new();
+        let mut resources = Vec::new();
         for number in 0..self.info.queues {
-            let room = QueueResources::new(plan, disk, self.info.depth);
-            rooms.push(room.map_err(|why| refused(number, why.to_string()))?);
+            let created = QueueResources::new(config, disk, self.info.depth);
+            resources.push(created.map_err(|why| refused(number, why.to_string()))?);
         }
         if self.has_recovered {
             // The kernel may still hold references of the dead process.
-            let mut left = TAKEOVER_TIMEOUT.ns / RETRY_INTERVAL.ns;
+            let mut retries_left = TAKEOVER_TIMEOUT.ns / RETRY_INTERVAL.ns;
             while let Err(why) = self.try_control(ControlOp::StartRecovery, 0, TIME_LIMIT) {
-                if why != Errno::BUSY || left == 0 {
+                if why != Errno::BUSY || retries_left == 0 {
                     let why = error::control_failed(ControlOp::StartRecovery, &name, why);
-                    return Err(StartError::Here(why));
+                    return Err(StartError::Disk(why));
                 }
-                left -= 1;
+                retries_left -= 1;
                 tenmil_linux::thread::sleep(RETRY_INTERVAL);
             }
         }
         let device = Device::open(machine, self.info.device).map_err(|errno| {
             let why = Error::environment(format!("open /dev/ublkc{}: {errno}", self.info.device));
-            if errno == Errno::BUSY { StartError::Elsewhere(why) } else { StartError::Here(why) }
+            if errno == Errno::BUSY { StartError::Device(why) } else { StartError::Disk(why) }
         })?;
         let device = Arc::new(device);
-        let homes: Vec<ReactorId> = plan.reactors.reactors().collect();
-        for (number, room) in (0..).zip(rooms) {
-            let home = homes.get(usize::from(number) % homes.len().max(1)).copied();
-            self.serve(plan, disk, (number, home, room), &device, event_sender)
+        let reactors: Vec<ReactorId> = config.reactors.reactors().collect();
+        for (number, resources) in (0..).zip(resources) {
+            let reactor = reactors.get(usize::from(number) % reactors.len().max(1)).copied();
+            self.serve(config, disk, (number, reactor, resources), &device, event_sender)
                 .map_err(|why| refused(number, why.to_string()))?;
         }
         let op = match self.has_recovered {
@@ -312,19 +313,19 @@ impl Server {
             false => ControlOp::StartDevice,
         };
         let started = self.send_command(op, u64::from(std::process::id()), STARTING);
-        started.map(drop).map_err(StartError::Here)
+        started.map(drop).map_err(StartError::Disk)
     }
 
     fn serve(
         &self,
-        plan: &ServerConfig,
+        config: &ServerConfig,
         disk: &Disk,
-        (number, home, room): (u16, Option<ReactorId>, QueueResources),
+        (number, reactor, resources): (u16, Option<ReactorId>, QueueResources),
         device: &Arc<Device>,
         event_sender: &Sender<UblkEvent>,
     ) -> Result<(), Error> {
-        let ServerConfig { regions, reactors, .. } = plan;
-        let QueueResources { memory, backend, ring } = room;
+        let ServerConfig { regions, reactors, .. } = config;
+        let QueueResources { memory, backend, ring } = resources;
         let depth = self.info.depth;
         let zero_copy = match &self.zero_copy {
             Ok(()) => {
@@ -345,18 +346,18 @@ impl Server {
             event_sender: event_sender.clone(),
         });
         let serving = serving.map_err(Error::environment)?;
-        let woken_by = serving.woken_by().map_err(Error::environment)?;
-        let is_done_by_kernel = serving.is_done_by_kernel();
-        let registration = PollerBuilder::active("queue", woken_by, serving)
+        let poller_wake = serving.poller_wake().map_err(Error::environment)?;
+        let has_kernel_io = serving.has_kernel_io();
+        let registration = PollerBuilder::active("queue", poller_wake, serving)
             .pinned("the kernel knows its queue by the thread that serves it");
-        let registration = if is_done_by_kernel { registration.no_spin() } else { registration };
-        let plan =
+        let registration = if has_kernel_io { registration.no_spin() } else { registration };
+        let config =
             ThreadBuilder::new(&format!("ublk-{number}")).mailbox(MAILBOX).poller(registration);
-        let plan = match home {
-            Some(home) => plan.on(home),
-            None => plan,
+        let config = match reactor {
+            Some(reactor) => config.on(reactor),
+            None => config,
         };
-        reactors.spawn(plan).map(drop).map_err(Error::environment)
+        reactors.spawn(config).map(drop).map_err(Error::environment)
     }
 
     fn try_control(&mut self, op: ControlOp, data: u64, time_limit: Span) -> Result<i32, Errno> {
@@ -378,42 +379,43 @@ struct QueueResources {
 }
 
 impl QueueResources {
-    fn new(plan: &ServerConfig, disk: &Disk, depth: u16) -> Result<Self, Error> {
+    fn new(config: &ServerConfig, disk: &Disk, depth: u16) -> Result<Self, Error> {
         let bytes = usize::from(depth) * disk.io_bytes_max() as usize;
-        let memory = plan.regions.allocate(bytes).map_err(Error::environment)?;
+        let memory = config.regions.allocate(bytes).map_err(Error::environment)?;
         let ring = Ring::new(depth).map_err(Error::environment)?;
-        Ok(Self { memory, backend: plan.medium.channel()?, ring })
+        Ok(Self { memory, backend: config.medium.channel()?, ring })
     }
 }
 
 /// Why a disk was not started.
 enum StartError {
     /// Error on this side.
-    Here(Error),
+    Disk(Error),
     /// Another process has opened the device.
-    Elsewhere(Error),
+    Device(Error),
 }
 
 /// Number of a device that a dead server of the same URI left behind, if any.
-fn left_behind(machine: &KernelFiles, control: &mut Control, signature: u64) -> Option<u32> {
+fn find_left_behind(machine: &KernelFiles, control: &mut Control, signature: u64) -> Option<u32> {
     let names = machine.names("sys/class/ublk-char");
     let numbers = names.iter().filter_map(|name| name.strip_prefix("ublkc")?.parse().ok());
     numbers.into_iter().find(|number| {
         let mut bytes = [0; DeviceInfo::BYTES];
-        let asked = control.execute(ControlOp::GetDeviceInfo, (*number, 0), &mut bytes, TIME_LIMIT);
+        let descriptor =
+            control.execute(ControlOp::GetDeviceInfo, (*number, 0), &mut bytes, TIME_LIMIT);
         let info = DeviceInfo::from_bytes(&bytes);
         let is_dead = info.state == DeviceState::Quiesced
             || (info.state == DeviceState::Live && !is_alive(machine, info.process));
-        asked.is_ok() && is_dead && info.signature == signature
+        descriptor.is_ok() && is_dead && info.signature == signature
     })
 }
 
 /// Whether zero copy can be used. Returns the required memory alignment, or why it cannot.
-fn zero_copy_alignment(plan: &ServerConfig, has: Features) -> Result<u32, Error> {
-    if !plan.wants_zero_copy {
+fn zero_copy_alignment(config: &ServerConfig, has: Features) -> Result<u32, Error> {
+    if !config.wants_zero_copy {
         return Err(Error::environment("zero copy was turned off".to_owned()));
     }
-    let alignment = plan.medium.supports_kernel_buffers()?;
+    let alignment = config.medium.supports_kernel_buffers()?;
     if has.has(ZERO_COPY_FEATURES) {
         return Ok(alignment);
     }
@@ -442,8 +444,8 @@ fn register_buffers(
     requests: (u16, u32),
 ) -> Result<Segment, Error> {
     let descriptor = device.as_fd().try_clone_to_owned().map_err(Error::environment)?;
-    let lender = KernelBufferSource { descriptor, queue, data_at };
-    regions.register_kernel_buffers(lender, requests).map_err(Error::environment)
+    let zero_copy_device = KernelBufferSource { descriptor, queue, data_at };
+    regions.register_kernel_buffers(zero_copy_device, requests).map_err(Error::environment)
 }
 
 /// Queries the kernel's features. Fails if a required one is missing.
@@ -464,11 +466,11 @@ fn check_features(control: &mut Control) -> Result<Features, Error> {
 }
 
 /// Waits until `number` is free, or returns the device of a dead process that can be taken over.
-fn settle(
+fn take_over(
     machine: &KernelFiles,
     control: &mut Control,
     number: u32,
-    ours: &DesiredDevice<'_>,
+    desired: &DesiredDevice<'_>,
 ) -> Result<Option<DeviceInfo>, Error> {
     let name = format!("ublk:{number}");
     let mut why = "";
@@ -489,7 +491,7 @@ fn settle(
             has_it_open: info.state == DeviceState::Dead
                 && matches!(Device::open(machine, number), Err(Errno::BUSY)),
         };
-        match decide_takeover(&info, parameters.as_ref(), server, ours) {
+        match decide_takeover(&info, parameters.as_ref(), server, desired) {
             TakeoverAction::Recover => return Ok(Some(info)),
             TakeoverAction::Leave(why) => return Err(why),
             TakeoverAction::Wait => {
@@ -516,13 +518,13 @@ fn is_alive(machine: &KernelFiles, process: i32) -> bool {
 }
 
 /// Creates a device, without starting its disk.
-fn make(
+fn create_device(
     control: &mut Control,
-    plan: &ServerConfig,
+    config: &ServerConfig,
     disk: &Disk,
-    lends: bool,
+    uses_zero_copy: bool,
 ) -> Result<DeviceInfo, Error> {
-    let ServerConfig { number, signature, limits, medium, .. } = plan;
+    let ServerConfig { number, signature, limits, medium, .. } = config;
     let device = number.unwrap_or(ANY_DEVICE);
     let name = number.map_or_else(|| "ublk:".to_owned(), |number| format!("ublk:{number}"));
     let features = if disk.outlives_process() { NEEDED.union(RECOVERED) } else { NEEDED };
@@ -534,7 +536,7 @@ fn make(
         io_bytes_max: disk.io_bytes_max(),
         device,
         process: 0,
-        features: if lends { features.union(Features::ZERO_COPY) } else { features },
+        features: if uses_zero_copy { features.union(Features::ZERO_COPY) } else { features },
         signature: *signature,
         owner_uid: 0,
         owner_gid: 0,
@@ -563,9 +565,9 @@ fn make(
     };
     let op = ControlOp::SetParameters;
     let described = describe().and_then(|()| {
-        let asked =
+        let descriptor =
             control.execute(op, (made.device, 0), &mut disk.parameters().to_bytes(), TIME_LIMIT);
-        asked.map(drop).map_err(|errno| error::control_failed(op, &name, errno))
+        descriptor.map(drop).map_err(|errno| error::control_failed(op, &name, errno))
     });
     if let Err(why) = described {
         // An unusable device is deleted again. The first error is the one to report.

@@ -7,7 +7,7 @@
 //!      │                      no                                       read ── copy out ── Outgoing
 //!      └─────── commit ───────┴────────────────────────────────────────────────────────────────┘
 //!
-//!   Fetching ── aborted ──▶ Gone
+//!   Fetching ── aborted ──▶ Aborted
 //! ```
 //!
 //! With zero copy, a request is submitted with the kernel's buffer (`ZeroCopy`). If the device
@@ -26,11 +26,11 @@ pub(super) struct Tags {
     disk: Disk,
     states: Box<[TagState]>,
     /// Buffer of each tag.
-    places: Box<[Segment]>,
+    buffers: Box<[Segment]>,
     /// Registered request buffers of the kernel, at an offset by tag, with zero copy.
-    leased: Option<Segment>,
+    kernel_buffers: Option<Segment>,
     /// Number of zero copy requests that the device rejected.
-    refusals: u32,
+    rejections: u32,
     /// Segment of each tag's data; the segment table of the requests.
     segments: Box<[Segment]>,
     /// Requests to submit to the I/O channel.
@@ -38,9 +38,9 @@ pub(super) struct Tags {
     /// Requests submitted and not completed.
     in_flight: usize,
     /// Number of tags that the kernel has not aborted.
-    left: usize,
+    active_tags: usize,
     done: UblkStats,
-    trouble: Option<String>,
+    error_text: Option<String>,
 }
 
 /// State of a tag: what it waits for.
@@ -65,9 +65,9 @@ enum TagState {
 pub(super) enum TagAction {
     /// None.
     Nothing,
-    /// Copy the request's data into the buffer, then call [`Tags::copied`].
+    /// Copy the request's data into the buffer, then call [`Tags::handle_copied`].
     CopyIn { tag: u16, into: Segment },
-    /// Copy the buffer to the request's data, then call [`Tags::copied`].
+    /// Copy the buffer to the request's data, then call [`Tags::handle_copied`].
     CopyOut { tag: u16, from: Segment },
     /// Complete the request with this result.
     Commit { tag: u16, result: i32 },
@@ -77,11 +77,11 @@ pub(super) enum TagAction {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UblkStats {
     /// Requests that succeeded.
-    pub good: u64,
+    pub succeeded: u64,
     /// Requests that failed.
     pub failed: u64,
     /// Bytes transferred between device and request without a copy in this process.
-    pub leased_bytes: u64,
+    pub zero_copy_bytes: u64,
     /// Bytes transferred with a copy.
     pub copied_bytes: u64,
 }
@@ -90,14 +90,15 @@ impl UblkStats {
     /// Moves bytes that were copied further down from the zero copy count to the copied count.
     #[must_use]
     pub(super) fn with_copied(self, bytes: u64) -> Self {
-        let bytes = bytes.min(self.leased_bytes);
-        let (leased_bytes, copied_bytes) = (self.leased_bytes - bytes, self.copied_bytes + bytes);
-        Self { leased_bytes, copied_bytes, ..self }
+        let bytes = bytes.min(self.zero_copy_bytes);
+        let (zero_copy_bytes, copied_bytes) =
+            (self.zero_copy_bytes - bytes, self.copied_bytes + bytes);
+        Self { zero_copy_bytes, copied_bytes, ..self }
     }
 }
 
 /// Number of rejected zero copy requests after which everything is copied.
-const REFUSALS_MAX: u32 = 16;
+const REJECTIONS_MAX: u32 = 16;
 
 const ENODATA: i32 = 61;
 const ENOLINK: i32 = 67;
@@ -115,26 +116,26 @@ impl Tags {
         let place = |tag: u16| {
             memory.slice(u32::from(tag) * each, each).expect("memory for the data of every tag")
         };
-        let places: Box<[Segment]> = (0..depth).map(place).collect();
+        let buffers: Box<[Segment]> = (0..depth).map(place).collect();
         Self {
             disk,
             states: vec![TagState::Fetching; usize::from(depth)].into(),
-            segments: places.clone(),
-            places,
-            leased: None,
-            refusals: 0,
+            segments: buffers.clone(),
+            buffers,
+            kernel_buffers: None,
+            rejections: 0,
             requests: Vec::with_capacity(usize::from(depth)),
             in_flight: 0,
-            left: usize::from(depth),
+            active_tags: usize::from(depth),
             done: UblkStats::default(),
-            trouble: None,
+            error_text: None,
         }
     }
 
     /// Enables zero copy with the registered buffers of the kernel, at an offset by tag.
     #[must_use]
-    pub(super) fn with_zero_copy(self, leased: Option<Segment>) -> Self {
-        Self { leased, ..self }
+    pub(super) fn with_zero_copy(self, kernel_buffers: Option<Segment>) -> Self {
+        Self { kernel_buffers, ..self }
     }
 
     /// Queue depth.
@@ -145,7 +146,7 @@ impl Tags {
     /// Handles the completion of a fetch or commit command. If it delivers a request, `descriptor`
     /// is called for it.
     #[inline]
-    pub(super) fn ended(
+    pub(super) fn handle_fetched(
         &mut self,
         tag: u64,
         result: i32,
@@ -153,63 +154,67 @@ impl Tags {
     ) -> TagAction {
         let index = usize::try_from(tag).unwrap_or(usize::MAX);
         let (Some(state), Ok(tag)) = (self.states.get_mut(index), u16::try_from(tag)) else {
-            return self.complain(format!("the kernel has ended tag {tag}, which there is not"));
+            return self
+                .record_error(format!("the kernel completed tag {tag}, which does not exist"));
         };
         if *state != TagState::Fetching {
-            return self.complain(format!("the kernel has ended tag {tag}, which it did not have"));
+            return self
+                .record_error(format!("the kernel completed tag {tag}, which was not fetching"));
         }
         if result == RES_OK {
-            return self.arrived(tag, &descriptor(tag));
+            return self.handle_request(tag, &descriptor(tag));
         }
         *state = TagState::Aborted;
-        self.left -= 1;
+        self.active_tags -= 1;
         if result == RES_ABORT {
             return TagAction::Nothing;
         }
-        self.complain(format!("the kernel has refused a command of tag {tag}: {result}"))
+        self.record_error(format!("the kernel rejected a command of tag {tag}: {result}"))
     }
 
     #[inline]
-    fn arrived(&mut self, tag: u16, asked: &Descriptor) -> TagAction {
-        let ask = match self.disk.admit(asked) {
-            Ok(ask) => ask,
+    fn handle_request(&mut self, tag: u16, descriptor: &Descriptor) -> TagAction {
+        let request = match self.disk.admit(descriptor) {
+            Ok(request) => request,
             Err(error) => return self.commit(tag, -error),
         };
         let index = usize::from(tag);
-        if ask.len_bytes == 0 {
-            self.begin(tag, ask, TagState::Submitted(ask));
+        if request.len_bytes == 0 {
+            self.begin(tag, request, TagState::Submitted(request));
             return TagAction::Nothing;
         }
-        let Some(leased) = self.leased else { return self.begin_copied(tag, ask) };
-        let offset = leased.offset + u64::from(tag) * u64::from(self.disk.io_bytes_max());
-        self.segments[index] = Segment { offset, len_bytes: ask.len_bytes, ..leased };
-        self.begin(tag, ask, TagState::ZeroCopy(ask));
+        let Some(kernel_buffers) = self.kernel_buffers else {
+            return self.begin_copied(tag, request);
+        };
+        let offset = kernel_buffers.offset + u64::from(tag) * u64::from(self.disk.io_bytes_max());
+        self.segments[index] = Segment { offset, len_bytes: request.len_bytes, ..kernel_buffers };
+        self.begin(tag, request, TagState::ZeroCopy(request));
         TagAction::Nothing
     }
 
     /// Starts a request that copies its data.
     #[inline]
-    fn begin_copied(&mut self, tag: u16, ask: DiskRequest) -> TagAction {
+    fn begin_copied(&mut self, tag: u16, request: DiskRequest) -> TagAction {
         let index = usize::from(tag);
-        self.segments[index] = Segment { len_bytes: ask.len_bytes, ..self.places[index] };
-        if ask.operation == Operation::Write {
-            self.states[index] = TagState::Incoming(ask);
+        self.segments[index] = Segment { len_bytes: request.len_bytes, ..self.buffers[index] };
+        if request.operation == Operation::Write {
+            self.states[index] = TagState::Incoming(request);
             return TagAction::CopyIn { tag, into: self.segments[index] };
         }
-        self.begin(tag, ask, TagState::Submitted(ask));
+        self.begin(tag, request, TagState::Submitted(request));
         TagAction::Nothing
     }
 
     /// Handles the end of a copy.
     #[inline]
-    pub(super) fn copied(&mut self, tag: u16, is_done: bool) -> TagAction {
+    pub(super) fn handle_copied(&mut self, tag: u16, is_done: bool) -> TagAction {
         let state = self.states[usize::from(tag)];
         match state {
-            TagState::Incoming(ask) if is_done => {
-                self.begin(tag, ask, TagState::Submitted(ask));
+            TagState::Incoming(request) if is_done => {
+                self.begin(tag, request, TagState::Submitted(request));
                 TagAction::Nothing
             }
-            TagState::Outgoing(ask) if is_done => self.commit_copied(tag, ask),
+            TagState::Outgoing(request) if is_done => self.commit_copied(tag, request),
             TagState::Incoming(_) | TagState::Outgoing(_) => self.commit(tag, -EIO),
             TagState::Fetching
             | TagState::Submitted(_)
@@ -220,13 +225,13 @@ impl Tags {
 
     /// Handles a completion of the I/O channel.
     #[inline]
-    pub(super) fn completed(&mut self, completion: IoCompletion) -> TagAction {
+    pub(super) fn handle_completion(&mut self, completion: IoCompletion) -> TagAction {
         let index = usize::try_from(completion.token).unwrap_or(usize::MAX);
-        let (ask, is_lent) = match self.states.get(index) {
-            Some(TagState::Submitted(ask)) => (*ask, false),
-            Some(TagState::ZeroCopy(ask)) => (*ask, true),
+        let (request, is_zero_copy) = match self.states.get(index) {
+            Some(TagState::Submitted(request)) => (*request, false),
+            Some(TagState::ZeroCopy(request)) => (*request, true),
             _ => {
-                return self.complain(format!(
+                return self.record_error(format!(
                     "the device completed {}, which is not in flight",
                     completion.token
                 ));
@@ -234,51 +239,56 @@ impl Tags {
         };
         self.in_flight -= 1;
         let tag = u16::try_from(index).unwrap_or(u16::MAX);
-        if is_lent {
-            return self.complete_zero_copy(tag, ask, completion.status);
+        if is_zero_copy {
+            return self.complete_zero_copy(tag, request, completion.status);
         }
         if !completion.status.is_success() {
             return self.commit(tag, -error(completion.status));
         }
-        if ask.operation == Operation::Read {
-            self.states[index] = TagState::Outgoing(ask);
+        if request.operation == Operation::Read {
+            self.states[index] = TagState::Outgoing(request);
             return TagAction::CopyOut { tag, from: self.segments[index] };
         }
-        self.commit_copied(tag, ask)
+        self.commit_copied(tag, request)
     }
 
     /// Handles the completion of a zero copy request.
     #[inline]
-    fn complete_zero_copy(&mut self, tag: u16, ask: DiskRequest, status: IoStatus) -> TagAction {
+    fn complete_zero_copy(
+        &mut self,
+        tag: u16,
+        request: DiskRequest,
+        status: IoStatus,
+    ) -> TagAction {
         if status.is_success() {
-            self.done.leased_bytes += u64::from(ask.len_bytes);
-            return self.commit(tag, record_transfer(ask));
+            self.done.zero_copy_bytes += u64::from(request.len_bytes);
+            return self.commit(tag, transferred_bytes(request));
         }
         if status == IoStatus::PATH_ERROR {
             // An unreachable device fails copied requests as well.
             return self.commit(tag, -error(status));
         }
-        self.begin_again(tag, ask, status)
+        self.retry_with_copy(tag, request, status)
     }
 
     #[cold]
-    fn begin_again(&mut self, tag: u16, ask: DiskRequest, status: IoStatus) -> TagAction {
-        self.refusals += 1;
-        if self.refusals == 1 {
-            let operation = ask.operation;
-            self.complain(format!(
+    fn retry_with_copy(&mut self, tag: u16, request: DiskRequest, status: IoStatus) -> TagAction {
+        self.rejections += 1;
+        if self.rejections == 1 {
+            let operation = request.operation;
+            self.record_error(format!(
                 "the device completed a {} of {} bytes without a copy with {status}: \
                  such requests are copied",
                 operation.name(),
-                ask.len_bytes
+                request.len_bytes
             ));
         }
-        if self.refusals == REFUSALS_MAX && self.leased.take().is_some() {
-            self.complain(format!(
-                "{REFUSALS_MAX} requests were refused without a copy: from now on all are copied"
+        if self.rejections == REJECTIONS_MAX && self.kernel_buffers.take().is_some() {
+            self.record_error(format!(
+                "{REJECTIONS_MAX} zero-copy requests were rejected: all further requests are copied"
             ));
         }
-        self.begin_copied(tag, ask)
+        self.begin_copied(tag, request)
     }
 
     /// Requests to submit, and the segment table indexed by tag.
@@ -289,7 +299,7 @@ impl Tags {
 
     /// Records that the I/O channel accepted the first `count` of them.
     #[inline]
-    pub(super) fn taken(&mut self, count: usize) {
+    pub(super) fn accepted(&mut self, count: usize) {
         self.in_flight += count;
         self.requests.drain(..count);
     }
@@ -302,8 +312,8 @@ impl Tags {
 
     /// Whether the kernel has aborted all tags.
     #[inline]
-    pub(super) fn is_over(&self) -> bool {
-        self.left == 0
+    pub(super) fn is_stopped_by_kernel(&self) -> bool {
+        self.active_tags == 0
     }
 
     pub(super) fn done(&self) -> UblkStats {
@@ -312,52 +322,52 @@ impl Tags {
 
     /// Next protocol violation to report; the first of several is kept.
     #[inline]
-    pub(super) fn next_trouble(&mut self) -> Option<String> {
-        self.trouble.take()
+    pub(super) fn next_error(&mut self) -> Option<String> {
+        self.error_text.take()
     }
 
     #[inline]
-    fn begin(&mut self, tag: u16, ask: DiskRequest, state: TagState) {
+    fn begin(&mut self, tag: u16, request: DiskRequest, state: TagState) {
         self.states[usize::from(tag)] = state;
         self.requests.push(Request {
             token: u64::from(tag),
-            lba: ask.lba,
+            lba: request.lba,
             operand: 0,
             segment_first: u32::from(tag),
-            blocks: ask.blocks,
-            segment_count: u16::from(ask.len_bytes > 0),
+            blocks: request.blocks,
+            segment_count: u16::from(request.len_bytes > 0),
             metadata_count: 0,
-            operation: ask.operation,
-            flags: ask.flags,
+            operation: request.operation,
+            flags: request.flags,
         });
     }
 
     /// Counts copied bytes and completes the request.
     #[inline]
-    fn commit_copied(&mut self, tag: u16, ask: DiskRequest) -> TagAction {
-        self.done.copied_bytes += u64::from(ask.len_bytes);
-        self.commit(tag, record_transfer(ask))
+    fn commit_copied(&mut self, tag: u16, request: DiskRequest) -> TagAction {
+        self.done.copied_bytes += u64::from(request.len_bytes);
+        self.commit(tag, transferred_bytes(request))
     }
 
     #[inline]
     fn commit(&mut self, tag: u16, result: i32) -> TagAction {
         self.states[usize::from(tag)] = TagState::Fetching;
-        let count = if result < 0 { &mut self.done.failed } else { &mut self.done.good };
+        let count = if result < 0 { &mut self.done.failed } else { &mut self.done.succeeded };
         *count += 1;
         TagAction::Commit { tag, result }
     }
 
     #[cold]
-    fn complain(&mut self, text: String) -> TagAction {
-        self.trouble.get_or_insert(text);
+    fn record_error(&mut self, text: String) -> TagAction {
+        self.error_text.get_or_insert(text);
         TagAction::Nothing
     }
 }
 
 /// Result of a successful request: the number of bytes transferred.
 #[inline]
-fn record_transfer(ask: DiskRequest) -> i32 {
-    i32::try_from(ask.len_bytes).unwrap_or(i32::MAX)
+fn transferred_bytes(request: DiskRequest) -> i32 {
+    i32::try_from(request.len_bytes).unwrap_or(i32::MAX)
 }
 
 /// Error number that the block layer maps to the closest status (`blk_errors`).

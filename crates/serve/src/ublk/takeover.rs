@@ -42,7 +42,7 @@ pub(super) fn decide_takeover(
     found: &DeviceInfo,
     parameters: Option<&Parameters>,
     server: Server,
-    ours: &DesiredDevice<'_>,
+    desired: &DesiredDevice<'_>,
 ) -> TakeoverAction {
     let number = found.device;
     match found.state {
@@ -59,8 +59,8 @@ pub(super) fn decide_takeover(
         ))),
         // No requests wait there: a recoverable device is quiesced, not dead.
         DeviceState::Dead => TakeoverAction::Replace,
-        DeviceState::Quiesced if ours.replaces => TakeoverAction::Replace,
-        DeviceState::Quiesced => match differs(found, parameters, ours) {
+        DeviceState::Quiesced if desired.replaces => TakeoverAction::Replace,
+        DeviceState::Quiesced => match differs(found, parameters, desired) {
             None => TakeoverAction::Recover,
             Some(why) => TakeoverAction::Leave(
                 Error::usage(format!(
@@ -83,15 +83,15 @@ pub(super) fn decide_takeover(
 fn differs(
     found: &DeviceInfo,
     parameters: Option<&Parameters>,
-    ours: &DesiredDevice<'_>,
+    desired: &DesiredDevice<'_>,
 ) -> Option<String> {
-    if found.signature != ours.signature {
+    if found.signature != desired.signature {
         return Some("it served something else, expected the same URI".to_owned());
     }
     let Some(theirs) = parameters else {
         return Some("it does not describe its disk".to_owned());
     };
-    let wanted = ours.disk.parameters();
+    let wanted = desired.disk.parameters();
     if (theirs.sectors, theirs.block_shift) != (wanted.sectors, wanted.block_shift) {
         return Some(format!(
             "its disk has {} sectors in blocks of {} bytes, expected {} in blocks of {}",
@@ -108,14 +108,14 @@ fn differs(
             theirs.attributes.0, wanted.attributes.0
         ));
     }
-    if found.io_bytes_max > ours.disk.io_bytes_max() {
+    if found.io_bytes_max > desired.disk.io_bytes_max() {
         return Some(format!(
             "its requests have {} bytes, expected {} at most",
             found.io_bytes_max,
-            ours.disk.io_bytes_max()
+            desired.disk.io_bytes_max()
         ));
     }
     let queues = u32::from(found.queues);
-    (queues > ours.channels_max)
-        .then(|| format!("it has {queues} queues, expected {} at most", ours.channels_max))
+    (queues > desired.channels_max)
+        .then(|| format!("it has {queues} queues, expected {} at most", desired.channels_max))
 }

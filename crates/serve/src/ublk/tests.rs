@@ -3,9 +3,9 @@
 mod claims;
 mod fake;
 mod hostile;
-mod leased;
 mod serving;
 mod session;
+mod zero_copy;
 
 use tenmil_base::{Durability, Limits, Operation, OperationSet, Random};
 use tenmil_wire::ublk::{Descriptor, IoFlags, IoOp};
@@ -41,7 +41,7 @@ fn disk() -> Disk {
     Disk::new(limits(), false).unwrap()
 }
 
-fn asked(op: IoOp, first_sector: u64, sectors: u32) -> Descriptor {
+fn descriptor(op: IoOp, first_sector: u64, sectors: u32) -> Descriptor {
     Descriptor { op, flags: IoFlags::NONE, sectors, first_sector }
 }
 

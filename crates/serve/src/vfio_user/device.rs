@@ -62,12 +62,12 @@ impl Default for DeviceOptions {
 
 impl Device {
     /// Creates a controller with one namespace per block device, which accesses client memory
-    /// through `maps`.
+    /// through `mappings`.
     pub(super) fn new(
         media: Vec<Arc<dyn BlockDevice>>,
         options: &DeviceOptions,
-        maps: &DmaMappings,
-        lines: IrqEventFds,
+        mappings: &DmaMappings,
+        irqs: IrqEventFds,
         regions: &RegionTable,
         now: Instant,
     ) -> Result<Self, Error> {
@@ -94,7 +94,8 @@ impl Device {
             contexts_max: AREAS.min(in_flight_max),
             ..MemoryTransportConfig::default()
         };
-        let front = MemoryTransport::new(controller, maps.reach(), lines, buffers, front);
+        let front =
+            MemoryTransport::new(controller, mappings.client_memory(), irqs, buffers, front);
         let (bar, bar_bytes) = (front.bar(), front.bar().len_bytes());
         let function = Function::new(FunctionConfig {
             vendor: VENDOR,
@@ -114,7 +115,7 @@ impl Device {
     /// mapped.
     pub(super) fn reset_for_client(&mut self) -> Result<(), Error> {
         if let Some(doorbells) = &mut self.doorbells {
-            *doorbells = doorbells.anew()?;
+            *doorbells = doorbells.reset_queues()?;
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ pub(super) struct Doorbells {
     mapping: Mapping,
     file: Arc<OwnedFd>,
     /// Last value of each doorbell.
-    seen: Vec<u32>,
+    generation_seen: Vec<u32>,
     /// Doorbells that have a queue.
     active: Vec<u32>,
     /// Queue change counter of the controller for which `active` is valid.
@@ -49,14 +49,14 @@ impl Doorbells {
         );
         let last = place(pairs * 2 - 1);
         mapping.word(last).ok_or("doorbells outside of BAR 0").map_err(Error::environment)?;
-        let seen = vec![0; pairs as usize * 2];
-        Ok(Self { mapping, file, seen, active: Vec::new(), queue_changes: None })
+        let generation_seen = vec![0; pairs as usize * 2];
+        Ok(Self { mapping, file, generation_seen, active: Vec::new(), queue_changes: None })
     }
 
     /// Creates new doorbells for the next client: earlier clients may keep the old ones mapped.
-    pub(super) fn anew(&self) -> Result<Self, Error> {
+    pub(super) fn reset_queues(&self) -> Result<Self, Error> {
         let bar_bytes = u32::try_from(self.mapping.len_bytes()).unwrap_or(u32::MAX);
-        Self::new(bar_bytes, u32::try_from(self.seen.len() / 2).unwrap_or(u32::MAX))
+        Self::new(bar_bytes, u32::try_from(self.generation_seen.len() / 2).unwrap_or(u32::MAX))
     }
 
     /// File that the client maps.
@@ -66,7 +66,7 @@ impl Doorbells {
 
     /// Length of the doorbell part, in whole pages.
     pub(super) fn len_bytes(&self) -> u64 {
-        (self.seen.len() as u64 * u64::from(STEP)).next_multiple_of(4096)
+        (self.generation_seen.len() as u64 * u64::from(STEP)).next_multiple_of(4096)
     }
 
     /// Forwards changed doorbells to the controller. Returns whether there were any.
@@ -82,9 +82,9 @@ impl Doorbells {
         let mut has_new_events = false;
         for index in &self.active {
             let value = self.word(*index);
-            let seen = &mut self.seen[*index as usize];
-            if value != *seen {
-                *seen = value;
+            let generation_seen = &mut self.generation_seen[*index as usize];
+            if value != *generation_seen {
+                *generation_seen = value;
                 front.ring(now, *index, value);
                 has_new_events = true;
             }
@@ -101,7 +101,8 @@ impl Doorbells {
     }
 
     fn store(&self, index: u32, value: u32) {
-        if let Some(word) = self.at(index).filter(|_| (index as usize) < self.seen.len()) {
+        if let Some(word) = self.at(index).filter(|_| (index as usize) < self.generation_seen.len())
+        {
             word.store(value.to_le(), Ordering::Relaxed);
         }
     }
@@ -124,13 +125,13 @@ impl Doorbells {
         self.queue_changes = Some(front.queue_changes());
         let is_ready = front.read(CSTS, 4) & 1 != 0;
         self.active.clear();
-        for index in 0..self.seen.len() {
+        for index in 0..self.generation_seen.len() {
             let number = u32::try_from(index).unwrap_or(u32::MAX);
             if front.has_doorbell(index) {
                 self.active.push(number);
             }
             if !front.has_doorbell(index) || !is_ready {
-                self.seen[index] = 0;
+                self.generation_seen[index] = 0;
                 self.store(number, 0);
             }
         }

@@ -29,8 +29,8 @@ use crate::endpoint_event::{DRAIN_WARNING, DrainTimer, EndpointEvent, EventRepor
 /// Device and its current client.
 pub(super) struct Endpoint {
     pub(super) device: Device,
-    maps: DmaMappings,
-    lines: IrqEventFds,
+    mappings: DmaMappings,
+    irqs: IrqEventFds,
     regions: RegionTable,
     state: State,
     reporter: EventReporter,
@@ -54,7 +54,7 @@ struct Detaching {
 struct Session {
     connection: Connection,
     server: Server<File>,
-    busy_with: Option<PendingCommand>,
+    pending_command: Option<PendingCommand>,
     /// Message-based DMA accesses in progress, by token.
     accesses: BTreeMap<u32, DmaMessage>,
     /// Whether there has been one.
@@ -79,7 +79,7 @@ enum DeferredReply {
 
 /// Progress of a message-based DMA access.
 struct DmaMessage {
-    question: DmaRequest,
+    request: DmaRequest,
     done_bytes: usize,
     data: Vec<u8>,
 }
@@ -94,13 +94,13 @@ const BUFFER_BYTES: usize = 256 << 10;
 impl Endpoint {
     pub(super) fn new(
         device: Device,
-        maps: DmaMappings,
-        lines: IrqEventFds,
+        mappings: DmaMappings,
+        irqs: IrqEventFds,
         regions: RegionTable,
         events: SyncSender<EndpointEvent>,
     ) -> Self {
         let (buffer, reporter) = (vec![0; BUFFER_BYTES].into(), EventReporter::new(events));
-        Self { device, maps, lines, regions, state: State::Absent, reporter, buffer }
+        Self { device, mappings, irqs, regions, state: State::Absent, reporter, buffer }
     }
 
     /// Whether there is no client, and nothing of the last one is left.
@@ -111,14 +111,14 @@ impl Endpoint {
     /// Whether the last client is still being detached, within the expected time. New clients wait
     /// in the listen queue meanwhile.
     pub(super) fn is_detaching(&self) -> bool {
-        matches!(&self.state, State::Disconnecting(leaving) if !leaving.timer.is_late())
+        matches!(&self.state, State::Disconnecting(detaching) if !detaching.timer.is_late())
     }
 
     /// Attaches a client.
     pub(super) fn attach_client(&mut self, now: Instant, connection: Connection) {
         let peer = connection.peer().map_or(0, |peer| peer.pid);
         if let Err(why) = self.device.reset_for_client() {
-            let text = format!("process {peer} is not let in: {why}");
+            let text = format!("process {peer} was rejected: {why}");
             return self.reporter.report(EndpointEvent::Error(text));
         }
         self.reporter.report(EndpointEvent::Connected(format!("process {peer}")));
@@ -127,7 +127,7 @@ impl Endpoint {
         let session = Session {
             connection,
             server,
-            busy_with: None,
+            pending_command: None,
             accesses,
             uses_messages: false,
             message_deadline: now.after(MESSAGE_MAX),
@@ -144,7 +144,7 @@ impl Endpoint {
         let has_begun =
             matches!(&self.state, State::Connected(session) if session.server.has_version());
         let why = match has_begun {
-            true => format!("a message was not whole after {MESSAGE_MAX}"),
+            true => format!("a message was incomplete after {MESSAGE_MAX}"),
             false => format!("it sent no VERSION for {MESSAGE_MAX}, expected it first"),
         };
         self.part(now, Some(why));
@@ -154,7 +154,7 @@ impl Endpoint {
     /// Deadline of the negotiation.
     pub(super) fn wake_at(&self) -> Instant {
         match &self.state {
-            // What it sends is not taken while it takes nothing itself.
+            // Nothing is received while the client does not receive its replies.
             State::Connected(session) if session.server.receive_len() == 0 => Instant::NEVER,
             State::Connected(session) => session.message_deadline,
             State::Disconnecting(_) | State::Absent => Instant::NEVER,
@@ -172,19 +172,19 @@ impl Endpoint {
     /// Socket of a disconnecting client, which is not waited on.
     pub(super) fn closing_socket(&self) -> Option<BorrowedFd<'_>> {
         match &self.state {
-            State::Disconnecting(leaving) => Some(leaving.connection.as_fd()),
+            State::Disconnecting(detaching) => Some(detaching.connection.as_fd()),
             _ => None,
         }
     }
 
     /// Whether a command or a disconnect waits for the controller, within the expected time. Once
     /// it is late, the device wakes the reactor by itself.
-    pub(super) fn is_in_motion(&self) -> bool {
+    pub(super) fn is_waiting(&self) -> bool {
         match &self.state {
             State::Connected(session) => {
-                session.busy_with.as_ref().is_some_and(|busy| !busy.timer.is_late())
+                session.pending_command.as_ref().is_some_and(|command| !command.timer.is_late())
             }
-            State::Disconnecting(leaving) => !leaving.timer.is_late(),
+            State::Disconnecting(detaching) => !detaching.timer.is_late(),
             State::Absent => false,
         }
     }
@@ -198,12 +198,12 @@ impl Endpoint {
                 return 0;
             }
         };
-        let heard = self.poll_session(now, &mut session);
+        let result = self.poll_session(now, &mut session);
         self.state = State::Connected(session);
-        match heard {
+        match result {
             Ok(count) => count,
-            Err(over) => {
-                self.part(now, over);
+            Err(cause) => {
+                self.part(now, cause);
                 1
             }
         }
@@ -234,20 +234,20 @@ impl Endpoint {
             State::Absent => true,
             State::Disconnecting(_) => false,
             State::Connected(session) => {
-                session.busy_with.is_none()
+                session.pending_command.is_none()
                     && session.server.outgoing().is_none()
-                    && !self.maps.has_questions()
+                    && !self.mappings.has_requests()
             }
         };
-        if is_quiet { 0 } else { self.go_on_slowly(now) }
+        if is_quiet { 0 } else { self.advance_session(now) }
     }
 
     #[cold]
-    fn go_on_slowly(&mut self, now: Instant) -> usize {
+    fn advance_session(&mut self, now: Instant) -> usize {
         match std::mem::replace(&mut self.state, State::Absent) {
             State::Absent => 0,
-            State::Disconnecting(leaving) => {
-                self.state = State::Disconnecting(leaving);
+            State::Disconnecting(detaching) => {
+                self.state = State::Disconnecting(detaching);
                 self.disconnect(now)
             }
             State::Connected(mut session) => {
@@ -257,8 +257,8 @@ impl Endpoint {
                 self.state = State::Connected(session);
                 match finished.and_then(|finished| Ok(finished + asked + sent?)) {
                     Ok(count) => count,
-                    Err(over) => {
-                        self.part(now, over);
+                    Err(cause) => {
+                        self.part(now, cause);
                         1
                     }
                 }
@@ -268,7 +268,7 @@ impl Endpoint {
 
     /// Checks whether the client has truncated shared memory.
     pub(super) fn check_truncation(&mut self, now: Instant) {
-        if let Some(iova) = self.maps.failed() {
+        if let Some(iova) = self.mappings.failed() {
             let text = format!("memory at {iova:#x} was made shorter than it was when mapped");
             self.part(now, Some(text));
         }
@@ -294,8 +294,8 @@ impl Endpoint {
                 return;
             }
         };
-        self.lines.clear();
-        self.maps.unmap_all();
+        self.irqs.clear();
+        self.mappings.unmap_all();
         self.device.front.set_paused(false);
         self.device.disable(now);
         self.reporter.report_disconnect(why, "client");
@@ -303,8 +303,8 @@ impl Endpoint {
 
     fn disconnect(&mut self, now: Instant) -> usize {
         if !self.device.is_disabled() {
-            if let State::Disconnecting(leaving) = &mut self.state {
-                leaving.timer.report(now, &mut self.reporter, || {
+            if let State::Disconnecting(detaching) = &mut self.state {
+                detaching.timer.report(now, &mut self.reporter, || {
                     format!(
                         "a device has not completed I/O for {DRAIN_WARNING}: until it does the client's \
                          memory stays mapped, and no other client is accepted"
@@ -313,7 +313,7 @@ impl Endpoint {
             }
             return 0;
         }
-        self.maps.release_all();
+        self.mappings.release_all();
         self.device.reset();
         self.state = State::Absent;
         1
@@ -331,13 +331,13 @@ impl Endpoint {
             },
             Request::Unmap { call, iova, len_bytes } => {
                 if self.device.is_disabled() {
-                    self.maps.forget_rings();
+                    self.mappings.forget_rings();
                 }
-                if !self.maps.unmap(iova, len_bytes) {
+                if !self.mappings.unmap(iova, len_bytes) {
                     return server.refuse(call, Errno::NO_ENTRY);
                 }
                 self.device.front.set_paused(true);
-                session.busy_with =
+                session.pending_command =
                     Some(PendingCommand::new(now, DeferredReply::Unmap { call, iova }));
             }
             Request::SetIrqs { call, irqs } => match self.set_irqs(irqs) {
@@ -355,7 +355,7 @@ impl Endpoint {
             Request::Write { call, region, offset, data } => {
                 if self.device.write(now, region, offset, &data) {
                     self.device.disable(now);
-                    session.busy_with =
+                    session.pending_command =
                         Some(PendingCommand::new(now, DeferredReply::Reset { call }));
                     return;
                 }
@@ -363,11 +363,12 @@ impl Endpoint {
             }
             Request::Reset { call } => {
                 self.device.disable(now);
-                session.busy_with = Some(PendingCommand::new(now, DeferredReply::Reset { call }));
+                session.pending_command =
+                    Some(PendingCommand::new(now, DeferredReply::Reset { call }));
             }
-            Request::DmaRead { token, data } => self.arrived(session, token, data),
+            Request::DmaRead { token, data } => self.handle_dma_reply(session, token, data),
             Request::DmaWritten { token, result } => {
-                self.arrived(session, token, result.map(|()| Vec::new()));
+                self.handle_dma_reply(session, token, result.map(|()| Vec::new()));
             }
         }
     }
@@ -376,14 +377,14 @@ impl Endpoint {
         // Regions with only one permission are accessed by message, which needs no mapping. So a
         // file that cannot be mapped for both is not an error there.
         let file = file.filter(|_| map.is_readable && map.is_writable);
-        let memory = file.map(|file| self.adopt(&map, &file)).transpose()?;
-        self.maps.map(map, memory).map_err(|refused| (refused.errno, refused.text))
+        let memory = file.map(|file| self.map_shared(&map, &file)).transpose()?;
+        self.mappings.map(map, memory).map_err(|refused| (refused.errno, refused.text))
     }
 
-    fn adopt(&self, map: &DmaMap, file: &OwnedFd) -> Result<ForeignRegion, (Errno, String)> {
+    fn map_shared(&self, map: &DmaMap, file: &OwnedFd) -> Result<ForeignRegion, (Errno, String)> {
         let DmaMap { iova, len_bytes, file_offset: offset, .. } = *map;
         let part = FileRange { offset, len_bytes };
-        self.maps.has_space(len_bytes).map_err(|refused| (refused.errno, refused.text))?;
+        self.mappings.has_space(len_bytes).map_err(|refused| (refused.errno, refused.text))?;
         let adopted = self.regions.map_foreign(file.as_fd(), part);
         adopted.map_err(|why| (Errno::INVALID, format!("memory at {iova:#x}: {why}")))
     }
@@ -399,15 +400,14 @@ impl Endpoint {
             IrqData::Some(which) => IrqData::Some(which),
             IrqData::Files(files) => {
                 let line = |file: File| RemoteEventFd::new(file.try_clone()?);
-                let lines: Result<Vec<_>, std::io::Error> = files.into_iter().map(line).collect();
+                let irqs: Result<Vec<_>, std::io::Error> = files.into_iter().map(line).collect();
                 IrqData::Files(
-                    lines
-                        .map_err(|error| format!("vector {start}: {error}"))
+                    irqs.map_err(|error| format!("vector {start}: {error}"))
                         .map_err(Error::environment)?,
                 )
             }
         };
-        self.lines.set(start, count, action, data);
+        self.irqs.set(start, count, action, data);
         Ok(())
     }
 
@@ -417,30 +417,32 @@ impl Endpoint {
         now: Instant,
         session: &mut Session,
     ) -> Result<usize, DisconnectCause> {
-        let Some(busy) = &mut session.busy_with else { return Ok(0) };
-        let is_done = match busy.pending {
+        let Some(command) = &mut session.pending_command else { return Ok(0) };
+        let is_done = match command.pending {
             DeferredReply::Unmap { .. } => {
-                !self.maps.awaits_cut() && self.device.front.is_quiesced()
+                !self.mappings.awaits_revocation() && self.device.front.is_quiesced()
             }
             DeferredReply::Reset { .. } => self.device.is_disabled(),
         };
         if !is_done {
-            let PendingCommand { pending, timer } = busy;
+            let PendingCommand { pending, timer } = command;
             timer.report(now, &mut self.reporter, || {
-                let who =
+                let waited_for =
                     if session.accesses.is_empty() { "a device" } else { "the client itself" };
-                format!("{who} has not completed I/O for {DRAIN_WARNING}: {pending} waits for it")
+                format!(
+                    "{waited_for} has not completed I/O for {DRAIN_WARNING}: {pending} waits for it"
+                )
             });
             return Ok(0);
         }
-        match session.busy_with.take().map(|busy| busy.pending) {
+        match session.pending_command.take().map(|command| command.pending) {
             Some(DeferredReply::Unmap { call, iova }) => {
-                self.maps.release(iova);
+                self.mappings.release(iova);
                 self.device.front.set_paused(false);
                 session.server.done(call);
             }
             Some(DeferredReply::Reset { call }) => {
-                self.maps.forget_rings();
+                self.mappings.forget_rings();
                 self.device.reset();
                 session.server.done(call);
             }
@@ -458,18 +460,18 @@ impl Endpoint {
     /// Starts message-based DMA accesses, one part of each at a time.
     fn start_dma_accesses(&mut self, session: &mut Session) -> usize {
         let mut count = 0;
-        while let Some(question) = self.maps.next_question() {
+        while let Some(request) = self.mappings.next_request() {
             if !session.uses_messages {
                 session.uses_messages = true;
                 let text = format!(
                     "memory at {:#x} was added without a descriptor, or not for reading and writing, and is \
                      accessed by message, which is slow: share it (QEMU: share=on)",
-                    question.iova
+                    request.iova
                 );
                 self.reporter.report_error(text);
             }
-            let token = question.token;
-            let part = DmaMessage { question, done_bytes: 0, data: Vec::new() };
+            let token = request.token;
+            let part = DmaMessage { request, done_bytes: 0, data: Vec::new() };
             session.request_access(&part);
             session.accesses.insert(token, part);
             count += 1;
@@ -477,15 +479,20 @@ impl Endpoint {
         count
     }
 
-    fn arrived(&mut self, session: &mut Session, token: u32, data: Result<Vec<u8>, Errno>) {
+    fn handle_dma_reply(
+        &mut self,
+        session: &mut Session,
+        token: u32,
+        data: Result<Vec<u8>, Errno>,
+    ) {
         let Some(mut part) = session.accesses.remove(&token) else { return };
         match data {
-            Err(errno) => self.maps.completed(token, Err(errno)),
+            Err(errno) => self.mappings.completed(token, Err(errno)),
             Ok(data) => {
                 part.done_bytes += session.part_bytes(&part);
                 part.data.extend(data);
                 if part.done_bytes >= part.len_bytes() {
-                    self.maps.completed(token, Ok(part.data));
+                    self.mappings.completed(token, Ok(part.data));
                 } else {
                     session.request_access(&part);
                     session.accesses.insert(token, part);
@@ -567,7 +574,7 @@ impl Session {
 
     fn request_access(&mut self, part: &DmaMessage) {
         let len = self.part_bytes(part);
-        let DmaRequest { token, iova, what } = &part.question;
+        let DmaRequest { token, iova, what } = &part.request;
         let iova = iova + part.done_bytes as u64;
         match what {
             Access::Read(_) => {
@@ -582,7 +589,7 @@ impl Session {
 
 impl DmaMessage {
     fn len_bytes(&self) -> usize {
-        match &self.question.what {
+        match &self.request.what {
             Access::Read(len_bytes) => *len_bytes as usize,
             Access::Write(data) => data.len(),
         }

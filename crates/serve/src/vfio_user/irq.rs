@@ -9,7 +9,7 @@ use tenmil_vfio_user::{IrqAction, IrqData};
 /// Interrupt target of each vector. Clones share the state.
 #[derive(Clone, Debug)]
 pub(super) struct IrqEventFds {
-    lines: Arc<Mutex<Vec<VectorTarget>>>,
+    irqs: Arc<Mutex<Vec<VectorTarget>>>,
 }
 
 /// Target of a vector.
@@ -23,12 +23,12 @@ struct VectorTarget {
 
 impl IrqEventFds {
     pub(super) fn new(vectors: u16) -> Self {
-        let lines = (0..vectors).map(|_| VectorTarget::default()).collect();
-        Self { lines: Arc::new(Mutex::new(lines)) }
+        let irqs = (0..vectors).map(|_| VectorTarget::default()).collect();
+        Self { irqs: Arc::new(Mutex::new(irqs)) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<VectorTarget>> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+        self.irqs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Applies DEVICE_SET_IRQS to the vectors from `start` on.
@@ -39,13 +39,13 @@ impl IrqEventFds {
         action: IrqAction,
         data: IrqData<RemoteEventFd>,
     ) {
-        let mut lines = self.lock();
-        let all = lines.len();
+        let mut irqs = self.lock();
+        let all = irqs.len();
         let (start, count) = (start as usize, count as usize);
         // No vectors from the first on disables all of them.
         let is_all = count == 0 && matches!(data, IrqData::All) && action == IrqAction::Trigger;
         let range = if is_all { 0..all } else { start.min(all)..(start + count).min(all) };
-        let chosen = &mut lines[range];
+        let chosen = &mut irqs[range];
         match data {
             IrqData::All if is_all => {
                 chosen.iter_mut().for_each(|way| *way = VectorTarget::default())

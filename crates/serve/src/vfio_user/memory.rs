@@ -38,7 +38,7 @@ pub(super) struct ClientMemory {
     shared: Arc<Shared>,
     regions: RegionTable,
     table: Arc<Table>,
-    seen: u32,
+    generation_seen: u32,
     /// Index of the table entry that was found last.
     last: usize,
     queue: u32,
@@ -67,23 +67,23 @@ pub(super) enum Access {
 struct Shared {
     generation: AtomicU32,
     /// Whether requests are queued. The endpoint takes the lock only if so.
-    has_questions: AtomicBool,
+    has_requests: AtomicBool,
     state: Mutex<MemoryState>,
 }
 
 #[derive(Debug, Default)]
 struct MemoryState {
     table: Arc<Table>,
-    questions: VecDeque<DmaRequest>,
+    requests: VecDeque<DmaRequest>,
     /// Accesses started, by token.
-    begun: BTreeMap<u32, PendingAccess>,
+    accesses: BTreeMap<u32, PendingAccess>,
     /// Completed accesses, by user.
     queues: BTreeMap<u32, AccessQueue>,
     tokens: u32,
     /// Regions that contain rings.
     rings: Vec<RegionId>,
     /// Revocation of memory that contains rings.
-    cut: RevokeState,
+    revocation: RevokeState,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,7 +91,7 @@ enum RevokeState {
     #[default]
     None,
     Requested,
-    LetGo,
+    Acknowledged,
 }
 
 #[derive(Debug)]
@@ -141,13 +141,13 @@ const WINDOW_SHIFT: u32 = 31;
 
 impl DmaMappings {
     pub(super) fn new(regions: RegionTable) -> Self {
-        let (generation, has_questions) = (AtomicU32::new(0), AtomicBool::new(false));
-        let shared = Shared { generation, has_questions, state: Mutex::default() };
+        let (generation, has_requests) = (AtomicU32::new(0), AtomicBool::new(false));
+        let shared = Shared { generation, has_requests, state: Mutex::default() };
         Self { shared: Arc::new(shared), regions, adopted: BTreeMap::new() }
     }
 
     /// Creates a view of the memory for a controller.
-    pub(super) fn reach(&self) -> ClientMemory {
+    pub(super) fn client_memory(&self) -> ClientMemory {
         ClientMemory::new(Arc::clone(&self.shared), self.regions.clone())
     }
 
@@ -159,7 +159,7 @@ impl DmaMappings {
             return Ok(());
         }
         let text = format!(
-            "{mapped} bytes are mapped, and {len_bytes} more were to be, expected at most {BYTES_MAX}"
+            "{mapped} bytes are mapped and {len_bytes} more are requested, expected at most {BYTES_MAX}"
         );
         Err(NotMapped { errno: Errno::NO_SPACE, text })
     }
@@ -174,7 +174,7 @@ impl DmaMappings {
         let refuse = |errno, text| Err(NotMapped { errno, text });
         let mut state = self.shared.lock();
         if state.table.len() >= MAPS_MAX {
-            let text = format!("{MAPS_MAX} stretches are mapped, expected fewer");
+            let text = format!("{MAPS_MAX} ranges are mapped, the limit");
             return refuse(Errno::NO_SPACE, text);
         }
         let end = iova + len_bytes;
@@ -184,7 +184,7 @@ impl DmaMappings {
         if before.is_some_and(|map| map.iova + map.len_bytes > iova)
             || after.is_some_and(|map| map.iova < end)
         {
-            let text = format!("{iova:#x} to {end:#x} overlaps what is mapped");
+            let text = format!("{iova:#x} to {end:#x} overlaps a mapped range");
             return refuse(Errno::EXISTS, text);
         }
         let is_open = is_readable && is_writable;
@@ -205,13 +205,13 @@ impl DmaMappings {
     /// mapping.
     pub(super) fn unmap(&mut self, iova: u64, len_bytes: u64) -> bool {
         let mut state = self.shared.lock();
-        let is_it = |map: &DmaRegion| map.iova == iova && map.len_bytes == len_bytes;
-        let Some(at) = state.table.iter().position(is_it) else { return false };
+        let matches = |map: &DmaRegion| map.iova == iova && map.len_bytes == len_bytes;
+        let Some(at) = state.table.iter().position(matches) else { return false };
         let mut table = Table::clone(&state.table);
-        let gone = table.remove(at);
+        let removed = table.remove(at);
         state.table = Arc::new(table);
-        if gone.region.is_some_and(|region| state.rings.contains(&region)) {
-            state.cut = RevokeState::Requested;
+        if removed.region.is_some_and(|region| state.rings.contains(&region)) {
+            state.revocation = RevokeState::Requested;
         }
         drop(state);
         self.shared.changed();
@@ -219,17 +219,17 @@ impl DmaMappings {
     }
 
     /// Whether the mapping being removed contains rings that the controller still uses.
-    pub(super) fn awaits_cut(&self) -> bool {
-        self.shared.lock().cut == RevokeState::Requested
+    pub(super) fn awaits_revocation(&self) -> bool {
+        self.shared.lock().revocation == RevokeState::Requested
     }
 
     /// Releases the memory of a removed mapping, which nothing accesses any more.
     pub(super) fn release(&mut self, iova: u64) {
-        let gone = self.adopted.remove(&iova);
+        let removed = self.adopted.remove(&iova);
         let mut state = self.shared.lock();
-        state.cut = RevokeState::None;
-        if let Some(gone) = gone {
-            state.rings.retain(|region| *region != gone.id());
+        state.revocation = RevokeState::None;
+        if let Some(removed) = removed {
+            state.rings.retain(|region| *region != removed.id());
         }
     }
 
@@ -239,9 +239,9 @@ impl DmaMappings {
     pub(super) fn unmap_all(&mut self) {
         let mut state = self.shared.lock();
         state.table = Arc::default();
-        state.questions.clear();
-        let begun: Vec<u32> = state.begun.keys().copied().collect();
-        for token in begun {
+        state.requests.clear();
+        let accesses: Vec<u32> = state.accesses.keys().copied().collect();
+        for token in accesses {
             state.end(token, Err(Errno::IO));
         }
         drop(state);
@@ -257,7 +257,7 @@ impl DmaMappings {
     pub(super) fn release_all(&mut self) {
         self.adopted.clear();
         let mut state = self.shared.lock();
-        (state.cut, state.rings) = (RevokeState::None, Vec::new());
+        (state.revocation, state.rings) = (RevokeState::None, Vec::new());
     }
 
     /// Address of memory whose file the client has truncated, if any.
@@ -267,18 +267,18 @@ impl DmaMappings {
 
     /// Whether message-based accesses may be queued.
     #[inline]
-    pub(super) fn has_questions(&self) -> bool {
+    pub(super) fn has_requests(&self) -> bool {
         // Acquire; pairs with the release store in `ask`.
-        self.shared.has_questions.load(Ordering::Acquire)
+        self.shared.has_requests.load(Ordering::Acquire)
     }
 
     /// Next message-based access to send.
-    pub(super) fn next_question(&self) -> Option<DmaRequest> {
+    pub(super) fn next_request(&self) -> Option<DmaRequest> {
         let mut state = self.shared.lock();
-        let question = state.questions.pop_front();
+        let request = state.requests.pop_front();
         // Stored under the lock, so that no request is missed.
-        self.shared.has_questions.store(!state.questions.is_empty(), Ordering::Relaxed);
-        question
+        self.shared.has_requests.store(!state.requests.is_empty(), Ordering::Relaxed);
+        request
     }
 
     /// Completes an access.
@@ -300,8 +300,8 @@ impl Shared {
 
 impl MemoryState {
     fn end(&mut self, token: u32, data: Result<Vec<u8>, Errno>) {
-        let Some(begun) = self.begun.remove(&token) else { return };
-        let PendingAccess { queue, ticket, iova, len_bytes, is_read } = begun;
+        let Some(accesses) = self.accesses.remove(&token) else { return };
+        let PendingAccess { queue, ticket, iova, len_bytes, is_read } = accesses;
         let Some(queue) = self.queues.get_mut(&queue) else { return };
         let fault = AccessFault { iova, len_bytes: len_bytes.into() };
         let result = match data {
@@ -324,15 +324,15 @@ impl ClientMemory {
         state.queues.insert(queue, AccessQueue::default());
         let table = Arc::clone(&state.table);
         drop(state);
-        let seen = shared.generation.load(Ordering::Acquire).wrapping_sub(1);
-        Self { shared, regions, table, seen, last: 0, queue, waiting: 0 }
+        let generation_seen = shared.generation.load(Ordering::Acquire).wrapping_sub(1);
+        Self { shared, regions, table, generation_seen, last: 0, queue, waiting: 0 }
     }
 
     /// Updates the table if the generation has changed.
     #[inline]
     fn refresh(&mut self) {
         let generation = self.shared.generation.load(Ordering::Acquire);
-        if generation != self.seen {
+        if generation != self.generation_seen {
             self.take_table(generation);
         }
     }
@@ -340,7 +340,7 @@ impl ClientMemory {
     #[cold]
     fn take_table(&mut self, generation: u32) {
         self.table = Arc::clone(&self.shared.lock().table);
-        (self.seen, self.last) = (generation, 0);
+        (self.generation_seen, self.last) = (generation, 0);
     }
 
     /// Mapping that contains `iova`, and the length of its remainder.
@@ -410,10 +410,10 @@ impl ClientMemory {
         state.tokens = state.tokens.wrapping_add(1);
         let token = state.tokens;
         let (queue, is_read) = (self.queue, matches!(what, Access::Read(_)));
-        state.begun.insert(token, PendingAccess { queue, ticket, iova, len_bytes, is_read });
-        state.questions.push_back(DmaRequest { token, iova, what });
-        // Stored under the lock; release, pairs with the acquire load in `has_questions`.
-        self.shared.has_questions.store(true, Ordering::Release);
+        state.accesses.insert(token, PendingAccess { queue, ticket, iova, len_bytes, is_read });
+        state.requests.push_back(DmaRequest { token, iova, what });
+        // Stored under the lock; release, pairs with the acquire load in `has_requests`.
+        self.shared.has_requests.store(true, Ordering::Release);
         self.waiting += 1;
         AccessProgress::Pending
     }
@@ -511,13 +511,13 @@ impl HostMemory for ClientMemory {
     }
 
     fn is_revoked(&mut self) -> bool {
-        self.shared.lock().cut != RevokeState::None
+        self.shared.lock().revocation != RevokeState::None
     }
 
     fn ack_revocation(&mut self) {
         let mut state = self.shared.lock();
-        if state.cut == RevokeState::Requested {
-            state.cut = RevokeState::LetGo;
+        if state.revocation == RevokeState::Requested {
+            state.revocation = RevokeState::Acknowledged;
         }
     }
 

@@ -17,14 +17,14 @@ use super::rejected_clients::RejectedClients;
 pub(super) struct EndpointPoller {
     listen_socket: StreamListener,
     endpoint: Endpoint,
-    visitors: RejectedClients,
+    rejected_clients: RejectedClients,
     watch: PollSet,
     /// Events of the last wait.
     ready: Vec<Ready>,
     /// Readiness that is registered for the client's socket, if any.
     watched: Option<Interest>,
     /// Sources that could not be registered: while there is any, the reactor must not sleep.
-    unheard: ReadyFlags,
+    ready_flags: ReadyFlags,
     /// When accepting is retried after it failed for lack of file descriptors.
     listen_at: Option<Instant>,
     now: Instant,
@@ -34,7 +34,7 @@ pub(super) struct EndpointPoller {
     /// Time until which the controller has no work of its own.
     until: Instant,
     /// Outstanding I/O commands as of the last iteration that did work, and their latency.
-    under_way: usize,
+    outstanding: usize,
     latency: MeanLatency,
 }
 
@@ -43,7 +43,7 @@ struct ReadyFlags {
     listen_socket: bool,
     client: bool,
     media: bool,
-    visitors: bool,
+    rejected_clients: bool,
 }
 
 const LISTENER: u64 = 0;
@@ -60,7 +60,7 @@ const MEMORY_CHECK_INTERVAL: u32 = 256;
 
 impl ReadyFlags {
     fn is_any(&self) -> bool {
-        self.listen_socket || self.client || self.media || self.visitors
+        self.listen_socket || self.client || self.media || self.rejected_clients
     }
 }
 
@@ -68,26 +68,27 @@ impl EndpointPoller {
     pub(super) fn new(listen_socket: StreamListener, endpoint: Endpoint) -> io::Result<Self> {
         let watch = PollSet::new()?;
         watch.add(&listen_socket, LISTENER, READABLE)?;
-        let (visitors, ready, now) = (RejectedClients::default(), Vec::new(), Instant::default());
+        let (rejected_clients, ready, now) =
+            (RejectedClients::default(), Vec::new(), Instant::default());
         Ok(Self {
             listen_socket,
             endpoint,
-            visitors,
+            rejected_clients,
             watch,
             ready,
             watched: None,
-            unheard: ReadyFlags::default(),
+            ready_flags: ReadyFlags::default(),
             listen_at: None,
             now,
             next_due: now,
             iterations: 0,
             until: now,
-            under_way: 0,
+            outstanding: 0,
             latency: MeanLatency::default(),
         })
     }
 
-    pub(super) fn woken_by(&self) -> io::Result<PollerWake> {
+    pub(super) fn poller_wake(&self) -> io::Result<PollerWake> {
         Ok(PollerWake::Descriptor(self.watch.as_fd().try_clone_to_owned()?))
     }
 
@@ -102,13 +103,13 @@ impl EndpointPoller {
             is_blind || is_unheard || ready.iter().any(|found| found.token == token)
         };
         let (client, listen_socket) =
-            (has(CLIENT, self.unheard.client), has(LISTENER, self.unheard.listen_socket));
+            (has(CLIENT, self.ready_flags.client), has(LISTENER, self.ready_flags.listen_socket));
         self.ready = ready;
         let mut count = if client { self.endpoint.process_messages(now) } else { 0 };
         count += self.endpoint.expire(now);
-        if !self.visitors.is_empty() {
-            self.visitors.poll(now);
-            self.unheard.visitors &= !self.visitors.is_empty();
+        if !self.rejected_clients.is_empty() {
+            self.rejected_clients.poll(now);
+            self.ready_flags.rejected_clients &= !self.rejected_clients.is_empty();
         }
         if self.endpoint.is_detaching() {
             return count;
@@ -116,14 +117,14 @@ impl EndpointPoller {
         if self.listen_at.is_some_and(|at| at <= now) {
             self.listen_at = None;
             let opened = self.watch.change(&self.listen_socket, LISTENER, READABLE);
-            self.unheard.listen_socket = opened.is_err();
+            self.ready_flags.listen_socket = opened.is_err();
         }
         while listen_socket && self.listen_at.is_none() {
             match self.listen_socket.accept() {
                 Ok(None) => break,
                 Ok(Some(socket)) => {
                     count += 1;
-                    self.let_in(now, Connection::from(socket));
+                    self.accept_clients(now, Connection::from(socket));
                 }
                 // The pending connection keeps the listener readable, which would keep the reactor
                 // awake.
@@ -136,13 +137,13 @@ impl EndpointPoller {
         count
     }
 
-    fn let_in(&mut self, now: Instant, connection: Connection) {
+    fn accept_clients(&mut self, now: Instant, connection: Connection) {
         if self.endpoint.is_free() {
             self.endpoint.attach_client(now, connection);
             self.watched = None;
-        } else if let Some(socket) = self.visitors.receive(now, connection) {
+        } else if let Some(socket) = self.rejected_clients.receive(now, connection) {
             let added = self.watch.add(socket, VISITOR, READABLE);
-            self.unheard.visitors |= added.is_err();
+            self.ready_flags.rejected_clients |= added.is_err();
         }
     }
 
@@ -154,7 +155,7 @@ impl EndpointPoller {
             let _ = self.watch.remove(socket);
         }
         let Some((socket, interest)) = self.endpoint.interest() else {
-            (self.watched, self.unheard.client) = (None, false);
+            (self.watched, self.ready_flags.client) = (None, false);
             return;
         };
         let result = match self.watched {
@@ -162,7 +163,7 @@ impl EndpointPoller {
             Some(watched) if watched == interest => return,
             Some(_) => self.watch.change(socket, CLIENT, interest),
         };
-        (self.watched, self.unheard.client) = (Some(interest), result.is_err());
+        (self.watched, self.ready_flags.client) = (Some(interest), result.is_err());
     }
 
     /// Counts commands that started and completed in iterations of the controller.
@@ -170,12 +171,12 @@ impl EndpointPoller {
         let front = &mut self.endpoint.device.front;
         let ended = usize::try_from(front.take_completed_count()).unwrap_or(usize::MAX);
         self.latency.end(ended);
-        self.under_way = front.in_flight();
+        self.outstanding = front.in_flight();
     }
 
     /// Does a bounded amount of work; returns the amount done.
     pub(super) fn poll_all(&mut self, now: Instant) -> usize {
-        self.latency.account(now, self.under_way);
+        self.latency.account(now, self.outstanding);
         self.now = now;
         self.iterations = self.iterations.wrapping_add(1);
         let wait = self.endpoint.device.poll(now);
@@ -209,15 +210,15 @@ impl Poller for EndpointPoller {
         let now = self.now;
         self.watch_session();
         self.endpoint.check_truncation(now);
-        let Self { endpoint, watch, unheard, .. } = self;
+        let Self { endpoint, watch, ready_flags, .. } = self;
         let until = endpoint.device.front.arm(now);
         endpoint.device.front.new_descriptors(|descriptor| {
-            unheard.media |= watch.add(descriptor, MEDIUM, READABLE).is_err();
+            ready_flags.media |= watch.add(descriptor, MEDIUM, READABLE).is_err();
         });
         self.until = until.unwrap_or(now);
         self.count();
-        let mut has_new_events = until.is_none() || self.unheard.is_any();
-        has_new_events |= self.endpoint.is_in_motion();
+        let mut has_new_events = until.is_none() || self.ready_flags.is_any();
+        has_new_events |= self.endpoint.is_waiting();
         has_new_events |= self.poll_sockets(now) > 0 || self.endpoint.advance(now) > 0;
         self.watch_session();
         PollResult::from_count(usize::from(has_new_events))
@@ -231,11 +232,11 @@ impl Poller for EndpointPoller {
 
     fn wake_at(&self) -> Instant {
         let listen_at = self.listen_at.unwrap_or(Instant::NEVER);
-        self.until.min(self.visitors.wake_at()).min(listen_at).min(self.endpoint.wake_at())
+        self.until.min(self.rejected_clients.wake_at()).min(listen_at).min(self.endpoint.wake_at())
     }
 
     fn expected_latency(&self) -> Option<Span> {
-        self.latency.mean().filter(|_| self.under_way > 0)
+        self.latency.mean().filter(|_| self.outstanding > 0)
     }
 
     fn detach(&mut self, parting: DetachReason) -> bool {
@@ -276,11 +277,12 @@ mod tests {
         let listen_socket =
             StreamListener::open(&Address::Path(directory.path().join("door"))).unwrap();
         let ram: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(&regions, 512, 8).unwrap());
-        let (maps, lines, options) =
+        let (mappings, irqs, options) =
             (DmaMappings::new(regions.clone()), IrqEventFds::new(3), DeviceOptions::default());
         let options = DeviceOptions { queues: 2, ..options };
-        let device = Device::new(vec![ram], &options, &maps, lines.clone(), &regions, now).unwrap();
-        let endpoint = Endpoint::new(device, maps, lines, regions, sync_channel(4).0);
+        let device =
+            Device::new(vec![ram], &options, &mappings, irqs.clone(), &regions, now).unwrap();
+        let endpoint = Endpoint::new(device, mappings, irqs, regions, sync_channel(4).0);
         (EndpointPoller::new(listen_socket, endpoint).unwrap(), directory)
     }
 
@@ -326,8 +328,8 @@ mod tests {
         });
         assert!(host.endpoint.is_free());
         let client = connect(&directory);
-        let question = tenmil_vfio_user::Client::<()>::new();
-        client.send(question.outgoing().unwrap().bytes).unwrap();
+        let request = tenmil_vfio_user::Client::<()>::new();
+        client.send(request.outgoing().unwrap().bytes).unwrap();
         (1..5).for_each(|secs| {
             host.poll_all(by.after(Span::from_secs(60 * secs)));
         });
@@ -337,33 +339,33 @@ mod tests {
 
     #[test]
     fn half_a_message_does_not_keep_others_out() {
-        for cut in [1, 15, 16, 20] {
+        for revocation in [1, 15, 16, 20] {
             let (mut host, directory) = host();
             let client = connect(&directory);
-            let mut question = tenmil_vfio_user::Client::<()>::new();
-            let begun = Instant::default();
-            client.send(question.outgoing().unwrap().bytes).unwrap();
+            let mut request = tenmil_vfio_user::Client::<()>::new();
+            let accesses = Instant::default();
+            client.send(request.outgoing().unwrap().bytes).unwrap();
             (0..4).for_each(|_| {
-                host.poll_all(begun);
+                host.poll_all(accesses);
             });
-            question.sent(question.outgoing().unwrap().bytes.len());
+            request.sent(request.outgoing().unwrap().bytes.len());
             // A whole message, and a part of another.
-            question.read(tenmil_vfio_user::region_index::CONFIGURATION, 0, 4);
-            let message = question.outgoing().unwrap().bytes.to_vec();
-            let at = begun.after(Span::from_secs(60));
+            request.read(tenmil_vfio_user::region_index::CONFIGURATION, 0, 4);
+            let message = request.outgoing().unwrap().bytes.to_vec();
+            let at = accesses.after(Span::from_secs(60));
             client.send(&message).unwrap();
-            client.send(&message[..cut]).unwrap();
+            client.send(&message[..revocation]).unwrap();
             host.poll_all(at);
             let by = at.after(Span::from_secs(5));
-            assert_eq!(host.wake_at(), by, "cut at {cut}");
+            assert_eq!(host.wake_at(), by, "cut at {revocation}");
             // More of it earns no more time.
-            client.send(&message[cut..cut + 1]).unwrap();
+            client.send(&message[revocation..revocation + 1]).unwrap();
             host.poll_all(Instant { ns: by.ns - 1 });
-            assert!(!host.endpoint.is_free(), "cut at {cut}");
+            assert!(!host.endpoint.is_free(), "cut at {revocation}");
             (0..4).for_each(|_| {
                 host.poll_all(by);
             });
-            assert!(host.endpoint.is_free(), "cut at {cut}");
+            assert!(host.endpoint.is_free(), "cut at {revocation}");
         }
     }
 
@@ -371,8 +373,8 @@ mod tests {
     fn message_that_comes_in_pieces_is_answered_and_its_client_stays() {
         let (mut host, directory) = host();
         let client = connect(&directory);
-        let mut question = tenmil_vfio_user::Client::<()>::new();
-        let message = question.outgoing().unwrap().bytes.to_vec();
+        let mut request = tenmil_vfio_user::Client::<()>::new();
+        let message = request.outgoing().unwrap().bytes.to_vec();
         let mut now = Instant::default();
         for round in 0..3 {
             let (first, rest) = message.split_at(20);
@@ -384,7 +386,7 @@ mod tests {
             if round > 0 {
                 break;
             }
-            question.sent(message.len());
+            request.sent(message.len());
             now = now.after(Span::from_secs(60));
             host.poll_all(now);
             assert!(!host.endpoint.is_free(), "who is between messages stays");
@@ -396,13 +398,13 @@ mod tests {
         let (mut host, directory) = host();
         let client = connect(&directory);
         assert!(may_sleep(&mut host));
-        let mut question = tenmil_vfio_user::Client::<()>::new();
-        client.send(question.outgoing().unwrap().bytes).unwrap();
+        let mut request = tenmil_vfio_user::Client::<()>::new();
+        client.send(request.outgoing().unwrap().bytes).unwrap();
         assert!(may_sleep(&mut host));
         // The replies exceed the buffers of the socket and of the server.
-        question.sent(question.outgoing().unwrap().bytes.len());
-        question.read(tenmil_vfio_user::region_index::CONFIGURATION, 0, 256);
-        let message = question.outgoing().unwrap().bytes;
+        request.sent(request.outgoing().unwrap().bytes.len());
+        request.read(tenmil_vfio_user::region_index::CONFIGURATION, 0, 256);
+        let message = request.outgoing().unwrap().bytes;
         let mut in_vain = 0;
         while in_vain < 3 {
             if client.send(message).unwrap() > 0 {

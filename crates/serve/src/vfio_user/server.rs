@@ -38,7 +38,7 @@ pub struct ServerConfig {
 /// Running device. It runs until the reactors stop.
 pub struct Server {
     address: Address,
-    told: Receiver<EndpointEvent>,
+    notified: Receiver<EndpointEvent>,
     subsystem: Subsystem,
     thread: ThreadHandle,
 }
@@ -56,19 +56,19 @@ impl Server {
     /// If the controller cannot be created with these options, or the error of the kernel.
     pub fn start(plan: ServerConfig) -> Result<Self, Error> {
         let ServerConfig { listen_socket, media, options, regions, reactors, clock } = plan;
-        let (tell, told) = sync_channel(EVENTS_MAX);
+        let (tell, notified) = sync_channel(EVENTS_MAX);
         let address = listen_socket.address().clone();
-        let maps = DmaMappings::new(regions.clone());
-        let lines = IrqEventFds::new(options.queues.saturating_add(1));
-        let device = Device::new(media, &options, &maps, lines.clone(), &regions, clock.now())?;
+        let mappings = DmaMappings::new(regions.clone());
+        let irqs = IrqEventFds::new(options.queues.saturating_add(1));
+        let device = Device::new(media, &options, &mappings, irqs.clone(), &regions, clock.now())?;
         let subsystem = device.subsystem.clone();
-        let endpoint = Endpoint::new(device, maps, lines, regions, tell);
+        let endpoint = Endpoint::new(device, mappings, irqs, regions, tell);
         let host = EndpointPoller::new(listen_socket, endpoint).map_err(Error::environment)?;
-        let woken_by = host.woken_by().map_err(Error::environment)?;
-        let registration = PollerBuilder::active("device", woken_by, host);
+        let poller_wake = host.poller_wake().map_err(Error::environment)?;
+        let registration = PollerBuilder::active("device", poller_wake, host);
         let plan = ThreadBuilder::new("vfio-user").mailbox(MAILBOX).poller(registration);
         let thread = reactors.spawn(plan).map_err(Error::environment)?;
-        Ok(Self { address, told, subsystem, thread })
+        Ok(Self { address, notified, subsystem, thread })
     }
 
     /// Listen address.
@@ -85,7 +85,7 @@ impl Server {
 
     /// Next event, if any.
     pub fn next_event(&self) -> Option<EndpointEvent> {
-        self.told.try_recv().ok()
+        self.notified.try_recv().ok()
     }
 }
 

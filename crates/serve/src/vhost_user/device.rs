@@ -59,19 +59,19 @@ impl VhostDevice {
     ) -> Result<(), Error> {
         let slots = self.slots(session, queue, &start)?;
         let call = session.calls.get(&queue).map(|file| line(file)).transpose()?;
-        let post = Arc::new(QueueMailbox::new(&self.events));
-        let lane = Virtqueue::new(VirtqueueParts {
+        let mailbox = Arc::new(QueueMailbox::new(&self.events));
+        let virtqueue = Virtqueue::new(VirtqueueParts {
             backend: self.medium.channel()?,
             slots,
             table: Arc::clone(&session.table),
             kick: start.kick.clone(),
             call,
-            post: Arc::clone(&post),
+            mailbox: Arc::clone(&mailbox),
         });
-        let lane = lane.map_err(Error::environment)?;
-        let woken_by = lane.woken_by().map_err(Error::environment)?;
-        let is_done_by_kernel = lane.is_done_by_kernel();
-        let registration = PollerBuilder::active("queue", woken_by, lane);
+        let virtqueue = virtqueue.map_err(Error::environment)?;
+        let poller_wake = virtqueue.poller_wake().map_err(Error::environment)?;
+        let is_done_by_kernel = virtqueue.is_done_by_kernel();
+        let registration = PollerBuilder::active("queue", poller_wake, virtqueue);
         let registration = if is_done_by_kernel { registration.no_spin() } else { registration };
         let plan = ThreadBuilder::new(&format!("vhost-user-{queue}"));
         let plan = plan.mailbox(MAILBOX).poller(registration);
@@ -81,8 +81,8 @@ impl VhostDevice {
             None => plan,
         };
         let thread = self.reactors.spawn(plan).map_err(Error::environment)?;
-        post.commands.set_waker(Arc::new(move || thread.notify()));
-        session.queues.insert(queue, RunningQueue { post, start });
+        mailbox.commands.set_waker(Arc::new(move || thread.notify()));
+        session.queues.insert(queue, RunningQueue { mailbox, start });
         Ok(())
     }
 
@@ -131,9 +131,9 @@ impl VhostDevice {
 
     /// Restarts all virtqueues that ran, with the current memory.
     pub(super) fn start_again(&self, session: &mut Session) -> Result<(), Error> {
-        for (queue, lane) in std::mem::take(&mut session.queues) {
-            let base = lane.post.ended().map_or(lane.start.base, |ended| ended.next);
-            let started = self.start(session, queue, Start { base, ..lane.start });
+        for (queue, virtqueue) in std::mem::take(&mut session.queues) {
+            let base = virtqueue.mailbox.ended().map_or(virtqueue.start.base, |ended| ended.next);
+            let started = self.start(session, queue, Start { base, ..virtqueue.start });
             started.map_err(|why| format!("queue {queue}: {why}")).map_err(Error::environment)?;
         }
         Ok(())
@@ -144,8 +144,8 @@ impl VhostDevice {
         area: InflightBuffer,
         file: &OwnedFd,
     ) -> Result<Inflight, Error> {
-        let part = FileRange { offset: area.file_offset, len_bytes: area.len_bytes };
-        let memory = self.regions.map_foreign(file.as_fd(), part);
+        let disconnect = FileRange { offset: area.file_offset, len_bytes: area.len_bytes };
+        let memory = self.regions.map_foreign(file.as_fd(), disconnect);
         let memory = memory
             .map_err(|why| format!("memory for what is in flight: {why}"))
             .map_err(Error::environment)?;

@@ -63,13 +63,13 @@ pub(super) struct Session {
 
 /// Virtqueue that runs or is stopping.
 pub(super) struct RunningQueue {
-    pub(super) post: Arc<QueueMailbox>,
+    pub(super) mailbox: Arc<QueueMailbox>,
     pub(super) start: Start<File>,
 }
 
 /// Message whose reply waits until virtqueues have stopped.
 struct PendingMessage {
-    what: PendingKind,
+    kind: PendingKind,
     time_limit: DrainTimer,
 }
 
@@ -105,7 +105,7 @@ impl Endpoint {
     /// Whether the last front end is still being detached, within the expected time. New ones wait
     /// in the listen queue meanwhile.
     pub(super) fn is_detaching(&self) -> bool {
-        matches!(&self.state, State::Detaching(leaving) if !leaving.time_limit.is_late())
+        matches!(&self.state, State::Detaching(detaching) if !detaching.time_limit.is_late())
     }
 
     /// Attaches a front end.
@@ -147,7 +147,7 @@ impl Endpoint {
         match &self.state {
             State::Absent => None,
             State::Connected(session) => Some(session.connection.as_fd()),
-            State::Detaching(leaving) => Some(leaving.connection.as_fd()),
+            State::Detaching(detaching) => Some(detaching.connection.as_fd()),
         }
     }
 
@@ -155,7 +155,7 @@ impl Endpoint {
     pub(super) fn wake_at(&self) -> Instant {
         match &self.state {
             State::Absent => Instant::NEVER,
-            State::Detaching(leaving) => leaving.time_limit.wake_at(),
+            State::Detaching(detaching) => detaching.time_limit.wake_at(),
             State::Connected(session) => {
                 let pending = session.pending.as_ref();
                 let pending =
@@ -173,12 +173,12 @@ impl Endpoint {
     /// Checks virtqueues, continues pending messages, and sends. Returns the amount of work.
     pub(super) fn advance(&mut self, now: Instant) -> usize {
         if matches!(self.state, State::Detaching(_)) {
-            return self.disconnect(now);
+            return self.finish_detaching(now);
         }
         self.with_session(now, |endpoint, session| {
             let count = endpoint.reap_queues(now, session)?;
             if session.message_deadline.is_some_and(|by| by <= now) {
-                return Err(Some(format!("a message was not whole after {TIME_LIMIT}")));
+                return Err(Some(format!("a message was incomplete after {TIME_LIMIT}")));
             }
             Ok(count + session.send()?)
         })
@@ -189,11 +189,11 @@ impl Endpoint {
         let block_count = self.device.medium.limits().block_count;
         self.device.disk.resize(block_count);
         let State::Connected(session) = &mut self.state else { return };
-        for lane in session.queues.values() {
-            lane.post.commands.send(|commands| commands.block_count = Some(block_count));
+        for virtqueue in session.queues.values() {
+            virtqueue.mailbox.commands.send(|commands| commands.block_count = Some(block_count));
         }
-        let can_be_told = session.server.set_config(self.device.config());
-        let Some(back) = session.back.as_ref().filter(|_| can_be_told) else { return };
+        let is_notification_enabled = session.server.set_config(self.device.config());
+        let Some(back) = session.back.as_ref().filter(|_| is_notification_enabled) else { return };
         // If the socket buffer is full, the front end has not read the previous notification and
         // will read the new configuration then.
         let sent = back.send_files(&CONFIG_CHANGED, &[]);
@@ -208,7 +208,7 @@ impl Endpoint {
     fn with_session(
         &mut self,
         now: Instant,
-        act: impl FnOnce(&mut Self, &mut Session) -> Result<usize, DisconnectCause>,
+        action: impl FnOnce(&mut Self, &mut Session) -> Result<usize, DisconnectCause>,
     ) -> usize {
         let mut session = match std::mem::replace(&mut self.state, State::Absent) {
             State::Connected(session) => session,
@@ -217,12 +217,12 @@ impl Endpoint {
                 return 0;
             }
         };
-        let acted = act(self, &mut session);
+        let result = action(self, &mut session);
         self.state = State::Connected(session);
-        match acted {
+        match result {
             Ok(count) => count,
-            Err(over) => {
-                self.part(now, over);
+            Err(cause) => {
+                self.disconnect(now, cause);
                 1
             }
         }
@@ -253,12 +253,12 @@ impl Endpoint {
     /// Disconnects the front end because the service ends.
     pub(super) fn disconnect_client(&mut self, now: Instant) {
         if matches!(self.state, State::Connected(_)) {
-            self.part(now, Some("the service ends".to_owned()));
+            self.disconnect(now, Some("the service ends".to_owned()));
         }
     }
 
     /// Disconnects the front end. Its memory is released once the virtqueues have ended.
-    fn part(&mut self, now: Instant, why: DisconnectCause) {
+    fn disconnect(&mut self, now: Instant, why: DisconnectCause) {
         self.state = match std::mem::replace(&mut self.state, State::Absent) {
             // Dropping the session closes its file descriptors.
             State::Connected(session) => {
@@ -274,11 +274,11 @@ impl Endpoint {
         self.reporter.report_disconnect(why, "front end");
     }
 
-    fn disconnect(&mut self, now: Instant) -> usize {
-        let State::Detaching(leaving) = &mut self.state else { return 0 };
-        leaving.queues.retain(|_, lane| lane.post.ended().is_none());
-        if !leaving.queues.is_empty() {
-            leaving.time_limit.report(now, &mut self.reporter, || {
+    fn finish_detaching(&mut self, now: Instant) -> usize {
+        let State::Detaching(detaching) = &mut self.state else { return 0 };
+        detaching.queues.retain(|_, virtqueue| virtqueue.mailbox.ended().is_none());
+        if !detaching.queues.is_empty() {
+            detaching.time_limit.report(now, &mut self.reporter, || {
                 format!(
                     "a device has not completed I/O for {DRAIN_WARNING}: until it does the front end's \
                      memory stays mapped, and no other client is accepted"
@@ -299,16 +299,16 @@ impl Endpoint {
         match request {
             Request::Memory { call, change } => {
                 session.queues.values().for_each(RunningQueue::stop);
-                let (what, time_limit) =
+                let (kind, time_limit) =
                     (PendingKind::Memory { call, change }, DrainTimer::new(now));
-                session.pending = Some(PendingMessage { what, time_limit });
+                session.pending = Some(PendingMessage { kind, time_limit });
             }
             Request::Stop { call, queue } => {
-                if let Some(lane) = session.queues.get(&queue) {
-                    lane.stop();
+                if let Some(virtqueue) = session.queues.get(&queue) {
+                    virtqueue.stop();
                 }
-                let (what, time_limit) = (PendingKind::Stop { call, queue }, DrainTimer::new(now));
-                session.pending = Some(PendingMessage { what, time_limit });
+                let (kind, time_limit) = (PendingKind::Stop { call, queue }, DrainTimer::new(now));
+                session.pending = Some(PendingMessage { kind, time_limit });
             }
             Request::Start { call, queue, start } => {
                 let started = self.device.start(session, queue, start);
@@ -362,20 +362,24 @@ impl Endpoint {
         now: Instant,
         session: &mut Session,
     ) -> Result<usize, DisconnectCause> {
-        let ended = session.queues.iter().find_map(|(queue, lane)| {
-            let why = lane.post.ended()?.why?;
+        let ended = session.queues.iter().find_map(|(queue, virtqueue)| {
+            let why = virtqueue.mailbox.ended()?.why?;
             Some(format!("queue {queue}: {why}"))
         });
         if let Some(why) = ended {
             return Err(Some(why));
         }
         let Some(pending) = &mut session.pending else { return Ok(0) };
-        let is_awaited = |queue: u16| match pending.what {
+        let is_awaited = |queue: u16| match pending.kind {
             PendingKind::Stop { queue: stopped, .. } => queue == stopped,
             PendingKind::Memory { .. } => true,
         };
-        let has_ended = |lane: &RunningQueue| lane.post.ended().is_some();
-        if session.queues.iter().any(|(queue, lane)| is_awaited(*queue) && !has_ended(lane)) {
+        let has_ended = |virtqueue: &RunningQueue| virtqueue.mailbox.ended().is_some();
+        if session
+            .queues
+            .iter()
+            .any(|(queue, virtqueue)| is_awaited(*queue) && !has_ended(virtqueue))
+        {
             pending.time_limit.report(now, &mut self.reporter, || {
                 format!(
                     "a device has not completed I/O for {DRAIN_WARNING}: until it does the front end \
@@ -384,10 +388,10 @@ impl Endpoint {
             });
             return Ok(0);
         }
-        match session.pending.take().map(|pending| pending.what) {
+        match session.pending.take().map(|pending| pending.kind) {
             Some(PendingKind::Stop { call, queue }) => {
-                let lane = session.queues.remove(&queue);
-                let ended = lane.and_then(|lane| lane.post.ended());
+                let virtqueue = session.queues.remove(&queue);
+                let ended = virtqueue.and_then(|virtqueue| virtqueue.mailbox.ended());
                 session.server.stopped(call, ended.map_or(0, |ended| ended.next));
             }
             Some(PendingKind::Memory { call, change }) => {
@@ -450,8 +454,8 @@ impl Session {
             Some(file) => self.calls.insert(queue, file),
             None => self.calls.remove(&queue),
         };
-        if let Some(lane) = self.queues.get(&queue) {
-            lane.post.commands.send(|commands| commands.call = Some(call));
+        if let Some(virtqueue) = self.queues.get(&queue) {
+            virtqueue.mailbox.commands.send(|commands| commands.call = Some(call));
         }
         Ok(())
     }
@@ -459,7 +463,7 @@ impl Session {
 
 impl RunningQueue {
     fn stop(&self) {
-        self.post.commands.send(|commands| commands.ends = true);
+        self.mailbox.commands.send(|commands| commands.ends = true);
     }
 }
 

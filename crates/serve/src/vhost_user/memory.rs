@@ -96,8 +96,8 @@ impl Table {
 
 impl MappedArea {
     fn adopt(area: MemoryRegionDesc, file: &OwnedFd, regions: &RegionTable) -> Result<Self, Error> {
-        let part = FileRange { offset: area.file_offset, len_bytes: area.len_bytes };
-        let memory = regions.map_foreign(file.as_fd(), part);
+        let range = FileRange { offset: area.file_offset, len_bytes: area.len_bytes };
+        let memory = regions.map_foreign(file.as_fd(), range);
         let memory = memory
             .map_err(|why| format!("memory at {:#x}: {why}", area.guest))
             .map_err(Error::environment)?;

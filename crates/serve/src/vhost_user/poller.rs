@@ -62,7 +62,7 @@ impl EndpointPoller {
         })
     }
 
-    pub(super) fn woken_by(&self) -> io::Result<PollerWake> {
+    pub(super) fn poller_wake(&self) -> io::Result<PollerWake> {
         Ok(PollerWake::Descriptor(self.watch.as_fd().try_clone_to_owned()?))
     }
 

@@ -60,7 +60,7 @@ const BUFFERS: u16 = 4;
 /// # Errors
 ///
 /// If memory is exhausted.
-pub fn shaped(
+pub fn adapted(
     device: &Bdev,
     descriptor: impl Into<Arc<BdevDescriptor>>,
     regions: &RegionTable,
@@ -99,9 +99,9 @@ impl Server {
             events: Arc::clone(&events),
         };
         let endpoint = Endpoint::new(device, told);
-        let host = EndpointPoller::new(listen_socket, endpoint).map_err(Error::environment)?;
-        let woken_by = host.woken_by().map_err(Error::environment)?;
-        let registration = PollerBuilder::active("disk", woken_by, host);
+        let poller = EndpointPoller::new(listen_socket, endpoint).map_err(Error::environment)?;
+        let poller_wake = poller.poller_wake().map_err(Error::environment)?;
+        let registration = PollerBuilder::active("disk", poller_wake, poller);
         let plan = ThreadBuilder::new("vhost-user").mailbox(MAILBOX).poller(registration);
         // Set before the first poll, which may start virtqueues.
         let mailbox = Arc::clone(&events);

@@ -25,7 +25,7 @@ pub(super) struct Virtqueue {
     kick: Option<RemoteEventFd>,
     /// Call eventfd, if the driver has one.
     call: Option<RemoteEventFd>,
-    post: Arc<QueueMailbox>,
+    mailbox: Arc<QueueMailbox>,
     phase: QueuePhase,
     completions: CompletionBatch,
     watch: PollSet,
@@ -57,7 +57,7 @@ pub(super) struct VirtqueueParts {
     pub(super) table: Arc<Table>,
     pub(super) kick: Option<Arc<OwnedFd>>,
     pub(super) call: Option<RemoteEventFd>,
-    pub(super) post: Arc<QueueMailbox>,
+    pub(super) mailbox: Arc<QueueMailbox>,
 }
 
 /// Largest number of completions polled at once.
@@ -70,7 +70,7 @@ const MEMORY_CHECK_INTERVAL: u32 = 256;
 
 impl Virtqueue {
     pub(super) fn new(parts: VirtqueueParts) -> io::Result<Self> {
-        let VirtqueueParts { backend, slots, table, kick, call, post } = parts;
+        let VirtqueueParts { backend, slots, table, kick, call, mailbox } = parts;
         let watch = PollSet::new()?;
         let kick = kick.map(|kick| RemoteEventFd::new(kick.try_clone()?)).transpose()?;
         if let Some(kick) = &kick {
@@ -84,7 +84,7 @@ impl Virtqueue {
             work: Some(QueueState { slots, table }),
             kick,
             call,
-            post,
+            mailbox,
             phase: QueuePhase::Running,
             completions: CompletionBatch::with_capacity(BATCH),
             watch,
@@ -94,7 +94,7 @@ impl Virtqueue {
     }
 
     /// Wake sources: the driver and the I/O channel.
-    pub(super) fn woken_by(&self) -> io::Result<PollerWake> {
+    pub(super) fn poller_wake(&self) -> io::Result<PollerWake> {
         PollerWake::of(WakeSource::Descriptor(self.watch.as_fd()))
     }
 
@@ -204,7 +204,7 @@ impl Virtqueue {
             QueuePhase::Failed(why) => Some(why),
             _ => None,
         };
-        self.post.end(QueueEnd { next, why });
+        self.mailbox.end(QueueEnd { next, why });
         true
     }
 }
@@ -213,7 +213,7 @@ impl Poller for Virtqueue {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let now = context.now();
         self.latency.account(now, self.in_flight());
-        if let Some(orders) = self.post.commands.take() {
+        if let Some(orders) = self.mailbox.commands.take() {
             self.obey(orders);
         }
         let mut count = match self.work(now) {
@@ -296,7 +296,7 @@ impl Drop for Virtqueue {
         if let Some(work) = self.work.take() {
             let next = work.slots.next();
             drop(work);
-            self.post.end(QueueEnd { next, why: Some("its thread has ended".to_owned()) });
+            self.mailbox.end(QueueEnd { next, why: Some("its thread has ended".to_owned()) });
         }
     }
 }

@@ -62,13 +62,13 @@ pub(super) fn start(
         device: &claim.open.device,
         limiter: None,
         is_read_only,
-        lets_resize: false,
+        allows_resize: false,
         regions: &services.devices.regions,
     };
     let served = Arc::new(ExportedDevice::sharing(config, Arc::new(claim.descriptor.share()?))?);
     let server = Server::start(ServerConfig {
         listen_sockets: vec![listen(&address)?],
-        served: Arc::clone(&served),
+        exported_device: Arc::clone(&served),
         regions: services.devices.regions.clone(),
         reactors: Arc::clone(&services.registry),
         clock: services.devices.clock,

@@ -11,7 +11,7 @@ use tenmil_block::uri::Uri;
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 use tenmil_linux::kernel_files::KernelFiles;
-use tenmil_serve::ublk::{Limits, Server, ServerConfig, UblkEvent, UblkStats, shaped, signature};
+use tenmil_serve::ublk::{Limits, Server, ServerConfig, UblkEvent, UblkStats, adapted, signature};
 
 use super::endpoint::{claim, refused};
 use super::listen::UblkTarget;
@@ -99,9 +99,9 @@ fn handle_events(server: &mut Server, all: &mut UblkStats) {
         match new_events {
             UblkEvent::Error(text) => tracing::info!("{text}"),
             UblkEvent::QueueEnded { done, .. } => {
-                all.good += done.good;
+                all.succeeded += done.succeeded;
                 all.failed += done.failed;
-                all.leased_bytes += done.leased_bytes;
+                all.zero_copy_bytes += done.zero_copy_bytes;
                 all.copied_bytes += done.copied_bytes;
             }
         }
@@ -119,10 +119,10 @@ fn describe_data_path(server: &Server) -> String {
 
 /// Summary of the served requests, printed at the end.
 fn summary(server: &Server, done: UblkStats) -> String {
-    let UblkStats { good, failed, leased_bytes, copied_bytes } = done;
+    let UblkStats { succeeded, failed, zero_copy_bytes, copied_bytes } = done;
     let number = server.number();
     format!(
-        "ublk:{number} has completed {good} requests, {failed} failed; {leased_bytes} bytes moved \
+        "ublk:{number} has completed {succeeded} requests, {failed} failed; {zero_copy_bytes} bytes moved \
          without a copy, {copied_bytes} with one"
     )
 }
@@ -136,7 +136,7 @@ fn open(
 ) -> Result<Arc<dyn BlockDevice>, Error> {
     let options = BdevOptions::new(clock, 1);
     let (device, descriptor) = claim(arguments, uri, regions, options, "ublk")?;
-    shaped(&device, descriptor, regions).map_err(|why| refused(uri, why))
+    adapted(&device, descriptor, regions).map_err(|why| refused(uri, why))
 }
 
 /// Identity by which a restarted server recognizes its ublk device: the URI, with the working directory

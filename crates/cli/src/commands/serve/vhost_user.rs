@@ -12,7 +12,7 @@ use tenmil_block::{BdevDescriptor, BdevOptions};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 use tenmil_linux::stream::Address;
-use tenmil_serve::vhost_user::{Server, ServerConfig, id, shaped};
+use tenmil_serve::vhost_user::{Server, ServerConfig, adapted, id};
 
 use super::endpoint::{check_guest_memory, claim, handle_event, refused, watch};
 use super::ublk::device_identity;
@@ -70,7 +70,7 @@ fn open(
     let options = BdevOptions::new(clock, 1);
     let (device, descriptor) = claim(arguments, uri, regions, options, "vhost-user")?;
     let descriptor = Arc::new(descriptor);
-    let medium = shaped(&device, Arc::clone(&descriptor), regions);
+    let medium = adapted(&device, Arc::clone(&descriptor), regions);
     Ok((descriptor, medium.map_err(|why| refused(uri, why))?))
 }
 

@@ -33,7 +33,7 @@ fn serve(name: &str, medium: Arc<dyn BlockDevice>, is_read_only: bool) -> Arc<Ex
         device: &device,
         limiter,
         is_read_only,
-        lets_resize: false,
+        allows_resize: false,
         regions: &RegionTable::new(4),
     });
     Arc::new(served.unwrap())

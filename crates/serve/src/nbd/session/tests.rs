@@ -30,7 +30,7 @@ use crate::nbd::tests::client::{handshake, request, write};
 
 /// Session, and the client end of its socket.
 struct World {
-    guest: Session,
+    session: Session,
     client: UnixStream,
     pool: Arc<Pool>,
     fences: Arc<AtomicUsize>,
@@ -98,41 +98,41 @@ impl World {
         let regions = RegionTable::new(16);
         let ram = Arc::new(RamDevice::new(&regions, 512, 16 << 11).unwrap());
         let device = Bdev::new("ram0", ram, BdevOptions::new(Clock::start(), 1)).unwrap();
-        let served = ExportedDevice::new(ExportConfig {
+        let exported_device = ExportedDevice::new(ExportConfig {
             name: "disk".into(),
             description: String::new(),
             uri: "ram:16m".into(),
             device: &device,
             limiter: None,
             is_read_only: false,
-            lets_resize: false,
+            allows_resize: false,
             regions: &regions,
         });
-        let served = Arc::new(served.unwrap());
+        let exported_device = Arc::new(exported_device.unwrap());
         let pool = Pool::new(&regions, u32::try_from(PIECES).unwrap() * LARGE_BYTES).unwrap();
         let (pool, fences) = (Arc::new(pool), Arc::new(AtomicUsize::new(0)));
         let (client, socket) = UnixStream::pair().unwrap();
         client.set_nonblocking(true).unwrap();
         let (event_sender, new_events) = channel();
-        let backend = served.medium().channel().unwrap();
+        let backend = exported_device.medium().channel().unwrap();
         let backend = Watched { backend, is_stuck, fences: Arc::clone(&fences) };
-        let guest = Session::new(SessionParts {
+        let session = Session::new(SessionParts {
             stream: Stream::new(OwnedFd::from(socket), regions.clone()).unwrap(),
             backend: Box::new(backend),
-            served: Arc::clone(&served),
-            session: Arc::new(SessionHandle::new(1, "client".into(), event_sender)),
+            exported_device: Arc::clone(&exported_device),
+            handle: Arc::new(SessionHandle::new(1, "client".into(), event_sender)),
             regions: regions.clone(),
-            survey: SlowQueries::new(
-                served,
+            slow_queries: SlowQueries::new(
+                exported_device,
                 Arc::new(tenmil_linux::thread_pool::ThreadPool::new(1, 1)),
             ),
-            loan: MemoryLease::take(&Arc::default(), &regions, "", (1, 1)).unwrap(),
+            memory_lease: MemoryLease::take(&Arc::default(), &regions, "", (1, 1)).unwrap(),
             pool: Arc::clone(&pool),
             idle_max,
             now: at(0),
         });
-        let guest = guest.unwrap();
-        let mut world = Self { guest, client, pool, fences, _news: new_events, _device: device };
+        let session = session.unwrap();
+        let mut world = Self { session, client, pool, fences, _news: new_events, _device: device };
         world.turn(at(0));
         assert_eq!(world.replies(), 18, "the greeting");
         world
@@ -141,10 +141,10 @@ impl World {
     /// Runs iterations while there is work.
     fn turn(&mut self, now: Instant) {
         for _ in 0..100 {
-            self.guest.disarm();
-            let count = self.guest.work(now);
-            self.guest.look_after_the_end(now);
-            self.guest.flush();
+            self.session.disarm();
+            let count = self.session.work(now);
+            self.session.check_deadlines(now);
+            self.session.flush();
             if count == 0 {
                 break;
             }
@@ -169,7 +169,7 @@ impl World {
     }
 
     fn is_too_slow(&self) -> bool {
-        self.guest.reason == Some(DisconnectReason::TooSlow)
+        self.session.reason == Some(DisconnectReason::TooSlow)
     }
 }
 
@@ -179,11 +179,11 @@ fn client_that_stops_within_a_request_is_disconnected_after_a_window() {
     for len in [1, RequestHeader::BYTES - 1, RequestHeader::BYTES, whole.len() - 1] {
         let mut world = World::new(false);
         world.send(at(0), &whole[..len]);
-        assert_eq!(world.guest.wake_at(), end(), "{len} bytes");
+        assert_eq!(world.session.wake_at(), end(), "{len} bytes");
         world.turn(Instant { ns: end().ns - 1 });
         assert!(!world.is_too_slow(), "{len} bytes");
         world.turn(end());
-        assert!(world.is_too_slow() && world.guest.connection.is_over(), "{len} bytes");
+        assert!(world.is_too_slow() && world.session.connection.is_over(), "{len} bytes");
     }
 }
 
@@ -195,41 +195,41 @@ fn client_that_does_not_end_the_negotiation_is_disconnected_when_its_time_is_ove
         let mut world = World::greeted(false);
         world.send(when, &whole[..len]);
         world.turn(Instant { ns: end.ns - 1 });
-        assert!(!world.is_too_slow() && world.guest.wake_at() <= end, "{len} bytes");
+        assert!(!world.is_too_slow() && world.session.wake_at() <= end, "{len} bytes");
         world.turn(end);
-        assert!(world.is_too_slow() && world.guest.connection.is_over(), "{len} bytes");
+        assert!(world.is_too_slow() && world.session.connection.is_over(), "{len} bytes");
     }
     let mut world = World::greeted(false);
     world.send(Instant { ns: end.ns - 1 }, &whole);
     world.turn(end);
-    assert_eq!((world.guest.reason.clone(), world.guest.wake_at()), (None, Instant::NEVER));
+    assert_eq!((world.session.reason.clone(), world.session.wake_at()), (None, Instant::NEVER));
 }
 
 #[test]
 fn client_that_owes_nothing_is_idle_as_long_as_it_likes() {
     let mut world = World::new(false);
     world.send(at(0), &write(1, 0, &[7; 512]));
-    assert_eq!((world.replies(), world.guest.wake_at()), (16, Instant::NEVER));
+    assert_eq!((world.replies(), world.session.wake_at()), (16, Instant::NEVER));
     world.turn(at(1_000_000));
     world.send(at(1_000_000), &request(Command::READ, 2, 0, 512));
-    assert_eq!((world.replies(), world.guest.reason.clone()), (16 + 512, None));
+    assert_eq!((world.replies(), world.session.reason.clone()), (16 + 512, None));
 }
 
 #[test]
 fn client_that_asks_for_nothing_is_disconnected_after_the_idle_timeout() {
     let mut world = World::with(false, Some(Span::from_ms(5000)));
-    assert_eq!(world.guest.wake_at(), at(5000));
+    assert_eq!(world.session.wake_at(), at(5000));
     for round in 0..3 {
         let now = at(4000 * round);
         world.send(now, &request(Command::READ, round, 0, 512));
-        assert_eq!((world.replies(), world.guest.reason.clone()), (16 + 512, None));
-        assert_eq!(world.guest.wake_at(), now.after(Span::from_ms(5000)));
+        assert_eq!((world.replies(), world.session.reason.clone()), (16 + 512, None));
+        assert_eq!(world.session.wake_at(), now.after(Span::from_ms(5000)));
     }
     world.turn(at(12_999));
-    assert_eq!(world.guest.reason, None);
+    assert_eq!(world.session.reason, None);
     world.turn(at(13_000));
-    assert_eq!(world.guest.reason, Some(DisconnectReason::Idle));
-    assert!(world.guest.connection.is_over());
+    assert_eq!(world.session.reason, Some(DisconnectReason::Idle));
+    assert!(world.session.connection.is_over());
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn client_that_waits_for_an_answer_is_not_idle() {
     let mut world = World::with(true, Some(Span::from_ms(5000)));
     world.send(at(0), &write(1, 0, &[7; 512]));
     world.turn(at(100_000));
-    assert_eq!((world.guest.reason.clone(), world.guest.deadline), (None, Instant::NEVER));
+    assert_eq!((world.session.reason.clone(), world.session.deadline), (None, Instant::NEVER));
     // One that has begun to send a request is too slow, and not idle.
     let mut world = World::with(false, Some(Span::from_ms(100_000)));
     world.send(at(0), &write(1, 0, &[7; 512])[..40]);
@@ -251,7 +251,7 @@ fn client_that_takes_no_replies_is_disconnected_after_a_window() {
     for cookie in 0..8 {
         world.send(at(0), &request(Command::READ, cookie, 0, 1 << 20));
     }
-    assert!(world.guest.is_blocked);
+    assert!(world.session.is_blocked);
     world.turn(Instant { ns: end().ns - 1 });
     assert!(!world.is_too_slow());
     // The client receives enough and gets another window.
@@ -261,7 +261,7 @@ fn client_that_takes_no_replies_is_disconnected_after_a_window() {
     for cookie in 0..8 {
         world.send(end(), &request(Command::READ, cookie, 0, 1 << 20));
     }
-    assert!(world.guest.is_blocked && !world.is_too_slow());
+    assert!(world.session.is_blocked && !world.is_too_slow());
     world.turn(end().after(WINDOW));
     assert!(world.is_too_slow());
 }
@@ -274,18 +274,18 @@ fn request_that_waits_for_memory_goes_on_when_it_is_given_back() {
     let whole = write(1, 0, &[7; 2 << 20]);
     world.client.write_all(&whole[..1 << 10]).unwrap();
     world.turn(at(0));
-    assert!(world.guest.connection.waits_for_memory());
+    assert!(world.session.connection.waits_for_memory());
     // The server causes the delay, not the client.
     world.turn(at(60_000));
-    assert!(world.guest.reason.is_none());
+    assert!(world.session.reason.is_none());
     world.pool.release(others.into_iter());
     world.turn(at(60_001));
     world.turn(at(60_002));
-    assert!(!world.guest.connection.waits_for_memory());
+    assert!(!world.session.connection.waits_for_memory());
     world.send(at(60_002), &whole[1 << 10..]);
     assert_eq!(world.replies(), 16);
     assert!(world.pool.free() < PIECES);
-    world.guest.arm();
+    world.session.arm();
     assert_eq!(world.pool.free(), PIECES, "it sleeps without them");
 }
 
@@ -299,5 +299,5 @@ fn what_a_client_that_has_gone_still_writes_is_closed_to_everyone() {
     assert!(world.fences.load(Ordering::Relaxed) > 0);
     // The session exists until its device has completed the requests.
     world.turn(at(100_000));
-    assert!(!world.guest.connection.is_over());
+    assert!(!world.session.connection.is_over());
 }

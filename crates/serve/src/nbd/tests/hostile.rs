@@ -12,7 +12,7 @@ use super::{SIZE, Session};
 
 /// Replies to a request, over structured replies.
 fn completed(session: &mut Session, bytes: &[u8]) -> Vec<(u64, Reply)> {
-    if session.connection.is_haggling() {
+    if session.connection.is_negotiating() {
         session.talk(&handshake(true), usize::MAX);
     }
     replies(&session.talk(bytes, usize::MAX), |_| 0)

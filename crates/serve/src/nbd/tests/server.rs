@@ -30,7 +30,7 @@ struct House {
     server: Option<Server>,
     reactors: Option<Reactors>,
     path: std::path::PathBuf,
-    served: Arc<ExportedDevice>,
+    exported_device: Arc<ExportedDevice>,
     clock: Clock,
     device: Bdev,
     regions: RegionTable,
@@ -46,7 +46,7 @@ fn serve(poll: PollMode, connections_max: usize) -> House {
 fn serve_medium(
     poll: PollMode,
     connections_max: usize,
-    lets_resize: bool,
+    allows_resize: bool,
     open: impl FnOnce(&RegionTable, &std::path::Path) -> Arc<dyn BlockDevice>,
 ) -> House {
     let clock = Clock::start();
@@ -59,24 +59,24 @@ fn serve_medium(
     let limiter = QosLimiter::new(QosLimits::default());
     let options = BdevOptions { limiter: Some(limiter.clone()), ..BdevOptions::new(clock, 1) };
     let device = Bdev::new("ram0", medium, options).unwrap();
-    let served = ExportedDevice::new(ExportConfig {
+    let exported_device = ExportedDevice::new(ExportConfig {
         name: "disk".into(),
         description: String::new(),
         uri: "ram:4m".into(),
         device: &device,
         limiter: Some(limiter),
         is_read_only: false,
-        lets_resize,
+        allows_resize,
         regions: &regions,
     });
-    let served = Arc::new(served.unwrap());
+    let exported_device = Arc::new(exported_device.unwrap());
     let path = directory.path().join("door");
     let any = Address::Tcp("127.0.0.1:0".parse().unwrap());
     let listen_sockets =
         [Address::Path(path.clone()), any].map(|address| StreamListener::open(&address).unwrap());
     let server = Server::start(ServerConfig {
         listen_sockets: listen_sockets.into(),
-        served: Arc::clone(&served),
+        exported_device: Arc::clone(&exported_device),
         regions: regions.clone(),
         reactors: Arc::clone(reactors.registry()),
         clock,
@@ -88,7 +88,7 @@ fn serve_medium(
         server: Some(server.unwrap()),
         reactors: Some(reactors),
         path,
-        served,
+        exported_device,
         clock,
         device,
         regions,
@@ -188,13 +188,13 @@ fn connections_end_in_every_way_and_leave_nothing() {
         ][round % 3]
             .clone();
         assert_eq!(next_to_go(&house).0, expected);
-        assert!(house.served.connections().is_empty());
+        assert!(house.exported_device.connections().is_empty());
     }
     // The last connection reports its end before it releases its memory.
     while house.regions.count() > before {
         tenmil_linux::thread::yield_now();
     }
-    assert_eq!(house.served.connections_ever(), 30);
+    assert_eq!(house.exported_device.connections_total(), 30);
 }
 
 #[test]
@@ -271,7 +271,7 @@ fn a_connection_is_counted_and_can_be_sent_away() {
     };
     // Counters are published at the end of the iteration that sent the replies.
     let sample = loop {
-        let samples = house.served.connections();
+        let samples = house.exported_device.connections();
         assert_eq!(samples.iter().map(|sample| sample.id).collect::<Vec<_>>(), [0, 1]);
         if samples[0].done == done && samples[0].in_flight == 0 {
             break samples[0].clone();
@@ -280,11 +280,11 @@ fn a_connection_is_counted_and_can_be_sent_away() {
     };
     assert_eq!(sample.phase, ConnectionPhase::Transmission);
     assert!(sample.receives >= 3 && sample.sends >= 3, "{sample:?}");
-    let statistics = house.served.statistics();
+    let statistics = house.exported_device.statistics();
     let reads = statistics.of(Operation::Read);
     assert_eq!((reads.count, reads.bytes, reads.latency.count()), (2, 1536, 2));
-    assert!(!house.served.disconnect(7), "there is none");
-    assert!(house.served.disconnect(0));
+    assert!(!house.exported_device.disconnect(7), "there is none");
+    assert!(house.exported_device.disconnect(0));
     assert_eq!(one.read(&mut [0; 1]).unwrap(), 0);
     assert_eq!(next_to_go(&house), (DisconnectReason::Administrative, done));
     exchange(&mut other, &request(Command::READ, 3, 0, 512), &mut [0; 512]);
@@ -296,9 +296,9 @@ fn limits_hold_from_the_moment_they_are_set() {
     let mut stream = connect(&house);
     let clock = house.clock;
     let rate = |iops| RateLimit { iops: std::num::NonZeroU64::new(iops), bytes: None };
-    let caps = QosLimits { total: rate(200), ..QosLimits::default() };
-    assert!(house.served.limit(clock.now(), caps));
-    assert_eq!(house.served.qos_limits(), caps);
+    let limits = QosLimits { total: rate(200), ..QosLimits::default() };
+    assert!(house.exported_device.limit(clock.now(), limits));
+    assert_eq!(house.exported_device.qos_limits(), limits);
     let timed = |stream: &mut UnixStream| {
         let began = clock.now();
         for cookie in 0..30 {
@@ -309,7 +309,7 @@ fn limits_hold_from_the_moment_they_are_set() {
     let limited = timed(&mut stream);
     // The limiter permits a burst.
     assert!(limited >= Span::from_ms(100), "{limited}");
-    assert!(house.served.limit(clock.now(), QosLimits::default()));
+    assert!(house.exported_device.limit(clock.now(), QosLimits::default()));
     let free = timed(&mut stream);
     assert!(free < limited, "{free}");
 }
@@ -320,17 +320,19 @@ fn who_is_sent_away_is_answered_first_however_long_that_takes() {
     let mut stream = connect(&house);
     let rate = RateLimit { iops: std::num::NonZeroU64::new(10), bytes: None };
     assert!(
-        house.served.limit(house.clock.now(), QosLimits { total: rate, ..QosLimits::default() })
+        house
+            .exported_device
+            .limit(house.clock.now(), QosLimits { total: rate, ..QosLimits::default() })
     );
     let reads = 35;
     for cookie in 0..reads {
         stream.write_all(&request(Command::READ, cookie, 0, 512)).unwrap();
     }
     let begun = |sample: &crate::nbd::ConnectionSample| sample.in_flight + sample.done.reads;
-    while begun(&house.served.connections()[0]) < reads {
+    while begun(&house.exported_device.connections()[0]) < reads {
         tenmil_linux::thread::yield_now();
     }
-    assert!(house.served.disconnect(0));
+    assert!(house.exported_device.disconnect(0));
     // Longer than the time limit for the last reply.
     for _ in 0..reads {
         stream.read_exact(&mut [0; 16 + 512]).unwrap();
@@ -380,7 +382,7 @@ fn a_file_that_is_served_becomes_longer_and_shorter_at_a_clients_wish() {
     exchange(&mut other, &request(Command::READ, 3, (2 << 20) - 4096, 4096), &mut back);
     assert_eq!(back, [7; 4096]);
     exchange(&mut other, &request(Command::RESIZE, 4, 4096, 0), &mut []);
-    assert_eq!((len(), house.served.export().size_bytes()), (4096, 4096));
+    assert_eq!((len(), house.exported_device.export().size_bytes()), (4096, 4096));
     let mut sizes = Vec::new();
     while sizes.len() < 2 {
         if let NbdEvent::Resized { size_bytes } = new_events(&house) {
@@ -400,7 +402,9 @@ fn a_file_that_is_served_becomes_longer_and_shorter_at_a_clients_wish() {
             _ => None,
         });
     assert!(trouble.unwrap().contains("resize "), "the reason is told here");
-    assert!(house.served.resize(4097).unwrap_err().to_string().contains("a multiple of 4096"));
+    assert!(
+        house.exported_device.resize(4097).unwrap_err().to_string().contains("a multiple of 4096")
+    );
 }
 
 #[test]

@@ -188,7 +188,7 @@ fn requests_beyond_every_limit_wait_and_are_all_answered() {
             let more = session.give(&bytes[given..]);
             given += more;
             let worked = session.work();
-            if more == 0 && !worked || session.connection.is_haggling() {
+            if more == 0 && !worked || session.connection.is_negotiating() {
                 let taken = session.take(1 << 20);
                 assert!(!taken.is_empty() || worked || more > 0, "it is stuck at {given}");
                 back.extend(taken);
@@ -490,17 +490,17 @@ fn forced_trim_is_answered_after_a_flush() {
 fn request_is_awaited_from_its_first_byte_to_its_last() {
     let mut session = Session::new();
     session.talk(&handshake(true), usize::MAX);
-    assert_eq!(session.connection.awaited(), None, "an idle client owes nothing");
+    assert_eq!(session.connection.partial_request(), None, "an idle client owes nothing");
     let bytes = write(1, 0, &pattern(32 << 10, 1));
     session.give(&bytes[..1]);
     session.work();
-    let header = session.connection.awaited();
+    let header = session.connection.partial_request();
     assert!(header.is_some());
     session.give(&bytes[1..bytes.len() - 1]);
     session.work();
-    let payload = session.connection.awaited();
+    let payload = session.connection.partial_request();
     assert!(payload.is_some() && payload != header);
     session.give(&bytes[bytes.len() - 1..]);
     session.work();
-    assert_eq!(session.connection.awaited(), None);
+    assert_eq!(session.connection.partial_request(), None);
 }

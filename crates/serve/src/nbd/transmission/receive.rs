@@ -30,9 +30,9 @@ impl Transmission {
     #[inline]
     pub(in crate::nbd) fn payload_into(&self, into: &mut Vec<Segment>) {
         if let RequestState::Payload { slot, done_bytes } = self.awaits {
-            let RequestSlot { holding, header, .. } = self.slots[usize::from(slot)];
-            let left = header.len_bytes - done_bytes;
-            self.store.each((slot, holding), done_bytes, left, |part| into.push(part));
+            let RequestSlot { buffer, header, .. } = self.slots[usize::from(slot)];
+            let remaining = header.len_bytes - done_bytes;
+            self.store.each((slot, buffer), done_bytes, remaining, |part| into.push(part));
         }
     }
 
@@ -41,8 +41,8 @@ impl Transmission {
     #[inline]
     pub(in crate::nbd) fn payload_received(&mut self, count: u32) -> u32 {
         let RequestState::Payload { slot, done_bytes } = self.awaits else { return count };
-        let left = self.slots[usize::from(slot)].header.len_bytes - done_bytes;
-        let taken = count.min(left);
+        let remaining = self.slots[usize::from(slot)].header.len_bytes - done_bytes;
+        let taken = count.min(remaining);
         self.awaits = RequestState::Payload { slot, done_bytes: done_bytes + taken };
         count - taken
     }
@@ -76,21 +76,21 @@ impl Transmission {
         let Some(slot) = self.free.last().copied() else { return Ok(false) };
         let Some(bytes) = inbox.peek(&self.regions) else { return Ok(false) };
         let header = RequestHeader::parse(&bytes)?;
-        let admitted = admit(&self.export, self.terms, &header);
+        let admitted = admit(&self.export, self.options, &header);
         let moves = match admitted {
             Ok(ValidatedRequest::Run { operation: Operation::Read | Operation::Write, .. }) => {
                 header.len_bytes
             }
             _ => 0,
         };
-        let Some(holding) = self.store.take(moves) else { return Ok(false) };
+        let Some(buffer) = self.store.take(moves) else { return Ok(false) };
         // The header stays in the inbox until the slot and its memory are certain, so that a
         // shortage only delays it.
         inbox.take(28);
         self.headers += 1;
         self.free.pop();
         let memory = &mut self.slots[usize::from(slot)];
-        (memory.header, memory.holding, memory.failure) = (header, holding, None);
+        (memory.header, memory.buffer, memory.failure) = (header, buffer, None);
         let reads_holes =
             header.command == Command::READ && header.len_bytes > 0 && self.terms.structured;
         memory.is_hole = reads_holes && self.export.holes() == HoleReporting::Everywhere;
@@ -121,11 +121,11 @@ impl Transmission {
                 let one = header.flags.has(CommandFlags::REQ_ONE);
                 let RequestHeader { offset, len_bytes, .. } = header;
                 let extents_max = if one { 1 } else { EXTENTS_MAX };
-                let about = QueryKind::Extents { offset, len_bytes, extents_max };
-                self.questions.push_back(SlowQuery { slot, about });
+                let kind = QueryKind::Extents { offset, len_bytes, extents_max };
+                self.queries.push_back(SlowQuery { slot, kind });
             }
             Ok(ValidatedRequest::Resize { bytes }) => {
-                self.questions.push_back(SlowQuery { slot, about: QueryKind::Size { bytes } });
+                self.queries.push_back(SlowQuery { slot, kind: QueryKind::Size { bytes } });
             }
             Ok(ValidatedRequest::End) => {
                 self.free.push(slot);
@@ -142,16 +142,16 @@ impl Transmission {
 
     /// Copies payload that arrived in the inbox together with other bytes to its final place.
     fn payload(&mut self, inbox: &mut Inbox, slot: u16, done_bytes: u32) -> bool {
-        let RequestSlot { header, holding, .. } = self.slots[usize::from(slot)];
-        let left = header.len_bytes - done_bytes;
-        let from = inbox.take(left);
+        let RequestSlot { header, buffer, .. } = self.slots[usize::from(slot)];
+        let remaining = header.len_bytes - done_bytes;
+        let from = inbox.take(remaining);
         let mut copied = 0;
-        self.store.each((slot, holding), done_bytes, from.len_bytes, |to| {
+        self.store.each((slot, buffer), done_bytes, from.len_bytes, |to| {
             let part = cut(from, copied, to.len_bytes);
             self.regions.copy(part, to).expect("a connection has its memory as long as it lives");
             copied += to.len_bytes;
         });
-        if from.len_bytes == left {
+        if from.len_bytes == remaining {
             self.awaits = RequestState::Header;
             self.begin(slot);
             return true;

@@ -45,13 +45,13 @@ impl Transmission {
         let RequestHeader { offset, len_bytes, .. } = memory.header;
         let moves = matches!(memory.operation, Operation::Read | Operation::Write);
         let first = memory.next_byte;
-        let left = len_bytes - first;
-        let count = if moves { left.min(self.export.piece_bytes()) } else { left };
+        let remaining = len_bytes - first;
+        let count = if moves { remaining.min(self.export.piece_bytes()) } else { remaining };
         memory.next_byte += count;
         let segment_first = self.segments.len();
         if moves {
             let segments = &mut self.segments;
-            self.store.each((slot, memory.holding), first, count, |part| segments.push(part));
+            self.store.each((slot, memory.buffer), first, count, |part| segments.push(part));
         }
         let shift = self.export.block_size().trailing_zeros();
         let is_flush = memory.operation == Operation::Flush;
@@ -67,6 +67,6 @@ impl Transmission {
             operation: memory.operation,
             flags: memory.flags,
         });
-        count == left
+        count == remaining
     }
 }

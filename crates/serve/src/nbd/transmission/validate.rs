@@ -34,20 +34,20 @@ pub(super) enum ValidatedRequest {
 #[inline]
 pub(super) fn admit(
     export: &Export,
-    terms: NegotiatedOptions,
+    options: NegotiatedOptions,
     header: &RequestHeader,
 ) -> Result<ValidatedRequest, RequestFailure> {
     let RequestHeader { flags, command, len_bytes, .. } = *header;
     if command == Command::DISC {
         return Ok(ValidatedRequest::End);
     }
-    let (operation, events) = rule(command, terms)?;
-    check_flags(export, terms, command, flags)?;
+    let (operation, events) = rule(command, options)?;
+    check_flags(export, options, command, flags)?;
     let writes = matches!(command, Command::WRITE | Command::TRIM | Command::WRITE_ZEROES);
     if writes && export.is_read_only() {
         return Err(RequestFailure::new(ErrorCode::EPERM, "the export is read-only"));
     }
-    if !export.flags(terms.structured).has(events) {
+    if !export.flags(options.structured).has(events) {
         return Err(RequestFailure::new(ErrorCode::EINVAL, "the export cannot do this"));
     }
     if command == Command::RESIZE {
@@ -71,7 +71,7 @@ pub(super) fn admit(
 /// that advertises it.
 fn rule(
     command: Command,
-    terms: NegotiatedOptions,
+    options: NegotiatedOptions,
 ) -> Result<(Option<Operation>, TransmissionFlags), RequestFailure> {
     use TransmissionFlags as Told;
     Ok(match command {
@@ -82,7 +82,7 @@ fn rule(
         Command::CACHE => (Some(Operation::Verify), Told::SEND_CACHE),
         Command::WRITE_ZEROES => (Some(Operation::WriteZeroes), Told::SEND_WRITE_ZEROES),
         Command::RESIZE => (None, Told::SEND_RESIZE),
-        Command::BLOCK_STATUS if terms.allocation => (None, Told::HAS_FLAGS),
+        Command::BLOCK_STATUS if options.allocation => (None, Told::HAS_FLAGS),
         Command::BLOCK_STATUS => {
             let text = "no metadata context was chosen";
             return Err(RequestFailure::new(ErrorCode::EINVAL, text));
@@ -95,13 +95,13 @@ fn rule(
 /// command may carry if the export advertises it.
 fn check_flags(
     export: &Export,
-    terms: NegotiatedOptions,
+    options: NegotiatedOptions,
     command: Command,
     flags: CommandFlags,
 ) -> Result<(), RequestFailure> {
-    let events = export.flags(terms.structured);
+    let events = export.flags(options.structured);
     let mut known = match command {
-        Command::READ if terms.structured => CommandFlags::DF,
+        Command::READ if options.structured => CommandFlags::DF,
         Command::WRITE_ZEROES => {
             let fast = events.has(TransmissionFlags::SEND_FAST_ZERO);
             CommandFlags::NO_HOLE.and_if(fast, CommandFlags::FAST_ZERO)

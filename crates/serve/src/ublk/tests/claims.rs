@@ -29,8 +29,8 @@ fn found(state: DeviceState) -> DeviceInfo {
 fn verdict(found: &DeviceInfo, parameters: Option<Parameters>, server: Server) -> TakeoverAction {
     let disk = disk();
     let signature = signature("file:/a");
-    let ours = DesiredDevice { disk: &disk, signature, channels_max: 8, replaces: false };
-    decide_takeover(found, parameters.as_ref(), server, &ours)
+    let desired = DesiredDevice { disk: &disk, signature, channels_max: 8, replaces: false };
+    decide_takeover(found, parameters.as_ref(), server, &desired)
 }
 
 fn refusal(verdict: TakeoverAction) -> String {
@@ -50,10 +50,10 @@ fn what_a_dead_process_has_left_of_the_same_is_gone_on_with() {
 #[test]
 fn what_was_made_to_be_copied_is_copied() {
     let made = found(DeviceState::Quiesced);
-    let lends = DeviceInfo { features: made.features.union(Features::ZERO_COPY), ..made };
+    let uses_zero_copy = DeviceInfo { features: made.features.union(Features::ZERO_COPY), ..made };
     for by_whom in ["the process that has died", "the kernel"] {
         let has_recovered = by_whom.contains("died");
-        assert_eq!(check_zero_copy(&lends, has_recovered), Ok(()));
+        assert_eq!(check_zero_copy(&uses_zero_copy, has_recovered), Ok(()));
         let why = check_zero_copy(&made, has_recovered).unwrap_err();
         assert_eq!(
             why,
@@ -103,11 +103,11 @@ fn what_a_dead_process_has_left_of_something_else_is_left() {
 #[test]
 fn it_is_taken_away_on_an_explicit_word_unless_somebody_lives_there() {
     let disk = Disk::new(Limits { block_count: 8, ..limits() }, false).unwrap();
-    let ours = DesiredDevice { disk: &disk, signature: 0, channels_max: 8, replaces: true };
+    let desired = DesiredDevice { disk: &disk, signature: 0, channels_max: 8, replaces: true };
     let quiesced = found(DeviceState::Quiesced);
-    assert_eq!(decide_takeover(&quiesced, None, DEAD, &ours), TakeoverAction::Replace);
+    assert_eq!(decide_takeover(&quiesced, None, DEAD, &desired), TakeoverAction::Replace);
     let alive = Server { is_alive: true, has_it_open: true };
-    let live = decide_takeover(&found(DeviceState::Live), None, alive, &ours);
+    let live = decide_takeover(&found(DeviceState::Live), None, alive, &desired);
     assert!(matches!(live, TakeoverAction::Leave(_)), "{live:?}");
 }
 

@@ -26,7 +26,7 @@ pub(super) struct Kernel {
 struct State {
     tags: Vec<Tag>,
     /// Completed commands that the queue has not received yet.
-    ended: VecDeque<FetchedTag>,
+    fetched: VecDeque<FetchedTag>,
     /// Results of the requests, in the order of completion.
     results: Vec<(u16, i32)>,
     refuses_copies: bool,
@@ -61,31 +61,31 @@ impl Kernel {
     }
 
     /// Issues a request with a free tag; `data` is the data of a write.
-    pub(super) fn ask(&self, tag: u16, descriptor: Descriptor, data: &[u8]) {
+    pub(super) fn request(&self, tag: u16, descriptor: Descriptor, data: &[u8]) {
         let mut state = self.state();
         let place = &mut state.tags[usize::from(tag)];
         assert!(place.has_command, "tag {tag} is not waited for");
         place.has_command = false;
         place.descriptor = Some(descriptor);
         place.data = data.to_vec();
-        state.ended.push_back(FetchedTag { tag: u64::from(tag), result: RES_OK });
+        state.fetched.push_back(FetchedTag { tag: u64::from(tag), result: RES_OK });
         drop(state);
         self.line.signal();
     }
 
     /// Completes a command, whether or not the kernel has it.
     pub(super) fn end(&self, tag: u64, result: i32) {
-        self.state().ended.push_back(FetchedTag { tag, result });
+        self.state().fetched.push_back(FetchedTag { tag, result });
         self.line.signal();
     }
 
     /// Aborts all commands that the kernel has.
     pub(super) fn abort(&self) {
         let mut state = self.state();
-        let State { tags, ended, .. } = &mut *state;
+        let State { tags, fetched, .. } = &mut *state;
         for (tag, place) in (0..).zip(tags) {
             if std::mem::take(&mut place.has_command) {
-                ended.push_back(FetchedTag { tag, result: RES_ABORT });
+                fetched.push_back(FetchedTag { tag, result: RES_ABORT });
             }
         }
         drop(state);
@@ -130,8 +130,8 @@ impl Driver for Kernel {
         self.state().flushes += 1;
     }
 
-    fn poll(&mut self, ended: &mut Vec<FetchedTag>) {
-        ended.extend(self.state().ended.drain(..));
+    fn poll(&mut self, fetched: &mut Vec<FetchedTag>) {
+        fetched.extend(self.state().fetched.drain(..));
     }
 
     fn descriptor(&self, tag: u16) -> Descriptor {
@@ -157,7 +157,7 @@ impl Driver for Kernel {
         let mut count = [0; 8];
         // Consumes old signals.
         let _ = take_signals(&self.waiting, &mut count);
-        !self.state().ended.is_empty()
+        !self.state().fetched.is_empty()
     }
 
     fn wake_source(&self) -> BorrowedFd<'_> {

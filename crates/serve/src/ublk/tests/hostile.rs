@@ -6,7 +6,7 @@ use tenmil_wire::ublk::{Descriptor, IoFlags, IoOp};
 
 use super::super::disk::Disk;
 use super::session::{DEPTH, Session};
-use super::{BLOCKS, asked, disk, limits, random_byte};
+use super::{BLOCKS, descriptor, disk, limits, random_byte};
 
 #[test]
 fn a_request_outside_the_disk_or_that_makes_no_sense_is_refused_and_reaches_nobody() {
@@ -23,19 +23,23 @@ fn a_request_outside_the_disk_or_that_makes_no_sense_is_refused_and_reaches_nobo
             (1 << 63, 8),
             (0, u32::MAX),
         ] {
-            let result = session.one(asked(op, first, sectors), &[0; 512]);
+            let result = session.one(descriptor(op, first, sectors), &[0; 512]);
             assert_eq!(result, invalid, "{op:?} {first} {sectors}");
         }
     }
     for op in [IoOp::Read, IoOp::Write] {
-        assert_eq!(session.one(asked(op, 0, 65), &[]), invalid, "longer than was told");
+        assert_eq!(session.one(descriptor(op, 0, 65), &[]), invalid, "longer than was told");
     }
     for number in (0..=255).filter(|number| !matches!(number, 0..=3 | 5)) {
-        assert_eq!(session.one(asked(IoOp::Other(number), 0, 1), &[]), unknown, "{number}");
+        assert_eq!(session.one(descriptor(IoOp::Other(number), 0, 1), &[]), unknown, "{number}");
     }
     assert!(session.tags.requests().0.is_empty());
-    assert_eq!(session.tags.done().good, 0);
-    assert_eq!(session.one(asked(IoOp::Read, BLOCKS - 64, 64), &[]), 64 * 512, "as good as ever");
+    assert_eq!(session.tags.done().succeeded, 0);
+    assert_eq!(
+        session.one(descriptor(IoOp::Read, BLOCKS - 64, 64), &[]),
+        64 * 512,
+        "as good as ever"
+    );
 }
 
 #[test]
@@ -43,24 +47,28 @@ fn parts_of_blocks_are_refused() {
     let limits = Limits { block_size: 4096, block_count: 512, ..limits() };
     let disk = Disk::new(limits, false).unwrap();
     for (first, sectors) in [(0, 1), (4, 4), (8, 12), (7, 8)] {
-        assert_eq!(disk.admit(&asked(IoOp::Write, first, sectors)), Err(22), "{first} {sectors}");
+        assert_eq!(
+            disk.admit(&descriptor(IoOp::Write, first, sectors)),
+            Err(22),
+            "{first} {sectors}"
+        );
     }
-    let ask = disk.admit(&asked(IoOp::Write, 8, 16)).unwrap();
-    assert_eq!((ask.lba, ask.blocks, ask.len_bytes), (1, 2, 8192));
-    assert_eq!(disk.admit(&asked(IoOp::Read, 4096, 8)), Err(22), "past the end");
+    let request = disk.admit(&descriptor(IoOp::Write, 8, 16)).unwrap();
+    assert_eq!((request.lba, request.blocks, request.len_bytes), (1, 2, 8192));
+    assert_eq!(disk.admit(&descriptor(IoOp::Read, 4096, 8)), Err(22), "past the end");
 }
 
 #[test]
 fn nobody_writes_where_nobody_may_and_nothing_is_asked_that_the_medium_has_not() {
     let disk = Disk::new(limits(), true).unwrap();
     for op in [IoOp::Write, IoOp::Discard, IoOp::WriteZeroes] {
-        assert_eq!(disk.admit(&asked(op, 0, 1)), Err(30), "{op:?}");
+        assert_eq!(disk.admit(&descriptor(op, 0, 1)), Err(30), "{op:?}");
     }
-    assert!(disk.admit(&asked(IoOp::Read, 0, 1)).is_ok());
+    assert!(disk.admit(&descriptor(IoOp::Read, 0, 1)).is_ok());
     let support = OperationSet::of(&[Operation::Read, Operation::Write]);
     let plain = Disk::new(Limits { operations: support, ..limits() }, false).unwrap();
     for op in [IoOp::Flush, IoOp::Discard, IoOp::WriteZeroes] {
-        assert_eq!(plain.admit(&asked(op, 0, 1)), Err(95), "{op:?}");
+        assert_eq!(plain.admit(&descriptor(op, 0, 1)), Err(95), "{op:?}");
     }
 }
 
@@ -71,31 +79,31 @@ fn tags_that_there_are_not_or_that_the_kernel_has_not_are_told_and_left() {
         for result in [RES_OK, RES_ABORT, 1, -22] {
             session.kernel.end(tag, result);
             session.receive();
-            let events = session.tags.next_trouble().unwrap();
+            let events = session.tags.next_error().unwrap();
             assert!(events.contains(&format!("tag {tag}")), "{events}");
-            assert_eq!(session.tags.next_trouble(), None, "once");
+            assert_eq!(session.tags.next_error(), None, "once");
         }
     }
     // A request with this tag is outstanding: neither a new request nor an abort is valid.
-    session.kernel.ask(2, asked(IoOp::Read, 0, 1), &[]);
+    session.kernel.request(2, descriptor(IoOp::Read, 0, 1), &[]);
     session.receive();
     for result in [RES_OK, RES_ABORT] {
         session.kernel.end(2, result);
         session.receive();
-        assert!(session.tags.next_trouble().unwrap().contains("tag 2"));
+        assert!(session.tags.next_error().unwrap().contains("tag 2"));
     }
     while session.kernel.results() != [(2, 512)] {
         session.work();
     }
-    assert!(!session.tags.is_over());
+    assert!(!session.tags.is_stopped_by_kernel());
 }
 
 #[test]
 fn an_answer_that_was_not_asked_for_is_told_and_left() {
     let mut session = Session::new();
     for token in [0, 5, 8, u64::MAX] {
-        session.completed(IoCompletion { token, status: IoStatus::SUCCESS, result: 0 });
-        assert!(session.tags.next_trouble().unwrap().contains("not in flight"));
+        session.handle_completion(IoCompletion { token, status: IoStatus::SUCCESS, result: 0 });
+        assert!(session.tags.next_error().unwrap().contains("not in flight"));
         assert!(session.kernel.results().is_empty());
     }
 }
@@ -103,18 +111,18 @@ fn an_answer_that_was_not_asked_for_is_told_and_left() {
 #[test]
 fn a_queue_is_over_when_the_kernel_has_taken_every_tag_back() {
     let mut session = Session::new();
-    session.kernel.ask(4, asked(IoOp::Read, 0, 1), &[]);
+    session.kernel.request(4, descriptor(IoOp::Read, 0, 1), &[]);
     session.receive();
     session.kernel.abort();
     session.receive();
-    assert!(!session.tags.is_over(), "one is under way");
+    assert!(!session.tags.is_stopped_by_kernel(), "one is under way");
     while session.kernel.results() != [(4, 512)] {
         session.work();
     }
     session.kernel.abort();
     session.receive();
-    assert!(session.tags.is_over());
-    assert_eq!(session.tags.next_trouble(), None, "all of that is as it should be");
+    assert!(session.tags.is_stopped_by_kernel());
+    assert_eq!(session.tags.next_error(), None, "all of that is as it should be");
 }
 
 #[test]
@@ -122,10 +130,10 @@ fn a_command_that_the_kernel_refuses_is_told() {
     let mut session = Session::new();
     session.kernel.end(1, -16);
     session.receive();
-    assert!(session.tags.next_trouble().unwrap().contains("tag 1: -16"));
+    assert!(session.tags.next_error().unwrap().contains("tag 1: -16"));
     session.kernel.end(2, 1);
     session.receive();
-    assert!(session.tags.next_trouble().is_some(), "there is no second way to arrive");
+    assert!(session.tags.next_error().is_some(), "there is no second way to arrive");
 }
 
 #[test]
@@ -142,11 +150,11 @@ fn any_descriptor_is_refused_or_lies_inside() {
             bytes[5..8].fill(0);
             bytes[10..16].fill(0);
         }
-        let Ok(ask) = disk.admit(&Descriptor::from_bytes(&bytes)) else { continue };
+        let Ok(request) = disk.admit(&Descriptor::from_bytes(&bytes)) else { continue };
         admitted += 1;
-        assert!(ask.lba + u64::from(ask.blocks) <= BLOCKS, "{ask:?}");
-        assert!(ask.len_bytes <= disk.io_bytes_max(), "{ask:?}");
-        assert_eq!(ask.blocks == 0, ask.operation == Operation::Flush);
+        assert!(request.lba + u64::from(request.blocks) <= BLOCKS, "{request:?}");
+        assert!(request.len_bytes <= disk.io_bytes_max(), "{request:?}");
+        assert_eq!(request.blocks == 0, request.operation == Operation::Flush);
     }
     assert!(admitted > 1000, "{admitted} were sensible");
 }

@@ -14,7 +14,7 @@ use super::super::poller::{QueueParts, QueuePoller, ZeroCopy};
 use super::super::server::UblkEvent;
 use super::super::tags::{Tags, UblkStats};
 use super::fake::Kernel;
-use super::{BLOCK, BLOCKS, asked, disk};
+use super::{BLOCK, BLOCKS, descriptor, disk};
 
 const DEPTH: u16 = 4;
 const TIME_LIMIT: Span = Span::from_secs(20);
@@ -58,8 +58,8 @@ impl Rig {
             event_sender,
         });
         let serving = serving.unwrap();
-        let woken_by = serving.woken_by().unwrap();
-        let registration = PollerBuilder::active("queue", woken_by, serving).pinned("a test");
+        let poller_wake = serving.poller_wake().unwrap();
+        let registration = PollerBuilder::active("queue", poller_wake, serving).pinned("a test");
         reactors.spawn(ThreadBuilder::new("ublk-0").poller(registration)).unwrap();
         let rig = Self { kernel, events, reactors, clock };
         rig.until(|rig| rig.kernel.commands() == usize::from(DEPTH));
@@ -75,7 +75,7 @@ impl Rig {
     }
 
     fn one(&self, tag: u16, op: IoOp, first: u64, data: &[u8]) -> i32 {
-        self.kernel.ask(tag, asked(op, first, 1), data);
+        self.kernel.request(tag, descriptor(op, first, 1), data);
         let mut results = Vec::new();
         self.until(|rig| {
             results.extend(rig.kernel.results());
@@ -95,10 +95,10 @@ impl Rig {
     }
 }
 
-fn ended(good: u64, failed: u64, copied_bytes: u64) -> UblkEvent {
+fn queue_ended(succeeded: u64, failed: u64, copied_bytes: u64) -> UblkEvent {
     UblkEvent::QueueEnded {
         queue: 0,
-        done: UblkStats { good, failed, leased_bytes: 0, copied_bytes },
+        done: UblkStats { succeeded, failed, zero_copy_bytes: 0, copied_bytes },
     }
 }
 
@@ -117,7 +117,7 @@ fn a_queue_serves_sleeps_and_is_woken() {
         }
         assert!(rig.kernel.flushes() > 0, "the kernel is told of what has ended");
         rig.kernel.abort();
-        let expected = ended(100, 0, 100 * 512);
+        let expected = queue_ended(100, 0, 100 * 512);
         assert_eq!(rig.new_events(), expected);
         rig.reactors.stop();
     }
@@ -132,7 +132,7 @@ fn what_goes_wrong_is_told_and_the_rest_is_served() {
     assert_eq!(rig.one(0, IoOp::Read, 0, &[]), 512);
     assert_eq!(rig.one(1, IoOp::Read, BLOCKS, &[]), -22);
     rig.kernel.abort();
-    assert_eq!(rig.new_events(), ended(1, 1, 512));
+    assert_eq!(rig.new_events(), queue_ended(1, 1, 512));
     rig.reactors.stop();
 }
 
@@ -141,7 +141,7 @@ fn a_queue_whose_reactor_ends_lets_go() {
     let rig = Rig::new(PollMode::Adaptive);
     assert_eq!(rig.one(0, IoOp::Read, 0, &[]), 512);
     rig.reactors.stop();
-    assert_eq!(rig.events.recv(), Ok(ended(1, 0, 512)));
+    assert_eq!(rig.events.recv(), Ok(queue_ended(1, 0, 512)));
     assert!(rig.events.recv().is_err(), "nobody is there to tell more");
 }
 
@@ -151,8 +151,9 @@ fn what_is_copied_although_it_was_lent_is_told_once_and_counted() {
     let regions = RegionTable::new(8);
     let file = tempfile::tempfile().unwrap();
     let data_at = |_, request, byte| u64::from(request) << 20 | u64::from(byte);
-    let lender = KernelBufferSource { descriptor: file.into(), queue: 0, data_at };
-    let whole = regions.register_kernel_buffers(lender, (DEPTH, disk().io_bytes_max())).unwrap();
+    let zero_copy_device = KernelBufferSource { descriptor: file.into(), queue: 0, data_at };
+    let whole =
+        regions.register_kernel_buffers(zero_copy_device, (DEPTH, disk().io_bytes_max())).unwrap();
     let zero_copy = ZeroCopy { regions: regions.clone(), whole };
     let medium = NullDevice::new(BLOCK, BLOCKS).unwrap();
     let rig = Rig::of(PollMode::Adaptive, &regions, &medium, Some(zero_copy));
@@ -165,9 +166,10 @@ fn what_is_copied_although_it_was_lent_is_told_once_and_counted() {
         assert_eq!(rig.one(1, IoOp::Write, round, &[1; 512]), 512);
     }
     let UblkEvent::Error(events) = rig.new_events() else { panic!("expected trouble") };
-    assert!(events.contains("has had 100 bytes copied"), "{events}");
+    assert!(events.contains("has copied 100 bytes"), "{events}");
     rig.kernel.abort();
-    let done = UblkStats { good: 6, failed: 0, leased_bytes: 6 * 512 - 300, copied_bytes: 300 };
+    let done =
+        UblkStats { succeeded: 6, failed: 0, zero_copy_bytes: 6 * 512 - 300, copied_bytes: 300 };
     assert_eq!(rig.new_events(), UblkEvent::QueueEnded { queue: 0, done });
     rig.reactors.stop();
 }

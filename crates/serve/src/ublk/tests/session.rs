@@ -12,7 +12,7 @@ use super::super::disk::Disk;
 use super::super::driver::Driver;
 use super::super::tags::{TagAction, Tags};
 use super::fake::Kernel;
-use super::{BLOCK, BLOCKS, asked, disk, random_byte};
+use super::{BLOCK, BLOCKS, descriptor, disk, random_byte};
 use tenmil_linux::ublk::FetchedTag;
 
 pub(super) const DEPTH: u16 = 8;
@@ -53,26 +53,26 @@ impl Session {
     pub(super) fn zero_copy() -> (Self, Segment) {
         let session = Self::new();
         let descriptor = tempfile::tempfile().unwrap().into();
-        let lender = KernelBufferSource { descriptor, queue: 0, data_at: |_, _, _| 0 };
-        let leased = session
+        let zero_copy_device = KernelBufferSource { descriptor, queue: 0, data_at: |_, _, _| 0 };
+        let kernel_buffers = session
             .regions
-            .register_kernel_buffers(lender, (DEPTH, disk().io_bytes_max()))
+            .register_kernel_buffers(zero_copy_device, (DEPTH, disk().io_bytes_max()))
             .unwrap();
-        let tags = session.tags.with_zero_copy(Some(leased));
-        (Self { tags, ..session }, leased)
+        let tags = session.tags.with_zero_copy(Some(kernel_buffers));
+        (Self { tags, ..session }, kernel_buffers)
     }
 
-    fn follow(&mut self, mut step: TagAction) {
+    fn run_actions(&mut self, mut action: TagAction) {
         loop {
-            step = match step {
+            action = match action {
                 TagAction::Nothing => return,
                 TagAction::CopyIn { tag, into } => {
                     let is_done = self.kernel.copy_in(tag, into);
-                    self.tags.copied(tag, is_done)
+                    self.tags.handle_copied(tag, is_done)
                 }
                 TagAction::CopyOut { tag, from } => {
                     let is_done = self.kernel.copy_out(tag, from);
-                    self.tags.copied(tag, is_done)
+                    self.tags.handle_copied(tag, is_done)
                 }
                 TagAction::Commit { tag, result } => return self.kernel.commit(tag, result),
             }
@@ -81,36 +81,36 @@ impl Session {
 
     /// Receives the requests of the kernel.
     pub(super) fn receive(&mut self) {
-        let mut ended = Vec::new();
-        self.kernel.poll(&mut ended);
-        for FetchedTag { tag, result } in ended {
+        let mut handle_fetched = Vec::new();
+        self.kernel.poll(&mut handle_fetched);
+        for FetchedTag { tag, result } in handle_fetched {
             let kernel = self.kernel.clone();
-            let step = self.tags.ended(tag, result, |tag| kernel.descriptor(tag));
-            self.follow(step);
+            let action = self.tags.handle_fetched(tag, result, |tag| kernel.descriptor(tag));
+            self.run_actions(action);
         }
     }
 
     /// Lets the device process the pending requests.
     pub(super) fn work(&mut self) {
         let (requests, segments) = self.tags.requests();
-        let taken = self.backend.submit(Instant::default(), requests, segments);
-        self.tags.taken(taken);
+        let accepted = self.backend.submit(Instant::default(), requests, segments);
+        self.tags.accepted(accepted);
         self.backend.flush();
         self.backend.poll(Instant::default(), &mut self.completions);
         let completions: Vec<IoCompletion> = self.completions.drain().collect();
         for completion in completions {
-            self.completed(completion);
+            self.handle_completion(completion);
         }
     }
 
-    pub(super) fn completed(&mut self, completion: IoCompletion) {
-        let step = self.tags.completed(completion);
-        self.follow(step);
+    pub(super) fn handle_completion(&mut self, completion: IoCompletion) {
+        let action = self.tags.handle_completion(completion);
+        self.run_actions(action);
     }
 
     /// Executes one request and returns its result.
     pub(super) fn one(&mut self, descriptor: Descriptor, data: &[u8]) -> i32 {
-        self.kernel.ask(3, descriptor, data);
+        self.kernel.request(3, descriptor, data);
         self.receive();
         for _ in 0..100 {
             self.work();
@@ -127,17 +127,17 @@ impl Session {
 fn what_was_written_is_read_and_bytes_are_counted() {
     let mut session = Session::new();
     let data: Vec<u8> = (0..2048_u32).map(|byte| (byte % 251) as u8).collect();
-    assert_eq!(session.one(asked(IoOp::Write, 10, 4), &data), 2048);
-    assert_eq!(session.one(asked(IoOp::Read, 11, 2), &[]), 1024);
+    assert_eq!(session.one(descriptor(IoOp::Write, 10, 4), &data), 2048);
+    assert_eq!(session.one(descriptor(IoOp::Read, 11, 2), &[]), 1024);
     assert_eq!(session.kernel.data(3), data[512..1536]);
-    assert_eq!(session.one(asked(IoOp::WriteZeroes, 11, 1), &[]), 0);
-    assert_eq!(session.one(asked(IoOp::Read, 10, 4), &[]), 2048);
+    assert_eq!(session.one(descriptor(IoOp::WriteZeroes, 11, 1), &[]), 0);
+    assert_eq!(session.one(descriptor(IoOp::Read, 10, 4), &[]), 2048);
     let read = session.kernel.data(3);
     assert_eq!((&read[..512], &read[1024..]), (&data[..512], &data[1024..]));
     assert_eq!(read[512..1024], [0; 512]);
-    assert_eq!(session.one(asked(IoOp::Flush, 0, 0), &[]), 0);
-    assert_eq!(session.one(asked(IoOp::Discard, 10, 4), &[]), 0);
-    assert_eq!(session.tags.done().good, 6);
+    assert_eq!(session.one(descriptor(IoOp::Flush, 0, 0), &[]), 0);
+    assert_eq!(session.one(descriptor(IoOp::Discard, 10, 4), &[]), 0);
+    assert_eq!(session.tags.done().succeeded, 6);
 }
 
 #[test]
@@ -155,9 +155,9 @@ fn the_backend_is_asked_for_what_the_flags_say() {
         (IoOp::WriteZeroes, IoFlags(forced.0 | kept.0), Operation::WriteZeroes, RequestFlags::FUA),
         (IoOp::Discard, IoFlags::NONE, Operation::Deallocate, RequestFlags::NONE),
     ] {
-        let ask = disk().admit(&Descriptor { flags, ..asked(op, 2, 1) }).unwrap();
-        assert_eq!((ask.operation, ask.flags), (operation, expected), "{op:?} {flags:?}");
-        assert_eq!((ask.lba, ask.blocks), (2, 1));
+        let request = disk().admit(&Descriptor { flags, ..descriptor(op, 2, 1) }).unwrap();
+        assert_eq!((request.operation, request.flags), (operation, expected), "{op:?} {flags:?}");
+        assert_eq!((request.lba, request.blocks), (2, 1));
     }
 }
 
@@ -165,12 +165,12 @@ fn the_backend_is_asked_for_what_the_flags_say() {
 fn data_that_cannot_be_copied_fail_their_request_and_no_other() {
     let mut session = Session::new();
     session.kernel.refuse_copies(true);
-    assert_eq!(session.one(asked(IoOp::Write, 0, 1), &[1; 512]), -5);
-    assert_eq!(session.one(asked(IoOp::Read, 0, 1), &[]), -5);
+    assert_eq!(session.one(descriptor(IoOp::Write, 0, 1), &[1; 512]), -5);
+    assert_eq!(session.one(descriptor(IoOp::Read, 0, 1), &[]), -5);
     session.kernel.refuse_copies(false);
-    assert_eq!(session.one(asked(IoOp::Read, 0, 1), &[]), 512);
+    assert_eq!(session.one(descriptor(IoOp::Read, 0, 1), &[]), 512);
     assert_eq!(session.kernel.data(3), [0; 512], "nothing was written");
-    assert_eq!((session.tags.done().good, session.tags.done().failed), (1, 2));
+    assert_eq!((session.tags.done().succeeded, session.tags.done().failed), (1, 2));
 }
 
 #[test]
@@ -184,11 +184,11 @@ fn an_error_of_the_device_is_told_in_the_kernels_words() {
         (IoStatus::NO_DEVICE, -5),
     ] {
         let mut session = Session::new();
-        session.kernel.ask(6, asked(IoOp::Read, 0, 1), &[]);
+        session.kernel.request(6, descriptor(IoOp::Read, 0, 1), &[]);
         session.receive();
         let count = session.tags.requests().0.len();
-        session.tags.taken(count);
-        session.completed(IoCompletion { token: 6, status, result: 0 });
+        session.tags.accepted(count);
+        session.handle_completion(IoCompletion { token: 6, status, result: 0 });
         assert_eq!(session.kernel.results(), [(6, expected)], "{status:?}");
     }
 }
@@ -215,15 +215,19 @@ fn random_requests_over_all_tags_find_what_a_model_holds() {
                 match random.below(4) {
                     0 => {
                         let data = vec![fill; range.len()];
-                        session.kernel.ask(tag, asked(IoOp::Write, first, sectors), &data);
+                        session.kernel.request(tag, descriptor(IoOp::Write, first, sectors), &data);
                         model[range].fill(fill);
                     }
                     1 => {
-                        session.kernel.ask(tag, asked(IoOp::WriteZeroes, first, sectors), &[]);
+                        session.kernel.request(
+                            tag,
+                            descriptor(IoOp::WriteZeroes, first, sectors),
+                            &[],
+                        );
                         model[range].fill(0);
                     }
                     _ => {
-                        session.kernel.ask(tag, asked(IoOp::Read, first, sectors), &[]);
+                        session.kernel.request(tag, descriptor(IoOp::Read, first, sectors), &[]);
                         reads.push((tag, range));
                     }
                 }
@@ -248,7 +252,7 @@ fn every_tag_has_memory_of_its_own() {
     let mut session = Session::new();
     for tag in 0..DEPTH {
         let fill = vec![u8::try_from(tag + 1).unwrap(); 32 << 10];
-        session.kernel.ask(tag, asked(IoOp::Write, u64::from(tag) * 64, 64), &fill);
+        session.kernel.request(tag, descriptor(IoOp::Write, u64::from(tag) * 64, 64), &fill);
     }
     session.receive();
     let mut parts: Vec<Segment> = session.tags.requests().1.to_vec();

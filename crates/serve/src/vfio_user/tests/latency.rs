@@ -29,10 +29,11 @@ fn of(takes: Span, clock: Clock) -> (EndpointPoller, Machine) {
     let slow = LatencySpec { mean: takes, p99: None };
     let medium = Delay::new(ram, Delays { read: slow, write: slow }, 1).unwrap();
     let media: Vec<Arc<dyn BlockDevice>> = vec![Arc::new(medium)];
-    let (maps, lines) = (DmaMappings::new(regions.clone()), IrqEventFds::new(3));
+    let (mappings, irqs) = (DmaMappings::new(regions.clone()), IrqEventFds::new(3));
     let options = DeviceOptions { queues: 2, ..DeviceOptions::default() };
-    let device = Device::new(media, &options, &maps, lines.clone(), &regions, clock.now()).unwrap();
-    let endpoint = Endpoint::new(device, maps, lines, regions, sync_channel(4).0);
+    let device =
+        Device::new(media, &options, &mappings, irqs.clone(), &regions, clock.now()).unwrap();
+    let endpoint = Endpoint::new(device, mappings, irqs, regions, sync_channel(4).0);
     let mut host = EndpointPoller::new(listen_socket, endpoint).unwrap();
     let client = Thread::spawn("client", None, move |_: &tenmil_linux::StopFlag| {
         let mut machine = Machine::connect(&path, clock);

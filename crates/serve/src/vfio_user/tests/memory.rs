@@ -25,13 +25,13 @@ fn maps_that_overlap_or_are_not_there_are_refused_and_harm_nothing() {
     assert_eq!(at(0, u64::MAX), 17);
     assert_eq!(at(IOVA - 4096, 4096), 0);
     assert_eq!(at(IOVA + MEMORY_BYTES, 4096), 0);
-    let mut gone = |iova, len_bytes| {
+    let mut removed = |iova, len_bytes| {
         let id = machine.client.unmap(iova, len_bytes);
         machine.errno(id)
     };
-    assert_eq!(gone(IOVA, 4096), 2, "a part");
-    assert_eq!(gone(IOVA - 4096, 4096), 0);
-    assert_eq!(gone(IOVA - 4096, 4096), 2, "twice");
+    assert_eq!(removed(IOVA, 4096), 2, "a part");
+    assert_eq!(removed(IOVA - 4096, 4096), 0);
+    assert_eq!(removed(IOVA - 4096, 4096), 2, "twice");
     machine.enable();
     machine.make_queue();
     assert_eq!(machine.transfer(2, 0, 1), 0);

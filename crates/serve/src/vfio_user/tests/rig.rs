@@ -96,8 +96,8 @@ impl Rig {
         machine
     }
 
-    pub(super) fn await_event(&self, is_it: impl FnMut(&EndpointEvent) -> bool) -> EndpointEvent {
-        await_event(&self.clock, || self.server.next_event(), is_it)
+    pub(super) fn await_event(&self, matches: impl FnMut(&EndpointEvent) -> bool) -> EndpointEvent {
+        await_event(&self.clock, || self.server.next_event(), matches)
     }
 
     /// Waits until all memory of all clients is unmapped.
@@ -130,12 +130,12 @@ impl Machine {
     /// Processes messages until a matching one arrives.
     pub(super) fn wait(
         &mut self,
-        is_it: impl Fn(&ClientEvent<Arc<OwnedFd>>) -> bool,
+        matches: impl Fn(&ClientEvent<Arc<OwnedFd>>) -> bool,
     ) -> ClientEvent<Arc<OwnedFd>> {
         let end = self.clock.now().after(TIME_LIMIT);
         loop {
             let is_there = self.carry();
-            if let Some(at) = self.replies.iter().position(&is_it) {
+            if let Some(at) = self.replies.iter().position(&matches) {
                 return self.replies.swap_remove(at);
             }
             assert!(is_there, "the server has gone");

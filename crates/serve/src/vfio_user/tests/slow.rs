@@ -110,8 +110,11 @@ fn the_socket_of_a_client_that_leaves_is_closed_after_its_memory_was_let_go() {
 fn a_medium_that_keeps_a_clients_memory_is_told_of_and_who_comes_is_turned_away() {
     let (mut rig, gate, machine) = waiting();
     drop(machine);
-    let told = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
-    assert!(format!("{told:?}").contains("a device has not completed I/O for 5 s"), "{told:?}");
+    let notified = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
+    assert!(
+        format!("{notified:?}").contains("a device has not completed I/O for 5 s"),
+        "{notified:?}"
+    );
     let mut second = Machine::connect(&rig.path(), rig.clock);
     let reply = second.wait(|reply| matches!(reply, ClientEvent::Refused { .. }));
     assert!(matches!(reply, ClientEvent::Refused { error: Errno::BUSY, .. }), "{reply:?}");
@@ -129,9 +132,9 @@ fn a_command_that_waits_for_a_medium_is_told_of_and_answered_in_the_end() {
             false => machine.client.unmap(IOVA, MEMORY_BYTES),
         };
         machine.carry();
-        let told = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
+        let notified = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
         let interest = format!("a device has not completed I/O for 5 s: {expected} waits for it");
-        assert_eq!(told, EndpointEvent::Error(interest));
+        assert_eq!(notified, EndpointEvent::Error(interest));
         gate.is_closed.store(false, Ordering::Relaxed);
         assert_eq!(machine.errno(id), 0);
     };

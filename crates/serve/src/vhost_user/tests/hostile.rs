@@ -15,13 +15,13 @@ use super::rig::{EVENT_INDEX, Machine, Queue, Rig, address_payload, halves, tabl
 use crate::endpoint_event::EndpointEvent;
 
 /// Lets a guest do something; returns the reason for which its front end was disconnected.
-fn sent_away(poll: PollMode, act: impl FnOnce(&Machine, &mut Queue)) -> String {
+fn sent_away(poll: PollMode, action: impl FnOnce(&Machine, &mut Queue)) -> String {
     let rig = Rig::new(poll);
     let baseline = rig.regions.count();
     let machine = rig.machine(EVENT_INDEX);
     let mut queue = machine.start(2);
     assert_eq!(queue.one(read(0, 512)).0, 0);
-    act(&machine, &mut queue);
+    action(&machine, &mut queue);
     queue.kicked.signal();
     let why = rig.await_leaving().expect("a reason");
     machine.await_end();
@@ -96,9 +96,9 @@ fn a_ring_that_makes_no_sense_is_named_and_its_front_end_sent_away() {
             },
         ),
     ];
-    for (expected, act) in acts {
+    for (expected, action) in acts {
         for poll in [PollMode::Adaptive, PollMode::Always] {
-            let why = sent_away(poll, act);
+            let why = sent_away(poll, action);
             assert!(why.contains(expected), "{why}, expected {expected}");
         }
     }
@@ -224,7 +224,7 @@ fn half_a_message_is_waited_for_and_no_longer_than_that() {
     let begun = rig.clock.now();
     machine.connection.send(&[1, 0, 0, 0, 1]).unwrap();
     let why = rig.await_leaving().unwrap();
-    assert!(why.contains("not whole after"), "{why}");
+    assert!(why.contains("incomplete after"), "{why}");
     assert!(rig.clock.now().since(begun) >= Span::from_secs(4));
 }
 
@@ -320,7 +320,7 @@ fn a_front_end_that_says_nothing_does_not_keep_others_out() {
     let rig = Rig::new(PollMode::Adaptive);
     let silent = rig.connect();
     let why = rig.await_leaving().expect("a reason");
-    assert_eq!(why, "a message was not whole after 5 s");
+    assert_eq!(why, "a message was incomplete after 5 s");
     silent.await_end();
     let machine = rig.machine(EVENT_INDEX);
     assert_eq!(machine.start(0).one(write(0, 512)).0, 0);

@@ -298,8 +298,8 @@ fn what_is_in_flight_is_kept_in_memory_that_the_front_end_has() {
     }
     assert_eq!(machine.stop(1), 50);
     // Queue 1 has an empty record of version 1 with 32 entries.
-    let part = tenmil_dma::FileRange { offset: 0, len_bytes: 4096 };
-    let mapped = rig.regions.map_foreign(files[0].as_fd(), part).unwrap();
+    let disconnect = tenmil_dma::FileRange { offset: 0, len_bytes: 4096 };
+    let mapped = rig.regions.map_foreign(files[0].as_fd(), disconnect).unwrap();
     let at = u64::from(tenmil_vhost_user::inflight::stride_bytes(32));
     let place = super::rig::segment(mapped.id(), mapped.offset() + at + 8, 8);
     let mut header = [0; 8];
