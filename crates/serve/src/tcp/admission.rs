@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn one_address_takes_half_under_whatever_names() {
+    fn one_address_uses_at_most_half_under_any_nqns() {
         for peer in ["192.0.2.1:5000", "127.0.0.1:5000", "[::1]:5000"] {
             let admission = admission(1100);
             let (held, rejected) = flood(&admission, peer);
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_leaves_a_quarter_to_others_by_whichever_addresses_it_comes() {
+    fn loopback_leaves_a_quarter_to_others() {
         let admission = admission(1100);
         let (_one, _) = flood(&admission, "127.0.0.1:5000");
         let (two, rejected) = flood(&admission, "127.7.7.7:5000");
@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_do_not_take_what_is_kept_for_named_hosts() {
+    fn unlisted_hosts_do_not_use_the_reserve_of_listed_ones() {
         let admission = admission(1100);
         // Regardless of the number of addresses.
         let mut strangers: Vec<AdmittedConnection> = (0..=1100 - 137)

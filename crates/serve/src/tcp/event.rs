@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn no_flood_of_a_peer_drops_a_trouble_and_what_it_drops_is_counted() {
+    fn events_of_peers_never_displace_errors() {
         let mut unread = UnreadEvents::default();
         unread.push(TargetEvent::Trouble("a medium has not answered".into()));
         (0..3 * UNREAD_MAX as u64).for_each(|connection| unread.push(refused(connection)));
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn troubles_without_end_take_no_more_memory() {
+    fn the_event_queue_is_bounded_for_errors() {
         let mut unread = UnreadEvents::default();
         (0..2 * UNREAD_MAX).for_each(|count| unread.push(TargetEvent::Trouble(count.to_string())));
         assert_eq!(unread.next(), Some(TargetEvent::Trouble(UNREAD_MAX.to_string())));

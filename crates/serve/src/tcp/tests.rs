@@ -1,20 +1,20 @@
 //! Tests of associations: a service, and simulated hosts connected to it.
 
 mod admission;
-mod changes;
-mod cuts;
+mod association_end;
+mod connect_errors;
 mod discovery;
-mod dozing;
-mod ends;
-mod exchange;
-mod fences;
-mod keeping;
-mod pairs;
-mod power;
+mod export_updates;
+mod fused_pairs;
+mod io_commands;
+mod memory_limits;
+mod power_loss;
 mod preemption;
-mod refusals;
+mod reservation_persistence;
 mod resets;
-mod rig;
-mod scarcity;
 mod server;
+mod sleeping;
+mod stream_cuts;
+mod test_target;
 mod write_cache;
+mod write_fences;

@@ -26,7 +26,7 @@ fn script(seed: u64) -> Vec<u8> {
 }
 
 #[test]
-fn nothing_that_must_hold_is_broken_by_any_script() {
+fn random_scripts_violate_no_invariant() {
     seeds().iter().for_each(|(_, bytes)| fuzz(bytes));
     (0..SEEDS / 3).map(script).for_each(|bytes| fuzz(&bytes));
 }
@@ -40,7 +40,7 @@ fn found(injected_bug: InjectedBug) -> Option<u64> {
 }
 
 #[test]
-fn every_planted_bug_is_found() {
+fn every_injected_bug_is_found() {
     for injected_bug in InjectedBug::ALL {
         let seed = found(injected_bug);
         assert!(seed.is_some(), "{injected_bug:?} is not found");

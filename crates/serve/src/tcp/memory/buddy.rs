@@ -130,7 +130,7 @@ mod tests {
     use super::Buddy;
 
     #[test]
-    fn blocks_are_aligned_disjoint_and_become_one_again() {
+    fn blocks_are_aligned_disjoint_and_merge_when_freed() {
         let mut random = Random::new(7);
         for pages in [1, 7, 64, 100, 1000] {
             let mut buddy = Buddy::new(pages, 5);
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "free already")]
-    fn a_block_is_not_given_back_twice() {
+    fn freeing_a_block_twice_panics() {
         let mut buddy = Buddy::new(8, 3);
         let page = buddy.allocate(0).unwrap();
         buddy.allocate(0).unwrap();

@@ -12,11 +12,11 @@ const LARGEST: u32 = 64 << 10;
 
 /// Cache, and the number of its wake-ups.
 fn cache(pool: &BufferPool) -> (BufferCache, Arc<AtomicU32>) {
-    purse_from(pool, "here")
+    cache_from(pool, "here")
 }
 
 /// Cache of a connection from this address.
-fn purse_from(pool: &BufferPool, address: &str) -> (BufferCache, Arc<AtomicU32>) {
+fn cache_from(pool: &BufferPool, address: &str) -> (BufferCache, Arc<AtomicU32>) {
     let calls = Arc::new(AtomicU32::new(0));
     let counted = Arc::clone(&calls);
     let waker: WakeFn = Arc::new(move || {
@@ -26,11 +26,11 @@ fn purse_from(pool: &BufferPool, address: &str) -> (BufferCache, Arc<AtomicU32>)
 }
 
 #[test]
-fn whoever_is_first_in_line_is_called_when_memory_comes_back() {
+fn freed_memory_wakes_the_first_waiter() {
     // The reserved block and one more, in addition to the pages of four connections.
     let bytes = u64::from(2 * LARGEST + 4 * 8192);
     let pool = BufferPool::new(&RegionTable::new(2), bytes, LARGEST, 4).unwrap();
-    let caches = ["one", "two", "three", "four"].map(|address| purse_from(&pool, address));
+    let caches = ["one", "two", "three", "four"].map(|address| cache_from(&pool, address));
     let [(mut one, _), (mut two, second), (mut three, third), (mut four, _)] = caches;
     let first = one.allocate(LARGEST).unwrap();
     let reserve = four.allocate(LARGEST).unwrap();
@@ -54,7 +54,7 @@ fn whoever_is_first_in_line_is_called_when_memory_comes_back() {
 /// No segment reaches beyond its buffer, whatever length is requested.
 #[test]
 fn no_part_of_a_buffer_ends_behind_it() {
-    let pool = budget_of(2);
+    let pool = pool_of(2);
     let (mut cache, _) = cache(&pool);
     for len in [4096, 8192, LARGEST] {
         let buffer = cache.allocate(len).unwrap();
@@ -68,9 +68,9 @@ fn no_part_of_a_buffer_ends_behind_it() {
 }
 
 #[test]
-fn a_connection_that_goes_while_it_waits_holds_up_nobody() {
-    let pool = budget_of(2);
-    let caches = ["one", "two", "three", "four"].map(|address| purse_from(&pool, address));
+fn a_waiting_connection_that_closes_leaves_the_wait_queue() {
+    let pool = pool_of(2);
+    let caches = ["one", "two", "three", "four"].map(|address| cache_from(&pool, address));
     let [(mut one, _), (mut two, _), (mut three, third), (mut four, _)] = caches;
     let held = [one.allocate(LARGEST).unwrap(), four.allocate(LARGEST).unwrap()];
     assert!(two.allocate(LARGEST).is_none() && three.allocate(LARGEST).is_none());
@@ -83,7 +83,7 @@ fn a_connection_that_goes_while_it_waits_holds_up_nobody() {
 /// The right to own pages does not reserve particular pages: they are shared, and the most recently
 /// used ones are used again.
 #[test]
-fn the_right_to_pages_is_everybodys_and_the_pages_are_those_used_last() {
+fn every_connection_gets_own_pages_and_recent_ones_first() {
     let bytes = u64::from(LARGEST + 3 * 8192);
     let pool = BufferPool::new(&RegionTable::new(2), bytes, LARGEST, 3).unwrap();
     let [(mut one, _), (mut two, _), (mut three, _)] = [0; 3].map(|_| cache(&pool));
@@ -129,8 +129,8 @@ fn own_pages_lie_behind_the_blocks() {
 }
 
 /// Cache of a host at an address.
-fn purse_of(pool: &BufferPool, host: &str, address: &str) -> BufferCache {
-    let (cache, _) = purse_from(pool, address);
+fn cache_of(pool: &BufferPool, host: &str, address: &str) -> BufferCache {
+    let (cache, _) = cache_from(pool, address);
     cache.set_host(host, HostClass::new(false, false));
     cache
 }
@@ -141,23 +141,23 @@ fn take_all(cache: &mut BufferCache, len_bytes: u32) -> Vec<super::Buffer> {
 }
 
 /// Memory for `blocks` of the largest blocks, one of them reserved, and eight connections.
-fn budget_of(blocks: u32) -> BufferPool {
+fn pool_of(blocks: u32) -> BufferPool {
     let bytes = u64::from(blocks * LARGEST + 8 * 8192);
     BufferPool::new(&RegionTable::new(2), bytes, LARGEST, 8).unwrap()
 }
 
 #[test]
-fn no_host_has_more_than_it_leaves_to_others() {
-    let pool = budget_of(17);
+fn a_host_holds_at_most_what_is_free() {
+    let pool = pool_of(17);
     // Whatever the size of the requests and the number of connections.
     for len_bytes in [4096, 8192, LARGEST] {
-        let mut caches = [0; 3].map(|_| purse_of(&pool, "greedy", "one"));
+        let mut caches = [0; 3].map(|_| cache_of(&pool, "greedy", "one"));
         let held: Vec<_> = caches.iter_mut().flat_map(|cache| take_all(cache, len_bytes)).collect();
         let bytes: u64 = held.iter().map(super::Buffer::len_bytes).sum();
         let half = u64::from(8 * LARGEST);
         assert!(bytes <= half + u64::from(LARGEST), "{bytes} of twice {half}");
         assert!(bytes >= half - 3 * (128 << 10), "{bytes} of twice {half}");
-        let mut other = purse_of(&pool, "other", "two");
+        let mut other = cache_of(&pool, "other", "two");
         assert!(take_all(&mut other, LARGEST).len() >= 3, "there is some for another");
         drop(held);
     }
@@ -167,19 +167,19 @@ fn no_host_has_more_than_it_leaves_to_others() {
 
 #[test]
 fn hosts_of_one_address_leave_some_to_others() {
-    let pool = budget_of(17);
-    let mut caches = [0, 1, 2, 3, 4, 5].map(|at| purse_of(&pool, &at.to_string(), "one"));
+    let pool = pool_of(17);
+    let mut caches = [0, 1, 2, 3, 4, 5].map(|at| cache_of(&pool, &at.to_string(), "one"));
     let held: Vec<_> = caches.iter_mut().flat_map(|cache| take_all(cache, LARGEST)).collect();
     assert!(held.len() >= 10, "{}", held.len());
-    let mut other = purse_of(&pool, "other", "two");
+    let mut other = cache_of(&pool, "other", "two");
     assert!(!take_all(&mut other, LARGEST).is_empty(), "{} are out", held.len());
 }
 
 #[test]
-fn the_block_that_is_kept_back_is_for_a_host_that_has_nothing() {
-    let pool = budget_of(2);
-    let [mut one, mut two] = [0; 2].map(|_| purse_of(&pool, "one", "there"));
-    let mut other = purse_of(&pool, "other", "there");
+fn the_reserved_block_is_for_a_host_that_holds_nothing() {
+    let pool = pool_of(2);
+    let [mut one, mut two] = [0; 2].map(|_| cache_of(&pool, "one", "there"));
+    let mut other = cache_of(&pool, "other", "there");
     let held = one.allocate(LARGEST).unwrap();
     assert!(two.allocate(LARGEST).is_none() && one.allocate(4096).is_none(), "it has something");
     let reserve = other.allocate(LARGEST).unwrap();
@@ -199,7 +199,7 @@ fn the_block_that_is_kept_back_is_for_a_host_that_has_nothing() {
 #[test]
 fn memory_is_reserved_for_hosts_that_a_subsystem_names() {
     for reserves in [false, true] {
-        let pool = budget_of(17);
+        let pool = pool_of(17);
         let others = [
             ("a", "one"),
             ("named", "one"),
@@ -209,12 +209,12 @@ fn memory_is_reserved_for_hosts_that_a_subsystem_names() {
             ("f", "three"),
         ];
         let mut others = others.map(|(host, address)| {
-            let (cache, _) = purse_from(&pool, address);
+            let (cache, _) = cache_from(&pool, address);
             cache.set_host(host, HostClass::new(false, reserves));
             cache
         });
         let held: Vec<_> = others.iter_mut().flat_map(|cache| take_all(cache, LARGEST)).collect();
-        let (mut named, _) = purse_from(&pool, "one");
+        let (mut named, _) = cache_from(&pool, "one");
         named.set_host("named", HostClass::new(true, true));
         let got = take_all(&mut named, LARGEST);
         assert_eq!(!got.is_empty(), reserves, "{} are out", held.len());
@@ -225,10 +225,10 @@ fn memory_is_reserved_for_hosts_that_a_subsystem_names() {
 }
 
 #[test]
-fn a_named_host_comes_before_those_that_waited_longer() {
-    let pool = budget_of(2);
+fn a_listed_host_is_served_before_unlisted_ones() {
+    let pool = pool_of(2);
     let [(mut one, _), (mut two, _), (mut named, called)] = ["1", "2", "3"].map(|it| {
-        let (cache, called) = purse_from(&pool, it);
+        let (cache, called) = cache_from(&pool, it);
         cache.set_host(it, HostClass::new(it == "3", true));
         (cache, called)
     });

@@ -113,7 +113,7 @@ fn directory() -> (FlakyStorage, RecordFile<FlakyStorage>) {
 }
 
 #[test]
-fn whenever_the_power_goes_the_one_or_the_other_record_is_there() {
+fn a_record_update_is_atomic_at_power_loss() {
     let (old, new) = (b"the old one".to_vec(), b"the new one".to_vec());
     // None, half or all of the unsynced data are kept.
     let fates =
@@ -136,7 +136,7 @@ fn whenever_the_power_goes_the_one_or_the_other_record_is_there() {
 }
 
 #[test]
-fn what_is_refused_because_one_step_failed_is_not_found_after_a_restart() {
+fn a_rejected_reservation_change_is_not_found_after_a_restart() {
     let (old, new) = (b"the old one".to_vec(), b"the new one".to_vec());
     for before in [Some(old.as_slice()), None] {
         for after in [Some(new.as_slice()), None] {
@@ -218,7 +218,7 @@ impl World {
 }
 
 #[test]
-fn what_is_written_is_read_by_the_next_process_and_by_one_at_a_time() {
+fn reservations_are_read_by_the_next_process_and_the_directory_is_locked() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("state");
     let first = StateDirectory::open(&path).unwrap();
@@ -250,7 +250,7 @@ fn what_is_written_is_read_by_the_next_process_and_by_one_at_a_time() {
 }
 
 #[test]
-fn whoever_lets_go_of_the_directory_waits_until_all_is_written() {
+fn dropping_the_directory_waits_for_pending_writes() {
     let root = tempfile::tempdir().unwrap();
     for nsid in 1..40 {
         let state = StateDirectory::open(root.path()).unwrap();
@@ -297,7 +297,7 @@ impl StateFs for Slow {
 }
 
 #[test]
-fn a_slow_disk_holds_up_the_answer_and_nobody_else() {
+fn a_slow_disk_delays_only_the_reservation_command() {
     let (fragile, directory) = directory();
     let (open, gate) = channel();
     let disk = Slow { disk: fragile.clone(), gate: Arc::new(Mutex::new(gate)) };
@@ -336,7 +336,7 @@ fn a_slow_disk_holds_up_the_answer_and_nobody_else() {
 }
 
 #[test]
-fn a_place_that_cannot_be_is_refused_with_its_name() {
+fn an_invalid_state_directory_is_rejected_by_name() {
     let refused = StateDirectory::open("/proc/nowhere/state".as_ref()).unwrap_err();
     assert!(refused.text.contains("/proc/nowhere/state"), "{refused}");
 }
@@ -395,7 +395,7 @@ fn reservations_of_a_disk_whose_identity_has_control_characters_are_found_again(
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "it lays a file of an old version")]
-fn a_record_of_the_first_format_is_refused_with_the_option_that_takes_it_over() {
+fn a_format_1_file_is_rejected_with_the_adopt_option() {
     let root = tempfile::tempdir().unwrap();
     let name = super::name_of(OLD_NQN, 1);
     std::fs::write(root.path().join(&name), FORMAT_1).unwrap();
@@ -418,7 +418,7 @@ fn a_record_of_the_first_format_is_refused_with_the_option_that_takes_it_over() 
 
 /// A power loss at any step of an adoption leaves the old or the new file.
 #[test]
-fn whenever_the_power_goes_an_adoption_has_happened_or_not() {
+fn adoption_is_atomic_at_power_loss() {
     for steps in 0..=4 {
         for names_survive in [false, true] {
             let (disk, mut directory) = directory();
@@ -440,7 +440,7 @@ fn whenever_the_power_goes_an_adoption_has_happened_or_not() {
 }
 
 #[test]
-fn a_file_whose_first_lines_were_changed_is_refused() {
+fn a_reservation_file_with_a_changed_header_is_rejected() {
     let (disk, mut directory) = directory();
     directory.write(Some(b"a record")).unwrap();
     let whole = disk.read("r").unwrap().unwrap();

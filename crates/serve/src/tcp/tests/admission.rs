@@ -7,7 +7,7 @@ use tenmil_wire::layout::Ascii;
 use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status, nqn};
 
-use super::rig::{
+use super::test_target::{
     ENABLED, HOST, Rig, admin_config, admin_connect, connect_data, io_config, io_connect, limits,
     transfer,
 };
@@ -25,7 +25,7 @@ fn connect(rig: &mut Rig, connect: &Connect, data: &ConnectData) -> Status {
 }
 
 #[test]
-fn idle_discovery_connections_lock_nobody_out() {
+fn idle_discovery_connections_do_not_exhaust_the_limit() {
     let limits = Limits { connections_max: 40, memory_bytes: 32 << 20, ..limits() };
     let mut rig = Rig::with(limits, |plan| plan);
     let asked = Connect { kato: 600_000, ..admin_connect() };
@@ -156,7 +156,7 @@ fn hosts_of_one_address_leave_registrants_to_others() {
 }
 
 #[test]
-fn one_host_does_not_take_all_connections() {
+fn one_host_cannot_use_all_connections() {
     let admission = Some(AdmissionLimits { per_host_max: 2, ..AdmissionLimits::of(16) });
     let mut rig = Rig::with(Limits { admission, ..limits() }, |plan| plan);
     let (_, cntlid) = rig.admin();

@@ -12,7 +12,7 @@ use tenmil_wire::log::discovery::{DiscoveryEntry, DiscoveryHeader, SubsystemType
 use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, Status, nqn};
 
-use super::rig::{ENABLED, HOST, NQN, Pipe, Rig, admin_config, admin_connect};
+use super::test_target::{ENABLED, HOST, NQN, Pipe, Rig, admin_config, admin_connect};
 use crate::tcp::{
     ControllerModel, DisconnectReason, DiscoveryName, Hosts, Port, SubsystemExportConfig,
     TargetEvent,
@@ -68,7 +68,7 @@ fn plan(name: &str, hosts: Hosts) -> SubsystemExportConfig {
 }
 
 #[test]
-fn a_host_is_told_of_what_it_may_use_and_where() {
+fn discovery_lists_allowed_subsystems_with_their_addresses() {
     let mut rig = Rig::new();
     rig.service.open_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()) });
     rig.service.set_referrals(vec!["[::1]:8009".parse().unwrap()]);
@@ -86,7 +86,7 @@ fn a_host_is_told_of_what_it_may_use_and_where() {
 }
 
 #[test]
-fn a_change_is_told_once_until_the_page_is_read() {
+fn a_log_page_change_is_reported_once_until_it_is_read() {
     let mut rig = Rig::new();
     rig.service.open_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()) });
     let line = discover(&mut rig, HOST);
@@ -114,7 +114,7 @@ fn a_change_is_told_once_until_the_page_is_read() {
 }
 
 #[test]
-fn a_reset_of_discovery_forgets_who_wanted_to_hear_of_changes() {
+fn a_reset_of_a_discovery_controller_drops_event_requests() {
     let mut rig = Rig::new();
     let line = discover(&mut rig, HOST);
     let events = Command::new(AdminOpcode::SetFeatures.code()).with_cdw10(0x0b);
@@ -184,7 +184,7 @@ fn discovery_has_no_io_queues_and_a_silent_host_is_disconnected() {
 
 /// The timer works with intervals, as for each controller with Traffic Based Keep Alive (TBKAS).
 #[test]
-fn who_is_told_of_changes_is_missed_an_interval_after_that_of_its_last_command() {
+fn a_silent_discovery_host_is_disconnected_after_its_interval() {
     let mut rig = Rig::new();
     let line = rig.dial(admin_config());
     let connect = Connect { kato: 10_000, ..admin_connect() };
@@ -203,7 +203,7 @@ fn who_is_told_of_changes_is_missed_an_interval_after_that_of_its_last_command()
 }
 
 #[test]
-fn a_discovery_service_has_a_name_of_its_own_beside_the_one_of_all() {
+fn the_discovery_service_has_a_unique_nqn_beside_the_well_known_one() {
     let mut rig = Rig::new();
     rig.service.open_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()) });
     let identity = |rig: &mut Rig, line| {
@@ -233,7 +233,7 @@ fn a_discovery_service_has_a_name_of_its_own_beside_the_one_of_all() {
 }
 
 #[test]
-fn an_offer_that_is_withdrawn_ends_its_associations() {
+fn removing_a_subsystem_ends_its_associations() {
     let mut rig = Rig::new();
     let (_, cntlid) = rig.admin();
     rig.io(cntlid, 1);
@@ -245,7 +245,7 @@ fn an_offer_that_is_withdrawn_ends_its_associations() {
 }
 
 #[test]
-fn nobody_is_told_more_at_a_time_than_fits_into_the_pages_of_a_connection() {
+fn a_log_page_longer_than_the_own_pages_is_rejected() {
     let mut rig = Rig::new();
     let line = discover(&mut rig, HOST);
     let before = rig.service.budget().free_bytes();
@@ -289,7 +289,7 @@ fn told(ports: &[&str], here: Option<&str>) -> Vec<String> {
 }
 
 #[test]
-fn a_host_is_told_the_address_it_has_reached_in_place_of_all_of_them() {
+fn discovery_replaces_an_unspecified_address_by_the_local_one() {
     let wild = ["0.0.0.0:4420"];
     assert_eq!(told(&wild, Some("10.1.2.3:4420")), ["10.1.2.3 4420"]);
     assert_eq!(told(&["[::]:4421"], Some("10.1.2.3:4421")), ["10.1.2.3 4421"]);

@@ -11,8 +11,8 @@ use tenmil_wire::io::reservation::{
 };
 use tenmil_wire::{Status, TypedCommand};
 
-use super::fences::{HELD, LET_GO, NEW, OLD, lagging, read, write};
-use super::rig::Rig;
+use super::test_target::Rig;
+use super::write_fences::{HELD, LET_GO, NEW, OLD, lagging, read, write};
 use crate::tcp::{InjectedBugs, TargetEvent};
 
 /// Host 1 holds the reservation of namespace 1 and has a write in the medium; host 2 is registered.
@@ -120,7 +120,7 @@ fn preempt_and_abort_waits_for_a_host_whose_connections_are_lost() {
 }
 
 #[test]
-fn preempt_and_abort_fails_if_the_medium_does_not_answer_in_time() {
+fn preempt_and_abort_fails_if_the_device_does_not_complete_in_time() {
     let mut takeover = Takeover::new();
     let tag = takeover.preempt();
     takeover.rig.pass(Span::from_ms(9_998));
@@ -134,7 +134,7 @@ fn preempt_and_abort_fails_if_the_medium_does_not_answer_in_time() {
 }
 
 #[test]
-fn a_preemption_whose_host_is_lost_leaves_nothing_behind() {
+fn a_preempt_and_abort_of_a_lost_host_leaks_nothing() {
     let mut takeover = Takeover::new();
     takeover.preempt();
     let (admin, io) = takeover.hosts[1];

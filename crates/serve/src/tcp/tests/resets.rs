@@ -12,7 +12,7 @@ use tenmil_wire::identify::IdentifyController;
 use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, Completion, IoOpcode, Layout, Status, TypedCommand};
 
-use super::rig::{
+use super::test_target::{
     BLOCKS, ENABLED, Rig, admin_config, admin_connect, connect_data, limits, pattern, transfer,
 };
 use crate::tcp::{DisconnectReason, InjectedBugs, Limits, TargetEvent};
@@ -40,7 +40,7 @@ pub(super) fn submit(rig: &mut Rig, by: usize, whom: CrossControllerReset) -> u1
 }
 
 #[test]
-fn a_host_has_its_controller_reset_by_another_one_and_by_nobody_elses() {
+fn a_controller_is_reset_only_by_another_controller_of_its_host() {
     let mut rig = Rig::new();
     let (one, cntlid) = rig.admin();
     rig.io(cntlid, 1);
@@ -85,7 +85,7 @@ fn a_host_has_its_controller_reset_by_another_one_and_by_nobody_elses() {
 /// The ID may belong to a controller of another process that serves the same subsystem, whose
 /// writes are not fenced here.
 #[test]
-fn a_controller_that_was_never_given_out_here_is_not_called_reset() {
+fn a_reset_of_an_unknown_controller_fails() {
     let mut rig = Rig::new();
     let (one, _) = rig.admin();
     let (two, _) = rig.admin();
@@ -130,7 +130,7 @@ fn reset_over_medium(latency: Span) -> (Completion, Span) {
 }
 
 #[test]
-fn a_controller_is_called_reset_when_its_medium_has_answered_and_not_before() {
+fn a_reset_completes_after_the_device_has_completed_all_commands() {
     let (done, waited) = reset_over_medium(Span::from_ms(300));
     assert_eq!((done.status(), done.dw0()), (Status::SUCCESS, 1));
     assert!((290..=320).contains(&(waited.ns / 1_000_000)), "{waited}");

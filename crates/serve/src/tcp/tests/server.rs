@@ -20,7 +20,7 @@ use tenmil_wire::fabrics::{CNTLID_DYNAMIC, PropertySet, PropertySize};
 use tenmil_wire::register::offset;
 use tenmil_wire::{Command, Completion, Fuse, IoOpcode, Status, TypedCommand};
 
-use super::rig::{
+use super::test_target::{
     ENABLED, Line, Rig, admin_config, admin_connect, connect_data, io_config, io_connect, pattern,
     transfer,
 };
@@ -64,7 +64,7 @@ impl Client {
 /// Connects, writes, reads and disconnects, over reactors that poll permanently and over reactors
 /// that sleep.
 #[test]
-fn hosts_come_by_sockets_and_are_served_by_reactors_that_sleep_or_not() {
+fn hosts_connect_by_sockets_with_and_without_sleeping_reactors() {
     for poll in [PollMode::Always, PollMode::Adaptive] {
         let rig = Rig::new();
         let clock = Clock::start();
@@ -119,7 +119,7 @@ fn connections_behind_one_receive_queue_have_one_reactor_and_without_one_it_is_s
 /// One host sends fused pairs while the others are idle or have reads outstanding, on the same
 /// reactor or on others.
 #[test]
-fn a_pair_has_its_turn_whatever_other_hosts_do() {
+fn a_fused_pair_completes_under_load_of_other_hosts() {
     for poll in [PollMode::Always, PollMode::Adaptive] {
         let rig = Rig::new();
         let clock = Clock::start();
@@ -364,7 +364,7 @@ fn expected(round: u32, lba: u64, len: u32) -> Vec<u8> {
 
 /// A container whose cpuset changes while the service runs.
 #[test]
-fn connections_leave_a_core_that_is_taken_away_and_lose_nothing() {
+fn connections_migrate_from_an_offline_core() {
     let Some(balanced) = Balanced::start() else { return };
     let (_admin, mut io) = associate(&balanced.client);
     let [first, second] = balanced.cores;

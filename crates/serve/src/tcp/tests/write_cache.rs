@@ -14,7 +14,7 @@ use tenmil_wire::feature::Feature;
 use tenmil_wire::identify::IdentifyController;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status, TypedCommand};
 
-use super::rig::{BLOCKS, Rig, transfer};
+use super::test_target::{BLOCKS, Rig, transfer};
 
 /// RAM device that records of each write whether it was forced.
 struct Recorder {

@@ -6,7 +6,9 @@ use tenmil_wire::fabrics::{CNTLID_DYNAMIC, Connect, Disconnect, PropertySet, Pro
 use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status, TypedCommand};
 
-use super::rig::{ENABLED, Rig, admin_config, admin_connect, connect_data, pattern, transfer};
+use super::test_target::{
+    ENABLED, Rig, admin_config, admin_connect, connect_data, pattern, transfer,
+};
 use crate::tcp::{DisconnectReason, TargetEvent};
 
 fn reasons(rig: &Rig) -> Vec<DisconnectReason> {
@@ -114,7 +116,7 @@ fn keep_alive_commands_keep_a_host_alive() {
 
 /// Connect sets the keep-alive timeout for the duration of the association.
 #[test]
-fn a_host_that_resets_its_controller_is_missed_as_before() {
+fn a_controller_reset_keeps_the_keep_alive_timeout() {
     let mut rig = Rig::new();
     let line = rig.dial(admin_config());
     let connect = Connect { kato: 1000, ..admin_connect() };
@@ -188,7 +190,7 @@ fn a_shutdown_is_reported_complete() {
 }
 
 #[test]
-fn who_does_not_connect_or_does_not_enable_is_sent_away() {
+fn a_host_that_does_not_connect_or_enable_is_disconnected() {
     let mut rig = Rig::new();
     rig.dial(admin_config());
     rig.pass(Span::from_secs(11));
@@ -222,7 +224,7 @@ fn aborts_reach_commands_of_both_queues() {
 
 /// A command is identified by the host's CID, which differs from the tag that it has in the target.
 #[test]
-fn an_abort_and_the_error_log_mean_commands_by_what_the_host_calls_them() {
+fn abort_and_error_log_use_the_command_identifiers_of_the_host() {
     let mut rig = Rig::new();
     let (admin, _) = rig.admin();
     let event = Command::new(AdminOpcode::AsynchronousEventRequest.code());

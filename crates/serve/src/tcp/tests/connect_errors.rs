@@ -12,10 +12,10 @@ use tenmil_wire::layout::Ascii;
 use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status};
 
-use super::rig::{
+use super::memory_limits::stuck;
+use super::test_target::{
     HOST, Rig, admin_config, admin_connect, connect_data, io_config, io_connect, limits, transfer,
 };
-use super::scarcity::stuck;
 use crate::tcp::association::{Association, HostIds};
 use crate::tcp::subsystem_export::ControllerError;
 use crate::tcp::{ControllerModel, DisconnectReason, Hosts, SubsystemExportConfig, TargetEvent};
@@ -54,7 +54,7 @@ fn every_field_of_connect_that_cannot_be_is_named() {
         (it(), connect_data(CNTLID_STATIC), in_data(16)),
         (it(), named("nqn.2026-01.org.tenmil:other", HOST), in_data(256)),
         (it(), named("nonsense", HOST), in_data(256)),
-        (it(), named(super::rig::NQN, " "), in_data(512)),
+        (it(), named(super::test_target::NQN, " "), in_data(512)),
         (io_connect(1), connect_data(1), in_data(16)),
     ];
     let count = cases.len();
@@ -73,10 +73,10 @@ fn every_field_of_connect_that_cannot_be_is_named() {
 }
 
 #[test]
-fn a_host_that_is_not_listed_is_told_so_and_one_that_is_comes_in() {
+fn only_listed_hosts_connect() {
     let hosts = Hosts::Listed(BTreeSet::from([HOST.to_owned()]));
     let mut rig = Rig::with(limits(), |plan| SubsystemExportConfig { hosts, ..plan });
-    let stranger = named(super::rig::NQN, "nqn.2026-01.org.tenmil:stranger");
+    let stranger = named(super::test_target::NQN, "nqn.2026-01.org.tenmil:stranger");
     let told = asked(&mut rig, &admin_connect(), &stranger);
     assert_eq!(told, (Status::CONNECT_INVALID_HOST, 1 << 16 | 512));
     assert!(
@@ -91,21 +91,22 @@ fn a_host_that_is_not_listed_is_told_so_and_one_that_is_comes_in() {
 
 /// Hosts are identified by name, and access lists decide: a name of any form is accepted.
 #[test]
-fn a_host_may_call_itself_as_it_likes() {
+fn any_valid_hostnqn_is_accepted() {
     let mut rig = Rig::new();
     for name in ["hostnqn", "nqn.2014-08.org.nvmexpress:uuid:me"] {
         let mut field: Ascii<256> = Ascii::nul_padded(name);
         field.0[255] = b'?';
         // Each host has its own identifier.
         let id = [name.as_bytes()[0] ^ name.as_bytes()[3]; 16];
-        let unzeroed = named(super::rig::NQN, name).with(|data| data.hostnqn(field).hostid(id));
+        let unzeroed =
+            named(super::test_target::NQN, name).with(|data| data.hostnqn(field).hostid(id));
         assert_eq!(asked(&mut rig, &admin_connect(), &unzeroed).0, Status::SUCCESS, "{name}");
         let told = rig.new_events.iter().any(
             |new_events| matches!(new_events, TargetEvent::Associated { host, .. } if host == name),
         );
         assert!(told, "{:?}", rig.new_events);
     }
-    let noise = named(super::rig::NQN, "a host");
+    let noise = named(super::test_target::NQN, "a host");
     assert_eq!(
         asked(&mut rig, &admin_connect(), &noise),
         (Status::CONNECT_INVALID_PARAMETERS, 1 << 16 | 512)
@@ -138,7 +139,7 @@ fn io_queues_are_for_the_host_of_an_enabled_controller_and_once_each() {
     rig.set_property(line, offset::CC, 1);
     assert_eq!(ask(&mut rig, 1), Status::CONNECT_INVALID_PARAMETERS, "entries of no size");
     rig.set_property(line, offset::CC, 0);
-    rig.set_property(line, offset::CC, super::rig::ENABLED);
+    rig.set_property(line, offset::CC, super::test_target::ENABLED);
     assert_eq!(ask(&mut rig, 1), Status::SUCCESS);
     let again = rig.dial(io_config());
     let tag = rig.submit_connect(again, &io_connect(1), &connect_data(cntlid));
@@ -182,7 +183,7 @@ fn a_host_identifier_of_zero_is_accepted_and_identifies_no_host() {
         let completion = rig.connect(admin, &admin_connect(), &data(CNTLID_DYNAMIC));
         assert_eq!(completion.status(), Status::SUCCESS);
         let cntlid = u16::try_from(completion.dw0()).unwrap();
-        rig.set_property(admin, offset::CC, super::rig::ENABLED);
+        rig.set_property(admin, offset::CC, super::test_target::ENABLED);
         let io = rig.dial(io_config());
         assert_eq!(rig.connect(io, &io_connect(1), &data(cntlid)).status(), Status::SUCCESS);
         let identified = connect_data(cntlid);
@@ -208,11 +209,11 @@ fn a_host_identifier_of_zero_is_accepted_and_identifies_no_host() {
 /// Reservations identify a host by its host identifier, and each registrant can read those of the
 /// others.
 #[test]
-fn a_host_that_gives_the_identifier_of_another_is_refused_by_the_names_of_both() {
+fn a_host_identifier_in_use_by_another_nqn_is_rejected() {
     const THIEF: &str = "nqn.2026-01.org.tenmil:thief";
     let mut rig = Rig::new();
     let (_, io) = rig.host(7);
-    let thief = || named(super::rig::NQN, THIEF);
+    let thief = || named(super::test_target::NQN, THIEF);
     let dial = |rig: &mut Rig| {
         let line = rig.dial(admin_config());
         rig.connect(line, &admin_connect(), &thief())
@@ -246,13 +247,13 @@ fn a_host_that_gives_the_identifier_of_another_is_refused_by_the_names_of_both()
 
 /// A common benchmark leaves HOSTNQN empty.
 #[test]
-fn a_host_without_a_name_is_accepted_only_where_any_host_may_connect_and_is_reported() {
+fn an_empty_hostnqn_connects_only_to_open_subsystems_and_is_reported() {
     let mut rig = Rig::new();
-    let unnamed = || named(super::rig::NQN, "");
+    let unnamed = || named(super::test_target::NQN, "");
     let (status, cntlid) = asked(&mut rig, &admin_connect(), &unnamed());
     assert_eq!(status, Status::SUCCESS);
     let admin = rig.lines.len() - 1;
-    rig.set_property(admin, offset::CC, super::rig::ENABLED);
+    rig.set_property(admin, offset::CC, super::test_target::ENABLED);
     let data = unnamed().with(|data| data.cntlid(u16::try_from(cntlid).unwrap()));
     assert_eq!(asked(&mut rig, &io_connect(1), &data).0, Status::SUCCESS);
     let told = rig.new_events.iter().filter(
@@ -277,7 +278,7 @@ fn a_host_without_a_name_is_accepted_only_where_any_host_may_connect_and_is_repo
     let mut rig = Rig::with(limits(), |plan| SubsystemExportConfig { masks: masked, ..plan });
     assert_eq!(asked(&mut rig, &admin_connect(), &unnamed()).0, Status::SUCCESS);
     let admin = rig.lines.len() - 1;
-    rig.set_property(admin, offset::CC, super::rig::ENABLED);
+    rig.set_property(admin, offset::CC, super::test_target::ENABLED);
     let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(2);
     let (completion, bytes) = rig.command(admin, &identify, DataDirection::ToHost(4096), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
@@ -287,7 +288,7 @@ fn a_host_without_a_name_is_accepted_only_where_any_host_may_connect_and_is_repo
 /// TCP does not acknowledge a close: the next Connect of a host may be processed before the end of
 /// the connection that had the queue, or while that connection waits for the device.
 #[test]
-fn a_queue_that_is_being_closed_is_waited_for() {
+fn connect_waits_for_a_closing_queue_of_the_same_id() {
     let (mut rig, is_stuck) = stuck();
     let (_, cntlid) = rig.admin();
     let first = rig.io(cntlid, 1);
@@ -336,7 +337,7 @@ fn a_queue_that_is_being_closed_is_waited_for() {
 /// A waiting Connect is canceled with its connection, and its connection is subject to the time
 /// limit of unconnected hosts.
 #[test]
-fn a_host_that_waits_for_a_queue_may_go_and_may_be_sent_away() {
+fn a_host_with_a_pending_connect_can_be_disconnected() {
     let mut rig = Rig::new();
     let (_, cntlid) = rig.admin();
     rig.io(cntlid, 1);
@@ -398,7 +399,7 @@ fn properties_that_there_are_not_and_lengths_that_are_wrong_are_invalid_fields()
 }
 
 #[test]
-fn a_length_that_is_not_that_of_the_blocks_is_refused_and_brings_nobody_elses_bytes() {
+fn a_wrong_transfer_length_is_rejected_and_leaks_no_data() {
     let mut rig = Rig::new();
     let (_, cntlid) = rig.admin();
     let io = rig.io(cntlid, 1);
@@ -427,7 +428,7 @@ fn a_length_that_is_not_that_of_the_blocks_is_refused_and_brings_nobody_elses_by
     assert_eq!(completion.status(), Status::SUCCESS);
     let (completion, _) = rig.command(io, &transfer(2, 0, 1), DataDirection::None, &[]);
     assert_eq!(completion.status(), wrong, "no data at all");
-    let beyond = transfer(IoOpcode::Read.code(), super::rig::BLOCKS, 1);
+    let beyond = transfer(IoOpcode::Read.code(), super::test_target::BLOCKS, 1);
     let (completion, _) = rig.command(io, &beyond, DataDirection::ToHost(512), &[]);
     assert_eq!(completion.status(), Status::LBA_OUT_OF_RANGE.with_dnr());
     let _ = io_config();
@@ -435,15 +436,15 @@ fn a_length_that_is_not_that_of_the_blocks_is_refused_and_brings_nobody_elses_by
 
 /// The state that results if two threads process Connect commands at the same time.
 #[test]
-fn a_controller_that_is_being_opened_is_taken_and_one_of_a_withdrawn_subsystem_ends() {
+fn a_cntlid_is_reserved_during_connect_and_a_removed_subsystem_ends_its_controllers() {
     let model = ControllerModel::Static(2);
     let rig = Rig::with(limits(), |plan| SubsystemExportConfig { model, ..plan });
-    let offer = rig.service.find(super::rig::NQN, 1).unwrap();
+    let offer = rig.service.find(super::test_target::NQN, 1).unwrap();
     let host = HostIds { nqn: HOST.to_owned(), identifier: 7 };
     let open = |asked| offer.open(rig.now, asked, (1, &host, "pipe"), rig.service.limits());
     let controller = open(2).unwrap();
     assert!(matches!(open(2), Err(ControllerError::Busy)));
-    assert!(rig.service.remove_subsystem(super::rig::NQN));
+    assert!(rig.service.remove_subsystem(super::test_target::NQN));
     let front = FabricsTransport::new(controller, rig.now);
     let association = Association::new(Arc::clone(&offer), 2, (host.clone(), 1), front);
     offer.add_association(&association);

@@ -16,7 +16,7 @@ use tenmil_wire::io::reservation::{
 };
 use tenmil_wire::{Command, Completion, IoOpcode, Status, TypedCommand};
 
-use super::rig::{BLOCKS, NQN, Rig, pattern, transfer};
+use super::test_target::{BLOCKS, NQN, Rig, pattern, transfer};
 use crate::tcp::StateDirectory;
 
 /// Service that keeps reservations in a directory, and two hosts with an I/O queue each.
@@ -135,7 +135,7 @@ fn snapshot(from: &Path) -> tempfile::TempDir {
 }
 
 #[test]
-fn what_persists_is_as_it_was_after_a_loss_of_power_and_nothing_else_is() {
+fn only_persistent_reservations_survive_power_loss() {
     let directory = tempfile::tempdir().unwrap();
     let mut before = World::begin(directory.path());
     for (nsid, cptpl) in [(KEPT, ChangePersistence::Persist), (FORGOTTEN, ChangePersistence::None)]

@@ -6,7 +6,7 @@ use tenmil_wire::fabrics::CNTLID_DYNAMIC;
 use tenmil_wire::identify::IdentifyController;
 use tenmil_wire::{AdminOpcode, Command, Fuse, IoOpcode, Status, TypedCommand};
 
-use super::rig::{
+use super::test_target::{
     BLOCKS, Rig, admin_config, admin_connect, connect_data, io_config, io_connect, limits, pattern,
     transfer,
 };
@@ -105,7 +105,7 @@ fn a_pair_writes_if_and_only_if_the_bytes_are_the_same() {
 /// Three hosts increment one counter by fused pairs, each based on the value it knows; the final
 /// value equals the number of successful pairs.
 #[test]
-fn what_several_hosts_do_at_once_is_done_one_after_the_other() {
+fn fused_pairs_of_several_hosts_are_atomic() {
     for seed in 0..12 {
         let mut rig = Rig::new();
         let lines = [1, 2, 3].map(|number| rig.host(number).1);
@@ -143,7 +143,7 @@ fn what_several_hosts_do_at_once_is_done_one_after_the_other() {
 }
 
 #[test]
-fn a_half_without_its_other_half_is_aborted() {
+fn a_fused_half_without_its_partner_is_aborted() {
     for way in ways() {
         let mut rig = Rig::new();
         let (_, cntlid) = rig.admin();
@@ -194,7 +194,7 @@ fn behind_a_pair(rig: &mut Rig, io: usize, command: &Command, data: DataDirectio
 }
 
 #[test]
-fn a_command_that_cannot_be_fused_is_refused_even_while_others_wait() {
+fn a_command_that_cannot_be_fused_is_rejected_while_others_wait() {
     for fuse in [Fuse::First, Fuse::Second, Fuse::Reserved] {
         let mut rig = Rig::new();
         let (_, cntlid) = rig.admin();
@@ -373,7 +373,7 @@ fn half_a_pair_can_be_aborted_and_its_other_half_ends_with_it() {
 }
 
 #[test]
-fn whoever_owes_a_second_half_is_sent_away_in_time_and_others_get_on() {
+fn a_host_with_an_overdue_second_half_is_disconnected() {
     for way in ways() {
         let mut rig = Rig::new();
         let (_, cntlid) = rig.admin();
@@ -393,7 +393,7 @@ fn whoever_owes_a_second_half_is_sent_away_in_time_and_others_get_on() {
 }
 
 #[test]
-fn where_there_are_no_pairs_a_half_is_refused_as_what_it_is() {
+fn a_fused_command_on_an_admin_queue_is_rejected() {
     let mut rig = Rig::new();
     let admin = rig.dial(admin_config());
     let connect = admin_connect().to_command().with_fuse(Fuse::First);
@@ -422,7 +422,7 @@ fn where_there_are_no_pairs_a_half_is_refused_as_what_it_is() {
 
 /// Data of an aborted half arrive after its page was allocated to another command.
 #[test]
-fn what_comes_late_for_half_a_pair_goes_nowhere() {
+fn late_data_of_a_failed_half_is_discarded() {
     let mut rig = Rig::new();
     rig.narrow = Some(700);
     let (_, cntlid) = rig.admin();
@@ -448,7 +448,7 @@ fn what_comes_late_for_half_a_pair_goes_nowhere() {
 /// A pair waits until every connection has confirmed that it is quiescent, so a connection that
 /// owes the confirmation is not idle.
 #[test]
-fn whoever_is_waited_for_is_not_left_alone() {
+fn a_connection_awaiting_a_fused_partner_does_not_sleep() {
     let mut rig = Rig::new();
     let [one, other] = [1, 2].map(|number| rig.host(number).1);
     send_pair(&mut rig, one, 0, [&[0; 512], &[1; 512]]);

@@ -13,10 +13,10 @@ use tenmil_wire::log::health::HealthInformation;
 use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status};
 
-use super::rig::{
+use super::server::{associate, exchange, serve};
+use super::test_target::{
     ENABLED, NQN, Rig, admin_config, admin_connect, connect_data, limits, pattern, transfer,
 };
-use super::server::{associate, exchange, serve};
 use crate::tcp::{Limits, PlacementPolicy};
 
 /// Whether each connection has no work and waits for no other connection.
@@ -25,7 +25,7 @@ fn quiet(rig: &Rig) -> Vec<bool> {
 }
 
 #[test]
-fn who_waits_for_memory_or_for_room_to_send_is_not_left_alone() {
+fn a_connection_waiting_for_memory_or_send_space_does_not_sleep() {
     let limits = Limits { memory_bytes: 260 << 10, connections_max: 3, ..limits() };
     let mut rig = Rig::with(limits, |plan| plan);
     let (_, cntlid) = rig.admin();
@@ -57,7 +57,7 @@ fn who_waits_for_memory_or_for_room_to_send_is_not_left_alone() {
 }
 
 #[test]
-fn nobody_hurries_for_a_host_that_only_says_that_it_is_there_and_may_be_silent_for_long() {
+fn keep_alive_with_a_long_timeout_allows_coalesced_wakeups() {
     let keep_alive = Command::new(AdminOpcode::KeepAlive.code());
     for (kato, lingers) in [(10_000, true), (2_500, true), (2_400, false), (0, false)] {
         let mut rig = Rig::new();
@@ -81,7 +81,7 @@ fn nobody_hurries_for_a_host_that_only_says_that_it_is_there_and_may_be_silent_f
 }
 
 #[test]
-fn a_host_that_is_told_of_an_event_is_hurried_for_because_it_will_ask() {
+fn an_event_completion_disables_wakeup_coalescing() {
     let mut rig = Rig::new();
     let line = rig.dial(admin_config());
     let connect = Connect { kato: 10_000, ..admin_connect() };
@@ -104,7 +104,7 @@ fn a_host_that_is_told_of_an_event_is_hurried_for_because_it_will_ask() {
 }
 
 #[test]
-fn what_a_queue_has_done_is_told_within_a_second_though_nothing_more_comes() {
+fn queue_counters_are_published_within_a_second() {
     let mut rig = Rig::new();
     let (_, cntlid) = rig.admin();
     let io = rig.io(cntlid, 1);
@@ -158,7 +158,7 @@ fn fall_asleep(reactors: &Reactors) {
 }
 
 #[test]
-fn idle_connections_are_left_alone_while_another_works_and_served_when_they_are_not() {
+fn idle_connections_are_not_polled_and_wake_on_input() {
     let (rig, clock) = (Rig::new(), Clock::start());
     let cores = CpuList::allowed().iter().take(1).collect();
     let reactors = Reactors::start(&cores, &ReactorOptions::default(), &clock).unwrap();

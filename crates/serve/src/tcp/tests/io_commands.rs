@@ -12,7 +12,7 @@ use tenmil_wire::identify::IdentifyController;
 use tenmil_wire::register::{Capabilities, offset};
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status};
 
-use super::rig::{
+use super::test_target::{
     BLOCKS, ENABLED, NQN, Rig, admin_config, admin_connect, connect_data, io_config, io_connect,
     limits, pattern, transfer,
 };
@@ -53,7 +53,7 @@ fn both_digests_change_nothing_but_the_bytes_on_the_wire() {
 /// PDO counts the header and its digest, PLEN includes both digests, LAST_PDU is set in the only
 /// PDU. SUCCESS replaces the response, because the queue has no flow control (§3.3.2.1).
 #[test]
-fn a_read_of_the_largest_transfer_is_one_unit_of_data() {
+fn a_read_of_the_largest_transfer_is_one_c2hdata_pdu() {
     const LEN: u32 = 1 << 20;
     let largest = Limits { transfer_bytes_max: LEN, ..limits() };
     for (use_digest, digest, pdo, flags) in
@@ -140,7 +140,7 @@ fn reservation_commands_end_when_nothing_else_is_under_way() {
 
 /// 16 different bytes: Connect, the feature and the report must show them in the same order.
 #[test]
-fn a_host_finds_its_identifier_as_it_has_given_it() {
+fn feature_81h_returns_the_host_identifier_of_connect() {
     let id: [u8; 16] = std::array::from_fn(|at| u8::try_from(at).unwrap() * 16 + 1);
     let mut rig = Rig::new();
     let connect = |rig: &mut Rig, line, connect: &Connect, cntlid| {
@@ -216,7 +216,7 @@ fn more_data_than_a_command_takes_are_taken_as_far_as_they_matter() {
 }
 
 #[test]
-fn everybody_who_is_connected_is_shown_with_what_he_has() {
+fn connection_samples_show_host_and_queue() {
     let mut rig = Rig::new();
     let stranger = rig.dial(io_config());
     let (_, cntlid) = rig.admin();
@@ -227,7 +227,7 @@ fn everybody_who_is_connected_is_shown_with_what_he_has() {
     let queues: Vec<_> = shown.iter().map(|one| (one.cntlid, one.queue)).collect();
     assert_eq!(queues, [(None, None), (Some(cntlid), Some(0)), (Some(cntlid), Some(1))]);
     let named = |host: &str| Some(host.to_owned());
-    assert_eq!((&shown[0].host, &shown[2].host), (&None, &named(super::rig::HOST)));
+    assert_eq!((&shown[0].host, &shown[2].host), (&None, &named(super::test_target::HOST)));
     assert_eq!((&shown[2].subsystem, shown[2].peer.as_str()), (&named(NQN), "pipe"));
     assert_eq!((shown[2].header_digest, shown[2].data_digest), (false, true));
     assert_eq!((shown[0].memory_bytes, shown[2].memory_bytes), (8192, 8192));
@@ -246,7 +246,7 @@ fn everybody_who_is_connected_is_shown_with_what_he_has() {
 
 /// A reactor in hybrid mode sleeps for this time.
 #[test]
-fn a_connection_knows_what_its_commands_take_while_there_are_any() {
+fn a_connection_reports_the_mean_latency_of_outstanding_commands() {
     let mut subsystem = None;
     let mut rig = Rig::with(limits(), |plan| {
         subsystem = Some(plan.subsystem.clone());

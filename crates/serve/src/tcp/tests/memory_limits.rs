@@ -15,7 +15,7 @@ use tenmil_reactor::{DetachReason, Poller};
 use tenmil_wire::fabrics::CNTLID_DYNAMIC;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status, TypedCommand};
 
-use super::rig::{
+use super::test_target::{
     BLOCKS, NQN, Rig, admin_config, admin_connect, connect_data, limits, pattern, transfer,
 };
 use crate::tcp::{ControllerModel, Hosts, Limits, SubsystemExportConfig};
@@ -62,7 +62,7 @@ fn crowd(rig: &mut Rig, seed: u64, rounds: usize) {
 }
 
 #[test]
-fn many_commands_end_in_memory_for_one_of_the_largest() {
+fn memory_freed_by_small_commands_serves_a_large_one() {
     for seed in 0..4 {
         let limits = scarce();
         let mut rig = Rig::with(limits, |plan| plan);
@@ -73,7 +73,7 @@ fn many_commands_end_in_memory_for_one_of_the_largest() {
 }
 
 #[test]
-fn streams_that_bring_little_and_take_little_change_nothing() {
+fn small_stream_fragments_do_not_change_the_result() {
     let mut rig = Rig::with(scarce(), |plan| plan);
     rig.narrow = Some(1500);
     crowd(&mut rig, 9, 2);
@@ -82,7 +82,7 @@ fn streams_that_bring_little_and_take_little_change_nothing() {
 }
 
 #[test]
-fn too_little_memory_is_refused_and_says_how_much_is_needed() {
+fn too_little_memory_is_rejected_with_the_required_amount() {
     let regions = tenmil_dma::RegionTable::new(8);
     let limits = Limits { memory_bytes: 128 << 10, ..limits() };
     let refused = crate::tcp::Service::new(&regions, limits).unwrap_err();
@@ -90,7 +90,7 @@ fn too_little_memory_is_refused_and_says_how_much_is_needed() {
 }
 
 #[test]
-fn a_host_that_owes_data_for_too_long_is_sent_away_and_others_get_on() {
+fn a_host_with_overdue_data_is_disconnected() {
     let mut rig = Rig::with(scarce(), |plan| plan);
     let (_, cntlid) = rig.admin();
     let lines = [rig.io(cntlid, 1), rig.io(cntlid, 2)];
@@ -115,12 +115,12 @@ fn a_host_that_owes_data_for_too_long_is_sent_away_and_others_get_on() {
 }
 
 #[test]
-fn a_full_house_is_refused_and_has_room_again_when_somebody_leaves() {
+fn a_connection_beyond_the_limit_is_rejected_until_another_closes() {
     let mut rig = Rig::with(scarce(), |plan| plan);
     let (admin, cntlid) = rig.admin();
     rig.io(cntlid, 1);
     rig.io(cntlid, 2);
-    let (_, far) = super::rig::Pipe::pair(&rig.regions);
+    let (_, far) = super::test_target::Pipe::pair(&rig.regions);
     let refused = rig.service.accept(Box::new(far), 1, rig.now).unwrap_err();
     assert!(refused.text.contains("3 are connected, expected fewer"), "{refused}");
     rig.lines[admin].pipe = None;
@@ -129,7 +129,7 @@ fn a_full_house_is_refused_and_has_room_again_when_somebody_leaves() {
 }
 
 #[test]
-fn a_host_that_takes_nothing_is_sent_away_and_its_memory_comes_back() {
+fn a_host_that_does_not_receive_is_disconnected() {
     let mut rig = Rig::new();
     let (_, cntlid) = rig.admin();
     let io = rig.io(cntlid, 1);
@@ -180,7 +180,7 @@ fn trickle(is_wanted: bool) -> (bool, bool) {
 }
 
 #[test]
-fn who_takes_little_by_little_what_others_wait_for_is_sent_away() {
+fn a_host_that_receives_slowly_while_others_wait_is_disconnected() {
     assert_eq!(trickle(true), (false, true));
     assert_eq!(trickle(false), (true, false));
 }
@@ -216,7 +216,7 @@ fn assert_the_first_gets_on(rig: &mut Rig, one: usize) {
 }
 
 #[test]
-fn whose_only_waiting_command_is_aborted_waits_no_more() {
+fn aborting_the_only_waiting_command_leaves_the_wait_queue() {
     let (mut rig, [admin, one, two], waiting) = contended();
     let cdw10 = u32::from(waiting) << 16 | 2;
     let abort = Command::new(AdminOpcode::Abort.code()).with_cdw10(cdw10);
@@ -228,7 +228,7 @@ fn whose_only_waiting_command_is_aborted_waits_no_more() {
 }
 
 #[test]
-fn who_is_told_why_it_ends_waits_for_memory_no_more() {
+fn a_terminated_connection_leaves_the_wait_queue() {
     let (mut rig, [_, one, two], _) = contended();
     // Not a valid PDU; the host still receives the termination request.
     let line = &mut rig.lines[two];
@@ -301,7 +301,7 @@ pub(super) fn stuck() -> (Rig, Arc<AtomicBool>) {
 }
 
 #[test]
-fn who_ends_keeps_only_the_memory_that_a_medium_works_on() {
+fn a_closed_connection_keeps_only_memory_of_executing_commands() {
     let (mut rig, is_stuck) = stuck();
     let (_, cntlid) = rig.admin();
     let io = rig.io(cntlid, 1);
@@ -323,7 +323,7 @@ fn who_ends_keeps_only_the_memory_that_a_medium_works_on() {
 }
 
 #[test]
-fn who_has_not_connected_has_no_memory_but_its_own_pages() {
+fn before_connect_a_connection_uses_only_its_own_pages() {
     let mut rig = Rig::new();
     let line = rig.dial(admin_config());
     let before = rig.service.budget().free_bytes();
@@ -354,7 +354,7 @@ fn who_has_not_connected_has_no_memory_but_its_own_pages() {
 }
 
 #[test]
-fn a_slow_host_that_sends_one_thing_after_the_other_stays() {
+fn a_slow_host_that_completes_commands_stays_connected() {
     let mut rig = Rig::new();
     let (_, cntlid) = rig.admin();
     let io = rig.io(cntlid, 1);
@@ -378,7 +378,7 @@ fn a_slow_host_that_sends_one_thing_after_the_other_stays() {
 }
 
 #[test]
-fn a_host_gets_its_queue_however_much_is_wanted_for_data() {
+fn connect_succeeds_while_the_buffer_pool_is_exhausted() {
     let mut rig =
         Rig::with(Limits { connections_max: 4, memory_bytes: 272 << 10, ..scarce() }, |plan| plan);
     let (_, cntlid) = rig.admin();
@@ -398,7 +398,7 @@ fn a_host_gets_its_queue_however_much_is_wanted_for_data() {
 }
 
 #[test]
-fn a_connection_moves_once_no_medium_works_for_it_and_takes_in_nothing_meanwhile() {
+fn a_connection_migrates_once_its_devices_are_idle() {
     let (mut rig, is_stuck) = stuck();
     let (_, cntlid) = rig.admin();
     let io = rig.io(cntlid, 1);
@@ -418,7 +418,7 @@ fn a_connection_moves_once_no_medium_works_for_it_and_takes_in_nothing_meanwhile
 }
 
 #[test]
-fn a_connection_whose_stream_is_its_threads_stays_and_goes_on() {
+fn a_connection_with_a_thread_bound_stream_does_not_migrate() {
     let mut rig = Rig::new();
     rig.traits.is_tied = true;
     let (_, cntlid) = rig.admin();
@@ -430,7 +430,7 @@ fn a_connection_whose_stream_is_its_threads_stays_and_goes_on() {
 }
 
 #[test]
-fn a_connection_that_has_ended_stays_until_its_media_and_the_kernel_have_let_go() {
+fn a_closed_connection_stays_until_devices_and_kernel_release_its_memory() {
     let (mut rig, is_stuck) = stuck();
     let (_, cntlid) = rig.admin();
     let io = rig.io(cntlid, 1);
@@ -467,7 +467,7 @@ fn gone_while_read() -> (Rig, u64) {
 }
 
 #[test]
-fn memory_that_is_still_read_for_a_host_that_has_gone_is_nobody_elses() {
+fn memory_referenced_by_the_kernel_is_not_reused() {
     let (mut rig, free) = gone_while_read();
     assert_eq!(rig.guests.len(), 2, "its end waits for the kernel");
     assert_eq!(rig.service.budget().free_bytes(), free - 8192 - u64::from(LARGEST));
@@ -482,7 +482,7 @@ fn memory_that_is_still_read_for_a_host_that_has_gone_is_nobody_elses() {
 }
 
 #[test]
-fn memory_that_is_read_for_too_long_is_never_used_again_and_that_is_said() {
+fn memory_referenced_by_the_kernel_beyond_the_timeout_is_leaked_and_reported() {
     let (mut rig, free) = gone_while_read();
     rig.pass(tenmil_base::Span::from_secs(31));
     assert_eq!(rig.guests.len(), 1);
@@ -512,10 +512,10 @@ fn host_named(rig: &mut Rig, name: &str, queues: u16) -> Vec<usize> {
     let completion = rig.connect(admin, &admin_connect(), &data(CNTLID_DYNAMIC));
     assert_eq!(completion.status(), Status::SUCCESS);
     let cntlid = u16::try_from(completion.dw0()).unwrap();
-    rig.set_property(admin, tenmil_wire::register::offset::CC, super::rig::ENABLED);
+    rig.set_property(admin, tenmil_wire::register::offset::CC, super::test_target::ENABLED);
     let connect = |rig: &mut Rig, qid| {
-        let line = rig.dial(super::rig::io_config());
-        let completion = rig.connect(line, &super::rig::io_connect(qid), &data(cntlid));
+        let line = rig.dial(super::test_target::io_config());
+        let completion = rig.connect(line, &super::test_target::io_connect(qid), &data(cntlid));
         assert_eq!(completion.status(), Status::SUCCESS);
         line
     };
@@ -540,7 +540,7 @@ fn hog(rig: &mut Rig, lines: &[usize]) {
 }
 
 #[test]
-fn a_host_gets_on_while_others_drip_into_all_that_they_can_have() {
+fn a_host_makes_progress_while_others_send_slowly_into_all_buffers() {
     let mut rig = Rig::new();
     let attackers: Vec<usize> =
         ["one", "two"].iter().flat_map(|name| host_named(&mut rig, name, 2)).collect();
@@ -595,7 +595,7 @@ fn drips_for(seconds: u64) -> bool {
 }
 
 #[test]
-fn a_byte_gives_a_host_no_more_time() {
+fn a_single_byte_does_not_extend_the_data_timeout() {
     assert!(drips_for(29));
     assert!(!drips_for(34), "though it sends a byte every second");
 }
@@ -628,14 +628,14 @@ fn slow_for(names: &[&str], steps: usize) -> usize {
 }
 
 #[test]
-fn a_slow_host_has_four_times_as_long_while_others_wait_for_its_memory() {
+fn a_slow_host_has_four_timeouts_while_others_need_memory() {
     assert_eq!(slow_for(&["one", "two"], 4), 4);
     assert!(slow_for(&["one", "two"], 6) < 4, "one of them at least is gone");
     assert_eq!(slow_for(&["one"], 8), 2, "nobody waits for it but itself");
 }
 
 #[test]
-fn an_abort_of_what_is_owed_does_not_keep_its_memory_for_ever() {
+fn aborting_a_command_with_outstanding_data_frees_its_memory() {
     let mut rig = Rig::new();
     let (admin, cntlid) = rig.admin();
     let io = rig.io(cntlid, 1);

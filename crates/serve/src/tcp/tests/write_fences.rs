@@ -17,7 +17,7 @@ use tenmil_wire::register::offset;
 use tenmil_wire::{Command, IoOpcode, Status, TypedCommand};
 
 use super::resets::{named, reset, submit};
-use super::rig::{
+use super::test_target::{
     BLOCKS, ENABLED, Rig, admin_config, admin_connect, connect_data, limits, transfer,
 };
 use crate::tcp::{InjectedBugs, Limits, TargetEvent};
@@ -192,7 +192,7 @@ fn last_written(bugs: InjectedBugs, name: &str, end: End, host: Option<u8>) -> V
 }
 
 #[test]
-fn a_write_of_an_ended_association_never_lands_over_a_newer_one() {
+fn a_write_of_an_ended_association_never_overwrites_a_newer_one() {
     for (name, end) in ENDS {
         for host in [None, Some(9)] {
             let found = last_written(InjectedBugs::default(), name, end, host);
@@ -210,7 +210,7 @@ fn the_injected_bug_of_unfenced_writes_is_one() {
 }
 
 #[test]
-fn a_medium_that_never_answers_costs_its_blocks_and_nothing_else() {
+fn a_device_that_never_completes_locks_only_its_written_blocks() {
     let (mut rig, medium) = lagging(InjectedBugs::default());
     let (_, cntlid) = rig.admin();
     let old = rig.io(cntlid, 1);
@@ -259,7 +259,7 @@ fn a_medium_that_never_answers_costs_its_blocks_and_nothing_else() {
 
 /// The thread of the queue has ended with a write in the device, which may still take effect.
 #[test]
-fn a_controller_whose_writes_were_given_up_is_never_called_reset() {
+fn a_controller_with_abandoned_writes_is_never_reported_as_reset() {
     for is_in_flight in [false, true] {
         let (mut rig, _) = lagging(InjectedBugs::default());
         let (one, cntlid) = rig.admin();

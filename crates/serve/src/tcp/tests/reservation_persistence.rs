@@ -16,7 +16,9 @@ use tenmil_wire::io::reservation::{
 use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status, TypedCommand};
 
-use super::rig::{BLOCKS, Rig, connect_data, io_config, io_connect, limits, pattern, transfer};
+use super::test_target::{
+    BLOCKS, Rig, connect_data, io_config, io_connect, limits, pattern, transfer,
+};
 use crate::tcp::TargetEvent;
 
 /// Store that completes a write only when the test does.
@@ -129,7 +131,7 @@ impl Race {
 }
 
 #[test]
-fn a_slow_keeper_holds_up_one_answer_and_no_io() {
+fn a_slow_reservation_store_delays_no_io() {
     let mut race = Race::new();
     let tag = race.acquire(0);
     assert_eq!(race.ended(0, tag), None);
@@ -143,7 +145,7 @@ fn a_slow_keeper_holds_up_one_answer_and_no_io() {
 }
 
 #[test]
-fn a_keeper_that_fails_fails_the_command_and_nothing_has_changed() {
+fn a_failed_reservation_store_fails_the_command_without_effect() {
     let mut race = Race::new();
     let tag = race.acquire(0);
     race.write(Err("write r: no room"));
@@ -155,7 +157,7 @@ fn a_keeper_that_fails_fails_the_command_and_nothing_has_changed() {
 }
 
 #[test]
-fn of_two_hosts_that_race_the_first_gets_it() {
+fn of_two_racing_hosts_the_first_gets_the_reservation() {
     let mut race = Race::new();
     let (second, first) = (race.acquire(1), race.acquire(0));
     race.write(Ok(()));
@@ -166,7 +168,7 @@ fn of_two_hosts_that_race_the_first_gets_it() {
 }
 
 #[test]
-fn a_command_that_is_being_written_down_is_not_aborted() {
+fn a_reservation_command_being_persisted_is_not_aborted() {
     let mut race = Race::new();
     let tag = race.acquire(0);
     let abort = Command::new(AdminOpcode::Abort.code()).with_cdw10(u32::from(tag) << 16 | 1);
@@ -178,7 +180,7 @@ fn a_command_that_is_being_written_down_is_not_aborted() {
 }
 
 #[test]
-fn a_host_that_goes_while_it_waits_leaves_nothing_behind_and_its_reservation_stands() {
+fn a_reservation_is_stored_if_its_host_disconnects_meanwhile() {
     // The host loses its I/O connection or its admin connection, or resets its controller.
     for way in 0..3 {
         let mut race = Race::new();
@@ -204,7 +206,7 @@ fn a_host_that_goes_while_it_waits_leaves_nothing_behind_and_its_reservation_sta
 }
 
 #[test]
-fn a_queue_that_comes_again_is_not_told_of_the_command_of_another() {
+fn a_reconnected_queue_gets_no_completion_of_the_old_one() {
     let mut race = Race::new();
     race.acquire(0);
     race.rig.lines[race.io[0]].pipe = None;

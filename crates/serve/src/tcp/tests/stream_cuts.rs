@@ -3,7 +3,7 @@
 use tenmil_nvme_tcp::DataDirection;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status};
 
-use super::rig::{Rig, pattern, transfer};
+use super::test_target::{Rig, pattern, transfer};
 
 /// Writes, reads and an event request on two connections, until one of them is cut.
 fn session(rig: &mut Rig, admin: usize, io: usize) {
@@ -54,21 +54,21 @@ fn cut(is_admin: bool, is_upwards: bool, step: usize) -> usize {
 }
 
 #[test]
-fn a_cut_at_any_byte_that_a_host_sends_leaves_nothing_behind() {
+fn a_stream_cut_at_any_received_byte_leaks_nothing() {
     // Three writes with in-capsule data, and their capsules.
     assert!(cut(false, true, 37) > 16 << 10);
     assert!(cut(true, true, 1) >= 144);
 }
 
 #[test]
-fn a_cut_at_any_byte_that_a_host_gets_leaves_nothing_behind() {
+fn a_stream_cut_at_any_sent_byte_leaks_nothing() {
     assert!(cut(false, false, 37) > 16 << 10);
     assert!(cut(true, false, 13) >= 4096);
 }
 
 #[test]
 #[ignore = "takes minutes: .ci/nightly runs it"]
-fn a_cut_at_every_single_byte_leaves_nothing_behind() {
+fn a_stream_cut_at_every_byte_leaks_nothing() {
     let all = [(false, true), (false, false), (true, false)];
     let cuts = all.map(|(is_admin, is_upwards)| cut(is_admin, is_upwards, 1));
     assert!(cuts.iter().all(|count| *count >= 4096), "{cuts:?}");
@@ -76,8 +76,8 @@ fn a_cut_at_every_single_byte_leaves_nothing_behind() {
 
 /// Cuts ICReq and Connect at every byte.
 #[test]
-fn a_cut_before_a_connection_is_anything_leaves_nothing_behind() {
-    use super::rig::{admin_config, admin_connect, connect_data};
+fn a_stream_cut_before_connect_leaks_nothing() {
+    use super::test_target::{admin_config, admin_connect, connect_data};
     use tenmil_wire::TypedCommand;
     use tenmil_wire::fabrics::CNTLID_DYNAMIC;
     for at in 0..128 + 72 + 1024 {

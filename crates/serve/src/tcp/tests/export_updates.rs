@@ -14,7 +14,7 @@ use tenmil_wire::layout::Ascii;
 use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status};
 
-use super::rig::{ENABLED, NQN, Rig, admin_config, admin_connect, limits, transfer};
+use super::test_target::{ENABLED, NQN, Rig, admin_config, admin_connect, limits, transfer};
 use crate::tcp::association::{Association, HostIds};
 use crate::tcp::{Hosts, SubsystemExportConfig, SubsystemExportUpdate};
 
@@ -104,7 +104,7 @@ const NAMESPACES: u32 = 0x04;
 const ANA: u32 = 0x0c;
 
 #[test]
-fn a_namespace_that_is_added_is_told_to_those_who_may_see_it() {
+fn adding_a_namespace_notifies_hosts_that_can_see_it() {
     let mut rig = rig();
     let (one, two) = (admin(&mut rig, ONE), admin(&mut rig, TWO));
     rig.service.add_namespace(NQN, namespace(&rig, 1)).unwrap();
@@ -133,7 +133,7 @@ fn a_namespace_that_is_added_is_told_to_those_who_may_see_it() {
 }
 
 #[test]
-fn a_host_is_sent_an_event_when_a_namespace_is_hidden_and_none_of_one_that_it_never_saw() {
+fn hiding_a_namespace_notifies_only_hosts_that_could_see_it() {
     let mut rig = rig();
     for nsid in [1, 2] {
         rig.service.add_namespace(NQN, namespace(&rig, nsid)).unwrap();
@@ -182,7 +182,7 @@ fn masks_and_namespaces_that_change_while_a_controller_is_opened_hold_for_it() {
 }
 
 #[test]
-fn a_host_that_may_not_stay_goes_and_the_others_do_not_notice() {
+fn an_update_disconnects_only_hosts_no_longer_allowed() {
     let mut rig = rig();
     rig.service.add_namespace(NQN, namespace(&rig, 1)).unwrap();
     let (one, two) = (admin(&mut rig, ONE), admin(&mut rig, TWO));
@@ -202,7 +202,7 @@ fn a_host_that_may_not_stay_goes_and_the_others_do_not_notice() {
 }
 
 #[test]
-fn a_path_that_changes_is_told_and_what_stays_as_it_was_is_no_news() {
+fn an_ana_change_is_reported_only_if_the_state_differs() {
     let mut rig = rig();
     rig.service.add_namespace(NQN, namespace(&rig, 1)).unwrap();
     let one = admin(&mut rig, ONE);
@@ -223,7 +223,7 @@ fn a_path_that_changes_is_told_and_what_stays_as_it_was_is_no_news() {
 }
 
 #[test]
-fn a_namespace_that_goes_takes_no_other_with_it() {
+fn removing_a_namespace_keeps_the_others() {
     let subsystem = subsystem();
     let mut rig = rig_of(subsystem.clone());
     for nsid in [1, 2] {
