@@ -139,7 +139,7 @@ impl ControllerConnection {
                 remaining: capsule.len_bytes,
                 digest: Crc32c::new(),
             };
-            self.begin_body(body, rest, events);
+            self.receive_or_keep_body(body, rest, events);
         }
         Ok(())
     }
@@ -195,13 +195,13 @@ impl ControllerConnection {
             remaining: count,
             digest: Crc32c::new(),
         };
-        self.begin_body(body, rest, events);
+        self.receive_or_keep_body(body, rest, events);
         Ok(())
     }
 
     /// Receives a body that is in `bytes` as a whole, or leaves it to [`receive_body`](Receive::receive_body).
     #[inline]
-    fn begin_body(
+    fn receive_or_keep_body(
         &mut self,
         body: PduBody,
         (bytes, at): (&[u8], &mut usize),
@@ -229,7 +229,7 @@ impl ControllerConnection {
             true
         } else {
             if slot.received == slot.oldest_r2t().1 {
-                slot.pop_r2t();
+                slot.remove_oldest_r2t();
             }
             let is_complete = slot.received == slot.len_bytes;
             let still_awaits_data =

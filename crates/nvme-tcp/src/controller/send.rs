@@ -133,7 +133,7 @@ impl ControllerConnection {
         }
         let begin = slot.issued;
         let len_bytes = (slot.ready - begin).min(self.config.r2t_bytes_max);
-        slot.push_r2t(begin + len_bytes);
+        slot.add_r2t_range(begin + len_bytes);
         let has_more = slot.issued < slot.ready && u32::from(slot.r2t_count) < limit;
         let pdu = R2t::new(self.core.outgoing, (slot.cid, tag), begin, len_bytes);
         self.core.push(pdu.as_bytes(), 0);

@@ -106,7 +106,7 @@ impl CommandSlot {
     }
 
     /// Adds a requested range.
-    pub(super) fn push_r2t(&mut self, end: u32) {
+    pub(super) fn add_r2t_range(&mut self, end: u32) {
         let index = (self.r2t_first + self.r2t_count) % R2TS_MAX;
         self.r2t_ends[usize::from(index)] = end;
         self.r2t_count += 1;
@@ -114,7 +114,7 @@ impl CommandSlot {
     }
 
     /// Removes the oldest range, which has arrived completely.
-    pub(super) fn pop_r2t(&mut self) {
+    pub(super) fn remove_oldest_r2t(&mut self) {
         self.r2t_begin = self.r2t_ends[usize::from(self.r2t_first)];
         self.r2t_first = (self.r2t_first + 1) % R2TS_MAX;
         self.r2t_count -= 1;

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_medium_can_do_is_told() {
+    fn only_supported_operations_are_offered() {
         let all = flags(limits(), false);
         assert_eq!(all.0, 0b1101_0110_1101, "{all:?}");
         let read_only = flags(limits(), true);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn another_size_may_be_asked_for_only_where_that_is_allowed_and_one_may_write() {
+    fn resize_is_offered_only_for_writable_exports_that_allow_it() {
         for (is_read_only, expected) in [(false, true), (true, false)] {
             let export = Export::new("x", "", limits(), is_read_only).unwrap();
             assert!(!export.flags(true).has(Flags::SEND_RESIZE));

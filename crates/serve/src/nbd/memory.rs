@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_is_as_long_as_was_asked_for_wherever_one_begins() {
+    fn a_buffer_has_the_requested_length_from_any_offset() {
         let pool = pool(POOL_BYTES);
         let mut store = LargeBuffers::new(layout(), Arc::clone(&pool));
         let largest = tenmil_wire::nbd::PAYLOAD_BYTES_MAX;
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_gone_is_refused_until_it_comes_back() {
+    fn an_exhausted_pool_rejects_requests_until_memory_is_freed() {
         let pool = pool(POOL_BYTES);
         let mut store = LargeBuffers::new(layout(), Arc::clone(&pool));
         let all = store.take(tenmil_wire::nbd::PAYLOAD_BYTES_MAX).unwrap();

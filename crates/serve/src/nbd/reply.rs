@@ -133,7 +133,7 @@ mod tests {
     use super::RequestFailure;
 
     #[test]
-    fn a_medium_that_has_gone_or_may_not_be_written_is_told_from_one_that_failed() {
+    fn removed_and_read_only_devices_have_errors_of_their_own() {
         for (status, error) in [
             (IoStatus::NO_DEVICE, ErrorCode::ESHUTDOWN),
             (IoStatus::ABORTED_BY_HOST, ErrorCode::ESHUTDOWN),

@@ -288,7 +288,7 @@ mod tests {
     use super::{MemoryLease, ServerConfig, ZeroCopyBuffers};
 
     #[test]
-    fn one_address_does_not_take_all_connections_and_gives_its_own_back() {
+    fn one_address_cannot_use_all_connections() {
         let (leased, regions) = (Arc::<ZeroCopyBuffers>::default(), RegionTable::new(64));
         let take = |peer: &str| MemoryLease::take(&leased, &regions, peer, (6, 2));
         let one = take("127.0.0.1:1").unwrap();
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn one_address_has_half_and_what_a_client_opens_for_itself() {
+    fn one_address_has_half_of_the_connections() {
         assert_eq!([2, 64, 1000].map(ServerConfig::per_address_max_of), [16, 32, 500]);
     }
 }

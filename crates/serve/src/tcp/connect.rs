@@ -69,13 +69,13 @@ impl ConnectError {
     }
 
     /// Rejects an invalid field of the command.
-    fn command(offset: u16, why: impl Into<String>) -> Self {
+    fn invalid_command_field(offset: u16, why: impl Into<String>) -> Self {
         let result = InvalidParameter(0).with(|dword| dword.ipo(offset)).0;
         Self { result, ..Self::new(InvalidParameter::STATUS, why) }
     }
 
     /// Rejects an invalid field of the data.
-    fn data(offset: u16, why: impl Into<String>) -> Self {
+    fn invalid_data_field(offset: u16, why: impl Into<String>) -> Self {
         let result = InvalidParameter(0).with(|dword| dword.ipo(offset).in_data(true)).0;
         Self { result, ..Self::new(InvalidParameter::STATUS, why) }
     }
@@ -103,7 +103,7 @@ impl ConnectRequest<'_> {
         let entries = u32::from(self.connect.sqsize) + 1;
         if entries < 2 || entries > limit.into() {
             let why = format!("its queue has {entries} entries, expected 2 to {limit}");
-            return Err(ConnectError::command(SQSIZE, why));
+            return Err(ConnectError::invalid_command_field(SQSIZE, why));
         }
         let host = self.host()?;
         let longest = self.service.limits().admission().keep_alive_max;
@@ -112,13 +112,13 @@ impl ConnectRequest<'_> {
                 "its keep-alive time-out is {} ms, expected at most {longest}",
                 self.connect.kato
             );
-            return Err(ConnectError::command(KATO, why));
+            return Err(ConnectError::invalid_command_field(KATO, why));
         }
         let field = self.data.subnqn();
         if nqn::read(&field.0).is_ok_and(|name| self.service.is_discovery(name)) {
-            return self.discovery(host);
+            return self.grant_discovery(host);
         }
-        if self.connect.qid == 0 { self.admin(host) } else { self.io(&host) }
+        if self.connect.qid == 0 { self.grant_admin(host) } else { self.grant_io(&host) }
     }
 
     /// Host identity of the request. An empty HOSTNQN is a host that no list can contain; it may
@@ -128,7 +128,7 @@ impl ConnectRequest<'_> {
         let name = match field.0.first() {
             Some(0) => "",
             _ => nqn::read_host(&field.0)
-                .map_err(|why| ConnectError::data(HOSTNQN, format!("host {why}")))?,
+                .map_err(|why| ConnectError::invalid_data_field(HOSTNQN, format!("host {why}")))?,
         };
         // Same byte order as in feature 81h and in reservation reports.
         Ok(HostIds { nqn: name.to_owned(), identifier: u128::from_le_bytes(self.data.hostid()) })
@@ -137,9 +137,10 @@ impl ConnectRequest<'_> {
     fn export(&self) -> Result<Arc<super::subsystem_export::SubsystemExport>, ConnectError> {
         let field = self.data.subnqn();
         let name = nqn::read(&field.0);
-        let name = name.map_err(|why| ConnectError::data(SUBNQN, format!("subsystem {why}")))?;
+        let name = name
+            .map_err(|why| ConnectError::invalid_data_field(SUBNQN, format!("subsystem {why}")))?;
         self.service.find(name, self.port).ok_or_else(|| {
-            ConnectError::data(
+            ConnectError::invalid_data_field(
                 SUBNQN,
                 format!("it requests {name}, which is not exported at this port"),
             )
@@ -147,42 +148,51 @@ impl ConnectRequest<'_> {
     }
 
     /// Grants a discovery controller: to any host, without I/O queues (Base 2.1 §3.1.3.3).
-    fn discovery(&self, host: HostIds) -> Result<ConnectGrant, ConnectError> {
+    fn grant_discovery(&self, host: HostIds) -> Result<ConnectGrant, ConnectError> {
         if self.connect.qid != 0 {
             let why = format!(
                 "it requests queue {} of a discovery controller, expected 0",
                 self.connect.qid
             );
-            return Err(ConnectError::command(QID, why));
+            return Err(ConnectError::invalid_command_field(QID, why));
         }
         if self.data.cntlid() != CNTLID_DYNAMIC {
             let why = format!("it requests discovery controller {:#x}", self.data.cntlid());
-            return Err(ConnectError::data(CNTLID, format!("{why}, expected any, 0xffff")));
+            return Err(ConnectError::invalid_data_field(
+                CNTLID,
+                format!("{why}, expected any, 0xffff"),
+            ));
         }
         Ok(ConnectGrant::Discovery(host.nqn))
     }
 
-    fn admin(&self, host: HostIds) -> Result<ConnectGrant, ConnectError> {
+    fn grant_admin(&self, host: HostIds) -> Result<ConnectGrant, ConnectError> {
         let export = self.export()?;
         let requested = self.data.cntlid();
         let limits = self.service.limits();
-        let opened = export.open(self.now, requested, (self.port, &host, self.peer), limits);
+        let opened =
+            export.create_controller(self.now, requested, (self.port, &host, self.peer), limits);
         let mut controller = opened.map_err(|why| controller_error(why, &host))?;
         let cntlid = controller.configuration().cntlid;
         let kato = controller.set_keep_alive(self.now, self.connect.kato);
         let transport = FabricsTransport::new(controller, self.now);
         let association =
             Association::new(Arc::clone(&export), cntlid, (host, self.port), transport);
-        kato.map_err(|_| ConnectError::command(KATO, "its keep-alive time-out is too long"))?;
+        kato.map_err(|_| {
+            ConnectError::invalid_command_field(KATO, "its keep-alive time-out is too long")
+        })?;
         export.add_association(&association);
         Ok(ConnectGrant::Admin(association))
     }
 
-    fn io(&self, host: &HostIds) -> Result<ConnectGrant, ConnectError> {
+    fn grant_io(&self, host: &HostIds) -> Result<ConnectGrant, ConnectError> {
         let export = self.export()?;
         let (cntlid, qid) = (self.data.cntlid(), self.connect.qid);
         let association = export.association(cntlid).ok_or_else(|| {
-            ConnectError::data(CNTLID, format!("it has no controller {cntlid} of {}", export.nqn()))
+            ConnectError::invalid_data_field(
+                CNTLID,
+                format!("it has no controller {cntlid} of {}", export.nqn()),
+            )
         })?;
         association.host.check_queue_of(host, cntlid)?;
         let may_create = association.transport().may_create(qid);
@@ -201,7 +211,7 @@ impl HostIds {
                 self.display_name(),
                 other.display_name()
             );
-            return Err(ConnectError::data(HOSTNQN, why));
+            return Err(ConnectError::invalid_data_field(HOSTNQN, why));
         }
         if other.identifier == self.identifier || other.identifier == 0 {
             return Ok(());
@@ -214,7 +224,7 @@ impl HostIds {
         let why = format!(
             "its host identifier is {found}, expected {expected} as for the admin queue of controller {cntlid}"
         );
-        Err(ConnectError::data(HOSTID, why))
+        Err(ConnectError::invalid_data_field(HOSTID, why))
     }
 }
 
@@ -225,7 +235,7 @@ fn controller_error(why: ControllerError, host: &HostIds) -> ConnectError {
             let result = InvalidParameter(0).with(|dword| dword.ipo(HOSTNQN).in_data(true)).0;
             ConnectError { result, ..ConnectError::new(Status::CONNECT_INVALID_HOST, why) }
         }
-        ControllerError::Identifier(requested) => ConnectError::data(
+        ControllerError::Identifier(requested) => ConnectError::invalid_data_field(
             CNTLID,
             format!(
                 "it requests controller {requested:#x}, expected an existing one, or 0xffff for any"
@@ -252,7 +262,7 @@ fn host_in_use_error(why: &HostInUse, host: &HostIds) -> ConnectError {
         host.display_name(),
         host.display_identifier()
     );
-    let refused = ConnectError::data(HOSTID, text);
+    let refused = ConnectError::invalid_data_field(HOSTID, text);
     match why.registered_in {
         Some(_) => refused,
         None => ConnectError { status: InvalidParameter::STATUS, ..refused },
@@ -262,13 +272,14 @@ fn host_in_use_error(why: &HostInUse, host: &HostIds) -> ConnectError {
 /// Translates a queue creation error into a rejection.
 pub(super) fn queue_error(why: CreateQueueError) -> ConnectError {
     match why {
-        CreateQueueError::NotEnabled => ConnectError::command(
+        CreateQueueError::NotEnabled => ConnectError::invalid_command_field(
             QID,
             "its controller is not enabled, expected CC.EN 1, IOSQES 6 and IOCQES 4",
         ),
-        CreateQueueError::Identifier { qid, granted } => {
-            ConnectError::command(QID, format!("it requests queue {qid}, expected 1 to {granted}"))
-        }
+        CreateQueueError::Identifier { qid, granted } => ConnectError::invalid_command_field(
+            QID,
+            format!("it requests queue {qid}, expected 1 to {granted}"),
+        ),
         CreateQueueError::Exists { qid, is_ending } => queue_exists_error(qid, is_ending),
     }
 }

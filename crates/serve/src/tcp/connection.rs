@@ -346,7 +346,7 @@ impl TargetConnection {
         // Handling an event adds none.
         let mut events = core::mem::replace(&mut self.events, EventQueue::with_capacity(EVENTS));
         let left = &events.as_slice()[first..];
-        let count = left.iter().take_while(|event| self.handle(now, event)).count();
+        let count = left.iter().take_while(|event| self.handle_event(now, event)).count();
         if count < left.len() {
             (self.events, self.next_event) = (events, first + count);
             return count;
@@ -365,7 +365,7 @@ impl TargetConnection {
 
     /// Handles one event. Returns false if there is no buffer for it now.
     #[inline]
-    fn handle(&mut self, now: Instant, event: &ControllerEvent) -> bool {
+    fn handle_event(&mut self, now: Instant, event: &ControllerEvent) -> bool {
         match *event {
             ControllerEvent::Command { tag, ref command, data: Ok(data) } => {
                 match self.commands.admit(&mut self.end, (tag, now), command, data) {

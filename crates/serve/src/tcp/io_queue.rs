@@ -283,7 +283,7 @@ impl IoQueue {
                         }
                         Some((tag, _)) => {
                             self.ready.retain(|ready| *ready != tag);
-                            self.refuse(commands, end, tag, Status::ABORT_REQUESTED);
+                            self.reject(commands, end, tag, Status::ABORT_REQUESTED);
                             true
                         }
                     };
@@ -294,7 +294,7 @@ impl IoQueue {
     }
 
     /// Completes a command that has not started.
-    pub(super) fn refuse(
+    pub(super) fn reject(
         &self,
         commands: &mut CommandTable,
         end: &mut ControllerConnection,

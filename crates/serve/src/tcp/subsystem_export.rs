@@ -146,7 +146,7 @@ impl SubsystemExport {
     }
 
     /// Creates a controller for a host that connected to `port`.
-    pub(super) fn open(
+    pub(super) fn create_controller(
         &self,
         now: Instant,
         requested: u16,

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_sleeps_however_many_say_nothing_at_its_door() {
+    fn silent_connections_do_not_keep_the_reactor_awake() {
         let (mut host, directory) = host();
         assert!(may_sleep(&mut host), "nobody is there");
         let clients: Vec<Connection> = (0..12).map(|_| connect(&directory)).collect();
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_says_nothing_does_not_keep_others_out() {
+    fn a_silent_client_does_not_block_others() {
         let (mut host, directory) = host();
         let silent = connect(&directory);
         host.poll_all(Instant::default());
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_sleeps_while_its_client_reads_nothing() {
+    fn a_client_that_reads_nothing_does_not_keep_the_reactor_awake() {
         let (mut host, directory) = host();
         let client = connect(&directory);
         assert!(may_sleep(&mut host));

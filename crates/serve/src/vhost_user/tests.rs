@@ -1,6 +1,6 @@
 //! Tests of a disk over a Unix socket, with front ends that speak the protocol by hand.
 
-mod again;
+mod crash_recovery;
 mod driver;
 mod growing;
 mod hostile;

@@ -246,7 +246,7 @@ fn client_that_waits_for_an_answer_is_not_idle() {
 }
 
 #[test]
-fn client_that_takes_no_replies_is_disconnected_after_a_window() {
+fn client_that_receives_no_replies_is_disconnected_after_a_window() {
     let mut world = World::new(false);
     for cookie in 0..8 {
         world.send(at(0), &request(Command::READ, cookie, 0, 1 << 20));

@@ -80,7 +80,7 @@ fn a_read_only_export_refuses_every_change() {
 }
 
 #[test]
-fn a_medium_that_forgets_everything_promises_no_flush() {
+fn a_volatile_device_offers_no_flush() {
     let mut session =
         Session::with(false, |limits| limits.durability = tenmil_base::Durability::NonPersistent);
     let found = completed(&mut session, &request(Command::FLUSH, 7, 0, 0));
@@ -99,7 +99,7 @@ fn who_asks_what_is_where_without_having_said_so_is_refused() {
 }
 
 #[test]
-fn an_error_of_the_medium_is_told_with_its_place() {
+fn a_device_error_is_reported_with_its_offset() {
     for structured in [true, false] {
         let mut session = Session::new();
         session.talk(&handshake(structured), usize::MAX);
@@ -127,7 +127,7 @@ fn an_error_of_the_medium_is_told_with_its_place() {
 }
 
 #[test]
-fn only_where_nobody_knows_how_to_go_on_is_the_connection_closed() {
+fn only_unrecoverable_violations_close_the_connection() {
     let too_long = OptionHeader { option: OptionCode::LIST, len_bytes: PAYLOAD_BYTES_MAX + 1 };
     let mut bad_magic = request(Command::READ, 1, 0, 512);
     bad_magic[0] ^= 1;
@@ -149,7 +149,7 @@ fn only_where_nobody_knows_how_to_go_on_is_the_connection_closed() {
 }
 
 #[test]
-fn an_option_that_makes_no_sense_is_refused_and_the_next_one_is_answered() {
+fn an_invalid_option_is_rejected_and_the_next_one_is_handled() {
     use OptionReplyCode as Kind;
     let asks = |option: OptionCode, data: &[u8], expected: Kind| (option, data.to_vec(), expected);
     let set = |data: &[u8]| {
@@ -202,7 +202,7 @@ fn an_end_in_the_middle_brings_what_is_complete_to_its_end() {
 }
 
 #[test]
-fn a_broken_connection_is_over_when_the_backend_has_let_go() {
+fn a_broken_connection_ends_when_the_device_has_completed_all_requests() {
     let mut session = Session::new();
     session.talk(&handshake(true), usize::MAX);
     session.give(&request(Command::READ, 1, 0, 512));

@@ -198,7 +198,7 @@ fn connections_end_in_every_way_and_leave_nothing() {
 }
 
 #[test]
-fn a_connection_goes_on_wherever_its_thread_moves() {
+fn a_connection_continues_after_migration() {
     const BYTES: u32 = 64 << 10;
     /// More than the socket buffers hold, so that the server always has some requests outstanding.
     const READS: u64 = 256;
@@ -240,7 +240,7 @@ fn a_connection_goes_on_wherever_its_thread_moves() {
 }
 
 #[test]
-fn one_too_many_is_sent_away_and_told_of() {
+fn a_connection_beyond_the_limit_is_rejected_and_reported() {
     let house = serve(PollMode::Adaptive, 1);
     let mut first = connect(&house);
     let come =
@@ -256,7 +256,7 @@ fn one_too_many_is_sent_away_and_told_of() {
 }
 
 #[test]
-fn a_connection_is_counted_and_can_be_sent_away() {
+fn a_connection_is_listed_and_can_be_disconnected() {
     let house = serve(PollMode::Adaptive, 4);
     let (mut one, mut other) = (connect(&house), connect(&house));
     exchange(&mut one, &write(1, 512, &[7; 4096]), &mut []);
@@ -343,7 +343,7 @@ fn who_is_sent_away_is_answered_first_however_long_that_takes() {
 }
 
 #[test]
-fn a_device_that_grows_is_larger_for_whoever_comes_and_whoever_is_there() {
+fn a_resize_is_visible_to_new_and_connected_clients() {
     let house = serve(PollMode::Adaptive, 4);
     house.device.resized(4096);
     assert_eq!(new_events(&house), NbdEvent::Resized { size_bytes: 4096 * 512 });
@@ -359,7 +359,7 @@ fn a_device_that_grows_is_larger_for_whoever_comes_and_whoever_is_there() {
 }
 
 #[test]
-fn a_file_that_is_served_becomes_longer_and_shorter_at_a_clients_wish() {
+fn a_client_resizes_an_exported_file() {
     let mut file = std::path::PathBuf::new();
     let house = serve_medium(PollMode::Adaptive, 4, true, |regions, directory| {
         file = directory.join("blocks");
@@ -408,7 +408,7 @@ fn a_file_that_is_served_becomes_longer_and_shorter_at_a_clients_wish() {
 }
 
 #[test]
-fn a_server_that_ends_takes_its_socket_and_its_guests_with_it() {
+fn stopping_a_server_removes_its_socket_and_disconnects_clients() {
     let mut house = serve(PollMode::Adaptive, 4);
     let mut stream = connect(&house);
     drop(house.server.take());

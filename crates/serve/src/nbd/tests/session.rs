@@ -277,7 +277,7 @@ fn resize_bytes(cookie: u8, size_bytes: u64, len_bytes: u32) -> Vec<u8> {
 }
 
 #[test]
-fn a_client_that_may_changes_the_size_and_has_it_with_the_answer() {
+fn a_resize_is_effective_with_its_reply() {
     for structured in [false, true] {
         let mut session = Session::resizable();
         let back = session.talk(&handshake(structured), usize::MAX);
@@ -358,7 +358,7 @@ fn flags_that_were_told_of_may_be_used() {
 }
 
 #[test]
-fn a_context_that_is_not_known_is_not_told_and_not_chosen() {
+fn an_unknown_metadata_context_is_not_selected() {
     use OptionReplyCode as Kind;
     let chosen = [
         (OptionCode::LIST_META_CONTEXT, &["qemu:dirty-bitmap:x"][..], 0),

@@ -441,7 +441,8 @@ fn a_cntlid_is_reserved_during_connect_and_a_removed_subsystem_ends_its_controll
     let rig = Rig::with(limits(), |plan| SubsystemExportConfig { model, ..plan });
     let offer = rig.service.find(super::test_target::NQN, 1).unwrap();
     let host = HostIds { nqn: HOST.to_owned(), identifier: 7 };
-    let open = |asked| offer.open(rig.now, asked, (1, &host, "pipe"), rig.service.limits());
+    let open =
+        |asked| offer.create_controller(rig.now, asked, (1, &host, "pipe"), rig.service.limits());
     let controller = open(2).unwrap();
     assert!(matches!(open(2), Err(ControllerError::Busy)));
     assert!(rig.service.remove_subsystem(super::test_target::NQN));

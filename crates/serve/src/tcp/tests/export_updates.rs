@@ -168,7 +168,8 @@ fn masks_and_namespaces_that_change_while_a_controller_is_opened_hold_for_it() {
     change(&[only(3, ONE)]);
     let offer = rig.service.find(NQN, 1).unwrap();
     let host = HostIds { nqn: ONE.to_owned(), identifier: 7 };
-    let opened = offer.open(rig.now, CNTLID_DYNAMIC, (1, &host, "pipe"), rig.service.limits());
+    let opened =
+        offer.create_controller(rig.now, CNTLID_DYNAMIC, (1, &host, "pipe"), rig.service.limits());
     let controller = opened.unwrap();
     let cntlid = controller.configuration().cntlid;
     rig.service.add_namespace(NQN, namespace(&rig, 3)).unwrap();

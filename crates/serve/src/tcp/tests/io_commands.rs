@@ -195,7 +195,7 @@ fn hosts_without_an_identifier_are_not_one_registrant() {
 
 /// Some hosts send feature data from a buffer of a whole page.
 #[test]
-fn more_data_than_a_command_takes_are_taken_as_far_as_they_matter() {
+fn excess_data_of_a_command_are_ignored() {
     let mut rig = Rig::new();
     let (admin, _) = rig.admin();
     let set = Command::new(AdminOpcode::SetFeatures.code()).with_cdw10(0x0e);

@@ -41,14 +41,14 @@ fn refusal(verdict: TakeoverAction) -> String {
 }
 
 #[test]
-fn what_a_dead_process_has_left_of_the_same_is_gone_on_with() {
+fn a_dead_device_of_the_same_disk_is_recovered() {
     let parameters = Some(disk().parameters());
     let quiesced = found(DeviceState::Quiesced);
     assert_eq!(verdict(&quiesced, parameters, DEAD), TakeoverAction::Recover);
 }
 
 #[test]
-fn what_was_made_to_be_copied_is_copied() {
+fn a_recovered_device_keeps_its_copy_mode() {
     let made = found(DeviceState::Quiesced);
     let uses_zero_copy = DeviceInfo { features: made.features.union(Features::ZERO_COPY), ..made };
     for by_whom in ["the process that has died", "the kernel"] {
@@ -66,7 +66,7 @@ fn what_was_made_to_be_copied_is_copied() {
 }
 
 #[test]
-fn what_somebody_serves_is_left_to_him() {
+fn a_live_device_is_kept() {
     let alive = Server { is_alive: true, has_it_open: true };
     let events = refusal(verdict(&found(DeviceState::Live), None, alive));
     assert!(events.contains("ublk:5 is in use: process 4321"), "{events}");
@@ -78,7 +78,7 @@ fn what_somebody_serves_is_left_to_him() {
 }
 
 #[test]
-fn what_a_dead_process_has_left_of_something_else_is_left() {
+fn a_dead_device_of_another_disk_is_kept() {
     let parameters = disk().parameters();
     let quiesced = found(DeviceState::Quiesced);
     let other = DeviceInfo { signature: signature("file:/b"), ..quiesced };

@@ -73,7 +73,7 @@ fn nobody_writes_where_nobody_may_and_nothing_is_asked_that_the_medium_has_not()
 }
 
 #[test]
-fn tags_that_there_are_not_or_that_the_kernel_has_not_are_told_and_left() {
+fn invalid_tags_are_reported_and_ignored() {
     let mut session = Session::new();
     for tag in [u64::from(DEPTH), 1 << 16, u64::MAX] {
         for result in [RES_OK, RES_ABORT, 1, -22] {
@@ -99,7 +99,7 @@ fn tags_that_there_are_not_or_that_the_kernel_has_not_are_told_and_left() {
 }
 
 #[test]
-fn an_answer_that_was_not_asked_for_is_told_and_left() {
+fn an_unexpected_completion_is_reported_and_ignored() {
     let mut session = Session::new();
     for token in [0, 5, 8, u64::MAX] {
         session.handle_completion(IoCompletion { token, status: IoStatus::SUCCESS, result: 0 });
@@ -109,7 +109,7 @@ fn an_answer_that_was_not_asked_for_is_told_and_left() {
 }
 
 #[test]
-fn a_queue_is_over_when_the_kernel_has_taken_every_tag_back() {
+fn a_queue_ends_when_the_kernel_has_aborted_every_tag() {
     let mut session = Session::new();
     session.kernel.request(4, descriptor(IoOp::Read, 0, 1), &[]);
     session.receive();

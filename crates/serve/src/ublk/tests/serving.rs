@@ -124,7 +124,7 @@ fn a_queue_serves_sleeps_and_is_woken() {
 }
 
 #[test]
-fn what_goes_wrong_is_told_and_the_rest_is_served() {
+fn errors_are_reported_and_other_requests_continue() {
     let rig = Rig::new(PollMode::Adaptive);
     rig.kernel.end(99, 0);
     let UblkEvent::Error(events) = rig.new_events() else { panic!("expected trouble") };
@@ -137,7 +137,7 @@ fn what_goes_wrong_is_told_and_the_rest_is_served() {
 }
 
 #[test]
-fn a_queue_whose_reactor_ends_lets_go() {
+fn a_queue_ends_with_its_reactor() {
     let rig = Rig::new(PollMode::Adaptive);
     assert_eq!(rig.one(0, IoOp::Read, 0, &[]), 512);
     rig.reactors.stop();
@@ -147,7 +147,7 @@ fn a_queue_whose_reactor_ends_lets_go() {
 
 /// This device moves no data; the test does what it would have copied.
 #[test]
-fn what_is_copied_although_it_was_lent_is_told_once_and_counted() {
+fn copied_bytes_of_zero_copy_requests_are_counted_and_reported_once() {
     let regions = RegionTable::new(8);
     let file = tempfile::tempfile().unwrap();
     let data_at = |_, request, byte| u64::from(request) << 20 | u64::from(byte);

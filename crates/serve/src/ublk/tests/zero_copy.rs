@@ -36,7 +36,7 @@ fn the_medium_is_given_the_place_of_the_tag_and_nothing_is_copied() {
 }
 
 #[test]
-fn what_moves_no_data_is_asked_for_as_ever() {
+fn requests_without_data_need_no_buffer() {
     let (mut session, _) = Session::zero_copy();
     for op in [IoOp::Discard, IoOp::WriteZeroes] {
         assert_eq!(session.one(descriptor(op, 10, 4), &[]), 0, "{op:?}");
@@ -48,7 +48,7 @@ fn what_moves_no_data_is_asked_for_as_ever() {
 
 /// The RAM device of the session rejects zero-copy buffers.
 #[test]
-fn what_the_medium_refuses_is_copied_and_after_some_refusals_everything_is() {
+fn rejected_zero_copy_requests_are_copied_and_repeated_rejections_disable_zero_copy() {
     let (mut session, kernel_buffers) = Session::zero_copy();
     let rejections = 16;
     for round in 0..20_u8 {

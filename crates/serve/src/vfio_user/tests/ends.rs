@@ -11,7 +11,7 @@ use super::rig::{Machine, Rig};
 use crate::endpoint_event::EndpointEvent;
 
 #[test]
-fn a_client_that_goes_leaves_nothing_behind_and_the_next_is_served() {
+fn a_disconnected_client_leaks_nothing_and_the_next_is_served() {
     for poll in [PollMode::Always, PollMode::Adaptive] {
         let rig = Rig::new(poll);
         let baseline = rig.regions.count();
@@ -66,7 +66,7 @@ fn a_client_that_has_gone_rings_no_doorbell_of_the_next_one() {
 }
 
 #[test]
-fn a_second_client_is_told_that_there_is_a_first_and_comes_in_after_it() {
+fn a_second_client_is_rejected_until_the_first_disconnects() {
     let rig = Rig::new(PollMode::Adaptive);
     let first = rig.machine();
     let mut second = Machine::connect(&rig.path(), rig.clock);
@@ -88,7 +88,7 @@ fn a_second_client_is_told_that_there_is_a_first_and_comes_in_after_it() {
 }
 
 #[test]
-fn a_client_that_cannot_be_followed_is_sent_away_by_name() {
+fn a_client_that_violates_the_protocol_is_disconnected_with_the_reason() {
     let rig = Rig::new(PollMode::Adaptive);
     let machine = rig.machine();
     machine.connection.send(&[0xff; 16]).unwrap();
@@ -109,7 +109,7 @@ fn a_client_that_cannot_be_followed_is_sent_away_by_name() {
 }
 
 #[test]
-fn a_service_that_ends_lets_its_client_go() {
+fn stopping_the_service_disconnects_its_client() {
     let mut rig = Rig::new(PollMode::Adaptive);
     let mut machine = rig.machine();
     machine.map(true);

@@ -138,7 +138,7 @@ fn a_controller_whose_rings_are_unmapped_fails_and_can_be_enabled_again() {
 
 /// Memory of a machine whose file is not sealed and is truncated.
 #[test]
-fn a_client_that_takes_memory_back_is_sent_away_and_the_server_lives() {
+fn a_client_that_truncates_memory_is_disconnected() {
     let rig = Rig::new(PollMode::Adaptive);
     let baseline = rig.regions.count();
     let mut machine = rig.machine();

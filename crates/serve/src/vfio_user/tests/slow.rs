@@ -107,7 +107,7 @@ fn the_socket_of_a_client_that_leaves_is_closed_after_its_memory_was_let_go() {
 }
 
 #[test]
-fn a_medium_that_keeps_a_clients_memory_is_told_of_and_who_comes_is_turned_away() {
+fn a_slow_drain_is_reported_and_new_clients_are_rejected() {
     let (mut rig, gate, machine) = waiting();
     drop(machine);
     let notified = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));

@@ -129,7 +129,7 @@ fn truncated(machine: &Machine) -> std::fs::File {
 #[test]
 fn a_chain_that_is_given_twice_is_refused() {
     // The first request is held by a slow device.
-    let rig = Rig::of(PollMode::Adaptive, |regions| Arc::new(super::again::Slow::new(regions)));
+    let rig = Rig::of(PollMode::Adaptive, |regions| Arc::new(super::crash_recovery::Slow::new(regions)));
     let baseline = rig.regions.count();
     let machine = rig.machine(0);
     let mut queue = machine.start(0);
@@ -265,7 +265,7 @@ fn a_record_that_is_none_is_refused_and_named() {
 
 /// Random, almost correct messages; all resources are released afterwards.
 #[test]
-fn whatever_is_sent_the_next_front_end_finds_the_disk_as_it_was() {
+fn invalid_messages_do_not_affect_the_next_front_end() {
     let rig = Rig::new(PollMode::Adaptive);
     let baseline = rig.regions.count();
     let file = tempfile::tempfile_in("/dev/shm").unwrap();
