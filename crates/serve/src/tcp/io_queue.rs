@@ -70,7 +70,8 @@ impl IoQueue {
         now: Instant,
     ) -> Result<Self, CreateQueueError> {
         let limits = service.limits();
-        let new = FabricsQueue { qid, in_flight_max: depth, contexts_max: SPLIT_COMMANDS_MAX.min(depth) };
+        let new =
+            FabricsQueue { qid, in_flight_max: depth, contexts_max: SPLIT_COMMANDS_MAX.min(depth) };
         let memory = SegmentMemory::new(
             Arc::new(commands.pool().regions().clone()),
             commands.pool().region(),

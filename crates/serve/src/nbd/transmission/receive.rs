@@ -92,7 +92,7 @@ impl Transmission {
         let memory = &mut self.slots[usize::from(slot)];
         (memory.header, memory.buffer, memory.failure) = (header, buffer, None);
         let reads_holes =
-            header.command == Command::READ && header.len_bytes > 0 && self.terms.structured;
+            header.command == Command::READ && header.len_bytes > 0 && self.options.structured;
         memory.is_hole = reads_holes && self.export.holes() == HoleReporting::Everywhere;
         match admitted {
             Ok(ValidatedRequest::Run { operation, flags }) => {

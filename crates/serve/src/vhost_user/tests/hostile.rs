@@ -129,7 +129,8 @@ fn truncated(machine: &Machine) -> std::fs::File {
 #[test]
 fn a_chain_that_is_given_twice_is_refused() {
     // The first request is held by a slow device.
-    let rig = Rig::of(PollMode::Adaptive, |regions| Arc::new(super::crash_recovery::Slow::new(regions)));
+    let rig =
+        Rig::of(PollMode::Adaptive, |regions| Arc::new(super::crash_recovery::Slow::new(regions)));
     let baseline = rig.regions.count();
     let machine = rig.machine(0);
     let mut queue = machine.start(0);
