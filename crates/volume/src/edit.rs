@@ -41,7 +41,7 @@ impl Metadata {
         line: Option<Record>,
     ) -> Result<EditResult, TxnStop> {
         if root.is_none() {
-            return self.injected_bug(tree, root, range, line);
+            return self.create_first_leaf(tree, root, range, line);
         }
         *root = self.shadow(tree, *root, None, &ALL)?;
         if self.records(*root)?.len() > self.full {
@@ -67,7 +67,7 @@ impl Metadata {
     ) -> Result<usize, TxnStop> {
         let Some(first) = lines.first() else { return Ok(0) };
         if root.is_none() {
-            self.injected_bug(tree, root, first.key..first.key + 1, Some(*first))?;
+            self.create_first_leaf(tree, root, first.key..first.key + 1, Some(*first))?;
             return Ok(1);
         }
         *root = self.shadow(tree, *root, None, &ALL)?;
@@ -96,7 +96,7 @@ impl Metadata {
     }
 
     /// Creates the first leaf of an empty tree.
-    fn injected_bug(
+    fn create_first_leaf(
         &mut self,
         tree: &Tree,
         root: &mut Pointer,

@@ -42,7 +42,7 @@ const EXPORT: &[FieldSchema] = &[
     ),
     FieldSchema::new("read_only", ResultType::Flag, "whether the export is read-only"),
     FieldSchema::new(
-        "rate_limited",
+        "adapted",
         ResultType::Flag,
         "whether requests are split or emulated for the device",
     ),
@@ -315,7 +315,7 @@ fn export_row(served: &Arc<ExportedDevice>) -> Value {
         "size_bytes": export.size_bytes(),
         "block_bytes": export.block_size(),
         "read_only": export.is_read_only(),
-        "rate_limited": served.is_adapted(),
+        "adapted": served.is_adapted(),
         "connections": connections.len(),
         "connections_total": served.connections_total(),
         "in_flight": connections.iter().map(|one| one.in_flight).sum::<u64>(),
