@@ -52,6 +52,6 @@ impl BouncePool {
 
 impl fmt::Debug for BouncePool {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Buffers {{ {} of {} free }}", self.free(), self.count)
+        write!(out, "BouncePool {{ {} of {} free }}", self.free(), self.count)
     }
 }

@@ -15,7 +15,7 @@ use crate::BouncePool;
 use crate::controller::{ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig};
 use crate::transport::{MemoryTransport, MemoryTransportConfig};
 use block_device::FakeDevice;
-use host::{BOUNCE, FakeHost, HostBehavior, Raised, Ram};
+use host::{BOUNCE, FakeHost, HostBehavior, Ram, RecordedInterrupts};
 
 pub(crate) mod block_device;
 pub(crate) mod host;
@@ -48,7 +48,7 @@ const BUFFERS: usize = 2;
 
 struct FuzzRun {
     ram: Arc<Ram>,
-    transport: MemoryTransport<FakeHost, Raised>,
+    transport: MemoryTransport<FakeHost, RecordedInterrupts>,
     buffers: BouncePool,
     now: Instant,
     /// Tail of each submission queue, as the driver keeps it.
@@ -98,7 +98,7 @@ impl FuzzRun {
             queue_entries_max: 16,
             ..ControllerConfig::default()
         };
-        let controller = subsystem.controller(now, config).ok()?;
+        let controller = subsystem.open_controller(now, config).ok()?;
         let buffer = |index: usize| Segment {
             region: BOUNCE,
             offset: index as u64 * 0x1000,
@@ -108,7 +108,7 @@ impl FuzzRun {
         let transport = MemoryTransport::new(
             controller,
             FakeHost::new(&ram, behavior, mode.into()),
-            Raised::default(),
+            RecordedInterrupts::default(),
             buffers.clone(),
             MemoryTransportConfig {
                 in_flight_max: 8,

@@ -50,13 +50,13 @@ pub struct Namespace {
     /// Block device that backs the namespace.
     pub device: Arc<dyn BlockDevice>,
     /// Cache instance of the block device, to detect a lost volatile cache.
-    pub cache: Option<Arc<CacheVoucher>>,
+    pub cache: Option<Arc<RevocableCacheInstance>>,
 }
 
 /// Cache instance of a block device: reports to reconnecting hosts that the volatile cache has lost
 /// nothing, as long as no flush has failed.
 #[derive(Debug)]
-pub struct CacheVoucher {
+pub struct RevocableCacheInstance {
     instance: CacheInstance,
     is_revoked: AtomicBool,
 }
@@ -135,7 +135,7 @@ struct VersionedState<T> {
     value: Mutex<Arc<T>>,
 }
 
-impl CacheVoucher {
+impl RevocableCacheInstance {
     /// Creates a voucher for a device that was opened now. `instance` is a random number.
     #[must_use]
     pub fn new(instance: CacheInstance) -> Arc<Self> {

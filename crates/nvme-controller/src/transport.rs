@@ -335,7 +335,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             is_busy |= signal != ControllerSignal::CheckPreempted;
             match signal {
                 ControllerSignal::KeepAliveExpired => {
-                    self.fail(now, "the host has not been heard of in time")
+                    self.fail(now, "the host sent no command within its keep-alive timeout")
                 }
                 ControllerSignal::AbortNamespace { nsid, preempted } => {
                     for signalled in &mut self.queues {
@@ -405,7 +405,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             }
         }
         if let Some(fault) = broken {
-            self.fail(now, &format!("a ring at {:#x} is not there any more", fault.iova));
+            self.fail(now, &format!("the memory of a ring at {:#x} is not accessible", fault.iova));
         }
     }
 

@@ -128,8 +128,8 @@ impl CacheTracker {
         association
     }
 
-    /// Its namespace has said which instance of a cache it writes through, or nothing. What an earlier
-    /// controller on its path has completed, and nobody vouches for, is lost.
+    /// Records the cache instance that its namespace reports, if any. Writes that an earlier controller on its
+    /// path has completed, and that no connected controller covers, are counted as lost.
     pub(crate) fn set_cache_instance(
         &self,
         association: &Association,
@@ -312,11 +312,11 @@ impl CacheTracker {
 
     /// Number of times that writes were lost.
     pub(crate) fn losses(&self) -> u64 {
-        // Pairs with the release in `count_loss`: whoever reads from a controller that came later sees it.
+        // Pairs with the release in `count_loss`: a read from a later controller sees the loss.
         self.losses.load(Ordering::Acquire)
     }
 
-    /// What a controller owes is lost. The caller holds the lock.
+    /// Counts the unflushed writes of a controller as lost. The caller holds the lock.
     fn count_loss(&self, record: &mut AssociationRecord) {
         record.durable_epoch = record.epoch;
         record.epoch += 1;

@@ -160,7 +160,7 @@ impl PayloadDigest for CommandTable {
             let mut at = 0;
             while let Some(part) = chunk_of(segment, at) {
                 let bytes = &mut chunk[..part.len_bytes as usize];
-                // Memory that is gone cannot be sent either, which ends the connection.
+                // Memory that was removed cannot be sent either, which ends the connection.
                 let _ = self.memory.load(part, bytes);
                 digest.update(bytes);
                 at += part.len_bytes;

@@ -97,7 +97,7 @@ impl Connecting {
         let transport = self.transport.as_mut()?;
         transport.poll(now);
         if transport.has_given_up() {
-            let why = transport.last_error().unwrap_or("nothing was heard").to_owned();
+            let why = transport.last_error().unwrap_or("the controller did not respond").to_owned();
             return Some(Err(ConnectError::Peer { peer: self.peer.clone(), why }));
         }
         if !transport.is_connected() {
@@ -147,7 +147,7 @@ impl FabricsController {
 
     fn apply_identity(&mut self) {
         let page = self.controller.identity().map(|identity| identity.page.clone());
-        self.identify_cache();
+        self.set_cache_instance();
         let transport = self.controller.mmio();
         if let Some(page) = page {
             transport.set_controller_info(&page);
@@ -156,10 +156,10 @@ impl FabricsController {
     }
 
     /// Reports the cache instance of its namespace, if a queue may have written.
-    fn identify_cache(&mut self) {
+    fn set_cache_instance(&mut self) {
         let Some(nsid) = self.namespace else { return };
         let instance = self.controller.namespace(nsid).and_then(|known| known.cache_instance);
-        self.controller.mmio().identify_cache(instance);
+        self.controller.mmio().set_cache_instance(instance);
     }
 
     /// Latest time of the next poll.
@@ -219,11 +219,11 @@ impl FabricsController {
         let pair = pair.map_transport(|_| transport);
         // Only one namespace can be covered by a cache instance.
         match self.namespace {
-            Some(first) if first != nsid => self.controller.mmio().identify_cache(None),
+            Some(first) if first != nsid => self.controller.mmio().set_cache_instance(None),
             _ => self.namespace = Some(nsid),
         }
         self.controller.expect_namespace(nsid);
-        self.identify_cache();
+        self.set_cache_instance();
         let is_direct = self.controller.mmio().options().direct;
         let queue_pair = FabricsQueuePair::new(pair, view, sizes, self.io_timeout)?;
         Some(queue_pair.set_send_on_flush(is_direct))
@@ -333,9 +333,11 @@ impl fmt::Display for ConnectError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Name(name) => name.fmt(out),
-            Self::Memory => out.write_str("call a controller: no memory is left for its queues"),
-            Self::Peer { peer, why } => write!(out, "call {peer}: {why}"),
-            Self::Controller { peer, error } => write!(out, "call {peer}: {error}"),
+            Self::Memory => {
+                out.write_str("connect to a controller: no memory is left for its queues")
+            }
+            Self::Peer { peer, why } => write!(out, "connect to {peer}: {why}"),
+            Self::Controller { peer, error } => write!(out, "connect to {peer}: {error}"),
         }
     }
 }

@@ -21,7 +21,7 @@ pub(crate) struct FlushFanout {
 struct Flush {
     /// Slot of the request.
     slot: u32,
-    /// Writes owed at its submission that are not durable yet.
+    /// Writes that were unflushed at its submission and are not durable yet.
     unflushed: Vec<UnflushedWrites>,
     /// Losses that its queue had reported at its submission.
     reported_losses: u64,

@@ -120,7 +120,7 @@ impl QueueConnect {
                 ConnectStage::Stream(_) => "no stream was opened",
                 ConnectStage::IcResp(_) => "the connection was not opened (ICReq)",
                 ConnectStage::ConnectCompletion(_) | ConnectStage::Nothing => {
-                    "Connect was not answered"
+                    "Connect was not completed"
                 }
             };
             let within = options.policy.connect;
@@ -178,7 +178,9 @@ impl QueueConnect {
             (Ok(cntlid), ConnectStage::ConnectCompletion(connection)) => {
                 Ok(ConnectedQueue { connection, cntlid })
             }
-            (Ok(_), _) => Err(retryable("an answer came before Connect was sent".to_owned())),
+            (Ok(_), _) => {
+                Err(retryable("a completion was received before Connect was sent".to_owned()))
+            }
             (Err(problem), _) => Err(problem),
         })
     }
@@ -239,9 +241,12 @@ const CNTLID_OFFSET: u16 = 16;
 /// other meanings for other commands.
 fn rejection_reason(status: Status, result: u32) -> String {
     let known = [
-        (Status::CONNECT_INCOMPATIBLE_FORMAT, "the format of its data is not known there"),
+        (
+            Status::CONNECT_INCOMPATIBLE_FORMAT,
+            "the controller does not support the format of its data",
+        ),
         (Status::CONNECT_CONTROLLER_BUSY, "the controller has a host already"),
-        (Status::CONNECT_RESTART_DISCOVERY, "the subsystem is elsewhere: discover it again"),
+        (Status::CONNECT_RESTART_DISCOVERY, "the subsystem has moved: discover it again"),
         (Status::CONNECT_INVALID_HOST, "this host may not connect to that subsystem"),
     ];
     if status.is(Status::CONNECT_INVALID_PARAMETERS) {

@@ -598,18 +598,17 @@ impl core::fmt::Display for ConnectionLoss {
                 CloseReason::Terminated(error) => {
                     write!(out, "the peer has terminated the connection: {error}")
                 }
-                CloseReason::InvalidTermination => out
-                    .write_str("the peer has terminated the connection by a request that is none"),
+                CloseReason::InvalidTermination => {
+                    out.write_str("the peer has sent an invalid termination request")
+                }
                 CloseReason::ConnectTimeout => {
                     out.write_str("the peer has not opened the connection in time")
                 }
                 CloseReason::PduTimeout => {
-                    out.write_str("the peer has begun a unit and not ended it")
+                    out.write_str("the peer has not completed a PDU in time")
                 }
                 CloseReason::Closed => out.write_str("the peer has closed the connection"),
-                CloseReason::TruncatedPdu => {
-                    out.write_str("the connection has ended within a unit")
-                }
+                CloseReason::TruncatedPdu => out.write_str("the connection has ended within a PDU"),
             },
         }
     }

@@ -77,7 +77,7 @@ impl TcpTransport {
         }
     }
 
-    /// Obeys a command of the controller thread, and drains a closed connection. Called in every poll,
+    /// Handles a command of the controller thread, and drains a closed connection. Called in every poll,
     /// whatever the state of the queue pair.
     #[inline]
     pub(crate) fn maintain(&mut self, now: Instant) {

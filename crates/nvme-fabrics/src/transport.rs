@@ -219,7 +219,7 @@ impl HostTransport {
     }
 
     /// Sets the cache instance of its namespace.
-    pub(crate) fn identify_cache(&self, instance: Option<CacheInstance>) {
+    pub(crate) fn set_cache_instance(&self, instance: Option<CacheInstance>) {
         if let Some(association) = &self.association {
             self.caches.set_cache_instance(association, instance);
         }

@@ -81,7 +81,7 @@ impl ControllerFunction {
             ..ControllerConfig::default()
         };
         let controller =
-            subsystem.controller(bus.now(), config).map_err(|error| error.to_string())?;
+            subsystem.open_controller(bus.now(), config).map_err(|error| error.to_string())?;
         let buffers =
             BouncePool::new(Arc::new(MediumMemory::new(bus)), bounce_buffers(bus.private()));
         let front_config = MemoryTransportConfig {

@@ -173,7 +173,7 @@ impl Peer {
             vectors: VECTORS,
             ..ControllerConfig::default()
         };
-        let controller = subsystem.controller(clock.now(), config).unwrap();
+        let controller = subsystem.open_controller(clock.now(), config).unwrap();
         let (maps, vectors) = (Maps::default(), Vectors::default());
         let guest = Guest { maps: Arc::clone(&maps), regions: regions.clone() };
         let buffers = BouncePool::new(Arc::new(regions.clone()), Vec::new());

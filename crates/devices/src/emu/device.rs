@@ -54,7 +54,7 @@ impl<I: Interrupts> EmulatedSsd<I> {
             vectors: queues.saturating_add(1),
             ..ControllerConfig::default()
         };
-        let controller = subsystem.controller(now, config)?;
+        let controller = subsystem.open_controller(now, config)?;
         let in_flight_max = u16::try_from(*entries).unwrap_or(u16::MAX);
         let front = MemoryTransportConfig {
             in_flight_max,

@@ -24,7 +24,7 @@ pub(super) type CommandResult = Result<AdminOutcome, Status>;
 impl Controller {
     /// Data length and direction of `command`, or the status that rejects it before any data moves.
     pub fn data(&self, command: &Command) -> Result<AdminData, Status> {
-        self.data_of(command).map_err(with_dnr)
+        self.command_data(command).map_err(with_dnr)
     }
 
     /// Executes `command`. `data` holds the data from the host, with the length returned by
@@ -33,7 +33,7 @@ impl Controller {
     pub fn execute(&mut self, now: Instant, command: &Command, data: &mut Vec<u8>) -> AdminOutcome {
         self.mark_in_use();
         self.keep_alive.note_activity();
-        match self.step(now, command, data) {
+        match self.execute_command(now, command, data) {
             Ok(step) => step,
             Err(status) => AdminOutcome::Done(AdminResult::refused(with_dnr(status))),
         }
@@ -77,7 +77,7 @@ impl Controller {
         if command.fuse() == Fuse::Normal { Ok(opcode) } else { Err(Status::INVALID_FIELD) }
     }
 
-    fn data_of(&self, command: &Command) -> Result<AdminData, Status> {
+    fn command_data(&self, command: &Command) -> Result<AdminData, Status> {
         match self.opcode(command)? {
             AdminOpcode::Identify => Ok(AdminData::ToHost(PAGE_BYTES)),
             AdminOpcode::GetLogPage => {
@@ -103,9 +103,14 @@ impl Controller {
         }
     }
 
-    fn step(&mut self, now: Instant, command: &Command, data: &mut Vec<u8>) -> CommandResult {
+    fn execute_command(
+        &mut self,
+        now: Instant,
+        command: &Command,
+        data: &mut Vec<u8>,
+    ) -> CommandResult {
         let opcode = self.opcode(command)?;
-        if let AdminData::FromHost(len_bytes) = self.data_of(command)?
+        if let AdminData::FromHost(len_bytes) = self.command_data(command)?
             && data.len() != len_bytes as usize
         {
             return Err(Status::INTERNAL_ERROR);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tenmil_base::{BlockDevice, Error, Span};
 
 use super::subsystem::PersistRequest;
-use crate::namespace::{CacheVoucher, Identity};
+use crate::namespace::{Identity, RevocableCacheInstance};
 
 /// Subsystem configuration: everything that its controllers share.
 pub struct SubsystemConfig {
@@ -50,8 +50,8 @@ pub struct NamespaceConfig {
     pub is_read_only: bool,
     /// Persistence of its reservations.
     pub persistence: Persistence,
-    /// Cache instance, which tells reconnecting hosts that the volatile cache has lost nothing.
-    pub cache: Option<Arc<CacheVoucher>>,
+    /// Cache instance, which reports to reconnecting hosts that the volatile cache has lost nothing.
+    pub cache: Option<Arc<RevocableCacheInstance>>,
 }
 
 /// Persistence of a namespace's reservations through power loss, once a host has enabled it (PTPL, Base

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   Get / Set Features ─▶ attributes (saveable? changeable? ─▶ dword:   Values, in this file
-//!                         per namespace?)                   └▶ others:  commands.rs, which asks
+//!                         per namespace?)                   └▶ others:  commands.rs, which reads
 //!                                                              the owner of the value
 //! ```
 

@@ -108,7 +108,7 @@ fn create_controllers() -> Option<(Subsystem, [Controller; 2])> {
     let subsystem = Subsystem::new(config).ok()?;
     let open = |cntlid| {
         let config = ControllerConfig { cntlid, ..ControllerConfig::default() };
-        subsystem.controller(Instant { ns: 0 }, config).ok()
+        subsystem.open_controller(Instant { ns: 0 }, config).ok()
     };
     let controllers = [open(1)?, open(2)?];
     Some((subsystem, controllers))

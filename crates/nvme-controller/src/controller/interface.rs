@@ -191,10 +191,10 @@ pub enum ControllerSignal {
     AbortNamespace {
         /// Namespace identifier.
         nsid: u32,
-        /// To be given to every I/O queue: the preemption ends when their media have answered.
+        /// To be given to every I/O queue: the preemption completes when their writes have completed.
         preempted: WriterGuard,
     },
-    /// Every I/O queue is to look whether the media have answered what preemptions wait for:
+    /// Every I/O queue is to check whether the writes that preemptions wait for have completed:
     /// [`Queue::check_preempted`](crate::queue::Queue::check_preempted).
     CheckPreempted,
     /// A change requested by this host could not be made durable, or a preemption could not abort all

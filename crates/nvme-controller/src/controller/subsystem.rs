@@ -28,7 +28,9 @@ use super::reservation::change_queue::ChangeQueue;
 use super::reservation::preempted::WriterGuard;
 use super::reservation::{HostId, Reservations};
 use crate::executor::FusedArbiter;
-use crate::namespace::{CacheVoucher, CopyLimits, Identity, Namespace, Namespaces, Versioned};
+use crate::namespace::{
+    CopyLimits, Identity, Namespace, Namespaces, RevocableCacheInstance, Versioned,
+};
 
 mod binding;
 mod changes;
@@ -100,7 +102,7 @@ pub(super) struct NamespaceEntry {
     pub(super) protection: Protection,
     pub(super) reservations: Reservations,
     pub(super) persistence: Persistence,
-    pub(super) cache: Option<Arc<CacheVoucher>>,
+    pub(super) cache: Option<Arc<RevocableCacheInstance>>,
     pub(super) change_queue: ChangeQueue,
     pub(super) is_formatting: bool,
     /// Whether its space belongs to the pool.
@@ -173,7 +175,11 @@ impl Subsystem {
     }
 
     /// Opens a controller. The error is one line with the value found and the value expected.
-    pub fn controller(&self, now: Instant, config: ControllerConfig) -> Result<Controller, Error> {
+    pub fn open_controller(
+        &self,
+        now: Instant,
+        config: ControllerConfig,
+    ) -> Result<Controller, Error> {
         config.check()?;
         Controller::open(self.clone(), now, config)
     }

@@ -30,7 +30,7 @@ impl<H: HostMemory> Executor<H> {
     }
 
     /// Aborts the outstanding commands of a namespace after its reservation was preempted (Base 2.1
-    /// §8.1.22.7). `preempted` is held until the medium has answered what writes:
+    /// §8.1.22.7). `preempted` is held until the outstanding writes have completed:
     /// see [`check_preempted`](Self::check_preempted).
     pub fn abort_namespace(&mut self, now: Instant, nsid: u32, preempted: &WriterGuard) {
         let numbers: Vec<u16> = self
@@ -52,8 +52,8 @@ impl<H: HostMemory> Executor<H> {
         }
     }
 
-    /// Looks which writes that were outstanding when a reservation was preempted have been answered, and
-    /// lets go of preemptions that wait for none.
+    /// Checks which writes that were outstanding at a preemption have completed, and releases the guards of
+    /// preemptions without such writes.
     pub fn check_preempted(&mut self) {
         let slots = &self.slots;
         self.preempted.retain_mut(|writes| {

@@ -10,7 +10,7 @@ use tenmil_base::{
     Request, Segment, WakeSource,
 };
 
-use crate::namespace::CacheVoucher;
+use crate::namespace::RevocableCacheInstance;
 
 /// I/O channel to the block device of one namespace.
 pub(super) struct Channel {
@@ -27,10 +27,10 @@ pub(super) struct Channel {
     /// Number of batched requests.
     batched: usize,
     /// Cache instance, revoked when a flush fails.
-    pub(super) cache: Option<Arc<CacheVoucher>>,
+    pub(super) cache: Option<Arc<RevocableCacheInstance>>,
     /// Requests in flight at the block device.
     outstanding: u32,
-    /// The namespace is gone or has another block device: no new command uses this channel.
+    /// The namespace was removed or has another block device: no new command uses this channel.
     pub(super) is_retired: bool,
     wants_flush: bool,
     /// Completion signals are enabled: the thread sleeps, or is about to.
@@ -236,7 +236,8 @@ impl BatchBuilder<'_> {
     #[inline(always)]
     pub(super) fn put(&mut self, token: u64, lba: u64, segment: Segment) {
         let place = self.places.next();
-        let (request, place) = place.expect("there is room for every command of the table");
+        let (request, place) =
+            place.expect("the batch has an entry for every command of the slot table");
         *request = Request { token, lba, segment_first: self.at, ..self.template };
         *place = segment;
         self.at += 1;

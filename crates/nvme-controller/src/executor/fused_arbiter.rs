@@ -215,7 +215,9 @@ impl Drop for FusedParticipant {
 
 impl fmt::Debug for ParticipantState {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Known").field("quiet_in", &self.quiesced_round).finish_non_exhaustive()
+        out.debug_struct("ParticipantState")
+            .field("quiesced_round", &self.quiesced_round)
+            .finish_non_exhaustive()
     }
 }
 

@@ -17,7 +17,7 @@ use super::channel::Channel;
 impl<H: HostMemory> Executor<H> {
     /// Enables completion signals before the thread sleeps. Returns true if the thread must stay awake.
     /// The caller then polls once more, and checks [`lacks_wakeup`](Self::lacks_wakeup) if that poll found
-    /// nothing. `is_held` tells whether the owner has a command that could not begin.
+    /// nothing. `is_held` is whether the owner has a command that could not begin.
     pub fn arm(&mut self, is_held: bool) -> bool {
         let has_stuck_work = !self.capacity_waiters.is_empty()
             && self.namespace_table.channels().all(|channel| channel.is_idle());

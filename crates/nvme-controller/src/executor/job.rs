@@ -156,7 +156,7 @@ impl JobStep {
     /// Result for an event that does not match the last step. This is a bug in the driver; a host or a
     /// block device cannot cause it.
     fn unexpected_event() -> Self {
-        debug_assert!(false, "an event that answers no step");
+        debug_assert!(false, "an event that does not match the last step");
         Self::refused(Status::INTERNAL_ERROR)
     }
 }

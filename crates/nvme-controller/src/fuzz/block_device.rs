@@ -157,7 +157,7 @@ impl IoChannel for FakeBackend {
             }
             let (request, segments) = self.pending.remove(at);
             let status = self.execute(&request, &segments);
-            completions.push(IoCompletion { token: request.token, status: status, result: 0 });
+            completions.push(IoCompletion { token: request.token, status, result: 0 });
             count += 1;
         }
         count

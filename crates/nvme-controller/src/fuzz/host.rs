@@ -67,7 +67,7 @@ pub(crate) struct FakeEntries {
 
 /// Records signals by vector.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Raised(pub(crate) Arc<Mutex<Vec<u16>>>);
+pub(crate) struct RecordedInterrupts(pub(crate) Arc<Mutex<Vec<u16>>>);
 
 impl Ram {
     pub(crate) fn new(host_bytes: usize, bounce_bytes: usize) -> Arc<Self> {
@@ -322,7 +322,7 @@ impl HostEntries for FakeEntries {
     }
 }
 
-impl Interrupts for Raised {
+impl Interrupts for RecordedInterrupts {
     fn raise(&mut self, vector: u16) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(vector);
     }

@@ -1,4 +1,4 @@
-//! Way of commands from the rings into the executor, and of completions back.
+//! Fetches commands from the rings into the executor, and posts their completions.
 
 use tenmil_base::{
     AccessFault, AccessId, AccessProgress, CompletionEntry, Instant, IoCompletion, RingMemory,
@@ -245,7 +245,7 @@ impl<H: RingMemory> Queue<H> {
 }
 
 /// Posts successful fast-path commands, up to the first completion that is anything else. Returns their
-/// number; `fault` tells that the ring is not accessible.
+/// number; `fault` is set if the ring is not accessible.
 #[inline(never)]
 fn end_run<E: tenmil_base::HostEntries>(
     submissions: &mut [SubmissionQueue<E>],

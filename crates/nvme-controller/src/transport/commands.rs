@@ -50,7 +50,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         }
         is_busy |= self.finish_deletions(now);
         if self.admin.as_ref().is_some_and(|admin| admin.fault().is_some()) {
-            self.fail(now, "the admin queue is not there any more");
+            self.fail(now, "the memory of the admin queue is not accessible");
         }
         is_busy
     }

@@ -47,7 +47,7 @@ pub struct FabricsTransport {
     controller: Controller,
     /// The volatile write cache is disabled; shared with the queues.
     is_write_through: Arc<AtomicBool>,
-    /// Namespaces that the I/O queues have been told of.
+    /// Namespaces that were announced to the I/O queues.
     namespaces: VersionedReader<Namespaces>,
     /// I/O queues by identifier.
     links: BTreeMap<u16, Arc<QueueLink>>,
@@ -92,7 +92,7 @@ pub enum DeferredEnd {
 /// Reason why an association has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndReason {
-    /// The admin connection is gone.
+    /// The admin connection was lost.
     ConnectionLost,
     /// The host was silent for its keep-alive timeout (Base 2.1 §3.9).
     KeepAliveExpired,
@@ -405,11 +405,11 @@ fn report(command: &Command, host_cid: u16, end: AdminResult) -> ErrorReport {
 
 impl core::fmt::Debug for FabricsTransport {
     fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        out.debug_struct("FabricsFrontEnd")
+        out.debug_struct("FabricsTransport")
             .field("cntlid", &self.controller.configuration().cntlid)
-            .field("life", &self.state)
+            .field("state", &self.state)
             .field("queues", &self.links.keys())
-            .field("over", &self.end_reason)
+            .field("end_reason", &self.end_reason)
             .finish_non_exhaustive()
     }
 }

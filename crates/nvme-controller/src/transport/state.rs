@@ -85,7 +85,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         if !self.host.is_revoked() {
             return false;
         }
-        self.fail(now, "the host has cut the controller off from its memory");
+        self.fail(now, "the host has revoked access to its memory");
         let is_drained = self.is_drained();
         if is_drained {
             self.host.ack_revocation();

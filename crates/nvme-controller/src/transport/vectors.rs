@@ -247,20 +247,22 @@ mod tests {
 
     use super::Vectors;
     use crate::controller::interface::Coalescing;
-    use crate::fuzz::host::Raised;
+    use crate::fuzz::host::RecordedInterrupts;
     use crate::transport::bar::Bar;
 
     const NOW: Instant = Instant { ns: 1_000 };
     const OFF: Coalescing = Coalescing { time: Span { ns: 0 }, threshold: 1 };
 
-    fn world(coalescing: Coalescing) -> (Arc<Bar>, Vectors<Raised>, Raised) {
-        let raised = Raised::default();
+    fn world(
+        coalescing: Coalescing,
+    ) -> (Arc<Bar>, Vectors<RecordedInterrupts>, RecordedInterrupts) {
+        let raised = RecordedInterrupts::default();
         let bar = Bar::new(0, 0, 1, 40);
         bar.arm_vectors();
         (bar, Vectors::new(raised.clone(), 40, coalescing), raised)
     }
 
-    fn taken(raised: &Raised) -> Vec<u16> {
+    fn taken(raised: &RecordedInterrupts) -> Vec<u16> {
         core::mem::take(&mut raised.0.lock().unwrap())
     }
 

@@ -334,7 +334,7 @@ impl MultipathChannel {
         self.replace_dead_queue_pair(path);
     }
 
-    /// Replaces a queue pair whose controller is gone, and which has nothing outstanding, by that of a
+    /// Replaces a queue pair whose controller is dead, and which has nothing outstanding, by that of a
     /// later controller.
     fn replace_dead_queue_pair(&mut self, path: usize) {
         let (path_channel, view) = (&mut self.path_channels[path], &mut self.views[path]);

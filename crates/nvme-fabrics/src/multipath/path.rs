@@ -245,7 +245,9 @@ impl Path {
                 self.report_down(why)
             }
             Event::Dead(_) | Event::Removed | Event::ShutDown { .. } => {
-                let why = remote.last_error().unwrap_or_else(|| "its controller is gone".into());
+                let why = remote
+                    .last_error()
+                    .unwrap_or_else(|| "its controller was removed or has failed".into());
                 self.release_controller();
                 self.stage = PathStage::Disconnected { until: now.after(options.policy.retry) };
                 self.report_down(why)

@@ -167,18 +167,18 @@ fn who_is_refused_is_told_why() {
         let mut bed = Bed::new();
         bed.target.state().refuses = Some(status);
         let error = bed.call(Bed::options()).unwrap_err().to_string();
-        assert!(error.starts_with("call the target: Connect was refused:"), "{error}");
+        assert!(error.starts_with("connect to the target: Connect was refused:"), "{error}");
         assert!(error.contains(expected), "{error}");
     }
     let mut bed = Bed::new();
     bed.target.state().is_away = true;
     let error = bed.call(Bed::options()).unwrap_err().to_string();
-    assert_eq!(error, "call the target: nobody is there");
+    assert_eq!(error, "connect to the target: nobody is there");
     let mut bed = Bed::new();
     bed.target.state().is_silent = true;
     let begun = bed.now;
     let error = bed.call(Bed::options()).unwrap_err().to_string();
-    assert_eq!(error, "call the target: no stream was opened within 5 s");
+    assert_eq!(error, "connect to the target: no stream was opened within 5 s");
     assert!(bed.now.since(begun) < Span::from_secs(6));
     let mut options = Bed::options();
     options.subsystem = "disk".into();

@@ -182,7 +182,7 @@ impl SubsystemExport {
             },
             ..ControllerConfig::default()
         };
-        let opened = self.subsystem.controller(now, config);
+        let opened = self.subsystem.open_controller(now, config);
         let mut controller = opened.map_err(|text| {
             self.remove_controller(cntlid, None);
             ControllerError::Trouble(text.to_string())

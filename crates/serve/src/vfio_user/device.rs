@@ -81,7 +81,7 @@ impl Device {
             vectors,
             ..ControllerConfig::default()
         };
-        let controller = subsystem.controller(now, config)?;
+        let controller = subsystem.open_controller(now, config)?;
         let memory = regions.allocate((BUFFERS * BUFFER_BYTES) as usize);
         let memory = memory.map_err(Error::environment)?;
         let buffers = (0..BUFFERS).map(|index| index * BUFFER_BYTES);

@@ -11,7 +11,7 @@ use tenmil_linux::socket::SocketOptions;
 use tenmil_nvme_controller::controller::{
     NamespaceConfig, Persistence, Subsystem, SubsystemConfig,
 };
-use tenmil_nvme_controller::namespace::CacheVoucher;
+use tenmil_nvme_controller::namespace::RevocableCacheInstance;
 use tenmil_serve::tcp::{
     ControllerModel, DiscoveryName, Hosts, Limits, PlacementPolicy, Port, Server, ServerConfig,
     Service, SubsystemExportConfig, TargetEvent,
@@ -119,7 +119,8 @@ fn subsystem(
         let name = claim.open.device.name().to_owned();
         // Another server may share the device, and events have to reach the hosts of both.
         let descriptor = Arc::new(claim.descriptor.share()?);
-        let cache = tenmil_linux::random_id().map(|id| CacheVoucher::new(CacheInstance(id)));
+        let cache =
+            tenmil_linux::random_id().map(|id| RevocableCacheInstance::new(CacheInstance(id)));
         let config = NamespaceConfig {
             nsid: Some(nsid),
             // Reservations end with the server, as the library keeps no state.

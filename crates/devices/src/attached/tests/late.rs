@@ -74,7 +74,7 @@ impl LateBus {
             vectors: QUEUES + 1,
             ..ControllerConfig::default()
         };
-        let controller = subsystem.controller(clock.now(), config).unwrap();
+        let controller = subsystem.open_controller(clock.now(), config).unwrap();
         let buffers = BouncePool::new(Arc::new(regions.clone()), Vec::new());
         let (host, options) = (SharedHostMemory::new(&pool), MemoryTransportConfig::default());
         let front = MemoryTransport::new(controller, host, event.clone(), buffers, options);

@@ -72,7 +72,7 @@ pub(in crate::controller) struct WriteInProgress {
     pub(in crate::controller) effects: ReservationEffects,
 }
 
-/// Way in which a change takes effect.
+/// When a change takes effect.
 pub(in crate::controller) enum ApplyPlan {
     /// At once: there is nothing to write.
     Now,
@@ -167,7 +167,7 @@ impl NamespaceEntry {
         !matches!(self.persistence, Persistence::None)
     }
 
-    /// Way in which the reservations become `after`.
+    /// When a change to `after` takes effect.
     pub(in crate::controller) fn persist_plan(
         &self,
         after: &Reservations,

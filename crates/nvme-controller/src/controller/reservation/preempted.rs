@@ -1,9 +1,9 @@
-//! Preempt and Abort ends once no write of a preempted host can reach the medium any more
+//! Preempt and Abort completes once no write of a preempted host can reach the block device any more
 //! (Base 2.1 §8.1.22.7).
 //!
 //! ```text
-//!   preempted ─▶ mail of each controller of the preempted hosts ─▶ its I/O queues ─▶ their media have answered
-//!      │              every arrow passes a `WriterGuard` on; what ends drops it               │
+//!   preempted ─▶ pending updates of each controller of those hosts ─▶ its I/O queues ─▶ their writes have completed
+//!      │              each arrow passes a clone of the `WriterGuard`, dropped at the end               │
 //!      └─ the command that preempted waits until none is left, or for WAIT_MAX ◀────────────┘
 //! ```
 //!
@@ -40,11 +40,11 @@ pub(in crate::controller) struct PendingPreemption {
 
 /// How long Preempt and Abort waits: less than the 30 s after which hosts give up a command.
 pub(super) const WAIT_MAX: Span = Span::from_secs(10);
-/// How often is looked whether the media have answered.
+/// Interval of checks whether those writes have completed.
 const POLL_INTERVAL: Span = Span::from_ms(1);
 
 impl WriterGuard {
-    /// One for those who may still write, to be cloned.
+    /// Creates the guard of a preemption. Each potential writer holds a clone of it.
     #[expect(clippy::new_without_default, reason = "each is another preemption")]
     pub fn new() -> Self {
         Self(Arc::new(()))
@@ -94,14 +94,15 @@ impl Controller {
         self.reservation_completions.push_back(ReservationCompletion { from, end });
     }
 
-    /// The controller is reset: nobody waits for its preemptions. Its queues stop, and are still given the
-    /// aborts of preemptions by others, which wait for them.
+    /// Handles a controller reset: its own preemptions are dropped. Its queues stop, and still receive the
+    /// aborts of preemptions by other hosts, which wait for them.
     pub(in crate::controller) fn reset_preemptions(&mut self) {
         self.signals.retain(|signal| matches!(signal, ControllerSignal::AbortNamespace { .. }));
         self.pending_preemptions.clear();
     }
 
-    /// Ends what need not wait any more, and has the queues look that hold others up.
+    /// Completes preemptions without outstanding writes, and has the queues check the writes that other
+    /// preemptions wait for.
     #[inline]
     pub(in crate::controller) fn poll_preemptions(&mut self, now: Instant) {
         if !self.pending_preemptions.is_empty() || !self.preempted_writers.is_empty() {

@@ -174,8 +174,8 @@ impl State {
         entry.and_then(|entry| entry.ana(record.ana_group).refusal()).map_or(Ok(()), Err)
     }
 
-    /// Puts new reservations into effect, and posts the consequences for other hosts. What may still write for hosts that were
-    /// preempted, if their commands are to be aborted.
+    /// Puts new reservations into effect, and posts the consequences for other hosts.
+    /// Returns the writers of preempted hosts whose commands are to be aborted, if there are any.
     fn apply_change(
         &mut self,
         nsid: u32,
@@ -250,6 +250,6 @@ impl State {
 impl std::fmt::Debug for PersistRequest {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { nsid, number, .. } = self;
-        out.debug_struct("Stored").field("nsid", nsid).field("number", number).finish()
+        out.debug_struct("PersistRequest").field("nsid", nsid).field("number", number).finish()
     }
 }

@@ -52,7 +52,7 @@ pub(in crate::controller) struct PendingUpdates {
     pub(in crate::controller) persist_error: Option<String>,
 }
 
-/// How a change of reservations ended, and what of preempted hosts may still write.
+/// Result of a reservation change, with the tracker of preempted hosts that may still write.
 pub(in crate::controller) type ReservationResult = Result<Option<WriterTracker>, Status>;
 
 /// Asymmetric namespace access state (Base 2.1 §8.1.1).

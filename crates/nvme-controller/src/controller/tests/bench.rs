@@ -185,7 +185,7 @@ impl Bench {
         change(&mut subsystem);
         let subsystem = Subsystem::new(subsystem).unwrap();
         let now = Instant { ns: 1_000_000_000 };
-        let controller = subsystem.controller(now, config).unwrap();
+        let controller = subsystem.open_controller(now, config).unwrap();
         Self { subsystem, controller, now, shelves }
     }
 
@@ -201,7 +201,7 @@ impl Bench {
     /// Another controller of the same subsystem.
     pub(super) fn second(&self, cntlid: u16) -> Controller {
         let config = ControllerConfig { cntlid, ..ControllerConfig::default() };
-        self.subsystem.controller(self.now, config).unwrap()
+        self.subsystem.open_controller(self.now, config).unwrap()
     }
 
     /// Submits a command; `sent` is truncated or padded with zeroes to the length that the controller

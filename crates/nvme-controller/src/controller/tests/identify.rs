@@ -15,7 +15,7 @@ use tenmil_wire::{Layout, Status};
 
 use super::bench::{BLOCKS, Bench, EVERYTHING, Pool, Shelf};
 use crate::controller::{ControllerConfig, NamespaceConfig, TransportModel};
-use crate::namespace::{CacheVoucher, Identity};
+use crate::namespace::{Identity, RevocableCacheInstance};
 
 fn ask(cns: Cns, nsid: u32) -> Identify {
     Identify { cns: cns.code(), nsid, ..Identify::default() }
@@ -319,7 +319,7 @@ fn every_other_structure_is_refused() {
 fn namespace_says_the_instance_of_its_cache_if_it_has_one() {
     let mut bench = Bench::new();
     let instance = CacheInstance([7; 16]);
-    let cache = Some(CacheVoucher::new(instance));
+    let cache = Some(RevocableCacheInstance::new(instance));
     let vouched = NamespaceConfig { cache, ..NamespaceConfig::new(Arc::new(Shelf::new())) };
     bench.subsystem.add_namespace(vouched).unwrap();
     let of = |bench: &mut Bench, nsid| {

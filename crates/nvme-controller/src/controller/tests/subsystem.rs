@@ -89,10 +89,10 @@ fn a_controller_out_of_range_is_refused() {
     let bench = Bench::new();
     for (config, expected) in cases {
         let config = ControllerConfig { cntlid: config.cntlid.max(2), ..config };
-        let found = bench.subsystem.controller(bench.now, config).err().unwrap();
+        let found = bench.subsystem.open_controller(bench.now, config).err().unwrap();
         assert!(found.text.contains(expected), "{found:?}, expected {expected:?}");
     }
-    let twin = bench.subsystem.controller(bench.now, it()).err().unwrap();
+    let twin = bench.subsystem.open_controller(bench.now, it()).err().unwrap();
     assert!(twin.text.contains("identifier 1 is in use"));
 }
 
@@ -121,7 +121,7 @@ fn a_private_namespace_has_one_controller_and_a_hidden_one_none() {
     let subsystem = Subsystem::new(config).unwrap();
     let open = |cntlid| {
         let config = ControllerConfig { cntlid, ..ControllerConfig::default() };
-        subsystem.controller(Instant { ns: 0 }, config).unwrap()
+        subsystem.open_controller(Instant { ns: 0 }, config).unwrap()
     };
     let (first, second) = (open(1), open(2));
     assert_eq!((nsids(&first), nsids(&second)), (vec![1, 2], vec![1]));

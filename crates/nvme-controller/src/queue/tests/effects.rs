@@ -11,7 +11,7 @@ use tenmil_wire::{DataPointer, IoOpcode, Status};
 use super::rig::{COPIED, DATA, LATER, Rig, SHARED, Setup, io, ram};
 use crate::fuzz::block_device::FakeDevice;
 use crate::fuzz::host::HostBehavior;
-use crate::namespace::CacheVoucher;
+use crate::namespace::RevocableCacheInstance;
 
 const COMPARE_FAILURE: Status = Status::COMPARE_FAILURE;
 
@@ -289,7 +289,7 @@ fn cache_is_vouched_for_until_a_flush_fails() {
     let device =
         FakeDevice::new(&ram, 64).limited(|limits| limits.durability = Durability::VolatileCache);
     let mut rig = Rig::new(&Setup::default(), &ram, device);
-    let voucher = CacheVoucher::new(CacheInstance([5; 16]));
+    let voucher = RevocableCacheInstance::new(CacheInstance([5; 16]));
     rig.change(|namespace| namespace.cache = Some(Arc::clone(&voucher)));
     assert!(rig.status(flush).is_success());
     assert_eq!(voucher.instance(), Some(CacheInstance([5; 16])));

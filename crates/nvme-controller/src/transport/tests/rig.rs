@@ -9,7 +9,7 @@ use tenmil_wire::{Command, Completion, Status, TypedCommand};
 use crate::BouncePool;
 use crate::controller::{ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig};
 use crate::fuzz::block_device::FakeDevice;
-use crate::fuzz::host::{BOUNCE, FakeHost, HostBehavior, Raised, Ram};
+use crate::fuzz::host::{BOUNCE, FakeHost, HostBehavior, Ram, RecordedInterrupts};
 use crate::transport::{MemoryTransport, MemoryTransportConfig, NextPoll};
 
 /// A controller and its host.
@@ -17,8 +17,8 @@ pub(super) struct Rig {
     pub(super) ram: Arc<Ram>,
     pub(super) device: Arc<FakeDevice>,
     pub(super) subsystem: Subsystem,
-    pub(super) front: MemoryTransport<FakeHost, Raised>,
-    pub(super) raised: Raised,
+    pub(super) front: MemoryTransport<FakeHost, RecordedInterrupts>,
+    pub(super) raised: RecordedInterrupts,
     pub(super) buffers: BouncePool,
     pub(super) now: Instant,
     pub(super) pairs: Vec<Pair>,
@@ -82,11 +82,11 @@ impl Rig {
         };
         change(&mut config);
         let now = Instant { ns: 1_000_000 };
-        let controller = subsystem.controller(now, config).unwrap();
+        let controller = subsystem.open_controller(now, config).unwrap();
         let buffer =
             |index: u64| Segment { region: BOUNCE, offset: index * 0x1000, len_bytes: 0x1000 };
         let buffers = BouncePool::new(ram.clone(), (0..4).map(buffer).collect());
-        let (host, raised) = (FakeHost::new(&ram, behavior, seed), Raised::default());
+        let (host, raised) = (FakeHost::new(&ram, behavior, seed), RecordedInterrupts::default());
         let front = MemoryTransport::new(
             controller,
             host,

@@ -174,7 +174,7 @@ impl World {
         let subsystem = SubsystemConfig::new("KEPT", vec![namespace]);
         let subsystem = Subsystem::new(subsystem).unwrap();
         let config = ControllerConfig::default();
-        let mut controller = subsystem.controller(Instant::default(), config).unwrap();
+        let mut controller = subsystem.open_controller(Instant::default(), config).unwrap();
         controller.set_host(HostIdentity::Extended(7));
         let (ring, mail) = channel();
         // The receiver is gone once the test has ended.

@@ -20,7 +20,7 @@ use tenmil_block::{Bdev, BdevOptions, Claim, DeviceControl, Opener};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 use tenmil_linux::socket::{Address, StreamListener};
-use tenmil_nvme_controller::namespace::CacheVoucher;
+use tenmil_nvme_controller::namespace::RevocableCacheInstance;
 use tenmil_rpc::Devices;
 use tenmil_rpc::config::{self, LineNumber, TargetConfig};
 use tenmil_serve::tcp::{Limits, Port, Server, Service, StateDirectory};
@@ -218,7 +218,8 @@ impl LiveConfig {
         let (requested, descriptor) = (requested.clone(), Arc::new(descriptor));
         let (description, handles) = (opened.description, opened.handles);
         let identities = opened.identities;
-        let cache = tenmil_linux::random_id().map(|id| CacheVoucher::new(CacheInstance(id)));
+        let cache =
+            tenmil_linux::random_id().map(|id| RevocableCacheInstance::new(CacheInstance(id)));
         Ok(LiveNamespace { requested, description, device, descriptor, cache, handles, identities })
     }
 

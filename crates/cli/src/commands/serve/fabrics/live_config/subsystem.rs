@@ -9,7 +9,7 @@ use tenmil_block::{Bdev, BdevDescriptor, DeviceControl, Event};
 use tenmil_nvme_controller::controller::{
     AnaState, NamespaceConfig, Persistence, Subsystem, SubsystemConfig,
 };
-use tenmil_nvme_controller::namespace::CacheVoucher;
+use tenmil_nvme_controller::namespace::RevocableCacheInstance;
 use tenmil_rpc::config::{self, AnaStateConfig};
 use tenmil_serve::tcp::{
     ControllerModel, Hosts, StateDirectory, SubsystemExportConfig, SubsystemExportUpdate,
@@ -34,7 +34,7 @@ pub(in crate::commands::serve::fabrics) struct LiveNamespace {
     pub(super) device: Bdev,
     pub(super) descriptor: Arc<BdevDescriptor>,
     /// Confirms to reconnecting hosts that the write cache of the device is still the same instance.
-    pub(super) cache: Option<Arc<CacheVoucher>>,
+    pub(super) cache: Option<Arc<RevocableCacheInstance>>,
     pub(super) handles: Vec<DeviceControl>,
     /// Identities of the devices below, by URI.
     pub(super) identities: Vec<(Uri, String)>,
