@@ -1,22 +1,32 @@
 //! Cache of metadata blocks within a memory budget, with least-recently-used eviction. Pages used since
 //! the last completed step are not evicted: otherwise a step that needs more pages than fit would never
 //! have them all at once.
+//!
+//! A lookup only stamps the page. The order of last use is found when the cache is full, for an eighth of
+//! it at a time.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::format::{BLOCK_BYTES, Page};
+use crate::page_map::PageMap;
 
 /// Metadata cache. Users hold references to pages, so evicting a page loses nothing.
 #[derive(Debug)]
 pub(crate) struct Cache {
-    pages: BTreeMap<u64, (Arc<Page>, u64)>,
-    /// Last use to address.
-    uses: BTreeMap<u64, u64>,
+    pages: PageMap<CachedPage>,
     clock: u64,
     /// Clock value of the last completed step.
     done: u64,
     pages_max: usize,
+    /// Number of pages at which eviction is tried next.
+    evict_at: usize,
+}
+
+#[derive(Debug)]
+struct CachedPage {
+    page: Arc<Page>,
+    /// Clock value of its last use.
+    used: u64,
 }
 
 /// Minimum capacity in pages: all that one change and its commit use at a time.
@@ -26,56 +36,96 @@ impl Cache {
     /// Creates a cache of about `budget_bytes`.
     pub(crate) fn new(budget_bytes: usize) -> Self {
         let pages_max = (budget_bytes / BLOCK_BYTES).max(PAGES_MIN);
-        Self { pages: BTreeMap::new(), uses: BTreeMap::new(), clock: 0, done: 0, pages_max }
+        let evict_at = pages_max + 1;
+        Self { pages: PageMap::default(), clock: 0, done: 0, pages_max, evict_at }
     }
 
     pub(crate) fn get(&mut self, address: u64) -> Option<Arc<Page>> {
-        let (page, used) = self.pages.get_mut(&address)?;
-        self.uses.remove(used);
+        let cached = self.pages.get_mut(&address)?;
         self.clock += 1;
-        *used = self.clock;
-        self.uses.insert(self.clock, address);
-        Some(Arc::clone(page))
+        cached.used = self.clock;
+        Some(Arc::clone(&cached.page))
     }
 
     pub(crate) fn put(&mut self, address: u64, page: Arc<Page>) {
         self.clock += 1;
-        if let Some((_, used)) = self.pages.insert(address, (page, self.clock)) {
-            self.uses.remove(&used);
+        self.pages.insert(address, CachedPage { page, used: self.clock });
+        if self.pages.len() >= self.evict_at {
+            self.shrink();
         }
-        self.uses.insert(self.clock, address);
-        self.shrink();
     }
 
     /// Completes a step: the pages it used may be evicted.
     pub(crate) fn evict(&mut self) {
         self.done = self.clock;
-        self.shrink();
+        if self.pages.len() > self.pages_max {
+            self.shrink();
+        }
     }
 
+    /// Evicts the pages that were not used for longest, down to seven eighths of the capacity, as far as
+    /// the step in progress has not used them.
+    #[cold]
     fn shrink(&mut self) {
-        while self.pages.len() > self.pages_max
-            && let Some(oldest) =
-                self.uses.first_entry().filter(|oldest| *oldest.key() <= self.done)
-        {
-            self.pages.remove(&oldest.remove());
+        let keep = self.pages_max - self.pages_max / 8;
+        let evictable = self.pages.iter().filter(|(_, cached)| cached.used <= self.done);
+        let mut oldest: Vec<(u64, u64)> =
+            evictable.map(|(address, cached)| (cached.used, *address)).collect();
+        let count = oldest.len().min(self.pages.len().saturating_sub(keep));
+        oldest.sort_unstable();
+        for (_, address) in &oldest[..count] {
+            self.pages.remove(address);
         }
+        // A step that uses more than the capacity does not search at each page.
+        self.evict_at = (self.pages.len() + self.pages_max / 8).max(self.pages_max) + 1;
     }
 
     pub(crate) fn forget(&mut self, address: u64) {
-        if let Some((_, used)) = self.pages.remove(&address) {
-            self.uses.remove(&used);
-        }
+        self.pages.remove(&address);
     }
 
     /// Drops all pages, whose contents may be outdated.
     pub(crate) fn clear(&mut self) {
         self.pages.clear();
-        self.uses.clear();
     }
 
     /// Number of cached pages.
     pub(crate) fn len(&self) -> usize {
         self.pages.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::{Cache, PAGES_MIN};
+    use crate::format::{Kind, Page, PageBody};
+
+    fn page() -> Arc<Page> {
+        let body = PageBody::Node { level: 0, records: Vec::new() };
+        Arc::new(Page { kind: Kind::Map, generation: 1, owner: 1, body })
+    }
+
+    #[test]
+    fn pages_unused_for_longest_are_evicted_and_those_of_the_step_are_not() {
+        let mut cache = Cache::new(0);
+        for address in 0..PAGES_MIN as u64 {
+            cache.put(address, page());
+        }
+        cache.evict();
+        assert!(cache.get(0).is_some(), "used in the next step");
+        cache.put(1000, page());
+        assert!(cache.len() <= PAGES_MIN);
+        assert!(cache.get(0).is_some() && cache.get(1000).is_some());
+        assert!(cache.get(1).is_none() && cache.get(PAGES_MIN as u64 - 1).is_some());
+        // A step that uses more than fits has all of it at once.
+        for address in 2000..3000 {
+            cache.put(address, page());
+        }
+        assert!((2000..3000).all(|address| cache.get(address).is_some()));
+        cache.evict();
+        assert!(cache.len() <= PAGES_MIN, "{}", cache.len());
+        assert!(cache.get(2999).is_some(), "the last one used");
     }
 }

@@ -47,10 +47,10 @@ impl Metadata {
         if self.records(*root)?.len() > self.full {
             self.grow(tree, root)?;
         }
-        let mut edit = |lines: &mut Vec<Record>, end: u64| {
+        let mut edit = |books: &mut Self, leaf: Pointer, end: u64| {
             let range = range.start..range.end.min(end);
-            let (removed, added) = replace(lines, tree.kind, &range, line);
-            LeafEdit { end: range.end, removed, added }
+            let (removed, added) = books.splice_leaf(leaf.address, tree.kind, &range, line)?;
+            Ok(LeafEdit { end: range.end, removed, added })
         };
         let changed = self.splice_in(tree, *root, &ALL, range.start, &mut edit)?;
         self.tidy(tree, root)?;
@@ -75,7 +75,8 @@ impl Metadata {
             self.grow(tree, root)?;
         }
         let (full, mut done) = (self.full, 0);
-        let mut edit = |records: &mut Vec<Record>, end: u64| {
+        let mut edit = |books: &mut Self, leaf: Pointer, end: u64| {
+            let records = books.lines(leaf)?;
             for line in lines.iter().take_while(|line| line.key < end) {
                 let at = records.partition_point(|record| record.key < line.key);
                 let is_there = records.get(at).is_some_and(|record| record.key == line.key);
@@ -89,7 +90,7 @@ impl Metadata {
                 }
                 done += 1;
             }
-            LeafEdit { end, removed: Vec::new(), added: Vec::new() }
+            Ok(LeafEdit { end, removed: Vec::new(), added: Vec::new() })
         };
         self.splice_in(tree, *root, &ALL, first.key, &mut edit)?;
         Ok(done)
@@ -105,7 +106,8 @@ impl Metadata {
     ) -> Result<EditResult, TxnStop> {
         let Some(line) = line else { return Ok((range.end, MapDelta::default())) };
         let mut records = Vec::new();
-        let (removed, added) = replace(&mut records, tree.kind, &range, Some(line));
+        let Replacement { removed, added, .. } =
+            replace(&mut records, tree.kind, &range, Some(line));
         let gain = self.recount(tree, &removed, &added);
         *root = self.put_new(tree.kind, tree.owner, PageBody::Node { level: 0, records })?;
         Ok((range.end, gain))
@@ -131,11 +133,13 @@ impl Metadata {
         pointer: Pointer,
         bounds: &Range<u64>,
         at: u64,
-        edit: &mut dyn FnMut(&mut Vec<Record>, u64) -> LeafEdit,
+        edit: &mut dyn FnMut(&mut Self, Pointer, u64) -> Result<LeafEdit, TxnStop>,
     ) -> Result<EditResult, TxnStop> {
         let page = self.node(tree, pointer, None, bounds)?;
         if page.level() == 0 {
-            let LeafEdit { end, removed, added } = edit(self.lines(pointer)?, bounds.end);
+            // With another reference, the edit would copy the page.
+            drop(page);
+            let LeafEdit { end, removed, added } = edit(self, pointer, bounds.end)?;
             return Ok((end, self.recount(tree, &removed, &added)));
         }
         let (index, inner) = self.own_way(tree, pointer, bounds, at)?;
@@ -186,7 +190,8 @@ impl Metadata {
         if page.level() == 0 {
             let range = range.start.max(bounds.start)..range.end.min(bounds.end);
             let range = range.start..step_end(tree, page.records(), &range, self.step_blocks);
-            let (removed, added) = replace(self.lines(pointer)?, tree.kind, &range, None);
+            let Replacement { removed, added, .. } =
+                replace(self.lines(pointer)?, tree.kind, &range, None);
             return Ok((range.end, self.recount(tree, &removed, &added)));
         }
         let index = child_index(page.records(), at);
@@ -416,27 +421,27 @@ impl Metadata {
     /// Same, mutable.
     fn lines(&mut self, pointer: Pointer) -> Result<&mut Vec<Record>, TxnStop> {
         let address = pointer.address;
-        match &mut self.edit(address)?.body {
-            PageBody::Node { records, .. } => Ok(records),
-            PageBody::Superblock(..)
-            | PageBody::Volume(_)
-            | PageBody::Parent(_)
-            | PageBody::Label(_) => {
-                Err(Corruption { address, kind: None, owner: 0, flaw: CorruptionKind::Contents }
-                    .into())
-            }
-        }
+        let flaw = CorruptionKind::Contents;
+        let damage = Corruption { address, kind: None, owner: 0, flaw };
+        self.edit(address)?.body.records_mut().ok_or(damage.into())
     }
 }
 
-/// Replaces the contents of a range in a leaf, and joins adjacent runs. Returns the records removed and
-/// added.
-fn replace(
+/// Records that took the place of others in a leaf.
+pub(crate) struct Replacement {
+    /// Index of the first.
+    pub(crate) at: usize,
+    pub(crate) removed: Vec<Record>,
+    pub(crate) added: Vec<Record>,
+}
+
+/// Replaces the contents of a range in a leaf, and joins adjacent runs.
+pub(crate) fn replace(
     records: &mut Vec<Record>,
     kind: Kind,
     range: &Range<u64>,
     line: Option<Record>,
-) -> (Vec<Record>, Vec<Record>) {
+) -> Replacement {
     let end = |record: &Record| kind.end(record).unwrap_or(u64::MAX);
     // The records that overlap the range are replaced: by their parts outside of it, and by the new
     // record.
@@ -473,7 +478,8 @@ fn replace(
             None => joined.push(record),
         }
     }
-    (records.splice(first..last, joined.iter().copied()).collect(), joined)
+    let removed = records.splice(first..last, joined.iter().copied()).collect();
+    Replacement { at: first, removed, added: joined }
 }
 
 /// Key in a range up to which `blocks` blocks are freed.

@@ -28,6 +28,7 @@ mod mapping;
 mod metadata;
 pub mod mirror;
 mod open;
+mod page_map;
 mod parent;
 mod pool;
 mod ranges;

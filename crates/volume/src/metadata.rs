@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use crate::cache::Cache;
 use crate::devices::Devices;
-use crate::edit::FULL;
+use crate::edit::{FULL, Replacement, replace};
 use crate::error::{Corruption, CorruptionKind, PoolError};
-use crate::format::{Kind, Page, PageBody, Pointer, Superblock};
+use crate::format::{Kind, Page, PageBody, Pointer, Record, Superblock};
+use crate::page_map::PageMap;
 use crate::space_map::SpaceMap;
 
 /// Metadata in the open transaction.
@@ -26,9 +27,9 @@ pub(crate) struct Metadata {
     /// The devices in the next superblock.
     pub(crate) devices: Arc<Devices>,
     /// Pages created by this transaction.
-    pub(crate) dirty: BTreeMap<u64, Arc<Page>>,
+    pub(crate) dirty: PageMap<Arc<Page>>,
     /// Pages of the transaction that is being committed.
-    pub(crate) writing: BTreeMap<u64, Arc<Page>>,
+    pub(crate) writing: PageMap<Arc<Page>>,
     pub(crate) cache: Cache,
     /// Pages found to be corrupt, until the tasks that waited for them have run.
     pub(crate) damaged: BTreeMap<u64, Corruption>,
@@ -62,6 +63,8 @@ pub(crate) enum TxnStop {
 enum UndoRecord {
     /// The previous entry in `dirty`.
     Page(u64, Option<Arc<Page>>),
+    /// Records of a page: so many were put at this index, in place of these.
+    Records { address: u64, at: usize, added: usize, removed: Vec<Record> },
     /// Change of the counts of a range, and the subranges that had no delta before.
     Delta(Range<u64>, i64, Vec<Range<u64>>),
     /// A block taken from the reserve for metadata.
@@ -94,8 +97,8 @@ impl Metadata {
             generation: generation + 1,
             superblock,
             devices,
-            dirty: BTreeMap::new(),
-            writing: BTreeMap::new(),
+            dirty: PageMap::default(),
+            writing: PageMap::default(),
             cache: Cache::new(budget_bytes),
             damaged: BTreeMap::new(),
             space,
@@ -145,6 +148,12 @@ impl Metadata {
             UndoRecord::Page(address, None) => {
                 self.dirty.remove(&address);
             }
+            UndoRecord::Records { address, at, added, removed } => {
+                let page = self.dirty.get_mut(&address).map(Arc::make_mut);
+                let records = page.and_then(|page| page.body.records_mut());
+                let records = records.expect("the page was a node in this transaction");
+                records.splice(at..at + added, removed);
+            }
             UndoRecord::Delta(range, delta, gaps) => {
                 self.space.deltas.take_back(range, delta, gaps)
             }
@@ -191,6 +200,25 @@ impl Metadata {
         let page = self.dirty.get_mut(&address).ok_or(damage)?;
         self.undo.push(UndoRecord::Page(address, Some(Arc::clone(page))));
         Ok(Arc::make_mut(page))
+    }
+
+    /// Replaces the contents of a key range of a leaf that this transaction created. Returns the records
+    /// removed and added. Of the page, only these are kept for undoing it.
+    pub(crate) fn splice_leaf(
+        &mut self,
+        address: u64,
+        kind: Kind,
+        range: &Range<u64>,
+        line: Option<Record>,
+    ) -> Result<(Vec<Record>, Vec<Record>), TxnStop> {
+        let damage = |flaw| Corruption { address, kind: Some(kind), owner: 0, flaw };
+        let page = self.dirty.get_mut(&address).ok_or(damage(CorruptionKind::Bounds))?;
+        let records = Arc::make_mut(page).body.records_mut();
+        let records = records.ok_or(damage(CorruptionKind::Contents))?;
+        let Replacement { at, removed, added } = replace(records, kind, range, line);
+        let (count, restored) = (added.len(), removed.clone());
+        self.undo.push(UndoRecord::Records { address, at, added: count, removed: restored });
+        Ok((removed, added))
     }
 
     /// Allocates a block for a new page and returns the pointer to it.

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use super::{EditResult, LeafEdit, replace, step_end};
+use super::{EditResult, LeafEdit, Replacement, replace, step_end};
 use crate::edit::MapDelta;
 use crate::format::{HOLE, Pointer, Record};
 use crate::metadata::{Metadata, TxnStop};
@@ -38,12 +38,13 @@ impl Metadata {
             self.grow(tree, root)?;
         }
         let step_blocks = self.step_blocks;
-        let mut edit = |lines: &mut Vec<Record>, end: u64| {
+        let mut edit = |books: &mut Self, leaf: Pointer, end: u64| {
+            let lines = books.lines(leaf)?;
             let range = range.start..range.end.min(end);
             let range = range.start..step_end(tree, lines, &range, step_blocks);
             let line = Some(hole(range.start));
-            let (removed, added) = replace(lines, tree.kind, &range, line);
-            LeafEdit { end: range.end, removed, added }
+            let Replacement { removed, added, .. } = replace(lines, tree.kind, &range, line);
+            Ok(LeafEdit { end: range.end, removed, added })
         };
         self.splice_in(tree, *root, &ALL, range.start, &mut edit)
     }

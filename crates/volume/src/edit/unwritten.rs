@@ -54,11 +54,12 @@ impl Metadata {
             self.grow(tree, root)?;
         }
         let step_blocks = self.step_blocks;
-        let mut edit = |lines: &mut Vec<Record>, end: u64| {
+        let mut edit = |books: &mut Self, leaf: Pointer, end: u64| {
+            let lines = books.lines(leaf)?;
             let range = first..range.end.min(end);
             let range = range.start..step_end(tree, lines, &range, step_blocks);
             let (removed, added) = empty(lines, &range);
-            LeafEdit { end: range.end, removed, added }
+            Ok(LeafEdit { end: range.end, removed, added })
         };
         self.splice_in(tree, *root, &ALL, first, &mut edit)
     }

@@ -43,6 +43,16 @@ pub enum PageBody {
     },
 }
 
+impl PageBody {
+    /// Records of a node; `None` for anything else.
+    pub(crate) fn records_mut(&mut self) -> Option<&mut Vec<Record>> {
+        match self {
+            Self::Node { records, .. } => Some(records),
+            Self::Superblock(..) | Self::Volume(_) | Self::Parent(_) | Self::Label(_) => None,
+        }
+    }
+}
+
 impl Page {
     /// Records of a node; empty for other kinds.
     pub fn records(&self) -> &[Record] {

@@ -111,7 +111,8 @@ impl Pool {
     /// Hands the new pages to the device, and opens the next transaction.
     fn freeze(&mut self) {
         let books = &mut self.books;
-        if let Some((&address, page)) = books.dirty.iter().find(|(_, page)| page.is_overfull()) {
+        let overfull = books.dirty.iter().filter(|(_, page)| page.is_overfull());
+        if let Some((&address, page)) = overfull.min_by_key(|(address, _)| **address) {
             let (kind, owner) = (Some(page.kind), page.owner);
             let damage = Corruption { address, kind, owner, flaw: CorruptionKind::Records };
             return self.stop(&damage.into());
@@ -126,7 +127,10 @@ impl Pool {
         books.generation += 1;
         books.space.fresh = 0;
         let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
-        for (&address, page) in &books.writing {
+        let mut pages: Vec<(u64, &Arc<Page>)> =
+            books.writing.iter().map(|(address, page)| (*address, page)).collect();
+        pages.sort_unstable_by_key(|(address, _)| *address);
+        for (address, page) in pages {
             let bytes = page.encode(books.store, address);
             match runs.last_mut() {
                 Some((at, run))
