@@ -3,10 +3,12 @@
 //! One write to a volume looks some thirty pages up. The order of the addresses matters only when the
 //! pages are written.
 
+#[expect(clippy::disallowed_types, reason = "this hash has no random seed")]
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// Map from block addresses.
+#[expect(clippy::disallowed_types, reason = "this hash has no random seed")]
 pub(crate) type PageMap<T> = HashMap<u64, T, BuildHasherDefault<AddressHasher>>;
 
 /// Hash of one block address: the same in every run, so that runs with one seed are the same.

@@ -21,7 +21,7 @@ pub(super) struct DeferredResponses {
 }
 
 /// Responses are deferred after a batch of so many. Measured with another host on one core and this
-/// side on another: from 18 to 22, 128 commands at once are 1.4 times as fast and none are slower.
+/// side on another: 128 commands at once are 1.4 times as fast, 64 at least as fast, 32 lose 3 %.
 pub(super) const BATCH_MIN: u32 = 20;
 
 impl DeferredResponses {
