@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tenmil_linux::runtime_directory::RuntimeDirectory;
-use tenmil_rpc::{Event, EventKind, Process, Server, ServerState, TABLE, announcements};
+use tenmil_rpc::{Event, EventKind, ProgramInfo, Server, ServerState, TABLE, announcements};
 
 /// A runtime directory of our own, as `XDG_RUNTIME_DIR` names it.
 struct World {
@@ -27,7 +27,7 @@ impl World {
 
     fn serve(&self, pid: u32) -> Server {
         let (_announcer, announced) = announcements().unwrap();
-        let state = ServerState::new().with(Process { version: "9.9.9", log: None });
+        let state = ServerState::new().with(ProgramInfo { version: "9.9.9", log: None });
         Server::start(&self.directory, pid, &TABLE, state, announced).unwrap()
     }
 

@@ -12,7 +12,7 @@ use tenmil_base::Span;
 use tenmil_linux::runtime_directory::RuntimeDirectory;
 use tenmil_linux::{Clock, CpuList};
 use tenmil_reactor::{Context, PollResult, Poller, PollerBuilder, ReactorOptions, ThreadBuilder};
-use tenmil_rpc::{Process, Reactors, Server, ServerState, TABLE, announcements};
+use tenmil_rpc::{ProgramInfo, Reactors, Server, ServerState, TABLE, announcements};
 use terminal::{Terminal, await_exit};
 
 /// A poller that finds work every time.
@@ -48,7 +48,7 @@ impl World {
             clock: *reactors.clock(),
         };
         let state = ServerState::new()
-            .with(Process { version: "9.9.9", log: None })
+            .with(ProgramInfo { version: "9.9.9", log: None })
             .with(Reactors::new(move || Some(running.clone())));
         let (_announcer, announced) = announcements().unwrap();
         let pid = std::process::id();

@@ -10,7 +10,7 @@
 //! that takes the pool over does so by force, and the former owner, which knows nothing of it, only
 //! flushes from then on.
 
-mod device;
+mod device_io;
 mod recovery;
 mod takeover;
 

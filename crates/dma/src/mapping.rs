@@ -72,7 +72,7 @@ impl Mapping {
             Backing::Private => Self::private(len_bytes, true).map_err(refuse),
             Backing::Shared => Self::memfd(len_bytes, backing).map_err(refuse),
             Backing::SharedHuge => Self::memfd(len_bytes, backing).map_err(refuse),
-            Backing::Contiguous => Self::in_a_row(len_bytes).map_err(refuse),
+            Backing::Contiguous => Self::contiguous(len_bytes).map_err(refuse),
         }
     }
 
@@ -120,7 +120,7 @@ impl Mapping {
         })
     }
 
-    fn in_a_row(len_bytes: usize) -> Result<Self, rustix::io::Errno> {
+    fn contiguous(len_bytes: usize) -> Result<Self, rustix::io::Errno> {
         let len_bytes = len_bytes.checked_next_multiple_of(HUGE_PAGE);
         let len_bytes = len_bytes.ok_or(rustix::io::Errno::NOMEM)?;
         let (base, row) = contiguous::lay(len_bytes)?;

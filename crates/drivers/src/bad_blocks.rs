@@ -17,7 +17,7 @@ pub(crate) struct BadBlocks {
 impl BadBlocks {
     /// Marks blocks uncorrectable.
     pub(crate) fn add(&self, first: u64, count: u64) {
-        let mut ranges = self.ranges();
+        let mut ranges = self.lock_ranges();
         let (mut start, mut end) = (first, first.saturating_add(count));
         // Merges all ranges that overlap or touch.
         while let Some((&from, &until)) = ranges.range(..=end).next_back()
@@ -37,7 +37,7 @@ impl BadBlocks {
         if count == 0 || !self.is_used() {
             return;
         }
-        let mut ranges = self.ranges();
+        let mut ranges = self.lock_ranges();
         let end = first.saturating_add(count);
         while let Some((&from, &until)) = ranges.range(..end).next_back()
             && until > first
@@ -65,7 +65,7 @@ impl BadBlocks {
     /// Whether `first` is marked, and the number of blocks from there on, at most `count`, in the same
     /// state.
     pub(crate) fn run(&self, first: u64, count: u64) -> (bool, u64) {
-        let ranges = self.ranges();
+        let ranges = self.lock_ranges();
         if let Some((_, &until)) = ranges.range(..=first).next_back()
             && until > first
         {
@@ -81,7 +81,7 @@ impl BadBlocks {
         self.is_used.load(Ordering::Acquire)
     }
 
-    fn ranges(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+    fn lock_ranges(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
         self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

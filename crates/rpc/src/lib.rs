@@ -54,7 +54,7 @@ pub use error::{Code, RpcError};
 pub use event::{Event, EventKind, EventReceiver, EventSender, announcements};
 pub use method::{CallContext, Method, MethodKind, MethodRegistry, ParamDefault, Parameter};
 pub use methods::{
-    CopyProgress, Devices, EventRelay, Exports, NvmeConnections, Process, Reactors,
+    CopyProgress, Devices, EventRelay, Exports, NvmeConnections, ProgramInfo, Reactors,
     SchedulerSource, TABLE, announce_path_changes,
 };
 pub use param_type::ParamType;

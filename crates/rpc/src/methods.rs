@@ -20,7 +20,7 @@ pub use devices::Devices;
 pub use exports::Exports;
 pub use nvme_connections::NvmeConnections;
 pub use paths::announce_path_changes;
-pub use process::Process;
+pub use process::ProgramInfo;
 pub use reactors::{EventRelay, Reactors};
 pub use scheduler::SchedulerSource;
 

@@ -6,7 +6,7 @@ use tenmil_base::Span;
 use tenmil_linux::Clock;
 use tenmil_linux::process::ProcessStats;
 use tenmil_linux::runtime_directory::RuntimeDirectory;
-use tenmil_rpc::{Client, Process, Server, ServerState, TABLE, announcements};
+use tenmil_rpc::{Client, ProgramInfo, Server, ServerState, TABLE, announcements};
 
 const TIME_LIMIT: Span = Span::from_secs(20);
 
@@ -34,7 +34,7 @@ fn a_server_that_is_dropped_leaves_no_descriptor_thread_or_socket() {
     assert!(before.0.is_some() && before.1.is_some(), "it can be counted");
     for round in 0..20 {
         let (announcer, announced) = announcements().unwrap();
-        let state = ServerState::new().with(Process { version: "1", log: None });
+        let state = ServerState::new().with(ProgramInfo { version: "1", log: None });
         let server = Server::start(&directory, 7, &TABLE, state, announced).unwrap();
         let mut clients: Vec<Client> =
             (0..10).map(|_| Client::connect(server.path(), TIME_LIMIT).unwrap()).collect();

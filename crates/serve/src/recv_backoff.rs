@@ -114,14 +114,14 @@ mod tests {
     /// Number of requests found by each of 1000 receives, and the total time, for a client with
     /// `depth` requests outstanding that sends each in one microsecond and gets each response
     /// immediately.
-    fn looks_at_a_client(looks: &mut RecvBackoff, depth: usize) -> (Vec<usize>, Span) {
+    fn simulate_client(backoff: &mut RecvBackoff, depth: usize) -> (Vec<usize>, Span) {
         let start = Instant { ns: 1_000_000 };
         let mut now = start;
         let look = |_| {
-            let until = looks.next.max(now.after(Span::from_us(1)));
+            let until = backoff.next.max(now.after(Span::from_us(1)));
             let sent = usize::try_from(until.since(now).ns / 1_000).unwrap().min(depth);
             now = until;
-            looks.found_requests(now, sent);
+            backoff.found_requests(now, sent);
             sent
         };
         let came = (0..1_000).map(look).collect();
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_client_that_waits_for_each_answer_is_never_kept_waiting() {
-        let (came, took) = looks_at_a_client(&mut RecvBackoff::default(), 1);
+        let (came, took) = simulate_client(&mut RecvBackoff::default(), 1);
         assert!(came.iter().all(|requests| *requests == 1));
         assert_eq!(took, Span::from_ms(1));
     }
@@ -139,8 +139,8 @@ mod tests {
     fn requests_of_a_client_with_many_are_taken_together() {
         for depth in [16, 64, 256] {
             // Two requests have arrived together once, so the client is known to send several.
-            let mut looks = RecvBackoff { is_plural: true, ..RecvBackoff::default() };
-            let (came, _) = looks_at_a_client(&mut looks, depth);
+            let mut backoff = RecvBackoff { is_plural: true, ..RecvBackoff::default() };
+            let (came, _) = simulate_client(&mut backoff, depth);
             let later = &came[500..];
             let mean = later.iter().sum::<usize>() / later.len();
             let most = depth.min(usize::try_from(WAIT_MAX.ns / 1_000).unwrap());
@@ -150,48 +150,48 @@ mod tests {
 
     #[test]
     fn a_client_with_a_few_is_kept_waiting_in_trials_only() {
-        let mut looks = RecvBackoff { is_plural: true, ..RecvBackoff::default() };
-        let (_, took) = looks_at_a_client(&mut looks, 4);
+        let mut backoff = RecvBackoff { is_plural: true, ..RecvBackoff::default() };
+        let (_, took) = simulate_client(&mut backoff, 4);
         assert!(took < Span::from_us(1_100), "{took}");
     }
 
     #[test]
     fn a_client_that_has_fewer_now_is_not_kept_waiting_for_long() {
-        let mut looks = RecvBackoff { crowd: 64, wait: WAIT_MAX, ..RecvBackoff::default() };
+        let mut backoff = RecvBackoff { crowd: 64, wait: WAIT_MAX, ..RecvBackoff::default() };
         for _ in 0..=super::TRIAL {
-            looks.found_requests(Instant { ns: 1 }, 1);
+            backoff.found_requests(Instant { ns: 1 }, 1);
         }
-        assert_eq!((looks.crowd, looks.wait), (1, Span::default()));
+        assert_eq!((backoff.crowd, backoff.wait), (1, Span::default()));
     }
 
     #[test]
     fn looks_in_vain_become_rarer_and_end_when_something_comes() {
-        let (mut looks, now) = (RecvBackoff::default(), Instant { ns: 5 });
-        looks.record_empty(now);
-        assert_eq!(looks.next, now.after(super::INTERVAL_MIN));
+        let (mut backoff, now) = (RecvBackoff::default(), Instant { ns: 5 });
+        backoff.record_empty(now);
+        assert_eq!(backoff.next, now.after(super::INTERVAL_MIN));
         for _ in 0..1_000 {
-            looks.record_empty(now);
+            backoff.record_empty(now);
         }
-        assert_eq!(looks.next, now.after(super::INTERVAL_MAX));
-        assert!(!looks.is_due(now));
-        looks.now();
-        assert!(looks.is_due(now));
+        assert_eq!(backoff.next, now.after(super::INTERVAL_MAX));
+        assert!(!backoff.is_due(now));
+        backoff.now();
+        assert!(backoff.is_due(now));
     }
 
     #[test]
     fn who_sends_all_at_once_is_never_kept_waiting() {
-        let mut looks =
+        let mut backoff =
             RecvBackoff { is_plural: true, crowd: 64, wait: WAIT_MAX, ..RecvBackoff::default() };
         for ns in 0..=u64::from(2 * super::TRIAL) {
-            looks.record_data(Instant { ns });
-            assert!(looks.is_due(Instant { ns }));
+            backoff.record_data(Instant { ns });
+            assert!(backoff.is_due(Instant { ns }));
         }
     }
 
     #[test]
     fn a_part_of_a_request_makes_nobody_wait() {
-        let mut looks = RecvBackoff { crowd: 64, wait: WAIT_MAX, ..RecvBackoff::default() };
-        looks.found_requests(Instant { ns: 5 }, 0);
-        assert!(looks.is_due(Instant { ns: 5 }));
+        let mut backoff = RecvBackoff { crowd: 64, wait: WAIT_MAX, ..RecvBackoff::default() };
+        backoff.found_requests(Instant { ns: 5 }, 0);
+        assert!(backoff.is_due(Instant { ns: 5 }));
     }
 }

@@ -22,7 +22,7 @@ pub fn scenario(seed: u64) -> Scenario {
     draw.host(&mut options);
     draw.device(&mut options);
     draw.medium(&mut options);
-    draw.profile(&mut options);
+    draw.draw_workload_profile(&mut options);
     for _ in 0..draw.below(4) {
         options.plan.push(draw.mischief());
     }
@@ -122,7 +122,7 @@ impl RandomDraw {
         }
     }
 
-    fn profile(&mut self, options: &mut WorldOptions) {
+    fn draw_workload_profile(&mut self, options: &mut WorldOptions) {
         let most = self.pick(&[1, 8, 32, 96]);
         options.profile = Profile {
             count: 10 + self.0.below(60),

@@ -210,7 +210,7 @@ impl Export {
     }
 
     /// The protocol and the address, for messages.
-    pub(crate) fn what(&self) -> String {
+    pub(crate) fn protocol_and_address(&self) -> String {
         let protocol = match self.kind {
             ExportKind::NvmeTcp(_) => "NVMe/TCP",
             ExportKind::Nbd(_) => "NBD",

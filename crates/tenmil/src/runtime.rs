@@ -202,7 +202,7 @@ impl Runtime {
         &self,
         export: Export,
     ) -> impl Future<Output = Result<Server, Error>> + Send + use<> {
-        self.in_pool(format!("serve {}", export.what()), move |services| {
+        self.in_pool(format!("serve {}", export.protocol_and_address()), move |services| {
             Server::start(services, export)
         })
     }

@@ -86,7 +86,7 @@ const CLOSE_INTERVAL: Span = Span::from_ms(2);
 impl Server {
     /// Starts a server. Blocks.
     pub(crate) fn start(services: Services, export: Export) -> Result<Self, Error> {
-        let what = export.what();
+        let what = export.protocol_and_address();
         let refuse = |why: Error| why.during(format!("serve {what}"));
         export.check().map_err(refuse)?;
         let started = match &export.kind {

@@ -13,8 +13,8 @@ use tenmil_linux::process::command_line;
 use tenmil_linux::runtime_directory::RuntimeDirectory;
 use tenmil_rpc::pool_commands::PoolCommands;
 use tenmil_rpc::{
-    Client, EventRelay, Process, Reactors, RpcError, SchedulerSource, Server, ServerState, TABLE,
-    announcements,
+    Client, EventRelay, ProgramInfo, Reactors, RpcError, SchedulerSource, Server, ServerState,
+    TABLE, announcements,
 };
 
 use crate::simulation::SimOptions;
@@ -102,7 +102,7 @@ fn start(state: ServerState) -> Result<(Server, EventRelay), String> {
     let (announcer, announced) =
         announcements().map_err(|error| format!("make an event descriptor: {error}"))?;
     let log = crate::log::of_process().cloned();
-    let state = state.with(Process { version: env!("CARGO_PKG_VERSION"), log });
+    let state = state.with(ProgramInfo { version: env!("CARGO_PKG_VERSION"), log });
     let paths = tenmil_devices::tcp::paths_of_all();
     tenmil_rpc::announce_path_changes(paths, announcer.clone());
     let state = state.with(paths.clone());

@@ -195,7 +195,7 @@ impl CopyTask for Check<'_> {
         begun || moved
     }
 
-    fn stop(&mut self) {
+    fn stop_submitting(&mut self) {
         if self.next < self.geometry.size {
             self.ending.get_or_insert(CopyAbort::Interrupted);
         }

@@ -12,7 +12,7 @@ pub(super) trait CopyTask {
     /// Submits and completes requests. Returns whether anything was done.
     fn step(&mut self, now: Instant) -> bool;
     /// Stops submitting new work.
-    fn stop(&mut self);
+    fn stop_submitting(&mut self);
     /// Whether all work is done and nothing is in flight.
     fn is_over(&self) -> bool;
     /// Bytes processed, and bytes in total.
@@ -54,7 +54,7 @@ impl<W: CopyTask> EventLoop for CopyLoop<'_, W> {
     fn iterate(&mut self, now: Instant) -> NextStep {
         let worked = self.task.step(now);
         if !(self.watch)(now, self.task.progress()) {
-            self.task.stop();
+            self.task.stop_submitting();
         }
         if self.task.is_over() {
             NextStep::Exit

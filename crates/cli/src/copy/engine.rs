@@ -487,7 +487,7 @@ impl CopyTask for CopyEngine<'_> {
         begun || moved
     }
 
-    fn stop(&mut self) {
+    fn stop_submitting(&mut self) {
         if self.next < self.geometry.size {
             self.ending.get_or_insert(CopyAbort::Interrupted);
         }

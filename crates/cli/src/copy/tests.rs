@@ -183,7 +183,7 @@ fn somebody_who_stops_it_finds_what_was_done_flushed() {
     for step in 0..STEPS_MAX as u64 {
         pass.step(Instant { ns: step });
         if step > 20 {
-            pass.stop();
+            pass.stop_submitting();
         }
         if pass.is_over() {
             break;
@@ -337,7 +337,7 @@ fn end_and_fail(
     for step in 0..STEPS_MAX as u64 {
         pass.step(Instant { ns: step * 1_000_000_000 });
         if matches!(before, Before::Stopped) && pass.progress().0 > 300 << 10 {
-            pass.stop();
+            pass.stop_submitting();
         }
         if ended_after.is_none() && pass.has_ended() {
             ended_after = Some(world.target.flushes());

@@ -215,7 +215,7 @@ mod tests {
     use tenmil_base::Span;
     use tenmil_linux::Clock;
     use tenmil_linux::runtime_directory::RuntimeDirectory;
-    use tenmil_rpc::{Event, EventKind, Process, Server, ServerState, TABLE, announcements};
+    use tenmil_rpc::{Event, EventKind, ProgramInfo, Server, ServerState, TABLE, announcements};
 
     use super::SamplerHandle;
     use crate::top::keys::Request;
@@ -235,7 +235,7 @@ mod tests {
 
         fn serve(&self, pid: u32) -> (Server, tenmil_rpc::EventSender) {
             let (announcer, announced) = announcements().unwrap();
-            let state = ServerState::new().with(Process { version: "9.9.9", log: None });
+            let state = ServerState::new().with(ProgramInfo { version: "9.9.9", log: None });
             let server = Server::start(&self.directory, pid, &TABLE, state, announced).unwrap();
             (server, announcer)
         }

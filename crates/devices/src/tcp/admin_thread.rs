@@ -93,5 +93,5 @@ const THREAD: &str = "a thread to tend it";
 const DESCRIPTOR: &str = "a descriptor to wait for";
 
 fn refused(name: &TcpName, what: &str, error: &dyn Display) -> Error {
-    Error::environment(format!("call tcp://{}: {what}: {error}", name.address))
+    Error::environment(format!("connect to tcp://{}: {what}: {error}", name.address))
 }

@@ -78,7 +78,7 @@ impl Attached {
     /// `regions`.
     pub(super) fn call(name: &TcpName, regions: &RegionTable, clock: Clock) -> Result<Self, Error> {
         let machine = |what: &str, error: &dyn std::fmt::Display| {
-            Error::environment(format!("call tcp://{}: {what}: {error}", name.address))
+            Error::environment(format!("connect to tcp://{}: {what}: {error}", name.address))
         };
         let memory = regions
             .allocate(usize::try_from(pool_bytes(name)).unwrap_or(usize::MAX))
@@ -411,11 +411,11 @@ fn bring_up(
             Some(Event::Ready) => return Ok(remote),
             Some(Event::Dead(error)) => {
                 let why = remote.last_error().unwrap_or_else(|| error.to_string());
-                return Err(Error::remote(format!("call tcp://{}: {why}", name.address)));
+                return Err(Error::remote(format!("tcp://{}: {why}", name.address)));
             }
             Some(Event::Removed) => {
                 let why = remote.last_error().unwrap_or_else(|| ALL_ONES.to_owned());
-                return Err(Error::remote(format!("call tcp://{}: {why}", name.address)));
+                return Err(Error::remote(format!("tcp://{}: {why}", name.address)));
             }
             Some(event) => teller.notify_controller_event(event),
             None => tenmil_linux::thread::sleep(PAUSE),

@@ -48,7 +48,7 @@ impl MultipathDevice {
     /// Connects all paths, and waits until each is up or has failed once. At least one must be up.
     pub(super) fn call(name: &TcpName, regions: &RegionTable, clock: Clock) -> Result<Self, Error> {
         let machine = |what: &str, error: &dyn std::fmt::Display| {
-            Error::environment(format!("call tcp://{}: {what}: {error}", name.address))
+            Error::environment(format!("connect to tcp://{}: {what}: {error}", name.address))
         };
         let mut memory = Vec::new();
         let mut setups = Vec::new();
@@ -164,7 +164,7 @@ fn reach(
             let address = &name.address;
             let each = each.join("; ");
             return Err(Error::remote(format!(
-                "call tcp://{address}: no path leads there: {each}"
+                "connect to tcp://{address}: no path leads there: {each}"
             )));
         }
         drop(multipath);

@@ -320,7 +320,7 @@ impl RescueJob<'_> {
             bytes.resize(usize::try_from(count).unwrap_or(0) * PAGE_BYTES as usize, 0);
             let is_read = self.raw.read_run(at + done, &mut bytes).is_ok();
             let mut pages = (block + done..).zip(bytes.as_chunks::<4096>().0);
-            if is_read && pages.all(|(block, page)| is_right(sums, block, page)) {
+            if is_read && pages.all(|(block, page)| matches_checksum(sums, block, page)) {
                 carrier.write(block + done, &bytes)?;
             } else {
                 lost += self.copy_each(carrier, (block + done, at + done, count), sums)?;
@@ -340,7 +340,7 @@ impl RescueJob<'_> {
         let mut lost = 0;
         for index in 0..count {
             match self.page(at + index, false) {
-                Ok(page) if is_right(sums, block + index, &page) => {
+                Ok(page) if matches_checksum(sums, block + index, &page) => {
                     carrier.write(block + index, &page)?;
                 }
                 _ => lost += 1,
@@ -372,6 +372,6 @@ fn unmapped(records: &[Record], lost: &[LostRange], reach: u64) -> u64 {
 }
 
 /// Whether a block matches its checksum, if that is known.
-fn is_right(sums: &[Record], block: u64, page: &[u8; 4096]) -> bool {
+fn matches_checksum(sums: &[Record], block: u64, page: &[u8; 4096]) -> bool {
     checksum_of(sums, block).is_none_or(|expected| checksum(page) == expected)
 }

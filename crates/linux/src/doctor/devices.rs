@@ -234,7 +234,7 @@ fn read_request(patient: &DoctorContext<'_>, function: &Function) -> Check {
     let Some(config) = patient.machine.bytes(&path) else {
         return finding.unknown(format!("/{path} is not there"));
     };
-    match read_request_bytes(&config) {
+    match pcie_max_read_request(&config) {
         Some(bytes) if bytes >= READ_REQUEST => finding.good(format!("{bytes} bytes")),
         Some(bytes) => finding.slow(
             format!("{bytes} bytes"),
@@ -248,7 +248,7 @@ fn read_request(patient: &DoctorContext<'_>, function: &Function) -> Check {
 /// Maximum read request size of a function (PCI Express Base Specification, Device Control
 /// Register, bits 14:12). The walk of the capability list is bounded, since the list may be a
 /// cycle.
-fn read_request_bytes(config: &[u8]) -> Option<u32> {
+fn pcie_max_read_request(config: &[u8]) -> Option<u32> {
     const CAPABILITY_POINTER: usize = 0x34;
     const EXPRESS: u8 = 0x10;
     const CAPABILITIES_MAX: usize = 48;
@@ -269,7 +269,7 @@ fn read_request_bytes(config: &[u8]) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::read_request_bytes;
+    use super::pcie_max_read_request;
 
     fn config(capabilities: &[(u8, u8, u8)]) -> Vec<u8> {
         let mut config = vec![0; 256];
@@ -287,20 +287,20 @@ mod tests {
     fn the_read_request_is_found_behind_other_capabilities() {
         let express = |control| config(&[(0x40, 1, 0), (0x70, 0x10, control)]);
         for (control, bytes) in [(0x00, 128), (0x2f, 512), (0x5f, 4096), (0xd0, 4096)] {
-            assert_eq!(read_request_bytes(&express(control)), Some(bytes), "{control:#x}");
+            assert_eq!(pcie_max_read_request(&express(control)), Some(bytes), "{control:#x}");
         }
-        assert_eq!(read_request_bytes(&express(0x60)), None, "a size that is not defined");
+        assert_eq!(pcie_max_read_request(&express(0x60)), None, "a size that is not defined");
     }
 
     #[test]
     fn a_list_that_does_not_end_or_leads_outside_is_left() {
         let mut circle = config(&[(0x40, 1, 0)]);
         circle[0x41] = 0x40;
-        assert_eq!(read_request_bytes(&circle), None);
-        assert_eq!(read_request_bytes(&circle[..64]), None);
-        assert_eq!(read_request_bytes(&[]), None);
+        assert_eq!(pcie_max_read_request(&circle), None);
+        assert_eq!(pcie_max_read_request(&circle[..64]), None);
+        assert_eq!(pcie_max_read_request(&[]), None);
         let cut = &config(&[(0x40, 0x10, 0x50)])[..0x49];
-        assert_eq!(read_request_bytes(cut), None, "the register is not shown");
-        assert_eq!(read_request_bytes(&config(&[(0x40, 1, 0)])), None);
+        assert_eq!(pcie_max_read_request(cut), None, "the register is not shown");
+        assert_eq!(pcie_max_read_request(&config(&[(0x40, 1, 0)])), None);
     }
 }

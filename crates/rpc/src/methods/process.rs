@@ -10,7 +10,7 @@ use crate::result_type::{FieldSchema, ResultType};
 
 /// Properties of the program.
 #[derive(Clone, Debug)]
-pub struct Process {
+pub struct ProgramInfo {
     /// Version.
     pub version: &'static str,
     /// Log, if it has one.
@@ -47,7 +47,7 @@ pub(super) const METHODS: &[Method] = &[Method {
 }];
 
 fn process(call: &CallContext<'_>) -> Result<Value, RpcError> {
-    let Process { version, log } = call.state.part("word about itself")?;
+    let ProgramInfo { version, log } = call.state.part("word about itself")?;
     let lines = log.as_ref().map(Log::counters);
     let (usage, pid) = (ProcessStats::read(), std::process::id());
     Ok(json!({

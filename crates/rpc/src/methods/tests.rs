@@ -69,7 +69,7 @@ fn the_example_of_every_method_is_a_command_line_that_calls_it() {
 
 #[test]
 fn what_asks_only_answers_in_the_shape_it_promises() {
-    let state = ServerState::new().with(super::Process { version: "1.2.3", log: None });
+    let state = ServerState::new().with(super::ProgramInfo { version: "1.2.3", log: None });
     for method in TABLE.methods().filter(|method| method.verb != MethodKind::Set) {
         // Required parameters have the values of the example.
         let has_to = method.parameters.iter().any(|one| one.need == ParamDefault::Required);
@@ -92,7 +92,7 @@ fn what_asks_only_answers_in_the_shape_it_promises() {
 
 #[test]
 fn the_process_is_this_one() {
-    let state = ServerState::new().with(super::Process { version: "1.2.3", log: None });
+    let state = ServerState::new().with(super::ProgramInfo { version: "1.2.3", log: None });
     let call = CallContext {
         table: &TABLE,
         state: &state,

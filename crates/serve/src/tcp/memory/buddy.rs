@@ -45,12 +45,12 @@ impl Buddy {
 
     /// Allocates a block. Returns its first page.
     pub(super) fn allocate(&mut self, order: u8) -> Option<u32> {
-        let found = (order..self.order_end()).find(|&from| self.order_mut(from).count > 0)?;
-        let block = self.order_mut(found).pop()?;
+        let found = (order..self.order_end()).find(|&from| self.free_bitmap_mut(from).count > 0)?;
+        let block = self.free_bitmap_mut(found).pop()?;
         let page = block << found;
         // The unused remainder becomes one free block of each smaller order.
         for half in order..found {
-            self.order_mut(half).set((page >> half) + 1);
+            self.free_bitmap_mut(half).set((page >> half) + 1);
         }
         self.free_pages -= 1 << order;
         Some(page)
@@ -69,11 +69,11 @@ impl Buddy {
     pub(super) fn free(&mut self, page: u32, order: u8) {
         self.free_pages += 1 << order;
         let (mut block, mut order) = (page >> order, order);
-        assert!(!self.order_mut(order).has(block), "page {page} is free already");
-        while order + 1 < self.order_end() && self.order_mut(order).clear(block ^ 1) {
+        assert!(!self.free_bitmap_mut(order).has(block), "page {page} is free already");
+        while order + 1 < self.order_end() && self.free_bitmap_mut(order).clear(block ^ 1) {
             (block, order) = (block >> 1, order + 1);
         }
-        self.order_mut(order).set(block);
+        self.free_bitmap_mut(order).set(block);
     }
 
     /// Number of free pages.
@@ -85,7 +85,7 @@ impl Buddy {
         u8::try_from(self.orders.len()).unwrap_or(u8::MAX)
     }
 
-    fn order_mut(&mut self, order: u8) -> &mut BuddyOrder {
+    fn free_bitmap_mut(&mut self, order: u8) -> &mut BuddyOrder {
         &mut self.orders[usize::from(order)]
     }
 }

@@ -104,7 +104,7 @@ impl Ledger {
     }
 
     /// Whether no connection of the entry was met in this pass. Marks it as met.
-    pub(super) fn is_first(&mut self, at: u32) -> bool {
+    pub(super) fn mark_first_in_pass(&mut self, at: u32) -> bool {
         let pass = self.pass;
         let entry = self.entries.get_mut(at as usize);
         entry.is_some_and(|entry| core::mem::replace(&mut entry.last_pass, pass) != pass)

@@ -78,7 +78,9 @@ impl PoolState {
         for at in 0..self.wait_queue.len() {
             let BufferWaiter { charged, order, .. } = self.wait_queue[at];
             // Only the oldest connection of each host is considered.
-            if !self.ledger.is_first(charged.host) || self.source(charged, order).is_none() {
+            if !self.ledger.mark_first_in_pass(charged.host)
+                || self.source(charged, order).is_none()
+            {
                 continue;
             }
             let held = [charged.host, charged.address].map(|at| self.ledger.bytes(at));
