@@ -244,8 +244,8 @@ impl CacheTracker {
     }
 
     /// Starts a new epoch for each controller covered by a flush for `unflushed` that is about to be sent to
-    /// `association`, by a queue that can reach these paths. Pass the result to [`durable_epoch`](Self::durable_epoch) on
-    /// completion.
+    /// `association`, by a queue that can reach these paths. Pass the result to
+    /// [`complete_flush`](Self::complete_flush) on completion.
     pub(crate) fn begin_flush(
         &self,
         association: &Association,

@@ -46,7 +46,7 @@ pub trait Connection {
     fn record_sent(&mut self, count: usize, events: &mut EventQueue<Self::Event>);
 
     /// Tags of outstanding commands. Their buffers belong to the owner again once the socket is
-    /// closed; until then some may still complete through [`sent`](Self::sent).
+    /// closed; until then some may still complete through [`record_sent`](Self::record_sent).
     fn outstanding(&self) -> impl Iterator<Item = u16> + '_;
 
     /// Pieces to send, oldest first.

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The target also runs without threads and sockets: [`Service::accept`] takes any [`tenmil_base::Stream`]
-//! and returns a [`TargetConnection`], whose [`turn`](TargetConnection::turn) does all work that is
+//! and returns a [`TargetConnection`], whose [`step`](TargetConnection::step) does all work that is
 //! possible now, until it [is over](TargetConnection::is_over).
 //!
 //! A command begins in the [`Executor`](tenmil_nvme_controller::executor::Executor) of its queue once it has

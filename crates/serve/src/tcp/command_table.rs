@@ -65,7 +65,7 @@ pub(super) enum BufferAccess {
 #[derive(Debug)]
 struct CommandSlot {
     command: Command,
-    /// Its memory, set by [`placement`](Self::placement).
+    /// Its memory, set by [`set_buffer`](Self::set_buffer).
     buffer: Option<Buffer>,
     /// The first `len_bytes` of the buffer; empty if there is none, or it is shorter.
     data: Segment,

@@ -303,7 +303,7 @@ impl Service {
     }
 
     /// Accepts a connection on a port. The caller polls it, as a poller or with
-    /// [`TargetConnection::turn`].
+    /// [`TargetConnection::step`].
     ///
     /// # Errors
     ///
