@@ -132,6 +132,6 @@ mod tests {
         note_small_completion();
         assert_eq!(send_budget(), BUDGET_PAUSED);
         begin_iteration(at(70).after(PAUSE_MAX).after(PAUSE_MAX).after(PAUSE_MAX));
-        assert_eq!(send_budget(), BUDGET_UNCONTENDED, "nobody waits any more");
+        assert_eq!(send_budget(), BUDGET_UNCONTENDED, "no connection waits");
     }
 }

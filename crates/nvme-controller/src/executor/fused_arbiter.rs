@@ -253,7 +253,7 @@ mod tests {
         assert!(!first.try_acquire(7));
         assert_eq!(second.check(), ExclusiveState::Requested(7));
         drop(first);
-        assert!(!second.must_ack(), "nobody waits any more");
+        assert!(!second.must_ack(), "no queue waits");
         assert!(!second.is_held(), "a queue that is gone has nothing");
     }
 
@@ -267,7 +267,7 @@ mod tests {
         third.check();
         third.ack_quiesced();
         assert!(!second.try_acquire(2) && first.try_acquire(1));
-        assert_eq!(first.check(), ExclusiveState::Free, "one's own round stops nobody");
+        assert_eq!(first.check(), ExclusiveState::Free, "a queue does not wait for its own round");
         second.release();
         assert!(first.try_acquire(1), "who leaves the line disturbs nobody");
         first.release();

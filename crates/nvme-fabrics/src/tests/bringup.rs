@@ -173,7 +173,7 @@ fn who_is_refused_is_told_why() {
     let mut bed = Bed::new();
     bed.target.state().is_away = true;
     let error = bed.call(Bed::options()).unwrap_err().to_string();
-    assert_eq!(error, "connect to the target: nobody is there");
+    assert_eq!(error, "connect to the target: no listener");
     let mut bed = Bed::new();
     bed.target.state().is_silent = true;
     let begun = bed.now;

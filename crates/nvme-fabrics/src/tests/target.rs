@@ -273,7 +273,7 @@ impl Connector for Line {
             return Box::new(Ring(None));
         }
         if state.is_away {
-            return Box::new(Ring(Some(Err(StreamError("nobody is there".into())))));
+            return Box::new(Ring(Some(Err(StreamError("no listener".into())))));
         }
         let mut options = state.network.clone();
         if let Some((number, direction, at)) = state.harm

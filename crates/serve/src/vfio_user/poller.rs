@@ -307,7 +307,7 @@ mod tests {
     #[test]
     fn silent_connections_do_not_keep_the_reactor_awake() {
         let (mut host, directory) = host();
-        assert!(may_sleep(&mut host), "nobody is there");
+        assert!(may_sleep(&mut host), "no client is connected");
         let clients: Vec<Connection> = (0..12).map(|_| connect(&directory)).collect();
         assert!(may_sleep(&mut host), "one has it, and others wait");
         drop(clients);

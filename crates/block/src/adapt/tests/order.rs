@@ -96,6 +96,19 @@ fn the_first_error_wins_with_its_result_and_nothing_follows_it() {
 }
 
 #[test]
+fn parts_of_a_read_report_no_holes() {
+    let mut bench = bench(100);
+    assert!(
+        bench.submit(Request { flags: RequestFlags::HOLES, ..request(Operation::Read, 5, 0, 16) })
+    );
+    for (part, _) in bench.below.taken() {
+        assert_eq!((part.blocks, part.flags), (8, RequestFlags::NONE));
+        bench.below.completion(part.token, IoStatus::SUCCESS, 0);
+    }
+    assert_eq!(poll(&mut bench.shaper, NOW), [good(5)]);
+}
+
+#[test]
 fn a_full_table_gives_the_request_back_and_others_pass() {
     let mut bench = bench(100);
     assert!(bench.submit(request(Operation::Read, 1, 0, 40)));

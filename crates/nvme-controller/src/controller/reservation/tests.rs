@@ -61,7 +61,7 @@ fn access_is_as_the_table_draws_it_for_every_type_and_role() {
         assert_eq!(it.is_holder(B), is_held_by_all(kind), "{kind:?}");
         assert!(!it.is_holder(STRANGER));
     }
-    assert_eq!(three().relative_to(STRANGER), None, "no reservation is in nobody's way");
+    assert_eq!(three().relative_to(STRANGER), None, "without a reservation there is no conflict");
 }
 
 #[test]

@@ -312,7 +312,7 @@ fn what_the_controller_decides_between_turns_is_told_of_by_the_next() {
     assert!(!rig.queue.abort(now, 1, cid), "it may have been decided by now");
     assert_eq!(rig.queue.poll(now).posted, 0);
     rig.queue.complete_reservation(now, ticket, AdminResult::OK, &[]);
-    assert_eq!(rig.queue.poll(now).posted, 1, "or nobody signals its vector");
+    assert_eq!(rig.queue.poll(now).posted, 1, "or its vector is not signalled");
     assert_eq!(rig.queue.poll(now).posted, 0, "once");
     assert_eq!(rig.collect(1)[0].status(), Status::SUCCESS);
 }

@@ -246,11 +246,11 @@ fn a_pair_that_waits_stands_in_nobodys_way_in_other_namespaces() {
     let cids = pair.map(|command| rig.push(command));
     rig.ring();
     poll(&mut rig, &mut other, 3);
-    assert!(rig.queue.arm() && rig.queue.lacks_wakeup(), "nobody would wake it");
+    assert!(rig.queue.arm() && rig.queue.lacks_wakeup(), "no event would wake it");
     give(&mut rig, &[read, there, there, read, there]);
     poll(&mut rig, &mut other, 10);
     assert_eq!(ended(&rig), [1, 2], "all that come before one for the namespace that is taken");
-    assert!(other.arm() && other.lacks_wakeup(), "nobody would wake it");
+    assert!(other.arm() && other.lacks_wakeup(), "no event would wake it");
     // The pair times out, and its host may retry.
     rig.now = rig.now.after(Span::from_secs(4));
     poll(&mut rig, &mut other, 10);
@@ -331,7 +331,7 @@ fn a_queue_that_waits_for_the_end_of_a_pair_or_owes_its_word_stays_awake() {
     give(&mut rig, &[read, read]);
     other.poll(rig.now);
     assert_eq!(ended(&rig), [0]);
-    assert!(other.arm() && other.lacks_wakeup(), "nobody would wake it");
+    assert!(other.arm() && other.lacks_wakeup(), "no event would wake it");
     other.set_paused(true);
     third.poll(rig.now);
     for _ in 0..5 {

@@ -222,7 +222,7 @@ fn a_namespace_that_changes_is_seen_at_the_next_turn_and_what_was_begun_is_finis
     assert_eq!(rig.device.channels(), 1, "two commands still need it");
     let finished = rig.collect(2);
     rig.poll();
-    assert_eq!(rig.device.channels(), 0, "nobody does any more");
+    assert_eq!(rig.device.channels(), 0, "no queue has one");
     assert!(finished.iter().all(|completion| completion.status().is_success()));
     assert!(begun.iter().all(|cid| finished.iter().any(|completion| completion.cid() == *cid)));
 }

@@ -11,11 +11,12 @@ use std::time::Duration;
 use tenmil_base::{BlockDevice, Operation, Span};
 use tenmil_block::{Bdev, BdevOptions, QosLimiter, QosLimits, RateLimit};
 use tenmil_dma::RegionTable;
-use tenmil_drivers::{FileDevice, FileDeviceOptions, RamDevice};
+use tenmil_drivers::{FileDevice, FileDeviceOptions, NullDevice, RamDevice};
 use tenmil_linux::engine::EngineChoice;
 use tenmil_linux::stream::{Address, StreamListener};
 use tenmil_linux::{Clock, CpuList};
 use tenmil_reactor::{PollMode, ReactorOptions, Reactors};
+use tenmil_wire::nbd::reply::hole_chunk;
 use tenmil_wire::nbd::{Command, SimpleReply};
 
 use super::client::{handshake, request, write};
@@ -141,6 +142,27 @@ fn what_one_client_wrote_another_reads_on_either_socket_in_every_poll_mode() {
             tenmil_linux::thread::sleep(Span::from_us(100 << (cookie % 6)));
             exchange(&mut one, &request(Command::READ, cookie, 0, 512), &mut [0; 512]);
         }
+    }
+}
+
+#[test]
+fn null_device_is_read_as_one_hole() {
+    let house = serve_medium(PollMode::Adaptive, 1, false, |_, _| {
+        Arc::new(NullDevice::new(512, 8192).unwrap())
+    });
+    let mut stream = UnixStream::connect(&house.path).unwrap();
+    stream.set_read_timeout(Some(TIME_LIMIT)).unwrap();
+    stream.read_exact(&mut [0; 18]).unwrap();
+    stream.write_all(&handshake(true)).unwrap();
+    stream.write_all(&request(Command::READ, 9, 512, 128 << 10)).unwrap();
+    let hole = hole_chunk(9, 512, 128 << 10);
+    let mut found = Vec::new();
+    // After the replies to the options.
+    while !found.ends_with(&hole) {
+        let mut bytes = [0; 256];
+        let count = stream.read(&mut bytes).unwrap();
+        assert!(count > 0 && found.len() < 1024, "{} bytes without a hole", found.len());
+        found.extend(&bytes[..count]);
     }
 }
 

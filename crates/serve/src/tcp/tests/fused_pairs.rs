@@ -382,7 +382,7 @@ fn a_host_with_an_overdue_second_half_is_disconnected() {
         rig.run();
         rig.pass(Span::from_secs(20));
         let tags = send_pair(&mut rig, lines[1], 0, [&[0; 512], &[1; 512]]);
-        assert_eq!(ended(&mut rig, lines[1], tags), [OK; 2], "half a pair is in nobody's way");
+        assert_eq!(ended(&mut rig, lines[1], tags), [OK; 2], "half a pair blocks no command");
         rig.pass(Span::from_secs(11));
         let gone = |new_events: &crate::tcp::TargetEvent| {
             new_events.to_string().contains("send requested data")
@@ -410,7 +410,7 @@ fn a_fused_command_on_an_admin_queue_is_rejected() {
     // Host Memory Buffer: a feature with data that is not supported.
     let set = Command::new(AdminOpcode::SetFeatures.code()).with_cdw10(0x0d).with_fuse(Fuse::First);
     let (completion, _) = rig.command(admin, &set, DataDirection::FromHost(64), &[0; 64]);
-    assert!(!completion.status().is_success(), "nobody waits for a second half");
+    assert!(!completion.status().is_success(), "no command waits for a second half");
     // The opcodes of Compare and Write are other commands on an admin queue.
     for opcode in [IoOpcode::Compare, IoOpcode::Write] {
         let command = half(opcode, 0, 1);

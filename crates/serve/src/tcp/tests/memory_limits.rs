@@ -631,7 +631,7 @@ fn slow_for(names: &[&str], steps: usize) -> usize {
 fn a_slow_host_has_four_timeouts_while_others_need_memory() {
     assert_eq!(slow_for(&["one", "two"], 4), 4);
     assert!(slow_for(&["one", "two"], 6) < 4, "one of them at least is gone");
-    assert_eq!(slow_for(&["one"], 8), 2, "nobody waits for it but itself");
+    assert_eq!(slow_for(&["one"], 8), 2, "only its own commands wait for it");
 }
 
 #[test]

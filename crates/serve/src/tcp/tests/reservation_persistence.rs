@@ -193,7 +193,7 @@ fn a_reservation_is_stored_if_its_host_disconnects_meanwhile() {
         }
         race.rig.run();
         let left = race.rig.guests.len();
-        assert_eq!(left, [3, 2, 3][way], "nobody waits for the keeper to go");
+        assert_eq!(left, [3, 2, 3][way], "no command waits for the end of the store");
         race.write(Ok(()));
         assert_eq!(race.ended(1, waits), Some(Status::RESERVATION_CONFLICT));
         assert!(!race.may_write(1), "it was written down");

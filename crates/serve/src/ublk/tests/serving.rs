@@ -142,7 +142,7 @@ fn a_queue_ends_with_its_reactor() {
     assert_eq!(rig.one(0, IoOp::Read, 0, &[]), 512);
     rig.reactors.stop();
     assert_eq!(rig.events.recv(), Ok(queue_ended(1, 0, 512)));
-    assert!(rig.events.recv().is_err(), "nobody is there to tell more");
+    assert!(rig.events.recv().is_err(), "no sender is left");
 }
 
 /// This device moves no data; the test does what it would have copied.
