@@ -14,11 +14,14 @@ use crate::connector::Connector;
 use crate::fabrics_queue_pair::FabricsQueuePair;
 use crate::options::{InvalidName, Options};
 use crate::remote_dma::RemoteDma;
-use crate::transport::{ConnectionStats, HostTransport};
+use crate::transport::{ConnectionQueues, ConnectionStats, HostTransport};
+
+/// The driver of a remote controller.
+pub type RemoteController = Controller<HostTransport, RemoteDma, ConnectionQueues>;
 
 /// A connected remote controller, managed by one thread.
 pub struct FabricsController {
-    controller: Controller<HostTransport, RemoteDma>,
+    controller: RemoteController,
     dma: RemoteDma,
     /// Command timeout.
     io_timeout: Span,
@@ -103,8 +106,8 @@ impl Connecting {
         if !transport.is_connected() {
             return None;
         }
-        let controller =
-            Controller::new(self.transport.take()?, self.dma.clone(), self.controller_options);
+        let (transport, dma) = (self.transport.take()?, self.dma.clone());
+        let controller = RemoteController::with_queues(transport, dma, self.controller_options);
         let dma = self.dma.clone();
         let (peer, io_timeout) = (self.peer.clone(), self.controller_options.io_timeout);
         Some(match controller {
@@ -190,7 +193,7 @@ impl FabricsController {
     }
 
     /// The controller, for queue pairs, admin commands and shutdown.
-    pub fn controller(&mut self) -> &mut Controller<HostTransport, RemoteDma> {
+    pub fn controller(&mut self) -> &mut RemoteController {
         &mut self.controller
     }
 
@@ -214,9 +217,6 @@ impl FabricsController {
         let limits = self.controller.identity()?.limits;
         let view = self.controller.namespace(nsid)?.view(&limits);
         let pair = self.controller.take_queue_pair(id)?;
-        let depth = u16::try_from(pair.depth()).ok()?;
-        let transport = self.controller.mmio().queue_transport(id, depth);
-        let pair = pair.map_transport(|_| transport);
         // Only one namespace can be covered by a cache instance.
         match self.namespace {
             Some(first) if first != nsid => self.controller.mmio().set_cache_instance(None),
@@ -310,7 +310,6 @@ fn fabrics_options(controller_options: ControllerOptions, options: &Options) -> 
         shadow_doorbells: false,
         // Completions wake the waiting thread.
         interrupts: true,
-        sgl_only: true,
         owner_counts_losses: true,
         is_discovery: options.is_discovery(),
         ..controller_options

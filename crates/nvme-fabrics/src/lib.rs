@@ -1,13 +1,13 @@
 //! NVMe over Fabrics host transport (NVMe/TCP) for the driver `tenmil_nvme_host`.
 //!
 //! ```text
-//!   tenmil_nvme_host::Controller ──── HostTransport: registers, admin rings ──┐
+//!   tenmil_nvme_host::Controller ──── HostTransport: registers, admin queue ──┐
 //!   tenmil_nvme_host::NamespaceQueue ── TcpTransport ─────────────────────────┴─ QueueConnection ── tenmil_base::Stream ── peer
 //! ```
 //!
-//! An I/O queue pair of the driver has a connection as its transport, instead of rings in memory. The
-//! controller sees registers and an admin queue in memory, which [`HostTransport`] sends over the wire. So
-//! the driver and its error recovery are the same as for PCIe.
+//! A queue pair of the driver has a connection as its transport, instead of rings in memory, and the
+//! registers of the controller are properties that [`HostTransport`] gets and sets over the admin
+//! connection. So the driver and its error recovery are the same as for PCIe.
 //!
 //! Nothing here blocks, reads a clock or uses sockets directly. Streams come from a [`Connector`], and
 //! time is an argument. A [`FabricsController`] belongs to the thread that manages it. A
@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod admin_transport;
 mod caches;
 mod channel;
 mod command_table;
@@ -31,7 +32,6 @@ mod queue_connection;
 mod queue_mailbox;
 mod remote_dma;
 mod resumption;
-mod ring_bridge;
 mod segment_lists;
 mod stall_detector;
 mod tcp_transport;
@@ -43,10 +43,11 @@ mod wait_handle;
 mod write_pacing;
 mod zero_copy_drain;
 
+pub use admin_transport::AdminTransport;
 pub use caches::CacheScope;
 pub use channel::FabricsChannel;
 pub use connector::{Connector, PendingConnect};
-pub use controller::{ConnectError, Connecting, FabricsController};
+pub use controller::{ConnectError, Connecting, FabricsController, RemoteController};
 pub use multipath::{
     IoPolicy, Multipath, MultipathChannel, MultipathOptions, PATHS_MAX, PathAnaState, PathEvent,
     PathSetup, QueueRequest,
@@ -56,12 +57,11 @@ pub use options::InjectedBugs;
 pub use options::{InvalidName, Options};
 pub use path_table::{DevicePaths, PathChange, PathObserver, PathRow, PathTable};
 pub use remote_dma::RemoteDma;
-pub use ring_bridge::TailDoorbell;
 pub use segment_lists::{SegmentLists, SegmentPointer};
 pub use tcp_transport::TcpTransport;
 pub use tenmil_nvme_tcp::DigestMode;
 pub use timeout_policy::TimeoutPolicy;
-pub use transport::{ConnectionStats, HostTransport};
+pub use transport::{ConnectionQueues, ConnectionStats, HostTransport, NoDoorbell};
 pub use wait_handle::WaitHandle;
 #[doc(hidden)]
 pub use write_pacing::begin_simulation;

@@ -422,7 +422,7 @@ impl Transport for TcpTransport {
 }
 
 /// Data of a command with this pointer, or why the transport cannot transfer them.
-fn command_data(
+pub(crate) fn command_data(
     command: &Command,
     pointer: SegmentPointer,
     lists: Option<&mut SegmentLists>,
@@ -451,7 +451,7 @@ fn command_data(
 
 /// Fields of a completion.
 #[inline]
-fn completion_fields(command: CompletedCommand) -> (u16, IoStatus, u32) {
+pub(crate) fn completion_fields(command: CompletedCommand) -> (u16, IoStatus, u32) {
     let CompletedCommand { cid, completion } = command;
     let status = completion.status();
     // Only a host may use this status (NVM Express Base 2.1, section 4.2.3.4), and it would cause endless

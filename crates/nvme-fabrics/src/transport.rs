@@ -2,12 +2,12 @@
 //! return the state of the connection.
 //!
 //! ```text
-//!   driver     CAP, VS, CC, CSTS         admin rings             I/O queue pairs
-//!                │  cached                  │                        │ transport
-//!   transport  state: connect,           admin: each command     mailbox of each I/O queue:
-//!              properties, losses,       over the wire, except   its connection is connected here,
-//!              drain of the old          for those that create   and used by the queue's thread
-//!              controller                and delete queues
+//!   driver     CAP, VS, CC, CSTS       admin queue pair          I/O queue pairs
+//!                │  cached               │ AdminTransport          │ TcpTransport
+//!   transport  state: connect,         admin: commands and       mailbox of each I/O queue:
+//!              properties, losses,     properties share a        its connection is connected here,
+//!              drain of the old        connection                and used by the queue's thread
+//!              controller
 //! ```
 //!
 //! CSTS.RDY becomes 0 once no connection is left, and the old controller can no longer execute commands:
@@ -17,34 +17,39 @@
 //! | file | contents |
 //! |---|---|
 //! | `state` | connection state machine, from the first stream to the end of the controller |
-//! | `admin` | admin ring, and the properties that share its connection |
+//! | `admin` | admin queue, and the properties that share its connection |
 //! | `queues` | I/O queues: connect, hand over, close |
 
 mod admin;
 mod queues;
 mod state;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use tenmil_base::{Dma, Instant, Mmio, Segment, SharedWaker, Span, WakeSource};
-use tenmil_dma::SharedHostMemory;
+use tenmil_base::{Dma, Doorbell, Instant, Mmio, Segment, SharedWaker, Span, WakeSource};
+use tenmil_nvme_host::{
+    AdminQueueSetup, ControllerError, IoQueueParams, IoQueueSetup, QueueStep, QueueTransports,
+    RequestError,
+};
+use tenmil_wire::Status;
 use tenmil_wire::cache::CacheInstance;
 use tenmil_wire::register::{
-    self, AdminQueueAttributes, Capabilities, Configuration, ControllerStatus, ReadyTimeouts,
-    offset,
+    self, Capabilities, Configuration, ControllerStatus, ReadyTimeouts, offset,
 };
 
+use crate::admin_transport::{AdminCommands, AdminTransport};
 use crate::caches::{Association, CacheTracker};
 use crate::connector::Connector;
 use crate::options::Options;
 use crate::queue_connect::{self, CONNECT_BYTES};
 use crate::queue_mailbox::{ClosedQueue, EventMailbox};
 use crate::remote_dma::RemoteDma;
-use crate::ring_bridge::{RingAddresses, TailDoorbell};
+use crate::segment_lists::SegmentLists;
+use crate::tcp_transport::TcpTransport;
 use crate::zero_copy_drain::ZeroCopyDrain;
-use admin::AdminConnection;
-pub(crate) use admin::RING_DEPTH as ADMIN_DEPTH;
+pub(crate) use admin::ADMIN_DEPTH;
+use admin::{AdminConnection, slots_of};
 use queues::IoQueueEntry;
 use state::{ControllerStage, DesiredState};
 
@@ -67,8 +72,10 @@ pub struct HostTransport {
     /// The same for connections of dropped queues, each with its report.
     undrained: Vec<(u16, ZeroCopyDrain, ClosedQueue)>,
     queues: BTreeMap<u16, IoQueueEntry>,
-    /// Submission doorbell of the admin queue.
-    admin_doorbell: TailDoorbell,
+    /// Results of the creations and deletions of queues, until the driver has handled them.
+    queue_results: VecDeque<(u16, Status)>,
+    /// Commands of the admin queue.
+    admin_commands: AdminCommands,
     /// Location of the Connect data: of the admin queue, and of I/O queues.
     page: Segment,
     /// Controller identifier (CNTLID).
@@ -103,11 +110,17 @@ struct Registers {
     vs: u32,
     cc: Configuration,
     csts: ControllerStatus,
-    aqa: u32,
-    admin: RingAddresses,
     /// All registers read as ones: the controller will not return.
     is_removed: bool,
 }
+
+/// Queues that are connections: of the admin queue, and of each I/O queue.
+#[derive(Debug)]
+pub struct ConnectionQueues;
+
+/// There are no doorbells.
+#[derive(Clone, Copy, Debug)]
+pub enum NoDoorbell {}
 
 /// Facts from Identify Controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,7 +171,8 @@ impl HostTransport {
             draining: Vec::new(),
             undrained: Vec::new(),
             queues: BTreeMap::new(),
-            admin_doorbell: TailDoorbell::default(),
+            queue_results: VecDeque::new(),
+            admin_commands: AdminCommands::default(),
             page,
             cntlid: 0,
             controller_info,
@@ -282,10 +296,6 @@ impl HostTransport {
         }
     }
 
-    fn memory(&self) -> SharedHostMemory {
-        SharedHostMemory::new(self.dma.pool())
-    }
-
     /// Stores the Connect data, for the admin queue or for I/O queues.
     fn connect_data(&self, is_admin: bool) -> Segment {
         let (at, cntlid) = match is_admin {
@@ -314,8 +324,6 @@ impl Registers {
             vs: 0,
             cc: Configuration::zeroed(),
             csts: ControllerStatus::zeroed(),
-            aqa: 0,
-            admin: RingAddresses::default(),
             is_removed: false,
         }
     }
@@ -341,16 +349,6 @@ impl Registers {
                 .crwms(true)
         });
         self.vs = vs;
-    }
-
-    /// The admin rings, as set by the driver.
-    fn admin_rings(&self) -> RingAddresses {
-        let aqa = AdminQueueAttributes(self.aqa);
-        RingAddresses {
-            submission_depth: u32::from(aqa.asqs()) + 1,
-            completion_depth: u32::from(aqa.acqs()) + 1,
-            ..self.admin
-        }
     }
 
     fn ready_timeouts(options: &Options) -> u32 {
@@ -399,13 +397,10 @@ const CAP: u32 = offset_u32(offset::CAP);
 const VS: u32 = offset_u32(offset::VS);
 const CC: u32 = offset_u32(offset::CC);
 const CSTS: u32 = offset_u32(offset::CSTS);
-const AQA: u32 = offset_u32(offset::AQA);
-const ASQ: u32 = offset_u32(offset::ASQ);
-const ACQ: u32 = offset_u32(offset::ACQ);
 const CRTO: u32 = offset_u32(offset::CRTO);
 
 impl Mmio for HostTransport {
-    type Doorbell = TailDoorbell;
+    type Doorbell = NoDoorbell;
 
     fn read32(&mut self, offset: u32) -> u32 {
         if self.registers.is_removed {
@@ -415,7 +410,6 @@ impl Mmio for HostTransport {
             VS => self.registers.vs,
             CC => self.registers.cc.0,
             CSTS => self.registers.csts.0,
-            AQA => self.registers.aqa,
             CRTO => Registers::ready_timeouts(&self.options),
             _ => 0,
         }
@@ -425,36 +419,74 @@ impl Mmio for HostTransport {
         if self.registers.is_removed {
             return u64::MAX;
         }
-        match offset {
-            CAP => self.registers.cap.0,
-            ASQ => self.registers.admin.submission,
-            ACQ => self.registers.admin.completion,
-            _ => 0,
-        }
+        if offset == CAP { self.registers.cap.0 } else { 0 }
     }
 
     fn write32(&mut self, offset: u32, value: u32) {
-        match offset {
-            CC => self.configure(Configuration(value)),
-            AQA => self.registers.aqa = value,
-            _ => {}
+        if offset == CC {
+            self.configure(Configuration(value));
         }
     }
 
-    fn write64(&mut self, offset: u32, value: u64) {
-        match offset {
-            ASQ => self.registers.admin.submission = value,
-            ACQ => self.registers.admin.completion = value,
-            _ => {}
-        }
+    /// Every property of 64 bits is read-only, other than the addresses of rings.
+    fn write64(&mut self, _: u32, _: u64) {}
+
+    fn doorbell(&mut self, offset: u32) -> NoDoorbell {
+        unreachable!("a doorbell at {offset:#x}: the queues of a remote controller are connections")
+    }
+}
+
+impl Doorbell for NoDoorbell {
+    fn ring(&mut self, _: u32) {
+        match *self {}
+    }
+}
+
+impl QueueTransports<HostTransport, RemoteDma> for ConnectionQueues {
+    type Admin = AdminTransport;
+    type Io = TcpTransport;
+
+    const HAS_RINGS: bool = false;
+    const STEPS: u8 = 1;
+
+    fn create_admin(
+        transport: &mut HostTransport,
+        dma: &RemoteDma,
+        setup: AdminQueueSetup,
+    ) -> Result<AdminTransport, ControllerError> {
+        let commands = transport.admin_commands.clone();
+        Ok(AdminTransport::new(commands, dma.clone(), slots_of(setup.depth)))
     }
 
-    /// Only the submission doorbell of the admin queue is read.
-    fn doorbell(&mut self, offset: u32) -> TailDoorbell {
-        match offset - offset_u32(offset::DOORBELLS) {
-            0 => self.admin_doorbell.clone(),
-            _ => TailDoorbell::default(),
-        }
+    fn admin_pointers(dma: &RemoteDma, lists: u32) -> Option<SegmentLists> {
+        SegmentLists::allocate(dma, lists)
+    }
+
+    fn create_io(
+        transport: &mut HostTransport,
+        _: &RemoteDma,
+        setup: IoQueueSetup,
+    ) -> Result<TcpTransport, RequestError> {
+        Ok(transport.queue_transport(setup.id, slots_of(setup.depth)))
+    }
+
+    fn create_step(
+        transport: &mut HostTransport,
+        _: &RemoteDma,
+        queue: IoQueueParams,
+        _: u8,
+    ) -> QueueStep {
+        transport.connect_queue(queue.id, slots_of(queue.depth));
+        QueueStep::Started
+    }
+
+    fn delete_step(transport: &mut HostTransport, id: u16, _: u8) -> QueueStep {
+        transport.close_queue(id);
+        QueueStep::Started
+    }
+
+    fn next_result(transport: &mut HostTransport) -> Option<(u16, Status)> {
+        transport.queue_results.pop_front()
     }
 }
 

@@ -8,6 +8,8 @@
 //! ```text
 //!   CAP, VS, CRTO, CC --> (EN=1: wait RDY=1) --> EN=0 --> wait RDY=0 --> Disabled
 //!        Disabled --> AQA, ASQ, ACQ, CC.EN=1 --> wait RDY=1 --> Ready
+//!
+//! Without admin rings, as over fabrics, AQA, ASQ and ACQ are not written.
 //! ```
 //!
 //! A reset is the same sequence, started while the controller was in use: from
@@ -28,11 +30,11 @@ pub use capabilities::Capabilities;
 #[derive(Debug)]
 pub struct Bringup {
     state: State,
-    admin: AdminQueues,
+    admin: Option<AdminQueues>,
 }
 
 /// Addresses and depth of the admin queues.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AdminQueues {
     /// I/O virtual address of the submission ring.
     pub submission_iova: u64,
@@ -192,8 +194,9 @@ impl Bringup {
     /// # Panics
     ///
     /// The depth is not valid for AQA; it comes from the driver's own configuration.
-    pub fn new(admin: AdminQueues) -> Self {
-        assert!((2..=4096).contains(&admin.depth), "AQA holds 2 to 4096 entries (§3.1.4.8)");
+    pub fn new(admin: Option<AdminQueues>) -> Self {
+        let is_valid = admin.is_none_or(|admin| (2..=4096).contains(&admin.depth));
+        assert!(is_valid, "AQA holds 2 to 4096 entries (§3.1.4.8)");
         Self { state: State::Start, admin }
     }
 
@@ -229,7 +232,8 @@ impl Bringup {
                 await_status(ReadyGoal::Disabled, now, capabilities)
             }
             (State::MayTouchRings { capabilities }, BringupInput::Tick) => {
-                self.set_up(0, capabilities)
+                let first = if self.admin.is_some() { 0 } else { SETUP_STEPS - 1 };
+                self.set_up(first, capabilities)
             }
             (State::SetupWritten { next, capabilities }, BringupInput::Written)
                 if next < SETUP_STEPS =>
@@ -282,11 +286,12 @@ impl Bringup {
     }
 
     fn set_up(&self, step: usize, capabilities: Capabilities) -> (State, BringupAction) {
-        let depth_zero_based = u64::from(self.admin.depth) - 1;
+        let admin = self.admin.unwrap_or(AdminQueues { depth: 1, ..AdminQueues::default() });
+        let depth_zero_based = u64::from(admin.depth) - 1;
         let writes: [(Register, u64); SETUP_STEPS] = [
             (Register::Aqa, (depth_zero_based << 16) | depth_zero_based),
-            (Register::Asq, self.admin.submission_iova),
-            (Register::Acq, self.admin.completion_iova),
+            (Register::Asq, admin.submission_iova),
+            (Register::Acq, admin.completion_iova),
             (Register::Cc, capabilities.configuration().0.into()),
         ];
         let (register, value) = writes[step];

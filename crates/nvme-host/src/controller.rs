@@ -19,7 +19,7 @@
 //! | `admin`, `transfer` | admin queue: purpose of each command, and location of its data |
 //! | `initialization`, `namespace_scan`, `identity` | commands from Identify on; checks of results |
 //! | `async_events`, `keep_alive` | asynchronous events and their log pages; Keep Alive |
-//! | `queues`, `interrupt` | I/O queue pairs |
+//! | `queues`, `queue_transports`, `interrupt` | I/O queue pairs, and what carries their commands |
 //! | `cmb` | rings in the controller memory buffer |
 //! | `recovery`, `dma_revocation` | timeout → abort → reset → dead; removal; revocation of DMA |
 //! | `owner`, `firmware` | interface for the owner |
@@ -38,6 +38,7 @@ mod keep_alive;
 mod namespace_scan;
 mod options;
 mod owner;
+mod queue_transports;
 mod queues;
 mod recovery;
 mod register_steps;
@@ -55,6 +56,9 @@ pub use firmware::FirmwareDownload;
 pub use identity::{ControllerLimits, Identity, IoCommands};
 pub use interrupt::{ArmResult, arm};
 pub use options::{ControllerOptions, Quirks};
+pub use queue_transports::{
+    AdminQueueSetup, IoQueueParams, IoQueueSetup, QueueStep, QueueTransports, RingQueues,
+};
 pub use queues::QueuePairOptions;
 pub use shutdown::Shutdown;
 use tenmil_wire::Status;
@@ -64,7 +68,7 @@ use crate::bringup::{AdminQueues, Capabilities};
 use crate::error::ControllerError;
 use crate::event::Event;
 use crate::namespace::{Namespace, NamespaceIds};
-use crate::queue_pair::{QueueMemory, QueuePair, Rings};
+use crate::queue_pair::{QueueMemory, QueuePair};
 use admin::{Admin, Purpose};
 use async_events::PendingLogPages;
 use cmb::CmbState;
@@ -74,22 +78,22 @@ use queues::{IoQueue, RetiredQueue};
 use recovery::ResetHistory;
 use register_steps::RegisterSequence;
 
-/// A controller with all state that its host keeps.
-pub struct Controller<M: Mmio, D: Dma> {
+/// A controller with all state that its host keeps: registers `M`, memory `D`, queues `Q`.
+pub struct Controller<M: Mmio, D: Dma, Q: QueueTransports<M, D> = RingQueues> {
     mmio: M,
     dma: D,
     options: ControllerOptions,
     memory: ControllerMemory,
-    admin: Admin<D, M::Doorbell>,
-    /// Admin queues, as programmed at every initialization.
-    admin_queues: AdminQueues,
+    admin: Admin<Q::Admin>,
+    /// Admin rings, as programmed at every initialization, if it has any.
+    admin_queues: Option<AdminQueues>,
     phase: Phase,
     events: VecDeque<Event>,
     doorbell_stride: u8,
     capabilities: Option<Capabilities>,
     identity: Option<Identity>,
     namespaces: BTreeMap<u32, Namespace>,
-    queues: Vec<IoQueue<D, M::Doorbell>>,
+    queues: Vec<IoQueue<Q::Io>>,
     /// Deleted queue pairs that their owners may still hold.
     retired: Vec<RetiredQueue>,
     /// I/O queue pairs that the controller grants.
@@ -117,7 +121,8 @@ pub struct Controller<M: Mmio, D: Dma> {
 /// Memory of the controller object that is shared with the device.
 #[derive(Debug)]
 struct ControllerMemory {
-    admin: QueueMemory,
+    /// Admin rings, if it has any.
+    admin: Option<QueueMemory>,
     /// Data of the driver's own commands.
     page: Segment,
     /// Shadow doorbells and event indices.
@@ -163,17 +168,40 @@ enum Phase {
 const PAGE: u32 = 4096;
 
 impl<M: Mmio, D: Dma> Controller<M, D> {
-    /// Creates a controller in the state `Starting`. All memory for its own use is allocated here;
-    /// [`poll`](Self::poll) starts the initialization.
+    /// Creates a controller whose queues are rings in memory, in the state `Starting`. All memory for its
+    /// own use is allocated here; [`poll`](Self::poll) starts the initialization.
     ///
     /// # Panics
     ///
     /// `options.admin_depth` is not 16 to 4096; it comes from the driver's own configuration.
-    pub fn new(mut mmio: M, dma: D, options: ControllerOptions) -> Result<Self, ControllerError> {
+    pub fn new(mmio: M, dma: D, options: ControllerOptions) -> Result<Self, ControllerError> {
+        Self::with_queues(mmio, dma, options)
+    }
+}
+
+impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
+    /// Like [`new`](Controller::new), for a controller with queues of any kind.
+    ///
+    /// # Panics
+    ///
+    /// `options.admin_depth` is not 16 to 4096.
+    pub fn with_queues(
+        mut mmio: M,
+        dma: D,
+        options: ControllerOptions,
+    ) -> Result<Self, ControllerError> {
         assert!((16..=4096).contains(&options.admin_depth), "depth {}", options.admin_depth);
         let doorbell_stride = register_steps::doorbell_stride(&mut mmio)?;
-        let memory = ControllerMemory::allocate(&dma, &options)?;
-        let made = Admin::new(&mut mmio, &dma, &options, memory.admin, doorbell_stride);
+        let memory = ControllerMemory::allocate(&dma, &options, Q::HAS_RINGS)?;
+        let setup =
+            AdminQueueSetup { depth: options.admin_depth, memory: memory.admin, doorbell_stride };
+        let queues =
+            memory.admin.map(|rings| queue_transports::admin_queues(&dma, rings)).transpose();
+        let made = queues.and_then(|queues| {
+            let transport = Q::create_admin(&mut mmio, &dma, setup)?;
+            let lists = Q::admin_pointers(&dma, transfer::LISTS);
+            Ok((Admin::new(transport, lists, options.admin_timeout)?, queues))
+        });
         let (admin, admin_queues) = match made {
             Ok(made) => made,
             Err(error) => {
@@ -307,7 +335,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     }
 
     /// Admin queue pair, for its statistics and for error injection.
-    pub fn admin_queue(&mut self) -> &mut QueuePair<Rings<D, M::Doorbell>> {
+    pub fn admin_queue(&mut self) -> &mut QueuePair<Q::Admin> {
         &mut self.admin.pair
     }
 
@@ -326,6 +354,11 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         }
         for (purpose, answer) in self.admin.take(now) {
             self.handle_answer(now, purpose, answer);
+        }
+        while !self.is_standing_still()
+            && let Some((id, status)) = Q::next_result(&mut self.mmio)
+        {
+            self.handle_queue_result(now, id, status);
         }
         let steps = [
             Self::poll_async_events,
@@ -351,7 +384,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
             // The other purposes have no meaning after a reset or failure.
             _ if self.is_standing_still() => {}
             Purpose::DriverQuery => self.handle_query_response(now, answer),
-            Purpose::Queue { id } => self.handle_queue_completion(now, id, answer),
+            Purpose::Queue { id } => self.handle_queue_result(now, id, Status(answer.status.0)),
             Purpose::Event => self.handle_event(answer),
             Purpose::KeepAlive => {}
         }
@@ -368,18 +401,26 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
 }
 
 impl ControllerMemory {
-    fn allocate<D: Dma>(dma: &D, options: &ControllerOptions) -> Result<Self, ControllerError> {
+    fn allocate<D: Dma>(
+        dma: &D,
+        options: &ControllerOptions,
+        has_rings: bool,
+    ) -> Result<Self, ControllerError> {
         let depth = options.admin_depth;
         let none = |what, len_bytes| ControllerError::Memory { what, len_bytes };
-        let admin = QueueMemory::allocate(dma, depth, depth)
-            .ok_or(none("the admin queue", depth * (64 + 16)))?;
+        let admin = if has_rings {
+            let rings = QueueMemory::allocate(dma, depth, depth);
+            Some(rings.ok_or(none("the admin queue", depth * (64 + 16)))?)
+        } else {
+            None
+        };
         let mut memory = Self { admin, page: Segment::default(), shadows: None };
         let pages = if options.shadow_doorbells { 3 } else { 1 };
         let mut taken = Vec::with_capacity(pages);
         while taken.len() < pages {
             let Some(page) = dma.allocate(PAGE) else {
                 taken.into_iter().for_each(|page| dma.release(page));
-                admin.release(dma);
+                admin.iter().for_each(|rings| rings.release(dma));
                 return Err(none("pages for admin commands", PAGE));
             };
             taken.push(page);
@@ -390,13 +431,13 @@ impl ControllerMemory {
     }
 
     fn release<D: Dma>(&self, dma: &D) {
-        self.admin.release(dma);
+        self.admin.iter().for_each(|rings| rings.release(dma));
         dma.release(self.page);
         self.shadows.iter().flatten().for_each(|page| dma.release(*page));
     }
 }
 
-impl<M: Mmio, D: Dma> Drop for Controller<M, D> {
+impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Drop for Controller<M, D, Q> {
     /// Revokes DMA of a controller that was not shut down, and releases its queue pairs. If DMA is still
     /// in flight, they are not released, and parked commands stay parked.
     fn drop(&mut self) {
@@ -413,7 +454,7 @@ impl<M: Mmio, D: Dma> Drop for Controller<M, D> {
         // An owner that has not noticed the deletion may still write a doorbell or clear its rings. That
         // memory is kept, and freed together with the pool it came from.
         if self.retired.is_empty() {
-            self.admin.lists.release();
+            self.admin.pointers.release();
             self.memory.release(&self.dma);
         }
     }

@@ -28,8 +28,6 @@ pub enum SglSupport {
     DwordAligned,
     /// SGLs with any alignment.
     Any,
-    /// Only SGLs, with their length: the controller is reached over fabrics.
-    Only,
 }
 
 /// Memory that cannot be described by a data pointer.
@@ -132,16 +130,6 @@ impl Pointer {
             }
             Self::Prp(first, second) => command.with_prp(first, second),
             Self::Sgl(descriptor) => command.with_sgl1(descriptor),
-        }
-    }
-}
-
-impl SglSupport {
-    /// Data pointer for contiguous memory within a page.
-    pub(crate) const fn pointer(self, iova: u64, len_bytes: u32) -> Pointer {
-        match self {
-            Self::Only => Pointer::Sgl(Descriptor::data_block(iova, len_bytes)),
-            Self::None | Self::DwordAligned | Self::Any => Pointer::Prp(iova, 0),
         }
     }
 }
@@ -389,11 +377,6 @@ impl<D: Dma> ListPool<D> {
 impl<D: Dma> DataPointers for ListPool<D> {
     type Pointer = Pointer;
 
-    /// With PRPs only.
-    fn has_fast_path(&self) -> bool {
-        self.sgl != SglSupport::Only
-    }
-
     #[inline(always)]
     fn contiguous_run(&self, like: Segment) -> impl Fn(Segment) -> Option<Pointer> {
         let iova_of = self.dma.iovas(like);
@@ -420,10 +403,6 @@ impl<D: Dma> DataPointers for ListPool<D> {
     ) -> Result<DataPointerBuild<Pointer>, DataPointerError> {
         let (first, _) =
             cursor.next_piece(&self.dma, len_max)?.ok_or(DataPointerError::TooShort)?;
-        if self.sgl == SglSupport::Only {
-            let built = self.build_sgl(index, cursor, len_max, granule)?;
-            return built.ok_or(DataPointerError::Alignment);
-        }
         if first.len_bytes == len_max
             && let Some((one, two)) = contiguous(first.iova, len_max, self.page_bytes - 1)
         {
@@ -447,9 +426,7 @@ impl<D: Dma> DataPointers for ListPool<D> {
     }
 
     fn store_data(&self, index: usize, bytes: &[u8]) -> Result<Pointer, DataPointerError> {
-        let iova = self.store(index, bytes)?;
-        let len_bytes = u32::try_from(bytes.len()).map_err(|_| DataPointerError::TooShort)?;
-        Ok(self.sgl.pointer(iova, len_bytes))
+        Ok(Pointer::Prp(self.store(index, bytes)?, 0))
     }
 
     fn metadata(&self, cursor: Cursor<'_>, len_max: u32) -> Result<(u64, u32), DataPointerError> {

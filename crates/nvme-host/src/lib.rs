@@ -37,8 +37,9 @@ mod slot;
 mod split;
 
 pub use controller::{
-    ArmResult, CmbMode, CmbUnavailable, Controller, ControllerLimits, ControllerOptions,
-    FirmwareDownload, Identity, IoCommands, QueuePairOptions, Quirks, Shutdown,
+    AdminQueueSetup, ArmResult, CmbMode, CmbUnavailable, Controller, ControllerLimits,
+    ControllerOptions, FirmwareDownload, Identity, IoCommands, IoQueueParams, IoQueueSetup,
+    QueuePairOptions, QueueStep, QueueTransports, Quirks, RingQueues, Shutdown,
     ShutdownNotification, State, arm,
 };
 pub use data_pointer::{Cursor, DataPointerBuild, DataPointerError, ListPool, Pointer, SglSupport};

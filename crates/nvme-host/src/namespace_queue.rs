@@ -90,11 +90,7 @@ impl<T: Transport> NamespaceQueue<T> {
         let parents = SplitTable::new(usize::from(sizes.parents), usize::from(sizes.segments));
         Some(Self {
             queue,
-            short_way: FastPath::new(
-                &view,
-                builder.transfer_blocks_max(),
-                builder.lists.has_fast_path(),
-            ),
+            short_way: FastPath::new(&view, builder.transfer_blocks_max()),
             parents,
             ready: Vec::with_capacity(depth as usize + usize::from(sizes.parents)),
             builder,
@@ -438,13 +434,12 @@ impl<T: Transport> Drop for NamespaceQueue<T> {
 }
 
 impl FastPath {
-    fn new(view: &NamespaceView, transfer_blocks_max: u32, is_possible: bool) -> Self {
+    fn new(view: &NamespaceView, transfer_blocks_max: u32) -> Self {
         let boundary = u64::from(view.optimal_boundary_blocks);
         let block_bytes = u64::from(view.block_bytes());
         // MDTS counts pages in powers of two, so two pages are always within it. Other cases, which may
         // need a division, are left to the slow path.
-        let is_open = is_possible
-            && view.metadata_bytes() == 0
+        let is_open = view.metadata_bytes() == 0
             && view.page_bytes == FAST_PAGE_BYTES
             && u64::from(transfer_blocks_max) * block_bytes >= 2 * u64::from(FAST_PAGE_BYTES)
             && (boundary == 0 || boundary.is_power_of_two());

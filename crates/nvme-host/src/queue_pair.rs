@@ -205,6 +205,20 @@ impl<T: Transport> QueuePair<T> {
         self.enqueue_within(now, timeout, token, entry, None).ok_or(QueueFull)
     }
 
+    /// Like [`submit_within`](Self::submit_within), for a command with this data pointer.
+    pub(crate) fn submit_pointer_within(
+        &mut self,
+        now: Instant,
+        timeout: Span,
+        token: u64,
+        command: Command,
+        pointer: PointerOf<T>,
+    ) -> Result<u16, QueueFull> {
+        self.check_state(now);
+        let entry = (command.with_cid(0), pointer);
+        self.enqueue_within(now, timeout, token, entry, None).ok_or(QueueFull)
+    }
+
     /// Submits both commands of a fused operation, or neither: they occupy adjacent entries, and the
     /// doorbell is written for both at once (Base 2.1 §3.4.2).
     pub fn submit_fused(

@@ -1,19 +1,18 @@
-//! Admin ring over its connection. Property commands share the connection, with a tag of their own.
+//! Admin queue over its connection. Property commands share the connection, with a tag of their own.
 
 use tenmil_base::{Instant, WakeSource};
-use tenmil_nvme_tcp::{DataDirection, QueueFull};
+use tenmil_nvme_tcp::DataDirection;
 use tenmil_wire::fabrics::{PropertyGet, PropertySet, PropertySize};
-use tenmil_wire::{AdminOpcode, Command, Completion, Status, TypedCommand};
+use tenmil_wire::{AdminOpcode, Command, Completion, TypedCommand};
 
 use super::HostTransport;
+use crate::admin_transport::AdminCommands;
 use crate::queue_connection::{CompletedCommand, QueueConnection};
-use crate::ring_bridge::{RingPair, slots_of};
 
-/// The admin connection, and its rings once the driver has set their addresses.
+/// The admin connection.
 pub(super) struct AdminConnection {
     pub(super) connection: QueueConnection,
-    pub(super) rings: Option<RingPair>,
-    /// The tag of property commands, after those of the ring.
+    /// The tag of property commands, after those of the admin queue.
     tag: u16,
     /// Deadline of the outstanding property command, if any.
     property_deadline: Option<Instant>,
@@ -26,27 +25,30 @@ pub(super) struct AdminConnection {
     keep_alive_confirmed_at: Option<Instant>,
 }
 
-/// Number of tags in addition to those of the ring.
+/// Number of tags in addition to those of the admin queue.
 const PROPERTY_TAGS: u16 = 1;
 
-/// Number of commands that the admin queue has to accept, for rings of this depth.
-pub(super) fn depth_for(ring_depth: u32) -> u16 {
-    slots_of(ring_depth) + PROPERTY_TAGS
+/// Entries of the admin queue, of which one is never used. With a tag for property commands, this is an
+/// admin queue of 32 entries, the minimum that a target may support (ASQSZ, NVM Express Base 2.1, section
+/// 5.1.12.3.1), and the maximum of many targets.
+pub(crate) const ADMIN_DEPTH: u32 = 31;
+
+/// Number of commands that the admin connection has to accept.
+pub(super) const ADMIN_COMMANDS: u16 = slots_of(ADMIN_DEPTH) + PROPERTY_TAGS;
+
+const _: () = assert!(ADMIN_DEPTH < 32, "SQSIZE counts from zero, and an entry is never used");
+
+/// Number of commands that can be outstanding in a queue of this depth: one entry is never used.
+#[expect(clippy::cast_possible_truncation, reason = "the minimum is below 65 536")]
+pub(super) const fn slots_of(depth: u32) -> u16 {
+    if depth > 0xffff { u16::MAX - 1 } else { (depth - 1) as u16 }
 }
-
-/// Depth of the admin rings. With a tag for property commands, this is an admin queue of 32 entries, the
-/// minimum that a target may support (ASQSZ, NVM Express Base 2.1, section 5.1.12.3.1), and the maximum
-/// of many targets.
-pub(crate) const RING_DEPTH: u32 = 31;
-
-const _: () = assert!(RING_DEPTH < 32, "SQSIZE counts from zero, and an entry is never used");
 
 impl AdminConnection {
     pub(super) fn new(connection: QueueConnection) -> Self {
         Self {
             connection,
-            rings: None,
-            tag: depth_for(RING_DEPTH) - PROPERTY_TAGS,
+            tag: ADMIN_COMMANDS - PROPERTY_TAGS,
             property_deadline: None,
             property: None,
             keep_alive_deadline: None,
@@ -105,11 +107,9 @@ impl AdminConnection {
         is_unanswered.then(|| "a Keep Alive was not answered in time".to_owned())
     }
 
-    /// Receives completions, and posts them.
-    fn receive_completions(&mut self, now: Instant) {
-        let Self {
-            connection, rings, tag, property_deadline, property, keep_alive_deadline, ..
-        } = self;
+    /// Receives completions, and passes those of the admin queue to `commands`.
+    fn receive_completions(&mut self, now: Instant, commands: &AdminCommands) {
+        let Self { connection, tag, property_deadline, property, keep_alive_deadline, .. } = self;
         let (keep_alive_sent_at, keep_alive_confirmed_at) =
             (self.keep_alive_sent_at, &mut self.keep_alive_confirmed_at);
         connection.receive(now, &mut |command: CompletedCommand| {
@@ -122,98 +122,31 @@ impl AdminConnection {
                 *keep_alive_deadline = None;
                 *keep_alive_confirmed_at = Some(keep_alive_sent_at);
             }
-            if let Some(rings) = rings {
-                rings.post_from_connection(command);
-            }
+            commands.complete(command);
         });
         connection.expire(now);
     }
 }
 
 impl HostTransport {
-    /// Polls the admin connection, and processes the admin ring.
+    /// Polls the admin connection, and submits the commands of the admin queue.
     pub(super) fn poll_admin(&mut self, now: Instant) {
-        let Some(admin) = &mut self.admin else { return };
-        admin.receive_completions(now);
-        if let (Some(at), Some(association)) =
-            (admin.keep_alive_confirmed_at.take(), &self.association)
-        {
-            self.caches.record_alive(association, at);
+        let within = self.options.policy.keep_alive_interval();
+        let Self { admin, admin_commands: commands, association, caches, .. } = self;
+        let Some(admin) = admin else { return };
+        admin.receive_completions(now, commands);
+        if let (Some(at), Some(association)) = (admin.keep_alive_confirmed_at.take(), association) {
+            caches.record_alive(association, at);
         }
-        while let Some(admin) = &mut self.admin
-            && let Some(rings) = &mut admin.rings
-            && let Some(command) = rings.next(rings.doorbell())
-        {
-            if !self.handle_command(now, &command) {
-                break;
+        while let Some(command) = commands.submit_next(&mut admin.connection) {
+            if command.opcode() == AdminOpcode::KeepAlive.code() {
+                admin.keep_alive_deadline = Some((command.cid(), now.after(within)));
+                admin.keep_alive_sent_at = now;
             }
         }
-        let Some(admin) = &mut self.admin else { return };
-        let AdminConnection { connection, rings, .. } = admin;
-        if let Some(rings) = rings {
-            rings.post_local_completions();
-            connection.send(&mut |command| rings.post_from_connection(command));
-        } else {
-            connection.send(&mut |_| {});
-        }
+        admin.connection.send(&mut |command| commands.complete(command));
         if let Some(why) = admin.error(now) {
             self.handle_admin_loss(now, why);
-        }
-    }
-
-    /// Handles one command of the admin ring. Returns false if the connection has no free entry for it now.
-    fn handle_command(&mut self, now: Instant, command: &Command) -> bool {
-        match AdminOpcode::from_u8(command.opcode()) {
-            Some(
-                AdminOpcode::CreateIoCompletionQueue
-                | AdminOpcode::CreateIoSubmissionQueue
-                | AdminOpcode::DeleteIoSubmissionQueue
-                | AdminOpcode::DeleteIoCompletionQueue,
-            ) => {
-                self.advance_ring();
-                self.handle_queue_command(now, command);
-                true
-            }
-            _ => self.forward_command(now, command),
-        }
-    }
-
-    fn forward_command(&mut self, now: Instant, command: &Command) -> bool {
-        let within = self.options.policy.keep_alive_interval();
-        let Some(AdminConnection {
-            connection,
-            rings: Some(rings),
-            keep_alive_deadline,
-            keep_alive_sent_at,
-            ..
-        }) = &mut self.admin
-        else {
-            return false;
-        };
-        match rings.submit(command, connection) {
-            Ok(Ok(())) => {
-                if command.opcode() == AdminOpcode::KeepAlive.code() {
-                    *keep_alive_deadline = Some((command.cid(), now.after(within)));
-                    *keep_alive_sent_at = now;
-                }
-            }
-            Ok(Err(QueueFull)) => return false,
-            Err(status) => rings.complete_locally(command, status),
-        }
-        rings.advance();
-        true
-    }
-
-    fn advance_ring(&mut self) {
-        if let Some(rings) = self.admin.as_mut().and_then(|admin| admin.rings.as_mut()) {
-            rings.advance();
-        }
-    }
-
-    /// Completes a command of the admin ring locally.
-    pub(super) fn complete_locally(&mut self, cid: u16, status: Status) {
-        if let Some(rings) = self.admin.as_mut().and_then(|admin| admin.rings.as_mut()) {
-            rings.post(cid, Completion::new(cid, status));
         }
     }
 }

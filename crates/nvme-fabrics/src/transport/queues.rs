@@ -1,25 +1,19 @@
-//! I/O queues: queue commands on the admin ring become connections.
+//! I/O queues: connect, hand over to the thread of the queue, close.
 //!
 //! ```text
-//!   Create I/O Completion Queue ─▶ success: a connection has none
-//!   Create I/O Submission Queue ─▶ stream, ICReq, Connect ─▶ handed over to the queue thread ─▶ success
-//!   Delete I/O Submission Queue ─▶ the queue thread closes ─▶ success; or an error, if the controller
-//!                                  may still execute commands: then only a reset ends that
+//!   creation ─▶ stream, ICReq, Connect ─▶ handed over to the queue thread ─▶ success
+//!   deletion ─▶ the queue thread closes ─▶ success; or an error, if the controller may still execute
+//!               commands: then only a reset ends that
 //! ```
 
 use std::sync::Arc;
 
-use tenmil_base::Instant;
-use tenmil_wire::admin::{
-    CreateIoCompletionQueue, CreateIoSubmissionQueue, DeleteIoCompletionQueue,
-    DeleteIoSubmissionQueue,
-};
-use tenmil_wire::{Command, Status, TypedCommand};
+use tenmil_base::{Instant, Span};
+use tenmil_wire::Status;
 
 use super::HostTransport;
 use crate::queue_connect::{ConnectedQueue, QueueConnect, QueueConnectError, QueueConnectParams};
 use crate::queue_mailbox::{AttachedQueue, QueueCommand, QueueMailbox};
-use crate::ring_bridge::slots_of;
 use crate::stall_detector::StallDetector;
 use crate::tcp_transport::TcpTransport;
 
@@ -35,25 +29,33 @@ pub(super) struct IoQueueEntry {
 enum QueueProgress {
     /// Its creation.
     Nothing,
-    /// Its connection, to complete the command with this identifier.
-    Connection { cid: u16, connect: Box<QueueConnect> },
+    /// The next poll.
+    Requested,
+    /// Its connection, for the result of its creation.
+    Connection(Box<QueueConnect>),
     /// Nothing: the queue thread serves it.
     Attached,
-    /// That the queue thread has closed it, to complete a command, or during a reset.
-    Closed { cid: Option<u16> },
+    /// That the queue thread has closed it, for the result of its deletion, within a timeout.
+    Deleted { until: Option<Instant> },
+    /// That the queue thread has closed it, during a reset.
+    Closed,
 }
+
+/// Interval of checks for a queue that is being closed.
+const CLOSE_POLL_INTERVAL: Span = Span::from_ms(1);
 
 impl IoQueueEntry {
     pub(super) fn wake_at(&self, now: Instant) -> Instant {
         match &self.progress {
-            QueueProgress::Connection { connect, .. } => connect.wake_at(now),
-            QueueProgress::Closed { .. } => now.after(tenmil_base::Span::from_ms(1)),
+            QueueProgress::Requested => now,
+            QueueProgress::Connection(connect) => connect.wake_at(now),
+            QueueProgress::Deleted { .. } | QueueProgress::Closed => now.after(CLOSE_POLL_INTERVAL),
             QueueProgress::Nothing | QueueProgress::Attached => Instant::NEVER,
         }
     }
 
     fn is_closed(&self) -> bool {
-        matches!(self.progress, QueueProgress::Nothing)
+        matches!(self.progress, QueueProgress::Nothing | QueueProgress::Requested)
     }
 }
 
@@ -74,47 +76,44 @@ impl HostTransport {
         })
     }
 
-    pub(super) fn handle_queue_command(&mut self, now: Instant, command: &Command) {
-        let cid = command.cid();
-        if CreateIoCompletionQueue::parse(command).is_ok() {
-            self.complete_locally(cid, Status::SUCCESS);
-        } else if let Ok(create) = CreateIoSubmissionQueue::parse(command) {
-            self.queue(create.qid).slots = slots_of(u32::from(create.qsize) + 1);
-            self.open_queue(now, create.qid, cid);
-        } else if let Ok(delete) = DeleteIoSubmissionQueue::parse(command) {
-            let queue = self.queue(delete.qid);
-            queue.mailbox.set_command(QueueCommand::Close);
-            queue.progress = QueueProgress::Closed { cid: Some(cid) };
-        } else if DeleteIoCompletionQueue::parse(command).is_ok() {
-            self.complete_locally(cid, Status::SUCCESS);
-        }
+    /// Connects queue `id`, with `slots` commands in flight. A result follows.
+    pub(super) fn connect_queue(&mut self, id: u16, slots: u16) {
+        let queue = self.queue(id);
+        (queue.slots, queue.progress) = (slots, QueueProgress::Requested);
     }
 
-    fn open_queue(&mut self, now: Instant, id: u16, cid: u16) {
+    /// Closes queue `id`. A result follows.
+    pub(super) fn close_queue(&mut self, id: u16) {
+        let queue = self.queue(id);
+        queue.mailbox.set_command(QueueCommand::Close);
+        queue.progress = QueueProgress::Deleted { until: None };
+    }
+
+    fn begin_connect(&mut self, now: Instant, id: u16) {
         let data = self.connect_data(false);
         let depth = self.queue(id).slots;
         let in_capsule_bytes = self.controller_info.in_capsule_bytes;
         let params = QueueConnectParams { queue: id, depth, in_capsule_bytes, data };
         self.stats.attempts += 1;
         let connect = QueueConnect::begin(&mut *self.connector, &self.options, params, now);
-        self.queue(id).progress = QueueProgress::Connection { cid, connect: Box::new(connect) };
+        self.queue(id).progress = QueueProgress::Connection(Box::new(connect));
+    }
+
+    fn finish(&mut self, id: u16, status: Status) {
+        self.queue_results.push_back((id, status));
     }
 
     /// Advances queues that are being opened or closed.
     pub(super) fn poll_queues(&mut self, now: Instant) {
         let ids: Vec<u16> = self.queues.keys().copied().collect();
         for id in ids {
-            let queue = self.queue(id);
-            match &mut queue.progress {
-                QueueProgress::Connection { .. } => self.poll_queue_connect(now, id),
-                QueueProgress::Closed { cid } => {
-                    let cid = *cid;
-                    let Some(closed) = queue.mailbox.take_closed() else { continue };
-                    queue.progress = QueueProgress::Nothing;
-                    // The queue thread may have sent data until now.
-                    self.last_sent_at = now;
-                    self.handle_queue_closed(cid, closed.may_execute_late);
-                }
+            let is_ready = self.is_ready();
+            match self.queue(id).progress {
+                QueueProgress::Requested if is_ready => self.begin_connect(now, id),
+                // The controller is lost: the driver resets it, and creates the queue again.
+                QueueProgress::Requested => self.queue(id).progress = QueueProgress::Nothing,
+                QueueProgress::Connection(_) => self.poll_queue_connect(now, id),
+                QueueProgress::Deleted { .. } | QueueProgress::Closed => self.poll_close(now, id),
                 QueueProgress::Nothing | QueueProgress::Attached => {}
             }
         }
@@ -123,25 +122,54 @@ impl HostTransport {
     fn poll_queue_connect(&mut self, now: Instant, id: u16) {
         let Self { queues, options, dma, .. } = self;
         let Some(queue) = queues.get_mut(&id) else { return };
-        let QueueProgress::Connection { cid, connect } = &mut queue.progress else { return };
+        let QueueProgress::Connection(connect) = &mut queue.progress else { return };
         let Some(result) = connect.poll(now, options, dma.pool()) else { return };
-        let cid = *cid;
         queue.progress = QueueProgress::Nothing;
         match result {
-            Ok(connected) => self.attach_connection(now, id, cid, connected),
+            Ok(connected) => self.attach_connection(now, id, connected),
             // If an I/O queue cannot be connected, the controller counts as lost.
             Err(QueueConnectError { why, is_fatal: false }) => self.handle_queue_loss(now, why),
             Err(QueueConnectError { why, is_fatal: true }) => {
                 self.why = Some(why);
-                self.complete_locally(cid, Status::INTERNAL_ERROR);
+                self.finish(id, Status::INTERNAL_ERROR);
             }
         }
     }
 
+    /// Waits for the queue thread to close its connection. A deletion that takes too long has failed; then
+    /// only a reset ends the queue.
+    fn poll_close(&mut self, now: Instant, id: u16) {
+        let timeout = now.after(self.options.policy.connect);
+        let queue = self.queue(id);
+        let is_deletion = match &mut queue.progress {
+            QueueProgress::Deleted { until } => {
+                until.get_or_insert(timeout);
+                true
+            }
+            _ => false,
+        };
+        if let Some(closed) = queue.mailbox.take_closed() {
+            queue.progress = QueueProgress::Nothing;
+            // The queue thread may have sent data until now.
+            self.last_sent_at = now;
+            self.may_execute_late |= closed.may_execute_late;
+            // The controller may still execute commands: then only a reset ends that.
+            let is_done = !closed.may_execute_late;
+            if is_deletion {
+                self.finish(id, if is_done { Status::SUCCESS } else { Status::INTERNAL_ERROR });
+            }
+        } else if let QueueProgress::Deleted { until: Some(until) } = queue.progress
+            && now >= until
+        {
+            queue.progress = QueueProgress::Closed;
+            self.finish(id, Status::INTERNAL_ERROR);
+        }
+    }
+
     /// Hands a connection over to the queue thread.
-    fn attach_connection(&mut self, now: Instant, id: u16, cid: u16, connected: ConnectedQueue) {
+    fn attach_connection(&mut self, now: Instant, id: u16, connected: ConnectedQueue) {
         let Some(association) = self.association.clone() else {
-            return self.complete_locally(cid, Status::INTERNAL_ERROR);
+            return self.finish(id, Status::INTERNAL_ERROR);
         };
         let policy = self.options.policy;
         let queue = self.queue(id);
@@ -153,17 +181,7 @@ impl HostTransport {
             association,
         })));
         queue.progress = QueueProgress::Attached;
-        self.complete_locally(cid, Status::SUCCESS);
-    }
-
-    /// Handles a closed queue, which may have left commands that can still be executed.
-    fn handle_queue_closed(&mut self, cid: Option<u16>, may_execute_late: bool) {
-        self.may_execute_late |= may_execute_late;
-        match cid {
-            Some(cid) if may_execute_late => self.complete_locally(cid, Status::INTERNAL_ERROR),
-            Some(cid) => self.complete_locally(cid, Status::SUCCESS),
-            None => {}
-        }
+        self.finish(id, Status::SUCCESS);
     }
 
     /// Reports drained connections of dropped queues as closed.
@@ -197,19 +215,20 @@ impl HostTransport {
         }
     }
 
-    /// Closes all queues.
+    /// Closes all queues, without a result for each.
     pub(super) fn close_queues(&mut self) {
+        self.queue_results.clear();
         for queue in self.queues.values_mut() {
             match queue.progress {
-                QueueProgress::Connection { .. } => queue.progress = QueueProgress::Nothing,
+                QueueProgress::Requested | QueueProgress::Connection(_) => {
+                    queue.progress = QueueProgress::Nothing;
+                }
                 QueueProgress::Attached => {
                     queue.mailbox.set_command(QueueCommand::Close);
-                    queue.progress = QueueProgress::Closed { cid: None };
+                    queue.progress = QueueProgress::Closed;
                 }
-                QueueProgress::Closed { .. } => {
-                    queue.progress = QueueProgress::Closed { cid: None }
-                }
-                QueueProgress::Nothing => {}
+                QueueProgress::Deleted { .. } => queue.progress = QueueProgress::Closed,
+                QueueProgress::Closed | QueueProgress::Nothing => {}
             }
         }
     }
@@ -217,7 +236,7 @@ impl HostTransport {
     /// Checks which closing queues have closed.
     pub(super) fn reap_closed_queues(&mut self) {
         for queue in self.queues.values_mut() {
-            if matches!(queue.progress, QueueProgress::Closed { .. })
+            if matches!(queue.progress, QueueProgress::Deleted { .. } | QueueProgress::Closed)
                 && queue.mailbox.take_closed().is_some()
             {
                 queue.progress = QueueProgress::Nothing;

@@ -17,10 +17,9 @@ use tenmil_wire::register::{
     Capabilities, Configuration, ControllerStatus, ShutdownNotification, ShutdownStatus,
 };
 
-use super::admin::{AdminConnection, RING_DEPTH, depth_for};
+use super::admin::{ADMIN_COMMANDS, AdminConnection};
 use super::{CAP, CC, CSTS, HostTransport, VS};
 use crate::queue_connect::{ConnectedQueue, QueueConnect, QueueConnectError, QueueConnectParams};
-use crate::ring_bridge::RingPair;
 use crate::zero_copy_drain::ZeroCopyDrain;
 
 /// Stage of a controller, named for what it awaits.
@@ -192,6 +191,11 @@ impl HostTransport {
         matches!(self.stage, ControllerStage::Idle)
     }
 
+    /// Whether it is ready, and not lost since.
+    pub(super) fn is_ready(&self) -> bool {
+        matches!(self.stage, ControllerStage::Ready) && !self.registers.csts.cfs()
+    }
+
     /// Whether reconnecting has ended.
     pub(crate) fn has_given_up(&self) -> bool {
         self.registers.is_removed
@@ -220,10 +224,13 @@ impl HostTransport {
     }
 
     fn connect_admin(&mut self, now: Instant) {
-        let depth = depth_for(RING_DEPTH);
         let in_capsule_bytes = tenmil_wire::tcp::ADMIN_IN_CAPSULE_BYTES;
-        let params =
-            QueueConnectParams { queue: 0, depth, in_capsule_bytes, data: self.connect_data(true) };
+        let params = QueueConnectParams {
+            queue: 0,
+            depth: ADMIN_COMMANDS,
+            in_capsule_bytes,
+            data: self.connect_data(true),
+        };
         self.stats.attempts += 1;
         self.next_connect_at = now.after(self.options.policy.retry);
         let connect = QueueConnect::begin(&mut *self.connector, &self.options, params, now);
@@ -343,13 +350,8 @@ impl HostTransport {
     }
 
     fn enable(&mut self, now: Instant) {
-        let addresses = self.registers.admin_rings();
-        let tail_doorbell = self.admin_doorbell.clone();
-        tenmil_base::Doorbell::ring(&mut tail_doorbell.clone(), 0);
-        let rings = RingPair::new(self.memory(), addresses, tail_doorbell, 0);
         let (cc, until) = (self.registers.cc.0, now.after(self.options.policy.connect));
         let Some(admin) = &mut self.admin else { return };
-        admin.rings = rings;
         admin.set(CC, cc, until);
         let until = now.after(self.ready_timeout);
         self.stage = ControllerStage::Enabling { csts_poll: CstsPoll::AfterSet, until };
@@ -360,7 +362,6 @@ impl HostTransport {
         let (cc, until) = (self.registers.cc.0, now.after(self.options.policy.detect));
         self.close_queues();
         if let Some(admin) = &mut self.admin {
-            admin.rings = None;
             admin.set(CC, cc, until);
         }
         self.stage = ControllerStage::Disabling { csts_poll: CstsPoll::AfterSet, until };

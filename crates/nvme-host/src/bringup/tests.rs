@@ -105,7 +105,7 @@ impl Script {
 
 /// Runs bring-up in simulated time: the outcome, and its duration.
 fn run(controller: &mut Script) -> (Result<Capabilities, BringupError>, Span) {
-    let mut machine = Bringup::new(ADMIN);
+    let mut machine = Bringup::new(Some(ADMIN));
     let mut now = Instant::default();
     let mut input = BringupInput::Tick;
     for _step in 0..100_000 {

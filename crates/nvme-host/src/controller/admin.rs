@@ -5,23 +5,19 @@
 //!   | events, keep-alive, aborts, set-up: RESERVED | commands of the owner |
 //! ```
 
-use tenmil_base::{CompletionBatch, Dma, Doorbell, Instant, IoCompletion, Mmio, Span};
-use tenmil_wire::register::offset;
+use tenmil_base::{CompletionBatch, Instant, IoCompletion, Segment, Span};
 use tenmil_wire::{AdminOpcode, Command, TypedCommand};
 
-use super::options::ControllerOptions;
-use super::transfer::ListPages;
-use crate::bringup::AdminQueues;
+use super::transfer::AdminPointers;
 use crate::error::ControllerError;
-use crate::fast_path::FastPathOptions;
 use crate::queue_link::{ControllerLinkEnd, QueueState, TimedOutCommand, link};
-use crate::queue_pair::{QueueDoorbell, QueueFull, QueueMemory, QueuePair, QueueSetup, Rings};
+use crate::queue_pair::{PointerOf, QueueFull, QueuePair, Transport};
 
 /// Admin queue pair with its outstanding commands.
-pub(super) struct Admin<D: Dma, B: Doorbell> {
-    pub(super) pair: QueuePair<Rings<D, B>>,
+pub(super) struct Admin<T: Transport> {
+    pub(super) pair: QueuePair<T>,
     pub(super) link: ControllerLinkEnd,
-    pub(super) lists: ListPages<D>,
+    pub(super) pointers: AdminPointers<T::Pointers>,
     completions: CompletionBatch,
     /// Indexed by token.
     pending: Box<[Option<Pending>]>,
@@ -65,55 +61,29 @@ const NO_LIMIT: Span = Span { ns: Instant::NEVER.ns };
 /// Completions handled at once.
 const BATCH: usize = 16;
 
-impl<D: Dma, B: Doorbell> Admin<D, B> {
+impl<T: Transport> Admin<T> {
+    /// The queue over its transport, with a builder of data pointers. Fails without one.
     pub(super) fn new(
-        mmio: &mut impl Mmio<Doorbell = B>,
-        dma: &D,
-        options: &ControllerOptions,
-        memory: QueueMemory,
-        doorbell_stride: u8,
-    ) -> Result<(Self, AdminQueues), ControllerError> {
-        let unreachable = ControllerError::Unreachable { what: "the admin queue" };
-        let queues = AdminQueues {
-            submission_iova: dma.iova(memory.submission).ok_or(unreachable)?,
-            completion_iova: dma.iova(memory.completion).ok_or(unreachable)?,
-            depth: memory.submission_depth,
-        };
-        let mut doorbell = |offset: usize| {
-            // The first two doorbells belong to the admin queue.
-            mmio.doorbell(u32::try_from(offset).unwrap_or(u32::MAX))
-        };
+        transport: T,
+        pointers: Option<T::Pointers>,
+        timeout: Span,
+    ) -> Result<Self, ControllerError> {
+        let pointers = pointers.ok_or(ControllerError::Memory {
+            what: "lists of admin commands",
+            len_bytes: 4 * 4096,
+        })?;
         let (controller_end, queue_end) = link(0);
-        let setup =
-            QueueSetup {
-                memory,
-                submission_doorbell: QueueDoorbell::Register(doorbell(
-                    offset::submission_doorbell(0, doorbell_stride),
-                )),
-                completion_doorbell: QueueDoorbell::Register(doorbell(
-                    offset::completion_doorbell(0, doorbell_stride),
-                )),
-                link: queue_end,
-                timeout: options.admin_timeout,
-                techniques: FastPathOptions::default(),
-            };
-        let pair = QueuePair::new(dma, setup);
+        let pair = QueuePair::over(transport, queue_end, timeout);
         let slots = pair.depth() as usize;
         assert!(slots > RESERVED, "{slots} slots, of which {RESERVED} are reserved");
-        let lists =
-            ListPages::allocate(dma, options.admin_pointers()).ok_or(ControllerError::Memory {
-                what: "lists of admin commands",
-                len_bytes: 4 * 4096,
-            })?;
-        let admin = Self {
+        Ok(Self {
             pair,
             link: controller_end,
-            lists,
+            pointers: AdminPointers::new(pointers),
             completions: CompletionBatch::with_capacity(BATCH),
             pending: vec![None; slots].into_boxed_slice(),
-            timeout: options.admin_timeout,
-        };
-        Ok((admin, queues))
+            timeout,
+        })
     }
 
     /// Sends an admin command of the driver. A slot is reserved for it.
@@ -127,13 +97,21 @@ impl<D: Dma, B: Doorbell> Admin<D, B> {
         purpose: Purpose,
         command: &impl TypedCommand,
     ) {
-        self.send(now, purpose, command.to_command());
+        self.send(now, purpose, command.to_command(), None);
     }
 
-    /// Like [`submit_internal`](Self::submit_internal), for a command with a data pointer.
-    pub(super) fn send(&mut self, now: Instant, purpose: Purpose, command: Command) {
+    /// Like [`submit_internal`](Self::submit_internal), for a command with data in `data`, which is within
+    /// a page.
+    pub(super) fn send(
+        &mut self,
+        now: Instant,
+        purpose: Purpose,
+        command: Command,
+        data: Option<Segment>,
+    ) {
         let timeout = if purpose == Purpose::Event { NO_LIMIT } else { self.timeout };
-        let sent = self.enqueue(now, purpose, command, timeout);
+        let pointer = data.map(|data| self.pointers.within_page(data)).unwrap_or_default();
+        let sent = self.enqueue(now, purpose, (command, pointer), timeout);
         assert!(sent, "no room for {purpose:?}");
     }
 
@@ -148,7 +126,7 @@ impl<D: Dma, B: Doorbell> Admin<D, B> {
         &mut self,
         now: Instant,
         token: u64,
-        command: Command,
+        command: (Command, PointerOf<T>),
         list: Option<u8>,
         timeout: Option<Span>,
     ) -> bool {
@@ -156,10 +134,18 @@ impl<D: Dma, B: Doorbell> Admin<D, B> {
         self.enqueue(now, Purpose::Owner { token, list }, command, timeout)
     }
 
-    fn enqueue(&mut self, now: Instant, purpose: Purpose, command: Command, timeout: Span) -> bool {
+    fn enqueue(
+        &mut self,
+        now: Instant,
+        purpose: Purpose,
+        (command, pointer): (Command, PointerOf<T>),
+        timeout: Span,
+    ) -> bool {
         let Some(index) = self.pending.iter().position(Option::is_none) else { return false };
         let opcode = command.opcode();
-        match self.pair.submit_within(now, timeout, index as u64, command) {
+        let submitted =
+            self.pair.submit_pointer_within(now, timeout, index as u64, command, pointer);
+        match submitted {
             Ok(cid) => {
                 self.pending[index] = Some(Pending { cid, opcode, purpose });
                 true

@@ -19,7 +19,7 @@ use tenmil_wire::log::{self, LogPage as Page};
 
 use super::admin::{EVENTS_MAX, Purpose};
 use super::initialization::AdminQuery;
-use super::{Controller, Phase};
+use super::{Controller, Phase, QueueTransports};
 use crate::event::Event;
 
 /// Log pages to read when no query is outstanding: at most one entry per log page.
@@ -52,7 +52,7 @@ impl PendingLogPage {
     }
 }
 
-impl<M: Mmio, D: Dma> Controller<M, D> {
+impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     /// Number of requests to keep outstanding.
     pub(super) fn event_requests_target(&self) -> u16 {
         let limit = self.identity.as_ref().map_or(1, |identity| identity.limits.event_requests);

@@ -23,7 +23,7 @@ use tenmil_wire::register::{
     ALL_ONES, MemoryBufferControl, MemoryBufferLocation, MemoryBufferSize, MemoryBufferStatus,
 };
 
-use super::Controller;
+use super::{Controller, QueueTransports};
 use crate::bringup::{BringupError, Register};
 use crate::error::{CmbRegisterError, ControllerError, InvalidValue};
 use crate::queue_pair::QueueMemory;
@@ -101,7 +101,7 @@ const PAGE: u32 = 4096;
 /// Largest defined size unit: 64 GiB.
 const UNIT_MAX: u8 = 6;
 
-impl<M: Mmio, D: Dma> Controller<M, D> {
+impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     /// Applies the configured use of the buffer. The controller has just become ready, and has no I/O
     /// queue.
     pub(super) fn open_buffer(&mut self, has_control: bool) -> Result<(), ControllerError> {

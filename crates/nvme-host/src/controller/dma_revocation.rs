@@ -11,7 +11,7 @@
 
 use tenmil_base::{Dma, Instant, Mmio};
 
-use super::{Controller, Phase, State};
+use super::{Controller, Phase, QueueTransports, State};
 use crate::error::{ControllerError, ResetCause};
 use crate::event::Event;
 
@@ -46,7 +46,7 @@ impl DmaRevocation {
     }
 }
 
-impl<M: Mmio, D: Dma> Controller<M, D> {
+impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     /// Revokes the controller's DMA and continues with `then` once none is in flight.
     pub(super) fn cut_off(&mut self, now: Instant, then: AfterRevocation) {
         if self.dma.revoke_access() {

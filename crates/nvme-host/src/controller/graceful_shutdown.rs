@@ -7,13 +7,13 @@
 use tenmil_base::{Dma, Instant, Mmio, Span};
 use tenmil_wire::register::ShutdownNotification;
 
-use super::{Controller, Phase};
+use super::{Controller, Phase, QueueTransports};
 use crate::error::RequestError;
 
 /// Upper bound of the shutdown timeout, whatever the controller requests.
 const SHUTDOWN_MAX: Span = Span::from_secs(60);
 
-impl<M: Mmio, D: Dma> Controller<M, D> {
+impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     /// Starts the shutdown of the controller. [`Event::ShutDown`](crate::Event::ShutDown) follows,
     /// whatever the controller does, or [`Event::Dead`](crate::Event::Dead) if its DMA cannot be revoked
     /// either; its queue pairs are then unusable.

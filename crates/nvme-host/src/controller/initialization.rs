@@ -24,8 +24,7 @@ use super::admin::Purpose;
 use super::async_events::PendingLogPage;
 use super::identity::Identity;
 use super::namespace_scan::{Scan, ScanCapabilities, ScanError};
-use super::{Controller, PAGE, Phase};
-use crate::data_pointer::SglSupport;
+use super::{Controller, PAGE, Phase, QueueTransports};
 use crate::error::{ControllerError, InvalidValue, ResetCause};
 use crate::event::{Event, NamespaceError};
 
@@ -68,7 +67,7 @@ const STEPS: [StartupStep; 8] = [
 /// First version with command set specific Identify pages (Base 2.0).
 const COMMAND_SET_PAGES_SINCE: Version = Version(0x0002_0000);
 
-impl<M: Mmio, D: Dma> Controller<M, D> {
+impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     /// Starts the first step.
     pub(super) fn start_up(&mut self, now: Instant) {
         self.admin.link.set_state(crate::queue_link::QueueState::Running);
@@ -84,36 +83,35 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     /// Sends a query with a zeroed data page: bytes that the controller does not write read as zeroes.
     pub(super) fn send_query(&mut self, now: Instant, ask: AdminQuery) {
         self.dma.fill(self.memory.page, 0).expect("the page was allocated for this");
-        let command = match &ask {
+        let (command, len_bytes) = match &ask {
             AdminQuery::Step(step) => self.command_of(*step),
             AdminQuery::Namespaces(scan) => match scan.next_identify() {
-                Some(question) => self.at_page(question.to_command(), PAGE),
+                Some(question) => (question.to_command(), PAGE),
                 None => return,
             },
             AdminQuery::Log(log) => {
                 let get = GetLogPage { nsid: u32::MAX, ..GetLogPage::new(log.id, log.len_bytes()) };
-                self.at_page(get.to_command(), log.len_bytes())
+                (get.to_command(), log.len_bytes())
             }
         };
         self.asked = Some(ask);
-        self.admin.send(now, Purpose::DriverQuery, command);
+        // A length of zero is a command without data.
+        let data = self.memory.page.slice(0, len_bytes).filter(|data| data.len_bytes > 0);
+        self.admin.send(now, Purpose::DriverQuery, command, data);
     }
 
-    /// Sets the data pointer of `command` to the first `len_bytes` of the data page.
-    fn at_page(&self, command: Command, len_bytes: u32) -> Command {
-        let page = self.dma.iova(self.memory.page).unwrap_or(0);
-        self.options.admin_pointers().pointer(page, len_bytes).put_in(command)
-    }
-
-    fn command_of(&self, step: StartupStep) -> Command {
+    /// The command of a step, and the length of its data, which are at the start of the data page.
+    fn command_of(&self, step: StartupStep) -> (Command, u32) {
         let identify = |cns: Cns| {
             let csi = CommandSet::Nvm.code();
             let identify = admin::Identify { cns: cns.code(), csi, ..admin::Identify::default() };
-            self.at_page(identify.to_command(), PAGE)
+            (identify.to_command(), PAGE)
         };
-        let set = |feature: Feature, cdw11| {
-            SetFeatures { fid: feature.code(), cdw11, ..SetFeatures::default() }.to_command()
+        let set_with = |feature: Feature, cdw11, len_bytes| {
+            let set = SetFeatures { fid: feature.code(), cdw11, ..SetFeatures::default() };
+            (set.to_command(), len_bytes)
         };
+        let set = |feature, cdw11| set_with(feature, cdw11, 0);
         match step {
             StartupStep::Controller => identify(Cns::Controller),
             StartupStep::ControllerNvm => identify(Cns::CommandSetController),
@@ -127,7 +125,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
                     let stored = self.dma.store(place, behavior.as_bytes());
                     stored.expect("the page was allocated for this");
                 }
-                self.at_page(set(Feature::HostBehaviorSupport, 0), BEHAVIOR_BYTES)
+                set_with(Feature::HostBehaviorSupport, 0, BEHAVIOR_BYTES)
             }
             StartupStep::ShadowDoorbells => {
                 let [shadows, indexes] = self.memory.shadows.unwrap_or_default();
@@ -136,7 +134,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
                 }
                 let [shadow_doorbells, event_indexes] =
                     [shadows, indexes].map(|buffer| self.dma.iova(buffer).unwrap_or(0));
-                DoorbellBufferConfig { shadow_doorbells, event_indexes }.to_command()
+                (DoorbellBufferConfig { shadow_doorbells, event_indexes }.to_command(), 0)
             }
             StartupStep::Events => {
                 set(Feature::AsynchronousEventConfiguration, self.event_configuration().0)
@@ -226,11 +224,8 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     }
 
     fn learn_identity(&mut self, page: &[u8; BYTES]) -> Result<(), ControllerError> {
-        let mut identity =
+        let identity =
             Identity::check(IdentifyController::from_bytes(page), self.options.is_discovery)?;
-        if self.options.sgl_only {
-            identity.limits.sgl = SglSupport::Only;
-        }
         if let Some(before) = &self.identity
             && !before.is_same(&identity)
         {

@@ -3,10 +3,10 @@
 use tenmil_base::{Dma, Instant, Mmio, Span};
 use tenmil_wire::admin::KeepAlive;
 
-use super::Controller;
 use super::admin::Purpose;
+use super::{Controller, QueueTransports};
 
-impl<M: Mmio, D: Dma> Controller<M, D> {
+impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     /// Keep-alive timeout to set: the configured one, rounded up to the controller's granularity. Zero if
     /// none is set.
     pub(super) fn keep_alive_time(&self) -> Span {

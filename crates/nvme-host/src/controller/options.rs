@@ -3,7 +3,6 @@
 use tenmil_base::Span;
 
 use super::cmb::CmbMode;
-use crate::data_pointer::SglSupport;
 
 /// Poll interval while a completion is pending that no interrupt announces.
 pub(super) const BUSY_INTERVAL: Span = Span::from_us(20);
@@ -52,9 +51,6 @@ pub struct ControllerOptions {
     /// Whether interrupts are used; the vector of the admin queue is always 0. Otherwise queues are
     /// polled.
     pub interrupts: bool,
-    /// Whether commands use only SGLs, whatever the controller reports: a fabrics connection needs the
-    /// length of the data.
-    pub sgl_only: bool,
     /// Whether the owner tracks lost writes: CSTS.CFS and RDY = 0 then mean the end of a connection, and
     /// do not concern the controller's volatile cache.
     pub owner_counts_losses: bool,
@@ -73,13 +69,6 @@ pub struct Quirks {
     pub shutdown_never_completes: bool,
     /// Shadow doorbells are reported as supported and do not work.
     pub broken_shadow_doorbells: bool,
-}
-
-impl ControllerOptions {
-    /// Data pointers of admin commands: only SGLs over fabrics (Base 2.1 §4.1.1, PSDT).
-    pub(super) const fn admin_pointers(&self) -> SglSupport {
-        if self.sgl_only { SglSupport::Only } else { SglSupport::None }
-    }
 }
 
 impl Default for ControllerOptions {
@@ -103,7 +92,6 @@ impl Default for ControllerOptions {
             shadow_doorbells: false,
             memory_buffer: CmbMode::Ignored,
             interrupts: false,
-            sgl_only: false,
             owner_counts_losses: false,
             is_discovery: false,
             quirks: Quirks::default(),

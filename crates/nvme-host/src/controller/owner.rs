@@ -12,10 +12,10 @@ use tenmil_wire::admin::{
 };
 use tenmil_wire::{AdminOpcode, Command, TypedCommand};
 
-use super::{Controller, FirmwareDownload, Phase};
+use super::{Controller, FirmwareDownload, Phase, QueueTransports};
 use crate::error::RequestError;
 
-impl<M: Mmio, D: Dma> Controller<M, D> {
+impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     /// Submits an admin command with its data at `data`. Command identifier and data pointer are set
     /// here.
     ///
@@ -50,15 +50,15 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         if !self.admin.has_free_for_owner() || is_one_abort_too_many {
             return Err(RequestError::Full);
         }
-        let (command, list) = match data.filter(|data| data.len_bytes > 0) {
+        let (pointer, list) = match data.filter(|data| data.len_bytes > 0) {
             Some(data) => {
                 self.refuse_if_too_long(data)?;
-                self.admin.lists.set_data_pointer(command, data)?
+                self.admin.pointers.build(data)?
             }
-            None => (command, None),
+            None => Default::default(),
         };
-        if !self.admin.submit_for_owner(now, token, command, list, timeout) {
-            self.admin.lists.release_list(list);
+        if !self.admin.submit_for_owner(now, token, (command, pointer), list, timeout) {
+            self.admin.pointers.release_list(list);
             return Err(RequestError::Full);
         }
         Ok(())

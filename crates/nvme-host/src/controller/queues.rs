@@ -1,28 +1,24 @@
 //! I/O queue pairs: creation, resumption after a reset, and deletion, with one state machine per queue
-//! pair.
+//! pair. The steps of a creation and of a deletion are those of its [transport](QueueTransports).
 //!
 //! ```text
-//!   Wanted --> CompletionAwaited --> SubmissionAwaited --> Running --> Draining
-//!     ^               '-- failed         '-- failed: RollingBack         |
-//!     '---------------- reset, once the owner has released -----'        v
-//!        gone <-- CompletionDeletionAwaited <-- SubmissionDeletionAwaited
+//!   Wanted --> Creating, step by step --> Running --> Draining
+//!     ^               '-- failed in a later step:        |
+//!     |                   RollingBack                    v
+//!     '-- reset, once the owner has released    Deleting, step by step --> gone
 //! ```
 
-use tenmil_base::{Dma, Doorbell, Instant, IoCompletion, IoStatus, Mmio};
-use tenmil_wire::admin::{CreateIoCompletionQueue, CreateIoSubmissionQueue, QueuePriority};
-use tenmil_wire::admin::{DeleteIoCompletionQueue, DeleteIoSubmissionQueue};
-use tenmil_wire::register::offset;
-use tenmil_wire::{Command, Status, TypedCommand};
+use tenmil_base::{Dma, Instant, Mmio};
+use tenmil_wire::Status;
 
 use super::admin::Purpose;
-use super::{Controller, Phase};
+use super::queue_transports::{IoQueueParams, IoQueueSetup, QueueStep};
+use super::{CmbUnavailable, Controller, Phase, QueueTransports};
 use crate::error::{RequestError, ResetCause};
 use crate::event::Event;
 use crate::fast_path::FastPathOptions;
-use crate::queue_link::{ControllerLinkEnd, QueueLinkEnd, QueueState, link};
-use crate::queue_pair::{
-    DoorbellSide, QueueDoorbell, QueueMemory, QueuePair, QueueSetup, Rings, ShadowSlot,
-};
+use crate::queue_link::{ControllerLinkEnd, QueueState, link};
+use crate::queue_pair::{QueueMemory, QueuePair};
 
 /// Options of a new I/O queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,13 +32,15 @@ pub struct QueuePairOptions {
 }
 
 /// Queue pair, as tracked by the controller.
-pub(super) struct IoQueue<D: Dma, B: Doorbell> {
+pub(super) struct IoQueue<T> {
     pub(super) id: u16,
     pub(super) link: ControllerLinkEnd,
-    memory: QueueMemory,
+    depth: u32,
+    /// Its rings, if it has any.
+    memory: Option<QueueMemory>,
     vector: Option<u16>,
     /// The queue pair, until its owner takes it.
-    pair: Option<QueuePair<Rings<D, B>>>,
+    pair: Option<QueuePair<T>>,
     progress: QueueProgress,
     has_run: bool,
 }
@@ -51,29 +49,44 @@ pub(super) struct IoQueue<D: Dma, B: Doorbell> {
 #[derive(Debug)]
 pub(super) struct RetiredQueue {
     link: ControllerLinkEnd,
-    memory: QueueMemory,
+    memory: Option<QueueMemory>,
 }
 
-/// State of creation and deletion, named after the result that they wait for.
+/// State of a queue pair, named for what it awaits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum QueueProgress {
-    /// The owner's release of the rings, and a ready controller.
+    /// The owner's release of the queue pair, and a ready controller.
     Wanted,
-    CompletionAwaited,
-    SubmissionAwaited,
+    /// The result of this step.
+    Creating { step: u8 },
     /// Nothing.
     Running,
-    /// Deletion of the completion queue, after the submission queue could not be created.
-    RollingBack(Status),
+    /// The result of this step of the deletion, after the creation has failed with a status.
+    RollingBack { step: u8, status: Status },
     /// Completion of all commands in flight.
-    Draining {
-        until: Instant,
-    },
-    SubmissionDeletionAwaited,
-    CompletionDeletionAwaited,
+    Draining { until: Instant },
+    /// The result of this step.
+    Deleting { step: u8 },
 }
 
-impl<M: Mmio, D: Dma> Controller<M, D> {
+/// Maximum queues that are created or deleted at once: so many slots of the admin queue are reserved.
+const CHANGING_MAX: usize = 2;
+
+impl QueueProgress {
+    /// Whether a step of a creation or deletion has been started.
+    const fn is_changing(self) -> bool {
+        matches!(self, Self::Creating { .. } | Self::RollingBack { .. } | Self::Deleting { .. })
+    }
+}
+
+impl<T> IoQueue<T> {
+    fn params(&self) -> IoQueueParams {
+        let Self { id, depth, memory, vector, .. } = *self;
+        IoQueueParams { id, depth, memory, vector }
+    }
+}
+
+impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     /// Starts to create a queue pair and returns its identifier. [`Event::QueuePairCreated`] or
     /// [`Event::QueuePairRefused`] follows.
     pub fn create_queue_pair(
@@ -92,16 +105,23 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
             .find(|id| self.queues.iter().all(|queue| queue.id != *id))
             .ok_or(RequestError::QueueLimit { granted: self.granted })?;
         let (controller_end, queue_end) = link(id);
-        let (memory, kept_out) = self.allocate_rings(options.depth);
-        let memory = memory
-            .ok_or(RequestError::Memory { len_bytes: options.depth.saturating_mul(64 + 16) })?;
-        let pair = match self.set_up(id, memory, queue_end, options.techniques) {
-            Ok(pair) => pair,
+        let (memory, kept_out) = self.allocate_queue_memory(options.depth)?;
+        let setup = IoQueueSetup {
+            id,
+            depth: options.depth,
+            memory,
+            doorbell_stride: self.doorbell_stride,
+            shadows: self.memory.shadows.filter(|_| self.uses_shadow_doorbells),
+            techniques: options.techniques,
+        };
+        let transport = match Q::create_io(&mut self.mmio, &self.dma, setup) {
+            Ok(transport) => transport,
             Err(refusal) => {
-                self.buffer.release(&self.dma, memory);
+                memory.into_iter().for_each(|rings| self.buffer.release(&self.dma, rings));
                 return Err(refusal);
             }
         };
+        let pair = QueuePair::over(transport, queue_end, self.options.io_timeout);
         if let Some(why) = kept_out {
             self.tell(Event::RingInHostMemory { id, why });
         }
@@ -113,6 +133,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         self.queues.push(IoQueue {
             id,
             link: controller_end,
+            depth: options.depth,
             memory,
             vector: options.vector,
             pair: Some(pair),
@@ -123,48 +144,22 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         Ok(id)
     }
 
-    fn set_up(
+    /// Memory of the rings of a queue, if it has any. Also returns why the submission ring is not in the
+    /// controller memory buffer, if it was requested there.
+    fn allocate_queue_memory(
         &mut self,
-        id: u16,
-        memory: QueueMemory,
-        link: QueueLinkEnd,
-        techniques: FastPathOptions,
-    ) -> Result<QueuePair<Rings<D, M::Doorbell>>, RequestError> {
-        let setup = QueueSetup {
-            memory,
-            submission_doorbell: self.doorbell(id, DoorbellSide::Submission)?,
-            completion_doorbell: self.doorbell(id, DoorbellSide::Completion)?,
-            link,
-            timeout: self.options.io_timeout,
-            techniques,
-        };
-        Ok(QueuePair::new(&self.dma, setup))
-    }
-
-    fn doorbell(
-        &mut self,
-        id: u16,
-        side: DoorbellSide,
-    ) -> Result<QueueDoorbell<D, M::Doorbell>, RequestError> {
-        let stride = self.doorbell_stride;
-        let at = match side {
-            DoorbellSide::Submission => offset::submission_doorbell(id, stride),
-            DoorbellSide::Completion => offset::completion_doorbell(id, stride),
-        };
-        let at = u32::try_from(at).map_err(|_| RequestError::NoSuchQueue { id })?;
-        let register = self.mmio.doorbell(at);
-        let Some([shadows, event_indexes]) =
-            self.memory.shadows.filter(|_| self.uses_shadow_doorbells)
-        else {
-            return Ok(QueueDoorbell::Register(register));
-        };
-        let place = ShadowSlot::of(shadows, event_indexes, id, side, stride.into())
-            .ok_or(RequestError::NoSuchQueue { id })?;
-        Ok(QueueDoorbell::shadow(&self.dma, register, place))
+        depth: u32,
+    ) -> Result<(Option<QueueMemory>, Option<CmbUnavailable>), RequestError> {
+        if !Q::HAS_RINGS {
+            return Ok((None, None));
+        }
+        let (memory, kept_out) = self.allocate_rings(depth);
+        let no_memory = RequestError::Memory { len_bytes: depth.saturating_mul(64 + 16) };
+        Ok((Some(memory.ok_or(no_memory)?), kept_out))
     }
 
     /// Returns a created queue pair, which may move to another thread. Once per queue pair.
-    pub fn take_queue_pair(&mut self, id: u16) -> Option<QueuePair<Rings<D, M::Doorbell>>> {
+    pub fn take_queue_pair(&mut self, id: u16) -> Option<QueuePair<Q::Io>> {
         let queue = self.queues.iter_mut().find(|queue| queue.id == id)?;
         if queue.progress == QueueProgress::Running { queue.pair.take() } else { None }
     }
@@ -188,8 +183,8 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     /// Advances every queue pair as far as possible.
     pub(super) fn advance_queues(&mut self, now: Instant) {
         for index in 0..self.queues.len() {
-            // Two slots of the admin queue are reserved for these commands.
-            if self.admin.count(|purpose| matches!(purpose, Purpose::Queue { .. })) >= 2 {
+            let changing = self.queues.iter().filter(|queue| queue.progress.is_changing());
+            if changing.count() >= CHANGING_MAX {
                 return;
             }
             let is_ready = matches!(self.phase, Phase::Ready);
@@ -197,19 +192,10 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
             if let Some(pair) = &mut queue.pair {
                 pair.check_state(now);
             }
-            let (id, link) = (queue.id, &queue.link);
+            let link = &queue.link;
             match queue.progress {
                 QueueProgress::Wanted if is_ready && link.has_acknowledged() => {
-                    let command = CreateIoCompletionQueue {
-                        qid: id,
-                        qsize: zero_based(queue.memory.completion_depth),
-                        pc: true,
-                        ien: queue.vector.is_some(),
-                        iv: queue.vector.unwrap_or(0),
-                    };
-                    let Some(iova) = self.dma.iova(queue.memory.completion) else { continue };
-                    queue.progress = QueueProgress::CompletionAwaited;
-                    self.send(now, id, command.to_command().with_prp(iova, 0));
+                    self.start_creation(now, index, 0);
                 }
                 // The queue pair was dropped: completions of its commands in flight will never be read.
                 QueueProgress::Running if link.is_dropped() => {
@@ -218,54 +204,69 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
                 QueueProgress::Draining { until }
                     if now >= until || link.has_acknowledged() && link.in_flight() == 0 =>
                 {
-                    queue.progress = QueueProgress::SubmissionDeletionAwaited;
-                    self.send(now, id, DeleteIoSubmissionQueue { qid: id }.to_command());
+                    self.start_deletion(now, index, QueueProgress::Deleting { step: 0 });
                 }
                 _ => {}
             }
         }
     }
 
-    fn send(&mut self, now: Instant, id: u16, command: Command) {
-        self.admin.send(now, Purpose::Queue { id }, command);
+    fn start_creation(&mut self, now: Instant, index: usize, step: u8) {
+        let queue = &mut self.queues[index];
+        queue.progress = QueueProgress::Creating { step };
+        let params = queue.params();
+        let started = Q::create_step(&mut self.mmio, &self.dma, params, step);
+        self.start_step(now, params.id, started);
     }
 
-    /// Handles the completion of a queue creation or deletion.
-    pub(super) fn handle_queue_completion(&mut self, now: Instant, id: u16, answer: IoCompletion) {
-        let status = Status(answer.status.0);
-        let Some(index) = self.queues.iter().position(|queue| queue.id == id) else { return };
+    /// Starts the step of the deletion that `progress` awaits.
+    fn start_deletion(&mut self, now: Instant, index: usize, progress: QueueProgress) {
         let queue = &mut self.queues[index];
-        match (queue.progress, answer.status) {
-            (QueueProgress::CompletionAwaited, IoStatus::SUCCESS) => {
-                let command = CreateIoSubmissionQueue {
-                    qid: id,
-                    qsize: zero_based(queue.memory.submission_depth),
-                    pc: true,
-                    qprio: QueuePriority::Medium,
-                    cqid: id,
-                    ..CreateIoSubmissionQueue::default()
-                };
-                // It has had an address since it was allocated.
-                let iova = self.dma.iova(queue.memory.submission).unwrap_or(0);
-                queue.progress = QueueProgress::SubmissionAwaited;
-                self.send(now, id, command.to_command().with_prp(iova, 0));
+        queue.progress = progress;
+        let (QueueProgress::Deleting { step } | QueueProgress::RollingBack { step, .. }) = progress
+        else {
+            unreachable!("{progress:?} awaits no step of a deletion")
+        };
+        let id = queue.id;
+        let started = Q::delete_step(&mut self.mmio, id, step);
+        self.start_step(now, id, started);
+    }
+
+    fn start_step(&mut self, now: Instant, id: u16, step: QueueStep) {
+        match step {
+            QueueStep::Command(command) => {
+                self.admin.send(now, Purpose::Queue { id }, command, None);
             }
-            (QueueProgress::CompletionAwaited, _) => {
+            QueueStep::Started => {}
+        }
+    }
+
+    /// Handles the result of a step of a queue's creation or deletion.
+    pub(super) fn handle_queue_result(&mut self, now: Instant, id: u16, status: Status) {
+        let Some(index) = self.queues.iter().position(|queue| queue.id == id) else { return };
+        match (self.queues[index].progress, status.is_success()) {
+            (QueueProgress::Creating { step }, true) if step + 1 < Q::STEPS => {
+                self.start_creation(now, index, step + 1);
+            }
+            (QueueProgress::Creating { .. }, true) => self.run(index),
+            (QueueProgress::Creating { step: 0 }, false) => {
                 self.retire(index, Event::QueuePairRefused { id, status });
             }
-            (QueueProgress::SubmissionAwaited, IoStatus::SUCCESS) => self.run(index),
-            (QueueProgress::SubmissionAwaited, _) => {
-                queue.progress = QueueProgress::RollingBack(status);
-                self.send(now, id, DeleteIoCompletionQueue { qid: id }.to_command());
+            (QueueProgress::Creating { step }, false) => {
+                let step = Q::STEPS - step;
+                self.start_deletion(now, index, QueueProgress::RollingBack { step, status });
             }
-            (QueueProgress::RollingBack(status), IoStatus::SUCCESS) => {
+            (QueueProgress::RollingBack { step, status }, true) if step + 1 < Q::STEPS => {
+                let progress = QueueProgress::RollingBack { step: step + 1, status };
+                self.start_deletion(now, index, progress);
+            }
+            (QueueProgress::RollingBack { status, .. }, true) => {
                 self.retire(index, Event::QueuePairRefused { id, status });
             }
-            (QueueProgress::SubmissionDeletionAwaited, IoStatus::SUCCESS) => {
-                queue.progress = QueueProgress::CompletionDeletionAwaited;
-                self.send(now, id, DeleteIoCompletionQueue { qid: id }.to_command());
+            (QueueProgress::Deleting { step }, true) if step + 1 < Q::STEPS => {
+                self.start_deletion(now, index, QueueProgress::Deleting { step: step + 1 });
             }
-            (QueueProgress::CompletionDeletionAwaited, IoStatus::SUCCESS) => {
+            (QueueProgress::Deleting { .. }, true) => {
                 self.retire(index, Event::QueuePairDeleted { id });
             }
             // A queue that was not deleted may still be written to; only a reset ends that.
@@ -292,21 +293,16 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
             let queue = &mut self.queues[index];
             let id = queue.id;
             match queue.progress {
-                QueueProgress::RollingBack(status) => {
+                QueueProgress::RollingBack { status, .. } => {
                     self.retire(index, Event::QueuePairRefused { id, status });
                 }
-                QueueProgress::Draining { .. }
-                | QueueProgress::SubmissionDeletionAwaited
-                | QueueProgress::CompletionDeletionAwaited => {
+                QueueProgress::Draining { .. } | QueueProgress::Deleting { .. } => {
                     self.retire(index, Event::QueuePairDeleted { id });
                 }
                 _ if queue.link.is_dropped() => {
                     self.retire(index, Event::QueuePairDeleted { id });
                 }
-                QueueProgress::Wanted
-                | QueueProgress::CompletionAwaited
-                | QueueProgress::SubmissionAwaited
-                | QueueProgress::Running => {
+                QueueProgress::Wanted | QueueProgress::Creating { .. } | QueueProgress::Running => {
                     queue.link.set_state(QueueState::Released);
                     queue.progress = QueueProgress::Wanted;
                 }
@@ -329,7 +325,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         self.tell(event);
     }
 
-    fn bury(&mut self, queue: IoQueue<D, M::Doorbell>) {
+    fn bury(&mut self, queue: IoQueue<Q::Io>) {
         let IoQueue { link, memory, pair, .. } = queue;
         link.set_state(QueueState::Dead);
         drop(pair);
@@ -343,7 +339,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         self.retired.retain(|retired| {
             let is_free = retired.link.has_acknowledged() || retired.link.is_dropped();
             if is_free {
-                buffer.release(dma, retired.memory);
+                retired.memory.into_iter().for_each(|rings| buffer.release(dma, rings));
             }
             !is_free
         });
@@ -368,9 +364,4 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     pub(super) fn has_queues(&self) -> bool {
         self.queues.iter().any(|queue| queue.progress != QueueProgress::Wanted)
     }
-}
-
-/// Depth, 0's based as in the commands. It was checked when the queue pair was created.
-fn zero_based(depth: u32) -> u16 {
-    u16::try_from(depth - 1).unwrap_or(u16::MAX)
 }

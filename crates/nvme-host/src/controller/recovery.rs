@@ -16,7 +16,7 @@ use tenmil_wire::register::{self, ControllerStatus};
 
 use super::admin::{ABORTS_MAX, Purpose};
 use super::dma_revocation::AfterRevocation;
-use super::{Controller, Phase, State};
+use super::{Controller, Phase, QueueTransports, State};
 use crate::bringup::{BringupError, Register};
 use crate::error::{ControllerError, ResetCause};
 use crate::event::Event;
@@ -28,7 +28,7 @@ pub(super) struct ResetHistory {
     times: VecDeque<Instant>,
 }
 
-impl<M: Mmio, D: Dma> Controller<M, D> {
+impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     /// Aborts timed-out commands, as many at once as the controller permits.
     pub(super) fn abort_overdue(&mut self, now: Instant) {
         if self.is_standing_still() {
@@ -184,7 +184,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     }
 
     pub(super) fn notify_owner(&mut self, token: u64, list: Option<u8>, answer: IoCompletion) {
-        self.admin.lists.release_list(list);
+        self.admin.pointers.release_list(list);
         let IoCompletion { status: outcome, result, .. } = answer;
         self.tell(Event::AdminCompleted(IoCompletion { token, status: outcome, result }));
     }

@@ -5,7 +5,7 @@ use tenmil_wire::register::{self, ControllerStatus, ShutdownNotification};
 
 use super::dma_revocation::AfterRevocation;
 use super::shutdown::Shutdown;
-use super::{Controller, Phase, State};
+use super::{Controller, Phase, QueueTransports, State};
 use crate::bringup::{AdminQueues, Bringup, BringupAction, BringupError, BringupInput, Register};
 use crate::error::{ControllerError, InvalidValue, RequestError, ResetCause};
 use crate::event::Event;
@@ -29,7 +29,7 @@ const SUBSYSTEM_RESET_PAUSE: Span = Span::from_ms(100);
 
 impl RegisterSequence {
     /// Initialization from any state, starting at `when`.
-    pub(super) fn bring_up(queues: AdminQueues, when: Instant) -> Self {
+    pub(super) fn bring_up(queues: Option<AdminQueues>, when: Instant) -> Self {
         Self { machine: RegisterSequencer::Bringup(Bringup::new(queues)), wake_at: when }
     }
 
@@ -61,7 +61,7 @@ pub(super) fn doorbell_stride(mmio: &mut impl Mmio) -> Result<u8, ControllerErro
     }
 }
 
-impl<M: Mmio, D: Dma> Controller<M, D> {
+impl<M: Mmio, D: Dma, Q: QueueTransports<M, D>> Controller<M, D, Q> {
     /// Runs the sequence as far as possible.
     pub(super) fn run_sequence(&mut self, now: Instant) {
         let mut input = BringupInput::Tick;

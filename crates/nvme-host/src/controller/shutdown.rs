@@ -19,7 +19,7 @@ pub struct Shutdown {
     state: State,
     kind: ShutdownNotification,
     allowed: Span,
-    admin: AdminQueues,
+    admin: Option<AdminQueues>,
     completed: bool,
 }
 
@@ -40,7 +40,7 @@ const PAUSE_MAX: Span = Span::from_ms(10);
 impl Shutdown {
     /// Creates the state machine. [`BringupInput::Tick`] starts it. After `allowed`, the controller is
     /// disabled even if the shutdown is not complete.
-    pub fn new(kind: ShutdownNotification, allowed: Span, admin: AdminQueues) -> Self {
+    pub fn new(kind: ShutdownNotification, allowed: Span, admin: Option<AdminQueues>) -> Self {
         Self { state: State::Start, kind, allowed, admin, completed: false }
     }
 
@@ -135,7 +135,7 @@ mod tests {
     /// Runs a shutdown against a controller that completes after `lag`, or disappears at read `gone_at`:
     /// its result, whether it was clean, its duration, and the values of CC.
     fn run(lag: Span, gone_at: u32) -> (Result<(), BringupError>, bool, Span, Vec<u64>) {
-        let mut machine = Shutdown::new(ShutdownNotification::Normal, ALLOWED, ADMIN);
+        let mut machine = Shutdown::new(ShutdownNotification::Normal, ALLOWED, Some(ADMIN));
         let (mut now, mut input) = (Instant::default(), BringupInput::Tick);
         let (mut cc, mut log, mut reads) = (0x0046_0001_u64, Vec::new(), 0);
         loop {

@@ -1,64 +1,62 @@
-//! Data pointers of the owner's admin commands. Two pages fit in the command itself; larger data needs a
-//! list, of which a few are reserved.
+//! Data pointers of admin commands. Contiguous data within two pages need no list; a few lists are
+//! reserved for larger data.
 
-use tenmil_base::{Dma, Segment};
-use tenmil_wire::Command;
+use tenmil_base::Segment;
 
-use crate::data_pointer::{Cursor, DataPointerError, ListPool, SglSupport, contiguous};
+use crate::data_pointer::{Cursor, DataPointerError};
 use crate::error::RequestError;
 use crate::queue_pair::DataPointers;
 
-/// List memory, reserved at start: limits the number of concurrent long transfers.
+/// Data pointers of admin commands, with lists that were reserved at start: they limit the number of
+/// concurrent long transfers.
 #[derive(Debug)]
-pub(super) struct ListPages<D: Dma> {
-    dma: D,
-    lists: ListPool<D>,
-    pointers: SglSupport,
-    is_free: [bool; LISTS],
+pub(super) struct AdminPointers<P> {
+    pointers: P,
+    is_free: [bool; LISTS as usize],
 }
 
-/// Maximum concurrent admin commands that transfer more than two pages.
-const LISTS: usize = 4;
-const PAGE: u32 = 4096;
+/// Maximum concurrent admin commands whose data need a list.
+pub(super) const LISTS: u32 = 4;
+/// Page size of the lists.
+pub(super) const PAGE: u32 = 4096;
 
 /// Maximum transfer of an admin command: one page of entries.
 pub(super) const TRANSFER_BYTES_MAX: u32 = PAGE / 8 * PAGE;
 
-impl<D: Dma> ListPages<D> {
-    /// Allocates list memory for commands with this kind of data pointer.
-    pub(super) fn allocate(dma: &D, pointers: SglSupport) -> Option<Self> {
-        let slots = u32::try_from(LISTS).ok()?;
-        let lists = ListPool::allocate(dma, slots, TRANSFER_BYTES_MAX, PAGE, pointers)?;
-        Some(Self { dma: dma.clone(), lists, pointers, is_free: [true; LISTS] })
+impl<P: DataPointers> AdminPointers<P> {
+    /// Data pointers by `pointers`, which has memory for [`LISTS`] lists.
+    pub(super) fn new(pointers: P) -> Self {
+        Self { pointers, is_free: [true; LISTS as usize] }
     }
 
-    /// Sets the data pointer of `command` to `data`. Also returns the list allocated for it, if any.
-    pub(super) fn set_data_pointer(
+    /// Data pointer to memory of the driver that lies within a page.
+    pub(super) fn within_page(&self, data: Segment) -> P::Pointer {
+        let pointer = self.pointers.contiguous(data);
+        pointer.expect("memory of the driver, within a page, needs no list")
+    }
+
+    /// Data pointer to `data`. Also returns the list reserved for it, if any.
+    pub(super) fn build(
         &mut self,
-        command: Command,
         data: Segment,
-    ) -> Result<(Command, Option<u8>), RequestError> {
-        let iova = self.dma.iova(data).ok_or(RequestError::Memory { len_bytes: data.len_bytes })?;
-        if self.pointers == SglSupport::Only {
-            return Ok((self.pointers.pointer(iova, data.len_bytes).put_in(command), None));
-        }
-        if let Some((one, two)) = contiguous(iova, data.len_bytes, u64::from(PAGE) - 1) {
-            return Ok((command.with_prp(one, two), None));
+    ) -> Result<(P::Pointer, Option<u8>), RequestError> {
+        if let Some(pointer) = self.pointers.contiguous(data) {
+            return Ok((pointer, None));
         }
         let index = self.is_free.iter().position(|is_free| *is_free).ok_or(RequestError::Full)?;
         let segments = [data];
-        let built = self.lists.build(index, Cursor::at(&segments, 0), data.len_bytes, 1);
+        let built = self.pointers.build(index, Cursor::at(&segments, 0), data.len_bytes, 1);
         match built {
             Ok(built) if built.len_bytes == data.len_bytes => {
                 self.is_free[index] = false;
-                Ok((built.pointer.put_in(command), u8::try_from(index).ok()))
+                Ok((built.pointer, u8::try_from(index).ok()))
             }
             Ok(_) => {
                 let (found, max) = (data.len_bytes.into(), TRANSFER_BYTES_MAX.into());
                 Err(RequestError::OutOfRange { what: "the data's length", found, min: 1, max })
             }
             Err(DataPointerError::Alignment) => {
-                let (what, found) = ("the data's offset in its dword", iova % 4);
+                let (what, found) = ("the data's offset in its dword", data.offset % 4);
                 Err(RequestError::OutOfRange { what, found, min: 0, max: 0 })
             }
             Err(_) => Err(RequestError::Memory { len_bytes: data.len_bytes }),
@@ -73,33 +71,40 @@ impl<D: Dma> ListPages<D> {
     }
 
     pub(super) fn release(&self) {
-        self.lists.release();
+        self.pointers.release();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use tenmil_base::{Dma, Segment};
-    use tenmil_wire::sgl::Descriptor;
-    use tenmil_wire::{Command, DataPointer};
+    use tenmil_wire::Command;
 
-    use super::{LISTS, ListPages, PAGE, TRANSFER_BYTES_MAX};
+    use super::{AdminPointers, LISTS, PAGE, TRANSFER_BYTES_MAX};
     use crate::controller::tests::memory::SharedMemory;
-    use crate::data_pointer::SglSupport;
+    use crate::data_pointer::{ListPool, SglSupport};
     use crate::error::RequestError;
 
+    type Pointers = AdminPointers<ListPool<SharedMemory>>;
+
+    fn pointers(memory: &SharedMemory) -> Pointers {
+        let lists = ListPool::allocate(memory, LISTS, TRANSFER_BYTES_MAX, PAGE, SglSupport::None);
+        AdminPointers::new(lists.unwrap())
+    }
+
     fn set_data_pointer(
-        pages: &mut ListPages<SharedMemory>,
+        pointers: &mut Pointers,
         data: Segment,
     ) -> Result<(u64, u64, Option<u8>), RequestError> {
-        let (command, list) = pages.set_data_pointer(Command::new(2), data)?;
+        let (pointer, list) = pointers.build(data)?;
+        let command = pointer.put_in(Command::new(2));
         Ok((command.prp1(), command.prp2(), list))
     }
 
     #[test]
     fn every_page_is_pointed_to_once_whatever_the_offset() {
         let memory = SharedMemory::default();
-        let mut pages = ListPages::allocate(&memory, SglSupport::None).unwrap();
+        let mut pages = pointers(&memory);
         let buffer = memory.allocate(8 * PAGE).unwrap();
         let base = memory.iova(buffer).unwrap();
         for offset in [0_u32, 4, 4092] {
@@ -126,22 +131,9 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_told_the_length_and_needs_no_list() {
-        let memory = SharedMemory::default();
-        let mut pages = ListPages::allocate(&memory, SglSupport::Only).unwrap();
-        let data = memory.allocate(5 * PAGE).unwrap();
-        for data in [data.slice(0, 4096).unwrap(), data.slice(2, 8).unwrap(), data] {
-            let (command, list) = pages.set_data_pointer(Command::new(2), data).unwrap();
-            assert_eq!((command.psdt(), list), (DataPointer::Sgl, None));
-            let iova = memory.iova(data).unwrap();
-            assert_eq!(command.sgl1(), Descriptor::data_block(iova, data.len_bytes));
-        }
-    }
-
-    #[test]
     fn there_are_as_many_lists_as_reserved_and_each_comes_back() {
         let memory = SharedMemory::default();
-        let mut pages = ListPages::allocate(&memory, SglSupport::None).unwrap();
+        let mut pages = pointers(&memory);
         let data = memory.allocate(4 * PAGE).unwrap();
         let taken: Vec<_> =
             (0..LISTS).map(|_| set_data_pointer(&mut pages, data).unwrap().2).collect();
@@ -153,7 +145,7 @@ mod tests {
     #[test]
     fn data_that_is_not_dword_aligned_is_refused() {
         let memory = SharedMemory::default();
-        let mut pages = ListPages::allocate(&memory, SglSupport::None).unwrap();
+        let mut pages = pointers(&memory);
         let data = memory.allocate(PAGE).unwrap().slice(2, 8).unwrap();
         assert!(matches!(
             set_data_pointer(&mut pages, data),
@@ -164,7 +156,7 @@ mod tests {
     #[test]
     fn a_transfer_past_what_one_list_holds_is_refused() {
         let memory = SharedMemory::default();
-        let mut pages = ListPages::allocate(&memory, SglSupport::None).unwrap();
+        let mut pages = pointers(&memory);
         let most = memory.allocate(TRANSFER_BYTES_MAX).unwrap();
         assert!(set_data_pointer(&mut pages, most).unwrap().2.is_some());
         let more = memory.allocate(TRANSFER_BYTES_MAX + 2 * PAGE).unwrap();

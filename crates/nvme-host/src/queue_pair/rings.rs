@@ -72,30 +72,8 @@ impl<D: Dma, B: Doorbell> QueuePair<Rings<D, B>> {
     /// before its controller has set it to `Running`.
     pub fn new(dma: &D, setup: QueueSetup<D, B>) -> Self {
         let QueueSetup { memory, submission_doorbell, completion_doorbell, link, .. } = setup;
-        let QueueMemory { submission_depth, completion_depth, .. } = memory;
-        let mut rings = Rings {
-            submission: dma.submission_ring(memory.submission, submission_depth),
-            tail: 0,
-            rung_tail: 0,
-            submission_depth,
-            completion: dma.completion_ring(memory.completion, completion_depth),
-            head: 0,
-            phase: true,
-            completion_depth,
-            unrung: 0,
-            fetched: 0,
-            techniques: setup.techniques,
-            submission_rings: 0,
-            completion_rings: 0,
-            submission_doorbell,
-            completion_doorbell,
-            dma: dma.clone(),
-            memory,
-        };
-        if memory.is_in_device {
-            rings.clear_submissions();
-        }
-        Self::over(rings, link, setup.timeout)
+        let doorbells = [submission_doorbell, completion_doorbell];
+        Self::over(Rings::new(dma, memory, doorbells, setup.techniques), link, setup.timeout)
     }
 
     /// Replaces the doorbell registers by the results of `wrap`: for a model of the path between host and
@@ -221,6 +199,40 @@ impl<D: Dma, B: Doorbell> QueuePair<Rings<D, B>> {
 }
 
 impl<D: Dma, B: Doorbell> Rings<D, B> {
+    /// Rings in zeroed memory, empty; those in device memory are zeroed here. The doorbells are those of
+    /// the submission queue and of the completion queue.
+    pub(crate) fn new(
+        dma: &D,
+        memory: QueueMemory,
+        [submission_doorbell, completion_doorbell]: [QueueDoorbell<D, B>; 2],
+        techniques: FastPathOptions,
+    ) -> Self {
+        let QueueMemory { submission_depth, completion_depth, .. } = memory;
+        let mut rings = Self {
+            submission: dma.submission_ring(memory.submission, submission_depth),
+            tail: 0,
+            rung_tail: 0,
+            submission_depth,
+            completion: dma.completion_ring(memory.completion, completion_depth),
+            head: 0,
+            phase: true,
+            completion_depth,
+            unrung: 0,
+            fetched: 0,
+            techniques,
+            submission_rings: 0,
+            completion_rings: 0,
+            submission_doorbell,
+            completion_doorbell,
+            dma: dma.clone(),
+            memory,
+        };
+        if memory.is_in_device {
+            rings.clear_submissions();
+        }
+        rings
+    }
+
     /// Memory of the rings, which the controller frees.
     pub fn memory(&self) -> QueueMemory {
         self.memory

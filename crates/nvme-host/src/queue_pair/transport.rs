@@ -78,11 +78,6 @@ pub trait DataPointers {
     /// A data pointer. By default that of a command without data, or with a pointer of its own.
     type Pointer: Copy + Default;
 
-    /// Whether [`contiguous_run`](Self::contiguous_run) and [`contiguous`](Self::contiguous) may be called.
-    fn has_fast_path(&self) -> bool {
-        true
-    }
-
     /// Prepared form of [`contiguous`](Self::contiguous), for many segments within a page and with the
     /// region and length of `like`. Returns `None` for others.
     fn contiguous_run(&self, like: Segment) -> impl Fn(Segment) -> Option<Self::Pointer>;

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use tenmil_base::{Dma, IoChannel, IoStatus, Operation, Random, Request, Segment};
-use tenmil_wire::sgl::Descriptor;
-use tenmil_wire::{DataPointer, IoOpcode};
+use tenmil_base::{IoChannel, IoStatus, Operation, Random, Request, Segment};
+use tenmil_wire::IoOpcode;
 
 use super::{BLOCK, NOW, VIEW, World, nlb, read, request, segment, slba};
 use crate::data_pointer::{DataPointerError, SglSupport};
@@ -85,7 +84,7 @@ fn scattered_memory_is_split_where_prp_entries_cannot_go_on() {
         segment(4, 4096, 4096),
     ];
     let blocks = parts.iter().map(|part| part.len_bytes).sum::<u32>() / BLOCK;
-    for sgl in [SglSupport::None, SglSupport::DwordAligned, SglSupport::Any, SglSupport::Only] {
+    for sgl in [SglSupport::None, SglSupport::DwordAligned, SglSupport::Any] {
         for transfer_bytes_max in [0, 4096, 1536] {
             let view = NamespaceView { sgl, transfer_bytes_max, ..VIEW };
             for operation in [Operation::Read, Operation::Write, Operation::Compare] {
@@ -104,23 +103,6 @@ fn a_large_request_is_one_command_where_the_controller_allows() {
     let found = world.dma.walk(&command, 1 << 21, 4096);
     assert_eq!(found, addresses(&[segment(1, 4096, 1 << 21)]));
     check_split(VIEW, read(0, blocks + 8, 1), &[segment(1, 4096, (1 << 21) + 4096)], 4);
-}
-
-/// Runs, single reads, and those too long for the fast path: on every path, and for every operation with
-/// data, the length is in the command.
-#[test]
-fn a_connection_gets_nothing_but_sgls() {
-    let mut world = World::new(NamespaceView { sgl: SglSupport::Only, ..VIEW }, 4);
-    for (offset, len) in [(4096, 4096), (512, BLOCK), (512, 8192), (0, 3 * 4096), (2, BLOCK)] {
-        let memory = segment(1, offset, len);
-        let command = world.command_of(read(0, len / BLOCK, 1), &[memory]);
-        assert_eq!(command.sgl1(), Descriptor::data_block(world.dma.iova(memory).unwrap(), len));
-        assert_eq!(command.psdt(), DataPointer::Sgl);
-    }
-    for (operation, len) in [(Operation::Deallocate, 16), (Operation::Copy, 32)] {
-        let command = world.command_of(request(operation, 0, 8, 0), &[]);
-        assert_eq!((command.psdt(), command.sgl1().len_bytes()), (DataPointer::Sgl, len));
-    }
 }
 
 #[test]
