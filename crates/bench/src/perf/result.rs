@@ -320,6 +320,13 @@ impl PerfResult {
         Some(self.iops() / baseline.iops)
     }
 
+    /// Whether the run was faster than a baseline that nothing can be faster than: one of the two was
+    /// disturbed.
+    pub fn is_above_baseline(&self) -> bool {
+        let is_bound = self.baseline.is_some_and(|baseline| baseline.limit != Baseline::Copies);
+        is_bound && self.baseline_ratio().is_some_and(|ratio| ratio > 1.0)
+    }
+
     /// Whether any device transfers data.
     pub fn transfers_data(&self) -> bool {
         self.options.uris.iter().any(Uri::keeps_data)

@@ -67,7 +67,11 @@ fn tiles(result: &PerfResult) -> Markup {
                     div.what { "of the " (limit_words(baseline.limit).0) }
                     div.value { (format!("{ratio:.2}")) }
                     div.meter { i style=(width(ratio)) {} }
-                    div.more { (show_iops(baseline.iops)) (limit_words(baseline.limit).1) }
+                    @if result.is_above_baseline() {
+                        div.more { (show_iops(baseline.iops)) ": a disturbed run, repeat it" }
+                    } @else {
+                        div.more { (show_iops(baseline.iops)) (limit_words(baseline.limit).1) }
+                    }
                 }
             }
             (tile("median latency", &p50, Some(&format!("p99.99 {p9999}"))))

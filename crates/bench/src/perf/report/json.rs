@@ -43,6 +43,8 @@ struct JsonReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     baseline_ratio: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    baseline_is_disturbed: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     baseline_round_trip_ns: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     ram: Option<Value>,
@@ -111,6 +113,7 @@ fn report(result: &PerfResult) -> JsonReport {
         sleeps: result.sleeps,
         baseline_iops: result.baseline.map(|baseline| baseline.iops),
         baseline_ratio: result.baseline_ratio(),
+        baseline_is_disturbed: result.baseline.map(|_| result.is_above_baseline()),
         baseline_round_trip_ns: result.baseline.and_then(round_trip_ns),
         ram: result.ram.as_ref().map(ram),
         null_blk: result.null_blk.as_ref().map(null_blk),
@@ -271,7 +274,7 @@ fn environment(result: &PerfResult) -> Value {
 mod tests {
     use serde_json::Value;
 
-    use super::render;
+    use super::{PerfResult, render};
     use crate::perf::report::sample::{bad_sample, sample};
 
     fn parsed(text: &str) -> Value {
@@ -312,6 +315,34 @@ mod tests {
         result.baseline = None;
         let report = parsed(&render(&result));
         assert_eq!((report.get("baseline_iops"), report.get("baseline_ratio")), (None, None));
+    }
+
+    #[test]
+    fn a_ratio_above_an_upper_bound_is_reported_as_a_disturbed_run() {
+        use crate::perf::report::{baseline_line, html};
+        use crate::perf::result::Baseline;
+
+        let mut result = sample();
+        let baseline_iops = |iops: f64, limit, result: &mut PerfResult| {
+            let baseline = result.baseline.as_mut().unwrap();
+            (baseline.iops, baseline.limit) = (iops, limit);
+        };
+        for (iops, limit, expected) in [
+            (10e6, Baseline::Ring, true),
+            (10e6, Baseline::Messages("epoll"), true),
+            (10e6, Baseline::Copies, false),
+            (40e6, Baseline::Ring, false),
+        ] {
+            baseline_iops(iops, limit, &mut result);
+            assert_eq!(parsed(&render(&result))["baseline_is_disturbed"], expected, "{limit:?}");
+            let line = baseline_line(&result).unwrap();
+            assert_eq!(line.contains("a disturbed run"), expected, "{line}");
+            assert_eq!(
+                html::render(&result, "perf").contains("a disturbed run"),
+                expected,
+                "{limit:?}"
+            );
+        }
     }
 
     #[test]

@@ -145,6 +145,10 @@ pub fn how_it_ended(result: &PerfResult) -> Option<String> {
     }
 }
 
+/// What a ratio above 1 to an upper bound means.
+const DISTURBED: &str = "above 1 means a disturbed run, since nothing is faster than the \
+                         micro-benchmark: repeat it while the machine is idle";
+
 /// Comparison with the baseline, in one sentence.
 pub fn baseline_line(result: &PerfResult) -> Option<String> {
     let (ratio, baseline) = (result.baseline_ratio()?, result.baseline?);
@@ -175,6 +179,9 @@ pub fn baseline_line(result: &PerfResult) -> Option<String> {
             let times = result.latency.percentile(500_000) as f64 / round_trip.ns as f64;
             line += &format!(", of which the median I/O takes {times:.2}");
         }
+    }
+    if result.is_above_baseline() {
+        line += &format!("; {DISTURBED}");
     }
     Some(line)
 }
