@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tenmil_base::{AccessId, HostEntries, HostMemory, RingMemory, Segment, entry_from_dwords};
-use tenmil_dma::{SharedEntries, SharedHostMemory};
+use tenmil_dma::{SharedHostMemory, SharedRingEntries};
 use tenmil_nvme_tcp::{DataDirection, QueueFull};
 use tenmil_wire::sgl::{DataLocation, Descriptor, DescriptorKind};
 use tenmil_wire::{Command, Completion, DataPointer, Status};
@@ -24,8 +24,8 @@ use crate::queue_connection::{CommandData, CompletedCommand, QueueConnection};
 /// A pair of rings, from the device's side.
 #[derive(Debug)]
 pub(crate) struct RingPair {
-    commands: SharedEntries,
-    completions: SharedEntries,
+    commands: SharedRingEntries,
+    completions: SharedRingEntries,
     memory: SharedHostMemory,
     tail_doorbell: TailDoorbell,
     queue: u16,
