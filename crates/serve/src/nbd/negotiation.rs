@@ -167,6 +167,7 @@ impl Negotiation {
         export: &Export,
         out: &mut Vec<u8>,
     ) -> NegotiationStep {
+        // Data of an option without data are an error and are not ignored ("Option types").
         let takes_nothing = matches!(
             option,
             OptionCode::LIST | OptionCode::STARTTLS | OptionCode::STRUCTURED_REPLY
@@ -247,6 +248,8 @@ impl Negotiation {
         let mut event_sender = |info: Info<'_>| {
             emit_reply(option, OptionReplyCode::INFO, out, |out| info.emit(out));
         };
+        // These two are sent without a request: the first is mandatory, and a client that does not
+        // know the block sizes may send requests that do not fit ("Option types", NBD_OPT_INFO).
         let flags = export.transmission_flags(self.options.structured);
         event_sender(Info::Export { size_bytes: export.size_bytes(), flags });
         event_sender(Info::BlockSize {

@@ -105,6 +105,7 @@ impl Session {
             ..
         } = parts;
         let SessionParts { pool, idle_max, now, .. } = parts;
+        // One descriptor for both: a poller has a single wake source.
         let watch = PollSet::new()?;
         watch.add(&stream, SOCKET, READABLE)?;
         if let WakeSource::Descriptor(descriptor) = backend.wake_source() {

@@ -150,6 +150,7 @@ impl Transmission {
             is_hole: false,
             then_flush: false,
         };
+        // Every table has its final size, so that requests allocate nothing.
         Self {
             export,
             options,

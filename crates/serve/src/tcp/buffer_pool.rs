@@ -128,6 +128,8 @@ impl BufferPool {
             .map_err(|why| format!("memory for connections: {bytes} bytes: {why}"))
             .map_err(Error::environment)?;
         let mut buddy = BuddyAllocator::new(layout.own_first, order_max);
+        // One block of the largest order is only for hosts that hold nothing, and a part of the rest
+        // only for hosts that a subsystem lists: both progress whatever the others hold.
         let reserve = buddy.allocate(order_max);
         let reserved_bytes = u64::from(buddy.free_pages() / RESERVED_PART) << PAGE_SHIFT;
         let own = (layout.own_first..layout.pages).step_by(1 << OWN_ORDER).collect();

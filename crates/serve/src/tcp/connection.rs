@@ -135,6 +135,8 @@ impl TargetConnection {
             next_event: 0,
             consumed: 0,
             send_state: SendState::new(),
+            // A connection without a queue counts towards the limits and holds its own pages, so the
+            // time until Connect is bounded.
             connect_by: now.after(admitted.connect_timeout()),
             pending_connect: None,
             blocked_since: None,
@@ -201,6 +203,8 @@ impl TargetConnection {
             count += self.send_state.release_sent(&mut **stream, &mut self.end, &mut self.commands);
         }
         if self.reason.is_none() {
+            // A migrating connection receives nothing more on this thread, but executes what it has
+            // received.
             if self.is_migrating {
                 count += self.handle_events(now) + self.parse_received(now);
             } else if self.recv_backoff.is_due(now) {
@@ -210,6 +214,8 @@ impl TargetConnection {
                 count += self.start_waiting_commands(now);
             }
         } else {
+            // Closing: input is discarded until the peer closes, and the kernel may still reference
+            // sent memory.
             count += self.discard_input(now) + self.poll_kernel_release(now);
         }
         count += self.poll_role(now, is_wakeup_pending);
@@ -220,6 +226,7 @@ impl TargetConnection {
         if now >= self.connection_deadline() {
             count += self.handle_deadlines(now);
         }
+        // Not before everything queued was offered to the stream: responses, and a TermReq.
         if self.reason.is_some() && !self.has_unsent() {
             self.close_unless_term_req_pending(now);
         }
@@ -252,6 +259,7 @@ impl TargetConnection {
         }
         let mut is_last = false;
         for _ in 0..RECVS_MAX {
+            // An event that waits for a buffer is handled before more bytes are received.
             if self.next_event < self.events.as_slice().len() {
                 break;
             }
@@ -268,6 +276,7 @@ impl TargetConnection {
                         let received_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
                         self.end.received_direct(now, received_bytes, &mut self.events);
                         count += self.handle_events(now);
+                        // A short read has emptied the socket.
                         is_last = received_bytes < segment.len_bytes;
                     }
                 }
@@ -467,6 +476,8 @@ impl TargetConnection {
                 }
                 count
             }
+            // The association ends with its admin connection, so only this one maps its end to a
+            // reason.
             ConnectionRole::Admin(admin) => {
                 let polled = admin.poll_association(now, is_wakeup_pending, commands, end);
                 if let Some(text) = polled.error {
@@ -495,6 +506,7 @@ impl TargetConnection {
                 }
                 count
             }
+            // Without Connect it belongs to no subsystem; a service that closes wakes it.
             ConnectionRole::AwaitingConnect => {
                 if is_wakeup_pending && self.service.is_closing() {
                     self.start_closing(now, DisconnectReason::ServerEnds);

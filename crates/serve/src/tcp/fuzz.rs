@@ -101,6 +101,8 @@ pub fn fuzz_nvme_tcp_target(bytes: &[u8]) {
 impl FuzzTarget {
     fn new() -> Self {
         let regions = RegionTable::new(16);
+        // Little memory and short queues, so that short scripts reach the wait queue of the buffer
+        // pool and the limits of a queue.
         let limits = ServiceLimits {
             memory_bytes: 220 << 10,
             connections_max: 2 + PEERS_MAX,

@@ -321,6 +321,8 @@ impl Service {
                 "connection of {peer}: the server is shutting down"
             )));
         }
+        // The admission and the cache give back what they hold when dropped, so an error below
+        // leaves no trace.
         let admitted = Admission::admit(&shared.admission, &peer);
         let admitted = admitted
             .map_err(|why| format!("connection of {peer}: {why}"))

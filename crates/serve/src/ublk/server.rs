@@ -350,6 +350,7 @@ impl Server {
         let poller_wake = serving.poller_wake().map_err(Error::environment)?;
         let has_kernel_io = serving.has_kernel_io();
         let registration = PollerBuilder::polled_each_iteration("queue", poller_wake, serving)
+            // The thread that fetches first is the only one whose commands the kernel accepts.
             .pinned("the kernel knows its queue by the thread that serves it");
         let registration = if has_kernel_io { registration.no_spin() } else { registration };
         let config = ThreadBuilder::new(&format!("ublk-{number}"))

@@ -336,12 +336,15 @@ impl Endpoint {
                 }
             },
             Request::Unmap { call, iova, len_bytes } => {
+                // A disabled controller uses no ring, so its rings need no revocation.
                 if self.device.is_disabled() {
                     self.mappings.forget_rings();
                 }
                 if !self.mappings.start_unmap(iova, len_bytes) {
                     return server.refuse(call, Errno::NO_ENTRY);
                 }
+                // The reply means that the memory is no longer accessed: it is deferred until the
+                // controller, which starts nothing meanwhile, has acknowledged.
                 self.device.front.set_paused(true);
                 session.pending_command =
                     Some(PendingCommand::new(now, DeferredReply::Unmap { call, iova }));

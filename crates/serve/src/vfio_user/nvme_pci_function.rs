@@ -71,6 +71,7 @@ impl NvmePciFunction {
         regions: &RegionTable,
         now: Instant,
     ) -> Result<Self, Error> {
+        // One vector for each I/O queue and one for the admin queue.
         let vectors = options.queues.saturating_add(1);
         let namespaces = media.into_iter().map(NamespaceConfig::new).collect();
         let subsystem = Subsystem::new(SubsystemConfig::new(&options.serial, namespaces))?;

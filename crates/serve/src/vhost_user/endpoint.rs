@@ -302,6 +302,8 @@ impl Endpoint {
     ) -> Result<(), DisconnectCause> {
         match request {
             Request::Memory { call, change } => {
+                // A running virtqueue resolves addresses with the table it holds, so the table changes
+                // only while all of them are stopped.
                 session.queues.values().for_each(RunningQueue::send_stop);
                 let (kind, time_limit) =
                     (PendingKind::Memory { call, change }, DrainTimer::new(now));

@@ -60,6 +60,7 @@ impl GuestMemoryTable {
                 pieces
             }
             MemoryChange::Remove(area) => {
+                // VHOST_USER_REM_MEM_REG names a region by these fields; the offset is ignored.
                 let is_it = |piece: &MappedRegion| {
                     let MemoryRegionDesc { guest, len_bytes, user, .. } = piece.area;
                     (guest, len_bytes, user) == (area.guest, area.len_bytes, area.user)

@@ -153,6 +153,7 @@ impl<M: Memory + Clone> RequestTable<M> {
         if readable < HEADER_BYTES.into() || writable == 0 {
             return Err(RingError::Short { head, readable, writable }.into());
         }
+        // The status is the last writable byte, whatever the descriptors (VIRTIO 1.2 §5.2.6, §2.7.4).
         let Some(status) = self.chain.writable.last_mut().and_then(split_last_byte) else {
             return Err(RingError::Short { head, readable, writable }.into());
         };

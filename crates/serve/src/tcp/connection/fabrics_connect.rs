@@ -90,6 +90,7 @@ impl TargetConnection {
             why: why.to_owned(),
             is_transient: false,
         };
+        // Before Connect has created the queue, any other command is out of sequence.
         let is_fabrics = command.opcode() == AdminOpcode::FabricsCommands.code();
         let kind = FabricsType::from_u8(command.nsid().to_le_bytes()[0]);
         if !is_fabrics || kind != Some(FabricsType::Connect) {
@@ -117,12 +118,14 @@ impl TargetConnection {
         let (service, port, peer) = (&self.service, self.port, self.peer.as_str());
         let request = ConnectRequest { service, port, peer, now, connect, data: &data };
         let grant = request.grant_or_reject()?;
+        // Only now is the host identified to which the connection counts.
         let host_class = self.count_in_category(&grant)?;
         let entries = connect.sqsize + 1;
         let flow_control = !connect.disable_sq_flow_control;
         match grant {
             ConnectGrant::Admin(association) => {
                 self.end.set_queue_kind(QueueKind::Admin { entries, flow_control });
+                // I/O queues of the association run on other threads and wake this connection.
                 let waker = Arc::clone(&self.handle);
                 association.transport().set_waker(Arc::new(move || waker.wake_connection()));
                 let cntlid = association.cntlid;
@@ -175,6 +178,7 @@ impl TargetConnection {
             ConnectGrant::Io { association, qid } => {
                 let cntlid = association.cntlid;
                 let depth = self.service.limits().queue_entries;
+                // The last step that may fail: it registers the queue with the association.
                 let io =
                     IoQueue::new(&self.service, association, (qid, depth), &self.commands, now);
                 let io = io.map_err(connect_error_of_queue)?;
