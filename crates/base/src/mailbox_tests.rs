@@ -99,7 +99,7 @@ impl Sleeper {
 }
 
 impl Wake for Sleeper {
-    fn wake(&self) {
+    fn wake_device_thread(&self) {
         loom::sync::atomic::fence(Ordering::SeqCst);
         if self.is_asleep.load(Ordering::Relaxed) {
             self.wake_up.notify();

@@ -13,18 +13,18 @@ use crate::{Instant, IoChannel};
 pub trait Wake {
     /// Wakes the other side; call after the store. Costs one load while it is awake: it is on the
     /// I/O path.
-    fn wake(&self);
+    fn wake_device_thread(&self);
 }
 
 /// The other side never sleeps: it polls continuously.
 impl Wake for () {
     #[inline]
-    fn wake(&self) {}
+    fn wake_device_thread(&self) {}
 }
 
 /// A closure is called to wake.
 impl<F: Fn()> Wake for F {
-    fn wake(&self) {
+    fn wake_device_thread(&self) {
         self();
     }
 }

@@ -9,16 +9,16 @@
 use std::hint::black_box;
 
 use gungraun::{library_benchmark, library_benchmark_group, main};
-use tenmil_bench::perf::engine::SingleStep;
+use tenmil_bench::perf::engine::SteppedSsd;
 use tenmil_wire::io::Read;
 use tenmil_wire::{Command, TypedCommand};
 
 /// A queue with `depth` completed reads waiting, warmed up by a few iterations.
-fn completed(depth: u32) -> Box<SingleStep> {
-    warmed(SingleStep::new(depth).expect("an SSD in memory comes up"))
+fn completed(depth: u32) -> Box<SteppedSsd> {
+    warmed(SteppedSsd::new(depth).expect("an SSD in memory comes up"))
 }
 
-fn warmed(pair: SingleStep) -> Box<SingleStep> {
+fn warmed(pair: SteppedSsd) -> Box<SteppedSsd> {
     // In a box, so that handing it back is no copy that would be counted.
     let mut pair = Box::new(pair);
     for _ in 0..8 {
@@ -30,12 +30,12 @@ fn warmed(pair: SingleStep) -> Box<SingleStep> {
 }
 
 /// The same, with data that do not lie beside the queues.
-fn answered_elsewhere(depth: u32) -> Box<SingleStep> {
-    warmed(SingleStep::with_data_elsewhere(depth).expect("an SSD in memory comes up"))
+fn answered_elsewhere(depth: u32) -> Box<SteppedSsd> {
+    warmed(SteppedSsd::with_data_elsewhere(depth).expect("an SSD in memory comes up"))
 }
 
 /// A device with `depth` reads submitted and waiting.
-fn submitted(depth: u32) -> Box<SingleStep> {
+fn submitted(depth: u32) -> Box<SteppedSsd> {
     let mut pair = completed(depth);
     pair.poll_queue();
     pair
@@ -45,7 +45,7 @@ fn submitted(depth: u32) -> Box<SingleStep> {
 #[library_benchmark(setup = completed)]
 #[bench::depth_1(1)]
 #[bench::depth_128(128)]
-fn host(mut pair: Box<SingleStep>) -> Box<SingleStep> {
+fn host(mut pair: Box<SteppedSsd>) -> Box<SteppedSsd> {
     black_box(pair.poll_queue());
     pair
 }
@@ -53,7 +53,7 @@ fn host(mut pair: Box<SingleStep>) -> Box<SingleStep> {
 // The same over memory of another owner, such as a device on the bus or another process.
 #[library_benchmark(setup = answered_elsewhere)]
 #[bench::depth_128(128)]
-fn elsewhere(mut pair: Box<SingleStep>) -> Box<SingleStep> {
+fn elsewhere(mut pair: Box<SteppedSsd>) -> Box<SteppedSsd> {
     black_box(pair.poll_queue());
     pair
 }
@@ -61,7 +61,7 @@ fn elsewhere(mut pair: Box<SingleStep>) -> Box<SingleStep> {
 // The driver and `perf` when nothing has completed.
 #[library_benchmark(setup = submitted)]
 #[bench::depth_1(1)]
-fn idle(mut pair: Box<SingleStep>) -> Box<SingleStep> {
+fn idle(mut pair: Box<SteppedSsd>) -> Box<SteppedSsd> {
     black_box(pair.poll_queue());
     pair
 }
@@ -70,7 +70,7 @@ fn idle(mut pair: Box<SingleStep>) -> Box<SingleStep> {
 #[library_benchmark(setup = submitted)]
 #[bench::depth_1(1)]
 #[bench::depth_128(128)]
-fn device(mut pair: Box<SingleStep>) -> Box<SingleStep> {
+fn device(mut pair: Box<SteppedSsd>) -> Box<SteppedSsd> {
     pair.poll_device();
     pair
 }

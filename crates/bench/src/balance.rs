@@ -1,20 +1,20 @@
 //! Load balancing of lightweight threads over the reactors of a program, and frequency scaling of
 //! their cores if requested.
 
-mod rules;
+mod scheduler_rules;
 
 use std::sync::Arc;
 
 use tenmil_linux::CpuList;
-use tenmil_linux::frequency::{Frequency, FrequencyError, recover};
+use tenmil_linux::frequency_control::{FrequencyControl, FrequencyError, restore_after_crash};
 use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::runtime_directory::RuntimeDirectory;
 use tenmil_linux::thread_pool::ThreadPool;
-use tenmil_reactor::balance::{BalancerError, SchedulerHandle, start};
+use tenmil_reactor::load_balancer::{BalancerError, SchedulerHandle, start_balancer};
 use tenmil_reactor::schedule::Options;
 use tenmil_reactor::{Reactors, Registry};
 
-pub use rules::{check_cores, check_rules, parse_rules};
+pub use scheduler_rules::{check_cores, check_scheduled_cores, parse_scheduler_rules};
 use tenmil_base::Error;
 
 /// Owner of a running balancer. Must be dropped after its reactors have stopped. Restores the core
@@ -43,7 +43,7 @@ const JOBS_WAITING_MAX: usize = 1;
 impl BalancerGuard {
     /// Starts balancing the threads of `directory` by `rules`, on a lightweight thread of its own.
     /// With a governor, it also sets the frequency of `cores`.
-    pub fn start(
+    pub fn start_balancer(
         rules: &Options,
         has_governor: bool,
         directory: &Registry,
@@ -51,15 +51,15 @@ impl BalancerGuard {
         report: NoteFn<'_>,
     ) -> Result<Self, Error> {
         let pool = Arc::new(ThreadPool::new(1, JOBS_WAITING_MAX));
-        let frequency = frequency(has_governor, cores, report);
-        let frequency_scaling = words(has_governor, frequency.as_ref());
-        let started = start(directory, rules.clone(), frequency, Arc::clone(&pool));
-        let (_thread, steering) = started.map_err(refused)?;
+        let frequency = control_frequency(has_governor, cores, report);
+        let frequency_scaling = frequency_text(has_governor, frequency.as_ref());
+        let started = start_balancer(directory, rules.clone(), frequency, Arc::clone(&pool));
+        let (_thread, steering) = started.map_err(balancer_error)?;
         Ok(Self { _pool: pool, steering, frequency_scaling })
     }
 
     /// Run-time control of the balancer.
-    pub fn steering(&self) -> &SchedulerHandle {
+    pub fn scheduler_handle(&self) -> &SchedulerHandle {
         &self.steering
     }
 
@@ -78,9 +78,9 @@ impl BalancedReactors {
 }
 
 /// Description of the frequency scaling of the cores.
-fn words(is_wanted: bool, frequency: Option<&Frequency>) -> String {
-    let cores = |frequency: &Frequency| {
-        frequency.policies().iter().flat_map(|domain| domain.cores().iter()).collect::<CpuList>()
+fn frequency_text(is_wanted: bool, frequency: Option<&FrequencyControl>) -> String {
+    let cores = |frequency: &FrequencyControl| {
+        frequency.policies().iter().flat_map(|domain| domain.all_cpus().iter()).collect::<CpuList>()
     };
     match frequency.map(cores).filter(|cores| !cores.is_empty()) {
         Some(cores) => format!("lowest when idle, highest under load, on cores {cores}"),
@@ -91,25 +91,29 @@ fn words(is_wanted: bool, frequency: Option<&Frequency>) -> String {
 
 /// Restores the frequencies that a killed process left changed, and notes what could not be
 /// restored. Called at the start of every long-running command.
-pub fn put_back_frequencies(
+pub fn restore_frequencies(
     machine: &KernelFiles,
     directory: &RuntimeDirectory,
     report: NoteFn<'_>,
 ) {
-    let recovered = recover(machine, directory);
+    let recovered = restore_after_crash(machine, directory);
     recovered.errors.iter().for_each(|error| report(error.to_string()));
 }
 
 /// Takes control of the frequency of these cores, if requested. Obstacles are noted, and the
 /// program continues without frequency scaling.
-fn frequency(is_wanted: bool, cores: &CpuList, report: NoteFn<'_>) -> Option<Frequency> {
+fn control_frequency(
+    is_wanted: bool,
+    cores: &CpuList,
+    report: NoteFn<'_>,
+) -> Option<FrequencyControl> {
     if !is_wanted {
         return None;
     }
-    let machine = KernelFiles::live();
+    let machine = KernelFiles::live_system();
     match RuntimeDirectory::of_user() {
         Ok(directory) => {
-            put_back_frequencies(&machine, &directory, report);
+            restore_frequencies(&machine, &directory, report);
             start_governor(machine, cores, &directory, report)
         }
         Err(error) => {
@@ -124,9 +128,9 @@ fn start_governor(
     cores: &CpuList,
     directory: &RuntimeDirectory,
     report: NoteFn<'_>,
-) -> Option<Frequency> {
+) -> Option<FrequencyControl> {
     let note = |error: &FrequencyError| report(error.to_string());
-    let opened = Frequency::open(machine, cores, directory);
+    let opened = FrequencyControl::take_control(machine, cores, directory);
     match &opened {
         Ok(frequency) => frequency.controlled_elsewhere().iter().for_each(note),
         Err(absent) => report(absent.to_string()),
@@ -134,7 +138,7 @@ fn start_governor(
     opened.ok()
 }
 
-fn refused(why: BalancerError) -> Error {
+fn balancer_error(why: BalancerError) -> Error {
     match why {
         BalancerError::Options(error) => Error::usage(error.to_string()),
         BalancerError::Spawn(why) => Error::new(why.category(), why.to_string()),
@@ -146,50 +150,52 @@ mod tests {
     use std::cell::RefCell;
     use std::path::Path;
 
-    use tenmil_linux::frequency::{Frequency, FrequencyRequest};
+    use tenmil_linux::frequency_control::{FrequencyControl, FrequencyRequest};
     use tenmil_linux::kernel_files::KernelFiles;
     use tenmil_linux::runtime_directory::RuntimeDirectory;
 
-    use super::{put_back_frequencies, start_governor, words};
+    use super::{frequency_text, restore_frequencies, start_governor};
 
     /// Recorded notes.
     #[derive(Default)]
     struct RecordingNotes(RefCell<Vec<String>>);
 
     impl RecordingNotes {
-        fn report(&self, text: String) {
+        fn collect_notes(&self, text: String) {
             self.0.borrow_mut().push(text);
         }
     }
 
     #[expect(clippy::disallowed_methods, reason = "it makes a tree as the kernel has one")]
-    fn machine_with_one_core(root: &Path) -> KernelFiles {
+    fn one_core_machine(root: &Path) -> KernelFiles {
         let cpufreq = root.join("sys/devices/system/cpu/cpu0/cpufreq");
         std::fs::create_dir_all(&cpufreq).unwrap();
         std::fs::write(cpufreq.join("scaling_min_freq"), "800000\n").unwrap();
         std::fs::write(cpufreq.join("scaling_max_freq"), "3600000\n").unwrap();
-        KernelFiles::under(root)
+        KernelFiles::under_root(root)
     }
 
     #[test]
-    fn a_machine_without_frequencies_is_told_of_in_one_line() {
+    fn machine_without_cpufreq_is_reported_in_one_line() {
         let root = tempfile::tempdir().unwrap();
-        let directory = RuntimeDirectory::at(root.path().join("run")).unwrap();
+        let directory = RuntimeDirectory::at_path(root.path().join("run")).unwrap();
         let told = RecordingNotes::default();
         let cores = [0, 1].into_iter().collect();
-        let machine = KernelFiles::under(root.path());
-        assert!(start_governor(machine, &cores, &directory, &|text| told.report(text)).is_none());
+        let machine = KernelFiles::under_root(root.path());
+        assert!(
+            start_governor(machine, &cores, &directory, &|text| told.collect_notes(text)).is_none()
+        );
         let expected = "frequency scaling is unchanged: the kernel has no cpufreq for cores 0-1";
         assert_eq!(*told.0.borrow(), [expected]);
     }
 
     #[test]
-    fn cores_that_another_run_has_in_charge_are_left_to_it() {
+    fn cores_controlled_by_another_run_are_left_alone() {
         let root = tempfile::tempdir().unwrap();
-        let machine = machine_with_one_core(root.path());
-        let directory = RuntimeDirectory::at(root.path().join("run")).unwrap();
+        let machine = one_core_machine(root.path());
+        let directory = RuntimeDirectory::at_path(root.path().join("run")).unwrap();
         let told = RecordingNotes::default();
-        let report = |text| told.report(text);
+        let report = |text| told.collect_notes(text);
         let cores = [0].into_iter().collect();
         let held = start_governor(machine.clone(), &cores, &directory, &report).unwrap();
         assert_eq!(held.policies().len(), 1);
@@ -199,31 +205,35 @@ mod tests {
             (0, 1),
             "it is taken"
         );
-        assert_eq!(words(true, Some(&held)), "lowest when idle, highest under load, on cores 0");
-        assert_eq!(words(true, Some(&second)), "requested, but not available");
-        assert_eq!(words(false, None), "unchanged");
+        assert_eq!(
+            frequency_text(true, Some(&held)),
+            "lowest when idle, highest under load, on cores 0"
+        );
+        assert_eq!(frequency_text(true, Some(&second)), "requested, but not available");
+        assert_eq!(frequency_text(false, None), "unchanged");
         let said = told.0.borrow();
         assert!(said[0].starts_with("set frequency of core 0: held by "), "{said:?}");
     }
 
     #[test]
     #[expect(clippy::disallowed_methods, reason = "it leaves a file as one that was killed does")]
-    fn what_a_killed_process_has_slowed_is_put_back_at_the_next_start() {
+    fn frequencies_of_a_killed_process_are_restored_at_the_next_start() {
         const MAX: &str = "sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq";
         let root = tempfile::tempdir().unwrap();
-        let machine = machine_with_one_core(root.path());
-        let directory = RuntimeDirectory::at(root.path().join("run")).unwrap();
+        let machine = one_core_machine(root.path());
+        let directory = RuntimeDirectory::at_path(root.path().join("run")).unwrap();
         let cores = [0].into_iter().collect();
-        let mut killed = Frequency::open(machine.clone(), &cores, &directory).unwrap();
-        killed.apply(&[(0, FrequencyRequest::Lowest)]);
+        let mut killed =
+            FrequencyControl::take_control(machine.clone(), &cores, &directory).unwrap();
+        killed.apply_requests(&[(0, FrequencyRequest::Lowest)]);
         let journal = std::fs::read_dir(directory.path()).unwrap().next().unwrap().unwrap().path();
         let left = std::fs::read(&journal).unwrap();
         drop(killed);
         std::fs::write(&journal, left).unwrap();
-        machine.write(MAX, "800000").unwrap();
+        machine.write_value(MAX, "800000").unwrap();
         let told = RecordingNotes::default();
-        put_back_frequencies(&machine, &directory, &|text| told.report(text));
-        assert_eq!(machine.text(MAX).as_deref(), Some("3600000"));
+        restore_frequencies(&machine, &directory, &|text| told.collect_notes(text));
+        assert_eq!(machine.read_trimmed(MAX).as_deref(), Some("3600000"));
         assert!(told.0.borrow().is_empty() && !journal.exists());
     }
 }

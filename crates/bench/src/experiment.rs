@@ -13,20 +13,20 @@
 //! The module does not know what a variant executes, which is up to a [`TrialRunner`]. It has no
 //! clock.
 
-mod definition;
 mod effort;
-mod judge;
+mod experiment_definition;
 pub mod loops;
 mod record;
 mod rounds;
 #[cfg(test)]
 mod test_data;
+mod verdict;
 
-pub use definition::{Criterion, Experiment, Metric, Operand, Threshold, Unit, Variant};
 pub use effort::{Effort, OVERHEAD};
-pub use judge::{
-    COUNTED_LEAST, CriterionResult, LOST_MAX, OTHERS_MAX, STEAL_MAX, Summary, TRIMMED_FROM,
-    Verdict, judge, spread,
+pub use experiment_definition::{Criterion, Experiment, Metric, Operand, Threshold, Unit, Variant};
+pub use record::{ExperimentRecord, Round, TrialResult};
+pub use rounds::{Canceled, LEFT_OUT, RoundProgress, TrialError, TrialRunner, run_rounds};
+pub use verdict::{
+    COUNTED_LEAST, CriterionResult, LOST_MAX, MedianAndRange, OTHERS_MAX, STEAL_MAX, TRIMMED_FROM,
+    Verdict, evaluate_criterion, median_and_range,
 };
-pub use record::{Record, Round, TrialResult};
-pub use rounds::{Canceled, LEFT_OUT, RoundProgress, TrialError, TrialRunner, measure};

@@ -5,14 +5,14 @@
 //!                 └─ progress ──> progress line
 //! ```
 
-pub mod arrivals;
+pub mod arrival_times;
+pub mod block_stamp;
 pub mod engine;
 pub mod environment;
-pub mod options;
+pub mod perf_options;
+pub mod perf_result;
 pub mod progress;
 pub mod report;
-pub mod result;
-pub mod stamp;
 pub mod version_map;
 pub mod workload;
 pub mod zipf;

@@ -10,22 +10,22 @@
 //!   ReproduceRun ── verdicts, as text, JSON and HTML
 //! ```
 
-mod bench;
+mod bench_task;
 mod experiments;
 pub mod report;
-mod store;
-mod work;
+mod report_directory;
+mod test_bench;
 
 use crate::experiment::{
-    Canceled, CriterionResult, Effort, Experiment, Record, RoundProgress, Verdict,
+    Canceled, CriterionResult, Effort, Experiment, ExperimentRecord, RoundProgress, Verdict,
 };
 use tenmil_base::Span;
-use tenmil_linux::{Clock, Environment};
+use tenmil_linux::{Clock, MachineEnvironment};
 
-pub use bench::TestBench;
-pub use experiments::{choose, loads};
-pub use store::{ReportDirectory, key};
-pub use work::{BenchTask, words_of};
+pub use bench_task::{BenchTask, expand_placeholders};
+pub use experiments::{experiments_by_name, perf_arguments_of_variants};
+pub use report_directory::{ReportDirectory, record_key};
+pub use test_bench::TestBench;
 
 /// Result of a whole run.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub struct ReproduceRun {
     /// Effort: number and length of the trials.
     pub effort: Effort,
     /// Machine it ran on.
-    pub machine: Environment,
+    pub machine: MachineEnvironment,
     /// Results of the experiments.
     pub experiment_results: Vec<ExperimentResult>,
     /// Command that repeats the run.
@@ -46,7 +46,7 @@ pub struct ExperimentResult {
     /// The experiment.
     pub experiment: Experiment<BenchTask>,
     /// Measured data.
-    pub record: Record,
+    pub record: ExperimentRecord,
     /// One result per criterion.
     pub findings: Vec<CriterionResult>,
     /// Whether the data come from an earlier run.
@@ -54,7 +54,7 @@ pub struct ExperimentResult {
 }
 
 /// Progress report.
-pub enum Progress<'a> {
+pub enum ReproduceProgress<'a> {
     /// A trial of a variant begins.
     Turn {
         /// Number of the experiment, from 1.
@@ -73,14 +73,14 @@ pub enum Progress<'a> {
 }
 
 /// Progress callback.
-type ProgressFn<'a> = dyn FnMut(&Progress<'_>) + 'a;
+type ProgressFn<'a> = dyn FnMut(&ReproduceProgress<'_>) + 'a;
 
 /// Reason given for an experiment that did not fit into the time limit.
 const NO_TIME: &str = "there was no time left; the same command again goes on from here";
 
 /// Runs the `chosen` experiments or loads their saved data, and then repeats the disturbed ones as
 /// long as there is time. If canceled, finished experiments stay saved.
-pub fn run(
+pub fn run_experiments(
     chosen: Vec<Experiment<BenchTask>>,
     effort: Effort,
     stand: &mut TestBench,
@@ -91,23 +91,25 @@ pub fn run(
     let begun = clock.now();
     let has_time = |planned: Span| clock.now().since(begun).ns + planned.ns <= effort.limit.ns;
     let count = chosen.len();
-    let planned: Vec<Span> = chosen.iter().map(|experiment| effort.planned(experiment)).collect();
+    let planned: Vec<Span> =
+        chosen.iter().map(|experiment| effort.duration_max(experiment)).collect();
     let mut measure =
         |number, left, experiment: &Experiment<BenchTask>, tell: &mut ProgressFn<'_>| {
             let name = experiment.name;
-            let mut told = |step| tell(&Progress::Turn { number, count, name, step, left });
-            let measured = crate::experiment::measure(experiment, &effort, stand, &mut told);
+            let mut told =
+                |step| tell(&ReproduceProgress::Turn { number, count, name, step, left });
+            let measured = crate::experiment::run_rounds(experiment, &effort, stand, &mut told);
             stand.stop_helpers();
             measured
         };
     let mut experiment_results = Vec::new();
     for (index, experiment) in chosen.into_iter().enumerate() {
-        let saved = store.saved(experiment.name);
+        let saved = store.load_record(experiment.name);
         let is_reused = saved.is_some();
         let record = match saved {
             Some(record) => record,
             None if !has_time(planned[index]) => {
-                experiment_results.push(ExperimentResult::without_time(experiment));
+                experiment_results.push(ExperimentResult::not_run_for_lack_of_time(experiment));
                 continue;
             }
             None => {
@@ -116,7 +118,7 @@ pub fn run(
             }
         };
         let experiment_result = ExperimentResult::new(experiment, record, is_reused);
-        experiment_result.finish(store, tell);
+        experiment_result.save_and_report(store, tell);
         experiment_results.push(experiment_result);
     }
     // Second pass: disturbed experiments get additional rounds while there is time.
@@ -125,8 +127,8 @@ pub fn run(
             let left = Span { ns: effort.limit.ns - clock.now().since(begun).ns };
             let mut more = measure(index + 1, left, &experiment_result.experiment, tell)?;
             experiment_result.record.rounds.append(&mut more.rounds);
-            experiment_result.judge();
-            experiment_result.finish(store, tell);
+            experiment_result.evaluate_criteria();
+            experiment_result.save_and_report(store, tell);
         }
     }
     Ok(experiment_results)
@@ -134,29 +136,34 @@ pub fn run(
 
 impl ExperimentResult {
     /// Creates the result of an experiment and evaluates its criteria.
-    pub fn new(experiment: Experiment<BenchTask>, record: Record, is_reused: bool) -> Self {
+    pub fn new(
+        experiment: Experiment<BenchTask>,
+        record: ExperimentRecord,
+        is_reused: bool,
+    ) -> Self {
         let mut experiment_result = Self { experiment, record, findings: Vec::new(), is_reused };
-        experiment_result.judge();
+        experiment_result.evaluate_criteria();
         experiment_result
     }
 
     /// Evaluates the criteria again.
-    fn judge(&mut self) {
+    fn evaluate_criteria(&mut self) {
         let asked = self.experiment.questions.iter();
-        self.findings =
-            asked.map(|question| crate::experiment::judge(question, &self.record)).collect();
+        self.findings = asked
+            .map(|question| crate::experiment::evaluate_criterion(question, &self.record))
+            .collect();
     }
 
     /// Saves the data if they need not be measured again, and reports the result.
-    fn finish(&self, store: &ReportDirectory, tell: &mut ProgressFn<'_>) {
-        if self.is_settled() && !self.is_reused {
-            store.keep(&self.record);
+    fn save_and_report(&self, store: &ReportDirectory, tell: &mut ProgressFn<'_>) {
+        if self.is_final() && !self.is_reused {
+            store.save_record(&self.record);
         }
-        tell(&Progress::Finished(self));
+        tell(&ReproduceProgress::Finished(self));
     }
 
     /// Whether the result is final: nothing failed, was missing or was disturbed.
-    fn is_settled(&self) -> bool {
+    fn is_final(&self) -> bool {
         let is_missing = self.findings.iter().any(|finding| {
             finding.verdict == Verdict::NotMeasured && finding.reason != crate::experiment::LEFT_OUT
         });
@@ -171,25 +178,26 @@ impl ExperimentResult {
         })
     }
 
-    fn without_time(experiment: Experiment<BenchTask>) -> Self {
-        let open = || CriterionResult::none(Verdict::Inconclusive, NO_TIME.to_owned());
+    fn not_run_for_lack_of_time(experiment: Experiment<BenchTask>) -> Self {
+        let open = || CriterionResult::without_value(Verdict::Inconclusive, NO_TIME.to_owned());
         let findings = experiment.questions.iter().map(|_| open()).collect();
-        let record = Record { name: experiment.name.to_owned(), ..Record::default() };
+        let record =
+            ExperimentRecord { name: experiment.name.to_owned(), ..ExperimentRecord::default() };
         Self { experiment, record, findings, is_reused: false }
     }
 
     /// Verdict of the claim, which is the first criterion.
-    pub fn verdict(&self) -> Verdict {
+    pub fn claim_verdict(&self) -> Verdict {
         self.findings.first().map_or(Verdict::NotMeasured, |finding| finding.verdict)
     }
 }
 
 impl ReproduceRun {
     /// Number of claims with this verdict.
-    pub fn count(&self, verdict: Verdict) -> usize {
+    pub fn claims_with_verdict(&self, verdict: Verdict) -> usize {
         self.experiment_results
             .iter()
-            .filter(|experiment_result| experiment_result.verdict() == verdict)
+            .filter(|experiment_result| experiment_result.claim_verdict() == verdict)
             .count()
     }
 

@@ -391,7 +391,7 @@ impl Channel {
         self.port.in_flight.store(upper, Ordering::Relaxed);
         let shared = &self.grant.shared;
         // Store-load barrier between `in_flight` and `attention`: see `quiesce`.
-        shared.barrier.light();
+        shared.barrier.notifier_barrier();
         shared.attention.0.load(Ordering::Relaxed) != self.seen
     }
 

@@ -25,7 +25,7 @@ mod sync {
     pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
     pub(super) use std::sync::{Arc, Mutex, MutexGuard};
 
-    pub(super) use tenmil_linux::thread::yield_now;
+    pub(super) use tenmil_linux::named_thread::yield_cpu;
     pub(super) use tenmil_linux::{Clock, EventVectors};
 
     pub(super) use crate::bdev::ChannelShared;

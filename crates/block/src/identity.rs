@@ -23,7 +23,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::path::Path;
 
-use tenmil_linux::holders::{Extents, StorageExtent, StorageId};
+use tenmil_linux::device_users::{StorageExtent, StorageExtents, StorageId};
 use tenmil_linux::kernel_files::KernelFiles;
 
 use crate::open::OpenedDevice;
@@ -41,7 +41,7 @@ pub struct DeviceIdentity {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Leaf {
     /// A file, a local block device, or a namespace with a world-wide name.
-    Known(String, Extents),
+    Known(String, StorageExtents),
     /// A name without further identity.
     Name(String),
 }
@@ -57,7 +57,7 @@ const TRANSPARENT: [&str; 2] = ["delay", "fault"];
 impl DeviceIdentity {
     /// The identity as far as it is known without opening the device. Only files of the kernel are read.
     pub fn of_uri(uri: &Uri) -> Self {
-        Self::read_from_system(&KernelFiles::live(), uri, &[])
+        Self::read_from_system(&KernelFiles::live_system(), uri, &[])
     }
 
     /// The identity of an open device.
@@ -67,7 +67,7 @@ impl DeviceIdentity {
 
     /// The identity of a device stacked on open ones; `names` are their [`OpenedDevice::identities`].
     pub fn with_names(uri: &Uri, names: &[(Uri, String)]) -> Self {
-        Self::read_from_system(&KernelFiles::live(), uri, names)
+        Self::read_from_system(&KernelFiles::live_system(), uri, names)
     }
 
     fn read_from_system(machine: &KernelFiles, uri: &Uri, names: &Names) -> Self {
@@ -155,12 +155,13 @@ fn known(machine: &KernelFiles, uri: Uri, names: &Names, leaves: &mut Vec<Leaf>)
 /// A device with a world-wide name, as a whole.
 fn named(uri: &Uri, name: &str, leaves: &mut Vec<Leaf>) -> Uri {
     let whole = StorageExtent { medium: StorageId::Named(name.to_owned()), bytes: 0..u64::MAX };
-    leaves.push(Leaf::Known(uri.to_string(), Extents { own: Some(whole), below: Vec::new() }));
+    leaves
+        .push(Leaf::Known(uri.to_string(), StorageExtents { own: Some(whole), below: Vec::new() }));
     Uri::new("medium", name)
 }
 
 fn file(machine: &KernelFiles, uri: &Uri, leaves: &mut Vec<Leaf>) -> Uri {
-    let extents = Extents::of(machine, Path::new(uri.path()));
+    let extents = StorageExtents::of_path(machine, Path::new(uri.path()));
     let Some(own) = &extents.own else {
         // The file does not exist: its absolute path is its identity.
         let plain = Uri::new("file", uri.path()).from_root();
@@ -191,9 +192,9 @@ fn medium(own: &StorageExtent) -> Uri {
 fn part_uuid(machine: &KernelFiles, path: &str) -> Option<String> {
     let node = path.strip_prefix("/dev/")?;
     // The name of the node, or of what a link such as /dev/disk/by-id/… leads to.
-    let name = machine.link(path.trim_start_matches('/'));
+    let name = machine.link_target_name(path.trim_start_matches('/'));
     let name = name.or_else(|| node.rsplit('/').next().map(str::to_owned))?;
-    let uevent = machine.text(&format!("sys/class/block/{name}/uevent"))?;
+    let uevent = machine.read_trimmed(&format!("sys/class/block/{name}/uevent"))?;
     uevent.lines().find_map(|line| line.strip_prefix("PARTUUID=").map(str::to_owned))
 }
 
@@ -207,7 +208,7 @@ impl fmt::Display for DeviceIdentity {
 mod tests {
     use std::io::Write;
 
-    use tenmil_linux::holders::{StorageExtent, StorageId};
+    use tenmil_linux::device_users::{StorageExtent, StorageId};
     use tenmil_linux::kernel_files::KernelFiles;
 
     use super::{DeviceIdentity, medium as medium_of};
@@ -257,7 +258,11 @@ mod tests {
         let opened = |uri: &str, names: &[(&str, &str)]| {
             let names: Vec<_> =
                 names.iter().map(|(uri, name)| (uri.parse().unwrap(), (*name).into())).collect();
-            DeviceIdentity::read_from_system(&KernelFiles::live(), &uri.parse().unwrap(), &names)
+            DeviceIdentity::read_from_system(
+                &KernelFiles::live_system(),
+                &uri.parse().unwrap(),
+                &names,
+            )
         };
         let first = opened(one, &[(one, "uuid.1")]);
         assert!(first.is_same(&opened(two, &[(two, "uuid.1")])));
@@ -281,7 +286,7 @@ mod tests {
             std::fs::File::create_new(path).unwrap().write_all(text.as_bytes()).unwrap();
         }
         std::os::unix::fs::symlink("../../sda1", at("dev/disk/by-id/ssd-part1")).unwrap();
-        let machine = KernelFiles::under(root.path());
+        let machine = KernelFiles::under_root(root.path());
         let found = |path: &str| super::part_uuid(&machine, path);
         for path in ["/dev/sda1", "/dev/disk/by-id/ssd-part1"] {
             assert_eq!(found(path).as_deref(), Some("1b2c"), "{path}");

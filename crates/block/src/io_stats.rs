@@ -142,7 +142,7 @@ impl IoCounters {
     /// some time during the call.
     pub(crate) fn read(&self, clock: &Clock) -> IoStats {
         let mut statistics = IoStats {
-            lock_wait: clock.span(self.lock_wait_ticks.get()),
+            lock_wait: clock.span_of_ticks(self.lock_wait_ticks.get()),
             depth: DepthSamples { samples: self.depth_samples.get(), sum: self.depth_sum.get() },
             ..IoStats::default()
         };
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn channels_sum_to_what_one_would_have_counted() {
-        let clock = Clock::kernel();
+        let clock = Clock::on_kernel_clock();
         let (left, right, both) =
             (IoCounters::new(true), IoCounters::new(true), IoCounters::new(true));
         for value in 0..500_u64 {
@@ -202,13 +202,13 @@ mod tests {
         let meter = IoCounters::new(false);
         let timed = |meter: &IoCounters| {
             meter.succeeded(0, 2, 1024, 77);
-            meter.read(&Clock::kernel()).of(Operation::Read).latency.count()
+            meter.read(&Clock::on_kernel_clock()).of(Operation::Read).latency.count()
         };
         assert_eq!(timed(&meter), 0);
         meter.time(true);
         assert_eq!(timed(&meter), 2);
         meter.time(false);
         assert_eq!(timed(&meter), 2, "nothing new, and what was there stays");
-        assert_eq!(meter.read(&Clock::kernel()).of(Operation::Read).count, 6);
+        assert_eq!(meter.read(&Clock::on_kernel_clock()).of(Operation::Read).count, 6);
     }
 }

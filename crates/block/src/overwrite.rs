@@ -15,9 +15,9 @@ mod tests;
 use std::fmt;
 use tenmil_base::Error;
 
-use tenmil_linux::file::{holds_zeroes, read_ends};
-use tenmil_linux::holders::{DevicePath, DeviceUser, Hardware};
+use tenmil_linux::device_users::{DevicePath, DeviceUser, HardwareIdentity};
 use tenmil_linux::kernel_files::KernelFiles;
+use tenmil_linux::storage_file::{contains_only_zeroes, read_first_and_last_bytes};
 
 pub use self::edges::{DeviceEdges, END_BYTES};
 pub use self::probe::{Signature, probe};
@@ -39,7 +39,7 @@ pub struct OverwriteReport {
     /// Holders of the device.
     pub used_by: Vec<DeviceUser>,
     /// The hardware of the device.
-    pub hardware: Hardware,
+    pub hardware: HardwareIdentity,
 }
 
 /// Error: the device must not be overwritten.
@@ -104,12 +104,12 @@ impl OverwriteReport {
         let ExistingData { name, found, path } = existing.clone();
         let Some(path) = path else {
             let signatures = Err(Error::environment("it has no file to look at"));
-            let (used_by, hardware) = (Vec::new(), Hardware::default());
+            let (used_by, hardware) = (Vec::new(), HardwareIdentity::default());
             let (is_blank, is_zeroes) = (false, false);
             return Self { name, found, signatures, is_blank, is_zeroes, used_by, hardware };
         };
-        let place = DevicePath::of(&path);
-        let ends = read_ends(&path, END_BYTES);
+        let place = DevicePath::resolve(&path);
+        let ends = read_first_and_last_bytes(&path, END_BYTES);
         let is_blank = ends
             .as_ref()
             .is_ok_and(|(head, tail, _)| head.iter().chain(tail).all(|byte| *byte == 0));
@@ -118,8 +118,9 @@ impl OverwriteReport {
                 probe(&DeviceEdges { head: &head, tail: &tail, size_bytes })
             })
             .map_err(|error| Error::environment(format!("it cannot be read: {error}")));
-        let (used_by, hardware) = (DeviceUser::of(machine, &place), Hardware::of(machine, &place));
-        let is_zeroes = is_blank && holds_zeroes(&path);
+        let (used_by, hardware) =
+            (DeviceUser::users_of(machine, &place), HardwareIdentity::of_device(machine, &place));
+        let is_zeroes = is_blank && contains_only_zeroes(&path);
         Self { name, found, signatures, is_blank, is_zeroes, used_by, hardware }
     }
 }
@@ -138,7 +139,7 @@ impl fmt::Display for OverwriteReport {
             Ok(some) => some.iter().try_for_each(|one| write!(out, "; {one}"))?,
         }
         self.used_by.iter().try_for_each(|one| write!(out, "; {one}"))?;
-        let Hardware { model, serial, wwid } = &self.hardware;
+        let HardwareIdentity { model, serial, wwid } = &self.hardware;
         for (word, text) in [("model", model), ("serial", serial), ("wwid", wwid)] {
             if let Some(text) = text {
                 write!(out, "; {word} {text}")?;

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use tenmil_base::{Operation, Request, Span};
 use tenmil_linux::EventVectors;
-use tenmil_linux::thread::sleep;
+use tenmil_linux::named_thread::sleep;
 
 use crate::bdev::Shared;
 
@@ -99,7 +99,7 @@ impl QuiescedRange {
                 return Err(QuiesceTimeout { device, blocks: self.blocks(), waited, busy });
             }
             let nap = Span { ns: at_most.ns - waited.ns }.min(NAP_MAX);
-            if !is_heard || self.held.waker.wait(0, nap).is_err() {
+            if !is_heard || self.held.waker.wait_for_signal(0, nap).is_err() {
                 sleep(nap);
             }
         }

@@ -12,8 +12,8 @@ mod copy;
 mod discover;
 mod doctor;
 mod events;
-mod examples;
 mod get;
+mod help_examples;
 mod identify;
 mod identify_block;
 mod list;
@@ -23,7 +23,7 @@ mod perf;
 mod pool;
 mod pool_access;
 mod proxy;
-mod renamed;
+mod renamed_words;
 mod report_file;
 mod reproduce;
 mod rpc_endpoint;
@@ -33,7 +33,7 @@ mod sim;
 mod timeouts;
 mod top;
 mod unbind;
-mod usage;
+mod usage_errors;
 mod volume;
 
 use std::ffi::OsString;
@@ -45,19 +45,19 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
 use tenmil_base::text::shell_word;
 use tenmil_base::{Error, ErrorCategory};
 use tenmil_block::{Kind, join_kinds};
-use tenmil_linux::file::CreationPolicy;
+use tenmil_linux::storage_file::CreationPolicy;
 
 use crate::simulation::SimOptions;
-use tenmil_bench::perf::options::PerfOptions;
-use tenmil_bench::perf::progress::Progress;
-use tenmil_bench::perf::result::PerfResult;
+use tenmil_bench::perf::perf_options::PerfOptions;
+use tenmil_bench::perf::perf_result::PerfResult;
+use tenmil_bench::perf::progress::RunProgress;
 use tenmil_devices::identify::WithControllerFn;
 
 /// A user-space NVMe storage stack.
 #[derive(Debug, Parser)]
 #[command(name = "tenmil", version, about, subcommand_required = true, after_help = EXAMPLES)]
 #[command(max_term_width = 100)]
-struct Arguments {
+struct CommandLine {
     #[command(subcommand)]
     command: Command,
 }
@@ -81,7 +81,7 @@ enum Command {
     /// Print the discovery log of an NVMe/TCP discovery controller.
     Discover(discover::DiscoverArguments),
     /// Print the timeouts for reconnect and failover.
-    Timeouts(timeouts::PolicyArguments),
+    Timeouts(timeouts::TimeoutsArguments),
     /// Copy one block device to another.
     Copy(copy::CopyArguments),
     /// Export block devices over NBD, NVMe/TCP, vfio-user, vhost-user or ublk.
@@ -99,7 +99,7 @@ enum Command {
     /// Create a mirror, show it, or change its legs.
     Mirror(mirror::MirrorArguments),
     /// Create, show, check or scrub a pool of volumes.
-    Pool(pool::StoreArguments),
+    Pool(pool::PoolArguments),
     /// Create, change, list or delete volumes, snapshots and clones.
     Volume(volume::VolumeArguments),
     /// Show the reactors, threads and pollers of a running tenmil process, live.
@@ -115,11 +115,11 @@ enum Command {
 }
 
 #[cfg(test)]
-pub(crate) use perf::options_of as perf_options;
+pub(crate) use perf::parse_options as perf_options;
 
 /// Engines that the parsed command line runs. Tests substitute their own.
 #[derive(Clone, Copy, Debug)]
-pub struct Engines {
+pub struct CommandEngines {
     /// Runs `perf`.
     pub perf: PerfEngine,
     /// Attaches one SSD and runs a closure with its controller.
@@ -130,15 +130,17 @@ pub struct Engines {
 
 /// Runs `perf`: updates the progress during the run and calls the closure with it periodically.
 pub type PerfEngine =
-    fn(&PerfOptions, &Arc<Progress>, &mut dyn FnMut(&Progress)) -> Result<PerfResult, Error>;
+    fn(&PerfOptions, &Arc<RunProgress>, &mut dyn FnMut(&RunProgress)) -> Result<PerfResult, Error>;
 
-impl Engines {
+impl CommandEngines {
     /// The engines of the program.
-    pub fn real() -> Self {
+    pub fn production() -> Self {
         Self {
-            perf: |options, progress, watch| rpc_endpoint::perf(options, progress, watch),
+            perf: |options, progress, watch| {
+                rpc_endpoint::run_perf_with_rpc(options, progress, watch)
+            },
             identify: tenmil_devices::emu::with_controller,
-            sim: rpc_endpoint::sim,
+            sim: rpc_endpoint::run_sim_with_rpc,
         }
     }
 }
@@ -172,24 +174,28 @@ Exit codes: 0 success; 1 the machine is not set up for it (see `tenmil doctor`);
 3 a device or a peer failed.";
 
 /// Runs the command in `arguments` (program name first) and returns its exit code.
-pub fn run(arguments: impl IntoIterator<Item = OsString>, engines: &Engines) -> ExitCode {
+pub fn run_command_line(
+    arguments: impl IntoIterator<Item = OsString>,
+    engines: &CommandEngines,
+) -> ExitCode {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let mut out = io::stdout().lock();
-    crate::log::start();
+    crate::process_log::start_process_log();
     if let Err(error) = tenmil_linux::signal::ignore_file_size_signal() {
         tracing::info!("ignore SIGXFSZ: {error}");
     }
-    tenmil_linux::file::set_creation_policy(CreationPolicy::Recorded);
+    tenmil_linux::storage_file::set_creation_policy(CreationPolicy::Recorded);
     let done = dispatch(&arguments, engines, &mut out);
     // What opened a file and wrote nothing that mattered has not made it so far.
-    let done = done.and_then(|code| Ok(tenmil_linux::file::commit_created().map(|()| code)?));
-    crate::log::drain();
+    let done =
+        done.and_then(|code| Ok(tenmil_linux::storage_file::commit_created().map(|()| code)?));
+    crate::process_log::drain_process_log();
     match done {
         Ok(code) => code,
         Err(refused) => {
             // All devices are closed here, so files that this run created or grew can be restored.
-            tenmil_linux::file::undo_created();
-            crate::log::write_error(error_text(&refused));
+            tenmil_linux::storage_file::undo_created();
+            crate::process_log::write_error(final_error_text(&refused));
             ExitCode::from(refused.category.exit_code())
         }
     }
@@ -198,11 +204,11 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, engines: &Engines) -> 
 /// Has panics reported by the log of the process, which blocks no thread. For the program: a library leaves
 /// the panic hook alone.
 pub fn log_panics() {
-    crate::log::log_panics();
+    crate::process_log::log_panics();
 }
 
 /// The lines of the error that ends the process.
-fn error_text(refused: &Error) -> String {
+fn final_error_text(refused: &Error) -> String {
     // Text from a peer is printed as one line; an error of a command line may have several.
     let text = refused.to_string();
     let text = match refused.category {
@@ -230,55 +236,59 @@ impl Command {
 
 fn dispatch(
     arguments: &[OsString],
-    engines: &Engines,
+    engines: &CommandEngines,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
-    let mut command = grammar();
+    let mut command = clap_command();
     let parsed = command.try_get_matches_from_mut(arguments);
-    let parsed = parsed.and_then(|matches| Arguments::from_arg_matches(&matches));
+    let parsed = parsed.and_then(|matches| CommandLine::from_arg_matches(&matches));
     if parsed.as_ref().is_ok_and(|arguments| arguments.command.is_read_only()) {
-        tenmil_linux::file::reject_creation();
+        tenmil_linux::storage_file::reject_creation();
     }
     match parsed {
         Err(error) if !error.use_stderr() => {
-            write_out(out, &error.render().to_string())?;
+            write_stdout(out, &error.render().to_string())?;
             Ok(ExitCode::SUCCESS)
         }
-        Err(error) => Err(usage::usage_error(&error, &command, arguments)),
-        Ok(Arguments { command: Command::Perf(perf) }) => {
-            perf::run(&perf, &command_line(arguments), engines, out)
+        Err(error) => Err(usage_errors::usage_error(&error, &command, arguments)),
+        Ok(CommandLine { command: Command::Perf(perf) }) => {
+            perf::run_perf(&perf, &quoted_command_line(arguments), engines, out)
         }
-        Ok(Arguments { command: Command::Reproduce(reproduce) }) => {
-            reproduce::run(&reproduce, &command_line(arguments), out)
+        Ok(CommandLine { command: Command::Reproduce(reproduce) }) => {
+            reproduce::run_reproduce(&reproduce, &quoted_command_line(arguments), out)
         }
-        Ok(Arguments { command: Command::List(list) }) => list::run(&list, out),
-        Ok(Arguments { command: Command::Bind(bind) }) => bind::run(&bind, out),
-        Ok(Arguments { command: Command::Unbind(unbind) }) => unbind::run(&unbind, out),
-        Ok(Arguments { command: Command::Doctor(doctor) }) => doctor::run(&doctor, out),
-        Ok(Arguments { command: Command::Identify(identify) }) => {
-            identify::run(&identify, engines, out)
+        Ok(CommandLine { command: Command::List(list) }) => list::run_list(&list, out),
+        Ok(CommandLine { command: Command::Bind(bind) }) => bind::run_bind(&bind, out),
+        Ok(CommandLine { command: Command::Unbind(unbind) }) => unbind::run_unbind(&unbind, out),
+        Ok(CommandLine { command: Command::Doctor(doctor) }) => doctor::run_doctor(&doctor, out),
+        Ok(CommandLine { command: Command::Identify(identify) }) => {
+            identify::run_identify(&identify, engines, out)
         }
-        Ok(Arguments { command: Command::Discover(discover) }) => discover::run(&discover, out),
-        Ok(Arguments { command: Command::Timeouts(policy) }) => timeouts::run(&policy, out),
-        Ok(Arguments { command: Command::Copy(copy) }) => {
-            copy::run(&copy, &command_line(arguments), out)
+        Ok(CommandLine { command: Command::Discover(discover) }) => {
+            discover::run_discover(&discover, out)
         }
-        Ok(Arguments { command: Command::Serve(serve) }) => serve::run(&serve, out),
-        Ok(Arguments { command: Command::Proxy(proxy) }) => proxy::run(&proxy, out),
-        Ok(Arguments { command: Command::Get(get) }) => get::run(&get, out),
-        Ok(Arguments { command: Command::Set(set) }) => set::run(&set, out),
-        Ok(Arguments { command: Command::Events(events) }) => events::run(&events, out),
-        Ok(Arguments { command: Command::Mirror(mirror) }) => mirror::run(&mirror, out),
-        Ok(Arguments { command: Command::Pool(store) }) => pool::run(&store, out),
-        Ok(Arguments { command: Command::Volume(volume) }) => volume::run(&volume, out),
-        Ok(Arguments { command: Command::Top(top) }) => top::run(&top, out),
-        Ok(Arguments { command: Command::Completions(asked) }) => {
-            completions::run(&asked, grammar(), out)
+        Ok(CommandLine { command: Command::Timeouts(policy) }) => {
+            timeouts::run_timeouts(&policy, out)
         }
-        Ok(Arguments { command: Command::Man(man) }) => man::run(&man, grammar(), out),
-        Ok(Arguments { command: Command::Config(config) }) => config::run(&config, out),
-        Ok(Arguments { command: Command::Complete(_) }) => complete::run(out),
-        Ok(Arguments { command: Command::Sim(sim) }) => {
+        Ok(CommandLine { command: Command::Copy(copy) }) => {
+            copy::run_copy(&copy, &quoted_command_line(arguments), out)
+        }
+        Ok(CommandLine { command: Command::Serve(serve) }) => serve::run_serve(&serve, out),
+        Ok(CommandLine { command: Command::Proxy(proxy) }) => proxy::run_proxy(&proxy, out),
+        Ok(CommandLine { command: Command::Get(get) }) => get::run_get(&get, out),
+        Ok(CommandLine { command: Command::Set(set) }) => set::run_set(&set, out),
+        Ok(CommandLine { command: Command::Events(events) }) => events::run_events(&events, out),
+        Ok(CommandLine { command: Command::Mirror(mirror) }) => mirror::run_mirror(&mirror, out),
+        Ok(CommandLine { command: Command::Pool(store) }) => pool::run_pool(&store, out),
+        Ok(CommandLine { command: Command::Volume(volume) }) => volume::run_volume(&volume, out),
+        Ok(CommandLine { command: Command::Top(top) }) => top::run_top(&top, out),
+        Ok(CommandLine { command: Command::Completions(asked) }) => {
+            completions::run_completions(&asked, clap_command(), out)
+        }
+        Ok(CommandLine { command: Command::Man(man) }) => man::run_man(&man, clap_command(), out),
+        Ok(CommandLine { command: Command::Config(config) }) => config::run_config(&config, out),
+        Ok(CommandLine { command: Command::Complete(_) }) => complete::run_complete(out),
+        Ok(CommandLine { command: Command::Sim(sim) }) => {
             (engines.sim)(&sim.options(), out)?;
             Ok(ExitCode::SUCCESS)
         }
@@ -286,15 +296,15 @@ fn dispatch(
 }
 
 /// All commands, each with its examples.
-fn grammar() -> clap::Command {
-    complete_paths(examples::inherit_examples(Arguments::command()))
+fn clap_command() -> clap::Command {
+    with_path_completion(help_examples::inherit_examples(CommandLine::command()))
 }
 
 /// Placeholders of arguments that are devices.
 const DEVICE_NAMES: [&str; 7] = ["URI", "VOLUME", "SRC", "DST", "LEG", "OLD", "NEW"];
 
 /// Has shells complete devices as paths: an existing path is a device.
-fn complete_paths(command: clap::Command) -> clap::Command {
+fn with_path_completion(command: clap::Command) -> clap::Command {
     let with_hint = |argument: clap::Arg| {
         let names = argument.get_value_names().unwrap_or_default();
         match names.iter().any(|name| DEVICE_NAMES.contains(&name.as_str())) {
@@ -302,18 +312,18 @@ fn complete_paths(command: clap::Command) -> clap::Command {
             false => argument,
         }
     };
-    command.mut_args(with_hint).mut_subcommands(complete_paths)
+    command.mut_args(with_hint).mut_subcommands(with_path_completion)
 }
 
 /// Writes to standard output; a failure, such as a closed pipe, is an environment error.
-fn write_out(out: &mut dyn Write, text: &str) -> Result<(), Error> {
+fn write_stdout(out: &mut dyn Write, text: &str) -> Result<(), Error> {
     out.write_all(text.as_bytes())
         .and_then(|()| out.flush())
         .map_err(|error| Error::environment(format!("write to standard output: {error}")))
 }
 
 /// The command line, quoted for a shell.
-fn command_line(arguments: &[OsString]) -> String {
+fn quoted_command_line(arguments: &[OsString]) -> String {
     let quoted = arguments.iter().skip(1).map(|argument| shell_word(&argument.to_string_lossy()));
     core::iter::once("tenmil".to_owned()).chain(quoted).collect::<Vec<_>>().join(" ")
 }
@@ -322,23 +332,23 @@ fn command_line(arguments: &[OsString]) -> String {
 mod tests {
     use std::ffi::OsString;
 
-    use super::{command_line, grammar};
+    use super::{clap_command, quoted_command_line};
 
     /// Names of commands that have no example.
-    fn without_example(command: &clap::Command, names: &mut Vec<String>) {
+    fn commands_without_example(command: &clap::Command, names: &mut Vec<String>) {
         let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
         if !help.contains("xample") || !help.contains(command.get_name()) {
             names.push(command.get_name().to_owned());
         }
         for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
-            without_example(inner, names);
+            commands_without_example(inner, names);
         }
     }
 
     #[test]
     fn every_command_has_an_example_in_its_help() {
         let mut names = Vec::new();
-        without_example(&grammar(), &mut names);
+        commands_without_example(&clap_command(), &mut names);
         assert_eq!(names, Vec::<String>::new());
     }
 
@@ -346,6 +356,9 @@ mod tests {
     fn a_command_line_is_quoted_where_a_shell_would_read_it_otherwise() {
         let words = ["/bin/tenmil", "perf", "emu:null?count=2", "-t", "5", "it's", ""];
         let words: Vec<OsString> = words.iter().map(Into::into).collect();
-        assert_eq!(command_line(&words), r"tenmil perf 'emu:null?count=2' -t 5 'it'\''s' ''");
+        assert_eq!(
+            quoted_command_line(&words),
+            r"tenmil perf 'emu:null?count=2' -t 5 'it'\''s' ''"
+        );
     }
 }

@@ -11,14 +11,14 @@
 //! waits for it. Memory is bounded by the queue depth, and requests do not exceed the transfer limits
 //! of either device.
 
-mod check;
+mod byte_channel;
 mod checkpoint;
-mod drive;
-mod engine;
+mod comparison;
+mod copy_engine;
+mod copy_loop;
+mod device_identity;
 mod geometry;
-mod identity;
 mod result;
-mod side;
 #[cfg(test)]
 mod tests;
 
@@ -28,15 +28,15 @@ use tenmil_base::BlockDevice;
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 
-pub use self::checkpoint::{Checkpoint, default_path};
-pub use self::drive::CopyProgressFn;
-pub use self::engine::CheckpointSink;
-pub use self::identity::{Identity, files_of};
+pub use self::checkpoint::{CheckpointFile, default_path};
+pub use self::copy_engine::CheckpointSink;
+pub use self::copy_loop::CopyProgressFn;
+pub use self::device_identity::{DeviceIdentity, backing_files};
 pub use self::result::{CompareResult, CopyAbort, CopySide, CopyStats};
 
-use self::check::Check;
-use self::engine::CopyEngine;
-use self::geometry::Geometry;
+use self::comparison::CopyComparison;
+use self::copy_engine::CopyEngine;
+use self::geometry::CopyGeometry;
 use tenmil_base::Error;
 
 /// Copy parameters.
@@ -49,12 +49,12 @@ pub struct CopyOptions {
     /// Whether zeroes in the source become holes of the target.
     pub sparse: bool,
     /// Action on unreadable blocks.
-    pub on_error: OnError,
+    pub on_error: ReadErrorPolicy,
 }
 
 /// Action on unreadable blocks of the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnError {
+pub enum ReadErrorPolicy {
     /// Stop, and report the range.
     #[default]
     Stop,
@@ -63,7 +63,7 @@ pub enum OnError {
 }
 
 /// Source and target of a copy, and the region table for its buffers.
-pub struct Devices {
+pub struct CopyDevices {
     /// Source device.
     pub source: Arc<dyn BlockDevice>,
     /// Target device.
@@ -73,32 +73,33 @@ pub struct Devices {
 }
 
 /// Validated copy.
-pub struct Copy {
-    devices: Devices,
+pub struct ValidatedCopy {
+    devices: CopyDevices,
     options: CopyOptions,
-    geometry: Geometry,
+    geometry: CopyGeometry,
 }
 
 impl Default for CopyOptions {
     fn default() -> Self {
         let (depth, request_bytes) = (8, 1 << 20);
-        Self { depth, request_bytes, sparse: true, on_error: OnError::Stop }
+        Self { depth, request_bytes, sparse: true, on_error: ReadErrorPolicy::Stop }
     }
 }
 
-impl Copy {
+impl ValidatedCopy {
     /// Creates a copy between two devices, with their names for errors.
     ///
     /// # Errors
     ///
     /// If the target is smaller than the source, or a device lacks a required operation.
     pub fn new(
-        devices: Devices,
+        devices: CopyDevices,
         options: CopyOptions,
         (source, target): (&str, &str),
     ) -> Result<Self, Error> {
         let limits = (devices.source.limits(), devices.target.limits());
-        let geometry = Geometry::of((source, &limits.0), (target, &limits.1), &options)?;
+        let geometry =
+            CopyGeometry::from_limits((source, &limits.0), (target, &limits.1), &options)?;
         Ok(Self { devices, options, geometry })
     }
 
@@ -124,8 +125,8 @@ impl Copy {
         let began = from.clone();
         let pass = CopyEngine::new(&self.devices, &self.options, self.geometry, from, keep);
         let driven = pass.and_then(|mut pass| {
-            drive::drive(&mut pass, clock, &mut *watch)?;
-            Ok(pass.end())
+            copy_loop::run_copy_task(&mut pass, clock, &mut *watch)?;
+            Ok(pass.into_result())
         });
         driven.unwrap_or_else(|text| (began, Some(CopyAbort::Machine(text))))
     }
@@ -137,10 +138,10 @@ impl Copy {
         clock: &Clock,
         watch: &mut CopyProgressFn<'_>,
     ) -> (CompareResult, Option<CopyAbort>) {
-        let check = Check::new(&self.devices, self.geometry, tally);
+        let check = CopyComparison::new(&self.devices, self.geometry, tally);
         let driven = check.and_then(|mut check| {
-            drive::drive(&mut check, clock, &mut *watch)?;
-            Ok(check.end())
+            copy_loop::run_copy_task(&mut check, clock, &mut *watch)?;
+            Ok(check.into_result())
         });
         driven.unwrap_or_else(|text| (CompareResult::default(), Some(CopyAbort::Machine(text))))
     }
@@ -148,7 +149,11 @@ impl Copy {
 
 /// Stores nothing: for copies that cannot be resumed.
 impl CheckpointSink for () {
-    fn keep(&mut self, _until: u64, _lost: &[std::ops::Range<u64>]) -> Result<(), String> {
+    fn store_checkpoint(
+        &mut self,
+        _until: u64,
+        _lost: &[std::ops::Range<u64>],
+    ) -> Result<(), String> {
         Ok(())
     }
 }

@@ -13,7 +13,7 @@
 
 pub mod commands;
 pub mod copy;
-mod log;
+mod process_log;
 pub mod proxy;
 pub mod simulation;
 mod top;

@@ -7,7 +7,7 @@
 //!
 //! One thread serves all connections. It sleeps while no bytes arrive and no timer is due.
 
-mod link;
+mod proxied_connection;
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,16 +15,16 @@ use std::net::SocketAddr;
 use tenmil_base::{Instant, Random, Span};
 use tenmil_dma::RegionTable;
 use tenmil_linux::poll_set::{Interest, PollSet};
-use tenmil_linux::socket::{Address, SocketFactory, SocketOptions, StreamListener};
+use tenmil_linux::socket::{ListenAddress, SocketFactory, SocketOptions, StreamListener};
 use tenmil_linux::thread_pool::ThreadPool;
-use tenmil_sim::network::LinkOptions;
+use tenmil_sim::sim_network::LinkOptions;
 
-use link::ProxiedConnection;
+use proxied_connection::ProxiedConnection;
 use tenmil_base::Error;
 
 /// Configuration of a proxy.
 #[derive(Clone, Debug)]
-pub struct ProxyPlan {
+pub struct ProxyConfig {
     /// Listen address; port 0 picks a free port.
     pub listen: SocketAddr,
     /// Address to connect to: `HOST:PORT`.
@@ -38,8 +38,8 @@ pub struct ProxyPlan {
 }
 
 /// Proxy with its connections.
-pub struct Proxy {
-    plan: ProxyPlan,
+pub struct FaultProxy {
+    plan: ProxyConfig,
     listener: StreamListener,
     pool: ThreadPool,
     sockets: SocketFactory,
@@ -56,14 +56,14 @@ const LOOKUPS_MAX: usize = 4;
 const WAITING_MAX: usize = 1024;
 const READABLE: Interest = Interest { readable: true, writable: false };
 
-impl Proxy {
+impl FaultProxy {
     /// Binds the listen address.
     ///
     /// # Errors
     ///
     /// If the address cannot be bound.
-    pub fn new(plan: ProxyPlan) -> Result<Self, Error> {
-        let listener = StreamListener::open(&Address::Tcp(plan.listen)).map_err(|error| {
+    pub fn new(plan: ProxyConfig) -> Result<Self, Error> {
+        let listener = StreamListener::open(&ListenAddress::Tcp(plan.listen)).map_err(|error| {
             let text = format!("listen on {}: {error}", plan.listen);
             Error::environment(text).with_hint("port 0 is any that is free: see what is printed")
         })?;
@@ -74,7 +74,7 @@ impl Proxy {
     }
 
     /// Bound address, with the port that was picked.
-    pub fn address(&self) -> &Address {
+    pub fn address(&self) -> &ListenAddress {
         self.listener.address()
     }
 
@@ -86,11 +86,11 @@ impl Proxy {
     /// Accepts a connection and forwards pending bytes. Reports connections that begin or end through
     /// `report`. Returns whether anything was done.
     pub fn poll(&mut self, now: Instant, report: &mut dyn FnMut(String)) -> bool {
-        let mut moved = self.accept(now, report);
+        let mut moved = self.accept_connection(now, report);
         for link in &mut self.links {
             moved |= link.poll(now, report);
         }
-        self.links.retain(|link| !link.is_over());
+        self.links.retain(|link| !link.is_closed());
         moved
     }
 
@@ -99,7 +99,7 @@ impl Proxy {
     /// # Errors
     ///
     /// If the kernel rejects the epoll operations.
-    pub fn sleep(&mut self, now: Instant, longest: Span) -> io::Result<()> {
+    pub fn wait_for_event(&mut self, now: Instant, longest: Span) -> io::Result<()> {
         let watch = PollSet::new()?;
         watch.add(&self.listener, 0, READABLE)?;
         let mut until = now.after(longest);
@@ -117,7 +117,7 @@ impl Proxy {
         Ok(())
     }
 
-    fn accept(&mut self, now: Instant, report: &mut dyn FnMut(String)) -> bool {
+    fn accept_connection(&mut self, now: Instant, report: &mut dyn FnMut(String)) -> bool {
         let socket = match self.listener.accept() {
             Ok(Some(socket)) => socket,
             Ok(None) => return false,
@@ -145,7 +145,7 @@ impl Proxy {
     }
 }
 
-impl std::fmt::Debug for Proxy {
+impl std::fmt::Debug for FaultProxy {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Proxy")
             .field("plan", &self.plan)

@@ -3,14 +3,14 @@
 //! Faults and invariants are in the crate `sim`; this module selects, counts and reports the runs. Runs
 //! with several hosts and targets are in the crate `cluster`.
 
-mod clusters;
+mod cluster_seeds;
 
 use std::io::{self, Write};
 
 use tenmil_linux::Clock;
 use tenmil_sim::scenario::Scenario;
 use tenmil_sim::test_run::RunRecord;
-use tenmil_sim::{enumeration, scenarios, swarm};
+use tenmil_sim::{exhaustive_scenarios, random_scenarios, scenarios};
 
 use tenmil_base::Error;
 
@@ -34,12 +34,12 @@ pub struct SimOptions {
 }
 
 /// Runs the selected scenarios and seeds and reports the result. Fails if any invariant was violated.
-pub fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), Error> {
+pub fn run_simulation(options: &SimOptions, out: &mut dyn Write) -> Result<(), Error> {
     if options.cluster {
-        return clusters::run(options, out);
+        return cluster_seeds::run_cluster_seeds(options, out);
     }
     let told = |error: io::Error| Error::environment(format!("write the report: {error}"));
-    let scripted = chosen(options);
+    let scripted = selected_scenarios(options);
     if options.list {
         return scripted.iter().try_for_each(|one| writeln!(out, "{}", one.name)).map_err(told);
     }
@@ -54,7 +54,7 @@ pub fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), Error> {
     let mut failed = 0_u64;
     let scripted = if options.seed.is_some() { Vec::new() } else { scripted };
     for scenario in &scripted {
-        failed += u64::from(!holds(scenario, out).map_err(told)?);
+        failed += u64::from(!run_scenario(scenario, out).map_err(told)?);
     }
     let (first, seeds) = match options.seed {
         Some(seed) => (seed, 1),
@@ -62,7 +62,7 @@ pub fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), Error> {
         None => (0, options.seeds),
     };
     for further in 0..seeds {
-        failed += u64::from(!repeats(first.wrapping_add(further), out).map_err(told)?);
+        failed += u64::from(!check_repeatability(first.wrapping_add(further), out).map_err(told)?);
     }
     let seconds = clock.now().since(begun).as_secs_f64();
     let count = scripted.len() as u64;
@@ -85,20 +85,20 @@ pub fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), Error> {
 }
 
 /// The selected scripted scenarios, in a fixed order.
-fn chosen(options: &SimOptions) -> Vec<Scenario> {
+fn selected_scenarios(options: &SimOptions) -> Vec<Scenario> {
     let part = if options.canary { Some("canary/") } else { options.scenario.as_deref() };
-    let mut all = [scenarios::all(), enumeration::all()].concat();
+    let mut all = [scenarios::all_scenarios(), exhaustive_scenarios::all_scenarios()].concat();
     all.retain(|one| part.is_none_or(|part| one.name.contains(part)));
     all
 }
 
 /// Runs a scenario; returns false and reports the reason if it failed.
-fn holds(scenario: &Scenario, out: &mut dyn Write) -> io::Result<bool> {
-    has_held(scenario, &scenario.run(), out)
+fn run_scenario(scenario: &Scenario, out: &mut dyn Write) -> io::Result<bool> {
+    check_record(scenario, &scenario.execute(), out)
 }
 
 /// Checks the record of a run; returns false and reports the reason if it failed.
-fn has_held(scenario: &Scenario, record: &RunRecord, out: &mut dyn Write) -> io::Result<bool> {
+fn check_record(scenario: &Scenario, record: &RunRecord, out: &mut dyn Write) -> io::Result<bool> {
     let Some(failure) = &record.failure else { return Ok(true) };
     writeln!(out, "{}: {failure}", scenario.name)?;
     record.tail.iter().try_for_each(|line| writeln!(out, "    {line}"))?;
@@ -111,13 +111,13 @@ fn has_held(scenario: &Scenario, record: &RunRecord, out: &mut dyn Write) -> io:
 
 /// Runs a seed twice; returns false and reports the reason if it violated an invariant or the two runs
 /// differ.
-fn repeats(seed: u64, out: &mut dyn Write) -> io::Result<bool> {
-    let scenario = swarm::scenario(seed);
-    let first = scenario.run();
-    if !has_held(&scenario, &first, out)? {
+fn check_repeatability(seed: u64, out: &mut dyn Write) -> io::Result<bool> {
+    let scenario = random_scenarios::random_scenario(seed);
+    let first = scenario.execute();
+    if !check_record(&scenario, &first, out)? {
         return Ok(false);
     }
-    let second = scenario.run();
+    let second = scenario.execute();
     if (first.hash, first.events) != (second.hash, second.events) {
         writeln!(
             out,

@@ -11,51 +11,54 @@
 //!
 //! Only `link` and `screen` do I/O; all other modules work on plain values.
 
-mod draw;
+mod app_state;
+mod draw_screen;
 mod format;
-mod grid;
 mod header;
-mod history;
 #[cfg(test)]
 mod json_schema;
-mod keys;
-mod link;
-mod order;
-mod print;
-mod query;
+mod key_bindings;
+mod minute_history;
+mod process_queries;
+mod process_sample;
 mod rates;
-mod sample;
-mod screen;
-mod state;
-mod tables;
+mod row_order;
+mod sample_output;
+mod sampling_thread;
+mod screen_tables;
+mod table_grid;
 #[cfg(test)]
 #[allow(dead_code, reason = "the tests of the program use all of it")]
 #[path = "../tests/terminal/mod.rs"]
 mod terminal;
+mod terminal_screen;
 
 use tenmil_base::Span;
 use tenmil_linux::runtime_directory::RuntimeDirectory;
-use tenmil_rpc::Client;
+use tenmil_rpc::RpcClient;
 
 use tenmil_base::Error;
 
 /// Watches process `pid`, or the only running one, on this terminal until the user quits.
-pub(crate) fn watch(
+pub(crate) fn run_live_view(
     directory: RuntimeDirectory,
     pid: Option<u32>,
     interval: Span,
     is_coloured: bool,
 ) -> Result<(), Error> {
-    let link = link::SamplerHandle::start(directory, pid, interval)?;
-    screen::run(&link, draw::Theme { is_coloured })
+    let link = sampling_thread::SamplerHandle::start(directory, pid, interval)?;
+    terminal_screen::run_screen(&link, draw_screen::ScreenTheme { is_coloured })
 }
 
 /// The tables of two samples, `interval` apart, as plain text.
-pub(crate) fn once(client: &mut Client, interval: Span) -> Result<String, Error> {
-    Ok(print::text(&print::sample_twice(client, interval)?))
+pub(crate) fn sample_text(client: &mut RpcClient, interval: Span) -> Result<String, Error> {
+    Ok(sample_output::state_text(&sample_output::sample_twice(client, interval)?))
 }
 
 /// The same as JSON.
-pub(crate) fn json(client: &mut Client, interval: Span) -> Result<String, Error> {
-    Ok(format!("{:#}\n", print::json(&print::sample_twice(client, interval)?)))
+pub(crate) fn sample_json(client: &mut RpcClient, interval: Span) -> Result<String, Error> {
+    Ok(format!(
+        "{:#}\n",
+        sample_output::state_json(&sample_output::sample_twice(client, interval)?)
+    ))
 }

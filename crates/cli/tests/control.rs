@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tenmil_linux::runtime_directory::RuntimeDirectory;
-use tenmil_rpc::{Event, EventKind, ProgramInfo, Server, ServerState, TABLE, announcements};
+use tenmil_rpc::{Event, EventKind, MethodState, ProgramInfo, RpcServer, TABLE, event_channel};
 
 /// A runtime directory of our own, as `XDG_RUNTIME_DIR` names it.
 struct World {
@@ -21,14 +21,14 @@ struct World {
 impl World {
     fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
-        let directory = RuntimeDirectory::at(root.path().join("tenmil")).unwrap();
+        let directory = RuntimeDirectory::at_path(root.path().join("tenmil")).unwrap();
         Self { root, directory }
     }
 
-    fn serve(&self, pid: u32) -> Server {
-        let (_announcer, announced) = announcements().unwrap();
-        let state = ServerState::new().with(ProgramInfo { version: "9.9.9", log: None });
-        Server::start(&self.directory, pid, &TABLE, state, announced).unwrap()
+    fn serve(&self, pid: u32) -> RpcServer {
+        let (_announcer, announced) = event_channel().unwrap();
+        let state = MethodState::new().with_part(ProgramInfo { version: "9.9.9", log: None });
+        RpcServer::start(&self.directory, pid, &TABLE, state, announced).unwrap()
     }
 
     fn command(&self, line: &str) -> Command {
@@ -47,7 +47,7 @@ impl World {
         let begun = (0..6_000).any(|_| {
             let waited = run.lines.recv_timeout(Duration::from_millis(10));
             assert!(waited.is_err(), "{waited:?}");
-            self.directory.listening().unwrap() == [run.child.id()]
+            self.directory.listening_processes().unwrap() == [run.child.id()]
         });
         assert!(begun, "it never listens");
         run
@@ -143,9 +143,9 @@ fn a_directory_that_others_may_enter_is_not_trusted() {
 fn events_are_printed_until_there_were_enough() {
     const BELL: EventKind = EventKind { name: "bell", help: "somebody rang" };
     let world = World::new();
-    let (announcer, announced) = announcements().unwrap();
+    let (announcer, announced) = event_channel().unwrap();
     let _server =
-        Server::start(&world.directory, 7, &TABLE, ServerState::new(), announced).unwrap();
+        RpcServer::start(&world.directory, 7, &TABLE, MethodState::new(), announced).unwrap();
     let mut follower = Follower::start(&mut world.command("events --json --count 1"));
     // It follows from some moment on, so somebody rings until it has heard.
     let line = (0..6_000).find_map(|_| {
@@ -215,7 +215,7 @@ struct Follower {
     child: Child,
     lines: Receiver<String>,
     /// It ends when the program does.
-    _reader: tenmil_linux::Thread<()>,
+    _reader: tenmil_linux::NamedThread<()>,
 }
 
 impl Follower {
@@ -226,7 +226,7 @@ impl Follower {
         let read = move |_: &tenmil_linux::StopFlag| {
             output.lines().map_while(Result::ok).try_for_each(|line| send.send(line)).ok();
         };
-        let reader = tenmil_linux::Thread::spawn("reader", None, read).unwrap();
+        let reader = tenmil_linux::NamedThread::spawn("reader", None, read).unwrap();
         Self { child, lines, _reader: reader }
     }
 }

@@ -87,7 +87,7 @@ impl Host {
         lba: u64,
         byte: u8,
     ) -> (IoStatus, u8) {
-        let memory = self.regions.allocate(BLOCK as usize).unwrap();
+        let memory = self.regions.allocate_region(BLOCK as usize).unwrap();
         let segment = Segment { len_bytes: BLOCK, ..memory.segment() };
         self.regions.store(segment, &[byte; BLOCK as usize]).unwrap();
         let moves = operation != Operation::Flush;
@@ -108,7 +108,7 @@ impl Host {
             is_taken = is_taken || channel.submit(now, &[request], &segments) == 1;
             channel.flush();
             channel.poll(now, &mut completions);
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
         let mut bytes = [0; BLOCK as usize];
         self.regions.load(segment, &mut bytes).unwrap();

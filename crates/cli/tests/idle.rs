@@ -2,10 +2,10 @@
 //! process's time that is measured.
 
 use tenmil_base::Span;
-use tenmil_bench::perf::options::Techniques;
+use tenmil_bench::perf::perf_options::Techniques;
 use tenmil_devices::EmuSpec;
 use tenmil_devices::emu::{EmuPlan, Emulated};
-use tenmil_linux::process::ProcessStats;
+use tenmil_linux::process_stats::ProcessStats;
 use tenmil_linux::{Clock, Sleeper};
 
 /// How long nothing happens. A part of it is what falling asleep costs.
@@ -40,7 +40,7 @@ fn idle_ssds_use_less_than_a_hundredth_of_a_processor() {
         // The host looks after its controllers when they want it, and otherwise sleeps.
         emulated.poll_controllers(clock.now()).unwrap();
         let until = emulated.wake_at().min(begun.after(IDLE));
-        sleeper.block(until.since(clock.now()), &mut Vec::new());
+        sleeper.sleep_until_ready(until.since(clock.now()), &mut Vec::new());
     }
     let used = Span { ns: ProcessStats::read().cpu_time.ns - before.ns };
     println!("5 SSDs on 2 threads used {used} in {IDLE}");

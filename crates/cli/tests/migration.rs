@@ -16,12 +16,12 @@ use migrating_load::{BUFFER_BYTES, DEPTH, Load, Tally, Told, Travel};
 use served::Served;
 use tenmil::{Access, Device, IoError, JoinHandle, Runtime};
 use tenmil_base::{IoChannel, Segment, Span};
-use tenmil_bench::perf::options::Techniques;
+use tenmil_bench::perf::perf_options::Techniques;
 use tenmil_devices::EmuSpec;
 use tenmil_devices::emu::{EmuPlan, Emulated};
 use tenmil_dma::RegionTable;
 use tenmil_linux::socket::{SocketEngine, SocketFactory, SocketOptions};
-use tenmil_linux::{Clock, CpuList, Sleeper, Thread, event_loop};
+use tenmil_linux::{Clock, CpuList, NamedThread, Sleeper, event_loop};
 use tenmil_reactor::{
     Event, Message, PollerBuilder, PollerId, PollerWake, Reactor, ReactorId, ReactorOptions,
     ReactorSet, Registry, ThreadBuilder, TimeSource,
@@ -101,7 +101,7 @@ fn a_thread_moves_a_hundred_times_with_128_ios_in_flight_at_a_file() {
             kinds: tenmil_drivers::KINDS,
         };
         let opened = opener.open(&uri.parse().unwrap()).unwrap();
-        let memory = regions.allocate(DEPTH * BUFFER_BYTES as usize).unwrap();
+        let memory = regions.allocate_region(DEPTH * BUFFER_BYTES as usize).unwrap();
         let buffer = |index| memory.segment().slice(index * BUFFER_BYTES, BUFFER_BYTES).unwrap();
         let buffers = (0..u32::try_from(DEPTH).unwrap()).map(buffer).collect();
         let queue = opened.medium.channel().unwrap();
@@ -119,16 +119,17 @@ fn ride(
     mut maintain: impl FnMut(),
 ) -> Tally {
     let (tell, told) = channel();
-    let woken_by = PollerWake::of(queue.wake_source()).unwrap();
+    let woken_by = PollerWake::from_source(queue.wake_source()).unwrap();
     let load = Load::new(queue, regions, buffers, travel, tell.clone());
-    let load = PollerBuilder::active("load", woken_by, load)
+    let load = PollerBuilder::polled_each_iteration("load", woken_by, load)
         .on_panic(move |_, panicked| drop(tell.send(Told::Panicked(panicked.to_string()))));
 
     let pair = Pair::start(clock);
     let directory = &pair.directory;
     let homes: Vec<ReactorId> = directory.reactors().collect();
-    let thread =
-        directory.spawn(ThreadBuilder::new("migrating").on(homes[0]).poller(load)).unwrap();
+    let thread = directory
+        .spawn(ThreadBuilder::new("migrating").on_reactor(homes[0]).add_poller(load))
+        .unwrap();
     let next = || match told.recv_timeout(TIME_LIMIT) {
         Ok(Told::Panicked(text)) => panic!("{text}"),
         Ok(told) => told,
@@ -140,8 +141,8 @@ fn ride(
         directory.move_thread(thread.id(), homes[usize::try_from(index % 2).unwrap()]).unwrap();
     }
     assert!(matches!(next(), Told::Loaded));
-    let sample = directory.sample(clock.now());
-    let stop = Message::Data { poller: PollerId::planned(0), words: [0, 0] };
+    let sample = directory.sample_statistics(clock.now());
+    let stop = Message::Data { poller: PollerId::of_builder_index(0), words: [0, 0] };
     thread.send(stop).unwrap();
     let Told::Drained(tally) = next() else { panic!("it never drained") };
 
@@ -218,7 +219,7 @@ fn a_thread_with_128_async_ios_on_their_way_to_a_target_moves_a_hundred_times() 
 
 /// The cores of a target with two reactors, as an argument; none where there is one core.
 fn two_cores() -> Option<String> {
-    let cores: Vec<u32> = CpuList::allowed().iter().take(2).collect();
+    let cores: Vec<u32> = CpuList::allowed_cpus().iter().take(2).collect();
     match cores[..] {
         [one, other] => Some(format!("--cores {one},{other}")),
         _ => {
@@ -325,7 +326,7 @@ struct Crowd {
 impl Crowd {
     fn new(name: &str) -> Self {
         let clock = Clock::start();
-        let cores: Vec<u32> = CpuList::allowed().iter().collect();
+        let cores: Vec<u32> = CpuList::allowed_cpus().iter().collect();
         let places = [cores[0], cores[cores.len() - 1]];
         // However busy the machine is, a move is not given up.
         let builder = Runtime::builder().cores(places).stop_timeout(Duration::from_secs(10));
@@ -341,7 +342,7 @@ impl Crowd {
     fn until(&self, is_so: &dyn Fn() -> bool, what: &str) {
         while !is_so() {
             assert!(self.clock.now() < self.give_up, "{}: {what} never", self.name);
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
     }
 
@@ -364,12 +365,12 @@ impl Crowd {
 /// Two reactors that turn: on two cores, or both on the one that there is. Stopped when dropped.
 struct Pair {
     directory: Arc<Registry>,
-    _threads: Vec<Thread<()>>,
+    _threads: Vec<NamedThread<()>>,
 }
 
 impl Pair {
     fn start(clock: &Clock) -> Self {
-        let cores: Vec<u32> = CpuList::allowed().iter().collect();
+        let cores: Vec<u32> = CpuList::allowed_cpus().iter().collect();
         let places = [cores[0], cores[cores.len() - 1]];
         // However busy the machine is, a move is not given up.
         let options = ReactorOptions { drain_max: DRAIN_MAX, ..ReactorOptions::default() };
@@ -378,9 +379,9 @@ impl Pair {
         let start = |((mut reactor, mut sleeper), core): ((Reactor, Sleeper), u32)| {
             let clock = *clock;
             let body = move |_: &tenmil_linux::StopFlag| {
-                event_loop::run(&mut reactor, &clock, &mut sleeper)
+                event_loop::run_event_loop(&mut reactor, &clock, &mut sleeper)
             };
-            Thread::spawn("reactor", Some(core), body).unwrap()
+            NamedThread::spawn("reactor", Some(core), body).unwrap()
         };
         let threads = assembly.reactors.into_iter().zip(places).map(start).collect();
         Self { directory: assembly.registry, _threads: threads }
@@ -391,7 +392,7 @@ impl Drop for Pair {
     fn drop(&mut self) {
         for reactor in self.directory.reactors() {
             // Refused only if it has ended by itself.
-            let _ = self.directory.stop(reactor);
+            let _ = self.directory.stop_reactor(reactor);
         }
     }
 }

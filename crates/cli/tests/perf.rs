@@ -9,12 +9,13 @@ use std::sync::Arc;
 use tenmil_base::Error;
 use tenmil_base::{Durability, ErrorCategory, Span};
 use tenmil_bench::perf::engine;
-use tenmil_bench::perf::options::{
-    ArrivalProcess, Layer, LayerOptions, MachineResources, OpenLoop, Pattern, PerfOptions, SizeMix,
+use tenmil_bench::perf::perf_options::{
+    AccessPattern, ArrivalProcess, BlockLayer, BlockLayerOptions, MachineResources, OpenLoop,
+    PerfOptions, SizeMix,
 };
-use tenmil_bench::perf::progress::Progress;
-use tenmil_bench::perf::report::text;
-use tenmil_bench::perf::result::{Counts, PerfResult, RunEnd};
+use tenmil_bench::perf::perf_result::{IoCounts, PerfResult, RunEnd};
+use tenmil_bench::perf::progress::RunProgress;
+use tenmil_bench::perf::report::text_report;
 use tenmil_block::QueueMap;
 use tenmil_devices::Uri;
 use tenmil_linux::CpuList;
@@ -22,8 +23,8 @@ use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_reactor::{PollMode, SPIN_MAX};
 
 fn run(options: &PerfOptions) -> PerfResult {
-    let progress = Arc::new(Progress::new(options.thread_count() as usize));
-    engine::run(options, &progress, &mut |_| {}).unwrap()
+    let progress = Arc::new(RunProgress::new(options.thread_count() as usize));
+    engine::run_perf(options, &progress, &mut |_| {}).unwrap()
 }
 
 fn over(uris: &[&str]) -> PerfOptions {
@@ -37,7 +38,7 @@ fn a_number_of_ios_is_done_to_the_last_in_every_poll_mode() {
         let options = PerfOptions {
             io_count: Some(1_001),
             poll,
-            pattern: Pattern::RandRw,
+            pattern: AccessPattern::RandRw,
             ..over(&["emu:null", "emu:ram?size=1m"])
         };
         let result = run(&options);
@@ -46,7 +47,7 @@ fn a_number_of_ios_is_done_to_the_last_in_every_poll_mode() {
             assert_eq!(device.counts.ios, 1_001, "{} {poll}", device.name);
             assert_eq!(device.latency.count(), 1_001);
         }
-        let Counts { ios, reads, writes, bytes, errors, .. } = result.totals;
+        let IoCounts { ios, reads, writes, bytes, errors, .. } = result.totals;
         assert_eq!((ios, reads + writes, bytes, errors), (2_002, 2_002, 2_002 * 4096, 0));
         assert!(reads > 500 && writes > 500, "{reads} and {writes}");
         assert!(poll != PollMode::Always || result.sleeps == 0);
@@ -78,7 +79,7 @@ fn a_thread_that_sleeps_is_woken_for_each_of_its_ssds() {
             rate: Some(rate),
             poll,
             depth: 2,
-            sizes: SizeMix::of(8 << 20),
+            sizes: SizeMix::single_size(8 << 20),
             time: Span::from_secs(1),
             ..over(&["emu:model:p4600?count=2&size=64m"])
         };
@@ -97,8 +98,8 @@ fn a_thread_that_sleeps_is_woken_for_each_of_its_ssds() {
 #[test]
 fn a_run_that_is_told_to_stop_does_so_with_what_it_has() {
     let options = PerfOptions { time: Span::from_secs(600), ..over(&["emu:null"]) };
-    let progress = Arc::new(Progress::new(1));
-    let result = engine::run(&options, &progress, &mut |progress| {
+    let progress = Arc::new(RunProgress::new(1));
+    let result = engine::run_perf(&options, &progress, &mut |progress| {
         if progress.sums().ios > 0 {
             progress.request_stop();
         }
@@ -110,9 +111,9 @@ fn a_run_that_is_told_to_stop_does_so_with_what_it_has() {
 
 /// Why a run over `uris` is not to be.
 fn refusal(options: &PerfOptions) -> Error {
-    let progress = Arc::new(Progress::new(options.thread_count() as usize));
+    let progress = Arc::new(RunProgress::new(options.thread_count() as usize));
     let options = PerfOptions { depth_may_be_less: false, ..options.clone() };
-    engine::run(&options, &progress, &mut |_| {}).err().unwrap()
+    engine::run_perf(&options, &progress, &mut |_| {}).err().unwrap()
 }
 
 #[test]
@@ -120,7 +121,7 @@ fn any_block_device_is_loaded_and_named_with_what_it_is() {
     let directory = tempfile::tempdir().unwrap();
     let file = format!("file:{}?size=1m&engine=threads", directory.path().join("disk").display());
     let uris = ["null:", "ram:1m?block=4k", &file, "model:p4800x?size=1m", "emu:ram?size=1m"];
-    let pattern = Pattern::RandRw;
+    let pattern = AccessPattern::RandRw;
     let options = PerfOptions { io_count: Some(501), pattern, queue_pairs: 2, ..over(&uris) };
     let result = run(&options);
     assert_eq!((result.ended, result.totals.errors), (RunEnd::Count, 0));
@@ -138,7 +139,7 @@ fn any_block_device_is_loaded_and_named_with_what_it_is() {
     let durability: Vec<_> = result.devices.iter().map(|device| device.durability).collect();
     assert_eq!(durability[2], Durability::VolatileCache);
     assert_eq!(durability[4], Durability::NonPersistent, "an SSD over memory is not called stable");
-    let text = text::render(&result, &[]);
+    let text = text_report::render_text(&result, &[]);
     assert!(text.starts_with("5 devices, random reads and writes"), "{text}");
     assert!(text.contains("`model:p4800x?size=1m`: a model of an Intel"), "{text}");
 }
@@ -158,7 +159,7 @@ fn usual_depth_is_cut_to_that_of_the_device() {
 fn what_is_read_back_from_a_block_device_is_what_was_written() {
     let options = PerfOptions {
         io_count: Some(2_000),
-        pattern: Pattern::RandRw,
+        pattern: AccessPattern::RandRw,
         sizes: SizeMix::parse("4k:3,16k:1").unwrap(),
         verify: true,
         ..over(&["ram:256k", "model:p4800x?size=256k"])
@@ -176,7 +177,7 @@ fn what_this_run_did_not_create_is_written_to_only_if_that_was_asked_for() {
         let uri = format!("{uri}{}", path.display());
         let writing = |overwrite| PerfOptions {
             io_count: Some(64),
-            pattern: Pattern::RandWrite,
+            pattern: AccessPattern::RandWrite,
             overwrite,
             ..over(&[&uri, "null:"])
         };
@@ -186,7 +187,7 @@ fn what_this_run_did_not_create_is_written_to_only_if_that_was_asked_for() {
         assert!(refused.text.contains(&there), "{refused}");
         assert!(refused.hint.unwrap().contains("--overwrite"));
         assert!(std::fs::read(&path).unwrap().iter().all(|byte| *byte == 0x5a), "untouched");
-        let reading = PerfOptions { pattern: Pattern::RandRead, ..writing(false) };
+        let reading = PerfOptions { pattern: AccessPattern::RandRead, ..writing(false) };
         assert_eq!(run(&reading).totals.errors, 0);
         assert_eq!(run(&writing(true)).totals.errors, 0);
         assert!(std::fs::read(&path).unwrap().iter().any(|byte| *byte != 0x5a), "written");
@@ -203,13 +204,13 @@ fn what_a_block_device_cannot_do_is_refused_by_name() {
         refused.text
     };
     assert_eq!(
-        refused("null:?block=4k", |options| options.sizes = SizeMix::of(512)),
+        refused("null:?block=4k", |options| options.sizes = SizeMix::single_size(512)),
         "-o 512: size is 512 bytes, expected a multiple of the 4096-byte blocks of null:?block=4k"
     );
     assert_eq!(
         refused("null:", |options| {
-            options.sizes = SizeMix::of(2 << 20);
-            options.layer.layer = Some(Layer::None);
+            options.sizes = SizeMix::single_size(2 << 20);
+            options.layer.layer = Some(BlockLayer::None);
         }),
         "-o 2097152: size is 2097152 bytes, expected at most the 1048576 bytes of a request to \
          null:, or --block mq, which cuts it"
@@ -219,7 +220,7 @@ fn what_a_block_device_cannot_do_is_refused_by_name() {
         "-q 5000: depth is 5000, expected 1 to 4096, which null: allows"
     );
     assert_eq!(
-        refused("ram:4k", |options| options.sizes = SizeMix::of(8192)),
+        refused("ram:4k", |options| options.sizes = SizeMix::single_size(8192)),
         "-o 8192: size is 8192 bytes, expected at most the 4096 bytes of ram:4k"
     );
     assert!(refused("tape:0", |_| ()).starts_with("tape:0: no devices of kind `tape`, expected"));
@@ -227,14 +228,14 @@ fn what_a_block_device_cannot_do_is_refused_by_name() {
 
 #[test]
 fn requests_that_are_too_large_for_a_device_are_cut_and_that_is_said() {
-    for layer in [Layer::Mq, Layer::Single] {
+    for layer in [BlockLayer::Mq, BlockLayer::Single] {
         let options = PerfOptions {
             io_count: Some(40),
             depth: 4,
-            sizes: SizeMix::of(3 << 20),
-            pattern: Pattern::RandRw,
+            sizes: SizeMix::single_size(3 << 20),
+            pattern: AccessPattern::RandRw,
             verify: true,
-            layer: LayerOptions { layer: Some(layer), ..LayerOptions::default() },
+            layer: BlockLayerOptions { layer: Some(layer), ..BlockLayerOptions::default() },
             ..over(&["ram:16m"])
         };
         let result = run(&options);
@@ -249,28 +250,28 @@ fn requests_that_are_too_large_for_a_device_are_cut_and_that_is_said() {
 
 #[test]
 fn every_mode_of_the_block_layer_carries_a_load_to_its_end() {
-    for layer in Layer::ALL {
+    for layer in BlockLayer::ALL {
         let options = PerfOptions {
             io_count: Some(300),
-            pattern: Pattern::RandRw,
+            pattern: AccessPattern::RandRw,
             verify: true,
-            layer: LayerOptions { layer: Some(layer), ..LayerOptions::default() },
+            layer: BlockLayerOptions { layer: Some(layer), ..BlockLayerOptions::default() },
             ..over(&["ram:1m", "emu:ram?count=2&size=1m", "stripe:[emu:ram],[ram:64m]?chunk=64k"])
         };
         let result = run(&options);
         assert_eq!((result.totals.ios, result.totals.errors), (1_200, 0), "{layer}");
         assert!(result.verified.unwrap().is_clean(), "{layer}");
         let said = result.devices.iter().filter(|device| device.model.contains("block layer"));
-        assert_eq!(said.count(), if layer == Layer::None { 0 } else { 4 }, "{layer}");
+        assert_eq!(said.count(), if layer == BlockLayer::None { 0 } else { 4 }, "{layer}");
     }
 }
 
 #[test]
 fn a_limit_holds_and_a_scheduler_loses_nothing() {
-    let layer = LayerOptions {
+    let layer = BlockLayerOptions {
         limit_iops: NonZeroU64::new(1_000),
         scheduler: "deadline".parse().unwrap(),
-        ..LayerOptions::default()
+        ..BlockLayerOptions::default()
     };
     let result = run(&PerfOptions { time: Span::from_secs(1), layer, ..over(&["null:"]) });
     assert_eq!(result.totals.errors, 0);
@@ -279,17 +280,21 @@ fn a_limit_holds_and_a_scheduler_loses_nothing() {
 
 #[test]
 fn what_needs_a_layer_is_refused_where_there_is_none() {
-    let refused = |uri: &str, layer: LayerOptions| {
-        let supplies = MachineResources::probe_machine(&KernelFiles::live());
-        PerfOptions { layer, ..over(&[uri]) }.check(&supplies).unwrap_err().text
+    let refused = |uri: &str, layer: BlockLayerOptions| {
+        let supplies = MachineResources::probe_machine(&KernelFiles::live_system());
+        PerfOptions { layer, ..over(&[uri]) }.validate(&supplies).unwrap_err().text
     };
-    let map = LayerOptions { map: Some(QueueMap::of(2)), ..LayerOptions::default() };
+    let map = BlockLayerOptions { map: Some(QueueMap::of(2)), ..BlockLayerOptions::default() };
     assert_eq!(
         refused("emu:null", map),
         "--queue-map: emu:null is reached by --block none, expected --block mq"
     );
     let limit_iops = NonZeroU64::new(5);
-    let bypass = LayerOptions { layer: Some(Layer::Bypass), limit_iops, ..LayerOptions::default() };
+    let bypass = BlockLayerOptions {
+        layer: Some(BlockLayer::Bypass),
+        limit_iops,
+        ..BlockLayerOptions::default()
+    };
     assert_eq!(
         refused("null:", bypass),
         "--limit-iops: null: is reached by --block bypass, expected --block mq or single"
@@ -303,11 +308,15 @@ fn modes_are_compared_over_a_null_device_with_one_thread_and_more() {
     let compared = run(&options).null_blk.unwrap();
     let modes: Vec<&str> = compared.rows.iter().map(|row| row.mode).collect();
     assert_eq!(modes[..3], ["single", "bypass", "mq"]);
-    let threads = CpuList::allowed().len();
+    let threads = CpuList::allowed_cpus().len();
     for row in &compared.rows {
-        assert_eq!(row.points.len(), threads, "{}", row.words());
+        assert_eq!(row.points.len(), threads, "{}", row.mode_text());
         for point in &row.points {
-            assert!(point.iops > 0.0 && point.lock_wait_share <= 1.0, "{}: {point:?}", row.words());
+            assert!(
+                point.iops > 0.0 && point.lock_wait_share <= 1.0,
+                "{}: {point:?}",
+                row.mode_text()
+            );
         }
     }
     assert_eq!(compared.rows[1].points[0].lock_wait_share, 0.0, "there is no lock to wait for");

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use tenmil_base::Span;
 use tenmil_bench::perf::engine;
-use tenmil_bench::perf::options::PerfOptions;
-use tenmil_bench::perf::progress::Progress;
-use tenmil_linux::process::ProcessStats;
+use tenmil_bench::perf::perf_options::PerfOptions;
+use tenmil_bench::perf::progress::RunProgress;
+use tenmil_linux::process_stats::ProcessStats;
 
 const MIB: u64 = 1 << 20;
 
@@ -23,8 +23,8 @@ fn most_after(uri: &str) -> u64 {
         warm_up: Span::from_ms(50),
         ..PerfOptions::default()
     };
-    let progress = Arc::new(Progress::new(options.thread_count() as usize));
-    let result = engine::run(&options, &progress, &mut |_| {}).unwrap();
+    let progress = Arc::new(RunProgress::new(options.thread_count() as usize));
+    let result = engine::run_perf(&options, &progress, &mut |_| {}).unwrap();
     assert_eq!((result.totals.reads, result.totals.errors), (100, 0), "{uri}");
     ProcessStats::read().resident_max_bytes.unwrap()
 }

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use serde_json::Value;
 use served::{Served, run};
 use tenmil_base::Span;
-use tenmil_linux::Thread;
+use tenmil_linux::NamedThread;
 
 const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
 const NQN: &str = "nqn.2026-01.org.tenmil:disk";
@@ -132,9 +132,9 @@ fn people_are_told_that_the_only_path_is_away_and_that_it_is_there_again() {
     let mut load = Command::new(TENMIL);
     load.args(["perf", &remote, "-w", "randread", "-t", "4", "--json"]);
     let load = load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    tenmil_linux::thread::sleep(Span::from_secs(2));
+    tenmil_linux::named_thread::sleep(Span::from_secs(2));
     drop(first);
-    tenmil_linux::thread::sleep(Span::from_ms(500));
+    tenmil_linux::named_thread::sleep(Span::from_ms(500));
     let _second = proxy_at(&one, &address);
     let output = load.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
@@ -156,7 +156,7 @@ fn follow(served: &Served) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     let mut knock = served.command(&["set", "scheduler", "policy=static"]);
-    let knocks = Thread::spawn("knocks", None, move |stop| {
+    let knocks = NamedThread::spawn("knocks", None, move |stop| {
         while !stop.is_stopped() {
             assert!(knock.output().unwrap().status.success());
         }

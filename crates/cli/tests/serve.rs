@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use served::{Served, run};
-use tenmil_linux::Thread;
+use tenmil_linux::NamedThread;
 
 const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
 const NQN: &str = "nqn.2026-01.org.tenmil:disks";
@@ -106,7 +106,7 @@ impl Follower {
         let mut follower = Self { child, lines };
         // It has to be heard once before it is known that it hears.
         let pid = world.served.pid();
-        let knocks = Thread::spawn("knocks", None, move |stop| {
+        let knocks = NamedThread::spawn("knocks", None, move |stop| {
             while !stop.is_stopped() {
                 hang_up(pid);
             }
@@ -469,11 +469,11 @@ fn whoever_is_told_so_ends_with_the_process_that_started_it() {
         line.starts_with("ready ")
     }) {}
     let pid = pid.unwrap();
-    assert!(!tenmil_linux::process::has_ended(pid));
+    assert!(!tenmil_linux::process_stats::has_ended(pid));
     shell.kill().unwrap();
     shell.wait().unwrap();
     let begun = std::time::Instant::now();
-    while !tenmil_linux::process::has_ended(pid) {
+    while !tenmil_linux::process_stats::has_ended(pid) {
         assert!(begun.elapsed() < Duration::from_secs(5), "{pid} goes on");
         std::thread::yield_now();
     }

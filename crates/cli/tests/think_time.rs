@@ -14,10 +14,10 @@ use tenmil_base::{
     CompletionBatch, Histogram, Instant, IoChannel, IoStatus, Operation, Random, Request,
     RequestFlags, Segment, Span,
 };
-use tenmil_bench::perf::options::Techniques;
+use tenmil_bench::perf::perf_options::Techniques;
 use tenmil_devices::EmuSpec;
 use tenmil_devices::emu::{EmuPlan, Emulated};
-use tenmil_linux::{Clock, CpuList, StopFlag, Thread};
+use tenmil_linux::{Clock, CpuList, NamedThread, StopFlag};
 use tenmil_reactor::{
     Context, PollResult, Poller, PollerBuilder, PollerWake, ReactorOptions, Reactors, ThreadBuilder,
 };
@@ -72,16 +72,16 @@ fn go_through_gaps(count: u64) {
         seed: 1,
     };
     let mut emulated = Emulated::start(&plan, &clock).unwrap();
-    let cores: CpuList = CpuList::allowed().iter().take(2).collect();
-    let reactors = Reactors::start(&cores, &ReactorOptions::default(), &clock).unwrap();
+    let cores: CpuList = CpuList::allowed_cpus().iter().take(2).collect();
+    let reactors = Reactors::start_on_cores(&cores, &ReactorOptions::default(), &clock).unwrap();
     let witness =
-        Thread::spawn("witness", None, move |stop: &StopFlag| rest_all_the_time(stop, clock));
+        NamedThread::spawn("witness", None, move |stop: &StopFlag| rest_all_the_time(stop, clock));
     let (tell, told) = channel();
     let done = Arc::new(AtomicU64::new(0));
     for (seed, uri) in (0..).zip(URIS) {
         let ssd = usize::try_from(seed).unwrap();
         let queue = emulated.queue(ssd, 1, techniques, &clock).unwrap();
-        let woken_by = PollerWake::of(queue.wake_source()).unwrap();
+        let woken_by = PollerWake::from_source(queue.wake_source()).unwrap();
         let lane = Lane {
             queue,
             buffer: emulated.allocate(ssd, BUFFER_BYTES).unwrap(),
@@ -94,7 +94,8 @@ fn go_through_gaps(count: u64) {
             done: Arc::clone(&done),
             tell: tell.clone(),
         };
-        let plan = ThreadBuilder::new(uri).poller(PollerBuilder::active("gaps", woken_by, lane));
+        let plan = ThreadBuilder::new(uri)
+            .add_poller(PollerBuilder::polled_each_iteration("gaps", woken_by, lane));
         reactors.spawn(plan).unwrap();
     }
     drop(tell);
@@ -133,7 +134,7 @@ fn rest_all_the_time(stop: &StopFlag, clock: Clock) -> Span {
     let mut worst = Span::default();
     while !stop.is_stopped() {
         let due = clock.now().after(BYSTANDER);
-        tenmil_linux::thread::sleep(BYSTANDER);
+        tenmil_linux::named_thread::sleep(BYSTANDER);
         worst = worst.max(clock.now().since(due));
     }
     worst
@@ -188,7 +189,7 @@ impl Lane {
         self.due = now.after(gap(self.random.next_f64()));
         if self.left == 0 {
             self.tell.send(std::mem::take(&mut self.lateness)).unwrap();
-            context.end();
+            context.end_thread();
         }
     }
 }
@@ -221,7 +222,7 @@ impl Poller for Lane {
         self.queue.disarm();
     }
 
-    fn wake_at(&self) -> Instant {
+    fn panicking_wake_at(&self) -> Instant {
         if self.is_pending { self.queue.wake_at() } else { self.due }
     }
 }

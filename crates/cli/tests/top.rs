@@ -12,7 +12,7 @@ use tenmil_base::Span;
 use tenmil_linux::runtime_directory::RuntimeDirectory;
 use tenmil_linux::{Clock, CpuList};
 use tenmil_reactor::{Context, PollResult, Poller, PollerBuilder, ReactorOptions, ThreadBuilder};
-use tenmil_rpc::{ProgramInfo, Reactors, Server, ServerState, TABLE, announcements};
+use tenmil_rpc::{MethodState, ProgramInfo, ReactorsSource, RpcServer, TABLE, event_channel};
 use terminal::{Terminal, await_exit};
 
 /// A poller that finds work every time.
@@ -29,30 +29,32 @@ struct World {
     root: tempfile::TempDir,
     directory: RuntimeDirectory,
     _reactors: tenmil_reactor::Reactors,
-    _server: Server,
+    _server: RpcServer,
 }
 
 impl World {
     fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
-        let directory = RuntimeDirectory::at(root.path().join("tenmil")).unwrap();
-        let cores: CpuList = CpuList::allowed().iter().take(1).collect();
+        let directory = RuntimeDirectory::at_path(root.path().join("tenmil")).unwrap();
+        let cores: CpuList = CpuList::allowed_cpus().iter().take(1).collect();
         let options = ReactorOptions::default();
-        let reactors = tenmil_reactor::Reactors::start(&cores, &options, &Clock::kernel()).unwrap();
+        let reactors =
+            tenmil_reactor::Reactors::start_on_cores(&cores, &options, &Clock::on_kernel_clock())
+                .unwrap();
         for name in ["heart", "\u{1b}[2Jlung"] {
-            let beat = PollerBuilder::timed("beat", Span::from_ms(5), Beat);
-            reactors.spawn(ThreadBuilder::new(name).poller(beat)).unwrap();
+            let beat = PollerBuilder::polled_each_period("beat", Span::from_ms(5), Beat);
+            reactors.spawn(ThreadBuilder::new(name).add_poller(beat)).unwrap();
         }
-        let running = tenmil_reactor::RunningReactors {
+        let running = tenmil_reactor::ReactorsHandle {
             directory: reactors.registry().clone(),
             clock: *reactors.clock(),
         };
-        let state = ServerState::new()
-            .with(ProgramInfo { version: "9.9.9", log: None })
-            .with(Reactors::new(move || Some(running.clone())));
-        let (_announcer, announced) = announcements().unwrap();
+        let state = MethodState::new()
+            .with_part(ProgramInfo { version: "9.9.9", log: None })
+            .with_part(ReactorsSource::new(move || Some(running.clone())));
+        let (_announcer, announced) = event_channel().unwrap();
         let pid = std::process::id();
-        let server = Server::start(&directory, pid, &TABLE, state, announced).unwrap();
+        let server = RpcServer::start(&directory, pid, &TABLE, state, announced).unwrap();
         Self { root, directory, _reactors: reactors, _server: server }
     }
 

@@ -4,10 +4,10 @@
 #![allow(clippy::disallowed_methods, reason = "it makes files, and looks into /proc")]
 
 #[expect(dead_code, reason = "this test uses a part of it")]
-#[path = "../../serve/src/vhost_user/tests/driver.rs"]
-mod driver;
-#[expect(dead_code, reason = "this test uses a part of it")]
 mod served;
+#[expect(dead_code, reason = "this test uses a part of it")]
+#[path = "../../serve/src/vhost_user/tests/virtio_driver.rs"]
+mod virtio_driver;
 
 use std::fs::File;
 use std::io::Read;
@@ -16,7 +16,6 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use driver::{Driver, GUEST, MEMORY_BYTES, SIZE, USER, addresses, flush, read, write};
 use served::Served;
 use tenmil_dma::{Region, RegionTable};
 use vhost_front::vhost_user::message::{
@@ -24,6 +23,10 @@ use vhost_front::vhost_user::message::{
 };
 use vhost_front::vhost_user::{Frontend, VhostUserFrontend, VhostUserProtocolFeatures};
 use vhost_front::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use virtio_driver::{
+    GUEST, MEMORY_BYTES, SIZE, USER, VirtioBlkDriver, flush_request, queue_addresses, read_request,
+    write_request,
+};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
@@ -53,7 +56,7 @@ fn serve(uri: &str, socket: &Path) -> Served {
 impl Machine {
     fn new() -> Self {
         let regions = RegionTable::shared(1);
-        let memory = regions.allocate(usize::try_from(MEMORY_BYTES).unwrap()).unwrap();
+        let memory = regions.allocate_region(usize::try_from(MEMORY_BYTES).unwrap()).unwrap();
         Self { regions, memory, inflight: None }
     }
 
@@ -61,8 +64,8 @@ impl Machine {
         self.regions.descriptor(self.memory.id()).unwrap()
     }
 
-    fn driver(&self, queue: u64) -> Driver<RegionTable> {
-        Driver::new(self.regions.clone(), self.memory.id(), queue)
+    fn driver(&self, queue: u64) -> VirtioBlkDriver<RegionTable> {
+        VirtioBlkDriver::new(self.regions.clone(), self.memory.id(), queue)
     }
 
     /// Connects, and agrees on all that is offered; memory is shared.
@@ -111,7 +114,7 @@ impl Connection {
     /// Has both queues run from where they are: what they had taken is in the record.
     fn start(&mut self) {
         for queue in 0..2 {
-            let [descriptors, available, used] = addresses(queue as u64);
+            let [descriptors, available, used] = queue_addresses(queue as u64);
             let place = VringConfigData {
                 queue_max_size: SIZE,
                 queue_size: SIZE,
@@ -135,10 +138,10 @@ impl Connection {
     }
 }
 
-fn await_used(driver: &mut Driver<RegionTable>) -> u16 {
+fn await_used(driver: &mut VirtioBlkDriver<RegionTable>) -> u16 {
     let end = Instant::now() + TIME_LIMIT;
     loop {
-        if let Some((head, _)) = driver.take() {
+        if let Some((head, _)) = driver.take_used() {
             return head;
         }
         assert!(Instant::now() < end, "nothing is used");
@@ -171,10 +174,10 @@ fn a_front_end_of_others_negotiates_and_uses_the_disk() {
     let mut drivers = [machine.driver(0), machine.driver(1)];
     for number in 0..40 {
         let driver = &mut drivers[usize::try_from(number % 2).unwrap()];
-        driver.put(driver.data(0), &stamp(number));
-        driver.ask(0, write(number * 8, 4096));
+        driver.store_bytes(driver.data_address(0), &stamp(number));
+        driver.submit_request(0, write_request(number * 8, 4096));
         connection.kick();
-        assert_eq!((await_used(driver), driver.status(0)), (0, 0));
+        assert_eq!((await_used(driver), driver.request_status(0)), (0, 0));
     }
     // More memory comes and goes while the queues run.
     let file = machine.file();
@@ -190,15 +193,15 @@ fn a_front_end_of_others_negotiates_and_uses_the_disk() {
     assert!(connection.front.remove_mem_region(&more).is_err(), "it is gone already");
     for number in 0..40 {
         let driver = &mut drivers[usize::try_from(number % 2).unwrap()];
-        driver.put(driver.data(0), &[0; 4096]);
-        driver.ask(0, read(number * 8, 4096));
+        driver.store_bytes(driver.data_address(0), &[0; 4096]);
+        driver.submit_request(0, read_request(number * 8, 4096));
         connection.kick();
-        assert_eq!((await_used(driver), driver.status(0)), (0, 0));
-        assert!(driver.get::<4096>(driver.data(0)) == stamp(number), "{number}");
+        assert_eq!((await_used(driver), driver.request_status(0)), (0, 0));
+        assert!(driver.load_bytes::<4096>(driver.data_address(0)) == stamp(number), "{number}");
     }
-    drivers[0].ask(0, flush());
+    drivers[0].submit_request(0, flush_request());
     connection.kick();
-    assert_eq!((await_used(&mut drivers[0]), drivers[0].status(0)), (0, 0));
+    assert_eq!((await_used(&mut drivers[0]), drivers[0].request_status(0)), (0, 0));
     assert_eq!(connection.front.get_vring_base(0).unwrap(), 41);
     assert_eq!(connection.front.get_vring_base(1).unwrap(), 40);
 }
@@ -226,7 +229,7 @@ fn a_front_end_of_others_hears_of_a_volume_that_grows() {
     assert_eq!(size_bytes(&mut connection), 4 << 20);
     let mut driver = machine.driver(0);
     let end = 4 << 11;
-    driver.put(driver.data(0), &stamp(7));
+    driver.store_bytes(driver.data_address(0), &stamp(7));
     for (bytes, status) in [(4_u64 << 20, 1), (12 << 20, 0)] {
         if bytes > 4 << 20 {
             served.ask(&format!("volume resize {volume} --size 12m"));
@@ -237,9 +240,9 @@ fn a_front_end_of_others_hears_of_a_volume_that_grows() {
             assert_eq!(told, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
         }
         assert_eq!(size_bytes(&mut connection), bytes);
-        driver.ask(0, write(end, 4096));
+        driver.submit_request(0, write_request(end, 4096));
         connection.kick();
-        assert_eq!((await_used(&mut driver), driver.status(0)), (0, status), "{bytes}");
+        assert_eq!((await_used(&mut driver), driver.request_status(0)), (0, status), "{bytes}");
     }
 }
 
@@ -265,15 +268,15 @@ fn a_server_that_is_killed_and_started_again_takes_up_what_was_in_flight() {
                 let block = at * 10 + u64::from(head) / 3;
                 numbers += 1;
                 blocks[usize::try_from(block).unwrap()] = numbers;
-                driver.put(driver.data(head), &stamp(numbers));
-                driver.ask(head, write(block * 8, 4096));
+                driver.store_bytes(driver.data_address(head), &stamp(numbers));
+                driver.submit_request(head, write_request(block * 8, 4096));
             }
         }
         connection.kick();
         // One of each queue is answered, the others are in flight.
         for driver in &mut drivers {
             let head = await_used(driver);
-            assert_eq!(driver.status(head), 0);
+            assert_eq!(driver.request_status(head), 0);
         }
         drop(served);
         let _served = serve(&uri, &socket);
@@ -281,7 +284,7 @@ fn a_server_that_is_killed_and_started_again_takes_up_what_was_in_flight() {
         for driver in &mut drivers {
             for _ in 0..9 {
                 let head = await_used(driver);
-                assert_eq!(driver.status(head), 0);
+                assert_eq!(driver.request_status(head), 0);
             }
             assert_eq!(driver.next, driver.used, "each was used once");
         }
@@ -290,10 +293,13 @@ fn a_server_that_is_killed_and_started_again_takes_up_what_was_in_flight() {
     let connection = machine.connect(&socket);
     for (block, number) in (0_u64..).zip(&blocks) {
         let driver = &mut drivers[0];
-        driver.ask(0, read(block * 8, 4096));
+        driver.submit_request(0, read_request(block * 8, 4096));
         connection.kick();
-        assert_eq!((await_used(driver), driver.status(0)), (0, 0));
-        assert!(driver.get::<4096>(driver.data(0)) == stamp(*number), "block {block}");
+        assert_eq!((await_used(driver), driver.request_status(0)), (0, 0));
+        assert!(
+            driver.load_bytes::<4096>(driver.data_address(0)) == stamp(*number),
+            "block {block}"
+        );
     }
 }
 
@@ -314,11 +320,11 @@ fn a_server_whose_front_end_goes_lets_go_of_all_that_it_had() {
         let mut machine = Machine::new();
         let connection = machine.connect(&socket);
         let mut driver = machine.driver(0);
-        driver.ask(0, write(0, 4096));
+        driver.submit_request(0, write_request(0, 4096));
         connection.kick();
         await_used(&mut driver);
         assert!(held(served.pid()).1 > baseline.1);
-        driver.ask(0, write(0, 4096));
+        driver.submit_request(0, write_request(0, 4096));
         drop(connection);
         let end = Instant::now() + TIME_LIMIT;
         while held(served.pid()) != baseline {

@@ -4,13 +4,13 @@ use tenmil_base::{ChannelWakeup, Instant, IoChannel, Segment};
 use tenmil_dma::RegionTable;
 use tenmil_nvme_fabrics::PathEvent;
 
-use crate::legs::Legs;
-use crate::link::DiskAccess;
+use crate::disk_access::DiskAccess;
+use crate::mirror_legs::MirrorLegs;
 
 /// Paths to one subsystem, or a mirror.
 pub(crate) enum AccessPath {
     Paths(Box<DiskAccess>),
-    Mirror(Box<Legs>),
+    Mirror(Box<MirrorLegs>),
 }
 
 impl AccessPath {
@@ -23,7 +23,7 @@ impl AccessPath {
     }
 
     /// That for data.
-    pub(crate) fn memory(&self) -> Segment {
+    pub(crate) fn data_segment(&self) -> Segment {
         match self {
             Self::Paths(link) => link.memory,
             Self::Mirror(legs) => legs.memory,
@@ -31,7 +31,7 @@ impl AccessPath {
     }
 
     /// The queue, once there is one.
-    pub(crate) fn queue(&mut self) -> &mut Option<Box<dyn IoChannel>> {
+    pub(crate) fn multipath_queue(&mut self) -> &mut Option<Box<dyn IoChannel>> {
         match self {
             Self::Paths(link) => &mut link.queue,
             Self::Mirror(legs) => &mut legs.queue,
@@ -39,15 +39,15 @@ impl AccessPath {
     }
 
     /// Takes the queue, if it has to be requested. Returns whether it has just become available.
-    pub(crate) fn take_queue(&mut self) -> bool {
+    pub(crate) fn take_new_queue(&mut self) -> bool {
         match self {
-            Self::Paths(link) => link.take_queue(),
+            Self::Paths(link) => link.take_new_queue(),
             Self::Mirror(_) => false,
         }
     }
 
     /// What has happened to a path, and of which leg.
-    pub(crate) fn next_event(&mut self, now: Instant) -> Option<(usize, PathEvent)> {
+    pub(crate) fn next_path_event(&mut self, now: Instant) -> Option<(usize, PathEvent)> {
         match self {
             Self::Paths(link) => Some((0, link.multipath.poll(now)?)),
             Self::Mirror(legs) => legs.next_event(now),
@@ -56,7 +56,7 @@ impl AccessPath {
 
     /// Time of the next step if nothing arrives.
     pub(crate) fn wake_at(&mut self, now: Instant) -> Instant {
-        let queue = self.queue().as_ref().map_or(Instant::NEVER, ChannelWakeup::wake_at);
+        let queue = self.multipath_queue().as_ref().map_or(Instant::NEVER, ChannelWakeup::wake_at);
         let paths = match self {
             Self::Paths(link) => link.multipath.wake_at(now),
             Self::Mirror(legs) => legs.wake_at(now),
@@ -84,7 +84,7 @@ impl AccessPath {
     }
 
     /// The legs, if it is a mirror.
-    pub(crate) fn legs(&mut self) -> Option<&mut Legs> {
+    pub(crate) fn mirror_legs(&mut self) -> Option<&mut MirrorLegs> {
         match self {
             Self::Paths(_) => None,
             Self::Mirror(legs) => Some(legs),

@@ -9,29 +9,29 @@ use tenmil_drivers::Mirror;
 use tenmil_drivers::mirror::{Leg, MirrorOptions};
 use tenmil_linux::Clock;
 
-use crate::bugs::InjectedBugs;
-use crate::disk::Disk;
+use crate::injected_bugs::InjectedBugs;
+use crate::sim_disk::SimDisk;
 
 /// An exported namespace.
-pub(crate) struct Export {
+pub(crate) struct SimExport {
     /// Namespace identifier.
     pub(crate) nsid: u32,
     /// Global number, from which its UUID is derived.
     pub(crate) number: usize,
     /// Location of its blocks.
-    pub(crate) blocks: Blocks,
+    pub(crate) blocks: ExportBlocks,
 }
 
 /// Location of the blocks of a namespace.
-pub(crate) enum Blocks {
+pub(crate) enum ExportBlocks {
     /// A disk.
-    Disk(Disk),
+    Disk(SimDisk),
     /// A mirror of several disks.
-    Mirror(Vec<Disk>),
+    Mirror(Vec<SimDisk>),
 }
 
 /// Context in which a process opens its exports.
-pub(crate) struct Opening<'a> {
+pub(crate) struct ExportOpener<'a> {
     /// Number of the incarnation of the process.
     pub(crate) process: u64,
     /// Region table of the process.
@@ -43,53 +43,59 @@ pub(crate) struct Opening<'a> {
 }
 
 /// Channel that is polled in the background of an export.
-pub(crate) type Background = Box<dyn IoChannel>;
+pub(crate) type BackgroundChannel = Box<dyn IoChannel>;
 
 /// Time step while waiting for a disk.
 const POLL_INTERVAL: Span = Span::from_us(10);
 
-impl Opening<'_> {
+impl ExportOpener<'_> {
     /// Opens an export, and the background channel it needs, if any.
-    pub(crate) fn open(
+    pub(crate) fn open_export(
         &mut self,
-        blocks: &Blocks,
-    ) -> Result<(Arc<dyn BlockDevice>, Option<Background>), String> {
+        blocks: &ExportBlocks,
+    ) -> Result<(Arc<dyn BlockDevice>, Option<BackgroundChannel>), String> {
         match blocks {
-            Blocks::Disk(disk) => {
-                Ok((device(Arc::new(self.disk(disk))).map_err(|error| error.to_string())?, None))
-            }
-            Blocks::Mirror(disks) => {
-                let legs = self.legs(disks);
+            ExportBlocks::Disk(disk) => Ok((
+                block_layer_device(Arc::new(self.open_disk(disk)))
+                    .map_err(|error| error.to_string())?,
+                None,
+            )),
+            ExportBlocks::Mirror(disks) => {
+                let legs = self.mirror_legs(disks);
                 let mut options = MirrorOptions::default();
                 options.bugs.starts_without_legs = self.bugs.mirror_starts_from_stale_leg;
-                let mirror = Mirror::open(self.regions, &legs, &options, &mut clock(&mut self.now));
+                let mirror =
+                    Mirror::open(self.regions, &legs, &options, &mut stepping_clock(&mut self.now));
                 let mirror = Arc::new(mirror.map_err(|error| error.to_string())?);
                 let background = mirror.channel().map_err(|error| error.to_string())?;
-                Ok((device(mirror).map_err(|error| error.to_string())?, Some(background)))
+                Ok((
+                    block_layer_device(mirror).map_err(|error| error.to_string())?,
+                    Some(background),
+                ))
             }
         }
     }
 
     /// Creates a mirror on empty disks.
-    pub(crate) fn format(&mut self, disks: &[Disk], uuid: u128) -> Result<(), String> {
-        let legs = self.legs(disks);
-        Mirror::format(self.regions, &legs, uuid, &mut clock(&mut self.now))
+    pub(crate) fn create_mirror(&mut self, disks: &[SimDisk], uuid: u128) -> Result<(), String> {
+        let legs = self.mirror_legs(disks);
+        Mirror::format(self.regions, &legs, uuid, &mut stepping_clock(&mut self.now))
             .map(|_| ())
             .map_err(|error| error.to_string())
     }
 
-    fn legs(&self, disks: &[Disk]) -> Vec<Leg> {
-        let leg = |(index, disk): (usize, &Disk)| {
+    fn mirror_legs(&self, disks: &[SimDisk]) -> Vec<Leg> {
+        let leg = |(index, disk): (usize, &SimDisk)| {
             let medium: Result<Arc<dyn BlockDevice>, Error> = match disk.is_absent() {
                 true => Err(Error::environment(format!("disk {index} is not there"))),
-                false => Ok(Arc::new(self.disk(disk))),
+                false => Ok(Arc::new(self.open_disk(disk))),
             };
             Leg { name: format!("disk {index}"), medium }
         };
         disks.iter().enumerate().map(leg).collect()
     }
 
-    fn disk(&self, disk: &Disk) -> crate::disk::OpenDisk {
+    fn open_disk(&self, disk: &SimDisk) -> crate::sim_disk::OpenDisk {
         let durability = match self.bugs.cached_disk_is_stable {
             true => Durability::Persistent,
             false => Durability::VolatileCache,
@@ -99,14 +105,14 @@ impl Opening<'_> {
 }
 
 /// Polls all background channels.
-pub(crate) fn step(background: &mut [Background], now: Instant) {
+pub(crate) fn poll_background(background: &mut [BackgroundChannel], now: Instant) {
     let mut completions = CompletionBatch::with_capacity(1);
     for channel in background {
         channel.poll(now, &mut completions);
     }
 }
 
-fn clock(now: &mut Instant) -> impl FnMut() -> Instant {
+fn stepping_clock(now: &mut Instant) -> impl FnMut() -> Instant {
     || {
         *now = now.after(POLL_INTERVAL);
         *now
@@ -114,7 +120,7 @@ fn clock(now: &mut Instant) -> impl FnMut() -> Instant {
 }
 
 /// Wraps a block device in the block layer, as a service expects.
-fn device(medium: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>, Error> {
+fn block_layer_device(medium: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>, Error> {
     // Timing would use the real clock and is not needed.
     let options = BdevOptions { timing: false, ..BdevOptions::new(Clock::start(), 1) };
     let device = Bdev::new("disk", medium, options).map_err(Error::environment)?;

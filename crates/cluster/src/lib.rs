@@ -18,25 +18,25 @@
 #![forbid(unsafe_code)]
 
 mod access_path;
-mod bugs;
-mod checker;
-mod disk;
+mod cluster_host;
+mod cluster_network;
+mod cluster_plan;
+mod cluster_simulation;
+mod consistency_checker;
+mod disk_access;
 mod exports;
-mod history;
-mod host;
-mod legs;
-mod link;
-mod network;
+mod injected_bugs;
+mod mirror_legs;
 mod pdu_recorder;
-mod plan;
-mod pool;
-mod process;
-mod registrant;
-mod world;
+mod pool_host;
+mod reservation_client;
+mod run_history;
+mod sim_disk;
+mod target_process;
 
-pub use bugs::InjectedBugs;
-pub use plan::Plan;
-pub use world::{Outcome, run};
+pub use cluster_plan::ClusterPlan;
+pub use cluster_simulation::{RunOutcome, run_plan};
+pub use injected_bugs::InjectedBugs;
 
 #[cfg(test)]
 mod tests;

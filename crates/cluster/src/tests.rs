@@ -1,22 +1,22 @@
 //! Seeds must be repeatable, must show no violation, and must find injected bugs.
 
-use super::{InjectedBugs, Plan, run};
+use super::{ClusterPlan, InjectedBugs, run_plan};
 
 #[test]
-fn a_seed_repeats_its_run() {
+fn same_seed_gives_the_same_run() {
     for seed in [3, 4, 126] {
-        let plan = Plan::of(seed, InjectedBugs::default());
-        let first = run(&plan);
+        let plan = ClusterPlan::from_seed(seed, InjectedBugs::default());
+        let first = run_plan(&plan);
         assert!(first.events > 20, "{first:?}");
-        assert_eq!(first, run(&plan));
+        assert_eq!(first, run_plan(&plan));
     }
 }
 
 /// The claim of the new owner is durable, and the flush that would have said so fails.
 #[test]
-fn takeover_whose_claim_fails_is_repeated() {
+fn failed_takeover_claim_is_retried() {
     for seed in [468, 794] {
-        let status = run(&Plan::of(seed, InjectedBugs::default()));
+        let status = run_plan(&ClusterPlan::from_seed(seed, InjectedBugs::default()));
         assert_eq!(status.failure, None, "seed {seed}");
     }
 }
@@ -24,16 +24,19 @@ fn takeover_whose_claim_fails_is_repeated() {
 #[test]
 fn injected_bugs_are_found_by_known_seeds() {
     let seeds = [0, 0, 39, 73, 11, 24, 1, 7, 18, 163];
-    assert_eq!(InjectedBugs::each().len(), seeds.len());
-    for ((name, bugs), seed) in InjectedBugs::each().into_iter().zip(seeds) {
-        assert!(run(&Plan::of(seed, bugs)).failure.is_some(), "{name}: seed {seed}");
+    assert_eq!(InjectedBugs::each_bug().len(), seeds.len());
+    for ((name, bugs), seed) in InjectedBugs::each_bug().into_iter().zip(seeds) {
+        assert!(
+            run_plan(&ClusterPlan::from_seed(seed, bugs)).failure.is_some(),
+            "{name}: seed {seed}"
+        );
     }
 }
 
 #[test]
 #[ignore = "tries many seeds: `tenmil sim --cluster --injected-bugs` does that"]
 fn each_injected_bug_is_found() {
-    for (name, bugs) in InjectedBugs::each() {
+    for (name, bugs) in InjectedBugs::each_bug() {
         let found = bugs.first_seed(200);
         println!("bug {name}: {:?}", found.map(|found| (found.seed, found.failure)));
     }
@@ -46,14 +49,14 @@ fn seeds_by_hand() {
     let range = std::env::var("SEEDS").unwrap();
     let (first, last) = range.split_once("..").unwrap();
     let bug: Option<usize> = std::env::var("BUG").ok().map(|bug| bug.parse().unwrap());
-    let bugs = bug.map_or(InjectedBugs::default(), |bug| InjectedBugs::each()[bug].1);
+    let bugs = bug.map_or(InjectedBugs::default(), |bug| InjectedBugs::each_bug()[bug].1);
     for seed in first.parse::<u64>().unwrap()..last.parse().unwrap() {
-        let plan = Plan::of(seed, bugs);
-        let kind = plan.kind();
+        let plan = ClusterPlan::from_seed(seed, bugs);
+        let kind = plan.plan_kind();
         if std::env::var("KIND").is_ok_and(|wanted| wanted != kind) {
             continue;
         }
-        let status = run(&plan);
+        let status = run_plan(&plan);
         match status.failure {
             Some(failure) => {
                 println!("seed {seed} ({kind}): {} events: {failure}", status.events);
@@ -71,10 +74,10 @@ fn seeds_by_hand() {
 fn history_by_hand() {
     let seed = std::env::var("SEEDS").unwrap().parse().unwrap();
     let bug: Option<usize> = std::env::var("BUG").ok().map(|bug| bug.parse().unwrap());
-    let bugs = bug.map_or(InjectedBugs::default(), |bug| InjectedBugs::each()[bug].1);
-    let plan = Plan::of(seed, bugs);
+    let bugs = bug.map_or(InjectedBugs::default(), |bug| InjectedBugs::each_bug()[bug].1);
+    let plan = ClusterPlan::from_seed(seed, bugs);
     println!("{plan:#?}");
     let warm: u64 = std::env::var("WARM").map_or(0, |warm| warm.parse().unwrap());
-    (0..warm).for_each(|_| drop(run(&plan)));
-    super::world::history_of(&plan).iter().for_each(|line| println!("{line}"));
+    (0..warm).for_each(|_| drop(run_plan(&plan)));
+    super::cluster_simulation::history_of(&plan).iter().for_each(|line| println!("{line}"));
 }

@@ -72,7 +72,7 @@ impl CryptChannel {
         };
         let size = depth as usize * BUFFER_BYTES as usize;
         let buffers = regions
-            .allocate(size)
+            .allocate_region(size)
             .map_err(|error| format!("crypt: {error}"))
             .map_err(Error::environment)?;
         Ok(Self {

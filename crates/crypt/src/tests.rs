@@ -81,8 +81,9 @@ struct Bench {
 impl Bench {
     fn new() -> Self {
         let regions = RegionTable::new(32);
-        let mapping = tenmil_dma::Mapping::new(1 << 20, tenmil_dma::Backing::Private).unwrap();
-        let memory = regions.add(mapping).unwrap();
+        let mapping =
+            tenmil_dma::MemoryMapping::new(1 << 20, tenmil_dma::MemoryBacking::Private).unwrap();
+        let memory = regions.add_mapping(mapping).unwrap();
         Self { regions, memory }
     }
 

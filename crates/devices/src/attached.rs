@@ -24,7 +24,7 @@ use tenmil_base::{
 use tenmil_block::uri::{Fields, Uri, UriError};
 use tenmil_block::{ExistingData, OpenedDevice};
 use tenmil_linux::{
-    Clock, EventLoop, EventVectors, NextStep, Notifier, Sleeper, StepTimer, StopFlag, Thread,
+    Clock, EventLoop, EventVectors, NamedThread, NextStep, Notifier, Sleeper, StepTimer, StopFlag,
 };
 use tenmil_nvme_host::{
     CmbMode, Controller, ControllerError, ControllerOptions, Event, FastPathOptions,
@@ -132,7 +132,7 @@ type Queue<B> = NamespaceQueue<Rings<MappedDma<B>, <B as ControllerBus>::Doorbel
 pub(crate) struct AttachedController<B: ControllerBus> {
     shared: Arc<Shared<B>>,
     /// Stopped before the controller is shut down.
-    tender: Option<Thread<()>>,
+    tender: Option<NamedThread<()>>,
     waker: Notifier,
     clock: Clock,
     wanted: AttachOptions,
@@ -243,10 +243,10 @@ impl<B: ControllerBus> AttachedController<B> {
             text: format!("attach {shown}: {}", refused.text),
             ..refused
         })?;
-        steps.done("show it the memory of its queues");
+        steps.finish_step("show it the memory of its queues");
         let controller = bring_up(bus, wanted, home.reach(), steps)?;
         let mut sleeper = Sleeper::new().map_err(|error| machine("a thread to tend it", &error))?;
-        let added = sleeper.sources().add(bus.descriptor(), SOCKET);
+        let added = sleeper.sources().add_source(bus.descriptor(), SOCKET);
         added.map_err(|error| machine("a descriptor to wait for", &error))?;
         // Vector 0 belongs to the admin queue, which is polled.
         let most = bus.vectors().saturating_sub(1).min(controller.queue_pairs_max().into());
@@ -266,9 +266,9 @@ impl<B: ControllerBus> AttachedController<B> {
         // The admin thread starts after the initialization, which therefore needs no lock.
         let body = move |stop: &StopFlag| {
             let mut tender = AttachedAdminLoop { shared: tended, stop: stop.clone() };
-            tenmil_linux::event_loop::run(&mut tender, &clock, &mut sleeper);
+            tenmil_linux::event_loop::run_event_loop(&mut tender, &clock, &mut sleeper);
         };
-        let tender = Thread::spawn("tend", None, body);
+        let tender = NamedThread::spawn("tend", None, body);
         let tender = Some(tender.map_err(|error| machine("a thread to tend it", &error))?);
         Ok(Self { shared, tender, waker, clock, wanted: wanted.clone(), home, growth })
     }
@@ -335,7 +335,7 @@ impl<B: ControllerBus> AttachedController<B> {
                 return Err(self.peer("a queue pair was not created in time"));
             }
             drop(kept);
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
     }
 
@@ -386,7 +386,7 @@ impl<B: ControllerBus> AttachedController<B> {
                 Err(refusal) => return Err(self.peer(&refusal.to_string())),
             }
             drop(kept);
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
     }
 
@@ -452,7 +452,7 @@ impl<B: ControllerBus> AttachedController<B> {
             if now >= end {
                 return Err(self.peer("an admin command timed out"));
             }
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
     }
 
@@ -464,7 +464,7 @@ impl<B: ControllerBus> AttachedController<B> {
 impl<B: ControllerBus> Drop for AttachedController<B> {
     fn drop(&mut self) {
         if let Some(tender) = self.tender.take() {
-            tender.stop_flag().stop();
+            tender.stop_flag().set();
             self.waker.notify();
             // Joins the thread.
             drop(tender);
@@ -481,7 +481,7 @@ impl<B: ControllerBus> Drop for AttachedController<B> {
         };
         while is_going(&kept) && self.clock.now() < end {
             kept.poll(&self.shared.bus, self.clock.now());
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
     }
 }
@@ -642,11 +642,11 @@ fn bring_up<B: ControllerBus>(
         let event = controller.poll(steps.clock().now());
         if !is_enabled && controller.capabilities().is_some() {
             is_enabled = true;
-            steps.done("disable and enable it");
+            steps.finish_step("disable and enable it");
         }
         match event {
             Some(Event::Ready) => {
-                steps.done("identify it and its namespaces");
+                steps.finish_step("identify it and its namespaces");
                 return Ok(controller);
             }
             Some(Event::Dead(error)) => {
@@ -656,7 +656,7 @@ fn bring_up<B: ControllerBus>(
             }
             Some(Event::Removed) => return Err(why("the controller was removed".to_owned())),
             Some(_) => {}
-            None => tenmil_linux::thread::sleep(PAUSE),
+            None => tenmil_linux::named_thread::sleep(PAUSE),
         }
     }
 }

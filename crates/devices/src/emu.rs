@@ -27,7 +27,9 @@ use tenmil_base::{
     Dma, Doorbell, Durability, Instant, InterruptVector, IoChannel, Mmio, Segment, Span,
 };
 use tenmil_block::ExistingData;
-use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Region, RegionTable};
+use tenmil_dma::{
+    CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, Region, RegionTable,
+};
 use tenmil_linux::{Clock, EventVectors, Notifier};
 use tenmil_nvme_controller::transport::HostBar;
 use tenmil_nvme_host::{
@@ -204,7 +206,7 @@ impl Emulated {
             if let Some(refused) = failed {
                 return Err(refused);
             }
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
         Ok(())
     }
@@ -316,7 +318,7 @@ impl Emulated {
         {
             let now = clock.now();
             self.ssds.iter_mut().for_each(|ssd| while ssd.controller.poll(now).is_some() {});
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
     }
 }
@@ -398,7 +400,7 @@ impl Ssd {
                     self.name
                 )));
             }
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         };
         let queue = match self.bus {
             None => SsdQueue::Direct(self.serve(pair, vector)?),
@@ -445,7 +447,7 @@ impl Ssd {
                 Ok(id) => return Ok(id),
                 Err(RequestError::QueueLimit { .. }) if now < end => {
                     self.heed(now)?;
-                    tenmil_linux::thread::yield_now();
+                    tenmil_linux::named_thread::yield_cpu();
                 }
                 Err(refusal) => {
                     return Err(Error::remote(format!("{}: {refusal}", self.name)));
@@ -520,27 +522,28 @@ impl Memory {
         let refuse = |error: &dyn std::fmt::Display| Error::environment(format!("{error}"));
         let len = usize::try_from(bytes).map_err(|error| refuse(&error))?;
         if plan.buffer_bytes == 0 {
-            let region = regions.allocate(len).map_err(|error| refuse(&error))?;
+            let region = regions.allocate_region(len).map_err(|error| refuse(&error))?;
             let (whole, backing) = (region.segment(), String::new());
             return Ok(Self { whole, backing, region: Some(Arc::new(region)) });
         }
         let mapping = if plan.techniques.huge_pages {
             // Explicit huge pages need a reservation (`vm.nr_hugepages`); otherwise fall back to
             // normal pages.
-            Mapping::new(len, Backing::SharedHuge).or_else(|_| Mapping::new(len, Backing::Private))
+            MemoryMapping::new(len, MemoryBacking::SharedHuge)
+                .or_else(|_| MemoryMapping::new(len, MemoryBacking::Private))
         } else {
-            Mapping::with_small_pages(len)
+            MemoryMapping::with_small_pages(len)
         };
         let mapping = mapping.map_err(|error| refuse(&error))?;
         mapping.populate();
         let backing = match mapping.backing() {
-            Backing::SharedHuge => "2 MiB pages",
+            MemoryBacking::SharedHuge => "2 MiB pages",
             _ if mapping.transparent_huge_pages() => {
                 "transparent huge pages, where the kernel gives them"
             }
             _ => "4 KiB pages",
         };
-        let whole = regions.add(mapping).map_err(|error| refuse(&error))?;
+        let whole = regions.add_mapping(mapping).map_err(|error| refuse(&error))?;
         Ok(Self { whole, backing: backing.into(), region: None })
     }
 }
@@ -562,7 +565,7 @@ fn pool(
     plan: &EmuPlan<'_>,
 ) -> Result<DevicePool, Error> {
     let store = command_store(plan.techniques)
-        .checked()
+        .check_supported()
         .map_err(|missing| Error::usage(format!("--command-store: {missing}")))?;
     let len_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
     let part = Segment { region: memory.region, offset, len_bytes };

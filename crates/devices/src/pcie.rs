@@ -98,8 +98,8 @@ mod tests {
     fn memory_that_was_handed_out_before_is_refused_with_the_remedy() {
         let uri = "pcie:5e:00.0?unsafe-no-iommu=yes".parse().unwrap();
         let (name, regions) = (PcieName::of(&uri).unwrap(), RegionTable::new(2));
-        let _ram = regions.allocate(4096).unwrap();
-        let mut steps = StepTimer::begin(Clock::kernel());
+        let _ram = regions.allocate_region(4096).unwrap();
+        let mut steps = StepTimer::begin(Clock::on_kernel_clock());
         let refused = PcieBus::open(&name, &regions, &mut steps).err().unwrap();
         assert!(
             refused.text.contains("unsafe-no-iommu: memory that is not contiguous was allocated"),

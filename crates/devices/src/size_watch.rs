@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tenmil_base::Limits;
-use tenmil_linux::Thread;
+use tenmil_linux::NamedThread;
 
 /// Largest size in blocks that the controller reported since the namespace was opened, or 0.
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ impl SizeWatch {
                 tenmil_block::refresh_sizes();
             };
             // If no thread can be started, the devices are notified with the next resize.
-            if let Ok(thread) = Thread::spawn("sizes", None, tell) {
+            if let Ok(thread) = NamedThread::spawn("sizes", None, tell) {
                 // The thread ends by itself and is not joined.
                 std::mem::forget(thread);
             }

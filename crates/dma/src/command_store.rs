@@ -48,7 +48,7 @@ impl CommandStore {
     }
 
     /// Returns this instruction if the processor supports it.
-    pub fn checked(self) -> Result<Self, UnsupportedStore> {
+    pub fn check_supported(self) -> Result<Self, UnsupportedStore> {
         if self.is_supported() { Ok(self) } else { Err(UnsupportedStore(self)) }
     }
 
@@ -78,9 +78,9 @@ impl CommandStore {
     /// # Safety
     ///
     /// `entry` is aligned to 64 bytes and valid for writes of 64; no reference to those bytes exists;
-    /// `self` came from [`for_device`](Self::for_device) or [`checked`](Self::checked).
+    /// `self` came from [`for_device`](Self::for_device) or [`check_supported`](Self::check_supported).
     #[inline]
-    pub(crate) unsafe fn store(self, entry: NonNull<u64>, command: &[u64; 8]) {
+    pub(crate) unsafe fn store_command(self, entry: NonNull<u64>, command: &[u64; 8]) {
         match self {
             // SAFETY: the caller's promises to this function.
             Self::Plain => unsafe { store_plain(entry, command) },
@@ -89,7 +89,7 @@ impl CommandStore {
             Self::Sse2 => unsafe { store_sse2(entry, command) },
             // SAFETY: the caller's promises to this function. `command` is copied here, so that the two
             // cases above keep its words in registers.
-            _ => unsafe { self.store_at_once(entry, *command) },
+            _ => unsafe { self.store_from_memory(entry, *command) },
         }
     }
 
@@ -97,9 +97,9 @@ impl CommandStore {
     ///
     /// # Safety
     ///
-    /// As for [`store`](Self::store).
+    /// As for [`store_command`](Self::store_command).
     #[cold]
-    unsafe fn store_at_once(self, entry: NonNull<u64>, command: [u64; 8]) {
+    unsafe fn store_from_memory(self, entry: NonNull<u64>, command: [u64; 8]) {
         match self {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the caller's promises to this function; the feature was checked when `self` was
@@ -115,7 +115,7 @@ impl CommandStore {
 
     /// Orders the stores made so far before the doorbell.
     #[inline]
-    pub(crate) fn publish(self, kind: DeviceKind) {
+    pub(crate) fn order_before_doorbell(self, kind: DeviceKind) {
         match self {
             Self::Plain => store_barrier(kind),
             // For device memory, the first barrier orders stores on aarch64. The second one drains the
@@ -131,7 +131,7 @@ impl CommandStore {
 
 /// # Safety
 ///
-/// As for [`CommandStore::store`].
+/// As for [`CommandStore::store_command`].
 #[inline]
 unsafe fn store_plain(entry: NonNull<u64>, command: &[u64; 8]) {
     for (index, word) in command.iter().enumerate() {
@@ -144,7 +144,7 @@ unsafe fn store_plain(entry: NonNull<u64>, command: &[u64; 8]) {
 
 /// # Safety
 ///
-/// As for [`CommandStore::store`].
+/// As for [`CommandStore::store_command`].
 unsafe fn store_device(entry: NonNull<u64>, command: &[u64; 8]) {
     for (index, word) in command.iter().enumerate() {
         // SAFETY: `index < 8`, so the word is within the 64 bytes promised by the caller.
@@ -215,24 +215,24 @@ mod tests {
     struct Line([u64; 8]);
 
     #[test]
-    fn every_way_this_processor_has_stores_the_same_bytes() {
+    fn every_supported_instruction_stores_the_same_bytes() {
         let command = [1, 2 << 40, 3, u64::MAX, 5, 6, 7, 1 << 63];
         let all = CommandStore::ALL.into_iter().chain([CommandStore::Device]);
         for store in all.filter(|store| store.is_supported()) {
             let mut line = Line([0; 8]);
             let entry = NonNull::from(&mut line.0).cast();
             // SAFETY: 64 bytes, aligned, owned by this test; the store method was filtered by support.
-            unsafe { store.store(entry, &command) };
-            store.publish(DeviceKind::Pcie);
+            unsafe { store.store_command(entry, &command) };
+            store.order_before_doorbell(DeviceKind::Pcie);
             assert_eq!(line.0, command, "{}", store.name());
         }
     }
 
     #[test]
-    fn a_thread_gets_plain_stores_and_a_refusal_names_what_there_is() {
+    fn emulated_device_gets_plain_stores_and_an_unsupported_store_error_lists_the_supported() {
         assert_eq!(CommandStore::for_device(DeviceKind::Emulated), CommandStore::Plain);
         for store in CommandStore::ALL {
-            if let Err(error) = store.checked() {
+            if let Err(error) = store.check_supported() {
                 assert!(
                     error.to_string().contains(store.name()) && error.to_string().contains("plain")
                 );

@@ -17,7 +17,7 @@ pub(crate) const PHASE: u64 = 1 << 48;
 
 /// Stores a completion.
 #[inline(always)]
-pub(crate) fn store(first: &AtomicU64, second: &AtomicU64, entry: CompletionEntry) {
+pub(crate) fn store_completion(first: &AtomicU64, second: &AtomicU64, entry: CompletionEntry) {
     first.store(entry[0], Ordering::Relaxed);
     // Pairs with the driver's load barrier after it has seen the phase.
     second.store(entry[1], Ordering::Release);
@@ -25,7 +25,7 @@ pub(crate) fn store(first: &AtomicU64, second: &AtomicU64, entry: CompletionEntr
 
 /// Loads a completion, if its phase tag is `wanted`.
 #[inline(always)]
-pub(crate) fn load(
+pub(crate) fn load_completion(
     first: &AtomicU64,
     second: &AtomicU64,
     wanted: u64,

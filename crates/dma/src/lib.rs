@@ -23,34 +23,34 @@
 //! - No reference into a region is ever formed. A device, another thread or a virtual machine may write
 //!   it at any time; bytes are moved through raw pointers, ring words through atomics.
 
-mod address_space;
-mod arena;
 mod barrier;
 mod command_store;
 mod completion_order;
+mod device_pool;
+mod host_rings;
+mod iova_allocator;
 mod mapped_regions;
-mod mapping;
+mod memory_mapping;
 mod nontemporal_copy;
-mod pool;
-mod regions;
+mod page_allocator;
+mod region_table;
 mod revocation;
-mod ring;
-mod shared;
+mod shared_host_memory;
 mod sigbus_guard;
 
 /// Atomics and fences used by `barrier` and `completion_order`; the model of the rings substitutes a
 /// model checker's.
 use core::sync::atomic as sync;
 
-pub use address_space::AddressSpace;
 pub use barrier::DeviceKind;
 pub use command_store::{CommandStore, UnsupportedStore};
-pub use mapping::{Backing, Mapping, MappingError};
-pub use nontemporal_copy::prefetch;
-pub use pool::{DevicePool, DeviceThreadGuard};
-pub use regions::{
+pub use device_pool::{DevicePool, DeviceThreadRegistration};
+pub use host_rings::{HostCompletionRing, HostSubmissionRing};
+pub use iova_allocator::IovaAllocator;
+pub use memory_mapping::{MappingError, MemoryBacking, MemoryMapping};
+pub use nontemporal_copy::prefetch_value;
+pub use region_table::{
     FileRange, ForeignMapError, ForeignRegion, KernelBufferSlice, KernelBufferSource, Region,
     RegionError, RegionTable, TableFull, UnmapListener,
 };
-pub use ring::{HostCompletionRing, HostSubmissionRing};
-pub use shared::{SharedEntries, SharedHostMemory};
+pub use shared_host_memory::{SharedHostMemory, SharedRingEntries};

@@ -8,16 +8,16 @@
 use tenmil_base::{InvalidSegment, Segment};
 
 use crate::barrier::{prefetch_read, streaming_barrier};
-use crate::regions::RegionTable;
+use crate::region_table::RegionTable;
 
 const LINE: usize = 64;
 
 impl RegionTable {
     /// Like [`copy`](Self::copy), but bypasses the cache where the processor can, if the length is a
     /// multiple of a cache line and the target is aligned. The two segments must not overlap. This thread
-    /// sees the stores at once, other threads after [`fence_streams`](Self::fence_streams).
+    /// sees the stores at once, other threads after [`fence_nontemporal`](Self::fence_nontemporal).
     #[inline]
-    pub fn stream(&self, from: Segment, to: Segment) -> Result<(), InvalidSegment> {
+    pub fn copy_nontemporal(&self, from: Segment, to: Segment) -> Result<(), InvalidSegment> {
         #[cfg(target_arch = "x86_64")]
         if from.len_bytes == to.len_bytes && (to.len_bytes as usize).is_multiple_of(LINE) {
             let (source, target) = (self.host_address(from)?, self.host_address(to)?);
@@ -25,22 +25,22 @@ impl RegionTable {
                 let lines = to.len_bytes as usize / LINE;
                 // SAFETY: both ranges were resolved against their regions and have this many lines, and
                 // the target is aligned to a line.
-                unsafe { stream_lines(source.as_ptr(), target.as_ptr(), lines) };
+                unsafe { copy_lines_nontemporal(source.as_ptr(), target.as_ptr(), lines) };
                 return Ok(());
             }
         }
-        self.copy(from, to)
+        self.copy_segment(from, to)
     }
 
-    /// Orders [`stream`](Self::stream) stores before all later stores of this thread.
+    /// Orders [`copy_nontemporal`](Self::copy_nontemporal) stores before all later stores of this thread.
     #[inline]
-    pub fn fence_streams(&self) {
+    pub fn fence_nontemporal(&self) {
         streaming_barrier();
     }
 
     /// Prefetches a segment for reading. A hint: an invalid segment is ignored.
     #[inline]
-    pub fn prefetch(&self, segment: Segment) {
+    pub fn prefetch_segment(&self, segment: Segment) {
         if let Ok(address) = self.host_address(segment) {
             for skip in (0..segment.len_bytes as usize).step_by(LINE) {
                 prefetch_read(address.as_ptr().wrapping_add(skip));
@@ -51,7 +51,7 @@ impl RegionTable {
 
 /// Prefetches `value` for reading, without waiting.
 #[inline]
-pub fn prefetch<T>(value: &T) {
+pub fn prefetch_value<T>(value: &T) {
     prefetch_read((&raw const *value).cast());
 }
 
@@ -61,7 +61,7 @@ pub fn prefetch<T>(value: &T) {
 /// either range exists.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-unsafe fn stream_lines(from: *const u8, to: *mut u8, lines: usize) {
+unsafe fn copy_lines_nontemporal(from: *const u8, to: *mut u8, lines: usize) {
     use core::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
     const WIDTH: usize = size_of::<__m128i>();
     for skip in (0..lines * LINE).step_by(LINE) {
@@ -83,13 +83,14 @@ unsafe fn stream_lines(from: *const u8, to: *mut u8, lines: usize) {
 mod tests {
     use tenmil_base::{InvalidSegment, Memory, Segment};
 
-    use crate::{Backing, Mapping, RegionTable};
+    use crate::{MemoryBacking, MemoryMapping, RegionTable};
 
     #[test]
-    fn what_was_streamed_is_what_was_there_whatever_the_alignment() {
+    fn nontemporal_copy_is_exact_at_any_alignment() {
         let regions = RegionTable::new(2);
-        let mapping = || Mapping::new(8192, Backing::Private).unwrap();
-        let (from, to) = (regions.add(mapping()).unwrap(), regions.add(mapping()).unwrap());
+        let mapping = || MemoryMapping::new(8192, MemoryBacking::Private).unwrap();
+        let (from, to) =
+            (regions.add_mapping(mapping()).unwrap(), regions.add_mapping(mapping()).unwrap());
         let pattern: Vec<u8> = (0..8192_u32).map(|byte| (byte % 251) as u8).collect();
         regions.store(from, &pattern).unwrap();
         for (source, target, len) in
@@ -97,9 +98,9 @@ mod tests {
         {
             regions.fill(to, 0xee).unwrap();
             let (part, place) = (from.slice(source, len).unwrap(), to.slice(target, len).unwrap());
-            regions.prefetch(part);
-            regions.stream(part, place).unwrap();
-            regions.fence_streams();
+            regions.prefetch_segment(part);
+            regions.copy_nontemporal(part, place).unwrap();
+            regions.fence_nontemporal();
             let mut bytes = vec![0; 8192];
             regions.load(to, &mut bytes).unwrap();
             let (source, target, len) = (source as usize, target as usize, len as usize);
@@ -110,14 +111,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_refused_and_its_prefetch_does_nothing() {
+    fn invalid_segment_is_rejected_and_its_prefetch_ignored() {
         let regions = RegionTable::new(1);
-        let whole = regions.add(Mapping::new(4096, Backing::Private).unwrap()).unwrap();
+        let whole =
+            regions.add_mapping(MemoryMapping::new(4096, MemoryBacking::Private).unwrap()).unwrap();
         let past = Segment { offset: 64, ..whole };
-        assert_eq!(regions.stream(whole, past), Err(InvalidSegment(past)));
-        assert_eq!(regions.stream(past, whole), Err(InvalidSegment(past)));
+        assert_eq!(regions.copy_nontemporal(whole, past), Err(InvalidSegment(past)));
+        assert_eq!(regions.copy_nontemporal(past, whole), Err(InvalidSegment(past)));
         let shorter = whole.slice(0, 64).unwrap();
-        assert_eq!(regions.stream(whole, shorter), Err(InvalidSegment(shorter)));
-        regions.prefetch(past);
+        assert_eq!(regions.copy_nontemporal(whole, shorter), Err(InvalidSegment(shorter)));
+        regions.prefetch_segment(past);
     }
 }

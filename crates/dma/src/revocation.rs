@@ -16,7 +16,7 @@ use tenmil_base::Wake;
 
 /// Revocation state of a device.
 #[derive(Default)]
-pub(crate) struct Revocation {
+pub(crate) struct AccessRevocation {
     /// Odd while the access is revoked.
     number: AtomicU32,
     /// Last number acknowledged by the device.
@@ -25,14 +25,14 @@ pub(crate) struct Revocation {
     device: Mutex<Option<Box<dyn Wake + Send + Sync>>>,
 }
 
-impl Revocation {
+impl AccessRevocation {
     #[inline]
-    pub(crate) fn number(&self) -> u32 {
+    pub(crate) fn current_number(&self) -> u32 {
         self.number.load(Ordering::Acquire)
     }
 
     /// Revokes the access. Returns true once the device has acknowledged, or has no thread.
-    pub(crate) fn cut_off(&self) -> bool {
+    pub(crate) fn revoke(&self) -> bool {
         let number = self.number.load(Ordering::Relaxed) | 1;
         self.number.store(number, Ordering::SeqCst);
         let device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
@@ -41,7 +41,7 @@ impl Revocation {
         if self.let_go.load(Ordering::Acquire) == number {
             return true;
         }
-        device.wake();
+        device.wake_device_thread();
         false
     }
 
@@ -63,7 +63,7 @@ impl Revocation {
     }
 }
 
-impl fmt::Debug for Revocation {
+impl fmt::Debug for AccessRevocation {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Cut")
             .field("number", &self.number)
@@ -79,38 +79,38 @@ mod tests {
 
     use tenmil_base::Wake;
 
-    use super::Revocation;
+    use super::AccessRevocation;
 
     struct Woken(Arc<AtomicU32>);
 
     impl Wake for Woken {
-        fn wake(&self) {
+        fn wake_device_thread(&self) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     #[test]
-    fn a_cut_has_worked_once_the_device_has_let_go_of_that_very_cut() {
-        let (cut, woken) = (Revocation::default(), Arc::new(AtomicU32::new(0)));
-        assert!(cut.cut_off(), "nobody is there");
+    fn revocation_completes_when_the_device_acknowledges_that_number() {
+        let (cut, woken) = (AccessRevocation::default(), Arc::new(AtomicU32::new(0)));
+        assert!(cut.revoke(), "nobody is there");
         cut.restore();
         cut.attach(Box::new(Woken(Arc::clone(&woken))));
-        assert!(!cut.cut_off() && !cut.cut_off());
+        assert!(!cut.revoke() && !cut.revoke());
         assert_eq!(woken.load(Ordering::Relaxed), 2, "it may be asleep");
-        let first = cut.number();
+        let first = cut.current_number();
         cut.acknowledge(first);
-        assert!(cut.cut_off());
+        assert!(cut.revoke());
         cut.restore();
-        assert_eq!(cut.number() % 2, 0);
-        assert!(!cut.cut_off(), "what it said of the first says nothing of the second");
+        assert_eq!(cut.current_number() % 2, 0);
+        assert!(!cut.revoke(), "what it said of the first says nothing of the second");
         cut.acknowledge(first);
-        assert!(!cut.cut_off(), "not even if it says it late");
-        cut.acknowledge(cut.number());
-        assert!(cut.cut_off());
+        assert!(!cut.revoke(), "not even if it says it late");
+        cut.acknowledge(cut.current_number());
+        assert!(cut.revoke());
         cut.restore();
         cut.restore();
-        assert!(!cut.cut_off());
+        assert!(!cut.revoke());
         cut.detach();
-        assert!(cut.cut_off(), "who is gone touches nothing");
+        assert!(cut.revoke(), "who is gone touches nothing");
     }
 }

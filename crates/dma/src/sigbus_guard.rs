@@ -36,7 +36,7 @@ struct GuardedRange {
 /// Number of slots: as many as there are places in a region table.
 const SLOTS: usize = 4096;
 
-static TABLE: [GuardedRange; SLOTS] = [const { GuardedRange::empty() }; SLOTS];
+static TABLE: [GuardedRange; SLOTS] = [const { GuardedRange::unused() }; SLOTS];
 
 /// Previous handler, for unregistered addresses.
 static BEFORE: OnceLock<Result<libc::sigaction, i32>> = OnceLock::new();
@@ -47,8 +47,8 @@ impl SigbusGuard {
     /// # Errors
     ///
     /// All slots are in use, or the handler cannot be installed.
-    pub(crate) fn enter(base: NonNull<u8>, len_bytes: usize) -> io::Result<Self> {
-        if let Err(errno) = BEFORE.get_or_init(install) {
+    pub(crate) fn register_mapping(base: NonNull<u8>, len_bytes: usize) -> io::Result<Self> {
+        if let Err(errno) = BEFORE.get_or_init(install_handler) {
             return Err(io::Error::from_raw_os_error(*errno));
         }
         let free = |slot: &&GuardedRange| !slot.is_taken.swap(true, Ordering::AcqRel);
@@ -61,7 +61,7 @@ impl SigbusGuard {
     }
 
     /// Marks the mapping as failed.
-    pub(crate) fn fail(&self) {
+    pub(crate) fn mark_failed(&self) {
         self.slot.has_failed.store(true, Ordering::Release);
     }
 
@@ -79,7 +79,7 @@ impl Drop for SigbusGuard {
 }
 
 impl GuardedRange {
-    const fn empty() -> Self {
+    const fn unused() -> Self {
         Self {
             start: AtomicUsize::new(0),
             len_bytes: AtomicUsize::new(0),
@@ -98,12 +98,13 @@ impl GuardedRange {
 }
 
 /// Installs the handler and returns the previous one.
-fn install() -> Result<libc::sigaction, i32> {
+fn install_handler() -> Result<libc::sigaction, i32> {
     let last_errno = || io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL);
     let mut ours = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: a sigaction is plain data for which zeroes are valid: no flags, an empty mask.
     let action = unsafe { ours.assume_init_mut() };
-    let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_bus;
+    let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+        handle_sigbus;
     action.sa_sigaction = handler as *const () as usize;
     // On the alternate signal stack of the thread: the fault may occur deep in the stack.
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
@@ -119,14 +120,14 @@ fn install() -> Result<libc::sigaction, i32> {
 
 /// Signal handler, on the thread that made the access. Uses only atomics and system calls that are
 /// permitted in a signal handler.
-extern "C" fn on_bus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+extern "C" fn handle_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: with SA_SIGINFO the kernel passes a siginfo that is valid until the handler returns.
     let info = unsafe { &*info };
     // SAFETY: the siginfo of a SIGBUS has an address.
     let address = unsafe { info.si_addr() } as usize;
     let found = TABLE.iter().find_map(|slot| Some((slot, slot.mapping_of(address)?)));
     if let Some((slot, (start, len_bytes))) = found
-        && put_empty_memory(start as *mut libc::c_void, len_bytes)
+        && map_zeroed_memory(start as *mut libc::c_void, len_bytes)
     {
         slot.has_failed.store(true, Ordering::Release);
         return;
@@ -139,7 +140,7 @@ extern "C" fn on_bus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c
 }
 
 /// Replaces a mapping by zeroed private memory. Returns false if the kernel has none.
-pub(crate) fn put_empty_memory(start: *mut libc::c_void, len_bytes: usize) -> bool {
+pub(crate) fn map_zeroed_memory(start: *mut libc::c_void, len_bytes: usize) -> bool {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
     // SAFETY: the range is a whole mapping of this process, which stays mapped throughout: it is replaced

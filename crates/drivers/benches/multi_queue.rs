@@ -68,7 +68,7 @@ fn bare(count: u64) -> Reads {
 /// A null device behind the multi-queue layer.
 fn layered(count: u64, mode: Mode, map: QueueMap) -> Reads {
     let medium = NullDevice::new(512, 1 << 30).expect("a geometry");
-    let options = BdevOptions::new(Clock::kernel(), 1);
+    let options = BdevOptions::new(Clock::on_kernel_clock(), 1);
     let options = BdevOptions { mode, map, channels_max: 2, ..options };
     let device = Bdev::new("null", Arc::new(medium), options).expect("a device");
     let descriptor = device.open(Claim::Exclusive, "bench").expect("nobody has it");

@@ -16,7 +16,7 @@ use tenmil_block::Opener;
 use tenmil_block::uri::Uri;
 use tenmil_dma::RegionTable;
 use tenmil_drivers::pool::{self, OpenPool, VolumeOp, VolumeRef};
-use tenmil_linux::{Clock, Thread};
+use tenmil_linux::{Clock, NamedThread};
 
 const BLOCKS: u64 = 1 << 28;
 const SNAPSHOTS: u32 = 30;
@@ -38,15 +38,15 @@ fn main() {
     let volume = opener.open(&place.with_name("v")).expect("a volume");
     let (is_over, failed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let (ends, fails) = (Arc::clone(&is_over), Arc::clone(&failed));
-    let memory = regions.allocate(4096).expect("memory");
+    let memory = regions.allocate_region(4096).expect("memory");
     let write = move |_: &_| {
         let mut channel = volume.medium.channel().expect("a channel");
         let segment = Segment { len_bytes: 4096, ..memory.segment() };
         write_until(&mut *channel, clock, segment, &ends, &fails)
     };
-    let writer = Thread::spawn("writer", None, write).expect("a thread");
+    let writer = NamedThread::spawn("writer", None, write).expect("a thread");
     let snapshot = |number| {
-        tenmil_linux::thread::sleep(Span::from_ms(100));
+        tenmil_linux::named_thread::sleep(Span::from_ms(100));
         let (volume, name) = ("v".into(), format!("s{number}"));
         let begun = clock.now();
         open.change(VolumeOp::Snapshot { volume, name, uuid: 1 }).expect("a snapshot");
@@ -96,7 +96,7 @@ fn write_until(
             ended += 1;
             failed.fetch_add(u64::from(!completion.status.is_success()), Ordering::Relaxed);
         }
-        tenmil_linux::thread::yield_now();
+        tenmil_linux::named_thread::yield_cpu();
     }
     ended
 }

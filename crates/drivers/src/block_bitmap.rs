@@ -58,7 +58,7 @@ impl BlockBitmap {
     #[inline]
     pub(crate) fn look_ahead(&self, first: u64) {
         if let Some(word) = usize::try_from(first / 64).ok().and_then(|at| self.words.get(at)) {
-            tenmil_dma::prefetch(word);
+            tenmil_dma::prefetch_value(word);
         }
     }
 

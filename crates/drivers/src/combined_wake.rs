@@ -102,16 +102,16 @@ mod tests {
         let joined = CombinedWake::of(sources).unwrap();
         let WakeSource::Descriptor(descriptor) = joined.source() else { panic!("{joined:?}") };
         let mut sleeper = Sleeper::new().unwrap();
-        sleeper.sources().add(descriptor, 7).unwrap();
+        sleeper.sources().add_source(descriptor, 7).unwrap();
         for vector in 0..3 {
             let mut ready = Vec::new();
-            sleeper.block(tenmil_base::Span::default(), &mut ready);
+            sleeper.sleep_until_ready(tenmil_base::Span::default(), &mut ready);
             assert_eq!(ready, [], "before vector {vector}");
             assert!(vectors.unmask(vector));
             vectors.raise(vector);
-            sleeper.block(tenmil_base::Span::from_secs(10), &mut ready);
+            sleeper.sleep_until_ready(tenmil_base::Span::from_secs(10), &mut ready);
             assert_eq!(ready, [7], "vector {vector}");
-            assert!(vectors.clear(vector));
+            assert!(vectors.clear_signals(vector));
         }
     }
 }

@@ -377,7 +377,7 @@ fn one_who_sleeps_on_a_medium_is_woken_for_every_answer() {
         let memory = driver.memory(1);
         let mut sleeper = Sleeper::new().unwrap();
         if let WakeSource::Descriptor(descriptor) = driver.channel.wake_source() {
-            sleeper.sources().add(descriptor, 0).unwrap();
+            sleeper.sources().add_source(descriptor, 0).unwrap();
         }
         assert!(!driver.channel.arm(), "{}: nothing is owed", driver.name);
         driver.channel.disarm();

@@ -18,8 +18,10 @@ use tenmil_base::{
     OperationSet, Segment,
 };
 use tenmil_dma::{Region, RegionTable};
-use tenmil_linux::engine::{Engine, EngineChoice, EngineLimits};
-use tenmil_linux::file::{Alignment, BufferedReason, File, FileExtent, FileOptions};
+use tenmil_linux::file_engine::{EngineChoice, EngineLimits, FileEngine};
+use tenmil_linux::storage_file::{
+    BufferedReason, DirectIoAlignment, FileExtent, FileOptions, StorageFile,
+};
 
 use self::channel::FileChannel;
 pub(crate) use self::jobs::FileIo;
@@ -74,9 +76,9 @@ pub struct FileDeviceOptions {
 /// State shared by all channels.
 #[derive(Debug)]
 struct Shared {
-    file: Arc<File>,
+    file: Arc<StorageFile>,
     /// Alignment of direct I/O, or why the page cache is used.
-    direct: Result<Alignment, BufferedReason>,
+    direct: Result<DirectIoAlignment, BufferedReason>,
     regions: RegionTable,
     /// Limits as of the open.
     limits: Limits,
@@ -142,7 +144,7 @@ impl FileDevice {
         check_geometry("file", block_size, size_bytes.unwrap_or(u64::MAX))?;
         let (path, len_bytes) = (path.clone(), *size_bytes);
         let options = FileOptions { path, len_bytes, unit_bytes: block_size, direct, read_only };
-        let file = File::open(&options)
+        let file = StorageFile::open(&options)
             .map_err(|error| Error::new(error.category(), format!("file: {error}")))?;
         let file = Arc::new(file);
         let (engine, has_ring) = try_engine(&file, regions, choice)?;
@@ -156,7 +158,7 @@ impl FileDevice {
             uncorrectable: BadBlocks::default(),
             lost_writes: LostWrites::default(),
             block_count: AtomicU64::new(limits.block_count),
-            direct: file.direct(),
+            direct: file.direct_io_alignment(),
             file,
             regions: regions.clone(),
             limits,
@@ -170,7 +172,7 @@ impl FileDevice {
     pub(crate) fn open_as(
         regions: &RegionTable,
         options: &FileDeviceOptions,
-        direct: Result<Alignment, BufferedReason>,
+        direct: Result<DirectIoAlignment, BufferedReason>,
     ) -> Result<Self, Error> {
         let mut medium = Self::open(regions, options)?;
         if let Some(shared) = Arc::get_mut(&mut medium.shared) {
@@ -199,7 +201,7 @@ impl FileDevice {
     /// One line: the file, the engine, and direct I/O or the reason against it.
     pub fn describe(&self) -> String {
         let file = &self.shared.file;
-        let way = match file.direct() {
+        let way = match file.direct_io_alignment() {
             Ok(alignment) => format!("direct, aligned to {} bytes", alignment.offset_bytes),
             Err(why) => why.to_string(),
         };
@@ -214,7 +216,7 @@ impl BlockDevice for FileDevice {
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let Shared { file, regions, .. } = &*self.shared;
-        let engine = Engine::new(Arc::clone(file), regions, CAPACITY, self.choice);
+        let engine = FileEngine::new(Arc::clone(file), regions, CAPACITY, self.choice);
         self.channel_over(engine.map_err(Error::environment)?)
     }
 
@@ -225,7 +227,7 @@ impl BlockDevice for FileDevice {
             return Ok(BlockExtent { blocks: 0, kind: ExtentKind::Data });
         }
         let block_size = u64::from(limits.block_size);
-        let found = in_blocks(file.extent(lba * block_size), block_size);
+        let found = in_blocks(file.extent_at(lba * block_size), block_size);
         let blocks = found.blocks.min(left).min(EXTENT_BLOCKS_MAX);
         let (is_lost, run) = uncorrectable.run(lba, blocks);
         // An uncorrectable block does not read as zeroes.
@@ -314,12 +316,12 @@ impl ChannelResources {
 /// Determines the engine of the channels at open time, so that a missing one is reported early. Returns
 /// its name and whether it is io_uring.
 fn try_engine(
-    file: &Arc<File>,
+    file: &Arc<StorageFile>,
     regions: &RegionTable,
     choice: EngineChoice,
 ) -> Result<(String, bool), Error> {
     let capacity = EngineLimits { depth: 1, segments_max: 1 };
-    let engine = Engine::new(Arc::clone(file), regions, capacity, choice)
+    let engine = FileEngine::new(Arc::clone(file), regions, capacity, choice)
         .map_err(|error| Error::new(error.category(), format!("file: {error}")))?;
     let name = match engine.io_uring_error() {
         Some(errno) => format!("{} (io_uring is refused: {errno})", engine.name()),
@@ -342,7 +344,7 @@ fn in_blocks(found: FileExtent, block_size: u64) -> BlockExtent {
     BlockExtent { blocks: found.len_bytes.div_ceil(block_size), kind: ExtentKind::Data }
 }
 
-fn limits(file: &File, block_size: u32) -> Limits {
+fn limits(file: &StorageFile, block_size: u32) -> Limits {
     Limits {
         block_size,
         metadata_size: 0,
@@ -359,5 +361,5 @@ fn limits(file: &File, block_size: u32) -> Limits {
 }
 
 fn memory(regions: &RegionTable, len_bytes: u32) -> Result<Region, Error> {
-    regions.allocate(len_bytes as usize).map_err(Error::environment)
+    regions.allocate_region(len_bytes as usize).map_err(Error::environment)
 }

@@ -4,7 +4,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use tenmil_linux::clock::utc_now;
-use tenmil_linux::process::ProcessIdentity;
+use tenmil_linux::process_stats::ProcessIdentity;
 use tenmil_volume::Owner;
 use tenmil_volume::format::{OwnerRecord, unpadded};
 
@@ -21,7 +21,7 @@ impl Opener {
         let id =
             u128::from(tenmil_linux::random_seed()) << 64 | u128::from(tenmil_linux::random_seed());
         let ProcessIdentity { boot, machine, pid_namespace: pid_space, pid, started, host } =
-            ProcessIdentity::this();
+            ProcessIdentity::of_this_process();
         let mut name = [0; 64];
         let end = (0..=host.len().min(name.len())).rev().find(|end| host.is_char_boundary(*end));
         let shown = host.as_bytes().get(..end.unwrap_or(0)).unwrap_or_default();
@@ -63,7 +63,7 @@ pub(super) fn process_of(owner: &Owner) -> ProcessIdentity {
 /// Whether an owner is known to have ended. Another process of this machine is checked by pid and start
 /// time; on other machines nothing is known.
 pub(super) fn is_gone(owner: &Owner) -> bool {
-    let (process, this) = (process_of(owner), ProcessIdentity::this());
+    let (process, this) = (process_of(owner), ProcessIdentity::of_this_process());
     let is_here =
         process.is_same_boot(&this) && (process.pid, process.started) == (this.pid, this.started);
     match is_here {

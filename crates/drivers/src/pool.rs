@@ -54,7 +54,7 @@ use tenmil_base::{
     IoStatus, Limits, Operation, OperationSet, Span,
 };
 use tenmil_dma::RegionTable;
-use tenmil_linux::{Clock, Sleeper, Thread};
+use tenmil_linux::{Clock, NamedThread, Sleeper};
 use tenmil_volume::{
     ActionResult, DeviceAction, Owner as Owning, PoolError, PoolRequest, PoolResponse, PoolUsage,
     VolumeInfo,
@@ -110,7 +110,7 @@ pub struct OpenPool {
     name: String,
     /// Identity of the device, independent of the spelling of its URI.
     identity: String,
-    owner: Option<Thread<()>>,
+    owner: Option<NamedThread<()>>,
     /// The owner id of this process, which is recorded in the pool.
     owns: owned::Opener,
     /// Whether the devices refuse the writes of other hosts.
@@ -287,7 +287,7 @@ impl OpenPool {
         let owner =
             MetadataThread::new(&name, Arc::clone(&shared), (inbox, backend), geometry, regions);
         let owner = owner.map_err(machine)?.with_reserved(&reserved);
-        let owner = Thread::spawn("pool", None, move |stop| {
+        let owner = NamedThread::spawn("pool", None, move |stop| {
             owner.run(stop, &clock, &mut sleeper, closing_max)
         })
         .map_err(|error| machine(Error::environment(format!("start a thread: {error}"))))?;
@@ -339,7 +339,7 @@ impl OpenPool {
     pub fn owner_here(&self) -> Option<u32> {
         let owner = self.other_owner()?;
         let process = owned::process_of(&owner);
-        let this = tenmil_linux::process::ProcessIdentity::this();
+        let this = tenmil_linux::process_stats::ProcessIdentity::of_this_process();
         (process.is_same_boot(&this) && process.pid != this.pid).then_some(process.pid)
     }
 
@@ -425,7 +425,7 @@ impl OpenPool {
             }
             let nap = if hears { Span::from_secs(1) } else { Span::from_ms(1) };
             // An error of the wait only makes the next check come sooner.
-            let _ = inbox.waker.wait(0, nap);
+            let _ = inbox.waker.wait_for_signal(0, nap);
         };
         self.shared.leave(&inbox, core::iter::empty());
         completion
@@ -556,7 +556,7 @@ impl OpenPool {
             if self.clock.now() > until {
                 return false;
             }
-            tenmil_linux::thread::sleep(Span::from_ms(1));
+            tenmil_linux::named_thread::sleep(Span::from_ms(1));
         }
         true
     }
@@ -565,7 +565,7 @@ impl OpenPool {
 impl Drop for OpenPool {
     fn drop(&mut self) {
         if let Some(owner) = self.owner.take() {
-            owner.stop_flag().stop();
+            owner.stop_flag().set();
             self.shared.ring();
             drop(owner);
         }

@@ -114,7 +114,7 @@ impl RamDevice {
         let machine = |error: &dyn std::fmt::Display| {
             Error::new(ErrorCategory::Environment, format!("ram of {len} bytes: {error}"))
         };
-        let blocks = regions.allocate(len).map_err(|error| machine(&error))?;
+        let blocks = regions.allocate_region(len).map_err(|error| machine(&error))?;
         let store = RamStorage {
             regions: regions.clone(),
             blocks,
@@ -196,7 +196,7 @@ impl IoChannel for RamChannel {
         }));
         if store.is_large {
             // Orders the non-temporal stores before the completions, which may be seen by other threads.
-            store.regions.fence_streams();
+            store.regions.fence_nontemporal();
         }
         count
     }
@@ -255,7 +255,7 @@ impl RamStorage {
         if request.operation == Operation::Read {
             // A prefetch out of range has no effect; the request is rejected when it is executed.
             let offset = request.lba.wrapping_mul(self.block_size);
-            self.regions.prefetch(self.at(offset, AHEAD_BYTES));
+            self.regions.prefetch_segment(self.at(offset, AHEAD_BYTES));
         }
     }
 
@@ -269,7 +269,7 @@ impl RamStorage {
         self.each_run(first, count, |written, from, len_bytes| {
             pieces.take_each(len_bytes, |piece, done| {
                 if written {
-                    self.regions.copy(self.at(from + done, piece.len_bytes), piece)
+                    self.regions.copy_segment(self.at(from + done, piece.len_bytes), piece)
                 } else {
                     self.regions.fill(piece, 0)
                 }
@@ -289,9 +289,9 @@ impl RamStorage {
             .take_each(count * self.block_size, |piece, done| {
                 let place = self.at(from + done, piece.len_bytes);
                 if self.is_large {
-                    self.regions.stream(piece, place)
+                    self.regions.copy_nontemporal(piece, place)
                 } else {
-                    self.regions.copy(piece, place)
+                    self.regions.copy_segment(piece, place)
                 }
             })
             .map_err(|_| IoStatus::DATA_TRANSFER_ERROR)?;
@@ -322,7 +322,7 @@ impl RamStorage {
         self.each_run(first, count, |written, from, len_bytes| {
             pieces.take_each(len_bytes, |piece, done| {
                 let equal = if written {
-                    self.regions.equal(self.at(from + done, piece.len_bytes), piece)
+                    self.regions.segments_equal(self.at(from + done, piece.len_bytes), piece)
                 } else {
                     is_zero(&self.regions, piece)
                 };
@@ -343,7 +343,7 @@ impl RamStorage {
             let (from, to) = (source + block, target + block);
             if self.written.has(from) {
                 let (from, to) = (self.block(from), self.block(to));
-                self.regions.copy(from, to).map_err(|_| IoStatus::INTERNAL_ERROR)?;
+                self.regions.copy_segment(from, to).map_err(|_| IoStatus::INTERNAL_ERROR)?;
                 self.written.set(target + block, 1);
             } else {
                 self.written.clear(to, 1);
@@ -402,8 +402,8 @@ mod tests {
         BlockDevice, BlockExtent, CompletionBatch, ErrorCategory, ExtentKind, Instant, IoStatus,
         Memory, Operation, Request, RequestFlags, Segment,
     };
-    use tenmil_dma::{Backing, Mapping, RegionTable};
-    use tenmil_linux::Thread;
+    use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
+    use tenmil_linux::NamedThread;
 
     use super::RamDevice;
 
@@ -447,7 +447,7 @@ mod tests {
                 assert_eq!(channel.poll(Instant::default(), &mut completions), 3);
                 let done =
                     completions.drain().all(|completion| completion.status == IoStatus::SUCCESS);
-                let same = regions.equal(out, back).unwrap();
+                let same = regions.segments_equal(out, back).unwrap();
                 wrong += usize::from(!done || !same);
             }
         }
@@ -459,18 +459,22 @@ mod tests {
         let regions = RegionTable::new(3);
         let ram = RamDevice::new(&regions, 512, 128).unwrap();
         let threads = [0, 1].map(|first| {
-            let memory = regions.add(Mapping::new(1024, Backing::Private).unwrap()).unwrap();
+            let memory = regions
+                .add_mapping(MemoryMapping::new(1024, MemoryBacking::Private).unwrap())
+                .unwrap();
             let (ram, regions) = (ram.clone(), regions.clone());
-            Thread::spawn("hammer", None, move |_| hammer(&ram, &regions, memory, first)).unwrap()
+            NamedThread::spawn("hammer", None, move |_| hammer(&ram, &regions, memory, first))
+                .unwrap()
         });
-        assert_eq!(threads.map(Thread::join), [0, 0]);
+        assert_eq!(threads.map(NamedThread::join), [0, 0]);
     }
 
     #[test]
     fn what_was_never_written_is_a_hole() {
         let regions = RegionTable::new(2);
         let ram = RamDevice::new(&regions, 512, 200).unwrap();
-        let memory = regions.add(Mapping::new(4096, Backing::Private).unwrap()).unwrap();
+        let memory =
+            regions.add_mapping(MemoryMapping::new(4096, MemoryBacking::Private).unwrap()).unwrap();
         let request = |operation, lba| Request {
             token: 0,
             lba,
@@ -496,7 +500,9 @@ mod tests {
     fn what_goes_past_the_cache_is_read_back_in_the_same_batch_and_by_another_thread() {
         let regions = RegionTable::new(4);
         let ram = RamDevice::new(&regions, 512, 96 << 11).unwrap();
-        let memory = regions.add(Mapping::new(3 * 4096, Backing::Private).unwrap()).unwrap();
+        let memory = regions
+            .add_mapping(MemoryMapping::new(3 * 4096, MemoryBacking::Private).unwrap())
+            .unwrap();
         let [out, back, again] = [0, 1, 2].map(|page| memory.slice(page * 4096, 4096).unwrap());
         let bytes: Vec<u8> = (0..4096_u32).map(|byte| (byte % 249) as u8).collect();
         regions.store(out, &bytes).unwrap();
@@ -518,7 +524,7 @@ mod tests {
         regions.load(back, &mut found).unwrap();
         assert_eq!(found, bytes);
         let (ram, table) = (ram.clone(), regions.clone());
-        let other = Thread::spawn("reader", None, move |_| {
+        let other = NamedThread::spawn("reader", None, move |_| {
             let mut channel = ram.channel().unwrap();
             channel.submit(Instant::default(), &[request(Operation::Read, 0)], &[again]);
             let mut found = vec![0; 4096];

@@ -235,7 +235,7 @@ mod tests {
         BlockDevice, BlockExtent, CompletionBatch, ExtentKind, Instant, IoStatus, Limits, Memory,
         Operation, Request, RequestFlags,
     };
-    use tenmil_dma::{Backing, Mapping, RegionTable};
+    use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 
     use super::{Split, equal_part};
     use crate::{NullDevice, RamDevice};
@@ -244,7 +244,9 @@ mod tests {
     fn nothing_outside_a_part_can_be_reached_through_it() {
         let regions = RegionTable::new(2);
         let ram = Arc::new(RamDevice::new(&regions, 512, 64).unwrap());
-        let memory = regions.add(Mapping::new(32 << 10, Backing::Private).unwrap()).unwrap();
+        let memory = regions
+            .add_mapping(MemoryMapping::new(32 << 10, MemoryBacking::Private).unwrap())
+            .unwrap();
         regions.fill(memory, 7).unwrap();
         let mut part = Split::new(ram.clone(), 16, 32).unwrap().channel().unwrap();
         let request = |operation, lba, operand, blocks: u32| Request {

@@ -10,7 +10,7 @@ use tenmil_block::{Kind, OpenedDevice, Opener};
 use tenmil_dma::RegionTable;
 use tenmil_drivers::mirror;
 use tenmil_linux::Clock;
-use tenmil_linux::file::{CreationPolicy, set_creation_policy, undo_created};
+use tenmil_linux::storage_file::{CreationPolicy, set_creation_policy, undo_created};
 
 /// A device that no mirror can have as a leg.
 struct Unfit {

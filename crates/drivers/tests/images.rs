@@ -45,7 +45,7 @@ fn read(opener: &Opener<'_>, volume: &Uri) -> Vec<String> {
     let opened = opener.open(volume).unwrap();
     let blocks = u32::try_from(opened.medium.limits().block_count).unwrap();
     let mut channel = opened.medium.channel().unwrap();
-    let memory = opener.regions.allocate(PAGE_BYTES as usize).unwrap();
+    let memory = opener.regions.allocate_region(PAGE_BYTES as usize).unwrap();
     let mut read = |block: u32| {
         let mut bytes = vec![0; PAGE_BYTES as usize];
         let request = Request {
@@ -78,7 +78,7 @@ fn run(
         is_taken = is_taken || channel.submit(now, &[request], segments) == 1;
         channel.flush();
         channel.poll(now, &mut completions);
-        tenmil_linux::thread::yield_now();
+        tenmil_linux::named_thread::yield_cpu();
     }
     assert!(completions.as_slice()[0].status.is_success(), "{completions:?}");
 }

@@ -9,16 +9,16 @@ use tenmil_base::{
     BlockDevice, CompletionBatch, IoStatus, Operation, Request, Segment, Span, WakeSource,
 };
 use tenmil_block::{Bdev, BdevDescriptor, BdevOptions, Claim, Event, Opener, QueueMap};
-use tenmil_dma::{Backing, Mapping, RegionTable};
-use tenmil_linux::process::ProcessStats;
-use tenmil_linux::thread::Thread;
+use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
+use tenmil_linux::named_thread::NamedThread;
+use tenmil_linux::process_stats::ProcessStats;
 use tenmil_linux::{Clock, Sleeper};
 
 /// Descriptors and threads of this process, and regions of memory.
 fn open_here(regions: &RegionTable) -> (usize, usize, usize) {
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
     let threads = std::fs::read_dir("/proc/self/task").unwrap().count();
-    (descriptors, threads, regions.count())
+    (descriptors, threads, regions.region_count())
 }
 
 /// How many times each device comes and is removed.
@@ -49,9 +49,9 @@ fn reader(
 ) -> impl FnOnce(&tenmil_linux::StopFlag) -> Vec<IoStatus> {
     let mut channel = descriptor.channel().unwrap();
     move |_| {
-        let (clock, mut sleeper) = (Clock::kernel(), Sleeper::new().unwrap());
+        let (clock, mut sleeper) = (Clock::on_kernel_clock(), Sleeper::new().unwrap());
         if let WakeSource::Descriptor(descriptor) = channel.wake_source() {
-            sleeper.sources().add(descriptor, 0).unwrap();
+            sleeper.sources().add_source(descriptor, 0).unwrap();
         }
         let mut completions = CompletionBatch::with_capacity(64);
         let (mut token, mut in_flight, mut bad) = (0, 0, Vec::new());
@@ -69,7 +69,7 @@ fn reader(
                     .filter(|end| !end.is_success()),
             );
             if in_flight == 8 && !channel.arm() {
-                sleeper.block(Span::from_secs(10), &mut Vec::new());
+                sleeper.sleep_until_ready(Span::from_secs(10), &mut Vec::new());
             }
             channel.disarm();
         }
@@ -85,9 +85,10 @@ fn reader(
 fn what_a_device_had_open_is_closed_within_a_second_of_its_removal() {
     let directory = tempfile::tempdir().unwrap();
     let regions = RegionTable::new(32);
-    let memory = regions.add(Mapping::new(4096, Backing::Private).unwrap()).unwrap();
+    let memory =
+        regions.add_mapping(MemoryMapping::new(4096, MemoryBacking::Private).unwrap()).unwrap();
     let segment = memory.slice(0, 512).unwrap();
-    let clock = Clock::kernel();
+    let clock = Clock::on_kernel_clock();
     let kinds = [
         ("auto", QueueMap::default()),
         ("auto", QueueMap::of(1)),
@@ -105,7 +106,9 @@ fn what_a_device_had_open_is_closed_within_a_second_of_its_removal() {
         let device = Bdev::new("file0", opened.medium, options).unwrap();
         let descriptor = Arc::new(device.open(Claim::Exclusive, "readers").unwrap());
         let threads: Vec<_> = (0..2)
-            .map(|_| Thread::spawn("reader", None, reader(descriptor.clone(), segment)).unwrap())
+            .map(|_| {
+                NamedThread::spawn("reader", None, reader(descriptor.clone(), segment)).unwrap()
+            })
             .collect();
         while device.statistics().of(Operation::Read).count < 5_000 {}
         device.remove();
@@ -113,7 +116,7 @@ fn what_a_device_had_open_is_closed_within_a_second_of_its_removal() {
         while device.channels_open() > 0 {
             assert!(clock.now().since(began) < Span::from_secs(1), "{engine} {map:?}");
         }
-        for ended in threads.into_iter().map(Thread::join) {
+        for ended in threads.into_iter().map(NamedThread::join) {
             let known = [IoStatus::SUCCESS, IoStatus::ABORTED_BY_HOST, IoStatus::NO_DEVICE];
             assert!(ended.iter().all(|status| known.contains(status)), "{ended:?}");
         }

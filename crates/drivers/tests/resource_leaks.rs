@@ -13,7 +13,7 @@ use tenmil_base::{
 use tenmil_block::{Bdev, BdevOptions, Claim, Mode, OpenedDevice, Opener};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
-use tenmil_linux::process::ProcessStats;
+use tenmil_linux::process_stats::ProcessStats;
 
 /// Every kind that stands on nothing, and stacks of all that stand on others.
 const STACKS: [&str; 9] = [
@@ -43,7 +43,7 @@ struct Holdings {
 impl Holdings {
     fn look(regions: &RegionTable) -> Self {
         let descriptors = ProcessStats::read().descriptors.unwrap();
-        Self { descriptors, threads: threads(), regions: regions.count() }
+        Self { descriptors, threads: threads(), regions: regions.region_count() }
     }
 
     /// The same, once it is what is expected or a second is over: the kernel lists a thread for a
@@ -55,7 +55,7 @@ impl Holdings {
             if found == expected || clock.now() > end {
                 return found;
             }
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
     }
 }
@@ -73,7 +73,7 @@ fn devices_that_come_and_go_leave_nothing_behind() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().display().to_string();
     let regions = RegionTable::new(24);
-    let memory = regions.allocate(1 << 20).unwrap();
+    let memory = regions.allocate_region(1 << 20).unwrap();
     let memory = memory.segment();
     let clock = Clock::start();
     let before = Holdings::look(&regions);

@@ -10,41 +10,41 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::disallowed_methods, reason = "a program on the top floor: inputs are files")]
 
+mod corpus_seeds;
 mod mutate;
-mod runner;
-mod seeds;
+mod target_runner;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
-use runner::Target;
+use target_runner::FuzzTarget;
 use tenmil_base::{Random, Span};
 use tenmil_linux::Clock;
 
 /// All fuzz targets.
-const TARGETS: [Target; 16] = [
-    Target { name: "wire", feed: tenmil_wire::fuzz::fuzz },
-    Target { name: "controller", feed: tenmil_nvme_controller::controller::fuzz },
-    Target { name: "front", feed: tenmil_nvme_controller::fuzz::front_end },
-    Target { name: "control", feed: tenmil_rpc::fuzz::fuzz },
-    Target { name: "block", feed: tenmil_block::fuzz::fuzz },
-    Target { name: "signatures", feed: tenmil_block::fuzz::fuzz_ends },
-    Target { name: "nbd", feed: tenmil_serve::nbd::fuzz::fuzz },
-    Target { name: "tcp_host", feed: tenmil_nvme_tcp::fuzz::host },
-    Target { name: "tcp_controller", feed: tenmil_nvme_tcp::fuzz::controller },
-    Target { name: "tcp_service", feed: tenmil_serve::tcp::fuzz::fuzz },
-    Target { name: "volume", feed: tenmil_volume::fuzz::fuzz },
-    Target { name: "volume_stream", feed: tenmil_volume::fuzz::stream },
-    Target { name: "vfu_server", feed: tenmil_vfio_user::fuzz::server },
-    Target { name: "vfu_client", feed: tenmil_vfio_user::fuzz::client },
-    Target { name: "vhost_server", feed: tenmil_vhost_user::fuzz::server },
-    Target { name: "vhost_ring", feed: tenmil_vhost_user::fuzz::ring },
+const TARGETS: [FuzzTarget; 16] = [
+    FuzzTarget { name: "wire", feed: tenmil_wire::fuzz::fuzz },
+    FuzzTarget { name: "controller", feed: tenmil_nvme_controller::controller::fuzz },
+    FuzzTarget { name: "front", feed: tenmil_nvme_controller::fuzz::front_end },
+    FuzzTarget { name: "control", feed: tenmil_rpc::fuzz::fuzz_rpc_connection },
+    FuzzTarget { name: "block", feed: tenmil_block::fuzz::fuzz },
+    FuzzTarget { name: "signatures", feed: tenmil_block::fuzz::fuzz_ends },
+    FuzzTarget { name: "nbd", feed: tenmil_serve::nbd::fuzz::fuzz_nbd_connection },
+    FuzzTarget { name: "tcp_host", feed: tenmil_nvme_tcp::fuzz::host },
+    FuzzTarget { name: "tcp_controller", feed: tenmil_nvme_tcp::fuzz::controller },
+    FuzzTarget { name: "tcp_service", feed: tenmil_serve::tcp::fuzz::fuzz_nvme_tcp_target },
+    FuzzTarget { name: "volume", feed: tenmil_volume::fuzz::fuzz },
+    FuzzTarget { name: "volume_stream", feed: tenmil_volume::fuzz::stream },
+    FuzzTarget { name: "vfu_server", feed: tenmil_vfio_user::fuzz::server },
+    FuzzTarget { name: "vfu_client", feed: tenmil_vfio_user::fuzz::client },
+    FuzzTarget { name: "vhost_server", feed: tenmil_vhost_user::fuzz::server },
+    FuzzTarget { name: "vhost_ring", feed: tenmil_vhost_user::fuzz::ring },
 ];
 
 /// Run the fuzz targets on mutated inputs
 #[derive(Debug, Parser)]
-struct Options {
+struct FuzzOptions {
     /// Run only this target: wire, controller, front, control, block, signatures, nbd, tcp_host,
     /// tcp_controller, tcp_service, volume, volume_stream, vfu_server, vfu_client, vhost_server or
     /// vhost_ring
@@ -85,7 +85,7 @@ struct Options {
 }
 
 fn main() -> ExitCode {
-    match run(&Options::parse()) {
+    match run_fuzzer(&FuzzOptions::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(text) => {
             eprintln!("error: {text}");
@@ -95,15 +95,15 @@ fn main() -> ExitCode {
 }
 
 /// Runs what was requested. A finding ends the process where it occurs: see [`runner`].
-fn run(options: &Options) -> Result<(), String> {
+fn run_fuzzer(options: &FuzzOptions) -> Result<(), String> {
     if options.make_corpus {
         return make_corpus(&options.corpus);
     }
-    runner::save_crashes(&options.keep);
-    for target in chosen(options)? {
+    target_runner::save_crashes(&options.keep);
+    for target in selected_targets(options)? {
         match &options.replay {
             Some(file) => {
-                target.run(&read(file)?);
+                target.run_input(&read_file(file)?);
                 println!("fuzz {}: {}: nothing", target.name, file.display());
             }
             None => run_target(target, options)?,
@@ -112,9 +112,9 @@ fn run(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-fn chosen(options: &Options) -> Result<Vec<Target>, String> {
+fn selected_targets(options: &FuzzOptions) -> Result<Vec<FuzzTarget>, String> {
     if options.injected_bugs {
-        return Ok(vec![runner::INJECTED_BUG]);
+        return Ok(vec![target_runner::INJECTED_BUG]);
     }
     let Some(only) = &options.target else { return Ok(TARGETS.to_vec()) };
     let target = TARGETS.into_iter().find(|target| target.name == only);
@@ -129,15 +129,15 @@ fn chosen(options: &Options) -> Result<Vec<Target>, String> {
 }
 
 /// Runs one target for its time: first the corpus, then mutated inputs.
-fn run_target(target: Target, options: &Options) -> Result<(), String> {
+fn run_target(target: FuzzTarget, options: &FuzzOptions) -> Result<(), String> {
     let corpus = corpus_of(target, &options.corpus)?;
     let clock = Clock::start();
     let end = clock.now().after(Span::from_secs(options.seconds));
     let mut random = Random::new(options.seed);
-    corpus.iter().for_each(|bytes| target.run(bytes));
+    corpus.iter().for_each(|bytes| target.run_input(bytes));
     let mut count = 0_u64;
     while options.count.is_none_or(|most| count < most) && clock.now() < end {
-        target.run(&mutate::input(&mut random, &corpus));
+        target.run_input(&mutate::generate_input(&mut random, &corpus));
         count += 1;
     }
     println!(
@@ -150,8 +150,8 @@ fn run_target(target: Target, options: &Options) -> Result<(), String> {
 }
 
 /// Inputs of the target's folder, by name. The target with the injected bug has none.
-fn corpus_of(target: Target, corpus: &Path) -> Result<Vec<Vec<u8>>, String> {
-    if target == runner::INJECTED_BUG {
+fn corpus_of(target: FuzzTarget, corpus: &Path) -> Result<Vec<Vec<u8>>, String> {
+    if target == target_runner::INJECTED_BUG {
         return Ok(Vec::new());
     }
     let folder = corpus.join(target.name);
@@ -159,11 +159,11 @@ fn corpus_of(target: Target, corpus: &Path) -> Result<Vec<Vec<u8>>, String> {
         .map_err(|error| format!("--corpus: read {}: {error}", folder.display()))?;
     let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     files.sort();
-    files.iter().map(|file| read(file)).collect()
+    files.iter().map(|file| read_file(file)).collect()
 }
 
 fn make_corpus(corpus: &Path) -> Result<(), String> {
-    for seed in seeds::all() {
+    for seed in corpus_seeds::all_seeds() {
         let folder = corpus.join(seed.target);
         let file = folder.join(seed.name);
         std::fs::create_dir_all(&folder)
@@ -173,6 +173,6 @@ fn make_corpus(corpus: &Path) -> Result<(), String> {
     Ok(())
 }
 
-fn read(file: &Path) -> Result<Vec<u8>, String> {
+fn read_file(file: &Path) -> Result<Vec<u8>, String> {
     std::fs::read(file).map_err(|error| format!("read {}: {error}", file.display()))
 }

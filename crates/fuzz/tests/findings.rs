@@ -26,7 +26,7 @@ const TARGETS: [&str; 16] = [
     "vhost_ring",
 ];
 
-fn fuzz(folder: &Path, arguments: &[&str]) -> Output {
+fn run_fuzz(folder: &Path, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tenmil-fuzz"))
         .args(arguments)
         .arg("--keep")
@@ -36,32 +36,36 @@ fn fuzz(folder: &Path, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 #[test]
-fn a_planted_bug_is_found_kept_and_found_again_from_the_file_and_from_the_seed() {
+fn injected_bug_is_found_saved_and_reproduced_from_file_and_seed() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let first = fuzz(one.path(), &["--injected-bugs", "--seed", "7"]);
-    assert_eq!(first.status.code(), Some(1), "{}", said(&first));
+    let first = run_fuzz(one.path(), &["--injected-bugs", "--seed", "7"]);
+    assert_eq!(first.status.code(), Some(1), "{}", output_text(&first));
     let file = one.path().join("fuzz-canary.input");
-    assert!(said(&first).contains("the planted bug"), "{}", said(&first));
-    assert!(said(&first).contains(&format!("--replay {}", file.display())), "{}", said(&first));
+    assert!(output_text(&first).contains("the planted bug"), "{}", output_text(&first));
+    assert!(
+        output_text(&first).contains(&format!("--replay {}", file.display())),
+        "{}",
+        output_text(&first)
+    );
 
-    let again = fuzz(two.path(), &["--injected-bugs", "--replay", file.to_str().unwrap()]);
-    assert_eq!(again.status.code(), Some(1), "{}", said(&again));
+    let again = run_fuzz(two.path(), &["--injected-bugs", "--replay", file.to_str().unwrap()]);
+    assert_eq!(again.status.code(), Some(1), "{}", output_text(&again));
 
-    fuzz(two.path(), &["--injected-bugs", "--seed", "7"]);
+    run_fuzz(two.path(), &["--injected-bugs", "--seed", "7"]);
     let kept = std::fs::read(two.path().join("fuzz-canary.input")).unwrap();
     assert_eq!(kept, std::fs::read(&file).unwrap());
 }
 
 #[test]
-fn every_target_goes_through_its_corpus_and_some_inputs_and_nothing_is_found() {
+fn every_target_runs_its_corpus_and_some_inputs_without_findings() {
     let folder = tempfile::tempdir().unwrap();
-    let output = fuzz(folder.path(), &["--count", "50", "--seconds", "60"]);
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let output = run_fuzz(folder.path(), &["--count", "50", "--seconds", "60"]);
+    assert_eq!(output.status.code(), Some(0), "{}", output_text(&output));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     for target in TARGETS {
         assert!(text.contains(&format!("fuzz {target}: 50 inputs from seed 1")), "{text}");
@@ -70,14 +74,14 @@ fn every_target_goes_through_its_corpus_and_some_inputs_and_nothing_is_found() {
 }
 
 #[test]
-fn a_target_that_is_not_there_is_named_with_those_that_are() {
+fn unknown_target_is_rejected_with_the_known_ones() {
     let folder = tempfile::tempdir().unwrap();
-    let output = fuzz(folder.path(), &["--target", "wires"]);
+    let output = run_fuzz(folder.path(), &["--target", "wires"]);
     assert_eq!(output.status.code(), Some(2));
     let (last, others) = TARGETS.split_last().unwrap();
     let expected = format!("{} or {last}", others.join(", "));
     assert_eq!(
-        said(&output),
+        output_text(&output),
         format!("error: --target wires: there is none, expected {expected}\n")
     );
 }

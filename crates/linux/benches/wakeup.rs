@@ -14,7 +14,7 @@ use std::net::{TcpListener, TcpStream};
 
 use tenmil_base::{Random, Span};
 use tenmil_linux::poll_set::{Interest, PollSet};
-use tenmil_linux::{Clock, Thread};
+use tenmil_linux::{Clock, NamedThread};
 
 const CONNECTIONS: usize = 1_024;
 const MESSAGES: u64 = 1_600;
@@ -29,13 +29,13 @@ fn main() {
         ("three, looked at every 10 ms", 2, Some(Span::from_ms(10))),
         ("three, looked at every 20 ms", 2, Some(Span::from_ms(20))),
     ] {
-        let (each_us, waits) = run(nested, gather);
+        let (each_us, waits) = bench_wakeup(nested, gather);
         println!("{name:<34} {each_us:>10.1} {waits:>8}");
     }
 }
 
 /// Microseconds of CPU time per message, and the number of waits.
-fn run(nested: usize, gather: Option<Span>) -> (f64, u64) {
+fn bench_wakeup(nested: usize, gather: Option<Span>) -> (f64, u64) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
     let connect = |_| {
@@ -53,7 +53,7 @@ fn run(nested: usize, gather: Option<Span>) -> (f64, u64) {
         let mut next = clock.now();
         for _ in 0..MESSAGES {
             next = next.after(GAP);
-            tenmil_linux::thread::sleep(next.since(clock.now()));
+            tenmil_linux::named_thread::sleep(next.since(clock.now()));
             let index = usize::try_from(random.below(CONNECTIONS as u64)).unwrap_or(0);
             // The reply to the previous message.
             let _ = hosts[index].read(&mut [0; 64]);
@@ -81,11 +81,11 @@ fn run(nested: usize, gather: Option<Span>) -> (f64, u64) {
         .expect("room");
         inner.extend(last);
     }
-    let sender = Thread::spawn("sender", None, send).expect("a thread");
-    let (before, mut waits, mut received, mut found) = (used_ns(), 0, 0, Vec::new());
+    let sender = NamedThread::spawn("sender", None, send).expect("a thread");
+    let (before, mut waits, mut received, mut found) = (cpu_time_ns(), 0, 0, Vec::new());
     while received < MESSAGES {
         if let Some(gather) = gather {
-            tenmil_linux::thread::sleep(gather);
+            tenmil_linux::named_thread::sleep(gather);
         }
         all.wait(None, &mut found).expect("events");
         waits += 1;
@@ -97,13 +97,13 @@ fn run(nested: usize, gather: Option<Span>) -> (f64, u64) {
             received += count as u64;
         }
     }
-    let used = used_ns() - before;
+    let used = cpu_time_ns() - before;
     drop(sender.join());
     (used as f64 / 1e3 / MESSAGES as f64, waits)
 }
 
 /// CPU time of this thread.
-fn used_ns() -> u64 {
+fn cpu_time_ns() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0)
 }

@@ -7,7 +7,7 @@ use crate::{CpuList, kernel_files::KernelFiles};
 
 /// CPU limits of this process's control groups.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Limits {
+pub struct CgroupLimits {
     /// CPU quota in CPUs: 1.5 is one and a half. `None` is unlimited.
     pub quota: Option<f64>,
     /// File that sets the quota.
@@ -19,10 +19,10 @@ pub struct Limits {
 /// Mount points of cgroup v2: alone, or beside v1.
 const V2_MOUNTS: [&str; 2] = ["sys/fs/cgroup", "sys/fs/cgroup/unified"];
 
-impl Limits {
+impl CgroupLimits {
     /// Reads the limits of the current process.
     pub fn read(machine: &KernelFiles) -> Self {
-        let groups = machine.text("proc/self/cgroup").unwrap_or_default();
+        let groups = machine.read_trimmed("proc/self/cgroup").unwrap_or_default();
         let mut limits = Self::default();
         for line in groups.lines() {
             // `4:cpu,cpuacct:/group` in v1, `0::/group` in v2.
@@ -50,8 +50,9 @@ impl Limits {
             self.read_quota(machine, directory);
             if self.cpus.is_none() {
                 let names = ["cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"];
-                self.cpus =
-                    names.iter().find_map(|name| machine.cpu_list(&format!("{directory}/{name}")));
+                self.cpus = names
+                    .iter()
+                    .find_map(|name| machine.read_cpu_list(&format!("{directory}/{name}")));
             }
             if path.is_empty() {
                 return;
@@ -76,15 +77,15 @@ impl Limits {
 
 /// cgroup v2 `cpu.max`: `150000 100000`, or `max 100000` for no limit.
 fn cpu_max_v2(machine: &KernelFiles, directory: &str) -> Option<f64> {
-    let text = machine.text(&format!("{directory}/cpu.max"))?;
+    let text = machine.read_trimmed(&format!("{directory}/cpu.max"))?;
     let (quota, period) = text.split_once(' ')?;
     quota_cpus(quota.parse().ok()?, period.parse().ok()?)
 }
 
 /// cgroup v1 `cpu.cfs_quota_us` and `cpu.cfs_period_us`; −1 is no limit.
 fn cfs_quota_v1(machine: &KernelFiles, directory: &str) -> Option<f64> {
-    let quota = machine.text(&format!("{directory}/cpu.cfs_quota_us"))?.parse().ok()?;
-    let period = machine.text(&format!("{directory}/cpu.cfs_period_us"))?.parse().ok()?;
+    let quota = machine.read_trimmed(&format!("{directory}/cpu.cfs_quota_us"))?.parse().ok()?;
+    let period = machine.read_trimmed(&format!("{directory}/cpu.cfs_period_us"))?.parse().ok()?;
     quota_cpus(quota, period)
 }
 
@@ -94,13 +95,13 @@ fn quota_cpus(quota_us: f64, period_us: f64) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::Limits;
+    use super::CgroupLimits;
     use crate::CpuList;
-    use crate::kernel_files::{KernelFiles, tests::made_of};
+    use crate::kernel_files::{KernelFiles, tests::kernel_files_with};
 
     #[test]
-    fn the_smallest_quota_on_the_way_to_the_root_counts() {
-        let (_root, machine) = made_of(&[
+    fn smallest_quota_up_to_the_root_applies() {
+        let (_root, machine) = kernel_files_with(&[
             ("proc/self/cgroup", "0::/outer/inner\n"),
             ("sys/fs/cgroup/outer/cpu.max", "150000 100000\n"),
             ("sys/fs/cgroup/outer/inner/cpu.max", "300000 100000\n"),
@@ -108,15 +109,15 @@ mod tests {
             ("sys/fs/cgroup/outer/inner/cpuset.cpus.effective", "2-3\n"),
             ("sys/fs/cgroup/cpuset.cpus.effective", "0-3\n"),
         ]);
-        let limits = Limits::read(&machine);
+        let limits = CgroupLimits::read(&machine);
         assert_eq!(limits.quota, Some(1.5));
         assert_eq!(limits.quota_file.as_deref(), Some("/sys/fs/cgroup/outer/cpu.max"));
         assert_eq!(limits.cpus, CpuList::parse("2-3").ok());
     }
 
     #[test]
-    fn the_first_generation_is_read_too() {
-        let (_root, machine) = made_of(&[
+    fn cgroup_v1_quota_is_read() {
+        let (_root, machine) = kernel_files_with(&[
             ("proc/self/cgroup", "3:cpuset:/box\n1:cpu,cpuacct:/box\n0::/\n"),
             ("sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_quota_us", "50000\n"),
             ("sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_period_us", "100000\n"),
@@ -124,24 +125,24 @@ mod tests {
             ("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n"),
             ("sys/fs/cgroup/cpuset/box/cpuset.cpus", "1\n"),
         ]);
-        let limits = Limits::read(&machine);
+        let limits = CgroupLimits::read(&machine);
         assert_eq!(limits.quota, Some(0.5));
         assert_eq!(limits.cpus, CpuList::parse("1").ok());
     }
 
     #[test]
-    fn a_container_that_sees_its_outer_path_is_read_at_the_root_of_the_mount() {
-        let (_root, machine) = made_of(&[
+    fn container_with_host_path_is_read_at_the_mount_root() {
+        let (_root, machine) = kernel_files_with(&[
             ("proc/self/cgroup", "0::/docker/0123\n"),
             ("sys/fs/cgroup/cpu.max", "200000 100000\n"),
         ]);
-        assert_eq!(Limits::read(&machine).quota, Some(2.0));
+        assert_eq!(CgroupLimits::read(&machine).quota, Some(2.0));
     }
 
     #[test]
-    fn no_control_groups_are_no_limits() {
-        let (_root, machine) = made_of(&[]);
-        assert_eq!(Limits::read(&machine), Limits::default());
-        Limits::read(&KernelFiles::live());
+    fn missing_cgroups_mean_no_limits() {
+        let (_root, machine) = kernel_files_with(&[]);
+        assert_eq!(CgroupLimits::read(&machine), CgroupLimits::default());
+        CgroupLimits::read(&KernelFiles::live_system());
     }
 }

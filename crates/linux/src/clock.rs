@@ -74,18 +74,19 @@ impl Clock {
     ///
     /// Takes 10 ms to measure the rate; create one and copy it.
     pub fn start() -> Self {
-        match is_reliable() {
-            Ok(()) => calibrate().unwrap_or_else(|| Self::on_kernel(FallbackReason::Unstable)),
-            Err(reason) => Self::on_kernel(reason),
+        match check_counter_reliable() {
+            Ok(()) => calibrate_counter()
+                .unwrap_or_else(|| Self::kernel_fallback(FallbackReason::Unstable)),
+            Err(reason) => Self::kernel_fallback(reason),
         }
     }
 
     /// Creates a clock on `CLOCK_MONOTONIC`, for comparison.
-    pub fn kernel() -> Self {
-        Self::on_kernel(FallbackReason::Requested)
+    pub fn on_kernel_clock() -> Self {
+        Self::kernel_fallback(FallbackReason::Requested)
     }
 
-    const fn on_kernel(reason: FallbackReason) -> Self {
+    const fn kernel_fallback(reason: FallbackReason) -> Self {
         let source = ClockSource::Kernel(reason);
         Self { source, start_ticks: 0, start_ns: 0, multiplier: 1 << SHIFT }
     }
@@ -94,15 +95,15 @@ impl Clock {
     /// few nanoseconds.
     #[inline]
     pub fn now(&self) -> Instant {
-        let elapsed = self.ticks().saturating_sub(self.start_ticks);
-        Instant { ns: self.start_ns + self.span(elapsed).ns }
+        let elapsed = self.raw_ticks().saturating_sub(self.start_ticks);
+        Instant { ns: self.start_ns + self.span_of_ticks(elapsed).ns }
     }
 
     /// Raw counter value: ticks of the CPU's counter, or nanoseconds.
     #[inline]
-    pub fn ticks(&self) -> u64 {
+    pub fn raw_ticks(&self) -> u64 {
         match self.source {
-            ClockSource::Counter => counter(),
+            ClockSource::Counter => read_counter(),
             ClockSource::Kernel(_) => kernel_ns(),
         }
     }
@@ -110,19 +111,19 @@ impl Clock {
     /// Duration of `ticks` of the raw counter.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "584 years of nanoseconds fit")]
-    pub fn span(&self, ticks: u64) -> Span {
+    pub fn span_of_ticks(&self, ticks: u64) -> Span {
         Span { ns: ((u128::from(ticks) * u128::from(self.multiplier)) >> SHIFT) as u64 }
     }
 
     /// Number of raw counter ticks in `span`.
     #[expect(clippy::cast_possible_truncation, reason = "as many as the counter can show")]
-    pub fn ticks_in(&self, span: Span) -> u64 {
+    pub fn ticks_of_span(&self, span: Span) -> u64 {
         ((u128::from(span.ns) << SHIFT) / u128::from(self.multiplier)) as u64
     }
 
     /// Frequency of the CPU's counter, if the clock reads it.
     pub fn tsc_hz(&self) -> Option<u64> {
-        (self.source == ClockSource::Counter).then(|| self.ticks_in(Span::from_secs(1)))
+        (self.source == ClockSource::Counter).then(|| self.ticks_of_span(Span::from_secs(1)))
     }
 
     /// Time source of this clock, with the reason.
@@ -170,9 +171,9 @@ struct ClockSample {
 /// Samples both clocks at the same moment: of 16 tries, the one that took the least time.
 fn sample_both() -> ClockSample {
     let one = |_| {
-        let before = counter();
+        let before = read_counter();
         let ns = kernel_ns();
-        let width = counter().saturating_sub(before);
+        let width = read_counter().saturating_sub(before);
         (width, ClockSample { ticks: before + width / 2, ns })
     };
     let narrowest = (0..16).map(one).min_by_key(|(width, _)| *width);
@@ -180,16 +181,17 @@ fn sample_both() -> ClockSample {
 }
 
 /// Measures the counter's rate twice; `None` unless the two agree to one part in a thousand.
-fn calibrate() -> Option<Clock> {
+fn calibrate_counter() -> Option<Clock> {
     for _ in 0..ATTEMPTS {
         let begin = sample_both();
         std::thread::sleep(std::time::Duration::from_nanos(CALIBRATION_HALF.ns));
         let middle = sample_both();
         std::thread::sleep(std::time::Duration::from_nanos(CALIBRATION_HALF.ns));
         let end = sample_both();
-        let (first, second) = (multiplier(begin, middle)?, multiplier(middle, end)?);
+        let (first, second) =
+            (ns_per_tick_multiplier(begin, middle)?, ns_per_tick_multiplier(middle, end)?);
         if first.abs_diff(second) <= first / 1_000 {
-            let multiplier = multiplier(begin, end)?;
+            let multiplier = ns_per_tick_multiplier(begin, end)?;
             let (start_ticks, start_ns) = (end.ticks, end.ns);
             return Some(Clock { source: ClockSource::Counter, start_ticks, start_ns, multiplier });
         }
@@ -198,7 +200,7 @@ fn calibrate() -> Option<Clock> {
 }
 
 /// Nanoseconds per tick times 2^32 between two samples; `None` if the counter did not advance.
-fn multiplier(from: ClockSample, to: ClockSample) -> Option<u64> {
+fn ns_per_tick_multiplier(from: ClockSample, to: ClockSample) -> Option<u64> {
     let ns = u128::from(to.ns.checked_sub(from.ns)?);
     let ticks = u128::from(to.ticks.checked_sub(from.ticks)?);
     u64::try_from((ns << SHIFT).checked_div(ticks)?).ok().filter(|multiplier| *multiplier > 0)
@@ -206,7 +208,7 @@ fn multiplier(from: ClockSample, to: ClockSample) -> Option<u64> {
 
 #[cfg(target_arch = "x86_64")]
 #[inline]
-fn counter() -> u64 {
+fn read_counter() -> u64 {
     // SAFETY: RDTSC exists on every x86-64 CPU, reads no memory, and Linux leaves it enabled in
     // user space unless a process disables it for itself with PR_SET_TSC, which nothing here does.
     unsafe { core::arch::x86_64::_rdtsc() }
@@ -224,7 +226,7 @@ fn counter() -> u64 {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn is_reliable() -> Result<(), FallbackReason> {
+fn check_counter_reliable() -> Result<(), FallbackReason> {
     // Advanced power management leaf: bit 8 of EDX is the invariant TSC.
     const LEAF: u32 = 0x8000_0007;
     let highest = core::arch::x86_64::__cpuid(0x8000_0000).eax;
@@ -251,10 +253,12 @@ fn is_reliable() -> Result<(), FallbackReason> {
 mod tests {
     use tenmil_base::Span;
 
-    use super::{Clock, ClockSample, ClockSource, FallbackReason, kernel_ns, multiplier};
+    use super::{
+        Clock, ClockSample, ClockSource, FallbackReason, kernel_ns, ns_per_tick_multiplier,
+    };
 
     #[test]
-    fn the_clock_agrees_with_the_kernel() {
+    fn clock_agrees_with_the_kernel_clock() {
         let clock = Clock::start();
         let begin = kernel_ns();
         while kernel_ns() < begin + 5_000_000 {
@@ -265,8 +269,8 @@ mod tests {
     }
 
     #[test]
-    fn time_does_not_run_backwards() {
-        for clock in [Clock::start(), Clock::kernel()] {
+    fn clock_never_runs_backwards() {
+        for clock in [Clock::start(), Clock::on_kernel_clock()] {
             let mut last = clock.now();
             for _ in 0..100_000 {
                 let now = clock.now();
@@ -277,30 +281,33 @@ mod tests {
     }
 
     #[test]
-    fn ticks_and_spans_convert_into_each_other() {
-        for clock in [Clock::start(), Clock::kernel()] {
-            let ticks = clock.ticks_in(Span::from_secs(3));
-            let back = clock.span(ticks);
+    fn ticks_and_spans_convert_both_ways() {
+        for clock in [Clock::start(), Clock::on_kernel_clock()] {
+            let ticks = clock.ticks_of_span(Span::from_secs(3));
+            let back = clock.span_of_ticks(ticks);
             assert!(back.ns.abs_diff(3_000_000_000) < 100, "{back:?}");
         }
-        assert_eq!(Clock::kernel().tsc_hz(), None);
+        assert_eq!(Clock::on_kernel_clock().tsc_hz(), None);
         if let Some(hz) = Clock::start().tsc_hz() {
             assert!((1_000_000..20_000_000_000).contains(&hz), "{hz}");
         }
     }
 
     #[test]
-    fn a_rate_is_nanoseconds_by_ticks() {
+    fn multiplier_is_nanoseconds_per_tick() {
         let from = ClockSample { ticks: 1_000, ns: 500 };
-        let rate = |ticks, ns| multiplier(from, ClockSample { ticks, ns });
+        let rate = |ticks, ns| ns_per_tick_multiplier(from, ClockSample { ticks, ns });
         assert_eq!(rate(3_000, 1_500), Some(1 << 31), "two ticks a nanosecond");
         assert_eq!(rate(1_000, 1_500), None, "a counter that stands still has no rate");
         assert_eq!(rate(900, 1_500), None, "nor has one that runs backwards");
     }
 
     #[test]
-    fn a_clock_that_fell_back_says_why() {
-        assert_eq!(Clock::kernel().source(), ClockSource::Kernel(FallbackReason::Requested));
+    fn fallback_clock_reports_its_reason() {
+        assert_eq!(
+            Clock::on_kernel_clock().source(),
+            ClockSource::Kernel(FallbackReason::Requested)
+        );
         let said = |reason| ClockSource::Kernel(reason).to_string();
         assert!(said(FallbackReason::NotInvariant).contains("constant rate"));
         assert!(said(FallbackReason::NotAvailable).contains("trust"));

@@ -46,7 +46,7 @@ impl CpuList {
     }
 
     /// CPUs on which the current thread may run.
-    pub fn allowed() -> Self {
+    pub fn allowed_cpus() -> Self {
         // Fails only on kernels with more than 1024 CPUs; then every number is tried.
         rustix::thread::sched_getaffinity(None)
             .map(|set| (0..CPUS_MAX).filter(|core| set.is_set(*core as usize)).collect())
@@ -90,8 +90,8 @@ impl FromIterator<u32> for CpuList {
 }
 
 /// Pins the current thread to one CPU.
-pub fn pin_current(core: u32) -> Result<(), PinError> {
-    let refuse = |errno| PinError { core, errno, allowed: CpuList::allowed() };
+pub fn pin_current_thread(core: u32) -> Result<(), PinError> {
+    let refuse = |errno| PinError { core, errno, allowed: CpuList::allowed_cpus() };
     if core >= CPUS_MAX {
         return Err(refuse(Errno::INVAL));
     }
@@ -189,10 +189,10 @@ impl std::error::Error for PinError {}
 mod tests {
     use tenmil_base::ErrorCategory;
 
-    use super::{CpuList, pin_current};
+    use super::{CpuList, pin_current_thread};
 
     #[test]
-    fn lists_and_masks_name_the_same_cores() {
+    fn lists_and_masks_parse_to_the_same_cpus() {
         for (text, shown) in [
             ("0", "0"),
             ("0,2-3", "0,2-3"),
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_core_is_refused_by_name() {
+    fn text_that_is_no_cpu_list_is_rejected_by_name() {
         for text in ["", "0x", "0x0", "-", "1-", "3-2", "a", "0,,1", "+1", "1024", "0-99999", "0xg"]
         {
             let error = CpuList::parse(text).unwrap_err();
@@ -219,23 +219,24 @@ mod tests {
     }
 
     #[test]
-    fn a_pinned_thread_may_run_nowhere_else() {
-        let core = CpuList::allowed().iter().next().unwrap();
-        let shown = std::thread::spawn(move || pin_current(core).map(|()| CpuList::allowed()));
+    fn pinned_thread_runs_only_on_its_cpu() {
+        let core = CpuList::allowed_cpus().iter().next().unwrap();
+        let shown =
+            std::thread::spawn(move || pin_current_thread(core).map(|()| CpuList::allowed_cpus()));
         assert_eq!(shown.join().unwrap().unwrap().iter().collect::<Vec<_>>(), [core]);
     }
 
     #[test]
-    fn pinning_to_a_core_that_does_not_exist_says_which_do() {
+    fn pinning_to_a_nonexistent_cpu_lists_the_existing_ones() {
         for core in [1023, 5_000] {
-            let error = pin_current(core).unwrap_err();
+            let error = pin_current_thread(core).unwrap_err();
             assert_eq!(error.category(), ErrorCategory::Usage);
-            assert!(error.to_string().contains(&CpuList::allowed().to_string()), "{error}");
+            assert!(error.to_string().contains(&CpuList::allowed_cpus().to_string()), "{error}");
         }
     }
 
     #[test]
-    fn what_is_in_both_sets_is_in_their_intersection() {
+    fn intersection_contains_the_common_cpus() {
         let set = |text| CpuList::parse(text).unwrap();
         assert_eq!(set("0-3").intersection(&set("2-9")), set("2,3"));
         assert!(set("0").intersection(&set("1")).is_empty());

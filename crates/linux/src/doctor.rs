@@ -12,31 +12,31 @@
 //! | `kernel.rs` | io_uring, descriptors, socket buffers, NAPI budgets |
 //! | `network.rs` | rings, interrupts and queues of network cards |
 
-mod apply;
+mod apply_fixes;
+mod cpus;
 mod devices;
 mod kernel;
 mod limits;
 mod memory;
 mod network;
-mod processors;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 
-pub use self::apply::{Applied, apply};
+pub use self::apply_fixes::{AppliedChange, apply_safe_changes};
 use crate::kernel_files::KernelFiles;
-use crate::{CpuList, Errno, ethtool, tc_flower, uring};
+use crate::{CpuList, Errno, ethtool, tc_flower, uring_engine};
 
 /// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Check {
+pub struct MachineCheck {
     /// Section of the report.
-    pub section: Section,
+    pub section: CheckSection,
     /// Subject: `IOMMU`, `eth0 rings`.
     pub item: String,
     /// Severity.
-    pub severity: Severity,
+    pub severity: CheckSeverity,
     /// Value found, or why it cannot be read.
     pub found: String,
     /// Recommended value.
@@ -44,12 +44,12 @@ pub struct Check {
     /// Reason for the recommendation.
     pub why: &'static str,
     /// Fix, if there is something to fix.
-    pub fix: Option<Fix>,
+    pub fix: Option<CheckFix>,
 }
 
 /// Section of the report, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Section {
+pub enum CheckSection {
     /// SSDs and their prerequisites.
     Devices,
     /// Memory.
@@ -64,7 +64,7 @@ pub enum Section {
 
 /// Severity of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Severity {
+pub enum CheckSeverity {
     /// As recommended.
     Good,
     /// Informational: there is no recommendation.
@@ -79,7 +79,7 @@ pub enum Severity {
 
 /// Fix for a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fix {
+pub struct CheckFix {
     /// Command, or an instruction where no command suffices.
     pub command: String,
     /// The same as file writes, if it is safe: it deprives no other program and can be undone.
@@ -115,11 +115,11 @@ pub trait KernelProbe {
     /// Whether an `io_uring` can be created; the error is the kernel's text.
     fn io_uring(&self) -> Result<(), String>;
     /// Ring sizes of a network card.
-    fn rings(&self, card: &str) -> Result<ethtool::Rings, Errno>;
+    fn rings(&self, card: &str) -> Result<ethtool::NicRings, Errno>;
     /// Queue counts of a network card.
-    fn channels(&self, card: &str) -> Result<ethtool::Channels, Errno>;
+    fn channels(&self, card: &str) -> Result<ethtool::NicChannels, Errno>;
     /// Interrupt coalescing of a network card.
-    fn coalescing(&self, card: &str) -> Result<ethtool::Coalescing, Errno>;
+    fn coalescing(&self, card: &str) -> Result<ethtool::NicCoalescing, Errno>;
     /// Flower filters of the card with this interface index.
     fn flower_filters(&self, card: u32) -> Result<Vec<tc_flower::FlowerFilter>, Errno>;
 }
@@ -130,19 +130,19 @@ pub struct LiveKernelProbe;
 
 impl KernelProbe for LiveKernelProbe {
     fn io_uring(&self) -> Result<(), String> {
-        uring::probe().map_err(|errno| errno.to_string())
+        uring_engine::check_io_uring().map_err(|errno| errno.to_string())
     }
 
-    fn rings(&self, card: &str) -> Result<ethtool::Rings, Errno> {
-        ethtool::rings(card)
+    fn rings(&self, card: &str) -> Result<ethtool::NicRings, Errno> {
+        ethtool::nic_rings(card)
     }
 
-    fn channels(&self, card: &str) -> Result<ethtool::Channels, Errno> {
-        ethtool::channels(card)
+    fn channels(&self, card: &str) -> Result<ethtool::NicChannels, Errno> {
+        ethtool::nic_channels(card)
     }
 
-    fn coalescing(&self, card: &str) -> Result<ethtool::Coalescing, Errno> {
-        ethtool::coalescing(card)
+    fn coalescing(&self, card: &str) -> Result<ethtool::NicCoalescing, Errno> {
+        ethtool::nic_coalescing(card)
     }
 
     fn flower_filters(&self, card: u32) -> Result<Vec<tc_flower::FlowerFilter>, Errno> {
@@ -151,20 +151,30 @@ impl KernelProbe for LiveKernelProbe {
 }
 
 /// Runs all checks. Changes nothing.
-pub fn examine(patient: &DoctorContext<'_>) -> Vec<Check> {
-    const PARTS: [fn(&DoctorContext<'_>) -> Vec<Check>; 5] =
-        [devices::examine, memory::examine, processors::examine, kernel::examine, network::examine];
-    PARTS.iter().flat_map(|examine| examine(patient)).collect()
+pub fn run_checks(patient: &DoctorContext<'_>) -> Vec<MachineCheck> {
+    const PARTS: [fn(&DoctorContext<'_>) -> Vec<MachineCheck>; 5] = [
+        devices::check_devices,
+        memory::check_memory,
+        cpus::check_cpus,
+        kernel::check_kernel,
+        network::check_network,
+    ];
+    PARTS.iter().flat_map(|examine| run_checks(patient)).collect()
 }
 
 /// Runs all checks for this machine and the user of this process.
-pub fn examine_this() -> Vec<Check> {
-    let (machine, allowed) = (KernelFiles::live(), CpuList::allowed());
-    let uid = crate::runtime_directory::uid();
-    examine(&DoctorContext { machine: &machine, kernel: &LiveKernelProbe, uid, allowed: &allowed })
+pub fn check_this_machine() -> Vec<MachineCheck> {
+    let (machine, allowed) = (KernelFiles::live_system(), CpuList::allowed_cpus());
+    let uid = crate::runtime_directory::current_uid();
+    run_checks(&DoctorContext {
+        machine: &machine,
+        kernel: &LiveKernelProbe,
+        uid,
+        allowed: &allowed,
+    })
 }
 
-impl Section {
+impl CheckSection {
     /// All sections, in order.
     pub const ALL: [Self; 5] =
         [Self::Devices, Self::Memory, Self::Processors, Self::Kernel, Self::Network];
@@ -181,9 +191,14 @@ impl Section {
     }
 
     /// Creates a check of `item` with unknown state.
-    fn check(self, item: impl Into<String>, recommended: &'static str, why: &'static str) -> Check {
-        let (state, found) = (Severity::Unknown, String::new());
-        Check {
+    fn new_check(
+        self,
+        item: impl Into<String>,
+        recommended: &'static str,
+        why: &'static str,
+    ) -> MachineCheck {
+        let (state, found) = (CheckSeverity::Unknown, String::new());
+        MachineCheck {
             section: self,
             item: item.into(),
             severity: state,
@@ -195,7 +210,7 @@ impl Section {
     }
 }
 
-impl Severity {
+impl CheckSeverity {
     /// Name of the severity, in one word.
     pub const fn name(self) -> &'static str {
         match self {
@@ -208,35 +223,35 @@ impl Severity {
     }
 }
 
-impl Check {
-    fn good(self, found: impl Into<String>) -> Self {
-        Self { severity: Severity::Good, found: found.into(), ..self }
+impl MachineCheck {
+    fn with_good(self, found: impl Into<String>) -> Self {
+        Self { severity: CheckSeverity::Good, found: found.into(), ..self }
     }
 
-    fn plain(self, found: impl Into<String>) -> Self {
-        Self { severity: Severity::Info, found: found.into(), ..self }
+    fn with_info(self, found: impl Into<String>) -> Self {
+        Self { severity: CheckSeverity::Info, found: found.into(), ..self }
     }
 
-    fn slow(self, found: impl Into<String>, command: impl Into<String>) -> Self {
-        self.with(Severity::Warning, found.into(), command.into())
+    fn with_slow(self, found: impl Into<String>, command: impl Into<String>) -> Self {
+        self.with_severity(CheckSeverity::Warning, found.into(), command.into())
     }
 
-    fn missing(self, found: impl Into<String>, command: impl Into<String>) -> Self {
-        self.with(Severity::Required, found.into(), command.into())
+    fn with_missing(self, found: impl Into<String>, command: impl Into<String>) -> Self {
+        self.with_severity(CheckSeverity::Required, found.into(), command.into())
     }
 
     /// Marks the value as unreadable, with the reason.
-    fn unknown(self, why: impl Into<String>) -> Self {
-        Self { severity: Severity::Unknown, found: why.into(), ..self }
+    fn with_unknown(self, why: impl Into<String>) -> Self {
+        Self { severity: CheckSeverity::Unknown, found: why.into(), ..self }
     }
 
-    fn with(self, state: Severity, found: String, command: String) -> Self {
-        let remedy = Some(Fix { command, changes: Vec::new() });
+    fn with_severity(self, state: CheckSeverity, found: String, command: String) -> Self {
+        let remedy = Some(CheckFix { command, changes: Vec::new() });
         Self { severity: state, found, fix: remedy, ..self }
     }
 
     /// Adds the file writes that `apply` may make.
-    fn safe(mut self, changes: Vec<SysfsChange>) -> Self {
+    fn with_safe_changes(mut self, changes: Vec<SysfsChange>) -> Self {
         if let Some(remedy) = &mut self.fix {
             remedy.changes = changes;
         }
@@ -245,18 +260,18 @@ impl Check {
 }
 
 /// `slow     THP: never; recommended madvise or always: fewer …; fix: echo …`.
-impl fmt::Display for Check {
+impl fmt::Display for MachineCheck {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { item, severity: state, found, recommended, why, .. } = self;
         write!(out, "{:<8} {item}: ", state.name())?;
         match state {
-            Severity::Unknown => write!(out, "not readable here: {found}")?,
+            CheckSeverity::Unknown => write!(out, "not readable here: {found}")?,
             _ => out.write_str(found)?,
         }
         if !recommended.is_empty() {
             write!(out, "; recommended {recommended}")?;
         }
-        if *state != Severity::Good && !why.is_empty() {
+        if *state != CheckSeverity::Good && !why.is_empty() {
             write!(out, ": {why}")?;
         }
         match &self.fix {

@@ -17,7 +17,7 @@ use crate::Errno;
 
 /// Ring sizes of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rings {
+pub struct NicRings {
     /// Receive descriptors.
     pub receive: u32,
     /// Maximum number of receive descriptors.
@@ -30,7 +30,7 @@ pub struct Rings {
 
 /// Queues of a card, each with an interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Channels {
+pub struct NicChannels {
     /// Combined (receive and transmit) queues in use.
     pub combined: u32,
     /// Maximum number of combined queues.
@@ -39,7 +39,7 @@ pub struct Channels {
 
 /// Interrupt coalescing of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Coalescing {
+pub struct NicCoalescing {
     /// Delay of the interrupt after a received packet, in microseconds.
     pub receive_us: u32,
     /// Whether the card adapts the delay.
@@ -56,50 +56,50 @@ const WORDS: usize = 23;
 const _: () = assert!(RINGS.1 <= WORDS && CHANNELS.1 <= WORDS && COALESCING.1 <= WORDS);
 
 /// Reads the ring sizes of `card`.
-pub fn rings(card: &str) -> Result<Rings, Errno> {
-    let words = query(card, RINGS)?;
+pub fn nic_rings(card: &str) -> Result<NicRings, Errno> {
+    let words = query_words(card, RINGS)?;
     let (receive, receive_max) = (words[5], words[1]);
-    Ok(Rings { receive, receive_max, send: words[8], send_max: words[4] })
+    Ok(NicRings { receive, receive_max, send: words[8], send_max: words[4] })
 }
 
 /// Reads the queue counts of `card`.
-pub fn channels(card: &str) -> Result<Channels, Errno> {
-    let words = query(card, CHANNELS)?;
-    Ok(Channels { combined: words[8], combined_max: words[4] })
+pub fn nic_channels(card: &str) -> Result<NicChannels, Errno> {
+    let words = query_words(card, CHANNELS)?;
+    Ok(NicChannels { combined: words[8], combined_max: words[4] })
 }
 
 /// Reads the interrupt coalescing of `card`.
-pub fn coalescing(card: &str) -> Result<Coalescing, Errno> {
-    let words = query(card, COALESCING)?;
-    Ok(Coalescing { receive_us: words[1], is_adaptive: words[10] != 0 })
+pub fn nic_coalescing(card: &str) -> Result<NicCoalescing, Errno> {
+    let words = query_words(card, COALESCING)?;
+    Ok(NicCoalescing { receive_us: words[1], is_adaptive: words[10] != 0 })
 }
 
 /// Switches generic receive offload (GRO) of `card`.
 pub fn set_gro(card: &str, is_on: bool) -> Result<(), Errno> {
-    set(card, SET_GRO, is_on)
+    set_flag(card, SET_GRO, is_on)
 }
 
 /// Switches TCP segmentation offload (TSO) of `card`.
 pub fn set_tso(card: &str, is_on: bool) -> Result<(), Errno> {
-    set(card, SET_TSO, is_on)
+    set_flag(card, SET_TSO, is_on)
 }
 
-fn set(card: &str, command: u32, is_on: bool) -> Result<(), Errno> {
+fn set_flag(card: &str, command: u32, is_on: bool) -> Result<(), Errno> {
     let any = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     let mut words = [0; WORDS];
     (words[0], words[1]) = (command, u32::from(is_on));
-    call(&any, card, &mut words)
+    ethtool_ioctl(&any, card, &mut words)
 }
 
-fn query(card: &str, (command, _): (u32, usize)) -> Result<[u32; WORDS], Errno> {
+fn query_words(card: &str, (command, _): (u32, usize)) -> Result<[u32; WORDS], Errno> {
     let any = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     let mut words = [0; WORDS];
     words[0] = command;
-    call(&any, card, &mut words)?;
+    ethtool_ioctl(&any, card, &mut words)?;
     Ok(words)
 }
 
-fn call(any: &OwnedFd, card: &str, words: &mut [u32; WORDS]) -> Result<(), Errno> {
+fn ethtool_ioctl(any: &OwnedFd, card: &str, words: &mut [u32; WORDS]) -> Result<(), Errno> {
     let mut name = [0; libc::IFNAMSIZ];
     // One byte is reserved for the terminating zero.
     if card.is_empty() || card.len() >= name.len() {
@@ -125,16 +125,16 @@ fn call(any: &OwnedFd, card: &str, words: &mut [u32; WORDS]) -> Result<(), Errno
 
 #[cfg(test)]
 mod tests {
-    use super::{channels, coalescing, rings};
+    use super::{nic_channels, nic_coalescing, nic_rings};
     use crate::Errno;
 
     #[test]
-    fn a_card_that_is_not_there_or_has_no_such_thing_is_an_error() {
+    fn unknown_card_or_unsupported_query_is_an_error() {
         for card in ["no such card", "", "a name that is much too long for a card"] {
-            assert_eq!(rings(card), Err(Errno::NODEV), "{card}");
+            assert_eq!(nic_rings(card), Err(Errno::NODEV), "{card}");
         }
-        assert_eq!(rings("lo"), Err(Errno::OPNOTSUPP));
-        assert_eq!(coalescing("lo"), Err(Errno::OPNOTSUPP));
-        assert_eq!(channels("lo"), Err(Errno::OPNOTSUPP));
+        assert_eq!(nic_rings("lo"), Err(Errno::OPNOTSUPP));
+        assert_eq!(nic_coalescing("lo"), Err(Errno::OPNOTSUPP));
+        assert_eq!(nic_channels("lo"), Err(Errno::OPNOTSUPP));
     }
 }

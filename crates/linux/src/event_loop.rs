@@ -65,11 +65,11 @@ thread_local! {
 
 /// Iterates until [`NextStep::Exit`]. Sets the thread's timer slack to 1 ns, so that sleeps are not
 /// up to 50 us late.
-pub fn run(turn: &mut (impl EventLoop + ?Sized), clock: &Clock, sleeper: &mut Sleeper) {
+pub fn run_event_loop(turn: &mut (impl EventLoop + ?Sized), clock: &Clock, sleeper: &mut Sleeper) {
     // If refused, sleeps end late, on which nothing depends.
     let _ = set_current_timer_slack(NonZeroU64::new(1));
     IN_LOOP.set(true);
-    run_loop(turn, clock, sleeper);
+    run_until_exit(turn, clock, sleeper);
     IN_LOOP.set(false);
     let _ = set_current_timer_slack(None);
 }
@@ -79,7 +79,7 @@ pub fn in_event_loop() -> bool {
     IN_LOOP.get()
 }
 
-fn run_loop(turn: &mut (impl EventLoop + ?Sized), clock: &Clock, sleeper: &mut Sleeper) {
+fn run_until_exit(turn: &mut (impl EventLoop + ?Sized), clock: &Clock, sleeper: &mut Sleeper) {
     let mut ready = Vec::new();
     let mut now = clock.now();
     loop {
@@ -96,19 +96,19 @@ fn run_loop(turn: &mut (impl EventLoop + ?Sized), clock: &Clock, sleeper: &mut S
                 sleeper.announce_pause();
                 // Work that arrived before the announcement was not notified: check for it now.
                 if turn.has_unnotified_work() {
-                    sleeper.cancel();
+                    sleeper.cancel_sleep();
                 } else {
                     sleeper.pause(until.since(clock.now()));
                 }
             }
             NextStep::SleepUntil(deadline) => {
-                sleeper.announce();
+                sleeper.announce_sleep();
                 now = clock.now();
                 // The announcement precedes the final check in `arm`, so no wake-up is lost.
                 if turn.arm(now) {
-                    sleeper.cancel();
+                    sleeper.cancel_sleep();
                 } else {
-                    sleeper.block(deadline.since(now), &mut ready);
+                    sleeper.sleep_until_ready(deadline.since(now), &mut ready);
                 }
                 turn.handle_wakeup(&ready);
                 ready.clear();
@@ -127,10 +127,10 @@ mod tests {
     use rustix::thread::current_timer_slack;
     use tenmil_base::{Instant, Span};
 
-    use super::{EventLoop, NextStep, run};
+    use super::{EventLoop, NextStep, run_event_loop};
     use crate::mailbox::{Receiver, Sender, mailbox};
     use crate::wakeup::{Notifier, Sleeper};
-    use crate::{Clock, Thread};
+    use crate::{Clock, NamedThread};
 
     /// Returns its scripted steps, and records its calls.
     struct Scripted<F> {
@@ -165,70 +165,76 @@ mod tests {
         }
     }
 
-    fn play<F: FnMut(usize, Instant) -> NextStep>(sleeper: &mut Sleeper, script: F) -> Scripted<F> {
-        play_with(sleeper, script, false)
+    fn run_script<F: FnMut(usize, Instant) -> NextStep>(
+        sleeper: &mut Sleeper,
+        script: F,
+    ) -> Scripted<F> {
+        run_script_with(sleeper, script, false)
     }
 
-    fn play_with<F: FnMut(usize, Instant) -> NextStep>(
+    fn run_script_with<F: FnMut(usize, Instant) -> NextStep>(
         sleeper: &mut Sleeper,
         script: F,
         work_when_armed: bool,
     ) -> Scripted<F> {
         let mut turn = Scripted { script, turns: Vec::new(), calls: Vec::new(), work_when_armed };
-        run(&mut turn, &Clock::start(), sleeper);
+        run_event_loop(&mut turn, &Clock::start(), sleeper);
         turn
     }
 
-    fn silence() -> Call {
+    fn no_events() -> Call {
         Call::Woken(Vec::new())
     }
 
     #[test]
-    fn a_turn_that_wants_another_has_it_at_once() {
+    fn iteration_that_requests_another_gets_it_at_once() {
         let script = |count, _| if count < 4 { NextStep::Again } else { NextStep::Exit };
-        let played = play(&mut Sleeper::new().unwrap(), script);
+        let played = run_script(&mut Sleeper::new().unwrap(), script);
         assert_eq!(played.calls, [Call::Turn, Call::Turn, Call::Turn, Call::Turn]);
     }
 
     #[test]
-    fn a_deadline_ends_a_sleep_and_a_sleep_is_armed() {
+    fn deadline_ends_a_sleep_and_every_sleep_is_armed() {
         let span = Span::from_ms(2);
         let script = |count, now: Instant| match count {
             1 => NextStep::SleepUntil(now.after(span)),
             _ => NextStep::Exit,
         };
-        let played = play(&mut Sleeper::new().unwrap(), script);
-        assert_eq!(played.calls, [Call::Turn, Call::Arm, silence(), Call::Turn]);
+        let played = run_script(&mut Sleeper::new().unwrap(), script);
+        assert_eq!(played.calls, [Call::Turn, Call::Arm, no_events(), Call::Turn]);
         // The clock's rate is known to one part in a thousand; the kernel's deadline is exact.
         let slept = played.turns[1].since(played.turns[0]);
         assert!(slept.ns >= span.ns - span.ns / 500, "{slept}");
     }
 
     #[test]
-    fn a_deadline_that_has_passed_lets_descriptors_speak_all_the_same() {
+    fn passed_deadline_still_polls_descriptors() {
         let script = |count, _| match count {
             1 => NextStep::SleepUntil(Instant { ns: 0 }),
             _ => NextStep::Exit,
         };
         let mut sleeper = Sleeper::new().unwrap();
         let event: OwnedFd = eventfd(1, EventfdFlags::CLOEXEC).unwrap();
-        sleeper.sources().add(&event, 7).unwrap();
-        let played = play(&mut sleeper, script);
+        sleeper.sources().add_source(&event, 7).unwrap();
+        let played = run_script(&mut sleeper, script);
         assert_eq!(played.calls, [Call::Turn, Call::Arm, Call::Woken(vec![7]), Call::Turn]);
     }
 
     #[test]
-    fn work_that_is_found_when_armed_keeps_it_awake() {
+    fn work_found_while_arming_prevents_the_sleep() {
         let script = |count, _| match count {
             1 => NextStep::SleepUntil(Instant::NEVER),
             _ => NextStep::Exit,
         };
         let mut sleeper = Sleeper::new().unwrap();
         let event: OwnedFd = eventfd(1, EventfdFlags::CLOEXEC).unwrap();
-        sleeper.sources().add(&event, 7).unwrap();
-        let played = play_with(&mut sleeper, script, true);
-        assert_eq!(played.calls, [Call::Turn, Call::Arm, silence(), Call::Turn]);
-        assert!(!sleeper.block(Span::default(), &mut Vec::new()), "nobody was asked to wake it");
+        sleeper.sources().add_source(&event, 7).unwrap();
+        let played = run_script_with(&mut sleeper, script, true);
+        assert_eq!(played.calls, [Call::Turn, Call::Arm, no_events(), Call::Turn]);
+        assert!(
+            !sleeper.sleep_until_ready(Span::default(), &mut Vec::new()),
+            "nobody was asked to wake it"
+        );
     }
 
     /// Requests a clock reading before every third iteration.
@@ -252,15 +258,15 @@ mod tests {
     }
 
     #[test]
-    fn the_clock_is_read_only_for_turns_that_want_to_know() {
+    fn clock_is_read_only_for_iterations_that_need_it() {
         let mut patient = Patient(Vec::new());
-        run(&mut patient, &Clock::start(), &mut Sleeper::new().unwrap());
+        run_event_loop(&mut patient, &Clock::start(), &mut Sleeper::new().unwrap());
         let readings = patient.0.chunk_by(|one, other| one == other).map(<[_]>::len);
         assert_eq!(readings.collect::<Vec<_>>(), [3, 3, 3]);
     }
 
     #[test]
-    fn what_was_ready_once_is_not_told_twice() {
+    fn ready_descriptor_is_reported_once() {
         let event: OwnedFd = eventfd(1, EventfdFlags::CLOEXEC).unwrap();
         let script = |count, now: Instant| match count {
             1 => NextStep::SleepUntil(Instant::NEVER),
@@ -271,18 +277,18 @@ mod tests {
             _ => NextStep::Exit,
         };
         let mut sleeper = Sleeper::new().unwrap();
-        sleeper.sources().add(&event, 7).unwrap();
-        let played = play(&mut sleeper, script);
+        sleeper.sources().add_source(&event, 7).unwrap();
+        let played = run_script(&mut sleeper, script);
         let told: Vec<_> =
             played.calls.iter().filter(|call| matches!(call, Call::Woken(_))).collect();
-        assert_eq!(told, [&Call::Woken(vec![7]), &silence()]);
+        assert_eq!(told, [&Call::Woken(vec![7]), &no_events()]);
     }
 
     #[test]
-    fn a_pause_arms_nothing() {
+    fn pause_arms_no_descriptors() {
         let span = Span::from_us(400);
         let script = |count, _| if count == 1 { NextStep::Pause(span) } else { NextStep::Exit };
-        let played = play(&mut Sleeper::new().unwrap(), script);
+        let played = run_script(&mut Sleeper::new().unwrap(), script);
         assert_eq!(played.calls, [Call::Turn, Call::Turn]);
         let paused = played.turns[1].since(played.turns[0]);
         assert!(paused.ns >= span.ns - span.ns / 500, "{paused}");
@@ -312,32 +318,33 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_ends_with_a_bell_or_does_not_begin_if_there_is_something_already() {
+    fn pause_ends_with_a_notification_or_is_skipped_if_work_is_pending() {
         let clock = Clock::start();
         let begun = clock.now();
         let mut sleeper = Sleeper::new().unwrap();
-        run(&mut Resting { turns: 0, is_wanted: true }, &clock, &mut sleeper);
+        run_event_loop(&mut Resting { turns: 0, is_wanted: true }, &clock, &mut sleeper);
         let waker = sleeper.notifier();
-        let rest =
-            move |_: &_| run(&mut Resting { turns: 0, is_wanted: false }, &clock, &mut sleeper);
-        let thread = Thread::spawn("rests", None, rest).unwrap();
+        let rest = move |_: &_| {
+            run_event_loop(&mut Resting { turns: 0, is_wanted: false }, &clock, &mut sleeper)
+        };
+        let thread = NamedThread::spawn("rests", None, rest).unwrap();
         while !thread.is_finished() {
             waker.notify();
-            crate::thread::yield_now();
+            crate::named_thread::yield_cpu();
         }
         thread.join();
         assert!(clock.now().since(begun) < Span::from_secs(30), "it was rested for");
     }
 
     #[test]
-    fn the_kernel_is_asked_to_be_exact_while_it_turns_and_only_then() {
+    fn timer_slack_is_minimal_only_inside_the_loop() {
         let before = current_timer_slack().unwrap();
         let mut within = 0;
         let script = |_, _| {
             within = current_timer_slack().unwrap();
             NextStep::Exit
         };
-        play(&mut Sleeper::new().unwrap(), script);
+        run_script(&mut Sleeper::new().unwrap(), script);
         assert_eq!((within, current_timer_slack().unwrap()), (1, before));
     }
 
@@ -387,9 +394,9 @@ mod tests {
                 |from, to, waker| Player { from, to, waker, last: TRIPS - 1, sleeps: 0, give_up };
             let mut first = player(one.1, two.0, there.notifier());
             let mut second = player(two.1, one.0, here.notifier());
-            let turn = move |_: &_| run(&mut second, &clock, &mut there);
-            let thread = Thread::spawn("second", None, turn).unwrap();
-            run(&mut first, &clock, &mut here);
+            let turn = move |_: &_| run_event_loop(&mut second, &clock, &mut there);
+            let thread = NamedThread::spawn("second", None, turn).unwrap();
+            run_event_loop(&mut first, &clock, &mut here);
             thread.join();
             assert!(first.sleeps > 0);
         }

@@ -13,14 +13,14 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use tenmil_base::{Interrupts, Span};
 
-use crate::barrier::Barrier;
+use crate::asymmetric_barrier::AsymmetricBarrier;
 use crate::wakeup::SleepFlag;
 
 /// Interrupt vectors of one device, one eventfd each. Cheap to clone; all clones share the same
 /// vectors.
 #[derive(Clone, Debug)]
 pub struct EventVectors {
-    vectors: Arc<[Shared]>,
+    vectors: Arc<[VectorState]>,
 }
 
 /// Host side of one vector.
@@ -39,7 +39,7 @@ pub struct RemoteEventFd {
 /// State of a vector. On a cache line of its own: the device loads the flag at each signal.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Shared {
+struct VectorState {
     sleep_flag: SleepFlag,
     descriptor: OwnedFd,
 }
@@ -79,7 +79,7 @@ impl RemoteEventFd {
     }
 
     /// Consumes pending signals and returns whether there were any.
-    pub fn clear(&self) -> bool {
+    pub fn clear_signals(&self) -> bool {
         // Anything but a count is EAGAIN: not signaled.
         rustix::io::read(&self.descriptor, &mut [0; 8]) == Ok(8)
     }
@@ -96,35 +96,35 @@ impl EventVectors {
     /// Creates `count` vectors, all unmasked. Each uses one descriptor.
     pub fn new(count: u16) -> io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let barrier = Barrier::detect();
+        let barrier = AsymmetricBarrier::detect();
         let vector = |_| {
             let handshake = SleepFlag::new(barrier);
             // No other thread signals yet, so a refused barrier does not matter.
             handshake.announce();
-            Ok(Shared { sleep_flag: handshake, descriptor: eventfd(0, flags)? })
+            Ok(VectorState { sleep_flag: handshake, descriptor: eventfd(0, flags)? })
         };
         let vectors: Result<Vec<_>, Errno> = (0..count).map(vector).collect();
         Ok(Self { vectors: vectors?.into() })
     }
 
     /// Number of vectors.
-    pub fn count(&self) -> usize {
+    pub fn vector_count(&self) -> usize {
         self.vectors.len()
     }
 
     /// Returns the host side of a vector, masked: the host polls at first.
     pub fn vector(&self, number: u16) -> Option<EventVector> {
-        self.shared(number)?.sleep_flag.cancel();
+        self.vector_state(number)?.sleep_flag.cancel();
         Some(EventVector { vectors: self.clone(), number })
     }
 
     /// Descriptor of a vector, for waiting on several sources.
     pub fn descriptor(&self, vector: u16) -> Option<BorrowedFd<'_>> {
-        self.shared(vector).map(|vector| vector.descriptor.as_fd())
+        self.vector_state(vector).map(|vector| vector.descriptor.as_fd())
     }
 
     /// Consumes pending signals of a vector and returns whether there were any.
-    pub fn clear(&self, vector: u16) -> bool {
+    pub fn clear_signals(&self, vector: u16) -> bool {
         let mut count = [0; 8];
         let read = |descriptor| rustix::io::read(descriptor, &mut count);
         // Anything but a count is EAGAIN: not signaled.
@@ -134,23 +134,23 @@ impl EventVectors {
     /// Unmasks a vector after consuming old signals.
     ///
     /// To sleep without missing a signal: unmask, check for work once more, then
-    /// [`wait`](Self::wait). Returns false if the kernel refuses the required barrier or the vector
+    /// [`wait_for_signal`](Self::wait_for_signal). Returns false if the kernel refuses the required barrier or the vector
     /// does not exist: then keep polling.
     pub fn unmask(&self, vector: u16) -> bool {
-        self.clear(vector);
-        self.shared(vector).is_some_and(|vector| vector.sleep_flag.announce())
+        self.clear_signals(vector);
+        self.vector_state(vector).is_some_and(|vector| vector.sleep_flag.announce())
     }
 
     /// Masks a vector. A signal in progress may still arrive.
     pub fn mask(&self, vector: u16) {
-        if let Some(vector) = self.shared(vector) {
+        if let Some(vector) = self.vector_state(vector) {
             vector.sleep_flag.cancel();
         }
     }
 
     /// Sleeps until a vector is signaled or `timeout` has passed, and returns whether it was
     /// signaled. Consumes the signals.
-    pub fn wait(&self, vector: u16, timeout: Span) -> io::Result<bool> {
+    pub fn wait_for_signal(&self, vector: u16, timeout: Span) -> io::Result<bool> {
         let descriptor = self.descriptor(vector).ok_or(io::ErrorKind::InvalidInput)?;
         let mut entries = [PollFd::new(&descriptor, PollFlags::IN)];
         let timeout = Timespec {
@@ -158,7 +158,7 @@ impl EventVectors {
             tv_nsec: i64::try_from(timeout.ns % 1_000_000_000).unwrap_or(0),
         };
         match poll(&mut entries, Some(&timeout)) {
-            Ok(_) => Ok(self.clear(vector)),
+            Ok(_) => Ok(self.clear_signals(vector)),
             // Interrupted by a signal handler: a spurious return, which callers handle.
             Err(Errno::INTR) => Ok(false),
             Err(errno) => Err(errno.into()),
@@ -166,7 +166,7 @@ impl EventVectors {
     }
 
     #[inline]
-    fn shared(&self, vector: u16) -> Option<&Shared> {
+    fn vector_state(&self, vector: u16) -> Option<&VectorState> {
         self.vectors.get(usize::from(vector))
     }
 }
@@ -174,7 +174,7 @@ impl EventVectors {
 impl Interrupts for EventVectors {
     #[inline]
     fn raise(&mut self, vector: u16) {
-        if let Some(vector) = self.shared(vector)
+        if let Some(vector) = self.vector_state(vector)
             && vector.sleep_flag.needs_wakeup()
         {
             vector.signal();
@@ -182,7 +182,7 @@ impl Interrupts for EventVectors {
     }
 }
 
-impl Shared {
+impl VectorState {
     #[cold]
     fn signal(&self) {
         // The only error is EAGAIN, with 2^64 − 2 unconsumed signals: then the eventfd is readable
@@ -213,61 +213,64 @@ mod tests {
     use super::{EventVectors, RemoteEventFd};
 
     #[test]
-    fn a_host_that_polls_is_not_signalled() {
+    fn host_that_polls_is_not_signaled() {
         let mut vectors = EventVectors::new(1).unwrap();
         let mut vector = vectors.vector(0).unwrap();
         vectors.raise(0);
-        assert!(!vectors.clear(0), "masked from the beginning");
+        assert!(!vectors.clear_signals(0), "masked from the beginning");
         assert!(vector.unmask());
         vector.mask();
         vectors.raise(0);
-        assert!(!vectors.clear(0));
+        assert!(!vectors.clear_signals(0));
     }
 
     #[test]
-    fn the_first_signal_of_a_sleep_is_written_and_no_other() {
+    fn only_the_first_signal_of_a_sleep_is_written() {
         let mut vectors = EventVectors::new(3).unwrap();
         vectors.raise(1);
         vectors.raise(1);
-        assert!(!vectors.clear(0), "the neighbour is silent");
-        assert!(vectors.clear(1));
+        assert!(!vectors.clear_signals(0), "the neighbour is silent");
+        assert!(vectors.clear_signals(1));
         vectors.raise(1);
-        assert!(!vectors.clear(1), "until it is unmasked again");
+        assert!(!vectors.clear_signals(1), "until it is unmasked again");
         assert!(vectors.unmask(1));
         vectors.raise(1);
-        assert!(vectors.wait(1, Span::default()).unwrap());
+        assert!(vectors.wait_for_signal(1, Span::default()).unwrap());
     }
 
     #[test]
-    fn unmasking_takes_old_signals_away() {
+    fn unmasking_consumes_old_signals() {
         let mut vectors = EventVectors::new(1).unwrap();
         let mut vector = vectors.vector(0).unwrap();
         assert!(vector.unmask());
         vectors.raise(0);
         assert!(vector.unmask());
-        assert!(!vectors.wait(0, Span::default()).unwrap());
+        assert!(!vectors.wait_for_signal(0, Span::default()).unwrap());
         vectors.raise(0);
         vector.mask();
-        assert!(vectors.wait(0, Span::default()).unwrap(), "what was signalled stays so");
+        assert!(
+            vectors.wait_for_signal(0, Span::default()).unwrap(),
+            "what was signalled stays so"
+        );
     }
 
     #[test]
-    fn a_wait_for_a_silent_vector_ends_by_its_timeout() {
+    fn wait_for_a_silent_vector_times_out() {
         let vectors = EventVectors::new(1).unwrap();
-        assert!(!vectors.wait(0, Span::from_ms(1)).unwrap());
+        assert!(!vectors.wait_for_signal(0, Span::from_ms(1)).unwrap());
     }
 
     #[test]
-    fn a_signal_from_another_thread_ends_a_wait() {
+    fn signal_from_another_thread_ends_a_wait() {
         let vectors = EventVectors::new(1).unwrap();
         let mut theirs = vectors.clone();
         let raiser = std::thread::spawn(move || theirs.raise(0));
-        assert!(vectors.wait(0, Span::from_secs(10)).unwrap());
+        assert!(vectors.wait_for_signal(0, Span::from_secs(10)).unwrap());
         raiser.join().unwrap();
     }
 
     #[test]
-    fn a_line_signals_who_has_sent_it_and_is_nothing_but_an_event_descriptor() {
+    fn remote_eventfd_must_be_an_eventfd() {
         let (waiting, line) = RemoteEventFd::pair().unwrap();
         let sent = RemoteEventFd::new(waiting.try_clone().unwrap()).unwrap();
         line.signal();
@@ -281,12 +284,14 @@ mod tests {
     }
 
     #[test]
-    fn a_vector_that_does_not_exist_is_never_signalled() {
+    fn signal_of_a_nonexistent_vector_is_ignored() {
         let mut vectors = EventVectors::new(1).unwrap();
         assert!(!vectors.unmask(1));
         vectors.raise(1);
-        assert!(!vectors.clear(1) && !vectors.clear(0));
-        assert!(vectors.wait(1, Span::default()).is_err() && vectors.vector(1).is_none());
-        assert_eq!(vectors.count(), 1);
+        assert!(!vectors.clear_signals(1) && !vectors.clear_signals(0));
+        assert!(
+            vectors.wait_for_signal(1, Span::default()).is_err() && vectors.vector(1).is_none()
+        );
+        assert_eq!(vectors.vector_count(), 1);
     }
 }

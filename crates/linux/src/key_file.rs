@@ -42,7 +42,7 @@ pub fn read_key_file(path: &Path, len_max: u64) -> Result<Vec<u8>, KeyFileError>
     let flags = i32::try_from((OFlags::NONBLOCK | OFlags::CLOEXEC).bits()).unwrap_or(0);
     let open = File::options().read(true).custom_flags(flags).open(path);
     let file = open.map_err(refusal)?;
-    check(&file.metadata().map_err(refusal)?, len_max).map_err(refuse)?;
+    check_metadata(&file.metadata().map_err(refusal)?, len_max).map_err(refuse)?;
     let mut bytes = Vec::new();
     file.take(len_max + 1).read_to_end(&mut bytes).map_err(refusal)?;
     if bytes.len() as u64 > len_max {
@@ -51,7 +51,7 @@ pub fn read_key_file(path: &Path, len_max: u64) -> Result<Vec<u8>, KeyFileError>
     Ok(bytes)
 }
 
-fn check(metadata: &Metadata, len_max: u64) -> Result<(), KeyFileProblem> {
+fn check_metadata(metadata: &Metadata, len_max: u64) -> Result<(), KeyFileProblem> {
     let mode = metadata.mode() & 0o777;
     if !metadata.is_file() {
         Err(KeyFileProblem::NotAFile)
@@ -92,7 +92,7 @@ mod tests {
     use super::read_key_file;
 
     #[test]
-    fn only_a_file_of_the_owners_own_is_read() {
+    fn only_a_file_private_to_its_owner_is_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("key");
         write(&path, b"secret").unwrap();

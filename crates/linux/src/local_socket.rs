@@ -1,7 +1,7 @@
 //! Unix sockets between processes of one machine, with peer credentials.
 //!
 //! A listener's socket has mode 0600, appears under its name only when it is listening, and is
-//! removed when the listener is dropped. Nothing here blocks, except [`Connection::connect`] and
+//! removed when the listener is dropped. Nothing here blocks, except [`LocalConnection::connect`] and
 //! the `wait_*` functions, which have a time limit.
 
 use std::fs::Permissions;
@@ -27,7 +27,7 @@ use crate::runtime_directory::RuntimeDirectory;
 
 /// Listening Unix socket.
 #[derive(Debug)]
-pub struct Listener {
+pub struct LocalListener {
     socket: UnixListener,
     path: PathBuf,
     /// Inode of the socket file, so that only this listener's file is removed on drop.
@@ -36,13 +36,13 @@ pub struct Listener {
 
 /// Stream between two processes.
 #[derive(Debug)]
-pub struct Connection {
+pub struct LocalConnection {
     stream: UnixStream,
 }
 
 /// Credentials of the peer, as of the time of its connect or listen (SO_PEERCRED).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer {
+pub struct PeerCredentials {
     /// Process identifier; 0 if it is in a PID namespace that is not visible here.
     pub pid: u32,
     /// User identifier.
@@ -65,14 +65,14 @@ pub enum RecvResult {
 /// Control buffer for more descriptors than any sender here passes at once.
 const FILES_SPACE: usize = rustix::cmsg_space!(ScmRights(64));
 
-impl Listener {
+impl LocalListener {
     /// Listens as process `pid` in `directory`. Replaces the socket of a dead process with the same
     /// identifier.
     ///
     /// `AddrInUse` if a live process listens there.
     pub fn bind(directory: &RuntimeDirectory, pid: u32) -> io::Result<Self> {
         let path = directory.socket_of(pid);
-        if directory.remove_stale(pid) {
+        if directory.is_listening_or_remove(pid) {
             return Err(io::ErrorKind::AddrInUse.into());
         }
         let unnamed = directory.path().join(format!(".{pid}"));
@@ -83,7 +83,7 @@ impl Listener {
         // Bound under a temporary name and renamed when it listens, so that the final name never
         // belongs to a socket that refuses connections.
         let socket = UnixListener::bind(&unnamed)?;
-        let prepared = prepare(&socket, &unnamed)
+        let prepared = restrict_socket_file(&socket, &unnamed)
             .and_then(|inode| std::fs::rename(&unnamed, &path).map(|()| inode));
         match prepared {
             Ok(inode) => Ok(Self { socket, path, inode }),
@@ -101,12 +101,12 @@ impl Listener {
     }
 
     /// Accepts the next pending connection, if any.
-    pub fn accept(&self) -> io::Result<Option<Connection>> {
+    pub fn accept(&self) -> io::Result<Option<LocalConnection>> {
         loop {
             match self.socket.accept() {
                 Ok((stream, _)) => {
                     stream.set_nonblocking(true)?;
-                    return Ok(Some(Connection { stream }));
+                    return Ok(Some(LocalConnection { stream }));
                 }
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return Ok(None),
@@ -120,33 +120,33 @@ impl Listener {
 }
 
 /// Restricts the socket to its owner and returns the identity of its file.
-fn prepare(socket: &UnixListener, path: &Path) -> io::Result<(u64, u64)> {
+fn restrict_socket_file(socket: &UnixListener, path: &Path) -> io::Result<(u64, u64)> {
     std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
     socket.set_nonblocking(true)?;
-    identity(path)
+    file_identity(path)
 }
 
-fn identity(path: &Path) -> io::Result<(u64, u64)> {
+fn file_identity(path: &Path) -> io::Result<(u64, u64)> {
     let found = std::fs::symlink_metadata(path)?;
     Ok((found.dev(), found.ino()))
 }
 
-impl Drop for Listener {
+impl Drop for LocalListener {
     fn drop(&mut self) {
-        if identity(&self.path).is_ok_and(|inode| inode == self.inode) {
+        if file_identity(&self.path).is_ok_and(|inode| inode == self.inode) {
             // A stale socket is removed by the next search.
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-impl AsFd for Listener {
+impl AsFd for LocalListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-impl Connection {
+impl LocalConnection {
     /// Connects to the socket at `path`. Waits up to `time_limit` while the listener's backlog is
     /// full; then the error is `WouldBlock`.
     pub fn connect(path: &Path, time_limit: Span) -> io::Result<Self> {
@@ -190,8 +190,8 @@ impl Connection {
     }
 
     /// Credentials of the peer.
-    pub fn peer(&self) -> io::Result<Peer> {
-        peer_of(self.stream.as_fd())
+    pub fn peer(&self) -> io::Result<PeerCredentials> {
+        peer_credentials(self.stream.as_fd())
     }
 
     /// Receives what is available, up to the length of `into`.
@@ -290,15 +290,15 @@ impl Connection {
 
     /// Waits up to `timeout` until data can be received. Returns whether it can.
     pub fn wait_to_receive(&self, timeout: Span) -> io::Result<bool> {
-        self.wait(PollFlags::IN, timeout)
+        self.wait_for_poll_flags(PollFlags::IN, timeout)
     }
 
     /// Waits up to `timeout` until data can be sent, or the peer has closed. Returns whether so.
     pub fn wait_to_send(&self, timeout: Span) -> io::Result<bool> {
-        self.wait(PollFlags::OUT, timeout)
+        self.wait_for_poll_flags(PollFlags::OUT, timeout)
     }
 
-    fn wait(&self, flags: PollFlags, timeout: Span) -> io::Result<bool> {
+    fn wait_for_poll_flags(&self, flags: PollFlags, timeout: Span) -> io::Result<bool> {
         let mut entries = [PollFd::new(&self.stream, flags)];
         let timeout = Timespec {
             tv_sec: i64::try_from(timeout.ns / 1_000_000_000).unwrap_or(i64::MAX),
@@ -315,7 +315,7 @@ impl Connection {
 
 /// Credentials of the peer of a Unix socket. For other sockets, and for processes in an invisible
 /// PID namespace, the process identifier is 0.
-pub(crate) fn peer_of(socket: BorrowedFd<'_>) -> io::Result<Peer> {
+pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<PeerCredentials> {
     let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len_bytes = libc::socklen_t::try_from(size_of_val(&found)).unwrap_or(0);
     // SAFETY: the descriptor is open while borrowed; `found` is a plain structure of `len_bytes`
@@ -332,17 +332,21 @@ pub(crate) fn peer_of(socket: BorrowedFd<'_>) -> io::Result<Peer> {
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(Peer { pid: u32::try_from(found.pid).unwrap_or(0), uid: found.uid, gid: found.gid })
+    Ok(PeerCredentials {
+        pid: u32::try_from(found.pid).unwrap_or(0),
+        uid: found.uid,
+        gid: found.gid,
+    })
 }
 
-impl From<OwnedFd> for Connection {
+impl From<OwnedFd> for LocalConnection {
     /// Wraps a connected non-blocking socket.
     fn from(socket: OwnedFd) -> Self {
         Self { stream: socket.into() }
     }
 }
 
-impl AsFd for Connection {
+impl AsFd for LocalConnection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
@@ -357,27 +361,27 @@ mod tests {
 
     use tenmil_base::Span;
 
-    use super::{Connection, Listener, RecvResult};
-    use crate::runtime_directory::{RuntimeDirectory, uid};
+    use super::{LocalConnection, LocalListener, RecvResult};
+    use crate::runtime_directory::{RuntimeDirectory, current_uid};
 
     const TIME_LIMIT: Span = Span::from_secs(10);
 
-    fn directory() -> (tempfile::TempDir, RuntimeDirectory) {
+    fn test_directory() -> (tempfile::TempDir, RuntimeDirectory) {
         let root = tempfile::tempdir().unwrap();
-        let directory = RuntimeDirectory::at(root.path().join("run")).unwrap();
+        let directory = RuntimeDirectory::at_path(root.path().join("run")).unwrap();
         (root, directory)
     }
 
     #[test]
-    fn both_ends_know_each_other_and_bytes_arrive() {
-        let (_root, directory) = directory();
-        let listener = Listener::bind(&directory, 4).unwrap();
+    fn both_ends_know_the_peer_credentials_and_bytes_arrive() {
+        let (_root, directory) = test_directory();
+        let listener = LocalListener::bind(&directory, 4).unwrap();
         assert!(listener.accept().unwrap().is_none(), "nobody wants one");
-        let client = Connection::connect(listener.path(), TIME_LIMIT).unwrap();
+        let client = LocalConnection::connect(listener.path(), TIME_LIMIT).unwrap();
         let server = listener.accept().unwrap().unwrap();
         for end in [&client, &server] {
             let peer = end.peer().unwrap();
-            assert_eq!((peer.pid, peer.uid), (std::process::id(), uid()));
+            assert_eq!((peer.pid, peer.uid), (std::process::id(), current_uid()));
         }
         let mut bytes = [0; 8];
         assert_eq!(server.receive(&mut bytes).unwrap(), RecvResult::WouldBlock);
@@ -392,8 +396,8 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_come_with_the_bytes_they_were_sent_with() {
-        let (one, other) = Connection::pair().unwrap();
+    fn descriptors_arrive_with_the_bytes_they_were_sent_with() {
+        let (one, other) = LocalConnection::pair().unwrap();
         let (mut bytes, mut files) = ([0; 16], Vec::new());
         let received = other.receive_files(&mut bytes, &mut files, 2).unwrap();
         assert_eq!((received, files.len()), (RecvResult::WouldBlock, 0));
@@ -413,23 +417,23 @@ mod tests {
     }
 
     #[test]
-    fn only_one_end_of_a_stream_is_taken_for_one() {
+    fn from_fd_accepts_only_stream_sockets() {
         let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
-        let given = Connection::from_fd(one.into()).unwrap();
+        let given = LocalConnection::from_fd(one.into()).unwrap();
         let mut bytes = [0; 8];
         assert_eq!(given.receive(&mut bytes).unwrap(), RecvResult::WouldBlock, "it does not wait");
         drop(other);
         let (datagram, _) = std::os::unix::net::UnixDatagram::pair().unwrap();
         let file = tempfile::tempfile().unwrap();
         for wrong in [datagram.into(), file.into()] {
-            let refused = Connection::from_fd(wrong).unwrap_err();
+            let refused = LocalConnection::from_fd(wrong).unwrap_err();
             assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{refused}");
         }
     }
 
     #[test]
-    fn who_has_finished_is_met_behind_what_was_sent_and_still_hears() {
-        let (one, other) = Connection::pair().unwrap();
+    fn half_closed_peer_can_still_receive() {
+        let (one, other) = LocalConnection::pair().unwrap();
         one.send(b"last").unwrap();
         one.shutdown_write().unwrap();
         let mut bytes = [0; 8];
@@ -442,8 +446,8 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_nobody_reads_takes_no_more_and_does_not_wait() {
-        let (one, other) = Connection::pair().unwrap();
+    fn send_to_a_stream_that_is_not_read_does_not_block() {
+        let (one, other) = LocalConnection::pair().unwrap();
         while one.send(&[7; 65_536]).unwrap() > 0 {}
         assert!(!one.wait_to_send(Span::default()).unwrap(), "no room");
         while !matches!(other.receive(&mut [0; 65_536]).unwrap(), RecvResult::WouldBlock) {}
@@ -451,36 +455,36 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_is_its_owners_alone_and_gone_with_its_listener() {
-        let (_root, directory) = directory();
-        let listener = Listener::bind(&directory, 4).unwrap();
+    fn socket_file_is_private_and_removed_with_its_listener() {
+        let (_root, directory) = test_directory();
+        let listener = LocalListener::bind(&directory, 4).unwrap();
         let path = directory.socket_of(4);
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "and nothing beside");
         drop(listener);
         assert!(!path.exists());
-        let refused = Connection::connect(&path, TIME_LIMIT).unwrap_err();
+        let refused = LocalConnection::connect(&path, TIME_LIMIT).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
-    fn the_living_keep_their_socket_and_the_dead_do_not() {
-        let (_root, directory) = directory();
-        let first = Listener::bind(&directory, 4).unwrap();
-        let refused = Listener::bind(&directory, 4).unwrap_err();
+    fn socket_of_a_live_process_is_kept_and_of_a_dead_one_replaced() {
+        let (_root, directory) = test_directory();
+        let first = LocalListener::bind(&directory, 4).unwrap();
+        let refused = LocalListener::bind(&directory, 4).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
         drop(first);
         // A process that was killed, during its start or after it.
         drop(UnixListener::bind(directory.socket_of(4)).unwrap());
         drop(UnixListener::bind(directory.path().join(".4")).unwrap());
-        let next = Listener::bind(&directory, 4).unwrap();
-        Connection::connect(next.path(), TIME_LIMIT).unwrap();
+        let next = LocalListener::bind(&directory, 4).unwrap();
+        LocalConnection::connect(next.path(), TIME_LIMIT).unwrap();
     }
 
     #[test]
-    fn a_file_that_took_the_place_of_the_socket_is_left_alone() {
-        let (_root, directory) = directory();
-        let listener = Listener::bind(&directory, 4).unwrap();
+    fn file_that_replaced_the_socket_is_not_removed() {
+        let (_root, directory) = test_directory();
+        let listener = LocalListener::bind(&directory, 4).unwrap();
         let path = listener.path().to_owned();
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "not ours").unwrap();
@@ -489,26 +493,26 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_that_accepts_nobody_does_not_hold_a_client_for_ever() {
-        let (_root, directory) = directory();
-        let listener = Listener::bind(&directory, 4).unwrap();
+    fn connect_to_a_listener_that_does_not_accept_times_out() {
+        let (_root, directory) = test_directory();
+        let listener = LocalListener::bind(&directory, 4).unwrap();
         let mut waiting = Vec::new();
         let refused = loop {
-            match Connection::connect(listener.path(), Span::from_ms(1)) {
+            match LocalConnection::connect(listener.path(), Span::from_ms(1)) {
                 Ok(connection) => waiting.push(connection),
                 Err(error) => break error,
             }
         };
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
         assert!(waiting.len() > 16, "{}", waiting.len());
-        assert!(directory.remove_stale(4), "busy is alive");
+        assert!(directory.is_listening_or_remove(4), "busy is alive");
     }
 
     #[test]
-    fn a_path_that_is_too_long_is_refused() {
-        let (_root, directory) = directory();
-        let long = RuntimeDirectory::at(directory.path().join("x".repeat(120))).unwrap();
-        let refused = Listener::bind(&long, 4).unwrap_err();
+    fn too_long_socket_path_is_rejected() {
+        let (_root, directory) = test_directory();
+        let long = RuntimeDirectory::at_path(directory.path().join("x".repeat(120))).unwrap();
+        let refused = LocalListener::bind(&long, 4).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{refused}");
     }
 }

@@ -7,12 +7,12 @@
 
 #![allow(clippy::duplicate_mod, reason = "that is the point of it")]
 
+#[path = "mailbox/mailbox_ring.rs"]
+#[allow(dead_code, unreachable_pub, reason = "the models need a part of it")]
+mod mailbox_ring;
 #[path = "wakeup/park_flag.rs"]
 #[allow(unreachable_pub, reason = "the crate exports it, the models do not")]
 mod park_flag;
-#[path = "mailbox/ring.rs"]
-#[allow(dead_code, unreachable_pub, reason = "the models need a part of it")]
-mod ring;
 #[path = "wakeup/sleep_flag.rs"]
 mod sleep_flag;
 
@@ -22,13 +22,13 @@ mod sync {
     pub(crate) use loom::sync::Arc;
     use loom::sync::atomic::fence;
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-    pub(crate) use loom::thread::yield_now;
+    pub(crate) use loom::thread::yield_now as yield_cpu;
 
     pub(crate) use super::interrupt::Interrupt;
 
     /// Model of `crate::barrier`, as far as it is observable.
     #[derive(Clone, Debug)]
-    pub(crate) enum Barrier {
+    pub(crate) enum AsymmetricBarrier {
         /// `membarrier(2)`: a full fence in the sleeper, and one at some point of the other thread.
         Expedited(Interrupt),
         Fences,
@@ -36,16 +36,16 @@ mod sync {
         Missing,
     }
 
-    impl Barrier {
-        pub(crate) fn light(&self) {
+    impl AsymmetricBarrier {
+        pub(crate) fn notifier_barrier(&self) {
             match self {
-                Self::Expedited(interrupt) => interrupt.may_come(),
+                Self::Expedited(interrupt) => interrupt.assert_reachable(),
                 Self::Fences => fence(Ordering::SeqCst),
                 Self::Missing => {}
             }
         }
 
-        pub(crate) fn heavy(&self) -> bool {
+        pub(crate) fn sleeper_barrier(&self) -> bool {
             match self {
                 Self::Expedited(interrupt) => interrupt.send(),
                 Self::Fences => fence(Ordering::SeqCst),
@@ -78,35 +78,35 @@ mod interrupt {
 
     impl Interrupt {
         /// Interrupt delivered at the point with this number, from 0.
-        pub(crate) fn at(place: usize) -> Self {
+        pub(crate) fn fence_at(place: usize) -> Self {
             let passed = Arc::new(AtomicUsize::new(0));
             Self { place, passed, sent: Arc::default(), came: Arc::default() }
         }
 
         /// The interrupted thread passes a point.
-        pub(crate) fn may_come(&self) {
+        pub(crate) fn assert_reachable(&self) {
             if self.passed.fetch_add(1, Ordering::Relaxed) == self.place {
-                self.come();
+                self.new_message();
             }
         }
 
         /// The interrupted thread passes its last point: the interrupt is delivered now at the
         /// latest.
-        pub(crate) fn comes_at_last(&self) {
+        pub(crate) fn assert_always_reached(&self) {
             if self.passed.load(Ordering::Relaxed) <= self.place {
-                self.come();
+                self.new_message();
             }
         }
 
-        fn come(&self) {
+        fn new_message(&self) {
             self.sent.wait();
             fence(Ordering::SeqCst);
-            self.came.give();
+            self.came.send_one();
         }
 
         pub(crate) fn send(&self) {
             fence(Ordering::SeqCst);
-            self.sent.give();
+            self.sent.send_one();
             self.came.wait();
             fence(Ordering::SeqCst);
         }
@@ -130,7 +130,7 @@ mod signal {
     }
 
     impl Signal {
-        pub(super) fn give(&self) {
+        pub(super) fn send_one(&self) {
             *self.given.lock().unwrap() = true;
             self.changed.notify_one();
         }
@@ -149,7 +149,7 @@ mod ring_models {
     use loom::sync::Arc;
     use loom::thread;
 
-    use super::ring::{Receiver, Sender, mailbox};
+    use super::mailbox_ring::{Receiver, Sender, mailbox};
 
     /// Message whose drop and whose bytes the checker tracks.
     type Message = (u32, Arc<()>);
@@ -183,7 +183,7 @@ mod ring_models {
     }
 
     #[test]
-    fn two_senders_lose_and_double_nothing() {
+    fn two_senders_lose_and_duplicate_nothing() {
         loom::model(|| {
             let (sender, mut receiver) = mailbox(2);
             let start = |number| {
@@ -202,7 +202,7 @@ mod ring_models {
     }
 
     #[test]
-    fn a_full_ring_refuses_and_its_slots_are_used_again_in_order() {
+    fn full_ring_rejects_and_reuses_slots_in_order() {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
         model.check(|| {
@@ -217,7 +217,7 @@ mod ring_models {
     }
 
     #[test]
-    fn two_senders_share_a_ring_that_is_full_and_wraps() {
+    fn two_senders_share_a_full_wrapping_ring() {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
         model.check(|| {
@@ -243,7 +243,7 @@ mod ring_models {
     }
 
     #[test]
-    fn runs_of_two_senders_do_not_mix() {
+    fn batches_of_two_senders_do_not_interleave() {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(2);
         model.check(|| {
@@ -266,7 +266,7 @@ mod ring_models {
     }
 
     #[test]
-    fn a_receiver_that_goes_while_messages_come_leaves_none_behind() {
+    fn dropped_receiver_during_sends_leaks_no_message() {
         loom::model(|| {
             let (sender, mut receiver) = mailbox(2);
             let other = thread::spawn(move || {
@@ -281,7 +281,7 @@ mod ring_models {
     }
 
     #[test]
-    fn a_receiver_that_goes_leaves_none_behind_although_senders_are_kept() {
+    fn dropped_receiver_leaks_no_message_although_senders_remain() {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
         model.check(|| {
@@ -308,10 +308,10 @@ mod handshake_models {
     use loom::sync::atomic::{AtomicUsize, Ordering};
     use loom::thread;
 
-    use super::ring::{Receiver, Sender, mailbox};
+    use super::mailbox_ring::{Receiver, Sender, mailbox};
     use super::signal::Signal;
     use super::sleep_flag::SleepFlag;
-    use super::sync::{Barrier, Interrupt};
+    use super::sync::{AsymmetricBarrier, Interrupt};
 
     /// A sleeper and its eventfd.
     struct World {
@@ -322,7 +322,7 @@ mod handshake_models {
     }
 
     impl World {
-        fn new(barrier: Barrier) -> Arc<Self> {
+        fn new(barrier: AsymmetricBarrier) -> Arc<Self> {
             Arc::new(Self {
                 handshake: SleepFlag::new(barrier),
                 event: Signal::default(),
@@ -336,7 +336,7 @@ mod handshake_models {
             sender.send(1).unwrap();
             if self.handshake.needs_wakeup() {
                 self.woken.fetch_add(1, Ordering::Relaxed);
-                self.event.give();
+                self.event.send_one();
             }
         }
 
@@ -362,18 +362,18 @@ mod handshake_models {
         }
     }
 
-    fn one_sender(barrier: &Barrier) {
+    fn one_sender(barrier: &AsymmetricBarrier) {
         let world = World::new(barrier.clone());
         let (sender, mut receiver) = mailbox(1);
         let theirs = Arc::clone(&world);
         let barrier = barrier.clone();
         let other = thread::spawn(move || {
-            if let Barrier::Expedited(interrupt) = &barrier {
-                interrupt.may_come();
+            if let AsymmetricBarrier::Expedited(interrupt) = &barrier {
+                interrupt.assert_reachable();
             }
             theirs.send(&sender);
-            if let Barrier::Expedited(interrupt) = &barrier {
-                interrupt.comes_at_last();
+            if let AsymmetricBarrier::Expedited(interrupt) = &barrier {
+                interrupt.assert_always_reached();
             }
         });
         world.sleep_and_receive(&mut receiver, 1);
@@ -382,21 +382,23 @@ mod handshake_models {
     }
 
     #[test]
-    fn fences_on_both_sides_lose_no_wake_up() {
-        loom::model(|| one_sender(&Barrier::Fences));
+    fn fences_on_both_sides_lose_no_wakeup() {
+        loom::model(|| one_sender(&AsymmetricBarrier::Fences));
     }
 
     #[test]
-    fn a_fence_that_the_sleeper_forces_on_the_sender_anywhere_loses_no_wake_up() {
+    fn membarrier_at_any_point_of_the_sender_loses_no_wakeup() {
         for place in 0..3 {
-            loom::model(move || one_sender(&Barrier::Expedited(Interrupt::at(place))));
+            loom::model(move || {
+                one_sender(&AsymmetricBarrier::Expedited(Interrupt::fence_at(place)))
+            });
         }
     }
 
     #[test]
     #[should_panic(expected = "deadlock")]
-    fn without_a_barrier_the_checker_finds_a_wake_up_that_is_lost() {
-        loom::model(|| one_sender(&Barrier::Missing));
+    fn missing_barrier_is_found_as_a_lost_wakeup() {
+        loom::model(|| one_sender(&AsymmetricBarrier::Missing));
     }
 
     #[test]
@@ -404,7 +406,7 @@ mod handshake_models {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(2);
         model.check(|| {
-            let world = World::new(Barrier::Fences);
+            let world = World::new(AsymmetricBarrier::Fences);
             let (sender, mut receiver) = mailbox(2);
             let start = || {
                 let (world, sender) = (Arc::clone(&world), sender.clone());
@@ -422,11 +424,11 @@ mod doze_models {
     use loom::sync::Arc;
     use loom::thread;
 
+    use super::mailbox_ring::{Receiver, Sender, mailbox};
     use super::park_flag::ParkFlag;
-    use super::ring::{Receiver, Sender, mailbox};
     use super::signal::Signal;
     use super::sleep_flag::SleepFlag;
-    use super::sync::{Barrier, Interrupt};
+    use super::sync::{AsymmetricBarrier, Interrupt};
 
     /// A sleeper, its eventfd, and one light thread that may park.
     struct World {
@@ -436,7 +438,7 @@ mod doze_models {
     }
 
     impl World {
-        fn new(barrier: Barrier) -> Arc<Self> {
+        fn new(barrier: AsymmetricBarrier) -> Arc<Self> {
             let (handshake, doze) = (SleepFlag::new(barrier), ParkFlag::default());
             Arc::new(Self { handshake, doze, event: Signal::default() })
         }
@@ -445,19 +447,19 @@ mod doze_models {
         fn send(&self, sender: &Sender<u32>) {
             sender.send(1).unwrap();
             if self.handshake.needs_wakeup_parked(&self.doze) {
-                self.event.give();
+                self.event.send_one();
             }
         }
 
         /// Sleeper thread, until the light thread has received `count` messages: it parks the
         /// thread whenever it has none, and does not poll it before it is notified.
-        fn doze_and_receive(&self, receiver: &mut Receiver<u32>, count: usize) {
+        fn park_and_receive(&self, receiver: &mut Receiver<u32>, count: usize) {
             let mut had = 0;
             while had < count {
                 self.doze.park();
                 assert!(self.handshake.announce());
                 if receiver.is_empty() {
-                    self.sleep_until_it_is_rung_for();
+                    self.sleep_until_notified();
                 } else {
                     self.handshake.cancel();
                 }
@@ -469,7 +471,7 @@ mod doze_models {
         }
 
         /// The sleep has been announced.
-        fn sleep_until_it_is_rung_for(&self) {
+        fn sleep_until_notified(&self) {
             loop {
                 if !self.handshake.has_parked_notify() {
                     self.event.wait();
@@ -483,71 +485,73 @@ mod doze_models {
         }
     }
 
-    fn one_sender(barrier: &Barrier) {
+    fn one_sender(barrier: &AsymmetricBarrier) {
         let world = World::new(barrier.clone());
         let (sender, mut receiver) = mailbox(1);
         let (theirs, barrier) = (Arc::clone(&world), barrier.clone());
         let other = thread::spawn(move || {
-            if let Barrier::Expedited(interrupt) = &barrier {
-                interrupt.may_come();
+            if let AsymmetricBarrier::Expedited(interrupt) = &barrier {
+                interrupt.assert_reachable();
             }
             theirs.send(&sender);
-            if let Barrier::Expedited(interrupt) = &barrier {
-                interrupt.comes_at_last();
+            if let AsymmetricBarrier::Expedited(interrupt) = &barrier {
+                interrupt.assert_always_reached();
             }
         });
-        world.doze_and_receive(&mut receiver, 1);
+        world.park_and_receive(&mut receiver, 1);
         other.join().unwrap();
     }
 
     #[test]
-    fn with_fences_one_who_dozes_misses_nothing() {
-        loom::model(|| one_sender(&Barrier::Fences));
+    fn fences_lose_no_notification_of_a_parked_thread() {
+        loom::model(|| one_sender(&AsymmetricBarrier::Fences));
     }
 
     #[test]
-    fn with_a_fence_that_the_sleeper_forces_on_the_sender_anywhere_it_misses_nothing() {
+    fn membarrier_loses_no_notification_of_a_parked_thread() {
         for place in 0..4 {
-            loom::model(move || one_sender(&Barrier::Expedited(Interrupt::at(place))));
+            loom::model(move || {
+                one_sender(&AsymmetricBarrier::Expedited(Interrupt::fence_at(place)))
+            });
         }
     }
 
     #[test]
     #[should_panic(expected = "deadlock")]
-    fn without_a_barrier_the_checker_finds_a_call_that_is_lost() {
-        loom::model(|| one_sender(&Barrier::Missing));
+    fn missing_barrier_is_found_as_a_lost_park_notification() {
+        loom::model(|| one_sender(&AsymmetricBarrier::Missing));
     }
 
     #[test]
-    fn two_who_ring_at_once_for_one_who_dozes_are_both_heard() {
+    fn two_notifications_of_one_parked_thread_both_arrive() {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(2);
         model.check(|| {
-            let world = World::new(Barrier::Fences);
+            let world = World::new(AsymmetricBarrier::Fences);
             let (sender, mut receiver) = mailbox(2);
             let start = || {
                 let (world, sender) = (Arc::clone(&world), sender.clone());
                 thread::spawn(move || world.send(&sender))
             };
             let others = [start(), start()];
-            world.doze_and_receive(&mut receiver, 2);
+            world.park_and_receive(&mut receiver, 2);
             others.into_iter().for_each(|other| other.join().unwrap());
         });
     }
 
     #[test]
-    fn one_who_dozes_again_and_again_hears_every_ring_of_one_who_rings_again() {
+    fn repeated_parking_receives_every_notification() {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
         model.check(|| {
-            let world = World::new(Barrier::Fences);
+            let world = World::new(AsymmetricBarrier::Fences);
             let (sender, mut receiver) = mailbox(2);
             let theirs = Arc::clone(&world);
             let other = thread::spawn(move || {
                 theirs.send(&sender);
                 theirs.send(&sender);
             });
-            world.doze_and_receive(&mut receiver, 2);
+            world.park_and_receive(&mut receiver, 2);
             other.join().unwrap();
         });
     }

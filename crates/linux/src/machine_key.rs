@@ -45,56 +45,58 @@ const FIRMWARE_PLACEHOLDERS: [u128; 3] =
 
 impl MachineKey {
     /// The number of this machine, the same for as long as the process lives.
-    pub fn this() -> &'static Self {
+    pub fn of_this_machine() -> &'static Self {
         static KEY: OnceLock<MachineKey> = OnceLock::new();
-        KEY.get_or_init(|| Self::of(&KernelFiles::live(), state_directory().as_deref()))
+        KEY.get_or_init(|| {
+            Self::from_sources(&KernelFiles::live_system(), state_directory().as_deref())
+        })
     }
 
-    fn of(machine: &KernelFiles, directory: Option<&Path>) -> Self {
-        if let Some(value) = number(machine.text("etc/machine-id").as_deref()) {
+    fn from_sources(machine: &KernelFiles, directory: Option<&Path>) -> Self {
+        if let Some(value) = parse_key(machine.read_trimmed("etc/machine-id").as_deref()) {
             return Self { value, source: MachineKeySource::MachineId };
         }
-        let firmware = number(machine.text("sys/class/dmi/id/product_uuid").as_deref());
+        let firmware = parse_key(machine.read_trimmed("sys/class/dmi/id/product_uuid").as_deref());
         if let Some(value) = firmware.filter(|value| !FIRMWARE_PLACEHOLDERS.contains(value)) {
             return Self { value, source: MachineKeySource::Firmware };
         }
         let kept = match directory {
-            Some(directory) => keep(directory)
+            Some(directory) => stored_or_new_key(directory)
                 .map_err(|error| format!("keep {}: {error}", directory.join(FILE).display())),
             None => Err("found neither STATE_DIRECTORY nor HOME, expected one of them".into()),
         };
         match kept {
             Ok((value, path)) => Self { value, source: MachineKeySource::File(path) },
-            Err(why) => Self { value: draw(), source: MachineKeySource::Process(why) },
+            Err(why) => Self { value: random_key(), source: MachineKeySource::Process(why) },
         }
     }
 }
 
 /// The number in the file, which is made if it is not there.
-fn keep(directory: &Path) -> std::io::Result<(u128, PathBuf)> {
+fn stored_or_new_key(directory: &Path) -> std::io::Result<(u128, PathBuf)> {
     if let Some(parent) = directory.parent() {
         std::fs::create_dir_all(parent)?;
     }
     let own = OwnedDirectory::open(directory)?;
     // Of two processes that make it at the same time, one waits for the other.
     let lock = own.lock_file("machine-key.lock")?;
-    lock_within(&lock, LOCK_ATTEMPTS)?;
+    try_lock_repeatedly(&lock, LOCK_ATTEMPTS)?;
     let path = directory.join(FILE);
-    if let Some(bytes) = own.read(FILE)? {
-        let value = number(std::str::from_utf8(&bytes).ok());
+    if let Some(bytes) = own.read_file(FILE)? {
+        let value = parse_key(std::str::from_utf8(&bytes).ok());
         let refuse = || std::io::Error::other("found no number, expected 32 hexadecimal digits");
         return Ok((value.ok_or_else(refuse)?, path));
     }
-    let value = draw();
+    let value = random_key();
     let new = format!("{FILE}.new");
-    own.write(&new, format!("{value:032x}\n").as_bytes())?;
-    own.sync(&new)?;
-    own.rename(&new, FILE)?;
+    own.write_file(&new, format!("{value:032x}\n").as_bytes())?;
+    own.sync_file(&new)?;
+    own.rename_file(&new, FILE)?;
     own.sync_entries()?;
     Ok((value, path))
 }
 
-fn lock_within(file: &File, attempts: u32) -> std::io::Result<()> {
+fn try_lock_repeatedly(file: &File, attempts: u32) -> std::io::Result<()> {
     for _ in 1..attempts {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => std::thread::sleep(LOCK_PAUSE),
@@ -104,12 +106,12 @@ fn lock_within(file: &File, attempts: u32) -> std::io::Result<()> {
     Ok(flock(file, FlockOperation::NonBlockingLockExclusive)?)
 }
 
-fn draw() -> u128 {
+fn random_key() -> u128 {
     (u128::from(crate::random_seed()) << 64 | u128::from(crate::random_seed())).max(1)
 }
 
 /// A number of 32 hexadecimal digits with or without dashes, other than none and all.
-fn number(text: Option<&str>) -> Option<u128> {
+fn parse_key(text: Option<&str>) -> Option<u128> {
     let digits: String = text?.trim().chars().filter(|one| *one != '-').collect();
     let value = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32);
     value.filter(|value| *value != 0 && *value != u128::MAX)
@@ -153,18 +155,19 @@ impl fmt::Display for MachineKeySource {
 #[cfg(test)]
 mod tests {
     use super::{MachineKey, MachineKeySource};
-    use crate::kernel_files::tests::made_of;
+    use crate::kernel_files::tests::kernel_files_with;
 
     const ID: &str = "0123456789abcdef0123456789abcdef";
     const UUID: &str = "01234567-89AB-CDEF-0123-456789ABCDEE\n";
     const DMI: &str = "sys/class/dmi/id/product_uuid";
 
     #[test]
-    fn machines_without_a_machine_id_differ_and_stay_what_they_are() {
+    fn machines_without_machine_id_get_distinct_stable_keys() {
         let places = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-        let (_root, machine) = made_of(&[]);
-        let of =
-            |at: usize| MachineKey::of(&machine, Some(&places[at].path().join("state/tenmil")));
+        let (_root, machine) = kernel_files_with(&[]);
+        let of = |at: usize| {
+            MachineKey::from_sources(&machine, Some(&places[at].path().join("state/tenmil")))
+        };
         let [first, other] = [of(0), of(1)];
         assert_ne!(first.value, other.value);
         let MachineKeySource::File(path) = &first.source else { panic!("{first:?}") };
@@ -173,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn number_comes_from_the_first_source_that_tells_machines_apart() {
+    fn first_source_that_distinguishes_machines_is_used() {
         let place = tempfile::tempdir().unwrap();
         let state = place.path().join("tenmil");
         for (files, expected) in [
@@ -189,20 +192,20 @@ mod tests {
                 MachineKeySource::File(state.join("machine-key")),
             ),
         ] {
-            let (_root, machine) = made_of(files);
-            let key = MachineKey::of(&machine, Some(&state));
+            let (_root, machine) = kernel_files_with(files);
+            let key = MachineKey::from_sources(&machine, Some(&state));
             assert_eq!(key.source, expected, "{files:?}");
             assert_ne!(key.value, 0);
         }
     }
 
     #[test]
-    fn number_that_cannot_be_kept_is_one_of_this_process_alone() {
+    fn unstorable_key_is_valid_for_this_process_only() {
         let place = tempfile::tempdir().unwrap();
         let file = place.path().join("file");
         std::fs::write(&file, "").unwrap();
-        let (_root, machine) = made_of(&[]);
-        let of = |directory| MachineKey::of(&machine, directory);
+        let (_root, machine) = kernel_files_with(&[]);
+        let of = |directory| MachineKey::from_sources(&machine, directory);
         let [one, two] = [of(Some(file.as_path())), of(None)];
         assert_ne!(one.value, two.value);
         assert!(

@@ -8,11 +8,11 @@
 //! Sending does not wake the receiver. A sender notifies the [`Notifier`](crate::Notifier) of a
 //! receiver that may be asleep, after the last message of a batch.
 
-mod ring;
+mod mailbox_ring;
 
 use crate::sync;
 
-pub use ring::{Receiver, Sender, mailbox};
+pub use mailbox_ring::{Receiver, Sender, mailbox};
 
 const _: () = assert!(Sender::<[u64; 3]>::SLOT_BYTES == 32, "two messages of 24 bytes to a line");
 
@@ -26,10 +26,10 @@ mod tests {
     use tenmil_base::Random;
 
     use super::{Receiver, Sender, mailbox};
-    use crate::thread::{Thread, yield_now};
+    use crate::named_thread::{NamedThread, yield_cpu};
 
     #[test]
-    fn a_message_arrives_once() {
+    fn message_arrives_once() {
         let (sender, mut receiver) = mailbox(4);
         assert!(receiver.is_empty());
         sender.send("hello").unwrap();
@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_mailbox_gives_the_message_back() {
+    fn full_mailbox_returns_the_message() {
         let (sender, mut receiver) = mailbox(4);
         for number in 0..4 {
             assert_eq!(sender.send(number), Ok(()));
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_at_least_the_room_that_was_asked_for() {
+    fn capacity_is_at_least_as_requested() {
         for (asked, room) in [(0, 1), (1, 1), (2, 2), (5, 8), (8, 8)] {
             let (sender, receiver) = mailbox(asked);
             let taken = (0..100).take_while(|number| sender.send(*number).is_ok()).count();
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_stays_with_the_sender_in_order() {
+    fn messages_that_do_not_fit_stay_with_the_sender_in_order() {
         let (sender, mut receiver) = mailbox(4);
         sender.send(0).unwrap();
         let mut unsent = vec![1, 2, 3, 4, 5];
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mailbox_does_what_a_queue_does_however_often_it_wraps() {
+    fn mailbox_matches_a_queue_model_however_often_it_wraps() {
         for seed in 0..20 {
             let mut random = Random::new(seed);
             let (sender, mut receiver) = mailbox(1 << random.below(4));
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_nobody_received_are_dropped_once() {
+    fn unreceived_messages_are_dropped_once() {
         let counted = Arc::new(());
         let fill = |sender: &Sender<_>| {
             for _ in 0..3 {
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_panics_when_it_is_dropped_harms_no_other() {
+    fn message_that_panics_in_drop_affects_no_other() {
         struct Counted<'a>(u32, &'a AtomicU32);
         impl Drop for Counted<'_> {
             fn drop(&mut self) {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mailbox_without_a_receiver_is_closed() {
+    fn mailbox_without_receiver_is_closed() {
         let (sender, receiver) = mailbox(2);
         let other = sender.clone();
         assert!(!other.is_closed());
@@ -178,7 +178,7 @@ mod tests {
                 sender.send_many(&mut run) > 0
             };
             if !sent {
-                yield_now();
+                yield_cpu();
             }
         }
     }
@@ -190,7 +190,7 @@ mod tests {
         while next.iter().any(|number| *number < count) {
             let max = usize::try_from(1 + random.below(64)).unwrap();
             if receiver.receive_many(&mut batch, max) == 0 {
-                yield_now();
+                yield_cpu();
             }
             for [lane, number, inverse] in batch.drain(..) {
                 let expected = &mut next[usize::try_from(lane).unwrap()];
@@ -201,18 +201,18 @@ mod tests {
     }
 
     #[test]
-    fn a_million_messages_of_four_threads_arrive_in_each_ones_order() {
+    fn messages_of_four_threads_arrive_in_order_per_sender() {
         let count = if cfg!(miri) { 200 } else { 250_000 };
         for capacity in [2, 256] {
             let (sender, mut receiver) = mailbox(capacity);
             let start = |lane| {
                 let sender = sender.clone();
                 let body = move |_: &_| send_numbers(&sender, lane, count);
-                Thread::spawn(&format!("sender-{lane}"), None, body).unwrap()
+                NamedThread::spawn(&format!("sender-{lane}"), None, body).unwrap()
             };
             let senders: Vec<_> = (0..4).map(start).collect();
             receive_numbers(&mut receiver, 4, count);
-            senders.into_iter().for_each(Thread::join);
+            senders.into_iter().for_each(NamedThread::join);
             assert!(receiver.is_empty());
         }
     }

@@ -31,10 +31,10 @@ impl OwnedDirectory {
     /// If it cannot be opened, the path ends in a symbolic link, or users other than this process's
     /// and root may modify it. The text contains what was found, what was expected, and the fix.
     pub fn open(path: &Path) -> io::Result<Self> {
-        Self::open_as(path, rustix::process::geteuid().as_raw())
+        Self::open_for_owner(path, rustix::process::geteuid().as_raw())
     }
 
-    fn open_as(path: &Path, own: u32) -> io::Result<Self> {
+    fn open_for_owner(path: &Path, own: u32) -> io::Result<Self> {
         match rustix::fs::mkdir(path, Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
@@ -64,7 +64,7 @@ impl OwnedDirectory {
     ///
     /// If it cannot be opened, is not a regular file, or belongs to another user than root.
     pub fn lock_file(&self, name: &str) -> io::Result<File> {
-        self.file(name, OFlags::WRONLY | OFlags::CREATE)
+        self.open_file(name, OFlags::WRONLY | OFlags::CREATE)
     }
 
     /// Reads a file; `None` if it does not exist.
@@ -72,9 +72,9 @@ impl OwnedDirectory {
     /// # Errors
     ///
     /// If it cannot be read, is not a regular file, or belongs to another user than root.
-    pub fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+    pub fn read_file(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         let mut bytes = Vec::new();
-        match self.file(name, OFlags::RDONLY) {
+        match self.open_file(name, OFlags::RDONLY) {
             Ok(mut file) => file.read_to_end(&mut bytes).map(|_| Some(bytes)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
@@ -86,10 +86,10 @@ impl OwnedDirectory {
     /// # Errors
     ///
     /// The error of the system call.
-    pub fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+    pub fn write_file(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         // An existing link or file of that name is unlinked, never opened.
-        self.remove(name)?;
-        self.file(name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?.write_all(bytes)
+        self.remove_file(name)?;
+        self.open_file(name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?.write_all(bytes)
     }
 
     /// Makes the content of a file durable.
@@ -97,8 +97,8 @@ impl OwnedDirectory {
     /// # Errors
     ///
     /// The error of the system call.
-    pub fn sync(&self, name: &str) -> io::Result<()> {
-        self.file(name, OFlags::WRONLY)?.sync_all()
+    pub fn sync_file(&self, name: &str) -> io::Result<()> {
+        self.open_file(name, OFlags::WRONLY)?.sync_all()
     }
 
     /// Renames a file, replacing an existing one.
@@ -106,7 +106,7 @@ impl OwnedDirectory {
     /// # Errors
     ///
     /// The error of the system call.
-    pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+    pub fn rename_file(&self, from: &str, to: &str) -> io::Result<()> {
         Ok(rustix::fs::renameat(&*self.directory, from, &*self.directory, to)?)
     }
 
@@ -115,7 +115,7 @@ impl OwnedDirectory {
     /// # Errors
     ///
     /// The error of the system call.
-    pub fn remove(&self, name: &str) -> io::Result<()> {
+    pub fn remove_file(&self, name: &str) -> io::Result<()> {
         match rustix::fs::unlinkat(&*self.directory, name, AtFlags::empty()) {
             Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
             Err(error) => Err(error.into()),
@@ -131,7 +131,7 @@ impl OwnedDirectory {
         self.directory.sync_all()
     }
 
-    fn file(&self, name: &str, flags: OFlags) -> io::Result<File> {
+    fn open_file(&self, name: &str, flags: OFlags) -> io::Result<File> {
         // Opening a FIFO would block.
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let opened = rustix::fs::openat(&*self.directory, name, flags, OWN);
@@ -167,7 +167,7 @@ mod tests {
     use super::OwnedDirectory;
 
     #[test]
-    fn a_link_in_place_of_the_directory_or_a_file_is_refused_and_left_alone() {
+    fn symlink_in_place_of_the_directory_or_a_file_is_rejected() {
         let root = tempfile::tempdir().unwrap();
         let elsewhere = root.path().join("elsewhere");
         std::fs::write(&elsewhere, "of somebody else").unwrap();
@@ -181,15 +181,15 @@ mod tests {
             symlink(&elsewhere, path.join(name)).unwrap();
         }
         for refused in [
-            directory.read("record").unwrap_err(),
-            directory.sync("record").unwrap_err(),
+            directory.read_file("record").unwrap_err(),
+            directory.sync_file("record").unwrap_err(),
             directory.lock_file("lock").unwrap_err(),
         ] {
             assert!(refused.to_string().contains("symbolic link"), "{refused}");
         }
         // The new file replaces the link.
-        directory.write("record", b"own").unwrap();
-        assert_eq!(directory.read("record").unwrap().unwrap(), b"own");
+        directory.write_file("record", b"own").unwrap();
+        assert_eq!(directory.read_file("record").unwrap().unwrap(), b"own");
         assert_eq!(std::fs::read(&elsewhere).unwrap(), b"of somebody else");
         symlink(root.path().join("none"), path.join("dangling")).unwrap();
         assert!(directory.lock_file("dangling").is_err());
@@ -197,11 +197,11 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_another_user_is_refused_with_both_users() {
+    fn directory_of_another_user_is_rejected_with_both_users() {
         let root = tempfile::tempdir().unwrap();
         let own = rustix::process::geteuid().as_raw();
         let path = root.path().join("state");
-        OwnedDirectory::open(&path).unwrap().write("record", b"1").unwrap();
+        OwnedDirectory::open(&path).unwrap().write_file("record", b"1").unwrap();
         // Only root can give something away; for others this process is another user's.
         let is_root = own == 0;
         let (owner, user) = if is_root { (4711, 0) } else { (own, own + 1) };
@@ -212,20 +212,20 @@ mod tests {
         };
         let text = format!("it belongs to user {owner}, expected {user}, the user of this process");
         give(&path, owner);
-        let refused = OwnedDirectory::open_as(&path, user).unwrap_err().to_string();
+        let refused = OwnedDirectory::open_for_owner(&path, user).unwrap_err().to_string();
         assert!(refused.contains(&text) && refused.contains("`chown` it"), "{refused}");
         give(&path, 0);
-        let mut directory = OwnedDirectory::open_as(&path, own).unwrap();
+        let mut directory = OwnedDirectory::open_for_owner(&path, own).unwrap();
         give(&path.join("record"), owner);
         directory.own = user;
-        let refused = directory.read("record").unwrap_err().to_string();
+        let refused = directory.read_file("record").unwrap_err().to_string();
         assert!(refused.contains(&text), "{refused}");
         let refused = directory.lock_file("record").unwrap_err().to_string();
         assert!(refused.contains(&text), "{refused}");
     }
 
     #[test]
-    fn a_directory_that_others_may_write_to_is_refused_with_the_command_that_closes_it() {
+    fn directory_writable_by_others_is_rejected_with_the_chmod_command() {
         let root = tempfile::tempdir().unwrap();
         for mode in [0o720, 0o702, 0o777] {
             std::fs::set_permissions(root.path(), PermissionsExt::from_mode(mode)).unwrap();
@@ -237,25 +237,25 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_moved_is_still_the_one_that_was_opened() {
+    fn renamed_directory_is_still_the_open_one() {
         let root = tempfile::tempdir().unwrap();
         let (path, moved) = (root.path().join("state"), root.path().join("moved"));
         let directory = OwnedDirectory::open(&path).unwrap();
         std::fs::rename(&path, &moved).unwrap();
         symlink(root.path(), &path).unwrap();
-        directory.write("record", b"1").unwrap();
-        directory.rename("record", "other").unwrap();
+        directory.write_file("record", b"1").unwrap();
+        directory.rename_file("record", "other").unwrap();
         directory.sync_entries().unwrap();
         assert!(moved.join("other").exists() && !root.path().join("record").exists());
-        assert_eq!(directory.read("record").unwrap(), None);
+        assert_eq!(directory.read_file("record").unwrap(), None);
     }
 
     #[test]
-    fn what_is_no_regular_file_is_not_read() {
+    fn non_regular_file_is_not_read() {
         let root = tempfile::tempdir().unwrap();
         let directory = OwnedDirectory::open(root.path()).unwrap();
         std::fs::create_dir(root.path().join("record")).unwrap();
-        let refused = directory.read("record").unwrap_err().to_string();
+        let refused = directory.read_file("record").unwrap_err().to_string();
         assert!(refused.contains("no regular file"), "{refused}");
     }
 }

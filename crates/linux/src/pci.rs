@@ -10,29 +10,31 @@
 //! be restored after a crash at any step: [`unbind()`] depends on the current state, not on how far
 //! [`bind()`] had come.
 
-mod address;
 mod bind;
+mod bind_kernel;
+mod bind_obstacle;
+mod bind_plan;
 mod bind_records;
+mod bind_step;
 mod error;
-mod function;
-mod kernel;
-mod obstacle;
-mod plan;
-mod step;
+mod nvme_function;
+mod pci_address;
 #[cfg(test)]
 mod tests;
 mod unbind;
 
-pub use self::address::{Address, ParseAddressError};
-pub use self::bind::{BoundDevice, bind};
-pub use self::bind_records::recorded;
+pub use self::bind::{BoundDevice, bind_functions};
+pub use self::bind_kernel::BindKernel;
+pub use self::bind_obstacle::BindObstacle;
+pub use self::bind_plan::{BindPlan, BindRequest, DiskSignature, plan_bind};
+pub use self::bind_records::recorded_functions;
+pub use self::bind_step::BindStep;
 pub use self::error::BindError;
-pub use self::function::{Controller, Disk, Function, GroupMember, IommuGroup};
-pub use self::kernel::Kernel;
-pub use self::obstacle::BindObstacle;
-pub use self::plan::{BindPlan, BindRequest, DiskSignature, plan_bind};
-pub use self::step::BindStep;
-pub use self::unbind::{UnbindSelection, plan_unbind, unbind};
+pub use self::nvme_function::{
+    GroupMember, IommuGroup, KernelController, KernelDisk, NvmeFunction,
+};
+pub use self::pci_address::{ParseAddressError, PciAddress};
+pub use self::unbind::{UnbindSelection, plan_unbind, unbind_functions};
 
 /// Kernel driver that gives a function to a user-space program.
 pub const VFIO: &str = "vfio-pci";

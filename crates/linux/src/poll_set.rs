@@ -18,7 +18,7 @@ pub struct PollSet {
 
 /// Ready descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ready {
+pub struct ReadyDescriptor {
     /// Token of the descriptor.
     pub token: u64,
     /// Readable, or the peer has closed.
@@ -49,13 +49,13 @@ impl PollSet {
     /// Adds a descriptor to the set.
     pub fn add(&self, descriptor: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         let data = epoll::EventData::new_u64(token);
-        Ok(epoll::add(&self.epoll, descriptor, data, flags(interest))?)
+        Ok(epoll::add(&self.epoll, descriptor, data, epoll_flags(interest))?)
     }
 
     /// Changes the events of a descriptor in the set.
-    pub fn change(&self, descriptor: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+    pub fn modify(&self, descriptor: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         let data = epoll::EventData::new_u64(token);
-        Ok(epoll::modify(&self.epoll, descriptor, data, flags(interest))?)
+        Ok(epoll::modify(&self.epoll, descriptor, data, epoll_flags(interest))?)
     }
 
     /// Removes a descriptor from the set. Removing one that is not a member is not an error.
@@ -68,7 +68,7 @@ impl PollSet {
 
     /// Waits until a descriptor is ready or `timeout` has passed (`None`: without limit). Replaces
     /// the content of `found` by the ready descriptors. A signal handler also ends the wait.
-    pub fn wait(&self, timeout: Option<Span>, found: &mut Vec<Ready>) -> io::Result<()> {
+    pub fn wait(&self, timeout: Option<Span>, found: &mut Vec<ReadyDescriptor>) -> io::Result<()> {
         found.clear();
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: i64::try_from(timeout.ns / 1_000_000_000).unwrap_or(i64::MAX),
@@ -76,7 +76,7 @@ impl PollSet {
         });
         let mut events = [const { MaybeUninit::uninit() }; REPORTED_MAX];
         match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
-            Ok((events, _)) => found.extend(events.iter().map(ready)),
+            Ok((events, _)) => found.extend(events.iter().map(ready_from_event)),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
@@ -98,18 +98,18 @@ impl From<PollSet> for OwnedFd {
     }
 }
 
-fn flags(interest: Interest) -> epoll::EventFlags {
+fn epoll_flags(interest: Interest) -> epoll::EventFlags {
     let mut flags = epoll::EventFlags::empty();
     flags.set(epoll::EventFlags::IN | epoll::EventFlags::RDHUP, interest.readable);
     flags.set(epoll::EventFlags::OUT, interest.writable);
     flags
 }
 
-fn ready(event: &epoll::Event) -> Ready {
+fn ready_from_event(event: &epoll::Event) -> ReadyDescriptor {
     use epoll::EventFlags as Flags;
     let found = event.flags;
     let over = found.intersects(Flags::HUP | Flags::ERR);
-    Ready {
+    ReadyDescriptor {
         token: event.data.u64(),
         readable: over || found.intersects(Flags::IN | Flags::RDHUP),
         writable: over || found.contains(Flags::OUT),
@@ -120,48 +120,51 @@ fn ready(event: &epoll::Event) -> Ready {
 mod tests {
     use tenmil_base::{Interrupts, Span};
 
-    use super::{Interest, PollSet, Ready};
+    use super::{Interest, PollSet, ReadyDescriptor};
     use crate::EventVectors;
-    use crate::local_socket::Connection;
+    use crate::local_socket::LocalConnection;
 
     const READABLE: Interest = Interest { readable: true, writable: false };
     const WRITABLE: Interest = Interest { readable: false, writable: true };
     const NOTHING: Interest = Interest { readable: false, writable: false };
 
-    fn found(watch: &PollSet, timeout: Option<Span>) -> Vec<Ready> {
+    fn ready_tokens(watch: &PollSet, timeout: Option<Span>) -> Vec<ReadyDescriptor> {
         let mut found = Vec::new();
         watch.wait(timeout, &mut found).unwrap();
         found
     }
 
     #[test]
-    fn what_is_ready_is_reported_by_its_token_until_it_is_taken() {
+    fn ready_descriptor_is_reported_by_token_until_consumed() {
         let mut vectors = EventVectors::new(2).unwrap();
         let watch = PollSet::new().unwrap();
         watch.add(vectors.descriptor(0).unwrap(), 7, READABLE).unwrap();
         watch.add(vectors.descriptor(1).unwrap(), 9, READABLE).unwrap();
-        assert_eq!(found(&watch, Some(Span::default())), []);
+        assert_eq!(ready_tokens(&watch, Some(Span::default())), []);
         vectors.raise(1);
-        let ready = Ready { token: 9, readable: true, writable: false };
-        assert_eq!(found(&watch, None), [ready]);
-        assert_eq!(found(&watch, None), [ready]);
-        vectors.clear(1);
-        assert_eq!(found(&watch, Some(Span::from_us(10))), []);
+        let ready = ReadyDescriptor { token: 9, readable: true, writable: false };
+        assert_eq!(ready_tokens(&watch, None), [ready]);
+        assert_eq!(ready_tokens(&watch, None), [ready]);
+        vectors.clear_signals(1);
+        assert_eq!(ready_tokens(&watch, Some(Span::from_us(10))), []);
     }
 
     #[test]
-    fn only_what_is_asked_for_is_reported() {
-        let (one, other) = Connection::pair().unwrap();
+    fn only_requested_events_are_reported() {
+        let (one, other) = LocalConnection::pair().unwrap();
         let watch = PollSet::new().unwrap();
         watch.add(&one, 1, WRITABLE).unwrap();
         other.send(b"x").unwrap();
-        assert_eq!(found(&watch, None), [Ready { token: 1, readable: false, writable: true }]);
-        watch.change(&one, 1, NOTHING).unwrap();
-        assert_eq!(found(&watch, Some(Span::default())), []);
+        assert_eq!(
+            ready_tokens(&watch, None),
+            [ReadyDescriptor { token: 1, readable: false, writable: true }]
+        );
+        watch.modify(&one, 1, NOTHING).unwrap();
+        assert_eq!(ready_tokens(&watch, Some(Span::default())), []);
         drop(other);
-        let over = Ready { token: 1, readable: true, writable: true };
-        assert_eq!(found(&watch, None), [over], "an end is always reported");
+        let over = ReadyDescriptor { token: 1, readable: true, writable: true };
+        assert_eq!(ready_tokens(&watch, None), [over], "an end is always reported");
         drop(one);
-        assert_eq!(found(&watch, Some(Span::default())), []);
+        assert_eq!(ready_tokens(&watch, Some(Span::default())), []);
     }
 }

@@ -8,7 +8,7 @@ use tenmil_base::Span;
 
 /// Both ends of a pseudo-terminal.
 #[derive(Debug)]
-pub struct Pty {
+pub struct PseudoTerminal {
     /// Master: reads the output and writes keystrokes.
     pub master: OwnedFd,
     /// Slave: input and output of the program under test.
@@ -23,7 +23,7 @@ pub struct TerminalModes {
     local: libc::tcflag_t,
 }
 
-impl Pty {
+impl PseudoTerminal {
     /// Opens a terminal of this size; both descriptors are close-on-exec.
     ///
     /// # Errors
@@ -56,7 +56,7 @@ impl Pty {
     /// # Errors
     ///
     /// The error of the system call.
-    pub fn modes(&self) -> io::Result<TerminalModes> {
+    pub fn terminal_modes(&self) -> io::Result<TerminalModes> {
         // SAFETY: all zeroes is a valid `termios`.
         let mut modes: libc::termios = unsafe { std::mem::zeroed() };
         // SAFETY: the descriptor is open, and `modes` is a local that outlives the call.
@@ -90,20 +90,20 @@ pub fn await_hangup(terminal: impl AsFd, at_most: Span) -> bool {
 mod tests {
     use tenmil_base::Span;
 
-    use super::{Pty, await_hangup};
+    use super::{PseudoTerminal, await_hangup};
 
     #[test]
-    fn who_sits_before_a_terminal_may_go() {
-        let Pty { master: ours, slave: theirs } = Pty::open(80, 24).unwrap();
+    fn hangup_of_the_terminal_is_detected() {
+        let PseudoTerminal { master: ours, slave: theirs } = PseudoTerminal::open(80, 24).unwrap();
         assert!(!await_hangup(&theirs, Span::from_ms(1)));
         drop(ours);
         assert!(await_hangup(&theirs, Span::from_secs(20)));
     }
 
     #[test]
-    fn what_is_typed_is_shown_and_read_by_the_line() {
-        let terminal = Pty::open(80, 24).unwrap();
-        assert!(terminal.modes().unwrap().is_cooked());
+    fn typed_input_is_echoed_and_read_by_line() {
+        let terminal = PseudoTerminal::open(80, 24).unwrap();
+        assert!(terminal.terminal_modes().unwrap().is_cooked());
         rustix::io::write(&terminal.master, b"hello\n").unwrap();
         let mut read = [0; 16];
         let count = rustix::io::read(&terminal.slave, &mut read).unwrap();

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use tenmil_base::Span;
 
-use crate::local_socket::Connection;
+use crate::local_socket::LocalConnection;
 
 /// Directory that only its owner may enter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct RuntimeDirectory {
 
 /// A directory was rejected.
 #[derive(Debug)]
-pub struct DirectoryError {
+pub struct RuntimeDirectoryError {
     /// Path of the directory.
     pub path: PathBuf,
     /// Problem found.
@@ -52,17 +52,17 @@ const CONNECT_TIMEOUT: Span = Span::from_ms(100);
 
 impl RuntimeDirectory {
     /// Directory of the user of this process. Created if missing.
-    pub fn of_user() -> Result<Self, DirectoryError> {
+    pub fn of_user() -> Result<Self, RuntimeDirectoryError> {
         let session = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        Self::at(select_path(session.as_deref(), uid(), Path::new("/tmp")))
+        Self::at_path(select_path(session.as_deref(), current_uid(), Path::new("/tmp")))
     }
 
     /// Directory at `path`. Created if missing; its parent must exist.
-    pub fn at(path: impl Into<PathBuf>) -> Result<Self, DirectoryError> {
+    pub fn at_path(path: impl Into<PathBuf>) -> Result<Self, RuntimeDirectoryError> {
         let path = path.into();
-        match check(&path, uid()) {
+        match check_owner_and_mode(&path, current_uid()) {
             Ok(()) => Ok(Self { path }),
-            Err(found) => Err(DirectoryError { path, found }),
+            Err(found) => Err(RuntimeDirectoryError { path, found }),
         }
     }
 
@@ -78,12 +78,12 @@ impl RuntimeDirectory {
 
     /// Identifiers of the processes that listen here, ascending. Removes the sockets of dead
     /// processes.
-    pub fn listening(&self) -> io::Result<Vec<u32>> {
+    pub fn listening_processes(&self) -> io::Result<Vec<u32>> {
         let mut pids = Vec::new();
         for entry in std::fs::read_dir(&self.path)? {
             let name = entry?.file_name();
             let pid = name.to_str().and_then(|name| name.strip_suffix(SUFFIX)?.parse().ok());
-            pids.extend(pid.filter(|pid| self.remove_stale(*pid)));
+            pids.extend(pid.filter(|pid| self.is_listening_or_remove(*pid)));
         }
         pids.sort_unstable();
         Ok(pids)
@@ -93,9 +93,9 @@ impl RuntimeDirectory {
     ///
     /// A process listens before its socket gets this name, so a refused connection means that the
     /// process is dead, never that it is still starting.
-    pub(crate) fn remove_stale(&self, pid: u32) -> bool {
+    pub(crate) fn is_listening_or_remove(&self, pid: u32) -> bool {
         let path = self.socket_of(pid);
-        let Err(error) = Connection::connect(&path, CONNECT_TIMEOUT) else { return true };
+        let Err(error) = LocalConnection::connect(&path, CONNECT_TIMEOUT) else { return true };
         if error.kind() == io::ErrorKind::ConnectionRefused {
             // Another process may have removed it first.
             let _ = std::fs::remove_file(path);
@@ -106,7 +106,7 @@ impl RuntimeDirectory {
 }
 
 /// User identifier of this process.
-pub fn uid() -> u32 {
+pub fn current_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
@@ -122,7 +122,7 @@ fn select_path(session: Option<&Path>, uid: u32, fallback: &Path) -> PathBuf {
     }
 }
 
-fn check(path: &Path, uid: u32) -> Result<(), PathProblem> {
+fn check_owner_and_mode(path: &Path, uid: u32) -> Result<(), PathProblem> {
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
             return Err(PathProblem::Io(error));
@@ -142,7 +142,7 @@ fn check(path: &Path, uid: u32) -> Result<(), PathProblem> {
     }
 }
 
-impl fmt::Display for DirectoryError {
+impl fmt::Display for RuntimeDirectoryError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "use {}: ", self.path.display())?;
         match &self.found {
@@ -151,7 +151,7 @@ impl fmt::Display for DirectoryError {
             PathProblem::Owner(owner) => write!(
                 out,
                 "owner is uid {owner}, expected uid {}; fix: set XDG_RUNTIME_DIR to a directory of your own",
-                uid()
+                current_uid()
             ),
             PathProblem::Mode(mode) => {
                 let path = self.path.display();
@@ -161,7 +161,7 @@ impl fmt::Display for DirectoryError {
     }
 }
 
-impl std::error::Error for DirectoryError {}
+impl std::error::Error for RuntimeDirectoryError {}
 
 #[cfg(test)]
 mod tests {
@@ -169,73 +169,73 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::path::Path;
 
-    use super::{PathProblem, RuntimeDirectory, check, select_path, uid};
+    use super::{PathProblem, RuntimeDirectory, check_owner_and_mode, current_uid, select_path};
 
     #[test]
-    fn a_directory_is_made_for_its_owner_alone_and_used_again() {
+    fn directory_is_created_private_and_reused() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("run");
-        let directory = RuntimeDirectory::at(&path).unwrap();
+        let directory = RuntimeDirectory::at_path(&path).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
-        assert_eq!(RuntimeDirectory::at(&path).unwrap(), directory);
+        assert_eq!(RuntimeDirectory::at_path(&path).unwrap(), directory);
         assert_eq!(directory.socket_of(17), path.join("17.sock"));
-        assert!(RuntimeDirectory::at(root.path().join("a/b")).is_err(), "no parent");
+        assert!(RuntimeDirectory::at_path(root.path().join("a/b")).is_err(), "no parent");
     }
 
     #[test]
-    fn a_directory_that_others_may_enter_is_refused_with_its_mode() {
+    fn directory_accessible_to_others_is_rejected_with_its_mode() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("run");
         for mode in [0o777, 0o710, 0o701] {
             let _ = std::fs::create_dir(&path);
             std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
-            let refused = RuntimeDirectory::at(&path).unwrap_err().to_string();
+            let refused = RuntimeDirectory::at_path(&path).unwrap_err().to_string();
             assert!(refused.contains(&format!("mode is {mode:04o}, expected 0700")), "{refused}");
         }
     }
 
     #[test]
-    fn what_is_no_directory_of_ours_is_refused() {
+    fn directory_of_another_user_is_rejected() {
         let root = tempfile::tempdir().unwrap();
         let (real, link, file) =
             (root.path().join("real"), root.path().join("link"), root.path().join("file"));
-        RuntimeDirectory::at(&real).unwrap();
+        RuntimeDirectory::at_path(&real).unwrap();
         symlink(&real, &link).unwrap();
         std::fs::write(&file, "").unwrap();
         for path in [link, file] {
-            let refused = RuntimeDirectory::at(path).unwrap_err();
+            let refused = RuntimeDirectory::at_path(path).unwrap_err();
             assert!(matches!(refused.found, PathProblem::NotADirectory), "{refused}");
         }
-        let found = check(&real, uid() + 1).unwrap_err();
-        assert!(matches!(found, PathProblem::Owner(owner) if owner == uid()), "{found:?}");
-        let refused = super::DirectoryError { path: real, found }.to_string();
+        let found = check_owner_and_mode(&real, current_uid() + 1).unwrap_err();
+        assert!(matches!(found, PathProblem::Owner(owner) if owner == current_uid()), "{found:?}");
+        let refused = super::RuntimeDirectoryError { path: real, found }.to_string();
         assert!(refused.contains("fix: set XDG_RUNTIME_DIR"), "{refused}");
     }
 
     #[test]
-    fn the_session_directory_is_taken_only_if_it_is_there_and_ours() {
+    fn session_directory_is_used_only_if_owned_by_this_user() {
         let root = tempfile::tempdir().unwrap();
         let (session, tmp) = (root.path(), Path::new("/tmp"));
-        assert_eq!(select_path(Some(session), uid(), tmp), session.join("tenmil"));
-        let other = uid() + 1;
+        assert_eq!(select_path(Some(session), current_uid(), tmp), session.join("tenmil"));
+        let other = current_uid() + 1;
         assert_eq!(select_path(Some(session), other, tmp), tmp.join(format!("tenmil-{other}")));
-        let fallback = tmp.join(format!("tenmil-{}", uid()));
-        assert_eq!(select_path(Some(&session.join("none")), uid(), tmp), fallback);
-        assert_eq!(select_path(None, uid(), tmp), fallback);
+        let fallback = tmp.join(format!("tenmil-{}", current_uid()));
+        assert_eq!(select_path(Some(&session.join("none")), current_uid(), tmp), fallback);
+        assert_eq!(select_path(None, current_uid(), tmp), fallback);
     }
 
     #[test]
-    fn the_living_are_listed_and_the_sockets_of_the_dead_taken_away() {
+    fn live_processes_are_listed_and_dead_sockets_removed() {
         let root = tempfile::tempdir().unwrap();
-        let directory = RuntimeDirectory::at(root.path().join("run")).unwrap();
+        let directory = RuntimeDirectory::at_path(root.path().join("run")).unwrap();
         let alive = UnixListener::bind(directory.socket_of(20)).unwrap();
         let _also = UnixListener::bind(directory.socket_of(3)).unwrap();
         drop(UnixListener::bind(directory.socket_of(100)).unwrap());
         std::fs::write(directory.path().join("notes.sock"), "").unwrap();
-        assert_eq!(directory.listening().unwrap(), [3, 20]);
+        assert_eq!(directory.listening_processes().unwrap(), [3, 20]);
         assert!(!directory.socket_of(100).exists());
         assert!(directory.path().join("notes.sock").exists(), "not a process's");
         drop(alive);
-        assert_eq!(directory.listening().unwrap(), [3]);
+        assert_eq!(directory.listening_processes().unwrap(), [3]);
     }
 }

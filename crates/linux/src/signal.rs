@@ -31,16 +31,16 @@ struct StopLimit {
 /// # Errors
 ///
 /// If the kernel refuses to install the handler.
-pub fn limit_stop(span: Span, message: String, exit_code: u8) -> io::Result<()> {
-    install(libc::SIGALRM, on_stop_limit)?;
+pub fn limit_stop_time(span: Span, message: String, exit_code: u8) -> io::Result<()> {
+    install_handler(libc::SIGALRM, handle_stop_limit)?;
     let _ = STOP_LIMIT.set(StopLimit { span, message, exit_code });
     Ok(())
 }
 
-/// Makes the first SIGINT or SIGTERM set [`interrupted`] instead of ending the process.
+/// Makes the first SIGINT or SIGTERM set [`is_stop_requested`] instead of ending the process.
 pub fn catch_interrupts() -> io::Result<()> {
     for signal in [libc::SIGINT, libc::SIGTERM] {
-        install(signal, on_signal)?;
+        install_handler(signal, handle_stop_signal)?;
     }
     Ok(())
 }
@@ -53,7 +53,7 @@ pub fn ignore_file_size_signal() -> io::Result<()> {
     if before == libc::SIG_ERR { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Makes SIGHUP (terminal closed) set [`interrupted`], unless SIGHUP is ignored, as under `nohup`.
+/// Makes SIGHUP (terminal closed) set [`is_stop_requested`], unless SIGHUP is ignored, as under `nohup`.
 pub fn catch_hangup() -> io::Result<()> {
     // SAFETY: all zeroes is a valid `sigaction`.
     let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -61,7 +61,7 @@ pub fn catch_hangup() -> io::Result<()> {
     let result = unsafe { libc::sigaction(libc::SIGHUP, std::ptr::null(), &raw mut old) };
     match result {
         0 if old.sa_sigaction == libc::SIG_IGN => Ok(()),
-        0 => install(libc::SIGHUP, on_signal),
+        0 => install_handler(libc::SIGHUP, handle_stop_signal),
         _ => Err(io::Error::last_os_error()),
     }
 }
@@ -74,7 +74,7 @@ pub fn end_with_parent() -> io::Result<()> {
 
 /// Makes SIGHUP set [`take_reload_request`] instead of ending the process.
 pub fn catch_reload() -> io::Result<()> {
-    install(libc::SIGHUP, on_reload)
+    install_handler(libc::SIGHUP, handle_reload)
 }
 
 /// Whether a reload was requested since the last call. Clears the request.
@@ -84,11 +84,11 @@ pub fn take_reload_request() -> bool {
 
 /// Whether a stop was requested.
 #[inline]
-pub fn interrupted() -> bool {
+pub fn is_stop_requested() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }
 
-fn install(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) -> io::Result<()> {
+fn install_handler(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) -> io::Result<()> {
     // SAFETY: all zeroes is a valid `sigaction`: no flags, an empty mask, the default action.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handler as libc::sighandler_t;
@@ -101,7 +101,7 @@ fn install(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) -> io::Resu
 }
 
 /// Handler of SIGINT, SIGTERM and SIGHUP. Async-signal-safe: atomics, a timer and `_exit` only.
-extern "C" fn on_signal(signal: libc::c_int) {
+extern "C" fn handle_stop_signal(signal: libc::c_int) {
     if INTERRUPTED.swap(true, Ordering::Relaxed) {
         // SAFETY: `_exit` is async-signal-safe (signal-safety(7)) and does not return.
         unsafe { libc::_exit(128 + signal) };
@@ -125,7 +125,7 @@ fn start_stop_timer(span: Span) {
 }
 
 /// Handler of SIGALRM: the orderly stop exceeded its limit. Async-signal-safe.
-extern "C" fn on_stop_limit(_: libc::c_int) {
+extern "C" fn handle_stop_limit(_: libc::c_int) {
     let Some(limit) = STOP_LIMIT.get() else { return };
     let mut ready = libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
     // SAFETY: `ready` is one entry and outlives the call; poll(2) is async-signal-safe.
@@ -141,6 +141,6 @@ extern "C" fn on_stop_limit(_: libc::c_int) {
 }
 
 /// Handler of the reload signal. Async-signal-safe: one atomic store.
-extern "C" fn on_reload(_: libc::c_int) {
+extern "C" fn handle_reload(_: libc::c_int) {
     RELOAD.store(true, Ordering::Relaxed);
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   ConnectOp ──────┐                      ┌─ receive buffers, assigned while bytes wait in them
-//!                   ├─ descriptor ─▶ SocketFactory::stream ─▶ Box<dyn Stream>
+//!                   ├─ descriptor ─▶ SocketFactory::new_stream ─▶ Box<dyn Stream>
 //!   StreamListener ─┘                      └─ regions, which contain the segments
 //! ```
 //!
@@ -10,25 +10,25 @@
 //! unconsumed bytes owns no receive buffer, so a thousand idle connections cost the kernel's memory
 //! and a few hundred bytes each.
 
-mod connect;
-mod epoll;
-mod factory;
-mod gather;
+mod connect_op;
+mod epoll_stream;
+mod gather_list;
 mod kernel_buffers;
 mod loopback;
 mod napi_groups;
-mod options;
 mod recv_buffer;
-mod restricted;
-mod ring;
+mod restricted_stream;
+mod socket_factory;
+mod socket_options;
+mod socket_ring;
+mod socket_waiter;
 #[cfg(test)]
 mod tests;
-mod waiter;
 mod zero_copy;
 
-pub use crate::stream::{Address, StreamListener};
-pub use connect::{ConnectError, ConnectOp};
-pub use factory::{SocketEngine, SocketFactory, SocketStats, StreamError};
-pub use loopback::{loopback, reset_at_end};
-pub(crate) use options::notice_vanished_peer;
-pub use options::{LOCAL_CONGESTION, OptionError, RxPlacement, SocketOptions};
+pub use crate::socket_stream::{ListenAddress, StreamListener};
+pub use connect_op::{ConnectError, ConnectOp};
+pub use loopback::{loopback_pair, reset_on_close};
+pub use socket_factory::{SocketEngine, SocketFactory, SocketStats, StreamError};
+pub(crate) use socket_options::set_peer_timeouts;
+pub use socket_options::{LOCAL_CONGESTION, RxPlacement, SocketOptionError, SocketOptions};

@@ -33,7 +33,7 @@ impl StepTimer {
     }
 
     /// Ends the current step under the name `step`, and starts the next.
-    pub fn done(&mut self, step: impl Into<String>) {
+    pub fn finish_step(&mut self, step: impl Into<String>) {
         let now = self.clock.now();
         self.took.push(StepTiming { step: step.into(), span: now.since(self.since) });
         self.since = now;
@@ -53,13 +53,13 @@ mod tests {
     use crate::Clock;
 
     #[test]
-    fn steps_follow_each_other_without_a_gap() {
-        let clock = Clock::kernel();
+    fn steps_are_contiguous() {
+        let clock = Clock::on_kernel_clock();
         let before = clock.now();
         let mut steps = StepTimer::begin(clock);
-        crate::thread::sleep(Span::from_ms(2));
-        steps.done("rest");
-        steps.done("nothing");
+        crate::named_thread::sleep(Span::from_ms(2));
+        steps.finish_step("rest");
+        steps.finish_step("nothing");
         let after = clock.now();
         let took = steps.timings();
         let [rest, nothing] = took.as_slice() else { panic!("{took:?}") };

@@ -7,8 +7,8 @@
 pub(crate) use std::sync::Arc;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-pub(crate) use crate::barrier::Barrier;
-pub(crate) use crate::thread::yield_now;
+pub(crate) use crate::asymmetric_barrier::AsymmetricBarrier;
+pub(crate) use crate::named_thread::yield_cpu;
 
 /// Cell that passes a pointer to its contents to a closure. The model checker's cell has the same
 /// interface and detects concurrent access.

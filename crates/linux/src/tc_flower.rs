@@ -53,20 +53,20 @@ pub fn flower_filters(card: u32) -> Result<Vec<FlowerFilter>, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     // Protocol 0 is NETLINK_ROUTE.
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
-    sendto(&socket, &request(card), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    sendto(&socket, &filter_request(card), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
     let (mut found, mut part) = (Vec::new(), vec![0; PART_MAX]);
     for _ in 0..PARTS_MAX {
         // The kernel produces the next part during the receive call, so this does not block.
         let (_, len, _) = recvfrom(&socket, &mut *part, RecvFlags::TRUNC)?;
         let message = part.get(..len).ok_or(Errno::MSGSIZE)?;
-        if read(message, &mut found)? {
+        if parse_reply_part(message, &mut found)? {
             return Ok(found);
         }
     }
     Err(Errno::MSGSIZE)
 }
 
-fn request(card: u32) -> Vec<u8> {
+fn filter_request(card: u32) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER + TRAFFIC);
     bytes.extend_from_slice(&36_u32.to_ne_bytes());
     bytes.extend_from_slice(&GET.to_ne_bytes());
@@ -79,14 +79,14 @@ fn request(card: u32) -> Vec<u8> {
 }
 
 /// Parses the filters of one reply part; returns whether it was the last part.
-fn read(mut part: &[u8], found: &mut Vec<FlowerFilter>) -> Result<bool, Errno> {
+fn parse_reply_part(mut part: &[u8], found: &mut Vec<FlowerFilter>) -> Result<bool, Errno> {
     while let Some(header) = part.first_chunk::<HEADER>() {
         let len = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
         let body = part.get(HEADER..len).ok_or(Errno::BADMSG)?;
         match u16::from_ne_bytes([header[4], header[5]]) {
             DONE => return Ok(true),
-            ERROR => return error(body),
-            NEW => found.extend(body.get(TRAFFIC..).and_then(flower)),
+            ERROR => return parse_error_message(body),
+            NEW => found.extend(body.get(TRAFFIC..).and_then(parse_flower)),
             _ => {}
         }
         part = part.get(len.next_multiple_of(4)..).unwrap_or_default();
@@ -94,7 +94,7 @@ fn read(mut part: &[u8], found: &mut Vec<FlowerFilter>) -> Result<bool, Errno> {
     Ok(false)
 }
 
-fn error(body: &[u8]) -> Result<bool, Errno> {
+fn parse_error_message(body: &[u8]) -> Result<bool, Errno> {
     let number = body.first_chunk().map_or(0, |bytes| i32::from_ne_bytes(*bytes));
     match number {
         0 => Ok(true),
@@ -103,12 +103,12 @@ fn error(body: &[u8]) -> Result<bool, Errno> {
 }
 
 /// Parses the action of a flower filter. A filter without options is the head of a list.
-fn flower(attributes: &[u8]) -> Option<FlowerFilter> {
-    let find = |wanted| Attributes(attributes).find(|(kind, _)| *kind == wanted);
+fn parse_flower(attributes: &[u8]) -> Option<FlowerFilter> {
+    let find = |wanted| NetlinkAttributes(attributes).find(|(kind, _)| *kind == wanted);
     let (_, kind) = find(KIND)?;
     let (_, options) = find(OPTIONS)?;
     let mut flower = (kind == b"flower\0").then(FlowerFilter::default)?;
-    for (kind, value) in Attributes(options) {
+    for (kind, value) in NetlinkAttributes(options) {
         match (kind, value) {
             (FLOWER_TCP_PORT, [high, low]) => {
                 flower.tcp_port = Some(u16::from_be_bytes([*high, *low]));
@@ -124,9 +124,9 @@ fn flower(attributes: &[u8]) -> Option<FlowerFilter> {
 }
 
 /// Iterator over attributes, as type and value. Ends at a malformed one.
-struct Attributes<'a>(&'a [u8]);
+struct NetlinkAttributes<'a>(&'a [u8]);
 
-impl<'a> Iterator for Attributes<'a> {
+impl<'a> Iterator for NetlinkAttributes<'a> {
     type Item = (u16, &'a [u8]);
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -142,7 +142,7 @@ impl<'a> Iterator for Attributes<'a> {
 mod tests {
     use super::*;
 
-    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    fn test_attribute(kind: u16, value: &[u8]) -> Vec<u8> {
         let len = u16::try_from(4 + value.len()).unwrap();
         let mut bytes = [len.to_ne_bytes(), kind.to_ne_bytes()].concat();
         bytes.extend_from_slice(value);
@@ -150,7 +150,7 @@ mod tests {
         bytes
     }
 
-    fn message(kind: u16, body: &[u8]) -> Vec<u8> {
+    fn test_message(kind: u16, body: &[u8]) -> Vec<u8> {
         let len = u32::try_from(HEADER + body.len()).unwrap();
         let mut bytes = len.to_ne_bytes().to_vec();
         bytes.extend_from_slice(&kind.to_ne_bytes());
@@ -159,63 +159,71 @@ mod tests {
         bytes
     }
 
-    fn filter(kind: &str, options: Option<Vec<u8>>) -> Vec<u8> {
+    fn test_filter(kind: &str, options: Option<Vec<u8>>) -> Vec<u8> {
         let mut body = vec![0; TRAFFIC];
-        body.extend(attribute(KIND, format!("{kind}\0").as_bytes()));
+        body.extend(test_attribute(KIND, format!("{kind}\0").as_bytes()));
         // The chain, which is not evaluated.
-        body.extend(attribute(11, &[0; 4]));
-        body.extend(options.into_iter().flat_map(|options| attribute(OPTIONS, &options)));
-        message(NEW, &body)
+        body.extend(test_attribute(11, &[0; 4]));
+        body.extend(options.into_iter().flat_map(|options| test_attribute(OPTIONS, &options)));
+        test_message(NEW, &body)
     }
 
-    fn leads(port: u16, set: u32) -> Vec<u8> {
-        let mut options = attribute(FLOWER_CLASS, &(0xffff_0000 | (FIRST_SET + set)).to_ne_bytes());
+    fn test_flower_filter(port: u16, set: u32) -> Vec<u8> {
+        let mut options =
+            test_attribute(FLOWER_CLASS, &(0xffff_0000 | (FIRST_SET + set)).to_ne_bytes());
         // IPv4, TCP.
-        options.extend(attribute(8, &[8, 0]));
-        options.extend(attribute(9, &[6]));
-        options.extend(attribute(FLOWER_TCP_PORT, &port.to_be_bytes()));
+        options.extend(test_attribute(8, &[8, 0]));
+        options.extend(test_attribute(9, &[6]));
+        options.extend(test_attribute(FLOWER_TCP_PORT, &port.to_be_bytes()));
         options
     }
 
     #[test]
-    fn the_question_is_as_the_kernel_wants_it() {
-        let bytes = request(7);
+    fn request_matches_the_netlink_format() {
+        let bytes = filter_request(7);
         let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
         assert_eq!((bytes.len(), word(0), word(4)), (36, 36, u32::from(ALL) << 16 | 46));
         assert_eq!((word(20), word(28)), (7, 0xffff_fff2));
     }
 
     #[test]
-    fn filters_are_found_among_others_in_all_parts_until_the_last() {
+    fn flower_filters_are_found_in_all_reply_parts() {
         let mut found = Vec::new();
-        let first = [filter("flower", None), filter("flower", Some(leads(4420, 1)))].concat();
-        assert_eq!(read(&first, &mut found), Ok(false));
-        let any = filter("flower", Some(attribute(8, &[8, 0])));
-        let second = [filter("u32", Some(leads(4420, 1))), any, message(DONE, &[0; 4])].concat();
-        assert_eq!(read(&second, &mut found), Ok(true));
+        let first =
+            [test_filter("flower", None), test_filter("flower", Some(test_flower_filter(4420, 1)))]
+                .concat();
+        assert_eq!(parse_reply_part(&first, &mut found), Ok(false));
+        let any = test_filter("flower", Some(test_attribute(8, &[8, 0])));
+        let second = [
+            test_filter("u32", Some(test_flower_filter(4420, 1))),
+            any,
+            test_message(DONE, &[0; 4]),
+        ]
+        .concat();
+        assert_eq!(parse_reply_part(&second, &mut found), Ok(true));
         let leads = FlowerFilter { tcp_port: Some(4420), queue_set: Some(1) };
         assert_eq!(found, [leads, FlowerFilter::default()]);
     }
 
     #[test]
-    fn a_refusal_is_the_kernels_word_and_what_is_cut_off_is_none() {
+    fn kernel_error_is_returned_and_a_truncated_message_rejected() {
         let mut found = Vec::new();
-        let refused = message(ERROR, &(-19_i32).to_ne_bytes());
-        assert_eq!(read(&refused, &mut found), Err(Errno::NODEV));
-        let whole = filter("flower", Some(leads(4420, 1)));
+        let refused = test_message(ERROR, &(-19_i32).to_ne_bytes());
+        assert_eq!(parse_reply_part(&refused, &mut found), Err(Errno::NODEV));
+        let whole = test_filter("flower", Some(test_flower_filter(4420, 1)));
         for len in HEADER..whole.len() {
-            assert_eq!(read(&whole[..len], &mut found), Err(Errno::BADMSG), "{len}");
+            assert_eq!(parse_reply_part(&whole[..len], &mut found), Err(Errno::BADMSG), "{len}");
         }
         assert_eq!(found, []);
         // An attribute with an excessive length ends the list.
-        let mut bent = leads(4420, 1);
+        let mut bent = test_flower_filter(4420, 1);
         bent[0] = 200;
-        assert_eq!(read(&filter("flower", Some(bent)), &mut found), Ok(false));
+        assert_eq!(parse_reply_part(&test_filter("flower", Some(bent)), &mut found), Ok(false));
         assert_eq!(found, [FlowerFilter::default()]);
     }
 
     #[test]
-    fn this_kernel_answers_of_a_card_without_filters_and_of_one_that_is_not_there() {
+    fn this_kernel_reports_no_filters_and_an_unknown_card() {
         // Where netlink is not available, the query fails.
         let Ok(none) = flower_filters(1) else { return };
         assert_eq!(none, [], "the loopback has none");

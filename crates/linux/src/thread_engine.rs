@@ -12,43 +12,43 @@ use rustix::fs::{FallocateFlags, fallocate, fdatasync};
 use rustix::io::Errno;
 use tenmil_dma::RegionTable;
 
-use crate::engine::{EngineLimits, FileOp, JobCompletion, SubmitError};
-use crate::file::File;
-use crate::thread::Thread;
-use crate::vectored::{Direction, Vectors};
+use crate::file_engine::{EngineLimits, FileOp, JobCompletion, SubmitError};
+use crate::io_vectors::{IoVectors, TransferDirection};
+use crate::named_thread::NamedThread;
+use crate::storage_file::StorageFile;
 
 /// Worker threads and the table of their jobs.
 #[derive(Debug)]
 pub(crate) struct ThreadEngine {
-    shared: Arc<Shared>,
+    shared: Arc<EngineShared>,
     free: Vec<u16>,
     depth: usize,
     /// Whether jobs were queued since the workers were last woken.
     has_unnotified: bool,
-    _threads: Vec<Thread<()>>,
+    _threads: Vec<NamedThread<()>>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    file: Arc<File>,
-    /// See [`File::open_for_sync`].
+struct EngineShared {
+    file: Arc<StorageFile>,
+    /// See [`StorageFile::open_for_sync`].
     to_sync: OwnedFd,
     slots: Box<[Mutex<JobSlot>]>,
-    queue: Mutex<Queue>,
+    queue: Mutex<PendingJobs>,
     queued: Condvar,
-    ended: Mutex<JobQueue>,
+    ended: Mutex<LockedJobQueue>,
     /// Written when a job completes while a waiter has armed the engine.
     event: OwnedFd,
 }
 
 #[derive(Debug)]
-struct JobQueue {
+struct LockedJobQueue {
     jobs: Vec<(u16, JobCompletion)>,
     is_armed: bool,
 }
 
 #[derive(Debug)]
-struct Queue {
+struct PendingJobs {
     jobs: VecDeque<u16>,
     stop: bool,
 }
@@ -58,7 +58,7 @@ struct JobSlot {
     token: u64,
     offset: u64,
     verb: Opcode,
-    vectors: Vectors,
+    vectors: IoVectors,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -75,24 +75,24 @@ const WORKERS: usize = 4;
 
 impl ThreadEngine {
     pub(crate) fn new(
-        file: Arc<File>,
+        file: Arc<StorageFile>,
         regions: &RegionTable,
         capacity: EngineLimits,
     ) -> std::io::Result<Self> {
         let EngineLimits { depth, segments_max } = capacity;
         let slot = || {
-            let vectors = Vectors::with_capacity(regions.clone(), usize::from(segments_max));
+            let vectors = IoVectors::with_capacity(regions.clone(), usize::from(segments_max));
             Mutex::new(JobSlot { token: 0, offset: 0, verb: Opcode::Sync, vectors })
         };
         let room = usize::from(depth);
         let to_sync = file.open_for_sync()?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(EngineShared {
             file,
             to_sync,
             slots: (0..depth).map(|_| slot()).collect(),
-            queue: Mutex::new(Queue { jobs: VecDeque::with_capacity(room), stop: false }),
+            queue: Mutex::new(PendingJobs { jobs: VecDeque::with_capacity(room), stop: false }),
             queued: Condvar::new(),
-            ended: Mutex::new(JobQueue { jobs: Vec::with_capacity(room), is_armed: false }),
+            ended: Mutex::new(LockedJobQueue { jobs: Vec::with_capacity(room), is_armed: false }),
             event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         });
         let mut workers = Self {
@@ -106,7 +106,7 @@ impl ThreadEngine {
             let shared = Arc::clone(&workers.shared);
             // If this fails, dropping `workers` ends the threads already started.
             let thread =
-                Thread::spawn(&format!("file-{number}"), None, move |_| shared.run_worker())?;
+                NamedThread::spawn(&format!("file-{number}"), None, move |_| shared.run_worker())?;
             workers._threads.push(thread);
         }
         Ok(workers)
@@ -114,9 +114,9 @@ impl ThreadEngine {
 
     pub(crate) fn submit(&mut self, token: u64, job: FileOp<'_>) -> Result<(), SubmitError> {
         let index = *self.free.last().ok_or(SubmitError::Full)?;
-        lock(&self.shared.slots[usize::from(index)]).set(token, job)?;
+        lock_ignoring_poison(&self.shared.slots[usize::from(index)]).set_job(token, job)?;
         self.free.pop();
-        lock(&self.shared.queue).jobs.push_back(index);
+        lock_ignoring_poison(&self.shared.queue).jobs.push_back(index);
         self.has_unnotified = true;
         Ok(())
     }
@@ -129,7 +129,7 @@ impl ThreadEngine {
 
     pub(crate) fn poll(&mut self, ended: &mut Vec<JobCompletion>) {
         self.flush();
-        for (index, job) in lock(&self.shared.ended).jobs.drain(..) {
+        for (index, job) in lock_ignoring_poison(&self.shared.ended).jobs.drain(..) {
             self.free.push(index);
             ended.push(job);
         }
@@ -147,14 +147,14 @@ impl ThreadEngine {
         // Clears an earlier wake-up, if any.
         let _ = rustix::io::read(&self.shared.event, &mut [0; 8]);
         // Check and request are made under one lock, so a completion in between is not missed.
-        let mut ended = lock(&self.shared.ended);
+        let mut ended = lock_ignoring_poison(&self.shared.ended);
         ended.is_armed = ended.jobs.is_empty();
         !ended.is_armed
     }
 
     /// Cancels the request for a wake-up.
     pub(crate) fn disarm(&mut self) {
-        lock(&self.shared.ended).is_armed = false;
+        lock_ignoring_poison(&self.shared.ended).is_armed = false;
     }
 
     pub(crate) fn in_flight(&self) -> usize {
@@ -165,21 +165,21 @@ impl ThreadEngine {
 impl Drop for ThreadEngine {
     /// Lets the workers finish the queue and exit; dropping the threads joins them.
     fn drop(&mut self) {
-        lock(&self.shared.queue).stop = true;
+        lock_ignoring_poison(&self.shared.queue).stop = true;
         self.shared.queued.notify_all();
     }
 }
 
-impl Shared {
+impl EngineShared {
     /// Loop of a worker: runs until the queue is empty and the engine is closed.
     fn run_worker(&self) {
-        while let Some(index) = self.next() {
+        while let Some(index) = self.next_job() {
             let (token, result) = {
-                let mut slot = lock(&self.slots[usize::from(index)]);
-                (slot.token, slot.run(&self.file, &self.to_sync))
+                let mut slot = lock_ignoring_poison(&self.slots[usize::from(index)]);
+                (slot.token, slot.run_job(&self.file, &self.to_sync))
             };
             let is_awaited = {
-                let mut ended = lock(&self.ended);
+                let mut ended = lock_ignoring_poison(&self.ended);
                 ended.jobs.push((index, JobCompletion { token, result }));
                 std::mem::take(&mut ended.is_armed)
             };
@@ -190,8 +190,8 @@ impl Shared {
         }
     }
 
-    fn next(&self) -> Option<u16> {
-        let mut queue = lock(&self.queue);
+    fn next_job(&self) -> Option<u16> {
+        let mut queue = lock_ignoring_poison(&self.queue);
         loop {
             match queue.jobs.pop_front() {
                 Some(index) => return Some(index),
@@ -205,7 +205,7 @@ impl Shared {
 }
 
 impl JobSlot {
-    fn set(&mut self, token: u64, job: FileOp<'_>) -> Result<(), SubmitError> {
+    fn set_job(&mut self, token: u64, job: FileOp<'_>) -> Result<(), SubmitError> {
         let (verb, offset, segments) = match job {
             FileOp::Read { offset, into } => (Opcode::Read, offset, into),
             FileOp::Write { offset, from, fua: stable } => (Opcode::Write { stable }, offset, from),
@@ -217,23 +217,23 @@ impl JobSlot {
                 (Opcode::ZeroRange { len_bytes }, offset, [].as_slice())
             }
         };
-        if !self.vectors.set(segments).map_err(SubmitError::InvalidSegment)? {
+        if !self.vectors.set_all(segments).map_err(SubmitError::InvalidSegment)? {
             return Err(SubmitError::TooManySegments);
         }
         (self.token, self.offset, self.verb) = (token, offset, verb);
         Ok(())
     }
 
-    fn run(&mut self, file: impl AsFd, to_sync: &OwnedFd) -> Result<(), Errno> {
+    fn run_job(&mut self, file: impl AsFd, to_sync: &OwnedFd) -> Result<(), Errno> {
         let offset = self.offset;
         let keep = FallocateFlags::KEEP_SIZE;
         match self.verb {
-            Opcode::Read => self.vectors.transfer(&file, offset, Direction::FromFile),
+            Opcode::Read => self.vectors.transfer_all(&file, offset, TransferDirection::FromFile),
             Opcode::Write { stable: false } => {
-                self.vectors.transfer(&file, offset, Direction::ToFile)
+                self.vectors.transfer_all(&file, offset, TransferDirection::ToFile)
             }
             Opcode::Write { stable: true } => {
-                self.vectors.transfer(&file, offset, Direction::ToFile)?;
+                self.vectors.transfer_all(&file, offset, TransferDirection::ToFile)?;
                 fdatasync(file)
             }
             Opcode::Sync => fdatasync(to_sync),
@@ -249,7 +249,7 @@ impl JobSlot {
 
 /// Locks a mutex, ignoring poison: the panic of a worker is reported by its join, and the table is
 /// consistent after every statement.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock_ignoring_poison<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -259,33 +259,33 @@ mod tests {
     use tenmil_dma::RegionTable;
 
     use super::{JobSlot, Opcode};
-    use crate::file::{File, FileOptions};
-    use crate::vectored::Vectors;
+    use crate::io_vectors::IoVectors;
+    use crate::storage_file::{FileOptions, StorageFile};
 
     #[test]
-    fn a_sync_is_of_a_description_that_transfers_do_not_use() {
+    fn sync_uses_a_separate_file_description() {
         let directory = tempfile::tempdir().unwrap();
         let (path, unit_bytes) = (directory.path().join("blocks"), 4096);
         let len_bytes = Some(8192);
         let options = FileOptions { path, len_bytes, unit_bytes, direct: false, read_only: false };
-        let file = File::open(&options).unwrap();
-        let vectors = Vectors::with_capacity(RegionTable::new(1), 1);
+        let file = StorageFile::open(&options).unwrap();
+        let vectors = IoVectors::with_capacity(RegionTable::new(1), 1);
         let mut slot = JobSlot { token: 0, offset: 0, verb: Opcode::Sync, vectors };
-        assert_eq!(slot.run(&file, &file.open_for_sync().unwrap()), Ok(()));
+        assert_eq!(slot.run_job(&file, &file.open_for_sync().unwrap()), Ok(()));
         // A pipe cannot be synced (fsync(2)).
         let (pipe, _other) = rustix::pipe::pipe().unwrap();
-        assert_eq!(slot.run(&file, &pipe), Err(Errno::INVAL));
+        assert_eq!(slot.run_job(&file, &pipe), Err(Errno::INVAL));
     }
 
     #[test]
-    fn stable_write_is_synced_before_it_completes_and_another_is_not() {
-        let vectors = Vectors::with_capacity(RegionTable::new(1), 1);
+    fn fua_write_is_synced_before_completion_and_others_are_not() {
+        let vectors = IoVectors::with_capacity(RegionTable::new(1), 1);
         let (pipe, other) = rustix::pipe::pipe().unwrap();
         let mut slot = JobSlot { token: 0, offset: 0, verb: Opcode::Sync, vectors };
         for (stable, expected) in [(false, Ok(())), (true, Err(Errno::INVAL))] {
             slot.verb = Opcode::Write { stable };
             // A write of no bytes to what cannot be synced (fsync(2)).
-            assert_eq!(slot.run(&pipe, &other), expected);
+            assert_eq!(slot.run_job(&pipe, &other), expected);
         }
     }
 }

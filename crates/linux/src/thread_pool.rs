@@ -20,7 +20,7 @@ pub struct ThreadPool(PoolHandle);
 /// thread, including the pool's own: its drop does not wait for tasks.
 #[derive(Clone)]
 pub struct PoolHandle {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
     threads_max: usize,
     waiting_max: usize,
 }
@@ -40,8 +40,8 @@ pub struct TaskPanicked {
     pub message: String,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct PoolShared {
+    state: Mutex<PoolState>,
     /// Signaled when a task is queued and when the pool is closed.
     changed: Condvar,
     /// CPU affinity of the thread that created the pool. Polling threads are pinned, and their
@@ -50,7 +50,7 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     waiting: VecDeque<BlockingTask>,
     running: Vec<&'static str>,
     panicked: Vec<TaskPanicked>,
@@ -78,7 +78,7 @@ impl ThreadPool {
     /// Creates a pool of up to `threads_max` threads and `waiting_max` queued tasks. Starts no
     /// thread yet; threads get the CPU affinity of the current thread.
     pub fn new(threads_max: usize, waiting_max: usize) -> Self {
-        let shared = Shared {
+        let shared = PoolShared {
             state: Mutex::default(),
             changed: Condvar::new(),
             processors: sched_getaffinity(None).ok(),
@@ -97,7 +97,7 @@ impl ThreadPool {
     }
 
     /// Names of the running tasks.
-    pub fn running(&self) -> Vec<&'static str> {
+    pub fn running_tasks(&self) -> Vec<&'static str> {
         self.0.shared.lock().running.clone()
     }
 
@@ -119,7 +119,7 @@ impl PoolHandle {
         }
         if state.needs_thread() && state.threads.len() < self.threads_max {
             // If no thread could be started, an existing one runs the task later.
-            let started = self.start(state.threads.len());
+            let started = self.start_thread(state.threads.len());
             state.threads.extend(started.ok());
         }
         if state.threads.is_empty() {
@@ -157,12 +157,12 @@ impl PoolHandle {
         }
     }
 
-    fn start(&self, number: usize) -> std::io::Result<JoinHandle<()>> {
+    fn start_thread(&self, number: usize) -> std::io::Result<JoinHandle<()>> {
         let shared = Arc::clone(&self.shared);
         let thread = std::thread::Builder::new().name(format!("pool-{number}"));
         thread.spawn(move || {
             shared.restore_affinity();
-            shared.work();
+            shared.run_tasks();
         })
     }
 }
@@ -187,16 +187,16 @@ impl Drop for ThreadPool {
     }
 }
 
-impl State {
+impl PoolState {
     /// Whether the queue holds at least one task for each idle thread.
     fn needs_thread(&self) -> bool {
         self.waiting.len() >= self.idle
     }
 }
 
-impl Shared {
+impl PoolShared {
     /// Locks the state, ignoring poison: it is consistent whenever the lock is free.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -209,8 +209,8 @@ impl Shared {
     }
 
     /// Loop of a thread: runs until the pool is closed and the queue is empty.
-    fn work(&self) {
-        while let Some(BlockingTask { name, work }) = self.next() {
+    fn run_tasks(&self) {
+        while let Some(BlockingTask { name, work }) = self.next_task() {
             let ended = catch_unwind(AssertUnwindSafe(work));
             let mut state = self.lock();
             if let Some(index) = state.running.iter().position(|running| *running == name) {
@@ -226,7 +226,7 @@ impl Shared {
         }
     }
 
-    fn next(&self) -> Option<BlockingTask> {
+    fn next_task(&self) -> Option<BlockingTask> {
         let mut state = self.lock();
         loop {
             if let Some(job) = state.waiting.pop_front() {
@@ -282,11 +282,11 @@ mod tests {
 
     use tenmil_base::Span;
 
-    use super::{BlockingTask, State, TaskPanicked, ThreadPool};
-    use crate::{Clock, CpuList, EventLoop, NextStep, Sleeper, Thread, event_loop, mailbox};
+    use super::{BlockingTask, PoolState, TaskPanicked, ThreadPool};
+    use crate::{Clock, CpuList, EventLoop, NamedThread, NextStep, Sleeper, event_loop, mailbox};
 
     /// A task that reports its start, then waits to be released.
-    fn held(name: &'static str) -> (BlockingTask, Receiver<()>, Sender<()>) {
+    fn blocked_task(name: &'static str) -> (BlockingTask, Receiver<()>, Sender<()>) {
         let (begin, begun) = channel();
         let (release, released) = channel();
         let job = BlockingTask::new(name, move || {
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_answers_by_message_and_wakes_who_asked() {
+    fn task_result_is_sent_by_message_and_wakes_the_requester() {
         let pool = ThreadPool::new(2, 4);
         let mut sleeper = Sleeper::new().unwrap();
         let (sender, mut receiver) = mailbox(1);
@@ -309,17 +309,17 @@ mod tests {
         });
         pool.submit(job).unwrap();
         while receiver.is_empty() {
-            sleeper.announce();
+            sleeper.announce_sleep();
             if receiver.is_empty() {
-                sleeper.block(Span::from_secs(20), &mut Vec::new());
+                sleeper.sleep_until_ready(Span::from_secs(20), &mut Vec::new());
             }
-            sleeper.cancel();
+            sleeper.cancel_sleep();
         }
         assert_eq!(receiver.receive(), Some(7));
     }
 
     #[test]
-    fn an_intake_outlives_its_pool_and_takes_nothing_more() {
+    fn handle_outlives_its_pool_and_rejects_tasks() {
         let pool = ThreadPool::new(1, 4);
         let intake = pool.handle();
         let (send, ran) = channel();
@@ -354,17 +354,21 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_turns_waits_for_no_job() {
+    fn polling_thread_never_waits_for_a_task() {
         let pool = ThreadPool::new(1, 4);
-        let (job, begun, release) = held("held");
+        let (job, begun, release) = blocked_task("held");
         let (send, ran) = channel();
         pool.submit(job).unwrap();
         pool.submit(BlockingTask::new("after", move || send.send(()).unwrap())).unwrap();
         begun.recv().unwrap();
         let (tell, dropped) = channel();
-        let turns = Thread::spawn("turns", None, move |_| {
+        let turns = NamedThread::spawn("turns", None, move |_| {
             let mut drops = Drops(Some(pool), tell);
-            event_loop::run(&mut drops, &Clock::kernel(), &mut Sleeper::new().unwrap());
+            event_loop::run_event_loop(
+                &mut drops,
+                &Clock::on_kernel_clock(),
+                &mut Sleeper::new().unwrap(),
+            );
         });
         dropped.recv_timeout(std::time::Duration::from_secs(20)).unwrap();
         drop(release);
@@ -373,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_must_be_run_is_run_where_the_pool_is_full_or_gone() {
+    fn reliable_task_runs_where_the_pool_is_full_or_gone() {
         let me = std::thread::current().id();
         let look = |intake: &super::PoolHandle| {
             let (send, ran) = channel();
@@ -385,7 +389,7 @@ mod tests {
         let pool = ThreadPool::new(1, 1);
         let intake = pool.handle();
         look(&intake);
-        let (job, begun, release) = held("held");
+        let (job, begun, release) = blocked_task("held");
         pool.submit(job).unwrap();
         begun.recv().unwrap();
         pool.submit(BlockingTask::new("waits", || {})).unwrap();
@@ -396,12 +400,12 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_gives_the_job_back() {
+    fn full_queue_returns_the_task() {
         let pool = ThreadPool::new(1, 2);
-        let (job, begun, release) = held("first");
+        let (job, begun, release) = blocked_task("first");
         pool.submit(job).unwrap();
         begun.recv().unwrap();
-        assert_eq!(pool.running(), ["first"]);
+        assert_eq!(pool.running_tasks(), ["first"]);
         pool.submit(BlockingTask::new("second", || {})).unwrap();
         pool.submit(BlockingTask::new("third", || {})).unwrap();
         let refused = pool.submit(BlockingTask::new("fourth", || {})).unwrap_err();
@@ -411,21 +415,21 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_started_when_they_are_wanted_and_no_more_than_allowed() {
+    fn threads_are_started_on_demand_up_to_the_limit() {
         let pool = ThreadPool::new(3, 16);
         let threads = || pool.0.shared.lock().threads.len();
         assert_eq!(threads(), 0);
         let mut releases = Vec::new();
         for (count, name) in (1..).zip(["one", "two", "three"]) {
-            let (job, begun, release) = held(name);
+            let (job, begun, release) = blocked_task(name);
             pool.submit(job).unwrap();
             begun.recv().unwrap();
             assert_eq!(threads(), count);
             releases.push(release);
         }
-        let names = pool.running().into_iter().collect::<BTreeSet<_>>();
+        let names = pool.running_tasks().into_iter().collect::<BTreeSet<_>>();
         assert_eq!(names, BTreeSet::from(["one", "two", "three"]));
-        let (job, begun, _release) = held("four");
+        let (job, begun, _release) = blocked_task("four");
         pool.submit(job).unwrap();
         assert_eq!(threads(), 3);
         releases.clear();
@@ -433,25 +437,25 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_thread_is_used_again() {
+    fn idle_thread_is_reused() {
         let pool = ThreadPool::new(8, 8);
         for _ in 0..20 {
-            let (job, begun, release) = held("again");
+            let (job, begun, release) = blocked_task("again");
             pool.submit(job).unwrap();
             begun.recv().unwrap();
             drop(release);
             while pool.0.shared.lock().idle == 0 {
-                crate::thread::yield_now();
+                crate::named_thread::yield_cpu();
             }
         }
         assert_eq!(pool.0.shared.lock().threads.len(), 1);
-        assert!(pool.running().is_empty());
+        assert!(pool.running_tasks().is_empty());
     }
 
     #[test]
-    fn an_idle_thread_is_counted_on_once() {
+    fn idle_thread_is_counted_for_one_task_only() {
         // A woken thread that has not run yet still counts as idle.
-        let mut state = State { idle: 2, ..State::default() };
+        let mut state = PoolState { idle: 2, ..PoolState::default() };
         for wanted in [false, false, true] {
             assert_eq!(state.needs_thread(), wanted);
             state.waiting.push_back(BlockingTask::new("open", || {}));
@@ -459,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_run_side_by_side() {
+    fn tasks_run_concurrently() {
         let pool = ThreadPool::new(4, 8);
         let meeting = Arc::new(Barrier::new(4));
         for _ in 0..4 {
@@ -473,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_is_run_even_if_the_pool_goes() {
+    fn accepted_task_runs_even_if_the_pool_is_dropped() {
         let pool = ThreadPool::new(1, 100);
         let (sender, receiver) = channel();
         for number in 0..100 {
@@ -486,12 +490,12 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_panics_is_reported_by_name_and_its_thread_goes_on() {
+    fn panicking_task_is_reported_by_name_and_its_thread_continues() {
         let pool = ThreadPool::new(1, 8);
         let number = 7;
         pool.submit(BlockingTask::new("open", || panic!("on purpose"))).unwrap();
         pool.submit(BlockingTask::new("bind", move || panic!("at {number}"))).unwrap();
-        let (job, begun, release) = held("after");
+        let (job, begun, release) = blocked_task("after");
         pool.submit(job).unwrap();
         begun.recv().unwrap();
         let panicked = |job, message: &str| TaskPanicked { task: job, message: message.into() };
@@ -500,26 +504,26 @@ mod tests {
             [panicked("open", "on purpose"), panicked("bind", "at 7")]
         );
         assert!(pool.take_panicked().is_empty());
-        assert_eq!(pool.running(), ["after"]);
+        assert_eq!(pool.running_tasks(), ["after"]);
         assert_eq!(panicked("open", "x").to_string(), "run open: panicked: x");
         drop(release);
     }
 
     #[test]
-    fn a_pool_without_threads_takes_nothing() {
+    fn pool_without_threads_rejects_tasks() {
         assert!(ThreadPool::new(0, 8).submit(BlockingTask::new("never", || {})).is_err());
         assert!(ThreadPool::new(8, 0).submit(BlockingTask::new("never", || {})).is_err());
     }
 
     #[test]
-    fn its_threads_are_not_bound_to_the_processor_of_who_asks() {
+    fn pool_threads_have_the_affinity_of_the_creator() {
         let pool = Arc::new(ThreadPool::new(1, 1));
-        let core = CpuList::allowed().iter().next();
+        let core = CpuList::allowed_cpus().iter().next();
         let (sender, receiver) = channel();
-        let job = BlockingTask::new("look", move || sender.send(CpuList::allowed()).unwrap());
+        let job = BlockingTask::new("look", move || sender.send(CpuList::allowed_cpus()).unwrap());
         let theirs = Arc::clone(&pool);
-        let asks = Thread::spawn("asks", core, move |_| theirs.submit(job).unwrap());
+        let asks = NamedThread::spawn("asks", core, move |_| theirs.submit(job).unwrap());
         asks.unwrap().join();
-        assert_eq!(receiver.recv().unwrap(), CpuList::allowed());
+        assert_eq!(receiver.recv().unwrap(), CpuList::allowed_cpus());
     }
 }

@@ -5,7 +5,7 @@
 //! periodically.
 
 use crate::CpuList;
-use crate::cgroup::Limits;
+use crate::cgroup::CgroupLimits;
 use crate::kernel_files::KernelFiles;
 
 /// Location of a CPU. Constant while the machine runs.
@@ -30,11 +30,11 @@ pub struct AvailableCpus {
 
 impl CpuLocation {
     /// Reads the location of each of `cores`.
-    pub fn of(machine: &KernelFiles, cores: &CpuList) -> Vec<Self> {
+    pub fn read_all(machine: &KernelFiles, cores: &CpuList) -> Vec<Self> {
         let place = |core| Self {
             core,
-            siblings: machine.siblings(core).unwrap_or_default(),
-            node: machine.node(core),
+            siblings: machine.hyperthread_siblings(core).unwrap_or_default(),
+            node: machine.numa_node(core),
         };
         cores.iter().map(place).collect()
     }
@@ -43,9 +43,9 @@ impl CpuLocation {
 impl AvailableCpus {
     /// Reads what is available of `cores` now. An unreadable value restricts nothing. Reads a few
     /// kernel files, in about 100 µs.
-    pub fn of(machine: &KernelFiles, cores: &CpuList) -> Self {
-        let limits = Limits::read(machine);
-        let left = [machine.online(), limits.cpus].into_iter().flatten();
+    pub fn read_available(machine: &KernelFiles, cores: &CpuList) -> Self {
+        let limits = CgroupLimits::read(machine);
+        let left = [machine.online_cpus(), limits.cpus].into_iter().flatten();
         let cores = left.fold(cores.clone(), |cores, there| cores.intersection(&there));
         Self { cores, quota: limits.quota }
     }
@@ -55,54 +55,60 @@ impl AvailableCpus {
 mod tests {
     use super::{AvailableCpus, CpuLocation};
     use crate::CpuList;
-    use crate::kernel_files::{KernelFiles, tests::made_of};
+    use crate::kernel_files::{KernelFiles, tests::kernel_files_with};
 
-    fn cores(text: &str) -> CpuList {
+    fn core_list(text: &str) -> CpuList {
         CpuList::parse(text).unwrap()
     }
 
     #[test]
-    fn what_is_taken_away_while_running_is_seen() {
-        let (root, machine) = made_of(&[
+    fn cpus_taken_offline_at_run_time_are_noticed() {
+        let (root, machine) = kernel_files_with(&[
             ("proc/self/cgroup", "0::/pod\n"),
             ("sys/devices/system/cpu/online", "0-7\n"),
             ("sys/fs/cgroup/pod/cpuset.cpus.effective", "0-7\n"),
             ("sys/fs/cgroup/pod/cpu.max", "max 100000\n"),
         ]);
         assert_eq!(
-            AvailableCpus::of(&machine, &cores("2-4")),
-            AvailableCpus { cores: cores("2-4"), quota: None }
+            AvailableCpus::read_available(&machine, &core_list("2-4")),
+            AvailableCpus { cores: core_list("2-4"), quota: None }
         );
         let write = |path: &str, text| std::fs::write(root.path().join(path), text).unwrap();
         write("sys/fs/cgroup/pod/cpuset.cpus.effective", "3-7\n");
         write("sys/fs/cgroup/pod/cpu.max", "150000 100000\n");
         write("sys/devices/system/cpu/online", "0-3,5-7\n");
-        let left = AvailableCpus { cores: cores("3"), quota: Some(1.5) };
-        assert_eq!(AvailableCpus::of(&machine, &cores("2-4")), left);
+        let left = AvailableCpus { cores: core_list("3"), quota: Some(1.5) };
+        assert_eq!(AvailableCpus::read_available(&machine, &core_list("2-4")), left);
     }
 
     #[test]
-    fn what_cannot_be_found_out_takes_nothing_away() {
-        let (_root, machine) = made_of(&[]);
-        assert_eq!(AvailableCpus::of(&machine, &cores("0,9")).cores, cores("0,9"));
+    fn unreadable_values_restrict_nothing() {
+        let (_root, machine) = kernel_files_with(&[]);
+        assert_eq!(
+            AvailableCpus::read_available(&machine, &core_list("0,9")).cores,
+            core_list("0,9")
+        );
         let place = CpuLocation { core: 9, ..CpuLocation::default() };
-        assert_eq!(CpuLocation::of(&machine, &cores("9")), [place]);
+        assert_eq!(CpuLocation::read_all(&machine, &core_list("9")), [place]);
     }
 
     #[test]
-    fn places_are_read_from_the_kernels_files() {
-        let (_root, machine) = made_of(&[
+    fn cpu_locations_are_read_from_sysfs() {
+        let (_root, machine) = kernel_files_with(&[
             ("sys/devices/system/cpu/cpu1/topology/thread_siblings_list", "1,5\n"),
             ("sys/devices/system/node/online", "0-1\n"),
             ("sys/devices/system/node/node1/cpulist", "1,5\n"),
         ]);
-        let place = CpuLocation { core: 1, siblings: cores("1,5"), node: Some(1) };
-        assert_eq!(CpuLocation::of(&machine, &cores("1")), [place]);
+        let place = CpuLocation { core: 1, siblings: core_list("1,5"), node: Some(1) };
+        assert_eq!(CpuLocation::read_all(&machine, &core_list("1")), [place]);
     }
 
     #[test]
-    fn this_process_has_the_processors_it_may_use() {
-        let allowed = CpuList::allowed();
-        assert_eq!(AvailableCpus::of(&KernelFiles::live(), &allowed).cores, allowed);
+    fn allowed_cpus_of_this_process_are_available() {
+        let allowed = CpuList::allowed_cpus();
+        assert_eq!(
+            AvailableCpus::read_available(&KernelFiles::live_system(), &allowed).cores,
+            allowed
+        );
     }
 }

@@ -10,16 +10,16 @@
 //! The data of a request is read and written through the device's descriptor (user copy): the
 //! kernel knows addresses of this process only during such a call.
 
-mod control;
-mod device;
-mod queue;
+mod ublk_control;
+mod ublk_device;
+mod ublk_queue;
 
-pub use control::{CONTROL, Control, ControlError};
-pub use device::Device;
-pub use queue::{FetchedTag, Queue, Ring};
+pub use ublk_control::{CONTROL, ControlError, UblkControl};
+pub use ublk_device::UblkDevice;
+pub use ublk_queue::{FetchedTag, UblkQueue, UblkQueueRing};
 
 use rustix::io::Errno;
 
-fn errno(error: &std::io::Error) -> Errno {
+fn errno_of(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }

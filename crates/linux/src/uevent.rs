@@ -18,7 +18,7 @@ use crate::Errno;
 
 /// Netlink socket that receives kernel uevents.
 #[derive(Debug)]
-pub struct Listener {
+pub struct UeventListener {
     socket: OwnedFd,
     buffer: Box<[u8]>,
 }
@@ -50,7 +50,7 @@ const KERNEL: u32 = 1;
 /// Maximum message length: the kernel limits it to 2 KiB and a path (`UEVENT_BUFFER_SIZE`).
 const MESSAGE_MAX: usize = 8192;
 
-impl Listener {
+impl UeventListener {
     /// Opens a socket that receives all events from now on.
     pub fn new() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -88,7 +88,7 @@ impl Listener {
     }
 }
 
-impl AsFd for Listener {
+impl AsFd for UeventListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -120,7 +120,7 @@ impl<'a> Uevent<'a> {
     }
 
     /// Last component of the path: the name on its bus.
-    pub fn name(&self) -> &'a str {
+    pub fn device_name(&self) -> &'a str {
         self.path.rsplit('/').next().unwrap_or(self.path)
     }
 }
@@ -129,21 +129,21 @@ impl<'a> Uevent<'a> {
 mod tests {
     use tenmil_base::Random;
 
-    use super::{Errno, Listener, Uevent, UeventResult};
+    use super::{Errno, Uevent, UeventListener, UeventResult};
 
     const PULLED: &str = "remove@/devices/pci0000:00/0000:00:05.0/0000:01:00.0\0ACTION=remove\0\
         DEVPATH=/devices/pci0000:00/0000:00:05.0/0000:01:00.0\0SUBSYSTEM=pci\0\
         PCI_CLASS=10802\0SEQNUM=1234\0";
 
     #[test]
-    fn a_message_tells_what_happened_to_which_device() {
+    fn uevent_message_is_parsed() {
         let uevent = Uevent::parse(PULLED.as_bytes()).unwrap();
         assert_eq!((uevent.action, uevent.subsystem), ("remove", "pci"));
-        assert_eq!(uevent.name(), "0000:01:00.0");
+        assert_eq!(uevent.device_name(), "0000:01:00.0");
     }
 
     #[test]
-    fn what_is_no_message_of_a_kobject_is_none() {
+    fn message_that_is_no_kobject_uevent_is_ignored() {
         let whole = PULLED.to_owned();
         let spoilt = [
             String::new(),
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_comes_is_read_without_an_accident() {
+    fn random_message_causes_no_panic() {
         let mut random = Random::new(0x75e7);
         for _ in 0..20_000 {
             let mut bytes = PULLED.as_bytes().to_vec();
@@ -182,27 +182,27 @@ mod tests {
                 }
             }
             if let Some(uevent) = Uevent::parse(&bytes) {
-                assert!(uevent.path.starts_with('/') && !uevent.name().contains('/'));
+                assert!(uevent.path.starts_with('/') && !uevent.device_name().contains('/'));
             }
         }
     }
 
     #[test]
-    fn a_listener_hears_nothing_from_whoever_is_not_the_kernel() {
+    fn message_of_a_user_process_is_ignored() {
         // Where netlink is not available, opening fails.
-        let Ok(mut listener) = Listener::new() else { return };
+        let Ok(mut listener) = UeventListener::new() else { return };
         // Sending requires a privilege.
-        if !send(&listener, PULLED.as_bytes()) {
+        if !send_test_message(&listener, PULLED.as_bytes()) {
             return;
         }
         // The kernel may send events of its own meanwhile.
         while let UeventResult::Uevent(heard) = listener.recv().unwrap() {
-            assert_ne!(heard.name(), "0000:01:00.0", "that was not the kernel");
+            assert_ne!(heard.device_name(), "0000:01:00.0", "that was not the kernel");
         }
     }
 
     /// Sends a message to `listener`, with the privilege to do so. False without it.
-    fn send(listener: &Listener, bytes: &[u8]) -> bool {
+    fn send_test_message(listener: &UeventListener, bytes: &[u8]) -> bool {
         use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
         use rustix::net::{
             AddressFamily, SendFlags, SocketFlags, SocketType, getsockname, sendto, socket_with,

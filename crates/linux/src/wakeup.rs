@@ -31,15 +31,15 @@ use self::coalesced::CoalescedSources;
 use self::epoll::{Epoll, ReadyList};
 pub use self::park_flag::ParkFlag;
 pub(crate) use self::sleep_flag::SleepFlag;
-pub use crate::barrier::Barrier;
+pub use crate::asymmetric_barrier::AsymmetricBarrier;
 use crate::sync;
 
 /// Sleeping side. May move to another thread between sleeps.
 pub struct Sleeper {
-    shared: Arc<Shared>,
+    shared: Arc<SleeperShared>,
     sources: WakeSources,
     found: ReadyList,
-    barrier: Barrier,
+    barrier: AsymmetricBarrier,
     /// The kernel refused the memory barrier of this announcement.
     unordered: bool,
     /// The eventfd may be readable from an earlier notification.
@@ -50,7 +50,7 @@ pub struct Sleeper {
 
 /// Waking side. Clones wake the same sleeper.
 #[derive(Clone, Debug)]
-pub struct Notifier(Arc<Shared>);
+pub struct Notifier(Arc<SleeperShared>);
 
 /// Descriptors that end a sleep. Clones belong to the same sleeper and may be used from any thread.
 #[derive(Clone, Debug)]
@@ -64,7 +64,7 @@ pub struct WakeSources {
 /// notification is a cache hit except after a sleep.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Shared {
+struct SleeperShared {
     sleep_flag: SleepFlag,
     event: OwnedFd,
 }
@@ -81,24 +81,24 @@ const UNORDERED_MAX: Span = Span::from_ms(1);
 impl Sleeper {
     /// Creates a sleeper with the cheapest barrier that the kernel grants. Uses three descriptors.
     pub fn new() -> io::Result<Self> {
-        Self::with_barrier(Barrier::detect())
+        Self::with_barrier(AsymmetricBarrier::detect())
     }
 
     /// Creates a sleeper that does not use `membarrier(2)`: each notification costs a full fence.
     pub fn with_fences() -> io::Result<Self> {
-        Self::with_barrier(Barrier::FullFences)
+        Self::with_barrier(AsymmetricBarrier::FullFences)
     }
 
-    fn with_barrier(barrier: Barrier) -> io::Result<Self> {
+    fn with_barrier(barrier: AsymmetricBarrier) -> io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let epoll = Epoll::new()?;
         // Edge-triggered: every write is an event and the count need not be read. It would overflow
         // after 2^64 sleeps.
         epoll.add(&event, NOTIFY_TOKEN, EventFlags::IN | EventFlags::ET)?;
         let lingering = Arc::new(CoalescedSources::new(&epoll, COALESCED_TOKEN)?);
-        let shared = Arc::new(Shared { sleep_flag: SleepFlag::new(barrier), event });
+        let shared = Arc::new(SleeperShared { sleep_flag: SleepFlag::new(barrier), event });
         let sources = WakeSources { prompt: Arc::new(epoll), coalesced: lingering };
-        let found = ReadyList::nothing();
+        let found = ReadyList::empty();
         Ok(Self {
             shared,
             sources,
@@ -121,7 +121,7 @@ impl Sleeper {
     }
 
     /// Barrier that orders notifications and sleeps.
-    pub fn barrier(&self) -> Barrier {
+    pub fn barrier(&self) -> AsymmetricBarrier {
         self.barrier
     }
 
@@ -129,23 +129,23 @@ impl Sleeper {
     ///
     /// Afterwards the caller checks every source once more: what was stored before a
     /// [`Notifier::notify`] that had no effect is visible now. Then it calls
-    /// [`block`](Self::block), or [`cancel`](Self::cancel) if there is work.
-    pub fn announce(&mut self) {
+    /// [`sleep_until_ready`](Self::sleep_until_ready), or [`cancel_sleep`](Self::cancel_sleep) if there is work.
+    pub fn announce_sleep(&mut self) {
         self.unordered = !self.shared.sleep_flag.announce();
     }
 
     /// Withdraws an announcement. A notification in between ends the next sleep at once.
-    pub fn cancel(&mut self) {
+    pub fn cancel_sleep(&mut self) {
         self.shared.sleep_flag.cancel();
     }
 
-    /// As [`announce`](Self::announce), before a [`pause`](Self::pause).
+    /// As [`announce_sleep`](Self::announce_sleep), before a [`pause`](Self::pause).
     pub fn announce_pause(&mut self) {
         if std::mem::take(&mut self.stale) {
             // Cleared before the announcement: a later notification writes again.
             let _ = rustix::io::read(&self.shared.event, &mut [0; 8]);
         }
-        self.announce();
+        self.announce_sleep();
     }
 
     /// Sleeps until a notification arrives or `at_most` has passed, without waiting for
@@ -170,7 +170,7 @@ impl Sleeper {
     /// Sleeps until a notification arrives, a descriptor is ready, or `at_most` has passed, and
     /// appends the tokens of ready descriptors to `ready`. May return spuriously. Every return has
     /// checked all three conditions. Returns whether a notification arrived.
-    pub fn block(&mut self, at_most: Span, ready: &mut Vec<u64>) -> bool {
+    pub fn sleep_until_ready(&mut self, at_most: Span, ready: &mut Vec<u64>) -> bool {
         let at_most = if self.unordered { at_most.min(UNORDERED_MAX) } else { at_most };
         // While the coalesced set is disarmed, it is polled after COALESCE_DELAY at the latest.
         let nap = if self.is_coalesced_disarmed { at_most.min(COALESCE_DELAY) } else { at_most };
@@ -215,7 +215,7 @@ impl Sleeper {
     fn poll_coalesced(&mut self, ready: &mut Vec<u64>) -> bool {
         let before = ready.len();
         self.is_coalesced_disarmed =
-            self.sources.coalesced.take(&self.sources.prompt, COALESCED_TOKEN, ready);
+            self.sources.coalesced.take_ready(&self.sources.prompt, COALESCED_TOKEN, ready);
         ready.len() > before
     }
 }
@@ -232,7 +232,7 @@ impl Notifier {
     #[inline]
     pub fn notify(&self) {
         if self.0.sleep_flag.needs_wakeup() {
-            self.0.wake();
+            self.0.write_eventfd();
         }
     }
 
@@ -241,7 +241,7 @@ impl Notifier {
     #[inline]
     pub fn notify_parked(&self, doze: &ParkFlag) {
         if self.0.sleep_flag.needs_wakeup_parked(doze) {
-            self.0.wake();
+            self.0.write_eventfd();
         }
     }
 
@@ -261,25 +261,25 @@ impl Notifier {
 
 impl tenmil_base::Wake for Notifier {
     #[inline]
-    fn wake(&self) {
+    fn wake_device_thread(&self) {
         self.notify();
     }
 }
 
-impl Shared {
+impl SleeperShared {
     #[cold]
-    fn wake(&self) {
+    fn write_eventfd(&self) {
         let written = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
         debug_assert!(matches!(written, Ok(8) | Err(Errno::AGAIN)), "{written:?}");
     }
 }
 
 impl WakeSources {
-    /// Makes a descriptor end sleeps while it is readable, with a token for [`Sleeper::block`]. A
+    /// Makes a descriptor end sleeps while it is readable, with a token for [`Sleeper::sleep_until_ready`]. A
     /// caller that waits for other events adds its own epoll instance.
     ///
     /// The tokens `u64::MAX` and the one below it are rejected.
-    pub fn add(&self, source: impl AsFd, token: u64) -> io::Result<()> {
+    pub fn add_source(&self, source: impl AsFd, token: u64) -> io::Result<()> {
         if token >= COALESCED_TOKEN {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -302,7 +302,7 @@ impl WakeSources {
     /// together.
     pub fn set_coalesced(&self, source: impl AsFd, token: u64) -> io::Result<()> {
         // Added to the new set before it leaves the old one, so that no event is missed.
-        self.coalesced.add(&source, token)?;
+        self.coalesced.add_source(&source, token)?;
         self.prompt.remove(source)
     }
 
@@ -310,11 +310,11 @@ impl WakeSources {
     pub fn clear_coalesced(&self, source: impl AsFd, token: u64) -> io::Result<()> {
         // Added to the new set before it leaves the old one, so that no event is missed.
         self.prompt.add(&source, token, EventFlags::IN)?;
-        self.coalesced.remove(source)
+        self.coalesced.remove_source(source)
     }
 
     /// Removes a descriptor that is not coalesced. Call before it is closed.
-    pub fn remove(&self, source: impl AsFd) -> io::Result<()> {
+    pub fn remove_source(&self, source: impl AsFd) -> io::Result<()> {
         self.prompt.remove(source)
     }
 }

@@ -18,13 +18,13 @@ use tenmil_base::{
     CompletionBatch, Instant, IoChannel, IoStatus, Operation, RecvResult, Request, Segment,
     SendSlice, Span, Stream, StreamError, WakeSource,
 };
-use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
+use tenmil_dma::{CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_nvme_fabrics::{
     Connecting, Connector, FabricsChannel, FabricsController, Options, PendingConnect,
 };
 use tenmil_nvme_host::{ControllerOptions, Event, FastPathOptions, QueuePairOptions, QueueSizes};
-use tenmil_serve::tcp::{Limits, Service, TargetConnection};
-use tenmil_sim::network::{self, NetworkOptions};
+use tenmil_serve::tcp::{Service, ServiceLimits, TargetConnection};
+use tenmil_sim::sim_network::{self, NetworkOptions};
 
 use disk::{BYTES, NQN, request, service};
 
@@ -143,14 +143,14 @@ impl Connector for Net {
     fn begin_connect(&mut self, now: Instant, _: Instant) -> Box<dyn PendingConnect> {
         let memory = || Arc::new(self.regions.clone());
         let options = NetworkOptions { inbox_bytes: 4 << 20, ..NetworkOptions::default() };
-        let (ours, theirs, _) = network::pair(options, memory(), memory());
+        let (ours, theirs, _) = sim_network::connected_pair(options, memory(), memory());
         let [ours, theirs] =
             [(ours, &self.reels[0]), (theirs, &self.reels[1])].map(|(end, reel)| {
                 let inner: Inner = Arc::new(Mutex::new(Box::new(end)));
                 reel.lock().unwrap().inner.push(Arc::clone(&inner));
                 Box::new(Tape { inner, reel: Arc::clone(reel), bytes: Vec::new(), at: 0, taken: 0 })
             });
-        self.guests.lock().unwrap().push(self.service.accept(theirs, 1, now).unwrap());
+        self.guests.lock().unwrap().push(self.service.accept_stream(theirs, 1, now).unwrap());
         Box::new(Ring(Some(Ok(ours))))
     }
 
@@ -189,9 +189,13 @@ impl Turn {
 
     fn of(count: u64, end: End) -> Self {
         let regions = RegionTable::new(16);
-        let service = service(&regions, Limits::default());
-        let pool = regions.add(Mapping::new(16 << 20, Backing::Private).unwrap()).unwrap();
-        let data = regions.add(Mapping::new(4 << 20, Backing::Private).unwrap()).unwrap();
+        let service = service(&regions, ServiceLimits::default());
+        let pool = regions
+            .add_mapping(MemoryMapping::new(16 << 20, MemoryBacking::Private).unwrap())
+            .unwrap();
+        let data = regions
+            .add_mapping(MemoryMapping::new(4 << 20, MemoryBacking::Private).unwrap())
+            .unwrap();
         let store = CommandStore::for_device(DeviceKind::Emulated);
         let pool = DevicePool::new(regions.clone(), pool, DeviceKind::Emulated, store);
         pool.map_on_demand();
@@ -204,7 +208,7 @@ impl Turn {
         let mut calling = Connecting::begin(pool, Box::new(net), options, wishes, now).unwrap();
         let mut turn = |guests: &Mutex<Vec<TargetConnection>>| {
             now = now.after(Span::from_us(100));
-            guests.lock().unwrap().iter_mut().for_each(|guest| while guest.step(now) {});
+            guests.lock().unwrap().iter_mut().for_each(|guest| while guest.poll_once(now) {});
             now
         };
         let mut remote = loop {
@@ -263,7 +267,7 @@ impl Turn {
         let guest = guests.last_mut().unwrap();
         // A connection answers 256 in an iteration.
         for _ in 0..self.requests.len().div_ceil(256) {
-            assert!(guest.step(self.now));
+            assert!(guest.poll_once(self.now));
         }
     }
 

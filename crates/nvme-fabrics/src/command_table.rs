@@ -154,7 +154,7 @@ impl CommandEntry {
 }
 
 impl PayloadDigest for CommandTable {
-    fn digest(&self, tag: u16, offset: u32, len_bytes: u32) -> u32 {
+    fn data_digest(&self, tag: u16, offset: u32, len_bytes: u32) -> u32 {
         let (mut digest, mut chunk) = (Crc32c::new(), [0; CHUNK as usize]);
         self.for_each_segment(DataPlacement { tag, offset, len_bytes }, |segment| {
             let mut at = 0;

@@ -178,15 +178,21 @@ impl SegmentLists {
 #[cfg(test)]
 mod tests {
     use tenmil_base::Segment;
-    use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
+    use tenmil_dma::{
+        CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable,
+    };
     use tenmil_nvme_host::{Cursor, DataPointerBuild, DataPointerError, DataPointers};
 
     use super::{RemoteDma, SEGMENTS_MAX, SegmentLists, SegmentPointer};
 
     fn lists() -> (SegmentLists, Segment) {
         let regions = RegionTable::new(4);
-        let memory = regions.add(Mapping::new(1 << 20, Backing::Private).unwrap()).unwrap();
-        let data = regions.add(Mapping::new(1 << 20, Backing::Private).unwrap()).unwrap();
+        let memory = regions
+            .add_mapping(MemoryMapping::new(1 << 20, MemoryBacking::Private).unwrap())
+            .unwrap();
+        let data = regions
+            .add_mapping(MemoryMapping::new(1 << 20, MemoryBacking::Private).unwrap())
+            .unwrap();
         let store = CommandStore::for_device(DeviceKind::Emulated);
         let pool = DevicePool::new(regions, memory, DeviceKind::Emulated, store);
         pool.map_on_demand();

@@ -16,7 +16,8 @@ use tenmil_nvme_controller::controller::{AnaState, NamespaceConfig, Subsystem, S
 use tenmil_nvme_fabrics::{FabricsController, Options};
 use tenmil_nvme_host::Event;
 use tenmil_serve::tcp::{
-    ControllerModel, Hosts, Limits, Port, Service, SubsystemExportConfig, TargetConnection,
+    AllowedHosts, ControllerModel, Port, Service, ServiceLimits, SubsystemExportConfig,
+    TargetConnection,
 };
 use tenmil_wire::log::event::{Event as Notice, NoticeEvent};
 
@@ -40,7 +41,7 @@ fn plan(nqn: &str) -> SubsystemExportConfig {
     SubsystemExportConfig {
         subsystem: Subsystem::new(config).unwrap(),
         nqn: nqn.to_owned(),
-        hosts: Hosts::Any,
+        hosts: AllowedHosts::Any,
         ports: BTreeMap::from([(1, Vec::new())]),
         model: ControllerModel::Dynamic,
         masks: BTreeMap::new(),
@@ -60,7 +61,7 @@ impl Pair {
     /// A host of subsystem `name`, at a target with one that has a namespace.
     fn of(name: &str) -> Self {
         let regions = RegionTable::new(16);
-        let limits = Limits { memory_bytes: 32 << 20, ..Limits::default() };
+        let limits = ServiceLimits { memory_bytes: 32 << 20, ..ServiceLimits::default() };
         let service = Service::new(&regions, limits).unwrap();
         service.open_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()) });
         service.add_subsystem(plan(NQN)).unwrap();
@@ -110,11 +111,11 @@ fn a_host_is_told_of_access_states_that_change() {
     let mut pair = Pair::of(NQN);
     for state in [AnaState::NonOptimized, AnaState::Inaccessible, AnaState::Optimized] {
         let change = tenmil_serve::tcp::SubsystemExportUpdate {
-            hosts: Hosts::Any,
+            hosts: AllowedHosts::Any,
             ports: BTreeMap::from([(1, vec![(1, state)])]),
             masks: BTreeMap::new(),
         };
-        assert!(pair.service.update(NQN, change));
+        assert!(pair.service.update_export(NQN, change));
         pair.await_event(|event| *event == Event::AccessChanged);
     }
 }

@@ -14,7 +14,7 @@ use tenmil_base::{
     CompletionBatch, Instant, IoChannel, IoStatus, Memory, Operation, Random, Request,
     RequestFlags, Segment, Span, Stream, StreamError,
 };
-use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
+use tenmil_dma::{CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_drivers::RamDevice;
 use tenmil_nvme_fabrics::{
     Connecting, Connector, FabricsChannel, FabricsController, Options, PendingConnect,
@@ -22,8 +22,8 @@ use tenmil_nvme_fabrics::{
 use tenmil_nvme_host::{
     ControllerOptions, Event, FastPathOptions, QueuePairOptions, QueueSizes, ShutdownNotification,
 };
-use tenmil_serve::tcp::{Limits, Service, TargetConnection};
-use tenmil_sim::network::{self, Direction, Fault, Network, NetworkOptions};
+use tenmil_serve::tcp::{Service, ServiceLimits, TargetConnection};
+use tenmil_sim::sim_network::{self, LinkFault, LinkSide, NetworkOptions, SimNetwork};
 
 use disk::{NQN, offering};
 
@@ -38,7 +38,7 @@ const IDLE: Span = Span::from_us(500);
 /// A host whose connections are never cut never waits for longer: less than the other one for its end.
 const CALM_MAX: Span = Span::from_ms(100);
 
-type Networks = Arc<Mutex<Vec<Network>>>;
+type Networks = Arc<Mutex<Vec<SimNetwork>>>;
 type Guests = Arc<Mutex<Vec<TargetConnection>>>;
 
 /// Dials the target over a network of its own each time.
@@ -54,12 +54,12 @@ struct Ring(Option<Box<dyn Stream>>);
 
 impl Connector for Line {
     fn begin_connect(&mut self, now: Instant, _: Instant) -> Box<dyn PendingConnect> {
-        let options = NetworkOptions::splitting(self.random.next_u64());
+        let options = NetworkOptions::with_splitting(self.random.next_u64());
         let memory = || Arc::new(self.regions.clone()) as Arc<dyn Memory>;
-        let (ours, theirs, network) = network::pair(options, memory(), memory());
+        let (ours, theirs, network) = sim_network::connected_pair(options, memory(), memory());
         network.advance(now);
         self.networks.lock().unwrap().push(network);
-        let guest = self.service.accept(Box::new(theirs), 1, now).unwrap();
+        let guest = self.service.accept_stream(Box::new(theirs), 1, now).unwrap();
         self.guests.lock().unwrap().push(guest);
         Box::new(Ring(Some(Box::new(ours))))
     }
@@ -114,8 +114,12 @@ impl House {
     fn new() -> Self {
         let regions = RegionTable::new(16);
         let quiesce = Span::from_ms(20);
-        let limits =
-            Limits { memory_bytes: 16 << 20, connections_max: 16, quiesce, ..Limits::default() };
+        let limits = ServiceLimits {
+            memory_bytes: 16 << 20,
+            connections_max: 16,
+            quiesce,
+            ..ServiceLimits::default()
+        };
         let ram = Arc::new(RamDevice::new(&regions, BLOCK, 4096).unwrap());
         let service = offering(ram, &regions, limits);
         Self { regions, service, guests: Guests::default(), now: Instant { ns: 1_000_000 } }
@@ -124,9 +128,9 @@ impl House {
     fn turn_guests(&self) {
         let mut guests = std::mem::take(&mut *self.guests.lock().unwrap());
         guests.iter_mut().for_each(|guest| {
-            guest.step(self.now);
+            guest.poll_once(self.now);
         });
-        guests.retain(|guest| !guest.is_over());
+        guests.retain(|guest| !guest.is_closed());
         self.guests.lock().unwrap().extend(guests);
         while self.service.next_event().is_some() {}
     }
@@ -141,8 +145,11 @@ impl House {
             networks: Arc::clone(&networks),
             random: Random::new(number.into()),
         };
-        let region =
-            |bytes| self.regions.add(Mapping::new(bytes, Backing::Private).unwrap()).unwrap();
+        let region = |bytes| {
+            self.regions
+                .add_mapping(MemoryMapping::new(bytes, MemoryBacking::Private).unwrap())
+                .unwrap()
+        };
         let (pool, memory) = (region(8 << 20), region(1 << 20));
         let (kind, store) = (DeviceKind::Emulated, CommandStore::Plain);
         let pool = DevicePool::new(self.regions.clone(), pool, kind, store);
@@ -307,9 +314,9 @@ impl Host {
         let which = newest + usize::try_from(self.random.below(2)).unwrap();
         let Some(network) = networks.get(which) else { return };
         match self.random.below(3) {
-            0 => network.cut(),
-            1 => network.harm(Direction::Upstream, Fault::Cut),
-            _ => network.harm(Direction::Downstream, Fault::Cut),
+            0 => network.cut_links(),
+            1 => network.inject_fault(LinkSide::Upstream, LinkFault::Cut),
+            _ => network.inject_fault(LinkSide::Downstream, LinkFault::Cut),
         }
     }
 }
@@ -368,7 +375,7 @@ fn a_thousand_random_cuts_under_load_lose_nothing_leave_nothing_and_disturb_nobo
         house.turn_guests();
         house.now = house.now.after(TURN);
     }
-    let budget = house.service.budget();
-    assert_eq!((house.service.connected(), house.service.associations()), (0, 0));
-    assert_eq!(budget.free_bytes(), budget.bytes(), "all memory is back");
+    let budget = house.service.buffer_pool();
+    assert_eq!((house.service.connection_count(), house.service.association_count()), (0, 0));
+    assert_eq!(budget.free_bytes(), budget.size_bytes(), "all memory is back");
 }

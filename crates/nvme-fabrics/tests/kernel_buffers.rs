@@ -16,11 +16,11 @@ use tenmil_base::{
     CompletionBatch, Instant, IoChannel, IoStatus, Memory, Operation, RecvResult, Request,
     RequestFlags, Segment, SendSlice, Span, Stream, StreamError, WakeSource,
 };
-use tenmil_dma::{Backing, KernelBufferSource, Mapping, RegionTable};
+use tenmil_dma::{KernelBufferSource, MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_drivers::RamDevice;
 use tenmil_linux::socket::{SocketFactory, SocketOptions};
 use tenmil_nvme_fabrics::{Connector, FabricsChannel, FabricsController, Options, PendingConnect};
-use tenmil_serve::tcp::{Limits, TargetConnection};
+use tenmil_serve::tcp::{ServiceLimits, TargetConnection};
 
 use disk::{NQN, offering};
 use net::{Net, iterate_all};
@@ -152,7 +152,7 @@ struct Pair {
 impl Pair {
     fn new(options: Options) -> Self {
         let regions = RegionTable::new(16);
-        let limits = Limits { memory_bytes: 32 << 20, ..Limits::default() };
+        let limits = ServiceLimits { memory_bytes: 32 << 20, ..ServiceLimits::default() };
         let medium = RamDevice::new(&regions, BLOCK, 1 << 14).unwrap();
         let service = offering(Arc::new(medium), &regions, limits);
         let sockets = || SocketFactory::new(regions.clone(), SocketOptions::default());
@@ -162,7 +162,8 @@ impl Pair {
         let mut now = Instant { ns: 1_000_000 };
         let mut remote = net::call((&regions, &guests), Box::new(net), options, 1, &mut now);
         let queue = queues::make(&mut remote, &guests, 33, &mut now);
-        let file = Mapping::new(usize::from(REQUESTS) * EACH as usize, Backing::Shared).unwrap();
+        let file = MemoryMapping::new(usize::from(REQUESTS) * EACH as usize, MemoryBacking::Shared)
+            .unwrap();
         let descriptor = file.descriptor().unwrap().try_clone_to_owned().unwrap();
         let data_at = |_, request, byte| u64::from(request) * u64::from(EACH) + u64::from(byte);
         let leased = regions.register_kernel_buffers(

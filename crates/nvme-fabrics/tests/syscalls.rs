@@ -14,10 +14,10 @@ use std::sync::{Arc, Mutex};
 use tenmil_base::{
     CompletionBatch, Instant, IoChannel, IoStatus, Operation, Request, Segment, Span,
 };
-use tenmil_dma::{Backing, Mapping, RegionTable};
+use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_linux::socket::{SocketFactory, SocketOptions, SocketStats};
 use tenmil_nvme_fabrics::{FabricsChannel, FabricsController, Options};
-use tenmil_serve::tcp::{Limits, TargetConnection};
+use tenmil_serve::tcp::{ServiceLimits, TargetConnection};
 
 use disk::{BYTES, NQN, request, service};
 use net::{Net, iterate_all};
@@ -51,9 +51,11 @@ impl Pair {
     /// So many connections with I/O queues.
     fn of(queues: u16) -> Self {
         let regions = RegionTable::new(16);
-        let limits = Limits { memory_bytes: 32 << 20, ..Limits::default() };
+        let limits = ServiceLimits { memory_bytes: 32 << 20, ..ServiceLimits::default() };
         let service = service(&regions, limits);
-        let data = regions.add(Mapping::new(DATA_BYTES, Backing::Private).unwrap()).unwrap();
+        let data = regions
+            .add_mapping(MemoryMapping::new(DATA_BYTES, MemoryBacking::Private).unwrap())
+            .unwrap();
         let sockets = || SocketFactory::new(regions.clone(), SocketOptions::default());
         let (ours, theirs, guests) = (sockets(), sockets(), Arc::default());
         let (mine, its) = (ours.clone(), theirs.clone());
@@ -77,7 +79,7 @@ impl Pair {
             assert_eq!(queue.submit(self.now, &requests, &self.segments), requests.len());
             queue.flush();
         }
-        let (host, target) = (self.ours.counts(), self.theirs.counts());
+        let (host, target) = (self.ours.socket_stats(), self.theirs.socket_stats());
         let mut ios = 0;
         for _ in 0..TURNS {
             self.now = self.now.after(Span::from_us(20));
@@ -112,7 +114,7 @@ impl Pair {
 }
 
 fn since(sockets: &SocketFactory, before: SocketStats) -> SocketStats {
-    let now = sockets.counts();
+    let now = sockets.socket_stats();
     SocketStats {
         receives: now.receives - before.receives,
         receives_empty: now.receives_empty - before.receives_empty,

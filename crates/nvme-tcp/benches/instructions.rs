@@ -26,7 +26,7 @@ const NOW: Instant = Instant { ns: 1 };
 struct Zeros([u8; BYTES as usize]);
 
 impl PayloadDigest for Zeros {
-    fn digest(&self, _: u16, _: u32, len_bytes: u32) -> u32 {
+    fn data_digest(&self, _: u16, _: u32, len_bytes: u32) -> u32 {
         crc32c(&self.0[..len_bytes as usize])
     }
 }

@@ -25,7 +25,7 @@ const STEPS_MAX: usize = 2_000;
 struct Zeros;
 
 impl PayloadDigest for Zeros {
-    fn digest(&self, _: u16, _: u32, len_bytes: u32) -> u32 {
+    fn data_digest(&self, _: u16, _: u32, len_bytes: u32) -> u32 {
         crc32c(&vec![0; len_bytes as usize])
     }
 }

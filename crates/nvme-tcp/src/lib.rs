@@ -67,7 +67,7 @@ pub use send_queue::SendPiece;
 /// data digests. From then until the PDU has been sent the bytes must not change.
 pub trait PayloadDigest {
     /// Returns the CRC32C of `len_bytes` of the data of command `tag`, starting at `offset`.
-    fn digest(&self, tag: u16, offset: u32, len_bytes: u32) -> u32;
+    fn data_digest(&self, tag: u16, offset: u32, len_bytes: u32) -> u32;
 }
 
 /// Payload access of a connection without data digests.
@@ -75,7 +75,7 @@ pub trait PayloadDigest {
 pub struct NoDigest;
 
 impl PayloadDigest for NoDigest {
-    fn digest(&self, _: u16, _: u32, _: u32) -> u32 {
+    fn data_digest(&self, _: u16, _: u32, _: u32) -> u32 {
         unreachable!("data digests were not negotiated")
     }
 }

@@ -74,7 +74,7 @@ pub enum AttachError {
 
 /// Memory could not be mapped.
 #[derive(Debug)]
-pub struct MapError {
+pub struct DmaMapFailure {
     /// I/O virtual address.
     pub iova: u64,
     /// Length.
@@ -87,7 +87,7 @@ pub struct MapError {
     pub mapped: (u64, usize),
 }
 
-impl MapError {
+impl DmaMapFailure {
     pub(crate) fn new(iova: u64, len_bytes: u64, error: io::Error) -> Self {
         // Error when the locked memory limit is exceeded (drivers/vfio/vfio_iommu_type1.c).
         let is_locked_out = error.raw_os_error() == Some(libc::ENOMEM);
@@ -95,7 +95,7 @@ impl MapError {
         Self { iova, len_bytes, error, lockable_bytes, mapped: (0, 0) }
     }
 
-    pub(crate) fn beside(self, mapped: (u64, usize)) -> Self {
+    pub(crate) fn with_mapped(self, mapped: (u64, usize)) -> Self {
         Self { mapped, ..self }
     }
 
@@ -231,7 +231,7 @@ impl fmt::Display for AttachError {
     }
 }
 
-impl fmt::Display for MapError {
+impl fmt::Display for DmaMapFailure {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { iova, len_bytes, error, lockable_bytes, mapped: (bytes, pieces) } = self;
         write!(out, "map {len_bytes} bytes for a device at {iova:#x}: {error}")?;
@@ -246,33 +246,34 @@ impl fmt::Display for MapError {
 }
 
 impl std::error::Error for AttachError {}
-impl std::error::Error for MapError {}
+impl std::error::Error for DmaMapFailure {}
 
 #[cfg(test)]
 mod tests {
     use std::io;
 
-    use super::{AttachError, BIND_IOMMUFD, MapError, USE_IOMMU};
+    use super::{AttachError, BIND_IOMMUFD, DmaMapFailure, USE_IOMMU};
 
     #[test]
-    fn memory_that_may_not_be_locked_is_told_with_the_limit_and_what_lifts_it() {
+    fn locked_memory_limit_error_names_the_limit_and_the_fix() {
         let memory = io::Error::from_raw_os_error(libc::ENOMEM);
-        let limited = MapError { lockable_bytes: Some(8 << 20), ..MapError::new(4096, 1, memory) };
+        let limited =
+            DmaMapFailure { lockable_bytes: Some(8 << 20), ..DmaMapFailure::new(4096, 1, memory) };
         assert!(
             limited.to_string().ends_with("with 8388608 bytes that may be locked"),
             "{limited}"
         );
         assert!(limited.hint().unwrap().contains("LimitMEMLOCK=infinity"));
-        let other = MapError::new(4096, 1, io::Error::from_raw_os_error(libc::EEXIST));
+        let other = DmaMapFailure::new(4096, 1, io::Error::from_raw_os_error(libc::EEXIST));
         assert_eq!((other.lockable_bytes, other.hint()), (None, None));
-        let many = MapError::new(4096, 1, io::Error::from_raw_os_error(libc::ENOSPC));
-        let many = many.beside((8192, 2));
+        let many = DmaMapFailure::new(4096, 1, io::Error::from_raw_os_error(libc::ENOSPC));
+        let many = many.with_mapped((8192, 2));
         assert!(many.to_string().ends_with(", beside 8192 bytes in 2 pieces"), "{many}");
         assert!(many.hint().unwrap().contains("dma_entry_limit"));
     }
 
     #[test]
-    fn what_the_machine_lacks_is_told_with_what_mends_it() {
+    fn missing_kernel_feature_error_names_the_fix() {
         let address = || "0000:5e:00.0".to_owned();
         let error = io::Error::from_raw_os_error(libc::EPERM);
         let remapping = AttachError::Ioctl { address: address(), what: USE_IOMMU, error };
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_what_is_to_be_bound_is_looked_for_and_a_closed_file_is_no_such_thing() {
+    fn process_using_the_device_is_named_if_known() {
         let call = |number| {
             let error = io::Error::from_raw_os_error(number);
             AttachError::Ioctl { address: "0000:5e:00.0".to_owned(), what: BIND_IOMMUFD, error }
@@ -305,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_iommu_a_user_is_told_that_it_is_for_root() {
+    fn no_iommu_error_says_that_root_is_required() {
         let error = io::Error::from_raw_os_error(libc::EPERM);
         let path = "/dev/vfio/noiommu-0".to_owned();
         let user = AttachError::Open { address: "0000:5e:00.0".to_owned(), path, error };

@@ -9,17 +9,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tenmil_dma::RegionTable;
 
-use crate::container::Container;
 use crate::error::AttachError;
-use crate::function::VfioInterface;
+use crate::iommu_context::IommuContext;
+use crate::vfio_function::VfioInterface;
 
 /// IOMMU group opened by this process.
 #[derive(Debug)]
-pub(crate) struct Group {
+pub(crate) struct VfioGroup {
     /// Closed first: without it the kernel removes the IOMMU mappings. `None` where functions have
     /// device nodes of their own.
     pub(crate) file: Option<File>,
-    pub(crate) container: Container,
+    pub(crate) container: IommuContext,
     number: u32,
     root: PathBuf,
 }
@@ -28,27 +28,29 @@ pub(crate) struct Group {
 #[derive(Debug)]
 pub(crate) struct GroupMember {
     /// `None` during drop.
-    group: Option<Arc<Group>>,
+    group: Option<Arc<VfioGroup>>,
 }
 
 /// Open groups. Opening and closing hold the lock: the kernel rejects opening a group before it was
 /// closed.
-static OPEN: Mutex<Vec<Arc<Group>>> = Mutex::new(Vec::new());
+static OPEN: Mutex<Vec<Arc<VfioGroup>>> = Mutex::new(Vec::new());
 
 /// Returns the group of this number, opened by `open` unless this process has it; its functions
 /// access memory of `regions`, through the same interface.
-pub(crate) fn join(
+pub(crate) fn join_group(
     root: &Path,
     number: u32,
     address: &str,
     (regions, way): (&RegionTable, VfioInterface),
-    open: impl FnOnce() -> Result<(Option<File>, Container), AttachError>,
+    open: impl FnOnce() -> Result<(Option<File>, IommuContext), AttachError>,
 ) -> Result<GroupMember, AttachError> {
     let mut groups = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     let found = groups.iter().find(|group| group.number == number && group.root == root);
     if let Some(group) = found {
         let differs = match () {
-            () if !group.container.regions().is(regions) => "reaches other memory of this process",
+            () if !group.container.regions().is_same_table(regions) => {
+                "reaches other memory of this process"
+            }
             () if group.container.interface() != way => "was opened in another mode (vfio=)",
             () => return Ok(GroupMember { group: Some(Arc::clone(group)) }),
         };
@@ -57,15 +59,15 @@ pub(crate) fn join(
         return Err(AttachError::Ioctl { address, what, error });
     }
     let (door, container) = open()?;
-    let group = Arc::new(Group { file: door, container, number, root: root.to_owned() });
+    let group = Arc::new(VfioGroup { file: door, container, number, root: root.to_owned() });
     groups.push(Arc::clone(&group));
     Ok(GroupMember { group: Some(group) })
 }
 
 impl Deref for GroupMember {
-    type Target = Group;
+    type Target = VfioGroup;
 
-    fn deref(&self) -> &Group {
+    fn deref(&self) -> &VfioGroup {
         self.group.as_ref().expect("it is there until this is dropped")
     }
 }
@@ -84,20 +86,23 @@ mod tests {
 
     use tenmil_dma::RegionTable;
 
-    use super::join;
-    use crate::container::Container;
-    use crate::function::VfioInterface;
-    use crate::iommu::Iommu;
+    use super::join_group;
+    use crate::iommu_context::IommuContext;
+    use crate::iommu_interface::IommuInterface;
+    use crate::vfio_function::VfioInterface;
 
     #[test]
-    fn a_group_is_opened_once_for_all_of_its_functions_and_again_when_they_have_gone() {
+    fn group_is_opened_once_for_all_its_functions_and_again_after_the_last() {
         let (root, regions, opened) =
             (tempfile::tempdir().unwrap(), RegionTable::new(4), Cell::new(0));
         let file = || tempfile::tempfile().unwrap();
         let by = |way, number, regions: &RegionTable| {
-            join(root.path(), number, "0000:5e:00.0", (regions, way), || {
+            join_group(root.path(), number, "0000:5e:00.0", (regions, way), || {
                 opened.set(opened.get() + 1);
-                Ok((Some(file()), Container::new(Iommu::Type1(file()), regions.clone())))
+                Ok((
+                    Some(file()),
+                    IommuContext::new(IommuInterface::Type1(file()), regions.clone()),
+                ))
             })
         };
         let of = |number, regions: &RegionTable| by(VfioInterface::Group, number, regions);

@@ -15,17 +15,17 @@
 //! removed function reads as all ones and does not crash the process. Everything is returned to the
 //! kernel when the last handle is dropped.
 
-mod configuration;
-mod container;
+mod config_space;
 mod error;
-mod function;
 mod group;
-mod ioctl;
-mod iommu;
+mod iommu_context;
+mod iommu_interface;
 mod iommufd;
-mod open;
+mod open_function;
+mod vfio_function;
+mod vfio_ioctl;
 
-pub use configuration::Configuration;
-pub use container::Container;
-pub use error::{AttachError, MapError};
-pub use function::{Bar, Function, IommuMode, VfioInterface, VfioRoot};
+pub use config_space::PciConfigSpace;
+pub use error::{AttachError, DmaMapFailure};
+pub use iommu_context::IommuContext;
+pub use vfio_function::{IommuMode, MappedBar, VfioFunction, VfioInterface, VfioRoot};

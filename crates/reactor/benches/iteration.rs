@@ -11,17 +11,17 @@ use std::hint::black_box;
 use std::os::fd::OwnedFd;
 
 use tenmil_base::{Instant, Span};
-use tenmil_linux::{Clock, CpuList, EventLoop, EventVectors, NextStep, Thread};
+use tenmil_linux::{Clock, CpuList, EventLoop, EventVectors, NamedThread, NextStep};
 use tenmil_reactor::{
     Context, PollMode, PollResult, Poller, PollerBuilder, PollerWake, Reactor, ReactorOptions,
     ReactorSet, Reactors, ThreadBuilder, TimeSource,
 };
 
 /// Poller that never finds work: it loads one word, as a queue loads its next entry.
-struct Idle(u64);
+struct IdlePoller(u64);
 
 /// Poller that waits for a deadline that is never reached.
-struct Later(Instant);
+struct DelayedPoller(Instant);
 
 const ROUNDS: usize = 1_000;
 const TURNS: u32 = 20_000;
@@ -30,25 +30,27 @@ fn main() {
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
     let seconds = arguments.next().map_or(30, |text| text.parse().expect("a number of seconds"));
     let clock = Clock::start();
-    let cores = CpuList::allowed();
-    Thread::spawn("turns", cores.iter().last(), move |_| turns(&clock)).expect("a thread").join();
+    let cores = CpuList::allowed_cpus();
+    NamedThread::spawn("turns", cores.iter().last(), move |_| run_iterations(&clock))
+        .expect("a thread")
+        .join();
     let first_two: CpuList = cores.iter().take(2).collect();
     for poll in [PollMode::Adaptive, PollMode::Hybrid, PollMode::Always] {
-        idle(poll, &first_two, Span::from_secs(seconds), &clock);
+        idle_reactor(poll, &first_two, Span::from_secs(seconds), &clock);
     }
 }
 
 /// Nanoseconds per iteration: the clock alone, no poller, one poller, and one beside 100 timed
 /// ones.
-fn turns(clock: &Clock) {
-    let timed = |count, period| bench_reactor(1, count, period, clock);
+fn run_iterations(clock: &Clock) {
+    let timed = |count, period| bench_iteration(1, count, period, clock);
     let mut cases: [(&str, Option<(Reactor, ReactorSet)>); 6] = [
         ("the clock alone", None),
-        ("no poller", Some(bench_reactor(0, 0, Span::default(), clock))),
+        ("no poller", Some(bench_iteration(0, 0, Span::default(), clock))),
         ("1 active poller", Some(timed(0, Span::default()))),
         ("1 active, 100 timed every 10 ms", Some(timed(100, Span::from_ms(10)))),
         ("1 active, 100 timed every 1 ms", Some(timed(100, Span::from_ms(1)))),
-        ("8 active pollers", Some(bench_reactor(8, 0, Span::default(), clock))),
+        ("8 active pollers", Some(bench_iteration(8, 0, Span::default(), clock))),
     ];
     let mut results = [(); 6].map(|()| Vec::with_capacity(ROUNDS));
     for _ in 0..ROUNDS {
@@ -56,7 +58,7 @@ fn turns(clock: &Clock) {
             let begin = clock.now();
             match reactor {
                 None => (0..TURNS).for_each(|_| _ = black_box(clock.now())),
-                Some((reactor, _)) => turns_of(reactor, clock),
+                Some((reactor, _)) => run_iterations_with(reactor, clock),
             }
             results.push(clock.now().since(begin).ns);
         }
@@ -72,7 +74,7 @@ fn turns(clock: &Clock) {
 }
 
 #[inline]
-fn turns_of(reactor: &mut Reactor, clock: &Clock) {
+fn run_iterations_with(reactor: &mut Reactor, clock: &Clock) {
     // As in `tenmil_linux::event_loop::run`.
     let mut now = clock.now();
     for _ in 0..TURNS {
@@ -85,16 +87,20 @@ fn turns_of(reactor: &mut Reactor, clock: &Clock) {
 }
 
 /// A reactor with one thread, on this OS thread. The rest of its set keeps its notifier alive.
-fn bench_reactor(active: u32, timed: u32, period: Span, clock: &Clock) -> (Reactor, ReactorSet) {
+fn bench_iteration(active: u32, timed: u32, period: Span, clock: &Clock) -> (Reactor, ReactorSet) {
     let options = ReactorOptions { poll: PollMode::Always, ..ReactorOptions::default() };
     let stopwatch = TimeSource::Clock(*clock);
     let mut assembly = ReactorSet::new(&[0], &options, &stopwatch, clock.now()).expect("a reactor");
     let mut plan = ThreadBuilder::new("bench");
     for _ in 0..active {
-        plan = plan.poller(PollerBuilder::active("active", PollerWake::Messages, Idle(0)));
+        plan = plan.add_poller(PollerBuilder::polled_each_iteration(
+            "active",
+            PollerWake::Messages,
+            IdlePoller(0),
+        ));
     }
     for _ in 0..timed {
-        plan = plan.poller(PollerBuilder::timed("timed", period, Idle(0)));
+        plan = plan.add_poller(PollerBuilder::polled_each_period("timed", period, IdlePoller(0)));
     }
     assembly.registry.spawn(plan).expect("room");
     let (reactor, _) = assembly.reactors.remove(0);
@@ -102,23 +108,39 @@ fn bench_reactor(active: u32, timed: u32, period: Span, clock: &Clock) -> (React
 }
 
 /// Share of one core used by an idle process.
-fn idle(poll: PollMode, cores: &CpuList, span: Span, clock: &Clock) {
+fn idle_reactor(poll: PollMode, cores: &CpuList, span: Span, clock: &Clock) {
     let options = ReactorOptions { poll, ..ReactorOptions::default() };
-    let reactors = Reactors::start(cores, &options, clock).expect("reactors");
+    let reactors = Reactors::start_on_cores(cores, &options, clock).expect("reactors");
     let vectors = EventVectors::new(8).expect("descriptors");
     for number in 0_u16..8 {
         let descriptor = vectors.descriptor(number).expect("a vector");
         let descriptor: OwnedFd = descriptor.try_clone_to_owned().expect("a descriptor");
         let plan = ThreadBuilder::new(&format!("thread-{number}"))
-            .poller(PollerBuilder::active("queue", PollerWake::Descriptor(descriptor), Idle(0)))
-            .poller(PollerBuilder::active("inbox", PollerWake::Messages, Idle(0)))
-            .poller(PollerBuilder::active("deadline", PollerWake::Deadline, Later(Instant::NEVER)))
-            .poller(PollerBuilder::timed("statistics", Span::from_ms(100), Idle(0)));
+            .add_poller(PollerBuilder::polled_each_iteration(
+                "queue",
+                PollerWake::Descriptor(descriptor),
+                IdlePoller(0),
+            ))
+            .add_poller(PollerBuilder::polled_each_iteration(
+                "inbox",
+                PollerWake::Messages,
+                IdlePoller(0),
+            ))
+            .add_poller(PollerBuilder::polled_each_iteration(
+                "deadline",
+                PollerWake::Deadline,
+                DelayedPoller(Instant::NEVER),
+            ))
+            .add_poller(PollerBuilder::polled_each_period(
+                "statistics",
+                Span::from_ms(100),
+                IdlePoller(0),
+            ));
         reactors.spawn(plan).expect("room");
     }
-    let (begin, begin_ns) = (clock.now(), processor_ns());
-    tenmil_linux::thread::sleep(span);
-    let (end, end_ns) = (clock.now(), processor_ns());
+    let (begin, begin_ns) = (clock.now(), cpu_time_ns());
+    tenmil_linux::named_thread::sleep(span);
+    let (end, end_ns) = (clock.now(), cpu_time_ns());
     let sample = reactors.sample();
     let sleeps: u64 = sample.reactors.iter().map(|reactor| reactor.sleeps).sum();
     let pollers: usize = sample.threads.iter().map(|thread| thread.pollers.len()).sum();
@@ -134,7 +156,7 @@ fn idle(poll: PollMode, cores: &CpuList, span: Span, clock: &Clock) {
 }
 
 /// CPU time of all threads of this process.
-fn processor_ns() -> u64 {
+fn cpu_time_ns() -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").expect("a list of tasks");
     let spent = |task: std::fs::DirEntry| {
         let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
@@ -143,18 +165,18 @@ fn processor_ns() -> u64 {
     tasks.flatten().filter_map(spent).sum()
 }
 
-impl Poller for Idle {
+impl Poller for IdlePoller {
     fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
         if black_box(self.0) == 0 { PollResult::Idle } else { PollResult::Busy }
     }
 }
 
-impl Poller for Later {
+impl Poller for DelayedPoller {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         if context.now() >= self.0 { PollResult::Busy } else { PollResult::Idle }
     }
 
-    fn wake_at(&self) -> Instant {
+    fn panicking_wake_at(&self) -> Instant {
         self.0
     }
 }

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
 
 use tenmil_base::{Instant, Span};
-use tenmil_linux::{Clock, CpuList, Thread};
+use tenmil_linux::{Clock, CpuList, NamedThread};
 use tenmil_reactor::{
     Context, Message, PollMode, PollResult, Poller, PollerBuilder, PollerId, PollerWake,
     ReactorOptions, Reactors, ThreadBuilder, ThreadHandle,
@@ -18,7 +18,7 @@ use tenmil_reactor::{
 /// Counter that shares its cache lines with nothing.
 #[derive(Default)]
 #[repr(align(128))]
-struct Counter(AtomicU64);
+struct ReceivedCounter(AtomicU64);
 
 const ROUNDS: usize = 60;
 const TRIPS: u64 = 5_000;
@@ -26,7 +26,7 @@ const MESSAGES: u64 = 1_000_000;
 const BATCH: usize = 128;
 
 fn main() {
-    let cores: Vec<u32> = CpuList::allowed().iter().collect();
+    let cores: Vec<u32> = CpuList::allowed_cpus().iter().collect();
     let &[here, there, ..] = &cores[..] else {
         println!("message: two cores are wanted, this process may use {}", cores.len());
         return;
@@ -34,61 +34,64 @@ fn main() {
     let clock = Clock::start();
     let (mut bare, mut messages, mut one_way) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        bare.push(bare_line(here, there, &clock).ns / TRIPS);
-        let (trips, stream) = between_reactors(&[here, there], &clock);
+        bare.push(bench_mailbox(here, there, &clock).ns / TRIPS);
+        let (trips, stream) = bench_reactor_messages(&[here, there], &clock);
         messages.push(trips.ns / TRIPS);
         one_way.push(stream.ns * 1_000 / MESSAGES);
     }
-    let (bare, message, one_way) = (median(bare), median(messages), median(one_way));
+    let (bare, message, one_way) = (median_ns(bare), median_ns(messages), median_ns(one_way));
     println!("medians of {ROUNDS} rounds, cores {here} and {there}");
     println!("round trip, bare line                {bare} ns");
     println!("round trip, message and its answer   {message} ns");
-    println!("ratio                                {:.2} (wanted: below 3)", per(message, bare));
+    println!(
+        "ratio                                {:.2} (wanted: below 3)",
+        ns_per_message(message, bare)
+    );
     println!(
         "one way, batches of {BATCH}              {:.1} ns a message, {:.1} M/s",
-        per(one_way, 1_000),
-        per(1_000_000, one_way)
+        ns_per_message(one_way, 1_000),
+        ns_per_message(1_000_000, one_way)
     );
 }
 
-fn bare_line(here: u32, there: u32, clock: &Clock) -> Span {
-    let lines: Arc<[Counter; 2]> = Arc::default();
+fn bench_mailbox(here: u32, there: u32, clock: &Clock) -> Span {
+    let lines: Arc<[ReceivedCounter; 2]> = Arc::default();
     let theirs = Arc::clone(&lines);
-    let echo = Thread::spawn("echo", Some(there), move |_| {
+    let echo = NamedThread::spawn("echo", Some(there), move |_| {
         for count in 1..=TRIPS {
             await_count(&theirs[0], count);
             theirs[1].0.store(count, Ordering::Release);
         }
     });
     let clock = *clock;
-    let ask = Thread::spawn("ask", Some(here), move |_| {
+    let ask = NamedThread::spawn("ask", Some(here), move |_| {
         // The first round trip waits for the other thread to start.
-        trip(&lines, 1);
+        round_trip(&lines, 1);
         let begun = clock.now();
-        (2..=TRIPS).for_each(|count| trip(&lines, count));
+        (2..=TRIPS).for_each(|count| round_trip(&lines, count));
         clock.now().since(begun)
     });
     echo.expect("a thread").join();
     ask.expect("a thread").join()
 }
 
-fn trip(lines: &[Counter; 2], count: u64) {
+fn round_trip(lines: &[ReceivedCounter; 2], count: u64) {
     lines[0].0.store(count, Ordering::Release);
     await_count(&lines[1], count);
 }
 
-fn await_count(line: &Counter, count: u64) {
+fn await_count(line: &ReceivedCounter, count: u64) {
     while line.0.load(Ordering::Acquire) != count {
         spin_loop();
     }
 }
 
 /// The receiver, once it is known.
-type Whom = Arc<OnceLock<ThreadHandle>>;
+type MessageTarget = Arc<OnceLock<ThreadHandle>>;
 
 /// Sends requests, and measures the time from the first request to the last reply.
-struct Ask {
-    whom: Whom,
+struct RequestPoller {
+    whom: MessageTarget,
     left: u64,
     begun: Instant,
     clock: Clock,
@@ -96,8 +99,8 @@ struct Ask {
 }
 
 /// Replies, or counts one-way messages and measures the time from the first to the last.
-struct Answer {
-    whom: Whom,
+struct ReplyPoller {
+    whom: MessageTarget,
     counted: u64,
     begun: Instant,
     clock: Clock,
@@ -105,26 +108,26 @@ struct Answer {
 }
 
 /// Sends as many messages as fit.
-struct Stream {
+struct StreamPoller {
     whom: ThreadHandle,
     left: u64,
     run: Vec<Message>,
 }
 
-const ONLY: PollerId = PollerId::planned(0);
+const ONLY: PollerId = PollerId::of_builder_index(0);
 const QUESTION: u64 = 0;
 const STREAMED: u64 = 1;
 
-fn words(kind: u64) -> Message {
+fn message_words(kind: u64) -> Message {
     Message::Data { poller: ONLY, words: [kind, 0] }
 }
 
-impl Poller for Ask {
+impl Poller for RequestPoller {
     fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
         PollResult::Idle
     }
 
-    fn message(&mut self, _: [u64; 2], _: &mut Context<'_>) {
+    fn handle_message(&mut self, _: [u64; 2], _: &mut Context<'_>) {
         match self.left {
             0 => {
                 let _ = self.tell.send(self.clock.now().since(self.begun));
@@ -134,18 +137,18 @@ impl Poller for Ask {
             _ => {}
         }
         self.left -= 1;
-        send_one(&self.whom);
+        bench_single_send(&self.whom);
     }
 }
 
-impl Poller for Answer {
+impl Poller for ReplyPoller {
     fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
         PollResult::Idle
     }
 
-    fn message(&mut self, [kind, _]: [u64; 2], _: &mut Context<'_>) {
+    fn handle_message(&mut self, [kind, _]: [u64; 2], _: &mut Context<'_>) {
         if kind == QUESTION {
-            return send_one(&self.whom);
+            return bench_single_send(&self.whom);
         }
         if self.counted == 0 {
             self.begun = self.clock.now();
@@ -157,10 +160,10 @@ impl Poller for Answer {
     }
 }
 
-impl Poller for Stream {
+impl Poller for StreamPoller {
     fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
         while self.run.len() < BATCH && self.left > 0 {
-            self.run.push(words(STREAMED));
+            self.run.push(message_words(STREAMED));
             self.left -= 1;
         }
         PollResult::from_count(self.whom.send_many(&mut self.run))
@@ -171,49 +174,66 @@ impl Poller for Stream {
     }
 }
 
-fn send_one(whom: &Whom) {
-    let sent = whom.get().map(|whom| whom.send(words(QUESTION)));
+fn bench_single_send(whom: &MessageTarget) {
+    let sent = whom.get().map(|whom| whom.send(message_words(QUESTION)));
     assert!(matches!(sent, Some(Ok(()))), "there is room for one");
 }
 
 /// Total time of all round trips, and of all one-way messages.
-fn between_reactors(cores: &[u32; 2], clock: &Clock) -> (Span, Span) {
+fn bench_reactor_messages(cores: &[u32; 2], clock: &Clock) -> (Span, Span) {
     let options = ReactorOptions { poll: PollMode::Always, ..ReactorOptions::default() };
     let cores: CpuList = cores.iter().copied().collect();
-    let reactors = Reactors::start(&cores, &options, clock).expect("two reactors");
+    let reactors = Reactors::start_on_cores(&cores, &options, clock).expect("two reactors");
     let places: Vec<_> = reactors.registry().reactors().collect();
     let spawn = |name, place: usize, poller: PollerBuilder| {
-        let plan = ThreadBuilder::new(name).on(places[place]).mailbox(4096).poller(poller);
+        let plan = ThreadBuilder::new(name)
+            .on_reactor(places[place])
+            .mailbox_size(4096)
+            .add_poller(poller);
         reactors.spawn(plan).expect("a light thread")
     };
     let (tell, told) = channel();
     let (clock, begun) = (*clock, Instant::default());
-    let (asker, answerer) = (Whom::default(), Whom::default());
-    let ask = Ask { whom: Arc::clone(&answerer), left: TRIPS, begun, clock, tell: tell.clone() };
-    let asking = spawn("ask", 0, PollerBuilder::active("ask", PollerWake::Messages, ask));
-    let answer = Answer { whom: Arc::clone(&asker), counted: 0, begun, clock, tell };
-    let answering =
-        spawn("answer", 1, PollerBuilder::active("answer", PollerWake::Messages, answer));
+    let (asker, answerer) = (MessageTarget::default(), MessageTarget::default());
+    let ask = RequestPoller {
+        whom: Arc::clone(&answerer),
+        left: TRIPS,
+        begun,
+        clock,
+        tell: tell.clone(),
+    };
+    let asking =
+        spawn("ask", 0, PollerBuilder::polled_each_iteration("ask", PollerWake::Messages, ask));
+    let answer = ReplyPoller { whom: Arc::clone(&asker), counted: 0, begun, clock, tell };
+    let answering = spawn(
+        "answer",
+        1,
+        PollerBuilder::polled_each_iteration("answer", PollerWake::Messages, answer),
+    );
     let is_new = asker.set(asking.clone()).is_ok() && answerer.set(answering.clone()).is_ok();
-    assert!(is_new && asking.send(words(QUESTION)).is_ok());
+    assert!(is_new && asking.send(message_words(QUESTION)).is_ok());
     let trips = told.recv().expect("answers");
-    let stream = Stream { whom: answering, left: MESSAGES, run: Vec::with_capacity(BATCH) };
+    let stream = StreamPoller { whom: answering, left: MESSAGES, run: Vec::with_capacity(BATCH) };
     spawn(
         "stream",
         0,
-        PollerBuilder::active("stream", PollerWake::OnlyWhileBusy("it is all its own"), stream),
+        PollerBuilder::polled_each_iteration(
+            "stream",
+            PollerWake::OnlyWhileBusy("it is all its own"),
+            stream,
+        ),
     );
     let one_way = told.recv().expect("a count");
     reactors.stop();
     (trips, one_way)
 }
 
-fn median(mut values: Vec<u64>) -> u64 {
+fn median_ns(mut values: Vec<u64>) -> u64 {
     values.sort_unstable();
     values[values.len() / 2]
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shown to people")]
-fn per(value: u64, by: u64) -> f64 {
+fn ns_per_message(value: u64, by: u64) -> f64 {
     value as f64 / by as f64
 }

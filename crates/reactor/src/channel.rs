@@ -19,18 +19,18 @@ pub trait ChannelProvider: Send + Sync + 'static {
     type Refusal;
 
     /// Opens a channel on the thread that will use it.
-    fn open(&self) -> Result<Self::Channel, Self::Refusal>;
+    fn open_channel(&self) -> Result<Self::Channel, Self::Refusal>;
 
     /// Closes a channel on the thread that used it.
-    fn close(&self, channel: Self::Channel) {
+    fn close_channel(&self, channel: Self::Channel) {
         drop(channel);
     }
 }
 
 /// Shared object. Clones refer to the same object.
-pub struct SharedProvider<S: ChannelProvider>(Arc<Inner<S>>);
+pub struct SharedProvider<S: ChannelProvider>(Arc<SharedInner<S>>);
 
-struct Inner<S> {
+struct SharedInner<S> {
     shared: S,
     /// Threads with a channel. Locked when a channel is opened or closed.
     threads: Mutex<Vec<ThreadHandle>>,
@@ -45,7 +45,7 @@ pub struct Channel<S: ChannelProvider> {
 
 /// Channels of one thread.
 #[derive(Default)]
-pub(crate) struct Channels(Vec<ErasedChannel>);
+pub(crate) struct ThreadChannels(Vec<ErasedChannel>);
 
 /// Open channel, type-erased.
 pub(crate) struct ErasedChannel {
@@ -70,16 +70,16 @@ trait AnyChannel: Send {
 impl<S: ChannelProvider> SharedProvider<S> {
     /// Shares an object.
     pub fn new(shared: S) -> Self {
-        Self(Arc::new(Inner { shared, threads: Mutex::default() }))
+        Self(Arc::new(SharedInner { shared, threads: Mutex::default() }))
     }
 
     /// The object.
-    pub fn get(&self) -> &S {
+    pub fn provider(&self) -> &S {
         &self.0.shared
     }
 
     /// Threads that have a channel to it.
-    pub fn threads(&self) -> Vec<ThreadHandle> {
+    pub fn threads_with_channel(&self) -> Vec<ThreadHandle> {
         self.0.threads.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -97,12 +97,12 @@ impl<S: ChannelProvider> Clone for SharedProvider<S> {
 
 impl<S: ChannelProvider> Channel<S> {
     /// Object that the channel belongs to.
-    pub fn object(&self) -> &SharedProvider<S> {
+    pub fn shared_provider(&self) -> &SharedProvider<S> {
         &self.object
     }
 }
 
-impl Channels {
+impl ThreadChannels {
     pub(crate) fn open<S: ChannelProvider>(
         &mut self,
         object: &SharedProvider<S>,
@@ -112,7 +112,7 @@ impl Channels {
         if let Some(open) = self.0.iter().find(|open| open.held.key() == key) {
             return Ok(Channel { object: object.clone(), uses: Arc::clone(&open.uses) });
         }
-        let channel = Some(object.get().open()?);
+        let channel = Some(object.provider().open_channel()?);
         object.0.threads.lock().unwrap_or_else(PoisonError::into_inner).push(me.clone());
         let uses = Arc::new(());
         let held = Box::new(OpenChannel { object: object.clone(), channel, me });
@@ -121,7 +121,7 @@ impl Channels {
     }
 
     #[inline]
-    pub(crate) fn get<S: ChannelProvider>(
+    pub(crate) fn channel_mut<S: ChannelProvider>(
         &mut self,
         channel: &Channel<S>,
     ) -> Option<&mut S::Channel> {
@@ -129,19 +129,22 @@ impl Channels {
         self.0.iter_mut().find(is_it)?.channel::<S>()
     }
 
-    fn find<S: ChannelProvider>(&mut self, object: &SharedProvider<S>) -> Option<&mut S::Channel> {
+    fn find_open<S: ChannelProvider>(
+        &mut self,
+        object: &SharedProvider<S>,
+    ) -> Option<&mut S::Channel> {
         let key = object.key();
         self.0.iter_mut().find(|open| open.held.key() == key)?.channel::<S>()
     }
 
     /// Removes a channel that is no longer used, to be closed.
-    pub(crate) fn take_idle(&mut self) -> Option<ErasedChannel> {
+    pub(crate) fn take_unused_channel(&mut self) -> Option<ErasedChannel> {
         let index = self.0.iter().position(|open| Arc::strong_count(&open.uses) == 1)?;
         Some(self.0.swap_remove(index))
     }
 
     /// Removes any channel, to be closed when the thread ends.
-    pub(crate) fn take_any(&mut self) -> Option<ErasedChannel> {
+    pub(crate) fn take_any_channel(&mut self) -> Option<ErasedChannel> {
         self.0.pop()
     }
 
@@ -177,7 +180,7 @@ impl<S: ChannelProvider> AnyChannel for OpenChannel<S> {
         threads.retain(|thread| thread.id() != me);
         drop(threads);
         if let Some(channel) = self.channel.take() {
-            inner.shared.close(channel);
+            inner.shared.close_channel(channel);
         }
     }
 }
@@ -206,22 +209,22 @@ impl<S: ChannelProvider> ForEachChannel<S> {
         step: ChannelVisit<S>,
         done: MessageFn,
     ) -> Self {
-        let (to_go, origin) = (object.threads(), context.handle());
+        let (to_go, origin) = (object.threads_with_channel(), context.thread_handle());
         let directory = Arc::downgrade(&context.local.registry);
         Self(Some(ForEachState { object: object.clone(), to_go, origin, directory, step, done }))
     }
 
     /// Sends itself to the next thread, or back to the origin.
     pub(crate) fn send_to_next(mut self, context: &mut Context<'_>) {
-        if let Some((to, message)) = self.0.take().map(ForEachState::next) {
+        if let Some((to, message)) = self.0.take().map(ForEachState::next_thread) {
             context.send_reliable(to, message);
         }
     }
 
     /// Runs on the visited thread.
-    fn run(mut self, context: &mut Context<'_>) {
+    fn visit_thread(mut self, context: &mut Context<'_>) {
         if let Some(round) = &mut self.0
-            && let Some(channel) = context.thread_state.channels.find(&round.object)
+            && let Some(channel) = context.thread_state.channels.find_open(&round.object)
         {
             (round.step)(channel);
         }
@@ -233,10 +236,10 @@ impl<S: ChannelProvider> Drop for ForEachChannel<S> {
     fn drop(&mut self) {
         let Some(round) = self.0.take() else { return };
         let directory = round.directory.clone();
-        let (to, message) = round.next();
+        let (to, message) = round.next_thread();
         // A thread that is gone rejects the message, whose drop then tries the next one.
         if let Err(message) = to.send(message)
-            && !to.is_gone()
+            && !to.has_ended()
             && let Some(directory) = directory.upgrade()
         {
             directory.requeue_message(to, message);
@@ -245,11 +248,11 @@ impl<S: ChannelProvider> Drop for ForEachChannel<S> {
 }
 
 impl<S: ChannelProvider> ForEachState<S> {
-    fn next(mut self) -> (ThreadHandle, Message) {
+    fn next_thread(mut self) -> (ThreadHandle, Message) {
         match self.to_go.pop() {
             Some(next) => {
                 let visit = ForEachChannel(Some(self));
-                (next, Message::Call(Box::new(move |context| visit.run(context))))
+                (next, Message::Call(Box::new(move |context| visit.visit_thread(context))))
             }
             None => (self.origin, Message::Call(self.done)),
         }

@@ -4,11 +4,11 @@ use tenmil_base::{Instant, Span};
 
 use crate::channel::{Channel, ChannelProvider, ForEachChannel, SharedProvider};
 use crate::error::ReactorError;
+use crate::light_thread::{PollerCommand, ThreadState};
 use crate::message::{Message, ThreadHandle};
 use crate::poller::{PollResult, Poller, PollerBuilder, PollerId};
-use crate::reactor::ReactorLocal;
+use crate::reactor::ReactorShared;
 use crate::registry::{ReactorId, Registry, ThreadId};
-use crate::thread::{PollerCommand, ThreadState};
 
 /// Light thread that the caller runs on, and its reactor.
 ///
@@ -17,7 +17,7 @@ use crate::thread::{PollerCommand, ThreadState};
 pub struct Context<'a> {
     pub(crate) now: Instant,
     pub(crate) thread_state: &'a mut ThreadState,
-    pub(crate) local: &'a mut ReactorLocal,
+    pub(crate) local: &'a mut ReactorShared,
 }
 
 /// A poller was not added.
@@ -48,13 +48,13 @@ impl Context<'_> {
     }
 
     /// Handle of the thread.
-    pub fn handle(&self) -> ThreadHandle {
+    pub fn thread_handle(&self) -> ThreadHandle {
         ThreadHandle(self.thread_state.record.clone())
     }
 
     /// Poller that is being polled, or receives a message; `None` in a closure.
     #[inline]
-    pub fn poller(&self) -> Option<PollerId> {
+    pub fn current_poller(&self) -> Option<PollerId> {
         self.thread_state.current
     }
 
@@ -69,13 +69,13 @@ impl Context<'_> {
     }
 
     /// Adds a poller to the thread. Rejected if nothing wakes it and the reactor sleeps.
-    pub fn add(&mut self, registration: PollerBuilder) -> Result<PollerId, AddPollerError> {
+    pub fn add_poller(&mut self, registration: PollerBuilder) -> Result<PollerId, AddPollerError> {
         let refuse =
             |why, registration| AddPollerError { reason: why, poller: Box::new(registration) };
-        if let Err(why) = registration.check(self.local.mode) {
+        if let Err(why) = registration.check_poll_mode(self.local.mode) {
             return Err(refuse(why, registration));
         }
-        let Some(id) = self.thread_state.ids.take() else {
+        let Some(id) = self.thread_state.ids.allocate() else {
             let why = ReactorError::TooManyPollers { poller: registration.name.clone() };
             return Err(refuse(why, registration));
         };
@@ -84,62 +84,62 @@ impl Context<'_> {
     }
 
     /// Removes a poller of the thread, if it still exists; a poller may remove itself.
-    pub fn remove(&mut self, poller: PollerId) {
+    pub fn remove_poller(&mut self, poller: PollerId) {
         self.thread_state.changes.push_back(PollerCommand::Remove(poller));
     }
 
     /// Pauses a poller. It still receives messages, and is polled for I/O in flight when its thread
     /// leaves.
-    pub fn pause(&mut self, poller: PollerId) {
+    pub fn pause_poller(&mut self, poller: PollerId) {
         self.thread_state.changes.push_back(PollerCommand::Pause(poller));
     }
 
     /// Resumes a poller. A timed poller is due one period from now.
-    pub fn resume(&mut self, poller: PollerId) {
+    pub fn resume_poller(&mut self, poller: PollerId) {
         self.thread_state.changes.push_back(PollerCommand::Resume(poller));
     }
 
     /// Sets the period of a timed poller, which is next due one period from now.
-    pub fn set_period(&mut self, poller: PollerId, period: Span) {
+    pub fn set_poller_period(&mut self, poller: PollerId, period: Span) {
         self.thread_state.changes.push_back(PollerCommand::SetPeriod(poller, period));
     }
 
     /// Runs `call` on this thread when `span` has passed, unless the returned poller is removed
     /// before. Rejected only if the thread has no poller number left.
-    pub fn after(
+    pub fn call_after(
         &mut self,
         span: Span,
         call: impl FnOnce(&mut Context<'_>) + Send + 'static,
     ) -> Result<PollerId, AddPollerError> {
-        self.add(PollerBuilder::timed("timer", span, OneShot(Some(call))))
+        self.add_poller(PollerBuilder::polled_each_period("timer", span, OneShotTimer(Some(call))))
     }
 
     /// Requests a flush of the thread's pollers in this iteration or the next, even if it finds no
     /// work. Not needed by a poller that returns [`PollResult::Busy`], nor initially: a poller that
     /// was added, or arrived with its thread, is flushed soon.
-    pub fn flush(&mut self) {
+    pub fn flush_pollers(&mut self) {
         self.thread_state.changes.push_back(PollerCommand::Flush);
     }
 
     /// Ends the thread, once its pollers have detached.
-    pub fn end(&mut self) {
+    pub fn end_thread(&mut self) {
         self.thread_state.changes.push_back(PollerCommand::End);
     }
 
     /// Opens this thread's channel to a shared object, or adds a use of it. The channel closes some
     /// time after its last use was dropped.
-    pub fn open<S: ChannelProvider>(
+    pub fn open_channel<S: ChannelProvider>(
         &mut self,
         object: &SharedProvider<S>,
     ) -> Result<Channel<S>, S::Refusal> {
-        let me = self.handle();
+        let me = self.thread_handle();
         self.thread_state.channels.open(object, me)
     }
 
     /// Channel of this thread; `None` if it was opened on another thread.
     #[inline]
     pub fn channel<S: ChannelProvider>(&mut self, channel: &Channel<S>) -> Option<&mut S::Channel> {
-        self.thread_state.channels.get(channel)
+        self.thread_state.channels.channel_mut(channel)
     }
 
     /// Calls `step` with every thread's channel to `object`, one after the other on its own thread,
@@ -164,12 +164,12 @@ impl Context<'_> {
 }
 
 /// Timer: a timed poller that is removed after its first poll.
-struct OneShot<C>(Option<C>);
+struct OneShotTimer<C>(Option<C>);
 
-impl<C: FnOnce(&mut Context<'_>) + Send> Poller for OneShot<C> {
+impl<C: FnOnce(&mut Context<'_>) + Send> Poller for OneShotTimer<C> {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
-        if let Some(me) = context.poller() {
-            context.remove(me);
+        if let Some(me) = context.current_poller() {
+            context.remove_poller(me);
         }
         if let Some(call) = self.0.take() {
             call(context);

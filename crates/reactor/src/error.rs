@@ -5,9 +5,9 @@ use std::fmt;
 use tenmil_base::ErrorCategory;
 use tenmil_linux::{CpuList, Errno};
 
+use crate::adaptive_spin::PollMode;
 use crate::poller::WakeKind;
 use crate::registry::{ReactorId, ThreadId};
-use crate::spin::PollMode;
 
 /// Operation rejected by the reactors.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,7 +92,7 @@ impl ReactorError {
         }
     }
 
-    pub(crate) fn machine(what: &'static str, error: &std::io::Error) -> Self {
+    pub(crate) fn environment(what: &'static str, error: &std::io::Error) -> Self {
         Self::Os { what, errno: Errno::from_io_error(error).unwrap_or(Errno::IO) }
     }
 }

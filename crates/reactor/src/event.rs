@@ -6,11 +6,11 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{Instant, Span};
-use tenmil_linux::frequency::FrequencyError;
+use tenmil_linux::frequency_control::FrequencyError;
 
+use crate::adaptive_spin::PollMode;
+use crate::light_thread::EDGE_MAX;
 use crate::registry::{ReactorId, ThreadId};
-use crate::spin::PollMode;
-use crate::thread::EDGE_MAX;
 
 /// Event on a reactor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,7 +140,7 @@ pub enum Event {
         error: String,
     },
     /// Event of the scheduler.
-    Schedule(crate::schedule::Event),
+    Schedule(crate::schedule::SchedulerEvent),
     /// The frequency of a core could not be set.
     Frequency(FrequencyError),
 }
@@ -209,8 +209,8 @@ impl EventLog {
         Self { capacity, kept: Mutex::default() }
     }
 
-    pub(crate) fn note(&self, at: Instant, event: Event) {
-        let mut kept = self.kept();
+    pub(crate) fn append(&self, at: Instant, event: Event) {
+        let mut kept = self.lock_buffer();
         let sequence = kept.next;
         kept.next += 1;
         kept.noted.push_back(EventRecord { sequence, at, event });
@@ -220,14 +220,14 @@ impl EventLog {
     }
 
     /// All stored events from sequence number `from` on.
-    pub(crate) fn since(&self, from: u64) -> EventBatch {
-        let kept = self.kept();
+    pub(crate) fn events_since(&self, from: u64) -> EventBatch {
+        let kept = self.lock_buffer();
         let oldest = kept.next - kept.noted.len() as u64;
         let noted = kept.noted.iter().filter(|noted| noted.sequence >= from).cloned().collect();
         EventBatch { events: noted, missed: oldest.saturating_sub(from), next: kept.next }
     }
 
-    fn kept(&self) -> MutexGuard<'_, EventBuffer> {
+    fn lock_buffer(&self) -> MutexGuard<'_, EventBuffer> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -338,21 +338,21 @@ mod tests {
     use tenmil_base::Instant;
 
     use super::{Event, EventLog};
+    use crate::adaptive_spin::PollMode;
     use crate::registry::ReactorId;
-    use crate::spin::PollMode;
 
     #[test]
-    fn the_oldest_make_room_and_are_counted() {
+    fn full_event_log_drops_and_counts_the_oldest() {
         let list = EventLog::new(3);
         let event = Event::PollModeChanged { reactor: ReactorId(0), mode: PollMode::Always };
         for ns in 0..5 {
-            list.note(Instant { ns }, event.clone());
+            list.append(Instant { ns }, event.clone());
         }
-        let all = list.since(0);
+        let all = list.events_since(0);
         let sequences: Vec<_> = all.events.iter().map(|noted| noted.sequence).collect();
         assert_eq!((sequences.as_slice(), all.missed, all.next), ([2, 3, 4].as_slice(), 2, 5));
-        let new = list.since(4);
+        let new = list.events_since(4);
         assert_eq!((new.events.len(), new.missed), (1, 0));
-        assert_eq!(list.since(all.next).events, []);
+        assert_eq!(list.events_since(all.next).events, []);
     }
 }

@@ -12,8 +12,8 @@
 //! use tenmil_reactor::{Context, PollResult, PollerBuilder, ReactorOptions, Reactors, ThreadBuilder};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let reactors = Reactors::start(&CpuList::allowed(), &ReactorOptions::default(), &Clock::start())?;
-//! let beat = PollerBuilder::timed("beat", Span::from_ms(10), |_: &mut Context<'_>| PollResult::Busy);
+//! let reactors = Reactors::start_on_cores(&CpuList::allowed(), &ReactorOptions::default(), &Clock::start())?;
+//! let beat = PollerBuilder::polled_each_period("beat", Span::from_ms(10), |_: &mut Context<'_>| PollResult::Busy);
 //! let thread = reactors.spawn(ThreadBuilder::new("heart").poller(beat))?;
 //! let (send, reply) = std::sync::mpsc::channel();
 //! thread.call(move |context| drop(send.send(context.name().to_owned()))).map_err(|_| "full")?;
@@ -29,7 +29,7 @@
 //! | start light threads, and send | [`Reactors`], [`ThreadBuilder`], [`ThreadHandle`], [`Message`] |
 //! | write with async and await | [`task`] |
 //! | use one object from many threads | [`SharedProvider`], [`ChannelProvider`], [`Channel`] |
-//! | monitor and control | [`Registry`], [`Sample`], [`Event`], [`PollMode`] |
+//! | monitor and control | [`Registry`], [`StatisticsSample`], [`Event`], [`PollMode`] |
 //! | place threads and set frequencies | [`schedule`], [`governor`], [`balance`] |
 //! | run everything in simulated time | [`ReactorSet`], [`TimeSource`], [`tenmil_linux::EventLoop`] |
 //! | spin adaptively, as a reactor does | [`AdaptiveSpin`] |
@@ -38,14 +38,15 @@
 
 #![forbid(unsafe_code)]
 
-mod accounting;
-pub mod balance;
+mod adaptive_spin;
 mod channel;
 mod context;
 mod error;
 mod event;
-pub mod governor;
-mod latency;
+pub mod frequency_governor;
+mod light_thread;
+pub mod load_balancer;
+mod mean_latency;
 mod message;
 mod panic_text;
 mod poller;
@@ -55,25 +56,25 @@ mod registry;
 pub mod schedule;
 #[cfg(test)]
 mod simulation;
-mod spin;
 pub mod task;
-mod thread;
-mod timers;
+mod time_accounting;
+mod timer_heap;
 mod watchdog;
 
-pub use accounting::TimeSource;
+pub use adaptive_spin::{AdaptiveSpin, PAUSE_MAX, PAUSE_MIN, PollMode, SPIN_MAX, SPIN_MIN};
 pub use channel::{Channel, ChannelProvider, SharedProvider};
 pub use context::{AddPollerError, Context};
 pub use error::ReactorError;
 pub use event::{Attribution, Event, EventBatch, EventRecord, PollerPanicked};
-pub use latency::MeanLatency;
+pub use light_thread::ThreadBuilder;
+pub use mean_latency::MeanLatency;
 pub use message::{Message, MessageFn, ThreadHandle};
 pub use poller::{DetachReason, PollResult, Poller, PollerBuilder, PollerId, PollerWake, WakeKind};
 pub use reactor::{Reactor, ReactorOptions, ReactorSet};
-pub use reactors::{Reactors, RunningReactors};
+pub use reactors::{Reactors, ReactorsHandle};
 pub use registry::{
-    PollerSample, ReactorId, ReactorSample, Registry, Sample, SpawnError, ThreadId, ThreadSample,
+    PollerSample, ReactorId, ReactorSample, Registry, SpawnError, StatisticsSample, ThreadId,
+    ThreadSample,
 };
-pub use spin::{AdaptiveSpin, PAUSE_MAX, PAUSE_MIN, PollMode, SPIN_MAX, SPIN_MIN};
-pub use thread::ThreadBuilder;
+pub use time_accounting::TimeSource;
 pub use watchdog::{STALL_THRESHOLD, Watchdog};

@@ -19,7 +19,7 @@ pub enum Message {
     Call(MessageFn),
     /// Two words for a poller, without an allocation. Dropped if the poller is gone.
     Data {
-        /// Poller whose [`Poller::message`](crate::Poller::message) receives them.
+        /// Poller whose [`Poller::handle_message`](crate::Poller::handle_message) receives them.
         poller: PollerId,
         /// The words.
         words: [u64; 2],
@@ -39,13 +39,13 @@ pub struct ThreadHandle(pub(crate) Arc<ThreadCounters>);
 
 impl ThreadHandle {
     /// Sends a message, or returns it if the mailbox is full or the thread [is
-    /// gone](Self::is_gone). Messages of one sender arrive in order, even if the thread migrates.
+    /// gone](Self::has_ended). Messages of one sender arrive in order, even if the thread migrates.
     ///
     /// Makes no system call while the thread's reactor polls, and one if it sleeps.
     #[inline]
     pub fn send(&self, message: Message) -> Result<(), Message> {
         self.0.mail.send(message)?;
-        self.0.notify();
+        self.0.notify_thread();
         Ok(())
     }
 
@@ -55,13 +55,13 @@ impl ThreadHandle {
     pub fn send_many(&self, messages: &mut Vec<Message>) -> usize {
         let count = self.0.mail.send_many(messages);
         if count > 0 {
-            self.0.notify();
+            self.0.notify_thread();
         }
         count
     }
 
     /// Sends a closure.
-    pub fn call(
+    pub fn send_closure(
         &self,
         call: impl FnOnce(&mut Context<'_>) + Send + 'static,
     ) -> Result<(), Message> {
@@ -71,12 +71,12 @@ impl ThreadHandle {
     /// Wakes the thread's reactor if it sleeps. Call after a store that a poller of the thread sees
     /// when it is polled or [armed](crate::Poller::arm).
     #[inline]
-    pub fn notify(&self) {
-        self.0.notify();
+    pub fn notify_reactor(&self) {
+        self.0.notify_thread();
     }
 
     /// Whether the thread has ended. Messages that it had not run are dropped.
-    pub fn is_gone(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         self.0.mail.is_closed()
     }
 
@@ -92,7 +92,7 @@ impl ThreadHandle {
 
     /// Reactor of the thread at the time of the call; it may migrate later.
     pub fn reactor(&self) -> ReactorId {
-        self.0.home()
+        self.0.current_reactor()
     }
 }
 

@@ -6,10 +6,10 @@ use std::os::fd::OwnedFd;
 
 use tenmil_base::{Instant, Span, WakeSource};
 
+use crate::adaptive_spin::PollMode;
 use crate::context::Context;
 use crate::error::ReactorError;
 use crate::event::PollerPanicked;
-use crate::spin::PollMode;
 
 /// Component that is polled by its light thread.
 ///
@@ -20,12 +20,12 @@ pub trait Poller: Send {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult;
 
     /// Makes prepared work visible: doorbells, sockets. Called once at the end of an iteration in
-    /// which the thread found work or a flush was requested with [`Context::flush`], and after the
+    /// which the thread found work or a flush was requested with [`Context::flush_pollers`], and after the
     /// poller was attached.
     fn flush(&mut self) {}
 
     /// Handles two words sent with [`Message::Data`](crate::Message::Data).
-    fn message(&mut self, words: [u64; 2], context: &mut Context<'_>) {
+    fn handle_message(&mut self, words: [u64; 2], context: &mut Context<'_>) {
         let _ = (words, context);
     }
 
@@ -39,7 +39,7 @@ pub trait Poller: Send {
     /// possibly without a preceding [`arm`](Self::arm).
     fn disarm(&mut self) {}
 
-    /// Whether only its descriptor, a [notification](crate::ThreadHandle::notify), a message or its
+    /// Whether only its descriptor, a [notification](crate::ThreadHandle::notify_reactor), a message or its
     /// [deadline](Self::wake_at) brings it work, regardless of other pollers on its reactor.
     ///
     /// Evaluated before and after an [`arm`](Self::arm) that found nothing. If all pollers of a
@@ -60,7 +60,7 @@ pub trait Poller: Send {
 
     /// Time at which it must be polled even if nothing happens. Required of pollers woken by
     /// [`PollerWake::Deadline`]: with the default implementation they are rejected.
-    fn wake_at(&self) -> Instant {
+    fn panicking_wake_at(&self) -> Instant {
         NOT_IMPLEMENTED
     }
 
@@ -174,7 +174,7 @@ pub enum WakeKind {
 
 impl PollerWake {
     /// Wake-up source of an I/O channel. Duplicates its descriptor.
-    pub fn of(source: WakeSource<'_>) -> io::Result<Self> {
+    pub fn from_source(source: WakeSource<'_>) -> io::Result<Self> {
         Ok(match source {
             WakeSource::None => Self::Never,
             WakeSource::Deadline => Self::Deadline,
@@ -223,7 +223,7 @@ impl PollerBuilder {
     /// #         tenmil_reactor::PollResult::Idle
     /// #     }
     /// # }
-    /// tenmil_reactor::PollerBuilder::active("idle", Idle);
+    /// tenmil_reactor::PollerBuilder::polled_each_iteration("idle", Idle);
     /// ```
     ///
     /// ```
@@ -234,15 +234,19 @@ impl PollerBuilder {
     /// #         tenmil_reactor::PollResult::Idle
     /// #     }
     /// # }
-    /// tenmil_reactor::PollerBuilder::active("idle", tenmil_reactor::PollerWake::Messages, Idle);
+    /// tenmil_reactor::PollerBuilder::polled_each_iteration("idle", tenmil_reactor::PollerWake::Messages, Idle);
     /// ```
-    pub fn active(name: &str, woken_by: PollerWake, poller: impl Poller + 'static) -> Self {
+    pub fn polled_each_iteration(
+        name: &str,
+        woken_by: PollerWake,
+        poller: impl Poller + 'static,
+    ) -> Self {
         Self::new(name, woken_by, None, Box::new(poller))
     }
 
     /// A poller that is polled once every `period` and wakes its reactor for that; at most once per
     /// iteration, however short the period is.
-    pub fn timed(name: &str, period: Span, poller: impl Poller + 'static) -> Self {
+    pub fn polled_each_period(name: &str, period: Span, poller: impl Poller + 'static) -> Self {
         Self::new(name, PollerWake::Deadline, Some(period), Box::new(poller))
     }
 
@@ -297,13 +301,15 @@ impl PollerBuilder {
     }
 
     /// Checks that a reactor in this poll mode can run it.
-    pub(crate) fn check(&self, mode: PollMode) -> Result<(), ReactorError> {
+    pub(crate) fn check_poll_mode(&self, mode: PollMode) -> Result<(), ReactorError> {
         let Self { name, poller, wake: woken_by, every, .. } = self;
         let unsaid = match woken_by {
             PollerWake::Never if mode != PollMode::Always => {
                 return Err(ReactorError::NoWakeSource { poller: name.clone(), mode });
             }
-            PollerWake::Deadline if every.is_none() && poller.wake_at() == NOT_IMPLEMENTED => {
+            PollerWake::Deadline
+                if every.is_none() && poller.panicking_wake_at() == NOT_IMPLEMENTED =>
+            {
                 "wake_at"
             }
             PollerWake::OnlyWhileBusy(_) if poller.is_busy().is_none() => "is_busy",
@@ -318,8 +324,8 @@ impl PollerBuilder {
 }
 
 /// Time at which a poller must be polled even if nothing happens.
-pub(crate) fn wake_at(poller: &dyn Poller) -> Instant {
-    Some(poller.wake_at()).filter(|at| *at != NOT_IMPLEMENTED).unwrap_or(Instant::NEVER)
+pub(crate) fn panicking_wake_at(poller: &dyn Poller) -> Instant {
+    Some(poller.panicking_wake_at()).filter(|at| *at != NOT_IMPLEMENTED).unwrap_or(Instant::NEVER)
 }
 
 /// Number of a poller within its thread. Not reused soon after the poller is gone.
@@ -328,7 +334,7 @@ pub struct PollerId(u32);
 
 impl PollerId {
     /// Number of the poller at `index` of a [`ThreadBuilder`](crate::ThreadBuilder).
-    pub const fn planned(index: u16) -> Self {
+    pub const fn of_builder_index(index: u16) -> Self {
         Self::new(index, 0)
     }
 

@@ -20,19 +20,19 @@ use std::sync::{Arc, PoisonError};
 use tenmil_base::{Instant, Span};
 use tenmil_linux::{EventLoop, NextStep, Notifier, Receiver, Sleeper, WakeSources, mailbox};
 
-use crate::accounting::{TimeAccounting, TimeSource};
+use crate::adaptive_spin::{AdaptiveSpin, PollMode};
 use crate::error::ReactorError;
 use crate::event::{Attribution, Event, PollerPanicked};
+use crate::light_thread::LightThread;
 use crate::message::{Message, ThreadHandle};
 use crate::panic_text::panic_text;
 use crate::registry::{ReactorCommand, ReactorCounters, ReactorId, Registry};
-use crate::spin::{AdaptiveSpin, PollMode};
-use crate::thread::LightThread;
+use crate::time_accounting::{TimeAccounting, TimeSource};
 use parking::ParkedThreads;
 
 /// Reactor, run by its owner: an OS thread of its own, or a simulation.
 pub struct Reactor {
-    local: ReactorLocal,
+    local: ReactorShared,
     inbox: Receiver<ReactorCommand>,
     /// Threads polled in every iteration; parked threads are kept separately.
     threads: Vec<LightThread>,
@@ -71,7 +71,7 @@ pub struct Reactor {
 }
 
 /// Per-reactor state that is borrowed by its threads.
-pub(crate) struct ReactorLocal {
+pub(crate) struct ReactorShared {
     pub(crate) id: ReactorId,
     pub(crate) registry: Arc<Registry>,
     pub(crate) sources: WakeSources,
@@ -150,7 +150,8 @@ impl ReactorSet {
                 TimeSource::Clock(_) => Sleeper::new(),
                 TimeSource::Simulated(_) => Sleeper::with_fences(),
             };
-            let sleeper = sleeper.map_err(|error| ReactorError::machine("make a bell", &error))?;
+            let sleeper =
+                sleeper.map_err(|error| ReactorError::environment("make a bell", &error))?;
             let record = Arc::new(ReactorCounters::new(*core, options.poll, now));
             let (send, inbox) = mailbox(options.inbox);
             entries.push((Arc::clone(&record), send, sleeper.notifier()));
@@ -158,7 +159,7 @@ impl ReactorSet {
         }
         let directory = Arc::new(Registry::new(entries, options.events));
         let reactors = directory.reactors().zip(parts).map(|(id, (record, inbox, sleeper))| {
-            let local = ReactorLocal {
+            let local = ReactorShared {
                 id,
                 registry: Arc::clone(&directory),
                 sources: sleeper.sources(),
@@ -179,7 +180,7 @@ impl ReactorSet {
 
 impl Reactor {
     fn new(
-        local: ReactorLocal,
+        local: ReactorShared,
         inbox: Receiver<ReactorCommand>,
         options: &ReactorOptions,
         now: Instant,
@@ -224,7 +225,7 @@ impl Reactor {
 
     /// Accounts the time since the start of the last iteration.
     #[inline]
-    fn account(&mut self, now: Instant) {
+    fn account_iteration(&mut self, now: Instant) {
         let took = now.since(self.last);
         self.last = now;
         // Time asleep is neither busy time nor part of a slow iteration.
@@ -232,7 +233,7 @@ impl Reactor {
             self.slept = false;
         } else {
             if self.busy {
-                self.charge(now, took);
+                self.charge_time(now, took);
             }
             if took > self.record_above {
                 self.record_slow_iteration(now, took);
@@ -245,11 +246,11 @@ impl Reactor {
     }
 
     #[inline]
-    fn charge(&mut self, now: Instant, took: Span) {
+    fn charge_time(&mut self, now: Instant, took: Span) {
         self.busy_ns += took.ns;
-        let rest = self.local.accounting.account(now);
+        let rest = self.local.accounting.charge_elapsed(now);
         if let Some(thread) = self.threads.get_mut(self.last_worker) {
-            thread.charge(rest);
+            thread.charge_time(rest);
         }
     }
 
@@ -266,9 +267,9 @@ impl Reactor {
             return;
         }
         record.slow_iterations.add(1);
-        self.local.accounting.account(now);
-        let number = self.local.accounting.attribution(took, now);
-        let cause = self.name_of(number);
+        self.local.accounting.charge_elapsed(now);
+        let number = self.local.accounting.longest_in_iteration(took, now);
+        let cause = self.attribution_of(number);
         if longest {
             let mut kept =
                 record.longest_attribution.lock().unwrap_or_else(PoisonError::into_inner);
@@ -280,12 +281,12 @@ impl Reactor {
             .record_event(now, Event::SlowIteration { reactor, took, attribution: cause });
     }
 
-    fn name_of(&mut self, number: u64) -> Attribution {
+    fn attribution_of(&mut self, number: u64) -> Attribution {
         for thread in &mut self.threads {
             if thread.has_mailbox(number) {
-                return Attribution::Message(thread.record().name.clone());
+                return Attribution::Message(thread.thread_counters().name.clone());
             }
-            if let Some(id) = thread.poller_numbered(number) {
+            if let Some(id) = thread.find_poller(number) {
                 return Attribution::Poller(thread.poller_name(id).unwrap_or_default());
             }
         }
@@ -328,19 +329,19 @@ impl Reactor {
             match self.inbox.receive() {
                 Some(ReactorCommand::AddThread(thread)) => self.add_thread(*thread, now),
                 Some(ReactorCommand::RecheckThread(thread)) => self.recheck_thread(thread, now),
-                Some(ReactorCommand::SetPoll(mode)) => self.set_poll(mode, now),
-                Some(ReactorCommand::Stop) => self.stop(now),
+                Some(ReactorCommand::SetPoll(mode)) => self.set_poll_mode(mode, now),
+                Some(ReactorCommand::Stop) => self.stop_all_threads(now),
                 None => return,
             }
         }
     }
 
-    fn set_poll(&mut self, mode: PollMode, now: Instant) {
+    fn set_poll_mode(&mut self, mode: PollMode, now: Instant) {
         if mode == self.local.mode {
             return;
         }
         self.local.mode = mode;
-        self.local.record.set_mode(mode);
+        self.local.record.set_poll_mode(mode);
         self.spin.set_mode(mode, now);
         if !Self::allows_parking(mode) {
             self.unpark_all(now);
@@ -353,7 +354,7 @@ impl Reactor {
     fn run_housekeeping(&mut self, now: Instant) {
         if now >= self.publish_at {
             self.publish_at = now.after(PUBLISH);
-            self.publish(now);
+            self.publish_statistics(now);
             self.local.accounting.end_close_timing(now);
             if self.wants_descriptor_poll(now) {
                 (self.poll_descriptors, self.has_deferred) = (true, true);
@@ -364,12 +365,12 @@ impl Reactor {
         self.local.due = due.min(self.parked.next_deadline());
     }
 
-    fn publish(&mut self, now: Instant) {
+    fn publish_statistics(&mut self, now: Instant) {
         let local = &mut self.local;
         self.threads.iter_mut().for_each(|thread| thread.run_housekeeping(now, local));
         self.local.record.busy_ns.set(self.busy_ns);
         self.local.record.messages.set(self.local.messages);
-        let workers: usize = self.threads.iter().map(LightThread::workers).sum();
+        let workers: usize = self.threads.iter().map(LightThread::account_count).sum();
         // A single mailbox and a single poller share an account.
         self.local.accounting.has_several_accounts = workers > 2;
     }
@@ -378,7 +379,7 @@ impl Reactor {
     ///
     /// The state is consistent after a panic at any point: everything changed around a call of a
     /// poller or a message is changed before or after it, one entry at a time.
-    fn guarded<T>(&mut self, now: Instant, body: impl FnOnce(&mut Self) -> T) -> Option<T> {
+    fn catch_panic<T>(&mut self, now: Instant, body: impl FnOnce(&mut Self) -> T) -> Option<T> {
         match catch_unwind(AssertUnwindSafe(|| body(self))) {
             Ok(value) => Some(value),
             Err(panic) => {
@@ -390,11 +391,11 @@ impl Reactor {
 
     #[cold]
     fn handle_panic(&mut self, panic: &(dyn Any + Send), now: Instant) {
-        let number = self.local.accounting.running();
+        let number = self.local.accounting.last_started();
         let panic = panic_text(panic);
         for thread in &mut self.threads {
-            let (id, name) = (thread.record().id, thread.record().name.clone());
-            if let Some(poller) = thread.poller_numbered(number) {
+            let (id, name) = (thread.thread_counters().id, thread.thread_counters().name.clone());
+            if let Some(poller) = thread.find_poller(number) {
                 let named = thread.poller_name(poller).unwrap_or_default();
                 let panicked = PollerPanicked { poller: named, thread: id, panic };
                 self.local.registry.record_event(now, Event::PollerPanicked(panicked.clone()));
@@ -411,7 +412,7 @@ impl Reactor {
 
     /// Next step after an iteration that found work.
     #[inline]
-    fn next(&mut self) -> NextStep {
+    fn next_step_when_busy(&mut self) -> NextStep {
         if self.has_deferred { self.handle_deferred() } else { NextStep::Again }
     }
 
@@ -438,16 +439,16 @@ impl Reactor {
 impl EventLoop for Reactor {
     #[inline]
     fn iterate(&mut self, now: Instant) -> NextStep {
-        self.account(now);
+        self.account_iteration(now);
         // An iteration in which something panicked counts as busy.
-        self.busy = self.guarded(now, |reactor| reactor.run_threads(now)).unwrap_or(true);
-        self.local.accounting.finish();
+        self.busy = self.catch_panic(now, |reactor| reactor.run_threads(now)).unwrap_or(true);
+        self.local.accounting.stop_charging();
         if self.busy {
             self.spin.record_work(now);
-            return self.next();
+            return self.next_step_when_busy();
         }
-        if self.spin.is_expired(now) {
-            return self.idle(now);
+        if self.spin.is_spin_over(now) {
+            return self.next_step_when_idle(now);
         }
         self.idle_polls = self.idle_polls.wrapping_add(1);
         NextStep::Again
@@ -459,15 +460,15 @@ impl EventLoop for Reactor {
     }
 
     fn arm(&mut self, now: Instant) -> bool {
-        self.arm_all(now)
+        self.arm_wake_sources(now)
     }
 
     fn has_unnotified_work(&self) -> bool {
-        self.has_messages()
+        self.has_unnotified_messages()
     }
 
     fn handle_wakeup(&mut self, ready: &[u64]) {
-        self.disarm_all(ready);
+        self.disarm_wake_sources(ready);
     }
 
     fn handle_ready(&mut self, ready: &[u64]) {

@@ -2,29 +2,29 @@
 
 use std::sync::Arc;
 
-use tenmil_linux::{Clock, CpuList, Thread, event_loop};
+use tenmil_linux::{Clock, CpuList, NamedThread, event_loop};
 
-use crate::accounting::TimeSource;
+use crate::adaptive_spin::PollMode;
 use crate::error::ReactorError;
 use crate::event::Event;
+use crate::light_thread::ThreadBuilder;
 use crate::message::ThreadHandle;
 use crate::reactor::{ReactorOptions, ReactorSet};
-use crate::registry::{ReactorId, Registry, Sample, SpawnError};
-use crate::spin::PollMode;
-use crate::thread::ThreadBuilder;
+use crate::registry::{ReactorId, Registry, SpawnError, StatisticsSample};
+use crate::time_accounting::TimeSource;
 
 /// Running reactors. Dropping them stops them: all threads end, after their pollers have detached
 /// or a time limit.
 #[derive(Debug)]
 pub struct Reactors {
     directory: Arc<Registry>,
-    threads: Vec<Thread<()>>,
+    threads: Vec<NamedThread<()>>,
     clock: Clock,
 }
 
 /// Running reactors, for observers.
 #[derive(Clone, Debug)]
-pub struct RunningReactors {
+pub struct ReactorsHandle {
     /// Registry of the reactors and their light threads.
     pub directory: Arc<Registry>,
     /// Clock of the reactors.
@@ -34,12 +34,12 @@ pub struct RunningReactors {
 impl Reactors {
     /// Starts a reactor for each of `cores`, all of which must be available to this process, and
     /// pins it there if permitted. A failure to pin is recorded as an event.
-    pub fn start(
+    pub fn start_on_cores(
         cores: &CpuList,
         options: &ReactorOptions,
         clock: &Clock,
     ) -> Result<Self, ReactorError> {
-        let allowed = CpuList::allowed();
+        let allowed = CpuList::allowed_cpus();
         if cores.is_empty() {
             return Err(ReactorError::NoCores);
         }
@@ -56,11 +56,11 @@ impl Reactors {
             let name = format!("reactor-{}", reactor.id());
             let id = reactor.id();
             let body = move |_: &tenmil_linux::StopFlag| {
-                event_loop::run(&mut reactor, &clock, &mut sleeper)
+                event_loop::run_event_loop(&mut reactor, &clock, &mut sleeper)
             };
-            let thread = Thread::spawn(&name, options.pin.then_some(core), body)
-                .map_err(|error| ReactorError::machine("start a reactor", &error))?;
-            if let Err(error) = thread.pinned() {
+            let thread = NamedThread::spawn(&name, options.pin.then_some(core), body)
+                .map_err(|error| ReactorError::environment("start a reactor", &error))?;
+            if let Err(error) = thread.pin_result() {
                 let event = Event::NotPinned { reactor: id, error: error.to_string() };
                 started.directory.record_event(clock.now(), event);
             }
@@ -84,16 +84,16 @@ impl Reactors {
         self.directory.spawn(plan)
     }
 
-    /// Changes the poll mode of all reactors: [`Registry::set_poll_of_all`]. Fails if one was not
+    /// Changes the poll mode of all reactors: [`Registry::set_poll_mode_of_all`]. Fails if one was not
     /// reached; the others have changed.
-    pub fn set_poll(&self, mode: PollMode) -> Result<(), ReactorError> {
-        let mut not_told = self.directory.set_poll_of_all(mode)?;
+    pub fn set_poll_mode(&self, mode: PollMode) -> Result<(), ReactorError> {
+        let mut not_told = self.directory.set_poll_mode_of_all(mode)?;
         not_told.pop().map_or(Ok(()), |(_, why)| Err(why))
     }
 
     /// Samples all statistics.
-    pub fn sample(&self) -> Sample {
-        self.directory.sample(self.clock.now())
+    pub fn sample(&self) -> StatisticsSample {
+        self.directory.sample_statistics(self.clock.now())
     }
 
     /// Stops the reactors: all threads end, after their pollers have detached or a time limit.
@@ -102,27 +102,27 @@ impl Reactors {
     ///
     /// If a reactor itself panicked, which no poller or message can cause.
     pub fn stop(mut self) {
-        self.order_stop();
-        self.threads.drain(..).for_each(Thread::join);
+        self.send_stop();
+        self.threads.drain(..).for_each(NamedThread::join);
     }
 
-    fn order_stop(&self) {
+    fn send_stop(&self) {
         for (reactor, thread) in self.directory.reactors().zip(&self.threads) {
             while self.is_inbox_full(reactor) && !thread.is_finished() {
-                tenmil_linux::thread::yield_now();
+                tenmil_linux::named_thread::yield_cpu();
             }
         }
     }
 
     /// Whether the reactor's inbox has no slot for the stop command.
     fn is_inbox_full(&self, reactor: ReactorId) -> bool {
-        matches!(self.directory.stop(reactor), Err(ReactorError::InboxFull(_)))
+        matches!(self.directory.stop_reactor(reactor), Err(ReactorError::InboxFull(_)))
     }
 }
 
 impl Drop for Reactors {
     fn drop(&mut self) {
-        self.order_stop();
+        self.send_stop();
     }
 }
 
@@ -147,36 +147,37 @@ mod tests {
     /// Longer than anything here takes on the busiest machine.
     const TIME_LIMIT: Duration = Duration::from_secs(20);
 
-    fn start(poll: PollMode) -> Reactors {
-        let cores: CpuList = CpuList::allowed().iter().take(2).collect();
+    fn start_reactors(poll: PollMode) -> Reactors {
+        let cores: CpuList = CpuList::allowed_cpus().iter().take(2).collect();
         let options = ReactorOptions { poll, ..ReactorOptions::default() };
-        Reactors::start(&cores, &options, &Clock::start()).unwrap()
+        Reactors::start_on_cores(&cores, &options, &Clock::start()).unwrap()
     }
 
     /// Runs a closure on a thread and waits for its result.
-    fn ask<T: Send + 'static>(
+    fn call_on_thread<T: Send + 'static>(
         to: &ThreadHandle,
         question: impl FnOnce(&mut Context<'_>) -> T + Send + 'static,
     ) -> T {
         let (send, answer): (_, Receiver<T>) = channel();
-        assert!(to.call(move |context| drop(send.send(question(context)))).is_ok());
+        assert!(to.send_closure(move |context| drop(send.send(question(context)))).is_ok());
         answer.recv_timeout(TIME_LIMIT).unwrap()
     }
 
     #[test]
-    fn cores_that_are_not_ours_are_refused_by_name() {
-        let clock = Clock::kernel();
+    fn unavailable_cores_are_rejected_by_name() {
+        let clock = Clock::on_kernel_clock();
         let options = ReactorOptions::default();
-        let refused = Reactors::start(&CpuList::from_iter([1023]), &options, &clock).unwrap_err();
+        let refused =
+            Reactors::start_on_cores(&CpuList::from_iter([1023]), &options, &clock).unwrap_err();
         assert!(matches!(refused, ReactorError::UnknownCore { core: 1023, .. }), "{refused}");
-        let refused = Reactors::start(&CpuList::default(), &options, &clock).unwrap_err();
+        let refused = Reactors::start_on_cores(&CpuList::default(), &options, &clock).unwrap_err();
         assert_eq!(refused, ReactorError::NoCores);
     }
 
     #[test]
-    fn messages_reach_reactors_that_sleep_at_whatever_moment_they_come() {
+    fn message_wakes_a_sleeping_reactor_at_any_moment() {
         for poll in PollMode::ALL {
-            let reactors = start(poll);
+            let reactors = start_reactors(poll);
             let thread = reactors.spawn(ThreadBuilder::new("sleeper")).unwrap();
             let mut random = Random::new(7);
             for _ in 0..200 {
@@ -185,12 +186,12 @@ mod tests {
                 while reactors.clock().now() < end {
                     std::hint::spin_loop();
                 }
-                ask(&thread, |_| ());
+                call_on_thread(&thread, |_| ());
             }
             let sleeps: u64 = reactors.sample().reactors.iter().map(|one| one.sleeps).sum();
             assert_eq!(sleeps == 0, poll == PollMode::Always, "{poll}: {sleeps} sleeps");
             reactors.stop();
-            assert!(thread.is_gone());
+            assert!(thread.has_ended());
         }
     }
 
@@ -221,8 +222,8 @@ mod tests {
     }
 
     #[test]
-    fn who_may_linger_is_heard_later_than_the_first_of_the_kind_and_at_once_when_he_may_not() {
-        let reactors = start(PollMode::Adaptive);
+    fn coalesced_wakeup_is_late_and_uncoalesced_wakeup_is_immediate() {
+        let reactors = start_reactors(PollMode::Adaptive);
         let home = reactors.registry().reactors().next().unwrap();
         let lingers = Arc::new(AtomicBool::new(true));
         let bathers = [0, 1].map(|_| {
@@ -232,20 +233,22 @@ mod tests {
             let (lingers, clock) = (Arc::clone(&lingers), *reactors.clock());
             let woken_by = PollerWake::Descriptor(waker.try_clone().unwrap());
             let bather = Bather { waker: Arc::clone(&waker), heard, lingers, clock };
-            let bather = PollerBuilder::active("bather", woken_by, bather);
-            reactors.spawn(ThreadBuilder::new("bather").on(home).poller(bather)).unwrap();
+            let bather = PollerBuilder::polled_each_iteration("bather", woken_by, bather);
+            reactors
+                .spawn(ThreadBuilder::new("bather").on_reactor(home).add_poller(bather))
+                .unwrap();
             (waker, hears)
         });
         // Time until the second notification is seen, soon after the first.
         let late = || {
-            tenmil_linux::thread::sleep(Span::from_ms(50));
+            tenmil_linux::named_thread::sleep(Span::from_ms(50));
             let mut took = Span::default();
             for (waker, hears) in &bathers {
                 let rung = reactors.clock().now();
                 rustix::io::write(waker, &1_u64.to_ne_bytes()).unwrap();
                 took = hears.recv_timeout(TIME_LIMIT).unwrap().since(rung);
                 // It falls asleep.
-                tenmil_linux::thread::sleep(Span::from_ms(3));
+                tenmil_linux::named_thread::sleep(Span::from_ms(3));
             }
             took
         };
@@ -260,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_goes_round_the_reactors_and_keeps_what_it_has() {
+    fn thread_keeps_its_state_when_it_migrates_over_all_reactors() {
         struct Beat(u64);
         impl Poller for Beat {
             fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
@@ -268,16 +271,16 @@ mod tests {
                 PollResult::Idle
             }
         }
-        let reactors = start(PollMode::Adaptive);
+        let reactors = start_reactors(PollMode::Adaptive);
         let plan = ThreadBuilder::new("traveller")
-            .poller(PollerBuilder::active("beat", PollerWake::Messages, Beat(0)))
-            .poller(PollerBuilder::timed("tick", Span::from_ms(1), Beat(0)));
+            .add_poller(PollerBuilder::polled_each_iteration("beat", PollerWake::Messages, Beat(0)))
+            .add_poller(PollerBuilder::polled_each_period("tick", Span::from_ms(1), Beat(0)));
         let thread = reactors.spawn(plan).unwrap();
         let homes: Vec<_> = reactors.registry().reactors().collect();
         for home in homes.iter().cycle().take(50) {
             reactors.registry().move_thread(thread.id(), *home).unwrap();
             let end = reactors.clock().now().after(Span::from_secs(20));
-            while ask(&thread, |context| context.reactor()) != *home {
+            while call_on_thread(&thread, |context| context.reactor()) != *home {
                 assert!(reactors.clock().now() < end, "it never comes to {home}");
             }
         }
@@ -287,18 +290,19 @@ mod tests {
     }
 
     #[test]
-    fn a_reactor_survives_its_pollers() {
-        let reactors = start(PollMode::Adaptive);
+    fn reactor_continues_after_poller_panics() {
+        let reactors = start_reactors(PollMode::Adaptive);
         let (send, told) = channel();
-        let plan = ThreadBuilder::new("doomed").first(move |context| {
-            let doomed = PollerBuilder::active("doomed", PollerWake::Messages, Doomed);
+        let plan = ThreadBuilder::new("doomed").run_first(move |context| {
+            let doomed =
+                PollerBuilder::polled_each_iteration("doomed", PollerWake::Messages, Doomed);
             let doomed = doomed.on_panic(move |_, panicked| drop(send.send(panicked)));
-            context.add(doomed).unwrap();
+            context.add_poller(doomed).unwrap();
         });
         let thread = reactors.spawn(plan).unwrap();
         let panicked = told.recv_timeout(TIME_LIMIT).unwrap();
         assert_eq!(panicked.to_string(), "poller 'doomed' of thread 0 panicked: on purpose");
-        assert_eq!(ask(&thread, |context| context.name().to_owned()), "doomed");
+        assert_eq!(call_on_thread(&thread, |context| context.name().to_owned()), "doomed");
         let kinds: Vec<_> = reactors.registry().events_since(0).events;
         assert!(kinds.iter().any(|noted| noted.event.kind() == "poller-panicked"), "{kinds:?}");
     }

@@ -4,8 +4,8 @@
 //! and take no lock in an iteration; the lists behind locks change when a thread starts, moves or
 //! ends.
 
+mod counters;
 mod loads;
-mod record;
 mod sample;
 
 use std::fmt;
@@ -15,20 +15,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tenmil_base::{Instant, Span};
 use tenmil_linux::{CpuList, Notifier, Sender};
 
+use crate::adaptive_spin::PollMode;
 use crate::error::ReactorError;
 use crate::event::{Event, EventBatch, EventLog};
+use crate::light_thread::{LightThread, ThreadBuilder};
 use crate::message::{Message, ThreadHandle};
 use crate::poller::WakeKind;
-use crate::spin::PollMode;
-use crate::thread::{LightThread, ThreadBuilder};
+pub(crate) use counters::{PollerCounters, ReactorCounters, ThreadCounters};
 pub(crate) use loads::{LoadSnapshot, ReactorUsage, ThreadUsage};
-pub(crate) use record::{PollerCounters, ReactorCounters, ThreadCounters};
-pub use sample::{PollerSample, ReactorSample, Sample, ThreadSample};
+pub use sample::{PollerSample, ReactorSample, StatisticsSample, ThreadSample};
 
 /// Registry of reactors and threads.
 #[derive(Debug)]
 pub struct Registry {
-    reactors: Box<[Entry]>,
+    reactors: Box<[ReactorEntry]>,
     notifiers: Arc<[Notifier]>,
     threads: Mutex<Vec<Arc<ThreadCounters>>>,
     /// Held while a request to a thread is made, until its reactor has been notified.
@@ -70,7 +70,7 @@ pub(crate) enum ReactorCommand {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct ReactorEntry {
     record: Arc<ReactorCounters>,
     inbox: Sender<ReactorCommand>,
 }
@@ -83,7 +83,7 @@ impl Registry {
         let mut bells = Vec::with_capacity(reactors.len());
         let entry = |(record, inbox, waker)| {
             bells.push(waker);
-            Entry { record, inbox }
+            ReactorEntry { record, inbox }
         };
         let reactors = reactors.into_iter().map(entry).collect();
         Self {
@@ -102,16 +102,16 @@ impl Registry {
     /// threads among those that its mask permits.
     pub fn spawn(&self, plan: ThreadBuilder) -> Result<ThreadHandle, SpawnError> {
         let refuse = |why, plan| SpawnError { reason: why, builder: Box::new(plan) };
-        let home = match self.place(&plan.name, plan.mask.as_ref(), plan.reactor) {
+        let home = match self.choose_reactor(&plan.name, plan.mask.as_ref(), plan.reactor) {
             Ok(home) => home,
             Err(why) => return Err(refuse(why, plan)),
         };
-        if let Err(why) = plan.check(self.reactors[home.index()].record.mode()) {
+        if let Err(why) = plan.check_poll_mode(self.reactors[home.index()].record.poll_mode()) {
             return Err(refuse(why, plan));
         }
         let id = ThreadId(self.next_thread.fetch_add(1, Ordering::Relaxed));
         let thread = LightThread::new(plan, id, home, Arc::clone(&self.notifiers), self);
-        let record = Arc::clone(thread.record());
+        let record = Arc::clone(thread.thread_counters());
         match self.send_command(home, ReactorCommand::AddThread(Box::new(thread))) {
             Ok(()) => {
                 let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
@@ -119,7 +119,9 @@ impl Registry {
                 threads.push(Arc::clone(&record));
                 Ok(ThreadHandle(record))
             }
-            Err((why, ReactorCommand::AddThread(thread))) => Err(refuse(why, thread.into_plan())),
+            Err((why, ReactorCommand::AddThread(thread))) => {
+                Err(refuse(why, thread.into_builder()))
+            }
             Err(_) => unreachable!("an order that is refused is given back"),
         }
     }
@@ -131,10 +133,10 @@ impl Registry {
     /// that is moved to its current reactor stays there. Rejected at once if one of its pollers is
     /// [pinned](crate::PollerBuilder::pinned).
     pub fn move_thread(&self, thread: ThreadId, to: ReactorId) -> Result<(), ReactorError> {
-        let _alone = self.steering();
-        let record = self.record_of(thread)?;
-        let core = self.reactor(to)?.record.core;
-        if let Some(mask) = record.mask().as_ref().filter(|mask| !mask.contains(core)) {
+        let _alone = self.lock_migrations();
+        let record = self.thread_counters(thread)?;
+        let core = self.reactor_entry(to)?.record.core;
+        if let Some(mask) = record.lock_mask().as_ref().filter(|mask| !mask.contains(core)) {
             let (thread, mask) = (record.name.clone(), mask.clone());
             return Err(ReactorError::MaskOutside {
                 thread,
@@ -151,8 +153,8 @@ impl Registry {
         thread: ThreadId,
         to: ReactorId,
     ) -> Result<(), ReactorError> {
-        let _alone = self.steering();
-        self.request_migration(&*self.record_of(thread)?, to)
+        let _alone = self.lock_migrations();
+        self.request_migration(&*self.thread_counters(thread)?, to)
     }
 
     /// Changes the cores on which a thread may run; `None` permits all.
@@ -161,29 +163,29 @@ impl Registry {
     /// one if that is permitted, else it migrates, as by [`move_thread`](Self::move_thread), to the
     /// permitted reactor with the fewest threads. Returns its future reactor. Rejected, with
     /// nothing changed, if no reactor runs on one of these cores.
-    pub fn set_mask(
+    pub fn set_thread_mask(
         &self,
         thread: ThreadId,
         mask: Option<CpuList>,
     ) -> Result<ReactorId, ReactorError> {
-        let _alone = self.steering();
-        let record = self.record_of(thread)?;
-        let place = |reactor| self.place(&record.name, mask.as_ref(), reactor);
+        let _alone = self.lock_migrations();
+        let record = self.thread_counters(thread)?;
+        let place = |reactor| self.choose_reactor(&record.name, mask.as_ref(), reactor);
         let wanted = record.requested_reactor();
         // In order of preference: the requested reactor, the current one, any permitted one.
-        let stays = place(Some(wanted)).or_else(|_| place(Some(record.home())));
+        let stays = place(Some(wanted)).or_else(|_| place(Some(record.current_reactor())));
         let home = stays.or_else(|_| place(None))?;
         if home != wanted {
             self.request_migration(&record, home)?;
         }
-        *record.mask() = mask;
+        *record.lock_mask() = mask;
         Ok(home)
     }
 
     /// Ends a thread, once all of its pollers have detached or a time limit has passed.
     pub fn end_thread(&self, thread: ThreadId) -> Result<(), ReactorError> {
-        let _alone = self.steering();
-        let record = self.record_of(thread)?;
+        let _alone = self.lock_migrations();
+        let record = self.thread_counters(thread)?;
         let before = record.request_end(true);
         // If its reactor cannot be notified, the previous request is restored.
         self.notify_reactor(&record).inspect_err(|_| _ = record.request_end(before))
@@ -195,9 +197,9 @@ impl Registry {
         record: &ThreadCounters,
         to: ReactorId,
     ) -> Result<(), ReactorError> {
-        let pollers = record.pollers();
+        let pollers = record.lock_pollers();
         let tied = pollers.iter().find_map(|poller| Some((poller, poller.pinned?)));
-        if let Some((poller, reason)) = tied.filter(|_| to != record.home()) {
+        if let Some((poller, reason)) = tied.filter(|_| to != record.current_reactor()) {
             let (thread, poller) = (record.name.clone(), poller.name.clone());
             return Err(ReactorError::Pinned { thread, poller, reason });
         }
@@ -216,13 +218,13 @@ impl Registry {
         }
     }
 
-    fn steering(&self) -> MutexGuard<'_, ()> {
+    fn lock_migrations(&self) -> MutexGuard<'_, ()> {
         self.steering.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the poll mode of a reactor. Rejected if it would sleep with a poller that nothing
     /// wakes.
-    pub fn set_poll(&self, reactor: ReactorId, mode: PollMode) -> Result<(), ReactorError> {
+    pub fn set_poll_mode(&self, reactor: ReactorId, mode: PollMode) -> Result<(), ReactorError> {
         self.check_poll_mode(reactor, mode)?;
         self.send_command(reactor, ReactorCommand::SetPoll(mode)).map_err(|(why, _)| why)
     }
@@ -230,7 +232,7 @@ impl Registry {
     /// Changes the poll mode of all reactors. Rejected, with nothing changed, if one would sleep
     /// with a poller that nothing wakes. Returns the reactors that were not reached, with the
     /// reason: stopped, or inbox full.
-    pub fn set_poll_of_all(
+    pub fn set_poll_mode_of_all(
         &self,
         mode: PollMode,
     ) -> Result<Vec<(ReactorId, ReactorError)>, ReactorError> {
@@ -243,9 +245,9 @@ impl Registry {
     }
 
     fn check_poll_mode(&self, reactor: ReactorId, mode: PollMode) -> Result<(), ReactorError> {
-        self.reactor(reactor)?;
+        self.reactor_entry(reactor)?;
         if mode != PollMode::Always
-            && let Some(poller) = self.sleepless_poller(reactor)
+            && let Some(poller) = self.poller_without_wake(reactor)
         {
             return Err(ReactorError::NoWakeSource { poller, mode });
         }
@@ -253,8 +255,8 @@ impl Registry {
     }
 
     /// Makes a reactor end all of its threads and then stop.
-    pub fn stop(&self, reactor: ReactorId) -> Result<(), ReactorError> {
-        self.reactor(reactor)?;
+    pub fn stop_reactor(&self, reactor: ReactorId) -> Result<(), ReactorError> {
+        self.reactor_entry(reactor)?;
         self.send_command(reactor, ReactorCommand::Stop).map_err(|(why, _)| why)
     }
 
@@ -269,30 +271,31 @@ impl Registry {
     }
 
     /// Thread with this number.
-    pub fn thread(&self, thread: ThreadId) -> Option<ThreadHandle> {
-        self.record_of(thread).ok().map(ThreadHandle)
+    pub fn find_thread(&self, thread: ThreadId) -> Option<ThreadHandle> {
+        self.thread_counters(thread).ok().map(ThreadHandle)
     }
 
     /// Events from sequence number `from` on.
     pub fn events_since(&self, from: u64) -> EventBatch {
-        self.events.since(from)
+        self.events.events_since(from)
     }
 
     /// Samples all statistics. Costs their writers nothing.
-    pub fn sample(&self, now: Instant) -> Sample {
-        let records = self.living();
+    pub fn sample_statistics(&self, now: Instant) -> StatisticsSample {
+        let records = self.live_threads();
         let threads: Vec<_> = records.iter().map(|record| sample_thread(record, now)).collect();
-        let name = |number| name_of(&records, number);
+        let name = |number| poller_name_of(&records, number);
         let reactor =
             |id: ReactorId| sample_reactor(id, &self.reactors[id.index()].record, now, name);
-        Sample { at: now, reactors: self.reactors().map(reactor).collect(), threads }
+        StatisticsSample { at: now, reactors: self.reactors().map(reactor).collect(), threads }
     }
 
     /// Samples the input of a balancer.
-    pub(crate) fn loads(&self, now: Instant) -> LoadSnapshot {
-        let reactor = |id: ReactorId| ReactorUsage::of(id, &self.reactors[id.index()].record);
+    pub(crate) fn sample_loads(&self, now: Instant) -> LoadSnapshot {
+        let reactor =
+            |id: ReactorId| ReactorUsage::from_counters(id, &self.reactors[id.index()].record);
         let mut threads: Vec<_> =
-            self.living().iter().map(|record| ThreadUsage::of(record)).collect();
+            self.live_threads().iter().map(|record| ThreadUsage::from_counters(record)).collect();
         // Two threads that were spawned concurrently may be in either order.
         threads.sort_unstable_by_key(|thread| thread.id);
         LoadSnapshot { at: now, reactors: self.reactors().map(reactor).collect(), threads }
@@ -304,41 +307,41 @@ impl Registry {
     }
 
     /// Whether a reactor is asleep now.
-    pub(crate) fn is_asleep(&self, reactor: ReactorId) -> bool {
-        let sleeping = |entry: &Entry| entry.record.sleeping.load(Ordering::Relaxed);
+    pub(crate) fn is_reactor_asleep(&self, reactor: ReactorId) -> bool {
+        let sleeping = |entry: &ReactorEntry| entry.record.sleeping.load(Ordering::Relaxed);
         self.reactors.get(reactor.index()).is_some_and(sleeping)
     }
 
     /// Name of what runs on a reactor, or ran last.
-    pub(crate) fn running_on(&self, reactor: ReactorId) -> Option<String> {
+    pub(crate) fn running_poller_name(&self, reactor: ReactorId) -> Option<String> {
         let number = self.reactors.get(reactor.index())?.record.running.get();
-        name_of(&self.living(), number)
+        poller_name_of(&self.live_threads(), number)
     }
 
     /// Whether a reactor has stopped and accepts no commands.
-    pub(crate) fn has_ended(&self, reactor: ReactorId) -> bool {
+    pub(crate) fn has_reactor_ended(&self, reactor: ReactorId) -> bool {
         self.reactors.get(reactor.index()).is_none_or(|entry| entry.inbox.is_closed())
     }
 
     pub(crate) fn record_event(&self, at: Instant, event: Event) {
-        self.events.note(at, event);
+        self.events.append(at, event);
     }
 
     /// Leaves an undelivered message to the next reactor that retries such messages.
     pub(crate) fn requeue_message(&self, to: ThreadHandle, message: Message) {
-        self.undelivered().push((to, message));
+        self.lock_undelivered().push((to, message));
     }
 
-    pub(crate) fn take_strays(&self) -> Vec<(ThreadHandle, Message)> {
-        std::mem::take(&mut *self.undelivered())
+    pub(crate) fn take_undelivered(&self) -> Vec<(ThreadHandle, Message)> {
+        std::mem::take(&mut *self.lock_undelivered())
     }
 
-    fn undelivered(&self) -> MutexGuard<'_, Vec<(ThreadHandle, Message)>> {
+    fn lock_undelivered(&self) -> MutexGuard<'_, Vec<(ThreadHandle, Message)>> {
         self.undelivered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns a unique number for a mailbox or a poller.
-    pub(crate) fn number(&self) -> u64 {
+    pub(crate) fn allocate_number(&self) -> u64 {
         self.next_number.fetch_add(1, Ordering::Relaxed)
     }
 
@@ -349,7 +352,7 @@ impl Registry {
         order: ReactorCommand,
     ) -> Result<(), (ReactorError, ReactorCommand)> {
         let Some(entry) = self.reactors.get(to.index()) else {
-            return Err((self.unknown(to), order));
+            return Err((self.unknown_reactor_error(to), order));
         };
         match entry.inbox.send(order) {
             Ok(()) => {
@@ -363,7 +366,7 @@ impl Registry {
 
     /// Reactor for a thread: `reactor` if given, else the one with the fewest threads among those
     /// its mask permits.
-    fn place(
+    fn choose_reactor(
         &self,
         thread: &str,
         mask: Option<&CpuList>,
@@ -374,12 +377,13 @@ impl Registry {
             mask.is_none_or(|mask| mask.contains(core))
         };
         if let Some(reactor) = reactor {
-            self.reactor(reactor)?;
+            self.reactor_entry(reactor)?;
             if allows(&reactor) {
                 return Ok(reactor);
             }
         } else {
-            let homes: Vec<_> = self.living().iter().map(|thread| thread.home()).collect();
+            let homes: Vec<_> =
+                self.live_threads().iter().map(|thread| thread.current_reactor()).collect();
             let crowd = |reactor: &ReactorId| homes.iter().filter(|home| *home == reactor).count();
             if let Some(reactor) = self.reactors().filter(allows).min_by_key(crowd) {
                 return Ok(reactor);
@@ -390,31 +394,32 @@ impl Registry {
         Err(ReactorError::MaskOutside { thread: thread.to_owned(), mask, cores })
     }
 
-    fn sleepless_poller(&self, reactor: ReactorId) -> Option<String> {
-        let here = self.living().into_iter().filter(|thread| thread.home() == reactor);
+    fn poller_without_wake(&self, reactor: ReactorId) -> Option<String> {
+        let here =
+            self.live_threads().into_iter().filter(|thread| thread.current_reactor() == reactor);
         let sleepless = |thread: Arc<ThreadCounters>| {
-            let pollers = thread.pollers();
+            let pollers = thread.lock_pollers();
             let poller = pollers.iter().find(|poller| poller.wake == WakeKind::Never)?;
             Some(poller.name.clone())
         };
         here.into_iter().find_map(sleepless)
     }
 
-    fn living(&self) -> Vec<Arc<ThreadCounters>> {
+    fn live_threads(&self) -> Vec<Arc<ThreadCounters>> {
         let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         threads.iter().filter(|thread| !thread.mail.is_closed()).cloned().collect()
     }
 
-    fn record_of(&self, thread: ThreadId) -> Result<Arc<ThreadCounters>, ReactorError> {
-        let found = self.living().into_iter().find(|record| record.id == thread);
+    fn thread_counters(&self, thread: ThreadId) -> Result<Arc<ThreadCounters>, ReactorError> {
+        let found = self.live_threads().into_iter().find(|record| record.id == thread);
         found.ok_or(ReactorError::UnknownThread(thread))
     }
 
-    fn reactor(&self, reactor: ReactorId) -> Result<&Entry, ReactorError> {
-        self.reactors.get(reactor.index()).ok_or_else(|| self.unknown(reactor))
+    fn reactor_entry(&self, reactor: ReactorId) -> Result<&ReactorEntry, ReactorError> {
+        self.reactors.get(reactor.index()).ok_or_else(|| self.unknown_reactor_error(reactor))
     }
 
-    fn unknown(&self, reactor: ReactorId) -> ReactorError {
+    fn unknown_reactor_error(&self, reactor: ReactorId) -> ReactorError {
         ReactorError::UnknownReactor { reactor, count: self.reactors.len() }
     }
 }
@@ -436,7 +441,7 @@ fn sample_reactor(
     ReactorSample {
         id,
         core: record.core,
-        mode: record.mode(),
+        mode: record.poll_mode(),
         sleeping: record.sleeping.load(Ordering::Relaxed),
         iterations: record.iterations.get(),
         busy: Span { ns: busy },
@@ -459,15 +464,15 @@ fn sample_thread(record: &ThreadCounters, now: Instant) -> ThreadSample {
     ThreadSample {
         id: record.id,
         name: record.name.clone(),
-        home: record.home(),
-        mask: record.mask().clone(),
+        home: record.current_reactor(),
+        mask: record.lock_mask().clone(),
         node: record.node,
         busy: Span { ns: busy },
         idle: Span { ns: now.since(started).ns.saturating_sub(busy) },
         messages: record.messages.get(),
         migrations: record.migrations.get(),
         channels: record.channels.get(),
-        pollers: record.pollers().iter().map(|poller| sample_poller(poller)).collect(),
+        pollers: record.lock_pollers().iter().map(|poller| sample_poller(poller)).collect(),
     }
 }
 
@@ -485,9 +490,9 @@ fn sample_poller(record: &PollerCounters) -> PollerSample {
 }
 
 /// Name of the poller with this number.
-fn name_of(threads: &[Arc<ThreadCounters>], number: u64) -> Option<String> {
+fn poller_name_of(threads: &[Arc<ThreadCounters>], number: u64) -> Option<String> {
     threads.iter().find_map(|thread| {
-        let pollers = thread.pollers();
+        let pollers = thread.lock_pollers();
         pollers.iter().find(|poller| poller.number == number).map(|poller| poller.name.clone())
     })
 }
@@ -515,7 +520,7 @@ impl std::error::Error for SpawnError {}
 impl fmt::Debug for ReactorCommand {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::AddThread(thread) => write!(out, "Adopt({})", thread.record().id),
+            Self::AddThread(thread) => write!(out, "Adopt({})", thread.thread_counters().id),
             Self::RecheckThread(thread) => write!(out, "Heed({thread})"),
             Self::SetPoll(mode) => write!(out, "SetPoll({mode})"),
             Self::Stop => out.write_str("Stop"),

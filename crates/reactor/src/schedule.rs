@@ -1,6 +1,6 @@
 //! Scheduler: placement of light threads on reactors.
 //!
-//! Once per period a balancer collects a [`Snapshot`] of loads, and [`Scheduler::plan`] computes
+//! Once per period a balancer collects a [`SchedulerSnapshot`] of loads, and [`Scheduler::plan`] computes
 //! migrations. Nothing here reads a clock, a file or a counter, so thousands of schedules can be
 //! simulated in a second.
 //!
@@ -26,30 +26,33 @@
 //!   are over it, or where a quota or a mask leaves no choice.
 
 mod affinity;
-mod balance;
+mod build_placement;
 mod consolidate;
+mod core_share;
+mod dynamic_policy;
 mod options;
 mod placement;
-mod repack;
-mod setup;
-mod share;
+mod repack_search;
 mod snapshot;
 
 use tenmil_base::Instant;
 use tenmil_linux::CpuList;
 
 pub use options::{Options, OptionsError, Policy};
-pub use snapshot::{Event, Migration, MigrationReason, Plan, ReactorLoad, Snapshot, ThreadLoad};
+pub use snapshot::{
+    Migration, MigrationReason, ReactorLoad, SchedulerEvent, SchedulerSnapshot, SchedulingPlan,
+    ThreadLoad,
+};
 
+use build_placement::{SchedulerHistory, SchedulingPeriod};
 use placement::Placement;
-use setup::{History, SchedulingPeriod};
 
 /// Scheduler: makes plans, with the state kept between them.
 #[derive(Clone, Debug)]
 pub struct Scheduler {
     options: Options,
     reactors: CpuList,
-    history: History,
+    history: SchedulerHistory,
     /// Core from which the placement of the next new thread starts.
     next: u32,
 }
@@ -57,8 +60,8 @@ pub struct Scheduler {
 impl Scheduler {
     /// Creates a scheduler for reactors on these cores.
     pub fn new(options: Options, reactors: CpuList) -> Result<Self, OptionsError> {
-        options.check(&reactors)?;
-        Ok(Self { options, reactors, history: History::default(), next: 0 })
+        options.validate(&reactors)?;
+        Ok(Self { options, reactors, history: SchedulerHistory::default(), next: 0 })
     }
 
     /// Current options.
@@ -69,36 +72,36 @@ impl Scheduler {
     /// Changes the options, including the policy, from the next plan on. Inconsistent options are
     /// rejected and change nothing. Threads stay where they are; rest times follow the new options.
     pub fn set_options(&mut self, options: Options) -> Result<(), OptionsError> {
-        options.check(&self.reactors)?;
+        options.validate(&self.reactors)?;
         self.options = options;
         Ok(())
     }
 
     /// Plans for the period that ended at `now`.
-    pub fn plan(&mut self, now: Instant, snapshot: &Snapshot) -> Plan {
+    pub fn plan(&mut self, now: Instant, snapshot: &SchedulerSnapshot) -> SchedulingPlan {
         let mut events = Vec::new();
         let period = SchedulingPeriod { now, snapshot, options: &self.options };
-        let mut board = self.history.placement(&period, &mut events);
+        let mut board = self.history.build_placement(&period, &mut events);
         board.enforce_affinity();
         let consolidates = self.options.policy == Policy::Dynamic && !board.reactors.is_empty();
         if consolidates {
-            balance(&mut board);
+            plan_dynamic(&mut board);
         }
         let idle_core = consolidates.then(|| board.reactors[board.idle_reactor].core);
         for order in &board.migrations {
-            self.history.ordered(order.thread, now);
+            self.history.record_request(order.thread, now);
         }
         let empty = board
             .reactors
             .iter()
             .filter(|reactor| reactor.threads == 0)
             .map(|reactor| reactor.core);
-        Plan { empty: empty.collect(), migrations: board.migrations, idle_core, events }
+        SchedulingPlan { empty: empty.collect(), migrations: board.migrations, idle_core, events }
     }
 
     /// Core for a new thread: round-robin over the reactors permitted by its mask. `None` if the
     /// mask has no available core with a reactor.
-    pub fn place(&mut self, mask: Option<&CpuList>, taken: &CpuList) -> Option<u32> {
+    pub fn choose_core(&mut self, mask: Option<&CpuList>, taken: &CpuList) -> Option<u32> {
         let isolated = |core: &u32| self.options.isolated.contains(*core);
         let open = self
             .reactors
@@ -112,10 +115,10 @@ impl Scheduler {
     }
 }
 
-fn balance(board: &mut Placement) {
+fn plan_dynamic(board: &mut Placement) {
     board.consolidate_idle();
     board.shed_overload();
-    if board.is_within() {
+    if board.is_within_limits() {
         board.vacate_reactors();
         board.improve_locality();
         board.spread_siblings();

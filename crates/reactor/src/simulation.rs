@@ -9,10 +9,10 @@ mod lifetimes;
 mod migration;
 mod parking;
 mod sleeping;
-mod sources;
 mod stress;
 pub(crate) mod test_pollers;
 mod timing;
+mod wake_sources;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -69,11 +69,11 @@ impl Simulation {
         Self { now_ns, random: Random::new(seed), directory, members, ready: Vec::new() }
     }
 
-    pub(crate) fn adaptive(seed: u64, reactors: u32) -> Self {
+    pub(crate) fn new_adaptive(seed: u64, reactors: u32) -> Self {
         Self::new(seed, reactors, &ReactorOptions::default())
     }
 
-    pub(crate) fn always(reactors: u32) -> Self {
+    pub(crate) fn new_always_polling(reactors: u32) -> Self {
         let options = ReactorOptions { poll: PollMode::Always, ..ReactorOptions::default() };
         Self::new(0, reactors, &options)
     }
@@ -87,7 +87,7 @@ impl Simulation {
     }
 
     /// Executes one step of one reactor.
-    pub(crate) fn step(&mut self, index: usize) {
+    pub(crate) fn step_reactor(&mut self, index: usize) {
         let now = self.now();
         let Self { members, ready, .. } = self;
         let Some(SimReactor { reactor, sleeper, stage }) = members.get_mut(index) else { return };
@@ -105,12 +105,12 @@ impl Simulation {
                 NextStep::Exit => SimReactorState::Ended,
             },
             SimReactorState::Tired(deadline) => {
-                sleeper.announce();
+                sleeper.announce_sleep();
                 SimReactorState::Announced(deadline)
             }
             SimReactorState::Announced(deadline) => {
                 if reactor.arm(now) {
-                    sleeper.cancel();
+                    sleeper.cancel_sleep();
                     reactor.handle_wakeup(&[]);
                     SimReactorState::Turning
                 } else {
@@ -119,13 +119,13 @@ impl Simulation {
             }
             SimReactorState::Sleeping(deadline) => {
                 ready.clear();
-                let rang = sleeper.block(Span::default(), ready);
+                let rang = sleeper.sleep_until_ready(Span::default(), ready);
                 if rang || !ready.is_empty() || now >= deadline {
                     reactor.handle_wakeup(ready);
                     SimReactorState::Turning
                 } else {
                     // It has not blocked after all: no notification could occur in between.
-                    sleeper.announce();
+                    sleeper.announce_sleep();
                     SimReactorState::Sleeping(deadline)
                 }
             }
@@ -135,7 +135,7 @@ impl Simulation {
             }
             SimReactorState::Leaning(until) => {
                 if reactor.has_unnotified_work() {
-                    sleeper.cancel();
+                    sleeper.cancel_sleep();
                     SimReactorState::Turning
                 } else {
                     SimReactorState::Resting(until)
@@ -158,7 +158,7 @@ impl Simulation {
     pub(crate) fn step_any(&mut self) {
         let count = self.members.len() as u64;
         let index = usize::try_from(self.random.below(count)).unwrap();
-        self.step(index);
+        self.step_reactor(index);
         let span = Span { ns: self.random.below(8_000) };
         self.pass_time(span);
     }
@@ -166,7 +166,7 @@ impl Simulation {
     /// Runs `count` iterations of every reactor, 100 ns apart.
     pub(crate) fn iterate_all(&mut self, count: usize) {
         for _ in 0..count {
-            (0..self.members.len()).for_each(|index| self.step(index));
+            (0..self.members.len()).for_each(|index| self.step_reactor(index));
             self.pass_time(Span { ns: 100 });
         }
     }
@@ -176,8 +176,8 @@ impl Simulation {
         // Until all have been polled twice while asleep, and continued to sleep.
         let mut quiet = 0;
         for _ in 0..1_000_000 {
-            (0..self.members.len()).for_each(|index| self.step(index));
-            match self.earliest() {
+            (0..self.members.len()).for_each(|index| self.step_reactor(index));
+            match self.earliest_deadline() {
                 Some(_) if quiet == 2 => break,
                 Some(_) => quiet += 1,
                 None => {
@@ -190,12 +190,17 @@ impl Simulation {
         let forgets = |member: &SimReactor| {
             member.stage != SimReactorState::Ended && member.reactor.has_commands()
         };
-        assert!(!self.members.iter().any(forgets), "an order slept on: {:?}", self.stages());
-        self.earliest().unwrap_or_else(|| panic!("somebody never sleeps: {:?}", self.stages()))
+        assert!(
+            !self.members.iter().any(forgets),
+            "an order slept on: {:?}",
+            self.reactor_states()
+        );
+        self.earliest_deadline()
+            .unwrap_or_else(|| panic!("somebody never sleeps: {:?}", self.reactor_states()))
     }
 
     /// Advances to the next deadline, if that is before `end`.
-    pub(crate) fn skip(&mut self, end: Instant) -> bool {
+    pub(crate) fn skip_to_deadline(&mut self, end: Instant) -> bool {
         let next = self.run_until_idle();
         let continues = next <= end;
         let until = next.min(end).max(self.now());
@@ -204,13 +209,13 @@ impl Simulation {
     }
 
     /// Runs for `span`.
-    pub(crate) fn live(&mut self, span: Span) {
+    pub(crate) fn run_for(&mut self, span: Span) {
         let end = self.now().after(span);
-        while self.skip(end) {}
+        while self.skip_to_deadline(end) {}
     }
 
     /// Earliest deadline, if all reactors sleep or have ended.
-    fn earliest(&self) -> Option<Instant> {
+    fn earliest_deadline(&self) -> Option<Instant> {
         let deadline = |member: &SimReactor| match member.stage {
             SimReactorState::Sleeping(deadline) => Some(deadline),
             SimReactorState::Ended => Some(Instant::NEVER),
@@ -221,12 +226,12 @@ impl Simulation {
         })
     }
 
-    pub(crate) fn stages(&self) -> Vec<SimReactorState> {
+    pub(crate) fn reactor_states(&self) -> Vec<SimReactorState> {
         self.members.iter().map(|member| member.stage).collect()
     }
 
     /// Kinds of the recorded events.
-    pub(crate) fn kinds(&self) -> Vec<&'static str> {
+    pub(crate) fn event_kinds(&self) -> Vec<&'static str> {
         self.events().iter().map(Event::kind).collect()
     }
 
@@ -235,12 +240,12 @@ impl Simulation {
     }
 
     /// Sends a closure, which must fit.
-    pub(crate) fn call(
+    pub(crate) fn send_closure(
         &self,
         to: &ThreadHandle,
         call: impl FnOnce(&mut Context<'_>) + Send + 'static,
     ) {
-        assert!(to.call(call).is_ok(), "no room in the mailbox of {to:?}");
+        assert!(to.send_closure(call).is_ok(), "no room in the mailbox of {to:?}");
     }
 }
 

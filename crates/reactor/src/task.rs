@@ -14,10 +14,10 @@
 //! The thread may migrate to another reactor, so futures are `Send`; they are polled only by the
 //! thread's reactor.
 
-mod current;
+mod current_executor;
 mod executor;
-mod join;
-mod shared;
+mod executor_shared;
+mod join_handle;
 mod sleep;
 #[cfg(test)]
 mod tests;
@@ -30,14 +30,14 @@ use tenmil_base::Span;
 use crate::message::{Message, ThreadHandle};
 
 pub use executor::Executor;
-pub use join::{JoinError, JoinHandle};
-use shared::Shared;
+use executor_shared::ExecutorShared;
+pub use join_handle::{JoinError, JoinHandle};
 pub use sleep::Sleep;
 
 /// Handle of an executor, for its own tasks, other light threads and OS threads. Clones refer to
 /// the same executor.
 #[derive(Clone)]
-pub struct ExecutorHandle(Arc<Shared>);
+pub struct ExecutorHandle(Arc<ExecutorShared>);
 
 /// A future was not accepted.
 pub struct SpawnTaskError<F> {
@@ -62,10 +62,16 @@ pub enum SpawnTaskErrorKind {
 impl ExecutorHandle {
     /// Starts an executor on a thread, or returns the message that was not delivered. If the thread
     /// has no poller number left, the executor is gone at once.
-    pub fn start(thread: &ThreadHandle, name: &str, tasks_max: u32) -> Result<Self, Message> {
+    pub fn start_on_thread(
+        thread: &ThreadHandle,
+        name: &str,
+        tasks_max: u32,
+    ) -> Result<Self, Message> {
         let (executor, tasks) = Executor::new(thread, name, tasks_max);
         // A rejected executor is dropped, which closes it.
-        thread.call(move |context| drop(context.add(executor.registration())))?;
+        thread.send_closure(move |context| {
+            drop(context.add_poller(executor.into_poller_builder()))
+        })?;
         Ok(tasks)
     }
 
@@ -73,15 +79,15 @@ impl ExecutorHandle {
     /// next.
     ///
     /// Dropping the handle drops the task; [`JoinHandle::detach`] lets it continue.
-    pub fn spawn<F>(&self, future: F) -> Result<JoinHandle<F::Output>, SpawnTaskError<F>>
+    pub fn spawn_task<F>(&self, future: F) -> Result<JoinHandle<F::Output>, SpawnTaskError<F>>
     where
         F: Future<Output: Send> + Send + 'static,
     {
-        if let Err(why) = self.0.reserve() {
+        if let Err(why) = self.0.reserve_slot() {
             return Err(SpawnTaskError { kind: why, future });
         }
-        let (completer, handle) = join::pair();
-        self.0.submit(Box::pin(join::run(future, completer)));
+        let (completer, handle) = join_handle::completer_and_handle();
+        self.0.submit_task(Box::pin(join_handle::run_task(future, completer)));
         Ok(handle)
     }
 
@@ -92,19 +98,19 @@ impl ExecutorHandle {
     }
 
     /// Number of tasks.
-    pub fn count(&self) -> u32 {
-        self.0.count()
+    pub fn task_count(&self) -> u32 {
+        self.0.task_count()
     }
 
     /// Whether the executor is gone. All of its tasks were dropped.
-    pub fn is_gone(&self) -> bool {
-        self.0.is_gone()
+    pub fn has_ended(&self) -> bool {
+        self.0.has_ended()
     }
 }
 
 impl fmt::Debug for ExecutorHandle {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Tasks").field("count", &self.count()).finish_non_exhaustive()
+        out.debug_struct("Tasks").field("count", &self.task_count()).finish_non_exhaustive()
     }
 }
 

@@ -27,7 +27,7 @@ pub const STALL_THRESHOLD: Span = Span::from_secs(1);
 impl Watchdog {
     /// Checks all reactors. One that is awake and was in the same iteration at every check for
     /// longer than [`STALL_THRESHOLD`] is reported, once per iteration.
-    pub fn check(&mut self, now: Instant, directory: &Registry) {
+    pub fn check_reactors(&mut self, now: Instant, directory: &Registry) {
         for (index, reactor) in directory.reactors().enumerate() {
             let iteration = directory.iterations_of(reactor);
             let found = LastProgress { iteration, since: now, is_reported: false };
@@ -36,18 +36,19 @@ impl Watchdog {
                 continue;
             };
             if seen.iteration != iteration
-                || directory.is_asleep(reactor)
-                || directory.has_ended(reactor)
+                || directory.is_reactor_asleep(reactor)
+                || directory.has_reactor_ended(reactor)
             {
                 *seen = found;
             } else if !seen.is_reported && now.since(seen.since) > STALL_THRESHOLD {
                 seen.is_reported = true;
-                directory.record_event(now, endless(directory, reactor, now.since(seen.since)));
+                directory
+                    .record_event(now, stalled_event(directory, reactor, now.since(seen.since)));
             }
         }
     }
 }
 
-fn endless(directory: &Registry, reactor: ReactorId, lasts: Span) -> Event {
-    Event::ReactorStalled { reactor, lasts, running: directory.running_on(reactor) }
+fn stalled_event(directory: &Registry, reactor: ReactorId, lasts: Span) -> Event {
+    Event::ReactorStalled { reactor, lasts, running: directory.running_poller_name(reactor) }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 use tenmil_linux::CpuList;
 
-use crate::error::{Code, RpcError, either, quoted};
+use crate::error::{ErrorCode, RpcError, join_alternatives, quote_untrusted};
 use crate::method::{Method, ParamDefault, Parameter};
 use crate::param_type::ParamType;
 
@@ -33,11 +33,14 @@ pub enum Argument {
 
 impl Arguments {
     /// Validates the parameters of a request.
-    pub fn check(method: &Method, given: &Map<String, Value>) -> Result<Self, RpcError> {
+    pub fn validate(method: &Method, given: &Map<String, Value>) -> Result<Self, RpcError> {
         let mut values = BTreeMap::new();
         for (name, value) in given {
             let parameter = method.parameter(name)?;
-            let value = parameter.kind.read(value).map_err(|why| bad(method, parameter, &why))?;
+            let value = parameter
+                .kind
+                .validate(value)
+                .map_err(|why| invalid_argument(method, parameter, &why))?;
             values.insert(parameter.name, value);
         }
         for parameter in method.parameters {
@@ -46,11 +49,11 @@ impl Arguments {
             }
             match parameter.need {
                 ParamDefault::Optional => {}
-                ParamDefault::Required => return Err(missing(method, parameter)),
+                ParamDefault::Required => return Err(missing_argument(method, parameter)),
                 ParamDefault::Default(text) => {
-                    let value = parameter.kind.parse(text);
-                    let value = value.and_then(|value| parameter.kind.read(&value));
-                    let value = value.map_err(|why| bad(method, parameter, &why))?;
+                    let value = parameter.kind.parse_text(text);
+                    let value = value.and_then(|value| parameter.kind.validate(&value));
+                    let value = value.map_err(|why| invalid_argument(method, parameter, &why))?;
                     values.insert(parameter.name, value);
                 }
             }
@@ -75,7 +78,7 @@ impl Arguments {
     }
 
     /// Boolean argument of this name, if present.
-    pub fn flag(&self, name: &str) -> Option<bool> {
+    pub fn boolean(&self, name: &str) -> Option<bool> {
         match self.values.get(name)? {
             Argument::Flag(flag) => Some(*flag),
             _ => None,
@@ -83,7 +86,7 @@ impl Arguments {
     }
 
     /// Integer argument of this name, if present.
-    pub fn whole(&self, name: &str) -> Option<u64> {
+    pub fn integer(&self, name: &str) -> Option<u64> {
         match self.values.get(name)? {
             Argument::Whole(number) => Some(*number),
             _ => None,
@@ -101,19 +104,23 @@ impl Arguments {
 
 /// Converts `key=value` words of a command line into request parameters. They are validated as the
 /// server would, so a typing error is reported without a connection.
-pub fn words(method: &Method, words: &[String]) -> Result<Map<String, Value>, RpcError> {
+pub fn parse_words(method: &Method, words: &[String]) -> Result<Map<String, Value>, RpcError> {
     let mut given = Map::new();
     for word in words {
         let Some((name, text)) = word.split_once('=') else {
             let names: Vec<&str> = method.parameters.iter().map(|known| known.name).collect();
-            let (typed, word, names) = (method.typed_name(), quoted(word), either(&names));
-            return Err(RpcError::caller(
-                Code::NoSuchParameter,
+            let (typed, word, names) =
+                (method.typed_name(), quote_untrusted(word), join_alternatives(&names));
+            return Err(RpcError::usage(
+                ErrorCode::NoSuchParameter,
                 format!("{typed}: {word} has no `=`, expected NAME=VALUE where NAME is {names}"),
             ));
         };
         let parameter = method.parameter(name)?;
-        let value = parameter.kind.parse(text).map_err(|why| bad(method, parameter, &why))?;
+        let value = parameter
+            .kind
+            .parse_text(text)
+            .map_err(|why| invalid_argument(method, parameter, &why))?;
         if matches!(parameter.kind, ParamType::Texts { .. }) {
             let list = given.entry(name).or_insert_with(|| Value::Array(Vec::new()));
             if let Value::Array(list) = list {
@@ -121,25 +128,26 @@ pub fn words(method: &Method, words: &[String]) -> Result<Map<String, Value>, Rp
             }
         } else if given.insert(name.to_owned(), value).is_some() {
             let typed = method.typed_name();
-            return Err(RpcError::caller(
-                Code::BadValue,
+            return Err(RpcError::usage(
+                ErrorCode::BadValue,
                 format!("{typed}: {name} is given twice, expected once"),
             ));
         }
     }
-    Arguments::check(method, &given)?;
+    Arguments::validate(method, &given)?;
     Ok(given)
 }
 
-fn bad(method: &Method, parameter: &Parameter, why: &str) -> RpcError {
+fn invalid_argument(method: &Method, parameter: &Parameter, why: &str) -> RpcError {
     let message = format!("{}: {} {why}", method.typed_name(), parameter.name);
-    RpcError::caller(Code::BadValue, message)
+    RpcError::usage(ErrorCode::BadValue, message)
 }
 
-fn missing(method: &Method, parameter: &Parameter) -> RpcError {
-    let (typed, name, expected) = (method.typed_name(), parameter.name, parameter.kind.expected());
-    RpcError::caller(
-        Code::MissingParameter,
+fn missing_argument(method: &Method, parameter: &Parameter) -> RpcError {
+    let (typed, name, expected) =
+        (method.typed_name(), parameter.name, parameter.kind.expected_text());
+    RpcError::usage(
+        ErrorCode::MissingParameter,
         format!("{typed}: {name} is missing, expected {expected}"),
     )
     .with_hint(format!("for example `{}`", method.example))
@@ -149,13 +157,13 @@ fn missing(method: &Method, parameter: &Parameter) -> RpcError {
 mod tests {
     use serde_json::{Map, Value, json};
 
-    use super::{Arguments, words};
-    use crate::error::Code;
+    use super::{Arguments, parse_words};
+    use crate::error::ErrorCode;
     use crate::method::{Method, MethodKind, ParamDefault, Parameter};
     use crate::param_type::ParamType;
     use crate::result_type::ResultType;
 
-    const fn parameter(name: &'static str, kind: ParamType, need: ParamDefault) -> Parameter {
+    const fn test_parameter(name: &'static str, kind: ParamType, need: ParamDefault) -> Parameter {
         Parameter { name, kind, need, help: "a thing" }
     }
 
@@ -163,11 +171,15 @@ mod tests {
         verb: MethodKind::Set,
         name: "wheel",
         parameters: &[
-            parameter("name", ParamType::Text { len_max: 8 }, ParamDefault::Required),
-            parameter("spokes", ParamType::Whole { min: 1, max: 99 }, ParamDefault::Default("28")),
-            parameter("tubeless", ParamType::Flag, ParamDefault::Optional),
-            parameter("mask", ParamType::Cores, ParamDefault::Optional),
-            parameter(
+            test_parameter("name", ParamType::Text { len_max: 8 }, ParamDefault::Required),
+            test_parameter(
+                "spokes",
+                ParamType::Whole { min: 1, max: 99 },
+                ParamDefault::Default("28"),
+            ),
+            test_parameter("tubeless", ParamType::Flag, ParamDefault::Optional),
+            test_parameter("mask", ParamType::Cores, ParamDefault::Optional),
+            test_parameter(
                 "tags",
                 ParamType::Texts { len_max: 4, count_max: 2 },
                 ParamDefault::Optional,
@@ -179,51 +191,51 @@ mod tests {
         run: |_| Ok(Value::Null),
     };
 
-    fn check(given: Value) -> Result<Arguments, (Code, String)> {
-        Arguments::check(&METHOD, given.as_object().unwrap())
+    fn validate_test_arguments(given: Value) -> Result<Arguments, (ErrorCode, String)> {
+        Arguments::validate(&METHOD, given.as_object().unwrap())
             .map_err(|refusal| (refusal.code, refusal.message))
     }
 
-    fn typed(line: &str) -> Result<Map<String, Value>, String> {
+    fn parse_typed(line: &str) -> Result<Map<String, Value>, String> {
         let line: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        words(&METHOD, &line).map_err(|refusal| refusal.message)
+        parse_words(&METHOD, &line).map_err(|refusal| refusal.message)
     }
 
     #[test]
-    fn what_was_given_is_there_and_so_are_defaults() {
+    fn given_values_and_defaults_are_present() {
         let given = json!({ "name": "rear", "tubeless": true, "mask": "0-1" });
-        let arguments = check(given).unwrap();
+        let arguments = validate_test_arguments(given).unwrap();
         assert_eq!(arguments.text("name"), Some("rear"));
-        assert_eq!(arguments.whole("spokes"), Some(28));
-        assert_eq!(arguments.flag("tubeless"), Some(true));
+        assert_eq!(arguments.integer("spokes"), Some(28));
+        assert_eq!(arguments.boolean("tubeless"), Some(true));
         assert_eq!(arguments.cores("mask").unwrap().len(), 2);
-        let arguments = check(json!({ "name": "rear", "spokes": 32 })).unwrap();
-        assert_eq!(arguments.whole("spokes"), Some(32));
-        assert_eq!(arguments.flag("tubeless"), None);
+        let arguments = validate_test_arguments(json!({ "name": "rear", "spokes": 32 })).unwrap();
+        assert_eq!(arguments.integer("spokes"), Some(32));
+        assert_eq!(arguments.boolean("tubeless"), None);
         assert_eq!(arguments.text("spokes"), None, "of another kind");
     }
 
     #[test]
-    fn what_cannot_be_is_named_with_what_can() {
+    fn invalid_value_is_rejected_with_the_allowed_ones() {
         let named = "expected name, spokes, tubeless, mask or tags";
         for (given, code, message) in [
             (
                 json!({ "name": "rear", "spoke": 3 }),
-                Code::NoSuchParameter,
+                ErrorCode::NoSuchParameter,
                 format!("set wheel: no parameter `spoke`, {named}"),
             ),
             (
                 json!({ "name": "rear", "spokes": 100 }),
-                Code::BadValue,
+                ErrorCode::BadValue,
                 "set wheel: spokes is 100, expected a whole number from 1 to 99".into(),
             ),
             (
                 json!({ "spokes": 3 }),
-                Code::MissingParameter,
+                ErrorCode::MissingParameter,
                 "set wheel: name is missing, expected a text of 1 to 8 bytes".into(),
             ),
         ] {
-            assert_eq!(check(given), Err((code, message)));
+            assert_eq!(validate_test_arguments(given), Err((code, message)));
         }
         let refusal = METHOD.parameter("spoke").unwrap_err();
         assert_eq!(refusal.hint.as_deref(), Some("did you mean `spokes`?"));
@@ -231,15 +243,18 @@ mod tests {
     }
 
     #[test]
-    fn a_command_line_becomes_what_goes_over_the_wire() {
-        let given = typed("name=a=b spokes=7 tubeless=off").unwrap();
+    fn command_line_words_become_request_parameters() {
+        let given = parse_typed("name=a=b spokes=7 tubeless=off").unwrap();
         assert_eq!(Value::from(given), json!({ "name": "a=b", "spokes": 7, "tubeless": false }));
-        let given = typed("name=a tags=a tags=b").unwrap();
+        let given = parse_typed("name=a tags=a tags=b").unwrap();
         assert_eq!(Value::from(given), json!({ "name": "a", "tags": ["a", "b"] }));
         let given = json!({ "name": "a", "tags": ["a", "b"] });
-        assert_eq!(check(given).unwrap().texts("tags"), ["a", "b"]);
-        assert_eq!(check(json!({ "name": "a", "tags": "a" })).unwrap().texts("tags"), ["a"]);
-        assert_eq!(check(json!({ "name": "a" })).unwrap().texts("tags"), [""; 0]);
+        assert_eq!(validate_test_arguments(given).unwrap().texts("tags"), ["a", "b"]);
+        assert_eq!(
+            validate_test_arguments(json!({ "name": "a", "tags": "a" })).unwrap().texts("tags"),
+            ["a"]
+        );
+        assert_eq!(validate_test_arguments(json!({ "name": "a" })).unwrap().texts("tags"), [""; 0]);
         for (line, message) in [
             (
                 "front",
@@ -259,7 +274,7 @@ mod tests {
                 "set wheel: no parameter `nam`, expected name, spokes, tubeless, mask or tags",
             ),
         ] {
-            assert_eq!(typed(line).unwrap_err(), message);
+            assert_eq!(parse_typed(line).unwrap_err(), message);
         }
     }
 }

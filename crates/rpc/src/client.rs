@@ -8,16 +8,16 @@ use std::path::Path;
 use serde_json::{Map, Value};
 use tenmil_base::{Instant, Span};
 use tenmil_linux::Clock;
-use tenmil_linux::local_socket::{Connection, RecvResult};
+use tenmil_linux::local_socket::{LocalConnection, RecvResult};
 
-use crate::error::{Code, RpcError};
-use crate::reply::{Reply, ReplyParser};
-use crate::request::{Id, Request};
+use crate::error::{ErrorCode, RpcError};
+use crate::reply_parser::{Reply, ReplyParser};
+use crate::request::{Request, RequestId};
 
 /// Connection to a running process.
 #[derive(Debug)]
-pub struct Client {
-    connection: Connection,
+pub struct RpcClient {
+    connection: LocalConnection,
     replies: ReplyParser,
     /// Events received while waiting for a response.
     events: VecDeque<Value>,
@@ -25,45 +25,45 @@ pub struct Client {
     last_id: u64,
 }
 
-impl Client {
+impl RpcClient {
     /// Connects to the process that listens at `path`.
     pub fn connect(path: &Path, time_limit: Span) -> Result<Self, RpcError> {
-        let connection = Connection::connect(path, time_limit).map_err(|error| {
+        let connection = LocalConnection::connect(path, time_limit).map_err(|error| {
             let shown = path.display();
             match error.kind() {
-                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => RpcError::caller(
-                    Code::NoProcess,
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => RpcError::usage(
+                    ErrorCode::NoProcess,
                     format!("connect {shown}: no process listens there"),
                 ),
-                io::ErrorKind::WouldBlock => RpcError::peer(
-                    Code::Timeout,
+                io::ErrorKind::WouldBlock => RpcError::remote(
+                    ErrorCode::Timeout,
                     format!("connect {shown}: not accepted within {time_limit}"),
                 ),
-                _ => RpcError::machine(Code::Failed, format!("connect {shown}: {error}")),
+                _ => RpcError::environment(ErrorCode::Failed, format!("connect {shown}: {error}")),
             }
         })?;
         Ok(Self {
             connection,
             replies: ReplyParser::new(),
             events: VecDeque::new(),
-            clock: crate::event::clock(),
+            clock: crate::event::event_clock(),
             last_id: 0,
         })
     }
 
     /// Calls a method and waits for its response, at most for `time_limit`. Events that arrive
     /// meanwhile are queued.
-    pub fn call(
+    pub fn call_method(
         &mut self,
         method: &str,
         parameters: Map<String, Value>,
         time_limit: Span,
     ) -> Result<Value, RpcError> {
-        self.call_with(method, parameters, &[], time_limit)
+        self.call_with_files(method, parameters, &[], time_limit)
     }
 
     /// Calls a method with file descriptors attached.
-    pub fn call_with(
+    pub fn call_with_files(
         &mut self,
         method: &str,
         parameters: Map<String, Value>,
@@ -72,11 +72,11 @@ impl Client {
     ) -> Result<Value, RpcError> {
         let end = self.clock.now().after(time_limit);
         self.last_id += 1;
-        let id = Id::Number(self.last_id);
+        let id = RequestId::Number(self.last_id);
         let request = Request { id, method: method.to_owned(), parameters };
         self.send(&request.to_line(), files, end)?;
         loop {
-            match self.next(end)? {
+            match self.next_reply(end)? {
                 Some(Reply::Event(event)) => self.events.push_back(event),
                 // An error without an id concerns the connection, and so this request too.
                 Some(Reply::Response { id, result }) if id.is_none_or(|id| id == self.last_id) => {
@@ -86,7 +86,7 @@ impl Client {
                 Some(Reply::Response { .. }) => {}
                 None => {
                     let message = format!("{method}: no response within {time_limit}");
-                    return Err(RpcError::peer(Code::Timeout, message));
+                    return Err(RpcError::remote(ErrorCode::Timeout, message));
                 }
             }
         }
@@ -99,7 +99,7 @@ impl Client {
         }
         let end = self.clock.now().after(time_limit);
         loop {
-            match self.next(end)? {
+            match self.next_reply(end)? {
                 Some(Reply::Event(event)) => return Ok(Some(event)),
                 Some(Reply::Response { id: None, result }) => {
                     result?;
@@ -120,21 +120,28 @@ impl Client {
         while !rest.is_empty() {
             let sent = match self.connection.send_files(rest, files) {
                 Ok(sent) => sent,
-                Err(error) => return Err(self.last_word().unwrap_or_else(|| gone(&error))),
+                Err(error) => {
+                    return Err(self
+                        .final_error()
+                        .unwrap_or_else(|| connection_closed_error(&error)));
+                }
             };
             rest = &rest[sent..];
             files = if sent > 0 { &[] } else { files };
-            if sent == 0 && !self.wait(Connection::wait_to_send, end)? {
-                return Err(RpcError::peer(Code::Timeout, "send: it takes nothing any more"));
+            if sent == 0 && !self.wait_for_socket(LocalConnection::wait_to_send, end)? {
+                return Err(RpcError::remote(
+                    ErrorCode::Timeout,
+                    "send: it takes nothing any more",
+                ));
             }
         }
         Ok(())
     }
 
     /// Error that the server sent before it closed the connection, if any.
-    fn last_word(&mut self) -> Option<RpcError> {
+    fn final_error(&mut self) -> Option<RpcError> {
         loop {
-            match self.next(self.clock.now()).ok()?? {
+            match self.next_reply(self.clock.now()).ok()?? {
                 Reply::Response { id: None, result } => return result.err(),
                 Reply::Response { .. } | Reply::Event(_) => {}
             }
@@ -142,16 +149,24 @@ impl Client {
     }
 
     /// Next response or event, or `None` at the deadline.
-    fn next(&mut self, end: Instant) -> Result<Option<Reply>, RpcError> {
+    fn next_reply(&mut self, end: Instant) -> Result<Option<Reply>, RpcError> {
         let mut bytes = [0; 16 << 10];
         loop {
             if let Some(reply) = self.replies.next_reply() {
                 return Ok(Some(reply));
             }
-            match self.connection.receive(&mut bytes).map_err(|error| gone(&error))? {
+            match self
+                .connection
+                .receive(&mut bytes)
+                .map_err(|error| connection_closed_error(&error))?
+            {
                 RecvResult::Bytes(count) => self.replies.receive(&bytes[..count])?,
-                RecvResult::Eof => return Err(gone(&io::ErrorKind::UnexpectedEof.into())),
-                RecvResult::WouldBlock if !self.wait(Connection::wait_to_receive, end)? => {
+                RecvResult::Eof => {
+                    return Err(connection_closed_error(&io::ErrorKind::UnexpectedEof.into()));
+                }
+                RecvResult::WouldBlock
+                    if !self.wait_for_socket(LocalConnection::wait_to_receive, end)? =>
+                {
                     return Ok(None);
                 }
                 RecvResult::WouldBlock => {}
@@ -160,22 +175,25 @@ impl Client {
     }
 
     /// Waits for the socket. Returns whether to try again before `end`.
-    fn wait(
+    fn wait_for_socket(
         &self,
-        wait: fn(&Connection, Span) -> io::Result<bool>,
+        wait: fn(&LocalConnection, Span) -> io::Result<bool>,
         end: Instant,
     ) -> Result<bool, RpcError> {
         let left = end.since(self.clock.now());
-        let ready = wait(&self.connection, left).map_err(|error| gone(&error))?;
+        let ready =
+            wait(&self.connection, left).map_err(|error| connection_closed_error(&error))?;
         Ok(ready || self.clock.now() < end)
     }
 }
 
-fn gone(error: &io::Error) -> RpcError {
+fn connection_closed_error(error: &io::Error) -> RpcError {
     match error.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe => {
-            RpcError::peer(Code::ConnectionClosed, "the process closed the connection")
+            RpcError::remote(ErrorCode::ConnectionClosed, "the process closed the connection")
         }
-        _ => RpcError::peer(Code::ConnectionClosed, format!("the connection broke: {error}")),
+        _ => {
+            RpcError::remote(ErrorCode::ConnectionClosed, format!("the connection broke: {error}"))
+        }
     }
 }

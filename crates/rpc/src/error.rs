@@ -9,7 +9,7 @@ use tenmil_base::ErrorCategory;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RpcError {
     /// Stable code of the error.
-    pub code: Code,
+    pub code: ErrorCode,
     /// Category: usage, environment or remote.
     pub category: ErrorCategory,
     /// What was found and what was expected, on one line.
@@ -20,7 +20,7 @@ pub struct RpcError {
 
 /// Error code. Codes never change their meaning; new ones may be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Code {
+pub enum ErrorCode {
     /// The line is not JSON.
     NotJson,
     /// The line is JSON but not a request.
@@ -53,7 +53,7 @@ pub enum Code {
     Unknown,
 }
 
-impl Code {
+impl ErrorCode {
     /// All codes with name and meaning.
     pub const ALL: [(Self, &'static str, &'static str); 14] = [
         (Self::NotJson, "parse_error", "the line is not valid JSON, or a member is duplicated"),
@@ -87,7 +87,7 @@ impl Code {
     }
 
     /// Code with this name.
-    pub fn named(name: &str) -> Self {
+    pub fn from_name(name: &str) -> Self {
         let row = Self::ALL.iter().find(|(_, known, _)| *known == name);
         row.map_or(Self::Unknown, |(code, ..)| *code)
     }
@@ -95,17 +95,17 @@ impl Code {
 
 impl RpcError {
     /// Usage error: the caller requested something impossible.
-    pub fn caller(code: Code, message: impl Into<String>) -> Self {
+    pub fn usage(code: ErrorCode, message: impl Into<String>) -> Self {
         Self { code, category: ErrorCategory::Usage, message: message.into(), hint: None }
     }
 
     /// Environment error: the machine is not set up for the operation.
-    pub fn machine(code: Code, message: impl Into<String>) -> Self {
+    pub fn environment(code: ErrorCode, message: impl Into<String>) -> Self {
         Self { code, category: ErrorCategory::Environment, message: message.into(), hint: None }
     }
 
     /// Remote error: the peer violated the protocol or failed.
-    pub fn peer(code: Code, message: impl Into<String>) -> Self {
+    pub fn remote(code: ErrorCode, message: impl Into<String>) -> Self {
         Self { code, category: ErrorCategory::Remote, message: message.into(), hint: None }
     }
 
@@ -135,7 +135,7 @@ impl RpcError {
             .into_iter()
             .find(|category| Some(category_name(*category)) == text("category"))?;
         Some(Self {
-            code: Code::named(text("code")?),
+            code: ErrorCode::from_name(text("code")?),
             category,
             message: text("message")?.to_owned(),
             hint: text("hint").map(str::to_owned),
@@ -160,7 +160,7 @@ impl fmt::Display for RpcError {
 impl core::error::Error for RpcError {}
 
 /// Formats untrusted text for a message: quoted, on one line, and truncated.
-pub(crate) fn quoted(text: &str) -> String {
+pub(crate) fn quote_untrusted(text: &str) -> String {
     const CHARS_MAX: usize = 40;
     let mut shown: String = text.chars().take(CHARS_MAX).flat_map(char::escape_debug).collect();
     if text.chars().nth(CHARS_MAX).is_some() {
@@ -170,7 +170,7 @@ pub(crate) fn quoted(text: &str) -> String {
 }
 
 /// Formats names as `a, b or c`.
-pub(crate) fn either(names: &[&str]) -> String {
+pub(crate) fn join_alternatives(names: &[&str]) -> String {
     match names {
         [] => "none".into(),
         [name] => (*name).to_owned(),
@@ -183,37 +183,38 @@ mod tests {
     use serde_json::json;
     use tenmil_base::ErrorCategory;
 
-    use super::{Code, RpcError, either, quoted};
+    use super::{ErrorCode, RpcError, join_alternatives, quote_untrusted};
 
     #[test]
-    fn every_code_has_a_word_of_its_own_that_leads_back_to_it() {
-        for (code, name, meaning) in Code::ALL {
-            assert_eq!((code.name(), Code::named(name)), (name, code));
+    fn every_error_code_has_a_unique_name_that_parses_back() {
+        for (code, name, meaning) in ErrorCode::ALL {
+            assert_eq!((code.name(), ErrorCode::from_name(name)), (name, code));
             assert!(!meaning.is_empty());
         }
-        assert_eq!(Code::named("of_a_later_version"), Code::Unknown);
+        assert_eq!(ErrorCode::from_name("of_a_later_version"), ErrorCode::Unknown);
     }
 
     #[test]
-    fn a_refusal_crosses_the_wire_whole() {
-        let bare = RpcError::peer(Code::ConnectionClosed, "it went");
+    fn error_survives_conversion_to_json_and_back() {
+        let bare = RpcError::remote(ErrorCode::ConnectionClosed, "it went");
         assert_eq!(
             bare.to_json(),
             json!({"code": "connection_closed", "category": "remote", "message": "it went"})
         );
-        for refusal in [bare.with_hint("come back"), RpcError::machine(Code::Failed, "no")] {
+        for refusal in [bare.with_hint("come back"), RpcError::environment(ErrorCode::Failed, "no")]
+        {
             assert_eq!(RpcError::from_json(&refusal.to_json()), Some(refusal));
         }
         let odd = json!({"code": "connection_closed", "category": "nobody", "message": ""});
         assert_eq!(RpcError::from_json(&odd), None);
-        assert_eq!(RpcError::caller(Code::Busy, "").category, ErrorCategory::Usage);
+        assert_eq!(RpcError::usage(ErrorCode::Busy, "").category, ErrorCategory::Usage);
     }
 
     #[test]
-    fn text_from_outside_stays_on_one_short_line() {
-        assert_eq!(quoted("a\nb"), "`a\\nb`");
-        assert_eq!(quoted(&"x".repeat(41)), format!("`{}…`", "x".repeat(40)));
-        assert_eq!(either(&["a"]), "a");
-        assert_eq!(either(&["a", "b", "c"]), "a, b or c");
+    fn untrusted_text_is_quoted_on_one_short_line() {
+        assert_eq!(quote_untrusted("a\nb"), "`a\\nb`");
+        assert_eq!(quote_untrusted(&"x".repeat(41)), format!("`{}…`", "x".repeat(40)));
+        assert_eq!(join_alternatives(&["a"]), "a");
+        assert_eq!(join_alternatives(&["a", "b", "c"]), "a, b or c");
     }
 }

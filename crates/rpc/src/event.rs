@@ -69,7 +69,7 @@ pub struct EventReceiver {
 const WAITING_MAX: usize = 256;
 
 /// Creates an event queue.
-pub fn announcements() -> std::io::Result<(EventSender, EventReceiver)> {
+pub fn event_channel() -> std::io::Result<(EventSender, EventReceiver)> {
     let (sender, receiver) = sync_channel(WAITING_MAX);
     let lost = Arc::new(AtomicU64::new(0));
     let wake = EventVectors::new(1)?;
@@ -89,12 +89,12 @@ impl EventSender {
     }
 
     /// Wakes the server thread.
-    pub(crate) fn wake(&self) {
+    pub(crate) fn wake_server(&self) {
         self.wake.clone().raise(0);
     }
 
     /// Adds events that were dropped elsewhere.
-    pub(crate) fn report_lost(&self, count: u64) {
+    pub(crate) fn add_dropped(&self, count: u64) {
         self.lost.fetch_add(count, Ordering::Relaxed);
         self.wake.clone().raise(0);
     }
@@ -105,12 +105,12 @@ impl EventReceiver {
     pub(crate) fn next(&self) -> Option<Event> {
         match self.lost.swap(0, Ordering::Relaxed) {
             0 => self.queue.try_recv().ok(),
-            count => Some(lost(count)),
+            count => Some(dropped_event(count)),
         }
     }
 }
 
-fn lost(count: u64) -> Event {
+fn dropped_event(count: u64) -> Event {
     Event {
         kind: LOST,
         text: format!("{count} events were dropped"),
@@ -136,8 +136,8 @@ impl Event {
 
 /// Clock of `monotonic_ns` of an event: the kernel's monotonic clock, so that events of several
 /// programs on a machine can be ordered. Their `time` is for people and for other machines.
-pub(crate) fn clock() -> Clock {
-    Clock::kernel()
+pub(crate) fn event_clock() -> Clock {
+    Clock::on_kernel_clock()
 }
 
 #[cfg(test)]
@@ -145,43 +145,43 @@ mod tests {
     use serde_json::{Value, json};
     use tenmil_base::{Instant, Span};
 
-    use super::{Event, SET, UtcTime, WAITING_MAX, announcements};
+    use super::{Event, SET, UtcTime, WAITING_MAX, event_channel};
 
-    fn event(number: usize) -> Event {
+    fn test_event(number: usize) -> Event {
         Event { kind: SET, text: format!("number {number}"), about: json!({}) }
     }
 
     #[test]
-    fn announcements_come_out_in_order_and_wake_whoever_waits() {
-        let (announcer, announced) = announcements().unwrap();
-        assert!(announced.next().is_none() && !announced.wake.clear(0));
+    fn events_arrive_in_order_and_wake_the_receiver() {
+        let (announcer, announced) = event_channel().unwrap();
+        assert!(announced.next().is_none() && !announced.wake.clear_signals(0));
         let other = announcer.clone();
-        announcer.emit(event(1));
-        other.emit(event(2));
-        assert!(announced.wake.wait(0, Span::from_secs(10)).unwrap());
+        announcer.emit(test_event(1));
+        other.emit(test_event(2));
+        assert!(announced.wake.wait_for_signal(0, Span::from_secs(10)).unwrap());
         let texts: Vec<_> = std::iter::from_fn(|| announced.next()).map(|it| it.text).collect();
         assert_eq!(texts, ["number 1", "number 2"]);
     }
 
     #[test]
-    fn what_finds_no_room_is_counted_and_the_count_is_told_once() {
-        let (announcer, announced) = announcements().unwrap();
-        (0..WAITING_MAX + 3).for_each(|number| announcer.emit(event(number)));
+    fn dropped_events_are_counted_and_reported_once() {
+        let (announcer, announced) = event_channel().unwrap();
+        (0..WAITING_MAX + 3).for_each(|number| announcer.emit(test_event(number)));
         assert_eq!(announced.next().unwrap().text, "3 events were dropped");
-        assert_eq!(announced.next().unwrap(), event(0));
+        assert_eq!(announced.next().unwrap(), test_event(0));
         assert_eq!(std::iter::from_fn(|| announced.next()).count(), WAITING_MAX - 1);
     }
 
     #[test]
-    fn an_announcer_outlives_whoever_listened() {
-        let (announcer, announced) = announcements().unwrap();
+    fn sender_outlives_the_receiver() {
+        let (announcer, announced) = event_channel().unwrap();
         drop(announced);
-        announcer.emit(event(1));
+        announcer.emit(test_event(1));
     }
 
     #[test]
-    fn an_event_is_one_line() {
-        let event = Event { text: "two\nlines".into(), ..event(0) };
+    fn event_is_one_json_line() {
+        let event = Event { text: "two\nlines".into(), ..test_event(0) };
         let line = event.to_line(Instant { ns: 5 }, UtcTime { unix_us: 1_709_210_096_789_000 });
         let text = String::from_utf8(line).unwrap();
         assert_eq!(text.lines().count(), 1);

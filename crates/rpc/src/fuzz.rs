@@ -3,15 +3,15 @@
 use serde_json::Value;
 use tenmil_base::{Instant, Span};
 
-use crate::config::TargetConfig;
+use crate::method_state::MethodState;
 use crate::methods::SAME_EVERYWHERE;
-use crate::reply::ReplyParser;
+use crate::reply_parser::ReplyParser;
 use crate::request::Request;
-use crate::session::{Limits, ServerContext, Session, StepResult};
-use crate::state::ServerState;
+use crate::session::{LineResult, ServerContext, Session, SessionLimits};
+use crate::target_config::TargetConfig;
 
 /// Small limits, so that short inputs reach them.
-const LIMITS: Limits = Limits {
+const LIMITS: SessionLimits = SessionLimits {
     line_len_max: 512,
     unsent_soft_max: 4096,
     unsent_max: 1 << 20,
@@ -25,15 +25,15 @@ const LIMITS: Limits = Limits {
 /// # Panics
 ///
 /// If an invariant is violated: a bug of this crate, whatever the bytes are.
-pub fn fuzz(bytes: &[u8]) {
-    let whole = converse(bytes, usize::MAX);
+pub fn fuzz_rpc_connection(bytes: &[u8]) {
+    let whole = run_session(bytes, usize::MAX);
     // The responses must not depend on how the stream is fragmented.
     let cut = bytes.first().map_or(1, |first| usize::from(first % 7) + 1);
-    assert_eq!(converse(bytes, cut), whole, "cut every {cut} bytes");
+    assert_eq!(run_session(bytes, cut), whole, "cut every {cut} bytes");
     // The reply parser must accept arbitrary input, and own requests must be parsed.
     let _ = ReplyParser::new().receive(bytes);
-    if let Ok(request) = Request::read(bytes) {
-        assert_eq!(Request::read(&request.to_line()), Ok(request));
+    if let Ok(request) = Request::parse_line(bytes) {
+        assert_eq!(Request::parse_line(&request.to_line()), Ok(request));
     }
     if let Ok(text) = core::str::from_utf8(bytes)
         && let Err(wrong) = TargetConfig::parse(text)
@@ -43,9 +43,9 @@ pub fn fuzz(bytes: &[u8]) {
 }
 
 /// Returns the responses of a session to `bytes`, fed in pieces of at most `cut`.
-fn converse(bytes: &[u8], cut: usize) -> Vec<u8> {
+fn run_session(bytes: &[u8], cut: usize) -> Vec<u8> {
     // No parts: the state of a real process would not be reproducible.
-    let state = ServerState::new();
+    let state = MethodState::new();
     let served = ServerContext { table: &SAME_EVERYWHERE, state: &state };
     let now = Instant::default();
     let mut session = Session::new(now, "fuzz", LIMITS);
@@ -56,24 +56,24 @@ fn converse(bytes: &[u8], cut: usize) -> Vec<u8> {
         let piece = &rest[..rest.len().min(cut)];
         let taken = session.receive(now, piece);
         rest = &rest[taken..];
-        let stepped = session.step(served) != StepResult::Nothing;
-        output.extend_from_slice(session.to_send());
-        session.sent(now, session.to_send().len());
-        if session.is_over().is_some() {
+        let stepped = session.process_line(served) != LineResult::Nothing;
+        output.extend_from_slice(session.unsent_bytes());
+        session.record_sent(now, session.unsent_bytes().len());
+        if session.close_reason().is_some() {
             break;
         }
         if rest.is_empty() && !stepped {
-            session.receive_end();
+            session.handle_stream_end();
         }
         turns += 1;
         assert!(turns < 4 * bytes.len() + 16, "a session makes no progress");
     }
-    check(&output);
+    check_output_lines(&output);
     output
 }
 
 /// Checks that every line of the output is a JSON object with a response or an error.
-fn check(output: &[u8]) {
+fn check_output_lines(output: &[u8]) {
     let text = core::str::from_utf8(output).expect("answers are UTF-8");
     assert!(text.is_empty() || text.ends_with('\n'), "answers are whole lines");
     for line in text.lines() {
@@ -87,7 +87,7 @@ fn check(output: &[u8]) {
 mod tests {
     use tenmil_base::Random;
 
-    use super::{converse, fuzz};
+    use super::{fuzz_rpc_connection, run_session};
 
     const LINES: [&str; 5] = [
         r#"{"id":1,"method":"methods"}"#,
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn every_line_is_answered_once_and_in_order() {
-        let text = String::from_utf8(converse(LINES.join("\n").as_bytes(), 3)).unwrap();
+        let text = String::from_utf8(run_session(LINES.join("\n").as_bytes(), 3)).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), LINES.len());
         let begins = [
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn drawn_bytes_and_mangled_requests_are_survived() {
+    fn random_bytes_and_mutated_requests_cause_no_panic() {
         let mut random = Random::new(11);
         for _ in 0..3_000 {
             let mut bytes = LINES.join("\n").into_bytes();
@@ -128,7 +128,7 @@ mod tests {
                     _ => bytes.extend_from_within(at..),
                 }
             }
-            fuzz(&bytes);
+            fuzz_rpc_connection(&bytes);
         }
     }
 }

@@ -13,9 +13,9 @@
 //! A new method is one new row in [`methods`].
 //!
 //! A connection carries JSON lines. [`Session`] is the server side and [`ReplyParser`] the client
-//! side; both are protocol state machines without I/O. [`Server`] and [`Client`] connect them to
+//! side; both are protocol state machines without I/O. [`RpcServer`] and [`RpcClient`] connect them to
 //! sockets. The server has a thread of its own, which sleeps while idle. Methods read a
-//! [`ServerState`], which the serving program assembles.
+//! [`MethodState`], which the serving program assembles.
 //!
 //! The configuration of a target is one declarative file: [`config`].
 
@@ -23,48 +23,48 @@
 
 mod arguments;
 mod client;
-mod complete;
-pub mod config;
-mod deferred;
-mod did_you_mean;
+mod command_completion;
+mod deferred_reply;
 mod error;
 mod event;
 pub mod fuzz;
-mod json;
+mod json_schema;
 mod method;
+mod method_state;
 pub mod methods;
 mod param_type;
 mod passed_fd;
 pub mod pool_commands;
 mod reference_doc;
-mod reply;
+mod reply_parser;
 mod request;
+mod result_text;
 mod result_type;
-mod schema;
 mod server;
 mod session;
-mod state;
-mod table;
+mod spelling_suggestion;
+mod strict_json;
+pub mod target_config;
 
-pub use arguments::{Argument, Arguments, words};
-pub use client::Client;
-pub use complete::candidates;
-pub use deferred::DeferredReply;
-pub use error::{Code, RpcError};
-pub use event::{Event, EventKind, EventReceiver, EventSender, announcements};
+pub use arguments::{Argument, Arguments, parse_words};
+pub use client::RpcClient;
+pub use command_completion::completions;
+pub use deferred_reply::DeferredReply;
+pub use error::{ErrorCode, RpcError};
+pub use event::{Event, EventKind, EventReceiver, EventSender, event_channel};
+pub use json_schema::table_schema;
 pub use method::{CallContext, Method, MethodKind, MethodRegistry, ParamDefault, Parameter};
+pub use method_state::MethodState;
 pub use methods::{
-    CopyProgress, Devices, EventRelay, Exports, NvmeConnections, ProgramInfo, Reactors,
-    SchedulerSource, TABLE, announce_path_changes,
+    CopyProgress, DeviceControls, EventRelay, NbdExports, NvmeConnections, ProgramInfo,
+    ReactorsSource, SchedulerSource, TABLE, emit_path_changes,
 };
 pub use param_type::ParamType;
 pub use passed_fd::PassedFd;
-pub use reference_doc::document;
-pub use reply::{Reply, ReplyParser};
+pub use reference_doc::reference_markdown;
+pub use reply_parser::{Reply, ReplyParser};
 pub use request::Request;
+pub use result_text::format_result;
 pub use result_type::{FieldSchema, ResultType};
-pub use schema::schema;
-pub use server::{Server, ServerError};
-pub use session::{CloseReason, Limits, ServerContext, Session, StepResult};
-pub use state::ServerState;
-pub use table::show;
+pub use server::{RpcServer, ServerError};
+pub use session::{CloseReason, LineResult, ServerContext, Session, SessionLimits};

@@ -3,14 +3,14 @@
 use serde_json::Value;
 
 use crate::arguments::Arguments;
-use crate::deferred::DeferredReply;
-use crate::did_you_mean::nearest;
-use crate::error::{Code, RpcError, either, quoted};
+use crate::deferred_reply::DeferredReply;
+use crate::error::{ErrorCode, RpcError, join_alternatives, quote_untrusted};
 use crate::event::EventKind;
+use crate::method_state::MethodState;
 use crate::param_type::ParamType;
 use crate::passed_fd::PassedFd;
 use crate::result_type::ResultType;
-use crate::state::ServerState;
+use crate::spelling_suggestion::nearest_name;
 
 /// Definition of a method.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +73,7 @@ pub struct CallContext<'a> {
     /// Table of the method.
     pub table: &'a MethodRegistry,
     /// State of the process.
-    pub state: &'a ServerState,
+    pub state: &'a MethodState,
     /// Validated arguments.
     pub arguments: &'a Arguments,
     /// Slot for a deferred response.
@@ -122,19 +122,19 @@ impl Method {
         let names = || self.parameters.iter().map(|parameter| parameter.name);
         let renamed = RENAMED_PARAMETERS.iter().find(|(old, _)| *old == name);
         if let Some((_, new)) = renamed.filter(|(_, new)| names().any(|name| name == *new)) {
-            let (method, old) = (self.typed_name(), quoted(name));
-            let text = format!("{method}: no parameter {old}: it is now {}", quoted(new));
-            return Err(RpcError::caller(Code::NoSuchParameter, text));
+            let (method, old) = (self.typed_name(), quote_untrusted(name));
+            let text = format!("{method}: no parameter {old}: it is now {}", quote_untrusted(new));
+            return Err(RpcError::usage(ErrorCode::NoSuchParameter, text));
         }
         if let Some(found) = self.parameters.iter().find(|parameter| parameter.name == name) {
             return Ok(found);
         }
-        let expected = either(&names().collect::<Vec<_>>());
-        let name_shown = quoted(name);
+        let expected = join_alternatives(&names().collect::<Vec<_>>());
+        let name_shown = quote_untrusted(name);
         let message =
             format!("{}: no parameter {name_shown}, expected {expected}", self.typed_name());
-        let refusal = RpcError::caller(Code::NoSuchParameter, message);
-        Err(match nearest(name, names()) {
+        let refusal = RpcError::usage(ErrorCode::NoSuchParameter, message);
+        Err(match nearest_name(name, names()) {
             Some(near) => refusal.with_hint(format!("did you mean `{near}`?")),
             None => refusal,
         })
@@ -166,7 +166,7 @@ impl MethodRegistry {
         found.ok_or_else(|| {
             let names: Vec<String> = self.methods().map(Method::wire_name).collect();
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
-            no_such("method", wire_name, &names)
+            unknown_name_error("method", wire_name, &names)
         })
     }
 
@@ -176,7 +176,7 @@ impl MethodRegistry {
         let found = of_verb().find(|method| method.name == name);
         found.ok_or_else(|| {
             let names: Vec<&str> = of_verb().map(|method| method.name).collect();
-            no_such(&format!("{} method", verb.name()), name, &names)
+            unknown_name_error(&format!("{} method", verb.name()), name, &names)
         })
     }
 }
@@ -198,7 +198,7 @@ const RENAMED: [(&str, &str); 9] = [
 const RENAMED_PARAMETERS: [(&str, &str); 1] = [("unit_bytes", "cluster_bytes")];
 
 /// The present name of a method of version 0.1, with the prefix of `found`.
-fn renamed(found: &str, names: &[&str]) -> Option<String> {
+fn renamed_method(found: &str, names: &[&str]) -> Option<String> {
     let (prefix, bare) = match found.strip_prefix("set_") {
         Some(bare) => ("set_", bare),
         None => ("", found),
@@ -208,16 +208,17 @@ fn renamed(found: &str, names: &[&str]) -> Option<String> {
     names.contains(&&*whole).then_some(whole)
 }
 
-fn no_such(what: &str, found: &str, names: &[&str]) -> RpcError {
-    if let Some(new) = renamed(found, names) {
-        let text = format!("no {what} {}: it is now {}", quoted(found), quoted(&new));
-        return RpcError::caller(Code::NoSuchMethod, text);
+fn unknown_name_error(what: &str, found: &str, names: &[&str]) -> RpcError {
+    if let Some(new) = renamed_method(found, names) {
+        let text =
+            format!("no {what} {}: it is now {}", quote_untrusted(found), quote_untrusted(&new));
+        return RpcError::usage(ErrorCode::NoSuchMethod, text);
     }
-    let shown = quoted(found);
-    let expected = either(names);
+    let shown = quote_untrusted(found);
+    let expected = join_alternatives(names);
     let refusal =
-        RpcError::caller(Code::NoSuchMethod, format!("no {what} {shown}, expected {expected}"));
-    match nearest(found, names.iter().copied()) {
+        RpcError::usage(ErrorCode::NoSuchMethod, format!("no {what} {shown}, expected {expected}"));
+    match nearest_name(found, names.iter().copied()) {
         Some(near) => refusal.with_hint(format!("did you mean `{near}`?")),
         None => refusal,
     }
@@ -225,14 +226,14 @@ fn no_such(what: &str, found: &str, names: &[&str]) -> RpcError {
 
 #[cfg(test)]
 mod tests {
-    use super::{RENAMED, renamed};
+    use super::{RENAMED, renamed_method};
 
     #[test]
-    fn renamed_method_is_found_with_its_prefix_and_only_where_it_exists() {
+    fn renamed_method_is_suggested_with_its_prefix_only_where_it_exists() {
         let names = ["nvme_connections", "set_pool_scrub"];
-        assert_eq!(renamed("queues", &names).as_deref(), Some("nvme_connections"));
-        assert_eq!(renamed("set_store_scrub", &names).as_deref(), Some("set_pool_scrub"));
-        assert_eq!(renamed("store_scrub", &names), None);
+        assert_eq!(renamed_method("queues", &names).as_deref(), Some("nvme_connections"));
+        assert_eq!(renamed_method("set_store_scrub", &names).as_deref(), Some("set_pool_scrub"));
+        assert_eq!(renamed_method("store_scrub", &names), None);
         assert!(RENAMED.iter().all(|(old, new)| old != new));
     }
 }

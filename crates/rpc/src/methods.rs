@@ -1,12 +1,12 @@
 //! Rows of the method table, grouped by object.
 
 mod copy;
-pub(crate) mod devices;
 mod environment;
-mod exports;
-mod files;
-mod list;
-mod mirrors;
+mod file_events;
+mod method_list;
+mod mirror_events;
+pub(crate) mod mirrors_and_delays;
+mod nbd_exports;
 mod nvme_connections;
 mod paths;
 mod pool_events;
@@ -16,12 +16,12 @@ mod scheduler;
 mod volumes;
 
 pub use copy::CopyProgress;
-pub use devices::Devices;
-pub use exports::Exports;
+pub use mirrors_and_delays::DeviceControls;
+pub use nbd_exports::NbdExports;
 pub use nvme_connections::NvmeConnections;
-pub use paths::announce_path_changes;
+pub use paths::emit_path_changes;
 pub use process::ProgramInfo;
-pub use reactors::{EventRelay, Reactors};
+pub use reactors::{EventRelay, ReactorsSource};
 pub use scheduler::SchedulerSource;
 
 use crate::event::EventKind;
@@ -30,13 +30,13 @@ use crate::method::MethodRegistry;
 /// All methods of a tenmil process.
 pub static TABLE: MethodRegistry = MethodRegistry::new(
     &[
-        list::METHODS,
+        method_list::METHODS,
         process::METHODS,
         environment::METHODS,
         reactors::METHODS,
         scheduler::METHODS,
-        exports::METHODS,
-        devices::METHODS,
+        nbd_exports::METHODS,
+        mirrors_and_delays::METHODS,
         copy::METHODS,
         nvme_connections::METHODS,
         paths::METHODS,
@@ -45,12 +45,12 @@ pub static TABLE: MethodRegistry = MethodRegistry::new(
     &[
         &EventKind::COMMON,
         reactors::EVENTS,
-        exports::EVENTS,
+        nbd_exports::EVENTS,
         nvme_connections::EVENTS,
         paths::EVENTS,
         pool_events::EVENTS,
-        files::EVENTS,
-        mirrors::EVENTS,
+        file_events::EVENTS,
+        mirror_events::EVENTS,
         crate::pool_commands::EVENTS,
     ],
 );
@@ -58,15 +58,15 @@ pub static TABLE: MethodRegistry = MethodRegistry::new(
 /// Methods whose results depend neither on the machine nor on time, for the fuzzer.
 pub(crate) static SAME_EVERYWHERE: MethodRegistry = MethodRegistry::new(
     &[
-        list::METHODS,
+        method_list::METHODS,
         process::METHODS,
         reactors::METHODS,
         scheduler::METHODS,
-        exports::METHODS,
-        devices::METHODS,
+        nbd_exports::METHODS,
+        mirrors_and_delays::METHODS,
         copy::METHODS,
     ],
-    &[&EventKind::COMMON, reactors::EVENTS, exports::EVENTS],
+    &[&EventKind::COMMON, reactors::EVENTS, nbd_exports::EVENTS],
 );
 
 #[cfg(test)]

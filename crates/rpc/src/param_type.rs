@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use tenmil_linux::CpuList;
 
 use crate::arguments::Argument;
-use crate::error::{either, quoted};
+use crate::error::{join_alternatives, quote_untrusted};
 
 /// Type of a parameter: its allowed values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,13 +43,13 @@ const CORES_PATTERN: &str = "^(0[xX][0-9a-fA-F]+|[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]
 
 impl ParamType {
     /// Validates a JSON value. The error names the expected type.
-    pub fn read(self, value: &Value) -> Result<Argument, String> {
+    pub fn validate(self, value: &Value) -> Result<Argument, String> {
         let read = match (self, value) {
             (Self::Text { len_max }, Value::String(text)) => {
                 (1..=len_max).contains(&text.len()).then(|| Argument::Text(text.clone()))
             }
             (Self::Texts { len_max, .. }, Value::String(_)) => {
-                return Self::Text { len_max }.read(value).map(|one| match one {
+                return Self::Text { len_max }.validate(value).map(|one| match one {
                     Argument::Text(text) => Argument::Texts(vec![text]),
                     other => other,
                 });
@@ -73,11 +73,11 @@ impl ParamType {
             }
             _ => None,
         };
-        read.ok_or_else(|| format!("is {}, expected {}", shown(value), self.expected()))
+        read.ok_or_else(|| format!("is {}, expected {}", value_text(value), self.expected_text()))
     }
 
     /// Converts command-line text into a JSON value.
-    pub fn parse(self, text: &str) -> Result<Value, String> {
+    pub fn parse_text(self, text: &str) -> Result<Value, String> {
         let value = match self {
             Self::Text { .. } | Self::Texts { .. } | Self::OneOf(_) | Self::Cores => {
                 Value::from(text)
@@ -89,11 +89,11 @@ impl ParamType {
             },
             Self::Whole { .. } => text.parse::<u64>().map_or_else(|_| text.into(), Value::from),
         };
-        self.read(&value).map(|_| value)
+        self.validate(&value).map(|_| value)
     }
 
     /// Description of the allowed values, to follow "expected".
-    pub fn expected(self) -> String {
+    pub fn expected_text(self) -> String {
         match self {
             Self::Text { len_max } => format!("a text of 1 to {len_max} bytes"),
             Self::Texts { len_max, count_max } => {
@@ -102,19 +102,19 @@ impl ParamType {
             Self::Flag => "true or false".into(),
             Self::Whole { min, max: u64::MAX } => format!("a whole number from {min}"),
             Self::Whole { min, max } => format!("a whole number from {min} to {max}"),
-            Self::OneOf(words) => either(words),
+            Self::OneOf(words) => join_alternatives(words),
             Self::Cores => "processors such as 0,2-3 or 0xd".into(),
         }
     }
 
     /// JSON schema of the type.
-    pub fn schema(self) -> Value {
+    pub fn json_schema(self) -> Value {
         match self {
             Self::Text { len_max } => {
                 json!({ "type": "string", "minLength": 1, "maxLength": len_max })
             }
             Self::Texts { len_max, count_max } => {
-                let one = Self::Text { len_max }.schema();
+                let one = Self::Text { len_max }.json_schema();
                 let list = json!({
                     "type": "array", "items": one, "minItems": 1, "maxItems": count_max,
                 });
@@ -130,7 +130,7 @@ impl ParamType {
     }
 
     /// Allowed words, if they can be enumerated.
-    pub fn choices(self) -> &'static [&'static str] {
+    pub fn enumerated_words(self) -> &'static [&'static str] {
         match self {
             Self::OneOf(words) => words,
             Self::Flag => &["true", "false"],
@@ -140,9 +140,9 @@ impl ParamType {
 }
 
 /// Formats a value for a message.
-pub(crate) fn shown(value: &Value) -> String {
+pub(crate) fn value_text(value: &Value) -> String {
     match value {
-        Value::String(text) => quoted(text),
+        Value::String(text) => quote_untrusted(text),
         Value::Array(_) => "a list".into(),
         Value::Object(_) => "an object".into(),
         plain => plain.to_string(),
@@ -164,7 +164,7 @@ mod tests {
         "is a list, expected a text of 1 to 3 bytes, or a list of 1 to 2 of them";
 
     #[test]
-    fn a_value_of_its_kind_is_read() {
+    fn valid_value_is_accepted() {
         let text = |text: &str| Argument::Text(text.into());
         for (kind, value, expected) in [
             (ParamType::Text { len_max: 3 }, json!("abc"), text("abc")),
@@ -181,12 +181,12 @@ mod tests {
             (MODE, json!("always"), text("always")),
             (ParamType::Cores, json!("0-2,5"), Argument::Cores(CpuList::parse("0-2,5").unwrap())),
         ] {
-            assert_eq!(kind.read(&value), Ok(expected));
+            assert_eq!(kind.validate(&value), Ok(expected));
         }
     }
 
     #[test]
-    fn a_value_of_another_kind_is_named_with_what_is_accepted() {
+    fn value_of_another_type_is_rejected_with_the_accepted_ones() {
         for (kind, value, expected) in [
             (
                 ParamType::Text { len_max: 3 },
@@ -212,19 +212,22 @@ mod tests {
             (ParamType::Cores, json!(""), "is ``, expected processors such as 0,2-3 or 0xd"),
             (ParamType::Cores, json!({}), "is an object, expected processors such as 0,2-3 or 0xd"),
         ] {
-            assert_eq!(kind.read(&value), Err(expected.into()));
+            assert_eq!(kind.validate(&value), Err(expected.into()));
         }
     }
 
     #[test]
-    fn what_is_typed_becomes_a_value_of_the_kind() {
-        assert_eq!(SMALL.parse("7"), Ok(json!(7)));
-        assert_eq!(SMALL.parse("x"), Err("is `x`, expected a whole number from 1 to 100".into()));
-        assert_eq!(ParamType::Flag.parse("on"), Ok(json!(true)));
-        assert_eq!(ParamType::Flag.parse("no"), Ok(json!(false)));
-        assert!(ParamType::Flag.parse("maybe").is_err());
-        assert_eq!(ParamType::Text { len_max: 9 }.parse("7"), Ok(json!("7")));
-        assert_eq!(MODE.parse("adaptive"), Ok(json!("adaptive")));
-        assert_eq!(ParamType::Cores.parse("1,3"), Ok(json!("1,3")));
+    fn command_line_text_becomes_a_json_value() {
+        assert_eq!(SMALL.parse_text("7"), Ok(json!(7)));
+        assert_eq!(
+            SMALL.parse_text("x"),
+            Err("is `x`, expected a whole number from 1 to 100".into())
+        );
+        assert_eq!(ParamType::Flag.parse_text("on"), Ok(json!(true)));
+        assert_eq!(ParamType::Flag.parse_text("no"), Ok(json!(false)));
+        assert!(ParamType::Flag.parse_text("maybe").is_err());
+        assert_eq!(ParamType::Text { len_max: 9 }.parse_text("7"), Ok(json!("7")));
+        assert_eq!(MODE.parse_text("adaptive"), Ok(json!("adaptive")));
+        assert_eq!(ParamType::Cores.parse_text("1,3"), Ok(json!("1,3")));
     }
 }

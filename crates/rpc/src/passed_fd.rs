@@ -14,12 +14,12 @@ pub struct PassedFd(RefCell<Option<OwnedFd>>);
 
 impl PassedFd {
     /// Stores a received descriptor, closing a previous one.
-    pub(crate) fn put(&self, file: OwnedFd) {
+    pub(crate) fn store_fd(&self, file: OwnedFd) {
         self.0.replace(Some(file));
     }
 
     /// Removes the descriptor.
-    pub(crate) fn take(&self) -> Option<OwnedFd> {
+    pub(crate) fn take_fd(&self) -> Option<OwnedFd> {
         self.0.take()
     }
 }

@@ -11,42 +11,45 @@
 //! to become durable, and a device may be slow. [`PoolCommands`] is the state that a process keeps
 //! for this; it is dropped with the socket, which stops running jobs.
 
-mod command;
-mod describe;
-mod diff;
+mod diff_page;
 mod execute;
-mod idempotent;
+mod idempotency;
 mod jobs;
-mod similar;
+mod missing_volume;
+mod pool_command;
+mod pool_json;
 mod stream_fd;
-mod workers;
+mod worker_pool;
 
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use tenmil_base::Error;
 use tenmil_drivers::pool::{OpenPool, all_open};
-use tenmil_linux::local_socket::Connection;
+use tenmil_linux::local_socket::LocalConnection;
 
-use crate::deferred::ReplySender;
-use crate::error::{Code, RpcError, either, quoted};
+use crate::deferred_reply::ReplySender;
+use crate::error::{ErrorCode, RpcError, join_alternatives, quote_untrusted};
 use crate::event::EventSender;
 use crate::method::CallContext;
-use crate::methods::devices::is_device;
+use crate::methods::mirrors_and_delays::is_uri_of_device;
 
-pub use command::PoolCommand;
-pub(crate) use command::{STORE as WHICH_STORE, flag, named, percent, size as bytes};
-pub use describe::{
-    CommandResult, FIELDS, LISTED, STORE, VOLUME, carried, checked, device, devices_text,
-    grown_text, percents, scrubbed, size, store, volumes,
-};
-pub use diff::{DIFFERENCE, DiffPage, kind as kind_of_range};
-pub use execute::execute;
+pub use diff_page::{DIFFERENCE, DiffPage, range_kind as kind_of_range};
+pub use execute::execute_command;
 pub(crate) use jobs::EVENTS;
 pub use jobs::{JOB, JobData, JobKind, JobSpec};
+pub use pool_command::PoolCommand;
+pub(crate) use pool_command::{
+    STORE as WHICH_STORE, boolean_parameter, name_parameter, percent_parameter,
+    size_parameter as bytes,
+};
+pub use pool_json::{
+    CommandResult, FIELDS, LISTED, STORE, VOLUME, check_json, device_json, devices_text,
+    format_bytes, format_percents, grown_text, pool_json, scrub_json, transfer_json, volumes_json,
+};
 
 use self::jobs::Jobs;
-use self::workers::WorkerPool;
+use self::worker_pool::WorkerPool;
 
 /// Device kinds that the program adds to those of the block layer.
 pub type DeviceKinds = &'static [(&'static str, &'static dyn tenmil_block::DeviceType)];
@@ -67,13 +70,13 @@ impl PoolCommands {
     }
 
     /// Executes the rest of a call on a worker thread.
-    fn reply_later(
+    fn reply_deferred(
         &self,
         call: &CallContext<'_>,
         answer: impl FnOnce() -> Result<Value, RpcError> + Send + 'static,
     ) -> Result<Value, RpcError> {
         let (promise, pending) = ReplySender::new(self.announcer.clone());
-        self.workers.spawn(Box::new(move || promise.keep(answer())))?;
+        self.workers.queue_task(Box::new(move || promise.send_reply(answer())))?;
         call.later.defer(pending);
         Ok(Value::Null)
     }
@@ -81,8 +84,8 @@ impl PoolCommands {
 
 impl Drop for PoolCommands {
     fn drop(&mut self) {
-        self.workers.end();
-        self.jobs.end();
+        self.workers.stop_workers();
+        self.jobs.stop_all();
     }
 }
 
@@ -93,89 +96,96 @@ impl std::fmt::Debug for PoolCommands {
 }
 
 /// Lists all open pools.
-pub(crate) fn all_stores(call: &CallContext<'_>) -> Result<Value, RpcError> {
-    let orders = orders(call)?;
-    orders.reply_later(call, || all_open().iter().map(|open| to_rpc_error(store(open))).collect())
+pub(crate) fn list_pools(call: &CallContext<'_>) -> Result<Value, RpcError> {
+    let orders = pool_commands_of(call)?;
+    orders.reply_deferred(call, || {
+        all_open().iter().map(|open| to_rpc_error(pool_json(open))).collect()
+    })
 }
 
 /// Lists the volumes of a pool.
-pub(crate) fn all_volumes(call: &CallContext<'_>) -> Result<Value, RpcError> {
-    let (orders, wanted) = (orders(call)?, wanted(call));
-    orders.reply_later(call, move || to_rpc_error(volumes(&find(wanted.as_deref())?)))
+pub(crate) fn list_volumes(call: &CallContext<'_>) -> Result<Value, RpcError> {
+    let (orders, wanted) = (pool_commands_of(call)?, pool_argument(call));
+    orders.reply_deferred(call, move || to_rpc_error(volumes_json(&find_pool(wanted.as_deref())?)))
 }
 
 /// Returns one page of the differences between two volumes.
-pub(crate) fn differ(call: &CallContext<'_>) -> Result<Value, RpcError> {
-    let (orders, wanted) = (orders(call)?, wanted(call));
+pub(crate) fn volume_differences(call: &CallContext<'_>) -> Result<Value, RpcError> {
+    let (orders, wanted) = (pool_commands_of(call)?, pool_argument(call));
     let text = |name| call.arguments.text(name).unwrap_or_default().to_owned();
     let (from, to) = (text("from"), text("to"));
-    let at_bytes = call.arguments.whole("at_bytes").unwrap_or_default();
-    orders.reply_later(call, move || {
-        let open = find(wanted.as_deref())?;
-        to_rpc_error(DiffPage::of(&open, (&from, &to), at_bytes)).map(|portion| portion.as_json())
+    let at_bytes = call.arguments.integer("at_bytes").unwrap_or_default();
+    orders.reply_deferred(call, move || {
+        let open = find_pool(wanted.as_deref())?;
+        to_rpc_error(DiffPage::from_volumes(&open, (&from, &to), at_bytes))
+            .map(|portion| portion.as_json())
     })
 }
 
 /// Executes the command of a method.
-pub(crate) fn give(call: &CallContext<'_>, method: &str) -> Result<Value, RpcError> {
-    let (orders, wanted) = (orders(call)?, wanted(call));
-    let order = PoolCommand::read(method, call.arguments);
-    let order =
-        order.map_err(|why| RpcError::caller(Code::BadValue, format!("set {method}: {why}")))?;
+pub(crate) fn execute_method(call: &CallContext<'_>, method: &str) -> Result<Value, RpcError> {
+    let (orders, wanted) = (pool_commands_of(call)?, pool_argument(call));
+    let order = PoolCommand::from_arguments(method, call.arguments);
+    let order = order
+        .map_err(|why| RpcError::usage(ErrorCode::BadValue, format!("set {method}: {why}")))?;
     let kinds = orders.kinds;
-    orders.reply_later(call, move || {
-        let open = find(wanted.as_deref())?;
-        to_rpc_error(execute(&open, kinds, &order)).map(|told| told.as_json())
+    orders.reply_deferred(call, move || {
+        let open = find_pool(wanted.as_deref())?;
+        to_rpc_error(execute_command(&open, kinds, &order)).map(|told| told.as_json())
     })
 }
 
 /// Starts a job and returns its row.
-pub(crate) fn begin(call: &CallContext<'_>, long: JobSpec) -> Result<Value, RpcError> {
-    let (orders, wanted) = (orders(call)?, wanted(call));
-    let stream = if long.what.has_stream() { Some(stream(call, &long)?) } else { None };
+pub(crate) fn start_job(call: &CallContext<'_>, long: JobSpec) -> Result<Value, RpcError> {
+    let (orders, wanted) = (pool_commands_of(call)?, pool_argument(call));
+    let stream =
+        if long.what.has_stream() { Some(take_attached_stream(call, &long)?) } else { None };
     let (kinds, jobs) = (orders.kinds, Arc::clone(&orders.jobs));
-    orders.reply_later(call, move || {
-        let open = find(wanted.as_deref())?;
-        jobs.begin(&open, kinds, long, stream)
+    orders.reply_deferred(call, move || {
+        let open = find_pool(wanted.as_deref())?;
+        jobs.start_job(&open, kinds, long, stream)
     })
 }
 
 /// Takes the stream that was attached to a request.
-fn stream(call: &CallContext<'_>, long: &JobSpec) -> Result<Connection, RpcError> {
-    let (method, _) = long.request("");
-    let given = call.passed.take().ok_or_else(|| {
+fn take_attached_stream(
+    call: &CallContext<'_>,
+    long: &JobSpec,
+) -> Result<LocalConnection, RpcError> {
+    let (method, _) = long.rpc_request("");
+    let given = call.passed.take_fd().ok_or_else(|| {
         std::io::Error::other("found no descriptor beside it, expected one end of a Unix stream")
     });
-    given.and_then(Connection::from_fd).map_err(|error| {
+    given.and_then(LocalConnection::from_fd).map_err(|error| {
         let hint = "use `tenmil volume send` and `tenmil volume receive`, which bring one";
-        RpcError::caller(Code::BadValue, format!("{method}: {error}")).with_hint(hint)
+        RpcError::usage(ErrorCode::BadValue, format!("{method}: {error}")).with_hint(hint)
     })
 }
 
 /// Lists all jobs, or one.
-pub(crate) fn all_jobs(call: &CallContext<'_>) -> Result<Value, RpcError> {
-    Ok(orders(call)?.jobs.rows(call.arguments.whole("id")))
+pub(crate) fn list_jobs(call: &CallContext<'_>) -> Result<Value, RpcError> {
+    Ok(pool_commands_of(call)?.jobs.job_rows(call.arguments.integer("id")))
 }
 
 /// Stops a job and returns its row.
 pub(crate) fn stop_job(call: &CallContext<'_>) -> Result<Value, RpcError> {
-    let id = call.arguments.whole("id").unwrap_or_default();
-    orders(call)?.jobs.stop(id, call.arguments.flag("stop") == Some(true))
+    let id = call.arguments.integer("id").unwrap_or_default();
+    pool_commands_of(call)?.jobs.stop_job(id, call.arguments.boolean("stop") == Some(true))
 }
 
-fn orders<'a>(call: &CallContext<'a>) -> Result<&'a PoolCommands, RpcError> {
-    call.state.part::<PoolCommands>("pools of volumes")
+fn pool_commands_of<'a>(call: &CallContext<'a>) -> Result<&'a PoolCommands, RpcError> {
+    call.state.find_part::<PoolCommands>("pools of volumes")
 }
 
-fn wanted(call: &CallContext<'_>) -> Option<String> {
+fn pool_argument(call: &CallContext<'_>) -> Option<String> {
     call.arguments.text("pool").map(str::to_owned)
 }
 
 /// Finds a pool by device, name or UUID; without a name, the only open one.
-fn find(wanted: Option<&str>) -> Result<Arc<OpenPool>, RpcError> {
+fn find_pool(wanted: Option<&str>) -> Result<Arc<OpenPool>, RpcError> {
     let all = all_open();
     let is_it = |open: &&Arc<OpenPool>| {
-        let is_named = |wanted| is_device(open.device(), wanted) || open.name() == wanted;
+        let is_named = |wanted| is_uri_of_device(open.device(), wanted) || open.name() == wanted;
         wanted.is_none_or(|wanted| is_named(wanted) || format!("{:032x}", open.uuid()) == wanted)
     };
     let mut found = all.iter().filter(is_it);
@@ -183,20 +193,21 @@ fn find(wanted: Option<&str>) -> Result<Arc<OpenPool>, RpcError> {
         return Ok(Arc::clone(open));
     }
     let names: Vec<&str> = all.iter().map(|open| open.device()).collect();
-    let expected = if names.is_empty() { "one that is open".to_owned() } else { either(&names) };
-    let found = wanted.map_or_else(|| "no name".into(), quoted);
+    let expected =
+        if names.is_empty() { "one that is open".to_owned() } else { join_alternatives(&names) };
+    let found = wanted.map_or_else(|| "no name".into(), quote_untrusted);
     let message = format!("pool: {found}, expected {expected}");
-    Err(RpcError::caller(Code::NotFound, message).with_hint("see `tenmil get pools`"))
+    Err(RpcError::usage(ErrorCode::NotFound, message).with_hint("see `tenmil get pools`"))
 }
 
 /// Converts a pool error into an RPC error.
 fn to_rpc_error<T>(done: Result<T, Error>) -> Result<T, RpcError> {
-    done.map_err(|error| refusal(&error))
+    done.map_err(|error| rpc_error_of(&error))
 }
 
-pub(crate) fn refusal(error: &Error) -> RpcError {
+pub(crate) fn rpc_error_of(error: &Error) -> RpcError {
     RpcError {
-        code: Code::Failed,
+        code: ErrorCode::Failed,
         category: error.category(),
         message: error.to_string(),
         hint: error.hint().map(str::to_owned),
@@ -204,10 +215,10 @@ pub(crate) fn refusal(error: &Error) -> RpcError {
 }
 
 /// Builds the request for a command on the pool on `device`: method name and parameters.
-pub fn request(device: &str, order: &PoolCommand) -> (String, Map<String, Value>) {
-    let mut parameters = order.parameters();
+pub fn request_of_command(device: &str, order: &PoolCommand) -> (String, Map<String, Value>) {
+    let mut parameters = order.request_parameters();
     parameters.insert("pool".into(), device.into());
-    (format!("set_{}", order.method()), parameters)
+    (format!("set_{}", order.method_name()), parameters)
 }
 
 #[cfg(test)]

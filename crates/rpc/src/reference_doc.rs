@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::error::Code;
+use crate::error::ErrorCode;
 use crate::method::{Method, MethodKind, MethodRegistry, ParamDefault};
 use crate::result_type::FieldSchema;
 
@@ -10,7 +10,7 @@ use crate::result_type::FieldSchema;
 const HEAD: &str = include_str!("document/head.md");
 
 /// Reference of all methods, events and errors of a table as Markdown.
-pub fn document(table: &MethodRegistry) -> String {
+pub fn reference_markdown(table: &MethodRegistry) -> String {
     let mut text = HEAD.to_owned();
     text += "\n## Methods\n\n| command | method | description |\n|---|---|---|\n";
     for method in table.methods() {
@@ -18,7 +18,7 @@ pub fn document(table: &MethodRegistry) -> String {
         let _ = writeln!(text, "| `tenmil {typed}` | `{wire}` | {help} |");
     }
     for method in table.methods() {
-        describe(method, &mut text);
+        describe_method(method, &mut text);
     }
     text += "\n## Events\n\n";
     text += "| kind | emitted when |\n|---|---|\n";
@@ -26,13 +26,13 @@ pub fn document(table: &MethodRegistry) -> String {
         let _ = writeln!(text, "| `{}` | {} |", kind.name, kind.help);
     }
     text += "\n## Errors\n\n| code | meaning |\n|---|---|\n";
-    for (_, name, meaning) in Code::ALL {
+    for (_, name, meaning) in ErrorCode::ALL {
         let _ = writeln!(text, "| `{name}` | {meaning} |");
     }
     text
 }
 
-fn describe(method: &Method, text: &mut String) {
+fn describe_method(method: &Method, text: &mut String) {
     let Method { help, example, .. } = method;
     let _ = writeln!(text, "\n### {}\n\n{help}.\n\n    {example}", method.typed_name());
     if !method.parameters.is_empty() {
@@ -45,24 +45,31 @@ fn describe(method: &Method, text: &mut String) {
             ParamDefault::Optional => "all".into(),
             ParamDefault::Default(value) => format!("`{value}`"),
         };
-        let (name, values, help) = (parameter.name, parameter.kind.expected(), parameter.help);
+        let (name, values, help) = (parameter.name, parameter.kind.expected_text(), parameter.help);
         let _ = writeln!(text, "| `{name}` | {values} | {without} | {help} |");
     }
-    let fields = method.answer.fields();
+    let fields = method.answer.declared_fields();
     if fields.is_empty() {
-        let _ = writeln!(text, "\nReturns {} that describes itself.", method.answer.article());
+        let _ = writeln!(
+            text,
+            "\nReturns {} that describes itself.",
+            method.answer.name_with_article()
+        );
         return;
     }
-    let _ =
-        writeln!(text, "\nReturns {}:\n\n| member | type | description |", method.answer.article());
+    let _ = writeln!(
+        text,
+        "\nReturns {}:\n\n| member | type | description |",
+        method.answer.name_with_article()
+    );
     *text += "|---|---|---|\n";
-    members(fields, "", text);
+    describe_members(fields, "", text);
 }
 
-fn members(fields: &[FieldSchema], prefix: &str, text: &mut String) {
+fn describe_members(fields: &[FieldSchema], prefix: &str, text: &mut String) {
     for field in fields {
-        let (name, geometry, help) = (field.name, field.geometry.name(), field.help);
+        let (name, geometry, help) = (field.name, field.geometry.type_name(), field.help);
         let _ = writeln!(text, "| `{prefix}{name}` | {geometry} | {help} |");
-        members(field.geometry.fields(), &format!("{prefix}{name}."), text);
+        describe_members(field.geometry.declared_fields(), &format!("{prefix}{name}."), text);
     }
 }

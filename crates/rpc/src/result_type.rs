@@ -50,7 +50,7 @@ impl FieldSchema {
 
 impl ResultType {
     /// Checks a value against the type. The error names the first mismatch.
-    pub fn check(&self, value: &Value) -> Result<(), String> {
+    pub fn check_value(&self, value: &Value) -> Result<(), String> {
         let fits = match (self, value) {
             (Self::Text, Value::String(_))
             | (Self::Flag, Value::Bool(_))
@@ -60,22 +60,22 @@ impl ResultType {
             (Self::Whole, number) => number.is_u64() || number.is_i64(),
             (Self::Texts, Value::Array(list)) => list.iter().all(Value::is_string),
             (Self::Wholes, Value::Array(list)) => list.iter().all(Value::is_u64),
-            (Self::Maybe(geometry), value) => return geometry.check(value),
+            (Self::Maybe(geometry), value) => return geometry.check_value(value),
             (Self::Record(fields), Value::Object(record)) => return check_record(fields, record),
             (Self::Rows(fields), Value::Array(rows)) => {
                 for (index, row) in rows.iter().enumerate() {
-                    let row = Self::Record(fields).check(row);
+                    let row = Self::Record(fields).check_value(row);
                     row.map_err(|wrong| format!("{index}: {wrong}"))?;
                 }
                 true
             }
             _ => false,
         };
-        if fits { Ok(()) } else { Err(format!("{value} is not {}", self.name())) }
+        if fits { Ok(()) } else { Err(format!("{value} is not {}", self.type_name())) }
     }
 
     /// JSON schema of the type.
-    pub fn schema(&self) -> Value {
+    pub fn json_schema(&self) -> Value {
         match self {
             Self::Text => json!({ "type": "string" }),
             Self::Flag => json!({ "type": "boolean" }),
@@ -85,13 +85,15 @@ impl ResultType {
             Self::Wholes => json!({ "type": "array", "items": { "type": "integer" } }),
             Self::Record(fields) => record_schema(fields),
             Self::Rows(fields) => json!({ "type": "array", "items": record_schema(fields) }),
-            Self::Maybe(geometry) => json!({ "anyOf": [geometry.schema(), { "type": "null" }] }),
+            Self::Maybe(geometry) => {
+                json!({ "anyOf": [geometry.json_schema(), { "type": "null" }] })
+            }
             Self::Object => json!({ "type": "object" }),
         }
     }
 
     /// Name of the type in the documentation.
-    pub fn name(&self) -> String {
+    pub fn type_name(&self) -> String {
         match self {
             Self::Text => "text".into(),
             Self::Flag => "true or false".into(),
@@ -101,21 +103,21 @@ impl ResultType {
             Self::Wholes => "list of whole numbers".into(),
             Self::Record(_) | Self::Object => "object".into(),
             Self::Rows(_) => "list of objects".into(),
-            Self::Maybe(geometry) => format!("{} or null", geometry.name()),
+            Self::Maybe(geometry) => format!("{} or null", geometry.type_name()),
         }
     }
 
     /// Name of the type with its article.
-    pub(crate) fn article(&self) -> String {
-        let name = self.name();
+    pub(crate) fn name_with_article(&self) -> String {
+        let name = self.type_name();
         if name.starts_with('o') { format!("an {name}") } else { format!("a {name}") }
     }
 
     /// Declared members, if any.
-    pub fn fields(&self) -> &'static [FieldSchema] {
+    pub fn declared_fields(&self) -> &'static [FieldSchema] {
         match self {
             Self::Record(fields) | Self::Rows(fields) => fields,
-            Self::Maybe(geometry) => geometry.fields(),
+            Self::Maybe(geometry) => geometry.declared_fields(),
             _ => &[],
         }
     }
@@ -124,7 +126,7 @@ impl ResultType {
 fn check_record(fields: &[FieldSchema], record: &Map<String, Value>) -> Result<(), String> {
     for field in fields {
         let value = record.get(field.name).ok_or_else(|| format!("{} is missing", field.name))?;
-        field.geometry.check(value).map_err(|wrong| format!("{}: {wrong}", field.name))?;
+        field.geometry.check_value(value).map_err(|wrong| format!("{}: {wrong}", field.name))?;
     }
     let described = |name: &String| fields.iter().any(|field| field.name == name);
     match record.keys().find(|name| !described(name)) {
@@ -135,7 +137,7 @@ fn check_record(fields: &[FieldSchema], record: &Map<String, Value>) -> Result<(
 
 fn record_schema(fields: &[FieldSchema]) -> Value {
     let described = |field: &FieldSchema| {
-        let mut schema = field.geometry.schema();
+        let mut schema = field.geometry.json_schema();
         schema["description"] = field.help.into();
         (field.name.to_owned(), schema)
     };
@@ -166,13 +168,13 @@ mod tests {
     ]);
 
     #[test]
-    fn an_answer_is_held_to_its_shape_member_by_member() {
+    fn result_is_checked_member_by_member_against_its_type() {
         let good = json!([
             { "name": "a", "age_ns": 1, "inner": { "share": 0.5 } },
             { "name": "b", "age_ns": null, "inner": { "share": 1 } },
         ]);
-        assert_eq!(SHAPE.check(&good), Ok(()));
-        assert_eq!(SHAPE.check(&json!([])), Ok(()));
+        assert_eq!(SHAPE.check_value(&good), Ok(()));
+        assert_eq!(SHAPE.check_value(&json!([])), Ok(()));
         for (change, wrong) in [
             (json!({ "name": 1 }), "0: name: 1 is not text"),
             (json!({ "age_ns": 1.5 }), "0: age_ns: 1.5 is not whole number"),
@@ -182,14 +184,14 @@ mod tests {
             let mut rows = good.clone();
             let row = rows[0].as_object_mut().unwrap();
             row.extend(change.as_object().unwrap().clone());
-            assert_eq!(SHAPE.check(&rows), Err(wrong.into()));
+            assert_eq!(SHAPE.check_value(&rows), Err(wrong.into()));
         }
-        assert_eq!(SHAPE.check(&json!({})), Err("{} is not list of objects".into()));
+        assert_eq!(SHAPE.check_value(&json!({})), Err("{} is not list of objects".into()));
     }
 
     #[test]
-    fn the_schema_says_the_same() {
-        let schema = SHAPE.schema();
+    fn json_schema_matches_the_result_type() {
+        let schema = SHAPE.json_schema();
         let row = &schema["items"];
         assert_eq!(row["required"], json!(["name", "age_ns", "inner"]));
         assert_eq!(row["additionalProperties"], json!(false));

@@ -1,7 +1,7 @@
 //! Control server: a thread that serves the method table on a Unix socket and sleeps while idle.
 //!
 //! It shares no lock and no memory with the data path except through the parts of the
-//! [`ServerState`]. In one iteration every connection gets the same share: one receive, a few lines
+//! [`MethodState`]. In one iteration every connection gets the same share: one receive, a few lines
 //! answered, one send. A client that sends more than others therefore delays only itself.
 
 mod connection;
@@ -13,25 +13,25 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 use tenmil_base::{Instant, Interrupts, Span};
 use tenmil_linux::clock::utc_now;
-use tenmil_linux::local_socket::{Connection, Listener, Peer};
-use tenmil_linux::poll_set::{Interest, PollSet, Ready};
-use tenmil_linux::runtime_directory::{RuntimeDirectory, uid};
-use tenmil_linux::{Clock, EventVectors, StopFlag, Thread};
+use tenmil_linux::local_socket::{LocalConnection, LocalListener, PeerCredentials};
+use tenmil_linux::poll_set::{Interest, PollSet, ReadyDescriptor};
+use tenmil_linux::runtime_directory::{RuntimeDirectory, current_uid};
+use tenmil_linux::{Clock, EventVectors, NamedThread, StopFlag};
 
-use crate::error::{Code, RpcError};
+use crate::error::{ErrorCode, RpcError};
 use crate::event::{ENDING, Event, EventReceiver};
 use crate::method::MethodRegistry;
-use crate::session::{Limits, ServerContext};
-use crate::state::ServerState;
+use crate::method_state::MethodState;
+use crate::session::{ServerContext, SessionLimits};
 use connection::ServerConnection;
 
 /// Running control server. Dropping it notifies subscribed clients, closes all connections, removes
 /// the socket and joins the thread.
 #[derive(Debug)]
-pub struct Server {
+pub struct RpcServer {
     path: PathBuf,
     wake: EventVectors,
-    thread: Option<Thread<()>>,
+    thread: Option<NamedThread<()>>,
 }
 
 /// Error of starting a server.
@@ -56,35 +56,35 @@ const FIRST_SLOT: u64 = 2;
 const READABLE: Interest = Interest { readable: true, writable: false };
 const NOTHING: Interest = Interest { readable: false, writable: false };
 
-impl Server {
+impl RpcServer {
     /// Serves `table` and `state` as process `pid` in `directory`, and forwards events.
     pub fn start(
         directory: &RuntimeDirectory,
         pid: u32,
         table: &'static MethodRegistry,
-        state: ServerState,
+        state: MethodState,
         announcements: EventReceiver,
     ) -> Result<Self, ServerError> {
         let path = directory.socket_of(pid);
         let refused = |error| ServerError { path: path.clone(), error };
-        let listener = Listener::bind(directory, pid).map_err(refused)?;
+        let listener = LocalListener::bind(directory, pid).map_err(refused)?;
         let wake = announcements.wake.clone();
         let room = ServerLoop::new(listener, table, state, announcements).map_err(refused)?;
-        let thread = Thread::spawn("control", None, move |stop| room.serve(stop));
+        let thread = NamedThread::spawn("control", None, move |stop| room.run_until_stopped(stop));
         let thread = thread.map_err(refused)?;
         Ok(Self { path, wake, thread: Some(thread) })
     }
 
     /// Path of the socket.
-    pub fn path(&self) -> &Path {
+    pub fn socket_path(&self) -> &Path {
         &self.path
     }
 }
 
-impl Drop for Server {
+impl Drop for RpcServer {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        thread.stop_flag().stop();
+        thread.stop_flag().set();
         self.wake.raise(0);
         // Dropping the thread joins it.
         drop(thread);
@@ -101,15 +101,15 @@ impl core::error::Error for ServerError {}
 
 /// State of the server thread.
 struct ServerLoop {
-    listener: Listener,
+    listener: LocalListener,
     watch: PollSet,
     clock: Clock,
     table: &'static MethodRegistry,
-    state: ServerState,
+    state: MethodState,
     announcements: EventReceiver,
     connections: Vec<Option<ServerConnection>>,
     /// Events of the last wait.
-    ready: Vec<Ready>,
+    ready: Vec<ReadyDescriptor>,
     /// Time until which accepting is paused.
     closed_until: Option<Instant>,
     /// Whether further events are pending.
@@ -118,9 +118,9 @@ struct ServerLoop {
 
 impl ServerLoop {
     fn new(
-        listener: Listener,
+        listener: LocalListener,
         table: &'static MethodRegistry,
-        state: ServerState,
+        state: MethodState,
         announcements: EventReceiver,
     ) -> io::Result<Self> {
         let watch = PollSet::new()?;
@@ -128,7 +128,7 @@ impl ServerLoop {
         let wake = announcements.wake.descriptor(0).ok_or(io::ErrorKind::InvalidInput)?;
         watch.add(wake, WAKE, READABLE)?;
         let connections = (0..CONNECTIONS_MAX).map(|_| None).collect();
-        let clock = crate::event::clock();
+        let clock = crate::event::event_clock();
         Ok(Self {
             listener,
             watch,
@@ -144,9 +144,9 @@ impl ServerLoop {
     }
 
     /// Serves until it is stopped.
-    fn serve(mut self, stop: &StopFlag) {
+    fn run_until_stopped(mut self, stop: &StopFlag) {
         while !stop.is_stopped() {
-            match self.wait() {
+            match self.wait_for_work() {
                 Ok(wants_in) => self.poll(wants_in),
                 // Without epoll the loop would only spin.
                 Err(_) => return,
@@ -159,7 +159,7 @@ impl ServerLoop {
     }
 
     /// Waits for work. Returns whether a connection is pending.
-    fn wait(&mut self) -> io::Result<bool> {
+    fn wait_for_work(&mut self) -> io::Result<bool> {
         let at_once =
             self.more_events || self.connections.iter().flatten().any(ServerConnection::is_pending);
         let connections = self.connections.iter().flatten().map(ServerConnection::deadline);
@@ -199,7 +199,7 @@ impl ServerLoop {
         if self.closed_until.is_some_and(|until| until <= now) {
             self.closed_until = None;
             // If this fails, the next iteration due for another reason tries again.
-            let _ = self.watch.change(&self.listener, LISTENER, READABLE);
+            let _ = self.watch.modify(&self.listener, LISTENER, READABLE);
         }
         if wants_in && self.closed_until.is_none() {
             self.accept(now);
@@ -209,7 +209,7 @@ impl ServerLoop {
             let Some(connection) = &mut self.connections[index] else { continue };
             let served = ServerContext { table: self.table, state: &self.state };
             let events = connection.poll(now, served);
-            if !connection.keep(&self.watch, FIRST_SLOT + index as u64) {
+            if !connection.update_registration(&self.watch, FIRST_SLOT + index as u64) {
                 // Closing removes it from the epoll set.
                 self.connections[index] = None;
             }
@@ -221,11 +221,11 @@ impl ServerLoop {
         // Bounded, so that many pending connections do not delay the accepted ones.
         for _ in 0..CONNECTIONS_MAX {
             match self.listener.accept() {
-                Ok(Some(connection)) => self.admit(now, connection),
+                Ok(Some(connection)) => self.admit_connection(now, connection),
                 Ok(None) => return,
                 Err(_) => {
                     self.closed_until = Some(now.after(ACCEPT_AGAIN));
-                    let _ = self.watch.change(&self.listener, LISTENER, NOTHING);
+                    let _ = self.watch.modify(&self.listener, LISTENER, NOTHING);
                     return;
                 }
             }
@@ -233,10 +233,10 @@ impl ServerLoop {
     }
 
     /// Admits a connection, or sends an error.
-    fn admit(&mut self, now: Instant, connection: Connection) {
+    fn admit_connection(&mut self, now: Instant, connection: LocalConnection) {
         let Ok(peer) = connection.peer() else { return };
-        let refusal = admit(peer, uid()).and_then(|()| self.find_slot(peer));
-        let connection = ServerConnection::new(now, connection, peer, Limits::USUAL);
+        let refusal = check_peer_uid(peer, current_uid()).and_then(|()| self.free_slot_for(peer));
+        let connection = ServerConnection::new(now, connection, peer, SessionLimits::USUAL);
         match refusal {
             Ok(index) => {
                 if self.watch.add(&connection, FIRST_SLOT + index as u64, READABLE).is_ok() {
@@ -247,15 +247,15 @@ impl ServerLoop {
         }
     }
 
-    fn find_slot(&self, peer: Peer) -> Result<usize, RpcError> {
+    fn free_slot_for(&self, peer: PeerCredentials) -> Result<usize, RpcError> {
         let of_peer = self
             .connections
             .iter()
             .flatten()
             .filter(|connection| connection.peer().pid == peer.pid);
         if of_peer.count() >= CONNECTIONS_PER_PROCESS_MAX {
-            return Err(RpcError::caller(
-                Code::Busy,
+            return Err(RpcError::usage(
+                ErrorCode::Busy,
                 format!(
                     "connect: process {} has {CONNECTIONS_PER_PROCESS_MAX} already, expected fewer",
                     peer.pid
@@ -263,8 +263,8 @@ impl ServerLoop {
             ));
         }
         self.connections.iter().position(Option::is_none).ok_or_else(|| {
-            RpcError::machine(
-                Code::Busy,
+            RpcError::environment(
+                ErrorCode::Busy,
                 format!(
                     "connect: all {CONNECTIONS_MAX} connections are taken, expected a free one"
                 ),
@@ -292,12 +292,12 @@ impl ServerLoop {
 }
 
 /// Whether `peer` may control a process of user `uid`.
-fn admit(peer: Peer, uid: u32) -> Result<(), RpcError> {
+fn check_peer_uid(peer: PeerCredentials, uid: u32) -> Result<(), RpcError> {
     if peer.uid == uid || peer.uid == 0 {
         return Ok(());
     }
-    Err(RpcError::caller(
-        Code::NotAllowed,
+    Err(RpcError::usage(
+        ErrorCode::NotAllowed,
         format!("connect: user is uid {}, expected uid {uid} or 0", peer.uid),
     ))
 }

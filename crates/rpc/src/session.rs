@@ -1,7 +1,7 @@
 //! Server side of one connection: a protocol state machine with time as an argument.
 //!
 //! All of its memory is bounded. If a client sends faster than requests are processed, receiving stops
-//! ([`Session::room`]). If it reads slower than responses are produced, processing stops. If events still
+//! ([`Session::free_receive_bytes`]). If it reads slower than responses are produced, processing stops. If events still
 //! accumulate or nothing moves any more, the connection is closed.
 
 use std::os::fd::OwnedFd;
@@ -9,18 +9,18 @@ use std::os::fd::OwnedFd;
 use serde_json::{Value, json};
 use tenmil_base::{Instant, Span};
 
-use crate::deferred::PendingReply;
-use crate::error::{Code, RpcError};
+use crate::deferred_reply::PendingReply;
+use crate::error::{ErrorCode, RpcError};
 use crate::event::{Event, SET};
 use crate::method::{Method, MethodKind, MethodRegistry};
+use crate::method_state::MethodState;
 use crate::passed_fd::PassedFd;
-use crate::request::{Dispatch, Id, InvalidRequest, Request, response_line};
-use crate::state::ServerState;
+use crate::request::{DispatchResult, InvalidRequest, Request, RequestId, response_line};
 
 /// Session of a connected client.
 #[derive(Debug)]
 pub struct Session {
-    limits: Limits,
+    limits: SessionLimits,
     /// Description of the client, for events.
     client: String,
     input: Vec<u8>,
@@ -45,7 +45,7 @@ pub struct Session {
 /// Request with a deferred response.
 #[derive(Debug)]
 struct AwaitedReply {
-    id: Id,
+    id: RequestId,
     method: &'static Method,
     pending: PendingReply,
     /// Event to emit if it succeeds.
@@ -54,7 +54,7 @@ struct AwaitedReply {
 
 /// Resource limits of a connection.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct SessionLimits {
     /// Longest line, including its terminator.
     pub line_len_max: usize,
     /// Number of unsent bytes at which no more requests are processed.
@@ -86,12 +86,12 @@ pub struct ServerContext<'a> {
     /// Method table.
     pub table: &'a MethodRegistry,
     /// State of the process.
-    pub state: &'a ServerState,
+    pub state: &'a MethodState,
 }
 
-/// Result of [`Session::step`].
+/// Result of [`Session::process_line`].
 #[derive(Clone, Debug, PartialEq)]
-pub enum StepResult {
+pub enum LineResult {
     /// Nothing: no complete line, or no space for a response.
     Nothing,
     /// A line was processed.
@@ -100,7 +100,7 @@ pub enum StepResult {
     Changed(Event),
 }
 
-impl Limits {
+impl SessionLimits {
     /// Limits of the server.
     pub const USUAL: Self = Self {
         line_len_max: 64 << 10,
@@ -114,7 +114,7 @@ impl Limits {
 
 impl Session {
     /// Creates a session for `client`, the description used in events.
-    pub fn new(now: Instant, client: impl Into<String>, limits: Limits) -> Self {
+    pub fn new(now: Instant, client: impl Into<String>, limits: SessionLimits) -> Self {
         Self {
             limits,
             client: client.into(),
@@ -133,14 +133,18 @@ impl Session {
     }
 
     /// Number of bytes that can be received now.
-    pub fn room(&self) -> usize {
+    pub fn free_receive_bytes(&self) -> usize {
         let held = self.input.len() - self.begin;
-        if self.waits() || self.ending.is_some() { 0 } else { self.limits.line_len_max - held }
+        if self.is_waiting_for_client() || self.ending.is_some() {
+            0
+        } else {
+            self.limits.line_len_max - held
+        }
     }
 
     /// Receives bytes, as far as there is space; returns the number consumed.
     pub fn receive(&mut self, now: Instant, bytes: &[u8]) -> usize {
-        let taken = &bytes[..bytes.len().min(self.room())];
+        let taken = &bytes[..bytes.len().min(self.free_receive_bytes())];
         self.input.drain(..self.begin);
         self.searched -= self.begin;
         self.begin = 0;
@@ -158,13 +162,13 @@ impl Session {
     }
 
     /// Stores a received file descriptor, replacing one that was not consumed.
-    pub fn pass(&mut self, file: OwnedFd) {
-        self.passed.put(file);
+    pub fn store_received_fd(&mut self, file: OwnedFd) {
+        self.passed.store_fd(file);
     }
 
     /// Handles the end of the stream. Everything received is still processed; the last line may lack
     /// its terminator.
-    pub fn receive_end(&mut self) {
+    pub fn handle_stream_end(&mut self) {
         if self.input.len() > self.begin && self.input.last() != Some(&b'\n') {
             self.input.push(b'\n');
         }
@@ -173,9 +177,9 @@ impl Session {
     }
 
     /// Processes one line, if one is complete and there is space for the response.
-    pub fn step(&mut self, served: ServerContext<'_>) -> StepResult {
-        if self.stops() || self.waits() {
-            return StepResult::Nothing;
+    pub fn process_line(&mut self, served: ServerContext<'_>) -> LineResult {
+        if self.has_stopped_processing() || self.is_waiting_for_client() {
+            return LineResult::Nothing;
         }
         if self.waited_for.is_some() {
             return self.take_response();
@@ -184,32 +188,32 @@ impl Session {
         else {
             self.searched = self.input.len();
             if self.input.len() - self.begin >= self.limits.line_len_max {
-                self.refuse_length();
+                self.reject_long_line();
             }
-            return StepResult::Nothing;
+            return LineResult::Nothing;
         };
         let end = self.searched + length;
         let line = self.begin..end;
         (self.begin, self.searched) = (end + 1, end + 1);
         if self.input[line.clone()].iter().all(u8::is_ascii_whitespace) {
-            return StepResult::Replied;
+            return LineResult::Replied;
         }
-        match Request::read(&self.input[line]) {
+        match Request::parse_line(&self.input[line]) {
             Ok(request) => self.queue_reply(&request, served),
             Err(InvalidRequest { id, refusal }) => {
-                self.put(&response_line(&id, &Err(refusal)));
-                StepResult::Replied
+                self.queue_line(&response_line(&id, &Err(refusal)));
+                LineResult::Replied
             }
         }
     }
 
-    /// Whether [`step`](Self::step) would make progress.
-    pub fn can_step(&self) -> bool {
+    /// Whether [`process_line`](Self::process_line) would make progress.
+    pub fn can_process_line(&self) -> bool {
         let is_there = match &self.waited_for {
-            Some(waited_for) => waited_for.pending.is_there(),
+            Some(waited_for) => waited_for.pending.is_available(),
             None => self.input[self.searched..].contains(&b'\n'),
         };
-        !self.stops() && !self.waits() && is_there
+        !self.has_stopped_processing() && !self.is_waiting_for_client() && is_there
     }
 
     /// Queues an event if the client has subscribed. Closes the connection if the client does not
@@ -218,27 +222,27 @@ impl Session {
         if !self.follows || self.ending.is_some() {
             return;
         }
-        if self.to_send().len() + line.len() > self.limits.unsent_max {
+        if self.unsent_bytes().len() + line.len() > self.limits.unsent_max {
             self.ending = Some(CloseReason::SlowReader);
         } else {
-            self.put(line);
+            self.queue_line(line);
         }
     }
 
     /// Rejects the client with an error and closes the connection.
-    pub fn refuse(&mut self, refusal: RpcError) {
-        self.put(&response_line(&Id::None, &Err(refusal)));
+    pub fn reject_client(&mut self, refusal: RpcError) {
+        self.queue_line(&response_line(&RequestId::None, &Err(refusal)));
         self.unfinished = None;
         self.ending = Some(CloseReason::Rejected);
     }
 
     /// Bytes to send.
-    pub fn to_send(&self) -> &[u8] {
+    pub fn unsent_bytes(&self) -> &[u8] {
         &self.output[self.sent..]
     }
 
     /// Records that `count` bytes were sent.
-    pub fn sent(&mut self, now: Instant, count: usize) {
+    pub fn record_sent(&mut self, now: Instant, count: usize) {
         self.sent += count;
         if count > 0 {
             self.last_progress = now;
@@ -251,10 +255,10 @@ impl Session {
         }
     }
 
-    /// Time at which [`expire`](Self::expire) must be called.
+    /// Time at which [`check_timeouts`](Self::check_timeouts) must be called.
     pub fn deadline(&self) -> Instant {
         let line = self.unfinished.map(|since| since.after(self.limits.line_timeout));
-        let rest = if !self.to_send().is_empty() {
+        let rest = if !self.unsent_bytes().is_empty() {
             Some(self.last_progress.after(self.limits.send_timeout))
         } else {
             let is_silent = !self.follows && self.waited_for.is_none();
@@ -264,76 +268,80 @@ impl Session {
     }
 
     /// Closes the connection if a time limit was exceeded.
-    pub fn expire(&mut self, now: Instant) {
+    pub fn check_timeouts(&mut self, now: Instant) {
         if now < self.deadline() {
             return;
         }
-        if !self.to_send().is_empty() && self.last_progress.after(self.limits.send_timeout) <= now {
+        if !self.unsent_bytes().is_empty()
+            && self.last_progress.after(self.limits.send_timeout) <= now
+        {
             self.ending = Some(CloseReason::SlowReader);
         } else if self.ending.is_none() {
-            let Limits { line_timeout, idle_timeout, .. } = self.limits;
+            let SessionLimits { line_timeout, idle_timeout, .. } = self.limits;
             let message = match self.unfinished {
                 Some(_) => {
                     format!("request: not ended after {line_timeout}, expected a whole line")
                 }
                 None => format!("connection: silent for {idle_timeout}, expected a request"),
             };
-            self.refuse(RpcError::caller(Code::Timeout, message));
+            self.reject_client(RpcError::usage(ErrorCode::Timeout, message));
             self.last_progress = now;
         }
     }
 
     /// Why the connection has ended, once everything that remains has been sent.
-    pub fn is_over(&self) -> Option<CloseReason> {
+    pub fn close_reason(&self) -> Option<CloseReason> {
         let unanswered = self.waited_for.is_some() || self.input[self.begin..].contains(&b'\n');
         match self.ending? {
             CloseReason::SlowReader => Some(CloseReason::SlowReader),
-            CloseReason::Rejected => self.to_send().is_empty().then_some(CloseReason::Rejected),
+            CloseReason::Rejected => {
+                self.unsent_bytes().is_empty().then_some(CloseReason::Rejected)
+            }
             CloseReason::ClientClosed => {
-                (self.to_send().is_empty() && !unanswered).then_some(CloseReason::ClientClosed)
+                (self.unsent_bytes().is_empty() && !unanswered).then_some(CloseReason::ClientClosed)
             }
         }
     }
 
-    fn queue_reply(&mut self, request: &Request, served: ServerContext<'_>) -> StepResult {
+    fn queue_reply(&mut self, request: &Request, served: ServerContext<'_>) -> LineResult {
         let ServerContext { table, state } = served;
         let (verb, result) = match request.dispatch(table, state, &self.passed) {
-            Ok((method, Dispatch::Now(answer))) => (Some(method.verb), Ok(answer)),
-            Ok((method, Dispatch::Later(pending))) => {
-                let changed = (method.verb == MethodKind::Set).then(|| self.changed(request));
+            Ok((method, DispatchResult::Now(answer))) => (Some(method.verb), Ok(answer)),
+            Ok((method, DispatchResult::Later(pending))) => {
+                let changed = (method.verb == MethodKind::Set).then(|| self.change_event(request));
                 let id = request.id.clone();
                 self.waited_for = Some(AwaitedReply { id, method, pending, changed });
                 return self.take_response();
             }
             Err(refusal) => (None, Err(refusal)),
         };
-        self.put(&response_line(&request.id, &result));
+        self.queue_line(&response_line(&request.id, &result));
         match verb {
-            Some(MethodKind::Set) => StepResult::Changed(self.changed(request)),
+            Some(MethodKind::Set) => LineResult::Changed(self.change_event(request)),
             Some(MethodKind::Subscribe) => {
                 self.follows = true;
-                StepResult::Replied
+                LineResult::Replied
             }
-            _ => StepResult::Replied,
+            _ => LineResult::Replied,
         }
     }
 
     /// Sends the deferred response, if it is available.
-    fn take_response(&mut self) -> StepResult {
-        let Some(waited_for) = self.waited_for.take() else { return StepResult::Nothing };
-        let Some(result) = waited_for.pending.take() else {
+    fn take_response(&mut self) -> LineResult {
+        let Some(waited_for) = self.waited_for.take() else { return LineResult::Nothing };
+        let Some(result) = waited_for.pending.take_result() else {
             self.waited_for = Some(waited_for);
-            return StepResult::Nothing;
+            return LineResult::Nothing;
         };
         let AwaitedReply { id, method, changed, .. } = waited_for;
         if let Ok(answer) = &result {
-            debug_assert_eq!(method.answer.check(answer), Ok(()), "{}", method.typed_name());
+            debug_assert_eq!(method.answer.check_value(answer), Ok(()), "{}", method.typed_name());
         }
-        self.put(&response_line(&id, &result));
-        changed.filter(|_| result.is_ok()).map_or(StepResult::Replied, StepResult::Changed)
+        self.queue_line(&response_line(&id, &result));
+        changed.filter(|_| result.is_ok()).map_or(LineResult::Replied, LineResult::Changed)
     }
 
-    fn changed(&self, request: &Request) -> Event {
+    fn change_event(&self, request: &Request) -> Event {
         let parameters = Value::from(request.parameters.clone());
         let (client, method) = (&self.client, &request.method);
         Event {
@@ -343,25 +351,25 @@ impl Session {
         }
     }
 
-    fn refuse_length(&mut self) {
+    fn reject_long_line(&mut self) {
         let most = self.limits.line_len_max;
-        self.refuse(RpcError::caller(
-            Code::LineTooLong,
+        self.reject_client(RpcError::usage(
+            ErrorCode::LineTooLong,
             format!("request: no end of a line in {most} bytes, expected a shorter line"),
         ));
     }
 
     /// Whether no more lines are ever processed.
-    fn stops(&self) -> bool {
+    fn has_stopped_processing(&self) -> bool {
         matches!(self.ending, Some(CloseReason::Rejected | CloseReason::SlowReader))
     }
 
     /// Whether processing waits for the client to read.
-    fn waits(&self) -> bool {
-        self.to_send().len() >= self.limits.unsent_soft_max
+    fn is_waiting_for_client(&self) -> bool {
+        self.unsent_bytes().len() >= self.limits.unsent_soft_max
     }
 
-    fn put(&mut self, line: &[u8]) {
+    fn queue_line(&mut self, line: &[u8]) {
         self.output.drain(..self.sent);
         self.sent = 0;
         self.output.extend_from_slice(line);

@@ -4,50 +4,51 @@
 use serde_json::Map;
 use tenmil_base::Span;
 use tenmil_linux::Clock;
-use tenmil_linux::process::ProcessStats;
+use tenmil_linux::process_stats::ProcessStats;
 use tenmil_linux::runtime_directory::RuntimeDirectory;
-use tenmil_rpc::{Client, ProgramInfo, Server, ServerState, TABLE, announcements};
+use tenmil_rpc::{MethodState, ProgramInfo, RpcClient, RpcServer, TABLE, event_channel};
 
 const TIME_LIMIT: Span = Span::from_secs(20);
 
-fn counts() -> (Option<u64>, Option<u64>) {
+fn resource_counts() -> (Option<u64>, Option<u64>) {
     let usage = ProcessStats::read();
     (usage.descriptors, usage.threads)
 }
 
 /// The counts, as soon as they equal `expected` or after a time limit: the kernel counts a thread
 /// for a moment after it was joined.
-fn settled(expected: (Option<u64>, Option<u64>)) -> (Option<u64>, Option<u64>) {
-    let clock = Clock::kernel();
+fn await_stable_counts(expected: (Option<u64>, Option<u64>)) -> (Option<u64>, Option<u64>) {
+    let clock = Clock::on_kernel_clock();
     let end = clock.now().after(TIME_LIMIT);
-    while counts() != expected && clock.now() < end {
-        tenmil_linux::thread::yield_now();
+    while resource_counts() != expected && clock.now() < end {
+        tenmil_linux::named_thread::yield_cpu();
     }
-    counts()
+    resource_counts()
 }
 
 #[test]
-fn a_server_that_is_dropped_leaves_no_descriptor_thread_or_socket() {
+fn dropped_server_leaves_no_descriptor_thread_or_socket() {
     let root = tempfile::tempdir().unwrap();
-    let directory = RuntimeDirectory::at(root.path().join("run")).unwrap();
-    let before = counts();
+    let directory = RuntimeDirectory::at_path(root.path().join("run")).unwrap();
+    let before = resource_counts();
     assert!(before.0.is_some() && before.1.is_some(), "it can be counted");
     for round in 0..20 {
-        let (announcer, announced) = announcements().unwrap();
-        let state = ServerState::new().with(ProgramInfo { version: "1", log: None });
-        let server = Server::start(&directory, 7, &TABLE, state, announced).unwrap();
-        let mut clients: Vec<Client> =
-            (0..10).map(|_| Client::connect(server.path(), TIME_LIMIT).unwrap()).collect();
+        let (announcer, announced) = event_channel().unwrap();
+        let state = MethodState::new().with_part(ProgramInfo { version: "1", log: None });
+        let server = RpcServer::start(&directory, 7, &TABLE, state, announced).unwrap();
+        let mut clients: Vec<RpcClient> = (0..10)
+            .map(|_| RpcClient::connect(server.socket_path(), TIME_LIMIT).unwrap())
+            .collect();
         for client in &mut clients {
-            client.call("events", Map::new(), TIME_LIMIT).unwrap();
+            client.call_method("events", Map::new(), TIME_LIMIT).unwrap();
         }
-        let during = counts();
+        let during = resource_counts();
         assert!(during.0 >= before.0.map(|count| count + 20) && during.1 > before.1, "{during:?}");
         // Some clients close before the server ends, some after it.
         clients.truncate(round % 10);
         drop(server);
         drop((clients, announcer));
-        assert_eq!(settled(before), before, "round {round}");
+        assert_eq!(await_stable_counts(before), before, "round {round}");
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 }

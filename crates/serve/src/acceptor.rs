@@ -4,9 +4,9 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use tenmil_base::{Error, Interrupts, Span};
-use tenmil_linux::poll_set::{Interest, PollSet, Ready};
-use tenmil_linux::stream::{Address, StreamListener};
-use tenmil_linux::{EventVectors, StopFlag, Thread};
+use tenmil_linux::poll_set::{Interest, PollSet, ReadyDescriptor};
+use tenmil_linux::socket_stream::{ListenAddress, StreamListener};
+use tenmil_linux::{EventVectors, NamedThread, StopFlag};
 
 /// Receiver of the sockets that an [`Acceptor`] accepts.
 pub(crate) trait AcceptHandler: Send + 'static {
@@ -23,9 +23,9 @@ pub(crate) trait AcceptHandler: Send + 'static {
 /// Thread that accepts connections. Dropping it stops accepting and joins the thread.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
-    addresses: Vec<Address>,
+    addresses: Vec<ListenAddress>,
     wake: EventVectors,
-    thread: Option<Thread<()>>,
+    thread: Option<NamedThread<()>>,
 }
 
 /// Pause after a failed accept, usually caused by running out of file descriptors.
@@ -54,13 +54,14 @@ impl Acceptor {
         for (token, listen_socket) in (FIRST_LISTENER..).zip(&listen_sockets) {
             watch.add(listen_socket, token, READABLE)?;
         }
-        let thread =
-            Thread::spawn(name, None, move |stop| run(&listen_sockets, &watch, keeper, stop))?;
+        let thread = NamedThread::spawn(name, None, move |stop| {
+            run_accept_loop(&listen_sockets, &watch, keeper, stop)
+        })?;
         Ok(Self { addresses, wake, thread: Some(thread) })
     }
 
     /// Listen addresses, with ports chosen by the kernel filled in.
-    pub(crate) fn addresses(&self) -> &[Address] {
+    pub(crate) fn addresses(&self) -> &[ListenAddress] {
         &self.addresses
     }
 }
@@ -68,20 +69,20 @@ impl Acceptor {
 impl Drop for Acceptor {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        thread.stop_flag().stop();
+        thread.stop_flag().set();
         self.wake.raise(0);
         // Dropping the thread joins it.
         drop(thread);
     }
 }
 
-fn run(
+fn run_accept_loop(
     listen_sockets: &[StreamListener],
     watch: &PollSet,
     mut keeper: impl AcceptHandler,
     stop: &StopFlag,
 ) {
-    let mut ready: Vec<Ready> = Vec::new();
+    let mut ready: Vec<ReadyDescriptor> = Vec::new();
     while !stop.is_stopped() {
         if let Err(error) = watch.wait(None, &mut ready) {
             // Without epoll the loop would only spin.
@@ -92,7 +93,7 @@ fn run(
             match found.token {
                 WAKE => {}
                 SERVED => keeper.handle_device_event(),
-                listen_socket => accept_all(
+                listen_socket => accept_pending(
                     listen_sockets,
                     usize::try_from(listen_socket - FIRST_LISTENER).unwrap_or(0),
                     &mut keeper,
@@ -104,7 +105,7 @@ fn run(
 
 /// Accepts one pending connection of a listener. The poll set is level-triggered, so further
 /// connections are reported by the next wait.
-fn accept_all(
+fn accept_pending(
     listen_sockets: &[StreamListener],
     listen_socket: usize,
     keeper: &mut impl AcceptHandler,
@@ -118,7 +119,7 @@ fn accept_all(
         }
         Err(error) => {
             keeper.report_error(format!("accept: {error}"));
-            tenmil_linux::thread::sleep(ACCEPT_RETRY);
+            tenmil_linux::named_thread::sleep(ACCEPT_RETRY);
         }
     }
 }

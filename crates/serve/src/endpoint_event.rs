@@ -39,7 +39,7 @@ const ERRORS_MAX: u64 = 16;
 impl EndpointEvent {
     /// Prefixes the text with the endpoint's address, to distinguish the endpoints of one process.
     #[must_use]
-    pub fn at(self, place: &str) -> Self {
+    pub fn with_endpoint_address(self, place: &str) -> Self {
         let named = |text| format!("{place}: {text}");
         match self {
             Self::Connected(who) => Self::Connected(named(who)),
@@ -89,7 +89,7 @@ impl DrainTimer {
     }
 
     /// Whether it was reported.
-    pub(crate) const fn is_late(&self) -> bool {
+    pub(crate) const fn has_reported(&self) -> bool {
         self.is_late
     }
 
@@ -99,7 +99,7 @@ impl DrainTimer {
     }
 
     /// Reports once that the deadline has passed.
-    pub(crate) fn report(
+    pub(crate) fn report_slow_drain(
         &mut self,
         now: Instant,
         reporter: &mut EventReporter,

@@ -9,13 +9,13 @@
 #![forbid(unsafe_code)]
 
 mod acceptor;
-mod address;
 mod endpoint_event;
 pub mod nbd;
+mod peer_network;
 mod recv_backoff;
 pub mod tcp;
 #[cfg(test)]
-mod test_rig;
+mod test_reactors;
 pub mod ublk;
 pub mod vfio_user;
 pub mod vhost_user;

@@ -12,20 +12,20 @@
 //! announce. No request allocates memory.
 
 mod address;
+mod buffer_pool;
 mod connection;
 mod export;
 mod exported_device;
-mod inbox;
 mod memory;
 mod negotiation;
-mod outbox;
-mod pool;
-mod progress;
+mod receive_buffer;
 mod reply;
+mod send_queue;
 mod server;
 mod session;
 mod session_handle;
 mod slow_query;
+mod transfer_rate;
 mod transmission;
 
 pub mod fuzz;
@@ -33,11 +33,11 @@ pub mod fuzz;
 mod tests;
 
 pub use address::parse_address;
+pub use buffer_pool::{BufferPool, POOL_BYTES};
 pub use connection::Connection;
 pub use export::Export;
 pub use exported_device::{ExportConfig, ExportedDevice};
 pub use memory::MEMORY_BYTES;
-pub use pool::{POOL_BYTES, Pool};
 pub use server::{Server, ServerConfig};
 pub use session_handle::{ConnectionPhase, ConnectionSample, DisconnectReason, NbdEvent};
 pub use transmission::{NbdStats, QueryKind, SlowQuery};

@@ -54,7 +54,7 @@ impl RecvBackoff {
     }
 
     /// Makes the next receive call due at once, for example after a wake-up.
-    pub(crate) fn now(&mut self) {
+    pub(crate) fn make_due(&mut self) {
         self.next = Instant::default();
         self.in_vain = 0;
     }
@@ -76,7 +76,7 @@ impl RecvBackoff {
     /// Records that `requests` requests were received from a client that sends each with its own
     /// call.
     #[inline]
-    pub(crate) fn found_requests(&mut self, now: Instant, requests: usize) {
+    pub(crate) fn record_requests(&mut self, now: Instant, requests: usize) {
         self.record_data(now);
         if requests == 0 {
             // Part of a large request: the rest is on its way.
@@ -88,12 +88,12 @@ impl RecvBackoff {
             // The call that just returned was the trial.
             (self.fruitful, self.is_plural, self.crowd) = (0, false, requests);
         }
-        self.adapt(requests);
+        self.update_interval(requests);
         let is_trial = self.fruitful == TRIAL && self.is_plural;
         self.next = now.after(if is_trial { WAIT_MAX } else { self.wait });
     }
 
-    fn adapt(&mut self, requests: usize) {
+    fn update_interval(&mut self, requests: usize) {
         let ns = self.wait.ns;
         self.wait.ns = if self.crowd < BATCH_MIN {
             0
@@ -121,7 +121,7 @@ mod tests {
             let until = backoff.next.max(now.after(Span::from_us(1)));
             let sent = usize::try_from(until.since(now).ns / 1_000).unwrap().min(depth);
             now = until;
-            backoff.found_requests(now, sent);
+            backoff.record_requests(now, sent);
             sent
         };
         let came = (0..1_000).map(look).collect();
@@ -129,14 +129,14 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_waits_for_each_answer_is_never_kept_waiting() {
+    fn client_with_one_outstanding_request_is_never_delayed() {
         let (came, took) = simulate_client(&mut RecvBackoff::default(), 1);
         assert!(came.iter().all(|requests| *requests == 1));
         assert_eq!(took, Span::from_ms(1));
     }
 
     #[test]
-    fn requests_of_a_client_with_many_are_taken_together() {
+    fn many_small_requests_are_received_in_one_call() {
         for depth in [16, 64, 256] {
             // Two requests have arrived together once, so the client is known to send several.
             let mut backoff = RecvBackoff { is_plural: true, ..RecvBackoff::default() };
@@ -149,23 +149,23 @@ mod tests {
     }
 
     #[test]
-    fn a_client_with_a_few_is_kept_waiting_in_trials_only() {
+    fn client_with_few_requests_is_delayed_only_during_trials() {
         let mut backoff = RecvBackoff { is_plural: true, ..RecvBackoff::default() };
         let (_, took) = simulate_client(&mut backoff, 4);
         assert!(took < Span::from_us(1_100), "{took}");
     }
 
     #[test]
-    fn a_client_that_has_fewer_now_is_not_kept_waiting_for_long() {
+    fn delay_ends_soon_after_a_client_sends_fewer_requests() {
         let mut backoff = RecvBackoff { crowd: 64, wait: WAIT_MAX, ..RecvBackoff::default() };
         for _ in 0..=super::TRIAL {
-            backoff.found_requests(Instant { ns: 1 }, 1);
+            backoff.record_requests(Instant { ns: 1 }, 1);
         }
         assert_eq!((backoff.crowd, backoff.wait), (1, Span::default()));
     }
 
     #[test]
-    fn looks_in_vain_become_rarer_and_end_when_something_comes() {
+    fn empty_receive_calls_become_rarer_until_data_arrives() {
         let (mut backoff, now) = (RecvBackoff::default(), Instant { ns: 5 });
         backoff.record_empty(now);
         assert_eq!(backoff.next, now.after(super::INTERVAL_MIN));
@@ -174,12 +174,12 @@ mod tests {
         }
         assert_eq!(backoff.next, now.after(super::INTERVAL_MAX));
         assert!(!backoff.is_due(now));
-        backoff.now();
+        backoff.make_due();
         assert!(backoff.is_due(now));
     }
 
     #[test]
-    fn who_sends_all_at_once_is_never_kept_waiting() {
+    fn client_that_sends_everything_at_once_is_never_delayed() {
         let mut backoff =
             RecvBackoff { is_plural: true, crowd: 64, wait: WAIT_MAX, ..RecvBackoff::default() };
         for ns in 0..=u64::from(2 * super::TRIAL) {
@@ -189,9 +189,9 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_request_makes_nobody_wait() {
+    fn partial_request_causes_no_delay() {
         let mut backoff = RecvBackoff { crowd: 64, wait: WAIT_MAX, ..RecvBackoff::default() };
-        backoff.found_requests(Instant { ns: 5 }, 0);
+        backoff.record_requests(Instant { ns: 5 }, 0);
         assert!(backoff.is_due(Instant { ns: 5 }));
     }
 }

@@ -6,9 +6,9 @@
 //!   TargetConnection  Stream → tenmil_nvme_tcp::Controller → admin queue or I/O queue → Stream
 //! ```
 //!
-//! The target also runs without threads and sockets: [`Service::accept`] takes any [`tenmil_base::Stream`]
-//! and returns a [`TargetConnection`], whose [`step`](TargetConnection::step) does all work that is
-//! possible now, until it [is over](TargetConnection::is_over).
+//! The target also runs without threads and sockets: [`Service::accept_stream`] takes any [`tenmil_base::Stream`]
+//! and returns a [`TargetConnection`], whose [`step`](TargetConnection::poll_once) does all work that is
+//! possible now, until it [is over](TargetConnection::is_closed).
 //!
 //! A command begins in the [`Executor`](tenmil_nvme_controller::executor::Executor) of its queue once it has
 //! a buffer and, for a write, all its data have been received. The device therefore accesses data in
@@ -17,8 +17,9 @@
 mod admin_queue;
 mod admission;
 mod association;
+mod buffer_pool;
 mod command_table;
-mod connect;
+mod connect_validation;
 mod connection;
 mod connection_handle;
 mod connection_table;
@@ -29,7 +30,6 @@ pub mod fuzz;
 mod injected_bug;
 mod injected_bugs;
 mod io_queue;
-mod memory;
 mod poller;
 mod reservation_store;
 mod send_state;
@@ -40,12 +40,14 @@ mod subsystem_export;
 mod tests;
 
 pub use admission::AdmissionLimits;
+pub use buffer_pool::BufferPool;
 pub use connection::TargetConnection;
 pub use connection_table::ConnectionSample;
 pub use event::{DisconnectReason, TargetEvent};
 pub use injected_bugs::InjectedBugs;
-pub use memory::BufferPool;
 pub use reservation_store::{MemoryDirectory, StateDirectory};
 pub use server::{PlacementPolicy, Server, ServerConfig};
-pub use service::{DiscoveryName, Limits, Port, Service};
-pub use subsystem_export::{ControllerModel, Hosts, SubsystemExportConfig, SubsystemExportUpdate};
+pub use service::{DiscoveryName, Port, Service, ServiceLimits};
+pub use subsystem_export::{
+    AllowedHosts, ControllerModel, SubsystemExportConfig, SubsystemExportUpdate,
+};

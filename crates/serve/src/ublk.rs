@@ -17,14 +17,14 @@
 //! requests fail at once.
 
 mod disk;
-mod driver;
 mod error;
 mod poller;
+mod queue_driver;
 mod server;
 mod tags;
 mod takeover;
 #[cfg(test)]
 mod tests;
 
-pub use server::{Limits, Server, ServerConfig, UblkEvent, adapted, signature};
+pub use server::{QueueLimits, Server, ServerConfig, UblkEvent, adapt_device, uri_hash};
 pub use tags::UblkStats;

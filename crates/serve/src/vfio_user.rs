@@ -19,16 +19,16 @@
 //! reactor must poll them and never sleeps; without, a doorbell write is a message on the socket,
 //! which wakes it.
 
-mod device;
+mod client_memory;
 mod doorbells;
 mod endpoint;
 mod irq;
-mod memory;
+mod nvme_pci_function;
 mod poller;
 mod rejected_clients;
 mod server;
 #[cfg(test)]
 mod tests;
 
-pub use device::DeviceOptions;
+pub use nvme_pci_function::ControllerOptions;
 pub use server::{Server, ServerConfig};

@@ -23,13 +23,13 @@
 mod device;
 mod disk;
 mod endpoint;
-mod memory;
+mod guest_memory_table;
 mod poller;
 mod queue_mailbox;
+mod request_table;
 mod server;
-mod slots;
 #[cfg(test)]
 mod tests;
 mod virtqueue;
 
-pub use server::{Server, ServerConfig, adapted, id};
+pub use server::{Server, ServerConfig, adapt_device, device_id_of_uri};

@@ -12,8 +12,8 @@ use std::time::Duration;
 use tenmil_base::{Instant, Operation, Span};
 use tenmil_block::{Bdev, BdevOptions, Opener};
 use tenmil_dma::RegionTable;
-use tenmil_linux::stream::{Address, StreamListener};
-use tenmil_linux::thread::Thread;
+use tenmil_linux::named_thread::NamedThread;
+use tenmil_linux::socket_stream::{ListenAddress, StreamListener};
 use tenmil_linux::{Clock, CpuList};
 use tenmil_reactor::{ReactorOptions, Reactors};
 use tenmil_serve::nbd::{
@@ -29,7 +29,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(20);
 const LEN: u32 = 4096;
 
 /// Number of open files and threads of this process.
-fn open_here() -> (usize, usize) {
+fn open_descriptors() -> (usize, usize) {
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
@@ -37,12 +37,12 @@ fn open_here() -> (usize, usize) {
     (descriptors, names.filter(|name| !name.starts_with("iou-")).count())
 }
 
-fn has_open(path: &Path) -> bool {
+fn has_device_open(path: &Path) -> bool {
     let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
     links.filter_map(|link| std::fs::read_link(link.path()).ok()).any(|open| open == path)
 }
 
-fn connect(path: &Path) -> UnixStream {
+fn connect_host(path: &Path) -> UnixStream {
     let mut stream = UnixStream::connect(path).unwrap();
     stream.set_read_timeout(Some(TIME_LIMIT)).unwrap();
     stream.read_exact(&mut [0; 18]).unwrap();
@@ -58,7 +58,7 @@ fn connect(path: &Path) -> UnixStream {
 
 /// Keeps 16 reads outstanding until the server closes. Returns the errors and the time of the first
 /// one.
-fn load(mut stream: UnixStream, clock: Clock) -> (Vec<ErrorCode>, Option<Instant>) {
+fn submit_load(mut stream: UnixStream, clock: Clock) -> (Vec<ErrorCode>, Option<Instant>) {
     let header = RequestHeader {
         flags: CommandFlags::NONE,
         command: Command::READ,
@@ -83,14 +83,14 @@ fn load(mut stream: UnixStream, clock: Clock) -> (Vec<ErrorCode>, Option<Instant
     (errors, first)
 }
 
-struct House {
+struct TestServer {
     server: Server,
     reactors: Reactors,
     served: Arc<ExportedDevice>,
     device: Bdev,
 }
 
-fn serve(uri: &str, socket: &Path, regions: &RegionTable, clock: Clock) -> House {
+fn start_server(uri: &str, socket: &Path, regions: &RegionTable, clock: Clock) -> TestServer {
     let opener = Opener { regions, clock, seed: 1, kinds: tenmil_drivers::KINDS };
     let opened = opener.open(&uri.parse().unwrap()).unwrap();
     let device = Bdev::new("file0", opened.medium, BdevOptions::new(clock, 1)).unwrap();
@@ -105,10 +105,10 @@ fn serve(uri: &str, socket: &Path, regions: &RegionTable, clock: Clock) -> House
         regions,
     });
     let served = Arc::new(served.unwrap());
-    let cores: CpuList = CpuList::allowed().iter().take(1).collect();
-    let reactors = Reactors::start(&cores, &ReactorOptions::default(), &clock).unwrap();
+    let cores: CpuList = CpuList::allowed_cpus().iter().take(1).collect();
+    let reactors = Reactors::start_on_cores(&cores, &ReactorOptions::default(), &clock).unwrap();
     let server = Server::start(ServerConfig {
-        listen_sockets: vec![StreamListener::open(&Address::Path(socket.into())).unwrap()],
+        listen_sockets: vec![StreamListener::open(&ListenAddress::Path(socket.into())).unwrap()],
         exported_device: Arc::clone(&served),
         regions: regions.clone(),
         reactors: Arc::clone(reactors.registry()),
@@ -117,46 +117,46 @@ fn serve(uri: &str, socket: &Path, regions: &RegionTable, clock: Clock) -> House
         per_address_max: 8,
         idle_max: None,
     });
-    House { server: server.unwrap(), reactors, served, device }
+    TestServer { server: server.unwrap(), reactors, served, device }
 }
 
 /// Disconnect reasons, once all clients are disconnected.
-fn reasons(house: &House, count: usize) -> Vec<DisconnectReason> {
+fn disconnect_reasons(house: &TestServer, count: usize) -> Vec<DisconnectReason> {
     let mut reasons = Vec::new();
     while reasons.len() < count {
         match house.server.next_event() {
             Some(NbdEvent::Disconnected { reason, .. }) => reasons.push(reason),
             Some(_) => {}
-            None => tenmil_linux::thread::yield_now(),
+            None => tenmil_linux::named_thread::yield_cpu(),
         }
     }
     reasons
 }
 
 #[test]
-fn a_device_removed_under_load_is_told_of_within_a_second_and_leaves_nothing_open() {
+fn device_removed_under_load_is_reported_within_a_second_and_leaves_nothing_open() {
     let directory = tempfile::tempdir().unwrap();
     let (disk, socket) = (directory.path().join("disk"), directory.path().join("socket"));
     let clock = Clock::start();
     let regions = RegionTable::new(64);
     for engine in ["auto", "threads"] {
-        let before = (open_here(), regions.count());
+        let before = (open_descriptors(), regions.region_count());
         let uri = format!("file:{}?size=1m&engine={engine}", disk.display());
-        let house = serve(&uri, &socket, &regions, clock);
+        let house = start_server(&uri, &socket, &regions, clock);
         // The server owns memory for its whole lifetime.
-        let idle = regions.count();
+        let idle = regions.region_count();
         let clients: Vec<_> = (0..2)
             .map(|_| {
-                let stream = connect(&socket);
-                Thread::spawn("client", None, move |_| load(stream, clock)).unwrap()
+                let stream = connect_host(&socket);
+                NamedThread::spawn("client", None, move |_| submit_load(stream, clock)).unwrap()
             })
             .collect();
         while house.device.statistics().of(Operation::Read).count < 2_000 {
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
-        assert!(has_open(&disk));
+        assert!(has_device_open(&disk));
         let removed = clock.now();
-        house.served.remove();
+        house.served.remove_device();
         for client in clients {
             let (errors, first) = client.join();
             assert!(!errors.is_empty(), "{engine}");
@@ -165,27 +165,30 @@ fn a_device_removed_under_load_is_told_of_within_a_second_and_leaves_nothing_ope
             assert!(took < Span::from_secs(1), "{engine}: {took}");
         }
         let gone = [DisconnectReason::DeviceRemoved, DisconnectReason::DeviceRemoved];
-        assert_eq!(reasons(&house, 2), gone, "{engine}");
+        assert_eq!(disconnect_reasons(&house, 2), gone, "{engine}");
         // The resources of a connection are released shortly after its event.
-        while regions.count() > idle || house.device.channels_open() > 0 || has_open(&disk) {
+        while regions.region_count() > idle
+            || house.device.channels_open() > 0
+            || has_device_open(&disk)
+        {
             assert!(clock.now().since(removed) < Span::from_secs(20), "{engine}: something stays");
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
         let mut late = UnixStream::connect(&socket).unwrap();
         late.set_read_timeout(Some(TIME_LIMIT)).unwrap();
         assert_eq!(late.read(&mut [0; 1]).unwrap(), 0, "nobody is let in any more");
         drop(late);
-        let House { server, reactors, served, device } = house;
+        let TestServer { server, reactors, served, device } = house;
         drop(server);
         reactors.stop();
         drop((served, device));
         // The kernel lists a thread for a moment after it was joined.
         let ended = clock.now();
-        while (open_here(), regions.count()) != before {
-            let now = (open_here(), regions.count());
+        while (open_descriptors(), regions.region_count()) != before {
+            let now = (open_descriptors(), regions.region_count());
             let is_late = clock.now().since(ended) > Span::from_secs(5);
             assert!(!is_late, "{engine}: {now:?}, expected {before:?}");
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
     }
 }

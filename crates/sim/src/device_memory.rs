@@ -7,10 +7,10 @@ use tenmil_base::{
     AccessCompletion, AccessFault, AccessId, AccessProgress, HostEntries, HostMemory, Instant,
     InvalidSegment, Memory, RingMemory, Segment, Span,
 };
-use tenmil_dma::SharedEntries;
+use tenmil_dma::SharedRingEntries;
 
-use crate::bus::{Accessor, Bus};
-use crate::trace::Kind;
+use crate::event_trace::TraceKind;
+use crate::sim_bus::{MemoryAccessor, SimBus};
 
 /// How the device accesses data in host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub enum DataAccess {
 /// Host memory as seen by the controller. A clone is another channel to the same memory with its
 /// own tickets.
 pub struct DeviceMemory {
-    bus: Bus,
+    bus: SimBus,
     reach: DataAccess,
     open: BTreeMap<u32, PendingAccess>,
     arrived: BTreeMap<u32, Vec<u8>>,
@@ -34,8 +34,8 @@ pub struct DeviceMemory {
 
 /// A ring in host memory, or a page of shadow doorbells.
 pub struct DeviceEntries {
-    bus: Bus,
-    inner: SharedEntries,
+    bus: SimBus,
+    inner: SharedRingEntries,
     iova: u64,
     len_bytes: u64,
 }
@@ -43,17 +43,17 @@ pub struct DeviceEntries {
 /// Memory accessible to the medium: mapped host memory and device memory.
 #[derive(Clone)]
 pub struct MediumMemory {
-    bus: Bus,
+    bus: SimBus,
 }
 
 /// An access that was requested and not performed yet.
 struct PendingAccess {
     due: Instant,
     iova: u64,
-    access: Access,
+    access: AccessKind,
 }
 
-enum Access {
+enum AccessKind {
     Read { len_bytes: usize },
     Write { bytes: Vec<u8> },
 }
@@ -64,13 +64,13 @@ const WORD_BYTES: u64 = 4;
 
 impl DeviceMemory {
     /// Creates a view over `bus`.
-    pub fn new(bus: &Bus, reach: DataAccess) -> Self {
+    pub fn new(bus: &SimBus, reach: DataAccess) -> Self {
         Self { bus: bus.clone(), reach, open: BTreeMap::new(), arrived: BTreeMap::new() }
     }
 
-    fn defer(&mut self, ticket: AccessId, iova: u64, access: Access) -> AccessProgress {
+    fn defer_access(&mut self, ticket: AccessId, iova: u64, access: AccessKind) -> AccessProgress {
         let DataAccess::Late(longest) = self.reach else { return AccessProgress::Done };
-        let due = self.bus.with(|state| state.defer(longest));
+        let due = self.bus.with_state(|state| state.defer_access(longest));
         let before = self.open.insert(ticket.0, PendingAccess { due, iova, access });
         debug_assert!(before.is_none(), "ticket {ticket:?} is open already");
         AccessProgress::Pending
@@ -78,8 +78,8 @@ impl DeviceMemory {
 
     fn write_now(&self, iova: u64, from: &[u8]) -> Result<(), AccessFault> {
         let mut bytes = from.to_vec();
-        self.bus.falsify(iova, &mut bytes);
-        self.bus.device_write(Accessor::Device, iova, &bytes)
+        self.bus.corrupt_admin_data(iova, &mut bytes);
+        self.bus.device_write(MemoryAccessor::Device, iova, &bytes)
     }
 }
 
@@ -87,14 +87,19 @@ impl RingMemory for DeviceMemory {
     type Entries = DeviceEntries;
 
     fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<DeviceEntries>, AccessFault> {
-        let inner = self.bus.entries(iova, len_bytes)?;
+        let inner = self.bus.resolve_ring(iova, len_bytes)?;
         Ok(Some(DeviceEntries { bus: self.bus.clone(), inner, iova, len_bytes }))
     }
 }
 
 impl HostMemory for DeviceMemory {
     fn resolve(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, AccessFault> {
-        let segment = self.bus.check(Accessor::Device, iova, len_bytes as usize, false)?;
+        let segment = self.bus.check_device_access(
+            MemoryAccessor::Device,
+            iova,
+            len_bytes as usize,
+            false,
+        )?;
         Ok((self.reach == DataAccess::Direct).then_some(segment))
     }
 
@@ -105,9 +110,9 @@ impl HostMemory for DeviceMemory {
         into: &mut [u8],
     ) -> Result<AccessProgress, AccessFault> {
         if matches!(self.reach, DataAccess::Late(_)) {
-            return Ok(self.defer(ticket, iova, Access::Read { len_bytes: into.len() }));
+            return Ok(self.defer_access(ticket, iova, AccessKind::Read { len_bytes: into.len() }));
         }
-        self.bus.device_read(Accessor::Device, iova, into)?;
+        self.bus.device_read(MemoryAccessor::Device, iova, into)?;
         Ok(AccessProgress::Done)
     }
 
@@ -118,7 +123,7 @@ impl HostMemory for DeviceMemory {
         from: &[u8],
     ) -> Result<AccessProgress, AccessFault> {
         if matches!(self.reach, DataAccess::Late(_)) {
-            return Ok(self.defer(ticket, iova, Access::Write { bytes: from.to_vec() }));
+            return Ok(self.defer_access(ticket, iova, AccessKind::Write { bytes: from.to_vec() }));
         }
         self.write_now(iova, from)?;
         Ok(AccessProgress::Done)
@@ -132,15 +137,15 @@ impl HostMemory for DeviceMemory {
             .filter(|(_, open)| open.due <= now)
             .min_by_key(|(_, open)| open.due)?;
         let PendingAccess { iova, access, due } = self.open.remove(&number)?;
-        self.bus.with(|state| state.arrived(due));
+        self.bus.with_state(|state| state.remove_deferred(due));
         let result = match access {
-            Access::Read { len_bytes } => {
+            AccessKind::Read { len_bytes } => {
                 let mut bytes = vec![0; len_bytes];
-                let result = self.bus.device_read(Accessor::Device, iova, &mut bytes);
+                let result = self.bus.device_read(MemoryAccessor::Device, iova, &mut bytes);
                 self.arrived.insert(number, bytes);
                 result
             }
-            Access::Write { bytes } => self.write_now(iova, &bytes),
+            AccessKind::Write { bytes } => self.write_now(iova, &bytes),
         };
         Some(AccessCompletion { id: AccessId(number), result })
     }
@@ -162,27 +167,32 @@ impl Drop for DeviceMemory {
     /// Cancels the accesses in flight.
     fn drop(&mut self) {
         for open in self.open.values() {
-            self.bus.with(|state| state.arrived(open.due));
+            self.bus.with_state(|state| state.remove_deferred(open.due));
         }
     }
 }
 
 impl DeviceEntries {
-    fn check(&self, index: u32, entry_bytes: u64, is_write: bool) -> Result<u64, AccessFault> {
+    fn check_entry(
+        &self,
+        index: u32,
+        entry_bytes: u64,
+        is_write: bool,
+    ) -> Result<u64, AccessFault> {
         let at = self.iova + u64::from(index) * entry_bytes;
         let len_bytes = usize::try_from(entry_bytes).unwrap_or(usize::MAX);
-        self.bus.check(Accessor::Device, at, len_bytes, is_write)?;
+        self.bus.check_device_access(MemoryAccessor::Device, at, len_bytes, is_write)?;
         Ok(at)
     }
 }
 
 impl HostEntries for DeviceEntries {
     fn load_command(&self, index: u32) -> Result<[u64; 8], AccessFault> {
-        self.check(index, COMMAND_BYTES, false)?;
+        self.check_entry(index, COMMAND_BYTES, false)?;
         let command = self.inner.load_command(index)?;
-        self.bus.with(|state| {
-            state.record(Kind::CommandFetched, [self.iova, index.into(), command[0]]);
-            state.fetched(self.iova, &command);
+        self.bus.with_state(|state| {
+            state.record(TraceKind::CommandFetched, [self.iova, index.into(), command[0]]);
+            state.record_fetch(self.iova, &command);
         });
         Ok(command)
     }
@@ -193,48 +203,48 @@ impl HostEntries for DeviceEntries {
         entry: tenmil_base::CompletionEntry,
     ) -> Result<(), AccessFault> {
         let depth = u32::try_from(self.len_bytes / COMPLETION_BYTES).unwrap_or(u32::MAX);
-        self.bus.post(self.iova, depth, index, tenmil_base::entry_to_dwords(entry))
+        self.bus.post_completion(self.iova, depth, index, tenmil_base::entry_to_dwords(entry))
     }
 
     fn load_u32(&self, index: u32) -> Result<u32, AccessFault> {
-        let at = self.check(index, WORD_BYTES, false)?;
+        let at = self.check_entry(index, WORD_BYTES, false)?;
         let word = self.inner.load_u32(index)?;
-        Ok(self.bus.with(|state| state.translate_shadow(at, word)))
+        Ok(self.bus.with_state(|state| state.translate_shadow(at, word)))
     }
 
     fn store_u32(&mut self, index: u32, value: u32) -> Result<(), AccessFault> {
-        let at = self.check(index, WORD_BYTES, true)?;
-        let value = self.bus.with(|state| state.translate_event_index(at, value));
-        self.bus.record(Kind::DeviceWrite, [at, WORD_BYTES, value.into()]);
+        let at = self.check_entry(index, WORD_BYTES, true)?;
+        let value = self.bus.with_state(|state| state.translate_event_index(at, value));
+        self.bus.record(TraceKind::DeviceWrite, [at, WORD_BYTES, value.into()]);
         self.inner.store_u32(index, value)
     }
 }
 
 impl MediumMemory {
     /// Memory accessible to a medium behind `bus`.
-    pub fn new(bus: &Bus) -> Self {
+    pub fn new(bus: &SimBus) -> Self {
         Self { bus: bus.clone() }
     }
 }
 
 impl Memory for MediumMemory {
     fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), InvalidSegment> {
-        match self.bus.address(segment) {
+        match self.bus.iova_of(segment) {
             Some(iova) => self
                 .bus
-                .device_read(Accessor::Device, iova, into)
+                .device_read(MemoryAccessor::Device, iova, into)
                 .map_err(|_| InvalidSegment(segment)),
-            None => self.bus.pool().regions().load(segment, into),
+            None => self.bus.host_memory_pool().regions().load(segment, into),
         }
     }
 
     fn store(&self, segment: Segment, from: &[u8]) -> Result<(), InvalidSegment> {
-        match self.bus.address(segment) {
+        match self.bus.iova_of(segment) {
             Some(iova) => self
                 .bus
-                .device_write(Accessor::Device, iova, from)
+                .device_write(MemoryAccessor::Device, iova, from)
                 .map_err(|_| InvalidSegment(segment)),
-            None => self.bus.pool().regions().store(segment, from),
+            None => self.bus.host_memory_pool().regions().store(segment, from),
         }
     }
 
@@ -248,21 +258,21 @@ mod tests {
     use tenmil_base::{AccessId, AccessProgress, Dma, HostMemory, Memory, Random, Span};
 
     use super::{DataAccess, DeviceMemory, MediumMemory};
-    use crate::bus::Bus;
     use crate::fault_injector::FaultInjector;
     use crate::host_memory::SimDma;
+    use crate::sim_bus::SimBus;
 
-    fn bus() -> Bus {
-        Bus::new(1 << 16, 1 << 12, FaultInjector::new(&[], Random::new(1))).unwrap()
+    fn test_bus() -> SimBus {
+        SimBus::new(1 << 16, 1 << 12, FaultInjector::new(&[], Random::new(1))).unwrap()
     }
 
-    fn jump(bus: &Bus) {
-        bus.with(|state| state.clock.jump(state.late_wake_at()));
+    fn jump_to(bus: &SimBus) {
+        bus.with_state(|state| state.clock.jump_to(state.late_wake_at()));
     }
 
     #[test]
-    fn late_accesses_are_made_when_they_are_due_and_not_before() {
-        let bus = bus();
+    fn deferred_accesses_happen_when_due() {
+        let bus = test_bus();
         let dma = SimDma::new(&bus);
         let segment = dma.allocate(4096).unwrap();
         let iova = dma.iova(segment).unwrap();
@@ -270,10 +280,10 @@ mod tests {
         let mut device = DeviceMemory::new(&bus, reach);
         assert_eq!(device.write(AccessId(1), iova, b"late"), Ok(AccessProgress::Pending));
         assert_eq!(device.poll(), None);
-        jump(&bus);
+        jump_to(&bus);
         assert_eq!(device.poll().unwrap().result, Ok(()));
         assert_eq!(device.read(AccessId(2), iova, &mut [0; 4]), Ok(AccessProgress::Pending));
-        jump(&bus);
+        jump_to(&bus);
         assert_eq!(device.poll().unwrap().id, AccessId(2));
         let mut bytes = [0; 4];
         device.take_data(AccessId(2), &mut bytes);
@@ -281,8 +291,8 @@ mod tests {
     }
 
     #[test]
-    fn a_late_write_to_memory_that_was_released_meanwhile_is_a_stray() {
-        let bus = bus();
+    fn deferred_write_to_released_memory_is_a_stray_access() {
+        let bus = test_bus();
         let dma = SimDma::new(&bus);
         let segment = dma.allocate(4096).unwrap();
         let iova = dma.iova(segment).unwrap();
@@ -290,16 +300,16 @@ mod tests {
         let mut device = DeviceMemory::new(&bus, reach);
         device.write(AccessId(1), iova, b"late").unwrap();
         dma.release(segment);
-        jump(&bus);
+        jump_to(&bus);
         assert!(device.poll().unwrap().result.is_err());
-        assert_eq!(bus.with(|state| state.failures.len()), 1);
+        assert_eq!(bus.with_state(|state| state.failures.len()), 1);
     }
 
     #[test]
-    fn a_medium_reaches_the_devices_own_memory_always_and_the_hosts_if_it_is_mapped() {
-        let bus = bus();
+    fn medium_accesses_device_memory_always_and_host_memory_if_mapped() {
+        let bus = test_bus();
         let medium = MediumMemory::new(&bus);
-        let own = bus.private().slice(0, 4).unwrap();
+        let own = bus.device_private_memory().slice(0, 4).unwrap();
         medium.store(own, b"mine").unwrap();
         let mut bytes = [0; 4];
         medium.load(own, &mut bytes).unwrap();
@@ -310,6 +320,6 @@ mod tests {
         assert!(medium.fill(theirs, 7).is_ok());
         dma.release(theirs);
         assert!(medium.fill(theirs, 7).is_err());
-        assert_eq!(bus.with(|state| state.failures.len()), 1);
+        assert_eq!(bus.with_state(|state| state.failures.len()), 1);
     }
 }

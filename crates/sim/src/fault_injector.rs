@@ -13,30 +13,30 @@
 //! conforming controller therefore serves for every fault, and continues correctly when the faults
 //! are stopped.
 
-mod completions;
-mod corruption;
-mod fault;
-mod registers;
+mod completion_faults;
+mod data_corruption;
+mod planned_fault;
+mod register_faults;
 
 use std::collections::BTreeMap;
 
 use tenmil_base::{Instant, Random, Span};
 
-pub use completions::{CompletionOutput, RingView};
-pub use fault::{
-    BogusCid, CorruptionMethod, DataCorruption, DmaFault, Fault, FaultTrigger, PlannedFault,
-    QueueKind, Release, Target,
+pub use completion_faults::{EmittedCompletion, RingView};
+pub use planned_fault::{
+    BogusCid, CorruptionMethod, DataCorruption, DmaFault, Fault, FaultTarget, FaultTrigger,
+    PlannedFault, QueueKind, ReleaseTrigger,
 };
-pub use fault::{FOR_GOOD, lies, pokes};
+pub use planned_fault::{FOR_GOOD, lies, pokes};
 
 /// State of the fault injector: planned and applied faults.
 #[derive(Debug)]
 pub struct FaultInjector {
     plan: Vec<ArmedFault>,
     random: Random,
-    counters: Counters,
+    counters: TriggerCounters,
     is_removed: bool,
-    held: Vec<completions::WithheldCompletion>,
+    held: Vec<completion_faults::WithheldCompletion>,
     /// Commands that were completed without the controller. Their real completion is discarded.
     completed: Vec<(u16, u16)>,
     /// Head of each submission queue as last reported by the controller.
@@ -56,7 +56,7 @@ struct ArmedFault {
 
 /// Counters that can trigger faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct TriggerCounters {
     /// Number of transitions of CC.EN from 1 to 0.
     pub disables: u32,
     /// Number of transitions of CC.EN from 0 to 1.
@@ -78,7 +78,7 @@ impl FaultInjector {
         Self {
             plan: plan.iter().map(armed).collect(),
             random,
-            counters: Counters::default(),
+            counters: TriggerCounters::default(),
             is_removed: false,
             held: Vec::new(),
             completed: Vec::new(),
@@ -106,7 +106,7 @@ impl FaultInjector {
     }
 
     /// Counters.
-    pub fn counters(&self) -> Counters {
+    pub fn trigger_counters(&self) -> TriggerCounters {
         self.counters
     }
 
@@ -116,27 +116,27 @@ impl FaultInjector {
     }
 
     /// Next unsolicited action that is due, if any.
-    pub fn turn(&mut self, now: Instant) -> Option<Fault> {
-        self.vanish_if_so(now);
+    pub fn next_unsolicited_fault(&mut self, now: Instant) -> Option<Fault> {
+        self.remove_if_due(now);
         if now < self.idle_until {
             return None;
         }
         let site = InjectionPoint { queue: QueueKind::Any, opcode: None };
-        let deed = self.strike(now, site, is_spontaneous)?;
+        let deed = self.next_due_fault(now, site, is_unsolicited)?;
         self.idle_until = now.after(FAULT_INTERVAL);
         Some(deed)
     }
 
     /// Removes the device if a removal triggered by time or a counter is due. Removals at a
     /// register read are handled there.
-    fn vanish_if_so(&mut self, now: Instant) {
+    fn remove_if_due(&mut self, now: Instant) {
         let counters = self.counters;
         let vanishes = |armed: &ArmedFault| {
             let PlannedFault { fault, gate, skip, .. } = armed.mischief;
             fault == Fault::Gone
                 && gate != FaultTrigger::Always
                 && skip == 0
-                && gate.is_open(now, &counters)
+                && gate.is_triggered(now, &counters)
         };
         if !self.is_removed && self.plan.iter().any(vanishes) {
             self.is_removed = true;
@@ -146,7 +146,7 @@ impl FaultInjector {
 
     /// Time at which the fault injector must be polled without an event.
     pub fn wake_at(&self) -> Instant {
-        let held = self.held.iter().filter_map(completions::WithheldCompletion::wake_at);
+        let held = self.held.iter().filter_map(completion_faults::WithheldCompletion::wake_at);
         let gates = self.plan.iter().filter_map(|armed| match armed.mischief.gate {
             FaultTrigger::At(at) if armed.done == 0 => Some(at),
             _ => None,
@@ -155,19 +155,19 @@ impl FaultInjector {
         let has_more = |armed: &ArmedFault| {
             let PlannedFault { fault, gate, times, .. } = armed.mischief;
             // Faults with a counter trigger have no wake-up time.
-            armed.done > 0 && armed.done < times && is_spontaneous(&fault)
-                || gate == FaultTrigger::Always && armed.done == 0 && is_spontaneous(&fault)
+            armed.done > 0 && armed.done < times && is_unsolicited(&fault)
+                || gate == FaultTrigger::Always && armed.done == 0 && is_unsolicited(&fault)
         };
         if self.plan.iter().any(has_more) { wake.min(self.idle_until) } else { wake }
     }
 
     /// Random number for the details of a fault.
-    pub fn draw(&mut self) -> u64 {
+    pub fn random_detail(&mut self) -> u64 {
         self.random.next_u64()
     }
 
     /// First planned fault of the wanted kind that is due at this injection point.
-    fn strike(
+    fn next_due_fault(
         &mut self,
         now: Instant,
         site: InjectionPoint,
@@ -176,7 +176,10 @@ impl FaultInjector {
         let counters = self.counters;
         for armed in &mut self.plan {
             let PlannedFault { fault, target, gate, skip, times } = armed.mischief;
-            if !is_wanted(&fault) || !target.covers(site) || !gate.is_open(now, &counters) {
+            if !is_wanted(&fault)
+                || !target.matches_injection_point(site)
+                || !gate.is_triggered(now, &counters)
+            {
                 continue;
             }
             armed.seen += 1;
@@ -194,7 +197,7 @@ impl FaultInjector {
 /// Time between two unsolicited actions.
 const FAULT_INTERVAL: Span = Span::from_us(20);
 
-fn is_spontaneous(fault: &Fault) -> bool {
+fn is_unsolicited(fault: &Fault) -> bool {
     matches!(fault, Fault::Dma(_) | Fault::Interrupt { .. })
 }
 
@@ -205,8 +208,8 @@ struct InjectionPoint {
     opcode: Option<u8>,
 }
 
-impl Target {
-    fn covers(&self, site: InjectionPoint) -> bool {
+impl FaultTarget {
+    fn matches_injection_point(&self, site: InjectionPoint) -> bool {
         let is_any = |queue| queue == QueueKind::Any;
         let queue = is_any(self.queue) || is_any(site.queue) || self.queue == site.queue;
         queue && (self.opcode.is_none() || self.opcode == site.opcode)
@@ -214,7 +217,7 @@ impl Target {
 }
 
 impl FaultTrigger {
-    fn is_open(&self, now: Instant, counters: &Counters) -> bool {
+    fn is_triggered(&self, now: Instant, counters: &TriggerCounters) -> bool {
         match *self {
             Self::Always => true,
             Self::At(at) => now >= at,
@@ -234,16 +237,16 @@ mod tests {
     use super::{Fault, FaultInjector, FaultTrigger, PlannedFault};
 
     #[test]
-    fn a_fault_waits_for_its_gate_lets_some_pass_and_strikes_so_often() {
+    fn fault_waits_for_its_trigger_skips_and_repeats_as_planned() {
         let fault = Fault::Interrupt { vector: 3 };
-        let mischief = PlannedFault::always(fault)
-            .gate(FaultTrigger::At(Instant { ns: 200_000 }))
-            .skip(2)
-            .times(3);
+        let mischief = PlannedFault::for_all_commands(fault)
+            .with_trigger(FaultTrigger::At(Instant { ns: 200_000 }))
+            .with_skip(2)
+            .with_count(3);
         let mut evil = FaultInjector::new(&[mischief], Random::new(1));
         let mut struck = Vec::new();
         for us in 0..20 {
-            if evil.turn(Instant { ns: 20_000 * us }).is_some() {
+            if evil.next_unsolicited_fault(Instant { ns: 20_000 * us }).is_some() {
                 struck.push(us);
             }
         }
@@ -252,11 +255,11 @@ mod tests {
     }
 
     #[test]
-    fn one_that_repents_does_nothing_more() {
-        let mischief = PlannedFault::always(Fault::Interrupt { vector: 0 });
+    fn stopped_injector_injects_nothing_more() {
+        let mischief = PlannedFault::for_all_commands(Fault::Interrupt { vector: 0 });
         let mut evil = FaultInjector::new(&[mischief], Random::new(1));
-        assert!(evil.turn(Instant::default()).is_some());
+        assert!(evil.next_unsolicited_fault(Instant::default()).is_some());
         evil.stop_faults();
-        assert!(evil.turn(Instant::default()).is_none());
+        assert!(evil.next_unsolicited_fault(Instant::default()).is_none());
     }
 }

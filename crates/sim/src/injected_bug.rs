@@ -7,8 +7,8 @@ use tenmil_base::{
     Segment,
 };
 
-use crate::bus::Bus;
-use crate::trace::Kind;
+use crate::event_trace::TraceKind;
+use crate::sim_bus::SimBus;
 
 /// A deliberate bug of the driver, the host or the harness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub enum InjectedBug {
 
 /// Carries out an injected bug.
 pub(crate) struct BugInjector {
-    bus: Bus,
+    bus: SimBus,
     planted: Option<InjectedBug>,
     turns: u64,
     submitted: u64,
@@ -64,42 +64,42 @@ const TURN: u64 = 40;
 static RUNS: AtomicU64 = AtomicU64::new(0);
 
 impl BugInjector {
-    pub(crate) fn new(bus: &Bus, planted: Option<InjectedBug>) -> Self {
+    pub(crate) fn new(bus: &SimBus, planted: Option<InjectedBug>) -> Self {
         if planted == Some(InjectedBug::Unrepeatable) {
             let run = RUNS.fetch_add(1, Ordering::Relaxed);
-            bus.record(Kind::Harness, [run, 0, 0]);
+            bus.record(TraceKind::Harness, [run, 0, 0]);
         }
         let bus = bus.clone();
         let (turns, submitted, completed, victim) = (0, 0, 0, None);
         Self { bus, planted, turns, submitted, completed, victim, has_struck: false }
     }
 
-    pub(crate) fn turn(&mut self) {
+    pub(crate) fn run_iteration(&mut self) {
         self.turns += 1;
         match self.planted {
             // Like `panic!`, but without the message of the panic hook, since it is intended.
             Some(InjectedBug::Panics) if self.turns == TURN => {
                 std::panic::resume_unwind(Box::new("a planted panic"))
             }
-            Some(InjectedBug::Fidgets) => self.bus.record(Kind::Harness, [0; 3]),
+            Some(InjectedBug::Fidgets) => self.bus.record(TraceKind::Harness, [0; 3]),
             _ => {}
         }
     }
 
-    pub(crate) fn oversleeps(&self) -> bool {
+    pub(crate) fn is_oversleeping(&self) -> bool {
         self.planted == Some(InjectedBug::Oversleeps)
     }
 
-    pub(crate) fn leaks(&self) -> bool {
+    pub(crate) fn is_leaking(&self) -> bool {
         self.planted == Some(InjectedBug::Leaks)
     }
 
-    pub(crate) fn over<'a>(&'a mut self, inner: &'a mut dyn IoChannel) -> BuggyChannel<'a> {
+    pub(crate) fn wrap_channel<'a>(&'a mut self, inner: &'a mut dyn IoChannel) -> BuggyChannel<'a> {
         BuggyChannel { saboteur: self, inner }
     }
 
     /// Delivers a completion, or what the bug makes of it.
-    fn pass_on(&mut self, completion: IoCompletion, completions: &mut CompletionBatch) {
+    fn forward_completion(&mut self, completion: IoCompletion, completions: &mut CompletionBatch) {
         self.completed += 1;
         let is_victim = self.victim == Some(completion.token);
         match self.planted {
@@ -143,7 +143,7 @@ impl IoChannel for BuggyChannel<'_> {
             && let Some(segment) = segments.first()
         {
             saboteur.has_struck = true;
-            saboteur.bus.unmap(*segment);
+            saboteur.bus.unmap_early(*segment);
         }
         taken
     }
@@ -157,7 +157,7 @@ impl IoChannel for BuggyChannel<'_> {
         self.inner.poll(now, &mut inner);
         let saboteur = &mut *self.saboteur;
         let room = completions.remaining();
-        inner.drain().for_each(|completion| saboteur.pass_on(completion, completions));
+        inner.drain().for_each(|completion| saboteur.forward_completion(completion, completions));
         if !saboteur.has_struck
             && matches!(
                 saboteur.planted,

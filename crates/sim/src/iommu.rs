@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 
 use tenmil_base::Instant;
 
-use crate::failure::UnmapRecord;
+use crate::violation::UnmapRecord;
 
 /// Mappings of one device.
 #[derive(Debug, Default)]
-pub struct Iommu {
+pub struct SimIommu {
     /// By page number.
     mapped: BTreeMap<u64, IommuMapping>,
     unmapped: BTreeMap<u64, UnmapRecord>,
@@ -39,11 +39,11 @@ struct IommuMapping {
 
 pub(crate) const PAGE_SHIFT: u32 = 12;
 
-impl Iommu {
+impl SimIommu {
     /// Maps memory.
     pub fn map(&mut self, iova: u64, len_bytes: u64) {
         self.allocations += 1;
-        for page in pages(iova, len_bytes) {
+        for page in page_range(iova, len_bytes) {
             self.mapped.insert(page, IommuMapping { allocation: self.allocations });
             self.unmapped.remove(&page);
         }
@@ -52,7 +52,7 @@ impl Iommu {
     /// Unmaps memory. Returns false if part of it was not mapped.
     #[must_use]
     pub fn unmap(&mut self, at: Instant, iova: u64, len_bytes: u64) -> bool {
-        pages(iova, len_bytes).fold(true, |all, page| {
+        page_range(iova, len_bytes).fold(true, |all, page| {
             let Some(IommuMapping { allocation }) = self.mapped.remove(&page) else { return false };
             self.unmapped.insert(page, UnmapRecord { allocation, at });
             all
@@ -60,23 +60,23 @@ impl Iommu {
     }
 
     /// Revokes or restores the access of the device to all memory.
-    pub fn cut_off(&mut self, cut_off: bool) {
+    pub fn revoke_all(&mut self, cut_off: bool) {
         self.cut_off = cut_off;
     }
 
     /// Whether the access is revoked.
-    pub fn is_cut_off(&self) -> bool {
+    pub fn is_revoked(&self) -> bool {
         self.cut_off
     }
 
     /// Checks whether the device may access this memory.
-    pub fn check(&self, iova: u64, len_bytes: u64) -> Result<(), AccessDenied> {
+    pub fn check_access(&self, iova: u64, len_bytes: u64) -> Result<(), AccessDenied> {
         if self.cut_off { Err(AccessDenied::CutOff) } else { self.check_mapped(iova, len_bytes) }
     }
 
     /// Checks whether this memory is allocated, regardless of a revocation.
     pub fn check_mapped(&self, iova: u64, len_bytes: u64) -> Result<(), AccessDenied> {
-        match pages(iova, len_bytes).find(|page| !self.mapped.contains_key(page)) {
+        match page_range(iova, len_bytes).find(|page| !self.mapped.contains_key(page)) {
             None => Ok(()),
             Some(page) => Err(AccessDenied::Stray(self.unmapped.get(&page).copied())),
         }
@@ -90,7 +90,7 @@ impl Iommu {
 
 /// Page numbers of `len_bytes` at `iova`. At least one. The search in a huge range is short, since
 /// it stops at the first unmapped page.
-pub(crate) fn pages(iova: u64, len_bytes: u64) -> RangeInclusive<u64> {
+pub(crate) fn page_range(iova: u64, len_bytes: u64) -> RangeInclusive<u64> {
     let last = iova.saturating_add(len_bytes.max(1) - 1);
     iova >> PAGE_SHIFT..=last >> PAGE_SHIFT
 }
@@ -99,34 +99,38 @@ pub(crate) fn pages(iova: u64, len_bytes: u64) -> RangeInclusive<u64> {
 mod tests {
     use tenmil_base::Instant;
 
-    use super::{AccessDenied, Iommu};
-    use crate::failure::UnmapRecord;
+    use super::{AccessDenied, SimIommu};
+    use crate::violation::UnmapRecord;
 
     const AT: Instant = Instant { ns: 5 };
 
     #[test]
-    fn only_what_is_mapped_can_be_touched_and_the_rest_names_who_unmapped_it() {
-        let mut iommu = Iommu::default();
+    fn only_mapped_pages_are_accessible_and_errors_name_the_unmapper() {
+        let mut iommu = SimIommu::default();
         iommu.map(0x10000, 0x1000);
         iommu.map(0x11000, 0x2000);
-        assert_eq!(iommu.check(0x10ff8, 16), Ok(()), "across two allocations");
-        assert_eq!(iommu.check(0x12fff, 2), Err(AccessDenied::Stray(None)), "one byte outside");
-        assert_eq!(iommu.check(0x9_0000, u64::MAX), Err(AccessDenied::Stray(None)));
+        assert_eq!(iommu.check_access(0x10ff8, 16), Ok(()), "across two allocations");
+        assert_eq!(
+            iommu.check_access(0x12fff, 2),
+            Err(AccessDenied::Stray(None)),
+            "one byte outside"
+        );
+        assert_eq!(iommu.check_access(0x9_0000, u64::MAX), Err(AccessDenied::Stray(None)));
         assert!(iommu.unmap(AT, 0x11000, 0x2000));
         let unmapped = UnmapRecord { allocation: 2, at: AT };
-        assert_eq!(iommu.check(0x10ff8, 16), Err(AccessDenied::Stray(Some(unmapped))));
+        assert_eq!(iommu.check_access(0x10ff8, 16), Err(AccessDenied::Stray(Some(unmapped))));
         assert_eq!(iommu.pages_mapped(), 1);
         assert!(!iommu.unmap(AT, 0x11000, 0x1000), "unmapped twice");
     }
 
     #[test]
-    fn a_device_that_is_cut_off_reaches_nothing() {
-        let mut iommu = Iommu::default();
+    fn revoked_device_can_access_nothing() {
+        let mut iommu = SimIommu::default();
         iommu.map(0x10000, 0x1000);
-        iommu.cut_off(true);
-        assert_eq!(iommu.check(0x10000, 1), Err(AccessDenied::CutOff));
+        iommu.revoke_all(true);
+        assert_eq!(iommu.check_access(0x10000, 1), Err(AccessDenied::CutOff));
         assert_eq!(iommu.check_mapped(0x10000, 1), Ok(()), "the host still can");
-        iommu.cut_off(false);
-        assert_eq!(iommu.check(0x10000, 1), Ok(()));
+        iommu.revoke_all(false);
+        assert_eq!(iommu.check_access(0x10000, 1), Ok(()));
     }
 }

@@ -2,27 +2,27 @@
 
 #![forbid(unsafe_code)]
 
-pub mod bus;
-pub mod clock;
-pub mod device;
+pub mod block_stamp;
+pub mod buffer_ownership;
+pub mod controller_function;
+pub mod data_oracle;
 pub mod device_memory;
-pub mod enumeration;
-pub mod failure;
+pub mod event_trace;
+pub mod exhaustive_scenarios;
 pub mod fault_injector;
-pub mod function;
-pub mod host;
 pub mod host_memory;
 pub mod injected_bug;
 pub mod iommu;
-pub mod medium;
-pub mod network;
-pub mod oracle;
-pub mod ownership;
+pub mod random_scenarios;
 pub mod scenario;
 pub mod scenarios;
-pub mod stamp;
-pub mod swarm;
+pub mod sim_bus;
+pub mod sim_clock;
+pub mod sim_host;
+pub mod sim_medium;
+pub mod sim_network;
+pub mod sim_pci_device;
+pub mod simulation;
 pub mod test_run;
-pub mod trace;
+pub mod violation;
 pub mod workload;
-pub mod world;

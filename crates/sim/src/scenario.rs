@@ -6,10 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tenmil_nvme_host::State;
 
-use crate::failure::Violation;
 use crate::fault_injector::PlannedFault;
-use crate::test_run::{CourseStep, RunRecord, SESSION, TestRun};
-use crate::world::{Simulation, WorldOptions};
+use crate::simulation::{Simulation, WorldOptions};
+use crate::test_run::{RunRecord, RunStep, SESSION, TestRun};
+use crate::violation::Violation;
 
 /// A scripted test run.
 #[derive(Clone, Debug)]
@@ -19,7 +19,7 @@ pub struct Scenario {
     /// Configuration of the world.
     pub options: WorldOptions,
     /// Steps.
-    pub steps: Vec<CourseStep>,
+    pub steps: Vec<RunStep>,
     /// Expectations, besides the absence of violations.
     pub musts: Vec<ScenarioCheck>,
 }
@@ -59,7 +59,7 @@ pub enum ScenarioCheck {
 
 impl Scenario {
     /// Default session in a default world.
-    pub fn session(name: impl Into<String>, musts: &[ScenarioCheck]) -> Self {
+    pub fn default_session(name: impl Into<String>, musts: &[ScenarioCheck]) -> Self {
         Self {
             name: name.into(),
             options: WorldOptions::default(),
@@ -70,27 +70,27 @@ impl Scenario {
 
     /// Sets the planned faults.
     #[must_use]
-    pub fn plan(mut self, plan: &[PlannedFault]) -> Self {
+    pub fn with_faults(mut self, plan: &[PlannedFault]) -> Self {
         self.options.plan = plan.to_vec();
         self
     }
 
     /// Sets the steps.
     #[must_use]
-    pub fn steps(mut self, steps: &[CourseStep]) -> Self {
+    pub fn with_steps(mut self, steps: &[RunStep]) -> Self {
         self.steps = steps.to_vec();
         self
     }
 
     /// Changes the configuration of the world.
     #[must_use]
-    pub fn world(mut self, change: impl FnOnce(&mut WorldOptions)) -> Self {
+    pub fn with_world(mut self, change: impl FnOnce(&mut WorldOptions)) -> Self {
         change(&mut self.options);
         self
     }
 
     /// Executes the run. A panic of the code under test becomes a violation, if panics unwind.
-    pub fn run(&self) -> RunRecord {
+    pub fn execute(&self) -> RunRecord {
         let ran = catch_unwind(AssertUnwindSafe(|| match Simulation::new(&self.options) {
             Ok(world) => TestRun::new(world).run(&self.steps),
             Err(message) => {
@@ -98,16 +98,16 @@ impl Scenario {
             }
         }));
         let mut record = ran.unwrap_or_else(|cause| {
-            let failure = Some(Violation::Panic { message: message_of(&*cause) });
+            let failure = Some(Violation::Panic { message: panic_message(&*cause) });
             RunRecord { failure, ..RunRecord::default() }
         });
-        self.hold_to_musts(&mut record);
+        self.apply_expectations(&mut record);
         record
     }
 
     /// Turns an expectation that was not met into a violation, and removes a violation that was
     /// expected.
-    fn hold_to_musts(&self, record: &mut RunRecord) {
+    fn apply_expectations(&self, record: &mut RunRecord) {
         let finds = self.musts.iter().find_map(|must| match must {
             ScenarioCheck::Find(words) => Some(*words),
             _ => None,
@@ -121,16 +121,16 @@ impl Scenario {
             return;
         }
         if record.failure.is_none()
-            && let Some(must) = self.musts.iter().find(|must| !must.holds(record))
+            && let Some(must) = self.musts.iter().find(|must| !must.is_met(record))
         {
-            let found = format!("{}", Summary(record));
+            let found = format!("{}", RunSummary(record));
             record.failure = Some(Violation::Expectation { expected: must.to_string(), found });
         }
     }
 }
 
 impl ScenarioCheck {
-    fn holds(&self, record: &RunRecord) -> bool {
+    fn is_met(&self, record: &RunRecord) -> bool {
         let counts = record.counts;
         let tells = |words: &str| {
             record.driver_events.iter().any(|driver_events| driver_events.contains(words))
@@ -176,9 +176,9 @@ impl fmt::Display for ScenarioCheck {
 }
 
 /// One-line summary of a result.
-struct Summary<'a>(&'a RunRecord);
+struct RunSummary<'a>(&'a RunRecord);
 
-impl fmt::Display for Summary<'_> {
+impl fmt::Display for RunSummary<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let RunRecord {
             refused,
@@ -199,7 +199,7 @@ impl fmt::Display for Summary<'_> {
     }
 }
 
-fn message_of(cause: &(dyn Any + Send)) -> String {
+fn panic_message(cause: &(dyn Any + Send)) -> String {
     let text = cause.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| cause.downcast_ref::<String>().cloned()).unwrap_or_default()
 }

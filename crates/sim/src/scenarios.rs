@@ -4,12 +4,12 @@
 mod aborts;
 mod admin;
 mod completions;
+mod conforming_device;
 mod events;
 mod identify;
 mod injected_bugs;
 mod medium;
 mod memory;
-mod no_faults;
 mod owner;
 mod power;
 mod registers;
@@ -18,64 +18,64 @@ mod removal;
 use tenmil_base::Span;
 
 use crate::scenario::Scenario;
-use crate::workload::{Mix, Profile};
-use crate::world::WorldOptions;
+use crate::simulation::WorldOptions;
+use crate::workload::{OperationMix, WorkloadProfile};
 
 /// All scenarios in a fixed order.
-pub fn all() -> Vec<Scenario> {
+pub fn all_scenarios() -> Vec<Scenario> {
     [
-        no_faults::table(),
-        registers::table(),
-        removal::table(),
-        completions::table(),
-        admin::table(),
-        identify::table(),
-        events::table(),
-        aborts::table(),
-        medium::table(),
-        memory::table(),
-        owner::table(),
-        power::table(),
-        injected_bugs::table(),
+        conforming_device::conforming_scenarios(),
+        registers::register_scenarios(),
+        removal::removal_scenarios(),
+        completions::completion_scenarios(),
+        admin::admin_scenarios(),
+        identify::identify_scenarios(),
+        events::event_scenarios(),
+        aborts::abort_scenarios(),
+        medium::medium_scenarios(),
+        memory::memory_scenarios(),
+        owner::owner_scenarios(),
+        power::power_scenarios(),
+        injected_bugs::injected_bug_scenarios(),
     ]
     .concat()
 }
 
 /// A slow medium: the driver polls its registers many times while requests are in flight.
-fn slow(options: &mut WorldOptions) {
+fn slow_medium(options: &mut WorldOptions) {
     options.medium.latency = (Span::from_ms(2), Span::from_ms(30));
 }
 
 /// Workloads that the tables are combined with.
-const WORK: [(&str, Mix, (u32, u32)); 4] = [
-    ("reads", Mix::Reads, (1, 8)),
-    ("writes", Mix::Writes, (1, 8)),
-    ("flushes", Mix::Flushes, (1, 8)),
+const WORK: [(&str, OperationMix, (u32, u32)); 4] = [
+    ("reads", OperationMix::Reads, (1, 8)),
+    ("writes", OperationMix::Writes, (1, 8)),
+    ("flushes", OperationMix::Flushes, (1, 8)),
     // Above MDTS: each request becomes several commands.
-    ("split", Mix::ReadsAndWrites, (200, 256)),
+    ("split", OperationMix::ReadsAndWrites, (200, 256)),
 ];
 
-fn work(options: &mut WorldOptions, mix: Mix, blocks: (u32, u32)) {
+fn set_workload(options: &mut WorldOptions, mix: OperationMix, blocks: (u32, u32)) {
     let span = options.profile.span.max(2 * u64::from(blocks.1));
-    options.profile = Profile { mix, blocks, span, ..options.profile };
+    options.profile = WorkloadProfile { mix, blocks, span, ..options.profile };
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::all;
+    use super::all_scenarios;
 
     /// No scripted run has a violation, all expectations are met, and a second run is identical.
     #[test]
-    fn every_scenario_holds_and_repeats() {
+    fn every_scenario_passes_and_repeats() {
         let mut broken = Vec::new();
-        for scenario in all() {
-            let record = scenario.run();
+        for scenario in all_scenarios() {
+            let record = scenario.execute();
             if let Some(failure) = record.failure {
                 broken.push(format!("{}: {failure}", scenario.name));
             }
-            if scenario.run().hash != record.hash {
+            if scenario.execute().hash != record.hash {
                 broken.push(format!("{}: the second run is another", scenario.name));
             }
         }
@@ -83,9 +83,10 @@ mod tests {
     }
 
     #[test]
-    fn there_are_more_than_two_hundred_of_them_each_with_a_name_of_its_own() {
-        let names: BTreeSet<String> = all().into_iter().map(|scenario| scenario.name).collect();
-        assert_eq!(names.len(), all().len());
+    fn more_than_two_hundred_scenarios_have_unique_names() {
+        let names: BTreeSet<String> =
+            all_scenarios().into_iter().map(|scenario| scenario.name).collect();
+        assert_eq!(names.len(), all_scenarios().len());
         assert!(names.len() > 200, "{}", names.len());
     }
 }

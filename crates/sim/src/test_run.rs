@@ -9,16 +9,16 @@
 use tenmil_base::Span;
 use tenmil_nvme_host::{Event, ShutdownNotification, State};
 
-use crate::failure::Violation;
-use crate::fault_injector::{Counters, PlannedFault};
-use crate::function::ControllerFunction;
-use crate::host::{Host, WorkloadPhase};
-use crate::workload::{Counts, Mix, Profile};
-use crate::world::Simulation;
+use crate::controller_function::ControllerFunction;
+use crate::fault_injector::{PlannedFault, TriggerCounters};
+use crate::sim_host::{SimHost, WorkloadPhase};
+use crate::simulation::Simulation;
+use crate::violation::Violation;
+use crate::workload::{OperationMix, RequestCounts, WorkloadProfile};
 
 /// One step of a test run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CourseStep {
+pub enum RunStep {
     /// A host attaches the device, or reports why it cannot.
     Attach,
     /// Runs the workload to its end, or until the controller has ended.
@@ -87,7 +87,7 @@ pub struct RunRecord {
     /// Events of the drivers as text.
     pub driver_events: Vec<String>,
     /// Counts of requests while faults were on.
-    pub counts: Counts,
+    pub counts: RequestCounts,
     /// State of the driver when the faults stopped.
     pub state: Option<State>,
     /// Number of queue pairs at that time.
@@ -101,7 +101,7 @@ pub struct RunRecord {
     /// Longest time from a request to its completion.
     pub longest_completion: Span,
     /// Counters of the bus.
-    pub counters: Counters,
+    pub counters: TriggerCounters,
     /// Requests that the medium has executed.
     pub medium_done: u64,
 }
@@ -117,14 +117,14 @@ pub struct TestRun {
 }
 
 /// Default sequence of steps.
-pub const SESSION: &[CourseStep] = &[
-    CourseStep::Attach,
-    CourseStep::Work,
-    CourseStep::StopFaults,
-    CourseStep::Recover,
-    CourseStep::ReadBack,
-    CourseStep::Again,
-    CourseStep::ShutDown,
+pub const SESSION: &[RunStep] = &[
+    RunStep::Attach,
+    RunStep::Work,
+    RunStep::StopFaults,
+    RunStep::Recover,
+    RunStep::ReadBack,
+    RunStep::Again,
+    RunStep::ShutDown,
 ];
 
 impl TestRun {
@@ -134,109 +134,112 @@ impl TestRun {
     }
 
     /// Executes all steps until the first violation, and returns the result.
-    pub fn run(mut self, steps: &[CourseStep]) -> RunRecord {
-        let taken = steps.iter().try_for_each(|step| self.take(*step));
-        let ended = taken.and_then(|()| self.end());
-        self.judge(ended)
+    pub fn run(mut self, steps: &[RunStep]) -> RunRecord {
+        let taken = steps.iter().try_for_each(|step| self.execute_step(*step));
+        let ended = taken.and_then(|()| self.finish_run());
+        self.check_result(ended)
     }
 
-    fn take(&mut self, step: CourseStep) -> Result<(), Violation> {
+    fn execute_step(&mut self, step: RunStep) -> Result<(), Violation> {
         match step {
-            CourseStep::Attach => self.attach(),
-            CourseStep::Work => self.work(),
-            CourseStep::WorkPartly(count) => self.work_some(count),
-            CourseStep::Request(wish) => {
-                self.submit(wish);
+            RunStep::Attach => self.attach_host(),
+            RunStep::Work => self.run_workload(),
+            RunStep::WorkPartly(count) => self.run_workload_for(count),
+            RunStep::Request(wish) => {
+                self.submit_only(wish);
                 Ok(())
             }
-            CourseStep::Arm(mischief) => {
-                self.world.bus.with(|state| state.evil.arm(mischief));
+            RunStep::Arm(mischief) => {
+                self.world.bus.with_state(|state| state.evil.arm(mischief));
                 Ok(())
             }
-            CourseStep::StopFaults => {
-                self.repent();
+            RunStep::StopFaults => {
+                self.stop_faults();
                 Ok(())
             }
-            CourseStep::Recover => self.recover(),
-            CourseStep::Renew => self.renew(),
-            CourseStep::ReadBack => self.review(),
-            CourseStep::Again => self.again(),
-            CourseStep::ShutDown => self.shut_down(),
-            CourseStep::Settle => self.world.run(WorkloadPhase::Drain, SETTLE, |_| false).map(drop),
-            CourseStep::AwaitEnd => self.await_shutdown(false),
-            CourseStep::Crash => {
-                self.crash();
+            RunStep::Recover => self.wait_for_recovery(),
+            RunStep::Renew => self.reset_device(),
+            RunStep::ReadBack => self.read_back_all(),
+            RunStep::Again => self.restart_workload(),
+            RunStep::ShutDown => self.shut_down(),
+            RunStep::Settle => {
+                self.world.run_until(WorkloadPhase::Drain, SETTLE, |_| false).map(drop)
+            }
+            RunStep::AwaitEnd => self.await_shutdown(false),
+            RunStep::Crash => {
+                self.crash_process();
                 Ok(())
             }
-            CourseStep::CutPower => {
+            RunStep::CutPower => {
                 self.world.medium.cut_power();
                 Ok(())
             }
-            CourseStep::CutPowerAfter(count) => {
-                self.world.medium.cut_power_after(self.world.medium.done() + count);
+            RunStep::CutPowerAfter(count) => {
+                self.world.medium.cut_power_after(self.world.medium.completed_operations() + count);
                 Ok(())
             }
-            CourseStep::RestorePower => self.restore_power(),
+            RunStep::RestorePower => self.restore_power(),
         }
     }
 
-    fn attach(&mut self) -> Result<(), Violation> {
+    fn attach_host(&mut self) -> Result<(), Violation> {
         if let Err(error) = self.world.attach() {
             self.record.refused.get_or_insert(error.to_string());
             return Ok(());
         }
-        let bound = self.world.bounds().attach;
-        let is_settled =
-            |world: &Simulation| world.host.as_ref().is_some_and(Host::is_up) || world.has_ended();
-        if !self.world.run(WorkloadPhase::Drain, bound, is_settled)? {
-            return self.missed("a verdict on the controller", bound);
+        let bound = self.world.time_bounds().attach;
+        let is_settled = |world: &Simulation| {
+            world.host.as_ref().is_some_and(SimHost::is_ready) || world.has_ended()
+        };
+        if !self.world.run_until(WorkloadPhase::Drain, bound, is_settled)? {
+            return self.timed_out("a verdict on the controller", bound);
         }
         if self.world.has_ended() {
-            let why = self.world.host.as_ref().and_then(|host| why_ended(host.events()));
+            let why = self.world.host.as_ref().and_then(|host| end_reason(host.driver_events()));
             self.record.refused.get_or_insert(why.unwrap_or_default());
         }
         Ok(())
     }
 
-    fn work(&mut self) -> Result<(), Violation> {
+    fn run_workload(&mut self) -> Result<(), Violation> {
         if !self.has_queues() {
             return Ok(());
         }
-        let bound = Span { ns: self.world.bounds().recovery.ns * 4 };
+        let bound = Span { ns: self.world.time_bounds().recovery.ns * 4 };
         let is_over = |world: &Simulation| {
             let is_abandoned =
                 world.has_ended() || !world.device.is_powered() || !has_queues(world);
-            world.workload.is_done() || is_abandoned && world.workload.outstanding() == 0
+            world.workload.is_done() || is_abandoned && world.workload.outstanding_requests() == 0
         };
-        if !self.world.run(WorkloadPhase::Submit, bound, is_over)? {
-            return self.unanswered(bound);
+        if !self.world.run_until(WorkloadPhase::Submit, bound, is_over)? {
+            return self.outstanding_violation(bound);
         }
         Ok(())
     }
 
-    fn work_some(&mut self, count: u64) -> Result<(), Violation> {
+    fn run_workload_for(&mut self, count: u64) -> Result<(), Violation> {
         if !self.has_queues() {
             return Ok(());
         }
-        let wanted = self.world.workload.counts().submitted + count;
-        let bound = Span { ns: self.world.bounds().recovery.ns * 4 };
+        let wanted = self.world.workload.request_counts().submitted + count;
+        let bound = Span { ns: self.world.time_bounds().recovery.ns * 4 };
         let is_enough = |world: &Simulation| {
-            world.workload.counts().submitted >= wanted
+            world.workload.request_counts().submitted >= wanted
                 || world.workload.is_done()
                 || world.has_ended()
                 || !world.medium.is_powered()
                 || !has_queues(world)
         };
-        if !self.world.run(WorkloadPhase::Submit, bound, is_enough)? {
-            return self.unanswered(bound);
+        if !self.world.run_until(WorkloadPhase::Submit, bound, is_enough)? {
+            return self.outstanding_violation(bound);
         }
         Ok(())
     }
 
-    fn submit(&mut self, wish: OwnerAction) {
+    fn submit_only(&mut self, wish: OwnerAction) {
         let now = self.world.bus.now();
         let Some(host) = &mut self.world.host else { return };
-        let controller = host.controller();
+        let controller = host.driver();
         // The driver may reject the action while it is dead or resetting, which is correct
         // behavior.
         let _ = match wish {
@@ -250,55 +253,55 @@ impl TestRun {
         };
     }
 
-    fn repent(&mut self) {
+    fn stop_faults(&mut self) {
         self.has_repented = true;
-        self.keep_counts();
+        self.record_counts();
         self.record.state = self.world.state();
-        self.record.queues = self.world.host.as_ref().map_or(0, Host::queues);
-        self.world.bus.with(|state| state.evil.stop_faults());
-        self.world.medium.repent();
+        self.record.queues = self.world.host.as_ref().map_or(0, SimHost::queue_pair_count);
+        self.world.bus.with_state(|state| state.evil.stop_faults());
+        self.world.medium.stop_faults();
     }
 
-    fn recover(&mut self) -> Result<(), Violation> {
+    fn wait_for_recovery(&mut self) -> Result<(), Violation> {
         // A dropped completion shows only when its command times out.
-        self.world.run(WorkloadPhase::Drain, SETTLE, |_| false)?;
-        let bound = self.world.bounds().recovery;
+        self.world.run_until(WorkloadPhase::Drain, SETTLE, |_| false)?;
+        let bound = self.world.time_bounds().recovery;
         let is_settled =
             |world: &Simulation| world.has_ended() || world.state() == Some(State::Ready);
-        if !self.world.run(WorkloadPhase::Drain, bound, is_settled)? {
-            return self.missed("a controller that works or is given up", bound);
+        if !self.world.run_until(WorkloadPhase::Drain, bound, is_settled)? {
+            return self.timed_out("a controller that works or is given up", bound);
         }
         if self.world.has_ended() && !self.is_removed() {
             self.reattach()?;
         }
         let now = self.world.bus.now();
         if let Some(host) = &mut self.world.host {
-            host.reopen(now);
+            host.recreate_queue_pairs(now);
         }
         let is_settled = |world: &Simulation| {
-            world.has_ended() || world.host.as_ref().is_some_and(|host| host.is_up())
+            world.has_ended() || world.host.as_ref().is_some_and(|host| host.is_ready())
         };
-        if !self.world.run(WorkloadPhase::Drain, bound, is_settled)? {
-            return self.missed("queue pairs, or their refusal", bound);
+        if !self.world.run_until(WorkloadPhase::Drain, bound, is_settled)? {
+            return self.timed_out("queue pairs, or their refusal", bound);
         }
         Ok(())
     }
 
     fn reattach(&mut self) -> Result<(), Violation> {
         self.record.reattached = true;
-        self.let_go()?;
+        self.release_controller()?;
         let first = self.record.refused.take();
-        self.attach()?;
+        self.attach_host()?;
         let second = core::mem::replace(&mut self.record.refused, first);
-        if self.world.host.as_ref().is_some_and(Host::is_up) {
+        if self.world.host.as_ref().is_some_and(SimHost::is_ready) {
             return Ok(());
         }
         let expected = "an honest controller that comes up".to_owned();
         Err(Violation::Expectation { expected, found: second.unwrap_or_default() })
     }
 
-    fn renew(&mut self) -> Result<(), Violation> {
-        self.recover()?;
+    fn reset_device(&mut self) -> Result<(), Violation> {
+        self.wait_for_recovery()?;
         if self.record.reattached || self.is_removed() {
             return Ok(());
         }
@@ -306,42 +309,45 @@ impl TestRun {
         self.reattach()
     }
 
-    fn review(&mut self) -> Result<(), Violation> {
+    fn read_back_all(&mut self) -> Result<(), Violation> {
         if !self.has_queues() || self.world.has_ended() {
             return Ok(());
         }
-        self.world.workload.review();
-        self.must_all_succeed("reads of what was written")
+        self.world.workload.read_back_written_blocks();
+        self.require_success("reads of what was written")
     }
 
-    fn again(&mut self) -> Result<(), Violation> {
+    fn restart_workload(&mut self) -> Result<(), Violation> {
         if !self.has_queues() || self.world.has_ended() {
             return Ok(());
         }
         let profile = self.world.options().profile;
-        let profile = Profile { count: 20, mix: Mix::Flushes, ..profile };
-        let bound = Span { ns: self.world.bounds().recovery.ns * 8 };
+        let profile = WorkloadProfile { count: 20, mix: OperationMix::Flushes, ..profile };
+        let bound = Span { ns: self.world.time_bounds().recovery.ns * 8 };
         for _ in 0..REPORTS_MAX {
-            if !self.world.host.as_ref().is_some_and(Host::owes_losses) {
+            if !self.world.host.as_ref().is_some_and(SimHost::has_unreported_losses) {
                 break;
             }
             self.world.workload.restart(profile);
-            if !self.world.run(WorkloadPhase::Submit, bound, |world| world.workload.is_done())? {
-                return self.unanswered(bound);
+            if !self
+                .world
+                .run_until(WorkloadPhase::Submit, bound, |world| world.workload.is_done())?
+            {
+                return self.outstanding_violation(bound);
             }
         }
         self.world.workload.restart(profile);
-        self.must_all_succeed("requests to an honest device")
+        self.require_success("requests to an honest device")
     }
 
-    fn must_all_succeed(&mut self, what: &str) -> Result<(), Violation> {
-        let before = self.world.workload.counts();
+    fn require_success(&mut self, what: &str) -> Result<(), Violation> {
+        let before = self.world.workload.request_counts();
         // Each request has a limit of its own; this one covers all of them one after the other.
-        let bound = Span { ns: self.world.bounds().recovery.ns * 8 };
-        if !self.world.run(WorkloadPhase::Submit, bound, |world| world.workload.is_done())? {
-            return self.unanswered(bound);
+        let bound = Span { ns: self.world.time_bounds().recovery.ns * 8 };
+        if !self.world.run_until(WorkloadPhase::Submit, bound, |world| world.workload.is_done())? {
+            return self.outstanding_violation(bound);
         }
-        let after = self.world.workload.counts();
+        let after = self.world.workload.request_counts();
         let failed = after.failed + after.aborted - before.failed - before.aborted;
         if failed > 0 {
             let found = format!("{failed} of {} failed", after.submitted - before.submitted);
@@ -362,39 +368,41 @@ impl TestRun {
 
     /// Waits for a requested shutdown. A request that was rejected during a reset is repeated.
     fn await_shutdown(&mut self, must_be_clean: bool) -> Result<(), Violation> {
-        let bounds = self.world.bounds();
+        let bounds = self.world.time_bounds();
         if self.world.state() == Some(State::Resetting) {
             let is_settled =
                 |world: &Simulation| world.has_ended() || world.state() == Some(State::Ready);
-            if !self.world.run(WorkloadPhase::Drain, bounds.recovery, is_settled)? {
-                return self.missed("a controller that works or is given up", bounds.recovery);
+            if !self.world.run_until(WorkloadPhase::Drain, bounds.recovery, is_settled)? {
+                return self.timed_out("a controller that works or is given up", bounds.recovery);
             }
         }
         if self.world.state() == Some(State::Ready) {
-            self.submit(OwnerAction::ShutDown);
+            self.submit_only(OwnerAction::ShutDown);
         }
         let bound = bounds.shutdown;
-        if !self.world.run(WorkloadPhase::Drain, bound, Simulation::has_ended)? {
-            return self.missed("a controller that is shut down", bound);
+        if !self.world.run_until(WorkloadPhase::Drain, bound, Simulation::has_ended)? {
+            return self.timed_out("a controller that is shut down", bound);
         }
         let clean = Event::ShutDown { is_clean: true };
-        let is_clean = self.world.host.as_ref().is_some_and(|host| host.events().contains(&clean));
+        let is_clean =
+            self.world.host.as_ref().is_some_and(|host| host.driver_events().contains(&clean));
         if must_be_clean && !is_clean {
-            let found = format!("{:?}", self.world.host.as_ref().map(|host| host.events().last()));
+            let found =
+                format!("{:?}", self.world.host.as_ref().map(|host| host.driver_events().last()));
             return Err(Violation::Expectation { expected: "a clean shutdown".to_owned(), found });
         }
         Ok(())
     }
 
-    fn crash(&mut self) {
+    fn crash_process(&mut self) {
         self.record_events();
         self.has_crashed = true;
         self.world.host = None;
-        self.world.workload.abandon();
+        self.world.workload.discard_outstanding();
     }
 
     fn restore_power(&mut self) -> Result<(), Violation> {
-        self.world.device.turn();
+        self.world.device.poll_device();
         self.world.workload.power_cut();
         self.world.medium.restore_power();
         let function = ControllerFunction::new(
@@ -413,14 +421,14 @@ impl TestRun {
     }
 
     /// Drops the host after the driver has ended. All outstanding requests must complete first.
-    fn let_go(&mut self) -> Result<(), Violation> {
-        let bound = self.world.bounds().recovery;
+    fn release_controller(&mut self) -> Result<(), Violation> {
+        let bound = self.world.time_bounds().recovery;
         let is_let_go = |world: &Simulation| {
-            world.workload.outstanding() == 0
-                && world.host.as_ref().is_none_or(|host| host.in_flight() == 0)
+            world.workload.outstanding_requests() == 0
+                && world.host.as_ref().is_none_or(|host| host.commands_in_flight() == 0)
         };
-        if !self.world.run(WorkloadPhase::Drain, bound, is_let_go)? {
-            return self.unanswered(bound);
+        if !self.world.run_until(WorkloadPhase::Drain, bound, is_let_go)? {
+            return self.outstanding_violation(bound);
         }
         self.record_events();
         if let Some(host) = &mut self.world.host {
@@ -431,55 +439,55 @@ impl TestRun {
     }
 
     /// Final checks of every run: no request is outstanding, and all resources have been returned.
-    fn end(&mut self) -> Result<(), Violation> {
+    fn finish_run(&mut self) -> Result<(), Violation> {
         if !self.has_repented {
-            self.repent();
+            self.stop_faults();
         }
         if self.world.host.is_some() && !self.world.has_ended() {
             self.await_shutdown(false)?;
         }
-        self.let_go()?;
-        self.world.workload.release();
+        self.release_controller()?;
+        self.world.workload.release_memory();
         let total = self.world.options().pool_bytes as u64;
-        let free = self.world.bus.pool().free_bytes();
+        let free = self.world.bus.host_memory_pool().free_bytes();
         if free != total && !self.has_crashed {
             let what = "bytes free in the pool after all was given back";
             return Err(Violation::Leak { what, found: free, expected: total });
         }
-        match self.world.bus.with(|state| state.failures.first().cloned()) {
+        match self.world.bus.with_state(|state| state.failures.first().cloned()) {
             Some(failure) => Err(failure),
             None => Ok(()),
         }
     }
 
-    fn judge(mut self, ended: Result<(), Violation>) -> RunRecord {
+    fn check_result(mut self, ended: Result<(), Violation>) -> RunRecord {
         self.record_events();
         let mut record = self.record;
         record.longest_completion = self.world.workload.longest_completion();
-        record.medium_done = self.world.medium.done();
-        self.world.bus.with(|state| {
-            record.hash = state.trace.hash();
-            record.events = state.trace.count();
+        record.medium_done = self.world.medium.completed_operations();
+        self.world.bus.with_state(|state| {
+            record.hash = state.trace.running_hash();
+            record.events = state.trace.record_count();
             record.blocked = state.iommu.blocked;
             record.faults = state.evil.applied_faults();
-            record.counters = state.evil.counters();
+            record.counters = state.evil.trigger_counters();
             if let Err(failure) = ended {
-                record.tail = state.trace.tail(TAIL);
+                record.tail = state.trace.last_records(TAIL);
                 record.failure = Some(failure);
             }
         });
         record
     }
 
-    fn keep_counts(&mut self) {
-        self.record.counts = self.world.workload.counts();
+    fn record_counts(&mut self) {
+        self.record.counts = self.world.workload.request_counts();
     }
 
     fn record_events(&mut self) {
         if let Some(host) = &self.world.host {
             self.record
                 .driver_events
-                .extend(host.events().iter().map(|event| format!("{event:?}")));
+                .extend(host.driver_events().iter().map(|event| format!("{event:?}")));
         }
     }
 
@@ -488,27 +496,29 @@ impl TestRun {
     }
 
     fn is_removed(&self) -> bool {
-        self.world.bus.with(|state| state.evil.is_removed()) || !self.world.device.is_powered()
+        self.world.bus.with_state(|state| state.evil.is_removed())
+            || !self.world.device.is_powered()
     }
 
-    fn missed(&self, what: &str, bound: Span) -> Result<(), Violation> {
+    fn timed_out(&self, what: &str, bound: Span) -> Result<(), Violation> {
         let found = format!("{:?}", self.world.state());
         Err(Violation::Expectation { expected: format!("{what} within {bound}"), found })
     }
 
-    fn unanswered(&self, bound: Span) -> Result<(), Violation> {
-        match self.world.workload.oldest() {
+    fn outstanding_violation(&self, bound: Span) -> Result<(), Violation> {
+        match self.world.workload.oldest_outstanding() {
             Some((token, _)) => {
-                let (count, at) = (self.world.workload.outstanding(), self.world.bus.now());
+                let (count, at) =
+                    (self.world.workload.outstanding_requests(), self.world.bus.now());
                 Err(Violation::NeverCompleted { token, count, at })
             }
-            None => self.missed("a controller that takes requests", bound),
+            None => self.timed_out("a controller that takes requests", bound),
         }
     }
 }
 
 fn has_queues(world: &Simulation) -> bool {
-    world.host.as_ref().is_some_and(|host| host.queues() > 0)
+    world.host.as_ref().is_some_and(|host| host.queue_pair_count() > 0)
 }
 
 /// Longer than any single timeout of the default options.
@@ -518,7 +528,7 @@ const REPORTS_MAX: u32 = 16;
 /// Lines of the trace that are kept after a violation.
 const TAIL: usize = 80;
 
-fn why_ended(driver_events: &[Event]) -> Option<String> {
+fn end_reason(driver_events: &[Event]) -> Option<String> {
     driver_events.iter().rev().find_map(|event| match event {
         Event::Dead(error) => Some(error.to_string()),
         Event::Removed => Some("removed".to_owned()),

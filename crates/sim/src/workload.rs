@@ -9,21 +9,21 @@ use tenmil_base::{
     Random, Request, RequestFlags, Segment, Span,
 };
 
-use crate::bus::Bus;
-use crate::failure::Violation;
+use crate::buffer_ownership::DataDirection;
+use crate::data_oracle::{DataOracle, WriteEffect};
+use crate::event_trace::TraceKind;
 use crate::host_memory::SimDma;
-use crate::oracle::{Oracle, WriteEffect};
-use crate::ownership::Direction;
-use crate::trace::Kind;
+use crate::sim_bus::SimBus;
+use crate::violation::Violation;
 
 /// Generator and verifier of requests.
 pub struct Workload {
-    bus: Bus,
+    bus: SimBus,
     dma: SimDma,
-    profile: Profile,
+    profile: WorkloadProfile,
     random: Random,
     /// Model of the block contents.
-    pub oracle: Oracle,
+    pub oracle: DataOracle,
     block_size: u32,
     outstanding: BTreeMap<u64, InflightRequest>,
     next_token: u64,
@@ -33,7 +33,7 @@ pub struct Workload {
     free: BTreeMap<u32, Vec<Segment>>,
     /// Buffers that the device may still access because a fault completed their command early.
     tainted: Vec<Segment>,
-    counts: Counts,
+    counts: RequestCounts,
     /// Blocks that remain to be read back.
     to_review: VecDeque<u64>,
     longest_completion: Span,
@@ -41,13 +41,13 @@ pub struct Workload {
 
 /// Parameters of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Profile {
+pub struct WorkloadProfile {
     /// Number of requests.
     pub count: u64,
     /// Queue depth.
     pub depth: u32,
     /// Kinds of requests.
-    pub mix: Mix,
+    pub mix: OperationMix,
     /// Minimum and maximum number of blocks of a request that transfers data.
     pub blocks: (u32, u32),
     /// Number of blocks in use, from block 0 on. As many again are used for operations with an
@@ -59,7 +59,7 @@ pub struct Profile {
 
 /// Kinds of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mix {
+pub enum OperationMix {
     /// Reads.
     Reads,
     /// Writes.
@@ -85,7 +85,7 @@ pub enum DataLayout {
 
 /// Counts of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct RequestCounts {
     /// Accepted requests.
     pub submitted: u64,
     /// Successful completions.
@@ -103,12 +103,12 @@ struct InflightRequest {
     operation: Operation,
     blocks: Range<u64>,
     submitted_at: Instant,
-    buffer: Option<Buffer>,
+    buffer: Option<WorkloadBuffer>,
 }
 
 /// Pages of a buffer, and the part of them that holds the data.
 #[derive(Clone, Copy, Debug)]
-struct Buffer {
+struct WorkloadBuffer {
     pages: Segment,
     data: Segment,
 }
@@ -124,9 +124,9 @@ const BUFFERS_MAX: usize = 2;
 impl Workload {
     /// Creates a workload over blocks of `block_size` bytes.
     pub fn new(
-        bus: &Bus,
-        profile: Profile,
-        oracle: Oracle,
+        bus: &SimBus,
+        profile: WorkloadProfile,
+        oracle: DataOracle,
         block_size: u32,
         random: Random,
     ) -> Self {
@@ -143,14 +143,14 @@ impl Workload {
             completions: CompletionBatch::with_capacity(ANSWERS_MAX),
             free: BTreeMap::new(),
             tainted: Vec::new(),
-            counts: Counts::default(),
+            counts: RequestCounts::default(),
             to_review: VecDeque::new(),
             longest_completion: Span::default(),
         }
     }
 
     /// Counts so far.
-    pub fn counts(&self) -> Counts {
+    pub fn request_counts(&self) -> RequestCounts {
         self.counts
     }
 
@@ -165,12 +165,12 @@ impl Workload {
     }
 
     /// Number of outstanding requests.
-    pub fn outstanding(&self) -> usize {
+    pub fn outstanding_requests(&self) -> usize {
         self.outstanding.len()
     }
 
     /// Oldest outstanding request.
-    pub fn oldest(&self) -> Option<(u64, Instant)> {
+    pub fn oldest_outstanding(&self) -> Option<(u64, Instant)> {
         let oldest = self.outstanding.iter().min_by_key(|(_, flight)| flight.submitted_at);
         oldest.map(|(token, flight)| (*token, flight.submitted_at))
     }
@@ -181,14 +181,14 @@ impl Workload {
         let is_as_agreed =
             limits.block_size == self.block_size && limits.block_count >= 2 * self.profile.span;
         if !is_as_agreed {
-            self.bus.with(|state| state.is_scribbled = true);
+            self.bus.with_state(|state| state.is_scribbled = true);
             // Larger blocks than that exceed the buffers of the workload.
             self.block_size = limits.block_size.min(BLOCK_SIZE_MAX);
         }
     }
 
     /// Starts again with other parameters.
-    pub fn restart(&mut self, profile: Profile) {
+    pub fn restart(&mut self, profile: WorkloadProfile) {
         (self.profile, self.left) = (profile, profile.count);
     }
 
@@ -205,7 +205,7 @@ impl Workload {
             if self.left == 0 {
                 break;
             }
-            let Some((operation, blocks)) = self.draw() else { break };
+            let Some((operation, blocks)) = self.draw_request() else { break };
             if !self.submit_one(backend, operation, blocks) {
                 break;
             }
@@ -215,21 +215,21 @@ impl Workload {
     }
 
     /// Switches to reads of every block that was ever written, and nothing after them.
-    pub fn review(&mut self) {
+    pub fn read_back_written_blocks(&mut self) {
         self.left = 0;
         self.to_review = self.oracle.blocks_written().collect();
     }
 
     /// Discards all outstanding requests after the host has gone. The DMA access has been revoked.
-    pub fn abandon(&mut self) {
+    pub fn discard_outstanding(&mut self) {
         self.left = 0;
         for (token, flight) in core::mem::take(&mut self.outstanding) {
             let now = self.bus.now();
-            let returned = self.bus.with(|state| state.ledger.return_to_host(token, now));
+            let returned = self.bus.with_state(|state| state.ledger.return_to_host(token, now));
             if let Err(failure) = returned {
-                self.bus.fail(failure);
+                self.bus.report_violation(failure);
             }
-            self.oracle.withdraw_unsure(token);
+            self.oracle.withdraw_uncertain(token);
             if let Some(buffer) = flight.buffer {
                 self.return_buffer(buffer);
             }
@@ -242,18 +242,18 @@ impl Workload {
             core::mem::replace(&mut self.completions, CompletionBatch::with_capacity(0));
         backend.poll(now, &mut completions);
         let count = completions.as_slice().len();
-        completions.drain().for_each(|completion| self.end(now, completion));
+        completions.drain().for_each(|completion| self.handle_completion(now, completion));
         self.completions = completions;
         count
     }
 
     /// Discards all outstanding requests after a power cut.
     pub fn power_cut(&mut self) {
-        self.oracle.power_cut();
-        self.bus.with(|state| state.ledger.stopped());
+        self.oracle.record_power_cut();
+        self.bus.with_state(|state| state.ledger.record_device_stop());
         for (token, flight) in core::mem::take(&mut self.outstanding) {
             let now = self.bus.now();
-            let _ = self.bus.with(|state| state.ledger.return_to_host(token, now));
+            let _ = self.bus.with_state(|state| state.ledger.return_to_host(token, now));
             if let Some(buffer) = flight.buffer {
                 self.return_buffer(buffer);
             }
@@ -261,17 +261,17 @@ impl Workload {
     }
 
     /// Releases all memory. No request may be outstanding.
-    pub fn release(&mut self) {
+    pub fn release_memory(&mut self) {
         let free = core::mem::take(&mut self.free).into_values().flatten();
         let tainted = core::mem::take(&mut self.tainted);
         free.chain(tainted).for_each(|pages| self.dma.release(pages));
     }
 
-    fn draw(&mut self) -> Option<(Operation, Range<u64>)> {
-        let operation = self.profile.mix.draw(&mut self.random);
+    fn draw_request(&mut self) -> Option<(Operation, Range<u64>)> {
+        let operation = self.profile.mix.draw_operation(&mut self.random);
         let (fewest, most) = self.profile.blocks;
         let count = u64::from(fewest) + self.random.below(u64::from(most - fewest) + 1);
-        let Profile { span, .. } = self.profile;
+        let WorkloadProfile { span, .. } = self.profile;
         let first = self.random.below(span - count + 1);
         let blocks = match operation {
             Operation::Flush => 0..0,
@@ -280,7 +280,7 @@ impl Workload {
             Operation::Copy | Operation::WriteUncorrectable => span + first..span + first + count,
             _ => first..first + count,
         };
-        let is_write = leaves(operation).is_some();
+        let is_write = write_effect(operation).is_some();
         // On overlap with a write in flight nothing else is drawn, so that the random sequence
         // depends on timing as little as possible.
         if is_write && self.oracle.is_being_written(&blocks) {
@@ -298,7 +298,7 @@ impl Workload {
         let now = self.bus.now();
         let token = self.next_token;
         let count = blocks.end - blocks.start;
-        let direction = direction(operation);
+        let direction = data_direction(operation);
         let len_bytes = u32::try_from(count).unwrap_or(0) * self.block_size;
         let buffer = match direction {
             None => None,
@@ -311,8 +311,8 @@ impl Workload {
         self.inform_oracle(token, operation, &blocks);
         let mut segments = Vec::new();
         if let (Some(buffer), Some(direction)) = (buffer, direction) {
-            self.fill(token, operation, buffer);
-            segments = self.cut(buffer.data);
+            self.fill_buffer(token, operation, buffer);
+            segments = self.split_data(buffer.data);
             self.submit_to_device(token, buffer, direction);
         }
         let request = Request {
@@ -328,22 +328,22 @@ impl Workload {
             segment_count: u16::try_from(segments.len()).unwrap_or(u16::MAX),
             metadata_count: 0,
             operation,
-            flags: self.flags(operation),
+            flags: self.draw_flags(operation),
         };
         if backend.submit(now, &[request], &segments) == 0 {
-            self.take_back(token, operation, buffer);
+            self.undo_preparation(token, operation, buffer);
             return false;
         }
         self.next_token += 1;
         self.counts.submitted += 1;
         let range = blocks.start << 16 | count;
-        self.bus.record(Kind::Submitted, [token, operation as u64, range]);
+        self.bus.record(TraceKind::Submitted, [token, operation as u64, range]);
         self.outstanding
             .insert(token, InflightRequest { operation, blocks, submitted_at: now, buffer });
         true
     }
 
-    fn flags(&mut self, operation: Operation) -> RequestFlags {
+    fn draw_flags(&mut self, operation: Operation) -> RequestFlags {
         // FUA is derived from the token, so that the model knows it before the submission.
         match operation {
             Operation::Write if self.is_forced(self.next_token) => RequestFlags::FUA,
@@ -353,12 +353,13 @@ impl Workload {
     }
 
     fn is_forced(&self, token: u64) -> bool {
-        matches!(self.profile.mix, Mix::Flushes | Mix::Everything) && token.is_multiple_of(7)
+        matches!(self.profile.mix, OperationMix::Flushes | OperationMix::Everything)
+            && token.is_multiple_of(7)
     }
 
     fn inform_oracle(&mut self, token: u64, operation: Operation, blocks: &Range<u64>) {
         let is_forced = self.is_forced(token) && operation == Operation::Write;
-        match (operation, leaves(operation)) {
+        match (operation, write_effect(operation)) {
             (Operation::Read, _) => self.oracle.read_submitted(token, blocks.clone()),
             (Operation::Flush, _) => self.oracle.flush_submitted(token),
             (Operation::Copy | Operation::WriteUncorrectable, _) | (_, None) => {}
@@ -370,26 +371,33 @@ impl Workload {
 
     /// Undoes the preparation of a request that was rejected. None of its commands may have been
     /// stored.
-    fn take_back(&mut self, token: u64, operation: Operation, buffer: Option<Buffer>) {
-        self.oracle.withdraw(token, operation == Operation::Read);
+    fn undo_preparation(
+        &mut self,
+        token: u64,
+        operation: Operation,
+        buffer: Option<WorkloadBuffer>,
+    ) {
+        self.oracle.withdraw_write(token, operation == Operation::Read);
         let now = self.bus.now();
-        let returned = self.bus.with(|state| state.ledger.return_to_host(token, now));
+        let returned = self.bus.with_state(|state| state.ledger.return_to_host(token, now));
         if let Err(failure) = returned {
-            self.bus.fail(failure);
+            self.bus.report_violation(failure);
         }
         if let Some(buffer) = buffer {
             self.return_buffer(buffer);
         }
     }
 
-    fn submit_to_device(&self, token: u64, buffer: Buffer, direction: Direction) {
-        if let Some(iova) = self.bus.address(buffer.pages) {
+    fn submit_to_device(&self, token: u64, buffer: WorkloadBuffer, direction: DataDirection) {
+        if let Some(iova) = self.bus.iova_of(buffer.pages) {
             let len_bytes = u64::from(buffer.pages.len_bytes);
-            self.bus.with(|state| state.ledger.mark_in_use(token, &[(iova, len_bytes)], direction));
+            self.bus.with_state(|state| {
+                state.ledger.mark_in_use(token, &[(iova, len_bytes)], direction)
+            });
         }
     }
 
-    fn take_buffer(&mut self, len_bytes: u32) -> Option<Buffer> {
+    fn take_buffer(&mut self, len_bytes: u32) -> Option<WorkloadBuffer> {
         let offset = match self.profile.pieces {
             DataLayout::Offset => {
                 let drawn = self.random.below(u64::from(PAGE) / OFFSET_UNIT) * OFFSET_UNIT;
@@ -401,19 +409,19 @@ impl Workload {
         let free = self.free.entry(needed).or_default().pop();
         let pages = free.or_else(|| self.dma.allocate(needed))?;
         let data = pages.slice(offset, len_bytes)?;
-        Some(Buffer { pages, data })
+        Some(WorkloadBuffer { pages, data })
     }
 
-    fn fill(&mut self, token: u64, operation: Operation, buffer: Buffer) {
+    fn fill_buffer(&mut self, token: u64, operation: Operation, buffer: WorkloadBuffer) {
         let mut bytes = vec![0xa5; buffer.data.len_bytes as usize];
         if operation == Operation::Write {
-            self.oracle.stamp(token, &mut bytes);
+            self.oracle.next_stamp(token, &mut bytes);
         }
         // Cannot fail: the memory was just allocated.
         let _ = self.dma.store(buffer.data, &bytes);
     }
 
-    fn cut(&self, data: Segment) -> Vec<Segment> {
+    fn split_data(&self, data: Segment) -> Vec<Segment> {
         if self.profile.pieces != DataLayout::Pages {
             return vec![data];
         }
@@ -421,11 +429,11 @@ impl Workload {
         pages.filter_map(|at| data.slice(at, PAGE.min(data.len_bytes - at))).collect()
     }
 
-    fn end(&mut self, now: Instant, completion: IoCompletion) {
+    fn handle_completion(&mut self, now: Instant, completion: IoCompletion) {
         let IoCompletion { token, status, result } = completion;
-        self.bus.record(Kind::Completed, [token, status.0.into(), result.into()]);
+        self.bus.record(TraceKind::Completed, [token, status.0.into(), result.into()]);
         let Some(flight) = self.outstanding.remove(&token) else {
-            return self.bus.fail(Violation::CompletedTwice { token });
+            return self.bus.report_violation(Violation::CompletedTwice { token });
         };
         self.longest_completion = self.longest_completion.max(now.since(flight.submitted_at));
         match status {
@@ -433,17 +441,17 @@ impl Workload {
             IoStatus::ABORTED_BY_HOST => self.counts.aborted += 1,
             _ => self.counts.failed += 1,
         }
-        let returned = self.bus.with(|state| state.ledger.return_to_host(token, now));
+        let returned = self.bus.with_state(|state| state.ledger.return_to_host(token, now));
         let is_tainted = match returned {
             Ok(is_tainted) => is_tainted,
-            Err(failure) => return self.bus.fail(failure),
+            Err(failure) => return self.bus.report_violation(failure),
         };
         if is_tainted {
             // The device may still change these blocks at any time, so they are not verified any
             // more.
-            self.oracle.distrust(token, flight.blocks.clone());
-        } else if let Err(failure) = self.check(token, &flight, status) {
-            self.bus.fail(failure);
+            self.oracle.stop_checking(token, flight.blocks.clone());
+        } else if let Err(failure) = self.check_data(token, &flight, status) {
+            self.bus.report_violation(failure);
         }
         match flight.buffer {
             Some(buffer) if is_tainted => self.tainted.push(buffer.pages),
@@ -452,7 +460,7 @@ impl Workload {
         }
     }
 
-    fn check(
+    fn check_data(
         &mut self,
         token: u64,
         flight: &InflightRequest,
@@ -463,7 +471,7 @@ impl Workload {
             (Operation::Read, Some(buffer)) => {
                 let mut bytes = vec![0; buffer.data.len_bytes as usize];
                 let _ = self.dma.load(buffer.data, &mut bytes);
-                let is_evidence = is_success && !self.bus.with(|state| state.is_scribbled);
+                let is_evidence = is_success && !self.bus.with_state(|state| state.is_scribbled);
                 self.counts.verified += u64::from(is_evidence);
                 let bytes = is_evidence.then_some(&bytes[..]);
                 let looked = self.oracle.read_ended(token, bytes);
@@ -482,7 +490,7 @@ impl Workload {
 
     /// Keeps some buffers for the next request of the same size and releases the others, so that a
     /// late access hits unmapped memory.
-    fn return_buffer(&mut self, buffer: Buffer) {
+    fn return_buffer(&mut self, buffer: WorkloadBuffer) {
         let kept = self.free.entry(buffer.pages.len_bytes).or_default();
         if kept.len() < BUFFERS_MAX {
             kept.push(buffer.pages)
@@ -492,8 +500,8 @@ impl Workload {
     }
 }
 
-impl Mix {
-    fn draw(self, random: &mut Random) -> Operation {
+impl OperationMix {
+    fn draw_operation(self, random: &mut Random) -> Operation {
         use Operation::{
             Compare, Copy, Deallocate, Flush, Read, Verify, Write, WriteUncorrectable, WriteZeroes,
         };
@@ -522,7 +530,7 @@ impl Mix {
 }
 
 /// Effect of an operation on its blocks. `None` if it changes nothing.
-fn leaves(operation: Operation) -> Option<WriteEffect> {
+fn write_effect(operation: Operation) -> Option<WriteEffect> {
     match operation {
         Operation::Write | Operation::CompareAndWrite => Some(WriteEffect::Stamps),
         Operation::WriteZeroes => Some(WriteEffect::Zeroes),
@@ -533,10 +541,10 @@ fn leaves(operation: Operation) -> Option<WriteEffect> {
     }
 }
 
-fn direction(operation: Operation) -> Option<Direction> {
+fn data_direction(operation: Operation) -> Option<DataDirection> {
     match operation {
-        Operation::Read => Some(Direction::FromDevice),
-        Operation::Write | Operation::Compare => Some(Direction::ToDevice),
+        Operation::Read => Some(DataDirection::FromDevice),
+        Operation::Write | Operation::Compare => Some(DataDirection::ToDevice),
         _ => None,
     }
 }

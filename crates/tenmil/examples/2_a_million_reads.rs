@@ -13,7 +13,7 @@ const BYTES: u32 = 4096;
 const DEPTH: u64 = 128;
 
 /// Reads blocks at pseudo-random addresses, one after the other into the same buffer.
-async fn read(device: Device, seed: u64) -> Result<u64, IoError> {
+async fn read_random_blocks(device: Device, seed: u64) -> Result<u64, IoError> {
     let blocks = u64::from(BYTES / device.limits().block_size);
     let slots = device.limits().block_count / blocks;
     let mut buffer = device.buffer(BYTES).expect("64 MiB of buffers are enough");
@@ -30,7 +30,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let rt = Runtime::new()?;
     let device = rt.block_on(rt.open("emu:null", Access::ReadOnly))?;
     let begun = Instant::now();
-    let start = |seed| device.spawn(read(device.clone(), seed));
+    let start = |seed| device.spawn(read_random_blocks(device.clone(), seed));
     let tasks = (0..DEPTH).map(start).collect::<Result<Vec<_>, _>>()?;
     let mut done = 0;
     for task in tasks {

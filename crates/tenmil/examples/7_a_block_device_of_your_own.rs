@@ -15,21 +15,21 @@ const BLOCK: u32 = 512;
 const DEPTH: u32 = 64;
 
 /// Disk whose blocks contain their number.
-struct Numbers {
+struct NumberedDisk {
     /// Memory of the requests.
     regions: RegionTable,
     limits: Limits,
 }
 
 /// Channel of one thread to the disk.
-struct NumbersChannel {
+struct NumberedDiskChannel {
     regions: RegionTable,
     limits: Limits,
     /// Completions that have not been polled yet.
     ready: Vec<IoCompletion>,
 }
 
-impl Numbers {
+impl NumberedDisk {
     fn new(regions: RegionTable, block_count: u64) -> Self {
         let limits = Limits {
             block_size: BLOCK,
@@ -47,13 +47,13 @@ impl Numbers {
     }
 }
 
-impl BlockDevice for Numbers {
+impl BlockDevice for NumberedDisk {
     fn limits(&self) -> Limits {
         self.limits.clone()
     }
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, tenmil::Error> {
-        Ok(Box::new(NumbersChannel {
+        Ok(Box::new(NumberedDiskChannel {
             regions: self.regions.clone(),
             limits: self.limits.clone(),
             ready: Vec::with_capacity(DEPTH as usize),
@@ -61,9 +61,9 @@ impl BlockDevice for Numbers {
     }
 }
 
-impl NumbersChannel {
+impl NumberedDiskChannel {
     /// Executes a request. A request outside the limits completes with an error status.
-    fn completion(&self, request: &Request, segments: &[Segment]) -> IoStatus {
+    fn execute_request(&self, request: &Request, segments: &[Segment]) -> IoStatus {
         let blocks = request.lba..request.lba.saturating_add(request.blocks.into());
         match request.operation {
             Operation::Flush => return IoStatus::SUCCESS,
@@ -87,7 +87,7 @@ impl NumbersChannel {
     }
 }
 
-impl IoChannel for NumbersChannel {
+impl IoChannel for NumberedDiskChannel {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -95,7 +95,7 @@ impl IoChannel for NumbersChannel {
     fn submit(&mut self, _: Instant, requests: &[Request], segments: &[Segment]) -> usize {
         let taken = requests.len().min(DEPTH as usize - self.ready.len());
         for request in &requests[..taken] {
-            let status = self.completion(request, segments);
+            let status = self.execute_request(request, segments);
             self.ready.push(IoCompletion { token: request.token, status, result: 0 });
         }
         taken
@@ -108,7 +108,7 @@ impl IoChannel for NumbersChannel {
     }
 }
 
-impl ChannelWakeup for NumbersChannel {
+impl ChannelWakeup for NumberedDiskChannel {
     // These three functions let the thread sleep: no external event ever wakes this device.
     fn wake_source(&self) -> WakeSource<'_> {
         WakeSource::Deadline
@@ -125,7 +125,7 @@ impl ChannelWakeup for NumbersChannel {
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let rt = Runtime::new()?;
-    let numbers = Numbers::new(rt.regions().clone(), 1_000_000);
+    let numbers = NumberedDisk::new(rt.regions().clone(), 1_000_000);
     let device = rt.block_on(rt.attach("numbers", Arc::new(numbers), Access::ReadOnly))?;
     let buffer = rt.block_on(device.read(4711, device.buffer(2 * BLOCK)?))?;
     let mut number = [0; 8];

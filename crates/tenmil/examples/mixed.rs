@@ -21,7 +21,11 @@ const WRITES: u64 = 32;
 const WRITE_BYTES: u32 = 1 << 20;
 
 /// Reads at pseudo-random addresses until `end`, one at a time. Returns the latencies.
-async fn read(device: Device, seed: u64, end: Instant) -> Result<Vec<Duration>, tenmil::Error> {
+async fn read_until(
+    device: Device,
+    seed: u64,
+    end: Instant,
+) -> Result<Vec<Duration>, tenmil::Error> {
     let (mut times, mut random) = (Vec::new(), seed);
     let mut buffer = device.buffer(READ_BYTES)?;
     let (block_size, block_count) = (device.limits().block_size, device.limits().block_count);
@@ -38,7 +42,11 @@ async fn read(device: Device, seed: u64, end: Instant) -> Result<Vec<Duration>, 
 }
 
 /// Writes sequentially until `end`, together with the other writers. Returns the number of writes.
-async fn write(device: Device, next: Arc<AtomicU64>, end: Instant) -> Result<u64, tenmil::Error> {
+async fn write_until(
+    device: Device,
+    next: Arc<AtomicU64>,
+    end: Instant,
+) -> Result<u64, tenmil::Error> {
     let mut count = 0;
     let mut buffer = device.buffer(WRITE_BYTES)?;
     let (block_size, block_count) = (device.limits().block_size, device.limits().block_count);
@@ -52,11 +60,16 @@ async fn write(device: Device, next: Arc<AtomicU64>, end: Instant) -> Result<u64
 }
 
 /// Runs one part of the test, and prints the latencies of the readers and the rate of the writer.
-fn part(rt: &Runtime, device: &Device, time: Duration, writes: u64) -> Result<(), Box<dyn Error>> {
+fn run_part(
+    rt: &Runtime,
+    device: &Device,
+    time: Duration,
+    writes: u64,
+) -> Result<(), Box<dyn Error>> {
     let (end, next) = (Instant::now() + time, Arc::new(AtomicU64::new(0)));
-    let reader = |seed| device.spawn(read(device.clone(), seed, end));
+    let reader = |seed| device.spawn(read_until(device.clone(), seed, end));
     let readers = (0..READERS).map(reader).collect::<Result<Vec<_>, _>>()?;
-    let writer = |_| device.spawn(write(device.clone(), Arc::clone(&next), end));
+    let writer = |_| device.spawn(write_until(device.clone(), Arc::clone(&next), end));
     let writers = (0..writes).map(writer).collect::<Result<Vec<_>, _>>()?;
     let (mut times, mut written) = (Vec::new(), 0);
     for reader in readers {
@@ -80,16 +93,16 @@ fn part(rt: &Runtime, device: &Device, time: Duration, writes: u64) -> Result<()
 }
 
 /// Runs both parts on the device that `uri` names.
-pub(crate) fn run(uri: &str, time: Duration) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run_mixed_load(uri: &str, time: Duration) -> Result<(), Box<dyn Error>> {
     let rt = Runtime::new()?;
     let device = rt.block_on(rt.open(uri, Access::ReadWrite))?;
-    part(&rt, &device, time, 0)?;
-    part(&rt, &device, time, WRITES)
+    run_part(&rt, &device, time, 0)?;
+    run_part(&rt, &device, time, WRITES)
 }
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let uri = arguments.next().unwrap_or_else(|| "ram:64m".to_owned());
     let seconds = arguments.next().map_or(Ok(5), |text| text.parse())?;
-    run(&uri, Duration::from_secs(seconds))
+    run_mixed_load(&uri, Duration::from_secs(seconds))
 }

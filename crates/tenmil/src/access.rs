@@ -43,7 +43,7 @@ pub enum Access {
 
 impl Access {
     /// Claim of the block layer.
-    pub(crate) const fn claim(self) -> Claim {
+    pub(crate) const fn to_claim(self) -> Claim {
         match self {
             Self::ReadOnly => Claim::ReadShared,
             Self::ReadWrite => Claim::WriteOnce,
@@ -51,7 +51,7 @@ impl Access {
         }
     }
 
-    pub(crate) const fn of(claim: Claim) -> Self {
+    pub(crate) const fn from_claim(claim: Claim) -> Self {
         match claim {
             Claim::ReadShared => Self::ReadOnly,
             Claim::WriteOnce => Self::ReadWrite,
@@ -60,7 +60,7 @@ impl Access {
     }
 
     /// Other openings that are compatible with it, for messages.
-    pub(crate) const fn expected(self) -> &'static str {
+    pub(crate) const fn compatible_openings(self) -> &'static str {
         match self {
             Self::ReadOnly => "no exclusive opening",
             Self::ReadWrite => "read-only openings at most",

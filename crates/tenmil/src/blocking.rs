@@ -15,25 +15,28 @@ thread_local! {
 }
 
 /// Resets the flag, also after a panic: the threads of a pool survive those.
-struct InTask;
+struct InTaskGuard;
 
-impl Drop for InTask {
+impl Drop for InTaskGuard {
     fn drop(&mut self) {
         IN_TASK.set(false);
     }
 }
 
 /// Task for the thread pool.
-pub(crate) fn task(name: &'static str, work: impl FnOnce() + Send + 'static) -> BlockingTask {
+pub(crate) fn blocking_task(
+    name: &'static str,
+    work: impl FnOnce() + Send + 'static,
+) -> BlockingTask {
     BlockingTask::new(name, move || {
         IN_TASK.set(true);
-        let _in_task = InTask;
+        let _in_task = InTaskGuard;
         work();
     })
 }
 
 /// Whether the current thread may wait for reactors and for the threads of a pool.
-pub(crate) fn may_wait() -> bool {
+pub(crate) fn is_wait_allowed() -> bool {
     !in_event_loop() && !IN_TASK.get()
 }
 
@@ -43,20 +46,20 @@ mod tests {
 
     use tenmil_linux::thread_pool::ThreadPool;
 
-    use super::{may_wait, task};
+    use super::{blocking_task, is_wait_allowed};
 
     #[test]
-    fn a_thread_of_a_pool_must_not_wait_during_a_task() {
+    fn pool_thread_must_not_block_during_a_task() {
         let pool = ThreadPool::new(1, 8);
         let (send, may) = channel();
-        pool.submit(task("panics", || panic!("on purpose"))).unwrap();
+        pool.submit(blocking_task("panics", || panic!("on purpose"))).unwrap();
         let found = send.clone();
-        pool.submit(task("asks", move || found.send(may_wait()).unwrap())).unwrap();
+        pool.submit(blocking_task("asks", move || found.send(is_wait_allowed()).unwrap())).unwrap();
         let outside = tenmil_linux::thread_pool::BlockingTask::new("outside", move || {
-            send.send(may_wait()).unwrap();
+            send.send(is_wait_allowed()).unwrap();
         });
         pool.submit(outside).unwrap();
         assert_eq!([may.recv().unwrap(), may.recv().unwrap()], [false, true]);
-        assert!(may_wait());
+        assert!(is_wait_allowed());
     }
 }

@@ -20,14 +20,14 @@
 //! If all slots are in use, further operations wait in the order in which they were first polled.
 
 mod buffer;
+mod device_poller;
 mod error;
-mod io;
+mod io_future;
+mod operation_slots;
 mod operations;
-mod poller;
-mod slot;
+mod slot_wait_queue;
 #[cfg(test)]
 mod tests;
-mod wait_queue;
 
 use std::fmt;
 use std::pin::Pin;
@@ -41,9 +41,9 @@ use tenmil_reactor::{PollerBuilder, PollerWake, ThreadHandle};
 use crate::open_devices::DeviceClaim;
 pub use buffer::Buffer;
 pub(crate) use buffer::BufferPool;
+use device_poller::DevicePoller;
 pub use error::{IoError, IoErrorKind};
-use poller::DevicePoller;
-use slot::{CLOSE_TOKEN, DeviceState};
+use operation_slots::{CLOSE_TOKEN, DeviceState};
 use tenmil_base::{OneshotReceiver, OneshotSender, oneshot};
 
 /// An open block device. Clones refer to the same device, which is closed when the last one has been
@@ -74,10 +74,10 @@ use tenmil_base::{OneshotReceiver, OneshotSender, oneshot};
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct Device(Arc<HandleInner>);
+pub struct Device(Arc<DeviceHandleInner>);
 
 /// State shared by all clones of a handle.
-struct HandleInner {
+struct DeviceHandleInner {
     shared: Arc<DeviceState>,
     closed: Weak<CloseNotifier>,
     /// Claim that an export shares. None after the device has been closed.
@@ -108,12 +108,12 @@ impl DeviceThread {
     }
 
     /// Executor of the thread, started by the first call.
-    fn tasks(&self) -> Result<&ExecutorHandle, &'static str> {
+    fn task_executor(&self) -> Result<&ExecutorHandle, &'static str> {
         if let Some(tasks) = self.tasks.get() {
             return Ok(tasks);
         }
-        let started = ExecutorHandle::start(&self.thread, "tasks", TASKS_MAX);
-        let started = started.map_err(|_| match self.thread.is_gone() {
+        let started = ExecutorHandle::start_on_thread(&self.thread, "tasks", TASKS_MAX);
+        let started = started.map_err(|_| match self.thread.has_ended() {
             true => "its runtime has been dropped, expected a running one",
             false => "the mailbox of its light thread is full, expected a free slot",
         })?;
@@ -139,21 +139,21 @@ impl Device {
     ) -> Result<Self, Error> {
         let thread = &home.thread;
         let refuse = |why: &dyn fmt::Display| Error::environment(format!("attach '{name}': {why}"));
-        let woken_by = woken_by(&*channel).map_err(|error| refuse(&error))?;
+        let woken_by = wake_sources_of(&*channel).map_err(|error| refuse(&error))?;
         let is_done_by_kernel = channel.is_kernel_io();
         let (shared, incoming) = DeviceState::new(thread, name, channel.limits(), buffers);
         let shared = Arc::new(shared);
         let (state, notifier) = (Arc::clone(&shared), Arc::downgrade(&closed));
-        let hold = HandleInner { shared: state, closed: notifier, claim, home: home.clone() };
+        let hold = DeviceHandleInner { shared: state, closed: notifier, claim, home: home.clone() };
         let poller = DevicePoller::new(shared, channel, incoming, closed);
-        let registration = PollerBuilder::active(name, woken_by, poller);
+        let registration = PollerBuilder::polled_each_iteration(name, woken_by, poller);
         let registration = if is_done_by_kernel { registration.no_spin() } else { registration };
         // A registration that cannot be added is dropped, and operations then fail with
         // `DeviceRemoved`.
-        let sent = thread.call(move |context| drop(context.add(registration)));
+        let sent = thread.send_closure(move |context| drop(context.add_poller(registration)));
         match sent {
             Ok(()) => Ok(Self(Arc::new(hold))),
-            Err(_) if thread.is_gone() => {
+            Err(_) if thread.has_ended() => {
                 Err(refuse(&"its light thread has ended, as its runtime was dropped"))
             }
             Err(_) => Err(refuse(&"the mailbox of its light thread is full, expected a free slot")),
@@ -174,7 +174,7 @@ impl Device {
     /// # }
     /// ```
     pub fn name(&self) -> &str {
-        &self.shared().name
+        &self.device_state().name
     }
 
     /// Geometry, limits and supported operations.
@@ -192,7 +192,7 @@ impl Device {
     /// # }
     /// ```
     pub fn limits(&self) -> &Limits {
-        &self.shared().limits
+        &self.device_state().limits
     }
 
     /// Allocates a zeroed buffer that the device can access. Allocates whole pages and takes a lock:
@@ -217,7 +217,7 @@ impl Device {
     ///
     /// If the buffer memory of the runtime is exhausted.
     pub fn buffer(&self, len_bytes: u32) -> Result<Buffer, Error> {
-        let buffers = &self.shared().buffers;
+        let buffers = &self.device_state().buffers;
         buffers.allocate(len_bytes).ok_or_else(|| {
             let free = buffers.free_bytes();
             let text = format!(
@@ -246,7 +246,7 @@ impl Device {
     /// # }
     /// ```
     pub fn is_removed(&self) -> bool {
-        self.shared().is_removed()
+        self.device_state().is_removed()
     }
 
     /// Drops this handle. The future completes when the device has been closed, which happens after
@@ -297,8 +297,8 @@ impl Device {
     {
         let refuse =
             |why: &str| Error::environment(format!("spawn a task at {}: {why}", self.name()));
-        let tasks = self.0.home.tasks().map_err(refuse)?;
-        tasks.spawn(future).map_err(|refused| match refused.kind {
+        let tasks = self.0.home.task_executor().map_err(refuse)?;
+        tasks.spawn_task(future).map_err(|refused| match refused.kind {
             SpawnTaskErrorKind::TableFull { tasks_max } => {
                 refuse(&format!("{tasks_max} run on its reactor, expected fewer"))
             }
@@ -315,20 +315,20 @@ impl Device {
     }
 
     /// Claim of the device, if it is open.
-    pub(crate) fn claim(&self) -> Option<Arc<DeviceClaim>> {
+    pub(crate) fn device_claim(&self) -> Option<Arc<DeviceClaim>> {
         if self.is_removed() { None } else { self.0.claim.upgrade() }
     }
 
-    fn shared(&self) -> &DeviceState {
+    fn device_state(&self) -> &DeviceState {
         &self.0.shared
     }
 }
 
-impl Drop for HandleInner {
+impl Drop for DeviceHandleInner {
     fn drop(&mut self) {
         // The mailbox has a free slot for this token. If the poller has ended, the device is closed already.
         let _ = self.shared.incoming.send(CLOSE_TOKEN);
-        self.shared.thread.notify();
+        self.shared.thread.notify_reactor();
     }
 }
 
@@ -342,17 +342,17 @@ impl Future for CloseFuture {
 
 /// Wake-up sources of the poller of an I/O channel: requests, through the waker of its thread, and
 /// completions, if the channel has a source that announces them.
-fn woken_by(channel: &dyn IoChannel) -> std::io::Result<PollerWake> {
+fn wake_sources_of(channel: &dyn IoChannel) -> std::io::Result<PollerWake> {
     match channel.wake_source() {
         WakeSource::None => {
             Ok(PollerWake::OnlyWhileBusy("an operation wakes it, and completions are polled for"))
         }
-        source => PollerWake::of(source),
+        source => PollerWake::from_source(source),
     }
 }
 
 impl fmt::Debug for Device {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Device").field("name", &self.shared().name).finish_non_exhaustive()
+        out.debug_struct("Device").field("name", &self.device_state().name).finish_non_exhaustive()
     }
 }

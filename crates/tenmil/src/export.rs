@@ -132,7 +132,7 @@ impl Export {
         match &mut self.kind {
             ExportKind::NvmeTcp(export) => export.namespaces.push(device),
             ExportKind::Nbd(_) => {
-                self.refuse("a namespace was added, expected a device with a name")
+                self.record_error("a namespace was added, expected a device with a name")
             }
         }
         self
@@ -155,7 +155,9 @@ impl Export {
     pub fn device(mut self, name: &str, device: Device) -> Self {
         match &mut self.kind {
             ExportKind::Nbd(devices) => devices.push((name.to_owned(), device)),
-            ExportKind::NvmeTcp(_) => self.refuse("a named device was added, expected a namespace"),
+            ExportKind::NvmeTcp(_) => {
+                self.record_error("a named device was added, expected a namespace")
+            }
         }
         self
     }
@@ -170,7 +172,7 @@ impl Export {
     pub fn nqn(mut self, nqn: &str) -> Self {
         match &mut self.kind {
             ExportKind::NvmeTcp(export) => nqn.clone_into(&mut export.nqn),
-            ExportKind::Nbd(_) => self.refuse("an NQN was set, expected none"),
+            ExportKind::Nbd(_) => self.record_error("an NQN was set, expected none"),
         }
         self
     }
@@ -187,7 +189,7 @@ impl Export {
             ExportKind::NvmeTcp(export) => {
                 export.hosts.insert(nqn.to_owned());
             }
-            ExportKind::Nbd(_) => self.refuse("a host NQN was allowed, expected none"),
+            ExportKind::Nbd(_) => self.record_error("a host NQN was allowed, expected none"),
         }
         self
     }
@@ -205,7 +207,7 @@ impl Export {
         self
     }
 
-    fn refuse(&mut self, text: &'static str) {
+    fn record_error(&mut self, text: &'static str) {
         self.misuse.get_or_insert(text);
     }
 
@@ -219,7 +221,7 @@ impl Export {
     }
 
     /// Refuses an export with a property that its protocol does not have.
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    pub(crate) fn validate(&self) -> Result<(), Error> {
         let both = "hosts are allowed by name and any host is allowed, expected one of them";
         let is_both = match &self.kind {
             ExportKind::NvmeTcp(export) => self.allows_any && !export.hosts.is_empty(),

@@ -17,7 +17,7 @@ mod tests {
     use tenmil_block::Opener;
 
     #[test]
-    fn a_program_without_a_cipher_says_how_to_get_one() {
+    fn missing_cipher_error_names_the_build_option() {
         let regions = tenmil_dma::RegionTable::new(1);
         let clock = tenmil_linux::Clock::start();
         let opener = Opener { regions: &regions, clock, seed: 1, kinds: crate::KINDS };

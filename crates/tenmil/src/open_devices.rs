@@ -101,7 +101,7 @@ impl OpenDevices {
             let hint = "Open it with Access::ReadWrite before Access::ReadOnly, or close it first.";
             return Err(Error::usage(text).with_hint(hint));
         }
-        self.lease(open, &name, access, pool)
+        self.lease_channel(open, &name, access, pool)
     }
 
     /// Claims a device of the program's own and opens a channel of it.
@@ -113,22 +113,24 @@ impl OpenDevices {
         pool: PoolHandle,
     ) -> Result<ChannelLease, Error> {
         let options = BdevOptions::new(self.clock, tenmil_linux::random_seed());
-        let device = Bdev::new(name, medium, options).map_err(|why| named("attach", name, &why))?;
+        let device = Bdev::new(name, medium, options)
+            .map_err(|why| with_device_name("attach", name, &why))?;
         let description = "device of the program".to_owned();
         let open = OpenDevice { device, description, is_read_only: false };
-        self.lease(Arc::new(open), name, access, pool)
+        self.lease_channel(Arc::new(open), name, access, pool)
     }
 
-    fn lease(
+    fn lease_channel(
         &self,
         open: Arc<OpenDevice>,
         name: &str,
         access: Access,
         pool: PoolHandle,
     ) -> Result<ChannelLease, Error> {
-        let descriptor = open.device.open(access.claim(), HOLDER);
-        let descriptor = Arc::new(descriptor.map_err(|why| conflict(name, access, &why))?);
-        let refuse = |why: Error| named("open", name, &why);
+        let descriptor = open.device.open(access.to_claim(), HOLDER);
+        let descriptor =
+            Arc::new(descriptor.map_err(|why| claim_conflict_error(name, access, &why))?);
+        let refuse = |why: Error| with_device_name("open", name, &why);
         let chunk_bytes = CHUNK_BYTES.max(descriptor.limits().block_size.next_power_of_two());
         let memory = BounceMemory::new(&self.regions, chunk_bytes, CHUNKS).map_err(refuse)?;
         let (shared, options) = (Arc::clone(&descriptor), AdaptOptions::default());
@@ -146,7 +148,7 @@ impl OpenDevices {
         name: &str,
         access: Access,
     ) -> Result<Arc<OpenDevice>, Error> {
-        let entry = self.entry(name);
+        let entry = self.registry_entry(name);
         let mut entry = entry.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(open) = entry.upgrade() {
             return Ok(open);
@@ -161,20 +163,21 @@ impl OpenDevices {
             kinds: KINDS,
         };
         // A refused opening leaves no file behind that it has created.
-        let opened =
-            tenmil_linux::file::make_if(|| opener.open(if is_read_only { &to_read } else { uri }));
-        let opened = opened.map_err(|why| named("open", name, &why))?;
+        let opened = tenmil_linux::storage_file::commit_if_ok(|| {
+            opener.open(if is_read_only { &to_read } else { uri })
+        });
+        let opened = opened.map_err(|why| with_device_name("open", name, &why))?;
         let options = BdevOptions::new(self.clock, tenmil_linux::random_seed());
         let device = Bdev::new(name, opened.medium, options);
-        let device = device.map_err(|why| named("open", name, &why))?;
+        let device = device.map_err(|why| with_device_name("open", name, &why))?;
         let open = Arc::new(OpenDevice { device, description: opened.description, is_read_only });
         *entry = Arc::downgrade(&open);
         Ok(open)
     }
 
     /// Registry entry of a name. Entries of closed devices are removed.
-    pub(crate) fn entry(&self, name: &str) -> Arc<RegistryEntry> {
-        let mut entries = self.entries();
+    pub(crate) fn registry_entry(&self, name: &str) -> Arc<RegistryEntry> {
+        let mut entries = self.lock_entries();
         let is_used = |entry: &Arc<RegistryEntry>| {
             Arc::strong_count(entry) > 1
                 || entry.try_lock().is_ok_and(|open| open.strong_count() > 0)
@@ -183,27 +186,27 @@ impl OpenDevices {
         Arc::clone(entries.entry(name.to_owned()).or_default())
     }
 
-    fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Arc<RegistryEntry>>> {
+    fn lock_entries(&self) -> MutexGuard<'_, BTreeMap<String, Arc<RegistryEntry>>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The error with what was being done and the name of the device. Most errors begin with the name, and
 /// some with the operation.
-pub(crate) fn named(doing: &str, name: &str, error: &Error) -> Error {
+pub(crate) fn with_device_name(doing: &str, name: &str, error: &Error) -> Error {
     let text = error.text.strip_prefix(&format!("{doing} ")).unwrap_or(&error.text);
     let text = text.strip_prefix(&format!("{name}: ")).unwrap_or(text);
     Error { text: format!("{doing} {name}: {text}"), ..error.clone() }
 }
 
 /// Error of an opening that conflicts with others.
-fn conflict(name: &str, access: Access, error: &ClaimError) -> Error {
+fn claim_conflict_error(name: &str, access: Access, error: &ClaimError) -> Error {
     let text = match &error.found {
         ClaimConflict::Holders(holders) => {
             let mut open: Vec<String> =
-                holders.iter().map(|holder| Access::of(holder.claim).to_string()).collect();
+                holders.iter().map(|holder| Access::from_claim(holder.claim).to_string()).collect();
             open.dedup();
-            let (open, expected) = (open.join(" and "), access.expected());
+            let (open, expected) = (open.join(" and "), access.compatible_openings());
             format!("open {name} {access}: it is open {open} in this runtime, expected {expected}")
         }
         ClaimConflict::Removed | ClaimConflict::Machine(_) => format!("open {name}: {error}"),
@@ -216,15 +219,15 @@ fn conflict(name: &str, access: Access, error: &ClaimError) -> Error {
 impl ChannelLease {
     /// Claim on the device.
     pub(crate) fn claim(&self) -> &Arc<DeviceClaim> {
-        &self.parts().claim
+        &self.open_parts().claim
     }
 
     /// Notifier that is dropped after the channel has been closed.
-    pub(crate) fn closed(&self) -> Arc<CloseNotifier> {
-        Arc::clone(&self.parts().closed)
+    pub(crate) fn close_notifier(&self) -> Arc<CloseNotifier> {
+        Arc::clone(&self.open_parts().closed)
     }
 
-    fn parts(&self) -> &OpenDeviceParts {
+    fn open_parts(&self) -> &OpenDeviceParts {
         self.parts.as_ref().unwrap_or_else(|| unreachable!("the parts are taken only by drop"))
     }
 
@@ -236,7 +239,7 @@ impl ChannelLease {
 
 impl IoChannel for ChannelLease {
     fn limits(&self) -> &Limits {
-        self.parts().channel.limits()
+        self.open_parts().channel.limits()
     }
 
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
@@ -254,7 +257,7 @@ impl IoChannel for ChannelLease {
 
 impl ChannelWakeup for ChannelLease {
     fn below(&self) -> Option<&dyn IoChannel> {
-        Some(&*self.parts().channel)
+        Some(&*self.open_parts().channel)
     }
 
     fn below_mut(&mut self) -> Option<&mut dyn IoChannel> {
@@ -268,7 +271,7 @@ impl Drop for ChannelLease {
     fn drop(&mut self) {
         let Some(parts) = self.parts.take() else { return };
         // If no thread can be started at all, the channel is closed here.
-        drop(self.pool.submit_reliable(blocking::task("close", move || drop(parts))));
+        drop(self.pool.submit_reliable(blocking::blocking_task("close", move || drop(parts))));
     }
 }
 
@@ -316,8 +319,8 @@ mod tests {
     impl ChannelWakeup for Noted {}
 
     #[test]
-    fn the_thread_that_drops_a_device_does_not_close_it() {
-        let devices = OpenDevices::new(RegionTable::new(64), Clock::kernel());
+    fn dropping_a_device_closes_it_on_another_thread() {
+        let devices = OpenDevices::new(RegionTable::new(64), Clock::on_kernel_clock());
         let (tell, closed) = channel();
         // Each test uses another device, since one that is being closed is still claimed.
         let lend = |name: &str, pool: &ThreadPool| -> ChannelLease {

@@ -1,7 +1,7 @@
 //! Runtime: the reactors, memory and threads that devices and servers of a program share.
 
 mod builder;
-mod pending;
+mod pending_result;
 #[cfg(test)]
 mod tests;
 
@@ -25,7 +25,7 @@ use crate::export::Export;
 use crate::open_devices::{ChannelLease, OpenDevices};
 use crate::server::Server;
 pub use builder::RuntimeBuilder;
-use pending::Pending;
+use pending_result::PendingResult;
 use tenmil_base::oneshot;
 
 /// Reactors, buffer memory, open devices, and threads for blocking work. Clones share them.
@@ -57,13 +57,13 @@ struct RuntimeInner {
     threads: Box<[DeviceThread]>,
     /// Number of devices that were attached.
     next: AtomicUsize,
-    services: Services,
+    services: RuntimeServices,
     pool: Option<ThreadPool>,
 }
 
 /// What blocking tasks need of a runtime. Does not keep it alive.
 #[derive(Clone)]
-pub(crate) struct Services {
+pub(crate) struct RuntimeServices {
     pub(crate) devices: Arc<OpenDevices>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) pool: PoolHandle,
@@ -134,9 +134,9 @@ impl Runtime {
         let what = format!("open {uri}");
         let uri = match uri.parse::<Uri>() {
             Ok(uri) => uri,
-            Err(error) => return Pending::failed(Error::from(error).during("open")),
+            Err(error) => return PendingResult::ready_error(Error::from(error).during("open")),
         };
-        self.attached(what, move |services| {
+        self.open_and_attach(what, move |services| {
             let lease = services.devices.open(&uri, access, services.pool.clone())?;
             Ok((uri.to_string(), lease))
         })
@@ -169,7 +169,7 @@ impl Runtime {
         access: Access,
     ) -> impl Future<Output = Result<Device, Error>> + Send + use<> {
         let name = name.to_owned();
-        self.attached(format!("attach {name}"), move |services| {
+        self.open_and_attach(format!("attach {name}"), move |services| {
             let pool = services.pool.clone();
             let lease = services.devices.attach(&name, device, access, pool)?;
             Ok((name, lease))
@@ -202,7 +202,7 @@ impl Runtime {
         &self,
         export: Export,
     ) -> impl Future<Output = Result<Server, Error>> + Send + use<> {
-        self.in_pool(format!("serve {}", export.protocol_and_address()), move |services| {
+        self.run_blocking(format!("serve {}", export.protocol_and_address()), move |services| {
             Server::start(services, export)
         })
     }
@@ -227,7 +227,7 @@ impl Runtime {
             "block_on is called on a reactor, which must not wait: `Device::spawn` runs futures there"
         );
         let mut future = pin!(future);
-        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let waker = Waker::from(Arc::new(ThreadUnparker(std::thread::current())));
         let mut context = Context::from_waker(&waker);
         loop {
             if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
@@ -261,33 +261,33 @@ impl Runtime {
     }
 
     /// Opens a channel in the pool and attaches it to the next light thread in rotation.
-    fn attached(
+    fn open_and_attach(
         &self,
         what: String,
-        open: impl FnOnce(&Services) -> Result<(String, ChannelLease), Error> + Send + 'static,
-    ) -> Pending<Device> {
+        open: impl FnOnce(&RuntimeServices) -> Result<(String, ChannelLease), Error> + Send + 'static,
+    ) -> PendingResult<Device> {
         let number = self.0.next.fetch_add(1, Ordering::Relaxed);
         let home = self.0.threads[number % self.0.threads.len()].clone();
-        self.in_pool(what, move |services| {
+        self.run_blocking(what, move |services| {
             let (name, lease) = open(&services)?;
-            let (closed, claim) = (lease.closed(), Arc::downgrade(lease.claim()));
+            let (closed, claim) = (lease.close_notifier(), Arc::downgrade(lease.claim()));
             let channel = Box::new(lease);
             Device::attach_to_thread(&home, &name, channel, &services.buffers, closed, claim)
         })
     }
 
     /// Runs blocking work in the pool; `what` names it in errors.
-    fn in_pool<T: Send + 'static>(
+    fn run_blocking<T: Send + 'static>(
         &self,
         what: String,
-        work: impl FnOnce(Services) -> Result<T, Error> + Send + 'static,
-    ) -> Pending<T> {
+        work: impl FnOnce(RuntimeServices) -> Result<T, Error> + Send + 'static,
+    ) -> PendingResult<T> {
         let (promise, later) = oneshot();
         let services = self.0.services.clone();
         let task = move || promise.send(work(services));
-        match self.0.services.pool.submit(blocking::task("open or serve", task)) {
-            Ok(()) => Pending::new(what, later),
-            Err(_) => Pending::failed(Error::environment(format!(
+        match self.0.services.pool.submit(blocking::blocking_task("open or serve", task)) {
+            Ok(()) => PendingResult::new(what, later),
+            Err(_) => PendingResult::ready_error(Error::environment(format!(
                 "{what}: {WAITING_MAX} devices and servers are being opened or closed, expected fewer"
             ))),
         }
@@ -299,7 +299,7 @@ impl Drop for RuntimeInner {
         // First the reactors, which close their devices in the pool; then the pool, which waits for
         // that: a tuple drops its fields in order.
         let parts = (self.reactors.take(), self.pool.take());
-        if blocking::may_wait() {
+        if blocking::is_wait_allowed() {
             return drop(parts);
         }
         // Neither a reactor nor a thread of the pool can wait for itself. A failed spawn drops its
@@ -309,14 +309,14 @@ impl Drop for RuntimeInner {
             |kept: &Mutex<Option<_>>| kept.lock().unwrap_or_else(PoisonError::into_inner).take();
         let theirs = Arc::clone(&kept);
         let stop = move |_: &tenmil_linux::StopFlag| drop(take(&theirs));
-        match tenmil_linux::Thread::spawn("runtime-stop", None, stop) {
+        match tenmil_linux::NamedThread::spawn("runtime-stop", None, stop) {
             // Dropping its handle would wait for it.
             Ok(stopping) => std::mem::forget(stopping),
             Err(_) => {
                 let registry = &self.services.registry;
                 for reactor in registry.reactors() {
                     // Refused only if it has ended already, or is not reached at all.
-                    let _ = registry.stop(reactor);
+                    let _ = registry.stop_reactor(reactor);
                 }
                 std::mem::forget(take(&kept));
             }
@@ -325,9 +325,9 @@ impl Drop for RuntimeInner {
 }
 
 /// Wakes a thread that is parked.
-struct Unpark(Thread);
+struct ThreadUnparker(Thread);
 
-impl Wake for Unpark {
+impl Wake for ThreadUnparker {
     fn wake(self: Arc<Self>) {
         self.0.unpark();
     }

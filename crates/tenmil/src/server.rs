@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use tenmil_base::{Error, Span};
 use tenmil_linux::Clock;
-use tenmil_linux::stream::{Address, StreamListener};
+use tenmil_linux::socket_stream::{ListenAddress, StreamListener};
 use tenmil_linux::thread_pool::PoolHandle;
 use tenmil_reactor::{Context, PollResult, PollerBuilder, Registry, ThreadBuilder, ThreadHandle};
 
@@ -19,12 +19,12 @@ use crate::blocking;
 use crate::device::Device;
 use crate::export::{Export, ExportKind};
 use crate::open_devices::DeviceClaim;
-use crate::runtime::Services;
+use crate::runtime::RuntimeServices;
 use tenmil_base::{OneshotSender, oneshot};
 
 /// A running server, from [`Runtime::serve`](crate::Runtime::serve). Dropping it stops it: it accepts no
 /// more connections, closes those it has once their requests have completed, and closes devices that
-/// nothing else has open. That happens on another thread; [`stop`](Self::stop) waits for it. A server
+/// nothing else has open. That happens on another thread; [`stop_and_wait`](Self::stop_and_wait) waits for it. A server
 /// whose runtime is dropped serves no more.
 ///
 /// ```
@@ -45,13 +45,13 @@ pub struct Server {
     addresses: Vec<String>,
     uris: Vec<String>,
     /// None after it has been stopped.
-    running: Option<Running>,
+    running: Option<RunningServer>,
     pool: PoolHandle,
 }
 
 /// Parts of a server that is running.
-struct Running {
-    protocol: Box<dyn Protocol>,
+struct RunningServer {
+    protocol: Box<dyn ProtocolServer>,
     /// Light thread that handles events.
     events: ThreadHandle,
     registry: Arc<Registry>,
@@ -59,9 +59,9 @@ struct Running {
 }
 
 /// Server of one protocol.
-trait Protocol: Send {
+trait ProtocolServer: Send {
     /// Stops accepting, and begins to close the connections.
-    fn close(&mut self);
+    fn start_closing(&mut self);
 
     /// Whether all connections have been closed.
     fn is_closed(&self) -> bool;
@@ -69,9 +69,9 @@ trait Protocol: Send {
 
 /// What a protocol has started: its server, where it listens, and how it is opened as a device; and the
 /// function that handles the events of connections and devices.
-struct Started {
-    protocol: Box<dyn Protocol>,
-    addresses: Vec<Address>,
+struct StartedServer {
+    protocol: Box<dyn ProtocolServer>,
+    addresses: Vec<ListenAddress>,
     uris: Vec<String>,
     handle_events: Box<dyn FnMut() + Send>,
 }
@@ -85,25 +85,28 @@ const CLOSE_INTERVAL: Span = Span::from_ms(2);
 
 impl Server {
     /// Starts a server. Blocks.
-    pub(crate) fn start(services: Services, export: Export) -> Result<Self, Error> {
+    pub(crate) fn start(services: RuntimeServices, export: Export) -> Result<Self, Error> {
         let what = export.protocol_and_address();
         let refuse = |why: Error| why.during(format!("serve {what}"));
-        export.check().map_err(refuse)?;
+        export.validate().map_err(refuse)?;
         let started = match &export.kind {
-            ExportKind::NvmeTcp(subsystem) => nvme_tcp::start(&services, &export, subsystem),
-            ExportKind::Nbd(devices) => nbd::start(&services, &export, devices),
+            ExportKind::NvmeTcp(subsystem) => {
+                nvme_tcp::start_nvme_tcp_server(&services, &export, subsystem)
+            }
+            ExportKind::Nbd(devices) => nbd::start_nbd_server(&services, &export, devices),
         };
-        let Started { protocol, addresses, uris, mut handle_events } = started.map_err(refuse)?;
-        let Services { registry, pool, devices, .. } = services;
+        let StartedServer { protocol, addresses, uris, mut handle_events } =
+            started.map_err(refuse)?;
+        let RuntimeServices { registry, pool, devices, .. } = services;
         let handle = move |_: &mut Context<'_>| {
             handle_events();
             PollResult::Idle
         };
-        let poller = PollerBuilder::timed("events", EVENTS_INTERVAL, handle);
-        let events = registry.spawn(ThreadBuilder::new("server-events").poller(poller));
+        let poller = PollerBuilder::polled_each_period("events", EVENTS_INTERVAL, handle);
+        let events = registry.spawn(ThreadBuilder::new("server-events").add_poller(poller));
         let events = events.map_err(|why| refuse(Error::environment(why.to_string())))?;
-        let running = Some(Running { protocol, events, registry, clock: devices.clock });
-        let addresses = addresses.iter().map(Address::to_string).collect();
+        let running = Some(RunningServer { protocol, events, registry, clock: devices.clock });
+        let addresses = addresses.iter().map(ListenAddress::to_string).collect();
         Ok(Self { addresses, uris, running, pool })
     }
 
@@ -170,12 +173,12 @@ impl Server {
     fn begin_stop(&mut self, stopped: Option<OneshotSender<()>>) {
         let Some(mut running) = self.running.take() else { return };
         let stop = move || {
-            running.stop();
+            running.stop_and_wait();
             drop(running);
             drop(stopped);
         };
         // If no thread can be started at all, it is stopped here.
-        drop(self.pool.submit_reliable(blocking::task("stop", stop)));
+        drop(self.pool.submit_reliable(blocking::blocking_task("stop", stop)));
     }
 }
 
@@ -185,27 +188,27 @@ impl Drop for Server {
     }
 }
 
-impl Running {
+impl RunningServer {
     /// Stops the server. Blocks.
-    fn stop(&mut self) {
-        self.protocol.close();
+    fn stop_and_wait(&mut self) {
+        self.protocol.start_closing();
         // Refused if the runtime has been dropped, which has ended the thread.
         let _ = self.registry.end_thread(self.events.id());
         let until = self.clock.now().after(CLOSE_MAX);
-        while !(self.protocol.is_closed() && self.events.is_gone()) && self.clock.now() < until {
-            tenmil_linux::thread::sleep(CLOSE_INTERVAL);
+        while !(self.protocol.is_closed() && self.events.has_ended()) && self.clock.now() < until {
+            tenmil_linux::named_thread::sleep(CLOSE_INTERVAL);
         }
     }
 }
 
 /// Claim of a device that is to be exported.
-fn claim_of(services: &Services, device: &Device) -> Result<Arc<DeviceClaim>, Error> {
+fn claim_of_device(services: &RuntimeServices, device: &Device) -> Result<Arc<DeviceClaim>, Error> {
     let name = device.name();
-    let Some(claim) = device.claim() else {
+    let Some(claim) = device.device_claim() else {
         let text = format!("{name} is closed, expected an open device");
         return Err(Error::usage(text).with_hint("Open it again, with a runtime that is running."));
     };
-    if !claim.regions.is(&services.devices.regions) {
+    if !claim.regions.is_same_table(&services.devices.regions) {
         let text = format!("{name} was opened by another runtime, expected the one that serves it");
         return Err(Error::usage(text).with_hint("Open it with the runtime that serves it."));
     }
@@ -213,7 +216,7 @@ fn claim_of(services: &Services, device: &Device) -> Result<Arc<DeviceClaim>, Er
 }
 
 /// Opens the listener of a server.
-fn listen(address: &Address) -> Result<StreamListener, Error> {
+fn open_listener(address: &ListenAddress) -> Result<StreamListener, Error> {
     StreamListener::open(address).map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => Error::usage("the address is in use, expected a free one")
             .with_hint("Port 0 selects a free port."),

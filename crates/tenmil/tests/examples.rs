@@ -4,7 +4,7 @@ use std::error::Error;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use tenmil_linux::Thread;
+use tenmil_linux::NamedThread;
 
 /// Far longer than any of them takes on a busy machine.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
@@ -21,7 +21,7 @@ macro_rules! examples {
             $(
                 #[test]
                 fn $name() {
-                    super::ends_well(stringify!($name), super::$name::main);
+                    super::assert_example_succeeds(stringify!($name), super::$name::main);
                 }
             )*
         }
@@ -44,12 +44,12 @@ examples! {
 mod mixed;
 
 /// Runs an example on a thread of its own, and gives it up if it does not end.
-fn ends_well(name: &str, example: fn() -> Result<(), Box<dyn Error>>) {
+fn assert_example_succeeds(name: &str, example: fn() -> Result<(), Box<dyn Error>>) {
     let (send, ended) = mpsc::channel();
     let run = move |_: &tenmil_linux::StopFlag| {
         drop(send.send(example().map_err(|error| error.to_string())))
     };
-    let thread = Thread::spawn(name, None, run).expect("a thread");
+    let thread = NamedThread::spawn(name, None, run).expect("a thread");
     match ended.recv_timeout(TIME_LIMIT) {
         Ok(result) => assert_eq!(result, Ok(()), "{name}"),
         Err(mpsc::RecvTimeoutError::Disconnected) => {}
@@ -64,13 +64,15 @@ fn ends_well(name: &str, example: fn() -> Result<(), Box<dyn Error>>) {
 }
 
 #[test]
-fn mixed_reads_beside_writes() {
-    ends_well("mixed", || mixed::run("ram:64m", Duration::from_millis(50)));
+fn mixed_example_reads_beside_writes() {
+    assert_example_succeeds("mixed", || {
+        mixed::run_mixed_load("ram:64m", Duration::from_millis(50))
+    });
 }
 
 /// An example that nobody runs is soon one that does not run.
 #[test]
-fn every_example_is_here() {
+fn every_example_has_a_test() {
     let here = include_str!("examples.rs");
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
     for entry in std::fs::read_dir(directory).unwrap() {

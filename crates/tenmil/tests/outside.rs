@@ -45,12 +45,12 @@ incremental = false
 "#;
 
 /// A crate in a temporary directory. What its dependencies are built to is kept for the next run.
-struct Outside {
+struct ExternalCrate {
     directory: tempfile::TempDir,
     target: PathBuf,
 }
 
-impl Outside {
+impl ExternalCrate {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
@@ -63,7 +63,7 @@ impl Outside {
         Self { directory, target }
     }
 
-    fn cargo(&self, arguments: &[&str]) -> String {
+    fn cargo_command(&self, arguments: &[&str]) -> String {
         let output = Command::new(env!("CARGO"))
             .args(arguments)
             .arg("--offline")
@@ -81,9 +81,9 @@ impl Outside {
     }
 
     /// Runs a program, which must end well.
-    fn run(&self, program: &str, arguments: &[&str]) {
+    fn run_cargo(&self, program: &str, arguments: &[&str]) {
         let path = self.target.join("debug").join(program);
-        let clock = Clock::kernel();
+        let clock = Clock::on_kernel_clock();
         let end = clock.now().after(TIME_LIMIT);
         let mut child = Command::new(path).args(arguments).spawn().unwrap();
         let status = loop {
@@ -94,13 +94,13 @@ impl Outside {
                 child.kill().unwrap();
                 panic!("{program}: no end after {TIME_LIMIT}");
             }
-            tenmil_linux::thread::sleep(Span::from_ms(5));
+            tenmil_linux::named_thread::sleep(Span::from_ms(5));
         };
         assert!(status.success(), "{program}: {status}");
     }
 }
 
-impl Drop for Outside {
+impl Drop for ExternalCrate {
     /// Removes what was built of the crate itself: its path differs from run to run.
     fn drop(&mut self) {
         let mut clean = Command::new(env!("CARGO"));
@@ -111,7 +111,7 @@ impl Drop for Outside {
 }
 
 /// The first program between fences in a text, each of whose lines begins with `prefix`.
-fn program(text: &str, prefix: &str, fence: &str) -> String {
+fn readme_program(text: &str, prefix: &str, fence: &str) -> String {
     let lines = text.lines().filter_map(|line| line.strip_prefix(prefix));
     let lines = lines.skip_while(|line| *line != fence).skip(1);
     let lines = lines.take_while(|line| !line.trim_start().starts_with("```"));
@@ -123,13 +123,13 @@ fn program(text: &str, prefix: &str, fence: &str) -> String {
 
 #[test]
 #[ignore = "builds the library a second time"]
-fn readme_and_all_examples_build_and_run_in_a_crate_that_depends_on_tenmil_alone() {
-    let outside = Outside::new();
+fn readme_and_examples_build_and_run_in_a_crate_that_depends_on_tenmil_alone() {
+    let outside = ExternalCrate::new();
     let at = |name: &str| outside.directory.path().join(name);
     let readme = include_str!("../../../README.md");
-    fs::write(at("src/main.rs"), program(readme, "", "```rust")).unwrap();
+    fs::write(at("src/main.rs"), readme_program(readme, "", "```rust")).unwrap();
     let front_page = include_str!("../src/lib.rs");
-    fs::write(at("src/bin/front_page.rs"), program(front_page, "//!", " ```")).unwrap();
+    fs::write(at("src/bin/front_page.rs"), readme_program(front_page, "//!", " ```")).unwrap();
     let mut examples = BTreeSet::new();
     for entry in fs::read_dir(Path::new(HERE).join("examples")).unwrap() {
         let path = entry.unwrap().path();
@@ -139,8 +139,15 @@ fn readme_and_all_examples_build_and_run_in_a_crate_that_depends_on_tenmil_alone
     }
     assert!(examples.len() >= 8, "{examples:?}");
 
-    let tree =
-        outside.cargo(&["tree", "--edges", "normal", "--prefix", "none", "--package", "outside"]);
+    let tree = outside.cargo_command(&[
+        "tree",
+        "--edges",
+        "normal",
+        "--prefix",
+        "none",
+        "--package",
+        "outside",
+    ]);
     // `NAME VERSION …`; packages that are named again end with `(*)`.
     let package = |line: &str| line.split_whitespace().take(2).collect::<Vec<_>>().join(" ");
     let packages: BTreeSet<String> =
@@ -151,11 +158,11 @@ fn readme_and_all_examples_build_and_run_in_a_crate_that_depends_on_tenmil_alone
         assert!(!packages.iter().any(|name| name.starts_with(executor)), "{executor}");
     }
 
-    outside.cargo(&["build", "--quiet", "--bins", "--examples"]);
-    outside.run("outside", &[]);
-    outside.run("front_page", &[]);
+    outside.cargo_command(&["build", "--quiet", "--bins", "--examples"]);
+    outside.run_cargo("outside", &[]);
+    outside.run_cargo("front_page", &[]);
     for example in &examples {
         let arguments: &[&str] = if example == "mixed" { &["ram:64m", "1"] } else { &[] };
-        outside.run(&format!("examples/{example}"), arguments);
+        outside.run_cargo(&format!("examples/{example}"), arguments);
     }
 }

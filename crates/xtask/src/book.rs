@@ -11,7 +11,7 @@
 //! The task fails if a link leads nowhere, a page is not in the index or names a file that does not exist,
 //! or a command or an option has no description.
 
-mod commands;
+mod command_reference;
 mod links;
 
 use std::collections::BTreeSet;
@@ -21,7 +21,7 @@ use std::process::Command;
 
 /// Options of `cargo xtask book`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct BookOptions {
     /// Program that prints the references
     #[arg(long, default_value = "target/release/tenmil")]
     binary: PathBuf,
@@ -41,38 +41,41 @@ struct GeneratedPage {
 }
 
 /// Writes the book; returns false if a check fails.
-pub(crate) fn run(options: &Options) -> Result<bool, String> {
-    let root = root()?;
+pub(crate) fn run_book(options: &BookOptions) -> Result<bool, String> {
+    let root = repository_root()?;
     let book = root.join("target/book");
     if book.exists() {
         fs::remove_dir_all(&book).map_err(|why| format!("remove {}: {why}", book.display()))?;
     }
-    let pages = pages(&root)?;
+    let pages = all_pages(&root)?;
     for page in &pages {
-        write(&book.join(page), &read(&root.join(page))?)?;
+        write_file(&book.join(page), &read_file(&root.join(page))?)?;
     }
-    let mut problems = unlisted(&root, &pages)?;
-    problems.extend(links::broken(&root, &pages)?);
+    let mut problems = unlisted_pages(&root, &pages)?;
+    problems.extend(links::broken_links(&root, &pages)?);
     problems.extend(links::missing_files(&root, &pages)?);
-    let (commands, undescribed) = commands::reference(&options.binary)?;
+    let (commands, undescribed) = command_reference::command_reference(&options.binary)?;
     problems.extend(undescribed);
     let generated = [
         GeneratedPage { file: "commands.md", title: "Commands and options", text: commands },
         GeneratedPage {
             file: "rpc-methods.md",
             title: "RPC methods and events",
-            text: output(&options.binary, &["get", "--markdown"])?,
+            text: program_output(&options.binary, &["get", "--markdown"])?,
         },
         GeneratedPage {
             file: "library-api.md",
             title: "Library API",
-            text: crate::api::page(&root)?,
+            text: crate::api::api_page(&root)?,
         },
     ];
     for page in &generated {
-        write(&book.join(REFERENCE).join(page.file), &page.text)?;
+        write_file(&book.join(REFERENCE).join(page.file), &page.text)?;
     }
-    write(&book.join("SUMMARY.md"), &contents(&read(&root.join(INDEX))?, &generated))?;
+    write_file(
+        &book.join("SUMMARY.md"),
+        &table_of_contents(&read_file(&root.join(INDEX))?, &generated),
+    )?;
     for problem in &problems {
         println!("book: {problem}");
     }
@@ -82,13 +85,13 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
 }
 
 /// The root of the repository.
-pub(crate) fn root() -> Result<PathBuf, String> {
+pub(crate) fn repository_root() -> Result<PathBuf, String> {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     root.canonicalize().map_err(|why| format!("find the repository: {why}"))
 }
 
 /// All pages, relative to the root: those beside README.md, then those of docs and its directories.
-pub(crate) fn pages(root: &Path) -> Result<Vec<PathBuf>, String> {
+pub(crate) fn all_pages(root: &Path) -> Result<Vec<PathBuf>, String> {
     let mut pages = Vec::new();
     let mut directories = vec![PathBuf::new(), PathBuf::from("docs")];
     let mut at = 0;
@@ -112,9 +115,10 @@ pub(crate) fn pages(root: &Path) -> Result<Vec<PathBuf>, String> {
 }
 
 /// Pages of docs that the index does not link exactly once.
-fn unlisted(root: &Path, pages: &[PathBuf]) -> Result<Vec<String>, String> {
-    let index = read(&root.join(INDEX))?;
-    let listed: Vec<PathBuf> = links::of(&index).map(|link| Path::new("docs").join(link)).collect();
+fn unlisted_pages(root: &Path, pages: &[PathBuf]) -> Result<Vec<String>, String> {
+    let index = read_file(&root.join(INDEX))?;
+    let listed: Vec<PathBuf> =
+        links::link_targets(&index).map(|link| Path::new("docs").join(link)).collect();
     let is_indexed =
         |page: &&PathBuf| page.starts_with("docs") && page.as_path() != Path::new(INDEX);
     let mut problems = Vec::new();
@@ -129,7 +133,7 @@ fn unlisted(root: &Path, pages: &[PathBuf]) -> Result<Vec<String>, String> {
 
 /// Contents in mdbook's form: the headings of the index with their links, and the generated pages below
 /// the last heading.
-fn contents(index: &str, generated: &[GeneratedPage]) -> String {
+fn table_of_contents(index: &str, generated: &[GeneratedPage]) -> String {
     let mut text = format!("# Summary\n\n[tenmil](README.md)\n\n[Index]({INDEX})\n");
     let mut listed = BTreeSet::new();
     for line in index.lines() {
@@ -139,7 +143,7 @@ fn contents(index: &str, generated: &[GeneratedPage]) -> String {
         for part in line.split('[').skip(1) {
             let Some((title, link)) = part.split_once("](") else { continue };
             let link = link.split([')', '#']).next().unwrap_or_default();
-            let page = links::resolve(Path::new(INDEX), link);
+            let page = links::resolve_link(Path::new(INDEX), link);
             if listed.insert(page.clone()) {
                 text += &format!("- [{title}]({})\n", page.display());
             }
@@ -152,7 +156,7 @@ fn contents(index: &str, generated: &[GeneratedPage]) -> String {
 }
 
 /// Standard output of the program.
-fn output(binary: &Path, words: &[&str]) -> Result<String, String> {
+fn program_output(binary: &Path, words: &[&str]) -> Result<String, String> {
     let shown = || format!("{} {}", binary.display(), words.join(" "));
     let ended = Command::new(binary).args(words).output();
     let ended = ended.map_err(|why| format!("run {}: {why}; `cargo build --release`", shown()))?;
@@ -162,11 +166,11 @@ fn output(binary: &Path, words: &[&str]) -> Result<String, String> {
     String::from_utf8(ended.stdout).map_err(|why| format!("{}: {why}", shown()))
 }
 
-fn read(path: &Path) -> Result<String, String> {
+fn read_file(path: &Path) -> Result<String, String> {
     fs::read_to_string(path).map_err(|why| format!("read {}: {why}", path.display()))
 }
 
-fn write(path: &Path, text: &str) -> Result<(), String> {
+fn write_file(path: &Path, text: &str) -> Result<(), String> {
     let directory = path.parent().unwrap_or(path);
     fs::create_dir_all(directory)
         .and_then(|()| fs::write(path, text))
@@ -179,10 +183,10 @@ mod tests {
 
     #[test]
     fn every_page_is_in_the_index_once() {
-        let root = root().unwrap();
-        let pages = pages(&root).unwrap();
+        let root = repository_root().unwrap();
+        let pages = all_pages(&root).unwrap();
         assert!(pages.len() > 30, "{pages:?}");
-        assert_eq!(unlisted(&root, &pages), Ok(Vec::new()));
+        assert_eq!(unlisted_pages(&root, &pages), Ok(Vec::new()));
     }
 
     #[test]
@@ -191,7 +195,7 @@ mod tests {
         let page = GeneratedPage { file: "commands.md", title: "Commands", text: String::new() };
         let expected = "# Users\n\n- [One](docs/user/one.md)\n- [two](docs/user/two.md)\n\
                         - [Commands](docs/reference/commands.md)\n";
-        let text = contents(index, &[page]);
+        let text = table_of_contents(index, &[page]);
         assert!(text.ends_with(expected), "{text}");
     }
 }

@@ -15,15 +15,15 @@
 //! The test needs `/dev/fuse` and permission to mount, which it obtains in a mount namespace of its
 //! own.
 
-mod disks;
-mod fuse;
+mod crash_world;
+mod fuse_protocol;
 mod medium;
-mod model;
-mod nbd;
-mod plan;
-mod process;
+mod nbd_client;
+mod round_plan;
+mod server_process;
+mod trapped_disks;
+mod volume_model;
 mod workload;
-mod world;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -31,11 +31,11 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use disks::{Disks, Mount};
-use model::Counts;
-use plan::{Event, Plan, Stack, Walk};
-use process::Server;
-use world::{RunLocation, Totals, World};
+use crash_world::{CrashWorld, EventTotals, RunLocation};
+use round_plan::{CrashEvent, DeviceStack, RoundPlan, SyncWalk};
+use server_process::ServerProcess;
+use trapped_disks::{FuseMount, TrappedDisks};
+use volume_model::ModelCounts;
 
 /// Directory of all files.
 const ROOM: &str = "target/crash";
@@ -55,7 +55,7 @@ const LINES_SHOWN: usize = 60;
   cargo xtask crash --seconds 50              as many as fit into 50 s
   cargo xtask crash --short                   one of each kind, about a minute
 A failed round prints its history, which is kept in target/crash with what the processes printed.")]
-pub(crate) struct Options {
+pub(crate) struct CrashOptions {
     /// Number of rounds
     #[arg(long, default_value_t = 100)]
     rounds: u64,
@@ -69,12 +69,12 @@ pub(crate) struct Options {
     #[arg(long)]
     seconds: Option<u64>,
     /// Test this stack only: store, mirror or store-mirror
-    #[arg(long, value_parser = plan::stack)]
-    stack: Option<Stack>,
+    #[arg(long, value_parser = round_plan::parse_stack)]
+    stack: Option<DeviceStack>,
     /// Test this event only: kill-target, power-target, kill-host, kill-all, power-all, failed-sync,
     /// held-write or leg-then-all
-    #[arg(long, value_parser = plan::event)]
-    event: Option<Event>,
+    #[arg(long, value_parser = round_plan::parse_event)]
+    event: Option<CrashEvent>,
     /// Stop after this many failed rounds
     #[arg(long, default_value_t = 5)]
     failures: usize,
@@ -97,22 +97,22 @@ pub(crate) struct Options {
 
 /// Results of the rounds.
 #[derive(Debug, Default)]
-struct Summary {
+struct CrashSummary {
     rounds: u64,
     failed: Vec<String>,
     /// Number of rounds by stack and event.
     kinds: BTreeMap<(&'static str, &'static str), u64>,
-    totals: Totals,
+    totals: EventTotals,
     longest_s: f32,
 }
 
 /// Runs the rounds; returns true if no data were lost.
-pub(crate) fn run(options: &Options) -> Result<bool, String> {
+pub(crate) fn run_crash_tests(options: &CrashOptions) -> Result<bool, String> {
     if !Path::new("/dev/fuse").exists() {
         return Err("look for /dev/fuse: it is not there; load the module: modprobe fuse".into());
     }
     if !options.inside {
-        return in_namespace();
+        return run_in_mount_namespace();
     }
     let tenmil = &options.binary;
     let tenmil =
@@ -122,26 +122,26 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let _ = std::fs::remove_dir_all(&directory);
     std::fs::create_dir_all(&directory).map_err(refuse)?;
     let absolute_directory = directory.canonicalize().map_err(refuse)?;
-    let seed = options.seed.unwrap_or_else(|| if options.short { 1 } else { drawn() });
-    let disks = Arc::new(Mutex::new(Disks::new(2, seed, options.ignore_syncs)));
+    let seed = options.seed.unwrap_or_else(|| if options.short { 1 } else { random_seed() });
+    let disks = Arc::new(Mutex::new(TrappedDisks::new(2, seed, options.ignore_syncs)));
     let mounts = (0..2)
-        .map(|disk| Mount::new(&disks, disk, &absolute_directory.join(format!("disk-{disk}"))));
-    let _mounts: Vec<Mount> = mounts.collect::<Result<_, _>>()?;
+        .map(|disk| FuseMount::new(&disks, disk, &absolute_directory.join(format!("disk-{disk}"))));
+    let _mounts: Vec<FuseMount> = mounts.collect::<Result<_, _>>()?;
     let servers =
-        ["target-a", "target-b", "host"].map(|name| Server::new(name, &absolute_directory));
+        ["target-a", "target-b", "host"].map(|name| ServerProcess::new(name, &absolute_directory));
     let place =
         RunLocation { tenmil, directory, absolute_directory, disks, servers: servers.to_vec() };
     println!("crash: seed {seed}");
-    let summary = rounds(options, &place, seed);
+    let summary = run_rounds(options, &place, seed);
     for server in place.servers.iter().rev() {
-        server.kill();
+        server.kill_and_reap();
     }
-    report(options, seed, &summary);
+    print_summary(options, seed, &summary);
     Ok(summary.failed.is_empty())
 }
 
 /// Runs this command again in a mount namespace of its own, as root of a user namespace if necessary.
-fn in_namespace() -> Result<bool, String> {
+fn run_in_mount_namespace() -> Result<bool, String> {
     let this = std::env::current_exe().map_err(|why| format!("find this program: {why}"))?;
     let unshared = || {
         let mut command = Command::new("unshare");
@@ -175,50 +175,50 @@ fn is_root() -> bool {
     user.and_then(|ids| ids.split_whitespace().nth(1)) == Some("0")
 }
 
-fn drawn() -> u64 {
+fn random_seed() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(1, |since| since.as_secs() % 1_000_000)
 }
 
 /// Where a round takes place, and at which event if that is not drawn. A world has an identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct TestRun {
-    stack: Stack,
-    event: Option<Event>,
+struct CrashTestRun {
+    stack: DeviceStack,
+    event: Option<CrashEvent>,
     identity: u64,
 }
 
-fn courses(options: &Options) -> Vec<TestRun> {
+fn test_runs(options: &CrashOptions) -> Vec<CrashTestRun> {
     if options.short {
-        let each = |stack: Stack| {
-            let course = move |event| TestRun { stack, event: Some(event), identity: 0 };
-            stack.events().map(course)
+        let each = |stack: DeviceStack| {
+            let course = move |event| CrashTestRun { stack, event: Some(event), identity: 0 };
+            stack.possible_events().map(course)
         };
-        return Stack::ALL.into_iter().flat_map(each).collect();
+        return DeviceStack::ALL.into_iter().flat_map(each).collect();
     }
     let course = |round: u64| {
         let world = round / WORLD_ROUNDS;
-        let drawn = Stack::ALL[usize::try_from(world).unwrap_or(0) % Stack::ALL.len()];
+        let drawn = DeviceStack::ALL[usize::try_from(world).unwrap_or(0) % DeviceStack::ALL.len()];
         let stack = options.stack.unwrap_or(drawn);
         // Worlds in a row on one stack are new ones, too.
         let identity = if options.stack.is_some() { world } else { world / 3 };
-        TestRun { stack, event: options.event, identity }
+        CrashTestRun { stack, event: options.event, identity }
     };
     (0..options.rounds).map(course).collect()
 }
 
-fn rounds(options: &Options, place: &RunLocation, seed: u64) -> Summary {
+fn run_rounds(options: &CrashOptions, place: &RunLocation, seed: u64) -> CrashSummary {
     let begun = Instant::now();
-    let mut summary = Summary::default();
-    let mut walk = Walk::default();
-    let mut world: Option<World> = None;
+    let mut summary = CrashSummary::default();
+    let mut walk = SyncWalk::default();
+    let mut world: Option<CrashWorld> = None;
     let mut is_over = false;
-    for (round, TestRun { stack, event, identity }) in (0..).zip(courses(options)) {
-        if world.as_ref().is_none_or(|world| !world.is(stack, (seed << 20) + identity)) {
+    for (round, CrashTestRun { stack, event, identity }) in (0..).zip(test_runs(options)) {
+        if world.as_ref().is_none_or(|world| !world.matches_stack(stack, (seed << 20) + identity)) {
             if let Some(world) = world.take() {
-                end(world, round, &mut summary);
+                end_world(world, round, &mut summary);
             }
-            match World::new(place, stack, (seed << 20) + identity) {
+            match CrashWorld::new(place, stack, (seed << 20) + identity) {
                 Ok(made) => world = Some(made),
                 Err(why) => {
                     println!("before round {round}: FAILED: {why}");
@@ -228,21 +228,21 @@ fn rounds(options: &Options, place: &RunLocation, seed: u64) -> Summary {
             }
         }
         let Some(mut current) = world.take() else { continue };
-        let plan = walk.plan(seed, round, stack, event);
+        let plan = walk.plan_round(seed, round, stack, event);
         let one = Instant::now();
-        let ended = current.round(&plan);
+        let ended = current.run_round(&plan);
         let seconds = one.elapsed().as_secs_f32();
-        walk.saw(stack, current.syncs());
-        summary.count(&plan, seconds);
+        walk.record_syncs(stack, current.syncs_max());
+        summary.count_round(&plan, seconds);
         let mark = if ended.is_ok() { "ok" } else { "FAILED" };
         println!("{plan}: {mark}, {seconds:.1} s");
         if options.verbose {
-            current.history().iter().for_each(|line| println!("  {line}"));
+            current.history_lines().iter().for_each(|line| println!("  {line}"));
         }
         match ended {
             Ok(()) => world = Some(current),
             // A world is not reused after a failure.
-            Err(why) => failed(place, &plan, &current, &why, &mut summary),
+            Err(why) => report_failed_round(place, &plan, &current, &why, &mut summary),
         }
         let late = options.seconds.is_some_and(|most| begun.elapsed().as_secs() >= most);
         is_over = late || summary.failed.len() >= options.failures;
@@ -251,7 +251,7 @@ fn rounds(options: &Options, place: &RunLocation, seed: u64) -> Summary {
         }
     }
     if let Some(world) = world {
-        end(world, summary.rounds, &mut summary);
+        end_world(world, summary.rounds, &mut summary);
     }
     if is_over && summary.failed.is_empty() {
         println!("crash: the time is over");
@@ -259,19 +259,25 @@ fn rounds(options: &Options, place: &RunLocation, seed: u64) -> Summary {
     summary
 }
 
-fn end(world: World, round: u64, summary: &mut Summary) {
-    summary.totals.merge(&world.totals());
-    if let Err(why) = world.end() {
+fn end_world(world: CrashWorld, round: u64, summary: &mut CrashSummary) {
+    summary.totals.merge_totals(&world.event_totals());
+    if let Err(why) = world.stop_and_check() {
         println!("after round {round}: FAILED: {why}");
         summary.failed.push(format!("after round {round}: {why}"));
     }
 }
 
 /// Prints the report of a failed round and saves its files.
-fn failed(place: &RunLocation, plan: &Plan, world: &World, why: &str, summary: &mut Summary) {
-    summary.totals.merge(&world.totals());
+fn report_failed_round(
+    place: &RunLocation,
+    plan: &RoundPlan,
+    world: &CrashWorld,
+    why: &str,
+    summary: &mut CrashSummary,
+) {
+    summary.totals.merge_totals(&world.event_totals());
     println!("  {why}");
-    let history = world.history();
+    let history = world.history_lines();
     let skipped = history.len().saturating_sub(LINES_SHOWN);
     if skipped > 0 {
         println!("  … {skipped} lines before");
@@ -284,27 +290,27 @@ fn failed(place: &RunLocation, plan: &Plan, world: &World, why: &str, summary: &
     for server in &place.servers {
         server.keep_output(&keep);
         let last = server.stderr_tail();
-        last.iter().for_each(|line| println!("  {}: {line}", server.name()));
+        last.iter().for_each(|line| println!("  {}: {line}", server.process_name()));
     }
     println!("  kept in {}", keep.display());
     for server in place.servers.iter().rev() {
-        server.kill();
+        server.kill_and_reap();
     }
     summary.failed.push(format!("{plan}: {why}"));
 }
 
-impl Summary {
-    fn count(&mut self, plan: &Plan, seconds: f32) {
+impl CrashSummary {
+    fn count_round(&mut self, plan: &RoundPlan, seconds: f32) {
         self.rounds += 1;
         *self.kinds.entry((plan.stack.name(), plan.event.name())).or_default() += 1;
         self.longest_s = self.longest_s.max(seconds);
     }
 }
 
-fn report(options: &Options, seed: u64, summary: &Summary) {
-    let Summary { rounds, failed, kinds, totals, longest_s } = summary;
-    let Counts { flushes, flushed_blocks, checked_sectors } = totals.model;
-    let Totals { kills, losses, unsynced_sectors, at_request, after_workload, .. } = totals;
+fn print_summary(options: &CrashOptions, seed: u64, summary: &CrashSummary) {
+    let CrashSummary { rounds, failed, kinds, totals, longest_s } = summary;
+    let ModelCounts { flushes, flushed_blocks, checked_sectors } = totals.model;
+    let EventTotals { kills, losses, unsynced_sectors, at_request, after_workload, .. } = totals;
     if options.json {
         let kinds = kinds.iter().map(|((stack, event), count)| {
             serde_json::json!({ "stack": stack, "event": event, "rounds": count })
@@ -343,34 +349,34 @@ mod tests {
 
     use clap::Parser;
 
-    use super::plan::{Stack, event};
-    use super::{Options, TestRun, WORLD_ROUNDS, courses};
+    use super::round_plan::{DeviceStack, parse_event};
+    use super::{CrashOptions, CrashTestRun, WORLD_ROUNDS, test_runs};
 
     #[derive(Debug, Parser)]
     struct Line {
         #[command(flatten)]
-        options: Options,
+        options: CrashOptions,
     }
 
-    fn parsed(words: &[&str]) -> Vec<TestRun> {
+    fn parse_options(words: &[&str]) -> Vec<CrashTestRun> {
         let words = std::iter::once(&"crash").chain(words);
-        courses(&Line::try_parse_from(words).unwrap().options)
+        test_runs(&Line::try_parse_from(words).unwrap().options)
     }
 
     #[test]
-    fn short_form_has_each_event_on_each_stack_once() {
-        let courses = parsed(&["--short"]);
+    fn short_run_has_each_event_on_each_stack_once() {
+        let courses = parse_options(&["--short"]);
         let kinds: BTreeSet<_> = courses.iter().map(|it| (it.stack, it.event.unwrap())).collect();
         assert_eq!((courses.len(), kinds.len()), (23, 23));
-        assert!(!kinds.contains(&(Stack::Store, event("leg-then-all").unwrap())));
+        assert!(!kinds.contains(&(DeviceStack::Store, parse_event("leg-then-all").unwrap())));
         let worlds: BTreeSet<_> = courses.iter().map(|it| (it.stack, it.identity)).collect();
         assert_eq!(worlds.len(), 3, "each stack is made once");
     }
 
     #[test]
-    fn disks_are_new_after_the_rounds_of_a_world() {
+    fn disks_are_replaced_after_the_rounds_of_a_world() {
         for words in [&["--rounds", "200"][..], &["--rounds", "200", "--stack", "mirror"]] {
-            let courses = parsed(words);
+            let courses = parse_options(words);
             let worlds = |at: usize| (courses[at].stack, courses[at].identity);
             let news: Vec<usize> = (1..200).filter(|at| worlds(*at) != worlds(*at - 1)).collect();
             let rounds = usize::try_from(WORLD_ROUNDS).unwrap();

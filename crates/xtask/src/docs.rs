@@ -11,13 +11,13 @@
 //!
 //! A command that ends in `&` has to print `ready`, and is terminated at the end of its page.
 
-mod page;
-mod script;
+mod page_commands;
+mod page_runner;
 
 use std::path::PathBuf;
 use std::process::Command;
 
-use page::{Block, BlockMark};
+use page_commands::{BlockMark, CommandBlock};
 
 /// Options of `cargo xtask docs`.
 #[derive(Debug, clap::Args)]
@@ -25,7 +25,7 @@ use page::{Block, BlockMark};
   cargo xtask docs                        all pages, with target/release/tenmil
   cargo xtask docs docs/operator/nbd.md   one page
   cargo xtask docs --all                  also commands that take long")]
-pub(crate) struct Options {
+pub(crate) struct DocsOptions {
     /// Pages; without any, all
     pages: Vec<PathBuf>,
     /// Program to run as `tenmil`
@@ -49,33 +49,33 @@ struct DocTestTotals {
 }
 
 /// Runs the commands; returns true if all succeeded.
-pub(crate) fn run(options: &Options) -> Result<bool, String> {
-    let root = crate::book::root()?;
+pub(crate) fn run_docs(options: &DocsOptions) -> Result<bool, String> {
+    let root = crate::book::repository_root()?;
     let binary = options.binary.canonicalize().map_err(|why| {
         format!("no program at {}: {why}; `cargo build --release`", options.binary.display())
     })?;
-    let bench = script::Bench::new(&root, &binary)?;
+    let bench = page_runner::PageRunner::new(&root, &binary)?;
     let mut pages = options.pages.clone();
     if pages.is_empty() {
-        pages.extend(crate::book::pages(&root)?.iter().map(|page| root.join(page)));
+        pages.extend(crate::book::all_pages(&root)?.iter().map(|page| root.join(page)));
     }
     let mut tally = DocTestTotals::default();
     for path in pages {
         let text = std::fs::read_to_string(&path);
         let text = text.map_err(|why| format!("read {}: {why}", path.display()))?;
         let name = path.strip_prefix(&root).unwrap_or(&path).display().to_string();
-        let blocks = page::blocks(&name, &text)?;
-        try_page(&bench, options, &name, &blocks, &mut tally)?;
+        let blocks = page_commands::command_blocks(&name, &text)?;
+        run_page(&bench, options, &name, &blocks, &mut tally)?;
     }
-    report(&tally);
+    print_totals(&tally);
     Ok(tally.failed.is_empty())
 }
 
-fn try_page(
-    bench: &script::Bench,
-    options: &Options,
+fn run_page(
+    bench: &page_runner::PageRunner,
+    options: &DocsOptions,
     name: &str,
-    blocks: &[Block],
+    blocks: &[CommandBlock],
     tally: &mut DocTestTotals,
 ) -> Result<(), String> {
     let mut wanted = Vec::new();
@@ -84,8 +84,11 @@ fn try_page(
             None => None,
             Some(BlockMark::Long(_)) if options.all => None,
             Some(BlockMark::Needs(tools)) => {
-                let missing: Vec<&str> =
-                    tools.iter().map(String::as_str).filter(|tool| !is_there(tool)).collect();
+                let missing: Vec<&str> = tools
+                    .iter()
+                    .map(String::as_str)
+                    .filter(|tool| !is_tool_available(tool))
+                    .collect();
                 (!missing.is_empty()).then(|| format!("no {}", missing.join(", no ")))
             }
             Some(BlockMark::NotRun(why) | BlockMark::Long(why)) => Some(why.clone()),
@@ -94,7 +97,8 @@ fn try_page(
             Some(why) => {
                 tally.left_out.push(format!("{name}:{}: {why}", block.line));
                 for command in &block.commands {
-                    tally.checked += usize::from(bench.check(name, command, &mut tally.failed)?);
+                    tally.checked +=
+                        usize::from(bench.check_options(name, command, &mut tally.failed)?);
                 }
             }
             None => wanted.extend(&block.commands),
@@ -102,13 +106,13 @@ fn try_page(
     }
     wanted.retain(|command| !options.ran.contains(&command.text));
     if !wanted.is_empty() {
-        tally.run += bench.run(name, &wanted, options.all, &mut tally.failed)?;
+        tally.run += bench.run_page(name, &wanted, options.all, &mut tally.failed)?;
     }
     Ok(())
 }
 
 /// Whether a tool is in the path; `root` stands for root privileges.
-fn is_there(tool: &str) -> bool {
+fn is_tool_available(tool: &str) -> bool {
     let script = match tool {
         "root" => "[ \"$(id -u)\" = 0 ]".to_owned(),
         tool => format!("command -v {tool} >/dev/null"),
@@ -116,7 +120,7 @@ fn is_there(tool: &str) -> bool {
     Command::new("bash").arg("-c").arg(script).status().is_ok_and(|status| status.success())
 }
 
-fn report(tally: &DocTestTotals) {
+fn print_totals(tally: &DocTestTotals) {
     println!();
     for line in &tally.left_out {
         println!("docs: not run: {line}");

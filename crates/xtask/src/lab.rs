@@ -11,22 +11,22 @@
 //! All files are in `target/lab`, with the console log of each guest. A guest needs no network, no disk
 //! and no privileges on the host.
 
-mod archive;
-mod console;
-mod guest;
-mod monitor;
-mod parts;
+mod check_totals;
+mod cpio_archive;
+mod guest_console;
+mod guest_images;
+mod qemu_guest;
+mod qemu_monitor;
 mod scenario;
-mod totals;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use console::{CheckResult, CheckStatus};
-use guest::VmExit;
-use parts::GuestImages;
-use scenario::{SCENARIOS, Scenario};
-use totals::{CheckTotals, ScenarioError};
+use check_totals::{CheckTotals, ScenarioError};
+use guest_console::{CheckResult, CheckStatus};
+use guest_images::GuestImages;
+use qemu_guest::VmExit;
+use scenario::{LabScenario, SCENARIOS};
 
 /// Directory of all files.
 const ROOM: &str = "target/lab";
@@ -42,7 +42,7 @@ const BOOTS_MAX: u32 = 3;
   cargo xtask lab linux-target    that one
   cargo xtask lab --short pcie    that one as the short lab has it
   cargo xtask lab --list          what there is")]
-pub(crate) struct Options {
+pub(crate) struct LabOptions {
     /// Scenarios, by name; without any, the short run
     names: Vec<String>,
     /// Run all scenarios
@@ -66,7 +66,7 @@ pub(crate) struct Options {
 }
 
 /// Runs the selected scenarios in turn; returns true if every check passed.
-pub(crate) fn run(options: &Options) -> Result<bool, String> {
+pub(crate) fn run_lab(options: &LabOptions) -> Result<bool, String> {
     if options.list {
         for scenario in &SCENARIOS {
             let short = scenario.shortened().map(|short| short.seconds_max);
@@ -76,14 +76,14 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
         }
         return Ok(true);
     }
-    let mut chosen = choose(options)?;
+    let mut chosen = select_scenarios(options)?;
     for scenario in &mut chosen {
         scenario.seconds_max = scenario.seconds_max.saturating_mul(options.patience.max(1));
     }
     let room = Path::new(ROOM);
     std::fs::create_dir_all(room).map_err(|why| format!("make {ROOM}: {why}"))?;
     let room = room.canonicalize().map_err(|why| format!("find {ROOM}: {why}"))?;
-    let mut parts = match GuestImages::gather(&room, &options.suite, options.binary.as_deref()) {
+    let mut parts = match GuestImages::prepare(&room, &options.suite, options.binary.as_deref()) {
         Ok(parts) => parts,
         Err(ScenarioError::Unavailable(why)) => return Err(why),
         Err(ScenarioError::Failed(why)) => {
@@ -91,29 +91,31 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
             return Ok(false);
         }
     };
-    println!("lab: {}", parts.versions());
-    let tally = each(&chosen, &mut |scenario, tally| boot(scenario, &mut parts, &room, tally));
+    println!("lab: {}", parts.tool_versions());
+    let tally = run_scenarios(&chosen, &mut |scenario, tally| {
+        run_scenario(scenario, &mut parts, &room, tally)
+    });
     println!("\nlab: {tally}");
     tally.verdict()
 }
 
 /// Runs one scenario after the other, whatever the results of the earlier ones.
-fn each(
-    chosen: &[Scenario],
-    boot: &mut dyn FnMut(&Scenario, &mut CheckTotals) -> Result<(), ScenarioError>,
+fn run_scenarios(
+    chosen: &[LabScenario],
+    boot: &mut dyn FnMut(&LabScenario, &mut CheckTotals) -> Result<(), ScenarioError>,
 ) -> CheckTotals {
     let mut tally = CheckTotals::default();
     for scenario in chosen {
         if let Err(trouble) = boot(scenario, &mut tally) {
-            let check = trouble.check(scenario.name);
+            let check = trouble.as_check_result(scenario.name);
             println!("  {check}");
-            tally.count(&check);
+            tally.count_check(&check);
         }
     }
     tally
 }
 
-fn choose(options: &Options) -> Result<Vec<Scenario>, String> {
+fn select_scenarios(options: &LabOptions) -> Result<Vec<LabScenario>, String> {
     if options.all {
         return Ok(SCENARIOS.to_vec());
     }
@@ -133,22 +135,22 @@ fn choose(options: &Options) -> Result<Vec<Scenario>, String> {
     options.names.iter().map(find).collect()
 }
 
-fn boot(
-    scenario: &Scenario,
+fn run_scenario(
+    scenario: &LabScenario,
     parts: &mut GuestImages,
     room: &Path,
     whole: &mut CheckTotals,
 ) -> Result<(), ScenarioError> {
     println!("\nlab {}: {}", scenario.name, scenario.about);
-    let image = parts.image(scenario)?;
+    let image = parts.image_of_scenario(scenario)?;
     let begun = Instant::now();
     let mut tally = CheckTotals::default();
     let mut boots_left = BOOTS_MAX;
     let end = loop {
         boots_left -= 1;
-        let end = guest::run(scenario, &image, room, &mut |check| {
+        let end = qemu_guest::run_guest(scenario, &image, room, &mut |check| {
             println!("  {check}");
-            tally.count(check);
+            tally.count_check(check);
         });
         if end != Ok(VmExit::Crashed) || tally.has_any() || boots_left == 0 {
             break end;
@@ -156,11 +158,11 @@ fn boot(
         println!("  note: the guest's kernel has not come up, and is started once more");
     };
     // Checks made before an error count, too.
-    whole.add(tally);
-    if let Some(why) = end?.complaint(scenario) {
+    whole.add_totals(tally);
+    if let Some(why) = end?.failure_text(scenario) {
         let check = CheckResult { verdict: CheckStatus::Failed, what: why };
         println!("  {check}");
-        whole.count(&check);
+        whole.count_check(&check);
     }
     let seconds = begun.elapsed().as_secs();
     println!(
@@ -175,10 +177,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_had_stops_only_those_who_need_it_and_failures_are_kept() {
+    fn unavailable_component_skips_only_its_scenarios_and_failures_are_kept() {
         let chosen = &SCENARIOS[..4];
         let mut begun = 0;
-        let tally = each(chosen, &mut |_, tally| {
+        let tally = run_scenarios(chosen, &mut |_, tally| {
             begun += 1;
             match begun {
                 1 => {
@@ -195,8 +197,9 @@ mod tests {
         });
         assert_eq!(tally, CheckTotals { passed: 3, failed: 1, skipped: 2 });
         assert_eq!(tally.verdict(), Ok(false));
-        let nothing =
-            each(chosen, &mut |_, _| Err(ScenarioError::Unavailable("no mirror".to_owned())));
+        let nothing = run_scenarios(chosen, &mut |_, _| {
+            Err(ScenarioError::Unavailable("no mirror".to_owned()))
+        });
         assert_eq!(nothing, CheckTotals { skipped: 4, ..CheckTotals::default() });
         assert!(nothing.verdict().is_err());
     }

@@ -24,27 +24,27 @@ use clap::Parser;
 #[command(name = "cargo xtask", after_help = "Example: cargo xtask lab linux-host")]
 enum Task {
     /// Test interoperability with Linux NVMe drivers and targets in QEMU guests.
-    Lab(lab::Options),
+    Lab(lab::LabOptions),
     /// Test crash consistency: kill processes and cut the power of disks at their flushes.
-    Crash(crash::Options),
+    Crash(crash::CrashOptions),
     /// Build tenmil without link-time optimization, with it and with a profile, and compare the builds.
-    Pgo(pgo::Options),
+    Pgo(pgo::PgoOptions),
     /// Write the documentation with its generated references to target/book, and check its links.
-    Book(book::Options),
+    Book(book::BookOptions),
     /// Print the public API of the crate `tenmil`.
     Api,
     /// Run every command of the documentation.
-    Docs(docs::Options),
+    Docs(docs::DocsOptions),
 }
 
 fn main() -> ExitCode {
     let (name, ended) = match Task::parse() {
-        Task::Lab(options) => ("lab", lab::run(&options)),
-        Task::Crash(options) => ("crash", crash::run(&options)),
-        Task::Pgo(options) => ("pgo", pgo::run(&options)),
-        Task::Book(options) => ("book", book::run(&options)),
-        Task::Api => ("api", api::run()),
-        Task::Docs(options) => ("docs", docs::run(&options)),
+        Task::Lab(options) => ("lab", lab::run_lab(&options)),
+        Task::Crash(options) => ("crash", crash::run_crash_tests(&options)),
+        Task::Pgo(options) => ("pgo", pgo::run_pgo(&options)),
+        Task::Book(options) => ("book", book::run_book(&options)),
+        Task::Api => ("api", api::run_api()),
+        Task::Docs(options) => ("docs", docs::run_docs(&options)),
     };
     match ended {
         Ok(true) => ExitCode::SUCCESS,

@@ -26,7 +26,7 @@ const TRAINING: [&str; 4] = [
 #[command(after_help = "Examples:
   cargo xtask pgo                 three builds of several minutes, then the comparison
   cargo xtask pgo --only-compare  the comparison alone, of what lies in target/pgo")]
-pub(crate) struct Options {
+pub(crate) struct PgoOptions {
     /// Compare existing builds only
     #[arg(long)]
     only_compare: bool,
@@ -44,17 +44,20 @@ struct BuildVariant<'a> {
 }
 
 /// Builds and compares the variants. Returns true, because a comparison does not fail.
-pub(crate) fn run(options: &Options) -> Result<bool, String> {
+pub(crate) fn run_pgo(options: &PgoOptions) -> Result<bool, String> {
     std::fs::create_dir_all(ROOM).map_err(|why| format!("make {ROOM}: {why}"))?;
     let room = Path::new(ROOM).canonicalize().map_err(|why| format!("find {ROOM}: {why}"))?;
     if !options.only_compare {
         // The tool is checked before the builds, which take long.
         let merger = profile_merger()?;
-        build(&room, &BuildVariant { name: "no-lto", profile: "release-no-lto", flags: "" })?;
-        build(&room, &BuildVariant { name: "lto", profile: "dist", flags: "" })?;
+        build_variant(
+            &room,
+            &BuildVariant { name: "no-lto", profile: "release-no-lto", flags: "" },
+        )?;
+        build_variant(&room, &BuildVariant { name: "lto", profile: "dist", flags: "" })?;
         let profile = take_profile(&room, &merger)?;
         let flags = format!("-Cprofile-use={profile}");
-        build(&room, &BuildVariant { name: "pgo", profile: "dist", flags: &flags })?;
+        build_variant(&room, &BuildVariant { name: "pgo", profile: "dist", flags: &flags })?;
     }
     let mut compare = Command::new(room.join("lto/tenmil"));
     compare.args(["reproduce", "--only", "link-time-optimization", "profile-guided", "--builds"]);
@@ -62,18 +65,18 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     if options.quick {
         compare.arg("--quick");
     }
-    done("compare", &mut compare)?;
+    run_command("compare", &mut compare)?;
     Ok(true)
 }
 
 /// Builds a variant of `tenmil` into the directory of its name.
-fn build(room: &Path, way: &BuildVariant<'_>) -> Result<(), String> {
+fn build_variant(room: &Path, way: &BuildVariant<'_>) -> Result<(), String> {
     println!("pgo: building {}", way.name);
     let built = room.join("build").join(way.name);
     let mut cargo = Command::new("cargo");
     cargo.args(["build", "--package", "tenmil-cli", "--bin", "tenmil", "--profile", way.profile]);
     cargo.arg("--target-dir").arg(&built).env("RUSTFLAGS", way.flags);
-    done(&format!("build {}", way.name), &mut cargo)?;
+    run_command(&format!("build {}", way.name), &mut cargo)?;
     let to = room.join(way.name);
     std::fs::create_dir_all(&to).map_err(|why| format!("make {}: {why}", to.display()))?;
     let from = built.join(way.profile).join("tenmil");
@@ -88,17 +91,17 @@ fn take_profile(room: &Path, merger: &Path) -> Result<String, String> {
     // Profiles of an earlier build do not match this code.
     let _ = std::fs::remove_dir_all(&raw);
     let flags = format!("-Cprofile-generate={}", raw.display());
-    build(room, &BuildVariant { name: "training", profile: "dist", flags: &flags })?;
+    build_variant(room, &BuildVariant { name: "training", profile: "dist", flags: &flags })?;
     for words in TRAINING {
         println!("pgo: tenmil perf {words}");
         let mut perf = Command::new(room.join("training/tenmil"));
         perf.arg("perf").args(words.split_whitespace());
-        done(words, perf.arg(format!("--json={}", room.join("training.json").display())))?;
+        run_command(words, perf.arg(format!("--json={}", room.join("training.json").display())))?;
     }
     let merged = room.join("merged.profdata");
     let mut merge = Command::new(merger);
     merge.arg("merge").arg("-o").arg(&merged).arg(&raw);
-    done("merge the profile", &mut merge)?;
+    run_command("merge the profile", &mut merge)?;
     Ok(merged.display().to_string())
 }
 
@@ -116,7 +119,7 @@ fn profile_merger() -> Result<PathBuf, String> {
 }
 
 /// Runs a command, which has to succeed.
-fn done(what: &str, command: &mut Command) -> Result<(), String> {
+fn run_command(what: &str, command: &mut Command) -> Result<(), String> {
     match command.status() {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("{what}: {status}, expected it to end well")),
@@ -128,14 +131,14 @@ fn done(what: &str, command: &mut Command) -> Result<(), String> {
 mod tests {
     use std::process::Command;
 
-    use super::done;
+    use super::run_command;
 
     #[test]
-    fn a_step_that_ends_badly_is_named() {
-        assert_eq!(done("all", &mut Command::new("true")), Ok(()));
-        let why = done("build lto", &mut Command::new("false")).unwrap_err();
+    fn failed_step_is_named() {
+        assert_eq!(run_command("all", &mut Command::new("true")), Ok(()));
+        let why = run_command("build lto", &mut Command::new("false")).unwrap_err();
         assert!(why.starts_with("build lto: exit status: 1"), "{why}");
-        let why = done("merge", &mut Command::new("/nowhere/at/all")).unwrap_err();
+        let why = run_command("merge", &mut Command::new("/nowhere/at/all")).unwrap_err();
         assert!(why.starts_with("merge: "), "{why}");
     }
 }

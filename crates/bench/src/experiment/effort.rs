@@ -50,19 +50,19 @@ impl Effort {
     };
 
     /// Whether a variant is included.
-    pub fn takes<W>(&self, side: &Variant<W>) -> bool {
+    pub fn includes_variant<W>(&self, side: &Variant<W>) -> bool {
         !(self.is_quick && side.is_for_full)
     }
 
     /// Maximum duration of an experiment, including the additional rounds.
-    pub fn planned<W>(&self, experiment: &Experiment<W>) -> Span {
-        let sides = experiment.sides.iter().filter(|side| self.takes(side));
-        let round: u64 = sides.map(|side| u64::from(side.lengths) * self.length().ns).sum();
+    pub fn duration_max<W>(&self, experiment: &Experiment<W>) -> Span {
+        let sides = experiment.sides.iter().filter(|side| self.includes_variant(side));
+        let round: u64 = sides.map(|side| u64::from(side.lengths) * self.trial_length().ns).sum();
         Span { ns: round * u64::from(self.rounds + self.spare) }
     }
 
     /// Duration of a trial of normal length, including warm-up and overhead.
-    pub const fn length(&self) -> Span {
+    pub const fn trial_length(&self) -> Span {
         Span { ns: self.trial_time.ns + self.warm_up.ns + OVERHEAD.ns }
     }
 }
@@ -73,15 +73,15 @@ mod tests {
     use crate::experiment::test_data::experiment;
 
     #[test]
-    fn what_is_planned_is_every_turn_of_every_round_and_the_spare_ones() {
+    fn planned_duration_covers_every_trial_of_every_round_and_the_extra_ones() {
         let mut experiment = experiment();
         let trial_time = Effort::QUICK.trial_time.ns + Effort::QUICK.warm_up.ns + OVERHEAD.ns;
-        assert_eq!(Effort::QUICK.planned(&experiment).ns, trial_time * 2 * 4);
+        assert_eq!(Effort::QUICK.duration_max(&experiment).ns, trial_time * 2 * 4);
         experiment.sides[1].lengths = 3;
-        assert_eq!(Effort::QUICK.planned(&experiment).ns, trial_time * 4 * 4);
+        assert_eq!(Effort::QUICK.duration_max(&experiment).ns, trial_time * 4 * 4);
         experiment.sides[1].is_for_full = true;
-        assert_eq!(Effort::QUICK.planned(&experiment).ns, trial_time * 4);
+        assert_eq!(Effort::QUICK.duration_max(&experiment).ns, trial_time * 4);
         let trial_time = Effort::FULL.trial_time.ns + Effort::FULL.warm_up.ns + OVERHEAD.ns;
-        assert_eq!(Effort::FULL.planned(&experiment).ns, trial_time * 4 * 7);
+        assert_eq!(Effort::FULL.duration_max(&experiment).ns, trial_time * 4 * 7);
     }
 }

@@ -2,7 +2,9 @@
 //! only. What a loop saves is not what an I/O saves, which includes more work.
 
 mod random_lba;
-mod slots;
+mod slot_layouts;
 
-pub use random_lba::{divide, multiply};
-pub use slots::{DenseSlots, IndirectSlots, PageSpacedSlots, PrefetchLoop, Ring, SlotLayout};
+pub use random_lba::{draw_by_division, draw_by_multiplication};
+pub use slot_layouts::{
+    CompletionOrder, DenseSlots, IndirectSlots, PageSpacedSlots, PrefetchLoop, SlotLayout,
+};

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// All rounds of an experiment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Record {
+pub struct ExperimentRecord {
     /// Name of the experiment.
     pub name: String,
     /// Rounds in order.
@@ -37,7 +37,7 @@ pub struct TrialResult {
 
 impl Round {
     /// Metric of a variant.
-    pub fn figure(&self, side: &str, figure: &str) -> Option<f64> {
+    pub fn metric_of_variant(&self, side: &str, figure: &str) -> Option<f64> {
         self.trials.get(side)?.figures.get(figure).copied()
     }
 
@@ -52,7 +52,7 @@ impl Round {
 
     /// Upper bound of the fraction of its time that a thread lost during the trials of these
     /// variants: all time that others used on all CPUs, taken from this one.
-    pub fn lost(&self, sides: impl Iterator<Item = &'static str>) -> f64 {
+    pub fn lost_fraction(&self, sides: impl Iterator<Item = &'static str>) -> f64 {
         let turns = sides.filter_map(|side| self.trials.get(side));
         let lost = |trial_time: &TrialResult| {
             (trial_time.steal + trial_time.others) * f64::from(trial_time.processors.max(1))
@@ -61,9 +61,9 @@ impl Round {
     }
 }
 
-impl Record {
+impl ExperimentRecord {
     /// Metric of a variant in each round.
-    pub fn values(&self, side: &str, figure: &str) -> Vec<f64> {
-        self.rounds.iter().filter_map(|round| round.figure(side, figure)).collect()
+    pub fn metric_in_each_round(&self, side: &str, figure: &str) -> Vec<f64> {
+        self.rounds.iter().filter_map(|round| round.metric_of_variant(side, figure)).collect()
     }
 }

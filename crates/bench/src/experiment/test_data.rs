@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::experiment::{
-    Criterion, Experiment, Metric, Operand, Record, Round, Threshold, TrialResult, Unit, Variant,
+    Criterion, Experiment, ExperimentRecord, Metric, Operand, Round, Threshold, TrialResult, Unit,
+    Variant,
 };
 
 /// Two variants; the first is claimed to be 1.5 times as fast as the second.
@@ -26,18 +27,18 @@ pub(crate) fn experiment() -> Experiment<&'static str> {
 }
 
 /// Undisturbed trial with this rate.
-pub(crate) fn reading(iops: f64) -> TrialResult {
+pub(crate) fn trial_result(iops: f64) -> TrialResult {
     let figures = BTreeMap::from([("iops".into(), iops)]);
     TrialResult { figures, processors: 2, ..TrialResult::default() }
 }
 
 /// Rounds of the variants `fast` and `slow`.
-pub(crate) fn record(rounds: &[(f64, f64)]) -> Record {
+pub(crate) fn record(rounds: &[(f64, f64)]) -> ExperimentRecord {
     let round = |(fast, slow): &(f64, f64)| {
         let turns = [("fast", *fast), ("slow", *slow)];
-        Round { trials: turns.map(|(side, iops)| (side.to_owned(), reading(iops))).into() }
+        Round { trials: turns.map(|(side, iops)| (side.to_owned(), trial_result(iops))).into() }
     };
-    Record {
+    ExperimentRecord {
         name: "speed".into(),
         rounds: rounds.iter().map(round).collect(),
         missing: BTreeMap::new(),
@@ -45,6 +46,6 @@ pub(crate) fn record(rounds: &[(f64, f64)]) -> Record {
 }
 
 /// Whether two numbers are equal except for rounding.
-pub(crate) fn times(one: f64, other: f64) -> bool {
+pub(crate) fn cpu_times(one: f64, other: f64) -> bool {
     (one / other - 1.0).abs() < 1e-9
 }

@@ -1,16 +1,16 @@
 //! Environment of a run: the machine, and conditions that were measured during the run.
 
-use tenmil_linux::Environment;
+use tenmil_linux::MachineEnvironment;
 use tenmil_reactor::PollMode;
 use tenmil_reactor::schedule::Policy;
 
-use super::options::PerfOptions;
+use super::perf_options::PerfOptions;
 
 /// Environment of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunEnvironment {
     /// Machine, kernel and resource limits.
-    pub machine: Environment,
+    pub machine: MachineEnvironment,
     /// Fraction of CPU time, from 0 to 1, that the hypervisor gave to other guests during the run.
     pub steal: f64,
     /// Frequency of the time stamp counter, if it is usable.
@@ -32,7 +32,7 @@ const STEAL_NOTABLE: f64 = 0.005;
 
 impl RunEnvironment {
     /// Environment before a run, from the machine and the options.
-    pub fn of(machine: Environment, options: &PerfOptions) -> Self {
+    pub fn from_machine(machine: MachineEnvironment, options: &PerfOptions) -> Self {
         Self {
             machine,
             steal: 0.0,
@@ -89,7 +89,7 @@ impl RunEnvironment {
     }
 
     /// Table rows of name and value.
-    pub fn rows(&self) -> Vec<(&'static str, String)> {
+    pub fn table_rows(&self) -> Vec<(&'static str, String)> {
         let mut rows = machine_rows(&self.machine);
         rows.extend([
             ("steal time", format!("{:.2} %", self.steal * 100.0)),
@@ -109,7 +109,7 @@ impl RunEnvironment {
 }
 
 /// Table rows of the properties that do not change between runs.
-pub fn machine_rows(machine: &Environment) -> Vec<(&'static str, String)> {
+pub fn machine_rows(machine: &MachineEnvironment) -> Vec<(&'static str, String)> {
     let unknown = || "unknown".to_owned();
     let processor = machine.cpu_model.clone().unwrap_or_else(unknown);
     let place = match machine.hypervisor.as_deref() {
@@ -134,13 +134,13 @@ pub fn machine_rows(machine: &Environment) -> Vec<(&'static str, String)> {
             "huge pages",
             format!("transparent: {pages}; reserved and free: {}", machine.huge_pages_free),
         ),
-        ("lockable memory", lockable(machine.lockable_bytes)),
+        ("lockable memory", lockable_memory_text(machine.lockable_bytes)),
     ];
     rows.extend(machine.governor.clone().map(|governor| ("frequency governor", governor)));
     rows
 }
 
-fn lockable(bytes: Option<u64>) -> String {
+fn lockable_memory_text(bytes: Option<u64>) -> String {
     bytes.map_or_else(|| "unlimited".into(), |bytes| format!("{} KiB", bytes >> 10))
 }
 
@@ -149,16 +149,16 @@ mod tests {
     use tenmil_linux::CpuList;
 
     use super::RunEnvironment;
-    use crate::perf::report::sample::quiet_machine;
+    use crate::perf::report::sample_result::quiet_machine;
 
     #[test]
-    fn a_quiet_machine_has_no_warnings_and_no_recommendations() {
+    fn quiet_machine_has_no_warnings_and_no_recommendations() {
         assert_eq!(quiet_machine().warnings(), Vec::<String>::new());
         assert_eq!(quiet_machine().recommendations(), Vec::<String>::new());
     }
 
     #[test]
-    fn each_thing_that_bends_the_number_is_said() {
+    fn each_distorting_condition_is_reported() {
         let mut environment = quiet_machine();
         environment.steal = 0.031;
         environment.optimized = false;
@@ -180,10 +180,10 @@ mod tests {
     }
 
     #[test]
-    fn the_table_says_what_is_known_and_leaves_out_what_is_not() {
+    fn table_shows_known_properties_only() {
         let mut environment = quiet_machine();
         let named = |environment: &RunEnvironment, name| {
-            environment.rows().into_iter().find(|row| row.0 == name).map(|row| row.1)
+            environment.table_rows().into_iter().find(|row| row.0 == name).map(|row| row.1)
         };
         assert_eq!(named(&environment, "machine").unwrap(), "virtual machine of KVM");
         assert_eq!(named(&environment, "time stamp counter").unwrap(), "2596 MHz");

@@ -8,20 +8,20 @@ use std::io::{self, Write};
 use std::sync::{Mutex, PoisonError};
 
 use tenmil_base::{Instant, Span};
-use tenmil_reactor::RunningReactors;
-use tenmil_reactor::balance::SchedulerHandle;
+use tenmil_reactor::ReactorsHandle;
+use tenmil_reactor::load_balancer::SchedulerHandle;
 
-use super::report::format::{show_bytes_per_second, show_rate};
-use super::result::Counts;
+use super::perf_result::IoCounts;
+use super::report::number_format::{show_bytes_per_second, show_rate};
 
 /// Progress of a run, shared by its threads and its observers.
 #[derive(Debug)]
-pub struct Progress {
+pub struct RunProgress {
     threads: Box<[ThreadProgress]>,
     phase: AtomicU8,
     stop: AtomicBool,
     /// Locked when reactors start and by RPC methods, never on the I/O path.
-    reactors: Mutex<Option<RunningReactors>>,
+    reactors: Mutex<Option<ReactorsHandle>>,
     steering: Mutex<Option<SchedulerHandle>>,
     notes: Mutex<RunNotes>,
 }
@@ -45,7 +45,7 @@ pub struct ThreadProgress {
 /// Phase of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Phase {
+pub enum RunPhase {
     /// Starting the devices.
     BringUp,
     /// Warm-up before the measurement.
@@ -62,11 +62,11 @@ pub enum Phase {
 
 /// Progress line on a terminal.
 #[derive(Debug)]
-pub struct LiveLine {
+pub struct ProgressLine {
     shown: bool,
     next: Instant,
-    last: (Instant, Counts),
-    began: (Phase, Instant),
+    last: (Instant, IoCounts),
+    began: (RunPhase, Instant),
 }
 
 /// Minimum interval between two drawings of the line.
@@ -74,13 +74,13 @@ const REDRAW: Span = Span::from_ms(100);
 
 const BAR_CELLS: u64 = 24;
 
-impl Progress {
+impl RunProgress {
     /// Creates the progress of `threads` submitting threads.
     pub fn new(threads: usize) -> Self {
         let threads = (0..threads).map(|_| ThreadProgress::default()).collect();
         Self {
             threads,
-            phase: AtomicU8::new(Phase::BringUp as u8),
+            phase: AtomicU8::new(RunPhase::BringUp as u8),
             stop: AtomicBool::new(false),
             reactors: Mutex::default(),
             steering: Mutex::default(),
@@ -89,13 +89,13 @@ impl Progress {
     }
 
     /// Sums of one thread.
-    pub fn thread(&self, index: usize) -> &ThreadProgress {
+    pub fn thread_progress(&self, index: usize) -> &ThreadProgress {
         &self.threads[index]
     }
 
     /// Sums over all threads.
-    pub fn sums(&self) -> Counts {
-        let mut sums = Counts::default();
+    pub fn sums(&self) -> IoCounts {
+        let mut sums = IoCounts::default();
         for thread in &self.threads {
             sums.ios += thread.ios.load(Relaxed);
             sums.bytes += thread.bytes.load(Relaxed);
@@ -105,42 +105,42 @@ impl Progress {
     }
 
     /// Sets the phase.
-    pub fn set_phase(&self, phase: Phase) {
+    pub fn set_phase(&self, phase: RunPhase) {
         self.phase.store(phase as u8, Relaxed);
     }
 
     /// Current phase.
-    pub fn phase(&self) -> Phase {
-        Phase::ALL[usize::from(self.phase.load(Relaxed)).min(Phase::ALL.len() - 1)]
+    pub fn phase(&self) -> RunPhase {
+        RunPhase::ALL[usize::from(self.phase.load(Relaxed)).min(RunPhase::ALL.len() - 1)]
     }
 
     /// Publishes the reactors of the run for RPC methods.
-    pub fn show_reactors(&self, running: RunningReactors) {
+    pub fn publish_reactors(&self, running: ReactorsHandle) {
         *self.reactors.lock().unwrap_or_else(PoisonError::into_inner) = Some(running);
     }
 
     /// Current or last reactors of the run.
-    pub fn reactors(&self) -> Option<RunningReactors> {
+    pub fn reactors(&self) -> Option<ReactorsHandle> {
         self.reactors.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Publishes the control of the balancer for RPC methods.
-    pub fn show_steering(&self, steering: SchedulerHandle) {
+    pub fn publish_scheduler(&self, steering: SchedulerHandle) {
         *self.steering.lock().unwrap_or_else(PoisonError::into_inner) = Some(steering);
     }
 
     /// Withdraws the control of the balancer.
-    pub fn clear_steering(&self) {
+    pub fn withdraw_scheduler(&self) {
         *self.steering.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Control of the balancer, while there is one.
-    pub fn steering(&self) -> Option<SchedulerHandle> {
+    pub fn scheduler_handle(&self) -> Option<SchedulerHandle> {
         self.steering.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Adds a note that is shown at once. A note that was added before is ignored.
-    pub fn note(&self, text: String) {
+    pub fn add_note(&self, text: String) {
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         if !notes.all.contains(&text) {
             notes.all.push(text);
@@ -170,19 +170,19 @@ impl Progress {
 impl ThreadProgress {
     /// Stores the sums of this thread since it began.
     #[inline]
-    pub fn set(&self, ios: u64, bytes: u64, errors: u64) {
+    pub fn store_sums(&self, ios: u64, bytes: u64, errors: u64) {
         self.ios.store(ios, Relaxed);
         self.bytes.store(bytes, Relaxed);
         self.errors.store(errors, Relaxed);
     }
 }
 
-impl Phase {
+impl RunPhase {
     const ALL: [Self; 6] =
         [Self::BringUp, Self::WarmUp, Self::Measure, Self::Baseline, Self::Ram, Self::NullBlk];
 
     /// Description of the phase.
-    pub const fn words(self) -> &'static str {
+    pub const fn text(self) -> &'static str {
         match self {
             Self::BringUp => "bringing up",
             Self::WarmUp => "warming up",
@@ -194,11 +194,11 @@ impl Phase {
     }
 }
 
-impl LiveLine {
+impl ProgressLine {
     /// Creates the line. It is drawn only if `shown`, which is set if standard error is a terminal.
     pub fn new(shown: bool, now: Instant) -> Self {
-        let last = (now, Counts::default());
-        Self { shown, next: now, last, began: (Phase::BringUp, now) }
+        let last = (now, IoCounts::default());
+        Self { shown, next: now, last, began: (RunPhase::BringUp, now) }
     }
 
     /// Draws the line if the redraw interval has passed, for a phase of duration `length`. May be
@@ -206,7 +206,7 @@ impl LiveLine {
     pub fn update(
         &mut self,
         now: Instant,
-        progress: &Progress,
+        progress: &RunProgress,
         length: Span,
         out: &mut dyn Write,
     ) -> io::Result<()> {
@@ -219,14 +219,14 @@ impl LiveLine {
             self.began = (phase, now);
         }
         let sums = progress.sums();
-        let line = self.line(now, sums, length);
+        let line = self.format_line(now, sums, length);
         self.last = (now, sums);
         write!(out, "\r\x1b[2K{line}")?;
         out.flush()
     }
 
     /// Prints new notes above the line.
-    pub fn print_notes(&mut self, progress: &Progress, out: &mut dyn Write) -> io::Result<()> {
+    pub fn print_notes(&mut self, progress: &RunProgress, out: &mut dyn Write) -> io::Result<()> {
         for note in progress.drain_notes() {
             self.clear(out)?;
             writeln!(out, "note: {note}")?;
@@ -243,7 +243,7 @@ impl LiveLine {
         out.flush()
     }
 
-    fn line(&self, now: Instant, sums: Counts, length: Span) -> String {
+    fn format_line(&self, now: Instant, sums: IoCounts, length: Span) -> String {
         let (phase, since) = self.began;
         let elapsed = now.since(since);
         let filled = (elapsed.ns.saturating_mul(BAR_CELLS) / length.ns.max(1)).min(BAR_CELLS);
@@ -258,7 +258,7 @@ impl LiveLine {
         };
         format!(
             "{:<11} {bar} {:>5.1} / {:.1} s  {}  {}{errors}",
-            phase.words(),
+            phase.text(),
             elapsed.as_secs_f64(),
             length.as_secs_f64(),
             show_rate(ios, window),
@@ -271,25 +271,25 @@ impl LiveLine {
 mod tests {
     use tenmil_base::{Instant, Span};
 
-    use super::{LiveLine, Phase, Progress};
+    use super::{ProgressLine, RunPhase, RunProgress};
 
     const LENGTH: Span = Span::from_secs(10);
 
-    fn at_ms(ms: u64) -> Instant {
+    fn instant_at_ms(ms: u64) -> Instant {
         Instant { ns: ms * 1_000_000 }
     }
 
     #[test]
-    fn the_line_shows_the_rate_of_the_last_tenth_of_a_second_over_all_threads() {
-        let progress = Progress::new(2);
-        let mut line = LiveLine::new(true, at_ms(0));
-        progress.set_phase(Phase::Measure);
+    fn line_shows_the_rate_of_the_last_interval_over_all_threads() {
+        let progress = RunProgress::new(2);
+        let mut line = ProgressLine::new(true, instant_at_ms(0));
+        progress.set_phase(RunPhase::Measure);
         let mut out = Vec::new();
-        line.update(at_ms(0), &progress, LENGTH, &mut out).unwrap();
-        progress.thread(0).set(2_000_000, 2_000_000 * 4096, 0);
-        progress.thread(1).set(1_000_000, 1_000_000 * 4096, 3);
+        line.update(instant_at_ms(0), &progress, LENGTH, &mut out).unwrap();
+        progress.thread_progress(0).store_sums(2_000_000, 2_000_000 * 4096, 0);
+        progress.thread_progress(1).store_sums(1_000_000, 1_000_000 * 4096, 3);
         out.clear();
-        line.update(at_ms(100), &progress, LENGTH, &mut out).unwrap();
+        line.update(instant_at_ms(100), &progress, LENGTH, &mut out).unwrap();
         assert_eq!(
             String::from_utf8(out).unwrap(),
             "\r\x1b[2Kmeasuring   ░░░░░░░░░░░░░░░░░░░░░░░░   0.1 / 10.0 s  30.0 M IOPS  \
@@ -298,48 +298,48 @@ mod tests {
     }
 
     #[test]
-    fn the_line_is_drawn_ten_times_a_second_at_most() {
-        let progress = Progress::new(1);
-        let mut line = LiveLine::new(true, at_ms(0));
+    fn line_is_drawn_ten_times_a_second_at_most() {
+        let progress = RunProgress::new(1);
+        let mut line = ProgressLine::new(true, instant_at_ms(0));
         let drawn = (0..1000).filter(|ms| {
             let mut out = Vec::new();
-            line.update(at_ms(*ms), &progress, LENGTH, &mut out).unwrap();
+            line.update(instant_at_ms(*ms), &progress, LENGTH, &mut out).unwrap();
             !out.is_empty()
         });
         assert_eq!(drawn.count(), 10);
     }
 
     #[test]
-    fn where_there_is_no_terminal_nothing_is_written() {
-        let mut line = LiveLine::new(false, at_ms(0));
+    fn nothing_is_written_without_a_terminal() {
+        let mut line = ProgressLine::new(false, instant_at_ms(0));
         let mut out = Vec::new();
-        line.update(at_ms(500), &Progress::new(1), LENGTH, &mut out).unwrap();
+        line.update(instant_at_ms(500), &RunProgress::new(1), LENGTH, &mut out).unwrap();
         line.clear(&mut out).unwrap();
         assert!(out.is_empty());
     }
 
     #[test]
-    fn a_note_is_told_once_and_leaves_room_for_the_line() {
-        let progress = Progress::new(1);
-        let said = |line: &mut LiveLine| {
+    fn note_is_printed_once_above_the_line() {
+        let progress = RunProgress::new(1);
+        let said = |line: &mut ProgressLine| {
             let mut out = Vec::new();
             line.print_notes(&progress, &mut out).unwrap();
             String::from_utf8(out).unwrap()
         };
         let (mut shown, mut hidden) =
-            (LiveLine::new(true, at_ms(0)), LiveLine::new(false, at_ms(0)));
+            (ProgressLine::new(true, instant_at_ms(0)), ProgressLine::new(false, instant_at_ms(0)));
         assert_eq!(said(&mut shown), "");
-        progress.note("one".into());
+        progress.add_note("one".into());
         assert_eq!(said(&mut shown), "\r\x1b[2Knote: one\n");
-        ["one", "two"].into_iter().for_each(|text| progress.note(text.into()));
+        ["one", "two"].into_iter().for_each(|text| progress.add_note(text.into()));
         assert_eq!(said(&mut hidden), "note: two\n");
         assert_eq!(said(&mut hidden), "");
     }
 
     #[test]
-    fn a_phase_is_told_to_the_watcher_and_a_stop_to_the_threads() {
-        let progress = Progress::new(1);
-        for phase in Phase::ALL {
+    fn observers_see_the_phase_and_threads_see_a_stop_request() {
+        let progress = RunProgress::new(1);
+        for phase in RunPhase::ALL {
             progress.set_phase(phase);
             assert_eq!(progress.phase(), phase);
         }

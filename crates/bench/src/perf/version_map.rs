@@ -21,7 +21,7 @@ pub struct VersionMap {
 
 /// Expected contents of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Expected {
+pub enum ExpectedContent {
     /// Unknown: this run has not written the block, or a write to it has failed.
     Anything,
     /// This version.
@@ -47,8 +47,8 @@ impl VersionMap {
 
     /// Begins an operation on some blocks, unless it conflicts with one in progress. Reads conflict
     /// with operations that change blocks, and those conflict with all others.
-    pub fn begin(&mut self, operation: Operation, lba: u64, blocks: u32) -> bool {
-        let words = self.words_of(lba, blocks);
+    pub fn begin_operation(&mut self, operation: Operation, lba: u64, blocks: u32) -> bool {
+        let words = self.entries_of(lba, blocks);
         let free = |word: &u32| match operation {
             Operation::Read => *word & READERS < READERS_MAX,
             _ => *word & READERS == 0,
@@ -65,10 +65,10 @@ impl VersionMap {
         true
     }
 
-    /// Ends an operation that [`begin`](Self::begin) began. A successful write sets the version.
+    /// Ends an operation that [`begin_operation`](Self::begin_operation) began. A successful write sets the version.
     /// After a failed write, and after a deallocation, the contents are unknown.
-    pub fn end(&mut self, operation: Operation, lba: u64, blocks: u32, good: bool) {
-        for word in self.words_of(lba, blocks) {
+    pub fn end_operation(&mut self, operation: Operation, lba: u64, blocks: u32, good: bool) {
+        for word in self.entries_of(lba, blocks) {
             match operation {
                 Operation::Read => *word -= READER,
                 Operation::Write if good => *word = next_version(*word),
@@ -81,24 +81,24 @@ impl VersionMap {
 
     /// Version that a write of this block creates.
     pub fn version_to_write(&self, lba: u64) -> u32 {
-        next_version(self.words[self.index_of(lba)])
+        next_version(self.words[self.entry_index(lba)])
     }
 
     /// Expected contents of this block.
-    pub fn expected(&self, lba: u64) -> Expected {
-        match self.words[self.index_of(lba)] {
-            word if word & UNKNOWN != 0 => Expected::Anything,
-            word => Expected::Version(word & VERSION),
+    pub fn expected_content(&self, lba: u64) -> ExpectedContent {
+        match self.words[self.entry_index(lba)] {
+            word if word & UNKNOWN != 0 => ExpectedContent::Anything,
+            word => ExpectedContent::Version(word & VERSION),
         }
     }
 
-    fn words_of(&mut self, lba: u64, blocks: u32) -> &mut [u32] {
-        let first = self.index_of(lba);
+    fn entries_of(&mut self, lba: u64, blocks: u32) -> &mut [u32] {
+        let first = self.entry_index(lba);
         &mut self.words[first..][..blocks as usize]
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "the length of a vector fits")]
-    fn index_of(&self, lba: u64) -> usize {
+    fn entry_index(&self, lba: u64) -> usize {
         (lba - self.first) as usize
     }
 }
@@ -113,54 +113,58 @@ const fn next_version(word: u32) -> u32 {
 mod tests {
     use tenmil_base::Operation::{Deallocate, Read, Write};
 
-    use super::{Expected, UNKNOWN, VERSION, VersionMap, next_version};
+    use super::{ExpectedContent, UNKNOWN, VERSION, VersionMap, next_version};
 
     #[test]
-    fn a_block_is_expected_to_hold_what_was_last_written_well() {
+    fn block_is_expected_to_hold_the_last_successful_write() {
         let mut ledger = VersionMap::new(100, 10);
-        assert_eq!(ledger.expected(103), Expected::Anything);
-        assert!(ledger.begin(Write, 103, 2));
+        assert_eq!(ledger.expected_content(103), ExpectedContent::Anything);
+        assert!(ledger.begin_operation(Write, 103, 2));
         assert_eq!(ledger.version_to_write(103), 1);
-        ledger.end(Write, 103, 2, true);
-        assert_eq!(ledger.expected(104), Expected::Version(1));
-        assert_eq!(ledger.expected(105), Expected::Anything);
+        ledger.end_operation(Write, 103, 2, true);
+        assert_eq!(ledger.expected_content(104), ExpectedContent::Version(1));
+        assert_eq!(ledger.expected_content(105), ExpectedContent::Anything);
 
-        assert!(ledger.begin(Write, 104, 1));
-        ledger.end(Write, 104, 1, false);
-        assert_eq!(ledger.expected(104), Expected::Anything, "it may have got there");
+        assert!(ledger.begin_operation(Write, 104, 1));
+        ledger.end_operation(Write, 104, 1, false);
+        assert_eq!(
+            ledger.expected_content(104),
+            ExpectedContent::Anything,
+            "it may have got there"
+        );
         assert_eq!(ledger.version_to_write(104), 3, "and must not be mistaken for the next");
 
-        assert!(ledger.begin(Deallocate, 103, 1));
-        ledger.end(Deallocate, 103, 1, true);
-        assert_eq!(ledger.expected(103), Expected::Anything);
+        assert!(ledger.begin_operation(Deallocate, 103, 1));
+        ledger.end_operation(Deallocate, 103, 1, true);
+        assert_eq!(ledger.expected_content(103), ExpectedContent::Anything);
     }
 
     #[test]
-    fn whoever_changes_a_block_is_alone_with_it() {
+    fn write_excludes_all_other_operations_on_its_blocks() {
         let mut ledger = VersionMap::new(0, 8);
-        assert!(ledger.begin(Write, 2, 2));
-        assert!(!ledger.begin(Read, 0, 3));
-        assert!(!ledger.begin(Write, 3, 1));
-        assert!(ledger.begin(Read, 0, 2), "a refusal has left nothing behind");
-        ledger.end(Write, 2, 2, true);
-        assert!(ledger.begin(Read, 0, 3));
-        assert!(!ledger.begin(Write, 1, 1), "two reads are at it");
-        ledger.end(Read, 0, 2, true);
-        assert!(!ledger.begin(Write, 1, 1), "one read is at it");
-        ledger.end(Read, 0, 3, true);
-        assert!(ledger.begin(Write, 1, 1));
+        assert!(ledger.begin_operation(Write, 2, 2));
+        assert!(!ledger.begin_operation(Read, 0, 3));
+        assert!(!ledger.begin_operation(Write, 3, 1));
+        assert!(ledger.begin_operation(Read, 0, 2), "a refusal has left nothing behind");
+        ledger.end_operation(Write, 2, 2, true);
+        assert!(ledger.begin_operation(Read, 0, 3));
+        assert!(!ledger.begin_operation(Write, 1, 1), "two reads are at it");
+        ledger.end_operation(Read, 0, 2, true);
+        assert!(!ledger.begin_operation(Write, 1, 1), "one read is at it");
+        ledger.end_operation(Read, 0, 3, true);
+        assert!(ledger.begin_operation(Write, 1, 1));
     }
 
     #[test]
-    fn readers_are_counted_up_to_a_limit() {
+    fn concurrent_readers_are_counted_up_to_a_limit() {
         let mut ledger = VersionMap::new(0, 1);
-        assert_eq!((0..1000).filter(|_| ledger.begin(Read, 0, 1)).count(), 254);
-        (0..254).for_each(|_| ledger.end(Read, 0, 1, true));
-        assert!(ledger.begin(Write, 0, 1));
+        assert_eq!((0..1000).filter(|_| ledger.begin_operation(Read, 0, 1)).count(), 254);
+        (0..254).for_each(|_| ledger.end_operation(Read, 0, 1, true));
+        assert!(ledger.begin_operation(Write, 0, 1));
     }
 
     #[test]
-    fn versions_wrap_past_none() {
+    fn version_wraps_past_zero() {
         assert_eq!(next_version(VERSION), 1);
         assert_eq!(next_version(VERSION | UNKNOWN), 1);
         assert_eq!(next_version(0), 1);

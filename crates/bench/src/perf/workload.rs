@@ -5,18 +5,18 @@
 
 use tenmil_base::{Operation, Random};
 
-use super::options::{FLUSH_EVERY, Pattern, PerfOptions, SIZES_MAX, SizeMix};
-use super::zipf::Zipf;
+use super::perf_options::{AccessPattern, FLUSH_EVERY, PerfOptions, SIZES_MAX, SizeMix};
+use super::zipf::ZipfDistribution;
 
 /// Generator of I/Os. Each submitting thread has one.
 #[derive(Clone, Debug)]
 pub struct Workload {
     random: Random,
-    operations: Operations,
-    sizes: Sizes,
+    operations: OperationMix,
+    sizes: SizeDistribution,
     order: AccessOrder,
     theta: Option<f64>,
-    skews: Vec<Zipf>,
+    skews: Vec<ZipfDistribution>,
 }
 
 /// Addresses of one queue pair: its range of blocks and the position in it.
@@ -69,7 +69,7 @@ enum AccessOrder {
 /// Operations of a workload. A random number below `flush_below` selects a flush, below
 /// `read_below` a read, and a write otherwise.
 #[derive(Clone, Copy, Debug)]
-enum Operations {
+enum OperationMix {
     Always(Operation),
     Mixed { flush_below: u64, read_below: u64 },
 }
@@ -77,7 +77,7 @@ enum Operations {
 /// Sizes of a workload. The number of `bounds` that a random number reaches is the index of the
 /// size.
 #[derive(Clone, Debug)]
-struct Sizes {
+struct SizeDistribution {
     bounds: [u64; SIZES_MAX],
     len_bytes: [u32; SIZES_MAX],
     count: usize,
@@ -95,8 +95,8 @@ impl Workload {
         };
         Self {
             random: Random::new(seed),
-            operations: Operations::new(options.pattern, options.read_percent),
-            sizes: Sizes::new(&options.sizes),
+            operations: OperationMix::new(options.pattern, options.read_percent),
+            sizes: SizeDistribution::new(&options.sizes),
             order,
             theta: options.zipf,
             skews: Vec::new(),
@@ -109,7 +109,7 @@ impl Workload {
     ///
     /// If the range is smaller than the largest size, or the block size is no power of two, which
     /// the check of the options excludes.
-    pub fn queue(&mut self, range: BlockRange, block_size: u32) -> AddressStream {
+    pub fn new_address_stream(&mut self, range: BlockRange, block_size: u32) -> AddressStream {
         assert!(block_size.is_power_of_two(), "a block of {block_size} bytes");
         let block_shift = block_size.trailing_zeros();
         let largest_blocks = self.sizes.largest >> block_shift;
@@ -121,15 +121,15 @@ impl Workload {
                 (range.count - u64::from(largest_blocks)) / u64::from(slot_blocks) + 1
             }
         };
-        let skew = self.skew_of(slots);
+        let skew = self.zipf_table_index(slots);
         let (first, next) = (range.first, 0);
         AddressStream { first, slots, next, slot_blocks, largest_blocks, block_shift, skew }
     }
 
     /// Operation and size of all I/Os, if there is only one of each.
-    pub fn fixed(&self) -> Option<(Operation, u32)> {
+    pub fn fixed_operation_and_size(&self) -> Option<(Operation, u32)> {
         match self.operations {
-            Operations::Always(operation) if self.sizes.count == 1 => {
+            OperationMix::Always(operation) if self.sizes.count == 1 => {
                 Some((operation, self.sizes.largest))
             }
             _ => None,
@@ -138,12 +138,12 @@ impl Workload {
 
     /// Draws the first block of the next I/O of `queue`, which has `blocks` blocks.
     #[inline]
-    pub fn address(&mut self, queue: &mut AddressStream, blocks: u32) -> u64 {
+    pub fn draw_address(&mut self, queue: &mut AddressStream, blocks: u32) -> u64 {
         let offset = match self.order {
-            AccessOrder::Uniform => return queue.uniform(&mut self.random),
-            AccessOrder::Sequential => queue.advance(blocks),
+            AccessOrder::Uniform => return queue.draw_uniform(&mut self.random),
+            AccessOrder::Sequential => queue.next_sequential(blocks),
             AccessOrder::Skewed => {
-                let place = self.skews[queue.skew as usize].draw(&mut self.random);
+                let place = self.skews[queue.skew as usize].draw_slot(&mut self.random);
                 place * u64::from(queue.slot_blocks)
             }
         };
@@ -151,30 +151,30 @@ impl Workload {
     }
 
     /// Random generator of uniform addresses, if the order is uniform. A loop that draws many
-    /// addresses by [`AddressStream::uniform`] may work on a copy and must store it back.
+    /// addresses by [`AddressStream::draw_uniform`] may work on a copy and must store it back.
     #[inline]
-    pub(super) fn uniform(&mut self) -> Option<&mut Random> {
+    pub(super) fn uniform_random(&mut self) -> Option<&mut Random> {
         matches!(self.order, AccessOrder::Uniform).then_some(&mut self.random)
     }
 
     /// Draws the next I/O of `queue`.
     #[inline]
-    pub fn draw(&mut self, queue: &mut AddressStream) -> IoSpec {
-        let operation = self.operations.draw(&mut self.random);
+    pub fn draw_io(&mut self, queue: &mut AddressStream) -> IoSpec {
+        let operation = self.operations.draw_operation(&mut self.random);
         if operation == Operation::Flush {
             return IoSpec { operation, lba: 0, blocks: 0, len_bytes: 0 };
         }
-        let len_bytes = self.sizes.draw(&mut self.random);
+        let len_bytes = self.sizes.draw_size(&mut self.random);
         let blocks = len_bytes >> queue.block_shift;
-        IoSpec { operation, lba: self.address(queue, blocks), blocks, len_bytes }
+        IoSpec { operation, lba: self.draw_address(queue, blocks), blocks, len_bytes }
     }
 
     /// Index of the Zipf table over `slots` slots, which is created on first use.
-    fn skew_of(&mut self, slots: u64) -> u32 {
+    fn zipf_table_index(&mut self, slots: u64) -> u32 {
         let Some(theta) = self.theta else { return 0 };
-        let known = self.skews.iter().position(|skew| skew.slots() == slots);
+        let known = self.skews.iter().position(|skew| skew.slot_count() == slots);
         let index = known.unwrap_or_else(|| {
-            self.skews.push(Zipf::new(slots, theta));
+            self.skews.push(ZipfDistribution::new(slots, theta));
             self.skews.len() - 1
         });
         u32::try_from(index).expect("fewer skews than devices")
@@ -184,14 +184,14 @@ impl Workload {
 impl AddressStream {
     /// Draws the first block of a uniformly distributed slot.
     #[inline(always)]
-    pub(super) fn uniform(&self, random: &mut Random) -> u64 {
+    pub(super) fn draw_uniform(&self, random: &mut Random) -> u64 {
         self.first + random.below(self.slots) * u64::from(self.slot_blocks)
     }
 
     /// Advances the sequential order. A rest at the end of the range that is too short for the
     /// largest size is never accessed.
     #[inline]
-    fn advance(&mut self, blocks: u32) -> u64 {
+    fn next_sequential(&mut self, blocks: u32) -> u64 {
         let at = self.next;
         let after = at + u64::from(blocks);
         let fits = after + u64::from(self.largest_blocks) <= self.slots;
@@ -203,30 +203,32 @@ impl AddressStream {
 impl BlockRange {
     /// Part `index` of `parts` equal parts.
     #[must_use]
-    pub fn part(self, index: u64, parts: u64) -> Self {
+    pub fn nth_part(self, index: u64, parts: u64) -> Self {
         let count = self.count / parts;
         Self { first: self.first + count * index, count }
     }
 }
 
-impl Operations {
-    fn new(pattern: Pattern, read_percent: u8) -> Self {
+impl OperationMix {
+    fn new(pattern: AccessPattern, read_percent: u8) -> Self {
         let share = |of: u64| of / 100 * u64::from(read_percent);
         let flush_below = match pattern {
-            Pattern::Read | Pattern::RandRead => return Self::Always(Operation::Read),
-            Pattern::Write | Pattern::RandWrite => return Self::Always(Operation::Write),
-            Pattern::Trim => return Self::Always(Operation::Deallocate),
-            Pattern::Rw | Pattern::RandRw if read_percent == 100 => {
+            AccessPattern::Read | AccessPattern::RandRead => return Self::Always(Operation::Read),
+            AccessPattern::Write | AccessPattern::RandWrite => {
+                return Self::Always(Operation::Write);
+            }
+            AccessPattern::Trim => return Self::Always(Operation::Deallocate),
+            AccessPattern::Rw | AccessPattern::RandRw if read_percent == 100 => {
                 return Self::Always(Operation::Read);
             }
-            Pattern::Rw | Pattern::RandRw => 0,
-            Pattern::FlushMix => u64::MAX / u64::from(FLUSH_EVERY),
+            AccessPattern::Rw | AccessPattern::RandRw => 0,
+            AccessPattern::FlushMix => u64::MAX / u64::from(FLUSH_EVERY),
         };
         Self::Mixed { flush_below, read_below: flush_below + share(u64::MAX - flush_below) }
     }
 
     #[inline]
-    fn draw(self, random: &mut Random) -> Operation {
+    fn draw_operation(self, random: &mut Random) -> Operation {
         match self {
             Self::Always(operation) => operation,
             Self::Mixed { flush_below, read_below } => {
@@ -243,7 +245,7 @@ impl Operations {
     }
 }
 
-impl Sizes {
+impl SizeDistribution {
     fn new(mix: &SizeMix) -> Self {
         let total: u64 = mix.shares.iter().map(|share| u64::from(share.weight)).sum();
         let mut bounds = [u64::MAX; SIZES_MAX];
@@ -256,11 +258,11 @@ impl Sizes {
             len_bytes[index] = share.len_bytes;
         }
         let smallest = mix.shares.iter().map(|share| share.len_bytes).min().unwrap_or(0);
-        Self { bounds, len_bytes, count: mix.shares.len(), smallest, largest: mix.largest() }
+        Self { bounds, len_bytes, count: mix.shares.len(), smallest, largest: mix.largest_bytes() }
     }
 
     #[inline]
-    fn draw(&self, random: &mut Random) -> u32 {
+    fn draw_size(&self, random: &mut Random) -> u32 {
         if self.count == 1 {
             return self.largest;
         }
@@ -276,22 +278,22 @@ mod tests {
     use tenmil_base::Operation;
 
     use super::{BlockRange, Workload};
-    use crate::perf::options::{Pattern, PerfOptions, SizeMix};
+    use crate::perf::perf_options::{AccessPattern, PerfOptions, SizeMix};
 
     const RANGE: BlockRange = BlockRange { first: 1000, count: 803 };
 
-    fn workload(pattern: Pattern, sizes: &str) -> Workload {
+    fn test_workload(pattern: AccessPattern, sizes: &str) -> Workload {
         let sizes = SizeMix::parse(sizes).unwrap();
         Workload::new(&PerfOptions { pattern, sizes, ..PerfOptions::default() }, 7)
     }
 
     #[test]
-    fn random_addresses_are_aligned_to_the_size_and_reach_the_whole_range() {
-        let mut workload = workload(Pattern::RandRead, "4k");
-        let mut queue = workload.queue(RANGE, 512);
+    fn random_addresses_are_aligned_to_the_size_and_cover_the_range() {
+        let mut workload = test_workload(AccessPattern::RandRead, "4k");
+        let mut queue = workload.new_address_stream(RANGE, 512);
         let mut hits = [0_u32; 100];
         for _ in 0..100_000 {
-            let draw = workload.draw(&mut queue);
+            let draw = workload.draw_io(&mut queue);
             assert_eq!((draw.operation, draw.blocks, draw.len_bytes), (Operation::Read, 8, 4096));
             assert_eq!((draw.lba - 1000) % 8, 0);
             assert!(draw.lba + 8 <= 1000 + 803);
@@ -301,26 +303,26 @@ mod tests {
     }
 
     #[test]
-    fn a_sequential_lane_goes_through_its_range_and_begins_again() {
-        let mut workload = workload(Pattern::Write, "4k");
-        let mut queue = workload.queue(RANGE, 512);
-        let mut other = workload.queue(RANGE.part(1, 2), 512);
+    fn sequential_stream_wraps_at_the_end_of_its_range() {
+        let mut workload = test_workload(AccessPattern::Write, "4k");
+        let mut queue = workload.new_address_stream(RANGE, 512);
+        let mut other = workload.new_address_stream(RANGE.nth_part(1, 2), 512);
         for turn in 0..250 {
-            let draw = workload.draw(&mut queue);
+            let draw = workload.draw_io(&mut queue);
             assert_eq!(draw.lba, 1000 + turn % 100 * 8);
             assert_eq!(draw.operation, Operation::Write);
         }
-        assert_eq!(workload.draw(&mut other).lba, 1401, "each lane has a place of its own");
+        assert_eq!(workload.draw_io(&mut other).lba, 1401, "each lane has a place of its own");
     }
 
     #[test]
-    fn sizes_come_in_the_proportion_of_their_weights_and_stay_inside() {
-        for pattern in [Pattern::RandRead, Pattern::Read] {
-            let mut workload = workload(pattern, "4k:70,64k:20,512:10");
-            let mut queue = workload.queue(RANGE, 512);
+    fn sizes_are_drawn_in_proportion_to_their_weights() {
+        for pattern in [AccessPattern::RandRead, AccessPattern::Read] {
+            let mut workload = test_workload(pattern, "4k:70,64k:20,512:10");
+            let mut queue = workload.new_address_stream(RANGE, 512);
             let mut counts = [0_u32; 3];
             for _ in 0..100_000 {
-                let draw = workload.draw(&mut queue);
+                let draw = workload.draw_io(&mut queue);
                 assert!(draw.lba >= 1000 && draw.lba + u64::from(draw.blocks) <= 1803);
                 counts[match draw.blocks {
                     8 => 0,
@@ -336,14 +338,14 @@ mod tests {
     }
 
     #[test]
-    fn operations_come_in_the_proportion_of_the_read_share() {
+    fn operations_are_drawn_in_proportion_to_the_read_percentage() {
         let shares = |pattern, read_percent| {
             let options = PerfOptions { pattern, read_percent, ..PerfOptions::default() };
             let mut workload = Workload::new(&options, 3);
-            let mut queue = workload.queue(RANGE, 512);
+            let mut queue = workload.new_address_stream(RANGE, 512);
             let mut counts = [0_u32; 9];
             for _ in 0..100_000 {
-                counts[workload.draw(&mut queue).operation as usize] += 1;
+                counts[workload.draw_io(&mut queue).operation as usize] += 1;
             }
             let of = |operation| counts[operation as usize];
             let [read, write, flush, trim] = [
@@ -355,20 +357,20 @@ mod tests {
             assert_eq!(read + write + flush + trim, 100_000);
             [read, write, flush, trim]
         };
-        assert_eq!(shares(Pattern::RandRw, 100), [100_000, 0, 0, 0]);
-        assert_eq!(shares(Pattern::RandRw, 0), [0, 100_000, 0, 0]);
-        assert_eq!(shares(Pattern::Trim, 50), [0, 0, 0, 100_000]);
-        assert_eq!(shares(Pattern::RandWrite, 50), [0, 100_000, 0, 0]);
-        let [read, ..] = shares(Pattern::Rw, 70);
+        assert_eq!(shares(AccessPattern::RandRw, 100), [100_000, 0, 0, 0]);
+        assert_eq!(shares(AccessPattern::RandRw, 0), [0, 100_000, 0, 0]);
+        assert_eq!(shares(AccessPattern::Trim, 50), [0, 0, 0, 100_000]);
+        assert_eq!(shares(AccessPattern::RandWrite, 50), [0, 100_000, 0, 0]);
+        let [read, ..] = shares(AccessPattern::Rw, 70);
         assert!(read.abs_diff(70_000) < 800, "{read}");
-        let [read, write, flush, _] = shares(Pattern::FlushMix, 50);
+        let [read, write, flush, _] = shares(AccessPattern::FlushMix, 50);
         assert!(flush.abs_diff(6_250) < 400, "{flush}");
         assert!(read.abs_diff(write) < 1_500, "{read} {write}");
     }
 
     #[test]
-    fn the_parts_of_a_range_do_not_overlap() {
-        let parts: Vec<BlockRange> = (0..3).map(|index| RANGE.part(index, 3)).collect();
+    fn parts_of_a_range_do_not_overlap() {
+        let parts: Vec<BlockRange> = (0..3).map(|index| RANGE.nth_part(index, 3)).collect();
         assert_eq!(parts[0], BlockRange { first: 1000, count: 267 });
         assert!(parts.windows(2).all(|pair| pair[0].first + pair[0].count == pair[1].first));
         assert!(parts[2].first + parts[2].count <= 1803);

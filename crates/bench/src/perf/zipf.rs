@@ -17,15 +17,15 @@ use tenmil_base::Random;
 
 /// Zipf distribution over a number of slots.
 #[derive(Clone, Debug)]
-pub struct Zipf {
-    columns: Box<[Column]>,
+pub struct ZipfDistribution {
+    columns: Box<[AliasColumn]>,
     slots: u64,
 }
 
 /// Column of the alias table: a number below `cut` selects its own stretch, and the other stretch
 /// otherwise.
 #[derive(Clone, Copy, Debug)]
-struct Column {
+struct AliasColumn {
     cut: u64,
     own: RankRange,
     other: RankRange,
@@ -50,7 +50,7 @@ const _: () = assert!(STRETCH_PART < EXACT, "the first stretch holds more than n
 /// slot and are not adjacent (Knuth, volume 3, section 6.4).
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-impl Zipf {
+impl ZipfDistribution {
     /// Distribution over `slots` slots with exponent `theta`.
     ///
     /// # Panics
@@ -66,28 +66,28 @@ impl Zipf {
             stretches.push(RankRange { first, count });
             first += count;
         }
-        let masses = stretches.iter().map(|stretch| stretch.mass(theta)).collect();
+        let masses = stretches.iter().map(|stretch| stretch.probability_mass(theta)).collect();
         Self { columns: alias_table(&stretches, masses), slots }
     }
 
     /// Number of slots.
-    pub fn slots(&self) -> u64 {
+    pub fn slot_count(&self) -> u64 {
         self.slots
     }
 
     /// Draws a slot.
     #[inline]
-    pub fn draw(&self, random: &mut Random) -> u64 {
-        scatter(self.rank(random), self.slots)
+    pub fn draw_slot(&self, random: &mut Random) -> u64 {
+        slot_of_rank(self.draw_rank(random), self.slots)
     }
 
     /// Draws a rank; zero is the hottest.
     #[inline]
-    fn rank(&self, random: &mut Random) -> u64 {
+    fn draw_rank(&self, random: &mut Random) -> u64 {
         // The high half of the product selects a column, the low half is a random number within it.
         let wide = u128::from(random.next_u64()) * self.columns.len() as u128;
-        let column = &self.columns[column_of(wide)];
-        let stretch = if inside(wide) < column.cut { column.own } else { column.other };
+        let column = &self.columns[column_index(wide)];
+        let stretch = if fraction_of_column(wide) < column.cut { column.own } else { column.other };
         match stretch.count {
             1 => stretch.first,
             count => stretch.first + random.below(count),
@@ -98,7 +98,7 @@ impl Zipf {
 impl RankRange {
     /// Sum of 1 / k^theta over the ranks, where the hottest rank is k = 1.
     #[expect(clippy::cast_precision_loss, reason = "a stretch is narrower than 2^53")]
-    fn mass(self, theta: f64) -> f64 {
+    fn probability_mass(self, theta: f64) -> f64 {
         let first = self.first as f64 + 1.0;
         if self.count == 1 {
             return first.powf(-theta);
@@ -115,14 +115,14 @@ impl RankRange {
 
 /// Alias table with probabilities proportional to `masses` (Vose, 1991).
 #[expect(clippy::cast_precision_loss, reason = "a table is shorter than 2^53")]
-fn alias_table(stretches: &[RankRange], mut masses: Vec<f64>) -> Box<[Column]> {
+fn alias_table(stretches: &[RankRange], mut masses: Vec<f64>) -> Box<[AliasColumn]> {
     let mean = masses.iter().sum::<f64>() / masses.len() as f64;
-    let whole = |own: &RankRange| Column { cut: u64::MAX, own: *own, other: *own };
-    let mut columns: Vec<Column> = stretches.iter().map(whole).collect();
+    let whole = |own: &RankRange| AliasColumn { cut: u64::MAX, own: *own, other: *own };
+    let mut columns: Vec<AliasColumn> = stretches.iter().map(whole).collect();
     let (mut below, mut above): (Vec<usize>, Vec<usize>) =
         (0..masses.len()).partition(|index| masses[*index] < mean);
     while let (Some(small), Some(large)) = (below.pop(), above.last().copied()) {
-        columns[small].cut = threshold(masses[small] / mean);
+        columns[small].cut = probability_threshold(masses[small] / mean);
         columns[small].other = stretches[large];
         masses[large] -= mean - masses[small];
         if masses[large] < mean {
@@ -135,27 +135,27 @@ fn alias_table(stretches: &[RankRange], mut masses: Vec<f64>) -> Box<[Column]> {
 
 /// Slot of a rank.
 #[inline]
-const fn scatter(rank: u64, slots: u64) -> u64 {
+const fn slot_of_rank(rank: u64, slots: u64) -> u64 {
     let wide = rank.wrapping_mul(GOLDEN) as u128 * slots as u128;
-    inside(wide >> 64)
+    fraction_of_column(wide >> 64)
 }
 
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "the low half is what is wanted")]
-const fn inside(wide: u128) -> u64 {
+const fn fraction_of_column(wide: u128) -> u64 {
     wide as u64
 }
 
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "below the length of a slice")]
-const fn column_of(wide: u128) -> usize {
+const fn column_index(wide: u128) -> usize {
     (wide >> 64) as usize
 }
 
 /// Random number below which an event of this probability occurs.
 #[expect(clippy::cast_possible_truncation, reason = "saturates, which is what is wanted")]
 #[expect(clippy::cast_sign_loss, reason = "a probability is not negative")]
-fn threshold(probability: f64) -> u64 {
+fn probability_threshold(probability: f64) -> u64 {
     (probability * 2.0_f64.powi(64)) as u64
 }
 
@@ -163,15 +163,15 @@ fn threshold(probability: f64) -> u64 {
 mod tests {
     use tenmil_base::Random;
 
-    use super::{Zipf, scatter};
+    use super::{ZipfDistribution, slot_of_rank};
 
     /// Observed and expected count of each rank.
-    fn drawn(slots: u64, theta: f64, draws: u32) -> (Vec<u32>, Vec<f64>) {
-        let zipf = Zipf::new(slots, theta);
+    fn draw_counts(slots: u64, theta: f64, draws: u32) -> (Vec<u32>, Vec<f64>) {
+        let zipf = ZipfDistribution::new(slots, theta);
         let mut random = Random::new(11);
         let mut counts = vec![0_u32; usize::try_from(slots).unwrap()];
         for _ in 0..draws {
-            counts[usize::try_from(zipf.rank(&mut random)).unwrap()] += 1;
+            counts[usize::try_from(zipf.draw_rank(&mut random)).unwrap()] += 1;
         }
         let weights: Vec<f64> =
             (1..=slots).map(|rank| f64::from(u32::try_from(rank).unwrap()).powf(-theta)).collect();
@@ -181,9 +181,9 @@ mod tests {
     }
 
     #[test]
-    fn each_hot_rank_comes_as_often_as_the_law_says() {
+    fn hot_ranks_have_their_exact_frequency() {
         for theta in [0.5, 0.99, 1.0, 1.5] {
-            let (counts, expected) = drawn(10_000, theta, 1_000_000);
+            let (counts, expected) = draw_counts(10_000, theta, 1_000_000);
             for rank in 0..20 {
                 let (count, wanted) = (f64::from(counts[rank]), expected[rank]);
                 // Five standard deviations of a count.
@@ -193,9 +193,9 @@ mod tests {
     }
 
     #[test]
-    fn the_cold_ranks_come_as_often_as_the_law_says_taken_together() {
+    fn cold_ranks_together_have_their_exact_frequency() {
         for theta in [0.5, 0.99, 1.5] {
-            let (counts, expected) = drawn(10_000, theta, 1_000_000);
+            let (counts, expected) = draw_counts(10_000, theta, 1_000_000);
             for from in [256, 300, 1000, 5000, 9000] {
                 let count = f64::from(counts[from..from + 200].iter().sum::<u32>());
                 let wanted: f64 = expected[from..from + 200].iter().sum();
@@ -206,28 +206,28 @@ mod tests {
     }
 
     #[test]
-    fn few_places_are_no_accident_and_every_place_is_inside() {
+    fn tiny_slot_counts_stay_in_range() {
         let mut random = Random::new(5);
         for slots in [1, 2, 255, 256, 257, 1 << 40] {
-            let zipf = Zipf::new(slots, 0.9);
-            assert!((0..1000).all(|_| zipf.draw(&mut random) < slots), "{slots}");
+            let zipf = ZipfDistribution::new(slots, 0.9);
+            assert!((0..1000).all(|_| zipf.draw_slot(&mut random) < slots), "{slots}");
         }
     }
 
     #[test]
-    fn hot_ranks_share_no_place_and_are_no_neighbours() {
+    fn hot_ranks_are_distinct_and_not_adjacent() {
         for slots in [2000_u64, 131_072, 2_621_440] {
-            let mut hot: Vec<u64> = (0..500).map(|rank| scatter(rank, slots)).collect();
+            let mut hot: Vec<u64> = (0..500).map(|rank| slot_of_rank(rank, slots)).collect();
             hot.sort_unstable();
             assert!(hot.windows(2).all(|pair| pair[1] > pair[0] + 1), "{slots}");
         }
     }
 
     #[test]
-    fn every_place_can_be_drawn_or_lies_beside_one_that_can() {
+    fn every_slot_or_a_neighbor_can_be_drawn() {
         let mut hit = vec![false; 1000];
         for rank in 0..1000 {
-            hit[usize::try_from(scatter(rank, 1000)).unwrap()] = true;
+            hit[usize::try_from(slot_of_rank(rank, 1000)).unwrap()] = true;
         }
         assert!(hit.windows(3).all(|three| three.contains(&true)));
     }

@@ -29,43 +29,43 @@ pub(crate) const SOURCES: [&str; 5] = [
     "Bringing NVMe/TCP Up to Speed (slides)",
 ];
 
-const IOPS: Metric = steady("iops", "IOPS", Unit::PerSecond);
-const RATE: Metric = steady("rate", "per second", Unit::PerSecond);
-const EACH: Metric = steady("ns", "each", Unit::Ns);
-const PER_IO: Metric = steady("ns_per_io", "per I/O", Unit::Ns);
-const MEAN: Metric = steady("mean", "mean latency", Unit::Ns);
-const MEDIAN: Metric = steady("p50", "median latency", Unit::Ns);
-const P99: Metric = tail("p99", "p99", Unit::Ns);
-const TAIL: Metric = tail("p9999", "p99.99", Unit::Ns);
-const CPU: Metric = steady("cpu", "processors used", Unit::Processors);
-const BYTES: Metric = steady("bytes_per_s", "data", Unit::BytesPerSecond);
+const IOPS: Metric = steady_metric("iops", "IOPS", Unit::PerSecond);
+const RATE: Metric = steady_metric("rate", "per second", Unit::PerSecond);
+const EACH: Metric = steady_metric("ns", "each", Unit::Ns);
+const PER_IO: Metric = steady_metric("ns_per_io", "per I/O", Unit::Ns);
+const MEAN: Metric = steady_metric("mean", "mean latency", Unit::Ns);
+const MEDIAN: Metric = steady_metric("p50", "median latency", Unit::Ns);
+const P99: Metric = tail_metric("p99", "p99", Unit::Ns);
+const TAIL: Metric = tail_metric("p9999", "p99.99", Unit::Ns);
+const CPU: Metric = steady_metric("cpu", "processors used", Unit::Processors);
+const BYTES: Metric = steady_metric("bytes_per_s", "data", Unit::BytesPerSecond);
 
 /// Metric that a disturbance changes at most in proportion to its duration.
-const fn steady(key: &'static str, title: &'static str, unit: Unit) -> Metric {
+const fn steady_metric(key: &'static str, title: &'static str, unit: Unit) -> Metric {
     Metric { key, title, unit, is_tail: false }
 }
 
 /// Metric that a single disturbance can determine.
-const fn tail(key: &'static str, title: &'static str, unit: Unit) -> Metric {
+const fn tail_metric(key: &'static str, title: &'static str, unit: Unit) -> Metric {
     Metric { key, title, unit, is_tail: true }
 }
 
 /// All experiments, in the order of the report.
-pub(crate) fn all() -> Vec<Experiment<BenchTask>> {
+pub(crate) fn all_experiments() -> Vec<Experiment<BenchTask>> {
     let parts = [
-        driver::experiments(),
-        memory::experiments(),
-        block_layer::experiments(),
-        idle::experiments(),
-        network::experiments(),
-        builds::experiments(),
+        driver::driver_experiments(),
+        memory::memory_experiments(),
+        block_layer::block_layer_experiments(),
+        idle::idle_experiments(),
+        network::network_experiments(),
+        builds::build_experiments(),
     ];
     parts.into_iter().flatten().collect()
 }
 
 /// Experiments with these names, in the order of the report. All without a name.
-pub fn choose(names: &[String]) -> Result<Vec<Experiment<BenchTask>>, Error> {
-    let all = all();
+pub fn experiments_by_name(names: &[String]) -> Result<Vec<Experiment<BenchTask>>, Error> {
+    let all = all_experiments();
     if let Some(unknown) = names.iter().find(|name| all.iter().all(|known| known.name != **name)) {
         let known: Vec<&str> = all.iter().map(|experiment| experiment.name).collect();
         return Err(Error::usage(format!(
@@ -79,7 +79,7 @@ pub fn choose(names: &[String]) -> Result<Vec<Experiment<BenchTask>>, Error> {
 }
 
 /// Criterion on the ratio of `of` to `to` in the same round.
-const fn ratio(
+const fn ratio_criterion(
     question: &'static str,
     of: &'static str,
     to: &'static str,
@@ -91,7 +91,7 @@ const fn ratio(
 }
 
 /// Criterion on a metric of one variant.
-const fn alone(
+const fn single_variant_criterion(
     question: &'static str,
     side: &'static str,
     figure: Metric,
@@ -105,7 +105,7 @@ const fn alone(
 mod tests;
 
 /// Arguments of every variant that runs `tenmil perf`, each with the name of its experiment.
-pub fn loads() -> Vec<(&'static str, &'static str)> {
+pub fn perf_arguments_of_variants() -> Vec<(&'static str, &'static str)> {
     let of = |work: &BenchTask| match *work {
         BenchTask::Perf(words)
         | BenchTask::Served { perf: words, .. }
@@ -118,5 +118,5 @@ pub fn loads() -> Vec<(&'static str, &'static str)> {
         let words = experiment.sides.iter().flat_map(|side| of(&side.work)).collect::<Vec<_>>();
         words.into_iter().map(move |words| (experiment.name, words))
     };
-    all().into_iter().flat_map(sides).collect()
+    all_experiments().into_iter().flat_map(sides).collect()
 }

@@ -1,24 +1,24 @@
 //! Reports of the experiments as text, JSON and HTML. Style sheet, plots and number formats are
 //! shared with `perf`.
 
-pub mod html;
-pub mod json;
+pub mod html_report;
+pub mod json_report;
 #[cfg(test)]
-mod sample;
-pub mod text;
+mod sample_run;
+pub mod text_report;
 
 use crate::experiment::{
-    Criterion, CriterionResult, Experiment, Operand, Summary, Threshold, Unit, Verdict,
+    Criterion, CriterionResult, Experiment, MedianAndRange, Operand, Threshold, Unit, Verdict,
 };
 
 use super::{BenchTask, ExperimentResult};
-use crate::perf::report::format::{scaled, show_byte_rate, show_ns_f64};
+use crate::perf::report::number_format::{scale_to_prefix, show_byte_rate, show_ns_f64};
 
 /// Formats a value with its unit.
-pub fn show(unit: Unit, value: f64) -> String {
+pub fn format_value(unit: Unit, value: f64) -> String {
     match unit {
         Unit::PerSecond => {
-            let (number, prefix) = scaled(value);
+            let (number, prefix) = scale_to_prefix(value);
             format!("{number} {prefix}").trim_end().to_owned()
         }
         Unit::Ns => show_ns_f64(value),
@@ -28,13 +28,18 @@ pub fn show(unit: Unit, value: f64) -> String {
 }
 
 /// Formats a median with minimum and maximum.
-pub fn show_spread(unit: Unit, spread: &Summary) -> String {
-    let Summary { median, least, most, .. } = *spread;
-    format!("{} ({}–{})", show(unit, median), show(unit, least), show(unit, most))
+pub fn format_median_and_range(unit: Unit, spread: &MedianAndRange) -> String {
+    let MedianAndRange { median, least, most, .. } = *spread;
+    format!(
+        "{} ({}–{})",
+        format_value(unit, median),
+        format_value(unit, least),
+        format_value(unit, most)
+    )
 }
 
 /// Unit of the values of a criterion.
-fn unit_of(experiment: &Experiment<BenchTask>, question: &Criterion) -> Unit {
+fn unit_of_criterion(experiment: &Experiment<BenchTask>, question: &Criterion) -> Unit {
     match question.compared {
         Operand::Ratio { .. } => Unit::Times,
         Operand::Alone { figure, .. } => {
@@ -45,33 +50,39 @@ fn unit_of(experiment: &Experiment<BenchTask>, question: &Criterion) -> Unit {
 }
 
 /// Formats the threshold of a criterion.
-fn show_bound(unit: Unit, bound: Threshold) -> String {
+fn format_threshold(unit: Unit, bound: Threshold) -> String {
     let times = |value: f64| match unit {
-        Unit::Times => format!("{} times", show(unit, value)),
-        _ => show(unit, value),
+        Unit::Times => format!("{} times", format_value(unit, value)),
+        _ => format_value(unit, value),
     };
     match bound {
         Threshold::AtLeast(least) => format!("at least {}", times(least)),
         Threshold::AtMost(most) => format!("at most {}", times(most)),
-        Threshold::Between(least, most) => format!("{} to {}", show(unit, least), times(most)),
+        Threshold::Between(least, most) => {
+            format!("{} to {}", format_value(unit, least), times(most))
+        }
     }
 }
 
 /// Formats the result of a criterion: a number, or why there is none.
-fn show_finding(unit: Unit, finding: &CriterionResult) -> String {
+fn format_criterion_result(unit: Unit, finding: &CriterionResult) -> String {
     let times = if unit == Unit::Times { " times" } else { "" };
     match (&finding.values, finding.verdict) {
         (Some(values), Verdict::Confirmed | Verdict::Refuted) => {
-            let Summary { median, least, most, .. } = *values;
-            let range = format!("({}–{})", show(unit, least), show(unit, most));
-            format!("{}{times} {range}{}", show(unit, median), show_disturbance(finding))
+            let MedianAndRange { median, least, most, .. } = *values;
+            let range = format!("({}–{})", format_value(unit, least), format_value(unit, most));
+            format!(
+                "{}{times} {range}{}",
+                format_value(unit, median),
+                format_disturbed_rounds(finding)
+            )
         }
         _ => finding.reason.clone(),
     }
 }
 
 /// Formats the number of disturbed rounds, if any.
-fn show_disturbance(finding: &CriterionResult) -> String {
+fn format_disturbed_rounds(finding: &CriterionResult) -> String {
     let count = finding.values.map_or(0, |values| values.count);
     match finding.disturbed {
         0 => String::new(),
@@ -96,22 +107,22 @@ pub struct ClaimRow {
 
 impl ExperimentResult {
     /// Table rows of all criteria, beginning with the claim.
-    pub fn rows(&self) -> Vec<ClaimRow> {
+    pub fn claim_rows(&self) -> Vec<ClaimRow> {
         let pairs = self.experiment.questions.iter().zip(&self.findings);
         let row = |(question, finding): (&Criterion, &CriterionResult)| {
-            let unit = unit_of(&self.experiment, question);
+            let unit = unit_of_criterion(&self.experiment, question);
             ClaimRow {
                 question: question.question,
                 verdict: finding.verdict,
-                criterion: show_bound(unit, question.bound),
-                found: show_finding(unit, finding),
+                criterion: format_threshold(unit, question.bound),
+                found: format_criterion_result(unit, finding),
             }
         };
         pairs.map(row).collect()
     }
 
     /// Source numbers: `1, 2`.
-    pub fn seeds(&self) -> String {
+    pub fn source_numbers(&self) -> String {
         let seeds: Vec<String> = self.experiment.seeds.iter().map(u8::to_string).collect();
         seeds.join(", ")
     }
@@ -122,8 +133,8 @@ pub const VERDICTS: [Verdict; 4] =
     [Verdict::Confirmed, Verdict::Refuted, Verdict::Inconclusive, Verdict::NotMeasured];
 
 /// Number of claims by verdict: `12 hold, 3 do not, …`.
-pub fn tally(evidence: &super::ReproduceRun) -> String {
-    let counts = VERDICTS.map(|verdict| evidence.count(verdict));
+pub fn verdict_counts_text(evidence: &super::ReproduceRun) -> String {
+    let counts = VERDICTS.map(|verdict| evidence.claims_with_verdict(verdict));
     let [holds, fails, open, missing] = counts;
     format!(
         "{holds} of {} claims hold here, {fails} do not, {open} could not be decided, {missing} \

@@ -84,7 +84,7 @@ impl BounceMemory {
 }
 
 fn add(regions: &RegionTable, len_bytes: u32) -> Result<Region, Error> {
-    regions.allocate(len_bytes as usize).map_err(|error| {
+    regions.allocate_region(len_bytes as usize).map_err(|error| {
         Error::new(
             ErrorCategory::Environment,
             format!("bounce memory of {len_bytes} bytes: {error}"),
@@ -144,7 +144,7 @@ impl BounceBuffers {
         skip_bytes: u64,
         to: Segment,
     ) -> Result<(), IoStatus> {
-        self.each(from, skip_bytes, to, |memory, own| self.shared.regions.copy(memory, own))
+        self.each(from, skip_bytes, to, |memory, own| self.shared.regions.copy_segment(memory, own))
     }
 
     /// Copies from a buffer to a request's memory, at offset `skip_bytes`.
@@ -154,7 +154,7 @@ impl BounceBuffers {
         to: &[Segment],
         skip_bytes: u64,
     ) -> Result<(), IoStatus> {
-        self.each(to, skip_bytes, from, |memory, own| self.shared.regions.copy(own, memory))
+        self.each(to, skip_bytes, from, |memory, own| self.shared.regions.copy_segment(own, memory))
     }
 
     /// Whether a buffer equals a request's memory at offset `skip_bytes`.
@@ -166,7 +166,7 @@ impl BounceBuffers {
     ) -> Result<(), IoStatus> {
         let mut equal = true;
         self.each(with, skip_bytes, own, |memory, own| {
-            equal = equal && self.shared.regions.equal(memory, own)?;
+            equal = equal && self.shared.regions.segments_equal(memory, own)?;
             Ok(())
         })?;
         if equal { Ok(()) } else { Err(IoStatus::COMPARE_FAILURE) }

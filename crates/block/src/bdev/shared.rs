@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tenmil_base::{BlockDevice, Error, Interrupts, Limits, Span};
 use tenmil_linux::EventVectors;
-use tenmil_linux::wakeup::Barrier;
+use tenmil_linux::wakeup::AsymmetricBarrier;
 
 use super::claim::{Claim, ClaimConflict, ClaimError, Holder};
 use super::event::{Event, EventQueue};
@@ -26,7 +26,7 @@ pub(crate) struct Shared {
     pub(crate) attention: ChangeCounter,
     pub(crate) name: String,
     pub(crate) options: BdevOptions,
-    pub(crate) barrier: Barrier,
+    pub(crate) barrier: AsymmetricBarrier,
     pub(crate) losses: Losses,
     /// Serializes changes of the size.
     sizing: Mutex<()>,
@@ -120,7 +120,7 @@ impl Shared {
             attention: ChangeCounter(AtomicU64::new(1)),
             name: name.to_owned(),
             options,
-            barrier: Barrier::detect(),
+            barrier: AsymmetricBarrier::detect(),
             losses: Losses::default(),
             sizing: Mutex::new(()),
             ledger: Mutex::new(ledger),
@@ -322,7 +322,7 @@ impl Shared {
             return Err(vec!["an earlier hold".to_owned()]);
         }
         // Heavy half of the barrier: see `quiesce`.
-        if !self.barrier.heavy() {
+        if !self.barrier.sleeper_barrier() {
             return Err(vec!["a kernel that refuses a barrier".to_owned()]);
         }
         let is_quiet = |port: &&Arc<ChannelShared>| {

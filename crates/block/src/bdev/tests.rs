@@ -10,7 +10,7 @@ use tenmil_base::{
     Request, Span,
 };
 use tenmil_linux::Clock;
-use tenmil_linux::thread::{Thread, yield_now};
+use tenmil_linux::named_thread::{NamedThread, yield_cpu};
 
 use super::{Bdev, BdevOptions, Claim, Event, Mode};
 use crate::channel::tests::late::{BLOCKS, Late, Log, REFUSED, request};
@@ -119,7 +119,7 @@ fn a_map_that_the_medium_cannot_have_is_refused() {
         }
     }
     let make = |map, channels_max| {
-        let options = BdevOptions::new(Clock::kernel(), 1);
+        let options = BdevOptions::new(Clock::on_kernel_clock(), 1);
         let options = BdevOptions { map, channels_max, ..options };
         Bdev::new("few0", Arc::new(Few(Late::with_depth(1))), options)
     };
@@ -191,15 +191,15 @@ fn a_device_becomes_shorter_when_nobody_is_past_the_new_end_any_more() {
     assert_eq!(channel.submit(now, &batch, &[]), 2);
     let descriptor = Arc::new(descriptor);
     let requested = Arc::clone(&descriptor);
-    let shrinking = Thread::spawn("shrink", None, move |_| requested.resize(500)).unwrap();
+    let shrinking = NamedThread::spawn("shrink", None, move |_| requested.resize(500)).unwrap();
     while descriptor.limits().block_count != 500 {
-        yield_now();
+        yield_cpu();
     }
     assert!(log.sizes.lock().unwrap().is_empty(), "one is past the new end");
     log.is_stuck.store(false, Ordering::SeqCst);
     while log.sizes.lock().unwrap().is_empty() {
         channel.poll(now, &mut completions);
-        yield_now();
+        yield_cpu();
     }
     assert_eq!(shrinking.join(), Ok(()));
     while completions.as_slice().len() < 2 {
@@ -273,7 +273,7 @@ fn under_load(options: &[(QueueMap, Mode)], mut until: impl FnMut(&Bdev, &Log)) 
                 let mut channel = descriptor.channel().unwrap();
                 let is_over = Arc::clone(&is_over);
                 let run = move |_: &_| {
-                    let (clock, mut token, mut good) = (Clock::kernel(), 0, 0_u64);
+                    let (clock, mut token, mut good) = (Clock::on_kernel_clock(), 0, 0_u64);
                     let mut completions = CompletionBatch::with_capacity(8);
                     while !is_over.load(Ordering::SeqCst) {
                         let lba = (token * 13 + thread) % BLOCKS;
@@ -287,16 +287,16 @@ fn under_load(options: &[(QueueMap, Mode)], mut until: impl FnMut(&Bdev, &Log)) 
                     }
                     good
                 };
-                Thread::spawn("load", None, run).unwrap()
+                NamedThread::spawn("load", None, run).unwrap()
             })
             .collect();
         // Both threads are writing.
         while device.statistics().of(Operation::Write).count < 500 {
-            yield_now();
+            yield_cpu();
         }
         until(&device, &log);
         is_over.store(true, Ordering::SeqCst);
-        let good: u64 = threads.into_iter().map(Thread::join).sum();
+        let good: u64 = threads.into_iter().map(NamedThread::join).sum();
         assert!(good > 0, "{map:?} {mode:?}");
     }
 }
@@ -384,7 +384,7 @@ fn a_channel_whose_device_has_gone_answers_everything_and_keeps_nothing() {
 fn removal_under_load_reaches_every_thread_within_a_second() {
     let shapes = [(QueueMap::of(PER_CHANNEL), Mode::Mq), (QueueMap::of(1), Mode::Mq)];
     under_load(&shapes, |device, log| {
-        let clock = Clock::kernel();
+        let clock = Clock::on_kernel_clock();
         device.remove();
         let began = clock.now();
         while device.channels_open() > 0 || log.open.load(Ordering::SeqCst) > 0 {

@@ -22,7 +22,7 @@ use crate::{Bdev, BdevDescriptor, BdevOptions, Claim, IoStats, Mode, PER_CHANNEL
 pub(crate) fn device(depth: u32, change: impl FnOnce(&mut BdevOptions)) -> (Bdev, Arc<Log>) {
     let medium = Late::with_depth(depth);
     let log = Arc::clone(&medium.log);
-    let mut options = BdevOptions::new(Clock::kernel(), 1);
+    let mut options = BdevOptions::new(Clock::on_kernel_clock(), 1);
     change(&mut options);
     (Bdev::new("late0", Arc::new(medium), options).unwrap(), log)
 }

@@ -40,7 +40,7 @@ mod sync {
     use loom::sync::Condvar;
     use loom::sync::atomic::{AtomicBool, fence};
     pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-    pub(crate) use loom::thread::yield_now;
+    pub(crate) use loom::thread::yield_now as yield_cpu;
     use tenmil_base::{Instant, Interrupts, Span};
 
     /// A lock based on one atomic. The checker's own lock does not explore a failing `try_lock`, and
@@ -77,7 +77,7 @@ mod sync {
             loop {
                 match self.try_lock() {
                     Ok(guard) => return Ok(guard),
-                    Err(_) => yield_now(),
+                    Err(_) => yield_cpu(),
                 }
             }
         }
@@ -187,7 +187,7 @@ mod sync {
             Instant::default()
         }
 
-        pub(crate) fn ticks(self) -> u64 {
+        pub(crate) fn raw_ticks(self) -> u64 {
             0
         }
     }

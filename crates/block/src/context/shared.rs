@@ -25,7 +25,7 @@ use tenmil_base::{
 };
 
 use super::inbox::Inbox;
-use super::sync::{Arc, ChannelShared, Clock, EventVectors, Mutex, MutexGuard, yield_now};
+use super::sync::{Arc, ChannelShared, Clock, EventVectors, Mutex, MutexGuard, yield_cpu};
 use super::waiters::WaitQueue;
 use crate::bdev::Mode;
 
@@ -159,9 +159,9 @@ impl SharedContext {
             Err(TryLockError::Poisoned(core)) => Some(core.into_inner()),
             Err(TryLockError::WouldBlock) if !self.waits => None,
             Err(TryLockError::WouldBlock) => {
-                let began = self.clock.ticks();
+                let began = self.clock.raw_ticks();
                 let core = self.lock();
-                port.meter.waited(self.clock.ticks().saturating_sub(began));
+                port.meter.waited(self.clock.raw_ticks().saturating_sub(began));
                 Some(core)
             }
         }
@@ -419,7 +419,7 @@ impl Drop for Member {
                 return;
             }
             drop(core);
-            yield_now();
+            yield_cpu();
         }
     }
 }

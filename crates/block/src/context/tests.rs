@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tenmil_base::{CompletionBatch, IoCompletion, IoStatus};
-use tenmil_linux::thread::{Thread, yield_now};
+use tenmil_linux::named_thread::{NamedThread, yield_cpu};
 
 use super::inbox::Inbox;
 
@@ -19,11 +19,11 @@ fn one_thread_reads_what_another_puts_in_whole_and_in_order() {
     let inbox = Arc::new(Inbox::new(5));
     let taken = Arc::new(AtomicU64::new(0));
     let (theirs, read) = (Arc::clone(&inbox), Arc::clone(&taken));
-    let writer = Thread::spawn("writer", None, move |_: &_| {
+    let writer = NamedThread::spawn("writer", None, move |_: &_| {
         for number in 0..COUNT {
             // In place of the tags: never more messages than entries.
             while number - read.load(Ordering::Acquire) >= 8 {
-                yield_now();
+                yield_cpu();
             }
             theirs.put(completion(number));
         }
@@ -32,7 +32,7 @@ fn one_thread_reads_what_another_puts_in_whole_and_in_order() {
     while tail < COUNT {
         let before = tail;
         if inbox.take(&mut tail, &mut completions) == 0 {
-            yield_now();
+            yield_cpu();
         }
         for (number, found) in (before..).zip(completions.drain()) {
             assert_eq!(found, completion(number));

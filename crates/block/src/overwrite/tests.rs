@@ -17,7 +17,7 @@ fn world() -> (tempfile::TempDir, PathBuf, KernelFiles) {
     bytes[1024 + 0x68..][..16].copy_from_slice(&[0xab; 16]);
     bytes[1024 + 0x78..][..4].copy_from_slice(b"home");
     std::fs::write(&path, bytes).unwrap();
-    let machine = KernelFiles::under(root.path());
+    let machine = KernelFiles::under_root(root.path());
     (root, path, machine)
 }
 

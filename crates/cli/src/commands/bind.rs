@@ -11,13 +11,13 @@ use tenmil_base::{Error, Span};
 use tenmil_block::overwrite::{DeviceEdges, END_BYTES, probe};
 use tenmil_block::uri::Uri;
 use tenmil_linux::StepTiming;
-use tenmil_linux::file::read_ends;
 use tenmil_linux::kernel_files::KernelFiles;
-use tenmil_linux::pci::{self, Address, BindPlan, BindRequest, BoundDevice, DiskSignature};
+use tenmil_linux::pci::{self, BindPlan, BindRequest, BoundDevice, DiskSignature, PciAddress};
+use tenmil_linux::storage_file::read_first_and_last_bytes;
 
-use super::write_out;
+use super::write_stdout;
 use tenmil_devices::pcie::PcieName;
-use tenmil_linux::file::reason;
+use tenmil_linux::storage_file::error_text;
 
 /// Bind NVMe devices to vfio-pci, unless they are in use.
 #[derive(Debug, Args)]
@@ -25,7 +25,7 @@ use tenmil_linux::file::reason;
 pub(super) struct BindArguments {
     /// PCI addresses, such as 0000:5e:00.0; either all of them are bound or none
     #[arg(value_name = "ADDRESS", required = true, num_args = 1..)]
-    addresses: Vec<Address>,
+    addresses: Vec<PciAddress>,
 
     /// Show what would be done and what prevents it; change nothing
     #[arg(long)]
@@ -64,17 +64,17 @@ The SSD goes to the kernel's driver vfio-pci, which lets programs drive it; `pci
 then, as in `tenmil perf pcie:0000:5e:00.0`. docs/operator/bind-an-ssd.md lists the refusals.";
 
 /// Runs `bind`, or prints the plan with `--dry-run`.
-pub(super) fn run(arguments: &BindArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
-    let machine = KernelFiles::live();
+pub(super) fn run_bind(arguments: &BindArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
+    let machine = KernelFiles::live_system();
     // With sudo, the invoking user becomes the owner of the device node.
     let sudo = std::env::var("SUDO_UID").ok().filter(|uid| uid != "0");
     let owner = arguments.owner.as_ref().or(sudo.as_ref());
-    let owner = owner.map(|user| user_number(&machine, user)).transpose()?;
+    let owner = owner.map(|user| uid_of(&machine, user)).transpose()?;
     let terms = BindRequest {
         owner,
         no_iommu: arguments.unsafe_no_iommu,
         even_if_in_use: &arguments.even_if_in_use,
-        signatures: &marks,
+        signatures: &disk_signatures,
     };
     let mut addresses = arguments.addresses.clone();
     addresses.sort();
@@ -83,17 +83,17 @@ pub(super) fn run(arguments: &BindArguments, out: &mut dyn Write) -> Result<Exit
         let verdicts = pci::plan_bind(&machine, &addresses, &terms)?;
         let text =
             if arguments.json { verdicts_as_json(&verdicts) } else { verdicts_as_text(&verdicts) };
-        write_out(out, &text)?;
+        write_stdout(out, &text)?;
         let first = verdicts.iter().flat_map(|verdict| &verdict.obstacles).next();
         let code = |obstacle: &pci::BindObstacle| ExitCode::from(obstacle.category().exit_code());
         return Ok(first.map_or(ExitCode::SUCCESS, code));
     }
-    let bound = pci::bind(&machine, &addresses, &terms)?;
-    let tried = bound.iter().map(|one| arguments.r#try.then(|| try_out(one, arguments)));
+    let bound = pci::bind_functions(&machine, &addresses, &terms)?;
+    let tried = bound.iter().map(|one| arguments.r#try.then(|| read_first_block(one, arguments)));
     let tried: Vec<Option<BindTimings>> = tried.collect();
     let all = || bound.iter().zip(&tried);
     let text = if arguments.json { bound_as_json(all()) } else { bound_as_text(all()) };
-    write_out(out, &text)?;
+    write_stdout(out, &text)?;
     // A failed trial is reported after the output, because the devices stay bound.
     let failed = tried.into_iter().flatten().find_map(Result::err);
     failed.map_or(Ok(ExitCode::SUCCESS), Err)
@@ -102,7 +102,7 @@ pub(super) fn run(arguments: &BindArguments, out: &mut dyn Write) -> Result<Exit
 /// Steps up to the first block read, with their durations, or the error that ended them.
 type BindTimings = Result<Vec<StepTiming>, Error>;
 
-fn try_out(bound: &BoundDevice, arguments: &BindArguments) -> BindTimings {
+fn read_first_block(bound: &BoundDevice, arguments: &BindArguments) -> BindTimings {
     let (address, unsafely) = (bound.address, arguments.unsafe_no_iommu);
     let flag = if unsafely { "?unsafe-no-iommu=yes" } else { "" };
     let uri: Uri = format!("{}:{address}{flag}", PcieName::SCHEME).parse()?;
@@ -111,17 +111,18 @@ fn try_out(bound: &BoundDevice, arguments: &BindArguments) -> BindTimings {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shown with one decimal")]
-fn ms(span: Span) -> f64 {
+fn milliseconds(span: Span) -> f64 {
     span.ns as f64 / 1e6
 }
 
-fn total(took: &[StepTiming]) -> Span {
+fn total_time(took: &[StepTiming]) -> Span {
     Span { ns: took.iter().map(|one| one.span.ns).sum() }
 }
 
 /// Signatures found on the disk or partition at `path`.
-fn marks(path: &Path) -> Result<Vec<DiskSignature>, String> {
-    let (head, tail, size_bytes) = read_ends(path, END_BYTES).map_err(|error| reason(&error))?;
+fn disk_signatures(path: &Path) -> Result<Vec<DiskSignature>, String> {
+    let (head, tail, size_bytes) =
+        read_first_and_last_bytes(path, END_BYTES).map_err(|error| error_text(&error))?;
     let found = probe(&DeviceEdges { head: &head, tail: &tail, size_bytes });
     let mark = |one: &tenmil_block::overwrite::Signature| DiskSignature {
         text: one.to_string(),
@@ -130,12 +131,12 @@ fn marks(path: &Path) -> Result<Vec<DiskSignature>, String> {
     Ok(found.iter().map(mark).collect())
 }
 
-fn user_number(machine: &KernelFiles, user: &str) -> Result<u32, Error> {
+fn uid_of(machine: &KernelFiles, user: &str) -> Result<u32, Error> {
     if let Ok(number) = user.parse() {
         return Ok(number);
     }
     // `name:password:uid:…` (passwd(5)).
-    let users = machine.text("etc/passwd").unwrap_or_default();
+    let users = machine.read_trimmed("etc/passwd").unwrap_or_default();
     let line = users.lines().find(|line| line.split(':').next() == Some(user));
     let number = line.and_then(|line| line.split(':').nth(2)?.parse().ok());
     number.ok_or_else(|| {
@@ -166,7 +167,7 @@ fn verdicts_as_text(verdicts: &[BindPlan]) -> String {
         }
         if verdict.obstacles.is_empty() {
             for step in &verdict.steps {
-                let _ = writeln!(text, "  {}", step.command(address));
+                let _ = writeln!(text, "  {}", step.shell_command(address));
             }
         }
         verdict.notes.iter().for_each(|note| text += &format!("  note: {note}\n"));
@@ -185,7 +186,7 @@ fn verdicts_as_json(verdicts: &[BindPlan]) -> String {
                     "overridden_by_serial": one.yields_to_serial(),
                 })
             });
-            let steps = verdict.steps.iter().map(|step| step.command(verdict.address));
+            let steps = verdict.steps.iter().map(|step| step.shell_command(verdict.address));
             json!({
                 "address": verdict.address.to_string(),
                 "driver": verdict.function.as_ref().and_then(|one| one.driver.as_deref()),
@@ -212,9 +213,13 @@ fn bound_as_text<'a>(
         };
         one.notes.iter().for_each(|note| text += &format!("  note: {note}\n"));
         let Some(Ok(took)) = tried else { continue };
-        let _ = writeln!(text, "  its first block was read in {:.1} ms", ms(total(took)));
+        let _ = writeln!(
+            text,
+            "  its first block was read in {:.1} ms",
+            milliseconds(total_time(took))
+        );
         for StepTiming { step, span } in took {
-            let _ = writeln!(text, "  {:>8.1} ms  {step}", ms(*span));
+            let _ = writeln!(text, "  {:>8.1} ms  {step}", milliseconds(*span));
         }
     }
     text
@@ -231,7 +236,7 @@ fn bound_as_json<'a>(
         .map(|(one, tried)| {
             let tried = tried.as_ref().map(|tried| match tried {
                 Ok(took) => {
-                    json!({ "first_block_ns": total(took).ns, "steps": steps(took) })
+                    json!({ "first_block_ns": total_time(took).ns, "steps": steps(took) })
                 }
                 Err(refused) => json!({ "error": refused.text }),
             });
@@ -254,29 +259,29 @@ mod tests {
     use tenmil_base::Span;
     use tenmil_linux::StepTiming;
     use tenmil_linux::kernel_files::KernelFiles;
-    use tenmil_linux::pci::{Address, BindObstacle, BindPlan, BindStep, BoundDevice};
+    use tenmil_linux::pci::{BindObstacle, BindPlan, BindStep, BoundDevice, PciAddress};
 
     use super::{
-        BindTimings, bound_as_json, bound_as_text, user_number, verdicts_as_json, verdicts_as_text,
+        BindTimings, bound_as_json, bound_as_text, uid_of, verdicts_as_json, verdicts_as_text,
     };
     use tenmil_base::Error;
 
-    fn address() -> Address {
+    fn test_address() -> PciAddress {
         "5e:00.0".parse().unwrap()
     }
 
-    fn verdict(obstacles: Vec<BindObstacle>, steps: Vec<BindStep>) -> BindPlan {
-        let mut verdict = BindPlan::empty(address());
+    fn test_plan(obstacles: Vec<BindObstacle>, steps: Vec<BindStep>) -> BindPlan {
+        let mut verdict = BindPlan::empty_plan(test_address());
         (verdict.obstacles, verdict.steps) = (obstacles, steps);
         verdict.notes.push("mind".into());
         verdict
     }
 
     #[test]
-    fn a_dry_run_shows_the_steps_or_what_is_in_the_way_with_what_mends_it() {
-        let taken = verdict(Vec::new(), vec![BindStep::Unbind { driver: "nvme".into() }]);
-        let refused = verdict(vec![BindObstacle::NoIommu], Vec::new());
-        let text = verdicts_as_text(&[taken, refused, verdict(Vec::new(), Vec::new())]);
+    fn dry_run_shows_steps_or_obstacles_with_their_fix() {
+        let taken = test_plan(Vec::new(), vec![BindStep::Unbind { driver: "nvme".into() }]);
+        let refused = test_plan(vec![BindObstacle::NoIommu], Vec::new());
+        let text = verdicts_as_text(&[taken, refused, test_plan(Vec::new(), Vec::new())]);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "0000:5e:00.0: driver none would become vfio-pci, by these steps");
         assert_eq!(lines[1], "  echo 0000:5e:00.0 > /sys/bus/pci/drivers/nvme/unbind");
@@ -285,13 +290,13 @@ mod tests {
         assert_eq!(lines[4], "  it has no IOMMU group, expected an IOMMU that is on");
         assert!(lines[5].starts_with("    Switch on VT-d"), "{text}");
         assert_eq!(lines[7], "0000:5e:00.0: has driver vfio-pci already; nothing is to be done");
-        let json = verdicts_as_json(&[verdict(vec![BindObstacle::NoIommu], Vec::new())]);
+        let json = verdicts_as_json(&[test_plan(vec![BindObstacle::NoIommu], Vec::new())]);
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!(json["dry_run"][0]["obstacles"][0]["overridden_by_serial"], false);
     }
 
     #[test]
-    fn an_owner_is_a_number_or_a_name_that_is_known() {
+    fn owner_is_a_number_or_a_known_user_name() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir(root.path().join("etc")).unwrap();
         let users = "root:x:0:0::/:/bin/sh\nann:x:1007:7::/:/bin/sh\n";
@@ -301,33 +306,34 @@ mod tests {
             .open(root.path().join("etc/passwd"))
             .and_then(|mut file| std::io::Write::write_all(&mut file, users.as_bytes()))
             .unwrap();
-        let machine = KernelFiles::under(root.path());
-        assert_eq!(user_number(&machine, "ann"), Ok(1007));
-        assert_eq!(user_number(&machine, "12"), Ok(12));
+        let machine = KernelFiles::under_root(root.path());
+        assert_eq!(uid_of(&machine, "ann"), Ok(1007));
+        assert_eq!(uid_of(&machine, "12"), Ok(12));
         assert_eq!(
-            user_number(&machine, "bob").unwrap_err().text,
+            uid_of(&machine, "bob").unwrap_err().text,
             "--owner bob: no such user in /etc/passwd, expected one"
         );
     }
 
-    fn took(step: &str, us: u64) -> StepTiming {
+    fn step_timing(step: &str, us: u64) -> StepTiming {
         StepTiming { step: step.to_owned(), span: Span::from_us(us) }
     }
 
     #[test]
-    fn what_was_tried_is_told_step_by_step_and_what_failed_is_told_in_json() {
+    fn trial_is_reported_step_by_step_and_its_failure_in_json() {
         let bound = BoundDevice {
-            address: address(),
+            address: test_address(),
             original_driver: Some("nvme".to_owned()),
             is_new: true,
             notes: Vec::new(),
-            timings: vec![took("unbind it", 1250)],
+            timings: vec![step_timing("unbind it", 1250)],
         };
         let text = |tried| bound_as_text([(&bound, &tried)].into_iter());
         let json = |tried| bound_as_json([(&bound, &tried)].into_iter());
         assert_eq!(text(None), "0000:5e:00.0: bound to vfio-pci, before to nvme\n");
         assert!(json(None).contains("\"ns\": 1250000") && json(None).contains("\"tried\": null"));
-        let whole: fn() -> BindTimings = || Ok(vec![took("unbind it", 1250), took("read it", 300)]);
+        let whole: fn() -> BindTimings =
+            || Ok(vec![step_timing("unbind it", 1250), step_timing("read it", 300)]);
         let told = text(Some(whole()));
         assert!(
             told.ends_with("read in 1.6 ms\n       1.2 ms  unbind it\n       0.3 ms  read it\n"),

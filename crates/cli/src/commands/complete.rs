@@ -6,9 +6,9 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
-use tenmil_rpc::{MethodKind, TABLE, candidates};
+use tenmil_rpc::{MethodKind, TABLE, completions};
 
-use super::write_out;
+use super::write_stdout;
 use tenmil_base::Error;
 
 /// Complete the names of `get` and `set` for bash: complete -o nospace -C 'tenmil complete' tenmil
@@ -20,16 +20,16 @@ pub(super) struct CompleteArguments {
 }
 
 /// Prints the candidates for the next word.
-pub(super) fn run(out: &mut dyn Write) -> Result<ExitCode, Error> {
+pub(super) fn run_complete(out: &mut dyn Write) -> Result<ExitCode, Error> {
     let line = std::env::var("COMP_LINE").unwrap_or_default();
     let point = std::env::var("COMP_POINT").ok().and_then(|point| point.parse().ok());
     let line = point.and_then(|point| line.get(..point)).unwrap_or(&line);
-    let text: String = next_words(line).into_iter().map(|word| word + "\n").collect();
-    write_out(out, &text)?;
+    let text: String = completion_candidates(line).into_iter().map(|word| word + "\n").collect();
+    write_stdout(out, &text)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn next_words(line: &str) -> Vec<String> {
+fn completion_candidates(line: &str) -> Vec<String> {
     let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
     let verb = match words.get(1).map(String::as_str) {
         Some("get") => MethodKind::Get,
@@ -41,21 +41,21 @@ fn next_words(line: &str) -> Vec<String> {
     let mut words: Vec<String> = before.iter().filter(|word| !word.is_empty()).cloned().collect();
     words.push(last.clone());
     let behind = last.find('=').map_or(0, |at| at + 1);
-    let found = candidates(&TABLE, verb, &words);
+    let found = completions(&TABLE, verb, &words);
     found.into_iter().map(|word| word[behind..].to_owned()).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::next_words;
+    use super::completion_candidates;
 
     #[test]
-    fn a_line_is_completed_where_it_ends() {
-        assert_eq!(next_words("tenmil get proc"), ["process"]);
-        assert_eq!(next_words("tenmil  get"), [""; 0]);
-        assert!(next_words("tenmil get ").len() > 3);
-        assert!(next_words("tenmil get  env").contains(&"environment".to_owned()));
-        assert_eq!(next_words("tenmil perf "), [""; 0]);
-        assert_eq!(next_words(""), [""; 0]);
+    fn command_line_is_completed_at_its_end() {
+        assert_eq!(completion_candidates("tenmil get proc"), ["process"]);
+        assert_eq!(completion_candidates("tenmil  get"), [""; 0]);
+        assert!(completion_candidates("tenmil get ").len() > 3);
+        assert!(completion_candidates("tenmil get  env").contains(&"environment".to_owned()));
+        assert_eq!(completion_candidates("tenmil perf "), [""; 0]);
+        assert_eq!(completion_candidates(""), [""; 0]);
     }
 }

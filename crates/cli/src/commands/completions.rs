@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, Command};
 use clap_complete::{Shell, generate};
 
-use super::write_out;
+use super::write_stdout;
 use tenmil_base::Error;
 
 /// Print a shell completion script.
@@ -42,7 +42,7 @@ complete -F _tenmil_or_method -o bashdefault -o default tenmil
 "#;
 
 /// Prints the script of the shell.
-pub(super) fn run(
+pub(super) fn run_completions(
     arguments: &CompletionsArguments,
     mut command: Command,
     out: &mut dyn Write,
@@ -53,6 +53,6 @@ pub(super) fn run(
     if arguments.shell == Shell::Bash {
         script += METHODS;
     }
-    write_out(out, &script)?;
+    write_stdout(out, &script)?;
     Ok(ExitCode::SUCCESS)
 }

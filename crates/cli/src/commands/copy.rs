@@ -1,7 +1,7 @@
 //! `tenmil copy`: copies one block device to another, resumable.
 
+mod copy_report;
 pub(super) mod progress_bar;
-mod report;
 mod target_files;
 
 use std::io::{IsTerminal, Write};
@@ -17,19 +17,19 @@ use tenmil_block::uri::Uri;
 use tenmil_block::{
     Bdev, BdevOptions, Claim, IoClass, OpenedDevice, Opener, QosLimiter, QosLimits, RateLimit,
 };
-use tenmil_linux::holders::DeviceUser;
+use tenmil_linux::device_users::DeviceUser;
 use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::{Clock, random_seed};
-use tenmil_rpc::{CopyProgress, ServerState};
+use tenmil_rpc::{CopyProgress, MethodState};
 
+use self::copy_report::CopyReport;
 use self::progress_bar::ProgressBar;
-use self::report::CopyReport;
-use self::target_files::{TargetFiles, allow, check_whole, sized};
-use super::perf::{named, whole};
-use super::{rpc_endpoint, write_out};
+use self::target_files::{TargetFiles, check_existing_data, check_source_sizes, with_source_size};
+use super::perf::{named_value_parser, parse_integer};
+use super::{rpc_endpoint, write_stdout};
 use crate::copy::{
-    Checkpoint, Copy, CopyAbort, CopyOptions, CopySide, CopyStats, Devices, Identity, OnError,
-    default_path, files_of,
+    CheckpointFile, CopyAbort, CopyDevices, CopyOptions, CopySide, CopyStats, DeviceIdentity,
+    ReadErrorPolicy, ValidatedCopy, backing_files, default_path,
 };
 use tenmil_devices::pcie::regions_for;
 
@@ -59,12 +59,12 @@ pub(super) struct CopyArguments {
 
     /// Action on unreadable blocks of SRC: stop, or skip (write zeroes to DST)
     #[arg(long, value_name = "WHAT", default_value = "stop")]
-    #[arg(value_parser = named([("stop", OnError::Stop), ("skip", OnError::Skip)]))]
-    on_error: OnError,
+    #[arg(value_parser = named_value_parser([("stop", ReadErrorPolicy::Stop), ("skip", ReadErrorPolicy::Skip)]))]
+    on_error: ReadErrorPolicy,
 
     /// Turn zeroes in SRC into holes of DST: yes or no
     #[arg(long, value_name = "YES", default_value = "yes", action = ArgAction::Set)]
-    #[arg(value_parser = named([("yes", true), ("no", false)]))]
+    #[arg(value_parser = named_value_parser([("yes", true), ("no", false)]))]
     sparse: bool,
 
     /// Limit of bytes per second, reads and writes of DST together, in the background class
@@ -72,7 +72,7 @@ pub(super) struct CopyArguments {
     limit_bytes: Option<NonZeroU64>,
 
     /// Requests in flight
-    #[arg(short = 'q', long, value_name = "N", default_value = "8", value_parser = whole::<u32>)]
+    #[arg(short = 'q', long, value_name = "N", default_value = "8", value_parser = parse_integer::<u32>)]
     depth: u32,
 
     /// Bytes per request, limited to the maximum transfer of both devices
@@ -108,7 +108,7 @@ const EXIT_INTERRUPTED: u8 = 130;
 const REGIONS_MAX: usize = 1024;
 
 /// Runs the copy and prints its report.
-pub(super) fn run(
+pub(super) fn run_copy(
     arguments: &CopyArguments,
     command_line: &str,
     out: &mut dyn Write,
@@ -120,14 +120,14 @@ pub(super) fn run(
     let report = job.copy_and_verify(arguments, &clock);
     let text = if arguments.json { report.as_json() } else { report.as_text() };
     // The report is printed for a partial copy, too.
-    write_out(out, &text)?;
+    write_stdout(out, &text)?;
     job.finish(&report, arguments, command_line)
 }
 
 /// A copy whose devices are open, claimed and cleared for writing.
 struct PreparedCopy {
-    copy: Copy,
-    record: Option<Checkpoint>,
+    copy: ValidatedCopy,
+    record: Option<CheckpointFile>,
     from: CopyStats,
     size_of_target: u64,
     durability: tenmil_base::Durability,
@@ -137,43 +137,57 @@ impl PreparedCopy {
     /// Opens the devices and the checkpoint. On an error the target is left unchanged.
     fn prepare(arguments: &CopyArguments, clock: Clock) -> Result<Self, Error> {
         let found = TargetFiles::inspect(&arguments.target);
-        Self::open(arguments, &found, clock).inspect_err(|_| found.put_back())
+        Self::open(arguments, &found, clock).inspect_err(|_| found.restore_original())
     }
 
     fn open(arguments: &CopyArguments, files: &TargetFiles, clock: Clock) -> Result<Self, Error> {
         let regions = regions_for([&arguments.source, &arguments.target], REGIONS_MAX);
         let seed = random_seed();
         let opener = Opener { regions: &regions, clock, seed, kinds: tenmil::KINDS };
-        let source = open(&opener, &arguments.source.clone().to_read())?;
-        check_whole(&arguments.source)?;
+        let source = open_device(&opener, &arguments.source.clone().to_read())?;
+        check_source_sizes(&arguments.source)?;
         let source_limits = source.medium.limits();
         let size = source_limits.block_count * u64::from(source_limits.block_size);
         // An existing checkpoint shows that an earlier run had permission to write.
-        let has_record = record_path(arguments)?.is_some_and(|path| path.exists());
-        files.allow(arguments.overwrite || has_record)?;
-        let target = open(&opener, &sized(&arguments.target, size)?)?;
+        let has_record = checkpoint_path(arguments)?.is_some_and(|path| path.exists());
+        files.check_overwrite_allowed(arguments.overwrite || has_record)?;
+        let target = open_device(&opener, &with_source_size(&arguments.target, size)?)?;
         let target_limits = target.medium.limits();
-        let (record, from) = match record_path(arguments)? {
+        let (record, from) = match checkpoint_path(arguments)? {
             None => (None, None),
             Some(path) => {
-                let source = Identity::of(CopySide::Source, &arguments.source, &source_limits);
-                let target = Identity::of(CopySide::Target, &arguments.target, &target_limits);
-                let (record, from) = Checkpoint::open(path, source, target)?;
-                check_record(&record, from.as_ref(), files, arguments.overwrite)?;
+                let source = DeviceIdentity::from_device(
+                    CopySide::Source,
+                    &arguments.source,
+                    &source_limits,
+                );
+                let target = DeviceIdentity::from_device(
+                    CopySide::Target,
+                    &arguments.target,
+                    &target_limits,
+                );
+                let (record, from) = CheckpointFile::open(path, source, target)?;
+                check_checkpoint(&record, from.as_ref(), files, arguments.overwrite)?;
                 (Some(record), from)
             }
         };
-        allow(target.existing, arguments.overwrite || from.is_some())?;
+        check_existing_data(target.existing, arguments.overwrite || from.is_some())?;
 
         let names = (arguments.source.to_string(), arguments.target.to_string());
         let durability = target_limits.durability;
-        let devices = Devices {
-            source: claim(&names.0, source.medium, Claim::ReadShared, None, clock)?,
-            target: claim(&names.1, target.medium, Claim::Exclusive, arguments.limit_bytes, clock)?,
+        let devices = CopyDevices {
+            source: claim_device(&names.0, source.medium, Claim::ReadShared, None, clock)?,
+            target: claim_device(
+                &names.1,
+                target.medium,
+                Claim::Exclusive,
+                arguments.limit_bytes,
+                clock,
+            )?,
             regions: regions.clone(),
         };
-        let copy = Copy::new(devices, arguments.options(), (&names.0, &names.1))?;
-        tenmil_linux::file::commit_created()?;
+        let copy = ValidatedCopy::new(devices, arguments.options(), (&names.0, &names.1))?;
+        tenmil_linux::storage_file::commit_created()?;
         let size_of_target = target_limits.block_count * u64::from(target_limits.block_size);
         Ok(Self { copy, record, from: from.unwrap_or_default(), size_of_target, durability })
     }
@@ -185,8 +199,9 @@ impl PreparedCopy {
         let began = (clock.now(), self.from.until);
         let names = (arguments.source.to_string(), arguments.target.to_string());
         let copying = CopyProgress::new(&names.0, &names.1, self.copy.size_bytes());
-        copying.begin(false, began.0, began.1);
-        let _served = rpc_endpoint::serve(ServerState::new().with(copying.clone()));
+        copying.begin_phase(false, began.0, began.1);
+        let _served =
+            rpc_endpoint::serve_control_socket(MethodState::new().with_part(copying.clone()));
         let mut nothing = ();
         let keep: &mut dyn crate::copy::CheckpointSink = match &mut self.record {
             Some(record) => record,
@@ -194,13 +209,13 @@ impl PreparedCopy {
         };
         // The checkpoint is stored before the first write, so that a partly written target can be
         // identified.
-        let kept = keep.keep(self.from.until, &self.from.lost);
+        let kept = keep.store_checkpoint(self.from.until, &self.from.lost);
         let (tally, ending) = match kept {
             Err(text) => (self.from.clone(), Some(CopyAbort::Record(text))),
             Ok(()) => self.copy.run(self.from.clone(), clock, keep, &mut |now, progress| {
-                copying.reach(now, progress.0);
+                copying.update_done_bytes(now, progress.0);
                 line.update("copying", now, progress, &mut std::io::stderr());
-                !tenmil_linux::signal::interrupted()
+                !tenmil_linux::signal::is_stop_requested()
             }),
         };
         let copied_at = clock.now();
@@ -216,13 +231,13 @@ impl PreparedCopy {
             took: copied_at.since(began.0),
         };
         if arguments.verify && report.ending.is_none() {
-            line.begin(copied_at);
-            copying.begin(true, copied_at, 0);
+            line.begin_phase(copied_at);
+            copying.begin_phase(true, copied_at, 0);
             let (comparison, ending) =
                 self.copy.compare(&report.tally, clock, &mut |now, progress| {
-                    copying.reach(now, progress.0);
+                    copying.update_done_bytes(now, progress.0);
                     line.update("comparing", now, progress, &mut std::io::stderr());
-                    !tenmil_linux::signal::interrupted()
+                    !tenmil_linux::signal::is_stop_requested()
                 });
             (report.comparison, report.ending) = (Some(comparison), ending);
         }
@@ -233,8 +248,8 @@ impl PreparedCopy {
     fn print_notes(&self, arguments: &CopyArguments, line: &mut ProgressBar) {
         let mut say = |text: String| line.note(&text, &mut std::io::stderr());
         let size = self.copy.size_bytes();
-        for file in files_of(&arguments.source) {
-            for used in DeviceUser::scan(&KernelFiles::live(), &file) {
+        for file in backing_files(&arguments.source) {
+            for used in DeviceUser::users_of_path(&KernelFiles::live_system(), &file) {
                 say(format!("{used}: what is copied may not be of one moment"));
             }
         }
@@ -251,9 +266,9 @@ impl PreparedCopy {
             say(format!(
                 "resuming at byte {} of {size}, recorded in {}",
                 self.from.until,
-                record.path().display()
+                record.file_path().display()
             ));
-            for path in record.unidentified() {
+            for path in record.unidentified_devices() {
                 say(format!(
                     "{path} cannot be identified; assuming it is the device of the record"
                 ));
@@ -303,7 +318,7 @@ impl PreparedCopy {
                     it was."
                 .to_owned();
         };
-        let needs_more = !record.unidentified().is_empty() && !arguments.overwrite;
+        let needs_more = !record.unidentified_devices().is_empty() && !arguments.overwrite;
         let more = if needs_more { " --overwrite" } else { "" };
         format!("To go on from there: {command_line}{more}")
     }
@@ -316,7 +331,7 @@ impl CopyArguments {
     }
 }
 
-fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
+fn open_device(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     opener.open(uri).map_err(|error| {
         let refused = Error::new(error.category(), format!("open {error}"));
         match error.hint() {
@@ -328,19 +343,19 @@ fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
 
 /// Rejects a checkpoint that cannot be matched to these devices: neither resume nor the permission to
 /// overwrite may be derived from it.
-fn check_record(
-    record: &Checkpoint,
+fn check_checkpoint(
+    record: &CheckpointFile,
     from: Option<&CopyStats>,
     files: &TargetFiles,
     overwrite: bool,
 ) -> Result<(), Error> {
     let Some(from) = from else { return Ok(()) };
-    files.check(record.path(), from.until)?;
-    let unmarked = record.unidentified();
+    files.check_checkpoint(record.file_path(), from.until)?;
+    let unmarked = record.unidentified_devices();
     if overwrite || unmarked.is_empty() {
         return Ok(());
     }
-    let (record, unmarked) = (record.path().display(), unmarked.join(" and "));
+    let (record, unmarked) = (record.file_path().display(), unmarked.join(" and "));
     let text = format!(
         "resume the copy of {record}: {unmarked} cannot be identified, expected a serial \
          number, a UUID or a file"
@@ -351,11 +366,11 @@ fn check_record(
 }
 
 /// Path of the checkpoint file, if this copy has one.
-fn record_path(arguments: &CopyArguments) -> Result<Option<PathBuf>, Error> {
+fn checkpoint_path(arguments: &CopyArguments) -> Result<Option<PathBuf>, Error> {
     let CopyArguments { target, resume, .. } = arguments;
     match resume {
         None => Ok(default_path(target)),
-        Some(_) if files_of(target).is_empty() => Err(Error::usage(format!(
+        Some(_) if backing_files(target).is_empty() => Err(Error::usage(format!(
             "--resume: {target:#} stands on no file and does not outlive this run, expected a target \
              that does"
         ))),
@@ -364,7 +379,7 @@ fn record_path(arguments: &CopyArguments) -> Result<Option<PathBuf>, Error> {
 }
 
 /// The block-layer device above a medium, claimed for this copy.
-fn claim(
+fn claim_device(
     name: &str,
     medium: Arc<dyn BlockDevice>,
     claim: Claim,

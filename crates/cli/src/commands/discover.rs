@@ -12,7 +12,7 @@ use tenmil_base::{Error, Span};
 use tenmil_block::quantity::parse_time;
 use tenmil_wire::log::discovery::{DiscoveryEntry, SubsystemType, TransportType};
 
-use super::write_out;
+use super::write_stdout;
 use tenmil_devices::tcp::{DiscoveryLog, discover, discovery_service};
 
 /// Print the discovery log of an NVMe/TCP discovery controller: its subsystems and their addresses.
@@ -39,7 +39,7 @@ pub(super) struct DiscoverArguments {
     time: Option<Span>,
 
     /// Stop after this many changes
-    #[arg(long, value_name = "N", value_parser = super::perf::whole::<u64>, requires = "watch")]
+    #[arg(long, value_name = "N", value_parser = super::perf::parse_integer::<u64>, requires = "watch")]
     count: Option<u64>,
 }
 
@@ -50,14 +50,17 @@ Examples:
   tenmil discover tcp://192.0.2.7:8009 --watch --json | jq -r 'select(.change == \"added\").uri'";
 
 /// Reads the log and prints it, or watches it with `--watch`.
-pub(super) fn run(arguments: &DiscoverArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
+pub(super) fn run_discover(
+    arguments: &DiscoverArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Error> {
     let name = discovery_service(&arguments.address)?;
     if arguments.watch {
-        return watch::run(arguments, &name, out);
+        return watch::watch_discovery_log(arguments, &name, out);
     }
     let found = discover(&name)?;
-    let printed = if arguments.json { as_json(&found) } else { as_text(&name.address, &found) };
-    write_out(out, &printed)?;
+    let printed = if arguments.json { log_json(&found) } else { log_text(&name.address, &found) };
+    write_stdout(out, &printed)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -72,7 +75,7 @@ fn uri_of(entry: &DiscoveryEntry) -> Option<String> {
     }
 }
 
-fn kind_of(entry: &DiscoveryEntry) -> &'static str {
+fn subsystem_type_name(entry: &DiscoveryEntry) -> &'static str {
     match entry.subtype() {
         SubsystemType::Nvm => "SSD",
         SubsystemType::Referral => "referral",
@@ -81,19 +84,19 @@ fn kind_of(entry: &DiscoveryEntry) -> &'static str {
     }
 }
 
-fn as_text(address: &str, found: &DiscoveryLog) -> String {
+fn log_text(address: &str, found: &DiscoveryLog) -> String {
     let count = found.entries.len();
     let entries = if count == 1 { "entry" } else { "entries" };
     let mut text = format!("tcp://{address}: {count} {entries}, generation {}\n", found.generation);
     for entry in &found.entries {
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "  {}", line_of(entry));
+        let _ = writeln!(text, "  {}", entry_line(entry));
     }
     text
 }
 
 /// Transport name, as in `nvme connect --transport`.
-const fn transport_of(transport: TransportType) -> &'static str {
+const fn transport_name(transport: TransportType) -> &'static str {
     match transport {
         TransportType::Tcp => "tcp",
         TransportType::Rdma => "rdma",
@@ -105,24 +108,28 @@ const fn transport_of(transport: TransportType) -> &'static str {
 
 /// A log entry as one line of text, without control characters: an `Ascii` field shows printable
 /// characters only.
-fn line_of(entry: &DiscoveryEntry) -> String {
+fn entry_line(entry: &DiscoveryEntry) -> String {
     let uri = uri_of(entry).unwrap_or_else(|| {
-        format!("{} over {}, which is not supported", entry.subnqn(), transport_of(entry.trtype()))
+        format!(
+            "{} over {}, which is not supported",
+            entry.subnqn(),
+            transport_name(entry.trtype())
+        )
     });
-    format!("{:<10} port {:<5} {uri}", kind_of(entry), entry.portid())
+    format!("{:<10} port {:<5} {uri}", subsystem_type_name(entry), entry.portid())
 }
 
-fn as_json(found: &DiscoveryLog) -> String {
-    let entries: Vec<_> = found.entries.iter().map(object_of).collect();
+fn log_json(found: &DiscoveryLog) -> String {
+    let entries: Vec<_> = found.entries.iter().map(entry_json).collect();
     format!("{:#}\n", json!({ "generation": found.generation, "entries": entries }))
 }
 
-fn object_of(entry: &DiscoveryEntry) -> Value {
+fn entry_json(entry: &DiscoveryEntry) -> Value {
     json!({
-        "kind": kind_of(entry),
+        "kind": subsystem_type_name(entry),
         "uri": uri_of(entry),
         "subsystem": entry.subnqn().to_string(),
-        "transport": transport_of(entry.trtype()),
+        "transport": transport_name(entry.trtype()),
         "address": entry.traddr().to_string(),
         "service": entry.trsvcid().to_string(),
         "port": entry.portid(),

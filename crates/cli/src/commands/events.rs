@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 use tenmil_base::{Error, Instant, Span};
 use tenmil_linux::Clock;
 
-use super::rpc_endpoint::{ProcessSelector, RESPONSE_TIMEOUT, connect, refused};
-use super::write_out;
+use super::rpc_endpoint::{ProcessSelector, RESPONSE_TIMEOUT, command_error, connect_to_process};
+use super::write_stdout;
 use tenmil_block::quantity::parse_time;
 
 /// Print the events of a running tenmil process, one per line, until it exits or Ctrl-C.
@@ -24,7 +24,7 @@ pub(super) struct EventsArguments {
     json: bool,
 
     /// Stop after this many events
-    #[arg(long, value_name = "N", value_parser = super::perf::whole::<u64>)]
+    #[arg(long, value_name = "N", value_parser = super::perf::parse_integer::<u64>)]
     count: Option<u64>,
 
     /// Stop after this time, such as 10 or 500ms
@@ -36,19 +36,22 @@ pub(super) struct EventsArguments {
 const WAIT: Span = Span::from_ms(200);
 
 /// Subscribes to the events and prints them.
-pub(super) fn run(arguments: &EventsArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
+pub(super) fn run_events(
+    arguments: &EventsArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Error> {
     tenmil_linux::signal::catch_interrupts()
         .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
-    let clock = Clock::kernel();
+    let clock = Clock::on_kernel_clock();
     let end = arguments.time.map_or(Instant::NEVER, |time| clock.now().after(time));
-    let mut client = connect(arguments.process)?;
-    client.call("events", Map::new(), RESPONSE_TIMEOUT).map_err(refused)?;
+    let mut client = connect_to_process(arguments.process)?;
+    client.call_method("events", Map::new(), RESPONSE_TIMEOUT).map_err(command_error)?;
     let mut left = arguments.count.unwrap_or(u64::MAX);
-    while left > 0 && clock.now() < end && !tenmil_linux::signal::interrupted() {
+    while left > 0 && clock.now() < end && !tenmil_linux::signal::is_stop_requested() {
         let wait = WAIT.min(end.since(clock.now()));
-        let Some(event) = client.next_event(wait).map_err(refused)? else { continue };
+        let Some(event) = client.next_event(wait).map_err(command_error)? else { continue };
         left -= 1;
-        write_out(out, &line(&event, arguments.json))?;
+        write_stdout(out, &event_line(&event, arguments.json))?;
         if event["kind"] == "shutdown" {
             break;
         }
@@ -56,7 +59,7 @@ pub(super) fn run(arguments: &EventsArguments, out: &mut dyn Write) -> Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-fn line(event: &Value, json: bool) -> String {
+fn event_line(event: &Value, json: bool) -> String {
     if json {
         return format!("{event}\n");
     }
@@ -74,13 +77,13 @@ fn line(event: &Value, json: bool) -> String {
 mod tests {
     use serde_json::json;
 
-    use super::line;
+    use super::event_line;
 
     #[test]
-    fn an_event_is_one_line() {
+    fn event_is_printed_on_one_line() {
         let time = "2024-02-29T12:34:56.789000Z";
         let event = json!({ "kind": "set", "time": time, "text": "a\nb\u{1b}[2J" });
-        assert_eq!(line(&event, false), format!("{time}  set         a b [2J\n"));
-        assert_eq!(line(&event, true).lines().count(), 1);
+        assert_eq!(event_line(&event, false), format!("{time}  set         a b [2J\n"));
+        assert_eq!(event_line(&event, true).lines().count(), 1);
     }
 }

@@ -4,10 +4,10 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
-use tenmil_rpc::{MethodKind, TABLE, document, show, words};
+use tenmil_rpc::{MethodKind, TABLE, format_result, parse_words, reference_markdown};
 
-use super::rpc_endpoint::{ProcessSelector, RESPONSE_TIMEOUT, connect, refused};
-use super::write_out;
+use super::rpc_endpoint::{ProcessSelector, RESPONSE_TIMEOUT, command_error, connect_to_process};
+use super::write_stdout;
 use tenmil_base::Error;
 
 /// Query a running tenmil process; without a name, list the methods.
@@ -43,10 +43,10 @@ Examples:
 `tenmil get --markdown` prints a reference of all methods and events.";
 
 /// Calls the method and prints its result.
-pub(super) fn run(arguments: &GetArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
+pub(super) fn run_get(arguments: &GetArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     let text = match &arguments.name {
-        _ if arguments.markdown => document(&TABLE),
-        None => contents(arguments.json),
+        _ if arguments.markdown => reference_markdown(&TABLE),
+        None => method_list_text(arguments.json),
         Some(name) => call_method(
             MethodKind::Get,
             name,
@@ -55,7 +55,7 @@ pub(super) fn run(arguments: &GetArguments, out: &mut dyn Write) -> Result<ExitC
             arguments.json,
         )?,
     };
-    write_out(out, &text)?;
+    write_stdout(out, &text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -68,17 +68,19 @@ pub(super) fn call_method(
     process: ProcessSelector,
     json: bool,
 ) -> Result<String, Error> {
-    let method = TABLE.find_typed(verb, name).map_err(refused)?;
-    let parameters = words(method, parameters).map_err(refused)?;
-    let mut client = connect(process)?;
-    let answer = client.call(&method.wire_name(), parameters, RESPONSE_TIMEOUT).map_err(refused)?;
-    Ok(if json { format!("{answer:#}\n") } else { show(&method.answer, &answer) })
+    let method = TABLE.find_typed(verb, name).map_err(command_error)?;
+    let parameters = parse_words(method, parameters).map_err(command_error)?;
+    let mut client = connect_to_process(process)?;
+    let answer = client
+        .call_method(&method.wire_name(), parameters, RESPONSE_TIMEOUT)
+        .map_err(command_error)?;
+    Ok(if json { format!("{answer:#}\n") } else { format_result(&method.answer, &answer) })
 }
 
 /// List of all methods and events; needs no running process.
-fn contents(json: bool) -> String {
+fn method_list_text(json: bool) -> String {
     if json {
-        return format!("{:#}\n", tenmil_rpc::schema(&TABLE));
+        return format!("{:#}\n", tenmil_rpc::table_schema(&TABLE));
     }
     let row = |(typed, help): (String, &str)| format!("  tenmil {typed:<20} {help}\n");
     TABLE.methods().map(|method| row((method.typed_name(), method.help))).collect()
@@ -86,13 +88,13 @@ fn contents(json: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::contents;
+    use super::method_list_text;
 
     #[test]
-    fn what_can_be_asked_is_listed_for_people_and_for_programs() {
-        let text = contents(false);
+    fn methods_are_listed_as_text_and_json() {
+        let text = method_list_text(false);
         assert!(text.contains("  tenmil get process          Show the process"), "{text}");
-        let schema: serde_json::Value = serde_json::from_str(&contents(true)).unwrap();
+        let schema: serde_json::Value = serde_json::from_str(&method_list_text(true)).unwrap();
         assert_eq!(schema["methods"]["process"]["verb"], "get");
     }
 }

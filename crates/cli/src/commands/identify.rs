@@ -5,10 +5,10 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::{Engines, write_out};
+use super::{CommandEngines, write_stdout};
 use tenmil_devices::identify::{Document, interrogate, show};
 
-use super::identify_block::block_device;
+use super::identify_block::identify_block_device;
 use tenmil_base::Error;
 use tenmil_devices::{EmuSpec, PcieName, TcpName, Uri, VfioUserName};
 
@@ -52,9 +52,9 @@ fn parse_uri(text: &str) -> Result<Uri, Error> {
 }
 
 /// Reads the device and prints the result.
-pub(super) fn run(
+pub(super) fn run_identify(
     arguments: &IdentifyArguments,
-    engines: &Engines,
+    engines: &CommandEngines,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
     let text = match &arguments.uri {
@@ -65,8 +65,8 @@ pub(super) fn run(
                 document = interrogate(controller)?;
                 Ok(())
             })?;
-            require(uri, &document)?;
-            printed(&document, arguments)
+            check_namespace_attached(uri, &document)?;
+            format_document(&document, arguments)
         }
         Uri::Block(uri) if uri.scheme() == VfioUserName::SCHEME => {
             let mut document = Document::default();
@@ -77,8 +77,8 @@ pub(super) fn run(
                     Ok(())
                 },
             )?;
-            require(uri, &document)?;
-            printed(&document, arguments)
+            check_namespace_attached(uri, &document)?;
+            format_document(&document, arguments)
         }
         Uri::Block(uri) if uri.scheme() == PcieName::SCHEME => {
             let mut document = Document::default();
@@ -86,20 +86,23 @@ pub(super) fn run(
                 document = interrogate(controller)?;
                 Ok(())
             })?;
-            require(uri, &document)?;
-            printed(&document, arguments)
+            check_namespace_attached(uri, &document)?;
+            format_document(&document, arguments)
         }
         Uri::Block(uri) => {
-            let device = block_device(uri)?;
+            let device = identify_block_device(uri)?;
             if arguments.json { device.json() } else { device.text() }
         }
     };
-    write_out(out, &text)?;
+    write_stdout(out, &text)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Checks that the namespace of the URI, if it names one, is attached to this host.
-fn require(uri: &tenmil_block::uri::Uri, document: &Document) -> Result<(), Error> {
+fn check_namespace_attached(
+    uri: &tenmil_block::uri::Uri,
+    document: &Document,
+) -> Result<(), Error> {
     let named = uri.fields().number("ns", 1..=u64::from(u32::MAX - 1))?;
     let named = named.and_then(|nsid| u32::try_from(nsid).ok());
     named.map_or(Ok(()), |nsid| document.require(&uri.to_string(), nsid))
@@ -108,16 +111,16 @@ fn require(uri: &tenmil_block::uri::Uri, document: &Document) -> Result<(), Erro
 fn identify_ssd(
     spec: &EmuSpec,
     arguments: &IdentifyArguments,
-    engines: &Engines,
+    engines: &CommandEngines,
 ) -> Result<String, Error> {
     let mut document = Document::default();
     (engines.identify)(spec, &mut |controller| {
         document = interrogate(controller)?;
         Ok(())
     })?;
-    Ok(printed(&document, arguments))
+    Ok(format_document(&document, arguments))
 }
 
-fn printed(document: &Document, arguments: &IdentifyArguments) -> String {
+fn format_document(document: &Document, arguments: &IdentifyArguments) -> String {
     if arguments.json { show::json(document) } else { show::text(document, arguments.all) }
 }

@@ -22,12 +22,12 @@ pub(super) struct BlockDeviceInfo {
     limits: Limits,
     channels_max: u32,
     existing: Vec<String>,
-    extents: Extents,
+    extents: ExtentTotals,
 }
 
 /// Bytes by what the extents hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Extents {
+struct ExtentTotals {
     data: u64,
     zeroes: u64,
     holes: u64,
@@ -48,13 +48,13 @@ const REGIONS_MAX: usize = 4095;
 /// # Errors
 ///
 /// If it cannot be opened, or its extents cannot be read.
-pub(super) fn block_device(uri: &Uri) -> Result<BlockDeviceInfo, Error> {
+pub(super) fn identify_block_device(uri: &Uri) -> Result<BlockDeviceInfo, Error> {
     let regions = RegionTable::new(REGIONS_MAX);
     let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, kinds: LOOKING_KINDS };
-    let OpenedDevice { medium, description, existing, .. } = open(&opener, uri)?;
-    let machine = KernelFiles::live();
+    let OpenedDevice { medium, description, existing, .. } = open_shared(&opener, uri)?;
+    let machine = KernelFiles::live_system();
     let existing = existing.iter().map(|one| OverwriteReport::of(one, &machine).to_string());
-    let extents = Extents::of(&*medium)
+    let extents = ExtentTotals::from_device(&*medium)
         .map_err(|found| Error::environment(format!("{uri:#}: look for data: {found}")))?;
     Ok(BlockDeviceInfo {
         uri: uri.to_string(),
@@ -67,7 +67,7 @@ pub(super) fn block_device(uri: &Uri) -> Result<BlockDeviceInfo, Error> {
 }
 
 /// Opens the device read-write, or read-only if it is in use.
-fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
+fn open_shared(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     opener.open(uri).or_else(|refused| {
         let looked_at = opener.open(&uri.clone().to_read());
         looked_at.map_err(|_| refused.clone()).map(|mut opened| {
@@ -77,8 +77,8 @@ fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     })
 }
 
-impl Extents {
-    fn of(medium: &dyn BlockDevice) -> Result<Self, String> {
+impl ExtentTotals {
+    fn from_device(medium: &dyn BlockDevice) -> Result<Self, String> {
         let limits = medium.limits();
         let block_size = u64::from(limits.block_size);
         let (mut extents, mut lba) = (Self::default(), 0);
@@ -137,7 +137,7 @@ impl BlockDeviceInfo {
             ("atomic write", blocks(self.limits.atomic_write_blocks)),
             ("requests in flight", format!("{} on a channel", self.limits.depth_max)),
             ("channels", channels),
-            ("contents", self.extents.words()),
+            ("contents", self.extents.text()),
         ];
         rows.extend(self.existing.iter().map(|there| ("existing data", there.clone())));
         let mut text = format!("{}\n", self.uri);
@@ -150,7 +150,7 @@ impl BlockDeviceInfo {
     /// All properties as one JSON object, with a trailing newline.
     pub(super) fn json(&self) -> String {
         let Limits { block_size, block_count, metadata_size, .. } = self.limits;
-        let Extents { data, zeroes, holes, count, rest } = self.extents;
+        let ExtentTotals { data, zeroes, holes, count, rest } = self.extents;
         let channels = (self.channels_max != u32::MAX).then_some(self.channels_max);
         let document: Value = json!({
             "uri": self.uri,
@@ -180,8 +180,8 @@ impl BlockDeviceInfo {
     }
 }
 
-impl Extents {
-    fn words(&self) -> String {
+impl ExtentTotals {
+    fn text(&self) -> String {
         let kinds = [(self.data, "data"), (self.zeroes, "zeroes"), (self.holes, "holes")];
         let kinds = kinds.iter().filter(|(bytes, _)| *bytes > 0);
         let mut parts: Vec<String> =
@@ -201,16 +201,16 @@ mod tests {
     use tenmil_dma::RegionTable;
     use tenmil_linux::Clock;
 
-    use super::block_device;
+    use super::identify_block_device;
 
-    fn ask(uri: &str) -> (String, Value) {
-        let device = block_device(&uri.parse().unwrap()).unwrap();
+    fn identify(uri: &str) -> (String, Value) {
+        let device = identify_block_device(&uri.parse().unwrap()).unwrap();
         (device.text(), serde_json::from_str(&device.json()).unwrap())
     }
 
     #[test]
-    fn a_device_in_memory_says_what_it_is() {
-        let (text, json) = ask("ram:1m?block=4k");
+    fn memory_device_is_identified() {
+        let (text, json) = identify("ram:1m?block=4k");
         assert!(text.starts_with("ram:1m?block=4k\n  description           ram: "), "{text}");
         assert!(text.contains("1048576 bytes (1 MiB), 256 blocks"), "{text}");
         assert!(text.contains("unlimited") && text.contains("1 MiB of holes"), "{text}");
@@ -222,39 +222,39 @@ mod tests {
     }
 
     #[test]
-    fn a_file_says_where_its_data_is_and_that_this_run_did_not_put_it_there() {
+    fn file_identify_shows_its_data_extents_not_created_by_this_run() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk");
         let uri = format!("file:{}?size=1m&block=4k&engine=threads", path.display());
-        let (_, json) = ask(&uri);
+        let (_, json) = identify(&uri);
         assert_eq!(json["existing"].as_array().unwrap().len(), 0, "made just now");
-        let (text, json) = ask(&format!("file:{}?engine=threads", path.display()));
+        let (text, json) = identify(&format!("file:{}?engine=threads", path.display()));
         assert!(text.contains("existing data") && text.contains("1048576 bytes"), "{text}");
         assert_eq!(json["existing"].as_array().unwrap().len(), 1);
         assert!(text.contains("nothing but zeroes at both ends"), "{text}");
     }
 
     #[test]
-    fn a_file_that_others_read_is_looked_at_all_the_same() {
+    fn file_in_use_is_identified_read_only() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk");
         let uri = format!("file:{}?engine=threads", path.display());
-        ask(&format!("{uri}&size=1m"));
+        identify(&format!("{uri}&size=1m"));
         let (regions, clock) = (RegionTable::new(8), Clock::start());
         let opener = Opener { regions: &regions, clock, seed: 1, kinds: tenmil_drivers::KINDS };
         let reader = opener.open(&format!("{uri}&read-only=yes").parse().unwrap()).unwrap();
-        let (text, json) = ask(&uri);
+        let (text, json) = identify(&uri);
         assert!(text.contains(", for reading only: file: lock "), "{text}");
         assert_eq!(json["block_count"], 2048);
         drop(reader);
         let _writer = opener.open(&uri.parse().unwrap()).unwrap();
-        let refused = block_device(&uri.parse().unwrap()).unwrap_err();
+        let refused = identify_block_device(&uri.parse().unwrap()).unwrap_err();
         assert!(refused.text.contains("not open elsewhere"), "{refused}");
     }
 
     #[test]
-    fn what_cannot_be_opened_is_refused() {
-        let refused = block_device(&"tape:0".parse().unwrap()).unwrap_err();
+    fn unopenable_device_is_rejected() {
+        let refused = identify_block_device(&"tape:0".parse().unwrap()).unwrap_err();
         assert!(refused.text.starts_with("tape:0: no devices of kind `tape`"), "{refused}");
     }
 }

@@ -13,7 +13,7 @@ use tenmil_base::{Error, Span};
 use tenmil_block::quantity::parse_time;
 use tenmil_linux::kernel_files::KernelFiles;
 
-use super::write_out;
+use super::write_stdout;
 use follow::FollowLimit;
 use functions::FunctionInfo;
 use tenmil_devices::MODELS;
@@ -31,7 +31,7 @@ pub(super) struct ListArguments {
     follow: bool,
 
     /// Stop after this many changes
-    #[arg(long, value_name = "N", requires = "follow", value_parser = super::perf::whole::<u64>)]
+    #[arg(long, value_name = "N", requires = "follow", value_parser = super::perf::parse_integer::<u64>)]
     count: Option<u64>,
 
     /// Stop after this time, such as 10 or 500ms
@@ -79,25 +79,25 @@ const CRYPT: &str = "another device, encrypted";
 const CRYPT: &str = "another device, encrypted; not in this build, but with `--features crypt`";
 
 /// Prints the lists, or follows changes with `--follow`.
-pub(super) fn run(arguments: &ListArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
+pub(super) fn run_list(arguments: &ListArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     if arguments.follow {
         let until = FollowLimit { count: arguments.count, time: arguments.time };
-        return follow::run(until, arguments.json, out);
+        return follow::follow_functions(until, arguments.json, out);
     }
-    let functions = FunctionInfo::all(&KernelFiles::live());
-    let text = if arguments.json { as_json(&functions) } else { as_text(&functions) };
-    write_out(out, &text)?;
+    let functions = FunctionInfo::all_nvme(&KernelFiles::live_system());
+    let text = if arguments.json { list_json(&functions) } else { list_text(&functions) };
+    write_stdout(out, &text)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn emulated() -> impl Iterator<Item = (String, &'static str)> {
+fn emulated_ssds() -> impl Iterator<Item = (String, &'static str)> {
     let media = MEDIA.into_iter().map(|(uri, words)| (uri.to_owned(), words));
     media.chain(MODELS.into_iter().map(|(name, words)| (format!("emu:model:{name}"), words)))
 }
 
-fn as_text(functions: &[FunctionInfo]) -> String {
+fn list_text(functions: &[FunctionInfo]) -> String {
     let mut text = String::from("emulated\n");
-    for (uri, words) in emulated() {
+    for (uri, words) in emulated_ssds() {
         let _ = writeln!(text, "  {uri:<20}{words}");
     }
     text += "\nblock devices\n";
@@ -112,9 +112,9 @@ fn as_text(functions: &[FunctionInfo]) -> String {
     text
 }
 
-fn as_json(functions: &[FunctionInfo]) -> String {
+fn list_json(functions: &[FunctionInfo]) -> String {
     let emulated: Vec<_> =
-        emulated().map(|(uri, words)| json!({ "uri": uri, "what": words })).collect();
+        emulated_ssds().map(|(uri, words)| json!({ "uri": uri, "what": words })).collect();
     let block = BLOCK.map(|(uri, words)| json!({ "uri": uri, "what": words }));
     let functions: Vec<_> = functions.iter().map(FunctionInfo::as_json).collect();
     format!("{:#}\n", json!({ "emulated": emulated, "block": block, "pci": functions }))
@@ -124,16 +124,16 @@ fn as_json(functions: &[FunctionInfo]) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{BLOCK, as_json, as_text};
+    use super::{BLOCK, list_json, list_text};
     use tenmil_devices::Uri;
 
     #[test]
-    fn a_machine_without_ssds_says_so() {
-        assert!(as_text(&[]).ends_with("NVMe functions on the PCI bus\n  none\n"));
+    fn machine_without_ssds_is_reported() {
+        assert!(list_text(&[]).ends_with("NVMe functions on the PCI bus\n  none\n"));
     }
 
     #[test]
-    fn the_kinds_that_are_listed_are_those_that_are_known() {
+    fn listed_device_kinds_are_the_registered_ones() {
         let regions = tenmil_dma::RegionTable::new(1);
         let clock = tenmil_linux::Clock::start();
         let opener =
@@ -148,8 +148,8 @@ mod tests {
     }
 
     #[test]
-    fn every_emulated_ssd_that_is_listed_can_be_named() {
-        let json: serde_json::Value = serde_json::from_str(&as_json(&[])).unwrap();
+    fn every_listed_emulated_ssd_is_a_valid_uri() {
+        let json: serde_json::Value = serde_json::from_str(&list_json(&[])).unwrap();
         let listed = json["emulated"].as_array().unwrap();
         assert_eq!(listed.len(), 5);
         for entry in listed {

@@ -8,7 +8,7 @@ use clap::{Args, Command};
 use clap_mangen::Man;
 
 use super::report_file::ReportFile;
-use super::write_out;
+use super::write_stdout;
 use tenmil_base::Error;
 
 /// Write a manual page for tenmil and for each of its commands.
@@ -26,7 +26,7 @@ Examples:
   tenmil man . && man ./tenmil-serve.1";
 
 /// Writes the pages and prints their number.
-pub(super) fn run(
+pub(super) fn run_man(
     arguments: &ManArguments,
     mut command: Command,
     out: &mut dyn Write,
@@ -35,7 +35,7 @@ pub(super) fn run(
     command.build();
     let mut count = 0;
     write_pages(&command, &arguments.directory, &mut count)?;
-    write_out(out, &format!("{count} pages in {}\n", arguments.directory.display()))?;
+    write_stdout(out, &format!("{count} pages in {}\n", arguments.directory.display()))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -47,7 +47,7 @@ fn write_pages(command: &Command, directory: &Path, count: &mut u32) -> Result<(
     Man::new(command.clone().name(name))
         .render(&mut page)
         .map_err(|error| Error::environment(format!("write {path}: {error}")))?;
-    file.write(&String::from_utf8_lossy(&page))?;
+    file.write_report(&String::from_utf8_lossy(&page))?;
     *count += 1;
     let inner = command.get_subcommands();
     let mut inner = inner.filter(|inner| !inner.is_hide_set() && inner.get_name() != "help");

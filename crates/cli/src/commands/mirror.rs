@@ -13,18 +13,18 @@ use tenmil_dma::RegionTable;
 use tenmil_drivers::mirror::{self, Health, MirrorReport};
 use tenmil_linux::{Clock, random_seed};
 
-use super::write_out;
+use super::write_stdout;
 
 /// Create a mirror, show it, or change its legs.
 #[derive(Debug, Args)]
 #[command(subcommand_required = true, after_help = EXAMPLES)]
 pub(super) struct MirrorArguments {
     #[command(subcommand)]
-    command: Command,
+    command: MirrorCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum MirrorCommand {
     /// Create a mirror: every block is written to each of the devices.
     Create(CreateArguments),
     /// Show the superblocks of the legs, whether the mirror can be opened, and how much must be
@@ -143,44 +143,47 @@ const REGIONS_MAX: usize = 256;
 impl MirrorArguments {
     /// Whether the command creates and grows no file: it reads only, or takes over what exists.
     pub(super) fn only_reads(&self) -> bool {
-        matches!(self.command, Command::Show(_) | Command::Takeover(_))
+        matches!(self.command, MirrorCommand::Show(_) | MirrorCommand::Takeover(_))
     }
 }
 
 /// Runs the subcommand.
-pub(super) fn run(arguments: &MirrorArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
+pub(super) fn run_mirror(
+    arguments: &MirrorArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Error> {
     let regions = RegionTable::new(REGIONS_MAX);
     let clock = Clock::start();
     let opener = Opener { regions: &regions, clock, seed: random_seed(), kinds: tenmil::KINDS };
     let mut code = ExitCode::SUCCESS;
     let text = match &arguments.command {
-        Command::Create(create) => {
+        MirrorCommand::Create(create) => {
             mirror::create(&opener, &create.legs, create.overwrite)?
                 + "\n"
-                + &open_with(&create.legs)
+                + &mirror_uri(&create.legs)
         }
-        Command::Show(show) => {
+        MirrorCommand::Show(show) => {
             let report = mirror::show(&opener, &show.uri)?;
             code = exit_code(&report);
-            if show.json { as_json(&report) } else { as_text(&report) }
+            if show.json { mirror_json(&report) } else { mirror_text(&report) }
         }
-        Command::Add(add) => mirror::add(&opener, &add.uri, &add.leg, add.overwrite)? + "\n",
-        Command::Replace(it) => {
-            let mut ask = |question: &str| consent(it.yes, question);
+        MirrorCommand::Add(add) => mirror::add(&opener, &add.uri, &add.leg, add.overwrite)? + "\n",
+        MirrorCommand::Replace(it) => {
+            let mut ask = |question: &str| require_consent(it.yes, question);
             mirror::replace(&opener, &it.uri, &it.old, &it.new, it.overwrite, &mut ask)? + "\n"
         }
-        Command::Remove(it) => {
-            let mut ask = |question: &str| consent(it.yes, question);
+        MirrorCommand::Remove(it) => {
+            let mut ask = |question: &str| require_consent(it.yes, question);
             mirror::remove(&opener, &it.uri, &it.old, &mut ask)? + "\n"
         }
-        Command::Takeover(TakeoverArguments { uri, force }) => {
+        MirrorCommand::Takeover(TakeoverArguments { uri, force }) => {
             match mirror::take_over(&opener, uri, *force)? {
                 Some(former) => format!("{uri:#} is taken over from {former}\n"),
                 None => format!("{uri:#} has no owner: nothing was changed\n"),
             }
         }
     };
-    write_out(out, &text)?;
+    write_stdout(out, &text)?;
     Ok(code)
 }
 
@@ -194,16 +197,16 @@ fn exit_code(report: &MirrorReport) -> ExitCode {
 }
 
 /// Asks for confirmation of a change, unless --yes is given.
-fn consent(is_given: bool, question: &str) -> Result<(), Error> {
+fn require_consent(is_given: bool, question: &str) -> Result<(), Error> {
     if is_given {
         return Ok(());
     }
     let input = io::stdin();
-    confirm(question, input.is_terminal().then(|| input.lock()).as_mut())
+    ask_confirmation(question, input.is_terminal().then(|| input.lock()).as_mut())
 }
 
 /// Asks for confirmation on the terminal; without a terminal the change is rejected.
-fn confirm(question: &str, input: Option<&mut impl BufRead>) -> Result<(), Error> {
+fn ask_confirmation(question: &str, input: Option<&mut impl BufRead>) -> Result<(), Error> {
     let refuse = |why: &str| Err(Error::new(ErrorCategory::Usage, format!("{question}: {why}")));
     let Some(input) = input else {
         return refuse("standard input is no terminal, expected a terminal or --yes");
@@ -218,12 +221,12 @@ fn confirm(question: &str, input: Option<&mut impl BufRead>) -> Result<(), Error
 }
 
 /// URI of a mirror that was just created.
-fn open_with(legs: &[Uri]) -> String {
+fn mirror_uri(legs: &[Uri]) -> String {
     let legs: Vec<String> = legs.iter().map(|leg| format!("[{leg}]")).collect();
     format!("open it as 'mirror:{}'\n", legs.join(","))
 }
 
-fn as_text(report: &MirrorReport) -> String {
+fn mirror_text(report: &MirrorReport) -> String {
     let mut text = String::new();
     for (name, found) in &report.legs {
         let _ = writeln!(text, "{name}");
@@ -237,7 +240,7 @@ fn as_text(report: &MirrorReport) -> String {
                 let _ = writeln!(text, "  leg {number} of {legs} of mirror {uuid}");
                 let (generation, sequence) = (leg.generation, leg.sequence);
                 let _ = writeln!(text, "  generation {generation}, {sequence} superblock updates");
-                let _ = writeln!(text, "  in sync: {}", numbers(leg.in_sync));
+                let _ = writeln!(text, "  in sync: {}", leg_numbers(leg.in_sync));
                 if let Some(owner) = leg.owner.owner() {
                     let _ = writeln!(text, "  open for writing by: {owner}");
                 }
@@ -259,17 +262,17 @@ fn as_text(report: &MirrorReport) -> String {
 }
 
 /// Leg numbers of a bit mask: `0, 2`.
-fn numbers(mask: u8) -> String {
+fn leg_numbers(mask: u8) -> String {
     let legs = (0..8_u8).filter(|leg| mask & (1 << leg) != 0);
     let legs: Vec<String> = legs.map(|leg| leg.to_string()).collect();
     if legs.is_empty() { "none".into() } else { legs.join(", ") }
 }
 
-fn as_json(report: &MirrorReport) -> String {
+fn mirror_json(report: &MirrorReport) -> String {
     let leg =
         |(name, found): &(String, Result<tenmil_volume::mirror::Superblock, Error>)| match found {
             Err(problem) => json!({ "uri": name, "problem": problem.text }),
-            Ok(leg) => as_json_leg(name, leg),
+            Ok(leg) => leg_json(name, leg),
         };
     let legs: Vec<Value> = report.legs.iter().map(leg).collect();
     let document = match &report.verdict {
@@ -284,7 +287,7 @@ fn as_json(report: &MirrorReport) -> String {
     format!("{document:#}\n")
 }
 
-fn as_json_leg(name: &str, leg: &tenmil_volume::mirror::Superblock) -> Value {
+fn leg_json(name: &str, leg: &tenmil_volume::mirror::Superblock) -> Value {
     let in_sync: Vec<u8> = (0..leg.legs).filter(|one| leg.in_sync & (1 << one) != 0).collect();
     json!({
         "uri": name,
@@ -309,7 +312,7 @@ mod tests {
     use clap::Parser;
     use serde_json::Value;
 
-    use super::{MirrorArguments, confirm, numbers, run};
+    use super::{MirrorArguments, ask_confirmation, leg_numbers, run_mirror};
     use tenmil_base::Error;
 
     #[derive(Parser)]
@@ -318,10 +321,10 @@ mod tests {
         mirror: MirrorArguments,
     }
 
-    fn say(words: &[&str]) -> Result<String, Error> {
+    fn run_mirror_command(words: &[&str]) -> Result<String, Error> {
         let line = Line::try_parse_from(["mirror"].iter().chain(words)).unwrap();
         let mut out = Vec::new();
-        let code = run(&line.mirror, &mut out)?;
+        let code = run_mirror(&line.mirror, &mut out)?;
         let text = String::from_utf8(out).unwrap();
         let opens = !text.contains("does not open: ") && !text.contains("\"opens\": false");
         let is_degraded = text.contains(", degraded");
@@ -332,29 +335,30 @@ mod tests {
     }
 
     #[test]
-    fn a_mirror_is_made_once_and_shown() {
+    fn mirror_is_created_once_and_shown() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name).display().to_string();
         let [a, b] = ["a", "b"].map(|name| format!("file:{}?size=4m&engine=threads", path(name)));
-        let made = say(&["create", &a, &b]).unwrap();
+        let made = run_mirror_command(&["create", &a, &b]).unwrap();
         assert!(made.contains(": 2 legs, 3145728 bytes, "), "{made}");
         assert!(made.ends_with(&format!("open it as 'mirror:[{a}],[{b}]'\n")), "{made}");
 
-        let refused = say(&["create", &a, &b]).unwrap_err();
+        let refused = run_mirror_command(&["create", &a, &b]).unwrap_err();
         assert!(
             refused.text.contains("would destroy what is there: ")
                 && refused.text.contains("--overwrite")
         );
-        say(&["create", "--overwrite", &a, &b]).unwrap();
+        run_mirror_command(&["create", "--overwrite", &a, &b]).unwrap();
 
         let mirror = format!("mirror:[{b}],[{a}]");
-        let text = say(&["show", &mirror]).unwrap();
+        let text = run_mirror_command(&["show", &mirror]).unwrap();
         assert!(text.starts_with(&format!("{b}\n  leg 1 of 2 of mirror ")), "{text}");
         assert!(text.contains("  in sync: 0, 1\n  dirty: "), "{text}");
         assert!(text.contains("\nopens as mirror "), "{text}");
 
         let raw = format!("file:{}?size=4m&engine=threads", path("raw"));
-        let json = say(&["show", "--json", &format!("mirror:[{a}],[{raw}]")]).unwrap();
+        let json =
+            run_mirror_command(&["show", "--json", &format!("mirror:[{a}],[{raw}]")]).unwrap();
         let json: Value = serde_json::from_str(&json).unwrap();
         assert_eq!(json["opens"], false);
         assert_eq!(json["legs"][0]["in_sync"], serde_json::json!([0, 1]));
@@ -363,18 +367,18 @@ mod tests {
     }
 
     #[test]
-    fn legs_come_and_go_by_name_and_by_number() {
+    fn legs_are_added_and_removed_by_name_and_number() {
         let directory = tempfile::tempdir().unwrap();
         let leg = |name: &str| {
             let path = directory.path().join(name);
             format!("file:{}?engine=threads&size=4m", path.display())
         };
         let [a, b, c, d] = ["a", "b", "c", "d"].map(leg);
-        say(&["create", &a, &b]).unwrap();
+        run_mirror_command(&["create", &a, &b]).unwrap();
         let two = format!("mirror:[{a}],[{b}]");
-        let said = say(&["add", &two, &c]).unwrap();
+        let said = run_mirror_command(&["add", &two, &c]).unwrap();
         assert!(said.contains(&format!(": leg 2 is {c}; it is copied to")), "{said}");
-        let shown = say(&["show", &format!("mirror:[{a}],[{b}],[{c}]")]).unwrap();
+        let shown = run_mirror_command(&["show", &format!("mirror:[{a}],[{b}],[{c}]")]).unwrap();
         assert!(shown.contains("\nopens as mirror "), "{shown}");
         assert!(shown.contains("2 of 3 legs in sync, degraded; leg 2 ("), "{shown}");
         assert!(shown.contains("; 48 regions (100.0 %) are copied, from leg 0"), "{shown}");
@@ -389,40 +393,43 @@ mod tests {
             (vec!["replace", &format!("mirror:[{a}]"), "1", &d], "leg 1 is absent, and may hold"),
             (vec!["remove", &a, "0"], "not a mirror, expected mirror:[URI],[URI]"),
         ] {
-            let refused = say(&words).unwrap_err().text;
+            let refused = run_mirror_command(&words).unwrap_err().text;
             assert!(refused.contains(expected), "{refused}");
         }
 
         let other = c.replace("/c?", "/./c?");
-        let said = say(&["remove", "--yes", &three, &other]).unwrap();
+        let said = run_mirror_command(&["remove", "--yes", &three, &other]).unwrap();
         assert!(said.contains(": leg 2 is removed; 2 are left"), "{said}");
-        let refused = say(&["remove", &two, "0"]).unwrap_err().text;
+        let refused = run_mirror_command(&["remove", &two, "0"]).unwrap_err().text;
         assert!(refused.contains("1 leg would be left, expected 2; replace it"), "{refused}");
-        let shown = say(&["show", &three]).unwrap();
+        let shown = run_mirror_command(&["show", &three]).unwrap();
         assert!(shown.contains("  no superblock\ndoes not open: "), "{shown}");
 
         // The old leg may be missing, and is not part of the mirror if it returns.
-        say(&["replace", "--yes", &format!("mirror:[{a}]?degraded=yes"), "1", &d]).unwrap();
-        let shown = say(&["show", &format!("mirror:[{a}],[{d}]")]).unwrap();
+        run_mirror_command(&["replace", "--yes", &format!("mirror:[{a}]?degraded=yes"), "1", &d])
+            .unwrap();
+        let shown = run_mirror_command(&["show", &format!("mirror:[{a}],[{d}]")]).unwrap();
         assert!(shown.contains("1 of 2 legs in sync, degraded; leg 1 ("), "{shown}");
-        let shown = say(&["show", &format!("mirror:[{a}],[{b}]")]).unwrap();
+        let shown = run_mirror_command(&["show", &format!("mirror:[{a}],[{b}]")]).unwrap();
         assert!(shown.contains("is leg 1 of generation 3, expected 4 or later"), "{shown}");
     }
 
     #[test]
-    fn a_change_is_made_only_with_consent() {
-        let said = |words: &'static str| confirm("leg 1 is removed", Some(&mut words.as_bytes()));
+    fn change_requires_consent() {
+        let said =
+            |words: &'static str| ask_confirmation("leg 1 is removed", Some(&mut words.as_bytes()));
         assert!(said("y\n").is_ok() && said(" yes \n").is_ok());
         for words in ["", "\n", "n\n", "yesterday\n"] {
             let refused = said(words).unwrap_err().to_string();
             assert_eq!(refused, "leg 1 is removed: not confirmed, nothing was changed");
         }
-        let refused = confirm("leg 1 is removed", None::<&mut &[u8]>).unwrap_err().to_string();
+        let refused =
+            ask_confirmation("leg 1 is removed", None::<&mut &[u8]>).unwrap_err().to_string();
         assert!(refused.ends_with("standard input is no terminal, expected a terminal or --yes"));
     }
 
     #[test]
     fn legs_are_listed_by_number() {
-        assert_eq!((numbers(0b101), numbers(0)), ("0, 2".into(), "none".into()));
+        assert_eq!((leg_numbers(0b101), leg_numbers(0)), ("0, 2".into(), "none".into()));
     }
 }

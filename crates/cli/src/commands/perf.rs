@@ -16,16 +16,16 @@ use tenmil_reactor::PollMode;
 use tenmil_reactor::schedule::Options;
 
 use super::report_file::ReportFile;
-use super::{Engines, PerfEngine, usage, write_out};
-use tenmil_bench::balance::parse_rules;
-use tenmil_bench::perf::options::{
-    ArrivalProcess, BASELINE_TIME, BaselineKind, CompletionDoorbell, Layer, LayerOptions,
-    MachineResources, NULL_BLK_TIME, OpenLoop, Output, Pattern, PerfOptions, RAM_TIME, SizeMix,
-    Techniques, parse_map,
+use super::{CommandEngines, PerfEngine, usage_errors, write_stdout};
+use tenmil_bench::balance::parse_scheduler_rules;
+use tenmil_bench::perf::perf_options::{
+    AccessPattern, ArrivalProcess, BASELINE_TIME, BaselineKind, BlockLayer, BlockLayerOptions,
+    CompletionDoorbell, MachineResources, NULL_BLK_TIME, OpenLoop, PerfOptions, RAM_TIME,
+    ReportDestination, SizeMix, Techniques, parse_queue_map,
 };
-use tenmil_bench::perf::progress::{LiveLine, Phase, Progress};
-use tenmil_bench::perf::report::{html, json, text};
-use tenmil_bench::perf::result::PerfResult;
+use tenmil_bench::perf::perf_result::PerfResult;
+use tenmil_bench::perf::progress::{ProgressLine, RunPhase, RunProgress};
+use tenmil_bench::perf::report::{html_report, json_report, text_report};
 use tenmil_block::quantity::{parse_count, parse_size, parse_time};
 use tenmil_block::{QueueMap, Scheduler};
 use tenmil_devices::Uri;
@@ -40,7 +40,7 @@ pub(super) struct PerfArguments {
 
     /// Queue depth: I/Os in flight per device and submitting thread [default: 128, or the maximum of
     /// the device if that is smaller]
-    #[arg(short = 'q', long, value_name = "N", value_parser = whole::<u32>)]
+    #[arg(short = 'q', long, value_name = "N", value_parser = parse_integer::<u32>)]
     #[arg(help_heading = LOAD)]
     depth: Option<u32>,
 
@@ -55,8 +55,8 @@ pub(super) struct PerfArguments {
 
     /// Access pattern; flush-mix is randrw with a flush as every sixteenth I/O
     #[arg(short = 'w', long, value_name = "PATTERN", default_value = "randread")]
-    #[arg(help_heading = LOAD, value_parser = named(Pattern::ALL.map(|it| (it.name(), it))))]
-    pattern: Pattern,
+    #[arg(help_heading = LOAD, value_parser = named_value_parser(AccessPattern::ALL.map(|it| (it.name(), it))))]
+    pattern: AccessPattern,
 
     /// Percentage of reads in rw, randrw and flush-mix (fio's rwmixread)
     #[arg(short = 'M', long, value_name = "PERCENT", default_value = "50")]
@@ -78,7 +78,7 @@ pub(super) struct PerfArguments {
     number_ios: Option<u64>,
 
     /// I/O queue pairs per device and submitting thread
-    #[arg(short = 'P', long, value_name = "N", default_value = "1", value_parser = whole::<u16>)]
+    #[arg(short = 'P', long, value_name = "N", default_value = "1", value_parser = parse_integer::<u16>)]
     #[arg(help_heading = LOAD)]
     queue_pairs: u16,
 
@@ -94,7 +94,7 @@ pub(super) struct PerfArguments {
     /// Polling mode of an idle submitting thread: poll continuously; poll briefly, then sleep; or sleep
     /// for three quarters of the usual latency, then poll
     #[arg(long, value_name = "MODE", default_value = "adaptive", help_heading = LOAD)]
-    #[arg(value_parser = named(PollMode::ALL.map(|mode| (mode.name(), mode))))]
+    #[arg(value_parser = named_value_parser(PollMode::ALL.map(|mode| (mode.name(), mode))))]
     poll: PollMode,
 
     /// Placement of submitting threads: fixed cores (static), or lightly loaded threads consolidated on
@@ -102,7 +102,7 @@ pub(super) struct PerfArguments {
     /// dynamic?period=500ms&load=20&core=80&busy=95&migration-interval=5s&scheduling-core=0
     /// with &isolated=2-3; `tenmil set scheduler` changes it during the run
     #[arg(long, value_name = "POLICY", default_value = "static", help_heading = LOAD)]
-    #[arg(value_parser = parse_rules)]
+    #[arg(value_parser = parse_scheduler_rules)]
     scheduler: Options,
 
     /// Scale the frequency of the submitting threads' cores with their load; restored at the end
@@ -116,7 +116,7 @@ pub(super) struct PerfArguments {
 
     /// Distribution of the intervals between the starts of an open-loop load
     #[arg(long, value_name = "LAW", default_value = "poisson", requires = "rate")]
-    #[arg(help_heading = LOAD, value_parser = named([
+    #[arg(help_heading = LOAD, value_parser = named_value_parser([
         ("poisson", ArrivalProcess::Poisson),
         ("uniform", ArrivalProcess::Uniform),
     ]))]
@@ -130,11 +130,11 @@ pub(super) struct PerfArguments {
     /// Block-layer mode: hardware queues (mq), one queue behind one lock, claims only, or no block
     /// layer [default: none for emulated SSDs, mq for all others]
     #[arg(long, value_name = "MODE", help_heading = LOAD)]
-    #[arg(value_parser = named(Layer::ALL.map(|layer| (layer.name(), layer))))]
-    block: Option<Layer>,
+    #[arg(value_parser = named_value_parser(BlockLayer::ALL.map(|layer| (layer.name(), layer))))]
+    block: Option<BlockLayer>,
 
     /// Hardware contexts of the block layer by type: default=2,read=1 [default: one per channel]
-    #[arg(long, value_name = "MAP", value_parser = parse_map, help_heading = LOAD)]
+    #[arg(long, value_name = "MAP", value_parser = parse_queue_map, help_heading = LOAD)]
     queue_map: Option<QueueMap>,
 
     /// I/O scheduler of the block layer: none, merge, deadline?read=5ms&depth=8, stream-batch
@@ -143,11 +143,11 @@ pub(super) struct PerfArguments {
     block_scheduler: Scheduler,
 
     /// Limit requests per second of each device (QoS)
-    #[arg(long, value_name = "IOPS", value_parser = at_least_one, help_heading = LOAD)]
+    #[arg(long, value_name = "IOPS", value_parser = parse_nonzero, help_heading = LOAD)]
     limit_iops: Option<NonZeroU64>,
 
     /// Limit bytes per second of each device (QoS): 10m
-    #[arg(long, value_name = "SIZE", value_parser = some_bytes, help_heading = LOAD)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_bytes, help_heading = LOAD)]
     limit_bytes: Option<NonZeroU64>,
 
     /// Allow writes to devices with existing data that this run did not create
@@ -159,7 +159,7 @@ pub(super) struct PerfArguments {
     verify: bool,
 
     /// Seed of all random numbers
-    #[arg(long, value_name = "N", default_value = "1", value_parser = whole::<u64>)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_integer::<u64>)]
     #[arg(help_heading = LOAD)]
     seed: u64,
 
@@ -169,7 +169,7 @@ pub(super) struct PerfArguments {
 
     /// When the completion doorbell is rung
     #[arg(long, value_name = "WHEN", default_value = "poll", help_heading = TECHNIQUES)]
-    #[arg(value_parser = named([
+    #[arg(value_parser = named_value_parser([
         ("each", CompletionDoorbell::Each),
         ("poll", CompletionDoorbell::Poll),
         ("deferred", CompletionDoorbell::Deferred),
@@ -178,13 +178,13 @@ pub(super) struct PerfArguments {
 
     /// Instructions that store a command into the submission ring
     #[arg(long, value_name = "HOW", default_value = "auto", help_heading = TECHNIQUES)]
-    #[arg(value_parser = named([
-        ("auto", StoreChoice(None)),
-        ("plain", StoreChoice(Some(CommandStore::Plain))),
-        ("sse2", StoreChoice(Some(CommandStore::Sse2))),
-        ("movdir64b", StoreChoice(Some(CommandStore::Movdir64b))),
+    #[arg(value_parser = named_value_parser([
+        ("auto", CommandStoreArgument(None)),
+        ("plain", CommandStoreArgument(Some(CommandStore::Plain))),
+        ("sse2", CommandStoreArgument(Some(CommandStore::Sse2))),
+        ("movdir64b", CommandStoreArgument(Some(CommandStore::Movdir64b))),
     ]))]
-    command_store: StoreChoice,
+    command_store: CommandStoreArgument,
 
     /// Use shadow doorbells (Doorbell Buffer Config) where the controller supports them
     #[arg(long, help_heading = TECHNIQUES)]
@@ -198,7 +198,7 @@ pub(super) struct PerfArguments {
     /// ring micro-benchmark, memory copies for ram, or plain messages for tcp; with a value, plain
     /// messages over loopback
     #[arg(long, value_name = "OF", help_heading = REPORTS, num_args = 0..=1, require_equals = true)]
-    #[arg(default_missing_value = "own", value_parser = named([
+    #[arg(default_missing_value = "own", value_parser = named_value_parser([
         ("own", BaselineKind::Own),
         ("tcp", BaselineKind::Tcp),
         ("tcp-uring", BaselineKind::TcpRing),
@@ -227,7 +227,7 @@ pub(super) struct PerfArguments {
 /// Command store, or the default of the device. It is a type of its own because clap treats
 /// `Option<Option<T>>` as a flag with an optional value.
 #[derive(Clone, Copy, Debug)]
-struct StoreChoice(Option<CommandStore>);
+struct CommandStoreArgument(Option<CommandStore>);
 
 const DEVICES: &str = "\
 Emulated SSDs: emu:null, emu:ram, emu:file:PATH, emu:model:p4600 or emu:model:p4800x, each \
@@ -264,19 +264,19 @@ Without link-time optimization: cargo run --profile release-no-lto -- perf
 Exit codes: 0 all I/Os succeeded, 1 machine not set up, 2 invalid arguments, 3 I/Os failed.";
 
 /// Runs `perf` and prints the report. `command` is the command line that repeats the run.
-pub(super) fn run(
+pub(super) fn run_perf(
     arguments: &PerfArguments,
     command: &str,
-    engines: &Engines,
+    engines: &CommandEngines,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
     let mut options = arguments.options();
     if command == "tenmil perf" {
         options = options.with_extras();
     }
-    options.check(&MachineResources::probe_machine(&KernelFiles::live()))?;
+    options.validate(&MachineResources::probe_machine(&KernelFiles::live_system()))?;
     let json_path = match &options.json {
-        Some(Output::File(path)) => Some(path.as_str()),
+        Some(ReportDestination::File(path)) => Some(path.as_str()),
         _ => None,
     };
     let html_path = options.html.as_deref();
@@ -289,19 +289,19 @@ pub(super) fn run(
     let promise = |flag, path: Option<&str>| path.map(|path| ReportFile::open(flag, path));
     let json_file = promise("--json", json_path).transpose()?;
     let html_file = promise("--html", html_path).transpose()?;
-    let result = measure(&options, engines.perf)?;
+    let result = run_engine(&options, engines.perf)?;
     let files = [
-        json_file.map(|file| file.write(&json::render(&result))),
-        html_file.map(|file| file.write(&html::render(&result, command))),
+        json_file.map(|file| file.write_report(&json_report::render_json(&result))),
+        html_file.map(|file| file.write_report(&html_report::render_page(&result, command))),
     ];
     // A failure to write one report, such as a full disk, does not discard the result.
     let (written, lost): (Vec<_>, Vec<_>) = files.into_iter().flatten().partition(Result::is_ok);
     let written: Vec<String> = written.into_iter().flatten().collect();
     let report = match options.json {
-        Some(Output::Standard) => json::render(&result),
-        _ => text::render(&result, &written),
+        Some(ReportDestination::Standard) => json_report::render_json(&result),
+        _ => text_report::render_text(&result, &written),
     };
-    write_out(out, &report)?;
+    write_stdout(out, &report)?;
     match lost.into_iter().find_map(Result::err) {
         Some(lost) => Err(lost),
         None => Ok(exit_code(&result)),
@@ -309,26 +309,26 @@ pub(super) fn run(
 }
 
 /// The options that the argument list `words` stands for.
-pub(crate) fn options_of(words: &[String]) -> Result<PerfOptions, Error> {
+pub(crate) fn parse_options(words: &[String]) -> Result<PerfOptions, Error> {
     let mut command = PerfArguments::augment_args(Command::new("perf"));
     let matches = command
         .try_get_matches_from_mut(core::iter::once("perf").chain(words.iter().map(String::as_str)));
     let parsed = matches.and_then(|matches| PerfArguments::from_arg_matches(&matches));
     parsed
         .map(|arguments| arguments.options())
-        .map_err(|error| usage::usage_error(&error, &command, &[]))
+        .map_err(|error| usage_errors::usage_error(&error, &command, &[]))
 }
 
 /// Runs the engine until it ends or Ctrl-C, with a progress line if standard error is a terminal.
-fn measure(options: &PerfOptions, engine: PerfEngine) -> Result<PerfResult, Error> {
+fn run_engine(options: &PerfOptions, engine: PerfEngine) -> Result<PerfResult, Error> {
     tenmil_linux::signal::catch_interrupts()
         .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::start();
     let mut errors = std::io::stderr();
-    let mut line = LiveLine::new(errors.is_terminal(), clock.now());
-    let progress = Arc::new(Progress::new(options.cores.len().max(1)));
+    let mut line = ProgressLine::new(errors.is_terminal(), clock.now());
+    let progress = Arc::new(RunProgress::new(options.cores.len().max(1)));
     let result = engine(options, &progress, &mut |progress| {
-        let length = phase_length(options, progress.phase());
+        let length = phase_duration(options, progress.phase());
         // A closed terminal does not end the measurement.
         let _ = line.update(clock.now(), progress, length, &mut errors);
         let _ = line.print_notes(progress, &mut errors);
@@ -338,14 +338,14 @@ fn measure(options: &PerfOptions, engine: PerfEngine) -> Result<PerfResult, Erro
     result
 }
 
-fn phase_length(options: &PerfOptions, phase: Phase) -> Span {
+fn phase_duration(options: &PerfOptions, phase: RunPhase) -> Span {
     match phase {
-        Phase::BringUp => Span::default(),
-        Phase::WarmUp => options.warm_up,
-        Phase::Measure => options.time,
-        Phase::Baseline => options.baseline_time.unwrap_or_default(),
-        Phase::Ram => options.ram.unwrap_or_default(),
-        Phase::NullBlk => options.null_blk.unwrap_or_default(),
+        RunPhase::BringUp => Span::default(),
+        RunPhase::WarmUp => options.warm_up,
+        RunPhase::Measure => options.time,
+        RunPhase::Baseline => options.baseline_time.unwrap_or_default(),
+        RunPhase::Ram => options.ram.unwrap_or_default(),
+        RunPhase::NullBlk => options.null_blk.unwrap_or_default(),
     }
 }
 
@@ -361,7 +361,7 @@ fn exit_code(result: &PerfResult) -> ExitCode {
 impl PerfArguments {
     /// Whether the workload writes nothing, so that no file is created or grown.
     pub(super) fn only_reads(&self) -> bool {
-        !self.pattern.writes()
+        !self.pattern.is_writing()
     }
 
     fn options(&self) -> PerfOptions {
@@ -385,7 +385,7 @@ impl PerfArguments {
             io_count: self.number_ios,
             rate: self.rate.map(|per_second| OpenLoop { per_second, arrivals: self.arrivals }),
             zipf: self.zipf,
-            layer: LayerOptions {
+            layer: BlockLayerOptions {
                 layer: self.block,
                 map: self.queue_map,
                 scheduler: self.block_scheduler,
@@ -409,8 +409,8 @@ impl PerfArguments {
             baseline_kind: self.baseline.unwrap_or_default(),
             ram: self.ram.then_some(RAM_TIME),
             json: self.json.as_ref().map(|path| match path.as_str() {
-                "" | "-" => Output::Standard,
-                path => Output::File(path.into()),
+                "" | "-" => ReportDestination::Standard,
+                path => ReportDestination::File(path.into()),
             }),
             html: self.html.clone(),
             seed: self.seed,
@@ -419,7 +419,7 @@ impl PerfArguments {
 }
 
 /// Value parser that accepts exactly these names.
-pub(super) fn named<T, const N: usize>(
+pub(super) fn named_value_parser<T, const N: usize>(
     choices: [(&'static str, T); N],
 ) -> impl TypedValueParser<Value = T>
 where
@@ -436,18 +436,18 @@ fn parse_uri(text: &str) -> Result<Uri, Error> {
     text.parse()
 }
 
-pub(super) fn whole<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
+pub(super) fn parse_integer<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     let most = u64::MAX >> (64 - 8 * size_of::<T>());
     let refuse = |_| format!("`{text}` is too large, expected at most {most}");
     T::try_from(parse_count(text)?).map_err(refuse)
 }
 
-pub(super) fn at_least_one(text: &str) -> Result<NonZeroU64, String> {
+pub(super) fn parse_nonzero(text: &str) -> Result<NonZeroU64, String> {
     let count = parse_count(text)?;
     NonZeroU64::new(count).ok_or_else(|| format!("`{text}` is none, expected at least 1"))
 }
 
-pub(super) fn some_bytes(text: &str) -> Result<NonZeroU64, String> {
+pub(super) fn parse_nonzero_bytes(text: &str) -> Result<NonZeroU64, String> {
     let size = parse_size(text)?;
     NonZeroU64::new(size).ok_or_else(|| format!("`{text}` is none, expected at least 1"))
 }

@@ -7,20 +7,20 @@ use tenmil_base::Span;
 use tenmil_block::{QueueMap, Scheduler};
 use tenmil_dma::CommandStore;
 
-use crate::commands::{Engines, dispatch};
+use crate::commands::{CommandEngines, dispatch};
 use tenmil_base::Error;
-use tenmil_bench::perf::options::{
-    ArrivalProcess, BaselineKind, CompletionDoorbell, Layer, LayerOptions, OpenLoop, Pattern,
-    PerfOptions, SizeMix, Techniques,
+use tenmil_bench::perf::perf_options::{
+    AccessPattern, ArrivalProcess, BaselineKind, BlockLayer, BlockLayerOptions, CompletionDoorbell,
+    OpenLoop, PerfOptions, SizeMix, Techniques,
 };
-use tenmil_bench::perf::report::sample::{bad_sample, sample};
+use tenmil_bench::perf::report::sample_result::{failed_sample_result, sample_result};
 
-fn engines(perf: super::PerfEngine) -> Engines {
-    Engines { perf, ..Engines::real() }
+fn recording_engines(perf: super::PerfEngine) -> CommandEngines {
+    CommandEngines { perf, ..CommandEngines::production() }
 }
 
 /// Output and exit code of a command line.
-fn shown(words: &[&str], engines: &Engines) -> Result<(String, ExitCode), Error> {
+fn run_and_capture(words: &[&str], engines: &CommandEngines) -> Result<(String, ExitCode), Error> {
     let words: Vec<_> = ["tenmil", "perf"].iter().chain(words).map(Into::into).collect();
     let mut out = Vec::new();
     let code = dispatch(&words, engines, &mut out)?;
@@ -28,13 +28,14 @@ fn shown(words: &[&str], engines: &Engines) -> Result<(String, ExitCode), Error>
 }
 
 /// The options passed to the engine, returned through its error.
-fn asked(words: &[&str]) -> String {
-    let engines = engines(|options, _, _| Err(Error::environment(format!("{options:?}"))));
-    shown(words, &engines).unwrap_err().text
+fn parsed_options(words: &[&str]) -> String {
+    let engines =
+        recording_engines(|options, _, _| Err(Error::environment(format!("{options:?}"))));
+    run_and_capture(words, &engines).unwrap_err().text
 }
 
 #[test]
-fn every_letter_reaches_the_engine() {
+fn every_flag_reaches_the_engine() {
     let words = "emu:ram?count=2 -q 8 --bssplit 4k:1,8k:3 -w randrw -M 70 -t 2 -a 0 -d 100 -P 2 \
                  --rate 50k --arrivals uniform --zipf 0.9 --overwrite --verify --seed 7 \
                  --no-doorbell-batching --cq-doorbell deferred --command-store plain \
@@ -47,7 +48,7 @@ fn every_letter_reaches_the_engine() {
         depth: 8,
         depth_may_be_less: false,
         sizes: SizeMix::parse("4k:1,8k:3").unwrap(),
-        pattern: Pattern::RandRw,
+        pattern: AccessPattern::RandRw,
         read_percent: 70,
         time: Span::from_secs(2),
         warm_up: Span::from_secs(0),
@@ -55,8 +56,8 @@ fn every_letter_reaches_the_engine() {
         io_count: Some(100),
         rate: Some(OpenLoop { per_second: 50_000, arrivals: ArrivalProcess::Uniform }),
         zipf: Some(0.9),
-        layer: LayerOptions {
-            layer: Some(Layer::Mq),
+        layer: BlockLayerOptions {
+            layer: Some(BlockLayer::Mq),
             map: Some(QueueMap { default: 2, read: 1, poll: 0 }),
             scheduler: Scheduler::Merge,
             limit_iops: NonZeroU64::new(5_000),
@@ -77,11 +78,11 @@ fn every_letter_reaches_the_engine() {
         seed: 7,
         ..PerfOptions::default()
     };
-    assert_eq!(asked(&words), format!("{expected:?}"));
+    assert_eq!(parsed_options(&words), format!("{expected:?}"));
 }
 
 #[test]
-fn a_run_can_be_compared_with_bare_messages() {
+fn run_with_message_baseline() {
     for (value, baseline_kind) in [("tcp", BaselineKind::Tcp), ("tcp-uring", BaselineKind::TcpRing)]
     {
         let expected = PerfOptions {
@@ -89,19 +90,19 @@ fn a_run_can_be_compared_with_bare_messages() {
             baseline_kind,
             ..PerfOptions::default()
         };
-        assert_eq!(asked(&[&format!("--baseline={value}")]), format!("{expected:?}"));
+        assert_eq!(parsed_options(&[&format!("--baseline={value}")]), format!("{expected:?}"));
     }
 }
 
 #[test]
-fn a_single_argument_takes_the_extras_away() {
-    assert_eq!(asked(&["-t", "10"]), format!("{:?}", PerfOptions::default()));
+fn any_argument_disables_the_extra_runs() {
+    assert_eq!(parsed_options(&["-t", "10"]), format!("{:?}", PerfOptions::default()));
 }
 
 #[test]
-fn json_takes_the_place_of_the_text_or_goes_into_a_file_beside_it() {
-    let engines = engines(|_, _, _| Ok(sample()));
-    let (text, code) = shown(&["--json"], &engines).unwrap();
+fn json_replaces_the_text_or_is_written_to_a_file() {
+    let engines = recording_engines(|_, _, _| Ok(sample_result()));
+    let (text, code) = run_and_capture(&["--json"], &engines).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert!(json["iops"].as_f64().unwrap() > 3e7);
     assert_eq!(code, ExitCode::SUCCESS);
@@ -109,7 +110,8 @@ fn json_takes_the_place_of_the_text_or_goes_into_a_file_beside_it() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a.json").display().to_string();
     let page = directory.path().join("a.html").display().to_string();
-    let (text, _) = shown(&[&format!("--json={path}"), "--html", &page], &engines).unwrap();
+    let (text, _) =
+        run_and_capture(&[&format!("--json={path}"), "--html", &page], &engines).unwrap();
     assert!(text.ends_with(&format!("report: {path}\nreport: {page}\n")), "{text}");
     let json: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
@@ -119,12 +121,12 @@ fn json_takes_the_place_of_the_text_or_goes_into_a_file_beside_it() {
 }
 
 #[test]
-fn failed_ios_end_with_the_code_of_the_peer_and_with_a_report() {
-    let (text, code) = shown(
+fn failed_ios_give_the_remote_exit_code_and_a_report() {
+    let (text, code) = run_and_capture(
         &[],
-        &engines(|options, _, _| {
+        &recording_engines(|options, _, _| {
             assert_eq!(*options, PerfOptions::default().with_extras());
-            Ok(bad_sample())
+            Ok(failed_sample_result())
         }),
     )
     .unwrap();
@@ -134,11 +136,12 @@ fn failed_ios_end_with_the_code_of_the_peer_and_with_a_report() {
 }
 
 #[test]
-fn an_engine_that_refuses_leaves_no_empty_report_behind() {
+fn failed_engine_leaves_no_empty_report_file() {
     let directory = tempfile::tempdir().unwrap();
     let page = directory.path().join("a.html");
-    let engines = engines(|_, _, _| Err(Error::remote("emu:null #0: not ready after 500 ms")));
-    let refused = shown(&["--html", &page.display().to_string()], &engines).unwrap_err();
+    let engines =
+        recording_engines(|_, _, _| Err(Error::remote("emu:null #0: not ready after 500 ms")));
+    let refused = run_and_capture(&["--html", &page.display().to_string()], &engines).unwrap_err();
     assert_eq!(refused.category.exit_code(), 3);
     assert!(!page.exists());
 }

@@ -1,7 +1,7 @@
 //! `tenmil pool`: creates, shows, checks, grows and rescues pools.
 
 mod check;
-mod devices;
+mod grow;
 mod list;
 mod rescue;
 mod scrub;
@@ -20,13 +20,13 @@ use tenmil_dma::RegionTable;
 use tenmil_drivers::pool::{self, CreateResult, PAGE_BYTES, VolumeRef};
 use tenmil_linux::{Clock, random_seed};
 
-use self::devices::GrowArguments;
-use self::list::{ListArguments, Summary};
+use self::grow::GrowArguments;
+use self::list::{ListArguments, PoolSummary};
 use self::rescue::RescueArguments;
 use self::scrub::ScrubArguments;
 use self::set::SetArguments;
 use self::takeover::TakeoverArguments;
-use super::write_out;
+use super::write_stdout;
 use tenmil_base::Error;
 use tenmil_base::text::shell_word;
 
@@ -34,13 +34,13 @@ use tenmil_base::text::shell_word;
 /// rescue its data.
 #[derive(Debug, Args)]
 #[command(subcommand_required = true, after_help = EXAMPLES)]
-pub(super) struct StoreArguments {
+pub(super) struct PoolArguments {
     #[command(subcommand)]
-    command: Command,
+    command: PoolSubcommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum PoolSubcommand {
     /// Create an empty pool on one or more devices.
     Create(CreateArguments),
     /// Show a pool and its space usage; exit status 1 if it has stopped.
@@ -112,60 +112,60 @@ pub(super) const EXIT_INTERRUPTED: u8 = 130;
 /// Capacity of the DMA region table: a device and each device below it use one or two entries.
 pub(super) const REGIONS_MAX: usize = 256;
 
-impl StoreArguments {
+impl PoolArguments {
     /// Whether the command creates and grows no file: it reads only, or takes over what exists.
     pub(super) fn only_reads(&self) -> bool {
         matches!(
             self.command,
-            Command::Open(_)
-                | Command::List(_)
-                | Command::Check(_)
-                | Command::Scrub(_)
-                | Command::Takeover(_)
+            PoolSubcommand::Open(_)
+                | PoolSubcommand::List(_)
+                | PoolSubcommand::Check(_)
+                | PoolSubcommand::Scrub(_)
+                | PoolSubcommand::Takeover(_)
         )
     }
 }
 
 /// Runs the subcommand.
-pub(super) fn run(arguments: &StoreArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
-    let looks = matches!(arguments.command, Command::Open(_) | Command::List(_));
+pub(super) fn run_pool(arguments: &PoolArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
+    let looks = matches!(arguments.command, PoolSubcommand::Open(_) | PoolSubcommand::List(_));
     let kinds = if looks { super::LOOKING_KINDS } else { tenmil::KINDS };
-    with_kinds(kinds, |opener| match &arguments.command {
-        Command::Create(create) => {
-            write_out(out, &self::create(opener, create)?)?;
+    with_device_kinds(kinds, |opener| match &arguments.command {
+        PoolSubcommand::Create(create) => {
+            write_stdout(out, &create_pool(opener, create)?)?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Set(it) => {
-            write_out(out, &set::set(opener, it)?)?;
+        PoolSubcommand::Set(it) => {
+            write_stdout(out, &set::set_pool(opener, it)?)?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Open(show) => {
-            let summary = Summary::of(opener, &show.device)?;
+        PoolSubcommand::Open(show) => {
+            let summary = PoolSummary::from_device(opener, &show.device)?;
             let text =
                 if show.json { format!("{:#}\n", summary.as_json()) } else { summary.as_text() };
-            write_out(out, &text)?;
+            write_stdout(out, &text)?;
             Ok(summary.exit_code())
         }
-        Command::List(list) => {
-            let (text, code) = list::list(opener, list)?;
-            write_out(out, &text)?;
+        PoolSubcommand::List(list) => {
+            let (text, code) = list::list_pools(opener, list)?;
+            write_stdout(out, &text)?;
             Ok(code)
         }
-        Command::Check(show) => check::check(opener, show, out),
-        Command::Scrub(scrub) => scrub::scrub(opener, scrub, out),
-        Command::Grow(it) => {
-            write_out(out, &devices::grow(opener, it)?)?;
+        PoolSubcommand::Check(show) => check::check_pool(opener, show, out),
+        PoolSubcommand::Scrub(scrub) => scrub::scrub_pool(opener, scrub, out),
+        PoolSubcommand::Grow(it) => {
+            write_stdout(out, &grow::grow_pool(opener, it)?)?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Rescue(rescue) => rescue::rescue(opener, rescue, out),
-        Command::Takeover(it) => {
-            write_out(out, &takeover::takeover(opener, it)?)?;
+        PoolSubcommand::Rescue(rescue) => rescue::rescue_pool(opener, rescue, out),
+        PoolSubcommand::Takeover(it) => {
+            write_stdout(out, &takeover::takeover_pool(opener, it)?)?;
             Ok(ExitCode::SUCCESS)
         }
     })
 }
 
-fn create(opener: &Opener<'_>, create: &CreateArguments) -> Result<String, Error> {
+fn create_pool(opener: &Opener<'_>, create: &CreateArguments) -> Result<String, Error> {
     let CreateArguments { devices, name, overwrite, json } = create;
     let [device, others @ ..] = &devices[..] else {
         return Err(Error::usage("pool create: no device is named, expected one".to_owned()));
@@ -195,11 +195,11 @@ fn create(opener: &Opener<'_>, create: &CreateArguments) -> Result<String, Error
 pub(super) fn with_opener<T>(
     body: impl FnOnce(&Opener<'_>) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    with_kinds(tenmil::KINDS, body)
+    with_device_kinds(tenmil::KINDS, body)
 }
 
 /// Calls `body` with an opener of these kinds of devices.
-pub(super) fn with_kinds<T>(
+pub(super) fn with_device_kinds<T>(
     kinds: &[Kind<'_>],
     body: impl FnOnce(&Opener<'_>) -> Result<T, Error>,
 ) -> Result<T, Error> {
@@ -210,7 +210,7 @@ pub(super) fn with_kinds<T>(
 
 /// Aligns the cells of rows in columns: the first and last column to the left, the others to the right. A device
 /// may hold any name, so what a terminal would act on is escaped.
-pub(super) fn table<const N: usize>(rows: &[[String; N]]) -> String {
+pub(super) fn align_columns<const N: usize>(rows: &[[String; N]]) -> String {
     let rows: Vec<[String; N]> =
         rows.iter().map(|row| row.each_ref().map(|cell| tenmil_base::text::escape(cell))).collect();
     let width =
@@ -239,95 +239,99 @@ mod tests {
 
     use tenmil_drivers::pool::{OpenPool, VolumeOp, VolumeRef};
 
-    use super::{StoreArguments, run, table, with_opener};
+    use super::{PoolArguments, align_columns, run_pool, with_opener};
     use tenmil_base::Error;
 
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
-        store: StoreArguments,
+        store: PoolArguments,
     }
 
-    fn say(words: &[&str]) -> Result<(ExitCode, String), Error> {
+    fn run_pool_command(words: &[&str]) -> Result<(ExitCode, String), Error> {
         let line = Line::try_parse_from(["pool"].iter().chain(words)).unwrap();
         let mut out = Vec::new();
-        let code = run(&line.store, &mut out)?;
+        let code = run_pool(&line.store, &mut out)?;
         Ok((code, String::from_utf8(out).unwrap()))
     }
 
     #[test]
-    fn a_store_is_made_once_listed_and_found_clean() {
+    fn pool_is_created_once_listed_and_checked_clean() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("pool");
         let device = format!("file:{}?size=16m&engine=threads", path.display());
-        let (_, made) = say(&["create", &device, "--name", "pool"]).unwrap();
+        let (_, made) = run_pool_command(&["create", &device, "--name", "pool"]).unwrap();
         assert!(made.starts_with("pool `pool`: 16777216 bytes on file:"), "{made}");
         assert!(made.contains(&format!("'volume:[{device}]/NAME'")), "{made}");
 
-        let (_, again) = say(&["create", &device, "--name", "pool"]).unwrap();
+        let (_, again) = run_pool_command(&["create", &device, "--name", "pool"]).unwrap();
         assert!(again.starts_with("pool `pool` is there already: 16777216 bytes on"), "{again}");
-        let (_, again) = say(&["create", &device, "--name", "pool", "--json"]).unwrap();
+        let (_, again) =
+            run_pool_command(&["create", &device, "--name", "pool", "--json"]).unwrap();
         let again: Value = serde_json::from_str(&again).unwrap();
         assert_eq!((&again["changed"], &again["name"]), (&false.into(), &"pool".into()));
 
-        let refused = say(&["create", &device, "--name", "other"]).unwrap_err();
+        let refused = run_pool_command(&["create", &device, "--name", "other"]).unwrap_err();
         assert!(refused.text.contains("pool create would destroy what is there"), "{refused}");
         assert!(refused.hint.unwrap().contains("--overwrite"));
 
-        let (_, shown) = say(&["open", &device]).unwrap();
+        let (_, shown) = run_pool_command(&["open", &device]).unwrap();
         assert!(shown.contains("generation 2") && shown.contains("capacity 16 MiB: "), "{shown}");
-        let (_, listed) = say(&["list", &device]).unwrap();
+        let (_, listed) = run_pool_command(&["list", &device]).unwrap();
         let [head, line] = listed.lines().collect::<Vec<_>>()[..] else { panic!("{listed}") };
         assert!(head.starts_with("pool") && line.starts_with("pool "), "{listed}");
-        let (code, checked) = say(&["check", &device, "--json"]).unwrap();
+        let (code, checked) = run_pool_command(&["check", &device, "--json"]).unwrap();
         let checked: Value = serde_json::from_str(&checked).unwrap();
         assert_eq!((code, &checked["clean"]), (ExitCode::SUCCESS, &true.into()));
     }
 
     #[test]
-    fn a_store_lies_on_several_devices_and_is_named_by_the_first() {
+    fn pool_on_several_devices_is_named_by_the_first() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         let file = |name: &str| format!("file:{}?engine=threads", path(name).display());
         let new = |name: &str, size: &str| format!("{}&size={size}", file(name));
         let [a, b, c] = ["a", "b", "c"].map(file);
-        let (_, made) = say(&["create", &new("a", "8m"), &new("b", "4m")]).unwrap();
+        let (_, made) = run_pool_command(&["create", &new("a", "8m"), &new("b", "4m")]).unwrap();
         let size = (8 << 20) + (4 << 20) - 4096;
         assert!(made.starts_with(&format!("pool `pool`: {size} bytes on file:")), "{made}");
-        let (_, again) = say(&["create", &a, &b, "--json"]).unwrap();
+        let (_, again) = run_pool_command(&["create", &a, &b, "--json"]).unwrap();
         let again: Value = serde_json::from_str(&again).unwrap();
         assert_eq!((&again["changed"], &again["devices"][1]), (&false.into(), &b.clone().into()));
-        let (_, shown) = say(&["open", &a]).unwrap();
+        let (_, shown) = run_pool_command(&["open", &a]).unwrap();
         assert!(
             shown.contains(&format!("\n  device 0: 8 MiB on {a}\n  device 1: 3.9 MiB on {b}\n"))
         );
-        let (_, listed) = say(&["list", &a]).unwrap();
+        let (_, listed) = run_pool_command(&["list", &a]).unwrap();
         assert!(listed.ends_with("and 1 more\n"), "{listed}");
 
-        let (_, grown) = say(&["grow", &a, "--add", &new("c", "4m"), "--add", &b]).unwrap();
+        let (_, grown) =
+            run_pool_command(&["grow", &a, "--add", &new("c", "4m"), "--add", &b]).unwrap();
         assert!(grown.starts_with(&format!("{b} is device 1 of the pool already\nthe pool has ")));
         assert!(grown.contains(" now, and had 11.9 MiB\n") && grown.contains(&format!("on {c}\n")));
-        let (_, same) = say(&["grow", &a]).unwrap();
+        let (_, same) = run_pool_command(&["grow", &a]).unwrap();
         assert!(same.starts_with("the pool has 15.9 MiB already, as its devices have\n"), "{same}");
-        let refused = say(&["grow", &a, "--add", &file("missing")]).unwrap_err();
+        let refused = run_pool_command(&["grow", &a, "--add", &file("missing")]).unwrap_err();
         assert!(refused.text.contains("missing"), "{refused}");
 
         std::fs::rename(path("b"), path("moved")).unwrap();
-        let refused = say(&["list", &a]).unwrap_err();
+        let refused = run_pool_command(&["list", &a]).unwrap_err();
         assert!(refused.text.contains("device 1, file:"), "{refused}");
         let moved = file("moved");
         for already in ["", " already"] {
-            let (_, said) = say(&["set", &a, "--device", &format!("1={moved}")]).unwrap();
+            let (_, said) =
+                run_pool_command(&["set", &a, "--device", &format!("1={moved}")]).unwrap();
             assert_eq!(said, format!("device 1 of pool `pool` is at {moved}{already}\n"));
         }
-        let (_, json) = say(&["check", &a, "--json"]).unwrap();
+        let (_, json) = run_pool_command(&["check", &a, "--json"]).unwrap();
         let json: Value = serde_json::from_str(&json).unwrap();
         let devices = json["devices"].as_array().unwrap();
         assert_eq!((&json["clean"], devices.len()), (&true.into(), 3));
         assert_eq!((&devices[1]["uri"], &devices[1]["number"]), (&moved.clone().into(), &1.into()));
-        let refused = say(&["set", &a, "--device", &format!("7={moved}")]).unwrap_err();
+        let refused =
+            run_pool_command(&["set", &a, "--device", &format!("7={moved}")]).unwrap_err();
         assert!(refused.text.contains("it has no device 7, expected 2 at most"), "{refused}");
-        let refused = say(&["open", &moved]).unwrap_err();
+        let refused = run_pool_command(&["open", &moved]).unwrap_err();
         assert!(refused.text.contains("it is device 1 of pool `pool`"), "{refused}");
         assert!(refused.hint.unwrap().contains(&path("a").display().to_string()));
         for wrong in ["0=ram:1m", "x", "1=", "1"] {
@@ -338,24 +342,25 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_are_changed_and_shown() {
+    fn thresholds_are_set_and_shown() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("pool");
         let device = format!("file:{}?size=16m&engine=threads", path.display());
-        say(&["create", &device]).unwrap();
-        let shown = || say(&["open", &device]).unwrap().1;
+        run_pool_command(&["create", &device]).unwrap();
+        let shown = || run_pool_command(&["open", &device]).unwrap().1;
         assert!(shown().contains("capacity alerts: 80 % and 95 %"), "{}", shown());
-        let (_, said) = say(&["set", &device, "--thresholds", "70,90"]).unwrap();
+        let (_, said) = run_pool_command(&["set", &device, "--thresholds", "70,90"]).unwrap();
         assert_eq!(said, "capacity alerts of pool `pool`: 70 % and 90 %\n");
-        let (_, said) = say(&["set", &device, "--thresholds", "70,90"]).unwrap();
+        let (_, said) = run_pool_command(&["set", &device, "--thresholds", "70,90"]).unwrap();
         assert!(said.contains("`pool` already: "), "{said}");
-        let (_, said) = say(&["set", &device, "--thresholds", "60", "--json"]).unwrap();
+        let (_, said) =
+            run_pool_command(&["set", &device, "--thresholds", "60", "--json"]).unwrap();
         let said: Value = serde_json::from_str(&said).unwrap();
         assert_eq!(said["changed"], true);
         assert_eq!(said["thresholds_percent"], serde_json::json!([60]));
-        say(&["set", &device, "--thresholds", "none"]).unwrap();
+        run_pool_command(&["set", &device, "--thresholds", "none"]).unwrap();
         assert!(shown().contains("capacity alerts: none"), "{}", shown());
-        let refused = say(&["set", &device, "--thresholds", "90,80"]).unwrap_err();
+        let refused = run_pool_command(&["set", &device, "--thresholds", "90,80"]).unwrap_err();
         assert!(refused.text.contains("the lower one first"), "{refused}");
         for wrong in ["101", "0,50", "1,2,3", "x", "50,"] {
             let line = Line::try_parse_from(["pool", "set", &device, "--thresholds", wrong]);
@@ -364,45 +369,45 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_store_or_too_small_is_refused_by_name() {
+    fn device_without_pool_or_too_small_is_rejected_by_name() {
         let directory = tempfile::tempdir().unwrap();
         let device = |name: &str, size: &str| {
             let path = directory.path().join(name);
             format!("file:{}?size={size}&engine=threads", path.display())
         };
         let small = device("small", "1m");
-        let refused = say(&["create", &small]).unwrap_err();
+        let refused = run_pool_command(&["create", &small]).unwrap_err();
         let expected = "the device has 256 blocks of 4 KiB, expected 512 at least";
         assert_eq!(refused.text, format!("{small}: {expected}"));
         let raw = device("raw", "4m");
-        let refused = say(&["open", &raw]).unwrap_err();
+        let refused = run_pool_command(&["open", &raw]).unwrap_err();
         assert!(refused.text.contains("no superblock can be read"), "{refused}");
         assert!(refused.hint.unwrap().contains("or make one"));
     }
 
     #[test]
-    fn a_damaged_superblock_is_named_and_is_no_success() {
+    fn damaged_superblock_is_named_and_fails() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("pool");
         let device = format!("file:{}?size=4m&engine=threads", path.display());
-        say(&["create", &device]).unwrap();
+        run_pool_command(&["create", &device]).unwrap();
         #[expect(clippy::disallowed_methods, reason = "it breaks what lies there")]
         let mut bytes = std::fs::read(&path).unwrap();
         bytes[100] ^= 1;
         #[expect(clippy::disallowed_methods, reason = "it breaks what lies there")]
         std::fs::write(&path, bytes).unwrap();
-        let (code, text) = say(&["check", &device]).unwrap();
+        let (code, text) = run_pool_command(&["check", &device]).unwrap();
         assert_eq!(code, ExitCode::from(3));
         assert!(text.starts_with("superblock at block 0: its checksum is "), "{text}");
         assert!(text.ends_with("0 blocks of metadata\n") && text.contains(": 1 problems;"));
     }
 
     #[test]
-    fn a_scrub_names_the_volume_and_the_place_of_what_is_damaged() {
+    fn scrub_names_the_volume_and_range_of_damage() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("pool");
         let device = format!("file:{}?size=16m&engine=threads", path.display());
-        say(&["create", &device]).unwrap();
+        run_pool_command(&["create", &device]).unwrap();
         with_opener(|opener| {
             let open = OpenPool::open(opener, &VolumeRef::on(&device.parse().unwrap()))?;
             let (name, blocks) = ("v".into(), 1024);
@@ -411,8 +416,8 @@ mod tests {
         })
         .unwrap();
         let mark = "a pool on a volume";
-        say(&["create", &format!("volume:[{device}]/v"), "--name", mark]).unwrap();
-        let (code, text) = say(&["scrub", &device, "--limit-bytes", "1g"]).unwrap();
+        run_pool_command(&["create", &format!("volume:[{device}]/v"), "--name", mark]).unwrap();
+        let (code, text) = run_pool_command(&["scrub", &device, "--limit-bytes", "1g"]).unwrap();
         assert_eq!(code, ExitCode::SUCCESS);
         assert!(text.ends_with("pool `pool`: clean\n") && text.contains("16 KiB"), "{text}");
         #[expect(clippy::disallowed_methods, reason = "it breaks what lies there")]
@@ -421,11 +426,11 @@ mod tests {
         bytes[at] ^= 0x20;
         #[expect(clippy::disallowed_methods, reason = "it breaks what lies there")]
         std::fs::write(&path, bytes).unwrap();
-        let (code, text) = say(&["scrub", &device]).unwrap();
+        let (code, text) = run_pool_command(&["scrub", &device]).unwrap();
         assert_eq!(code, ExitCode::from(3));
         let expected = format!("volume `v`: 4 KiB from byte 0 on, at block {} of", at / 4096);
         assert!(text.starts_with(&expected) && text.contains("checksums on record"), "{text}");
-        let (_, json) = say(&["scrub", &device, "--json"]).unwrap();
+        let (_, json) = run_pool_command(&["scrub", &device, "--json"]).unwrap();
         let json: Value = serde_json::from_str(&json).unwrap();
         assert_eq!(
             (&json["clean"], &json["volumes"][0]["read_bytes"]),
@@ -434,39 +439,40 @@ mod tests {
         let damaged = &json["volumes"][0]["damaged"];
         assert_eq!((&damaged[0]["cause"], &damaged[1]), (&"checksum".into(), &Value::Null));
         assert_eq!(damaged[0]["pool_block"], at / 4096);
-        let refused = say(&["scrub", &device, "--limit-bytes", "0"]).unwrap_err();
+        let refused = run_pool_command(&["scrub", &device, "--limit-bytes", "0"]).unwrap_err();
         assert!(refused.text.contains("rate is 0"), "{refused}");
     }
 
     #[test]
-    fn a_store_grows_with_its_device_and_is_rescued_to_another() {
+    fn pool_grows_with_its_device_and_is_rescued_to_another() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         let device = |name: &str| format!("file:{}?engine=threads", path(name).display());
         for name in ["pool", "other"] {
-            say(&["create", &format!("{}&size=8m", device(name))]).unwrap();
+            run_pool_command(&["create", &format!("{}&size=8m", device(name))]).unwrap();
         }
-        let (_, same) = say(&["grow", &device("pool")]).unwrap();
+        let (_, same) = run_pool_command(&["grow", &device("pool")]).unwrap();
         assert_eq!(same, "the pool has 8 MiB already, as its device has\n");
         let file = std::fs::OpenOptions::new().write(true).open(path("pool")).unwrap();
         file.set_len(12 << 20).unwrap();
-        let (_, grown) = say(&["grow", &device("pool")]).unwrap();
+        let (_, grown) = run_pool_command(&["grow", &device("pool")]).unwrap();
         assert_eq!(grown, "the pool has 12 MiB now, and had 8 MiB\n");
-        let (_, shown) = say(&["open", &device("pool")]).unwrap();
+        let (_, shown) = run_pool_command(&["open", &device("pool")]).unwrap();
         assert!(shown.contains("capacity 12 MiB"), "{shown}");
 
-        let refused = say(&["rescue", &device("pool"), &device("pool")]).unwrap_err();
+        let refused = run_pool_command(&["rescue", &device("pool"), &device("pool")]).unwrap_err();
         assert!(refused.text.contains("is both SRC and DST"), "{refused}");
-        let (code, text) = say(&["rescue", &device("pool"), &device("other")]).unwrap();
+        let (code, text) =
+            run_pool_command(&["rescue", &device("pool"), &device("other")]).unwrap();
         assert_eq!(code, ExitCode::SUCCESS);
         assert!(text.ends_with("pool `pool`: 0 volumes whole, 0 in part\n"), "{text}");
     }
 
     #[test]
-    fn a_table_has_columns() {
+    fn table_columns_are_aligned() {
         let rows = [["a", "10", "x y"], ["bcd", "9", ""]].map(|row| row.map(String::from));
-        assert_eq!(table(&rows), "a    10  x y\nbcd   9\n");
+        assert_eq!(align_columns(&rows), "a    10  x y\nbcd   9\n");
         let rows = [["a\u{1b}[2J".into(), "\u{202e}b".into()]];
-        assert_eq!(table(&rows), "a\\u{1b}[2J  \\u{202e}b\n");
+        assert_eq!(align_columns(&rows), "a\\u{1b}[2J  \\u{202e}b\n");
     }
 }

@@ -6,7 +6,7 @@
 //! processes are queried before the device is opened here, because a device behind a network does not
 //! report that another process uses it.
 
-mod stream;
+mod snapshot_stream;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use serde_json::{Map, Value, json};
 use tenmil_base::{Error, ErrorCategory, Span};
 use tenmil_block::Opener;
 use tenmil_drivers::pool::{ChangedRange, OpenPool, VolumeRef, file_holder, identity};
-use tenmil_linux::process::command_line;
+use tenmil_linux::process_stats::command_line;
 use tenmil_rpc::pool_commands::{self, CommandResult, DiffPage, JobData, JobSpec, PoolCommand};
-use tenmil_rpc::{Client, Code, RpcError};
+use tenmil_rpc::{ErrorCode, RpcClient, RpcError};
 
-use super::rpc_endpoint::{directory, refused};
-use super::volume::stream::Progress;
+use super::rpc_endpoint::{command_error, runtime_directory};
+use super::volume::stream_commands::StreamProgressBar;
 
 /// Access to a pool.
 pub(super) enum PoolAccess<'a> {
@@ -38,7 +38,7 @@ pub(super) enum PoolAccess<'a> {
 /// Pool that is open in another process.
 pub(super) struct RemotePool<'a> {
     pid: u32,
-    client: Client,
+    client: RpcClient,
     /// Device URI of the pool as that process spells it.
     device: String,
     opener: &'a Opener<'a>,
@@ -60,16 +60,19 @@ impl<'a> PoolAccess<'a> {
     ///
     /// If no process has it open and it cannot be opened here, or the process that has it open does not
     /// respond.
-    pub(super) fn on(opener: &'a Opener<'a>, place: &VolumeRef) -> Result<Self, Error> {
+    pub(super) fn open_or_connect(
+        opener: &'a Opener<'a>,
+        place: &VolumeRef,
+    ) -> Result<Self, Error> {
         let mut silent = Vec::new();
-        match find_remote(opener, place, &mut silent) {
+        match find_owner_process(opener, place, &mut silent) {
             Some(there) => Ok(Self::Remote(there)),
             None => {
                 let open = OpenPool::open(opener, place);
-                let open = open.map_err(|error| open_error(&error, place, &silent))?;
+                let open = open.map_err(|error| pool_open_error(&error, place, &silent))?;
                 // Device identities may differ although the device is the same; the owner recorded in
                 // the pool's superblock decides.
-                match open.owner_here().and_then(|pid| owned_by(opener, pid, open.uuid())) {
+                match open.owner_here().and_then(|pid| connect_to_owner(opener, pid, open.uuid())) {
                     Some(there) => Ok(Self::Remote(there)),
                     None => Ok(Self::Here { open, opener }),
                 }
@@ -83,21 +86,21 @@ impl<'a> PoolAccess<'a> {
     /// # Errors
     ///
     /// If `here` fails, or the process that has the device open does not respond.
-    pub(super) fn remote_or<T>(
+    pub(super) fn run_local_or_connect<T>(
         opener: &'a Opener<'a>,
         place: &VolumeRef,
         here: impl FnOnce(&Opener<'_>, &VolumeRef) -> Result<T, Error>,
     ) -> Result<Result<T, Self>, Error> {
         let mut silent = Vec::new();
-        if let Some(there) = find_remote(opener, place, &mut silent) {
+        if let Some(there) = find_owner_process(opener, place, &mut silent) {
             return Ok(Err(Self::Remote(there)));
         }
         let done = here(opener, place);
-        done.map(Ok).map_err(|error| open_error(&error, place, &silent))
+        done.map(Ok).map_err(|error| pool_open_error(&error, place, &silent))
     }
 
     /// Process ID of the other process that has the pool open, if there is one.
-    pub(super) fn pid(&self) -> Option<u32> {
+    pub(super) fn owner_pid(&self) -> Option<u32> {
         match self {
             Self::Here { .. } => None,
             Self::Remote(there) => Some(there.pid),
@@ -105,60 +108,70 @@ impl<'a> PoolAccess<'a> {
     }
 
     /// Output line that names that process.
-    pub(super) fn by(&self) -> String {
+    pub(super) fn owner_line(&self) -> String {
         match self {
             Self::Here { .. } => String::new(),
-            Self::Remote(there) => format!("by {}, which has the pool open\n", process(there.pid)),
+            Self::Remote(there) => {
+                format!("by {}, which has the pool open\n", process_text(there.pid))
+            }
         }
     }
 
     /// The process that has the pool open, as part of a sentence.
     pub(super) fn owner_text(&self) -> String {
-        let pid = self.pid().unwrap_or_else(std::process::id);
-        format!("in {}", process(pid))
+        let pid = self.owner_pid().unwrap_or_else(std::process::id);
+        format!("in {}", process_text(pid))
     }
 
     /// Opener for further devices.
-    const fn opener(&self) -> &'a Opener<'a> {
+    const fn device_opener(&self) -> &'a Opener<'a> {
         match self {
             Self::Here { opener, .. } | Self::Remote(RemotePool { opener, .. }) => opener,
         }
     }
 
     /// Executes a pool command.
-    pub(super) fn execute(&mut self, order: &PoolCommand) -> Result<CommandResult, Error> {
+    pub(super) fn execute_command(&mut self, order: &PoolCommand) -> Result<CommandResult, Error> {
         match self {
-            Self::Here { open, .. } => Ok(pool_commands::execute(open, tenmil::KINDS, order)?),
-            Self::Remote(there) => there.execute(order),
+            Self::Here { open, .. } => {
+                Ok(pool_commands::execute_command(open, tenmil::KINDS, order)?)
+            }
+            Self::Remote(there) => there.execute_command(order),
         }
     }
 
     /// Properties of the pool, as JSON.
-    pub(super) fn store(&mut self) -> Result<Value, Error> {
+    pub(super) fn pool_json(&mut self) -> Result<Value, Error> {
         match self {
-            Self::Here { open, .. } => Ok(pool_commands::store(open)?),
+            Self::Here { open, .. } => Ok(pool_commands::pool_json(open)?),
             Self::Remote(there) => {
-                let found = there.call("pools", Map::new())?;
+                let found = there.call_method("pools", Map::new())?;
                 let is_it = |store: &&Value| store["uri"] == there.device.as_str();
                 let store = found.as_array().and_then(|stores| stores.iter().find(is_it));
-                store.cloned().ok_or_else(|| there.refuse("it has closed the pool meanwhile"))
+                store
+                    .cloned()
+                    .ok_or_else(|| there.unknown_result_error("it has closed the pool meanwhile"))
             }
         }
     }
 
     /// Properties of its volumes, as JSON.
-    pub(super) fn volumes(&mut self) -> Result<Value, Error> {
+    pub(super) fn volumes_json(&mut self) -> Result<Value, Error> {
         match self {
-            Self::Here { open, .. } => Ok(pool_commands::volumes(open)?),
+            Self::Here { open, .. } => Ok(pool_commands::volumes_json(open)?),
             Self::Remote(there) => {
-                let arguments = there.arguments();
-                there.call("volumes", arguments)
+                let arguments = there.pool_argument();
+                there.call_method("volumes", arguments)
             }
         }
     }
 
     /// Ranges of the volume `to` that differ from `from`.
-    pub(super) fn differences(&mut self, from: &str, to: &str) -> Result<Vec<ChangedRange>, Error> {
+    pub(super) fn changed_ranges(
+        &mut self,
+        from: &str,
+        to: &str,
+    ) -> Result<Vec<ChangedRange>, Error> {
         match self {
             Self::Here { open, .. } => {
                 let (from, to, mut changed) = (open.find(from)?, open.find(to)?, Vec::new());
@@ -168,25 +181,25 @@ impl<'a> PoolAccess<'a> {
                 })?;
                 Ok(changed)
             }
-            Self::Remote(there) => there.differences(from, to),
+            Self::Remote(there) => there.changed_ranges(from, to),
         }
     }
 
     /// Runs a long job with a progress bar. `None` if the user has interrupted it.
-    pub(super) fn long(
+    pub(super) fn run_job(
         &mut self,
         long: &JobSpec,
         phase: &'static str,
     ) -> Result<Option<Value>, Error> {
-        let mut progress = Progress::new(self.opener(), phase);
+        let mut progress = StreamProgressBar::new(self.device_opener(), phase);
         let done = match self {
             Self::Here { open, .. } => {
-                let done = long.carry_out(open, tenmil::KINDS, JobData::Nothing, &mut |done| {
+                let done = long.execute_job(open, tenmil::KINDS, JobData::Nothing, &mut |done| {
                     progress.update(done)
                 });
                 done.map(Some)
             }
-            Self::Remote(there) => there.long(long, &mut |done| {
+            Self::Remote(there) => there.run_job(long, &mut |done| {
                 progress.update(done);
             }),
         };
@@ -196,43 +209,48 @@ impl<'a> PoolAccess<'a> {
 }
 
 impl RemotePool<'_> {
-    fn execute(&mut self, order: &PoolCommand) -> Result<CommandResult, Error> {
-        let (method, arguments) = pool_commands::request(&self.device, &order.clone().from_root());
-        let answer = self.call(&method, arguments)?;
-        CommandResult::from_json(&answer).ok_or_else(|| self.refuse("the reply has another type"))
+    fn execute_command(&mut self, order: &PoolCommand) -> Result<CommandResult, Error> {
+        let (method, arguments) =
+            pool_commands::request_of_command(&self.device, &order.clone().with_absolute_paths());
+        let answer = self.call_method(&method, arguments)?;
+        CommandResult::from_json(&answer)
+            .ok_or_else(|| self.unknown_result_error("the reply has another type"))
     }
 
-    fn call(&mut self, method: &str, arguments: Map<String, Value>) -> Result<Value, Error> {
-        self.call_with(method, arguments, &[])
+    fn call_method(&mut self, method: &str, arguments: Map<String, Value>) -> Result<Value, Error> {
+        self.call_with_files(method, arguments, &[])
     }
 
-    fn call_with(
+    fn call_with_files(
         &mut self,
         method: &str,
         arguments: Map<String, Value>,
         files: &[BorrowedFd<'_>],
     ) -> Result<Value, Error> {
-        let answer = self.client.call_with(method, arguments, files, COMMAND_TIMEOUT);
+        let answer = self.client.call_with_files(method, arguments, files, COMMAND_TIMEOUT);
         answer.map_err(|refusal| match refusal.code {
-            Code::Timeout | Code::ConnectionClosed => self.refuse(&refusal.message),
-            _ => refused(refusal),
+            ErrorCode::Timeout | ErrorCode::ConnectionClosed => {
+                self.unknown_result_error(&refusal.message)
+            }
+            _ => command_error(refusal),
         })
     }
 
     /// Queries the differences page by page.
-    fn differences(&mut self, from: &str, to: &str) -> Result<Vec<ChangedRange>, Error> {
+    fn changed_ranges(&mut self, from: &str, to: &str) -> Result<Vec<ChangedRange>, Error> {
         let (mut changed, mut next, mut uuids) = (Vec::new(), Some(0), None);
         while let Some(at_bytes) = next {
-            let mut arguments = self.arguments();
+            let mut arguments = self.pool_argument();
             let more = [("from", from.into()), ("to", to.into()), ("at_bytes", at_bytes.into())];
             arguments.extend(more.map(|(name, value): (&str, Value)| (name.to_owned(), value)));
-            let answer = self.call("volume_diff", arguments)?;
+            let answer = self.call_method("volume_diff", arguments)?;
             let portion = DiffPage::from_json(&answer);
-            let portion = portion.ok_or_else(|| self.refuse("the reply has another type"))?;
+            let portion =
+                portion.ok_or_else(|| self.unknown_result_error("the reply has another type"))?;
             // Between two pages a volume may be deleted and recreated under the same name.
             if *uuids.get_or_insert_with(|| portion.uuids.clone()) != portion.uuids {
                 let text = format!("`{from}` or `{to}` has become another volume meanwhile");
-                return Err(self.refuse(&text));
+                return Err(self.unknown_result_error(&text));
             }
             changed.extend(portion.changed);
             next = portion.next_bytes;
@@ -240,27 +258,27 @@ impl RemotePool<'_> {
         Ok(changed)
     }
 
-    fn arguments(&self) -> Map<String, Value> {
+    fn pool_argument(&self) -> Map<String, Value> {
         Map::from_iter([("pool".to_owned(), Value::from(self.device.as_str()))])
     }
 
     /// Starts a job in the other process and polls its progress until it ends.
-    fn long(
+    fn run_job(
         &mut self,
         long: &JobSpec,
         look: &mut dyn FnMut((u64, u64)),
     ) -> Result<Option<Value>, Error> {
         tenmil_linux::signal::catch_interrupts()
             .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
-        let job = self.begin(long, &[])?;
+        let job = self.start_job(long, &[])?;
         self.wait_for_job(job, look)
     }
 
     /// Starts a job, with the stream descriptor if it has one, and returns its row.
-    fn begin(&mut self, long: &JobSpec, files: &[BorrowedFd<'_>]) -> Result<Value, Error> {
+    fn start_job(&mut self, long: &JobSpec, files: &[BorrowedFd<'_>]) -> Result<Value, Error> {
         let long = JobSpec { unheard_max: Some(ABANDON_TIMEOUT), ..long.clone() };
-        let (method, arguments) = long.request(&self.device);
-        self.call_with(&method, arguments, files)
+        let (method, arguments) = long.rpc_request(&self.device);
+        self.call_with_files(&method, arguments, files)
     }
 
     /// Polls a job until it ends. `None` if the user has interrupted it.
@@ -275,7 +293,7 @@ impl RemotePool<'_> {
             let bytes = |name: &str| job[name].as_u64().unwrap_or_default();
             look((bytes("done_bytes"), bytes("size_bytes")));
             match job["state"].as_str() {
-                Some("running") => tenmil_linux::thread::sleep(PROGRESS_INTERVAL),
+                Some("running") => tenmil_linux::named_thread::sleep(PROGRESS_INTERVAL),
                 Some("done") => return Ok(Some(job["result"].take())),
                 // Only a stop requested here is an interruption; a job stopped by others is an error.
                 Some("stopped") if is_stopped => {
@@ -283,24 +301,27 @@ impl RemotePool<'_> {
                     return Ok(None);
                 }
                 _ => {
-                    let refusal = RpcError::from_json(&job["refusal"]).map(refused);
-                    return Err(refusal.unwrap_or_else(|| self.refuse("it forgot about the job")));
+                    let refusal = RpcError::from_json(&job["refusal"]).map(command_error);
+                    return Err(refusal
+                        .unwrap_or_else(|| self.unknown_result_error("it forgot about the job")));
                 }
             }
-            if tenmil_linux::signal::interrupted() && !is_stopped {
+            if tenmil_linux::signal::is_stop_requested() && !is_stopped {
                 is_stopped = true;
                 let arguments = json!({ "id": id, "stop": true });
-                job = self.call("set_job", arguments.as_object().cloned().unwrap_or_default())?;
+                job = self
+                    .call_method("set_job", arguments.as_object().cloned().unwrap_or_default())?;
                 continue;
             }
-            let mut rows = self.call("jobs", Map::from_iter([("id".to_owned(), id.clone())]))?;
+            let mut rows =
+                self.call_method("jobs", Map::from_iter([("id".to_owned(), id.clone())]))?;
             job = rows.get_mut(0).map(Value::take).unwrap_or_default();
         }
     }
 
     /// Error for a command whose result is unknown.
-    fn refuse(&self, why: &str) -> Error {
-        let text = format!("{}, which has {} open: {why}", process(self.pid), self.device);
+    fn unknown_result_error(&self, why: &str) -> Error {
+        let text = format!("{}, which has {} open: {why}", process_text(self.pid), self.device);
         Error::remote(text).with_hint(
             "The command may have been executed; repeat it: a change that is already made is reported as such.",
         )
@@ -308,7 +329,7 @@ impl RemotePool<'_> {
 }
 
 /// `process 4711 (tenmil serve file:/disk)`.
-fn process(pid: u32) -> String {
+fn process_text(pid: u32) -> String {
     match command_line(pid) {
         Some(words) => {
             let words = words.join(" ");
@@ -322,21 +343,21 @@ fn process(pid: u32) -> String {
 
 /// Finds the process that has a pool open. Processes that do not respond are added to `silent`, with
 /// the error.
-fn find_remote<'a>(
+fn find_owner_process<'a>(
     opener: &'a Opener<'a>,
     place: &VolumeRef,
     silent: &mut Vec<(u32, RpcError)>,
 ) -> Option<RemotePool<'a>> {
     // Without a runtime directory no process listens.
-    let directory = directory().ok()?;
+    let directory = runtime_directory().ok()?;
     let wanted = identity(&place.store);
-    for pid in directory.listening().ok()? {
+    for pid in directory.listening_processes().ok()? {
         if pid == std::process::id() {
             continue;
         }
         let asked =
-            Client::connect(&directory.socket_of(pid), LOOKUP_TIMEOUT).and_then(|mut client| {
-                let stores = client.call("pools", Map::new(), LOOKUP_TIMEOUT)?;
+            RpcClient::connect(&directory.socket_of(pid), LOOKUP_TIMEOUT).and_then(|mut client| {
+                let stores = client.call_method("pools", Map::new(), LOOKUP_TIMEOUT)?;
                 Ok((client, stores))
             });
         let (client, stores) = match asked {
@@ -356,10 +377,10 @@ fn find_remote<'a>(
 }
 
 /// The pool in the process `pid`, if that process confirms to have it open.
-fn owned_by<'a>(opener: &'a Opener<'a>, pid: u32, uuid: u128) -> Option<RemotePool<'a>> {
-    let directory = directory().ok()?;
-    let mut client = Client::connect(&directory.socket_of(pid), LOOKUP_TIMEOUT).ok()?;
-    let stores = client.call("pools", Map::new(), LOOKUP_TIMEOUT).ok()?;
+fn connect_to_owner<'a>(opener: &'a Opener<'a>, pid: u32, uuid: u128) -> Option<RemotePool<'a>> {
+    let directory = runtime_directory().ok()?;
+    let mut client = RpcClient::connect(&directory.socket_of(pid), LOOKUP_TIMEOUT).ok()?;
+    let stores = client.call_method("pools", Map::new(), LOOKUP_TIMEOUT).ok()?;
     let uuid = format!("{uuid:032x}");
     let found = stores.as_array()?.iter().find(|store| store["uuid"] == uuid.as_str())?;
     let device = found["uri"].as_str()?.to_owned();
@@ -368,7 +389,7 @@ fn owned_by<'a>(opener: &'a Opener<'a>, pid: u32, uuid: u128) -> Option<RemotePo
 
 /// Error for a pool that cannot be opened: if a process has its device open, names that process, its
 /// RPC error and a fix.
-fn open_error(error: &Error, place: &VolumeRef, silent: &[(u32, RpcError)]) -> Error {
+fn pool_open_error(error: &Error, place: &VolumeRef, silent: &[(u32, RpcError)]) -> Error {
     let refused = error.clone();
     let is_hinted = refused.hint.is_some();
     let Some((pid, _)) = file_holder(&place.store).filter(|(pid, _)| *pid != std::process::id())

@@ -8,12 +8,12 @@ use clap::Args;
 use tenmil_base::{Error, Span};
 use tenmil_block::quantity::{parse_size, parse_time};
 use tenmil_linux::Clock;
-use tenmil_rpc::ServerState;
-use tenmil_sim::network::{Fault, Faults, LinkOptions};
+use tenmil_rpc::MethodState;
+use tenmil_sim::sim_network::{LinkFault, LinkFaults, LinkOptions};
 
-use super::perf::whole;
-use super::{rpc_endpoint, write_out};
-use crate::proxy::{Proxy, ProxyPlan};
+use super::perf::parse_integer;
+use super::{rpc_endpoint, write_stdout};
+use crate::proxy::{FaultProxy, ProxyConfig};
 
 /// Arguments of `proxy`.
 #[derive(Debug, Args)]
@@ -29,11 +29,11 @@ pub(super) struct ProxyArguments {
 
     /// Inject FAULT into each connection after this many bytes towards TARGET: 4k=cut; may be repeated
     #[arg(long, value_name = "BYTE=FAULT", value_parser = parse_fault)]
-    to_server: Vec<(u64, Fault)>,
+    to_server: Vec<(u64, LinkFault)>,
 
     /// The same for bytes towards the client
     #[arg(long, value_name = "BYTE=FAULT", value_parser = parse_fault)]
-    to_client: Vec<(u64, Fault)>,
+    to_client: Vec<(u64, LinkFault)>,
 
     /// Forward bytes in fragments of random length
     #[arg(long)]
@@ -52,7 +52,7 @@ pub(super) struct ProxyArguments {
     buffer: usize,
 
     /// Seed of all random numbers
-    #[arg(long, value_name = "N", default_value = "1", value_parser = whole::<u64>)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_integer::<u64>)]
     seed: u64,
 }
 
@@ -72,22 +72,25 @@ Examples:
 const WATCH_INTERVAL: Span = Span::from_ms(50);
 
 /// Forwards bytes until SIGTERM or Ctrl-C.
-pub(super) fn run(arguments: &ProxyArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
+pub(super) fn run_proxy(
+    arguments: &ProxyArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Error> {
     tenmil_linux::signal::catch_interrupts()
         .map_err(|error| Error::environment(format!("catch SIGTERM: {error}")))?;
     let clock = Clock::start();
-    let mut proxy = Proxy::new(arguments.plan())?;
-    let _asked = rpc_endpoint::serve(ServerState::new());
-    write_out(out, &format!("ready {}\n", proxy.address()))?;
-    while !tenmil_linux::signal::interrupted() {
+    let mut proxy = FaultProxy::new(arguments.proxy_config())?;
+    let _asked = rpc_endpoint::serve_control_socket(MethodState::new());
+    write_stdout(out, &format!("ready {}\n", proxy.address()))?;
+    while !tenmil_linux::signal::is_stop_requested() {
         let mut new_events = String::new();
         let moved =
             proxy.poll(clock.now(), &mut |line| new_events = format!("{new_events}{line}\n"));
         if !new_events.is_empty() {
-            write_out(out, &new_events)?;
+            write_stdout(out, &new_events)?;
         }
         if !moved {
-            let slept = proxy.sleep(clock.now(), WATCH_INTERVAL);
+            let slept = proxy.wait_for_event(clock.now(), WATCH_INTERVAL);
             slept.map_err(|error| Error::environment(format!("wait for connections: {error}")))?;
         }
     }
@@ -95,15 +98,17 @@ pub(super) fn run(arguments: &ProxyArguments, out: &mut dyn Write) -> Result<Exi
 }
 
 impl ProxyArguments {
-    fn plan(&self) -> ProxyPlan {
-        let line = |faults: &[(u64, Fault)]| LinkOptions {
+    fn proxy_config(&self) -> ProxyConfig {
+        let line = |faults: &[(u64, LinkFault)]| LinkOptions {
             splits: self.fragment,
             room_bytes: self.buffer,
             delay: self.delay,
             jitter: self.jitter,
-            faults: faults.iter().fold(Faults::default(), |all, (at, fault)| all.and(*at, *fault)),
+            faults: faults
+                .iter()
+                .fold(LinkFaults::default(), |all, (at, fault)| all.with_fault(*at, *fault)),
         };
-        ProxyPlan {
+        ProxyConfig {
             listen: self.listen,
             target: self.target.clone(),
             there: line(&self.to_server),
@@ -113,18 +118,18 @@ impl ProxyArguments {
     }
 }
 
-fn parse_fault(text: &str) -> Result<(u64, Fault), String> {
+fn parse_fault(text: &str) -> Result<(u64, LinkFault), String> {
     let expected =
         "expected BYTE=FAULT, where FAULT is cut, close, freeze:TIME, black-hole or flip";
     let (at, fault) = text.split_once('=').ok_or_else(|| format!("`{text}`: {expected}"))?;
     // `parse_size` rejects zero, which is a valid byte offset.
     let at = if at == "0" { 0 } else { parse_size(at)? };
     let fault = match fault.split_once(':') {
-        Some(("freeze", time)) => Fault::Freeze(parse_time(time)?),
-        None if fault == "cut" => Fault::Cut,
-        None if fault == "close" => Fault::Close,
-        None if fault == "black-hole" => Fault::BlackHole,
-        None if fault == "flip" => Fault::Flip(1),
+        Some(("freeze", time)) => LinkFault::Freeze(parse_time(time)?),
+        None if fault == "cut" => LinkFault::Cut,
+        None if fault == "close" => LinkFault::Close,
+        None if fault == "black-hole" => LinkFault::BlackHole,
+        None if fault == "flip" => LinkFault::Flip(1),
         _ => return Err(format!("`{fault}` is no fault, {expected}")),
     };
     Ok((at, fault))
@@ -141,18 +146,18 @@ fn parse_buffer_size(text: &str) -> Result<usize, String> {
 #[cfg(test)]
 mod tests {
     use tenmil_base::Span;
-    use tenmil_sim::network::Fault;
+    use tenmil_sim::sim_network::LinkFault;
 
     use super::parse_fault;
 
     #[test]
-    fn a_fault_is_read_and_what_is_none_is_refused_with_those_there_are() {
-        assert_eq!(parse_fault("4k=cut"), Ok((4096, Fault::Cut)));
-        assert_eq!(parse_fault("0=close"), Ok((0, Fault::Close)));
-        let frozen = Fault::Freeze(Span::from_ms(20));
+    fn fault_argument_is_parsed_and_an_unknown_one_lists_the_known() {
+        assert_eq!(parse_fault("4k=cut"), Ok((4096, LinkFault::Cut)));
+        assert_eq!(parse_fault("0=close"), Ok((0, LinkFault::Close)));
+        let frozen = LinkFault::Freeze(Span::from_ms(20));
         assert_eq!(parse_fault("7=freeze:20ms"), Ok((7, frozen)));
-        assert_eq!(parse_fault("7=black-hole"), Ok((7, Fault::BlackHole)));
-        assert_eq!(parse_fault("7=flip"), Ok((7, Fault::Flip(1))));
+        assert_eq!(parse_fault("7=black-hole"), Ok((7, LinkFault::BlackHole)));
+        assert_eq!(parse_fault("7=flip"), Ok((7, LinkFault::Flip(1))));
         for text in ["cut", "7=melt", "7=cut:3s", "7=freeze", "x=cut", "7=freeze:soon"] {
             let refused = parse_fault(text).unwrap_err();
             assert!(refused.contains("expected"), "{text}: {refused}");

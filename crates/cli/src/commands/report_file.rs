@@ -5,7 +5,7 @@ use std::io::{self, Seek, Write};
 use std::path::PathBuf;
 
 use tenmil_base::Error;
-use tenmil_linux::file::reason;
+use tenmil_linux::storage_file::error_text;
 
 /// Report file, known to be writable. A file that this run created is removed if no report is written.
 #[derive(Debug)]
@@ -27,22 +27,22 @@ impl ReportFile {
             Ok(file) => Ok(Self { path: path.into(), file, is_new }),
             Err(error) => Err(Error::usage(format!(
                 "{flag} {path}: {}, expected a file that can be written",
-                reason(&error)
+                error_text(&error)
             ))),
         }
     }
 
     /// Replaces the content of the file and returns its path.
-    pub(super) fn write(mut self, text: &str) -> Result<String, Error> {
+    pub(super) fn write_report(mut self, text: &str) -> Result<String, Error> {
         let path = self.path.display().to_string();
-        let result = self.replace(text);
+        let result = self.replace_content(text);
         result.map_err(|error| Error::environment(format!("write {path}: {error}")))?;
         self.is_new = false;
         Ok(path)
     }
 
     /// Truncates regular files only: a pipe, a terminal or another device cannot be truncated.
-    fn replace(&mut self, text: &str) -> io::Result<()> {
+    fn replace_content(&mut self, text: &str) -> io::Result<()> {
         if self.file.metadata()?.is_file() {
             self.file.set_len(0)?;
             self.file.rewind()?;
@@ -64,42 +64,42 @@ impl Drop for ReportFile {
 mod tests {
     use super::ReportFile;
 
-    fn path(name: &str) -> String {
+    fn test_path(name: &str) -> String {
         let name = format!("tenmil-report-{}-{name}", std::process::id());
         std::env::temp_dir().join(name).display().to_string()
     }
 
     #[test]
-    fn a_promise_that_is_not_kept_leaves_nothing_behind() {
-        let path = path("broken");
+    fn unwritten_report_leaves_no_file() {
+        let path = test_path("broken");
         drop(ReportFile::open("--html", &path).unwrap());
         assert!(!std::fs::exists(&path).unwrap());
     }
 
     #[test]
-    fn an_older_report_stays_until_it_is_replaced_as_a_whole() {
-        let path = path("kept");
+    fn older_report_stays_until_replaced() {
+        let path = test_path("kept");
         let report = ReportFile::open("--html", &path).unwrap();
-        report.write("a long first report").unwrap();
+        report.write_report("a long first report").unwrap();
         drop(ReportFile::open("--html", &path).unwrap());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "a long first report");
-        ReportFile::open("--html", &path).unwrap().write("short").unwrap();
+        ReportFile::open("--html", &path).unwrap().write_report("short").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "short");
         std::fs::remove_file(&path).unwrap();
     }
 
     #[test]
-    fn what_is_no_file_takes_the_report_all_the_same() {
+    fn report_is_written_to_pipes_and_devices_too() {
         let null = ReportFile::open("--html", "/dev/null").unwrap();
-        assert_eq!(null.write("nothing is kept").unwrap(), "/dev/null");
+        assert_eq!(null.write_report("nothing is kept").unwrap(), "/dev/null");
         let full = ReportFile::open("--html", "/dev/full").unwrap();
-        let refused = full.write("there is no room").unwrap_err();
+        let refused = full.write_report("there is no room").unwrap_err();
         assert!(refused.text.starts_with("write /dev/full: "), "{}", refused.text);
         assert!(std::fs::exists("/dev/full").unwrap());
     }
 
     #[test]
-    fn a_file_that_cannot_be_written_is_refused_by_name() {
+    fn unwritable_report_file_is_rejected_by_name() {
         let refusal = |path| ReportFile::open("--html", path).unwrap_err().text;
         let expected = "expected a file that can be written";
         assert_eq!(

@@ -7,11 +7,13 @@ use std::process::ExitCode;
 use clap::Args;
 use tenmil_base::{Error, Span};
 use tenmil_bench::experiment::Effort;
-use tenmil_linux::{Clock, Environment};
+use tenmil_linux::{Clock, MachineEnvironment};
 
-use super::{perf, write_out};
-use tenmil_bench::reproduce::report::{html, json, text};
-use tenmil_bench::reproduce::{Progress, ReportDirectory, ReproduceRun, TestBench, choose, key};
+use super::{perf, write_stdout};
+use tenmil_bench::reproduce::report::{html_report, json_report, text_report};
+use tenmil_bench::reproduce::{
+    ReportDirectory, ReproduceProgress, ReproduceRun, TestBench, experiments_by_name, record_key,
+};
 
 /// Reproduce published claims about user-space storage stacks on this machine.
 ///
@@ -64,34 +66,42 @@ Exit codes: 0 done, whatever the verdicts are, 1 machine not set up, 2 bad argum
 const INTERRUPTED: u8 = 130;
 
 /// Runs the experiments and writes the reports.
-pub(super) fn run(
+pub(super) fn run_reproduce(
     arguments: &ReproduceArguments,
     command: &str,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
-    let chosen = choose(&arguments.only)?;
+    let chosen = experiments_by_name(&arguments.only)?;
     if arguments.list {
         let listed = match arguments.json {
-            true => json::list(&chosen),
+            true => json_report::experiment_list_json(&chosen),
             false => chosen.iter().map(|it| format!("{:<24}{}\n", it.name, it.claim)).collect(),
         };
-        write_out(out, &listed)?;
+        write_stdout(out, &listed)?;
         return Ok(ExitCode::SUCCESS);
     }
     let effort = if arguments.quick { Effort::QUICK } else { Effort::FULL };
-    let machine = Environment::read();
-    let store =
-        ReportDirectory::open(&arguments.out, key(&machine, &effort, arguments.builds.as_deref()))?;
+    let machine = MachineEnvironment::read();
+    let store = ReportDirectory::open(
+        &arguments.out,
+        record_key(&machine, &effort, arguments.builds.as_deref()),
+    )?;
     tenmil_linux::signal::catch_interrupts()
         .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::start();
-    let mut stand = TestBench::new(clock, perf::options_of, arguments.builds.clone());
+    let mut stand = TestBench::new(clock, perf::parse_options, arguments.builds.clone());
     let mut line = ProgressLine { is_terminal: std::io::stderr().is_terminal() };
-    let experiment_results =
-        tenmil_bench::reproduce::run(chosen, effort, &mut stand, &store, clock, &mut |progress| {
+    let experiment_results = tenmil_bench::reproduce::run_experiments(
+        chosen,
+        effort,
+        &mut stand,
+        &store,
+        clock,
+        &mut |progress| {
             // A closed terminal does not end the measurement.
             let _ = line.print(progress, &mut std::io::stderr());
-        });
+        },
+    );
     drop(stand);
     let Ok(experiment_results) = experiment_results else {
         let kept = arguments.out.display();
@@ -101,12 +111,15 @@ pub(super) fn run(
         return Ok(ExitCode::from(INTERRUPTED));
     };
     let run = ReproduceRun { effort, machine, experiment_results, command: command.to_owned() };
-    let report = json::render(&run);
+    let report = json_report::render_json(&run);
     let written = vec![
-        store.write("report.html", &html::render(&run))?,
-        store.write("report.json", &report)?,
+        store.write_report("report.html", &html_report::render_page(&run))?,
+        store.write_report("report.json", &report)?,
     ];
-    write_out(out, &if arguments.json { report } else { text::render(&run, &written) })?;
+    write_stdout(
+        out,
+        &if arguments.json { report } else { text_report::render_text(&run, &written) },
+    )?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -116,25 +129,31 @@ struct ProgressLine {
 }
 
 impl ProgressLine {
-    fn print(&mut self, progress: &Progress<'_>, errors: &mut dyn Write) -> std::io::Result<()> {
+    fn print(
+        &mut self,
+        progress: &ReproduceProgress<'_>,
+        errors: &mut dyn Write,
+    ) -> std::io::Result<()> {
         // Erases the previous progress line.
         let clear = if self.is_terminal { "\r\x1b[K" } else { "" };
         match progress {
-            Progress::Turn { number, count, name, step, left } if self.is_terminal => write!(
-                errors,
-                "{clear}{number}/{count} {name}: round {} of {}, {}; at most {} left",
-                step.round,
-                step.rounds,
-                step.label,
-                minutes(*left)
-            )?,
-            Progress::Turn { .. } => {}
-            Progress::Finished(experiment_result) => {
-                let row = experiment_result.rows().into_iter().next();
+            ReproduceProgress::Turn { number, count, name, step, left } if self.is_terminal => {
+                write!(
+                    errors,
+                    "{clear}{number}/{count} {name}: round {} of {}, {}; at most {} left",
+                    step.round,
+                    step.rounds,
+                    step.label,
+                    minutes_text(*left)
+                )?
+            }
+            ReproduceProgress::Turn { .. } => {}
+            ReproduceProgress::Finished(experiment_result) => {
+                let row = experiment_result.claim_rows().into_iter().next();
                 let found = row.map_or_else(String::new, |row| row.found);
                 let kept = if experiment_result.is_reused { " (from an earlier run)" } else { "" };
                 let (name, verdict) =
-                    (experiment_result.experiment.name, experiment_result.verdict().words());
+                    (experiment_result.experiment.name, experiment_result.claim_verdict().text());
                 writeln!(errors, "{clear}{name}: {verdict}: {found}{kept}")?;
             }
         }
@@ -143,7 +162,7 @@ impl ProgressLine {
 }
 
 /// `12 min`, or seconds below two minutes.
-fn minutes(span: Span) -> String {
+fn minutes_text(span: Span) -> String {
     let seconds = span.ns.div_ceil(1_000_000_000);
     if seconds < 120 { format!("{seconds} s") } else { format!("{} min", seconds.div_ceil(60)) }
 }
@@ -151,25 +170,25 @@ fn minutes(span: Span) -> String {
 #[cfg(test)]
 mod tests {
     use tenmil_base::Span;
-    use tenmil_bench::reproduce::{loads, words_of};
+    use tenmil_bench::reproduce::{expand_placeholders, perf_arguments_of_variants};
     use tenmil_linux::CpuList;
 
-    use super::minutes;
+    use super::minutes_text;
 
     #[test]
-    fn what_is_left_is_told_in_what_suits_it() {
-        assert_eq!(minutes(Span::from_ms(1500)), "2 s");
-        assert_eq!(minutes(Span::from_secs(119)), "119 s");
-        assert_eq!(minutes(Span::from_secs(121)), "3 min");
+    fn remaining_time_is_shown_in_a_suitable_unit() {
+        assert_eq!(minutes_text(Span::from_ms(1500)), "2 s");
+        assert_eq!(minutes_text(Span::from_secs(119)), "119 s");
+        assert_eq!(minutes_text(Span::from_secs(121)), "3 min");
     }
 
     #[test]
-    fn every_load_is_one_that_perf_understands() {
+    fn every_experiment_load_is_a_valid_perf_command() {
         let cores = CpuList::parse("0-1").unwrap();
-        assert!(loads().len() > 30);
-        for (name, words) in loads() {
+        assert!(perf_arguments_of_variants().len() > 30);
+        for (name, words) in perf_arguments_of_variants() {
             let target = "tcp://127.0.0.1:4420/nqn.2026-01.org.tenmil:disk";
-            let words = words_of(words, &cores, target).unwrap();
+            let words = expand_placeholders(words, &cores, target).unwrap();
             let parsed = crate::commands::perf_options(&words);
             assert!(parsed.is_ok(), "{name}: {words:?}: {parsed:?}");
             assert!(!words.iter().any(|word| word.contains(['{', '}'])), "{name}: {words:?}");

@@ -1,9 +1,9 @@
 //! `tenmil serve`: exports block devices over NBD, NVMe/TCP, vfio-user, vhost-user or ublk.
 
-mod endpoint;
-mod fabrics;
-mod listen;
-mod sockets;
+mod endpoint_common;
+mod listen_address;
+mod nvme_tcp;
+mod socket_options;
 #[cfg(test)]
 mod tests;
 mod transport;
@@ -23,21 +23,21 @@ use tenmil_base::{Error, Span};
 use tenmil_block::uri::Uri;
 use tenmil_block::{Bdev, BdevOptions, OpenedDevice, Opener, QosLimiter, QosLimits, RateLimit};
 use tenmil_dma::RegionTable;
-use tenmil_linux::stream::{Address, StreamListener};
+use tenmil_linux::socket_stream::{ListenAddress, StreamListener};
 use tenmil_linux::{Clock, CpuList};
 use tenmil_reactor::schedule::Options;
 use tenmil_reactor::{PollMode, ReactorOptions, Reactors};
-use tenmil_rpc::config::TargetConfig;
-use tenmil_rpc::{Devices, Exports};
+use tenmil_rpc::target_config::TargetConfig;
+use tenmil_rpc::{DeviceControls, NbdExports};
 use tenmil_serve::nbd::{ExportConfig, ExportedDevice, NbdEvent, Server, ServerConfig};
 
-use super::perf::{at_least_one, named, some_bytes, whole};
-use super::{rpc_endpoint, write_out};
-use listen::{Listen, parse_listen};
+use super::perf::{named_value_parser, parse_integer, parse_nonzero, parse_nonzero_bytes};
+use super::{rpc_endpoint, write_stdout};
+use listen_address::{TransportAddress, parse_listen};
 use tenmil_bench::balance::{
-    BalancedReactors, BalancerGuard, check_cores, check_rules, parse_rules,
+    BalancedReactors, BalancerGuard, check_cores, check_scheduled_cores, parse_scheduler_rules,
 };
-use transport::{ServeTransport, check_switches};
+use transport::{ServeTransport, check_transport_options};
 
 /// Arguments of `serve`.
 #[derive(Debug, Args)]
@@ -54,7 +54,7 @@ pub(super) struct ServeArguments {
     /// virtio disk of a virtual machine; ublk:N for /dev/ublkbN of this machine
     #[arg(short = 'l', long, value_name = "ADDRESS", required_unless_present = "config")]
     #[arg(value_parser = parse_listen)]
-    listen: Vec<Listen>,
+    listen: Vec<TransportAddress>,
 
     /// Configuration file of an NVMe/TCP target; excludes the options that it covers
     #[arg(long, value_name = "FILE", conflicts_with_all = ["uris", "listen", "nqn", "allowed_host", "allow_any_host", "read_only", "buffer_memory", "state_dir"])]
@@ -74,7 +74,7 @@ pub(super) struct ServeArguments {
     allow_any_host: bool,
 
     /// Memory for data buffers of NVMe/TCP connections [default: 256m]
-    #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_bytes)]
     buffer_memory: Option<NonZeroU64>,
 
     /// State directory for data that persist across power loss, over NVMe/TCP: persistent reservations
@@ -112,29 +112,29 @@ pub(super) struct ServeArguments {
     export_name: Option<String>,
 
     /// Limit requests per second, all clients together (QoS)
-    #[arg(long, value_name = "IOPS", value_parser = at_least_one)]
+    #[arg(long, value_name = "IOPS", value_parser = parse_nonzero)]
     limit_iops: Option<NonZeroU64>,
 
     /// Limit bytes per second, all clients together (QoS): 10m
-    #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_bytes)]
     limit_bytes: Option<NonZeroU64>,
 
     /// Maximum number of connections [default: 64 over NBD, 1100 over NVMe/TCP]
-    #[arg(long, value_name = "N", value_parser = some_connections)]
+    #[arg(long, value_name = "N", value_parser = parse_connection_count)]
     max_connections: Option<u32>,
 
     /// Maximum number of connections per client address: over NBD of all clients, over NVMe/TCP of
     /// hosts that no subsystem names [default: half of --max-connections]
-    #[arg(long, value_name = "N", value_parser = some_connections, conflicts_with = "config")]
+    #[arg(long, value_name = "N", value_parser = parse_connection_count, conflicts_with = "config")]
     connections_per_address: Option<u32>,
 
     /// Maximum number of connections per host NQN, over NVMe/TCP [default: half of --max-connections]
-    #[arg(long, value_name = "N", value_parser = some_connections, conflicts_with = "config")]
+    #[arg(long, value_name = "N", value_parser = parse_connection_count, conflicts_with = "config")]
     connections_per_host: Option<u32>,
 
     /// Disconnect NBD clients that have asked for nothing so long, such as 90s, 15m or 2h: some clients
     /// connect again by themselves, a mounted disk of Linux does not [default: never]
-    #[arg(long, value_name = "TIME", value_parser = some_time, conflicts_with = "config")]
+    #[arg(long, value_name = "TIME", value_parser = parse_timeout, conflicts_with = "config")]
     nbd_idle_timeout: Option<Span>,
 
     /// Cores to serve on, a thread on each: 0,2-3 or 0x3 [default: the last one allowed]
@@ -144,14 +144,14 @@ pub(super) struct ServeArguments {
     /// Polling mode of an idle thread: poll continuously; poll briefly, then sleep; or sleep for three
     /// quarters of the usual latency, then poll
     #[arg(long, value_name = "MODE", default_value = "adaptive")]
-    #[arg(value_parser = named(PollMode::ALL.map(|mode| (mode.name(), mode))))]
+    #[arg(value_parser = named_value_parser(PollMode::ALL.map(|mode| (mode.name(), mode))))]
     poll: PollMode,
 
     /// Placement of connections: fixed cores (static), or lightly loaded connections consolidated on
     /// one core (dynamic): static, dynamic, or
     /// dynamic?period=500ms&load=20&core=80&busy=95&migration-interval=5s&scheduling-core=0
     /// with &isolated=2-3; `tenmil set scheduler` changes it at run time
-    #[arg(long, value_name = "POLICY", default_value = "static", value_parser = parse_rules)]
+    #[arg(long, value_name = "POLICY", default_value = "static", value_parser = parse_scheduler_rules)]
     scheduler: Options,
 
     /// Scale the frequency of the serving cores with their load; restored at the end
@@ -207,15 +207,15 @@ Examples:
 docs/operator/ublk.md, docs/operator/nvme-tcp-target.md and docs/user/device-uris.md describe the details.";
 
 /// Parses a number of connections, which must not be zero.
-fn some_connections(text: &str) -> Result<u32, String> {
-    match whole(text)? {
+fn parse_connection_count(text: &str) -> Result<u32, String> {
+    match parse_integer(text)? {
         0 => Err(format!("`{text}` is none, expected at least 1")),
         count => Ok(count),
     }
 }
 
 /// A time of a second at least: `90`, `90s`, `15m`, `2h`.
-fn some_time(text: &str) -> Result<Span, String> {
+fn parse_timeout(text: &str) -> Result<Span, String> {
     let (digits, seconds) = match text.char_indices().last() {
         Some((at, 's')) => (&text[..at], 1),
         Some((at, 'm')) => (&text[..at], 60),
@@ -244,7 +244,7 @@ const STOP_MAX: Span = Span::from_ms(4_800);
 const NOT_STOPPED: u8 = 3;
 
 /// The error message of a shutdown that exceeds its time limit.
-fn not_stopped(arguments: &ServeArguments) -> String {
+fn stop_timeout_error(arguments: &ServeArguments) -> String {
     let devices: Vec<String> = arguments.uris.iter().map(Uri::to_string).collect();
     let named = match (&arguments.config, devices.is_empty()) {
         (Some(path), _) => format!("the devices of {}", path.display()),
@@ -259,12 +259,19 @@ fn not_stopped(arguments: &ServeArguments) -> String {
 }
 
 /// Serves until SIGTERM or Ctrl-C.
-pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
+pub(super) fn run_serve(
+    arguments: &ServeArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Error> {
     // Argument errors are reported before any file, socket or thread is created.
-    serving_cores(arguments, &CpuList::allowed())?;
+    serving_cores(arguments, &CpuList::allowed_cpus())?;
     tenmil_linux::signal::catch_interrupts()
         .and_then(|()| {
-            tenmil_linux::signal::limit_stop(STOP_MAX, not_stopped(arguments), NOT_STOPPED)
+            tenmil_linux::signal::limit_stop_time(
+                STOP_MAX,
+                stop_timeout_error(arguments),
+                NOT_STOPPED,
+            )
         })
         .map_err(|error| Error::environment(format!("catch SIGTERM: {error}")))?;
     if arguments.exit_with_parent {
@@ -274,26 +281,26 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
     if let Some(path) = &arguments.config {
         tenmil_linux::signal::catch_reload()
             .map_err(|error| Error::environment(format!("catch SIGHUP: {error}")))?;
-        check_switches(arguments, ServeTransport::NvmeTcp)?;
-        return fabrics::run(arguments, read_configuration(path)?, out);
+        check_transport_options(arguments, ServeTransport::NvmeTcp)?;
+        return nvme_tcp::serve_nvme_tcp(arguments, read_configuration(path)?, out);
     }
     let (mut clients, mut hosts, mut sockets) = (Vec::new(), Vec::new(), Vec::new());
     let (mut disks, mut guests) = (Vec::new(), Vec::new());
     for listen in &arguments.listen {
         match listen {
-            Listen::Nbd(address) => clients.push(address.clone()),
-            Listen::NvmeTcp(address) => hosts.push(*address),
-            Listen::VfioUser(path) => sockets.push(path.clone()),
-            Listen::VhostUser(path) => guests.push(path.clone()),
-            Listen::Ublk(place) => disks.push(*place),
+            TransportAddress::Nbd(address) => clients.push(address.clone()),
+            TransportAddress::NvmeTcp(address) => hosts.push(*address),
+            TransportAddress::VfioUser(path) => sockets.push(path.clone()),
+            TransportAddress::VhostUser(path) => guests.push(path.clone()),
+            TransportAddress::Ublk(place) => disks.push(*place),
         }
     }
     // ublk, vhost-user and vfio-user claim the device exclusively, so each excludes other transports.
     match disks.as_slice() {
         [] => {}
         [place] if arguments.listen.len() == 1 => {
-            check_switches(arguments, ServeTransport::Ublk)?;
-            return ublk::run(arguments, place, out);
+            check_transport_options(arguments, ServeTransport::Ublk)?;
+            return ublk::serve_ublk(arguments, place, out);
         }
         _ => {
             return Err(Error::usage(
@@ -304,8 +311,8 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
     match guests.as_slice() {
         [] => {}
         [socket] if arguments.listen.len() == 1 => {
-            check_switches(arguments, ServeTransport::VhostUser)?;
-            return vhost_user::run(arguments, socket, out);
+            check_transport_options(arguments, ServeTransport::VhostUser)?;
+            return vhost_user::serve_vhost_user(arguments, socket, out);
         }
         _ => {
             return Err(Error::usage(
@@ -315,18 +322,22 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
     }
     match (clients.is_empty(), hosts.is_empty(), sockets.as_slice()) {
         (true, true, [_, ..]) => {
-            check_switches(arguments, ServeTransport::VfioUser)?;
-            vfio_user::run(arguments, &sockets, out)
+            check_transport_options(arguments, ServeTransport::VfioUser)?;
+            vfio_user::serve_vfio_user(arguments, &sockets, out)
         }
         (_, _, [_, ..]) => Err(Error::usage(
             "listen for vfio-user and for others at once, expected one: a client has the device",
         )),
         (true, false, []) => {
-            check_switches(arguments, ServeTransport::NvmeTcp)?;
-            fabrics::run(arguments, fabrics::config_from_arguments(arguments, hosts)?, out)
+            check_transport_options(arguments, ServeTransport::NvmeTcp)?;
+            nvme_tcp::serve_nvme_tcp(
+                arguments,
+                nvme_tcp::config_from_arguments(arguments, hosts)?,
+                out,
+            )
         }
         (false, true, []) => {
-            check_switches(arguments, ServeTransport::Nbd)?;
+            check_transport_options(arguments, ServeTransport::Nbd)?;
             let [uri] = arguments.uris.as_slice() else {
                 return Err(Error::usage(format!(
                     "serve {} devices over NBD, expected one: its clients have no way to choose",
@@ -344,7 +355,7 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
 /// Reads and parses the configuration file.
 fn read_configuration(path: &Path) -> Result<TargetConfig, Error> {
     let shown = path.display();
-    let text = tenmil_linux::file::read_text(path)
+    let text = tenmil_linux::storage_file::read_text(path)
         .map_err(|error| Error::usage(format!("read {shown}: {error}")))?;
     let configuration = TargetConfig::parse(&text);
     configuration.map_err(|wrong| Error::usage(format!("{shown}: {wrong}")))
@@ -354,10 +365,10 @@ fn read_configuration(path: &Path) -> Result<TargetConfig, Error> {
 fn run_nbd(
     arguments: &ServeArguments,
     uri: &Uri,
-    listen: &[Address],
+    listen: &[ListenAddress],
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
-    check_writers(arguments, listen)?;
+    check_writable_listeners(arguments, listen)?;
     let clock = Clock::start();
     let regions = RegionTable::new(REGIONS_MAX);
     let opener = Opener { regions: &regions, clock, seed: 1, kinds: tenmil::KINDS };
@@ -368,14 +379,15 @@ fn run_nbd(
         text: format!("open {error}"),
         hint: None,
     })?;
-    let devices = Devices::new(opened.handles.clone());
+    let devices = DeviceControls::new(opened.handles.clone());
     let served = Arc::new(export_device(arguments, &uri, opened, &regions, clock)?);
     let listen_sockets = listen.iter().map(open_listener).collect::<Result<Vec<_>, _>>()?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
-    let state = rpc_endpoint::state_of(&balanced);
-    let state = state.with(Exports::new(vec![Arc::clone(&served)], clock)).with(devices);
-    let mut requested = rpc_endpoint::serve(state);
+    let state = rpc_endpoint::method_state_of(&balanced);
+    let state =
+        state.with_part(NbdExports::new(vec![Arc::clone(&served)], clock)).with_part(devices);
+    let mut requested = rpc_endpoint::serve_control_socket(state);
     let connections_max = arguments.max_connections.unwrap_or(CLIENTS_MAX);
     let server = Server::start(ServerConfig {
         listen_sockets,
@@ -385,27 +397,27 @@ fn run_nbd(
         clock,
         connections_max: connections_max as usize,
         per_address_max: arguments.connections_per_address.map_or_else(
-            || ServerConfig::per_address_max_of(connections_max as usize),
+            || ServerConfig::default_per_address_max(connections_max as usize),
             |most| most as usize,
         ),
         idle_max: arguments.nbd_idle_timeout,
     });
     let server = server.map_err(|error| Error::environment(format!("serve: {error}")))?;
-    tenmil_linux::file::commit_created()?;
-    write_out(out, &ready_message(arguments, &served, &server))?;
-    while !tenmil_linux::signal::interrupted() {
+    tenmil_linux::storage_file::commit_created()?;
+    write_stdout(out, &ready_message(arguments, &served, &server))?;
+    while !tenmil_linux::signal::is_stop_requested() {
         while let Some(new_events) = server.next_event() {
             if let NbdEvent::Error(text) = &new_events {
                 tracing::info!("{text}");
             }
             if let Some((_, relay)) = &requested {
-                relay.announcer().announce_export(served.export().name(), &new_events);
+                relay.event_sender().emit_export_event(served.export().name(), &new_events);
             }
         }
         if let Some((_, relay)) = &mut requested {
-            relay.forward_events(&rpc_endpoint::of(reactors));
+            relay.forward_events(&rpc_endpoint::reactors_handle(reactors));
         }
-        tenmil_linux::thread::sleep(WATCH_INTERVAL);
+        tenmil_linux::named_thread::sleep(WATCH_INTERVAL);
     }
     // First the listeners are closed, then the connections are drained: completed requests are still
     // replied to.
@@ -415,9 +427,11 @@ fn run_nbd(
 }
 
 /// Rejects writable exports on non-loopback addresses, unless they were explicitly allowed.
-fn check_writers(arguments: &ServeArguments, listen: &[Address]) -> Result<(), Error> {
-    let is_remote =
-        |address: &&Address| matches!(address, Address::Tcp(at) if !at.ip().is_loopback());
+fn check_writable_listeners(
+    arguments: &ServeArguments,
+    listen: &[ListenAddress],
+) -> Result<(), Error> {
+    let is_remote = |address: &&ListenAddress| matches!(address, ListenAddress::Tcp(at) if !at.ip().is_loopback());
     let Some(remote) = listen.iter().find(is_remote) else { return Ok(()) };
     if arguments.read_only || arguments.allow_remote_write {
         return Ok(());
@@ -466,24 +480,25 @@ fn serving_cores(arguments: &ServeArguments, allowed: &CpuList) -> Result<CpuLis
     let last = || allowed.iter().last().into_iter().collect();
     let cores = arguments.cores.clone().unwrap_or_else(last);
     check_cores("-c", &cores, allowed)?;
-    check_rules(&arguments.scheduler, &cores)?;
+    check_scheduled_cores(&arguments.scheduler, &cores)?;
     Ok(cores)
 }
 
 /// Starts the reactors and their balancer, which places connections, follows CPU affinity changes and
 /// optionally scales core frequencies.
 fn start_reactors(arguments: &ServeArguments, clock: &Clock) -> Result<BalancedReactors, Error> {
-    let cores = serving_cores(arguments, &CpuList::allowed())?;
+    let cores = serving_cores(arguments, &CpuList::allowed_cpus())?;
     let options = ReactorOptions { poll: arguments.poll, ..ReactorOptions::default() };
     let ServeArguments { scheduler, governor, .. } = arguments;
-    let reactors = Reactors::start(&cores, &options, clock)
+    let reactors = Reactors::start_on_cores(&cores, &options, clock)
         .map_err(|why| Error::new(why.category(), why.to_string()))?;
     let tell = |text: String| tracing::info!("{text}");
-    let balance = BalancerGuard::start(scheduler, *governor, reactors.registry(), &cores, &tell)?;
+    let balance =
+        BalancerGuard::start_balancer(scheduler, *governor, reactors.registry(), &cores, &tell)?;
     Ok(BalancedReactors { reactors, balance })
 }
 
-fn open_listener(address: &Address) -> Result<StreamListener, Error> {
+fn open_listener(address: &ListenAddress) -> Result<StreamListener, Error> {
     StreamListener::open(address).map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => {
             Error::usage(format!("listen at {address}: the address is in use"))
@@ -520,18 +535,18 @@ fn ready_message(arguments: &ServeArguments, served: &ExportedDevice, server: &S
 }
 
 /// An address in the syntax of `--listen`.
-fn listen_text(address: &Address) -> String {
+fn listen_text(address: &ListenAddress) -> String {
     match address {
-        Address::Path(path) => format!("nbd:{}", path.display()),
-        Address::Tcp(port) => format!("nbd://{port}"),
+        ListenAddress::Path(path) => format!("nbd:{}", path.display()),
+        ListenAddress::Tcp(port) => format!("nbd://{port}"),
     }
 }
 
 /// An address as an NBD URI.
-fn nbd_uri(address: &Address) -> String {
+fn nbd_uri(address: &ListenAddress) -> String {
     match address {
-        Address::Path(path) => format!("nbd+unix:///?socket={}", path.display()),
-        Address::Tcp(port) => format!("nbd://{port}"),
+        ListenAddress::Path(path) => format!("nbd+unix:///?socket={}", path.display()),
+        ListenAddress::Tcp(port) => format!("nbd://{port}"),
     }
 }
 

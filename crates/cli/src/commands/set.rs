@@ -8,7 +8,7 @@ use tenmil_rpc::MethodKind;
 
 use super::get::call_method;
 use super::rpc_endpoint::ProcessSelector;
-use super::write_out;
+use super::write_stdout;
 use tenmil_base::Error;
 
 /// Change a setting of a running tenmil process, and print its new state.
@@ -39,8 +39,8 @@ Examples:
 `tenmil get` lists what can be set; `tenmil get --markdown` describes it.";
 
 /// Calls the method and prints its result.
-pub(super) fn run(arguments: &SetArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
+pub(super) fn run_set(arguments: &SetArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     let SetArguments { name, parameters, process, json } = arguments;
-    write_out(out, &call_method(MethodKind::Set, name, parameters, *process, *json)?)?;
+    write_stdout(out, &call_method(MethodKind::Set, name, parameters, *process, *json)?)?;
     Ok(ExitCode::SUCCESS)
 }

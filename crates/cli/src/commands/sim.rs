@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::perf::whole;
+use super::perf::parse_integer;
 use crate::simulation::SimOptions;
 
 /// Run the driver against a simulated controller that violates its contract in every known way.
@@ -14,11 +14,11 @@ use crate::simulation::SimOptions;
 #[command(after_help = EXAMPLES)]
 pub(super) struct SimArguments {
     /// Number of seeds to run after the scenarios
-    #[arg(long, value_name = "N", default_value = "200", value_parser = whole::<u64>)]
+    #[arg(long, value_name = "N", default_value = "200", value_parser = parse_integer::<u64>)]
     seeds: u64,
 
     /// Run this seed only
-    #[arg(long, value_name = "SEED", value_parser = whole::<u64>, conflicts_with = "scenario")]
+    #[arg(long, value_name = "SEED", value_parser = parse_integer::<u64>, conflicts_with = "scenario")]
     seed: Option<u64>,
 
     /// Run only scenarios whose name contains TEXT

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::json;
 
-use super::write_out;
+use super::write_stdout;
 use tenmil_base::Error;
 use tenmil_devices::tcp::policy_of;
 
@@ -15,7 +15,7 @@ use tenmil_devices::tcp::policy_of;
 /// fail and controller loss.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct PolicyArguments {
+pub(super) struct TimeoutsArguments {
     /// Device to print the timeouts of; without it, the defaults
     #[arg(value_name = "URI")]
     uri: Option<String>,
@@ -31,7 +31,10 @@ Examples:
   tenmil timeouts 'tcp://192.0.2.7/nqn.2024-01.example:disk?ctrl-loss-timeout=60s'";
 
 /// Prints the table of timeouts.
-pub(super) fn run(arguments: &PolicyArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
+pub(super) fn run_timeouts(
+    arguments: &TimeoutsArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Error> {
     let rows = policy_of(arguments.uri.as_deref())?;
     let text = if arguments.json {
         let object: serde_json::Map<_, _> = rows
@@ -52,6 +55,6 @@ pub(super) fn run(arguments: &PolicyArguments, out: &mut dyn Write) -> Result<Ex
         }
         text
     };
-    write_out(out, &text)?;
+    write_stdout(out, &text)?;
     Ok(ExitCode::SUCCESS)
 }

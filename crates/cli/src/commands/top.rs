@@ -7,9 +7,11 @@ use std::process::ExitCode;
 use clap::Args;
 use tenmil_base::{Error, Span};
 
-use super::rpc_endpoint::{ProcessSelector, choose, connect, directory, listening};
-use super::write_out;
-use tenmil_bench::balance::put_back_frequencies;
+use super::rpc_endpoint::{
+    ProcessSelector, choose_process, connect_to_process, listening_processes, runtime_directory,
+};
+use super::write_stdout;
+use tenmil_bench::balance::restore_frequencies;
 use tenmil_block::quantity::parse_time;
 use tenmil_linux::kernel_files::KernelFiles;
 
@@ -31,7 +33,7 @@ pub(super) struct TopArguments {
     once: bool,
 
     /// Interval between two samples; rates are computed over it
-    #[arg(short, long, value_name = "TIME", default_value = "1", value_parser = interval)]
+    #[arg(short, long, value_name = "TIME", default_value = "1", value_parser = parse_interval)]
     interval: Span,
 }
 
@@ -45,7 +47,7 @@ Examples:
 NO_COLOR=1 in the environment does without colours. docs/operator/top.md describes what is shown, and the
 names of --json.";
 
-fn interval(text: &str) -> Result<Span, String> {
+fn parse_interval(text: &str) -> Result<Span, String> {
     let (least, most) = (Span::from_ms(10), Span::from_secs(3_600));
     let span = parse_time(text)?;
     if (least..=most).contains(&span) {
@@ -55,32 +57,39 @@ fn interval(text: &str) -> Result<Span, String> {
 }
 
 /// Runs the live view, or prints one sample.
-pub(super) fn run(arguments: &TopArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
+pub(super) fn run_top(arguments: &TopArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     let TopArguments { process, json, once, interval } = *arguments;
     if json {
-        write_out(out, &crate::top::json(&mut connect(process)?, interval)?)?;
-    } else if once || !can_draw() {
-        write_out(out, &crate::top::once(&mut connect(process)?, interval)?)?;
+        write_stdout(out, &crate::top::sample_json(&mut connect_to_process(process)?, interval)?)?;
+    } else if once || !is_terminal() {
+        write_stdout(out, &crate::top::sample_text(&mut connect_to_process(process)?, interval)?)?;
     } else {
-        let directory = directory()?;
-        put_back_frequencies(&KernelFiles::live(), &directory, &|text| tracing::info!("{text}"));
+        let directory = runtime_directory()?;
+        restore_frequencies(&KernelFiles::live_system(), &directory, &|text| {
+            tracing::info!("{text}")
+        });
         if let Some(pid) = process.pid {
             // A process that does not exist at the start is a usage error; one that exits later is
             // awaited.
-            choose(Some(pid), &listening(&directory)?)?;
+            choose_process(Some(pid), &listening_processes(&directory)?)?;
         }
-        crate::top::watch(directory, process.pid, interval, is_colored(no_color().as_deref()))?;
+        crate::top::run_live_view(
+            directory,
+            process.pid,
+            interval,
+            is_colored(no_color_variable().as_deref()),
+        )?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Whether input and output are terminals that support cursor positioning.
-fn can_draw() -> bool {
+fn is_terminal() -> bool {
     let is_dumb = std::env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
     io::stdout().is_terminal() && io::stdin().is_terminal() && !is_dumb
 }
 
-fn no_color() -> Option<std::ffi::OsString> {
+fn no_color_variable() -> Option<std::ffi::OsString> {
     std::env::var_os("NO_COLOR")
 }
 
@@ -95,21 +104,21 @@ mod tests {
 
     use tenmil_base::Span;
 
-    use super::{interval, is_colored};
+    use super::{is_colored, parse_interval};
 
     #[test]
-    fn an_interval_is_neither_nothing_nor_for_ever() {
-        assert_eq!(interval("500ms"), Ok(Span::from_ms(500)));
-        assert_eq!(interval("3600"), Ok(Span::from_secs(3_600)));
+    fn interval_is_bounded() {
+        assert_eq!(parse_interval("500ms"), Ok(Span::from_ms(500)));
+        assert_eq!(parse_interval("3600"), Ok(Span::from_secs(3_600)));
         let expected = "expected a time from 10 ms to 3600 s";
         for text in ["0", "9ms", "3601"] {
-            assert_eq!(interval(text), Err(format!("`{text}` is out of range, {expected}")));
+            assert_eq!(parse_interval(text), Err(format!("`{text}` is out of range, {expected}")));
         }
-        assert!(interval("often").unwrap_err().contains("is not a time"));
+        assert!(parse_interval("often").unwrap_err().contains("is not a time"));
     }
 
     #[test]
-    fn colour_is_refused_by_any_value() {
+    fn any_no_color_value_disables_color() {
         assert!(is_colored(None) && is_colored(Some(OsStr::new(""))));
         assert!(!is_colored(Some(OsStr::new("0"))));
     }

@@ -7,9 +7,9 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::json;
 use tenmil_linux::kernel_files::KernelFiles;
-use tenmil_linux::pci::{self, Address, UnbindSelection};
+use tenmil_linux::pci::{self, PciAddress, UnbindSelection};
 
-use super::write_out;
+use super::write_stdout;
 use tenmil_base::Error;
 
 /// Bind NVMe devices back to their former drivers, also after a crash.
@@ -18,7 +18,7 @@ use tenmil_base::Error;
 pub(super) struct UnbindArguments {
     /// PCI addresses, such as 0000:5e:00.0
     #[arg(value_name = "ADDRESS", required_unless_present = "all", conflicts_with = "all")]
-    addresses: Vec<Address>,
+    addresses: Vec<PciAddress>,
 
     /// All devices that `tenmil bind` has bound since boot
     #[arg(long)]
@@ -44,8 +44,11 @@ Examples:
   sudo tenmil unbind 0000:5e:00.0 --to nvme   one that another program has bound";
 
 /// Runs `unbind`, or prints the plan with `--dry-run`.
-pub(super) fn run(arguments: &UnbindArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
-    let machine = KernelFiles::live();
+pub(super) fn run_unbind(
+    arguments: &UnbindArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Error> {
+    let machine = KernelFiles::live_system();
     let mut addresses = arguments.addresses.clone();
     addresses.sort();
     addresses.dedup();
@@ -57,45 +60,45 @@ pub(super) fn run(arguments: &UnbindArguments, out: &mut dyn Write) -> Result<Ex
     if arguments.dry_run {
         let plans = pci::plan_unbind(&machine, &which)?;
         let text = if arguments.json { plans_as_json(&plans) } else { plans_as_text(&plans) };
-        write_out(out, &text)?;
+        write_stdout(out, &text)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let (given, error) = pci::unbind(&machine, &which);
-    let text = if arguments.json { given_as_json(&given) } else { given_as_text(&given) };
-    write_out(out, &text)?;
+    let (given, error) = pci::unbind_functions(&machine, &which);
+    let text = if arguments.json { unbound_as_json(&given) } else { unbound_as_text(&given) };
+    write_stdout(out, &text)?;
     error?;
     if given.is_empty() && !arguments.json {
-        write_out(out, NOTHING)?;
+        write_stdout(out, NOTHING)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 const NOTHING: &str = "no SSD is recorded as bound\n";
 
-type UnbindPlan = (Address, Vec<pci::BindStep>);
+type UnbindPlan = (PciAddress, Vec<pci::BindStep>);
 
 fn plans_as_text(plans: &[UnbindPlan]) -> String {
     let mut text = String::new();
     for (address, steps) in plans {
         let _ = writeln!(text, "{address}: would be given back by these steps");
-        steps.iter().for_each(|step| text += &format!("  {}\n", step.command(*address)));
+        steps.iter().for_each(|step| text += &format!("  {}\n", step.shell_command(*address)));
     }
     if plans.is_empty() { NOTHING.into() } else { text }
 }
 
 fn plans_as_json(plans: &[UnbindPlan]) -> String {
     let plan = |(address, steps): &UnbindPlan| {
-        let steps: Vec<String> = steps.iter().map(|step| step.command(*address)).collect();
+        let steps: Vec<String> = steps.iter().map(|step| step.shell_command(*address)).collect();
         json!({ "address": address.to_string(), "steps": steps })
     };
     format!("{:#}\n", json!({ "dry_run": plans.iter().map(plan).collect::<Vec<_>>() }))
 }
 
-fn given_as_text(given: &[Address]) -> String {
+fn unbound_as_text(given: &[PciAddress]) -> String {
     given.iter().map(|address| format!("{address}: given back\n")).collect()
 }
 
-fn given_as_json(given: &[Address]) -> String {
+fn unbound_as_json(given: &[PciAddress]) -> String {
     let given: Vec<String> = given.iter().map(ToString::to_string).collect();
     format!("{:#}\n", json!({ "given_back": given }))
 }
@@ -107,7 +110,7 @@ mod tests {
     use super::{NOTHING, plans_as_text};
 
     #[test]
-    fn a_dry_run_shows_the_steps() {
+    fn dry_run_shows_the_unbind_steps() {
         let plans = [("5e:00.0".parse().unwrap(), vec![BindStep::RemoveRecord])];
         assert_eq!(
             plans_as_text(&plans),

@@ -3,10 +3,10 @@
 mod clone;
 mod list;
 mod output;
-pub(super) mod stream;
-mod thick;
 #[cfg(test)]
-mod untouched_tests;
+mod read_only_tests;
+pub(super) mod stream_commands;
+mod thick;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -20,11 +20,11 @@ use tenmil_rpc::pool_commands::{CommandResult, JobKind, JobSpec, PoolCommand};
 
 use self::clone::CloneArguments;
 use self::list::ListArguments;
-use self::stream::{DiffArguments, ReceiveArguments, SendArguments};
+use self::stream_commands::{DiffArguments, ReceiveArguments, SendArguments};
 use self::thick::InflateArguments;
-use super::pool::{EXIT_INTERRUPTED, with_kinds};
+use super::pool::{EXIT_INTERRUPTED, with_device_kinds};
 use super::pool_access::PoolAccess;
-use super::write_out;
+use super::write_stdout;
 use tenmil_base::Error;
 
 /// Create, change, list or delete volumes of a pool. If another process of this user has the pool open,
@@ -33,11 +33,11 @@ use tenmil_base::Error;
 #[command(subcommand_required = true, after_help = EXAMPLES)]
 pub(super) struct VolumeArguments {
     #[command(subcommand)]
-    command: Command,
+    command: VolumeCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum VolumeCommand {
     /// Create an empty volume: thin-provisioned, or fully allocated with --thick.
     Create(CreateArguments),
     /// Delete a volume or a snapshot and free its space.
@@ -201,43 +201,55 @@ Examples:
 impl VolumeArguments {
     /// Whether the command reads only.
     pub(super) fn only_reads(&self) -> bool {
-        matches!(self.command, Command::Diff(_) | Command::Send(_) | Command::List(_))
+        matches!(
+            self.command,
+            VolumeCommand::Diff(_) | VolumeCommand::Send(_) | VolumeCommand::List(_)
+        )
     }
 }
 
 /// Runs the subcommand.
-pub(super) fn run(arguments: &VolumeArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
+pub(super) fn run_volume(
+    arguments: &VolumeArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Error> {
     let kinds = if arguments.only_reads() { super::LOOKING_KINDS } else { tenmil::KINDS };
-    let text = with_kinds(kinds, |opener| match &arguments.command {
-        Command::Create(it) => create(opener, it),
-        Command::Delete(it) => {
+    let text = with_device_kinds(kinds, |opener| match &arguments.command {
+        VolumeCommand::Create(it) => create_volume(opener, it),
+        VolumeCommand::Delete(it) => {
             let order =
                 |name| PoolCommand::Delete { name, orphan: it.orphan, if_exists: it.if_exists };
-            execute(opener, &it.volume, order, it.json)
+            execute_and_render(opener, &it.volume, order, it.json)
         }
-        Command::Rename(it) => {
+        VolumeCommand::Rename(it) => {
             let order = |name| PoolCommand::Rename { name, to: it.name.clone() };
-            execute(opener, &it.volume, order, it.json)
+            execute_and_render(opener, &it.volume, order, it.json)
         }
-        Command::Resize(it) => resize(opener, it),
-        Command::Snapshot(it) => {
+        VolumeCommand::Resize(it) => resize_volume(opener, it),
+        VolumeCommand::Snapshot(it) => {
             let order = |volume| PoolCommand::Snapshot { volume, name: it.name.clone() };
-            execute(opener, &it.volume, order, it.json)
+            execute_and_render(opener, &it.volume, order, it.json)
         }
-        Command::Clone(it) => clone::clone(opener, it),
-        Command::Rollback(it) => {
+        VolumeCommand::Clone(it) => clone::clone_volume(opener, it),
+        VolumeCommand::Rollback(it) => {
             let order = |volume| PoolCommand::Rollback { volume, snapshot: it.name.clone() };
-            execute(opener, &it.volume, order, it.json)
+            execute_and_render(opener, &it.volume, order, it.json)
         }
-        Command::Decouple(it) => decouple(opener, it),
-        Command::Inflate(it) => thick::inflate(opener, it),
-        Command::Diff(diff) => stream::diff(opener, diff, out).map(|()| Some(String::new())),
-        Command::Send(send) => stream::send(opener, send, out).map(|()| Some(String::new())),
-        Command::Receive(it) => stream::receive(opener, it, out).map(|()| Some(String::new())),
-        Command::List(list) => list::list(opener, list).map(Some),
+        VolumeCommand::Decouple(it) => decouple_volume(opener, it),
+        VolumeCommand::Inflate(it) => thick::inflate_volume(opener, it),
+        VolumeCommand::Diff(diff) => {
+            stream_commands::diff_volumes(opener, diff, out).map(|()| Some(String::new()))
+        }
+        VolumeCommand::Send(send) => {
+            stream_commands::send_snapshot(opener, send, out).map(|()| Some(String::new()))
+        }
+        VolumeCommand::Receive(it) => {
+            stream_commands::receive_snapshot(opener, it, out).map(|()| Some(String::new()))
+        }
+        VolumeCommand::List(list) => list::list_volumes(opener, list).map(Some),
     })?;
     let Some(text) = text else { return Ok(ExitCode::from(EXIT_INTERRUPTED)) };
-    write_out(out, &text)?;
+    write_stdout(out, &text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -248,19 +260,19 @@ type CommandOutput = Result<Option<String>, Error>;
 fn open_pool_of<'a>(opener: &'a Opener<'a>, uri: &Uri) -> Result<(PoolAccess<'a>, String), Error> {
     let place = VolumeRef::of(uri)?;
     let name = place.volume(uri)?.to_owned();
-    Ok((PoolAccess::on(opener, &place)?, name))
+    Ok((PoolAccess::open_or_connect(opener, &place)?, name))
 }
 
 /// Executes a pool command on a volume and renders the result.
-fn execute(
+fn execute_and_render(
     opener: &Opener<'_>,
     uri: &Uri,
     order: impl FnOnce(String) -> PoolCommand,
     is_json: bool,
 ) -> CommandOutput {
     let (mut access, name) = open_pool_of(opener, uri)?;
-    let result = access.execute(&order(name))?;
-    Ok(Some(output::render(&result, &access, is_json)))
+    let result = access.execute_command(&order(name))?;
+    Ok(Some(output::render_result(&result, &access, is_json)))
 }
 
 /// The same, and afterwards allocates the missing blocks if the volume is thick.
@@ -271,53 +283,53 @@ fn execute_and_inflate(
     is_json: bool,
 ) -> CommandOutput {
     let (mut access, name) = open_pool_of(opener, uri)?;
-    let result = access.execute(&order(name.clone()))?;
+    let result = access.execute_command(&order(name.clone()))?;
     let is_thick = result.volume.as_ref().is_some_and(|volume| volume["thick"] == true);
     let owed = JobSpec { what: JobKind::Inflate(name), rate_bytes: None, unheard_max: None };
-    if is_thick && access.long(&owed, "inflating")?.is_none() {
+    if is_thick && access.run_job(&owed, "inflating")?.is_none() {
         return Ok(None);
     }
-    Ok(Some(output::render(&result, &access, is_json)))
+    Ok(Some(output::render_result(&result, &access, is_json)))
 }
 
 /// Runs a long job on a volume and renders the result.
-fn run_job(
+fn run_job_and_render(
     opener: &Opener<'_>,
     uri: &Uri,
     rate: Option<ByteSize>,
     long: (fn(String) -> JobKind, &'static str),
     is_json: bool,
 ) -> CommandOutput {
-    let rate_bytes = self::rate(uri, rate)?;
+    let rate_bytes = copy_rate(uri, rate)?;
     let (mut access, name) = open_pool_of(opener, uri)?;
     let (what, phase) = long;
     let long = JobSpec { what: what(name), rate_bytes, unheard_max: None };
-    let Some(done) = access.long(&long, phase)? else { return Ok(None) };
+    let Some(done) = access.run_job(&long, phase)? else { return Ok(None) };
     let result = CommandResult::from_json(&done);
     let result = result
         .ok_or_else(|| Error::remote(format!("{uri:#}: found {done}, expected what it is")))?;
-    Ok(Some(output::render(&result, &access, is_json)))
+    Ok(Some(output::render_result(&result, &access, is_json)))
 }
 
-fn create(opener: &Opener<'_>, it: &CreateArguments) -> CommandOutput {
+fn create_volume(opener: &Opener<'_>, it: &CreateArguments) -> CommandOutput {
     let (ByteSize(size_bytes), ByteSize(unit_bytes)) = (it.size, it.cluster_size);
     let (checksums, thick) = (it.checksums, it.thick);
     let order = |name| PoolCommand::Create { name, size_bytes, unit_bytes, checksums, thick };
     execute_and_inflate(opener, &it.volume, order, it.json)
 }
 
-fn resize(opener: &Opener<'_>, it: &ResizeArguments) -> CommandOutput {
+fn resize_volume(opener: &Opener<'_>, it: &ResizeArguments) -> CommandOutput {
     let (ByteSize(size_bytes), shrink) = (it.size, it.shrink);
     let order = |name| PoolCommand::Resize { name, size_bytes, shrink };
     execute_and_inflate(opener, &it.volume, order, it.json)
 }
 
-fn decouple(opener: &Opener<'_>, it: &DecoupleArguments) -> CommandOutput {
-    run_job(opener, &it.volume, it.limit_bytes, (JobKind::Decouple, "copying"), it.json)
+fn decouple_volume(opener: &Opener<'_>, it: &DecoupleArguments) -> CommandOutput {
+    run_job_and_render(opener, &it.volume, it.limit_bytes, (JobKind::Decouple, "copying"), it.json)
 }
 
 /// Validates the limit of copied bytes per second.
-fn rate(volume: &Uri, rate: Option<ByteSize>) -> Result<Option<u64>, Error> {
+fn copy_rate(volume: &Uri, rate: Option<ByteSize>) -> Result<Option<u64>, Error> {
     if let Some(ByteSize(0)) = rate {
         let text = format!("{volume:#}: rate is 0, expected a byte at least");
         return Err(Error::usage(text).with_hint("Leave --limit-bytes out to copy at full speed."));
@@ -332,7 +344,7 @@ mod tests {
 
     use tenmil_drivers::pool::{OpenPool, VolumeRef};
 
-    use super::{VolumeArguments, run};
+    use super::{VolumeArguments, run_volume};
     use crate::commands::pool::with_opener;
     use tenmil_base::Error;
 
@@ -342,15 +354,15 @@ mod tests {
         volume: VolumeArguments,
     }
 
-    pub(super) fn say(words: &[&str]) -> Result<String, Error> {
+    pub(super) fn run_volume_command(words: &[&str]) -> Result<String, Error> {
         let line = Line::try_parse_from(["volume"].iter().chain(words)).unwrap();
         let mut out = Vec::new();
-        run(&line.volume, &mut out)?;
+        run_volume(&line.volume, &mut out)?;
         Ok(String::from_utf8(out).unwrap())
     }
 
     /// Creates a pool in a temporary directory.
-    pub(super) fn pool() -> (tempfile::TempDir, String) {
+    pub(super) fn test_pool() -> (tempfile::TempDir, String) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("pool");
         let device = format!("file:{}?size=16m&engine=threads", path.display());
@@ -362,49 +374,50 @@ mod tests {
     }
 
     #[test]
-    fn volumes_come_are_changed_and_go() {
-        let (_directory, device) = pool();
+    fn volumes_are_created_changed_and_deleted() {
+        let (_directory, device) = test_pool();
         let volume = |name: &str| format!("volume:[{device}]/{name}");
-        let made = say(&["create", &volume("db"), "--size", "1g"]).unwrap();
+        let made = run_volume_command(&["create", &volume("db"), "--size", "1g"]).unwrap();
         assert_eq!(made, format!("volume `db` of 1 GiB: {}\n", volume("db")));
-        say(&["create", &volume("safe"), "--size", "1g", "--checksums"]).unwrap();
-        let listed = say(&["list", &device, "--json"]).unwrap();
+        run_volume_command(&["create", &volume("safe"), "--size", "1g", "--checksums"]).unwrap();
+        let listed = run_volume_command(&["list", &device, "--json"]).unwrap();
         let listed: Value = serde_json::from_str(&listed).unwrap();
         let sums = |index: usize| listed["volumes"][index]["checksums"].as_bool();
         assert_eq!((sums(0), sums(1)), (Some(false), Some(true)));
-        assert!(say(&["list", &device]).unwrap().contains("volume, checksums\n"));
-        say(&["delete", &volume("safe")]).unwrap();
-        say(&["snapshot", &volume("db"), "monday"]).unwrap();
-        say(&["clone", &volume("monday"), "trial"]).unwrap();
-        say(&["rename", &volume("trial"), "next"]).unwrap();
-        say(&["resize", &volume("next"), "--size", "2g"]).unwrap();
-        say(&["rollback", &volume("db"), "monday"]).unwrap();
+        assert!(run_volume_command(&["list", &device]).unwrap().contains("volume, checksums\n"));
+        run_volume_command(&["delete", &volume("safe")]).unwrap();
+        run_volume_command(&["snapshot", &volume("db"), "monday"]).unwrap();
+        run_volume_command(&["clone", &volume("monday"), "trial"]).unwrap();
+        run_volume_command(&["rename", &volume("trial"), "next"]).unwrap();
+        run_volume_command(&["resize", &volume("next"), "--size", "2g"]).unwrap();
+        run_volume_command(&["rollback", &volume("db"), "monday"]).unwrap();
 
-        let listed = say(&["list", &device]).unwrap();
+        let listed = run_volume_command(&["list", &device]).unwrap();
         let lines: Vec<Vec<&str>> =
             listed.lines().map(|line| line.split("  ").map(str::trim).collect()).collect();
         assert_eq!(lines.len(), 4, "{listed}");
         assert!(lines[2].contains(&"snapshot of db"), "{listed}");
         assert!(lines[3].contains(&"clone of monday") && lines[3].contains(&"2 GiB"), "{listed}");
         let json: Value =
-            serde_json::from_str(&say(&["list", &device, "--json"]).unwrap()).unwrap();
+            serde_json::from_str(&run_volume_command(&["list", &device, "--json"]).unwrap())
+                .unwrap();
         assert_eq!(json["volumes"][1]["name"], "monday");
         assert_eq!(json["volumes"][1]["read_only"], true);
         assert_eq!(json["volumes"][0]["size_bytes"], 1_u64 << 30);
 
-        let said = say(&["delete", &volume("next")]).unwrap();
+        let said = run_volume_command(&["delete", &volume("next")]).unwrap();
         assert_eq!(said, "`next` is deleted; its space is free\n");
-        assert_eq!(say(&["list", &device]).unwrap().lines().count(), 3);
+        assert_eq!(run_volume_command(&["list", &device]).unwrap().lines().count(), 3);
     }
 
     #[test]
-    fn whoever_says_the_same_twice_is_told_so_and_nothing_changes() {
-        let (_directory, device) = pool();
+    fn repeated_command_reports_no_change() {
+        let (_directory, device) = test_pool();
         let volume = |name: &str| format!("volume:[{device}]/{name}");
         let (db, monday, trial) = (volume("db"), volume("monday"), volume("trial"));
         let twice = |words: &[&str], expected: &str| {
-            let first = say(words).unwrap();
-            let before = say(&["list", &device, "--json"]).unwrap();
+            let first = run_volume_command(words).unwrap();
+            let before = run_volume_command(&["list", &device, "--json"]).unwrap();
             let generation = || {
                 with_opener(|opener| {
                     let place = VolumeRef::of(&db.parse().unwrap())?;
@@ -412,10 +425,14 @@ mod tests {
                 })
             };
             let then = generation().unwrap();
-            let second = say(words).unwrap();
+            let second = run_volume_command(words).unwrap();
             assert_eq!(second, expected, "{words:?} after {first}");
             assert_ne!(first, second);
-            assert_eq!(say(&["list", &device, "--json"]).unwrap(), before, "{words:?}");
+            assert_eq!(
+                run_volume_command(&["list", &device, "--json"]).unwrap(),
+                before,
+                "{words:?}"
+            );
             assert_eq!(generation().unwrap(), then, "{words:?}: nothing was written");
         };
         let create = ["create", &db, "--size", "1m", "--cluster-size", "4k", "--checksums"];
@@ -427,7 +444,7 @@ mod tests {
         twice(&["rollback", &db, "monday"], "volume `db` holds what `monday` has already\n");
         let said = "there is no `trial`, and `next` is there already\n";
         twice(&["rename", &trial, "next"], said);
-        let said = say(&["rename", &volume("next"), "next"]).unwrap();
+        let said = run_volume_command(&["rename", &volume("next"), "next"]).unwrap();
         assert_eq!(said, "volume `next` is called that already\n");
         let said = "there is no `next`: nothing was deleted\n";
         twice(&["delete", "--if-exists", &volume("next")], said);
@@ -435,20 +452,20 @@ mod tests {
             ("next", "no volume `next`, expected one that `tenmil volume list` shows"),
             ("dv", "no volume `dv`, expected `db`"),
         ] {
-            let refused = say(&["delete", &volume(wrong)]).unwrap_err();
+            let refused = run_volume_command(&["delete", &volume(wrong)]).unwrap_err();
             assert!(refused.text.contains(expected), "{refused}");
             assert!(refused.hint.unwrap().contains("--if-exists"));
         }
 
         // The volume has changed since the snapshot, so the same command is an error now.
-        say(&["resize", &db, "--size", "4m"]).unwrap();
-        let refused = say(&["snapshot", &db, "monday"]).unwrap_err();
+        run_volume_command(&["resize", &db, "--size", "4m"]).unwrap();
+        let refused = run_volume_command(&["snapshot", &db, "monday"]).unwrap_err();
         assert!(refused.text.contains("`monday`: the name is in use"), "{refused}");
     }
 
     #[test]
-    fn every_verb_says_to_programs_whether_it_was_so_and_what_there_is_now() {
-        let (_directory, device) = pool();
+    fn every_command_reports_changed_and_new_state_as_json() {
+        let (_directory, device) = test_pool();
         let volume = |name: &str| format!("volume:[{device}]/{name}");
         let (db, trial) = (volume("db"), volume("trial"));
         let cases: [(&[&str], &str); 7] = [
@@ -461,7 +478,8 @@ mod tests {
             (&["rename", &trial, "next"], "next"),
         ];
         let json = |words: &[&str]| -> Value {
-            serde_json::from_str(&say(&[words, &["--json"]].concat()).unwrap()).unwrap()
+            serde_json::from_str(&run_volume_command(&[words, &["--json"]].concat()).unwrap())
+                .unwrap()
         };
         for (words, name) in cases {
             // A rollback of an unwritten volume changes nothing.
@@ -474,7 +492,7 @@ mod tests {
         }
         let found = json(&["resize", &db, "--size", "2m"]);
         assert_eq!(found["volume"]["size_bytes"], 2 << 20);
-        say(&["delete", &volume("monday")]).unwrap();
+        run_volume_command(&["delete", &volume("monday")]).unwrap();
         let next = volume("next");
         for is_changed in [true, false] {
             let found = json(&["delete", &next, "--if-exists"]);
@@ -483,13 +501,13 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_the_remedy_and_changes_nothing() {
-        let (_directory, device) = pool();
+    fn impossible_command_is_rejected_with_its_fix_and_changes_nothing() {
+        let (_directory, device) = test_pool();
         let volume = |name: &str| format!("volume:[{device}]/{name}");
-        say(&["create", &volume("db"), "--size", "1m"]).unwrap();
-        say(&["snapshot", &volume("db"), "s"]).unwrap();
-        say(&["clone", &volume("s"), "c"]).unwrap();
-        let before = say(&["list", &device, "--json"]).unwrap();
+        run_volume_command(&["create", &volume("db"), "--size", "1m"]).unwrap();
+        run_volume_command(&["snapshot", &volume("db"), "s"]).unwrap();
+        run_volume_command(&["clone", &volume("s"), "c"]).unwrap();
+        let before = run_volume_command(&["list", &device, "--json"]).unwrap();
         let whole = format!("volume:[{device}]");
         for (words, text, hint) in [
             (vec!["create", &volume("db"), "--size", "2m"], "the name is in use", "another name"),
@@ -512,13 +530,13 @@ mod tests {
             ),
             (vec!["create", &whole, "--size", "1m"], "the volume is missing", ""),
         ] {
-            let refused = say(&words).unwrap_err();
+            let refused = run_volume_command(&words).unwrap_err();
             assert!(refused.text.contains(text), "{words:?}: {refused}");
             let found = refused.hint.clone().unwrap_or_default();
             assert!(found.contains(hint), "{words:?}: {found}");
         }
-        assert_eq!(say(&["list", &device, "--json"]).unwrap(), before);
-        say(&["delete", &volume("s"), "--orphan"]).unwrap();
-        say(&["resize", &volume("db"), "--size", "4k", "--shrink"]).unwrap();
+        assert_eq!(run_volume_command(&["list", &device, "--json"]).unwrap(), before);
+        run_volume_command(&["delete", &volume("s"), "--orphan"]).unwrap();
+        run_volume_command(&["resize", &volume("db"), "--size", "4k", "--shrink"]).unwrap();
     }
 }

@@ -17,18 +17,18 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use tenmil_block::uri::Uri;
-use tenmil_linux::file::reach;
 use tenmil_linux::random_seed;
+use tenmil_linux::storage_file::accessible_path;
 
-use super::engine::CheckpointSink;
-use super::identity::{Identity, difference, files_of, number};
+use super::copy_engine::CheckpointSink;
+use super::device_identity::{DeviceIdentity, backing_files, device_and_inode, first_difference};
 use super::result::{CopySide, CopyStats};
 use tenmil_base::Error;
-use tenmil_linux::file::reason;
+use tenmil_linux::storage_file::error_text;
 
 /// Checkpoint file of a copy.
 #[derive(Debug)]
-pub struct Checkpoint {
+pub struct CheckpointFile {
     path: PathBuf,
     contents: CheckpointContents,
 }
@@ -36,8 +36,8 @@ pub struct Checkpoint {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct CheckpointContents {
     version: u32,
-    source: Identity,
-    target: Identity,
+    source: DeviceIdentity,
+    target: DeviceIdentity,
     until: u64,
     lost: Vec<[u64; 2]>,
 }
@@ -46,14 +46,15 @@ const VERSION: u32 = 1;
 
 /// Default path of the checkpoint of a copy to `target`: beside the first regular file below it.
 pub fn default_path(target: &Uri) -> Option<PathBuf> {
-    let is_file = |path: &&PathBuf| reach(path).metadata().is_ok_and(|found| found.is_file());
-    let file = files_of(target).iter().find(is_file).cloned()?;
+    let is_file =
+        |path: &&PathBuf| accessible_path(path).metadata().is_ok_and(|found| found.is_file());
+    let file = backing_files(target).iter().find(is_file).cloned()?;
     let mut name = file.into_os_string();
     name.push(".resume");
     Some(name.into())
 }
 
-impl Checkpoint {
+impl CheckpointFile {
     /// Opens the checkpoint at `path` of a copy from `source` to `target`. Returns the progress if the
     /// file exists.
     ///
@@ -62,8 +63,8 @@ impl Checkpoint {
     /// If the file belongs to another copy, or `path` is no checkpoint file.
     pub fn open(
         path: PathBuf,
-        source: Identity,
-        target: Identity,
+        source: DeviceIdentity,
+        target: DeviceIdentity,
     ) -> Result<(Self, Option<CopyStats>), Error> {
         check_path(&path, [(CopySide::Source, &source), (CopySide::Target, &target)])?;
         let contents =
@@ -72,12 +73,12 @@ impl Checkpoint {
             Ok(text) => Some(text),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => {
-                let (path, why) = (path.display(), reason(&error));
+                let (path, why) = (path.display(), error_text(&error));
                 return Err(Error::usage(format!("read the record {path}: {why}")));
             }
         };
         let Some(text) = found else { return Ok((Self { path, contents }, None)) };
-        let found = fit(&text, &contents).map_err(|why| {
+        let found = parse_matching(&text, &contents).map_err(|why| {
             let shown = path.display();
             Error::usage(format!("resume the copy of {shown}: {why}")).with_hint(format!(
                 "To start over, remove {shown}; to record elsewhere, name another record with \
@@ -93,14 +94,14 @@ impl Checkpoint {
     }
 
     /// Path of the file.
-    pub fn path(&self) -> &Path {
+    pub fn file_path(&self) -> &Path {
         &self.path
     }
 
     /// Files and devices of both sides without an identity, which the checkpoint cannot be matched to.
-    pub fn unidentified(&self) -> Vec<&str> {
+    pub fn unidentified_devices(&self) -> Vec<&str> {
         let CheckpointContents { source, target, .. } = &self.contents;
-        source.unidentified().chain(target.unidentified()).collect()
+        source.unidentified_files().chain(target.unidentified_files()).collect()
     }
 
     /// Removes the file after a finished copy.
@@ -111,19 +112,19 @@ impl Checkpoint {
     pub fn remove(self) -> Result<(), String> {
         match std::fs::remove_file(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(format!("remove the record {}: {}", self.path.display(), reason(&error)))
+                Err(format!("remove the record {}: {}", self.path.display(), error_text(&error)))
             }
             _ => Ok(()),
         }
     }
 
-    fn write(&self) -> io::Result<()> {
+    fn write_file(&self) -> io::Result<()> {
         // The name is random, because a file with a predictable name could belong to another user.
         let mut name = self.path.clone().into_os_string();
         name.push(format!(".{}-{:016x}.new", std::process::id(), random_seed()));
         let beside = PathBuf::from(name);
         let file = OpenOptions::new().write(true).create_new(true).open(&beside)?;
-        let taken = self.fill(file).and_then(|()| std::fs::rename(&beside, &self.path));
+        let taken = self.write_content(file).and_then(|()| std::fs::rename(&beside, &self.path));
         if taken.is_err() {
             let _ = std::fs::remove_file(&beside);
         }
@@ -134,7 +135,7 @@ impl Checkpoint {
         OpenOptions::new().read(true).open(parent)?.sync_all()
     }
 
-    fn fill(&self, mut file: File) -> io::Result<()> {
+    fn write_content(&self, mut file: File) -> io::Result<()> {
         let mut text = serde_json::to_string_pretty(&self.contents)?;
         text.push('\n');
         file.write_all(text.as_bytes())?;
@@ -143,11 +144,11 @@ impl Checkpoint {
 }
 
 /// Rejects a path that is in use for something else, which the checkpoint would replace.
-fn check_path(path: &Path, sides: [(CopySide, &Identity); 2]) -> Result<(), Error> {
+fn check_path(path: &Path, sides: [(CopySide, &DeviceIdentity); 2]) -> Result<(), Error> {
     let refuse = |text: String| {
         Err(Error::usage(text).with_hint("Name a file for the record with --resume."))
     };
-    let Some(own) = number(path) else { return Ok(()) };
+    let Some(own) = device_and_inode(path) else { return Ok(()) };
     let shown = path.display();
     for (which, identity) in sides {
         if identity.includes_file(own) {
@@ -165,7 +166,7 @@ fn check_path(path: &Path, sides: [(CopySide, &Identity); 2]) -> Result<(), Erro
 }
 
 /// Parses a checkpoint, and checks that it belongs to this copy.
-fn fit(text: &str, expected: &CheckpointContents) -> Result<CheckpointContents, String> {
+fn parse_matching(text: &str, expected: &CheckpointContents) -> Result<CheckpointContents, String> {
     let found: CheckpointContents =
         serde_json::from_str(text).map_err(|error| format!("it is not a record: {error}"))?;
     if found.version != VERSION {
@@ -177,7 +178,7 @@ fn fit(text: &str, expected: &CheckpointContents) -> Result<CheckpointContents, 
     ];
     for (which, found, expected) in sides {
         if found != expected {
-            return Err(format!("{which} is another: {}", difference(found, expected)));
+            return Err(format!("{which} is another: {}", first_difference(found, expected)));
         }
     }
     let is_whole = found.until <= found.source.size_bytes
@@ -190,12 +191,12 @@ fn fit(text: &str, expected: &CheckpointContents) -> Result<CheckpointContents, 
     Ok(CheckpointContents { lost, ..found })
 }
 
-impl CheckpointSink for Checkpoint {
-    fn keep(&mut self, until: u64, lost: &[Range<u64>]) -> Result<(), String> {
+impl CheckpointSink for CheckpointFile {
+    fn store_checkpoint(&mut self, until: u64, lost: &[Range<u64>]) -> Result<(), String> {
         self.contents.until = until;
         self.contents.lost = lost.iter().map(|range| [range.start, range.end]).collect();
-        self.write().map_err(|error| {
-            format!("write the record {}: {}", self.path.display(), reason(&error))
+        self.write_file().map_err(|error| {
+            format!("write the record {}: {}", self.path.display(), error_text(&error))
         })
     }
 }
@@ -206,9 +207,9 @@ mod tests {
     use tenmil_block::uri::Uri;
     use tenmil_drivers::NullDevice;
 
-    use super::{Checkpoint, default_path};
-    use crate::copy::engine::CheckpointSink;
-    use crate::copy::identity::{Identity, files_of};
+    use super::{CheckpointFile, default_path};
+    use crate::copy::copy_engine::CheckpointSink;
+    use crate::copy::device_identity::{DeviceIdentity, backing_files};
     use crate::copy::result::{CopySide, CopyStats};
 
     struct World {
@@ -233,15 +234,19 @@ mod tests {
             self.root.path().join(name)
         }
 
-        fn identity(&self, which: CopySide, blocks: u64) -> Identity {
+        fn identity(&self, which: CopySide, blocks: u64) -> DeviceIdentity {
             let name = if which == CopySide::Source { "source" } else { "target" };
             let uri = Uri::new("file", self.path(name).display().to_string());
-            Identity::of(which, &uri, &NullDevice::new(512, blocks).unwrap().limits())
+            DeviceIdentity::from_device(
+                which,
+                &uri,
+                &NullDevice::new(512, blocks).unwrap().limits(),
+            )
         }
 
-        fn open(&self) -> Result<(Checkpoint, Option<CopyStats>), tenmil_base::Error> {
+        fn open(&self) -> Result<(CheckpointFile, Option<CopyStats>), tenmil_base::Error> {
             let identity = |which| self.identity(which, 2048);
-            Checkpoint::open(
+            CheckpointFile::open(
                 self.path("record"),
                 identity(CopySide::Source),
                 identity(CopySide::Target),
@@ -250,11 +255,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_is_found_again_and_gone_when_it_is_done() {
+    fn stored_checkpoint_is_found_and_removed_after_completion() {
         let world = World::new();
         let (mut record, found) = world.open().unwrap();
         assert_eq!(found, None);
-        record.keep(4096, &[0..512, 2048..8192]).unwrap();
+        record.store_checkpoint(4096, &[0..512, 2048..8192]).unwrap();
         let (again, found) = world.open().unwrap();
         let found = found.unwrap();
         assert_eq!((found.until, found.lost), (4096, vec![0..512, 2048..4096]), "and no further");
@@ -264,12 +269,12 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_cannot_be_kept_leaves_nothing_beside_it() {
+    fn failed_checkpoint_write_leaves_no_temporary_file() {
         let world = World::new();
         let mut record = world.open().unwrap().0;
         std::fs::create_dir(world.path("record")).unwrap();
         std::fs::rename(world.path("source"), world.path("record.new")).unwrap();
-        let text = record.keep(0, &[]).unwrap_err();
+        let text = record.store_checkpoint(0, &[]).unwrap_err();
         assert!(text.starts_with("write the record "), "{text}");
         assert_eq!(world.root.path().read_dir().unwrap().count(), 3);
         assert_eq!(world.path("record.new").metadata().unwrap().len(), 1 << 20, "somebody's");
@@ -278,33 +283,33 @@ mod tests {
     }
 
     #[test]
-    fn a_record_does_not_take_the_place_of_what_is_copied() {
+    fn checkpoint_path_must_not_be_a_copied_device() {
         let world = World::new();
         std::fs::hard_link(world.path("target"), world.path("link")).unwrap();
         for (name, which) in [("source", "source"), ("target", "target"), ("link", "target")] {
             let identity = |which| world.identity(which, 2048);
             let (source, target) = (identity(CopySide::Source), identity(CopySide::Target));
-            let refused = Checkpoint::open(world.path(name), source, target).unwrap_err();
+            let refused = CheckpointFile::open(world.path(name), source, target).unwrap_err();
             assert!(refused.text.contains(&format!("is what the {which} stands on")), "{refused}");
         }
     }
 
     #[test]
-    fn what_nothing_tells_from_others_is_named() {
+    fn devices_without_identity_are_named() {
         let world = World::new();
         let (mut record, _) = world.open().unwrap();
-        assert_eq!(record.unidentified(), [""; 0]);
+        assert_eq!(record.unidentified_devices(), [""; 0]);
         let uri = "mirror:[ram:1m],[null:1m]".parse().unwrap();
         let limits = NullDevice::new(512, 2048).unwrap().limits();
-        record.contents.target = Identity::of(CopySide::Target, &uri, &limits);
-        assert_eq!(record.unidentified(), ["ram:1m", "null:1m"]);
+        record.contents.target = DeviceIdentity::from_device(CopySide::Target, &uri, &limits);
+        assert_eq!(record.unidentified_devices(), ["ram:1m", "null:1m"]);
     }
 
     #[test]
-    fn a_record_of_something_else_is_refused() {
+    fn checkpoint_of_another_copy_is_rejected() {
         let world = World::new();
-        world.open().unwrap().0.keep(0, &[]).unwrap();
-        let other = Checkpoint::open(
+        world.open().unwrap().0.store_checkpoint(0, &[]).unwrap();
+        let other = CheckpointFile::open(
             world.path("record"),
             world.identity(CopySide::Source, 4096),
             world.identity(CopySide::Target, 2048),
@@ -346,9 +351,9 @@ mod tests {
     }
 
     #[test]
-    fn a_target_may_be_changed_by_its_copy() {
+    fn target_may_be_modified_by_its_own_copy() {
         let world = World::new();
-        world.open().unwrap().0.keep(512, &[]).unwrap();
+        world.open().unwrap().0.store_checkpoint(512, &[]).unwrap();
         std::fs::OpenOptions::new()
             .write(true)
             .open(world.path("target"))
@@ -359,11 +364,11 @@ mod tests {
     }
 
     #[test]
-    fn a_record_lies_beside_the_file_it_is_about() {
+    fn default_checkpoint_is_beside_the_target_file() {
         let world = World::new();
         let target = world.path("target").display().to_string();
         let uri: Uri = format!("delay:[split:[file:{target}]?parts=2&part=0]").parse().unwrap();
-        assert_eq!(files_of(&uri), [world.path("target")]);
+        assert_eq!(backing_files(&uri), [world.path("target")]);
         assert_eq!(default_path(&uri), Some(world.path("target.resume")));
         assert_eq!(default_path(&"ram:1m".parse().unwrap()), None);
         assert_eq!(default_path(&"file:/dev/null".parse().unwrap()), None);

@@ -7,7 +7,7 @@ use tenmil_base::Error;
 
 /// Request sizes of a copy between two devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Geometry {
+pub(super) struct CopyGeometry {
     /// Larger of both block sizes in bytes; every request but the last is a multiple of it.
     pub(super) unit: u64,
     /// Bytes per read.
@@ -31,9 +31,9 @@ pub(super) struct Geometry {
 /// Maximum number of bytes per WriteZeroes.
 const ZERO_BYTES_MAX: u64 = 16 << 20;
 
-impl Geometry {
+impl CopyGeometry {
     /// Derives the sizes from the limits of both devices; the names are for errors.
-    pub(super) fn of(
+    pub(super) fn from_limits(
         (source_name, source): (&str, &Limits),
         (target_name, target): (&str, &Limits),
         options: &CopyOptions,
@@ -92,17 +92,17 @@ impl Geometry {
     }
 
     /// Rounds `at` down to a unit; the end of the source stays as it is.
-    pub(super) const fn floor(&self, at: u64) -> u64 {
+    pub(super) const fn round_down(&self, at: u64) -> u64 {
         if at >= self.size { self.size } else { at - at % self.unit }
     }
 
     /// Rounds `at` up to a unit, at most to the end of the source.
-    pub(super) fn ceiling(&self, at: u64) -> u64 {
+    pub(super) fn round_up(&self, at: u64) -> u64 {
         at.next_multiple_of(self.unit).min(self.size)
     }
 
     /// Rounds a length up to whole blocks of the target.
-    pub(super) const fn in_target(&self, len_bytes: u64) -> u64 {
+    pub(super) const fn round_up_to_target_block(&self, len_bytes: u64) -> u64 {
         len_bytes.next_multiple_of(self.target_block)
     }
 }

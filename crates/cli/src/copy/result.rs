@@ -140,7 +140,7 @@ mod tests {
     use super::{CopyAbort, CopySide, CopyStats};
 
     #[test]
-    fn lost_ranges_are_in_order_and_joined() {
+    fn unreadable_ranges_are_sorted_and_merged() {
         let mut tally = CopyStats::default();
         for range in [8..9, 0..1, 3..4, 1..2, 4..6] {
             tally.record_unreadable(range);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_named_with_its_range_and_whose_move_it_is() {
+    fn failure_names_its_range_and_category() {
         let failed = |status, range| CopyAbort::Failed {
             side: CopySide::Target,
             operation: Operation::Write,

@@ -1,6 +1,6 @@
 //! Tests of copies between simulated devices that lose power, blocks and space, in simulated time.
 
-mod shelf;
+mod faulty_ram_device;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,59 +10,59 @@ use tenmil_block::{Bdev, BdevOptions, Claim};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 
-use self::shelf::Shelf;
-use super::check::Check;
-use super::drive::CopyTask;
-use super::engine::CopyEngine;
-use super::geometry::Geometry;
+use self::faulty_ram_device::FaultyRamDevice;
+use super::comparison::CopyComparison;
+use super::copy_engine::CopyEngine;
+use super::copy_loop::CopyTask;
+use super::geometry::CopyGeometry;
 use super::{
-    CheckpointSink, CompareResult, Copy, CopyAbort, CopyOptions, CopySide, CopyStats, Devices,
-    OnError,
+    CheckpointSink, CompareResult, CopyAbort, CopyDevices, CopyOptions, CopySide, CopyStats,
+    ReadErrorPolicy, ValidatedCopy,
 };
 
 const KIB: usize = 1024;
 
 /// State that survives the process.
 #[derive(Default)]
-struct Kept {
+struct RecordedCheckpoints {
     until: u64,
     lost: Vec<Range<u64>>,
     count: usize,
 }
 
-impl CheckpointSink for Kept {
-    fn keep(&mut self, until: u64, lost: &[Range<u64>]) -> Result<(), String> {
+impl CheckpointSink for RecordedCheckpoints {
+    fn store_checkpoint(&mut self, until: u64, lost: &[Range<u64>]) -> Result<(), String> {
         assert!(until >= self.until, "no step back");
         (self.until, self.lost, self.count) = (until, lost.to_vec(), self.count + 1);
         Ok(())
     }
 }
 
-impl Kept {
-    fn tally(&self) -> CopyStats {
+impl RecordedCheckpoints {
+    fn copy_stats(&self) -> CopyStats {
         CopyStats { until: self.until, lost: self.lost.clone(), ..CopyStats::default() }
     }
 }
 
-fn options() -> CopyOptions {
+fn test_options() -> CopyOptions {
     CopyOptions { depth: 4, request_bytes: 16 << 10, ..CopyOptions::default() }
 }
 
-struct World {
-    devices: Devices,
-    source: Shelf,
-    target: Shelf,
+struct CopyTest {
+    devices: CopyDevices,
+    source: FaultyRamDevice,
+    target: FaultyRamDevice,
     options: CopyOptions,
 }
 
-impl World {
+impl CopyTest {
     /// A source of 1 MiB with holes and zeroes, and a target full of other data.
     fn new(seed: u64, blocks: (u32, u32)) -> Self {
         let regions = RegionTable::new(16);
         let mut random = Random::new(seed);
-        let source = Shelf::new(&regions, blocks.0, 1024 * KIB, seed);
-        let target = Shelf::new(&regions, blocks.1, 1024 * KIB + 64 * KIB, seed + 1);
-        source.with_bytes(|bytes| {
+        let source = FaultyRamDevice::new(&regions, blocks.0, 1024 * KIB, seed);
+        let target = FaultyRamDevice::new(&regions, blocks.1, 1024 * KIB + 64 * KIB, seed + 1);
+        source.with_content(|bytes| {
             for part in bytes.chunks_mut(32 * KIB) {
                 match random.below(3) {
                     0 => part.fill(0),
@@ -73,40 +73,48 @@ impl World {
                 }
             }
         });
-        source.tell_holes(seed.is_multiple_of(2));
-        target.with_bytes(|bytes| bytes.fill(0xdd));
-        let devices =
-            Devices { source: Arc::new(source.clone()), target: Arc::new(target.clone()), regions };
-        Self { devices, source, target, options: options() }
+        source.report_holes(seed.is_multiple_of(2));
+        target.with_content(|bytes| bytes.fill(0xdd));
+        let devices = CopyDevices {
+            source: Arc::new(source.clone()),
+            target: Arc::new(target.clone()),
+            regions,
+        };
+        Self { devices, source, target, options: test_options() }
     }
 
-    fn geometry(&self) -> Geometry {
+    fn geometry(&self) -> CopyGeometry {
         let limits = (self.source.limits(), self.target.limits());
-        Geometry::of(("source", &limits.0), ("target", &limits.1), &self.options).unwrap()
+        CopyGeometry::from_limits(("source", &limits.0), ("target", &limits.1), &self.options)
+            .unwrap()
     }
 
     /// Runs this many steps of a simulated second each; returns how the copy ended, if it did.
-    fn copy(&self, kept: &mut Kept, steps: usize) -> Option<(CopyStats, Option<CopyAbort>)> {
-        let from = kept.tally();
+    fn run_copy(
+        &self,
+        kept: &mut RecordedCheckpoints,
+        steps: usize,
+    ) -> Option<(CopyStats, Option<CopyAbort>)> {
+        let from = kept.copy_stats();
         let mut pass =
             CopyEngine::new(&self.devices, &self.options, self.geometry(), from, kept).unwrap();
         for step in 0..steps {
-            pass.step(Instant { ns: 1_000_000_000 * step as u64 });
-            let (done, size) = pass.progress();
+            pass.advance(Instant { ns: 1_000_000_000 * step as u64 });
+            let (done, size) = pass.done_and_total_bytes();
             assert!(done <= size);
-            if pass.is_over() {
-                return Some(pass.end());
+            if pass.is_finished() {
+                return Some(pass.into_result());
             }
         }
         None
     }
 
-    fn compare(&self, tally: &CopyStats) -> (CompareResult, Option<CopyAbort>) {
-        let mut check = Check::new(&self.devices, self.geometry(), tally).unwrap();
+    fn run_comparison(&self, tally: &CopyStats) -> (CompareResult, Option<CopyAbort>) {
+        let mut check = CopyComparison::new(&self.devices, self.geometry(), tally).unwrap();
         for step in 0..STEPS_MAX {
-            check.step(Instant { ns: step as u64 });
-            if check.is_over() {
-                return check.end();
+            check.advance(Instant { ns: step as u64 });
+            if check.is_finished() {
+                return check.into_result();
             }
         }
         panic!("it does not come to an end");
@@ -114,8 +122,8 @@ impl World {
 
     /// Whether the durable data of the target equal the source.
     fn is_copied(&self) -> bool {
-        self.source.with_bytes(|source| {
-            self.target.with_bytes(|target| source[..] == target[..source.len()])
+        self.source.with_content(|source| {
+            self.target.with_content(|target| source[..] == target[..source.len()])
         })
     }
 }
@@ -123,21 +131,21 @@ impl World {
 const STEPS_MAX: usize = 100_000;
 
 #[test]
-fn a_copy_is_exact_and_leaves_alone_what_lies_behind_it() {
+fn copy_is_exact_and_leaves_the_rest_of_the_target_unchanged() {
     for seed in 0..8 {
         for blocks in [(512, 512), (512, 4096), (4096, 512)] {
-            let world = World::new(seed, blocks);
-            let mut kept = Kept::default();
-            let (tally, ending) = world.copy(&mut kept, STEPS_MAX).unwrap();
+            let world = CopyTest::new(seed, blocks);
+            let mut kept = RecordedCheckpoints::default();
+            let (tally, ending) = world.run_copy(&mut kept, STEPS_MAX).unwrap();
             assert_eq!((ending, tally.until, kept.until), (None, 1 << 20, 1 << 20));
             assert!(tally.is_flushed);
-            world.target.cut();
+            world.target.with_size();
             assert!(world.is_copied(), "seed {seed}");
             assert_eq!(tally.written + tally.zeroed + tally.kept, 1 << 20);
-            world.target.with_bytes(|bytes| {
+            world.target.with_content(|bytes| {
                 assert!(bytes[1024 * KIB..].iter().all(|byte| *byte == 0xdd));
             });
-            let (comparison, ending) = world.compare(&tally);
+            let (comparison, ending) = world.run_comparison(&tally);
             assert_eq!((ending, comparison.compared), (None, 1 << 20));
             assert_eq!((comparison.different, comparison.first), (0, None));
         }
@@ -145,24 +153,24 @@ fn a_copy_is_exact_and_leaves_alone_what_lies_behind_it() {
 }
 
 #[test]
-fn a_copy_that_is_cut_at_any_step_goes_on_and_loses_nothing() {
+fn copy_interrupted_at_any_step_resumes_without_loss() {
     for seed in 0..6 {
         for steps in 0.. {
-            let world = World::new(seed, (512, 1024));
-            let mut kept = Kept::default();
-            let ended = world.copy(&mut kept, steps).is_some();
+            let world = CopyTest::new(seed, (512, 1024));
+            let mut kept = RecordedCheckpoints::default();
+            let ended = world.run_copy(&mut kept, steps).is_some();
             // The requests in flight end with the process.
-            world.source.cut();
-            world.target.cut();
+            world.source.with_size();
+            world.target.with_size();
             let until = usize::try_from(kept.until).unwrap();
-            world.source.with_bytes(|source| {
-                world.target.with_bytes(|target| {
+            world.source.with_content(|source| {
+                world.target.with_content(|target| {
                     assert!(source[..until] == target[..until], "step {steps} of seed {seed}");
                 });
             });
-            let (tally, ending) = world.copy(&mut kept, STEPS_MAX).unwrap();
+            let (tally, ending) = world.run_copy(&mut kept, STEPS_MAX).unwrap();
             assert_eq!((ending, tally.until), (None, 1 << 20));
-            world.target.cut();
+            world.target.with_size();
             assert!(world.is_copied(), "step {steps} of seed {seed}");
             if ended {
                 assert!(steps > 20 && kept.count > 3, "{steps} steps, {} records", kept.count);
@@ -173,39 +181,39 @@ fn a_copy_that_is_cut_at_any_step_goes_on_and_loses_nothing() {
 }
 
 #[test]
-fn somebody_who_stops_it_finds_what_was_done_flushed() {
-    let world = World::new(1, (512, 512));
-    let mut kept = Kept::default();
+fn cancelled_copy_has_flushed_what_it_reports_done() {
+    let world = CopyTest::new(1, (512, 512));
+    let mut kept = RecordedCheckpoints::default();
     let geometry = world.geometry();
     let mut pass =
         CopyEngine::new(&world.devices, &world.options, geometry, CopyStats::default(), &mut kept)
             .unwrap();
     for step in 0..STEPS_MAX as u64 {
-        pass.step(Instant { ns: step });
+        pass.advance(Instant { ns: step });
         if step > 20 {
             pass.stop_submitting();
         }
-        if pass.is_over() {
+        if pass.is_finished() {
             break;
         }
     }
-    let (tally, ending) = pass.end();
+    let (tally, ending) = pass.into_result();
     assert_eq!((ending, tally.is_flushed), (Some(CopyAbort::Interrupted), true));
     assert!(tally.until > 0 && tally.until < 1 << 20 && kept.until == tally.until);
-    world.target.cut();
-    let (tally, ending) = world.copy(&mut kept, STEPS_MAX).unwrap();
+    world.target.with_size();
+    let (tally, ending) = world.run_copy(&mut kept, STEPS_MAX).unwrap();
     assert!(ending.is_none() && tally.read < 1 << 20 && world.is_copied());
 }
 
 #[test]
-fn a_block_that_cannot_be_read_is_named_or_left_out() {
-    let mut world = World::new(1, (512, 512));
-    world.source.with_bytes(|bytes| bytes.fill(5));
-    world.source.break_block(100);
-    world.source.break_block(101);
-    world.source.break_block(700);
-    let mut kept = Kept::default();
-    let (tally, ending) = world.copy(&mut kept, STEPS_MAX).unwrap();
+fn unreadable_block_is_reported_or_skipped() {
+    let mut world = CopyTest::new(1, (512, 512));
+    world.source.with_content(|bytes| bytes.fill(5));
+    world.source.make_block_unreadable(100);
+    world.source.make_block_unreadable(101);
+    world.source.make_block_unreadable(700);
+    let mut kept = RecordedCheckpoints::default();
+    let (tally, ending) = world.run_copy(&mut kept, STEPS_MAX).unwrap();
     let Some(CopyAbort::Failed { side: CopySide::Source, operation, range, status }) = ending
     else {
         panic!("{ending:?}");
@@ -214,46 +222,47 @@ fn a_block_that_cannot_be_read_is_named_or_left_out() {
     assert_eq!(range, 51_200..51_712, "one block, however much was read at once");
     assert!(tally.until <= 51_200 && tally.is_flushed);
 
-    world.options.on_error = OnError::Skip;
-    let (tally, ending) = world.copy(&mut kept, STEPS_MAX).unwrap();
+    world.options.on_error = ReadErrorPolicy::Skip;
+    let (tally, ending) = world.run_copy(&mut kept, STEPS_MAX).unwrap();
     assert_eq!((ending, tally.until), (None, 1 << 20));
     assert_eq!(tally.lost, [51_200..52_224, 358_400..358_912]);
     assert_eq!(kept.lost, tally.lost);
-    world.target.with_bytes(|bytes| {
+    world.target.with_content(|bytes| {
         assert!(bytes[51_200..52_224].iter().all(|byte| *byte == 0), "nothing old is left");
         assert!(bytes[52_224] == 5 && bytes[51_199] == 5);
     });
-    let (comparison, ending) = world.compare(&tally);
+    let (comparison, ending) = world.run_comparison(&tally);
     assert_eq!((comparison.different, ending), (0, None), "what was lost is left out");
-    let (_, ending) = world.compare(&CopyStats::default());
+    let (_, ending) = world.run_comparison(&CopyStats::default());
     assert!(matches!(ending, Some(CopyAbort::Failed { side: CopySide::Source, .. })), "{ending:?}");
 }
 
 #[test]
-fn blocks_of_the_target_with_something_lost_in_them_are_not_compared() {
-    let mut world = World::new(1, (512, 4096));
-    world.options.on_error = OnError::Skip;
+fn target_blocks_with_unreadable_source_are_not_compared() {
+    let mut world = CopyTest::new(1, (512, 4096));
+    world.options.on_error = ReadErrorPolicy::Skip;
     for block in [100, 101, 2047] {
-        world.source.break_block(block);
+        world.source.make_block_unreadable(block);
     }
-    let (tally, ending) = world.copy(&mut Kept::default(), STEPS_MAX).unwrap();
+    let (tally, ending) = world.run_copy(&mut RecordedCheckpoints::default(), STEPS_MAX).unwrap();
     assert_eq!((tally.lost.len(), ending), (2, None));
-    let (comparison, ending) = world.compare(&tally);
+    let (comparison, ending) = world.run_comparison(&tally);
     assert_eq!((comparison.different, ending), (0, None));
     assert_eq!(comparison.compared, (1 << 20) - 2 * 4096);
 }
 
 #[test]
-fn a_full_target_and_one_that_fails_end_it_with_their_reason() {
+fn full_or_failing_target_ends_the_copy_with_its_reason() {
     for (status, operation) in [
         (IoStatus::CAPACITY_EXCEEDED, Operation::Write),
         (IoStatus::WRITE_FAULT, Operation::Write),
         (IoStatus::WRITE_FAULT, Operation::WriteZeroes),
         (IoStatus::WRITE_FAULT, Operation::Flush),
     ] {
-        let world = World::new(2, (512, 512));
-        world.target.fail(operation, status);
-        let (tally, ending) = world.copy(&mut Kept::default(), STEPS_MAX).unwrap();
+        let world = CopyTest::new(2, (512, 512));
+        world.target.fail_operation(operation, status);
+        let (tally, ending) =
+            world.run_copy(&mut RecordedCheckpoints::default(), STEPS_MAX).unwrap();
         let Some(CopyAbort::Failed { side, operation: found, status: completion, .. }) = ending
         else {
             panic!("{ending:?}");
@@ -266,56 +275,59 @@ fn a_full_target_and_one_that_fails_end_it_with_their_reason() {
 
 /// Reason that ends a copy before its target fails.
 #[derive(Clone, Copy, Debug)]
-enum Before {
+enum PreviousRequest {
     Stopped,
     Unread,
     Unkept,
 }
 
 /// Checkpoint sink that fails from the second time on, if the copy is to end that way.
-struct Keeper {
-    kept: Kept,
+struct CheckpointOrderCheck {
+    kept: RecordedCheckpoints,
     is_full: bool,
 }
 
-impl CheckpointSink for Keeper {
-    fn keep(&mut self, until: u64, lost: &[Range<u64>]) -> Result<(), String> {
+impl CheckpointSink for CheckpointOrderCheck {
+    fn store_checkpoint(&mut self, until: u64, lost: &[Range<u64>]) -> Result<(), String> {
         if self.is_full && self.kept.count > 0 {
             return Err("no room".into());
         }
-        self.kept.keep(until, lost)
+        self.kept.store_checkpoint(until, lost)
     }
 }
 
 #[test]
-fn a_flush_that_fails_after_the_copy_has_ended_is_the_last_and_nothing_is_kept_after_it() {
-    for before in [Before::Stopped, Before::Unread, Before::Unkept] {
+fn failed_final_flush_is_the_last_request_and_stores_no_checkpoint() {
+    for before in [PreviousRequest::Stopped, PreviousRequest::Unread, PreviousRequest::Unkept] {
         for fails_for_ever in [false, true] {
-            let world = World::new(1, (512, 512));
-            world.source.with_bytes(|bytes| bytes.fill(5));
-            if matches!(before, Before::Unread) {
-                world.source.break_block(1500);
+            let world = CopyTest::new(1, (512, 512));
+            world.source.with_content(|bytes| bytes.fill(5));
+            if matches!(before, PreviousRequest::Unread) {
+                world.source.make_block_unreadable(1500);
             }
-            let is_full = matches!(before, Before::Unkept);
-            let mut keeper = Keeper { kept: Kept::default(), is_full };
+            let is_full = matches!(before, PreviousRequest::Unkept);
+            let mut keeper = CheckpointOrderCheck { kept: RecordedCheckpoints::default(), is_full };
             let (tally, ending, flushes) =
-                end_and_fail(&world, &mut keeper, before, fails_for_ever);
+                end_with_failing_flush(&world, &mut keeper, before, fails_for_ever);
             let context = format!("{before:?}, for ever: {fails_for_ever}");
             assert!(matches!(
                 (before, &ending),
-                (Before::Unkept, Some(CopyAbort::Record(_)))
-                    | (Before::Unread, Some(CopyAbort::Failed { operation: Operation::Read, .. }))
+                (PreviousRequest::Unkept, Some(CopyAbort::Record(_)))
                     | (
-                        Before::Stopped,
+                        PreviousRequest::Unread,
+                        Some(CopyAbort::Failed { operation: Operation::Read, .. })
+                    )
+                    | (
+                        PreviousRequest::Stopped,
                         Some(CopyAbort::Failed { operation: Operation::Flush, .. })
                     )
             ));
             assert!(!tally.is_flushed, "{context}");
             assert_eq!(flushes, 1, "{context}: a flush is not asked for again");
             assert!(tally.until >= keeper.kept.until && tally.until < 1 << 20, "{context}");
-            world.target.cut();
+            world.target.with_size();
             let until = usize::try_from(keeper.kept.until).unwrap();
-            world.target.with_bytes(|bytes| {
+            world.target.with_content(|bytes| {
                 assert!(bytes[..until].iter().all(|byte| *byte == 5), "{context}: {until} kept");
             });
         }
@@ -324,10 +336,10 @@ fn a_flush_that_fails_after_the_copy_has_ended_is_the_last_and_nothing_is_kept_a
 
 /// Copies until something ends it, and fails the flush that follows. Returns the number of flushes from
 /// there on.
-fn end_and_fail(
-    world: &World,
-    keeper: &mut Keeper,
-    before: Before,
+fn end_with_failing_flush(
+    world: &CopyTest,
+    keeper: &mut CheckpointOrderCheck,
+    before: PreviousRequest,
     fails_for_ever: bool,
 ) -> (CopyStats, Option<CopyAbort>, usize) {
     let from = CopyStats::default();
@@ -335,66 +347,66 @@ fn end_and_fail(
         CopyEngine::new(&world.devices, &world.options, world.geometry(), from, keeper).unwrap();
     let mut ended_after = None;
     for step in 0..STEPS_MAX as u64 {
-        pass.step(Instant { ns: step * 1_000_000_000 });
-        if matches!(before, Before::Stopped) && pass.progress().0 > 300 << 10 {
+        pass.advance(Instant { ns: step * 1_000_000_000 });
+        if matches!(before, PreviousRequest::Stopped) && pass.done_and_total_bytes().0 > 300 << 10 {
             pass.stop_submitting();
         }
-        if ended_after.is_none() && pass.has_ended() {
-            ended_after = Some(world.target.flushes());
+        if ended_after.is_none() && pass.has_ended_early() {
+            ended_after = Some(world.target.flush_count());
             world.target.fail_one_flush();
             if fails_for_ever {
-                world.target.fail(Operation::Flush, IoStatus::WRITE_FAULT);
+                world.target.fail_operation(Operation::Flush, IoStatus::WRITE_FAULT);
             }
         }
-        if pass.is_over() {
-            let (tally, ending) = pass.end();
-            return (tally, ending, world.target.flushes() - ended_after.unwrap());
+        if pass.is_finished() {
+            let (tally, ending) = pass.into_result();
+            return (tally, ending, world.target.flush_count() - ended_after.unwrap());
         }
     }
     panic!("{before:?}: it does not come to an end");
 }
 
 #[test]
-fn a_difference_is_found_and_counted() {
-    let world = World::new(3, (512, 4096));
-    let (tally, _) = world.copy(&mut Kept::default(), STEPS_MAX).unwrap();
-    world.target.with_bytes(|bytes| {
+fn difference_is_found_and_counted() {
+    let world = CopyTest::new(3, (512, 4096));
+    let (tally, _) = world.run_copy(&mut RecordedCheckpoints::default(), STEPS_MAX).unwrap();
+    world.target.with_content(|bytes| {
         for at in [4096 * 3, 4096 * 3 + 5, 4096 * 200 + 4095] {
             bytes[at] ^= 1;
         }
     });
-    let (comparison, ending) = world.compare(&tally);
+    let (comparison, ending) = world.run_comparison(&tally);
     assert_eq!((comparison.different, comparison.first, ending), (2, Some(4096 * 3), None));
     assert_eq!(comparison.block, 4096);
 }
 
 #[test]
-fn holes_are_not_read_and_zeroes_of_the_target_not_written() {
-    let world = World::new(0, (512, 512));
-    world.source.with_bytes(|bytes| {
+fn holes_are_not_read_and_target_zeroes_not_written() {
+    let world = CopyTest::new(0, (512, 512));
+    world.source.with_content(|bytes| {
         bytes.fill(0);
         bytes[512 * KIB..][..64 * KIB].fill(9);
     });
-    world.source.tell_holes(true);
-    let (tally, _) = world.copy(&mut Kept::default(), STEPS_MAX).unwrap();
+    world.source.report_holes(true);
+    let (tally, _) = world.run_copy(&mut RecordedCheckpoints::default(), STEPS_MAX).unwrap();
     assert_eq!((tally.read, tally.written), (64 << 10, 64 << 10));
     assert_eq!((tally.zeroed, tally.kept), (960 << 10, 0));
     assert!(world.is_copied());
-    world.target.with_bytes(|bytes| bytes.fill(0));
-    world.target.tell_holes(true);
-    let (tally, _) = world.copy(&mut Kept::default(), STEPS_MAX).unwrap();
+    world.target.with_content(|bytes| bytes.fill(0));
+    world.target.report_holes(true);
+    let (tally, _) = world.run_copy(&mut RecordedCheckpoints::default(), STEPS_MAX).unwrap();
     assert_eq!((tally.written, tally.zeroed, tally.kept), (64 << 10, 0, 960 << 10));
 }
 
 #[test]
-fn zeroes_that_are_told_as_data_become_holes_unless_asked_not_to() {
+fn zero_data_becomes_a_hole_unless_disabled() {
     for sparse in [true, false] {
-        let mut world = World::new(1, (512, 512));
-        world.source.with_bytes(|bytes| bytes[64 * KIB..].fill(0));
-        world.source.tell_holes(false);
+        let mut world = CopyTest::new(1, (512, 512));
+        world.source.with_content(|bytes| bytes[64 * KIB..].fill(0));
+        world.source.report_holes(false);
         world.options.sparse = sparse;
         world.options.request_bytes = 128 << 10;
-        let (tally, _) = world.copy(&mut Kept::default(), STEPS_MAX).unwrap();
+        let (tally, _) = world.run_copy(&mut RecordedCheckpoints::default(), STEPS_MAX).unwrap();
         assert_eq!(tally.read, 1 << 20);
         let written = if sparse { 64 << 10 } else { 1 << 20 };
         assert_eq!(tally.written, written, "sparse: {sparse}");
@@ -403,70 +415,71 @@ fn zeroes_that_are_told_as_data_become_holes_unless_asked_not_to() {
 }
 
 #[test]
-fn a_target_without_an_operation_for_zeroes_is_written_them() {
-    let world = World::new(0, (512, 512));
-    world.target.without(Operation::WriteZeroes);
-    let (tally, ending) = world.copy(&mut Kept::default(), STEPS_MAX).unwrap();
+fn target_without_write_zeroes_gets_written_zeroes() {
+    let world = CopyTest::new(0, (512, 512));
+    world.target.without_operation(Operation::WriteZeroes);
+    let (tally, ending) = world.run_copy(&mut RecordedCheckpoints::default(), STEPS_MAX).unwrap();
     assert!(ending.is_none() && tally.zeroed > 0 && world.is_copied());
 }
 
 #[test]
-fn the_end_of_a_source_within_a_block_of_the_target_is_filled_with_zeroes() {
+fn source_end_within_a_target_block_is_zero_padded() {
     let regions = RegionTable::new(16);
-    let source = Shelf::new(&regions, 512, 9 * 512, 1);
-    let target = Shelf::new(&regions, 4096, 16 * KIB, 2);
-    source.with_bytes(|bytes| bytes.fill(3));
-    target.with_bytes(|bytes| bytes.fill(4));
+    let source = FaultyRamDevice::new(&regions, 512, 9 * 512, 1);
+    let target = FaultyRamDevice::new(&regions, 4096, 16 * KIB, 2);
+    source.with_content(|bytes| bytes.fill(3));
+    target.with_content(|bytes| bytes.fill(4));
     let devices =
-        Devices { source: Arc::new(source.clone()), target: Arc::new(target.clone()), regions };
-    let world = World { devices, source, target, options: options() };
-    let (tally, ending) = world.copy(&mut Kept::default(), STEPS_MAX).unwrap();
+        CopyDevices { source: Arc::new(source.clone()), target: Arc::new(target.clone()), regions };
+    let world = CopyTest { devices, source, target, options: test_options() };
+    let (tally, ending) = world.run_copy(&mut RecordedCheckpoints::default(), STEPS_MAX).unwrap();
     assert_eq!((tally.until, ending), (9 * 512, None));
     assert!(world.is_copied());
-    world.target.with_bytes(|bytes| {
+    world.target.with_content(|bytes| {
         assert!(bytes[9 * 512..8192].iter().all(|byte| *byte == 0));
         assert!(bytes[8192..].iter().all(|byte| *byte == 4));
     });
-    assert_eq!(world.compare(&tally).0.different, 0);
+    assert_eq!(world.run_comparison(&tally).0.different, 0);
 }
 
 #[test]
-fn what_does_not_fit_is_refused_by_name() {
+fn source_larger_than_the_target_is_rejected_by_name() {
     let regions = RegionTable::new(16);
-    let limits = |block: u32, len: usize| Shelf::new(&regions, block, len, 1).limits();
-    let refuse =
-        |source: &tenmil_base::Limits, target: &tenmil_base::Limits, options: &CopyOptions| {
-            Geometry::of(("ram:a", source), ("ram:b", target), options).unwrap_err().text
-        };
+    let limits = |block: u32, len: usize| FaultyRamDevice::new(&regions, block, len, 1).limits();
+    let refuse = |source: &tenmil_base::Limits,
+                  target: &tenmil_base::Limits,
+                  options: &CopyOptions| {
+        CopyGeometry::from_limits(("ram:a", source), ("ram:b", target), options).unwrap_err().text
+    };
     assert_eq!(
-        refuse(&limits(512, 8192), &limits(512, 4096), &options()),
+        refuse(&limits(512, 8192), &limits(512, 4096), &test_options()),
         "copy to ram:b: it has 4096 bytes, expected at least the 8192 of ram:a"
     );
-    let small = CopyOptions { request_bytes: 512, ..options() };
+    let small = CopyOptions { request_bytes: 512, ..test_options() };
     let text = refuse(&limits(512, 4096), &limits(4096, 8192), &small);
     assert!(text.ends_with("blocks have 4096 bytes, expected at most the 512 that go at once"));
     let metadata = tenmil_base::Limits { metadata_size: 8, ..limits(512, 4096) };
-    assert!(refuse(&metadata, &limits(512, 8192), &options()).contains("8 bytes of metadata"));
+    assert!(refuse(&metadata, &limits(512, 8192), &test_options()).contains("8 bytes of metadata"));
 }
 
 #[test]
-fn a_device_that_is_removed_ends_the_copy_and_gives_everything_back() {
-    let world = World::new(1, (512, 512));
+fn removed_device_ends_the_copy_and_frees_all_buffers() {
+    let world = CopyTest::new(1, (512, 512));
     let clock = Clock::start();
-    let device = |name, medium: &Shelf| {
+    let device = |name, medium: &FaultyRamDevice| {
         Bdev::new(name, Arc::new(medium.clone()), BdevOptions::new(clock, 1)).unwrap()
     };
     let (source, target) = (device("source", &world.source), device("target", &world.target));
-    world.target.hang(Operation::Write);
+    world.target.stop_completing(Operation::Write);
     let open = |device: &Bdev, claim| -> Arc<dyn BlockDevice> {
         Arc::new(device.open(claim, "test").unwrap())
     };
-    let devices = Devices {
+    let devices = CopyDevices {
         source: open(&source, Claim::ReadShared),
         target: open(&target, Claim::Exclusive),
         regions: world.devices.regions.clone(),
     };
-    let copy = Copy::new(devices, options(), ("source", "target")).unwrap();
+    let copy = ValidatedCopy::new(devices, test_options(), ("source", "target")).unwrap();
     let mut turns = 0;
     let (tally, ending) = copy.run(CopyStats::default(), &clock, &mut (), &mut |_, _| {
         turns += 1;
@@ -484,14 +497,14 @@ fn a_device_that_is_removed_ends_the_copy_and_gives_everything_back() {
 }
 
 #[test]
-fn a_record_that_cannot_be_kept_ends_the_copy() {
+fn failed_checkpoint_write_ends_the_copy() {
     struct Full;
     impl CheckpointSink for Full {
-        fn keep(&mut self, until: u64, _lost: &[Range<u64>]) -> Result<(), String> {
+        fn store_checkpoint(&mut self, until: u64, _lost: &[Range<u64>]) -> Result<(), String> {
             Err(format!("no room for {until}"))
         }
     }
-    let world = World::new(1, (512, 512));
+    let world = CopyTest::new(1, (512, 512));
     let mut full = Full;
     let mut pass = CopyEngine::new(
         &world.devices,
@@ -502,10 +515,10 @@ fn a_record_that_cannot_be_kept_ends_the_copy() {
     )
     .unwrap();
     let mut now = Instant::default();
-    while !pass.is_over() {
-        pass.step(now);
+    while !pass.is_finished() {
+        pass.advance(now);
         now = now.after(Span::from_secs(1));
         assert!(now.ns < 1_000_000_000 * STEPS_MAX as u64);
     }
-    assert!(matches!(pass.end().1, Some(CopyAbort::Record(_))));
+    assert!(matches!(pass.into_result().1, Some(CopyAbort::Record(_))));
 }

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::sample::{Poller, Reactor, Sample, Thread};
+use super::process_sample::{PollerSample, ProcessSample, ReactorSample, ThreadSample};
 
 /// Rates between two samples. Lists are in the order of the later sample.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Rates {
+pub(crate) struct SampleRates {
     /// Time between the samples.
     pub(crate) span_ns: u64,
     pub(crate) whole: TotalRates,
@@ -57,35 +57,38 @@ pub(crate) struct PollerRates {
 /// An object missing in `before` counts as started in between, with all counters at zero. The same
 /// holds if a counter decreased: the object is a new one with a reused number, as after a program has
 /// replaced its reactors.
-pub(crate) fn rates(before: &Sample, after: &Sample) -> Rates {
+pub(crate) fn rates_between(before: &ProcessSample, after: &ProcessSample) -> SampleRates {
     let span_ns = after.monotonic_ns.saturating_sub(before.monotonic_ns);
     let reactors: Vec<_> = after
         .reactors
         .iter()
-        .map(|now| of_reactor(before.reactors.iter().find(|then| then.id == now.id), now, span_ns))
+        .map(|now| {
+            reactor_rates(before.reactors.iter().find(|then| then.id == now.id), now, span_ns)
+        })
         .collect();
-    let earlier: BTreeMap<u32, &Thread> = before.threads.iter().map(|it| (it.id, it)).collect();
-    let thread = |now: &Thread| of_thread(earlier.get(&now.id).copied(), now, span_ns);
+    let earlier: BTreeMap<u32, &ThreadSample> =
+        before.threads.iter().map(|it| (it.id, it)).collect();
+    let thread = |now: &ThreadSample| thread_rates(earlier.get(&now.id).copied(), now, span_ns);
     let sum = |part: fn(&ReactorRates) -> f64| {
         reactors.iter().map(part).fold(0.0, |sum, part| sum + part)
     };
     let whole = TotalRates {
-        busy_percent: sum(|it| it.busy_percent) / real(reactors.len().max(1) as u64),
+        busy_percent: sum(|it| it.busy_percent) / to_f64(reactors.len().max(1) as u64),
         sleeps: sum(|it| it.sleeps),
         messages: sum(|it| it.messages),
         migrations: sum(|it| it.migrations),
     };
     let threads = after.threads.iter().map(thread).collect();
-    Rates { span_ns, whole, reactors, threads, pollers: of_pollers(before, after, span_ns) }
+    SampleRates { span_ns, whole, reactors, threads, pollers: poller_rates(before, after, span_ns) }
 }
 
-fn of_reactor(then: Option<&Reactor>, now: &Reactor, span_ns: u64) -> ReactorRates {
+fn reactor_rates(then: Option<&ReactorSample>, now: &ReactorSample, span_ns: u64) -> ReactorRates {
     let same = then.filter(|then| then.iterations <= now.iterations && then.busy_ns <= now.busy_ns);
-    let nought = Reactor::default();
+    let nought = ReactorSample::default();
     let then = same.unwrap_or(&nought);
-    let rate = |part: fn(&Reactor) -> u64| per_second(part(then), part(now), span_ns);
+    let rate = |part: fn(&ReactorSample) -> u64| per_second(part(then), part(now), span_ns);
     ReactorRates {
-        busy_percent: percent(now.busy_ns - then.busy_ns, span_ns),
+        busy_percent: capped_percent(now.busy_ns - then.busy_ns, span_ns),
         iterations: rate(|it| it.iterations),
         sleeps: rate(|it| it.sleeps),
         messages: rate(|it| it.messages),
@@ -96,19 +99,19 @@ fn of_reactor(then: Option<&Reactor>, now: &Reactor, span_ns: u64) -> ReactorRat
     }
 }
 
-fn of_thread(then: Option<&Thread>, now: &Thread, span_ns: u64) -> ThreadRates {
+fn thread_rates(then: Option<&ThreadSample>, now: &ThreadSample, span_ns: u64) -> ThreadRates {
     let same = then.filter(|then| then.name == now.name && then.busy_ns <= now.busy_ns);
-    let nought = Thread::default();
+    let nought = ThreadSample::default();
     let then = same.unwrap_or(&nought);
     ThreadRates {
-        busy_percent: percent(now.busy_ns - then.busy_ns, span_ns),
+        busy_percent: capped_percent(now.busy_ns - then.busy_ns, span_ns),
         messages: per_second(then.messages, now.messages, span_ns),
     }
 }
 
 /// Pollers are matched by thread, name, and position among those of the same name.
-fn of_pollers(before: &Sample, after: &Sample, span_ns: u64) -> Vec<PollerRates> {
-    let mut earlier: BTreeMap<(u32, &str), Vec<&Poller>> = BTreeMap::new();
+fn poller_rates(before: &ProcessSample, after: &ProcessSample, span_ns: u64) -> Vec<PollerRates> {
+    let mut earlier: BTreeMap<(u32, &str), Vec<&PollerSample>> = BTreeMap::new();
     for poller in before.pollers.iter().rev() {
         earlier.entry((poller.thread_id, &poller.name)).or_default().push(poller);
     }
@@ -120,7 +123,7 @@ fn of_pollers(before: &Sample, after: &Sample, span_ns: u64) -> Vec<PollerRates>
         let more = now.polls - polls;
         rates.push(PollerRates {
             polls: per_second(polls, now.polls, span_ns),
-            found_percent: (more > 0).then(|| percent(now.found - found, more)),
+            found_percent: (more > 0).then(|| capped_percent(now.found - found, more)),
         });
     }
     rates
@@ -130,51 +133,56 @@ fn of_pollers(before: &Sample, after: &Sample, span_ns: u64) -> Vec<PollerRates>
 fn per_second(then: u64, now: u64, span_ns: u64) -> f64 {
     // A counter that decreased was restarted.
     let more = now.checked_sub(then).unwrap_or(now);
-    if span_ns == 0 { 0.0 } else { real(more) * 1e9 / real(span_ns) }
+    if span_ns == 0 { 0.0 } else { to_f64(more) * 1e9 / to_f64(span_ns) }
 }
 
 /// Percentage, at most 100: an interval that began before the span is counted in full when it ends.
-fn percent(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 0.0 } else { (real(part) * 100.0 / real(whole)).min(100.0) }
+fn capped_percent(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { (to_f64(part) * 100.0 / to_f64(whole)).min(100.0) }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shown to people")]
-fn real(number: u64) -> f64 {
+fn to_f64(number: u64) -> f64 {
     number as f64
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ReactorRates, rates};
-    use crate::top::sample::{Poller, Reactor, Sample, Thread};
+    use super::{ReactorRates, rates_between};
+    use crate::top::process_sample::{PollerSample, ProcessSample, ReactorSample, ThreadSample};
 
     const SECOND: u64 = 1_000_000_000;
 
-    fn sample(monotonic_ns: u64, reactor: Reactor) -> Sample {
-        Sample { monotonic_ns, reactors: vec![reactor], ..Sample::default() }
+    fn test_sample(monotonic_ns: u64, reactor: ReactorSample) -> ProcessSample {
+        ProcessSample { monotonic_ns, reactors: vec![reactor], ..ProcessSample::default() }
     }
 
-    fn poller(name: &str, polls: u64, found: u64) -> Poller {
-        Poller { name: name.into(), polls, found, ..Poller::default() }
+    fn test_poller(name: &str, polls: u64, found: u64) -> PollerSample {
+        PollerSample { name: name.into(), polls, found, ..PollerSample::default() }
     }
 
-    fn close(found: f64, expected: f64) {
+    fn assert_close(found: f64, expected: f64) {
         assert!((found - expected).abs() < 1e-9, "{found} is not {expected}");
     }
 
     #[test]
-    fn rates_are_what_happened_by_the_second() {
-        let then =
-            Reactor { busy_ns: 7, iterations: 10, sleeps: 5, messages: 1, ..Reactor::default() };
-        let now = Reactor {
+    fn rates_are_differences_per_second() {
+        let then = ReactorSample {
+            busy_ns: 7,
+            iterations: 10,
+            sleeps: 5,
+            messages: 1,
+            ..ReactorSample::default()
+        };
+        let now = ReactorSample {
             busy_ns: 7 + SECOND / 2,
             iterations: 30,
             sleeps: 6,
             messages: 101,
             migrations: 4,
-            ..Reactor::default()
+            ..ReactorSample::default()
         };
-        let found = rates(&sample(SECOND, then), &sample(3 * SECOND, now));
+        let found = rates_between(&test_sample(SECOND, then), &test_sample(3 * SECOND, now));
         assert_eq!(found.span_ns, 2 * SECOND);
         let expected = ReactorRates {
             busy_percent: 25.0,
@@ -185,83 +193,117 @@ mod tests {
             is_stuck: false,
         };
         assert_eq!(found.reactors, [expected]);
-        close(found.whole.messages, 50.0);
+        assert_close(found.whole.messages, 50.0);
     }
 
     #[test]
-    fn the_whole_is_all_reactors_together() {
-        let busy = |id, busy_ns| Reactor { id, busy_ns, sleeps: 3, ..Reactor::default() };
-        let before = Sample { monotonic_ns: 1, ..Sample::default() };
+    fn total_is_the_sum_of_all_reactors() {
+        let busy =
+            |id, busy_ns| ReactorSample { id, busy_ns, sleeps: 3, ..ReactorSample::default() };
+        let before = ProcessSample { monotonic_ns: 1, ..ProcessSample::default() };
         let reactors = vec![busy(0, SECOND), busy(1, SECOND / 2)];
-        let found =
-            rates(&before, &Sample { monotonic_ns: 1 + SECOND, reactors, ..Sample::default() });
-        close(found.whole.busy_percent, 75.0);
-        close(found.whole.sleeps, 6.0);
-        close(rates(&before, &before).whole.busy_percent, 0.0);
+        let found = rates_between(
+            &before,
+            &ProcessSample { monotonic_ns: 1 + SECOND, reactors, ..ProcessSample::default() },
+        );
+        assert_close(found.whole.busy_percent, 75.0);
+        assert_close(found.whole.sleeps, 6.0);
+        assert_close(rates_between(&before, &before).whole.busy_percent, 0.0);
     }
 
     #[test]
-    fn who_is_new_or_was_replaced_began_with_nought() {
-        let then = Reactor { busy_ns: SECOND, iterations: 900, sleeps: 50, ..Reactor::default() };
-        let now = Reactor { busy_ns: SECOND / 10, iterations: 9, sleeps: 60, ..Reactor::default() };
-        let found = rates(&sample(0, then.clone()), &sample(SECOND, now.clone())).reactors[0];
-        close(found.busy_percent, 10.0);
-        close(found.iterations, 9.0);
-        close(found.sleeps, 60.0);
+    fn new_or_replaced_threads_start_at_zero() {
+        let then = ReactorSample {
+            busy_ns: SECOND,
+            iterations: 900,
+            sleeps: 50,
+            ..ReactorSample::default()
+        };
+        let now = ReactorSample {
+            busy_ns: SECOND / 10,
+            iterations: 9,
+            sleeps: 60,
+            ..ReactorSample::default()
+        };
+        let found = rates_between(&test_sample(0, then.clone()), &test_sample(SECOND, now.clone()))
+            .reactors[0];
+        assert_close(found.busy_percent, 10.0);
+        assert_close(found.iterations, 9.0);
+        assert_close(found.sleeps, 60.0);
         assert!(!found.is_stuck);
-        let new = Reactor { id: 7, ..now };
-        close(rates(&sample(0, then), &sample(SECOND, new)).reactors[0].iterations, 9.0);
+        let new = ReactorSample { id: 7, ..now };
+        assert_close(
+            rates_between(&test_sample(0, then), &test_sample(SECOND, new)).reactors[0].iterations,
+            9.0,
+        );
     }
 
     #[test]
-    fn a_turn_that_was_told_late_is_not_more_than_all_of_the_time() {
-        let now = Reactor { busy_ns: 9 * SECOND, iterations: 1, ..Reactor::default() };
-        let found = rates(&sample(0, Reactor::default()), &sample(SECOND, now));
-        close(found.reactors[0].busy_percent, 100.0);
+    fn late_reported_iteration_does_not_exceed_100_percent() {
+        let now = ReactorSample { busy_ns: 9 * SECOND, iterations: 1, ..ReactorSample::default() };
+        let found =
+            rates_between(&test_sample(0, ReactorSample::default()), &test_sample(SECOND, now));
+        assert_close(found.reactors[0].busy_percent, 100.0);
     }
 
     #[test]
-    fn no_turn_while_awake_is_stuck_and_asleep_is_not() {
-        let at = |sleeping, iterations| Reactor { sleeping, iterations, ..Reactor::default() };
-        let stuck = |then, now| rates(&sample(0, then), &sample(SECOND, now)).reactors[0].is_stuck;
+    fn reactor_without_iteration_progress_is_stuck_unless_asleep() {
+        let at = |sleeping, iterations| ReactorSample {
+            sleeping,
+            iterations,
+            ..ReactorSample::default()
+        };
+        let stuck = |then, now| {
+            rates_between(&test_sample(0, then), &test_sample(SECOND, now)).reactors[0].is_stuck
+        };
         assert!(stuck(at(false, 5), at(false, 5)));
         assert!(!stuck(at(true, 5), at(true, 5)) && !stuck(at(false, 5), at(true, 5)));
         assert!(!stuck(at(false, 5), at(false, 6)));
     }
 
     #[test]
-    fn threads_are_known_by_number_and_name_wherever_they_stand() {
-        let thread = |id, name: &str, busy_ns| Thread {
+    fn threads_are_matched_by_number_and_name_on_any_reactor() {
+        let thread = |id, name: &str, busy_ns| ThreadSample {
             id,
             name: name.into(),
             busy_ns,
             messages: busy_ns,
-            ..Thread::default()
+            ..ThreadSample::default()
         };
-        let threads = |monotonic_ns, threads| Sample { monotonic_ns, threads, ..Sample::default() };
+        let threads = |monotonic_ns, threads| ProcessSample {
+            monotonic_ns,
+            threads,
+            ..ProcessSample::default()
+        };
         let before = threads(0, vec![thread(1, "a", 100), thread(2, "b", 0)]);
         let after = threads(SECOND, vec![thread(2, "b", SECOND), thread(1, "c", 200)]);
-        let found = rates(&before, &after).threads;
-        close(found[0].busy_percent, 100.0);
-        close(found[1].messages, 200.0);
+        let found = rates_between(&before, &after).threads;
+        assert_close(found[0].busy_percent, 100.0);
+        assert_close(found[1].messages, 200.0);
     }
 
     #[test]
-    fn pollers_of_one_name_are_told_apart_by_their_order() {
-        let sample = |monotonic_ns, pollers| Sample { monotonic_ns, pollers, ..Sample::default() };
-        let before = sample(0, vec![poller("p", 100, 0), poller("p", 10, 10)]);
-        let after = sample(SECOND, vec![poller("p", 200, 25), poller("p", 10, 10)]);
-        let found = rates(&before, &after).pollers;
-        close(found[0].polls, 100.0);
+    fn pollers_of_the_same_name_are_matched_by_order() {
+        let sample = |monotonic_ns, pollers| ProcessSample {
+            monotonic_ns,
+            pollers,
+            ..ProcessSample::default()
+        };
+        let before = sample(0, vec![test_poller("p", 100, 0), test_poller("p", 10, 10)]);
+        let after = sample(SECOND, vec![test_poller("p", 200, 25), test_poller("p", 10, 10)]);
+        let found = rates_between(&before, &after).pollers;
+        assert_close(found[0].polls, 100.0);
         assert_eq!(found[0].found_percent, Some(25.0));
-        close(found[1].polls, 0.0);
+        assert_close(found[1].polls, 0.0);
         assert_eq!(found[1].found_percent, None);
     }
 
     #[test]
-    fn two_samples_of_one_moment_have_no_rates_and_no_nonsense() {
-        let now = Reactor { busy_ns: 5, iterations: 5, sleeps: 5, ..Reactor::default() };
-        let found = rates(&sample(9, Reactor::default()), &sample(9, now)).reactors[0];
+    fn samples_at_the_same_time_have_zero_rates() {
+        let now =
+            ReactorSample { busy_ns: 5, iterations: 5, sleeps: 5, ..ReactorSample::default() };
+        let found = rates_between(&test_sample(9, ReactorSample::default()), &test_sample(9, now))
+            .reactors[0];
         assert_eq!((found.busy_percent, found.iterations, found.sleeps), (0.0, 0.0, 0.0));
     }
 }

@@ -238,7 +238,7 @@ impl Poller for Load {
         if matches!(self.stage, Stage::Stopping) && self.in_flight == 0 {
             self.stage = Stage::Over;
             self.tell.send(Told::Drained(std::mem::take(&mut self.tally))).unwrap();
-            context.end();
+            context.end_thread();
             return PollResult::Busy;
         }
         PollResult::from_count(completed + usize::from(self.tally.submitted > submitted))
@@ -248,7 +248,7 @@ impl Poller for Load {
         self.queue.flush();
     }
 
-    fn message(&mut self, _: [u64; 2], _: &mut Context<'_>) {
+    fn handle_message(&mut self, _: [u64; 2], _: &mut Context<'_>) {
         self.stage = Stage::Stopping;
     }
 
@@ -263,7 +263,7 @@ impl Poller for Load {
         self.queue.disarm();
     }
 
-    fn wake_at(&self) -> Instant {
+    fn panicking_wake_at(&self) -> Instant {
         match self.stage {
             Stage::Single { at, .. } if self.in_flight == 0 => at,
             _ => self.queue.wake_at(),

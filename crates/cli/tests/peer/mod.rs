@@ -18,7 +18,7 @@ use tenmil_base::{
     AccessFault, AccessId, AccessProgress, BlockDevice, HostMemory, Interrupts, Memory, RingMemory,
     Segment,
 };
-use tenmil_dma::{FileRange, ForeignRegion, RegionTable, SharedEntries};
+use tenmil_dma::{FileRange, ForeignRegion, RegionTable, SharedRingEntries};
 use tenmil_drivers::RamDevice;
 use tenmil_linux::Clock;
 use tenmil_nvme_controller::BouncePool;
@@ -125,11 +125,15 @@ impl Guest {
 }
 
 impl RingMemory for Guest {
-    type Entries = SharedEntries;
+    type Entries = SharedRingEntries;
 
-    fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<SharedEntries>, AccessFault> {
+    fn entries(
+        &mut self,
+        iova: u64,
+        len_bytes: u64,
+    ) -> Result<Option<SharedRingEntries>, AccessFault> {
         let segment = self.segment(iova, usize::try_from(len_bytes).unwrap())?;
-        SharedEntries::new(&self.regions, segment, iova).map(Some)
+        SharedRingEntries::new(&self.regions, segment, iova).map(Some)
     }
 }
 

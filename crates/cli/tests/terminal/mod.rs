@@ -6,14 +6,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use tenmil_base::Span;
-use tenmil_linux::pty::{Pty, TerminalModes};
-use tenmil_linux::{Clock, Thread};
+use tenmil_linux::pty::{PseudoTerminal, TerminalModes};
+use tenmil_linux::{Clock, NamedThread};
 
 pub(crate) struct Terminal {
-    terminal: Option<Pty>,
+    terminal: Option<PseudoTerminal>,
     before: TerminalModes,
     shown: Arc<Mutex<Vec<u8>>>,
-    reader: Option<Thread<()>>,
+    reader: Option<NamedThread<()>>,
 }
 
 /// Longer than anything takes on the busiest machine.
@@ -25,8 +25,8 @@ const FIRST_SCREEN: &str = "\u{1b}[?1049l";
 
 impl Terminal {
     pub(crate) fn new() -> Self {
-        let terminal = Pty::open(100, 30).unwrap();
-        let before = terminal.modes().unwrap();
+        let terminal = PseudoTerminal::open(100, 30).unwrap();
+        let before = terminal.terminal_modes().unwrap();
         assert!(before.is_cooked());
         Self { terminal: Some(terminal), before, shown: Arc::default(), reader: None }
     }
@@ -43,7 +43,7 @@ impl Terminal {
                 shown.lock().unwrap().extend(&bytes[..count]);
             }
         };
-        self.reader = Some(Thread::spawn("reads", None, read).unwrap());
+        self.reader = Some(NamedThread::spawn("reads", None, read).unwrap());
         child
     }
 
@@ -66,7 +66,7 @@ impl Terminal {
 
     /// Waits until the program has the terminal to itself.
     pub(crate) fn await_raw(&self) {
-        until("it takes the terminal", || !self.terminal().modes().unwrap().is_cooked());
+        until("it takes the terminal", || !self.terminal().terminal_modes().unwrap().is_cooked());
     }
 
     pub(crate) fn await_shown(&self, text: &str) {
@@ -82,7 +82,7 @@ impl Terminal {
 
     /// The terminal does what it did before, and shows what it showed.
     pub(crate) fn is_as_it_was(&self, shown: &str) {
-        assert_eq!(self.terminal().modes().unwrap(), self.before, "{shown}");
+        assert_eq!(self.terminal().terminal_modes().unwrap(), self.before, "{shown}");
         let last = |text| shown.rfind(text);
         assert!(last(OTHER_SCREEN).is_some() && last(OTHER_SCREEN) < last(FIRST_SCREEN), "{shown}");
         assert!(last("\u{1b}[?25l") <= last("\u{1b}[?25h"), "the cursor is to be seen: {shown}");
@@ -92,7 +92,7 @@ impl Terminal {
         String::from_utf8_lossy(&self.shown.lock().unwrap()).into_owned()
     }
 
-    fn terminal(&self) -> &Pty {
+    fn terminal(&self) -> &PseudoTerminal {
         self.terminal.as_ref().unwrap()
     }
 }
@@ -112,7 +112,7 @@ impl Drop for Terminal {
 /// Waits for a program's exit code; none if a signal has ended it.
 pub(crate) fn await_exit(child: &mut Child) -> Option<i32> {
     let mut status = None;
-    let clock = Clock::kernel();
+    let clock = Clock::on_kernel_clock();
     let end = clock.now().after(TIME_LIMIT);
     while status.is_none() {
         if clock.now() > end {
@@ -120,16 +120,16 @@ pub(crate) fn await_exit(child: &mut Child) -> Option<i32> {
             panic!("it never ends");
         }
         status = child.try_wait().unwrap();
-        tenmil_linux::thread::yield_now();
+        tenmil_linux::named_thread::yield_cpu();
     }
     status.unwrap().code()
 }
 
 fn until(what: &str, is_so: impl Fn() -> bool) {
-    let clock = Clock::kernel();
+    let clock = Clock::on_kernel_clock();
     let end = clock.now().after(TIME_LIMIT);
     while !is_so() {
         assert!(clock.now() < end, "never: {what:?}");
-        tenmil_linux::thread::yield_now();
+        tenmil_linux::named_thread::yield_cpu();
     }
 }

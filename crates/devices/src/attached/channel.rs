@@ -59,7 +59,7 @@ impl<B: ControllerBus> AttachedController<B> {
         let memory = memory.map_err(|error| {
             Error::environment(format!("read the first block of {name}: memory for it: {error}"))
         })?;
-        steps.done("create a queue pair");
+        steps.finish_step("create a queue pair");
         let read = Request {
             operation: Operation::Read,
             blocks: 1,
@@ -86,9 +86,9 @@ impl<B: ControllerBus> AttachedController<B> {
                 drop(channel);
                 return Err(Error::remote(text));
             }
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         };
-        steps.done("read its first block");
+        steps.finish_step("read its first block");
         match status {
             IoStatus::SUCCESS => Ok(()),
             failed => Err(Error::remote(format!("read the first block of {name}: {failed}"))),
@@ -167,8 +167,8 @@ impl<B: ControllerBus> Drop for AttachedChannel<B> {
                 break;
             }
             match time_limit.next(now) {
-                WaitAction::Spin => tenmil_linux::thread::yield_now(),
-                WaitAction::Sleep => tenmil_linux::thread::sleep(SLEEP),
+                WaitAction::Spin => tenmil_linux::named_thread::yield_cpu(),
+                WaitAction::Sleep => tenmil_linux::named_thread::sleep(SLEEP),
                 WaitAction::Warn => {
                     let lost = attached.shared.lock().lost.as_ref().map(|lost| lost.text.clone());
                     tracing::warn!(cause = %name, "{}", overdue(name, lost.as_deref()));

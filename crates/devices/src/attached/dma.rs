@@ -64,7 +64,7 @@ impl<B: ControllerBus> QueueMemory<B> {
             }
         };
         let store = CommandStore::for_device(B::KIND);
-        let pool = DevicePool::placed(regions.clone(), whole, B::KIND, store, iova);
+        let pool = DevicePool::new_at_iova(regions.clone(), whole, B::KIND, store, iova);
         Ok(Self { memory: Some(memory), reach: MappedDma { pool, bus } })
     }
 
@@ -85,7 +85,7 @@ impl<B: ControllerBus> Drop for QueueMemory<B> {
 }
 
 impl<B: ControllerBus> UnmapListener for MapListener<B> {
-    fn withdraw(&self, region: RegionId) -> bool {
+    fn test_unmap(&self, region: RegionId) -> bool {
         self.bus.unmap(region)
     }
 }

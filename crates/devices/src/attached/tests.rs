@@ -241,10 +241,10 @@ fn queues_of_a_lost_device_are_told_once_it_has_let_go_and_not_before() {
         kept.poll(&bus, now);
         assert!(kept.controller.is_some(), "it may still write to what was given to it");
         assert_eq!(kept.controller().err().unwrap().text, "fake: a test");
-        assert!(!bus.event.clone().clear(0));
+        assert!(!bus.event.clone().clear_signals(0));
     }
     bus.state().lets_go = true;
     kept.poll(&bus, now);
     assert!(kept.controller.is_none());
-    assert!(bus.event.clone().clear(0), "whoever sleeps is woken");
+    assert!(bus.event.clone().clear_signals(0), "whoever sleeps is woken");
 }

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use tenmil_base::{BlockDevice, Dma, Error, Instant, Interrupts};
-use tenmil_dma::{DevicePool, DeviceThreadGuard, SharedHostMemory};
+use tenmil_dma::{DevicePool, DeviceThreadRegistration, SharedHostMemory};
 use tenmil_linux::{EventVectors, Notifier};
 use tenmil_nvme_controller::BouncePool;
 use tenmil_nvme_controller::controller::{
@@ -20,7 +20,7 @@ use crate::EmuSpec;
 pub struct EmulatedSsd<I: Interrupts = EventVectors> {
     front: MemoryTransport<SharedHostMemory, I>,
     /// Dropped after the front end, which accesses host memory until it is dropped.
-    attachment: Option<DeviceThreadGuard>,
+    attachment: Option<DeviceThreadRegistration>,
 }
 
 /// Number of commands per queue that may be split into several requests at the same time.
@@ -75,7 +75,7 @@ impl<I: Interrupts> EmulatedSsd<I> {
     /// Registers the device thread that will poll this SSD, woken by `notifier`. Revoking the access to
     /// `pool` then waits for that thread.
     pub(super) fn attach(&mut self, pool: &DevicePool, notifier: Notifier) {
-        self.attachment = Some(pool.attach(notifier));
+        self.attachment = Some(pool.attach_device_thread(notifier));
     }
 
     /// Host view of the registers; doorbell writes wake the device thread through `device`.

@@ -19,7 +19,9 @@ use tenmil_base::{
 };
 use tenmil_block::ExistingData;
 use tenmil_dma::{DevicePool, Region};
-use tenmil_linux::{Clock, EventLoop, EventVectors, NextStep, Notifier, Sleeper, StopFlag, Thread};
+use tenmil_linux::{
+    Clock, EventLoop, EventVectors, NamedThread, NextStep, Notifier, Sleeper, StopFlag,
+};
 use tenmil_nvme_host::{NamespaceQueue, Rings};
 
 use super::SsdDescription;
@@ -31,7 +33,7 @@ use tenmil_base::Error;
 pub struct EmulatedDevices {
     shared: Arc<FleetState>,
     /// Stopped before the SSDs are shut down.
-    tender: Option<Thread<()>>,
+    tender: Option<NamedThread<()>>,
     notifier: Notifier,
     clock: Clock,
     techniques: Techniques,
@@ -103,9 +105,9 @@ impl EmulatedDevices {
         let (notifier, tended) = (sleeper.notifier(), Arc::clone(&shared));
         let body = move |stop: &StopFlag| {
             let mut tender = EmulatedAdminLoop { shared: tended, stop: stop.clone() };
-            tenmil_linux::event_loop::run(&mut tender, &clock, &mut sleeper);
+            tenmil_linux::event_loop::run_event_loop(&mut tender, &clock, &mut sleeper);
         };
-        let tender = Some(Thread::spawn("tend", None, body).map_err(refuse)?);
+        let tender = Some(NamedThread::spawn("tend", None, body).map_err(refuse)?);
         let techniques = *techniques;
         let emulated_devices = Self {
             shared,
@@ -175,7 +177,7 @@ impl EmulatedDevices {
 impl Drop for EmulatedDevices {
     fn drop(&mut self) {
         if let Some(tender) = self.tender.take() {
-            tender.stop_flag().stop();
+            tender.stop_flag().set();
             self.notifier.notify();
             // Joins the thread.
             drop(tender);
@@ -210,7 +212,7 @@ impl FleetState {
         state.lost = Some(why);
         state.emulated = None;
         for vectors in &self.vectors {
-            let count = u16::try_from(vectors.count()).unwrap_or(u16::MAX);
+            let count = u16::try_from(vectors.vector_count()).unwrap_or(u16::MAX);
             (0..count).for_each(|vector| vectors.clone().raise(vector));
         }
     }
@@ -313,7 +315,7 @@ impl<B: Doorbell> Drop for SsdChannel<B> {
 /// completes them; otherwise the admin thread resets it or finds it lost.
 fn abandon<B: Doorbell>(queue: &mut NamespaceQueue<Rings<DevicePool, B>>, clock: &Clock) {
     while !queue.drain(clock.now()) {
-        tenmil_linux::thread::yield_now();
+        tenmil_linux::named_thread::yield_cpu();
     }
 }
 

@@ -12,7 +12,7 @@
 
 use tenmil_base::{Instant, Interrupts, Span};
 use tenmil_linux::{
-    Clock, EventLoop, EventVectors, NextStep, Notifier, Sleeper, StopFlag, Thread, WakeSources,
+    Clock, EventLoop, EventVectors, NamedThread, NextStep, Notifier, Sleeper, StopFlag, WakeSources,
 };
 use tenmil_nvme_controller::transport::NextPoll as Rest;
 use tenmil_reactor::{AdaptiveSpin, PollMode};
@@ -22,7 +22,7 @@ use tenmil_base::Error;
 
 /// A thread that polls some SSDs. Dropping it stops and joins the thread.
 pub(super) struct DeviceThread {
-    thread: Option<Thread<()>>,
+    thread: Option<NamedThread<()>>,
     notifier: Notifier,
 }
 
@@ -82,9 +82,9 @@ impl DeviceThreadBuilder {
         let (notifier, name) = (sleeper.notifier(), format!("device-{index}"));
         let body = move |stop: &StopFlag| {
             let mut on_shift = DeviceLoop::new(ssds, stop.clone(), yields, sleeper.sources());
-            tenmil_linux::event_loop::run(&mut on_shift, &clock, &mut sleeper);
+            tenmil_linux::event_loop::run_event_loop(&mut on_shift, &clock, &mut sleeper);
         };
-        let thread = Thread::spawn(&name, core, body)
+        let thread = NamedThread::spawn(&name, core, body)
             .map_err(|error| Error::environment(format!("start thread {name}: {error}")))?;
         Ok(DeviceThread { thread: Some(thread), notifier })
     }
@@ -93,7 +93,7 @@ impl DeviceThreadBuilder {
 impl Drop for DeviceThread {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            thread.stop_flag().stop();
+            thread.stop_flag().set();
             self.notifier.notify();
             // Joins the thread.
             drop(thread);
@@ -147,7 +147,7 @@ impl<I: Interrupts> EventLoop for DeviceLoop<I> {
         for _ in 0..self.iterations {
             is_idle = !self.poll_each(now);
             if is_idle && self.yields {
-                tenmil_linux::thread::yield_now();
+                tenmil_linux::named_thread::yield_cpu();
                 break;
             }
         }
@@ -155,7 +155,8 @@ impl<I: Interrupts> EventLoop for DeviceLoop<I> {
             self.adaptive_spin.record_work(now);
             return NextStep::Again;
         }
-        let may_sleep = self.adaptive_spin.is_expired(now) && self.wake_at() > now && !self.is_deaf;
+        let may_sleep =
+            self.adaptive_spin.is_spin_over(now) && self.wake_at() > now && !self.is_deaf;
         if may_sleep { NextStep::SleepUntil(self.wake_at()) } else { NextStep::Again }
     }
 
@@ -167,12 +168,12 @@ impl<I: Interrupts> EventLoop for DeviceLoop<I> {
             has_work |= until.is_none();
             self.until = self.until.min(until.unwrap_or_default());
             let (sources, is_deaf) = (&self.sources, &mut self.is_deaf);
-            ssd.new_descriptors(|source| *is_deaf |= sources.add(source, 0).is_err());
+            ssd.new_descriptors(|source| *is_deaf |= sources.add_source(source, 0).is_err());
         }
         let must_wake = has_work || self.is_deaf || self.wake_at() < planned;
         if must_wake {
             // Poll for another period first: arming costs more than a few iterations.
-            self.adaptive_spin.extend(now);
+            self.adaptive_spin.restart_spin(now);
         }
         must_wake || self.stop.is_stopped()
     }

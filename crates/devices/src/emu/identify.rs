@@ -98,7 +98,7 @@ impl EmulatedAdmin {
                     let text = format!("query the controller: no response within {waited}");
                     return Err(Error::remote(text));
                 }
-                None => tenmil_linux::thread::yield_now(),
+                None => tenmil_linux::named_thread::yield_cpu(),
             }
         }
     }

@@ -49,7 +49,7 @@ pub(super) fn start(opener: &Opener<'_>, spec: &EmuSpec, fills: bool) -> Result<
         buffer_bytes: 0,
         techniques: &techniques,
         device_cores: &[None],
-        yields: CpuList::allowed().len() < 2,
+        yields: CpuList::allowed_cpus().len() < 2,
         interrupts: true,
         fills,
         seed: opener.seed,

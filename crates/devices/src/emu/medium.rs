@@ -49,7 +49,7 @@ pub(super) fn open(
                 block_size,
                 direct: true,
                 read_only: false,
-                engine: tenmil_linux::engine::EngineChoice::Best,
+                engine: tenmil_linux::file_engine::EngineChoice::Best,
             };
             let file = FileDevice::open(regions, &options).map_err(refuse)?;
             let existing = file.existing().into_iter().collect();

@@ -49,7 +49,7 @@ impl Bed {
         let buffer = emulated.allocate(0, 4096).unwrap();
         let sleeper = Sleeper::new().unwrap();
         let WakeSource::Descriptor(vector) = queue.wake_source() else { panic!("no vector") };
-        sleeper.sources().add(vector, 0).unwrap();
+        sleeper.sources().add_source(vector, 0).unwrap();
         let completions = CompletionBatch::with_capacity(8);
         Self { emulated, queue, buffer, sleeper, clock, completions, sleeps: 0 }
     }
@@ -82,7 +82,7 @@ impl Bed {
             assert!(now.since(begun) < FORGOTTEN, "{operation:?} was forgotten");
             match sleeps {
                 true => self.sleep(now),
-                false => tenmil_linux::thread::yield_now(),
+                false => tenmil_linux::named_thread::yield_cpu(),
             }
         }
     }
@@ -91,7 +91,7 @@ impl Bed {
         if !self.queue.arm() {
             self.sleeps += 1;
             let until = self.queue.wake_at().min(now.after(FORGOTTEN));
-            self.sleeper.block(until.since(now), &mut Vec::new());
+            self.sleeper.sleep_until_ready(until.since(now), &mut Vec::new());
         }
         self.queue.disarm();
     }
@@ -105,7 +105,7 @@ impl Bed {
             // Log-uniform: from 2^10 to 2^22.3 ns.
             let scale = 1_u64 << (10 + random.below(12));
             let gap = Span { ns: scale + random.below(scale) };
-            tenmil_linux::thread::sleep(gap);
+            tenmil_linux::named_thread::sleep(gap);
             let flushes = random.chance(1, 8);
             let operation = if flushes { Operation::Flush } else { Operation::Read };
             latest = latest.max(self.run(operation, random.chance(3, 4)));

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tenmil_base::{BarMapError, BarRange, ErrorCategory, InterruptVector, RegionId, Segment};
 use tenmil_dma::{DeviceKind, Region, RegionError, RegionTable};
 use tenmil_linux::{EventVectors, StepTimer};
-use tenmil_pci::{AttachError, Bar, Function, IommuMode, VfioInterface, VfioRoot};
+use tenmil_pci::{AttachError, IommuMode, MappedBar, VfioFunction, VfioInterface, VfioRoot};
 
 use super::name::PcieName;
 use super::registers::{Register, Registers};
@@ -22,7 +22,7 @@ pub(super) struct PcieBus {
 }
 
 struct BusState {
-    bar: Bar,
+    bar: MappedBar,
     name: String,
     isolation: IommuMode,
     interface: VfioInterface,
@@ -35,11 +35,11 @@ struct BusState {
 
 struct FunctionState {
     /// None once the function has been returned to the kernel.
-    function: Option<Arc<Function>>,
+    function: Option<Arc<VfioFunction>>,
     /// Mapped regions and their IOVAs.
     shown: BTreeMap<RegionId, u64>,
     /// BAR with controller memory, once it has been mapped.
-    memory: Option<Bar>,
+    memory: Option<MappedBar>,
     lost: Option<String>,
     /// Revoking DMA access failed and no IOMMU enforces it, so regions that were mapped can never
     /// be reused.
@@ -67,19 +67,24 @@ impl PcieBus {
             ))
             .with_hint(NAMED_FIRST));
         }
-        let function = Function::open(&VfioRoot::default(), &name.address, name.isolation, regions);
+        let function = VfioFunction::open_controller(
+            &VfioRoot::default(),
+            &name.address,
+            name.isolation,
+            regions,
+        );
         let function = function.map_err(|why| refused(&why))?;
-        steps.done("take it from VFIO");
-        function.start().map_err(|why| refused(&why))?;
-        steps.done("reset it");
+        steps.finish_step("take it from VFIO");
+        function.reset_and_enable().map_err(|why| refused(&why))?;
+        steps.finish_step("reset it");
         if let Some(why) = function.iommufd_error() {
             tracing::info!("{}:{}: through its group: {why}", PcieName::SCHEME, name.address);
         }
         let machine = |what: &str, error: std::io::Error| {
             Error::environment(format!("attach {}: {what}: {error}", name.address))
         };
-        let bar = function.bar(regions).map_err(|error| machine("map BAR 0", error))?;
-        let vectors = function.vectors().min(u32::from(name.wanted.queues) + 1);
+        let bar = function.map_bar0(regions).map_err(|error| machine("map BAR 0", error))?;
+        let vectors = function.msix_vector_count().min(u32::from(name.wanted.queues) + 1);
         let has_vectors = vectors > 1 && function.prepare_vectors(vectors).is_ok();
         let alarms = EventVectors::new(2).map_err(|error| machine("make an event", error))?;
         // If the kernel supports neither event, removal is detected by registers that read as ones.
@@ -89,7 +94,7 @@ impl PcieBus {
         if let Some(event) = alarms.descriptor(BUS_ERROR) {
             let _ = function.set_err_irq(event);
         }
-        steps.done("map its registers, and have its vectors signal");
+        steps.finish_step("map its registers, and have its vectors signal");
         let interface = function.interface();
         let function = Some(Arc::new(function));
         let shown = BTreeMap::new();
@@ -145,13 +150,13 @@ impl ControllerBus for PcieBus {
 
     fn process_messages(&self) {
         let shared = &self.shared;
-        if shared.alarms.clear(DEVICE_REQUEST) {
+        if shared.alarms.clear_signals(DEVICE_REQUEST) {
             self.mark_lost("the kernel requests it back: it is being removed or unbound");
         }
-        if shared.alarms.clear(BUS_ERROR) {
+        if shared.alarms.clear_signals(BUS_ERROR) {
             self.mark_lost("the PCI bus reports an error of it");
         }
-        let memory_has_failed = self.lock().memory.as_ref().is_some_and(Bar::has_failed);
+        let memory_has_failed = self.lock().memory.as_ref().is_some_and(MappedBar::has_failed);
         if shared.bar.has_failed() || memory_has_failed {
             self.mark_lost("its registers do not respond: it was pulled or lost its power");
         }
@@ -168,7 +173,7 @@ impl ControllerBus for PcieBus {
     fn allocate(&self, regions: &RegionTable, len_bytes: usize) -> Result<Region, RegionError> {
         match self.shared.isolation {
             IommuMode::Iommu { .. } => regions.allocate_shared(len_bytes),
-            IommuMode::None => regions.allocate(len_bytes),
+            IommuMode::None => regions.allocate_region(len_bytes),
         }
     }
 
@@ -218,7 +223,7 @@ impl ControllerBus for PcieBus {
             }
             // The mapping of a BAR holds the function open as well.
             self.shared.bar.unmap();
-            state.memory.iter().for_each(Bar::unmap);
+            state.memory.iter().for_each(MappedBar::unmap);
             state.function = None;
         }
         is_cut
@@ -236,7 +241,7 @@ impl ControllerBus for PcieBus {
         let function = self.lock().function.clone().ok_or(gone)?;
         // The lock must not be held here: a region that fails to be mapped is unmapped in this
         // call, which takes the lock.
-        let (memory, address) = function.memory(part, self.shared.bar.regions())?;
+        let (memory, address) = function.map_bar_memory(part, self.shared.bar.regions())?;
         let segment = memory.segment();
         self.lock().memory = Some(memory);
         Ok((segment, address))

@@ -1,22 +1,22 @@
 //! BAR 0 of a function.
 
 use tenmil_base::{Doorbell, Memory, Mmio, Segment};
-use tenmil_pci::Bar;
+use tenmil_pci::MappedBar;
 
 /// Controller registers. Those of a removed function read as ones.
 pub(super) struct Registers {
-    bar: Bar,
+    bar: MappedBar,
 }
 
 /// One doorbell register.
 pub(super) struct Register {
-    bar: Bar,
+    bar: MappedBar,
     /// None if the BAR is too short for it. Writes are ignored then.
     word: Option<Segment>,
 }
 
 impl Registers {
-    pub(super) fn new(bar: Bar) -> Self {
+    pub(super) fn new(bar: MappedBar) -> Self {
         Self { bar }
     }
 }
@@ -25,7 +25,7 @@ impl Mmio for Registers {
     type Doorbell = Register;
 
     fn read32(&mut self, offset: u32) -> u32 {
-        let word = self.bar.word(offset);
+        let word = self.bar.register_word(offset);
         let read = word.and_then(|word| self.bar.regions().load_u32(word).ok());
         // A value read after the BAR was revoked does not come from the function.
         if self.bar.has_failed() { u32::MAX } else { read.unwrap_or(u32::MAX) }
@@ -39,7 +39,7 @@ impl Mmio for Registers {
     }
 
     fn write32(&mut self, offset: u32, value: u32) {
-        if let Some(word) = self.bar.word(offset) {
+        if let Some(word) = self.bar.register_word(offset) {
             // In bounds: checked above.
             let _ = self.bar.regions().store_u32(word, value);
         }
@@ -52,7 +52,7 @@ impl Mmio for Registers {
     }
 
     fn doorbell(&mut self, offset: u32) -> Register {
-        Register { bar: self.bar.clone(), word: self.bar.word(offset) }
+        Register { bar: self.bar.clone(), word: self.bar.register_word(offset) }
     }
 }
 

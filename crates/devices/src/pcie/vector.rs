@@ -6,7 +6,7 @@ use tenmil_base::Error;
 
 use tenmil_base::InterruptVector;
 use tenmil_linux::EventVectors;
-use tenmil_pci::Function;
+use tenmil_pci::VfioFunction;
 
 /// MSI-X vector that signals an event descriptor while a thread sleeps on it.
 ///
@@ -17,7 +17,7 @@ use tenmil_pci::Function;
 pub(super) struct FunctionVector {
     event: EventVectors,
     /// Weak, since the kernel may request the function back while the vector is in use.
-    function: Weak<Function>,
+    function: Weak<VfioFunction>,
     number: u16,
     /// Whether the descriptor is attached.
     is_attached: bool,
@@ -29,7 +29,7 @@ pub(super) struct FunctionVector {
 const VAIN_MAX: u32 = 16;
 
 impl FunctionVector {
-    pub(super) fn new(function: &Arc<Function>, number: u16) -> Result<Self, Error> {
+    pub(super) fn new(function: &Arc<VfioFunction>, number: u16) -> Result<Self, Error> {
         let event = EventVectors::new(1).map_err(Error::environment)?;
         let function = Arc::downgrade(function);
         Ok(Self { event, function, number, is_attached: false, vain: 0 })
@@ -53,7 +53,7 @@ impl InterruptVector for FunctionVector {
     }
 
     fn unmask(&mut self) -> bool {
-        self.event.clear(0);
+        self.event.clear_signals(0);
         if !self.is_attached {
             self.is_attached = self.signal(true);
         }
@@ -64,7 +64,7 @@ impl InterruptVector for FunctionVector {
         if !self.is_attached {
             return;
         }
-        self.vain = if self.event.clear(0) { self.vain + 1 } else { 0 };
+        self.vain = if self.event.clear_signals(0) { self.vain + 1 } else { 0 };
         if self.vain >= VAIN_MAX {
             self.vain = 0;
             self.is_attached = !self.signal(false);

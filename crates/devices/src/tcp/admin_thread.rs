@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use tenmil_base::{Instant, SharedWaker, Span};
-use tenmil_linux::{Clock, EventLoop, Notifier, Sleeper, StopFlag, Thread};
+use tenmil_linux::{Clock, EventLoop, NamedThread, Notifier, Sleeper, StopFlag};
 
 use super::name::TcpName;
 use super::wait_set::WaitSet;
@@ -12,7 +12,7 @@ use tenmil_base::Error;
 
 /// A running admin thread.
 pub(super) struct AdminThread {
-    thread: Option<Thread<()>>,
+    thread: Option<NamedThread<()>>,
     waker: Notifier,
 }
 
@@ -29,7 +29,7 @@ impl AdminThreadBuilder {
     pub(super) fn make(name: &TcpName) -> Result<Self, Error> {
         let sleeper = Sleeper::new().map_err(|error| refused(name, THREAD, &error))?;
         let idle_wait = WaitSet::new().map_err(|error| refused(name, DESCRIPTOR, &error))?;
-        let added = sleeper.sources().add(idle_wait.descriptor(), 1);
+        let added = sleeper.sources().add_source(idle_wait.descriptor(), 1);
         added.map_err(|error| refused(name, DESCRIPTOR, &error))?;
         Ok(Self { sleeper, idle_wait })
     }
@@ -55,9 +55,9 @@ impl AdminThreadBuilder {
         let waker = sleeper.notifier();
         let body = move |stop: &StopFlag| {
             let mut tender = tender(stop.clone(), idle_wait);
-            tenmil_linux::event_loop::run(&mut tender, &clock, &mut sleeper);
+            tenmil_linux::event_loop::run_event_loop(&mut tender, &clock, &mut sleeper);
         };
-        let thread = Thread::spawn("tend", None, body);
+        let thread = NamedThread::spawn("tend", None, body);
         let thread = thread.map_err(|error| refused(name, THREAD, &error))?;
         Ok(AdminThread { thread: Some(thread), waker })
     }
@@ -72,7 +72,7 @@ impl AdminThread {
     /// Stops the thread and waits until it has ended.
     pub(super) fn end(&mut self) {
         if let Some(thread) = self.thread.take() {
-            thread.stop_flag().stop();
+            thread.stop_flag().set();
             self.waker.notify();
             // Joins the thread.
             drop(thread);
@@ -85,7 +85,7 @@ impl AdminThread {
 pub(super) fn wait_for_shutdown(clock: &Clock, mut is_going_on: impl FnMut(Instant) -> bool) {
     let end = clock.now().after(SHUTDOWN);
     while is_going_on(clock.now()) && clock.now() < end {
-        tenmil_linux::thread::yield_now();
+        tenmil_linux::named_thread::yield_cpu();
     }
 }
 

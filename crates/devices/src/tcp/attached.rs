@@ -81,7 +81,7 @@ impl Attached {
             Error::environment(format!("connect to tcp://{}: {what}: {error}", name.address))
         };
         let memory = regions
-            .allocate(usize::try_from(pool_bytes(name)).unwrap_or(usize::MAX))
+            .allocate_region(usize::try_from(pool_bytes(name)).unwrap_or(usize::MAX))
             .map_err(|error| machine("memory for its queues", &error))?;
         let store = CommandStore::for_device(DeviceKind::Emulated);
         let pool = DevicePool::new(regions.clone(), memory.segment(), DeviceKind::Emulated, store);
@@ -154,7 +154,7 @@ impl Attached {
             if now >= end {
                 return Err(self.peer("an admin command timed out"));
             }
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
     }
 
@@ -404,7 +404,7 @@ fn bring_up(
         if let Some(ended) = calling.poll(clock.now()) {
             break ended.map_err(|error| refuse(&error))?;
         }
-        tenmil_linux::thread::sleep(PAUSE);
+        tenmil_linux::named_thread::sleep(PAUSE);
     };
     loop {
         match remote.poll(clock.now()) {
@@ -418,7 +418,7 @@ fn bring_up(
                 return Err(Error::remote(format!("tcp://{}: {why}", name.address)));
             }
             Some(event) => teller.notify_controller_event(event),
-            None => tenmil_linux::thread::sleep(PAUSE),
+            None => tenmil_linux::named_thread::sleep(PAUSE),
         }
     }
 }

@@ -54,7 +54,7 @@ pub(super) trait QueueSource: Send + Sync + 'static {
         let taken = loop {
             match self.take_queue(ticket) {
                 Ok(Some(queue)) => return Ok(Self::with_wait_handle(queue, Box::new(idle_wait))),
-                Ok(None) if clock.now() < end => tenmil_linux::thread::yield_now(),
+                Ok(None) if clock.now() < end => tenmil_linux::named_thread::yield_cpu(),
                 Ok(None) => {
                     let address = self.address();
                     let why = format!("tcp://{address}: a queue was not connected in time");
@@ -213,7 +213,7 @@ impl<Q: QueueSource> RemoteChannel<Q> {
         let mut channel = Self { queue: Queue::Opening(Box::new(opening)), behind };
         let end = channel.behind.clock().0.now().after(OPEN_WAIT);
         while channel.behind.is_up() && channel.behind.clock().0.now() < end && !channel.take()? {
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
         Ok(channel)
     }
@@ -334,7 +334,7 @@ impl<Q: QueueSource> Drop for RemoteChannel<Q> {
         match &mut self.queue {
             Queue::Open(queue) => {
                 while !self.behind.abandon(queue) {
-                    tenmil_linux::thread::yield_now();
+                    tenmil_linux::named_thread::yield_cpu();
                 }
             }
             Queue::Opening(opening) => self.behind.close_queue(opening.ticket),

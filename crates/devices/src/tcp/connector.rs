@@ -56,7 +56,7 @@ impl PendingConnect for TcpConnect {
         }
         Some(match self.connect.as_mut()?.poll(now)? {
             Ok(socket) => {
-                self.sockets.stream(socket).map_err(|error| StreamError(error.to_string()))
+                self.sockets.new_stream(socket).map_err(|error| StreamError(error.to_string()))
             }
             Err(error) => Err(StreamError(error.to_string())),
         })

@@ -269,7 +269,7 @@ fn host_id_of(nqn: &str) -> [u8; 16] {
 
 /// Identifier derived from the machine's number and `salt`. Stable, and does not disclose that number.
 fn machine_id(salt: u64) -> [u8; 16] {
-    let key = MachineKey::this();
+    let key = MachineKey::of_this_machine();
     static SHOW: std::sync::Once = std::sync::Once::new();
     SHOW.call_once(|| match &key.source {
         MachineKeySource::MachineId => {}

@@ -56,7 +56,7 @@ impl MultipathDevice {
             // Twice the size: a restored path creates new queues while its old ones may still
             // exist.
             let bytes = usize::try_from(2 * pool_bytes(name)).unwrap_or(usize::MAX);
-            let region = regions.allocate(bytes);
+            let region = regions.allocate_region(bytes);
             let region = region.map_err(|error| machine("memory for its queues", &error))?;
             let store = CommandStore::for_device(DeviceKind::Emulated);
             let kind = DeviceKind::Emulated;
@@ -168,7 +168,7 @@ fn reach(
             )));
         }
         drop(multipath);
-        tenmil_linux::thread::sleep(PAUSE);
+        tenmil_linux::named_thread::sleep(PAUSE);
     }
 }
 

@@ -115,7 +115,7 @@ impl ReservedNamespace {
 
 impl<'a> Exchange<'a> {
     fn new(namespace: &'a ReservedNamespace, queue: ReservationQueue) -> Result<Self, Error> {
-        let memory = namespace.regions.allocate(REPORT_BYTES as usize);
+        let memory = namespace.regions.allocate_region(REPORT_BYTES as usize);
         let memory = memory
             .map_err(|error| format!("{}: {error}", namespace.name))
             .map_err(Error::environment)?;
@@ -258,7 +258,7 @@ impl<'a> Exchange<'a> {
                     "{name}: {what}: no response within {COMMAND_MAX}"
                 )));
             }
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
     }
 
@@ -273,7 +273,7 @@ impl Drop for Exchange<'_> {
     fn drop(&mut self) {
         let clock = self.namespace.clock;
         while !self.queue.queue.drain(clock.now()) {
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
     }
 }

@@ -15,9 +15,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use tenmil_base::{Memory, RegionId, Segment, Span};
-use tenmil_dma::{AddressSpace, FileRange, ForeignRegion, RegionTable};
+use tenmil_dma::{FileRange, ForeignRegion, IovaAllocator, RegionTable};
 use tenmil_linux::Clock;
-use tenmil_linux::local_socket::{Connection, RecvResult};
+use tenmil_linux::local_socket::{LocalConnection, RecvResult};
 use tenmil_linux::poll_set::{Interest, PollSet};
 use tenmil_vfio_user::server::DmaMap;
 use tenmil_vfio_user::{
@@ -35,7 +35,7 @@ pub(super) struct ConnectionHandle {
 }
 
 struct ConnectionShared {
-    connection: Connection,
+    connection: LocalConnection,
     /// Ready when data have arrived, or when the socket has space for data that could not be sent.
     watch: PollSet,
     wire: Mutex<ConnectionState>,
@@ -58,7 +58,7 @@ struct ConnectionState {
     interest: Interest,
     regions: RegionTable,
     /// Unused IOVAs.
-    space: AddressSpace,
+    space: IovaAllocator,
     /// Regions mapped for the server, which it may also access by messages.
     shown: Vec<MappedRegion>,
     buffer: Box<[u8]>,
@@ -114,7 +114,7 @@ impl ConnectionHandle {
     ) -> Result<(Self, ServerFeatures), Error> {
         let shown = name.shown();
         let connection =
-            Connection::connect(&name.path, name.wanted.time_limit).map_err(|error| {
+            LocalConnection::connect(&name.path, name.wanted.time_limit).map_err(|error| {
                 let text = format!("attach {shown}: {error}");
                 match error.kind() {
                     std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => {
@@ -138,7 +138,7 @@ impl ConnectionHandle {
             has_ended: false,
             interest: READABLE,
             regions: regions.clone(),
-            space: AddressSpace::new([ADDRESSES]),
+            space: IovaAllocator::new([ADDRESSES]),
             shown: Vec::new(),
             buffer: vec![0; BUFFER_BYTES].into(),
         };
@@ -220,7 +220,7 @@ impl ConnectionHandle {
             return Err(Error::environment(why.clone()));
         }
         let len_bytes = wire.regions.len_bytes(region);
-        let iova = wire.space.allocate(len_bytes).filter(|_| len_bytes > 0);
+        let iova = wire.space.allocate_range(len_bytes).filter(|_| len_bytes > 0);
         let iova = iova
             .ok_or("there is no such region, or no row of addresses for it")
             .map_err(Error::environment)?;
@@ -494,7 +494,7 @@ impl ConnectionState {
         if self.interest != interest {
             self.interest = interest;
             // Changing an existing entry of the set needs no memory and cannot fail.
-            let _ = shared.watch.change(&shared.connection, 0, interest);
+            let _ = shared.watch.modify(&shared.connection, 0, interest);
         }
     }
 
@@ -531,7 +531,7 @@ impl ConnectionState {
 
     fn forget(&mut self, shown: MappedRegion) {
         self.shown.retain(|other| *other != shown);
-        self.space.release(shown.iova, shown.len_bytes);
+        self.space.free_range(shown.iova, shown.len_bytes);
     }
 
     fn segment(&self, iova: u64, len_bytes: u32) -> Option<Segment> {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use tenmil_base::{Error, Instant, Span};
 use tenmil_dma::{Region, RegionTable};
-use tenmil_linux::local_socket::{Connection, RecvResult};
+use tenmil_linux::local_socket::{LocalConnection, RecvResult};
 use tenmil_linux::poll_set::{Interest, PollSet};
-use tenmil_linux::stream::{Address, StreamListener};
-use tenmil_linux::{Clock, StopFlag, Thread};
+use tenmil_linux::socket_stream::{ListenAddress, StreamListener};
+use tenmil_linux::{Clock, NamedThread, StopFlag};
 use tenmil_vfio_user::server::{PendingReply, Request};
 use tenmil_vfio_user::{
     DeviceInfo, IrqInfo, RegionInfo, Server, SparseMmapArea, irq_index, region_index,
@@ -27,7 +27,7 @@ const COMMAND: u16 = 0x0140;
 
 /// Server side.
 struct Peer {
-    connection: Connection,
+    connection: LocalConnection,
     server: Server<File>,
 }
 
@@ -122,22 +122,23 @@ fn linked(
 ) -> (ConnectionHandle, ServerFeatures, Peer) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("device");
-    let door = StreamListener::open(&Address::Path(path.clone())).unwrap();
+    let door = StreamListener::open(&ListenAddress::Path(path.clone())).unwrap();
     let serve = move |_: &StopFlag| {
         let socket = loop {
             match door.accept().unwrap() {
                 Some(socket) => break socket,
-                None => tenmil_linux::thread::yield_now(),
+                None => tenmil_linux::named_thread::yield_cpu(),
             }
         };
-        let mut peer = Peer { connection: Connection::from(socket), server: Server::new(device) };
+        let mut peer =
+            Peer { connection: LocalConnection::from(socket), server: Server::new(device) };
         // The last request of the connection setup.
         let written = peer.serve_until_written(region_index::CONFIGURATION);
         // The initial value with Memory Space, Bus Master, and Interrupt Disable (PCI 3.0 §6.2.2).
         assert_eq!(written, Some((4, 0x0546_u16.to_le_bytes().to_vec())));
         peer
     };
-    let thread = Thread::spawn("peer", None, serve).unwrap();
+    let thread = NamedThread::spawn("peer", None, serve).unwrap();
     let (shadow_doorbells, queues_in_cmb) = (true, false);
     let wanted = AttachOptions {
         namespace: 1,
@@ -160,16 +161,16 @@ fn plainly_linked(regions: &RegionTable) -> (ConnectionHandle, Peer) {
 }
 
 /// Thread that reads a register.
-fn asker(link: &ConnectionHandle) -> Thread<Result<Vec<u8>, Error>> {
+fn asker(link: &ConnectionHandle) -> NamedThread<Result<Vec<u8>, Error>> {
     let link = link.clone();
-    Thread::spawn("asks", None, move |_| link.read(region_index::BAR0, 0, 4)).unwrap()
+    NamedThread::spawn("asks", None, move |_| link.read(region_index::BAR0, 0, 4)).unwrap()
 }
 
 /// A region that is mapped for the server.
 fn shown(link: &ConnectionHandle, peer: &mut Peer, regions: &RegionTable) -> Region {
     let region = regions.allocate_shared(4096).unwrap();
     let (id, link) = (region.id(), link.clone());
-    let shows = Thread::spawn("shows", None, move |_| link.show(id)).unwrap();
+    let shows = NamedThread::spawn("shows", None, move |_| link.show(id)).unwrap();
     let Some(Request::Map { call, map, file }) = peer.next() else { panic!() };
     assert_eq!((map.len_bytes, file.is_some()), (4096, true));
     peer.done(call);
@@ -199,13 +200,13 @@ fn a_region_that_is_hidden_is_taken_from_the_other_side_and_its_addresses_are_fr
     let (link, mut peer) = plainly_linked(&regions);
     let region = shown(&link, &mut peer, &regions);
     let (id, hiding) = (region.id(), link.clone());
-    let hides = Thread::spawn("hides", None, move |_| hiding.hide(id)).unwrap();
+    let hides = NamedThread::spawn("hides", None, move |_| hiding.hide(id)).unwrap();
     let Some(Request::Unmap { call, iova, len_bytes: 4096 }) = peer.next() else { panic!() };
     peer.done(call);
     assert_eq!(hides.join(), Ok(()));
     let other = regions.allocate_shared(4096).unwrap();
     let (id, showing) = (other.id(), link.clone());
-    let shows = Thread::spawn("shows", None, move |_| showing.show(id)).unwrap();
+    let shows = NamedThread::spawn("shows", None, move |_| showing.show(id)).unwrap();
     let Some(Request::Map { call, .. }) = peer.next() else { panic!() };
     peer.done(call);
     assert_eq!(shows.join(), Ok(iova));
@@ -262,7 +263,7 @@ fn a_question_behind_what_did_not_fit_is_asked_when_there_is_room() {
         }
         panic!("the link was lost");
     };
-    let peer = Thread::spawn("peer", None, serve).unwrap();
+    let peer = NamedThread::spawn("peer", None, serve).unwrap();
     assert_eq!(asker.join(), Ok(vec![7; 4]));
     peer.join();
 }
@@ -278,7 +279,7 @@ fn whoever_tends_a_link_is_woken_when_there_is_room_for_what_did_not_fit() {
             peer.done(call);
         }
     };
-    let peer = Thread::spawn("peer", None, serve).unwrap();
+    let peer = NamedThread::spawn("peer", None, serve).unwrap();
     let watch = PollSet::new().unwrap();
     let readable = Interest { readable: true, writable: false };
     watch.add(link.descriptor(), 0, readable).unwrap();
@@ -319,7 +320,7 @@ fn a_server_that_only_talks_is_waited_for_no_longer_than_one_that_is_silent() {
             rest = if sent == rest.len() { &message } else { &rest[sent..] };
         }
     };
-    let talker = Thread::spawn("talks", None, talk).unwrap();
+    let talker = NamedThread::spawn("talks", None, talk).unwrap();
     let begun: Instant = clock.now();
     let reply = link.read(region_index::BAR0, 0, 4);
     assert!(reply.unwrap_err().text.contains("no response within"));

@@ -53,7 +53,7 @@ impl InterruptVector for MessageVector {
     }
 
     fn unmask(&mut self) -> bool {
-        self.event.clear(0);
+        self.event.clear_signals(0);
         self.link.post(region_index::BAR0, self.control, &0_u32.to_le_bytes());
         self.link.lost().is_none()
     }

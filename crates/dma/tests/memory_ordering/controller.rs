@@ -1,10 +1,10 @@
 //! Controller side of the models.
 
 pub(super) mod sync {
-    pub(crate) use super::super::words::{AtomicU32, AtomicU64, Ordering};
+    pub(crate) use super::super::model_atomics::{AtomicU32, AtomicU64, Ordering};
 
     pub(crate) fn fence(order: Ordering) {
-        super::super::words::fence("controller", order);
+        super::super::model_atomics::fence("controller", order);
     }
 }
 
@@ -24,18 +24,18 @@ mod shadow;
 use tenmil_base::HostEntries;
 
 /// Shadow doorbell as read by the controller.
-pub(super) struct Bell<E>(shadow::Shadow<E>);
+pub(super) struct PolledDoorbell<E>(shadow::Shadow<E>);
 
-impl<E: HostEntries> Bell<E> {
+impl<E: HostEntries> PolledDoorbell<E> {
     pub(super) fn new(doorbell: E, event_index: E) -> Self {
         Self(shadow::Shadow::new(doorbell, event_index))
     }
 
-    pub(super) fn load(&self) -> u32 {
+    pub(super) fn load_tail(&self) -> u32 {
         self.0.load().unwrap()
     }
 
-    pub(super) fn rest(&mut self, seen: u32) -> Option<u32> {
+    pub(super) fn arm(&mut self, seen: u32) -> Option<u32> {
         self.0.publish_event_index(seen)
     }
 }

@@ -1,10 +1,10 @@
 //! Driver side of the models.
 
 pub(super) mod sync {
-    pub(crate) use super::super::words::{AtomicU64, Ordering};
+    pub(crate) use super::super::model_atomics::{AtomicU64, Ordering};
 
     pub(crate) fn fence(order: Ordering) {
-        super::super::words::fence("driver", order);
+        super::super::model_atomics::fence("driver", order);
     }
 }
 
@@ -23,15 +23,15 @@ mod shadow;
 use tenmil_base::{Doorbell, Memory, Segment};
 
 /// Shadow doorbell, initially zero.
-pub(super) struct Bell<D, B>(shadow::ShadowDoorbell<D, B>);
+pub(super) struct RungDoorbell<D, B>(shadow::ShadowDoorbell<D, B>);
 
-impl<D: Memory, B: Doorbell> Bell<D, B> {
+impl<D: Memory, B: Doorbell> RungDoorbell<D, B> {
     pub(super) fn new(memory: D, register: B, doorbell: Segment, event_index: Segment) -> Self {
         let place = shadow::ShadowSlot { doorbell, event_index };
         Self(shadow::ShadowDoorbell::new(memory, register, place))
     }
 
-    pub(super) fn ring(&mut self, value: u32) {
+    pub(super) fn ring_doorbell(&mut self, value: u32) {
         self.0.ring(value);
     }
 }

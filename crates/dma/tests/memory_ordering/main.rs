@@ -10,13 +10,13 @@
 //! | a shadow doorbell and its event index | `nvme/src/queue_pair/shadow.rs` | `ctrl/src/queue/shadow.rs` |
 //!
 //! Doorbells and entries are one line each in code that needs real memory, and are repeated here:
-//! `DoorbellPage`, `RegionTable::load_u32` and `store_u32`, `SharedEntries`.
+//! `DoorbellPage`, `RegionTable::load_u32` and `store_u32`, `SharedRingEntries`.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
 mod controller;
 mod driver;
-mod words;
+mod model_atomics;
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ thread_local! {
 }
 
 /// Whether the checker finds no error, with `left_out` omitted.
-fn holds(left_out: Option<&'static str>, model: fn()) -> bool {
+fn assert_holds(left_out: Option<&'static str>, model: fn()) -> bool {
     LEFT_OUT.set(left_out);
     let result = std::panic::catch_unwind(|| loom::model(model));
     LEFT_OUT.set(None);
@@ -46,17 +46,17 @@ fn holds(left_out: Option<&'static str>, model: fn()) -> bool {
 }
 
 /// Checks that the model holds, and fails without any one of `needed`.
-fn needs(model: fn(), needed: &[&'static str]) {
-    assert!(holds(None, model), "as it is");
+fn assert_fence_needed(model: fn(), needed: &[&'static str]) {
+    assert!(assert_holds(None, model), "as it is");
     for left_out in needed {
-        assert!(!holds(Some(left_out), model), "nobody notices: {left_out}");
+        assert!(!assert_holds(Some(left_out), model), "nobody notices: {left_out}");
     }
 }
 
 const PHASE: u64 = controller::order::PHASE;
 
 /// Two words of a command, and a doorbell in the controller's registers.
-fn a_command() {
+fn check_command() {
     let (words, doorbell) = ([0, 0].map(AtomicU64::new), AtomicU32::new(0));
     let shared = Arc::new((words, doorbell));
     let theirs = Arc::clone(&shared);
@@ -75,7 +75,7 @@ fn a_command() {
 }
 
 /// Same with a doorbell without ordering of its own, like a PCIe register: only the barrier orders.
-fn a_command_for_a_plain_register() {
+fn check_command_with_plain_doorbell() {
     let (words, doorbell) = ([0, 0].map(AtomicU64::new), AtomicU32::new(0));
     let shared = Arc::new((words, doorbell));
     let theirs = Arc::clone(&shared);
@@ -93,16 +93,17 @@ fn a_command_for_a_plain_register() {
 }
 
 /// A completion, in a ring of one entry that wraps: phase 1, then 0.
-fn a_completion() {
+fn check_completion() {
     let entry = Arc::new([0, 0].map(AtomicU64::new));
     let theirs = Arc::clone(&entry);
     let controller = thread::spawn(move || {
         let [first, second] = &*theirs;
-        controller::order::store(first, second, [7, 7 | PHASE]);
-        controller::order::store(first, second, [8, 8]);
+        controller::order::store_completion(first, second, [7, 7 | PHASE]);
+        controller::order::store_completion(first, second, [8, 8]);
     });
     let [first, second] = &*entry;
-    if let Some(found) = driver::order::load(first, second, PHASE, DeviceKind::Emulated) {
+    if let Some(found) = driver::order::load_completion(first, second, PHASE, DeviceKind::Emulated)
+    {
         // It may be overwritten already, since this driver has not reported it as consumed.
         let is_whole = |found: CompletionEntry| found[0] == 7 || found[0] == 8;
         assert!(is_whole(found) && found[1] == 7 | PHASE, "{found:?}");
@@ -111,7 +112,7 @@ fn a_completion() {
 }
 
 /// Memory with a doorbell and an event index, ring entries, and a register that wakes the controller.
-struct World {
+struct OrderingTest {
     shadows: [AtomicU32; 2],
     entries: [AtomicU64; RINGS as usize],
     is_rung: Mutex<bool>,
@@ -122,17 +123,17 @@ struct World {
 const RINGS: u32 = 2;
 
 #[derive(Clone)]
-struct Shared(Arc<World>);
+struct SharedWords(Arc<OrderingTest>);
 
 /// One of the two words, as accessed by the controller.
-struct Word(Arc<World>, usize);
+struct AtomicWord(Arc<OrderingTest>, usize);
 
-fn place(at: u64) -> Segment {
+fn word_index(at: u64) -> Segment {
     Segment { region: RegionId(0), offset: at, len_bytes: 4 }
 }
 
 /// Same operations as `RegionTable`.
-impl Memory for Shared {
+impl Memory for SharedWords {
     fn load(&self, segment: Segment, _: &mut [u8]) -> Result<(), InvalidSegment> {
         Err(InvalidSegment(segment))
     }
@@ -156,15 +157,15 @@ impl Memory for Shared {
     }
 }
 
-impl Doorbell for Shared {
+impl Doorbell for SharedWords {
     fn ring(&mut self, _: u32) {
         *self.0.is_rung.lock().unwrap() = true;
         self.0.rung.notify_one();
     }
 }
 
-/// Same operations as `SharedEntries`.
-impl HostEntries for Word {
+/// Same operations as `SharedRingEntries`.
+impl HostEntries for AtomicWord {
     fn load_command(&self, _: u32) -> Result<[u64; 8], AccessFault> {
         Err(AccessFault { iova: 0, len_bytes: 0 })
     }
@@ -185,33 +186,33 @@ impl HostEntries for Word {
 
 /// A driver that rings in memory, and a controller that sleeps once it has seen everything. A missed
 /// doorbell is a deadlock.
-fn a_shadow_doorbell() {
-    let world = Arc::new(World {
+fn check_shadow_doorbell() {
+    let world = Arc::new(OrderingTest {
         shadows: [0, 0].map(AtomicU32::new),
         entries: [0; RINGS as usize].map(AtomicU64::new),
         is_rung: Mutex::new(false),
         rung: Condvar::new(),
     });
-    let shared = Shared(Arc::clone(&world));
-    let mut bell = driver::Bell::new(shared.clone(), shared, place(0), place(1));
+    let shared = SharedWords(Arc::clone(&world));
+    let mut bell = driver::RungDoorbell::new(shared.clone(), shared, word_index(0), word_index(1));
     let theirs = Arc::clone(&world);
     let driver = thread::spawn(move || {
         for value in 1..=RINGS {
             theirs.entries[value as usize - 1].store(7, Ordering::Relaxed);
             store_barrier(DeviceKind::Emulated);
-            bell.ring(value);
+            bell.ring_doorbell(value);
         }
     });
-    let [doorbell, event_index] = [0, 1].map(|at| Word(Arc::clone(&world), at));
-    let mut bell = controller::Bell::new(doorbell, event_index);
+    let [doorbell, event_index] = [0, 1].map(|at| AtomicWord(Arc::clone(&world), at));
+    let mut bell = controller::PolledDoorbell::new(doorbell, event_index);
     let mut seen = 0;
     while seen < RINGS {
-        let rung = bell.load();
+        let rung = bell.load_tail();
         for entry in &world.entries[seen as usize..rung as usize] {
             assert_eq!(entry.load(Ordering::Relaxed), 7);
         }
         seen = rung;
-        if seen < RINGS && bell.rest(seen).is_none() {
+        if seen < RINGS && bell.arm(seen).is_none() {
             let mut is_rung = world.is_rung.lock().unwrap();
             while !*is_rung {
                 is_rung = world.rung.wait(is_rung).unwrap();
@@ -223,17 +224,20 @@ fn a_shadow_doorbell() {
 }
 
 #[test]
-fn a_command_is_whole_for_whoever_has_seen_its_doorbell() {
-    needs(a_command, &["acquire"]);
-    needs(a_command_for_a_plain_register, &["acquire", "driver: release fence"]);
+fn command_is_complete_once_its_doorbell_is_visible() {
+    assert_fence_needed(check_command, &["acquire"]);
+    assert_fence_needed(check_command_with_plain_doorbell, &["acquire", "driver: release fence"]);
 }
 
 #[test]
-fn a_completion_is_whole_for_whoever_has_seen_its_phase() {
-    needs(a_completion, &["release", "driver: acquire fence"]);
+fn completion_is_complete_once_its_phase_is_visible() {
+    assert_fence_needed(check_completion, &["release", "driver: acquire fence"]);
 }
 
 #[test]
-fn nobody_sleeps_over_a_shadow_doorbell_and_what_it_tells_of_is_whole() {
-    needs(a_shadow_doorbell, &["driver: full fence", "controller: full fence", "acquire"]);
+fn shadow_doorbell_update_is_never_missed_and_its_command_complete() {
+    assert_fence_needed(
+        check_shadow_doorbell,
+        &["driver: full fence", "controller: full fence", "acquire"],
+    );
 }

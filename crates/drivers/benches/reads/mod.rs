@@ -28,7 +28,7 @@ const VOLUME_BLOCKS: u64 = 4096;
 
 impl Reads {
     fn of(regions: &RegionTable, mut backend: Box<dyn IoChannel>, count: u64) -> Self {
-        let memory = regions.allocate(4096).expect("memory");
+        let memory = regions.allocate_region(4096).expect("memory");
         // Far from each other, as random reads are.
         let read = |token: u64| request(Operation::Read, token, token * 1_237 % VOLUME_BLOCKS);
         (0..VOLUME_BLOCKS).for_each(|lba| write(&mut *backend, memory.segment(), lba));
@@ -66,7 +66,7 @@ fn write(backend: &mut dyn IoChannel, memory: Segment, lba: u64) {
     assert_eq!(backend.submit(Instant::default(), &[request], &[memory]), 1);
     backend.flush();
     while backend.poll(Instant::default(), &mut completions) == 0 {
-        tenmil_linux::thread::yield_now();
+        tenmil_linux::named_thread::yield_cpu();
     }
     assert!(completions.as_slice()[0].status.is_success());
 }
@@ -89,7 +89,7 @@ pub(crate) fn volume(count: u64) -> Reads {
     let kind = |_: &Opener<'_>, _: &Uri| -> Result<OpenedDevice, Error> {
         Ok(OpenedDevice::fresh(Arc::clone(&medium), "the same memory"))
     };
-    let clock = Clock::kernel();
+    let clock = Clock::on_kernel_clock();
     let opener = Opener {
         regions: &regions,
         clock,

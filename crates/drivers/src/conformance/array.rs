@@ -223,7 +223,7 @@ impl Bench {
         let first = if is_ciphered { State::Unknown } else { State::Holds(0) };
         Self {
             channels: (0..3).map(channel).collect(),
-            memory: regions.allocate(DEPTH * MEMORY as usize).unwrap(),
+            memory: regions.allocate_region(DEPTH * MEMORY as usize).unwrap(),
             medium: opened.medium,
             regions,
             block_size,

@@ -54,7 +54,7 @@ impl DeviceType for CryptKind {
 fn clear(medium: &dyn BlockDevice, regions: &RegionTable) {
     let limits = medium.limits();
     let most = limits.request_blocks_max.min((64 << 10) / limits.block_size);
-    let memory = regions.allocate((most * limits.block_size) as usize).unwrap();
+    let memory = regions.allocate_region((most * limits.block_size) as usize).unwrap();
     regions.fill(memory.segment(), 0).unwrap();
     let mut channel = medium.channel().unwrap();
     let mut completions = CompletionBatch::with_capacity(1);

@@ -6,7 +6,7 @@ use tenmil_base::{
     BlockDevice, CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
     Memory, Operation, Random, Request, RequestFlags, Segment, Span, WakeSource,
 };
-use tenmil_dma::{Backing, Mapping, RegionTable};
+use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_linux::{Clock, Sleeper};
 
 use super::ciphered::CryptKind;
@@ -151,7 +151,8 @@ fn subject_in(directory: tempfile::TempDir, name: &str) -> Subject {
     let path = directory.path().join("blocks");
     let uri = name.replace("DISK2", "DISK.2").replace("DISK", &path.display().to_string());
     let regions = RegionTable::new(64);
-    let memory = regions.add(Mapping::new(2 << 20, Backing::Private).unwrap()).unwrap();
+    let memory =
+        regions.add_mapping(MemoryMapping::new(2 << 20, MemoryBacking::Private).unwrap()).unwrap();
     let crypt = CryptKind::new();
     let opener = Opener {
         regions: &regions,
@@ -169,16 +170,17 @@ fn subject_in(directory: tempfile::TempDir, name: &str) -> Subject {
         ]),
     };
     let opened = opener.open(&uri.parse().unwrap()).unwrap();
-    let in_memory = tenmil_linux::file::File::open(&tenmil_linux::file::FileOptions {
-        path: directory.path().join("probe"),
-        len_bytes: Some(512),
-        unit_bytes: 512,
-        direct: false,
-        read_only: false,
-    })
-    .unwrap()
-    .durability()
-        == Durability::NonPersistent;
+    let in_memory =
+        tenmil_linux::storage_file::StorageFile::open(&tenmil_linux::storage_file::FileOptions {
+            path: directory.path().join("probe"),
+            len_bytes: Some(512),
+            unit_bytes: 512,
+            direct: false,
+            read_only: false,
+        })
+        .unwrap()
+        .durability()
+            == Durability::NonPersistent;
     Subject {
         name: format!("{name} ({})", opened.description),
         medium: opened.medium,
@@ -314,7 +316,7 @@ impl Driver {
                 let mut ready = Vec::new();
                 // A signal to the process may end a sleep; no sleep may last this long.
                 for _ in 0..10 {
-                    sleeper.block(Span::from_secs(1), &mut ready);
+                    sleeper.sleep_until_ready(Span::from_secs(1), &mut ready);
                     if !ready.is_empty() || self.channel.arm() {
                         break;
                     }

@@ -120,7 +120,7 @@ impl<'a> Load<'a> {
         let opened = open(uri, power, &crypt, (&regions, clock), seed);
         crypt.keep();
         let count = usize::try_from(opened.medium.limits().block_count).unwrap();
-        let memory = regions.allocate(DEPTH * (BLOCKS_MAX * BLOCK_MAX) as usize).unwrap();
+        let memory = regions.allocate_region(DEPTH * (BLOCKS_MAX * BLOCK_MAX) as usize).unwrap();
         let block = Block::new(0);
         Self {
             uri,
@@ -157,7 +157,7 @@ impl<'a> Load<'a> {
             now = self.turn(&mut *channel, now);
             if self.uri.contains("stored:") {
                 // A background thread works for it.
-                tenmil_linux::thread::yield_now();
+                tenmil_linux::named_thread::yield_cpu();
             }
         }
         self.power.cut();

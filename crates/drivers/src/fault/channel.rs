@@ -92,7 +92,8 @@ impl FaultChannel {
             .map_err(Error::environment)?;
         let wake =
             CombinedWake::of([WakeSource::Descriptor(vector.descriptor()), inner.wake_source()])?;
-        let blocks = shared.regions.allocate(usize::from(BLOCKS) * limits.block_size as usize);
+        let blocks =
+            shared.regions.allocate_region(usize::from(BLOCKS) * limits.block_size as usize);
         let blocks = blocks.map_err(|error| refuse(&error)).map_err(Error::environment)?;
         let depth = limits.depth_max as usize;
         Ok(Self {
@@ -253,7 +254,7 @@ impl FaultChannel {
         let regions = &self.shared.regions;
         let copied = pieces.take_each(size.into(), |piece, done| {
             let target = Segment { offset: offset + done, len_bytes: piece.len_bytes, ..ours };
-            regions.copy(piece, target)
+            regions.copy_segment(piece, target)
         });
         if copied.is_ok() {
             segments.push(ours);

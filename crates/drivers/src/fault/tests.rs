@@ -26,7 +26,7 @@ const BLOCK: u32 = 512;
 impl Bench {
     fn new(rules: &str, seed: u64) -> Self {
         let regions = RegionTable::new(4);
-        let memory = regions.allocate(64 << 10).unwrap();
+        let memory = regions.allocate_region(64 << 10).unwrap();
         let ram: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(&regions, BLOCK, 64).unwrap());
         let behind = ram.channel().unwrap();
         let fault = Fault::new(ram, &regions, Rule::parse_all(rules).unwrap(), seed).unwrap();
@@ -309,17 +309,17 @@ fn one_who_sleeps_is_woken_when_what_hangs_is_let_go() {
     let WakeSource::Descriptor(descriptor) = bench.channel.wake_source() else {
         panic!("somebody has to be able to wake us")
     };
-    sleeper.sources().add(descriptor, 0).unwrap();
+    sleeper.sources().add_source(descriptor, 0).unwrap();
     for round in 0..3 {
         assert_eq!(bench.submit(Operation::Verify, round, 0, 1), 1);
         assert_eq!(bench.poll(), []);
         assert!(!bench.channel.arm(), "nothing to do");
         let handle = bench.handle.clone();
         let letting_go =
-            tenmil_linux::Thread::spawn("let go", None, move |_| handle.abort()).unwrap();
+            tenmil_linux::NamedThread::spawn("let go", None, move |_| handle.abort()).unwrap();
         let mut ready = Vec::new();
         while ready.is_empty() {
-            sleeper.block(Span::from_secs(10), &mut ready);
+            sleeper.sleep_until_ready(Span::from_secs(10), &mut ready);
         }
         bench.channel.disarm();
         letting_go.join();

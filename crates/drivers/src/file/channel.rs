@@ -6,7 +6,7 @@ use tenmil_base::{
 };
 use tenmil_dma::RegionTable;
 use tenmil_linux::Errno;
-use tenmil_linux::engine::{FileOp, JobCompletion, SubmitError};
+use tenmil_linux::file_engine::{FileOp, JobCompletion, SubmitError};
 
 use super::jobs::FileIo;
 use super::lost_write::{cached, is_loss};
@@ -269,7 +269,7 @@ impl<J: FileIo> FileChannel<J> {
     fn after_failure(&mut self, index: u16, errno: Errno) -> NextStep {
         let Shared { lost_writes, file, direct, .. } = &*self.loan.shared;
         let work = &self.requests[usize::from(index)];
-        if work.request.operation == Operation::Read && file.is_yet_to_grow() {
+        if work.request.operation == Operation::Read && file.is_growth_pending() {
             return NextStep::Complete(self.read_short(index));
         }
         let syncs = matches!(work.awaits, AwaitedJob::PriorWritesSynced | AwaitedJob::AllSynced);
@@ -287,7 +287,8 @@ impl<J: FileIo> FileChannel<J> {
         let FileRequest { request, segments, .. } = &self.requests[usize::from(index)];
         let len_bytes = u64::from(request.blocks) * u64::from(limits.block_size);
         let mut bytes = vec![0; usize::try_from(len_bytes).unwrap_or(0)];
-        if file.read_short(request.lba * u64::from(limits.block_size), &mut bytes).is_err() {
+        if file.read_with_zero_fill(request.lba * u64::from(limits.block_size), &mut bytes).is_err()
+        {
             return IoStatus::UNRECOVERED_READ;
         }
         let mut rest = &bytes[..];
@@ -501,25 +502,26 @@ pub(super) fn goes_directly(shared: &Shared, segments: &[Segment]) -> bool {
 /// Copies the memory of a request into a buffer of the channel.
 fn gather(regions: &RegionTable, segments: &[Segment], own: Segment) -> Result<(), IoStatus> {
     each_piece(own, segments, |mine, theirs| {
-        regions.copy(theirs, mine).map_err(|_| IoStatus::DATA_TRANSFER_ERROR)
+        regions.copy_segment(theirs, mine).map_err(|_| IoStatus::DATA_TRANSFER_ERROR)
     })
 }
 
 /// Copies a buffer of the channel to the memory of a request.
 fn scatter(regions: &RegionTable, own: Segment, segments: &[Segment]) -> IoStatus {
     let copied = each_piece(own, segments, |mine, theirs| {
-        regions.copy(mine, theirs).map_err(|_| IoStatus::DATA_TRANSFER_ERROR)
+        regions.copy_segment(mine, theirs).map_err(|_| IoStatus::DATA_TRANSFER_ERROR)
     });
     copied.err().unwrap_or(IoStatus::SUCCESS)
 }
 
 /// Whether a buffer of the channel and the memory of a request are equal.
 fn compare(regions: &RegionTable, own: Segment, segments: &[Segment]) -> IoStatus {
-    let compared = each_piece(own, segments, |mine, theirs| match regions.equal(mine, theirs) {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(IoStatus::COMPARE_FAILURE),
-        Err(_) => Err(IoStatus::DATA_TRANSFER_ERROR),
-    });
+    let compared =
+        each_piece(own, segments, |mine, theirs| match regions.segments_equal(mine, theirs) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(IoStatus::COMPARE_FAILURE),
+            Err(_) => Err(IoStatus::DATA_TRANSFER_ERROR),
+        });
     compared.err().unwrap_or(IoStatus::SUCCESS)
 }
 

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tenmil_base::{BlockDevice, IoChannel, Limits, WakeSource};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Errno;
-use tenmil_linux::engine::{Engine, EngineChoice, FileOp, JobCompletion, SubmitError};
-use tenmil_linux::file::{Alignment, BufferedReason};
+use tenmil_linux::file_engine::{EngineChoice, FileEngine, FileOp, JobCompletion, SubmitError};
+use tenmil_linux::storage_file::{BufferedReason, DirectIoAlignment};
 
 use super::channel::SYNC;
 use super::{CAPACITY, FileDevice, FileDeviceOptions, FileIo};
@@ -33,7 +33,7 @@ struct Failing {
 
 #[derive(Debug)]
 struct FailingJobs {
-    engine: Engine,
+    engine: FileEngine,
     syncs: Arc<AtomicU32>,
 }
 
@@ -59,7 +59,7 @@ impl DeviceType for FailingKind {
             engine: EngineChoice::Threads,
         };
         // Whether the file system here has direct transfers does not matter.
-        let alignment = Alignment { memory_bytes: 4096, offset_bytes: 512 };
+        let alignment = DirectIoAlignment { memory_bytes: 4096, offset_bytes: 512 };
         let alignment = if direct { Ok(alignment) } else { Err(BufferedReason::Requested) };
         let file = FileDevice::open_as(opener.regions, &options, alignment)?;
         let (regions, syncs) = (opener.regions.clone(), Arc::clone(&self.syncs));
@@ -75,7 +75,7 @@ impl BlockDevice for Failing {
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let file = Arc::clone(&self.file.shared.file);
-        let engine = Engine::new(file, &self.regions, CAPACITY, EngineChoice::Threads);
+        let engine = FileEngine::new(file, &self.regions, CAPACITY, EngineChoice::Threads);
         let engine = engine.map_err(Error::environment)?;
         self.file.channel_over(FailingJobs { engine, syncs: Arc::clone(&self.syncs) })
     }

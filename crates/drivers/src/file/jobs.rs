@@ -3,7 +3,7 @@
 use std::fmt;
 
 use tenmil_base::WakeSource;
-use tenmil_linux::engine::{Engine, FileOp, JobCompletion, SubmitError};
+use tenmil_linux::file_engine::{FileEngine, FileOp, JobCompletion, SubmitError};
 
 /// File I/O engine: the kernel, or in tests a disk with simulated power loss. The methods are documented
 /// at [`Engine`]. A channel is generic over it, so the I/O path has no dynamic dispatch.
@@ -17,7 +17,7 @@ pub(crate) trait FileIo: fmt::Debug + Send {
     fn has_unstarted(&self) -> bool;
 }
 
-impl FileIo for Engine {
+impl FileIo for FileEngine {
     #[inline]
     fn submit(&mut self, token: u64, job: FileOp<'_>) -> Result<(), SubmitError> {
         self.submit(token, job)

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use tenmil_linux::file::BufferedReason;
-use tenmil_linux::{Errno, Thread};
+use tenmil_linux::storage_file::BufferedReason;
+use tenmil_linux::{Errno, NamedThread};
 
 /// Completed writes that the kernel could not bring to stable storage.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,7 +81,7 @@ impl LostWrites {
             let hearers = SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner);
             hearers.iter().for_each(|subscriber| subscriber(&lost));
         };
-        if let Ok(thread) = Thread::spawn("lost-write", None, tell) {
+        if let Ok(thread) = NamedThread::spawn("lost-write", None, tell) {
             // The thread ends by itself and is not joined.
             std::mem::forget(thread);
         }

@@ -15,7 +15,7 @@
 
 use tenmil_base::{IoStatus, Operation, Request, RequestFlags, Segment};
 use tenmil_linux::Errno;
-use tenmil_linux::engine::FileOp;
+use tenmil_linux::file_engine::FileOp;
 
 /// A request in flight. It has exactly one job with the engine at any time.
 #[derive(Debug)]
@@ -154,7 +154,7 @@ pub(super) fn is_unsupported(errno: Errno) -> bool {
 mod tests {
     use tenmil_base::{IoStatus, Operation, RequestFlags, Segment};
     use tenmil_linux::Errno;
-    use tenmil_linux::engine::FileOp;
+    use tenmil_linux::file_engine::FileOp;
 
     use super::{AwaitedJob, FileRequest};
 

@@ -6,10 +6,12 @@ use tenmil_base::{
     BlockDevice, BlockExtent, CompletionBatch, ErrorCategory, ExtentKind, Instant, IoChannel,
     IoStatus, Memory, Operation, Request, RequestFlags, Segment, WakeSource,
 };
-use tenmil_dma::{Backing, KernelBufferSource, Mapping, RegionTable};
+use tenmil_dma::{KernelBufferSource, MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_linux::Errno;
-use tenmil_linux::engine::{EngineChoice, FileOp, JobCompletion, SubmitError};
-use tenmil_linux::file::{Alignment, BufferedReason, File, FileExtent, FileOptions};
+use tenmil_linux::file_engine::{EngineChoice, FileOp, JobCompletion, SubmitError};
+use tenmil_linux::storage_file::{
+    BufferedReason, DirectIoAlignment, FileExtent, FileOptions, StorageFile,
+};
 
 use super::channel::goes_directly;
 use super::{FileDevice, FileDeviceOptions, in_blocks};
@@ -54,7 +56,8 @@ fn what_was_flushed_is_there_when_the_file_is_opened_again() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("blocks");
     let regions = RegionTable::new(8);
-    let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
+    let memory =
+        regions.add_mapping(MemoryMapping::new(1 << 16, MemoryBacking::Private).unwrap()).unwrap();
     for (size_bytes, operation, fill) in
         [(Some(1 << 20), Operation::Write, 0x5a), (None, Operation::Read, 0)]
     {
@@ -75,7 +78,8 @@ fn holes_are_told_as_far_as_they_go() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("blocks");
     let regions = RegionTable::new(8);
-    let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
+    let memory =
+        regions.add_mapping(MemoryMapping::new(1 << 16, MemoryBacking::Private).unwrap()).unwrap();
     let medium = FileDevice::open(&regions, &options(&path, Some(1 << 20))).unwrap();
     let extent = |blocks, holds| Ok(BlockExtent { blocks, kind: holds });
     assert_eq!(medium.block_status(0), extent(256, ExtentKind::Hole));
@@ -99,7 +103,8 @@ fn a_file_that_was_shorter_holds_zeroes_where_it_grew_again() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("blocks");
     let regions = RegionTable::new(8);
-    let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
+    let memory =
+        regions.add_mapping(MemoryMapping::new(1 << 16, MemoryBacking::Private).unwrap()).unwrap();
     let medium = FileDevice::open(&regions, &options(&path, Some(1 << 20))).unwrap();
     let mut channel = medium.channel().unwrap();
     regions.fill(memory, 0x5a).unwrap();
@@ -129,7 +134,7 @@ fn a_file_that_was_shorter_holds_zeroes_where_it_grew_again() {
 fn what_is_lent_goes_to_a_ring_and_only_there() {
     let directory = tempfile::tempdir().unwrap();
     let regions = RegionTable::new(8);
-    let alignment = Alignment { memory_bytes: 512, offset_bytes: 4096 };
+    let alignment = DirectIoAlignment { memory_bytes: 512, offset_bytes: 4096 };
     let mut options = options(&directory.path().join("blocks"), Some(1 << 20));
     let medium = FileDevice::open_as(&regions, &options, Ok(alignment)).unwrap();
     match medium.has_ring {
@@ -175,7 +180,8 @@ fn what_is_only_read_refuses_to_be_changed() {
     let path = directory.path().join("blocks");
     std::fs::write(&path, [7; 1 << 17]).unwrap();
     let regions = RegionTable::new(8);
-    let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
+    let memory =
+        regions.add_mapping(MemoryMapping::new(1 << 16, MemoryBacking::Private).unwrap()).unwrap();
     let to_read = FileDeviceOptions { read_only: true, ..options(&path, None) };
     let medium = FileDevice::open(&regions, &to_read).unwrap();
     let mut channel = medium.channel().unwrap();
@@ -191,7 +197,8 @@ fn what_is_only_read_refuses_to_be_changed() {
 fn deallocated_blocks_give_their_room_back() {
     let directory = tempfile::tempdir().unwrap();
     let regions = RegionTable::new(8);
-    let memory = regions.add(Mapping::new(1 << 18, Backing::Private).unwrap()).unwrap();
+    let memory =
+        regions.add_mapping(MemoryMapping::new(1 << 18, MemoryBacking::Private).unwrap()).unwrap();
     let options = options(&directory.path().join("blocks"), Some(1 << 20));
     let medium = FileDevice::open(&regions, &options).unwrap();
     let mut channel = medium.channel().unwrap();
@@ -242,7 +249,7 @@ fn a_medium_is_as_durable_as_its_file() {
         drop(medium);
         let (len_bytes, unit_bytes, direct, read_only) = (None, BLOCK, true, false);
         let file = FileOptions { path, len_bytes, unit_bytes, direct, read_only };
-        assert_eq!(durability, File::open(&file).unwrap().durability(), "{directory:?}");
+        assert_eq!(durability, StorageFile::open(&file).unwrap().durability(), "{directory:?}");
     }
 }
 
@@ -338,13 +345,15 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        Self::of(Ok(Alignment { memory_bytes: 4096, offset_bytes: 4096 }))
+        Self::of(Ok(DirectIoAlignment { memory_bytes: 4096, offset_bytes: 4096 }))
     }
 
-    fn of(direct: Result<Alignment, BufferedReason>) -> Self {
+    fn of(direct: Result<DirectIoAlignment, BufferedReason>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let regions = RegionTable::new(16);
-        let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
+        let memory = regions
+            .add_mapping(MemoryMapping::new(1 << 16, MemoryBacking::Private).unwrap())
+            .unwrap();
         let path = directory.path().join("blocks");
         let options = options(&path, Some(1 << 20));
         let medium = FileDevice::open_as(&regions, &options, direct).unwrap();
@@ -436,7 +445,7 @@ fn lost_write_fails_every_flush_of_every_channel_while_nobody_acknowledges_it() 
 
 #[test]
 fn acknowledged_loss_is_over_for_that_channel_and_fails_a_flush_of_every_other() {
-    let bench = Bench::of(Ok(Alignment { memory_bytes: 512, offset_bytes: 512 }));
+    let bench = Bench::of(Ok(DirectIoAlignment { memory_bytes: 512, offset_bytes: 512 }));
     let (mut owner, kernel) = bench.channel();
     let (mut other, kernel_other) = bench.channel();
     let flush = |channel: &mut dyn IoChannel, kernel: &Kernel, result| {
@@ -529,7 +538,7 @@ fn forced_write_that_fails_may_mean_that_earlier_ones_are_lost() {
 fn every_forced_write_that_the_page_cache_lost_fails_whichever_the_kernel_reports() {
     for (direct, is_cached) in [
         (Err(BufferedReason::Requested), true),
-        (Ok(Alignment { memory_bytes: 4096, offset_bytes: 4096 }), false),
+        (Ok(DirectIoAlignment { memory_bytes: 4096, offset_bytes: 4096 }), false),
     ] {
         let bench = Bench::of(direct);
         let mut channels = [(); 3].map(|()| bench.channel());

@@ -39,7 +39,7 @@ pub fn create(opener: &Opener<'_>, uris: &[Uri], overwrite: bool) -> Result<Stri
     if let Some(error) = legs.iter().find_map(|leg| leg.medium.as_ref().err()) {
         return Err(refuse(error.clone()));
     }
-    overwrite::allow("mirror create", &existing, overwrite, &KernelFiles::live())?;
+    overwrite::allow("mirror create", &existing, overwrite, &KernelFiles::live_system())?;
     let uuid =
         u128::from(tenmil_linux::random_seed()) << 64 | u128::from(tenmil_linux::random_seed());
     let mut now = || opener.clock.now();
@@ -81,7 +81,7 @@ pub(super) fn format(
     let count =
         u8::try_from(legs.len()).map_err(|_| "too many legs").map_err(Error::environment)?;
     let dirty = different(&media, &geometry)?;
-    tenmil_linux::file::commit_created().map_err(Error::environment)?;
+    tenmil_linux::storage_file::commit_created().map_err(Error::environment)?;
     let room = superblock_io::room(regions)?;
     let common = CommonFields {
         uuid,

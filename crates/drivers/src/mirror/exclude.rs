@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tenmil_base::{BlockDevice, Error, Instant};
 use tenmil_dma::RegionTable;
-use tenmil_linux::Thread;
+use tenmil_linux::NamedThread;
 use tenmil_volume::Owner as Opener;
 
 use super::Leg;
@@ -39,7 +39,7 @@ pub(super) enum Entry {
 pub(super) struct Reserved {
     pub(super) exclusion: Arc<Exclusion>,
     /// The reservation of a leg that has come back, while it is acquired.
-    returning: Mutex<[Option<Thread<bool>>; LEGS_MAX]>,
+    returning: Mutex<[Option<NamedThread<bool>>; LEGS_MAX]>,
 }
 
 /// Reads the superblocks, reserves the legs, and says what they hold then, and which owner they had.
@@ -134,7 +134,7 @@ impl Reserved {
                 };
                 let acquire =
                     move |_: &tenmil_linux::StopFlag| exclusion.acquire(&medium, preempts).is_ok();
-                *place = Thread::spawn("reserve", None, acquire).ok();
+                *place = NamedThread::spawn("reserve", None, acquire).ok();
             }
         }
         false

@@ -164,7 +164,7 @@ fn fresh(
         return Err(refused());
     }
     let leg = Leg { name: uri.to_string(), medium: Ok(opened.medium) };
-    overwrite::allow("a new leg", &opened.existing, overwrite, &KernelFiles::live())?;
+    overwrite::allow("a new leg", &opened.existing, overwrite, &KernelFiles::live_system())?;
     let found =
         read_superblocks(opener.regions, std::slice::from_ref(&leg), now).map_err(caller)?;
     admit(&found, None, false).map_err(caller)?;
@@ -359,7 +359,7 @@ impl<'a> OfflineMirror<'a> {
     ) -> Result<(), Error> {
         check_leg(new, &self.assembly.geometry)?;
         // Nothing is refused any more: the file of the new leg is made now.
-        tenmil_linux::file::commit_created().map_err(Error::environment)?;
+        tenmil_linux::storage_file::commit_created().map_err(Error::environment)?;
         change.fresh |= 1 << number;
         change.known[usize::from(number)] = change.generation;
         // Both copies, so that nothing older remains.

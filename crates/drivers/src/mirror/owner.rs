@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use tenmil_base::{ChannelWakeup, CompletionBatch, Error, IoChannel, Span, WakeSource};
-use tenmil_linux::{Clock, Notifier, Sleeper, StopFlag, Thread};
+use tenmil_linux::{Clock, NamedThread, Notifier, Sleeper, StopFlag};
 
 use super::channel::MirrorChannel;
 use super::events::MirrorNotice;
@@ -17,7 +17,7 @@ use super::shared::Shared;
 
 /// The maintenance thread. Dropping this stops it.
 pub(super) struct Owner {
-    thread: Thread<()>,
+    thread: NamedThread<()>,
     waker: Notifier,
 }
 
@@ -50,7 +50,7 @@ impl Owner {
         let refuse = |error: std::io::Error| format!("start the thread of a mirror: {error}");
         let mut sleeper = Sleeper::new().map_err(refuse).map_err(Error::environment)?;
         let waker = sleeper.notifier();
-        let thread = Thread::spawn("mirror", None, move |stop| {
+        let thread = NamedThread::spawn("mirror", None, move |stop| {
             running.run(stop, &clock, &mut sleeper);
         });
         Ok(Some(Self { thread: thread.map_err(refuse).map_err(Error::environment)?, waker }))
@@ -59,7 +59,7 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        self.thread.stop_flag().stop();
+        self.thread.stop_flag().set();
         self.waker.notify();
     }
 }
@@ -68,7 +68,7 @@ impl Running {
     fn run(&mut self, stop: &StopFlag, clock: &Clock, sleeper: &mut Sleeper) {
         if let WakeSource::Descriptor(descriptor) = self.channel.wake_source() {
             // Without it, sleeps are short.
-            let _ = sleeper.sources().add(descriptor, 0);
+            let _ = sleeper.sources().add_source(descriptor, 0);
         }
         let mut nothing = CompletionBatch::with_capacity(1);
         while !stop.is_stopped() {
@@ -78,7 +78,7 @@ impl Running {
         }
         self.release(clock, sleeper);
         if let WakeSource::Descriptor(descriptor) = self.channel.wake_source() {
-            let _ = sleeper.sources().remove(descriptor);
+            let _ = sleeper.sources().remove_source(descriptor);
         }
     }
 
@@ -103,14 +103,14 @@ impl Running {
     fn sleep(&mut self, stop: &StopFlag, clock: &Clock, sleeper: &mut Sleeper) {
         // Announced before arming: a wake-up in between ends the sleep at once.
         let is_silent = !matches!(self.channel.wake_source(), WakeSource::Descriptor(_));
-        sleeper.announce();
+        sleeper.announce_sleep();
         let is_busy = !is_silent && self.channel.arm();
         let left = self.channel.wake_at().since(clock.now()).min(SLEEP_MAX);
         if is_busy || left == Span::default() || stop.is_stopped() {
-            sleeper.cancel();
-            tenmil_linux::thread::yield_now();
+            sleeper.cancel_sleep();
+            tenmil_linux::named_thread::yield_cpu();
         } else {
-            sleeper.block(left, &mut Vec::new());
+            sleeper.sleep_until_ready(left, &mut Vec::new());
         }
         self.channel.disarm();
     }

@@ -365,7 +365,7 @@ impl ChannelMemory {
 
 /// Allocates memory of a mirror.
 pub(super) fn memory(regions: &RegionTable, len_bytes: u32) -> Result<Region, Error> {
-    regions.allocate(len_bytes as usize).map_err(Error::environment)
+    regions.allocate_region(len_bytes as usize).map_err(Error::environment)
 }
 
 #[cfg(test)]

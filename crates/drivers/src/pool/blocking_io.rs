@@ -46,7 +46,7 @@ impl BlockingVolumeIo {
             |problem: Error| Error::new(ErrorCategory::Environment, format!("{name}: {problem}"));
         let volume = Volume::open(open, info, parent).map_err(machine)?;
         let blocks_max = volume.limits.request_blocks_max.min(CARRY_MAX);
-        let memory = open.regions.allocate((blocks_max * PAGE_BYTES) as usize);
+        let memory = open.regions.allocate_region((blocks_max * PAGE_BYTES) as usize);
         let memory = memory.map_err(|error| machine(Error::environment(error)))?;
         let backend = volume.channel().map_err(machine)?;
         let (regions, clock) = (open.regions.clone(), open.clock);
@@ -128,8 +128,8 @@ impl BlockingVolumeIo {
                 return IoStatus::ABORTED;
             }
             match look {
-                0..POLLS_MAX => tenmil_linux::thread::yield_now(),
-                _ => tenmil_linux::thread::sleep(RETRY_INTERVAL),
+                0..POLLS_MAX => tenmil_linux::named_thread::yield_cpu(),
+                _ => tenmil_linux::named_thread::sleep(RETRY_INTERVAL),
             }
         }
         IoStatus::ABORTED

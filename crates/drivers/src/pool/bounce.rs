@@ -28,7 +28,7 @@ const PAGE: usize = PAGE_BYTES as usize;
 impl Bounce {
     pub(super) fn new(regions: &RegionTable, depth: u32, pages: u32) -> Result<Self, Error> {
         let place_bytes = pages * PAGE_BYTES;
-        let memory = regions.allocate((depth * place_bytes) as usize);
+        let memory = regions.allocate_region((depth * place_bytes) as usize);
         let memory = memory.map_err(Error::environment)?;
         Ok(Self { regions: regions.clone(), memory, place_bytes })
     }

@@ -69,7 +69,7 @@ pub fn create_over(
         for other in others {
             existing.extend(check_other(opener, other)?);
         }
-        overwrite::allow("pool create", &existing, overwrite, &KernelFiles::live())?;
+        overwrite::allow("pool create", &existing, overwrite, &KernelFiles::live_system())?;
         make_files()?;
         format(opener, uri, &*below.medium, &geometry, steps)?;
     }
@@ -85,7 +85,7 @@ pub fn create_over(
 
 /// Makes the files that were opened and are not there yet: nothing is refused any more.
 pub(super) fn make_files() -> Result<(), Error> {
-    tenmil_linux::file::commit_created()
+    tenmil_linux::storage_file::commit_created()
         .map_err(|error| Error::new(error.category(), error.to_string()))
 }
 

@@ -101,7 +101,7 @@ impl OpenPool {
     ) -> Result<GrowResult, Error> {
         let mut pool_devices = self.pool_devices();
         // Also in a process that makes files at once: none is made or grown if the pool is not.
-        let growth = tenmil_linux::file::make_if(|| {
+        let growth = tenmil_linux::storage_file::commit_if_ok(|| {
             self.prepare(&mut pool_devices, opener, added, overwrite)
         })?;
         make_files()?;
@@ -254,7 +254,7 @@ impl OpenPool {
                 "pool grow",
                 &member.opened.existing,
                 overwrite,
-                &KernelFiles::live(),
+                &KernelFiles::live_system(),
             )?;
         }
         if member.uri != *uri {

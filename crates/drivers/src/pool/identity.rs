@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use tenmil_linux::holders::lock_holder_of;
+use tenmil_linux::device_users::lock_holder_of;
 use tenmil_linux::kernel_files::KernelFiles;
 
 use tenmil_block::identity::DeviceIdentity;
@@ -22,6 +22,6 @@ pub fn file_holder(device: &Uri) -> Option<(u32, String)> {
     if device.scheme() != "file" {
         return device.children().iter().find_map(file_holder);
     }
-    let pid = lock_holder_of(&KernelFiles::live(), Path::new(device.path()))?;
+    let pid = lock_holder_of(&KernelFiles::live_system(), Path::new(device.path()))?;
     Some((pid, device.path().to_owned()))
 }

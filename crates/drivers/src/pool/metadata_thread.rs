@@ -107,7 +107,7 @@ impl MetadataThread {
         regions: &RegionTable,
     ) -> Result<Self, Error> {
         let pages = SMALL + LARGE * LARGE_PAGES;
-        let memory = regions.allocate((pages * PAGE_BYTES) as usize);
+        let memory = regions.allocate_region((pages * PAGE_BYTES) as usize);
         let places = (SMALL + LARGE) as usize;
         Ok(Self {
             device: device.into(),
@@ -149,7 +149,7 @@ impl MetadataThread {
     ) {
         if let WakeSource::Descriptor(descriptor) = self.backend.wake_source() {
             // Without it, sleeps are short.
-            let _ = sleeper.sources().add(descriptor, 0);
+            let _ = sleeper.sources().add_source(descriptor, 0);
         }
         while !stop.is_stopped() {
             if !self.step(clock.now()) {
@@ -159,7 +159,7 @@ impl MetadataThread {
                 && let WakeSource::Descriptor(descriptor) = self.backend.wake_source()
             {
                 // Without it, sleeps are short.
-                let _ = sleeper.sources().add(descriptor, 0);
+                let _ = sleeper.sources().add_source(descriptor, 0);
             }
         }
         let until = clock.now().after(closing_max);
@@ -176,7 +176,7 @@ impl MetadataThread {
             reserved.release();
         }
         if let WakeSource::Descriptor(descriptor) = self.backend.wake_source() {
-            let _ = sleeper.sources().remove(descriptor);
+            let _ = sleeper.sources().remove_source(descriptor);
         }
         shared.leave(&self.inbox, core::iter::empty());
     }
@@ -292,17 +292,17 @@ impl MetadataThread {
         let under_way = self.jobs.iter().any(|job| job.left > 0);
         let is_silent = matches!(self.backend.wake_source(), WakeSource::None);
         if under_way && is_silent {
-            return tenmil_linux::thread::yield_now();
+            return tenmil_linux::named_thread::yield_cpu();
         }
         // The sleep is announced before the queues are checked: work that is queued in between ends it at
         // once.
-        sleeper.announce();
+        sleeper.announce_sleep();
         let stuck = self.waiting.len();
         self.shared.lock().take_pages(&mut self.waiting);
         let has_work = self.waiting.len() > stuck || !self.queue.is_empty() || stop.is_stopped();
         let busy_below = !is_silent && self.backend.arm();
         if has_work || busy_below {
-            sleeper.cancel();
+            sleeper.cancel_sleep();
         } else {
             let most = if self.shared.lock().store.is_recovering() {
                 SLEEP_RECOVERING
@@ -312,7 +312,7 @@ impl MetadataThread {
                 SLEEP_MAX
             };
             let left = self.backend.wake_at().since(clock.now()).min(most);
-            sleeper.block(left, &mut Vec::new());
+            sleeper.sleep_until_ready(left, &mut Vec::new());
         }
         self.backend.disarm();
     }

@@ -79,7 +79,7 @@ impl<'a> BlockingPageIo<'a> {
         pages: u32,
     ) -> Result<Self, Error> {
         let pages = pages.min(geometry.request_pages);
-        let memory = regions.allocate((pages * PAGE_BYTES) as usize);
+        let memory = regions.allocate_region((pages * PAGE_BYTES) as usize);
         let memory = memory.map_err(Error::environment)?;
         let (geometry, clock) = (*geometry, *clock);
         let backend = medium.channel()?;

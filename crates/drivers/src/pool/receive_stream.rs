@@ -172,7 +172,7 @@ impl OpenPool {
             if self.clock.now() > until {
                 return Err(self.arrives_already(name));
             }
-            tenmil_linux::thread::sleep(CLEARING_LOOK);
+            tenmil_linux::named_thread::sleep(CLEARING_LOOK);
         }
         Ok(ReceiveGuard { open: self, part: part.to_owned() })
     }

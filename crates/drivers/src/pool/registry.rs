@@ -104,12 +104,12 @@ impl OpenPoolEntry {
 
     /// Whether it is on the same device, regardless of spelling.
     fn is_same(&self, opener: &Opener<'_>, place: &VolumeRef, identity: &DeviceIdentity) -> bool {
-        let is_same = self.identity.is_same(identity) && self.regions.is(opener.regions);
+        let is_same = self.identity.is_same(identity) && self.regions.is_same_table(opener.regions);
         is_same || self.is(opener, place)
     }
 
     fn is(&self, opener: &Opener<'_>, place: &VolumeRef) -> bool {
-        self.device == place.store && self.regions.is(opener.regions)
+        self.device == place.store && self.regions.is_same_table(opener.regions)
     }
 }
 

@@ -112,7 +112,7 @@ impl OpenPool {
             if self.clock.now() > until {
                 return BACKGROUND_BLOCKS;
             }
-            tenmil_linux::thread::sleep(POLITE_REST);
+            tenmil_linux::named_thread::sleep(POLITE_REST);
         }
         u32::MAX
     }

@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn blocks_run_through_devices_with_blocks_of_any_size() {
         let regions = RegionTable::new(8);
-        let memory = regions.allocate(64 << 10).unwrap();
+        let memory = regions.allocate_region(64 << 10).unwrap();
         let rams: Vec<Arc<RamDevice>> = [1024, 512, 4096]
             .map(|block| {
                 Arc::new(RamDevice::new(&regions, block, u64::from(40 * 4096 / block)).unwrap())
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn a_leg_that_comes_later_leaves_what_is_under_way_alone() {
         let regions = RegionTable::new(8);
-        let memory = regions.allocate(64 << 10).unwrap();
+        let memory = regions.allocate_region(64 << 10).unwrap();
         let rams = [4096, 512].map(|block| {
             Arc::new(RamDevice::new(&regions, block, u64::from(20 * 4096 / block)).unwrap())
         });

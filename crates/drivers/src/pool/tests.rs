@@ -22,7 +22,7 @@ use tenmil_base::{
     RequestFlags, Segment, Span,
 };
 use tenmil_dma::{Region, RegionTable};
-use tenmil_linux::{Clock, Thread};
+use tenmil_linux::{Clock, NamedThread};
 
 pub(crate) use self::made::StoredKind;
 use super::{
@@ -52,7 +52,7 @@ const PAGE: u32 = 4096;
 impl Bench {
     fn new(size: &str) -> Self {
         let regions = RegionTable::new(400);
-        let memory = regions.allocate(16 << 20).unwrap();
+        let memory = regions.allocate_region(16 << 20).unwrap();
         let (directory, clock) = (tempfile::tempdir().unwrap(), Clock::start());
         let bench = Self { directory, regions, memory, clock };
         let device = format!("{}&size={size}", bench.device()).parse().unwrap();
@@ -131,7 +131,7 @@ impl Hand {
                 return completions.as_slice()[0].status;
             }
             assert!(now < until, "it is answered");
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
     }
 
@@ -175,17 +175,17 @@ fn stores_stand_on_volumes_and_several_who_open_one_at_once_get_the_same() {
     let outer = format!("volume:[{}]/outer", bench.device());
     create(&bench.opener(), &outer.parse().unwrap(), "inner", true).unwrap();
     let place = VolumeRef::on(&outer.parse().unwrap());
-    let opened: Vec<Thread<Arc<OpenPool>>> = (0..4)
+    let opened: Vec<NamedThread<Arc<OpenPool>>> = (0..4)
         .map(|_| {
             let (regions, clock, place) = (bench.regions.clone(), bench.clock, place.clone());
             let body = move |_: &tenmil_linux::StopFlag| {
                 let opener = Opener { regions: &regions, clock, seed: 1, kinds: crate::KINDS };
                 OpenPool::open(&opener, &place).unwrap()
             };
-            Thread::spawn("opener", None, body).unwrap()
+            NamedThread::spawn("opener", None, body).unwrap()
         })
         .collect();
-    let opened: Vec<Arc<OpenPool>> = opened.into_iter().map(Thread::join).collect();
+    let opened: Vec<Arc<OpenPool>> = opened.into_iter().map(NamedThread::join).collect();
     assert!(opened.iter().all(|one| Arc::ptr_eq(one, &opened[0])));
     let change =
         VolumeOp::Create { name: "v".into(), blocks: 64, unit: 1, uuid: 1, checksums: false };
@@ -389,15 +389,15 @@ fn snapshots_that_are_made_while_threads_write_hold_one_moment_of_each() {
                 (0..32).for_each(|block| hand.write(u64::from(number) * 64 + block, 1, version));
             }
         };
-        Thread::spawn("writer", None, body).unwrap()
+        NamedThread::spawn("writer", None, body).unwrap()
     };
-    let writers: Vec<Thread<()>> = (0..3).map(write).collect();
+    let writers: Vec<NamedThread<()>> = (0..3).map(write).collect();
     let store = bench.store();
     for round in 0..12 {
         let (volume, name) = ("a".into(), format!("s{round}"));
         store.change(VolumeOp::Snapshot { volume, name, uuid: 1 }).unwrap();
     }
-    writers.into_iter().for_each(Thread::join);
+    writers.into_iter().for_each(NamedThread::join);
     for round in 0..12 {
         let snapshot = bench.open(&format!("s{round}")).unwrap();
         let mut hand = bench.hand(&*snapshot.medium, 4);

@@ -32,7 +32,7 @@ impl Throttle {
             if left == Span::default() {
                 return true;
             }
-            tenmil_linux::thread::sleep(left.min(REST_MAX));
+            tenmil_linux::named_thread::sleep(left.min(REST_MAX));
             if !continues() {
                 return false;
             }

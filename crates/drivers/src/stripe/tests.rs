@@ -6,7 +6,7 @@ use tenmil_base::{
     BlockDevice, BlockExtent, CompletionBatch, Durability, ExtentKind, Instant, IoChannel,
     IoStatus, Memory, Operation, OperationSet, Request, RequestFlags, Segment,
 };
-use tenmil_dma::{Backing, Mapping, RegionTable};
+use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 
 use super::Stripe;
 use crate::conformance::Reluctant;
@@ -79,7 +79,8 @@ fn each_leg_gets_its_chunks_and_no_others() {
     let rams = [(); 3].map(|()| Arc::new(RamDevice::new(&regions, 512, 64).unwrap()));
     let media = rams.iter().map(|ram| Arc::clone(ram) as Arc<dyn BlockDevice>).collect();
     let stripe = Stripe::new(legs(media), 1024).unwrap();
-    let memory = regions.add(Mapping::new(64 << 10, Backing::Private).unwrap()).unwrap();
+    let memory =
+        regions.add_mapping(MemoryMapping::new(64 << 10, MemoryBacking::Private).unwrap()).unwrap();
     let block = |number: u32| memory.slice(number * 512, 512).unwrap();
     (0..24).for_each(|n| regions.fill(block(n), u8::try_from(n + 1).unwrap()).unwrap());
     let mut channel = stripe.channel().unwrap();
@@ -113,7 +114,8 @@ fn run(channel: &mut dyn IoChannel, request: Request, memory: Segment, expected:
 fn an_error_on_one_leg_is_the_answer() {
     let regions = RegionTable::new(3);
     let rams = [(); 2].map(|()| Arc::new(RamDevice::new(&regions, 512, 64).unwrap()));
-    let memory = regions.add(Mapping::new(64 << 10, Backing::Private).unwrap()).unwrap();
+    let memory =
+        regions.add_mapping(MemoryMapping::new(64 << 10, MemoryBacking::Private).unwrap()).unwrap();
     let media = rams.iter().map(|ram| Arc::clone(ram) as Arc<dyn BlockDevice>).collect();
     let mut channel = Stripe::new(legs(media), 1024).unwrap().channel().unwrap();
     let mut leg = rams[1].channel().unwrap();
@@ -132,7 +134,8 @@ fn what_a_leg_does_not_take_now_it_gets_later() {
     let regions = RegionTable::new(3);
     let ram = || -> Arc<dyn BlockDevice> { Arc::new(RamDevice::new(&regions, 512, 256).unwrap()) };
     let reluctant: Arc<dyn BlockDevice> = Arc::new(Reluctant::new(ram(), 9));
-    let memory = regions.add(Mapping::new(64 << 10, Backing::Private).unwrap()).unwrap();
+    let memory =
+        regions.add_mapping(MemoryMapping::new(64 << 10, MemoryBacking::Private).unwrap()).unwrap();
     let eight = memory.slice(0, 4096).unwrap();
     let mut channel = Stripe::new(legs(vec![ram(), reluctant]), 512).unwrap().channel().unwrap();
     let operations = [Operation::Write, Operation::Read, Operation::Flush, Operation::Verify];

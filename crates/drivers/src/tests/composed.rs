@@ -5,9 +5,9 @@ use std::sync::Arc;
 use tenmil_base::{
     BlockDevice, CompletionBatch, IoChannel, IoStatus, Memory, Operation, Request, Segment,
 };
-use tenmil_dma::{Backing, Mapping, RegionTable};
+use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_linux::Clock;
-use tenmil_linux::thread::{Thread, yield_now};
+use tenmil_linux::named_thread::{NamedThread, yield_cpu};
 
 use super::adapt::harsh::{DEMANDS, Harsh};
 use super::threads::request;
@@ -42,7 +42,7 @@ impl Counter {
         while completions.as_slice().is_empty() {
             self.channel.flush();
             if self.channel.poll(self.clock.now(), &mut completions) == 0 {
-                yield_now();
+                yield_cpu();
             }
         }
         completions.as_slice()[0].status
@@ -80,24 +80,26 @@ fn no_step_is_lost_between_threads_that_compare_and_write_the_same_block() {
         let ram = RamDevice::new(&regions, BLOCK, 2_048).unwrap();
         let medium = Harsh { inner: Arc::new(ram), demands: DEMANDS };
         let memory = BounceMemory::new(&regions, 4096, 2).unwrap();
-        let options = BdevOptions::new(Clock::kernel(), 1);
+        let options = BdevOptions::new(Clock::on_kernel_clock(), 1);
         let options = BdevOptions { map, mode, channels_max: 3, ..options };
         let device = Bdev::new("harsh0", Arc::new(medium), options).unwrap();
         let descriptor = device.open(Claim::Exclusive, "counters").unwrap();
         let descriptor =
             AdaptedDevice::new(&device, descriptor, memory, DEMANDS.options()).unwrap();
         assert!(descriptor.limits().operations.has(Operation::CompareAndWrite));
-        let clock = Clock::kernel();
+        let clock = Clock::on_kernel_clock();
         let counter = || Counter {
             channel: descriptor.channel().unwrap(),
             regions: regions.clone(),
-            memory: regions.add(Mapping::new(4096, Backing::Private).unwrap()).unwrap(),
+            memory: regions
+                .add_mapping(MemoryMapping::new(4096, MemoryBacking::Private).unwrap())
+                .unwrap(),
             clock,
         };
         let threads = [counter(), counter()].map(|mut counter| {
-            Thread::spawn("counter", None, move |_: &_| counter.count()).unwrap()
+            NamedThread::spawn("counter", None, move |_: &_| counter.count()).unwrap()
         });
-        let lost: u32 = threads.into_iter().map(Thread::join).sum();
+        let lost: u32 = threads.into_iter().map(NamedThread::join).sum();
         let mut reader = counter();
         assert_eq!(reader.run(Operation::Read), IoStatus::SUCCESS);
         let word = reader.memory.slice(0, 4).unwrap();

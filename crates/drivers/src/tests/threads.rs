@@ -7,8 +7,8 @@ use tenmil_base::{
     BlockDevice, CompletionBatch, Instant, IoChannel, Operation, Request, RequestFlags, Segment,
     Span, WakeSource,
 };
-use tenmil_dma::{Backing, Mapping, RegionTable};
-use tenmil_linux::thread::Thread;
+use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
+use tenmil_linux::named_thread::NamedThread;
 use tenmil_linux::{Clock, Sleeper};
 
 use tenmil_block::{Bdev, BdevDescriptor, BdevOptions, Claim, Mode, Opener, QueueMap};
@@ -29,7 +29,9 @@ impl Reader {
         let channel = descriptor.channel().unwrap();
         let sleeper = Sleeper::new().unwrap();
         match channel.wake_source() {
-            WakeSource::Descriptor(descriptor) => sleeper.sources().add(descriptor, 0).unwrap(),
+            WakeSource::Descriptor(descriptor) => {
+                sleeper.sources().add_source(descriptor, 0).unwrap()
+            }
             source => panic!("nothing to sleep on but {source:?}"),
         }
         Self { channel, segment, sleeper, clock }
@@ -63,7 +65,7 @@ impl Reader {
     fn sleep(&mut self) {
         if !self.channel.arm() && self.channel.wake_at() == Instant::NEVER {
             let began = self.clock.now();
-            self.sleeper.block(Span::from_secs(5), &mut Vec::new());
+            self.sleeper.sleep_until_ready(Span::from_secs(5), &mut Vec::new());
             let slept = self.clock.now().since(began);
             assert!(slept < Span::from_secs(4), "nobody woke it");
         }
@@ -78,7 +80,7 @@ fn device(
     change: impl FnOnce(&mut BdevOptions),
 ) -> Bdev {
     let uri = format!("file:{}?size=64k&engine={engine}", file.display());
-    let clock = Clock::kernel();
+    let clock = Clock::on_kernel_clock();
     let opener = Opener { regions, clock, seed: 1, kinds: crate::KINDS };
     let medium = opener.open(&uri.parse().unwrap()).unwrap().medium;
     let mut options = BdevOptions::new(clock, 1);
@@ -97,7 +99,8 @@ fn threads_that_share_a_context_and_sleep_are_woken_for_every_answer_and_for_roo
         ("threads", Mode::SingleQueue, 2, 2, 1),
     ] {
         let regions = RegionTable::new(8);
-        let memory = regions.add(Mapping::new(4096, Backing::Private).unwrap()).unwrap();
+        let memory =
+            regions.add_mapping(MemoryMapping::new(4096, MemoryBacking::Private).unwrap()).unwrap();
         let segment = memory.slice(0, 512).unwrap();
         let device = device(&directory.path().join("disk"), &regions, engine, |options| {
             (options.map, options.channels_max) = (QueueMap::of(1), threads);
@@ -106,11 +109,11 @@ fn threads_that_share_a_context_and_sleep_are_woken_for_every_answer_and_for_roo
         let descriptor = Arc::new(device.open(Claim::Exclusive, "readers").unwrap());
         let running: Vec<_> = (0..threads)
             .map(|_| {
-                let mut reader = Reader::new(&descriptor, segment, Clock::kernel());
-                Thread::spawn("reader", None, move |_: &_| reader.run(depth)).unwrap()
+                let mut reader = Reader::new(&descriptor, segment, Clock::on_kernel_clock());
+                NamedThread::spawn("reader", None, move |_: &_| reader.run(depth)).unwrap()
             })
             .collect();
-        let completed: u64 = running.into_iter().map(Thread::join).sum();
+        let completed: u64 = running.into_iter().map(NamedThread::join).sum();
         assert_eq!(completed, ROUNDS * u64::from(threads), "{engine} {mode:?} {tags}");
         assert_eq!(device.statistics().of(Operation::Read).count, completed);
         assert_eq!(device.channels_open(), 0);

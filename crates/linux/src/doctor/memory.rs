@@ -1,7 +1,7 @@
 //! Memory: lockable bytes and huge pages.
 
-use super::limits::{is_capable, limit};
-use super::{Check, DoctorContext, Section, SysfsChange, write_command};
+use super::limits::{has_capability, resource_limit};
+use super::{CheckSection, DoctorContext, MachineCheck, SysfsChange, write_command};
 
 const LOCKABLE: u64 = 1 << 30;
 /// Queues of one SSD with 16 pairs of 255 commands, and buffers: with less, `pcie:` does not start.
@@ -13,84 +13,86 @@ const HUGE_PAGES: u64 = 512;
 const IPC_LOCK: u32 = 14;
 const TRANSPARENT: &str = "sys/kernel/mm/transparent_hugepage/enabled";
 
-pub(super) fn examine(patient: &DoctorContext<'_>) -> Vec<Check> {
-    vec![lockable(patient), huge(patient), transparent(patient)]
+pub(super) fn check_memory(patient: &DoctorContext<'_>) -> Vec<MachineCheck> {
+    vec![
+        check_lockable_memory(patient),
+        check_huge_pages(patient),
+        check_transparent_huge_pages(patient),
+    ]
 }
 
-fn lockable(patient: &DoctorContext<'_>) -> Check {
-    let finding = Section::Memory.check(
+fn check_lockable_memory(patient: &DoctorContext<'_>) -> MachineCheck {
+    let finding = CheckSection::Memory.new_check(
         "lockable memory",
         "1 GiB or more",
         "memory that an SSD under VFIO reaches is locked, and so are registered buffers",
     );
-    if is_capable(patient.machine, IPC_LOCK) {
-        return finding.good("without limit (CAP_IPC_LOCK)");
+    if has_capability(patient.machine, IPC_LOCK) {
+        return finding.with_good("without limit (CAP_IPC_LOCK)");
     }
-    let Some(found) = limit(patient.machine, "Max locked memory") else {
-        return finding.unknown("/proc/self/limitsis not readable");
+    let Some(found) = resource_limit(patient.machine, "Max locked memory") else {
+        return finding.with_unknown("/proc/self/limitsis not readable");
     };
     let Some(soft) = found.soft.filter(|soft| *soft < LOCKABLE) else {
-        return finding.good(found.soft.map_or_else(|| "without limit".into(), kib));
+        return finding.with_good(found.soft.map_or_else(|| "without limit".into(), kib_text));
     };
     let command = match found.hard.is_none_or(|hard| hard >= LOCKABLE) {
         true => "ulimit -l 1048576",
         false => RAISE_LIMIT,
     };
     // Required where VFIO is present.
-    match soft < LOCKABLE_BYTES_MIN && patient.machine.has("dev/vfio/vfio") {
-        true => finding.missing(kib(soft), command),
-        false => finding.slow(kib(soft), command),
+    match soft < LOCKABLE_BYTES_MIN && patient.machine.exists("dev/vfio/vfio") {
+        true => finding.with_missing(kib_text(soft), command),
+        false => finding.with_slow(kib_text(soft), command),
     }
 }
 
-fn huge(patient: &DoctorContext<'_>) -> Check {
-    let finding = Section::Memory.check(
+fn check_huge_pages(patient: &DoctorContext<'_>) -> MachineCheck {
+    let finding = CheckSection::Memory.new_check(
         "huge pages of 2 MiB",
         "512 free",
         "rings and buffers in them need one entry of the IOMMU and the TLB where small pages need 512",
     );
     let number = |name: &str| {
-        patient.machine.number(&format!("sys/kernel/mm/hugepages/hugepages-2048kB/{name}"))
+        patient.machine.read_number(&format!("sys/kernel/mm/hugepages/hugepages-2048kB/{name}"))
     };
     match (number("nr_hugepages"), number("free_hugepages")) {
         (Some(all), Some(free)) if free >= HUGE_PAGES => {
-            finding.good(format!("{free} of {all} free"))
+            finding.with_good(format!("{free} of {all} free"))
         }
-        (Some(all), Some(free)) => finding.slow(
+        (Some(all), Some(free)) => finding.with_slow(
             format!("{free} of {all} free"),
             write_command(
                 &(all - free.min(all) + HUGE_PAGES).to_string(),
                 "proc/sys/vm/nr_hugepages",
             ),
         ),
-        _ => finding.unknown("this kernel shows no pool of them"),
+        _ => finding.with_unknown("this kernel shows no pool of them"),
     }
 }
 
-fn transparent(patient: &DoctorContext<'_>) -> Check {
-    let finding = Section::Memory.check(
+fn check_transparent_huge_pages(patient: &DoctorContext<'_>) -> MachineCheck {
+    let finding = CheckSection::Memory.new_check(
         "transparent huge pages",
         "madvise or always",
         "tenmil requests them where no others are reserved",
     );
-    let text = patient.machine.text(TRANSPARENT);
+    let text = patient.machine.read_trimmed(TRANSPARENT);
     // The word in brackets is active: `always [madvise] never`.
     let word = text.as_ref().and_then(|text| Some(text.split_once('[')?.1.split_once(']')?.0));
     match word {
         Some("never") => {
             let (from, to) = ("never".into(), "madvise".into());
-            finding.slow("never", write_command("madvise", TRANSPARENT)).safe(vec![SysfsChange {
-                path: TRANSPARENT.into(),
-                from,
-                to,
-            }])
+            finding
+                .with_slow("never", write_command("madvise", TRANSPARENT))
+                .with_safe_changes(vec![SysfsChange { path: TRANSPARENT.into(), from, to }])
         }
-        Some(word) => finding.good(word),
-        None => finding.unknown(format!("/{TRANSPARENT}is not readable")),
+        Some(word) => finding.with_good(word),
+        None => finding.with_unknown(format!("/{TRANSPARENT}is not readable")),
     }
 }
 
-fn kib(bytes: u64) -> String {
+fn kib_text(bytes: u64) -> String {
     const GIB: u64 = 1 << 30;
     const MIB: u64 = 1 << 20;
     match bytes {

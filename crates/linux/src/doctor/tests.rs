@@ -1,39 +1,41 @@
 //! Machines made of files, and their checks.
 
-mod applied;
+mod apply_fixes;
 mod devices;
-mod values;
+mod severities;
 
-use super::{Check, DoctorContext, KernelProbe, Section, examine, examine_this};
-use crate::ethtool::{Channels, Coalescing, Rings};
+use super::{
+    CheckSection, DoctorContext, KernelProbe, MachineCheck, check_this_machine, run_checks,
+};
+use crate::ethtool::{NicChannels, NicCoalescing, NicRings};
 use crate::kernel_files::KernelFiles;
-use crate::kernel_files::tests::made_of;
+use crate::kernel_files::tests::kernel_files_with;
 use crate::tc_flower::FlowerFilter;
 use crate::{CpuList, Errno};
 
 /// A card with these settings, or none.
-struct Told {
+struct FakeProbe {
     io_uring: Result<(), String>,
-    rings: Result<Rings, Errno>,
-    channels: Result<Channels, Errno>,
-    coalescing: Result<Coalescing, Errno>,
+    rings: Result<NicRings, Errno>,
+    channels: Result<NicChannels, Errno>,
+    coalescing: Result<NicCoalescing, Errno>,
     flowers: Result<Vec<FlowerFilter>, Errno>,
 }
 
-impl KernelProbe for Told {
+impl KernelProbe for FakeProbe {
     fn io_uring(&self) -> Result<(), String> {
         self.io_uring.clone()
     }
 
-    fn rings(&self, _: &str) -> Result<Rings, Errno> {
+    fn rings(&self, _: &str) -> Result<NicRings, Errno> {
         self.rings
     }
 
-    fn channels(&self, _: &str) -> Result<Channels, Errno> {
+    fn channels(&self, _: &str) -> Result<NicChannels, Errno> {
         self.channels
     }
 
-    fn coalescing(&self, _: &str) -> Result<Coalescing, Errno> {
+    fn coalescing(&self, _: &str) -> Result<NicCoalescing, Errno> {
         self.coalescing
     }
 
@@ -43,9 +45,9 @@ impl KernelProbe for Told {
     }
 }
 
-fn silent() -> Told {
+fn quiet_probe() -> FakeProbe {
     let no = Errno::OPNOTSUPP;
-    Told {
+    FakeProbe {
         io_uring: Ok(()),
         rings: Err(no),
         channels: Err(no),
@@ -54,9 +56,9 @@ fn silent() -> Told {
     }
 }
 
-fn look(machine: &KernelFiles, told: &Told) -> Vec<Check> {
+fn check_texts(machine: &KernelFiles, told: &FakeProbe) -> Vec<MachineCheck> {
     let allowed = CpuList::parse("0-3").unwrap();
-    examine(&DoctorContext { machine, kernel: told, uid: 1000, allowed: &allowed })
+    run_checks(&DoctorContext { machine, kernel: told, uid: 1000, allowed: &allowed })
 }
 
 /// A machine with many slow settings.
@@ -74,10 +76,10 @@ const SLOW: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn a_finding_is_one_line() {
-    let (_root, machine) = made_of(SLOW);
-    let all = look(&machine, &silent());
-    for finding in all.iter().chain(&examine_this()) {
+fn check_is_formatted_on_one_line() {
+    let (_root, machine) = kernel_files_with(SLOW);
+    let all = check_texts(&machine, &quiet_probe());
+    for finding in all.iter().chain(&check_this_machine()) {
         let line = finding.to_string();
         assert!(!line.contains('\n') && line.starts_with(finding.severity.name()), "{line}");
         assert!(!finding.found.is_empty(), "{line}");
@@ -97,9 +99,9 @@ fn a_finding_is_one_line() {
 }
 
 #[test]
-fn this_machine_is_looked_at_in_all_its_parts() {
-    let all = examine_this();
-    for part in Section::ALL {
+fn checks_of_this_machine_cover_all_sections() {
+    let all = check_this_machine();
+    for part in CheckSection::ALL {
         assert!(all.iter().any(|finding| finding.section == part), "{part:?}");
     }
     assert!(all.windows(2).all(|two| two[0].section <= two[1].section), "part by part");

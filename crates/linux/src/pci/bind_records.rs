@@ -19,7 +19,7 @@ use std::path::PathBuf;
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::{Address, BindError};
+use super::{BindError, PciAddress};
 use crate::Errno;
 use crate::kernel_files::KernelFiles;
 use crate::runtime_directory::RuntimeDirectory;
@@ -47,8 +47,8 @@ const BOOT: &str = "proc/sys/kernel/random/boot_id";
 
 impl BindRecords {
     /// Opens and locks the records.
-    pub(super) fn open(machine: &KernelFiles) -> Result<Self, BindError> {
-        let directory = RuntimeDirectory::at(machine.path(DIRECTORY))
+    pub(super) fn open_locked(machine: &KernelFiles) -> Result<Self, BindError> {
+        let directory = RuntimeDirectory::at_path(machine.path_of(DIRECTORY))
             .map_err(|error| BindError::Records { found: error.to_string() })?;
         let shown = directory.path().display().to_string();
         let refused =
@@ -62,14 +62,14 @@ impl BindRecords {
     }
 
     /// Writes a record atomically.
-    pub(super) fn write(
+    pub(super) fn write_record(
         &self,
-        address: Address,
+        address: PciAddress,
         former: &OriginalBinding,
     ) -> Result<(), BindError> {
-        let path = path(&self.machine, address);
+        let path = record_path(&self.machine, address);
         let draft = path.with_extension("draft");
-        let text = former.text(&boot(&self.machine));
+        let text = former.record_text(&boot_id(&self.machine));
         let mut options = File::options();
         options.write(true).create(true).truncate(true).mode(0o600);
         let written = options.open(&draft).and_then(|mut file| {
@@ -82,8 +82,8 @@ impl BindRecords {
     }
 
     /// Deletes the record of a function.
-    pub(super) fn remove(&self, address: Address) -> Result<(), BindError> {
-        let path = path(&self.machine, address);
+    pub(super) fn remove_record(&self, address: PciAddress) -> Result<(), BindError> {
+        let path = record_path(&self.machine, address);
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 Err(BindError::Records { found: format!("remove {}: {error}", path.display()) })
@@ -96,32 +96,32 @@ impl BindRecords {
 /// Original state of the function at `address`; `None` if it was not bound by tenmil.
 pub(super) fn original_binding(
     machine: &KernelFiles,
-    address: Address,
+    address: PciAddress,
 ) -> Result<Option<OriginalBinding>, BindError> {
-    let path = path(machine, address);
-    let Some(text) = machine.text(&format!("{DIRECTORY}/{address}{SUFFIX}")) else {
+    let path = record_path(machine, address);
+    let Some(text) = machine.read_trimmed(&format!("{DIRECTORY}/{address}{SUFFIX}")) else {
         return Ok(None);
     };
-    match OriginalBinding::parse(&text, &boot(machine)) {
+    match OriginalBinding::parse_record(&text, &boot_id(machine)) {
         Some(former) => Ok(former),
         None => Err(BindError::Record { address, path }),
     }
 }
 
 /// Functions recorded as bound by tenmil, by address.
-pub fn recorded(machine: &KernelFiles) -> Vec<Address> {
-    let names = machine.names(DIRECTORY);
+pub fn recorded_functions(machine: &KernelFiles) -> Vec<PciAddress> {
+    let names = machine.directory_entries(DIRECTORY);
     let addresses = names.iter().filter_map(|name| name.strip_suffix(SUFFIX)?.parse().ok());
-    let is_of_this_boot = |address: &Address| {
+    let is_of_this_boot = |address: &PciAddress| {
         original_binding(machine, *address).map_or(true, |former| former.is_some())
     };
-    let mut addresses: Vec<Address> = addresses.filter(is_of_this_boot).collect();
+    let mut addresses: Vec<PciAddress> = addresses.filter(is_of_this_boot).collect();
     addresses.sort();
     addresses
 }
 
 impl OriginalBinding {
-    fn text(&self, boot: &str) -> String {
+    fn record_text(&self, boot: &str) -> String {
         let word = |word: &Option<String>| word.clone().unwrap_or_else(|| NOTHING.into());
         format!(
             "boot {boot}\ndriver {}\noverride {}\nno-iommu {}\n",
@@ -133,13 +133,13 @@ impl OriginalBinding {
 
     /// Parses a record strictly, since its content is written to kernel files. A record of another
     /// boot counts as absent.
-    fn parse(text: &str, boot: &str) -> Option<Option<Self>> {
+    fn parse_record(text: &str, boot: &str) -> Option<Option<Self>> {
         let mut lines = text.lines();
         let mut next = |key: &str| lines.next()?.strip_prefix(key)?.strip_prefix(' ');
         let recorded = next("boot")?;
         let mut word = |key: &str| match next(key)? {
             NOTHING => Some(None),
-            word if is_plain(word) => Some(Some(word.to_owned())),
+            word if is_valid_driver_name(word) => Some(Some(word.to_owned())),
             _ => None,
         };
         let former = Self {
@@ -152,30 +152,30 @@ impl OriginalBinding {
 }
 
 /// Whether a word is a valid driver name.
-pub(super) fn is_plain(word: &str) -> bool {
+pub(super) fn is_valid_driver_name(word: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
     !word.is_empty() && word != NOTHING && word.bytes().all(plain)
 }
 
-fn path(machine: &KernelFiles, address: Address) -> PathBuf {
-    machine.path(&format!("{DIRECTORY}/{address}{SUFFIX}"))
+fn record_path(machine: &KernelFiles, address: PciAddress) -> PathBuf {
+    machine.path_of(&format!("{DIRECTORY}/{address}{SUFFIX}"))
 }
 
-fn boot(machine: &KernelFiles) -> String {
-    machine.text(BOOT).unwrap_or_else(|| NOTHING.into())
+fn boot_id(machine: &KernelFiles) -> String {
+    machine.read_trimmed(BOOT).unwrap_or_else(|| NOTHING.into())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{BindRecords, OriginalBinding, original_binding, recorded};
-    use crate::kernel_files::tests::made_of;
-    use crate::pci::{Address, BindError};
+    use super::{BindRecords, OriginalBinding, original_binding, recorded_functions};
+    use crate::kernel_files::tests::kernel_files_with;
+    use crate::pci::{BindError, PciAddress};
 
-    fn address() -> Address {
+    fn test_address() -> PciAddress {
         "5e:00.0".parse().unwrap()
     }
 
-    fn taken() -> OriginalBinding {
+    fn test_binding() -> OriginalBinding {
         OriginalBinding {
             driver: Some("nvme".into()),
             driver_override: None,
@@ -184,34 +184,35 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_down_is_read_again_until_the_machine_starts_anew() {
-        let (root, machine) = made_of(&[("run/x", ""), (super::BOOT, "one\n"), ("proc/x", "")]);
-        let ledger = BindRecords::open(&machine).unwrap();
-        assert_eq!(original_binding(&machine, address()).unwrap(), None);
-        ledger.write(address(), &taken()).unwrap();
-        assert_eq!(original_binding(&machine, address()).unwrap(), Some(taken()));
-        assert_eq!(recorded(&machine), [address()]);
+    fn record_is_valid_until_reboot() {
+        let (root, machine) =
+            kernel_files_with(&[("run/x", ""), (super::BOOT, "one\n"), ("proc/x", "")]);
+        let ledger = BindRecords::open_locked(&machine).unwrap();
+        assert_eq!(original_binding(&machine, test_address()).unwrap(), None);
+        ledger.write_record(test_address(), &test_binding()).unwrap();
+        assert_eq!(original_binding(&machine, test_address()).unwrap(), Some(test_binding()));
+        assert_eq!(recorded_functions(&machine), [test_address()]);
         std::fs::write(root.path().join(super::BOOT), "two\n").unwrap();
-        assert_eq!(original_binding(&machine, address()).unwrap(), None);
-        assert_eq!(recorded(&machine), []);
-        ledger.remove(address()).unwrap();
-        ledger.remove(address()).unwrap();
-        assert!(!super::path(&machine, address()).exists());
+        assert_eq!(original_binding(&machine, test_address()).unwrap(), None);
+        assert_eq!(recorded_functions(&machine), []);
+        ledger.remove_record(test_address()).unwrap();
+        ledger.remove_record(test_address()).unwrap();
+        assert!(!super::record_path(&machine, test_address()).exists());
     }
 
     #[test]
-    fn two_cannot_change_drivers_at_a_time() {
-        let (_root, machine) = made_of(&[("run/x", "")]);
-        let first = BindRecords::open(&machine).unwrap();
-        assert_eq!(BindRecords::open(&machine).unwrap_err(), BindError::Busy);
+    fn records_are_locked_by_one_process() {
+        let (_root, machine) = kernel_files_with(&[("run/x", "")]);
+        let first = BindRecords::open_locked(&machine).unwrap();
+        assert_eq!(BindRecords::open_locked(&machine).unwrap_err(), BindError::Busy);
         drop(first);
-        BindRecords::open(&machine).unwrap();
+        BindRecords::open_locked(&machine).unwrap();
     }
 
     #[test]
-    fn a_record_that_is_not_as_we_write_them_is_refused_and_not_obeyed() {
-        let good = taken().text("one");
-        assert_eq!(OriginalBinding::parse(&good, "one"), Some(Some(taken())));
+    fn malformed_record_is_rejected() {
+        let good = test_binding().record_text("one");
+        assert_eq!(OriginalBinding::parse_record(&good, "one"), Some(Some(test_binding())));
         for text in [
             "",
             "boot one\n",
@@ -220,17 +221,17 @@ mod tests {
             "boot one\ndriver nvme vfio\noverride -\nno-iommu -\n",
             "boot one\noverride -\ndriver nvme\nno-iommu -\n",
         ] {
-            assert_eq!(OriginalBinding::parse(text, "one"), None, "{text:?}");
+            assert_eq!(OriginalBinding::parse_record(text, "one"), None, "{text:?}");
         }
     }
 
     #[test]
-    fn a_draft_that_a_crash_has_left_is_no_record() {
-        let (root, machine) = made_of(&[("run/x", "")]);
-        let ledger = BindRecords::open(&machine).unwrap();
+    fn temporary_file_of_a_crash_is_ignored() {
+        let (root, machine) = kernel_files_with(&[("run/x", "")]);
+        let ledger = BindRecords::open_locked(&machine).unwrap();
         std::fs::write(root.path().join("run/tenmil/0000:5e:00.0.draft"), "boot on").unwrap();
-        assert_eq!(recorded(&machine), []);
-        ledger.write(address(), &taken()).unwrap();
-        assert_eq!(original_binding(&machine, address()).unwrap(), Some(taken()));
+        assert_eq!(recorded_functions(&machine), []);
+        ledger.write_record(test_address(), &test_binding()).unwrap();
+        assert_eq!(original_binding(&machine, test_address()).unwrap(), Some(test_binding()));
     }
 }

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use tenmil_base::ErrorCategory;
 
-use super::{Address, BindObstacle, BindStep};
+use super::{BindObstacle, BindStep, PciAddress};
 use crate::Errno;
-use crate::holders::DeviceUser;
+use crate::device_users::DeviceUser;
 
 /// Drivers were not changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub enum BindError {
     /// A function cannot be bound.
     Obstacle {
         /// Its address.
-        address: Address,
+        address: PciAddress,
         /// The first obstacle.
         obstacle: Box<BindObstacle>,
         /// Number of further obstacles.
@@ -36,35 +36,35 @@ pub enum BindError {
     /// A record is malformed.
     Record {
         /// Address of its function.
-        address: Address,
+        address: PciAddress,
         /// Path of the record.
         path: PathBuf,
     },
     /// A function has no record.
     NotRecorded {
         /// Its address.
-        address: Address,
+        address: PciAddress,
         /// Bound driver.
         driver: Option<String>,
     },
     /// A program uses the function to be returned.
     InUse {
         /// Its address.
-        address: Address,
+        address: PciAddress,
         /// The processes.
         by: Vec<DeviceUser>,
     },
     /// The original driver is missing.
     NoDriver {
         /// Address of the function.
-        address: Address,
+        address: PciAddress,
         /// Name of the driver.
         driver: String,
     },
     /// A step failed.
     Step {
         /// Address of the function.
-        address: Address,
+        address: PciAddress,
         /// The step.
         step: BindStep,
         /// Cause.
@@ -155,7 +155,7 @@ impl fmt::Display for BindError {
             Self::NotRecorded { address, driver } => write!(
                 out,
                 "unbind {address}: driver is {}, and there is no record that tenmil bound it",
-                named(driver.as_deref())
+                driver_name_text(driver.as_deref())
             ),
             Self::InUse { address, by } => {
                 let by: Vec<String> = by.iter().map(ToString::to_string).collect();
@@ -165,14 +165,14 @@ impl fmt::Display for BindError {
                 write!(out, "unbind {address}: driver {driver} is not loaded, expected it to be")
             }
             Self::Step { address, step, found, .. } => {
-                write!(out, "{}: ", step.command(*address))?;
+                write!(out, "{}: ", step.shell_command(*address))?;
                 match &**found {
                     StepError::Refused(errno) => write!(out, "{errno}"),
                     StepError::Driver(driver) => write!(
                         out,
                         "driver is {}, expected {}",
-                        named(driver.as_deref()),
-                        step.driver().unwrap_or("none")
+                        driver_name_text(driver.as_deref()),
+                        step.bound_driver().unwrap_or("none")
                     ),
                     StepError::Records(error) => error.fmt(out),
                 }
@@ -189,6 +189,6 @@ impl From<BindError> for tenmil_base::Error {
     }
 }
 
-fn named(driver: Option<&str>) -> String {
+fn driver_name_text(driver: Option<&str>) -> String {
     driver.map_or_else(|| "none".into(), |driver| format!("'{driver}'"))
 }

@@ -1,7 +1,7 @@
 //! Machines made of files, and a fake kernel.
 
+mod bind_obstacles;
 mod crash;
-mod kernel;
+mod fake_kernel;
 mod steps;
-mod tree;
-mod verdicts;
+mod test_tree;

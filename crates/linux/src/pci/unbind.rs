@@ -1,13 +1,15 @@
 //! Returning functions to their original drivers.
 
-use super::bind::run;
-use super::bind_records::{BindRecords, OriginalBinding, is_plain, original_binding, recorded};
+use super::bind::run_steps;
+use super::bind_kernel::BindKernel;
+use super::bind_obstacle::NO_IOMMU_PARAMETER;
+use super::bind_records::{
+    BindRecords, OriginalBinding, is_valid_driver_name, original_binding, recorded_functions,
+};
 use super::error::BindError;
-use super::function::{directory, is_driver_name};
-use super::kernel::Kernel;
-use super::obstacle::NO_IOMMU_PARAMETER;
-use super::{Address, BindStep, Function, VFIO};
-use crate::holders::DeviceUser;
+use super::nvme_function::{is_driver_name, sysfs_directory};
+use super::{BindStep, NvmeFunction, PciAddress, VFIO};
+use crate::device_users::DeviceUser;
 use crate::kernel_files::KernelFiles;
 
 /// Functions to return.
@@ -16,9 +18,9 @@ pub enum UnbindSelection {
     /// All functions recorded as bound by tenmil.
     All,
     /// These functions.
-    These(Vec<Address>),
+    These(Vec<PciAddress>),
     /// These functions, to this driver, regardless of the records.
-    To(Vec<Address>, String),
+    To(Vec<PciAddress>, String),
 }
 
 /// Plans the steps that return functions. Changes nothing.
@@ -27,17 +29,17 @@ pub enum UnbindSelection {
 ///
 /// If a function has no record, is used by a program, or its driver is missing.
 pub fn plan_unbind(
-    kernel: &dyn Kernel,
+    kernel: &dyn BindKernel,
     which: &UnbindSelection,
-) -> Result<Vec<(Address, Vec<BindStep>)>, BindError> {
-    let machine = kernel.machine();
+) -> Result<Vec<(PciAddress, Vec<BindStep>)>, BindError> {
+    let machine = kernel.kernel_files();
     let (addresses, to) = match which {
-        UnbindSelection::All => (recorded(machine), None),
+        UnbindSelection::All => (recorded_functions(machine), None),
         UnbindSelection::These(addresses) => (addresses.clone(), None),
         UnbindSelection::To(addresses, driver) => (addresses.clone(), Some(driver.clone())),
     };
-    let plan = |address: Address| {
-        let driver = machine.link(&format!("{}/driver", directory(address)));
+    let plan = |address: PciAddress| {
+        let driver = machine.link_target_name(&format!("{}/driver", sysfs_directory(address)));
         let former = match &to {
             Some(driver) => {
                 let (driver, driver_override) = (Some(driver.clone()), None);
@@ -47,7 +49,7 @@ pub fn plan_unbind(
                 .ok_or(BindError::NotRecorded { address, driver })?,
         };
         let steps = unbind_steps(machine, address, &former);
-        check(kernel, address, &steps)?;
+        check_unbind_possible(kernel, address, &steps)?;
         Ok((address, steps))
     };
     addresses.into_iter().map(plan).collect()
@@ -56,15 +58,16 @@ pub fn plan_unbind(
 /// Returns functions to their drivers, and lists them. A function that cannot be returned does not
 /// affect the others; the first error is returned: one of [`plan_unbind`], or a step refused by the
 /// kernel.
-pub fn unbind(
-    kernel: &dyn Kernel,
+pub fn unbind_functions(
+    kernel: &dyn BindKernel,
     which: &UnbindSelection,
-) -> (Vec<Address>, Result<(), BindError>) {
-    let machine = kernel.machine();
-    let one_by_one = match which {
-        UnbindSelection::All => {
-            recorded(machine).into_iter().map(|one| UnbindSelection::These(vec![one])).collect()
-        }
+) -> (Vec<PciAddress>, Result<(), BindError>) {
+    let machine = kernel.kernel_files();
+    let complete_one_by_one = match which {
+        UnbindSelection::All => recorded_functions(machine)
+            .into_iter()
+            .map(|one| UnbindSelection::These(vec![one]))
+            .collect(),
         UnbindSelection::These(these) => {
             these.iter().map(|one| UnbindSelection::These(vec![*one])).collect()
         }
@@ -73,19 +76,19 @@ pub fn unbind(
             .map(|one| UnbindSelection::To(vec![*one], driver.clone()))
             .collect::<Vec<_>>(),
     };
-    if one_by_one.is_empty() {
+    if complete_one_by_one.is_empty() {
         return (Vec::new(), Ok(()));
     }
-    let ledger = match BindRecords::open(machine) {
+    let ledger = match BindRecords::open_locked(machine) {
         Ok(ledger) => ledger,
         Err(error) => return (Vec::new(), Err(error)),
     };
     let (mut done, mut error) = (Vec::new(), None);
     // One at a time, so that an error does not affect the others.
-    for one in one_by_one {
+    for one in complete_one_by_one {
         let given = plan_unbind(kernel, &one).and_then(|plans| {
             for (address, steps) in plans {
-                run(kernel, &ledger, address, &steps, drop)?;
+                run_steps(kernel, &ledger, address, &steps, drop)?;
                 done.push(address);
             }
             Ok(())
@@ -99,11 +102,11 @@ pub fn unbind(
 /// whatever point a crash left a function.
 pub(super) fn unbind_steps(
     machine: &KernelFiles,
-    address: Address,
+    address: PciAddress,
     former: &OriginalBinding,
 ) -> Vec<BindStep> {
-    let text = |name: &str| machine.text(&format!("{}/{name}", directory(address)));
-    let driver = machine.link(&format!("{}/driver", directory(address)));
+    let text = |name: &str| machine.read_trimmed(&format!("{}/{name}", sysfs_directory(address)));
+    let driver = machine.link_target_name(&format!("{}/driver", sysfs_directory(address)));
     let pinned = text("driver_override").filter(|name| is_driver_name(name));
     let mut steps = Vec::new();
     // A function that is missing, or bound to a third driver, is left as it is.
@@ -124,11 +127,11 @@ pub(super) fn unbind_steps(
         steps.push(BindStep::Override { driver: former.driver_override.clone() });
     }
     // The last function without an IOMMU restores the no-IOMMU parameter.
-    let others = recorded(machine).into_iter().filter(|other| *other != address);
+    let others = recorded_functions(machine).into_iter().filter(|other| *other != address);
     let mut others = others.filter_map(|other| original_binding(machine, other).ok()?);
     if let Some(to) = &former.no_iommu
         && !others.any(|other| other.no_iommu.is_some())
-        && machine.text(NO_IOMMU_PARAMETER).as_ref() != Some(to)
+        && machine.read_trimmed(NO_IOMMU_PARAMETER).as_ref() != Some(to)
     {
         steps.push(BindStep::NoIommu { to: to.clone() });
     }
@@ -137,23 +140,25 @@ pub(super) fn unbind_steps(
 }
 
 /// Checks that the steps are possible, and that no program has the function open.
-pub(super) fn check(
-    kernel: &dyn Kernel,
-    address: Address,
+pub(super) fn check_unbind_possible(
+    kernel: &dyn BindKernel,
+    address: PciAddress,
     steps: &[BindStep],
 ) -> Result<(), BindError> {
-    let machine = kernel.machine();
+    let machine = kernel.kernel_files();
     for step in steps {
         match step {
             BindStep::Probe { driver }
-                if !is_plain(driver) || !machine.has(&format!("sys/bus/pci/drivers/{driver}")) =>
+                if !is_valid_driver_name(driver)
+                    || !machine.exists(&format!("sys/bus/pci/drivers/{driver}")) =>
             {
                 let driver = driver.clone();
                 return Err(BindError::NoDriver { address, driver });
             }
             BindStep::Unbind { .. } => {
-                let function = Function::at(machine, address);
-                let users = function.map(|function| function.users(machine)).unwrap_or_default();
+                let function = NvmeFunction::at_address(machine, address);
+                let users =
+                    function.map(|function| function.disk_users(machine)).unwrap_or_default();
                 let is_open = |used: &DeviceUser| matches!(used, DeviceUser::Open { .. });
                 let by: Vec<DeviceUser> = users.found.into_iter().filter(is_open).collect();
                 // The unbind would block until they close it, possibly forever.

@@ -20,7 +20,7 @@ use tenmil_base::{Memory, Segment};
 use tenmil_dma::{KernelBufferSlice, RegionTable};
 use tenmil_wire::ublk::QueueOp;
 
-use crate::uring::buffer_entry;
+use crate::uring_engine::buffer_entry;
 
 /// Moves kernel-owned buffers for one socket.
 #[derive(Default)]
@@ -108,8 +108,8 @@ impl KernelBufferTransfer {
         way: TransferDirection,
     ) -> Option<Result<usize, Errno>> {
         let part = regions.kernel_buffer(segment)?;
-        let ring = self.ring()?;
-        let ending = match submit_and_wait(ring, &entries(socket, &part, way)) {
+        let ring = self.buffer_ring()?;
+        let ending = match submit_and_wait(ring, &linked_entries(socket, &part, way)) {
             Ok(ending) => ending,
             Err(errno) => {
                 // Entries that were not submitted are dropped with the ring.
@@ -127,9 +127,9 @@ impl KernelBufferTransfer {
         result_of
     }
 
-    fn ring(&mut self) -> Option<&mut IoUring> {
+    fn buffer_ring(&mut self) -> Option<&mut IoUring> {
         if let FixedBufferRing::NotCreated = self.ring {
-            self.ring = match open() {
+            self.ring = match open_ring() {
                 Ok(ring) => FixedBufferRing::Ready(Box::new(ring)),
                 Err(_) => FixedBufferRing::Refused,
             };
@@ -183,7 +183,7 @@ impl TransferResult {
     }
 }
 
-fn open() -> Result<IoUring, std::io::Error> {
+fn open_ring() -> Result<IoUring, std::io::Error> {
     // With cooperative task running, the kernel works when it is entered, that is while a caller
     // waits.
     let ring = IoUring::builder().setup_coop_taskrun().build(4)?;
@@ -193,7 +193,7 @@ fn open() -> Result<IoUring, std::io::Error> {
 
 /// Hard-linked entries: each waits for the one before and none is skipped after a failure, so a
 /// registered buffer is always unregistered.
-fn entries(
+fn linked_entries(
     socket: BorrowedFd<'_>,
     part: &KernelBufferSlice<'_>,
     way: TransferDirection,
@@ -204,14 +204,14 @@ fn entries(
     let quiet = squeue::Flags::SKIP_SUCCESS;
     [
         ask(QueueOp::RegisterBuffer).flags(after_it | quiet).user_data(REGISTER),
-        transfer(socket, (part.byte as usize, part.len_bytes), way).flags(after_it),
+        transfer_entry(socket, (part.byte as usize, part.len_bytes), way).flags(after_it),
         ask(QueueOp::UnregisterBuffer).user_data(UNREGISTER),
     ]
 }
 
 /// Entry that transfers part of the registered buffer. `first` is the offset in it: a ublk buffer
 /// starts at address zero.
-fn transfer(
+fn transfer_entry(
     socket: BorrowedFd<'_>,
     (first, len_bytes): (usize, u32),
     way: TransferDirection,
@@ -246,7 +246,7 @@ fn submit_and_wait(ring: &mut IoUring, entries: &[squeue::Entry]) -> Result<Tran
     let mut left = entries.len() - usize::from(entries.len() > 1);
     let mut ending = TransferResult::default();
     while left > 0 {
-        match ring.submit_and_wait(left).map_err(|error| super::ring::errno(&error)) {
+        match ring.submit_and_wait(left).map_err(|error| super::socket_ring::errno_of(&error)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
         }
@@ -274,13 +274,13 @@ mod tests {
 
     use super::{
         BUFFER_INDEX, FixedBufferRing, KernelBufferTransfer, MOVE, REGISTER, TransferDirection,
-        TransferResult, UNREGISTER, entries, open, submit_and_wait, transfer,
+        TransferResult, UNREGISTER, linked_entries, open_ring, submit_and_wait, transfer_entry,
     };
 
     /// One page, since other tests share the limit of locked memory.
     const LEN: usize = 4096;
 
-    fn pair() -> (TcpStream, TcpStream) {
+    fn socket_pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         (one, listener.accept().unwrap().0)
@@ -295,12 +295,12 @@ mod tests {
 
     impl Placed {
         fn new(bytes: &[u8]) -> Option<Self> {
-            let Ok(ring) = open() else {
+            let Ok(ring) = open_ring() else {
                 println!("skipped: io_uring is not allowed here");
                 return None;
             };
             let regions = RegionTable::new(1);
-            let memory = regions.allocate(bytes.len()).unwrap();
+            let memory = regions.allocate_region(bytes.len()).unwrap();
             regions.store(memory.segment(), bytes).unwrap();
             let address = regions.host_address(memory.segment()).unwrap();
             let whole = libc::iovec { iov_base: address.as_ptr().cast(), iov_len: bytes.len() };
@@ -316,7 +316,7 @@ mod tests {
                 if placed.is_ok() {
                     break;
                 }
-                crate::thread::sleep(Span::from_ms(1));
+                crate::named_thread::sleep(Span::from_ms(1));
                 placed = place();
             }
             if let Err(why) = placed {
@@ -336,12 +336,14 @@ mod tests {
         ) -> Result<usize, Errno> {
             let first = self.memory.segment().slice(at, len).unwrap();
             let first = self.regions.host_address(first).unwrap().addr().get();
-            let ending =
-                submit_and_wait(&mut self.ring, &[transfer(socket.as_fd(), (first, len), way)]);
+            let ending = submit_and_wait(
+                &mut self.ring,
+                &[transfer_entry(socket.as_fd(), (first, len), way)],
+            );
             ending.unwrap().result_of(len).unwrap()
         }
 
-        fn bytes(&self) -> Vec<u8> {
+        fn test_bytes(&self) -> Vec<u8> {
             let mut bytes = vec![0; self.memory.segment().len_bytes as usize];
             self.regions.load(self.memory.segment(), &mut bytes).unwrap();
             bytes
@@ -349,10 +351,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_at_the_place_goes_as_far_as_the_socket_takes_it_and_nobody_waits() {
+    fn kernel_buffer_is_sent_as_far_as_the_socket_accepts_without_blocking() {
         let expected: Vec<u8> = (0..LEN).map(|at| (at % 251).to_le_bytes()[0]).collect();
         let Some(mut placed) = Placed::new(&expected) else { return };
-        let (one, mut other) = pair();
+        let (one, mut other) = socket_pair();
         let (mut sent, mut got, mut is_full) = (1000_usize, Vec::new(), false);
         // Repeated until the sockets are full, then the rest of a round.
         while !is_full || !sent.is_multiple_of(LEN) {
@@ -376,9 +378,9 @@ mod tests {
     }
 
     #[test]
-    fn what_a_socket_has_goes_to_the_place_and_no_further() {
+    fn received_bytes_fill_the_kernel_buffer_and_no_more() {
         let Some(mut placed) = Placed::new(&[0; 4096]) else { return };
-        let (one, mut other) = pair();
+        let (one, mut other) = socket_pair();
         let mut take =
             |(at, len)| placed.submit_and_wait(&one, at, len, TransferDirection::FromSocket);
         assert_eq!(take((0, 100)), Err(Errno::AGAIN));
@@ -388,16 +390,16 @@ mod tests {
         assert_eq!(take((1024, 100)), Err(Errno::AGAIN));
         drop(other);
         assert_eq!(take((0, 100)), Ok(0), "the end");
-        let memory = placed.bytes();
+        let memory = placed.test_bytes();
         assert_eq!((&memory[512..516], &memory[1024..1033]), (&b"head"[..], &b" and body"[..]));
         assert!(memory[..512].iter().chain(&memory[1033..]).all(|byte| *byte == 0));
     }
 
     #[test]
-    fn a_peer_that_has_gone_is_an_error_and_no_signal() {
+    fn closed_peer_is_an_error_without_sigpipe() {
         let Some(mut placed) = Placed::new(&[1; 4096]) else { return };
-        let (one, other) = pair();
-        crate::socket::reset_at_end(other.as_fd());
+        let (one, other) = socket_pair();
+        crate::socket::reset_on_close(other.as_fd());
         drop(other);
         let mut last = Ok(0);
         for _ in 0..3 {
@@ -407,17 +409,17 @@ mod tests {
     }
 
     #[test]
-    fn the_three_steps_follow_each_other_and_what_was_lent_is_always_taken_back() {
+    fn register_transfer_unregister_are_linked_and_always_unregister() {
         let regions = RegionTable::new(1);
         let descriptor = std::io::pipe().unwrap().0.into();
         let lender = KernelBufferSource { descriptor, queue: 2, data_at: |_, _, _| 0 };
         let leased = regions.register_kernel_buffers(lender, (4, 8192)).unwrap();
         let part = regions.kernel_buffer(leased.slice(3 * 8192 + 512, 1024).unwrap()).unwrap();
         let (hard_link, skip_success, nowait) = (1 << 3, 1 << 6, 8_u32);
-        let (one, _other) = pair();
+        let (one, _other) = socket_pair();
         for (way, opcode) in [(TransferDirection::FromSocket, 4), (TransferDirection::ToSocket, 5)]
         {
-            let steps = entries(one.as_fd(), &part, way).map(|entry| {
+            let steps = linked_entries(one.as_fd(), &part, way).map(|entry| {
                 assert_eq!(size_of_val(&entry), 64);
                 // SAFETY: the entry is 64 bytes long and alive, and bytes need no alignment.
                 unsafe { (&raw const entry).cast::<[u8; 64]>().read() }
@@ -436,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_says_is_told_and_what_it_never_does_is_copied() {
+    fn kernel_errors_are_reported_and_unsupported_operations_copied() {
         let ended = |refused, transferred| TransferResult { refused, transferred }.result_of(100);
         assert_eq!(ended(None, Some(100)), Some(Ok(100)));
         assert_eq!(ended(None, Some(0)), Some(Ok(0)));
@@ -453,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn after_some_refusals_the_kernel_is_not_asked_any_more() {
+    fn repeated_rejections_disable_kernel_buffer_transfers() {
         let regions = RegionTable::new(1);
         let file = tempfile::tempfile().unwrap();
         file.set_len(8192).unwrap();
@@ -462,7 +464,7 @@ mod tests {
         let leased = regions.register_kernel_buffers(lender, (2, 4096)).unwrap();
         let part = leased.slice(0, 512).unwrap();
         regions.store(part, &[5; 512]).unwrap();
-        let ((one, mut other), mut mover) = (pair(), KernelBufferTransfer::default());
+        let ((one, mut other), mut mover) = (socket_pair(), KernelBufferTransfer::default());
         for round in 1..=20 {
             assert_eq!(mover.send(&regions, part, one.as_fd(), false), Ok(512));
             let mut bytes = [0; 512];

@@ -6,16 +6,17 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, getsockname, socket_with};
 
-use super::{Address, StreamListener};
+use super::{ListenAddress, StreamListener};
 
 /// Creates the two ends of a non-blocking TCP connection over loopback.
 ///
 /// # Errors
 ///
 /// The error of the system call.
-pub fn loopback() -> io::Result<[OwnedFd; 2]> {
-    let door = StreamListener::open(&Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))))?;
-    let Address::Tcp(port) = door.address() else {
+pub fn loopback_pair() -> io::Result<[OwnedFd; 2]> {
+    let door =
+        StreamListener::open(&ListenAddress::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))))?;
+    let ListenAddress::Tcp(port) = door.address() else {
         return Err(io::ErrorKind::AddrNotAvailable.into());
     };
     let one = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -34,27 +35,27 @@ pub fn loopback() -> io::Result<[OwnedFd; 2]> {
 }
 
 /// Makes close send a reset: unsent data is discarded and the peer receives RST.
-pub fn reset_at_end(socket: impl AsFd) {
-    super::zero_copy::abort_at_end(socket.as_fd());
+pub fn reset_on_close(socket: impl AsFd) {
+    super::zero_copy::discard_on_close(socket.as_fd());
 }
 
 #[cfg(test)]
 mod tests {
     use rustix::io::Errno;
 
-    use super::{loopback, reset_at_end};
+    use super::{loopback_pair, reset_on_close};
 
     #[test]
-    fn a_reset_is_not_an_orderly_end() {
-        let [one, other] = loopback().unwrap();
-        reset_at_end(&one);
+    fn reset_is_not_an_orderly_end() {
+        let [one, other] = loopback_pair().unwrap();
+        reset_on_close(&one);
         drop(one);
         assert_eq!(rustix::io::read(&other, &mut [0; 8]), Err(Errno::CONNRESET));
     }
 
     #[test]
-    fn what_one_end_sends_the_other_receives() {
-        let [one, other] = loopback().unwrap();
+    fn bytes_sent_on_one_end_arrive_at_the_other() {
+        let [one, other] = loopback_pair().unwrap();
         assert_eq!(rustix::io::write(&one, b"hello").unwrap(), 5);
         let mut into = [0; 8];
         assert_eq!(rustix::io::read(&other, &mut into).unwrap(), 5);

@@ -19,22 +19,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::Span;
 
-use super::options::{self, RxPlacement};
+use super::socket_options::{self, RxPlacement};
 
 /// Sockets grouped by receive queue. A shared handle.
 #[derive(Clone, Debug, Default)]
 pub(super) struct NapiGroups {
-    table: Arc<Mutex<Table>>,
+    table: Arc<Mutex<GroupTable>>,
 }
 
 #[derive(Default)]
-struct Table {
+struct GroupTable {
     /// Groups by NAPI identifier, oldest socket first.
-    groups: BTreeMap<u32, Vec<Entry>>,
+    groups: BTreeMap<u32, Vec<NapiGroup>>,
     next: u64,
 }
 
-struct Entry {
+struct NapiGroup {
     number: u64,
     /// A duplicated descriptor, so that it is valid as long as the entry.
     socket: OwnedFd,
@@ -52,56 +52,61 @@ pub(super) struct GroupMembership {
 impl NapiGroups {
     /// Adds a connected socket that busy-polls for `busy`. `None` if its receive queue is unknown,
     /// or no descriptor is left: then it polls for itself.
-    pub(super) fn join(&self, socket: BorrowedFd<'_>, busy: Span) -> Option<GroupMembership> {
-        self.join_at(RxPlacement::of(socket).napi_id?, socket, busy)
+    pub(super) fn join_group(&self, socket: BorrowedFd<'_>, busy: Span) -> Option<GroupMembership> {
+        self.join_group_of_queue(RxPlacement::of_socket(socket).napi_id?, socket, busy)
     }
 
-    fn join_at(&self, queue: u32, socket: BorrowedFd<'_>, busy: Span) -> Option<GroupMembership> {
+    fn join_group_of_queue(
+        &self,
+        queue: u32,
+        socket: BorrowedFd<'_>,
+        busy: Span,
+    ) -> Option<GroupMembership> {
         let socket = socket.try_clone_to_owned().ok()?;
-        let mut table = self.table();
+        let mut table = self.lock_table();
         let number = table.next;
         table.next += 1;
         let group = table.groups.entry(queue).or_default();
         if let Some(before) = group.last() {
-            before.poll(Span::default());
+            before.select_polling_socket(Span::default());
         }
-        group.push(Entry { number, socket, busy });
+        group.push(NapiGroup { number, socket, busy });
         Some(GroupMembership { groups: self.clone(), queue, number })
     }
 
     /// Receive queues, with the number of sockets behind each.
-    pub(super) fn sizes(&self) -> Vec<(u32, usize)> {
-        self.table().groups.iter().map(|(queue, group)| (*queue, group.len())).collect()
+    pub(super) fn group_sizes(&self) -> Vec<(u32, usize)> {
+        self.lock_table().groups.iter().map(|(queue, group)| (*queue, group.len())).collect()
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn lock_table(&self) -> MutexGuard<'_, GroupTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Entry {
+impl NapiGroup {
     /// Changes the busy-poll duration. On failure it stays as it was.
-    fn poll(&self, busy: Span) {
-        let _ = options::set_busy_poll(self.socket.as_fd(), busy);
+    fn select_polling_socket(&self, busy: Span) {
+        let _ = socket_options::set_busy_poll(self.socket.as_fd(), busy);
     }
 }
 
 impl Drop for GroupMembership {
     /// Moves the busy polling to the previous socket if this one polled.
     fn drop(&mut self) {
-        let mut table = self.groups.table();
+        let mut table = self.groups.lock_table();
         let Some(group) = table.groups.get_mut(&self.queue) else { return };
         let was_last = group.last().is_some_and(|last| last.number == self.number);
         group.retain(|entry| entry.number != self.number);
         match group.last() {
-            Some(last) if was_last => last.poll(last.busy),
+            Some(last) if was_last => last.select_polling_socket(last.busy),
             Some(_) => {}
             None => _ = table.groups.remove(&self.queue),
         }
     }
 }
 
-impl fmt::Debug for Table {
+impl fmt::Debug for GroupTable {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sizes = self.groups.iter().map(|(queue, group)| (queue, group.len()));
         out.debug_map().entries(sizes).finish()

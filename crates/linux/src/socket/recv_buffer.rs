@@ -63,17 +63,18 @@ impl RecvBufferPool {
 
     /// Whether this thread has a free buffer.
     pub(crate) fn has_free(&self) -> bool {
-        self.with(|share| share.remaining > 0 || !share.free.is_empty()).unwrap_or(false)
+        self.with_thread_cache(|share| share.remaining > 0 || !share.free.is_empty())
+            .unwrap_or(false)
     }
 
     /// Runs `act` on this thread's part; `None` if the thread is exiting.
     #[inline]
-    fn with<R>(&self, act: impl FnOnce(&mut ThreadCache) -> R) -> Option<R> {
+    fn with_thread_cache<R>(&self, act: impl FnOnce(&mut ThreadCache) -> R) -> Option<R> {
         let act = |shares: &RefCell<Vec<ThreadCache>>| {
             let shares = &mut *shares.borrow_mut();
             let mine = Arc::as_ptr(&self.shape);
             let place = shares.iter().position(|share| share.shape.as_ptr() == mine);
-            let place = place.unwrap_or_else(|| self.begin(shares));
+            let place = place.unwrap_or_else(|| self.register_thread(shares));
             act(&mut shares[place])
         };
         SHARES.try_with(act).ok()
@@ -81,7 +82,7 @@ impl RecvBufferPool {
 
     /// Registers the first use by this thread and returns the index of its part.
     #[cold]
-    fn begin(&self, shares: &mut Vec<ThreadCache>) -> usize {
+    fn register_thread(&self, shares: &mut Vec<ThreadCache>) -> usize {
         shares.retain(|share| share.shape.strong_count() > 0);
         let (shape, unmade) = (Arc::downgrade(&self.shape), self.shape.count_max);
         shares.push(ThreadCache { shape, free: Vec::new(), remaining: unmade });
@@ -89,20 +90,21 @@ impl RecvBufferPool {
     }
 
     #[inline]
-    fn take(&self) -> Option<Box<[u8]>> {
-        let taken = self.with(|share| share.free.pop().or_else(|| self.make(share)));
+    fn take_memory(&self) -> Option<Box<[u8]>> {
+        let taken = self
+            .with_thread_cache(|share| share.free.pop().or_else(|| self.allocate_memory(share)));
         taken.flatten()
     }
 
     #[cold]
-    fn make(&self, share: &mut ThreadCache) -> Option<Box<[u8]>> {
+    fn allocate_memory(&self, share: &mut ThreadCache) -> Option<Box<[u8]>> {
         share.remaining = share.remaining.checked_sub(1)?;
         Some(vec![0; self.shape.len_bytes].into_boxed_slice())
     }
 
     #[inline]
-    fn give_back(&self, memory: Box<[u8]>) {
-        self.with(|share| share.free.push(memory));
+    fn return_memory(&self, memory: Box<[u8]>) {
+        self.with_thread_cache(|share| share.free.push(memory));
     }
 }
 
@@ -113,7 +115,7 @@ impl RecvBuffer {
 
     /// Unconsumed bytes, oldest first.
     #[inline]
-    pub(crate) fn bytes(&self) -> &[u8] {
+    pub(crate) fn unconsumed_bytes(&self) -> &[u8] {
         match &self.memory {
             Some(memory) => &memory[self.start..self.end],
             None => &self.stash,
@@ -136,7 +138,7 @@ impl RecvBuffer {
     }
 
     fn allocate(&mut self) -> Option<()> {
-        let mut memory = self.pool.take()?;
+        let mut memory = self.pool.take_memory()?;
         memory[..self.stash.len()].copy_from_slice(&self.stash);
         (self.start, self.end) = (0, self.stash.len());
         self.stash.clear();
@@ -146,14 +148,14 @@ impl RecvBuffer {
 
     /// Marks `count` bytes of the free space as filled.
     #[inline]
-    pub(crate) fn filled(&mut self, count: usize) {
+    pub(crate) fn mark_filled(&mut self, count: usize) {
         self.end += count;
     }
 
     /// Consumes the first `count` bytes.
     #[inline]
     pub(crate) fn consume(&mut self, count: usize) {
-        let waiting = self.bytes().len();
+        let waiting = self.unconsumed_bytes().len();
         assert!(count <= waiting, "{count} consumed of {waiting} bytes");
         if self.memory.is_none() {
             self.stash.drain(..count);
@@ -193,7 +195,7 @@ impl RecvBuffer {
 
     fn release(&mut self) {
         if let Some(memory) = self.memory.take() {
-            self.pool.give_back(memory);
+            self.pool.return_memory(memory);
         }
         (self.start, self.end) = (0, 0);
     }
@@ -207,7 +209,9 @@ impl Drop for RecvBuffer {
 
 impl fmt::Debug for RecvBuffer {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Inbox").field("waiting", &self.bytes().len()).finish_non_exhaustive()
+        out.debug_struct("Inbox")
+            .field("waiting", &self.unconsumed_bytes().len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -224,86 +228,86 @@ impl fmt::Debug for RecvBufferPool {
 mod tests {
     use super::{RecvBuffer, RecvBufferPool, STASH_MAX};
 
-    fn put(inbox: &mut RecvBuffer, bytes: &[u8]) -> usize {
+    fn fill_buffer(inbox: &mut RecvBuffer, bytes: &[u8]) -> usize {
         let Some(room) = inbox.free_space() else { return 0 };
         let count = room.len().min(bytes.len());
         room[..count].copy_from_slice(&bytes[..count]);
-        inbox.filled(count);
+        inbox.mark_filled(count);
         count
     }
 
     #[test]
-    fn an_inbox_has_memory_only_while_bytes_wait() {
+    fn buffer_holds_memory_only_while_bytes_are_unconsumed() {
         let pool = RecvBufferPool::new(4096, 1);
         let (mut one, mut other) = (RecvBuffer::new(pool.clone()), RecvBuffer::new(pool.clone()));
-        assert_eq!(put(&mut one, b"abc"), 3);
+        assert_eq!(fill_buffer(&mut one, b"abc"), 3);
         assert!(!pool.has_free() && !other.has_space() && other.free_space().is_none());
         one.consume(3);
-        assert_eq!(put(&mut other, b"defg"), 4);
+        assert_eq!(fill_buffer(&mut other, b"defg"), 4);
         assert!(one.free_space().is_none());
         other.consume(1);
         other.release_idle();
-        assert_eq!(other.bytes(), b"efg", "what is left waits elsewhere");
+        assert_eq!(other.unconsumed_bytes(), b"efg", "what is left waits elsewhere");
         assert!(pool.has_free());
-        assert_eq!(put(&mut other, b"hi"), 2);
-        assert_eq!(other.bytes(), b"efghi");
+        assert_eq!(fill_buffer(&mut other, b"hi"), 2);
+        assert_eq!(other.unconsumed_bytes(), b"efghi");
         drop(other);
         assert!(pool.has_free());
     }
 
     #[test]
-    fn much_that_waits_keeps_its_memory_and_its_order() {
+    fn large_unconsumed_data_keeps_its_memory_and_order() {
         let pool = RecvBufferPool::new(4096, 1);
         let mut inbox = RecvBuffer::new(pool.clone());
         let bytes: Vec<u8> = (0..=255).cycle().take(5000).collect();
-        assert_eq!(put(&mut inbox, &bytes), 4096);
-        assert_eq!(put(&mut inbox, &bytes), 0, "it is full");
+        assert_eq!(fill_buffer(&mut inbox, &bytes), 4096);
+        assert_eq!(fill_buffer(&mut inbox, &bytes), 0, "it is full");
         assert!(!inbox.has_space());
         inbox.release_idle();
-        assert!(!pool.has_free(), "{} bytes wait", inbox.bytes().len());
+        assert!(!pool.has_free(), "{} bytes wait", inbox.unconsumed_bytes().len());
         inbox.consume(4096 - STASH_MAX);
-        assert_eq!(inbox.bytes(), &bytes[4096 - STASH_MAX..4096]);
+        assert_eq!(inbox.unconsumed_bytes(), &bytes[4096 - STASH_MAX..4096]);
         inbox.release_idle();
         assert!(pool.has_free());
-        assert_eq!(put(&mut inbox, &bytes[4096..]), 904);
-        assert_eq!(inbox.bytes(), &bytes[4096 - STASH_MAX..]);
+        assert_eq!(fill_buffer(&mut inbox, &bytes[4096..]), 904);
+        assert_eq!(inbox.unconsumed_bytes(), &bytes[4096 - STASH_MAX..]);
     }
 
     #[test]
-    fn each_thread_has_memory_of_its_own_and_an_inbox_may_go_where_it_has_let_go() {
+    fn each_thread_has_its_own_memory_and_a_released_buffer_may_move() {
         let pool = RecvBufferPool::new(4096, 1);
         let (mut one, mut other) = (RecvBuffer::new(pool.clone()), RecvBuffer::new(pool.clone()));
-        assert_eq!(put(&mut one, &[1; 4096]), 4096);
+        assert_eq!(fill_buffer(&mut one, &[1; 4096]), 4096);
         assert!(!one.release_if_small(), "much waits");
         one.consume(4096 - 3);
         assert!(one.release_if_small() && pool.has_free());
-        assert_eq!(put(&mut other, b"here"), 4);
+        assert_eq!(fill_buffer(&mut other, b"here"), 4);
         std::thread::scope(|scope| {
             let theirs = scope.spawn(|| {
-                assert_eq!(put(&mut one, b"there"), 5);
-                assert_eq!(one.bytes(), b"\x01\x01\x01there");
+                assert_eq!(fill_buffer(&mut one, b"there"), 5);
+                assert_eq!(one.unconsumed_bytes(), b"\x01\x01\x01there");
                 one.consume(8);
                 pool.has_free()
             });
             assert!(theirs.join().unwrap());
         });
         assert!(!pool.has_free(), "what came back there is not lent here");
-        assert_eq!(other.bytes(), b"here");
+        assert_eq!(other.unconsumed_bytes(), b"here");
     }
 
     #[test]
-    fn pools_that_have_gone_leave_nothing_with_their_threads() {
+    fn dropped_pool_leaves_no_memory_in_thread_caches() {
         for _ in 0..10 {
-            put(&mut RecvBuffer::new(RecvBufferPool::new(4096, 2)), b"abc");
+            fill_buffer(&mut RecvBuffer::new(RecvBufferPool::new(4096, 2)), b"abc");
         }
         assert_eq!(super::SHARES.with_borrow(Vec::len), 1);
     }
 
     #[test]
     #[should_panic(expected = "4 consumed of 3 bytes")]
-    fn more_than_waits_cannot_be_consumed() {
+    fn consuming_more_than_available_panics() {
         let mut inbox = RecvBuffer::new(RecvBufferPool::new(4096, 1));
-        put(&mut inbox, b"abc");
+        fill_buffer(&mut inbox, b"abc");
         inbox.consume(4);
     }
 }

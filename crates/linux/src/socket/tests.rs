@@ -4,39 +4,40 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use tenmil_base::{Memory, RecvResult, Segment, SendSlice, Span, Stream, WakeSource};
-use tenmil_dma::{Backing, KernelBufferSource, Mapping, RegionTable};
-use tenmil_sim::network::conformance::{self, Pair, Wants};
+use tenmil_dma::{KernelBufferSource, MemoryBacking, MemoryMapping, RegionTable};
+use tenmil_sim::sim_network::stream_conformance::{self, StreamPair, WaitCondition};
 
 use super::{SocketEngine, SocketFactory, SocketOptions};
 use crate::poll_set::{Interest, PollSet};
 
-fn memory() -> (RegionTable, Segment) {
+fn test_memory() -> (RegionTable, Segment) {
     let regions = RegionTable::new(1);
-    let whole = regions.add(Mapping::new(1 << 20, Backing::Private).unwrap()).unwrap();
+    let whole =
+        regions.add_mapping(MemoryMapping::new(1 << 20, MemoryBacking::Private).unwrap()).unwrap();
     (regions, whole)
 }
 
-fn tcp() -> [OwnedFd; 2] {
+fn tcp_pair() -> [OwnedFd; 2] {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let one = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     [one.into(), listener.accept().unwrap().0.into()]
 }
 
-fn unix() -> [OwnedFd; 2] {
+fn unix_pair() -> [OwnedFd; 2] {
     let (one, other) = UnixStream::pair().unwrap();
     [one.into(), other.into()]
 }
 
-fn pair_of(options: SocketOptions, sockets: [OwnedFd; 2]) -> Pair {
-    let (regions, whole) = memory();
+fn stream_pair(options: SocketOptions, sockets: [OwnedFd; 2]) -> StreamPair {
+    let (regions, whole) = test_memory();
     let made = SocketFactory::new(regions.clone(), options);
-    let [one, other] = sockets.map(|socket| made.stream(socket).unwrap());
+    let [one, other] = sockets.map(|socket| made.new_stream(socket).unwrap());
     let memory: Arc<dyn Memory> = Arc::new(regions);
-    Pair { one, other, memory, whole, rest: Box::new(rest) }
+    StreamPair { one, other, memory, whole, rest: Box::new(receive_rest) }
 }
 
 /// Sleeps until an event of either end. An end that awaits nothing does not sleep long.
-fn rest(ends: [(&mut dyn Stream, Wants); 2]) {
+fn receive_rest(ends: [(&mut dyn Stream, WaitCondition); 2]) {
     let watch = PollSet::new().unwrap();
     let mut stays_awake = false;
     let mut wants_something = false;
@@ -60,7 +61,7 @@ fn rest(ends: [(&mut dyn Stream, Wants); 2]) {
     }
 }
 
-fn descriptor(stream: &dyn Stream) -> BorrowedFd<'_> {
+fn wake_descriptor(stream: &dyn Stream) -> BorrowedFd<'_> {
     match stream.wake_source() {
         WakeSource::Descriptor(descriptor) => descriptor,
         _ => panic!("a socket has a descriptor"),
@@ -68,32 +69,32 @@ fn descriptor(stream: &dyn Stream) -> BorrowedFd<'_> {
 }
 
 #[test]
-fn epoll_over_tcp_is_a_stream_like_any_other() {
-    conformance::run(1, || pair_of(SocketOptions::default(), tcp()));
+fn epoll_over_tcp_passes_the_stream_tests() {
+    stream_conformance::run_stream_tests(1, || stream_pair(SocketOptions::default(), tcp_pair()));
 }
 
 #[test]
-fn epoll_over_unix_sockets_is_a_stream_like_any_other() {
-    conformance::run(2, || pair_of(SocketOptions::default(), unix()));
+fn epoll_over_unix_sockets_passes_the_stream_tests() {
+    stream_conformance::run_stream_tests(2, || stream_pair(SocketOptions::default(), unix_pair()));
 }
 
 #[test]
-fn epoll_with_little_room_is_a_stream_like_any_other() {
+fn epoll_with_small_socket_buffers_passes_the_stream_tests() {
     let options = SocketOptions {
         send_buffer_bytes: Some(4096),
         recv_buffer_bytes: 2048,
         ..SocketOptions::default()
     };
-    conformance::run(3, || pair_of(options.clone(), unix()));
+    stream_conformance::run_stream_tests(3, || stream_pair(options.clone(), unix_pair()));
 }
 
-fn ring() -> SocketOptions {
+fn ring_factory() -> SocketOptions {
     SocketOptions { engine: SocketEngine::IoUring, ..SocketOptions::default() }
 }
 
 /// Whether this kernel supports the ring; prints a note if not.
 fn has_ring() -> bool {
-    let sockets = SocketFactory::new(RegionTable::new(1), ring());
+    let sockets = SocketFactory::new(RegionTable::new(1), ring_factory());
     if let Some(why) = sockets.io_uring_error() {
         eprintln!("skipped: io_uring: {why}");
     }
@@ -101,56 +102,62 @@ fn has_ring() -> bool {
 }
 
 #[test]
-fn a_ring_over_tcp_is_a_stream_like_any_other() {
+fn ring_over_tcp_passes_the_stream_tests() {
     if has_ring() {
-        conformance::run(4, || pair_of(ring(), tcp()));
+        stream_conformance::run_stream_tests(4, || stream_pair(ring_factory(), tcp_pair()));
     }
 }
 
 #[test]
-fn a_ring_over_unix_sockets_is_a_stream_like_any_other() {
+fn ring_over_unix_sockets_passes_the_stream_tests() {
     if has_ring() {
-        conformance::run(5, || pair_of(ring(), unix()));
+        stream_conformance::run_stream_tests(5, || stream_pair(ring_factory(), unix_pair()));
     }
 }
 
 #[test]
-fn a_ring_with_little_room_is_a_stream_like_any_other() {
+fn ring_with_small_socket_buffers_passes_the_stream_tests() {
     let options = SocketOptions {
         send_buffer_bytes: Some(4096),
         recv_buffer_bytes: 1024,
         recv_buffers_max: 4,
-        ..ring()
+        ..ring_factory()
     };
     if has_ring() {
-        conformance::run(6, || pair_of(options.clone(), unix()));
+        stream_conformance::run_stream_tests(6, || stream_pair(options.clone(), unix_pair()));
     }
 }
 
 /// Every send with memory is zero-copy, until the kernel reports a copy.
-fn by_reference(engine: SocketEngine) -> SocketOptions {
+fn zero_copy_factory(engine: SocketEngine) -> SocketOptions {
     SocketOptions { engine, zero_copy_from_bytes: Some(1), ..SocketOptions::default() }
 }
 
 #[test]
-fn streams_that_do_not_copy_are_streams_like_any_other() {
-    conformance::run(7, || pair_of(by_reference(SocketEngine::Epoll), tcp()));
-    conformance::run(8, || pair_of(by_reference(SocketEngine::IoUring), tcp()));
-    conformance::run(9, || pair_of(by_reference(SocketEngine::IoUring), unix()));
+fn zero_copy_streams_pass_the_stream_tests() {
+    stream_conformance::run_stream_tests(7, || {
+        stream_pair(zero_copy_factory(SocketEngine::Epoll), tcp_pair())
+    });
+    stream_conformance::run_stream_tests(8, || {
+        stream_pair(zero_copy_factory(SocketEngine::IoUring), tcp_pair())
+    });
+    stream_conformance::run_stream_tests(9, || {
+        stream_pair(zero_copy_factory(SocketEngine::IoUring), unix_pair())
+    });
 }
 
 #[test]
-fn sends_by_reference_end_once_the_kernel_reports_that_it_copies() {
+fn zero_copy_is_disabled_once_the_kernel_reports_copies() {
     let engines = [SocketEngine::Epoll, SocketEngine::IoUring];
     for engine in engines.into_iter().filter(|it| *it == SocketEngine::Epoll || has_ring()) {
-        let (regions, whole) = memory();
+        let (regions, whole) = test_memory();
         let part = whole.slice(0, 10_000).unwrap();
-        let sockets = SocketFactory::new(regions, by_reference(engine));
+        let sockets = SocketFactory::new(regions, zero_copy_factory(engine));
         sockets.set_zero_copy_from(Some(20_000));
-        let [mut one, mut other] = tcp().map(|socket| sockets.stream(socket).unwrap());
+        let [mut one, mut other] = tcp_pair().map(|socket| sockets.new_stream(socket).unwrap());
         let mut send = |sent: u64| {
             assert_eq!(
-                one.send(b"head", &[header(4)[0], SendSlice::Memory(part)], false),
+                one.send(b"head", &[pdu_header(4)[0], SendSlice::Memory(part)], false),
                 Ok(10_004)
             );
             let mut came = 0;
@@ -161,7 +168,7 @@ fn sends_by_reference_end_once_the_kernel_reports_that_it_copies() {
                 }
                 let _ = one.receive();
             }
-            let counts = sockets.counts();
+            let counts = sockets.socket_stats();
             (counts.sends_zero_copy, counts.zero_copy_copied)
         };
         assert_eq!(send(10_004), (0, 0), "{engine:?}: too little");
@@ -172,24 +179,24 @@ fn sends_by_reference_end_once_the_kernel_reports_that_it_copies() {
 }
 
 #[test]
-fn a_stream_without_techniques_is_one_like_any_other() {
+fn restricted_stream_passes_the_stream_tests() {
     let curbed = SocketOptions { batch_send: false, msg_more: false, ..SocketOptions::default() };
-    conformance::run(10, || pair_of(curbed.clone(), tcp()));
+    stream_conformance::run_stream_tests(10, || stream_pair(curbed.clone(), tcp_pair()));
     let talkative = SocketOptions { batch_send: false, ..SocketOptions::default() };
-    conformance::run(11, || pair_of(talkative.clone(), unix()));
+    stream_conformance::run_stream_tests(11, || stream_pair(talkative.clone(), unix_pair()));
 }
 
 #[test]
-fn a_stream_that_does_not_gather_sends_each_piece_by_a_call_of_its_own() {
+fn stream_without_gathering_sends_each_segment_separately() {
     for (gathers, calls) in [(true, 1), (false, 3)] {
-        let (regions, whole) = memory();
+        let (regions, whole) = test_memory();
         let options = SocketOptions { batch_send: gathers, ..SocketOptions::default() };
         let sockets = SocketFactory::new(regions, options);
-        let [mut one, mut other] = tcp().map(|socket| sockets.stream(socket).unwrap());
+        let [mut one, mut other] = tcp_pair().map(|socket| sockets.new_stream(socket).unwrap());
         let piece = |at: u32| SendSlice::Memory(whole.slice(at * 100, 100).unwrap());
-        let all = [header(4)[0], piece(0), piece(1), header(4)[0], piece(2)];
+        let all = [pdu_header(4)[0], piece(0), piece(1), pdu_header(4)[0], piece(2)];
         assert_eq!(one.send(b"head", &all, false), Ok(308));
-        assert_eq!(sockets.counts().sends, calls, "gathers: {gathers}");
+        assert_eq!(sockets.socket_stats().sends, calls, "gathers: {gathers}");
         while other.buffered().len() < 308 {
             other.receive();
         }
@@ -198,22 +205,24 @@ fn a_stream_that_does_not_gather_sends_each_piece_by_a_call_of_its_own() {
             (&b"head"[..], &b"head"[..])
         );
         // Another factory has separate counters.
-        assert_eq!(sockets.with_own_counters().counts().sends, 0);
+        assert_eq!(sockets.with_own_counters().socket_stats().sends, 0);
     }
 }
 
 /// The memory of a dropped stream may be reused at once.
 #[test]
-fn memory_of_a_stream_that_has_gone_arrives_as_it_was_or_not_at_all() {
+fn memory_of_a_dropped_stream_arrives_unchanged_or_not_at_all() {
     use std::io::Read;
     let engines = [SocketEngine::Epoll, SocketEngine::IoUring];
     for engine in engines.into_iter().filter(|it| *it == SocketEngine::Epoll || has_ring()) {
         let regions = RegionTable::new(1);
-        let whole = regions.add(Mapping::new(16 << 20, Backing::Private).unwrap()).unwrap();
+        let whole = regions
+            .add_mapping(MemoryMapping::new(16 << 20, MemoryBacking::Private).unwrap())
+            .unwrap();
         regions.fill(whole, 1).unwrap();
-        let sockets = SocketFactory::new(regions.clone(), by_reference(engine));
-        let [one, other] = tcp();
-        let mut one = sockets.stream(one).unwrap();
+        let sockets = SocketFactory::new(regions.clone(), zero_copy_factory(engine));
+        let [one, other] = tcp_pair();
+        let mut one = sockets.new_stream(one).unwrap();
         assert!(one.send(&[], &[SendSlice::Memory(whole)], false).unwrap() > 0);
         (0..3).for_each(|_| assert_eq!(one.receive(), RecvResult::WouldBlock));
         drop(one);
@@ -230,15 +239,17 @@ fn memory_of_a_stream_that_has_gone_arrives_as_it_was_or_not_at_all() {
     }
 }
 
-fn header(len_bytes: u32) -> [SendSlice; 1] {
+fn pdu_header(len_bytes: u32) -> [SendSlice; 1] {
     [SendSlice::Headers { at: 0, len_bytes }]
 }
 
 #[test]
-fn a_sleeper_is_woken_by_bytes_and_by_ends_and_by_nothing_else() {
-    let mut pair = pair_of(SocketOptions::default(), tcp());
+fn sleeper_is_woken_by_bytes_and_stream_ends_only() {
+    let mut pair = stream_pair(SocketOptions::default(), tcp_pair());
     let watch = PollSet::new().unwrap();
-    watch.add(descriptor(&*pair.other), 0, Interest { readable: true, writable: false }).unwrap();
+    watch
+        .add(wake_descriptor(&*pair.other), 0, Interest { readable: true, writable: false })
+        .unwrap();
     let is_woken = |time_limit| {
         let mut found = Vec::new();
         watch.wait(Some(time_limit), &mut found).unwrap();
@@ -247,7 +258,7 @@ fn a_sleeper_is_woken_by_bytes_and_by_ends_and_by_nothing_else() {
     let (short, long) = (Span::from_us(100), Span::from_secs(5));
     assert!(!pair.other.arm(true, false));
     assert!(!is_woken(short));
-    pair.one.send(b"x", &header(1), false).unwrap();
+    pair.one.send(b"x", &pdu_header(1), false).unwrap();
     assert!(is_woken(long));
     assert!(!pair.other.arm(false, false));
     assert!(!is_woken(short), "it wants nothing now");
@@ -267,17 +278,17 @@ fn a_sleeper_is_woken_by_bytes_and_by_ends_and_by_nothing_else() {
 }
 
 #[test]
-fn connections_share_the_inboxes_of_their_thread() {
+fn connections_of_a_thread_share_its_receive_buffers() {
     let options =
         SocketOptions { recv_buffers_max: 1, recv_buffer_bytes: 4096, ..SocketOptions::default() };
-    let (regions, _) = memory();
+    let (regions, _) = test_memory();
     let sockets = SocketFactory::new(regions, options);
-    let [mut one, mut other] = unix().map(|socket| sockets.stream(socket).unwrap());
-    one.send(&[7; 2000], &header(2000), false).unwrap();
-    other.send(&[8; 100], &header(100), false).unwrap();
+    let [mut one, mut other] = unix_pair().map(|socket| sockets.new_stream(socket).unwrap());
+    one.send(&[7; 2000], &pdu_header(2000), false).unwrap();
+    other.send(&[8; 100], &pdu_header(100), false).unwrap();
     assert_eq!(other.receive(), RecvResult::Bytes(2000));
     assert_eq!(one.receive(), RecvResult::WouldBlock, "the inbox is lent");
-    assert_eq!(sockets.counts().without_buffer, 1);
+    assert_eq!(sockets.socket_stats().without_buffer, 1);
     assert!(!one.arm(true, false), "and nothing is gained by staying awake");
     assert!(!one.is_fully_armed(), "but it has to be armed again");
     other.consume(2000);
@@ -286,14 +297,15 @@ fn connections_share_the_inboxes_of_their_thread() {
     assert_eq!(one.buffered(), [8; 100]);
     one.consume(100);
     assert!(!one.arm(true, false) && one.is_fully_armed(), "the inbox has come back");
-    let counts = sockets.counts();
+    let counts = sockets.socket_stats();
     assert_eq!((counts.receives, counts.receives_empty, counts.sends), (2, 0, 2));
 }
 
 /// Memory, and the kernel-owned buffers of four requests of 64 KiB, backed by a file.
-fn lending() -> (RegionTable, Segment, Segment) {
+fn kernel_buffer_regions() -> (RegionTable, Segment, Segment) {
     let regions = RegionTable::new(2);
-    let whole = regions.add(Mapping::new(1 << 20, Backing::Private).unwrap()).unwrap();
+    let whole =
+        regions.add_mapping(MemoryMapping::new(1 << 20, MemoryBacking::Private).unwrap()).unwrap();
     let file = tempfile::tempfile().unwrap();
     file.set_len(4 << 16).unwrap();
     let data_at = |_, request, byte| u64::from(request) << 16 | u64::from(byte);
@@ -313,13 +325,13 @@ fn send_all(stream: &mut dyn Stream, headers: &[u8], stretches: &[SendSlice]) {
 }
 
 #[test]
-fn what_was_lent_is_sent_between_what_was_not_and_received_where_it_belongs() {
-    let (regions, whole, leased) = lending();
+fn kernel_buffers_are_sent_in_order_and_received_into_place() {
+    let (regions, whole, leased) = kernel_buffer_regions();
     for options in
         [SocketOptions::default(), SocketOptions { batch_send: false, ..SocketOptions::default() }]
     {
         let sockets = SocketFactory::new(regions.clone(), options);
-        let [mut one, mut other] = tcp().map(|socket| sockets.stream(socket).unwrap());
+        let [mut one, mut other] = tcp_pair().map(|socket| sockets.new_stream(socket).unwrap());
         let part = |segment: Segment, at, len| segment.slice(at, len).unwrap();
         let parts = [
             (part(leased, 512, 3000), 1_u8),
@@ -373,10 +385,10 @@ fn what_was_lent_is_sent_between_what_was_not_and_received_where_it_belongs() {
 }
 
 #[test]
-fn what_is_lent_no_more_ends_a_stream_behind_what_went_before_it() {
-    let (regions, whole, leased) = lending();
+fn unregistered_kernel_buffer_ends_the_stream_after_earlier_data() {
+    let (regions, whole, leased) = kernel_buffer_regions();
     let sockets = SocketFactory::new(regions.clone(), SocketOptions::default());
-    let [mut one, mut other] = tcp().map(|socket| sockets.stream(socket).unwrap());
+    let [mut one, mut other] = tcp_pair().map(|socket| sockets.new_stream(socket).unwrap());
     let last = leased.slice(3 << 16, 4096).unwrap();
     rustix::fs::ftruncate(regions.kernel_buffer(last).unwrap().descriptor, 3 << 16).unwrap();
     let stretches = [SendSlice::Memory(whole.slice(0, 100).unwrap()), SendSlice::Memory(last)];
@@ -402,15 +414,21 @@ fn send_from(stream: &mut dyn Stream, bytes: &[u8]) {
 }
 
 #[test]
-fn a_stream_takes_no_more_than_it_is_asked_for_and_the_rest_wakes_it() {
-    let (regions, _) = memory();
+fn receive_up_to_limits_bytes_and_the_rest_wakes() {
+    let (regions, _) = test_memory();
     let sockets = SocketFactory::new(regions, SocketOptions::default());
-    let [mut one, mut other] = tcp().map(|socket| sockets.stream(socket).unwrap());
+    let [mut one, mut other] = tcp_pair().map(|socket| sockets.new_stream(socket).unwrap());
     send_from(&mut *one, b"head and body");
-    rest([(&mut *one, Wants::default()), (&mut *other, Wants { bytes: true, room: false })]);
+    receive_rest([
+        (&mut *one, WaitCondition::default()),
+        (&mut *other, WaitCondition { bytes: true, room: false }),
+    ]);
     assert_eq!(other.receive_up_to(4), RecvResult::Bytes(4));
     assert_eq!(other.buffered(), b"head");
-    rest([(&mut *one, Wants::default()), (&mut *other, Wants { bytes: true, room: false })]);
+    receive_rest([
+        (&mut *one, WaitCondition::default()),
+        (&mut *other, WaitCondition { bytes: true, room: false }),
+    ]);
     assert_eq!(other.receive_up_to(4), RecvResult::Bytes(4), "behind what was not consumed");
     assert_eq!(other.buffered(), b"head and");
     assert_eq!(other.receive(), RecvResult::Bytes(5));

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 
-use super::options::set_number;
-use crate::vectored::last_errno;
+use super::socket_options::set_socket_option;
+use crate::io_vectors::last_errno;
 
 /// Smallest average segment length for zero-copy sends. Shared by all streams of a thread.
 #[derive(Clone, Debug)]
@@ -64,7 +64,7 @@ impl ZeroCopyThreshold {
 
 impl PendingZeroCopy {
     /// Records an accepted send, from stream position `from` on.
-    pub(super) fn push(&mut self, from: u64, headers: Box<[u8]>) {
+    pub(super) fn record_send(&mut self, from: u64, headers: Box<[u8]>) {
         self.sends.push_back(PendingSend { from, is_done: false, _headers: headers });
         self.next = self.next.wrapping_add(1);
     }
@@ -76,13 +76,13 @@ impl PendingZeroCopy {
     }
 
     /// Stream position of the first byte that the kernel may still read.
-    pub(super) fn first(&self) -> Option<u64> {
+    pub(super) fn first_pending_position(&self) -> Option<u64> {
         self.sends.front().map(|send| send.from)
     }
 
     /// Leaks the memory of sends whose notifications will never be read.
     #[cold]
-    pub(super) fn leak(&mut self) {
+    pub(super) fn leak_pending(&mut self) {
         std::mem::forget(std::mem::take(self));
     }
 
@@ -90,13 +90,13 @@ impl PendingZeroCopy {
     pub(super) fn poll_notifications(&mut self, socket: BorrowedFd<'_>) -> u64 {
         let mut copied = 0;
         while let Ok(Some(notice)) = next_notification(socket) {
-            copied += self.note(notice);
+            copied += self.handle_notification(notice);
         }
         while self.sends.pop_front_if(|send| send.is_done).is_some() {}
         copied
     }
 
-    fn note(&mut self, notice: ZeroCopyNotification) -> u64 {
+    fn handle_notification(&mut self, notice: ZeroCopyNotification) -> u64 {
         let first_held = self.next.wrapping_sub(u32::try_from(self.sends.len()).unwrap_or(0));
         let mut noted = 0;
         for (send, index) in self.sends.iter_mut().zip(0_u32..) {
@@ -111,19 +111,19 @@ impl PendingZeroCopy {
 }
 
 /// Enables zero-copy sends (SO_ZEROCOPY); false if the socket type does not support them.
-pub(super) fn enable(socket: BorrowedFd<'_>) -> bool {
-    set_number(socket, ("SO_ZEROCOPY", libc::SO_ZEROCOPY), 1).is_ok()
+pub(super) fn enable_zero_copy(socket: BorrowedFd<'_>) -> bool {
+    set_socket_option(socket, ("SO_ZEROCOPY", libc::SO_ZEROCOPY), 1).is_ok()
 }
 
 /// Makes close discard unsent data (SO_LINGER 0), so that the kernel stops reading held memory.
-pub(super) fn abort_at_end(socket: BorrowedFd<'_>) {
+pub(super) fn discard_on_close(socket: BorrowedFd<'_>) {
     // If the kernel refuses, there is no unsent data.
     let _ = rustix::net::sockopt::set_socket_linger(socket, Some(std::time::Duration::ZERO));
 }
 
 /// Discards unsent data at once, even if the descriptor is shared.
-pub(super) fn abort(socket: BorrowedFd<'_>) {
-    abort_at_end(socket);
+pub(super) fn abort_connection(socket: BorrowedFd<'_>) {
+    discard_on_close(socket);
     if rustix::net::connect_unspec(socket).is_err() {
         // Not TCP, or not connected: there is nothing to discard.
         let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
@@ -173,33 +173,37 @@ fn parse_notification(error: &[u8]) -> Option<ZeroCopyNotification> {
 mod tests {
     use super::{PendingZeroCopy, ZeroCopyNotification};
 
-    fn held(count: u32, next: u32) -> PendingZeroCopy {
+    fn held_positions(count: u32, next: u32) -> PendingZeroCopy {
         let mut held = PendingZeroCopy { next, ..PendingZeroCopy::default() };
-        (0..u64::from(count)).for_each(|index| held.push(index * 100, Box::default()));
+        (0..u64::from(count)).for_each(|index| held.record_send(index * 100, Box::default()));
         held
     }
 
-    fn released(
+    fn released_position(
         held: &mut PendingZeroCopy,
         first: u32,
         last: u32,
         was_copied: bool,
     ) -> (u64, Option<u64>) {
-        let copied = held.note(ZeroCopyNotification { first, last, was_copied });
+        let copied = held.handle_notification(ZeroCopyNotification { first, last, was_copied });
         while held.sends.pop_front_if(|send| send.is_done).is_some() {}
-        (copied, held.first())
+        (copied, held.first_pending_position())
     }
 
     #[test]
-    fn memory_is_released_in_order_whatever_the_order_of_notices() {
+    fn memory_is_released_in_order_for_any_notification_order() {
         // The sequence numbers wrap.
         for start in [0, 1000, u32::MAX - 1] {
-            let mut held = held(4, start);
+            let mut held = held_positions(4, start);
             let at = |index| start.wrapping_add(index);
-            assert_eq!(released(&mut held, at(1), at(2), false), (0, Some(0)));
-            assert_eq!(released(&mut held, at(0), at(0), true), (1, Some(300)));
-            assert_eq!(released(&mut held, at(0), at(2), true), (0, Some(300)), "old news");
-            assert_eq!(released(&mut held, at(3), at(3), true), (1, None));
+            assert_eq!(released_position(&mut held, at(1), at(2), false), (0, Some(0)));
+            assert_eq!(released_position(&mut held, at(0), at(0), true), (1, Some(300)));
+            assert_eq!(
+                released_position(&mut held, at(0), at(2), true),
+                (0, Some(300)),
+                "old news"
+            );
+            assert_eq!(released_position(&mut held, at(3), at(3), true), (1, None));
         }
     }
 }

@@ -37,18 +37,18 @@ impl CoalescedSources {
         Ok(Self(epoll))
     }
 
-    pub(super) fn add(&self, source: impl AsFd, token: u64) -> io::Result<()> {
+    pub(super) fn add_source(&self, source: impl AsFd, token: u64) -> io::Result<()> {
         self.0.add(source, token, EventFlags::IN)
     }
 
-    pub(super) fn remove(&self, source: impl AsFd) -> io::Result<()> {
+    pub(super) fn remove_source(&self, source: impl AsFd) -> io::Result<()> {
         self.0.remove(source)
     }
 
     /// Appends the tokens of ready descriptors. If none is ready, or more than fit, the set is
     /// armed in `prompt` again. Returns whether the set must be polled again.
-    pub(super) fn take(&self, prompt: &Epoll, token: u64, ready: &mut Vec<u64>) -> bool {
-        let mut found = ReadyList::nothing();
+    pub(super) fn take_ready(&self, prompt: &Epoll, token: u64, ready: &mut Vec<u64>) -> bool {
+        let mut found = ReadyList::empty();
         self.0.wait(Span::default(), &mut found);
         ready.extend(found.tokens());
         let is_heard = found.is_empty() || found.is_full();

@@ -59,7 +59,7 @@ impl Epoll {
     }
 
     #[cfg(test)]
-    pub(crate) fn count_milliseconds(&self) {
+    pub(crate) fn use_millisecond_timeouts(&self) {
         self.coarse.store(true, Ordering::Relaxed);
     }
 
@@ -102,7 +102,7 @@ impl Epoll {
                 0_usize,
             )
         };
-        usize::try_from(count).map_err(|_| last_error())
+        usize::try_from(count).map_err(|_| last_os_errno())
     }
 
     fn wait_ms(&self, at_most: Span, found: &mut ReadyList) -> Result<usize, Errno> {
@@ -111,12 +111,12 @@ impl Epoll {
         let (descriptor, events) = (self.descriptor.as_raw_fd(), found.events.as_mut_ptr());
         // SAFETY: the descriptor is open; the table is a local of the given length.
         let count = unsafe { libc::epoll_wait(descriptor, events, room, limit_ms) };
-        usize::try_from(count).map_err(|_| last_error())
+        usize::try_from(count).map_err(|_| last_os_errno())
     }
 }
 
 impl ReadyList {
-    pub(crate) fn nothing() -> Self {
+    pub(crate) fn empty() -> Self {
         Self { events: [libc::epoll_event { events: 0, u64: 0 }; EVENTS], count: 0 }
     }
 
@@ -136,6 +136,6 @@ impl ReadyList {
     }
 }
 
-fn last_error() -> Errno {
+fn last_os_errno() -> Errno {
     io::Error::last_os_error().raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
 }

@@ -12,7 +12,7 @@
 //! is superfluous and harmless.
 
 use super::park_flag::ParkFlag;
-use super::sync::{AtomicBool, Barrier, Ordering};
+use super::sync::{AsymmetricBarrier, AtomicBool, Ordering};
 
 /// Sleep flag of one sleeper.
 #[derive(Debug)]
@@ -20,11 +20,11 @@ pub(crate) struct SleepFlag {
     asleep: AtomicBool,
     /// A parked thread was notified: see `park_flag.rs`.
     has_parked_notify: AtomicBool,
-    barrier: Barrier,
+    barrier: AsymmetricBarrier,
 }
 
 impl SleepFlag {
-    pub(crate) fn new(barrier: Barrier) -> Self {
+    pub(crate) fn new(barrier: AsymmetricBarrier) -> Self {
         let (asleep, is_called) = (AtomicBool::new(false), AtomicBool::new(false));
         Self { asleep, has_parked_notify: is_called, barrier }
     }
@@ -36,7 +36,7 @@ impl SleepFlag {
     /// notification may be missed.
     pub(crate) fn announce(&self) -> bool {
         self.asleep.store(true, Ordering::Relaxed);
-        self.barrier.heavy()
+        self.barrier.sleeper_barrier()
     }
 
     /// Marks the sleeper awake. A `needs_wakeup` that returned true before is still followed by its
@@ -49,14 +49,14 @@ impl SleepFlag {
     /// callers during one sleep, at most one gets true.
     #[inline]
     pub(crate) fn needs_wakeup(&self) -> bool {
-        self.barrier.light();
+        self.barrier.notifier_barrier();
         self.is_claimed()
     }
 
     /// As [`needs_wakeup`](Self::needs_wakeup), after a store for one parked light thread.
     #[inline]
     pub(crate) fn needs_wakeup_parked(&self, doze: &ParkFlag) -> bool {
-        self.barrier.light();
+        self.barrier.notifier_barrier();
         if doze.is_parked() {
             self.notify_parked(doze);
         }
@@ -74,7 +74,7 @@ impl SleepFlag {
         // An exchange, not a store: a reader that clears the last of several notifications must see
         // the flags that all of them set.
         self.has_parked_notify.swap(true, Ordering::Release);
-        self.barrier.light();
+        self.barrier.notifier_barrier();
     }
 
     /// Whether a parked thread was notified; relaxed, so possibly late.

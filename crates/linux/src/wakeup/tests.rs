@@ -7,22 +7,22 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use tenmil_base::Span;
 
-use super::{Barrier, COALESCE_DELAY, Sleeper};
+use super::{AsymmetricBarrier, COALESCE_DELAY, Sleeper};
 use crate::clock::kernel_ns;
-use crate::thread::Thread;
+use crate::named_thread::NamedThread;
 
 const LONG: Span = Span::from_secs(20);
 const NOW: Span = Span { ns: 0 };
 
 /// One sleeper of each kind that this machine supports.
-fn sleepers() -> [Sleeper; 3] {
+fn test_sleepers() -> [Sleeper; 3] {
     let coarse = Sleeper::new().unwrap();
-    coarse.sources.prompt.count_milliseconds();
+    coarse.sources.prompt.use_millisecond_timeouts();
     [Sleeper::new().unwrap(), Sleeper::with_fences().unwrap(), coarse]
 }
 
 /// Number of writes to the eventfd since the last call.
-fn writes(sleeper: &Sleeper) -> u64 {
+fn eventfd_writes(sleeper: &Sleeper) -> u64 {
     let mut count = [0; 8];
     match rustix::io::read(&sleeper.shared.event, &mut count) {
         Ok(_) => u64::from_ne_bytes(count),
@@ -33,128 +33,128 @@ fn writes(sleeper: &Sleeper) -> u64 {
     }
 }
 
-fn event() -> OwnedFd {
+fn readable_eventfd() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
 }
 
-fn signal(event: &OwnedFd) {
+fn signal_eventfd(event: &OwnedFd) {
     rustix::io::write(event, &1_u64.to_ne_bytes()).unwrap();
 }
 
-fn elapsed<R>(body: impl FnOnce() -> R) -> (R, Span) {
+fn elapsed_ns<R>(body: impl FnOnce() -> R) -> (R, Span) {
     let begun = kernel_ns();
     let result = body();
     (result, Span { ns: kernel_ns() - begun })
 }
 
 #[test]
-fn a_rest_ends_with_a_bell_and_with_no_descriptor() {
-    for mut sleeper in sleepers() {
-        let (waker, event) = (sleeper.notifier(), event());
-        sleeper.sources().add(&event, 7).unwrap();
-        signal(&event);
+fn pause_ends_with_a_notification_and_not_with_a_descriptor() {
+    for mut sleeper in test_sleepers() {
+        let (waker, event) = (sleeper.notifier(), readable_eventfd());
+        sleeper.sources().add_source(&event, 7).unwrap();
+        signal_eventfd(&event);
         for _ in 0..3 {
             sleeper.announce_pause();
-            let (rang, rested) = elapsed(|| sleeper.pause(Span::from_ms(2)));
+            let (rang, rested) = elapsed_ns(|| sleeper.pause(Span::from_ms(2)));
             assert!(
                 !rang && rested >= Span::from_ms(2),
                 "{rested}: neither a descriptor nor an old ring"
             );
             sleeper.announce_pause();
             waker.notify();
-            let (rang, rested) = elapsed(|| sleeper.pause(LONG));
+            let (rang, rested) = elapsed_ns(|| sleeper.pause(LONG));
             assert!(rang && rested < LONG);
             // A notification that ended a sleep is stale afterwards.
-            sleeper.announce();
+            sleeper.announce_sleep();
             waker.notify();
-            assert!(sleeper.block(LONG, &mut Vec::new()));
+            assert!(sleeper.sleep_until_ready(LONG, &mut Vec::new()));
         }
     }
 }
 
 #[test]
-fn a_ring_costs_no_system_call_while_the_sleeper_is_awake() {
-    for mut sleeper in sleepers() {
+fn notification_of_an_awake_sleeper_makes_no_system_call() {
+    for mut sleeper in test_sleepers() {
         let waker = sleeper.notifier();
         waker.notify();
-        assert_eq!(writes(&sleeper), 0, "not yet announced");
-        sleeper.announce();
-        sleeper.cancel();
+        assert_eq!(eventfd_writes(&sleeper), 0, "not yet announced");
+        sleeper.announce_sleep();
+        sleeper.cancel_sleep();
         waker.notify();
-        assert_eq!(writes(&sleeper), 0, "taken back");
-        sleeper.announce();
-        sleeper.block(NOW, &mut Vec::new());
+        assert_eq!(eventfd_writes(&sleeper), 0, "taken back");
+        sleeper.announce_sleep();
+        sleeper.sleep_until_ready(NOW, &mut Vec::new());
         waker.notify();
-        assert_eq!(writes(&sleeper), 0, "awake again");
+        assert_eq!(eventfd_writes(&sleeper), 0, "awake again");
     }
 }
 
 #[test]
-fn a_sleep_is_ended_by_one_write_however_many_ring() {
-    for mut sleeper in sleepers() {
+fn sleep_is_ended_by_one_write_for_any_number_of_notifications() {
+    for mut sleeper in test_sleepers() {
         let (waker, other) = (sleeper.notifier(), sleeper.notifier().clone());
         for _ in 0..3 {
-            sleeper.announce();
+            sleeper.announce_sleep();
             waker.notify();
             other.notify();
             waker.notify();
-            assert_eq!(writes(&sleeper), 1);
+            assert_eq!(eventfd_writes(&sleeper), 1);
         }
     }
 }
 
 #[test]
-fn every_sleep_can_be_ended_though_the_count_is_never_read() {
-    for mut sleeper in sleepers() {
+fn every_sleep_can_be_ended_although_the_counter_is_never_read() {
+    for mut sleeper in test_sleepers() {
         let waker = sleeper.notifier();
         for _ in 0..100 {
-            sleeper.announce();
+            sleeper.announce_sleep();
             waker.notify();
-            assert!(sleeper.block(LONG, &mut Vec::new()));
-            assert!(!sleeper.block(NOW, &mut Vec::new()), "one ring ends one sleep");
+            assert!(sleeper.sleep_until_ready(LONG, &mut Vec::new()));
+            assert!(!sleeper.sleep_until_ready(NOW, &mut Vec::new()), "one ring ends one sleep");
         }
-        assert_eq!(writes(&sleeper), 100);
+        assert_eq!(eventfd_writes(&sleeper), 100);
     }
 }
 
 #[test]
-fn a_ring_before_an_announcement_is_taken_back_ends_the_next_sleep() {
-    for mut sleeper in sleepers() {
-        sleeper.announce();
+fn notification_before_a_cancelled_sleep_ends_the_next_sleep() {
+    for mut sleeper in test_sleepers() {
+        sleeper.announce_sleep();
         sleeper.notifier().notify();
-        sleeper.cancel();
-        sleeper.announce();
-        assert!(sleeper.block(LONG, &mut Vec::new()));
+        sleeper.cancel_sleep();
+        sleeper.announce_sleep();
+        assert!(sleeper.sleep_until_ready(LONG, &mut Vec::new()));
     }
 }
 
 #[test]
-fn a_ring_from_another_thread_ends_a_sleep() {
-    for mut sleeper in sleepers() {
+fn notification_from_another_thread_ends_a_sleep() {
+    for mut sleeper in test_sleepers() {
         let waker = sleeper.notifier();
-        sleeper.announce();
-        let ringer = Thread::spawn("ringer", None, move |_| waker.notify()).unwrap();
-        let (rang, slept) = elapsed(|| sleeper.block(LONG, &mut Vec::new()));
+        sleeper.announce_sleep();
+        let ringer = NamedThread::spawn("ringer", None, move |_| waker.notify()).unwrap();
+        let (rang, slept) = elapsed_ns(|| sleeper.sleep_until_ready(LONG, &mut Vec::new()));
         assert!(rang && slept < LONG);
         ringer.join();
     }
 }
 
 #[test]
-fn a_bell_outlives_its_sleeper() {
+fn notifier_outlives_its_sleeper() {
     let mut sleeper = Sleeper::new().unwrap();
     let waker = sleeper.notifier();
-    sleeper.announce();
+    sleeper.announce_sleep();
     drop(sleeper);
     waker.notify();
 }
 
 #[test]
-fn a_sleep_lasts_until_its_deadline_and_not_less() {
-    for mut sleeper in sleepers() {
+fn sleep_lasts_until_its_deadline() {
+    for mut sleeper in test_sleepers() {
         for at_most in [Span::from_us(300), Span::from_us(1_500), Span::from_ms(3)] {
-            sleeper.announce();
-            let (rang, slept) = elapsed(|| sleeper.block(at_most, &mut Vec::new()));
+            sleeper.announce_sleep();
+            let (rang, slept) = elapsed_ns(|| sleeper.sleep_until_ready(at_most, &mut Vec::new()));
             assert!(!rang);
             assert!(slept >= at_most, "{slept} of {at_most}");
         }
@@ -162,73 +162,73 @@ fn a_sleep_lasts_until_its_deadline_and_not_less() {
 }
 
 #[test]
-fn a_sleep_without_end_can_be_asked_for() {
-    for mut sleeper in sleepers() {
-        sleeper.announce();
+fn unlimited_sleep_is_allowed() {
+    for mut sleeper in test_sleepers() {
+        sleeper.announce_sleep();
         sleeper.notifier().notify();
-        assert!(sleeper.block(Span { ns: u64::MAX }, &mut Vec::new()));
+        assert!(sleeper.sleep_until_ready(Span { ns: u64::MAX }, &mut Vec::new()));
     }
 }
 
 #[test]
-fn descriptors_that_are_ready_end_a_sleep_and_are_named() {
-    for mut sleeper in sleepers() {
+fn ready_descriptors_end_a_sleep_and_are_reported() {
+    for mut sleeper in test_sleepers() {
         let sources = sleeper.sources();
-        let events = [event(), event(), event()];
+        let events = [readable_eventfd(), readable_eventfd(), readable_eventfd()];
         for (token, event) in (10..).zip(&events) {
-            sources.add(event, token).unwrap();
+            sources.add_source(event, token).unwrap();
         }
         let mut ready = vec![7];
-        sleeper.announce();
-        assert!(!sleeper.block(NOW, &mut ready));
+        sleeper.announce_sleep();
+        assert!(!sleeper.sleep_until_ready(NOW, &mut ready));
         assert_eq!(ready, [7]);
 
-        signal(&events[0]);
-        signal(&events[2]);
+        signal_eventfd(&events[0]);
+        signal_eventfd(&events[2]);
         for _ in 0..2 {
             ready.clear();
-            sleeper.announce();
-            assert!(!sleeper.block(LONG, &mut ready), "no bell");
+            sleeper.announce_sleep();
+            assert!(!sleeper.sleep_until_ready(LONG, &mut ready), "no bell");
             ready.sort_unstable();
             assert_eq!(ready, [10, 12], "for as long as nobody reads them");
         }
-        sources.remove(&events[0]).unwrap();
+        sources.remove_source(&events[0]).unwrap();
         ready.clear();
-        sleeper.announce();
+        sleeper.announce_sleep();
         sleeper.notifier().notify();
-        assert!(sleeper.block(LONG, &mut ready), "the bell as well");
+        assert!(sleeper.sleep_until_ready(LONG, &mut ready), "the bell as well");
         assert_eq!(ready, [12]);
     }
 }
 
 #[test]
-fn a_descriptor_of_which_changes_are_heard_ends_a_sleep_for_each_and_no_other() {
-    for mut sleeper in sleepers() {
-        let (plain, inner) = (event(), event());
+fn edge_triggered_descriptor_ends_a_sleep_once_per_change() {
+    for mut sleeper in test_sleepers() {
+        let (plain, inner) = (readable_eventfd(), readable_eventfd());
         let nest = crate::poll_set::PollSet::new().unwrap();
         let readable = crate::poll_set::Interest { readable: true, writable: false };
         nest.add(&inner, 0, readable).unwrap();
         let sources = sleeper.sources();
-        sources.add(&plain, 1).unwrap();
-        sources.add(&nest, 2).unwrap();
+        sources.add_source(&plain, 1).unwrap();
+        sources.add_source(&nest, 2).unwrap();
         let mut slept = |at_most| {
             let mut ready = Vec::new();
-            sleeper.announce();
-            sleeper.block(at_most, &mut ready);
+            sleeper.announce_sleep();
+            sleeper.sleep_until_ready(at_most, &mut ready);
             ready.sort_unstable();
             ready
         };
-        signal(&plain);
-        signal(&inner);
+        signal_eventfd(&plain);
+        signal_eventfd(&inner);
         assert_eq!(slept(LONG), [1, 2]);
         sources.set_edge_triggered(&plain, 1).unwrap();
         sources.set_edge_triggered(&nest, 2).unwrap();
         assert_eq!(slept(LONG), [1, 2], "once for what it was readable for");
         for _ in 0..3 {
             assert_eq!(slept(NOW), [], "they have been readable all the time");
-            signal(&plain);
+            signal_eventfd(&plain);
             assert_eq!(slept(LONG), [1]);
-            signal(&inner);
+            signal_eventfd(&inner);
             assert_eq!(slept(LONG), [2], "through the set that it is in");
         }
         sources.set_level_triggered(&plain, 1).unwrap();
@@ -239,60 +239,60 @@ fn a_descriptor_of_which_changes_are_heard_ends_a_sleep_for_each_and_no_other() 
 }
 
 #[test]
-fn more_descriptors_than_a_wait_can_name_are_all_named_in_time() {
-    for mut sleeper in sleepers() {
-        let events: Vec<_> = (0..100).map(|_| event()).collect();
+fn more_ready_descriptors_than_a_wait_reports_are_all_reported() {
+    for mut sleeper in test_sleepers() {
+        let events: Vec<_> = (0..100).map(|_| readable_eventfd()).collect();
         for (token, event) in (0..).zip(&events) {
-            sleeper.sources().add(event, token).unwrap();
-            signal(event);
+            sleeper.sources().add_source(event, token).unwrap();
+            signal_eventfd(event);
         }
         let mut ready = Vec::new();
         for _ in 0..4 {
-            sleeper.block(LONG, &mut ready);
+            sleeper.sleep_until_ready(LONG, &mut ready);
         }
         assert_eq!(ready.iter().collect::<BTreeSet<_>>().len(), events.len());
     }
 }
 
-fn read(event: &OwnedFd) {
+fn read_eventfd(event: &OwnedFd) {
     rustix::io::read(event, &mut [0; 8]).unwrap();
 }
 
 /// Sleeps, and returns what ended the sleep and its duration.
-fn sleep(sleeper: &mut Sleeper, at_most: Span) -> (Vec<u64>, Span) {
+fn sleep_briefly(sleeper: &mut Sleeper, at_most: Span) -> (Vec<u64>, Span) {
     let mut ready = Vec::new();
-    sleeper.announce();
-    let (_, slept) = elapsed(|| sleeper.block(at_most, &mut ready));
+    sleeper.announce_sleep();
+    let (_, slept) = elapsed_ns(|| sleeper.sleep_until_ready(at_most, &mut ready));
     ready.sort_unstable();
     (ready, slept)
 }
 
 #[test]
-fn what_lingers_ends_a_sleep_at_once_if_nothing_of_the_kind_came_just_before() {
-    for mut sleeper in sleepers() {
+fn coalesced_source_ends_a_sleep_at_once_after_a_quiet_period() {
+    for mut sleeper in test_sleepers() {
         let sources = sleeper.sources();
-        let events = [event(), event()];
+        let events = [readable_eventfd(), readable_eventfd()];
         for (token, event) in (1..).zip(&events) {
-            sources.add(event, token).unwrap();
+            sources.add_source(event, token).unwrap();
             sources.set_coalesced(event, token).unwrap();
         }
         // On a busy machine single sleeps may be long, but not all of them.
         let mut shortest = LONG;
         for _ in 0..10 {
-            signal(&events[0]);
-            let (ready, slept) = sleep(&mut sleeper, LONG);
+            signal_eventfd(&events[0]);
+            let (ready, slept) = sleep_briefly(&mut sleeper, LONG);
             assert_eq!(ready, [1]);
             shortest = shortest.min(slept);
-            read(&events[0]);
+            read_eventfd(&events[0]);
 
-            signal(&events[1]);
-            let (ready, slept) = sleep(&mut sleeper, LONG);
+            signal_eventfd(&events[1]);
+            let (ready, slept) = sleep_briefly(&mut sleeper, LONG);
             assert_eq!(ready, [2]);
             assert!(slept >= COALESCE_DELAY, "{slept}: it came right after another one");
-            read(&events[1]);
+            read_eventfd(&events[1]);
 
             let whole = Span { ns: COALESCE_DELAY.ns * 2 };
-            let (ready, slept) = sleep(&mut sleeper, whole);
+            let (ready, slept) = sleep_briefly(&mut sleeper, whole);
             assert_eq!(ready, []);
             assert!(slept >= whole, "{slept}: nothing has come");
         }
@@ -301,47 +301,47 @@ fn what_lingers_ends_a_sleep_at_once_if_nothing_of_the_kind_came_just_before() {
 }
 
 #[test]
-fn what_lingers_is_taken_along_by_whatever_is_seen_first_and_hurries_when_it_is_told_to() {
-    for mut sleeper in sleepers() {
+fn coalesced_source_is_reported_with_other_events_and_can_be_made_prompt() {
+    for mut sleeper in test_sleepers() {
         let sources = sleeper.sources();
-        let events = [event(), event(), event()];
+        let events = [readable_eventfd(), readable_eventfd(), readable_eventfd()];
         for (token, event) in (1..).zip(&events) {
-            sources.add(event, token).unwrap();
+            sources.add_source(event, token).unwrap();
         }
         sources.set_coalesced(&events[0], 1).unwrap();
         sources.set_coalesced(&events[1], 2).unwrap();
         let mut shortest = LONG;
         for _ in 0..10 {
-            signal(&events[0]);
-            assert_eq!(sleep(&mut sleeper, LONG).0, [1]);
-            read(&events[0]);
-            signal(&events[1]);
-            signal(&events[2]);
-            let (ready, slept) = sleep(&mut sleeper, LONG);
+            signal_eventfd(&events[0]);
+            assert_eq!(sleep_briefly(&mut sleeper, LONG).0, [1]);
+            read_eventfd(&events[0]);
+            signal_eventfd(&events[1]);
+            signal_eventfd(&events[2]);
+            let (ready, slept) = sleep_briefly(&mut sleeper, LONG);
             assert_eq!(ready, [2, 3]);
             shortest = shortest.min(slept);
-            read(&events[2]);
+            read_eventfd(&events[2]);
             let mut ready = Vec::new();
             sleeper.poll_ready(&mut ready);
             assert_eq!(ready, [2], "and by a look");
-            read(&events[1]);
+            read_eventfd(&events[1]);
         }
         assert!(shortest < COALESCE_DELAY, "{shortest}");
 
         sources.clear_coalesced(&events[1], 2).unwrap();
         shortest = LONG;
         for _ in 0..10 {
-            signal(&events[0]);
-            assert_eq!(sleep(&mut sleeper, LONG).0, [1]);
-            read(&events[0]);
-            signal(&events[1]);
-            let (ready, slept) = sleep(&mut sleeper, LONG);
+            signal_eventfd(&events[0]);
+            assert_eq!(sleep_briefly(&mut sleeper, LONG).0, [1]);
+            read_eventfd(&events[0]);
+            signal_eventfd(&events[1]);
+            let (ready, slept) = sleep_briefly(&mut sleeper, LONG);
             assert_eq!(ready, [2]);
             shortest = shortest.min(slept);
-            read(&events[1]);
+            read_eventfd(&events[1]);
         }
         assert!(shortest < COALESCE_DELAY, "{shortest}");
-        sources.remove(&events[1]).unwrap();
+        sources.remove_source(&events[1]).unwrap();
         assert!(
             sources.clear_coalesced(&events[1], 2).is_err(),
             "it is not among those that linger"
@@ -350,62 +350,62 @@ fn what_lingers_is_taken_along_by_whatever_is_seen_first_and_hurries_when_it_is_
 }
 
 #[test]
-fn more_that_linger_than_a_look_can_name_are_all_named_in_time() {
-    for mut sleeper in sleepers() {
-        let events: Vec<_> = (0..100).map(|_| event()).collect();
+fn more_coalesced_sources_than_one_wait_reports_are_all_reported() {
+    for mut sleeper in test_sleepers() {
+        let events: Vec<_> = (0..100).map(|_| readable_eventfd()).collect();
         for (token, event) in (0..).zip(&events) {
-            sleeper.sources().add(event, token).unwrap();
+            sleeper.sources().add_source(event, token).unwrap();
             sleeper.sources().set_coalesced(event, token).unwrap();
-            signal(event);
+            signal_eventfd(event);
         }
         let mut ready = Vec::new();
         for _ in 0..4 {
-            sleeper.block(LONG, &mut ready);
+            sleeper.sleep_until_ready(LONG, &mut ready);
         }
         assert_eq!(ready.iter().collect::<BTreeSet<_>>().len(), events.len());
     }
 }
 
 #[test]
-fn the_tokens_of_the_bell_and_of_what_lingers_are_refused() {
+fn reserved_tokens_are_rejected() {
     let sleeper = Sleeper::new().unwrap();
     for token in [u64::MAX, u64::MAX - 1] {
-        let refused = sleeper.sources().add(event(), token).unwrap_err();
+        let refused = sleeper.sources().add_source(readable_eventfd(), token).unwrap_err();
         assert_eq!(refused.kind(), std::io::ErrorKind::InvalidInput);
     }
-    let twice = event();
-    sleeper.sources().add(&twice, 1).unwrap();
-    assert!(sleeper.sources().add(&twice, 2).is_err());
-    sleeper.sources().remove(&twice).unwrap();
-    assert!(sleeper.sources().remove(&twice).is_err());
+    let twice = readable_eventfd();
+    sleeper.sources().add_source(&twice, 1).unwrap();
+    assert!(sleeper.sources().add_source(&twice, 2).is_err());
+    sleeper.sources().remove_source(&twice).unwrap();
+    assert!(sleeper.sources().remove_source(&twice).is_err());
 }
 
 #[test]
-fn a_kernel_without_these_system_calls_is_made_do_with() {
+fn fallback_works_without_the_newer_system_calls() {
     let denied = || {
         let mut granted = Sleeper::new().unwrap();
-        if let Err(errno) = filter::deny(&[libc::SYS_epoll_pwait2, libc::SYS_membarrier]) {
+        if let Err(errno) = filter::deny_syscalls(&[libc::SYS_epoll_pwait2, libc::SYS_membarrier]) {
             println!("skipped: system calls cannot be denied here ({errno})");
             return;
         }
         let mut ready = Vec::new();
         let mut sleeper = Sleeper::new().unwrap();
-        assert_eq!(sleeper.barrier(), Barrier::FullFences);
+        assert_eq!(sleeper.barrier(), AsymmetricBarrier::FullFences);
         let at_most = Span::from_us(1_500);
-        let (rang, slept) = elapsed(|| sleeper.block(at_most, &mut ready));
+        let (rang, slept) = elapsed_ns(|| sleeper.sleep_until_ready(at_most, &mut ready));
         assert!(!rang && slept >= at_most);
-        sleeper.announce();
+        sleeper.announce_sleep();
         sleeper.notifier().notify();
-        assert!(sleeper.block(LONG, &mut ready));
+        assert!(sleeper.sleep_until_ready(LONG, &mut ready));
 
-        if granted.barrier() == Barrier::Expedited {
-            granted.announce();
-            let (rang, slept) = elapsed(|| granted.block(LONG, &mut ready));
+        if granted.barrier() == AsymmetricBarrier::Expedited {
+            granted.announce_sleep();
+            let (rang, slept) = elapsed_ns(|| granted.sleep_until_ready(LONG, &mut ready));
             assert!(!rang && slept < LONG, "without a barrier no sleep is long");
         }
     };
     // The filter belongs to the thread and ends with it.
-    Thread::spawn("denied", None, move |_| denied()).unwrap().join();
+    NamedThread::spawn("denied", None, move |_| denied()).unwrap().join();
 }
 
 mod filter {
@@ -414,7 +414,7 @@ mod filter {
     use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter, sock_fprog};
 
     /// Makes the kernel answer ENOSYS to these system calls of the current thread, permanently.
-    pub(super) fn deny(calls: &[libc::c_long]) -> io::Result<()> {
+    pub(super) fn deny_syscalls(calls: &[libc::c_long]) -> io::Result<()> {
         let statement = |code: u32, k: u32, jt: u8| sock_filter {
             code: u16::try_from(code).unwrap(),
             jt,

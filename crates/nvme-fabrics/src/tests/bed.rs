@@ -4,7 +4,7 @@ use tenmil_base::{
     CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Memory, Operation, Request,
     RequestFlags, Segment, Span,
 };
-use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
+use tenmil_dma::{CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_nvme_host::{
     ControllerOptions, Event, FastPathOptions, QueuePairOptions, QueueSizes, State,
 };
@@ -36,8 +36,12 @@ pub(super) struct Bed {
 impl Bed {
     pub(super) fn new() -> Self {
         let regions = RegionTable::new(4);
-        let pool = regions.add(Mapping::new(8 << 20, Backing::Private).unwrap()).unwrap();
-        let memory = regions.add(Mapping::new(4 << 20, Backing::Private).unwrap()).unwrap();
+        let pool = regions
+            .add_mapping(MemoryMapping::new(8 << 20, MemoryBacking::Private).unwrap())
+            .unwrap();
+        let memory = regions
+            .add_mapping(MemoryMapping::new(4 << 20, MemoryBacking::Private).unwrap())
+            .unwrap();
         let pool = DevicePool::new(
             regions.clone(),
             pool,

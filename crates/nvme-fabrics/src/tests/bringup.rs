@@ -3,7 +3,7 @@
 use tenmil_base::{IoStatus, Operation, Segment, Span};
 use tenmil_nvme_host::{Event, ShutdownNotification, State};
 use tenmil_nvme_tcp::{DigestMode, SuccessPolicy};
-use tenmil_sim::network::NetworkOptions;
+use tenmil_sim::sim_network::NetworkOptions;
 use tenmil_wire::Status;
 
 use super::bed::Bed;
@@ -119,7 +119,7 @@ fn with_digests_and_without_in_pieces_of_any_length_all_is_the_same() {
         for success in [SuccessPolicy::Never, SuccessPolicy::WithoutFlowControl] {
             for seed in 0..4 {
                 let mut bed = Bed::new();
-                bed.target.state().network = NetworkOptions::splitting(seed);
+                bed.target.state().network = NetworkOptions::with_splitting(seed);
                 bed.target.state().config.success = success;
                 let mut options = Bed::options();
                 (options.header_digest, options.data_digest) = (digest, digest);

@@ -21,7 +21,7 @@
 use std::collections::BTreeMap;
 
 use tenmil_base::{IoStatus, Memory, Operation, Random, Segment, Span};
-use tenmil_sim::network::{Direction, Fault};
+use tenmil_sim::sim_network::{LinkFault, LinkSide};
 use tenmil_wire::log::ana::AnaState;
 
 use super::multipath::{DETECT, Field};
@@ -255,7 +255,7 @@ impl Schedule {
     fn check_strays(&self) {
         for network in self.field.targets.iter().flat_map(|it| it.state().networks.clone()) {
             network.advance(self.field.now);
-            let strays = network.strays();
+            let strays = network.changed_unreleased_memory();
             assert!(strays.is_empty(), "seed {}: {strays:?}", self.seed);
         }
     }
@@ -273,8 +273,8 @@ impl Schedule {
         }
         self.calm_until = now.after(Span::from_us(self.random.below(800_000)));
         let path = index(&mut self.random, self.ill.len());
-        let for_a_while = Span::from_ms(self.random.below(4000));
-        self.ill[path] = Some(now.after(for_a_while));
+        let temporary_register_faults = Span::from_ms(self.random.below(4000));
+        self.ill[path] = Some(now.after(temporary_register_faults));
         self.faults += 1;
         let target = &self.field.targets[path];
         match self.random.below(7) {
@@ -285,20 +285,28 @@ impl Schedule {
             }
             3 => {
                 let way = if self.random.chance(1, 2) {
-                    Direction::Upstream
+                    LinkSide::Upstream
                 } else {
-                    Direction::Downstream
+                    LinkSide::Downstream
                 };
-                target.state().networks.iter().for_each(|it| it.harm(way, Fault::BlackHole));
+                target
+                    .state()
+                    .networks
+                    .iter()
+                    .for_each(|it| it.inject_fault(way, LinkFault::BlackHole));
             }
             4 => {
-                let fault = Fault::Freeze(Span::from_ms(self.random.below(3000)));
-                target.state().networks.iter().for_each(|it| it.harm(Direction::Upstream, fault));
+                let fault = LinkFault::Freeze(Span::from_ms(self.random.below(3000)));
+                target
+                    .state()
+                    .networks
+                    .iter()
+                    .for_each(|it| it.inject_fault(LinkSide::Upstream, fault));
             }
             5 => {
                 let state = target.state();
                 if let Some(last) = state.networks.last() {
-                    last.cut();
+                    last.cut_links();
                 }
             }
             _ => {

@@ -1,7 +1,7 @@
 //! Data in kernel buffers: they have no address, and are transmitted all the same.
 
 use tenmil_base::{IoStatus, Memory, Operation, Segment};
-use tenmil_dma::{Backing, KernelBufferSource, Mapping};
+use tenmil_dma::{KernelBufferSource, MemoryBacking, MemoryMapping};
 
 use super::bed::Bed;
 use super::target::{load, pattern};
@@ -18,7 +18,7 @@ fn data_at(_: u16, request: u16, byte: u32) -> u64 {
 /// The data of requests in kernel buffers, whose owner copies from and to them on request.
 fn lend(bed: &Bed, requests_there: u16) -> Segment {
     let len = usize::from(requests_there) * EACH as usize;
-    let file = Mapping::new(len, Backing::Shared).unwrap();
+    let file = MemoryMapping::new(len, MemoryBacking::Shared).unwrap();
     let descriptor = file.descriptor().unwrap().try_clone_to_owned().unwrap();
     let lender = KernelBufferSource { descriptor, queue: 0, data_at };
     bed.regions.register_kernel_buffers(lender, (REQUESTS, EACH)).unwrap()

@@ -4,7 +4,7 @@ use tenmil_base::{
     ChannelWakeup, CompletionBatch, IoChannel, IoStatus, Memory, Operation, Segment, Span,
 };
 use tenmil_nvme_host::{Event, ShutdownNotification, State};
-use tenmil_sim::network::{Direction, Fault};
+use tenmil_sim::sim_network::{LinkFault, LinkSide};
 use tenmil_wire::fabrics::InvalidParameter;
 use tenmil_wire::{Completion, Status};
 
@@ -177,7 +177,8 @@ fn memory_goes_back_when_nothing_of_it_can_leave_any_more() {
         bed.regions.fill(place, 0x5a).unwrap();
         bed.turn_for(Span { ns: 2 * lag.ns });
         let networks = bed.target.state().networks.clone();
-        let strays: Vec<String> = networks.iter().flat_map(|network| network.strays()).collect();
+        let strays: Vec<String> =
+            networks.iter().flat_map(|network| network.changed_unreleased_memory()).collect();
         assert_eq!(strays, [""; 0], "{front_is_ahead}");
     }
 }
@@ -212,7 +213,8 @@ fn memory_of_what_a_host_gives_up_goes_back_when_nothing_of_it_can_leave_any_mor
         bed.regions.fill(place, 0x5a).unwrap();
         bed.turn_for(Span { ns: 2 * lag.ns });
         let networks = bed.target.state().networks.clone();
-        let strays: Vec<String> = networks.iter().flat_map(|network| network.strays()).collect();
+        let strays: Vec<String> =
+            networks.iter().flat_map(|network| network.changed_unreleased_memory()).collect();
         assert_eq!(strays, [""; 0], "{giving_up:?}");
         assert_eq!(bed.completions.len(), 1, "{giving_up:?}: once");
     }
@@ -331,7 +333,7 @@ fn a_peer_that_falls_silent_is_noticed_in_time() {
     let mut bed = Bed::with_queue(32);
     bed.exchange(0, 8, 0);
     for network in &bed.target.state().networks {
-        network.harm(Direction::Downstream, Fault::BlackHole);
+        network.inject_fault(LinkSide::Downstream, LinkFault::BlackHole);
     }
     let begun = bed.now;
     bed.turn_until(|bed| bed.remote().counts().lost == 1);
@@ -486,18 +488,19 @@ fn who_breaks_the_connection_fails_and_its_neighbours_do_not() {
 }
 
 /// Bytes transferred on each stream in a session of one write and one read.
-fn lengths() -> Vec<(usize, Direction, u64)> {
+fn lengths() -> Vec<(usize, LinkSide, u64)> {
     let bed = session(None);
     let state = bed.target.state();
     let each = state.networks.iter().enumerate().flat_map(|(number, network)| {
-        [Direction::Upstream, Direction::Downstream].map(|way| (number, way, network.arrived(way)))
+        [LinkSide::Upstream, LinkSide::Downstream]
+            .map(|way| (number, way, network.is_data_available(way)))
     });
     each.collect()
 }
 
 /// A session with a fault on one stream: it does not connect, or everything succeeds in the end; in
 /// either case no resources are left behind.
-fn session(harm: Option<(usize, Direction, u64)>) -> Bed {
+fn session(harm: Option<(usize, LinkSide, u64)>) -> Bed {
     let mut bed = Bed::new();
     let free = bed.free_bytes();
     bed.target.state().harm = harm;
@@ -552,7 +555,7 @@ fn a_queue_that_is_lost_alone_is_made_again_without_waiting_for_silence() {
     let place = bed.place(0, 8);
     assert!(bed.submit(0, Operation::Write, 0, &[place], 1));
     bed.turn_for(Span::from_ms(1));
-    bed.target.state().networks[1].cut();
+    bed.target.state().networks[1].cut_links();
     bed.target.state().is_idle = false;
     let cut_at = bed.now;
     bed.turn_until(|bed| !bed.completions.is_empty());
@@ -573,7 +576,7 @@ fn what_changes_a_block_and_lies_in_the_socket_is_thrown_away_with_the_connectio
         bed.turn_until(|bed| bed.remote().controller().state() == State::Ready);
         bed.add_queue(32);
         let network = bed.target.state().networks[1].clone();
-        network.harm(Direction::Upstream, Fault::Freeze(Span::from_ms(1)));
+        network.inject_fault(LinkSide::Upstream, LinkFault::Freeze(Span::from_ms(1)));
         let place = bed.place(0, 8);
         assert!(bed.submit(0, operation, 0, &[place], 1));
         let now = bed.now;
@@ -592,7 +595,7 @@ fn stalled_connection_of_a_queue_is_noticed_in_time_though_the_controller_lives(
     for count in [1, 5] {
         let mut bed = Bed::with_queue(32);
         bed.exchange(0, 8, 0);
-        bed.target.state().networks[1].harm(Direction::Downstream, Fault::BlackHole);
+        bed.target.state().networks[1].inject_fault(LinkSide::Downstream, LinkFault::BlackHole);
         let begun = bed.now;
         let place = bed.place(0, 8);
         (0..count).for_each(|token| assert!(bed.submit(0, Operation::Read, 0, &[place], token)));
@@ -652,7 +655,7 @@ fn unanswered_probe_serves_for_the_next_silence_and_ends_the_connection() {
 fn stalled_connection_of_a_full_queue_is_noticed_when_requests_may_be_held_no_longer() {
     let mut bed = Bed::with_queue(8);
     bed.exchange(0, 8, 0);
-    bed.target.state().networks[1].harm(Direction::Downstream, Fault::BlackHole);
+    bed.target.state().networks[1].inject_fault(LinkSide::Downstream, LinkFault::BlackHole);
     let begun = bed.now;
     let place = bed.place(0, 8);
     let fits = |bed: &mut Bed, token| bed.submit(0, Operation::Read, 0, &[place], token);

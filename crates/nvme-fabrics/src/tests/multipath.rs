@@ -6,9 +6,9 @@ use tenmil_base::{
     CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Memory, Operation, Request,
     RequestFlags, Segment, Span,
 };
-use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
+use tenmil_dma::{CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_nvme_host::{ControllerOptions, FastPathOptions, QueuePairOptions, QueueSizes};
-use tenmil_sim::network::{Direction, Fault};
+use tenmil_sim::sim_network::{LinkFault, LinkSide};
 use tenmil_wire::log::ana::AnaState;
 use tenmil_wire::{Completion, Status};
 
@@ -82,7 +82,9 @@ impl Field {
         fail_fast: Span,
     ) -> Self {
         let regions = RegionTable::new(count + 1);
-        let memory = regions.add(Mapping::new(1 << 20, Backing::Private).unwrap()).unwrap();
+        let memory = regions
+            .add_mapping(MemoryMapping::new(1 << 20, MemoryBacking::Private).unwrap())
+            .unwrap();
         let first = Target::new();
         let targets: Vec<Target> = (0..count).map(|_| Target::new()).collect();
         for target in &targets {
@@ -245,7 +247,8 @@ impl Turning for Field {
 }
 
 fn setup(target: &Target, regions: &RegionTable) -> PathSetup {
-    let pool = regions.add(Mapping::new(4 << 20, Backing::Private).unwrap()).unwrap();
+    let pool =
+        regions.add_mapping(MemoryMapping::new(4 << 20, MemoryBacking::Private).unwrap()).unwrap();
     let store = CommandStore::for_device(DeviceKind::Emulated);
     let pool = DevicePool::new(regions.clone(), pool, DeviceKind::Emulated, store);
     pool.map_on_demand();
@@ -475,7 +478,7 @@ fn a_write_goes_elsewhere_as_soon_as_the_old_controller_says_that_it_has_stopped
     let place = field.place(0, 8);
     assert!(field.submit(Operation::Write, 0, place, 1));
     field.turn_for(Span::from_ms(1));
-    field.targets[0].state().networks[1].cut();
+    field.targets[0].state().networks[1].cut_links();
     let cut_at = field.now;
     field.turn_until(|field| !field.completions.is_empty());
     let waited = field.now.since(cut_at);
@@ -612,7 +615,7 @@ fn a_path_that_leads_elsewhere_is_not_used() {
 fn a_silent_path_is_left_when_it_is_noticed() {
     let mut field = Field::ready(2, IoPolicy::ActivePassive);
     for network in &field.targets[0].state().networks {
-        network.harm(Direction::Downstream, Fault::BlackHole);
+        network.inject_fault(LinkSide::Downstream, LinkFault::BlackHole);
     }
     let (place, begun) = (field.place(0, 8), field.now);
     assert!(field.submit(Operation::Read, 0, place, 1));

@@ -2,11 +2,11 @@
 //! on the announcement that more data follows.
 
 use tenmil_base::{RecvResult, Segment, SendSlice, Stream, StreamError, WakeSource};
-use tenmil_sim::network::End;
+use tenmil_sim::sim_network::SimStream;
 
 /// An end of a network that keeps its thread awake with unread notices.
 pub(super) struct Noticing {
-    end: End,
+    end: SimStream,
     /// Result of the last query.
     told: u64,
     /// Number of receive calls since the announcement that more follows at once.
@@ -17,7 +17,7 @@ pub(super) struct Noticing {
 const LOOKS_MAX: u32 = 1;
 
 impl Noticing {
-    pub(super) const fn new(end: End) -> Self {
+    pub(super) const fn new(end: SimStream) -> Self {
         Self { end, told: 0, since_promise: None }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tenmil_base::{ChannelWakeup, Operation, Span, Wake, WakeSource};
-use tenmil_sim::network::{Direction, LinkOptions};
+use tenmil_sim::sim_network::{LinkOptions, LinkSide};
 
 use super::bed::Bed;
 use super::turning::Turning;
@@ -61,7 +61,7 @@ fn nobody_sleeps_with_data_left_that_there_is_room_for() {
     bed.target.turn(bed.now);
     assert!(falls_asleep(&mut bed));
     (0..100).for_each(|_| bed.target.turn(bed.now));
-    let arrived = bed.target.state().networks[1].arrived(Direction::Upstream);
+    let arrived = bed.target.state().networks[1].is_data_available(LinkSide::Upstream);
     assert!(arrived > 3 << 20, "{arrived}");
 }
 
@@ -74,5 +74,5 @@ fn released_memory_keeps_nobody_awake() {
         assert!(falls_asleep(&mut bed));
     }
     let network = bed.target.state().networks[1].clone();
-    assert!(network.arrived(Direction::Upstream) > 1 << 20);
+    assert!(network.is_data_available(LinkSide::Upstream) > 1 << 20);
 }

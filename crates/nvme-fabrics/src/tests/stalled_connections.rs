@@ -1,7 +1,7 @@
 //! A stalled connection of a queue: when its thread looks, and what waits for the probe.
 
 use tenmil_base::{ChannelWakeup, Operation, Span};
-use tenmil_sim::network::{Direction, Fault};
+use tenmil_sim::sim_network::{LinkFault, LinkSide};
 
 use super::bed::Bed;
 use super::turning::Turning;
@@ -12,7 +12,7 @@ use crate::timeout_policy::TimeoutPolicy;
 fn sleeping_thread_with_a_request_in_flight_wakes_in_time_to_notice_a_stalled_connection() {
     let mut bed = Bed::with_queue(32);
     bed.exchange(0, 8, 0);
-    bed.target.state().networks[1].harm(Direction::Downstream, Fault::BlackHole);
+    bed.target.state().networks[1].inject_fault(LinkSide::Downstream, LinkFault::BlackHole);
     let place = bed.place(0, 8);
     assert!(bed.submit(0, Operation::Read, 0, &[place], 1));
     let third = Span { ns: TimeoutPolicy::default().detect.ns / 3 };

@@ -12,7 +12,7 @@ use tenmil_nvme_tcp::{
     Connection, ControllerConfig, ControllerConnection, ControllerEvent, DataTransfer, EventQueue,
     PayloadDigest, SendPiece,
 };
-use tenmil_sim::network::{self, Direction, Fault, Faults, Network, NetworkOptions};
+use tenmil_sim::sim_network::{self, LinkFault, LinkFaults, LinkSide, NetworkOptions, SimNetwork};
 use tenmil_wire::admin::CrossControllerReset;
 use tenmil_wire::cache::CacheInstance;
 use tenmil_wire::identify::IdentifyController;
@@ -87,7 +87,7 @@ pub(super) struct State {
     pub(super) unanswered: Vec<u16>,
     pub(super) aborted: Vec<u16>,
     /// Fault of the stream of this number.
-    pub(super) harm: Option<(usize, Direction, u64)>,
+    pub(super) harm: Option<(usize, LinkSide, u64)>,
     /// Targets whose controllers this target resets on request of their host (CCRL).
     siblings: Vec<Weak<Mutex<State>>>,
     /// Index among these targets.
@@ -99,7 +99,7 @@ pub(super) struct State {
     /// Options of the next networks.
     pub(super) network: NetworkOptions,
     /// The networks, in the order of their creation.
-    pub(super) networks: Vec<Network>,
+    pub(super) networks: Vec<SimNetwork>,
     pub(super) config: ControllerConfig,
     pub(super) identity: IdentifyController,
     pub(super) mqes: u16,
@@ -158,7 +158,7 @@ struct End {
 struct Bytes(BTreeMap<u16, Vec<u8>>);
 
 impl PayloadDigest for Bytes {
-    fn digest(&self, tag: u16, offset: u32, len_bytes: u32) -> u32 {
+    fn data_digest(&self, tag: u16, offset: u32, len_bytes: u32) -> u32 {
         crc32c(&self.0[&tag][offset as usize..][..len_bytes as usize])
     }
 }
@@ -257,7 +257,7 @@ impl Target {
 
     /// Cuts all connections.
     pub(super) fn cut(&self) {
-        self.state().networks.iter().for_each(Network::cut);
+        self.state().networks.iter().for_each(SimNetwork::cut_links);
     }
 }
 
@@ -279,14 +279,17 @@ impl Connector for Line {
         if let Some((number, direction, at)) = state.harm
             && number == state.networks.len()
         {
-            let faults = Faults::one(at, Fault::Cut);
+            let faults = LinkFaults::single(at, LinkFault::Cut);
             match direction {
-                Direction::Upstream => options.there.faults = faults,
-                Direction::Downstream => options.back.faults = faults,
+                LinkSide::Upstream => options.there.faults = faults,
+                LinkSide::Downstream => options.back.faults = faults,
             }
         }
-        let (ours, theirs, network) =
-            network::pair(options, Arc::new(self.regions.clone()), Arc::new(RegionTable::new(1)));
+        let (ours, theirs, network) = sim_network::connected_pair(
+            options,
+            Arc::new(self.regions.clone()),
+            Arc::new(RegionTable::new(1)),
+        );
         network.advance(now);
         state.networks.push(network);
         let end = End {

@@ -8,7 +8,9 @@ use tenmil_base::{BlockDevice, Operation, Request, RequestFlags};
 use tenmil_dma::RegionTable;
 use tenmil_drivers::NullDevice;
 use tenmil_nvme_controller::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
-use tenmil_serve::tcp::{ControllerModel, Hosts, Limits, Port, Service, SubsystemExportConfig};
+use tenmil_serve::tcp::{
+    AllowedHosts, ControllerModel, Port, Service, ServiceLimits, SubsystemExportConfig,
+};
 
 /// Of a request.
 pub(crate) const BYTES: u32 = 4096;
@@ -31,7 +33,7 @@ pub(crate) fn request(number: u64, operation: Operation) -> Request {
 }
 
 /// A target with the disk.
-pub(crate) fn service(regions: &RegionTable, limits: Limits) -> Service {
+pub(crate) fn service(regions: &RegionTable, limits: ServiceLimits) -> Service {
     offering(Arc::new(NullDevice::new(512, 1 << 20).unwrap()), regions, limits)
 }
 
@@ -39,7 +41,7 @@ pub(crate) fn service(regions: &RegionTable, limits: Limits) -> Service {
 pub(crate) fn offering(
     medium: Arc<dyn BlockDevice>,
     regions: &RegionTable,
-    limits: Limits,
+    limits: ServiceLimits,
 ) -> Service {
     let service = Service::new(regions, limits).unwrap();
     let config = SubsystemConfig {
@@ -49,7 +51,7 @@ pub(crate) fn offering(
     let plan = SubsystemExportConfig {
         subsystem: Subsystem::new(config).unwrap(),
         nqn: NQN.to_owned(),
-        hosts: Hosts::Any,
+        hosts: AllowedHosts::Any,
         ports: BTreeMap::from([(1, Vec::new())]),
         model: ControllerModel::Dynamic,
         masks: BTreeMap::new(),

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use tenmil_base::{Instant, Span, Stream, StreamError};
-use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
-use tenmil_linux::socket::{SocketFactory, loopback};
+use tenmil_dma::{CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
+use tenmil_linux::socket::{SocketFactory, loopback_pair};
 use tenmil_nvme_fabrics::{Connecting, Connector, FabricsController, Options, PendingConnect};
 use tenmil_nvme_host::{ControllerOptions, Event};
 use tenmil_serve::tcp::{Service, TargetConnection};
@@ -28,10 +28,10 @@ impl PendingConnect for Answered {
 
 impl Connector for Net {
     fn begin_connect(&mut self, now: Instant, _: Instant) -> Box<dyn PendingConnect> {
-        let [one, other] = loopback().unwrap();
-        let stream = self.theirs.stream(other).unwrap();
-        self.guests.lock().unwrap().push(self.service.accept(stream, 1, now).unwrap());
-        Box::new(Answered(Some(self.ours.stream(one).unwrap())))
+        let [one, other] = loopback_pair().unwrap();
+        let stream = self.theirs.new_stream(other).unwrap();
+        self.guests.lock().unwrap().push(self.service.accept_stream(stream, 1, now).unwrap());
+        Box::new(Answered(Some(self.ours.new_stream(one).unwrap())))
     }
 
     fn peer(&self) -> String {
@@ -41,7 +41,7 @@ impl Connector for Net {
 
 /// A turn of everybody who is served.
 pub(crate) fn iterate_all(guests: &Mutex<Vec<TargetConnection>>, now: Instant) {
-    guests.lock().unwrap().iter_mut().for_each(|guest| _ = guest.step(now));
+    guests.lock().unwrap().iter_mut().for_each(|guest| _ = guest.poll_once(now));
 }
 
 /// A host that has called by `dial` and is ready, with room for so many I/O queues. What it is told of
@@ -53,7 +53,8 @@ pub(crate) fn call(
     queue_pairs: u16,
     now: &mut Instant,
 ) -> FabricsController {
-    let pool = regions.add(Mapping::new(16 << 20, Backing::Private).unwrap()).unwrap();
+    let pool =
+        regions.add_mapping(MemoryMapping::new(16 << 20, MemoryBacking::Private).unwrap()).unwrap();
     let store = CommandStore::for_device(DeviceKind::Emulated);
     let pool = DevicePool::new(regions.clone(), pool, DeviceKind::Emulated, store);
     pool.map_on_demand();

@@ -164,7 +164,7 @@ impl ControllerConnection {
         self.slots[usize::from(tag)].is_response_queued |= is_success;
         self.queue_data((tag, cid), (offset, len_bytes), (is_final, is_success));
         if self.core.outgoing.data_digest {
-            let digest = payloads.digest(tag, offset, len_bytes);
+            let digest = payloads.data_digest(tag, offset, len_bytes);
             self.core.send_queue.push_header(&digest.to_le_bytes(), None, 4);
             if is_success {
                 self.record_response_end(tag);

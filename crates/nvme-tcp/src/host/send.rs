@@ -149,7 +149,7 @@ impl HostConnection {
     ) {
         self.core.send_queue.push_payload(tag, offset, len_bytes);
         if self.core.outgoing.data_digest {
-            let digest = payloads.digest(tag, offset, len_bytes);
+            let digest = payloads.data_digest(tag, offset, len_bytes);
             self.core.send_queue.push_header(&digest.to_le_bytes(), None, 4);
         }
     }

@@ -17,7 +17,7 @@ use crate::{
 pub(super) struct Memory(pub(super) BTreeMap<u16, Vec<u8>>);
 
 impl PayloadDigest for Memory {
-    fn digest(&self, tag: u16, offset: u32, len_bytes: u32) -> u32 {
+    fn data_digest(&self, tag: u16, offset: u32, len_bytes: u32) -> u32 {
         crc32c(&self.0[&tag][offset as usize..][..len_bytes as usize])
     }
 }

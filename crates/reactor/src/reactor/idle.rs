@@ -14,7 +14,7 @@
 //! - *A command or a message.* The sender stores it, passes the light half of the barrier and then
 //!   loads the sleep flag. Either it sees the flag and wakes the reactor, or its store is visible
 //!   to [`arm`](tenmil_linux::EventLoop::arm), which checks after the heavy half. The sender notifies the
-//!   reactor where the thread lives; `ThreadCounters::notify` explains why that holds while the
+//!   reactor where the thread lives; `ThreadCounters::notify_thread` explains why that holds while the
 //!   thread migrates.
 //! - *A pause* of hybrid mode is announced like a sleep and ended by the same notifications.
 //!   Descriptors are not waited for: a pause is no longer than the expected completion time.
@@ -33,8 +33,8 @@ use tenmil_base::{Instant, Span};
 use tenmil_linux::NextStep;
 
 use super::Reactor;
-use crate::spin::PAUSE_MIN;
-use crate::thread::LightThread;
+use crate::adaptive_spin::PAUSE_MIN;
+use crate::light_thread::LightThread;
 
 /// A deadline closer than this is polled for instead of slept for.
 const NEAR_DEADLINE: Span = Span::from_us(10);
@@ -42,7 +42,7 @@ const NEAR_DEADLINE: Span = Span::from_us(10);
 impl Reactor {
     /// Next step after an idle iteration, when the spin time is over.
     #[cold]
-    pub(super) fn idle(&mut self, now: Instant) -> NextStep {
+    pub(super) fn next_step_when_idle(&mut self, now: Instant) -> NextStep {
         // The next iteration needs a fresh clock reading in any case: a close deadline is noticed
         // only with one.
         self.idle_polls = 0;
@@ -51,24 +51,25 @@ impl Reactor {
         }
         // Hybrid mode pauses before a sleep is considered.
         if self.spin.wants_pause() {
-            let rest = self.pause(now);
-            self.spin.extend(now.after(rest.unwrap_or_default()));
+            let rest = self.hybrid_pause(now);
+            self.spin.restart_spin(now.after(rest.unwrap_or_default()));
             self.slept = rest.is_some();
             return rest.map_or(NextStep::Again, NextStep::Pause);
         }
         // A migration in progress, or a poller without a wake-up source, keeps the reactor awake.
         if self.local.has_migrations || self.threads.iter().any(|thread| thread.keeps_awake()) {
-            self.spin.extend(now);
+            self.spin.restart_spin(now);
             return NextStep::Again;
         }
         self.spin.set_spin_enabled(self.can_spin_help());
-        let deadline = self.guarded(now, |reactor| reactor.deadline(now)).unwrap_or(now);
+        let deadline =
+            self.catch_panic(now, |reactor| reactor.earliest_deadline(now)).unwrap_or(now);
         if deadline <= now.after(NEAR_DEADLINE) {
             return NextStep::Again;
         }
         // Published now, since the sleep may be long.
-        self.publish(now);
-        self.begin_parking(now);
+        self.publish_statistics(now);
+        self.mark_parkable_threads(now);
         self.deadline = deadline;
         NextStep::SleepUntil(deadline)
     }
@@ -84,15 +85,16 @@ impl Reactor {
 
     /// Pause due now in hybrid mode. It never extends beyond a deadline, and is not taken during a
     /// migration or with a pending message; a message ends it.
-    fn pause(&mut self, now: Instant) -> Option<Span> {
-        let expects = |reactor: &mut Self| (reactor.expected_latency(), reactor.deadline(now));
-        let (latency, deadline) = self.guarded(now, expects)?;
-        let rest = self.spin.hybrid_pause(now, latency)?.min(deadline.since(now));
+    fn hybrid_pause(&mut self, now: Instant) -> Option<Span> {
+        let expects =
+            |reactor: &mut Self| (reactor.expected_latency(), reactor.earliest_deadline(now));
+        let (latency, deadline) = self.catch_panic(now, expects)?;
+        let rest = self.spin.hybrid_sleep(now, latency)?.min(deadline.since(now));
         (rest >= PAUSE_MIN && !self.local.has_migrations).then_some(rest)
     }
 
     /// Whether work arrived whose sender did not notify, because the reactor was not asleep.
-    pub(super) fn has_messages(&self) -> bool {
+    pub(super) fn has_unnotified_messages(&self) -> bool {
         let is_wanted = |thread: &LightThread| thread.has_pending();
         !self.inbox.is_empty()
             || self.local.notifier.has_parked_notify()
@@ -100,7 +102,7 @@ impl Reactor {
     }
 
     /// Earliest time at which a timer or a poller must be called.
-    fn deadline(&mut self, now: Instant) -> Instant {
+    fn earliest_deadline(&mut self, now: Instant) -> Instant {
         let local = &mut self.local;
         let moments = self.threads.iter_mut().map(|thread| thread.wake_at(now, local));
         moments.min().unwrap_or(Instant::NEVER).min(self.parked.next_deadline())
@@ -112,21 +114,21 @@ impl Reactor {
     }
 
     /// Arms everything and checks once more. True if there may be work.
-    pub(super) fn arm_all(&mut self, now: Instant) -> bool {
+    pub(super) fn arm_wake_sources(&mut self, now: Instant) -> bool {
         // Deadlines are evaluated last, since arming a poller may have moved them closer.
-        let stays = self.guarded(now, |reactor| {
+        let stays = self.catch_panic(now, |reactor| {
             let local = &mut reactor.local;
             !reactor.inbox.is_empty()
                 || local.notifier.has_parked_notify()
                 || reactor.threads.iter_mut().any(|thread| thread.arm(local))
-                || reactor.deadline(now) < reactor.deadline
+                || reactor.earliest_deadline(now) < reactor.deadline
         });
         if stays.unwrap_or(true) {
             // Not again at once: an announcement costs a microsecond.
-            self.spin.extend(now);
+            self.spin.restart_spin(now);
             return true;
         }
-        self.park(now);
+        self.park_marked_threads(now);
         let record = &self.local.record;
         record.sleeps.add(1);
         record.sleeping.store(true, Ordering::Relaxed);
@@ -136,16 +138,18 @@ impl Reactor {
     }
 
     /// Handles the end or omission of a sleep, which the descriptors with these tokens ended.
-    pub(super) fn disarm_all(&mut self, ready: &[u64]) {
+    pub(super) fn disarm_wake_sources(&mut self, ready: &[u64]) {
         if !ready.is_empty() {
             self.unpark_ready(ready);
             let now = self.local.accounting.now();
             let slept = now.since(self.armed);
             let local = &mut self.local;
-            self.threads.iter_mut().for_each(|thread| thread.woken(ready, slept, now, local));
+            self.threads
+                .iter_mut()
+                .for_each(|thread| thread.handle_wakeups(ready, slept, now, local));
         }
         let now = self.last;
-        self.guarded(now, |reactor| {
+        self.catch_panic(now, |reactor| {
             let local = &mut reactor.local;
             reactor.threads.iter_mut().for_each(|thread| thread.disarm(local));
         });

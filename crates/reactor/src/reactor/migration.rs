@@ -4,20 +4,20 @@ use tenmil_base::Instant;
 
 use super::Reactor;
 use crate::error::ReactorError;
+use crate::light_thread::{DetachProgress, LightThread};
 use crate::registry::{ReactorCommand, ThreadId};
-use crate::thread::{DetachProgress, LightThread};
 
 impl Reactor {
     /// Takes over a thread. A stopping reactor ends it at once.
     pub(super) fn add_thread(&mut self, mut thread: LightThread, now: Instant) {
-        if self.local.id != thread.from() {
+        if self.local.id != thread.from_builder() {
             self.local.record.migrations.add(1);
         }
         if self.stopping {
-            thread.leave(None, now, &mut self.local);
+            thread.detach_pollers(None, now, &mut self.local);
         } else {
             // A request made during the migration may have been sent to the previous reactor.
-            thread.apply_request(now, &mut self.local);
+            thread.apply_pending_request(now, &mut self.local);
         }
         self.threads.push(thread);
         self.local.has_migrations = true;
@@ -26,19 +26,19 @@ impl Reactor {
     /// Processes a thread's pending request. If the thread is not here (any more), its new reactor
     /// does so on arrival.
     pub(super) fn recheck_thread(&mut self, thread: ThreadId, now: Instant) {
-        self.unpark_now(thread, now);
+        self.unpark_and_disarm(thread, now);
         let mut threads = self.threads.iter_mut();
-        if let Some(thread) = threads.find(|candidate| candidate.record().id == thread) {
-            thread.apply_request(now, &mut self.local);
+        if let Some(thread) = threads.find(|candidate| candidate.thread_counters().id == thread) {
+            thread.apply_pending_request(now, &mut self.local);
         }
     }
 
-    pub(super) fn stop(&mut self, now: Instant) {
+    pub(super) fn stop_all_threads(&mut self, now: Instant) {
         (self.stopping, self.has_deferred) = (true, true);
         self.unpark_all(now);
         self.local.has_migrations = true;
         for thread in &mut self.threads {
-            thread.leave(None, now, &mut self.local);
+            thread.detach_pollers(None, now, &mut self.local);
         }
     }
 
@@ -48,7 +48,7 @@ impl Reactor {
         let mut travelled = false;
         let mut index = 0;
         while let Some(thread) = self.threads.get_mut(index) {
-            travelled |= thread.arrive(now, &mut self.local);
+            travelled |= thread.arrive_on_reactor(now, &mut self.local);
             match thread.poll_detach(now, &mut self.local) {
                 DetachProgress::NotRequested | DetachProgress::Pending => index += 1,
                 DetachProgress::Migrate(to) => {
@@ -59,7 +59,7 @@ impl Reactor {
                 }
                 DetachProgress::Exit => {
                     travelled = true;
-                    thread.close(now, &mut self.local);
+                    thread.end_thread(now, &mut self.local);
                     self.threads.remove(index);
                 }
             }
@@ -85,13 +85,13 @@ impl Reactor {
         let count = waiting.len();
         for (to, message) in waiting {
             if let Err(message) = to.send(message)
-                && !to.is_gone()
+                && !to.has_ended()
             {
                 self.undelivered.push((to, message));
             }
         }
         let sent = self.undelivered.len() < count;
-        self.undelivered.append(&mut self.local.registry.take_strays());
+        self.undelivered.append(&mut self.local.registry.take_undelivered());
         sent
     }
 
@@ -103,8 +103,8 @@ impl Reactor {
             match self.local.registry.send_command(to, ReactorCommand::AddThread(thread)) {
                 Err((ReactorError::Stopped(_), ReactorCommand::AddThread(thread))) => {
                     // The new reactor has stopped: the thread stays here.
-                    thread.record().set_home(self.local.id);
-                    thread.record().cancel_migration(to, self.local.id);
+                    thread.thread_counters().set_current_reactor(self.local.id);
+                    thread.thread_counters().cancel_migration(to, self.local.id);
                     self.add_thread(*thread, now);
                 }
                 Err((_, ReactorCommand::AddThread(thread))) => self.departing.push((to, thread)),

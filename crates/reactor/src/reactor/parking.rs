@@ -23,9 +23,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use tenmil_base::Instant;
 
 use super::{PUBLISH, Reactor};
+use crate::adaptive_spin::PollMode;
+use crate::light_thread::LightThread;
 use crate::registry::ThreadId;
-use crate::spin::PollMode;
-use crate::thread::LightThread;
 
 /// Parked threads, and what each of them waits for.
 #[derive(Default)]
@@ -55,8 +55,8 @@ impl ParkedThreads {
         self.deadlines.first().map_or(Instant::NEVER, |(at, _)| *at)
     }
 
-    fn put(&mut self, thread: LightThread, wake_at: Instant) {
-        let id = thread.record().id;
+    fn insert(&mut self, thread: LightThread, wake_at: Instant) {
+        let id = thread.thread_counters().id;
         for number in thread.wake_descriptors() {
             self.descriptors.insert(number, id);
         }
@@ -66,7 +66,7 @@ impl ParkedThreads {
         self.threads.insert(id, ParkedThread { thread, wake_at });
     }
 
-    fn take(&mut self, id: ThreadId) -> Option<LightThread> {
+    fn remove(&mut self, id: ThreadId) -> Option<LightThread> {
         let ParkedThread { thread, wake_at } = self.threads.remove(&id)?;
         for number in thread.wake_descriptors() {
             self.descriptors.remove(&number);
@@ -81,25 +81,30 @@ impl ParkedThreads {
     }
 
     /// Threads that were notified.
-    fn notified(&self) -> Vec<ThreadId> {
-        let is_rung = |dozer: &&ParkedThread| dozer.thread.record().park_flag.is_notified();
-        self.threads.values().filter(is_rung).map(|dozer| dozer.thread.record().id).collect()
+    fn notified_threads(&self) -> Vec<ThreadId> {
+        let is_rung =
+            |dozer: &&ParkedThread| dozer.thread.thread_counters().park_flag.is_notified();
+        self.threads
+            .values()
+            .filter(is_rung)
+            .map(|dozer| dozer.thread.thread_counters().id)
+            .collect()
     }
 
     /// Thread with the earliest deadline, if it has passed.
-    fn due(&self, now: Instant) -> Option<ThreadId> {
+    fn first_due(&self, now: Instant) -> Option<ThreadId> {
         self.deadlines.first().filter(|(at, _)| *at <= now).map(|(_, id)| *id)
     }
 }
 
 impl Reactor {
     /// Marks threads that may park. Called before the announcement.
-    pub(super) fn begin_parking(&mut self, now: Instant) {
-        self.guarded(now, |reactor| {
+    pub(super) fn mark_parkable_threads(&mut self, now: Instant) {
+        self.catch_panic(now, |reactor| {
             let Self { threads, local, .. } = reactor;
             for thread in threads {
                 if thread.may_park(local) {
-                    thread.record().park_flag.park();
+                    thread.thread_counters().park_flag.park();
                 }
             }
         });
@@ -107,15 +112,15 @@ impl Reactor {
 
     /// Parks the threads that were marked and still may park. Called after the final check, which
     /// found no work. Coalesced descriptors are set here.
-    pub(super) fn park(&mut self, now: Instant) {
-        self.guarded(now, |reactor| {
+    pub(super) fn park_marked_threads(&mut self, now: Instant) {
+        self.catch_panic(now, |reactor| {
             let Self { threads, local, parked: dormitory, .. } = reactor;
             let mut index = 0;
             while let Some(thread) = threads.get_mut(index) {
                 thread.update_wake_modes(local);
-                if thread.record().park_flag.is_parked() && thread.may_park(local) {
+                if thread.thread_counters().park_flag.is_parked() && thread.may_park(local) {
                     let wake_at = thread.wake_at(now, local);
-                    dormitory.put(threads.swap_remove(index), wake_at);
+                    dormitory.insert(threads.swap_remove(index), wake_at);
                 } else {
                     index += 1;
                 }
@@ -125,9 +130,9 @@ impl Reactor {
     }
 
     /// Unparks a thread, which is still armed.
-    pub(super) fn unpark(&mut self, id: ThreadId) -> bool {
-        let Some(thread) = self.parked.take(id) else { return false };
-        thread.record().park_flag.unpark();
+    pub(super) fn unpark_thread(&mut self, id: ThreadId) -> bool {
+        let Some(thread) = self.parked.remove(id) else { return false };
+        thread.thread_counters().park_flag.unpark();
         self.threads.push(thread);
         // Until the threads are counted again.
         self.local.accounting.has_several_accounts = true;
@@ -135,9 +140,9 @@ impl Reactor {
     }
 
     /// Unparks a thread while the reactor is awake.
-    pub(super) fn unpark_now(&mut self, id: ThreadId, now: Instant) {
-        if self.unpark(id) {
-            self.guarded(now, |reactor| {
+    pub(super) fn unpark_and_disarm(&mut self, id: ThreadId, now: Instant) {
+        if self.unpark_thread(id) {
+            self.catch_panic(now, |reactor| {
                 let Self { threads, local, .. } = reactor;
                 if let Some(thread) = threads.last_mut() {
                     thread.disarm(local);
@@ -150,21 +155,24 @@ impl Reactor {
     #[cold]
     pub(super) fn unpark_notified(&mut self, now: Instant) {
         if self.local.notifier.take_parked_notify() {
-            self.parked.notified().into_iter().for_each(|id| self.unpark_now(id, now));
+            self.parked
+                .notified_threads()
+                .into_iter()
+                .for_each(|id| self.unpark_and_disarm(id, now));
         }
     }
 
     /// Unparks the threads whose deadline has passed.
     pub(super) fn unpark_due(&mut self, now: Instant) {
-        while let Some(id) = self.parked.due(now) {
-            self.unpark_now(id, now);
+        while let Some(id) = self.parked.first_due(now) {
+            self.unpark_and_disarm(id, now);
         }
     }
 
     /// Unparks all threads.
     pub(super) fn unpark_all(&mut self, now: Instant) {
         let all: Vec<_> = self.parked.threads.keys().copied().collect();
-        all.into_iter().for_each(|id| self.unpark_now(id, now));
+        all.into_iter().for_each(|id| self.unpark_and_disarm(id, now));
     }
 
     /// Unparks the threads whose descriptors, given by token, have ended a sleep. They are disarmed
@@ -172,7 +180,7 @@ impl Reactor {
     pub(super) fn unpark_ready(&mut self, ready: &[u64]) {
         for token in ready {
             if let Some(id) = self.parked.thread_of_token(*token) {
-                self.unpark(id);
+                self.unpark_thread(id);
             }
         }
     }
@@ -183,7 +191,7 @@ impl Reactor {
         let now = self.last;
         for token in ready {
             if let Some(id) = self.parked.thread_of_token(*token) {
-                self.unpark_now(id, now);
+                self.unpark_and_disarm(id, now);
             }
         }
     }

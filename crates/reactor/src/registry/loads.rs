@@ -4,7 +4,7 @@
 use tenmil_base::{Instant, Span};
 use tenmil_linux::CpuList;
 
-use super::record::{ReactorCounters, ThreadCounters};
+use super::counters::{ReactorCounters, ThreadCounters};
 use super::{ReactorId, ThreadId};
 
 /// Loads of all reactors and threads at one moment.
@@ -39,28 +39,28 @@ pub(crate) struct ThreadUsage {
 
 impl LoadSnapshot {
     /// Usage of a thread.
-    pub(crate) fn thread(&self, id: ThreadId) -> Option<&ThreadUsage> {
+    pub(crate) fn usage_of_thread(&self, id: ThreadId) -> Option<&ThreadUsage> {
         let at = self.threads.binary_search_by_key(&id, |thread| thread.id).ok()?;
         self.threads.get(at)
     }
 }
 
 impl ReactorUsage {
-    pub(super) fn of(id: ReactorId, record: &ReactorCounters) -> Self {
+    pub(super) fn from_counters(id: ReactorId, record: &ReactorCounters) -> Self {
         Self { id, core: record.core, busy: Span { ns: record.busy_ns.get() } }
     }
 }
 
 impl ThreadUsage {
-    pub(super) fn of(record: &ThreadCounters) -> Self {
+    pub(super) fn from_counters(record: &ThreadCounters) -> Self {
         Self {
             id: record.id,
-            home: record.home(),
-            mask: record.mask().clone(),
+            home: record.current_reactor(),
+            mask: record.lock_mask().clone(),
             node: record.node,
             busy: Span { ns: record.busy_ns.get() },
             migrations: record.migrations.get(),
-            is_pinned: record.pollers().iter().any(|poller| poller.pinned.is_some()),
+            is_pinned: record.lock_pollers().iter().any(|poller| poller.pinned.is_some()),
         }
     }
 }

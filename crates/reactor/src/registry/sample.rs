@@ -4,12 +4,12 @@ use tenmil_base::{Instant, Span};
 use tenmil_linux::CpuList;
 
 use super::{ReactorId, ThreadId};
+use crate::adaptive_spin::PollMode;
 use crate::poller::WakeKind;
-use crate::spin::PollMode;
 
 /// State of all reactors and threads at one moment, accurate to about a millisecond.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sample {
+pub struct StatisticsSample {
     /// Time of the sample.
     pub at: Instant,
     /// Reactors, by number.

@@ -1,7 +1,7 @@
 //! Migrations required by taken cores and masks, made by every policy.
 
+use super::core_share::CoreShare;
 use super::placement::Placement;
-use super::share::CoreShare;
 use super::snapshot::MigrationReason;
 
 impl Placement {
@@ -15,7 +15,7 @@ impl Placement {
             let taken = !self.reactors[thread.reactor].open;
             let reason = if taken { MigrationReason::CoreTaken } else { MigrationReason::Mask };
             if let Some(reactor) = self.forced_target(thread_index) {
-                self.migrate(thread_index, reactor, reason);
+                self.plan_migration(thread_index, reactor, reason);
             }
         }
     }
@@ -23,16 +23,22 @@ impl Placement {
     /// Target for such a thread: the best fit, else the least loaded reactor, else one of its mask
     /// regardless of the quota.
     fn forced_target(&self, thread_index: usize) -> Option<usize> {
-        self.best(thread_index, |reactor| self.fits_well(thread_index, reactor, 0))
-            .or_else(|| self.best(thread_index, |reactor| self.fits(thread_index, reactor, 0)))
-            .or_else(|| self.least_loaded(|reactor| self.permits(thread_index, reactor)))
-            .or_else(|| self.least_loaded(|reactor| self.threads[thread_index].allowed[reactor]))
+        self.best_reactor(thread_index, |reactor| {
+            self.has_capacity_with_sibling(thread_index, reactor, 0)
+        })
+        .or_else(|| {
+            self.best_reactor(thread_index, |reactor| self.has_capacity(thread_index, reactor, 0))
+        })
+        .or_else(|| self.least_loaded_reactor(|reactor| self.is_permitted(thread_index, reactor)))
+        .or_else(|| {
+            self.least_loaded_reactor(|reactor| self.threads[thread_index].allowed[reactor])
+        })
     }
 
     /// Least loaded reactor among those that satisfy `suits`.
-    pub(super) fn least_loaded(&self, suits: impl Fn(usize) -> bool) -> Option<usize> {
+    pub(super) fn least_loaded_reactor(&self, suits: impl Fn(usize) -> bool) -> Option<usize> {
         let load = |reactor: &usize| -> (CoreShare, u32) {
-            (self.reactors[*reactor].load(), self.reactors[*reactor].core)
+            (self.reactors[*reactor].estimated_load(), self.reactors[*reactor].core)
         };
         (0..self.reactors.len()).filter(|reactor| suits(*reactor)).min_by_key(load)
     }

@@ -1,37 +1,38 @@
 //! Optional migrations: fewer awake reactors, local memory, separate physical cores. Made only
 //! while all limits are kept, and only if they stay kept with some reserve.
 
+use super::core_share::SLACK;
 use super::placement::Placement;
-use super::share::SLACK;
 use super::snapshot::MigrationReason;
 
 impl Placement {
     /// Vacates reactors whose threads all fit elsewhere.
     pub(super) fn vacate_reactors(&mut self) {
         let mut reactors: Vec<usize> = (0..self.reactors.len()).collect();
-        reactors
-            .sort_by_key(|reactor| (self.reactors[*reactor].load(), self.reactors[*reactor].core));
+        reactors.sort_by_key(|reactor| {
+            (self.reactors[*reactor].estimated_load(), self.reactors[*reactor].core)
+        });
         for reactor in reactors {
             if reactor == self.idle_reactor || self.reactors[reactor].active_threads == 0 {
                 continue;
             }
             let mut emptied = self.clone();
-            if emptied.empty(reactor) {
+            if emptied.empty_reactor(reactor) {
                 *self = emptied;
             }
         }
     }
 
-    fn empty(&mut self, reactor: usize) -> bool {
+    fn empty_reactor(&mut self, reactor: usize) -> bool {
         let mut thread_indexes = self.active_threads_on(reactor);
         thread_indexes
             .sort_by_key(|thread_index| std::cmp::Reverse(self.threads[*thread_index].load));
         thread_indexes.into_iter().all(|thread_index| {
             let target = self
-                .best(thread_index, |other| self.can_take_over(thread_index, other))
-                .filter(|_| self.threads[thread_index].free());
+                .best_reactor(thread_index, |other| self.can_take_over(thread_index, other))
+                .filter(|_| self.threads[thread_index].is_movable());
             if let Some(target) = target {
-                self.migrate(thread_index, target, MigrationReason::Vacate);
+                self.plan_migration(thread_index, target, MigrationReason::Vacate);
             }
             target.is_some()
         })
@@ -41,26 +42,32 @@ impl Placement {
     /// sibling.
     fn can_take_over(&self, thread_index: usize, reactor: usize) -> bool {
         let awake = reactor == self.idle_reactor || self.reactors[reactor].active_threads > 0;
-        let near = !self.is_far(thread_index, reactor)
-            || self.is_far(thread_index, self.threads[thread_index].reactor);
+        let near = !self.is_memory_remote(thread_index, reactor)
+            || self.is_memory_remote(thread_index, self.threads[thread_index].reactor);
         let full =
-            self.reactors[reactor].load() + self.threads[thread_index].load + SLACK > self.limit;
-        let disturbs = self.sibling_busy(reactor) && !self.is_busy(reactor);
-        awake && near && !full && !disturbs && self.fits_well(thread_index, reactor, SLACK)
+            self.reactors[reactor].estimated_load() + self.threads[thread_index].load + SLACK
+                > self.limit;
+        let disturbs = self.is_sibling_busy(reactor) && !self.is_busy(reactor);
+        awake
+            && near
+            && !full
+            && !disturbs
+            && self.has_capacity_with_sibling(thread_index, reactor, SLACK)
     }
 
     /// Moves threads to the NUMA node of their memory.
     pub(super) fn improve_locality(&mut self) {
         for thread_index in 0..self.threads.len() {
             let thread = &self.threads[thread_index];
-            if !thread.free() || !self.is_far(thread_index, thread.reactor) {
+            if !thread.is_movable() || !self.is_memory_remote(thread_index, thread.reactor) {
                 continue;
             }
             let suits = |reactor| {
-                !self.is_far(thread_index, reactor) && self.fits_well(thread_index, reactor, SLACK)
+                !self.is_memory_remote(thread_index, reactor)
+                    && self.has_capacity_with_sibling(thread_index, reactor, SLACK)
             };
-            if let Some(reactor) = self.best(thread_index, suits) {
-                self.migrate(thread_index, reactor, MigrationReason::Node);
+            if let Some(reactor) = self.best_reactor(thread_index, suits) {
+                self.plan_migration(thread_index, reactor, MigrationReason::Node);
             }
         }
     }
@@ -69,24 +76,26 @@ impl Placement {
     /// core.
     pub(super) fn spread_siblings(&mut self) {
         for reactor in (0..self.reactors.len()).rev() {
-            if reactor == self.idle_reactor || !self.is_busy(reactor) || !self.sibling_busy(reactor)
+            if reactor == self.idle_reactor
+                || !self.is_busy(reactor)
+                || !self.is_sibling_busy(reactor)
             {
                 continue;
             }
             let crowd = self.active_threads_on(reactor);
-            if crowd.iter().any(|thread_index| !self.threads[*thread_index].free()) {
+            if crowd.iter().any(|thread_index| !self.threads[*thread_index].is_movable()) {
                 continue;
             }
             let vacant = (0..self.reactors.len()).find(|other| {
                 let target = &self.reactors[*other];
                 target.active_threads == 0
                     && target.node == self.reactors[reactor].node
-                    && !self.sibling_busy(*other)
+                    && !self.is_sibling_busy(*other)
                     && crowd.iter().all(|thread_index| self.threads[*thread_index].allowed[*other])
             });
             for thread_index in crowd {
                 if let Some(vacant) = vacant {
-                    self.migrate(thread_index, vacant, MigrationReason::Sibling);
+                    self.plan_migration(thread_index, vacant, MigrationReason::Sibling);
                 }
             }
         }

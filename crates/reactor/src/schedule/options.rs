@@ -6,7 +6,7 @@ use std::str::FromStr;
 use tenmil_base::{ErrorCategory, Span};
 use tenmil_linux::CpuList;
 
-use super::share::{CoreShare, WHOLE};
+use super::core_share::{CoreShare, WHOLE};
 
 /// Placement policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub enum Policy {
     Dynamic,
 }
 
-/// Scheduler options, validated by [`Options::check`].
+/// Scheduler options, validated by [`Options::validate`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Placement policy.
@@ -104,7 +104,7 @@ impl Default for Options {
 
 impl Options {
     /// Validates the options for reactors on these cores.
-    pub fn check(&self, reactors: &CpuList) -> Result<(), OptionsError> {
+    pub fn validate(&self, reactors: &CpuList) -> Result<(), OptionsError> {
         let Self { load_limit, core_limit, core_busy, .. } = *self;
         if load_limit >= core_limit || core_limit > core_busy || core_busy > 100 {
             return Err(OptionsError::Limits { load_limit, core_limit, core_busy });
@@ -131,20 +131,20 @@ impl Options {
         }
     }
 
-    pub(super) fn idle_below(&self) -> CoreShare {
-        percent(self.load_limit)
+    pub(super) fn idle_share(&self) -> CoreShare {
+        share_of_percent(self.load_limit)
     }
 
-    pub(super) fn shed_above(&self) -> CoreShare {
-        percent(self.core_limit)
+    pub(super) fn overload_share(&self) -> CoreShare {
+        share_of_percent(self.core_limit)
     }
 
-    pub(super) fn hides_from(&self) -> CoreShare {
-        percent(self.core_busy)
+    pub(super) fn sibling_busy_share(&self) -> CoreShare {
+        share_of_percent(self.core_busy)
     }
 }
 
-fn percent(count: u8) -> CoreShare {
+fn share_of_percent(count: u8) -> CoreShare {
     CoreShare::from(count) * WHOLE / 100
 }
 
@@ -220,28 +220,28 @@ mod tests {
 
     use super::{Options, Policy};
 
-    fn cores(text: &str) -> CpuList {
+    fn core_list(text: &str) -> CpuList {
         CpuList::parse(text).unwrap()
     }
 
-    fn refusal(change: impl FnOnce(&mut Options)) -> String {
+    fn validation_error(change: impl FnOnce(&mut Options)) -> String {
         let mut options = Options::default();
         change(&mut options);
-        let error = options.check(&cores("0-3")).unwrap_err();
+        let error = options.validate(&core_list("0-3")).unwrap_err();
         assert_eq!(error.category(), ErrorCategory::Usage);
         error.to_string()
     }
 
     #[test]
-    fn settings_out_of_the_box_go_together() {
-        assert_eq!(Options::default().check(&cores("0-3")), Ok(()));
-        assert_eq!(Options::default().check(&cores("7")), Ok(()));
+    fn default_options_are_valid() {
+        assert_eq!(Options::default().validate(&core_list("0-3")), Ok(()));
+        assert_eq!(Options::default().validate(&core_list("7")), Ok(()));
     }
 
     #[test]
-    fn what_does_not_go_together_is_refused_by_name() {
+    fn inconsistent_options_are_rejected_by_name() {
         let limits = |load_limit, core_limit, core_busy| {
-            refusal(|options| {
+            validation_error(|options| {
                 *options = Options { load_limit, core_limit, core_busy, ..options.clone() };
             })
         };
@@ -250,17 +250,23 @@ mod tests {
             assert!(text.contains(&format!("core limit {core_limit} %")), "{text}");
         }
         for (text, named) in [
-            (refusal(|options| options.period = Span::default()), "period is 0"),
+            (validation_error(|options| options.period = Span::default()), "period is 0"),
             (
-                refusal(|options| options.scheduling_core = Some(9)),
+                validation_error(|options| options.scheduling_core = Some(9)),
                 "core is 9, expected a reactor's: 0-3",
             ),
-            (refusal(|options| options.isolated = cores("3-5")), "isolated cores are 4-5"),
-            (refusal(|options| options.isolated = cores("0-3")), "isolated cores are 0-3"),
             (
-                refusal(|options| {
+                validation_error(|options| options.isolated = core_list("3-5")),
+                "isolated cores are 4-5",
+            ),
+            (
+                validation_error(|options| options.isolated = core_list("0-3")),
+                "isolated cores are 0-3",
+            ),
+            (
+                validation_error(|options| {
                     options.scheduling_core = Some(1);
-                    options.isolated = cores("1");
+                    options.isolated = core_list("1");
                 }),
                 "scheduling core 1 is isolated",
             ),
@@ -270,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_is_read_as_it_is_written() {
+    fn policy_name_parses_back() {
         for policy in [Policy::Static, Policy::Dynamic] {
             assert_eq!(policy.to_string().parse(), Ok(policy));
         }

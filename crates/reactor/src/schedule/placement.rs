@@ -3,7 +3,7 @@
 //! Every planned migration updates the estimates at once, so later steps see the effect of earlier
 //! ones.
 
-use super::share::{CoreShare, NEGLIGIBLE, SIBLING_COST_PARTS};
+use super::core_share::{CoreShare, NEGLIGIBLE, SIBLING_COST_PARTS};
 use super::snapshot::{Migration, MigrationReason};
 
 /// Estimated loads after the migrations planned so far.
@@ -75,19 +75,19 @@ pub(super) struct PlacementScore {
 
 impl ThreadSlot {
     /// Whether its load is not negligible.
-    pub(super) fn counts(&self) -> bool {
+    pub(super) fn has_load(&self) -> bool {
         self.load >= NEGLIGIBLE
     }
 
     /// Whether balancing may migrate it.
-    pub(super) fn free(&self) -> bool {
+    pub(super) fn is_movable(&self) -> bool {
         self.movable && !self.is_unbalanced
     }
 }
 
 impl ReactorSlot {
     /// Estimated load.
-    pub(super) fn load(&self) -> CoreShare {
+    pub(super) fn estimated_load(&self) -> CoreShare {
         (self.own_load + self.thread_load).max(self.load_min)
     }
 }
@@ -95,102 +95,121 @@ impl ReactorSlot {
 impl Placement {
     /// Whether a reactor is over the limit and losing a thread would help. A single thread may fill
     /// a core.
-    pub(super) fn is_over(&self, reactor: usize) -> bool {
+    pub(super) fn is_overloaded(&self, reactor: usize) -> bool {
         let reactor = &self.reactors[reactor];
         reactor.open
             && !reactor.isolated
             && reactor.active_threads > 1
-            && reactor.load() > self.limit
+            && reactor.estimated_load() > self.limit
     }
 
     /// Reactors over the limit, most loaded first.
-    pub(super) fn over(&self) -> Vec<usize> {
+    pub(super) fn overloaded_reactors(&self) -> Vec<usize> {
         let mut over: Vec<usize> =
-            (0..self.reactors.len()).filter(|reactor| self.is_over(*reactor)).collect();
-        over.sort_by_key(|reactor| std::cmp::Reverse(self.reactors[*reactor].load()));
+            (0..self.reactors.len()).filter(|reactor| self.is_overloaded(*reactor)).collect();
+        over.sort_by_key(|reactor| std::cmp::Reverse(self.reactors[*reactor].estimated_load()));
         over
     }
 
     /// Number of reactors with load.
-    pub(super) fn occupied(&self) -> usize {
+    pub(super) fn reactors_with_load(&self) -> usize {
         self.reactors.iter().filter(|reactor| reactor.active_threads > 0).count()
     }
 
     /// Whether no reactor is over the limit and the quota is obeyed.
-    pub(super) fn is_within(&self) -> bool {
-        self.occupied() <= self.quota
-            && !(0..self.reactors.len()).any(|reactor| self.is_over(reactor))
+    pub(super) fn is_within_limits(&self) -> bool {
+        self.reactors_with_load() <= self.quota
+            && !(0..self.reactors.len()).any(|reactor| self.is_overloaded(reactor))
     }
 
     /// Whether a busy reactor shares the physical core of `reactor`.
-    pub(super) fn sibling_busy(&self, reactor: usize) -> bool {
+    pub(super) fn is_sibling_busy(&self, reactor: usize) -> bool {
         self.reactors[reactor].siblings.iter().any(|other| self.is_busy(*other))
     }
 
     /// Whether a reactor is loaded enough to slow its sibling down.
     pub(super) fn is_busy(&self, reactor: usize) -> bool {
-        self.reactors[reactor].active_threads > 0 && self.reactors[reactor].load() >= self.busy
+        self.reactors[reactor].active_threads > 0
+            && self.reactors[reactor].estimated_load() >= self.busy
     }
 
     /// Whether the quota permits a thread on this reactor: it is busy already, or one more may be.
-    pub(super) fn may_wake(&self, thread_index: usize, reactor: usize) -> bool {
+    pub(super) fn is_wake_permitted(&self, thread_index: usize, reactor: usize) -> bool {
         let thread_index = &self.threads[thread_index];
         let leaves_one_empty = usize::from(
-            thread_index.counts() && self.reactors[thread_index.reactor].active_threads == 1,
+            thread_index.has_load() && self.reactors[thread_index.reactor].active_threads == 1,
         );
-        !thread_index.counts()
+        !thread_index.has_load()
             || self.reactors[reactor].active_threads > 0
-            || self.occupied() - leaves_one_empty < self.quota
+            || self.reactors_with_load() - leaves_one_empty < self.quota
     }
 
     /// Whether a thread fits on a reactor, with `spare` left below the limit. It always fits on an
     /// empty one.
-    pub(super) fn fits(&self, thread_index: usize, reactor: usize, spare: CoreShare) -> bool {
+    pub(super) fn has_capacity(
+        &self,
+        thread_index: usize,
+        reactor: usize,
+        spare: CoreShare,
+    ) -> bool {
         let (thread, target) = (&self.threads[thread_index], &self.reactors[reactor]);
-        let roomy = !thread.counts()
+        let roomy = !thread.has_load()
             || target.active_threads == 0
-            || target.load() + thread.load + spare <= self.limit;
-        self.permits(thread_index, reactor) && roomy
+            || target.estimated_load() + thread.load + spare <= self.limit;
+        self.is_permitted(thread_index, reactor) && roomy
     }
 
-    /// As [`Placement::fits`], including the capacity taken by a busy sibling.
-    pub(super) fn fits_well(&self, thread_index: usize, reactor: usize, spare: CoreShare) -> bool {
-        self.fits(thread_index, reactor, spare + self.taken_by_siblings(reactor))
+    /// As [`Placement::has_capacity`], including the capacity taken by a busy sibling.
+    pub(super) fn has_capacity_with_sibling(
+        &self,
+        thread_index: usize,
+        reactor: usize,
+        spare: CoreShare,
+    ) -> bool {
+        self.has_capacity(thread_index, reactor, spare + self.capacity_taken_by_siblings(reactor))
     }
 
     /// Whether mask, cpuset and quota permit a thread on a reactor other than its own.
-    pub(super) fn permits(&self, thread_index: usize, reactor: usize) -> bool {
+    pub(super) fn is_permitted(&self, thread_index: usize, reactor: usize) -> bool {
         let thread = &self.threads[thread_index];
-        reactor != thread.reactor && thread.allowed[reactor] && self.may_wake(thread_index, reactor)
+        reactor != thread.reactor
+            && thread.allowed[reactor]
+            && self.is_wake_permitted(thread_index, reactor)
     }
 
-    fn taken_by_siblings(&self, reactor: usize) -> CoreShare {
-        let loads =
-            self.reactors[reactor].siblings.iter().map(|other| self.reactors[*other].load());
+    fn capacity_taken_by_siblings(&self, reactor: usize) -> CoreShare {
+        let loads = self.reactors[reactor]
+            .siblings
+            .iter()
+            .map(|other| self.reactors[*other].estimated_load());
         loads.sum::<CoreShare>() / SIBLING_COST_PARTS
     }
 
     /// Whether a thread's memory is on another NUMA node. For an idle thread this does not matter.
-    pub(super) fn is_far(&self, thread_index: usize, reactor: usize) -> bool {
+    pub(super) fn is_memory_remote(&self, thread_index: usize, reactor: usize) -> bool {
         let (near, node) = (self.threads[thread_index].node, self.reactors[reactor].node);
         !self.threads[thread_index].idle && near.is_some() && node.is_some() && near != node
     }
 
     /// Suitability of a reactor for a thread.
-    pub(super) fn score(&self, thread_index: usize, reactor: usize) -> PlacementScore {
+    pub(super) fn placement_score(&self, thread_index: usize, reactor: usize) -> PlacementScore {
         PlacementScore {
-            far: self.is_far(thread_index, reactor),
+            far: self.is_memory_remote(thread_index, reactor),
             elsewhere: reactor != self.idle_reactor,
-            sibling_busy: self.sibling_busy(reactor),
+            sibling_busy: self.is_sibling_busy(reactor),
             asleep: self.reactors[reactor].active_threads == 0,
             core: self.reactors[reactor].core,
         }
     }
 
     /// Best reactor among those that satisfy `suits`.
-    pub(super) fn best(&self, thread_index: usize, suits: impl Fn(usize) -> bool) -> Option<usize> {
+    pub(super) fn best_reactor(
+        &self,
+        thread_index: usize,
+        suits: impl Fn(usize) -> bool,
+    ) -> Option<usize> {
         let reactors = (0..self.reactors.len()).filter(|reactor| suits(*reactor));
-        reactors.min_by_key(|reactor| self.score(thread_index, *reactor))
+        reactors.min_by_key(|reactor| self.placement_score(thread_index, *reactor))
     }
 
     /// Threads of a reactor.
@@ -202,17 +221,22 @@ impl Placement {
     /// Threads of a reactor with a load that is not negligible.
     pub(super) fn active_threads_on(&self, reactor: usize) -> Vec<usize> {
         self.threads_on(reactor)
-            .filter(|thread_index| self.threads[*thread_index].counts())
+            .filter(|thread_index| self.threads[*thread_index].has_load())
             .collect()
     }
 
     /// Plans the migration of a thread.
-    pub(super) fn migrate(&mut self, thread_index: usize, to: usize, reason: MigrationReason) {
+    pub(super) fn plan_migration(
+        &mut self,
+        thread_index: usize,
+        to: usize,
+        reason: MigrationReason,
+    ) {
         let limit = self.limit;
         let thread = &mut self.threads[thread_index];
         let from = std::mem::replace(&mut thread.reactor, to);
         thread.movable = false;
-        let (load, counts) = (thread.load, usize::from(thread.counts()));
+        let (load, counts) = (thread.load, usize::from(thread.has_load()));
         let (source, target) = (self.reactors[from].core, self.reactors[to].core);
         self.migrations.push(Migration { thread: thread.id, from: source, to: target, reason });
 

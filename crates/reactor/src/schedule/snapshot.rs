@@ -5,11 +5,11 @@ use std::fmt;
 use tenmil_base::Instant;
 use tenmil_linux::CpuList;
 
-use super::share::{self, WHOLE};
+use super::core_share::{self, WHOLE};
 
 /// Loads of one period, and the placement at its end.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Snapshot {
+pub struct SchedulerSnapshot {
     /// Length of the period, in the ticks that all loads are counted in.
     pub elapsed: u64,
     /// CPU quota of the control group, in CPUs. `None` is unlimited.
@@ -56,7 +56,7 @@ pub struct ThreadLoad {
 
 /// Result of planning.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct SchedulingPlan {
     /// Migrations, at most one per thread.
     pub migrations: Vec<Migration>,
     /// Cores of the reactors without threads after these migrations: they may sleep until notified.
@@ -64,7 +64,7 @@ pub struct Plan {
     /// Core that collects idle threads, if the policy does so.
     pub idle_core: Option<u32>,
     /// Events to report.
-    pub events: Vec<Event>,
+    pub events: Vec<SchedulerEvent>,
 }
 
 /// Migration of a light thread.
@@ -103,7 +103,7 @@ pub enum MigrationReason {
 
 /// Scheduler event. Reported when the condition begins, not every period.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum SchedulerEvent {
     /// No available core with a reactor is in a thread's mask; the thread runs elsewhere.
     AffinityUnsatisfied {
         /// Thread number.
@@ -131,14 +131,14 @@ pub enum Event {
     NoUsableCores,
 }
 
-impl Snapshot {
+impl SchedulerSnapshot {
     /// Load of a reactor in parts per thousand of the period.
-    pub fn permille(&self, reactor: &ReactorLoad) -> u64 {
-        share::of(reactor.busy, self.elapsed) * 1000 / WHOLE
+    pub fn load_permille(&self, reactor: &ReactorLoad) -> u64 {
+        core_share::share_of_elapsed(reactor.busy, self.elapsed) * 1000 / WHOLE
     }
 }
 
-impl Event {
+impl SchedulerEvent {
     /// Name of the kind of event.
     pub const fn kind(&self) -> &'static str {
         match self {
@@ -173,7 +173,7 @@ impl fmt::Display for Migration {
     }
 }
 
-impl fmt::Display for Event {
+impl fmt::Display for SchedulerEvent {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AffinityUnsatisfied { thread, mask } => {

@@ -1,37 +1,38 @@
 //! Tests of each step of a plan, and of whole schedules.
 
+mod affinity_and_topology;
 mod rules;
 mod simulated;
-mod surroundings;
 
 use tenmil_base::{Instant, Span};
 use tenmil_linux::CpuList;
 
 use super::{
-    Migration, MigrationReason, Options, Plan, Policy, ReactorLoad, Scheduler, Snapshot, ThreadLoad,
+    Migration, MigrationReason, Options, Policy, ReactorLoad, Scheduler, SchedulerSnapshot,
+    SchedulingPlan, ThreadLoad,
 };
 
 /// Loads are in percent of a period.
 const ELAPSED: u64 = 100;
 
-fn cores(text: &str) -> CpuList {
+fn core_list(text: &str) -> CpuList {
     CpuList::parse(text).unwrap()
 }
 
-fn at(secs: u64) -> Instant {
+fn seconds(secs: u64) -> Instant {
     Instant::default().after(Span::from_secs(secs))
 }
 
-fn dynamic() -> Options {
+fn dynamic_options() -> Options {
     Options { policy: Policy::Dynamic, ..Options::default() }
 }
 
-fn scheduler(options: Options, reactors: u32) -> Scheduler {
+fn new_scheduler(options: Options, reactors: u32) -> Scheduler {
     Scheduler::new(options, (0..reactors).collect()).unwrap()
 }
 
 /// Reactors on cores 0, 1, 2 …, and threads given as home and load.
-fn snapshot(reactors: u32, threads: &[(u32, u64)]) -> Snapshot {
+fn snapshot(reactors: u32, threads: &[(u32, u64)]) -> SchedulerSnapshot {
     let busy = |core| threads.iter().filter(|thread| thread.0 == core).map(|thread| thread.1).sum();
     let reactor = |core| ReactorLoad { core, busy: busy(core), ..ReactorLoad::default() };
     let thread = |(id, (home, busy)): (u64, &(u32, u64))| ThreadLoad {
@@ -40,7 +41,7 @@ fn snapshot(reactors: u32, threads: &[(u32, u64)]) -> Snapshot {
         busy: *busy,
         ..ThreadLoad::default()
     };
-    Snapshot {
+    SchedulerSnapshot {
         elapsed: ELAPSED,
         quota: None,
         reactors: (0..reactors).map(reactor).collect(),
@@ -48,12 +49,12 @@ fn snapshot(reactors: u32, threads: &[(u32, u64)]) -> Snapshot {
     }
 }
 
-fn order(thread: u64, from: u32, to: u32, reason: MigrationReason) -> Migration {
+fn migration_of(thread: u64, from: u32, to: u32, reason: MigrationReason) -> Migration {
     Migration { thread, from, to, reason }
 }
 
 /// Plan of a new scheduler.
-fn plan(options: Options, snapshot: &Snapshot) -> Plan {
+fn plan_migrations(options: Options, snapshot: &SchedulerSnapshot) -> SchedulingPlan {
     let reactors = snapshot.reactors.iter().map(|reactor| reactor.core).collect();
-    Scheduler::new(options, reactors).unwrap().plan(at(0), snapshot)
+    Scheduler::new(options, reactors).unwrap().plan(seconds(0), snapshot)
 }

@@ -5,50 +5,53 @@ use std::sync::Arc;
 use tenmil_base::{Instant, Interrupts, Span};
 
 use super::test_pollers::{
-    Alarm, Counter, Device, Dozing, RELAXED, Ring, Tally, active, count, tally,
+    CountingPoller, DeadlinePoller, InFlightRing, ParkingPoller, RELAXED, SharedCount,
+    WakeableDevice, active_poller, count_of, new_count,
 };
 use super::{R0, R1, SimReactorState, Simulation};
-use crate::thread::EDGE_MAX;
+use crate::light_thread::EDGE_MAX;
 use crate::{
     Context, PollMode, PollResult, Poller, PollerBuilder, PollerWake, ThreadBuilder, ThreadHandle,
 };
 
 /// A thread with a device, which may park if requested, and its poller's counters.
-fn device(world: &Simulation, name: &str, dozes: bool) -> (Device, ThreadHandle, [Tally; 3]) {
-    let device = Device::new();
-    let poller = Dozing::new(device.clone(), dozes);
-    let tallies = poller.tallies();
-    let plan = ThreadBuilder::new(name).on(R0).poller(PollerBuilder::active(
-        name,
-        device.woken_by(),
-        poller,
-    ));
+fn spawn_device_thread(
+    world: &Simulation,
+    name: &str,
+    dozes: bool,
+) -> (WakeableDevice, ThreadHandle, [SharedCount; 3]) {
+    let device = WakeableDevice::new();
+    let poller = ParkingPoller::new(device.clone(), dozes);
+    let tallies = poller.counters();
+    let plan = ThreadBuilder::new(name)
+        .on_reactor(R0)
+        .add_poller(PollerBuilder::polled_each_iteration(name, device.wake_source_of(), poller));
     (device, world.directory.spawn(plan).unwrap(), tallies)
 }
 
-fn counts(tallies: &[Tally; 3]) -> [u64; 3] {
-    [0, 1, 2].map(|which| count(&tallies[which]))
+fn counter_values(tallies: &[SharedCount; 3]) -> [u64; 3] {
+    [0, 1, 2].map(|which| count_of(&tallies[which]))
 }
 
 #[test]
-fn those_who_doze_are_not_looked_at_while_others_work_and_those_who_do_not_are() {
-    let mut world = Simulation::adaptive(3, 1);
-    let dozers: Vec<_> = (0..40).map(|_| device(&world, "dozes", true)).collect();
-    let (mut busy, _, theirs) = device(&world, "busy", true);
-    let (_, _, watchful) = device(&world, "watchful", false);
+fn parked_threads_are_not_polled_while_others_work() {
+    let mut world = Simulation::new_adaptive(3, 1);
+    let dozers: Vec<_> = (0..40).map(|_| spawn_device_thread(&world, "dozes", true)).collect();
+    let (mut busy, _, theirs) = spawn_device_thread(&world, "busy", true);
+    let (_, _, watchful) = spawn_device_thread(&world, "watchful", false);
     world.run_until_idle();
-    let before: Vec<_> = dozers.iter().map(|(_, _, tallies)| counts(tallies)).collect();
-    let (at_work, on_watch) = (counts(&theirs), counts(&watchful));
+    let before: Vec<_> = dozers.iter().map(|(_, _, tallies)| counter_values(tallies)).collect();
+    let (at_work, on_watch) = (counter_values(&theirs), counter_values(&watchful));
     assert!(before.iter().all(|[polls, arms, _]| *polls > 0 && *arms > 0));
     for _ in 0..50 {
         busy.complete();
         world.run_until_idle();
-        assert!(busy.is_seen());
+        assert!(busy.is_completion_handled());
     }
-    let after: Vec<_> = dozers.iter().map(|(_, _, tallies)| counts(tallies)).collect();
+    let after: Vec<_> = dozers.iter().map(|(_, _, tallies)| counter_values(tallies)).collect();
     assert_eq!(after, before, "neither polled nor armed nor disarmed");
-    let more = |tallies: &[Tally; 3], than: [u64; 3]| {
-        counts(tallies).iter().zip(than).all(|(now, then)| *now >= then + 50)
+    let more = |tallies: &[SharedCount; 3], than: [u64; 3]| {
+        counter_values(tallies).iter().zip(than).all(|(now, then)| *now >= then + 50)
     };
     assert!(more(&theirs, at_work) && more(&watchful, on_watch));
 
@@ -58,41 +61,44 @@ fn those_who_doze_are_not_looked_at_while_others_work_and_those_who_do_not_are()
     for (mut device, thread, _) in dozers {
         device.complete();
         world.run_until_idle();
-        assert!(device.is_seen());
-        world.call(&thread, |_| ());
+        assert!(device.is_completion_handled());
+        world.send_closure(&thread, |_| ());
         world.run_until_idle();
     }
-    let before: Vec<_> = all.iter().map(counts).collect();
+    let before: Vec<_> = all.iter().map(counter_values).collect();
     for (which, thread) in threads.iter().enumerate() {
-        world.call(thread, |_| ());
+        world.send_closure(thread, |_| ());
         world.run_until_idle();
-        let after: Vec<_> = all.iter().map(counts).collect();
+        let after: Vec<_> = all.iter().map(counter_values).collect();
         let roused = (0..all.len()).filter(|one| after[*one] != before[*one]).count();
         assert_eq!(roused, which + 1, "one more each time");
     }
 }
 
 /// An event for a parked thread, and the check that it was handled.
-type Comes = (
-    fn(&Simulation, &mut Device, &ThreadHandle, &Tally),
-    fn(&Device, &ThreadHandle, &Tally) -> bool,
+type ParkedThreadEvent = (
+    fn(&Simulation, &mut WakeableDevice, &ThreadHandle, &SharedCount),
+    fn(&WakeableDevice, &ThreadHandle, &SharedCount) -> bool,
 );
 
-const FOR_A_DOZER: [(&str, Comes); 5] = [
+const FOR_A_DOZER: [(&str, ParkedThreadEvent); 5] = [
     (
         "a message",
         (
             |world, _, to, seen| {
                 let seen = Arc::clone(seen);
-                world.call(to, move |_| _ = seen.fetch_add(1, RELAXED));
+                world.send_closure(to, move |_| _ = seen.fetch_add(1, RELAXED));
             },
-            |_, _, seen| count(seen) == 1,
+            |_, _, seen| count_of(seen) == 1,
         ),
     ),
-    ("a device", (|_, device, _, _| device.complete(), |device, _, _| device.is_seen())),
+    (
+        "a device",
+        (|_, device, _, _| device.complete(), |device, _, _| device.is_completion_handled()),
+    ),
     (
         "an end",
-        (|world, _, to, _| world.directory.end_thread(to.id()).unwrap(), |_, to, _| to.is_gone()),
+        (|world, _, to, _| world.directory.end_thread(to.id()).unwrap(), |_, to, _| to.has_ended()),
     ),
     (
         "a move",
@@ -106,16 +112,16 @@ const FOR_A_DOZER: [(&str, Comes); 5] = [
         "a ring",
         (
             |_, device, to, _| {
-                device.note();
-                to.notify();
+                device.record_poll();
+                to.notify_reactor();
             },
-            |device, _, _| device.is_seen(),
+            |device, _, _| device.is_completion_handled(),
         ),
     ),
 ];
 
 #[test]
-fn what_is_for_one_who_dozes_is_seen_at_whatever_stage_its_reactor_is() {
+fn event_for_a_parked_thread_is_handled_in_every_reactor_state() {
     type Is = fn(SimReactorState) -> bool;
     let stages: [(&str, Is); 4] = [
         ("turning", |stage| stage == SimReactorState::Turning),
@@ -126,9 +132,9 @@ fn what_is_for_one_who_dozes_is_seen_at_whatever_stage_its_reactor_is() {
     for (what, (comes, is_seen)) in FOR_A_DOZER {
         for (when, is_it) in stages {
             for is_first_doze in [true, false] {
-                let mut world = Simulation::adaptive(1, 2);
-                let (mut dozer, thread, tallies) = device(&world, "dozes", true);
-                let (mut other, _, _) = device(&world, "other", true);
+                let mut world = Simulation::new_adaptive(1, 2);
+                let (mut dozer, thread, tallies) = spawn_device_thread(&world, "dozes", true);
+                let (mut other, _, _) = spawn_device_thread(&world, "other", true);
                 if is_first_doze {
                     world.iterate_all(3);
                 } else {
@@ -140,17 +146,20 @@ fn what_is_for_one_who_dozes_is_seen_at_whatever_stage_its_reactor_is() {
                     world.iterate_all(1);
                     world.pass_time(Span::from_us(1));
                 }
-                let seen = tally();
-                let before = counts(&tallies);
+                let seen = new_count();
+                let before = counter_values(&tallies);
                 comes(&world, &mut dozer, &thread, &seen);
                 world.run_until_idle();
                 assert!(is_seen(&dozer, &thread, &seen), "{what} while {when}");
-                assert!(counts(&tallies)[0] > before[0] || thread.is_gone(), "{what} while {when}");
+                assert!(
+                    counter_values(&tallies)[0] > before[0] || thread.has_ended(),
+                    "{what} while {when}"
+                );
                 // Later events are handled too.
-                if !thread.is_gone() {
+                if !thread.has_ended() {
                     dozer.complete();
                     world.run_until_idle();
-                    assert!(dozer.is_seen(), "a device after {what} while {when}");
+                    assert!(dozer.is_completion_handled(), "a device after {what} while {when}");
                 }
             }
         }
@@ -158,148 +167,153 @@ fn what_is_for_one_who_dozes_is_seen_at_whatever_stage_its_reactor_is() {
 }
 
 #[test]
-fn time_gets_up_one_who_dozes_asleep_and_awake() {
+fn deadline_unparks_a_thread_whether_the_reactor_sleeps_or_not() {
     for keeps_awake in [false, true] {
-        let mut world = Simulation::adaptive(1, 1);
-        let (next, rung) = (tally(), tally());
+        let mut world = Simulation::new_adaptive(1, 1);
+        let (next, rung) = (new_count(), new_count());
         next.store(world.now().after(Span::from_ms(9)).ns, RELAXED);
         let gap = Span::from_secs(3_600);
-        let alarm = Alarm { next, rung: Arc::clone(&rung), gap };
-        let alarm = Dozing::new(alarm, true);
+        let alarm = DeadlinePoller { next, rung: Arc::clone(&rung), gap };
+        let alarm = ParkingPoller::new(alarm, true);
         let polls = Arc::clone(&alarm.polls);
-        let plan = ThreadBuilder::new("waits").poller(PollerBuilder::active(
+        let plan = ThreadBuilder::new("waits").add_poller(PollerBuilder::polled_each_iteration(
             "alarm",
             PollerWake::Deadline,
             alarm,
         ));
         world.directory.spawn(plan).unwrap();
-        let (mut other, _, _) = device(&world, "other", false);
+        let (mut other, _, _) = spawn_device_thread(&world, "other", false);
         world.run_until_idle();
-        let before = count(&polls);
+        let before = count_of(&polls);
         let mut live = |span: Span| {
             let end = world.now().after(span);
             while world.now() < end {
                 if keeps_awake {
                     other.complete();
                 }
-                world.step(0);
+                world.step_reactor(0);
                 world.pass_time(Span::from_us(5));
             }
         };
         live(Span::from_ms(8));
-        assert_eq!((count(&rung), count(&polls)), (0, before));
+        assert_eq!((count_of(&rung), count_of(&polls)), (0, before));
         live(Span::from_ms(2));
-        assert_eq!(count(&rung), 1);
+        assert_eq!(count_of(&rung), 1);
     }
 }
 
 /// Finds work in every iteration, or is busy without any, as long as requested.
-struct Restless {
+struct BusyPoller {
     works: bool,
-    until: Tally,
+    until: SharedCount,
     now: Instant,
 }
 
-impl Poller for Restless {
+impl Poller for BusyPoller {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         self.now = context.now();
         PollResult::from_count(usize::from(self.works && self.is_busy() == Some(true)))
     }
 
     fn is_busy(&self) -> Option<bool> {
-        Some(self.now.ns < count(&self.until))
+        Some(self.now.ns < count_of(&self.until))
     }
 }
 
 #[test]
-fn a_descriptor_of_one_who_dozes_is_heard_by_a_reactor_that_does_not_sleep() {
+fn descriptor_of_a_parked_thread_is_noticed_by_a_busy_reactor() {
     for works in [true, false] {
-        let mut world = Simulation::adaptive(1, 1);
-        let until = tally();
-        let restless = Restless { works, until: Arc::clone(&until), now: Instant::default() };
+        let mut world = Simulation::new_adaptive(1, 1);
+        let until = new_count();
+        let restless = BusyPoller { works, until: Arc::clone(&until), now: Instant::default() };
         let waits = PollerWake::OnlyWhileBusy("waits for its time");
         let plan = ThreadBuilder::new("restless")
-            .poller(PollerBuilder::active("restless", waits, restless));
+            .add_poller(PollerBuilder::polled_each_iteration("restless", waits, restless));
         let restless = world.directory.spawn(plan).unwrap();
-        let mut dozers: Vec<_> = (0..5).map(|_| device(&world, "dozes", true)).collect();
+        let mut dozers: Vec<_> =
+            (0..5).map(|_| spawn_device_thread(&world, "dozes", true)).collect();
         world.run_until_idle();
         until.store(u64::MAX, RELAXED);
-        world.call(&restless, |_| ());
+        world.send_closure(&restless, |_| ());
         world.iterate_all(5);
         assert_eq!(world.members[0].stage, SimReactorState::Turning);
-        let sleeps = |world: &Simulation| world.directory.sample(world.now()).reactors[0].sleeps;
+        let sleeps =
+            |world: &Simulation| world.directory.sample_statistics(world.now()).reactors[0].sleeps;
         let slept = sleeps(&world);
         for (round, (dozer, _, tallies)) in dozers.iter_mut().enumerate() {
-            let before = counts(tallies);
+            let before = counter_values(tallies);
             let came = world.now();
             dozer.complete();
-            while !dozer.is_seen() {
-                world.step(0);
+            while !dozer.is_completion_handled() {
+                world.step_reactor(0);
                 world.pass_time(Span::from_us(2));
                 let waits = world.now().since(came);
                 assert!(waits < Span::from_us(2_100), "round {round}, works: {works}, {waits}");
             }
             assert_eq!(sleeps(&world), slept, "it was awake all the time");
-            assert!(counts(tallies)[0] <= before[0] + 2, "it dozed until then");
+            assert!(counter_values(tallies)[0] <= before[0] + 2, "it dozed until then");
         }
         let (_, _, tallies) = dozers.swap_remove(0);
-        let before = counts(&tallies);
-        (0..100).for_each(|_| world.step(0));
-        assert!(counts(&tallies)[0] >= before[0] + 90, "who has got up is looked at in every turn");
+        let before = counter_values(&tallies);
+        (0..100).for_each(|_| world.step_reactor(0));
+        assert!(
+            counter_values(&tallies)[0] >= before[0] + 90,
+            "who has got up is looked at in every turn"
+        );
         until.store(0, RELAXED);
         world.run_until_idle();
-        let rests = counts(&tallies);
-        world.call(&restless, |_| ());
+        let rests = counter_values(&tallies);
+        world.send_closure(&restless, |_| ());
         world.run_until_idle();
-        assert_eq!(counts(&tallies), rests, "and dozes again after the next sleep");
+        assert_eq!(counter_values(&tallies), rests, "and dozes again after the next sleep");
     }
 }
 
 #[test]
-fn nobody_dozes_where_nobody_sleeps_and_a_change_of_mode_gets_all_up() {
-    let mut world = Simulation::adaptive(1, 1);
-    let (_, _, tallies) = device(&world, "dozes", true);
+fn always_polling_reactor_parks_no_thread_and_a_mode_change_unparks_all() {
+    let mut world = Simulation::new_adaptive(1, 1);
+    let (_, _, tallies) = spawn_device_thread(&world, "dozes", true);
     world.run_until_idle();
-    let before = counts(&tallies);
-    world.directory.set_poll(R0, PollMode::Always).unwrap();
+    let before = counter_values(&tallies);
+    world.directory.set_poll_mode(R0, PollMode::Always).unwrap();
     world.iterate_all(100);
-    assert!(counts(&tallies)[0] > before[0] + 90);
-    world.directory.set_poll(R0, PollMode::Hybrid).unwrap();
+    assert!(counter_values(&tallies)[0] > before[0] + 90);
+    world.directory.set_poll_mode(R0, PollMode::Hybrid).unwrap();
     world.run_until_idle();
-    let before = counts(&tallies);
-    let (mut other, ..) = device(&world, "other", true);
+    let before = counter_values(&tallies);
+    let (mut other, ..) = spawn_device_thread(&world, "other", true);
     other.complete();
     world.run_until_idle();
-    assert!(other.is_seen());
-    assert_eq!(counts(&tallies), before, "in hybrid mode it dozes");
+    assert!(other.is_completion_handled());
+    assert_eq!(counter_values(&tallies), before, "in hybrid mode it dozes");
 }
 
 #[test]
-fn one_poller_that_may_not_keeps_its_thread_from_dozing() {
-    let mut world = Simulation::adaptive(1, 1);
-    let (mut other, ..) = device(&world, "other", false);
-    let in_flight = tally();
-    let ring = Dozing::new(Ring::new(&in_flight, 1), true);
+fn one_poller_that_may_not_park_keeps_its_thread_unparked() {
+    let mut world = Simulation::new_adaptive(1, 1);
+    let (mut other, ..) = spawn_device_thread(&world, "other", false);
+    let in_flight = new_count();
+    let ring = ParkingPoller::new(InFlightRing::new(&in_flight, 1), true);
     let polls = Arc::clone(&ring.polls);
-    let watchful = Dozing::new(Counter::default(), false);
+    let watchful = ParkingPoller::new(CountingPoller::default(), false);
     let waits = PollerWake::OnlyWhileBusy("has nothing in flight by itself");
     let plan = ThreadBuilder::new("two")
-        .poller(PollerBuilder::active("ring", waits, ring))
-        .poller(active("watchful", watchful));
+        .add_poller(PollerBuilder::polled_each_iteration("ring", waits, ring))
+        .add_poller(active_poller("watchful", watchful));
     world.directory.spawn(plan).unwrap();
     world.run_until_idle();
-    let before = count(&polls);
+    let before = count_of(&polls);
     // Without a notification: found only by polling.
     in_flight.store(1, RELAXED);
     other.complete();
     world.run_until_idle();
-    assert!(count(&polls) > before && count(&in_flight) == 0);
+    assert!(count_of(&polls) > before && count_of(&in_flight) == 0);
 }
 
 /// Panics when it is disarmed.
-struct Brittle;
+struct DisarmPanicPoller;
 
-impl Poller for Brittle {
+impl Poller for DisarmPanicPoller {
     fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
         PollResult::Idle
     }
@@ -314,40 +328,43 @@ impl Poller for Brittle {
 }
 
 #[test]
-fn one_that_panics_as_it_gets_up_is_gone_and_others_go_on() {
-    let mut world = Simulation::adaptive(1, 1);
-    let plan = ThreadBuilder::new("brittle").poller(active("brittle", Brittle));
+fn poller_that_panics_while_unparking_is_dropped_and_others_continue() {
+    let mut world = Simulation::new_adaptive(1, 1);
+    let plan =
+        ThreadBuilder::new("brittle").add_poller(active_poller("brittle", DisarmPanicPoller));
     let brittle = world.directory.spawn(plan).unwrap();
-    let (mut dozer, thread, _) = device(&world, "dozes", true);
+    let (mut dozer, thread, _) = spawn_device_thread(&world, "dozes", true);
     world.run_until_idle();
-    let answers = tally();
+    let answers = new_count();
     let theirs = Arc::clone(&answers);
-    world.call(&brittle, move |_| _ = theirs.fetch_add(1, RELAXED));
-    world.call(&thread, |_| ());
+    world.send_closure(&brittle, move |_| _ = theirs.fetch_add(1, RELAXED));
+    world.send_closure(&thread, |_| ());
     dozer.complete();
     world.run_until_idle();
-    assert!(dozer.is_seen());
-    assert_eq!(count(&answers), 1, "its thread goes on");
-    assert_eq!(world.kinds().last(), Some(&"poller-panicked"));
+    assert!(dozer.is_completion_handled());
+    assert_eq!(count_of(&answers), 1, "its thread goes on");
+    assert_eq!(world.event_kinds().last(), Some(&"poller-panicked"));
 }
 
 #[test]
-fn a_descriptor_that_stays_readable_does_not_doze_its_thread_into_waking_for_ever() {
-    let mut world = Simulation::adaptive(0, 1);
+fn permanently_readable_descriptor_does_not_unpark_its_thread_forever() {
+    let mut world = Simulation::new_adaptive(0, 1);
     let mut vectors = tenmil_linux::EventVectors::new(1).unwrap();
     let descriptor = vectors.descriptor(0).unwrap().try_clone_to_owned().unwrap();
     vectors.unmask(0);
     vectors.raise(0);
-    let stuck = Dozing::new(Counter::default(), true);
-    let stuck = PollerBuilder::active("stuck", PollerWake::Descriptor(descriptor), stuck);
-    world.directory.spawn(ThreadBuilder::new("stuck").poller(stuck)).unwrap();
-    let sleeps = |world: &Simulation| world.directory.sample(world.now()).reactors[0].sleeps;
+    let stuck = ParkingPoller::new(CountingPoller::default(), true);
+    let stuck =
+        PollerBuilder::polled_each_iteration("stuck", PollerWake::Descriptor(descriptor), stuck);
+    world.directory.spawn(ThreadBuilder::new("stuck").add_poller(stuck)).unwrap();
+    let sleeps =
+        |world: &Simulation| world.directory.sample_statistics(world.now()).reactors[0].sleeps;
     let end = world.now().after(Span::from_secs(1));
     while world.now() < end {
-        world.step(0);
+        world.step_reactor(0);
         match world.members[0].stage {
             SimReactorState::Sleeping(deadline) => {
-                world.step(0);
+                world.step_reactor(0);
                 if let SimReactorState::Sleeping(_) = world.members[0].stage {
                     world.now_ns.store(deadline.min(end).ns, RELAXED);
                 }
@@ -355,20 +372,20 @@ fn a_descriptor_that_stays_readable_does_not_doze_its_thread_into_waking_for_eve
             _ => world.pass_time(Span { ns: 500 }),
         }
     }
-    assert_eq!(world.kinds(), ["thread-started", "spurious-wakeups"]);
+    assert_eq!(world.event_kinds(), ["thread-started", "spurious-wakeups"]);
     let most = 32 + 4 * (Span::from_secs(1).ns / EDGE_MAX.ns) + 20;
     assert!(sleeps(&world) < most, "{} sleeps in a second", sleeps(&world));
 }
 
 #[test]
-fn a_reactor_that_stops_gets_everybody_up_to_go() {
-    let mut world = Simulation::adaptive(1, 1);
-    let threads: Vec<_> = (0..5).map(|_| device(&world, "dozes", true).1).collect();
+fn stopping_reactor_unparks_all_threads() {
+    let mut world = Simulation::new_adaptive(1, 1);
+    let threads: Vec<_> = (0..5).map(|_| spawn_device_thread(&world, "dozes", true).1).collect();
     world.run_until_idle();
-    world.directory.stop(R0).unwrap();
+    world.directory.stop_reactor(R0).unwrap();
     for _ in 0..100 {
-        world.step(0);
+        world.step_reactor(0);
     }
     assert_eq!(world.members[0].stage, SimReactorState::Ended);
-    assert!(threads.iter().all(ThreadHandle::is_gone));
+    assert!(threads.iter().all(ThreadHandle::has_ended));
 }

@@ -9,53 +9,53 @@ use tenmil_linux::EventVectors;
 use crate::{Context, DetachReason, PollResult, Poller, PollerBuilder, PollerId, PollerWake};
 
 /// Counters that a test shares with its pollers.
-pub(crate) type Tally = Arc<AtomicU64>;
+pub(crate) type SharedCount = Arc<AtomicU64>;
 
-pub(crate) fn tally() -> Tally {
-    Tally::default()
+pub(crate) fn new_count() -> SharedCount {
+    SharedCount::default()
 }
 
-pub(crate) fn count(tally: &Tally) -> u64 {
+pub(crate) fn count_of(tally: &SharedCount) -> u64 {
     tally.load(Ordering::Relaxed)
 }
 
 /// Counts its polls and returns idle, or busy if requested.
 #[derive(Default)]
-pub(crate) struct Counter {
-    pub(crate) polls: Tally,
+pub(crate) struct CountingPoller {
+    pub(crate) polls: SharedCount,
     pub(crate) works: bool,
 }
 
-impl Poller for Counter {
+impl Poller for CountingPoller {
     fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
         self.polls.fetch_add(1, Ordering::Relaxed);
         if self.works { PollResult::Busy } else { PollResult::Idle }
     }
 }
 
-pub(crate) fn idle(polls: &Tally) -> Counter {
-    Counter { polls: Arc::clone(polls), works: false }
+pub(crate) fn idle_poller(polls: &SharedCount) -> CountingPoller {
+    CountingPoller { polls: Arc::clone(polls), works: false }
 }
 
-pub(crate) fn active(name: &str, poller: impl Poller + 'static) -> PollerBuilder {
-    PollerBuilder::active(name, PollerWake::Messages, poller)
+pub(crate) fn active_poller(name: &str, poller: impl Poller + 'static) -> PollerBuilder {
+    PollerBuilder::polled_each_iteration(name, PollerWake::Messages, poller)
 }
 
 /// First poller of a builder.
-pub(crate) const FIRST: PollerId = PollerId::planned(0);
+pub(crate) const FIRST: PollerId = PollerId::of_builder_index(0);
 
 /// A device with an interrupt that must be armed, and what its poller has seen of it.
 #[derive(Clone)]
-pub(crate) struct Device {
-    done: Tally,
-    pub(crate) seen: Tally,
+pub(crate) struct WakeableDevice {
+    done: SharedCount,
+    pub(crate) seen: SharedCount,
     vectors: EventVectors,
 }
 
-impl Device {
+impl WakeableDevice {
     pub(crate) fn new() -> Self {
         let vectors = EventVectors::new(1).unwrap();
-        Self { done: tally(), seen: tally(), vectors }
+        Self { done: new_count(), seen: new_count(), vectors }
     }
 
     /// Completes something, and signals if armed.
@@ -65,74 +65,74 @@ impl Device {
     }
 
     /// Completes something without a signal.
-    pub(crate) fn note(&self) {
+    pub(crate) fn record_poll(&self) {
         self.done.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn is_seen(&self) -> bool {
-        count(&self.done) == count(&self.seen)
+    pub(crate) fn is_completion_handled(&self) -> bool {
+        count_of(&self.done) == count_of(&self.seen)
     }
 
-    pub(crate) fn vectors(&self) -> EventVectors {
+    pub(crate) fn event_vectors(&self) -> EventVectors {
         self.vectors.clone()
     }
 
-    pub(crate) fn registration(&self, name: &str) -> PollerBuilder {
-        PollerBuilder::active(name, self.woken_by(), self.clone())
+    pub(crate) fn poller_builder(&self, name: &str) -> PollerBuilder {
+        PollerBuilder::polled_each_iteration(name, self.wake_source_of(), self.clone())
     }
 
-    pub(crate) fn woken_by(&self) -> PollerWake {
+    pub(crate) fn wake_source_of(&self) -> PollerWake {
         let descriptor = self.vectors.descriptor(0).unwrap().try_clone_to_owned().unwrap();
         PollerWake::Descriptor(descriptor)
     }
 }
 
-impl Poller for Device {
+impl Poller for WakeableDevice {
     fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
-        let new_events = !self.is_seen();
-        self.seen.store(count(&self.done), Ordering::Relaxed);
+        let new_events = !self.is_completion_handled();
+        self.seen.store(count_of(&self.done), Ordering::Relaxed);
         PollResult::from_count(usize::from(new_events))
     }
 
     fn arm(&mut self) -> PollResult {
         let asked = self.vectors.unmask(0);
-        PollResult::from_count(usize::from(!asked || !self.is_seen()))
+        PollResult::from_count(usize::from(!asked || !self.is_completion_handled()))
     }
 
     fn disarm(&mut self) {
         self.vectors.mask(0);
-        self.vectors.clear(0);
+        self.vectors.clear_signals(0);
     }
 }
 
 /// Permits parking while the inner poller is not busy by itself, or never. Counts its calls.
-pub(crate) struct Dozing<P> {
+pub(crate) struct ParkingPoller<P> {
     pub(crate) poller: P,
     pub(crate) dozes: bool,
-    pub(crate) polls: Tally,
-    pub(crate) arms: Tally,
-    pub(crate) disarms: Tally,
+    pub(crate) polls: SharedCount,
+    pub(crate) arms: SharedCount,
+    pub(crate) disarms: SharedCount,
 }
 
-impl<P> Dozing<P> {
+impl<P> ParkingPoller<P> {
     pub(crate) fn new(poller: P, dozes: bool) -> Self {
-        Self { poller, dozes, polls: tally(), arms: tally(), disarms: tally() }
+        Self { poller, dozes, polls: new_count(), arms: new_count(), disarms: new_count() }
     }
 
     /// Polls, arms and disarms.
-    pub(crate) fn tallies(&self) -> [Tally; 3] {
+    pub(crate) fn counters(&self) -> [SharedCount; 3] {
         [&self.polls, &self.arms, &self.disarms].map(Arc::clone)
     }
 }
 
-impl<P: Poller> Poller for Dozing<P> {
+impl<P: Poller> Poller for ParkingPoller<P> {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         self.polls.fetch_add(1, Ordering::Relaxed);
         self.poller.poll(context)
     }
 
-    fn message(&mut self, words: [u64; 2], context: &mut Context<'_>) {
-        self.poller.message(words, context);
+    fn handle_message(&mut self, words: [u64; 2], context: &mut Context<'_>) {
+        self.poller.handle_message(words, context);
     }
 
     fn arm(&mut self) -> PollResult {
@@ -154,8 +154,8 @@ impl<P: Poller> Poller for Dozing<P> {
         self.dozes && self.arms.load(Ordering::Relaxed) % 3 < 2
     }
 
-    fn wake_at(&self) -> Instant {
-        self.poller.wake_at()
+    fn panicking_wake_at(&self) -> Instant {
+        self.poller.panicking_wake_at()
     }
 
     fn is_busy(&self) -> Option<bool> {
@@ -172,15 +172,15 @@ impl<P: Poller> Poller for Dozing<P> {
 }
 
 /// Works at times of its own, and records how late it was polled.
-pub(crate) struct Alarm {
-    pub(crate) next: Tally,
-    pub(crate) rung: Tally,
+pub(crate) struct DeadlinePoller {
+    pub(crate) next: SharedCount,
+    pub(crate) rung: SharedCount,
     pub(crate) gap: Span,
 }
 
-impl Poller for Alarm {
+impl Poller for DeadlinePoller {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
-        if context.now().ns < count(&self.next) {
+        if context.now().ns < count_of(&self.next) {
             return PollResult::Idle;
         }
         self.rung.fetch_add(1, Ordering::Relaxed);
@@ -188,15 +188,15 @@ impl Poller for Alarm {
         PollResult::Busy
     }
 
-    fn wake_at(&self) -> Instant {
-        Instant { ns: count(&self.next) }
+    fn panicking_wake_at(&self) -> Instant {
+        Instant { ns: count_of(&self.next) }
     }
 }
 
 /// Bound to the OS thread where it was attached, with operations in flight that must complete
 /// before it can detach.
-pub(crate) struct Ring {
-    pub(crate) in_flight: Tally,
+pub(crate) struct InFlightRing {
+    pub(crate) in_flight: SharedCount,
     /// Polls per completed operation.
     pub(crate) pace: u64,
     pub(crate) polls: u64,
@@ -206,8 +206,8 @@ pub(crate) struct Ring {
     home: Option<crate::ReactorId>,
 }
 
-impl Ring {
-    pub(crate) fn new(in_flight: &Tally, pace: u64) -> Self {
+impl InFlightRing {
+    pub(crate) fn new(in_flight: &SharedCount, pace: u64) -> Self {
         Self {
             in_flight: Arc::clone(in_flight),
             pace,
@@ -219,18 +219,18 @@ impl Ring {
         }
     }
 
-    fn note(&self, what: &'static str) {
+    fn record_detach(&self, what: &'static str) {
         self.log.lock().unwrap().push(what);
     }
 }
 
-impl Poller for Ring {
+impl Poller for InFlightRing {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         assert!(self.attached, "polled while it was detached");
         let home = *self.home.get_or_insert(context.reactor());
         assert_eq!(home, context.reactor(), "polled where it was not attached");
         self.polls += 1;
-        if count(&self.in_flight) > 0 && self.polls.is_multiple_of(self.pace) {
+        if count_of(&self.in_flight) > 0 && self.polls.is_multiple_of(self.pace) {
             self.in_flight.fetch_sub(1, Ordering::Relaxed);
             return PollResult::Busy;
         }
@@ -238,23 +238,23 @@ impl Poller for Ring {
     }
 
     fn is_busy(&self) -> Option<bool> {
-        Some(count(&self.in_flight) > 0)
+        Some(count_of(&self.in_flight) > 0)
     }
 
     fn detach(&mut self, _: DetachReason) -> bool {
         self.detaching = true;
-        let drained = count(&self.in_flight) == 0;
+        let drained = count_of(&self.in_flight) == 0;
         if drained && self.attached {
             self.attached = false;
             self.home = None;
-            self.note("detached");
+            self.record_detach("detached");
         }
         drained
     }
 
     fn attach(&mut self) {
         (self.attached, self.detaching) = (true, false);
-        self.note("attached");
+        self.record_detach("attached");
     }
 }
 

@@ -5,7 +5,9 @@ use std::sync::atomic::Ordering;
 
 use tenmil_base::{Instant, Span};
 
-use super::test_pollers::{Counter, FIRST, Tally, active, count, idle, tally};
+use super::test_pollers::{
+    CountingPoller, FIRST, SharedCount, active_poller, count_of, idle_poller, new_count,
+};
 use super::{R0, R1, Simulation};
 use crate::{
     Attribution, Context, Event, PollResult, Poller, PollerBuilder, PollerId, PollerWake,
@@ -15,179 +17,199 @@ use crate::{
 const PERIOD: Span = Span::from_ms(2);
 
 #[test]
-fn a_timed_poller_is_polled_once_a_period_and_wakes_its_reactor_for_it() {
-    let mut world = Simulation::adaptive(0, 1);
-    let polls = tally();
-    let plan =
-        ThreadBuilder::new("clockwork").poller(PollerBuilder::timed("tick", PERIOD, idle(&polls)));
+fn timed_poller_is_polled_once_per_period_and_wakes_its_reactor() {
+    let mut world = Simulation::new_adaptive(0, 1);
+    let polls = new_count();
+    let plan = ThreadBuilder::new("clockwork").add_poller(PollerBuilder::polled_each_period(
+        "tick",
+        PERIOD,
+        idle_poller(&polls),
+    ));
     world.directory.spawn(plan).unwrap();
     world.run_until_idle();
-    world.live(Span::from_ms(21));
-    assert_eq!(count(&polls), 10);
-    let sample = world.directory.sample(world.now());
+    world.run_for(Span::from_ms(21));
+    assert_eq!(count_of(&polls), 10);
+    let sample = world.directory.sample_statistics(world.now());
     assert!(sample.reactors[0].sleeps >= 10, "{sample:?}");
     assert_eq!(sample.threads[0].pollers[0].polls, 10, "the books are published before a sleep");
 }
 
 #[test]
-fn periods_that_were_missed_are_not_made_up_for() {
-    let mut world = Simulation::always(1);
-    let polls = tally();
-    let plan =
-        ThreadBuilder::new("clockwork").poller(PollerBuilder::timed("tick", PERIOD, idle(&polls)));
+fn missed_periods_are_not_repeated() {
+    let mut world = Simulation::new_always_polling(1);
+    let polls = new_count();
+    let plan = ThreadBuilder::new("clockwork").add_poller(PollerBuilder::polled_each_period(
+        "tick",
+        PERIOD,
+        idle_poller(&polls),
+    ));
     world.directory.spawn(plan).unwrap();
     world.iterate_all(2);
     world.pass_time(Span::from_ms(100));
     world.iterate_all(10);
-    assert_eq!(count(&polls), 1);
+    assert_eq!(count_of(&polls), 1);
     world.pass_time(PERIOD);
     world.iterate_all(10);
-    assert_eq!(count(&polls), 2);
+    assert_eq!(count_of(&polls), 2);
 }
 
 #[test]
-fn a_hundred_timed_pollers_are_each_polled_at_their_own_time() {
-    let mut world = Simulation::adaptive(3, 1);
-    let polls: Vec<_> = (0..100).map(|_| tally()).collect();
+fn hundred_timed_pollers_are_each_polled_on_time() {
+    let mut world = Simulation::new_adaptive(3, 1);
+    let polls: Vec<_> = (0..100).map(|_| new_count()).collect();
     let mut plan = ThreadBuilder::new("many");
     for (number, polls) in (1..).zip(&polls) {
-        plan = plan.poller(PollerBuilder::timed("tick", Span::from_ms(number), idle(polls)));
+        plan = plan.add_poller(PollerBuilder::polled_each_period(
+            "tick",
+            Span::from_ms(number),
+            idle_poller(polls),
+        ));
     }
     world.directory.spawn(plan).unwrap();
     world.iterate_all(1);
     let begin = world.now();
-    world.live(Span::from_ms(200));
+    world.run_for(Span::from_ms(200));
     let lived_ms = world.now().since(begin).ns / 1_000_000;
     for (number, polls) in (1..).zip(&polls) {
         let due = lived_ms / number;
         assert!(
-            count(polls) + 1 >= due && count(polls) <= due + 1,
+            count_of(polls) + 1 >= due && count_of(polls) <= due + 1,
             "{number} ms: {}",
-            count(polls)
+            count_of(polls)
         );
     }
 }
 
 #[test]
-fn a_paused_poller_rests_until_it_is_resumed() {
-    let mut world = Simulation::always(1);
-    let (polls, ticks) = (tally(), tally());
+fn paused_poller_is_not_polled_until_resumed() {
+    let mut world = Simulation::new_always_polling(1);
+    let (polls, ticks) = (new_count(), new_count());
     let plan = ThreadBuilder::new("pausing")
-        .poller(active("busy", idle(&polls)))
-        .poller(PollerBuilder::timed("tick", PERIOD, idle(&ticks)).paused());
+        .add_poller(active_poller("busy", idle_poller(&polls)))
+        .add_poller(
+            PollerBuilder::polled_each_period("tick", PERIOD, idle_poller(&ticks)).paused(),
+        );
     let thread = world.directory.spawn(plan).unwrap();
     world.iterate_all(1);
-    world.call(&thread, |context| context.pause(FIRST));
+    world.send_closure(&thread, |context| context.pause_poller(FIRST));
     world.iterate_all(2);
-    let before = count(&polls);
+    let before = count_of(&polls);
     world.pass_time(Span::from_ms(100));
     world.iterate_all(10);
-    assert_eq!((count(&polls), count(&ticks)), (before, 0));
-    assert!(world.directory.sample(world.now()).threads[0].pollers[1].paused);
-    world.call(&thread, |context| {
-        context.resume(FIRST);
-        context.resume(PollerId::planned(1));
+    assert_eq!((count_of(&polls), count_of(&ticks)), (before, 0));
+    assert!(world.directory.sample_statistics(world.now()).threads[0].pollers[1].paused);
+    world.send_closure(&thread, |context| {
+        context.resume_poller(FIRST);
+        context.resume_poller(PollerId::of_builder_index(1));
     });
     world.iterate_all(11);
-    assert_eq!((count(&polls), count(&ticks)), (before + 10, 0), "due one period from now");
+    assert_eq!((count_of(&polls), count_of(&ticks)), (before + 10, 0), "due one period from now");
     world.pass_time(PERIOD);
     world.iterate_all(2);
-    assert_eq!(count(&ticks), 1, "and once, although it was paused with a timer running");
+    assert_eq!(count_of(&ticks), 1, "and once, although it was paused with a timer running");
 }
 
 #[test]
-fn a_timed_poller_that_is_resumed_is_due_one_period_later_and_only_then() {
-    let mut world = Simulation::always(1);
-    let ticks = tally();
-    let plan = ThreadBuilder::new("one").poller(PollerBuilder::timed("tick", PERIOD, idle(&ticks)));
+fn resumed_timed_poller_is_due_one_period_later() {
+    let mut world = Simulation::new_always_polling(1);
+    let ticks = new_count();
+    let plan = ThreadBuilder::new("one").add_poller(PollerBuilder::polled_each_period(
+        "tick",
+        PERIOD,
+        idle_poller(&ticks),
+    ));
     let thread = world.directory.spawn(plan).unwrap();
     world.iterate_all(2);
     let half = Span { ns: PERIOD.ns / 2 };
-    world.call(&thread, |context| context.pause(FIRST));
+    world.send_closure(&thread, |context| context.pause_poller(FIRST));
     world.iterate_all(2);
     world.pass_time(half);
-    world.call(&thread, |context| context.resume(FIRST));
+    world.send_closure(&thread, |context| context.resume_poller(FIRST));
     world.iterate_all(2);
     world.pass_time(half);
     world.iterate_all(10);
-    assert_eq!(count(&ticks), 0, "the time at which it would have been due is forgotten");
+    assert_eq!(count_of(&ticks), 0, "the time at which it would have been due is forgotten");
     world.pass_time(half);
     world.iterate_all(10);
-    assert_eq!(count(&ticks), 1);
+    assert_eq!(count_of(&ticks), 1);
 }
 
 #[test]
-fn a_timed_poller_that_is_given_another_period_keeps_that_and_is_not_polled_twice() {
-    let mut world = Simulation::always(1);
-    let (polls, ticks) = (tally(), tally());
+fn timed_poller_with_changed_period_is_not_polled_twice() {
+    let mut world = Simulation::new_always_polling(1);
+    let (polls, ticks) = (new_count(), new_count());
     let plan = ThreadBuilder::new("two")
-        .poller(active("busy", idle(&polls)))
-        .poller(PollerBuilder::timed("tick", PERIOD, idle(&ticks)));
+        .add_poller(active_poller("busy", idle_poller(&polls)))
+        .add_poller(PollerBuilder::polled_each_period("tick", PERIOD, idle_poller(&ticks)));
     let thread = world.directory.spawn(plan).unwrap();
     world.iterate_all(2);
     let half = Span { ns: PERIOD.ns / 2 };
     for (period, shown) in [(Span { ns: PERIOD.ns * 3 }, 6), (half, 1)] {
-        world.call(&thread, move |context| {
-            context.set_period(FIRST, period);
-            context.set_period(PollerId::planned(1), period);
+        world.send_closure(&thread, move |context| {
+            context.set_poller_period(FIRST, period);
+            context.set_poller_period(PollerId::of_builder_index(1), period);
         });
         world.iterate_all(2);
-        let pollers = world.directory.sample(world.now()).threads[0].pollers.clone();
+        let pollers = world.directory.sample_statistics(world.now()).threads[0].pollers.clone();
         assert_eq!(pollers[0].every, None, "it is polled every turn");
         assert_eq!(pollers[1].every, Some(Span::from_ms(shown)));
-        let before = count(&ticks);
+        let before = count_of(&ticks);
         world.pass_time(Span { ns: period.ns - half.ns / 2 });
         world.iterate_all(2);
-        assert_eq!(count(&ticks), before, "the old period counts no more");
+        assert_eq!(count_of(&ticks), before, "the old period counts no more");
         for round in 1..4 {
             world.pass_time(period);
             world.iterate_all(10);
-            assert_eq!(count(&ticks), before + round);
+            assert_eq!(count_of(&ticks), before + round);
         }
     }
-    assert!(count(&polls) > 60);
+    assert!(count_of(&polls) > 60);
 }
 
 #[test]
-fn a_timer_runs_once_at_its_time_even_if_its_thread_moves_and_not_if_it_is_removed() {
-    let mut world = Simulation::adaptive(5, 2);
-    let thread = world.directory.spawn(ThreadBuilder::new("timers").on(R0)).unwrap();
-    let (ran, removed) = (tally(), tally());
+fn one_shot_timer_fires_once_even_after_migration_and_not_if_removed() {
+    let mut world = Simulation::new_adaptive(5, 2);
+    let thread = world.directory.spawn(ThreadBuilder::new("timers").on_reactor(R0)).unwrap();
+    let (ran, removed) = (new_count(), new_count());
     let (ours, theirs) = (Arc::clone(&ran), Arc::clone(&removed));
-    world.call(&thread, move |context| {
+    world.send_closure(&thread, move |context| {
         let at = context.now();
         let note = move |context: &mut Context<'_>| {
             ours.store(context.now().since(at).ns, Ordering::Relaxed);
         };
-        context.after(Span::from_ms(7), note).unwrap();
-        let gone =
-            context.after(Span::from_ms(3), move |_| _ = theirs.fetch_add(1, Ordering::Relaxed));
-        context.remove(gone.unwrap());
+        context.call_after(Span::from_ms(7), note).unwrap();
+        let gone = context
+            .call_after(Span::from_ms(3), move |_| _ = theirs.fetch_add(1, Ordering::Relaxed));
+        context.remove_poller(gone.unwrap());
     });
-    world.live(Span::from_ms(4));
+    world.run_for(Span::from_ms(4));
     world.directory.move_thread(thread.id(), R1).unwrap();
-    world.live(Span::from_ms(20));
+    world.run_for(Span::from_ms(20));
     assert_eq!(thread.reactor(), R1);
-    let late = count(&ran).checked_sub(7_000_000);
+    let late = count_of(&ran).checked_sub(7_000_000);
     assert!(late.is_some_and(|late| late < 100_000), "{late:?}");
-    assert_eq!(count(&removed), 0);
-    assert_eq!(world.directory.sample(world.now()).threads[0].pollers, [], "and is gone");
+    assert_eq!(count_of(&removed), 0);
+    assert_eq!(
+        world.directory.sample_statistics(world.now()).threads[0].pollers,
+        [],
+        "and is gone"
+    );
 }
 
 #[test]
-fn time_is_booked_to_the_thread_that_found_work() {
-    let mut world = Simulation::always(1);
+fn time_is_charged_to_the_thread_that_found_work() {
+    let mut world = Simulation::new_always_polling(1);
     for (name, ns) in [("heavy", 3_000), ("light", 1_000), ("idle", 0)] {
         let clock = Arc::clone(&world.now_ns);
         let works = move |_: &mut Context<'_>| {
             clock.fetch_add(ns, Ordering::Relaxed);
             PollResult::from_count(usize::try_from(ns).unwrap())
         };
-        let plan = ThreadBuilder::new(name).poller(active("burner", works));
+        let plan = ThreadBuilder::new(name).add_poller(active_poller("burner", works));
         world.directory.spawn(plan).unwrap();
     }
     world.iterate_all(1_500);
-    let sample = world.directory.sample(world.now());
+    let sample = world.directory.sample_statistics(world.now());
     let busy = |index: usize| sample.threads[index].busy.ns;
     let iterations = sample.threads[0].pollers[0].polls;
     assert!(iterations > 1_000, "{sample:?}");
@@ -202,7 +224,7 @@ fn time_is_booked_to_the_thread_that_found_work() {
 }
 
 /// A poller that takes a long time on every tenth poll.
-fn stalls(world: &Simulation, found: PollResult) -> PollerBuilder {
+fn stalling_poller(world: &Simulation, found: PollResult) -> PollerBuilder {
     let (clock, mut polls) = (Arc::clone(&world.now_ns), 0_u32);
     let stall = move |_: &mut Context<'_>| {
         polls += 1;
@@ -212,10 +234,10 @@ fn stalls(world: &Simulation, found: PollResult) -> PollerBuilder {
         }
         PollResult::Idle
     };
-    active("staller", stall)
+    active_poller("staller", stall)
 }
 
-fn culprits(world: &Simulation) -> Vec<Attribution> {
+fn slow_attributions(world: &Simulation) -> Vec<Attribution> {
     let cause = |event| match event {
         Event::SlowIteration { took, attribution: cause, .. } => {
             assert!(took >= Span::from_ms(20), "{took}");
@@ -227,29 +249,32 @@ fn culprits(world: &Simulation) -> Vec<Attribution> {
 }
 
 #[test]
-fn a_turn_that_is_too_long_is_told_with_the_name_of_the_poller() {
-    let mut world = Simulation::always(1);
-    let stalls = stalls(&world, PollResult::Busy);
-    let plan = ThreadBuilder::new("mixed").poller(active("idle", idle(&tally()))).poller(stalls);
+fn too_long_iteration_is_reported_with_the_poller_name() {
+    let mut world = Simulation::new_always_polling(1);
+    let stalls = stalling_poller(&world, PollResult::Busy);
+    let plan = ThreadBuilder::new("mixed")
+        .add_poller(active_poller("idle", idle_poller(&new_count())))
+        .add_poller(stalls);
     world.directory.spawn(plan).unwrap();
     world.iterate_all(40);
-    let named = culprits(&world);
+    let named = slow_attributions(&world);
     assert!(named.len() >= 3, "{named:?}");
     assert_eq!(named, vec![Attribution::Poller("staller".into()); named.len()]);
-    let sample = world.directory.sample(world.now());
+    let sample = world.directory.sample_statistics(world.now());
     assert_eq!(sample.reactors[0].slow_iterations, named.len() as u64);
     assert!(sample.reactors[0].longest_iteration >= Span::from_ms(20));
 }
 
 #[test]
-fn one_that_stalls_and_finds_nothing_is_named_at_once_and_nobody_else_is_blamed() {
-    let mut world = Simulation::always(1);
-    let stalls = stalls(&world, PollResult::Idle);
-    let works = Counter { polls: tally(), works: true };
-    let plan = ThreadBuilder::new("mixed").poller(stalls).poller(active("works", works));
+fn stall_of_an_idle_poller_is_attributed_only_to_it() {
+    let mut world = Simulation::new_always_polling(1);
+    let stalls = stalling_poller(&world, PollResult::Idle);
+    let works = CountingPoller { polls: new_count(), works: true };
+    let plan =
+        ThreadBuilder::new("mixed").add_poller(stalls).add_poller(active_poller("works", works));
     world.directory.spawn(plan).unwrap();
     world.iterate_all(40);
-    let named = culprits(&world);
+    let named = slow_attributions(&world);
     assert!(named.len() >= 3, "{named:?}");
     assert_eq!(named, vec![Attribution::Poller("staller".into()); named.len()]);
 }
@@ -270,84 +295,94 @@ impl Poller for SlowFlush {
 }
 
 #[test]
-fn a_flush_that_stalls_is_named_after_its_poller_and_the_next_turn_blames_nobody_for_it() {
-    let mut world = Simulation::always(1);
+fn slow_flush_is_attributed_to_its_poller_only_once() {
+    let mut world = Simulation::new_always_polling(1);
     let clock = Arc::clone(&world.now_ns);
     let plan = ThreadBuilder::new("mixed")
-        .poller(active("before", idle(&tally())))
-        .poller(active("flushes", SlowFlush(Some(clock))))
-        .poller(stalls(&world, PollResult::Idle));
+        .add_poller(active_poller("before", idle_poller(&new_count())))
+        .add_poller(active_poller("flushes", SlowFlush(Some(clock))))
+        .add_poller(stalling_poller(&world, PollResult::Idle));
     world.directory.spawn(plan).unwrap();
     world.iterate_all(15);
     let names = ["flushes", "staller"].map(|name| Attribution::Poller(name.into()));
-    assert_eq!(culprits(&world), names);
+    assert_eq!(slow_attributions(&world), names);
 }
 
 #[test]
-fn nobody_is_blamed_for_time_that_passes_between_two_turns_or_in_a_sleep() {
-    let mut world = Simulation::always(1);
+fn time_between_iterations_and_in_sleep_is_attributed_to_none() {
+    let mut world = Simulation::new_always_polling(1);
     let plan = ThreadBuilder::new("two")
-        .poller(active("one", idle(&tally())))
-        .poller(active("other", idle(&tally())));
+        .add_poller(active_poller("one", idle_poller(&new_count())))
+        .add_poller(active_poller("other", idle_poller(&new_count())));
     world.directory.spawn(plan).unwrap();
     world.iterate_all(3);
     world.pass_time(Span::from_ms(20));
     world.iterate_all(3);
-    assert_eq!(culprits(&world), [Attribution::Unknown]);
+    assert_eq!(slow_attributions(&world), [Attribution::Unknown]);
 
-    let mut world = Simulation::adaptive(1, 1);
+    let mut world = Simulation::new_adaptive(1, 1);
     let plan = ThreadBuilder::new("two")
-        .poller(PollerBuilder::timed("tick", Span::from_secs(1), idle(&tally())))
-        .poller(stalls(&world, PollResult::Idle));
+        .add_poller(PollerBuilder::polled_each_period(
+            "tick",
+            Span::from_secs(1),
+            idle_poller(&new_count()),
+        ))
+        .add_poller(stalling_poller(&world, PollResult::Idle));
     let thread = world.directory.spawn(plan).unwrap();
-    while culprits(&world).is_empty() {
+    while slow_attributions(&world).is_empty() {
         // A sleep of a second before each iteration.
-        world.live(Span::from_secs(1));
-        world.call(&thread, |_| ());
+        world.run_for(Span::from_secs(1));
+        world.send_closure(&thread, |_| ());
     }
-    assert_eq!(culprits(&world), [Attribution::Poller("staller".into())]);
+    assert_eq!(slow_attributions(&world), [Attribution::Poller("staller".into())]);
 }
 
 #[test]
-fn a_message_that_stalls_is_named_after_its_thread() {
-    let mut world = Simulation::always(1);
+fn slow_message_is_attributed_to_its_thread() {
+    let mut world = Simulation::new_always_polling(1);
     let thread = world.directory.spawn(ThreadBuilder::new("slow")).unwrap();
     world.iterate_all(2);
     let clock = Arc::clone(&world.now_ns);
-    world.call(&thread, move |_| _ = clock.fetch_add(Span::from_ms(20).ns, Ordering::Relaxed));
+    world.send_closure(&thread, move |_| {
+        _ = clock.fetch_add(Span::from_ms(20).ns, Ordering::Relaxed)
+    });
     world.iterate_all(2);
-    assert_eq!(culprits(&world), [Attribution::Message("slow".into())]);
+    assert_eq!(slow_attributions(&world), [Attribution::Message("slow".into())]);
 }
 
 #[test]
-fn who_runs_and_since_when_can_be_seen_from_outside() {
-    let mut world = Simulation::always(1);
-    let plan = ThreadBuilder::new("one").poller(active("only", idle(&tally())));
+fn running_poller_and_its_start_are_visible_to_observers() {
+    let mut world = Simulation::new_always_polling(1);
+    let plan =
+        ThreadBuilder::new("one").add_poller(active_poller("only", idle_poller(&new_count())));
     world.directory.spawn(plan).unwrap();
     world.iterate_all(3);
     let began = world.now();
     world.iterate_all(1);
-    let sample = world.directory.sample(Instant::NEVER);
+    let sample = world.directory.sample_statistics(Instant::NEVER);
     assert_eq!(sample.reactors[0].running.as_deref(), Some("only"));
     assert_eq!(sample.reactors[0].iteration_started, began);
 }
 
 #[test]
-fn a_turn_that_does_not_end_is_told_once_while_it_lasts() {
-    let mut world = Simulation::adaptive(1, 2);
-    let plan = ThreadBuilder::new("one").on(R0).poller(active("only", idle(&tally())));
+fn endless_iteration_is_reported_once_while_it_lasts() {
+    let mut world = Simulation::new_adaptive(1, 2);
+    let plan = ThreadBuilder::new("one")
+        .on_reactor(R0)
+        .add_poller(active_poller("only", idle_poller(&new_count())));
     world.directory.spawn(plan).unwrap();
     world.iterate_all(3);
-    let endless =
-        |world: &Simulation| world.kinds().iter().filter(|k| **k == "reactor-stalled").count();
+    let endless = |world: &Simulation| {
+        world.event_kinds().iter().filter(|k| **k == "reactor-stalled").count()
+    };
     let mut lookout = Watchdog::default();
-    lookout.check(world.now(), &world.directory);
+    lookout.check_reactors(world.now(), &world.directory);
     world.pass_time(STALL_THRESHOLD);
-    lookout.check(world.now(), &world.directory);
+    lookout.check_reactors(world.now(), &world.directory);
     assert_eq!(endless(&world), 0, "not for longer than it may");
     for _ in 0..3 {
         world.pass_time(Span::from_ms(1));
-        lookout.check(world.now(), &world.directory);
+        lookout.check_reactors(world.now(), &world.directory);
     }
     let told = world.events().into_iter().find(|event| event.kind() == "reactor-stalled");
     assert!(
@@ -356,49 +391,56 @@ fn a_turn_that_does_not_end_is_told_once_while_it_lasts() {
     assert_eq!(endless(&world), 2, "once for each turn: nobody has turned either reactor");
     world.iterate_all(1);
     world.pass_time(STALL_THRESHOLD);
-    lookout.check(world.now(), &world.directory);
+    lookout.check_reactors(world.now(), &world.directory);
     assert_eq!(endless(&world), 2, "it has ended");
 }
 
 #[test]
-fn a_reactor_that_sleeps_or_has_ended_is_in_no_turn() {
-    let mut world = Simulation::adaptive(1, 2);
+fn sleeping_or_ended_reactor_is_in_no_iteration() {
+    let mut world = Simulation::new_adaptive(1, 2);
     world.run_until_idle();
-    assert!(world.directory.sample(world.now()).reactors.iter().all(|reactor| reactor.sleeping));
-    world.directory.stop(R1).unwrap();
-    while !world.directory.has_ended(R1) {
-        world.step(1);
+    assert!(
+        world
+            .directory
+            .sample_statistics(world.now())
+            .reactors
+            .iter()
+            .all(|reactor| reactor.sleeping)
+    );
+    world.directory.stop_reactor(R1).unwrap();
+    while !world.directory.has_reactor_ended(R1) {
+        world.step_reactor(1);
     }
     let mut lookout = Watchdog::default();
     for _ in 0..3 {
-        lookout.check(world.now(), &world.directory);
+        lookout.check_reactors(world.now(), &world.directory);
         world.pass_time(Span { ns: 2 * STALL_THRESHOLD.ns });
     }
-    assert!(!world.kinds().contains(&"reactor-stalled"));
+    assert!(!world.event_kinds().contains(&"reactor-stalled"));
 }
 
 #[test]
-fn a_poller_with_a_deadline_is_polled_when_it_has_come() {
-    let mut world = Simulation::adaptive(1, 1);
-    let (next, rung) = (tally(), tally());
+fn poller_with_a_deadline_is_polled_when_it_passes() {
+    let mut world = Simulation::new_adaptive(1, 1);
+    let (next, rung) = (new_count(), new_count());
     next.store(world.now().after(Span::from_ms(9)).ns, Ordering::Relaxed);
     let gap = Span::from_secs(3_600);
-    let alarm = super::test_pollers::Alarm { next, rung: Arc::clone(&rung), gap };
-    let plan = ThreadBuilder::new("waits").poller(PollerBuilder::active(
+    let alarm = super::test_pollers::DeadlinePoller { next, rung: Arc::clone(&rung), gap };
+    let plan = ThreadBuilder::new("waits").add_poller(PollerBuilder::polled_each_iteration(
         "alarm",
         PollerWake::Deadline,
         alarm,
     ));
     world.directory.spawn(plan).unwrap();
-    world.live(Span::from_ms(8));
-    assert_eq!(count(&rung), 0);
-    world.live(Span::from_ms(1));
+    world.run_for(Span::from_ms(8));
+    assert_eq!(count_of(&rung), 0);
+    world.run_for(Span::from_ms(1));
     world.run_until_idle();
-    assert_eq!(count(&rung), 1);
+    assert_eq!(count_of(&rung), 1);
 }
 
 /// Counts its polls, and stops an iteration that would not end.
-fn once_a_turn(polls: &Tally) -> impl Poller + use<> {
+fn count_and_limit_polls(polls: &SharedCount) -> impl Poller + use<> {
     let (polls, mut last) = (Arc::clone(polls), None);
     move |context: &mut Context<'_>| {
         assert_ne!(last.replace(context.now()), Some(context.now()), "twice in a turn");
@@ -408,29 +450,37 @@ fn once_a_turn(polls: &Tally) -> impl Poller + use<> {
 }
 
 #[test]
-fn a_period_of_no_time_at_all_is_once_in_a_turn() {
-    let mut world = Simulation::always(1);
-    let (hasty, changed, once) = (tally(), tally(), tally());
+fn period_of_zero_polls_once_per_iteration() {
+    let mut world = Simulation::new_always_polling(1);
+    let (hasty, changed, once) = (new_count(), new_count(), new_count());
     let theirs = Arc::clone(&once);
     let plan = ThreadBuilder::new("hasty")
-        .poller(PollerBuilder::timed("hasty", Span::default(), once_a_turn(&hasty)))
-        .poller(PollerBuilder::timed("changed", Span::from_secs(1), once_a_turn(&changed)))
-        .first(move |context| {
-            context.set_period(PollerId::planned(1), Span::default());
+        .add_poller(PollerBuilder::polled_each_period(
+            "hasty",
+            Span::default(),
+            count_and_limit_polls(&hasty),
+        ))
+        .add_poller(PollerBuilder::polled_each_period(
+            "changed",
+            Span::from_secs(1),
+            count_and_limit_polls(&changed),
+        ))
+        .run_first(move |context| {
+            context.set_poller_period(PollerId::of_builder_index(1), Span::default());
             context
-                .after(Span::default(), move |_| _ = theirs.fetch_add(1, Ordering::Relaxed))
+                .call_after(Span::default(), move |_| _ = theirs.fetch_add(1, Ordering::Relaxed))
                 .unwrap();
         });
     world.directory.spawn(plan).unwrap();
     world.iterate_all(1);
     // A timer with period zero would block the next iteration forever.
-    let sample = world.directory.sample(world.now());
+    let sample = world.directory.sample_statistics(world.now());
     let periods: Vec<_> =
         sample.threads[0].pollers.iter().filter_map(|poller| poller.every).collect();
     assert!(periods.len() == 3 && periods.iter().all(|every| every.ns > 0), "{periods:?}");
     world.iterate_all(9);
-    assert_eq!(count(&once), 1);
+    assert_eq!(count_of(&once), 1);
     for polls in [hasty, changed] {
-        assert!((8..=10).contains(&count(&polls)), "{}", count(&polls));
+        assert!((8..=10).contains(&count_of(&polls)), "{}", count_of(&polls));
     }
 }

@@ -9,8 +9,8 @@ use std::task::{Poll, Waker};
 use tenmil_base::Instant;
 use tenmil_linux::Receiver;
 
-use super::shared::{Shared, Task};
-use super::{ExecutorHandle, ThreadHandle, current};
+use super::executor_shared::{ExecutorShared, TaskFuture};
+use super::{ExecutorHandle, ThreadHandle, current_executor};
 use crate::context::Context;
 use crate::event::Event;
 use crate::panic_text::panic_text;
@@ -18,10 +18,10 @@ use crate::poller::{PollResult, Poller, PollerBuilder, PollerWake};
 
 /// Poller that polls futures. Its drop drops them all and completes their join handles.
 pub struct Executor {
-    shared: Arc<Shared>,
+    shared: Arc<ExecutorShared>,
     name: String,
-    incoming: Receiver<Task>,
-    slots: Box<[Option<Task>]>,
+    incoming: Receiver<TaskFuture>,
+    slots: Box<[Option<TaskFuture>]>,
     wakers: Box<[Waker]>,
     free: Vec<u32>,
     ready: VecDeque<u32>,
@@ -37,10 +37,10 @@ const BATCH: usize = 32;
 impl Executor {
     /// Creates an executor for at most `tasks_max` tasks, to be added to `thread` only.
     pub fn new(thread: &ThreadHandle, name: &str, tasks_max: u32) -> (Self, ExecutorHandle) {
-        let (shared, incoming) = Shared::new(thread, tasks_max);
+        let (shared, incoming) = ExecutorShared::new(thread, tasks_max);
         let count = tasks_max as usize;
         let executor = Self {
-            wakers: shared.wakers(),
+            wakers: shared.slot_wakers(),
             shared: Arc::clone(&shared),
             name: name.to_owned(),
             incoming,
@@ -54,14 +54,14 @@ impl Executor {
     }
 
     /// Converts the executor to a poller of its thread.
-    pub fn registration(self) -> PollerBuilder {
+    pub fn into_poller_builder(self) -> PollerBuilder {
         let name = self.name.clone();
         // Spawning and waking from outside notify the thread, as messages do.
-        PollerBuilder::active(&name, PollerWake::Messages, self)
+        PollerBuilder::polled_each_iteration(&name, PollerWake::Messages, self)
     }
 
     /// Receives tasks and wake-ups from outside. Returns whether there were any.
-    fn receive(&mut self, now: Instant) -> bool {
+    fn receive_spawned(&mut self, now: Instant) -> bool {
         let Self { shared, incoming, slots: places, free, ready, .. } = self;
         if !shared.take_pending() {
             return false;
@@ -70,11 +70,11 @@ impl Executor {
             // The sender has reserved a slot.
             let Some(index) = free.pop() else { unreachable!("a task without a place") };
             places[index as usize] = Some(task);
-            ready.extend(shared.queue(index));
+            ready.extend(shared.mark_ready(index));
         }
-        shared.take_woken(|index| ready.extend(shared.queue(index)));
-        if let Some(mut alarms) = self.shared.unset_timers() {
-            self.next_timer = alarms.set(now);
+        shared.take_woken(|index| ready.extend(shared.mark_ready(index)));
+        if let Some(mut alarms) = self.shared.timers_to_set() {
+            self.next_timer = alarms.set_timer(now);
         }
         true
     }
@@ -84,30 +84,30 @@ impl Executor {
         if now < self.next_timer {
             return false;
         }
-        let due = |shared: &Shared| shared.alarms().take_due(now);
+        let due = |shared: &ExecutorShared| shared.lock_timers().take_due(now);
         // A waker may run arbitrary code: not under the lock.
         while let Some(waker) = due(&self.shared) {
             waker.wake();
         }
-        self.next_timer = self.shared.alarms().next();
+        self.next_timer = self.shared.lock_timers().earliest_deadline();
         true
     }
 
     /// Polls ready tasks. Returns their number.
-    fn run(&mut self, context: &Context<'_>) -> usize {
+    fn poll_ready_tasks(&mut self, context: &Context<'_>) -> usize {
         // Tasks woken meanwhile wait for the next iteration, which bounds this one.
         let count = self.ready.len().min(BATCH);
         for _ in 0..count {
             if let Some(index) = self.ready.pop_front() {
-                self.run_one(index, context);
+                self.poll_task(index, context);
             }
         }
         count
     }
 
-    fn run_one(&mut self, index: u32, context: &Context<'_>) {
+    fn poll_task(&mut self, index: u32, context: &Context<'_>) {
         // Cleared before the poll, so that a wake-up during the poll counts.
-        self.shared.unqueue(index);
+        self.shared.clear_ready(index);
         let place = &mut self.slots[index as usize];
         let Some(task) = place else { return };
         let mut waking = std::task::Context::from_waker(&self.wakers[index as usize]);
@@ -119,7 +119,7 @@ impl Executor {
         };
         let dropped = catch_unwind(AssertUnwindSafe(|| *place = None));
         self.free.push(index);
-        self.shared.release();
+        self.shared.release_slot();
         let panic = panic.or_else(|| dropped.err().map(|panic| panic_text(&*panic)));
         if let Some(panic) = panic {
             let (thread, executor) = (context.thread(), self.name.clone());
@@ -135,12 +135,15 @@ impl Poller for Executor {
         if self.ready.is_empty() && !self.shared.has_pending() && now < self.next_timer {
             return PollResult::Idle;
         }
-        let visit = current::set(self.shared.number(), std::mem::take(&mut self.woken));
-        let mut found = self.receive(now) | self.fire_timers(now);
-        found |= self.run(context) > 0;
+        let visit = current_executor::enter_executor(
+            self.shared.executor_number(),
+            std::mem::take(&mut self.woken),
+        );
+        let mut found = self.receive_spawned(now) | self.fire_timers(now);
+        found |= self.poll_ready_tasks(context) > 0;
         // Timers that tasks created in this poll count from this iteration on.
-        found |= self.receive(now);
-        self.woken = visit.clear();
+        found |= self.receive_spawned(now);
+        self.woken = visit.leave();
         self.ready.extend(self.woken.drain(..));
         PollResult::from_count(usize::from(found))
     }
@@ -149,7 +152,7 @@ impl Poller for Executor {
         PollResult::from_count(usize::from(!self.ready.is_empty() || self.shared.has_pending()))
     }
 
-    fn wake_at(&self) -> Instant {
+    fn panicking_wake_at(&self) -> Instant {
         self.next_timer
     }
 }

@@ -8,14 +8,14 @@ use std::task::{Context, Poll, Waker};
 
 use tenmil_base::{Instant, Span};
 
-use super::join::JoinError;
-use super::shared::Shared;
+use super::executor_shared::ExecutorShared;
+use super::join_handle::JoinError;
 
 /// Future that completes when its time has passed on the executor's clock, or fails when the
 /// executor is gone. The time starts with the iteration in which it is first polled.
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Sleep {
-    shared: Arc<Shared>,
+    shared: Arc<ExecutorShared>,
     span: Span,
     /// Timer number, after the first poll.
     timer: Option<u64>,
@@ -39,7 +39,7 @@ struct SleepTimer {
 }
 
 impl Sleep {
-    pub(super) fn new(shared: &Arc<Shared>, span: Span) -> Self {
+    pub(super) fn new(shared: &Arc<ExecutorShared>, span: Span) -> Self {
         Self { shared: Arc::clone(shared), span, timer: None }
     }
 }
@@ -48,7 +48,7 @@ impl Future for Sleep {
     type Output = Result<(), JoinError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut alarms = self.shared.alarms();
+        let mut alarms = self.shared.lock_timers();
         if alarms.is_closed {
             return Poll::Ready(Err(JoinError::Gone));
         }
@@ -62,7 +62,7 @@ impl Future for Sleep {
             }
             return Poll::Pending;
         }
-        let number = alarms.add(self.span, context.waker());
+        let number = alarms.add_timer(self.span, context.waker());
         drop(alarms);
         self.shared.announce_timer();
         self.timer = Some(number);
@@ -73,14 +73,14 @@ impl Future for Sleep {
 impl Drop for Sleep {
     fn drop(&mut self) {
         if let Some(number) = self.timer {
-            let waker = self.shared.alarms().remove(number);
+            let waker = self.shared.lock_timers().remove_timer(number);
             drop(waker);
         }
     }
 }
 
 impl SleepTimers {
-    fn add(&mut self, span: Span, waker: &Waker) -> u64 {
+    fn add_timer(&mut self, span: Span, waker: &Waker) -> u64 {
         let number = self.next_number;
         self.next_number += 1;
         self.waiting.insert(number, SleepTimer { waker: waker.clone(), at: None });
@@ -88,7 +88,7 @@ impl SleepTimers {
         number
     }
 
-    fn remove(&mut self, number: u64) -> Option<Waker> {
+    fn remove_timer(&mut self, number: u64) -> Option<Waker> {
         let SleepTimer { waker, at } = self.waiting.remove(&number)?;
         match at {
             Some(at) => drop(self.due.remove(&(at, number))),
@@ -98,7 +98,7 @@ impl SleepTimers {
     }
 
     /// Sets unset due times, counted from `now`. Returns the earliest due time.
-    pub(super) fn set(&mut self, now: Instant) -> Instant {
+    pub(super) fn set_timer(&mut self, now: Instant) -> Instant {
         for (number, span) in self.unset.drain(..) {
             let at = now.after(span);
             if let Some(alarm) = self.waiting.get_mut(&number) {
@@ -106,11 +106,11 @@ impl SleepTimers {
                 self.due.insert((at, number));
             }
         }
-        self.next()
+        self.earliest_deadline()
     }
 
     /// Earliest due time.
-    pub(super) fn next(&self) -> Instant {
+    pub(super) fn earliest_deadline(&self) -> Instant {
         self.due.first().map_or(Instant::NEVER, |(at, _)| *at)
     }
 
@@ -122,7 +122,7 @@ impl SleepTimers {
     }
 
     /// Closes the timers. Returns the wakers to be called.
-    pub(super) fn close(&mut self) -> Vec<Waker> {
+    pub(super) fn wake_all(&mut self) -> Vec<Waker> {
         self.is_closed = true;
         self.due.clear();
         self.unset.clear();

@@ -45,7 +45,7 @@ pub(super) const METHODS: &[Method] = &[Method {
     ]),
     help: "Show the progress of a copy",
     example: "tenmil get copy",
-    run: copy,
+    run: copy_method,
 }];
 
 impl CopyProgress {
@@ -64,21 +64,21 @@ impl CopyProgress {
     }
 
     /// Starts a phase at `done_bytes`: copying, then comparing. Only the copying thread may call
-    /// this and [`reach`](Self::reach).
-    pub fn begin(&self, is_comparing: bool, now: Instant, done_bytes: u64) {
+    /// this and [`update_done_bytes`](Self::update_done_bytes).
+    pub fn begin_phase(&self, is_comparing: bool, now: Instant, done_bytes: u64) {
         self.0.is_comparing.store(is_comparing, Ordering::Relaxed);
         self.0.began_ns.set(now.ns);
         self.0.began_bytes.set(done_bytes);
-        self.reach(now, done_bytes);
+        self.update_done_bytes(now, done_bytes);
     }
 
     /// Updates the number of bytes processed.
-    pub fn reach(&self, now: Instant, done_bytes: u64) {
+    pub fn update_done_bytes(&self, now: Instant, done_bytes: u64) {
         self.0.now_ns.set(now.ns);
         self.0.done_bytes.set(done_bytes);
     }
 
-    fn row(&self) -> Value {
+    fn progress_row(&self) -> Value {
         let CopyProgressState { source, target, size_bytes, is_comparing, .. } = &*self.0;
         let took_ns = u128::from(self.0.now_ns.get().saturating_sub(self.0.began_ns.get()));
         let done = self.0.done_bytes.get();
@@ -99,8 +99,8 @@ impl CopyProgress {
     }
 }
 
-fn copy(call: &CallContext<'_>) -> Result<Value, RpcError> {
-    Ok(call.state.part::<CopyProgress>("running copy")?.row())
+fn copy_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
+    Ok(call.state.find_part::<CopyProgress>("running copy")?.progress_row())
 }
 
 #[cfg(test)]
@@ -111,25 +111,29 @@ mod tests {
     use super::{CopyProgress, METHODS};
 
     #[test]
-    fn how_fast_and_how_long_yet_is_told_of_what_was_done_here() {
+    fn rate_and_remaining_time_count_only_bytes_of_this_run() {
         let copying = CopyProgress::new("file:a", "file:b", 1_000);
-        assert_eq!(copying.row()["bytes_per_s"], Value::Null, "it has not begun");
+        assert_eq!(copying.progress_row()["bytes_per_s"], Value::Null, "it has not begun");
         let began = Instant { ns: 7 };
-        copying.begin(false, began, 400);
-        copying.clone().reach(began.after(Span::from_secs(2)), 600);
+        copying.begin_phase(false, began, 400);
+        copying.clone().update_done_bytes(began.after(Span::from_secs(2)), 600);
         let expected = json!({
             "source": "file:a", "target": "file:b", "phase": "copying", "size_bytes": 1_000,
             "done_bytes": 600, "bytes_per_s": 100, "left_ns": 4_000_000_000_u64,
         });
-        assert_eq!(copying.row(), expected);
-        assert_eq!(METHODS[0].answer.check(&copying.row()), Ok(()));
+        assert_eq!(copying.progress_row(), expected);
+        assert_eq!(METHODS[0].answer.check_value(&copying.progress_row()), Ok(()));
 
-        copying.begin(true, began, 0);
-        let row = copying.row();
+        copying.begin_phase(true, began, 0);
+        let row = copying.progress_row();
         assert_eq!((&row["phase"], &row["done_bytes"]), (&json!("comparing"), &json!(0)));
         assert_eq!((&row["bytes_per_s"], &row["left_ns"]), (&Value::Null, &Value::Null));
-        assert_eq!(METHODS[0].answer.check(&row), Ok(()));
-        copying.reach(Instant { ns: 8 }, u64::MAX);
-        assert_eq!(copying.row()["left_ns"], 0, "a source that grows is no reason to panic");
+        assert_eq!(METHODS[0].answer.check_value(&row), Ok(()));
+        copying.update_done_bytes(Instant { ns: 8 }, u64::MAX);
+        assert_eq!(
+            copying.progress_row()["left_ns"],
+            0,
+            "a source that grows is no reason to panic"
+        );
     }
 }

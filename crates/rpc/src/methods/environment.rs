@@ -1,7 +1,7 @@
 //! Environment of the process: the machine it runs on.
 
 use serde_json::{Value, json};
-use tenmil_linux::Environment;
+use tenmil_linux::MachineEnvironment;
 
 use crate::method::{Method, MethodKind};
 use crate::result_type::{FieldSchema, ResultType};
@@ -55,10 +55,10 @@ pub(super) const METHODS: &[Method] = &[Method {
     ]),
     help: "Show the environment of the process and recommended changes",
     example: "tenmil get environment",
-    run: |_| Ok(environment(&Environment::read())),
+    run: |_| Ok(environment_json(&MachineEnvironment::read())),
 }];
 
-fn environment(found: &Environment) -> Value {
+fn environment_json(found: &MachineEnvironment) -> Value {
     json!({
         "processor": found.cpu_model,
         "kernel": found.kernel,

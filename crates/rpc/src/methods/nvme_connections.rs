@@ -55,17 +55,17 @@ pub(super) const METHODS: &[Method] = &[Method {
     help: "List the NVMe/TCP connections, one per queue of a host",
     example: "tenmil get nvme_connections host=nqn.2014-08.org.example:client",
     run: |call| {
-        let NvmeConnections(service) = call.state.part::<NvmeConnections>("queues")?;
+        let NvmeConnections(service) = call.state.find_part::<NvmeConnections>("queues")?;
         let wanted = |name: &str, found: &Option<String>| {
             call.arguments.text(name).is_none_or(|wanted| found.as_deref() == Some(wanted))
         };
         let connections = service.connections().into_iter();
         let all = connections.filter(|one| wanted("subsystem", &one.subsystem));
-        Ok(all.filter(|one| wanted("host", &one.host)).map(row).collect())
+        Ok(all.filter(|one| wanted("host", &one.host)).map(connection_row).collect())
     },
 }];
 
-fn row(sample: ConnectionSample) -> Value {
+fn connection_row(sample: ConnectionSample) -> Value {
     json!({
         "id": sample.id,
         "peer": sample.peer,
@@ -81,18 +81,23 @@ fn row(sample: ConnectionSample) -> Value {
     })
 }
 
-const CONNECTED: EventKind = kind("host-connected", "a host opened an NVMe/TCP connection");
+const CONNECTED: EventKind =
+    host_event_kind("host-connected", "a host opened an NVMe/TCP connection");
 const ASSOCIATED: EventKind =
-    kind("host-associated", "a host created an association with a subsystem");
+    host_event_kind("host-associated", "a host created an association with a subsystem");
 const REFUSED: EventKind =
-    kind("host-refused", "a Connect of a host was rejected, with the reason");
+    host_event_kind("host-refused", "a Connect of a host was rejected, with the reason");
 const DISCONNECTED: EventKind =
-    kind("host-disconnected", "an NVMe/TCP connection ended, with the reason");
-const ERROR: EventKind =
-    kind("nvme-tcp-error", "an error or a notable condition occurred on NVMe/TCP connections");
-const APPLIED: EventKind =
-    kind("configuration-applied", "the configuration file was applied, with the changes");
-const NOT_APPLIED: EventKind = kind(
+    host_event_kind("host-disconnected", "an NVMe/TCP connection ended, with the reason");
+const ERROR: EventKind = host_event_kind(
+    "nvme-tcp-error",
+    "an error or a notable condition occurred on NVMe/TCP connections",
+);
+const APPLIED: EventKind = host_event_kind(
+    "configuration-applied",
+    "the configuration file was applied, with the changes",
+);
+const NOT_APPLIED: EventKind = host_event_kind(
     "configuration-refused",
     "the configuration file was rejected, with the error; nothing was changed",
 );
@@ -100,13 +105,13 @@ const NOT_APPLIED: EventKind = kind(
 pub(super) const EVENTS: &[EventKind] =
     &[CONNECTED, ASSOCIATED, REFUSED, DISCONNECTED, ERROR, APPLIED, NOT_APPLIED];
 
-const fn kind(name: &'static str, help: &'static str) -> EventKind {
+const fn host_event_kind(name: &'static str, help: &'static str) -> EventKind {
     EventKind { name, help }
 }
 
 impl EventSender {
     /// Emits an event of the NVMe/TCP target.
-    pub fn announce_host(&self, new_events: &TargetEvent) {
+    pub fn emit_target_event(&self, new_events: &TargetEvent) {
         let (kind, about) = match new_events {
             TargetEvent::Connected { connection, peer } => {
                 (CONNECTED, json!({ "connection": connection, "peer": peer }))
@@ -121,20 +126,20 @@ impl EventSender {
                     "controller": cntlid,
                 }),
             ),
-            TargetEvent::Refused { connection, peer, .. } => {
+            TargetEvent::Rejected { connection, peer, .. } => {
                 (REFUSED, json!({ "connection": connection, "peer": peer }))
             }
             TargetEvent::Disconnected { connection, peer, reason } => (
                 DISCONNECTED,
                 json!({ "connection": connection, "peer": peer, "reason": reason.name() }),
             ),
-            TargetEvent::Notice(_) | TargetEvent::Trouble(_) => (ERROR, json!({})),
+            TargetEvent::Notice(_) | TargetEvent::Error(_) => (ERROR, json!({})),
         };
         self.emit(Event { kind, text: new_events.to_string(), about });
     }
 
     /// Emits the result of applying the configuration file at `path`: its changes or its error.
-    pub fn announce_configuration(&self, path: &str, applied: Result<&[String], &str>) {
+    pub fn emit_configuration_event(&self, path: &str, applied: Result<&[String], &str>) {
         let about = json!({ "path": path, "changes": applied.unwrap_or_default() });
         let (kind, text) = match applied {
             Ok([]) => (APPLIED, format!("{path}: nothing has changed")),
@@ -149,20 +154,21 @@ impl EventSender {
 mod tests {
     use serde_json::json;
     use tenmil_dma::RegionTable;
-    use tenmil_serve::tcp::{DisconnectReason, Limits, Service, TargetEvent};
+    use tenmil_serve::tcp::{DisconnectReason, Service, ServiceLimits, TargetEvent};
 
     use super::{APPLIED, DISCONNECTED, NOT_APPLIED, NvmeConnections};
-    use crate::event::announcements;
+    use crate::event::event_channel;
     use crate::methods::TABLE;
-    use crate::{Arguments, CallContext, DeferredReply, ServerState};
+    use crate::{Arguments, CallContext, DeferredReply, MethodState};
 
     #[test]
-    fn nobody_is_connected_to_a_service_without_doors() {
-        let limits = Limits { connections_max: 1, memory_bytes: 4 << 20, ..Limits::default() };
+    fn service_without_listeners_has_no_connections() {
+        let limits =
+            ServiceLimits { connections_max: 1, memory_bytes: 4 << 20, ..ServiceLimits::default() };
         let service = Service::new(&RegionTable::new(4), limits).unwrap();
-        let state = ServerState::new().with(NvmeConnections(service));
+        let state = MethodState::new().with_part(NvmeConnections(service));
         let method = TABLE.find("nvme_connections").unwrap();
-        let arguments = Arguments::check(method, &serde_json::Map::new()).unwrap();
+        let arguments = Arguments::validate(method, &serde_json::Map::new()).unwrap();
         let call = CallContext {
             table: &TABLE,
             state: &state,
@@ -171,16 +177,16 @@ mod tests {
             passed: &crate::PassedFd::default(),
         };
         assert_eq!((method.run)(&call).unwrap(), json!([]));
-        let none = ServerState::new();
+        let none = MethodState::new();
         let refusal = (method.run)(&CallContext { state: &none, ..call }).unwrap_err();
         assert_eq!(refusal.message, "this process has no queues, expected one that has");
     }
 
     #[test]
-    fn what_happens_is_announced_with_its_reason() {
-        let (announcer, announced) = announcements().unwrap();
+    fn target_event_carries_its_reason() {
+        let (announcer, announced) = event_channel().unwrap();
         let reason = DisconnectReason::Timeout("connect");
-        announcer.announce_host(&TargetEvent::Disconnected {
+        announcer.emit_target_event(&TargetEvent::Disconnected {
             connection: 3,
             peer: "x".into(),
             reason,
@@ -188,13 +194,13 @@ mod tests {
         let event = announced.next().unwrap();
         assert_eq!((event.kind, &event.about["reason"]), (DISCONNECTED, &json!("timeout")));
         let changes = ["adds one".to_owned(), "removes two".to_owned()];
-        announcer.announce_configuration("a.toml", Ok(&changes));
+        announcer.emit_configuration_event("a.toml", Ok(&changes));
         let event = announced.next().unwrap();
         assert_eq!((event.kind, event.text.as_str()), (APPLIED, "a.toml: adds one; removes two"));
-        announcer.announce_configuration("a.toml", Ok(&[]));
+        announcer.emit_configuration_event("a.toml", Ok(&[]));
         assert_eq!(announced.next().unwrap().text, "a.toml: nothing has changed");
         announcer
-            .announce_configuration("a.toml", Err("a.toml: line 1, `buffer-memory`: it is less"));
+            .emit_configuration_event("a.toml", Err("a.toml: line 1, `buffer-memory`: it is less"));
         let event = announced.next().unwrap();
         assert_eq!((event.kind, &event.about["changes"]), (NOT_APPLIED, &json!([])));
     }

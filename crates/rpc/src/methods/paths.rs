@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tenmil_nvme_fabrics::{PathChange, PathRow, PathTable};
 
-use super::devices::is_device;
+use super::mirrors_and_delays::is_uri_of_device;
 use crate::event::{Event, EventKind, EventSender};
 use crate::method::{Method, MethodKind, ParamDefault, Parameter};
 use crate::param_type::ParamType;
@@ -46,35 +46,38 @@ pub(super) const METHODS: &[Method] = &[Method {
     help: "List the paths to remote devices and their ANA states",
     example: "tenmil get paths",
     run: |call| {
-        let rows = call.state.part::<PathTable>("paths")?.rows();
+        let rows = call.state.find_part::<PathTable>("paths")?.rows();
         let wanted = call.arguments.text("device");
-        let rows = rows.iter().filter(|row| wanted.is_none_or(|name| is_device(&row.device, name)));
-        Ok(rows.map(describe).collect())
+        let rows =
+            rows.iter().filter(|row| wanted.is_none_or(|name| is_uri_of_device(&row.device, name)));
+        Ok(rows.map(path_row).collect())
     },
 }];
 
-const UP: EventKind = kind("path-up", "a path to a remote device was connected or reconnected");
-const LOST: EventKind = kind("path-lost", "a path to a remote device was lost, with the reason");
-const CHANGED: EventKind = kind("path-changed", "the ANA state of a path changed");
+const UP: EventKind =
+    path_event_kind("path-up", "a path to a remote device was connected or reconnected");
+const LOST: EventKind =
+    path_event_kind("path-lost", "a path to a remote device was lost, with the reason");
+const CHANGED: EventKind = path_event_kind("path-changed", "the ANA state of a path changed");
 const UNFIT: EventKind =
-    kind("path-mismatch", "a path leads to a different device than the other paths");
-const TAKEN: EventKind = kind("path-selected", "another path became the preferred one");
-const NONE: EventKind = kind("all-paths-down", "all paths to a remote device are down");
+    path_event_kind("path-mismatch", "a path leads to a different device than the other paths");
+const TAKEN: EventKind = path_event_kind("path-selected", "another path became the preferred one");
+const NONE: EventKind = path_event_kind("all-paths-down", "all paths to a remote device are down");
 
 pub(super) const EVENTS: &[EventKind] = &[UP, LOST, CHANGED, UNFIT, TAKEN, NONE];
 
-const fn kind(name: &'static str, help: &'static str) -> EventKind {
+const fn path_event_kind(name: &'static str, help: &'static str) -> EventKind {
     EventKind { name, help }
 }
 
 /// Sends an event for each change of a path in `table`.
-pub fn announce_path_changes(table: &PathTable, sender: EventSender) {
+pub fn emit_path_changes(table: &PathTable, sender: EventSender) {
     table.observe(Box::new(move |device, address, change| {
-        sender.emit(event(device, address, change));
+        sender.emit(path_event(device, address, change));
     }));
 }
 
-fn event(device: &str, address: Option<&str>, change: PathChange<'_>) -> Event {
+fn path_event(device: &str, address: Option<&str>, change: PathChange<'_>) -> Event {
     let by = address.map_or_else(String::new, |address| format!(" by {address}"));
     let (kind, what, access, why) = match change {
         PathChange::Up(_, access) => (UP, format!("up, {access}"), Some(access), None),
@@ -96,7 +99,7 @@ fn event(device: &str, address: Option<&str>, change: PathChange<'_>) -> Event {
     Event { kind, text: format!("{}{by}: {what}", short_name(device)), about }
 }
 
-fn describe(row: &PathRow) -> Value {
+fn path_row(row: &PathRow) -> Value {
     json!({
         "device": row.device,
         "path": row.number,
@@ -114,16 +117,16 @@ fn describe(row: &PathRow) -> Value {
 mod tests {
     use serde_json::{Map, Value, json};
 
-    use super::{PathChange, PathTable, announce_path_changes};
-    use crate::event::announcements;
+    use super::{PathChange, PathTable, emit_path_changes};
+    use crate::event::event_channel;
     use crate::methods::TABLE;
-    use crate::{Arguments, CallContext, DeferredReply, ServerState};
+    use crate::{Arguments, CallContext, DeferredReply, MethodState};
 
-    fn rows(paths: &PathTable, arguments: Value) -> Value {
-        let state = ServerState::new().with(paths.clone());
+    fn path_rows(paths: &PathTable, arguments: Value) -> Value {
+        let state = MethodState::new().with_part(paths.clone());
         let method = TABLE.find("paths").unwrap();
         let Value::Object(arguments) = arguments else { panic!("{arguments}") };
-        let arguments = Arguments::check(method, &arguments).unwrap();
+        let arguments = Arguments::validate(method, &arguments).unwrap();
         (method.run)(&CallContext {
             table: &TABLE,
             state: &state,
@@ -135,10 +138,10 @@ mod tests {
     }
 
     #[test]
-    fn what_happens_to_paths_is_listed_and_announced_in_order() {
+    fn path_changes_are_listed_and_emitted_in_order() {
         let paths = PathTable::default();
-        let (announcer, announced) = announcements().unwrap();
-        announce_path_changes(&paths, announcer);
+        let (announcer, announced) = event_channel().unwrap();
+        emit_path_changes(&paths, announcer);
         let device = paths.add("tcp://a,b/disk".into(), ["a", "b"].map(str::to_owned).into_iter());
         for change in [
             PathChange::Up(0, "optimized"),
@@ -149,7 +152,7 @@ mod tests {
         ] {
             device.record(change);
         }
-        let found = rows(&paths, json!({}));
+        let found = path_rows(&paths, json!({}));
         let state = |row: usize| (&found[row]["state"], &found[row]["best"]);
         assert_eq!(state(0), (&json!("lost"), &json!(false)));
         assert_eq!(state(1), (&json!("up"), &json!(true)));
@@ -162,25 +165,25 @@ mod tests {
         assert_eq!(events[2].text, "tcp://a:4420,b:4420/disk by a: lost: it was cut");
         assert_eq!(events[2].about["address"], "a");
         device.record(PathChange::AllPathsDown);
-        assert!(rows(&paths, json!({}))[1]["best"] == false);
+        assert!(path_rows(&paths, json!({}))[1]["best"] == false);
         device.record(PathChange::Up(0, "optimized"));
-        assert!(rows(&paths, json!({}))[0]["best"] == true, "there is no other");
+        assert!(path_rows(&paths, json!({}))[0]["best"] == true, "there is no other");
     }
 
     #[test]
-    fn a_device_is_listed_as_long_as_it_is_open_and_found_by_name() {
+    fn device_is_listed_while_open_and_found_by_name() {
         let paths = PathTable::default();
         let first = paths.add("first".into(), ["a".to_owned()].into_iter());
         let _second = paths.add("second".into(), ["b".to_owned()].into_iter());
-        assert_eq!(rows(&paths, json!({})).as_array().unwrap().len(), 2);
-        assert_eq!(rows(&paths, json!({ "device": "first" }))[0]["address"], "a");
+        assert_eq!(path_rows(&paths, json!({})).as_array().unwrap().len(), 2);
+        assert_eq!(path_rows(&paths, json!({ "device": "first" }))[0]["address"], "a");
         drop(first);
-        assert_eq!(rows(&paths, json!({ "device": "first" })), json!([]));
+        assert_eq!(path_rows(&paths, json!({ "device": "first" })), json!([]));
         let method = TABLE.find("paths").unwrap();
-        let arguments = Arguments::check(method, &Map::new()).unwrap();
+        let arguments = Arguments::validate(method, &Map::new()).unwrap();
         let call = CallContext {
             table: &TABLE,
-            state: &ServerState::new(),
+            state: &MethodState::new(),
             arguments: &arguments,
             later: &DeferredReply::default(),
             passed: &crate::PassedFd::default(),

@@ -6,29 +6,31 @@ use tenmil_drivers::pool::{CapacityEvent, CapacityState, PoolStopNotice};
 use crate::event::{Event, EventKind, EventSender};
 
 const FILLING: EventKind =
-    kind("pool-low-space", "the used space of a pool exceeds one of its thresholds");
-const RELIEVED: EventKind =
-    kind("pool-space-recovered", "the used space of a pool fell clearly below a threshold again");
+    pool_event_kind("pool-low-space", "the used space of a pool exceeds one of its thresholds");
+const RELIEVED: EventKind = pool_event_kind(
+    "pool-space-recovered",
+    "the used space of a pool fell clearly below a threshold again",
+);
 const FULL: EventKind =
-    kind("pool-full", "a pool rejected a write or a change for lack of free space");
+    pool_event_kind("pool-full", "a pool rejected a write or a change for lack of free space");
 
-const STOPPED: EventKind = kind(
+const STOPPED: EventKind = pool_event_kind(
     "pool-stopped",
     "a pool stopped accepting changes, because its device failed or another process owns it",
 );
 
 const RECOVERED: EventKind =
-    kind("pool-recovered", "a stopped pool resumed; unflushed writes may be lost");
+    pool_event_kind("pool-recovered", "a stopped pool resumed; unflushed writes may be lost");
 
 pub(super) const EVENTS: &[EventKind] = &[FILLING, RELIEVED, FULL, STOPPED, RECOVERED];
 
-const fn kind(name: &'static str, help: &'static str) -> EventKind {
+const fn pool_event_kind(name: &'static str, help: &'static str) -> EventKind {
     EventKind { name, help }
 }
 
 impl EventSender {
     /// Emits an event about the free space of a pool.
-    pub fn announce_capacity(&self, new_events: &CapacityEvent) {
+    pub fn emit_capacity_event(&self, new_events: &CapacityEvent) {
         let (kind, percent) = match new_events.fill {
             CapacityState::Above(percent) => (FILLING, Some(percent)),
             CapacityState::Below(percent) => (RELIEVED, Some(percent)),
@@ -45,7 +47,7 @@ impl EventSender {
     }
 
     /// Emits an event when a pool stops or recovers.
-    pub fn announce_stop(&self, new_events: &PoolStopNotice) {
+    pub fn emit_pool_stop(&self, new_events: &PoolStopNotice) {
         let about = json!({
             "pool": new_events.store,
             "device": new_events.device,
@@ -60,16 +62,16 @@ impl EventSender {
 mod tests {
     use tenmil_drivers::pool::{CapacityEvent, CapacityState};
 
-    use crate::event::announcements;
+    use crate::event::event_channel;
 
     #[test]
-    fn how_full_a_store_is_becomes_an_event() {
-        let (announcer, announced) = announcements().unwrap();
+    fn capacity_event_becomes_an_rpc_event() {
+        let (announcer, announced) = event_channel().unwrap();
         for fill in [CapacityState::Above(80), CapacityState::Full, CapacityState::Below(80)] {
             let (device, store) = ("ram:1g".to_owned(), "pool".to_owned());
             let new_events =
                 CapacityEvent { device, store, fill, used_bytes: 8, capacity_bytes: 10 };
-            announcer.announce_capacity(&new_events);
+            announcer.emit_capacity_event(&new_events);
         }
         let events: Vec<_> = std::iter::from_fn(|| announced.next()).collect();
         let kinds: Vec<&str> = events.iter().map(|event| event.kind.name).collect();

@@ -1,8 +1,8 @@
 //! The process itself.
 
 use serde_json::{Value, json};
-use tenmil_linux::log::Log;
-use tenmil_linux::process::{ProcessStats, command_line};
+use tenmil_linux::process_log::ProcessLog;
+use tenmil_linux::process_stats::{ProcessStats, command_line};
 
 use crate::error::RpcError;
 use crate::method::{CallContext, Method, MethodKind};
@@ -14,7 +14,7 @@ pub struct ProgramInfo {
     /// Version.
     pub version: &'static str,
     /// Log, if it has one.
-    pub log: Option<Log>,
+    pub log: Option<ProcessLog>,
 }
 
 const WHOLE: ResultType = ResultType::Maybe(&ResultType::Whole);
@@ -43,12 +43,12 @@ pub(super) const METHODS: &[Method] = &[Method {
     ]),
     help: "Show the process and its resource usage",
     example: "tenmil get process",
-    run: process,
+    run: process_method,
 }];
 
-fn process(call: &CallContext<'_>) -> Result<Value, RpcError> {
-    let ProgramInfo { version, log } = call.state.part("word about itself")?;
-    let lines = log.as_ref().map(Log::counters);
+fn process_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
+    let ProgramInfo { version, log } = call.state.find_part("word about itself")?;
+    let lines = log.as_ref().map(ProcessLog::counters);
     let (usage, pid) = (ProcessStats::read(), std::process::id());
     Ok(json!({
         "version": version,

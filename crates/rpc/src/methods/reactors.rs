@@ -6,11 +6,11 @@ use std::sync::{Arc, Weak};
 use serde_json::{Value, json};
 use tenmil_base::Span;
 use tenmil_reactor::{
-    PollMode, PollerSample, ReactorId, ReactorSample, Registry, RunningReactors, Sample,
+    PollMode, PollerSample, ReactorId, ReactorSample, ReactorsHandle, Registry, StatisticsSample,
     ThreadSample, Watchdog,
 };
 
-use crate::error::{Code, RpcError, either, quoted};
+use crate::error::{ErrorCode, RpcError, join_alternatives, quote_untrusted};
 use crate::event::{Event, EventKind, EventSender};
 use crate::method::{CallContext, Method, MethodKind, ParamDefault, Parameter};
 use crate::param_type::ParamType;
@@ -18,9 +18,9 @@ use crate::result_type::{FieldSchema, ResultType};
 
 /// Source of the process's reactors. A function, because a program may start them after the control
 /// server.
-pub struct Reactors(Box<ReactorLookup>);
+pub struct ReactorsSource(Box<ReactorLookup>);
 
-type ReactorLookup = dyn Fn() -> Option<RunningReactors> + Send + Sync;
+type ReactorLookup = dyn Fn() -> Option<ReactorsHandle> + Send + Sync;
 
 const NAME: ParamType = ParamType::Text { len_max: 256 };
 /// Larger than any number of reactors or threads.
@@ -104,11 +104,11 @@ const NOT_SENT: &[FieldSchema] = &[
 
 const TEXT: ResultType = ResultType::Maybe(&ResultType::Text);
 
-const fn optional(name: &'static str, kind: ParamType, help: &'static str) -> Parameter {
+const fn optional_parameter(name: &'static str, kind: ParamType, help: &'static str) -> Parameter {
     Parameter { name, kind, need: ParamDefault::Optional, help }
 }
 
-const fn required(name: &'static str, kind: ParamType, help: &'static str) -> Parameter {
+const fn required_parameter(name: &'static str, kind: ParamType, help: &'static str) -> Parameter {
     Parameter { name, kind, need: ParamDefault::Required, help }
 }
 
@@ -120,28 +120,28 @@ pub(super) const METHODS: &[Method] = &[
         answer: ResultType::Rows(REACTOR),
         help: "List the reactors and their counters since the start",
         example: "tenmil get reactors",
-        run: reactors,
+        run: reactors_method,
     },
     Method {
         verb: MethodKind::Get,
         name: "threads",
         parameters: &[
-            optional("name", NAME, "only threads of this name"),
-            optional("reactor", NUMBER, "only threads on this reactor"),
+            optional_parameter("name", NAME, "only threads of this name"),
+            optional_parameter("reactor", NUMBER, "only threads on this reactor"),
         ],
         answer: ResultType::Rows(THREAD),
         help: "List the light threads and their counters since the start",
         example: "tenmil get threads reactor=0",
-        run: threads,
+        run: threads_method,
     },
     Method {
         verb: MethodKind::Get,
         name: "pollers",
-        parameters: &[optional("thread", NAME, "only pollers of threads of this name")],
+        parameters: &[optional_parameter("thread", NAME, "only pollers of threads of this name")],
         answer: ResultType::Rows(POLLER),
         help: "List the pollers of the light threads",
         example: "tenmil get pollers thread=submit-0",
-        run: pollers,
+        run: pollers_method,
     },
     Method {
         verb: MethodKind::Get,
@@ -159,14 +159,14 @@ pub(super) const METHODS: &[Method] = &[
         ]),
         help: "Show a consistent snapshot of all reactors, threads and pollers; two snapshots give rates",
         example: "tenmil get snapshot_stats --json",
-        run: sample,
+        run: snapshot_stats_method,
     },
     Method {
         verb: MethodKind::Set,
         name: "poll",
         parameters: &[
-            required("mode", ParamType::OneOf(&MODES), "new poll mode"),
-            optional("reactor", NUMBER, "reactor to change; by default all of them"),
+            required_parameter("mode", ParamType::OneOf(&MODES), "new poll mode"),
+            optional_parameter("reactor", NUMBER, "reactor to change; by default all of them"),
         ],
         answer: ResultType::Record(&[
             FieldSchema::new("mode", ResultType::Text, "new poll mode"),
@@ -179,20 +179,20 @@ pub(super) const METHODS: &[Method] = &[
         ]),
         help: "Change the poll mode of reactors; if one of them must not sleep, all or none are changed; the change takes effect in the next iteration, and an event reports it",
         example: "tenmil set poll mode=always",
-        run: set_poll,
+        run: set_reactor_poll_method,
     },
     Method {
         verb: MethodKind::Set,
         name: "thread",
         parameters: &[
-            required("name", NAME, "name of the thread"),
-            optional(
+            required_parameter("name", NAME, "name of the thread"),
+            optional_parameter(
                 "reactor",
                 NUMBER,
                 "reactor to migrate the thread to; its affinity mask must allow it",
             ),
-            optional("mask", ParamType::Cores, "new affinity mask"),
-            optional("anywhere", ParamType::Flag, "true to remove the affinity mask"),
+            optional_parameter("mask", ParamType::Cores, "new affinity mask"),
+            optional_parameter("anywhere", ParamType::Flag, "true to remove the affinity mask"),
         ],
         answer: ResultType::Record(&[
             FieldSchema::new("id", ResultType::Whole, "identifier of the thread"),
@@ -205,7 +205,7 @@ pub(super) const METHODS: &[Method] = &[
         ]),
         help: "Migrate a light thread or set its affinity mask; it migrates once its pollers have detached, and an event reports it",
         example: "tenmil set thread name=submit-0 reactor=1",
-        run: set_thread,
+        run: set_thread_method,
     },
 ];
 
@@ -214,38 +214,53 @@ const MODES: [&str; 3] =
 
 /// Kinds of reactor events: [`tenmil_reactor::Event::kind`].
 pub(super) const EVENTS: &[EventKind] = &[
-    kind("thread-started", "a light thread was started on a reactor"),
-    kind("thread-migrated", "a light thread migrated from another reactor"),
-    kind(
+    reactor_event_kind("thread-started", "a light thread was started on a reactor"),
+    reactor_event_kind("thread-migrated", "a light thread migrated from another reactor"),
+    reactor_event_kind(
         "migration-timeout",
         "the migration of a light thread timed out; the thread stays on its reactor",
     ),
-    kind("thread-ended", "a light thread ended"),
-    kind("poller-panicked", "a poller panicked and was removed; its thread continues"),
-    kind("message-panicked", "a message panicked; its thread continues"),
-    kind("channel-panicked", "a channel provider panicked while closing a thread's channel"),
-    kind("task-panicked", "a task panicked; its thread continues"),
-    kind("iteration-too-long", "an iteration exceeded the time limit"),
-    kind("reactor-stalled", "an iteration runs for so long that the reactor appears stalled"),
-    kind("wait-unsupported", "the file descriptor of a poller could not be added to epoll"),
-    kind(
+    reactor_event_kind("thread-ended", "a light thread ended"),
+    reactor_event_kind(
+        "poller-panicked",
+        "a poller panicked and was removed; its thread continues",
+    ),
+    reactor_event_kind("message-panicked", "a message panicked; its thread continues"),
+    reactor_event_kind(
+        "channel-panicked",
+        "a channel provider panicked while closing a thread's channel",
+    ),
+    reactor_event_kind("task-panicked", "a task panicked; its thread continues"),
+    reactor_event_kind("iteration-too-long", "an iteration exceeded the time limit"),
+    reactor_event_kind(
+        "reactor-stalled",
+        "an iteration runs for so long that the reactor appears stalled",
+    ),
+    reactor_event_kind(
+        "wait-unsupported",
+        "the file descriptor of a poller could not be added to epoll",
+    ),
+    reactor_event_kind(
         "spurious-wakeups",
         "the file descriptor of a poller stays readable without work; it is ignored until that changes",
     ),
-    kind("poll-mode-changed", "the poll mode of a reactor changed"),
-    kind("not-pinned", "a reactor could not be pinned to its core"),
-    kind(
+    reactor_event_kind("poll-mode-changed", "the poll mode of a reactor changed"),
+    reactor_event_kind("not-pinned", "a reactor could not be pinned to its core"),
+    reactor_event_kind(
         "affinity-unsatisfied",
         "no reactor is on a core in the affinity mask of a thread; the thread runs elsewhere",
     ),
-    kind("mask-matched", "the affinity mask of such a thread can be satisfied again"),
-    kind("core-offline", "the core of a reactor was removed from the cpuset of the process"),
-    kind("core-online", "the core of a reactor was returned to the cpuset"),
-    kind("no-usable-cores", "the cpuset contains none of the cores of the reactors"),
-    kind("frequency", "the frequency of a core could not be set"),
+    reactor_event_kind("mask-matched", "the affinity mask of such a thread can be satisfied again"),
+    reactor_event_kind(
+        "core-offline",
+        "the core of a reactor was removed from the cpuset of the process",
+    ),
+    reactor_event_kind("core-online", "the core of a reactor was returned to the cpuset"),
+    reactor_event_kind("no-usable-cores", "the cpuset contains none of the cores of the reactors"),
+    reactor_event_kind("frequency", "the frequency of a core could not be set"),
 ];
 
-const fn kind(name: &'static str, help: &'static str) -> EventKind {
+const fn reactor_event_kind(name: &'static str, help: &'static str) -> EventKind {
     EventKind { name, help }
 }
 
@@ -267,27 +282,27 @@ impl EventRelay {
     }
 
     /// Sender that the relay uses.
-    pub fn announcer(&self) -> &EventSender {
+    pub fn event_sender(&self) -> &EventSender {
         &self.announcer
     }
 
     /// Checks the reactors and forwards new events.
-    pub fn forward_events(&mut self, RunningReactors { directory, clock }: &RunningReactors) {
+    pub fn forward_events(&mut self, ReactorsHandle { directory, clock }: &ReactorsHandle) {
         let followed = Arc::downgrade(directory);
         if !self.followed.ptr_eq(&followed) {
             (self.followed, self.next, self.lookout) = (followed, 0, Watchdog::default());
         }
-        self.lookout.check(clock.now(), directory);
+        self.lookout.check_reactors(clock.now(), directory);
         let events = directory.events_since(self.next);
         self.next = events.next;
         if events.missed > 0 {
-            self.announcer.report_lost(events.missed);
+            self.announcer.add_dropped(events.missed);
         }
         for noted in &events.events {
             let name = noted.event.kind();
             let known = EVENTS.iter().find(|kind| kind.name == name);
             self.announcer.emit(Event {
-                kind: known.copied().unwrap_or(kind(name, "")),
+                kind: known.copied().unwrap_or(reactor_event_kind(name, "")),
                 text: noted.event.to_string(),
                 about: json!({ "sequence": noted.sequence, "happened_at_ns": noted.at.ns }),
             });
@@ -295,34 +310,34 @@ impl EventRelay {
     }
 }
 
-impl Reactors {
+impl ReactorsSource {
     /// Creates a source from the function `find`.
-    pub fn new(find: impl Fn() -> Option<RunningReactors> + Send + Sync + 'static) -> Self {
+    pub fn new(find: impl Fn() -> Option<ReactorsHandle> + Send + Sync + 'static) -> Self {
         Self(Box::new(find))
     }
 }
 
-impl fmt::Debug for Reactors {
+impl fmt::Debug for ReactorsSource {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_tuple("Reactors").field(&(self.0)()).finish()
     }
 }
 
-fn running(call: &CallContext<'_>) -> Result<RunningReactors, RpcError> {
-    let found = (call.state.part::<Reactors>("reactors")?.0)();
+fn running_reactors(call: &CallContext<'_>) -> Result<ReactorsHandle, RpcError> {
+    let found = (call.state.find_part::<ReactorsSource>("reactors")?.0)();
     found.ok_or_else(|| {
         let message = "this process runs no reactors now, expected one that does";
-        RpcError::caller(Code::NotFound, message)
+        RpcError::usage(ErrorCode::NotFound, message)
     })
 }
 
-fn take_sample(call: &CallContext<'_>) -> Result<Sample, RpcError> {
-    let RunningReactors { directory, clock } = running(call)?;
-    Ok(directory.sample(clock.now()))
+fn sample_reactors(call: &CallContext<'_>) -> Result<StatisticsSample, RpcError> {
+    let ReactorsHandle { directory, clock } = running_reactors(call)?;
+    Ok(directory.sample_statistics(clock.now()))
 }
 
-fn sample(call: &CallContext<'_>) -> Result<Value, RpcError> {
-    let sample = take_sample(call)?;
+fn snapshot_stats_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
+    let sample = sample_reactors(call)?;
     Ok(json!({
         "monotonic_ns": sample.at.ns,
         "reactors": reactor_rows(&sample),
@@ -331,26 +346,26 @@ fn sample(call: &CallContext<'_>) -> Result<Value, RpcError> {
     }))
 }
 
-fn reactors(call: &CallContext<'_>) -> Result<Value, RpcError> {
-    Ok(reactor_rows(&take_sample(call)?))
+fn reactors_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
+    Ok(reactor_rows(&sample_reactors(call)?))
 }
 
-fn threads(call: &CallContext<'_>) -> Result<Value, RpcError> {
+fn threads_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let name = call.arguments.text("name");
-    let reactor = call.arguments.whole("reactor");
+    let reactor = call.arguments.integer("reactor");
     let wanted = |thread: &ThreadSample| {
         name.is_none_or(|name| thread.name == name)
             && reactor.is_none_or(|reactor| u64::from(thread.home.0) == reactor)
     };
-    Ok(thread_rows(&take_sample(call)?, wanted))
+    Ok(thread_rows(&sample_reactors(call)?, wanted))
 }
 
-fn pollers(call: &CallContext<'_>) -> Result<Value, RpcError> {
+fn pollers_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let name = call.arguments.text("thread");
-    Ok(poller_rows(&take_sample(call)?, |thread| name.is_none_or(|name| thread.name == name)))
+    Ok(poller_rows(&sample_reactors(call)?, |thread| name.is_none_or(|name| thread.name == name)))
 }
 
-fn reactor_rows(sample: &Sample) -> Value {
+fn reactor_rows(sample: &StatisticsSample) -> Value {
     let row = |reactor: &ReactorSample| {
         let here = sample.threads.iter().filter(|thread| thread.home == reactor.id);
         json!({
@@ -361,7 +376,7 @@ fn reactor_rows(sample: &Sample) -> Value {
             "threads": here.count(),
             "busy_ns": reactor.busy.ns,
             "idle_ns": reactor.idle.ns,
-            "busy_percent": percent(reactor.busy, reactor.idle),
+            "busy_percent": busy_percent(reactor.busy, reactor.idle),
             "iterations": reactor.iterations,
             "sleeps": reactor.sleeps,
             "wakeups": reactor.wakes,
@@ -376,7 +391,7 @@ fn reactor_rows(sample: &Sample) -> Value {
     sample.reactors.iter().map(row).collect()
 }
 
-fn thread_rows(sample: &Sample, wanted: impl Fn(&ThreadSample) -> bool) -> Value {
+fn thread_rows(sample: &StatisticsSample, wanted: impl Fn(&ThreadSample) -> bool) -> Value {
     let row = |thread: &ThreadSample| {
         json!({
             "id": thread.id.0,
@@ -386,7 +401,7 @@ fn thread_rows(sample: &Sample, wanted: impl Fn(&ThreadSample) -> bool) -> Value
             "node": thread.node,
             "busy_ns": thread.busy.ns,
             "idle_ns": thread.idle.ns,
-            "busy_percent": percent(thread.busy, thread.idle),
+            "busy_percent": busy_percent(thread.busy, thread.idle),
             "messages": thread.messages,
             "migrations": thread.migrations,
             "channels": thread.channels,
@@ -396,7 +411,7 @@ fn thread_rows(sample: &Sample, wanted: impl Fn(&ThreadSample) -> bool) -> Value
     sample.threads.iter().filter(|thread| wanted(thread)).map(row).collect()
 }
 
-fn poller_rows(sample: &Sample, wanted: impl Fn(&ThreadSample) -> bool) -> Value {
+fn poller_rows(sample: &StatisticsSample, wanted: impl Fn(&ThreadSample) -> bool) -> Value {
     let row = |thread: &ThreadSample, poller: &PollerSample| {
         json!({
             "thread": thread.name,
@@ -414,21 +429,23 @@ fn poller_rows(sample: &Sample, wanted: impl Fn(&ThreadSample) -> bool) -> Value
     wanted.flat_map(|thread| thread.pollers.iter().map(move |poller| row(thread, poller))).collect()
 }
 
-fn set_poll(call: &CallContext<'_>) -> Result<Value, RpcError> {
-    let directory = running(call)?.directory;
+fn set_reactor_poll_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
+    let directory = running_reactors(call)?.directory;
     let mode = call.arguments.text("mode").and_then(PollMode::parse).unwrap_or_default();
-    let (asked, not_told) = match number(call, "reactor").map(ReactorId) {
-        Some(reactor) => (vec![reactor], directory.set_poll(reactor, mode).map(|()| Vec::new())),
-        None => (directory.reactors().collect(), directory.set_poll_of_all(mode)),
+    let (asked, not_told) = match integer_argument(call, "reactor").map(ReactorId) {
+        Some(reactor) => {
+            (vec![reactor], directory.set_poll_mode(reactor, mode).map(|()| Vec::new()))
+        }
+        None => (directory.reactors().collect(), directory.set_poll_mode_of_all(mode)),
     };
-    let not_told = not_told.map_err(|why| refused("set poll", &why))?;
+    let not_told = not_told.map_err(|why| reactor_rpc_error("set poll", &why))?;
     match not_told.first() {
-        Some((_, why)) if not_told.len() == asked.len() => Err(refused("set poll", why)),
-        _ => Ok(told(mode, &asked, &not_told)),
+        Some((_, why)) if not_told.len() == asked.len() => Err(reactor_rpc_error("set poll", why)),
+        _ => Ok(poll_mode_result(mode, &asked, &not_told)),
     }
 }
 
-fn told(
+fn poll_mode_result(
     mode: PollMode,
     asked: &[ReactorId],
     not_told: &[(ReactorId, tenmil_reactor::ReactorError)],
@@ -440,34 +457,36 @@ fn told(
     json!({ "mode": mode.name(), "reactors": told, "refused": refused })
 }
 
-fn set_thread(call: &CallContext<'_>) -> Result<Value, RpcError> {
-    let RunningReactors { directory, clock } = running(call)?;
-    let sample = directory.sample(clock.now());
+fn set_thread_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
+    let ReactorsHandle { directory, clock } = running_reactors(call)?;
+    let sample = directory.sample_statistics(clock.now());
     let name = call.arguments.text("name").unwrap_or_default();
     let found = sample.threads.iter().find(|thread| thread.name == name).ok_or_else(|| {
         let mut names: Vec<&str> = sample.threads.iter().map(|it| it.name.as_str()).collect();
         names.truncate(NAMES_MAX);
-        let (name, expected) = (quoted(name), either(&names));
+        let (name, expected) = (quote_untrusted(name), join_alternatives(&names));
         let message = format!("set thread: no thread {name}, expected {expected}");
-        RpcError::caller(Code::NotFound, message)
+        RpcError::usage(ErrorCode::NotFound, message)
     })?;
-    let reactor = number(call, "reactor").map(ReactorId);
+    let reactor = integer_argument(call, "reactor").map(ReactorId);
     let mask = call.arguments.cores("mask");
-    let anywhere = call.arguments.flag("anywhere").unwrap_or(false);
+    let anywhere = call.arguments.boolean("anywhere").unwrap_or(false);
     let (home, mask) = match (reactor, mask, anywhere) {
         (Some(reactor), None, false) => {
             let told = directory.move_thread(found.id, reactor);
             (told.map(|()| reactor), found.mask.as_ref())
         }
-        (None, Some(mask), false) => (directory.set_mask(found.id, Some(mask.clone())), Some(mask)),
-        (None, None, true) => (directory.set_mask(found.id, None), None),
+        (None, Some(mask), false) => {
+            (directory.set_thread_mask(found.id, Some(mask.clone())), Some(mask))
+        }
+        (None, None, true) => (directory.set_thread_mask(found.id, None), None),
         // More than one could be executed in part: the first succeeds and the second fails.
         _ => {
             let message = "set thread: expected one of `reactor`, `mask` and `anywhere=true`";
-            return Err(RpcError::caller(Code::BadValue, message));
+            return Err(RpcError::usage(ErrorCode::BadValue, message));
         }
     };
-    let home = home.map_err(|why| refused("set thread", &why))?;
+    let home = home.map_err(|why| reactor_rpc_error("set thread", &why))?;
     let mask = mask.map(ToString::to_string);
     Ok(json!({ "id": found.id.0, "reactor": home.0, "mask": mask }))
 }
@@ -475,17 +494,17 @@ fn set_thread(call: &CallContext<'_>) -> Result<Value, RpcError> {
 /// Largest number of names in an error message.
 const NAMES_MAX: usize = 8;
 
-fn number(call: &CallContext<'_>, name: &str) -> Option<u32> {
-    call.arguments.whole(name).and_then(|number| u32::try_from(number).ok())
+fn integer_argument(call: &CallContext<'_>, name: &str) -> Option<u32> {
+    call.arguments.integer(name).and_then(|number| u32::try_from(number).ok())
 }
 
-fn refused(what: &str, why: &tenmil_reactor::ReactorError) -> RpcError {
+fn reactor_rpc_error(what: &str, why: &tenmil_reactor::ReactorError) -> RpcError {
     let message = format!("{what}: {why}");
-    RpcError { code: Code::Failed, category: why.category(), message, hint: None }
+    RpcError { code: ErrorCode::Failed, category: why.category(), message, hint: None }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shown to people")]
-fn percent(busy: Span, idle: Span) -> f64 {
+fn busy_percent(busy: Span, idle: Span) -> f64 {
     let all = busy.ns.saturating_add(idle.ns).max(1);
     busy.ns as f64 * 100.0 / all as f64
 }

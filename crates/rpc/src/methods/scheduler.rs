@@ -5,20 +5,20 @@ use core::fmt;
 use serde_json::{Value, json};
 use tenmil_base::Span;
 use tenmil_linux::CpuList;
-use tenmil_linux::frequency::FrequencyRequest;
-use tenmil_reactor::balance::SchedulerHandle;
+use tenmil_linux::frequency_control::FrequencyRequest;
+use tenmil_reactor::load_balancer::SchedulerHandle;
 use tenmil_reactor::schedule::{Migration, Options};
 
-use crate::error::{Code, RpcError};
+use crate::error::{ErrorCode, RpcError};
 use crate::method::{CallContext, Method, MethodKind, ParamDefault, Parameter};
 use crate::param_type::ParamType;
 use crate::result_type::{FieldSchema, ResultType};
 
 /// Source of the process's scheduler. A function, because a program may start it after the control
 /// server.
-pub struct SchedulerSource(Box<Find>);
+pub struct SchedulerSource(Box<SchedulerLookup>);
 
-type Find = dyn Fn() -> Option<SchedulerHandle> + Send + Sync;
+type SchedulerLookup = dyn Fn() -> Option<SchedulerHandle> + Send + Sync;
 
 const PERCENT: ParamType = ParamType::Whole { min: 0, max: 100 };
 /// Up to one hour.
@@ -26,7 +26,7 @@ const MILLISECONDS: ParamType = ParamType::Whole { min: 1, max: 3_600_000 };
 
 const CORE: ParamType = ParamType::Whole { min: 0, max: 4095 };
 
-const fn setting(name: &'static str, kind: ParamType, help: &'static str) -> Parameter {
+const fn setting_parameter(name: &'static str, kind: ParamType, help: &'static str) -> Parameter {
     Parameter { name, kind, need: ParamDefault::Optional, help }
 }
 
@@ -93,29 +93,45 @@ pub(super) const METHODS: &[Method] = &[
         answer: SCHEDULER,
         help: "Show the settings of the scheduler and its last plan",
         example: "tenmil get scheduler",
-        run: |call| Ok(scheduler(&steering(call)?)),
+        run: |call| Ok(scheduler_json(&scheduler_of(call)?)),
     },
     Method {
         verb: MethodKind::Set,
         name: "scheduler",
         parameters: &[
-            setting("policy", ParamType::OneOf(&["static", "dynamic"]), "placement policy"),
-            setting("period_ms", MILLISECONDS, "sampling period of the load"),
-            setting("load_limit", PERCENT, "load below which a thread counts as idle, in percent"),
-            setting(
+            setting_parameter(
+                "policy",
+                ParamType::OneOf(&["static", "dynamic"]),
+                "placement policy",
+            ),
+            setting_parameter("period_ms", MILLISECONDS, "sampling period of the load"),
+            setting_parameter(
+                "load_limit",
+                PERCENT,
+                "load below which a thread counts as idle, in percent",
+            ),
+            setting_parameter(
                 "core_limit",
                 PERCENT,
                 "load above which a reactor migrates threads away, in percent",
             ),
-            setting("core_busy", PERCENT, "load from which a reactor may be saturated, in percent"),
-            setting(
+            setting_parameter(
+                "core_busy",
+                PERCENT,
+                "load from which a reactor may be saturated, in percent",
+            ),
+            setting_parameter(
                 "migration_interval_ms",
                 MILLISECONDS,
                 "minimum time between two migrations of a thread",
             ),
-            setting("scheduling_core", CORE, "core for idle threads"),
-            setting("isolated", ParamType::Cores, "cores reserved for threads that request them"),
-            setting(
+            setting_parameter("scheduling_core", CORE, "core for idle threads"),
+            setting_parameter(
+                "isolated",
+                ParamType::Cores,
+                "cores reserved for threads that request them",
+            ),
+            setting_parameter(
                 "share_all",
                 ParamType::Flag,
                 "true to reserve no cores and to choose the core for idle threads freely",
@@ -124,7 +140,7 @@ pub(super) const METHODS: &[Method] = &[
         answer: SCHEDULER,
         help: "Change the settings of the scheduler; they take effect at the end of the current period",
         example: "tenmil set scheduler policy=dynamic period_ms=500 load_limit=20",
-        run: set_scheduler,
+        run: set_scheduler_method,
     },
 ];
 
@@ -141,16 +157,16 @@ impl fmt::Debug for SchedulerSource {
     }
 }
 
-fn steering(call: &CallContext<'_>) -> Result<SchedulerHandle, RpcError> {
-    let found = (call.state.part::<SchedulerSource>("scheduler")?.0)();
+fn scheduler_of(call: &CallContext<'_>) -> Result<SchedulerHandle, RpcError> {
+    let found = (call.state.find_part::<SchedulerSource>("scheduler")?.0)();
     found.ok_or_else(|| {
         let message = "this process balances no threads now, expected one that does";
-        RpcError::caller(Code::NotFound, message)
+        RpcError::usage(ErrorCode::NotFound, message)
     })
 }
 
-fn scheduler(steering: &SchedulerHandle) -> Value {
-    let (options, plan) = (steering.options(), steering.plan());
+fn scheduler_json(steering: &SchedulerHandle) -> Value {
+    let (options, plan) = (steering.options(), steering.last_plan());
     let row = |order: &Migration| {
         json!({
             "thread": order.thread,
@@ -176,26 +192,26 @@ fn scheduler(steering: &SchedulerHandle) -> Value {
     })
 }
 
-fn set_scheduler(call: &CallContext<'_>) -> Result<Value, RpcError> {
-    let steering = steering(call)?;
-    let options = changed(call, steering.options())?;
-    steering.set_options(options).map_err(|why| refused(&why))?;
-    Ok(scheduler(&steering))
+fn set_scheduler_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
+    let steering = scheduler_of(call)?;
+    let options = changed_options(call, steering.options())?;
+    steering.set_options(options).map_err(|why| options_rpc_error(&why))?;
+    Ok(scheduler_json(&steering))
 }
 
-fn changed(call: &CallContext<'_>, mut options: Options) -> Result<Options, RpcError> {
-    let given = |name| call.arguments.whole(name);
+fn changed_options(call: &CallContext<'_>, mut options: Options) -> Result<Options, RpcError> {
+    let given = |name| call.arguments.integer(name);
     let percent = |name, now: u8| given(name).and_then(|it| u8::try_from(it).ok()).unwrap_or(now);
     let span = |name, now| given(name).map_or(now, Span::from_ms);
     if let Some(policy) = call.arguments.text("policy") {
-        options.policy = policy.parse().map_err(|why| refused(&why))?;
+        options.policy = policy.parse().map_err(|why| options_rpc_error(&why))?;
     }
     options.period = span("period_ms", options.period);
     options.migration_interval = span("migration_interval_ms", options.migration_interval);
     options.load_limit = percent("load_limit", options.load_limit);
     options.core_limit = percent("core_limit", options.core_limit);
     options.core_busy = percent("core_busy", options.core_busy);
-    if call.arguments.flag("share_all").unwrap_or(false) {
+    if call.arguments.boolean("share_all").unwrap_or(false) {
         (options.scheduling_core, options.isolated) = (None, CpuList::default());
     }
     let core = given("scheduling_core").and_then(|core| u32::try_from(core).ok());
@@ -206,30 +222,30 @@ fn changed(call: &CallContext<'_>, mut options: Options) -> Result<Options, RpcE
     Ok(options)
 }
 
-fn refused(why: &tenmil_reactor::schedule::OptionsError) -> RpcError {
+fn options_rpc_error(why: &tenmil_reactor::schedule::OptionsError) -> RpcError {
     let message = format!("set scheduler: {why}");
-    RpcError { code: Code::BadValue, category: why.category(), message, hint: None }
+    RpcError { code: ErrorCode::BadValue, category: why.category(), message, hint: None }
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
     use tenmil_linux::CpuList;
-    use tenmil_linux::frequency::{FrequencyError, FrequencyRequest};
+    use tenmil_linux::frequency_control::{FrequencyError, FrequencyRequest};
     use tenmil_linux::topology::{AvailableCpus, CpuLocation};
-    use tenmil_reactor::balance::{CpuPlatform, balancer};
+    use tenmil_reactor::load_balancer::{CpuPlatform, new_balancer};
     use tenmil_reactor::schedule::Options;
 
     use super::SchedulerSource;
-    use crate::error::{Code, RpcError};
+    use crate::error::{ErrorCode, RpcError};
     use crate::methods::TABLE;
-    use crate::{Arguments, CallContext, DeferredReply, ServerState};
+    use crate::{Arguments, CallContext, DeferredReply, MethodState};
 
     /// Machine without any known topology.
     struct Nowhere;
 
     impl CpuPlatform for Nowhere {
-        fn available(&mut self) -> AvailableCpus {
+        fn available_cpus(&mut self) -> AvailableCpus {
             AvailableCpus::default()
         }
 
@@ -242,17 +258,21 @@ mod tests {
         }
     }
 
-    fn state() -> ServerState {
+    fn method_state() -> MethodState {
         let place = |core| CpuLocation { core, siblings: CpuList::default(), node: None };
         let places = vec![place(0), place(1)];
-        let (_balancer, steering) = balancer(Options::default(), places, Nowhere).unwrap();
-        ServerState::new().with(SchedulerSource::new(move || Some(steering.clone())))
+        let (_balancer, steering) = new_balancer(Options::default(), places, Nowhere).unwrap();
+        MethodState::new().with_part(SchedulerSource::new(move || Some(steering.clone())))
     }
 
     /// Calls a method and checks its result against the schema of its table row.
-    fn ask(state: &ServerState, method: &str, parameters: &Value) -> Result<Value, RpcError> {
+    fn call_method(
+        state: &MethodState,
+        method: &str,
+        parameters: &Value,
+    ) -> Result<Value, RpcError> {
         let method = TABLE.find(method).unwrap();
-        let arguments = Arguments::check(method, parameters.as_object().unwrap())?;
+        let arguments = Arguments::validate(method, parameters.as_object().unwrap())?;
         let answer = (method.run)(&CallContext {
             table: &TABLE,
             state,
@@ -260,68 +280,68 @@ mod tests {
             later: &DeferredReply::default(),
             passed: &crate::PassedFd::default(),
         })?;
-        assert_eq!(method.answer.check(&answer), Ok(()));
+        assert_eq!(method.answer.check_value(&answer), Ok(()));
         Ok(answer)
     }
 
     #[test]
-    fn settings_change_together_and_stay_where_nothing_is_said() {
-        let state = state();
-        let before = ask(&state, "scheduler", &json!({})).unwrap();
+    fn settings_change_together_and_omitted_ones_stay() {
+        let state = method_state();
+        let before = call_method(&state, "scheduler", &json!({})).unwrap();
         assert_eq!(before["policy"], "static");
         let change = json!({ "policy": "dynamic", "period_ms": 500, "load_limit": 30 });
-        let after = ask(&state, "set_scheduler", &change).unwrap();
+        let after = call_method(&state, "set_scheduler", &change).unwrap();
         assert_eq!(after["policy"], "dynamic");
         assert_eq!(after["period_ns"], 500_000_000);
         assert_eq!(after["load_limit_percent"], 30);
         for name in ["core_limit_percent", "core_busy_percent", "migration_interval_ns"] {
             assert_eq!(after[name], before[name], "{name}");
         }
-        assert_eq!(ask(&state, "scheduler", &json!({})).unwrap(), after);
-        ask(&state, "set_scheduler", &json!({ "policy": "static" })).unwrap();
-        let back = ask(&state, "scheduler", &json!({})).unwrap();
+        assert_eq!(call_method(&state, "scheduler", &json!({})).unwrap(), after);
+        call_method(&state, "set_scheduler", &json!({ "policy": "static" })).unwrap();
+        let back = call_method(&state, "scheduler", &json!({})).unwrap();
         assert_eq!((&back["policy"], &back["period_ns"]), (&before["policy"], &after["period_ns"]));
     }
 
     #[test]
-    fn cores_get_a_part_of_their_own_and_lose_it_again() {
-        let state = state();
+    fn core_specific_settings_are_added_and_removed() {
+        let state = method_state();
         let change = json!({ "scheduling_core": 1, "isolated": "0" });
-        let after = ask(&state, "set_scheduler", &change).unwrap();
+        let after = call_method(&state, "set_scheduler", &change).unwrap();
         assert_eq!((&after["scheduling_core"], &after["isolated"]), (&json!(1), &json!("0")));
         for (change, named) in [
             (json!({ "scheduling_core": 9 }), "scheduling core is 9"),
             (json!({ "isolated": "0-1" }), "isolated cores are 0-1"),
             (json!({ "scheduling_core": 0 }), "scheduling core 0 is isolated"),
         ] {
-            let refusal = ask(&state, "set_scheduler", &change).unwrap_err();
+            let refusal = call_method(&state, "set_scheduler", &change).unwrap_err();
             assert!(refusal.message.contains(named), "{refusal}");
         }
-        assert_eq!(ask(&state, "scheduler", &json!({})).unwrap(), after);
-        let after = ask(&state, "set_scheduler", &json!({ "share_all": true })).unwrap();
+        assert_eq!(call_method(&state, "scheduler", &json!({})).unwrap(), after);
+        let after = call_method(&state, "set_scheduler", &json!({ "share_all": true })).unwrap();
         assert_eq!((&after["scheduling_core"], &after["isolated"]), (&Value::Null, &json!("")));
     }
 
     #[test]
-    fn limits_out_of_order_are_refused_and_change_nothing() {
-        let state = state();
-        let before = ask(&state, "scheduler", &json!({})).unwrap();
+    fn inconsistent_limits_are_rejected_and_change_nothing() {
+        let state = method_state();
+        let before = call_method(&state, "scheduler", &json!({})).unwrap();
         let change = json!({ "policy": "dynamic", "load_limit": 90, "core_limit": 50 });
-        let refusal = ask(&state, "set_scheduler", &change).unwrap_err();
-        assert_eq!(refusal.code, Code::BadValue);
+        let refusal = call_method(&state, "set_scheduler", &change).unwrap_err();
+        assert_eq!(refusal.code, ErrorCode::BadValue);
         assert!(refusal.message.contains("90"), "{refusal}");
-        assert_eq!(ask(&state, "scheduler", &json!({})).unwrap(), before);
+        assert_eq!(call_method(&state, "scheduler", &json!({})).unwrap(), before);
     }
 
     #[test]
-    fn where_nothing_is_balanced_that_is_said() {
-        let not_now = ServerState::new().with(SchedulerSource::new(|| None));
+    fn process_without_balancer_reports_that() {
+        let not_now = MethodState::new().with_part(SchedulerSource::new(|| None));
         for (state, found) in
-            [(ServerState::new(), "has no scheduler"), (not_now, "balances no threads")]
+            [(MethodState::new(), "has no scheduler"), (not_now, "balances no threads")]
         {
             for method in ["scheduler", "set_scheduler"] {
-                let refusal = ask(&state, method, &json!({})).unwrap_err();
-                assert_eq!(refusal.code, Code::NotFound);
+                let refusal = call_method(&state, method, &json!({})).unwrap_err();
+                assert_eq!(refusal.code, ErrorCode::NotFound);
                 assert!(refusal.message.contains(found), "{refusal}");
             }
         }

@@ -5,77 +5,81 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::TABLE;
-use crate::arguments::words;
-use crate::complete::candidates;
+use crate::arguments::parse_words;
+use crate::command_completion::completions;
 use crate::event::EventKind;
+use crate::json_schema::table_schema;
 use crate::method::{CallContext, Method, MethodKind, ParamDefault};
-use crate::reference_doc::document;
-use crate::schema::schema;
-use crate::{Arguments, DeferredReply, ServerState};
+use crate::reference_doc::reference_markdown;
+use crate::{Arguments, DeferredReply, MethodState};
 
-fn is_name(name: &str) -> bool {
+fn is_valid_name(name: &str) -> bool {
     name.starts_with(|first: char| first.is_ascii_lowercase())
         && name
             .bytes()
             .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
 }
 
-fn typed(line: &str) -> Vec<String> {
+fn typed_method(line: &str) -> Vec<String> {
     line.split(' ').map(str::to_owned).collect()
 }
 
 #[test]
-fn no_two_methods_have_one_name_and_every_row_is_filled_in() {
+fn method_names_are_unique_and_every_definition_is_complete() {
     let names: Vec<String> = TABLE.methods().map(Method::wire_name).collect();
     assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "{names:?}");
     for method in TABLE.methods() {
         let name = method.typed_name();
-        assert!(is_name(method.name), "{name}");
+        assert!(is_valid_name(method.name), "{name}");
         assert!(
             method.help.starts_with(char::is_uppercase) && !method.help.ends_with('.'),
             "{name}"
         );
-        for field in method.answer.fields() {
-            assert!(is_name(field.name) && !field.help.is_empty(), "{name}: {}", field.name);
+        for field in method.answer.declared_fields() {
+            assert!(is_valid_name(field.name) && !field.help.is_empty(), "{name}: {}", field.name);
         }
         let mut parameters = BTreeSet::new();
         for parameter in method.parameters {
-            assert!(is_name(parameter.name) && !parameter.help.is_empty(), "{name}");
+            assert!(is_valid_name(parameter.name) && !parameter.help.is_empty(), "{name}");
             assert!(parameters.insert(parameter.name), "{name}: {} twice", parameter.name);
             if let ParamDefault::Default(text) = parameter.need {
-                assert!(parameter.kind.parse(text).is_ok(), "{name}: {}", parameter.name);
+                assert!(parameter.kind.parse_text(text).is_ok(), "{name}: {}", parameter.name);
             }
         }
     }
     let kinds: Vec<&EventKind> = TABLE.events().collect();
     assert!(
-        kinds.iter().all(|kind| is_name(&kind.name.replace('-', "_")) && !kind.help.is_empty())
+        kinds
+            .iter()
+            .all(|kind| is_valid_name(&kind.name.replace('-', "_")) && !kind.help.is_empty())
     );
     let names: BTreeSet<_> = kinds.iter().map(|kind| kind.name).collect();
     assert_eq!(names.len(), kinds.len());
 }
 
 #[test]
-fn the_example_of_every_method_is_a_command_line_that_calls_it() {
+fn example_of_every_method_is_a_command_line_that_calls_it() {
     for method in TABLE.methods() {
-        let example = typed(method.example);
-        let expected = typed(&format!("tenmil {}", method.typed_name()));
+        let example = typed_method(method.example);
+        let expected = typed_method(&format!("tenmil {}", method.typed_name()));
         assert_eq!(example[..expected.len()], expected, "{}", method.example);
         let rest = example[expected.len()..].iter().filter(|word| !word.starts_with("--"));
         let rest: Vec<String> = rest.cloned().collect();
-        words(method, &rest).unwrap_or_else(|refusal| panic!("{}: {refusal}", method.example));
+        parse_words(method, &rest)
+            .unwrap_or_else(|refusal| panic!("{}: {refusal}", method.example));
     }
 }
 
 #[test]
-fn what_asks_only_answers_in_the_shape_it_promises() {
-    let state = ServerState::new().with(super::ProgramInfo { version: "1.2.3", log: None });
+fn read_only_methods_return_their_declared_result_type() {
+    let state = MethodState::new().with_part(super::ProgramInfo { version: "1.2.3", log: None });
     for method in TABLE.methods().filter(|method| method.verb != MethodKind::Set) {
         // Required parameters have the values of the example.
         let has_to = method.parameters.iter().any(|one| one.need == ParamDefault::Required);
-        let given = typed(method.example).into_iter().filter(|word| has_to && word.contains('='));
-        let given = words(method, &given.collect::<Vec<_>>()).unwrap();
-        let arguments = Arguments::check(method, &given).unwrap();
+        let given =
+            typed_method(method.example).into_iter().filter(|word| has_to && word.contains('='));
+        let given = parse_words(method, &given.collect::<Vec<_>>()).unwrap();
+        let arguments = Arguments::validate(method, &given).unwrap();
         let call = CallContext {
             table: &TABLE,
             state: &state,
@@ -84,15 +88,15 @@ fn what_asks_only_answers_in_the_shape_it_promises() {
             passed: &crate::PassedFd::default(),
         };
         match (method.run)(&call) {
-            Ok(answer) => assert_eq!(method.answer.check(&answer), Ok(()), "{}", method.name),
-            Err(refusal) => assert_eq!(refusal.code, crate::Code::NotFound, "{}", method.name),
+            Ok(answer) => assert_eq!(method.answer.check_value(&answer), Ok(()), "{}", method.name),
+            Err(refusal) => assert_eq!(refusal.code, crate::ErrorCode::NotFound, "{}", method.name),
         }
     }
 }
 
 #[test]
-fn the_process_is_this_one() {
-    let state = ServerState::new().with(super::ProgramInfo { version: "1.2.3", log: None });
+fn process_method_describes_this_process() {
+    let state = MethodState::new().with_part(super::ProgramInfo { version: "1.2.3", log: None });
     let call = CallContext {
         table: &TABLE,
         state: &state,
@@ -105,13 +109,13 @@ fn the_process_is_this_one() {
     assert_eq!(answer["version"], "1.2.3");
     assert!(answer["descriptors"].as_u64() > Some(2) && answer["threads"].as_u64() > Some(0));
     let refusal =
-        (TABLE.find("process").unwrap().run)(&CallContext { state: &ServerState::new(), ..call });
-    assert_eq!(refusal.unwrap_err().code, crate::Code::NotFound);
+        (TABLE.find("process").unwrap().run)(&CallContext { state: &MethodState::new(), ..call });
+    assert_eq!(refusal.unwrap_err().code, crate::ErrorCode::NotFound);
 }
 
 #[test]
-fn the_schema_describes_every_method_and_every_parameter() {
-    let schema = schema(&TABLE);
+fn schema_describes_every_method_and_every_parameter() {
+    let schema = table_schema(&TABLE);
     for method in TABLE.methods() {
         let described = &schema["methods"][method.wire_name()];
         assert_eq!(described["verb"], method.verb.name());
@@ -129,15 +133,15 @@ fn the_schema_describes_every_method_and_every_parameter() {
 }
 
 #[test]
-fn the_reference_describes_every_method_parameter_result_and_event() {
-    let text = document(&TABLE);
+fn reference_describes_every_method_parameter_result_and_event() {
+    let text = reference_markdown(&TABLE);
     for method in TABLE.methods() {
         let heading = format!("\n### {}\n", method.typed_name());
         let (_, section) = text.split_once(&heading).unwrap_or_else(|| panic!("no {heading}"));
         let section = section.split("\n## ").next().unwrap().split("\n### ").next().unwrap();
         assert!(section.contains(method.example) && section.contains(method.help), "{section}");
         let parameters = method.parameters.iter().map(|one| (one.name, one.help));
-        let fields = method.answer.fields().iter().map(|one| (one.name, one.help));
+        let fields = method.answer.declared_fields().iter().map(|one| (one.name, one.help));
         for (name, help) in parameters.chain(fields) {
             let is_row =
                 |line: &str| line.starts_with(&format!("| `{name}` |")) && line.contains(help);
@@ -150,13 +154,13 @@ fn the_reference_describes_every_method_parameter_result_and_event() {
 }
 
 #[test]
-fn names_complete() {
+fn method_names_are_completed() {
     let words = |words: &[&str]| -> Vec<String> { words.iter().map(|&word| word.into()).collect() };
-    let all = candidates(&TABLE, MethodKind::Get, &words(&[""]));
+    let all = completions(&TABLE, MethodKind::Get, &words(&[""]));
     assert!(all.contains(&"process".to_owned()) && all.contains(&"schema".to_owned()));
-    assert_eq!(candidates(&TABLE, MethodKind::Get, &words(&["env"])), ["environment"]);
-    assert_eq!(candidates(&TABLE, MethodKind::Get, &words(&["x"])), [""; 0]);
-    assert_eq!(candidates(&TABLE, MethodKind::Get, &words(&["process", ""])), [""; 0]);
-    assert_eq!(candidates(&TABLE, MethodKind::Get, &words(&["nothing", ""])), [""; 0]);
-    assert_eq!(candidates(&TABLE, MethodKind::Get, &[]), [""; 0]);
+    assert_eq!(completions(&TABLE, MethodKind::Get, &words(&["env"])), ["environment"]);
+    assert_eq!(completions(&TABLE, MethodKind::Get, &words(&["x"])), [""; 0]);
+    assert_eq!(completions(&TABLE, MethodKind::Get, &words(&["process", ""])), [""; 0]);
+    assert_eq!(completions(&TABLE, MethodKind::Get, &words(&["nothing", ""])), [""; 0]);
+    assert_eq!(completions(&TABLE, MethodKind::Get, &[]), [""; 0]);
 }

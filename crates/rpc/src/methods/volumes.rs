@@ -7,8 +7,8 @@ use crate::error::RpcError;
 use crate::method::{CallContext, Method, MethodKind, ParamDefault, Parameter};
 use crate::param_type::ParamType;
 use crate::pool_commands::{
-    self, DIFFERENCE, FIELDS, JOB, JobKind, JobSpec, LISTED, STORE, WHICH_STORE, bytes, flag,
-    named, percent,
+    self, DIFFERENCE, FIELDS, JOB, JobKind, JobSpec, LISTED, STORE, WHICH_STORE, boolean_parameter,
+    bytes, name_parameter, percent_parameter,
 };
 use crate::result_type::ResultType;
 
@@ -16,7 +16,7 @@ const VOLUME: &str = "name of the volume";
 const CALLED: &str = "new name";
 const UNIT: Parameter =
     bytes("cluster_bytes", ParamDefault::Default("65536"), "cluster size, 4 to 64 KiB");
-const SUMS: Parameter = flag("checksums", "true to pool a checksum of every block");
+const SUMS: Parameter = boolean_parameter("checksums", "true to pool a checksum of every block");
 const RATE: Parameter = Parameter {
     name: "rate_bytes",
     kind: ParamType::Whole { min: 1, max: u64::MAX },
@@ -42,7 +42,7 @@ macro_rules! order {
             answer: ResultType::Record(FIELDS),
             help: $help,
             example: $example,
-            run: |call| pool_commands::give(call, $name),
+            run: |call| pool_commands::execute_method(call, $name),
         }
     };
 }
@@ -55,7 +55,7 @@ pub(super) const METHODS: &[Method] = &[
         answer: ResultType::Rows(STORE),
         help: "List the open pools and their space usage",
         example: "tenmil get pools --json",
-        run: pool_commands::all_stores,
+        run: pool_commands::list_pools,
     },
     Method {
         verb: MethodKind::Get,
@@ -64,15 +64,15 @@ pub(super) const METHODS: &[Method] = &[
         answer: ResultType::Rows(LISTED),
         help: "List the volumes and snapshots of an open pool and their space usage",
         example: "tenmil get volumes",
-        run: pool_commands::all_volumes,
+        run: pool_commands::list_volumes,
     },
     Method {
         verb: MethodKind::Get,
         name: "volume_diff",
         parameters: &[
             WHICH_STORE,
-            named("from", "the earlier volume or snapshot"),
-            named("to", "the later volume or snapshot"),
+            name_parameter("from", "the earlier volume or snapshot"),
+            name_parameter("to", "the later volume or snapshot"),
             bytes(
                 "at_bytes",
                 ParamDefault::Default("0"),
@@ -82,17 +82,17 @@ pub(super) const METHODS: &[Method] = &[
         answer: ResultType::Record(DIFFERENCE),
         help: "List the ranges in which two volumes differ, up to 4096 per call",
         example: "tenmil get volume_diff from=monday to=tuesday",
-        run: pool_commands::differ,
+        run: pool_commands::volume_differences,
     },
     order!(
         "volume_create",
         &[
             WHICH_STORE,
-            named("name", CALLED),
+            name_parameter("name", CALLED),
             bytes("size_bytes", ParamDefault::Required, "size"),
             UNIT,
             SUMS,
-            flag(
+            boolean_parameter(
                 "thick",
                 "true for a thick volume, with space reserved for all of its blocks; volume_inflate allocates it"
             ),
@@ -104,8 +104,11 @@ pub(super) const METHODS: &[Method] = &[
         "volume_create_from",
         &[
             WHICH_STORE,
-            named("name", CALLED),
-            named("image", "URI of the parent image, which unwritten blocks are read from"),
+            name_parameter("name", CALLED),
+            name_parameter(
+                "image",
+                "URI of the parent image, which unwritten blocks are read from"
+            ),
             bytes("size_bytes", ParamDefault::Optional, "size; by default that of the image"),
             UNIT,
             SUMS,
@@ -117,16 +120,16 @@ pub(super) const METHODS: &[Method] = &[
         "volume_delete",
         &[
             WHICH_STORE,
-            named("name", VOLUME),
-            flag("orphan", "true to delete a snapshot even if it has clones"),
-            flag("if_exists", "true to succeed if the volume does not exist"),
+            name_parameter("name", VOLUME),
+            boolean_parameter("orphan", "true to delete a snapshot even if it has clones"),
+            boolean_parameter("if_exists", "true to succeed if the volume does not exist"),
         ],
         "Delete a volume that is not open, or a snapshot",
         "tenmil set volume_delete name=monday"
     ),
     order!(
         "volume_rename",
-        &[WHICH_STORE, named("name", VOLUME), named("to", CALLED)],
+        &[WHICH_STORE, name_parameter("name", VOLUME), name_parameter("to", CALLED)],
         "Rename a volume",
         "tenmil set volume_rename name=trial to=next"
     ),
@@ -134,28 +137,36 @@ pub(super) const METHODS: &[Method] = &[
         "volume_resize",
         &[
             WHICH_STORE,
-            named("name", VOLUME),
+            name_parameter("name", VOLUME),
             bytes("size_bytes", ParamDefault::Required, "new size"),
-            flag("shrink", "true to allow shrinking, if the volume is not open"),
+            boolean_parameter("shrink", "true to allow shrinking, if the volume is not open"),
         ],
         "Resize a volume; clients are notified if it has grown",
         "tenmil set volume_resize name=db size_bytes=214748364800"
     ),
     order!(
         "volume_snapshot",
-        &[WHICH_STORE, named("volume", VOLUME), named("name", CALLED)],
+        &[WHICH_STORE, name_parameter("volume", VOLUME), name_parameter("name", CALLED)],
         "Create a snapshot of a volume",
         "tenmil set volume_snapshot volume=db name=monday"
     ),
     order!(
         "volume_clone",
-        &[WHICH_STORE, named("from", "source volume or snapshot"), named("name", CALLED)],
+        &[
+            WHICH_STORE,
+            name_parameter("from", "source volume or snapshot"),
+            name_parameter("name", CALLED)
+        ],
         "Create a clone of a volume or snapshot",
         "tenmil set volume_clone from=monday name=trial"
     ),
     order!(
         "volume_rollback",
-        &[WHICH_STORE, named("volume", VOLUME), named("snapshot", "name of the snapshot")],
+        &[
+            WHICH_STORE,
+            name_parameter("volume", VOLUME),
+            name_parameter("snapshot", "name of the snapshot")
+        ],
         "Roll a volume that is not open back to one of its snapshots",
         "tenmil set volume_rollback volume=db snapshot=monday"
     ),
@@ -169,7 +180,10 @@ pub(super) const METHODS: &[Method] = &[
                 need: ParamDefault::Optional,
                 help: "URIs of devices to add, as seen by the process: all or none",
             },
-            flag("overwrite", "true to add the device even if it contains data, which are lost"),
+            boolean_parameter(
+                "overwrite",
+                "true to add the device even if it contains data, which are lost"
+            ),
         ],
         "Grow a pool by the new space of its devices, or by other devices",
         "tenmil set pool_grow add=file:/srv/more add=file:/srv/again"
@@ -184,7 +198,7 @@ pub(super) const METHODS: &[Method] = &[
                 need: ParamDefault::Required,
                 help: "number of the device, from 1",
             },
-            named("uri", "new URI of the device, as seen by the process"),
+            name_parameter("uri", "new URI of the device, as seen by the process"),
         ],
         "Record a new location of a device of a pool, which stays open",
         "tenmil set pool_device number=1 uri=file:/mnt/more"
@@ -193,12 +207,12 @@ pub(super) const METHODS: &[Method] = &[
         "pool_thresholds",
         &[
             WHICH_STORE,
-            percent(
+            percent_parameter(
                 "first_percent",
                 ParamDefault::Required,
                 "used space of the first warning, in percent; 0 to disable it"
             ),
-            percent(
+            percent_parameter(
                 "second_percent",
                 ParamDefault::Default("0"),
                 "used space of the second warning, in percent; 0 to disable it"
@@ -214,7 +228,7 @@ pub(super) const METHODS: &[Method] = &[
         answer: ResultType::Record(JOB),
         help: "Start a scrub: read all data of a pool at low priority and verify their checksums, where present",
         example: "tenmil set pool_scrub rate_bytes=100000000",
-        run: |call| begin(call, JobKind::Scrub),
+        run: |call| start_volume_job(call, JobKind::Scrub),
     },
     Method {
         verb: MethodKind::Set,
@@ -223,32 +237,32 @@ pub(super) const METHODS: &[Method] = &[
         answer: ResultType::Record(JOB),
         help: "Start a check of the consistency of all metadata of a pool as of its last commit, without interrupting other I/O",
         example: "tenmil set pool_check",
-        run: |call| begin(call, JobKind::Check),
+        run: |call| start_volume_job(call, JobKind::Check),
     },
     Method {
         verb: MethodKind::Set,
         name: "volume_inflate",
-        parameters: &[WHICH_STORE, named("name", VOLUME), RATE, UNHEARD],
+        parameters: &[WHICH_STORE, name_parameter("name", VOLUME), RATE, UNHEARD],
         answer: ResultType::Record(JOB),
         help: "Start to allocate all blocks of a volume, which makes it thick",
         example: "tenmil set volume_inflate name=db",
-        run: |call| begin(call, JobKind::Inflate(name(call))),
+        run: |call| start_volume_job(call, JobKind::Inflate(volume_name_argument(call))),
     },
     Method {
         verb: MethodKind::Set,
         name: "volume_decouple",
-        parameters: &[WHICH_STORE, named("name", VOLUME), RATE, UNHEARD],
+        parameters: &[WHICH_STORE, name_parameter("name", VOLUME), RATE, UNHEARD],
         answer: ResultType::Record(JOB),
         help: "Start to detach a volume from its parent image, by copying what it reads from the image (like rbd flatten)",
         example: "tenmil set volume_decouple name=next",
-        run: |call| begin(call, JobKind::Decouple(name(call))),
+        run: |call| start_volume_job(call, JobKind::Decouple(volume_name_argument(call))),
     },
     Method {
         verb: MethodKind::Set,
         name: "volume_send",
         parameters: &[
             WHICH_STORE,
-            named("name", "name of the snapshot"),
+            name_parameter("name", "name of the snapshot"),
             Parameter {
                 name: "from",
                 kind: ParamType::Text { len_max: 4096 },
@@ -262,17 +276,17 @@ pub(super) const METHODS: &[Method] = &[
         example: "tenmil set volume_send name=tuesday from=monday",
         run: |call| {
             let from = call.arguments.text("from").map(str::to_owned);
-            begin(call, JobKind::Send { name: name(call), from })
+            start_volume_job(call, JobKind::Send { name: volume_name_argument(call), from })
         },
     },
     Method {
         verb: MethodKind::Set,
         name: "volume_receive",
-        parameters: &[WHICH_STORE, named("name", "name of the new snapshot"), UNHEARD],
+        parameters: &[WHICH_STORE, name_parameter("name", "name of the new snapshot"), UNHEARD],
         answer: ResultType::Record(JOB),
         help: "Start to receive a snapshot, at low priority, from a Unix stream whose descriptor is attached to the request",
         example: "tenmil set volume_receive name=monday",
-        run: |call| begin(call, JobKind::Receive(name(call))),
+        run: |call| start_volume_job(call, JobKind::Receive(volume_name_argument(call))),
     },
     Method {
         verb: MethodKind::Get,
@@ -286,7 +300,7 @@ pub(super) const METHODS: &[Method] = &[
         answer: ResultType::Rows(JOB),
         help: "List the jobs with their progress and results",
         example: "tenmil get jobs --json",
-        run: pool_commands::all_jobs,
+        run: pool_commands::list_jobs,
     },
     Method {
         verb: MethodKind::Set,
@@ -307,14 +321,14 @@ pub(super) const METHODS: &[Method] = &[
     },
 ];
 
-fn name(call: &CallContext<'_>) -> String {
+fn volume_name_argument(call: &CallContext<'_>) -> String {
     call.arguments.text("name").unwrap_or_default().to_owned()
 }
 
-fn begin(call: &CallContext<'_>, what: JobKind) -> Result<Value, RpcError> {
-    let some = |name, none| call.arguments.whole(name).filter(|value| *value != none);
+fn start_volume_job(call: &CallContext<'_>, what: JobKind) -> Result<Value, RpcError> {
+    let some = |name, none| call.arguments.integer(name).filter(|value| *value != none);
     let unheard_max = some("unheard_max_ms", 0).map(Span::from_ms);
-    pool_commands::begin(
+    pool_commands::start_job(
         call,
         JobSpec { what, rate_bytes: some("rate_bytes", u64::MAX), unheard_max },
     )

@@ -9,10 +9,10 @@ use tenmil_block::uri::Uri;
 use tenmil_drivers::pool::{OpenPool, PAGE_BYTES, VolumeOp, VolumeRef};
 use tenmil_linux::random_seed;
 
-use super::command::PoolCommand;
-use super::describe::{self, CommandResult, percents, size};
-use super::idempotent;
-use super::similar;
+use super::idempotency;
+use super::missing_volume;
+use super::pool_command::PoolCommand;
+use super::pool_json::{self, CommandResult, format_bytes, format_percents};
 use crate::pool_commands::DeviceKinds;
 
 /// Longest wait for the space of a deleted volume to be freed; the rest is freed in the background.
@@ -23,15 +23,15 @@ const GIVING_BACK_MAX: Span = Span::from_secs(60);
 /// # Errors
 ///
 /// Why it failed.
-pub fn execute(
+pub fn execute_command(
     open: &Arc<OpenPool>,
     kinds: DeviceKinds,
     order: &PoolCommand,
 ) -> Result<CommandResult, Error> {
-    let uri = |name: &str| name_of(open, name);
+    let uri = |name: &str| volume_uri(open, name);
     match order {
         PoolCommand::Create { name, size_bytes, unit_bytes, checksums, thick } => {
-            create(open, volume_spec(name, *size_bytes, *unit_bytes, *checksums), *thick)
+            create_volume(open, volume_spec(name, *size_bytes, *unit_bytes, *checksums), *thick)
         }
         PoolCommand::CreateOver { name, image, size_bytes, unit_bytes, checksums } => {
             let made = volume_spec(
@@ -40,41 +40,48 @@ pub fn execute(
                 *unit_bytes,
                 *checksums,
             );
-            create_over(open, kinds, made, image, size_bytes.is_some())
+            create_from_image(open, kinds, made, image, size_bytes.is_some())
         }
-        PoolCommand::Delete { name, orphan, if_exists } => delete(open, name, *orphan, *if_exists),
+        PoolCommand::Delete { name, orphan, if_exists } => {
+            delete_volume(open, name, *orphan, *if_exists)
+        }
         PoolCommand::Rename { name, to } => {
             let change = VolumeOp::Rename { name: name.clone(), to: to.clone() };
-            make(open, change, Some(to), || format!("volume `{name}` is called `{to}` now\n"))
+            apply_unless_done(open, change, Some(to), || {
+                format!("volume `{name}` is called `{to}` now\n")
+            })
         }
         PoolCommand::Resize { name, size_bytes, shrink } => {
-            resize(open, name, *size_bytes, *shrink)
+            resize_volume(open, name, *size_bytes, *shrink)
         }
         PoolCommand::Snapshot { volume, name } => {
             let (of, named) = (volume.clone(), name.clone());
-            let change = VolumeOp::Snapshot { volume: of, name: named, uuid: uuid() };
-            make(open, change, Some(name), || format!("snapshot `{name}` of `{volume}`\n"))
+            let change = VolumeOp::Snapshot { volume: of, name: named, uuid: new_uuid() };
+            apply_unless_done(open, change, Some(name), || {
+                format!("snapshot `{name}` of `{volume}`\n")
+            })
         }
         PoolCommand::Clone { from, name } => {
-            let change = VolumeOp::Clone { from: from.clone(), name: name.clone(), uuid: uuid() };
+            let change =
+                VolumeOp::Clone { from: from.clone(), name: name.clone(), uuid: new_uuid() };
             let text = || format!("volume `{name}`, a clone of `{from}`: {}\n", uri(name));
-            make(open, change, Some(name), text)
+            apply_unless_done(open, change, Some(name), text)
         }
         PoolCommand::Rollback { volume, snapshot } => {
             let change = VolumeOp::Rollback { volume: volume.clone(), snapshot: snapshot.clone() };
-            make(open, change, Some(volume), || {
+            apply_unless_done(open, change, Some(volume), || {
                 open.wait_for_reclaim(GIVING_BACK_MAX);
                 format!("volume `{volume}` holds what it held when `{snapshot}` was made\n")
             })
         }
         PoolCommand::Grow { add, overwrite } => {
             let grown = open.grow(&open.opener(kinds), add, *overwrite)?;
-            let (text, is_changed) = (describe::grown_text(&grown), grown.before != grown.blocks);
+            let (text, is_changed) = (pool_json::grown_text(&grown), grown.before != grown.blocks);
             Ok(CommandResult {
                 text,
                 is_changed,
                 volume: None,
-                settings: Some(describe::store(open)?),
+                settings: Some(pool_json::pool_json(open)?),
             })
         }
         PoolCommand::Device { number, uri } => {
@@ -86,15 +93,15 @@ pub fn execute(
                 text,
                 is_changed,
                 volume: None,
-                settings: Some(describe::store(open)?),
+                settings: Some(pool_json::pool_json(open)?),
             })
         }
-        PoolCommand::Thresholds { percent } => thresholds(open, *percent),
+        PoolCommand::Thresholds { percent } => set_thresholds(open, *percent),
     }
 }
 
 /// URI of a volume of this pool.
-fn name_of(open: &OpenPool, name: &str) -> String {
+fn volume_uri(open: &OpenPool, name: &str) -> String {
     let device: Result<Uri, _> = open.device().parse();
     device.map_or_else(
         |_| name.to_owned(),
@@ -116,13 +123,13 @@ fn volume_spec(name: &str, size_bytes: u64, unit_bytes: u64, checksums: bool) ->
 
 /// Applies a change, unless its result exists already. `text` describes the change, and `name` is
 /// the name of the affected volume afterwards.
-fn make(
+fn apply_unless_done(
     open: &Arc<OpenPool>,
     change: VolumeOp,
     name: Option<&str>,
     text: impl FnOnce() -> String,
 ) -> Result<CommandResult, Error> {
-    if let Some(already) = idempotent::already_done(open, &change)? {
+    if let Some(already) = idempotency::message_if_already_done(open, &change)? {
         return CommandResult::new(open, false, already, name);
     }
     open.change(change)?;
@@ -130,10 +137,16 @@ fn make(
     CommandResult::new(open, true, text, name)
 }
 
-fn create(open: &Arc<OpenPool>, new: VolumeSpec, is_thick: bool) -> Result<CommandResult, Error> {
-    let uri = name_of(open, &new.name);
-    let (blocks, unit) =
-        (blocks(&uri, "size", new.size_bytes)?, blocks(&uri, "cluster size", new.unit_bytes)?);
+fn create_volume(
+    open: &Arc<OpenPool>,
+    new: VolumeSpec,
+    is_thick: bool,
+) -> Result<CommandResult, Error> {
+    let uri = volume_uri(open, &new.name);
+    let (blocks, unit) = (
+        blocks_of_bytes(&uri, "size", new.size_bytes)?,
+        blocks_of_bytes(&uri, "cluster size", new.unit_bytes)?,
+    );
     let VolumeSpec { name, checksums, .. } = new;
     if is_thick && checksums {
         let text = format!(
@@ -143,37 +156,37 @@ fn create(open: &Arc<OpenPool>, new: VolumeSpec, is_thick: bool) -> Result<Comma
         let refused = Error::new(ErrorCategory::Usage, text);
         return Err(refused.with_hint("Leave one of them out."));
     }
-    let (uuid, kind) = (uuid(), if is_thick { "thick volume" } else { "volume" });
+    let (uuid, kind) = (new_uuid(), if is_thick { "thick volume" } else { "volume" });
     let change = match is_thick {
         true => VolumeOp::CreateThick { name: name.clone(), blocks, unit, uuid },
         false => VolumeOp::Create { name: name.clone(), blocks, unit, uuid, checksums },
     };
-    let whole = size(blocks * u64::from(PAGE_BYTES));
-    make(open, change, Some(&name), || format!("{kind} `{name}` of {whole}: {uri}\n"))
+    let whole = format_bytes(blocks * u64::from(PAGE_BYTES));
+    apply_unless_done(open, change, Some(&name), || format!("{kind} `{name}` of {whole}: {uri}\n"))
 }
 
 /// Creates a volume backed by an image outside the pool.
-fn create_over(
+fn create_from_image(
     open: &Arc<OpenPool>,
     kinds: DeviceKinds,
     new: VolumeSpec,
     image: &Uri,
     has_size: bool,
 ) -> Result<CommandResult, Error> {
-    let uri = name_of(open, &new.name);
-    let unit = blocks(&uri, "cluster size", new.unit_bytes)?;
-    let wanted = blocks(&uri, "size", new.size_bytes)?;
+    let uri = volume_uri(open, &new.name);
+    let unit = blocks_of_bytes(&uri, "cluster size", new.unit_bytes)?;
+    let wanted = blocks_of_bytes(&uri, "size", new.size_bytes)?;
     let parent = open.check_parent(&open.opener(kinds), image)?;
     let blocks = if has_size { wanted } else { parent.blocks };
     let VolumeSpec { name, checksums, .. } = new;
-    let uuid = uuid();
+    let uuid = new_uuid();
     let change = VolumeOp::CreateOver { name: name.clone(), blocks, unit, uuid, checksums, parent };
-    let whole = size(blocks * u64::from(PAGE_BYTES));
+    let whole = format_bytes(blocks * u64::from(PAGE_BYTES));
     let text = || format!("volume `{name}` of {whole}, a clone of {image:#}: {uri}\n");
-    make(open, change, Some(&name), text)
+    apply_unless_done(open, change, Some(&name), text)
 }
 
-fn delete(
+fn delete_volume(
     open: &Arc<OpenPool>,
     name: &str,
     orphan: bool,
@@ -185,9 +198,9 @@ fn delete(
             let text = format!("there is no `{name}`: nothing was deleted\n");
             return CommandResult::new(open, false, text, None);
         }
-        return Err(similar::absent(&name_of(open, name), &volumes, name));
+        return Err(missing_volume::missing_volume_error(&volume_uri(open, name), &volumes, name));
     }
-    make(open, VolumeOp::Delete { name: name.to_owned(), orphan }, None, || {
+    apply_unless_done(open, VolumeOp::Delete { name: name.to_owned(), orphan }, None, || {
         let rest = match open.wait_for_reclaim(GIVING_BACK_MAX) {
             true => "its space is free",
             false => "the rest of its space is freed later, while the pool is open",
@@ -196,14 +209,14 @@ fn delete(
     })
 }
 
-fn resize(
+fn resize_volume(
     open: &Arc<OpenPool>,
     name: &str,
     size_bytes: u64,
     shrink: bool,
 ) -> Result<CommandResult, Error> {
-    let uri = name_of(open, name);
-    let blocks = blocks(&uri, "size", size_bytes)?;
+    let uri = volume_uri(open, name);
+    let blocks = blocks_of_bytes(&uri, "size", size_bytes)?;
     let info = open.find(name)?;
     let (before, page) = (info.blocks, u64::from(PAGE_BYTES));
     if blocks < before && !shrink {
@@ -228,24 +241,29 @@ fn resize(
             }
             _ => "; its users are notified of the new size",
         };
-        format!("volume `{name}` has {} now{seen}\n", size(size_bytes))
+        format!("volume `{name}` has {} now{seen}\n", format_bytes(size_bytes))
     };
-    make(open, VolumeOp::Resize { name: name.to_owned(), blocks }, Some(name), text)
+    apply_unless_done(open, VolumeOp::Resize { name: name.to_owned(), blocks }, Some(name), text)
 }
 
 /// Sets the thresholds, unless they are set already.
-fn thresholds(open: &Arc<OpenPool>, percent: [u8; 2]) -> Result<CommandResult, Error> {
+fn set_thresholds(open: &Arc<OpenPool>, percent: [u8; 2]) -> Result<CommandResult, Error> {
     let is_changed = open.usage()?.map(|usage| usage.thresholds) != Some(percent);
     if is_changed {
         open.change(VolumeOp::Thresholds { percent })?;
     }
     let already = if is_changed { "" } else { " already" };
-    let (parts, name) = (percents(percent), open.name());
+    let (parts, name) = (format_percents(percent), open.name());
     let text = format!("capacity alerts of pool `{name}`{already}: {parts}\n");
-    Ok(CommandResult { text, is_changed, volume: None, settings: Some(describe::store(open)?) })
+    Ok(CommandResult {
+        text,
+        is_changed,
+        volume: None,
+        settings: Some(pool_json::pool_json(open)?),
+    })
 }
 
-fn blocks(volume: &str, what: &str, bytes: u64) -> Result<u64, Error> {
+fn blocks_of_bytes(volume: &str, what: &str, bytes: u64) -> Result<u64, Error> {
     let page = u64::from(PAGE_BYTES);
     if bytes == 0 || !bytes.is_multiple_of(page) {
         let text = format!("{volume}: {what} is {bytes} bytes, expected a multiple of {page}");
@@ -254,6 +272,6 @@ fn blocks(volume: &str, what: &str, bytes: u64) -> Result<u64, Error> {
     Ok(bytes / page)
 }
 
-fn uuid() -> u128 {
+fn new_uuid() -> u128 {
     u128::from(random_seed()) << 64 | u128::from(random_seed())
 }

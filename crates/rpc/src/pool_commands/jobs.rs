@@ -9,12 +9,15 @@ use serde_json::{Map, Value, json};
 use tenmil_base::Error;
 use tenmil_base::{Counter, ErrorCategory, Span};
 use tenmil_drivers::pool::{DecoupleResult, InflateResult, OpenPool, PAGE_BYTES};
-use tenmil_linux::local_socket::Connection;
-use tenmil_linux::{Clock, StopFlag, Thread};
+use tenmil_linux::local_socket::LocalConnection;
+use tenmil_linux::{Clock, NamedThread, StopFlag};
 
 use super::stream_fd::StreamFd;
-use super::{CommandResult, DeviceKinds, carried, checked, refusal, scrubbed, size, workers};
-use crate::error::{Code, RpcError};
+use super::{
+    CommandResult, DeviceKinds, check_json, format_bytes, rpc_error_of, scrub_json, transfer_json,
+    worker_pool,
+};
+use crate::error::{ErrorCode, RpcError};
 use crate::event::{Event, EventKind, EventSender};
 use crate::result_type::{FieldSchema, ResultType};
 
@@ -108,7 +111,7 @@ pub(super) struct Jobs {
 struct JobTable {
     /// Jobs, oldest first.
     jobs: Vec<Arc<Job>>,
-    threads: Vec<Thread<()>>,
+    threads: Vec<NamedThread<()>>,
     next_id: u64,
     is_over: bool,
 }
@@ -155,7 +158,7 @@ impl JobKind {
         matches!(self, Self::Send { .. } | Self::Receive(_))
     }
 
-    fn volume(&self) -> Option<&str> {
+    fn volume_name(&self) -> Option<&str> {
         match self {
             Self::Scrub | Self::Check => None,
             Self::Inflate(name)
@@ -168,7 +171,7 @@ impl JobKind {
 
 impl JobSpec {
     /// Request that starts the job on the pool on this device.
-    pub fn request(&self, device: &str) -> (String, Map<String, Value>) {
+    pub fn rpc_request(&self, device: &str) -> (String, Map<String, Value>) {
         let method = match self.what {
             JobKind::Scrub => "set_pool_scrub",
             JobKind::Check => "set_pool_check",
@@ -184,7 +187,7 @@ impl JobSpec {
                 given.insert(name.into(), value);
             }
         };
-        give("name", self.what.volume().map(Value::from));
+        give("name", self.what.volume_name().map(Value::from));
         if let JobKind::Send { from, .. } = &self.what {
             give("from", from.as_deref().map(Value::from));
         }
@@ -198,7 +201,7 @@ impl JobSpec {
     /// # Errors
     ///
     /// Why it failed, or that it was stopped.
-    pub fn carry_out(
+    pub fn execute_job(
         &self,
         open: &Arc<OpenPool>,
         kinds: DeviceKinds,
@@ -208,20 +211,22 @@ impl JobSpec {
         let (opener, rate) = (open.opener(kinds), self.rate_bytes);
         match &self.what {
             JobKind::Send { name, from } => match way {
-                JobData::Out(out) => {
-                    open.send(&opener, from.as_deref(), name, out, watch).map(|sent| carried(&sent))
-                }
+                JobData::Out(out) => open
+                    .send(&opener, from.as_deref(), name, out, watch)
+                    .map(|sent| transfer_json(&sent)),
                 _ => Err(missing_stream(open, "send")),
             },
             JobKind::Receive(name) => match way {
-                JobData::In(input) => open.receive(name, input, watch).map(|came| carried(&came)),
+                JobData::In(input) => {
+                    open.receive(name, input, watch).map(|came| transfer_json(&came))
+                }
                 _ => Err(missing_stream(open, "receive")),
             },
-            JobKind::Check => open.check(&opener, watch).map(|seen| checked(&seen)),
-            JobKind::Scrub => Ok(scrubbed(open, &open.scrub(rate, watch)?)),
+            JobKind::Check => open.check(&opener, watch).map(|seen| check_json(&seen)),
+            JobKind::Scrub => Ok(scrub_json(open, &open.scrub(rate, watch)?)),
             JobKind::Inflate(name) => {
                 let InflateResult { info, was_there } = open.inflate(&opener, name, rate, watch)?;
-                let whole = size(info.blocks * u64::from(PAGE_BYTES));
+                let whole = format_bytes(info.blocks * u64::from(PAGE_BYTES));
                 let already = if was_there { " already" } else { "" };
                 let text = format!(
                     "volume `{name}` is thick{already}, with space for all of its {whole}\n"
@@ -230,7 +235,7 @@ impl JobSpec {
             }
             JobKind::Decouple(name) => {
                 let change = tenmil_drivers::pool::VolumeOp::Decouple { name: name.clone() };
-                if let Some(already) = super::idempotent::already_done(open, &change)? {
+                if let Some(already) = super::idempotency::message_if_already_done(open, &change)? {
                     return Ok(CommandResult::new(open, false, already, Some(name))?.as_json());
                 }
                 let DecoupleResult { blocks, .. } = open.decouple(&opener, name, rate, watch)?;
@@ -252,7 +257,7 @@ fn missing_stream(open: &OpenPool, what: &str) -> Error {
     Error::new(ErrorCategory::Usage, text)
 }
 
-fn state(end: Option<&JobResult>) -> &'static str {
+fn job_state(end: Option<&JobResult>) -> &'static str {
     end.map_or("running", |ended| ended.state)
 }
 
@@ -262,12 +267,12 @@ impl Jobs {
     }
 
     /// Starts a job on a thread of its own. Returns its row.
-    pub(super) fn begin(
+    pub(super) fn start_job(
         self: &Arc<Self>,
         open: &Arc<OpenPool>,
         kinds: DeviceKinds,
         long: JobSpec,
-        stream: Option<Connection>,
+        stream: Option<LocalConnection>,
     ) -> Result<Value, RpcError> {
         let mut table = self.lock();
         let running = table.jobs.iter().filter(|job| job.end.get().is_none()).count();
@@ -276,7 +281,7 @@ impl Jobs {
             let text =
                 format!("{what}: {running} jobs are running, expected fewer than {RUNNING_MAX}");
             let hint = "wait for one to end, or stop one: see `tenmil get jobs`";
-            return Err(RpcError::machine(Code::Busy, text).with_hint(hint));
+            return Err(RpcError::environment(ErrorCode::Busy, text).with_hint(hint));
         }
         let now = self.clock.now().ns;
         let job = Arc::new(Job {
@@ -293,13 +298,13 @@ impl Jobs {
         });
         let (jobs, theirs, open) = (Arc::clone(self), Arc::clone(&job), Arc::clone(open));
         let body = move |stop: &StopFlag| {
-            let outcome = theirs.run(&open, kinds, stream.as_ref(), stop);
+            let outcome = theirs.run_job(&open, kinds, stream.as_ref(), stop);
             // Close the stream before the end is reported.
             drop((open, stream));
-            jobs.end_of(&theirs, outcome);
+            jobs.record_result(&theirs, outcome);
         };
-        let hand = Thread::spawn("job", None, body).map_err(|error| {
-            RpcError::machine(Code::Failed, format!("{what}: start a thread: {error}"))
+        let hand = NamedThread::spawn("job", None, body).map_err(|error| {
+            RpcError::environment(ErrorCode::Failed, format!("{what}: start a thread: {error}"))
         })?;
         table.next_id += 1;
         table.threads.retain(|hand| !hand.is_finished());
@@ -310,10 +315,10 @@ impl Jobs {
         {
             table.jobs.remove(oldest);
         }
-        Ok(job.row())
+        Ok(job.job_row())
     }
 
-    fn end_of(&self, job: &Job, outcome: Result<Value, RpcError>) {
+    fn record_result(&self, job: &Job, outcome: Result<Value, RpcError>) {
         let state = match &outcome {
             Ok(_) => "done",
             Err(_) if job.is_stopped.load(Ordering::Relaxed) => "stopped",
@@ -328,7 +333,7 @@ impl Jobs {
 
     /// Rows of all jobs, or of one. A query for a single job counts as a sign that its result is
     /// still wanted.
-    pub(super) fn rows(&self, id: Option<u64>) -> Value {
+    pub(super) fn job_rows(&self, id: Option<u64>) -> Value {
         let table = self.lock();
         let wanted = table.jobs.iter().filter(|job| id.is_none_or(|id| job.id == id));
         let now = self.clock.now().ns;
@@ -338,7 +343,7 @@ impl Jobs {
             }
         };
         let row = |job: &Arc<Job>| {
-            let mut row = job.row();
+            let mut row = job.job_row();
             // Results are large, so a list omits them.
             row["result"] = if id.is_some() { row["result"].take() } else { Value::Null };
             row
@@ -347,25 +352,25 @@ impl Jobs {
     }
 
     /// Stops a job, if `is_meant`.
-    pub(super) fn stop(&self, id: u64, is_meant: bool) -> Result<Value, RpcError> {
+    pub(super) fn stop_job(&self, id: u64, is_meant: bool) -> Result<Value, RpcError> {
         let table = self.lock();
         let job = table.jobs.iter().find(|job| job.id == id).ok_or_else(|| {
             let text = format!("set job: none has the number {id}, expected one that is there");
-            RpcError::caller(Code::NotFound, text).with_hint("see `tenmil get jobs`")
+            RpcError::usage(ErrorCode::NotFound, text).with_hint("see `tenmil get jobs`")
         })?;
         if is_meant {
             job.is_stopped.store(true, Ordering::Relaxed);
         }
-        Ok(job.row())
+        Ok(job.job_row())
     }
 
     /// Stops all jobs and waits a short time for their threads.
-    pub(super) fn end(&self) {
+    pub(super) fn stop_all(&self) {
         let mut table = self.lock();
         table.is_over = true;
         let threads = std::mem::take(&mut table.threads);
         drop(table);
-        workers::end(threads);
+        worker_pool::join_threads(threads);
     }
 
     fn lock(&self) -> MutexGuard<'_, JobTable> {
@@ -374,44 +379,44 @@ impl Jobs {
 }
 
 impl Job {
-    fn run(
+    fn run_job(
         &self,
         open: &Arc<OpenPool>,
         kinds: DeviceKinds,
-        stream: Option<&Connection>,
+        stream: Option<&LocalConnection>,
         stop: &StopFlag,
     ) -> Result<Value, RpcError> {
-        let continues = || self.continues(stop);
+        let continues = || self.should_continue(stop);
         let mut conduit = stream.map(|stream| StreamFd::new(stream, &continues));
         let way = match (&mut conduit, &self.long.what) {
             (None, _) => JobData::Nothing,
             (Some(conduit), JobKind::Receive(_)) => JobData::In(conduit),
             (Some(conduit), _) => JobData::Out(conduit),
         };
-        let done = self.long.carry_out(open, kinds, way, &mut |(done, size)| {
+        let done = self.long.execute_job(open, kinds, way, &mut |(done, size)| {
             self.done_bytes.set(done);
             self.size_bytes.set(size);
             continues()
         });
-        done.map_err(|error| refusal(&error))
+        done.map_err(|error| rpc_error_of(&error))
     }
 
     /// Whether the job shall continue.
-    fn continues(&self, stop: &StopFlag) -> bool {
-        if stop.is_stopped() || self.is_unheard() {
+    fn should_continue(&self, stop: &StopFlag) -> bool {
+        if stop.is_stopped() || self.is_abandoned() {
             self.is_stopped.store(true, Ordering::Relaxed);
         }
         !self.is_stopped.load(Ordering::Relaxed)
     }
 
     /// Whether no client has queried the job for too long.
-    fn is_unheard(&self) -> bool {
+    fn is_abandoned(&self) -> bool {
         let heard = tenmil_base::Instant { ns: self.queried_ns.load(Ordering::Relaxed) };
         let silence = self.clock.now().since(heard);
         self.long.unheard_max.is_some_and(|most| silence > most)
     }
 
-    fn row(&self) -> Value {
+    fn job_row(&self) -> Value {
         // Read once: the job may end while the row is built.
         let end = self.end.get();
         let outcome = end.map(|ended| ended.outcome.as_ref());
@@ -419,8 +424,8 @@ impl Job {
             "id": self.id,
             "what": self.long.what.name(),
             "pool": self.store,
-            "volume": self.long.what.volume(),
-            "state": state(end),
+            "volume": self.long.what.volume_name(),
+            "state": job_state(end),
             "done_bytes": self.done_bytes.get(),
             "size_bytes": self.size_bytes.get(),
             "rate_bytes": self.long.rate_bytes,
@@ -435,7 +440,7 @@ impl fmt::Debug for Jobs {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let table = self.lock();
         out.debug_list()
-            .entries(table.jobs.iter().map(|job| (job.id, state(job.end.get()))))
+            .entries(table.jobs.iter().map(|job| (job.id, job_state(job.end.get()))))
             .finish()
     }
 }

@@ -5,11 +5,11 @@ use std::io::{self, ErrorKind, Read, Write};
 
 use tenmil_base::Span;
 use tenmil_linux::Clock;
-use tenmil_linux::local_socket::{Connection, RecvResult};
+use tenmil_linux::local_socket::{LocalConnection, RecvResult};
 
 /// Job's end of the stream.
 pub(super) struct StreamFd<'a> {
-    connection: &'a Connection,
+    connection: &'a LocalConnection,
     continues: &'a dyn Fn() -> bool,
     clock: Clock,
     /// Longest time without progress.
@@ -23,12 +23,15 @@ const POLL_INTERVAL: Span = Span::from_ms(100);
 
 impl<'a> StreamFd<'a> {
     /// Creates a stream that fails once `continues` returns false.
-    pub(super) fn new(connection: &'a Connection, continues: &'a dyn Fn() -> bool) -> Self {
+    pub(super) fn new(connection: &'a LocalConnection, continues: &'a dyn Fn() -> bool) -> Self {
         Self { connection, continues, clock: Clock::start(), still_max: STALL_TIMEOUT }
     }
 
     /// Waits until the stream is ready.
-    fn wait(&self, wait: fn(&Connection, Span) -> io::Result<bool>) -> io::Result<()> {
+    fn wait_until_ready(
+        &self,
+        wait: fn(&LocalConnection, Span) -> io::Result<bool>,
+    ) -> io::Result<()> {
         let until = self.clock.now().after(self.still_max);
         loop {
             if !(self.continues)() {
@@ -49,7 +52,7 @@ impl Write for StreamFd<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         loop {
             match self.connection.send(bytes)? {
-                0 if !bytes.is_empty() => self.wait(Connection::wait_to_send)?,
+                0 if !bytes.is_empty() => self.wait_until_ready(LocalConnection::wait_to_send)?,
                 sent => return Ok(sent),
             }
         }
@@ -66,7 +69,9 @@ impl Read for StreamFd<'_> {
             match self.connection.receive(bytes)? {
                 RecvResult::Bytes(count) => return Ok(count),
                 RecvResult::Eof => return Ok(0),
-                RecvResult::WouldBlock => self.wait(Connection::wait_to_receive)?,
+                RecvResult::WouldBlock => {
+                    self.wait_until_ready(LocalConnection::wait_to_receive)?
+                }
             }
         }
     }
@@ -79,13 +84,13 @@ mod tests {
 
     use tenmil_base::Span;
     use tenmil_linux::Clock;
-    use tenmil_linux::local_socket::Connection;
+    use tenmil_linux::local_socket::LocalConnection;
 
     use super::StreamFd;
 
     #[test]
-    fn whoever_takes_nothing_is_waited_for_until_the_time_is_up_or_it_is_not_wanted() {
-        let (one, _other) = Connection::pair().unwrap();
+    fn slow_stream_client_is_awaited_until_timeout_or_cancellation() {
+        let (one, _other) = LocalConnection::pair().unwrap();
         let clock = Clock::start();
         let (looks, looks_max) = (Cell::new(0), Cell::new(u32::MAX));
         let continues = || {
@@ -110,8 +115,8 @@ mod tests {
     }
 
     #[test]
-    fn bytes_go_through_and_whoever_has_gone_is_noticed() {
-        let (one, other) = Connection::pair().unwrap();
+    fn bytes_pass_through_and_a_closed_client_is_detected() {
+        let (one, other) = LocalConnection::pair().unwrap();
         let whole = vec![5; 3 << 20];
         let (mut conduit, mut back) = (StreamFd::new(&one, &|| true), Vec::new());
         std::thread::scope(|scope| {

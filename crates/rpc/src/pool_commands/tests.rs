@@ -9,117 +9,122 @@ use tenmil_block::{OpenedDevice, Opener};
 use tenmil_dma::RegionTable;
 use tenmil_drivers::pool::{OpenPool, VolumeRef};
 use tenmil_linux::Clock;
-use tenmil_linux::local_socket::{Connection, RecvResult};
+use tenmil_linux::local_socket::{LocalConnection, RecvResult};
 
-use super::{PoolCommands, find};
+use super::{PoolCommands, find_pool};
 use crate::arguments::Arguments;
-use crate::deferred::DeferredReply;
-use crate::error::{Code, RpcError};
-use crate::event::announcements;
+use crate::deferred_reply::DeferredReply;
+use crate::error::{ErrorCode, RpcError};
+use crate::event::event_channel;
 use crate::method::CallContext;
+use crate::method_state::MethodState;
 use crate::methods::TABLE;
 use crate::passed_fd::PassedFd;
-use crate::state::ServerState;
 
 /// Pools of this process are visible to all tests, so only one test at a time uses them.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Process with a pool.
-struct Bench {
+struct PoolTest {
     directory: tempfile::TempDir,
     regions: RegionTable,
     clock: Clock,
-    state: ServerState,
+    state: MethodState,
     _turn: MutexGuard<'static, ()>,
 }
 
-impl Bench {
+impl PoolTest {
     fn new() -> Self {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        let (announcer, _announcements) = announcements().unwrap();
-        let state = ServerState::new().with(PoolCommands::new(&[], announcer));
+        let (announcer, _announcements) = event_channel().unwrap();
+        let state = MethodState::new().with_part(PoolCommands::new(&[], announcer));
         let (directory, regions) = (tempfile::tempdir().unwrap(), RegionTable::new(400));
         let bench = Self { directory, regions, clock: Clock::start(), state, _turn: turn };
-        bench.make("pool");
+        bench.create_pool_file("pool");
         bench
     }
 
-    fn opener(&self) -> Opener<'_> {
+    fn device_opener(&self) -> Opener<'_> {
         Opener { regions: &self.regions, clock: self.clock, seed: 1, kinds: tenmil_drivers::KINDS }
     }
 
-    fn device(&self, name: &str) -> String {
+    fn device_uri(&self, name: &str) -> String {
         format!("file:{}?engine=threads", self.directory.path().join(name).display())
     }
 
-    fn make(&self, name: &str) {
-        let device = format!("{}&size=32m", self.device(name)).parse().unwrap();
-        tenmil_drivers::pool::create(&self.opener(), &device, name, false).unwrap();
+    fn create_pool_file(&self, name: &str) {
+        let device = format!("{}&size=32m", self.device_uri(name)).parse().unwrap();
+        tenmil_drivers::pool::create(&self.device_opener(), &device, name, false).unwrap();
     }
 
-    fn store(&self, name: &str) -> Arc<OpenPool> {
-        let place = VolumeRef::on(&self.device(name).parse().unwrap());
-        OpenPool::open(&self.opener(), &place).unwrap()
+    fn pool_name(&self, name: &str) -> Arc<OpenPool> {
+        let place = VolumeRef::on(&self.device_uri(name).parse().unwrap());
+        OpenPool::open(&self.device_opener(), &place).unwrap()
     }
 
-    fn open(&self, volume: &str) -> OpenedDevice {
-        let uri = format!("volume:[{}]/{volume}", self.device("pool"));
-        self.opener().open(&uri.parse().unwrap()).unwrap()
+    fn open_pool(&self, volume: &str) -> OpenedDevice {
+        let uri = format!("volume:[{}]/{volume}", self.device_uri("pool"));
+        self.device_opener().open(&uri.parse().unwrap()).unwrap()
     }
 
     /// Calls a method and waits for its response.
-    fn call(&self, method: &str, given: Value) -> Result<Value, RpcError> {
-        self.call_with(method, given, PassedFd::default())
+    fn call_method(&self, method: &str, given: Value) -> Result<Value, RpcError> {
+        self.call_with_file(method, given, PassedFd::default())
     }
 
     /// Same, with a passed file descriptor.
-    fn call_with(&self, method: &str, given: Value, passed: PassedFd) -> Result<Value, RpcError> {
+    fn call_with_file(
+        &self,
+        method: &str,
+        given: Value,
+        passed: PassedFd,
+    ) -> Result<Value, RpcError> {
         let method = TABLE.find(method).unwrap();
-        let arguments = Arguments::check(method, given.as_object().unwrap())?;
+        let arguments = Arguments::validate(method, given.as_object().unwrap())?;
         let later = DeferredReply::default();
         let (state, passed) = (&self.state, &passed);
         let call =
             CallContext { table: &TABLE, state, arguments: &arguments, later: &later, passed };
         let now = (method.run)(&call)?;
-        let answer = match later.take() {
+        let answer = match later.take_pending() {
             None => now,
             Some(pending) => {
                 let until = self.clock.now().after(Span::from_secs(60));
-                while !pending.is_there() {
+                while !pending.is_available() {
                     assert!(self.clock.now() < until, "{} is answered", method.name);
-                    tenmil_linux::thread::sleep(Span::from_ms(1));
+                    tenmil_linux::named_thread::sleep(Span::from_ms(1));
                 }
-                pending.take().unwrap()?
+                pending.take_result().unwrap()?
             }
         };
-        assert_eq!(method.answer.check(&answer), Ok(()), "{}", method.name);
+        assert_eq!(method.answer.check_value(&answer), Ok(()), "{}", method.name);
         Ok(answer)
     }
 
-    fn refused(&self, method: &str, given: Value) -> RpcError {
-        self.call(method, given).unwrap_err()
+    fn call_error(&self, method: &str, given: Value) -> RpcError {
+        self.call_method(method, given).unwrap_err()
     }
 
     /// Waits until a job has ended.
-    fn end_of(&self, job: &Value) -> Value {
+    fn await_job_end(&self, job: &Value) -> Value {
         let until = self.clock.now().after(Span::from_secs(60));
         loop {
-            let rows = self.call("jobs", json!({ "id": job["id"] })).unwrap();
+            let rows = self.call_method("jobs", json!({ "id": job["id"] })).unwrap();
             if rows[0]["state"] != "running" {
                 return rows[0].clone();
             }
             assert!(self.clock.now() < until, "{job} ends");
-            tenmil_linux::thread::sleep(Span::from_ms(1));
+            tenmil_linux::named_thread::sleep(Span::from_ms(1));
         }
     }
 }
 
 #[test]
-fn orders_are_carried_out_on_the_store_that_is_open_and_said_twice_change_nothing() {
-    let bench = Bench::new();
-    let open = bench.store("pool");
-    let names = |bench: &Bench| -> Vec<String> {
-        let rows = bench.call("volumes", json!({})).unwrap();
+fn commands_execute_on_the_open_pool_and_repeating_changes_nothing() {
+    let bench = PoolTest::new();
+    let open = bench.pool_name("pool");
+    let names = |bench: &PoolTest| -> Vec<String> {
+        let rows = bench.call_method("volumes", json!({})).unwrap();
         let name = |row: &Value| row["name"].as_str().unwrap().to_owned();
         rows.as_array().unwrap().iter().map(name).collect()
     };
@@ -140,14 +145,14 @@ fn orders_are_carried_out_on_the_store_that_is_open_and_said_twice_change_nothin
             vec!["db", "mon"],
         ),
     ] {
-        let first = bench.call(method, given.clone()).unwrap();
+        let first = bench.call_method(method, given.clone()).unwrap();
         assert_eq!(
             (&first["changed"], names(&bench)),
             (&json!(true), after.clone().iter().map(|name| (*name).to_owned()).collect()),
             "{method}"
         );
         let generation = open.generation();
-        let second = bench.call(method, given).unwrap();
+        let second = bench.call_method(method, given).unwrap();
         assert_eq!(
             (&second["changed"], open.generation()),
             (&json!(false), generation),
@@ -155,38 +160,41 @@ fn orders_are_carried_out_on_the_store_that_is_open_and_said_twice_change_nothin
         );
         assert_eq!(second["volume"], first["volume"], "{method}");
     }
-    let store = &bench.call("pools", json!({})).unwrap()[0];
+    let store = &bench.call_method("pools", json!({})).unwrap()[0];
     assert_eq!(store["thresholds_percent"], json!([70, 90]));
     assert_eq!((&store["volumes"], &store["name"]), (&json!(2), &json!("pool")));
-    let refusal = bench.refused("set_volume_delete", json!({ "name": "db", "pool": "other" }));
-    assert_eq!(refusal.code, Code::NotFound);
-    let refusal = bench.refused("set_volume_snapshot", json!({ "volume": "x", "name": "y" }));
+    let refusal = bench.call_error("set_volume_delete", json!({ "name": "db", "pool": "other" }));
+    assert_eq!(refusal.code, ErrorCode::NotFound);
+    let refusal = bench.call_error("set_volume_snapshot", json!({ "volume": "x", "name": "y" }));
     let expected = open.find("x").unwrap_err();
-    assert_eq!((refusal.code, refusal.message), (Code::Failed, expected.to_string()));
+    assert_eq!((refusal.code, refusal.message), (ErrorCode::Failed, expected.to_string()));
 }
 
 #[test]
-fn deleting_a_volume_that_is_not_there_is_refused_unless_it_is_said_to_be_no_error() {
-    let bench = Bench::new();
-    let open = bench.store("pool");
-    bench.call("set_volume_create", json!({ "name": "db", "size_bytes": 1 << 20 })).unwrap();
+fn deleting_a_missing_volume_fails_unless_allowed() {
+    let bench = PoolTest::new();
+    let open = bench.pool_name("pool");
+    bench.call_method("set_volume_create", json!({ "name": "db", "size_bytes": 1 << 20 })).unwrap();
     let generation = open.generation();
-    let refusal = bench.refused("set_volume_delete", json!({ "name": "dv" }));
-    assert_eq!((refusal.code, refusal.category), (Code::Failed, tenmil_base::ErrorCategory::Usage));
+    let refusal = bench.call_error("set_volume_delete", json!({ "name": "dv" }));
+    assert_eq!(
+        (refusal.code, refusal.category),
+        (ErrorCode::Failed, tenmil_base::ErrorCategory::Usage)
+    );
     assert!(refusal.message.contains("no volume `dv`, expected `db`"), "{refusal}");
-    let told = bench.call("set_volume_delete", json!({ "name": "dv", "if_exists": true }));
+    let told = bench.call_method("set_volume_delete", json!({ "name": "dv", "if_exists": true }));
     assert_eq!(told.unwrap()["changed"], json!(false));
     assert_eq!(open.generation(), generation);
 }
 
 #[test]
-fn what_somebody_has_open_is_not_taken_from_him() {
-    let bench = Bench::new();
-    let _open = bench.store("pool");
-    bench.call("set_volume_create", json!({ "name": "db", "size_bytes": 1 << 20 })).unwrap();
-    bench.call("set_volume_snapshot", json!({ "volume": "db", "name": "mon" })).unwrap();
-    bench.call("set_volume_resize", json!({ "name": "db", "size_bytes": 2 << 20 })).unwrap();
-    let (db, mon) = (bench.open("db"), bench.open("mon"));
+fn volume_in_use_is_not_deleted() {
+    let bench = PoolTest::new();
+    let _open = bench.pool_name("pool");
+    bench.call_method("set_volume_create", json!({ "name": "db", "size_bytes": 1 << 20 })).unwrap();
+    bench.call_method("set_volume_snapshot", json!({ "volume": "db", "name": "mon" })).unwrap();
+    bench.call_method("set_volume_resize", json!({ "name": "db", "size_bytes": 2 << 20 })).unwrap();
+    let (db, mon) = (bench.open_pool("db"), bench.open_pool("mon"));
     let us = format!("it is open in process {}", std::process::id());
     let shrink = json!({ "name": "db", "size_bytes": 1 << 19, "shrink": true });
     let cases = [
@@ -196,112 +204,112 @@ fn what_somebody_has_open_is_not_taken_from_him() {
         ("set_volume_rollback", json!({ "volume": "db", "snapshot": "mon" })),
     ];
     for (method, given) in &cases {
-        let refusal = bench.refused(method, given.clone());
+        let refusal = bench.call_error(method, given.clone());
         assert!(refusal.message.contains(&us), "{method}: {refusal}");
         assert!(
             refusal.hint.is_some() && refusal.category == tenmil_base::ErrorCategory::Usage,
             "{method}"
         );
     }
-    let users = bench.call("volumes", json!({})).unwrap();
+    let users = bench.call_method("volumes", json!({})).unwrap();
     assert_eq!((&users[0]["users"], &users[1]["users"]), (&json!(1), &json!(1)));
     let grown = json!({ "name": "db", "size_bytes": 4 << 20 });
-    let told = bench.call("set_volume_resize", grown).unwrap();
+    let told = bench.call_method("set_volume_resize", grown).unwrap();
     assert!(told["text"].as_str().unwrap().contains("when they open it again"), "{told}");
     assert_eq!(db.medium.limits().block_count, 512, "whoever has it open sees what he opened");
     drop((db, mon));
     for (method, given) in cases.iter().rev().filter(|(_, given)| given["name"] != "mon") {
-        assert_eq!(bench.call(method, given.clone()).unwrap()["changed"], true, "{method}");
+        assert_eq!(bench.call_method(method, given.clone()).unwrap()["changed"], true, "{method}");
     }
 }
 
 #[test]
-fn a_store_is_found_by_any_of_its_names_unless_there_are_two_of_it() {
-    let bench = Bench::new();
-    assert_eq!(find(None).unwrap_err().code, Code::NotFound);
-    let first = bench.store("pool");
+fn pool_is_found_by_any_unambiguous_name() {
+    let bench = PoolTest::new();
+    assert_eq!(find_pool(None).unwrap_err().code, ErrorCode::NotFound);
+    let first = bench.pool_name("pool");
     for name in [None, Some("pool".into()), Some(format!("{:032x}", first.uuid()))] {
-        assert_eq!(find(name.as_deref()).unwrap().uuid(), first.uuid(), "{name:?}");
+        assert_eq!(find_pool(name.as_deref()).unwrap().uuid(), first.uuid(), "{name:?}");
     }
-    bench.make("other");
-    let second = bench.store("other");
-    let refusal = find(None).unwrap_err();
+    bench.create_pool_file("other");
+    let second = bench.pool_name("other");
+    let refusal = find_pool(None).unwrap_err();
     assert!(refusal.message.contains(first.device()), "{refusal}");
     assert!(refusal.message.contains(second.device()), "{refusal}");
-    assert_eq!(find(Some(second.device())).unwrap().uuid(), second.uuid());
-    let rows = bench.call("pools", json!({})).unwrap();
+    assert_eq!(find_pool(Some(second.device())).unwrap().uuid(), second.uuid());
+    let rows = bench.call_method("pools", json!({})).unwrap();
     assert_eq!(rows.as_array().map(Vec::len), Some(2));
     assert_ne!(rows[0]["identity"], rows[1]["identity"]);
 }
 
 #[test]
-fn what_differs_is_told_and_whoever_is_not_there_is_named() {
-    let bench = Bench::new();
-    let _open = bench.store("pool");
-    bench.call("set_volume_create", json!({ "name": "db", "size_bytes": 4 << 20 })).unwrap();
-    bench.call("set_volume_snapshot", json!({ "volume": "db", "name": "a" })).unwrap();
-    let volume = format!("volume:[{}]/db", bench.device("pool")).parse().unwrap();
-    tenmil_drivers::pool::create(&bench.opener(), &volume, "inner", false).unwrap();
-    bench.call("set_volume_snapshot", json!({ "volume": "db", "name": "b" })).unwrap();
-    let told = bench.call("volume_diff", json!({ "from": "a", "to": "b" })).unwrap();
+fn differences_are_returned_and_a_missing_volume_is_named() {
+    let bench = PoolTest::new();
+    let _open = bench.pool_name("pool");
+    bench.call_method("set_volume_create", json!({ "name": "db", "size_bytes": 4 << 20 })).unwrap();
+    bench.call_method("set_volume_snapshot", json!({ "volume": "db", "name": "a" })).unwrap();
+    let volume = format!("volume:[{}]/db", bench.device_uri("pool")).parse().unwrap();
+    tenmil_drivers::pool::create(&bench.device_opener(), &volume, "inner", false).unwrap();
+    bench.call_method("set_volume_snapshot", json!({ "volume": "db", "name": "b" })).unwrap();
+    let told = bench.call_method("volume_diff", json!({ "from": "a", "to": "b" })).unwrap();
     let first = &told["changed"][0];
     assert_eq!((&first["offset_bytes"], &first["kind"]), (&json!(0), &json!("data")), "{told}");
     assert_eq!(told["next_bytes"], Value::Null);
     let at_bytes = first["length_bytes"].clone();
     let rest = json!({ "from": "a", "to": "b", "at_bytes": at_bytes });
-    let rest = bench.call("volume_diff", rest).unwrap();
+    let rest = bench.call_method("volume_diff", rest).unwrap();
     assert_eq!(
         rest["changed"].as_array(),
         Some(&told["changed"].as_array().unwrap()[1..].to_vec())
     );
-    let refusal = bench.refused("volume_diff", json!({ "from": "a", "to": "x" }));
-    assert_eq!(refusal.message, bench.store("pool").find("x").unwrap_err().to_string());
+    let refusal = bench.call_error("volume_diff", json!({ "from": "a", "to": "x" }));
+    assert_eq!(refusal.message, bench.pool_name("pool").find("x").unwrap_err().to_string());
 }
 
 #[test]
-fn something_long_tells_how_far_it_is_and_stops_when_told_or_when_nobody_asks() {
-    let bench = Bench::new();
-    let open = bench.store("pool");
+fn job_reports_progress_and_stops_on_request_or_when_not_queried() {
+    let bench = PoolTest::new();
+    let open = bench.pool_name("pool");
     let create = json!({ "name": "db", "size_bytes": 4 << 20, "thick": true });
-    bench.call("set_volume_create", create).unwrap();
-    let job = bench.call("set_volume_inflate", json!({ "name": "db" })).unwrap();
-    let ended = bench.end_of(&job);
+    bench.call_method("set_volume_create", create).unwrap();
+    let job = bench.call_method("set_volume_inflate", json!({ "name": "db" })).unwrap();
+    let ended = bench.await_job_end(&job);
     assert_eq!((&ended["state"], &ended["volume"]), (&json!("done"), &json!("db")), "{ended}");
     assert_eq!(ended["done_bytes"], 4 << 20);
     assert!(ended["result"]["text"].as_str().unwrap().contains("`db` is thick"), "{ended}");
 
     // A volume with a store is written first, so that there is data to read.
-    let volume = format!("volume:[{}]/db", bench.device("pool")).parse().unwrap();
-    tenmil_drivers::pool::create(&bench.opener(), &volume, "inner", false).unwrap();
-    let whole = bench.call("set_pool_scrub", json!({})).unwrap();
-    let ended = bench.end_of(&whole);
+    let volume = format!("volume:[{}]/db", bench.device_uri("pool")).parse().unwrap();
+    tenmil_drivers::pool::create(&bench.device_opener(), &volume, "inner", false).unwrap();
+    let whole = bench.call_method("set_pool_scrub", json!({})).unwrap();
+    let ended = bench.await_job_end(&whole);
     assert_eq!((&ended["state"], &ended["result"]["clean"]), (&json!("done"), &json!(true)));
 
     let slow = json!({ "rate_bytes": 1 });
-    let job = bench.call("set_pool_scrub", slow.clone()).unwrap();
+    let job = bench.call_method("set_pool_scrub", slow.clone()).unwrap();
     assert_eq!(job["state"], "running");
-    bench.call("set_job", json!({ "id": job["id"], "stop": true })).unwrap();
-    let ended = bench.end_of(&job);
+    bench.call_method("set_job", json!({ "id": job["id"], "stop": true })).unwrap();
+    let ended = bench.await_job_end(&job);
     assert_eq!(ended["state"], "stopped", "{ended}");
 
     let unheard = json!({ "rate_bytes": 1, "unheard_max_ms": 50 });
-    let job = bench.call("set_pool_scrub", unheard).unwrap();
+    let job = bench.call_method("set_pool_scrub", unheard).unwrap();
     let until = bench.clock.now().after(Span::from_secs(60));
     // Other jobs are queried, this one is not.
-    let others = || bench.call("jobs", json!({ "id": 1 })).unwrap();
-    let orders = bench.state.part::<PoolCommands>("orders").unwrap();
+    let others = || bench.call_method("jobs", json!({ "id": 1 })).unwrap();
+    let orders = bench.state.find_part::<PoolCommands>("orders").unwrap();
     while !format!("{orders:?}").contains(&format!("({}, \"stopped\")", job["id"])) {
         assert!(bench.clock.now() < until, "{orders:?}");
         others();
-        tenmil_linux::thread::sleep(Span::from_ms(5));
+        tenmil_linux::named_thread::sleep(Span::from_ms(5));
     }
 
     let running: Vec<Value> =
-        (0..4).map(|_| bench.call("set_pool_scrub", slow.clone()).unwrap()).collect();
-    let refusal = bench.refused("set_pool_scrub", slow);
-    assert!(refusal.code == Code::Busy && refusal.message.contains("4 jobs"), "{refusal}");
+        (0..4).map(|_| bench.call_method("set_pool_scrub", slow.clone()).unwrap()).collect();
+    let refusal = bench.call_error("set_pool_scrub", slow);
+    assert!(refusal.code == ErrorCode::Busy && refusal.message.contains("4 jobs"), "{refusal}");
     let began = bench.clock.now();
-    let Bench { state, clock, _turn, .. } = bench;
+    let PoolTest { state, clock, _turn, .. } = bench;
     drop(state);
     assert!(clock.now().since(began) < Span::from_secs(5), "{running:?}");
     assert_eq!(Arc::strong_count(&open), 1, "no job has the pool open any more");
@@ -309,13 +317,13 @@ fn something_long_tells_how_far_it_is_and_stops_when_told_or_when_nobody_asks() 
 
 /// At any time, a client sees the job either running or with its result.
 #[test]
-fn a_job_that_has_ended_tells_what_came_of_it() {
-    let bench = Bench::new();
-    let _open = bench.store("pool");
+fn ended_job_reports_its_result() {
+    let bench = PoolTest::new();
+    let _open = bench.pool_name("pool");
     for _ in 0..200 {
-        let job = bench.call("set_pool_check", json!({})).unwrap();
+        let job = bench.call_method("set_pool_check", json!({})).unwrap();
         let until = bench.clock.now().after(Span::from_secs(60));
-        let row = || bench.call("jobs", json!({ "id": job["id"] })).unwrap()[0].take();
+        let row = || bench.call_method("jobs", json!({ "id": job["id"] })).unwrap()[0].take();
         let ended = std::iter::repeat_with(row).find(|row| {
             assert!(bench.clock.now() < until, "{row} ends");
             row["state"] != "running"
@@ -326,23 +334,25 @@ fn a_job_that_has_ended_tells_what_came_of_it() {
 }
 
 /// One end of a stream, as passed with a request.
-fn passed(stream: &Connection) -> PassedFd {
+fn passed_stream(stream: &LocalConnection) -> PassedFd {
     let passed = PassedFd::default();
-    passed.put(stream.as_fd().try_clone_to_owned().unwrap());
+    passed.store_fd(stream.as_fd().try_clone_to_owned().unwrap());
     passed
 }
 
 #[test]
-fn a_snapshot_goes_through_the_stream_that_came_beside_the_request() {
-    let bench = Bench::new();
-    let _open = bench.store("pool");
-    bench.call("set_volume_create", json!({ "name": "db", "size_bytes": 4 << 20 })).unwrap();
-    let volume = format!("volume:[{}]/db", bench.device("pool")).parse().unwrap();
-    tenmil_drivers::pool::create(&bench.opener(), &volume, "inner", false).unwrap();
-    bench.call("set_volume_snapshot", json!({ "volume": "db", "name": "a" })).unwrap();
+fn snapshot_is_sent_through_the_attached_stream() {
+    let bench = PoolTest::new();
+    let _open = bench.pool_name("pool");
+    bench.call_method("set_volume_create", json!({ "name": "db", "size_bytes": 4 << 20 })).unwrap();
+    let volume = format!("volume:[{}]/db", bench.device_uri("pool")).parse().unwrap();
+    tenmil_drivers::pool::create(&bench.device_opener(), &volume, "inner", false).unwrap();
+    bench.call_method("set_volume_snapshot", json!({ "volume": "db", "name": "a" })).unwrap();
 
-    let (ours, theirs) = Connection::pair().unwrap();
-    let send = bench.call_with("set_volume_send", json!({ "name": "a" }), passed(&theirs)).unwrap();
+    let (ours, theirs) = LocalConnection::pair().unwrap();
+    let send = bench
+        .call_with_file("set_volume_send", json!({ "name": "a" }), passed_stream(&theirs))
+        .unwrap();
     drop(theirs);
     let (mut stream, mut bytes) = (Vec::new(), vec![0; 1 << 16]);
     loop {
@@ -352,54 +362,58 @@ fn a_snapshot_goes_through_the_stream_that_came_beside_the_request() {
             RecvResult::Eof => break,
         }
     }
-    let ended = bench.end_of(&send);
+    let ended = bench.await_job_end(&send);
     assert_eq!((&ended["state"], &ended["what"]), (&json!("done"), &json!("send")), "{ended}");
     let sent = ended["result"]["data_bytes"].as_u64().unwrap();
     assert!(sent > 0 && (stream.len() as u64) > sent, "{ended}");
     assert_eq!((&ended["done_bytes"], &ended["size_bytes"]), (&json!(sent), &json!(sent)));
 
-    bench.call("set_volume_delete", json!({ "name": "a" })).unwrap();
-    let (ours, theirs) = Connection::pair().unwrap();
+    bench.call_method("set_volume_delete", json!({ "name": "a" })).unwrap();
+    let (ours, theirs) = LocalConnection::pair().unwrap();
     let given = json!({ "name": "b" });
-    let receive = bench.call_with("set_volume_receive", given, passed(&theirs)).unwrap();
+    let receive =
+        bench.call_with_file("set_volume_receive", given, passed_stream(&theirs)).unwrap();
     drop(theirs);
     let mut left = &stream[..];
     while !left.is_empty() {
         left = &left[ours.send(left).unwrap()..];
         ours.wait_to_send(Span::from_secs(60)).unwrap();
     }
-    let ended = bench.end_of(&receive);
+    let ended = bench.await_job_end(&receive);
     assert_eq!((&ended["state"], &ended["volume"]), (&json!("done"), &json!("b")), "{ended}");
     assert_eq!(ended["result"]["data_bytes"], sent);
 
     for method in ["set_volume_send", "set_volume_receive"] {
-        let refusal = bench.refused(method, json!({ "name": "b" }));
+        let refusal = bench.call_error(method, json!({ "name": "b" }));
         assert!(refusal.message.contains("no descriptor beside it"), "{refusal}");
-        assert!(refusal.code == Code::BadValue && refusal.hint.is_some(), "{refusal}");
+        assert!(refusal.code == ErrorCode::BadValue && refusal.hint.is_some(), "{refusal}");
         let wrong = PassedFd::default();
-        wrong.put(tempfile::tempfile().unwrap().into());
-        let refusal = bench.call_with(method, json!({ "name": "b" }), wrong).unwrap_err();
+        wrong.store_fd(tempfile::tempfile().unwrap().into());
+        let refusal = bench.call_with_file(method, json!({ "name": "b" }), wrong).unwrap_err();
         assert!(refusal.message.contains("another kind of descriptor"), "{refusal}");
     }
 }
 
 #[test]
-fn a_job_that_is_refused_says_why_as_the_order_would() {
-    let bench = Bench::new();
-    let open = bench.store("pool");
-    let job = bench.call("set_volume_inflate", json!({ "name": "none" })).unwrap();
-    let ended = bench.end_of(&job);
+fn rejected_job_reports_the_same_error_as_the_command() {
+    let bench = PoolTest::new();
+    let open = bench.pool_name("pool");
+    let job = bench.call_method("set_volume_inflate", json!({ "name": "none" })).unwrap();
+    let ended = bench.await_job_end(&job);
     let expected = open.find("none").unwrap_err().to_string();
     assert_eq!(
         (&ended["state"], &ended["refusal"]["message"]),
         (&json!("refused"), &json!(expected))
     );
     for number in 0..20 {
-        let job = bench.call("set_volume_inflate", json!({ "name": "none" })).unwrap();
+        let job = bench.call_method("set_volume_inflate", json!({ "name": "none" })).unwrap();
         assert_eq!(job["id"], number + 2);
-        bench.end_of(&job);
+        bench.await_job_end(&job);
     }
-    let rows = bench.call("jobs", json!({})).unwrap();
+    let rows = bench.call_method("jobs", json!({})).unwrap();
     assert_eq!(rows.as_array().map(Vec::len), Some(16), "the oldest are forgotten");
-    assert_eq!(bench.refused("set_job", json!({ "id": 1, "stop": true })).code, Code::NotFound);
+    assert_eq!(
+        bench.call_error("set_job", json!({ "id": 1, "stop": true })).code,
+        ErrorCode::NotFound
+    );
 }

@@ -4,17 +4,17 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use tenmil_base::Instant;
-use tenmil_linux::local_socket::{Connection, Peer, RecvResult};
+use tenmil_linux::local_socket::{LocalConnection, PeerCredentials, RecvResult};
 use tenmil_linux::poll_set::{Interest, PollSet};
 
 use crate::error::RpcError;
 use crate::event::Event;
-use crate::session::{Limits, ServerContext, Session, StepResult};
+use crate::session::{LineResult, ServerContext, Session, SessionLimits};
 
 /// Served connection.
 pub(super) struct ServerConnection {
-    connection: Connection,
-    peer: Peer,
+    connection: LocalConnection,
+    peer: PeerCredentials,
     session: Session,
     /// Whether the socket was reported readable.
     pub(super) readable: bool,
@@ -33,7 +33,12 @@ const FILES_MAX: usize = 1;
 const READ_LEN: usize = 16 << 10;
 
 impl ServerConnection {
-    pub(super) fn new(now: Instant, connection: Connection, peer: Peer, limits: Limits) -> Self {
+    pub(super) fn new(
+        now: Instant,
+        connection: LocalConnection,
+        peer: PeerCredentials,
+        limits: SessionLimits,
+    ) -> Self {
         let client = format!("process {} of uid {}", peer.pid, peer.uid);
         Self {
             connection,
@@ -46,13 +51,13 @@ impl ServerConnection {
         }
     }
 
-    pub(super) fn peer(&self) -> Peer {
+    pub(super) fn peer(&self) -> PeerCredentials {
         self.peer
     }
 
     /// Whether there is work that no file descriptor will signal.
     pub(super) fn is_pending(&self) -> bool {
-        self.has_queued || self.session.can_step()
+        self.has_queued || self.session.can_process_line()
     }
 
     pub(super) fn deadline(&self) -> Instant {
@@ -61,15 +66,15 @@ impl ServerConnection {
 
     /// Queues an event for the next iteration.
     pub(super) fn queue_event(&mut self, line: &[u8]) {
-        let before = self.session.to_send().len();
+        let before = self.session.unsent_bytes().len();
         self.session.queue_event(line);
         self.has_queued |=
-            self.session.to_send().len() != before || self.session.is_over().is_some();
+            self.session.unsent_bytes().len() != before || self.session.close_reason().is_some();
     }
 
     /// Sends an error to a rejected client, if that is possible without blocking.
     pub(super) fn reject(mut self, now: Instant, refusal: RpcError) {
-        self.session.refuse(refusal);
+        self.session.reject_client(refusal);
         self.flush(now);
     }
 
@@ -81,65 +86,65 @@ impl ServerConnection {
         }
         let mut events = Vec::new();
         for _ in 0..LINES_MAX {
-            match self.session.step(served) {
-                StepResult::Nothing => break,
-                StepResult::Replied => {}
-                StepResult::Changed(event) => events.push(event),
+            match self.session.process_line(served) {
+                LineResult::Nothing => break,
+                LineResult::Replied => {}
+                LineResult::Changed(event) => events.push(event),
             }
         }
         self.flush(now);
-        self.session.expire(now);
+        self.session.check_timeouts(now);
         events
     }
 
     fn receive(&mut self, now: Instant) {
         let mut bytes = [0; READ_LEN];
-        let room = self.session.room().min(READ_LEN);
+        let room = self.session.free_receive_bytes().min(READ_LEN);
         if room == 0 {
             return;
         }
         let mut files = Vec::new();
         let received = self.connection.receive_files(&mut bytes[..room], &mut files, FILES_MAX);
-        files.into_iter().for_each(|file| self.session.pass(file));
+        files.into_iter().for_each(|file| self.session.store_received_fd(file));
         match received {
             Ok(RecvResult::Bytes(count)) => {
                 self.session.receive(now, &bytes[..count]);
             }
             Ok(RecvResult::WouldBlock) => {}
-            Ok(RecvResult::Eof) => self.session.receive_end(),
+            Ok(RecvResult::Eof) => self.session.handle_stream_end(),
             Err(_) => self.broken = true,
         }
     }
 
     /// Sends as much as the socket accepts.
     pub(super) fn flush(&mut self, now: Instant) {
-        if self.session.to_send().is_empty() {
+        if self.session.unsent_bytes().is_empty() {
             return;
         }
-        match self.connection.send(self.session.to_send()) {
-            Ok(count) => self.session.sent(now, count),
+        match self.connection.send(self.session.unsent_bytes()) {
+            Ok(count) => self.session.record_sent(now, count),
             Err(_) => self.broken = true,
         }
     }
 
     /// Updates the epoll registration. Returns false if the connection is to be closed.
-    pub(super) fn keep(&mut self, watch: &PollSet, token: u64) -> bool {
-        if self.broken || self.session.is_over().is_some() {
+    pub(super) fn update_registration(&mut self, watch: &PollSet, token: u64) -> bool {
+        if self.broken || self.session.close_reason().is_some() {
             return false;
         }
         let wanted = Interest {
-            readable: self.session.room() > 0,
-            writable: !self.session.to_send().is_empty(),
+            readable: self.session.free_receive_bytes() > 0,
+            writable: !self.session.unsent_bytes().is_empty(),
         };
         if wanted != self.interest {
             self.interest = wanted;
-            return self.change(watch, token).is_ok();
+            return self.set_interest(watch, token).is_ok();
         }
         true
     }
 
-    fn change(&self, watch: &PollSet, token: u64) -> io::Result<()> {
-        watch.change(&self.connection, token, self.interest)
+    fn set_interest(&self, watch: &PollSet, token: u64) -> io::Result<()> {
+        watch.modify(&self.connection, token, self.interest)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::{SocketAddr, ToSocketAddrs};
 
-use tenmil_linux::stream::Address;
+use tenmil_linux::socket_stream::ListenAddress;
 
 /// Port that IANA assigned to NBD.
 const PORT: u16 = 10_809;
@@ -13,7 +13,7 @@ const PORT: u16 = 10_809;
 /// # Errors
 ///
 /// A message that names what is wrong and what is accepted.
-pub fn parse_address(text: &str) -> Result<Address, String> {
+pub fn parse_address(text: &str) -> Result<ListenAddress, String> {
     let expected = "expected nbd:/path/of/a/socket or nbd://127.0.0.1:10809";
     let Some(rest) = text.strip_prefix("nbd:") else {
         return Err(format!("`{text}` is no address to listen at, {expected}"));
@@ -21,7 +21,7 @@ pub fn parse_address(text: &str) -> Result<Address, String> {
     let Some(memory) = rest.strip_prefix("//") else {
         return match rest {
             "" => Err(format!("`{text}` names no socket, {expected}")),
-            path => Ok(Address::Path(path.into())),
+            path => Ok(ListenAddress::Path(path.into())),
         };
     };
     let memory = memory.strip_suffix('/').unwrap_or(memory);
@@ -33,26 +33,26 @@ pub fn parse_address(text: &str) -> Result<Address, String> {
         Some(SocketAddr::new(bare.parse().ok()?, PORT))
     });
     if let Some(port) = numeric {
-        return Ok(Address::Tcp(port));
+        return Ok(ListenAddress::Tcp(port));
     }
     let named = if memory.contains(':') { memory.to_owned() } else { format!("{memory}:{PORT}") };
     let mut found = named
         .to_socket_addrs()
         .map_err(|error| format!("`{text}`: look up {memory}: {error}, {expected}"))?;
     let found = found.next().ok_or_else(|| format!("`{text}`: {memory} has no address"))?;
-    Ok(Address::Tcp(found))
+    Ok(ListenAddress::Tcp(found))
 }
 
 #[cfg(test)]
 mod tests {
-    use tenmil_linux::stream::Address;
+    use tenmil_linux::socket_stream::ListenAddress;
 
     use super::parse_address;
 
     #[test]
-    fn paths_and_ports_are_told_apart() {
-        assert_eq!(parse_address("nbd:/run/x"), Ok(Address::Path("/run/x".into())));
-        assert_eq!(parse_address("nbd:x"), Ok(Address::Path("x".into())));
+    fn socket_paths_and_tcp_ports_are_distinguished() {
+        assert_eq!(parse_address("nbd:/run/x"), Ok(ListenAddress::Path("/run/x".into())));
+        assert_eq!(parse_address("nbd:x"), Ok(ListenAddress::Path("x".into())));
         for (text, port) in [
             ("nbd://127.0.0.1:0", "127.0.0.1:0"),
             ("nbd://127.0.0.1:1/", "127.0.0.1:1"),
@@ -60,12 +60,16 @@ mod tests {
             ("nbd://[::1]:7", "[::1]:7"),
             ("nbd://[::1]", "[::1]:10809"),
         ] {
-            assert_eq!(parse_address(text), Ok(Address::Tcp(port.parse().unwrap())), "{text}");
+            assert_eq!(
+                parse_address(text),
+                Ok(ListenAddress::Tcp(port.parse().unwrap())),
+                "{text}"
+            );
         }
     }
 
     #[test]
-    fn what_is_no_address_is_refused_by_name() {
+    fn invalid_listen_address_is_rejected_with_its_text() {
         for text in
             ["", "tcp://x", "nbd:", "nbd://", "nbd:///x", "nbd://a/b", "nbd://127.0.0.1:99999"]
         {

@@ -6,12 +6,12 @@ use tenmil_base::{IoCompletion, Memory, Request, Segment};
 use tenmil_dma::RegionTable;
 use tenmil_wire::nbd::{ErrorCode, Extent, ServerGreeting};
 
+use super::buffer_pool::BufferPool;
 use super::export::Export;
-use super::inbox::Inbox;
-use super::memory::{Layout, cut};
+use super::memory::{ConnectionMemory, subsegment};
 use super::negotiation::{FLAGS, Negotiation, NegotiationStep};
-use super::outbox::Outbox;
-use super::pool::Pool;
+use super::receive_buffer::ReceiveBuffer;
+use super::send_queue::SendQueue;
 use super::transmission::{NbdStats, SlowQuery, Transmission};
 
 /// Server side of an NBD connection. It does no I/O: the owner moves bytes between a socket and the
@@ -20,11 +20,11 @@ use super::transmission::{NbdStats, SlowQuery, Transmission};
 pub struct Connection {
     export: Arc<Export>,
     regions: RegionTable,
-    layout: Layout,
+    layout: ConnectionMemory,
     /// Shared pool that memory for large requests is leased from.
-    pool: Arc<Pool>,
-    inbox: Inbox,
-    outbox: Outbox,
+    pool: Arc<BufferPool>,
+    inbox: ReceiveBuffer,
+    outbox: SendQueue,
     phase: ConnectionState,
     /// Scatter list of the next receive call, rebuilt for each call.
     into: Vec<Segment>,
@@ -77,16 +77,16 @@ impl Connection {
         export: Arc<Export>,
         regions: RegionTable,
         memory: Segment,
-        pool: Arc<Pool>,
+        pool: Arc<BufferPool>,
     ) -> Self {
-        let layout = Layout::new(memory);
+        let layout = ConnectionMemory::new(memory);
         let mut connection = Self {
             export,
             regions,
             layout,
             pool,
-            inbox: Inbox::new(layout.inbox()),
-            outbox: Outbox::new(),
+            inbox: ReceiveBuffer::new(layout.receive_buffer()),
+            outbox: SendQueue::new(),
             phase: ConnectionState::Negotiation(Negotiation::new()),
             into: Vec::with_capacity(INTO),
             may_step: false,
@@ -100,7 +100,7 @@ impl Connection {
     /// Queues bytes of the negotiation phase. All earlier ones have been sent.
     fn queue_reply(&mut self, bytes: &[u8]) {
         let len_bytes = u32::try_from(bytes.len()).expect("replies to options are short");
-        let segment = cut(self.layout.words(), 0, len_bytes);
+        let segment = subsegment(self.layout.negotiation_buffer(), 0, len_bytes);
         self.regions
             .store(segment, bytes)
             .expect("a connection has its memory as long as it lives");
@@ -115,9 +115,9 @@ impl Connection {
         if self.close_mode.is_none() {
             self.inbox.compact(&self.regions);
             if let ConnectionState::Transmission(exchange) = &self.phase {
-                exchange.payload_into(&mut self.into);
+                exchange.append_payload_segments(&mut self.into);
             }
-            let room = self.inbox.room();
+            let room = self.inbox.free_segment();
             if room.len_bytes > 0 {
                 self.into.push(room);
             }
@@ -127,28 +127,28 @@ impl Connection {
 
     /// Records that `count` bytes were received into those segments.
     #[inline]
-    pub fn received(&mut self, count: usize) {
+    pub fn record_received(&mut self, count: usize) {
         let count = u32::try_from(count).expect("within the buffer");
         let rest = match &mut self.phase {
-            ConnectionState::Transmission(exchange) => exchange.payload_received(count),
+            ConnectionState::Transmission(exchange) => exchange.record_payload_received(count),
             ConnectionState::Negotiation(_) => count,
         };
-        self.inbox.received(rest);
+        self.inbox.record_received(rest);
         self.may_step = true;
     }
 
     /// Handles the end of the stream. Outstanding requests still complete.
-    pub fn receive_end(&mut self) {
-        self.end(CloseMode::InOrder);
+    pub fn handle_stream_end(&mut self) {
+        self.close(CloseMode::InOrder);
     }
 
     /// Handles a send error. Outstanding requests are dropped once the I/O channel has completed
     /// them.
-    pub fn broken(&mut self) {
-        self.end(CloseMode::Broken);
+    pub fn handle_send_error(&mut self) {
+        self.close(CloseMode::Broken);
     }
 
-    fn end(&mut self, close_mode: CloseMode) {
+    fn close(&mut self, close_mode: CloseMode) {
         if self.close_mode.is_none()
             && let ConnectionState::Transmission(exchange) = &mut self.phase
         {
@@ -182,13 +182,13 @@ impl Connection {
                 // The start of the next request is unknown ("Terminating the transmission phase").
                 Err(_) => {
                     self.client_close = Some(ClientClose::ProtocolError);
-                    self.end(CloseMode::InOrder);
+                    self.close(CloseMode::InOrder);
                 }
             }
         }
         let ConnectionState::Transmission(exchange) = &mut self.phase else { return count };
-        count += exchange.fill();
-        if exchange.is_ended() && self.close_mode.is_none() {
+        count += exchange.build_batch();
+        if exchange.has_client_disconnected() && self.close_mode.is_none() {
             self.close_mode = Some(CloseMode::InOrder);
             self.client_close = Some(ClientClose::Disconnected);
         }
@@ -211,7 +211,7 @@ impl Connection {
                 NegotiationStep::Step => {}
                 NegotiationStep::Abort => {
                     self.client_close = Some(ClientClose::NoExport);
-                    self.end(CloseMode::InOrder);
+                    self.close(CloseMode::InOrder);
                 }
                 NegotiationStep::Selected(options) => {
                     let (export, regions) = (Arc::clone(&self.export), self.regions.clone());
@@ -239,12 +239,12 @@ impl Connection {
 
     /// Requests to submit to the I/O channel, and their segment table.
     #[inline]
-    pub fn requests(&self) -> (&[Request], &[Segment]) {
+    pub fn pending_requests(&self) -> (&[Request], &[Segment]) {
         match &self.phase {
             ConnectionState::Transmission(exchange)
                 if self.close_mode != Some(CloseMode::Broken) =>
             {
-                exchange.requests()
+                exchange.pending_requests()
             }
             _ => (&[], &[]),
         }
@@ -252,18 +252,18 @@ impl Connection {
 
     /// Records that the I/O channel accepted the first `count` of these requests.
     #[inline]
-    pub fn taken(&mut self, count: usize) {
+    pub fn record_submitted(&mut self, count: usize) {
         let ConnectionState::Transmission(exchange) = &mut self.phase else { return };
-        exchange.taken(count);
-        self.may_step |= exchange.has_queue();
+        exchange.record_submitted(count);
+        self.may_step |= exchange.has_unbuilt_requests();
     }
 
     /// Number of requests that the I/O channel has not completed. While it is not zero, the device
     /// may access the connection's memory.
     #[inline]
-    pub fn in_flight(&self) -> usize {
+    pub fn in_flight_requests(&self) -> usize {
         match &self.phase {
-            ConnectionState::Transmission(exchange) => exchange.in_flight(),
+            ConnectionState::Transmission(exchange) => exchange.in_flight_requests(),
             ConnectionState::Negotiation(_) => 0,
         }
     }
@@ -273,7 +273,7 @@ impl Connection {
     pub fn handle_completion(&mut self, completion: IoCompletion) {
         if let ConnectionState::Transmission(exchange) = &mut self.phase {
             exchange.handle_completion(completion, &mut self.outbox);
-            self.may_step |= exchange.has_queue();
+            self.may_step |= exchange.has_unbuilt_requests();
         }
     }
 
@@ -287,38 +287,38 @@ impl Connection {
 
     /// Completes the block status query of `slot`. The extents are contiguous from its first byte;
     /// an empty list means that they could not be determined.
-    pub fn block_status_done(&mut self, slot: u16, extents: &[Extent]) {
+    pub fn complete_block_status(&mut self, slot: u16, extents: &[Extent]) {
         if let ConnectionState::Transmission(exchange) = &mut self.phase {
             exchange.complete_block_status(slot, extents, &mut self.outbox);
         }
     }
 
     /// Completes the resize query of `slot`.
-    pub fn resized(&mut self, slot: u16, done: Result<(), ErrorCode>) {
+    pub fn complete_resize(&mut self, slot: u16, done: Result<(), ErrorCode>) {
         if let ConnectionState::Transmission(exchange) = &mut self.phase {
-            exchange.resized(slot, done, &mut self.outbox);
+            exchange.complete_resize(slot, done, &mut self.outbox);
         }
     }
 
     /// Segments to send.
     #[inline]
-    pub fn to_send(&self) -> &[Segment] {
-        self.outbox.to_send()
+    pub fn unsent_segments(&self) -> &[Segment] {
+        self.outbox.unsent_segments()
     }
 
     /// Records that `count` bytes of them were sent.
     #[inline]
-    pub fn sent(&mut self, count: usize) {
+    pub fn record_sent(&mut self, count: usize) {
         match &mut self.phase {
             ConnectionState::Transmission(exchange) => {
                 let may_step = &mut self.may_step;
-                self.outbox.sent(count, |slot| {
+                self.outbox.record_sent(count, |slot| {
                     exchange.free_slot(slot);
                     *may_step = true;
                 });
             }
             ConnectionState::Negotiation(_) => {
-                self.outbox.sent(count, |_| {});
+                self.outbox.record_sent(count, |_| {});
                 self.may_step |= self.outbox.is_empty();
             }
         }
@@ -327,34 +327,34 @@ impl Connection {
     /// Number of the request that was received in part, the rest of which is awaited from the
     /// client.
     #[inline]
-    pub fn partial_request(&self) -> Option<u64> {
+    pub fn partial_request_number(&self) -> Option<u64> {
         match &self.phase {
             ConnectionState::Transmission(exchange) if self.close_mode.is_none() => {
-                exchange.partial_request(&self.inbox)
+                exchange.partial_request_number(&self.inbox)
             }
             _ => None,
         }
     }
 
     /// Whether a request waits for memory that other connections hold. The owner calls
-    /// [`try_again`](Self::try_again) after a while.
+    /// [`retry_allocation`](Self::retry_allocation) after a while.
     #[inline]
-    pub fn waits_for_memory(&self) -> bool {
-        matches!(&self.phase, ConnectionState::Transmission(exchange) if exchange.waits_for_memory())
+    pub fn is_waiting_for_memory(&self) -> bool {
+        matches!(&self.phase, ConnectionState::Transmission(exchange) if exchange.is_waiting_for_memory())
     }
 
     /// Makes the next step request memory again.
-    pub fn try_again(&mut self) {
+    pub fn retry_allocation(&mut self) {
         if let ConnectionState::Transmission(exchange) = &mut self.phase {
-            exchange.try_again();
+            exchange.retry_allocation();
             self.may_step = true;
         }
     }
 
     /// Returns unused memory to the pool before the session goes idle.
-    pub fn release(&mut self) {
+    pub fn release_unused_memory(&mut self) {
         if let ConnectionState::Transmission(exchange) = &mut self.phase {
-            exchange.release();
+            exchange.release_unused_memory();
         }
     }
 
@@ -365,18 +365,18 @@ impl Connection {
 
     /// Completed requests.
     #[inline]
-    pub fn done(&self) -> NbdStats {
+    pub fn completed_requests(&self) -> NbdStats {
         match &self.phase {
-            ConnectionState::Transmission(exchange) => *exchange.done(),
+            ConnectionState::Transmission(exchange) => *exchange.completed_requests(),
             ConnectionState::Negotiation(_) => NbdStats::default(),
         }
     }
 
     /// Number of requests whose replies have not been sent.
     #[inline]
-    pub fn outstanding(&self) -> usize {
+    pub fn outstanding_requests(&self) -> usize {
         match &self.phase {
-            ConnectionState::Transmission(exchange) => exchange.outstanding(),
+            ConnectionState::Transmission(exchange) => exchange.outstanding_requests(),
             ConnectionState::Negotiation(_) => 0,
         }
     }
@@ -388,7 +388,7 @@ impl Connection {
 
     /// Whether everything is done and the socket can be closed.
     #[inline]
-    pub fn is_over(&self) -> bool {
+    pub fn is_finished(&self) -> bool {
         let idle = match &self.phase {
             ConnectionState::Transmission(exchange) => exchange.is_idle(),
             ConnectionState::Negotiation(_) => true,
@@ -396,7 +396,7 @@ impl Connection {
         match self.close_mode {
             None => false,
             Some(CloseMode::InOrder) => idle && self.outbox.is_empty(),
-            Some(CloseMode::Broken) => self.in_flight() == 0,
+            Some(CloseMode::Broken) => self.in_flight_requests() == 0,
         }
     }
 }

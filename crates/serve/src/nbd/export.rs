@@ -52,8 +52,8 @@ impl Export {
                 "its blocks have {found} bytes of metadata, expected none"
             )));
         }
-        let flags = flags(&limits, is_read_only);
-        let piece_bytes = piece_bytes(&limits);
+        let flags = transmission_flags(&limits, is_read_only);
+        let piece_bytes = request_bytes_max(&limits);
         let (block_size, block_count) = (limits.block_size, AtomicU64::new(limits.block_count));
         Ok(Self {
             name,
@@ -107,18 +107,18 @@ impl Export {
     }
 
     /// Largest request that is submitted to the I/O channel, in bytes.
-    pub(super) fn piece_bytes(&self) -> u32 {
+    pub(super) fn request_bytes_max(&self) -> u32 {
         self.piece_bytes
     }
 
     /// Which reads of the device are known to be of holes, for which no data is sent.
-    pub(super) fn holes(&self) -> HoleReporting {
+    pub(super) fn hole_reporting(&self) -> HoleReporting {
         self.holes
     }
 
     /// Sends no data for the holes that the device reports.
     #[must_use]
-    pub fn with_holes(self, holes: HoleReporting) -> Self {
+    pub fn with_hole_reporting(self, holes: HoleReporting) -> Self {
         Self { holes, ..self }
     }
 
@@ -142,12 +142,12 @@ impl Export {
     }
 
     /// Transmission flags, with or without structured replies.
-    pub fn flags(&self, structured: bool) -> TransmissionFlags {
+    pub fn transmission_flags(&self, structured: bool) -> TransmissionFlags {
         self.flags.and_if(structured, TransmissionFlags::SEND_DF)
     }
 
     /// Whether `name` selects this export.
-    pub(super) fn is_called(&self, name: &str) -> bool {
+    pub(super) fn has_name(&self, name: &str) -> bool {
         name.is_empty() || name == self.name
     }
 }
@@ -160,7 +160,7 @@ const NAME_BYTES_MAX: usize = tenmil_wire::nbd::STRING_BYTES_MAX;
 ///
 /// All channels of a device share its blocks and its cache, so a flush on one connection covers the
 /// writes of all connections; therefore `NBD_FLAG_CAN_MULTI_CONN` is always set.
-fn flags(limits: &Limits, is_read_only: bool) -> TransmissionFlags {
+fn transmission_flags(limits: &Limits, is_read_only: bool) -> TransmissionFlags {
     use TransmissionFlags as Flags;
     let has = |operation| limits.operations.has(operation);
     let can_flush = limits.durability != Durability::NonPersistent && has(Operation::Flush);
@@ -176,7 +176,7 @@ fn flags(limits: &Limits, is_read_only: bool) -> TransmissionFlags {
 
 /// Largest power of two that one device request can move in large buffers, so that no request has
 /// more segments than the device accepts.
-fn piece_bytes(limits: &Limits) -> u32 {
+fn request_bytes_max(limits: &Limits) -> u32 {
     let by_blocks = limits.request_blocks_max.saturating_mul(limits.block_size);
     let by_segments = u32::from(limits.segments_max.max(1)).saturating_mul(LARGE_BYTES);
     let bytes = by_blocks.min(by_segments).clamp(limits.block_size, PIECE_BYTES_MAX);
@@ -208,23 +208,28 @@ mod tests {
         }
     }
 
-    fn flags(limits: Limits, is_read_only: bool) -> Flags {
-        Export::new("x", "", limits, is_read_only).unwrap().flags(false)
+    fn transmission_flags(limits: Limits, is_read_only: bool) -> Flags {
+        Export::new("x", "", limits, is_read_only).unwrap().transmission_flags(false)
     }
 
     #[test]
-    fn only_supported_operations_are_offered() {
-        let all = flags(limits(), false);
+    fn flags_offer_only_operations_that_the_device_supports() {
+        let all = transmission_flags(limits(), false);
         assert_eq!(all.0, 0b1101_0110_1101, "{all:?}");
-        let read_only = flags(limits(), true);
+        let read_only = transmission_flags(limits(), true);
         assert_eq!(read_only.0, 0b0101_0000_1111, "{read_only:?}");
-        let memory = flags(Limits { durability: Durability::NonPersistent, ..limits() }, false);
+        let memory =
+            transmission_flags(Limits { durability: Durability::NonPersistent, ..limits() }, false);
         assert!(!memory.has(Flags::SEND_FLUSH) && !memory.has(Flags::SEND_FUA));
-        let stable = flags(Limits { durability: Durability::Persistent, ..limits() }, false);
+        let stable =
+            transmission_flags(Limits { durability: Durability::Persistent, ..limits() }, false);
         assert_eq!(stable, all);
         let operations = OperationSet::of(&[Operation::Read, Operation::Write]);
-        assert_eq!(flags(Limits { operations, ..limits() }, false).0, 0b0001_0000_0001);
-        let structured = Export::new("x", "", limits(), false).unwrap().flags(true);
+        assert_eq!(
+            transmission_flags(Limits { operations, ..limits() }, false).0,
+            0b0001_0000_0001
+        );
+        let structured = Export::new("x", "", limits(), false).unwrap().transmission_flags(true);
         assert!(structured.has(Flags::SEND_DF) && !all.has(Flags::SEND_DF));
     }
 
@@ -232,13 +237,16 @@ mod tests {
     fn resize_is_offered_only_for_writable_exports_that_allow_it() {
         for (is_read_only, expected) in [(false, true), (true, false)] {
             let export = Export::new("x", "", limits(), is_read_only).unwrap();
-            assert!(!export.flags(true).has(Flags::SEND_RESIZE));
-            assert_eq!(export.with_resize().flags(true).has(Flags::SEND_RESIZE), expected);
+            assert!(!export.transmission_flags(true).has(Flags::SEND_RESIZE));
+            assert_eq!(
+                export.with_resize().transmission_flags(true).has(Flags::SEND_RESIZE),
+                expected
+            );
         }
     }
 
     #[test]
-    fn a_piece_fits_the_backend() {
+    fn request_size_fits_the_block_device_limits() {
         for (blocks, segments, expected) in [
             (2048, 257, 1 << 20),
             (u32::MAX, 257, 1 << 20),
@@ -248,12 +256,16 @@ mod tests {
         ] {
             let limits = Limits { request_blocks_max: blocks, segments_max: segments, ..limits() };
             let export = Export::new("x", "", limits, false).unwrap();
-            assert_eq!(export.piece_bytes(), expected, "{blocks} blocks, {segments} segments");
+            assert_eq!(
+                export.request_bytes_max(),
+                expected,
+                "{blocks} blocks, {segments} segments"
+            );
         }
     }
 
     #[test]
-    fn what_cannot_be_served_is_refused() {
+    fn device_with_unusable_limits_is_rejected() {
         let metadata = Limits { metadata_size: 8, ..limits() };
         let refused = Export::new("x", "", metadata, false).unwrap_err();
         assert!(refused.text.contains("8 bytes of metadata, expected none"), "{refused}");

@@ -26,7 +26,7 @@ pub struct ExportedDevice {
     descriptor: Arc<BdevDescriptor>,
     medium: Arc<dyn BlockDevice>,
     is_adapted: bool,
-    sessions: Mutex<Vec<Entry>>,
+    sessions: Mutex<Vec<SessionEntry>>,
     connections: AtomicU64,
 }
 
@@ -51,7 +51,7 @@ pub struct ExportConfig<'a> {
 }
 
 /// Session and the handle that wakes its light thread.
-struct Entry {
+struct SessionEntry {
     session: Arc<SessionHandle>,
     thread: Option<ThreadHandle>,
 }
@@ -73,7 +73,7 @@ impl ExportedDevice {
             .device
             .open(claim, "nbd")
             .map_err(|refused| Error::new(refused.category(), refused.to_string()))?;
-        Self::sharing(plan, Arc::new(descriptor))
+        Self::from_descriptor(plan, Arc::new(descriptor))
     }
 
     /// Exports a device that is open on `descriptor`, whose claim the export shares.
@@ -81,14 +81,17 @@ impl ExportedDevice {
     /// # Errors
     ///
     /// If such a device cannot be exported, or memory is exhausted.
-    pub fn sharing(plan: ExportConfig<'_>, descriptor: Arc<BdevDescriptor>) -> Result<Self, Error> {
+    pub fn from_descriptor(
+        plan: ExportConfig<'_>,
+        descriptor: Arc<BdevDescriptor>,
+    ) -> Result<Self, Error> {
         let ExportConfig { name, description, uri, device, limiter, is_read_only, .. } = plan;
         let (allows_resize, regions) = (plan.allows_resize, plan.regions);
         if allows_resize && !descriptor.is_resizable() {
             let text = "its size cannot be changed, expected a writable file";
             return Err(Error::new(ErrorCategory::Usage, text));
         }
-        let is_adapted = needs_adapting(&descriptor.limits());
+        let is_adapted = needs_adapter(&descriptor.limits());
         let medium: Arc<dyn BlockDevice> = if is_adapted {
             let memory = BounceMemory::new(regions, BUFFER_BYTES, BUFFERS)?;
             let options = AdaptOptions::default();
@@ -100,7 +103,7 @@ impl ExportedDevice {
             .map_err(|text| Error::new(ErrorCategory::Usage, text))?;
         let zeroes_fast = descriptor.limits().operations.has(Operation::WriteZeroes);
         let export = if zeroes_fast { export } else { export.with_slow_zeroes() };
-        let export = export.with_holes(medium.hole_reporting());
+        let export = export.with_hole_reporting(medium.hole_reporting());
         let export = if allows_resize { export.with_resize() } else { export };
         Ok(Self {
             export: Arc::new(export),
@@ -126,7 +129,7 @@ impl ExportedDevice {
     }
 
     /// Block device that connections open I/O channels of.
-    pub fn medium(&self) -> &Arc<dyn BlockDevice> {
+    pub fn block_device(&self) -> &Arc<dyn BlockDevice> {
         &self.medium
     }
 
@@ -136,7 +139,7 @@ impl ExportedDevice {
     }
 
     /// I/O statistics of all connections together, including closed ones.
-    pub fn statistics(&self) -> IoStats {
+    pub fn io_stats(&self) -> IoStats {
         self.device.statistics()
     }
 
@@ -152,11 +155,11 @@ impl ExportedDevice {
 
     /// Closes a connection: outstanding requests complete, and nothing more is received. Returns
     /// false if there is no connection with this id.
-    pub fn disconnect(&self, connection: u64) -> bool {
+    pub fn disconnect_client(&self, connection: u64) -> bool {
         let sessions = self.sessions();
         let found = sessions.iter().find(|entry| entry.session.id() == connection);
         if let Some(entry) = found {
-            entry.command(SessionCommand::Disconnect);
+            entry.send_command(SessionCommand::Disconnect);
         }
         found.is_some()
     }
@@ -167,7 +170,7 @@ impl ExportedDevice {
     }
 
     /// Changes the rate limits. Returns false if the device was opened without a limiter.
-    pub fn limit(&self, now: Instant, limits: QosLimits) -> bool {
+    pub fn set_qos_limits(&self, now: Instant, limits: QosLimits) -> bool {
         let Some(limiter) = &self.limiter else { return false };
         limiter.set(now, limits);
         true
@@ -193,7 +196,7 @@ impl ExportedDevice {
 
     /// Removes the device: outstanding requests complete within a second, and all clients are
     /// disconnected.
-    pub fn remove(&self) {
+    pub fn remove_device(&self) {
         self.device.remove();
     }
 
@@ -209,7 +212,7 @@ impl ExportedDevice {
             Event::Removed => {
                 self.sessions()
                     .iter()
-                    .for_each(|entry| entry.command(SessionCommand::DeviceRemoved));
+                    .for_each(|entry| entry.send_command(SessionCommand::DeviceRemoved));
             }
             // The lost events are unknown, so the size is read again.
             Event::Overflowed { .. } => self.export.resize(self.device.limits().block_count),
@@ -218,21 +221,21 @@ impl ExportedDevice {
     }
 
     /// Allocates a connection id.
-    pub(super) fn next_connection(&self) -> u64 {
+    pub(super) fn allocate_connection_id(&self) -> u64 {
         self.connections.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Registers a session.
     pub(super) fn add_session(&self, session: Arc<SessionHandle>) {
-        self.sessions().push(Entry { session, thread: None });
+        self.sessions().push(SessionEntry { session, thread: None });
     }
 
     /// Sets the handle that wakes the session.
-    pub(super) fn set_reactor(&self, connection: u64, thread: ThreadHandle) {
+    pub(super) fn set_session_thread(&self, connection: u64, thread: ThreadHandle) {
         let mut sessions = self.sessions();
         if let Some(entry) = sessions.iter_mut().find(|entry| entry.session.id() == connection) {
             // Deliver commands that were sent before the session could be woken.
-            thread.notify();
+            thread.notify_reactor();
             entry.thread = Some(thread);
         }
     }
@@ -242,23 +245,23 @@ impl ExportedDevice {
         self.sessions().retain(|entry| entry.session.id() != connection);
     }
 
-    fn sessions(&self) -> MutexGuard<'_, Vec<Entry>> {
+    fn sessions(&self) -> MutexGuard<'_, Vec<SessionEntry>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Entry {
-    fn command(&self, command: SessionCommand) {
+impl SessionEntry {
+    fn send_command(&self, command: SessionCommand) {
         self.session.send_command(command);
         if let Some(thread) = &self.thread {
-            thread.notify();
+            thread.notify_reactor();
         }
     }
 }
 
 /// Whether clients may issue requests that the device cannot execute as they are. Sessions split
 /// requests to the device's size themselves, and their memory is aligned.
-fn needs_adapting(limits: &Limits) -> bool {
+fn needs_adapter(limits: &Limits) -> bool {
     let has = |operation| limits.operations.has(operation);
     let missing = |operation, from: OperationSet| {
         !has(operation) && limits.operations.intersection(from) == from && limits.metadata_size == 0

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use tenmil_base::{
     Durability, IoCompletion, IoStatus, Limits, Memory, Operation, OperationSet, Segment,
 };
-use tenmil_dma::{Mapping, RegionTable};
+use tenmil_dma::{MemoryMapping, RegionTable};
 use tenmil_wire::nbd::{Extent, ExtentFlags};
 
+use super::buffer_pool::{BufferPool, POOL_BYTES};
 use super::connection::Connection;
 use super::export::Export;
 use super::memory::MEMORY_BYTES;
-use super::pool::{POOL_BYTES, Pool};
 use super::transmission::QueryKind;
 
 /// Feeds `bytes` to a connection as the client's stream. The first byte selects the fragment size
@@ -20,23 +20,23 @@ use super::transmission::QueryKind;
 /// # Panics
 ///
 /// If an invariant is violated: a bug of this crate, whatever the bytes are.
-pub fn fuzz(bytes: &[u8]) {
+pub fn fuzz_nbd_connection(bytes: &[u8]) {
     let Some((how, mut stream)) = bytes.split_first() else { return };
-    let (regions, memory) = memory();
+    let (regions, memory) = connection_memory();
     let export = Export::new("fuzz", "a disk", limits(), how & 1 != 0).expect("it can be served");
-    let pool = Arc::new(Pool::new(&regions, POOL_BYTES).expect("there is memory"));
+    let pool = Arc::new(BufferPool::new(&regions, POOL_BYTES).expect("there is memory"));
     let mut connection = Connection::new(Arc::new(export), regions.clone(), memory, pool);
     let piece = usize::from(how >> 4).pow(2) + 1;
     let status = if how & 2 == 0 { IoStatus::SUCCESS } else { IoStatus::UNRECOVERED_READ };
     loop {
         let before = stream.len();
-        let count = give(&mut connection, &regions, &stream[..piece.min(stream.len())]);
+        let count = feed_bytes(&mut connection, &regions, &stream[..piece.min(stream.len())]);
         stream = &stream[count..];
         if stream.is_empty() {
-            connection.receive_end();
+            connection.handle_stream_end();
         }
-        let worked = work(&mut connection, status);
-        if connection.is_over() {
+        let worked = run_connection(&mut connection, status);
+        if connection.is_finished() {
             return;
         }
         assert!(worked || stream.len() < before, "{connection:?} is stuck");
@@ -44,7 +44,7 @@ pub fn fuzz(bytes: &[u8]) {
 }
 
 /// Stores as many of `bytes` as the connection has space for; returns their number.
-fn give(connection: &mut Connection, regions: &RegionTable, bytes: &[u8]) -> usize {
+fn feed_bytes(connection: &mut Connection, regions: &RegionTable, bytes: &[u8]) -> usize {
     let mut left = bytes;
     for segment in connection.receive_into() {
         let count = left.len().min(segment.len_bytes as usize);
@@ -54,17 +54,18 @@ fn give(connection: &mut Connection, regions: &RegionTable, bytes: &[u8]) -> usi
         left = rest;
     }
     let count = bytes.len() - left.len();
-    connection.received(count);
+    connection.record_received(count);
     count
 }
 
 /// Runs the connection until nothing more happens. Returns whether it did anything.
-fn work(connection: &mut Connection, status: IoStatus) -> bool {
+fn run_connection(connection: &mut Connection, status: IoStatus) -> bool {
     let mut worked = false;
     loop {
         let mut count = connection.step();
-        let tokens: Vec<u64> = connection.requests().0.iter().map(|one| one.token).collect();
-        connection.taken(tokens.len());
+        let tokens: Vec<u64> =
+            connection.pending_requests().0.iter().map(|one| one.token).collect();
+        connection.record_submitted(tokens.len());
         for token in tokens {
             connection.handle_completion(IoCompletion { token, status, result: 0 });
             count += 1;
@@ -73,14 +74,15 @@ fn work(connection: &mut Connection, status: IoStatus) -> bool {
             match query.kind {
                 QueryKind::Extents { len_bytes, .. } => {
                     let all = Extent { len_bytes, flags: ExtentFlags::HOLE };
-                    connection.block_status_done(query.slot, &[all]);
+                    connection.complete_block_status(query.slot, &[all]);
                 }
-                QueryKind::Size { .. } => connection.resized(query.slot, Ok(())),
+                QueryKind::Size { .. } => connection.complete_resize(query.slot, Ok(())),
             }
             count += 1;
         }
-        let unsent: usize = connection.to_send().iter().map(|part| part.len_bytes as usize).sum();
-        connection.sent(unsent);
+        let unsent: usize =
+            connection.unsent_segments().iter().map(|part| part.len_bytes as usize).sum();
+        connection.record_sent(unsent);
         if count + unsent == 0 {
             return worked;
         }
@@ -88,10 +90,10 @@ fn work(connection: &mut Connection, status: IoStatus) -> bool {
     }
 }
 
-fn memory() -> (RegionTable, Segment) {
+fn connection_memory() -> (RegionTable, Segment) {
     let regions = RegionTable::new(2);
-    let mapping = Mapping::with_small_pages(MEMORY_BYTES as usize).expect("there is memory");
-    let memory = regions.add(mapping).expect("there is a place");
+    let mapping = MemoryMapping::with_small_pages(MEMORY_BYTES as usize).expect("there is memory");
+    let memory = regions.add_mapping(mapping).expect("there is a place");
     (regions, memory)
 }
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use tenmil_base::Segment;
 
-use super::pool::Pool;
+use super::buffer_pool::BufferPool;
 
 /// Request slots of a connection.
 pub(super) const SLOTS: u16 = 256;
@@ -41,11 +41,11 @@ pub const MEMORY_BYTES: u32 = LARGE + OWN_COUNT as u32 * LARGE_BYTES;
 const _: () = assert!(SMALL.is_multiple_of(4096), "buffers are aligned for direct I/O");
 /// Divides the memory of a connection into its parts.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Layout {
+pub(super) struct ConnectionMemory {
     whole: Segment,
 }
 
-impl Layout {
+impl ConnectionMemory {
     /// Divides `whole`, which is [`MEMORY_BYTES`] long.
     ///
     /// # Panics
@@ -56,31 +56,31 @@ impl Layout {
         Self { whole }
     }
 
-    fn part(&self, first: u32, len_bytes: u32) -> Segment {
+    fn segment_at(&self, first: u32, len_bytes: u32) -> Segment {
         Segment { offset: self.whole.offset + u64::from(first), len_bytes, ..self.whole }
     }
 
     /// Receive buffer.
-    pub(super) fn inbox(&self) -> Segment {
-        self.part(0, INBOX_BYTES)
+    pub(super) fn receive_buffer(&self) -> Segment {
+        self.segment_at(0, INBOX_BYTES)
     }
 
     /// Buffer for negotiation replies.
-    pub(super) fn words(&self) -> Segment {
-        self.part(REPLIES, REPLIES_BYTES)
+    pub(super) fn negotiation_buffer(&self) -> Segment {
+        self.segment_at(REPLIES, REPLIES_BYTES)
     }
 
     /// Reply header of a slot.
-    pub(super) fn header(&self, slot: u16) -> Segment {
-        self.part(HEADERS + u32::from(slot) * HEADER_BYTES, HEADER_BYTES)
+    pub(super) fn reply_header(&self, slot: u16) -> Segment {
+        self.segment_at(HEADERS + u32::from(slot) * HEADER_BYTES, HEADER_BYTES)
     }
 
-    fn small(&self, slot: u16) -> Segment {
-        self.part(SMALL + u32::from(slot) * SMALL_BYTES, SMALL_BYTES)
+    fn small_buffer(&self, slot: u16) -> Segment {
+        self.segment_at(SMALL + u32::from(slot) * SMALL_BYTES, SMALL_BYTES)
     }
 
-    fn large(&self, piece: u16) -> Segment {
-        self.part(LARGE + u32::from(piece) * LARGE_BYTES, LARGE_BYTES)
+    fn large_buffer(&self, piece: u16) -> Segment {
+        self.segment_at(LARGE + u32::from(piece) * LARGE_BYTES, LARGE_BYTES)
     }
 }
 
@@ -99,8 +99,8 @@ pub(super) enum RequestBuffer {
 /// Large buffers of a connection: its own first, then those leased from the pool.
 #[derive(Debug)]
 pub(super) struct LargeBuffers {
-    layout: Layout,
-    pool: Arc<Pool>,
+    layout: ConnectionMemory,
+    pool: Arc<BufferPool>,
     /// Next buffer of a chain, by buffer number.
     next: Box<[u16]>,
     /// Own buffers that are free.
@@ -118,27 +118,27 @@ pub(super) struct LargeBuffers {
 const END: u16 = u16::MAX;
 
 impl LargeBuffers {
-    pub(super) fn new(layout: Layout, pool: Arc<Pool>) -> Self {
+    pub(super) fn new(layout: ConnectionMemory, pool: Arc<BufferPool>) -> Self {
         let own = (0..OWN_COUNT).rev().collect();
-        let next = vec![END; usize::from(OWN_COUNT) + pool.pieces()].into();
+        let next = vec![END; usize::from(OWN_COUNT) + pool.buffer_count()].into();
         let (leased, spare) = (Vec::new(), Vec::new());
         Self { layout, pool, next, own, leased, spare, is_lease_refused: false, is_leaked: false }
     }
 
     /// Allocates memory for `len_bytes`, if enough is free.
     #[inline]
-    pub(super) fn take(&mut self, len_bytes: u32) -> Option<RequestBuffer> {
+    pub(super) fn allocate(&mut self, len_bytes: u32) -> Option<RequestBuffer> {
         if len_bytes <= SMALL_BYTES {
             return Some(RequestBuffer::Small);
         }
         let count = len_bytes.div_ceil(LARGE_BYTES) as usize;
-        if self.own.len() + self.spare.len() < count && !self.lease(count) {
+        if self.own.len() + self.spare.len() < count && !self.lease_missing(count) {
             return None;
         }
-        let first = self.pop()?;
+        let first = self.pop_free_buffer()?;
         let mut last = first;
         for _ in 1..count {
-            let piece = self.pop()?;
+            let piece = self.pop_free_buffer()?;
             self.next[usize::from(last)] = piece;
             last = piece;
         }
@@ -147,20 +147,20 @@ impl LargeBuffers {
     }
 
     #[inline]
-    fn pop(&mut self) -> Option<u16> {
+    fn pop_free_buffer(&mut self) -> Option<u16> {
         self.own.pop().or_else(|| self.spare.pop())
     }
 
     /// Leases the buffers that are missing from `count`.
     #[cold]
-    fn lease(&mut self, count: usize) -> bool {
+    fn lease_missing(&mut self, count: usize) -> bool {
         let missing = count - self.own.len() - self.spare.len();
         let before = self.leased.len();
-        self.is_lease_refused = !self.pool.lease(missing, before, &mut self.leased);
+        self.is_lease_refused = !self.pool.lease_buffers(missing, before, &mut self.leased);
         if self.is_lease_refused {
             // Other connections may wait for these, as this one waits for theirs; keeping them
             // could deadlock.
-            self.release();
+            self.release_leased();
             return false;
         }
         for piece in &mut self.leased[before..] {
@@ -171,13 +171,13 @@ impl LargeBuffers {
     }
 
     /// Returns leased buffers that are free to the pool.
-    pub(super) fn release(&mut self) {
+    pub(super) fn release_leased(&mut self) {
         let Self { pool, leased, spare, .. } = self;
         if spare.is_empty() {
             return;
         }
         leased.retain(|piece| !spare.contains(piece));
-        pool.release(spare.drain(..).map(|piece| piece - OWN_COUNT));
+        pool.release_buffers(spare.drain(..).map(|piece| piece - OWN_COUNT));
     }
 
     /// Whether a request waits for memory that other connections hold.
@@ -187,7 +187,7 @@ impl LargeBuffers {
     }
 
     /// Allows the next attempt to lease.
-    pub(super) fn try_again(&mut self) {
+    pub(super) fn allow_lease(&mut self) {
         self.is_lease_refused = false;
     }
 
@@ -212,17 +212,17 @@ impl LargeBuffers {
     }
 
     #[inline]
-    fn large(&self, piece: u16) -> Segment {
+    fn buffer_segment(&self, piece: u16) -> Segment {
         match piece.checked_sub(OWN_COUNT) {
-            None => self.layout.large(piece),
-            Some(leased) => self.pool.piece(leased),
+            None => self.layout.large_buffer(piece),
+            Some(leased) => self.pool.buffer_segment(leased),
         }
     }
 
     /// Calls `put` with each segment of the `len_bytes` bytes from offset `from` of a request's
     /// memory.
     #[inline]
-    pub(super) fn each(
+    pub(super) fn for_each_segment(
         &self,
         (slot, buffer): (u16, RequestBuffer),
         mut from: u32,
@@ -230,14 +230,14 @@ impl LargeBuffers {
         mut put: impl FnMut(Segment),
     ) {
         let RequestBuffer::Large { first } = buffer else {
-            put(cut(self.layout.small(slot), from, len_bytes));
+            put(subsegment(self.layout.small_buffer(slot), from, len_bytes));
             return;
         };
         let mut piece = first;
         while len_bytes > 0 && piece != END {
             if from < LARGE_BYTES {
                 let count = len_bytes.min(LARGE_BYTES - from);
-                put(cut(self.large(piece), from, count));
+                put(subsegment(self.buffer_segment(piece), from, count));
                 (from, len_bytes) = (0, len_bytes - count);
             } else {
                 from -= LARGE_BYTES;
@@ -252,13 +252,13 @@ impl Drop for LargeBuffers {
         if !self.is_leaked {
             self.spare.clone_from(&self.leased);
         }
-        self.release();
+        self.release_leased();
     }
 }
 
 /// Returns a part of `segment` that is known to lie inside it.
 #[inline]
-pub(super) fn cut(segment: Segment, from: u32, len_bytes: u32) -> Segment {
+pub(super) fn subsegment(segment: Segment, from: u32, len_bytes: u32) -> Segment {
     segment.slice(from, len_bytes).expect("the part lies inside the segment")
 }
 
@@ -270,25 +270,31 @@ mod tests {
     use tenmil_dma::RegionTable;
 
     use super::{
-        LARGE_BYTES, LargeBuffers, Layout, MEMORY_BYTES, OWN_COUNT, RequestBuffer, SLOTS,
+        ConnectionMemory, LARGE_BYTES, LargeBuffers, MEMORY_BYTES, OWN_COUNT, RequestBuffer, SLOTS,
         SMALL_BYTES,
     };
-    use crate::nbd::pool::{POOL_BYTES, Pool};
+    use crate::nbd::buffer_pool::{BufferPool, POOL_BYTES};
 
-    fn layout() -> Layout {
-        Layout::new(Segment { region: RegionId(1), offset: 4096, len_bytes: MEMORY_BYTES })
+    fn layout() -> ConnectionMemory {
+        ConnectionMemory::new(Segment {
+            region: RegionId(1),
+            offset: 4096,
+            len_bytes: MEMORY_BYTES,
+        })
     }
 
-    fn pool(len_bytes: u32) -> Arc<Pool> {
-        Arc::new(Pool::new(&RegionTable::new(1), len_bytes).unwrap())
+    fn pool(len_bytes: u32) -> Arc<BufferPool> {
+        Arc::new(BufferPool::new(&RegionTable::new(1), len_bytes).unwrap())
     }
 
     #[test]
-    fn no_two_parts_overlap_and_all_lie_inside() {
+    fn memory_parts_are_disjoint_and_inside_the_segment() {
         let layout = layout();
-        let mut parts = vec![layout.inbox(), layout.words()];
-        parts.extend((0..SLOTS).flat_map(|slot| [layout.header(slot), layout.small(slot)]));
-        parts.extend((0..OWN_COUNT).map(|piece| layout.large(piece)));
+        let mut parts = vec![layout.receive_buffer(), layout.negotiation_buffer()];
+        parts.extend(
+            (0..SLOTS).flat_map(|slot| [layout.reply_header(slot), layout.small_buffer(slot)]),
+        );
+        parts.extend((0..OWN_COUNT).map(|piece| layout.large_buffer(piece)));
         parts.sort_by_key(|part| part.offset);
         let mut end = 4096;
         for part in parts {
@@ -304,47 +310,57 @@ mod tests {
         let mut store = LargeBuffers::new(layout(), Arc::clone(&pool));
         let largest = tenmil_wire::nbd::PAYLOAD_BYTES_MAX;
         for len in [1, SMALL_BYTES, SMALL_BYTES + 1, LARGE_BYTES, LARGE_BYTES + 1, largest] {
-            let buffer = store.take(len).unwrap();
+            let buffer = store.allocate(len).unwrap();
             for from in [0, 1, len / 2, len - 1] {
                 let mut total = 0;
-                store.each((3, buffer), from, len - from, |part| total += part.len_bytes);
+                store.for_each_segment((3, buffer), from, len - from, |part| {
+                    total += part.len_bytes
+                });
                 assert_eq!(total, len - from, "{len} from {from}");
             }
             store.free_buffer(buffer);
         }
-        store.release();
-        assert_eq!(pool.free(), pool.pieces());
+        store.release_leased();
+        assert_eq!(pool.free_buffers(), pool.buffer_count());
     }
 
     #[test]
     fn an_exhausted_pool_rejects_requests_until_memory_is_freed() {
         let pool = pool(POOL_BYTES);
         let mut store = LargeBuffers::new(layout(), Arc::clone(&pool));
-        let all = store.take(tenmil_wire::nbd::PAYLOAD_BYTES_MAX).unwrap();
-        let more = store.take(OWN_COUNT as u32 * LARGE_BYTES).unwrap();
-        assert_eq!(store.take(SMALL_BYTES + 1), None);
+        let all = store.allocate(tenmil_wire::nbd::PAYLOAD_BYTES_MAX).unwrap();
+        let more = store.allocate(OWN_COUNT as u32 * LARGE_BYTES).unwrap();
+        assert_eq!(store.allocate(SMALL_BYTES + 1), None);
         assert!(store.is_lease_refused());
-        assert_eq!(store.take(SMALL_BYTES), Some(RequestBuffer::Small), "its slot always has some");
+        assert_eq!(
+            store.allocate(SMALL_BYTES),
+            Some(RequestBuffer::Small),
+            "its slot always has some"
+        );
         store.free_buffer(more);
-        assert!(store.take(SMALL_BYTES + 1).is_some());
+        assert!(store.allocate(SMALL_BYTES + 1).is_some());
         store.free_buffer(all);
         drop(store);
-        assert_eq!(pool.free(), pool.pieces(), "what was held is back with the connection");
+        assert_eq!(
+            pool.free_buffers(),
+            pool.buffer_count(),
+            "what was held is back with the connection"
+        );
     }
 
     #[test]
-    fn connection_that_others_leave_nothing_has_its_own_pieces() {
+    fn connection_keeps_its_own_buffers_when_the_pool_is_exhausted() {
         let pool = pool(128 * LARGE_BYTES);
         let mut greedy = LargeBuffers::new(layout(), Arc::clone(&pool));
         let mut other = LargeBuffers::new(layout(), Arc::clone(&pool));
-        let _all = greedy.take(tenmil_wire::nbd::PAYLOAD_BYTES_MAX).unwrap();
-        let _leased = pool.lease(pool.free(), 0, &mut Vec::new());
-        assert_eq!(other.take((OWN_COUNT as u32 + 1) * LARGE_BYTES), None);
-        let own = other.take(OWN_COUNT as u32 * LARGE_BYTES).unwrap();
-        assert!(other.take(LARGE_BYTES).is_none() && other.is_lease_refused());
+        let _all = greedy.allocate(tenmil_wire::nbd::PAYLOAD_BYTES_MAX).unwrap();
+        let _leased = pool.lease_buffers(pool.free_buffers(), 0, &mut Vec::new());
+        assert_eq!(other.allocate((OWN_COUNT as u32 + 1) * LARGE_BYTES), None);
+        let own = other.allocate(OWN_COUNT as u32 * LARGE_BYTES).unwrap();
+        assert!(other.allocate(LARGE_BYTES).is_none() && other.is_lease_refused());
         other.free_buffer(own);
         greedy.leak();
         drop(greedy);
-        assert_eq!(pool.free(), 0, "what may still be touched is nobody's");
+        assert_eq!(pool.free_buffers(), 0, "what may still be touched is nobody's");
     }
 }

@@ -13,7 +13,7 @@ use tenmil_wire::nbd::{
 };
 
 use super::export::Export;
-use super::inbox::Inbox;
+use super::receive_buffer::ReceiveBuffer;
 
 /// Result of the negotiation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,28 +80,28 @@ impl Negotiation {
     /// Consumes one item of `inbox` and appends the reply to `out`.
     pub(super) fn step(
         &mut self,
-        inbox: &mut Inbox,
+        inbox: &mut ReceiveBuffer,
         regions: &RegionTable,
         export: &Export,
         out: &mut Vec<u8>,
     ) -> NegotiationStep {
         match self.awaits {
-            NegotiationState::ClientFlags => self.client_flags(inbox, regions),
-            NegotiationState::Option => self.option(inbox, regions),
+            NegotiationState::ClientFlags => self.handle_client_flags(inbox, regions),
+            NegotiationState::Option => self.handle_option(inbox, regions),
             NegotiationState::Data(header) => {
-                if inbox.len() < header.len_bytes {
+                if inbox.unparsed_bytes() < header.len_bytes {
                     return NegotiationStep::Nothing;
                 }
-                let segment = inbox.take(header.len_bytes);
+                let segment = inbox.consume(header.len_bytes);
                 let mut data = vec![0; segment.len_bytes as usize];
                 if regions.load(segment, &mut data).is_err() {
                     return NegotiationStep::Abort;
                 }
                 self.awaits = NegotiationState::Option;
-                self.reply(header.option, &data, export, out)
+                self.reply_to_option(header.option, &data, export, out)
             }
             NegotiationState::DiscardOption { option, left_bytes } => {
-                let taken = inbox.take(left_bytes).len_bytes;
+                let taken = inbox.consume(left_bytes).len_bytes;
                 let left_bytes = left_bytes - taken;
                 if left_bytes > 0 {
                     self.awaits = NegotiationState::DiscardOption { option, left_bytes };
@@ -113,15 +113,19 @@ impl Negotiation {
                 }
                 self.awaits = NegotiationState::Option;
                 let text = format!("its data are longer than {DATA_BYTES_MAX} bytes");
-                refuse(option, OptionReplyCode::ERR_TOO_BIG, &text, out);
+                write_option_error(option, OptionReplyCode::ERR_TOO_BIG, &text, out);
                 NegotiationStep::Step
             }
         }
     }
 
-    fn client_flags(&mut self, inbox: &mut Inbox, regions: &RegionTable) -> NegotiationStep {
+    fn handle_client_flags(
+        &mut self,
+        inbox: &mut ReceiveBuffer,
+        regions: &RegionTable,
+    ) -> NegotiationStep {
         let Some(bytes) = inbox.peek::<4>(regions) else { return NegotiationStep::Nothing };
-        inbox.take(4);
+        inbox.consume(4);
         let flags = ClientFlags(u32::from_be_bytes(bytes));
         let known = ClientFlags::FIXED_NEWSTYLE.and(ClientFlags::NO_ZEROES);
         // A client that sets unknown flags must be disconnected ("Client flags").
@@ -133,9 +137,13 @@ impl Negotiation {
         NegotiationStep::Step
     }
 
-    fn option(&mut self, inbox: &mut Inbox, regions: &RegionTable) -> NegotiationStep {
+    fn handle_option(
+        &mut self,
+        inbox: &mut ReceiveBuffer,
+        regions: &RegionTable,
+    ) -> NegotiationStep {
         let Some(bytes) = inbox.peek(regions) else { return NegotiationStep::Nothing };
-        inbox.take(u32::try_from(bytes.len()).unwrap_or(0));
+        inbox.consume(u32::try_from(bytes.len()).unwrap_or(0));
         // Without the magic number the start of the next option is unknown.
         let Ok(header) = OptionHeader::parse(&bytes) else { return NegotiationStep::Abort };
         let OptionHeader { option, len_bytes } = header;
@@ -152,65 +160,74 @@ impl Negotiation {
         NegotiationStep::Step
     }
 
-    fn reply(
+    fn reply_to_option(
         &mut self,
         option: OptionCode,
         data: &[u8],
         export: &Export,
         out: &mut Vec<u8>,
     ) -> NegotiationStep {
+        // Data of an option without data are an error and are not ignored ("Option types").
         let takes_nothing = matches!(
             option,
             OptionCode::LIST | OptionCode::STARTTLS | OptionCode::STRUCTURED_REPLY
         );
         if takes_nothing && !data.is_empty() {
             let text = format!("its data are {} bytes, expected none", data.len());
-            refuse(option, OptionReplyCode::ERR_INVALID, &text, out);
+            write_option_error(option, OptionReplyCode::ERR_INVALID, &text, out);
             return NegotiationStep::Step;
         }
         match option {
-            OptionCode::EXPORT_NAME => self.export_name(data, export, out),
+            OptionCode::EXPORT_NAME => self.handle_export_name(data, export, out),
             OptionCode::ABORT => {
-                acknowledge(option, out);
+                write_ack(option, out);
                 NegotiationStep::Abort
             }
             OptionCode::LIST => {
                 emit_reply(option, OptionReplyCode::SERVER, out, |out| {
                     emit_server(export.name(), export.description(), out);
                 });
-                acknowledge(option, out);
+                write_ack(option, out);
                 NegotiationStep::Step
             }
-            OptionCode::INFO | OptionCode::GO => self.info(option, data, export, out),
+            OptionCode::INFO | OptionCode::GO => self.handle_info(option, data, export, out),
             OptionCode::STRUCTURED_REPLY => {
                 self.options.structured = true;
-                acknowledge(option, out);
+                write_ack(option, out);
                 NegotiationStep::Step
             }
             OptionCode::LIST_META_CONTEXT | OptionCode::SET_META_CONTEXT => {
-                self.contexts(option, data, export, out);
+                self.handle_meta_context(option, data, export, out);
                 NegotiationStep::Step
             }
             _ => {
-                refuse(option, OptionReplyCode::ERR_UNSUP, "it is not known here", out);
+                write_option_error(option, OptionReplyCode::ERR_UNSUP, "it is not known here", out);
                 NegotiationStep::Step
             }
         }
     }
 
-    fn export_name(&self, data: &[u8], export: &Export, out: &mut Vec<u8>) -> NegotiationStep {
+    fn handle_export_name(
+        &self,
+        data: &[u8],
+        export: &Export,
+        out: &mut Vec<u8>,
+    ) -> NegotiationStep {
         // The option has no error reply ("Option types", NBD_OPT_EXPORT_NAME).
-        if !core::str::from_utf8(data).is_ok_and(|name| export.is_called(name)) {
+        if !core::str::from_utf8(data).is_ok_and(|name| export.has_name(name)) {
             return NegotiationStep::Abort;
         }
-        out.extend(export_name_reply(export.size_bytes(), export.flags(self.options.structured)));
+        out.extend(export_name_reply(
+            export.size_bytes(),
+            export.transmission_flags(self.options.structured),
+        ));
         if !self.no_zeroes {
             out.extend([0; EXPORT_NAME_ZEROES]);
         }
         NegotiationStep::Selected(self.options)
     }
 
-    fn info(
+    fn handle_info(
         &self,
         option: OptionCode,
         data: &[u8],
@@ -218,20 +235,22 @@ impl Negotiation {
         out: &mut Vec<u8>,
     ) -> NegotiationStep {
         let query = match InfoQuery::parse(data) {
-            Ok(query) if export.is_called(query.name) => query,
+            Ok(query) if export.has_name(query.name) => query,
             Ok(query) => {
-                unknown(option, query.name, export, out);
+                write_unknown_export(option, query.name, export, out);
                 return NegotiationStep::Step;
             }
             Err(why) => {
-                invalid(option, why, out);
+                write_invalid_option(option, why, out);
                 return NegotiationStep::Step;
             }
         };
         let mut event_sender = |info: Info<'_>| {
             emit_reply(option, OptionReplyCode::INFO, out, |out| info.emit(out));
         };
-        let flags = export.flags(self.options.structured);
+        // These two are sent without a request: the first is mandatory, and a client that does not
+        // know the block sizes may send requests that do not fit ("Option types", NBD_OPT_INFO).
+        let flags = export.transmission_flags(self.options.structured);
         event_sender(Info::Export { size_bytes: export.size_bytes(), flags });
         event_sender(Info::BlockSize {
             minimum: export.block_size(),
@@ -245,7 +264,7 @@ impl Negotiation {
         if asks(InfoCode::DESCRIPTION) {
             event_sender(Info::Description(export.description()));
         }
-        acknowledge(option, out);
+        write_ack(option, out);
         if option == OptionCode::GO {
             NegotiationStep::Selected(self.options)
         } else {
@@ -253,20 +272,26 @@ impl Negotiation {
         }
     }
 
-    fn contexts(&mut self, option: OptionCode, data: &[u8], export: &Export, out: &mut Vec<u8>) {
+    fn handle_meta_context(
+        &mut self,
+        option: OptionCode,
+        data: &[u8],
+        export: &Export,
+        out: &mut Vec<u8>,
+    ) {
         let lists = option == OptionCode::LIST_META_CONTEXT;
         if !lists {
             // Even a failed request clears the contexts that were selected before.
             self.options.allocation = false;
         }
         let query = match ContextQuery::parse(data) {
-            Ok(query) if export.is_called(query.name) => query,
-            Ok(query) => return unknown(option, query.name, export, out),
-            Err(why) => return invalid(option, why, out),
+            Ok(query) if export.has_name(query.name) => query,
+            Ok(query) => return write_unknown_export(option, query.name, export, out),
+            Err(why) => return write_invalid_option(option, why, out),
         };
         if !self.options.structured {
             let text = "structured replies have to be agreed on first";
-            return refuse(option, OptionReplyCode::ERR_INVALID, text, out);
+            return write_option_error(option, OptionReplyCode::ERR_INVALID, text, out);
         }
         let asked = query.queries().any(|query| selects_base_allocation(query, lists));
         if asked || (lists && query.count == 0) {
@@ -276,25 +301,25 @@ impl Negotiation {
                 emit_context(id, BASE_ALLOCATION, out);
             });
         }
-        acknowledge(option, out);
+        write_ack(option, out);
     }
 }
 
-fn acknowledge(option: OptionCode, out: &mut Vec<u8>) {
+fn write_ack(option: OptionCode, out: &mut Vec<u8>) {
     emit_reply(option, OptionReplyCode::ACK, out, |_| {});
 }
 
-fn refuse(option: OptionCode, kind: OptionReplyCode, why: &str, out: &mut Vec<u8>) {
+fn write_option_error(option: OptionCode, kind: OptionReplyCode, why: &str, out: &mut Vec<u8>) {
     emit_reply(option, kind, out, |out| out.extend(format!("{option}: {why}").into_bytes()));
 }
 
-fn invalid(option: OptionCode, why: ParseError, out: &mut Vec<u8>) {
-    refuse(option, OptionReplyCode::ERR_INVALID, &why.to_string(), out);
+fn write_invalid_option(option: OptionCode, why: ParseError, out: &mut Vec<u8>) {
+    write_option_error(option, OptionReplyCode::ERR_INVALID, &why.to_string(), out);
 }
 
-fn unknown(option: OptionCode, name: &str, export: &Export, out: &mut Vec<u8>) {
+fn write_unknown_export(option: OptionCode, name: &str, export: &Export, out: &mut Vec<u8>) {
     let short = |name: &str| name.chars().take(200).collect::<String>();
     let (found, expected) = (short(name), short(export.name()));
     let text = format!("no export `{found}`, expected `{expected}` or none");
-    refuse(option, OptionReplyCode::ERR_UNKNOWN, &text, out);
+    write_option_error(option, OptionReplyCode::ERR_UNKNOWN, &text, out);
 }

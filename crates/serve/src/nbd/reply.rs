@@ -34,7 +34,7 @@ impl RequestFailure {
 
     /// Translates a failed I/O status. `offset` is the first byte of the failed range, `None` for a
     /// request without a range.
-    pub(super) fn of(status: IoStatus, writes: bool, offset: Option<u64>) -> Self {
+    pub(super) fn from_io_status(status: IoStatus, writes: bool, offset: Option<u64>) -> Self {
         let (error, text) = match status {
             IoStatus::LBA_OUT_OF_RANGE if writes => (ErrorCode::ENOSPC, "past the end"),
             IoStatus::LBA_OUT_OF_RANGE => (ErrorCode::EINVAL, "past the end"),
@@ -62,7 +62,7 @@ impl ReplyHeader {
     }
 
     #[inline]
-    fn of(parts: [&[u8]; 2]) -> Self {
+    fn from_parts(parts: [&[u8]; 2]) -> Self {
         let mut header = Self { bytes: [0; HEADER_BYTES], len: 0 };
         for part in parts {
             header.bytes[header.len..][..part.len()].copy_from_slice(part);
@@ -73,35 +73,37 @@ impl ReplyHeader {
 
     /// Header before the data of a read, or the whole success reply to any other command.
     #[inline]
-    pub(super) fn done(structured: bool, cookie: u64, data: Option<(u64, u32)>) -> Self {
+    pub(super) fn success(structured: bool, cookie: u64, data: Option<(u64, u32)>) -> Self {
         match data {
             Some((offset, len_bytes)) if structured && len_bytes > 0 => {
-                Self::of([&data_chunk(cookie, offset, len_bytes), &[]])
+                Self::from_parts([&data_chunk(cookie, offset, len_bytes), &[]])
             }
             // A data chunk holds at least one byte, so an empty read gets a chunk without payload.
-            Some(_) if structured => Self::chunk(cookie, &Payload::None),
-            _ => Self::of([&SimpleReply { error: ErrorCode::NONE, cookie }.to_bytes(), &[]]),
+            Some(_) if structured => Self::single_chunk(cookie, &Payload::None),
+            _ => {
+                Self::from_parts([&SimpleReply { error: ErrorCode::NONE, cookie }.to_bytes(), &[]])
+            }
         }
     }
 
     /// Whole reply to a read of a hole. The client must have negotiated structured replies.
     #[inline]
-    pub(super) fn hole(cookie: u64, offset: u64, len_bytes: u32) -> Self {
-        Self::of([&hole_chunk(cookie, offset, len_bytes), &[]])
+    pub(super) fn read_hole(cookie: u64, offset: u64, len_bytes: u32) -> Self {
+        Self::from_parts([&hole_chunk(cookie, offset, len_bytes), &[]])
     }
 
     /// Whole reply of a failed request.
-    pub(super) fn failed(structured: bool, cookie: u64, failure: RequestFailure) -> Self {
+    pub(super) fn failure(structured: bool, cookie: u64, failure: RequestFailure) -> Self {
         let RequestFailure { error, text, offset } = failure;
         if !structured {
-            return Self::of([&SimpleReply { error, cookie }.to_bytes(), &[]]);
+            return Self::from_parts([&SimpleReply { error, cookie }.to_bytes(), &[]]);
         }
         let text = &text[..text.len().min(TEXT_BYTES_MAX)];
-        Self::chunk(cookie, &Payload::Error { error, text, offset })
+        Self::single_chunk(cookie, &Payload::Error { error, text, offset })
     }
 
     /// Header of a block status chunk, before the extents.
-    pub(super) fn status(cookie: u64, context: u32, extents: usize) -> Self {
+    pub(super) fn block_status_chunk(cookie: u64, context: u32, extents: usize) -> Self {
         let payload = context.to_be_bytes();
         let len_bytes =
             u32::try_from(payload.len() + extents * 8).expect("few extents are reported");
@@ -111,17 +113,17 @@ impl ReplyHeader {
             cookie,
             len_bytes,
         };
-        Self::of([&header.to_bytes(), &payload])
+        Self::from_parts([&header.to_bytes(), &payload])
     }
 
     /// Builds a reply of a single chunk. It allocates, so it is only for replies off the I/O path.
-    fn chunk(cookie: u64, payload: &Payload<'_>) -> Self {
+    fn single_chunk(cookie: u64, payload: &Payload<'_>) -> Self {
         let mut bytes = Vec::with_capacity(HEADER_BYTES);
         payload.emit(&mut bytes);
         let len_bytes = u32::try_from(bytes.len()).expect("no longer than a header");
         let flags = ChunkFlags::DONE;
         let header = ChunkHeader { flags, kind: payload.kind(), cookie, len_bytes };
-        Self::of([&header.to_bytes(), &bytes])
+        Self::from_parts([&header.to_bytes(), &bytes])
     }
 }
 
@@ -133,7 +135,7 @@ mod tests {
     use super::RequestFailure;
 
     #[test]
-    fn removed_and_read_only_devices_have_errors_of_their_own() {
+    fn removed_and_read_only_devices_have_distinct_nbd_errors() {
         for (status, error) in [
             (IoStatus::NO_DEVICE, ErrorCode::ESHUTDOWN),
             (IoStatus::ABORTED_BY_HOST, ErrorCode::ESHUTDOWN),
@@ -143,7 +145,7 @@ mod tests {
             (IoStatus::UNRECOVERED_READ, ErrorCode::EIO),
             (IoStatus::INTERNAL_ERROR, ErrorCode::EIO),
         ] {
-            let failure = RequestFailure::of(status, true, Some(512));
+            let failure = RequestFailure::from_io_status(status, true, Some(512));
             assert_eq!((failure.error, failure.offset), (error, Some(512)), "{status:?}");
             assert!(!failure.text.is_empty());
         }

@@ -12,18 +12,18 @@ use tenmil_base::{Error, Segment, Span};
 use tenmil_block::Event;
 use tenmil_dma::{Region, RegionTable};
 use tenmil_linux::Clock;
-use tenmil_linux::stream::{Address, Stream, StreamListener};
+use tenmil_linux::socket_stream::{ListenAddress, SocketStream, StreamListener};
 use tenmil_linux::thread_pool::ThreadPool;
 use tenmil_reactor::{PollerBuilder, Registry, ThreadBuilder};
 
+use super::buffer_pool::{BufferPool as Memory, POOL_BYTES};
 use super::exported_device::ExportedDevice;
 use super::memory::MEMORY_BYTES;
-use super::pool::{POOL_BYTES, Pool as Memory};
 use super::session::{Session, SessionParts};
 use super::session_handle::{NbdEvent, SessionHandle};
 use super::slow_query::SlowQueries;
 use crate::acceptor::{AcceptHandler, Acceptor};
-use crate::address::network_of_peer;
+use crate::peer_network::connection_limit_key_of_peer;
 
 /// Configuration of a server.
 pub struct ServerConfig {
@@ -75,16 +75,16 @@ pub(super) struct MemoryLease {
 
 /// Connection counts, in total and by address.
 #[derive(Debug, Default)]
-pub(super) struct ZeroCopyBuffers(Mutex<Counts>);
+pub(super) struct ZeroCopyBuffers(Mutex<ConnectionCounts>);
 
 #[derive(Debug, Default)]
-struct Counts {
+struct ConnectionCounts {
     all: usize,
     addresses: BTreeMap<IpAddr, usize>,
 }
 
 impl ZeroCopyBuffers {
-    fn counts(&self) -> MutexGuard<'_, Counts> {
+    fn connection_counts(&self) -> MutexGuard<'_, ConnectionCounts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -119,7 +119,7 @@ impl Server {
     }
 
     /// Listen addresses, with ports chosen by the kernel filled in.
-    pub fn addresses(&self) -> &[Address] {
+    pub fn addresses(&self) -> &[ListenAddress] {
         self.acceptor.addresses()
     }
 
@@ -156,12 +156,12 @@ impl AcceptHandler for AcceptState {
     fn accept(&mut self, socket: OwnedFd, _: usize) -> Result<(), Error> {
         let ServerConfig { exported_device, regions, reactors, clock, .. } = &self.plan;
         let ServerConfig { connections_max, per_address_max, .. } = &self.plan;
-        let medium = exported_device.medium();
+        let medium = exported_device.block_device();
         let most = (*connections_max).min(medium.channels_max() as usize);
-        let stream = Stream::new(socket, regions.clone()).map_err(Error::environment)?;
+        let stream = SocketStream::new(socket, regions.clone()).map_err(Error::environment)?;
         let memory_lease =
-            MemoryLease::take(&self.leased, regions, &stream.peer(), (most, *per_address_max))?;
-        let id = exported_device.next_connection();
+            MemoryLease::allocate(&self.leased, regions, &stream.peer(), (most, *per_address_max))?;
+        let id = exported_device.allocate_connection_id();
         let handle = Arc::new(SessionHandle::new(id, stream.peer(), self.event_sender.clone()));
         let session = Session::new(SessionParts {
             stream,
@@ -179,10 +179,11 @@ impl AcceptHandler for AcceptState {
         let poller_wake = session.poller_wake().map_err(Error::environment)?;
         handle.report_connected();
         exported_device.add_session(handle);
-        let registration = PollerBuilder::active("connection", poller_wake, session);
-        let plan = ThreadBuilder::new(&format!("nbd-{id}")).mailbox(MAILBOX).poller(registration);
+        let registration = PollerBuilder::polled_each_iteration("connection", poller_wake, session);
+        let plan =
+            ThreadBuilder::new(&format!("nbd-{id}")).mailbox_size(MAILBOX).add_poller(registration);
         let thread = reactors.spawn(plan).map_err(Error::environment)?;
-        exported_device.set_reactor(id, thread);
+        exported_device.set_session_thread(id, thread);
         Ok(())
     }
 
@@ -202,17 +203,17 @@ impl AcceptState {
 const MAILBOX: usize = 16;
 
 impl MemoryLease {
-    pub(super) fn take(
+    pub(super) fn allocate(
         leased: &Arc<ZeroCopyBuffers>,
         regions: &RegionTable,
         peer: &str,
         (most, most_of_address): (usize, usize),
     ) -> Result<Self, Error> {
-        let address = network_of_peer(peer);
+        let address = connection_limit_key_of_peer(peer);
         // Only the accept thread adds connections, so the limits still hold when the counts are
         // incremented below.
         let (all, of_address) = {
-            let counts = leased.counts();
+            let counts = leased.connection_counts();
             let of_address = address.and_then(|address| counts.addresses.get(&address)).copied();
             (counts.all, of_address.unwrap_or(0))
         };
@@ -227,8 +228,8 @@ impl MemoryLease {
                  (`--connections-per-address` allows more)"
             )));
         }
-        let memory = regions.allocate(MEMORY_BYTES as usize).map_err(Error::environment)?;
-        let mut counts = leased.counts();
+        let memory = regions.allocate_region(MEMORY_BYTES as usize).map_err(Error::environment)?;
+        let mut counts = leased.connection_counts();
         counts.all += 1;
         if let Some(address) = address {
             *counts.addresses.entry(address).or_default() += 1;
@@ -242,14 +243,14 @@ impl MemoryLease {
     }
 
     /// Leaks the memory: it is neither reused nor unmapped.
-    pub(super) fn lose(&mut self) {
+    pub(super) fn leak(&mut self) {
         std::mem::forget(self.memory.take());
     }
 }
 
 impl Drop for MemoryLease {
     fn drop(&mut self) {
-        let mut counts = self.leased.counts();
+        let mut counts = self.leased.connection_counts();
         counts.all -= 1;
         if let Some(address) = self.address
             && let Some(count) = counts.addresses.get_mut(&address)
@@ -265,7 +266,7 @@ impl Drop for MemoryLease {
 impl ServerConfig {
     /// Default limit per address: half of all connections, but at least `PER_ADDRESS_MIN`.
     #[must_use]
-    pub const fn per_address_max_of(connections_max: usize) -> usize {
+    pub const fn default_per_address_max(connections_max: usize) -> usize {
         if connections_max / 2 > PER_ADDRESS_MIN { connections_max / 2 } else { PER_ADDRESS_MIN }
     }
 }
@@ -290,7 +291,7 @@ mod tests {
     #[test]
     fn one_address_cannot_use_all_connections() {
         let (leased, regions) = (Arc::<ZeroCopyBuffers>::default(), RegionTable::new(64));
-        let take = |peer: &str| MemoryLease::take(&leased, &regions, peer, (6, 2));
+        let take = |peer: &str| MemoryLease::allocate(&leased, &regions, peer, (6, 2));
         let one = take("127.0.0.1:1").unwrap();
         let _two = take("127.0.0.1:2").unwrap();
         let refused = take("127.0.0.1:3").unwrap_err();
@@ -307,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn one_address_has_half_of_the_connections() {
-        assert_eq!([2, 64, 1000].map(ServerConfig::per_address_max_of), [16, 32, 500]);
+    fn default_limit_of_one_address_is_half_of_the_connections() {
+        assert_eq!([2, 64, 1000].map(ServerConfig::default_per_address_max), [16, 32, 500]);
     }
 }

@@ -9,18 +9,18 @@ use std::sync::Arc;
 use tenmil_base::{CompletionBatch, Instant, IoChannel, Span, WakeSource};
 use tenmil_dma::RegionTable;
 use tenmil_linux::poll_set::{Interest, PollSet};
-use tenmil_linux::stream::{RecvResult, Stream};
+use tenmil_linux::socket_stream::{RecvResult, SocketStream};
 use tenmil_reactor::{Context, DetachReason, MeanLatency, PollResult, Poller, PollerWake};
 
+use super::buffer_pool::BufferPool;
 use super::connection::{ClientClose, Connection};
 use super::exported_device::ExportedDevice;
-use super::pool::Pool;
-use super::progress::Progress;
 use super::server::MemoryLease;
 use super::session_handle::{
     ConnectionPhase, DisconnectReason, NbdEvent, SessionCommand, SessionHandle,
 };
 use super::slow_query::{SlowQueries, SlowQueryResult};
+use super::transfer_rate::TransferRateCheck;
 use crate::recv_backoff::RecvBackoff;
 
 /// Session of a client. It ends its light thread when the connection is closed.
@@ -28,7 +28,7 @@ pub(super) struct Session {
     /// First field, so it is dropped first: the drop waits until the device no longer accesses the
     /// memory.
     backend: Box<dyn IoChannel>,
-    stream: Stream,
+    stream: SocketStream,
     connection: Connection,
     results: CompletionBatch,
     slow_queries: SlowQueries,
@@ -49,9 +49,9 @@ pub(super) struct Session {
     /// Whether the light thread is migrating to another reactor. Nothing is started until it has arrived.
     is_migrating: bool,
     /// Progress of the request that the client is sending.
-    sending: Progress,
+    sending: TransferRateCheck,
     /// Progress of the replies that the socket buffer has no space for.
-    receiving: Progress,
+    receiving: TransferRateCheck,
     /// When memory that other connections hold is requested again.
     lease_retry_at: Instant,
     /// When the session ends because its device was removed.
@@ -80,14 +80,14 @@ const READABLE: Interest = Interest { readable: true, writable: false };
 
 /// Constructor arguments of a [`Session`].
 pub(super) struct SessionParts {
-    pub(super) stream: Stream,
+    pub(super) stream: SocketStream,
     pub(super) backend: Box<dyn IoChannel>,
     pub(super) exported_device: Arc<ExportedDevice>,
     pub(super) handle: Arc<SessionHandle>,
     pub(super) regions: RegionTable,
     pub(super) slow_queries: SlowQueries,
     pub(super) memory_lease: MemoryLease,
-    pub(super) pool: Arc<Pool>,
+    pub(super) pool: Arc<BufferPool>,
     pub(super) idle_max: Option<Span>,
     pub(super) now: Instant,
 }
@@ -105,6 +105,7 @@ impl Session {
             ..
         } = parts;
         let SessionParts { pool, idle_max, now, .. } = parts;
+        // One descriptor for both: a poller has a single wake source.
         let watch = PollSet::new()?;
         watch.add(&stream, SOCKET, READABLE)?;
         if let WakeSource::Descriptor(descriptor) = backend.wake_source() {
@@ -128,8 +129,8 @@ impl Session {
             active_at: now,
             is_closing: false,
             is_migrating: false,
-            sending: Progress::NOTHING,
-            receiving: Progress::NOTHING,
+            sending: TransferRateCheck::NOTHING,
+            receiving: TransferRateCheck::NOTHING,
             lease_retry_at: Instant::NEVER,
             removal_deadline: Instant::NEVER,
             reason: None,
@@ -142,7 +143,7 @@ impl Session {
     /// Wake sources: the socket and the I/O channel. While an I/O channel without a wake source has
     /// requests outstanding, [`arm`](Poller::arm) keeps the reactor awake.
     pub(super) fn poller_wake(&self) -> io::Result<PollerWake> {
-        PollerWake::of(WakeSource::Descriptor(std::os::fd::AsFd::as_fd(&self.watch)))
+        PollerWake::from_source(WakeSource::Descriptor(std::os::fd::AsFd::as_fd(&self.watch)))
     }
 
     #[inline]
@@ -156,24 +157,24 @@ impl Session {
         }
         match self.stream.receive(into) {
             Ok(RecvResult::Bytes(count)) => {
-                self.handle.received(false);
+                self.handle.count_receive(false);
                 self.sending.record_transfer(count);
-                self.connection.received(count);
+                self.connection.record_received(count);
                 1
             }
             Ok(RecvResult::WouldBlock) => {
-                self.handle.received(true);
+                self.handle.count_receive(true);
                 self.recv_backoff.record_empty(now);
                 0
             }
             Ok(RecvResult::Eof) => {
                 self.set_disconnect_reason(DisconnectReason::Closed);
-                self.connection.receive_end();
+                self.connection.handle_stream_end();
                 1
             }
             Err(error) => {
                 self.set_disconnect_reason(DisconnectReason::Broken(error.to_string()));
-                self.connection.broken();
+                self.connection.handle_send_error();
                 1
             }
         }
@@ -186,22 +187,22 @@ impl Session {
 
     #[inline]
     fn submit(&mut self, now: Instant) -> usize {
-        let (requests, segments) = self.connection.requests();
+        let (requests, segments) = self.connection.pending_requests();
         if requests.is_empty() || self.is_migrating {
             return 0;
         }
         let taken = self.backend.submit(now, requests, segments);
-        self.connection.taken(taken);
+        self.connection.record_submitted(taken);
         taken
     }
 
     #[inline]
-    fn result(&mut self, now: Instant) -> usize {
-        if self.connection.in_flight() == 0 {
+    fn handle_slow_query_results(&mut self, now: Instant) -> usize {
+        if self.connection.in_flight_requests() == 0 {
             return 0;
         }
         let count = self.backend.poll(now, &mut self.results);
-        self.latency.end(count);
+        self.latency.record_completions(count);
         for result in self.results.drain() {
             self.connection.handle_completion(result);
         }
@@ -211,11 +212,11 @@ impl Session {
     fn run_slow_queries(&mut self, context: &Context<'_>) -> usize {
         let mut count = 0;
         while let Some(query) = self.connection.next_slow_query() {
-            self.slow_queries.submit(query, context.handle());
+            self.slow_queries.submit(query, context.thread_handle());
             count += 1;
         }
         if self.slow_queries.has_results() {
-            for (slot, result) in self.slow_queries.take() {
+            for (slot, result) in self.slow_queries.take_results() {
                 self.complete_slow_query(slot, result);
                 count += 1;
             }
@@ -225,13 +226,15 @@ impl Session {
 
     fn complete_slow_query(&mut self, slot: u16, result: SlowQueryResult) {
         match result {
-            SlowQueryResult::Extents(extents) => self.connection.block_status_done(slot, &extents),
+            SlowQueryResult::Extents(extents) => {
+                self.connection.complete_block_status(slot, &extents)
+            }
             SlowQueryResult::Size(done) => {
                 let done = done.map_err(|(error, text)| {
                     self.handle.emit(NbdEvent::Error(text));
                     error
                 });
-                self.connection.resized(slot, done);
+                self.connection.complete_resize(slot, done);
             }
         }
     }
@@ -239,20 +242,20 @@ impl Session {
     /// Sends all queued bytes in one call.
     #[inline]
     fn send(&mut self) {
-        let segments = self.connection.to_send();
+        let segments = self.connection.unsent_segments();
         if segments.is_empty() {
             return;
         }
         match self.stream.send(segments) {
             Ok(count) => {
-                self.handle.sent();
+                self.handle.count_send();
                 self.receiving.record_transfer(count);
-                self.connection.sent(count);
-                self.is_blocked = !self.connection.to_send().is_empty();
+                self.connection.record_sent(count);
+                self.is_blocked = !self.connection.unsent_segments().is_empty();
             }
             Err(error) => {
                 self.set_disconnect_reason(DisconnectReason::Broken(error.to_string()));
-                self.connection.broken();
+                self.connection.handle_send_error();
             }
         }
     }
@@ -265,25 +268,25 @@ impl Session {
         match command {
             SessionCommand::Disconnect => {
                 self.set_disconnect_reason(DisconnectReason::Administrative);
-                self.connection.receive_end();
+                self.connection.handle_stream_end();
             }
             SessionCommand::DeviceRemoved if self.connection.is_negotiating() => {
                 self.set_disconnect_reason(DisconnectReason::DeviceRemoved);
-                self.connection.receive_end();
+                self.connection.handle_stream_end();
             }
             SessionCommand::DeviceRemoved => {
                 self.set_disconnect_reason(DisconnectReason::DeviceRemoved);
                 if self.removal_deadline == Instant::NEVER {
                     self.removal_deadline = now.after(REMOVED_GRACE);
                 } else if now >= self.removal_deadline {
-                    self.connection.receive_end();
+                    self.connection.handle_stream_end();
                 }
             }
         }
     }
 
     /// Returns why the session ended.
-    fn reason(&mut self) -> DisconnectReason {
+    fn take_disconnect_reason(&mut self) -> DisconnectReason {
         let of_client = self.connection.client_close().map(|client_close| match client_close {
             ClientClose::Disconnected => DisconnectReason::ClientDisconnect,
             ClientClose::NoExport => DisconnectReason::NoExport,
@@ -294,7 +297,7 @@ impl Session {
 
     /// Publishes the counters.
     #[inline]
-    fn show(&self) {
+    fn publish_counters(&self) {
         let phase = if self.connection.is_closing() {
             ConnectionPhase::Ending
         } else if self.connection.is_negotiating() {
@@ -302,7 +305,11 @@ impl Session {
         } else {
             ConnectionPhase::Transmission
         };
-        self.handle.show(phase, &self.connection.done(), self.connection.outstanding() as u64);
+        self.handle.publish_counters(
+            phase,
+            &self.connection.completed_requests(),
+            self.connection.outstanding_requests() as u64,
+        );
     }
 
     /// Enforces the deadlines, so that no wait is unbounded and a closing connection closes.
@@ -311,7 +318,7 @@ impl Session {
             self.is_closing = true;
             self.deadline = now.after(CLOSE_TIMEOUT);
         } else if !self.is_closing && !self.connection.is_negotiating() {
-            let is_idle = self.connection.outstanding() == 0 && !self.is_blocked;
+            let is_idle = self.connection.outstanding_requests() == 0 && !self.is_blocked;
             let idle_max = self.idle_max.filter(|_| is_idle);
             self.deadline = idle_max.map_or(Instant::NEVER, |most| self.active_at.after(most));
         }
@@ -322,7 +329,7 @@ impl Session {
             // they have completed.
             self.backend.fence_writes();
         }
-        let is_slow = self.sending.is_too_slow(now, self.connection.partial_request())
+        let is_slow = self.sending.is_too_slow(now, self.connection.partial_request_number())
             | self.receiving.is_too_slow(now, self.is_blocked.then_some(0));
         if now >= self.deadline || is_slow {
             let is_idle = !self.is_closing && !self.connection.is_negotiating() && !is_slow;
@@ -331,52 +338,52 @@ impl Session {
             } else {
                 DisconnectReason::TooSlow
             });
-            self.connection.broken();
+            self.connection.handle_send_error();
         }
     }
 
     /// Requests memory again that other connections held.
     #[inline]
-    fn try_again(&mut self, now: Instant) {
-        if !self.connection.waits_for_memory() {
+    fn retry_allocation(&mut self, now: Instant) {
+        if !self.connection.is_waiting_for_memory() {
             self.lease_retry_at = Instant::NEVER;
         } else if now >= self.lease_retry_at {
-            self.connection.try_again();
+            self.connection.retry_allocation();
             self.lease_retry_at = now.after(LEASE_RETRY_INTERVAL);
         } else if self.lease_retry_at == Instant::NEVER {
             self.lease_retry_at = now.after(LEASE_RETRY_INTERVAL);
         }
     }
 
-    fn wanted(&mut self) -> Interest {
+    fn socket_interest(&mut self) -> Interest {
         Interest {
             readable: !self.connection.receive_into().is_empty(),
-            writable: self.is_blocked && !self.connection.to_send().is_empty(),
+            writable: self.is_blocked && !self.connection.unsent_segments().is_empty(),
         }
     }
 
     /// Whether bytes are queued that no send call has been tried for.
     #[inline]
     fn has_unsent(&self) -> bool {
-        !self.is_blocked && !self.connection.to_send().is_empty()
+        !self.is_blocked && !self.connection.unsent_segments().is_empty()
     }
 
     /// Whether the device has not completed everything that the client requested.
     fn has_in_flight(&self) -> bool {
-        self.wants_space() || self.connection.in_flight() > 0
+        self.has_unsubmitted() || self.connection.in_flight_requests() > 0
     }
 
     /// Whether the I/O channel has not accepted all requests.
-    fn wants_space(&self) -> bool {
-        !self.connection.requests().0.is_empty()
+    fn has_unsubmitted(&self) -> bool {
+        !self.connection.pending_requests().0.is_empty()
     }
 
     /// Whether progress requires another iteration without any wake-up.
     fn needs_iteration(&self) -> bool {
         // A channel that refuses requests with nothing in flight gives no wake-up, unless it names
         // a time to retry.
-        let refuses = self.wants_space()
-            && self.connection.in_flight() == 0
+        let refuses = self.has_unsubmitted()
+            && self.connection.in_flight_requests() == 0
             && self.backend.wake_at() == Instant::NEVER;
         self.connection.can_step()
             || self.has_unsent()
@@ -388,26 +395,28 @@ impl Session {
 impl Session {
     /// Moves requests and completions between client and device. Returns the amount of work.
     #[inline]
-    fn work(&mut self, now: Instant) -> usize {
-        self.latency.account(now, self.connection.in_flight());
-        if let Some(command) = self.handle.ordered() {
+    fn process_requests(&mut self, now: Instant) -> usize {
+        self.latency.account_in_flight(now, self.connection.in_flight_requests());
+        if let Some(command) = self.handle.pending_command() {
             self.execute_command(command, now);
         }
         if self.is_blocked && self.recv_backoff.is_due(now) {
             self.send();
         }
-        self.try_again(now);
-        let before = self.connection.outstanding();
+        self.retry_allocation(now);
+        let before = self.connection.outstanding_requests();
         let received = self.receive(now);
         // Order matters: bytes received now become requests of this iteration and are submitted at
         // once.
         let mut count = received + self.connection.step();
         if received > 0 {
-            self.recv_backoff
-                .found_requests(now, self.connection.outstanding().saturating_sub(before));
+            self.recv_backoff.record_requests(
+                now,
+                self.connection.outstanding_requests().saturating_sub(before),
+            );
         }
         count += self.submit(now);
-        count += self.result(now);
+        count += self.handle_slow_query_results(now);
         if count > 0 {
             self.active_at = now;
         }
@@ -418,10 +427,10 @@ impl Session {
 impl Poller for Session {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let now = context.now();
-        let mut count = self.work(now) + self.run_slow_queries(context);
+        let mut count = self.process_requests(now) + self.run_slow_queries(context);
         self.check_deadlines(now);
-        if self.connection.is_over() {
-            context.end();
+        if self.connection.is_finished() {
+            context.end_thread();
             count += 1;
         }
         // Queued bytes are sent by the flush at the end of an iteration that did work, so they
@@ -433,77 +442,78 @@ impl Poller for Session {
     fn flush(&mut self) {
         self.backend.flush();
         self.send();
-        self.show();
+        self.publish_counters();
     }
 
     fn arm(&mut self) -> PollResult {
         // Always arm: a stale signal that was not consumed would end every wait at once.
         let has_answer = self.backend.arm();
-        self.connection.release();
-        let wanted = self.wanted();
+        self.connection.release_unused_memory();
+        let wanted = self.socket_interest();
         if wanted != self.interest {
             self.interest = wanted;
-            if let Err(error) = self.watch.change(&self.stream, SOCKET, wanted) {
+            if let Err(error) = self.watch.modify(&self.stream, SOCKET, wanted) {
                 self.set_disconnect_reason(DisconnectReason::Broken(error.to_string()));
-                self.connection.broken();
+                self.connection.handle_send_error();
                 return PollResult::Busy;
             }
         }
-        let is_reported = self.handle.ordered().is_some() && self.reason.is_none();
+        let is_reported = self.handle.pending_command().is_some() && self.reason.is_none();
         let stays_awake = is_reported
             || self.needs_iteration()
-            || (self.connection.in_flight() > 0 && has_answer);
+            || (self.connection.in_flight_requests() > 0 && has_answer);
         PollResult::from_count(usize::from(stays_awake))
     }
 
     fn disarm(&mut self) {
         self.backend.disarm();
         // The wake-up may have been for this socket.
-        self.recv_backoff.now();
+        self.recv_backoff.make_due();
     }
 
-    fn wake_at(&self) -> Instant {
-        let backend = self.connection.in_flight() > 0 || self.wants_space();
+    fn panicking_wake_at(&self) -> Instant {
+        let backend = self.connection.in_flight_requests() > 0 || self.has_unsubmitted();
         let backend = if backend { self.backend.wake_at() } else { Instant::NEVER };
-        let client = self.sending.until().min(self.receiving.until()).min(self.lease_retry_at);
+        let client =
+            self.sending.window_end().min(self.receiving.window_end()).min(self.lease_retry_at);
         self.deadline.min(self.removal_deadline).min(client).min(backend)
     }
 
     fn expected_latency(&self) -> Option<Span> {
-        self.latency.mean().filter(|_| self.connection.in_flight() > 0)
+        self.latency.mean_latency().filter(|_| self.connection.in_flight_requests() > 0)
     }
 
     /// Before a migration: ready when nothing is in flight. Before the end: ready when in addition
     /// all replies have been sent, or cannot be sent.
     fn detach(&mut self, parting: DetachReason) -> bool {
         self.is_migrating = parting == DetachReason::Migrating;
-        let has_drained = self.connection.in_flight() == 0;
+        let has_drained = self.connection.in_flight_requests() == 0;
         if self.is_migrating {
             return has_drained;
         }
-        self.connection.receive_end();
+        self.connection.handle_stream_end();
         has_drained
-            && (self.connection.is_over()
+            && (self.connection.is_finished()
                 || self.is_blocked
-                || self.connection.to_send().is_empty())
+                || self.connection.unsent_segments().is_empty())
     }
 
     fn attach(&mut self) {
         self.is_migrating = false;
         // Data may have arrived during the migration.
-        self.recv_backoff.now();
+        self.recv_backoff.make_due();
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.show();
+        self.publish_counters();
         self.exported_device.remove_session(self.handle.id());
-        let reason = self.reason();
+        let reason = self.take_disconnect_reason();
         self.handle.report_disconnected(reason);
-        if self.connection.in_flight() > 0 {
+        if self.connection.in_flight_requests() > 0 {
             // The device may still write to this memory, so it must never be reused.
-            self.memory_lease.lose();
+            self.memory_lease.leak();
         }
     }
 }

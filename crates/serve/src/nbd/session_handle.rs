@@ -162,7 +162,7 @@ impl SessionHandle {
 
     /// Command sent to the session, if any.
     #[inline]
-    pub(super) fn ordered(&self) -> Option<SessionCommand> {
+    pub(super) fn pending_command(&self) -> Option<SessionCommand> {
         match self.command.load(Ordering::Relaxed) {
             0 => None,
             1 => Some(SessionCommand::Disconnect),
@@ -172,20 +172,20 @@ impl SessionHandle {
 
     /// Counts a receive call.
     #[inline]
-    pub(super) fn received(&self, in_vain: bool) {
+    pub(super) fn count_receive(&self, in_vain: bool) {
         let counters = &self.counters;
         if in_vain { counters.receives_in_vain.add(1) } else { counters.receives.add(1) }
     }
 
     /// Counts a send call.
     #[inline]
-    pub(super) fn sent(&self) {
+    pub(super) fn count_send(&self) {
         self.counters.sends.add(1);
     }
 
     /// Publishes the counters and the phase.
     #[inline]
-    pub(super) fn show(&self, phase: ConnectionPhase, done: &NbdStats, in_flight: u64) {
+    pub(super) fn publish_counters(&self, phase: ConnectionPhase, done: &NbdStats, in_flight: u64) {
         let counters = &self.counters;
         counters.reads.set(done.reads);
         counters.read_bytes.set(done.read_bytes);

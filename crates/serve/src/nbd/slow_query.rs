@@ -46,12 +46,12 @@ impl SlowQueries {
             (Arc::clone(&self.exported_device), Arc::clone(&self.query_results));
         let SlowQuery { slot, kind } = query;
         let job = BlockingTask::new("queries", move || {
-            query_results.put(slot, run_query(&exported_device, kind));
-            thread.notify();
+            query_results.push(slot, run_query(&exported_device, kind));
+            thread.notify_reactor();
         });
         self.open += 1;
         if self.pool.submit(job).is_err() {
-            self.query_results.put(slot, overload_result(kind));
+            self.query_results.push(slot, overload_result(kind));
         }
     }
 
@@ -62,7 +62,7 @@ impl SlowQueries {
     }
 
     /// Removes and returns all results.
-    pub(super) fn take(&mut self) -> Vec<(u16, SlowQueryResult)> {
+    pub(super) fn take_results(&mut self) -> Vec<(u16, SlowQueryResult)> {
         let taken = std::mem::take(
             &mut *self.query_results.results.lock().unwrap_or_else(PoisonError::into_inner),
         );
@@ -73,7 +73,7 @@ impl SlowQueries {
 }
 
 impl QueryResults {
-    fn put(&self, slot: u16, result: SlowQueryResult) {
+    fn push(&self, slot: u16, result: SlowQueryResult) {
         self.results.lock().unwrap_or_else(PoisonError::into_inner).push((slot, result));
         // Release; pairs with the acquire in `has_results`.
         self.count.fetch_add(1, Ordering::Release);
@@ -83,7 +83,7 @@ impl QueryResults {
 fn run_query(exported_device: &ExportedDevice, kind: QueryKind) -> SlowQueryResult {
     match kind {
         QueryKind::Extents { .. } => {
-            SlowQueryResult::Extents(block_status_extents(&**exported_device.medium(), kind))
+            SlowQueryResult::Extents(block_status_extents(&**exported_device.block_device(), kind))
         }
         QueryKind::Size { bytes } => {
             let grows = bytes > exported_device.export().size_bytes();
@@ -122,7 +122,7 @@ pub(super) fn block_status_extents(medium: &dyn BlockDevice, kind: QueryKind) ->
         let blocks = extent.blocks.max(1);
         let until = (at / block_size).saturating_add(blocks).saturating_mul(block_size).min(end);
         let len_bytes = u32::try_from(until - at).unwrap_or(u32::MAX);
-        let flags = flags(extent.kind);
+        let flags = extent_flags(extent.kind);
         let events = extents.len();
         match extents.last_mut() {
             Some(last) if last.flags == flags => last.len_bytes += len_bytes,
@@ -134,7 +134,7 @@ pub(super) fn block_status_extents(medium: &dyn BlockDevice, kind: QueryKind) ->
     extents
 }
 
-fn flags(holds: ExtentKind) -> ExtentFlags {
+fn extent_flags(holds: ExtentKind) -> ExtentFlags {
     match holds {
         ExtentKind::Data => ExtentFlags::NONE,
         ExtentKind::Zeroes => ExtentFlags::ZERO,
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn extents_are_joined_cut_and_counted() {
+    fn extents_are_merged_clipped_and_limited_in_number() {
         assert_eq!(complete_block_status(0, 4096, 10), [(2048, 3), (1024, 0), (1024, 2)]);
         assert_eq!(complete_block_status(0, 4096, 1), [(2048, 3)]);
         assert_eq!(complete_block_status(100, 200, 10), [(200, 3)]);

@@ -11,17 +11,17 @@ use tenmil_base::{
     BlockDevice, CompletionBatch, Durability, HoleReporting, Instant, IoChannel, Limits, Memory,
     Segment,
 };
-use tenmil_dma::{Mapping, RegionTable};
+use tenmil_dma::{MemoryMapping, RegionTable};
 use tenmil_drivers::RamDevice;
 use tenmil_wire::nbd::ErrorCode;
 
+use super::buffer_pool::{BufferPool, POOL_BYTES};
 use super::memory::MEMORY_BYTES;
-use super::pool::{POOL_BYTES, Pool};
 use super::slow_query::block_status_extents;
 use super::{Connection, Export, QueryKind};
 
 /// Connection and its backend; the test moves all data between them.
-struct Session {
+struct TestConnection {
     connection: Connection,
     backend: Box<dyn IoChannel>,
     medium: RamDevice,
@@ -35,35 +35,35 @@ const BLOCK: u32 = 512;
 /// Size of the device in bytes.
 const SIZE: u64 = 64 << 20;
 
-impl Session {
+impl TestConnection {
     fn new() -> Self {
-        Self::with(false, |_| {})
+        Self::with_limits(false, |_| {})
     }
 
-    fn with(is_read_only: bool, change: impl FnOnce(&mut Limits)) -> Self {
-        Self::of(is_read_only, |export| export, change)
+    fn with_limits(is_read_only: bool, change: impl FnOnce(&mut Limits)) -> Self {
+        Self::from_export(is_read_only, |export| export, change)
     }
 
     /// Session whose client may resize the device.
     fn resizable() -> Self {
-        Self::of(false, Export::with_resize, |_| {})
+        Self::from_export(false, Export::with_resize, |_| {})
     }
 
     /// Session on a device that reports holes.
     fn with_holes(holes: HoleReporting) -> Self {
-        Self::of(false, |export| export.with_holes(holes), |_| {})
+        Self::from_export(false, |export| export.with_hole_reporting(holes), |_| {})
     }
 
-    fn of(
+    fn from_export(
         is_read_only: bool,
         extend: impl FnOnce(Export) -> Export,
         change: impl FnOnce(&mut Limits),
     ) -> Self {
         let regions = RegionTable::new(4);
         let medium = RamDevice::new(&regions, BLOCK, SIZE / u64::from(BLOCK)).unwrap();
-        let memory = Mapping::with_small_pages(MEMORY_BYTES as usize).unwrap();
-        let memory = regions.add(memory).unwrap();
-        let pool = Arc::new(Pool::new(&regions, POOL_BYTES).unwrap());
+        let memory = MemoryMapping::with_small_pages(MEMORY_BYTES as usize).unwrap();
+        let memory = regions.add_mapping(memory).unwrap();
+        let pool = Arc::new(BufferPool::new(&regions, POOL_BYTES).unwrap());
         // The RAM device is not durable; it claims a volatile cache so that flush and FUA are
         // tested.
         let mut limits = Limits { durability: Durability::VolatileCache, ..medium.limits() };
@@ -81,7 +81,7 @@ impl Session {
     }
 
     /// Gives the connection as many bytes as it accepts; returns their number.
-    fn give(&mut self, bytes: &[u8]) -> usize {
+    fn receive_bytes(&mut self, bytes: &[u8]) -> usize {
         let mut left = bytes;
         for segment in self.connection.receive_into() {
             let count = left.len().min(segment.len_bytes as usize);
@@ -91,31 +91,31 @@ impl Session {
             left = rest;
         }
         let count = bytes.len() - left.len();
-        self.connection.received(count);
+        self.connection.record_received(count);
         count
     }
 
     /// Takes at most `most` bytes of the output of the connection.
-    fn take(&mut self, most: usize) -> Vec<u8> {
+    fn take_sent_bytes(&mut self, most: usize) -> Vec<u8> {
         let mut taken = Vec::new();
-        for segment in self.connection.to_send() {
+        for segment in self.connection.unsent_segments() {
             let count = (most - taken.len()).min(segment.len_bytes as usize);
             let begin = taken.len();
             taken.resize(begin + count, 0);
             let from = Segment { len_bytes: u32::try_from(count).unwrap(), ..*segment };
             self.regions.load(from, &mut taken[begin..]).unwrap();
         }
-        self.connection.sent(taken.len());
+        self.connection.record_sent(taken.len());
         taken
     }
 
     /// Does all work except moving bytes; returns whether there was any.
-    fn work(&mut self) -> bool {
+    fn run_until_idle(&mut self) -> bool {
         let now = Instant::default();
         let mut count = self.connection.step();
-        let (requests, segments) = self.connection.requests();
+        let (requests, segments) = self.connection.pending_requests();
         let taken = self.backend.submit(now, requests, segments);
-        self.connection.taken(taken);
+        self.connection.record_submitted(taken);
         count += taken;
         count += self.backend.poll(now, &mut self.completions);
         self.completions
@@ -126,11 +126,11 @@ impl Session {
                 QueryKind::Size { bytes } => {
                     let done = if bytes > SIZE { Err(ErrorCode::ENOSPC) } else { Ok(()) };
                     self.export.resize(bytes.min(SIZE) / u64::from(BLOCK));
-                    self.connection.resized(query.slot, done);
+                    self.connection.complete_resize(query.slot, done);
                 }
                 kind => {
                     let extents = block_status_extents(&self.medium, kind);
-                    self.connection.block_status_done(query.slot, &extents);
+                    self.connection.complete_block_status(query.slot, &extents);
                 }
             }
             count += 1;
@@ -139,14 +139,14 @@ impl Session {
     }
 
     /// Sends `bytes` in fragments of `piece` bytes and returns all output.
-    fn talk(&mut self, bytes: &[u8], piece: usize) -> Vec<u8> {
+    fn exchange_bytes(&mut self, bytes: &[u8], piece: usize) -> Vec<u8> {
         let (mut left, mut back) = (bytes, Vec::new());
         loop {
-            let given = self.give(&left[..piece.min(left.len())]);
+            let given = self.receive_bytes(&left[..piece.min(left.len())]);
             left = &left[given..];
             let mut worked = given > 0;
-            while self.work() || !self.connection.to_send().is_empty() {
-                back.extend(self.take(usize::MAX));
+            while self.run_until_idle() || !self.connection.unsent_segments().is_empty() {
+                back.extend(self.take_sent_bytes(usize::MAX));
                 worked = true;
             }
             if !worked {

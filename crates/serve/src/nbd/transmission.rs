@@ -18,13 +18,15 @@ use tenmil_dma::RegionTable;
 use tenmil_wire::nbd::reply::extent_bytes;
 use tenmil_wire::nbd::{ChunkHeader, Command, CommandFlags, ErrorCode, Extent, RequestHeader};
 
+use super::buffer_pool::BufferPool;
 use super::export::Export;
-use super::inbox::Inbox;
-use super::memory::{LargeBuffers, Layout, RequestBuffer, SLOTS, SMALL_BYTES, cut};
+use super::memory::{
+    ConnectionMemory, LargeBuffers, RequestBuffer, SLOTS, SMALL_BYTES, subsegment,
+};
 use super::negotiation::{ALLOCATION, NegotiatedOptions};
-use super::outbox::Outbox;
-use super::pool::Pool;
+use super::receive_buffer::ReceiveBuffer;
 use super::reply::{ReplyHeader, RequestFailure};
+use super::send_queue::SendQueue;
 use receive::RequestState;
 
 /// Requests of a connection in the transmission phase.
@@ -33,7 +35,7 @@ pub(super) struct Transmission {
     export: Arc<Export>,
     options: NegotiatedOptions,
     regions: RegionTable,
-    layout: Layout,
+    layout: ConnectionMemory,
     store: LargeBuffers,
     slots: Box<[RequestSlot]>,
     free: Vec<u16>,
@@ -128,8 +130,8 @@ impl Transmission {
         export: Arc<Export>,
         options: NegotiatedOptions,
         regions: RegionTable,
-        layout: Layout,
-        pool: Arc<Pool>,
+        layout: ConnectionMemory,
+        pool: Arc<BufferPool>,
     ) -> Self {
         let nothing = RequestSlot {
             header: RequestHeader {
@@ -148,6 +150,7 @@ impl Transmission {
             is_hole: false,
             then_flush: false,
         };
+        // Every table has its final size, so that requests allocate nothing.
         Self {
             export,
             options,
@@ -169,7 +172,7 @@ impl Transmission {
     }
 
     /// Whether the client sent `NBD_CMD_DISC`.
-    pub(super) fn is_ended(&self) -> bool {
+    pub(super) fn has_client_disconnected(&self) -> bool {
         self.is_ended
     }
 
@@ -180,26 +183,28 @@ impl Transmission {
 
     /// Number of requests whose replies have not been sent.
     #[inline]
-    pub(super) fn outstanding(&self) -> usize {
+    pub(super) fn outstanding_requests(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
     /// Completed requests.
-    pub(super) fn done(&self) -> &NbdStats {
+    pub(super) fn completed_requests(&self) -> &NbdStats {
         &self.done
     }
 
     /// Pieces submitted and not completed.
-    pub(super) fn in_flight(&self) -> usize {
+    pub(super) fn in_flight_requests(&self) -> usize {
         self.in_flight
     }
 
     /// Number of the request that was received in part, the rest of which is awaited from the
     /// client.
     #[inline]
-    pub(super) fn partial_request(&self, inbox: &Inbox) -> Option<u64> {
+    pub(super) fn partial_request_number(&self, inbox: &ReceiveBuffer) -> Option<u64> {
         let is_begun = match self.awaits {
-            RequestState::Header => (1..RequestHeader::BYTES).contains(&(inbox.len() as usize)),
+            RequestState::Header => {
+                (1..RequestHeader::BYTES).contains(&(inbox.unparsed_bytes() as usize))
+            }
             RequestState::Payload { .. } | RequestState::DiscardPayload { .. } => true,
         };
         is_begun.then_some(self.headers)
@@ -207,18 +212,18 @@ impl Transmission {
 
     /// Whether a request waits for memory that other connections hold.
     #[inline]
-    pub(super) fn waits_for_memory(&self) -> bool {
+    pub(super) fn is_waiting_for_memory(&self) -> bool {
         self.store.is_lease_refused()
     }
 
     /// Allows the next request to try allocating again.
-    pub(super) fn try_again(&mut self) {
-        self.store.try_again();
+    pub(super) fn retry_allocation(&mut self) {
+        self.store.allow_lease();
     }
 
     /// Returns unused memory to the pool.
-    pub(super) fn release(&mut self) {
-        self.store.release();
+    pub(super) fn release_unused_memory(&mut self) {
+        self.store.release_leased();
     }
 
     /// Drops a request that was received in part: nothing more will arrive.
@@ -234,13 +239,13 @@ impl Transmission {
 
     /// Requests to submit, and their segment table.
     #[inline]
-    pub(super) fn requests(&self) -> (&[Request], &[Segment]) {
+    pub(super) fn pending_requests(&self) -> (&[Request], &[Segment]) {
         (&self.requests, &self.segments)
     }
 
     /// Records that the I/O channel accepted the first `count` of them.
     #[inline]
-    pub(super) fn taken(&mut self, count: usize) {
+    pub(super) fn record_submitted(&mut self, count: usize) {
         self.in_flight += count;
         self.requests.drain(..count);
         let Some(first) = self.requests.first().map(|request| request.segment_first) else {
@@ -252,7 +257,7 @@ impl Transmission {
 
     /// Handles the completion of a piece.
     #[inline]
-    pub(super) fn handle_completion(&mut self, completion: IoCompletion, outbox: &mut Outbox) {
+    pub(super) fn handle_completion(&mut self, completion: IoCompletion, outbox: &mut SendQueue) {
         let slot = u16::try_from(completion.token & 0xffff).unwrap_or(0);
         let memory = &mut self.slots[usize::from(slot)];
         self.in_flight -= 1;
@@ -264,7 +269,7 @@ impl Transmission {
             let offset = (memory.operation != Operation::Flush)
                 .then(|| memory.header.offset + (completion.token >> 16));
             let writes = memory.operation != Operation::Read;
-            let failure = RequestFailure::of(completion.status, writes, offset);
+            let failure = RequestFailure::from_io_status(completion.status, writes, offset);
             // Of several errors, the one at the lowest offset is reported.
             if memory.failure.is_none_or(|earlier| earlier.offset > failure.offset) {
                 memory.failure = Some(failure);
@@ -272,46 +277,47 @@ impl Transmission {
         }
         if memory.pieces == 0 {
             if memory.then_flush && memory.failure.is_none() {
-                return self.flush_after(slot);
+                return self.flush_after_trim(slot);
             }
-            self.reply(slot, outbox);
+            self.queue_reply(slot, outbox);
         }
     }
 
     /// Submits the flush that makes a trim with FUA durable before it completes.
     #[cold]
-    fn flush_after(&mut self, slot: u16) {
+    fn flush_after_trim(&mut self, slot: u16) {
         let memory = &mut self.slots[usize::from(slot)];
         (memory.operation, memory.flags, memory.then_flush) =
             (Operation::Flush, RequestFlags::NONE, false);
-        self.begin(slot);
+        self.queue_request(slot);
     }
 
     /// Queues the reply to a completed request.
     #[inline]
-    fn reply(&mut self, slot: u16, outbox: &mut Outbox) {
+    fn queue_reply(&mut self, slot: u16, outbox: &mut SendQueue) {
         let memory = &self.slots[usize::from(slot)];
         let RequestHeader { command, cookie, offset, len_bytes, .. } = memory.header;
         let structured = self.options.structured;
         let reads = command == Command::READ;
         let is_hole = memory.is_hole && memory.failure.is_none();
         let header = match memory.failure {
-            Some(failure) => ReplyHeader::failed(structured, cookie, failure),
-            None if is_hole => ReplyHeader::hole(cookie, offset, len_bytes),
-            None => ReplyHeader::done(structured, cookie, reads.then_some((offset, len_bytes))),
+            Some(failure) => ReplyHeader::failure(structured, cookie, failure),
+            None if is_hole => ReplyHeader::read_hole(cookie, offset, len_bytes),
+            None => ReplyHeader::success(structured, cookie, reads.then_some((offset, len_bytes))),
         };
-        self.done.count(command, memory.failure.is_some(), len_bytes);
+        self.done.count_request(command, memory.failure.is_some(), len_bytes);
         self.queue_header(slot, &header, outbox);
         if reads && memory.failure.is_none() && !is_hole {
-            self.store.each((slot, memory.buffer), 0, len_bytes, |part| outbox.push(part));
+            self.store
+                .for_each_segment((slot, memory.buffer), 0, len_bytes, |part| outbox.push(part));
         }
-        outbox.end_of(slot);
+        outbox.mark_reply_end(slot);
     }
 
-    fn queue_header(&self, slot: u16, header: &ReplyHeader, outbox: &mut Outbox) {
+    fn queue_header(&self, slot: u16, header: &ReplyHeader, outbox: &mut SendQueue) {
         let bytes = header.as_slice();
         let len_bytes = u32::try_from(bytes.len()).expect("a header is short");
-        let segment = cut(self.layout.header(slot), 0, len_bytes);
+        let segment = subsegment(self.layout.reply_header(slot), 0, len_bytes);
         let stored = self.regions.store(segment, bytes);
         stored.expect("a connection has its memory as long as it lives");
         outbox.push(segment);
@@ -335,37 +341,46 @@ impl Transmission {
         &mut self,
         slot: u16,
         extents: &[Extent],
-        outbox: &mut Outbox,
+        outbox: &mut SendQueue,
     ) {
         let cookie = self.slots[usize::from(slot)].header.cookie;
         if extents.is_empty() {
             let failure = RequestFailure::new(ErrorCode::EIO, "it is not known what is where");
             self.slots[usize::from(slot)].failure = Some(failure);
-            return self.reply(slot, outbox);
+            return self.queue_reply(slot, outbox);
         }
         self.done.others += 1;
         let count = extents.len().min(EXTENTS_MAX);
         let bytes: Vec<u8> =
             extents[..count].iter().flat_map(|extent| extent_bytes(*extent)).collect();
-        self.queue_header(slot, &ReplyHeader::status(cookie, ALLOCATION, count), outbox);
+        self.queue_header(
+            slot,
+            &ReplyHeader::block_status_chunk(cookie, ALLOCATION, count),
+            outbox,
+        );
         let len_bytes = u32::try_from(bytes.len()).expect("no more than small memory");
-        self.store.each((slot, RequestBuffer::Small), 0, len_bytes, |part| {
+        self.store.for_each_segment((slot, RequestBuffer::Small), 0, len_bytes, |part| {
             let stored = self.regions.store(part, &bytes);
             stored.expect("a connection has its memory as long as it lives");
             outbox.push(part);
         });
-        outbox.end_of(slot);
+        outbox.mark_reply_end(slot);
     }
 
     /// Completes a resize query.
-    pub(super) fn resized(&mut self, slot: u16, done: Result<(), ErrorCode>, outbox: &mut Outbox) {
+    pub(super) fn complete_resize(
+        &mut self,
+        slot: u16,
+        done: Result<(), ErrorCode>,
+        outbox: &mut SendQueue,
+    ) {
         let failure = done.err().map(|error| RequestFailure::new(error, "its size cannot be that"));
         self.slots[usize::from(slot)].failure = failure;
-        self.reply(slot, outbox);
+        self.queue_reply(slot, outbox);
     }
 
     /// Whether pieces are waiting that did not fit into the last batch.
-    pub(super) fn has_queue(&self) -> bool {
+    pub(super) fn has_unbuilt_requests(&self) -> bool {
         !self.queue.is_empty()
     }
 }
@@ -380,7 +395,7 @@ impl Drop for Transmission {
 
 impl NbdStats {
     #[inline]
-    fn count(&mut self, command: Command, is_failure: bool, len_bytes: u32) {
+    fn count_request(&mut self, command: Command, is_failure: bool, len_bytes: u32) {
         if is_failure {
             self.errors += 1;
         } else if command == Command::READ {

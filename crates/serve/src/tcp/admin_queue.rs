@@ -13,7 +13,7 @@ use tenmil_wire::{AdminOpcode, Command, Completion, Status, TypedCommand};
 
 use super::association::Association;
 use super::command_table::{CommandTable, DataDirection};
-use super::service::Limits;
+use super::service::ServiceLimits;
 use super::subsystem_export::RESETS_MAX;
 
 /// Admin queue.
@@ -32,7 +32,7 @@ pub(super) struct AdminQueue {
     /// Injected bug: a reset of an unknown controller is completed successfully.
     accepts_unknown_resets: bool,
     /// Whether the last command was a Keep Alive of a host with a long keep-alive timeout.
-    is_only_kept_alive: bool,
+    is_last_command_keep_alive: bool,
 }
 
 /// Cross-Controller Reset in progress.
@@ -54,7 +54,7 @@ const _: () = assert!(COALESCED_KEEP_ALIVE_MIN.ns >= 50 * tenmil_linux::COALESCE
 const RESET_CHECK_INTERVAL: Span = Span::from_ms(1);
 
 impl AdminQueue {
-    pub(super) fn new(association: Arc<Association>, limits: &Limits) -> Self {
+    pub(super) fn new(association: Arc<Association>, limits: &ServiceLimits) -> Self {
         Self {
             association,
             bytes: Vec::new(),
@@ -63,12 +63,12 @@ impl AdminQueue {
             quiesce: limits.quiesce,
             accepts_unknown_resets: limits.injected_bugs.unknown_resets_done,
             resets: Vec::new(),
-            is_only_kept_alive: false,
+            is_last_command_keep_alive: false,
         }
     }
 
     /// Starts a command that has all its data.
-    pub(super) fn begin(
+    pub(super) fn start_command(
         &mut self,
         now: Instant,
         commands: &mut CommandTable,
@@ -76,11 +76,11 @@ impl AdminQueue {
         tag: u16,
     ) {
         self.wants_iteration = true;
-        self.is_only_kept_alive = false;
-        let command = *commands.command(tag);
+        self.is_last_command_keep_alive = false;
+        let command = *commands.command_of_tag(tag);
         let host_cid = command.cid();
         if command.opcode() == AdminOpcode::FabricsCommands.code() {
-            let completion = self.property(now, &command);
+            let completion = self.execute_property(now, &command);
             commands.complete_with(end, tag, 0, completion);
             return;
         }
@@ -89,11 +89,12 @@ impl AdminQueue {
         let command = abort_by_tag(commands, &command).with_cid(tag);
         let association = Arc::clone(&self.association);
         let mut transport = association.transport();
-        let data = transport.data(&command).and_then(|data| self.load(commands, tag, data));
+        let data =
+            transport.data(&command).and_then(|data| self.load_host_data(commands, tag, data));
         let result = match data {
             Ok(()) => {
                 let is_keep_alive = command.opcode() == AdminOpcode::KeepAlive.code();
-                self.is_only_kept_alive =
+                self.is_last_command_keep_alive =
                     is_keep_alive && transport.keep_alive() >= COALESCED_KEEP_ALIVE_MIN;
                 transport.execute(now, &command, host_cid, &mut self.bytes)
             }
@@ -105,7 +106,8 @@ impl AdminQueue {
         drop(transport);
         self.begin_resets(now);
         let Some(AdminResult { status, result }) = result else { return };
-        let sent = if status.is_success() { self.store(commands, tag) } else { Ok(0) };
+        let sent =
+            if status.is_success() { self.store_response_data(commands, tag) } else { Ok(0) };
         let (status, len_bytes) = match sent {
             Ok(len_bytes) => (status, len_bytes),
             Err(why) => (why, 0),
@@ -115,13 +117,13 @@ impl AdminQueue {
     }
 
     /// Whether the last command was a Keep Alive whose completion may be delayed.
-    pub(super) fn is_only_kept_alive(&self) -> bool {
-        self.is_only_kept_alive
+    pub(super) fn is_last_command_keep_alive(&self) -> bool {
+        self.is_last_command_keep_alive
     }
 
     /// Executes Property Get and Property Set (Base 2.1 §6.5, §6.6); other Fabrics commands are
     /// rejected.
-    fn property(&self, now: Instant, command: &Command) -> Completion {
+    fn execute_property(&self, now: Instant, command: &Command) -> Completion {
         let mut transport = self.association.transport();
         let bytes = |size| if size == PropertySize::Eight { 8 } else { 4 };
         let kind = FabricsType::from_u8(command.nsid().to_le_bytes()[0]);
@@ -148,9 +150,14 @@ impl AdminQueue {
     }
 
     /// Copies the data that the host sent, if their length and direction match the command.
-    fn load(&mut self, commands: &CommandTable, tag: u16, data: AdminData) -> Result<(), Status> {
+    fn load_host_data(
+        &mut self,
+        commands: &CommandTable,
+        tag: u16,
+        data: AdminData,
+    ) -> Result<(), Status> {
         let wrong = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
-        let (direction, len_bytes) = commands.data(tag);
+        let (direction, len_bytes) = commands.data_direction_and_len(tag);
         self.bytes.clear();
         match data {
             AdminData::None => Ok(()),
@@ -163,7 +170,7 @@ impl AdminQueue {
             {
                 self.bytes.resize(need as usize, 0);
                 let segment = commands.data_segment(tag, need).ok_or(wrong)?;
-                let loaded = commands.pool().regions().load(segment, &mut self.bytes);
+                let loaded = commands.buffer_pool().regions().load(segment, &mut self.bytes);
                 loaded.map_err(|_| Status::INTERNAL_ERROR)
             }
             AdminData::ToHost(_) | AdminData::FromHost(_) => Err(wrong),
@@ -188,12 +195,12 @@ impl AdminQueue {
         tag: u16,
         target: CrossControllerReset,
     ) -> Option<AdminResult> {
-        let found = self.association.export().association(target.icid);
-        let Some(other) = found.filter(|other| other.is_named_by(&target)) else {
+        let found = self.association.export().association_of_cntlid(target.icid);
+        let Some(other) = found.filter(|other| other.matches_reset(&target)) else {
             let export = self.association.export();
             // An unknown controller may belong to another process or to an earlier run of this one,
             // and may still write, so the reset must not be reported as done.
-            return Some(match export.has_ended(&target) || self.accepts_unknown_resets {
+            return Some(match export.has_instance_ended(&target) || self.accepts_unknown_resets {
                 true => reset_done(),
                 false => AdminResult::refused(Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr()),
             });
@@ -215,9 +222,9 @@ impl AdminQueue {
     fn check_resets(&mut self, now: Instant) {
         let Self { association, resets, .. } = self;
         resets.retain(|PendingReset { tag, target, until }| {
-            let found = association.export().association(target.icid);
-            let is_there = found.is_some_and(|other| other.is_named_by(target));
-            let is_gone = !is_there && association.export().has_ended(target);
+            let found = association.export().association_of_cntlid(target.icid);
+            let is_there = found.is_some_and(|other| other.matches_reset(target));
+            let is_gone = !is_there && association.export().has_instance_ended(target);
             if is_gone {
                 association.transport().end_reset(now, *tag, reset_done());
             } else if now >= *until {
@@ -229,20 +236,20 @@ impl AdminQueue {
     }
 
     /// Copies the data for the host into the command's buffer. Returns their length.
-    fn store(&self, commands: &CommandTable, tag: u16) -> Result<u32, Status> {
-        let (direction, capacity) = commands.data(tag);
+    fn store_response_data(&self, commands: &CommandTable, tag: u16) -> Result<u32, Status> {
+        let (direction, capacity) = commands.data_direction_and_len(tag);
         let len_bytes = u32::try_from(self.bytes.len()).unwrap_or(u32::MAX);
         if direction != DataDirection::ToHost || len_bytes == 0 {
             return Ok(0);
         }
         let segment = commands.data_segment(tag, len_bytes).filter(|_| len_bytes <= capacity);
         let segment = segment.ok_or(Status::INTERNAL_ERROR)?;
-        let stored = commands.pool().regions().store(segment, &self.bytes);
+        let stored = commands.buffer_pool().regions().store(segment, &self.bytes);
         stored.map(|()| len_bytes).map_err(|_| Status::INTERNAL_ERROR)
     }
 
     /// Polls the association if it is due. Returns why it has ended, once it has.
-    pub(super) fn step(
+    pub(super) fn poll_association(
         &mut self,
         now: Instant,
         is_wakeup_pending: bool,
@@ -261,9 +268,9 @@ impl AdminQueue {
             count += 1;
             // An event completion is followed by a request for details, so the host is no longer
             // idle.
-            self.is_only_kept_alive = false;
+            self.is_last_command_keep_alive = false;
             match result {
-                _ if !commands.is_ready(tag) => {}
+                _ if !commands.is_executing(tag) => {}
                 DeferredEnd::Completed(AdminResult { status, result }) => {
                     commands.complete_with(
                         end,
@@ -284,7 +291,7 @@ impl AdminQueue {
     }
 
     /// Ends the association, because its admin connection ends.
-    pub(super) fn stop(&mut self) {
+    pub(super) fn end_association(&mut self) {
         self.association.transport().end(EndReason::ConnectionLost);
     }
 
@@ -310,7 +317,7 @@ fn abort_by_tag(commands: &CommandTable, command: &Command) -> Command {
         return *command;
     }
     let [_, _, low, high] = command.cdw10().to_le_bytes();
-    let found = commands.find(u16::from_le_bytes([low, high]));
+    let found = commands.find_by_cid(u16::from_le_bytes([low, high]));
     // No command has this tag.
     let tag = found.map_or(u16::MAX, |(tag, _)| tag);
     command.with_cdw10(u32::from(tag) << 16)

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::Span;
 
-use crate::address::network_of_peer;
+use crate::peer_network::connection_limit_key_of_peer;
 
 /// Connection limits by origin. All connections also count towards
-/// [`connections_max`](super::Limits::connections_max).
+/// [`connections_max`](super::QueueLimits::connections_max).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdmissionLimits {
     /// Connections of one host NQN.
@@ -68,11 +68,11 @@ enum ConnectionCategory {
 pub(super) struct Admission {
     limits: AdmissionLimits,
     connections_max: usize,
-    counts: Mutex<Counts>,
+    counts: Mutex<ConnectionCounts>,
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct ConnectionCounts {
     all: usize,
     listed: usize,
     discovery: usize,
@@ -105,17 +105,17 @@ impl AdmissionLimits {
     /// quarters for loopback, a quarter for discovery, an eighth reserved for listed hosts; each
     /// with a lower bound. Half of the registrants of a namespace.
     #[must_use]
-    pub const fn of(connections_max: usize) -> Self {
-        const fn part(whole: usize, by: usize, minimum: usize) -> usize {
+    pub const fn default_for(connections_max: usize) -> Self {
+        const fn fraction(whole: usize, by: usize, minimum: usize) -> usize {
             if whole / by > minimum { whole / by } else { minimum }
         }
         Self {
-            per_host_max: part(connections_max, 2, 130),
-            per_address_max: part(connections_max, 2, 130),
-            loopback_max: part(connections_max - connections_max / 4, 1, 130),
-            discovery_per_address_max: part(connections_max, 16, 8),
-            discovery_max: part(connections_max, 4, 8),
-            unconnected_per_address_max: part(connections_max, 4, 130),
+            per_host_max: fraction(connections_max, 2, 130),
+            per_address_max: fraction(connections_max, 2, 130),
+            loopback_max: fraction(connections_max - connections_max / 4, 1, 130),
+            discovery_per_address_max: fraction(connections_max, 16, 8),
+            discovery_max: fraction(connections_max, 4, 8),
+            unconnected_per_address_max: fraction(connections_max, 4, 130),
             reserved: connections_max / 8,
             registrants_per_address_max: 64,
             keep_alive_max: Span::from_secs(600),
@@ -133,7 +133,7 @@ impl Admission {
         this: &Arc<Self>,
         peer: &str,
     ) -> Result<AdmittedConnection, AdmissionError> {
-        let address = network_of_peer(peer);
+        let address = connection_limit_key_of_peer(peer);
         let mut counts = this.counts();
         let limit = this.connections_max;
         let rejected = if counts.all >= limit {
@@ -141,8 +141,8 @@ impl Admission {
         } else {
             // The connection may belong to a listed host, so it may exceed the limit of its address
             // until Connect.
-            this.check_address(&counts, address, this.limits.reserved)
-                .or_else(|| this.check_unconnected(&counts, address))
+            this.check_address_limits(&counts, address, this.limits.reserved)
+                .or_else(|| this.check_unconnected_limits(&counts, address))
         };
         if let Some(rejected) = rejected {
             counts.rejected += 1;
@@ -158,14 +158,14 @@ impl Admission {
     }
 
     /// Number of rejected connections.
-    pub(super) fn rejected(&self) -> u64 {
+    pub(super) fn rejected_connections(&self) -> u64 {
         self.counts().rejected
     }
 
     /// Checks the limits of an address, each raised by `extra`.
-    fn check_address(
+    fn check_address_limits(
         &self,
-        counts: &Counts,
+        counts: &ConnectionCounts,
         address: Option<IpAddr>,
         extra: usize,
     ) -> Option<AdmissionError> {
@@ -180,9 +180,9 @@ impl Admission {
             .then_some(AdmissionError::Loopback { limit: loopback_max })
     }
 
-    fn check_unconnected(
+    fn check_unconnected_limits(
         &self,
-        counts: &Counts,
+        counts: &ConnectionCounts,
         address: Option<IpAddr>,
     ) -> Option<AdmissionError> {
         let limit = self.limits.unconnected_per_address_max;
@@ -190,9 +190,9 @@ impl Admission {
         (found.copied().unwrap_or(0) >= limit).then_some(AdmissionError::Unconnected { limit })
     }
 
-    fn check(
+    fn check_category_limits(
         &self,
-        counts: &Counts,
+        counts: &ConnectionCounts,
         category: &ConnectionCategory,
         address: Option<IpAddr>,
         lists_hosts: bool,
@@ -212,11 +212,11 @@ impl Admission {
             return None;
         }
         if *category == ConnectionCategory::Discovery
-            && let Some(rejected) = self.check_discovery(counts, address)
+            && let Some(rejected) = self.check_discovery_limits(counts, address)
         {
             return Some(rejected);
         }
-        if let Some(rejected) = self.check_address(counts, address, 0) {
+        if let Some(rejected) = self.check_address_limits(counts, address, 0) {
             return Some(rejected);
         }
         let unreserved = self.connections_max.saturating_sub(reserved);
@@ -224,7 +224,11 @@ impl Admission {
         is_exceeded.then_some(AdmissionError::Reserved { reserved })
     }
 
-    fn check_discovery(&self, counts: &Counts, address: Option<IpAddr>) -> Option<AdmissionError> {
+    fn check_discovery_limits(
+        &self,
+        counts: &ConnectionCounts,
+        address: Option<IpAddr>,
+    ) -> Option<AdmissionError> {
         let AdmissionLimits { discovery_max, discovery_per_address_max, .. } = self.limits;
         let address_connections = address.and_then(|it| counts.discovery_addresses.get(&it));
         if counts.discovery >= discovery_max {
@@ -234,12 +238,12 @@ impl Admission {
         is_exceeded.then_some(AdmissionError::Discovery { limit: discovery_per_address_max })
     }
 
-    fn counts(&self) -> MutexGuard<'_, Counts> {
+    fn counts(&self) -> MutexGuard<'_, ConnectionCounts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Counts {
+impl ConnectionCounts {
     fn add(&mut self, category: &ConnectionCategory, address: Option<IpAddr>) {
         self.all += 1;
         match category {
@@ -339,7 +343,8 @@ impl AdmittedConnection {
         let mut counts = self.admission.counts();
         // The connection must not count against its own new category.
         counts.remove(&self.category, self.address);
-        let rejected = self.admission.check(&counts, &category, self.address, lists_hosts);
+        let rejected =
+            self.admission.check_category_limits(&counts, &category, self.address, lists_hosts);
         match &rejected {
             Some(_) => counts.rejected += 1,
             None => self.category = category,
@@ -407,16 +412,20 @@ mod tests {
 
     use super::{Admission, AdmissionError, AdmissionLimits, AdmittedConnection};
 
-    fn admission(connections_max: usize) -> Arc<Admission> {
-        Admission::new(AdmissionLimits::of(connections_max), connections_max)
+    fn test_admission(connections_max: usize) -> Arc<Admission> {
+        Admission::new(AdmissionLimits::default_for(connections_max), connections_max)
     }
 
-    fn peers(admission: &Arc<Admission>, peer: &str, count: usize) -> Vec<AdmittedConnection> {
+    fn peer_addresses(
+        admission: &Arc<Admission>,
+        peer: &str,
+        count: usize,
+    ) -> Vec<AdmittedConnection> {
         (0..count).map(|_| Admission::admit(admission, peer).unwrap()).collect()
     }
 
     /// Admits a connection and assigns it to a listed or an unlisted host.
-    fn connect(
+    fn admit_and_connect(
         admission: &Arc<Admission>,
         peer: &str,
         (host, is_listed): (&str, bool),
@@ -426,10 +435,13 @@ mod tests {
     }
 
     /// Admits connections of a peer, each with another host name, until one is rejected.
-    fn flood(admission: &Arc<Admission>, peer: &str) -> (Vec<AdmittedConnection>, AdmissionError) {
+    fn admit_until_rejected(
+        admission: &Arc<Admission>,
+        peer: &str,
+    ) -> (Vec<AdmittedConnection>, AdmissionError) {
         let mut held = Vec::new();
         loop {
-            match connect(admission, peer, (&format!("nqn.{}", held.len()), false)) {
+            match admit_and_connect(admission, peer, (&format!("nqn.{}", held.len()), false)) {
                 Ok(admitted) => held.push(admitted),
                 Err(rejected) => return (held, rejected),
             }
@@ -437,54 +449,55 @@ mod tests {
     }
 
     #[test]
-    fn one_address_uses_at_most_half_under_any_nqns() {
+    fn one_address_uses_at_most_half_under_any_hostnqns() {
         for peer in ["192.0.2.1:5000", "127.0.0.1:5000", "[::1]:5000"] {
-            let admission = admission(1100);
-            let (held, rejected) = flood(&admission, peer);
+            let admission = test_admission(1100);
+            let (held, rejected) = admit_until_rejected(&admission, peer);
             assert_eq!(
                 (held.len(), rejected),
                 (550, AdmissionError::Address { limit: 550 }),
                 "{peer}"
             );
-            assert!(connect(&admission, "192.0.2.2:1", ("nqn.other", false)).is_ok());
+            assert!(admit_and_connect(&admission, "192.0.2.2:1", ("nqn.other", false)).is_ok());
             // A listed host is admitted from the same address.
-            assert!(connect(&admission, peer, ("nqn.named", true)).is_ok(), "{peer}");
+            assert!(admit_and_connect(&admission, peer, ("nqn.named", true)).is_ok(), "{peer}");
         }
     }
 
     #[test]
     fn ipv4_within_ipv6_is_the_same_address() {
-        let admission = admission(1100);
-        let (_held, _) = flood(&admission, "192.0.2.1:5000");
-        let rejected = connect(&admission, "[::ffff:192.0.2.1]:6000", ("nqn.other", false));
+        let admission = test_admission(1100);
+        let (_held, _) = admit_until_rejected(&admission, "192.0.2.1:5000");
+        let rejected =
+            admit_and_connect(&admission, "[::ffff:192.0.2.1]:6000", ("nqn.other", false));
         assert_eq!(rejected.unwrap_err(), AdmissionError::Address { limit: 550 });
     }
 
     #[test]
     fn loopback_leaves_a_quarter_to_others() {
-        let admission = admission(1100);
-        let (_one, _) = flood(&admission, "127.0.0.1:5000");
-        let (two, rejected) = flood(&admission, "127.7.7.7:5000");
+        let admission = test_admission(1100);
+        let (_one, _) = admit_until_rejected(&admission, "127.0.0.1:5000");
+        let (two, rejected) = admit_until_rejected(&admission, "127.7.7.7:5000");
         assert_eq!((two.len(), rejected), (275, AdmissionError::Loopback { limit: 825 }));
-        assert!(connect(&admission, "192.0.2.2:1", ("nqn.other", false)).is_ok());
-        assert!(connect(&admission, "[::1]:1", ("nqn.named", true)).is_ok());
+        assert!(admit_and_connect(&admission, "192.0.2.2:1", ("nqn.other", false)).is_ok());
+        assert!(admit_and_connect(&admission, "[::1]:1", ("nqn.named", true)).is_ok());
     }
 
     #[test]
-    fn connections_that_do_not_connect_have_a_bound_for_each_address() {
-        let admission = admission(1100);
-        let _held = peers(&admission, "127.0.0.1:5000", 275);
+    fn unconnected_connections_are_limited_for_each_address() {
+        let admission = test_admission(1100);
+        let _held = peer_addresses(&admission, "127.0.0.1:5000", 275);
         let rejected = Admission::admit(&admission, "127.0.0.1:5000").unwrap_err();
         assert_eq!(
-            (rejected, admission.rejected()),
+            (rejected, admission.rejected_connections()),
             (AdmissionError::Unconnected { limit: 275 }, 1)
         );
-        assert!(connect(&admission, "127.0.0.2:1", ("nqn.other", false)).is_ok());
+        assert!(admit_and_connect(&admission, "127.0.0.2:1", ("nqn.other", false)).is_ok());
     }
 
     #[test]
-    fn one_address_leaves_connections_to_discovery_to_others() {
-        let admission = admission(1100);
+    fn one_address_cannot_exhaust_discovery_connections() {
+        let admission = test_admission(1100);
         let visit = |peer: &str| {
             let mut admitted = Admission::admit(&admission, peer).unwrap();
             admitted.set_discovery(true).map(|()| admitted)
@@ -498,11 +511,11 @@ mod tests {
 
     /// Otherwise a few addresses could occupy all places for ten seconds, repeatedly.
     #[test]
-    fn half_of_the_free_places_are_free_again_after_a_second() {
-        let admission = admission(1100);
+    fn half_of_the_unconnected_slots_are_free_after_a_second() {
+        let admission = test_admission(1100);
         let mut held: Vec<_> = (0..300)
             .map(|n| {
-                connect(
+                admit_and_connect(
                     &admission,
                     &format!("10.1.{}.{}:1", n / 250, n % 250),
                     (&format!("nqn.{n}"), true),
@@ -519,26 +532,30 @@ mod tests {
         assert_eq!((long.len(), short.len()), (400, 400));
         assert!(short.iter().all(|(span, _)| *span == super::CONNECT_TIMEOUT_CROWDED));
         drop(short);
-        held.push(connect(&admission, "192.0.2.2:1", ("nqn.other", false)));
+        held.push(admit_and_connect(&admission, "192.0.2.2:1", ("nqn.other", false)));
         assert!(held.iter().all(Result::is_ok));
     }
 
     #[test]
-    fn a_network_of_ipv6_counts_as_one_address() {
-        let admission = admission(1100);
+    fn ipv6_addresses_of_one_64_prefix_count_as_one() {
+        let admission = test_admission(1100);
         let from = |host: u16| {
-            connect(&admission, &format!("[2001:db8::{host:x}]:1"), (&format!("nqn.{host}"), false))
+            admit_and_connect(
+                &admission,
+                &format!("[2001:db8::{host:x}]:1"),
+                (&format!("nqn.{host}"), false),
+            )
         };
         let held: Vec<AdmittedConnection> = (0..550).map(|host| from(host).unwrap()).collect();
         assert!(from(0xffff).is_err());
-        assert!(connect(&admission, "[2001:db8:0:1::1]:1", ("nqn.other", false)).is_ok());
+        assert!(admit_and_connect(&admission, "[2001:db8:0:1::1]:1", ("nqn.other", false)).is_ok());
         drop(held);
         assert!(from(0xffff).is_ok());
     }
 
     #[test]
-    fn unlisted_hosts_do_not_use_the_reserve_of_listed_ones() {
-        let admission = admission(1100);
+    fn unlisted_hosts_cannot_use_the_reserve_of_listed_hosts() {
+        let admission = test_admission(1100);
         // Regardless of the number of addresses.
         let mut strangers: Vec<AdmittedConnection> = (0..=1100 - 137)
             .map(|host| {
@@ -557,9 +574,9 @@ mod tests {
 
     /// Random admissions, assignments and releases: all counters return to zero.
     #[test]
-    fn every_count_returns() {
+    fn counts_are_zero_after_all_connections_are_dropped() {
         for seed in 0..50 {
-            let (mut random, admission) = (Random::new(seed), admission(20));
+            let (mut random, admission) = (Random::new(seed), test_admission(20));
             let mut held: Vec<AdmittedConnection> = Vec::new();
             for _ in 0..300 {
                 let host = format!("nqn.host-{}", random.below(3));

@@ -79,7 +79,7 @@ impl Association {
     }
 
     /// Whether a Cross-Controller Reset names exactly this instance of the controller.
-    pub(super) fn is_named_by(&self, reset: &CrossControllerReset) -> bool {
+    pub(super) fn matches_reset(&self, reset: &CrossControllerReset) -> bool {
         self.cntlid == reset.icid
             && self.instance.is_some_and(|ControllerInstance { uniquifier, random, .. }| {
                 (uniquifier, random) == (reset.ciu, reset.cirn)

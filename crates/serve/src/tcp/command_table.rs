@@ -9,7 +9,7 @@
 //!
 //! The halves of a fused pair start together: see [`fused`].
 
-mod fused;
+mod fused_commands;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -21,8 +21,8 @@ use tenmil_nvme_tcp::{
 use tenmil_wire::tcp::Crc32c;
 use tenmil_wire::{Command, Completion, Fuse, Status};
 
-use super::memory::{Buffer, BufferCache, BufferPool, HostClass, OWN_BYTES};
-use fused::{FusedFirst, Half};
+use super::buffer_pool::{Buffer, BufferCache, BufferPool, HostClass, OWN_BYTES};
+use fused_commands::{FusedFirst, FusedHalf};
 
 /// Command slots of a connection and the buffers they hold.
 #[derive(Debug)]
@@ -39,12 +39,12 @@ pub(super) struct CommandTable {
     access: BufferAccess,
     fused_first: Option<FusedFirst>,
     /// Invalid call of the connection's protocol engine: a bug of the target.
-    fault: Option<Fault>,
+    fault: Option<ProtocolCallFault>,
 }
 
 /// Invalid call of the protocol engine, and the command that it concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Fault {
+pub(super) struct ProtocolCallFault {
     pub(super) tag: u16,
     pub(super) command: Command,
     pub(super) why: InvalidCall,
@@ -116,7 +116,7 @@ enum CommandState {
     /// Its data are being received.
     AwaitingData,
     /// Half of a fused pair that has not started.
-    Half(Half),
+    Half(FusedHalf),
 }
 
 /// Result of admitting a received command.
@@ -168,7 +168,7 @@ impl CommandTable {
         };
         let is_in_capsule = matches!(data, DataTransfer::InCapsule(_));
         if (command.fuse() != Fuse::Normal || self.fused_first.is_some())
-            && let Some(result) = self.admit_half(end, (tag, now), command, &data)
+            && let Some(result) = self.admit_fused(end, (tag, now), command, &data)
         {
             return result;
         }
@@ -189,13 +189,13 @@ impl CommandTable {
         // In-capsule data may bypass the wait queue: they block the stream, so waiting behind commands
         // that need the stream would deadlock.
         let is_small = self.access != BufferAccess::Pool;
-        let own = if is_small { self.cache.allocate_own(len_bytes) } else { None };
+        let own = if is_small { self.cache.allocate_own_pages(len_bytes) } else { None };
         let may_allocate =
             self.access != BufferAccess::Own && (self.waiting.is_empty() || is_in_capsule);
         let buffer =
             own.or_else(|| if may_allocate { self.cache.allocate(len_bytes) } else { None });
         let buffer = match buffer {
-            None if is_in_capsule => self.cache.allocate_own(len_bytes),
+            None if is_in_capsule => self.cache.allocate_own_pages(len_bytes),
             buffer => buffer,
         };
         let slot = &mut self.slots[usize::from(tag)];
@@ -226,7 +226,7 @@ impl CommandTable {
     fn slot_mut(&mut self, tag: u16) -> &mut CommandSlot {
         let index = usize::from(tag);
         if index >= self.slots.len() {
-            self.grow(index);
+            self.grow_to(index);
         }
         &mut self.slots[index]
     }
@@ -234,21 +234,21 @@ impl CommandTable {
     /// Adds slots up to `index`. The least recently freed tag is used last, so an idle connection has few
     /// slots.
     #[cold]
-    fn grow(&mut self, index: usize) {
+    fn grow_to(&mut self, index: usize) {
         let count = (index + 1).next_multiple_of(GROWTH);
         self.slots.reserve_exact(count - self.slots.len());
         self.slots.resize_with(count, || CommandSlot::FREE);
     }
 
     /// Allocates a buffer for the first command in the queue.
-    fn allocate(&mut self, len_bytes: u32) -> Option<Buffer> {
+    fn allocate_buffer(&mut self, len_bytes: u32) -> Option<Buffer> {
         match self.access {
             BufferAccess::Pool => self.cache.allocate(len_bytes),
             BufferAccess::OwnFirst => {
-                let own = self.cache.allocate_own(len_bytes);
+                let own = self.cache.allocate_own_pages(len_bytes);
                 own.or_else(|| self.cache.allocate(len_bytes))
             }
-            BufferAccess::Own => self.cache.allocate_own(len_bytes),
+            BufferAccess::Own => self.cache.allocate_own_pages(len_bytes),
         }
     }
 
@@ -263,10 +263,10 @@ impl CommandTable {
     }
 
     /// Whether a command waits for the connection's own pages and they are free again.
-    pub(super) fn can_retry(&self) -> bool {
+    pub(super) fn can_retry_allocation(&self) -> bool {
         self.access == BufferAccess::Own
             && (self.is_stream_blocked || !self.waiting.is_empty())
-            && self.cache.has_own()
+            && self.cache.has_free_own_pages()
     }
 
     /// Continues a command that has received its buffer.
@@ -318,7 +318,7 @@ impl CommandTable {
             let is_half = slot.state != CommandState::AwaitingBuffer;
             #[cfg(test)]
             let len_bytes = if self.is_misread_as_half(tag) { OWN_BYTES } else { len_bytes };
-            let buffer = self.allocate(len_bytes)?;
+            let buffer = self.allocate_buffer(len_bytes)?;
             self.waiting.pop_front();
             self.leave_wait_queue();
             if is_half {
@@ -364,7 +364,8 @@ impl CommandTable {
         let others_need_memory = self.cache.others_need_memory();
         let mut found = StalledSend::None;
         for slot in &mut self.slots {
-            let is_from_pool = slot.buffer.as_ref().is_some_and(|buffer| !buffer.is_own());
+            let is_from_pool =
+                slot.buffer.as_ref().is_some_and(|buffer| !buffer.is_from_own_pages());
             if slot.state != CommandState::Completed || !is_from_pool {
                 continue;
             }
@@ -379,12 +380,12 @@ impl CommandTable {
 
     /// Stores received bytes of a command. Ignored if the command has been completed.
     #[inline]
-    pub(super) fn store(
+    pub(super) fn store_received(
         &self,
         placement: DataPlacement,
         bytes: &[u8],
     ) -> Result<(), InvalidSegment> {
-        match self.segment(placement) {
+        match self.buffer_segment(placement) {
             Some(segment) => self.cache.pool().regions().store(segment, bytes),
             None => Ok(()),
         }
@@ -393,7 +394,7 @@ impl CommandTable {
     /// Segment of a command's buffer, while the command is outstanding or its response is being
     /// sent. `None` if the range exceeds the buffer, or there is none.
     #[inline]
-    pub(super) fn segment(&self, placement: DataPlacement) -> Option<Segment> {
+    pub(super) fn buffer_segment(&self, placement: DataPlacement) -> Option<Segment> {
         let slot =
             self.slots.get(usize::from(placement.tag)).filter(|slot| slot.buffer.is_some())?;
         slot.data.slice(placement.offset, placement.len_bytes)
@@ -401,7 +402,7 @@ impl CommandTable {
 
     /// Segment of the first `len_bytes` of a command's buffer.
     pub(super) fn data_segment(&self, tag: u16, len_bytes: u32) -> Option<Segment> {
-        self.segment(DataPlacement { tag, offset: 0, len_bytes })
+        self.buffer_segment(DataPlacement { tag, offset: 0, len_bytes })
     }
 
     /// Handles the end of a command's data. Returns whether the command can now start, or fail if
@@ -419,19 +420,19 @@ impl CommandTable {
             slot.state = CommandState::Ready;
             self.receiving -= 1;
         } else {
-            self.handle_half_complete(end, tag, is_intact);
+            self.handle_fused_data_complete(end, tag, is_intact);
         }
         is_complete
     }
 
     #[inline]
-    pub(super) fn command(&self, tag: u16) -> &Command {
+    pub(super) fn command_of_tag(&self, tag: u16) -> &Command {
         &self.slots[usize::from(tag)].command
     }
 
     /// A command that starts, with its tag and the segment of its data, which is empty if it has none.
     #[inline]
-    pub(super) fn to_execute(&self, tag: u16) -> (u16, &Command, Segment) {
+    pub(super) fn command_with_segment(&self, tag: u16) -> (u16, &Command, Segment) {
         let slot = &self.slots[usize::from(tag)];
         (tag, &slot.command, slot.data)
     }
@@ -456,7 +457,7 @@ impl CommandTable {
         if len_bytes == 0
             && let Some(buffer) = slot.buffer.take()
         {
-            self.cache.release(buffer);
+            self.cache.release_buffer(buffer);
         }
         let result = end.complete(tag, len_bytes, Completion::new(0, status).with_dw0(result));
         self.record_fault(tag, result);
@@ -464,20 +465,20 @@ impl CommandTable {
 
     /// Direction and length of a command's data.
     #[inline]
-    pub(super) fn data(&self, tag: u16) -> (DataDirection, u32) {
+    pub(super) fn data_direction_and_len(&self, tag: u16) -> (DataDirection, u32) {
         let slot = &self.slots[usize::from(tag)];
         (slot.direction, slot.len_bytes)
     }
 
     /// Whether a command may be executing and has not been completed.
     #[inline]
-    pub(super) fn is_ready(&self, tag: u16) -> bool {
+    pub(super) fn is_executing(&self, tag: u16) -> bool {
         self.slots.get(usize::from(tag)).is_some_and(|slot| slot.state == CommandState::Ready)
     }
 
     /// Finds an outstanding command by the host's command identifier. Returns its tag and whether
     /// it may have started.
-    pub(super) fn find(&self, cid: u16) -> Option<(u16, bool)> {
+    pub(super) fn find_by_cid(&self, cid: u16) -> Option<(u16, bool)> {
         let matches = |slot: &CommandSlot| {
             !matches!(
                 slot.state,
@@ -509,7 +510,7 @@ impl CommandTable {
             && !is_receiving
             && let Some(buffer) = slot.buffer.take()
         {
-            self.cache.release(buffer);
+            self.cache.release_buffer(buffer);
         }
         let result = end.complete(tag, len_bytes, completion);
         self.record_fault(tag, result);
@@ -520,19 +521,19 @@ impl CommandTable {
     fn record_fault(&mut self, tag: u16, done: Result<(), InvalidCall>) {
         if let Err(why) = done {
             let command = self.slots[usize::from(tag)].command;
-            self.fault.get_or_insert(Fault { tag, command, why });
+            self.fault.get_or_insert(ProtocolCallFault { tag, command, why });
         }
     }
 
     /// Invalid call of the protocol engine, if any. The connection cannot continue.
     #[inline]
-    pub(super) fn fault(&self) -> Option<Fault> {
+    pub(super) fn recorded_fault(&self) -> Option<ProtocolCallFault> {
         self.fault
     }
 
     /// Drops a started command without a response, after a controller reset.
     pub(super) fn drop_command(&mut self, end: &mut ControllerConnection, tag: u16) {
-        self.release(tag);
+        self.release_command(tag);
         let result = end.drop_command(tag);
         self.record_fault(tag, result);
     }
@@ -545,7 +546,7 @@ impl CommandTable {
         command: Command,
         status: Status,
     ) {
-        self.fail_unpaired(end);
+        self.fail_unpaired_first(end);
         *self.slot_mut(tag) =
             CommandSlot { command, state: CommandState::Completed, ..CommandSlot::FREE };
         let result = end.complete(tag, 0, Completion::new(0, status));
@@ -554,14 +555,14 @@ impl CommandTable {
 
     /// Frees the slot and the buffer of a command whose response has been sent.
     #[inline(always)]
-    pub(super) fn release(&mut self, tag: u16) {
+    pub(super) fn release_command(&mut self, tag: u16) {
         let Some(slot) = self.slots.get_mut(usize::from(tag)) else { return };
         if slot.state != CommandState::Completed {
             self.receiving -= u32::from(slot.state.awaits_host_data());
         }
         slot.state = CommandState::Free;
         if let Some(buffer) = slot.buffer.take() {
-            self.cache.release(buffer);
+            self.cache.release_buffer(buffer);
         }
     }
 
@@ -570,7 +571,7 @@ impl CommandTable {
     fn remove_waiting(&mut self, end: &mut ControllerConnection, tag: u16) {
         self.waiting.retain(|waiting| *waiting != tag);
         self.leave_wait_queue();
-        self.fail_partner(end, tag);
+        self.fail_fused_partner(end, tag);
     }
 
     /// Leaves the pool's wait queue once no command of this connection waits.
@@ -587,7 +588,7 @@ impl CommandTable {
             self.slots[usize::from(tag)].state = CommandState::Free;
         }
         self.is_stream_blocked = false;
-        self.cancel_first();
+        self.cancel_fused_first();
         self.cache.stop_waiting();
         self.cache.release_idle();
     }
@@ -601,8 +602,8 @@ impl CommandTable {
             let state = self.slots[usize::from(tag)].state;
             let is_read = responses_are_referenced
                 && matches!(state, CommandState::Completed | CommandState::Draining);
-            if !self.is_ready(tag) && !is_read {
-                self.release(tag);
+            if !self.is_executing(tag) && !is_read {
+                self.release_command(tag);
             }
         }
     }
@@ -613,20 +614,20 @@ impl CommandTable {
         let is_read = |slot: &&mut CommandSlot| {
             matches!(slot.state, CommandState::Completed | CommandState::Draining)
         };
-        self.slots.iter_mut().filter(is_read).map(CommandSlot::leak).sum()
+        self.slots.iter_mut().filter(is_read).map(CommandSlot::leak_buffer).sum()
     }
 
     /// Leaks the buffers of executing commands, because the device may access them indefinitely,
     /// and releases all others.
     pub(super) fn leak_executing(&mut self) {
         self.release_buffers(false);
-        self.slots.iter_mut().for_each(|slot| _ = slot.leak());
+        self.slots.iter_mut().for_each(|slot| _ = slot.leak_buffer());
     }
 
     /// Releases everything: the connection has ended and no command is executing.
-    pub(super) fn clear(&mut self) {
+    pub(super) fn release_all(&mut self) {
         for tag in (0_u16..).take(self.slots.len()) {
-            self.release(tag);
+            self.release_command(tag);
         }
         self.release_buffers(false);
     }
@@ -640,10 +641,12 @@ impl CommandTable {
     }
 
     /// Calls `put` with every block that the connection holds, in use or idle.
-    pub(super) fn each_block(&self, put: &mut dyn FnMut(Range<u32>)) {
+    pub(super) fn for_each_block(&self, put: &mut dyn FnMut(Range<u32>)) {
         let used = self.slots.iter().filter_map(|slot| slot.buffer.as_ref());
         let second_buffer = self.fused_first.as_ref().and_then(FusedFirst::second_buffer);
-        used.chain(second_buffer).chain(self.cache.idle()).for_each(|buffer| put(buffer.pages()));
+        used.chain(second_buffer)
+            .chain(self.cache.idle_buffers())
+            .for_each(|buffer| put(buffer.pages()));
     }
 
     /// Whether other hosts wait for memory that this connection's commands hold.
@@ -651,11 +654,11 @@ impl CommandTable {
         self.cache.others_need_memory()
     }
 
-    pub(super) fn cache(&mut self) -> &mut BufferCache {
+    pub(super) fn buffer_cache(&mut self) -> &mut BufferCache {
         &mut self.cache
     }
 
-    pub(super) fn pool(&self) -> &BufferPool {
+    pub(super) fn buffer_pool(&self) -> &BufferPool {
         self.cache.pool()
     }
 }
@@ -681,10 +684,10 @@ impl CommandSlot {
     }
 
     /// Leaks the buffer. Returns its length in bytes.
-    fn leak(&mut self) -> u64 {
+    fn leak_buffer(&mut self) -> u64 {
         let Some(buffer) = self.buffer.take() else { return 0 };
         let len_bytes = buffer.len_bytes();
-        buffer.leak();
+        buffer.leak_block();
         len_bytes
     }
 }
@@ -695,14 +698,14 @@ impl CommandState {
     fn awaits_host_data(self) -> bool {
         match self {
             Self::AwaitingData | Self::Draining => true,
-            Self::Half(half) => half.awaits_data(),
+            Self::Half(half) => half.is_awaiting_data(),
             Self::Free | Self::Ready | Self::Completed | Self::AwaitingBuffer => false,
         }
     }
 }
 
 impl PayloadDigest for CommandTable {
-    fn digest(&self, tag: u16, offset: u32, len_bytes: u32) -> u32 {
+    fn data_digest(&self, tag: u16, offset: u32, len_bytes: u32) -> u32 {
         let mut digest = Crc32c::new();
         let mut bytes = [0; DIGEST_BYTES as usize];
         let end = offset + len_bytes;
@@ -710,7 +713,8 @@ impl PayloadDigest for CommandTable {
         while at < end {
             let count = (end - at).min(DIGEST_BYTES);
             let into = &mut bytes[..count as usize];
-            if let Some(segment) = self.segment(DataPlacement { tag, offset: at, len_bytes: count })
+            if let Some(segment) =
+                self.buffer_segment(DataPlacement { tag, offset: at, len_bytes: count })
             {
                 // The buffer lies in a region that lives as long as its pool.
                 let _ = self.cache.pool().regions().load(segment, into);

@@ -20,16 +20,16 @@ use tenmil_wire::opcode::FabricsType;
 use tenmil_wire::{Completion, Status};
 
 use self::fabrics_connect::PendingConnect;
-use self::teardown::AwaitedData;
+use self::teardown::OldestAwaitedData;
 use self::zero_copy_drain::ZeroCopyDrain;
 use super::admin_queue::AdminQueue;
 use super::admission::AdmittedConnection;
+use super::buffer_pool::BufferCache;
 use super::command_table::{AdmitResult, CommandTable};
 use super::connection_handle::ConnectionHandle;
 use super::discovery::DiscoveryController;
 use super::event::{DisconnectReason, TargetEvent};
 use super::io_queue::{IoQueue, StartResult};
-use super::memory::BufferCache;
 use super::poller::WakeSet;
 use super::send_state::SendState;
 use super::service::Service;
@@ -56,7 +56,7 @@ pub struct TargetConnection {
     /// Time since which the stream has accepted nothing.
     blocked_since: Option<Instant>,
     /// Oldest outstanding data at the last check.
-    awaited_data: Option<AwaitedData>,
+    awaited_data: Option<OldestAwaitedData>,
     /// Time of the next check for overdue data and stalled responses.
     timeout_check_at: Instant,
     /// Why the connection ends.
@@ -124,7 +124,7 @@ impl TargetConnection {
             admitted,
             now,
         } = parts;
-        let config = service.limits().end();
+        let config = service.limits().controller_config();
         Self {
             stream: Some(stream),
             zero_copy_drain: None,
@@ -135,6 +135,8 @@ impl TargetConnection {
             next_event: 0,
             consumed: 0,
             send_state: SendState::new(),
+            // A connection without a queue counts towards the limits and holds its own pages, so the
+            // time until Connect is bounded.
             connect_by: now.after(admitted.connect_timeout()),
             pending_connect: None,
             blocked_since: None,
@@ -156,23 +158,23 @@ impl TargetConnection {
     }
 
     /// Does all work that is possible now. Returns whether there was any.
-    pub fn step(&mut self, now: Instant) -> bool {
-        self.recv_backoff.now();
-        let count = self.work(now);
+    pub fn poll_once(&mut self, now: Instant) -> bool {
+        self.recv_backoff.make_due();
+        let count = self.process_commands(now);
         self.send(now);
         count > 0
     }
 
     /// Whether the connection has ended with no command executing, and can be dropped.
     #[must_use]
-    pub fn is_over(&self) -> bool {
+    pub fn is_closed(&self) -> bool {
         let is_ended = self.reason.is_some() && (self.stream.is_none() || self.end.is_closed());
         is_ended && self.zero_copy_drain.is_none() && self.is_drained()
     }
 
     /// Why the connection ends; `None` while it does not.
     #[must_use]
-    pub fn reason(&self) -> Option<&DisconnectReason> {
+    pub fn disconnect_reason(&self) -> Option<&DisconnectReason> {
         self.reason.as_ref()
     }
 
@@ -184,7 +186,7 @@ impl TargetConnection {
 
     /// Receives, executes and completes commands. Returns the amount of work.
     #[inline]
-    pub(super) fn work(&mut self, now: Instant) -> usize {
+    pub(super) fn process_commands(&mut self, now: Instant) -> usize {
         self.worked_at = now;
         if let ConnectionRole::Io(io) = &mut self.role {
             io.record_idle_iteration(now);
@@ -201,27 +203,32 @@ impl TargetConnection {
             count += self.send_state.release_sent(&mut **stream, &mut self.end, &mut self.commands);
         }
         if self.reason.is_none() {
+            // A migrating connection receives nothing more on this thread, but executes what it has
+            // received.
             if self.is_migrating {
                 count += self.handle_events(now) + self.parse_received(now);
             } else if self.recv_backoff.is_due(now) {
                 count += self.receive_paced(now);
             }
             if self.commands.has_waiting() {
-                count += self.begin_waiting(now);
+                count += self.start_waiting_commands(now);
             }
         } else {
-            count += self.discard_input(now) + self.wait_for_release(now);
+            // Closing: input is discarded until the peer closes, and the kernel may still reference
+            // sent memory.
+            count += self.discard_input(now) + self.poll_kernel_release(now);
         }
-        count += self.step_role(now, is_wakeup_pending);
+        count += self.poll_role(now, is_wakeup_pending);
         self.commands.release_if_scarce();
-        if let Some(fault) = self.commands.fault() {
+        if let Some(fault) = self.commands.recorded_fault() {
             self.close_for_invalid_call(now, fault);
         }
-        if now >= self.deadline() {
+        if now >= self.connection_deadline() {
             count += self.handle_deadlines(now);
         }
+        // Not before everything queued was offered to the stream: responses, and a TermReq.
         if self.reason.is_some() && !self.has_unsent() {
-            self.close(now);
+            self.close_unless_term_req_pending(now);
         }
         count
     }
@@ -252,10 +259,11 @@ impl TargetConnection {
         }
         let mut is_last = false;
         for _ in 0..RECVS_MAX {
+            // An event that waits for a buffer is handled before more bytes are received.
             if self.next_event < self.events.as_slice().len() {
                 break;
             }
-            let segment = self.direct();
+            let segment = self.direct_receive_segment();
             let Some(stream) = &mut self.stream else { break };
             let received = match segment {
                 Some(segment) => stream.receive_into(&[segment]),
@@ -268,6 +276,7 @@ impl TargetConnection {
                         let received_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
                         self.end.received_direct(now, received_bytes, &mut self.events);
                         count += self.handle_events(now);
+                        // A short read has emptied the socket.
                         is_last = received_bytes < segment.len_bytes;
                     }
                 }
@@ -287,7 +296,7 @@ impl TargetConnection {
                 }
             }
             count += self.parse_received(now);
-            if is_last || segment.is_none() && self.direct().is_none() {
+            if is_last || segment.is_none() && self.direct_receive_segment().is_none() {
                 break;
             }
         }
@@ -296,11 +305,11 @@ impl TargetConnection {
 
     /// Buffer that the next data can be received into directly.
     #[inline]
-    fn direct(&self) -> Option<Segment> {
+    fn direct_receive_segment(&self) -> Option<Segment> {
         let placement =
             self.end.direct_placement().filter(|placement| placement.len_bytes >= DIRECT_BYTES)?;
         let stream = self.stream.as_ref()?;
-        if stream.buffered().is_empty() { self.commands.segment(placement) } else { None }
+        if stream.buffered().is_empty() { self.commands.buffer_segment(placement) } else { None }
     }
 
     /// Discards input until the peer closes a connection that has ended.
@@ -369,7 +378,7 @@ impl TargetConnection {
         match *event {
             ControllerEvent::Command { tag, ref command, data: Ok(data) } => {
                 match self.commands.admit(&mut self.end, (tag, now), command, data) {
-                    AdmitResult::Ready => self.begin(now, tag),
+                    AdmitResult::Ready => self.start_command(now, tag),
                     AdmitResult::Deferred => {}
                     AdmitResult::NoBuffer => return false,
                 }
@@ -381,18 +390,18 @@ impl TargetConnection {
                 let Some(stream) = &self.stream else { return true };
                 let bytes = stream.buffered().get(at as usize..).unwrap_or_default();
                 let bytes = bytes.get(..placement.len_bytes as usize).unwrap_or_default();
-                if self.commands.store(placement, bytes).is_err() {
+                if self.commands.store_received(placement, bytes).is_err() {
                     self.close_for_invalid_buffer(now, placement);
                 }
             }
             ControllerEvent::DataComplete { tag, is_intact } => {
                 if self.commands.handle_data_complete(&mut self.end, tag, is_intact) {
-                    self.arrived(now, tag, is_intact);
+                    self.handle_data_complete(now, tag, is_intact);
                 }
             }
-            ControllerEvent::Sent { tag } => self.commands.release(tag),
+            ControllerEvent::Sent { tag } => self.commands.release_command(tag),
             ControllerEvent::Open(params) => {
-                let mut info = self.handle.info();
+                let mut info = self.handle.lock_info();
                 (info.header_digest, info.data_digest) = (params.header_digest, params.data_digest);
             }
             ControllerEvent::Ended(close_reason) => self.handle_protocol_close(now, close_reason),
@@ -401,9 +410,9 @@ impl TargetConnection {
     }
 
     #[inline]
-    fn arrived(&mut self, now: Instant, tag: u16, is_intact: bool) {
+    fn handle_data_complete(&mut self, now: Instant, tag: u16, is_intact: bool) {
         if is_intact {
-            return self.begin(now, tag);
+            return self.start_command(now, tag);
         }
         let completion = Completion::new(0, Status::TRANSIENT_TRANSPORT_ERROR);
         self.commands.complete_with(&mut self.end, tag, 0, completion);
@@ -411,30 +420,32 @@ impl TargetConnection {
 
     /// Starts a command that has all its data.
     #[inline(always)]
-    fn begin(&mut self, now: Instant, tag: u16) {
+    fn start_command(&mut self, now: Instant, tag: u16) {
         let Self { role, commands, end, .. } = self;
         match role {
             ConnectionRole::Io(io) => {
-                if io.begin(commands, tag) == StartResult::Fabrics {
-                    self.begin_fabrics(now, tag);
+                if io.queue_ready_command(commands, tag) == StartResult::Fabrics {
+                    self.execute_fabrics_on_io_queue(now, tag);
                 }
             }
-            ConnectionRole::Admin(admin) => admin.begin(now, commands, end, tag),
-            ConnectionRole::Discovery(discovery) => discovery.begin(now, commands, end, tag),
-            ConnectionRole::AwaitingConnect => self.connect(now, tag),
+            ConnectionRole::Admin(admin) => admin.start_command(now, commands, end, tag),
+            ConnectionRole::Discovery(discovery) => {
+                discovery.execute_command(now, commands, end, tag)
+            }
+            ConnectionRole::AwaitingConnect => self.handle_connect(now, tag),
             ConnectionRole::Closed => {}
         }
     }
 
     /// Executes a Fabrics command on an I/O queue: Disconnect (Base 2.1 §6.4).
     #[cold]
-    fn begin_fabrics(&mut self, now: Instant, tag: u16) {
-        let kind = FabricsType::from_u8(self.commands.command(tag).nsid().to_le_bytes()[0]);
+    fn execute_fabrics_on_io_queue(&mut self, now: Instant, tag: u16) {
+        let kind = FabricsType::from_u8(self.commands.command_of_tag(tag).nsid().to_le_bytes()[0]);
         let status = match kind {
             Some(FabricsType::Disconnect) => {
                 self.ends_sent = true;
                 if let ConnectionRole::Io(io) = &mut self.role {
-                    io.stop(now);
+                    io.stop_commands(now);
                 }
                 Status::SUCCESS
             }
@@ -444,31 +455,33 @@ impl TargetConnection {
         self.commands.complete_with(&mut self.end, tag, 0, Completion::new(0, status));
     }
 
-    fn begin_waiting(&mut self, now: Instant) -> usize {
+    fn start_waiting_commands(&mut self, now: Instant) -> usize {
         let mut count = 0;
         while let Some(tag) = self.commands.next_ready(&mut self.end, now) {
             count += 1;
-            self.begin(now, tag);
+            self.start_command(now, tag);
         }
         count
     }
 
     #[inline]
-    fn step_role(&mut self, now: Instant, is_wakeup_pending: bool) -> usize {
+    fn poll_role(&mut self, now: Instant, is_wakeup_pending: bool) -> usize {
         let Self { role, commands, end, .. } = self;
         match role {
             ConnectionRole::Io(io) => {
-                let count = io.step(now, commands, end);
+                let count = io.poll_once(now, commands, end);
                 io.publish_counters(now);
                 if io.is_stopping() {
                     self.handle_stopped_queue(now);
                 }
                 count
             }
+            // The association ends with its admin connection, so only this one maps its end to a
+            // reason.
             ConnectionRole::Admin(admin) => {
-                let polled = admin.step(now, is_wakeup_pending, commands, end);
+                let polled = admin.poll_association(now, is_wakeup_pending, commands, end);
                 if let Some(text) = polled.error {
-                    self.service.emit(TargetEvent::Trouble(format!("{}: {text}", self.peer)));
+                    self.service.emit(TargetEvent::Error(format!("{}: {text}", self.peer)));
                 }
                 let reason = match polled.end_reason {
                     Some(EndReason::KeepAliveExpired) => Some(DisconnectReason::KeepAliveExpired),
@@ -480,22 +493,23 @@ impl TargetConnection {
                     None => None,
                 };
                 if let Some(reason) = reason {
-                    self.close_with(now, reason);
+                    self.start_closing(now, reason);
                 }
                 polled.count
             }
             ConnectionRole::Discovery(discovery) => {
-                let count = discovery.step(is_wakeup_pending, commands, end);
-                if discovery.is_expired(now) {
-                    self.close_with(now, DisconnectReason::KeepAliveExpired);
+                let count = discovery.poll_event_requests(is_wakeup_pending, commands, end);
+                if discovery.is_keep_alive_expired(now) {
+                    self.start_closing(now, DisconnectReason::KeepAliveExpired);
                 } else if is_wakeup_pending && self.service.is_closing() {
-                    self.close_with(now, DisconnectReason::ServerEnds);
+                    self.start_closing(now, DisconnectReason::ServerEnds);
                 }
                 count
             }
+            // Without Connect it belongs to no subsystem; a service that closes wakes it.
             ConnectionRole::AwaitingConnect => {
                 if is_wakeup_pending && self.service.is_closing() {
-                    self.close_with(now, DisconnectReason::ServerEnds);
+                    self.start_closing(now, DisconnectReason::ServerEnds);
                 }
                 0
             }
@@ -507,7 +521,7 @@ impl TargetConnection {
     #[inline]
     pub(super) fn send(&mut self, now: Instant) {
         let Some(stream) = &mut self.stream else { return };
-        match self.send_state.send(&mut **stream, &mut self.end, &mut self.commands) {
+        match self.send_state.send_queued(&mut **stream, &mut self.end, &mut self.commands) {
             Ok(count) => {
                 if !self.send_state.is_blocked() {
                     self.blocked_since = None;
@@ -521,10 +535,10 @@ impl TargetConnection {
             Err(why) => self.handle_stream_end(Some(why)),
         }
         if self.ends_sent && self.end.pieces().is_empty() && !self.end.has_more() {
-            self.close_with(now, DisconnectReason::HostDisconnect);
+            self.start_closing(now, DisconnectReason::HostDisconnect);
         }
         if self.reason.is_some() {
-            self.close(now);
+            self.close_unless_term_req_pending(now);
         }
     }
 }
@@ -539,10 +553,12 @@ impl Drop for TargetConnection {
         let (connection, peer) = (self.id, self.peer.clone());
         let reason = self.reason.take().unwrap_or(DisconnectReason::ServerEnds);
         self.service.emit(TargetEvent::Disconnected { connection, peer, reason });
-        self.leave_queue(self.worked_at);
+        self.release_drained_queue(self.worked_at);
         match &self.role {
-            ConnectionRole::Io(io) => self.service.report_abandoned(&self.peer, io.outstanding()),
-            _ => return self.commands.clear(),
+            ConnectionRole::Io(io) => {
+                self.service.report_abandoned(&self.peer, io.outstanding_commands())
+            }
+            _ => return self.commands.release_all(),
         }
         self.commands.leak_executing();
     }

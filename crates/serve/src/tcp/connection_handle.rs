@@ -39,11 +39,11 @@ impl ConnectionHandle {
     }
 
     /// Wakes the connection.
-    pub(super) fn wake(&self) {
+    pub(super) fn wake_connection(&self) {
         self.is_wakeup_pending.store(true, Ordering::Release);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(thread) = thread {
-            thread.notify();
+            thread.notify_reactor();
         }
     }
 
@@ -61,7 +61,7 @@ impl ConnectionHandle {
     }
 
     /// Locked properties, for reading and writing.
-    pub(super) fn info(&self) -> MutexGuard<'_, ConnectionInfo> {
+    pub(super) fn lock_info(&self) -> MutexGuard<'_, ConnectionInfo> {
         self.info.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -72,9 +72,9 @@ impl ConnectionHandle {
     }
 
     /// Sets the light thread of the connection.
-    pub(super) fn set_reactor(&self, thread: ThreadHandle) {
+    pub(super) fn set_thread(&self, thread: ThreadHandle) {
         *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread.clone());
         // Deliver wake-ups that were requested before the light thread was known.
-        thread.notify();
+        thread.notify_reactor();
     }
 }

@@ -44,7 +44,7 @@ pub struct ConnectionSample {
 
 impl ConnectionEntry {
     pub(super) fn sample(&self, id: u64) -> ConnectionSample {
-        let ConnectionInfo { header_digest, data_digest, queue } = self.handle.info().clone();
+        let ConnectionInfo { header_digest, data_digest, queue } = self.handle.lock_info().clone();
         ConnectionSample {
             id,
             peer: self.peer.clone(),

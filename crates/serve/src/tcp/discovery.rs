@@ -24,8 +24,8 @@ use tenmil_wire::register::{
 use tenmil_wire::register::{VERSION_2_1, offset};
 use tenmil_wire::{AdminOpcode, Command, Completion, Status, TypedCommand};
 
+use super::buffer_pool::OWN_BYTES;
 use super::command_table::{CommandTable, DataDirection};
-use super::memory::OWN_BYTES;
 use super::service::Service;
 
 /// Discovery controller of one host.
@@ -77,7 +77,7 @@ impl DiscoveryController {
         now: Instant,
     ) -> Self {
         let mut discovery = Self {
-            generation: service.generation(),
+            generation: service.discovery_generation(),
             service,
             host,
             port,
@@ -93,12 +93,12 @@ impl DiscoveryController {
             wants_iteration: false,
         };
         discovery.set_keep_alive(kato);
-        discovery.begin_interval(now);
+        discovery.restart_keep_alive_interval(now);
         discovery
     }
 
     /// Executes a command that has all its data.
-    pub(super) fn begin(
+    pub(super) fn execute_command(
         &mut self,
         now: Instant,
         commands: &mut CommandTable,
@@ -107,7 +107,7 @@ impl DiscoveryController {
     ) {
         self.has_received = true;
         self.wants_iteration = true;
-        let command = *commands.command(tag);
+        let command = *commands.command_of_tag(tag);
         if AdminOpcode::from_u8(command.opcode()) == Some(AdminOpcode::AsynchronousEventRequest)
             && self.is_ready()
             && self.event_requests.len() < EVENT_REQUESTS
@@ -115,8 +115,8 @@ impl DiscoveryController {
             self.event_requests.push_back(tag);
             return;
         }
-        let (direction, capacity) = commands.data(tag);
-        let result = self.execute(now, &command).and_then(|(result, bytes)| {
+        let (direction, capacity) = commands.data_direction_and_len(tag);
+        let result = self.dispatch_command(now, &command).and_then(|(result, bytes)| {
             let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
             if len > 0 && (direction != DataDirection::ToHost || len > capacity) {
                 return Err(Status::DATA_SGL_LENGTH_INVALID);
@@ -127,7 +127,7 @@ impl DiscoveryController {
             self.reset(commands, end);
         }
         let (status, result, len_bytes) = match result {
-            Ok((result, bytes, len)) => (store(commands, tag, &bytes), result, len),
+            Ok((result, bytes, len)) => (store_response_data(commands, tag, &bytes), result, len),
             Err(status) => (status.with_dnr(), 0, 0),
         };
         let len_bytes = if status.is_success() { len_bytes } else { 0 };
@@ -135,7 +135,7 @@ impl DiscoveryController {
         commands.complete_with(end, tag, len_bytes, completion);
     }
 
-    fn execute(&mut self, now: Instant, command: &Command) -> CommandResult {
+    fn dispatch_command(&mut self, now: Instant, command: &Command) -> CommandResult {
         let opcode = AdminOpcode::from_u8(command.opcode()).ok_or(Status::INVALID_OPCODE)?;
         if opcode == AdminOpcode::FabricsCommands {
             return self.execute_property(command).map(|value| (value, Vec::new()));
@@ -144,12 +144,12 @@ impl DiscoveryController {
             return Err(Status::COMMAND_SEQUENCE_ERROR);
         }
         match opcode {
-            AdminOpcode::Identify => identify(&self.service, self.cntlid, command),
+            AdminOpcode::Identify => identify_controller(&self.service, self.cntlid, command),
             AdminOpcode::GetLogPage => self.get_log_page(&GetLogPage::parse(command)?),
             AdminOpcode::GetFeatures => self.get_feature(&GetFeatures::parse(command)?),
             AdminOpcode::SetFeatures => self.set_feature(now, &SetFeatures::parse(command)?),
             AdminOpcode::KeepAlive => {
-                self.begin_interval(now);
+                self.restart_keep_alive_interval(now);
                 Ok((0, Vec::new()))
             }
             AdminOpcode::AsynchronousEventRequest => Err(Status::AER_LIMIT_EXCEEDED),
@@ -163,7 +163,7 @@ impl DiscoveryController {
             Some(FabricsType::PropertyGet) => {
                 let get = PropertyGet::parse(command)?;
                 let entries = self.service.limits().queue_entries;
-                let known = (self.configuration, self.status());
+                let known = (self.configuration, self.controller_status());
                 property(entries.into(), known, get.ofst, bytes(get.size))
             }
             Some(FabricsType::PropertySet) => {
@@ -188,7 +188,7 @@ impl DiscoveryController {
         (self.event_configuration, self.is_notified) = (0, false);
     }
 
-    fn status(&self) -> ControllerStatus {
+    fn controller_status(&self) -> ControllerStatus {
         let is_shut = matches!(
             self.configuration.shn(),
             ShutdownNotification::Normal | ShutdownNotification::Abrupt
@@ -244,12 +244,12 @@ impl DiscoveryController {
                 self.event_configuration = set.cdw11 & LOG_CHANGE
             }
             Feature::KeepAliveTimer => {
-                let keep_alive_max = self.service.limits().admission().keep_alive_max;
+                let keep_alive_max = self.service.limits().admission_limits().keep_alive_max;
                 if Span::from_ms(set.cdw11.into()) > keep_alive_max {
                     return Err(Status::KEEP_ALIVE_TIMEOUT_INVALID);
                 }
                 self.set_keep_alive(set.cdw11);
-                self.begin_interval(now);
+                self.restart_keep_alive_interval(now);
             }
             _ => return Err(Status::INVALID_FIELD),
         }
@@ -262,14 +262,14 @@ impl DiscoveryController {
         self.keep_alive = Span { ns: requested.next_multiple_of(step) };
     }
 
-    fn begin_interval(&mut self, now: Instant) {
+    fn restart_keep_alive_interval(&mut self, now: Instant) {
         let silence = if self.keep_alive.ns == 0 { SILENCE_MAX } else { self.keep_alive };
         self.silence_ends = now.after(silence);
     }
 
     /// Completes an event request if the log page changed and the host enabled the notice. Returns
     /// the amount of work.
-    pub(super) fn step(
+    pub(super) fn poll_event_requests(
         &mut self,
         is_wakeup_pending: bool,
         commands: &mut CommandTable,
@@ -278,7 +278,7 @@ impl DiscoveryController {
         if !core::mem::take(&mut self.wants_iteration) && !is_wakeup_pending {
             return 0;
         }
-        let generation = self.service.generation();
+        let generation = self.service.discovery_generation();
         let is_event_enabled = self.event_configuration & LOG_CHANGE != 0 && !self.is_notified;
         if !is_event_enabled || generation == self.generation {
             return 0;
@@ -296,13 +296,13 @@ impl DiscoveryController {
     }
 
     /// Whether no command arrived for a whole interval.
-    pub(super) fn is_expired(&mut self, now: Instant) -> bool {
+    pub(super) fn is_keep_alive_expired(&mut self, now: Instant) -> bool {
         if now < self.silence_ends {
             return false;
         }
         let has_received = core::mem::take(&mut self.has_received);
         if has_received {
-            self.begin_interval(now);
+            self.restart_keep_alive_interval(now);
         }
         !has_received
     }
@@ -313,18 +313,18 @@ impl DiscoveryController {
 }
 
 /// Copies the data for the host into the command's buffer.
-fn store(commands: &CommandTable, tag: u16, bytes: &[u8]) -> Status {
+fn store_response_data(commands: &CommandTable, tag: u16, bytes: &[u8]) -> Status {
     if bytes.is_empty() {
         return Status::SUCCESS;
     }
     let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     let Some(segment) = commands.data_segment(tag, len) else { return Status::INTERNAL_ERROR };
-    let stored = commands.pool().regions().store(segment, bytes);
+    let stored = commands.buffer_pool().regions().store(segment, bytes);
     stored.map_or(Status::INTERNAL_ERROR, |()| Status::SUCCESS)
 }
 
 /// Builds the Identify Controller structure; other CNS values are rejected (Base 2.1 §5.1.13.2.1).
-fn identify(service: &Service, cntlid: u16, command: &Command) -> CommandResult {
+fn identify_controller(service: &Service, cntlid: u16, command: &Command) -> CommandResult {
     let requested = Identify::parse(command)?;
     if requested.cns != 1 {
         return Err(Status::INVALID_FIELD);

@@ -27,7 +27,7 @@ pub enum TargetEvent {
         cntlid: u16,
     },
     /// A Connect was rejected.
-    Refused {
+    Rejected {
         /// Connection id.
         connection: u64,
         /// Address of the peer.
@@ -47,12 +47,12 @@ pub enum TargetEvent {
     /// Peer behavior that is worth a log line. Its rate is controlled by peers.
     Notice(String),
     /// Error of the target, as one line. Its rate is not controlled by any peer.
-    Trouble(String),
+    Error(String),
 }
 
 /// Unread events. Their number is bounded, since peers can cause events faster than they are read.
 #[derive(Debug, Default)]
-pub(super) struct UnreadEvents {
+pub(super) struct EventQueue {
     events: VecDeque<TargetEvent>,
     /// Dropped events that were not reported yet.
     dropped: u64,
@@ -61,7 +61,7 @@ pub(super) struct UnreadEvents {
 /// Largest number of unread events.
 const UNREAD_MAX: usize = 1024;
 
-impl UnreadEvents {
+impl EventQueue {
     /// Appends an event. When the queue is full, the oldest event caused by a peer is dropped, so
     /// that peers cannot displace the target's own errors.
     pub(super) fn push(&mut self, events: TargetEvent) {
@@ -86,7 +86,7 @@ impl UnreadEvents {
 impl TargetEvent {
     /// Whether a peer caused the event and can repeat it at will.
     const fn is_caused_by_peer(&self) -> bool {
-        !matches!(self, Self::Trouble(_))
+        !matches!(self, Self::Error(_))
     }
 }
 
@@ -171,23 +171,23 @@ impl fmt::Display for TargetEvent {
                 out,
                 "connection {connection}: {peer} created controller {cntlid} of {subsystem} as {host}"
             ),
-            Self::Refused { connection, peer, why } => {
+            Self::Rejected { connection, peer, why } => {
                 write!(out, "connection {connection}: {peer} is rejected: {why}")
             }
             Self::Disconnected { connection, peer, reason } => {
                 write!(out, "connection {connection}: {peer} disconnected: {reason}")
             }
-            Self::Notice(text) | Self::Trouble(text) => out.write_str(text),
+            Self::Notice(text) | Self::Error(text) => out.write_str(text),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{TargetEvent, UNREAD_MAX, UnreadEvents};
+    use super::{EventQueue, TargetEvent, UNREAD_MAX};
 
-    fn refused(connection: u64) -> TargetEvent {
-        TargetEvent::Refused {
+    fn rejected_event(connection: u64) -> TargetEvent {
+        TargetEvent::Rejected {
             connection,
             peer: "192.0.2.1:5".into(),
             why: "no such subsystem".into(),
@@ -195,16 +195,16 @@ mod tests {
     }
 
     #[test]
-    fn events_of_peers_never_displace_errors() {
-        let mut unread = UnreadEvents::default();
-        unread.push(TargetEvent::Trouble("a medium has not answered".into()));
-        (0..3 * UNREAD_MAX as u64).for_each(|connection| unread.push(refused(connection)));
-        assert_eq!(unread.next(), Some(TargetEvent::Trouble("a medium has not answered".into())));
+    fn events_caused_by_peers_never_displace_errors() {
+        let mut unread = EventQueue::default();
+        unread.push(TargetEvent::Error("a medium has not answered".into()));
+        (0..3 * UNREAD_MAX as u64).for_each(|connection| unread.push(rejected_event(connection)));
+        assert_eq!(unread.next(), Some(TargetEvent::Error("a medium has not answered".into())));
         let read = std::iter::from_fn(|| unread.next()).collect::<Vec<_>>();
         let (last, read) = read.split_last().unwrap();
         assert_eq!(
             (read.len(), read[0].clone()),
-            (UNREAD_MAX - 1, refused(2 * UNREAD_MAX as u64 + 1))
+            (UNREAD_MAX - 1, rejected_event(2 * UNREAD_MAX as u64 + 1))
         );
         let TargetEvent::Notice(text) = last else { panic!("{last:?}") };
         assert!(text.starts_with(&format!("{} events", 2 * UNREAD_MAX + 1)), "{text}");
@@ -212,10 +212,10 @@ mod tests {
     }
 
     #[test]
-    fn the_event_queue_is_bounded_for_errors() {
-        let mut unread = UnreadEvents::default();
-        (0..2 * UNREAD_MAX).for_each(|count| unread.push(TargetEvent::Trouble(count.to_string())));
-        assert_eq!(unread.next(), Some(TargetEvent::Trouble(UNREAD_MAX.to_string())));
+    fn event_queue_is_bounded_for_errors() {
+        let mut unread = EventQueue::default();
+        (0..2 * UNREAD_MAX).for_each(|count| unread.push(TargetEvent::Error(count.to_string())));
+        assert_eq!(unread.next(), Some(TargetEvent::Error(UNREAD_MAX.to_string())));
         assert_eq!(unread.events.len(), UNREAD_MAX - 1);
     }
 }

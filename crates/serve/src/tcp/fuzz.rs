@@ -13,12 +13,12 @@
 //! - The protocol engine is never given an impossible request.
 //! - After all connections have ended, all memory, connections and associations are released.
 
-mod peer;
-mod steps;
-mod stream;
+mod fuzz_host;
+mod invariants;
+mod script_steps;
+mod simulated_stream;
 #[cfg(test)]
 mod tests;
-mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,13 +32,13 @@ use tenmil_wire::sgl::Descriptor;
 use tenmil_wire::{Command, IoOpcode, Status};
 
 use super::{
-    ControllerModel, DisconnectReason, Hosts, Limits, Port, Service, SubsystemExportConfig,
-    TargetConnection, TargetEvent,
+    AllowedHosts, ControllerModel, DisconnectReason, Port, Service, ServiceLimits,
+    SubsystemExportConfig, TargetConnection, TargetEvent,
 };
-use peer::{Peer, host, subsystem};
-pub use steps::seeds;
-use stream::{Late, Pipe};
-use watch::Watch;
+use fuzz_host::{FuzzHost, host_nqn, subsystem_nqn};
+use invariants::InvariantChecker;
+pub use script_steps::seed_scripts;
+use simulated_stream::{DelayedDevice, SimulatedStream};
 
 /// Number of tenants. The host of the first one follows all rules.
 const TENANTS: u8 = 3;
@@ -57,31 +57,31 @@ const LATE_MAX: Span = Span::from_secs(10);
 const ANSWER_MAX: Span = Span::from_secs(70);
 
 /// Service with all its peers.
-struct World {
+struct FuzzTarget {
     regions: RegionTable,
     service: Service,
     now: Instant,
     guests: Vec<TargetConnection>,
-    peers: Vec<Peer>,
-    media: Vec<Tenant>,
-    watch: Watch,
-    honest: Honest,
+    peers: Vec<FuzzHost>,
+    media: Vec<FuzzSubsystem>,
+    watch: InvariantChecker,
+    honest: WellBehavedHost,
     accepted: u64,
     /// Time since which an overdue host has blocked others.
     late_since: Option<Instant>,
 }
 
 /// Device of a tenant.
-struct Tenant {
+struct FuzzSubsystem {
     ram: Arc<RamDevice>,
     is_stuck: Arc<AtomicBool>,
     stuck_until: Instant,
 }
 
 /// Well-behaved host: an admin queue and an I/O queue.
-struct Honest {
-    admin: Peer,
-    io: Peer,
+struct WellBehavedHost {
+    admin: FuzzHost,
+    io: FuzzHost,
     /// Outstanding command and its start time.
     waits: Option<(u16, Instant)>,
     count: u32,
@@ -92,39 +92,42 @@ struct Honest {
 /// # Panics
 ///
 /// If an invariant is violated: a bug of this crate, whatever the bytes are.
-pub fn fuzz(bytes: &[u8]) {
-    let mut world = World::new();
-    world.play(bytes);
-    world.end();
+pub fn fuzz_nvme_tcp_target(bytes: &[u8]) {
+    let mut world = FuzzTarget::new();
+    world.run_script(bytes);
+    world.close_and_check_released();
 }
 
-impl World {
+impl FuzzTarget {
     fn new() -> Self {
         let regions = RegionTable::new(16);
-        let limits = Limits {
+        // Little memory and short queues, so that short scripts reach the wait queue of the buffer
+        // pool and the limits of a queue.
+        let limits = ServiceLimits {
             memory_bytes: 220 << 10,
             connections_max: 2 + PEERS_MAX,
             queue_entries: 9,
             transfer_bytes_max: TRANSFER_BYTES_MAX,
             io_queues_max: 4,
-            ..Limits::default()
+            ..ServiceLimits::default()
         };
         let service = Service::new(&regions, limits).expect("the limits make sense");
         service.open_port(1, Port { address: None });
-        let media = (0..TENANTS).map(|tenant| offer(&regions, &service, tenant)).collect();
+        let media =
+            (0..TENANTS).map(|tenant| export_subsystem(&regions, &service, tenant)).collect();
         let now = Instant { ns: 1_000_000 };
-        let watch = Watch::new(&service);
+        let watch = InvariantChecker::new(&service);
         let (mut guests, mut accepted) = (Vec::new(), 0);
         let mut dial = |qid| {
-            let pipe = Pipe::new(&regions, 4096, "192.0.2.1:5000".to_owned());
-            let peer = Peer::new(0, qid, &pipe);
-            let guest = service.accept(Box::new(pipe), 1, now);
+            let pipe = SimulatedStream::new(&regions, 4096, "192.0.2.1:5000".to_owned());
+            let peer = FuzzHost::new(0, qid, &pipe);
+            let guest = service.accept_stream(Box::new(pipe), 1, now);
             guests.push(guest.expect("there is a place"));
             accepted += 1;
             peer
         };
         let (admin, io) = (dial(0), dial(1));
-        let honest = Honest { admin, io, waits: None, count: 0 };
+        let honest = WellBehavedHost { admin, io, waits: None, count: 0 };
         let peers = Vec::new();
         let late_since = None;
         let mut world = Self {
@@ -139,29 +142,32 @@ impl World {
             accepted,
             late_since,
         };
-        world.welcome();
+        world.connect_well_behaved_host();
         world
     }
 
     /// Connects the well-behaved host.
-    fn welcome(&mut self) {
-        self.honest.admin.connect(None, |command| command);
-        self.honest.admin.enable();
-        self.turn();
+    fn connect_well_behaved_host(&mut self) {
+        self.honest.admin.send_connect(None, |command| command);
+        self.honest.admin.send_enable();
+        self.poll_until_idle();
         let cntlid = self.honest.admin.ended.first().map(|completion| completion.dw0());
         let cntlid = cntlid.and_then(|dword| u16::try_from(dword).ok());
-        self.honest.io.connect(cntlid, |command| command);
-        self.turn();
-        assert!(self.guests.iter().any(|guest| guest.io_host().is_some()), "it may connect");
+        self.honest.io.send_connect(cntlid, |command| command);
+        self.poll_until_idle();
+        assert!(
+            self.guests.iter().any(|guest| guest.host_of_io_queue().is_some()),
+            "it may connect"
+        );
         self.honest.admin.ended.clear();
     }
 
     /// Opens a connection for a tenant.
-    fn dial(&mut self, tenant: u8, qid: u16, piece: usize) {
+    fn open_connection(&mut self, tenant: u8, qid: u16, piece: usize) {
         let address = format!("198.51.100.{tenant}:{}", self.accepted);
-        let pipe = Pipe::new(&self.regions, piece, address);
-        let peer = Peer::new(tenant, qid, &pipe);
-        if let Ok(guest) = self.service.accept(Box::new(pipe), 1, self.now) {
+        let pipe = SimulatedStream::new(&self.regions, piece, address);
+        let peer = FuzzHost::new(tenant, qid, &pipe);
+        if let Ok(guest) = self.service.accept_stream(Box::new(pipe), 1, self.now) {
             self.accepted += 1;
             self.guests.push(guest);
             self.peers.push(peer);
@@ -169,7 +175,7 @@ impl World {
     }
 
     /// Advances time, one second at a time.
-    fn pass(&mut self, seconds: u64) {
+    fn advance_time(&mut self, seconds: u64) {
         for _ in 0..seconds {
             self.now = self.now.after(Span::from_secs(1));
             for tenant in &mut self.media {
@@ -177,15 +183,15 @@ impl World {
                     tenant.is_stuck.store(false, Ordering::Relaxed);
                 }
             }
-            self.turn();
-            self.look_at_debts();
+            self.poll_until_idle();
+            self.check_overdue_data();
         }
     }
 
     /// Checks that no host owes data for too long while others wait for its memory.
-    fn look_at_debts(&mut self) {
+    fn check_overdue_data(&mut self) {
         let is_late = |guest: &TargetConnection| {
-            let owed = guest.oldest_data_request().map(|since| self.now.since(since));
+            let owed = guest.oldest_data_request_time().map(|since| self.now.since(since));
             owed.is_some_and(|owed| owed > DEBT_MAX) && guest.others_need_memory()
         };
         if !self.guests.iter().any(is_late) {
@@ -197,20 +203,20 @@ impl World {
     }
 
     /// Polls everything until it is idle, at most 40 rounds.
-    fn turn(&mut self) {
+    fn poll_until_idle(&mut self) {
         let mut idle = 0;
         for _ in 0..40 {
             let mut is_busy = false;
             for at in 0..self.guests.len() {
-                is_busy |= self.guests[at].step(self.now);
-                self.watch.look(&self.guests);
+                is_busy |= self.guests[at].poll_once(self.now);
+                self.watch.check_buffers(&self.guests);
             }
-            self.guests.retain(|guest| !guest.is_over());
-            self.watch.look(&self.guests);
-            self.peers.iter_mut().for_each(Peer::read);
-            self.peers.retain(|peer| !peer.is_over());
-            is_busy |= self.behave();
-            self.hear();
+            self.guests.retain(|guest| !guest.is_closed());
+            self.watch.check_buffers(&self.guests);
+            self.peers.iter_mut().for_each(FuzzHost::receive_pdus);
+            self.peers.retain(|peer| !peer.is_closed());
+            is_busy |= self.run_well_behaved_host();
+            self.check_error_events();
             idle = if is_busy { 0 } else { idle + 1 };
             if idle > 2 {
                 return;
@@ -219,15 +225,15 @@ impl World {
     }
 
     /// Runs the well-behaved host. Returns whether it did anything.
-    fn behave(&mut self) -> bool {
+    fn run_well_behaved_host(&mut self) -> bool {
         let Self { honest, now, .. } = self;
-        honest.admin.read();
-        honest.io.read();
-        let is_cut = honest.admin.is_over() || honest.io.is_over();
+        honest.admin.receive_pdus();
+        honest.io.receive_pdus();
+        let is_cut = honest.admin.is_closed() || honest.io.is_closed();
         assert!(!is_cut, "a host that keeps to the rules was cut off");
         let mut is_busy = false;
         while let Some(asked) = honest.io.asked.front().copied() {
-            honest.io.answer(asked.len_bytes, (0, 0, 0));
+            honest.io.handle_response(asked.len_bytes, (0, 0, 0));
             is_busy = true;
         }
         for completion in honest.io.ended.drain(..) {
@@ -244,7 +250,7 @@ impl World {
     }
 
     /// Submits the next command of the well-behaved host, unless one is outstanding.
-    fn work(&mut self) {
+    fn submit_well_behaved_command(&mut self) {
         let Self { honest, now, .. } = self;
         if honest.waits.is_some() {
             return;
@@ -252,13 +258,13 @@ impl World {
         honest.count += 1;
         let len = [512, 8192, TRANSFER_BYTES_MAX][honest.count as usize / 2 % 3];
         let opcode = if honest.count % 2 == 0 { IoOpcode::Read } else { IoOpcode::Write };
-        let command = transfer(opcode.code(), honest.count % 8, len / 512);
-        let cid = honest.io.command(&command.with_sgl1(Descriptor::transport(len)), 0);
+        let command = transfer_command(opcode.code(), honest.count % 8, len / 512);
+        let cid = honest.io.send_command(&command.with_sgl1(Descriptor::transport(len)), 0);
         honest.waits = Some((cid, *now));
     }
 
     /// Checks the service's events for internal errors.
-    fn hear(&self) {
+    fn check_error_events(&self) {
         while let Some(new_events) = self.service.next_event() {
             if let TargetEvent::Disconnected { reason: DisconnectReason::Internal(what), .. } =
                 new_events
@@ -269,64 +275,68 @@ impl World {
     }
 
     /// Closes all connections and checks that everything is released.
-    fn end(&mut self) {
+    fn close_and_check_released(&mut self) {
         self.media.iter_mut().for_each(|tenant| tenant.stuck_until = self.now);
         for _ in 0..ANSWER_MAX.ns / 1_000_000_000 {
-            self.pass(1);
+            self.advance_time(1);
             if self.honest.waits.is_none() {
                 break;
             }
         }
-        self.work();
+        self.submit_well_behaved_command();
         self.peers.drain(..).for_each(|peer| peer.close());
-        self.pass(3);
+        self.advance_time(3);
         assert!(self.honest.waits.is_none(), "nobody is in its way any more");
-        watch::look_at_media(&self.media, &self.regions);
+        invariants::check_device_contents(&self.media, &self.regions);
         self.honest.io.close();
         self.honest.admin.close();
         for _ in 0..40 {
             self.now = self.now.after(Span::from_secs(1));
             for at in 0..self.guests.len() {
-                self.guests[at].step(self.now);
+                self.guests[at].poll_once(self.now);
             }
-            self.guests.retain(|guest| !guest.is_over());
-            self.watch.look(&self.guests);
-            self.hear();
+            self.guests.retain(|guest| !guest.is_closed());
+            self.watch.check_buffers(&self.guests);
+            self.check_error_events();
             if self.guests.is_empty() {
                 break;
             }
         }
         assert!(self.guests.is_empty(), "these stay: {:?}", self.guests);
-        let budget = self.service.budget();
-        assert_eq!((self.service.connected(), self.service.associations()), (0, 0));
-        assert_eq!((budget.free_bytes(), budget.waiting()), (budget.bytes(), 0), "memory is back");
+        let budget = self.service.buffer_pool();
+        assert_eq!((self.service.connection_count(), self.service.association_count()), (0, 0));
+        assert_eq!(
+            (budget.free_bytes(), budget.waiting_connections()),
+            (budget.size_bytes(), 0),
+            "memory is back"
+        );
     }
 }
 
 /// Exports a tenant's subsystem to its host.
-fn offer(regions: &RegionTable, service: &Service, tenant: u8) -> Tenant {
+fn export_subsystem(regions: &RegionTable, service: &Service, tenant: u8) -> FuzzSubsystem {
     let ram = Arc::new(RamDevice::new(regions, 512, BLOCKS).expect("there is memory"));
     let is_stuck = Arc::new(AtomicBool::new(false));
-    let medium = Late { ram: Arc::clone(&ram), is_stuck: Arc::clone(&is_stuck) };
+    let medium = DelayedDevice { ram: Arc::clone(&ram), is_stuck: Arc::clone(&is_stuck) };
     let medium: Arc<dyn BlockDevice> = Arc::new(medium);
     let config = SubsystemConfig {
-        nqn: subsystem(tenant),
+        nqn: subsystem_nqn(tenant),
         ..SubsystemConfig::new("FUZZ", vec![NamespaceConfig::new(medium)])
     };
     let plan = SubsystemExportConfig {
         subsystem: Subsystem::new(config).expect("it can be served"),
-        nqn: subsystem(tenant),
-        hosts: Hosts::Listed(BTreeSet::from([host(tenant)])),
+        nqn: subsystem_nqn(tenant),
+        hosts: AllowedHosts::Listed(BTreeSet::from([host_nqn(tenant)])),
         ports: BTreeMap::from([(1, Vec::new())]),
         model: ControllerModel::Dynamic,
         masks: BTreeMap::new(),
     };
     service.add_subsystem(plan).expect("it has a name of its own");
-    Tenant { ram, is_stuck, stuck_until: Instant::default() }
+    FuzzSubsystem { ram, is_stuck, stuck_until: Instant::default() }
 }
 
 /// Builds a command for a number of blocks.
-fn transfer(opcode: u8, lba: u32, blocks: u32) -> Command {
+fn transfer_command(opcode: u8, lba: u32, blocks: u32) -> Command {
     let count = blocks.saturating_sub(1);
     Command::new(opcode).with_nsid(1).with_cdw10(lba).with_cdw12(count)
 }

@@ -73,10 +73,10 @@ impl IoQueue {
         let new =
             FabricsQueue { qid, in_flight_max: depth, contexts_max: SPLIT_COMMANDS_MAX.min(depth) };
         let memory = SegmentMemory::new(
-            Arc::new(commands.pool().regions().clone()),
-            commands.pool().region(),
+            Arc::new(commands.buffer_pool().regions().clone()),
+            commands.buffer_pool().pool_segment(),
         );
-        let buffers = service.buffers().clone();
+        let buffers = service.bounce_pool().clone();
         let (executor, link) = association.transport().create_queue(memory, &new, buffers)?;
         Ok(Self {
             executor,
@@ -99,13 +99,13 @@ impl IoQueue {
     /// Records the time of an iteration without new commands or completions.
     #[inline]
     pub(super) fn record_idle_iteration(&mut self, now: Instant) {
-        self.latency.account(now, self.outstanding());
+        self.latency.account_in_flight(now, self.outstanding_commands());
     }
 
-    /// Adds a command that has all its data to those that begin in the next [`step`](Self::step).
+    /// Adds a command that has all its data to those that begin in the next [`poll_once`](Self::poll_once).
     #[inline(always)]
-    pub(super) fn begin(&mut self, commands: &CommandTable, tag: u16) -> StartResult {
-        if commands.command(tag).opcode() == AdminOpcode::FabricsCommands.code() {
+    pub(super) fn queue_ready_command(&mut self, commands: &CommandTable, tag: u16) -> StartResult {
+        if commands.command_of_tag(tag).opcode() == AdminOpcode::FabricsCommands.code() {
             return StartResult::Fabrics;
         }
         self.ready.push(tag);
@@ -114,7 +114,7 @@ impl IoQueue {
 
     /// Does a bounded amount of work; returns the amount done.
     #[inline]
-    pub(super) fn step(
+    pub(super) fn poll_once(
         &mut self,
         now: Instant,
         commands: &mut CommandTable,
@@ -123,7 +123,7 @@ impl IoQueue {
         // Requests of the association complete commands, too.
         let has_commands = self.link.has_commands();
         if has_commands {
-            self.execute_commands(now, commands, end);
+            self.execute_association_requests(now, commands, end);
         }
         if self.is_idle()
             && !has_commands
@@ -137,7 +137,7 @@ impl IoQueue {
         if self.executor.has_contexts() {
             self.executor.retry_waiting(now);
         }
-        let mut count = self.begin_ready(now, commands);
+        let mut count = self.start_ready_commands(now, commands);
         if count > 0 {
             self.link.note_activity(now);
             if was_idle {
@@ -153,7 +153,7 @@ impl IoQueue {
             self.forward_events(now);
         }
         if self.executor.has_finished() {
-            count += self.take_finished(now, commands, end);
+            count += self.complete_finished(now, commands, end);
         }
         if count == 0 {
             self.executor.reap_retired();
@@ -164,26 +164,27 @@ impl IoQueue {
     /// Begins commands in the order in which they became ready, as far as they can begin now. Returns their
     /// number.
     #[inline]
-    fn begin_ready(&mut self, now: Instant, commands: &CommandTable) -> usize {
+    fn start_ready_commands(&mut self, now: Instant, commands: &CommandTable) -> usize {
         if self.executor.is_exclusive() {
             self.executor.begin_exclusive();
-            let count = self.begin_unblocked(now, commands);
+            let count = self.start_unblocked_commands(now, commands);
             self.executor.end_exclusive();
             return count;
         }
-        if self.ready.is_empty() { 0 } else { self.begin_unblocked(now, commands) }
+        if self.ready.is_empty() { 0 } else { self.start_unblocked_commands(now, commands) }
     }
 
-    fn begin_unblocked(&mut self, now: Instant, commands: &CommandTable) -> usize {
+    fn start_unblocked_commands(&mut self, now: Instant, commands: &CommandTable) -> usize {
         self.executor.open();
         let mut count = 0;
         while count < self.ready.len() && !self.executor.has_pair() {
             if self.executor.may_run() {
-                let ready = self.ready[count..].iter().map(|tag| commands.to_execute(*tag));
+                let ready =
+                    self.ready[count..].iter().map(|tag| commands.command_with_segment(*tag));
                 count += self.executor.begin_segments(STREAM, ready);
             }
             let Some(&tag) = self.ready.get(count) else { break };
-            let (id, command, segment) = commands.to_execute(tag);
+            let (id, command, segment) = commands.command_with_segment(tag);
             let (tag, data) = (Tag { stream: STREAM, id }, CommandData::Segment(segment));
             if !self.executor.begin(now, tag, *command, data) {
                 break;
@@ -212,14 +213,14 @@ impl IoQueue {
             commands.complete_executed(end, tag, Status::SUCCESS, result);
         });
         if count > 0 {
-            self.latency.end(count);
+            self.latency.record_completions(count);
         }
         count
     }
 
     /// Completes the commands that have finished otherwise. Returns their number.
     #[cold]
-    fn take_finished(
+    fn complete_finished(
         &mut self,
         now: Instant,
         commands: &mut CommandTable,
@@ -230,13 +231,13 @@ impl IoQueue {
         let count = if self.is_stopping() { 0 } else { finished.len() };
         for command in &finished[..count] {
             let tag = command.tag.id;
-            if let Some(report) = command.report(self.qid, commands.command(tag).cid()) {
+            if let Some(report) = command.report(self.qid, commands.command_of_tag(tag).cid()) {
                 let event = QueueEvent::Error(report);
                 self.association.transport().handle_queue_event(now, self.qid, event);
             }
             commands.complete_executed(end, tag, command.status, command.result);
         }
-        self.latency.end(count);
+        self.latency.record_completions(count);
         self.executor.reuse(finished);
         count
     }
@@ -259,7 +260,7 @@ impl IoQueue {
 
     /// Executes requests of the association.
     #[cold]
-    fn execute_commands(
+    fn execute_association_requests(
         &mut self,
         now: Instant,
         commands: &mut CommandTable,
@@ -267,7 +268,7 @@ impl IoQueue {
     ) {
         for command in self.link.take_commands() {
             match command {
-                QueueCommand::Stop => self.stop(now),
+                QueueCommand::Stop => self.stop_commands(now),
                 // And the current poll is the one that was requested.
                 QueueCommand::Poll => self.executor.check_preempted(),
                 QueueCommand::AbortNamespace { nsid, preempted } => {
@@ -277,14 +278,14 @@ impl IoQueue {
                     self.executor.complete_reservation(now, ticket, end, &[])
                 }
                 QueueCommand::Abort { cid, admin_cid } => {
-                    let is_aborted = match commands.find(cid) {
+                    let is_aborted = match commands.find_by_cid(cid) {
                         None => false,
                         Some((id, true)) if !self.ready.contains(&id) => {
                             self.executor.abort(now, Tag { stream: STREAM, id })
                         }
                         Some((tag, _)) => {
                             self.ready.retain(|ready| *ready != tag);
-                            self.reject(commands, end, tag, Status::ABORT_REQUESTED);
+                            self.reject_command(commands, end, tag, Status::ABORT_REQUESTED);
                             true
                         }
                     };
@@ -295,7 +296,7 @@ impl IoQueue {
     }
 
     /// Completes a command that has not started.
-    pub(super) fn reject(
+    pub(super) fn reject_command(
         &self,
         commands: &mut CommandTable,
         end: &mut ControllerConnection,
@@ -307,7 +308,7 @@ impl IoQueue {
 
     /// Stops the queue: nothing is started or completed any more. Outstanding writes are fenced
     /// before the stop becomes visible to anyone.
-    pub(super) fn stop(&mut self, now: Instant) {
+    pub(super) fn stop_commands(&mut self, now: Instant) {
         if !self.is_stopping() {
             self.ready.clear();
             self.executor.stop(now);
@@ -323,7 +324,7 @@ impl IoQueue {
     /// Next report about a stopped queue: that its devices take longer to drain than the host
     /// waits, and later that they have drained.
     #[cold]
-    pub(super) fn next_report(&mut self, now: Instant) -> Option<String> {
+    pub(super) fn next_drain_report(&mut self, now: Instant) -> Option<String> {
         let Self { executor, stop_timer, association, qid, .. } = self;
         let ms = now.since(stop_timer.since).ns / 1_000_000;
         let nqn = association.export().nqn();
@@ -354,7 +355,7 @@ impl IoQueue {
 
     /// Whether every command has been completed.
     pub(super) fn is_idle(&self) -> bool {
-        self.outstanding() == 0
+        self.outstanding_commands() == 0
     }
 
     /// Whether the queue must be polled again.
@@ -363,7 +364,7 @@ impl IoQueue {
     }
 
     /// Commands that are ready or executing.
-    pub(super) fn outstanding(&self) -> usize {
+    pub(super) fn outstanding_commands(&self) -> usize {
         self.executor.taken() + self.ready.len()
     }
 
@@ -376,12 +377,12 @@ impl IoQueue {
     #[inline]
     pub(super) fn publish_counters(&mut self, now: Instant) {
         if now.since(self.published_at) >= PUBLISH_INTERVAL {
-            self.publish_now(now);
+            self.publish_counters_at_once(now);
         }
     }
 
     #[cold]
-    fn publish_now(&mut self, now: Instant) {
+    fn publish_counters_at_once(&mut self, now: Instant) {
         self.published_at = now;
         let traffic = self.executor.take_traffic(now);
         self.association.transport().add_traffic(&traffic);
@@ -389,7 +390,7 @@ impl IoQueue {
 
     /// Closes the drained queue: releases its identifier.
     pub(super) fn close_queue(mut self, now: Instant) {
-        self.publish_now(now);
+        self.publish_counters_at_once(now);
         let Self { executor, association, qid, .. } = self;
         drop(executor);
         association.transport().remove_queue(now, qid);
@@ -412,13 +413,13 @@ impl IoQueue {
         &self.association
     }
 
-    pub(super) fn link(&self) -> &QueueLink {
+    pub(super) fn queue_link(&self) -> &QueueLink {
         &self.link
     }
 
     /// Mean latency of the outstanding commands, if there are any and it is known.
     pub(super) fn expected_latency(&self) -> Option<Span> {
-        self.latency.mean().filter(|_| !self.is_idle())
+        self.latency.mean_latency().filter(|_| !self.is_idle())
     }
 
     /// When a device must be polled, or counters are due for publication.

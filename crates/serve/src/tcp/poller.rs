@@ -34,7 +34,7 @@ impl WakeSet {
     }
 
     pub(super) fn poller_wake(&self) -> io::Result<PollerWake> {
-        PollerWake::of(WakeSource::Descriptor(std::os::fd::AsFd::as_fd(&self.watch)))
+        PollerWake::from_source(WakeSource::Descriptor(std::os::fd::AsFd::as_fd(&self.watch)))
     }
 
     /// Whether all sources are registered.
@@ -55,15 +55,15 @@ impl WakeSet {
 impl Poller for TargetConnection {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let now = context.now();
-        let count = self.work(now);
-        if self.is_over() {
-            context.end();
+        let count = self.process_commands(now);
+        if self.is_closed() {
+            context.end_thread();
         }
         PollResult::from_count(count + usize::from(self.has_unsent()))
     }
 
     fn flush(&mut self) {
-        self.send(self.worked_at());
+        self.send(self.last_work_time());
     }
 
     fn arm(&mut self) -> PollResult {
@@ -92,12 +92,12 @@ impl Poller for TargetConnection {
         self.may_coalesce_wakeups()
     }
 
-    fn wake_at(&self) -> Instant {
-        self.next_deadline()
+    fn panicking_wake_at(&self) -> Instant {
+        self.next_poll_time()
     }
 
     fn expected_latency(&self) -> Option<Span> {
-        self.latency()
+        self.mean_command_latency()
     }
 
     fn detach(&mut self, reason: DetachReason) -> bool {
@@ -105,7 +105,7 @@ impl Poller for TargetConnection {
             DetachReason::Migrating => self.can_migrate(),
             DetachReason::Exiting => {
                 self.close_on_exit();
-                self.is_over()
+                self.is_closed()
             }
         }
     }

@@ -13,7 +13,7 @@
 //! Reservations belong to a disk, not to a namespace number: a file whose disk differs from the one
 //! exported under its number is rejected. A file of the first format (`NQN`, a line feed and the
 //! record) does not name its disk and is rejected as well. Either is adopted on request, once,
-//! by [`with_adopted`](StateDirectory::with_adopted).
+//! by [`adopt_records`](StateDirectory::adopt_records).
 //!
 //! An update writes a new file beside the old one, syncs it, renames it and syncs the directory.
 //! After a power loss at any point, one of the two files is complete. If only the last step fails,
@@ -34,19 +34,19 @@ use tenmil_linux::owned_directory::OwnedDirectory;
 use tenmil_linux::thread_pool::{BlockingTask, PoolHandle, ThreadPool};
 use tenmil_nvme_controller::controller::{PersistRequest, ReservationStore};
 
-mod memory;
+mod memory_directory;
 mod record_file;
 #[cfg(test)]
 mod tests;
 
-pub use memory::MemoryDirectory;
+pub use memory_directory::MemoryDirectory;
 use record_file::{RecordFile, RecordOwner, StateFs};
 
 /// Directory of persistent state. While it or one of its reservation stores exists, no other process can
 /// use the directory. Dropping it waits until everything submitted has been written.
 #[derive(Debug)]
 pub struct StateDirectory {
-    disk: Directory,
+    disk: LockedDirectory,
     writer: ThreadPool,
     /// Files to adopt, whatever disk they name, each by its first reservation store.
     adopted: Mutex<BTreeSet<String>>,
@@ -60,7 +60,7 @@ struct ReservationFile<D> {
 }
 
 #[derive(Clone, Debug)]
-struct Directory {
+struct LockedDirectory {
     path: PathBuf,
     files: OwnedDirectory,
     _lock: Arc<File>,
@@ -87,7 +87,7 @@ impl StateDirectory {
         lock.try_lock()
             .map_err(|_| format!("use the state directory {shown}: another process uses it"))
             .map_err(Error::environment)?;
-        let disk = Directory { path: path.to_owned(), files, _lock: Arc::new(lock) };
+        let disk = LockedDirectory { path: path.to_owned(), files, _lock: Arc::new(lock) };
         Ok(Self { disk, writer: ThreadPool::new(1, WAITING_MAX), adopted: Mutex::default() })
     }
 
@@ -97,7 +97,7 @@ impl StateDirectory {
     /// # Errors
     ///
     /// A one-line message, if one of them does not exist.
-    pub fn with_adopted(self, names: &[String]) -> Result<Self, Error> {
+    pub fn adopt_records(self, names: &[String]) -> Result<Self, Error> {
         let directory = self.disk.path.display();
         for name in names {
             let is_record =
@@ -123,7 +123,7 @@ impl StateDirectory {
     /// stored record has been read.
     #[must_use]
     pub fn reservation_store(&self, nqn: &str, nsid: u32, disk: &str) -> Box<dyn ReservationStore> {
-        let name = name_of(nqn, nsid);
+        let name = record_file_name(nqn, nsid);
         let shown = self.disk.path.join(&name).display().to_string();
         let is_adopted = self.adopted.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
         let owner =
@@ -134,7 +134,7 @@ impl StateDirectory {
 }
 
 /// File name of a record. The NQN is hashed, so none of its characters can be harmful.
-fn name_of(nqn: &str, nsid: u32) -> String {
+fn record_file_name(nqn: &str, nsid: u32) -> String {
     let hash = nqn.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
@@ -156,19 +156,19 @@ impl<D: StateFs + Clone + 'static> ReservationStore for ReservationFile<D> {
         let stored = Arc::new(Mutex::new(Some(stored)));
         let job_stored = Arc::clone(&stored);
         let job = BlockingTask::new("keep reservations", move || {
-            let written = file.write(record.as_deref());
-            if let Some(stored) = take(&job_stored) {
+            let written = file.write_record(record.as_deref());
+            if let Some(stored) = take_stored_request(&job_stored) {
                 stored.finish(written);
             }
         });
         match writer_pool.submit(job) {
             Ok(()) => Ok(()),
-            Err(_) => take(&stored).map_or(Ok(()), Err),
+            Err(_) => take_stored_request(&stored).map_or(Ok(()), Err),
         }
     }
 }
 
-fn take(stored: &Mutex<Option<PersistRequest>>) -> Option<PersistRequest> {
+fn take_stored_request(stored: &Mutex<Option<PersistRequest>>) -> Option<PersistRequest> {
     stored.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
@@ -182,8 +182,8 @@ impl<D: StateFs> ReservationFile<D> {
         let mut reads = file.clone();
         // This caller may block. If the pool rejects the job, the channel reports that.
         let job = BlockingTask::new("read reservations", move || {
-            let adopted = if is_adopted { reads.adopt() } else { Ok(()) };
-            let _ = sender.send(adopted.and_then(|()| reads.read()));
+            let adopted = if is_adopted { reads.adopt_for_disk() } else { Ok(()) };
+            let _ = sender.send(adopted.and_then(|()| reads.read_record()));
         });
         let wrong = format!("read {}: the writer thread has ended", file.shown);
         let submitted = writer_pool.submit(job);
@@ -203,28 +203,28 @@ impl<D: StateFs> ReservationFile<D> {
     }
 }
 
-impl StateFs for Directory {
+impl StateFs for LockedDirectory {
     fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
-        self.files.read(name)
+        self.files.read_file(name)
     }
 
-    fn write(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        self.files.write(name, bytes)
+    fn write_pending(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        self.files.write_file(name, bytes)
     }
 
     fn sync(&mut self, name: &str) -> io::Result<()> {
-        self.files.sync(name)
+        self.files.sync_file(name)
     }
 
     fn rename(&mut self, from: &str, to: &str) -> io::Result<()> {
-        self.files.rename(from, to)
+        self.files.rename_file(from, to)
     }
 
     fn remove(&mut self, name: &str) -> io::Result<()> {
-        self.files.remove(name)
+        self.files.remove_file(name)
     }
 
-    fn sync_names(&mut self) -> io::Result<()> {
+    fn sync_directory(&mut self) -> io::Result<()> {
         self.files.sync_entries()
     }
 }

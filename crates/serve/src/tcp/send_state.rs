@@ -55,7 +55,7 @@ impl SendState {
 
     /// Sends as much as the stream accepts. Returns the number of bytes.
     #[inline]
-    pub(super) fn send(
+    pub(super) fn send_queued(
         &mut self,
         stream: &mut dyn Stream,
         end: &mut ControllerConnection,
@@ -64,7 +64,7 @@ impl SendState {
         let mut total_sent = 0;
         for _ in 0..SENDS_MAX {
             end.fill_send_queue(commands);
-            let total = self.gather(end, commands)?;
+            let total = self.gather_unsent(end, commands)?;
             if total == 0 {
                 self.is_blocked = false;
                 break;
@@ -96,14 +96,14 @@ impl SendState {
         let mut ended = 0;
         end.record_sent_each(count, |tag| {
             ended += 1;
-            commands.release(tag);
+            commands.release_command(tag);
         });
         ended
     }
 
     /// Gathers the data that the stream has not accepted yet; returns the number of bytes.
     #[inline]
-    fn gather(
+    fn gather_unsent(
         &mut self,
         end: &ControllerConnection,
         commands: &CommandTable,
@@ -129,7 +129,9 @@ impl SendState {
                 SendPiece::Payload { tag, offset, .. } => {
                     let placement = DataPlacement { tag, offset: offset + skip, len_bytes: rest };
                     SendSlice::Memory(
-                        commands.segment(placement).ok_or_else(|| no_buffer(placement))?,
+                        commands
+                            .buffer_segment(placement)
+                            .ok_or_else(|| missing_buffer_error(placement))?,
                     )
                 }
             });
@@ -142,7 +144,7 @@ impl SendState {
 
 /// Error for data without a buffer: a command keeps its buffer until its data are sent.
 #[cold]
-fn no_buffer(placement: DataPlacement) -> StreamError {
+fn missing_buffer_error(placement: DataPlacement) -> StreamError {
     let DataPlacement { tag, offset, len_bytes } = placement;
     StreamError(format!("{len_bytes} bytes from {offset} of command {tag} have no buffer"))
 }

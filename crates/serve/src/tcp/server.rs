@@ -10,7 +10,7 @@ use tenmil_base::Error;
 
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
-use tenmil_linux::socket::{self, Address, SocketFactory, SocketOptions, StreamListener};
+use tenmil_linux::socket::{self, ListenAddress, SocketFactory, SocketOptions, StreamListener};
 use tenmil_reactor::{PollerBuilder, ReactorId, Registry, ThreadBuilder};
 
 use super::event::TargetEvent;
@@ -53,13 +53,13 @@ pub enum PlacementPolicy {
 /// or the reactors stop.
 #[derive(Debug)]
 pub struct Server {
-    pub(super) dispatcher: Arc<Dispatcher>,
+    pub(super) dispatcher: Arc<ReactorSelector>,
     /// Accept threads by port number.
     acceptors: BTreeMap<u16, Acceptor>,
 }
 
 /// State shared by the accept threads.
-pub(super) struct Dispatcher {
+pub(super) struct ReactorSelector {
     config: ServerConfig,
     /// Socket factory of each reactor.
     sockets: Vec<(ReactorId, SocketFactory)>,
@@ -72,7 +72,7 @@ pub(super) struct Dispatcher {
 
 /// State of an accept thread.
 struct PortAcceptor {
-    dispatcher: Arc<Dispatcher>,
+    dispatcher: Arc<ReactorSelector>,
     /// Port number of its listener.
     port: u16,
 }
@@ -91,7 +91,7 @@ impl Server {
             |reactor| (reactor, SocketFactory::new(config.regions.clone(), config.sockets.clone()));
         let sockets = config.reactors.reactors().map(sockets).collect();
         let listen_sockets = std::mem::take(&mut config.listen_sockets);
-        let dispatcher = Arc::new(Dispatcher {
+        let dispatcher = Arc::new(ReactorSelector {
             config,
             sockets,
             next: AtomicUsize::new(0),
@@ -100,7 +100,7 @@ impl Server {
         });
         let mut server = Self { dispatcher, acceptors: BTreeMap::new() };
         for (listen_socket, port) in listen_sockets {
-            server.open(listen_socket, port)?;
+            server.open_listener(listen_socket, port)?;
         }
         Ok(server)
     }
@@ -110,7 +110,7 @@ impl Server {
     /// # Errors
     ///
     /// The error of the kernel.
-    pub fn open(&mut self, listen_socket: StreamListener, port: u16) -> io::Result<()> {
+    pub fn open_listener(&mut self, listen_socket: StreamListener, port: u16) -> io::Result<()> {
         let handler = PortAcceptor { dispatcher: Arc::clone(&self.dispatcher), port };
         self.acceptors
             .insert(port, Acceptor::open("nvme-tcp", vec![listen_socket], None, handler)?);
@@ -118,13 +118,13 @@ impl Server {
     }
 
     /// Stops accepting on a port. Its connections stay.
-    pub fn close(&mut self, port: u16) {
+    pub fn close_listener(&mut self, port: u16) {
         self.acceptors.remove(&port);
     }
 
     /// Listen addresses in the order of port numbers, with ports chosen by the kernel filled in.
     #[must_use]
-    pub fn addresses(&self) -> Vec<Address> {
+    pub fn addresses(&self) -> Vec<ListenAddress> {
         self.acceptors.values().flat_map(|acceptor| acceptor.addresses().iter().cloned()).collect()
     }
 }
@@ -132,22 +132,25 @@ impl Server {
 impl AcceptHandler for PortAcceptor {
     fn accept(&mut self, socket: OwnedFd, _: usize) -> Result<(), Error> {
         let (reactor, sockets) = self.dispatcher.select_reactor(&socket);
-        let stream = sockets.stream(socket).map_err(Error::environment)?;
+        let stream = sockets.new_stream(socket).map_err(Error::environment)?;
         let is_thread_bound = stream.is_thread_bound();
         let ServerConfig { service, reactors, clock, .. } = &self.dispatcher.config;
-        let mut connection = service.accept(stream, self.port, clock.now())?;
+        let mut connection = service.accept_stream(stream, self.port, clock.now())?;
         let poller_wake = connection.create_wake_set().map_err(Error::environment)?;
         let handle = Arc::clone(connection.connection_handle());
         let name = format!("tcp-{}", connection.id());
-        let registration = PollerBuilder::active("connection", poller_wake, connection);
+        let registration =
+            PollerBuilder::polled_each_iteration("connection", poller_wake, connection);
         let registration = match is_thread_bound {
             true => registration.pinned("its socket belongs to the io_uring of that reactor"),
             false => registration,
         };
-        let config =
-            ThreadBuilder::new(&name).on(reactor).mailbox(MAILBOX_CAPACITY).poller(registration);
+        let config = ThreadBuilder::new(&name)
+            .on_reactor(reactor)
+            .mailbox_size(MAILBOX_CAPACITY)
+            .add_poller(registration);
         let thread = reactors.spawn(config).map_err(Error::environment)?;
-        handle.set_reactor(thread);
+        handle.set_thread(thread);
         Ok(())
     }
 
@@ -156,22 +159,24 @@ impl AcceptHandler for PortAcceptor {
     }
 }
 
-impl Dispatcher {
+impl ReactorSelector {
     /// Selects the reactor of a connection.
     fn select_reactor(&self, socket: &OwnedFd) -> (ReactorId, SocketFactory) {
         let index = match self.config.placement {
             PlacementPolicy::Spread => None,
-            PlacementPolicy::Near => self.near_reactor(socket::RxPlacement::of(socket).cpu),
-            PlacementPolicy::Queue => self.reactor_of_queue(socket::RxPlacement::of(socket)),
+            PlacementPolicy::Near => {
+                self.reactor_near_cpu(socket::RxPlacement::of_socket(socket).cpu)
+            }
+            PlacementPolicy::Queue => self.reactor_of_queue(socket::RxPlacement::of_socket(socket)),
         };
-        self.sockets[index.unwrap_or_else(|| self.next_reactor())].clone()
+        self.sockets[index.unwrap_or_else(|| self.next_round_robin_reactor())].clone()
     }
 
-    fn next_reactor(&self) -> usize {
+    fn next_round_robin_reactor(&self) -> usize {
         self.next.fetch_add(1, Ordering::Relaxed) % self.sockets.len()
     }
 
-    fn near_reactor(&self, cpu: Option<u32>) -> Option<usize> {
+    fn reactor_near_cpu(&self, cpu: Option<u32>) -> Option<usize> {
         let near = self.config.reactors.reactor_on(cpu?)?;
         self.sockets.iter().position(|(id, _)| *id == near)
     }
@@ -180,12 +185,12 @@ impl Dispatcher {
     pub(super) fn reactor_of_queue(&self, placement: socket::RxPlacement) -> Option<usize> {
         let Some(queue) = placement.napi_id else {
             if !self.is_reported.swap(true, Ordering::Relaxed) {
-                self.config.service.emit(TargetEvent::Trouble(WITHOUT_QUEUE.to_owned()));
+                self.config.service.emit(TargetEvent::Error(WITHOUT_QUEUE.to_owned()));
             }
-            return self.near_reactor(placement.cpu);
+            return self.reactor_near_cpu(placement.cpu);
         };
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        Some(*queues.entry(queue).or_insert_with(|| self.next_reactor()))
+        Some(*queues.entry(queue).or_insert_with(|| self.next_round_robin_reactor()))
     }
 }
 
@@ -194,7 +199,7 @@ const WITHOUT_QUEUE: &str = "a connection has no receive queue (SO_INCOMING_NAPI
      loopback), expected one for placement=queue: such connections go to the reactor on the processor \
      that handles their packets";
 
-impl fmt::Debug for Dispatcher {
+impl fmt::Debug for ReactorSelector {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Dispatcher").field("config", &self.config).finish_non_exhaustive()
     }

@@ -20,12 +20,12 @@ use tenmil_wire::log::discovery::{
 use tenmil_wire::nqn;
 
 use super::admission::{Admission, AdmissionLimits};
+use super::buffer_pool::{BufferCache, BufferPool};
 use super::connection::{ConnectionParts, TargetConnection};
 use super::connection_handle::ConnectionHandle;
 use super::connection_table::{ConnectionEntry, ConnectionSample};
-use super::event::{TargetEvent, UnreadEvents};
+use super::event::{EventQueue, TargetEvent};
 use super::injected_bugs::InjectedBugs;
-use super::memory::{BufferCache, BufferPool};
 use super::subsystem_export::{SubsystemExport, SubsystemExportConfig, SubsystemExportUpdate};
 
 /// Subsystems exported over NVMe/TCP, independent of what carries the bytes.
@@ -39,15 +39,15 @@ use super::subsystem_export::{SubsystemExport, SubsystemExportConfig, SubsystemE
 /// A handle, cheap to clone.
 #[derive(Clone)]
 pub struct Service {
-    shared: Arc<Shared>,
+    shared: Arc<ServiceShared>,
 }
 
-pub(super) struct Shared {
-    pub(super) limits: Limits,
+pub(super) struct ServiceShared {
+    pub(super) limits: ServiceLimits,
     budget: BufferPool,
     pub(super) buffers: BouncePool,
     state: Mutex<ServiceState>,
-    events: Mutex<UnreadEvents>,
+    events: Mutex<EventQueue>,
     /// Connections by id.
     connection_table: Mutex<BTreeMap<u64, ConnectionEntry>>,
     connections: AtomicU64,
@@ -72,7 +72,7 @@ struct ServiceState {
 
 /// Limits of connections and controllers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ServiceLimits {
     /// Memory for the data of all connections together, in bytes.
     pub memory_bytes: u64,
     /// Largest number of connections.
@@ -94,7 +94,7 @@ pub struct Limits {
     /// When a read completes without a response capsule (SUCCESS flag).
     pub success: SuccessPolicy,
     /// Connection limits by origin; the default depends on the number of connections:
-    /// [`AdmissionLimits::of`].
+    /// [`AdmissionLimits::default_for`].
     pub admission: Option<AdmissionLimits>,
     #[doc(hidden)]
     pub injected_bugs: InjectedBugs,
@@ -122,7 +122,7 @@ pub struct DiscoveryName {
 const BUFFERS: u32 = 4;
 const BUFFER_BYTES: u32 = 64 << 10;
 
-impl Default for Limits {
+impl Default for ServiceLimits {
     fn default() -> Self {
         Self {
             memory_bytes: 256 << 20,
@@ -148,12 +148,12 @@ impl Service {
     /// # Errors
     ///
     /// If the memory cannot be allocated or a limit is invalid.
-    pub fn new(regions: &RegionTable, limits: Limits) -> Result<Self, Error> {
-        limits.check()?;
-        let Limits { memory_bytes, transfer_bytes_max, connections_max, .. } = limits;
+    pub fn new(regions: &RegionTable, limits: ServiceLimits) -> Result<Self, Error> {
+        limits.check_limits()?;
+        let ServiceLimits { memory_bytes, transfer_bytes_max, connections_max, .. } = limits;
         let budget = BufferPool::new(regions, memory_bytes, transfer_bytes_max, connections_max)?;
         let bounce = regions
-            .allocate((BUFFERS * BUFFER_BYTES) as usize)
+            .allocate_region((BUFFERS * BUFFER_BYTES) as usize)
             .map_err(|why| format!("bounce buffers: {why}"))
             .map_err(Error::environment)?;
         let whole = bounce.segment();
@@ -170,7 +170,7 @@ impl Service {
             discovery_cntlid: 0,
             discovery: DiscoveryName { nqn: nqn::DISCOVERY.to_owned(), serial: "1".to_owned() },
         };
-        let shared = Shared {
+        let shared = ServiceShared {
             limits,
             budget,
             buffers: BouncePool::new(memory, segments),
@@ -181,7 +181,7 @@ impl Service {
             connected: AtomicU64::new(0),
             abandoned_commands: AtomicU64::new(0),
             is_closing: AtomicBool::new(false),
-            admission: Admission::new(limits.admission(), connections_max),
+            admission: Admission::new(limits.admission_limits(), connections_max),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -195,7 +195,7 @@ impl Service {
         nqn::check(&config.nqn)
             .map_err(|why| format!("export {}: {why}", config.nqn))
             .map_err(Error::environment)?;
-        let mut state = self.state();
+        let mut state = self.lock_state();
         if state.exports.contains_key(&config.nqn) {
             return Err(Error::environment(format!(
                 "export {}: a subsystem with this NQN is exported already, expected another NQN",
@@ -204,31 +204,31 @@ impl Service {
         }
         let export = SubsystemExport::new(config);
         state.exports.insert(export.nqn().to_owned(), export);
-        changed(state);
+        notify_discovery_change(state);
         Ok(())
     }
 
     /// Adds a port with this number.
     pub fn open_port(&self, reserve_cntlid: u16, port: Port) {
-        let mut state = self.state();
+        let mut state = self.lock_state();
         state.ports.insert(reserve_cntlid, port);
-        changed(state);
+        notify_discovery_change(state);
     }
 
     /// Stops reporting a port in discovery. Its connections stay.
     pub fn close_port(&self, reserve_cntlid: u16) {
-        let mut state = self.state();
+        let mut state = self.lock_state();
         state.ports.remove(&reserve_cntlid);
-        changed(state);
+        notify_discovery_change(state);
     }
 
     /// Updates an export. Associations end whose host is no longer allowed, or whose port no longer
     /// shows the subsystem; other hosts are notified of what concerns them. Returns false if no
     /// subsystem has this NQN.
-    pub fn update(&self, nqn: &str, change: SubsystemExportUpdate) -> bool {
-        let Some(export) = self.state().exports.get(nqn).cloned() else { return false };
+    pub fn update_export(&self, nqn: &str, change: SubsystemExportUpdate) -> bool {
+        let Some(export) = self.lock_state().exports.get(nqn).cloned() else { return false };
         if export.update(change) {
-            changed(self.state());
+            notify_discovery_change(self.lock_state());
         }
         true
     }
@@ -240,7 +240,7 @@ impl Service {
     ///
     /// If no subsystem has this NQN, or it cannot have such a namespace.
     pub fn add_namespace(&self, nqn: &str, config: NamespaceConfig) -> Result<u32, Error> {
-        let export = self.state().exports.get(nqn).cloned();
+        let export = self.lock_state().exports.get(nqn).cloned();
         let export = export
             .ok_or_else(|| format!("add namespace: {nqn} is not exported"))
             .map_err(Error::environment)?;
@@ -253,62 +253,62 @@ impl Service {
     /// # Errors
     ///
     /// If the NQN is invalid.
-    pub fn name_discovery(&self, name: DiscoveryName) -> Result<(), Error> {
+    pub fn set_discovery_name(&self, name: DiscoveryName) -> Result<(), Error> {
         nqn::check(&name.nqn)
             .map_err(|why| format!("discovery {}: {why}", name.nqn))
             .map_err(Error::environment)?;
-        let mut state = self.state();
+        let mut state = self.lock_state();
         state.discovery = name;
-        changed(state);
+        notify_discovery_change(state);
         Ok(())
     }
 
     pub(super) fn discovery_name(&self) -> DiscoveryName {
-        self.state().discovery.clone()
+        self.lock_state().discovery.clone()
     }
 
     /// Whether `nqn` names the discovery service.
     pub(super) fn is_discovery(&self, nqn: &str) -> bool {
-        nqn == nqn::DISCOVERY || nqn == self.state().discovery.nqn
+        nqn == nqn::DISCOVERY || nqn == self.lock_state().discovery.nqn
     }
 
     /// Replaces the discovery referrals.
     pub fn set_referrals(&self, others: Vec<SocketAddr>) {
-        let mut state = self.state();
+        let mut state = self.lock_state();
         state.referrals = others;
-        changed(state);
+        notify_discovery_change(state);
     }
 
     /// Stops exporting a subsystem: its associations end, and new ones are rejected. Returns false
     /// if no subsystem has this NQN.
     pub fn remove_subsystem(&self, nqn: &str) -> bool {
-        let mut state = self.state();
+        let mut state = self.lock_state();
         let Some(export) = state.exports.remove(nqn) else { return false };
-        changed(state);
-        export.remove();
+        notify_discovery_change(state);
+        export.end_all_associations();
         true
     }
 
     /// Ends the connections that belong to no subsystem: to discovery, or to a host that has not sent its
     /// Connect. Those of a subsystem end when it is [removed](Self::remove_subsystem).
-    pub fn close(&self) {
+    pub fn close_unassociated(&self) {
         self.shared.is_closing.store(true, Ordering::Release);
-        self.connection_table().values().for_each(|entry| entry.handle.wake());
+        self.lock_connection_table().values().for_each(|entry| entry.handle.wake_connection());
     }
 
-    /// Whether [`close`](Self::close) was called. Each connection is woken after that.
+    /// Whether [`close_unassociated`](Self::close_unassociated) was called. Each connection is woken after that.
     #[inline]
     pub(super) fn is_closing(&self) -> bool {
         self.shared.is_closing.load(Ordering::Acquire)
     }
 
     /// Accepts a connection on a port. The caller polls it, as a poller or with
-    /// [`TargetConnection::step`].
+    /// [`TargetConnection::poll_once`].
     ///
     /// # Errors
     ///
     /// If a connection limit is reached or its memory cannot be allocated.
-    pub fn accept(
+    pub fn accept_stream(
         &self,
         stream: Box<dyn Stream>,
         port: u16,
@@ -321,6 +321,8 @@ impl Service {
                 "connection of {peer}: the server is shutting down"
             )));
         }
+        // The admission and the cache give back what they hold when dropped, so an error below
+        // leaves no trace.
         let admitted = Admission::admit(&shared.admission, &peer);
         let admitted = admitted
             .map_err(|why| format!("connection of {peer}: {why}"))
@@ -328,16 +330,19 @@ impl Service {
         let handle = ConnectionHandle::new();
         let waker = Arc::clone(&handle);
         let peer = stream.peer();
-        let cache =
-            BufferCache::new(&shared.budget, address_of(&peer), Arc::new(move || waker.wake()));
+        let cache = BufferCache::new(
+            &shared.budget,
+            peer_address_without_port(&peer),
+            Arc::new(move || waker.wake_connection()),
+        );
         let cache =
             cache.ok_or("all memory for connections is in use").map_err(Error::environment)?;
         shared.connected.fetch_add(1, Ordering::Relaxed);
         let connection = shared.connections.fetch_add(1, Ordering::Relaxed);
         self.emit(TargetEvent::Connected { connection, peer: peer.clone() });
-        let (table_handle, held) = (Arc::clone(&handle), cache.held());
+        let (table_handle, held) = (Arc::clone(&handle), cache.held_bytes());
         let entry = ConnectionEntry { handle: table_handle, peer: peer.clone(), port, held };
-        self.connection_table().insert(connection, entry);
+        self.lock_connection_table().insert(connection, entry);
         let service = self.clone();
         Ok(TargetConnection::new(ConnectionParts {
             service,
@@ -355,12 +360,12 @@ impl Service {
     /// Next event, if any.
     #[must_use]
     pub fn next_event(&self) -> Option<TargetEvent> {
-        self.event_queue().next()
+        self.lock_event_queue().next()
     }
 
     /// Number of connections.
     #[must_use]
-    pub fn connected(&self) -> u64 {
+    pub fn connection_count(&self) -> u64 {
         self.shared.connected.load(Ordering::Relaxed)
     }
 
@@ -373,56 +378,56 @@ impl Service {
     /// Counts abandoned commands, and reports them.
     pub(super) fn report_abandoned(&self, peer: &str, commands: usize) {
         self.shared.abandoned_commands.fetch_add(commands as u64, Ordering::Relaxed);
-        self.emit(TargetEvent::Trouble(format!(
+        self.emit(TargetEvent::Error(format!(
             "{peer}: {commands} commands are abandoned: their device has not completed them"
         )));
     }
 
     /// Number of connections rejected by a limit in total, per address or per host.
     #[must_use]
-    pub fn refused(&self) -> u64 {
-        self.shared.admission.rejected()
+    pub fn rejected_connections(&self) -> u64 {
+        self.shared.admission.rejected_connections()
     }
 
     /// Whether any subsystem lists its hosts.
     pub(super) fn lists_hosts(&self) -> bool {
-        self.state().exports.values().any(|export| export.lists_hosts())
+        self.lock_state().exports.values().any(|export| export.lists_hosts())
     }
 
     /// Snapshots of all connections, in the order of their creation.
     #[must_use]
     pub fn connections(&self) -> Vec<ConnectionSample> {
-        self.connection_table().iter().map(|(id, entry)| entry.sample(*id)).collect()
+        self.lock_connection_table().iter().map(|(id, entry)| entry.sample(*id)).collect()
     }
 
     /// Number of associations.
     #[must_use]
-    pub fn associations(&self) -> usize {
-        self.state().exports.values().map(|export| export.associations().len()).sum()
+    pub fn association_count(&self) -> usize {
+        self.lock_state().exports.values().map(|export| export.associations().len()).sum()
     }
 
     /// Buffer memory of the connections.
     #[must_use]
-    pub fn budget(&self) -> &BufferPool {
+    pub fn buffer_pool(&self) -> &BufferPool {
         &self.shared.budget
     }
 
-    pub(super) fn limits(&self) -> &Limits {
+    pub(super) fn limits(&self) -> &ServiceLimits {
         &self.shared.limits
     }
 
-    pub(super) fn buffers(&self) -> &BouncePool {
+    pub(super) fn bounce_pool(&self) -> &BouncePool {
         &self.shared.buffers
     }
 
     /// Subsystem with this NQN, if it is visible at this port.
-    pub(super) fn find(&self, nqn: &str, port: u16) -> Option<Arc<SubsystemExport>> {
-        self.state().exports.get(nqn).filter(|export| export.is_visible_at(port)).cloned()
+    pub(super) fn find_export(&self, nqn: &str, port: u16) -> Option<Arc<SubsystemExport>> {
+        self.lock_state().exports.get(nqn).filter(|export| export.is_visible_at(port)).cloned()
     }
 
     /// Generation counter of the discovery log page.
-    pub(super) fn generation(&self) -> u64 {
-        self.state().generation
+    pub(super) fn discovery_generation(&self) -> u64 {
+        self.lock_state().generation
     }
 
     /// Builds the discovery log page for a host that connected to `port` at the local address
@@ -432,22 +437,29 @@ impl Service {
         host: &str,
         (port, local_address): (u16, Option<SocketAddr>),
     ) -> (u64, Vec<u8>) {
-        let state = self.state();
+        let state = self.lock_state();
         let mut entries = Vec::new();
         for (&reserve_cntlid, at) in &state.ports {
             let Some(address) = at.reachable_address(local_address) else { continue };
             if reserve_cntlid == port {
                 let name = &state.discovery.nqn;
-                entries.push(entry(name, SubsystemType::Discovery, reserve_cntlid, address));
+                entries.push(discovery_entry(
+                    name,
+                    SubsystemType::Discovery,
+                    reserve_cntlid,
+                    address,
+                ));
             }
             for export in state.exports.values() {
                 if export.is_visible_at(reserve_cntlid) && export.allows_host(host) {
-                    let entry = entry(export.nqn(), SubsystemType::Nvm, reserve_cntlid, address);
+                    let entry =
+                        discovery_entry(export.nqn(), SubsystemType::Nvm, reserve_cntlid, address);
                     entries.push(entry.with(|entry| entry.cntlid(export.advertised_cntlid())));
                 }
             }
         }
-        let referral = |address| entry(nqn::DISCOVERY, SubsystemType::Referral, 0, address);
+        let referral =
+            |address| discovery_entry(nqn::DISCOVERY, SubsystemType::Referral, 0, address);
         entries.extend(state.referrals.iter().copied().map(referral));
         let header = DiscoveryHeader::zeroed()
             .with(|header| header.genctr(state.generation).numrec(entries.len() as u64));
@@ -459,7 +471,7 @@ impl Service {
     /// Allocates an identifier for a discovery controller, whose connection `handle` is woken on
     /// changes.
     pub(super) fn register_discovery(&self, handle: &Arc<ConnectionHandle>) -> u16 {
-        let mut state = self.state();
+        let mut state = self.lock_state();
         state.discovery_handles.retain(|handle| handle.strong_count() > 0);
         state.discovery_handles.push(Arc::downgrade(handle));
         state.discovery_cntlid = state.discovery_cntlid % CNTLID_MAX + 1;
@@ -468,39 +480,39 @@ impl Service {
 
     /// Unregisters a connection.
     pub(super) fn remove_connection(&self, connection: u64) {
-        self.connection_table().remove(&connection);
+        self.lock_connection_table().remove(&connection);
         self.shared.connected.fetch_sub(1, Ordering::Relaxed);
     }
 
     pub(super) fn emit(&self, events: TargetEvent) {
-        self.event_queue().push(events);
+        self.lock_event_queue().push(events);
     }
 
-    fn state(&self) -> MutexGuard<'_, ServiceState> {
+    fn lock_state(&self) -> MutexGuard<'_, ServiceState> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn connection_table(&self) -> MutexGuard<'_, BTreeMap<u64, ConnectionEntry>> {
+    fn lock_connection_table(&self) -> MutexGuard<'_, BTreeMap<u64, ConnectionEntry>> {
         self.shared.connection_table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn event_queue(&self) -> MutexGuard<'_, UnreadEvents> {
+    fn lock_event_queue(&self) -> MutexGuard<'_, EventQueue> {
         self.shared.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Address of a peer without its port, or the whole string if it has none.
-fn address_of(peer: &str) -> &str {
+fn peer_address_without_port(peer: &str) -> &str {
     peer.rsplit_once(':').map_or(peer, |(address, _)| address)
 }
 
 /// Increments the generation and wakes the discovery connections.
-fn changed(mut state: MutexGuard<'_, ServiceState>) {
+fn notify_discovery_change(mut state: MutexGuard<'_, ServiceState>) {
     state.generation += 1;
     let handles: Vec<Arc<ConnectionHandle>> =
         state.discovery_handles.iter().filter_map(Weak::upgrade).collect();
     drop(state);
-    handles.iter().for_each(|handle| handle.wake());
+    handles.iter().for_each(|handle| handle.wake_connection());
 }
 
 impl Port {
@@ -518,7 +530,12 @@ impl Port {
 }
 
 /// Builds a discovery log page entry.
-fn entry(name: &str, kind: SubsystemType, port: u16, address: SocketAddr) -> DiscoveryEntry {
+fn discovery_entry(
+    name: &str,
+    kind: SubsystemType,
+    port: u16,
+    address: SocketAddr,
+) -> DiscoveryEntry {
     let family = if address.is_ipv6() { AddressFamily::Ipv6 } else { AddressFamily::Ipv4 };
     DiscoveryEntry::zeroed().with(|entry| {
         entry
@@ -537,12 +554,12 @@ fn entry(name: &str, kind: SubsystemType, port: u16, address: SocketAddr) -> Dis
     })
 }
 
-impl Limits {
-    pub(super) fn admission(&self) -> AdmissionLimits {
-        self.admission.unwrap_or(AdmissionLimits::of(self.connections_max))
+impl ServiceLimits {
+    pub(super) fn admission_limits(&self) -> AdmissionLimits {
+        self.admission.unwrap_or(AdmissionLimits::default_for(self.connections_max))
     }
 
-    fn check(&self) -> Result<(), Error> {
+    fn check_limits(&self) -> Result<(), Error> {
         let refuse = |what: &str, found: u64, expected: &str| {
             Err(Error::usage(format!("limits: {what} is {found}, expected {expected}")))
         };
@@ -563,7 +580,7 @@ impl Limits {
     }
 
     /// Configuration of the protocol engine of a connection.
-    pub(super) fn end(&self) -> ControllerConfig {
+    pub(super) fn controller_config(&self) -> ControllerConfig {
         ControllerConfig {
             depth: self.queue_entries,
             in_capsule_bytes: self.in_capsule_bytes,
@@ -614,7 +631,7 @@ impl fmt::Debug for Service {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Service")
             .field("limits", &self.shared.limits)
-            .field("connected", &self.connected())
+            .field("connected", &self.connection_count())
             .finish_non_exhaustive()
     }
 }

@@ -16,14 +16,14 @@ use tenmil_wire::admin::CrossControllerReset;
 use tenmil_wire::fabrics::{CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC};
 
 use super::association::{Association, HostIds};
-use super::service::Limits;
-use crate::address::network_of_peer;
+use super::service::ServiceLimits;
+use crate::peer_network::connection_limit_key_of_peer;
 
 pub use self::update::SubsystemExportUpdate;
 
 /// Hosts that may use a subsystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Hosts {
+pub enum AllowedHosts {
     /// Any host.
     Any,
     /// Hosts with these NQNs.
@@ -46,7 +46,7 @@ pub struct SubsystemExportConfig {
     /// NQN that the subsystem was created with.
     pub nqn: String,
     /// Hosts that may use it.
-    pub hosts: Hosts,
+    pub hosts: AllowedHosts,
     /// Ports at which it is visible, and the ANA state of each group there. It is invisible at
     /// other ports.
     pub ports: BTreeMap<u16, Vec<(u32, AnaState)>>,
@@ -65,7 +65,7 @@ pub(super) struct SubsystemExport {
 }
 
 struct ExportState {
-    hosts: Hosts,
+    hosts: AllowedHosts,
     ports: BTreeMap<u16, Vec<(u32, AnaState)>>,
     masks: BTreeMap<u32, BTreeSet<String>>,
     associations: BTreeMap<u16, Weak<Association>>,
@@ -121,20 +121,20 @@ impl SubsystemExport {
 
     /// Whether the subsystem is visible at a port.
     pub(super) fn is_visible_at(&self, port: u16) -> bool {
-        self.state().ports.contains_key(&port)
+        self.lock_state().ports.contains_key(&port)
     }
 
     /// Whether a host may use the subsystem.
     pub(super) fn allows_host(&self, host: &str) -> bool {
-        match &self.state().hosts {
-            Hosts::Any => true,
-            Hosts::Listed(names) => names.contains(host),
+        match &self.lock_state().hosts {
+            AllowedHosts::Any => true,
+            AllowedHosts::Listed(names) => names.contains(host),
         }
     }
 
     /// Whether the subsystem lists its hosts.
     pub(super) fn lists_hosts(&self) -> bool {
-        matches!(self.state().hosts, Hosts::Listed(_))
+        matches!(self.lock_state().hosts, AllowedHosts::Listed(_))
     }
 
     /// CNTLID value for the discovery log page.
@@ -151,18 +151,18 @@ impl SubsystemExport {
         now: Instant,
         requested: u16,
         (port, host, peer): (u16, &HostIds, &str),
-        limits: &Limits,
+        limits: &ServiceLimits,
     ) -> Result<Controller, ControllerError> {
         if !self.allows_host(&host.nqn) {
             return Err(ControllerError::Host);
         }
         if !limits.injected_bugs.unfenced_writes
-            && let Some(cntlid) = self.find_unstopped()
+            && let Some(cntlid) = self.find_unstopped_cntlid()
         {
             return Err(ControllerError::Unstopped(cntlid));
         }
         let cntlid = self.reserve_cntlid(requested)?;
-        let keep_alive_max = limits.admission().keep_alive_max;
+        let keep_alive_max = limits.admission_limits().keep_alive_max;
         let config = ControllerConfig {
             cntlid,
             queue_entries_max: limits.queue_entries.into(),
@@ -174,7 +174,7 @@ impl SubsystemExport {
             keep_alive_max,
             // A host that may connect under any NQN must not stay silent forever.
             idle_host_timeout: (!self.lists_hosts()).then_some(keep_alive_max),
-            instance: Some(self.instance()),
+            instance: Some(self.new_controller_instance()),
             transport: TransportModel::Fabrics {
                 command_capsule_bytes: 64 + limits.in_capsule_bytes,
                 descriptors_max: 1,
@@ -193,14 +193,14 @@ impl SubsystemExport {
             self.remove_controller(cntlid, None);
             return Err(ControllerError::HostInUse(why));
         }
-        if let Some(address) = network_of_peer(peer).filter(|_| !self.lists_hosts()) {
-            let limit = limits.admission().registrants_per_address_max;
+        if let Some(address) = connection_limit_key_of_peer(peer).filter(|_| !self.lists_hosts()) {
+            let limit = limits.admission_limits().registrants_per_address_max;
             controller.limit_registrants(&address.to_string(), limit);
         }
-        let state = self.state();
+        let state = self.lock_state();
         // Without an event: the host has never seen them. Later changes of the masks, and namespaces added
         // before this controller was known to belong to the host, follow in `add_association`.
-        for nsid in state.masks.keys().filter(|nsid| !state.sees(&host.nqn, **nsid)) {
+        for nsid in state.masks.keys().filter(|nsid| !state.can_see_namespace(&host.nqn, **nsid)) {
             self.subsystem.mask_namespace(cntlid, *nsid);
         }
         let states = state.ports.get(&port).cloned().unwrap_or_default();
@@ -213,8 +213,8 @@ impl SubsystemExport {
 
     /// Creates a value that distinguishes this controller from all earlier ones with its
     /// identifier.
-    fn instance(&self) -> ControllerInstance {
-        let mut state = self.state();
+    fn new_controller_instance(&self) -> ControllerInstance {
+        let mut state = self.lock_state();
         state.instance_number = state.instance_number.checked_add(1).unwrap_or(1);
         ControllerInstance {
             uniquifier: state.instance_number,
@@ -225,7 +225,7 @@ impl SubsystemExport {
 
     /// Reserves the requested controller identifier until its association is added, or removed.
     fn reserve_cntlid(&self, requested: u16) -> Result<u16, ControllerError> {
-        let mut state = self.state();
+        let mut state = self.lock_state();
         let last = match self.model {
             ControllerModel::Dynamic if requested == CNTLID_DYNAMIC => CNTLID_MAX,
             ControllerModel::Dynamic => return Err(ControllerError::Identifier(requested)),
@@ -254,10 +254,10 @@ impl SubsystemExport {
     /// Registers an association. Changes since its Connect apply to it as well: it ends at once if
     /// the host is no longer allowed.
     pub(super) fn add_association(&self, association: &Arc<Association>) {
-        let mut state = self.state();
+        let mut state = self.lock_state();
         state.associations.insert(association.cntlid, Arc::downgrade(association));
         for nsid in state.masks.keys() {
-            let is_visible = state.sees(&association.host.nqn, *nsid);
+            let is_visible = state.can_see_namespace(&association.host.nqn, *nsid);
             self.subsystem.set_visible(association.cntlid, *nsid, is_visible);
         }
         let is_removed = state.is_removed || !state.ports.contains_key(&association.port);
@@ -268,8 +268,8 @@ impl SubsystemExport {
     }
 
     /// Ends all associations, because the subsystem is no longer exported.
-    pub(super) fn remove(&self) {
-        self.state().is_removed = true;
+    pub(super) fn end_all_associations(&self) {
+        self.lock_state().is_removed = true;
         for association in self.associations() {
             association.transport().end(EndReason::SubsystemRemoved);
         }
@@ -278,7 +278,7 @@ impl SubsystemExport {
     /// Releases a controller identifier. `ended` is the instance, if no command of it is
     /// outstanding.
     pub(super) fn remove_controller(&self, cntlid: u16, ended: Option<ControllerInstance>) {
-        let mut state = self.state();
+        let mut state = self.lock_state();
         state.associations.remove(&cntlid);
         if let Some(instance) = ended {
             if state.ended.len() == ENDED_MAX {
@@ -290,15 +290,15 @@ impl SubsystemExport {
 
     /// Whether exactly this controller instance existed here and is gone with no command
     /// outstanding.
-    pub(super) fn has_ended(&self, reset: &CrossControllerReset) -> bool {
-        self.state().ended.iter().any(|(cntlid, instance_number)| {
+    pub(super) fn has_instance_ended(&self, reset: &CrossControllerReset) -> bool {
+        self.lock_state().ended.iter().any(|(cntlid, instance_number)| {
             (*cntlid, instance_number.uniquifier, instance_number.random)
                 == (reset.icid, reset.ciu, reset.cirn)
         })
     }
 
     /// Controller identifier of an ended association whose queues may still start commands.
-    fn find_unstopped(&self) -> Option<u16> {
+    fn find_unstopped_cntlid(&self) -> Option<u16> {
         let is_unstopped = |association: &Arc<Association>| {
             let front = association.transport();
             front.end_reason().is_some() && !front.has_stopped()
@@ -307,16 +307,16 @@ impl SubsystemExport {
     }
 
     /// Association of a controller.
-    pub(super) fn association(&self, cntlid: u16) -> Option<Arc<Association>> {
-        self.state().associations.get(&cntlid).and_then(Weak::upgrade)
+    pub(super) fn association_of_cntlid(&self, cntlid: u16) -> Option<Arc<Association>> {
+        self.lock_state().associations.get(&cntlid).and_then(Weak::upgrade)
     }
 
     /// All associations.
     pub(super) fn associations(&self) -> Vec<Arc<Association>> {
-        self.state().associations.values().filter_map(Weak::upgrade).collect()
+        self.lock_state().associations.values().filter_map(Weak::upgrade).collect()
     }
 
-    fn state(&self) -> MutexGuard<'_, ExportState> {
+    fn lock_state(&self) -> MutexGuard<'_, ExportState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -5,7 +5,7 @@ use tenmil_wire::ublk::{Attributes, Descriptor, Discard, IoFlags, IoOp, Paramete
 
 /// Disk parameters. Requests of the kernel are validated against them.
 #[derive(Clone, Debug)]
-pub(super) struct Disk {
+pub(super) struct UblkDisk {
     limits: Limits,
     is_read_only: bool,
     io_bytes_max: u32,
@@ -42,7 +42,7 @@ const EINVAL: i32 = 22;
 const EROFS: i32 = 30;
 const EOPNOTSUPP: i32 = 95;
 
-impl Disk {
+impl UblkDisk {
     /// Creates disk parameters from device limits.
     ///
     /// # Errors
@@ -77,7 +77,7 @@ impl Disk {
 
     /// Sets the alignment of request memory: a power of two below the page size.
     #[must_use]
-    pub(super) fn aligned(self, alignment: u32) -> Self {
+    pub(super) fn with_alignment(self, alignment: u32) -> Self {
         let is_more = alignment > KERNEL_ALIGNMENT && alignment < PAGE_BYTES;
         Self { memory_alignment: is_more.then_some(alignment), ..self }
     }
@@ -87,12 +87,12 @@ impl Disk {
         self.io_bytes_max
     }
 
-    pub(super) fn sectors(&self) -> u64 {
+    pub(super) fn sector_count(&self) -> u64 {
         self.limits.block_count << self.shift
     }
 
     /// Whether a process that takes over finds the data of its predecessor.
-    pub(super) fn outlives_process(&self) -> bool {
+    pub(super) fn is_persistent_across_processes(&self) -> bool {
         self.limits.durability != Durability::NonPersistent
     }
 
@@ -106,10 +106,10 @@ impl Disk {
         if self.is_read_only {
             attributes = attributes.union(Attributes::READ_ONLY);
         }
-        if self.limits.durability == Durability::VolatileCache && self.has(Operation::Flush) {
+        if self.limits.durability == Durability::VolatileCache && self.supports(Operation::Flush) {
             attributes = attributes.union(Attributes::VOLATILE_CACHE).union(Attributes::FUA);
         }
-        let may = |operation| !self.is_read_only && self.has(operation);
+        let may = |operation| !self.is_read_only && self.supports(operation);
         let most = |operation, sectors| if may(operation) { sectors } else { 0 };
         let discard = Discard {
             granularity: self.limits.block_size,
@@ -122,7 +122,7 @@ impl Disk {
             block_shift: shift(block_shift),
             physical_shift: shift(block_shift.max(PAGE_BYTES.trailing_zeros())),
             sectors_max,
-            sectors: self.sectors(),
+            sectors: self.sector_count(),
             discard: has_any.then_some(discard),
             memory_alignment: self.memory_alignment,
         }
@@ -130,7 +130,7 @@ impl Disk {
 
     /// Validates a request. The error is the errno to complete it with.
     #[inline]
-    pub(super) fn admit(&self, descriptor: &Descriptor) -> Result<DiskRequest, i32> {
+    pub(super) fn validate_request(&self, descriptor: &Descriptor) -> Result<DiskRequest, i32> {
         let (operation, moves) = match descriptor.op {
             IoOp::Read => (Operation::Read, true),
             IoOp::Write => (Operation::Write, true),
@@ -139,7 +139,7 @@ impl Disk {
             IoOp::WriteZeroes => (Operation::WriteZeroes, false),
             IoOp::Other(_) => return Err(EOPNOTSUPP),
         };
-        if !self.has(operation) {
+        if !self.supports(operation) {
             return Err(EOPNOTSUPP);
         }
         if operation == Operation::Flush {
@@ -153,7 +153,7 @@ impl Disk {
         let end = first_sector.checked_add(u64::from(sectors)).ok_or(EINVAL)?;
         let mask = (1 << self.shift) - 1;
         let is_whole = (first_sector | u64::from(sectors)) & mask == 0;
-        if sectors == 0 || end > self.sectors() || !is_whole {
+        if sectors == 0 || end > self.sector_count() || !is_whole {
             return Err(EINVAL);
         }
         if moves && sectors > self.io_bytes_max / SECTOR_BYTES {
@@ -161,20 +161,20 @@ impl Disk {
         }
         Ok(DiskRequest {
             operation,
-            flags: flags(descriptor, operation),
+            flags: request_flags(descriptor, operation),
             lba: first_sector >> self.shift,
             blocks: sectors >> self.shift,
             len_bytes: if moves { sectors * SECTOR_BYTES } else { 0 },
         })
     }
 
-    fn has(&self, operation: Operation) -> bool {
+    fn supports(&self, operation: Operation) -> bool {
         self.limits.operations.has(operation)
     }
 }
 
 #[inline]
-fn flags(descriptor: &Descriptor, operation: Operation) -> RequestFlags {
+fn request_flags(descriptor: &Descriptor, operation: Operation) -> RequestFlags {
     let mut flags = RequestFlags::NONE;
     if descriptor.flags.has(IoFlags::FUA) {
         flags = flags.union(RequestFlags::FUA);

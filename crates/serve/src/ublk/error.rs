@@ -5,7 +5,7 @@ use tenmil_linux::Errno;
 use tenmil_wire::ublk::{ControlOp, Features};
 
 /// Translates a failed control command.
-pub(super) fn control_failed(op: ControlOp, device: &str, errno: Errno) -> Error {
+pub(super) fn control_command_error(op: ControlOp, device: &str, errno: Errno) -> Error {
     let refused = Error::environment(format!("{device}: {}: {errno}", op.name()));
     match errno {
         Errno::PERM | Errno::ACCESS => refused.with_hint(
@@ -25,7 +25,7 @@ pub(super) fn control_failed(op: ControlOp, device: &str, errno: Errno) -> Error
 }
 
 /// Error for a kernel without a required feature.
-pub(super) fn missing_features(has: Features, needs: Features) -> Error {
+pub(super) fn missing_features_error(has: Features, needs: Features) -> Error {
     let missing: Vec<_> = needs.difference(has).names().collect();
     let text = format!(
         "ublk: the kernel has features {:#x}, expected {} as well",

@@ -10,16 +10,16 @@ use tenmil_linux::poll_set::{Interest, PollSet};
 use tenmil_linux::ublk::FetchedTag;
 use tenmil_reactor::{Context, DetachReason, MeanLatency, PollResult, Poller, PollerWake};
 
-use super::driver::Driver;
+use super::queue_driver::QueueDriver;
 use super::server::UblkEvent;
-use super::tags::{TagAction, Tags};
+use super::tags::{TagAction, TagTable};
 
 /// ublk queue with its I/O channel. Its light thread ends when the kernel has aborted all of its tags.
 pub(super) struct QueuePoller<D> {
     /// First field, so it is dropped first: afterwards the device no longer accesses the memory.
     backend: Box<dyn IoChannel>,
     driver: D,
-    tags: Tags,
+    tags: TagTable,
     number: u16,
     fetched: Vec<FetchedTag>,
     completions: CompletionBatch,
@@ -46,7 +46,7 @@ pub(super) struct QueueParts<D> {
     pub(super) number: u16,
     pub(super) driver: D,
     pub(super) backend: Box<dyn IoChannel>,
-    pub(super) tags: Tags,
+    pub(super) tags: TagTable,
     pub(super) memory: Region,
     pub(super) zero_copy: Option<ZeroCopy>,
     pub(super) event_sender: Sender<UblkEvent>,
@@ -66,7 +66,7 @@ impl ZeroCopy {
     }
 }
 
-impl<D: Driver> QueuePoller<D> {
+impl<D: QueueDriver> QueuePoller<D> {
     pub(super) fn new(parts: QueueParts<D>) -> io::Result<Self> {
         let QueueParts { number, driver, backend, tags, memory, zero_copy, event_sender } = parts;
         let tags = tags.with_zero_copy(zero_copy.as_ref().map(|zero_copy| zero_copy.whole));
@@ -79,7 +79,7 @@ impl<D: Driver> QueuePoller<D> {
             backend,
             driver,
             number,
-            fetched: Vec::with_capacity(usize::from(tags.depth())),
+            fetched: Vec::with_capacity(usize::from(tags.queue_depth())),
             tags,
             completions: CompletionBatch::with_capacity(BATCH),
             watch,
@@ -94,7 +94,7 @@ impl<D: Driver> QueuePoller<D> {
 
     /// Wake sources: the kernel and the I/O channel.
     pub(super) fn poller_wake(&self) -> io::Result<PollerWake> {
-        PollerWake::of(WakeSource::Descriptor(self.watch.as_fd()))
+        PollerWake::from_source(WakeSource::Descriptor(self.watch.as_fd()))
     }
 
     /// Whether polling is useless, because the kernel delivers all completions.
@@ -104,9 +104,9 @@ impl<D: Driver> QueuePoller<D> {
 
     /// Issues the fetch commands. The kernel binds a queue to the thread that issues them first.
     #[cold]
-    fn begin(&mut self) {
+    fn issue_fetches(&mut self) {
         self.has_fetched = true;
-        for tag in 0..self.tags.depth() {
+        for tag in 0..self.tags.queue_depth() {
             self.driver.fetch(tag);
         }
     }
@@ -119,33 +119,33 @@ impl<D: Driver> QueuePoller<D> {
         let count = fetched.len();
         for FetchedTag { tag, result } in fetched.drain(..) {
             let action = tags.handle_fetched(tag, result, |tag| driver.descriptor(tag));
-            run_actions(action, tags, driver);
+            run_tag_actions(action, tags, driver);
         }
         count
     }
 
     #[inline]
     fn submit(&mut self, now: Instant) -> usize {
-        let (requests, segments) = self.tags.requests();
+        let (requests, segments) = self.tags.pending_requests();
         if requests.is_empty() {
             return 0;
         }
         let accepted = self.backend.submit(now, requests, segments);
-        self.tags.accepted(accepted);
+        self.tags.record_submitted(accepted);
         accepted
     }
 
     #[inline]
     fn commit_completions(&mut self, now: Instant) -> usize {
-        if self.tags.in_flight() == 0 {
+        if self.tags.in_flight_requests() == 0 {
             return 0;
         }
         let count = self.backend.poll(now, &mut self.completions);
-        self.latency.end(count);
+        self.latency.record_completions(count);
         let Self { completions, tags, driver, .. } = self;
         for completion in completions.drain() {
             let action = tags.handle_completion(completion);
-            run_actions(action, tags, driver);
+            run_tag_actions(action, tags, driver);
         }
         if self.copy_report.is_some() && count > 0 {
             self.report_copies();
@@ -160,7 +160,7 @@ impl<D: Driver> QueuePoller<D> {
             return;
         };
         let copied = zero_copy.copied_bytes();
-        self.report(UblkEvent::Error(format!(
+        self.emit_event(UblkEvent::Error(format!(
             "queue {}: the device driver has copied {copied} bytes of zero-copy requests, because the \
              kernel rejected their buffers",
             self.number
@@ -168,12 +168,12 @@ impl<D: Driver> QueuePoller<D> {
     }
 
     /// Ends the light thread once the kernel has aborted all tags, and reports errors.
-    fn handle_end(&mut self, context: &mut Context<'_>) -> usize {
+    fn handle_kernel_abort(&mut self, context: &mut Context<'_>) -> usize {
         if let Some(text) = self.tags.next_error() {
-            self.report(UblkEvent::Error(format!("queue {}: {text}", self.number)));
+            self.emit_event(UblkEvent::Error(format!("queue {}: {text}", self.number)));
         }
-        if self.tags.is_stopped_by_kernel() && self.tags.in_flight() == 0 {
-            context.end();
+        if self.tags.is_stopped_by_kernel() && self.tags.in_flight_requests() == 0 {
+            context.end_thread();
             return 1;
         }
         0
@@ -182,17 +182,17 @@ impl<D: Driver> QueuePoller<D> {
     /// Whether progress requires another iteration without any wake-up. A channel that refuses
     /// requests with nothing in flight gives no wake-up, unless it names a time to retry.
     fn needs_iteration(&self) -> bool {
-        let refuses = self.wants_space()
-            && self.tags.in_flight() == 0
+        let refuses = self.has_unsubmitted()
+            && self.tags.in_flight_requests() == 0
             && self.backend.wake_at() == Instant::NEVER;
         refuses || !self.has_fetched
     }
 
-    fn wants_space(&self) -> bool {
-        !self.tags.requests().0.is_empty()
+    fn has_unsubmitted(&self) -> bool {
+        !self.tags.pending_requests().0.is_empty()
     }
 
-    fn report(&self, new_events: UblkEvent) {
+    fn emit_event(&self, new_events: UblkEvent) {
         // The receiver may be gone; then the event is dropped.
         let _ = self.event_sender.send(new_events);
     }
@@ -200,30 +200,34 @@ impl<D: Driver> QueuePoller<D> {
 
 /// Executes the actions of a tag until there is none.
 #[inline]
-fn run_actions(mut action: TagAction, tags: &mut Tags, driver: &mut impl Driver) {
+fn run_tag_actions(mut action: TagAction, tags: &mut TagTable, driver: &mut impl QueueDriver) {
     loop {
         action = match action {
             TagAction::Nothing => return,
-            TagAction::CopyIn { tag, into } => tags.handle_copied(tag, driver.copy_in(tag, into)),
-            TagAction::CopyOut { tag, from } => tags.handle_copied(tag, driver.copy_out(tag, from)),
-            TagAction::Commit { tag, result } => return driver.commit(tag, result),
+            TagAction::CopyIn { tag, into } => {
+                tags.handle_copy_done(tag, driver.copy_from_kernel(tag, into))
+            }
+            TagAction::CopyOut { tag, from } => {
+                tags.handle_copy_done(tag, driver.copy_to_kernel(tag, from))
+            }
+            TagAction::Commit { tag, result } => return driver.commit_and_fetch(tag, result),
         }
     }
 }
 
-impl<D: Driver> Poller for QueuePoller<D> {
+impl<D: QueueDriver> Poller for QueuePoller<D> {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let now = context.now();
-        self.latency.account(now, self.tags.in_flight());
+        self.latency.account_in_flight(now, self.tags.in_flight_requests());
         let mut count = 0;
         if !self.has_fetched {
-            self.begin();
+            self.issue_fetches();
             count += 1;
         }
         count += self.receive();
         count += self.submit(now);
         count += self.commit_completions(now);
-        count += self.handle_end(context);
+        count += self.handle_kernel_abort(context);
         PollResult::from_count(count)
     }
 
@@ -236,8 +240,9 @@ impl<D: Driver> Poller for QueuePoller<D> {
         // Arm both in any case: a stale signal that was not consumed would end every wait at once.
         let has_answer = self.backend.arm();
         let has_request = self.driver.arm();
-        let stays_awake =
-            has_request || self.needs_iteration() || (self.tags.in_flight() > 0 && has_answer);
+        let stays_awake = has_request
+            || self.needs_iteration()
+            || (self.tags.in_flight_requests() > 0 && has_answer);
         PollResult::from_count(usize::from(stays_awake))
     }
 
@@ -245,25 +250,25 @@ impl<D: Driver> Poller for QueuePoller<D> {
         self.backend.disarm();
     }
 
-    fn wake_at(&self) -> Instant {
-        let is_waiting = self.tags.in_flight() > 0 || self.wants_space();
+    fn panicking_wake_at(&self) -> Instant {
+        let is_waiting = self.tags.in_flight_requests() > 0 || self.has_unsubmitted();
         if is_waiting { self.backend.wake_at() } else { Instant::NEVER }
     }
 
     fn expected_latency(&self) -> Option<Span> {
-        self.latency.mean().filter(|_| self.tags.in_flight() > 0)
+        self.latency.mean_latency().filter(|_| self.tags.in_flight_requests() > 0)
     }
 
     /// Detaches once everything has completed. The light thread never migrates: it is pinned.
     fn detach(&mut self, _: DetachReason) -> bool {
-        self.tags.in_flight() == 0
+        self.tags.in_flight_requests() == 0
     }
 }
 
 impl<D> Drop for QueuePoller<D> {
     fn drop(&mut self) {
         let copied = self.zero_copy.as_ref().map_or(0, ZeroCopy::copied_bytes);
-        let done = self.tags.done().with_copied(copied);
+        let done = self.tags.completed_stats().with_copied(copied);
         let _ = self.event_sender.send(UblkEvent::QueueEnded { queue: self.number, done });
     }
 }

@@ -10,16 +10,16 @@ use tenmil_block::{AdaptOptions, AdaptedDevice, Bdev, BdevDescriptor, BounceMemo
 use tenmil_dma::{KernelBufferSource, Region, RegionTable};
 use tenmil_linux::Errno;
 use tenmil_linux::kernel_files::KernelFiles;
-use tenmil_linux::ublk::{Control, Device, Queue, Ring};
+use tenmil_linux::ublk::{UblkControl, UblkDevice, UblkQueue, UblkQueueRing};
 use tenmil_reactor::{PollerBuilder, ReactorId, Registry, ThreadBuilder};
 use tenmil_wire::ublk::control::ANY_DEVICE;
 use tenmil_wire::ublk::queue::data_at;
 use tenmil_wire::ublk::{ControlOp, DeviceInfo, DeviceState, Features, Parameters};
 
-use super::disk::Disk;
+use super::disk::UblkDisk;
 use super::error;
 use super::poller::{QueueParts, QueuePoller, ZeroCopy};
-use super::tags::{Tags, UblkStats};
+use super::tags::{TagTable, UblkStats};
 use super::takeover::{self, DesiredDevice, TakeoverAction, decide_takeover};
 
 /// Configuration of a server.
@@ -31,10 +31,10 @@ pub struct ServerConfig {
     /// Whether the disk is read-only.
     pub is_read_only: bool,
     /// Value by which a later process recognizes that it exports the same device; see
-    /// [`signature`].
+    /// [`uri_hash`].
     pub signature: u64,
     /// Queues of a new device.
-    pub limits: Limits,
+    pub limits: QueueLimits,
     /// Whether a device of that number, left behind by a dead server of something else, is deleted.
     pub replaces: bool,
     /// Whether to use zero copy where kernel and device support it.
@@ -47,18 +47,18 @@ pub struct ServerConfig {
 
 /// Queue limits of a new device. A recovered device keeps its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct QueueLimits {
     /// Number of queues; the kernel creates at most one per processor.
     pub queues: u16,
     /// Depth of each queue, at most 1024.
     pub depth: u16,
 }
 
-/// Running ublk device. Its disk exists until [`stop`](Self::stop). If it is dropped without, the
+/// Running ublk device. Its disk exists until [`stop_disk`](Self::stop_disk). If it is dropped without, the
 /// kernel detects that the device has no server.
 #[derive(Debug)]
 pub struct Server {
-    control: Control,
+    control: UblkControl,
     info: DeviceInfo,
     has_recovered: bool,
     /// Whether zero copy is used, or why not.
@@ -111,7 +111,7 @@ const BUFFERS: u16 = 4;
 /// # Errors
 ///
 /// If memory is exhausted.
-pub fn adapted(
+pub fn adapt_device(
     device: &Bdev,
     descriptor: BdevDescriptor,
     regions: &RegionTable,
@@ -126,7 +126,7 @@ pub fn adapted(
 }
 
 /// Hash by which a device with this URI is recognized (FNV-1a of a prefix and its bytes).
-pub fn signature(uri: &str) -> u64 {
+pub fn uri_hash(uri: &str) -> u64 {
     let bytes = b"tenmil\0".iter().chain(uri.as_bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -142,17 +142,18 @@ impl Server {
     /// Why that failed. No new device is left behind.
     pub fn start(machine: &KernelFiles, config: &ServerConfig) -> Result<Self, Error> {
         if !(1..=DEPTH_MAX).contains(&config.limits.depth) || config.limits.queues == 0 {
-            let Limits { queues, depth } = config.limits;
+            let QueueLimits { queues, depth } = config.limits;
             return Err(Error::usage(format!(
                 "ublk: {queues} queues of {depth} requests, expected some, of 1 to {DEPTH_MAX}"
             )));
         }
-        let disk = Disk::new(config.medium.limits(), config.is_read_only).map_err(Error::usage)?;
-        let mut control = Control::open(machine)?;
+        let disk =
+            UblkDisk::new(config.medium.limits(), config.is_read_only).map_err(Error::usage)?;
+        let mut control = UblkControl::open(machine)?;
         let has = check_features(&mut control)?;
         let zero_copy = zero_copy_alignment(config, has);
         let disk = match &zero_copy {
-            Ok(alignment) => disk.aligned(*alignment),
+            Ok(alignment) => disk.with_alignment(*alignment),
             Err(_) => disk,
         };
         let desired = DesiredDevice {
@@ -164,7 +165,7 @@ impl Server {
         let number =
             config.number.or_else(|| find_left_behind(machine, &mut control, config.signature));
         let found = match number {
-            Some(number) => take_over(machine, &mut control, number, &desired)?,
+            Some(number) => find_device_to_take_over(machine, &mut control, number, &desired)?,
             None => None,
         };
         let has_recovered = found.is_some();
@@ -191,7 +192,7 @@ impl Server {
                 // A device that was taken over stays as it was found: its requests still wait for a
                 // server.
                 if !has_recovered {
-                    let _ = server.remove(machine);
+                    let _ = server.delete_device(machine);
                 }
                 Err(why)
             }
@@ -199,18 +200,18 @@ impl Server {
     }
 
     /// Device number.
-    pub fn number(&self) -> u32 {
+    pub fn device_number(&self) -> u32 {
         self.info.device
     }
 
     /// Path of the disk.
-    pub fn path(&self) -> String {
+    pub fn disk_path(&self) -> String {
         format!("/dev/ublkb{}", self.info.device)
     }
 
     /// Queues of the device.
-    pub fn limits(&self) -> Limits {
-        Limits { queues: self.info.queues, depth: self.info.depth }
+    pub fn limits(&self) -> QueueLimits {
+        QueueLimits { queues: self.info.queues, depth: self.info.depth }
     }
 
     /// Whether the device was taken over from a dead process.
@@ -219,7 +220,7 @@ impl Server {
     }
 
     /// Whether zero copy is used, or why not, as one line.
-    pub fn zero_copy(&self) -> Result<(), &str> {
+    pub fn zero_copy_status(&self) -> Result<(), &str> {
         self.zero_copy.as_ref().copied().map_err(|error| error.text.as_str())
     }
 
@@ -233,7 +234,7 @@ impl Server {
     }
 
     /// Whether any queue is still served. If none is, the disk is gone.
-    pub fn is_served(&self) -> bool {
+    pub fn has_active_queue(&self) -> bool {
         self.queues_left > 0
     }
 
@@ -243,12 +244,12 @@ impl Server {
     /// # Errors
     ///
     /// If that takes longer than `time_limit`.
-    pub fn stop(&mut self, time_limit: Span) -> Result<(), Error> {
+    pub fn stop_disk(&mut self, time_limit: Span) -> Result<(), Error> {
         if self.is_stopped {
             return Ok(());
         }
         self.is_stopped = true;
-        self.send_command(ControlOp::StopDevice, 0, time_limit).map(drop)
+        self.control_command(ControlOp::StopDevice, 0, time_limit).map(drop)
     }
 
     /// Deletes the device, after its reactors have ended. The number becomes free once no process
@@ -257,12 +258,12 @@ impl Server {
     /// # Errors
     ///
     /// The error of the kernel.
-    pub fn remove(mut self, machine: &KernelFiles) -> Result<(), Error> {
+    pub fn delete_device(mut self, machine: &KernelFiles) -> Result<(), Error> {
         let device = self.info.device;
-        delete(&mut self.control, device).or_else(|_| {
+        delete_device(&mut self.control, device).or_else(|_| {
             // The control channel may be blocked by a command that timed out, so a new one is
             // opened.
-            delete(&mut Control::open(machine)?, device)
+            delete_device(&mut UblkControl::open(machine)?, device)
         })
     }
 
@@ -271,7 +272,7 @@ impl Server {
         &mut self,
         machine: &KernelFiles,
         config: &ServerConfig,
-        disk: &Disk,
+        disk: &UblkDisk,
         event_sender: &Sender<UblkEvent>,
     ) -> Result<(), StartError> {
         let name = format!("ublk:{}", self.info.device);
@@ -288,16 +289,16 @@ impl Server {
         if self.has_recovered {
             // The kernel may still hold references of the dead process.
             let mut retries_left = TAKEOVER_TIMEOUT.ns / RETRY_INTERVAL.ns;
-            while let Err(why) = self.try_control(ControlOp::StartRecovery, 0, TIME_LIMIT) {
+            while let Err(why) = self.try_control_command(ControlOp::StartRecovery, 0, TIME_LIMIT) {
                 if why != Errno::BUSY || retries_left == 0 {
-                    let why = error::control_failed(ControlOp::StartRecovery, &name, why);
+                    let why = error::control_command_error(ControlOp::StartRecovery, &name, why);
                     return Err(StartError::Disk(why));
                 }
                 retries_left -= 1;
-                tenmil_linux::thread::sleep(RETRY_INTERVAL);
+                tenmil_linux::named_thread::sleep(RETRY_INTERVAL);
             }
         }
-        let device = Device::open(machine, self.info.device).map_err(|errno| {
+        let device = UblkDevice::open(machine, self.info.device).map_err(|errno| {
             let why = Error::environment(format!("open /dev/ublkc{}: {errno}", self.info.device));
             if errno == Errno::BUSY { StartError::Device(why) } else { StartError::Disk(why) }
         })?;
@@ -305,23 +306,23 @@ impl Server {
         let reactors: Vec<ReactorId> = config.reactors.reactors().collect();
         for (number, resources) in (0..).zip(resources) {
             let reactor = reactors.get(usize::from(number) % reactors.len().max(1)).copied();
-            self.serve(config, disk, (number, reactor, resources), &device, event_sender)
+            self.start_queues(config, disk, (number, reactor, resources), &device, event_sender)
                 .map_err(|why| refused(number, why.to_string()))?;
         }
         let op = match self.has_recovered {
             true => ControlOp::EndRecovery,
             false => ControlOp::StartDevice,
         };
-        let started = self.send_command(op, u64::from(std::process::id()), STARTING);
+        let started = self.control_command(op, u64::from(std::process::id()), STARTING);
         started.map(drop).map_err(StartError::Disk)
     }
 
-    fn serve(
+    fn start_queues(
         &self,
         config: &ServerConfig,
-        disk: &Disk,
+        disk: &UblkDisk,
         (number, reactor, resources): (u16, Option<ReactorId>, QueueResources),
-        device: &Arc<Device>,
+        device: &Arc<UblkDevice>,
         event_sender: &Sender<UblkEvent>,
     ) -> Result<(), Error> {
         let ServerConfig { regions, reactors, .. } = config;
@@ -335,12 +336,12 @@ impl Server {
             }
             Err(_) => None,
         };
-        let driver = Queue::new(ring, Arc::clone(device), regions, number);
+        let driver = UblkQueue::new(ring, Arc::clone(device), regions, number);
         let serving = QueuePoller::new(QueueParts {
             number,
             driver: driver.map_err(Error::environment)?,
             backend,
-            tags: Tags::new(disk.clone(), depth, memory.segment()),
+            tags: TagTable::new(disk.clone(), depth, memory.segment()),
             memory,
             zero_copy,
             event_sender: event_sender.clone(),
@@ -348,26 +349,38 @@ impl Server {
         let serving = serving.map_err(Error::environment)?;
         let poller_wake = serving.poller_wake().map_err(Error::environment)?;
         let has_kernel_io = serving.has_kernel_io();
-        let registration = PollerBuilder::active("queue", poller_wake, serving)
+        let registration = PollerBuilder::polled_each_iteration("queue", poller_wake, serving)
+            // The thread that fetches first is the only one whose commands the kernel accepts.
             .pinned("the kernel knows its queue by the thread that serves it");
         let registration = if has_kernel_io { registration.no_spin() } else { registration };
-        let config =
-            ThreadBuilder::new(&format!("ublk-{number}")).mailbox(MAILBOX).poller(registration);
+        let config = ThreadBuilder::new(&format!("ublk-{number}"))
+            .mailbox_size(MAILBOX)
+            .add_poller(registration);
         let config = match reactor {
-            Some(reactor) => config.on(reactor),
+            Some(reactor) => config.on_reactor(reactor),
             None => config,
         };
         reactors.spawn(config).map(drop).map_err(Error::environment)
     }
 
-    fn try_control(&mut self, op: ControlOp, data: u64, time_limit: Span) -> Result<i32, Errno> {
+    fn try_control_command(
+        &mut self,
+        op: ControlOp,
+        data: u64,
+        time_limit: Span,
+    ) -> Result<i32, Errno> {
         self.control.execute(op, (self.info.device, data), &mut [], time_limit)
     }
 
-    fn send_command(&mut self, op: ControlOp, data: u64, time_limit: Span) -> Result<i32, Error> {
+    fn control_command(
+        &mut self,
+        op: ControlOp,
+        data: u64,
+        time_limit: Span,
+    ) -> Result<i32, Error> {
         let name = format!("ublk:{}", self.info.device);
-        self.try_control(op, data, time_limit)
-            .map_err(|errno| error::control_failed(op, &name, errno))
+        self.try_control_command(op, data, time_limit)
+            .map_err(|errno| error::control_command_error(op, &name, errno))
     }
 }
 
@@ -375,14 +388,14 @@ impl Server {
 struct QueueResources {
     memory: Region,
     backend: Box<dyn IoChannel>,
-    ring: Ring,
+    ring: UblkQueueRing,
 }
 
 impl QueueResources {
-    fn new(config: &ServerConfig, disk: &Disk, depth: u16) -> Result<Self, Error> {
+    fn new(config: &ServerConfig, disk: &UblkDisk, depth: u16) -> Result<Self, Error> {
         let bytes = usize::from(depth) * disk.io_bytes_max() as usize;
-        let memory = config.regions.allocate(bytes).map_err(Error::environment)?;
-        let ring = Ring::new(depth).map_err(Error::environment)?;
+        let memory = config.regions.allocate_region(bytes).map_err(Error::environment)?;
+        let ring = UblkQueueRing::new(depth).map_err(Error::environment)?;
         Ok(Self { memory, backend: config.medium.channel()?, ring })
     }
 }
@@ -396,8 +409,12 @@ enum StartError {
 }
 
 /// Number of a device that a dead server of the same URI left behind, if any.
-fn find_left_behind(machine: &KernelFiles, control: &mut Control, signature: u64) -> Option<u32> {
-    let names = machine.names("sys/class/ublk-char");
+fn find_left_behind(
+    machine: &KernelFiles,
+    control: &mut UblkControl,
+    signature: u64,
+) -> Option<u32> {
+    let names = machine.directory_entries("sys/class/ublk-char");
     let numbers = names.iter().filter_map(|name| name.strip_prefix("ublkc")?.parse().ok());
     numbers.into_iter().find(|number| {
         let mut bytes = [0; DeviceInfo::BYTES];
@@ -405,7 +422,7 @@ fn find_left_behind(machine: &KernelFiles, control: &mut Control, signature: u64
             control.execute(ControlOp::GetDeviceInfo, (*number, 0), &mut bytes, TIME_LIMIT);
         let info = DeviceInfo::from_bytes(&bytes);
         let is_dead = info.state == DeviceState::Quiesced
-            || (info.state == DeviceState::Live && !is_alive(machine, info.process));
+            || (info.state == DeviceState::Live && !is_process_alive(machine, info.process));
         descriptor.is_ok() && is_dead && info.signature == signature
     })
 }
@@ -438,7 +455,7 @@ pub(super) fn check_zero_copy(info: &DeviceInfo, has_recovered: bool) -> Result<
 
 /// Registers the request buffers of a queue, indexed by tag, as a region.
 fn register_buffers(
-    device: &Device,
+    device: &UblkDevice,
     regions: &RegionTable,
     queue: u16,
     requests: (u16, u32),
@@ -449,26 +466,26 @@ fn register_buffers(
 }
 
 /// Queries the kernel's features. Fails if a required one is missing.
-fn check_features(control: &mut Control) -> Result<Features, Error> {
+fn check_features(control: &mut UblkControl) -> Result<Features, Error> {
     let mut bytes = [0; 8];
     let needed = NEEDED.union(RECOVERED);
     match control.execute(ControlOp::GetFeatures, (ANY_DEVICE, 0), &mut bytes, TIME_LIMIT) {
         Ok(_) => {
             let has = Features(u64::from_ne_bytes(bytes));
-            if has.has(needed) { Ok(has) } else { Err(error::missing_features(has, needed)) }
+            if has.has(needed) { Ok(has) } else { Err(error::missing_features_error(has, needed)) }
         }
         // Kernels before 6.5 do not know the command.
         Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NODEV) => {
-            Err(error::missing_features(Features::NONE, needed))
+            Err(error::missing_features_error(Features::NONE, needed))
         }
-        Err(errno) => Err(error::control_failed(ControlOp::GetFeatures, "ublk", errno)),
+        Err(errno) => Err(error::control_command_error(ControlOp::GetFeatures, "ublk", errno)),
     }
 }
 
 /// Waits until `number` is free, or returns the device of a dead process that can be taken over.
-fn take_over(
+fn find_device_to_take_over(
     machine: &KernelFiles,
-    control: &mut Control,
+    control: &mut UblkControl,
     number: u32,
     desired: &DesiredDevice<'_>,
 ) -> Result<Option<DeviceInfo>, Error> {
@@ -480,16 +497,16 @@ fn take_over(
         let info = match control.execute(op, (number, 0), &mut bytes, TIME_LIMIT) {
             Ok(_) => DeviceInfo::from_bytes(&bytes),
             Err(Errno::NODEV) => return Ok(None),
-            Err(errno) => return Err(error::control_failed(op, &name, errno)),
+            Err(errno) => return Err(error::control_command_error(op, &name, errno)),
         };
         let mut question = Parameters::query();
         let op = ControlOp::GetParameters;
         let completion = control.execute(op, (number, 0), &mut question, TIME_LIMIT);
         let parameters = completion.ok().and_then(|_| Parameters::from_bytes(&question));
-        let server = takeover::Server {
-            is_alive: is_alive(machine, info.process),
+        let server = takeover::ServerProcess {
+            is_alive: is_process_alive(machine, info.process),
             has_it_open: info.state == DeviceState::Dead
-                && matches!(Device::open(machine, number), Err(Errno::BUSY)),
+                && matches!(UblkDevice::open(machine, number), Err(Errno::BUSY)),
         };
         match decide_takeover(&info, parameters.as_ref(), server, desired) {
             TakeoverAction::Recover => return Ok(Some(info)),
@@ -499,17 +516,17 @@ fn take_over(
             }
             TakeoverAction::Replace => {
                 why = "it was deleted, and a process still has its disk open";
-                delete(control, number)?;
+                delete_device(control, number)?;
             }
         }
-        tenmil_linux::thread::sleep(RETRY_INTERVAL);
+        tenmil_linux::named_thread::sleep(RETRY_INTERVAL);
     }
     Err(Error::environment(format!("{name}: {why}")))
 }
 
 /// Whether a process is alive; a zombie is not.
-fn is_alive(machine: &KernelFiles, process: i32) -> bool {
-    let status = machine.text(&format!("proc/{process}/status"));
+fn is_process_alive(machine: &KernelFiles, process: i32) -> bool {
+    let status = machine.read_trimmed(&format!("proc/{process}/status"));
     let state = |text: &String| {
         let line = text.lines().find_map(|line| line.strip_prefix("State:"))?;
         line.trim().chars().next()
@@ -519,15 +536,16 @@ fn is_alive(machine: &KernelFiles, process: i32) -> bool {
 
 /// Creates a device, without starting its disk.
 fn create_device(
-    control: &mut Control,
+    control: &mut UblkControl,
     config: &ServerConfig,
-    disk: &Disk,
+    disk: &UblkDisk,
     uses_zero_copy: bool,
 ) -> Result<DeviceInfo, Error> {
     let ServerConfig { number, signature, limits, medium, .. } = config;
     let device = number.unwrap_or(ANY_DEVICE);
     let name = number.map_or_else(|| "ublk:".to_owned(), |number| format!("ublk:{number}"));
-    let features = if disk.outlives_process() { NEEDED.union(RECOVERED) } else { NEEDED };
+    let features =
+        if disk.is_persistent_across_processes() { NEEDED.union(RECOVERED) } else { NEEDED };
     let channels = u16::try_from(medium.channels_max()).unwrap_or(u16::MAX);
     let requested = DeviceInfo {
         queues: limits.queues.min(channels),
@@ -544,11 +562,11 @@ fn create_device(
     let (mut bytes, op) = (requested.to_bytes(), ControlOp::AddDevice);
     control
         .execute(op, (device, 0), &mut bytes, TIME_LIMIT)
-        .map_err(|errno| error::control_failed(op, &name, errno))?;
+        .map_err(|errno| error::control_command_error(op, &name, errno))?;
     let made = DeviceInfo::from_bytes(&bytes);
     let describe = || {
         if !made.features.has(features) {
-            return Err(error::missing_features(made.features, features));
+            return Err(error::missing_features_error(made.features, features));
         }
         if made.queues == 0
             || (made.depth, made.io_bytes_max) != (requested.depth, requested.io_bytes_max)
@@ -567,11 +585,11 @@ fn create_device(
     let described = describe().and_then(|()| {
         let descriptor =
             control.execute(op, (made.device, 0), &mut disk.parameters().to_bytes(), TIME_LIMIT);
-        descriptor.map(drop).map_err(|errno| error::control_failed(op, &name, errno))
+        descriptor.map(drop).map_err(|errno| error::control_command_error(op, &name, errno))
     });
     if let Err(why) = described {
         // An unusable device is deleted again. The first error is the one to report.
-        let _ = delete(control, made.device);
+        let _ = delete_device(control, made.device);
         return Err(why);
     }
     Ok(made)
@@ -579,7 +597,7 @@ fn create_device(
 
 /// Deletes a device, asynchronously where the kernel supports it, so as not to wait for processes
 /// that have the disk open.
-fn delete(control: &mut Control, device: u32) -> Result<(), Error> {
+fn delete_device(control: &mut UblkControl, device: u32) -> Result<(), Error> {
     let name = format!("ublk:{device}");
     let op = ControlOp::DeleteDeviceAsync;
     let mut completion = control.execute(op, (device, 0), &mut [], TIME_LIMIT);
@@ -589,7 +607,7 @@ fn delete(control: &mut Control, device: u32) -> Result<(), Error> {
     match completion {
         // It is already gone.
         Ok(_) | Err(Errno::NODEV) => Ok(()),
-        Err(errno) => Err(error::control_failed(op, &name, errno)),
+        Err(errno) => Err(error::control_command_error(op, &name, errno)),
     }
 }
 

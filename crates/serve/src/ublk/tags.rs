@@ -18,12 +18,12 @@ use tenmil_base::{IoCompletion, IoStatus, Operation, Request, Segment};
 use tenmil_wire::ublk::Descriptor;
 use tenmil_wire::ublk::queue::{RES_ABORT, RES_OK};
 
-use super::disk::{Disk, DiskRequest, EIO};
+use super::disk::{DiskRequest, EIO, UblkDisk};
 
 /// Tags of a queue.
 #[derive(Debug)]
-pub(super) struct Tags {
-    disk: Disk,
+pub(super) struct TagTable {
+    disk: UblkDisk,
     states: Box<[TagState]>,
     /// Buffer of each tag.
     buffers: Box<[Segment]>,
@@ -65,9 +65,9 @@ enum TagState {
 pub(super) enum TagAction {
     /// None.
     Nothing,
-    /// Copy the request's data into the buffer, then call [`Tags::handle_copied`].
+    /// Copy the request's data into the buffer, then call [`TagTable::handle_copy_done`].
     CopyIn { tag: u16, into: Segment },
-    /// Copy the buffer to the request's data, then call [`Tags::handle_copied`].
+    /// Copy the buffer to the request's data, then call [`TagTable::handle_copy_done`].
     CopyOut { tag: u16, from: Segment },
     /// Complete the request with this result.
     Commit { tag: u16, result: i32 },
@@ -105,13 +105,13 @@ const ENOLINK: i32 = 67;
 const ENOSPC: i32 = 28;
 const EOPNOTSUPP: i32 = 95;
 
-impl Tags {
+impl TagTable {
     /// Creates `depth` tags, all fetching. Each gets a part of `memory` for the largest request.
     ///
     /// # Panics
     ///
     /// If the memory is too short.
-    pub(super) fn new(disk: Disk, depth: u16, memory: Segment) -> Self {
+    pub(super) fn new(disk: UblkDisk, depth: u16, memory: Segment) -> Self {
         let each = disk.io_bytes_max();
         let place = |tag: u16| {
             memory.slice(u32::from(tag) * each, each).expect("memory for the data of every tag")
@@ -139,7 +139,7 @@ impl Tags {
     }
 
     /// Queue depth.
-    pub(super) fn depth(&self) -> u16 {
+    pub(super) fn queue_depth(&self) -> u16 {
         u16::try_from(self.states.len()).unwrap_or(u16::MAX)
     }
 
@@ -174,48 +174,48 @@ impl Tags {
 
     #[inline]
     fn handle_request(&mut self, tag: u16, descriptor: &Descriptor) -> TagAction {
-        let request = match self.disk.admit(descriptor) {
+        let request = match self.disk.validate_request(descriptor) {
             Ok(request) => request,
-            Err(error) => return self.commit(tag, -error),
+            Err(error) => return self.commit_result(tag, -error),
         };
         let index = usize::from(tag);
         if request.len_bytes == 0 {
-            self.begin(tag, request, TagState::Submitted(request));
+            self.submit_request(tag, request, TagState::Submitted(request));
             return TagAction::Nothing;
         }
         let Some(kernel_buffers) = self.kernel_buffers else {
-            return self.begin_copied(tag, request);
+            return self.start_copied_request(tag, request);
         };
         let offset = kernel_buffers.offset + u64::from(tag) * u64::from(self.disk.io_bytes_max());
         self.segments[index] = Segment { offset, len_bytes: request.len_bytes, ..kernel_buffers };
-        self.begin(tag, request, TagState::ZeroCopy(request));
+        self.submit_request(tag, request, TagState::ZeroCopy(request));
         TagAction::Nothing
     }
 
     /// Starts a request that copies its data.
     #[inline]
-    fn begin_copied(&mut self, tag: u16, request: DiskRequest) -> TagAction {
+    fn start_copied_request(&mut self, tag: u16, request: DiskRequest) -> TagAction {
         let index = usize::from(tag);
         self.segments[index] = Segment { len_bytes: request.len_bytes, ..self.buffers[index] };
         if request.operation == Operation::Write {
             self.states[index] = TagState::Incoming(request);
             return TagAction::CopyIn { tag, into: self.segments[index] };
         }
-        self.begin(tag, request, TagState::Submitted(request));
+        self.submit_request(tag, request, TagState::Submitted(request));
         TagAction::Nothing
     }
 
     /// Handles the end of a copy.
     #[inline]
-    pub(super) fn handle_copied(&mut self, tag: u16, is_done: bool) -> TagAction {
+    pub(super) fn handle_copy_done(&mut self, tag: u16, is_done: bool) -> TagAction {
         let state = self.states[usize::from(tag)];
         match state {
             TagState::Incoming(request) if is_done => {
-                self.begin(tag, request, TagState::Submitted(request));
+                self.submit_request(tag, request, TagState::Submitted(request));
                 TagAction::Nothing
             }
             TagState::Outgoing(request) if is_done => self.commit_copied(tag, request),
-            TagState::Incoming(_) | TagState::Outgoing(_) => self.commit(tag, -EIO),
+            TagState::Incoming(_) | TagState::Outgoing(_) => self.commit_result(tag, -EIO),
             TagState::Fetching
             | TagState::Submitted(_)
             | TagState::ZeroCopy(_)
@@ -243,7 +243,7 @@ impl Tags {
             return self.complete_zero_copy(tag, request, completion.status);
         }
         if !completion.status.is_success() {
-            return self.commit(tag, -error(completion.status));
+            return self.commit_result(tag, -errno_of_status(completion.status));
         }
         if request.operation == Operation::Read {
             self.states[index] = TagState::Outgoing(request);
@@ -262,11 +262,11 @@ impl Tags {
     ) -> TagAction {
         if status.is_success() {
             self.done.zero_copy_bytes += u64::from(request.len_bytes);
-            return self.commit(tag, transferred_bytes(request));
+            return self.commit_result(tag, transferred_bytes(request));
         }
         if status == IoStatus::PATH_ERROR {
             // An unreachable device fails copied requests as well.
-            return self.commit(tag, -error(status));
+            return self.commit_result(tag, -errno_of_status(status));
         }
         self.retry_with_copy(tag, request, status)
     }
@@ -288,25 +288,25 @@ impl Tags {
                 "{REJECTIONS_MAX} zero-copy requests were rejected: all further requests are copied"
             ));
         }
-        self.begin_copied(tag, request)
+        self.start_copied_request(tag, request)
     }
 
     /// Requests to submit, and the segment table indexed by tag.
     #[inline]
-    pub(super) fn requests(&self) -> (&[Request], &[Segment]) {
+    pub(super) fn pending_requests(&self) -> (&[Request], &[Segment]) {
         (&self.requests, &self.segments)
     }
 
     /// Records that the I/O channel accepted the first `count` of them.
     #[inline]
-    pub(super) fn accepted(&mut self, count: usize) {
+    pub(super) fn record_submitted(&mut self, count: usize) {
         self.in_flight += count;
         self.requests.drain(..count);
     }
 
     /// Requests submitted and not completed.
     #[inline]
-    pub(super) fn in_flight(&self) -> usize {
+    pub(super) fn in_flight_requests(&self) -> usize {
         self.in_flight
     }
 
@@ -316,7 +316,7 @@ impl Tags {
         self.active_tags == 0
     }
 
-    pub(super) fn done(&self) -> UblkStats {
+    pub(super) fn completed_stats(&self) -> UblkStats {
         self.done
     }
 
@@ -327,7 +327,7 @@ impl Tags {
     }
 
     #[inline]
-    fn begin(&mut self, tag: u16, request: DiskRequest, state: TagState) {
+    fn submit_request(&mut self, tag: u16, request: DiskRequest, state: TagState) {
         self.states[usize::from(tag)] = state;
         self.requests.push(Request {
             token: u64::from(tag),
@@ -346,11 +346,11 @@ impl Tags {
     #[inline]
     fn commit_copied(&mut self, tag: u16, request: DiskRequest) -> TagAction {
         self.done.copied_bytes += u64::from(request.len_bytes);
-        self.commit(tag, transferred_bytes(request))
+        self.commit_result(tag, transferred_bytes(request))
     }
 
     #[inline]
-    fn commit(&mut self, tag: u16, result: i32) -> TagAction {
+    fn commit_result(&mut self, tag: u16, result: i32) -> TagAction {
         self.states[usize::from(tag)] = TagState::Fetching;
         let count = if result < 0 { &mut self.done.failed } else { &mut self.done.succeeded };
         *count += 1;
@@ -372,7 +372,7 @@ fn transferred_bytes(request: DiskRequest) -> i32 {
 
 /// Error number that the block layer maps to the closest status (`blk_errors`).
 #[cold]
-fn error(status: IoStatus) -> i32 {
+fn errno_of_status(status: IoStatus) -> i32 {
     match status {
         IoStatus::INVALID_OPCODE => EOPNOTSUPP,
         IoStatus::CAPACITY_EXCEEDED => ENOSPC,

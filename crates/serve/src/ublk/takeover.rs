@@ -3,7 +3,7 @@
 use tenmil_base::Error;
 use tenmil_wire::ublk::{DeviceInfo, DeviceState, Parameters};
 
-use super::disk::Disk;
+use super::disk::UblkDisk;
 
 /// Action for an existing device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub(super) enum TakeoverAction {
 
 /// State of a device's server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Server {
+pub(super) struct ServerProcess {
     /// Whether the process that the kernel names is alive.
     pub(super) is_alive: bool,
     /// Whether some process has `/dev/ublkcN` open.
@@ -30,7 +30,7 @@ pub(super) struct Server {
 /// Device that this process would create.
 #[derive(Debug)]
 pub(super) struct DesiredDevice<'a> {
-    pub(super) disk: &'a Disk,
+    pub(super) disk: &'a UblkDisk,
     pub(super) signature: u64,
     pub(super) channels_max: u32,
     /// Whether to delete a device left behind by a dead server of something else.
@@ -41,7 +41,7 @@ pub(super) struct DesiredDevice<'a> {
 pub(super) fn decide_takeover(
     found: &DeviceInfo,
     parameters: Option<&Parameters>,
-    server: Server,
+    server: ServerProcess,
     desired: &DesiredDevice<'_>,
 ) -> TakeoverAction {
     let number = found.device;
@@ -60,7 +60,7 @@ pub(super) fn decide_takeover(
         // No requests wait there: a recoverable device is quiesced, not dead.
         DeviceState::Dead => TakeoverAction::Replace,
         DeviceState::Quiesced if desired.replaces => TakeoverAction::Replace,
-        DeviceState::Quiesced => match differs(found, parameters, desired) {
+        DeviceState::Quiesced => match device_difference(found, parameters, desired) {
             None => TakeoverAction::Recover,
             Some(why) => TakeoverAction::Leave(
                 Error::usage(format!(
@@ -80,7 +80,7 @@ pub(super) fn decide_takeover(
 }
 
 /// Why a device cannot be taken over, if it differs from the desired one.
-fn differs(
+fn device_difference(
     found: &DeviceInfo,
     parameters: Option<&Parameters>,
     desired: &DesiredDevice<'_>,

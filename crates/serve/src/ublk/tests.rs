@@ -1,22 +1,22 @@
 //! Tests with a simulated kernel, which is not always well-behaved.
 
-mod claims;
-mod fake;
-mod hostile;
-mod serving;
-mod session;
+mod fake_kernel;
+mod invalid_requests;
+mod queue_poller;
+mod tag_table;
+mod takeover;
 mod zero_copy;
 
 use tenmil_base::{Durability, Limits, Operation, OperationSet, Random};
 use tenmil_wire::ublk::{Descriptor, IoFlags, IoOp};
 
-use super::disk::Disk;
+use super::disk::UblkDisk;
 
 /// Block size of the device, and its number of blocks.
 const BLOCK: u32 = 512;
 const BLOCKS: u64 = 4096;
 
-fn limits() -> Limits {
+fn device_limits() -> Limits {
     Limits {
         block_size: BLOCK,
         metadata_size: 0,
@@ -37,11 +37,11 @@ fn limits() -> Limits {
     }
 }
 
-fn disk() -> Disk {
-    Disk::new(limits(), false).unwrap()
+fn test_disk() -> UblkDisk {
+    UblkDisk::new(device_limits(), false).unwrap()
 }
 
-fn descriptor(op: IoOp, first_sector: u64, sectors: u32) -> Descriptor {
+fn io_descriptor(op: IoOp, first_sector: u64, sectors: u32) -> Descriptor {
     Descriptor { op, flags: IoFlags::NONE, sectors, first_sector }
 }
 

@@ -10,15 +10,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tenmil_base::{Error, Instant, Interrupts, RingMemory};
-use tenmil_dma::{Backing, Mapping};
+use tenmil_dma::{MemoryBacking, MemoryMapping};
 use tenmil_nvme_controller::STRIDE;
 use tenmil_nvme_controller::transport::MemoryTransport;
 
 /// File of the size of BAR 0, of which the client maps the doorbell part.
 #[derive(Debug)]
-pub(super) struct Doorbells {
+pub(super) struct DoorbellPage {
     /// Mapping of the file. Only the doorbell part is used.
-    mapping: Mapping,
+    mapping: MemoryMapping,
     file: Arc<OwnedFd>,
     /// Last value of each doorbell.
     generation_seen: Vec<u32>,
@@ -35,10 +35,10 @@ const _: () = assert!(CSTS as usize == tenmil_wire::register::offset::CSTS);
 /// Distance between two doorbells.
 const STEP: u32 = 4 << STRIDE;
 
-impl Doorbells {
+impl DoorbellPage {
     /// Creates doorbells for `pairs` queues, in a file of `bar_bytes`.
     pub(super) fn new(bar_bytes: u32, pairs: u32) -> Result<Self, Error> {
-        let mapping = Mapping::new(bar_bytes as usize, Backing::Shared);
+        let mapping = MemoryMapping::new(bar_bytes as usize, MemoryBacking::Shared);
         let mapping = mapping
             .map_err(|error| format!("memory for doorbells: {error}"))
             .map_err(Error::environment)?;
@@ -47,20 +47,23 @@ impl Doorbells {
             file.ok_or("memory for doorbells: no descriptor is left")
                 .map_err(Error::environment)?,
         );
-        let last = place(pairs * 2 - 1);
-        mapping.word(last).ok_or("doorbells outside of BAR 0").map_err(Error::environment)?;
+        let last = doorbell_offset(pairs * 2 - 1);
+        mapping
+            .shared_word(last)
+            .ok_or("doorbells outside of BAR 0")
+            .map_err(Error::environment)?;
         let generation_seen = vec![0; pairs as usize * 2];
         Ok(Self { mapping, file, generation_seen, active: Vec::new(), queue_changes: None })
     }
 
     /// Creates new doorbells for the next client: earlier clients may keep the old ones mapped.
-    pub(super) fn reset_queues(&self) -> Result<Self, Error> {
+    pub(super) fn new_for_next_client(&self) -> Result<Self, Error> {
         let bar_bytes = u32::try_from(self.mapping.len_bytes()).unwrap_or(u32::MAX);
         Self::new(bar_bytes, u32::try_from(self.generation_seen.len() / 2).unwrap_or(u32::MAX))
     }
 
     /// File that the client maps.
-    pub(super) fn file(&self) -> &Arc<OwnedFd> {
+    pub(super) fn shared_file(&self) -> &Arc<OwnedFd> {
         &self.file
     }
 
@@ -71,17 +74,17 @@ impl Doorbells {
 
     /// Forwards changed doorbells to the controller. Returns whether there were any.
     #[inline]
-    pub(super) fn poll<H: RingMemory + Clone, I: Interrupts>(
+    pub(super) fn poll_doorbells<H: RingMemory + Clone, I: Interrupts>(
         &mut self,
         now: Instant,
         front: &mut MemoryTransport<H, I>,
     ) -> bool {
         if self.queue_changes != Some(front.queue_changes()) {
-            self.sort(front);
+            self.update_polled_doorbells(front);
         }
         let mut has_new_events = false;
         for index in &self.active {
-            let value = self.word(*index);
+            let value = self.load_doorbell(*index);
             let generation_seen = &mut self.generation_seen[*index as usize];
             if value != *generation_seen {
                 *generation_seen = value;
@@ -93,35 +96,39 @@ impl Doorbells {
     }
 
     /// Stores a doorbell write that arrived by message at offset `at` of BAR 0.
-    pub(super) fn store_at(&self, at: u32, value: u32) {
+    pub(super) fn store_at_offset(&self, at: u32, value: u32) {
         let skip = at.wrapping_sub(FIRST);
         if skip.is_multiple_of(STEP) {
-            self.store(skip / STEP, value);
+            self.store_doorbell(skip / STEP, value);
         }
     }
 
-    fn store(&self, index: u32, value: u32) {
-        if let Some(word) = self.at(index).filter(|_| (index as usize) < self.generation_seen.len())
+    fn store_doorbell(&self, index: u32, value: u32) {
+        if let Some(word) =
+            self.doorbell_cell(index).filter(|_| (index as usize) < self.generation_seen.len())
         {
             word.store(value.to_le(), Ordering::Relaxed);
         }
     }
 
     #[inline]
-    fn word(&self, index: u32) -> u32 {
+    fn load_doorbell(&self, index: u32) -> u32 {
         // Acquire; pairs with the release store of the client, which follows its writes to the
         // rings.
-        self.at(index).map_or(0, |word| u32::from_le(word.load(Ordering::Acquire)))
+        self.doorbell_cell(index).map_or(0, |word| u32::from_le(word.load(Ordering::Acquire)))
     }
 
     #[inline]
-    fn at(&self, index: u32) -> Option<&AtomicU32> {
-        self.mapping.word(place(index))
+    fn doorbell_cell(&self, index: u32) -> Option<&AtomicU32> {
+        self.mapping.shared_word(doorbell_offset(index))
     }
 
     /// Determines which doorbells have a queue, and clears the others.
     #[cold]
-    fn sort<H: RingMemory + Clone, I: Interrupts>(&mut self, front: &MemoryTransport<H, I>) {
+    fn update_polled_doorbells<H: RingMemory + Clone, I: Interrupts>(
+        &mut self,
+        front: &MemoryTransport<H, I>,
+    ) {
         self.queue_changes = Some(front.queue_changes());
         let is_ready = front.read(CSTS, 4) & 1 != 0;
         self.active.clear();
@@ -132,7 +139,7 @@ impl Doorbells {
             }
             if !front.has_doorbell(index) || !is_ready {
                 self.generation_seen[index] = 0;
-                self.store(number, 0);
+                self.store_doorbell(number, 0);
             }
         }
     }
@@ -140,6 +147,6 @@ impl Doorbells {
 
 /// Offset of a doorbell in BAR 0.
 #[inline]
-const fn place(index: u32) -> usize {
+const fn doorbell_offset(index: u32) -> usize {
     FIRST as usize + index as usize * STEP as usize
 }

@@ -16,54 +16,54 @@ use std::sync::mpsc::SyncSender;
 use tenmil_base::{Error, Instant, Span};
 use tenmil_dma::{FileRange, ForeignRegion, RegionTable};
 use tenmil_linux::RemoteEventFd;
-use tenmil_linux::local_socket::{Connection, RecvResult};
+use tenmil_linux::local_socket::{LocalConnection, RecvResult};
 use tenmil_linux::poll_set::Interest;
 use tenmil_vfio_user::server::{DmaMap, PendingReply};
 use tenmil_vfio_user::{Errno, IrqData, IrqSet, Request, Server, Violation, irq_index};
 
-use super::device::Device;
+use super::client_memory::{AccessDirection, DmaMappings, DmaRequest};
 use super::irq::IrqEventFds;
-use super::memory::{Access, DmaMappings, DmaRequest};
+use super::nvme_pci_function::NvmePciFunction;
 use crate::endpoint_event::{DRAIN_WARNING, DrainTimer, EndpointEvent, EventReporter};
 
 /// Device and its current client.
 pub(super) struct Endpoint {
-    pub(super) device: Device,
+    pub(super) device: NvmePciFunction,
     mappings: DmaMappings,
     irqs: IrqEventFds,
     regions: RegionTable,
-    state: State,
+    state: ClientState,
     reporter: EventReporter,
     /// Receive buffer.
     buffer: Box<[u8]>,
 }
 
-enum State {
+enum ClientState {
     Absent,
-    Connected(Box<Session>),
-    Disconnecting(Detaching),
+    Connected(Box<ClientSession>),
+    Disconnecting(DetachingClient),
 }
 
 /// Client that has disconnected, whose memory is not released yet.
-struct Detaching {
-    connection: Connection,
+struct DetachingClient {
+    connection: LocalConnection,
     timer: DrainTimer,
 }
 
 /// Connected client and its pending operations.
-struct Session {
-    connection: Connection,
-    server: Server<File>,
+struct ClientSession {
+    connection: LocalConnection,
+    server: Server<ReceivedFile>,
     pending_command: Option<PendingCommand>,
     /// Message-based DMA accesses in progress, by token.
-    accesses: BTreeMap<u32, DmaMessage>,
+    accesses: BTreeMap<u32, DmaMessageProgress>,
     /// Whether there has been one.
     uses_messages: bool,
     /// Deadline for the VERSION message, or for the rest of a message of which a part has arrived.
     message_deadline: Instant,
 }
 
-type File = Arc<OwnedFd>;
+type ReceivedFile = Arc<OwnedFd>;
 
 /// Command whose reply is delayed.
 struct PendingCommand {
@@ -78,7 +78,7 @@ enum DeferredReply {
 }
 
 /// Progress of a message-based DMA access.
-struct DmaMessage {
+struct DmaMessageProgress {
     request: DmaRequest,
     done_bytes: usize,
     data: Vec<u8>,
@@ -93,38 +93,38 @@ const BUFFER_BYTES: usize = 256 << 10;
 
 impl Endpoint {
     pub(super) fn new(
-        device: Device,
+        device: NvmePciFunction,
         mappings: DmaMappings,
         irqs: IrqEventFds,
         regions: RegionTable,
         events: SyncSender<EndpointEvent>,
     ) -> Self {
         let (buffer, reporter) = (vec![0; BUFFER_BYTES].into(), EventReporter::new(events));
-        Self { device, mappings, irqs, regions, state: State::Absent, reporter, buffer }
+        Self { device, mappings, irqs, regions, state: ClientState::Absent, reporter, buffer }
     }
 
     /// Whether there is no client, and nothing of the last one is left.
     pub(super) fn is_free(&self) -> bool {
-        matches!(self.state, State::Absent)
+        matches!(self.state, ClientState::Absent)
     }
 
     /// Whether the last client is still being detached, within the expected time. New clients wait
     /// in the listen queue meanwhile.
     pub(super) fn is_detaching(&self) -> bool {
-        matches!(&self.state, State::Disconnecting(detaching) if !detaching.timer.is_late())
+        matches!(&self.state, ClientState::Disconnecting(detaching) if !detaching.timer.has_reported())
     }
 
     /// Attaches a client.
-    pub(super) fn attach_client(&mut self, now: Instant, connection: Connection) {
+    pub(super) fn attach_client(&mut self, now: Instant, connection: LocalConnection) {
         let peer = connection.peer().map_or(0, |peer| peer.pid);
         if let Err(why) = self.device.reset_for_client() {
             let text = format!("process {peer} was rejected: {why}");
             return self.reporter.report(EndpointEvent::Error(text));
         }
         self.reporter.report(EndpointEvent::Connected(format!("process {peer}")));
-        let server = Server::new(self.device.shape());
+        let server = Server::new(self.device.device_info());
         let accesses = BTreeMap::new();
-        let session = Session {
+        let session = ClientSession {
             connection,
             server,
             pending_command: None,
@@ -132,22 +132,22 @@ impl Endpoint {
             uses_messages: false,
             message_deadline: now.after(MESSAGE_MAX),
         };
-        self.state = State::Connected(Box::new(session));
+        self.state = ClientState::Connected(Box::new(session));
     }
 
     /// Disconnects a client that does not negotiate, or does not end a message, so that another one can
     /// connect. Returns the amount of work.
-    pub(super) fn expire(&mut self, now: Instant) -> usize {
+    pub(super) fn check_timeouts(&mut self, now: Instant) -> usize {
         if now < self.wake_at() {
             return 0;
         }
         let has_begun =
-            matches!(&self.state, State::Connected(session) if session.server.has_version());
+            matches!(&self.state, ClientState::Connected(session) if session.server.has_version());
         let why = match has_begun {
             true => format!("a message was incomplete after {MESSAGE_MAX}"),
             false => format!("it sent no VERSION for {MESSAGE_MAX}, expected it first"),
         };
-        self.part(now, Some(why));
+        self.start_disconnect(now, Some(why));
         1
     }
 
@@ -155,15 +155,15 @@ impl Endpoint {
     pub(super) fn wake_at(&self) -> Instant {
         match &self.state {
             // Nothing is received while the client does not receive its replies.
-            State::Connected(session) if session.server.receive_len() == 0 => Instant::NEVER,
-            State::Connected(session) => session.message_deadline,
-            State::Disconnecting(_) | State::Absent => Instant::NEVER,
+            ClientState::Connected(session) if session.server.receive_len() == 0 => Instant::NEVER,
+            ClientState::Connected(session) => session.message_deadline,
+            ClientState::Disconnecting(_) | ClientState::Absent => Instant::NEVER,
         }
     }
 
     /// Socket of the client, and the readiness to wait for.
-    pub(super) fn interest(&self) -> Option<(BorrowedFd<'_>, Interest)> {
-        let State::Connected(session) = &self.state else { return None };
+    pub(super) fn socket_interest(&self) -> Option<(BorrowedFd<'_>, Interest)> {
+        let ClientState::Connected(session) = &self.state else { return None };
         let readable = session.server.receive_len() > 0;
         let writable = session.server.outgoing().is_some();
         Some((session.connection.as_fd(), Interest { readable, writable }))
@@ -172,38 +172,39 @@ impl Endpoint {
     /// Socket of a disconnecting client, which is not waited on.
     pub(super) fn closing_socket(&self) -> Option<BorrowedFd<'_>> {
         match &self.state {
-            State::Disconnecting(detaching) => Some(detaching.connection.as_fd()),
+            ClientState::Disconnecting(detaching) => Some(detaching.connection.as_fd()),
             _ => None,
         }
     }
 
     /// Whether a command or a disconnect waits for the controller, within the expected time. Once
     /// it is late, the device wakes the reactor by itself.
-    pub(super) fn is_waiting(&self) -> bool {
+    pub(super) fn is_waiting_for_controller(&self) -> bool {
         match &self.state {
-            State::Connected(session) => {
-                session.pending_command.as_ref().is_some_and(|command| !command.timer.is_late())
-            }
-            State::Disconnecting(detaching) => !detaching.timer.is_late(),
-            State::Absent => false,
+            ClientState::Connected(session) => session
+                .pending_command
+                .as_ref()
+                .is_some_and(|command| !command.timer.has_reported()),
+            ClientState::Disconnecting(detaching) => !detaching.timer.has_reported(),
+            ClientState::Absent => false,
         }
     }
 
     /// Receives and executes messages. Returns the amount of work.
     pub(super) fn process_messages(&mut self, now: Instant) -> usize {
-        let mut session = match std::mem::replace(&mut self.state, State::Absent) {
-            State::Connected(session) => session,
+        let mut session = match std::mem::replace(&mut self.state, ClientState::Absent) {
+            ClientState::Connected(session) => session,
             other => {
                 self.state = other;
                 return 0;
             }
         };
         let result = self.poll_session(now, &mut session);
-        self.state = State::Connected(session);
+        self.state = ClientState::Connected(session);
         match result {
             Ok(count) => count,
             Err(cause) => {
-                self.part(now, cause);
+                self.start_disconnect(now, cause);
                 1
             }
         }
@@ -212,7 +213,7 @@ impl Endpoint {
     fn poll_session(
         &mut self,
         now: Instant,
-        session: &mut Session,
+        session: &mut ClientSession,
     ) -> Result<usize, DisconnectCause> {
         let mut count = 0;
         for _ in 0..MESSAGES_PER_POLL {
@@ -221,7 +222,7 @@ impl Endpoint {
             }
             count += 1;
             while let Some(request) = session.server.next_request().map_err(disconnect_cause)? {
-                self.serve(now, session, request);
+                self.execute_request(now, session, request);
             }
         }
         Ok(count)
@@ -229,11 +230,11 @@ impl Endpoint {
 
     /// Continues delayed commands, and sends messages. Returns the amount of work.
     #[inline]
-    pub(super) fn advance(&mut self, now: Instant) -> usize {
+    pub(super) fn continue_pending(&mut self, now: Instant) -> usize {
         let is_quiet = match &self.state {
-            State::Absent => true,
-            State::Disconnecting(_) => false,
-            State::Connected(session) => {
+            ClientState::Absent => true,
+            ClientState::Disconnecting(_) => false,
+            ClientState::Connected(session) => {
                 session.pending_command.is_none()
                     && session.server.outgoing().is_none()
                     && !self.mappings.has_requests()
@@ -244,21 +245,21 @@ impl Endpoint {
 
     #[cold]
     fn advance_session(&mut self, now: Instant) -> usize {
-        match std::mem::replace(&mut self.state, State::Absent) {
-            State::Absent => 0,
-            State::Disconnecting(detaching) => {
-                self.state = State::Disconnecting(detaching);
-                self.disconnect(now)
+        match std::mem::replace(&mut self.state, ClientState::Absent) {
+            ClientState::Absent => 0,
+            ClientState::Disconnecting(detaching) => {
+                self.state = ClientState::Disconnecting(detaching);
+                self.finish_disconnect(now)
             }
-            State::Connected(mut session) => {
+            ClientState::Connected(mut session) => {
                 let finished = self.finish_pending(now, &mut session);
                 let asked = self.start_dma_accesses(&mut session);
                 let sent = session.send();
-                self.state = State::Connected(session);
+                self.state = ClientState::Connected(session);
                 match finished.and_then(|finished| Ok(finished + asked + sent?)) {
                     Ok(count) => count,
                     Err(cause) => {
-                        self.part(now, cause);
+                        self.start_disconnect(now, cause);
                         1
                     }
                 }
@@ -268,43 +269,43 @@ impl Endpoint {
 
     /// Checks whether the client has truncated shared memory.
     pub(super) fn check_truncation(&mut self, now: Instant) {
-        if let Some(iova) = self.mappings.failed() {
+        if let Some(iova) = self.mappings.truncated_address() {
             let text = format!("memory at {iova:#x} was made shorter than it was when mapped");
-            self.part(now, Some(text));
+            self.start_disconnect(now, Some(text));
         }
     }
 
     /// Disconnects the client because the service ends.
     pub(super) fn disconnect_client(&mut self, now: Instant) {
-        if matches!(self.state, State::Connected(_)) {
-            self.part(now, Some("the service ends".to_owned()));
+        if matches!(self.state, ClientState::Connected(_)) {
+            self.start_disconnect(now, Some("the service ends".to_owned()));
         }
     }
 
     /// Disconnects the client. Its memory is released once the DMA has drained.
-    fn part(&mut self, now: Instant, why: DisconnectCause) {
-        self.state = match std::mem::replace(&mut self.state, State::Absent) {
+    fn start_disconnect(&mut self, now: Instant, why: DisconnectCause) {
+        self.state = match std::mem::replace(&mut self.state, ClientState::Absent) {
             // Dropping the session closes its file descriptors.
-            State::Connected(session) => {
+            ClientState::Connected(session) => {
                 let (connection, timer) = (session.connection, DrainTimer::new(now));
-                State::Disconnecting(Detaching { connection, timer })
+                ClientState::Disconnecting(DetachingClient { connection, timer })
             }
             other => {
                 self.state = other;
                 return;
             }
         };
-        self.irqs.clear();
+        self.irqs.clear_all();
         self.mappings.unmap_all();
         self.device.front.set_paused(false);
-        self.device.disable(now);
+        self.device.start_disable(now);
         self.reporter.report_disconnect(why, "client");
     }
 
-    fn disconnect(&mut self, now: Instant) -> usize {
+    fn finish_disconnect(&mut self, now: Instant) -> usize {
         if !self.device.is_disabled() {
-            if let State::Disconnecting(detaching) = &mut self.state {
-                detaching.timer.report(now, &mut self.reporter, || {
+            if let ClientState::Disconnecting(detaching) = &mut self.state {
+                detaching.timer.report_slow_drain(now, &mut self.reporter, || {
                     format!(
                         "a device has not completed I/O for {DRAIN_WARNING}: until it does the client's \
                          memory stays mapped, and no other client is accepted"
@@ -314,15 +315,20 @@ impl Endpoint {
             return 0;
         }
         self.mappings.release_all();
-        self.device.reset();
-        self.state = State::Absent;
+        self.device.reset_function();
+        self.state = ClientState::Absent;
         1
     }
 
-    fn serve(&mut self, now: Instant, session: &mut Session, request: Request<File>) {
+    fn execute_request(
+        &mut self,
+        now: Instant,
+        session: &mut ClientSession,
+        request: Request<ReceivedFile>,
+    ) {
         let server = &mut session.server;
         match request {
-            Request::Map { call, map, file } => match self.map(map, file) {
+            Request::Map { call, map, file } => match self.map_dma(map, file) {
                 Ok(()) => server.done(call),
                 Err((errno, text)) => {
                     self.reporter.report_error(text);
@@ -330,12 +336,15 @@ impl Endpoint {
                 }
             },
             Request::Unmap { call, iova, len_bytes } => {
+                // A disabled controller uses no ring, so its rings need no revocation.
                 if self.device.is_disabled() {
                     self.mappings.forget_rings();
                 }
-                if !self.mappings.unmap(iova, len_bytes) {
+                if !self.mappings.start_unmap(iova, len_bytes) {
                     return server.refuse(call, Errno::NO_ENTRY);
                 }
+                // The reply means that the memory is no longer accessed: it is deferred until the
+                // controller, which starts nothing meanwhile, has acknowledged.
                 self.device.front.set_paused(true);
                 session.pending_command =
                     Some(PendingCommand::new(now, DeferredReply::Unmap { call, iova }));
@@ -349,12 +358,12 @@ impl Endpoint {
             },
             Request::Read { call, region, offset, len_bytes } => {
                 let mut data = vec![0; len_bytes as usize];
-                self.device.read(region, offset, &mut data);
+                self.device.read_region(region, offset, &mut data);
                 server.data(call, &data);
             }
             Request::Write { call, region, offset, data } => {
-                if self.device.write(now, region, offset, &data) {
-                    self.device.disable(now);
+                if self.device.write_region(now, region, offset, &data) {
+                    self.device.start_disable(now);
                     session.pending_command =
                         Some(PendingCommand::new(now, DeferredReply::Reset { call }));
                     return;
@@ -362,7 +371,7 @@ impl Endpoint {
                 server.done(call);
             }
             Request::Reset { call } => {
-                self.device.disable(now);
+                self.device.start_disable(now);
                 session.pending_command =
                     Some(PendingCommand::new(now, DeferredReply::Reset { call }));
             }
@@ -373,23 +382,27 @@ impl Endpoint {
         }
     }
 
-    fn map(&mut self, map: DmaMap, file: Option<File>) -> Result<(), (Errno, String)> {
+    fn map_dma(&mut self, map: DmaMap, file: Option<ReceivedFile>) -> Result<(), (Errno, String)> {
         // Regions with only one permission are accessed by message, which needs no mapping. So a
         // file that cannot be mapped for both is not an error there.
         let file = file.filter(|_| map.is_readable && map.is_writable);
-        let memory = file.map(|file| self.map_shared(&map, &file)).transpose()?;
-        self.mappings.map(map, memory).map_err(|refused| (refused.errno, refused.text))
+        let memory = file.map(|file| self.map_shared_dma(&map, &file)).transpose()?;
+        self.mappings.add_mapping(map, memory).map_err(|refused| (refused.errno, refused.text))
     }
 
-    fn map_shared(&self, map: &DmaMap, file: &OwnedFd) -> Result<ForeignRegion, (Errno, String)> {
+    fn map_shared_dma(
+        &self,
+        map: &DmaMap,
+        file: &OwnedFd,
+    ) -> Result<ForeignRegion, (Errno, String)> {
         let DmaMap { iova, len_bytes, file_offset: offset, .. } = *map;
         let part = FileRange { offset, len_bytes };
-        self.mappings.has_space(len_bytes).map_err(|refused| (refused.errno, refused.text))?;
+        self.mappings.check_mappable(len_bytes).map_err(|refused| (refused.errno, refused.text))?;
         let adopted = self.regions.map_foreign(file.as_fd(), part);
         adopted.map_err(|why| (Errno::INVALID, format!("memory at {iova:#x}: {why}")))
     }
 
-    fn set_irqs(&self, irqs: IrqSet<File>) -> Result<(), Error> {
+    fn set_irqs(&self, irqs: IrqSet<ReceivedFile>) -> Result<(), Error> {
         let IrqSet { index, start, count, action, data } = irqs;
         if index != irq_index::MSIX {
             // Error and request interrupts are never raised, so configuring them always succeeds.
@@ -399,7 +412,7 @@ impl Endpoint {
             IrqData::All => IrqData::All,
             IrqData::Some(which) => IrqData::Some(which),
             IrqData::Files(files) => {
-                let line = |file: File| RemoteEventFd::new(file.try_clone()?);
+                let line = |file: ReceivedFile| RemoteEventFd::new(file.try_clone()?);
                 let irqs: Result<Vec<_>, std::io::Error> = files.into_iter().map(line).collect();
                 IrqData::Files(
                     irqs.map_err(|error| format!("vector {start}: {error}"))
@@ -407,7 +420,7 @@ impl Endpoint {
                 )
             }
         };
-        self.irqs.set(start, count, action, data);
+        self.irqs.set_irqs(start, count, action, data);
         Ok(())
     }
 
@@ -415,7 +428,7 @@ impl Endpoint {
     fn finish_pending(
         &mut self,
         now: Instant,
-        session: &mut Session,
+        session: &mut ClientSession,
     ) -> Result<usize, DisconnectCause> {
         let Some(command) = &mut session.pending_command else { return Ok(0) };
         let is_done = match command.pending {
@@ -426,7 +439,7 @@ impl Endpoint {
         };
         if !is_done {
             let PendingCommand { pending, timer } = command;
-            timer.report(now, &mut self.reporter, || {
+            timer.report_slow_drain(now, &mut self.reporter, || {
                 let waited_for =
                     if session.accesses.is_empty() { "a device" } else { "the client itself" };
                 format!(
@@ -437,13 +450,13 @@ impl Endpoint {
         }
         match session.pending_command.take().map(|command| command.pending) {
             Some(DeferredReply::Unmap { call, iova }) => {
-                self.mappings.release(iova);
+                self.mappings.release_mapping(iova);
                 self.device.front.set_paused(false);
                 session.server.done(call);
             }
             Some(DeferredReply::Reset { call }) => {
                 self.mappings.forget_rings();
-                self.device.reset();
+                self.device.reset_function();
                 session.server.done(call);
             }
             None => {}
@@ -451,14 +464,14 @@ impl Endpoint {
         // Commands may be queued behind it.
         let mut count = 1;
         while let Some(request) = session.server.next_request().map_err(disconnect_cause)? {
-            self.serve(now, session, request);
+            self.execute_request(now, session, request);
             count += 1;
         }
         Ok(count)
     }
 
     /// Starts message-based DMA accesses, one part of each at a time.
-    fn start_dma_accesses(&mut self, session: &mut Session) -> usize {
+    fn start_dma_accesses(&mut self, session: &mut ClientSession) -> usize {
         let mut count = 0;
         while let Some(request) = self.mappings.next_request() {
             if !session.uses_messages {
@@ -471,8 +484,8 @@ impl Endpoint {
                 self.reporter.report_error(text);
             }
             let token = request.token;
-            let part = DmaMessage { request, done_bytes: 0, data: Vec::new() };
-            session.request_access(&part);
+            let part = DmaMessageProgress { request, done_bytes: 0, data: Vec::new() };
+            session.send_dma_request(&part);
             session.accesses.insert(token, part);
             count += 1;
         }
@@ -481,20 +494,20 @@ impl Endpoint {
 
     fn handle_dma_reply(
         &mut self,
-        session: &mut Session,
+        session: &mut ClientSession,
         token: u32,
         data: Result<Vec<u8>, Errno>,
     ) {
         let Some(mut part) = session.accesses.remove(&token) else { return };
         match data {
-            Err(errno) => self.mappings.completed(token, Err(errno)),
+            Err(errno) => self.mappings.complete_request(token, Err(errno)),
             Ok(data) => {
-                part.done_bytes += session.part_bytes(&part);
+                part.done_bytes += session.next_access_bytes(&part);
                 part.data.extend(data);
                 if part.done_bytes >= part.len_bytes() {
-                    self.mappings.completed(token, Ok(part.data));
+                    self.mappings.complete_request(token, Ok(part.data));
                 } else {
-                    session.request_access(&part);
+                    session.send_dma_request(&part);
                     session.accesses.insert(token, part);
                 }
             }
@@ -517,7 +530,7 @@ impl fmt::Display for DeferredReply {
     }
 }
 
-impl Session {
+impl ClientSession {
     /// Receives from the socket. Returns false if nothing is available.
     fn receive(&mut self, now: Instant, buffer: &mut [u8]) -> Result<bool, DisconnectCause> {
         let interest = self.server.receive_len().min(buffer.len());
@@ -563,7 +576,7 @@ impl Session {
     }
 
     /// Length of the next part of an access.
-    fn part_bytes(&self, part: &DmaMessage) -> usize {
+    fn next_access_bytes(&self, part: &DmaMessageProgress) -> usize {
         let most = self
             .server
             .limits()
@@ -572,26 +585,26 @@ impl Session {
         (part.len_bytes() - part.done_bytes).min(most as usize)
     }
 
-    fn request_access(&mut self, part: &DmaMessage) {
-        let len = self.part_bytes(part);
+    fn send_dma_request(&mut self, part: &DmaMessageProgress) {
+        let len = self.next_access_bytes(part);
         let DmaRequest { token, iova, what } = &part.request;
         let iova = iova + part.done_bytes as u64;
         match what {
-            Access::Read(_) => {
+            AccessDirection::Read(_) => {
                 self.server.dma_read(*token, iova, u32::try_from(len).unwrap_or(0));
             }
-            Access::Write(data) => {
+            AccessDirection::Write(data) => {
                 self.server.dma_write(*token, iova, &data[part.done_bytes..][..len]);
             }
         }
     }
 }
 
-impl DmaMessage {
+impl DmaMessageProgress {
     fn len_bytes(&self) -> usize {
         match &self.request.what {
-            Access::Read(len_bytes) => *len_bytes as usize,
-            Access::Write(data) => data.len(),
+            AccessDirection::Read(len_bytes) => *len_bytes as usize,
+            AccessDirection::Write(data) => data.len(),
         }
     }
 }

@@ -32,7 +32,7 @@ impl IrqEventFds {
     }
 
     /// Applies DEVICE_SET_IRQS to the vectors from `start` on.
-    pub(super) fn set(
+    pub(super) fn set_irqs(
         &self,
         start: u32,
         count: u32,
@@ -50,10 +50,10 @@ impl IrqEventFds {
             IrqData::All if is_all => {
                 chosen.iter_mut().for_each(|way| *way = VectorTarget::default())
             }
-            IrqData::All => chosen.iter_mut().for_each(|way| way.act(action)),
+            IrqData::All => chosen.iter_mut().for_each(|way| way.apply_action(action)),
             IrqData::Some(which) => {
                 let picked = chosen.iter_mut().zip(which).filter(|(_, is_picked)| *is_picked);
-                picked.for_each(|(way, _)| way.act(action));
+                picked.for_each(|(way, _)| way.apply_action(action));
             }
             // Eventfds for mask actions would be notified of nothing, so they are dropped.
             IrqData::Files(_) if action != IrqAction::Trigger => {}
@@ -65,26 +65,26 @@ impl IrqEventFds {
     }
 
     /// Clears all vectors, because the client has disconnected.
-    pub(super) fn clear(&self) {
+    pub(super) fn clear_all(&self) {
         self.lock().iter_mut().for_each(|way| *way = VectorTarget::default());
     }
 }
 
 impl VectorTarget {
-    fn act(&mut self, action: IrqAction) {
+    fn apply_action(&mut self, action: IrqAction) {
         match action {
             IrqAction::Mask => self.is_masked = true,
             IrqAction::Unmask => {
                 self.is_masked = false;
                 if std::mem::take(&mut self.is_pending) {
-                    self.signal();
+                    self.signal_eventfd();
                 }
             }
-            IrqAction::Trigger => self.signal(),
+            IrqAction::Trigger => self.signal_eventfd(),
         }
     }
 
-    fn signal(&mut self) {
+    fn signal_eventfd(&mut self) {
         match &self.line {
             Some(_) if self.is_masked => self.is_pending = true,
             Some(line) => line.signal(),
@@ -96,7 +96,7 @@ impl VectorTarget {
 impl Interrupts for IrqEventFds {
     fn raise(&mut self, vector: u16) {
         if let Some(way) = self.lock().get_mut(usize::from(vector)) {
-            way.signal();
+            way.signal_eventfd();
         }
     }
 }

@@ -4,9 +4,9 @@ use std::io;
 use std::os::fd::AsFd;
 
 use tenmil_base::{Instant, Span};
-use tenmil_linux::local_socket::Connection;
-use tenmil_linux::poll_set::{Interest, PollSet, Ready};
-use tenmil_linux::stream::StreamListener;
+use tenmil_linux::local_socket::LocalConnection;
+use tenmil_linux::poll_set::{Interest, PollSet, ReadyDescriptor};
+use tenmil_linux::socket_stream::StreamListener;
 use tenmil_nvme_controller::transport::NextPoll;
 use tenmil_reactor::{Context, DetachReason, MeanLatency, PollResult, Poller, PollerWake};
 
@@ -20,11 +20,11 @@ pub(super) struct EndpointPoller {
     rejected_clients: RejectedClients,
     watch: PollSet,
     /// Events of the last wait.
-    ready: Vec<Ready>,
+    ready: Vec<ReadyDescriptor>,
     /// Readiness that is registered for the client's socket, if any.
     watched: Option<Interest>,
     /// Sources that could not be registered: while there is any, the reactor must not sleep.
-    ready_flags: ReadyFlags,
+    ready_flags: ReadySockets,
     /// When accepting is retried after it failed for lack of file descriptors.
     listen_at: Option<Instant>,
     now: Instant,
@@ -39,7 +39,7 @@ pub(super) struct EndpointPoller {
 }
 
 #[derive(Default)]
-struct ReadyFlags {
+struct ReadySockets {
     listen_socket: bool,
     client: bool,
     media: bool,
@@ -58,7 +58,7 @@ const POLL_INTERVAL: Span = Span::from_us(50);
 /// Number of iterations between checks for truncated memory; a power of two.
 const MEMORY_CHECK_INTERVAL: u32 = 256;
 
-impl ReadyFlags {
+impl ReadySockets {
     fn is_any(&self) -> bool {
         self.listen_socket || self.client || self.media || self.rejected_clients
     }
@@ -77,7 +77,7 @@ impl EndpointPoller {
             watch,
             ready,
             watched: None,
-            ready_flags: ReadyFlags::default(),
+            ready_flags: ReadySockets::default(),
             listen_at: None,
             now,
             next_due: now,
@@ -95,7 +95,7 @@ impl EndpointPoller {
     /// Polls the listener and the sockets. One epoll call finds out which are ready, since a
     /// useless accept is expensive: it allocates a socket first.
     fn poll_sockets(&mut self, now: Instant) -> usize {
-        self.watch_session();
+        self.update_session_interest();
         let mut ready = std::mem::take(&mut self.ready);
         // Sources without registration are always tried.
         let is_blind = self.watch.wait(Some(Span::default()), &mut ready).is_err();
@@ -106,7 +106,7 @@ impl EndpointPoller {
             (has(CLIENT, self.ready_flags.client), has(LISTENER, self.ready_flags.listen_socket));
         self.ready = ready;
         let mut count = if client { self.endpoint.process_messages(now) } else { 0 };
-        count += self.endpoint.expire(now);
+        count += self.endpoint.check_timeouts(now);
         if !self.rejected_clients.is_empty() {
             self.rejected_clients.poll(now);
             self.ready_flags.rejected_clients &= !self.rejected_clients.is_empty();
@@ -116,7 +116,7 @@ impl EndpointPoller {
         }
         if self.listen_at.is_some_and(|at| at <= now) {
             self.listen_at = None;
-            let opened = self.watch.change(&self.listen_socket, LISTENER, READABLE);
+            let opened = self.watch.modify(&self.listen_socket, LISTENER, READABLE);
             self.ready_flags.listen_socket = opened.is_err();
         }
         while listen_socket && self.listen_at.is_none() {
@@ -124,20 +124,20 @@ impl EndpointPoller {
                 Ok(None) => break,
                 Ok(Some(socket)) => {
                     count += 1;
-                    self.accept_clients(now, Connection::from(socket));
+                    self.attach_or_reject_client(now, LocalConnection::from(socket));
                 }
                 // The pending connection keeps the listener readable, which would keep the reactor
                 // awake.
                 Err(_) => {
                     self.listen_at = Some(now.after(TIME_LIMIT));
-                    let _ = self.watch.change(&self.listen_socket, LISTENER, NOTHING);
+                    let _ = self.watch.modify(&self.listen_socket, LISTENER, NOTHING);
                 }
             }
         }
         count
     }
 
-    fn accept_clients(&mut self, now: Instant, connection: Connection) {
+    fn attach_or_reject_client(&mut self, now: Instant, connection: LocalConnection) {
         if self.endpoint.is_free() {
             self.endpoint.attach_client(now, connection);
             self.watched = None;
@@ -148,41 +148,41 @@ impl EndpointPoller {
     }
 
     /// Registers the current socket with the current interest.
-    fn watch_session(&mut self) {
+    fn update_session_interest(&mut self) {
         if let Some(socket) = self.endpoint.closing_socket() {
             // A closed peer keeps the socket ready forever. Removing an unregistered socket fails
             // harmlessly.
             let _ = self.watch.remove(socket);
         }
-        let Some((socket, interest)) = self.endpoint.interest() else {
+        let Some((socket, interest)) = self.endpoint.socket_interest() else {
             (self.watched, self.ready_flags.client) = (None, false);
             return;
         };
         let result = match self.watched {
             None => self.watch.add(socket, CLIENT, interest),
             Some(watched) if watched == interest => return,
-            Some(_) => self.watch.change(socket, CLIENT, interest),
+            Some(_) => self.watch.modify(socket, CLIENT, interest),
         };
         (self.watched, self.ready_flags.client) = (Some(interest), result.is_err());
     }
 
     /// Counts commands that started and completed in iterations of the controller.
-    fn count(&mut self) {
+    fn count_commands(&mut self) {
         let front = &mut self.endpoint.device.front;
         let ended = usize::try_from(front.take_completed_count()).unwrap_or(usize::MAX);
-        self.latency.end(ended);
+        self.latency.record_completions(ended);
         self.outstanding = front.in_flight();
     }
 
     /// Does a bounded amount of work; returns the amount done.
-    pub(super) fn poll_all(&mut self, now: Instant) -> usize {
-        self.latency.account(now, self.outstanding);
+    pub(super) fn poll_once(&mut self, now: Instant) -> usize {
+        self.latency.account_in_flight(now, self.outstanding);
         self.now = now;
         self.iterations = self.iterations.wrapping_add(1);
-        let wait = self.endpoint.device.poll(now);
+        let wait = self.endpoint.device.poll_controller(now);
         let mut count = usize::from(wait == NextPoll::Busy);
         if count > 0 {
-            self.count();
+            self.count_commands();
         }
         self.until = match wait {
             NextPoll::Busy => now,
@@ -193,7 +193,7 @@ impl EndpointPoller {
             self.next_due = now.after(POLL_INTERVAL);
             count += self.poll_sockets(now);
         }
-        count += self.endpoint.advance(now);
+        count += self.endpoint.continue_pending(now);
         if self.iterations & (MEMORY_CHECK_INTERVAL - 1) == 0 {
             self.endpoint.check_truncation(now);
         }
@@ -203,12 +203,12 @@ impl EndpointPoller {
 
 impl Poller for EndpointPoller {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
-        PollResult::from_count(self.poll_all(context.now()))
+        PollResult::from_count(self.poll_once(context.now()))
     }
 
     fn arm(&mut self) -> PollResult {
         let now = self.now;
-        self.watch_session();
+        self.update_session_interest();
         self.endpoint.check_truncation(now);
         let Self { endpoint, watch, ready_flags, .. } = self;
         let until = endpoint.device.front.arm(now);
@@ -216,11 +216,11 @@ impl Poller for EndpointPoller {
             ready_flags.media |= watch.add(descriptor, MEDIUM, READABLE).is_err();
         });
         self.until = until.unwrap_or(now);
-        self.count();
+        self.count_commands();
         let mut has_new_events = until.is_none() || self.ready_flags.is_any();
-        has_new_events |= self.endpoint.is_waiting();
-        has_new_events |= self.poll_sockets(now) > 0 || self.endpoint.advance(now) > 0;
-        self.watch_session();
+        has_new_events |= self.endpoint.is_waiting_for_controller();
+        has_new_events |= self.poll_sockets(now) > 0 || self.endpoint.continue_pending(now) > 0;
+        self.update_session_interest();
         PollResult::from_count(usize::from(has_new_events))
     }
 
@@ -230,13 +230,13 @@ impl Poller for EndpointPoller {
         self.next_due = Instant::default();
     }
 
-    fn wake_at(&self) -> Instant {
+    fn panicking_wake_at(&self) -> Instant {
         let listen_at = self.listen_at.unwrap_or(Instant::NEVER);
         self.until.min(self.rejected_clients.wake_at()).min(listen_at).min(self.endpoint.wake_at())
     }
 
     fn expected_latency(&self) -> Option<Span> {
-        self.latency.mean().filter(|_| self.outstanding > 0)
+        self.latency.mean_latency().filter(|_| self.outstanding > 0)
     }
 
     fn detach(&mut self, parting: DetachReason) -> bool {
@@ -258,40 +258,41 @@ mod tests {
     use tenmil_base::{BlockDevice, Instant, Span};
     use tenmil_dma::RegionTable;
     use tenmil_drivers::RamDevice;
-    use tenmil_linux::local_socket::Connection;
-    use tenmil_linux::stream::{Address, StreamListener};
+    use tenmil_linux::local_socket::LocalConnection;
+    use tenmil_linux::socket_stream::{ListenAddress, StreamListener};
     use tenmil_reactor::{PollResult, Poller};
 
     use super::{Endpoint, EndpointPoller};
-    use crate::vfio_user::DeviceOptions;
-    use crate::vfio_user::device::Device;
+    use crate::vfio_user::ControllerOptions;
+    use crate::vfio_user::client_memory::DmaMappings;
     use crate::vfio_user::irq::IrqEventFds;
-    use crate::vfio_user::memory::DmaMappings;
+    use crate::vfio_user::nvme_pci_function::NvmePciFunction;
 
     const TIME_LIMIT: Span = Span::from_secs(20);
 
     /// Endpoint that only the test runs, and the directory of its socket.
-    fn host() -> (EndpointPoller, tempfile::TempDir) {
+    fn start_endpoint() -> (EndpointPoller, tempfile::TempDir) {
         let (regions, now) = (RegionTable::new(16), Instant::default());
         let directory = tempfile::tempdir().unwrap();
         let listen_socket =
-            StreamListener::open(&Address::Path(directory.path().join("door"))).unwrap();
+            StreamListener::open(&ListenAddress::Path(directory.path().join("door"))).unwrap();
         let ram: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(&regions, 512, 8).unwrap());
         let (mappings, irqs, options) =
-            (DmaMappings::new(regions.clone()), IrqEventFds::new(3), DeviceOptions::default());
-        let options = DeviceOptions { queues: 2, ..options };
+            (DmaMappings::new(regions.clone()), IrqEventFds::new(3), ControllerOptions::default());
+        let options = ControllerOptions { queues: 2, ..options };
         let device =
-            Device::new(vec![ram], &options, &mappings, irqs.clone(), &regions, now).unwrap();
+            NvmePciFunction::new(vec![ram], &options, &mappings, irqs.clone(), &regions, now)
+                .unwrap();
         let endpoint = Endpoint::new(device, mappings, irqs, regions, sync_channel(4).0);
         (EndpointPoller::new(listen_socket, endpoint).unwrap(), directory)
     }
 
-    fn connect(directory: &tempfile::TempDir) -> Connection {
-        Connection::connect(&directory.path().join("door"), TIME_LIMIT).unwrap()
+    fn connect_client(directory: &tempfile::TempDir) -> LocalConnection {
+        LocalConnection::connect(&directory.path().join("door"), TIME_LIMIT).unwrap()
     }
 
     /// Arms until nothing is left to do; false if that never happens.
-    fn may_sleep(host: &mut EndpointPoller) -> bool {
+    fn can_arm(host: &mut EndpointPoller) -> bool {
         for _ in 0..100 {
             let found = host.arm();
             let mut ready = Vec::new();
@@ -306,47 +307,47 @@ mod tests {
 
     #[test]
     fn silent_connections_do_not_keep_the_reactor_awake() {
-        let (mut host, directory) = host();
-        assert!(may_sleep(&mut host), "no client is connected");
-        let clients: Vec<Connection> = (0..12).map(|_| connect(&directory)).collect();
-        assert!(may_sleep(&mut host), "one has it, and others wait");
+        let (mut host, directory) = start_endpoint();
+        assert!(can_arm(&mut host), "no client is connected");
+        let clients: Vec<LocalConnection> = (0..12).map(|_| connect_client(&directory)).collect();
+        assert!(can_arm(&mut host), "one has it, and others wait");
         drop(clients);
     }
 
     #[test]
-    fn a_silent_client_does_not_block_others() {
-        let (mut host, directory) = host();
-        let silent = connect(&directory);
-        host.poll_all(Instant::default());
+    fn silent_client_does_not_block_others() {
+        let (mut host, directory) = start_endpoint();
+        let silent = connect_client(&directory);
+        host.poll_once(Instant::default());
         assert!(!host.endpoint.is_free());
         let by = Instant::default().after(Span::from_secs(5));
-        assert_eq!(host.wake_at(), by);
-        host.poll_all(Instant { ns: by.ns - 1 });
+        assert_eq!(host.panicking_wake_at(), by);
+        host.poll_once(Instant { ns: by.ns - 1 });
         assert!(!host.endpoint.is_free());
         (0..4).for_each(|_| {
-            host.poll_all(by);
+            host.poll_once(by);
         });
         assert!(host.endpoint.is_free());
-        let client = connect(&directory);
+        let client = connect_client(&directory);
         let request = tenmil_vfio_user::Client::<()>::new();
         client.send(request.outgoing().unwrap().bytes).unwrap();
         (1..5).for_each(|secs| {
-            host.poll_all(by.after(Span::from_secs(60 * secs)));
+            host.poll_once(by.after(Span::from_secs(60 * secs)));
         });
         assert!(!host.endpoint.is_free(), "who has begun stays");
         drop(silent);
     }
 
     #[test]
-    fn half_a_message_does_not_keep_others_out() {
+    fn partial_message_does_not_block_other_clients() {
         for revocation in [1, 15, 16, 20] {
-            let (mut host, directory) = host();
-            let client = connect(&directory);
+            let (mut host, directory) = start_endpoint();
+            let client = connect_client(&directory);
             let mut request = tenmil_vfio_user::Client::<()>::new();
             let accesses = Instant::default();
             client.send(request.outgoing().unwrap().bytes).unwrap();
             (0..4).for_each(|_| {
-                host.poll_all(accesses);
+                host.poll_once(accesses);
             });
             request.sent(request.outgoing().unwrap().bytes.len());
             // A whole message, and a part of another.
@@ -355,52 +356,52 @@ mod tests {
             let at = accesses.after(Span::from_secs(60));
             client.send(&message).unwrap();
             client.send(&message[..revocation]).unwrap();
-            host.poll_all(at);
+            host.poll_once(at);
             let by = at.after(Span::from_secs(5));
-            assert_eq!(host.wake_at(), by, "cut at {revocation}");
+            assert_eq!(host.panicking_wake_at(), by, "cut at {revocation}");
             // More of it earns no more time.
             client.send(&message[revocation..revocation + 1]).unwrap();
-            host.poll_all(Instant { ns: by.ns - 1 });
+            host.poll_once(Instant { ns: by.ns - 1 });
             assert!(!host.endpoint.is_free(), "cut at {revocation}");
             (0..4).for_each(|_| {
-                host.poll_all(by);
+                host.poll_once(by);
             });
             assert!(host.endpoint.is_free(), "cut at {revocation}");
         }
     }
 
     #[test]
-    fn message_that_comes_in_pieces_is_answered_and_its_client_stays() {
-        let (mut host, directory) = host();
-        let client = connect(&directory);
+    fn fragmented_message_is_answered_and_its_client_stays_connected() {
+        let (mut host, directory) = start_endpoint();
+        let client = connect_client(&directory);
         let mut request = tenmil_vfio_user::Client::<()>::new();
         let message = request.outgoing().unwrap().bytes.to_vec();
         let mut now = Instant::default();
         for round in 0..3 {
             let (first, rest) = message.split_at(20);
             client.send(first).unwrap();
-            host.poll_all(now);
+            host.poll_once(now);
             now = now.after(Span::from_secs(4));
             client.send(rest).unwrap();
-            host.poll_all(now);
+            host.poll_once(now);
             if round > 0 {
                 break;
             }
             request.sent(message.len());
             now = now.after(Span::from_secs(60));
-            host.poll_all(now);
+            host.poll_once(now);
             assert!(!host.endpoint.is_free(), "who is between messages stays");
         }
     }
 
     #[test]
-    fn a_client_that_reads_nothing_does_not_keep_the_reactor_awake() {
-        let (mut host, directory) = host();
-        let client = connect(&directory);
-        assert!(may_sleep(&mut host));
+    fn client_that_does_not_receive_does_not_keep_the_reactor_awake() {
+        let (mut host, directory) = start_endpoint();
+        let client = connect_client(&directory);
+        assert!(can_arm(&mut host));
         let mut request = tenmil_vfio_user::Client::<()>::new();
         client.send(request.outgoing().unwrap().bytes).unwrap();
-        assert!(may_sleep(&mut host));
+        assert!(can_arm(&mut host));
         // The replies exceed the buffers of the socket and of the server.
         request.sent(request.outgoing().unwrap().bytes.len());
         request.read(tenmil_vfio_user::region_index::CONFIGURATION, 0, 256);
@@ -415,6 +416,6 @@ mod tests {
                 in_vain += 1;
             }
         }
-        assert!(may_sleep(&mut host), "its socket says that there is more to read");
+        assert!(can_arm(&mut host), "its socket says that there is more to read");
     }
 }

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use tenmil_base::Instant;
-use tenmil_linux::local_socket::{Connection, RecvResult};
+use tenmil_linux::local_socket::{LocalConnection, RecvResult};
 use tenmil_vfio_user::{HEADER_BYTES, Server};
 
 use super::endpoint::TIME_LIMIT;
@@ -17,7 +17,7 @@ pub(super) struct RejectedClients {
 
 #[derive(Debug)]
 struct RejectedClient {
-    connection: Connection,
+    connection: LocalConnection,
     server: Server<Arc<OwnedFd>>,
     until: Instant,
 }
@@ -30,7 +30,7 @@ impl RejectedClients {
     pub(super) fn receive(
         &mut self,
         now: Instant,
-        connection: Connection,
+        connection: LocalConnection,
     ) -> Option<BorrowedFd<'_>> {
         if self.waiting.len() >= WAITING_MAX {
             return None;

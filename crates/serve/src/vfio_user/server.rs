@@ -8,14 +8,14 @@ use tenmil_base::Error;
 use tenmil_base::BlockDevice;
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
-use tenmil_linux::stream::{Address, StreamListener};
+use tenmil_linux::socket_stream::{ListenAddress, StreamListener};
 use tenmil_nvme_controller::controller::Subsystem;
 use tenmil_reactor::{PollerBuilder, Registry, ThreadBuilder, ThreadHandle};
 
-use super::device::{Device, DeviceOptions};
+use super::client_memory::DmaMappings;
 use super::endpoint::Endpoint;
 use super::irq::IrqEventFds;
-use super::memory::DmaMappings;
+use super::nvme_pci_function::{ControllerOptions, NvmePciFunction};
 use super::poller::EndpointPoller;
 use crate::endpoint_event::EndpointEvent;
 
@@ -26,7 +26,7 @@ pub struct ServerConfig {
     /// Block devices of the namespaces, in order from NSID 1.
     pub media: Vec<Arc<dyn BlockDevice>>,
     /// Properties of the controller.
-    pub options: DeviceOptions,
+    pub options: ControllerOptions,
     /// Region table for client memory; one region per mapping.
     pub regions: RegionTable,
     /// Reactors that run the device.
@@ -37,7 +37,7 @@ pub struct ServerConfig {
 
 /// Running device. It runs until the reactors stop.
 pub struct Server {
-    address: Address,
+    address: ListenAddress,
     notified: Receiver<EndpointEvent>,
     subsystem: Subsystem,
     thread: ThreadHandle,
@@ -60,27 +60,28 @@ impl Server {
         let address = listen_socket.address().clone();
         let mappings = DmaMappings::new(regions.clone());
         let irqs = IrqEventFds::new(options.queues.saturating_add(1));
-        let device = Device::new(media, &options, &mappings, irqs.clone(), &regions, clock.now())?;
+        let device =
+            NvmePciFunction::new(media, &options, &mappings, irqs.clone(), &regions, clock.now())?;
         let subsystem = device.subsystem.clone();
         let endpoint = Endpoint::new(device, mappings, irqs, regions, tell);
         let host = EndpointPoller::new(listen_socket, endpoint).map_err(Error::environment)?;
         let poller_wake = host.poller_wake().map_err(Error::environment)?;
-        let registration = PollerBuilder::active("device", poller_wake, host);
-        let plan = ThreadBuilder::new("vfio-user").mailbox(MAILBOX).poller(registration);
+        let registration = PollerBuilder::polled_each_iteration("device", poller_wake, host);
+        let plan = ThreadBuilder::new("vfio-user").mailbox_size(MAILBOX).add_poller(registration);
         let thread = reactors.spawn(plan).map_err(Error::environment)?;
         Ok(Self { address, notified, subsystem, thread })
     }
 
     /// Listen address.
-    pub fn address(&self) -> &Address {
+    pub fn address(&self) -> &ListenAddress {
         &self.address
     }
 
     /// Reports a grown namespace to the controller, which notifies its client.
-    pub fn resized(&self, nsid: u32) {
+    pub fn report_namespace_resize(&self, nsid: u32) {
         self.subsystem.update_size(nsid);
         // The reactor may be asleep; it notices the change when it polls.
-        self.thread.notify();
+        self.thread.notify_reactor();
     }
 
     /// Next event, if any.

@@ -1,10 +1,10 @@
 //! Tests of a device over a Unix socket, with clients that speak the protocol by hand.
 
-mod rig;
-mod slow;
+mod slow_device;
+mod test_client;
 
-mod ends;
-mod exchange;
+mod data_transfer;
+mod disconnect;
 mod interop;
 mod latency;
 mod memory;

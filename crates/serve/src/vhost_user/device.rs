@@ -4,22 +4,22 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use tenmil_base::{BlockDevice, Error, Segment};
-use tenmil_dma::{Backing, FileRange, ForeignRegion, Mapping, RegionTable};
+use tenmil_dma::{FileRange, ForeignRegion, MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_reactor::{PollerBuilder, ReactorId, Registry, ThreadBuilder};
 use tenmil_vhost_user::features::device;
 use tenmil_vhost_user::inflight::{InflightLog, stride_bytes};
 use tenmil_vhost_user::{BackendConfig, InflightBuffer, MemoryChange, Ring, RingAddresses, Start};
 
-use super::disk::Disk;
-use super::endpoint::{File, RunningQueue, Session, line};
-use super::memory::SLOTS_MAX;
+use super::disk::VirtioDisk;
+use super::endpoint::{ClientSession, ReceivedFile, RunningQueue, eventfd_from_file};
+use super::guest_memory_table::SLOTS_MAX;
 use super::queue_mailbox::{EndpointMailbox, QueueMailbox};
-use super::slots::{QueueParts, RequestTable};
-use super::virtqueue::{Virtqueue, VirtqueueParts};
+use super::request_table::{QueueParts, RequestTable};
+use super::virtqueue::{VirtqueueParts, VirtqueuePoller};
 
 /// Disk shared by consecutive front ends.
-pub(super) struct VhostDevice {
-    pub(super) disk: Disk,
+pub(super) struct VhostBlockDevice {
+    pub(super) disk: VirtioDisk,
     pub(super) medium: Arc<dyn BlockDevice>,
     pub(super) queues: u16,
     pub(super) regions: RegionTable,
@@ -28,7 +28,7 @@ pub(super) struct VhostDevice {
 }
 
 /// Inflight buffer of a front end.
-pub(super) struct Inflight {
+pub(super) struct InflightMemory {
     area: InflightBuffer,
     memory: Arc<ForeignRegion>,
 }
@@ -36,31 +36,31 @@ pub(super) struct Inflight {
 /// Mailbox capacity of a virtqueue's light thread; it receives no messages.
 const MAILBOX: usize = 16;
 
-impl VhostDevice {
-    pub(super) fn offer(&self) -> BackendConfig {
+impl VhostBlockDevice {
+    pub(super) fn backend_config(&self) -> BackendConfig {
         BackendConfig {
             features: self.disk.features(),
             queues: self.queues,
-            config: self.config(),
+            config: self.config_space(),
             slots: SLOTS_MAX,
         }
     }
 
-    pub(super) fn config(&self) -> Vec<u8> {
-        self.disk.config(self.queues).to_bytes().to_vec()
+    pub(super) fn config_space(&self) -> Vec<u8> {
+        self.disk.config_space(self.queues).to_bytes().to_vec()
     }
 
     /// Starts a virtqueue on a light thread of its own.
-    pub(super) fn start(
+    pub(super) fn start_virtqueue(
         &self,
-        session: &mut Session,
+        session: &mut ClientSession,
         queue: u16,
-        start: Start<File>,
+        start: Start<ReceivedFile>,
     ) -> Result<(), Error> {
-        let slots = self.slots(session, queue, &start)?;
-        let call = session.calls.get(&queue).map(|file| line(file)).transpose()?;
+        let slots = self.create_request_table(session, queue, &start)?;
+        let call = session.calls.get(&queue).map(|file| eventfd_from_file(file)).transpose()?;
         let mailbox = Arc::new(QueueMailbox::new(&self.events));
-        let virtqueue = Virtqueue::new(VirtqueueParts {
+        let virtqueue = VirtqueuePoller::new(VirtqueueParts {
             backend: self.medium.channel()?,
             slots,
             table: Arc::clone(&session.table),
@@ -71,30 +71,30 @@ impl VhostDevice {
         let virtqueue = virtqueue.map_err(Error::environment)?;
         let poller_wake = virtqueue.poller_wake().map_err(Error::environment)?;
         let is_done_by_kernel = virtqueue.is_done_by_kernel();
-        let registration = PollerBuilder::active("queue", poller_wake, virtqueue);
+        let registration = PollerBuilder::polled_each_iteration("queue", poller_wake, virtqueue);
         let registration = if is_done_by_kernel { registration.no_spin() } else { registration };
         let plan = ThreadBuilder::new(&format!("vhost-user-{queue}"));
-        let plan = plan.mailbox(MAILBOX).poller(registration);
+        let plan = plan.mailbox_size(MAILBOX).add_poller(registration);
         let homes: Vec<ReactorId> = self.reactors.reactors().collect();
         let plan = match homes.get(usize::from(queue) % homes.len().max(1)) {
-            Some(home) => plan.on(*home),
+            Some(home) => plan.on_reactor(*home),
             None => plan,
         };
         let thread = self.reactors.spawn(plan).map_err(Error::environment)?;
-        mailbox.commands.set_waker(Arc::new(move || thread.notify()));
+        mailbox.commands.set_waker(Arc::new(move || thread.notify_reactor()));
         session.queues.insert(queue, RunningQueue { mailbox, start });
         Ok(())
     }
 
-    fn slots(
+    fn create_request_table(
         &self,
-        session: &Session,
+        session: &ClientSession,
         queue: u16,
-        start: &Start<File>,
+        start: &Start<ReceivedFile>,
     ) -> Result<RequestTable<RegionTable>, Error> {
         let Start { size, base, addresses, features, .. } = *start;
         let memory = self.regions.clone();
-        let place = RingAddresses::new(session.table.space(), size, addresses);
+        let place = RingAddresses::new(session.table.guest_memory(), size, addresses);
         let place =
             place.map_err(|outside| format!("its ring: {outside}")).map_err(Error::environment)?;
         let has_event_index = features & device::RING_EVENT_IDX != 0;
@@ -103,7 +103,7 @@ impl VhostDevice {
         let (ring, record) = match &session.inflight {
             None => (ring(base).map_err(Error::environment)?, None),
             Some(inflight) => {
-                let place = inflight.of_queue(queue, size)?;
+                let place = inflight.segment_of_queue(queue, size)?;
                 let used = ring(base).map_err(Error::environment)?.used();
                 let opened = InflightLog::open(memory.clone(), place, inflight.area.size, used);
                 let (record, again) = opened.map_err(Error::environment)?;
@@ -120,42 +120,43 @@ impl VhostDevice {
     }
 
     /// Replaces the memory of the front end. On failure it stays unchanged.
-    pub(super) fn change_memory(
+    pub(super) fn replace_memory(
         &self,
-        session: &mut Session,
-        change: MemoryChange<File>,
+        session: &mut ClientSession,
+        change: MemoryChange<ReceivedFile>,
     ) -> Result<(), Error> {
-        session.table = Arc::new(session.table.changed(change, &self.regions)?);
+        session.table = Arc::new(session.table.with_changes(change, &self.regions)?);
         Ok(())
     }
 
     /// Restarts all virtqueues that ran, with the current memory.
-    pub(super) fn start_again(&self, session: &mut Session) -> Result<(), Error> {
+    pub(super) fn restart_virtqueues(&self, session: &mut ClientSession) -> Result<(), Error> {
         for (queue, virtqueue) in std::mem::take(&mut session.queues) {
-            let base = virtqueue.mailbox.ended().map_or(virtqueue.start.base, |ended| ended.next);
-            let started = self.start(session, queue, Start { base, ..virtqueue.start });
+            let base =
+                virtqueue.mailbox.end_state().map_or(virtqueue.start.base, |ended| ended.next);
+            let started = self.start_virtqueue(session, queue, Start { base, ..virtqueue.start });
             started.map_err(|why| format!("queue {queue}: {why}")).map_err(Error::environment)?;
         }
         Ok(())
     }
 
-    pub(super) fn adopt_inflight(
+    pub(super) fn adopt_inflight_buffer(
         &self,
         area: InflightBuffer,
         file: &OwnedFd,
-    ) -> Result<Inflight, Error> {
+    ) -> Result<InflightMemory, Error> {
         let disconnect = FileRange { offset: area.file_offset, len_bytes: area.len_bytes };
         let memory = self.regions.map_foreign(file.as_fd(), disconnect);
         let memory = memory
             .map_err(|why| format!("memory for what is in flight: {why}"))
             .map_err(Error::environment)?;
-        Ok(Inflight { area, memory: Arc::new(memory) })
+        Ok(InflightMemory { area, memory: Arc::new(memory) })
     }
 }
 
-impl Inflight {
+impl InflightMemory {
     /// Part of a queue of this size.
-    fn of_queue(&self, queue: u16, size: u16) -> Result<Segment, Error> {
+    fn segment_of_queue(&self, queue: u16, size: u16) -> Result<Segment, Error> {
         let InflightBuffer { queues, size: size_max, .. } = self.area;
         if queue >= queues || size > size_max {
             return Err(Error::environment(format!(
@@ -170,9 +171,9 @@ impl Inflight {
 }
 
 /// Creates an inflight buffer for the front end to keep.
-pub(super) fn make_inflight(queues: u16, size: u16) -> Result<(InflightBuffer, OwnedFd), Error> {
+pub(super) fn create_inflight(queues: u16, size: u16) -> Result<(InflightBuffer, OwnedFd), Error> {
     let needed = stride_bytes(size) as usize * usize::from(queues);
-    let mapping = Mapping::new(needed, Backing::Shared).map_err(Error::environment)?;
+    let mapping = MemoryMapping::new(needed, MemoryBacking::Shared).map_err(Error::environment)?;
     let file = mapping
         .descriptor()
         .ok_or("shared memory has no descriptor")

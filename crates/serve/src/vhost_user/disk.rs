@@ -8,7 +8,7 @@ use tenmil_vhost_user::features::device;
 
 /// Disk parameters. Requests of the guest are validated against them.
 #[derive(Clone, Debug)]
-pub(super) struct Disk {
+pub(super) struct VirtioDisk {
     limits: Limits,
     is_read_only: bool,
     /// log2 of the sectors per block.
@@ -37,7 +37,7 @@ const PAGE_BYTES: u32 = 4096;
 /// Largest block size that guests support.
 const BLOCK_BYTES_MAX: u32 = 64 << 10;
 
-impl Disk {
+impl VirtioDisk {
     /// Creates disk parameters from device limits, with the serial `id`.
     ///
     /// # Errors
@@ -81,7 +81,7 @@ impl Disk {
     }
 
     /// Device id string.
-    pub(super) fn id(&self) -> [u8; ID_BYTES] {
+    pub(super) fn device_id(&self) -> [u8; ID_BYTES] {
         self.id
     }
 
@@ -99,27 +99,27 @@ impl Disk {
         if self.is_read_only {
             features |= device::RO;
         }
-        if self.has_cache() && self.has(Operation::Flush) {
+        if self.has_write_cache() && self.supports(Operation::Flush) {
             features |= device::FLUSH;
         }
-        if self.may(Operation::Deallocate) {
+        if self.is_negotiated(Operation::Deallocate) {
             features |= device::DISCARD;
         }
-        if self.may(Operation::WriteZeroes) {
+        if self.is_negotiated(Operation::WriteZeroes) {
             features |= device::WRITE_ZEROES;
         }
         features
     }
 
-    pub(super) fn config(&self, queues: u16) -> Config {
+    pub(super) fn config_space(&self, queues: u16) -> Config {
         let block_bytes = self.limits.block_size;
         let physical = PAGE_BYTES.max(block_bytes) / block_bytes;
-        let most = |operation| match self.may(operation) {
+        let most = |operation| match self.is_negotiated(operation) {
             true => STRETCH_BYTES_MAX / SECTOR_BYTES,
             false => 0,
         };
         Config {
-            sectors: self.sectors(),
+            sectors: self.sector_count(),
             segment_bytes_max: SEGMENT_BYTES_MAX,
             segments_max: SEGMENTS_MAX,
             block_bytes,
@@ -130,26 +130,26 @@ impl Disk {
         }
     }
 
-    fn sectors(&self) -> u64 {
+    fn sector_count(&self) -> u64 {
         self.limits.block_count << self.shift
     }
 
-    fn has_cache(&self) -> bool {
+    fn has_write_cache(&self) -> bool {
         self.limits.durability == Durability::VolatileCache
     }
 
-    fn has(&self, operation: Operation) -> bool {
+    fn supports(&self, operation: Operation) -> bool {
         self.limits.operations.has(operation)
     }
 
-    fn may(&self, operation: Operation) -> bool {
-        !self.is_read_only && self.has(operation)
+    fn is_negotiated(&self, operation: Operation) -> bool {
+        !self.is_read_only && self.supports(operation)
     }
 
     /// Validates a read or write, or returns its status. If the driver has not negotiated
     /// `VIRTIO_BLK_F_FLUSH`, completed writes must be durable (virtio 5.2.6.2).
     #[inline]
-    pub(super) fn transfer(
+    pub(super) fn validate_transfer(
         &self,
         header: Header,
         len_bytes: u64,
@@ -159,7 +159,7 @@ impl Disk {
         let (operation, flags) = match header.kind {
             Kind::Read => (Operation::Read, RequestFlags::NONE),
             Kind::Write if self.is_read_only => return Err(Status::ERROR),
-            Kind::Write if self.has_cache() && features & device::FLUSH == 0 => {
+            Kind::Write if self.has_write_cache() && features & device::FLUSH == 0 => {
                 (Operation::Write, RequestFlags::FUA)
             }
             _ => (Operation::Write, RequestFlags::NONE),
@@ -171,23 +171,23 @@ impl Disk {
         if !len_bytes.is_multiple_of(sector_bytes) {
             return Err(Status::ERROR);
         }
-        let (lba, blocks) = self.blocks(header.sector, len_bytes / sector_bytes)?;
+        let (lba, blocks) = self.block_range(header.sector, len_bytes / sector_bytes)?;
         Ok(DiskRequest { operation, flags, lba, blocks })
     }
 
     /// Validates a flush; `None` if there is nothing to flush.
-    pub(super) fn flush(&self) -> Option<DiskRequest> {
+    pub(super) fn validate_flush(&self) -> Option<DiskRequest> {
         let ask = DiskRequest {
             operation: Operation::Flush,
             flags: RequestFlags::NONE,
             lba: 0,
             blocks: 0,
         };
-        (self.has_cache() && self.has(Operation::Flush)).then_some(ask)
+        (self.has_write_cache() && self.supports(Operation::Flush)).then_some(ask)
     }
 
     /// Validates a discard or write-zeroes request.
-    pub(super) fn stretch(
+    pub(super) fn validate_discard(
         &self,
         kind: Kind,
         stretch: DiscardSegment,
@@ -201,21 +201,21 @@ impl Disk {
             Kind::Discard if found == 0 => (Operation::Deallocate, RequestFlags::NONE),
             _ => return Err(Status::UNSUPPORTED),
         };
-        if !self.has(operation) {
+        if !self.supports(operation) {
             return Err(Status::UNSUPPORTED);
         }
         if self.is_read_only || sectors > STRETCH_BYTES_MAX / SECTOR_BYTES {
             return Err(Status::ERROR);
         }
-        let (lba, blocks) = self.blocks(sector, sectors.into())?;
+        let (lba, blocks) = self.block_range(sector, sectors.into())?;
         Ok(DiskRequest { operation, flags, lba, blocks })
     }
 
     #[inline]
-    fn blocks(&self, sector: u64, sectors: u64) -> Result<(u64, u32), Status> {
+    fn block_range(&self, sector: u64, sectors: u64) -> Result<(u64, u32), Status> {
         let end = sector.checked_add(sectors).ok_or(Status::ERROR)?;
         let mask = (1 << self.shift) - 1;
-        if sectors == 0 || end > self.sectors() || (sector | sectors) & mask != 0 {
+        if sectors == 0 || end > self.sector_count() || (sector | sectors) & mask != 0 {
             return Err(Status::ERROR);
         }
         let blocks = u32::try_from(sectors >> self.shift).map_err(|_| Status::ERROR)?;
@@ -225,7 +225,7 @@ impl Disk {
 
 /// Status of a completed request for the guest.
 #[inline]
-pub(super) fn status(status: IoStatus) -> Status {
+pub(super) fn virtio_status(status: IoStatus) -> Status {
     match status {
         IoStatus::SUCCESS => Status::OK,
         IoStatus::INVALID_OPCODE => Status::UNSUPPORTED,

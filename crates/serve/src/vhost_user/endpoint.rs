@@ -14,48 +14,48 @@ use std::sync::mpsc::SyncSender;
 
 use tenmil_base::{Error, Instant, Span};
 use tenmil_linux::RemoteEventFd;
-use tenmil_linux::local_socket::{Connection, RecvResult};
+use tenmil_linux::local_socket::{LocalConnection, RecvResult};
 use tenmil_linux::poll_set::Interest;
 use tenmil_vhost_user::{
     CONFIG_CHANGED, MemoryChange, PendingReply, ReplyDisposition, Request, Server, Start, Violation,
 };
 
-use super::device::{Inflight, VhostDevice, make_inflight};
-use super::memory::Table;
+use super::device::{InflightMemory, VhostBlockDevice, create_inflight};
+use super::guest_memory_table::GuestMemoryTable;
 use super::queue_mailbox::QueueMailbox;
 use crate::endpoint_event::{DRAIN_WARNING, DrainTimer, EndpointEvent, EventReporter};
 
 /// Disk and its current front end.
 pub(super) struct Endpoint {
-    pub(super) device: VhostDevice,
-    state: State,
+    pub(super) device: VhostBlockDevice,
+    state: ClientState,
     reporter: EventReporter,
 }
 
-enum State {
+enum ClientState {
     Absent,
-    Connected(Box<Session>),
-    Detaching(Detaching),
+    Connected(Box<ClientSession>),
+    Detaching(DetachingClient),
 }
 
 /// Front end that has disconnected, whose memory is not released yet.
-struct Detaching {
-    connection: Connection,
+struct DetachingClient {
+    connection: LocalConnection,
     queues: BTreeMap<u16, RunningQueue>,
     time_limit: DrainTimer,
 }
 
 /// Connected front end and its resources.
-pub(super) struct Session {
-    connection: Connection,
-    server: Server<File>,
-    pub(super) table: Arc<Table>,
-    pub(super) inflight: Option<Inflight>,
+pub(super) struct ClientSession {
+    connection: LocalConnection,
+    server: Server<ReceivedFile>,
+    pub(super) table: Arc<GuestMemoryTable>,
+    pub(super) inflight: Option<InflightMemory>,
     pub(super) queues: BTreeMap<u16, RunningQueue>,
     /// Call eventfds of all queues, including stopped ones.
-    pub(super) calls: BTreeMap<u16, File>,
+    pub(super) calls: BTreeMap<u16, ReceivedFile>,
     /// Back-end channel, for messages that this side initiates.
-    back: Option<Connection>,
+    back: Option<LocalConnection>,
     pending: Option<PendingMessage>,
     /// Deadline for the rest of a partly received message.
     message_deadline: Option<Instant>,
@@ -64,7 +64,7 @@ pub(super) struct Session {
 /// Virtqueue that runs or is stopping.
 pub(super) struct RunningQueue {
     pub(super) mailbox: Arc<QueueMailbox>,
-    pub(super) start: Start<File>,
+    pub(super) start: Start<ReceivedFile>,
 }
 
 /// Message whose reply waits until virtqueues have stopped.
@@ -75,10 +75,10 @@ struct PendingMessage {
 
 enum PendingKind {
     Stop { call: PendingReply, queue: u16 },
-    Memory { call: PendingReply, change: MemoryChange<File> },
+    Memory { call: PendingReply, change: MemoryChange<ReceivedFile> },
 }
 
-pub(super) type File = Arc<OwnedFd>;
+pub(super) type ReceivedFile = Arc<OwnedFd>;
 
 /// Why a front end was disconnected; `None` if it disconnected itself.
 type DisconnectCause = Option<String>;
@@ -93,28 +93,28 @@ const FILES_MAX: usize = 9;
 pub(super) const TIME_LIMIT: Span = Span::from_secs(5);
 
 impl Endpoint {
-    pub(super) fn new(device: VhostDevice, events: SyncSender<EndpointEvent>) -> Self {
-        Self { device, state: State::Absent, reporter: EventReporter::new(events) }
+    pub(super) fn new(device: VhostBlockDevice, events: SyncSender<EndpointEvent>) -> Self {
+        Self { device, state: ClientState::Absent, reporter: EventReporter::new(events) }
     }
 
     /// Whether there is no front end, and nothing of the last one is left.
     pub(super) fn is_free(&self) -> bool {
-        matches!(self.state, State::Absent)
+        matches!(self.state, ClientState::Absent)
     }
 
     /// Whether the last front end is still being detached, within the expected time. New ones wait
     /// in the listen queue meanwhile.
     pub(super) fn is_detaching(&self) -> bool {
-        matches!(&self.state, State::Detaching(detaching) if !detaching.time_limit.is_late())
+        matches!(&self.state, ClientState::Detaching(detaching) if !detaching.time_limit.has_reported())
     }
 
     /// Attaches a front end.
-    pub(super) fn attach_client(&mut self, now: Instant, connection: Connection) {
+    pub(super) fn attach_client(&mut self, now: Instant, connection: LocalConnection) {
         let peer = connection.peer().map_or(0, |peer| peer.pid);
         self.reporter.report(EndpointEvent::Connected(format!("process {peer}")));
-        self.state = State::Connected(Box::new(Session {
+        self.state = ClientState::Connected(Box::new(ClientSession {
             connection,
-            server: Server::new(self.device.offer()),
+            server: Server::new(self.device.backend_config()),
             table: Arc::default(),
             inflight: None,
             queues: BTreeMap::new(),
@@ -127,15 +127,15 @@ impl Endpoint {
     }
 
     /// Reports that a second front end was rejected.
-    pub(super) fn reject(&mut self, connection: &Connection) {
+    pub(super) fn report_rejected(&mut self, connection: &LocalConnection) {
         let peer = connection.peer().map_or(0, |peer| peer.pid);
         let text = format!("process {peer} was rejected: another front end uses the disk");
         self.reporter.report_error(text);
     }
 
     /// Socket of the front end and the readiness to wait for, if any.
-    pub(super) fn awaited(&self) -> Option<(BorrowedFd<'_>, Interest)> {
-        let State::Connected(session) = &self.state else { return None };
+    pub(super) fn socket_interest(&self) -> Option<(BorrowedFd<'_>, Interest)> {
+        let ClientState::Connected(session) = &self.state else { return None };
         let readable = session.server.receive_len() > 0;
         let writable = session.server.outgoing().is_some();
         let interest = Interest { readable, writable };
@@ -143,20 +143,20 @@ impl Endpoint {
     }
 
     /// Socket of the current or disconnecting front end.
-    pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
+    pub(super) fn client_socket(&self) -> Option<BorrowedFd<'_>> {
         match &self.state {
-            State::Absent => None,
-            State::Connected(session) => Some(session.connection.as_fd()),
-            State::Detaching(detaching) => Some(detaching.connection.as_fd()),
+            ClientState::Absent => None,
+            ClientState::Connected(session) => Some(session.connection.as_fd()),
+            ClientState::Detaching(detaching) => Some(detaching.connection.as_fd()),
         }
     }
 
     /// Time of the next poll without any event.
     pub(super) fn wake_at(&self) -> Instant {
         match &self.state {
-            State::Absent => Instant::NEVER,
-            State::Detaching(detaching) => detaching.time_limit.wake_at(),
-            State::Connected(session) => {
+            ClientState::Absent => Instant::NEVER,
+            ClientState::Detaching(detaching) => detaching.time_limit.wake_at(),
+            ClientState::Connected(session) => {
                 let pending = session.pending.as_ref();
                 let pending =
                     pending.map_or(Instant::NEVER, |pending| pending.time_limit.wake_at());
@@ -171,12 +171,12 @@ impl Endpoint {
     }
 
     /// Checks virtqueues, continues pending messages, and sends. Returns the amount of work.
-    pub(super) fn advance(&mut self, now: Instant) -> usize {
-        if matches!(self.state, State::Detaching(_)) {
+    pub(super) fn continue_pending(&mut self, now: Instant) -> usize {
+        if matches!(self.state, ClientState::Detaching(_)) {
             return self.finish_detaching(now);
         }
         self.with_session(now, |endpoint, session| {
-            let count = endpoint.reap_queues(now, session)?;
+            let count = endpoint.reap_ended_queues(now, session)?;
             if session.message_deadline.is_some_and(|by| by <= now) {
                 return Err(Some(format!("a message was incomplete after {TIME_LIMIT}")));
             }
@@ -188,11 +188,11 @@ impl Endpoint {
     pub(super) fn resize(&mut self) {
         let block_count = self.device.medium.limits().block_count;
         self.device.disk.resize(block_count);
-        let State::Connected(session) = &mut self.state else { return };
+        let ClientState::Connected(session) = &mut self.state else { return };
         for virtqueue in session.queues.values() {
             virtqueue.mailbox.commands.send(|commands| commands.block_count = Some(block_count));
         }
-        let is_notification_enabled = session.server.set_config(self.device.config());
+        let is_notification_enabled = session.server.set_config(self.device.config_space());
         let Some(back) = session.back.as_ref().filter(|_| is_notification_enabled) else { return };
         // If the socket buffer is full, the front end has not read the previous notification and
         // will read the new configuration then.
@@ -208,21 +208,21 @@ impl Endpoint {
     fn with_session(
         &mut self,
         now: Instant,
-        action: impl FnOnce(&mut Self, &mut Session) -> Result<usize, DisconnectCause>,
+        action: impl FnOnce(&mut Self, &mut ClientSession) -> Result<usize, DisconnectCause>,
     ) -> usize {
-        let mut session = match std::mem::replace(&mut self.state, State::Absent) {
-            State::Connected(session) => session,
+        let mut session = match std::mem::replace(&mut self.state, ClientState::Absent) {
+            ClientState::Connected(session) => session,
             other => {
                 self.state = other;
                 return 0;
             }
         };
         let result = action(self, &mut session);
-        self.state = State::Connected(session);
+        self.state = ClientState::Connected(session);
         match result {
             Ok(count) => count,
             Err(cause) => {
-                self.disconnect(now, cause);
+                self.start_disconnect(now, cause);
                 1
             }
         }
@@ -231,7 +231,7 @@ impl Endpoint {
     fn poll_session(
         &mut self,
         now: Instant,
-        session: &mut Session,
+        session: &mut ClientSession,
     ) -> Result<usize, DisconnectCause> {
         let mut count = 0;
         for _ in 0..MESSAGES_PER_POLL {
@@ -244,7 +244,7 @@ impl Endpoint {
                 self.reporter.report_error(violation.to_string());
             }
             if let Some(request) = request {
-                self.serve(now, session, request)?;
+                self.execute_message(now, session, request)?;
             }
         }
         Ok(count)
@@ -252,19 +252,23 @@ impl Endpoint {
 
     /// Disconnects the front end because the service ends.
     pub(super) fn disconnect_client(&mut self, now: Instant) {
-        if matches!(self.state, State::Connected(_)) {
-            self.disconnect(now, Some("the service ends".to_owned()));
+        if matches!(self.state, ClientState::Connected(_)) {
+            self.start_disconnect(now, Some("the service ends".to_owned()));
         }
     }
 
     /// Disconnects the front end. Its memory is released once the virtqueues have ended.
-    fn disconnect(&mut self, now: Instant, why: DisconnectCause) {
-        self.state = match std::mem::replace(&mut self.state, State::Absent) {
+    fn start_disconnect(&mut self, now: Instant, why: DisconnectCause) {
+        self.state = match std::mem::replace(&mut self.state, ClientState::Absent) {
             // Dropping the session closes its file descriptors.
-            State::Connected(session) => {
-                let Session { connection, queues, .. } = *session;
-                queues.values().for_each(RunningQueue::stop);
-                State::Detaching(Detaching { connection, queues, time_limit: DrainTimer::new(now) })
+            ClientState::Connected(session) => {
+                let ClientSession { connection, queues, .. } = *session;
+                queues.values().for_each(RunningQueue::send_stop);
+                ClientState::Detaching(DetachingClient {
+                    connection,
+                    queues,
+                    time_limit: DrainTimer::new(now),
+                })
             }
             other => {
                 self.state = other;
@@ -275,10 +279,10 @@ impl Endpoint {
     }
 
     fn finish_detaching(&mut self, now: Instant) -> usize {
-        let State::Detaching(detaching) = &mut self.state else { return 0 };
-        detaching.queues.retain(|_, virtqueue| virtqueue.mailbox.ended().is_none());
+        let ClientState::Detaching(detaching) = &mut self.state else { return 0 };
+        detaching.queues.retain(|_, virtqueue| virtqueue.mailbox.end_state().is_none());
         if !detaching.queues.is_empty() {
-            detaching.time_limit.report(now, &mut self.reporter, || {
+            detaching.time_limit.report_slow_drain(now, &mut self.reporter, || {
                 format!(
                     "a device has not completed I/O for {DRAIN_WARNING}: until it does the front end's \
                      memory stays mapped, and no other client is accepted"
@@ -286,62 +290,64 @@ impl Endpoint {
             });
             return 0;
         }
-        self.state = State::Absent;
+        self.state = ClientState::Absent;
         1
     }
 
-    fn serve(
+    fn execute_message(
         &mut self,
         now: Instant,
-        session: &mut Session,
-        request: Request<File>,
+        session: &mut ClientSession,
+        request: Request<ReceivedFile>,
     ) -> Result<(), DisconnectCause> {
         match request {
             Request::Memory { call, change } => {
-                session.queues.values().for_each(RunningQueue::stop);
+                // A running virtqueue resolves addresses with the table it holds, so the table changes
+                // only while all of them are stopped.
+                session.queues.values().for_each(RunningQueue::send_stop);
                 let (kind, time_limit) =
                     (PendingKind::Memory { call, change }, DrainTimer::new(now));
                 session.pending = Some(PendingMessage { kind, time_limit });
             }
             Request::Stop { call, queue } => {
                 if let Some(virtqueue) = session.queues.get(&queue) {
-                    virtqueue.stop();
+                    virtqueue.send_stop();
                 }
                 let (kind, time_limit) = (PendingKind::Stop { call, queue }, DrainTimer::new(now));
                 session.pending = Some(PendingMessage { kind, time_limit });
             }
             Request::Start { call, queue, start } => {
-                let started = self.device.start(session, queue, start);
+                let started = self.device.start_virtqueue(session, queue, start);
                 let started = started.map_err(|why| format!("queue {queue}: {why}"));
-                self.reply(session, call, started.map_err(Error::environment))?;
+                self.queue_reply(session, call, started.map_err(Error::environment))?;
             }
             Request::SetCall { call, queue, file } => {
-                let set = session.set_call(queue, file);
+                let set = session.set_call_eventfd(queue, file);
                 let set = set.map_err(|why| format!("queue {queue}: {why}"));
-                self.reply(session, call, set.map_err(Error::environment))?;
+                self.queue_reply(session, call, set.map_err(Error::environment))?;
             }
             Request::SetBackChannel { call, file } => {
-                let back = file.try_clone().and_then(Connection::from_fd);
+                let back = file.try_clone().and_then(LocalConnection::from_fd);
                 let back = back.map_err(|error| format!("the socket for messages: {error}"));
                 let set = back.map(|back| session.back = Some(back));
-                self.reply(session, call, set.map_err(Error::environment))?;
+                self.queue_reply(session, call, set.map_err(Error::environment))?;
             }
-            Request::GetInflightFd { call, queues, size } => match make_inflight(queues, size) {
+            Request::GetInflightFd { call, queues, size } => match create_inflight(queues, size) {
                 Ok((area, file)) => session.server.inflight(call, area, Arc::new(file)),
-                Err(why) => self.reply(session, call, Err(why))?,
+                Err(why) => self.queue_reply(session, call, Err(why))?,
             },
             Request::SetInflightFd { call, area, file } => {
-                let set = self.device.adopt_inflight(area, &file);
+                let set = self.device.adopt_inflight_buffer(area, &file);
                 let set = set.map(|inflight| session.inflight = Some(inflight));
-                self.reply(session, call, set)?;
+                self.queue_reply(session, call, set)?;
             }
         }
         Ok(())
     }
 
-    fn reply(
+    fn queue_reply(
         &mut self,
-        session: &mut Session,
+        session: &mut ClientSession,
         call: PendingReply,
         result: Result<(), Error>,
     ) -> Result<(), DisconnectCause> {
@@ -357,13 +363,13 @@ impl Endpoint {
     }
 
     /// Checks whether virtqueues have ended, and continues the message that waits for that.
-    fn reap_queues(
+    fn reap_ended_queues(
         &mut self,
         now: Instant,
-        session: &mut Session,
+        session: &mut ClientSession,
     ) -> Result<usize, DisconnectCause> {
         let ended = session.queues.iter().find_map(|(queue, virtqueue)| {
-            let why = virtqueue.mailbox.ended()?.why?;
+            let why = virtqueue.mailbox.end_state()?.why?;
             Some(format!("queue {queue}: {why}"))
         });
         if let Some(why) = ended {
@@ -374,13 +380,13 @@ impl Endpoint {
             PendingKind::Stop { queue: stopped, .. } => queue == stopped,
             PendingKind::Memory { .. } => true,
         };
-        let has_ended = |virtqueue: &RunningQueue| virtqueue.mailbox.ended().is_some();
+        let has_ended = |virtqueue: &RunningQueue| virtqueue.mailbox.end_state().is_some();
         if session
             .queues
             .iter()
             .any(|(queue, virtqueue)| is_awaited(*queue) && !has_ended(virtqueue))
         {
-            pending.time_limit.report(now, &mut self.reporter, || {
+            pending.time_limit.report_slow_drain(now, &mut self.reporter, || {
                 format!(
                     "a device has not completed I/O for {DRAIN_WARNING}: until it does the front end \
                      waits for its queues to stop"
@@ -391,14 +397,14 @@ impl Endpoint {
         match session.pending.take().map(|pending| pending.kind) {
             Some(PendingKind::Stop { call, queue }) => {
                 let virtqueue = session.queues.remove(&queue);
-                let ended = virtqueue.and_then(|virtqueue| virtqueue.mailbox.ended());
+                let ended = virtqueue.and_then(|virtqueue| virtqueue.mailbox.end_state());
                 session.server.stopped(call, ended.map_or(0, |ended| ended.next));
             }
             Some(PendingKind::Memory { call, change }) => {
-                let changed = self.device.change_memory(session, change);
+                let changed = self.device.replace_memory(session, change);
                 // The front end believes that the queues run, so a failure must end the connection.
-                self.device.start_again(session).map_err(|error| Some(error.text))?;
-                self.reply(session, call, changed)?;
+                self.device.restart_virtqueues(session).map_err(|error| Some(error.text))?;
+                self.queue_reply(session, call, changed)?;
             }
             None => {}
         }
@@ -406,7 +412,7 @@ impl Endpoint {
     }
 }
 
-impl Session {
+impl ClientSession {
     /// Receives from the socket. Returns false if nothing is available.
     fn receive(&mut self, now: Instant) -> Result<bool, DisconnectCause> {
         let mut buffer = [0; BUFFER_BYTES];
@@ -448,8 +454,8 @@ impl Session {
         Ok(count)
     }
 
-    fn set_call(&mut self, queue: u16, file: Option<File>) -> Result<(), Error> {
-        let call = file.as_ref().map(|file| line(file)).transpose()?;
+    fn set_call_eventfd(&mut self, queue: u16, file: Option<ReceivedFile>) -> Result<(), Error> {
+        let call = file.as_ref().map(|file| eventfd_from_file(file)).transpose()?;
         match file {
             Some(file) => self.calls.insert(queue, file),
             None => self.calls.remove(&queue),
@@ -462,12 +468,12 @@ impl Session {
 }
 
 impl RunningQueue {
-    fn stop(&self) {
+    fn send_stop(&self) {
         self.mailbox.commands.send(|commands| commands.ends = true);
     }
 }
 
-pub(super) fn line(file: &OwnedFd) -> Result<RemoteEventFd, Error> {
+pub(super) fn eventfd_from_file(file: &OwnedFd) -> Result<RemoteEventFd, Error> {
     let line = file.try_clone().and_then(RemoteEventFd::new);
     line.map_err(Error::environment)
 }

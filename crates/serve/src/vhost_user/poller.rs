@@ -5,9 +5,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use tenmil_base::{Instant, Span};
-use tenmil_linux::local_socket::Connection;
-use tenmil_linux::poll_set::{Interest, PollSet, Ready};
-use tenmil_linux::stream::StreamListener;
+use tenmil_linux::local_socket::LocalConnection;
+use tenmil_linux::poll_set::{Interest, PollSet, ReadyDescriptor};
+use tenmil_linux::socket_stream::StreamListener;
 use tenmil_reactor::{Context, DetachReason, PollResult, Poller, PollerWake};
 
 use super::endpoint::{Endpoint, TIME_LIMIT};
@@ -20,7 +20,7 @@ pub(super) struct EndpointPoller {
     events: Arc<EndpointMailbox>,
     watch: PollSet,
     /// Events of the last wait.
-    ready: Vec<Ready>,
+    ready: Vec<ReadyDescriptor>,
     /// Readiness that is registered for the front end's socket, if any.
     watched: Option<Interest>,
     /// Whether the listener is registered.
@@ -68,7 +68,7 @@ impl EndpointPoller {
 
     /// Polls the listener and the socket. Returns the amount of work.
     fn poll_sockets(&mut self, now: Instant) -> usize {
-        self.watch_all(now);
+        self.update_interests(now);
         let mut ready = std::mem::take(&mut self.ready);
         // Without epoll both are tried on every poll, and the reactor does not sleep.
         self.is_deaf |= self.watch.wait(Some(Span { ns: 0 }), &mut ready).is_err();
@@ -80,24 +80,24 @@ impl EndpointPoller {
             count += self.endpoint.poll_messages(now);
         }
         if has_door || self.is_deaf {
-            count += self.let_in(now);
+            count += self.accept_front_ends(now);
         }
         count
     }
 
-    fn let_in(&mut self, now: Instant) -> usize {
+    fn accept_front_ends(&mut self, now: Instant) -> usize {
         let mut count = 0;
         while !self.endpoint.is_detaching() && self.listen_at.is_none() {
             match self.listen_socket.accept() {
                 Ok(None) => break,
                 Ok(Some(socket)) => {
                     count += 1;
-                    let connection = Connection::from(socket);
+                    let connection = LocalConnection::from(socket);
                     if self.endpoint.is_free() {
                         self.endpoint.attach_client(now, connection);
                         self.watched = None;
                     } else {
-                        self.endpoint.reject(&connection);
+                        self.endpoint.report_rejected(&connection);
                     }
                 }
                 // The pending connection keeps the listener readable, which would keep the reactor
@@ -109,7 +109,7 @@ impl EndpointPoller {
     }
 
     /// Registers the sources to wait for in the current state.
-    fn watch_all(&mut self, now: Instant) {
+    fn update_interests(&mut self, now: Instant) {
         self.listen_at = self.listen_at.filter(|at| *at > now);
         let wants_door = self.listen_at.is_none() && !self.endpoint.is_detaching();
         if wants_door != self.is_listener_watched {
@@ -120,18 +120,18 @@ impl EndpointPoller {
             self.is_deaf |= changed.is_err();
             self.is_listener_watched = wants_door;
         }
-        let awaited = self.endpoint.awaited().map(|(_, interest)| interest);
+        let awaited = self.endpoint.socket_interest().map(|(_, interest)| interest);
         if awaited == self.watched {
             return;
         }
-        let Some(socket) = self.endpoint.socket() else {
+        let Some(socket) = self.endpoint.client_socket() else {
             // Closing the socket has removed it from the epoll set.
             self.watched = None;
             return;
         };
         let changed = match (self.watched, awaited) {
             (None, Some(interest)) => self.watch.add(socket, FRONT, interest),
-            (Some(_), Some(interest)) => self.watch.change(socket, FRONT, interest),
+            (Some(_), Some(interest)) => self.watch.modify(socket, FRONT, interest),
             // A closed peer would keep the socket ready forever.
             (_, None) => self.watch.remove(socket),
         };
@@ -140,7 +140,7 @@ impl EndpointPoller {
     }
 
     /// Does a bounded amount of work; returns the amount done.
-    pub(super) fn work(&mut self, now: Instant) -> usize {
+    pub(super) fn poll_once(&mut self, now: Instant) -> usize {
         self.now = now;
         let is_resized = self.events.take();
         let has_event = is_resized.is_some();
@@ -153,7 +153,7 @@ impl EndpointPoller {
             count += self.poll_sockets(now);
         }
         if is_due || has_event {
-            count += self.endpoint.advance(now);
+            count += self.endpoint.continue_pending(now);
         }
         if is_due || count > 0 {
             // The peer may react at once, so poll again.
@@ -165,13 +165,13 @@ impl EndpointPoller {
 
 impl Poller for EndpointPoller {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
-        PollResult::from_count(self.work(context.now()))
+        PollResult::from_count(self.poll_once(context.now()))
     }
 
     fn arm(&mut self) -> PollResult {
         self.next_due = Instant::default();
-        let count = self.work(self.now);
-        self.watch_all(self.now);
+        let count = self.poll_once(self.now);
+        self.update_interests(self.now);
         PollResult::from_count(count + usize::from(self.is_deaf))
     }
 
@@ -184,7 +184,7 @@ impl Poller for EndpointPoller {
         !self.is_deaf
     }
 
-    fn wake_at(&self) -> Instant {
+    fn panicking_wake_at(&self) -> Instant {
         self.endpoint.wake_at().min(self.listen_at.unwrap_or(Instant::NEVER))
     }
 
@@ -193,7 +193,7 @@ impl Poller for EndpointPoller {
             DetachReason::Migrating => true,
             DetachReason::Exiting => {
                 self.endpoint.disconnect_client(self.now);
-                self.endpoint.advance(self.now);
+                self.endpoint.continue_pending(self.now);
                 self.endpoint.is_free()
             }
         }

@@ -9,7 +9,7 @@ use tenmil_linux::RemoteEventFd;
 #[derive(Debug)]
 pub(super) struct QueueMailbox {
     pub(super) commands: Mailbox<QueueCommands>,
-    ended: Mutex<Option<QueueEnd>>,
+    ended: Mutex<Option<QueueEndState>>,
     endpoint: Arc<EndpointMailbox>,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct QueueCommands {
 
 /// Final state of a virtqueue that accesses nothing any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct QueueEnd {
+pub(super) struct QueueEndState {
     /// Next available index.
     pub(super) next: u16,
     /// Error, if the stop was not requested.
@@ -43,13 +43,13 @@ impl QueueMailbox {
     }
 
     /// Records the end of the virtqueue.
-    pub(super) fn end(&self, ended: QueueEnd) {
+    pub(super) fn record_end(&self, ended: QueueEndState) {
         *lock(&self.ended) = Some(ended);
         self.endpoint.send(|_| {});
     }
 
     /// Final state of the virtqueue, if it has ended.
-    pub(super) fn ended(&self) -> Option<QueueEnd> {
+    pub(super) fn end_state(&self) -> Option<QueueEndState> {
         lock(&self.ended).clone()
     }
 }

@@ -8,12 +8,12 @@ use tenmil_base::BlockDevice;
 use tenmil_base::Error;
 use tenmil_block::{AdaptOptions, AdaptedDevice, Bdev, BdevDescriptor, BounceMemory};
 use tenmil_dma::RegionTable;
-use tenmil_linux::stream::{Address, StreamListener};
+use tenmil_linux::socket_stream::{ListenAddress, StreamListener};
 use tenmil_reactor::{PollerBuilder, Registry, ThreadBuilder};
 use tenmil_vhost_user::blk::ID_BYTES;
 
-use super::device::VhostDevice;
-use super::disk::Disk;
+use super::device::VhostBlockDevice;
+use super::disk::VirtioDisk;
 use super::endpoint::Endpoint;
 use super::poller::EndpointPoller;
 use super::queue_mailbox::EndpointMailbox;
@@ -27,7 +27,7 @@ pub struct ServerConfig {
     pub medium: Arc<dyn BlockDevice>,
     /// Whether the disk is read-only.
     pub is_read_only: bool,
-    /// Device id string that the guest sees: see [`id`].
+    /// Device id string that the guest sees: see [`device_id_of_uri`].
     pub id: [u8; ID_BYTES],
     /// Region table for front-end memory; one region per memory region of the front end.
     pub regions: RegionTable,
@@ -38,7 +38,7 @@ pub struct ServerConfig {
 /// Running disk. It runs until the reactors stop.
 #[derive(Debug)]
 pub struct Server {
-    address: Address,
+    address: ListenAddress,
     queues: u16,
     told: Receiver<EndpointEvent>,
     events: Arc<EndpointMailbox>,
@@ -60,7 +60,7 @@ const BUFFERS: u16 = 4;
 /// # Errors
 ///
 /// If memory is exhausted.
-pub fn adapted(
+pub fn adapt_device(
     device: &Bdev,
     descriptor: impl Into<Arc<BdevDescriptor>>,
     regions: &RegionTable,
@@ -70,8 +70,8 @@ pub fn adapted(
 }
 
 /// Device id string for a URI: the same for every server of that URI.
-pub fn id(uri: &str) -> [u8; ID_BYTES] {
-    let number = crate::ublk::signature(uri) >> 8;
+pub fn device_id_of_uri(uri: &str) -> [u8; ID_BYTES] {
+    let number = crate::ublk::uri_hash(uri) >> 8;
     let mut id = [0; ID_BYTES];
     id.copy_from_slice(format!("tenmil{number:014x}").as_bytes());
     id
@@ -87,10 +87,10 @@ impl Server {
         let ServerConfig { listen_socket, medium, is_read_only, id, regions, reactors } = plan;
         let (told, new_events) = sync_channel(EVENTS_MAX);
         let address = listen_socket.address().clone();
-        let disk = Disk::new(medium.limits(), is_read_only, id)?;
+        let disk = VirtioDisk::new(medium.limits(), is_read_only, id)?;
         let queues = u16::try_from(medium.channels_max().clamp(1, QUEUES_MAX)).unwrap_or(1);
         let events = Arc::<EndpointMailbox>::default();
-        let device = VhostDevice {
+        let device = VhostBlockDevice {
             disk,
             medium,
             queues,
@@ -101,31 +101,31 @@ impl Server {
         let endpoint = Endpoint::new(device, told);
         let poller = EndpointPoller::new(listen_socket, endpoint).map_err(Error::environment)?;
         let poller_wake = poller.poller_wake().map_err(Error::environment)?;
-        let registration = PollerBuilder::active("disk", poller_wake, poller);
-        let plan = ThreadBuilder::new("vhost-user").mailbox(MAILBOX).poller(registration);
+        let registration = PollerBuilder::polled_each_iteration("disk", poller_wake, poller);
+        let plan = ThreadBuilder::new("vhost-user").mailbox_size(MAILBOX).add_poller(registration);
         // Set before the first poll, which may start virtqueues.
         let mailbox = Arc::clone(&events);
-        let plan = plan.first(move |context| {
-            let thread = context.handle();
-            mailbox.set_waker(Arc::new(move || thread.notify()));
+        let plan = plan.run_first(move |context| {
+            let thread = context.thread_handle();
+            mailbox.set_waker(Arc::new(move || thread.notify_reactor()));
         });
         reactors.spawn(plan).map_err(Error::environment)?;
         Ok(Self { address, queues, told: new_events, events })
     }
 
     /// Listen address.
-    pub fn address(&self) -> &Address {
+    pub fn address(&self) -> &ListenAddress {
         &self.address
     }
 
     /// Largest number of queues of a front end.
-    pub fn queues(&self) -> u16 {
+    pub fn queues_max(&self) -> u16 {
         self.queues
     }
 
     /// Reports a new size of the device: virtqueues use it, and the front end is notified if it
     /// supports that.
-    pub fn resized(&self) {
+    pub fn report_resize(&self) {
         self.events.send(|is_resized| *is_resized = true);
     }
 

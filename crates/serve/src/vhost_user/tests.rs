@@ -1,22 +1,22 @@
 //! Tests of a disk over a Unix socket, with front ends that speak the protocol by hand.
 
 mod crash_recovery;
-mod driver;
-mod growing;
-mod hostile;
+mod malicious_front_end;
 mod memory;
-mod rig;
-mod serving;
-mod slots;
+mod request_table;
+mod requests;
+mod resize;
+mod test_front_end;
+mod virtio_driver;
 
 use tenmil_base::{Durability, Limits, Operation, OperationSet};
 use tenmil_vhost_user::blk::{DiscardSegment, Header, Kind, Status};
 use tenmil_vhost_user::features::device;
 
-use super::disk::{Disk, DiskRequest, status};
-use super::id;
+use super::device_id_of_uri;
+use super::disk::{DiskRequest, VirtioDisk, virtio_status};
 
-fn limits() -> Limits {
+fn device_limits() -> Limits {
     Limits {
         block_size: 4096,
         metadata_size: 0,
@@ -37,55 +37,58 @@ fn limits() -> Limits {
     }
 }
 
-fn disk(limits: Limits) -> Disk {
-    Disk::new(limits, false, id("x")).unwrap()
+fn test_disk(limits: Limits) -> VirtioDisk {
+    VirtioDisk::new(limits, false, device_id_of_uri("x")).unwrap()
 }
 
 #[test]
-fn a_disk_offers_what_its_medium_can_do() {
-    let all = disk(limits()).features();
+fn features_match_the_device() {
+    let all = test_disk(device_limits()).features();
     for feature in [device::FLUSH, device::DISCARD, device::WRITE_ZEROES, device::VERSION_1] {
         assert_ne!(all & feature, 0, "{feature:#x}");
     }
     assert_eq!(all & device::RO, 0);
-    let stable = disk(Limits { durability: Durability::Persistent, ..limits() });
+    let stable = test_disk(Limits { durability: Durability::Persistent, ..device_limits() });
     assert_eq!(all & !stable.features(), device::FLUSH);
-    assert_eq!(stable.flush(), None);
+    assert_eq!(stable.validate_flush(), None);
     let few = OperationSet::of(&[Operation::Read, Operation::Write, Operation::Flush]);
-    let few = disk(Limits { operations: few, ..limits() });
+    let few = test_disk(Limits { operations: few, ..device_limits() });
     assert_eq!(all & !few.features(), device::DISCARD | device::WRITE_ZEROES);
-    let config = few.config(3);
+    let config = few.config_space(3);
     assert_eq!((config.discard_sectors_max, config.zero_sectors_max), (0, 0));
-    let read_only = Disk::new(limits(), true, id("x")).unwrap();
+    let read_only = VirtioDisk::new(device_limits(), true, device_id_of_uri("x")).unwrap();
     let missing = device::DISCARD | device::WRITE_ZEROES;
     assert_eq!(read_only.features(), all & !missing | device::RO);
-    let config = disk(limits()).config(3);
+    let config = test_disk(device_limits()).config_space(3);
     assert_eq!((config.sectors, config.block_bytes, config.queues), (8192, 4096, 3));
     assert_eq!(config.physical_exponent, 0);
-    let small = disk(Limits { block_size: 512, ..limits() }).config(1);
+    let small = test_disk(Limits { block_size: 512, ..device_limits() }).config_space(1);
     assert_eq!((small.sectors, small.physical_exponent), (1024, 3));
 }
 
 #[test]
-fn what_can_be_no_disk_is_refused_and_says_why() {
+fn device_unusable_as_disk_is_rejected_with_the_reason() {
     for (limits, expected) in [
-        (Limits { metadata_size: 8, ..limits() }, "8 bytes of metadata, expected none"),
-        (Limits { block_size: 128 << 10, ..limits() }, "131072 bytes, expected a power of two"),
-        (Limits { block_size: 520, ..limits() }, "520 bytes, expected a power of two"),
-        (Limits { block_count: 0, ..limits() }, "no blocks"),
-        (Limits { segments_max: 8, ..limits() }, "8 segments at most, expected 126"),
+        (Limits { metadata_size: 8, ..device_limits() }, "8 bytes of metadata, expected none"),
+        (
+            Limits { block_size: 128 << 10, ..device_limits() },
+            "131072 bytes, expected a power of two",
+        ),
+        (Limits { block_size: 520, ..device_limits() }, "520 bytes, expected a power of two"),
+        (Limits { block_count: 0, ..device_limits() }, "no blocks"),
+        (Limits { segments_max: 8, ..device_limits() }, "8 segments at most, expected 126"),
     ] {
-        let refused = Disk::new(limits, false, id("x")).unwrap_err();
+        let refused = VirtioDisk::new(limits, false, device_id_of_uri("x")).unwrap_err();
         assert!(refused.text.contains(expected), "{refused}");
     }
 }
 
 #[test]
-fn a_transfer_is_checked_against_the_disk() {
+fn transfer_is_validated_against_the_disk() {
     use tenmil_base::RequestFlags;
-    let disk = disk(limits());
+    let disk = test_disk(device_limits());
     let of = |kind, sector, len_bytes| {
-        disk.transfer(Header { kind, sector }, len_bytes, 1, device::FLUSH)
+        disk.validate_transfer(Header { kind, sector }, len_bytes, 1, device::FLUSH)
     };
     let ask =
         |operation, lba, blocks| DiskRequest { operation, flags: RequestFlags::NONE, lba, blocks };
@@ -104,22 +107,23 @@ fn a_transfer_is_checked_against_the_disk() {
     ] {
         assert_eq!(of(Kind::Read, sector, len_bytes), Err(Status::ERROR), "{sector} {len_bytes}");
     }
-    let many = disk.transfer(Header { kind: Kind::Read, sector: 0 }, 4096, 513, 0);
+    let many = disk.validate_transfer(Header { kind: Kind::Read, sector: 0 }, 4096, 513, 0);
     assert_eq!(many, Err(Status::ERROR));
     // Without a negotiated flush, a completed write is durable.
-    let forced = disk.transfer(Header { kind: Kind::Write, sector: 0 }, 4096, 1, 0).unwrap();
+    let forced =
+        disk.validate_transfer(Header { kind: Kind::Write, sector: 0 }, 4096, 1, 0).unwrap();
     assert_eq!(forced.flags, RequestFlags::FUA);
-    let read_only = Disk::new(limits(), true, id("x")).unwrap();
+    let read_only = VirtioDisk::new(device_limits(), true, device_id_of_uri("x")).unwrap();
     let write = Header { kind: Kind::Write, sector: 0 };
-    assert_eq!(read_only.transfer(write, 4096, 1, 0), Err(Status::ERROR));
+    assert_eq!(read_only.validate_transfer(write, 4096, 1, 0), Err(Status::ERROR));
 }
 
 #[test]
-fn discarding_and_zeroing_are_checked_against_the_disk() {
+fn discard_and_write_zeroes_are_validated_against_the_disk() {
     use tenmil_base::RequestFlags;
-    let disk = disk(limits());
+    let disk = test_disk(device_limits());
     let of = |kind, sector, sectors, flags| {
-        disk.stretch(kind, DiscardSegment { sector, sectors, flags })
+        disk.validate_discard(kind, DiscardSegment { sector, sectors, flags })
     };
     let ask = |operation, flags| Ok(DiskRequest { operation, flags, lba: 2, blocks: 3 });
     assert_eq!(of(Kind::Discard, 16, 24, 0), ask(Operation::Deallocate, RequestFlags::NONE));
@@ -135,16 +139,19 @@ fn discarding_and_zeroing_are_checked_against_the_disk() {
     assert_eq!(of(Kind::Discard, 8184, 16, 0), Err(Status::ERROR));
     assert_eq!(of(Kind::Discard, 0, (64 << 11) + 8, 0), Err(Status::ERROR));
     let none = OperationSet::of(&[Operation::Read, Operation::Write]);
-    let none = self::disk(Limits { operations: none, ..limits() });
+    let none = test_disk(Limits { operations: none, ..device_limits() });
     let stretch = DiscardSegment { sector: 0, sectors: 8, flags: 0 };
-    assert_eq!(none.stretch(Kind::Discard, stretch), Err(Status::UNSUPPORTED));
+    assert_eq!(none.validate_discard(Kind::Discard, stretch), Err(Status::UNSUPPORTED));
 }
 
 #[test]
-fn an_id_is_twenty_bytes_and_the_same_for_the_same_name() {
-    assert_eq!(id("file:/a"), id("file:/a"));
-    assert_ne!(id("file:/a"), id("file:/b"));
-    assert!(id("x").starts_with(b"tenmil") && id("x").iter().all(u8::is_ascii_alphanumeric));
-    assert_eq!(status(tenmil_base::IoStatus::INVALID_OPCODE), Status::UNSUPPORTED);
-    assert_eq!(status(tenmil_base::IoStatus::WRITE_FAULT), Status::ERROR);
+fn device_id_is_twenty_bytes_and_stable_for_a_uri() {
+    assert_eq!(device_id_of_uri("file:/a"), device_id_of_uri("file:/a"));
+    assert_ne!(device_id_of_uri("file:/a"), device_id_of_uri("file:/b"));
+    assert!(
+        device_id_of_uri("x").starts_with(b"tenmil")
+            && device_id_of_uri("x").iter().all(u8::is_ascii_alphanumeric)
+    );
+    assert_eq!(virtio_status(tenmil_base::IoStatus::INVALID_OPCODE), Status::UNSUPPORTED);
+    assert_eq!(virtio_status(tenmil_base::IoStatus::WRITE_FAULT), Status::ERROR);
 }

@@ -10,17 +10,17 @@ use tenmil_linux::RemoteEventFd;
 use tenmil_linux::poll_set::{Interest, PollSet};
 use tenmil_reactor::{Context, DetachReason, MeanLatency, PollResult, Poller, PollerWake};
 
-use super::memory::Table;
-use super::queue_mailbox::{QueueCommands, QueueEnd, QueueMailbox};
-use super::slots::{QueueFault, RequestTable};
+use super::guest_memory_table::GuestMemoryTable;
+use super::queue_mailbox::{QueueCommands, QueueEndState, QueueMailbox};
+use super::request_table::{QueueFault, RequestTable};
 
 /// Virtqueue with its I/O channel. Its light thread ends on command or after a ring error, once all
 /// requests have completed.
-pub(super) struct Virtqueue {
+pub(super) struct VirtqueuePoller {
     /// First field, so it is dropped first: afterwards the device no longer accesses the memory.
     backend: Box<dyn IoChannel>,
     /// `None` once nothing is accessed any more.
-    work: Option<QueueState>,
+    work: Option<ActiveQueue>,
     /// Kick eventfd, if the driver has one.
     kick: Option<RemoteEventFd>,
     /// Call eventfd, if the driver has one.
@@ -35,9 +35,9 @@ pub(super) struct Virtqueue {
 }
 
 /// Requests of the queue, and the memory they lie in.
-struct QueueState {
+struct ActiveQueue {
     slots: RequestTable<RegionTable>,
-    table: Arc<Table>,
+    table: Arc<GuestMemoryTable>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ enum QueuePhase {
 pub(super) struct VirtqueueParts {
     pub(super) backend: Box<dyn IoChannel>,
     pub(super) slots: RequestTable<RegionTable>,
-    pub(super) table: Arc<Table>,
+    pub(super) table: Arc<GuestMemoryTable>,
     pub(super) kick: Option<Arc<OwnedFd>>,
     pub(super) call: Option<RemoteEventFd>,
     pub(super) mailbox: Arc<QueueMailbox>,
@@ -68,7 +68,7 @@ const READABLE: Interest = Interest { readable: true, writable: false };
 /// Number of iterations between checks for truncated memory; a power of two.
 const MEMORY_CHECK_INTERVAL: u32 = 256;
 
-impl Virtqueue {
+impl VirtqueuePoller {
     pub(super) fn new(parts: VirtqueueParts) -> io::Result<Self> {
         let VirtqueueParts { backend, slots, table, kick, call, mailbox } = parts;
         let watch = PollSet::new()?;
@@ -81,7 +81,7 @@ impl Virtqueue {
         }
         Ok(Self {
             backend,
-            work: Some(QueueState { slots, table }),
+            work: Some(ActiveQueue { slots, table }),
             kick,
             call,
             mailbox,
@@ -95,7 +95,7 @@ impl Virtqueue {
 
     /// Wake sources: the driver and the I/O channel.
     pub(super) fn poller_wake(&self) -> io::Result<PollerWake> {
-        PollerWake::of(WakeSource::Descriptor(self.watch.as_fd()))
+        PollerWake::from_source(WakeSource::Descriptor(self.watch.as_fd()))
     }
 
     /// Whether polling is useless, because the kernel delivers the completions.
@@ -103,26 +103,26 @@ impl Virtqueue {
         self.backend.is_kernel_io()
     }
 
-    fn in_flight(&self) -> usize {
-        self.work.as_ref().map_or(0, |work| work.slots.in_flight())
+    fn in_flight_requests(&self) -> usize {
+        self.work.as_ref().map_or(0, |work| work.slots.in_flight_requests())
     }
 
     #[cold]
-    fn obey(&mut self, QueueCommands { ends, call, block_count }: QueueCommands) {
+    fn apply_commands(&mut self, QueueCommands { ends, call, block_count }: QueueCommands) {
         if let Some((work, block_count)) = self.work.as_mut().zip(block_count) {
             work.slots.resize(block_count);
         }
         if let Some(call) = call {
             self.call = call;
             // An interrupt through the old eventfd may have been missed.
-            self.signal();
+            self.signal_guest();
         }
         if ends && self.phase == QueuePhase::Running {
             self.phase = QueuePhase::Draining;
         }
     }
 
-    fn signal(&self) {
+    fn signal_guest(&self) {
         if let Some(call) = &self.call {
             call.signal();
         }
@@ -130,41 +130,42 @@ impl Virtqueue {
 
     /// Takes requests, submits them, and publishes completions.
     #[inline]
-    fn work(&mut self, now: Instant) -> Result<usize, QueueFault> {
-        let Some(QueueState { slots, table }) = &mut self.work else { return Ok(0) };
+    fn process_requests(&mut self, now: Instant) -> Result<usize, QueueFault> {
+        let Some(ActiveQueue { slots, table }) = &mut self.work else { return Ok(0) };
         let is_over = matches!(self.phase, QueuePhase::Failed(_));
         let mut count = 0;
         if !is_over {
-            count += slots.receive(table.space(), self.phase == QueuePhase::Running)?;
+            count +=
+                slots.receive_chains(table.guest_memory(), self.phase == QueuePhase::Running)?;
         }
-        let (requests, segments) = slots.requests();
+        let (requests, segments) = slots.pending_requests();
         if !requests.is_empty() {
             let taken = self.backend.submit(now, requests, segments);
-            slots.taken(taken);
+            slots.record_submitted(taken);
             count += taken;
         }
-        if slots.in_flight() > 0 {
+        if slots.in_flight_requests() > 0 {
             let ended = self.backend.poll(now, &mut self.completions);
-            self.latency.end(ended);
+            self.latency.record_completions(ended);
             count += ended;
             let mut told = Ok(());
             for completion in self.completions.drain() {
                 // Every completion must be counted, also after one that failed.
-                told = told.and(slots.completed(completion, is_over || told.is_err()));
+                told = told.and(slots.handle_completion(completion, is_over || told.is_err()));
             }
             told?;
         }
-        if !is_over && slots.publish()? {
-            self.signal();
+        if !is_over && slots.publish_used()? {
+            self.signal_guest();
         }
         Ok(count)
     }
 
     /// Fails the queue: the ring is invalid or its memory is gone, so it is not accessed any more.
     #[cold]
-    fn break_off(&mut self, why: String) {
+    fn fail_ring(&mut self, why: String) {
         if let Some(work) = &mut self.work {
-            work.slots.forget_requests();
+            work.slots.drop_unsubmitted();
         }
         if !matches!(self.phase, QueuePhase::Failed(_)) {
             self.phase = QueuePhase::Failed(why);
@@ -173,30 +174,30 @@ impl Virtqueue {
 
     /// Checks whether the front end has truncated memory, which explains any other error.
     fn check_truncation(&mut self) {
-        let failed = self.work.as_ref().and_then(|work| work.table.failed());
+        let failed = self.work.as_ref().and_then(|work| work.table.truncated_address());
         if let Some(endpoint) = failed {
-            self.break_off(format!(
+            self.fail_ring(format!(
                 "memory at {endpoint:#x} was made shorter than it was when mapped"
             ));
         }
     }
 
     #[cold]
-    fn fail(&mut self, fault: QueueFault) {
+    fn record_fault(&mut self, fault: QueueFault) {
         self.check_truncation();
-        self.break_off(fault.to_string());
+        self.fail_ring(fault.to_string());
     }
 
     /// Releases everything once all requests have completed, and reports the end. Returns whether
     /// the queue has ended.
-    fn is_over(&mut self) -> bool {
+    fn end_if_drained(&mut self) -> bool {
         if self.phase == QueuePhase::Running {
             return false;
         }
         let Some(work) = self.work.take_if(|work| work.slots.is_drained()) else {
             return self.work.is_none();
         };
-        let next = work.slots.next();
+        let next = work.slots.next_available_index();
         drop(work);
         self.kick = None;
         self.call = None;
@@ -204,22 +205,22 @@ impl Virtqueue {
             QueuePhase::Failed(why) => Some(why),
             _ => None,
         };
-        self.mailbox.end(QueueEnd { next, why });
+        self.mailbox.record_end(QueueEndState { next, why });
         true
     }
 }
 
-impl Poller for Virtqueue {
+impl Poller for VirtqueuePoller {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let now = context.now();
-        self.latency.account(now, self.in_flight());
+        self.latency.account_in_flight(now, self.in_flight_requests());
         if let Some(orders) = self.mailbox.commands.take() {
-            self.obey(orders);
+            self.apply_commands(orders);
         }
-        let mut count = match self.work(now) {
+        let mut count = match self.process_requests(now) {
             Ok(count) => count,
             Err(fault) => {
-                self.fail(fault);
+                self.record_fault(fault);
                 1
             }
         };
@@ -227,8 +228,8 @@ impl Poller for Virtqueue {
         if self.iterations & (MEMORY_CHECK_INTERVAL - 1) == 0 {
             self.check_truncation();
         }
-        if self.is_over() {
-            context.end();
+        if self.end_if_drained() {
+            context.end_thread();
             count += 1;
         }
         PollResult::from_count(count)
@@ -242,41 +243,42 @@ impl Poller for Virtqueue {
         self.check_truncation();
         // Stale signals would end every wait at once.
         if let Some(kick) = &self.kick {
-            kick.clear();
+            kick.clear_signals();
         }
-        let has_answer = self.backend.arm() && self.in_flight() > 0;
+        let has_answer = self.backend.arm() && self.in_flight_requests() > 0;
         let is_running = self.phase == QueuePhase::Running;
         let mut stays_awake = has_answer || (is_running && self.kick.is_none());
-        if let Some(QueueState { slots, .. }) = &mut self.work {
+        if let Some(ActiveQueue { slots, .. }) = &mut self.work {
             // A channel that refuses requests with nothing in flight gives no wake-up.
-            let is_refused = !slots.requests().0.is_empty() && slots.in_flight() == 0;
+            let is_refused =
+                !slots.pending_requests().0.is_empty() && slots.in_flight_requests() == 0;
             stays_awake |= is_refused && self.backend.wake_at() == Instant::NEVER;
             match slots.enable_kicks() {
                 Ok(has_more) => stays_awake |= has_more && is_running,
-                Err(fault) => self.fail(fault),
+                Err(fault) => self.record_fault(fault),
             }
         }
         // A queue that ends with nothing in flight gets no further wake-up.
-        stays_awake |= self.phase != QueuePhase::Running && self.in_flight() == 0;
+        stays_awake |= self.phase != QueuePhase::Running && self.in_flight_requests() == 0;
         PollResult::from_count(usize::from(stays_awake))
     }
 
     fn disarm(&mut self) {
         self.backend.disarm();
-        if let Some(QueueState { slots, .. }) = &mut self.work
+        if let Some(ActiveQueue { slots, .. }) = &mut self.work
             && let Err(fault) = slots.disable_kicks()
         {
-            self.fail(fault);
+            self.record_fault(fault);
         }
     }
 
-    fn wake_at(&self) -> Instant {
+    fn panicking_wake_at(&self) -> Instant {
         let is_waiting = self.work.as_ref().is_some_and(|work| !work.slots.is_drained());
         if is_waiting { self.backend.wake_at() } else { Instant::NEVER }
     }
 
     fn expected_latency(&self) -> Option<Span> {
-        self.latency.mean().filter(|_| self.in_flight() > 0)
+        self.latency.mean_latency().filter(|_| self.in_flight_requests() > 0)
     }
 
     fn detach(&mut self, parting: DetachReason) -> bool {
@@ -284,19 +286,20 @@ impl Poller for Virtqueue {
             self.phase = QueuePhase::Draining;
         }
         match parting {
-            DetachReason::Migrating => self.in_flight() == 0,
-            DetachReason::Exiting => self.is_over(),
+            DetachReason::Migrating => self.in_flight_requests() == 0,
+            DetachReason::Exiting => self.end_if_drained(),
         }
     }
 }
 
-impl Drop for Virtqueue {
+impl Drop for VirtqueuePoller {
     /// Reports the end in any case.
     fn drop(&mut self) {
         if let Some(work) = self.work.take() {
-            let next = work.slots.next();
+            let next = work.slots.next_available_index();
             drop(work);
-            self.mailbox.end(QueueEnd { next, why: Some("its thread has ended".to_owned()) });
+            self.mailbox
+                .record_end(QueueEndState { next, why: Some("its thread has ended".to_owned()) });
         }
     }
 }

@@ -4,30 +4,30 @@ use tenmil_base::{Operation, Span};
 use tenmil_nvme_host::State;
 use tenmil_wire::AdminOpcode;
 
-use crate::fault_injector::{BogusCid, Fault, PlannedFault, Release};
-use crate::medium::{MediumFault, PlannedMediumFault};
+use crate::fault_injector::{BogusCid, Fault, PlannedFault, ReleaseTrigger};
 use crate::scenario::{Scenario, ScenarioCheck};
-use crate::test_run::CourseStep;
+use crate::sim_medium::{MediumFault, PlannedMediumFault};
+use crate::test_run::RunStep;
 
-pub(super) fn table() -> Vec<Scenario> {
-    [stalled(), slow_media()].concat()
+pub(super) fn abort_scenarios() -> Vec<Scenario> {
+    [stalled_commands(), slow_media()].concat()
 }
 
-const TO_THE_END: &[CourseStep] = &[
-    CourseStep::Attach,
-    CourseStep::Work,
-    CourseStep::Settle,
-    CourseStep::Settle,
-    CourseStep::Settle,
-    CourseStep::Settle,
-    CourseStep::StopFaults,
-    CourseStep::Recover,
-    CourseStep::ReadBack,
-    CourseStep::Again,
-    CourseStep::ShutDown,
+const TO_THE_END: &[RunStep] = &[
+    RunStep::Attach,
+    RunStep::Work,
+    RunStep::Settle,
+    RunStep::Settle,
+    RunStep::Settle,
+    RunStep::Settle,
+    RunStep::StopFaults,
+    RunStep::Recover,
+    RunStep::ReadBack,
+    RunStep::Again,
+    RunStep::ShutDown,
 ];
 
-fn stalled() -> Vec<Scenario> {
+fn stalled_commands() -> Vec<Scenario> {
     let mut table = Vec::new();
     for (operation_name, operation) in
         [("read", Operation::Read), ("write", Operation::Write), ("flush", Operation::Flush)]
@@ -38,7 +38,7 @@ fn stalled() -> Vec<Scenario> {
             ("says-not-aborted", Some(Fault::Result(1))),
             ("refused", Some(Fault::Status(0x4103))),
             ("swallowed", Some(Fault::Drop)),
-            ("late", Some(Fault::Hold(Release::After(Span::from_ms(150))))),
+            ("late", Some(Fault::Hold(ReleaseTrigger::After(Span::from_ms(150))))),
             ("doubled", Some(Fault::Duplicate)),
             ("invented", Some(Fault::Bogus(BogusCid::InFlight))),
         ] {
@@ -48,16 +48,18 @@ fn stalled() -> Vec<Scenario> {
                 ScenarioCheck::ReportsEvent("ResetStarted"),
                 ScenarioCheck::Abort,
             ];
-            let stall = PlannedMediumFault::on(operation, MediumFault::Stall).skip(3).times(1);
+            let stall = PlannedMediumFault::for_operation(operation, MediumFault::Stall)
+                .with_skip(3)
+                .with_count(1);
             let plan: Vec<PlannedFault> = fault
                 .into_iter()
-                .map(|fault| PlannedFault::admin(AdminOpcode::Abort, fault))
+                .map(|fault| PlannedFault::for_admin_opcode(AdminOpcode::Abort, fault))
                 .collect();
             let scenario = |name: &str, more: &[ScenarioCheck]| {
                 let name = format!("aborts/stalled-{operation_name}/{completion}/{name}");
-                Scenario::session(name, &[&musts, more].concat())
-                    .plan(&plan)
-                    .world(|options| options.medium.mischief = vec![stall])
+                Scenario::default_session(name, &[&musts, more].concat())
+                    .with_faults(&plan)
+                    .with_world(|options| options.medium.mischief = vec![stall])
             };
             // The medium keeps the request, so the controller cannot be disabled. Its DMA access is
             // revoked, and it recovers when the medium completes the request.
@@ -68,7 +70,7 @@ fn stalled() -> Vec<Scenario> {
                     "for-good",
                     &[ScenarioCheck::EndState(State::Dead), ScenarioCheck::Reattach],
                 )
-                .steps(TO_THE_END),
+                .with_steps(TO_THE_END),
             );
         }
     }
@@ -116,11 +118,13 @@ fn slow_media() -> Vec<Scenario> {
     for (name, delay_ms, musts) in rows {
         for (work, mix, blocks) in super::WORK {
             let delay = MediumFault::Delay(Span::from_ms(delay_ms));
-            let mischief = PlannedMediumFault::always(delay).skip(10).times(2);
+            let mischief =
+                PlannedMediumFault::for_all_operations(delay).with_skip(10).with_count(2);
             let musts = [musts, &[ScenarioCheck::Attach]].concat();
-            let scenario = Scenario::session(format!("aborts/slow-medium/{name}/{work}"), &musts)
-                .world(|options| super::work(options, mix, blocks))
-                .world(|options| options.medium.mischief = vec![mischief]);
+            let scenario =
+                Scenario::default_session(format!("aborts/slow-medium/{name}/{work}"), &musts)
+                    .with_world(|options| super::set_workload(options, mix, blocks))
+                    .with_world(|options| options.medium.mischief = vec![mischief]);
             table.push(scenario);
         }
     }

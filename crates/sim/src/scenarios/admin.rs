@@ -6,14 +6,14 @@ use tenmil_nvme_host::State;
 use tenmil_wire::AdminOpcode;
 
 use crate::fault_injector::{
-    BogusCid, FOR_GOOD, Fault, FaultTrigger, PlannedFault, QueueKind, Release, Target,
+    BogusCid, FOR_GOOD, Fault, FaultTarget, FaultTrigger, PlannedFault, QueueKind, ReleaseTrigger,
 };
 use crate::scenario::{Scenario, ScenarioCheck};
-use crate::test_run::{CourseStep, OwnerAction};
+use crate::test_run::{OwnerAction, RunStep};
 
 /// When a command is sent, which determines the effect of its failure.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum When {
+enum CommandPhase {
     /// Before the controller has ever been ready.
     Start,
     /// Creation of a queue pair, which is retried after a reset.
@@ -24,7 +24,7 @@ enum When {
 
 /// Effect of a fault on the driver.
 #[derive(Clone, Copy)]
-enum Kind {
+enum FaultEffect {
     /// None.
     Harmless,
     /// A command exceeds its timeout and completes in the end.
@@ -35,73 +35,76 @@ enum Kind {
     Refused,
 }
 
-const COMMANDS: [(&str, AdminOpcode, When); 6] = [
-    ("identify", AdminOpcode::Identify, When::Start),
-    ("set-features", AdminOpcode::SetFeatures, When::Start),
-    ("create-completion-queue", AdminOpcode::CreateIoCompletionQueue, When::Creation),
-    ("create-submission-queue", AdminOpcode::CreateIoSubmissionQueue, When::Creation),
-    ("delete-submission-queue", AdminOpcode::DeleteIoSubmissionQueue, When::Deletion),
-    ("delete-completion-queue", AdminOpcode::DeleteIoCompletionQueue, When::Deletion),
+const COMMANDS: [(&str, AdminOpcode, CommandPhase); 6] = [
+    ("identify", AdminOpcode::Identify, CommandPhase::Start),
+    ("set-features", AdminOpcode::SetFeatures, CommandPhase::Start),
+    ("create-completion-queue", AdminOpcode::CreateIoCompletionQueue, CommandPhase::Creation),
+    ("create-submission-queue", AdminOpcode::CreateIoSubmissionQueue, CommandPhase::Creation),
+    ("delete-submission-queue", AdminOpcode::DeleteIoSubmissionQueue, CommandPhase::Deletion),
+    ("delete-completion-queue", AdminOpcode::DeleteIoCompletionQueue, CommandPhase::Deletion),
 ];
 
-const STUCK: Kind = Kind::Broken("CommandTimeout", "missed its deadline and its abort");
-const UNKNOWN: Kind = Kind::Broken("NotInFlight", "identifier not in flight");
+const STUCK: FaultEffect =
+    FaultEffect::Broken("CommandTimeout", "missed its deadline and its abort");
+const UNKNOWN: FaultEffect = FaultEffect::Broken("NotInFlight", "identifier not in flight");
 
-const FAULTS: [(&str, Fault, Kind); 11] = [
+const FAULTS: [(&str, Fault, FaultEffect); 11] = [
     ("swallow", Fault::Drop, STUCK),
-    ("refuse", Fault::Status(0x4002), Kind::Refused),
-    ("refuse-for-now", Fault::Status(0x0006), Kind::Refused),
-    ("late-in-time", Fault::Hold(Release::After(Span::from_ms(150))), Kind::Harmless),
-    ("late-after-abort", Fault::Hold(Release::After(Span::from_ms(250))), Kind::Late),
-    ("late-after-everything", Fault::Hold(Release::After(Span::from_secs(9))), STUCK),
+    ("refuse", Fault::Status(0x4002), FaultEffect::Refused),
+    ("refuse-for-now", Fault::Status(0x0006), FaultEffect::Refused),
+    ("late-in-time", Fault::Hold(ReleaseTrigger::After(Span::from_ms(150))), FaultEffect::Harmless),
+    ("late-after-abort", Fault::Hold(ReleaseTrigger::After(Span::from_ms(250))), FaultEffect::Late),
+    ("late-after-everything", Fault::Hold(ReleaseTrigger::After(Span::from_secs(9))), STUCK),
     ("duplicate", Fault::Duplicate, UNKNOWN),
     ("invent", Fault::Bogus(BogusCid::Outside), UNKNOWN),
-    ("wrong-phase", Fault::WrongPhase, Kind::Broken("AbortTimeout", "timed out")),
-    ("result-noise", Fault::Result(u32::MAX), Kind::Harmless),
+    ("wrong-phase", Fault::WrongPhase, FaultEffect::Broken("AbortTimeout", "timed out")),
+    ("result-noise", Fault::Result(u32::MAX), FaultEffect::Harmless),
     (
         "head-outside",
         Fault::Head(0x4000),
-        Kind::Broken("SubmissionHead", "impossible submission head"),
+        FaultEffect::Broken("SubmissionHead", "impossible submission head"),
     ),
 ];
 
-const COURSE: &[CourseStep] = &[
-    CourseStep::Attach,
-    CourseStep::Work,
-    CourseStep::Request(OwnerAction::DeleteQueuePair),
-    CourseStep::Settle,
-    CourseStep::StopFaults,
-    CourseStep::Recover,
-    CourseStep::ReadBack,
-    CourseStep::Again,
-    CourseStep::ShutDown,
+const COURSE: &[RunStep] = &[
+    RunStep::Attach,
+    RunStep::Work,
+    RunStep::Request(OwnerAction::DeleteQueuePair),
+    RunStep::Settle,
+    RunStep::StopFaults,
+    RunStep::Recover,
+    RunStep::ReadBack,
+    RunStep::Again,
+    RunStep::ShutDown,
 ];
 
-pub(super) fn table() -> Vec<Scenario> {
-    [commands(), each_step_of_the_start(), queue_counts()].concat()
+pub(super) fn admin_scenarios() -> Vec<Scenario> {
+    [admin_command_faults(), faults_at_each_initialization_command(), queue_counts()].concat()
 }
 
-fn commands() -> Vec<Scenario> {
+fn admin_command_faults() -> Vec<Scenario> {
     let mut table = Vec::new();
     for (command, opcode, when) in COMMANDS {
         for (fault_name, fault, kind) in FAULTS {
             for (often, times) in [("once", 1), ("for-good", FOR_GOOD)] {
                 let name = format!("admin/{command}/{fault_name}/{often}");
-                let mut musts = musts(opcode, when, fault, kind, times == FOR_GOOD);
+                let mut musts = expected_checks(opcode, when, fault, kind, times == FOR_GOOD);
                 musts.push(ScenarioCheck::Strike(1));
-                let plan = [PlannedFault::admin(opcode, fault).times(times)];
-                table.push(Scenario::session(name, &musts).plan(&plan).steps(COURSE));
+                let plan = [PlannedFault::for_admin_opcode(opcode, fault).with_count(times)];
+                table.push(
+                    Scenario::default_session(name, &musts).with_faults(&plan).with_steps(COURSE),
+                );
             }
         }
     }
     table
 }
 
-fn musts(
+fn expected_checks(
     opcode: AdminOpcode,
-    when: When,
+    when: CommandPhase,
     fault: Fault,
-    kind: Kind,
+    kind: FaultEffect,
     for_good: bool,
 ) -> Vec<ScenarioCheck> {
     let is_count = opcode == AdminOpcode::SetFeatures && fault == Fault::Result(u32::MAX);
@@ -110,38 +113,38 @@ fn musts(
         _ if is_count => {
             vec![ScenarioCheck::Refuse("number of queues is 0xffffffff"), ScenarioCheck::Reattach]
         }
-        (Kind::Harmless, _) => vec![
+        (FaultEffect::Harmless, _) => vec![
             ScenarioCheck::Succeed,
             ScenarioCheck::NoEvent("ResetStarted"),
             ScenarioCheck::Survive,
         ],
-        (Kind::Late, _) => vec![
+        (FaultEffect::Late, _) => vec![
             ScenarioCheck::Succeed,
             ScenarioCheck::ReportsEvent("CommandOverdue"),
             ScenarioCheck::NoEvent("ResetStarted"),
             ScenarioCheck::Survive,
         ],
-        (Kind::Broken(_, why), When::Start) => {
+        (FaultEffect::Broken(_, why), CommandPhase::Start) => {
             vec![ScenarioCheck::Refuse(why), ScenarioCheck::Reattach]
         }
-        (Kind::Broken(driver_events, _), When::Creation) if for_good => {
+        (FaultEffect::Broken(driver_events, _), CommandPhase::Creation) if for_good => {
             vec![
                 ScenarioCheck::ReportsEvent(driver_events),
                 ScenarioCheck::EndState(State::Dead),
                 ScenarioCheck::Reattach,
             ]
         }
-        (Kind::Broken(driver_events, _), _) => {
+        (FaultEffect::Broken(driver_events, _), _) => {
             vec![
                 ScenarioCheck::Succeed,
                 ScenarioCheck::ReportsEvent(driver_events),
                 ScenarioCheck::Survive,
             ]
         }
-        (Kind::Refused, When::Start) => {
+        (FaultEffect::Refused, CommandPhase::Start) => {
             vec![ScenarioCheck::Refuse("expected success"), ScenarioCheck::Reattach]
         }
-        (Kind::Refused, _) if opcode == AdminOpcode::CreateIoCompletionQueue => {
+        (FaultEffect::Refused, _) if opcode == AdminOpcode::CreateIoCompletionQueue => {
             vec![
                 ScenarioCheck::ReportsEvent("QueuePairRefused"),
                 ScenarioCheck::NoEvent("ResetStarted"),
@@ -150,14 +153,14 @@ fn musts(
         }
         // The queue exists although the controller reports a failure: deleting it is rejected,
         // which requires a reset. A queue that cannot be deleted is treated alike.
-        (Kind::Refused, _) => {
+        (FaultEffect::Refused, _) => {
             vec![ScenarioCheck::ReportsEvent("QueueDeletionFailed"), ScenarioCheck::Survive]
         }
     }
 }
 
 /// Drops or duplicates the completion of each command of the initialization, one at a time.
-fn each_step_of_the_start() -> Vec<Scenario> {
+fn faults_at_each_initialization_command() -> Vec<Scenario> {
     let mut table = Vec::new();
     for number in 1..=9 {
         for (name, fault, ends_at) in [
@@ -176,17 +179,17 @@ fn each_step_of_the_start() -> Vec<Scenario> {
                 ]
             };
             let musts = [verdict, &[ScenarioCheck::Strike(1)]].concat();
-            let once = PlannedFault { target: ADMIN, ..PlannedFault::always(fault) }
-                .gate(FaultTrigger::AdminCompletions(number))
-                .times(1);
+            let once = PlannedFault { target: ADMIN, ..PlannedFault::for_all_commands(fault) }
+                .with_trigger(FaultTrigger::AdminCompletions(number))
+                .with_count(1);
             let name = format!("admin/start/{name}/{number}");
-            table.push(Scenario::session(name, &musts).plan(&[once]));
+            table.push(Scenario::default_session(name, &musts).with_faults(&[once]));
         }
     }
     table
 }
 
-const ADMIN: Target = Target { queue: QueueKind::Admin, opcode: None };
+const ADMIN: FaultTarget = FaultTarget { queue: QueueKind::Admin, opcode: None };
 /// Identify four times for the controller and its namespace, two Get Features, one list.
 const COMMANDS_OF_START: u32 = 7;
 
@@ -207,10 +210,10 @@ fn queue_counts() -> Vec<Scenario> {
         ),
     ];
     let scenario = |(name, result, musts): (&str, u32, Vec<ScenarioCheck>)| {
-        let lie = PlannedFault::admin(AdminOpcode::SetFeatures, Fault::Result(result));
-        Scenario::session(format!("admin/queue-count/{name}"), &musts)
-            .plan(&[lie])
-            .world(|options| options.host.queue_pairs = 4)
+        let lie = PlannedFault::for_admin_opcode(AdminOpcode::SetFeatures, Fault::Result(result));
+        Scenario::default_session(format!("admin/queue-count/{name}"), &musts)
+            .with_faults(&[lie])
+            .with_world(|options| options.host.queue_pairs = 4)
     };
     rows.into_iter().map(scenario).collect()
 }

@@ -3,7 +3,7 @@
 use tenmil_base::Span;
 use tenmil_nvme_host::State;
 
-use crate::fault_injector::{BogusCid, FOR_GOOD, Fault, PlannedFault, Release};
+use crate::fault_injector::{BogusCid, FOR_GOOD, Fault, PlannedFault, ReleaseTrigger};
 use crate::scenario::{Scenario, ScenarioCheck};
 
 /// Expected effect of a fault that occurs once or permanently.
@@ -60,31 +60,31 @@ const ROWS: &[FaultCase] = &[
     FaultCase { name: "swallow", fault: Fault::Drop, once: STUCK, for_good: DEAD },
     FaultCase {
         name: "late-in-time",
-        fault: Fault::Hold(Release::After(Span::from_ms(50))),
+        fault: Fault::Hold(ReleaseTrigger::After(Span::from_ms(50))),
         once: HARMLESS,
         for_good: HARMLESS,
     },
     FaultCase {
         name: "late-after-abort-began",
-        fault: Fault::Hold(Release::After(Span::from_ms(120))),
+        fault: Fault::Hold(ReleaseTrigger::After(Span::from_ms(120))),
         once: LATE,
         for_good: LATE,
     },
     FaultCase {
         name: "late-after-everything",
-        fault: Fault::Hold(Release::After(Span::from_secs(10))),
+        fault: Fault::Hold(ReleaseTrigger::After(Span::from_secs(10))),
         once: STUCK,
         for_good: DEAD,
     },
     FaultCase {
         name: "late-after-its-abort",
-        fault: Fault::Hold(Release::Aborted),
+        fault: Fault::Hold(ReleaseTrigger::Aborted),
         once: LATE,
         for_good: &[ScenarioCheck::ReportsEvent("CommandOverdue"), ScenarioCheck::Survive],
     },
     FaultCase {
         name: "late-after-the-reset",
-        fault: Fault::Hold(Release::Reset),
+        fault: Fault::Hold(ReleaseTrigger::Reset),
         once: STUCK,
         for_good: DEAD,
     },
@@ -128,7 +128,7 @@ const ROWS: &[FaultCase] = &[
     FaultCase { name: "flood", fault: Fault::Flood, once: RESET, for_good: DEAD },
 ];
 
-pub(super) fn table() -> Vec<Scenario> {
+pub(super) fn completion_scenarios() -> Vec<Scenario> {
     let mut table = Vec::new();
     for row in ROWS {
         for (work, mix, blocks) in super::WORK {
@@ -137,9 +137,11 @@ pub(super) fn table() -> Vec<Scenario> {
             {
                 let name = format!("completions/{}/{often}/{work}", row.name);
                 let musts = [musts, &[ScenarioCheck::Attach, ScenarioCheck::Strike(1)]].concat();
-                let scenario = Scenario::session(name, &musts)
-                    .plan(&[PlannedFault::io(row.fault).skip(skip).times(times)])
-                    .world(|options| super::work(options, mix, blocks));
+                let scenario = Scenario::default_session(name, &musts)
+                    .with_faults(&[PlannedFault::for_io_queues(row.fault)
+                        .with_skip(skip)
+                        .with_count(times)])
+                    .with_world(|options| super::set_workload(options, mix, blocks));
                 table.push(scenario);
             }
         }

@@ -4,19 +4,20 @@ use tenmil_wire::AdminOpcode;
 
 use crate::fault_injector::{Fault, PlannedFault, pokes};
 use crate::scenario::{Scenario, ScenarioCheck};
-use crate::test_run::CourseStep;
+use crate::test_run::RunStep;
 
-pub(super) fn table() -> Vec<Scenario> {
-    [pages(), controller_fields(), namespace_fields()].concat()
+pub(super) fn identify_scenarios() -> Vec<Scenario> {
+    [corrupted_pages(), corrupted_controller_fields(), corrupted_namespace_fields()].concat()
 }
 
-fn scenario(name: String, musts: &[ScenarioCheck], fault: Fault) -> Scenario {
+fn identify_scenario(name: String, musts: &[ScenarioCheck], fault: Fault) -> Scenario {
     let musts = [musts, &[ScenarioCheck::Strike(1)]].concat();
-    Scenario::session(name, &musts).plan(&[PlannedFault::admin(AdminOpcode::Identify, fault)])
+    Scenario::default_session(name, &musts)
+        .with_faults(&[PlannedFault::for_admin_opcode(AdminOpcode::Identify, fault)])
 }
 
 /// Whole pages of random bytes, zeroes or ones. CNS values: Base 2.1 §5.1.13.1, figure 310.
-fn pages() -> Vec<Scenario> {
+fn corrupted_pages() -> Vec<Scenario> {
     let mut table = Vec::new();
     for (page_name, page) in [
         ("namespace", 0x00),
@@ -26,19 +27,23 @@ fn pages() -> Vec<Scenario> {
         ("controller-nvm", 0x06),
     ] {
         for (how_name, fault) in [
-            ("noise", pokes::noise(Some(page))),
-            ("zeroes", pokes::fill(Some(page), 0)),
-            ("ones", pokes::fill(Some(page), 0xff)),
-            ("count", pokes::count(page, 1)),
+            ("noise", pokes::page_noise_fault(Some(page))),
+            ("zeroes", pokes::page_fill_fault(Some(page), 0)),
+            ("ones", pokes::page_fill_fault(Some(page), 0xff)),
+            ("count", pokes::page_count_fault(page, 1)),
         ] {
-            table.push(scenario(format!("identify/page/{page_name}/{how_name}"), &[], fault));
+            table.push(identify_scenario(
+                format!("identify/page/{page_name}/{how_name}"),
+                &[],
+                fault,
+            ));
         }
     }
     table
 }
 
 /// Fields of the Identify Controller data structure (Base 2.1 §5.1.13.2.1, figure 312).
-fn controller_fields() -> Vec<Scenario> {
+fn corrupted_controller_fields() -> Vec<Scenario> {
     let fine: &[ScenarioCheck] =
         &[ScenarioCheck::Attach, ScenarioCheck::Succeed, ScenarioCheck::Survive];
     let rows: [(&str, u16, u32, u64, &[ScenarioCheck]); 17] = [
@@ -62,14 +67,14 @@ fn controller_fields() -> Vec<Scenario> {
     ];
     rows.into_iter()
         .map(|(name, offset, width, value, musts)| {
-            let fault = pokes::controller(offset, width, value);
-            scenario(format!("identify/controller/{name}"), musts, fault)
+            let fault = pokes::identify_controller_fault(offset, width, value);
+            identify_scenario(format!("identify/controller/{name}"), musts, fault)
         })
         .collect()
 }
 
 /// Fields of the Identify Namespace data structure (NVM 1.1 §4.1.5.1, figure 114).
-fn namespace_fields() -> Vec<Scenario> {
+fn corrupted_namespace_fields() -> Vec<Scenario> {
     let unusable: &[ScenarioCheck] = &[
         ScenarioCheck::Attach,
         ScenarioCheck::ReportsEvent("NamespaceUnusable"),
@@ -105,23 +110,23 @@ fn namespace_fields() -> Vec<Scenario> {
     ];
     rows.into_iter()
         .map(|(name, offset, width, value, musts)| {
-            let fault = pokes::namespace(offset, width, value);
-            scenario(format!("identify/namespace/{name}"), musts, fault)
+            let fault = pokes::identify_namespace_fault(offset, width, value);
+            identify_scenario(format!("identify/namespace/{name}"), musts, fault)
         })
-        .chain([metadata()])
+        .chain([unexpected_metadata()])
         .collect()
 }
 
 /// A namespace that seems to have metadata: requests without metadata fail in the host, also after
 /// the faults have stopped.
-fn metadata() -> Scenario {
+fn unexpected_metadata() -> Scenario {
     let musts = [ScenarioCheck::Attach, ScenarioCheck::Fail, ScenarioCheck::Survive];
-    let fault = pokes::namespace(128, 2, 0xffff);
-    scenario("identify/namespace/metadata-max".to_owned(), &musts, fault).steps(&[
-        CourseStep::Attach,
-        CourseStep::Work,
-        CourseStep::StopFaults,
-        CourseStep::Recover,
-        CourseStep::ShutDown,
+    let fault = pokes::identify_namespace_fault(128, 2, 0xffff);
+    identify_scenario("identify/namespace/metadata-max".to_owned(), &musts, fault).with_steps(&[
+        RunStep::Attach,
+        RunStep::Work,
+        RunStep::StopFaults,
+        RunStep::Recover,
+        RunStep::ShutDown,
     ])
 }

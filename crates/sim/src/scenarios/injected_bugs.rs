@@ -4,16 +4,16 @@ use tenmil_base::{Operation, Span};
 
 use crate::fault_injector::{Fault, FaultTrigger, PlannedFault, lies};
 use crate::injected_bug::InjectedBug;
-use crate::medium::{MediumFault, PlannedMediumFault};
 use crate::scenario::{Scenario, ScenarioCheck};
-use crate::test_run::{CourseStep, OwnerAction};
-use crate::workload::Mix;
+use crate::sim_medium::{MediumFault, PlannedMediumFault};
+use crate::test_run::{OwnerAction, RunStep};
+use crate::workload::OperationMix;
 
-pub(super) fn table() -> Vec<Scenario> {
+pub(super) fn injected_bug_scenarios() -> Vec<Scenario> {
     let planted = |name: &str, planted, found| {
-        Scenario::session(format!("canary/{name}"), &[ScenarioCheck::Find(found)])
-            .world(super::slow)
-            .world(|options| options.planted = Some(planted))
+        Scenario::default_session(format!("canary/{name}"), &[ScenarioCheck::Find(found)])
+            .with_world(super::slow_medium)
+            .with_world(|options| options.planted = Some(planted))
     };
     let mut table = vec![
         planted(
@@ -29,18 +29,19 @@ pub(super) fn table() -> Vec<Scenario> {
         planted("fidgets", InjectedBug::Fidgets, "without coming to rest"),
         planted("panics", InjectedBug::Panics, "a planted panic"),
         planted("oversleeps", InjectedBug::Oversleeps, "requests unanswered")
-            .plan(&[PlannedFault::io(Fault::Drop).skip(10).times(1)]),
+            .with_faults(&[PlannedFault::for_io_queues(Fault::Drop).with_skip(10).with_count(1)]),
         planted(
             "cut-off-ignored",
             InjectedBug::CutOffIgnored,
             "is with a device that can reach memory",
         )
-        .plan(&[PlannedFault::always(lies::NEVER_NOT_READY).gate(FaultTrigger::Disables(1))])
-        .steps(&[
-            CourseStep::Attach,
-            CourseStep::WorkPartly(20),
-            CourseStep::Request(OwnerAction::Reset),
-            CourseStep::Work,
+        .with_faults(&[PlannedFault::for_all_commands(lies::NEVER_NOT_READY)
+            .with_trigger(FaultTrigger::Disables(1))])
+        .with_steps(&[
+            RunStep::Attach,
+            RunStep::WorkPartly(20),
+            RunStep::Request(OwnerAction::Reset),
+            RunStep::Work,
         ]),
     ];
     table.push(
@@ -49,71 +50,76 @@ pub(super) fn table() -> Vec<Scenario> {
             InjectedBug::CutOffNotAwaited,
             "is with a device that can reach memory",
         )
-        .world(|options| options.cut_off_lag = Span::from_ms(5))
-        .plan(&[PlannedFault::always(lies::NEVER_NOT_READY).gate(FaultTrigger::Disables(1))])
-        .steps(&[
-            CourseStep::Attach,
-            CourseStep::WorkPartly(20),
-            CourseStep::Request(OwnerAction::Reset),
-            CourseStep::Work,
+        .with_world(|options| options.cut_off_lag = Span::from_ms(5))
+        .with_faults(&[PlannedFault::for_all_commands(lies::NEVER_NOT_READY)
+            .with_trigger(FaultTrigger::Disables(1))])
+        .with_steps(&[
+            RunStep::Attach,
+            RunStep::WorkPartly(20),
+            RunStep::Request(OwnerAction::Reset),
+            RunStep::Work,
         ]),
     );
     for done in [25, 40] {
-        table.push(forgotten_flush(done));
+        table.push(ignored_flush(done));
     }
     table
 }
 
 /// A medium that completes flushes without executing them, and a power cut that reveals it.
-fn forgotten_flush(done: u64) -> Scenario {
-    let forgets = PlannedMediumFault::on(Operation::Flush, MediumFault::ForgetFlush);
-    Scenario::session(format!("canary/forgets-flush/{done}"), &[ScenarioCheck::Find("is stale")])
-        .world(|options| {
-            options.medium.mischief = vec![forgets];
-            options.profile.mix = Mix::Flushes;
-            options.profile.span = 16;
-        })
-        .steps(&[
-            CourseStep::Attach,
-            CourseStep::CutPowerAfter(done),
-            CourseStep::Work,
-            CourseStep::CutPower,
-            CourseStep::RestorePower,
-            CourseStep::Recover,
-            CourseStep::ReadBack,
-        ])
+fn ignored_flush(done: u64) -> Scenario {
+    let forgets = PlannedMediumFault::for_operation(Operation::Flush, MediumFault::ForgetFlush);
+    Scenario::default_session(
+        format!("canary/forgets-flush/{done}"),
+        &[ScenarioCheck::Find("is stale")],
+    )
+    .with_world(|options| {
+        options.medium.mischief = vec![forgets];
+        options.profile.mix = OperationMix::Flushes;
+        options.profile.span = 16;
+    })
+    .with_steps(&[
+        RunStep::Attach,
+        RunStep::CutPowerAfter(done),
+        RunStep::Work,
+        RunStep::CutPower,
+        RunStep::RestorePower,
+        RunStep::Recover,
+        RunStep::ReadBack,
+    ])
 }
 
 #[cfg(test)]
 mod tests {
-    use super::table;
+    use super::injected_bug_scenarios;
     use crate::injected_bug::InjectedBug;
     use crate::scenario::Scenario;
 
     /// Without the injected bug each of these runs passes, so the violation is caused by the bug.
     #[test]
-    fn the_mistakes_are_found_and_nothing_else_is() {
-        for scenario in table() {
-            let found = scenario.run();
+    fn every_injected_bug_is_found_and_nothing_else() {
+        for scenario in injected_bug_scenarios() {
+            let found = scenario.execute();
             assert_eq!(found.failure, None, "{}", scenario.name);
             let mut harmless = scenario.clone();
             harmless.options.planted = None;
             harmless.options.medium.mischief.clear();
             harmless.musts.clear();
-            let record = harmless.run();
+            let record = harmless.execute();
             assert_eq!(record.failure, None, "{} without its mistake", scenario.name);
         }
     }
 
     #[test]
-    fn a_run_that_depends_on_more_than_its_seed_has_another_hash() {
+    fn nondeterministic_run_has_another_hash() {
         let scenario = |planted| {
-            Scenario::session("canary/unrepeatable", &[]).world(|options| options.planted = planted)
+            Scenario::default_session("canary/unrepeatable", &[])
+                .with_world(|options| options.planted = planted)
         };
         let [first, second] =
-            [(), ()].map(|()| scenario(Some(InjectedBug::Unrepeatable)).run().hash);
+            [(), ()].map(|()| scenario(Some(InjectedBug::Unrepeatable)).execute().hash);
         assert_ne!(first, second);
-        let [first, second] = [(), ()].map(|()| scenario(None).run().hash);
+        let [first, second] = [(), ()].map(|()| scenario(None).execute().hash);
         assert_eq!(first, second);
     }
 }

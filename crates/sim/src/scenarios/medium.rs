@@ -3,18 +3,18 @@
 
 use tenmil_base::{IoStatus, Operation, Span};
 
-use crate::medium::{MediumFault, PlannedMediumFault};
 use crate::scenario::{Scenario, ScenarioCheck};
-use crate::workload::Mix;
+use crate::sim_medium::{MediumFault, PlannedMediumFault};
+use crate::workload::OperationMix;
 
 /// Blocks of the faulty medium.
 const BLOCKS: u64 = 512;
 
-pub(super) fn table() -> Vec<Scenario> {
-    [errors(), lies()].concat()
+pub(super) fn medium_scenarios() -> Vec<Scenario> {
+    [media_errors(), silent_media_faults()].concat()
 }
 
-fn errors() -> Vec<Scenario> {
+fn media_errors() -> Vec<Scenario> {
     let mut table = Vec::new();
     for (operation_name, operation) in
         [("read", Operation::Read), ("write", Operation::Write), ("flush", Operation::Flush)]
@@ -32,34 +32,39 @@ fn errors() -> Vec<Scenario> {
                     ScenarioCheck::NoEvent("ResetStarted"),
                     ScenarioCheck::Survive,
                 ];
-                let fails =
-                    PlannedMediumFault::on(operation, MediumFault::Fail(status)).times(times);
+                let fails = PlannedMediumFault::for_operation(operation, MediumFault::Fail(status))
+                    .with_count(times);
                 let name = format!("medium/error/{operation_name}/{error}/{often}");
-                let scenario = Scenario::session(name, &musts);
-                table.push(scenario.world(|options| options.medium.mischief = vec![fails]));
+                let scenario = Scenario::default_session(name, &musts);
+                table.push(scenario.with_world(|options| options.medium.mischief = vec![fails]));
             }
         }
     }
     table
 }
 
-fn lies() -> Vec<Scenario> {
+fn silent_media_faults() -> Vec<Scenario> {
     let rows = [
-        ("lost", MediumFault::LostWrite, Mix::Flushes, "is stale"),
+        ("lost", MediumFault::LostWrite, OperationMix::Flushes, "is stale"),
         // Three blocks before their address, so that reading back from the first block on finds
         // them there.
-        ("misdirected", MediumFault::Misdirect { by: BLOCKS - 3 }, Mix::Writes, "holds block"),
-        ("torn", MediumFault::Tear, Mix::Flushes, "is torn"),
+        (
+            "misdirected",
+            MediumFault::Misdirect { by: BLOCKS - 3 },
+            OperationMix::Writes,
+            "holds block",
+        ),
+        ("torn", MediumFault::Tear, OperationMix::Flushes, "is torn"),
     ];
     let mut table = Vec::new();
     for (name, fault, mix, found) in rows {
         for (often, skip) in [("early", 10), ("late", 18)] {
-            let lie = PlannedMediumFault::on(Operation::Write, fault).skip(skip);
-            let scenario = Scenario::session(
+            let lie = PlannedMediumFault::for_operation(Operation::Write, fault).with_skip(skip);
+            let scenario = Scenario::default_session(
                 format!("medium/lie/{name}/{often}"),
                 &[ScenarioCheck::Find(found)],
             );
-            table.push(scenario.world(|options| {
+            table.push(scenario.with_world(|options| {
                 // A torn block needs at least two parts.
                 options.medium.block_size = 1024;
                 options.medium.block_count = BLOCKS;

@@ -4,7 +4,7 @@ use tenmil_nvme_host::State;
 
 use crate::fault_injector::{DmaFault, FOR_GOOD, Fault, FaultTrigger, PlannedFault, lies};
 use crate::scenario::{Scenario, ScenarioCheck};
-use crate::test_run::{CourseStep, OwnerAction};
+use crate::test_run::{OwnerAction, RunStep};
 
 const DEEDS: [(&str, DmaFault); 4] = [
     ("stray-write", DmaFault::StrayWrite),
@@ -13,11 +13,11 @@ const DEEDS: [(&str, DmaFault); 4] = [
     ("scribble-buffers", DmaFault::ScribbleBuffers),
 ];
 
-pub(super) fn table() -> Vec<Scenario> {
-    [at_every_stage(), after_the_cut(), interrupts()].concat()
+pub(super) fn memory_scenarios() -> Vec<Scenario> {
+    [stray_accesses_in_every_phase(), accesses_after_revocation(), spurious_interrupts()].concat()
 }
 
-fn at_every_stage() -> Vec<Scenario> {
+fn stray_accesses_in_every_phase() -> Vec<Scenario> {
     let mut table = Vec::new();
     for (deed_name, deed) in DEEDS {
         for (stage, gate) in [
@@ -41,19 +41,21 @@ fn at_every_stage() -> Vec<Scenario> {
             };
             let name = format!("memory/{deed_name}/{stage}");
             table.push(
-                Scenario::session(name, musts)
-                    .plan(&[PlannedFault::always(Fault::Dma(deed)).gate(gate).times(8)])
-                    .world(super::slow)
-                    .steps(&[
-                        CourseStep::Attach,
-                        CourseStep::WorkPartly(20),
-                        CourseStep::Request(OwnerAction::Reset),
-                        CourseStep::Work,
-                        CourseStep::Request(OwnerAction::ShutDown),
-                        CourseStep::AwaitEnd,
-                        CourseStep::StopFaults,
-                        CourseStep::Recover,
-                        CourseStep::ShutDown,
+                Scenario::default_session(name, musts)
+                    .with_faults(&[PlannedFault::for_all_commands(Fault::Dma(deed))
+                        .with_trigger(gate)
+                        .with_count(8)])
+                    .with_world(super::slow_medium)
+                    .with_steps(&[
+                        RunStep::Attach,
+                        RunStep::WorkPartly(20),
+                        RunStep::Request(OwnerAction::Reset),
+                        RunStep::Work,
+                        RunStep::Request(OwnerAction::ShutDown),
+                        RunStep::AwaitEnd,
+                        RunStep::StopFaults,
+                        RunStep::Recover,
+                        RunStep::ShutDown,
                     ]),
             );
         }
@@ -62,11 +64,14 @@ fn at_every_stage() -> Vec<Scenario> {
 }
 
 /// A device that does not stop: its DMA access is revoked, and it continues to try.
-fn after_the_cut() -> Vec<Scenario> {
+fn accesses_after_revocation() -> Vec<Scenario> {
     let scenario = |(deed_name, deed)| {
         let plan = [
-            PlannedFault::always(lies::NEVER_NOT_READY).gate(FaultTrigger::Disables(1)),
-            PlannedFault::always(Fault::Dma(deed)).gate(FaultTrigger::Disables(1)).times(FOR_GOOD),
+            PlannedFault::for_all_commands(lies::NEVER_NOT_READY)
+                .with_trigger(FaultTrigger::Disables(1)),
+            PlannedFault::for_all_commands(Fault::Dma(deed))
+                .with_trigger(FaultTrigger::Disables(1))
+                .with_count(FOR_GOOD),
         ];
         let musts = [
             ScenarioCheck::Attach,
@@ -74,25 +79,25 @@ fn after_the_cut() -> Vec<Scenario> {
             ScenarioCheck::EndState(State::Dead),
             ScenarioCheck::Reattach,
         ];
-        Scenario::session(format!("memory/after-the-cut/{deed_name}"), &musts)
-            .plan(&plan)
-            .world(super::slow)
-            .steps(&[
-                CourseStep::Attach,
-                CourseStep::WorkPartly(20),
-                CourseStep::Request(OwnerAction::Reset),
-                CourseStep::Work,
-                CourseStep::Settle,
-                CourseStep::StopFaults,
-                CourseStep::Recover,
-                CourseStep::ShutDown,
+        Scenario::default_session(format!("memory/after-the-cut/{deed_name}"), &musts)
+            .with_faults(&plan)
+            .with_world(super::slow_medium)
+            .with_steps(&[
+                RunStep::Attach,
+                RunStep::WorkPartly(20),
+                RunStep::Request(OwnerAction::Reset),
+                RunStep::Work,
+                RunStep::Settle,
+                RunStep::StopFaults,
+                RunStep::Recover,
+                RunStep::ShutDown,
             ])
     };
     DEEDS.map(scenario).to_vec()
 }
 
 /// Spurious interrupts wake the host without any other effect.
-fn interrupts() -> Vec<Scenario> {
+fn spurious_interrupts() -> Vec<Scenario> {
     let mut table = Vec::new();
     for vector in [0, 1, 2, 63, 2047] {
         let musts = [
@@ -103,9 +108,11 @@ fn interrupts() -> Vec<Scenario> {
         ];
         let name = format!("memory/interrupt/vector-{vector}");
         table.push(
-            Scenario::session(name, &musts)
-                .plan(&[PlannedFault::always(Fault::Interrupt { vector }).times(500)])
-                .world(|options| options.host.interrupts = true),
+            Scenario::default_session(name, &musts)
+                .with_faults(&[
+                    PlannedFault::for_all_commands(Fault::Interrupt { vector }).with_count(500)
+                ])
+                .with_world(|options| options.host.interrupts = true),
         );
     }
     table

@@ -6,13 +6,13 @@ use tenmil_nvme_host::State;
 
 use crate::device_memory::DataAccess;
 use crate::scenario::{Scenario, ScenarioCheck};
-use crate::test_run::{CourseStep, OwnerAction};
+use crate::test_run::{OwnerAction, RunStep};
 
-pub(super) fn table() -> Vec<Scenario> {
-    [wishes(), crashes()].concat()
+pub(super) fn owner_scenarios() -> Vec<Scenario> {
+    [owner_actions(), process_crashes()].concat()
 }
 
-fn wishes() -> Vec<Scenario> {
+fn owner_actions() -> Vec<Scenario> {
     let rows: [(&str, OwnerAction, &[ScenarioCheck]); 5] = [
         (
             "reset",
@@ -59,20 +59,20 @@ fn wishes() -> Vec<Scenario> {
             ] {
                 let musts = [musts, &[ScenarioCheck::Attach]].concat();
                 let name = format!("owner/{wish_name}/{work}/{medium}");
-                let scenario = Scenario::session(name, &musts)
-                    .world(|options| super::work(options, mix, blocks))
-                    .world(|options| options.medium.latency = latency)
-                    .steps(&[
-                        CourseStep::Attach,
-                        CourseStep::WorkPartly(20),
-                        CourseStep::Request(wish),
-                        CourseStep::WorkPartly(10),
-                        CourseStep::Settle,
-                        CourseStep::StopFaults,
-                        CourseStep::Recover,
-                        CourseStep::ReadBack,
-                        CourseStep::Again,
-                        CourseStep::ShutDown,
+                let scenario = Scenario::default_session(name, &musts)
+                    .with_world(|options| super::set_workload(options, mix, blocks))
+                    .with_world(|options| options.medium.latency = latency)
+                    .with_steps(&[
+                        RunStep::Attach,
+                        RunStep::WorkPartly(20),
+                        RunStep::Request(wish),
+                        RunStep::WorkPartly(10),
+                        RunStep::Settle,
+                        RunStep::StopFaults,
+                        RunStep::Recover,
+                        RunStep::ReadBack,
+                        RunStep::Again,
+                        RunStep::ShutDown,
                     ]);
                 table.push(scenario);
             }
@@ -82,7 +82,7 @@ fn wishes() -> Vec<Scenario> {
 }
 
 /// The process ends; the next host finds the device with requests still in progress.
-fn crashes() -> Vec<Scenario> {
+fn process_crashes() -> Vec<Scenario> {
     let mut table = Vec::new();
     for (reach_name, reach) in [
         ("direct", DataAccess::Direct),
@@ -92,17 +92,17 @@ fn crashes() -> Vec<Scenario> {
         for submitted in [0, 1, 20, 40] {
             let musts = [ScenarioCheck::Attach, ScenarioCheck::Reattach];
             let name = format!("owner/crash/{reach_name}/after-{submitted}");
-            let scenario = Scenario::session(name, &musts)
-                .world(super::slow)
-                .world(|options| options.function.reach = reach)
-                .steps(&[
-                    CourseStep::Attach,
-                    CourseStep::WorkPartly(submitted),
-                    CourseStep::Crash,
-                    CourseStep::Recover,
-                    CourseStep::ReadBack,
-                    CourseStep::Again,
-                    CourseStep::ShutDown,
+            let scenario = Scenario::default_session(name, &musts)
+                .with_world(super::slow_medium)
+                .with_world(|options| options.function.reach = reach)
+                .with_steps(&[
+                    RunStep::Attach,
+                    RunStep::WorkPartly(submitted),
+                    RunStep::Crash,
+                    RunStep::Recover,
+                    RunStep::ReadBack,
+                    RunStep::Again,
+                    RunStep::ShutDown,
                 ]);
             table.push(scenario);
         }

@@ -5,15 +5,22 @@ use tenmil_nvme_host::State;
 
 use crate::fault_injector::{Fault, FaultTrigger, PlannedFault, lies};
 use crate::scenario::{Scenario, ScenarioCheck};
-use crate::test_run::{CourseStep, OwnerAction, SESSION};
+use crate::test_run::{OwnerAction, RunStep, SESSION};
 
 const REFUSED: ScenarioCheck = ScenarioCheck::NoQueues;
 
-pub(super) fn table() -> Vec<Scenario> {
-    [from_the_start(), during_a_reset(), under_load(), during_a_shutdown(), for_a_while()].concat()
+pub(super) fn register_scenarios() -> Vec<Scenario> {
+    [
+        register_faults_from_the_start(),
+        register_faults_during_a_reset(),
+        register_faults_under_load(),
+        register_faults_during_a_shutdown(),
+        temporary_register_faults(),
+    ]
+    .concat()
 }
 
-fn from_the_start() -> Vec<Scenario> {
+fn register_faults_from_the_start() -> Vec<Scenario> {
     let refused = |why| {
         vec![ScenarioCheck::Refuse(why), REFUSED, ScenarioCheck::Reattach, ScenarioCheck::Strike(1)]
     };
@@ -44,14 +51,14 @@ fn from_the_start() -> Vec<Scenario> {
         ("masked", Fault::Masked, refused("CAP reads as all ones")),
     ];
     let scenario = |(name, fault, musts): (&str, Fault, Vec<ScenarioCheck>)| {
-        Scenario::session(format!("registers/start/{name}"), &musts)
-            .plan(&[PlannedFault::always(fault)])
+        Scenario::default_session(format!("registers/start/{name}"), &musts)
+            .with_faults(&[PlannedFault::for_all_commands(fault)])
     };
     rows.into_iter().map(scenario).collect()
 }
 
 /// The fault begins when CC.EN is cleared for a reset requested by the owner.
-fn during_a_reset() -> Vec<Scenario> {
+fn register_faults_during_a_reset() -> Vec<Scenario> {
     let dead = [
         ScenarioCheck::Attach,
         ScenarioCheck::EndState(State::Dead),
@@ -91,24 +98,26 @@ fn during_a_reset() -> Vec<Scenario> {
     let scenario = |(name, fault, musts): (&str, Fault, [ScenarioCheck; 4])| {
         // The capabilities are read before CC.EN is cleared, so the fault must be armed before the
         // reset.
-        Scenario::session(format!("registers/reset/{name}"), &musts).world(super::slow).steps(&[
-            CourseStep::Attach,
-            CourseStep::WorkPartly(20),
-            CourseStep::Arm(PlannedFault::always(fault)),
-            CourseStep::Request(OwnerAction::Reset),
-            CourseStep::Work,
-            CourseStep::StopFaults,
-            CourseStep::Recover,
-            CourseStep::ReadBack,
-            CourseStep::Again,
-            CourseStep::ShutDown,
-        ])
+        Scenario::default_session(format!("registers/reset/{name}"), &musts)
+            .with_world(super::slow_medium)
+            .with_steps(&[
+                RunStep::Attach,
+                RunStep::WorkPartly(20),
+                RunStep::Arm(PlannedFault::for_all_commands(fault)),
+                RunStep::Request(OwnerAction::Reset),
+                RunStep::Work,
+                RunStep::StopFaults,
+                RunStep::Recover,
+                RunStep::ReadBack,
+                RunStep::Again,
+                RunStep::ShutDown,
+            ])
     };
     rows.into_iter().map(scenario).collect()
 }
 
 /// The fault begins with requests in flight and no reset requested.
-fn under_load() -> Vec<Scenario> {
+fn register_faults_under_load() -> Vec<Scenario> {
     let rows = [
         ("fatal", lies::FATAL, "Fatal"),
         ("ready-lost", lies::NEVER_READY, "NotReady"),
@@ -124,10 +133,11 @@ fn under_load() -> Vec<Scenario> {
                 ScenarioCheck::Reattach,
             ];
             let name = format!("registers/load/{name}/{work}");
-            let scenario = Scenario::session(name, &musts)
-                .plan(&[PlannedFault::always(fault).gate(FaultTrigger::IoCompletions(10))])
-                .world(super::slow)
-                .world(|options| super::work(options, mix, blocks));
+            let scenario = Scenario::default_session(name, &musts)
+                .with_faults(&[PlannedFault::for_all_commands(fault)
+                    .with_trigger(FaultTrigger::IoCompletions(10))])
+                .with_world(super::slow_medium)
+                .with_world(|options| super::set_workload(options, mix, blocks));
             table.push(scenario);
         }
     }
@@ -135,7 +145,7 @@ fn under_load() -> Vec<Scenario> {
 }
 
 /// The fault begins when CC.SHN is set.
-fn during_a_shutdown() -> Vec<Scenario> {
+fn register_faults_during_a_shutdown() -> Vec<Scenario> {
     let unclean = [
         ScenarioCheck::Attach,
         ScenarioCheck::Succeed,
@@ -164,25 +174,27 @@ fn during_a_shutdown() -> Vec<Scenario> {
         ("gone", Fault::Gone, removed),
     ];
     let scenario = |(name, fault, musts): (&str, Fault, [ScenarioCheck; 4])| {
-        Scenario::session(format!("registers/shutdown/{name}"), &musts)
-            .plan(&[PlannedFault::always(fault).gate(FaultTrigger::Shutdowns(1))])
-            .steps(&[
-                CourseStep::Attach,
-                CourseStep::Work,
-                CourseStep::Request(OwnerAction::ShutDown),
-                CourseStep::AwaitEnd,
-                CourseStep::StopFaults,
-                CourseStep::Recover,
-                CourseStep::ReadBack,
-                CourseStep::Again,
-                CourseStep::ShutDown,
+        Scenario::default_session(format!("registers/shutdown/{name}"), &musts)
+            .with_faults(&[
+                PlannedFault::for_all_commands(fault).with_trigger(FaultTrigger::Shutdowns(1))
+            ])
+            .with_steps(&[
+                RunStep::Attach,
+                RunStep::Work,
+                RunStep::Request(OwnerAction::ShutDown),
+                RunStep::AwaitEnd,
+                RunStep::StopFaults,
+                RunStep::Recover,
+                RunStep::ReadBack,
+                RunStep::Again,
+                RunStep::ShutDown,
             ])
     };
     rows.into_iter().map(scenario).collect()
 }
 
 /// The fault occurs a few times only.
-fn for_a_while() -> Vec<Scenario> {
+fn temporary_register_faults() -> Vec<Scenario> {
     let mut table = Vec::new();
     for times in [1, 3, 10] {
         let fine = [
@@ -194,15 +206,20 @@ fn for_a_while() -> Vec<Scenario> {
         for (name, fault) in
             [("never-ready", lies::NEVER_READY), ("never-not-ready", lies::NEVER_NOT_READY)]
         {
-            let scenario = Scenario::session(format!("registers/while/{name}/{times}"), &fine);
-            table.push(scenario.plan(&[PlannedFault::always(fault).times(times)]).steps(SESSION));
+            let scenario =
+                Scenario::default_session(format!("registers/while/{name}/{times}"), &fine);
+            table.push(
+                scenario
+                    .with_faults(&[PlannedFault::for_all_commands(fault).with_count(times)])
+                    .with_steps(SESSION),
+            );
         }
         let name = format!("registers/while/masked/{times}");
         let musts = [ScenarioCheck::Refuse("all ones"), ScenarioCheck::Reattach];
         // A single read is enough: the driver does not wait for a controller that reads as all
         // ones.
-        let masked = PlannedFault::always(Fault::Masked).times(times);
-        table.push(Scenario::session(name, &musts).plan(&[masked]));
+        let masked = PlannedFault::for_all_commands(Fault::Masked).with_count(times);
+        table.push(Scenario::default_session(name, &musts).with_faults(&[masked]));
     }
     table
 }

@@ -3,92 +3,100 @@
 
 use tenmil_base::{BlockDevice, Durability, Instant, IoChannel, IoStatus, Operation, Random, Span};
 
-use super::{DataLayout, Mix, Profile, Workload};
-use crate::bus::Bus;
-use crate::failure::Violation;
+use super::{DataLayout, OperationMix, Workload, WorkloadProfile};
+use crate::data_oracle::{DataMismatch, DataOracle};
 use crate::fault_injector::FaultInjector;
-use crate::medium::{MediumFault, MediumOptions, PlannedMediumFault, SimMedium};
-use crate::oracle::{DataMismatch, Oracle};
+use crate::sim_bus::SimBus;
+use crate::sim_medium::{MediumFault, MediumOptions, PlannedMediumFault, SimMedium};
+use crate::violation::Violation;
 
-const PROFILE: Profile = Profile {
+const PROFILE: WorkloadProfile = WorkloadProfile {
     count: 400,
     depth: 16,
-    mix: Mix::ReadsAndWrites,
+    mix: OperationMix::ReadsAndWrites,
     blocks: (1, 8),
     span: 64,
     pieces: DataLayout::Whole,
 };
 const BLOCK: u32 = 1024;
 
-struct Bench {
-    bus: Bus,
+struct WorkloadTest {
+    bus: SimBus,
     medium: SimMedium,
     channel: Box<dyn IoChannel>,
     workload: Workload,
 }
 
-fn bench(profile: Profile, options: MediumOptions, seed: u64) -> Bench {
+fn workload_test(profile: WorkloadProfile, options: MediumOptions, seed: u64) -> WorkloadTest {
     let mut random = Random::new(seed);
-    let bus = Bus::new(1 << 20, 1 << 12, FaultInjector::new(&[], random.fork())).unwrap();
+    let bus = SimBus::new(1 << 20, 1 << 12, FaultInjector::new(&[], random.fork())).unwrap();
     let options = MediumOptions { block_size: BLOCK, block_count: 128, ..options };
     let is_volatile = options.durability == Durability::VolatileCache;
     let medium = SimMedium::new(&bus, options, random.fork());
     let channel = medium.channel().unwrap();
-    let oracle = Oracle::new(seed, BLOCK as usize, is_volatile);
+    let oracle = DataOracle::new(seed, BLOCK as usize, is_volatile);
     let workload = Workload::new(&bus, profile, oracle, BLOCK, random.fork());
-    Bench { bus, medium, channel, workload }
+    WorkloadTest { bus, medium, channel, workload }
 }
 
-impl Bench {
-    fn run(&mut self) -> Vec<Violation> {
+impl WorkloadTest {
+    fn run_until_done(&mut self) -> Vec<Violation> {
         while !self.workload.is_done() && self.medium.is_powered() {
             self.workload.submit(&mut *self.channel);
             let wake = self.channel.wake_at();
             if wake == Instant::NEVER {
                 break;
             }
-            self.bus.with(|state| state.clock.jump(wake));
+            self.bus.with_state(|state| state.clock.jump_to(wake));
             self.workload.poll(self.bus.now(), &mut *self.channel);
         }
-        self.failures()
+        self.reported_violations()
     }
 
-    fn failures(&self) -> Vec<Violation> {
-        self.bus.with(|state| state.failures.clone())
+    fn reported_violations(&self) -> Vec<Violation> {
+        self.bus.with_state(|state| state.failures.clone())
     }
 
-    fn review(&mut self) -> Vec<Violation> {
-        self.workload.review();
-        self.run()
+    fn read_back_all(&mut self) -> Vec<Violation> {
+        self.workload.read_back_written_blocks();
+        self.run_until_done()
     }
 }
 
 #[test]
-fn a_good_medium_answers_everything_and_nothing_is_found() {
-    for (seed, mix) in
-        (0..).zip([Mix::Reads, Mix::Writes, Mix::ReadsAndWrites, Mix::Flushes, Mix::Everything])
-    {
+fn conforming_medium_causes_no_violation() {
+    for (seed, mix) in (0..).zip([
+        OperationMix::Reads,
+        OperationMix::Writes,
+        OperationMix::ReadsAndWrites,
+        OperationMix::Flushes,
+        OperationMix::Everything,
+    ]) {
         for pieces in [DataLayout::Whole, DataLayout::Offset, DataLayout::Pages] {
-            let mut bench =
-                bench(Profile { mix, pieces, ..PROFILE }, MediumOptions::default(), seed);
-            assert_eq!(bench.run(), [], "{mix:?} {pieces:?}");
+            let mut bench = workload_test(
+                WorkloadProfile { mix, pieces, ..PROFILE },
+                MediumOptions::default(),
+                seed,
+            );
+            assert_eq!(bench.run_until_done(), [], "{mix:?} {pieces:?}");
             assert!(bench.workload.is_done(), "{mix:?} {pieces:?}");
-            assert_eq!(bench.review(), [], "{mix:?} {pieces:?}");
-            let counts = bench.workload.counts();
+            assert_eq!(bench.read_back_all(), [], "{mix:?} {pieces:?}");
+            let counts = bench.workload.request_counts();
             assert!(counts.submitted >= PROFILE.count);
             assert!(counts.verified > 0);
-            bench.workload.release();
-            assert_eq!(bench.bus.pool().free_bytes(), 1 << 20);
+            bench.workload.release_memory();
+            assert_eq!(bench.bus.host_memory_pool().free_bytes(), 1 << 20);
         }
     }
 }
 
 #[test]
-fn lost_torn_and_misdirected_writes_are_found_for_what_they_are() {
+fn lost_torn_and_misdirected_writes_are_detected_by_kind() {
     let found = |fault| {
-        let mischief = vec![PlannedMediumFault::on(Operation::Write, fault).skip(20)];
+        let mischief =
+            vec![PlannedMediumFault::for_operation(Operation::Write, fault).with_skip(20)];
         let options = MediumOptions { mischief, ..MediumOptions::default() };
-        bench(PROFILE, options, 7).run()
+        workload_test(PROFILE, options, 7).run_until_done()
     };
     let is = |found: &[Violation], wanted: fn(&DataMismatch) -> bool| {
         found.iter().any(
@@ -102,32 +110,41 @@ fn lost_torn_and_misdirected_writes_are_found_for_what_they_are() {
 }
 
 #[test]
-fn an_error_of_the_medium_is_an_outcome_and_no_failure() {
+fn media_error_is_a_status_and_no_violation() {
     let mischief = vec![
-        PlannedMediumFault::always(MediumFault::Fail(IoStatus::INTERNAL_ERROR)).skip(5).times(9),
+        PlannedMediumFault::for_all_operations(MediumFault::Fail(IoStatus::INTERNAL_ERROR))
+            .with_skip(5)
+            .with_count(9),
     ];
-    let mut bench = bench(PROFILE, MediumOptions { mischief, ..MediumOptions::default() }, 1);
-    assert_eq!(bench.run(), []);
-    assert_eq!(bench.workload.counts().failed, 9);
+    let mut bench =
+        workload_test(PROFILE, MediumOptions { mischief, ..MediumOptions::default() }, 1);
+    assert_eq!(bench.run_until_done(), []);
+    assert_eq!(bench.workload.request_counts().failed, 9);
 }
 
 /// A power cut after every single request of a session: flushed data are never lost, and a medium
 /// that ignores flushes is detected.
 #[test]
-fn flushed_blocks_survive_a_cut_at_any_moment_unless_a_flush_was_forgotten() {
-    let profile = Profile { count: 60, mix: Mix::Flushes, span: 16, blocks: (1, 4), ..PROFILE };
+fn flushed_blocks_survive_a_power_cut_unless_a_flush_was_ignored() {
+    let profile = WorkloadProfile {
+        count: 60,
+        mix: OperationMix::Flushes,
+        span: 16,
+        blocks: (1, 4),
+        ..PROFILE
+    };
     let found_after_cut = |options: &MediumOptions, cut: u64| {
-        let mut bench = bench(profile, options.clone(), cut);
+        let mut bench = workload_test(profile, options.clone(), cut);
         bench.medium.cut_power_after(cut);
-        assert_eq!(bench.run(), []);
+        assert_eq!(bench.run_until_done(), []);
         bench.medium.cut_power();
         bench.workload.power_cut();
         bench.medium.restore_power();
-        !bench.review().is_empty()
+        !bench.read_back_all().is_empty()
     };
     let honest = MediumOptions::default();
     assert!((1..60).all(|cut| !found_after_cut(&honest, cut)));
-    let forgets = PlannedMediumFault::always(MediumFault::ForgetFlush);
+    let forgets = PlannedMediumFault::for_all_operations(MediumFault::ForgetFlush);
     let forgetful = MediumOptions { mischief: vec![forgets], ..MediumOptions::default() };
     let found = (1..60).filter(|cut| found_after_cut(&forgetful, *cut)).count();
     assert!(found > 20, "found {found} times");
@@ -137,13 +154,14 @@ fn flushed_blocks_survive_a_cut_at_any_moment_unless_a_flush_was_forgotten() {
 }
 
 #[test]
-fn what_is_never_answered_stays_outstanding_and_the_oldest_is_known() {
-    let mischief = vec![PlannedMediumFault::always(MediumFault::Stall).skip(3).times(2)];
+fn uncompleted_request_stays_outstanding_and_the_oldest_is_known() {
+    let mischief =
+        vec![PlannedMediumFault::for_all_operations(MediumFault::Stall).with_skip(3).with_count(2)];
     let latency = (Span::from_us(1), Span::from_us(1));
     let options = MediumOptions { mischief, latency, ..MediumOptions::default() };
-    let mut bench = bench(Profile { count: 20, ..PROFILE }, options, 1);
-    assert_eq!(bench.run(), []);
+    let mut bench = workload_test(WorkloadProfile { count: 20, ..PROFILE }, options, 1);
+    assert_eq!(bench.run_until_done(), []);
     assert!(!bench.workload.is_done());
-    assert_eq!(bench.workload.outstanding(), 2);
-    assert_eq!(bench.workload.oldest().map(|(token, _)| token), Some(0x1_0003));
+    assert_eq!(bench.workload.outstanding_requests(), 2);
+    assert_eq!(bench.workload.oldest_outstanding().map(|(token, _)| token), Some(0x1_0003));
 }

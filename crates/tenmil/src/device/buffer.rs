@@ -51,7 +51,7 @@ impl BufferPool {
         self.0.free_bytes()
     }
 
-    pub(super) fn owns(&self, buffer: &Buffer) -> bool {
+    pub(super) fn is_from_pool(&self, buffer: &Buffer) -> bool {
         Arc::ptr_eq(&self.0, &buffer.pool.0)
     }
 }
@@ -89,7 +89,7 @@ impl Buffer {
     ///
     /// If the range passes the end of the buffer.
     pub fn load(&self, skip_bytes: u32, into: &mut [u8]) {
-        let segment = self.part(skip_bytes, into.len());
+        let segment = self.buffer_segment(skip_bytes, into.len());
         self.pool.0.load(segment, into).expect("a part of a buffer lies in its region");
     }
 
@@ -109,7 +109,7 @@ impl Buffer {
     ///
     /// If the range passes the end of the buffer.
     pub fn store(&mut self, skip_bytes: u32, from: &[u8]) {
-        let segment = self.part(skip_bytes, from.len());
+        let segment = self.buffer_segment(skip_bytes, from.len());
         self.pool.0.store(segment, from).expect("a part of a buffer lies in its region");
     }
 
@@ -129,7 +129,7 @@ impl Buffer {
         bytes
     }
 
-    fn part(&self, skip_bytes: u32, len: usize) -> Segment {
+    fn buffer_segment(&self, skip_bytes: u32, len: usize) -> Segment {
         let len_bytes = u32::try_from(len).ok();
         let part = len_bytes.and_then(|len_bytes| self.segment.slice(skip_bytes, len_bytes));
         part.unwrap_or_else(|| {
@@ -144,7 +144,7 @@ impl Buffer {
     }
 
     /// Leaks the memory: a device may still access it and will never report the end of the access.
-    pub(super) fn leak(self) {
+    pub(super) fn leak_memory(self) {
         let _ = ManuallyDrop::new(self);
     }
 }

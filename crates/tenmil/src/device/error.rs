@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tenmil_base::{Error, ErrorCategory, IoStatus, Operation};
 use tenmil_wire::Status;
 
-use super::slot::SlotRequest;
+use super::operation_slots::SlotRequest;
 
 /// A failed operation, with the buffer that was passed to it. It converts to an [`Error`], which drops
 /// the buffer.

@@ -5,8 +5,8 @@ use tenmil_base::{Operation, RequestFlags};
 use super::Device;
 use super::buffer::Buffer;
 use super::error::{IoError, IoErrorKind};
-use super::io::IoFuture;
-use super::slot::SlotRequest;
+use super::io_future::IoFuture;
+use super::operation_slots::SlotRequest;
 
 impl Device {
     /// Reads into the whole buffer, starting at block `lba`.
@@ -24,7 +24,7 @@ impl Device {
     /// # }
     /// ```
     pub async fn read(&self, lba: u64, buffer: Buffer) -> Result<Buffer, IoError> {
-        self.transfer(Operation::Read, RequestFlags::NONE, lba, buffer).await
+        self.transfer_buffer(Operation::Read, RequestFlags::NONE, lba, buffer).await
     }
 
     /// Writes the whole buffer, starting at block `lba`.
@@ -44,7 +44,7 @@ impl Device {
     /// # }
     /// ```
     pub async fn write(&self, lba: u64, buffer: Buffer) -> Result<Buffer, IoError> {
-        self.transfer(Operation::Write, RequestFlags::NONE, lba, buffer).await
+        self.transfer_buffer(Operation::Write, RequestFlags::NONE, lba, buffer).await
     }
 
     /// Like [`write`](Self::write), with Force Unit Access: the blocks are persistent when it
@@ -62,7 +62,7 @@ impl Device {
     /// # }
     /// ```
     pub async fn write_fua(&self, lba: u64, buffer: Buffer) -> Result<Buffer, IoError> {
-        self.transfer(Operation::Write, RequestFlags::FUA, lba, buffer).await
+        self.transfer_buffer(Operation::Write, RequestFlags::FUA, lba, buffer).await
     }
 
     /// Compares the buffer with the blocks that start at `lba`. A difference is reported as
@@ -83,7 +83,7 @@ impl Device {
     /// # }
     /// ```
     pub async fn compare(&self, lba: u64, buffer: Buffer) -> Result<Buffer, IoError> {
-        self.transfer(Operation::Compare, RequestFlags::NONE, lba, buffer).await
+        self.transfer_buffer(Operation::Compare, RequestFlags::NONE, lba, buffer).await
     }
 
     /// Compares the blocks that start at `lba` with the first half of the buffer and, if they are
@@ -105,7 +105,7 @@ impl Device {
     /// # }
     /// ```
     pub async fn compare_and_write(&self, lba: u64, buffer: Buffer) -> Result<Buffer, IoError> {
-        self.transfer(Operation::CompareAndWrite, RequestFlags::NONE, lba, buffer).await
+        self.transfer_buffer(Operation::CompareAndWrite, RequestFlags::NONE, lba, buffer).await
     }
 
     /// Makes every write that completed before this call persistent.
@@ -124,7 +124,7 @@ impl Device {
     /// # }
     /// ```
     pub async fn flush(&self) -> Result<(), IoError> {
-        self.command(Operation::Flush, 0, 0, 0).await
+        self.execute_without_data(Operation::Flush, 0, 0, 0).await
     }
 
     /// Deallocates blocks. What they read as afterwards depends on the device.
@@ -141,7 +141,7 @@ impl Device {
     /// # }
     /// ```
     pub async fn deallocate(&self, lba: u64, blocks: u32) -> Result<(), IoError> {
-        self.command(Operation::Deallocate, lba, blocks, 0).await
+        self.execute_without_data(Operation::Deallocate, lba, blocks, 0).await
     }
 
     /// Writes zeroes to blocks without transferring data.
@@ -158,7 +158,7 @@ impl Device {
     /// # }
     /// ```
     pub async fn write_zeroes(&self, lba: u64, blocks: u32) -> Result<(), IoError> {
-        self.command(Operation::WriteZeroes, lba, blocks, 0).await
+        self.execute_without_data(Operation::WriteZeroes, lba, blocks, 0).await
     }
 
     /// Copies `blocks` blocks from `from` to `lba` on the device. No data passes through host
@@ -177,7 +177,7 @@ impl Device {
     /// # }
     /// ```
     pub async fn copy(&self, from: u64, lba: u64, blocks: u32) -> Result<(), IoError> {
-        self.command(Operation::Copy, lba, blocks, from).await
+        self.execute_without_data(Operation::Copy, lba, blocks, from).await
     }
 
     /// Verifies that blocks can be read, without transferring data.
@@ -196,7 +196,7 @@ impl Device {
     /// # }
     /// ```
     pub async fn verify(&self, lba: u64, blocks: u32) -> Result<(), IoError> {
-        self.command(Operation::Verify, lba, blocks, 0).await
+        self.execute_without_data(Operation::Verify, lba, blocks, 0).await
     }
 
     /// Marks blocks as uncorrectable: reads of them fail until they are written again.
@@ -214,43 +214,47 @@ impl Device {
     /// # }
     /// ```
     pub async fn write_uncorrectable(&self, lba: u64, blocks: u32) -> Result<(), IoError> {
-        self.command(Operation::WriteUncorrectable, lba, blocks, 0).await
+        self.execute_without_data(Operation::WriteUncorrectable, lba, blocks, 0).await
     }
 
-    async fn transfer(
+    async fn transfer_buffer(
         &self,
         operation: Operation,
         flags: RequestFlags,
         lba: u64,
         buffer: Buffer,
     ) -> Result<Buffer, IoError> {
-        let blocks = self.blocks_of(operation, &buffer);
+        let blocks = self.block_count_of_buffer(operation, &buffer);
         let buffer = Some(buffer);
         let mut order = SlotRequest { operation, lba, operand: 0, blocks: 0, flags, buffer };
         match blocks {
             Ok(blocks) => order.blocks = blocks,
-            Err(why) => return Err(IoError::new(&self.shared().name, order, why)),
+            Err(why) => return Err(IoError::new(&self.device_state().name, order, why)),
         }
-        let buffer = IoFuture::new(self.shared(), order).await?;
+        let buffer = IoFuture::new(self.device_state(), order).await?;
         Ok(buffer
             .unwrap_or_else(|| unreachable!("an operation returns the buffer that it was given")))
     }
 
     /// Number of blocks that the buffer covers, or why it cannot be used for this operation.
-    fn blocks_of(&self, operation: Operation, buffer: &Buffer) -> Result<u32, IoErrorKind> {
-        self.check(operation)?;
+    fn block_count_of_buffer(
+        &self,
+        operation: Operation,
+        buffer: &Buffer,
+    ) -> Result<u32, IoErrorKind> {
+        self.check_supported(operation)?;
         let parts = if operation == Operation::CompareAndWrite { 2 } else { 1 };
         let (len_bytes, block_size) = (buffer.len_bytes(), self.limits().block_size * parts);
         if len_bytes == 0 || !len_bytes.is_multiple_of(block_size) {
             return Err(IoErrorKind::Length { len_bytes, block_size });
         }
-        if !self.shared().buffers.owns(buffer) {
+        if !self.device_state().buffers.is_from_pool(buffer) {
             return Err(IoErrorKind::ForeignBuffer);
         }
         Ok(len_bytes / block_size)
     }
 
-    async fn command(
+    async fn execute_without_data(
         &self,
         operation: Operation,
         lba: u64,
@@ -265,13 +269,13 @@ impl Device {
             flags: RequestFlags::NONE,
             buffer: None,
         };
-        if let Err(why) = self.check(operation) {
-            return Err(IoError::new(&self.shared().name, order, why));
+        if let Err(why) = self.check_supported(operation) {
+            return Err(IoError::new(&self.device_state().name, order, why));
         }
-        IoFuture::new(self.shared(), order).await.map(drop)
+        IoFuture::new(self.device_state(), order).await.map(drop)
     }
 
-    fn check(&self, operation: Operation) -> Result<(), IoErrorKind> {
+    fn check_supported(&self, operation: Operation) -> Result<(), IoErrorKind> {
         let has = self.limits().operations.has(operation);
         if has { Ok(()) } else { Err(IoErrorKind::Unsupported(operation)) }
     }

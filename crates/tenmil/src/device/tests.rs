@@ -1,5 +1,5 @@
 mod dropping;
-mod ending;
+mod removal;
 mod waiting;
 
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use tenmil_base::{
     ChannelWakeup, CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
     Memory, Operation, OperationSet, Request, Segment, Span,
 };
-use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
+use tenmil_dma::{CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_linux::{EventLoop, NextStep, Sleeper};
 use tenmil_reactor::{
     Reactor, ReactorOptions, ReactorSet, Registry, ThreadBuilder, ThreadHandle, TimeSource,
@@ -24,9 +24,9 @@ use super::{Buffer, BufferPool, Device, DeviceThread, IoError};
 /// A device that completes requests on demand. The memory of each request in flight is filled with
 /// a pattern, which must still be there at the completion.
 #[derive(Clone)]
-struct Slow(Arc<Mutex<Inner>>);
+struct ManualDevice(Arc<Mutex<ManualDeviceState>>);
 
-struct Inner {
+struct ManualDeviceState {
     pool: DevicePool,
     /// Queue depth.
     room: usize,
@@ -44,23 +44,23 @@ struct Inner {
     again_at: Instant,
 }
 
-struct SlowBackend {
-    slow: Slow,
+struct ManualChannel {
+    slow: ManualDevice,
     limits: Limits,
 }
 
-impl Slow {
-    fn inner<T>(&self, work: impl FnOnce(&mut Inner) -> T) -> T {
+impl ManualDevice {
+    fn lock_state<T>(&self, work: impl FnOnce(&mut ManualDeviceState) -> T) -> T {
         work(&mut self.0.lock().unwrap())
     }
 
-    fn held(&self) -> usize {
-        self.inner(|inner| inner.held.len())
+    fn held_requests(&self) -> usize {
+        self.lock_state(|inner| inner.held.len())
     }
 
     /// Completes the request in flight with this index.
     fn completion(&self, index: usize) {
-        self.inner(|inner| {
+        self.lock_state(|inner| {
             let (request, segment, pattern) = inner.held.swap_remove(index);
             if let Some(segment) = segment {
                 let mut bytes = vec![0; segment.len_bytes as usize];
@@ -74,17 +74,17 @@ impl Slow {
     }
 
     fn complete_all(&self) {
-        (0..self.held()).for_each(|_| self.completion(0));
+        (0..self.held_requests()).for_each(|_| self.completion(0));
     }
 }
 
-impl IoChannel for SlowBackend {
+impl IoChannel for ManualChannel {
     fn limits(&self) -> &Limits {
         &self.limits
     }
 
     fn submit(&mut self, _: Instant, requests: &[Request], segments: &[Segment]) -> usize {
-        let (count, panics) = self.slow.inner(|inner| {
+        let (count, panics) = self.slow.lock_state(|inner| {
             let room = inner.room.saturating_sub(inner.held.len() + inner.done.len());
             let count = requests.len().min(room);
             for request in &requests[..count] {
@@ -105,20 +105,20 @@ impl IoChannel for SlowBackend {
 
     fn poll(&mut self, _: Instant, completions: &mut CompletionBatch) -> usize {
         let (done, panics) =
-            self.slow.inner(|inner| (std::mem::take(&mut inner.done), inner.panics));
+            self.slow.lock_state(|inner| (std::mem::take(&mut inner.done), inner.panics));
         assert!(!panics, "on purpose");
         completions.append(&done);
         done.len()
     }
 }
 
-impl ChannelWakeup for SlowBackend {
+impl ChannelWakeup for ManualChannel {
     fn wake_at(&self) -> Instant {
-        self.slow.inner(|inner| inner.again_at)
+        self.slow.lock_state(|inner| inner.again_at)
     }
 
     fn arm(&mut self) -> bool {
-        self.slow.inner(|inner| {
+        self.slow.lock_state(|inner| {
             inner.arms += 1;
             !inner.done.is_empty()
         })
@@ -126,27 +126,27 @@ impl ChannelWakeup for SlowBackend {
 }
 
 /// One reactor in simulated time with a device on it.
-struct Stand {
+struct TestThread {
     now_ns: Arc<AtomicU64>,
     reactor: Reactor,
     sleeper: Sleeper,
     directory: Arc<Registry>,
     thread: ThreadHandle,
-    slow: Slow,
+    slow: ManualDevice,
     device: Device,
 }
 
 const BLOCK: u32 = 512;
 const PAGE: u32 = 4096;
 
-fn pool(pages: u32) -> DevicePool {
+fn buffer_pool(pages: u32) -> DevicePool {
     let regions = RegionTable::new(1);
-    let mapping = Mapping::new((pages * PAGE) as usize, Backing::Private).unwrap();
-    let memory = regions.add(mapping).unwrap();
+    let mapping = MemoryMapping::new((pages * PAGE) as usize, MemoryBacking::Private).unwrap();
+    let memory = regions.add_mapping(mapping).unwrap();
     DevicePool::new(regions, memory, DeviceKind::Emulated, CommandStore::Plain)
 }
 
-impl Stand {
+impl TestThread {
     /// Creates a device with `depth` slots and a queue depth of `room`.
     fn new(depth: u32, room: usize, pages: u32) -> Self {
         let now_ns = Arc::new(AtomicU64::new(1_000_000));
@@ -157,8 +157,8 @@ impl Stand {
             ReactorSet::new(&[0], &options, &stopwatch, now).unwrap();
         let (reactor, sleeper) = reactors.remove(0);
         let thread = directory.spawn(ThreadBuilder::new("storage")).unwrap();
-        let pool = pool(pages);
-        let slow = Slow(Arc::new(Mutex::new(Inner {
+        let pool = buffer_pool(pages);
+        let slow = ManualDevice(Arc::new(Mutex::new(ManualDeviceState {
             pool: pool.clone(),
             room,
             held: Vec::new(),
@@ -170,20 +170,20 @@ impl Stand {
             arms: 0,
             again_at: Instant::NEVER,
         })));
-        let backend = SlowBackend { slow: slow.clone(), limits: limits(depth) };
+        let backend = ManualChannel { slow: slow.clone(), limits: device_limits(depth) };
         let buffers = BufferPool::new(pool);
         let device = attach(&thread, "slow", backend, &buffers).unwrap();
         let mut stand = Self { now_ns, reactor, sleeper, directory, thread, slow, device };
-        stand.turn(5);
+        stand.run_iteration(5);
         stand
     }
 
     /// Runs `count` iterations, a microsecond apart. Returns the result of the last one.
-    fn turn(&mut self, count: usize) -> NextStep {
+    fn run_iteration(&mut self, count: usize) -> NextStep {
         let mut wait = NextStep::Again;
         for _ in 0..count {
             wait = self.reactor.iterate(self.now());
-            self.pass(Span::from_us(1));
+            self.advance_time(Span::from_us(1));
         }
         wait
     }
@@ -192,20 +192,20 @@ impl Stand {
         Instant { ns: self.now_ns.load(Ordering::Relaxed) }
     }
 
-    fn pass(&self, span: Span) {
+    fn advance_time(&self, span: Span) {
         self.now_ns.fetch_add(span.ns, Ordering::Relaxed);
     }
 
     /// Runs iterations until the reactor wants to sleep, and lets it sleep. False if it stays
     /// awake.
-    fn falls_asleep(&mut self) -> bool {
+    fn run_until_asleep(&mut self) -> bool {
         for _ in 0..10_000 {
-            if let NextStep::SleepUntil(_) = self.turn(1) {
-                self.sleeper.announce();
+            if let NextStep::SleepUntil(_) = self.run_iteration(1) {
+                self.sleeper.announce_sleep();
                 if !self.reactor.arm(self.now()) {
                     return true;
                 }
-                self.sleeper.cancel();
+                self.sleeper.cancel_sleep();
                 self.reactor.handle_wakeup(&[]);
                 return false;
             }
@@ -213,9 +213,9 @@ impl Stand {
         false
     }
 
-    fn read(&self, lba: u64, buffer: Buffer) -> Op {
+    fn start_read(&self, lba: u64, buffer: Buffer) -> PolledOperation {
         let device = self.device.clone();
-        Op::new(async move { device.read(lba, buffer).await })
+        PolledOperation::new(async move { device.read(lba, buffer).await })
     }
 
     fn buffer(&self) -> Buffer {
@@ -223,7 +223,7 @@ impl Stand {
     }
 
     fn free_bytes(&self) -> u64 {
-        self.device.shared().buffers.free_bytes()
+        self.device.device_state().buffers.free_bytes()
     }
 }
 
@@ -231,14 +231,14 @@ impl Stand {
 fn attach(
     thread: &ThreadHandle,
     name: &str,
-    backend: SlowBackend,
+    backend: ManualChannel,
     buffers: &BufferPool,
 ) -> Result<Device, tenmil_base::Error> {
     let (home, backend) = (DeviceThread::new(thread.clone()), Box::new(backend));
     Device::attach_to_thread(&home, name, backend, buffers, Arc::default(), Weak::new())
 }
 
-fn limits(depth_max: u32) -> Limits {
+fn device_limits(depth_max: u32) -> Limits {
     Limits {
         block_size: BLOCK,
         metadata_size: 0,
@@ -254,35 +254,35 @@ fn limits(depth_max: u32) -> Limits {
 }
 
 /// An operation that is polled explicitly when it was woken.
-struct Op {
+struct PolledOperation {
     future: Pin<Box<dyn Future<Output = Result<Buffer, IoError>> + Send>>,
-    woken: Arc<Woken>,
+    woken: Arc<WakeFlag>,
 }
 
 #[derive(Default)]
-struct Woken(AtomicBool);
+struct WakeFlag(AtomicBool);
 
-impl Woken {
+impl WakeFlag {
     fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-impl Wake for Woken {
+impl Wake for WakeFlag {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-impl Op {
+impl PolledOperation {
     fn new(future: impl Future<Output = Result<Buffer, IoError>> + Send + 'static) -> Self {
-        let woken = Arc::new(Woken(AtomicBool::new(true)));
+        let woken = Arc::new(WakeFlag(AtomicBool::new(true)));
         Self { future: Box::pin(future), woken }
     }
 
     /// Moves the operation to another task. Returns the waker of the previous one.
-    fn hand_over(&mut self) -> Arc<Woken> {
-        std::mem::replace(&mut self.woken, Arc::new(Woken(AtomicBool::new(true))))
+    fn change_task(&mut self) -> Arc<WakeFlag> {
+        std::mem::replace(&mut self.woken, Arc::new(WakeFlag(AtomicBool::new(true))))
     }
 
     /// Polls the operation if it was woken since the last time.

@@ -6,12 +6,12 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use tenmil_base::{Error, Span};
-use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
+use tenmil_dma::{CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_linux::thread_pool::ThreadPool;
 use tenmil_linux::{Clock, CpuList};
 use tenmil_reactor::{PollMode, ReactorOptions, Reactors, ThreadBuilder};
 
-use super::{Runtime, RuntimeInner, Services, THREADS_MAX, WAITING_MAX};
+use super::{Runtime, RuntimeInner, RuntimeServices, THREADS_MAX, WAITING_MAX};
 use crate::device::{BufferPool, DeviceThread};
 use crate::open_devices::OpenDevices;
 
@@ -136,35 +136,35 @@ impl RuntimeBuilder {
     pub fn start(self) -> Result<Runtime, Error> {
         let Self { cores, poll, pin, buffer_bytes, stop_timeout } = self;
         let (clock, regions) = (Clock::start(), RegionTable::new(REGIONS_MAX));
-        let buffers = buffer_pool(&regions, buffer_bytes)?;
+        let buffers = map_buffer_pool(&regions, buffer_bytes)?;
         let drain_max = Span { ns: u64::try_from(stop_timeout.as_nanos()).unwrap_or(u64::MAX) };
         let options = ReactorOptions { poll, pin, drain_max, ..ReactorOptions::default() };
-        let cores = cores.unwrap_or_else(CpuList::allowed);
+        let cores = cores.unwrap_or_else(CpuList::allowed_cpus);
         let refuse = |why: &dyn fmt::Display| format!("start a runtime on cores {cores}: {why}");
-        let reactors = Reactors::start(&cores, &options, &clock)
+        let reactors = Reactors::start_on_cores(&cores, &options, &clock)
             .map_err(|why| Error::new(why.category(), refuse(&why)))?;
         let registry = Arc::clone(reactors.registry());
         let start = |(number, reactor)| {
-            let thread = ThreadBuilder::new(&format!("devices-{number}")).on(reactor);
+            let thread = ThreadBuilder::new(&format!("devices-{number}")).on_reactor(reactor);
             let thread = reactors.spawn(thread);
             thread.map(DeviceThread::new).map_err(|why| Error::environment(refuse(&why)))
         };
         let threads = (0_u32..).zip(registry.reactors()).map(start).collect::<Result<_, _>>()?;
         let pool = ThreadPool::new(THREADS_MAX, WAITING_MAX);
         let devices = Arc::new(OpenDevices::new(regions, clock));
-        let services = Services { devices, registry, pool: pool.handle(), buffers };
+        let services = RuntimeServices { devices, registry, pool: pool.handle(), buffers };
         let (reactors, next, pool) = (Some(reactors), AtomicUsize::new(0), Some(pool));
         Ok(Runtime(Arc::new(RuntimeInner { reactors, threads, next, services, pool })))
     }
 }
 
 /// Maps the buffer memory.
-fn buffer_pool(regions: &RegionTable, buffer_bytes: u32) -> Result<BufferPool, Error> {
+fn map_buffer_pool(regions: &RegionTable, buffer_bytes: u32) -> Result<BufferPool, Error> {
     let refuse = |error: &dyn fmt::Display| {
         Error::environment(format!("start a runtime with {buffer_bytes} bytes of buffers: {error}"))
     };
-    let mapping = Mapping::new(buffer_bytes as usize, Backing::Private);
-    let memory = regions.add(mapping.map_err(|error| refuse(&error))?);
+    let mapping = MemoryMapping::new(buffer_bytes as usize, MemoryBacking::Private);
+    let memory = regions.add_mapping(mapping.map_err(|error| refuse(&error))?);
     let memory = memory.map_err(|error| refuse(&error))?;
     let (kind, store) = (DeviceKind::Emulated, CommandStore::Plain);
     Ok(BufferPool::new(DevicePool::new(regions.clone(), memory, kind, store)))

@@ -18,11 +18,11 @@ use crate::device::{Buffer, Device, IoError, IoErrorKind};
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 /// A runtime with one reactor.
-struct Stage(Runtime);
+struct TestRuntime(Runtime);
 
-impl Stage {
+impl TestRuntime {
     fn new() -> Self {
-        let core = tenmil_linux::CpuList::allowed().iter().next();
+        let core = tenmil_linux::CpuList::allowed_cpus().iter().next();
         let builder = Runtime::builder().cores(core).pin(false).buffer_bytes(4 << 20);
         Self(builder.stop_timeout(Duration::from_secs(20)).start().unwrap())
     }
@@ -44,41 +44,41 @@ impl Stage {
     }
 
     /// Waits until the reactor has handled a message.
-    fn pass_a_message(&self) {
+    fn run_through_mailbox(&self) {
         let (send, completion) = channel();
-        assert!(self.thread().call(move |_| send.send(()).unwrap()).is_ok());
+        assert!(self.thread().send_closure(move |_| send.send(()).unwrap()).is_ok());
         completion.recv_timeout(TIME_LIMIT).unwrap();
     }
 
     fn pollers(&self) -> Vec<String> {
-        let sample = self.0.registry().sample(self.now());
+        let sample = self.0.registry().sample_statistics(self.now());
         let pollers = sample.threads.iter().flat_map(|thread| &thread.pollers);
         pollers.map(|poller| poller.name.clone()).collect()
     }
 
     /// Number of polls that found work.
-    fn found(&self) -> u64 {
-        let sample = self.0.registry().sample(self.now());
+    fn contents_of(&self) -> u64 {
+        let sample = self.0.registry().sample_statistics(self.now());
         sample.threads.iter().flat_map(|thread| &thread.pollers).map(|poller| poller.found).sum()
     }
 }
 
-fn filled(device: &Device, blocks: u32, byte: u8) -> Buffer {
+fn filled_buffer(device: &Device, blocks: u32, byte: u8) -> Buffer {
     let len_bytes = blocks * device.limits().block_size;
     let mut buffer = device.buffer(len_bytes).unwrap();
     buffer.store(0, &vec![byte; len_bytes as usize]);
     buffer
 }
 
-fn status(ended: Result<Buffer, IoError>) -> Result<Vec<u8>, IoErrorKind> {
+fn io_status(ended: Result<Buffer, IoError>) -> Result<Vec<u8>, IoErrorKind> {
     ended.map(|buffer| buffer.to_vec()).map_err(|not_done| not_done.why)
 }
 
 #[test]
-fn every_kind_of_device_is_opened_and_does_all_it_can() {
+fn every_device_kind_opens_and_supports_its_operations() {
     let directory = tempfile::tempdir().unwrap();
     let disk = directory.path().join("disk").display().to_string();
-    let stage = Stage::new();
+    let stage = TestRuntime::new();
     for name in [
         "ram:1m",
         "emu:ram?size=1m",
@@ -90,24 +90,24 @@ fn every_kind_of_device_is_opened_and_does_all_it_can() {
         let device = stage.open(name, Access::ReadWrite).unwrap_or_else(|why| panic!("{why}"));
         let block = device.limits().block_size as usize;
         block_on(async {
-            let ones = device.write_fua(3, filled(&device, 2, 1)).await.unwrap();
+            let ones = device.write_fua(3, filled_buffer(&device, 2, 1)).await.unwrap();
             device.flush().await.unwrap();
             device.copy(3, 9, 2).await.unwrap();
             device.verify(9, 2).await.unwrap();
             let ones = device.compare(9, ones).await.unwrap();
-            let mut pair = filled(&device, 2, 1);
+            let mut pair = filled_buffer(&device, 2, 1);
             pair.store(u32::try_from(block).unwrap(), &vec![2; block]);
             let pair = device.compare_and_write(9, pair).await.unwrap();
-            let again = status(device.compare_and_write(9, pair).await);
+            let again = io_status(device.compare_and_write(9, pair).await);
             assert_eq!(again, Err(IoErrorKind::Status(IoStatus::COMPARE_FAILURE)), "{name}");
-            let read = status(device.read(9, ones).await).unwrap();
+            let read = io_status(device.read(9, ones).await).unwrap();
             assert_eq!(read, [vec![2; block], vec![1; block]].concat(), "{name}");
             device.write_zeroes(10, 1).await.unwrap();
-            let read = status(device.read(9, filled(&device, 2, 7)).await).unwrap();
+            let read = io_status(device.read(9, filled_buffer(&device, 2, 7)).await).unwrap();
             assert_eq!(read, [vec![2; block], vec![0; block]].concat(), "{name}");
             device.deallocate(9, 2).await.unwrap();
             let far = device.limits().block_count;
-            let beyond = status(device.read(far, filled(&device, 1, 0)).await);
+            let beyond = io_status(device.read(far, filled_buffer(&device, 1, 0)).await);
             assert_eq!(beyond, Err(IoErrorKind::Status(IoStatus::LBA_OUT_OF_RANGE)), "{name}");
         });
         assert!(stage.pollers().contains(&name.to_owned()), "{name} is polled by its name");
@@ -115,14 +115,14 @@ fn every_kind_of_device_is_opened_and_does_all_it_can() {
 }
 
 #[test]
-fn openings_of_one_uri_share_the_device_if_their_accesses_are_compatible() {
-    let stage = Stage::new();
+fn openings_of_one_uri_share_the_device_if_accesses_are_compatible() {
+    let stage = TestRuntime::new();
     let writer = stage.open("ram:1m", Access::ReadWrite).unwrap();
     let reader = stage.open("ram:1m", Access::ReadOnly).unwrap();
-    block_on(writer.write(5, filled(&writer, 1, 9))).unwrap();
-    let read = block_on(reader.read(5, filled(&reader, 1, 0)));
-    assert_eq!(status(read), Ok(vec![9; 512]));
-    let refused = block_on(reader.write(5, filled(&reader, 1, 0))).unwrap_err();
+    block_on(writer.write(5, filled_buffer(&writer, 1, 9))).unwrap();
+    let read = block_on(reader.read(5, filled_buffer(&reader, 1, 0)));
+    assert_eq!(io_status(read), Ok(vec![9; 512]));
+    let refused = block_on(reader.write(5, filled_buffer(&reader, 1, 0))).unwrap_err();
     assert!(matches!(refused.why, IoErrorKind::Unsupported(Operation::Write)), "{refused}");
     assert!(refused.buffer.is_some());
     assert_eq!(refused.to_string(), "ram:1m: write of block 5: the device has no such operation");
@@ -138,13 +138,13 @@ fn openings_of_one_uri_share_the_device_if_their_accesses_are_compatible() {
     block_on(reader.close());
     assert!(!other.is_removed());
     let alone = stage.open("ram:1m", Access::Exclusive).unwrap();
-    let read = block_on(alone.read(5, filled(&alone, 1, 7)));
-    assert_eq!(status(read), Ok(vec![0; 512]), "it is another one");
+    let read = block_on(alone.read(5, filled_buffer(&alone, 1, 7)));
+    assert_eq!(io_status(read), Ok(vec![0; 512]), "it is another one");
 }
 
 #[test]
-fn a_device_that_cannot_be_opened_is_refused_by_its_name() {
-    let stage = Stage::new();
+fn unopenable_device_is_rejected_by_its_name() {
+    let stage = TestRuntime::new();
     for (name, said) in [
         ("tape:0", "open tape:0: no devices of kind `tape`, expected one of null:, "),
         ("ram:1000", "open ram:1000: size is 1000 bytes, expected a multiple"),
@@ -156,8 +156,8 @@ fn a_device_that_cannot_be_opened_is_refused_by_its_name() {
         assert_eq!(refused.category, ErrorCategory::Usage);
     }
     stage.0.registry().end_thread(stage.thread().id()).unwrap();
-    while !stage.thread().is_gone() {
-        tenmil_linux::thread::yield_now();
+    while !stage.thread().has_ended() {
+        tenmil_linux::named_thread::yield_cpu();
     }
     let refused = stage.open("ram:1m", Access::ReadWrite).unwrap_err();
     let said = "attach 'ram:1m': its light thread has ended, as its runtime was dropped";
@@ -165,9 +165,9 @@ fn a_device_that_cannot_be_opened_is_refused_by_its_name() {
 }
 
 #[test]
-fn a_reactor_goes_on_while_a_device_is_being_opened() {
-    let stage = Stage::new();
-    let entry = stage.0.0.services.devices.entry("ram:1m");
+fn reactor_continues_while_a_device_is_being_opened() {
+    let stage = TestRuntime::new();
+    let entry = stage.0.0.services.devices.registry_entry("ram:1m");
     let held = entry.lock().unwrap_or_else(PoisonError::into_inner);
     let (send, opened) = channel();
     let rt = stage.0.clone();
@@ -175,27 +175,27 @@ fn a_reactor_goes_on_while_a_device_is_being_opened() {
     let ask = move |_: &mut tenmil_reactor::Context<'_>| {
         drop(send.send(rt.open("ram:1m", Access::ReadWrite)));
     };
-    assert!(stage.thread().call(ask).is_ok());
+    assert!(stage.thread().send_closure(ask).is_ok());
     let mut opening = Box::pin(opened.recv_timeout(TIME_LIMIT).unwrap());
-    stage.pass_a_message();
+    stage.run_through_mailbox();
     assert!(block_on(smol::future::poll_once(&mut opening)).is_none(), "its entry is locked");
     drop(held);
     assert_eq!(block_on(opening).unwrap().limits().block_count, 2048);
 }
 
 #[test]
-fn the_last_handle_takes_the_device_along_when_all_has_ended() {
-    let stage = Stage::new();
+fn last_handle_closes_the_device_after_its_requests() {
+    let stage = TestRuntime::new();
     let device = stage.open("delay:[ram:1m]?write=50ms", Access::ReadWrite).unwrap();
     let baseline = stage.free_bytes();
     let other = device.clone();
-    let (begun, found) = (stage.now(), stage.found());
-    let mut write = Box::pin(device.write(0, filled(&device, 1, 1)));
+    let (begun, found) = (stage.now(), stage.contents_of());
+    let mut write = Box::pin(device.write(0, filled_buffer(&device, 1, 1)));
     assert!(block_on(smol::future::poll_once(&mut write)).is_none());
     let end = begun.after(Span::from_secs(20));
-    while stage.found() == found {
+    while stage.contents_of() == found {
         assert!(stage.now() < end, "nobody takes the write");
-        stage.pass_a_message();
+        stage.run_through_mailbox();
     }
     drop(write);
     drop(device);
@@ -203,15 +203,15 @@ fn the_last_handle_takes_the_device_along_when_all_has_ended() {
     block_on(other.close());
     assert!(stage.now().since(begun) > Span::from_ms(40), "the write was awaited");
     assert_eq!(stage.free_bytes(), baseline, "and its buffer is free");
-    stage.pass_a_message();
+    stage.run_through_mailbox();
     assert_eq!(stage.pollers(), [""; 0]);
     stage.open("delay:[ram:1m]?write=50ms", Access::Exclusive).unwrap();
 }
 
 #[test]
-fn an_opening_that_is_not_awaited_is_closed_again() {
-    let stage = Stage::new();
-    let entry = stage.0.0.services.devices.entry("ram:1m");
+fn abandoned_opening_closes_the_device_again() {
+    let stage = TestRuntime::new();
+    let entry = stage.0.0.services.devices.registry_entry("ram:1m");
     let held = entry.lock().unwrap_or_else(PoisonError::into_inner);
     drop(stage.0.open("ram:1m", Access::ReadWrite));
     drop(held);
@@ -222,20 +222,20 @@ fn an_opening_that_is_not_awaited_is_closed_again() {
 }
 
 #[test]
-fn a_file_that_is_write_protected_is_opened_to_read_only() {
+fn write_protected_file_opens_read_only() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk");
     let file = format!("file:{}?engine=threads", path.display());
-    let stage = Stage::new();
+    let stage = TestRuntime::new();
     let sized = format!("{file}&size=1m");
     let writer = stage.open(&sized, Access::ReadWrite).unwrap();
-    let ones = block_on(writer.write(3, filled(&writer, 1, 1))).unwrap();
+    let ones = block_on(writer.write(3, filled_buffer(&writer, 1, 1))).unwrap();
     block_on(writer.close());
     drop(ones);
 
     let reader = stage.open(&file, Access::ReadOnly).unwrap();
-    let read = block_on(reader.read(3, filled(&reader, 1, 0)));
-    assert_eq!(status(read), Ok(vec![1; 512]));
+    let read = block_on(reader.read(3, filled_buffer(&reader, 1, 0)));
+    assert_eq!(io_status(read), Ok(vec![1; 512]));
     let other = stage.open(&file, Access::ReadOnly).unwrap();
     // Its file is open read-only, so that nothing could be written.
     let refused = stage.open(&file, Access::ReadWrite).unwrap_err();
@@ -251,10 +251,10 @@ fn a_file_that_is_write_protected_is_opened_to_read_only() {
 }
 
 #[test]
-fn a_refused_opening_leaves_no_file_behind() {
+fn rejected_opening_leaves_no_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk");
-    let stage = Stage::new();
+    let stage = TestRuntime::new();
     let uri = format!("stripe:[file:{}?size=1m],[file:/no/such/disk?size=1m]", path.display());
     let refused = stage.open(&uri, Access::ReadWrite).unwrap_err();
     assert!(refused.text.starts_with(&format!("open {uri}: ")), "{refused}");
@@ -262,8 +262,8 @@ fn a_refused_opening_leaves_no_file_behind() {
 }
 
 #[test]
-fn a_conflict_names_what_is_open_and_what_is_expected() {
-    let stage = Stage::new();
+fn claim_conflict_error_names_the_open_and_the_compatible_access() {
+    let stage = TestRuntime::new();
     let _writer = stage.open("ram:1m", Access::ReadWrite).unwrap();
     let _reader = stage.open("ram:1m", Access::ReadOnly).unwrap();
     let said = |access| stage.open("ram:1m", access).unwrap_err().text;
@@ -282,8 +282,8 @@ fn a_conflict_names_what_is_open_and_what_is_expected() {
 }
 
 #[test]
-fn a_buffer_beyond_the_memory_of_the_runtime_is_refused_by_size() {
-    let stage = Stage::new();
+fn buffer_larger_than_the_runtime_memory_is_rejected_by_size() {
+    let stage = TestRuntime::new();
     let device = stage.open("null:", Access::ReadOnly).unwrap();
     let _all = device.buffer(4 << 20).unwrap();
     let refused = device.buffer(512).unwrap_err();
@@ -294,7 +294,7 @@ fn a_buffer_beyond_the_memory_of_the_runtime_is_refused_by_size() {
 }
 
 #[test]
-fn cores_that_are_not_available_are_refused() {
+fn unavailable_cores_are_rejected() {
     let refused = Runtime::builder().cores([1023]).start().unwrap_err();
     assert!(refused.text.starts_with("start a runtime on cores 1023: "), "{refused}");
     assert!(Runtime::builder().cores([]).start().is_err());

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tenmil_base::Error;
 use tenmil_serve::nbd::{ExportConfig, ExportedDevice, NbdEvent, Server, ServerConfig};
 
-use super::{Address, Protocol, Started, claim_of, listen};
+use super::{ListenAddress, ProtocolServer, StartedServer, claim_of_device, open_listener};
 use crate::device::Device;
 use crate::export::Export;
 use crate::open_devices::DeviceClaim;
-use crate::runtime::Services;
+use crate::runtime::RuntimeServices;
 
 /// Parts of a running server. Fields in the order in which they are dropped.
 struct NbdServer {
@@ -24,21 +24,21 @@ struct NbdServer {
 const CONNECTIONS_MAX: usize = 64;
 
 /// Starts the server. Blocks.
-pub(super) fn start(
-    services: &Services,
+pub(super) fn start_nbd_server(
+    services: &RuntimeServices,
     export: &Export,
     devices: &[(String, Device)],
-) -> Result<Started, Error> {
+) -> Result<StartedServer, Error> {
     let [(name, device)] = devices else {
         let text = format!("there are {} devices, expected one", devices.len());
         return Err(Error::usage(text).with_hint("Add one device: `Export::device`."));
     };
-    let claim = claim_of(services, device)?;
+    let claim = claim_of_device(services, device)?;
     let is_read_only = claim.descriptor.claim().is_read_only();
     let address = match export.address.parse() {
-        Ok(address) => Address::Tcp(address),
+        Ok(address) => ListenAddress::Tcp(address),
         Err(_) if export.address.starts_with('/') || export.address.starts_with("./") => {
-            Address::Path(export.address.clone().into())
+            ListenAddress::Path(export.address.clone().into())
         }
         Err(_) => {
             let text = format!(
@@ -48,7 +48,7 @@ pub(super) fn start(
             return Err(Error::usage(text));
         }
     };
-    let is_remote = matches!(&address, Address::Tcp(at) if !at.ip().is_loopback());
+    let is_remote = matches!(&address, ListenAddress::Tcp(at) if !at.ip().is_loopback());
     if is_remote && !is_read_only && !export.allows_any {
         let text = "every client that reaches the address could write without authentication, expected \
                     an address of loopback or a device that is open read-only";
@@ -65,34 +65,35 @@ pub(super) fn start(
         allows_resize: false,
         regions: &services.devices.regions,
     };
-    let served = Arc::new(ExportedDevice::sharing(config, Arc::new(claim.descriptor.share()?))?);
+    let served =
+        Arc::new(ExportedDevice::from_descriptor(config, Arc::new(claim.descriptor.share()?))?);
     let server = Server::start(ServerConfig {
-        listen_sockets: vec![listen(&address)?],
+        listen_sockets: vec![open_listener(&address)?],
         exported_device: Arc::clone(&served),
         regions: services.devices.regions.clone(),
         reactors: Arc::clone(&services.registry),
         clock: services.devices.clock,
         connections_max: CONNECTIONS_MAX,
-        per_address_max: ServerConfig::per_address_max_of(CONNECTIONS_MAX),
+        per_address_max: ServerConfig::default_per_address_max(CONNECTIONS_MAX),
         idle_max: None,
     });
     let server = server.map_err(|error| Error::environment(error.to_string()))?;
     let addresses = server.addresses().to_vec();
-    let uris = addresses.iter().map(|address| uri(address, name)).collect();
+    let uris = addresses.iter().map(|address| nbd_uri(address, name)).collect();
     let server = Arc::new(Mutex::new(Some(server)));
     let events = Arc::clone(&server);
     let handle_events = Box::new(move || {
         // Locked only for a moment, when the server is closed.
         if let Ok(server) = events.try_lock() {
-            server.iter().for_each(log);
+            server.iter().for_each(log_events);
         }
     });
     let protocol = Box::new(NbdServer { server, served, _claim: claim });
-    Ok(Started { protocol, addresses, uris, handle_events })
+    Ok(StartedServer { protocol, addresses, uris, handle_events })
 }
 
 /// Logs the events of connections that a person has to know.
-fn log(server: &Server) {
+fn log_events(server: &Server) {
     while let Some(event) = server.next_event() {
         if let NbdEvent::Error(text) = event {
             tracing::info!("{text}");
@@ -101,16 +102,16 @@ fn log(server: &Server) {
 }
 
 /// URI of the NBD specification.
-fn uri(address: &Address, name: &str) -> String {
-    let name: String = name.bytes().map(escaped).collect();
+fn nbd_uri(address: &ListenAddress, name: &str) -> String {
+    let name: String = name.bytes().map(percent_encoded).collect();
     match address {
-        Address::Tcp(address) => format!("nbd://{address}/{name}"),
-        Address::Path(path) => format!("nbd+unix:///{name}?socket={}", path.display()),
+        ListenAddress::Tcp(address) => format!("nbd://{address}/{name}"),
+        ListenAddress::Path(path) => format!("nbd+unix:///{name}?socket={}", path.display()),
     }
 }
 
 /// A byte of a name, escaped unless it may stand in a URI.
-fn escaped(byte: u8) -> String {
+fn percent_encoded(byte: u8) -> String {
     match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
             char::from(byte).to_string()
@@ -119,13 +120,13 @@ fn escaped(byte: u8) -> String {
     }
 }
 
-impl Protocol for NbdServer {
-    fn close(&mut self) {
+impl ProtocolServer for NbdServer {
+    fn start_closing(&mut self) {
         let server = self.server.lock().unwrap_or_else(PoisonError::into_inner).take();
         // Joins the thread that accepts, so that the list of connections is complete.
         drop(server);
         for connection in self.served.connections() {
-            self.served.disconnect(connection.id);
+            self.served.disconnect_client(connection.id);
         }
     }
 

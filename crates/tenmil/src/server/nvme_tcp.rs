@@ -13,16 +13,16 @@ use tenmil_nvme_controller::controller::{
 };
 use tenmil_nvme_controller::namespace::RevocableCacheInstance;
 use tenmil_serve::tcp::{
-    ControllerModel, DiscoveryName, Hosts, Limits, PlacementPolicy, Port, Server, ServerConfig,
-    Service, SubsystemExportConfig, TargetEvent,
+    AllowedHosts, ControllerModel, DiscoveryName, PlacementPolicy, Port, Server, ServerConfig,
+    Service, ServiceLimits, SubsystemExportConfig, TargetEvent,
 };
 use tenmil_wire::cache::CacheInstance;
 use tenmil_wire::nqn;
 
-use super::{Address, Protocol, Started, claim_of, listen};
+use super::{ListenAddress, ProtocolServer, StartedServer, claim_of_device, open_listener};
 use crate::export::{Export, NvmeTcpExport};
 use crate::open_devices::DeviceClaim;
-use crate::runtime::Services;
+use crate::runtime::RuntimeServices;
 
 /// Parts of a running server. Fields in the order in which they are dropped.
 struct NvmeTcpServer {
@@ -45,29 +45,29 @@ struct ServedNamespace {
 const PORT: u16 = 1;
 
 /// Starts the server. Blocks.
-pub(super) fn start(
-    services: &Services,
+pub(super) fn start_nvme_tcp_server(
+    services: &RuntimeServices,
     export: &Export,
     asked: &NvmeTcpExport,
-) -> Result<Started, Error> {
-    check(export, asked)?;
-    let address = socket_address(&export.address)?;
-    let claims = asked.namespaces.iter().map(|device| claim_of(services, device));
+) -> Result<StartedServer, Error> {
+    check_export(export, asked)?;
+    let address = parse_socket_address(&export.address)?;
+    let claims = asked.namespaces.iter().map(|device| claim_of_device(services, device));
     let claims = claims.collect::<Result<Vec<_>, _>>()?;
-    let (subsystem, served) = subsystem(asked, &claims)?;
-    let listen_socket = listen(&Address::Tcp(address))?;
+    let (subsystem, served) = new_subsystem(asked, &claims)?;
+    let listen_socket = open_listener(&ListenAddress::Tcp(address))?;
     let address = match listen_socket.address() {
-        Address::Tcp(found) => *found,
-        Address::Path(_) => address,
+        ListenAddress::Tcp(found) => *found,
+        ListenAddress::Path(_) => address,
     };
     let regions = &services.devices.regions;
-    let service = Service::new(regions, Limits::default())?;
+    let service = Service::new(regions, ServiceLimits::default())?;
     let (discovery, serial) = discovery_name(&address.to_string());
-    service.name_discovery(DiscoveryName { nqn: discovery, serial })?;
+    service.set_discovery_name(DiscoveryName { nqn: discovery, serial })?;
     service.open_port(PORT, Port { address: Some(address) });
     let hosts = match asked.hosts.is_empty() {
-        true => Hosts::Any,
-        false => Hosts::Listed(asked.hosts.clone()),
+        true => AllowedHosts::Any,
+        false => AllowedHosts::Listed(asked.hosts.clone()),
     };
     let config = SubsystemExportConfig {
         subsystem: subsystem.clone(),
@@ -94,20 +94,20 @@ pub(super) fn start(
     let nqn = asked.nqn.clone();
     let events = service.clone();
     let handle_events = move || {
-        log(&events);
+        log_events(&events);
         served.iter().for_each(|namespace| namespace.handle_events(&subsystem));
     };
     let protocol = NvmeTcpServer { server: Some(server), service, nqn, _claims: claims };
     let handle_events = Box::new(handle_events);
-    Ok(Started { protocol: Box::new(protocol), addresses, uris, handle_events })
+    Ok(StartedServer { protocol: Box::new(protocol), addresses, uris, handle_events })
 }
 
 /// Creates the subsystem with its namespaces, numbered from 1.
-fn subsystem(
+fn new_subsystem(
     asked: &NvmeTcpExport,
     claims: &[Arc<DeviceClaim>],
 ) -> Result<(Subsystem, Vec<ServedNamespace>), Error> {
-    let serial = serial(&asked.nqn);
+    let serial = serial_number(&asked.nqn);
     let config = SubsystemConfig {
         nqn: asked.nqn.clone(),
         model: "tenmil target".to_owned(),
@@ -138,7 +138,7 @@ fn subsystem(
 }
 
 /// Checks names, and that hosts of other machines are allowed if they can reach the address.
-fn check(export: &Export, asked: &NvmeTcpExport) -> Result<(), Error> {
+fn check_export(export: &Export, asked: &NvmeTcpExport) -> Result<(), Error> {
     let refuse = |name: &str, why: &dyn std::fmt::Display| Error::usage(format!("`{name}`: {why}"));
     nqn::check(&asked.nqn).map_err(|why| refuse(&asked.nqn, &why))?;
     for host in &asked.hosts {
@@ -148,7 +148,7 @@ fn check(export: &Export, asked: &NvmeTcpExport) -> Result<(), Error> {
         let text = "there is no namespace, expected at least one";
         return Err(Error::usage(text).with_hint("Add devices: `Export::namespace`."));
     }
-    let address = socket_address(&export.address)?;
+    let address = parse_socket_address(&export.address)?;
     if !address.ip().is_loopback() && asked.hosts.is_empty() && !export.allows_any {
         let text = "every host that reaches the address could connect without authentication, \
                     expected allowed hosts or an address of loopback";
@@ -158,14 +158,14 @@ fn check(export: &Export, asked: &NvmeTcpExport) -> Result<(), Error> {
     Ok(())
 }
 
-fn socket_address(text: &str) -> Result<SocketAddr, Error> {
+fn parse_socket_address(text: &str) -> Result<SocketAddr, Error> {
     text.parse().map_err(|_| {
         Error::usage(format!("`{text}` is no address, expected one such as 127.0.0.1:4420"))
     })
 }
 
 /// Serial number derived from the NQN, so that it is the same after a restart.
-fn serial(nqn: &str) -> String {
+fn serial_number(nqn: &str) -> String {
     let hash = nqn.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
@@ -173,10 +173,10 @@ fn serial(nqn: &str) -> String {
 }
 
 /// Logs the events of connections that a person has to know.
-fn log(service: &Service) {
+fn log_events(service: &Service) {
     while let Some(event) = service.next_event() {
         match event {
-            TargetEvent::Refused { .. } | TargetEvent::Notice(_) | TargetEvent::Trouble(_) => {
+            TargetEvent::Rejected { .. } | TargetEvent::Notice(_) | TargetEvent::Error(_) => {
                 tracing::info!("{event}");
             }
             TargetEvent::Connected { .. }
@@ -206,14 +206,14 @@ impl ServedNamespace {
     }
 }
 
-impl Protocol for NvmeTcpServer {
-    fn close(&mut self) {
+impl ProtocolServer for NvmeTcpServer {
+    fn start_closing(&mut self) {
         drop(self.server.take());
         self.service.remove_subsystem(&self.nqn);
-        self.service.close();
+        self.service.close_unassociated();
     }
 
     fn is_closed(&self) -> bool {
-        self.service.connected() == 0
+        self.service.connection_count() == 0
     }
 }

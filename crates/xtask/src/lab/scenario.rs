@@ -1,16 +1,16 @@
 //! Scenarios: a table, and a script for each in `guest/`.
 
-use super::monitor::MonitorAction;
-use super::parts::{BUILT, Emulator};
+use super::guest_images::{BUILT, EmulatorChoice};
+use super::qemu_monitor::MonitorAction;
 
 /// Scenario of one guest.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Scenario {
+pub(crate) struct LabScenario {
     pub(crate) name: &'static str,
     /// One-line description.
     pub(crate) about: &'static str,
     /// What is tested with what.
-    pub(crate) kind: Kind,
+    pub(crate) kind: ScenarioKind,
     /// Time limit of the guest in seconds, including the boot.
     pub(crate) seconds_max: u64,
     /// Time limit of the short variant, if there is one.
@@ -18,7 +18,7 @@ pub(crate) struct Scenario {
     /// Whether this is the short variant; the script is told so.
     pub(crate) is_short: bool,
     /// QEMU to use.
-    pub(crate) emulator: Emulator,
+    pub(crate) emulator: EmulatorChoice,
     /// QEMU machine type.
     pub(crate) machine: &'static str,
     /// Further QEMU arguments. `ROOM` stands for the directory of the lab.
@@ -47,7 +47,7 @@ pub(crate) struct Scenario {
 
 /// Kind of a scenario. The short run has one scenario of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ScenarioKind {
     /// Emulated SSDs and tenmil's driver.
     Ssd,
     /// Linux as the host and tenmil as the target.
@@ -62,7 +62,7 @@ pub(crate) enum Kind {
     BlockLayer,
 }
 
-impl Kind {
+impl ScenarioKind {
     /// Short name.
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -76,7 +76,7 @@ impl Kind {
     }
 }
 
-impl Scenario {
+impl LabScenario {
     /// The short variant, if there is one.
     pub(crate) fn shortened(self) -> Option<Self> {
         self.short_seconds_max.map(|seconds_max| Self {
@@ -90,14 +90,14 @@ impl Scenario {
 }
 
 /// Defaults: a machine without devices.
-const BARE: Scenario = Scenario {
+const BARE: LabScenario = LabScenario {
     name: "",
     about: "",
-    kind: Kind::Ssd,
+    kind: ScenarioKind::Ssd,
     seconds_max: 300,
     short_seconds_max: None,
     is_short: false,
-    emulator: Emulator::Installed,
+    emulator: EmulatorChoice::Installed,
     machine: "q35",
     devices: &[],
     disk_bytes: 0,
@@ -113,7 +113,7 @@ const BARE: Scenario = Scenario {
 };
 
 /// Two SSDs behind an IOMMU: one with two namespaces, and one in a hot-plug slot.
-const PCIE: Scenario = Scenario {
+const PCIE: LabScenario = LabScenario {
     name: "pcie",
     about: "QEMU's NVMe devices behind an IOMMU, driven by tenmil, and one pulled under load",
     machine: "q35,kernel-irqchip=split",
@@ -153,8 +153,8 @@ const PCIE: Scenario = Scenario {
 };
 
 /// All scenarios.
-pub(crate) const SCENARIOS: [Scenario; 15] = [
-    Scenario {
+pub(crate) const SCENARIOS: [LabScenario; 15] = [
+    LabScenario {
         name: "bind",
         about: "an SSD behind an IOMMU goes from Linux to vfio-pci and back; disks in use stay",
         machine: "q35,kernel-irqchip=split",
@@ -171,9 +171,9 @@ pub(crate) const SCENARIOS: [Scenario; 15] = [
         seconds_max: 150,
         ..BARE
     },
-    Scenario {
+    LabScenario {
         name: "linux-host",
-        kind: Kind::OurTarget,
+        kind: ScenarioKind::OurTarget,
         about: "Linux's NVMe/TCP host and nvme-cli use what `tenmil serve` offers",
         needs_newer: true,
         script: include_str!("guest/linux-host.sh"),
@@ -181,23 +181,23 @@ pub(crate) const SCENARIOS: [Scenario; 15] = [
         short_seconds_max: Some(200),
         ..BARE
     },
-    Scenario {
+    LabScenario {
         name: "linux-paths",
-        kind: Kind::OurTarget,
+        kind: ScenarioKind::OurTarget,
         about: "Linux's multipath over two listeners that change while it writes",
         script: include_str!("guest/linux-paths.sh"),
         ..BARE
     },
-    Scenario {
+    LabScenario {
         name: "linux-target",
-        kind: Kind::OurHost,
+        kind: ScenarioKind::OurHost,
         about: "tenmil's NVMe/TCP host uses what Linux's target offers",
         script: include_str!("guest/linux-target.sh"),
         short_seconds_max: Some(150),
         ..BARE
     },
     PCIE,
-    Scenario {
+    LabScenario {
         name: "iommufd",
         about: "the same by doors of their own, on a kernel with iommufd, which Debian's have not",
         suite: Some(BUILT),
@@ -206,7 +206,7 @@ pub(crate) const SCENARIOS: [Scenario; 15] = [
         script: concat!(include_str!("guest/iommufd.sh"), include_str!("guest/pcie.sh")),
         ..PCIE
     },
-    Scenario {
+    LabScenario {
         name: "one-group",
         about: "two SSDs that are one to the IOMMU: one process has both, or none",
         devices: &[
@@ -230,7 +230,7 @@ pub(crate) const SCENARIOS: [Scenario; 15] = [
         script: include_str!("guest/one-group.sh"),
         ..PCIE
     },
-    Scenario {
+    LabScenario {
         name: "cmb",
         about: "QEMU's NVMe devices whose submission queues lie in memory of their own, old and new",
         machine: "q35,kernel-irqchip=split",
@@ -258,7 +258,7 @@ pub(crate) const SCENARIOS: [Scenario; 15] = [
         script: include_str!("guest/cmb.sh"),
         ..BARE
     },
-    Scenario {
+    LabScenario {
         name: "no-iommu",
         about: "QEMU's NVMe device without an IOMMU, on a kernel that lets it be driven all the same",
         suite: Some(BUILT),
@@ -273,11 +273,11 @@ pub(crate) const SCENARIOS: [Scenario; 15] = [
         script: include_str!("guest/no-iommu.sh"),
         ..BARE
     },
-    Scenario {
+    LabScenario {
         name: "vfio-user",
-        kind: Kind::Controller,
+        kind: ScenarioKind::Controller,
         about: "a stock guest whose disk is `tenmil serve … --listen vfio-user:PATH`",
-        emulator: Emulator::Newer,
+        emulator: EmulatorChoice::Newer,
         machine: "q35,memory-backend=ram",
         devices: &[
             "-object",
@@ -293,9 +293,9 @@ pub(crate) const SCENARIOS: [Scenario; 15] = [
         short_seconds_max: Some(150),
         ..BARE
     },
-    Scenario {
+    LabScenario {
         name: "vhost-user",
-        kind: Kind::Disk,
+        kind: ScenarioKind::Disk,
         about: "a guest whose virtio disk is `tenmil serve … --listen vhost-user:PATH`, killed twice",
         machine: "q35,memory-backend=ram",
         devices: &[
@@ -312,9 +312,9 @@ pub(crate) const SCENARIOS: [Scenario; 15] = [
         short_seconds_max: Some(150),
         ..BARE
     },
-    Scenario {
+    LabScenario {
         name: "ublk",
-        kind: Kind::Disk,
+        kind: ScenarioKind::Disk,
         about: "a disk of the kernel's own that is `tenmil serve … --listen ublk:N`, and its recovery",
         devices: &[
             "-drive",
@@ -327,9 +327,9 @@ pub(crate) const SCENARIOS: [Scenario; 15] = [
         script: concat!(include_str!("guest/ublk-disk.sh"), include_str!("guest/ublk.sh")),
         ..BARE
     },
-    Scenario {
+    LabScenario {
         name: "ublk-zero-copy",
-        kind: Kind::Disk,
+        kind: ScenarioKind::Disk,
         about: "the same of a newer kernel, which lends the data of requests instead of copying them",
         suite: Some("forky"),
         devices: &[
@@ -346,7 +346,7 @@ pub(crate) const SCENARIOS: [Scenario; 15] = [
         ),
         ..BARE
     },
-    Scenario {
+    LabScenario {
         name: "ublk-tcp",
         about: "a disk of such a kernel's behind NVMe/TCP: data go between it and sockets",
         suite: Some("forky"),
@@ -355,9 +355,9 @@ pub(crate) const SCENARIOS: [Scenario; 15] = [
         script: concat!(include_str!("guest/ublk-disk.sh"), include_str!("guest/ublk-tcp.sh")),
         ..BARE
     },
-    Scenario {
+    LabScenario {
         name: "null-blk",
-        kind: Kind::BlockLayer,
+        kind: ScenarioKind::BlockLayer,
         about: "the block layers of Linux and of tenmil over nothing, thread by thread (ratios only)",
         script: include_str!("guest/null-blk.sh"),
         short_seconds_max: Some(100),
@@ -381,7 +381,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_different() {
+    fn scenario_names_are_unique() {
         let mut names: Vec<_> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
         names.sort_unstable();
         names.dedup();
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn the_short_lab_has_one_of_each_kind_and_ends_within_a_quarter_of_an_hour() {
+    fn short_run_has_one_scenario_of_each_kind_and_ends_within_fifteen_minutes() {
         let short: Vec<_> = SCENARIOS.iter().filter_map(|known| known.shortened()).collect();
         for scenario in &SCENARIOS {
             let of_kind = short.iter().filter(|other| other.kind == scenario.kind);

@@ -9,7 +9,7 @@ const ROUNDS_PER_LOOK: u32 = 16;
 /// Runs `round`, which returns the number of completions, for the duration `time`. Returns the
 /// number of completions, the elapsed time, and with a single entry in flight the round trip times.
 #[inline(always)]
-pub(super) fn keep_going(
+pub(super) fn repeat_for(
     clock: Clock,
     time: Span,
     single: bool,
@@ -31,7 +31,7 @@ pub(super) fn keep_going(
             }
             count += done;
             if done == 0 && yields {
-                tenmil_linux::thread::yield_now();
+                tenmil_linux::named_thread::yield_cpu();
             }
         }
         let now = clock.now();

@@ -6,13 +6,13 @@ use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 use tenmil_linux::kernel_files::KernelFiles;
 
+use super::block_device_set::BlockDeviceSet;
 use super::cpu_placement::CoreAssignment;
-use super::media::BlockDeviceSet;
 use super::queue_runner::{QueueRunner, QueueRunnerParts};
-use super::verify::{BlockArea, Verifier};
+use super::verifier::{VerifiedRange, Verifier};
 use super::worker::{DeviceQueue, RateShare};
-use crate::perf::options::PerfOptions;
-use crate::perf::result::DeviceResult;
+use crate::perf::perf_options::PerfOptions;
+use crate::perf::perf_result::DeviceResult;
 use crate::perf::workload::{BlockRange, Workload};
 use tenmil_base::Error;
 use tenmil_devices::emu::{EmuPlan, Emulated};
@@ -20,7 +20,7 @@ use tenmil_devices::{EmuSpec, Uri};
 
 /// Devices of a run, in the order of the command line.
 pub(super) struct DeviceSet {
-    devices: Vec<Device>,
+    devices: Vec<DeviceIndex>,
     /// Emulated SSDs that are loaded through the driver alone.
     ssds: Option<Emulated>,
     /// All other devices.
@@ -31,7 +31,7 @@ pub(super) struct DeviceSet {
 
 /// Index of a device.
 #[derive(Clone, Copy, Debug)]
-enum Device {
+enum DeviceIndex {
     /// Index among the emulated SSDs.
     Ssd(usize),
     /// Index among the other devices.
@@ -42,7 +42,7 @@ enum Device {
 const REGIONS_MAX: usize = 4095;
 
 impl DeviceSet {
-    pub(super) fn bring_up(
+    pub(super) fn open_devices(
         options: &PerfOptions,
         places: &CoreAssignment,
         clock: Clock,
@@ -56,21 +56,21 @@ impl DeviceSet {
             // The table is empty, so no region can be discontiguous.
             regions.use_contiguous();
         }
-        let bare = options.uris.iter().filter(|uri| options.is_bare(uri));
+        let bare = options.uris.iter().filter(|uri| options.is_loaded_without_block_layer(uri));
         let specs: Vec<EmuSpec> = bare.filter_map(Uri::emulated).cloned().collect();
         let ssds = match specs.as_slice() {
             [] => None,
             specs => Some(start_ssds(options, places, specs, &regions, &clock)?),
         };
         let media = BlockDeviceSet::open(options, places, &regions, clock)?;
-        let existing = ssds.iter().flat_map(Emulated::existing).chain(media.existing());
-        refuse_to_destroy(options, &existing.cloned().collect::<Vec<_>>())?;
+        let existing = ssds.iter().flat_map(Emulated::existing).chain(media.existing_data());
+        check_existing_data(options, &existing.cloned().collect::<Vec<_>>())?;
         let (mut ssd, mut medium) = (0.., 0..);
         let mut devices = Vec::new();
         for uri in &options.uris {
-            let next = || match options.is_bare(uri) {
-                true => ssd.next().map(Device::Ssd),
-                false => medium.next().map(Device::Medium),
+            let next = || match options.is_loaded_without_block_layer(uri) {
+                true => ssd.next().map(DeviceIndex::Ssd),
+                false => medium.next().map(DeviceIndex::Medium),
             };
             devices.extend(std::iter::repeat_with(next).flatten().take(uri.count() as usize));
         }
@@ -100,20 +100,20 @@ impl DeviceSet {
     /// Descriptions of the devices, with zero counters.
     pub(super) fn descriptions(&self) -> Vec<DeviceResult> {
         let ssds = self.ssds.as_ref().map(Emulated::descriptions).unwrap_or_default();
-        let describe = |device: &Device| match device {
-            Device::Ssd(index) => ssds[*index].clone().into(),
-            Device::Medium(index) => self.media.describe(*index),
+        let describe = |device: &DeviceIndex| match device {
+            DeviceIndex::Ssd(index) => ssds[*index].clone().into(),
+            DeviceIndex::Medium(index) => self.media.device_result(*index),
         };
         self.devices.iter().map(describe).collect()
     }
 
     /// Time that threads have waited for locks of the block layer, in total.
-    pub(super) fn lock_wait(&self) -> Span {
-        self.media.lock_wait()
+    pub(super) fn lock_wait_total(&self) -> Span {
+        self.media.lock_wait_total()
     }
 
     /// Polls the controllers. Fails once a device is lost.
-    pub(super) fn maintain(&mut self) -> Result<(), Error> {
+    pub(super) fn poll_controllers(&mut self) -> Result<(), Error> {
         let now = self.clock.now();
         self.ssds.as_mut().map_or(Ok(()), |ssds| ssds.poll_controllers(now))?;
         self.media.check_health()
@@ -128,22 +128,29 @@ impl DeviceSet {
 
     fn channel(
         &mut self,
-        device: Device,
+        device: DeviceIndex,
         depth: u32,
         options: &PerfOptions,
     ) -> Result<Box<dyn IoChannel>, Error> {
         match (device, &mut self.ssds) {
-            (Device::Ssd(index), Some(ssds)) => {
+            (DeviceIndex::Ssd(index), Some(ssds)) => {
                 ssds.queue(index, depth, &options.techniques, &self.clock)
             }
-            (Device::Ssd(index) | Device::Medium(index), _) => self.media.channel(index),
+            (DeviceIndex::Ssd(index) | DeviceIndex::Medium(index), _) => self.media.channel(index),
         }
     }
 
-    fn buffers(&mut self, device: Device, depth: u32, len: u32) -> Result<Vec<Segment>, Error> {
+    fn buffers(
+        &mut self,
+        device: DeviceIndex,
+        depth: u32,
+        len: u32,
+    ) -> Result<Vec<Segment>, Error> {
         let one = |_| match (device, &self.ssds) {
-            (Device::Ssd(index), Some(ssds)) => ssds.allocate(index, len),
-            (Device::Ssd(index) | Device::Medium(index), _) => self.media.allocate(index, len),
+            (DeviceIndex::Ssd(index), Some(ssds)) => ssds.allocate(index, len),
+            (DeviceIndex::Ssd(index) | DeviceIndex::Medium(index), _) => {
+                self.media.allocate(index, len)
+            }
         };
         (0..depth).map(one).collect::<Option<Vec<_>>>().ok_or_else(|| {
             Error::environment(format!(
@@ -153,12 +160,12 @@ impl DeviceSet {
     }
 
     /// Queue runners of one thread: its queue pairs, block ranges and buffers.
-    pub(super) fn queues<S: Verifier>(
+    pub(super) fn queue_runners<S: Verifier>(
         &mut self,
         options: &PerfOptions,
         places: &CoreAssignment,
         index: usize,
-        scrutiny: &impl Fn(&Self, &BlockArea, usize) -> S,
+        scrutiny: &impl Fn(&Self, &VerifiedRange, usize) -> S,
     ) -> Result<(Vec<DeviceQueue<S>>, Workload), Error> {
         let threads = places.submit.len() as u64;
         let pairs = options.queue_pairs;
@@ -170,12 +177,17 @@ impl DeviceSet {
                 let backend = self.channel(at, depth, options)?;
                 // Number among the runners of this device, which selects the block range.
                 let queue = index as u64 * u64::from(pairs) + u64::from(pair);
-                let range = range_of(options, backend.limits(), queue, threads * u64::from(pairs));
+                let range = block_range_of_queue(
+                    options,
+                    backend.limits(),
+                    queue,
+                    threads * u64::from(pairs),
+                );
                 let block_size = backend.limits().block_size;
-                let buffers = self.buffers(at, depth, options.sizes.largest())?;
+                let buffers = self.buffers(at, depth, options.sizes.largest_bytes())?;
                 let (first, count) = (range.first, usize::try_from(range.count).unwrap_or(0));
                 let number = u32::try_from(device).unwrap_or(u32::MAX);
-                let place = BlockArea { device: number, first, count, block_size };
+                let place = VerifiedRange { device: number, first, count, block_size };
                 // Number among all runners, which interleaves the arrivals of an open loop.
                 let part = queue * self.devices.len() as u64 + device as u64;
                 let parts = threads * u64::from(pairs) * self.devices.len() as u64;
@@ -185,9 +197,9 @@ impl DeviceSet {
                     rate: options.rate.map(|rate| RateShare { rate, part, parts, seed }),
                     arrivals: None,
                     queue: QueueRunner::new(QueueRunnerParts {
-                        fixed: workload.fixed(),
+                        fixed: workload.fixed_operation_and_size(),
                         backend,
-                        addresses: workload.queue(range, block_size),
+                        addresses: workload.new_address_stream(range, block_size),
                         scrutiny: scrutiny(self, &place, buffers.len()),
                         buffers,
                         // The remainder of the count goes to the first queue pairs.
@@ -204,7 +216,7 @@ impl DeviceSet {
 }
 
 /// Queue pairs of each device, over all submitting threads.
-pub(super) fn queue_pairs(options: &PerfOptions) -> u16 {
+pub(super) fn queue_pairs_per_device(options: &PerfOptions) -> u16 {
     let threads = u16::try_from(options.thread_count()).unwrap_or(u16::MAX);
     options.queue_pairs.saturating_mul(threads)
 }
@@ -219,7 +231,7 @@ pub(super) fn start_ssds(
 ) -> Result<Emulated, Error> {
     let plan = EmuPlan {
         specs,
-        queue_pairs: queue_pairs(options),
+        queue_pairs: queue_pairs_per_device(options),
         depth: depth_of_a_pair(options, 0),
         buffer_bytes: options.buffer_bytes() / u64::from(options.device_count().max(1)),
         techniques: &options.techniques,
@@ -234,12 +246,12 @@ pub(super) fn start_ssds(
 
 /// Rejects writes to existing data unless overwriting is allowed, and to devices in use by another
 /// process.
-fn refuse_to_destroy(options: &PerfOptions, existing: &[ExistingData]) -> Result<(), Error> {
-    if !options.pattern.writes() {
+fn check_existing_data(options: &PerfOptions, existing: &[ExistingData]) -> Result<(), Error> {
+    if !options.pattern.is_writing() {
         return Ok(());
     }
     let doing = format!("-w {}", options.pattern.name());
-    overwrite::allow(&doing, existing, options.overwrite, &KernelFiles::live())?;
+    overwrite::allow(&doing, existing, options.overwrite, &KernelFiles::live_system())?;
     Ok(())
 }
 
@@ -250,8 +262,13 @@ pub(super) fn depth_of_a_pair(options: &PerfOptions, pair: u16) -> u32 {
 }
 
 /// Block range of a queue runner: all blocks, or a separate part if runners must not conflict.
-fn range_of(options: &PerfOptions, limits: &Limits, queue: u64, queues: u64) -> BlockRange {
+fn block_range_of_queue(
+    options: &PerfOptions,
+    limits: &Limits,
+    queue: u64,
+    queues: u64,
+) -> BlockRange {
     let all = BlockRange { first: 0, count: limits.block_count };
     let apart = options.verify || !options.pattern.is_random();
-    if apart { all.part(queue, queues) } else { all }
+    if apart { all.nth_part(queue, queues) } else { all }
 }

@@ -12,35 +12,35 @@ use tenmil_linux::{Clock, CpuList};
 use super::TickFn;
 use super::cpu_placement::CoreAssignment;
 use super::device_set::DeviceSet;
-use crate::perf::options::{Layer, LayerOptions, PerfOptions};
-use crate::perf::progress::{Phase, Progress};
-use crate::perf::result::{NullBlkPoint, NullBlkResult, NullBlkRow, per_second};
+use crate::perf::perf_options::{BlockLayer, BlockLayerOptions, PerfOptions};
+use crate::perf::perf_result::{NullBlkPoint, NullBlkResult, NullBlkRow, per_second};
+use crate::perf::progress::{RunPhase, RunProgress};
 use tenmil_base::Error;
 use tenmil_devices::Uri;
 
 /// Measures every mode with 1 to all threads, if `options` request it. SIGINT ends it early, with
 /// the results so far.
-pub(super) fn compare(
+pub(super) fn compare_modes(
     options: &PerfOptions,
     clock: Clock,
     watch: TickFn<'_>,
 ) -> Result<Option<NullBlkResult>, Error> {
     let Some(time) = options.null_blk else { return Ok(None) };
-    let cores: Vec<u32> = CpuList::allowed().iter().collect();
+    let cores: Vec<u32> = CpuList::allowed_cpus().iter().collect();
     let mut rows = Vec::new();
-    for (layer, contexts) in modes(cores.len()) {
+    for (layer, contexts) in modes_to_measure(cores.len()) {
         let mut points = Vec::new();
         for threads in 1..=cores.len() {
-            if tenmil_linux::signal::interrupted() {
+            if tenmil_linux::signal::is_stop_requested() {
                 break;
             }
             let options = PerfOptions {
                 uris: vec![Uri::Block(tenmil_block::uri::Uri::new("null", ""))],
                 cores: cores[..threads].iter().copied().collect(),
-                layer: LayerOptions {
+                layer: BlockLayerOptions {
                     layer: Some(layer),
                     map: contexts.map(QueueMap::of),
-                    ..LayerOptions::default()
+                    ..BlockLayerOptions::default()
                 },
                 depth: options.depth,
                 time,
@@ -49,7 +49,7 @@ pub(super) fn compare(
                 seed: options.seed,
                 ..PerfOptions::default()
             };
-            points.push(measure(&options, threads, clock, watch)?);
+            points.push(measure_mode(&options, threads, clock, watch)?);
         }
         rows.push(NullBlkRow { mode: layer.name(), contexts, points });
     }
@@ -57,51 +57,52 @@ pub(super) fn compare(
 }
 
 /// Modes to measure; `mq` with 1, 2 and as many hardware contexts as threads.
-fn modes(threads: usize) -> Vec<(Layer, Option<u32>)> {
+fn modes_to_measure(threads: usize) -> Vec<(BlockLayer, Option<u32>)> {
     let all = u32::try_from(threads).unwrap_or(u32::MAX);
-    let mut modes = vec![(Layer::Single, None), (Layer::Bypass, None)];
+    let mut modes = vec![(BlockLayer::Single, None), (BlockLayer::Bypass, None)];
     let mut contexts = vec![1, 2.min(all), all];
     contexts.dedup();
-    modes.extend(contexts.into_iter().map(|count| (Layer::Mq, Some(count))));
+    modes.extend(contexts.into_iter().map(|count| (BlockLayer::Mq, Some(count))));
     modes
 }
 
-fn measure(
+fn measure_mode(
     options: &PerfOptions,
     threads: usize,
     clock: Clock,
     watch: TickFn<'_>,
 ) -> Result<NullBlkPoint, Error> {
-    let places = CoreAssignment::choose(options, &CpuList::allowed());
-    let progress = Arc::new(Progress::new(threads));
-    let mut rig = DeviceSet::bring_up(options, &places, clock)?;
-    progress.set_phase(Phase::NullBlk);
-    let tally = rig.load(options, &places, &progress, watch)?;
-    let waited = rig.lock_wait();
+    let places = CoreAssignment::from_options(options, &CpuList::allowed_cpus());
+    let progress = Arc::new(RunProgress::new(threads));
+    let mut rig = DeviceSet::open_devices(options, &places, clock)?;
+    progress.set_phase(RunPhase::NullBlk);
+    let tally = rig.run_load(options, &places, &progress, watch)?;
+    let waited = rig.lock_wait_total();
     rig.shut_down();
-    let (ios, elapsed) = tally.sums();
+    let (ios, elapsed) = tally.ios_and_elapsed();
     let spent = elapsed.ns.saturating_mul(threads as u64);
     Ok(NullBlkPoint {
         threads,
         iops: per_second(ios, elapsed),
-        lock_wait_share: share(waited.ns, spent),
+        lock_wait_share: fraction(waited.ns, spent),
     })
 }
 
 /// Fraction of `part` in `whole`. Zero if `whole` is zero.
 #[expect(clippy::cast_precision_loss, reason = "shown to people")]
-fn share(part: u64, whole: u64) -> f64 {
+fn fraction(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { (part as f64 / whole as f64).min(1.0) }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Layer, modes};
+    use super::{BlockLayer, modes_to_measure};
 
     #[test]
-    fn no_number_of_contexts_is_measured_twice() {
+    fn no_hardware_context_count_is_measured_twice() {
         let contexts = |threads| {
-            let modes = modes(threads).into_iter().filter(|(layer, _)| *layer == Layer::Mq);
+            let modes =
+                modes_to_measure(threads).into_iter().filter(|(layer, _)| *layer == BlockLayer::Mq);
             modes.filter_map(|(_, contexts)| contexts).collect::<Vec<_>>()
         };
         assert_eq!(contexts(1), [1]);

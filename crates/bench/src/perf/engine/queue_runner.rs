@@ -20,10 +20,10 @@ use tenmil_base::{
 };
 use tenmil_linux::Clock;
 
-pub(super) use self::depth_one::StepBounds;
-use super::verify::Verifier;
-use crate::perf::arrivals::Arrivals;
-use crate::perf::result::{Counts, FastPathCounters};
+pub(super) use self::depth_one::DepthOneLimits;
+use super::verifier::Verifier;
+use crate::perf::arrival_times::Arrivals;
+use crate::perf::perf_result::{FastPathCounters, IoCounts};
 use crate::perf::workload::{self, IoSpec, Workload};
 
 /// A queue pair with its tasks and counters.
@@ -154,10 +154,10 @@ impl<S: Verifier> QueueRunner<S> {
     }
 
     /// Starts an I/O for every idle task, at the beginning of a closed loop.
-    pub(super) fn fill(&mut self, now: Instant, workload: &mut Workload) {
+    pub(super) fn start_idle_tasks(&mut self, now: Instant, workload: &mut Workload) {
         let mut waiting = std::mem::take(&mut self.idle);
         while let Some(task) = waiting.pop() {
-            self.start(task, now, workload);
+            self.start_io(task, now, workload);
         }
         self.submit(now);
     }
@@ -165,7 +165,7 @@ impl<S: Verifier> QueueRunner<S> {
     /// One iteration of a closed loop: every completion is followed by a new I/O. Returns the
     /// number of completions, and the time as last read.
     #[inline(always)]
-    pub(super) fn step(
+    pub(super) fn step_closed_loop(
         &mut self,
         now: Instant,
         clock: &Clock,
@@ -176,7 +176,7 @@ impl<S: Verifier> QueueRunner<S> {
         if count == 0 {
             self.counters.idle_polls += 1;
             if !(self.requests.is_empty() && self.idle.is_empty()) {
-                self.fill(now, workload);
+                self.start_idle_tasks(now, workload);
             }
             return (0, now);
         }
@@ -188,9 +188,11 @@ impl<S: Verifier> QueueRunner<S> {
                     self.repeat_one(stamp, fixed, workload);
                     return (1, stamp);
                 }
-                self.repeat(stamp, fixed, workload);
+                self.repeat_fixed(stamp, fixed, workload);
             }
-            _ => self.take(stamp, |queue, task| queue.start(task, stamp, workload)),
+            _ => {
+                self.process_completions(stamp, |queue, task| queue.start_io(task, stamp, workload))
+            }
         }
         self.submit(stamp);
         if count == 1 {
@@ -203,20 +205,20 @@ impl<S: Verifier> QueueRunner<S> {
 
     /// Replaces each completed I/O by one of the same kind at a new address.
     #[inline]
-    fn repeat(&mut self, stamp: Instant, fixed: FixedIo, workload: &mut Workload) {
-        if let Some(kept) = workload.uniform() {
+    fn repeat_fixed(&mut self, stamp: Instant, fixed: FixedIo, workload: &mut Workload) {
+        if let Some(kept) = workload.uniform_random() {
             // Works on a copy, which stays in registers during the loop.
             let mut random = kept.clone();
-            self.repeat_at(stamp, fixed, |queue| queue.uniform(&mut random));
+            self.repeat_fixed_at(stamp, fixed, |queue| queue.draw_uniform(&mut random));
             *kept = random;
         } else {
-            self.repeat_at(stamp, fixed, |queue| workload.address(queue, fixed.blocks));
+            self.repeat_fixed_at(stamp, fixed, |queue| workload.draw_address(queue, fixed.blocks));
         }
     }
 
-    /// [`repeat`](Self::repeat), with the addresses that `address` draws.
+    /// [`repeat_fixed`](Self::repeat_fixed), with the addresses that `address` draws.
     #[inline]
-    fn repeat_at(
+    fn repeat_fixed_at(
         &mut self,
         stamp: Instant,
         fixed: FixedIo,
@@ -229,14 +231,14 @@ impl<S: Verifier> QueueRunner<S> {
         let FixedIo { operation, len_bytes, .. } = fixed;
         let mut runs = CompletionRuns { stamp, operation, first: 0, sent_ns: NO_STAMP, good: 0 };
         requests.extend(completed.iter().enumerate().map(|(index, completion)| {
-            let sent_ns = std::mem::replace(&mut sent[index_of(completion.token)], stamp.ns);
+            let sent_ns = std::mem::replace(&mut sent[task_of_token(completion.token)], stamp.ns);
             // Detects a new submission time and a failure with a single branch.
             if sent_ns ^ runs.sent_ns | u64::from(completion.status.0) != 0 {
-                runs.step(sums, index, sent_ns, completion);
+                runs.advance_run(sums, index, sent_ns, completion);
             }
-            fixed.request(completion.token, address(addresses))
+            fixed.next_request(completion.token, address(addresses))
         }));
-        runs.end(sums, completed.len());
+        runs.count_run(sums, completed.len());
         sums.bytes += runs.good * u64::from(len_bytes);
         self.counters.completions += completed.len() as u64;
         self.budget -= completed.len() as u64;
@@ -257,16 +259,16 @@ impl<S: Verifier> QueueRunner<S> {
         self.counters.polls += 1;
         self.counters.idle_polls += u64::from(count == 0);
         let stamp = clock.now();
-        self.take(stamp, |queue, task| queue.idle.push(task));
+        self.process_completions(stamp, |queue, task| queue.idle.push(task));
         let waiting = self.budget;
         while self.budget > 0 && arrivals.next_due() <= stamp {
             let Some(task) = self.idle.pop() else {
                 self.sums.full_until = stamp;
                 break;
             };
-            let Some(intended) = arrivals.due(stamp) else { break };
+            let Some(intended) = arrivals.take_due(stamp) else { break };
             self.sums.delayed += u64::from(intended <= self.sums.full_until);
-            self.start(task, intended, workload);
+            self.start_io(task, intended, workload);
         }
         self.submit(stamp);
         (count + usize::try_from(waiting - self.budget).unwrap_or(usize::MAX), stamp)
@@ -298,14 +300,18 @@ impl<S: Verifier> QueueRunner<S> {
     }
 
     /// Reaps completions without starting new I/Os, at the end of a run.
-    pub(super) fn drain(&mut self, now: Instant) {
+    pub(super) fn reap_without_submitting(&mut self, now: Instant) {
         self.in_flight -= u32::try_from(self.requests.len()).unwrap_or(0);
         for request in self.requests.drain(..) {
-            self.scrutiny.ended(IoStatus::ABORTED, index_of(request.token), Segment::default());
+            self.scrutiny.handle_completion(
+                IoStatus::ABORTED,
+                task_of_token(request.token),
+                Segment::default(),
+            );
         }
         self.backend.flush();
         self.backend.poll(now, &mut self.completions);
-        self.take(now, |queue, task| queue.idle.push(task));
+        self.process_completions(now, |queue, task| queue.idle.push(task));
     }
 
     /// Counters since the runner was created.
@@ -321,12 +327,12 @@ impl<S: Verifier> QueueRunner<S> {
     }
 
     /// Data verifier.
-    pub(super) fn scrutiny(&self) -> &S {
+    pub(super) fn verifier(&self) -> &S {
         &self.scrutiny
     }
 
     /// Number of I/Os in flight.
-    pub(super) fn in_flight(&self) -> u32 {
+    pub(super) fn in_flight_ios(&self) -> u32 {
         self.in_flight
     }
 
@@ -336,50 +342,50 @@ impl<S: Verifier> QueueRunner<S> {
     }
 
     /// Clears the counters at the end of the warm-up.
-    pub(super) fn clear(&mut self) {
+    pub(super) fn clear_counters(&mut self) {
         self.sums = QueueTotals::default();
     }
 
     /// Plain sums of the counters.
-    pub(super) fn counts(&self) -> Counts {
-        self.sums.counts()
+    pub(super) fn io_counts(&self) -> IoCounts {
+        self.sums.io_counts()
     }
 
     /// The counters.
-    pub(super) fn sums(&self) -> QueueTotals {
+    pub(super) fn totals(&self) -> QueueTotals {
         let mut sums = self.sums.clone();
-        sums.settle();
+        sums.flush_histogram();
         sums
     }
 
     /// Processes the completions: counts each and passes its task to `next`.
     #[inline]
-    fn take(&mut self, now: Instant, mut next: impl FnMut(&mut Self, u32)) {
+    fn process_completions(&mut self, now: Instant, mut next: impl FnMut(&mut Self, u32)) {
         let completions =
             std::mem::replace(&mut self.completions, CompletionBatch::with_capacity(0));
         let mut run = CompletionRun { sent_ns: 0, operation: Operation::Read, count: 0 };
         for completion in completions.as_slice() {
-            let index = index_of(completion.token);
+            let index = task_of_token(completion.token);
             let (sent_ns, InflightIo { len_bytes, operation }) =
                 (self.sent[index], self.tasks[index]);
             if completion.status.is_success() {
                 if sent_ns != run.sent_ns || operation != run.operation {
-                    self.sums.count(run, now);
+                    self.sums.count_completions(run, now);
                     run = CompletionRun { sent_ns, operation, count: 0 };
                 }
                 run.count += 1;
                 self.sums.bytes += u64::from(len_bytes);
             } else {
-                self.sums.fail(completion.status);
+                self.sums.count_failure(completion.status);
             }
             // Before `next` reuses the task and its buffer.
             if S::IS_ON {
-                self.scrutiny.ended(completion.status, index, self.segments[index]);
+                self.scrutiny.handle_completion(completion.status, index, self.segments[index]);
             }
             #[expect(clippy::cast_possible_truncation, reason = "an index of the task table")]
             next(self, completion.token as u32);
         }
-        self.sums.count(run, now);
+        self.sums.count_completions(run, now);
         let count = completions.as_slice().len();
         self.counters.completions += count as u64;
         self.in_flight -= u32::try_from(count).unwrap_or(0);
@@ -390,15 +396,15 @@ impl<S: Verifier> QueueRunner<S> {
     /// Draws the next I/O for `task` and queues its request. The task stays idle if the budget is
     /// used up or its blocks have operations in progress.
     #[inline]
-    fn start(&mut self, task: u32, sent: Instant, workload: &mut Workload) {
+    fn start_io(&mut self, task: u32, sent: Instant, workload: &mut Workload) {
         if self.budget == 0 {
             return;
         }
-        let mut draw = workload.draw(&mut self.addresses);
+        let mut draw = workload.draw_io(&mut self.addresses);
         if S::IS_ON {
             let tries = (0..REDRAWS_MAX).find(|_| {
                 self.scrutiny.may_start(&draw, task as usize) || {
-                    draw = workload.draw(&mut self.addresses);
+                    draw = workload.draw_io(&mut self.addresses);
                     false
                 }
             });
@@ -407,18 +413,18 @@ impl<S: Verifier> QueueRunner<S> {
                 return;
             }
         }
-        self.put(task, sent, draw);
+        self.queue_request(task, sent, draw);
     }
 
     #[inline]
-    fn put(&mut self, task: u32, sent: Instant, draw: IoSpec) {
+    fn queue_request(&mut self, task: u32, sent: Instant, draw: IoSpec) {
         let index = task as usize;
         let IoSpec { operation, lba, blocks, len_bytes } = draw;
         self.sent[index] = sent.ns;
         self.tasks[index] = InflightIo { len_bytes, operation };
         self.segments[index].len_bytes = len_bytes;
         if S::IS_ON {
-            self.scrutiny.starts(&draw, self.segments[index]);
+            self.scrutiny.prepare_buffer(&draw, self.segments[index]);
         }
         self.budget -= 1;
         self.in_flight += 1;
@@ -452,27 +458,27 @@ impl<S: Verifier> QueueRunner<S> {
 impl CompletionRuns {
     /// Ends the current run at this completion, which begins another run or has failed.
     #[inline(never)]
-    fn step(
+    fn advance_run(
         &mut self,
         sums: &mut QueueTotals,
         index: usize,
         sent_ns: u64,
         completion: &IoCompletion,
     ) {
-        self.end(sums, index);
+        self.count_run(sums, index);
         if completion.status.is_success() {
             (self.first, self.sent_ns) = (index, sent_ns);
         } else {
-            sums.fail(completion.status);
+            sums.count_failure(completion.status);
             (self.first, self.sent_ns) = (index + 1, NO_STAMP);
         }
     }
 
     /// Counts the current run, which ends before the completion `index`.
-    fn end(&mut self, sums: &mut QueueTotals, index: usize) {
+    fn count_run(&mut self, sums: &mut QueueTotals, index: usize) {
         let count = (index - self.first) as u64;
         let Self { sent_ns, operation, .. } = *self;
-        sums.count(CompletionRun { sent_ns, operation, count }, self.stamp);
+        sums.count_completions(CompletionRun { sent_ns, operation, count }, self.stamp);
         self.good += count;
     }
 }
@@ -486,7 +492,7 @@ impl FixedIo {
 
     /// Next request of the task `token`.
     #[inline(always)]
-    fn request(self, token: u64, lba: u64) -> Request {
+    fn next_request(self, token: u64, lba: u64) -> Request {
         #[expect(clippy::cast_possible_truncation, reason = "an index of the task table")]
         let segment_first = token as u32;
         Request {
@@ -506,12 +512,12 @@ impl FixedIo {
 impl QueueTotals {
     /// Counts a run of completions at `now`.
     #[inline]
-    fn count(&mut self, run: CompletionRun, now: Instant) {
+    fn count_completions(&mut self, run: CompletionRun, now: Instant) {
         if run.count == 0 {
             return;
         }
         if self.recent.as_ref().is_none_or(|(operation, _)| *operation != run.operation) {
-            self.turn_to(run.operation);
+            self.select_histogram(run.operation);
         }
         if let Some((_, histogram)) = &mut self.recent {
             histogram.record_many(now.ns.saturating_sub(run.sent_ns), run.count);
@@ -519,26 +525,26 @@ impl QueueTotals {
     }
 
     /// Makes the histogram of another operation the recent one.
-    fn turn_to(&mut self, operation: Operation) {
-        self.settle();
+    fn select_histogram(&mut self, operation: Operation) {
+        self.flush_histogram();
         let histogram = self.latency.remove(&operation).unwrap_or_default();
         self.recent = Some((operation, histogram));
     }
 
-    fn settle(&mut self) {
+    fn flush_histogram(&mut self) {
         if let Some((operation, histogram)) = self.recent.take() {
             self.latency.insert(operation, histogram);
         }
     }
 
     #[cold]
-    fn fail(&mut self, result: IoStatus) {
+    fn count_failure(&mut self, result: IoStatus) {
         *self.errors.entry(result.0).or_default() += 1;
     }
 
     /// Plain sums.
-    pub(super) fn counts(&self) -> Counts {
-        let mut counts = Counts { bytes: self.bytes, ..Counts::default() };
+    pub(super) fn io_counts(&self) -> IoCounts {
+        let mut counts = IoCounts { bytes: self.bytes, ..IoCounts::default() };
         let recent = self.recent.as_ref().map(|(operation, histogram)| (operation, histogram));
         for (operation, histogram) in self.latency.iter().chain(recent) {
             let count = histogram.count();
@@ -557,6 +563,6 @@ impl QueueTotals {
 /// Task of a token.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "tokens are indices of the task table")]
-fn index_of(token: u64) -> usize {
+fn task_of_token(token: u64) -> usize {
     token as usize
 }

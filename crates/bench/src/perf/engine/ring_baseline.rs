@@ -13,15 +13,15 @@ use tenmil_base::{
     SubmissionRing,
 };
 use tenmil_dma::{
-    Backing, DeviceKind, DevicePool, HostCompletionRing, HostSubmissionRing, Mapping, RegionTable,
-    SharedEntries, SharedHostMemory,
+    DeviceKind, DevicePool, HostCompletionRing, HostSubmissionRing, MemoryBacking, MemoryMapping,
+    RegionTable, SharedHostMemory, SharedRingEntries,
 };
-use tenmil_linux::{Clock, Thread};
+use tenmil_linux::{Clock, NamedThread};
 
-use super::baseline_load::keep_going;
+use super::baseline_load::repeat_for;
 use super::cpu_placement::CoreAssignment;
-use crate::perf::options::PerfOptions;
-use crate::perf::result::{Baseline, BaselineResult};
+use crate::perf::perf_options::PerfOptions;
+use crate::perf::perf_result::{Baseline, BaselineResult};
 use tenmil_base::Error;
 
 /// Parameters of the measurement.
@@ -38,7 +38,7 @@ pub(super) struct RingBaselinePlan<'a> {
 /// Two doorbells on a cache line of their own, as in the emulated SSD.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Doorbells {
+struct BaselineDoorbells {
     tail: AtomicU32,
     head: AtomicU32,
 }
@@ -47,7 +47,7 @@ struct Doorbells {
 struct RingProducer {
     submission: HostSubmissionRing,
     completion: HostCompletionRing,
-    doorbells: Arc<Doorbells>,
+    doorbells: Arc<BaselineDoorbells>,
     tokens: Box<[u64]>,
     depth: u32,
     tail: u32,
@@ -59,9 +59,9 @@ struct RingProducer {
 
 /// Completing side.
 struct RingConsumer {
-    submission: SharedEntries,
-    completion: SharedEntries,
-    doorbells: Arc<Doorbells>,
+    submission: SharedRingEntries,
+    completion: SharedRingEntries,
+    doorbells: Arc<BaselineDoorbells>,
     depth: u32,
     head: u32,
     tail: u32,
@@ -71,37 +71,37 @@ struct RingConsumer {
 const LINE: u32 = 4;
 
 /// Measures with one thread on each side. At depth 1 the round trip time is measured as well.
-pub(super) fn measure(plan: &RingBaselinePlan<'_>) -> Result<BaselineResult, Error> {
+pub(super) fn measure_rings(plan: &RingBaselinePlan<'_>) -> Result<BaselineResult, Error> {
     let ring_depth = (plan.depth + 1).next_power_of_two().max(LINE);
-    let pool = pool(plan, ring_depth)?;
+    let pool = ring_pool(plan, ring_depth)?;
     let mut hosts = Vec::new();
     let mut devices = Vec::new();
     for _ in 0..plan.rings {
-        let (host, device) = ring(&pool, ring_depth, plan.depth).ok_or_else(|| {
+        let (host, device) = ring_pair(&pool, ring_depth, plan.depth).ok_or_else(|| {
             Error::environment("measure the ring micro-benchmark: no memory is left")
         })?;
         hosts.push(host);
         devices.push(device);
     }
     let yields = plan.cores.yields;
-    let other = Thread::spawn("bare-device", plan.cores.device[0], move |stop| {
+    let other = NamedThread::spawn("bare-device", plan.cores.device[0], move |stop| {
         while !stop.is_stopped() {
-            let done: u32 = devices.iter_mut().map(RingConsumer::step).sum();
+            let done: u32 = devices.iter_mut().map(RingConsumer::complete_submitted).sum();
             if done == 0 && yields {
-                tenmil_linux::thread::yield_now();
+                tenmil_linux::named_thread::yield_cpu();
             }
         }
     });
-    let other = other.map_err(refused)?;
+    let other = other.map_err(thread_error)?;
     let (clock, time, single) = (plan.clock, plan.time, plan.depth == 1);
-    let this = Thread::spawn("bare-submit", plan.cores.submit[0], move |_| {
+    let this = NamedThread::spawn("bare-submit", plan.cores.submit[0], move |_| {
         submit(&mut hosts, &clock, time, single, yields)
     });
-    let (count, elapsed, trips) = this.map_err(refused)?.join();
+    let (count, elapsed, trips) = this.map_err(thread_error)?.join();
     other.stop();
     Ok(BaselineResult {
         limit: Baseline::Ring,
-        iops: crate::perf::result::per_second(count, elapsed),
+        iops: crate::perf::perf_result::per_second(count, elapsed),
         elapsed,
         rings: plan.rings,
         depth: plan.depth,
@@ -110,32 +110,37 @@ pub(super) fn measure(plan: &RingBaselinePlan<'_>) -> Result<BaselineResult, Err
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the shape that map_err wants")]
-fn refused(error: std::io::Error) -> Error {
+fn thread_error(error: std::io::Error) -> Error {
     Error::environment(format!("start a thread for the ring micro-benchmark: {error}"))
 }
 
 /// Pool with the same kind of memory as the run.
-fn pool(plan: &RingBaselinePlan<'_>, ring_depth: u32) -> Result<DevicePool, Error> {
+fn ring_pool(plan: &RingBaselinePlan<'_>, ring_depth: u32) -> Result<DevicePool, Error> {
     let bytes = plan.rings as usize * (ring_depth as usize * 80 + 8192);
-    let mapping = Mapping::new(bytes, Backing::Private).map_err(|error| {
+    let mapping = MemoryMapping::new(bytes, MemoryBacking::Private).map_err(|error| {
         Error::environment(format!("measure the ring micro-benchmark: {error}"))
     })?;
     mapping.populate();
     let regions = RegionTable::new(1);
-    let memory = regions.add(mapping).map_err(|error| Error::environment(error.to_string()))?;
+    let memory =
+        regions.add_mapping(mapping).map_err(|error| Error::environment(error.to_string()))?;
     let store = tenmil_devices::emu::command_store(&plan.options.techniques);
     Ok(DevicePool::new(regions, memory, DeviceKind::Emulated, store))
 }
 
 /// Creates a pair of rings. `None` if the pool is exhausted.
-fn ring(pool: &DevicePool, depth: u32, in_flight: u32) -> Option<(RingProducer, RingConsumer)> {
+fn ring_pair(
+    pool: &DevicePool,
+    depth: u32,
+    in_flight: u32,
+) -> Option<(RingProducer, RingConsumer)> {
     let submission = pool.allocate(depth * 64)?;
     let completion = pool.allocate(depth * 16)?;
     let mut memory = SharedHostMemory::new(pool);
     let mut view = |segment: Segment| {
         memory.entries(pool.iova(segment)?, u64::from(segment.len_bytes)).ok()?
     };
-    let doorbells = Arc::new(Doorbells::default());
+    let doorbells = Arc::new(BaselineDoorbells::default());
     let device = RingConsumer {
         submission: view(submission)?,
         completion: view(completion)?,
@@ -168,9 +173,9 @@ fn submit(
     single: bool,
     yields: bool,
 ) -> (u64, Span, Histogram) {
-    hosts.iter_mut().for_each(RingProducer::start);
-    let round = || hosts.iter_mut().map(|host| u64::from(host.step())).sum();
-    let found = keep_going(*clock, time, single, yields, round);
+    hosts.iter_mut().for_each(RingProducer::fill_ring);
+    let round = || hosts.iter_mut().map(|host| u64::from(host.resubmit_completed())).sum();
+    let found = repeat_for(*clock, time, single, yields, round);
     let checksum = hosts.iter().fold(0_u64, |sum, host| sum.wrapping_add(host.checksum));
     std::hint::black_box(checksum);
     found
@@ -178,19 +183,19 @@ fn submit(
 
 impl RingProducer {
     /// Fills the ring for the first time.
-    fn start(&mut self) {
-        (0..self.tokens.len() as u64).for_each(|cid| self.store(cid));
+    fn fill_ring(&mut self) {
+        (0..self.tokens.len() as u64).for_each(|cid| self.store_command(cid));
         self.flush();
     }
 
     /// Consumes completions and resubmits each entry. Returns their number.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "at most four")]
-    fn step(&mut self) -> u32 {
+    fn resubmit_completed(&mut self) -> u32 {
         let mut taken = 0;
         let mut line = [[0; 2]; LINE as usize];
         loop {
-            let count = self.load_line(&mut line);
+            let count = self.load_completions(&mut line);
             if count == 0 {
                 break;
             }
@@ -200,7 +205,7 @@ impl RingProducer {
                 {
                     self.checksum = self.checksum.wrapping_add(*token);
                 }
-                self.store(cid);
+                self.store_command(cid);
             }
             taken += count as u32;
             self.head += count as u32;
@@ -218,7 +223,7 @@ impl RingProducer {
 
     /// Copies the new completions up to the end of the cache line, and returns their number.
     #[inline]
-    fn load_line(&self, into: &mut [CompletionEntry; LINE as usize]) -> usize {
+    fn load_completions(&self, into: &mut [CompletionEntry; LINE as usize]) -> usize {
         let end = ((self.head | (LINE - 1)) + 1).min(self.depth);
         let mut count = 0;
         for (slot, index) in into.iter_mut().zip(self.head..end) {
@@ -230,7 +235,7 @@ impl RingProducer {
     }
 
     #[inline]
-    fn store(&mut self, cid: u64) {
+    fn store_command(&mut self, cid: u64) {
         self.submission.store(self.tail, &[cid << 16 | 2, 0, 0, 0, 0, 0, 0, 0]);
         self.tail = if self.tail + 1 == self.depth { 0 } else { self.tail + 1 };
     }
@@ -245,7 +250,7 @@ impl RingProducer {
 impl RingConsumer {
     /// Completes the submitted entries. Returns their number.
     #[inline]
-    fn step(&mut self) -> u32 {
+    fn complete_submitted(&mut self) -> u32 {
         // Pairs with the Release store in `flush`: the commands before the tail are visible.
         let tail = self.doorbells.tail.load(Ordering::Acquire);
         let mut taken = 0;
@@ -278,23 +283,27 @@ impl RingConsumer {
 
 #[cfg(test)]
 mod tests {
-    use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
+    use tenmil_dma::{
+        CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable,
+    };
 
-    use super::ring;
+    use super::ring_pair;
 
     /// Both sides on one thread, over many wraps of the ring: every token completes and is counted.
     #[test]
-    fn everything_that_is_submitted_comes_back() {
+    fn every_submitted_entry_completes() {
         for (depth, in_flight) in [(4, 1), (4, 3), (8, 5), (256, 128)] {
             let regions = RegionTable::new(1);
-            let memory = regions.add(Mapping::new(1 << 17, Backing::Private).unwrap()).unwrap();
+            let memory = regions
+                .add_mapping(MemoryMapping::new(1 << 17, MemoryBacking::Private).unwrap())
+                .unwrap();
             let store = CommandStore::Plain;
             let pool = DevicePool::new(regions, memory, DeviceKind::Emulated, store);
-            let (mut host, mut device) = ring(&pool, depth, in_flight).unwrap();
-            host.start();
+            let (mut host, mut device) = ring_pair(&pool, depth, in_flight).unwrap();
+            host.fill_ring();
             for _ in 0..1000 {
-                assert_eq!(device.step(), in_flight);
-                assert_eq!(host.step(), in_flight);
+                assert_eq!(device.complete_submitted(), in_flight);
+                assert_eq!(host.resubmit_completed(), in_flight);
             }
             let once: u64 = (0..u64::from(in_flight)).sum();
             assert_eq!(host.checksum, 1000 * once);

@@ -6,14 +6,14 @@
 //! device is compared with, measured in the same run, because on a shared machine the bound varies.
 
 use tenmil_base::{Histogram, Segment, SendSlice, Span, Stream};
-use tenmil_dma::{Backing, Mapping, RegionTable};
-use tenmil_linux::socket::{SocketEngine, SocketFactory, SocketOptions, loopback};
-use tenmil_linux::{Clock, CpuList, Thread};
+use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
+use tenmil_linux::socket::{SocketEngine, SocketFactory, SocketOptions, loopback_pair};
+use tenmil_linux::{Clock, CpuList, NamedThread};
 
-use super::baseline_load::keep_going;
+use super::baseline_load::repeat_for;
 use super::cpu_placement::CoreAssignment;
-use crate::perf::options::{BaselineKind, Pattern, PerfOptions};
-use crate::perf::result::{Baseline, BaselineResult, per_second};
+use crate::perf::perf_options::{AccessPattern, BaselineKind, PerfOptions};
+use crate::perf::perf_result::{Baseline, BaselineResult, per_second};
 use tenmil_base::Error;
 use tenmil_devices::Uri;
 
@@ -27,7 +27,7 @@ pub(super) struct SocketBaselinePlan<'a> {
 }
 
 /// One end of a connection.
-struct Endpoint {
+struct MessageEndpoint {
     stream: Box<dyn Stream>,
     /// Length of an incoming message.
     incoming_bytes: usize,
@@ -62,7 +62,7 @@ const DATA_MAX: u32 = 16 << 20;
 
 impl PerfOptions {
     /// Socket engine of the message baseline, if the run has one.
-    pub(in crate::perf) fn exchange_engine(&self) -> Option<SocketEngine> {
+    pub(in crate::perf) fn message_baseline_engine(&self) -> Option<SocketEngine> {
         let is_tcp = |uri: &Uri| matches!(uri, Uri::Block(uri) if uri.scheme() == "tcp");
         match self.baseline_kind {
             BaselineKind::TcpRing => Some(SocketEngine::IoUring),
@@ -75,40 +75,43 @@ impl PerfOptions {
 
 /// Measures with one thread on each side. With one message in flight the round trip time is
 /// measured as well.
-pub(super) fn measure(plan: &SocketBaselinePlan<'_>, depth: u32) -> Result<BaselineResult, Error> {
+pub(super) fn measure_sockets(
+    plan: &SocketBaselinePlan<'_>,
+    depth: u32,
+) -> Result<BaselineResult, Error> {
     let SocketBaselinePlan { options, cores, clock, time, engine } = *plan;
     let connections = options.device_count() * u32::from(options.queue_pairs);
     let sockets = |data_bytes| EndpointShared::new(engine, data_bytes, depth);
-    let is_read = matches!(options.pattern, Pattern::Read | Pattern::RandRead);
-    let io_bytes = options.sizes.largest();
+    let is_read = matches!(options.pattern, AccessPattern::Read | AccessPattern::RandRead);
+    let io_bytes = options.sizes.largest_bytes();
     let (asked, completed) = if is_read { (0, io_bytes) } else { (io_bytes, 0) };
     let (host, target) = (sockets(asked)?, sockets(completed)?);
     let (mut hosts, mut targets) = (Vec::new(), Vec::new());
     let request_bytes = REQUEST_BYTES + asked as usize;
     let response_bytes = RESPONSE_BYTES + completed as usize;
     for _ in 0..connections {
-        let [one, other] = loopback().map_err(|error| refuse(&error))?;
-        hosts.push(host.end(one, REQUEST_BYTES, response_bytes)?);
-        targets.push(target.end(other, RESPONSE_BYTES, request_bytes)?);
+        let [one, other] = loopback_pair().map_err(|error| socket_error(&error))?;
+        hosts.push(host.new_endpoint(one, REQUEST_BYTES, response_bytes)?);
+        targets.push(target.new_endpoint(other, RESPONSE_BYTES, request_bytes)?);
     }
     let engine = host.sockets.engine();
     let (near, far) = cores_of(cores);
     let yields = near == far;
-    let other = Thread::spawn("bare-target", far, move |stop| {
+    let other = NamedThread::spawn("bare-target", far, move |stop| {
         while !stop.is_stopped() {
-            let done: usize = targets.iter_mut().map(Endpoint::step).sum();
+            let done: usize = targets.iter_mut().map(MessageEndpoint::receive_and_reply).sum();
             if done == 0 && yields {
-                tenmil_linux::thread::yield_now();
+                tenmil_linux::named_thread::yield_cpu();
             }
         }
     });
-    let other = other.map_err(|error| refuse(&error))?;
+    let other = other.map_err(|error| socket_error(&error))?;
     let single = depth == 1 && connections == 1;
-    let this = Thread::spawn("bare-host", near, move |_| {
+    let this = NamedThread::spawn("bare-host", near, move |_| {
         hosts.iter_mut().for_each(|end| end.outgoing.unsent = depth as usize);
-        exchange(&mut hosts, clock, time, single, yields)
+        exchange_messages(&mut hosts, clock, time, single, yields)
     });
-    let (count, elapsed, trips) = this.map_err(|error| refuse(&error))?.join();
+    let (count, elapsed, trips) = this.map_err(|error| socket_error(&error))?.join();
     other.stop();
     Ok(BaselineResult {
         limit: Baseline::Messages(engine),
@@ -120,7 +123,7 @@ pub(super) fn measure(plan: &SocketBaselinePlan<'_>, depth: u32) -> Result<Basel
     })
 }
 
-fn refuse(error: &dyn std::fmt::Display) -> Error {
+fn socket_error(error: &dyn std::fmt::Display) -> Error {
     Error::environment(format!("measure bare messages: {error}"))
 }
 
@@ -129,7 +132,7 @@ fn cores_of(cores: &CoreAssignment) -> (Option<u32>, Option<u32>) {
     let near = cores.submit[0];
     let others = cores.device.iter().copied().find(|core| *core != near);
     let far = others.or_else(|| {
-        let allowed = CpuList::allowed();
+        let allowed = CpuList::allowed_cpus();
         allowed.iter().map(Some).filter(|core| *core != near).last()
     });
     (near, far.unwrap_or(near))
@@ -137,16 +140,16 @@ fn cores_of(cores: &CoreAssignment) -> (Option<u32>, Option<u32>) {
 
 /// Keeps all messages in flight for the duration. Returns the number of responses, the elapsed
 /// time, and with one message in flight the round trip times.
-fn exchange(
-    ends: &mut [Endpoint],
+fn exchange_messages(
+    ends: &mut [MessageEndpoint],
     clock: Clock,
     time: Span,
     single: bool,
     yields: bool,
 ) -> (u64, Span, Histogram) {
-    ends.iter_mut().for_each(Endpoint::send);
-    let round = || ends.iter_mut().map(Endpoint::step).sum::<usize>() as u64;
-    keep_going(clock, time, single, yields, round)
+    ends.iter_mut().for_each(MessageEndpoint::send);
+    let round = || ends.iter_mut().map(MessageEndpoint::receive_and_reply).sum::<usize>() as u64;
+    repeat_for(clock, time, single, yields, round)
 }
 
 /// State shared by the connections of one side.
@@ -160,28 +163,28 @@ impl EndpointShared {
     fn new(engine: SocketEngine, data_bytes: u32, depth: u32) -> Result<Self, Error> {
         let regions = RegionTable::new(1);
         let whole = data_bytes.saturating_mul(depth).min(DATA_MAX).max(data_bytes).max(4096);
-        let mapping = Mapping::new(whole as usize, Backing::Private);
-        let mapping = mapping.map_err(|error| refuse(&error))?;
+        let mapping = MemoryMapping::new(whole as usize, MemoryBacking::Private);
+        let mapping = mapping.map_err(|error| socket_error(&error))?;
         mapping.populate();
-        let data = regions.add(mapping).map_err(|error| refuse(&error))?;
+        let data = regions.add_mapping(mapping).map_err(|error| socket_error(&error))?;
         let data = Segment { len_bytes: whole, ..data };
         let options = SocketOptions { engine, ..SocketOptions::default() };
         let sockets = SocketFactory::new(regions, options);
         match (engine, sockets.io_uring_error()) {
-            (SocketEngine::IoUring, Some(why)) => Err(refuse(&format!(
+            (SocketEngine::IoUring, Some(why)) => Err(socket_error(&format!(
                 "io_uring: {why}; expected a kernel that allows it, or --baseline=tcp"
             ))),
             _ => Ok(Self { sockets, data, data_bytes }),
         }
     }
 
-    fn end(
+    fn new_endpoint(
         &self,
         socket: std::os::fd::OwnedFd,
         header_bytes: usize,
         incoming_bytes: usize,
-    ) -> Result<Endpoint, Error> {
-        let stream = self.sockets.stream(socket).map_err(|error| refuse(&error))?;
+    ) -> Result<MessageEndpoint, Error> {
+        let stream = self.sockets.new_stream(socket).map_err(|error| socket_error(&error))?;
         let outgoing = OutgoingMessages {
             header: vec![0; header_bytes],
             data_bytes: self.data_bytes,
@@ -191,14 +194,14 @@ impl EndpointShared {
             sent: 0,
             stretches: Vec::with_capacity(2 * BATCH),
         };
-        Ok(Endpoint { stream, incoming_bytes, come: 0, outgoing })
+        Ok(MessageEndpoint { stream, incoming_bytes, come: 0, outgoing })
     }
 }
 
-impl Endpoint {
+impl MessageEndpoint {
     /// Receives messages and sends as many. Returns the number received.
     #[inline]
-    fn step(&mut self) -> usize {
+    fn receive_and_reply(&mut self) -> usize {
         self.stream.receive();
         let waiting = self.stream.buffered().len();
         self.come += waiting;
@@ -214,12 +217,12 @@ impl Endpoint {
 
     #[inline]
     fn send(&mut self) {
-        self.outgoing.list();
+        self.outgoing.gather_list();
         let OutgoingMessages { header, stretches, unsent, .. } = &self.outgoing;
         let has_more = *unsent > BATCH;
         // A closed connection sends nothing; the other side ends the measurement.
         let sent = self.stream.send(header, stretches, has_more).unwrap_or(0);
-        self.outgoing.advance(sent);
+        self.outgoing.record_sent(sent);
     }
 }
 
@@ -230,7 +233,7 @@ impl OutgoingMessages {
 
     /// Builds the gather list of the owed messages, up to the limit of one send.
     #[inline]
-    fn list(&mut self) {
+    fn gather_list(&mut self) {
         self.stretches.clear();
         let header_bytes = u32::try_from(self.header.len()).unwrap_or(0);
         let mut skip = u32::try_from(self.sent).unwrap_or(0);
@@ -241,7 +244,7 @@ impl OutgoingMessages {
                 self.stretches.push(SendSlice::Headers { at, len_bytes: header_bytes - at });
             }
             if self.data_bytes > 0 {
-                let data = self.place(index);
+                let data = self.data_segment(index);
                 let rest = data.slice(skip, self.data_bytes - skip).unwrap_or(data);
                 self.stretches.push(SendSlice::Memory(rest));
             }
@@ -251,7 +254,7 @@ impl OutgoingMessages {
 
     /// Data segment of the message `index` after the next.
     #[inline]
-    fn place(&self, index: usize) -> Segment {
+    fn data_segment(&self, index: usize) -> Segment {
         let cores = self.data.len_bytes / self.data_bytes;
         let index = u32::try_from(index).unwrap_or(0);
         let place = self.next.wrapping_add(index) % cores;
@@ -260,7 +263,7 @@ impl OutgoingMessages {
     }
 
     #[inline]
-    fn advance(&mut self, sent: usize) {
+    fn record_sent(&mut self, sent: usize) {
         let sent = self.sent + sent;
         let done = sent / self.message_bytes();
         self.sent = sent % self.message_bytes();
@@ -272,9 +275,9 @@ impl OutgoingMessages {
 #[cfg(test)]
 mod tests {
     use tenmil_linux::Clock;
-    use tenmil_linux::socket::{SocketEngine, loopback};
+    use tenmil_linux::socket::{SocketEngine, loopback_pair};
 
-    use super::{Endpoint, EndpointShared};
+    use super::{EndpointShared, MessageEndpoint};
 
     /// Both sides on one thread, with one and with many messages in flight, and with messages
     /// larger than any buffer: every message is replied to and counted once.
@@ -287,23 +290,23 @@ mod tests {
                     continue;
                 };
                 let none = EndpointShared::new(engine, 0, depth).unwrap();
-                let [one, other] = loopback().unwrap();
-                let mut host = none.end(one, 72, 24 + data_bytes as usize).unwrap();
-                let mut target = side.end(other, 24, 72).unwrap();
+                let [one, other] = loopback_pair().unwrap();
+                let mut host = none.new_endpoint(one, 72, 24 + data_bytes as usize).unwrap();
+                let mut target = side.new_endpoint(other, 24, 72).unwrap();
                 complete_all(&mut host, &mut target, depth as usize);
             }
         }
     }
 
-    fn complete_all(host: &mut Endpoint, target: &mut Endpoint, depth: usize) {
+    fn complete_all(host: &mut MessageEndpoint, target: &mut MessageEndpoint, depth: usize) {
         let clock = Clock::start();
         let late = clock.now().after(tenmil_base::Span::from_secs(20));
         host.outgoing.unsent = depth;
         let (mut asked, mut completed) = (0, 0);
         while completed < 20 * depth {
             assert!(clock.now() < late, "{completed} of {asked} answered");
-            asked += target.step();
-            completed += host.step();
+            asked += target.receive_and_reply();
+            completed += host.receive_and_reply();
             assert!(completed <= asked && asked <= completed + depth, "{completed} of {asked}");
         }
     }

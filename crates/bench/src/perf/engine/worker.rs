@@ -11,23 +11,23 @@ use tenmil_linux::poll_set::{Interest, PollSet};
 use tenmil_reactor::{Context, PollResult, Poller, PollerWake};
 
 use super::cpu_placement::CoreAssignment;
-use super::queue_runner::{QueueRunner, QueueTotals, StepBounds};
-use super::verify::Verifier;
-use crate::perf::arrivals::Arrivals;
-use crate::perf::options::{OpenLoop, PerfOptions};
-use crate::perf::progress::{Phase, Progress};
-use crate::perf::result::{Counts, FastPathCounters, RunEnd, VerifyResult};
+use super::queue_runner::{DepthOneLimits, QueueRunner, QueueTotals};
+use super::verifier::Verifier;
+use crate::perf::arrival_times::Arrivals;
+use crate::perf::perf_options::{OpenLoop, PerfOptions};
+use crate::perf::perf_result::{FastPathCounters, IoCounts, RunEnd, VerifyResult};
+use crate::perf::progress::{RunPhase, RunProgress};
 use crate::perf::workload::Workload;
 
 /// Submitting thread. It ends its lightweight thread after it has reported its result.
-pub(super) struct Worker<S> {
+pub(super) struct LoadWorker<S> {
     queues: Vec<DeviceQueue<S>>,
     workload: Workload,
     clock: Clock,
     plan: WorkerPlan,
     /// Index among the submitting threads.
     index: usize,
-    progress: Arc<Progress>,
+    progress: Arc<RunProgress>,
     results: Sender<WorkerResult>,
     stage: WorkerStage,
     /// Next time at which there is work besides the queue runners.
@@ -44,7 +44,7 @@ pub(super) struct WorkerParts<S> {
     pub(super) clock: Clock,
     pub(super) plan: WorkerPlan,
     pub(super) index: usize,
-    pub(super) progress: Arc<Progress>,
+    pub(super) progress: Arc<RunProgress>,
     pub(super) results: Sender<WorkerResult>,
 }
 
@@ -136,12 +136,13 @@ const ROUNDS: u32 = 32;
 const ENOUGH: usize = 32;
 
 /// The same limits for a single queue runner of depth 1.
-const DEPTH_ONE_BOUNDS: StepBounds = StepBounds { ios: ENOUGH as u64, polls: POLLS_MAX as u64 };
+const DEPTH_ONE_BOUNDS: DepthOneLimits =
+    DepthOneLimits { ios: ENOUGH as u64, polls: POLLS_MAX as u64 };
 
 /// Drain timeout.
 const DRAIN: Span = Span::from_secs(5);
 
-impl<S: Verifier> Worker<S> {
+impl<S: Verifier> LoadWorker<S> {
     /// Creates a worker that has not started.
     pub(super) fn new(parts: WorkerParts<S>) -> Self {
         let WorkerParts { queues, workload, clock, plan, index, progress, results } = parts;
@@ -161,9 +162,9 @@ impl<S: Verifier> Worker<S> {
     }
 
     /// Wake-up sources of its queue runners. None if one of them has none.
-    pub(super) fn woken_by(&self) -> io::Result<PollerWake> {
+    pub(super) fn wake_sources(&self) -> io::Result<PollerWake> {
         if let [of] = self.queues.as_slice() {
-            return PollerWake::of(of.queue.wake_source());
+            return PollerWake::from_source(of.queue.wake_source());
         }
         let watch = PollSet::new()?;
         for (token, of) in (0..).zip(&self.queues) {
@@ -183,29 +184,29 @@ impl<S: Verifier> Worker<S> {
         self.queues.iter().all(|of| of.queue.is_done_by_kernel())
     }
 
-    fn begin(&mut self, now: Instant) {
+    fn start_load(&mut self, now: Instant) {
         for DeviceQueue { queue, rate, arrivals, .. } in &mut self.queues {
             *arrivals = rate.map(|RateShare { rate, part, parts, seed }| {
                 Arrivals::new(rate, part, parts, now, seed)
             });
             if arrivals.is_none() {
-                queue.fill(now, &mut self.workload);
+                queue.start_idle_tasks(now, &mut self.workload);
             }
         }
         self.series = IntervalRecorder::from(now);
         self.stage = WorkerStage::WarmUp { until: now.after(self.plan.warm_up) };
-        self.do_periodic(now);
+        self.run_periodic(now);
     }
 
     /// Runs each queue runner once. Returns the number of completions and starts, and the time as
     /// last read.
     #[inline]
-    fn round(&mut self, mut now: Instant) -> (usize, Instant) {
+    fn run_queues_once(&mut self, mut now: Instant) -> (usize, Instant) {
         let mut found = 0;
         for of in &mut self.queues {
             let count;
             (count, now) = match &mut of.arrivals {
-                None => of.queue.step(now, &self.clock, &mut self.workload),
+                None => of.queue.step_closed_loop(now, &self.clock, &mut self.workload),
                 Some(arrivals) => {
                     of.queue.step_open_loop(now, &self.clock, &mut self.workload, arrivals)
                 }
@@ -218,7 +219,7 @@ impl<S: Verifier> Worker<S> {
     /// Runs the queue runners until enough I/Os have completed, or until several rounds in a row
     /// were empty.
     #[inline]
-    fn rounds(&mut self, mut now: Instant) -> (usize, Instant) {
+    fn run_queues(&mut self, mut now: Instant) -> (usize, Instant) {
         if let [DeviceQueue { queue, arrivals: None, .. }] = self.queues.as_mut_slice()
             && queue.is_depth_one()
         {
@@ -227,7 +228,7 @@ impl<S: Verifier> Worker<S> {
         let (mut found, mut polls) = (0, 0);
         for _ in 0..ROUNDS {
             let count;
-            (count, now) = self.round(now);
+            (count, now) = self.run_queues_once(now);
             found += count;
             polls += u32::from(count == 0);
             let is_over =
@@ -241,19 +242,23 @@ impl<S: Verifier> Worker<S> {
 
     /// Performs periodic work: publishes the counters and changes the phase.
     #[cold]
-    fn do_periodic(&mut self, now: Instant) {
+    fn run_periodic(&mut self, now: Instant) {
         if now >= self.series.mark {
-            self.publish(now);
+            self.publish_counters(now);
         }
         let (is_stopping, is_done) = (self.progress.is_stopping(), self.is_done());
         let is_over = is_stopping || is_done;
         if matches!(self.stage, WorkerStage::WarmUp { until } if is_over || now >= until) {
-            self.measure(now);
+            self.start_measuring(now);
         }
         match self.stage {
-            WorkerStage::Measure { until, .. } if now >= until => self.finish(now, RunEnd::Time),
-            WorkerStage::Measure { .. } if is_stopping => self.finish(now, RunEnd::Interrupt),
-            WorkerStage::Measure { .. } if is_done => self.finish(now, RunEnd::Count),
+            WorkerStage::Measure { until, .. } if now >= until => {
+                self.finish_measuring(now, RunEnd::Time)
+            }
+            WorkerStage::Measure { .. } if is_stopping => {
+                self.finish_measuring(now, RunEnd::Interrupt)
+            }
+            WorkerStage::Measure { .. } if is_done => self.finish_measuring(now, RunEnd::Count),
             WorkerStage::WarmUp { until } | WorkerStage::Measure { until, .. } => {
                 self.next_due = self.series.mark.min(until);
             }
@@ -262,31 +267,31 @@ impl<S: Verifier> Worker<S> {
     }
 
     /// Ends the warm-up and clears the counters.
-    fn measure(&mut self, now: Instant) {
+    fn start_measuring(&mut self, now: Instant) {
         let before = self.queues.iter().map(|of| of.queue.counters()).collect();
-        self.queues.iter_mut().for_each(|of| of.queue.clear());
-        self.progress.set_phase(Phase::Measure);
+        self.queues.iter_mut().for_each(|of| of.queue.clear_counters());
+        self.progress.set_phase(RunPhase::Measure);
         self.series = IntervalRecorder::from(now);
-        let ticks = self.clock.ticks();
+        let ticks = self.clock.raw_ticks();
         let until = now.after(self.plan.time);
         self.stage = WorkerStage::Measure { since: now, ticks, until, before };
     }
 
     /// Ends the measurement, collects its results and begins to drain.
-    fn finish(&mut self, now: Instant, ended: RunEnd) {
+    fn finish_measuring(&mut self, now: Instant, ended: RunEnd) {
         let stage = std::mem::replace(&mut self.stage, WorkerStage::Over);
         let WorkerStage::Measure { since, ticks, before, .. } = stage else { return };
         let queues = self.queues.iter().zip(before).map(|(of, before)| QueueResult {
             device: of.device,
-            sums: of.queue.sums(),
-            counters: of.queue.counters().since(&before),
+            sums: of.queue.totals(),
+            counters: of.queue.counters().difference_since(&before),
             verified: None,
         });
         let backlog = self.queues.iter().filter_map(|of| of.arrivals.as_ref());
         let share = WorkerResult {
             queues: queues.collect(),
             elapsed: now.since(since),
-            ticks: self.clock.ticks().saturating_sub(ticks),
+            ticks: self.clock.raw_ticks().saturating_sub(ticks),
             ended,
             series: std::mem::take(&mut self.series.points),
             backlog: backlog.map(|arrivals| arrivals.backlog(now)).sum(),
@@ -298,17 +303,17 @@ impl<S: Verifier> Worker<S> {
 
     /// Drains the I/Os in flight, and reports the result when none is left or the timeout has
     /// passed.
-    fn drain(&mut self, context: &mut Context<'_>) {
+    fn drain_in_flight(&mut self, context: &mut Context<'_>) {
         let now = context.now();
-        self.queues.iter_mut().for_each(|of| of.queue.drain(now));
-        let left: u64 = self.queues.iter().map(|of| u64::from(of.queue.in_flight())).sum();
+        self.queues.iter_mut().for_each(|of| of.queue.reap_without_submitting(now));
+        let left: u64 = self.queues.iter().map(|of| u64::from(of.queue.in_flight_ios())).sum();
         let WorkerStage::Drain { until, share } = &mut self.stage else { return };
         if left > 0 && now < *until {
             return;
         }
         share.unanswered = left;
         for (of, queue) in self.queues.iter().zip(&mut share.queues) {
-            queue.verified = of.queue.scrutiny().verified();
+            queue.verified = of.queue.verifier().verify_result();
         }
         if let WorkerStage::Drain { share, .. } =
             std::mem::replace(&mut self.stage, WorkerStage::Over)
@@ -316,18 +321,18 @@ impl<S: Verifier> Worker<S> {
             // The receiver is dropped only if the run was cancelled.
             let _ = self.results.send(*share);
         }
-        context.end();
+        context.end_thread();
     }
 
     /// Publishes the counters, ten times a second.
-    fn publish(&mut self, now: Instant) {
-        let mut counts = Counts::default();
-        self.queues.iter().for_each(|of| counts.merge(&of.queue.counts()));
-        let Counts { ios, bytes, errors, .. } = counts;
-        self.progress.thread(self.index).set(ios, bytes, errors);
-        self.series.add(now, (ios, bytes));
-        let in_flight: u64 = self.queues.iter().map(|of| u64::from(of.queue.in_flight())).sum();
-        let rate = self.series.last().map_or(0, |(ios, _)| ios);
+    fn publish_counters(&mut self, now: Instant) {
+        let mut counts = IoCounts::default();
+        self.queues.iter().for_each(|of| counts.merge(&of.queue.io_counts()));
+        let IoCounts { ios, bytes, errors, .. } = counts;
+        self.progress.thread_progress(self.index).store_sums(ios, bytes, errors);
+        self.series.close_intervals(now, (ios, bytes));
+        let in_flight: u64 = self.queues.iter().map(|of| u64::from(of.queue.in_flight_ios())).sum();
+        let rate = self.series.last_interval().map_or(0, |(ios, _)| ios);
         self.latency = Span { ns: (INTERVAL.ns * in_flight).checked_div(rate).unwrap_or(0) };
     }
 
@@ -336,27 +341,27 @@ impl<S: Verifier> Worker<S> {
     }
 }
 
-impl<S: Verifier + Send> Poller for Worker<S> {
+impl<S: Verifier + Send> Poller for LoadWorker<S> {
     #[inline]
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let now = context.now();
         let (found, now) = match self.stage {
-            WorkerStage::WarmUp { .. } | WorkerStage::Measure { .. } => self.rounds(now),
+            WorkerStage::WarmUp { .. } | WorkerStage::Measure { .. } => self.run_queues(now),
             WorkerStage::Begin => {
-                self.begin(now);
+                self.start_load(now);
                 return PollResult::Busy;
             }
             WorkerStage::Drain { .. } => {
-                self.drain(context);
+                self.drain_in_flight(context);
                 return PollResult::Busy;
             }
             WorkerStage::Over => (0, now),
         };
         if now >= self.next_due || found == 0 && self.is_done() {
-            self.do_periodic(now);
+            self.run_periodic(now);
         }
         if found == 0 && self.plan.yields {
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
         PollResult::from_count(found)
     }
@@ -372,7 +377,7 @@ impl<S: Verifier + Send> Poller for Worker<S> {
         self.queues.iter_mut().for_each(|of| of.queue.disarm());
     }
 
-    fn wake_at(&self) -> Instant {
+    fn panicking_wake_at(&self) -> Instant {
         let queues = self.queues.iter().map(|of| {
             let arrival = of.arrivals.as_ref().map_or(Instant::NEVER, Arrivals::next_due);
             of.queue.wake_at().min(arrival)
@@ -381,7 +386,7 @@ impl<S: Verifier + Send> Poller for Worker<S> {
     }
 
     fn expected_latency(&self) -> Option<Span> {
-        let in_flight = self.queues.iter().any(|of| of.queue.in_flight() > 0);
+        let in_flight = self.queues.iter().any(|of| of.queue.in_flight_ios() > 0);
         (in_flight && self.latency.ns > 0).then_some(self.latency)
     }
 }
@@ -403,7 +408,7 @@ impl IntervalRecorder {
     }
 
     /// Ends every interval before `now`. `sums` are I/Os and bytes since the beginning.
-    fn add(&mut self, now: Instant, sums: (u64, u64)) {
+    fn close_intervals(&mut self, now: Instant, sums: (u64, u64)) {
         while now >= self.mark {
             self.points.push((sums.0 - self.seen.0, sums.1 - self.seen.1));
             self.seen = sums;
@@ -412,7 +417,7 @@ impl IntervalRecorder {
     }
 
     /// Last complete interval.
-    fn last(&self) -> Option<(u64, u64)> {
+    fn last_interval(&self) -> Option<(u64, u64)> {
         self.points.last().copied()
     }
 }

@@ -1,24 +1,24 @@
 //! Reports of a run: text, JSON and HTML.
 
-pub mod format;
-pub mod html;
-pub mod json;
+pub mod html_report;
+pub mod json_report;
+pub mod number_format;
 mod page_style;
 pub mod plot;
 #[doc(hidden)]
-pub mod sample;
-pub mod text;
+pub mod sample_result;
+pub mod text_report;
 
 use tenmil_base::Histogram;
 use tenmil_wire::Status;
 
 pub use super::environment::machine_rows;
-pub use html::in_code;
+pub use html_report::render_code_spans;
 pub use page_style::STYLE;
 
-use super::options::{OpenLoop, PerfOptions};
-use super::result::{Baseline, BaselineResult, PerfResult, RunEnd};
-use format::{show_count, show_iops, show_ns_f64};
+use super::perf_options::{OpenLoop, PerfOptions};
+use super::perf_result::{Baseline, BaselineResult, PerfResult, RunEnd};
+use number_format::{show_count, show_iops, show_ns_f64};
 use tenmil_base::text::show_size;
 use tenmil_block::uri::short_name;
 use tenmil_devices::EmuMedium;
@@ -33,7 +33,7 @@ pub fn workload_line(options: &PerfOptions) -> String {
     let count = options.device_count();
     let plural = |count: u64| if count == 1 { "" } else { "s" };
     let kind = if options.is_all_emulated() { "SSD" } else { "device" };
-    let mut line = format!("{count} {kind}{}, {}", plural(count.into()), options.pattern.words());
+    let mut line = format!("{count} {kind}{}, {}", plural(count.into()), options.pattern.text());
     match options.sizes.shares.as_slice() {
         [only] => line += &format!(" of {}", show_size(only.len_bytes.into())),
         shares => {
@@ -62,9 +62,9 @@ pub fn workload_line(options: &PerfOptions) -> String {
 }
 
 /// Qualifications of the result, one sentence each, shown under the headline.
-pub fn notes(result: &PerfResult) -> Vec<String> {
+pub fn result_notes(result: &PerfResult) -> Vec<String> {
     let options = &result.options;
-    let mut sentences = about_emulated(options);
+    let mut sentences = emulated_ssd_notes(options);
     if options.is_all_emulated() {
         return sentences;
     }
@@ -83,9 +83,9 @@ pub fn notes(result: &PerfResult) -> Vec<String> {
 }
 
 /// Explanation of emulated SSDs.
-fn about_emulated(options: &PerfOptions) -> Vec<String> {
+fn emulated_ssd_notes(options: &PerfOptions) -> Vec<String> {
     let mut sentences = Vec::new();
-    let media = || options.emulated().map(|spec| &spec.medium);
+    let media = || options.emulated_ssds().map(|spec| &spec.medium);
     let answering = media().filter(|medium| **medium == EmuMedium::Null).count();
     if answering > 0 && answering == options.uris.len() {
         sentences.push(
@@ -107,7 +107,7 @@ fn about_emulated(options: &PerfOptions) -> Vec<String> {
                 .into(),
         );
     }
-    let mut doorbells: Vec<u32> = options.emulated().map(|spec| spec.doorbell_ns).collect();
+    let mut doorbells: Vec<u32> = options.emulated_ssds().map(|spec| spec.doorbell_ns).collect();
     doorbells.retain(|ns| *ns > 0);
     doorbells.dedup();
     for ns in doorbells {
@@ -133,7 +133,7 @@ fn about_emulated(options: &PerfOptions) -> Vec<String> {
 }
 
 /// What ended the run, unless it was the duration.
-pub fn how_it_ended(result: &PerfResult) -> Option<String> {
+pub fn end_reason_text(result: &PerfResult) -> Option<String> {
     let requested = result.options.time.as_secs_f64();
     let measured = result.elapsed.as_secs_f64();
     match result.ended {
@@ -172,7 +172,7 @@ pub fn baseline_line(result: &PerfResult) -> Option<String> {
         ),
     };
     if let Some(round_trip) = baseline.round_trip {
-        let round_trip_ns = format::show_ns(round_trip.ns);
+        let round_trip_ns = number_format::show_ns(round_trip.ns);
         line += &format!(", {round_trip_ns} for a round trip");
         if matches!(baseline.limit, Baseline::Messages(_)) && round_trip.ns > 0 {
             #[expect(clippy::cast_precision_loss, reason = "shown to people")]
@@ -188,9 +188,9 @@ pub fn baseline_line(result: &PerfResult) -> Option<String> {
 
 /// Mean, percentiles and maximum of `latency`, formatted.
 pub fn latency_row(latency: &Histogram) -> [String; 6] {
-    let at = |index: usize| format::show_ns(latency.percentile(PERCENTILES[index].1));
+    let at = |index: usize| number_format::show_ns(latency.percentile(PERCENTILES[index].1));
     let mean = show_ns_f64(latency.mean());
-    [mean, at(0), at(1), at(2), at(3), format::show_ns(latency.max())]
+    [mean, at(0), at(1), at(2), at(3), number_format::show_ns(latency.max())]
 }
 
 /// Errors by status: name in the NVMe specification, and count.

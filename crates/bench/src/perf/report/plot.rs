@@ -4,7 +4,7 @@
 //! color here is therefore a number that identifies a role. After drawing it is replaced by the CSS
 //! variable of that role.
 
-mod rounds;
+mod rounds_plot;
 
 use core::ops::Range;
 
@@ -19,10 +19,10 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use tenmil_base::Histogram;
 
 use super::PERCENTILES;
-use super::format::{scaled, show_ns_f64};
-use crate::perf::result::{NullBlkResult, TimeSeries};
+use super::number_format::{scale_to_prefix, show_ns_f64};
+use crate::perf::perf_result::{NullBlkResult, TimeSeries};
 
-pub use rounds::{PlotRow, rounds};
+pub use rounds_plot::{PlotRow, rounds_plot};
 
 /// Role of a color.
 #[derive(Clone, Copy)]
@@ -55,7 +55,7 @@ const BINS_PER_OCTAVE: f64 = 20.0;
 
 /// I/Os per second over time.
 #[expect(clippy::cast_precision_loss, reason = "a drawing")]
-pub(super) fn throughput(series: &TimeSeries) -> String {
+pub(super) fn throughput_plot(series: &TimeSeries) -> String {
     let interval_s = series.interval.as_secs_f64();
     if series.ios.is_empty() || series.interval.ns == 0 {
         return String::new();
@@ -69,17 +69,17 @@ pub(super) fn throughput(series: &TimeSeries) -> String {
         let inner = inner.map(|(index, rate)| ((index as f64 + 0.5) * interval_s, *rate));
         core::iter::once((0.0, rates[0])).chain(inner).chain([(end, rates[rates.len() - 1])])
     };
-    draw(SIZE, |backend| {
-        let mut chart = frame(backend, 0.0..end, 0.0..top);
-        mesh(&mut chart, &|x| format!("{x:.0} s"), &show_axis_rate);
+    draw_svg(SIZE, |backend| {
+        let mut chart = chart_frame(backend, 0.0..end, 0.0..top);
+        draw_mesh(&mut chart, &|x| format!("{x:.0} s"), &show_axis_rate);
         chart.draw_series(AreaSeries::new(points(), 0.0, SOFT.colour)).ok();
         chart.draw_series(LineSeries::new(points(), ACCENT.colour.stroke_width(2))).ok();
     })
 }
 
 /// Latency distribution on a logarithmic axis, with the percentiles marked.
-pub(super) fn distribution(latency: &Histogram) -> String {
-    let bins = bins_of(latency);
+pub(super) fn latency_distribution_plot(latency: &Histogram) -> String {
+    let bins = histogram_bins(latency);
     let (Some(first), Some(last)) = (bins.first(), bins.last()) else { return String::new() };
     let slack = if last.1 < 3.0 * first.0 { 2.0 } else { 1.1 };
     let (from, to) = (first.0 / slack, last.1 * slack);
@@ -93,16 +93,16 @@ pub(super) fn distribution(latency: &Histogram) -> String {
             .flat_map(|(low, high, share)| [(*low, share.max(bottom)), (*high, share.max(bottom))]);
         core::iter::once((first.0, bottom)).chain(steps).chain([(last.1, bottom)])
     };
-    draw(SIZE, |backend| {
-        let mut chart = log_frame(backend, from..to, bottom..bottom * span);
-        mesh(&mut chart, &|x| show_ns_f64(*x), &show_share);
+    draw_svg(SIZE, |backend| {
+        let mut chart = log_chart_frame(backend, from..to, bottom..bottom * span);
+        draw_mesh(&mut chart, &|x| show_ns_f64(*x), &show_share);
         chart.draw_series(AreaSeries::new(outline(), bottom, SOFT.colour)).ok();
         chart.draw_series(LineSeries::new(outline(), ACCENT.colour.stroke_width(2))).ok();
         for (row, (name, per_million)) in (0_u8..).zip(PERCENTILES) {
             let value = (latency.percentile(per_million) as f64).max(1.0);
             let height = bottom * span.powf(0.98 - 0.075 * f64::from(row));
             let side = if value.ln() > from.ln() + 0.85 * (to / from).ln() { -1 } else { 1 };
-            mark(
+            draw_mark(
                 &mut chart,
                 &format!("{name}  {}", show_ns_f64(value)),
                 (value, height),
@@ -115,15 +115,15 @@ pub(super) fn distribution(latency: &Histogram) -> String {
 
 /// I/Os per second by number of threads, with one line for each mode of the block layer.
 #[expect(clippy::cast_precision_loss, reason = "a drawing")]
-pub(super) fn by_threads(compared: &NullBlkResult) -> String {
+pub(super) fn iops_by_threads_plot(compared: &NullBlkResult) -> String {
     let points = || compared.rows.iter().flat_map(|row| &row.points);
     let top = points().map(|point| point.iops).fold(1.0, f64::max) * 1.15;
     let last = points().map(|point| point.threads).max().unwrap_or(1) as f64;
-    draw(SIZE, |backend| {
+    draw_svg(SIZE, |backend| {
         // Margin on the right for the names of the lines.
-        let mut chart = frame(backend, 0.5..last + (last + 1.0) * 0.3, 0.0..top);
+        let mut chart = chart_frame(backend, 0.5..last + (last + 1.0) * 0.3, 0.0..top);
         let whole = |x: &f64| if x.fract() == 0.0 { format!("{x:.0}") } else { String::new() };
-        mesh(&mut chart, &whole, &show_axis_rate);
+        draw_mesh(&mut chart, &whole, &show_axis_rate);
         for (row, role) in compared.rows.iter().zip([MARK, MUTED, ACCENT, ACCENT, ACCENT]) {
             let line = || row.points.iter().map(|point| (point.threads as f64, point.iops));
             let Some(end) = line().next_back() else { continue };
@@ -131,7 +131,7 @@ pub(super) fn by_threads(compared: &NullBlkResult) -> String {
             let dots = line().map(|at| Circle::new(at, 3, role.colour.filled()));
             chart.draw_series(dots).ok();
             let style = text_style(&INK.colour).pos(Pos::new(HPos::Left, VPos::Center));
-            let label = EmptyElement::at(end) + Text::new(row.words(), (8, 0), style);
+            let label = EmptyElement::at(end) + Text::new(row.mode_text(), (8, 0), style);
             chart.draw_series([label]).ok();
         }
     })
@@ -139,7 +139,7 @@ pub(super) fn by_threads(compared: &NullBlkResult) -> String {
 
 /// Labels of a logarithmic axis: at 1, 2 and 5 of each power of ten, or only at the powers if there
 /// are many.
-fn ticks(range: Range<f64>) -> Vec<f64> {
+fn log_axis_ticks(range: Range<f64>) -> Vec<f64> {
     let steps: &[f64] = if range.end / range.start > 2e4 { &[1.0] } else { &[1.0, 2.0, 5.0] };
     let decades = (0..=12).map(|exponent| 10.0_f64.powi(exponent));
     let all = decades.flat_map(|decade| steps.iter().map(move |step| step * decade));
@@ -147,8 +147,8 @@ fn ticks(range: Range<f64>) -> Vec<f64> {
 }
 
 /// Vertical line up to `at`, with a label on its right (side 1) or left (side -1).
-fn mark(
-    chart: &mut ChartContext<'_, SVGBackend<'_>, Cartesian2d<LogScaleWithTicks, Log>>,
+fn draw_mark(
+    chart: &mut ChartContext<'_, SVGBackend<'_>, Cartesian2d<LogScaleWithTicks, LogChart>>,
     label: &str,
     at: (f64, f64),
     bottom: f64,
@@ -166,7 +166,7 @@ fn mark(
 /// has its bounds and its fraction of all values.
 #[expect(clippy::cast_precision_loss, reason = "a drawing")]
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few hundred bins")]
-fn bins_of(latency: &Histogram) -> Vec<(f64, f64, f64)> {
+fn histogram_bins(latency: &Histogram) -> Vec<(f64, f64, f64)> {
     let total = latency.count() as f64;
     let place = |value: f64| value.max(1.0).log2() * BINS_PER_OCTAVE;
     let buckets: Vec<(f64, f64, u64)> = latency
@@ -194,31 +194,31 @@ fn bins_of(latency: &Histogram) -> Vec<(f64, f64, f64)> {
     bins.map(|(bin, share)| (edge(bin), edge(bin + 1), share)).collect()
 }
 
-type Linear = plotters::coord::types::RangedCoordf64;
-type Log = plotters::coord::combinators::LogCoord<f64>;
-type LogScaleWithTicks = plotters::coord::combinators::WithKeyPoints<Log>;
+type LinearChart = plotters::coord::types::RangedCoordf64;
+type LogChart = plotters::coord::combinators::LogCoord<f64>;
+type LogScaleWithTicks = plotters::coord::combinators::WithKeyPoints<LogChart>;
 
-fn frame<'a>(
+fn chart_frame<'a>(
     backend: SVGBackend<'a>,
     x: Range<f64>,
     y: Range<f64>,
-) -> ChartContext<'a, SVGBackend<'a>, Cartesian2d<Linear, Linear>> {
-    builder(&backend.into_drawing_area())
+) -> ChartContext<'a, SVGBackend<'a>, Cartesian2d<LinearChart, LinearChart>> {
+    chart_builder(&backend.into_drawing_area())
         .build_cartesian_2d(x, y)
         .expect("a string takes every drawing")
 }
 
-fn log_frame<'a>(
+fn log_chart_frame<'a>(
     backend: SVGBackend<'a>,
     x: Range<f64>,
     y: Range<f64>,
-) -> ChartContext<'a, SVGBackend<'a>, Cartesian2d<LogScaleWithTicks, Log>> {
-    builder(&backend.into_drawing_area())
-        .build_cartesian_2d(x.clone().log_scale().with_key_points(ticks(x)), y.log_scale())
+) -> ChartContext<'a, SVGBackend<'a>, Cartesian2d<LogScaleWithTicks, LogChart>> {
+    chart_builder(&backend.into_drawing_area())
+        .build_cartesian_2d(x.clone().log_scale().with_key_points(log_axis_ticks(x)), y.log_scale())
         .expect("a string takes every drawing")
 }
 
-fn builder<'a, 'b>(
+fn chart_builder<'a, 'b>(
     area: &'a plotters::drawing::DrawingArea<SVGBackend<'b>, plotters::coord::Shift>,
 ) -> ChartBuilder<'a, 'static, SVGBackend<'b>> {
     let mut builder = ChartBuilder::on(area);
@@ -226,7 +226,7 @@ fn builder<'a, 'b>(
     builder
 }
 
-fn mesh<DB, X, Y>(
+fn draw_mesh<DB, X, Y>(
     chart: &mut ChartContext<'_, DB, Cartesian2d<X, Y>>,
     show_x: &dyn Fn(&f64) -> String,
     show_y: &dyn Fn(&f64) -> String,
@@ -253,7 +253,7 @@ fn text_style(colour: &'static RGBColor) -> TextStyle<'static> {
 }
 
 fn show_axis_rate(rate: &f64) -> String {
-    let (number, prefix) = scaled(*rate);
+    let (number, prefix) = scale_to_prefix(*rate);
     format!("{} {prefix}", number.trim_end_matches(".0"))
 }
 
@@ -264,7 +264,7 @@ fn show_share(share: &f64) -> String {
 }
 
 /// Draws into a string and replaces the colors by CSS variables.
-fn draw(size: (u32, u32), picture: impl FnOnce(SVGBackend<'_>)) -> String {
+fn draw_svg(size: (u32, u32), picture: impl FnOnce(SVGBackend<'_>)) -> String {
     let mut svg = String::new();
     picture(SVGBackend::with_string(&mut svg, size));
     for role in ROLES {

@@ -2,14 +2,14 @@
 
 use crate::experiment::{Experiment, Threshold, Variant};
 
-use super::{CPU, IOPS, MEAN, PER_IO, TAIL, alone, ratio};
+use super::{CPU, IOPS, MEAN, PER_IO, TAIL, ratio_criterion, single_variant_criterion};
 use crate::reproduce::BenchTask;
 
-pub(super) fn experiments() -> Vec<Experiment<BenchTask>> {
-    vec![block_layer(), fio(), queue_per_thread(), optane()]
+pub(super) fn block_layer_experiments() -> Vec<Experiment<BenchTask>> {
+    vec![cost_of_block_layer(), comparison_with_fio(), queue_per_thread(), optane_latency()]
 }
 
-fn block_layer() -> Experiment<BenchTask> {
+fn cost_of_block_layer() -> Experiment<BenchTask> {
     Experiment {
         name: "block-layer",
         claim: "A block layer above the driver keeps 70 to 80 % of its rate.",
@@ -20,7 +20,7 @@ fn block_layer() -> Experiment<BenchTask> {
             Variant::new("driver alone", BenchTask::Perf("emu:null?count=21 --block none")),
             Variant::new("block layer", BenchTask::Perf("emu:null?count=21 --block mq")),
         ],
-        questions: vec![ratio(
+        questions: vec![ratio_criterion(
             "what the block layer keeps",
             "block layer",
             "driver alone",
@@ -32,7 +32,7 @@ fn block_layer() -> Experiment<BenchTask> {
     }
 }
 
-fn fio() -> Experiment<BenchTask> {
+fn comparison_with_fio() -> Experiment<BenchTask> {
     Experiment {
         name: "fio",
         claim: "fio reaches its own limit far below what the driver does, even over nothing at all.",
@@ -48,9 +48,9 @@ fn fio() -> Experiment<BenchTask> {
                      --norandommap --time_based --runtime=1",
                 ),
             )
-            .lasting(4),
+            .with_length(4),
         ],
-        questions: vec![ratio(
+        questions: vec![ratio_criterion(
             "driver and perf, against fio over nothing",
             "perf over 21 SSDs",
             "fio over its null engine",
@@ -80,21 +80,21 @@ fn queue_per_thread() -> Experiment<BenchTask> {
             ),
         ],
         questions: vec![
-            ratio(
+            ratio_criterion(
                 "queues against a lock, a thread per core",
                 "queues, a thread per core",
                 "one lock, a thread per core",
                 IOPS,
                 Threshold::AtLeast(1.5),
             ),
-            ratio(
+            ratio_criterion(
                 "queues, a thread per core against one thread",
                 "queues, a thread per core",
                 "queues, one thread",
                 IOPS,
                 Threshold::AtLeast(1.4),
             ),
-            ratio(
+            ratio_criterion(
                 "one lock, a thread per core against one thread",
                 "one lock, a thread per core",
                 "one lock, one thread",
@@ -108,7 +108,7 @@ fn queue_per_thread() -> Experiment<BenchTask> {
     }
 }
 
-fn optane() -> Experiment<BenchTask> {
+fn optane_latency() -> Experiment<BenchTask> {
     Experiment {
         name: "optane",
         claim: "Reads of 512 bytes from 20 Optane SSDs at depth 32 take 57 µs on average.",
@@ -119,7 +119,7 @@ fn optane() -> Experiment<BenchTask> {
             "20 modelled SSDs",
             BenchTask::Perf("emu:model:p4800x?count=20&size=16m&block=512 -o 512 -q 32"),
         )],
-        questions: vec![alone(
+        questions: vec![single_variant_criterion(
             "mean latency",
             "20 modelled SSDs",
             MEAN,

@@ -2,21 +2,22 @@
 
 use crate::experiment::{Experiment, Metric, Threshold, Unit, Variant};
 
-use super::{IOPS, MEDIAN, PER_IO, alone, ratio, steady};
+use super::{IOPS, MEDIAN, PER_IO, ratio_criterion, single_variant_criterion, steady_metric};
 use crate::reproduce::BenchTask;
 
-const OF_BASELINE: Metric = steady("of_baseline", "of the ring micro-benchmark", Unit::Times);
-const DOORBELLS: Metric = steady("doorbells_per_io", "doorbells per I/O", Unit::Times);
+const OF_BASELINE: Metric =
+    steady_metric("of_baseline", "of the ring micro-benchmark", Unit::Times);
+const DOORBELLS: Metric = steady_metric("doorbells_per_io", "doorbells per I/O", Unit::Times);
 
 const NO_BUS: &str = "An emulated SSD's doorbell is a store into memory and not across a PCIe bus, \
     where it takes longer: the sides with `doorbell=` hold the processor for so many nanoseconds, \
     which is a model of a bus and not one.";
 
-pub(super) fn experiments() -> Vec<Experiment<BenchTask>> {
-    vec![ten_million(), submission_doorbell(), completion_doorbell(), streaming_stores()]
+pub(super) fn driver_experiments() -> Vec<Experiment<BenchTask>> {
+    vec![ten_million_iops(), submission_doorbell(), completion_doorbell(), streaming_stores()]
 }
 
-fn ten_million() -> Experiment<BenchTask> {
+fn ten_million_iops() -> Experiment<BenchTask> {
     Experiment {
         name: "ten-million",
         claim: "One thread does ten million random reads of 4 KiB in a second, from 21 SSDs at \
@@ -26,9 +27,9 @@ fn ten_million() -> Experiment<BenchTask> {
         figures: &[IOPS, PER_IO, OF_BASELINE, MEDIAN],
         sides: vec![
             Variant::new("21 SSDs", BenchTask::Perf("emu:null?count=21 -q 128 --baseline"))
-                .lasting(2),
+                .with_length(2),
         ],
-        questions: vec![alone(
+        questions: vec![single_variant_criterion(
             "random reads of 4 KiB in a second",
             "21 SSDs",
             IOPS,
@@ -62,14 +63,14 @@ fn submission_doorbell() -> Experiment<BenchTask> {
             ),
         ],
         questions: vec![
-            ratio(
+            ratio_criterion(
                 "batching is worth, where a doorbell is a store",
                 "for a batch",
                 "for each",
                 IOPS,
                 Threshold::AtLeast(1.2),
             ),
-            ratio(
+            ratio_criterion(
                 "batching is worth, where a doorbell takes 100 ns",
                 "for a batch, 100 ns",
                 "for each, 100 ns",
@@ -96,44 +97,44 @@ fn completion_doorbell() -> Experiment<BenchTask> {
             at("deferred, depth 128", "emu:null?count=21 --cq-doorbell deferred"),
             at("per poll, depth 1", "emu:null -q 1"),
             at("deferred, depth 1", "emu:null -q 1 --cq-doorbell deferred"),
-            at("per poll, depth 2", "emu:null -q 2").for_full(),
-            at("deferred, depth 2", "emu:null -q 2 --cq-doorbell deferred").for_full(),
+            at("per poll, depth 2", "emu:null -q 2").full_runs_only(),
+            at("deferred, depth 2", "emu:null -q 2 --cq-doorbell deferred").full_runs_only(),
             at("per poll, depth 4", "emu:null -q 4"),
-            at("per entry, depth 4", "emu:null -q 4 --cq-doorbell each").for_full(),
+            at("per entry, depth 4", "emu:null -q 4 --cq-doorbell each").full_runs_only(),
             at("deferred, depth 4", "emu:null -q 4 --cq-doorbell deferred"),
-            at("per poll, depth 8", "emu:null -q 8").for_full(),
-            at("deferred, depth 8", "emu:null -q 8 --cq-doorbell deferred").for_full(),
+            at("per poll, depth 8", "emu:null -q 8").full_runs_only(),
+            at("deferred, depth 8", "emu:null -q 8 --cq-doorbell deferred").full_runs_only(),
         ],
         questions: vec![
-            ratio(
+            ratio_criterion(
                 "once per poll against each entry, at depth 128",
                 "per poll, depth 128",
                 "per entry, depth 128",
                 IOPS,
                 Threshold::AtLeast(1.1),
             ),
-            ratio(
+            ratio_criterion(
                 "deferred against once per poll, at depth 128: no large difference",
                 "deferred, depth 128",
                 "per poll, depth 128",
                 IOPS,
                 Threshold::Between(0.8, 1.25),
             ),
-            ratio(
+            ratio_criterion(
                 "deferred against once per poll, at depth 1",
                 "deferred, depth 1",
                 "per poll, depth 1",
                 IOPS,
                 Threshold::AtLeast(1.02),
             ),
-            ratio(
+            ratio_criterion(
                 "deferred against once per poll, at depth 4",
                 "deferred, depth 4",
                 "per poll, depth 4",
                 IOPS,
                 Threshold::AtLeast(1.02),
             ),
-            ratio(
+            ratio_criterion(
                 "deferred against once per poll, at depth 8",
                 "deferred, depth 8",
                 "per poll, depth 8",
@@ -159,8 +160,14 @@ fn streaming_stores() -> Experiment<BenchTask> {
             over("movdir64b", "emu:null?count=21 --command-store movdir64b"),
         ],
         questions: vec![
-            ratio("SSE2 against plain stores", "sse2", "plain", IOPS, Threshold::AtLeast(1.01)),
-            ratio(
+            ratio_criterion(
+                "SSE2 against plain stores",
+                "sse2",
+                "plain",
+                IOPS,
+                Threshold::AtLeast(1.01),
+            ),
+            ratio_criterion(
                 "MOVDIR64B against plain stores",
                 "movdir64b",
                 "plain",

@@ -2,11 +2,11 @@
 
 use crate::experiment::{Experiment, Threshold, Variant};
 
-use super::{CPU, IOPS, MEAN, P99, TAIL, ratio};
+use super::{CPU, IOPS, MEAN, P99, TAIL, ratio_criterion};
 use crate::reproduce::BenchTask;
 
-pub(super) fn experiments() -> Vec<Experiment<BenchTask>> {
-    vec![dynamic_scheduler(), polling()]
+pub(super) fn idle_experiments() -> Vec<Experiment<BenchTask>> {
+    vec![dynamic_scheduler(), polling_versus_sleeping()]
 }
 
 /// Arguments for two modeled SSDs at a fixed rate of reads per second.
@@ -38,7 +38,7 @@ fn dynamic_scheduler() -> Experiment<BenchTask> {
                     load!("1k", "--poll always"),
                 ]),
             )
-            .lasting(3),
+            .with_length(3),
             Variant::new(
                 "dynamic",
                 BenchTask::Phases(&[
@@ -47,17 +47,17 @@ fn dynamic_scheduler() -> Experiment<BenchTask> {
                     load!("1k", "--scheduler dynamic?period=50ms"),
                 ]),
             )
-            .lasting(3),
+            .with_length(3),
         ],
         questions: vec![
-            ratio(
+            ratio_criterion(
                 "processor time, dynamic against always polling",
                 "dynamic",
                 "always polling",
                 CPU,
                 Threshold::AtMost(0.5),
             ),
-            ratio(
+            ratio_criterion(
                 "throughput, dynamic against always polling",
                 "dynamic",
                 "always polling",
@@ -71,7 +71,7 @@ fn dynamic_scheduler() -> Experiment<BenchTask> {
     }
 }
 
-fn polling() -> Experiment<BenchTask> {
+fn polling_versus_sleeping() -> Experiment<BenchTask> {
     let over = |label, words| Variant::new(label, BenchTask::Perf(words));
     Experiment {
         name: "polling",
@@ -86,28 +86,28 @@ fn polling() -> Experiment<BenchTask> {
             over("hybrid", "model:p4600?size=64m -q 1 --poll hybrid"),
         ],
         questions: vec![
-            ratio(
+            ratio_criterion(
                 "processor time, hybrid against always",
                 "hybrid",
                 "always",
                 CPU,
                 Threshold::AtMost(0.75),
             ),
-            ratio(
+            ratio_criterion(
                 "mean latency, hybrid against always",
                 "hybrid",
                 "always",
                 MEAN,
                 Threshold::AtMost(1.1),
             ),
-            ratio(
+            ratio_criterion(
                 "processor time, adaptive against always",
                 "adaptive",
                 "always",
                 CPU,
                 Threshold::AtMost(0.75),
             ),
-            ratio(
+            ratio_criterion(
                 "mean latency, adaptive against always",
                 "adaptive",
                 "always",

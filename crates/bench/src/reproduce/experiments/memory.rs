@@ -3,12 +3,13 @@
 use core::hint::black_box;
 
 use crate::experiment::loops::{
-    DenseSlots, IndirectSlots, PageSpacedSlots, PrefetchLoop, Ring, SlotLayout, divide, multiply,
+    CompletionOrder, DenseSlots, IndirectSlots, PageSpacedSlots, PrefetchLoop, SlotLayout,
+    draw_by_division, draw_by_multiplication,
 };
 use crate::experiment::{Experiment, Threshold, Variant};
 use tenmil_base::Random;
 
-use super::{EACH, RATE, ratio};
+use super::{EACH, RATE, ratio_criterion};
 use crate::reproduce::BenchTask;
 
 /// I/Os in flight: 21 SSDs at depth 128.
@@ -21,25 +22,28 @@ const DRAWS: u64 = 50_000;
 
 const A_LOOP: &str = "A loop that does nothing else: in a driver there is more around it, so an I/O \
     gains less than an iteration of the loop does.";
-const SLOTS: &str = "crates/bench/src/loops/slots.rs";
+const SLOTS: &str = "crates/bench/src/experiment/loops/slot_layouts.rs";
 
-pub(super) fn experiments() -> Vec<Experiment<BenchTask>> {
-    vec![prefetch_distance(), slot_layout(), token_beside_state(), random_block()]
+pub(super) fn memory_experiments() -> Vec<Experiment<BenchTask>> {
+    vec![prefetch_distance(), slot_layout(), token_beside_state(), random_lba_method()]
 }
 
 /// Processes completions with the slot table `T`, prefetching slots `ahead` completions ahead.
-fn drain<T: SlotLayout>(ahead: usize, continues: &mut dyn FnMut() -> bool) -> u64 {
-    let (mut table, ring) = (T::new(IN_FLIGHT), Ring::new(IN_FLIGHT, 1));
+fn process_completions<T: SlotLayout>(ahead: usize, continues: &mut dyn FnMut() -> bool) -> u64 {
+    let (mut table, ring) = (T::new(IN_FLIGHT), CompletionOrder::new(IN_FLIGHT, 1));
     let mut count = 0;
     while continues() {
-        black_box(PrefetchLoop(ahead).drain(&mut table, &ring, LAPS));
+        black_box(PrefetchLoop(ahead).process_completions(&mut table, &ring, LAPS));
         count += u64::from(IN_FLIGHT * LAPS);
     }
     count
 }
 
 /// Draws random blocks of a device.
-fn draw(by: fn(&mut Random, u64, u64) -> u64, continues: &mut dyn FnMut() -> bool) -> u64 {
+fn draw_random_lbas(
+    by: fn(&mut Random, u64, u64) -> u64,
+    continues: &mut dyn FnMut() -> bool,
+) -> u64 {
     let mut random = Random::new(1);
     let mut count = 0;
     while continues() {
@@ -51,7 +55,9 @@ fn draw(by: fn(&mut Random, u64, u64) -> u64, continues: &mut dyn FnMut() -> boo
 
 fn prefetch_distance() -> Experiment<BenchTask> {
     let looping = |label, run| Variant::new(label, BenchTask::Loop { source: SLOTS, run });
-    let worth = |question, of| ratio(question, of, "nothing ahead", RATE, Threshold::AtLeast(1.05));
+    let worth = |question, of| {
+        ratio_criterion(question, of, "nothing ahead", RATE, Threshold::AtLeast(1.05))
+    };
     Experiment {
         name: "prefetch-distance",
         claim: "Where each slot is a page from the next, fetching it one, two or four completions \
@@ -60,10 +66,12 @@ fn prefetch_distance() -> Experiment<BenchTask> {
         seen: "one ahead; no figure",
         figures: &[RATE, EACH],
         sides: vec![
-            looping("nothing ahead", |continues| drain::<PageSpacedSlots>(0, continues)),
-            looping("one ahead", |continues| drain::<PageSpacedSlots>(1, continues)),
-            looping("two ahead", |continues| drain::<PageSpacedSlots>(2, continues)),
-            looping("four ahead", |continues| drain::<PageSpacedSlots>(4, continues)),
+            looping("nothing ahead", |continues| {
+                process_completions::<PageSpacedSlots>(0, continues)
+            }),
+            looping("one ahead", |continues| process_completions::<PageSpacedSlots>(1, continues)),
+            looping("two ahead", |continues| process_completions::<PageSpacedSlots>(2, continues)),
+            looping("four ahead", |continues| process_completions::<PageSpacedSlots>(4, continues)),
         ],
         questions: vec![
             worth("one ahead is worth", "one ahead"),
@@ -87,18 +95,18 @@ fn slot_layout() -> Experiment<BenchTask> {
                 "dense",
                 BenchTask::Loop {
                     source: SLOTS,
-                    run: |continues| drain::<DenseSlots>(0, continues),
+                    run: |continues| process_completions::<DenseSlots>(0, continues),
                 },
             ),
             Variant::new(
                 "a page apart",
                 BenchTask::Loop {
                     source: SLOTS,
-                    run: |continues| drain::<PageSpacedSlots>(0, continues),
+                    run: |continues| process_completions::<PageSpacedSlots>(0, continues),
                 },
             ),
         ],
-        questions: vec![ratio(
+        questions: vec![ratio_criterion(
             "dense against a page apart",
             "dense",
             "a page apart",
@@ -122,18 +130,18 @@ fn token_beside_state() -> Experiment<BenchTask> {
                 "beside the state",
                 BenchTask::Loop {
                     source: SLOTS,
-                    run: |continues| drain::<DenseSlots>(0, continues),
+                    run: |continues| process_completions::<DenseSlots>(0, continues),
                 },
             ),
             Variant::new(
                 "behind a pointer",
                 BenchTask::Loop {
                     source: SLOTS,
-                    run: |continues| drain::<IndirectSlots>(0, continues),
+                    run: |continues| process_completions::<IndirectSlots>(0, continues),
                 },
             ),
         ],
-        questions: vec![ratio(
+        questions: vec![ratio_criterion(
             "beside the state against behind a pointer",
             "beside the state",
             "behind a pointer",
@@ -144,8 +152,8 @@ fn token_beside_state() -> Experiment<BenchTask> {
     }
 }
 
-fn random_block() -> Experiment<BenchTask> {
-    const SOURCE: &str = "crates/bench/src/loops/places.rs";
+fn random_lba_method() -> Experiment<BenchTask> {
+    const SOURCE: &str = "crates/bench/src/experiment/loops/random_lba.rs";
     Experiment {
         name: "random-block",
         claim: "Drawing a random block by a multiplication is faster than by the remainder of a \
@@ -156,14 +164,20 @@ fn random_block() -> Experiment<BenchTask> {
         sides: vec![
             Variant::new(
                 "multiplication",
-                BenchTask::Loop { source: SOURCE, run: |continues| draw(multiply, continues) },
+                BenchTask::Loop {
+                    source: SOURCE,
+                    run: |continues| draw_random_lbas(draw_by_multiplication, continues),
+                },
             ),
             Variant::new(
                 "division",
-                BenchTask::Loop { source: SOURCE, run: |continues| draw(divide, continues) },
+                BenchTask::Loop {
+                    source: SOURCE,
+                    run: |continues| draw_random_lbas(draw_by_division, continues),
+                },
             ),
         ],
-        questions: vec![ratio(
+        questions: vec![ratio_criterion(
             "multiplication against division",
             "multiplication",
             "division",

@@ -3,18 +3,18 @@
 
 use crate::experiment::{Experiment, Threshold, Variant};
 
-use super::{BYTES, CPU, IOPS, MEAN, MEDIAN, TAIL, ratio};
+use super::{BYTES, CPU, IOPS, MEAN, MEDIAN, TAIL, ratio_criterion};
 use crate::reproduce::BenchTask;
 
 const LOOPBACK: &str = "Over loopback, where the kernel copies what is sent to where it is received: \
     there is no network card, no interrupt and no wire.";
 
-pub(super) fn experiments() -> Vec<Experiment<BenchTask>> {
+pub(super) fn network_experiments() -> Vec<Experiment<BenchTask>> {
     vec![
         zero_copy(),
         direct_submission(),
-        batching(),
-        more_to_come(),
+        send_batching(),
+        msg_more(),
         read_queues(),
         incoming_cpu(),
         busy_polling(),
@@ -22,7 +22,7 @@ pub(super) fn experiments() -> Vec<Experiment<BenchTask>> {
 }
 
 /// Work with the arguments of target and host.
-const fn both(serve: &'static str, perf: &'static str) -> BenchTask {
+const fn target_and_host_task(serve: &'static str, perf: &'static str) -> BenchTask {
     BenchTask::Served { serve, perf }
 }
 
@@ -37,23 +37,35 @@ fn zero_copy() -> Experiment<BenchTask> {
         sides: vec![
             Variant::new(
                 "always copied",
-                both("-c {last} --socket zero-copy=no", "{target} -c {first} -o 128k -q 32"),
+                target_and_host_task(
+                    "-c {last} --socket zero-copy=no",
+                    "{target} -c {first} -o 128k -q 32",
+                ),
             ),
             Variant::new(
                 "by reference from 128 KiB",
-                both("-c {last} --socket zero-copy=128k", "{target} -c {first} -o 128k -q 32"),
+                target_and_host_task(
+                    "-c {last} --socket zero-copy=128k",
+                    "{target} -c {first} -o 128k -q 32",
+                ),
             )
-            .for_full(),
+            .full_runs_only(),
             Variant::new(
                 "by reference from 32 KiB",
-                both("-c {last} --socket zero-copy=32k", "{target} -c {first} -o 128k -q 32"),
+                target_and_host_task(
+                    "-c {last} --socket zero-copy=32k",
+                    "{target} -c {first} -o 128k -q 32",
+                ),
             ),
             Variant::new(
                 "by reference from 4 KiB",
-                both("-c {last} --socket zero-copy=4k", "{target} -c {first} -o 128k -q 32"),
+                target_and_host_task(
+                    "-c {last} --socket zero-copy=4k",
+                    "{target} -c {first} -o 128k -q 32",
+                ),
             ),
         ],
-        questions: vec![ratio(
+        questions: vec![ratio_criterion(
             "by reference from 32 KiB on, against always copied",
             "by reference from 32 KiB",
             "always copied",
@@ -75,17 +87,23 @@ fn direct_submission() -> Experiment<BenchTask> {
         seen: "a lower latency of 4 KiB reads at low depth; the figure is a picture",
         figures: &[MEAN, MEDIAN, IOPS],
         sides: vec![
-            Variant::new("direct", both("-c {last}", "{target} -c {first} -q 1")),
-            Variant::new("later", both("-c {last}", "{target}?inline-send=no -c {first} -q 1")),
-            Variant::new("direct, depth 32", both("-c {last}", "{target} -c {first} -q 32"))
-                .for_full(),
+            Variant::new("direct", target_and_host_task("-c {last}", "{target} -c {first} -q 1")),
+            Variant::new(
+                "later",
+                target_and_host_task("-c {last}", "{target}?inline-send=no -c {first} -q 1"),
+            ),
+            Variant::new(
+                "direct, depth 32",
+                target_and_host_task("-c {last}", "{target} -c {first} -q 32"),
+            )
+            .full_runs_only(),
             Variant::new(
                 "later, depth 32",
-                both("-c {last}", "{target}?inline-send=no -c {first} -q 32"),
+                target_and_host_task("-c {last}", "{target}?inline-send=no -c {first} -q 32"),
             )
-            .for_full(),
+            .full_runs_only(),
         ],
-        questions: vec![ratio(
+        questions: vec![ratio_criterion(
             "mean round trip, direct against later",
             "direct",
             "later",
@@ -97,7 +115,7 @@ fn direct_submission() -> Experiment<BenchTask> {
     }
 }
 
-fn batching() -> Experiment<BenchTask> {
+fn send_batching() -> Experiment<BenchTask> {
     Experiment {
         name: "tcp-batching",
         claim: "Sending what has gathered in one call, and not each command by itself, raises the \
@@ -106,28 +124,34 @@ fn batching() -> Experiment<BenchTask> {
         seen: "a higher rate at high depth; the figure is a picture",
         figures: &[IOPS, MEAN, CPU],
         sides: vec![
-            Variant::new("gathered", both("-c {last}", "{target} -c {first} -q 128")),
+            Variant::new(
+                "gathered",
+                target_and_host_task("-c {last}", "{target} -c {first} -q 128"),
+            ),
             Variant::new(
                 "each by itself",
-                both(
+                target_and_host_task(
                     "-c {last} --socket batch-send=no",
                     "{target}?batch-send=no -c {first} -q 128",
                 ),
             ),
             Variant::new(
                 "gathered, stream-batch",
-                both("-c {last}", "{target} -c {first} -q 128 --block-scheduler stream-batch"),
+                target_and_host_task(
+                    "-c {last}",
+                    "{target} -c {first} -q 128 --block-scheduler stream-batch",
+                ),
             ),
         ],
         questions: vec![
-            ratio(
+            ratio_criterion(
                 "gathered at both ends, against each by itself",
                 "gathered",
                 "each by itself",
                 IOPS,
                 Threshold::AtLeast(1.2),
             ),
-            ratio(
+            ratio_criterion(
                 "with the stream-batch scheduler, against without",
                 "gathered, stream-batch",
                 "gathered",
@@ -139,7 +163,7 @@ fn batching() -> Experiment<BenchTask> {
     }
 }
 
-fn more_to_come() -> Experiment<BenchTask> {
+fn msg_more() -> Experiment<BenchTask> {
     Experiment {
         name: "tcp-msg-more",
         claim: "Telling the kernel with MSG_MORE that more follows makes large transfers faster.",
@@ -149,35 +173,41 @@ fn more_to_come() -> Experiment<BenchTask> {
         sides: vec![
             Variant::new(
                 "writes, MSG_MORE",
-                both("-c {last}", "{target} -c {first} -o 128k -q 32 -w randwrite --overwrite"),
+                target_and_host_task(
+                    "-c {last}",
+                    "{target} -c {first} -o 128k -q 32 -w randwrite --overwrite",
+                ),
             ),
             Variant::new(
                 "writes, without",
-                both(
+                target_and_host_task(
                     "-c {last} --socket msg-more=no",
                     "{target}?msg-more=no -c {first} -o 128k -q 32 -w randwrite --overwrite",
                 ),
             ),
-            Variant::new("reads, MSG_MORE", both("-c {last}", "{target} -c {first} -o 128k -q 32"))
-                .for_full(),
+            Variant::new(
+                "reads, MSG_MORE",
+                target_and_host_task("-c {last}", "{target} -c {first} -o 128k -q 32"),
+            )
+            .full_runs_only(),
             Variant::new(
                 "reads, without",
-                both(
+                target_and_host_task(
                     "-c {last} --socket msg-more=no",
                     "{target}?msg-more=no -c {first} -o 128k -q 32",
                 ),
             )
-            .for_full(),
+            .full_runs_only(),
         ],
         questions: vec![
-            ratio(
+            ratio_criterion(
                 "writes of 128 KiB with MSG_MORE, against without",
                 "writes, MSG_MORE",
                 "writes, without",
                 BYTES,
                 Threshold::AtLeast(1.02),
             ),
-            ratio(
+            ratio_criterion(
                 "reads of 128 KiB with MSG_MORE, against without",
                 "reads, MSG_MORE",
                 "reads, without",
@@ -198,22 +228,23 @@ fn read_queues() -> Experiment<BenchTask> {
         seen: "80 to 171 k IOPS, p99.99 from 14.2 to 1.8 ms",
         figures: &[IOPS, MEAN, TAIL, BYTES],
         sides: vec![
-            Variant::new("shared", BenchTask::Mixed { serve: "-c {last}", keys: "" }).lasting(2),
+            Variant::new("shared", BenchTask::Mixed { serve: "-c {last}", keys: "" })
+                .with_length(2),
             Variant::new(
                 "a connection of their own",
                 BenchTask::Mixed { serve: "-c {last}", keys: "?read-queue=yes" },
             )
-            .lasting(2),
+            .with_length(2),
         ],
         questions: vec![
-            ratio(
+            ratio_criterion(
                 "reads beside writes, on a connection of their own against a shared one",
                 "a connection of their own",
                 "shared",
                 IOPS,
                 Threshold::AtLeast(1.5),
             ),
-            ratio(
+            ratio_criterion(
                 "their p99.99 against that on a shared one",
                 "a connection of their own",
                 "shared",
@@ -238,20 +269,20 @@ fn incoming_cpu() -> Experiment<BenchTask> {
         sides: vec![
             Variant::new(
                 "by incoming core",
-                both(
+                target_and_host_task(
                     "-c {all}",
                     "{target}?queues=8 -c {first} -P 4 -q 128 -w randwrite --overwrite",
                 ),
             ),
             Variant::new(
                 "spread",
-                both(
+                target_and_host_task(
                     "-c {all} --socket placement=spread",
                     "{target}?queues=8 -c {first} -P 4 -q 128 -w randwrite --overwrite",
                 ),
             ),
         ],
-        questions: vec![ratio(
+        questions: vec![ratio_criterion(
             "by incoming core against spread",
             "by incoming core",
             "spread",
@@ -283,14 +314,14 @@ fn busy_polling() -> Experiment<BenchTask> {
             over("left to interrupts, 4", "{target}?queues=4 -c {first} -P 4 -q 4"),
         ],
         questions: vec![
-            ratio(
+            ratio_criterion(
                 "mean round trip, busy polling against interrupts",
                 "busy polling",
                 "left to interrupts",
                 MEAN,
                 Threshold::AtMost(0.95),
             ),
-            ratio(
+            ratio_criterion(
                 "mean round trip of 4 connections in one group, against interrupts",
                 "busy polling, 4 grouped",
                 "left to interrupts, 4",

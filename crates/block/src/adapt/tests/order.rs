@@ -7,7 +7,7 @@ use tenmil_base::{
     ChannelWakeup, Instant, IoChannel, IoCompletion, IoStatus, Limits, Operation, Request,
     RequestFlags, Segment,
 };
-use tenmil_dma::{Backing, Mapping, RegionTable};
+use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 
 use super::scripted::{Scripted, limits, poll, request};
 use crate::adapt::{
@@ -30,7 +30,8 @@ fn bench_with<L: RangeLock>(
     options: AdaptOptions,
 ) -> Bench<L> {
     let regions = RegionTable::new(8);
-    let memory = regions.add(Mapping::new(1 << 20, Backing::Private).unwrap()).unwrap();
+    let memory =
+        regions.add_mapping(MemoryMapping::new(1 << 20, MemoryBacking::Private).unwrap()).unwrap();
     let below = Scripted::new(limits, room);
     let bounce = BounceMemory::new(&regions, 1024, buffers).unwrap().channel().unwrap();
     let shaper = AdaptedChannel::new(below.clone(), lock, bounce, &options).unwrap();

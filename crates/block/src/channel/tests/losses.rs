@@ -100,7 +100,7 @@ fn on_each_map(disk: &Disk, test: impl Fn(&Disk, &BdevDescriptor)) {
         (QueueMap::of(1), Mode::SingleQueue),
     ] {
         let disk = Disk { channels: Arc::default(), ..disk.clone() };
-        let mut options = BdevOptions::new(Clock::kernel(), 1);
+        let mut options = BdevOptions::new(Clock::on_kernel_clock(), 1);
         (options.map, options.mode, options.channels_max) = (map, mode, 4);
         let device = Bdev::new("disk0", Arc::new(disk.clone()), options).unwrap();
         test(&disk, &device.open(Claim::Exclusive, "test").unwrap());

@@ -24,7 +24,7 @@ impl ProgressBar {
     }
 
     /// Starts a new phase.
-    pub(in crate::commands) fn begin(&mut self, now: Instant) {
+    pub(in crate::commands) fn begin_phase(&mut self, now: Instant) {
         *self = Self { is_drawn: self.is_drawn, ..Self::new(self.is_terminal, now) };
     }
 
@@ -40,7 +40,7 @@ impl ProgressBar {
         if now < self.next {
             return;
         }
-        let text = line(phase, now.since(began.0), done - began.1.min(done), (done, size));
+        let text = progress_text(phase, now.since(began.0), done - began.1.min(done), (done, size));
         // A closed terminal does not end the copy.
         let _ = if self.is_terminal {
             self.next = now.after(REDRAW);
@@ -67,7 +67,7 @@ impl ProgressBar {
 }
 
 /// `copying  ██████░░░░  50.0 %  512 MiB of 1 GiB  210.0 MB/s  3 s left`.
-fn line(phase: &str, took: Span, moved: u64, (done, size): (u64, u64)) -> String {
+fn progress_text(phase: &str, took: Span, moved: u64, (done, size): (u64, u64)) -> String {
     let permille = u64::try_from(u128::from(done) * 1000 / u128::from(size.max(1))).unwrap_or(1000);
     let filled = permille * CELLS / 1000;
     let bar: String = (0..CELLS).map(|cell| if cell < filled { '█' } else { '░' }).collect();
@@ -82,21 +82,21 @@ fn line(phase: &str, took: Span, moved: u64, (done, size): (u64, u64)) -> String
         "{phase:<9} {bar} {:>3}.{} %  {} of {}  {}{left}",
         permille / 10,
         permille % 10,
-        bytes(done),
-        bytes(size),
-        rate(moved, took),
+        bytes_text(done),
+        bytes_text(size),
+        rate_text(moved, took),
     )
 }
 
 /// `210.0 MB/s`.
-pub(in crate::commands) fn rate(moved: u64, took: Span) -> String {
+pub(in crate::commands) fn rate_text(moved: u64, took: Span) -> String {
     let per_second = u128::from(moved) * 1_000_000_000 / u128::from(took.ns.max(1));
     let tenths = per_second / 100_000;
     format!("{}.{} MB/s", tenths / 10, tenths % 10)
 }
 
 /// `512 MiB`, or the exact byte count if it is not a whole number of a unit.
-pub(in crate::commands) fn bytes(count: u64) -> String {
+pub(in crate::commands) fn bytes_text(count: u64) -> String {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     match units.iter().find(|(_, shift)| count >> shift > 0) {
         Some((unit, shift)) => {
@@ -114,31 +114,31 @@ pub(in crate::commands) fn bytes(count: u64) -> String {
 mod tests {
     use tenmil_base::{Instant, Span};
 
-    use super::{ProgressBar, bytes, line, rate};
+    use super::{ProgressBar, bytes_text, progress_text, rate_text};
 
-    fn at(ms: u64) -> Instant {
+    fn seconds(ms: u64) -> Instant {
         Instant { ns: ms * 1_000_000 }
     }
 
     #[test]
-    fn a_line_says_how_much_how_fast_and_how_long_yet() {
-        let text = line("copying", Span::from_secs(2), 256 << 20, (512 << 20, 1 << 30));
+    fn progress_line_shows_amount_rate_and_remaining_time() {
+        let text = progress_text("copying", Span::from_secs(2), 256 << 20, (512 << 20, 1 << 30));
         assert_eq!(
             text,
             "copying   ████████████░░░░░░░░░░░░  50.0 %  512 MiB of 1 GiB  134.2 MB/s  4 s left"
         );
-        let text = line("copying", Span::from_secs(2), 0, (0, 0));
+        let text = progress_text("copying", Span::from_secs(2), 0, (0, 0));
         assert!(text.ends_with("0.0 %  0 bytes of 0 bytes  0.0 MB/s"), "{text}");
     }
 
     #[test]
-    fn a_terminal_gets_one_line_and_a_file_one_every_few_seconds() {
+    fn terminal_line_is_redrawn_and_a_file_gets_periodic_lines() {
         for (is_terminal, expected) in [(true, 100), (false, 1)] {
-            let mut line = ProgressBar::new(is_terminal, at(0));
+            let mut line = ProgressBar::new(is_terminal, seconds(0));
             let mut count = 0;
             for ms in 0..10_000 {
                 let mut out = Vec::new();
-                line.update("copying", at(ms), (ms, 10_000), &mut out);
+                line.update("copying", seconds(ms), (ms, 10_000), &mut out);
                 count += usize::from(!out.is_empty());
             }
             assert_eq!(count, expected, "terminal: {is_terminal}");
@@ -151,10 +151,10 @@ mod tests {
     }
 
     #[test]
-    fn amounts_are_rounded_down() {
-        assert_eq!((bytes(1023), bytes(1536)), ("1023 bytes".into(), "1.5 KiB".into()));
-        assert_eq!(bytes(u64::MAX), "16777215.9 TiB");
-        assert_eq!(rate(1_000_000, Span::from_secs(1)), "1.0 MB/s");
-        assert_eq!(rate(1, Span::default()), "1000.0 MB/s");
+    fn displayed_amounts_are_rounded_down() {
+        assert_eq!((bytes_text(1023), bytes_text(1536)), ("1023 bytes".into(), "1.5 KiB".into()));
+        assert_eq!(bytes_text(u64::MAX), "16777215.9 TiB");
+        assert_eq!(rate_text(1_000_000, Span::from_secs(1)), "1.0 MB/s");
+        assert_eq!(rate_text(1, Span::default()), "1000.0 MB/s");
     }
 }

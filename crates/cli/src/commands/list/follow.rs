@@ -13,12 +13,12 @@ use tenmil_base::{Error, Instant, Span};
 use tenmil_linux::Clock;
 use tenmil_linux::clock::utc_now;
 use tenmil_linux::kernel_files::KernelFiles;
-use tenmil_linux::pci::{Address, Function};
+use tenmil_linux::pci::{NvmeFunction, PciAddress};
 use tenmil_linux::poll_set::{Interest, PollSet};
-use tenmil_linux::uevent::{Listener, Uevent, UeventResult};
+use tenmil_linux::uevent::{Uevent, UeventListener, UeventResult};
 
 use super::functions::{self, FunctionLine};
-use crate::commands::write_out;
+use crate::commands::write_stdout;
 
 /// Change of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ enum FunctionChange {
 /// Last known functions of this machine.
 #[derive(Debug, Default)]
 struct KnownFunctions {
-    functions: BTreeMap<Address, Function>,
+    functions: BTreeMap<PciAddress, NvmeFunction>,
 }
 
 /// Limits after which the command ends, besides Ctrl-C.
@@ -50,7 +50,7 @@ const WAIT: Span = Span::from_ms(200);
 const UEVENTS_MAX: usize = 1024;
 
 /// Prints the present functions, then the changes.
-pub(super) fn run(
+pub(super) fn follow_functions(
     until: FollowLimit,
     is_json: bool,
     out: &mut dyn Write,
@@ -59,23 +59,24 @@ pub(super) fn run(
         .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
     let machine = |error| Error::environment(format!("listen to the kernel's messages: {error}"));
     // The socket is opened before the first read, so that no change in between is missed.
-    let mut listener = Listener::new().map_err(machine)?;
+    let mut listener = UeventListener::new().map_err(machine)?;
     let watch = PollSet::new().map_err(machine)?;
     watch.add(&listener, 0, Interest { readable: true, writable: false }).map_err(machine)?;
-    let clock = Clock::kernel();
+    let clock = Clock::on_kernel_clock();
     let end = until.time.map_or(Instant::NEVER, |time| clock.now().after(time));
     let mut left = until.count.unwrap_or(u64::MAX);
     let (mut known, mut ready) = (KnownFunctions::default(), Vec::new());
-    for (_, function) in known.update(Function::all(&KernelFiles::live())) {
-        write_out(out, &line(clock.now(), FunctionChange::There, &function, is_json))?;
+    for (_, function) in known.update(NvmeFunction::all_nvme_functions(&KernelFiles::live_system()))
+    {
+        write_stdout(out, &change_line(clock.now(), FunctionChange::There, &function, is_json))?;
     }
-    while left > 0 && clock.now() < end && !tenmil_linux::signal::interrupted() {
+    while left > 0 && clock.now() < end && !tenmil_linux::signal::is_stop_requested() {
         let wait = WAIT.min(end.since(clock.now()));
         watch.wait(Some(wait), &mut ready).map_err(machine)?;
-        for (change, function) in known.listen(&mut listener).map_err(machine)? {
+        for (change, function) in known.handle_uevents(&mut listener).map_err(machine)? {
             if left > 0 {
                 left -= 1;
-                write_out(out, &line(clock.now(), change, &function, is_json))?;
+                write_stdout(out, &change_line(clock.now(), change, &function, is_json))?;
             }
         }
     }
@@ -84,29 +85,30 @@ pub(super) fn run(
 
 impl KnownFunctions {
     /// Handles pending uevents and returns the changes.
-    fn listen(
+    fn handle_uevents(
         &mut self,
-        listener: &mut Listener,
-    ) -> std::io::Result<Vec<(FunctionChange, Function)>> {
+        listener: &mut UeventListener,
+    ) -> std::io::Result<Vec<(FunctionChange, NvmeFunction)>> {
         let (mut changes, mut is_due) = (Vec::new(), false);
         for _ in 0..UEVENTS_MAX {
             let heard = listener.recv()?;
             if heard == UeventResult::WouldBlock {
                 break;
             }
-            is_due |= self.take(heard, &mut changes);
+            is_due |= self.handle_uevent(heard, &mut changes);
         }
         if is_due {
-            changes.extend(self.update(Function::all(&KernelFiles::live())));
+            changes
+                .extend(self.update(NvmeFunction::all_nvme_functions(&KernelFiles::live_system())));
         }
         Ok(changes)
     }
 
     /// Handles one uevent. Returns whether all functions have to be read again.
-    fn take(
+    fn handle_uevent(
         &mut self,
         heard: UeventResult<'_>,
-        changes: &mut Vec<(FunctionChange, Function)>,
+        changes: &mut Vec<(FunctionChange, NvmeFunction)>,
     ) -> bool {
         match heard {
             UeventResult::WouldBlock => false,
@@ -115,28 +117,30 @@ impl KnownFunctions {
                 changes.extend(
                     self.removed_by(&uevent).map(|function| (FunctionChange::Removed, function)),
                 );
-                matters(&uevent)
+                may_concern_nvme(&uevent)
             }
         }
     }
 
     /// The known function that a uevent reports as removed.
-    fn removed_by(&mut self, uevent: &Uevent<'_>) -> Option<Function> {
+    fn removed_by(&mut self, uevent: &Uevent<'_>) -> Option<NvmeFunction> {
         if (uevent.subsystem, uevent.action) != ("pci", "remove") {
             return None;
         }
-        self.functions.remove(&uevent.name().parse().ok()?)
+        self.functions.remove(&uevent.device_name().parse().ok()?)
     }
 
     /// Replaces the known functions by `found` and returns the differences.
-    fn update(&mut self, found: Vec<Function>) -> Vec<(FunctionChange, Function)> {
+    fn update(&mut self, found: Vec<NvmeFunction>) -> Vec<(FunctionChange, NvmeFunction)> {
         let found: BTreeMap<_, _> = found.into_iter().map(|one| (one.address, one)).collect();
         let before = std::mem::replace(&mut self.functions, found);
         let gone = before.values().filter(|one| !self.functions.contains_key(&one.address));
         let gone = gone.map(|one| (FunctionChange::Removed, one.clone()));
         let there = self.functions.values().filter_map(|one| match before.get(&one.address) {
             None => Some((FunctionChange::Added, one.clone())),
-            Some(old) if state(old) != state(one) => Some((FunctionChange::Changed, one.clone())),
+            Some(old) if compared_properties(old) != compared_properties(one) => {
+                Some((FunctionChange::Changed, one.clone()))
+            }
             Some(_) => None,
         });
         gone.chain(there).collect()
@@ -144,34 +148,39 @@ impl KnownFunctions {
 }
 
 /// Properties of a function whose change is reported.
-fn state(function: &Function) -> impl PartialEq + '_ {
+fn compared_properties(function: &NvmeFunction) -> impl PartialEq + '_ {
     (&function.driver, &function.controller)
 }
 
 /// Whether a uevent may concern an NVMe function, its driver or its controller.
-fn matters(uevent: &Uevent<'_>) -> bool {
+fn may_concern_nvme(uevent: &Uevent<'_>) -> bool {
     matches!(uevent.subsystem, "pci" | "nvme")
 }
 
-fn line(now: Instant, change: FunctionChange, function: &Function, is_json: bool) -> String {
+fn change_line(
+    now: Instant,
+    change: FunctionChange,
+    function: &NvmeFunction,
+    is_json: bool,
+) -> String {
     if is_json {
-        return format!("{}\n", as_json(now, change, function));
+        return format!("{}\n", change_json(now, change, function));
     }
-    format!("{:<8}{}\n", change.word(), FunctionLine(function))
+    format!("{:<8}{}\n", change.text(), FunctionLine(function))
 }
 
-fn as_json(now: Instant, change: FunctionChange, function: &Function) -> Value {
+fn change_json(now: Instant, change: FunctionChange, function: &NvmeFunction) -> Value {
     json!({
-        "event": change.word(),
+        "event": change.text(),
         "time": utc_now().to_string(),
         "monotonic_ns": now.ns,
         "address": function.address.to_string(),
-        "function": functions::as_json(function),
+        "function": functions::function_json(function),
     })
 }
 
 impl FunctionChange {
-    fn word(self) -> &'static str {
+    fn text(self) -> &'static str {
         match self {
             Self::There => "present",
             Self::Added => "added",
@@ -184,13 +193,13 @@ impl FunctionChange {
 #[cfg(test)]
 mod tests {
     use tenmil_base::Instant;
-    use tenmil_linux::pci::{Controller, Function};
+    use tenmil_linux::pci::{KernelController, NvmeFunction};
     use tenmil_linux::uevent::Uevent;
 
-    use super::{FunctionChange, KnownFunctions, UeventResult, line};
+    use super::{FunctionChange, KnownFunctions, UeventResult, change_line};
 
-    fn function(address: &str, driver: Option<&str>) -> Function {
-        Function {
+    fn test_function(address: &str, driver: Option<&str>) -> NvmeFunction {
+        NvmeFunction {
             address: address.parse().unwrap(),
             vendor: 0x1b36,
             device: 0x10,
@@ -204,37 +213,38 @@ mod tests {
         }
     }
 
-    fn described(changes: Vec<(FunctionChange, Function)>) -> Vec<(FunctionChange, String)> {
+    fn change_texts(changes: Vec<(FunctionChange, NvmeFunction)>) -> Vec<(FunctionChange, String)> {
         changes.into_iter().map(|(change, one)| (change, one.address.to_string())).collect()
     }
 
     #[test]
-    fn what_comes_changes_and_goes_is_told_once() {
+    fn added_changed_and_removed_functions_are_reported_once() {
         let mut known = KnownFunctions::default();
-        let (one, two) = (function("0000:01:00.0", Some("nvme")), function("0000:02:00.0", None));
-        let changes = described(known.update(vec![one.clone()]));
+        let (one, two) =
+            (test_function("0000:01:00.0", Some("nvme")), test_function("0000:02:00.0", None));
+        let changes = change_texts(known.update(vec![one.clone()]));
         assert_eq!(changes, [(FunctionChange::Added, "0000:01:00.0".to_owned())]);
         assert_eq!(known.update(vec![one.clone()]), []);
-        let taken = function("0000:01:00.0", Some("vfio-pci"));
-        let changes = described(known.update(vec![taken.clone(), two.clone()]));
+        let taken = test_function("0000:01:00.0", Some("vfio-pci"));
+        let changes = change_texts(known.update(vec![taken.clone(), two.clone()]));
         assert_eq!(changes[0], (FunctionChange::Changed, "0000:01:00.0".to_owned()));
         assert_eq!(changes[1..], [(FunctionChange::Added, "0000:02:00.0".to_owned())]);
-        let named = Function { controller: Some(Controller::default()), ..two.clone() };
-        assert_eq!(described(known.update(vec![taken, named]))[0].0, FunctionChange::Changed);
-        let changes = described(known.update(vec![two]));
+        let named = NvmeFunction { controller: Some(KernelController::default()), ..two.clone() };
+        assert_eq!(change_texts(known.update(vec![taken, named]))[0].0, FunctionChange::Changed);
+        let changes = change_texts(known.update(vec![two]));
         assert_eq!(changes[0], (FunctionChange::Removed, "0000:01:00.0".to_owned()));
     }
 
     #[test]
-    fn one_that_goes_and_comes_back_between_two_looks_is_told_of_twice() {
+    fn removal_and_return_between_two_checks_are_both_reported() {
         let mut known = KnownFunctions::default();
-        let one = function("0000:01:00.0", None);
+        let one = test_function("0000:01:00.0", None);
         known.update(vec![one.clone()]);
         let path = "/devices/pci0000:00/0000:00:05.0/0000:01:00.0";
         let uevent = Uevent { action: "remove", path, subsystem: "pci" };
         assert_eq!(known.removed_by(&uevent), Some(one.clone()));
         assert_eq!(known.removed_by(&uevent), None, "it is not known any more");
-        assert_eq!(described(known.update(vec![one.clone()]))[0].0, FunctionChange::Added);
+        assert_eq!(change_texts(known.update(vec![one.clone()]))[0].0, FunctionChange::Added);
         for other in [
             Uevent { action: "unbind", ..uevent },
             Uevent { subsystem: "net", ..uevent },
@@ -246,29 +256,32 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lost_and_what_is_about_functions_and_controllers_is_looked_after() {
+    fn lost_uevents_and_related_uevents_cause_a_rescan() {
         let (mut known, mut changes) = (KnownFunctions::default(), Vec::new());
-        let one = function("0000:01:00.0", None);
+        let one = test_function("0000:01:00.0", None);
         known.update(vec![one.clone()]);
         let path = "/devices/pci0000:00/0000:01:00.0";
         let uevent = |action, subsystem| UeventResult::Uevent(Uevent { action, path, subsystem });
-        assert!(known.take(UeventResult::Overflow, &mut changes), "nobody knows what has changed");
-        assert!(known.take(uevent("add", "pci"), &mut changes));
-        assert!(known.take(uevent("change", "nvme"), &mut changes));
-        assert!(!known.take(uevent("remove", "net"), &mut changes));
-        assert!(!known.take(uevent("add", "block"), &mut changes));
-        assert!(!known.take(UeventResult::WouldBlock, &mut changes));
+        assert!(
+            known.handle_uevent(UeventResult::Overflow, &mut changes),
+            "nobody knows what has changed"
+        );
+        assert!(known.handle_uevent(uevent("add", "pci"), &mut changes));
+        assert!(known.handle_uevent(uevent("change", "nvme"), &mut changes));
+        assert!(!known.handle_uevent(uevent("remove", "net"), &mut changes));
+        assert!(!known.handle_uevent(uevent("add", "block"), &mut changes));
+        assert!(!known.handle_uevent(UeventResult::WouldBlock, &mut changes));
         assert_eq!(changes, []);
-        assert!(known.take(uevent("remove", "pci"), &mut changes));
+        assert!(known.handle_uevent(uevent("remove", "pci"), &mut changes));
         assert_eq!(changes, [(FunctionChange::Removed, one)]);
     }
 
     #[test]
-    fn a_change_is_one_line() {
-        let one = function("0000:01:00.0", Some("nvme"));
-        let text = line(Instant { ns: 7 }, FunctionChange::Added, &one, false);
+    fn change_is_printed_on_one_line() {
+        let one = test_function("0000:01:00.0", Some("nvme"));
+        let text = change_line(Instant { ns: 7 }, FunctionChange::Added, &one, false);
         assert_eq!(text, "added   0000:01:00.0  1b36:0010, driver nvme, no IOMMU group\n");
-        let text = line(Instant { ns: 7 }, FunctionChange::Removed, &one, true);
+        let text = change_line(Instant { ns: 7 }, FunctionChange::Removed, &one, true);
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&json["event"], &json["monotonic_ns"]), (&"removed".into(), &7.into()));
         assert!(json["time"].as_str().unwrap().ends_with('Z'), "UTC");

@@ -3,31 +3,31 @@
 use std::fmt;
 
 use serde_json::{Value, json};
-use tenmil_linux::holders::Openers;
+use tenmil_linux::device_users::ProcessesWithOpenDevices;
 use tenmil_linux::kernel_files::KernelFiles;
-use tenmil_linux::pci::{Function, GroupMember};
+use tenmil_linux::pci::{GroupMember, NvmeFunction};
 
 /// One-line summary of a function.
-pub(super) struct FunctionLine<'a>(pub(super) &'a Function);
+pub(super) struct FunctionLine<'a>(pub(super) &'a NvmeFunction);
 
 /// Function and its users.
 #[derive(Debug)]
 pub(super) struct FunctionInfo {
-    function: Function,
-    used: Openers,
+    function: NvmeFunction,
+    used: ProcessesWithOpenDevices,
 }
 
 impl FunctionInfo {
     /// All NVMe functions of `machine`.
-    pub(super) fn all(machine: &KernelFiles) -> Vec<Self> {
-        let shown = |function: Function| Self { used: function.users(machine), function };
-        Function::all(machine).into_iter().map(shown).collect()
+    pub(super) fn all_nvme(machine: &KernelFiles) -> Vec<Self> {
+        let shown = |function: NvmeFunction| Self { used: function.disk_users(machine), function };
+        NvmeFunction::all_nvme_functions(machine).into_iter().map(shown).collect()
     }
 
     /// The function as JSON, with its users.
     pub(super) fn as_json(&self) -> Value {
         let Self { function, used } = self;
-        let mut shown = as_json(function);
+        let mut shown = function_json(function);
         shown["used_by"] = used.found.iter().map(ToString::to_string).collect();
         shown["processes_not_seen"] = used.hidden.into();
         shown
@@ -35,7 +35,7 @@ impl FunctionInfo {
 }
 
 /// The function as JSON, without its users.
-pub(super) fn as_json(function: &Function) -> Value {
+pub(super) fn function_json(function: &NvmeFunction) -> Value {
     let controller = function.controller.as_ref();
     let others = function.group.iter().flat_map(|group| &group.others);
     let others: Vec<Value> =
@@ -91,28 +91,28 @@ impl fmt::Display for FunctionInfo {
             writeln!(out, "      what {} processes have open is shown to root only", used.hidden)?;
         }
         let others = function.group.iter().flat_map(|group| &group.others);
-        others.into_iter().try_for_each(|other| neighbour(out, other))
+        others.into_iter().try_for_each(|other| format_group_member(out, other))
     }
 }
 
-fn neighbour(out: &mut fmt::Formatter<'_>, other: &GroupMember) -> fmt::Result {
+fn format_group_member(out: &mut fmt::Formatter<'_>, other: &GroupMember) -> fmt::Result {
     let driver = other.driver.as_deref().unwrap_or("none");
     writeln!(out, "      {} is in its IOMMU group, driver {driver}", other.address)
 }
 
 #[cfg(test)]
 mod tests {
-    use tenmil_linux::holders::{DeviceUser, Openers};
-    use tenmil_linux::pci::{Controller, Function, GroupMember, IommuGroup};
+    use tenmil_linux::device_users::{DeviceUser, ProcessesWithOpenDevices};
+    use tenmil_linux::pci::{GroupMember, IommuGroup, KernelController, NvmeFunction};
 
     use super::FunctionInfo;
 
-    fn shown() -> FunctionInfo {
+    fn format_function() -> FunctionInfo {
         let text = |text: &str| Some(text.to_owned());
         let (model, serial, state) = (text("Disk 9"), text("S4EW"), text("resetting"));
         let other =
             GroupMember { address: "0000:5e:00.1".into(), driver: text("ahci"), is_bridge: false };
-        let function = Function {
+        let function = NvmeFunction {
             address: "5e:00.0".parse().unwrap(),
             vendor: 0x8086,
             device: 0x0a54,
@@ -121,7 +121,7 @@ mod tests {
             group: Some(IommuGroup { number: 12, others: vec![other] }),
             numa_node: Some(1),
             virtual_functions: 0,
-            controller: Some(Controller {
+            controller: Some(KernelController {
                 name: "nvme0".into(),
                 model,
                 serial,
@@ -131,34 +131,37 @@ mod tests {
             disks: Vec::new(),
         };
         let mounted = DeviceUser::Mounted { device: "nvme0n1p1".into(), at: "/srv".into() };
-        FunctionInfo { function, used: Openers { found: vec![mounted], hidden: 7 } }
+        FunctionInfo {
+            function,
+            used: ProcessesWithOpenDevices { found: vec![mounted], hidden: 7 },
+        }
     }
 
     #[test]
-    fn a_function_is_shown_with_whatever_keeps_it_from_being_bound() {
+    fn function_is_listed_with_its_bind_obstacles() {
         assert_eq!(
-            shown().to_string(),
+            format_function().to_string(),
             "  0000:5e:00.0  Disk 9, serial S4EW, driver nvme, IOMMU group 12, node 1\n      \
              its controller is resetting\n      \
              it has a controller memory buffer of 4194304 bytes\n      nvme0n1p1 is mounted at /srv\n      \
              what 7 processes have open is shown to root only\n      \
              0000:5e:00.1 is in its IOMMU group, driver ahci\n"
         );
-        let mut bare = shown();
-        bare.function = Function {
+        let mut bare = format_function();
+        bare.function = NvmeFunction {
             driver: None,
             group: None,
             controller: None,
             numa_node: None,
             ..bare.function
         };
-        bare.used = Openers::default();
+        bare.used = ProcessesWithOpenDevices::default();
         assert_eq!(bare.to_string(), "  0000:5e:00.0  8086:0a54, driver none, no IOMMU group\n");
     }
 
     #[test]
-    fn programs_get_the_same() {
-        let json = shown().as_json();
+    fn function_json_has_the_same_content() {
+        let json = format_function().as_json();
         assert_eq!(json["address"], "0000:5e:00.0");
         assert_eq!((&json["driver"], &json["device"]), (&"nvme".into(), &0x0a54.into()));
         assert_eq!(json["used_by"][0], "nvme0n1p1 is mounted at /srv");

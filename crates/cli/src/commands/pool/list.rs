@@ -8,10 +8,10 @@ use tenmil_base::{Error, ErrorCategory};
 use tenmil_block::Opener;
 use tenmil_block::uri::{Uri, short_name};
 use tenmil_drivers::pool::VolumeRef;
-use tenmil_rpc::pool_commands::{devices_text, percents, size};
+use tenmil_rpc::pool_commands::{devices_text, format_bytes, format_percents};
 
 use super::super::pool_access::PoolAccess;
-use super::table;
+use super::align_columns;
 
 #[derive(Debug, Args)]
 pub(super) struct ListArguments {
@@ -25,17 +25,17 @@ pub(super) struct ListArguments {
 }
 
 /// Properties of a pool, and the process that has it open if it is another one.
-pub(super) struct Summary {
+pub(super) struct PoolSummary {
     store: Value,
     by: String,
 }
 
-impl Summary {
-    pub(super) fn of(opener: &Opener<'_>, device: &Uri) -> Result<Self, Error> {
-        let mut access = PoolAccess::on(opener, &VolumeRef::of(device)?)?;
-        let mut store = access.store()?;
-        store["process"] = access.pid().into();
-        Ok(Self { store, by: access.by() })
+impl PoolSummary {
+    pub(super) fn from_device(opener: &Opener<'_>, device: &Uri) -> Result<Self, Error> {
+        let mut access = PoolAccess::open_or_connect(opener, &VolumeRef::of(device)?)?;
+        let mut store = access.pool_json()?;
+        store["process"] = access.owner_pid().into();
+        Ok(Self { store, by: access.owner_line() })
     }
 
     pub(super) fn as_text(&self) -> String {
@@ -54,14 +54,14 @@ impl Summary {
             text("name"),
             short_name(&text("uri")),
             text("uuid"),
-            self.size("size_bytes"),
-            self.size("used_bytes"),
-            self.size("free_bytes"),
-            self.size("reserved_bytes"),
-            self.size("reserved_for_thick_bytes"),
-            self.size("allocated_bytes"),
-            self.size("provisioned_bytes"),
-            percents(self.thresholds()),
+            self.size_text("size_bytes"),
+            self.size_text("used_bytes"),
+            self.size_text("free_bytes"),
+            self.size_text("reserved_bytes"),
+            self.size_text("reserved_for_thick_bytes"),
+            self.size_text("allocated_bytes"),
+            self.size_text("provisioned_bytes"),
+            format_percents(self.thresholds()),
         )
     }
 
@@ -78,8 +78,8 @@ impl Summary {
         &self.store
     }
 
-    fn size(&self, name: &str) -> String {
-        size(self.store[name].as_u64().unwrap_or_default())
+    fn size_text(&self, name: &str) -> String {
+        format_bytes(self.store[name].as_u64().unwrap_or_default())
     }
 
     fn thresholds(&self) -> [u8; 2] {
@@ -89,11 +89,14 @@ impl Summary {
 }
 
 /// Prints one line per pool; exit code 1 if one of them has stopped.
-pub(super) fn list(opener: &Opener<'_>, list: &ListArguments) -> Result<(String, ExitCode), Error> {
-    let of = |device: &Uri| Summary::of(opener, device);
-    let summaries: Vec<Summary> = list.devices.iter().map(of).collect::<Result<_, _>>()?;
+pub(super) fn list_pools(
+    opener: &Opener<'_>,
+    list: &ListArguments,
+) -> Result<(String, ExitCode), Error> {
+    let of = |device: &Uri| PoolSummary::from_device(opener, device);
+    let summaries: Vec<PoolSummary> = list.devices.iter().map(of).collect::<Result<_, _>>()?;
     let text = if list.json { list_json(&summaries) } else { list_text(&summaries) };
-    Ok((text, exit_code(summaries.iter().any(Summary::is_stopped))))
+    Ok((text, exit_code(summaries.iter().any(PoolSummary::is_stopped))))
 }
 
 fn exit_code(is_stopped: bool) -> ExitCode {
@@ -104,15 +107,15 @@ fn exit_code(is_stopped: bool) -> ExitCode {
     }
 }
 
-fn list_text(summaries: &[Summary]) -> String {
+fn list_text(summaries: &[PoolSummary]) -> String {
     let head =
         ["pool", "capacity", "used", "free", "allocated", "provisioned", "volumes", "device"]
             .map(String::from);
-    let row = |one: &Summary| {
+    let row = |one: &PoolSummary| {
         let text = |name: &str| one.store[name].as_str().unwrap_or_default().to_owned();
         let sizes =
             ["size_bytes", "used_bytes", "free_bytes", "allocated_bytes", "provisioned_bytes"];
-        let [bytes, used, free, written, provisioned] = sizes.map(|name| one.size(name));
+        let [bytes, used, free, written, provisioned] = sizes.map(|name| one.size_text(name));
         let (name, volumes) = (text("name"), one.store["volumes"].to_string());
         let uri = match one.store["devices"].as_array().map_or(1, Vec::len) {
             0 | 1 => short_name(&text("uri")),
@@ -128,11 +131,11 @@ fn list_text(summaries: &[Summary]) -> String {
         };
         [name, bytes, used, free, written, provisioned, volumes, on]
     };
-    table(&[&[head][..], &summaries.iter().map(row).collect::<Vec<_>>()].concat())
+    align_columns(&[&[head][..], &summaries.iter().map(row).collect::<Vec<_>>()].concat())
 }
 
-fn list_json(summaries: &[Summary]) -> String {
-    let stores: Vec<&Value> = summaries.iter().map(Summary::as_json).collect();
+fn list_json(summaries: &[PoolSummary]) -> String {
+    let stores: Vec<&Value> = summaries.iter().map(PoolSummary::as_json).collect();
     format!("{:#}\n", json!({ "pools": stores }))
 }
 
@@ -142,23 +145,23 @@ mod tests {
 
     use serde_json::{Value, json};
 
-    use super::{Summary, list_text};
+    use super::{PoolSummary, list_text};
 
-    fn summary(because: Option<&str>) -> Summary {
+    fn test_summary(because: Option<&str>) -> PoolSummary {
         let health = if because.is_some() { "stopped" } else { "healthy" };
         let store = json!({ "name": "pool", "health": health, "stopped_because": because });
-        Summary { store, by: String::new() }
+        PoolSummary { store, by: String::new() }
     }
 
     #[test]
-    fn a_stopped_store_says_why_and_ends_with_1() {
-        let (fine, stopped) = (summary(None), summary(Some("its device has failed")));
+    fn stopped_pool_is_listed_with_its_reason_and_exit_code_1() {
+        let (fine, stopped) = (test_summary(None), test_summary(Some("its device has failed")));
         assert_eq!((fine.is_stopped(), stopped.is_stopped()), (false, true));
         assert_eq!((fine.exit_code(), stopped.exit_code()), (ExitCode::SUCCESS, ExitCode::from(1)));
         assert!(!fine.as_text().contains("stopped"));
         assert!(stopped.as_text().contains("\n  stopped: its device has failed\n"));
         let text = list_text(&[fine, stopped]);
         assert_eq!(text.matches("stopped: its device has failed").count(), 1, "{text}");
-        assert_eq!(summary(None).as_json()["stopped_because"], Value::Null);
+        assert_eq!(test_summary(None).as_json()["stopped_because"], Value::Null);
     }
 }

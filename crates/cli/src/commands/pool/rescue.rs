@@ -13,12 +13,12 @@ use tenmil_block::uri::Uri;
 use tenmil_drivers::pool::{
     self, OpenPool, PAGE_BYTES, RescueReport, RescuedVolumeReport, VolumeRef,
 };
-use tenmil_rpc::pool_commands::size;
+use tenmil_rpc::pool_commands::format_bytes;
 
 use super::super::copy::progress_bar::ProgressBar;
 use super::super::pool_access::PoolAccess;
-use super::super::write_out;
-use super::table;
+use super::super::write_stdout;
+use super::align_columns;
 
 #[derive(Debug, Args)]
 pub(super) struct RescueArguments {
@@ -41,7 +41,7 @@ pub(super) struct RescueArguments {
 }
 
 /// Rescues the volumes; the exit code shows whether anything was lost.
-pub(super) fn rescue(
+pub(super) fn rescue_pool(
     opener: &Opener<'_>,
     arguments: &RescueArguments,
     out: &mut dyn Write,
@@ -51,7 +51,7 @@ pub(super) fn rescue(
         let text = format!("pool rescue: {} is both SRC and DST, expected two", source.store);
         return Err(Error::usage(text).with_hint("Make a pool on another device, and name that."));
     }
-    let open = expect_closed(opener, &source, &target)?;
+    let open = open_target_unless_source_in_use(opener, &source, &target)?;
     let mut line = ProgressBar::new(std::io::stderr().is_terminal(), opener.clock.now());
     let others = &arguments.devices;
     let saved = pool::rescue(opener, (&source, others), &open, &mut |progress| {
@@ -60,19 +60,19 @@ pub(super) fn rescue(
     });
     line.clear(&mut std::io::stderr());
     let saved = saved?;
-    write_out(out, &if arguments.json { as_json(&saved) } else { as_text(&saved) })?;
-    let is_whole = saved.damaged.is_empty() && saved.volumes.iter().all(is_whole);
+    write_stdout(out, &if arguments.json { rescue_json(&saved) } else { rescue_text(&saved) })?;
+    let is_whole = saved.damaged.is_empty() && saved.volumes.iter().all(is_volume_complete);
     Ok(ExitCode::from(if is_whole { 0 } else { ErrorCategory::Remote.exit_code() }))
 }
 
 /// Opens the target pool, after checking that the source pool is not open in another process: a pool
 /// that can be served needs no rescue.
-fn expect_closed(
+fn open_target_unless_source_in_use(
     opener: &Opener<'_>,
     source: &VolumeRef,
     target: &VolumeRef,
 ) -> Result<Arc<OpenPool>, Error> {
-    if let Err(access) = PoolAccess::remote_or(opener, source, |_, _| Ok(()))? {
+    if let Err(access) = PoolAccess::run_local_or_connect(opener, source, |_, _| Ok(()))? {
         let text = format!(
             "pool rescue: {} is open {}, expected a pool that does not open",
             source.store,
@@ -83,7 +83,7 @@ fn expect_closed(
              served; to rescue what is damaged in it, end that process.",
         ));
     }
-    PoolAccess::remote_or(opener, target, OpenPool::open)?.map_err(|access| {
+    PoolAccess::run_local_or_connect(opener, target, OpenPool::open)?.map_err(|access| {
         let text = format!(
             "pool rescue: {} is open {}, expected a pool that is not open",
             target.store,
@@ -93,18 +93,18 @@ fn expect_closed(
     })
 }
 
-fn is_whole(volume: &RescuedVolumeReport) -> bool {
+fn is_volume_complete(volume: &RescuedVolumeReport) -> bool {
     volume.lost_blocks == 0 && volume.damaged.is_empty() && volume.failed.is_none()
 }
 
-fn as_text(saved: &RescueReport) -> String {
+fn rescue_text(saved: &RescueReport) -> String {
     let mut text = String::new();
     for problem in saved.damaged.iter().chain(saved.volumes.iter().flat_map(|one| &one.damaged)) {
         let _ = writeln!(text, "{problem}");
     }
     let head = ["volume", "size", "allocated", "lost", ""].map(String::from);
     let row = |volume: &RescuedVolumeReport| {
-        let bytes = |blocks: u64| size(blocks * u64::from(PAGE_BYTES));
+        let bytes = |blocks: u64| format_bytes(blocks * u64::from(PAGE_BYTES));
         let RescuedVolumeReport { info, lost_blocks, was_there, failed, parent, .. } = volume;
         let said = match (failed, was_there, parent) {
             (Some(why), ..) => why.clone(),
@@ -117,9 +117,9 @@ fn as_text(saved: &RescueReport) -> String {
         [info.name.clone(), blocks, mapped, lost, said]
     };
     let rows: Vec<[String; 5]> = saved.volumes.iter().map(row).collect();
-    text += &table(&[&[head][..], &rows].concat());
+    text += &align_columns(&[&[head][..], &rows].concat());
     let failed = saved.volumes.iter().filter(|volume| volume.failed.is_some()).count();
-    let lost = saved.volumes.iter().filter(|volume| !is_whole(volume)).count() - failed;
+    let lost = saved.volumes.iter().filter(|volume| !is_volume_complete(volume)).count() - failed;
     let whole = saved.volumes.len() - lost - failed;
     let how = if saved.was_scanned { ", after a look at every block" } else { "" };
     let none = if failed > 0 { format!(", {failed} not at all") } else { String::new() };
@@ -128,7 +128,7 @@ fn as_text(saved: &RescueReport) -> String {
     text
 }
 
-fn as_json(saved: &RescueReport) -> String {
+fn rescue_json(saved: &RescueReport) -> String {
     let page = u64::from(PAGE_BYTES);
     let volume = |volume: &RescuedVolumeReport| {
         json!({

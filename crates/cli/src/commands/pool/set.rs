@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tenmil_block::Opener;
 use tenmil_block::uri::Uri;
 use tenmil_drivers::pool::{DeviceInfo, OpenPool, VolumeRef};
-use tenmil_rpc::pool_commands::{PoolCommand, device as told_of};
+use tenmil_rpc::pool_commands::{PoolCommand, device_json as told_of};
 
 use super::super::pool_access::PoolAccess;
 use tenmil_base::Error;
@@ -73,15 +73,15 @@ impl FromStr for Thresholds {
 }
 
 /// Sets the thresholds, or records the new device locations; idempotent.
-pub(super) fn set(opener: &Opener<'_>, arguments: &SetArguments) -> Result<String, Error> {
+pub(super) fn set_pool(opener: &Opener<'_>, arguments: &SetArguments) -> Result<String, Error> {
     let SetArguments { device, thresholds, moved, json } = arguments;
     let Some(Thresholds(percent)) = thresholds else {
         return relocate_devices(opener, device, moved, *json);
     };
-    let mut access = PoolAccess::on(opener, &VolumeRef::of(device)?)?;
-    let result = access.execute(&PoolCommand::Thresholds { percent: *percent })?;
+    let mut access = PoolAccess::open_or_connect(opener, &VolumeRef::of(device)?)?;
+    let result = access.execute_command(&PoolCommand::Thresholds { percent: *percent })?;
     if !json {
-        return Ok(result.text + &access.by());
+        return Ok(result.text + &access.owner_line());
     }
     let store = result.settings.unwrap_or_default();
     let member = |name: &str| store.get(name).cloned().unwrap_or(Value::Null);
@@ -89,7 +89,7 @@ pub(super) fn set(opener: &Opener<'_>, arguments: &SetArguments) -> Result<Strin
         "name": member("name"),
         "changed": result.is_changed,
         "thresholds_percent": member("thresholds_percent"),
-        "process": access.pid(),
+        "process": access.owner_pid(),
     });
     Ok(format!("{document:#}\n"))
 }
@@ -103,7 +103,7 @@ fn relocate_devices(
 ) -> Result<String, Error> {
     let mut place = VolumeRef::of(device)?;
     place.moved = moved.iter().map(|RelocatedDevice(number, uri)| (*number, uri.clone())).collect();
-    match PoolAccess::remote_or(opener, &place, OpenPool::open)? {
+    match PoolAccess::run_local_or_connect(opener, &place, OpenPool::open)? {
         Ok(open) => relocate_locally(&open, moved, json),
         Err(mut access) => relocate_remotely(&mut access, moved, json),
     }
@@ -117,7 +117,8 @@ fn relocate_remotely(
 ) -> Result<String, Error> {
     let (mut text, mut is_changed, mut store) = (String::new(), false, Value::Null);
     for RelocatedDevice(number, uri) in moved {
-        let result = access.execute(&PoolCommand::Device { number: *number, uri: uri.clone() })?;
+        let result =
+            access.execute_command(&PoolCommand::Device { number: *number, uri: uri.clone() })?;
         text += &result.text;
         is_changed |= result.is_changed;
         store = result.settings.unwrap_or_default();
@@ -125,11 +126,11 @@ fn relocate_remotely(
     if json {
         let (name, devices) = (&store["name"], &store["devices"]);
         let document = json!({
-            "name": name, "changed": is_changed, "devices": devices, "process": access.pid(),
+            "name": name, "changed": is_changed, "devices": devices, "process": access.owner_pid(),
         });
         return Ok(format!("{document:#}\n"));
     }
-    Ok(text + &access.by())
+    Ok(text + &access.owner_line())
 }
 
 fn relocate_locally(

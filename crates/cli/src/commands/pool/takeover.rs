@@ -25,7 +25,7 @@ pub(super) struct TakeoverArguments {
 }
 
 /// Takes over the pool and reports its former owner.
-pub(super) fn takeover(
+pub(super) fn takeover_pool(
     opener: &Opener<'_>,
     arguments: &TakeoverArguments,
 ) -> Result<String, Error> {

@@ -26,7 +26,7 @@ impl ServeTransport {
 }
 
 /// Rejects options that have no effect for this transport.
-pub(super) fn check_switches(
+pub(super) fn check_transport_options(
     arguments: &ServeArguments,
     over: ServeTransport,
 ) -> Result<(), Error> {

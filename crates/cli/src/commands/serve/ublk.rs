@@ -11,12 +11,14 @@ use tenmil_block::uri::Uri;
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 use tenmil_linux::kernel_files::KernelFiles;
-use tenmil_serve::ublk::{Limits, Server, ServerConfig, UblkEvent, UblkStats, adapted, signature};
+use tenmil_serve::ublk::{
+    QueueLimits, Server, ServerConfig, UblkEvent, UblkStats, adapt_device, uri_hash,
+};
 
-use super::endpoint::{claim, refused};
-use super::listen::UblkTarget;
+use super::endpoint_common::{cannot_serve_error, open_and_claim};
+use super::listen_address::UblkTarget;
 use super::{REGIONS_MAX, ServeArguments, WATCH_INTERVAL, start_reactors};
-use crate::commands::{rpc_endpoint, write_out};
+use crate::commands::{rpc_endpoint, write_stdout};
 
 /// Default queue depth.
 const DEPTH: u16 = 128;
@@ -24,7 +26,7 @@ const DEPTH: u16 = 128;
 const DRAIN_MAX: Span = Span::from_secs(4);
 
 /// Serves the device until SIGTERM, Ctrl-C or deletion of the ublk device.
-pub(super) fn run(
+pub(super) fn serve_ublk(
     arguments: &ServeArguments,
     place: &UblkTarget,
     out: &mut dyn Write,
@@ -35,20 +37,21 @@ pub(super) fn run(
             "serve {count} devices as ublk:, expected one: each is a disk of its own"
         )));
     };
-    let (machine, clock) = (KernelFiles::live(), Clock::start());
+    let (machine, clock) = (KernelFiles::live_system(), Clock::start());
     let regions = RegionTable::new(REGIONS_MAX);
-    let medium = open(arguments, uri, &regions, clock)?;
+    let medium = open_medium(arguments, uri, &regions, clock)?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
-    let mut requested = rpc_endpoint::serve(rpc_endpoint::state_of(&balanced));
+    let mut requested =
+        rpc_endpoint::serve_control_socket(rpc_endpoint::method_state_of(&balanced));
     let cores = u16::try_from(reactors.registry().reactors().count()).unwrap_or(u16::MAX);
     let limits =
-        Limits { queues: place.queues.unwrap_or(cores), depth: place.depth.unwrap_or(DEPTH) };
+        QueueLimits { queues: place.queues.unwrap_or(cores), depth: place.depth.unwrap_or(DEPTH) };
     let plan = ServerConfig {
         number: place.number,
         medium,
         is_read_only: arguments.read_only,
-        signature: signature(&device_identity(uri)),
+        signature: uri_hash(&device_identity(uri)),
         limits,
         replaces: place.replaces,
         wants_zero_copy: !place.copies,
@@ -61,30 +64,30 @@ pub(super) fn run(
         hint: why.hint,
     })?;
     if server.has_recovered() {
-        let number = server.number();
+        let number = server.device_number();
         tracing::info!("ublk:{number} was left behind by a process that has died, and goes on");
     }
     tracing::info!("{}", describe_data_path(&server));
-    tenmil_linux::file::commit_created()?;
-    write_out(out, &ready(arguments, uri, &plan, &server))?;
+    tenmil_linux::storage_file::commit_created()?;
+    write_stdout(out, &ready_message(arguments, uri, &plan, &server))?;
     let mut done = UblkStats::default();
-    while !tenmil_linux::signal::interrupted() && server.is_served() {
+    while !tenmil_linux::signal::is_stop_requested() && server.has_active_queue() {
         handle_events(&mut server, &mut done);
         if let Some((_, relay)) = &mut requested {
-            relay.forward_events(&rpc_endpoint::of(reactors));
+            relay.forward_events(&rpc_endpoint::reactors_handle(reactors));
         }
-        tenmil_linux::thread::sleep(WATCH_INTERVAL);
+        tenmil_linux::named_thread::sleep(WATCH_INTERVAL);
     }
-    let is_taken_away = !tenmil_linux::signal::interrupted();
+    let is_taken_away = !tenmil_linux::signal::is_stop_requested();
     if is_taken_away {
-        tracing::info!("{} was deleted by another process", server.path());
+        tracing::info!("{} was deleted by another process", server.disk_path());
     }
     // The ublk device is stopped first, while the reactors still serve requests in flight.
-    let stopped = server.stop(DRAIN_MAX);
+    let stopped = server.stop_disk(DRAIN_MAX);
     balanced.stop();
     handle_events(&mut server, &mut done);
-    tracing::info!("{}", summary(&server, done));
-    let removed = server.remove(&machine);
+    tracing::info!("{}", summary_text(&server, done));
+    let removed = server.delete_device(&machine);
     let mut is_clean = !is_taken_away;
     for why in [stopped.err(), removed.err()].into_iter().flatten() {
         is_clean = false;
@@ -110,17 +113,17 @@ fn handle_events(server: &mut Server, all: &mut UblkStats) {
 
 /// Describes how data are transferred (zero copy or copies), and why.
 fn describe_data_path(server: &Server) -> String {
-    let number = server.number();
-    match server.zero_copy() {
+    let number = server.device_number();
+    match server.zero_copy_status() {
         Ok(()) => format!("the data of ublk:{number} go between kernel and medium without a copy"),
         Err(why) => format!("the data of ublk:{number} are copied: {why}"),
     }
 }
 
 /// Summary of the served requests, printed at the end.
-fn summary(server: &Server, done: UblkStats) -> String {
+fn summary_text(server: &Server, done: UblkStats) -> String {
     let UblkStats { succeeded, failed, zero_copy_bytes, copied_bytes } = done;
-    let number = server.number();
+    let number = server.device_number();
     format!(
         "ublk:{number} has completed {succeeded} requests, {failed} failed; {zero_copy_bytes} bytes moved \
          without a copy, {copied_bytes} with one"
@@ -128,15 +131,15 @@ fn summary(server: &Server, done: UblkStats) -> String {
 }
 
 /// Opens and claims the device.
-fn open(
+fn open_medium(
     arguments: &ServeArguments,
     uri: &Uri,
     regions: &RegionTable,
     clock: Clock,
 ) -> Result<Arc<dyn BlockDevice>, Error> {
     let options = BdevOptions::new(clock, 1);
-    let (device, descriptor) = claim(arguments, uri, regions, options, "ublk")?;
-    adapted(&device, descriptor, regions).map_err(|why| refused(uri, why))
+    let (device, descriptor) = open_and_claim(arguments, uri, regions, options, "ublk")?;
+    adapt_device(&device, descriptor, regions).map_err(|why| cannot_serve_error(uri, why))
 }
 
 /// Identity by which a restarted server recognizes its ublk device: the URI, with the working directory
@@ -153,16 +156,21 @@ pub(super) fn device_identity(uri: &Uri) -> String {
 }
 
 /// The ready message, as text or JSON.
-fn ready(arguments: &ServeArguments, uri: &Uri, plan: &ServerConfig, server: &Server) -> String {
+fn ready_message(
+    arguments: &ServeArguments,
+    uri: &Uri,
+    plan: &ServerConfig,
+    server: &Server,
+) -> String {
     if !arguments.json {
-        return format!("ready {}\n", server.path());
+        return format!("ready {}\n", server.disk_path());
     }
     let of = plan.medium.limits();
-    let Limits { queues, depth } = server.limits();
+    let QueueLimits { queues, depth } = server.limits();
     let line = json!({
         "ready": true,
-        "listen": [format!("ublk:{}", server.number())],
-        "connect": [server.path()],
+        "listen": [format!("ublk:{}", server.device_number())],
+        "connect": [server.disk_path()],
         "uri": uri.to_string(),
         "size_bytes": of.block_count * u64::from(of.block_size),
         "block_size": of.block_size,
@@ -170,8 +178,8 @@ fn ready(arguments: &ServeArguments, uri: &Uri, plan: &ServerConfig, server: &Se
         "queues": queues,
         "depth": depth,
         "recovered": server.has_recovered(),
-        "zero_copy": server.zero_copy().is_ok(),
-        "copy_reason": server.zero_copy().err(),
+        "zero_copy": server.zero_copy_status().is_ok(),
+        "copy_reason": server.zero_copy_status().err(),
     });
     format!("{line}\n")
 }
@@ -181,7 +189,7 @@ mod tests {
     use super::device_identity;
 
     #[test]
-    fn a_relative_path_is_known_by_where_it_is_looked_for() {
+    fn relative_path_is_identified_by_its_working_directory() {
         let known = |uri: &str| device_identity(&uri.parse().unwrap());
         assert_eq!(known("file:/a?size=1m"), "file:/a?size=1m");
         assert_eq!(known("ram:1m"), "ram:1m");

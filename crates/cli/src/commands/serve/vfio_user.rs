@@ -10,30 +10,32 @@ use tenmil_base::{BlockDevice, Error};
 use tenmil_block::{BdevDescriptor, BdevOptions};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
-use tenmil_linux::stream::Address;
+use tenmil_linux::socket_stream::ListenAddress;
 use tenmil_reactor::PollMode;
-use tenmil_serve::vfio_user::{DeviceOptions as ControllerOptions, Server, ServerConfig};
+use tenmil_serve::vfio_user::{ControllerOptions, Server, ServerConfig};
 
-use super::endpoint::{check_guest_memory, claim, handle_event, watch};
+use super::endpoint_common::{
+    check_guest_memory, log_device_event, open_and_claim, run_until_stopped,
+};
 use super::{REGIONS_MAX, ServeArguments, open_listener, start_reactors};
-use crate::commands::{rpc_endpoint, write_out};
+use crate::commands::{rpc_endpoint, write_stdout};
 
 /// Serves controllers until SIGTERM or Ctrl-C. With one socket, all devices are namespaces of one
 /// controller; with several, each device has a controller of its own.
-pub(super) fn run(
+pub(super) fn serve_vfio_user(
     arguments: &ServeArguments,
     sockets: &[PathBuf],
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
-    let each = devices_each(arguments.uris.len(), sockets.len())?;
+    let each = devices_per_controller(arguments.uris.len(), sockets.len())?;
     let clock = Clock::start();
     let regions = RegionTable::new(REGIONS_MAX);
-    let namespaces = open(arguments, &regions, clock)?;
-    let open_one = |socket: &PathBuf| open_listener(&Address::Path(socket.clone()));
+    let namespaces = open_and_claim_all(arguments, &regions, clock)?;
+    let open_one = |socket: &PathBuf| open_listener(&ListenAddress::Path(socket.clone()));
     let listen_sockets = sockets.iter().map(open_one).collect::<Result<Vec<_>, _>>()?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
-    let requested = rpc_endpoint::serve(rpc_endpoint::state_of(&balanced));
+    let requested = rpc_endpoint::serve_control_socket(rpc_endpoint::method_state_of(&balanced));
     // A thread that never sleeps polls the doorbells in shared memory; no client message has to wake
     // it.
     let maps_doorbells = arguments.poll == PollMode::Always;
@@ -45,7 +47,7 @@ pub(super) fn run(
         let server = Server::start(ServerConfig {
             listen_socket,
             media: devices.iter().map(|one| Arc::clone(one) as Arc<dyn BlockDevice>).collect(),
-            options: ControllerOptions { serial: serial(options.serial, index), ..options },
+            options: ControllerOptions { serial: serial_number(options.serial, index), ..options },
             regions: regions.clone(),
             reactors: Arc::clone(reactors.registry()),
             clock,
@@ -58,15 +60,17 @@ pub(super) fn run(
         true => format!("{}\n", json!({ "ready": true, "listen": listens, "connect": listens })),
         false => format!("ready {}\n", listens.join(" ")),
     };
-    write_out(out, &line)?;
-    watch(requested, reactors, "client", || {
+    write_stdout(out, &line)?;
+    run_until_stopped(requested, reactors, "client", || {
         for (index, (uri, namespace)) in arguments.uris.iter().zip(&namespaces).enumerate() {
             let nsid = u32::try_from(index % each + 1).unwrap_or(u32::MAX);
-            handle_event(uri, namespace, || servers[index / each].resized(nsid));
+            log_device_event(uri, namespace, || {
+                servers[index / each].report_namespace_resize(nsid)
+            });
         }
         let next = |server: &Server| Some((listen(server), server.next_event()?));
         let (place, new_events) = servers.iter().find_map(next)?;
-        Some(if servers.len() > 1 { new_events.at(&place) } else { new_events })
+        Some(if servers.len() > 1 { new_events.with_endpoint_address(&place) } else { new_events })
     });
     drop(servers);
     balanced.stop();
@@ -74,7 +78,7 @@ pub(super) fn run(
 }
 
 /// Number of namespaces per controller, for this many devices and sockets.
-fn devices_each(devices: usize, sockets: usize) -> Result<usize, Error> {
+fn devices_per_controller(devices: usize, sockets: usize) -> Result<usize, Error> {
     match sockets {
         1 => Ok(devices),
         _ if sockets == devices => Ok(1),
@@ -86,12 +90,12 @@ fn devices_each(devices: usize, sockets: usize) -> Result<usize, Error> {
 }
 
 /// Serial number of the controller with this index: guests distinguish controllers by it.
-fn serial(first: String, index: usize) -> String {
+fn serial_number(first: String, index: usize) -> String {
     if index == 0 { first } else { format!("{first}{}", index + 1) }
 }
 
 /// Opens and claims all devices.
-fn open(
+fn open_and_claim_all(
     arguments: &ServeArguments,
     regions: &RegionTable,
     clock: Clock,
@@ -101,7 +105,7 @@ fn open(
         // The controller measures the time of its commands itself.
         let options =
             BdevOptions { depth: QUEUE_DEPTH, timing: false, ..BdevOptions::new(clock, 1) };
-        let (_, descriptor) = claim(arguments, uri, regions, options, "vfio-user")?;
+        let (_, descriptor) = open_and_claim(arguments, uri, regions, options, "vfio-user")?;
         Ok(Arc::new(descriptor))
     };
     arguments.uris.iter().map(open).collect()
@@ -112,21 +116,24 @@ const QUEUE_DEPTH: u32 = 256;
 
 #[cfg(test)]
 mod tests {
-    use super::{devices_each, serial};
+    use super::{devices_per_controller, serial_number};
 
     #[test]
     fn devices_share_one_controller_or_have_one_each() {
-        assert_eq!((devices_each(3, 1).unwrap(), devices_each(3, 3).unwrap()), (3, 1));
+        assert_eq!(
+            (devices_per_controller(3, 1).unwrap(), devices_per_controller(3, 3).unwrap()),
+            (3, 1)
+        );
         for (devices, sockets) in [(3, 2), (1, 2), (4, 8)] {
-            let refused = devices_each(devices, sockets).unwrap_err();
+            let refused = devices_per_controller(devices, sockets).unwrap_err();
             let expected = format!("serve {devices} devices at {sockets} sockets of vfio-user, ");
             assert!(refused.text.starts_with(&expected), "{}", refused.text);
         }
     }
 
     #[test]
-    fn no_two_controllers_have_one_serial_number() {
-        let serials = [0, 1, 20].map(|index| serial("TENMIL".to_owned(), index));
+    fn every_controller_has_its_own_serial_number() {
+        let serials = [0, 1, 20].map(|index| serial_number("TENMIL".to_owned(), index));
         assert_eq!(serials, ["TENMIL", "TENMIL2", "TENMIL21"]);
     }
 }

@@ -11,16 +11,18 @@ use tenmil_block::uri::Uri;
 use tenmil_block::{BdevDescriptor, BdevOptions};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
-use tenmil_linux::stream::Address;
-use tenmil_serve::vhost_user::{Server, ServerConfig, adapted, id};
+use tenmil_linux::socket_stream::ListenAddress;
+use tenmil_serve::vhost_user::{Server, ServerConfig, adapt_device, device_id_of_uri};
 
-use super::endpoint::{check_guest_memory, claim, handle_event, refused, watch};
+use super::endpoint_common::{
+    cannot_serve_error, check_guest_memory, log_device_event, open_and_claim, run_until_stopped,
+};
 use super::ublk::device_identity;
 use super::{REGIONS_MAX, ServeArguments, open_listener, start_reactors};
-use crate::commands::{rpc_endpoint, write_out};
+use crate::commands::{rpc_endpoint, write_stdout};
 
 /// Serves the device until SIGTERM or Ctrl-C.
-pub(super) fn run(
+pub(super) fn serve_vhost_user(
     arguments: &ServeArguments,
     socket: &Path,
     out: &mut dyn Write,
@@ -33,25 +35,25 @@ pub(super) fn run(
     };
     let clock = Clock::start();
     let regions = RegionTable::new(REGIONS_MAX);
-    let (descriptor, medium) = open(arguments, uri, &regions, clock)?;
+    let (descriptor, medium) = open_medium(arguments, uri, &regions, clock)?;
     let limits = medium.limits();
-    let listen_socket = open_listener(&Address::Path(socket.into()))?;
+    let listen_socket = open_listener(&ListenAddress::Path(socket.into()))?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
-    let requested = rpc_endpoint::serve(rpc_endpoint::state_of(&balanced));
+    let requested = rpc_endpoint::serve_control_socket(rpc_endpoint::method_state_of(&balanced));
     let server = Server::start(ServerConfig {
         listen_socket,
         medium,
         is_read_only: arguments.read_only,
-        id: id(&device_identity(uri)),
+        id: device_id_of_uri(&device_identity(uri)),
         regions,
         reactors: Arc::clone(reactors.registry()),
     });
     let server = server.map_err(|why| Error::usage(format!("serve {uri:#}: {why}")))?;
-    tenmil_linux::file::commit_created()?;
-    write_out(out, &ready(arguments, uri, &limits, &server))?;
-    watch(requested, reactors, "front end", || {
-        handle_event(uri, &descriptor, || server.resized());
+    tenmil_linux::storage_file::commit_created()?;
+    write_stdout(out, &ready_message(arguments, uri, &limits, &server))?;
+    run_until_stopped(requested, reactors, "front end", || {
+        log_device_event(uri, &descriptor, || server.report_resize());
         server.next_event()
     });
     drop(server);
@@ -60,7 +62,7 @@ pub(super) fn run(
 }
 
 /// Opens and claims the device.
-fn open(
+fn open_medium(
     arguments: &ServeArguments,
     uri: &Uri,
     regions: &RegionTable,
@@ -68,14 +70,14 @@ fn open(
 ) -> Result<(Arc<BdevDescriptor>, Arc<dyn BlockDevice>), Error> {
     check_guest_memory(uri)?;
     let options = BdevOptions::new(clock, 1);
-    let (device, descriptor) = claim(arguments, uri, regions, options, "vhost-user")?;
+    let (device, descriptor) = open_and_claim(arguments, uri, regions, options, "vhost-user")?;
     let descriptor = Arc::new(descriptor);
-    let medium = adapted(&device, Arc::clone(&descriptor), regions);
-    Ok((descriptor, medium.map_err(|why| refused(uri, why))?))
+    let medium = adapt_device(&device, Arc::clone(&descriptor), regions);
+    Ok((descriptor, medium.map_err(|why| cannot_serve_error(uri, why))?))
 }
 
 /// The ready message, as text or JSON.
-fn ready(arguments: &ServeArguments, uri: &Uri, of: &Limits, server: &Server) -> String {
+fn ready_message(arguments: &ServeArguments, uri: &Uri, of: &Limits, server: &Server) -> String {
     let listen = format!("vhost-user:{}", server.address());
     if !arguments.json {
         return format!("ready {listen}\n");
@@ -88,7 +90,7 @@ fn ready(arguments: &ServeArguments, uri: &Uri, of: &Limits, server: &Server) ->
         "size_bytes": of.block_count * u64::from(of.block_size),
         "block_size": of.block_size,
         "read_only": arguments.read_only,
-        "queues": server.queues(),
+        "queues": server.queues_max(),
     });
     format!("{line}\n")
 }

@@ -5,7 +5,7 @@ use tenmil_block::Opener;
 use tenmil_block::uri::Uri;
 use tenmil_rpc::pool_commands::PoolCommand;
 
-use super::{ByteSize, CommandOutput, execute, open_pool_of, output};
+use super::{ByteSize, CommandOutput, execute_and_render, open_pool_of, output};
 use tenmil_base::Error;
 
 #[derive(Debug, Args)]
@@ -44,15 +44,15 @@ pub(super) struct CloneArguments {
 const UNIT: ByteSize = ByteSize(64 << 10);
 
 /// Creates a clone.
-pub(super) fn clone(opener: &Opener<'_>, it: &CloneArguments) -> CommandOutput {
+pub(super) fn clone_volume(opener: &Opener<'_>, it: &CloneArguments) -> CommandOutput {
     match (&it.from, &it.name) {
-        (Some(image), _) => over(opener, it, image),
-        (None, name) => inside(opener, it, name.as_deref().unwrap_or_default()),
+        (Some(image), _) => clone_from_image(opener, it, image),
+        (None, name) => clone_in_pool(opener, it, name.as_deref().unwrap_or_default()),
     }
 }
 
 /// Clones a volume or snapshot of the same pool.
-fn inside(opener: &Opener<'_>, it: &CloneArguments, name: &str) -> CommandOutput {
+fn clone_in_pool(opener: &Opener<'_>, it: &CloneArguments, name: &str) -> CommandOutput {
     // clap does not check `requires` where NAME, which conflicts with --from, is given.
     let said = [
         ("size", it.size.is_some()),
@@ -65,15 +65,15 @@ fn inside(opener: &Opener<'_>, it: &CloneArguments, name: &str) -> CommandOutput
         return Err(Error::usage(text).with_hint(hint));
     }
     let order = |from| PoolCommand::Clone { from, name: name.to_owned() };
-    execute(opener, &it.volume, order, it.json)
+    execute_and_render(opener, &it.volume, order, it.json)
 }
 
 /// Creates a volume over an external image.
-fn over(opener: &Opener<'_>, it: &CloneArguments, image: &Uri) -> CommandOutput {
+fn clone_from_image(opener: &Opener<'_>, it: &CloneArguments, image: &Uri) -> CommandOutput {
     let ByteSize(unit_bytes) = it.cluster_size.unwrap_or(UNIT);
     let size_bytes = it.size.map(|ByteSize(bytes)| bytes);
     let (mut access, name) = open_pool_of(opener, &it.volume)?;
-    if let (Some(pid), Some(path)) = (access.pid(), relative(image)) {
+    if let (Some(pid), Some(path)) = (access.owner_pid(), relative_file_path(image)) {
         let text = format!(
             "clone {}: process {pid} has the pool open and its own folder: found {path}, expected a \
              path from / on",
@@ -83,14 +83,14 @@ fn over(opener: &Opener<'_>, it: &CloneArguments, image: &Uri) -> CommandOutput 
     }
     let (image, checksums) = (image.clone(), it.checksums);
     let order = PoolCommand::CreateOver { name, image, size_bytes, unit_bytes, checksums };
-    let result = access.execute(&order)?;
-    Ok(Some(output::render(&result, &access, it.json)))
+    let result = access.execute_command(&order)?;
+    Ok(Some(output::render_result(&result, &access, it.json)))
 }
 
 /// A relative file path below the device, which would be resolved by whichever process opens it.
-fn relative(device: &Uri) -> Option<&str> {
+fn relative_file_path(device: &Uri) -> Option<&str> {
     match device.scheme() {
         "file" => Some(device.path()).filter(|path| !path.starts_with('/')),
-        _ => device.children().iter().find_map(relative),
+        _ => device.children().iter().find_map(relative_file_path),
     }
 }

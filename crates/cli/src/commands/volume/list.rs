@@ -5,9 +5,9 @@ use serde_json::{Value, json};
 use tenmil_block::Opener;
 use tenmil_block::uri::{Uri, short_name};
 use tenmil_drivers::pool::VolumeRef;
-use tenmil_rpc::pool_commands::size;
+use tenmil_rpc::pool_commands::format_bytes;
 
-use super::super::pool::table;
+use super::super::pool::align_columns;
 use super::super::pool_access::PoolAccess;
 use tenmil_base::Error;
 
@@ -23,23 +23,23 @@ pub(super) struct ListArguments {
 }
 
 /// All volumes with their space usage.
-pub(super) fn list(opener: &Opener<'_>, list: &ListArguments) -> Result<String, Error> {
-    let mut access = PoolAccess::on(opener, &VolumeRef::of(&list.store)?)?;
-    let volumes = access.volumes()?;
+pub(super) fn list_volumes(opener: &Opener<'_>, list: &ListArguments) -> Result<String, Error> {
+    let mut access = PoolAccess::open_or_connect(opener, &VolumeRef::of(&list.store)?)?;
+    let volumes = access.volumes_json()?;
     if list.json {
-        return Ok(format!("{:#}\n", json!({ "volumes": volumes, "process": access.pid() })));
+        return Ok(format!("{:#}\n", json!({ "volumes": volumes, "process": access.owner_pid() })));
     }
-    Ok(as_text(volumes.as_array().map_or(&[], Vec::as_slice)) + &access.by())
+    Ok(volumes_text(volumes.as_array().map_or(&[], Vec::as_slice)) + &access.owner_line())
 }
 
-fn as_text(volumes: &[Value]) -> String {
+fn volumes_text(volumes: &[Value]) -> String {
     let head = ["volume", "size", "used", "shared", "unique", "reserved", "cluster", "kind"];
     let head = head.map(String::from);
-    let rows: Vec<[String; 8]> = volumes.iter().map(row).collect();
-    table(&[&[head][..], &rows].concat())
+    let rows: Vec<[String; 8]> = volumes.iter().map(volume_row).collect();
+    align_columns(&[&[head][..], &rows].concat())
 }
 
-fn row(volume: &Value) -> [String; 8] {
+fn volume_row(volume: &Value) -> [String; 8] {
     let text = |name: &str| volume[name].as_str();
     let is = |name: &str| volume[name] == true;
     let of = text("origin").map(|name| format!(" of {name}")).unwrap_or_default();
@@ -65,7 +65,7 @@ fn row(volume: &Value) -> [String; 8] {
         "cluster_bytes",
     ];
     let [whole, used, shared, unique, reserved, unit] =
-        names.map(|name| size(volume[name].as_u64().unwrap_or_default()));
+        names.map(|name| format_bytes(volume[name].as_u64().unwrap_or_default()));
     let kind = format!("{kind}{of}{over}{sums}{thick}");
     let name = text("name").unwrap_or_default().to_owned();
     [name, whole, used, shared, unique, reserved, unit, kind]

@@ -6,11 +6,14 @@ use tenmil_rpc::pool_commands::CommandResult;
 use super::super::pool_access::PoolAccess;
 
 /// Renders a result as text or JSON, with the process that executed the command if it was another one.
-pub(super) fn render(result: &CommandResult, access: &PoolAccess<'_>, is_json: bool) -> String {
+pub(super) fn render_result(
+    result: &CommandResult,
+    access: &PoolAccess<'_>,
+    is_json: bool,
+) -> String {
     if !is_json {
-        return result.text.clone() + &access.by();
+        return result.text.clone() + &access.owner_line();
     }
-    let document =
-        json!({ "changed": result.is_changed, "volume": result.volume, "process": access.pid() });
+    let document = json!({ "changed": result.is_changed, "volume": result.volume, "process": access.owner_pid() });
     format!("{document:#}\n")
 }

@@ -181,7 +181,7 @@ fn a_queue_pair_that_comes_too_late_costs_none_of_those_that_are_granted() {
             // The previous queue pair is not deleted yet.
             assert!(clock.now() < end, "round {round}: {}", refused.text);
             bus.open(true);
-            tenmil_linux::thread::sleep(Span::from_ms(5));
+            tenmil_linux::named_thread::sleep(Span::from_ms(5));
         }
         let free = attached.shared.lock().vectors_free.len();
         assert_eq!(free, 0, "the one that comes late has it");

@@ -8,7 +8,7 @@ use tenmil_base::{
 };
 use tenmil_block::uri::Uri;
 use tenmil_block::{OpenedDevice, Opener};
-use tenmil_dma::{Backing, Mapping, RegionTable};
+use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_linux::Clock;
 
 use crate::emu::SsdQueue;
@@ -27,8 +27,8 @@ struct Bed {
 impl Bed {
     fn new() -> Self {
         let regions = RegionTable::new(512);
-        let memory = Mapping::new(LEN as usize, Backing::Private).unwrap();
-        let memory = regions.add(memory).unwrap();
+        let memory = MemoryMapping::new(LEN as usize, MemoryBacking::Private).unwrap();
+        let memory = regions.add_mapping(memory).unwrap();
         Self { regions, clock: Clock::start(), memory }
     }
 
@@ -48,7 +48,7 @@ impl Bed {
         channel.flush();
         while channel.poll(self.clock.now(), &mut completions) == 0 {
             assert!(self.clock.now() < end, "never answered");
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
         completions.as_slice()[0].status
     }

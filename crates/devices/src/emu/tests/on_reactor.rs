@@ -82,7 +82,7 @@ impl World {
         let assembly = ReactorSet::new(&[0], &ReactorOptions::default(), &simulated, now).unwrap();
         let (reactor, sleeper) = assembly.reactors.into_iter().next().unwrap();
         let ledger = Arc::<Mutex<Ledger>>::default();
-        let woken_by = PollerWake::of(queue.wake_source()).unwrap();
+        let woken_by = PollerWake::from_source(queue.wake_source()).unwrap();
         let gaps = Gaps {
             queue,
             buffer,
@@ -91,7 +91,8 @@ impl World {
             due: now,
             ledger: Arc::clone(&ledger),
         };
-        let plan = ThreadBuilder::new("gaps").poller(PollerBuilder::active("gaps", woken_by, gaps));
+        let plan = ThreadBuilder::new("gaps")
+            .add_poller(PollerBuilder::polled_each_iteration("gaps", woken_by, gaps));
         assembly.registry.spawn(plan).unwrap();
         Self {
             device,
@@ -190,7 +191,7 @@ impl World {
                 }
             },
             ReactorIs::Tired(until) => {
-                self.sleeper.announce();
+                self.sleeper.announce_sleep();
                 ReactorIs::Announced(until)
             }
             ReactorIs::Announced(until) => {
@@ -206,7 +207,7 @@ impl World {
     }
 
     fn wake_reactor(&mut self) -> ReactorIs {
-        self.sleeper.cancel();
+        self.sleeper.cancel_sleep();
         self.reactor.handle_wakeup(&[]);
         ReactorIs::Turning
     }
@@ -258,7 +259,7 @@ impl Poller for Gaps {
         self.queue.disarm();
     }
 
-    fn wake_at(&self) -> Instant {
+    fn panicking_wake_at(&self) -> Instant {
         let is_pending = self.ledger.lock().unwrap().pending.is_some();
         if is_pending { self.queue.wake_at() } else { self.due }
     }

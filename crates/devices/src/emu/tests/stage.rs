@@ -10,7 +10,7 @@ use tenmil_base::{
     RequestFlags, Segment, Span,
 };
 use tenmil_base::{InterruptVector, Wake};
-use tenmil_dma::{Backing, DeviceKind, DevicePool, Mapping, RegionTable};
+use tenmil_dma::{DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_drivers::{LatencyModel, ModelProfile, NullDevice};
 use tenmil_linux::{EventLoop, EventVectors, NextStep, Sleeper};
 use tenmil_nvme_controller::transport::HostBar;
@@ -104,7 +104,7 @@ impl Nap {
 }
 
 impl Wake for Nap {
-    fn wake(&self) {
+    fn wake_device_thread(&self) {
         if self.0.is_announced.swap(false, Ordering::Relaxed) {
             self.0.is_woken.store(true, Ordering::Relaxed);
         }
@@ -121,7 +121,7 @@ struct NapVector {
 impl Interrupts for Nap {
     fn raise(&mut self, vector: u16) {
         if vector == 1 {
-            self.wake();
+            self.wake_device_thread();
         }
     }
 }
@@ -150,9 +150,9 @@ pub(super) struct Bell {
 }
 
 impl Wake for Bell {
-    fn wake(&self) {
+    fn wake_device_thread(&self) {
         if !self.is_mute.load(Ordering::Relaxed) {
-            self.nap.wake();
+            self.nap.wake_device_thread();
         }
     }
 }
@@ -163,7 +163,9 @@ impl Stage {
         let (device_nap, host_nap) = (Nap::default(), Nap::default());
         let notifier = Bell { nap: device_nap.clone(), is_mute: Arc::default() };
         let regions = RegionTable::new(1);
-        let memory = regions.add(Mapping::new(4 << 20, Backing::Private).unwrap()).unwrap();
+        let memory = regions
+            .add_mapping(MemoryMapping::new(4 << 20, MemoryBacking::Private).unwrap())
+            .unwrap();
         let store = command_store(&Techniques::default());
         let pool = DevicePool::new(regions, memory, DeviceKind::Emulated, store);
         let null = Arc::new(NullDevice::new(4096, 1 << 20).unwrap());

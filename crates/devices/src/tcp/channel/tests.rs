@@ -103,7 +103,7 @@ fn absent() -> (RemoteDevice<Device>, Arc<AtomicBool>, Arc<Counts>) {
     let device = Device {
         is_up: Arc::clone(&is_up),
         counts: Arc::clone(&counts),
-        clock: Clock::kernel(),
+        clock: Clock::on_kernel_clock(),
         policy: TimeoutPolicy { fail_fast: Span::from_secs(2), ..TimeoutPolicy::default() },
         growth: SizeWatch::default(),
         medium: tenmil_drivers::NullDevice::new(512, 1 << 20).unwrap(),

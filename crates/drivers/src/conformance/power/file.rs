@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use tenmil_base::{BlockDevice, IoChannel, Limits, Random, Segment, WakeSource};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Errno;
-use tenmil_linux::engine::{EngineChoice, FileOp, JobCompletion, SubmitError};
-use tenmil_linux::file::{Alignment, BufferedReason};
+use tenmil_linux::file_engine::{EngineChoice, FileOp, JobCompletion, SubmitError};
+use tenmil_linux::storage_file::{BufferedReason, DirectIoAlignment};
 
 use super::sectors::{SECTOR, Sectors, gather};
 use super::{BLOCK, Countdown};
@@ -111,8 +111,8 @@ impl Options {
         })
     }
 
-    fn alignment(self) -> Result<Alignment, BufferedReason> {
-        let alignment = Alignment { memory_bytes: 4096, offset_bytes: 512 };
+    fn alignment(self) -> Result<DirectIoAlignment, BufferedReason> {
+        let alignment = DirectIoAlignment { memory_bytes: 4096, offset_bytes: 512 };
         if self.direct { Ok(alignment) } else { Err(BufferedReason::Requested) }
     }
 }

@@ -6,7 +6,7 @@ use tenmil_base::{
     BlockDevice, CompletionBatch, Error, Instant, IoStatus, Memory, Operation, Random, Request,
     RequestFlags, Span,
 };
-use tenmil_dma::{Backing, Mapping, RegionTable};
+use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 
 use super::disk::{BLOCK, Disk};
 use super::oracle::stamp;
@@ -94,7 +94,10 @@ impl Bench {
     }
 
     fn write(&mut self, mirror: &Mirror, lba: u64, version: u32) {
-        let memory = self.regions.add(Mapping::new(BLOCK, Backing::Private).unwrap()).unwrap();
+        let memory = self
+            .regions
+            .add_mapping(MemoryMapping::new(BLOCK, MemoryBacking::Private).unwrap())
+            .unwrap();
         let segment = memory.slice(0, u32::try_from(BLOCK).unwrap()).unwrap();
         self.regions.store(segment, &stamp(lba, version)).unwrap();
         let (operation, flags) = (Operation::Write, RequestFlags::FUA);

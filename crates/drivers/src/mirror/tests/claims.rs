@@ -8,7 +8,7 @@ use tenmil_base::{
     BlockDevice, ChannelWakeup, CompletionBatch, Error, Instant, IoChannel, Limits, Memory,
     Operation, Random, Request, Segment, Span,
 };
-use tenmil_dma::{Backing, Mapping, RegionTable};
+use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 
 use super::disk::{BLOCK, Disk};
 use crate::mirror::assemble::{LegCandidate, LegProbe};
@@ -96,7 +96,10 @@ impl Machine {
     fn live(&mut self, options: &MirrorOptions) {
         let Ok(mirror) = self.open(options) else { return };
         let Ok(mut channel) = mirror.channel() else { return };
-        let memory = self.regions.add(Mapping::new(BLOCK, Backing::Private).unwrap()).unwrap();
+        let memory = self
+            .regions
+            .add_mapping(MemoryMapping::new(BLOCK, MemoryBacking::Private).unwrap())
+            .unwrap();
         let segment = memory.slice(0, u32::try_from(BLOCK).unwrap()).unwrap();
         self.regions.store(segment, &[7; BLOCK]).unwrap();
         for lba in [0, 700] {

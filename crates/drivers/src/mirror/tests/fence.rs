@@ -73,7 +73,7 @@ impl Bench {
     }
 
     pub(super) fn write(&self, channel: &mut dyn IoChannel, lba: u64) -> IoStatus {
-        let memory = self.regions.allocate(512).unwrap();
+        let memory = self.regions.allocate_region(512).unwrap();
         let segment = Segment { len_bytes: 512, ..memory.segment() };
         let operation = Operation::Write;
         let request =

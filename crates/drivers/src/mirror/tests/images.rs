@@ -53,7 +53,7 @@ fn open(regions: &RegionTable, directory: &Path, legs: &[&str]) -> Result<Opened
 
 /// The first byte of a block of the mirror.
 fn byte_of(regions: &RegionTable, opened: &OpenedDevice, lba: u64) -> u8 {
-    let memory = regions.allocate(512).unwrap();
+    let memory = regions.allocate_region(512).unwrap();
     let segment = memory.segment().slice(0, 512).unwrap();
     let operation = Operation::Read;
     let request = Request { lba, blocks: 1, segment_count: 1, operation, ..Request::PLACEHOLDER };

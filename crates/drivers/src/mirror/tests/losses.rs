@@ -81,7 +81,7 @@ impl Bench {
     }
 
     fn run(&mut self, channel: usize, request: Request, version: u32) -> (IoStatus, Vec<u8>) {
-        let memory = self.regions.allocate(BLOCK).unwrap();
+        let memory = self.regions.allocate_region(BLOCK).unwrap();
         let segment = memory.segment().slice(0, u32::try_from(BLOCK).unwrap()).unwrap();
         self.regions.store(segment, &stamp(request.lba, version)).unwrap();
         assert_eq!(self.channels[channel].submit(self.now, &[request], &[segment]), 1);
@@ -290,7 +290,7 @@ fn a_write_that_completes_after_the_flush_that_reported_a_loss_fails_the_next_fl
     for seed in 0..40 {
         let mut bench = Bench::new(seed);
         bench.write(0, 1);
-        let memory = bench.regions.allocate(BLOCK).unwrap();
+        let memory = bench.regions.allocate_region(BLOCK).unwrap();
         let segment = memory.segment().slice(0, u32::try_from(BLOCK).unwrap()).unwrap();
         let write = Request { lba: 1, blocks: 1, segment_count: 1, ..Request::PLACEHOLDER };
         let requests = [(1, Operation::Write, write), (2, Operation::Flush, Request::PLACEHOLDER)]
@@ -537,7 +537,7 @@ impl Files {
         asked: usize,
         operation: Operation,
     ) -> IoStatus {
-        let memory = self.regions.allocate(BLOCK).unwrap();
+        let memory = self.regions.allocate_region(BLOCK).unwrap();
         let segment = memory.segment().slice(0, u32::try_from(BLOCK).unwrap()).unwrap();
         let moves = operation == Operation::Write;
         let (blocks, segment_count) = (u32::from(moves), u16::from(moves));
@@ -561,7 +561,7 @@ impl Files {
             let mut nobody = CompletionBatch::with_capacity(1);
             channel.poll(self.clock.now(), if Some(index) == asked { into } else { &mut nobody });
         }
-        tenmil_linux::thread::yield_now();
+        tenmil_linux::named_thread::yield_cpu();
     }
 }
 

@@ -148,7 +148,7 @@ impl Bench {
 
     /// Writes a block with its expected contents, or reads it and compares.
     fn block(&mut self, medium: &dyn BlockDevice, operation: Operation, lba: u64) {
-        let memory = self.regions.allocate(1024).unwrap();
+        let memory = self.regions.allocate_region(1024).unwrap();
         let segment = memory.segment().slice(0, 1024).unwrap();
         let bytes = stamp(lba, 1).repeat(2);
         if operation == Operation::Write {
@@ -182,7 +182,7 @@ impl Bench {
         for leg in self.pick(which) {
             let medium = leg.medium.unwrap();
             for lba in WRITTEN {
-                let memory = self.regions.allocate(1024).unwrap();
+                let memory = self.regions.allocate_region(1024).unwrap();
                 let held = self.raw(&*medium, first + lba, memory.segment());
                 assert!(held == stamp(lba, 1).repeat(2), "{} block {lba}", leg.name);
             }

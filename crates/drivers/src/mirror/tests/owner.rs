@@ -88,6 +88,6 @@ fn copying_goes_on_when_a_client_asks_nothing_more_and_is_not_polled() {
     while left() > 0 {
         let waited = clock.now().since(begun);
         assert!(waited < Span::from_secs(10), "{} regions are left after {waited}", left());
-        tenmil_linux::thread::yield_now();
+        tenmil_linux::named_thread::yield_cpu();
     }
 }

@@ -63,8 +63,11 @@ impl Bench {
     /// Writes a block of the mirror, and waits until the write and its consequences are done.
     fn write(&self, opened: &OpenedDevice) {
         use tenmil_base::{CompletionBatch, IoStatus, Operation, Request, RequestFlags};
-        use tenmil_dma::{Backing, Mapping};
-        let memory = self.regions.add(Mapping::new(4096, Backing::Private).unwrap()).unwrap();
+        use tenmil_dma::{MemoryBacking, MemoryMapping};
+        let memory = self
+            .regions
+            .add_mapping(MemoryMapping::new(4096, MemoryBacking::Private).unwrap())
+            .unwrap();
         let block = memory.slice(0, opened.medium.limits().block_size).unwrap();
         let request = Request {
             token: 1,

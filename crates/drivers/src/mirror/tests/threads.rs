@@ -9,7 +9,7 @@ use tenmil_base::{
     Limits, Memory, Operation, Random, Request, RequestFlags, Segment, Span, WakeSource,
 };
 use tenmil_dma::{Region, RegionTable};
-use tenmil_linux::{Clock, Sleeper, Thread};
+use tenmil_linux::{Clock, NamedThread, Sleeper};
 
 use super::oracle::{stamp, version_of};
 use crate::mirror::create::format;
@@ -90,7 +90,8 @@ fn two_threads_write_and_read_while_legs_fail_and_come_back() {
     let board = Arc::new(Board::new());
     let players = [1, 2].map(|number| {
         let player = Player::new(&board, number);
-        Thread::spawn(&format!("player-{number}"), None, move |_| player.play(number == 1)).unwrap()
+        NamedThread::spawn(&format!("player-{number}"), None, move |_| player.play(number == 1))
+            .unwrap()
     });
     for player in players {
         player.join();
@@ -111,7 +112,7 @@ fn a_channel_that_closes_wakes_one_that_sleeps_to_do_the_rest() {
     two.turn();
     let mut sleeper = Sleeper::new().unwrap();
     if let WakeSource::Descriptor(descriptor) = two.channel.wake_source() {
-        sleeper.sources().add(descriptor, 0).unwrap();
+        sleeper.sources().add_source(descriptor, 0).unwrap();
     }
     assert!(!two.channel.arm(), "it has nothing to do");
     board.failing[1].store(false, Ordering::SeqCst);
@@ -119,10 +120,10 @@ fn a_channel_that_closes_wakes_one_that_sleeps_to_do_the_rest() {
         one.turn();
     }
     let mut ready = Vec::new();
-    sleeper.block(Span::default(), &mut ready);
+    sleeper.sleep_until_ready(Span::default(), &mut ready);
     assert_eq!(ready, [], "the first one does it");
     drop(one);
-    sleeper.block(Span::from_secs(10), &mut ready);
+    sleeper.sleep_until_ready(Span::from_secs(10), &mut ready);
     assert_eq!(ready, [0], "now there is only the second");
     two.channel.disarm();
     for _ in 0..TURNS_MAX {
@@ -178,7 +179,7 @@ impl Player {
     fn new(board: &Arc<Board>, seed: u64) -> Self {
         Self {
             channel: board.mirror.channel().unwrap(),
-            memory: board.regions.allocate(BLOCKS * BLOCK).unwrap(),
+            memory: board.regions.allocate_region(BLOCKS * BLOCK).unwrap(),
             board: Arc::clone(board),
             slots: (0..SLOTS).map(|_| None).collect(),
             random: Random::new(seed),

@@ -7,7 +7,7 @@ use tenmil_base::{
     BlockDevice, CompletionBatch, Error, Instant, IoChannel, IoCompletion, IoStatus, Memory,
     Operation, Random, Request, RequestFlags, Segment, Span,
 };
-use tenmil_dma::{Backing, Mapping, RegionTable};
+use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 
 use super::disk::{BLOCK, Disk};
 use super::oracle::{Before, Block, stamp, version_of};
@@ -125,7 +125,8 @@ impl World {
         let flush_every = if random.chance(1, 2) { 20 } else { 2_000 };
         let regions = RegionTable::new(400);
         let len = CHANNELS * SLOTS * BLOCK * usize::try_from(REQUEST_BLOCKS_MAX).unwrap();
-        let memory = regions.add(Mapping::new(len, Backing::Private).unwrap()).unwrap();
+        let memory =
+            regions.add_mapping(MemoryMapping::new(len, MemoryBacking::Private).unwrap()).unwrap();
         let disks: Vec<Disk> =
             (0..legs).map(|_| Disk::new(&regions, FIRST + BLOCKS, random.fork())).collect();
         // Not every device counts its losses.

@@ -8,7 +8,7 @@ use tenmil_base::{
     BlockDevice, ChannelWakeup, CompletionBatch, ErrorCategory, Instant, IoChannel, IoStatus,
     Limits, Operation, Request, Segment,
 };
-use tenmil_linux::{StopFlag, Thread};
+use tenmil_linux::{NamedThread, StopFlag};
 
 use super::{Bench, Hand, VolumeOp};
 use crate::pool::{
@@ -156,8 +156,8 @@ fn a_store_grows_while_threads_read_and_write_and_none_of_them_fails() {
             (hand, rounds)
         }
     };
-    let workers: Vec<Thread<(Hand, u64)>> =
-        (0..3).map(|number| Thread::spawn("worker", None, body(number)).unwrap()).collect();
+    let workers: Vec<NamedThread<(Hand, u64)>> =
+        (0..3).map(|number| NamedThread::spawn("worker", None, body(number)).unwrap()).collect();
     let mut hand = bench.hand(&*opened.medium, 4);
     write_all(&mut hand, 1000..2280);
     bench.add("b", "8m");
@@ -177,7 +177,7 @@ fn a_store_grows_while_threads_read_and_write_and_none_of_them_fails() {
     }
     let mut hands = Vec::new();
     for worker in workers {
-        worker.stop_flag().stop();
+        worker.stop_flag().set();
         let (hand, rounds) = worker.join();
         assert!(rounds > 0);
         hands.push(hand);

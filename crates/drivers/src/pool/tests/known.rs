@@ -46,7 +46,7 @@ fn bench(regions: &RegionTable, seed: u64) -> Bench {
     let change = VolumeOp::Create { name, blocks: BLOCKS, unit: 4, uuid: 1, checksums: false };
     open.change(change).unwrap();
     let opened = opener.open(&place.with_name("v")).unwrap();
-    let memory = regions.allocate(1 << 20).unwrap();
+    let memory = regions.allocate_region(1 << 20).unwrap();
     let mut backend = opened.medium.channel().unwrap();
     for block in 0..BLOCKS {
         let page = memory.segment().slice(0, PAGE).unwrap();
@@ -92,7 +92,7 @@ fn ask(
             done.sort_unstable_by_key(|(token, _)| *token);
             return done;
         }
-        tenmil_linux::thread::yield_now();
+        tenmil_linux::named_thread::yield_cpu();
     }
     panic!("{} of {} are answered", done.len(), requests.len());
 }
@@ -109,7 +109,7 @@ fn read_holes(bench: &mut Bench, regions: &RegionTable, lba: u64, blocks: u32) -
     while completions.is_empty() {
         bench.backend.flush();
         bench.backend.poll(Instant::default(), &mut completions);
-        tenmil_linux::thread::yield_now();
+        tenmil_linux::named_thread::yield_cpu();
     }
     let completion = completions.drain().next().unwrap();
     assert!(completion.status.is_success());

@@ -96,7 +96,7 @@ fn a_store_whose_device_was_gone_for_long_goes_on_by_itself() {
     let until = bench.clock.now().after(tenmil_base::Span::from_secs(60));
     while hand.run(Operation::Write, 64, 32) != IoStatus::SUCCESS {
         assert!(bench.clock.now() < until, "it goes on");
-        tenmil_linux::thread::yield_now();
+        tenmil_linux::named_thread::yield_cpu();
     }
     if hand.run(Operation::Flush, 0, 0) != IoStatus::SUCCESS {
         assert_eq!(hand.run(Operation::Flush, 0, 0), IoStatus::SUCCESS, "one flush fails");
@@ -123,7 +123,7 @@ fn pool_whose_device_is_back_recovers_while_nobody_does_io() {
     let wait_for = |is_so: &dyn Fn() -> bool| {
         while !is_so() {
             assert!(bench.clock.now() < until, "{:?}", store.stopped_because());
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
     };
     wait_for(&|| {
@@ -187,7 +187,7 @@ fn a_store_on_a_file_goes_on_once_its_flushes_do_not_fail_any_more() {
         || hand.run(Operation::Flush, 0, 0) != IoStatus::SUCCESS
     {
         assert!(bench.clock.now() < until, "it goes on");
-        tenmil_linux::thread::yield_now();
+        tenmil_linux::named_thread::yield_cpu();
     }
     assert_eq!(hand.read(0, 32), [1; 32]);
     drop((hand, opened));
@@ -227,7 +227,7 @@ fn a_store_that_reads_through_the_page_cache_stays_stopped_and_says_how_to_open_
     let until = bench.clock.now().after(tenmil_base::Span::from_secs(60));
     while reports.load(Ordering::Relaxed) < 2 {
         assert!(bench.clock.now() < until, "the reason is reported to every subscriber");
-        tenmil_linux::thread::yield_now();
+        tenmil_linux::named_thread::yield_cpu();
     }
     drop((hand, opened, store));
     assert!(bench.is_clean());

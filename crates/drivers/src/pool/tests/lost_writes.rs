@@ -53,7 +53,7 @@ impl Disks {
                 assert_eq!(status, IoStatus::INTERRUPTED);
                 interrupted += 1;
                 assert!(interrupted < 10_000, "it recovers");
-                tenmil_linux::thread::yield_now();
+                tenmil_linux::named_thread::yield_cpu();
             }
         }
         interrupted
@@ -191,7 +191,7 @@ fn pool_recovers_from_a_loss_while_nobody_does_io() {
         let until = disks.bench.clock.now().after(Span::from_secs(60));
         while open.losses() == 0 || open.stopped_because().is_some() {
             assert!(disks.bench.clock.now() < until, "{:?}", open.stopped_because());
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
         assert_eq!(hand.run(Operation::Flush, 0, 0), IoStatus::WRITE_FAULT);
         assert_eq!(hand.run(Operation::Flush, 0, 0), IoStatus::SUCCESS);

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use tenmil_base::{BlockExtent, ExtentKind, IoStatus, Operation};
-use tenmil_linux::Thread;
+use tenmil_linux::NamedThread;
 use tenmil_volume::{ParentInfo, PoolRequest};
 
 use super::{Bench, Hand, PAGE, VolumeOp};
@@ -229,7 +229,7 @@ fn what_goes_wrong_with_a_parent_under_load_is_an_error_of_that_read_and_nothing
     bench.over("v", 200, &uri, false).unwrap();
     let opened = bench.open("v").unwrap();
     let mut writer = bench.hand(&*opened.medium, 1);
-    let load = Thread::spawn("load", None, move |stop: &tenmil_linux::StopFlag| {
+    let load = NamedThread::spawn("load", None, move |stop: &tenmil_linux::StopFlag| {
         let mut round = 0;
         while !stop.is_stopped() {
             round = round % 100 + 1;
@@ -272,7 +272,7 @@ fn a_volume_on_its_own_needs_no_parent_and_was_used_meanwhile() {
         hand.write(17, 2, 0xaa);
         assert_eq!(hand.run(Operation::Deallocate, 120, 9), IoStatus::SUCCESS);
         let mut writer = bench.hand(&*opened.medium, 1);
-        let load = Thread::spawn("load", None, move |stop: &tenmil_linux::StopFlag| {
+        let load = NamedThread::spawn("load", None, move |stop: &tenmil_linux::StopFlag| {
             while !stop.is_stopped() {
                 writer.write(30, 2, 5);
                 assert_eq!(writer.run(Operation::Deallocate, 31, 1), IoStatus::SUCCESS);

@@ -38,7 +38,7 @@ fn whoever_stands_on_a_volume_that_grew_is_told_and_writes_behind_the_old_end() 
     assert_eq!((device.limits().block_count, descriptor.limits().block_count), (200, 200));
     // A channel handles the change in its next iteration.
     hand.run(Operation::Flush, 0, 0);
-    tenmil_linux::thread::sleep(Span::from_ms(1));
+    tenmil_linux::named_thread::sleep(Span::from_ms(1));
     hand.write(98, 4, 2);
     hand.write(199, 1, 3);
     assert_eq!(hand.read(98, 4), [2; 4]);

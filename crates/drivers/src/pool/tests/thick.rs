@@ -1,7 +1,7 @@
 //! Volumes that are made thick while they are in use.
 
 use tenmil_base::{IoStatus, Operation};
-use tenmil_linux::Thread;
+use tenmil_linux::NamedThread;
 
 use super::{Bench, Hand, VolumeOp};
 
@@ -31,9 +31,9 @@ fn a_volume_becomes_thick_while_others_write_to_it_and_loses_nothing() {
             }
             round
         };
-        Thread::spawn("writer", None, body).unwrap()
+        NamedThread::spawn("writer", None, body).unwrap()
     };
-    let writers: Vec<Thread<u8>> = (0..3).map(write).collect();
+    let writers: Vec<NamedThread<u8>> = (0..3).map(write).collect();
     let store = bench.store();
     for round in 0..4 {
         let inflated = store.inflate(&bench.opener(), "a", None, &mut |_| true).unwrap();

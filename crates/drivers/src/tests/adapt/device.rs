@@ -6,7 +6,7 @@ use tenmil_base::{
     BlockDevice, CompletionBatch, Instant, IoChannel, IoStatus, Memory, Operation, Random, Request,
     RequestFlags, Segment, Span,
 };
-use tenmil_dma::{Backing, Mapping, RegionTable};
+use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 use tenmil_linux::Clock;
 
 use super::harsh::{DEMANDS, Harsh};
@@ -79,7 +79,9 @@ impl Counter {
 fn of_those_who_swap_the_same_block_none_overwrites_another() {
     for seed in 0..20 {
         let regions = RegionTable::new(16);
-        let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
+        let memory = regions
+            .add_mapping(MemoryMapping::new(1 << 16, MemoryBacking::Private).unwrap())
+            .unwrap();
         let ram = Arc::new(RamDevice::new(&regions, 512, 64).unwrap());
         let spread = LatencySpec { mean: Span::from_us(10), p99: Some(Span::from_us(80)) };
         let delays = Delays { read: spread, write: spread };

@@ -7,7 +7,7 @@ use tenmil_base::{
     BlockDevice, CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Memory, Operation,
     Random, Request, RequestFlags, Segment, Span,
 };
-use tenmil_dma::{Backing, Mapping, RegionTable};
+use tenmil_dma::{MemoryBacking, MemoryMapping, RegionTable};
 
 use super::harsh::{Demands, Harsh, Shaped};
 use crate::conformance::Reluctant;
@@ -63,7 +63,8 @@ impl Bench {
         let mut random = Random::new(seed);
         let regions = RegionTable::new(8);
         let len = PLACE_BYTES as usize * PLACES + 4096;
-        let memory = regions.add(Mapping::new(len, Backing::Private).unwrap()).unwrap();
+        let memory =
+            regions.add_mapping(MemoryMapping::new(len, MemoryBacking::Private).unwrap()).unwrap();
         let ram = RamDevice::new(&regions, u32::try_from(BLOCK).unwrap(), BLOCKS).unwrap();
         let medium = ram.channel().unwrap();
         let spread = LatencySpec { mean: Span::from_us(3), p99: Some(Span::from_us(40)) };

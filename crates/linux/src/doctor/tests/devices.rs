@@ -2,15 +2,15 @@
 
 use std::os::unix::fs::symlink;
 
-use super::{look, silent};
+use super::{check_texts, quiet_probe};
 use crate::CpuList;
-use crate::doctor::{DoctorContext, Severity, examine};
-use crate::kernel_files::tests::made_of;
+use crate::doctor::{CheckSeverity, DoctorContext, run_checks};
+use crate::kernel_files::tests::kernel_files_with;
 
 #[test]
-fn ssds_are_told_with_their_links() {
+fn ssds_are_reported_with_their_links() {
     let at = "sys/bus/pci/devices/0000:5e:00.0";
-    let (root, machine) = made_of(&[
+    let (root, machine) = kernel_files_with(&[
         (&format!("{at}/class"), "0x010802\n"),
         (&format!("{at}/vendor"), "0x8086\n"),
         (&format!("{at}/device"), "0x0a54\n"),
@@ -18,7 +18,7 @@ fn ssds_are_told_with_their_links() {
         (&format!("{at}/nvme/nvme0/state"), "dead\n"),
     ]);
     let line = |item: &str| {
-        let all = look(&machine, &silent());
+        let all = check_texts(&machine, &quiet_probe());
         all.iter().find(|finding| finding.item == item).unwrap().to_string()
     };
     assert!(line("0000:5e:00.0").contains("Disk 9, no driver"), "{}", line("0000:5e:00.0"));
@@ -37,9 +37,9 @@ fn ssds_are_told_with_their_links() {
 }
 
 #[test]
-fn doors_that_do_not_open_are_told_with_the_command() {
+fn inaccessible_device_nodes_are_reported_with_the_command() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
-    let (root, machine) = made_of(&[("dev/vfio/vfio", ""), ("dev/vfio/12", "")]);
+    let (root, machine) = kernel_files_with(&[("dev/vfio/vfio", ""), ("dev/vfio/12", "")]);
     let mode = |name: &str, mode: u32| {
         let path = root.path().join("dev/vfio").join(name);
         std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
@@ -48,8 +48,8 @@ fn doors_that_do_not_open_are_told_with_the_command() {
     let found = |uid: u32| {
         let allowed = CpuList::parse("0").unwrap();
         let patient =
-            DoctorContext { machine: &machine, kernel: &silent(), uid, allowed: &allowed };
-        let all = examine(&patient);
+            DoctorContext { machine: &machine, kernel: &quiet_probe(), uid, allowed: &allowed };
+        let all = run_checks(&patient);
         all.into_iter().find(|finding| finding.item == "/dev/vfio").unwrap()
     };
     mode("vfio", 0o666);
@@ -58,11 +58,11 @@ fn doors_that_do_not_open_are_told_with_the_command() {
     let closed = found(other);
     assert_eq!(
         (closed.severity, closed.found),
-        (Severity::Required, format!("user {other} may not open 12"))
+        (CheckSeverity::Required, format!("user {other} may not open 12"))
     );
     let command = closed.fix.unwrap().command;
     assert!(command.starts_with(&format!("sudo chown {other} /dev/vfio/12")), "{command}");
-    assert_eq!(found(owner).severity, Severity::Good);
+    assert_eq!(found(owner).severity, CheckSeverity::Good);
     assert_eq!(found(0).found, "12, vfio");
     mode("vfio", 0o600);
     mode("12", 0o666);
@@ -75,5 +75,5 @@ fn doors_that_do_not_open_are_told_with_the_command() {
     std::fs::create_dir_all(root.path().join("proc/self")).unwrap();
     let status = format!("Gid:\t1\t1\t1\t1\nGroups:\t4 {group} \n");
     std::fs::write(root.path().join("proc/self/status"), status).unwrap();
-    assert_eq!(found(other).severity, Severity::Good);
+    assert_eq!(found(other).severity, CheckSeverity::Good);
 }

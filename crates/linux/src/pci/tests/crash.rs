@@ -2,9 +2,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::kernel::{FakeKernel, Gone};
-use super::tree::{FUNCTION, SECOND, Tree, address, marks};
-use crate::pci::{BindRequest, UnbindSelection, bind, recorded, unbind};
+use super::fake_kernel::{FakeKernel, SimulatedCrash};
+use super::test_tree::{FUNCTION, SECOND, TestTree, disk_signatures, test_address};
+use crate::pci::{
+    BindRequest, UnbindSelection, bind_functions, recorded_functions, unbind_functions,
+};
 
 /// Machines on which binding takes every kind of step.
 const TREES: [(&str, bool); 5] = [
@@ -16,38 +18,42 @@ const TREES: [(&str, bool); 5] = [
 ];
 
 /// Runs `act` until the process is gone; returns whether it completed.
-fn until_gone(kernel: &FakeKernel<'_>, calls: u32, act: impl FnOnce(&FakeKernel<'_>)) -> bool {
+fn run_until_crash(kernel: &FakeKernel<'_>, calls: u32, act: impl FnOnce(&FakeKernel<'_>)) -> bool {
     kernel.calls_left.set(calls);
     let ended = catch_unwind(AssertUnwindSafe(|| act(kernel)));
     kernel.calls_left.set(u32::MAX);
     match ended {
         Ok(()) => true,
         Err(why) => {
-            assert!(why.is::<Gone>(), "another panic than the one that was asked for");
+            assert!(why.is::<SimulatedCrash>(), "another panic than the one that was asked for");
             false
         }
     }
 }
 
-fn take(kernel: &FakeKernel<'_>, no_iommu: bool) {
-    let terms =
-        BindRequest { owner: Some(1000), no_iommu, even_if_in_use: &[], signatures: &marks };
-    bind(kernel, &[address(FUNCTION), address(SECOND)], &terms).unwrap();
+fn bind_all(kernel: &FakeKernel<'_>, no_iommu: bool) {
+    let terms = BindRequest {
+        owner: Some(1000),
+        no_iommu,
+        even_if_in_use: &[],
+        signatures: &disk_signatures,
+    };
+    bind_functions(kernel, &[test_address(FUNCTION), test_address(SECOND)], &terms).unwrap();
 }
 
-fn give_back(kernel: &FakeKernel<'_>) {
-    unbind(kernel, &UnbindSelection::All).1.unwrap();
+fn unbind_all(kernel: &FakeKernel<'_>) {
+    unbind_functions(kernel, &UnbindSelection::All).1.unwrap();
 }
 
 #[test]
-fn whatever_was_taken_is_given_back_after_a_crash_at_any_step() {
+fn bind_that_crashes_at_any_step_can_be_unbound() {
     for (words, no_iommu) in TREES {
         for calls in 0.. {
-            let tree = Tree::of(words);
-            let (kernel, before) = (FakeKernel::new(&tree), tree.state());
-            let ended = until_gone(&kernel, calls, |kernel| take(kernel, no_iommu));
-            give_back(&kernel);
-            assert_eq!(tree.state(), before, "`{words}`, cut after {calls} calls");
+            let tree = TestTree::with_functions(words);
+            let (kernel, before) = (FakeKernel::new(&tree), tree.driver_state());
+            let ended = run_until_crash(&kernel, calls, |kernel| bind_all(kernel, no_iommu));
+            unbind_all(&kernel);
+            assert_eq!(tree.driver_state(), before, "`{words}`, cut after {calls} calls");
             if ended {
                 assert!(calls >= 6, "`{words}` takes {calls} calls only");
                 break;
@@ -57,15 +63,15 @@ fn whatever_was_taken_is_given_back_after_a_crash_at_any_step() {
 }
 
 #[test]
-fn giving_back_goes_on_after_a_crash_at_any_step() {
+fn unbind_continues_after_a_crash_at_any_step() {
     for (words, no_iommu) in TREES {
         for calls in 0.. {
-            let tree = Tree::of(words);
-            let (kernel, before) = (FakeKernel::new(&tree), tree.state());
-            take(&kernel, no_iommu);
-            let ended = until_gone(&kernel, calls, give_back);
-            give_back(&kernel);
-            assert_eq!(tree.state(), before, "`{words}`, cut after {calls} calls");
+            let tree = TestTree::with_functions(words);
+            let (kernel, before) = (FakeKernel::new(&tree), tree.driver_state());
+            bind_all(&kernel, no_iommu);
+            let ended = run_until_crash(&kernel, calls, unbind_all);
+            unbind_all(&kernel);
+            assert_eq!(tree.driver_state(), before, "`{words}`, cut after {calls} calls");
             if ended {
                 break;
             }
@@ -74,16 +80,19 @@ fn giving_back_goes_on_after_a_crash_at_any_step() {
 }
 
 #[test]
-fn taking_goes_on_after_a_crash_and_the_former_driver_is_not_forgotten() {
+fn bind_continues_after_a_crash_and_keeps_the_original_driver() {
     for (words, no_iommu) in TREES {
         for calls in 0..12 {
-            let tree = Tree::of(words);
-            let (kernel, before) = (FakeKernel::new(&tree), tree.state());
-            until_gone(&kernel, calls, |kernel| take(kernel, no_iommu));
-            take(&kernel, no_iommu);
-            assert_eq!(recorded(&tree.machine), [address(FUNCTION), address(SECOND)]);
-            give_back(&kernel);
-            assert_eq!(tree.state(), before, "`{words}`, cut after {calls} calls");
+            let tree = TestTree::with_functions(words);
+            let (kernel, before) = (FakeKernel::new(&tree), tree.driver_state());
+            run_until_crash(&kernel, calls, |kernel| bind_all(kernel, no_iommu));
+            bind_all(&kernel, no_iommu);
+            assert_eq!(
+                recorded_functions(&tree.machine),
+                [test_address(FUNCTION), test_address(SECOND)]
+            );
+            unbind_all(&kernel);
+            assert_eq!(tree.driver_state(), before, "`{words}`, cut after {calls} calls");
         }
     }
 }

@@ -4,14 +4,14 @@
 //! `TENMIL_SEED=N cargo test -p tenmil-reactor schedules` repeats one seed and prints its
 //! migrations.
 
-mod feasible;
-mod world;
+mod feasibility;
+mod machine;
 
 use tenmil_base::Random;
 
 use super::Policy;
-use feasible::can_be_within;
-use world::World;
+use feasibility::is_feasible;
+use machine::SimulatedMachine;
 
 const SEEDS: u64 = 4_000;
 /// Number of periods with changes, and then without.
@@ -21,11 +21,11 @@ const STILL: u64 = 60;
 const SETTLED: u64 = 12;
 
 #[test]
-fn schedules_lose_nothing_and_end_within_the_limits() {
+fn random_schedules_lose_no_thread_and_end_within_the_limits() {
     let only = std::env::var("TENMIL_SEED").ok().map(|seed| seed.parse().unwrap());
-    let mut outcomes = Outcomes::default();
+    let mut outcomes = SimulationCounts::default();
     for seed in only.map_or(0..SEEDS, |seed| seed..seed + 1) {
-        play(seed, only.is_some(), &mut outcomes);
+        run_simulation(seed, only.is_some(), &mut outcomes);
     }
     if only.is_none() {
         assert!(outcomes.possible > SEEDS / 4 && outcomes.migrations > 5 * SEEDS, "{outcomes:?}");
@@ -35,25 +35,25 @@ fn schedules_lose_nothing_and_end_within_the_limits() {
 
 /// How often each assertion applied.
 #[derive(Debug, Default)]
-struct Outcomes {
+struct SimulationCounts {
     possible: u64,
     impossible: u64,
     large: u64,
     migrations: u64,
 }
 
-fn play(seed: u64, tell: bool, outcomes: &mut Outcomes) {
-    let mut world = World::new(Random::new(seed), seed, tell);
+fn run_simulation(seed: u64, tell: bool, outcomes: &mut SimulationCounts) {
+    let mut world = SimulatedMachine::new(Random::new(seed), seed, tell);
     for _ in 0..RESTLESS {
-        world.change();
-        world.period();
+        world.change_something();
+        world.run_period();
     }
-    world.hold_still();
+    world.stop_changes();
     for _ in 0..STILL {
-        world.period();
+        world.run_period();
     }
     if tell {
-        world.tell();
+        world.describe();
     }
     outcomes.migrations += world.migrations;
     if world.policy() == Policy::Static {
@@ -61,10 +61,10 @@ fn play(seed: u64, tell: bool, outcomes: &mut Outcomes) {
     }
     let quiet = world.now - world.last_order;
     assert!(quiet >= SETTLED, "seed {seed}: still moving {quiet} periods before the end");
-    world.check_places();
-    if !world.is_small() {
+    world.check_thread_placement();
+    if !world.is_exhaustively_checkable() {
         outcomes.large += 1;
-    } else if can_be_within(&world) {
+    } else if is_feasible(&world) {
         outcomes.possible += 1;
         world.check_limits();
     } else {

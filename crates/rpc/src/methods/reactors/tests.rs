@@ -8,51 +8,54 @@ use tenmil_reactor::{
     ThreadBuilder,
 };
 
-use super::{EVENTS, EventRelay, Reactors, RunningReactors};
-use crate::error::{Code, RpcError};
-use crate::event::announcements;
+use super::{EVENTS, EventRelay, ReactorsHandle, ReactorsSource};
+use crate::error::{ErrorCode, RpcError};
+use crate::event::event_channel;
 use crate::methods::TABLE;
-use crate::{Arguments, CallContext, DeferredReply, ServerState};
+use crate::{Arguments, CallContext, DeferredReply, MethodState};
 
-struct Beat;
+struct CountingPoller;
 
-impl Poller for Beat {
+impl Poller for CountingPoller {
     fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
         PollResult::Idle
     }
 }
 
-struct World {
+struct TestProcess {
     reactors: tenmil_reactor::Reactors,
-    state: ServerState,
+    state: MethodState,
 }
 
-fn running(reactors: &tenmil_reactor::Reactors) -> RunningReactors {
-    RunningReactors { directory: reactors.registry().clone(), clock: *reactors.clock() }
+fn running_reactors(reactors: &tenmil_reactor::Reactors) -> ReactorsHandle {
+    ReactorsHandle { directory: reactors.registry().clone(), clock: *reactors.clock() }
 }
 
-impl World {
+impl TestProcess {
     fn new() -> Self {
-        let cores: CpuList = CpuList::allowed().iter().take(1).collect();
+        let cores: CpuList = CpuList::allowed_cpus().iter().take(1).collect();
         let options = ReactorOptions::default();
-        let reactors = tenmil_reactor::Reactors::start(&cores, &options, &Clock::kernel()).unwrap();
+        let reactors =
+            tenmil_reactor::Reactors::start_on_cores(&cores, &options, &Clock::on_kernel_clock())
+                .unwrap();
         for name in ["first", "second"] {
-            let beat = PollerBuilder::timed("beat", Span::from_ms(10), Beat);
-            reactors.spawn(ThreadBuilder::new(name).poller(beat)).unwrap();
+            let beat = PollerBuilder::polled_each_period("beat", Span::from_ms(10), CountingPoller);
+            reactors.spawn(ThreadBuilder::new(name).add_poller(beat)).unwrap();
         }
-        let running = running(&reactors);
-        let state = ServerState::new().with(Reactors::new(move || Some(running.clone())));
+        let running = running_reactors(&reactors);
+        let state =
+            MethodState::new().with_part(ReactorsSource::new(move || Some(running.clone())));
         Self { reactors, state }
     }
 
-    fn running(&self) -> RunningReactors {
-        running(&self.reactors)
+    fn running(&self) -> ReactorsHandle {
+        running_reactors(&self.reactors)
     }
 
     /// Calls a method and checks its result against the schema of its table row.
-    fn ask(&self, method: &str, parameters: Value) -> Result<Value, RpcError> {
+    fn call_method(&self, method: &str, parameters: Value) -> Result<Value, RpcError> {
         let method = TABLE.find(method).unwrap();
-        let arguments = Arguments::check(method, parameters.as_object().unwrap())?;
+        let arguments = Arguments::validate(method, parameters.as_object().unwrap())?;
         let call = CallContext {
             table: &TABLE,
             state: &self.state,
@@ -61,7 +64,7 @@ impl World {
             passed: &crate::PassedFd::default(),
         };
         let answer = (method.run)(&call)?;
-        assert_eq!(method.answer.check(&answer), Ok(()));
+        assert_eq!(method.answer.check_value(&answer), Ok(()));
         Ok(answer)
     }
 
@@ -71,41 +74,41 @@ impl World {
         let events = || self.reactors.registry().events_since(0).events;
         while !events().iter().any(|noted| what(&noted.event)) {
             assert!(self.reactors.clock().now() < end, "it does not happen");
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
     }
 }
 
 #[test]
 fn reactors_threads_and_pollers_are_listed() {
-    let world = World::new();
-    let reactors = world.ask("reactors", json!({})).unwrap();
+    let world = TestProcess::new();
+    let reactors = world.call_method("reactors", json!({})).unwrap();
     assert_eq!(reactors[0]["threads"], 2);
     assert_eq!(reactors[0]["mode"], "adaptive");
     assert!(reactors.as_array().unwrap().len() == 1);
-    let threads = world.ask("threads", json!({ "reactor": 0 })).unwrap();
+    let threads = world.call_method("threads", json!({ "reactor": 0 })).unwrap();
     assert_eq!(threads[1]["name"], "second");
     assert_eq!(threads.as_array().unwrap().len(), 2);
-    assert_eq!(world.ask("threads", json!({ "reactor": 1 })).unwrap(), json!([]));
-    let threads = world.ask("threads", json!({ "name": "second" })).unwrap();
+    assert_eq!(world.call_method("threads", json!({ "reactor": 1 })).unwrap(), json!([]));
+    let threads = world.call_method("threads", json!({ "name": "second" })).unwrap();
     assert_eq!(threads.as_array().unwrap().len(), 1);
     assert_eq!(threads[0]["id"], 1);
     world.await_event(
         |event| matches!(event, Event::ThreadStarted { name, .. } if name == "second"),
     );
-    let pollers = world.ask("pollers", json!({ "thread": "second" })).unwrap();
+    let pollers = world.call_method("pollers", json!({ "thread": "second" })).unwrap();
     assert_eq!(pollers.as_array().unwrap().len(), 1);
     assert_eq!(pollers[0]["every_ns"], 10_000_000);
-    assert_eq!(world.ask("pollers", json!({})).unwrap().as_array().unwrap().len(), 2);
+    assert_eq!(world.call_method("pollers", json!({})).unwrap().as_array().unwrap().len(), 2);
 }
 
 #[test]
-fn one_answer_holds_all_of_one_moment() {
-    let world = World::new();
+fn snapshot_stats_is_one_consistent_sample() {
+    let world = TestProcess::new();
     world.await_event(
         |event| matches!(event, Event::ThreadStarted { name, .. } if name == "second"),
     );
-    let sample = world.ask("snapshot_stats", json!({})).unwrap();
+    let sample = world.call_method("snapshot_stats", json!({})).unwrap();
     for (rows, count) in [("reactors", 1), ("threads", 2), ("pollers", 2)] {
         assert_eq!(sample[rows].as_array().unwrap().len(), count, "{rows}");
     }
@@ -116,89 +119,93 @@ fn one_answer_holds_all_of_one_moment() {
     let reactor = &sample["reactors"][0];
     let lived = reactor["busy_ns"].as_u64().unwrap() + reactor["idle_ns"].as_u64().unwrap();
     assert!(lived <= at, "it lived {lived} of {at}");
-    let later = world.ask("snapshot_stats", json!({})).unwrap();
+    let later = world.call_method("snapshot_stats", json!({})).unwrap();
     assert!(later["monotonic_ns"].as_u64().unwrap() > at);
 }
 
 #[test]
-fn reactors_are_told_how_to_poll_and_do() {
-    let world = World::new();
-    let told = world.ask("set_poll", json!({ "mode": "always" })).unwrap();
+fn poll_mode_of_reactors_is_changed() {
+    let world = TestProcess::new();
+    let told = world.call_method("set_poll", json!({ "mode": "always" })).unwrap();
     assert_eq!(told, json!({ "mode": "always", "reactors": [0], "refused": [] }));
     world.await_event(|event| event.kind() == "poll-mode-changed");
-    assert_eq!(world.ask("reactors", json!({})).unwrap()[0]["mode"], "always");
-    let refusal = world.ask("set_poll", json!({ "mode": "hybrid", "reactor": 5 })).unwrap_err();
+    assert_eq!(world.call_method("reactors", json!({})).unwrap()[0]["mode"], "always");
+    let refusal =
+        world.call_method("set_poll", json!({ "mode": "hybrid", "reactor": 5 })).unwrap_err();
     assert!(refusal.message.starts_with("set poll: "), "{refusal}");
-    let refusal = world.ask("set_poll", json!({ "mode": "never" })).unwrap_err();
+    let refusal = world.call_method("set_poll", json!({ "mode": "never" })).unwrap_err();
     assert_eq!(refusal.message, "set poll: mode is `never`, expected always, adaptive or hybrid");
 }
 
 #[test]
-fn who_could_not_be_told_is_named_with_the_reason() {
-    let world = World::new();
+fn reactor_that_rejects_a_poll_mode_is_named_with_the_reason() {
+    let world = TestProcess::new();
     let stopped = ReactorId(0);
-    world.reactors.registry().stop(stopped).unwrap();
+    world.reactors.registry().stop_reactor(stopped).unwrap();
     let end = world.reactors.clock().now().after(Span::from_secs(20));
     let refusal = loop {
         assert!(world.reactors.clock().now() < end, "it never stops");
-        match world.ask("set_poll", json!({ "mode": "always" })) {
+        match world.call_method("set_poll", json!({ "mode": "always" })) {
             Err(refusal) if refusal.message.ends_with("its inbox is full, try again later") => {}
             Err(refusal) => break refusal,
             Ok(_) => {}
         }
-        tenmil_linux::thread::yield_now();
+        tenmil_linux::named_thread::yield_cpu();
     };
     assert_eq!(refusal.message, "set poll: reactor 0: it has stopped");
 
     let why = tenmil_reactor::ReactorError::Stopped(ReactorId(1));
     let asked: Vec<_> = (0..3).map(ReactorId).collect();
-    let answer = super::told(PollMode::Hybrid, &asked, &[(ReactorId(1), why)]);
+    let answer = super::poll_mode_result(PollMode::Hybrid, &asked, &[(ReactorId(1), why)]);
     let refused = json!([{ "reactor": 1, "why": "reactor 1: it has stopped" }]);
     assert_eq!(answer, json!({ "mode": "hybrid", "reactors": [0, 2], "refused": refused }));
-    assert_eq!(TABLE.find("set_poll").unwrap().answer.check(&answer), Ok(()));
+    assert_eq!(TABLE.find("set_poll").unwrap().answer.check_value(&answer), Ok(()));
 }
 
 #[test]
-fn a_thread_is_moved_by_its_name() {
-    let world = World::new();
-    let told = world.ask("set_thread", json!({ "name": "second", "reactor": 0 })).unwrap();
+fn thread_is_migrated_by_its_name() {
+    let world = TestProcess::new();
+    let told = world.call_method("set_thread", json!({ "name": "second", "reactor": 0 })).unwrap();
     assert_eq!(told, json!({ "id": 1, "reactor": 0, "mask": null }));
-    let refusal = world.ask("set_thread", json!({ "name": "third", "reactor": 0 })).unwrap_err();
+    let refusal =
+        world.call_method("set_thread", json!({ "name": "third", "reactor": 0 })).unwrap_err();
     assert_eq!(refusal.message, "set thread: no thread `third`, expected first or second");
-    let refusal = world.ask("set_thread", json!({ "name": "first", "reactor": 9 })).unwrap_err();
-    assert_eq!(refusal.code, Code::Failed);
+    let refusal =
+        world.call_method("set_thread", json!({ "name": "first", "reactor": 9 })).unwrap_err();
+    assert_eq!(refusal.code, ErrorCode::Failed);
 }
 
 #[test]
-fn a_threads_mask_is_changed_and_shown() {
-    let world = World::new();
-    let core = world.ask("reactors", json!({})).unwrap()[0]["core"].to_string();
-    let told = world.ask("set_thread", json!({ "name": "first", "mask": core })).unwrap();
+fn thread_mask_is_changed_and_reported() {
+    let world = TestProcess::new();
+    let core = world.call_method("reactors", json!({})).unwrap()[0]["core"].to_string();
+    let told = world.call_method("set_thread", json!({ "name": "first", "mask": core })).unwrap();
     assert_eq!(told, json!({ "id": 0, "reactor": 0, "mask": core }));
-    let threads = world.ask("threads", json!({})).unwrap();
+    let threads = world.call_method("threads", json!({})).unwrap();
     assert_eq!((&threads[0]["mask"], &threads[1]["mask"]), (&json!(core), &Value::Null));
     let change = json!({ "name": "first", "mask": "1023" });
-    let refusal = world.ask("set_thread", change).unwrap_err();
-    assert_eq!(refusal.code, Code::Failed);
+    let refusal = world.call_method("set_thread", change).unwrap_err();
+    assert_eq!(refusal.code, ErrorCode::Failed);
     assert!(refusal.message.contains("mask 1023, expected one of the cores"), "{refusal}");
-    let told = world.ask("set_thread", json!({ "name": "first", "reactor": 0 })).unwrap();
+    let told = world.call_method("set_thread", json!({ "name": "first", "reactor": 0 })).unwrap();
     assert_eq!(told["mask"], core, "what was refused changed nothing");
     for change in
         [json!({ "name": "first" }), json!({ "name": "first", "reactor": 0, "mask": core })]
     {
-        let refusal = world.ask("set_thread", change).unwrap_err();
+        let refusal = world.call_method("set_thread", change).unwrap_err();
         let expected = "set thread: expected one of `reactor`, `mask` and `anywhere=true`";
         assert_eq!(refusal.message, expected);
     }
-    let told = world.ask("set_thread", json!({ "name": "first", "anywhere": true })).unwrap();
+    let told =
+        world.call_method("set_thread", json!({ "name": "first", "anywhere": true })).unwrap();
     assert_eq!(told, json!({ "id": 0, "reactor": 0, "mask": null }));
-    assert_eq!(world.ask("threads", json!({})).unwrap()[0]["mask"], Value::Null);
+    assert_eq!(world.call_method("threads", json!({})).unwrap()[0]["mask"], Value::Null);
 }
 
 #[test]
-fn what_happens_on_reactors_is_passed_on_once_and_every_kind_is_described() {
-    let world = World::new();
-    let (announcer, announced) = announcements().unwrap();
+fn reactor_events_are_forwarded_once_and_every_kind_is_described() {
+    let world = TestProcess::new();
+    let (announcer, announced) = event_channel().unwrap();
     let mut relay = EventRelay::new(announcer);
     world.await_event(
         |event| matches!(event, Event::ThreadStarted { name, .. } if name == "second"),
@@ -215,31 +222,31 @@ fn what_happens_on_reactors_is_passed_on_once_and_every_kind_is_described() {
 }
 
 #[test]
-fn what_has_made_room_is_counted_and_other_reactors_are_heard_from_the_start() {
-    let (announcer, announced) = announcements().unwrap();
+fn dropped_reactor_events_are_counted_and_new_reactors_are_read_from_the_start() {
+    let (announcer, announced) = event_channel().unwrap();
     let mut relay = EventRelay::new(announcer);
-    let mut told = |world: &World| {
+    let mut told = |world: &TestProcess| {
         relay.forward_events(&world.running());
         std::iter::from_fn(|| announced.next()).collect::<Vec<_>>()
     };
-    let world = World::new();
+    let world = TestProcess::new();
     let is_second =
         |event: &Event| matches!(event, Event::ThreadStarted { name, .. } if name == "second");
     world.await_event(is_second);
     let first = told(&world);
     assert!(first.iter().any(|event| event.kind.name == "thread-started"));
     // As in the second phase of a benchmark run.
-    let other = World::new();
+    let other = TestProcess::new();
     other.await_event(is_second);
     let starts = told(&other).iter().filter(|event| event.kind.name == "thread-started").count();
     assert_eq!(starts, 2);
 
     let kept = ReactorOptions::default().events;
     for _ in 0..kept {
-        let nobody = ThreadBuilder::new("mayfly").first(|context| context.end());
+        let nobody = ThreadBuilder::new("mayfly").run_first(|context| context.end_thread());
         let mayfly = other.reactors.spawn(nobody).unwrap();
-        while !mayfly.is_gone() {
-            tenmil_linux::thread::yield_now();
+        while !mayfly.has_ended() {
+            tenmil_linux::named_thread::yield_cpu();
         }
     }
     let lost = told(&other).remove(0);
@@ -250,9 +257,9 @@ fn what_has_made_room_is_counted_and_other_reactors_are_heard_from_the_start() {
 }
 
 #[test]
-fn a_process_without_reactors_says_so() {
-    let none = ServerState::new().with(Reactors::new(|| None));
-    for state in [ServerState::new(), none] {
+fn process_without_reactors_reports_that() {
+    let none = MethodState::new().with_part(ReactorsSource::new(|| None));
+    for state in [MethodState::new(), none] {
         let arguments = Arguments::default();
         let call = CallContext {
             table: &TABLE,
@@ -262,6 +269,6 @@ fn a_process_without_reactors_says_so() {
             passed: &crate::PassedFd::default(),
         };
         let refusal = (TABLE.find("reactors").unwrap().run)(&call).unwrap_err();
-        assert_eq!(refusal.code, Code::NotFound);
+        assert_eq!(refusal.code, ErrorCode::NotFound);
     }
 }

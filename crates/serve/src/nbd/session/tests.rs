@@ -14,38 +14,38 @@ use tenmil_block::{Bdev, BdevOptions};
 use tenmil_dma::RegionTable;
 use tenmil_drivers::RamDevice;
 use tenmil_linux::Clock;
-use tenmil_linux::stream::Stream;
+use tenmil_linux::socket_stream::SocketStream;
 use tenmil_reactor::Poller;
 use tenmil_wire::nbd::{Command, RequestHeader};
 
 use super::{NEGOTIATION_TIMEOUT, Session, SessionParts};
+use crate::nbd::buffer_pool::BufferPool;
 use crate::nbd::exported_device::{ExportConfig, ExportedDevice};
 use crate::nbd::memory::LARGE_BYTES;
-use crate::nbd::pool::Pool;
-use crate::nbd::progress::WINDOW;
 use crate::nbd::server::MemoryLease;
 use crate::nbd::session_handle::{DisconnectReason, NbdEvent, SessionHandle};
 use crate::nbd::slow_query::SlowQueries;
-use crate::nbd::tests::client::{handshake, request, write};
+use crate::nbd::tests::client::{encode_request, encode_write, expected_handshake};
+use crate::nbd::transfer_rate::WINDOW;
 
 /// Session, and the client end of its socket.
-struct World {
+struct TestSession {
     session: Session,
     client: UnixStream,
-    pool: Arc<Pool>,
+    pool: Arc<BufferPool>,
     fences: Arc<AtomicUsize>,
     _news: Receiver<NbdEvent>,
     _device: Bdev,
 }
 
 /// Backend that records fences of writes; it completes nothing while it is stuck.
-struct Watched {
+struct ManualDevice {
     backend: Box<dyn IoChannel>,
     is_stuck: bool,
     fences: Arc<AtomicUsize>,
 }
 
-impl IoChannel for Watched {
+impl IoChannel for ManualDevice {
     fn limits(&self) -> &Limits {
         self.backend.limits()
     }
@@ -63,38 +63,38 @@ impl IoChannel for Watched {
     }
 }
 
-impl ChannelWakeup for Watched {}
+impl ChannelWakeup for ManualDevice {}
 
 /// Number of blocks of the buffer pool.
 const PIECES: usize = 32;
 
-fn at(ms: u64) -> Instant {
+fn seconds(ms: u64) -> Instant {
     Instant::default().after(Span::from_ms(ms))
 }
 
 /// Time at which a client that does nothing from the beginning is too slow.
-fn end() -> Instant {
+fn disconnect_event() -> Instant {
     Instant::default().after(WINDOW)
 }
 
-impl World {
+impl TestSession {
     fn new(is_stuck: bool) -> Self {
-        Self::with(is_stuck, None)
+        Self::with_limits(is_stuck, None)
     }
 
-    fn with(is_stuck: bool, idle_max: Option<Span>) -> Self {
-        let mut world = Self::connected(is_stuck, idle_max);
-        world.send(at(0), &handshake(false));
+    fn with_limits(is_stuck: bool, idle_max: Option<Span>) -> Self {
+        let mut world = Self::in_transmission(is_stuck, idle_max);
+        world.send(seconds(0), &expected_handshake(false));
         assert_eq!(world.replies(), 32 + 34 + 20);
         world
     }
 
     /// One whose client has sent nothing.
-    fn greeted(is_stuck: bool) -> Self {
-        Self::connected(is_stuck, None)
+    fn with_handshake_done(is_stuck: bool) -> Self {
+        Self::in_transmission(is_stuck, None)
     }
 
-    fn connected(is_stuck: bool, idle_max: Option<Span>) -> Self {
+    fn in_transmission(is_stuck: bool, idle_max: Option<Span>) -> Self {
         let regions = RegionTable::new(16);
         let ram = Arc::new(RamDevice::new(&regions, 512, 16 << 11).unwrap());
         let device = Bdev::new("ram0", ram, BdevOptions::new(Clock::start(), 1)).unwrap();
@@ -109,15 +109,15 @@ impl World {
             regions: &regions,
         });
         let exported_device = Arc::new(exported_device.unwrap());
-        let pool = Pool::new(&regions, u32::try_from(PIECES).unwrap() * LARGE_BYTES).unwrap();
+        let pool = BufferPool::new(&regions, u32::try_from(PIECES).unwrap() * LARGE_BYTES).unwrap();
         let (pool, fences) = (Arc::new(pool), Arc::new(AtomicUsize::new(0)));
         let (client, socket) = UnixStream::pair().unwrap();
         client.set_nonblocking(true).unwrap();
         let (event_sender, new_events) = channel();
-        let backend = exported_device.medium().channel().unwrap();
-        let backend = Watched { backend, is_stuck, fences: Arc::clone(&fences) };
+        let backend = exported_device.block_device().channel().unwrap();
+        let backend = ManualDevice { backend, is_stuck, fences: Arc::clone(&fences) };
         let session = Session::new(SessionParts {
-            stream: Stream::new(OwnedFd::from(socket), regions.clone()).unwrap(),
+            stream: SocketStream::new(OwnedFd::from(socket), regions.clone()).unwrap(),
             backend: Box::new(backend),
             exported_device: Arc::clone(&exported_device),
             handle: Arc::new(SessionHandle::new(1, "client".into(), event_sender)),
@@ -126,23 +126,23 @@ impl World {
                 exported_device,
                 Arc::new(tenmil_linux::thread_pool::ThreadPool::new(1, 1)),
             ),
-            memory_lease: MemoryLease::take(&Arc::default(), &regions, "", (1, 1)).unwrap(),
+            memory_lease: MemoryLease::allocate(&Arc::default(), &regions, "", (1, 1)).unwrap(),
             pool: Arc::clone(&pool),
             idle_max,
-            now: at(0),
+            now: seconds(0),
         });
         let session = session.unwrap();
         let mut world = Self { session, client, pool, fences, _news: new_events, _device: device };
-        world.turn(at(0));
+        world.poll_once(seconds(0));
         assert_eq!(world.replies(), 18, "the greeting");
         world
     }
 
     /// Runs iterations while there is work.
-    fn turn(&mut self, now: Instant) {
+    fn poll_once(&mut self, now: Instant) {
         for _ in 0..100 {
             self.session.disarm();
-            let count = self.session.work(now);
+            let count = self.session.process_requests(now);
             self.session.check_deadlines(now);
             self.session.flush();
             if count == 0 {
@@ -158,7 +158,7 @@ impl World {
                 Ok(count) => left = &left[count..],
                 Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
             }
-            self.turn(now);
+            self.poll_once(now);
         }
     }
 
@@ -174,130 +174,135 @@ impl World {
 }
 
 #[test]
-fn client_that_stops_within_a_request_is_disconnected_after_a_window() {
-    let whole = write(1, 0, &[7; 1 << 16]);
+fn client_that_stops_within_a_request_is_disconnected_after_the_rate_window() {
+    let whole = encode_write(1, 0, &[7; 1 << 16]);
     for len in [1, RequestHeader::BYTES - 1, RequestHeader::BYTES, whole.len() - 1] {
-        let mut world = World::new(false);
-        world.send(at(0), &whole[..len]);
-        assert_eq!(world.session.wake_at(), end(), "{len} bytes");
-        world.turn(Instant { ns: end().ns - 1 });
+        let mut world = TestSession::new(false);
+        world.send(seconds(0), &whole[..len]);
+        assert_eq!(world.session.panicking_wake_at(), disconnect_event(), "{len} bytes");
+        world.poll_once(Instant { ns: disconnect_event().ns - 1 });
         assert!(!world.is_too_slow(), "{len} bytes");
-        world.turn(end());
-        assert!(world.is_too_slow() && world.session.connection.is_over(), "{len} bytes");
+        world.poll_once(disconnect_event());
+        assert!(world.is_too_slow() && world.session.connection.is_finished(), "{len} bytes");
     }
 }
 
 #[test]
-fn client_that_does_not_end_the_negotiation_is_disconnected_when_its_time_is_over() {
-    let (whole, end) = (handshake(false), at(0).after(NEGOTIATION_TIMEOUT));
+fn client_that_does_not_finish_negotiation_is_disconnected_at_the_timeout() {
+    let (whole, end) = (expected_handshake(false), seconds(0).after(NEGOTIATION_TIMEOUT));
     // However much it says, and however late.
-    for (len, when) in [(0, at(0)), (1, at(0)), (4, at(29_000)), (whole.len() - 1, at(29_000))] {
-        let mut world = World::greeted(false);
+    for (len, when) in
+        [(0, seconds(0)), (1, seconds(0)), (4, seconds(29_000)), (whole.len() - 1, seconds(29_000))]
+    {
+        let mut world = TestSession::with_handshake_done(false);
         world.send(when, &whole[..len]);
-        world.turn(Instant { ns: end.ns - 1 });
-        assert!(!world.is_too_slow() && world.session.wake_at() <= end, "{len} bytes");
-        world.turn(end);
-        assert!(world.is_too_slow() && world.session.connection.is_over(), "{len} bytes");
+        world.poll_once(Instant { ns: end.ns - 1 });
+        assert!(!world.is_too_slow() && world.session.panicking_wake_at() <= end, "{len} bytes");
+        world.poll_once(end);
+        assert!(world.is_too_slow() && world.session.connection.is_finished(), "{len} bytes");
     }
-    let mut world = World::greeted(false);
+    let mut world = TestSession::with_handshake_done(false);
     world.send(Instant { ns: end.ns - 1 }, &whole);
-    world.turn(end);
-    assert_eq!((world.session.reason.clone(), world.session.wake_at()), (None, Instant::NEVER));
+    world.poll_once(end);
+    assert_eq!(
+        (world.session.reason.clone(), world.session.panicking_wake_at()),
+        (None, Instant::NEVER)
+    );
 }
 
 #[test]
-fn client_that_owes_nothing_is_idle_as_long_as_it_likes() {
-    let mut world = World::new(false);
-    world.send(at(0), &write(1, 0, &[7; 512]));
-    assert_eq!((world.replies(), world.session.wake_at()), (16, Instant::NEVER));
-    world.turn(at(1_000_000));
-    world.send(at(1_000_000), &request(Command::READ, 2, 0, 512));
+fn client_without_partial_request_may_be_idle_indefinitely() {
+    let mut world = TestSession::new(false);
+    world.send(seconds(0), &encode_write(1, 0, &[7; 512]));
+    assert_eq!((world.replies(), world.session.panicking_wake_at()), (16, Instant::NEVER));
+    world.poll_once(seconds(1_000_000));
+    world.send(seconds(1_000_000), &encode_request(Command::READ, 2, 0, 512));
     assert_eq!((world.replies(), world.session.reason.clone()), (16 + 512, None));
 }
 
 #[test]
-fn client_that_asks_for_nothing_is_disconnected_after_the_idle_timeout() {
-    let mut world = World::with(false, Some(Span::from_ms(5000)));
-    assert_eq!(world.session.wake_at(), at(5000));
+fn client_without_requests_is_disconnected_after_the_idle_timeout() {
+    let mut world = TestSession::with_limits(false, Some(Span::from_ms(5000)));
+    assert_eq!(world.session.panicking_wake_at(), seconds(5000));
     for round in 0..3 {
-        let now = at(4000 * round);
-        world.send(now, &request(Command::READ, round, 0, 512));
+        let now = seconds(4000 * round);
+        world.send(now, &encode_request(Command::READ, round, 0, 512));
         assert_eq!((world.replies(), world.session.reason.clone()), (16 + 512, None));
-        assert_eq!(world.session.wake_at(), now.after(Span::from_ms(5000)));
+        assert_eq!(world.session.panicking_wake_at(), now.after(Span::from_ms(5000)));
     }
-    world.turn(at(12_999));
+    world.poll_once(seconds(12_999));
     assert_eq!(world.session.reason, None);
-    world.turn(at(13_000));
+    world.poll_once(seconds(13_000));
     assert_eq!(world.session.reason, Some(DisconnectReason::Idle));
-    assert!(world.session.connection.is_over());
+    assert!(world.session.connection.is_finished());
 }
 
 #[test]
-fn client_that_waits_for_an_answer_is_not_idle() {
-    let mut world = World::with(true, Some(Span::from_ms(5000)));
-    world.send(at(0), &write(1, 0, &[7; 512]));
-    world.turn(at(100_000));
+fn client_with_outstanding_request_is_not_idle() {
+    let mut world = TestSession::with_limits(true, Some(Span::from_ms(5000)));
+    world.send(seconds(0), &encode_write(1, 0, &[7; 512]));
+    world.poll_once(seconds(100_000));
     assert_eq!((world.session.reason.clone(), world.session.deadline), (None, Instant::NEVER));
     // One that has begun to send a request is too slow, and not idle.
-    let mut world = World::with(false, Some(Span::from_ms(100_000)));
-    world.send(at(0), &write(1, 0, &[7; 512])[..40]);
-    world.turn(end());
+    let mut world = TestSession::with_limits(false, Some(Span::from_ms(100_000)));
+    world.send(seconds(0), &encode_write(1, 0, &[7; 512])[..40]);
+    world.poll_once(disconnect_event());
     assert!(world.is_too_slow());
 }
 
 #[test]
-fn client_that_receives_no_replies_is_disconnected_after_a_window() {
-    let mut world = World::new(false);
+fn client_that_does_not_receive_replies_is_disconnected_after_the_rate_window() {
+    let mut world = TestSession::new(false);
     for cookie in 0..8 {
-        world.send(at(0), &request(Command::READ, cookie, 0, 1 << 20));
+        world.send(seconds(0), &encode_request(Command::READ, cookie, 0, 1 << 20));
     }
     assert!(world.session.is_blocked);
-    world.turn(Instant { ns: end().ns - 1 });
+    world.poll_once(Instant { ns: disconnect_event().ns - 1 });
     assert!(!world.is_too_slow());
     // The client receives enough and gets another window.
     while world.replies() > 0 {
-        world.turn(Instant { ns: end().ns - 1 });
+        world.poll_once(Instant { ns: disconnect_event().ns - 1 });
     }
     for cookie in 0..8 {
-        world.send(end(), &request(Command::READ, cookie, 0, 1 << 20));
+        world.send(disconnect_event(), &encode_request(Command::READ, cookie, 0, 1 << 20));
     }
     assert!(world.session.is_blocked && !world.is_too_slow());
-    world.turn(end().after(WINDOW));
+    world.poll_once(disconnect_event().after(WINDOW));
     assert!(world.is_too_slow());
 }
 
 #[test]
-fn request_that_waits_for_memory_goes_on_when_it_is_given_back() {
-    let mut world = World::new(false);
+fn request_waiting_for_memory_continues_when_memory_is_freed() {
+    let mut world = TestSession::new(false);
     let mut others = Vec::new();
-    assert!(world.pool.lease(PIECES, 0, &mut others));
-    let whole = write(1, 0, &[7; 2 << 20]);
+    assert!(world.pool.lease_buffers(PIECES, 0, &mut others));
+    let whole = encode_write(1, 0, &[7; 2 << 20]);
     world.client.write_all(&whole[..1 << 10]).unwrap();
-    world.turn(at(0));
-    assert!(world.session.connection.waits_for_memory());
+    world.poll_once(seconds(0));
+    assert!(world.session.connection.is_waiting_for_memory());
     // The server causes the delay, not the client.
-    world.turn(at(60_000));
+    world.poll_once(seconds(60_000));
     assert!(world.session.reason.is_none());
-    world.pool.release(others.into_iter());
-    world.turn(at(60_001));
-    world.turn(at(60_002));
-    assert!(!world.session.connection.waits_for_memory());
-    world.send(at(60_002), &whole[1 << 10..]);
+    world.pool.release_buffers(others.into_iter());
+    world.poll_once(seconds(60_001));
+    world.poll_once(seconds(60_002));
+    assert!(!world.session.connection.is_waiting_for_memory());
+    world.send(seconds(60_002), &whole[1 << 10..]);
     assert_eq!(world.replies(), 16);
-    assert!(world.pool.free() < PIECES);
+    assert!(world.pool.free_buffers() < PIECES);
     world.session.arm();
-    assert_eq!(world.pool.free(), PIECES, "it sleeps without them");
+    assert_eq!(world.pool.free_buffers(), PIECES, "it sleeps without them");
 }
 
 #[test]
-fn what_a_client_that_has_gone_still_writes_is_closed_to_everyone() {
-    let mut world = World::new(true);
-    world.send(at(0), &write(1, 0, &[7; 512]));
+fn writes_in_flight_of_a_closed_session_fence_their_blocks() {
+    let mut world = TestSession::new(true);
+    world.send(seconds(0), &encode_write(1, 0, &[7; 512]));
     assert_eq!(world.fences.load(Ordering::Relaxed), 0);
     world.client.shutdown(std::net::Shutdown::Both).unwrap();
-    world.turn(at(1));
+    world.poll_once(seconds(1));
     assert!(world.fences.load(Ordering::Relaxed) > 0);
     // The session exists until its device has completed the requests.
-    world.turn(at(100_000));
-    assert!(!world.session.connection.is_over());
+    world.poll_once(seconds(100_000));
+    assert!(!world.session.connection.is_finished());
 }

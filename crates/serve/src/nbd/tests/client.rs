@@ -8,48 +8,48 @@ use tenmil_wire::nbd::{
 };
 
 /// Client flags, the first message of each client.
-pub(super) fn flags() -> Vec<u8> {
+pub(super) fn handshake_flags() -> Vec<u8> {
     ClientFlags::FIXED_NEWSTYLE.and(ClientFlags::NO_ZEROES).0.to_be_bytes().to_vec()
 }
 
-pub(super) fn option(option: OptionCode, data: &[u8]) -> Vec<u8> {
+pub(super) fn encode_option(option: OptionCode, data: &[u8]) -> Vec<u8> {
     let len_bytes = u32::try_from(data.len()).unwrap();
     [&OptionHeader { option, len_bytes }.to_bytes(), data].concat()
 }
 
-pub(super) fn go(name: &str) -> Vec<u8> {
+pub(super) fn encode_go(name: &str) -> Vec<u8> {
     let mut data = Vec::new();
     InfoQuery::emit(name, &[], &mut data);
-    option(OptionCode::GO, &data)
+    encode_option(OptionCode::GO, &data)
 }
 
-pub(super) fn contexts(code: OptionCode, queries: &[&str]) -> Vec<u8> {
+pub(super) fn encode_meta_contexts(code: OptionCode, queries: &[&str]) -> Vec<u8> {
     let mut data = Vec::new();
     ContextQuery::emit("", queries, &mut data);
-    option(code, &data)
+    encode_option(code, &data)
 }
 
 /// Handshake that negotiates simple replies, or structured replies and block status.
-pub(in crate::nbd) fn handshake(structured: bool) -> Vec<u8> {
-    let mut bytes = flags();
+pub(in crate::nbd) fn expected_handshake(structured: bool) -> Vec<u8> {
+    let mut bytes = handshake_flags();
     if structured {
-        bytes.extend(option(OptionCode::STRUCTURED_REPLY, &[]));
-        bytes.extend(contexts(OptionCode::SET_META_CONTEXT, &["base:allocation"]));
+        bytes.extend(encode_option(OptionCode::STRUCTURED_REPLY, &[]));
+        bytes.extend(encode_meta_contexts(OptionCode::SET_META_CONTEXT, &["base:allocation"]));
     }
-    bytes.extend(go(""));
+    bytes.extend(encode_go(""));
     bytes
 }
 
-pub(in crate::nbd) fn request(
+pub(in crate::nbd) fn encode_request(
     command: Command,
     cookie: u64,
     offset: u64,
     len_bytes: u32,
 ) -> Vec<u8> {
-    flagged(command, CommandFlags::NONE, cookie, offset, len_bytes)
+    encode_request_with_flags(command, CommandFlags::NONE, cookie, offset, len_bytes)
 }
 
-pub(super) fn flagged(
+pub(super) fn encode_request_with_flags(
     command: Command,
     flags: CommandFlags,
     cookie: u64,
@@ -59,16 +59,16 @@ pub(super) fn flagged(
     RequestHeader { flags, command, cookie, offset, len_bytes }.to_bytes().to_vec()
 }
 
-pub(in crate::nbd) fn write(cookie: u64, offset: u64, data: &[u8]) -> Vec<u8> {
+pub(in crate::nbd) fn encode_write(cookie: u64, offset: u64, data: &[u8]) -> Vec<u8> {
     let len = u32::try_from(data.len()).unwrap();
-    [&request(Command::WRITE, cookie, offset, len)[..], data].concat()
+    [&encode_request(Command::WRITE, cookie, offset, len)[..], data].concat()
 }
 
 /// Option, type of its reply, and data of the reply.
-pub(super) type OptionAnswer = (OptionCode, OptionReplyCode, Vec<u8>);
+pub(super) type ParsedOptionReply = (OptionCode, OptionReplyCode, Vec<u8>);
 
 /// Greeting and the option replies that follow it; returns the remaining bytes.
-pub(super) fn options_of(bytes: &[u8]) -> (Vec<OptionAnswer>, &[u8]) {
+pub(super) fn parse_option_replies(bytes: &[u8]) -> (Vec<ParsedOptionReply>, &[u8]) {
     let (greeting, mut rest) = bytes.split_first_chunk().unwrap();
     ServerGreeting::parse(greeting).unwrap();
     let mut replies = Vec::new();
@@ -94,18 +94,19 @@ pub(super) enum Reply {
 
 /// Replies with their cookies in the order of arrival. `reads` returns the data length of a simple
 /// reply.
-pub(super) fn replies(mut bytes: &[u8], reads: impl Fn(u64) -> usize) -> Vec<(u64, Reply)> {
+pub(super) fn parse_replies(mut bytes: &[u8], reads: impl Fn(u64) -> usize) -> Vec<(u64, Reply)> {
     let mut replies = Vec::new();
     while !bytes.is_empty() {
         let chunk = bytes[..4] == CHUNK_MAGIC.to_be_bytes();
-        let (cookie, reply, rest) = if chunk { structured(bytes) } else { simple(bytes, &reads) };
+        let (cookie, reply, rest) =
+            if chunk { structured_reply(bytes) } else { simple_reply(bytes, &reads) };
         replies.push((cookie, reply));
         bytes = rest;
     }
     replies
 }
 
-fn simple(bytes: &[u8], reads: impl Fn(u64) -> usize) -> (u64, Reply, &[u8]) {
+fn simple_reply(bytes: &[u8], reads: impl Fn(u64) -> usize) -> (u64, Reply, &[u8]) {
     let (header, rest) = bytes.split_first_chunk().unwrap();
     let SimpleReply { error, cookie } = SimpleReply::parse(header).unwrap();
     if error != ErrorCode::NONE {
@@ -117,7 +118,7 @@ fn simple(bytes: &[u8], reads: impl Fn(u64) -> usize) -> (u64, Reply, &[u8]) {
     }
 }
 
-fn structured(bytes: &[u8]) -> (u64, Reply, &[u8]) {
+fn structured_reply(bytes: &[u8]) -> (u64, Reply, &[u8]) {
     let (header, rest) = bytes.split_first_chunk().unwrap();
     let ChunkHeader { flags, kind, cookie, len_bytes } = ChunkHeader::parse(header).unwrap();
     assert_eq!(flags, ChunkFlags::DONE, "this server answers by one chunk");

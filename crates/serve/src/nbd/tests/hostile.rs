@@ -6,20 +6,22 @@ use tenmil_wire::nbd::{
 };
 
 use super::client::{
-    Reply, contexts, flagged, flags, go, handshake, option, options_of, replies, request, write,
+    Reply, encode_go, encode_meta_contexts, encode_option, encode_request,
+    encode_request_with_flags, encode_write, expected_handshake, handshake_flags,
+    parse_option_replies, parse_replies,
 };
-use super::{SIZE, Session};
+use super::{SIZE, TestConnection};
 
 /// Replies to a request, over structured replies.
-fn completed(session: &mut Session, bytes: &[u8]) -> Vec<(u64, Reply)> {
+fn completed_requests(session: &mut TestConnection, bytes: &[u8]) -> Vec<(u64, Reply)> {
     if session.connection.is_negotiating() {
-        session.talk(&handshake(true), usize::MAX);
+        session.exchange_bytes(&expected_handshake(true), usize::MAX);
     }
-    replies(&session.talk(bytes, usize::MAX), |_| 0)
+    parse_replies(&session.exchange_bytes(bytes, usize::MAX), |_| 0)
 }
 
 #[test]
-fn every_request_that_cannot_be_is_refused_with_its_error_and_nothing_else_happens() {
+fn invalid_request_is_rejected_with_its_error_and_no_side_effect() {
     let huge = PAYLOAD_BYTES_MAX + 512;
     let none = CommandFlags::NONE;
     for (command, flags, offset, len, error) in [
@@ -41,68 +43,71 @@ fn every_request_that_cannot_be_is_refused_with_its_error_and_nothing_else_happe
         (Command::RESIZE, none, 0, 512, ErrorCode::EINVAL),
         (Command(999), none, 0, 512, ErrorCode::EINVAL),
     ] {
-        let mut session = Session::new();
-        let bytes = flagged(command, flags, 7, offset, len);
-        let found = completed(&mut session, &bytes);
+        let mut session = TestConnection::new();
+        let bytes = encode_request_with_flags(command, flags, 7, offset, len);
+        let found = completed_requests(&mut session, &bytes);
         let case = format!("{command} {flags:?} {offset} {len}");
         assert_eq!(found, [(7, Reply::Failed(error, None))], "{case}");
-        let next = completed(&mut session, &request(Command::READ, 8, 0, 512));
+        let next = completed_requests(&mut session, &encode_request(Command::READ, 8, 0, 512));
         assert_eq!(next, [(8, Reply::Data(0, vec![0; 512]))], "{case}: it goes on");
     }
 }
 
 #[test]
-fn the_data_of_a_refused_write_are_not_taken_for_requests() {
+fn data_of_a_rejected_write_is_not_parsed_as_requests() {
     let too_long = vec![0xee; PAYLOAD_BYTES_MAX as usize + 512];
     for (session, offset, data, error) in [
-        (Session::new(), SIZE, &too_long[..512], ErrorCode::ENOSPC),
-        (Session::new(), 0, &too_long[..], ErrorCode::EINVAL),
-        (Session::new(), 0, &too_long[..700], ErrorCode::EINVAL),
-        (Session::with(true, |_| {}), 0, &too_long[..512], ErrorCode::EPERM),
+        (TestConnection::new(), SIZE, &too_long[..512], ErrorCode::ENOSPC),
+        (TestConnection::new(), 0, &too_long[..], ErrorCode::EINVAL),
+        (TestConnection::new(), 0, &too_long[..700], ErrorCode::EINVAL),
+        (TestConnection::with_limits(true, |_| {}), 0, &too_long[..512], ErrorCode::EPERM),
     ] {
         let mut session = session;
-        let bytes = [write(7, offset, data), request(Command::READ, 8, 0, 512)].concat();
-        let found = completed(&mut session, &bytes);
+        let bytes =
+            [encode_write(7, offset, data), encode_request(Command::READ, 8, 0, 512)].concat();
+        let found = completed_requests(&mut session, &bytes);
         let expected = [(7, Reply::Failed(error, None)), (8, Reply::Data(0, vec![0; 512]))];
         assert_eq!(found, expected);
     }
 }
 
 #[test]
-fn a_read_only_export_refuses_every_change() {
-    let mut session = Session::with(true, |_| {});
+fn read_only_export_rejects_every_change() {
+    let mut session = TestConnection::with_limits(true, |_| {});
     for command in [Command::TRIM, Command::WRITE_ZEROES] {
-        let found = completed(&mut session, &request(command, 7, 0, 512));
+        let found = completed_requests(&mut session, &encode_request(command, 7, 0, 512));
         assert_eq!(found, [(7, Reply::Failed(ErrorCode::EPERM, None))], "{command}");
     }
-    let found = completed(&mut session, &request(Command::FLUSH, 7, 0, 0));
+    let found = completed_requests(&mut session, &encode_request(Command::FLUSH, 7, 0, 0));
     assert_eq!(found, [(7, Reply::Done)]);
 }
 
 #[test]
-fn a_volatile_device_offers_no_flush() {
-    let mut session =
-        Session::with(false, |limits| limits.durability = tenmil_base::Durability::NonPersistent);
-    let found = completed(&mut session, &request(Command::FLUSH, 7, 0, 0));
+fn volatile_device_does_not_offer_flush() {
+    let mut session = TestConnection::with_limits(false, |limits| {
+        limits.durability = tenmil_base::Durability::NonPersistent
+    });
+    let found = completed_requests(&mut session, &encode_request(Command::FLUSH, 7, 0, 0));
     assert_eq!(found, [(7, Reply::Failed(ErrorCode::EINVAL, None))]);
-    let forced = flagged(Command::WRITE_ZEROES, CommandFlags::FUA, 8, 0, 512);
-    let found = completed(&mut session, &forced);
+    let forced = encode_request_with_flags(Command::WRITE_ZEROES, CommandFlags::FUA, 8, 0, 512);
+    let found = completed_requests(&mut session, &forced);
     assert_eq!(found, [(8, Reply::Failed(ErrorCode::EINVAL, None))]);
 }
 
 #[test]
-fn who_asks_what_is_where_without_having_said_so_is_refused() {
-    let mut session = Session::new();
-    session.talk(&handshake(false), usize::MAX);
-    let back = session.talk(&request(Command::BLOCK_STATUS, 7, 0, 512), usize::MAX);
-    assert_eq!(replies(&back, |_| 0), [(7, Reply::Failed(ErrorCode::EINVAL, None))]);
+fn block_status_without_negotiated_context_is_rejected() {
+    let mut session = TestConnection::new();
+    session.exchange_bytes(&expected_handshake(false), usize::MAX);
+    let back =
+        session.exchange_bytes(&encode_request(Command::BLOCK_STATUS, 7, 0, 512), usize::MAX);
+    assert_eq!(parse_replies(&back, |_| 0), [(7, Reply::Failed(ErrorCode::EINVAL, None))]);
 }
 
 #[test]
 fn a_device_error_is_reported_with_its_offset() {
     for structured in [true, false] {
-        let mut session = Session::new();
-        session.talk(&handshake(structured), usize::MAX);
+        let mut session = TestConnection::new();
+        session.exchange_bytes(&expected_handshake(structured), usize::MAX);
         // In the third part of a read that is split.
         let spoiled = (2 << 20) + 4096;
         let request_of = Request {
@@ -119,31 +124,38 @@ fn a_device_error_is_reported_with_its_offset() {
         assert_eq!(session.backend.submit(Instant::default(), &[request_of], &[]), 1);
         let mut completions = tenmil_base::CompletionBatch::with_capacity(1);
         assert_eq!(session.backend.poll(Instant::default(), &mut completions), 1);
-        let back = session.talk(&request(Command::READ, 7, 512, 4 << 20), usize::MAX);
+        let back =
+            session.exchange_bytes(&encode_request(Command::READ, 7, 512, 4 << 20), usize::MAX);
         let memory = structured.then_some(512 + (2 << 20));
         let expected = [(7, Reply::Failed(ErrorCode::EIO, memory))];
-        assert_eq!(replies(&back, |_| 0), expected, "structured: {structured}");
+        assert_eq!(parse_replies(&back, |_| 0), expected, "structured: {structured}");
     }
 }
 
 #[test]
 fn only_unrecoverable_violations_close_the_connection() {
     let too_long = OptionHeader { option: OptionCode::LIST, len_bytes: PAYLOAD_BYTES_MAX + 1 };
-    let mut bad_magic = request(Command::READ, 1, 0, 512);
+    let mut bad_magic = encode_request(Command::READ, 1, 0, 512);
     bad_magic[0] ^= 1;
     for (name, bytes) in [
         ("unknown client flags", 4_u32.to_be_bytes().to_vec()),
-        ("no option", [flags(), vec![0; 16]].concat()),
-        ("an endless option", [flags(), too_long.to_bytes().to_vec()].concat()),
-        ("no such export", [flags(), option(OptionCode::EXPORT_NAME, b"tape")].concat()),
-        ("an export that is no text", [flags(), option(OptionCode::EXPORT_NAME, b"\xff")].concat()),
-        ("abort", [flags(), option(OptionCode::ABORT, &[])].concat()),
-        ("no request", [handshake(true), bad_magic].concat()),
-        ("disconnect", [handshake(true), request(Command::DISC, 1, 0, 0)].concat()),
+        ("no option", [handshake_flags(), vec![0; 16]].concat()),
+        ("an endless option", [handshake_flags(), too_long.to_bytes().to_vec()].concat()),
+        (
+            "no such export",
+            [handshake_flags(), encode_option(OptionCode::EXPORT_NAME, b"tape")].concat(),
+        ),
+        (
+            "an export that is no text",
+            [handshake_flags(), encode_option(OptionCode::EXPORT_NAME, b"\xff")].concat(),
+        ),
+        ("abort", [handshake_flags(), encode_option(OptionCode::ABORT, &[])].concat()),
+        ("no request", [expected_handshake(true), bad_magic].concat()),
+        ("disconnect", [expected_handshake(true), encode_request(Command::DISC, 1, 0, 0)].concat()),
     ] {
-        let mut session = Session::new();
-        session.talk(&bytes, usize::MAX);
-        assert!(session.connection.is_over(), "{name}");
+        let mut session = TestConnection::new();
+        session.exchange_bytes(&bytes, usize::MAX);
+        assert!(session.connection.is_finished(), "{name}");
         assert!(session.connection.receive_into().is_empty(), "{name}: nothing more is taken");
     }
 }
@@ -153,7 +165,7 @@ fn an_invalid_option_is_rejected_and_the_next_one_is_handled() {
     use OptionReplyCode as Kind;
     let asks = |option: OptionCode, data: &[u8], expected: Kind| (option, data.to_vec(), expected);
     let set = |data: &[u8]| {
-        let mut whole = contexts(OptionCode::SET_META_CONTEXT, &["base:allocation"]);
+        let mut whole = encode_meta_contexts(OptionCode::SET_META_CONTEXT, &["base:allocation"]);
         whole.drain(..16);
         whole.extend(data);
         whole
@@ -172,12 +184,12 @@ fn an_invalid_option_is_rejected_and_the_next_one_is_handled() {
         asks(OptionCode::INFO, &vec![0; 40_000], Kind::ERR_TOO_BIG),
         asks(OptionCode::LIST, &vec![0; 1_000_000], Kind::ERR_TOO_BIG),
     ] {
-        let mut session = Session::new();
-        let mut bytes = flags();
-        bytes.extend(option(option_code, &data));
-        bytes.extend(go(""));
-        let back = session.talk(&bytes, 5000);
-        let (replies, _) = options_of(&back);
+        let mut session = TestConnection::new();
+        let mut bytes = handshake_flags();
+        bytes.extend(encode_option(option_code, &data));
+        bytes.extend(encode_go(""));
+        let back = session.exchange_bytes(&bytes, 5000);
+        let (replies, _) = parse_option_replies(&back);
         let (first, last) = (&replies[0], &replies[replies.len() - 1]);
         assert_eq!((first.0, first.1), (option_code, expected), "{}", data.len());
         assert!(!first.2.is_empty(), "it says why");
@@ -186,41 +198,45 @@ fn an_invalid_option_is_rejected_and_the_next_one_is_handled() {
 }
 
 #[test]
-fn an_end_in_the_middle_brings_what_is_complete_to_its_end() {
-    let requests = [write(1, 0, &[1; 512]), write(2, 512, &[2; 512])].concat();
-    let begin = handshake(true);
+fn stream_end_completes_fully_received_requests() {
+    let requests = [encode_write(1, 0, &[1; 512]), encode_write(2, 512, &[2; 512])].concat();
+    let begin = expected_handshake(true);
     for cut in 0..=requests.len() {
-        let mut session = Session::new();
-        session.talk(&begin, usize::MAX);
-        let mut back = session.talk(&requests[..cut], usize::MAX);
-        session.connection.receive_end();
-        while session.work() {}
-        back.extend(session.take(usize::MAX));
-        assert!(session.connection.is_over(), "cut at {cut}");
-        assert_eq!(replies(&back, |_| 0).len(), cut / (28 + 512), "cut at {cut}");
+        let mut session = TestConnection::new();
+        session.exchange_bytes(&begin, usize::MAX);
+        let mut back = session.exchange_bytes(&requests[..cut], usize::MAX);
+        session.connection.handle_stream_end();
+        while session.run_until_idle() {}
+        back.extend(session.take_sent_bytes(usize::MAX));
+        assert!(session.connection.is_finished(), "cut at {cut}");
+        assert_eq!(parse_replies(&back, |_| 0).len(), cut / (28 + 512), "cut at {cut}");
     }
 }
 
 #[test]
 fn a_broken_connection_ends_when_the_device_has_completed_all_requests() {
-    let mut session = Session::new();
-    session.talk(&handshake(true), usize::MAX);
-    session.give(&request(Command::READ, 1, 0, 512));
+    let mut session = TestConnection::new();
+    session.exchange_bytes(&expected_handshake(true), usize::MAX);
+    session.receive_bytes(&encode_request(Command::READ, 1, 0, 512));
     session.connection.step();
-    let (requests, segments) = session.connection.requests();
+    let (requests, segments) = session.connection.pending_requests();
     assert_eq!(session.backend.submit(Instant::default(), requests, segments), 1);
-    session.connection.taken(1);
-    session.connection.broken();
-    assert!(!session.connection.is_over(), "the backend still has its memory");
-    session.work();
-    assert!(session.connection.is_over());
-    assert!(session.connection.requests().0.is_empty());
+    session.connection.record_submitted(1);
+    session.connection.handle_send_error();
+    assert!(!session.connection.is_finished(), "the backend still has its memory");
+    session.run_until_idle();
+    assert!(session.connection.is_finished());
+    assert!(session.connection.pending_requests().0.is_empty());
 }
 
 #[test]
-fn a_fuzzed_client_finds_nothing() {
+fn fuzzed_client_stream_causes_no_panic() {
     let mut random = tenmil_base::Random::new(7);
-    let recorded = [handshake(true), request(Command::READ, 1, 0, 4096), write(2, 0, &[5; 1024])];
+    let recorded = [
+        expected_handshake(true),
+        encode_request(Command::READ, 1, 0, 4096),
+        encode_write(2, 0, &[5; 1024]),
+    ];
     let recorded = recorded.concat();
     for _ in 0..300 {
         let mut bytes = vec![(random.next_u64() & 0xff) as u8];
@@ -229,6 +245,6 @@ fn a_fuzzed_client_finds_nothing() {
             let at = usize::try_from(random.below(bytes.len() as u64)).unwrap();
             bytes[at] = (random.next_u64() & 0xff) as u8;
         }
-        crate::nbd::fuzz::fuzz(&bytes);
+        crate::nbd::fuzz::fuzz_nbd_connection(&bytes);
     }
 }

@@ -5,32 +5,39 @@ use tenmil_wire::nbd::option::{Info, parse_context, parse_server};
 use tenmil_wire::nbd::{Command, CommandFlags, OptionCode, OptionReplyCode, TransmissionFlags};
 
 use super::client::{
-    OptionAnswer, Reply, contexts, flagged, flags, go, handshake, option, options_of, replies,
-    request, write,
+    ParsedOptionReply, Reply, encode_go, encode_meta_contexts, encode_option, encode_request,
+    encode_request_with_flags, encode_write, expected_handshake, handshake_flags,
+    parse_option_replies, parse_replies,
 };
-use super::{SIZE, Session};
+use super::{SIZE, TestConnection};
 
 fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..=250).cycle().take(len).map(|byte: u8| byte ^ seed).collect()
 }
 
 /// Requests of each kind, each with its own cookie.
-fn stream(structured: bool) -> Vec<u8> {
-    let mut bytes = handshake(structured);
-    bytes.extend(write(1, 0, &pattern(1536, 1)));
-    bytes.extend(request(Command::READ, 2, 512, 1024));
-    bytes.extend(flagged(Command::WRITE_ZEROES, CommandFlags::NO_HOLE, 3, 512, 512));
-    bytes.extend(request(Command::READ, 4, 0, 1536));
-    bytes.extend(flagged(Command::TRIM, CommandFlags::FUA, 5, 1024, 512));
-    bytes.extend(request(Command::FLUSH, 6, 0, 0));
-    bytes.extend(request(Command::READ, 7, SIZE, 512));
-    bytes.extend(write(8, SIZE, &pattern(512, 3)));
-    bytes.extend(request(Command::READ, 9, 4096, 0));
-    bytes.extend(request(Command::CACHE, 10, 0, 512));
+fn request_stream(structured: bool) -> Vec<u8> {
+    let mut bytes = expected_handshake(structured);
+    bytes.extend(encode_write(1, 0, &pattern(1536, 1)));
+    bytes.extend(encode_request(Command::READ, 2, 512, 1024));
+    bytes.extend(encode_request_with_flags(
+        Command::WRITE_ZEROES,
+        CommandFlags::NO_HOLE,
+        3,
+        512,
+        512,
+    ));
+    bytes.extend(encode_request(Command::READ, 4, 0, 1536));
+    bytes.extend(encode_request_with_flags(Command::TRIM, CommandFlags::FUA, 5, 1024, 512));
+    bytes.extend(encode_request(Command::FLUSH, 6, 0, 0));
+    bytes.extend(encode_request(Command::READ, 7, SIZE, 512));
+    bytes.extend(encode_write(8, SIZE, &pattern(512, 3)));
+    bytes.extend(encode_request(Command::READ, 9, 4096, 0));
+    bytes.extend(encode_request(Command::CACHE, 10, 0, 512));
     if structured {
-        bytes.extend(flagged(Command::READ, CommandFlags::DF, 11, 0, 512));
+        bytes.extend(encode_request_with_flags(Command::READ, CommandFlags::DF, 11, 0, 512));
     }
-    bytes.extend(request(Command::DISC, 12, 0, 0));
+    bytes.extend(encode_request(Command::DISC, 12, 0, 0));
     bytes
 }
 
@@ -44,41 +51,41 @@ fn read_len(cookie: u64) -> usize {
 
 /// Parsed output, with the replies sorted by cookie: replies that need no backend may overtake
 /// others.
-fn sorted(back: &[u8]) -> (Vec<OptionAnswer>, Vec<(u64, Reply)>) {
-    let (options, rest) = options_of(back);
-    let mut replies = replies(rest, read_len);
+fn sorted_replies(back: &[u8]) -> (Vec<ParsedOptionReply>, Vec<(u64, Reply)>) {
+    let (options, rest) = parse_option_replies(back);
+    let mut replies = parse_replies(rest, read_len);
     replies.sort_by_key(|(cookie, _)| *cookie);
     (options, replies)
 }
 
 #[test]
-fn every_cut_of_a_stream_comes_to_the_same() {
+fn stream_split_at_any_byte_gives_the_same_replies() {
     for structured in [false, true] {
-        let bytes = stream(structured);
-        let expected = Session::new().talk(&bytes, usize::MAX);
-        let expected = sorted(&expected);
+        let bytes = request_stream(structured);
+        let expected = TestConnection::new().exchange_bytes(&bytes, usize::MAX);
+        let expected = sorted_replies(&expected);
         for cut in 1..bytes.len() {
-            let mut session = Session::new();
-            let mut back = session.talk(&bytes[..cut], usize::MAX);
-            assert!(!session.connection.is_over(), "cut at {cut}");
-            back.extend(session.talk(&bytes[cut..], usize::MAX));
-            assert!(sorted(&back) == expected, "cut at {cut}");
-            assert!(session.connection.is_over(), "cut at {cut}");
+            let mut session = TestConnection::new();
+            let mut back = session.exchange_bytes(&bytes[..cut], usize::MAX);
+            assert!(!session.connection.is_finished(), "cut at {cut}");
+            back.extend(session.exchange_bytes(&bytes[cut..], usize::MAX));
+            assert!(sorted_replies(&back) == expected, "cut at {cut}");
+            assert!(session.connection.is_finished(), "cut at {cut}");
         }
         for piece in [1, 2, 3, 7, 28, 511] {
-            let back = Session::new().talk(&bytes, piece);
-            assert!(sorted(&back) == expected, "pieces of {piece}");
+            let back = TestConnection::new().exchange_bytes(&bytes, piece);
+            assert!(sorted_replies(&back) == expected, "pieces of {piece}");
         }
     }
 }
 
 #[test]
-fn every_request_is_answered_as_it_should_be() {
+fn every_request_gets_its_expected_reply() {
     for structured in [false, true] {
-        let back = Session::new().talk(&stream(structured), 100);
-        let (options, rest) = options_of(&back);
+        let back = TestConnection::new().exchange_bytes(&request_stream(structured), 100);
+        let (options, rest) = parse_option_replies(&back);
         assert!(options.iter().all(|(_, kind, _)| !kind.is_error()), "{options:?}");
-        let mut found = replies(rest, read_len);
+        let mut found = parse_replies(rest, read_len);
         found.sort_by_key(|(cookie, _)| *cookie);
         let data = pattern(1536, 1);
         let mut zeroed = data.clone();
@@ -105,21 +112,21 @@ fn every_request_is_answered_as_it_should_be() {
 }
 
 #[test]
-fn an_export_is_listed_described_and_chosen() {
-    let mut bytes = flags();
-    bytes.extend(option(OptionCode::LIST, &[]));
-    bytes.extend(option(OptionCode::STARTTLS, &[]));
-    bytes.extend(option(OptionCode::EXTENDED_HEADERS, &[]));
-    bytes.extend(option(OptionCode::STRUCTURED_REPLY, &[]));
-    bytes.extend(contexts(OptionCode::LIST_META_CONTEXT, &[]));
-    bytes.extend(contexts(OptionCode::SET_META_CONTEXT, &["x:y", "base:allocation"]));
+fn export_is_listed_described_and_selected() {
+    let mut bytes = handshake_flags();
+    bytes.extend(encode_option(OptionCode::LIST, &[]));
+    bytes.extend(encode_option(OptionCode::STARTTLS, &[]));
+    bytes.extend(encode_option(OptionCode::EXTENDED_HEADERS, &[]));
+    bytes.extend(encode_option(OptionCode::STRUCTURED_REPLY, &[]));
+    bytes.extend(encode_meta_contexts(OptionCode::LIST_META_CONTEXT, &[]));
+    bytes.extend(encode_meta_contexts(OptionCode::SET_META_CONTEXT, &["x:y", "base:allocation"]));
     let mut info = Vec::new();
     let asked = [tenmil_wire::nbd::InfoCode::NAME, tenmil_wire::nbd::InfoCode::DESCRIPTION];
     tenmil_wire::nbd::option::InfoQuery::emit("disk", &asked, &mut info);
-    bytes.extend(option(OptionCode::INFO, &info));
-    bytes.extend(go("disk"));
-    let back = Session::new().talk(&bytes, usize::MAX);
-    let (options, rest) = options_of(&back);
+    bytes.extend(encode_option(OptionCode::INFO, &info));
+    bytes.extend(encode_go("disk"));
+    let back = TestConnection::new().exchange_bytes(&bytes, usize::MAX);
+    let (options, rest) = parse_option_replies(&back);
     assert!(rest.is_empty());
     let kinds: Vec<_> = options.iter().map(|(option, kind, _)| (*option, *kind)).collect();
     let of = |option, kinds: &[OptionReplyCode]| {
@@ -150,12 +157,12 @@ fn an_export_is_listed_described_and_chosen() {
 }
 
 #[test]
-fn the_old_way_of_choosing_has_zeroes_unless_they_are_declined() {
+fn export_name_reply_has_zeroes_unless_no_zeroes_is_negotiated() {
     for (client_flags, zeroes) in [(1_u32, 124), (3, 0)] {
         let mut bytes = client_flags.to_be_bytes().to_vec();
-        bytes.extend(option(OptionCode::EXPORT_NAME, b"disk"));
-        bytes.extend(request(Command::READ, 5, 0, 512));
-        let back = Session::new().talk(&bytes, usize::MAX);
+        bytes.extend(encode_option(OptionCode::EXPORT_NAME, b"disk"));
+        bytes.extend(encode_request(Command::READ, 5, 0, 512));
+        let back = TestConnection::new().exchange_bytes(&bytes, usize::MAX);
         assert_eq!(back.len(), 18 + 10 + zeroes + 16 + 512);
         assert_eq!(back[18..26], SIZE.to_be_bytes());
         assert!(back[28..28 + zeroes].iter().all(|byte| *byte == 0));
@@ -163,39 +170,45 @@ fn the_old_way_of_choosing_has_zeroes_unless_they_are_declined() {
 }
 
 #[test]
-fn what_is_where_is_told_in_extents() {
-    let mut bytes = handshake(true);
-    bytes.extend(flagged(Command::BLOCK_STATUS, CommandFlags::REQ_ONE, 1, 0, 8192));
-    let mut session = Session::new();
-    let back = session.talk(&bytes, usize::MAX);
-    let found = replies(options_of(&back).1, |_| 0);
+fn block_status_returns_extents() {
+    let mut bytes = expected_handshake(true);
+    bytes.extend(encode_request_with_flags(
+        Command::BLOCK_STATUS,
+        CommandFlags::REQ_ONE,
+        1,
+        0,
+        8192,
+    ));
+    let mut session = TestConnection::new();
+    let back = session.exchange_bytes(&bytes, usize::MAX);
+    let found = parse_replies(parse_option_replies(&back).1, |_| 0);
     let [(1, Reply::Status(extents))] = &found[..] else { panic!("{found:?}") };
     assert_eq!(extents.len(), 1);
     assert!(extents[0].0 <= 8192 && extents[0].0 > 0, "{extents:?}");
 }
 
 #[test]
-fn requests_beyond_every_limit_wait_and_are_all_answered() {
+fn requests_beyond_every_limit_wait_and_complete() {
     // More requests than slots, or more data than memory.
     for (count, len) in [(600, 4096), (40, 1 << 20), (300, 20_480), (3, 32 << 20)] {
-        let mut session = Session::new();
-        let mut bytes = handshake(true);
-        (0..count).for_each(|cookie| bytes.extend(request(Command::READ, cookie, 0, len)));
+        let mut session = TestConnection::new();
+        let mut bytes = expected_handshake(true);
+        (0..count).for_each(|cookie| bytes.extend(encode_request(Command::READ, cookie, 0, len)));
         let mut given = 0;
         let mut back = Vec::new();
         // Output is taken only after the connection accepts no more input.
-        while given < bytes.len() || !session.connection.to_send().is_empty() {
-            let more = session.give(&bytes[given..]);
+        while given < bytes.len() || !session.connection.unsent_segments().is_empty() {
+            let more = session.receive_bytes(&bytes[given..]);
             given += more;
-            let worked = session.work();
+            let worked = session.run_until_idle();
             if more == 0 && !worked || session.connection.is_negotiating() {
-                let taken = session.take(1 << 20);
+                let taken = session.take_sent_bytes(1 << 20);
                 assert!(!taken.is_empty() || worked || more > 0, "it is stuck at {given}");
                 back.extend(taken);
             }
-            while session.work() {}
+            while session.run_until_idle() {}
         }
-        let found = replies(options_of(&back).1, |_| 0);
+        let found = parse_replies(parse_option_replies(&back).1, |_| 0);
         assert_eq!(found.len() as u64, count, "{count} of {len}");
         assert!(
             found.iter().all(
@@ -206,22 +219,25 @@ fn requests_beyond_every_limit_wait_and_are_all_answered() {
 }
 
 #[test]
-fn a_large_write_comes_back_as_it_was_sent() {
+fn large_write_is_read_back_unchanged() {
     for len in [16 << 10, (16 << 10) + 512, 256 << 10, (1 << 20) + 512, 32 << 20] {
-        let mut session = Session::new();
+        let mut session = TestConnection::new();
         let data = pattern(len, 9);
-        let mut bytes = handshake(true);
-        bytes.extend(write(1, 512, &data));
-        bytes.extend(write(2, 512, &data[..512]));
-        session.talk(&bytes, 100_000);
-        let back = session.talk(&request(Command::READ, 3, 512, u32::try_from(len).unwrap()), 28);
-        let found = replies(&back, |_| 0);
+        let mut bytes = expected_handshake(true);
+        bytes.extend(encode_write(1, 512, &data));
+        bytes.extend(encode_write(2, 512, &data[..512]));
+        session.exchange_bytes(&bytes, 100_000);
+        let back = session.exchange_bytes(
+            &encode_request(Command::READ, 3, 512, u32::try_from(len).unwrap()),
+            28,
+        );
+        let found = parse_replies(&back, |_| 0);
         assert!(found == [(3, Reply::Data(512, data))], "{len}");
     }
 }
 
 /// Size in the last option reply that contains one.
-fn size_told(options: &[OptionAnswer]) -> Option<u64> {
+fn negotiated_size(options: &[ParsedOptionReply]) -> Option<u64> {
     let sizes = options.iter().filter(|(_, kind, _)| *kind == OptionReplyCode::INFO);
     let mut sizes = sizes.filter_map(|(_, _, data)| match Info::parse(data) {
         Ok(Info::Export { size_bytes, .. }) => Some(size_bytes),
@@ -231,33 +247,34 @@ fn size_told(options: &[OptionAnswer]) -> Option<u64> {
 }
 
 #[test]
-fn whoever_asks_again_is_told_the_size_that_a_device_has_now() {
-    let mut session = Session::new();
+fn repeated_info_reports_the_current_size() {
+    let mut session = TestConnection::new();
     let mut info = Vec::new();
     tenmil_wire::nbd::option::InfoQuery::emit("", &[], &mut info);
-    let asks = option(OptionCode::INFO, &info);
-    let greeting = session.talk(&[], usize::MAX);
-    let ask = |session: &mut Session, bytes: &[u8]| {
-        let back = session.talk(bytes, usize::MAX);
-        size_told(&options_of(&[&greeting[..], &back].concat()).0)
+    let asks = encode_option(OptionCode::INFO, &info);
+    let greeting = session.exchange_bytes(&[], usize::MAX);
+    let ask = |session: &mut TestConnection, bytes: &[u8]| {
+        let back = session.exchange_bytes(bytes, usize::MAX);
+        negotiated_size(&parse_option_replies(&[&greeting[..], &back].concat()).0)
     };
-    assert_eq!(ask(&mut session, &[flags(), asks.clone()].concat()), Some(SIZE));
+    assert_eq!(ask(&mut session, &[handshake_flags(), asks.clone()].concat()), Some(SIZE));
     session.export.resize(SIZE / 1024);
     assert_eq!(ask(&mut session, &asks), Some(SIZE / 2));
     session.export.resize(SIZE / 2048);
-    assert_eq!(ask(&mut session, &go("")), Some(SIZE / 4), "the one that is chosen counts");
+    assert_eq!(ask(&mut session, &encode_go("")), Some(SIZE / 4), "the one that is chosen counts");
 }
 
 #[test]
-fn a_client_that_is_connected_has_the_size_that_a_device_has_now() {
+fn connected_client_uses_the_current_size() {
     use tenmil_wire::nbd::ErrorCode;
-    let mut session = Session::new();
-    session.talk(&handshake(true), usize::MAX);
+    let mut session = TestConnection::new();
+    session.exchange_bytes(&expected_handshake(true), usize::MAX);
     let mut at_the_end = |blocks: u64| {
         session.export.resize(blocks);
         let last = SIZE - 512;
-        let asked = [request(Command::READ, 1, last, 512), write(2, last, &[1; 512])].concat();
-        let mut found = replies(&session.talk(&asked, usize::MAX), |_| 0);
+        let asked = [encode_request(Command::READ, 1, last, 512), encode_write(2, last, &[1; 512])]
+            .concat();
+        let mut found = parse_replies(&session.exchange_bytes(&asked, usize::MAX), |_| 0);
         found.sort_by_key(|(cookie, _)| *cookie);
         found.into_iter().map(|(_, reply)| reply).collect::<Vec<_>>()
     };
@@ -277,27 +294,27 @@ fn resize_bytes(cookie: u8, size_bytes: u64, len_bytes: u32) -> Vec<u8> {
 }
 
 #[test]
-fn a_resize_is_effective_with_its_reply() {
+fn resize_applies_before_its_reply_is_sent() {
     for structured in [false, true] {
-        let mut session = Session::resizable();
-        let back = session.talk(&handshake(structured), usize::MAX);
-        let events = options_of(&back).0;
+        let mut session = TestConnection::resizable();
+        let back = session.exchange_bytes(&expected_handshake(structured), usize::MAX);
+        let events = parse_option_replies(&back).0;
         let flags = events.iter().find_map(|(_, _, data)| match Info::parse(data) {
             Ok(Info::Export { flags, .. }) => Some(flags),
             _ => None,
         });
         assert!(flags.unwrap().has(TransmissionFlags::SEND_RESIZE));
-        let back = session.talk(&resize_bytes(3, SIZE / 2, 0), 1);
+        let back = session.exchange_bytes(&resize_bytes(3, SIZE / 2, 0), 1);
         assert_eq!(back, [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3]);
         assert_eq!(session.export.size_bytes(), SIZE / 2);
-        let error_of = |session: &mut Session, bytes: &[u8]| {
-            let found = replies(&session.talk(bytes, usize::MAX), |_| 0);
+        let error_of = |session: &mut TestConnection, bytes: &[u8]| {
+            let found = parse_replies(&session.exchange_bytes(bytes, usize::MAX), |_| 0);
             let [(_, reply)] = &found[..] else { panic!("{found:?}") };
             reply.clone()
         };
         let failed = |error| Reply::Failed(error, None);
         use tenmil_wire::nbd::ErrorCode;
-        let read = request(Command::READ, 4, SIZE / 2, 512);
+        let read = encode_request(Command::READ, 4, SIZE / 2, 512);
         assert_eq!(error_of(&mut session, &read), failed(ErrorCode::EINVAL));
         for (size_bytes, len_bytes, error) in [
             (SIZE * 2, 0, ErrorCode::ENOSPC),
@@ -308,38 +325,38 @@ fn a_resize_is_effective_with_its_reply() {
             let asked = resize_bytes(5, size_bytes, len_bytes);
             assert_eq!(error_of(&mut session, &asked), failed(error), "{size_bytes}, {len_bytes}");
         }
-        assert_eq!(session.connection.done().errors, 5);
+        assert_eq!(session.connection.completed_requests().errors, 5);
     }
 }
 
 #[test]
-fn who_was_not_told_that_sizes_change_does_not_change_them() {
-    let mut session = Session::new();
-    session.talk(&handshake(true), usize::MAX);
-    let back = session.talk(&resize_bytes(3, SIZE / 2, 0), usize::MAX);
+fn resize_without_negotiated_extension_is_rejected() {
+    let mut session = TestConnection::new();
+    session.exchange_bytes(&expected_handshake(true), usize::MAX);
+    let back = session.exchange_bytes(&resize_bytes(3, SIZE / 2, 0), usize::MAX);
     let refused = Reply::Failed(tenmil_wire::nbd::ErrorCode::EINVAL, None);
-    assert_eq!(replies(&back, |_| 0), [(3, refused)]);
+    assert_eq!(parse_replies(&back, |_| 0), [(3, refused)]);
     assert_eq!(session.export.size_bytes(), SIZE);
 }
 
 #[test]
-fn requests_for_nothing_are_done_at_once() {
-    let mut session = Session::new();
-    session.talk(&handshake(true), usize::MAX);
+fn zero_length_requests_complete_at_once() {
+    let mut session = TestConnection::new();
+    session.exchange_bytes(&expected_handshake(true), usize::MAX);
     for command in
         [Command::READ, Command::WRITE, Command::TRIM, Command::WRITE_ZEROES, Command::CACHE]
     {
         for offset in [0, SIZE] {
-            let back = session.talk(&request(command, 1, offset, 0), usize::MAX);
-            assert_eq!(replies(&back, |_| 0), [(1, Reply::Done)], "{command} at {offset}");
+            let back = session.exchange_bytes(&encode_request(command, 1, offset, 0), usize::MAX);
+            assert_eq!(parse_replies(&back, |_| 0), [(1, Reply::Done)], "{command} at {offset}");
         }
     }
 }
 
 #[test]
-fn flags_that_were_told_of_may_be_used() {
-    let mut session = Session::new();
-    session.talk(&handshake(true), usize::MAX);
+fn advertised_command_flags_are_accepted() {
+    let mut session = TestConnection::new();
+    session.exchange_bytes(&expected_handshake(true), usize::MAX);
     for (command, flag) in [
         (Command::READ, CommandFlags::FUA),
         (Command::READ, CommandFlags::DF.and(CommandFlags::FUA)),
@@ -350,8 +367,9 @@ fn flags_that_were_told_of_may_be_used() {
         (Command::WRITE_ZEROES, CommandFlags::FAST_ZERO),
     ] {
         let len_bytes = if command == Command::FLUSH { 0 } else { 512 };
-        let back = session.talk(&flagged(command, flag, 1, 0, len_bytes), usize::MAX);
-        let found = replies(&back, |_| 0);
+        let back = session
+            .exchange_bytes(&encode_request_with_flags(command, flag, 1, 0, len_bytes), usize::MAX);
+        let found = parse_replies(&back, |_| 0);
         let is_done = matches!(&found[..], [(1, Reply::Done | Reply::Data(_, _))]);
         assert!(is_done, "{command} {flag:?}: {found:?}");
     }
@@ -367,12 +385,12 @@ fn an_unknown_metadata_context_is_not_selected() {
         // A new selection replaces the previous one.
         (OptionCode::SET_META_CONTEXT, &["qemu:dirty-bitmap:x", "base:"][..], 0),
     ];
-    let mut bytes = [flags(), option(OptionCode::STRUCTURED_REPLY, &[])].concat();
-    chosen.iter().for_each(|(code, queries, _)| bytes.extend(contexts(*code, queries)));
-    bytes.extend(go(""));
-    let mut session = Session::new();
-    let back = session.talk(&bytes, usize::MAX);
-    let (events, _) = options_of(&back);
+    let mut bytes = [handshake_flags(), encode_option(OptionCode::STRUCTURED_REPLY, &[])].concat();
+    chosen.iter().for_each(|(code, queries, _)| bytes.extend(encode_meta_contexts(*code, queries)));
+    bytes.extend(encode_go(""));
+    let mut session = TestConnection::new();
+    let back = session.exchange_bytes(&bytes, usize::MAX);
+    let (events, _) = parse_option_replies(&back);
     let kinds: Vec<Kind> = events.iter().map(|(_, kind, _)| *kind).collect();
     let mut expected = vec![Kind::ACK];
     for (_, _, count) in chosen {
@@ -381,9 +399,10 @@ fn an_unknown_metadata_context_is_not_selected() {
     }
     expected.extend([Kind::INFO, Kind::INFO, Kind::ACK]);
     assert_eq!(kinds, expected);
-    let back = session.talk(&request(Command::BLOCK_STATUS, 7, 0, 512), usize::MAX);
+    let back =
+        session.exchange_bytes(&encode_request(Command::BLOCK_STATUS, 7, 0, 512), usize::MAX);
     let refused = Reply::Failed(tenmil_wire::nbd::ErrorCode::EINVAL, None);
-    assert_eq!(replies(&back, |_| 0), [(7, refused)]);
+    assert_eq!(parse_replies(&back, |_| 0), [(7, refused)]);
 }
 
 #[test]
@@ -391,15 +410,15 @@ fn failed_flush_has_no_offset_and_failed_write_has_one() {
     for (command, status) in
         [(Command::FLUSH, IoStatus::WRITE_FAULT), (Command::TRIM, IoStatus::WRITE_FAULT)]
     {
-        let mut session = Session::new();
-        session.talk(&handshake(true), usize::MAX);
+        let mut session = TestConnection::new();
+        session.exchange_bytes(&expected_handshake(true), usize::MAX);
         let len_bytes = if command == Command::FLUSH { 0 } else { 512 };
-        session.give(&request(command, 7, 0, len_bytes));
+        session.receive_bytes(&encode_request(command, 7, 0, len_bytes));
         session.connection.step();
-        let token = session.connection.requests().0[0].token;
-        session.connection.taken(1);
+        let token = session.connection.pending_requests().0[0].token;
+        session.connection.record_submitted(1);
         session.connection.handle_completion(IoCompletion { token, status, result: 0 });
-        let back = session.take(usize::MAX);
+        let back = session.take_sent_bytes(usize::MAX);
         // NBD_REPLY_TYPE_ERROR and NBD_REPLY_TYPE_ERROR_OFFSET.
         let expected: u16 = if command == Command::FLUSH { 1 << 15 | 1 } else { 1 << 15 | 2 };
         assert_eq!(back[6..8], expected.to_be_bytes(), "{command:?}");
@@ -408,99 +427,99 @@ fn failed_flush_has_no_offset_and_failed_write_has_one() {
 
 /// Replies to a read of `len_bytes` that the device completes with this result, and the flags of
 /// the request to the device.
-fn read_with_result(
-    session: &mut Session,
+fn read_reply_of(
+    session: &mut TestConnection,
     (len_bytes, result, status): (u32, u32, IoStatus),
 ) -> (RequestFlags, Vec<(u64, Reply)>) {
-    session.give(&request(Command::READ, 7, 8192, len_bytes));
+    session.receive_bytes(&encode_request(Command::READ, 7, 8192, len_bytes));
     session.connection.step();
-    let (requests, _) = session.connection.requests();
+    let (requests, _) = session.connection.pending_requests();
     let (tokens, flags): (Vec<u64>, Vec<RequestFlags>) =
         requests.iter().map(|request| (request.token, request.flags)).unzip();
-    session.connection.taken(tokens.len());
+    session.connection.record_submitted(tokens.len());
     for token in tokens {
         session.connection.handle_completion(IoCompletion { token, status, result });
     }
-    let back = session.take(usize::MAX);
-    (flags.first().copied().unwrap_or_default(), replies(&back, |_| len_bytes as usize))
+    let back = session.take_sent_bytes(usize::MAX);
+    (flags.first().copied().unwrap_or_default(), parse_replies(&back, |_| len_bytes as usize))
 }
 
 #[test]
-fn hole_is_replied_without_data_if_the_client_and_the_device_have_them() {
+fn hole_is_sent_without_data_if_client_and_device_support_it() {
     let (read, done) = ((4096, IoCompletion::HOLE, IoStatus::SUCCESS), IoStatus::SUCCESS);
-    let mut session = Session::with_holes(HoleReporting::AtReads);
-    session.talk(&handshake(true), usize::MAX);
-    let (flags, back) = read_with_result(&mut session, read);
+    let mut session = TestConnection::with_holes(HoleReporting::AtReads);
+    session.exchange_bytes(&expected_handshake(true), usize::MAX);
+    let (flags, back) = read_reply_of(&mut session, read);
     assert_eq!((flags, back), (RequestFlags::HOLES, vec![(7, Reply::Hole(8192, 4096))]));
-    let (_, back) = read_with_result(&mut session, (4096, 0, done));
+    let (_, back) = read_reply_of(&mut session, (4096, 0, done));
     assert_eq!(back, [(7, Reply::Data(8192, vec![0; 4096]))], "the next read has its own result");
     let failed = (4096, IoCompletion::HOLE, IoStatus::UNRECOVERED_READ);
-    let (_, back) = read_with_result(&mut session, failed);
+    let (_, back) = read_reply_of(&mut session, failed);
     assert!(matches!(back[..], [(7, Reply::Failed(..))]), "{back:?}");
     // In several requests to the device, each of which could be a hole.
-    let (flags, back) = read_with_result(&mut session, (3 << 20, IoCompletion::HOLE, done));
+    let (flags, back) = read_reply_of(&mut session, (3 << 20, IoCompletion::HOLE, done));
     assert_eq!(flags, RequestFlags::NONE);
     assert!(matches!(&back[..], [(7, Reply::Data(_, data))] if data.len() == 3 << 20));
-    let mut session = Session::with_holes(HoleReporting::Everywhere);
-    session.talk(&handshake(true), usize::MAX);
-    let (flags, back) = read_with_result(&mut session, (2 << 20, 0, done));
+    let mut session = TestConnection::with_holes(HoleReporting::Everywhere);
+    session.exchange_bytes(&expected_handshake(true), usize::MAX);
+    let (flags, back) = read_reply_of(&mut session, (2 << 20, 0, done));
     assert_eq!((flags, back), (RequestFlags::NONE, vec![(7, Reply::Hole(8192, 2 << 20))]));
-    let (_, back) = read_with_result(&mut session, (0, 0, done));
+    let (_, back) = read_reply_of(&mut session, (0, 0, done));
     assert_eq!(back, [(7, Reply::Done)], "a hole chunk has a length");
     for (structured, mut session) in
-        [(false, Session::with_holes(HoleReporting::AtReads)), (true, Session::new())]
+        [(false, TestConnection::with_holes(HoleReporting::AtReads)), (true, TestConnection::new())]
     {
-        session.talk(&handshake(structured), usize::MAX);
-        let (flags, back) = read_with_result(&mut session, read);
+        session.exchange_bytes(&expected_handshake(structured), usize::MAX);
+        let (flags, back) = read_reply_of(&mut session, read);
         assert_eq!(flags, RequestFlags::NONE, "structured: {structured}");
         assert!(matches!(&back[..], [(7, Reply::Data(_, data))] if data.len() == 4096));
     }
 }
 
 #[test]
-fn forced_trim_is_answered_after_a_flush() {
-    let mut session = Session::new();
-    session.talk(&handshake(true), usize::MAX);
-    session.give(&flagged(Command::TRIM, CommandFlags::FUA, 7, 0, 512));
+fn trim_with_fua_completes_after_a_flush() {
+    let mut session = TestConnection::new();
+    session.exchange_bytes(&expected_handshake(true), usize::MAX);
+    session.receive_bytes(&encode_request_with_flags(Command::TRIM, CommandFlags::FUA, 7, 0, 512));
     session.connection.step();
     for operation in [Operation::Deallocate, Operation::Flush] {
-        assert!(session.connection.to_send().is_empty(), "{operation:?} is not done");
+        assert!(session.connection.unsent_segments().is_empty(), "{operation:?} is not done");
         session.connection.step();
-        let asked = session.connection.requests().0[0];
+        let asked = session.connection.pending_requests().0[0];
         assert_eq!((asked.operation, asked.flags), (operation, RequestFlags::NONE));
-        session.connection.taken(1);
+        session.connection.record_submitted(1);
         let completion = IoCompletion { token: asked.token, status: IoStatus::SUCCESS, result: 0 };
         session.connection.handle_completion(completion);
     }
-    assert!(!session.connection.to_send().is_empty());
-    session.give(&request(Command::TRIM, 8, 0, 512));
+    assert!(!session.connection.unsent_segments().is_empty());
+    session.receive_bytes(&encode_request(Command::TRIM, 8, 0, 512));
     session.connection.step();
-    let token = session.connection.requests().0[0].token;
-    session.connection.taken(1);
+    let token = session.connection.pending_requests().0[0].token;
+    session.connection.record_submitted(1);
     session.connection.handle_completion(IoCompletion {
         token,
         status: IoStatus::SUCCESS,
         result: 0,
     });
     session.connection.step();
-    assert!(session.connection.requests().0.is_empty(), "one that is not forced is done");
+    assert!(session.connection.pending_requests().0.is_empty(), "one that is not forced is done");
 }
 
 #[test]
-fn request_is_awaited_from_its_first_byte_to_its_last() {
-    let mut session = Session::new();
-    session.talk(&handshake(true), usize::MAX);
-    assert_eq!(session.connection.partial_request(), None, "an idle client owes nothing");
-    let bytes = write(1, 0, &pattern(32 << 10, 1));
-    session.give(&bytes[..1]);
-    session.work();
-    let header = session.connection.partial_request();
+fn request_is_partial_from_its_first_byte_to_its_last() {
+    let mut session = TestConnection::new();
+    session.exchange_bytes(&expected_handshake(true), usize::MAX);
+    assert_eq!(session.connection.partial_request_number(), None, "an idle client owes nothing");
+    let bytes = encode_write(1, 0, &pattern(32 << 10, 1));
+    session.receive_bytes(&bytes[..1]);
+    session.run_until_idle();
+    let header = session.connection.partial_request_number();
     assert!(header.is_some());
-    session.give(&bytes[1..bytes.len() - 1]);
-    session.work();
-    let payload = session.connection.partial_request();
+    session.receive_bytes(&bytes[1..bytes.len() - 1]);
+    session.run_until_idle();
+    let payload = session.connection.partial_request_number();
     assert!(payload.is_some() && payload != header);
-    session.give(&bytes[bytes.len() - 1..]);
-    session.work();
-    assert_eq!(session.connection.partial_request(), None);
+    session.receive_bytes(&bytes[bytes.len() - 1..]);
+    session.run_until_idle();
+    assert_eq!(session.connection.partial_request_number(), None);
 }

@@ -8,12 +8,12 @@ use super::{BATCH, SEGMENTS, Transmission};
 impl Transmission {
     /// Queues a request that was received completely.
     #[inline]
-    pub(super) fn begin(&mut self, slot: u16) {
+    pub(super) fn queue_request(&mut self, slot: u16) {
         let memory = &mut self.slots[usize::from(slot)];
         memory.next_byte = 0;
         memory.pieces = match memory.operation {
             Operation::Read | Operation::Write => {
-                memory.header.len_bytes.div_ceil(self.export.piece_bytes())
+                memory.header.len_bytes.div_ceil(self.export.request_bytes_max())
             }
             _ => 1,
         };
@@ -22,7 +22,7 @@ impl Transmission {
 
     /// Builds requests from the queue, up to one batch; returns their number.
     #[inline]
-    pub(in crate::nbd) fn fill(&mut self) -> usize {
+    pub(in crate::nbd) fn build_batch(&mut self) -> usize {
         let before = self.requests.len();
         if before == 0 {
             self.segments.clear();
@@ -31,7 +31,7 @@ impl Transmission {
             && self.segments.len() + 4 <= SEGMENTS
             && let Some(slot) = self.queue.front().copied()
         {
-            if self.piece(slot) {
+            if self.build_device_request(slot) {
                 self.queue.pop_front();
             }
         }
@@ -40,18 +40,19 @@ impl Transmission {
 
     /// Builds the next piece of a request. Returns whether it is the last one.
     #[inline]
-    fn piece(&mut self, slot: u16) -> bool {
+    fn build_device_request(&mut self, slot: u16) -> bool {
         let memory = &mut self.slots[usize::from(slot)];
         let RequestHeader { offset, len_bytes, .. } = memory.header;
         let moves = matches!(memory.operation, Operation::Read | Operation::Write);
         let first = memory.next_byte;
         let remaining = len_bytes - first;
-        let count = if moves { remaining.min(self.export.piece_bytes()) } else { remaining };
+        let count = if moves { remaining.min(self.export.request_bytes_max()) } else { remaining };
         memory.next_byte += count;
         let segment_first = self.segments.len();
         if moves {
             let segments = &mut self.segments;
-            self.store.each((slot, memory.buffer), first, count, |part| segments.push(part));
+            self.store
+                .for_each_segment((slot, memory.buffer), first, count, |part| segments.push(part));
         }
         let shift = self.export.block_size().trailing_zeros();
         let is_flush = memory.operation == Operation::Flush;

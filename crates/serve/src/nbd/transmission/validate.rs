@@ -32,7 +32,7 @@ pub(super) enum ValidatedRequest {
 
 /// Validates a request header: known command, allowed flags, and a range within the export.
 #[inline]
-pub(super) fn admit(
+pub(super) fn validate_request(
     export: &Export,
     options: NegotiatedOptions,
     header: &RequestHeader,
@@ -41,13 +41,13 @@ pub(super) fn admit(
     if command == Command::DISC {
         return Ok(ValidatedRequest::End);
     }
-    let (operation, events) = rule(command, options)?;
+    let (operation, events) = command_requirements(command, options)?;
     check_flags(export, options, command, flags)?;
     let writes = matches!(command, Command::WRITE | Command::TRIM | Command::WRITE_ZEROES);
     if writes && export.is_read_only() {
         return Err(RequestFailure::new(ErrorCode::EPERM, "the export is read-only"));
     }
-    if !export.flags(options.structured).has(events) {
+    if !export.transmission_flags(options.structured).has(events) {
         return Err(RequestFailure::new(ErrorCode::EINVAL, "the export cannot do this"));
     }
     if command == Command::RESIZE {
@@ -69,7 +69,7 @@ pub(super) fn admit(
 
 /// Maps a command to the operation it requires (`None` for a slow query) and the transmission flag
 /// that advertises it.
-fn rule(
+fn command_requirements(
     command: Command,
     options: NegotiatedOptions,
 ) -> Result<(Option<Operation>, TransmissionFlags), RequestFailure> {
@@ -99,7 +99,7 @@ fn check_flags(
     command: Command,
     flags: CommandFlags,
 ) -> Result<(), RequestFailure> {
-    let events = export.flags(options.structured);
+    let events = export.transmission_flags(options.structured);
     let mut known = match command {
         Command::READ if options.structured => CommandFlags::DF,
         Command::WRITE_ZEROES => {

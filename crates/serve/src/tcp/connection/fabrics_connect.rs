@@ -11,13 +11,15 @@ use tenmil_wire::{AdminOpcode, Command, Completion, Status, nqn};
 use super::{ConnectionRole, TargetConnection};
 use crate::tcp::admin_queue::AdminQueue;
 use crate::tcp::association::Association;
+use crate::tcp::buffer_pool::HostClass;
 use crate::tcp::command_table::{BufferAccess, DataDirection};
-use crate::tcp::connect::{ConnectError, ConnectGrant, ConnectRequest, parse, queue_error};
+use crate::tcp::connect_validation::{
+    ConnectError, ConnectGrant, ConnectRequest, connect_error_of_queue, parse_connect,
+};
 use crate::tcp::connection_handle::QueueInfo;
 use crate::tcp::discovery::DiscoveryController;
 use crate::tcp::event::TargetEvent;
 use crate::tcp::io_queue::IoQueue;
-use crate::tcp::memory::HostClass;
 
 /// Connect that is retried: its queue still exists and may be about to end.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +36,7 @@ const POLL_INTERVAL: Span = Span::from_ms(1);
 impl TargetConnection {
     /// Handles the first command of a connection.
     #[cold]
-    pub(super) fn connect(&mut self, now: Instant, tag: u16) {
+    pub(super) fn handle_connect(&mut self, now: Instant, tag: u16) {
         if self.pending_connect.is_some() {
             let status = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
             self.commands.complete_with(&mut self.end, tag, 0, Completion::new(0, status));
@@ -46,7 +48,7 @@ impl TargetConnection {
 
     /// Retries a pending Connect. Returns false if there is none.
     #[cold]
-    pub(super) fn connect_again(&mut self, now: Instant) -> bool {
+    pub(super) fn retry_pending_connect(&mut self, now: Instant) -> bool {
         let Some(pending_connect) = self.pending_connect.take() else { return false };
         self.try_connect(now, pending_connect);
         true
@@ -54,7 +56,7 @@ impl TargetConnection {
 
     fn try_connect(&mut self, now: Instant, pending_connect: PendingConnect) {
         let tag = pending_connect.tag;
-        let command = *self.commands.command(tag);
+        let command = *self.commands.command_of_tag(tag);
         let completion = match self.create_queue(now, tag, &command) {
             Err(ConnectError { is_transient: true, .. }) if now < pending_connect.until => {
                 self.pending_connect = Some(pending_connect);
@@ -69,7 +71,7 @@ impl TargetConnection {
             Err(ConnectError { status, result, why, .. }) => {
                 self.connect_by = pending_connect.connect_by;
                 let (connection, peer) = (self.id, self.peer.clone());
-                self.service.emit(TargetEvent::Refused { connection, peer, why });
+                self.service.emit(TargetEvent::Rejected { connection, peer, why });
                 Completion::new(0, status).with_dw0(result)
             }
         };
@@ -88,25 +90,26 @@ impl TargetConnection {
             why: why.to_owned(),
             is_transient: false,
         };
+        // Before Connect has created the queue, any other command is out of sequence.
         let is_fabrics = command.opcode() == AdminOpcode::FabricsCommands.code();
         let kind = FabricsType::from_u8(command.nsid().to_le_bytes()[0]);
         if !is_fabrics || kind != Some(FabricsType::Connect) {
             let why = "its first command is not Connect";
             return Err(refuse(Status::COMMAND_SEQUENCE_ERROR, why));
         }
-        let connect = parse(command)?;
+        let connect = parse_connect(command)?;
         let mut data = ConnectData::zeroed();
         let len = u32::try_from(ConnectData::BYTES).unwrap_or(u32::MAX);
-        if self.commands.data(tag) != (DataDirection::FromHost, len) {
+        if self.commands.data_direction_and_len(tag) != (DataDirection::FromHost, len) {
             let why = format!(
                 "its Connect has {} bytes of data, expected {len}",
-                self.commands.data(tag).1
+                self.commands.data_direction_and_len(tag).1
             );
             return Err(refuse(Status::DATA_SGL_LENGTH_INVALID, &why));
         }
         let mut bytes = [0; ConnectData::BYTES];
         if let Some(segment) = self.commands.data_segment(tag, len) {
-            let loaded = self.commands.pool().regions().load(segment, &mut bytes);
+            let loaded = self.commands.buffer_pool().regions().load(segment, &mut bytes);
             loaded.map_err(|_| {
                 refuse(Status::INTERNAL_ERROR, "its data lie outside the buffer pool")
             })?;
@@ -114,15 +117,17 @@ impl TargetConnection {
         }
         let (service, port, peer) = (&self.service, self.port, self.peer.as_str());
         let request = ConnectRequest { service, port, peer, now, connect, data: &data };
-        let grant = request.decide()?;
-        let host_class = self.count_connection(&grant)?;
+        let grant = request.grant_or_reject()?;
+        // Only now is the host identified to which the connection counts.
+        let host_class = self.count_in_category(&grant)?;
         let entries = connect.sqsize + 1;
         let flow_control = !connect.disable_sq_flow_control;
         match grant {
             ConnectGrant::Admin(association) => {
                 self.end.set_queue_kind(QueueKind::Admin { entries, flow_control });
+                // I/O queues of the association run on other threads and wake this connection.
                 let waker = Arc::clone(&self.handle);
-                association.transport().set_waker(Arc::new(move || waker.wake()));
+                association.transport().set_waker(Arc::new(move || waker.wake_connection()));
                 let cntlid = association.cntlid;
                 self.service.emit(TargetEvent::Associated {
                     connection: self.id,
@@ -151,7 +156,7 @@ impl TargetConnection {
             ConnectGrant::Discovery(host) => {
                 self.end.set_queue_kind(QueueKind::Admin { entries, flow_control });
                 let cntlid = self.service.register_discovery(&self.handle);
-                self.handle.info().queue = Some(QueueInfo {
+                self.handle.lock_info().queue = Some(QueueInfo {
                     host: host.clone(),
                     subsystem: nqn::DISCOVERY.to_owned(),
                     cntlid,
@@ -173,11 +178,12 @@ impl TargetConnection {
             ConnectGrant::Io { association, qid } => {
                 let cntlid = association.cntlid;
                 let depth = self.service.limits().queue_entries;
+                // The last step that may fail: it registers the queue with the association.
                 let io =
                     IoQueue::new(&self.service, association, (qid, depth), &self.commands, now);
-                let io = io.map_err(queue_error)?;
+                let io = io.map_err(connect_error_of_queue)?;
                 let waker = Arc::clone(&self.handle);
-                io.link().set_waker(Arc::new(move || waker.wake()));
+                io.queue_link().set_waker(Arc::new(move || waker.wake_connection()));
                 self.end.set_queue_kind(QueueKind::Io { entries, flow_control });
                 self.publish_queue_info(io.association(), qid);
                 self.commands.set_buffer_access(
@@ -192,7 +198,7 @@ impl TargetConnection {
 
     /// Counts the connection in its category, unless a limit is reached. Returns the memory class of its
     /// host.
-    fn count_connection(&mut self, grant: &ConnectGrant) -> Result<HostClass, ConnectError> {
+    fn count_in_category(&mut self, grant: &ConnectGrant) -> Result<HostClass, ConnectError> {
         let lists_hosts = self.service.lists_hosts();
         let mut is_listed = false;
         let counted = match grant {
@@ -202,13 +208,13 @@ impl TargetConnection {
                 self.admitted.set_host(&association.host.nqn, is_listed, lists_hosts)
             }
         };
-        counted.map_err(|why| ConnectError::busy(&why.to_string()))?;
+        counted.map_err(|why| ConnectError::controller_busy(&why.to_string()))?;
         Ok(HostClass::new(is_listed, lists_hosts))
     }
 
     /// Publishes the queue's identity.
     fn publish_queue_info(&self, association: &Association, qid: u16) {
-        self.handle.info().queue = Some(QueueInfo {
+        self.handle.lock_info().queue = Some(QueueInfo {
             host: association.host.nqn.clone(),
             subsystem: association.export().nqn().to_owned(),
             cntlid: association.cntlid,

@@ -36,7 +36,7 @@ impl TargetConnection {
 
     /// Releases what an idle connection does not need.
     pub(in crate::tcp) fn prepare_to_idle(&mut self) {
-        self.commands.cache().release_idle();
+        self.commands.buffer_cache().release_idle();
         if let ConnectionRole::Io(io) = &mut self.role {
             io.publish_counters(self.worked_at);
         }
@@ -75,7 +75,7 @@ impl TargetConnection {
 
     /// Whether a wake-up may be delayed: an admin queue that only receives Keep Alive.
     pub(in crate::tcp) fn may_coalesce_wakeups(&self) -> bool {
-        matches!(&self.role, ConnectionRole::Admin(admin) if admin.is_only_kept_alive())
+        matches!(&self.role, ConnectionRole::Admin(admin) if admin.is_last_command_keep_alive())
     }
 
     /// Returns to polling.
@@ -86,7 +86,7 @@ impl TargetConnection {
         if let ConnectionRole::Io(io) = &mut self.role {
             io.disarm();
         }
-        self.recv_backoff.now();
+        self.recv_backoff.make_due();
     }
 
     /// Whether bytes are queued that were not offered to the stream.
@@ -107,9 +107,9 @@ impl TargetConnection {
             | ConnectionRole::Closed => false,
         };
         wants_iteration
-            || self.commands.can_retry()
+            || self.commands.can_retry_allocation()
             || self.handle.is_wakeup_pending()
-            || self.is_over()
+            || self.is_closed()
     }
 
     /// Prepares a migration. Returns true once the thread holds nothing of the connection: the
@@ -131,12 +131,12 @@ impl TargetConnection {
     }
 
     /// Calls `put` with every block that the connection holds.
-    pub(in crate::tcp) fn each_block(&self, put: &mut dyn FnMut(Range<u32>)) {
-        self.commands.each_block(put);
+    pub(in crate::tcp) fn for_each_block(&self, put: &mut dyn FnMut(Range<u32>)) {
+        self.commands.for_each_block(put);
     }
 
     /// Time at which the oldest outstanding data were requested from the host.
-    pub(in crate::tcp) fn oldest_data_request(&self) -> Option<Instant> {
+    pub(in crate::tcp) fn oldest_data_request_time(&self) -> Option<Instant> {
         self.commands.oldest_data_request().map(|(since, _)| since)
     }
 
@@ -146,7 +146,7 @@ impl TargetConnection {
     }
 
     /// Host of its I/O queue, if it has one.
-    pub(in crate::tcp) fn io_host(&self) -> Option<&str> {
+    pub(in crate::tcp) fn host_of_io_queue(&self) -> Option<&str> {
         match &self.role {
             ConnectionRole::Io(io) => Some(&io.association().host.nqn),
             _ => None,
@@ -156,18 +156,18 @@ impl TargetConnection {
     /// Completes a migration.
     pub(in crate::tcp) fn finish_migration(&mut self) {
         self.is_migrating = false;
-        self.recv_backoff.now();
+        self.recv_backoff.make_due();
     }
 
     /// Closes the connection because its light thread ends.
     pub(in crate::tcp) fn close_on_exit(&mut self) {
         if self.reason.is_none() {
-            self.close_with(self.worked_at, DisconnectReason::ServerEnds);
+            self.start_closing(self.worked_at, DisconnectReason::ServerEnds);
         }
-        self.close(self.worked_at);
+        self.close_unless_term_req_pending(self.worked_at);
     }
 
-    pub(in crate::tcp) fn worked_at(&self) -> Instant {
+    pub(in crate::tcp) fn last_work_time(&self) -> Instant {
         self.worked_at
     }
 
@@ -176,18 +176,18 @@ impl TargetConnection {
     }
 
     /// Time of the next poll without any event.
-    pub(in crate::tcp) fn next_deadline(&self) -> Instant {
+    pub(in crate::tcp) fn next_poll_time(&self) -> Instant {
         let role = match &self.role {
             ConnectionRole::Admin(admin) => admin.wake_at(),
             ConnectionRole::Io(io) => io.wake_at(),
             ConnectionRole::Discovery(discovery) => discovery.wake_at(),
             ConnectionRole::AwaitingConnect | ConnectionRole::Closed => Instant::NEVER,
         };
-        self.deadline().min(role).min(self.next_release())
+        self.connection_deadline().min(role).min(self.next_release_check())
     }
 
     /// Mean latency of outstanding commands.
-    pub(in crate::tcp) fn latency(&self) -> Option<Span> {
+    pub(in crate::tcp) fn mean_command_latency(&self) -> Option<Span> {
         match &self.role {
             ConnectionRole::Io(io) => io.expected_latency(),
             _ => None,
@@ -196,7 +196,7 @@ impl TargetConnection {
 
     /// Earliest deadline of the connection itself.
     #[inline]
-    pub(in crate::tcp) fn deadline(&self) -> Instant {
+    pub(in crate::tcp) fn connection_deadline(&self) -> Instant {
         let blocked = match self.blocked_since {
             Some(since) => since.after(self.service.limits().time_limit),
             None => Instant::NEVER,

@@ -4,14 +4,14 @@ use tenmil_base::{Instant, Span, StreamError};
 use tenmil_nvme_tcp::{CloseReason, Connection, DataPlacement};
 
 use super::{ConnectionRole, TargetConnection};
-use crate::tcp::command_table::{Fault, StalledSend};
+use crate::tcp::command_table::{ProtocolCallFault, StalledSend};
 use crate::tcp::event::{DisconnectReason, TargetEvent};
 #[cfg(test)]
 use crate::tcp::injected_bug::{InjectedBug, is_injected};
 
 /// Oldest outstanding data of a host.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct AwaitedData {
+pub(super) struct OldestAwaitedData {
     /// Time of the request, and the number of commands whose data were requested then.
     requested_at: Instant,
     count: usize,
@@ -43,16 +43,16 @@ impl TargetConnection {
             CloseReason::PduTimeout => DisconnectReason::Timeout("complete a PDU"),
             CloseReason::Closed | CloseReason::TruncatedPdu => DisconnectReason::Closed,
         };
-        self.close_with(now, reason);
+        self.start_closing(now, reason);
     }
 
     /// Closes the connection after an invalid call of the protocol engine: a bug of the
     /// target that must not affect other connections.
     #[cold]
-    pub(super) fn close_for_invalid_call(&mut self, now: Instant, fault: Fault) {
-        let Fault { tag, command, why } = fault;
+    pub(super) fn close_for_invalid_call(&mut self, now: Instant, fault: ProtocolCallFault) {
+        let ProtocolCallFault { tag, command, why } = fault;
         let opcode = command.opcode();
-        self.close_with(
+        self.start_closing(
             now,
             DisconnectReason::Internal(format!("command {tag}, opcode {opcode:02x}h: {why}")),
         );
@@ -64,7 +64,7 @@ impl TargetConnection {
         let DataPlacement { tag, offset, len_bytes } = placement;
         let what =
             format!("{len_bytes} bytes from {offset} of command {tag} lie outside the buffer pool");
-        self.close_with(now, DisconnectReason::Internal(what));
+        self.start_closing(now, DisconnectReason::Internal(what));
     }
 
     /// Handles the end of the stream.
@@ -82,12 +82,12 @@ impl TargetConnection {
 
     /// Starts closing. The first reason is kept.
     #[cold]
-    pub(super) fn close_with(&mut self, now: Instant, reason: DisconnectReason) {
+    pub(super) fn start_closing(&mut self, now: Instant, reason: DisconnectReason) {
         self.reason.get_or_insert(reason);
         self.commands.cancel_waiting();
         match &mut self.role {
-            ConnectionRole::Io(io) => io.stop(now),
-            ConnectionRole::Admin(admin) => admin.stop(),
+            ConnectionRole::Io(io) => io.stop_commands(now),
+            ConnectionRole::Admin(admin) => admin.end_association(),
             ConnectionRole::AwaitingConnect
             | ConnectionRole::Discovery(_)
             | ConnectionRole::Closed => {}
@@ -99,25 +99,25 @@ impl TargetConnection {
     #[cold]
     pub(super) fn handle_stopped_queue(&mut self, now: Instant) {
         if let ConnectionRole::Io(io) = &mut self.role
-            && let Some(text) = io.next_report(now)
+            && let Some(text) = io.next_drain_report(now)
         {
-            self.service.emit(TargetEvent::Trouble(format!("{}: {text}", self.peer)));
+            self.service.emit(TargetEvent::Error(format!("{}: {text}", self.peer)));
         }
         if self.reason.is_none() && !self.ends_sent {
-            self.close_with(now, DisconnectReason::AssociationEnded);
+            self.start_closing(now, DisconnectReason::AssociationEnded);
         }
     }
 
     /// Closes the stream, unless a TermReq is still being sent.
     #[cold]
-    pub(super) fn close(&mut self, now: Instant) {
+    pub(super) fn close_unless_term_req_pending(&mut self, now: Instant) {
         // Unhandled events are irrelevant now.
         self.events.clear();
         (self.next_event, self.consumed) = (0, 0);
         self.commands.cancel_waiting();
         match &mut self.role {
-            ConnectionRole::Io(io) => io.stop(now),
-            ConnectionRole::Admin(admin) => admin.stop(),
+            ConnectionRole::Io(io) => io.stop_commands(now),
+            ConnectionRole::Admin(admin) => admin.end_association(),
             ConnectionRole::AwaitingConnect
             | ConnectionRole::Discovery(_)
             | ConnectionRole::Closed => {}
@@ -132,13 +132,13 @@ impl TargetConnection {
             stream.shutdown_write();
         }
         if self.stream.is_none() {
-            self.leave_queue(now);
+            self.release_drained_queue(now);
             self.commands.release_buffers(self.zero_copy_drain.is_some());
         }
     }
 
     /// Releases the queue, if the devices have nothing outstanding.
-    pub(super) fn leave_queue(&mut self, now: Instant) {
+    pub(super) fn release_drained_queue(&mut self, now: Instant) {
         match core::mem::replace(&mut self.role, ConnectionRole::Closed) {
             ConnectionRole::Io(io) if io.is_drained() => io.close_queue(now),
             role => self.role = role,
@@ -161,15 +161,15 @@ impl TargetConnection {
     pub(super) fn handle_deadlines(&mut self, now: Instant) -> usize {
         if now >= self.connect_by {
             self.connect_by = Instant::NEVER;
-            let waits = self.reason.is_none() && self.connect_again(now);
+            let waits = self.reason.is_none() && self.retry_pending_connect(now);
             if !waits {
-                self.close_with(now, DisconnectReason::Timeout("connect"));
+                self.start_closing(now, DisconnectReason::Timeout("connect"));
             }
         }
         let time_limit = self.service.limits().time_limit;
         if self.blocked_since.is_some_and(|since| now >= since.after(time_limit)) {
             self.blocked_since = None;
-            self.close_with(now, DisconnectReason::Timeout("receive requested data"));
+            self.start_closing(now, DisconnectReason::Timeout("receive requested data"));
         }
         if now >= self.timeout_check_at {
             self.check_transfer_timeouts(now);
@@ -181,19 +181,19 @@ impl TargetConnection {
     /// Schedules checks of how long responses hold pool memory.
     #[cold]
     pub(super) fn schedule_timeout_check(&mut self, now: Instant) {
-        self.timeout_check_at = self.timeout_check_at.min(now.after(self.check_interval()));
+        self.timeout_check_at = self.timeout_check_at.min(now.after(self.timeout_check_interval()));
     }
 
     /// Interval of these checks.
-    fn check_interval(&self) -> Span {
+    fn timeout_check_interval(&self) -> Span {
         Span { ns: self.service.limits().time_limit.ns / u64::from(SEND_CHECKS_MAX) }
     }
 
     /// Checks for overdue data and stalled responses.
     fn check_transfer_timeouts(&mut self, now: Instant) {
         self.timeout_check_at = Instant::NEVER;
-        if self.has_data_timeout(now) {
-            return self.close_with(now, DisconnectReason::Timeout("send requested data"));
+        if self.is_host_data_overdue(now) {
+            return self.start_closing(now, DisconnectReason::Timeout("send requested data"));
         }
         if self.awaited_data.is_some() {
             self.schedule_timeout_check(now);
@@ -202,7 +202,7 @@ impl TargetConnection {
             StalledSend::None => {}
             StalledSend::Waiting => self.schedule_timeout_check(now),
             StalledSend::TimedOut => {
-                self.close_with(
+                self.start_closing(
                     now,
                     DisconnectReason::Timeout(
                         "receive requested data while others waited for memory",
@@ -218,7 +218,7 @@ impl TargetConnection {
     /// and restarts when all data of one of the oldest commands have arrived. Single bytes do not
     /// restart it: a host must complete what it started. While others wait for its memory, the host
     /// has four times the limit in total, however many commands it completes.
-    fn has_data_timeout(&mut self, now: Instant) -> bool {
+    fn is_host_data_overdue(&mut self, now: Instant) -> bool {
         #[cfg(test)]
         if is_injected(InjectedBug::Renewed) {
             return false;
@@ -242,7 +242,7 @@ impl TargetConnection {
             Some(_) => now,
             None => requested_at,
         };
-        self.awaited_data = Some(AwaitedData { requested_at, count, since });
+        self.awaited_data = Some(OldestAwaitedData { requested_at, count, since });
         let limit = Span { ns: time_limit.ns * DATA_TIMEOUT_FACTOR };
         now >= since.after(time_limit)
             || now >= requested_at.after(limit) && self.commands.others_need_memory()

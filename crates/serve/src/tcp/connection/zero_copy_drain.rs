@@ -29,12 +29,12 @@ impl TargetConnection {
             stream.abort();
             let until = now.after(self.service.limits().time_limit);
             self.zero_copy_drain = Some(ZeroCopyDrain { stream, next_check: now, until });
-            self.wait_for_release(now);
+            self.poll_kernel_release(now);
         }
     }
 
     /// Checks whether the kernel has released the memory. Returns the amount of work.
-    pub(super) fn wait_for_release(&mut self, now: Instant) -> usize {
+    pub(super) fn poll_kernel_release(&mut self, now: Instant) -> usize {
         let Some(zero_copy_drain) = &mut self.zero_copy_drain else { return 0 };
         if now < zero_copy_drain.next_check {
             return 0;
@@ -64,11 +64,11 @@ impl TargetConnection {
              this memory is not used again",
             self.peer
         );
-        self.service.emit(TargetEvent::Trouble(text));
+        self.service.emit(TargetEvent::Error(text));
     }
 
     /// Time of the next check.
-    pub(super) fn next_release(&self) -> Instant {
+    pub(super) fn next_release_check(&self) -> Instant {
         self.zero_copy_drain
             .as_ref()
             .map_or(Instant::NEVER, |zero_copy_drain| zero_copy_drain.next_check)

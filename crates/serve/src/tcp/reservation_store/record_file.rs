@@ -7,12 +7,12 @@ use tenmil_base::Error;
 pub(super) trait StateFs: Send {
     fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>>;
     /// Writes the content of a file. It may be lost until `sync`.
-    fn write(&mut self, name: &str, bytes: &[u8]) -> io::Result<()>;
+    fn write_pending(&mut self, name: &str, bytes: &[u8]) -> io::Result<()>;
     fn sync(&mut self, name: &str) -> io::Result<()>;
-    /// Renames a file. The old or the new name may survive a power loss until `sync_names`.
+    /// Renames a file. The old or the new name may survive a power loss until `sync_directory`.
     fn rename(&mut self, from: &str, to: &str) -> io::Result<()>;
     fn remove(&mut self, name: &str) -> io::Result<()>;
-    fn sync_names(&mut self) -> io::Result<()>;
+    fn sync_directory(&mut self) -> io::Result<()>;
 }
 
 /// Location of a namespace's reservations.
@@ -38,7 +38,7 @@ pub(super) struct RecordOwner {
 const FIRST_LINE: &[u8] = b"tenmil reservations 2\n";
 
 impl RecordOwner {
-    fn lines(&self) -> Vec<u8> {
+    fn header_lines(&self) -> Vec<u8> {
         let Self { nqn, nsid, disk } = self;
         let lines = format!("subsystem {nqn}\nnamespace {nsid}\ndisk {disk}\n");
         [FIRST_LINE, lines.as_bytes()].concat()
@@ -46,29 +46,29 @@ impl RecordOwner {
 }
 
 impl<D: StateFs> RecordFile<D> {
-    pub(super) fn read(&self) -> Result<Option<Vec<u8>>, Error> {
+    pub(super) fn read_record(&self) -> Result<Option<Vec<u8>>, Error> {
         let found = self.disk.read(&self.name);
         let found = found
             .map_err(|error| format!("read {}: {error}", self.shown))
             .map_err(Error::environment)?;
         let Some(bytes) = found else { return Ok(None) };
-        self.record_in(&bytes).map(Some)
+        self.extract_record(&bytes).map(Some)
     }
 
     /// Rewrites the file, if it exists, for this disk.
-    pub(super) fn adopt(&mut self) -> Result<(), Error> {
+    pub(super) fn adopt_for_disk(&mut self) -> Result<(), Error> {
         let found = self.disk.read(&self.name);
         let found = found
             .map_err(|error| format!("adopt {}: {error}", self.shown))
             .map_err(Error::environment)?;
         let Some(bytes) = found else { return Ok(()) };
-        let (found, record) = self.parse(&bytes).map_err(Error::environment)?;
-        if found.as_ref() == Some(&self.owner) { Ok(()) } else { self.write(Some(record)) }
+        let (found, record) = self.parse_file(&bytes).map_err(Error::environment)?;
+        if found.as_ref() == Some(&self.owner) { Ok(()) } else { self.write_record(Some(record)) }
     }
 
     /// Extracts the record, if the file belongs to this disk.
-    fn record_in(&self, bytes: &[u8]) -> Result<Vec<u8>, Error> {
-        let (found, record) = self.parse(bytes).map_err(Error::environment)?;
+    fn extract_record(&self, bytes: &[u8]) -> Result<Vec<u8>, Error> {
+        let (found, record) = self.parse_file(bytes).map_err(Error::environment)?;
         let Self { name, owner, shown, .. } = self;
         let RecordOwner { nqn, nsid, disk } = owner;
         let adopt = format!(
@@ -90,7 +90,7 @@ impl<D: StateFs> RecordFile<D> {
     }
 
     /// Parses a file into its owner, if it names one, and the record.
-    fn parse<'a>(&self, bytes: &'a [u8]) -> Result<(Option<RecordOwner>, &'a [u8]), String> {
+    fn parse_file<'a>(&self, bytes: &'a [u8]) -> Result<(Option<RecordOwner>, &'a [u8]), String> {
         let Self { owner, shown, .. } = self;
         let wrong = |found: &str| {
             format!(
@@ -126,16 +126,16 @@ impl<D: StateFs> RecordFile<D> {
         Ok((Some(found), rest))
     }
 
-    pub(super) fn write(&mut self, record: Option<&[u8]>) -> Result<(), Error> {
+    pub(super) fn write_record(&mut self, record: Option<&[u8]>) -> Result<(), Error> {
         let Self { disk, name, owner, shown } = self;
         let wrong = |error: io::Error| format!("write {shown}: {error}");
         let before = disk.read(name).map_err(wrong).map_err(Error::environment)?;
-        let bytes = record.map(|record| [&owner.lines(), record].concat());
+        let bytes = record.map(|record| [&owner.header_lines(), record].concat());
         replace_file(disk, name, bytes.as_deref()).map_err(wrong).map_err(Error::environment)?;
-        let Err(error) = disk.sync_names() else { return Ok(()) };
+        let Err(error) = disk.sync_directory() else { return Ok(()) };
         // The rename may have become durable. Restore the old file, or a restart would find a
         // change that was reported as failed.
-        let back = replace_file(disk, name, before.as_deref()).and_then(|()| disk.sync_names());
+        let back = replace_file(disk, name, before.as_deref()).and_then(|()| disk.sync_directory());
         Err(match back {
             Ok(()) => Error::environment(wrong(error)),
             Err(worse) => Error::environment(format!(
@@ -146,11 +146,11 @@ impl<D: StateFs> RecordFile<D> {
     }
 }
 
-/// Replaces a file atomically, or removes it. The caller makes it durable with `sync_names`.
+/// Replaces a file atomically, or removes it. The caller makes it durable with `sync_directory`.
 fn replace_file(disk: &mut impl StateFs, name: &str, bytes: Option<&[u8]>) -> io::Result<()> {
     let Some(bytes) = bytes else { return disk.remove(name) };
     let temporary = format!("{name}.new");
-    disk.write(&temporary, bytes)?;
+    disk.write_pending(&temporary, bytes)?;
     disk.sync(&temporary)?;
     disk.rename(&temporary, name)
 }

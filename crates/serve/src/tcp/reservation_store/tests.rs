@@ -24,10 +24,10 @@ use super::{RecordFile, RecordOwner, ReservationFile, StateDirectory, StateFs};
 
 /// Simulated disk whose power can fail at each step.
 #[derive(Clone, Default)]
-struct FlakyStorage(Arc<Mutex<State>>);
+struct CrashTestStorage(Arc<Mutex<CrashTestState>>);
 
 #[derive(Default)]
-struct State {
+struct CrashTestState {
     /// Current and durable content of each file.
     files: Vec<(Vec<u8>, Vec<u8>)>,
     names: BTreeMap<String, usize>,
@@ -37,8 +37,8 @@ struct State {
     stumbles: bool,
 }
 
-impl FlakyStorage {
-    fn step<T>(&self, act: impl FnOnce(&mut State) -> T) -> io::Result<T> {
+impl CrashTestStorage {
+    fn count_operation<T>(&self, act: impl FnOnce(&mut CrashTestState) -> T) -> io::Result<T> {
         let mut state = self.0.lock().unwrap();
         if state.steps_left == 0 {
             if std::mem::take(&mut state.stumbles) {
@@ -51,7 +51,7 @@ impl FlakyStorage {
     }
 
     /// Power loss: `survives` selects how much of the unsynced data is kept.
-    fn cut(&self, names_survive: bool, survives: impl Fn(&[u8]) -> Vec<u8>) {
+    fn cut_power(&self, names_survive: bool, survives: impl Fn(&[u8]) -> Vec<u8>) {
         let state = &mut *self.0.lock().unwrap();
         for (now, durable) in &mut state.files {
             if now != durable {
@@ -66,46 +66,46 @@ impl FlakyStorage {
     }
 }
 
-impl StateFs for FlakyStorage {
+impl StateFs for CrashTestStorage {
     fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         let state = self.0.lock().unwrap();
         Ok(state.names.get(name).map(|index| state.files[*index].0.clone()))
     }
 
-    fn write(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        self.step(|state| {
+    fn write_pending(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        self.count_operation(|state| {
             state.files.push((bytes.to_vec(), Vec::new()));
             state.names.insert(name.to_owned(), state.files.len() - 1);
         })
     }
 
     fn sync(&mut self, name: &str) -> io::Result<()> {
-        self.step(|state| {
+        self.count_operation(|state| {
             let (now, durable) = &mut state.files[state.names[name]];
             durable.clone_from(now);
         })
     }
 
     fn rename(&mut self, from: &str, to: &str) -> io::Result<()> {
-        self.step(|state| {
+        self.count_operation(|state| {
             let index = state.names.remove(from).unwrap();
             state.names.insert(to.to_owned(), index);
         })
     }
 
     fn remove(&mut self, name: &str) -> io::Result<()> {
-        self.step(|state| {
+        self.count_operation(|state| {
             state.names.remove(name);
         })
     }
 
-    fn sync_names(&mut self) -> io::Result<()> {
-        self.step(|state| state.durable_names.clone_from(&state.names))
+    fn sync_directory(&mut self) -> io::Result<()> {
+        self.count_operation(|state| state.durable_names.clone_from(&state.names))
     }
 }
 
-fn directory() -> (FlakyStorage, RecordFile<FlakyStorage>) {
-    let disk = FlakyStorage::default();
+fn open_test_directory() -> (CrashTestStorage, RecordFile<CrashTestStorage>) {
+    let disk = CrashTestStorage::default();
     disk.0.lock().unwrap().steps_left = usize::MAX;
     let (name, nqn, shown) = ("r".to_owned(), "nqn".to_owned(), "r".to_owned());
     let owner = RecordOwner { nqn, nsid: 1, disk: "disk".to_owned() };
@@ -113,7 +113,7 @@ fn directory() -> (FlakyStorage, RecordFile<FlakyStorage>) {
 }
 
 #[test]
-fn a_record_update_is_atomic_at_power_loss() {
+fn record_update_is_atomic_at_power_loss() {
     let (old, new) = (b"the old one".to_vec(), b"the new one".to_vec());
     // None, half or all of the unsynced data are kept.
     let fates =
@@ -121,12 +121,12 @@ fn a_record_update_is_atomic_at_power_loss() {
     for after in [Some(new.as_slice()), None] {
         for (steps, names_survive) in (0..=4).flat_map(|steps| [(steps, false), (steps, true)]) {
             for fate in fates {
-                let (disk, mut directory) = directory();
-                directory.write(Some(&old)).unwrap();
+                let (disk, mut directory) = open_test_directory();
+                directory.write_record(Some(&old)).unwrap();
                 disk.0.lock().unwrap().steps_left = steps;
-                let stored = directory.write(after);
-                disk.cut(names_survive, fate);
-                let found = directory.read().unwrap();
+                let stored = directory.write_record(after);
+                disk.cut_power(names_survive, fate);
+                let found = directory.read_record().unwrap();
                 let is_new = found.as_deref() == after;
                 assert!(is_new || found.as_ref() == Some(&old), "{steps} steps: {found:?}");
                 assert!(is_new || stored.is_err(), "{steps} steps: it was said to be written");
@@ -136,37 +136,37 @@ fn a_record_update_is_atomic_at_power_loss() {
 }
 
 #[test]
-fn a_rejected_reservation_change_is_not_found_after_a_restart() {
+fn rejected_reservation_change_is_absent_after_a_restart() {
     let (old, new) = (b"the old one".to_vec(), b"the new one".to_vec());
     for before in [Some(old.as_slice()), None] {
         for after in [Some(new.as_slice()), None] {
             for (steps, names_survive) in (0..=3).flat_map(|steps| [(steps, false), (steps, true)])
             {
-                let (disk, mut directory) = directory();
-                directory.write(before).unwrap();
+                let (disk, mut directory) = open_test_directory();
+                directory.write_record(before).unwrap();
                 disk.0.lock().unwrap().steps_left = steps;
                 disk.0.lock().unwrap().stumbles = true;
-                let stored = directory.write(after);
-                disk.cut(names_survive, <[u8]>::to_vec);
+                let stored = directory.write_record(after);
+                disk.cut_power(names_survive, <[u8]>::to_vec);
                 let expected = if stored.is_ok() { after } else { before };
-                assert_eq!(directory.read().unwrap().as_deref(), expected, "{steps} steps");
+                assert_eq!(directory.read_record().unwrap().as_deref(), expected, "{steps} steps");
             }
         }
     }
     // If the change cannot be undone, the error says so.
-    let (disk, mut directory) = directory();
+    let (disk, mut directory) = open_test_directory();
     disk.0.lock().unwrap().steps_left = 3;
-    let why = directory.write(Some(&new)).unwrap_err();
+    let why = directory.write_record(Some(&new)).unwrap_err();
     assert!(why.text.contains("a restart may find the change that is rejected now"), "{why}");
 }
 
 /// Host whose reservations are persistent.
-struct World {
+struct ReservationHost {
     controller: Controller,
     mail: Receiver<()>,
 }
 
-impl World {
+impl ReservationHost {
     fn new(keeper: Box<dyn ReservationStore>) -> Self {
         let medium = Arc::new(RamDevice::new(&RegionTable::new(4), 512, 8).unwrap());
         let persistence = Persistence::Durable(keeper);
@@ -185,7 +185,7 @@ impl World {
     }
 
     /// Sends a registration with or without persistence.
-    fn ask(&mut self, persists: bool) {
+    fn submit_acquire(&mut self, persists: bool) {
         let cptpl = if persists { ChangePersistence::Persist } else { ChangePersistence::Clear };
         let command = ReservationRegister {
             nsid: 1,
@@ -201,16 +201,16 @@ impl World {
         assert_eq!(ended, None, "the disk is not waited for");
     }
 
-    fn decided(&mut self) -> Option<Status> {
+    fn completion_status(&mut self) -> Option<Status> {
         self.controller.poll(Instant::default());
         self.controller.next_reservation_completion().map(|decided| decided.end.status)
     }
 
     /// Waits for the status of the registration.
-    fn answer(&mut self) -> Status {
+    fn await_completion(&mut self) -> Status {
         loop {
             self.mail.recv_timeout(Duration::from_secs(20)).expect("it ends");
-            if let Some(status) = self.decided() {
+            if let Some(status) = self.completion_status() {
                 return status;
             }
         }
@@ -218,23 +218,23 @@ impl World {
 }
 
 #[test]
-fn reservations_are_read_by_the_next_process_and_the_directory_is_locked() {
+fn next_process_reads_the_reservations_and_the_directory_is_locked() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("state");
     let first = StateDirectory::open(&path).unwrap();
     let keeper = first.reservation_store("nqn.one", 1, "disk");
     assert_eq!(keeper.load(), Ok(None));
-    let mut world = World::new(keeper);
+    let mut world = ReservationHost::new(keeper);
     for _ in 0..2 {
-        world.ask(true);
-        assert_eq!(world.answer(), Status::SUCCESS);
+        world.submit_acquire(true);
+        assert_eq!(world.await_completion(), Status::SUCCESS);
     }
     let written = first.reservation_store("nqn.one", 1, "disk").load();
     assert!(matches!(written, Ok(Some(_))));
-    let mut other = World::new(first.reservation_store("nqn.one", 2, "disk"));
+    let mut other = ReservationHost::new(first.reservation_store("nqn.one", 2, "disk"));
     for persists in [true, false] {
-        other.ask(persists);
-        assert_eq!(other.answer(), Status::SUCCESS);
+        other.submit_acquire(persists);
+        assert_eq!(other.await_completion(), Status::SUCCESS);
     }
     let refused = StateDirectory::open(&path).unwrap_err();
     assert!(refused.text.contains("another process uses it"), "{refused}");
@@ -243,8 +243,8 @@ fn reservations_are_read_by_the_next_process_and_the_directory_is_locked() {
     assert_eq!(again.reservation_store("nqn.one", 1, "disk").load(), written);
     assert_eq!(again.reservation_store("nqn.one", 2, "disk").load(), Ok(None));
     // A file copied from another namespace is rejected.
-    let name = path.join(super::name_of("nqn.two", 1));
-    std::fs::copy(path.join(super::name_of("nqn.one", 1)), name).unwrap();
+    let name = path.join(super::record_file_name("nqn.two", 1));
+    std::fs::copy(path.join(super::record_file_name("nqn.one", 1)), name).unwrap();
     let refused = again.reservation_store("nqn.two", 1, "disk").load().unwrap_err();
     assert!(refused.text.contains("it is of namespace 1 of nqn.one"), "{refused}");
 }
@@ -254,29 +254,29 @@ fn dropping_the_directory_waits_for_pending_writes() {
     let root = tempfile::tempdir().unwrap();
     for nsid in 1..40 {
         let state = StateDirectory::open(root.path()).unwrap();
-        let mut world = World::new(state.reservation_store("nqn.one", nsid, "disk"));
-        world.ask(true);
+        let mut world = ReservationHost::new(state.reservation_store("nqn.one", nsid, "disk"));
+        world.submit_acquire(true);
         drop(state);
-        assert!(root.path().join(super::name_of("nqn.one", nsid)).exists());
+        assert!(root.path().join(super::record_file_name("nqn.one", nsid)).exists());
     }
 }
 
 /// Disk whose writes wait for the test.
 #[derive(Clone)]
-struct Slow {
-    disk: FlakyStorage,
+struct SlowStorage {
+    disk: CrashTestStorage,
     gate: Arc<Mutex<Receiver<()>>>,
 }
 
-impl StateFs for Slow {
+impl StateFs for SlowStorage {
     fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         self.disk.read(name)
     }
 
-    fn write(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
+    fn write_pending(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
         // The other end of the channel may be dropped.
         let _ = self.gate.lock().unwrap().recv();
-        self.disk.write(name, bytes)
+        self.disk.write_pending(name, bytes)
     }
 
     fn sync(&mut self, name: &str) -> io::Result<()> {
@@ -291,43 +291,44 @@ impl StateFs for Slow {
         self.disk.remove(name)
     }
 
-    fn sync_names(&mut self) -> io::Result<()> {
-        self.disk.sync_names()
+    fn sync_directory(&mut self) -> io::Result<()> {
+        self.disk.sync_directory()
     }
 }
 
 #[test]
-fn a_slow_disk_delays_only_the_reservation_command() {
-    let (fragile, directory) = directory();
+fn slow_state_disk_delays_only_the_reservation_command() {
+    let (fragile, directory) = open_test_directory();
     let (open, gate) = channel();
-    let disk = Slow { disk: fragile.clone(), gate: Arc::new(Mutex::new(gate)) };
+    let disk = SlowStorage { disk: fragile.clone(), gate: Arc::new(Mutex::new(gate)) };
     let RecordFile { name, owner, shown, .. } = directory;
     let slow = RecordFile { disk, name, owner, shown };
     let pool = ThreadPool::new(1, 8);
-    let mut world = World::new(Box::new(ReservationFile::new(slow.clone(), pool.handle(), false)));
-    world.ask(true);
-    assert_eq!(world.decided(), None);
+    let mut world =
+        ReservationHost::new(Box::new(ReservationFile::new(slow.clone(), pool.handle(), false)));
+    world.submit_acquire(true);
+    assert_eq!(world.completion_status(), None);
     open.send(()).unwrap();
-    assert_eq!(world.answer(), Status::SUCCESS);
-    let first = slow.read().unwrap();
+    assert_eq!(world.await_completion(), Status::SUCCESS);
+    let first = slow.read_record().unwrap();
     assert!(first.is_some());
     // The disk fails midway: the command fails, and the event names the reason.
-    world.ask(true);
+    world.submit_acquire(true);
     fragile.0.lock().unwrap().steps_left = 2;
-    assert_eq!(world.decided(), None);
+    assert_eq!(world.completion_status(), None);
     open.send(()).unwrap();
-    assert_eq!(world.answer(), Status::INTERNAL_ERROR);
+    assert_eq!(world.await_completion(), Status::INTERNAL_ERROR);
     let why = ControllerSignal::PersistFailed { why: "write r: no power".to_owned() };
     assert_eq!(world.controller.next_signal(), Some(why));
-    assert_eq!(slow.read().unwrap(), first);
+    assert_eq!(slow.read_record().unwrap(), first);
     // A load completes after all writes that were queued before it.
     fragile.0.lock().unwrap().steps_left = usize::MAX;
-    world.ask(true);
+    world.submit_acquire(true);
     drop(world);
     drop(open);
     let next = ReservationFile::new(slow.clone(), pool.handle(), false).load().unwrap();
     assert_ne!(next, first);
-    assert_eq!(next, slow.read().unwrap());
+    assert_eq!(next, slow.read_record().unwrap());
     // Without a thread of the pool, the load fails.
     let refused = ReservationFile::new(slow.clone(), ThreadPool::new(0, 0).handle(), false)
         .load()
@@ -336,7 +337,7 @@ fn a_slow_disk_delays_only_the_reservation_command() {
 }
 
 #[test]
-fn an_invalid_state_directory_is_rejected_by_name() {
+fn invalid_state_directory_is_rejected_by_name() {
     let refused = StateDirectory::open("/proc/nowhere/state".as_ref()).unwrap_err();
     assert!(refused.text.contains("/proc/nowhere/state"), "{refused}");
 }
@@ -347,15 +348,16 @@ const FORMAT_1: &[u8] = include_bytes!("../../../tests/data/reservations-format-
 const OLD_NQN: &str = "nqn.2026-01.org.tenmil:disk";
 
 #[test]
-fn reservations_of_another_disk_are_refused_by_name_until_they_are_adopted() {
+fn reservations_of_another_disk_are_rejected_until_adopted() {
     let root = tempfile::tempdir().unwrap();
     let state = StateDirectory::open(root.path()).unwrap();
-    let mut world = World::new(state.reservation_store("nqn.one", 1, "inode 5 made at 9"));
-    world.ask(true);
-    assert_eq!(world.answer(), Status::SUCCESS);
+    let mut world =
+        ReservationHost::new(state.reservation_store("nqn.one", 1, "inode 5 made at 9"));
+    world.submit_acquire(true);
+    assert_eq!(world.await_completion(), Status::SUCCESS);
     drop(world);
     let refused = state.reservation_store("nqn.one", 1, "inode 6 made at 9").load().unwrap_err();
-    let name = super::name_of("nqn.one", 1);
+    let name = super::record_file_name("nqn.one", 1);
     for part in [
         "inode 5 made at 9",
         "inode 6 made at 9",
@@ -368,7 +370,7 @@ fn reservations_of_another_disk_are_refused_by_name_until_they_are_adopted() {
     let written = state.reservation_store("nqn.one", 1, "inode 5 made at 9").load();
     assert!(matches!(written, Ok(Some(_))), "what is refused is not changed");
     drop(state);
-    let state = StateDirectory::open(root.path()).unwrap().with_adopted(&[name]).unwrap();
+    let state = StateDirectory::open(root.path()).unwrap().adopt_records(&[name]).unwrap();
     assert_eq!(state.reservation_store("nqn.one", 1, "inode 6 made at 9").load(), written);
     drop(state);
     let state = StateDirectory::open(root.path()).unwrap();
@@ -376,38 +378,38 @@ fn reservations_of_another_disk_are_refused_by_name_until_they_are_adopted() {
     assert!(state.reservation_store("nqn.one", 1, "inode 5 made at 9").load().is_err());
     for name in ["reservations-0-1", "lock", "../lock", "reservations-../lock"] {
         let state = StateDirectory::open(&root.path().join("other")).unwrap();
-        let refused = state.with_adopted(&[name.to_owned()]).unwrap_err();
+        let refused = state.adopt_records(&[name.to_owned()]).unwrap_err();
         assert!(refused.text.contains("it is not a reservation file in"), "{refused}");
     }
 }
 
 #[test]
-fn reservations_of_a_disk_whose_identity_has_control_characters_are_found_again() {
+fn disk_identity_with_control_characters_is_found_again() {
     let root = tempfile::tempdir().unwrap();
     let state = StateDirectory::open(root.path()).unwrap();
     let disk = "file:a\nb\u{85}c";
-    let mut world = World::new(state.reservation_store("nqn.one", 1, disk));
-    world.ask(true);
-    assert_eq!(world.answer(), Status::SUCCESS);
+    let mut world = ReservationHost::new(state.reservation_store("nqn.one", 1, disk));
+    world.submit_acquire(true);
+    assert_eq!(world.await_completion(), Status::SUCCESS);
     let written = state.reservation_store("nqn.one", 1, disk).load();
     assert!(matches!(written, Ok(Some(_))), "{written:?}");
 }
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "it lays a file of an old version")]
-fn a_format_1_file_is_rejected_with_the_adopt_option() {
+fn format_1_file_is_rejected_with_the_adopt_option() {
     let root = tempfile::tempdir().unwrap();
-    let name = super::name_of(OLD_NQN, 1);
+    let name = super::record_file_name(OLD_NQN, 1);
     std::fs::write(root.path().join(&name), FORMAT_1).unwrap();
     let state = StateDirectory::open(root.path()).unwrap();
     let refused = state.reservation_store(OLD_NQN, 1, "inode 5").load().unwrap_err();
     assert!(refused.text.contains(&format!("--adopt-reservations {name}")), "{refused}");
     assert_eq!(std::fs::read(root.path().join(&name)).unwrap(), FORMAT_1);
     drop(state);
-    let state = StateDirectory::open(root.path()).unwrap().with_adopted(&[name]).unwrap();
+    let state = StateDirectory::open(root.path()).unwrap().adopt_records(&[name]).unwrap();
     let keeper = state.reservation_store(OLD_NQN, 1, "inode 5");
     assert!(matches!(keeper.load(), Ok(Some(_))));
-    let world = World::new(keeper);
+    let world = ReservationHost::new(keeper);
     let reservation = world.controller.namespaces().reader().get().get(1).unwrap().reservation;
     assert!(reservation.is_some_and(|it| !it.is_holder && it.rejects_writes()), "{reservation:?}");
     assert!(
@@ -421,36 +423,36 @@ fn a_format_1_file_is_rejected_with_the_adopt_option() {
 fn adoption_is_atomic_at_power_loss() {
     for steps in 0..=4 {
         for names_survive in [false, true] {
-            let (disk, mut directory) = directory();
-            directory.write(Some(b"a record")).unwrap();
+            let (disk, mut directory) = open_test_directory();
+            directory.write_record(Some(b"a record")).unwrap();
             let other = RecordOwner { disk: "another".to_owned(), ..directory.owner.clone() };
             let mut adopted = RecordFile { owner: other, ..directory.clone() };
             disk.0.lock().unwrap().steps_left = steps;
-            let ended = adopted.adopt();
-            disk.cut(names_survive, |bytes| bytes[..bytes.len() / 2].to_vec());
+            let ended = adopted.adopt_for_disk();
+            disk.cut_power(names_survive, |bytes| bytes[..bytes.len() / 2].to_vec());
             disk.0.lock().unwrap().steps_left = usize::MAX;
-            let [old, new] = [directory.read(), adopted.read()];
+            let [old, new] = [directory.read_record(), adopted.read_record()];
             assert!(old.is_ok() != new.is_ok(), "{steps}: {old:?} {new:?}");
             assert!(ended.is_err() || new.is_ok(), "{steps}: it was said to be done");
             assert_eq!(old.or(new), Ok(Some(b"a record".to_vec())));
-            adopted.adopt().unwrap();
-            assert_eq!(adopted.read(), Ok(Some(b"a record".to_vec())));
+            adopted.adopt_for_disk().unwrap();
+            assert_eq!(adopted.read_record(), Ok(Some(b"a record".to_vec())));
         }
     }
 }
 
 #[test]
-fn a_reservation_file_with_a_changed_header_is_rejected() {
-    let (disk, mut directory) = directory();
-    directory.write(Some(b"a record")).unwrap();
+fn reservation_file_with_changed_header_is_rejected() {
+    let (disk, mut directory) = open_test_directory();
+    directory.write_record(Some(b"a record")).unwrap();
     let whole = disk.read("r").unwrap().unwrap();
     let lines_end = whole.len() - b"a record".len();
     for at in 0..lines_end {
         let mut changed = whole.clone();
         changed[at] ^= 0x10;
-        disk.clone().write("r", &changed).unwrap();
-        assert!(directory.read().is_err(), "byte {at}");
-        disk.clone().write("r", &whole[..at]).unwrap();
-        assert!(directory.read().is_err(), "{at} bytes");
+        disk.clone().write_pending("r", &changed).unwrap();
+        assert!(directory.read_record().is_err(), "byte {at}");
+        disk.clone().write_pending("r", &whole[..at]).unwrap();
+        assert!(directory.read_record().is_err(), "{at} bytes");
     }
 }

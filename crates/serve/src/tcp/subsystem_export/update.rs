@@ -7,14 +7,14 @@ use tenmil_base::Error;
 use tenmil_nvme_controller::controller::{AnaState, NamespaceConfig};
 use tenmil_nvme_controller::transport::fabrics::EndReason;
 
-use super::{ExportState, Hosts, SubsystemExport};
+use super::{AllowedHosts, ExportState, SubsystemExport};
 use crate::tcp::association::Association;
 
 /// New configuration of an exported subsystem.
 #[derive(Clone, Debug)]
 pub struct SubsystemExportUpdate {
     /// Hosts that may use it.
-    pub hosts: Hosts,
+    pub hosts: AllowedHosts,
     /// Ports at which it is visible, and the ANA state of each group there.
     pub ports: BTreeMap<u16, Vec<(u32, AnaState)>>,
     /// Namespaces that are visible to the listed hosts only.
@@ -27,7 +27,7 @@ impl SubsystemExport {
     /// anything changed.
     pub(in crate::tcp) fn update(&self, change: SubsystemExportUpdate) -> bool {
         let SubsystemExportUpdate { hosts, ports, masks } = change;
-        let mut state = self.state();
+        let mut state = self.lock_state();
         if state.hosts == hosts && state.ports == ports && state.masks == masks {
             return false;
         }
@@ -42,11 +42,11 @@ impl SubsystemExport {
                 association.transport().end(EndReason::SubsystemRemoved);
                 continue;
             }
-            let state = self.state();
-            self.show(&association, &masks_before, &state);
+            let state = self.lock_state();
+            self.update_visible_namespaces(&association, &masks_before, &state);
             let before = ports_before.get(&association.port).map_or(&[][..], Vec::as_slice);
             let after = state.ports.get(&association.port).map_or(&[][..], Vec::as_slice);
-            for (group, state) in changed(before, after) {
+            for (group, state) in changed_ana_states(before, after) {
                 self.subsystem.set_ana_state(association.cntlid, group, state);
             }
         }
@@ -54,28 +54,28 @@ impl SubsystemExport {
     }
 
     /// Updates the visibility of masked namespaces for an association.
-    fn show(
+    fn update_visible_namespaces(
         &self,
         association: &Arc<Association>,
         before: &BTreeMap<u32, BTreeSet<String>>,
         state: &ExportState,
     ) {
         for nsid in before.keys().chain(state.masks.keys()) {
-            let is_visible = state.sees(&association.host.nqn, *nsid);
+            let is_visible = state.can_see_namespace(&association.host.nqn, *nsid);
             self.subsystem.set_visible(association.cntlid, *nsid, is_visible);
         }
     }
 
     /// Adds a namespace and notifies the hosts that can see it.
     pub(in crate::tcp) fn add_namespace(&self, config: NamespaceConfig) -> Result<u32, Error> {
-        let state = self.state();
+        let state = self.lock_state();
         let Some((nsid, _)) = config.nsid.and_then(|nsid| state.masks.get_key_value(&nsid)) else {
             return self.subsystem.add_namespace(config);
         };
         // A controller that is being created evaluates the masks itself.
         let associations = state.associations.iter();
         let entry = associations.filter_map(|(cntlid, entry)| Some((*cntlid, entry.upgrade()?)));
-        let affected = entry.filter(|(_, entry)| state.sees(&entry.host.nqn, *nsid));
+        let affected = entry.filter(|(_, entry)| state.can_see_namespace(&entry.host.nqn, *nsid));
         let cntlids: BTreeSet<u16> = affected.map(|(cntlid, _)| cntlid).collect();
         self.subsystem.add_namespace_for(config, |cntlid| cntlids.contains(&cntlid))
     }
@@ -83,13 +83,16 @@ impl SubsystemExport {
 
 impl ExportState {
     /// Whether a host that may use the subsystem can see a namespace.
-    pub(super) fn sees(&self, host: &str, nsid: u32) -> bool {
+    pub(super) fn can_see_namespace(&self, host: &str, nsid: u32) -> bool {
         self.masks.get(&nsid).is_none_or(|hosts| hosts.contains(host))
     }
 }
 
 /// Groups whose ANA state changes. A group that is not listed is optimized.
-fn changed(before: &[(u32, AnaState)], after: &[(u32, AnaState)]) -> Vec<(u32, AnaState)> {
+fn changed_ana_states(
+    before: &[(u32, AnaState)],
+    after: &[(u32, AnaState)],
+) -> Vec<(u32, AnaState)> {
     let of = |states: &[(u32, AnaState)], group: u32| {
         let found = states.iter().rev().find(|(listed, _)| *listed == group);
         found.map_or(AnaState::Optimized, |(_, state)| *state)

@@ -8,40 +8,45 @@ use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status, nqn};
 
 use super::test_target::{
-    ENABLED, HOST, Rig, admin_config, admin_connect, connect_data, io_config, io_connect, limits,
-    transfer,
+    ENABLED, HOST, TestTarget, admin_config, admin_connect, connect_data, io_config, io_connect,
+    service_limits, transfer_command,
 };
 use crate::tcp::{
-    AdmissionLimits, DisconnectReason, Hosts, Limits, SubsystemExportConfig, TargetEvent,
+    AdmissionLimits, AllowedHosts, DisconnectReason, ServiceLimits, SubsystemExportConfig,
+    TargetEvent,
 };
 
-fn discovery() -> ConnectData {
+fn open_discovery_connection() -> ConnectData {
     connect_data(CNTLID_DYNAMIC).with(|data| data.subnqn(Ascii::nul_padded(nqn::DISCOVERY)))
 }
 
-fn connect(rig: &mut Rig, connect: &Connect, data: &ConnectData) -> Status {
-    let line = rig.dial(admin_config());
-    rig.connect(line, connect, data).status()
+fn try_connect(rig: &mut TestTarget, connect: &Connect, data: &ConnectData) -> Status {
+    let line = rig.open_connection(admin_config());
+    rig.connect_queue(line, connect, data).status()
 }
 
 #[test]
 fn idle_discovery_connections_do_not_exhaust_the_limit() {
-    let limits = Limits { connections_max: 40, memory_bytes: 32 << 20, ..limits() };
-    let mut rig = Rig::with(limits, |plan| plan);
+    let limits = ServiceLimits { connections_max: 40, memory_bytes: 32 << 20, ..service_limits() };
+    let mut rig = TestTarget::with_options(limits, |plan| plan);
     let asked = Connect { kato: 600_000, ..admin_connect() };
     for count in 0..30 {
         let expected = if count < 10 { Status::SUCCESS } else { Status::CONNECT_CONTROLLER_BUSY };
-        assert_eq!(connect(&mut rig, &asked, &discovery()), expected, "{count}");
+        assert_eq!(
+            try_connect(&mut rig, &asked, &open_discovery_connection()),
+            expected,
+            "{count}"
+        );
     }
-    assert_eq!(rig.service.refused(), 20);
-    let told = |new_events: &TargetEvent| matches!(new_events, TargetEvent::Refused { why, .. } if why.contains("discovery"));
+    assert_eq!(rig.service.rejected_connections(), 20);
+    let told = |new_events: &TargetEvent| matches!(new_events, TargetEvent::Rejected { why, .. } if why.contains("discovery"));
     assert_eq!(rig.new_events.iter().filter(|new_events| told(new_events)).count(), 20);
-    rig.admin();
+    rig.execute_admin();
     // The rejected connection is closed after its time limit, and idle ones after theirs.
-    rig.pass(Span::from_secs(11));
-    assert_eq!(rig.service.connected(), 11);
-    rig.pass(Span::from_secs(600));
-    rig.pass(Span::from_secs(600));
+    rig.advance_time(Span::from_secs(11));
+    assert_eq!(rig.service.connection_count(), 11);
+    rig.advance_time(Span::from_secs(600));
+    rig.advance_time(Span::from_secs(600));
     let expired = DisconnectReason::KeepAliveExpired;
     let is_it = |new_events: &&TargetEvent| matches!(new_events, TargetEvent::Disconnected { reason, .. } if *reason == expired);
     // Including the host without keep-alive timeout that was idle.
@@ -49,27 +54,27 @@ fn idle_discovery_connections_do_not_exhaust_the_limit() {
 }
 
 #[test]
-fn a_keep_alive_time_out_has_a_bound() {
-    let mut rig = Rig::new();
+fn keep_alive_timeout_of_connect_is_bounded() {
+    let mut rig = TestTarget::new();
     for (kato, expected) in [
         (600_000, Status::SUCCESS),
         (600_001, Status::CONNECT_INVALID_PARAMETERS.with_dnr()),
         (u32::MAX, Status::CONNECT_INVALID_PARAMETERS.with_dnr()),
     ] {
-        for data in [discovery(), connect_data(CNTLID_DYNAMIC)] {
+        for data in [open_discovery_connection(), connect_data(CNTLID_DYNAMIC)] {
             let asked = Connect { kato, ..admin_connect() };
-            assert_eq!(connect(&mut rig, &asked, &data), expected, "{kato}");
+            assert_eq!(try_connect(&mut rig, &asked, &data), expected, "{kato}");
         }
     }
 }
 
 /// Set Features has the same limit as Connect.
 #[test]
-fn a_keep_alive_time_out_that_is_set_later_has_the_same_bound() {
-    let mut rig = Rig::new();
-    let (admin, _) = rig.admin();
-    let visitor = rig.dial(admin_config());
-    rig.connect(visitor, &admin_connect(), &discovery());
+fn keep_alive_timeout_of_set_features_is_bounded() {
+    let mut rig = TestTarget::new();
+    let (admin, _) = rig.execute_admin();
+    let visitor = rig.open_connection(admin_config());
+    rig.connect_queue(visitor, &admin_connect(), &open_discovery_connection());
     rig.set_property(visitor, offset::CC, ENABLED);
     let set = |timeout_ms| {
         Command::new(AdminOpcode::SetFeatures.code()).with_cdw10(0x0f).with_cdw11(timeout_ms)
@@ -80,7 +85,7 @@ fn a_keep_alive_time_out_that_is_set_later_has_the_same_bound() {
         (u32::MAX, Status::KEEP_ALIVE_TIMEOUT_INVALID),
     ] {
         for line in [admin, visitor] {
-            let (completion, _) = rig.command(line, &set(kato), DataDirection::None, &[]);
+            let (completion, _) = rig.execute_command(line, &set(kato), DataDirection::None, &[]);
             assert_eq!(completion.status().code(), expected, "{kato} over connection {line}");
         }
     }
@@ -88,30 +93,31 @@ fn a_keep_alive_time_out_that_is_set_later_has_the_same_bound() {
 
 /// KATO 0 disables the timer; a limit still applies where any host name is accepted.
 #[test]
-fn a_silent_host_without_a_keep_alive_time_out_stays_only_if_it_is_named() {
+fn silent_host_without_keep_alive_stays_connected_only_if_listed() {
     for (is_listed, left) in [(false, 0), (true, 2)] {
-        let mut rig = Rig::with(limits(), |plan| match is_listed {
-            true => {
-                SubsystemExportConfig { hosts: Hosts::Listed([HOST.to_owned()].into()), ..plan }
-            }
+        let mut rig = TestTarget::with_options(service_limits(), |plan| match is_listed {
+            true => SubsystemExportConfig {
+                hosts: AllowedHosts::Listed([HOST.to_owned()].into()),
+                ..plan
+            },
             false => plan,
         });
-        let (admin, cntlid) = rig.admin();
-        let io = rig.io(cntlid, 1);
+        let (admin, cntlid) = rig.execute_admin();
+        let io = rig.execute_io(cntlid, 1);
         for _ in 0..3 {
-            rig.pass(Span::from_secs(500));
-            let read = transfer(IoOpcode::Read.code(), 0, 1);
+            rig.advance_time(Span::from_secs(500));
+            let read = transfer_command(IoOpcode::Read.code(), 0, 1);
             assert_eq!(
-                rig.command(io, &read, DataDirection::ToHost(512), &[]).0.status(),
+                rig.execute_command(io, &read, DataDirection::ToHost(512), &[]).0.status(),
                 Status::SUCCESS
             );
         }
-        assert_eq!(rig.service.connected(), 2, "whoever reads is not silent");
+        assert_eq!(rig.service.connection_count(), 2, "whoever reads is not silent");
         let get = Command::new(AdminOpcode::GetFeatures.code()).with_cdw10(0x0f);
-        assert_eq!(rig.command(admin, &get, DataDirection::None, &[]).0.dw0(), 0);
-        rig.pass(Span::from_secs(601));
-        rig.pass(Span::from_secs(601));
-        assert_eq!(rig.service.connected(), left);
+        assert_eq!(rig.execute_command(admin, &get, DataDirection::None, &[]).0.dw0(), 0);
+        rig.advance_time(Span::from_secs(601));
+        rig.advance_time(Span::from_secs(601));
+        assert_eq!(rig.service.connection_count(), left);
     }
 }
 
@@ -119,32 +125,36 @@ fn a_silent_host_without_a_keep_alive_time_out_stays_only_if_it_is_named() {
 /// applies per address. A listed host has its place whatever its address is.
 #[test]
 fn hosts_of_one_address_leave_registrants_to_others() {
-    let admission = AdmissionLimits { registrants_per_address_max: 2, ..AdmissionLimits::of(64) };
-    let limits = Limits { admission: Some(admission), connections_max: 64, ..limits() };
+    let admission =
+        AdmissionLimits { registrants_per_address_max: 2, ..AdmissionLimits::default_for(64) };
+    let limits =
+        ServiceLimits { admission: Some(admission), connections_max: 64, ..service_limits() };
     let name = |number: u8| format!("nqn.2014-08.org.example:{number}");
     for is_listed in [false, true] {
         let mut rig =
-            Rig::with(Limits { memory_bytes: 16 << 20, ..limits }, |plan| match is_listed {
-                true => SubsystemExportConfig {
-                    hosts: Hosts::Listed((0..9).map(name).collect()),
-                    ..plan
-                },
-                false => plan,
+            TestTarget::with_options(ServiceLimits { memory_bytes: 16 << 20, ..limits }, |plan| {
+                match is_listed {
+                    true => SubsystemExportConfig {
+                        hosts: AllowedHosts::Listed((0..9).map(name).collect()),
+                        ..plan
+                    },
+                    false => plan,
+                }
             });
         let mut register = |number: u8, peer: &str| {
             rig.traits.peer = Some(peer.parse().unwrap());
             let name = Ascii::nul_padded(&name(number));
             let data =
                 |cntlid| connect_data(cntlid).with(|data| data.hostnqn(name).hostid([number; 16]));
-            let admin = rig.dial(admin_config());
-            let connected = rig.connect(admin, &admin_connect(), &data(CNTLID_DYNAMIC));
+            let admin = rig.open_connection(admin_config());
+            let connected = rig.connect_queue(admin, &admin_connect(), &data(CNTLID_DYNAMIC));
             let cntlid = u16::try_from(connected.dw0()).unwrap();
             rig.set_property(admin, offset::CC, ENABLED);
-            let io = rig.dial(io_config());
-            rig.connect(io, &io_connect(1), &data(cntlid));
+            let io = rig.open_connection(io_config());
+            rig.connect_queue(io, &io_connect(1), &data(cntlid));
             let keys = [[0; 8], [7; 8]].concat();
             let command = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
-            rig.command(io, &command, DataDirection::FromHost(16), &keys).0.status().code()
+            rig.execute_command(io, &command, DataDirection::FromHost(16), &keys).0.status().code()
         };
         for number in 1..=2 {
             assert_eq!(register(number, "192.0.2.1:1000"), Status::SUCCESS);
@@ -157,18 +167,19 @@ fn hosts_of_one_address_leave_registrants_to_others() {
 
 #[test]
 fn one_host_cannot_use_all_connections() {
-    let admission = Some(AdmissionLimits { per_host_max: 2, ..AdmissionLimits::of(16) });
-    let mut rig = Rig::with(Limits { admission, ..limits() }, |plan| plan);
-    let (_, cntlid) = rig.admin();
-    rig.io(cntlid, 1);
+    let admission = Some(AdmissionLimits { per_host_max: 2, ..AdmissionLimits::default_for(16) });
+    let mut rig =
+        TestTarget::with_options(ServiceLimits { admission, ..service_limits() }, |plan| plan);
+    let (_, cntlid) = rig.execute_admin();
+    rig.execute_io(cntlid, 1);
     let mine = connect_data(CNTLID_DYNAMIC);
-    assert_eq!(connect(&mut rig, &admin_connect(), &mine), Status::CONNECT_CONTROLLER_BUSY);
-    assert_eq!(rig.service.associations(), 1, "what was refused is not kept");
+    assert_eq!(try_connect(&mut rig, &admin_connect(), &mine), Status::CONNECT_CONTROLLER_BUSY);
+    assert_eq!(rig.service.association_count(), 1, "what was refused is not kept");
     let name = Ascii::nul_padded("nqn.2014-08.org.example:other");
     let other = connect_data(CNTLID_DYNAMIC).with(|data| data.hostnqn(name).hostid([9; 16]));
-    assert_eq!(connect(&mut rig, &admin_connect(), &other), Status::SUCCESS);
+    assert_eq!(try_connect(&mut rig, &admin_connect(), &other), Status::SUCCESS);
     // After a connection has ended, another one is accepted.
     rig.lines[1].pipe = None;
-    rig.run();
-    rig.io(cntlid, 1);
+    rig.run_until_idle();
+    rig.execute_io(cntlid, 1);
 }

@@ -12,23 +12,26 @@ use tenmil_wire::layout::Ascii;
 use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status};
 
-use super::memory_limits::stuck;
+use super::memory_limits::target_with_never_completing_device;
 use super::test_target::{
-    HOST, Rig, admin_config, admin_connect, connect_data, io_config, io_connect, limits, transfer,
+    HOST, TestTarget, admin_config, admin_connect, connect_data, io_config, io_connect,
+    service_limits, transfer_command,
 };
 use crate::tcp::association::{Association, HostIds};
 use crate::tcp::subsystem_export::ControllerError;
-use crate::tcp::{ControllerModel, DisconnectReason, Hosts, SubsystemExportConfig, TargetEvent};
+use crate::tcp::{
+    AllowedHosts, ControllerModel, DisconnectReason, SubsystemExportConfig, TargetEvent,
+};
 
 /// Completion of a Connect on a new connection: its status without DNR, and dword 0.
-fn asked(rig: &mut Rig, connect: &Connect, data: &ConnectData) -> (Status, u32) {
-    let line = rig.dial(admin_config());
-    let completion = rig.connect(line, connect, data);
+fn connect_status(rig: &mut TestTarget, connect: &Connect, data: &ConnectData) -> (Status, u32) {
+    let line = rig.open_connection(admin_config());
+    let completion = rig.connect_queue(line, connect, data);
     let status = completion.status();
     (Status(status.0 & 0x7ff), completion.dw0())
 }
 
-fn named(subsystem: &str, host: &str) -> ConnectData {
+fn error_text_of_connect(subsystem: &str, host: &str) -> ConnectData {
     ConnectData::zeroed().with(|data| {
         data.hostid([7; 16])
             .cntlid(CNTLID_DYNAMIC)
@@ -38,8 +41,8 @@ fn named(subsystem: &str, host: &str) -> ConnectData {
 }
 
 #[test]
-fn every_field_of_connect_that_cannot_be_is_named() {
-    let mut rig = Rig::new();
+fn invalid_connect_field_is_rejected_with_its_offset() {
+    let mut rig = TestTarget::new();
     let good = || connect_data(CNTLID_DYNAMIC);
     let in_data = |offset: u32| (Status::CONNECT_INVALID_PARAMETERS, 1 << 16 | offset);
     let in_command = |offset: u32| (Status::CONNECT_INVALID_PARAMETERS, offset);
@@ -52,32 +55,39 @@ fn every_field_of_connect_that_cannot_be_is_named() {
         (Connect { kato: u32::MAX, ..it() }, good(), in_command(48)),
         (it(), connect_data(0), in_data(16)),
         (it(), connect_data(CNTLID_STATIC), in_data(16)),
-        (it(), named("nqn.2026-01.org.tenmil:other", HOST), in_data(256)),
-        (it(), named("nonsense", HOST), in_data(256)),
-        (it(), named(super::test_target::NQN, " "), in_data(512)),
+        (it(), error_text_of_connect("nqn.2026-01.org.tenmil:other", HOST), in_data(256)),
+        (it(), error_text_of_connect("nonsense", HOST), in_data(256)),
+        (it(), error_text_of_connect(super::test_target::NQN, " "), in_data(512)),
         (io_connect(1), connect_data(1), in_data(16)),
     ];
     let count = cases.len();
     for (connect, data, expected) in cases {
-        assert_eq!(asked(&mut rig, &connect, &data), expected, "{connect:?} {:?}", data.subnqn());
+        assert_eq!(
+            connect_status(&mut rig, &connect, &data),
+            expected,
+            "{connect:?} {:?}",
+            data.subnqn()
+        );
     }
     let refused = rig
         .new_events
         .iter()
-        .filter(|new_events| matches!(new_events, TargetEvent::Refused { .. }))
+        .filter(|new_events| matches!(new_events, TargetEvent::Rejected { .. }))
         .count();
     assert_eq!(refused, count, "one event for each");
-    assert_eq!(rig.service.associations(), 0);
+    assert_eq!(rig.service.association_count(), 0);
     rig.lines.clear();
     rig.assert_empty();
 }
 
 #[test]
 fn only_listed_hosts_connect() {
-    let hosts = Hosts::Listed(BTreeSet::from([HOST.to_owned()]));
-    let mut rig = Rig::with(limits(), |plan| SubsystemExportConfig { hosts, ..plan });
-    let stranger = named(super::test_target::NQN, "nqn.2026-01.org.tenmil:stranger");
-    let told = asked(&mut rig, &admin_connect(), &stranger);
+    let hosts = AllowedHosts::Listed(BTreeSet::from([HOST.to_owned()]));
+    let mut rig =
+        TestTarget::with_options(service_limits(), |plan| SubsystemExportConfig { hosts, ..plan });
+    let stranger =
+        error_text_of_connect(super::test_target::NQN, "nqn.2026-01.org.tenmil:stranger");
+    let told = connect_status(&mut rig, &admin_connect(), &stranger);
     assert_eq!(told, (Status::CONNECT_INVALID_HOST, 1 << 16 | 512));
     assert!(
         rig.new_events
@@ -86,38 +96,44 @@ fn only_listed_hosts_connect() {
         "{:?}",
         rig.new_events
     );
-    rig.admin();
+    rig.execute_admin();
 }
 
 /// Hosts are identified by name, and access lists decide: a name of any form is accepted.
 #[test]
 fn any_valid_hostnqn_is_accepted() {
-    let mut rig = Rig::new();
+    let mut rig = TestTarget::new();
     for name in ["hostnqn", "nqn.2014-08.org.nvmexpress:uuid:me"] {
         let mut field: Ascii<256> = Ascii::nul_padded(name);
         field.0[255] = b'?';
         // Each host has its own identifier.
         let id = [name.as_bytes()[0] ^ name.as_bytes()[3]; 16];
-        let unzeroed =
-            named(super::test_target::NQN, name).with(|data| data.hostnqn(field).hostid(id));
-        assert_eq!(asked(&mut rig, &admin_connect(), &unzeroed).0, Status::SUCCESS, "{name}");
+        let unzeroed = error_text_of_connect(super::test_target::NQN, name)
+            .with(|data| data.hostnqn(field).hostid(id));
+        assert_eq!(
+            connect_status(&mut rig, &admin_connect(), &unzeroed).0,
+            Status::SUCCESS,
+            "{name}"
+        );
         let told = rig.new_events.iter().any(
             |new_events| matches!(new_events, TargetEvent::Associated { host, .. } if host == name),
         );
         assert!(told, "{:?}", rig.new_events);
     }
-    let noise = named(super::test_target::NQN, "a host");
+    let noise = error_text_of_connect(super::test_target::NQN, "a host");
     assert_eq!(
-        asked(&mut rig, &admin_connect(), &noise),
+        connect_status(&mut rig, &admin_connect(), &noise),
         (Status::CONNECT_INVALID_PARAMETERS, 1 << 16 | 512)
     );
 }
 
 #[test]
-fn static_controllers_are_asked_for_by_number_and_are_as_many_as_there_are() {
+fn static_controller_connects_only_by_its_cntlid_within_range() {
     let model = ControllerModel::Static(2);
-    let mut rig = Rig::with(limits(), |plan| SubsystemExportConfig { model, ..plan });
-    let ask = |rig: &mut Rig, cntlid| asked(rig, &admin_connect(), &connect_data(cntlid));
+    let mut rig =
+        TestTarget::with_options(service_limits(), |plan| SubsystemExportConfig { model, ..plan });
+    let ask =
+        |rig: &mut TestTarget, cntlid| connect_status(rig, &admin_connect(), &connect_data(cntlid));
     assert_eq!(ask(&mut rig, 2), (Status::SUCCESS, 2));
     assert_eq!(ask(&mut rig, 2).0, Status::CONNECT_CONTROLLER_BUSY);
     assert_eq!(ask(&mut rig, 3), (Status::CONNECT_INVALID_PARAMETERS, 1 << 16 | 16));
@@ -128,24 +144,25 @@ fn static_controllers_are_asked_for_by_number_and_are_as_many_as_there_are() {
 }
 
 #[test]
-fn io_queues_are_for_the_host_of_an_enabled_controller_and_once_each() {
-    let mut rig = Rig::new();
-    let line = rig.dial(admin_config());
-    let completion = rig.connect(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
+fn io_queue_connects_only_for_the_host_of_its_controller_and_once() {
+    let mut rig = TestTarget::new();
+    let line = rig.open_connection(admin_config());
+    let completion = rig.connect_queue(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
     let cntlid = u16::try_from(completion.dw0()).unwrap();
-    let ask = |rig: &mut Rig, qid| asked(rig, &io_connect(qid), &connect_data(cntlid)).0;
-    let disabled = asked(&mut rig, &io_connect(1), &connect_data(cntlid));
+    let ask =
+        |rig: &mut TestTarget, qid| connect_status(rig, &io_connect(qid), &connect_data(cntlid)).0;
+    let disabled = connect_status(&mut rig, &io_connect(1), &connect_data(cntlid));
     assert_eq!(disabled, (Status::CONNECT_INVALID_PARAMETERS, 42), "it is disabled");
     rig.set_property(line, offset::CC, 1);
     assert_eq!(ask(&mut rig, 1), Status::CONNECT_INVALID_PARAMETERS, "entries of no size");
     rig.set_property(line, offset::CC, 0);
     rig.set_property(line, offset::CC, super::test_target::ENABLED);
     assert_eq!(ask(&mut rig, 1), Status::SUCCESS);
-    let again = rig.dial(io_config());
+    let again = rig.open_connection(io_config());
     let tag = rig.submit_connect(again, &io_connect(1), &connect_data(cntlid));
-    rig.pass(Span::from_ms(999));
+    rig.advance_time(Span::from_ms(999));
     assert!(!rig.lines[again].done.contains_key(&tag), "the other may be about to go");
-    rig.pass(Span::from_ms(1));
+    rig.advance_time(Span::from_ms(1));
     let (completion, _) = rig.lines[again].done.remove(&tag).unwrap();
     let sequence = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
     assert_eq!(completion.status(), sequence, "there is one");
@@ -159,7 +176,7 @@ fn io_queues_are_for_the_host_of_an_enabled_controller_and_once_each() {
         (connect_data(cntlid + 1), 16),
     ] {
         assert_eq!(
-            asked(&mut rig, &io_connect(2), &data),
+            connect_status(&mut rig, &io_connect(2), &data),
             (Status::CONNECT_INVALID_PARAMETERS, 1 << 16 | offset)
         );
     }
@@ -168,37 +185,42 @@ fn io_queues_are_for_the_host_of_an_enabled_controller_and_once_each() {
     assert!(told(&format!("belongs to {HOST}, not to {stranger}")), "{:?}", rig.new_events);
     assert!(told("expected 07070707-0707-0707-0707-070707070707 or 0"), "{:?}", rig.new_events);
     let unidentified = connect_data(cntlid).with(|data| data.hostid([0; 16]));
-    assert_eq!(asked(&mut rig, &io_connect(2), &unidentified).0, Status::SUCCESS);
+    assert_eq!(connect_status(&mut rig, &io_connect(2), &unidentified).0, Status::SUCCESS);
 }
 
 /// Base 2.1 §5.1.25.1.28: two controllers whose hosts gave host identifier 0 belong to different
 /// hosts.
 #[test]
-fn a_host_identifier_of_zero_is_accepted_and_identifies_no_host() {
-    let mut rig = Rig::new();
+fn hostid_of_zero_is_accepted_and_identifies_no_host() {
+    let mut rig = TestTarget::new();
     let data = |cntlid| -> ConnectData { connect_data(cntlid).with(|data| data.hostid([0; 16])) };
     let mut connected = Vec::new();
     for _ in 0..2 {
-        let admin = rig.dial(admin_config());
-        let completion = rig.connect(admin, &admin_connect(), &data(CNTLID_DYNAMIC));
+        let admin = rig.open_connection(admin_config());
+        let completion = rig.connect_queue(admin, &admin_connect(), &data(CNTLID_DYNAMIC));
         assert_eq!(completion.status(), Status::SUCCESS);
         let cntlid = u16::try_from(completion.dw0()).unwrap();
         rig.set_property(admin, offset::CC, super::test_target::ENABLED);
-        let io = rig.dial(io_config());
-        assert_eq!(rig.connect(io, &io_connect(1), &data(cntlid)).status(), Status::SUCCESS);
+        let io = rig.open_connection(io_config());
+        assert_eq!(rig.connect_queue(io, &io_connect(1), &data(cntlid)).status(), Status::SUCCESS);
         let identified = connect_data(cntlid);
         let refused = (Status::CONNECT_INVALID_PARAMETERS, 1 << 16);
-        assert_eq!(asked(&mut rig, &io_connect(2), &identified), refused, "another identifier");
+        assert_eq!(
+            connect_status(&mut rig, &io_connect(2), &identified),
+            refused,
+            "another identifier"
+        );
         connected.push((admin, io, cntlid));
     }
     let register = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
     let keys = [0_u64.to_le_bytes(), 5_u64.to_le_bytes()].concat();
     for &(_, io, _) in &connected {
-        let (completion, _) = rig.command(io, &register, DataDirection::FromHost(16), &keys);
+        let (completion, _) =
+            rig.execute_command(io, &register, DataDirection::FromHost(16), &keys);
         assert_eq!(completion.status().code(), Status::HOST_IDENTIFIER_NOT_INITIALIZED);
-        let (completion, _) = rig.command(
+        let (completion, _) = rig.execute_command(
             io,
-            &transfer(IoOpcode::Read.code(), 0, 1),
+            &transfer_command(IoOpcode::Read.code(), 0, 1),
             DataDirection::ToHost(512),
             &[],
         );
@@ -209,14 +231,14 @@ fn a_host_identifier_of_zero_is_accepted_and_identifies_no_host() {
 /// Reservations identify a host by its host identifier, and each registrant can read those of the
 /// others.
 #[test]
-fn a_host_identifier_in_use_by_another_nqn_is_rejected() {
+fn hostid_in_use_by_another_hostnqn_is_rejected() {
     const THIEF: &str = "nqn.2026-01.org.tenmil:thief";
-    let mut rig = Rig::new();
-    let (_, io) = rig.host(7);
-    let thief = || named(super::test_target::NQN, THIEF);
-    let dial = |rig: &mut Rig| {
-        let line = rig.dial(admin_config());
-        rig.connect(line, &admin_connect(), &thief())
+    let mut rig = TestTarget::new();
+    let (_, io) = rig.connect_host(7);
+    let thief = || error_text_of_connect(super::test_target::NQN, THIEF);
+    let dial = |rig: &mut TestTarget| {
+        let line = rig.open_connection(admin_config());
+        rig.connect_queue(line, &admin_connect(), &thief())
     };
     let refused = dial(&mut rig);
     // Without Do Not Retry: the other host may disconnect.
@@ -233,40 +255,41 @@ fn a_host_identifier_in_use_by_another_nqn_is_rejected() {
     }
     let register = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
     let keys = [0_u64.to_le_bytes(), 5_u64.to_le_bytes()].concat();
-    let (completion, _) = rig.command(io, &register, DataDirection::FromHost(16), &keys);
+    let (completion, _) = rig.execute_command(io, &register, DataDirection::FromHost(16), &keys);
     assert_eq!(completion.status(), Status::SUCCESS);
     rig.lines.clear();
     rig.assert_empty();
     let refused = dial(&mut rig);
     assert_eq!(refused.status(), Status::CONNECT_INVALID_PARAMETERS.with_dnr(), "it is registered");
-    assert_eq!(rig.service.associations(), 0, "the number is free again");
-    rig.host(7);
+    assert_eq!(rig.service.association_count(), 0, "the number is free again");
+    rig.connect_host(7);
     let own = thief().with(|data| data.hostid([8; 16]));
-    assert_eq!(asked(&mut rig, &admin_connect(), &own).0, Status::SUCCESS);
+    assert_eq!(connect_status(&mut rig, &admin_connect(), &own).0, Status::SUCCESS);
 }
 
 /// A common benchmark leaves HOSTNQN empty.
 #[test]
-fn an_empty_hostnqn_connects_only_to_open_subsystems_and_is_reported() {
-    let mut rig = Rig::new();
-    let unnamed = || named(super::test_target::NQN, "");
-    let (status, cntlid) = asked(&mut rig, &admin_connect(), &unnamed());
+fn empty_hostnqn_connects_only_to_open_subsystems_and_is_reported() {
+    let mut rig = TestTarget::new();
+    let unnamed = || error_text_of_connect(super::test_target::NQN, "");
+    let (status, cntlid) = connect_status(&mut rig, &admin_connect(), &unnamed());
     assert_eq!(status, Status::SUCCESS);
     let admin = rig.lines.len() - 1;
     rig.set_property(admin, offset::CC, super::test_target::ENABLED);
     let data = unnamed().with(|data| data.cntlid(u16::try_from(cntlid).unwrap()));
-    assert_eq!(asked(&mut rig, &io_connect(1), &data).0, Status::SUCCESS);
+    assert_eq!(connect_status(&mut rig, &io_connect(1), &data).0, Status::SUCCESS);
     let told = rig.new_events.iter().filter(
         |new_events| matches!(new_events, TargetEvent::Notice(text) if text.contains("connected without a host NQN")),
     );
     assert_eq!(told.count(), 1, "{:?}", rig.new_events);
-    let discovery = named(tenmil_wire::nqn::DISCOVERY, "");
-    assert_eq!(asked(&mut rig, &admin_connect(), &discovery).0, Status::SUCCESS);
+    let discovery = error_text_of_connect(tenmil_wire::nqn::DISCOVERY, "");
+    assert_eq!(connect_status(&mut rig, &admin_connect(), &discovery).0, Status::SUCCESS);
 
-    let hosts = Hosts::Listed(BTreeSet::from([HOST.to_owned()]));
-    let mut rig = Rig::with(limits(), |plan| SubsystemExportConfig { hosts, ..plan });
+    let hosts = AllowedHosts::Listed(BTreeSet::from([HOST.to_owned()]));
+    let mut rig =
+        TestTarget::with_options(service_limits(), |plan| SubsystemExportConfig { hosts, ..plan });
     let refused = (Status::CONNECT_INVALID_HOST, 1 << 16 | 512);
-    assert_eq!(asked(&mut rig, &admin_connect(), &unnamed()), refused);
+    assert_eq!(connect_status(&mut rig, &admin_connect(), &unnamed()), refused);
     assert!(
         rig.new_events
             .iter()
@@ -275,12 +298,16 @@ fn an_empty_hostnqn_connects_only_to_open_subsystems_and_is_reported() {
         rig.new_events
     );
     let masked = BTreeMap::from([(1, BTreeSet::from([HOST.to_owned()]))]);
-    let mut rig = Rig::with(limits(), |plan| SubsystemExportConfig { masks: masked, ..plan });
-    assert_eq!(asked(&mut rig, &admin_connect(), &unnamed()).0, Status::SUCCESS);
+    let mut rig = TestTarget::with_options(service_limits(), |plan| SubsystemExportConfig {
+        masks: masked,
+        ..plan
+    });
+    assert_eq!(connect_status(&mut rig, &admin_connect(), &unnamed()).0, Status::SUCCESS);
     let admin = rig.lines.len() - 1;
     rig.set_property(admin, offset::CC, super::test_target::ENABLED);
     let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(2);
-    let (completion, bytes) = rig.command(admin, &identify, DataDirection::ToHost(4096), &[]);
+    let (completion, bytes) =
+        rig.execute_command(admin, &identify, DataDirection::ToHost(4096), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
     assert!(bytes.iter().all(|byte| *byte == 0), "a masked namespace is for hosts with names");
 }
@@ -289,46 +316,46 @@ fn an_empty_hostnqn_connects_only_to_open_subsystems_and_is_reported() {
 /// the connection that had the queue, or while that connection waits for the device.
 #[test]
 fn connect_waits_for_a_closing_queue_of_the_same_id() {
-    let (mut rig, is_stuck) = stuck();
-    let (_, cntlid) = rig.admin();
-    let first = rig.io(cntlid, 1);
-    let read = transfer(IoOpcode::Read.code(), 0, 8);
-    let reconnect = |rig: &mut Rig| {
-        let line = rig.dial(io_config());
+    let (mut rig, is_stuck) = target_with_never_completing_device();
+    let (_, cntlid) = rig.execute_admin();
+    let first = rig.execute_io(cntlid, 1);
+    let read = transfer_command(IoOpcode::Read.code(), 0, 8);
+    let reconnect = |rig: &mut TestTarget| {
+        let line = rig.open_connection(io_config());
         (line, rig.submit_connect(line, &io_connect(1), &connect_data(cntlid)))
     };
     rig.lines[first].submit(&read, DataDirection::ToHost(4096), &[]);
-    rig.run();
+    rig.run_until_idle();
     let (second, tag) = reconnect(&mut rig);
-    rig.pass(Span::from_ms(5));
+    rig.advance_time(Span::from_ms(5));
     rig.lines[first].pipe = None;
-    rig.pass(Span::from_ms(500));
+    rig.advance_time(Span::from_ms(500));
     assert!(!rig.lines[second].done.contains_key(&tag), "the medium has not answered");
     is_stuck.store(false, Ordering::Relaxed);
-    rig.run();
-    rig.pass(Span::from_ms(2));
+    rig.run_until_idle();
+    rig.advance_time(Span::from_ms(2));
     let (completion, _) = rig.lines[second].done.remove(&tag).unwrap();
     assert_eq!((completion.status(), completion.dw0()), (Status::SUCCESS, cntlid.into()));
-    let (completion, _) = rig.command(second, &read, DataDirection::ToHost(4096), &[]);
+    let (completion, _) = rig.execute_command(second, &read, DataDirection::ToHost(4096), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
 
     // The wait is limited, but the host may retry.
     is_stuck.store(true, Ordering::Relaxed);
     rig.lines[second].submit(&read, DataDirection::ToHost(4096), &[]);
-    rig.run();
+    rig.run_until_idle();
     rig.lines[second].pipe = None;
     let (third, tag) = reconnect(&mut rig);
     let flush = Command::new(IoOpcode::Flush.code()).with_nsid(1);
     let too_soon = rig.lines[third].submit(&flush, DataDirection::None, &[]);
-    rig.run();
+    rig.run_until_idle();
     let (completion, _) = rig.lines[third].done.remove(&too_soon).unwrap();
     assert_eq!(completion.status(), Status::COMMAND_SEQUENCE_ERROR.with_dnr());
-    rig.pass(Span::from_ms(1001));
+    rig.advance_time(Span::from_ms(1001));
     let (completion, _) = rig.lines[third].done.remove(&tag).unwrap();
     assert_eq!(completion.status(), Status::COMMAND_SEQUENCE_ERROR, "without Do Not Retry");
     is_stuck.store(false, Ordering::Relaxed);
-    rig.run();
-    let completion = rig.connect(third, &io_connect(1), &connect_data(cntlid));
+    rig.run_until_idle();
+    let completion = rig.connect_queue(third, &io_connect(1), &connect_data(cntlid));
     assert_eq!(completion.status(), Status::SUCCESS);
     rig.lines.clear();
     rig.assert_empty();
@@ -337,22 +364,22 @@ fn connect_waits_for_a_closing_queue_of_the_same_id() {
 /// A waiting Connect is canceled with its connection, and its connection is subject to the time
 /// limit of unconnected hosts.
 #[test]
-fn a_host_with_a_pending_connect_can_be_disconnected() {
-    let mut rig = Rig::new();
-    let (_, cntlid) = rig.admin();
-    rig.io(cntlid, 1);
+fn host_with_pending_connect_can_be_disconnected() {
+    let mut rig = TestTarget::new();
+    let (_, cntlid) = rig.execute_admin();
+    rig.execute_io(cntlid, 1);
     let before = rig.guests.len();
-    let line = rig.dial(io_config());
+    let line = rig.open_connection(io_config());
     rig.submit_connect(line, &io_connect(1), &connect_data(cntlid));
-    rig.run();
+    rig.run_until_idle();
     rig.lines[line].pipe = None;
-    rig.run();
+    rig.run_until_idle();
     assert_eq!(rig.guests.len(), before);
-    let line = rig.dial(io_config());
+    let line = rig.open_connection(io_config());
     rig.submit_connect(line, &io_connect(1), &connect_data(cntlid));
-    rig.run();
-    rig.pass(Span::from_secs(2));
-    rig.pass(Span::from_secs(9));
+    rig.run_until_idle();
+    rig.advance_time(Span::from_secs(2));
+    rig.advance_time(Span::from_secs(9));
     assert!(rig.new_events.iter().any(|new_events| matches!(
         new_events,
         TargetEvent::Disconnected { reason: DisconnectReason::Timeout("connect"), .. }
@@ -362,25 +389,25 @@ fn a_host_with_a_pending_connect_can_be_disconnected() {
 }
 
 #[test]
-fn commands_out_of_turn_are_sequence_errors() {
-    let mut rig = Rig::new();
-    let line = rig.dial(admin_config());
+fn command_out_of_sequence_fails_with_command_sequence_error() {
+    let mut rig = TestTarget::new();
+    let line = rig.open_connection(admin_config());
     let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(1);
-    let status = |rig: &mut Rig, line| {
-        rig.command(line, &identify, DataDirection::ToHost(4096), &[]).0.status()
+    let status = |rig: &mut TestTarget, line| {
+        rig.execute_command(line, &identify, DataDirection::ToHost(4096), &[]).0.status()
     };
     let sequence = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
     assert_eq!(status(&mut rig, line), sequence, "before Connect");
-    rig.connect(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
+    rig.connect_queue(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
     assert_eq!(status(&mut rig, line), sequence, "before it is enabled");
-    let again = rig.connect(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
+    let again = rig.connect_queue(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
     assert_eq!(again.status(), sequence, "a second Connect");
 }
 
 #[test]
-fn properties_that_there_are_not_and_lengths_that_are_wrong_are_invalid_fields() {
-    let mut rig = Rig::new();
-    let (line, _) = rig.admin();
+fn invalid_property_offset_or_length_fails_with_invalid_field() {
+    let mut rig = TestTarget::new();
+    let (line, _) = rig.execute_admin();
     let invalid = Status::INVALID_FIELD.with_dnr();
     for (at, size) in [
         (offset::CAP, PropertySize::Four),
@@ -390,19 +417,19 @@ fn properties_that_there_are_not_and_lengths_that_are_wrong_are_invalid_fields()
         (0x4, PropertySize::Four),
         (0x1000, PropertySize::Four),
     ] {
-        assert_eq!(rig.property(line, at, size).status(), invalid, "{at:#x}");
+        assert_eq!(rig.get_property(line, at, size).status(), invalid, "{at:#x}");
     }
     for at in [offset::CAP, offset::VS, offset::CSTS, offset::NSSR, 0x1300] {
         assert_eq!(rig.set_property(line, at, 0).status(), invalid, "{at:#x}");
     }
-    assert_eq!(rig.property(line, offset::VS, PropertySize::Four).result(), 0x0002_0100);
+    assert_eq!(rig.get_property(line, offset::VS, PropertySize::Four).result(), 0x0002_0100);
 }
 
 #[test]
-fn a_wrong_transfer_length_is_rejected_and_leaks_no_data() {
-    let mut rig = Rig::new();
-    let (_, cntlid) = rig.admin();
-    let io = rig.io(cntlid, 1);
+fn wrong_transfer_length_is_rejected_and_leaks_no_data() {
+    let mut rig = TestTarget::new();
+    let (_, cntlid) = rig.execute_admin();
+    let io = rig.execute_io(cntlid, 1);
     let wrong = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
     for (opcode, blocks, len) in [
         (IoOpcode::Read, 8, 512),
@@ -414,32 +441,35 @@ fn a_wrong_transfer_length_is_rejected_and_leaks_no_data() {
         (IoOpcode::Compare, 8, 512),
         (IoOpcode::Compare, 1, 4096),
     ] {
-        let command = transfer(opcode.code(), 0, blocks);
+        let command = transfer_command(opcode.code(), 0, blocks);
         let (data, bytes) = match opcode {
             IoOpcode::Read => (DataDirection::ToHost(len), Vec::new()),
             _ => (DataDirection::FromHost(len), vec![1; len as usize]),
         };
-        let (completion, back) = rig.command(io, &command, data, &bytes);
+        let (completion, back) = rig.execute_command(io, &command, data, &bytes);
         assert_eq!(completion.status(), wrong, "{opcode:?} of {blocks} blocks, {len} bytes");
         assert!(opcode != IoOpcode::Read || back.iter().all(|byte| *byte == 0xa5));
     }
     // A command without data has none of the one that had its slot before.
-    let (completion, _) = rig.command(io, &transfer(2, 0, 1), DataDirection::ToHost(512), &[]);
+    let (completion, _) =
+        rig.execute_command(io, &transfer_command(2, 0, 1), DataDirection::ToHost(512), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
-    let (completion, _) = rig.command(io, &transfer(2, 0, 1), DataDirection::None, &[]);
+    let (completion, _) =
+        rig.execute_command(io, &transfer_command(2, 0, 1), DataDirection::None, &[]);
     assert_eq!(completion.status(), wrong, "no data at all");
-    let beyond = transfer(IoOpcode::Read.code(), super::test_target::BLOCKS, 1);
-    let (completion, _) = rig.command(io, &beyond, DataDirection::ToHost(512), &[]);
+    let beyond = transfer_command(IoOpcode::Read.code(), super::test_target::BLOCKS, 1);
+    let (completion, _) = rig.execute_command(io, &beyond, DataDirection::ToHost(512), &[]);
     assert_eq!(completion.status(), Status::LBA_OUT_OF_RANGE.with_dnr());
     let _ = io_config();
 }
 
 /// The state that results if two threads process Connect commands at the same time.
 #[test]
-fn a_cntlid_is_reserved_during_connect_and_a_removed_subsystem_ends_its_controllers() {
+fn cntlid_is_reserved_during_connect_and_subsystem_removal_ends_controllers() {
     let model = ControllerModel::Static(2);
-    let rig = Rig::with(limits(), |plan| SubsystemExportConfig { model, ..plan });
-    let offer = rig.service.find(super::test_target::NQN, 1).unwrap();
+    let rig =
+        TestTarget::with_options(service_limits(), |plan| SubsystemExportConfig { model, ..plan });
+    let offer = rig.service.find_export(super::test_target::NQN, 1).unwrap();
     let host = HostIds { nqn: HOST.to_owned(), identifier: 7 };
     let open =
         |asked| offer.create_controller(rig.now, asked, (1, &host, "pipe"), rig.service.limits());

@@ -14,14 +14,16 @@ use tenmil_wire::layout::Ascii;
 use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status};
 
-use super::test_target::{ENABLED, NQN, Rig, admin_config, admin_connect, limits, transfer};
+use super::test_target::{
+    ENABLED, NQN, TestTarget, admin_config, admin_connect, service_limits, transfer_command,
+};
 use crate::tcp::association::{Association, HostIds};
-use crate::tcp::{Hosts, SubsystemExportConfig, SubsystemExportUpdate};
+use crate::tcp::{AllowedHosts, SubsystemExportConfig, SubsystemExportUpdate};
 
 const ONE: &str = "nqn.2026-01.org.tenmil:one";
 const TWO: &str = "nqn.2026-01.org.tenmil:two";
 
-fn named(host: &str) -> ConnectData {
+fn allowed_hosts_named(host: &str) -> ConnectData {
     ConnectData::zeroed().with(|data| {
         let id = host.as_bytes()[host.len() - 1];
         data.hostid([id; 16])
@@ -33,53 +35,54 @@ fn named(host: &str) -> ConnectData {
 
 /// Connects a host with events for namespace attributes and ANA changes enabled; returns its
 /// connection and the tag of the Asynchronous Event Request.
-fn admin(rig: &mut Rig, host: &str) -> (usize, u16) {
-    let line = rig.dial(admin_config());
-    let completion = rig.connect(line, &admin_connect(), &named(host));
+fn connect_admin(rig: &mut TestTarget, host: &str) -> (usize, u16) {
+    let line = rig.open_connection(admin_config());
+    let completion = rig.connect_queue(line, &admin_connect(), &allowed_hosts_named(host));
     assert_eq!(completion.status(), Status::SUCCESS);
     rig.set_property(line, offset::CC, ENABLED);
     let events = Command::new(AdminOpcode::SetFeatures.code()).with_cdw10(0x0b);
-    rig.command(line, &events.with_cdw11(1 << 8 | 1 << 11), DataDirection::None, &[]);
-    (line, listen(rig, line))
+    rig.execute_command(line, &events.with_cdw11(1 << 8 | 1 << 11), DataDirection::None, &[]);
+    (line, submit_event_request(rig, line))
 }
 
-fn listen(rig: &mut Rig, line: usize) -> u16 {
+fn submit_event_request(rig: &mut TestTarget, line: usize) -> u16 {
     let request = Command::new(AdminOpcode::AsynchronousEventRequest.code());
     let tag = rig.lines[line].submit(&request, DataDirection::None, &[]);
-    rig.run();
+    rig.run_until_idle();
     tag
 }
 
 /// Takes the event that the host received, if any, reads the log page that it names, and sends the
 /// next Asynchronous Event Request.
-fn heard(rig: &mut Rig, (line, tag): (usize, u16)) -> Option<(u32, u16)> {
+fn received_events(rig: &mut TestTarget, (line, tag): (usize, u16)) -> Option<(u32, u16)> {
     let (completion, _) = rig.lines[line].done.remove(&tag)?;
     let page = completion.dw0() >> 16;
     let get = Command::new(AdminOpcode::GetLogPage.code()).with_cdw10(1023 << 16 | page);
-    rig.command(line, &get.with_nsid(u32::MAX), DataDirection::ToHost(4096), &[]);
-    Some((page, listen(rig, line)))
+    rig.execute_command(line, &get.with_nsid(u32::MAX), DataDirection::ToHost(4096), &[]);
+    Some((page, submit_event_request(rig, line)))
 }
 
 /// Active namespaces of a host.
-fn seen(rig: &mut Rig, line: usize) -> Vec<u32> {
+fn visible_namespaces(rig: &mut TestTarget, line: usize) -> Vec<u32> {
     let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(2);
-    let (completion, bytes) = rig.command(line, &identify, DataDirection::ToHost(4096), &[]);
+    let (completion, bytes) =
+        rig.execute_command(line, &identify, DataDirection::ToHost(4096), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
     let all = bytes.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap()));
     all.take_while(|nsid| *nsid != 0).collect()
 }
 
-fn namespace(rig: &Rig, nsid: u32) -> NamespaceConfig {
+fn namespace_config(rig: &TestTarget, nsid: u32) -> NamespaceConfig {
     let medium = Arc::new(RamDevice::new(&rig.regions, 512, 64).unwrap());
     NamespaceConfig { nsid: Some(nsid), ..NamespaceConfig::new(medium) }
 }
 
 /// Service with a subsystem with ANA groups, exported at two ports.
-fn rig() -> Rig {
-    rig_of(subsystem())
+fn test_target() -> TestTarget {
+    test_target_with(subsystem_config())
 }
 
-fn subsystem() -> Subsystem {
+fn subsystem_config() -> Subsystem {
     let config = SubsystemConfig {
         nqn: NQN.to_owned(),
         ana_groups: 2,
@@ -88,16 +91,16 @@ fn subsystem() -> Subsystem {
     Subsystem::new(config).unwrap()
 }
 
-fn rig_of(subsystem: Subsystem) -> Rig {
-    Rig::with(limits(), |plan| {
+fn test_target_with(subsystem: Subsystem) -> TestTarget {
+    TestTarget::with_options(service_limits(), |plan| {
         let ports = BTreeMap::from([(1, Vec::new()), (2, Vec::new())]);
         SubsystemExportConfig { subsystem, ports, ..plan }
     })
 }
 
-fn as_it_was() -> SubsystemExportUpdate {
+fn unchanged_update() -> SubsystemExportUpdate {
     let ports = BTreeMap::from([(1, Vec::new()), (2, Vec::new())]);
-    SubsystemExportUpdate { hosts: Hosts::Any, ports, masks: BTreeMap::new() }
+    SubsystemExportUpdate { hosts: AllowedHosts::Any, ports, masks: BTreeMap::new() }
 }
 
 const NAMESPACES: u32 = 0x04;
@@ -105,74 +108,85 @@ const ANA: u32 = 0x0c;
 
 #[test]
 fn adding_a_namespace_notifies_hosts_that_can_see_it() {
-    let mut rig = rig();
-    let (one, two) = (admin(&mut rig, ONE), admin(&mut rig, TWO));
-    rig.service.add_namespace(NQN, namespace(&rig, 1)).unwrap();
-    rig.run();
-    let (page, tag) = heard(&mut rig, one).unwrap();
+    let mut rig = test_target();
+    let (one, two) = (connect_admin(&mut rig, ONE), connect_admin(&mut rig, TWO));
+    rig.service.add_namespace(NQN, namespace_config(&rig, 1)).unwrap();
+    rig.run_until_idle();
+    let (page, tag) = received_events(&mut rig, one).unwrap();
     assert_eq!(page, NAMESPACES);
-    let (_, second) = heard(&mut rig, two).unwrap();
+    let (_, second) = received_events(&mut rig, two).unwrap();
     // The second namespace is visible to one host only.
     let masks = BTreeMap::from([(2, BTreeSet::from([TWO.to_owned()]))]);
-    assert!(rig.service.update(NQN, SubsystemExportUpdate { masks, ..as_it_was() }));
-    rig.service.add_namespace(NQN, namespace(&rig, 2)).unwrap();
-    rig.run();
-    assert!(heard(&mut rig, (one.0, tag)).is_none());
-    let (_, second) = heard(&mut rig, (two.0, second)).unwrap();
-    assert_eq!((seen(&mut rig, one.0), seen(&mut rig, two.0)), (vec![1], vec![1, 2]));
+    assert!(rig.service.update_export(NQN, SubsystemExportUpdate { masks, ..unchanged_update() }));
+    rig.service.add_namespace(NQN, namespace_config(&rig, 2)).unwrap();
+    rig.run_until_idle();
+    assert!(received_events(&mut rig, (one.0, tag)).is_none());
+    let (_, second) = received_events(&mut rig, (two.0, second)).unwrap();
+    assert_eq!(
+        (visible_namespaces(&mut rig, one.0), visible_namespaces(&mut rig, two.0)),
+        (vec![1], vec![1, 2])
+    );
     // A host that connects now sees the same.
-    let late = admin(&mut rig, ONE);
-    assert_eq!(seen(&mut rig, late.0), [1]);
+    let late = connect_admin(&mut rig, ONE);
+    assert_eq!(visible_namespaces(&mut rig, late.0), [1]);
     // Then it is visible to the other host only.
     let masks = BTreeMap::from([(2, BTreeSet::from([ONE.to_owned()]))]);
-    rig.service.update(NQN, SubsystemExportUpdate { masks, ..as_it_was() });
-    rig.run();
-    assert!(heard(&mut rig, (one.0, tag)).is_some() && heard(&mut rig, (two.0, second)).is_some());
-    assert_eq!((seen(&mut rig, one.0), seen(&mut rig, two.0)), (vec![1, 2], vec![1]));
-    assert!(rig.service.add_namespace(NQN, namespace(&rig, 2)).is_err(), "it is there");
+    rig.service.update_export(NQN, SubsystemExportUpdate { masks, ..unchanged_update() });
+    rig.run_until_idle();
+    assert!(
+        received_events(&mut rig, (one.0, tag)).is_some()
+            && received_events(&mut rig, (two.0, second)).is_some()
+    );
+    assert_eq!(
+        (visible_namespaces(&mut rig, one.0), visible_namespaces(&mut rig, two.0)),
+        (vec![1, 2], vec![1])
+    );
+    assert!(rig.service.add_namespace(NQN, namespace_config(&rig, 2)).is_err(), "it is there");
 }
 
 #[test]
 fn hiding_a_namespace_notifies_only_hosts_that_could_see_it() {
-    let mut rig = rig();
+    let mut rig = test_target();
     for nsid in [1, 2] {
-        rig.service.add_namespace(NQN, namespace(&rig, nsid)).unwrap();
+        rig.service.add_namespace(NQN, namespace_config(&rig, nsid)).unwrap();
     }
-    let one = admin(&mut rig, ONE);
+    let one = connect_admin(&mut rig, ONE);
     let masks = BTreeMap::from([(2, BTreeSet::from([TWO.to_owned()]))]);
-    rig.service.update(NQN, SubsystemExportUpdate { masks, ..as_it_was() });
-    rig.run();
-    assert_eq!(heard(&mut rig, one).map(|(page, _)| page), Some(NAMESPACES));
-    assert_eq!(seen(&mut rig, one.0), [1]);
-    let late = admin(&mut rig, ONE);
-    assert_eq!(heard(&mut rig, late), None);
+    rig.service.update_export(NQN, SubsystemExportUpdate { masks, ..unchanged_update() });
+    rig.run_until_idle();
+    assert_eq!(received_events(&mut rig, one).map(|(page, _)| page), Some(NAMESPACES));
+    assert_eq!(visible_namespaces(&mut rig, one.0), [1]);
+    let late = connect_admin(&mut rig, ONE);
+    assert_eq!(received_events(&mut rig, late), None);
     let get = Command::new(AdminOpcode::GetLogPage.code()).with_cdw10(1023 << 16 | NAMESPACES);
     let (_, changed) =
-        rig.command(late.0, &get.with_nsid(u32::MAX), DataDirection::ToHost(4096), &[]);
+        rig.execute_command(late.0, &get.with_nsid(u32::MAX), DataDirection::ToHost(4096), &[]);
     assert_eq!(changed, [0; 4096]);
-    assert_eq!(seen(&mut rig, late.0), [1]);
+    assert_eq!(visible_namespaces(&mut rig, late.0), [1]);
 }
 
 /// The state that results if one thread processes Connect and another one changes the masks.
 #[test]
-fn masks_and_namespaces_that_change_while_a_controller_is_opened_hold_for_it() {
-    let rig = rig();
+fn mask_and_namespace_changes_during_connect_apply_to_the_new_controller() {
+    let rig = test_target();
     for nsid in [1, 2] {
-        rig.service.add_namespace(NQN, namespace(&rig, nsid)).unwrap();
+        rig.service.add_namespace(NQN, namespace_config(&rig, nsid)).unwrap();
     }
     let only = |nsid, host: &str| (nsid, BTreeSet::from([host.to_owned()]));
     let change = |masks: &[(u32, BTreeSet<String>)]| {
         let masks = masks.iter().cloned().collect();
-        assert!(rig.service.update(NQN, SubsystemExportUpdate { masks, ..as_it_was() }));
+        assert!(
+            rig.service.update_export(NQN, SubsystemExportUpdate { masks, ..unchanged_update() })
+        );
     };
     change(&[only(3, ONE)]);
-    let offer = rig.service.find(NQN, 1).unwrap();
+    let offer = rig.service.find_export(NQN, 1).unwrap();
     let host = HostIds { nqn: ONE.to_owned(), identifier: 7 };
     let opened =
         offer.create_controller(rig.now, CNTLID_DYNAMIC, (1, &host, "pipe"), rig.service.limits());
     let controller = opened.unwrap();
     let cntlid = controller.configuration().cntlid;
-    rig.service.add_namespace(NQN, namespace(&rig, 3)).unwrap();
+    rig.service.add_namespace(NQN, namespace_config(&rig, 3)).unwrap();
     change(&[only(2, TWO), only(3, ONE)]);
     let front = FabricsTransport::new(controller, rig.now);
     let association = Association::new(Arc::clone(&offer), cntlid, (host, 1), front);
@@ -183,91 +197,94 @@ fn masks_and_namespaces_that_change_while_a_controller_is_opened_hold_for_it() {
 }
 
 #[test]
-fn an_update_disconnects_only_hosts_no_longer_allowed() {
-    let mut rig = rig();
-    rig.service.add_namespace(NQN, namespace(&rig, 1)).unwrap();
-    let (one, two) = (admin(&mut rig, ONE), admin(&mut rig, TWO));
-    let hosts = Hosts::Listed(BTreeSet::from([TWO.to_owned()]));
-    rig.service.update(NQN, SubsystemExportUpdate { hosts: hosts.clone(), ..as_it_was() });
-    rig.run();
-    assert_eq!((rig.service.associations(), rig.service.connected()), (1, 1));
-    assert!(heard(&mut rig, two).is_none());
-    assert_eq!(seen(&mut rig, two.0), [1]);
+fn update_disconnects_only_hosts_no_longer_allowed() {
+    let mut rig = test_target();
+    rig.service.add_namespace(NQN, namespace_config(&rig, 1)).unwrap();
+    let (one, two) = (connect_admin(&mut rig, ONE), connect_admin(&mut rig, TWO));
+    let hosts = AllowedHosts::Listed(BTreeSet::from([TWO.to_owned()]));
+    rig.service
+        .update_export(NQN, SubsystemExportUpdate { hosts: hosts.clone(), ..unchanged_update() });
+    rig.run_until_idle();
+    assert_eq!((rig.service.association_count(), rig.service.connection_count()), (1, 1));
+    assert!(received_events(&mut rig, two).is_none());
+    assert_eq!(visible_namespaces(&mut rig, two.0), [1]);
     assert!(!rig.lines[one.0].done.contains_key(&one.1));
     // The host is connected through port 1.
     let ports = BTreeMap::from([(2, Vec::new())]);
-    rig.service.update(NQN, SubsystemExportUpdate { hosts, ports, ..as_it_was() });
-    rig.run();
-    assert_eq!((rig.service.associations(), rig.service.connected()), (0, 0));
-    assert!(!rig.service.update("nqn.2026-01.org.tenmil:other", as_it_was()));
+    rig.service.update_export(NQN, SubsystemExportUpdate { hosts, ports, ..unchanged_update() });
+    rig.run_until_idle();
+    assert_eq!((rig.service.association_count(), rig.service.connection_count()), (0, 0));
+    assert!(!rig.service.update_export("nqn.2026-01.org.tenmil:other", unchanged_update()));
 }
 
 #[test]
-fn an_ana_change_is_reported_only_if_the_state_differs() {
-    let mut rig = rig();
-    rig.service.add_namespace(NQN, namespace(&rig, 1)).unwrap();
-    let one = admin(&mut rig, ONE);
-    let generation = rig.service.generation();
-    rig.service.update(NQN, as_it_was());
-    rig.run();
-    assert_eq!(rig.service.generation(), generation);
-    assert!(heard(&mut rig, one).is_none());
+fn ana_change_is_reported_only_if_the_state_differs() {
+    let mut rig = test_target();
+    rig.service.add_namespace(NQN, namespace_config(&rig, 1)).unwrap();
+    let one = connect_admin(&mut rig, ONE);
+    let generation = rig.service.discovery_generation();
+    rig.service.update_export(NQN, unchanged_update());
+    rig.run_until_idle();
+    assert_eq!(rig.service.discovery_generation(), generation);
+    assert!(received_events(&mut rig, one).is_none());
     let group = |state| BTreeMap::from([(1, vec![(1, state)]), (2, Vec::new())]);
     let ports = group(AnaState::Inaccessible);
-    rig.service.update(NQN, SubsystemExportUpdate { ports, ..as_it_was() });
-    rig.run();
-    let (page, tag) = heard(&mut rig, one).unwrap();
+    rig.service.update_export(NQN, SubsystemExportUpdate { ports, ..unchanged_update() });
+    rig.run_until_idle();
+    let (page, tag) = received_events(&mut rig, one).unwrap();
     assert_eq!(page, ANA);
-    rig.service.update(NQN, as_it_was());
-    rig.run();
-    assert_eq!(heard(&mut rig, (one.0, tag)).map(|(page, _)| page), Some(ANA));
+    rig.service.update_export(NQN, unchanged_update());
+    rig.run_until_idle();
+    assert_eq!(received_events(&mut rig, (one.0, tag)).map(|(page, _)| page), Some(ANA));
 }
 
 #[test]
-fn removing_a_namespace_keeps_the_others() {
-    let subsystem = subsystem();
-    let mut rig = rig_of(subsystem.clone());
+fn namespace_removal_keeps_other_namespaces() {
+    let subsystem = subsystem_config();
+    let mut rig = test_target_with(subsystem.clone());
     for nsid in [1, 2] {
-        rig.service.add_namespace(NQN, namespace(&rig, nsid)).unwrap();
+        rig.service.add_namespace(NQN, namespace_config(&rig, nsid)).unwrap();
     }
-    let (line, cntlid) = rig.admin();
-    let one = admin(&mut rig, ONE);
-    let io = rig.io(cntlid, 1);
+    let (line, cntlid) = rig.execute_admin();
+    let one = connect_admin(&mut rig, ONE);
+    let io = rig.execute_io(cntlid, 1);
     assert!(subsystem.remove_namespace(2));
-    rig.run();
-    assert_eq!(heard(&mut rig, one).map(|(page, _)| page), Some(NAMESPACES));
-    let read = transfer(IoOpcode::Read.code(), 0, 8);
-    let (completion, _) = rig.command(io, &read, DataDirection::ToHost(4096), &[]);
+    rig.run_until_idle();
+    assert_eq!(received_events(&mut rig, one).map(|(page, _)| page), Some(NAMESPACES));
+    let read = transfer_command(IoOpcode::Read.code(), 0, 8);
+    let (completion, _) = rig.execute_command(io, &read, DataDirection::ToHost(4096), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
-    assert_eq!(seen(&mut rig, line), [1]);
+    assert_eq!(visible_namespaces(&mut rig, line), [1]);
 }
 
 #[test]
-fn device_of_a_removed_namespace_is_closed_while_hosts_stay_connected_and_idle() {
-    let subsystem = subsystem();
-    let mut rig = rig_of(subsystem.clone());
-    let (line, cntlid) = rig.admin();
-    let listening = admin(&mut rig, ONE);
-    let queues = [1, 2].map(|qid| rig.io(cntlid, qid));
+fn removed_namespace_device_closes_while_hosts_stay_connected_and_idle() {
+    let subsystem = subsystem_config();
+    let mut rig = test_target_with(subsystem.clone());
+    let (line, cntlid) = rig.execute_admin();
+    let listening = connect_admin(&mut rig, ONE);
+    let queues = [1, 2].map(|qid| rig.execute_io(cntlid, qid));
     for nsid in [1, 2] {
-        rig.service.add_namespace(NQN, namespace(&rig, nsid)).unwrap();
-        rig.run();
+        rig.service.add_namespace(NQN, namespace_config(&rig, nsid)).unwrap();
+        rig.run_until_idle();
         let medium: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(&rig.regions, 512, 64).unwrap());
         let watched = Arc::downgrade(&medium);
         let new = NamespaceConfig { nsid: Some(3), ..NamespaceConfig::new(medium) };
         rig.service.add_namespace(NQN, new).unwrap();
-        rig.run();
+        rig.run_until_idle();
         // The first queue has used it, and the second one has been idle ever since.
-        let read = transfer(IoOpcode::Read.code(), 0, 8).with_nsid(3);
-        let (completion, _) = rig.command(queues[0], &read, DataDirection::ToHost(4096), &[]);
+        let read = transfer_command(IoOpcode::Read.code(), 0, 8).with_nsid(3);
+        let (completion, _) =
+            rig.execute_command(queues[0], &read, DataDirection::ToHost(4096), &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
         assert!(watched.upgrade().is_some());
         assert!(subsystem.remove_namespace(3));
-        rig.run();
+        rig.run_until_idle();
         assert!(watched.upgrade().is_none(), "it is open still");
-        let (completion, _) = rig.command(queues[1], &read, DataDirection::ToHost(4096), &[]);
+        let (completion, _) =
+            rig.execute_command(queues[1], &read, DataDirection::ToHost(4096), &[]);
         assert!(!completion.status().is_success());
     }
-    assert_eq!(seen(&mut rig, line), [1, 2]);
-    assert!(heard(&mut rig, listening).is_some());
+    assert_eq!(visible_namespaces(&mut rig, line), [1, 2]);
+    assert!(received_events(&mut rig, listening).is_some());
 }

@@ -13,10 +13,10 @@ use tenmil_wire::register::{Capabilities, offset};
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status};
 
 use super::test_target::{
-    BLOCKS, ENABLED, NQN, Rig, admin_config, admin_connect, connect_data, io_config, io_connect,
-    limits, pattern, transfer,
+    BLOCKS, ENABLED, NQN, TestTarget, admin_config, admin_connect, connect_data, io_config,
+    io_connect, pattern, service_limits, transfer_command,
 };
-use crate::tcp::Limits;
+use crate::tcp::ServiceLimits;
 
 fn identify() -> Command {
     Command::new(AdminOpcode::Identify.code()).with_cdw10(1)
@@ -24,26 +24,26 @@ fn identify() -> Command {
 
 /// Data with digests arrive unchanged.
 #[test]
-fn both_digests_change_nothing_but_the_bytes_on_the_wire() {
-    let mut rig = Rig::new();
-    let (_, cntlid) = rig.admin();
+fn digests_change_only_the_bytes_on_the_wire() {
+    let mut rig = TestTarget::new();
+    let (_, cntlid) = rig.execute_admin();
     let digests = HostConfig {
         header_digest: DigestMode::Required,
         data_digest: DigestMode::Required,
         ..io_config()
     };
-    let io = rig.dial(digests);
+    let io = rig.open_connection(digests);
     assert!(rig.lines[io].terms.is_some_and(|terms| terms.header_digest && terms.data_digest));
-    let completion = rig.connect(io, &io_connect(1), &connect_data(cntlid));
+    let completion = rig.connect_queue(io, &io_connect(1), &connect_data(cntlid));
     assert_eq!(completion.status(), Status::SUCCESS);
     for blocks in [1, 9, 256] {
         let len = blocks * 512;
         let bytes = pattern(blocks, len as usize);
-        let write = transfer(IoOpcode::Write.code(), 5, blocks);
-        let (completion, _) = rig.command(io, &write, DataDirection::FromHost(len), &bytes);
+        let write = transfer_command(IoOpcode::Write.code(), 5, blocks);
+        let (completion, _) = rig.execute_command(io, &write, DataDirection::FromHost(len), &bytes);
         assert_eq!(completion.status(), Status::SUCCESS);
-        let read = transfer(IoOpcode::Read.code(), 5, blocks);
-        let (completion, back) = rig.command(io, &read, DataDirection::ToHost(len), &[]);
+        let read = transfer_command(IoOpcode::Read.code(), 5, blocks);
+        let (completion, back) = rig.execute_command(io, &read, DataDirection::ToHost(len), &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
         assert!(back == bytes);
     }
@@ -53,29 +53,29 @@ fn both_digests_change_nothing_but_the_bytes_on_the_wire() {
 /// PDO counts the header and its digest, PLEN includes both digests, LAST_PDU is set in the only
 /// PDU. SUCCESS replaces the response, because the queue has no flow control (§3.3.2.1).
 #[test]
-fn a_read_of_the_largest_transfer_is_one_c2hdata_pdu() {
+fn read_of_maximum_transfer_size_is_one_c2hdata_pdu() {
     const LEN: u32 = 1 << 20;
-    let largest = Limits { transfer_bytes_max: LEN, ..limits() };
+    let largest = ServiceLimits { transfer_bytes_max: LEN, ..service_limits() };
     for (use_digest, digest, pdo, flags) in
         [(DigestMode::Off, 0, 24, 0x0c), (DigestMode::Required, 4, 28, 0x0f)]
     {
-        let mut rig = Rig::with(largest, |plan| plan);
-        let (_, cntlid) = rig.admin();
-        let io = rig.dial(HostConfig {
+        let mut rig = TestTarget::with_options(largest, |plan| plan);
+        let (_, cntlid) = rig.execute_admin();
+        let io = rig.open_connection(HostConfig {
             header_digest: use_digest,
             data_digest: use_digest,
             ..io_config()
         });
-        let completion = rig.connect(io, &io_connect(1), &connect_data(cntlid));
+        let completion = rig.connect_queue(io, &io_connect(1), &connect_data(cntlid));
         assert_eq!(completion.status(), Status::SUCCESS);
         let blocks = LEN / 512;
         let bytes = pattern(blocks, LEN as usize);
-        let write = transfer(IoOpcode::Write.code(), 7, blocks);
-        let (completion, _) = rig.command(io, &write, DataDirection::FromHost(LEN), &bytes);
+        let write = transfer_command(IoOpcode::Write.code(), 7, blocks);
+        let (completion, _) = rig.execute_command(io, &write, DataDirection::FromHost(LEN), &bytes);
         assert_eq!(completion.status(), Status::SUCCESS);
         let before = rig.lines[io].received.len();
-        let read = transfer(IoOpcode::Read.code(), 7, blocks);
-        let (completion, back) = rig.command(io, &read, DataDirection::ToHost(LEN), &[]);
+        let read = transfer_command(IoOpcode::Read.code(), 7, blocks);
+        let (completion, back) = rig.execute_command(io, &read, DataDirection::ToHost(LEN), &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
         assert!(back == bytes);
         let received = &rig.lines[io].received[before..];
@@ -89,27 +89,28 @@ fn a_read_of_the_largest_transfer_is_one_c2hdata_pdu() {
 }
 
 #[test]
-fn a_host_connects_enables_identifies_writes_and_reads() {
-    let mut rig = Rig::new();
-    let (admin, cntlid) = rig.admin();
-    let cap = Capabilities(rig.property(admin, offset::CAP, PropertySize::Eight).result());
+fn host_connects_enables_identifies_writes_and_reads() {
+    let mut rig = TestTarget::new();
+    let (admin, cntlid) = rig.execute_admin();
+    let cap = Capabilities(rig.get_property(admin, offset::CAP, PropertySize::Eight).result());
     assert_eq!((cap.mqes(), cap.css_nvm(), cap.mpsmin()), (128, true, 0));
-    let (completion, page) = rig.command(admin, &identify(), DataDirection::ToHost(4096), &[]);
+    let (completion, page) =
+        rig.execute_command(admin, &identify(), DataDirection::ToHost(4096), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
     let page = IdentifyController::from_bytes(page.first_chunk().unwrap());
     assert_eq!(page.subnqn().trimmed(), NQN.as_bytes());
     assert_eq!((page.cntlid(), page.ioccsz(), page.cqt()), (cntlid, 516, 1000));
 
-    let io = rig.io(cntlid, 1);
+    let io = rig.execute_io(cntlid, 1);
     for (index, blocks) in (0_u32..).zip([1, 8, 16, 17, 100, 256]) {
         let bytes = pattern(index, blocks as usize * 512);
         let len = u32::try_from(bytes.len()).unwrap();
         let lba = u64::from(index) * 300;
-        let write = transfer(IoOpcode::Write.code(), lba, blocks);
-        let (completion, _) = rig.command(io, &write, DataDirection::FromHost(len), &bytes);
+        let write = transfer_command(IoOpcode::Write.code(), lba, blocks);
+        let (completion, _) = rig.execute_command(io, &write, DataDirection::FromHost(len), &bytes);
         assert_eq!(completion.status(), Status::SUCCESS, "write {blocks}");
-        let read = transfer(IoOpcode::Read.code(), lba, blocks);
-        let (completion, back) = rig.command(io, &read, DataDirection::ToHost(len), &[]);
+        let read = transfer_command(IoOpcode::Read.code(), lba, blocks);
+        let (completion, back) = rig.execute_command(io, &read, DataDirection::ToHost(len), &[]);
         assert_eq!(completion.status(), Status::SUCCESS, "read {blocks}");
         assert!(back == bytes, "{blocks} blocks are those that were written");
     }
@@ -120,18 +121,18 @@ fn a_host_connects_enables_identifies_writes_and_reads() {
 /// The controller completes these commands, not the I/O queue; no other command is outstanding
 /// whose completion would cause them to be reported.
 #[test]
-fn reservation_commands_end_when_nothing_else_is_under_way() {
-    let mut rig = Rig::new();
-    let (_, cntlid) = rig.admin();
-    let io = rig.io(cntlid, 1);
+fn reservation_commands_complete_when_outstanding_commands_are_done() {
+    let mut rig = TestTarget::new();
+    let (_, cntlid) = rig.execute_admin();
+    let io = rig.execute_io(cntlid, 1);
     let keys = [[0; 8], [7; 8]].concat();
     let register = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
-    let (completion, _) = rig.command(io, &register, DataDirection::FromHost(16), &keys);
+    let (completion, _) = rig.execute_command(io, &register, DataDirection::FromHost(16), &keys);
     assert_eq!(completion.status(), Status::SUCCESS);
     // 32 dwords, in the extended format for 128-bit host identifiers.
     let report = Command::new(IoOpcode::ReservationReport.code()).with_nsid(1);
     let report = report.with_cdw10(31).with_cdw11(1);
-    let (completion, bytes) = rig.command(io, &report, DataDirection::ToHost(128), &[]);
+    let (completion, bytes) = rig.execute_command(io, &report, DataDirection::ToHost(128), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
     assert_eq!(bytes[5], 1, "one has registered");
     rig.lines.clear();
@@ -140,31 +141,31 @@ fn reservation_commands_end_when_nothing_else_is_under_way() {
 
 /// 16 different bytes: Connect, the feature and the report must show them in the same order.
 #[test]
-fn feature_81h_returns_the_host_identifier_of_connect() {
+fn host_identifier_feature_returns_the_hostid_of_connect() {
     let id: [u8; 16] = std::array::from_fn(|at| u8::try_from(at).unwrap() * 16 + 1);
-    let mut rig = Rig::new();
-    let connect = |rig: &mut Rig, line, connect: &Connect, cntlid| {
+    let mut rig = TestTarget::new();
+    let connect = |rig: &mut TestTarget, line, connect: &Connect, cntlid| {
         let data = connect_data(cntlid).with(|data| data.hostid(id));
-        let completion = rig.connect(line, connect, &data);
+        let completion = rig.connect_queue(line, connect, &data);
         assert_eq!(completion.status(), Status::SUCCESS);
         u16::try_from(completion.dw0()).unwrap()
     };
-    let admin = rig.dial(admin_config());
+    let admin = rig.open_connection(admin_config());
     let cntlid = connect(&mut rig, admin, &admin_connect(), CNTLID_DYNAMIC);
     rig.set_property(admin, offset::CC, ENABLED);
-    let io = rig.dial(io_config());
+    let io = rig.open_connection(io_config());
     connect(&mut rig, io, &io_connect(1), cntlid);
 
     let get = Command::new(AdminOpcode::GetFeatures.code()).with_cdw10(0x81).with_cdw11(1);
-    let (completion, bytes) = rig.command(admin, &get, DataDirection::ToHost(16), &[]);
+    let (completion, bytes) = rig.execute_command(admin, &get, DataDirection::ToHost(16), &[]);
     assert_eq!((completion.status(), &bytes[..]), (Status::SUCCESS, &id[..]));
     let register = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
     let keys = [[0; 8], [7; 8]].concat();
-    let (completion, _) = rig.command(io, &register, DataDirection::FromHost(16), &keys);
+    let (completion, _) = rig.execute_command(io, &register, DataDirection::FromHost(16), &keys);
     assert_eq!(completion.status(), Status::SUCCESS);
     let report = Command::new(IoOpcode::ReservationReport.code()).with_nsid(1);
     let report = report.with_cdw10(31).with_cdw11(1);
-    let (_, bytes) = rig.command(io, &report, DataDirection::ToHost(128), &[]);
+    let (_, bytes) = rig.execute_command(io, &report, DataDirection::ToHost(128), &[]);
     // The first registrant follows a header of 64 bytes; its identifier follows its key.
     assert_eq!(&bytes[64 + 16..64 + 32], &id);
     rig.lines.clear();
@@ -174,30 +175,33 @@ fn feature_81h_returns_the_host_identifier_of_connect() {
 /// Zero is not an identifier: two hosts with identifier zero stay different, and cannot use
 /// reservations.
 #[test]
-fn hosts_without_an_identifier_are_not_one_registrant() {
-    let mut rig = Rig::new();
+fn hosts_without_hostid_are_separate_registrants() {
+    let mut rig = TestTarget::new();
     for _ in 0..2 {
-        let admin = rig.dial(admin_config());
+        let admin = rig.open_connection(admin_config());
         let nobody = connect_data(CNTLID_DYNAMIC).with(|data| data.hostid([0; 16]));
-        let cntlid = u16::try_from(rig.connect(admin, &admin_connect(), &nobody).dw0()).unwrap();
+        let cntlid =
+            u16::try_from(rig.connect_queue(admin, &admin_connect(), &nobody).dw0()).unwrap();
         rig.set_property(admin, offset::CC, ENABLED);
-        let io = rig.dial(io_config());
+        let io = rig.open_connection(io_config());
         let nobody = connect_data(cntlid).with(|data| data.hostid([0; 16]));
-        assert_eq!(rig.connect(io, &io_connect(1), &nobody).status(), Status::SUCCESS);
+        assert_eq!(rig.connect_queue(io, &io_connect(1), &nobody).status(), Status::SUCCESS);
         let register = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
-        let (completion, _) = rig.command(io, &register, DataDirection::FromHost(16), &[1; 16]);
+        let (completion, _) =
+            rig.execute_command(io, &register, DataDirection::FromHost(16), &[1; 16]);
         assert_eq!(completion.status(), Status::HOST_IDENTIFIER_NOT_INITIALIZED.with_dnr());
-        let write = transfer(IoOpcode::Write.code(), 0, 1);
-        let (completion, _) = rig.command(io, &write, DataDirection::FromHost(512), &[0; 512]);
+        let write = transfer_command(IoOpcode::Write.code(), 0, 1);
+        let (completion, _) =
+            rig.execute_command(io, &write, DataDirection::FromHost(512), &[0; 512]);
         assert_eq!(completion.status(), Status::SUCCESS, "all else works");
     }
 }
 
 /// Some hosts send feature data from a buffer of a whole page.
 #[test]
-fn excess_data_of_a_command_are_ignored() {
-    let mut rig = Rig::new();
-    let (admin, _) = rig.admin();
+fn excess_data_of_a_command_is_ignored() {
+    let mut rig = TestTarget::new();
+    let (admin, _) = rig.execute_admin();
     let set = Command::new(AdminOpcode::SetFeatures.code()).with_cdw10(0x0e);
     let timestamp = [1, 2, 3, 4, 5, 6, 0, 0];
     let page = [&timestamp[..], &[0xff; 4088]].concat();
@@ -207,22 +211,22 @@ fn excess_data_of_a_command_are_ignored() {
         (4, Status::DATA_SGL_LENGTH_INVALID.with_dnr()),
     ] {
         let bytes = &page[..len as usize];
-        let (completion, _) = rig.command(admin, &set, DataDirection::FromHost(len), bytes);
+        let (completion, _) = rig.execute_command(admin, &set, DataDirection::FromHost(len), bytes);
         assert_eq!(completion.status(), status, "{len} bytes");
     }
     let get = Command::new(AdminOpcode::GetFeatures.code()).with_cdw10(0x0e);
-    let (completion, bytes) = rig.command(admin, &get, DataDirection::ToHost(8), &[]);
+    let (completion, bytes) = rig.execute_command(admin, &get, DataDirection::ToHost(8), &[]);
     assert_eq!((completion.status(), &bytes[..6]), (Status::SUCCESS, &timestamp[..6]));
 }
 
 #[test]
 fn connection_samples_show_host_and_queue() {
-    let mut rig = Rig::new();
-    let stranger = rig.dial(io_config());
-    let (_, cntlid) = rig.admin();
+    let mut rig = TestTarget::new();
+    let stranger = rig.open_connection(io_config());
+    let (_, cntlid) = rig.execute_admin();
     let digests = HostConfig { data_digest: DigestMode::Required, ..io_config() };
-    let io = rig.dial(digests);
-    rig.connect(io, &io_connect(1), &connect_data(cntlid));
+    let io = rig.open_connection(digests);
+    rig.connect_queue(io, &io_connect(1), &connect_data(cntlid));
     let shown = rig.service.connections();
     let queues: Vec<_> = shown.iter().map(|one| (one.cntlid, one.queue)).collect();
     assert_eq!(queues, [(None, None), (Some(cntlid), Some(0)), (Some(cntlid), Some(1))]);
@@ -232,23 +236,23 @@ fn connection_samples_show_host_and_queue() {
     assert_eq!((shown[2].header_digest, shown[2].data_digest), (false, true));
     assert_eq!((shown[0].memory_bytes, shown[2].memory_bytes), (8192, 8192));
     // One connection with free memory, and one whose memory is in use.
-    let read = transfer(IoOpcode::Read.code(), 0, 256);
+    let read = transfer_command(IoOpcode::Read.code(), 0, 256);
     rig.lines[io].is_deaf = true;
     rig.lines[io].submit(&read, DataDirection::ToHost(128 << 10), &[]);
-    rig.run();
+    rig.run_until_idle();
     let held: u64 = rig.service.connections().iter().map(|one| one.memory_bytes).sum();
-    let budget = rig.service.budget();
-    assert_eq!(held, budget.bytes() - budget.free_bytes());
+    let budget = rig.service.buffer_pool();
+    assert_eq!(held, budget.size_bytes() - budget.free_bytes());
     rig.lines[stranger].pipe = None;
-    rig.run();
+    rig.run_until_idle();
     assert_eq!(rig.service.connections().len(), 2);
 }
 
 /// A reactor in hybrid mode sleeps for this time.
 #[test]
-fn a_connection_reports_the_mean_latency_of_outstanding_commands() {
+fn connection_reports_mean_latency_of_outstanding_commands() {
     let mut subsystem = None;
-    let mut rig = Rig::with(limits(), |plan| {
+    let mut rig = TestTarget::with_options(service_limits(), |plan| {
         subsystem = Some(plan.subsystem.clone());
         plan
     });
@@ -256,24 +260,24 @@ fn a_connection_reports_the_mean_latency_of_outstanding_commands() {
     let ram = Arc::new(RamDevice::new(&rig.regions, 512, BLOCKS).unwrap());
     let medium = Delay::new(ram, Delays { read: slow, write: slow }, 1).unwrap();
     subsystem.unwrap().add_namespace(NamespaceConfig::new(Arc::new(medium))).unwrap();
-    let (_, cntlid) = rig.admin();
-    let io = rig.io(cntlid, 1);
-    let read = transfer(IoOpcode::Read.code(), 0, 1).with_nsid(2);
-    let expected = |rig: &Rig| -> Vec<Span> {
+    let (_, cntlid) = rig.execute_admin();
+    let io = rig.execute_io(cntlid, 1);
+    let read = transfer_command(IoOpcode::Read.code(), 0, 1).with_nsid(2);
+    let expected = |rig: &TestTarget| -> Vec<Span> {
         rig.guests.iter().filter_map(|guest| guest.expected_latency()).collect()
     };
     for _ in 0..100 {
         let tag = rig.lines[io].submit(&read, DataDirection::ToHost(512), &[]);
-        rig.run();
+        rig.run_until_idle();
         while rig.lines[io].done.remove(&tag).is_none() {
-            rig.pass(Span::from_us(1));
+            rig.advance_time(Span::from_us(1));
         }
         // Idle time between the commands does not count as latency.
-        rig.pass(Span::from_ms(3));
+        rig.advance_time(Span::from_ms(3));
     }
     assert_eq!(expected(&rig), [], "nothing is under way");
     rig.lines[io].submit(&read, DataDirection::ToHost(512), &[]);
-    rig.run();
+    rig.run_until_idle();
     let [latency] = expected(&rig)[..] else { panic!("one has something under way") };
     assert!((78_000..=82_000).contains(&latency.ns), "{latency}");
 }

@@ -16,22 +16,23 @@ use tenmil_wire::fabrics::CNTLID_DYNAMIC;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status, TypedCommand};
 
 use super::test_target::{
-    BLOCKS, NQN, Rig, admin_config, admin_connect, connect_data, limits, pattern, transfer,
+    BLOCKS, NQN, TestTarget, admin_config, admin_connect, connect_data, pattern, service_limits,
+    transfer_command,
 };
-use crate::tcp::{ControllerModel, Hosts, Limits, SubsystemExportConfig};
+use crate::tcp::{AllowedHosts, ControllerModel, ServiceLimits, SubsystemExportConfig};
 
 /// Size of the largest command; the memory suffices for one.
 const LARGEST: u32 = 128 << 10;
 
 /// Memory for the reserved block and the own pages of three connections, and little more.
-fn scarce() -> Limits {
-    Limits { memory_bytes: 260 << 10, connections_max: 3, ..limits() }
+fn target_with_little_memory() -> ServiceLimits {
+    ServiceLimits { memory_bytes: 260 << 10, connections_max: 3, ..service_limits() }
 }
 
 /// Runs many commands on two connections, in memory that suffices for a few.
-fn crowd(rig: &mut Rig, seed: u64, rounds: usize) {
-    let (_, cntlid) = rig.admin();
-    let lines = [rig.io(cntlid, 1), rig.io(cntlid, 2)];
+fn connect_many_hosts(rig: &mut TestTarget, seed: u64, rounds: usize) {
+    let (_, cntlid) = rig.execute_admin();
+    let lines = [rig.execute_io(cntlid, 1), rig.execute_io(cntlid, 2)];
     let mut random = Random::new(seed);
     let mut draw = |bound: u64| usize::try_from(random.below(bound)).unwrap();
     for round in 0..rounds {
@@ -44,15 +45,15 @@ fn crowd(rig: &mut Rig, seed: u64, rounds: usize) {
             let blocks = u32::try_from(blocks).unwrap();
             let tag = if draw(2) == 0 {
                 let bytes = pattern(number, len as usize);
-                let write = transfer(IoOpcode::Write.code(), lba, blocks);
+                let write = transfer_command(IoOpcode::Write.code(), lba, blocks);
                 rig.lines[line].submit(&write, DataDirection::FromHost(len), &bytes)
             } else {
-                let read = transfer(IoOpcode::Read.code(), lba, blocks);
+                let read = transfer_command(IoOpcode::Read.code(), lba, blocks);
                 rig.lines[line].submit(&read, DataDirection::ToHost(len), &[])
             };
             asked.push((line, tag));
         }
-        rig.run();
+        rig.run_until_idle();
         for (line, tag) in asked {
             let ended = rig.lines[line].done.remove(&tag);
             let (completion, _) = ended.unwrap_or_else(|| panic!("round {round}: {line} {tag}"));
@@ -64,46 +65,46 @@ fn crowd(rig: &mut Rig, seed: u64, rounds: usize) {
 #[test]
 fn memory_freed_by_small_commands_serves_a_large_one() {
     for seed in 0..4 {
-        let limits = scarce();
-        let mut rig = Rig::with(limits, |plan| plan);
-        crowd(&mut rig, seed, 3);
+        let limits = target_with_little_memory();
+        let mut rig = TestTarget::with_options(limits, |plan| plan);
+        connect_many_hosts(&mut rig, seed, 3);
         rig.lines.clear();
         rig.assert_empty();
     }
 }
 
 #[test]
-fn small_stream_fragments_do_not_change_the_result() {
-    let mut rig = Rig::with(scarce(), |plan| plan);
+fn small_stream_fragments_give_the_same_result() {
+    let mut rig = TestTarget::with_options(target_with_little_memory(), |plan| plan);
     rig.narrow = Some(1500);
-    crowd(&mut rig, 9, 2);
+    connect_many_hosts(&mut rig, 9, 2);
     rig.lines.clear();
     rig.assert_empty();
 }
 
 #[test]
-fn too_little_memory_is_rejected_with_the_required_amount() {
+fn insufficient_buffer_memory_is_rejected_with_the_required_amount() {
     let regions = tenmil_dma::RegionTable::new(8);
-    let limits = Limits { memory_bytes: 128 << 10, ..limits() };
+    let limits = ServiceLimits { memory_bytes: 128 << 10, ..service_limits() };
     let refused = crate::tcp::Service::new(&regions, limits).unwrap_err();
     assert!(refused.text.contains("131072 bytes, expected 262144"), "{refused}");
 }
 
 #[test]
-fn a_host_with_overdue_data_is_disconnected() {
-    let mut rig = Rig::with(scarce(), |plan| plan);
-    let (_, cntlid) = rig.admin();
-    let lines = [rig.io(cntlid, 1), rig.io(cntlid, 2)];
+fn host_with_overdue_data_is_disconnected() {
+    let mut rig = TestTarget::with_options(target_with_little_memory(), |plan| plan);
+    let (_, cntlid) = rig.execute_admin();
+    let lines = [rig.execute_io(cntlid, 1), rig.execute_io(cntlid, 2)];
     let (bytes, len) = (pattern(1, 128 << 10), 128 << 10);
-    let write = transfer(IoOpcode::Write.code(), 0, 256);
+    let write = transfer_command(IoOpcode::Write.code(), 0, 256);
     rig.lines[lines[0]].submit(&write, DataDirection::FromHost(len), &bytes);
     // The host has sent the command, and does not respond to the R2T.
     let capsule = rig.lines[lines[0]].sent.len() + 72;
     rig.lines[lines[0]].mute_after = Some(capsule);
     let other = rig.lines[lines[1]].submit(&write, DataDirection::FromHost(len), &bytes);
-    rig.run();
+    rig.run_until_idle();
     assert!(!rig.lines[lines[1]].done.contains_key(&other), "there is memory for one");
-    rig.pass(tenmil_base::Span::from_secs(31));
+    rig.advance_time(tenmil_base::Span::from_secs(31));
     assert!(rig.lines[lines[1]].done.contains_key(&other), "it comes back");
     let gone = rig
         .new_events
@@ -116,31 +117,34 @@ fn a_host_with_overdue_data_is_disconnected() {
 
 #[test]
 fn a_connection_beyond_the_limit_is_rejected_until_another_closes() {
-    let mut rig = Rig::with(scarce(), |plan| plan);
-    let (admin, cntlid) = rig.admin();
-    rig.io(cntlid, 1);
-    rig.io(cntlid, 2);
-    let (_, far) = super::test_target::Pipe::pair(&rig.regions);
-    let refused = rig.service.accept(Box::new(far), 1, rig.now).unwrap_err();
+    let mut rig = TestTarget::with_options(target_with_little_memory(), |plan| plan);
+    let (admin, cntlid) = rig.execute_admin();
+    rig.execute_io(cntlid, 1);
+    rig.execute_io(cntlid, 2);
+    let (_, far) = super::test_target::TestStream::pair(&rig.regions);
+    let refused = rig.service.accept_stream(Box::new(far), 1, rig.now).unwrap_err();
     assert!(refused.text.contains("3 are connected, expected fewer"), "{refused}");
     rig.lines[admin].pipe = None;
-    rig.run();
-    rig.admin();
+    rig.run_until_idle();
+    rig.execute_admin();
 }
 
 #[test]
-fn a_host_that_does_not_receive_is_disconnected() {
-    let mut rig = Rig::new();
-    let (_, cntlid) = rig.admin();
-    let io = rig.io(cntlid, 1);
+fn host_that_does_not_receive_is_disconnected() {
+    let mut rig = TestTarget::new();
+    let (_, cntlid) = rig.execute_admin();
+    let io = rig.execute_io(cntlid, 1);
     rig.lines[io].is_deaf = true;
     for _ in 0..60 {
-        let read = transfer(IoOpcode::Read.code(), 0, 64);
+        let read = transfer_command(IoOpcode::Read.code(), 0, 64);
         rig.lines[io].submit(&read, DataDirection::ToHost(64 * 512), &[]);
     }
-    rig.run();
-    assert!(rig.service.budget().free_bytes() < rig.service.budget().bytes() - (512 << 10));
-    rig.pass(tenmil_base::Span::from_secs(31));
+    rig.run_until_idle();
+    assert!(
+        rig.service.buffer_pool().free_bytes()
+            < rig.service.buffer_pool().size_bytes() - (512 << 10)
+    );
+    rig.advance_time(tenmil_base::Span::from_secs(31));
     let gone = rig
         .new_events
         .iter()
@@ -153,19 +157,19 @@ fn a_host_that_does_not_receive_is_disconnected() {
 /// A host receives a little of its data each second, for a minute. Returns whether it is still
 /// connected, and whether a command of another queue that waits for the same memory (if
 /// `is_wanted`) has completed.
-fn trickle(is_wanted: bool) -> (bool, bool) {
-    let mut rig = Rig::with(scarce(), |plan| plan);
+fn receive_slowly(is_wanted: bool) -> (bool, bool) {
+    let mut rig = TestTarget::with_options(target_with_little_memory(), |plan| plan);
     rig.narrow = Some(1000);
-    let (_, cntlid) = rig.admin();
-    let (one, two) = (rig.io(cntlid, 1), rig.io(cntlid, 2));
-    let read = transfer(IoOpcode::Read.code(), 0, 256);
+    let (_, cntlid) = rig.execute_admin();
+    let (one, two) = (rig.execute_io(cntlid, 1), rig.execute_io(cntlid, 2));
+    let read = transfer_command(IoOpcode::Read.code(), 0, 256);
     rig.lines[one].is_deaf = true;
     rig.lines[one].submit(&read, DataDirection::ToHost(LARGEST), &[]);
-    rig.run();
+    rig.run_until_idle();
     let waiting =
         is_wanted.then(|| rig.lines[two].submit(&read, DataDirection::ToHost(LARGEST), &[]));
     for _ in 0..60 {
-        rig.pass(tenmil_base::Span::from_secs(1));
+        rig.advance_time(tenmil_base::Span::from_secs(1));
         let pipe = rig.lines[one].pipe.as_mut().unwrap();
         pipe.receive();
         pipe.consume(pipe.buffered().len());
@@ -180,89 +184,89 @@ fn trickle(is_wanted: bool) -> (bool, bool) {
 }
 
 #[test]
-fn a_host_that_receives_slowly_while_others_wait_is_disconnected() {
-    assert_eq!(trickle(true), (false, true));
-    assert_eq!(trickle(false), (true, false));
+fn host_that_receives_slowly_while_others_wait_is_disconnected() {
+    assert_eq!(receive_slowly(true), (false, true));
+    assert_eq!(receive_slowly(false), (true, false));
 }
 
 /// An admin connection and two I/O connections: the first holds the memory and its host sends no
 /// data; the second waits for memory with the returned command.
-fn contended() -> (Rig, [usize; 3], u16) {
-    let mut rig = Rig::with(scarce(), |plan| plan);
-    let (admin, cntlid) = rig.admin();
-    let (one, two) = (rig.io(cntlid, 1), rig.io(cntlid, 2));
+fn target_with_waiting_host() -> (TestTarget, [usize; 3], u16) {
+    let mut rig = TestTarget::with_options(target_with_little_memory(), |plan| plan);
+    let (admin, cntlid) = rig.execute_admin();
+    let (one, two) = (rig.execute_io(cntlid, 1), rig.execute_io(cntlid, 2));
     let bytes = pattern(1, LARGEST as usize);
-    let write = transfer(IoOpcode::Write.code(), 0, 256);
+    let write = transfer_command(IoOpcode::Write.code(), 0, 256);
     rig.lines[one].submit(&write, DataDirection::FromHost(LARGEST), &bytes);
     let capsule = rig.lines[one].sent.len() + 72;
     rig.lines[one].mute_after = Some(capsule);
-    rig.run();
+    rig.run_until_idle();
     let waiting = rig.lines[two].submit(&write, DataDirection::FromHost(LARGEST), &bytes);
-    rig.run();
-    assert_eq!(rig.service.budget().waiting(), 1);
+    rig.run_until_idle();
+    assert_eq!(rig.service.buffer_pool().waiting_connections(), 1);
     (rig, [admin, one, two], waiting)
 }
 
 /// Lets the first connection continue, and checks that all memory can be allocated once more.
-fn assert_the_first_gets_on(rig: &mut Rig, one: usize) {
+fn assert_first_command_completes(rig: &mut TestTarget, one: usize) {
     rig.lines[one].mute_after = None;
-    rig.run();
-    assert_eq!(rig.service.budget().waiting(), 0);
-    let read = transfer(IoOpcode::Read.code(), 0, 256);
-    let (completion, _) = rig.command(one, &read, DataDirection::ToHost(LARGEST), &[]);
+    rig.run_until_idle();
+    assert_eq!(rig.service.buffer_pool().waiting_connections(), 0);
+    let read = transfer_command(IoOpcode::Read.code(), 0, 256);
+    let (completion, _) = rig.execute_command(one, &read, DataDirection::ToHost(LARGEST), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
     rig.lines.clear();
     rig.assert_empty();
 }
 
 #[test]
-fn aborting_the_only_waiting_command_leaves_the_wait_queue() {
-    let (mut rig, [admin, one, two], waiting) = contended();
+fn abort_of_the_only_waiting_command_leaves_the_wait_queue() {
+    let (mut rig, [admin, one, two], waiting) = target_with_waiting_host();
     let cdw10 = u32::from(waiting) << 16 | 2;
     let abort = Command::new(AdminOpcode::Abort.code()).with_cdw10(cdw10);
-    let (completion, _) = rig.command(admin, &abort, DataDirection::None, &[]);
+    let (completion, _) = rig.execute_command(admin, &abort, DataDirection::None, &[]);
     assert_eq!((completion.status(), completion.dw0()), (Status::SUCCESS, 0));
     let (ended, _) = rig.lines[two].done.remove(&waiting).unwrap();
     assert_eq!(ended.status(), Status::ABORT_REQUESTED);
-    assert_the_first_gets_on(&mut rig, one);
+    assert_first_command_completes(&mut rig, one);
 }
 
 #[test]
 fn a_terminated_connection_leaves_the_wait_queue() {
-    let (mut rig, [_, one, two], _) = contended();
+    let (mut rig, [_, one, two], _) = target_with_waiting_host();
     // Not a valid PDU; the host still receives the termination request.
     let line = &mut rig.lines[two];
     let whole = tenmil_base::SendSlice::Headers { at: 0, len_bytes: 24 };
     line.pipe.as_mut().unwrap().send(&[0xff; 24], &[whole], false).unwrap();
     line.is_deaf = true;
-    rig.run();
+    rig.run_until_idle();
     assert_eq!(rig.guests.len(), 3, "it is still being told");
-    assert_the_first_gets_on(&mut rig, one);
+    assert_first_command_completes(&mut rig, one);
 }
 
 /// RAM device that completes nothing while `is_stuck` is set.
-struct Stuck {
+struct NeverCompletingDevice {
     ram: RamDevice,
     is_stuck: Arc<AtomicBool>,
 }
 
-struct StuckChannel {
+struct NeverCompletingChannel {
     channel: Box<dyn IoChannel>,
     is_stuck: Arc<AtomicBool>,
 }
 
-impl BlockDevice for Stuck {
+impl BlockDevice for NeverCompletingDevice {
     fn limits(&self) -> tenmil_base::Limits {
         self.ram.limits()
     }
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let (channel, is_stuck) = (self.ram.channel()?, Arc::clone(&self.is_stuck));
-        Ok(Box::new(StuckChannel { channel, is_stuck }))
+        Ok(Box::new(NeverCompletingChannel { channel, is_stuck }))
     }
 }
 
-impl IoChannel for StuckChannel {
+impl IoChannel for NeverCompletingChannel {
     fn limits(&self) -> &tenmil_base::Limits {
         self.channel.limits()
     }
@@ -276,14 +280,17 @@ impl IoChannel for StuckChannel {
     }
 }
 
-impl ChannelWakeup for StuckChannel {}
+impl ChannelWakeup for NeverCompletingChannel {}
 
 /// Service whose device completes nothing while the flag is set.
-pub(super) fn stuck() -> (Rig, Arc<AtomicBool>) {
+pub(super) fn target_with_never_completing_device() -> (TestTarget, Arc<AtomicBool>) {
     let is_stuck = Arc::new(AtomicBool::new(true));
     let stuck = Arc::clone(&is_stuck);
-    let rig = Rig::with(limits(), |plan| plan);
-    let medium = Stuck { ram: RamDevice::new(&rig.regions, 512, BLOCKS).unwrap(), is_stuck: stuck };
+    let rig = TestTarget::with_options(service_limits(), |plan| plan);
+    let medium = NeverCompletingDevice {
+        ram: RamDevice::new(&rig.regions, 512, BLOCKS).unwrap(),
+        is_stuck: stuck,
+    };
     let namespaces = vec![NamespaceConfig::new(Arc::new(medium))];
     let config = SubsystemConfig { nqn: NQN.to_owned(), ..SubsystemConfig::new("S", namespaces) };
     rig.service.remove_subsystem(NQN);
@@ -291,7 +298,7 @@ pub(super) fn stuck() -> (Rig, Arc<AtomicBool>) {
         .add_subsystem(SubsystemExportConfig {
             subsystem: Subsystem::new(config).unwrap(),
             nqn: NQN.to_owned(),
-            hosts: Hosts::Any,
+            hosts: AllowedHosts::Any,
             ports: BTreeMap::from([(1, Vec::new())]),
             model: ControllerModel::Dynamic,
             masks: BTreeMap::new(),
@@ -302,74 +309,74 @@ pub(super) fn stuck() -> (Rig, Arc<AtomicBool>) {
 
 #[test]
 fn a_closed_connection_keeps_only_memory_of_executing_commands() {
-    let (mut rig, is_stuck) = stuck();
-    let (_, cntlid) = rig.admin();
-    let io = rig.io(cntlid, 1);
-    let read = transfer(IoOpcode::Read.code(), 0, 8);
+    let (mut rig, is_stuck) = target_with_never_completing_device();
+    let (_, cntlid) = rig.execute_admin();
+    let io = rig.execute_io(cntlid, 1);
+    let read = transfer_command(IoOpcode::Read.code(), 0, 8);
     rig.lines[io].submit(&read, DataDirection::ToHost(4096), &[]);
-    rig.run();
-    let before = rig.service.budget().free_bytes();
-    let write = transfer(IoOpcode::Write.code(), 0, 256);
+    rig.run_until_idle();
+    let before = rig.service.buffer_pool().free_bytes();
+    let write = transfer_command(IoOpcode::Write.code(), 0, 256);
     rig.lines[io].mute_after = Some(rig.lines[io].sent.len() + 72);
     rig.lines[io].submit(&write, DataDirection::FromHost(LARGEST), &pattern(1, LARGEST as usize));
-    rig.run();
-    assert_eq!(rig.service.budget().free_bytes(), before - u64::from(LARGEST));
+    rig.run_until_idle();
+    assert_eq!(rig.service.buffer_pool().free_bytes(), before - u64::from(LARGEST));
     rig.lines.clear();
-    rig.run();
+    rig.run_until_idle();
     assert_eq!(rig.guests.len(), 2, "its medium has not answered");
-    assert!(rig.service.budget().free_bytes() >= before);
+    assert!(rig.service.buffer_pool().free_bytes() >= before);
     is_stuck.store(false, Ordering::Relaxed);
     rig.assert_empty();
 }
 
 #[test]
 fn before_connect_a_connection_uses_only_its_own_pages() {
-    let mut rig = Rig::new();
-    let line = rig.dial(admin_config());
-    let before = rig.service.budget().free_bytes();
+    let mut rig = TestTarget::new();
+    let line = rig.open_connection(admin_config());
+    let before = rig.service.buffer_pool().free_bytes();
     let wrong = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
-    let write = transfer(IoOpcode::Write.code(), 0, 256);
+    let write = transfer_command(IoOpcode::Write.code(), 0, 256);
     let asked = [0; 8].map(|_| {
         let bytes = pattern(1, LARGEST as usize);
         rig.lines[line].submit(&write, DataDirection::FromHost(LARGEST), &bytes)
     });
     // A command that fits but whose data never arrive: it holds both pages.
     rig.lines[line].mute_after = Some(9 * 72 + rig.lines[line].sent.len());
-    let fits = transfer(IoOpcode::Write.code(), 0, 16);
+    let fits = transfer_command(IoOpcode::Write.code(), 0, 16);
     rig.lines[line].submit(&fits, DataDirection::FromHost(8192), &[0; 8192]);
-    rig.run();
+    rig.run_until_idle();
     for tag in asked {
         assert_eq!(rig.lines[line].done.remove(&tag).unwrap().0.status(), wrong);
     }
-    let budget = rig.service.budget();
-    assert_eq!((budget.free_bytes(), budget.waiting()), (before, 0));
+    let budget = rig.service.buffer_pool();
+    assert_eq!((budget.free_bytes(), budget.waiting_connections()), (before, 0));
     // Connect waits behind it for the pages.
     let (connect, data) = (admin_connect().to_command(), connect_data(CNTLID_DYNAMIC));
     let connect = rig.lines[line].submit(&connect, DataDirection::FromHost(1024), data.as_bytes());
     rig.lines[line].mute_after = None;
-    rig.run();
+    rig.run_until_idle();
     assert_eq!(rig.lines[line].done.remove(&connect).unwrap().0.status(), Status::SUCCESS);
     rig.lines.clear();
     rig.assert_empty();
 }
 
 #[test]
-fn a_slow_host_that_completes_commands_stays_connected() {
-    let mut rig = Rig::new();
-    let (_, cntlid) = rig.admin();
-    let io = rig.io(cntlid, 1);
+fn slow_host_that_completes_commands_stays_connected() {
+    let mut rig = TestTarget::new();
+    let (_, cntlid) = rig.execute_admin();
+    let io = rig.execute_io(cntlid, 1);
     let (before, len) = (rig.lines[io].sent.len(), 16 << 10);
     // R2Ts for all commands were sent at once; the network of the host is slow.
     rig.lines[io].mute_after = Some(before + 4 * 72);
     let asked = [0, 100, 200, 300].map(|lba| {
-        let write = transfer(IoOpcode::Write.code(), lba, 32);
+        let write = transfer_command(IoOpcode::Write.code(), lba, 32);
         rig.lines[io].submit(&write, DataDirection::FromHost(len), &pattern(1, len as usize))
     });
-    rig.run();
+    rig.run_until_idle();
     for count in 1..=4 {
-        rig.pass(tenmil_base::Span::from_secs(20));
+        rig.advance_time(tenmil_base::Span::from_secs(20));
         rig.lines[io].mute_after = Some(before + 4 * 72 + count * (24 + len as usize));
-        rig.run();
+        rig.run_until_idle();
     }
     for tag in asked {
         let (completion, _) = rig.lines[io].done.remove(&tag).expect("it was not sent away");
@@ -379,143 +386,154 @@ fn a_slow_host_that_completes_commands_stays_connected() {
 
 #[test]
 fn connect_succeeds_while_the_buffer_pool_is_exhausted() {
-    let mut rig =
-        Rig::with(Limits { connections_max: 4, memory_bytes: 272 << 10, ..scarce() }, |plan| plan);
-    let (_, cntlid) = rig.admin();
-    let one = rig.io(cntlid, 1);
+    let mut rig = TestTarget::with_options(
+        ServiceLimits {
+            connections_max: 4,
+            memory_bytes: 272 << 10,
+            ..target_with_little_memory()
+        },
+        |plan| plan,
+    );
+    let (_, cntlid) = rig.execute_admin();
+    let one = rig.execute_io(cntlid, 1);
     // All memory is allocated to data that never arrive, and other commands wait for more.
     rig.lines[one].mute_after = Some(rig.lines[one].sent.len() + 4 * 72);
     for _ in 0..4 {
-        let write = transfer(IoOpcode::Write.code(), 0, 128);
+        let write = transfer_command(IoOpcode::Write.code(), 0, 128);
         rig.lines[one].submit(&write, DataDirection::FromHost(64 << 10), &pattern(1, 64 << 10));
     }
-    rig.run();
-    assert_eq!(rig.service.budget().waiting(), 1);
-    rig.io(cntlid, 2);
-    rig.io(cntlid, 3);
+    rig.run_until_idle();
+    assert_eq!(rig.service.buffer_pool().waiting_connections(), 1);
+    rig.execute_io(cntlid, 2);
+    rig.execute_io(cntlid, 3);
     rig.lines.clear();
     rig.assert_empty();
 }
 
 #[test]
 fn a_connection_migrates_once_its_devices_are_idle() {
-    let (mut rig, is_stuck) = stuck();
-    let (_, cntlid) = rig.admin();
-    let io = rig.io(cntlid, 1);
-    let read = transfer(IoOpcode::Read.code(), 0, 8);
+    let (mut rig, is_stuck) = target_with_never_completing_device();
+    let (_, cntlid) = rig.execute_admin();
+    let io = rig.execute_io(cntlid, 1);
+    let read = transfer_command(IoOpcode::Read.code(), 0, 8);
     let first = rig.lines[io].submit(&read, DataDirection::ToHost(4096), &[]);
-    rig.run();
+    rig.run_until_idle();
     assert!(!rig.guests[io].detach(DetachReason::Migrating), "its medium works for it");
     let second = rig.lines[io].submit(&read, DataDirection::ToHost(4096), &[]);
     is_stuck.store(false, Ordering::Relaxed);
-    rig.run();
-    let has_ended = |rig: &Rig, tag| rig.lines[io].done.contains_key(&tag);
+    rig.run_until_idle();
+    let has_ended = |rig: &TestTarget, tag| rig.lines[io].done.contains_key(&tag);
     assert!(has_ended(&rig, first) && !has_ended(&rig, second));
     assert!(rig.guests[io].detach(DetachReason::Migrating));
     rig.guests[io].attach();
-    rig.run();
+    rig.run_until_idle();
     assert!(has_ended(&rig, second));
 }
 
 #[test]
 fn a_connection_with_a_thread_bound_stream_does_not_migrate() {
-    let mut rig = Rig::new();
+    let mut rig = TestTarget::new();
     rig.traits.is_tied = true;
-    let (_, cntlid) = rig.admin();
-    let io = rig.io(cntlid, 1);
+    let (_, cntlid) = rig.execute_admin();
+    let io = rig.execute_io(cntlid, 1);
     assert!(!rig.guests[io].detach(DetachReason::Migrating));
-    let read = transfer(IoOpcode::Read.code(), 0, 8);
-    let (completion, _) = rig.command(io, &read, DataDirection::ToHost(4096), &[]);
+    let read = transfer_command(IoOpcode::Read.code(), 0, 8);
+    let (completion, _) = rig.execute_command(io, &read, DataDirection::ToHost(4096), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
 }
 
 #[test]
 fn a_closed_connection_stays_until_devices_and_kernel_release_its_memory() {
-    let (mut rig, is_stuck) = stuck();
-    let (_, cntlid) = rig.admin();
-    let io = rig.io(cntlid, 1);
-    rig.lines[io].submit(&transfer(IoOpcode::Read.code(), 0, 8), DataDirection::ToHost(4096), &[]);
-    rig.run();
+    let (mut rig, is_stuck) = target_with_never_completing_device();
+    let (_, cntlid) = rig.execute_admin();
+    let io = rig.execute_io(cntlid, 1);
+    rig.lines[io].submit(
+        &transfer_command(IoOpcode::Read.code(), 0, 8),
+        DataDirection::ToHost(4096),
+        &[],
+    );
+    rig.run_until_idle();
     rig.lines[io].pipe = None;
-    rig.run();
+    rig.run_until_idle();
     assert!(!rig.guests[io].detach(DetachReason::Migrating), "its medium works for it");
     is_stuck.store(false, Ordering::Relaxed);
-    rig.run();
+    rig.run_until_idle();
     assert_eq!(rig.guests.len(), 1, "it is over");
 
-    let (mut rig, _) = gone_while_read();
+    let (mut rig, _) = close_during_zero_copy_read();
     assert!(!rig.guests[1].detach(DetachReason::Migrating), "the kernel reads its memory");
     rig.traits.reads.store(false, Ordering::Relaxed);
-    rig.pass(tenmil_base::Span::from_ms(1));
+    rig.advance_time(tenmil_base::Span::from_ms(1));
     assert_eq!(rig.guests.len(), 1);
 }
 
 /// A host has received its data and disconnected while the kernel still references the sent buffers.
 /// Returns the number of bytes that are free otherwise.
-fn gone_while_read() -> (Rig, u64) {
-    let mut rig = Rig::new();
-    let (_, cntlid) = rig.admin();
-    let free = rig.service.budget().free_bytes();
-    let io = rig.io(cntlid, 1);
+fn close_during_zero_copy_read() -> (TestTarget, u64) {
+    let mut rig = TestTarget::new();
+    let (_, cntlid) = rig.execute_admin();
+    let free = rig.service.buffer_pool().free_bytes();
+    let io = rig.execute_io(cntlid, 1);
     rig.traits.reads.store(true, Ordering::Relaxed);
-    let read = transfer(IoOpcode::Read.code(), 0, 256);
+    let read = transfer_command(IoOpcode::Read.code(), 0, 256);
     rig.lines[io].submit(&read, DataDirection::ToHost(LARGEST), &[]);
-    rig.run();
+    rig.run_until_idle();
     rig.lines[io].pipe = None;
-    rig.run();
+    rig.run_until_idle();
     (rig, free)
 }
 
 #[test]
 fn memory_referenced_by_the_kernel_is_not_reused() {
-    let (mut rig, free) = gone_while_read();
+    let (mut rig, free) = close_during_zero_copy_read();
     assert_eq!(rig.guests.len(), 2, "its end waits for the kernel");
-    assert_eq!(rig.service.budget().free_bytes(), free - 8192 - u64::from(LARGEST));
-    rig.pass(tenmil_base::Span::from_secs(10));
-    assert_eq!(rig.service.budget().free_bytes(), free - 8192 - u64::from(LARGEST));
+    assert_eq!(rig.service.buffer_pool().free_bytes(), free - 8192 - u64::from(LARGEST));
+    rig.advance_time(tenmil_base::Span::from_secs(10));
+    assert_eq!(rig.service.buffer_pool().free_bytes(), free - 8192 - u64::from(LARGEST));
     rig.traits.reads.store(false, Ordering::Relaxed);
-    rig.pass(tenmil_base::Span::from_ms(1));
+    rig.advance_time(tenmil_base::Span::from_ms(1));
     assert_eq!(rig.guests.len(), 1);
-    assert_eq!(rig.service.budget().free_bytes(), free);
+    assert_eq!(rig.service.buffer_pool().free_bytes(), free);
     rig.lines.clear();
     rig.assert_empty();
 }
 
 #[test]
 fn memory_referenced_by_the_kernel_beyond_the_timeout_is_leaked_and_reported() {
-    let (mut rig, free) = gone_while_read();
-    rig.pass(tenmil_base::Span::from_secs(31));
+    let (mut rig, free) = close_during_zero_copy_read();
+    rig.advance_time(tenmil_base::Span::from_secs(31));
     assert_eq!(rig.guests.len(), 1);
-    assert_eq!(rig.service.budget().free_bytes(), free - u64::from(LARGEST));
+    assert_eq!(rig.service.buffer_pool().free_bytes(), free - u64::from(LARGEST));
     let said = |new_events: &crate::tcp::TargetEvent| {
         new_events.to_string().contains("still references 131072 bytes")
     };
     assert!(rig.new_events.iter().any(said), "{:?}", rig.new_events);
     // The same if the connection is dropped without waiting.
-    let (mut rig, free) = gone_while_read();
+    let (mut rig, free) = close_during_zero_copy_read();
     rig.guests.pop();
-    rig.run();
-    assert_eq!(rig.service.budget().free_bytes(), free - u64::from(LARGEST));
+    rig.run_until_idle();
+    assert_eq!(rig.service.buffer_pool().free_bytes(), free - u64::from(LARGEST));
     assert!(rig.new_events.iter().any(said), "{:?}", rig.new_events);
 }
 
 /// Connects a host of this name with an admin queue and `queues` I/O queues; returns the I/O
 /// connections.
-fn host_named(rig: &mut Rig, name: &str, queues: u16) -> Vec<usize> {
+fn host_with_nqn(rig: &mut TestTarget, name: &str, queues: u16) -> Vec<usize> {
     let data = |cntlid| -> tenmil_wire::fabrics::ConnectData {
         let nqn = tenmil_wire::layout::Ascii::nul_padded(&format!("nqn.2026-01.org.tenmil:{name}"));
         let mut id = [0; 16];
         id[..name.len()].copy_from_slice(name.as_bytes());
         connect_data(cntlid).with(|data| data.hostnqn(nqn).hostid(id))
     };
-    let admin = rig.dial(admin_config());
-    let completion = rig.connect(admin, &admin_connect(), &data(CNTLID_DYNAMIC));
+    let admin = rig.open_connection(admin_config());
+    let completion = rig.connect_queue(admin, &admin_connect(), &data(CNTLID_DYNAMIC));
     assert_eq!(completion.status(), Status::SUCCESS);
     let cntlid = u16::try_from(completion.dw0()).unwrap();
     rig.set_property(admin, tenmil_wire::register::offset::CC, super::test_target::ENABLED);
-    let connect = |rig: &mut Rig, qid| {
-        let line = rig.dial(super::test_target::io_config());
-        let completion = rig.connect(line, &super::test_target::io_connect(qid), &data(cntlid));
+    let connect = |rig: &mut TestTarget, qid| {
+        let line = rig.open_connection(super::test_target::io_config());
+        let completion =
+            rig.connect_queue(line, &super::test_target::io_connect(qid), &data(cntlid));
         assert_eq!(completion.status(), Status::SUCCESS);
         line
     };
@@ -523,11 +541,11 @@ fn host_named(rig: &mut Rig, name: &str, queues: u16) -> Vec<usize> {
 }
 
 /// Sends more commands than can be granted; no data follow, except for a byte now and then.
-fn hog(rig: &mut Rig, lines: &[usize]) {
+fn fill_buffers_slowly(rig: &mut TestTarget, lines: &[usize]) {
     for &line in lines {
         let sent = rig.lines[line].sent.len();
         for _ in 0..100 {
-            let write = transfer(IoOpcode::Write.code(), 0, 256);
+            let write = transfer_command(IoOpcode::Write.code(), 0, 256);
             rig.lines[line].submit(
                 &write,
                 DataDirection::FromHost(LARGEST),
@@ -536,17 +554,17 @@ fn hog(rig: &mut Rig, lines: &[usize]) {
         }
         rig.lines[line].mute_after = Some(sent + 100 * 72);
     }
-    rig.run();
+    rig.run_until_idle();
 }
 
 #[test]
-fn a_host_makes_progress_while_others_send_slowly_into_all_buffers() {
-    let mut rig = Rig::new();
+fn host_makes_progress_while_others_send_slowly_into_all_buffers() {
+    let mut rig = TestTarget::new();
     let attackers: Vec<usize> =
-        ["one", "two"].iter().flat_map(|name| host_named(&mut rig, name, 2)).collect();
-    let honest = host_named(&mut rig, "honest", 1)[0];
-    hog(&mut rig, &attackers);
-    assert!(rig.service.budget().waiting() > 0);
+        ["one", "two"].iter().flat_map(|name| host_with_nqn(&mut rig, name, 2)).collect();
+    let honest = host_with_nqn(&mut rig, "honest", 1)[0];
+    fill_buffers_slowly(&mut rig, &attackers);
+    assert!(rig.service.buffer_pool().waiting_connections() > 0);
     let begin = rig.now;
     for second in 0..120 {
         for &line in &attackers {
@@ -556,15 +574,17 @@ fn a_host_makes_progress_while_others_send_slowly_into_all_buffers() {
                     line.mute_after.map(|most| most + if second == 0 { 25 } else { 1 });
             }
         }
-        rig.pass(tenmil_base::Span::from_secs(1));
+        rig.advance_time(tenmil_base::Span::from_secs(1));
         // This host sends all its data immediately, and completes within the time limit of a
         // command.
         let (lba, bytes) = (second % 8 * 256, pattern(7, LARGEST as usize));
-        let write = transfer(IoOpcode::Write.code(), lba, 256);
-        let read = transfer(IoOpcode::Read.code(), lba, 256);
-        let (completion, _) = rig.command(honest, &write, DataDirection::FromHost(LARGEST), &bytes);
+        let write = transfer_command(IoOpcode::Write.code(), lba, 256);
+        let read = transfer_command(IoOpcode::Read.code(), lba, 256);
+        let (completion, _) =
+            rig.execute_command(honest, &write, DataDirection::FromHost(LARGEST), &bytes);
         assert_eq!(completion.status(), Status::SUCCESS);
-        let (completion, found) = rig.command(honest, &read, DataDirection::ToHost(LARGEST), &[]);
+        let (completion, found) =
+            rig.execute_command(honest, &read, DataDirection::ToHost(LARGEST), &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
         assert!(found == bytes);
     }
@@ -582,74 +602,82 @@ fn a_host_makes_progress_while_others_send_slowly_into_all_buffers() {
 
 /// Whether a host that owes 128 KiB and sends one byte every second is still connected after
 /// `seconds`.
-fn drips_for(seconds: u64) -> bool {
-    let mut rig = Rig::new();
-    let line = host_named(&mut rig, "one", 1)[0];
-    hog(&mut rig, &[line]);
+fn time_until_disconnect_sending_single_bytes(seconds: u64) -> bool {
+    let mut rig = TestTarget::new();
+    let line = host_with_nqn(&mut rig, "one", 1)[0];
+    fill_buffers_slowly(&mut rig, &[line]);
     rig.lines[line].mute_after = rig.lines[line].mute_after.map(|most| most + 24);
     for _ in 0..seconds {
         rig.lines[line].mute_after = rig.lines[line].mute_after.map(|most| most + 1);
-        rig.pass(tenmil_base::Span::from_secs(1));
+        rig.advance_time(tenmil_base::Span::from_secs(1));
     }
     rig.guests.len() == 2
 }
 
 #[test]
-fn a_single_byte_does_not_extend_the_data_timeout() {
-    assert!(drips_for(29));
-    assert!(!drips_for(34), "though it sends a byte every second");
+fn single_bytes_do_not_extend_the_data_timeout() {
+    assert!(time_until_disconnect_sending_single_bytes(29));
+    assert!(!time_until_disconnect_sending_single_bytes(34), "though it sends a byte every second");
 }
 
 /// Number of connections left after `steps` times 25 seconds. The hosts have sent more commands
 /// than they can be granted, and send the data of one command per step.
-fn slow_for(names: &[&str], steps: usize) -> usize {
-    let mut rig = Rig::new();
-    let lines: Vec<usize> = names.iter().flat_map(|name| host_named(&mut rig, name, 1)).collect();
+fn time_until_disconnect_sending_slowly(names: &[&str], steps: usize) -> usize {
+    let mut rig = TestTarget::new();
+    let lines: Vec<usize> =
+        names.iter().flat_map(|name| host_with_nqn(&mut rig, name, 1)).collect();
     let (len, count) = (64 << 10, 120);
     for &line in &lines {
         let sent = rig.lines[line].sent.len();
         for _ in 0..count {
-            let write = transfer(IoOpcode::Write.code(), 0, 128);
+            let write = transfer_command(IoOpcode::Write.code(), 0, 128);
             rig.lines[line].submit(&write, DataDirection::FromHost(len), &pattern(1, len as usize));
         }
         rig.lines[line].mute_after = Some(sent + count * 72);
     }
-    rig.run();
-    assert!(rig.service.budget().waiting() > 0);
+    rig.run_until_idle();
+    assert!(rig.service.buffer_pool().waiting_connections() > 0);
     for _ in 0..steps {
         for &line in &lines {
             let line = &mut rig.lines[line];
             line.mute_after = line.mute_after.map(|most| most + 24 + len as usize);
         }
-        rig.run();
-        rig.pass(tenmil_base::Span::from_secs(25));
+        rig.run_until_idle();
+        rig.advance_time(tenmil_base::Span::from_secs(25));
     }
     rig.guests.len()
 }
 
 #[test]
-fn a_slow_host_has_four_timeouts_while_others_need_memory() {
-    assert_eq!(slow_for(&["one", "two"], 4), 4);
-    assert!(slow_for(&["one", "two"], 6) < 4, "one of them at least is gone");
-    assert_eq!(slow_for(&["one"], 8), 2, "only its own commands wait for it");
+fn slow_host_is_disconnected_after_four_timeouts_while_others_need_memory() {
+    assert_eq!(time_until_disconnect_sending_slowly(&["one", "two"], 4), 4);
+    assert!(
+        time_until_disconnect_sending_slowly(&["one", "two"], 6) < 4,
+        "one of them at least is gone"
+    );
+    assert_eq!(
+        time_until_disconnect_sending_slowly(&["one"], 8),
+        2,
+        "only its own commands wait for it"
+    );
 }
 
 #[test]
-fn aborting_a_command_with_outstanding_data_frees_its_memory() {
-    let mut rig = Rig::new();
-    let (admin, cntlid) = rig.admin();
-    let io = rig.io(cntlid, 1);
-    let free = rig.service.budget().free_bytes();
-    let write = transfer(IoOpcode::Write.code(), 0, 256);
+fn abort_of_a_command_with_outstanding_data_frees_its_memory() {
+    let mut rig = TestTarget::new();
+    let (admin, cntlid) = rig.execute_admin();
+    let io = rig.execute_io(cntlid, 1);
+    let free = rig.service.buffer_pool().free_bytes();
+    let write = transfer_command(IoOpcode::Write.code(), 0, 256);
     rig.lines[io].mute_after = Some(rig.lines[io].sent.len() + 72);
     let bytes = pattern(1, LARGEST as usize);
     let tag = rig.lines[io].submit(&write, DataDirection::FromHost(LARGEST), &bytes);
-    rig.run();
+    rig.run_until_idle();
     let abort = Command::new(AdminOpcode::Abort.code()).with_cdw10(u32::from(tag) << 16 | 1);
-    let (completion, _) = rig.command(admin, &abort, DataDirection::None, &[]);
+    let (completion, _) = rig.execute_command(admin, &abort, DataDirection::None, &[]);
     assert_eq!((completion.status(), completion.dw0()), (Status::SUCCESS, 0));
-    assert!(rig.service.budget().free_bytes() < free, "its data may still come");
-    rig.pass(tenmil_base::Span::from_secs(34));
+    assert!(rig.service.buffer_pool().free_bytes() < free, "its data may still come");
+    rig.advance_time(tenmil_base::Span::from_secs(34));
     assert_eq!(rig.guests.len(), 1, "its host owes them");
-    assert!(rig.service.budget().free_bytes() >= free);
+    assert!(rig.service.buffer_pool().free_bytes() >= free);
 }

@@ -16,12 +16,12 @@ use tenmil_wire::io::reservation::{
 };
 use tenmil_wire::{Command, Completion, IoOpcode, Status, TypedCommand};
 
-use super::test_target::{BLOCKS, NQN, Rig, pattern, transfer};
+use super::test_target::{BLOCKS, NQN, TestTarget, pattern, transfer_command};
 use crate::tcp::StateDirectory;
 
 /// Service that keeps reservations in a directory, and two hosts with an I/O queue each.
-struct World {
-    rig: Rig,
+struct ReservationHosts {
+    rig: TestTarget,
     io: [usize; 2],
     _directory: StateDirectory,
 }
@@ -32,12 +32,12 @@ const FORGOTTEN: u32 = 2;
 
 /// Reservation type; registrants with controller ID, key and whether they hold the reservation;
 /// PTPLS.
-type Report = (u8, Vec<(u8, u64, bool)>, u8);
+type ReportedReservations = (u8, Vec<(u8, u64, bool)>, u8);
 
-impl World {
-    fn begin(path: &Path) -> Self {
+impl ReservationHosts {
+    fn start_after_power_loss(path: &Path) -> Self {
         let directory = StateDirectory::open(path).unwrap();
-        let (mut rig, subsystem) = Rig::with_subsystem();
+        let (mut rig, subsystem) = TestTarget::with_subsystem();
         assert!(subsystem.remove_namespace(1));
         for nsid in [KEPT, FORGOTTEN] {
             let medium = Arc::new(RamDevice::new(&rig.regions, 512, BLOCKS).unwrap());
@@ -47,12 +47,12 @@ impl World {
                 NamespaceConfig { nsid: Some(nsid), persistence, ..NamespaceConfig::new(medium) };
             subsystem.add_namespace(namespace).unwrap();
         }
-        let io = [1, 2].map(|host| rig.host(host).1);
+        let io = [1, 2].map(|host| rig.connect_host(host).1);
         Self { rig, io, _directory: directory }
     }
 
     /// Runs a command to completion, however slow the disk is.
-    fn run(
+    fn run_until_idle(
         &mut self,
         host: usize,
         command: &Command,
@@ -63,12 +63,12 @@ impl World {
         let tag = self.rig.lines[line].submit(command, data, bytes);
         let until = clock.now().after(Span::from_secs(20));
         loop {
-            self.rig.run();
+            self.rig.run_until_idle();
             if let Some(ended) = self.rig.lines[line].done.remove(&tag) {
                 return ended;
             }
             assert!(clock.now() < until, "a command has not ended");
-            tenmil_linux::thread::yield_now();
+            tenmil_linux::named_thread::yield_cpu();
         }
     }
 
@@ -80,9 +80,10 @@ impl World {
             disnsrs: false,
             cptpl,
         };
-        let keys = RegisterKeys::zeroed().with(|keys| keys.nrkey(key_of(host)));
+        let keys = RegisterKeys::zeroed().with(|keys| keys.nrkey(reservation_key_of(host)));
         let data = DataDirection::FromHost(16);
-        let (completion, _) = self.run(host, &command.to_command(), data, keys.as_bytes());
+        let (completion, _) =
+            self.run_until_idle(host, &command.to_command(), data, keys.as_bytes());
         assert_eq!(completion.status(), Status::SUCCESS);
     }
 
@@ -94,16 +95,17 @@ impl World {
             disnsrs: false,
             rtype: ReservationType::WriteExclusive,
         };
-        let keys = AcquireKeys::zeroed().with(|keys| keys.crkey(key_of(host)));
+        let keys = AcquireKeys::zeroed().with(|keys| keys.crkey(reservation_key_of(host)));
         let data = DataDirection::FromHost(16);
-        let (completion, _) = self.run(host, &command.to_command(), data, keys.as_bytes());
+        let (completion, _) =
+            self.run_until_idle(host, &command.to_command(), data, keys.as_bytes());
         assert_eq!(completion.status(), Status::SUCCESS);
     }
 
-    fn report(&mut self, nsid: u32) -> Report {
+    fn read_report(&mut self, nsid: u32) -> ReportedReservations {
         let command = ReservationReport { nsid, numd: 63, eds: true, disnsrs: false };
         let (completion, bytes) =
-            self.run(0, &command.to_command(), DataDirection::ToHost(256), &[]);
+            self.run_until_idle(0, &command.to_command(), DataDirection::ToHost(256), &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
         let header = ReservationStatusExtended::from_bytes(bytes.first_chunk().unwrap());
         let row = |row: tenmil_wire::io::reservation::RegistrantExtended| {
@@ -113,19 +115,19 @@ impl World {
     }
 
     fn may_write(&mut self, host: usize, nsid: u32) -> bool {
-        let write = transfer(IoOpcode::Write.code(), 0, 1).with_nsid(nsid);
+        let write = transfer_command(IoOpcode::Write.code(), 0, 1).with_nsid(nsid);
         let (completion, _) =
-            self.run(host, &write, DataDirection::FromHost(512), &pattern(1, 512));
+            self.run_until_idle(host, &write, DataDirection::FromHost(512), &pattern(1, 512));
         completion.status() == Status::SUCCESS
     }
 }
 
-fn key_of(host: usize) -> u64 {
+fn reservation_key_of(host: usize) -> u64 {
     0x1000 + host as u64
 }
 
 /// Copy of the files of a directory in their current state.
-fn snapshot(from: &Path) -> tempfile::TempDir {
+fn state_snapshot(from: &Path) -> tempfile::TempDir {
     let to = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
@@ -135,30 +137,31 @@ fn snapshot(from: &Path) -> tempfile::TempDir {
 }
 
 #[test]
-fn only_persistent_reservations_survive_power_loss() {
+fn only_reservations_with_ptpl_survive_power_loss() {
     let directory = tempfile::tempdir().unwrap();
-    let mut before = World::begin(directory.path());
+    let mut before = ReservationHosts::start_after_power_loss(directory.path());
     for (nsid, cptpl) in [(KEPT, ChangePersistence::Persist), (FORGOTTEN, ChangePersistence::None)]
     {
         before.register(0, nsid, cptpl);
         before.register(1, nsid, ChangePersistence::None);
         before.acquire(1, nsid);
     }
-    let is_held: Report = (1, vec![(1, key_of(0), false), (2, key_of(1), true)], 1);
-    assert_eq!(before.report(KEPT), is_held);
+    let is_held: ReportedReservations =
+        (1, vec![(1, reservation_key_of(0), false), (2, reservation_key_of(1), true)], 1);
+    assert_eq!(before.read_report(KEPT), is_held);
     let is_held_so_far = (is_held.0, is_held.1.clone(), 0);
-    assert_eq!(before.report(FORGOTTEN), is_held_so_far);
+    assert_eq!(before.read_report(FORGOTTEN), is_held_so_far);
     assert!(!before.may_write(0, KEPT) && !before.may_write(0, FORGOTTEN));
     // Power loss while all hosts are connected.
-    let left = snapshot(directory.path());
-    let mut after = World::begin(left.path());
-    assert_eq!(after.report(KEPT), is_held);
-    assert_eq!(after.report(FORGOTTEN), (0, Vec::new(), 0));
+    let left = state_snapshot(directory.path());
+    let mut after = ReservationHosts::start_after_power_loss(left.path());
+    assert_eq!(after.read_report(KEPT), is_held);
+    assert_eq!(after.read_report(FORGOTTEN), (0, Vec::new(), 0));
     assert!(!after.may_write(0, KEPT) && after.may_write(1, KEPT));
     assert!(after.may_write(0, FORGOTTEN));
     // Persistence that was cleared stays cleared after another power loss.
     after.register(0, KEPT, ChangePersistence::Clear);
-    let mut last = World::begin(snapshot(left.path()).path());
-    assert_eq!(last.report(KEPT), (0, Vec::new(), 0));
+    let mut last = ReservationHosts::start_after_power_loss(state_snapshot(left.path()).path());
+    assert_eq!(last.read_report(KEPT), (0, Vec::new(), 0));
     assert!(last.may_write(0, KEPT));
 }

@@ -11,13 +11,13 @@ use tenmil_wire::io::reservation::{
 };
 use tenmil_wire::{Status, TypedCommand};
 
-use super::test_target::Rig;
-use super::write_fences::{HELD, LET_GO, NEW, OLD, lagging, read, write};
+use super::test_target::TestTarget;
+use super::write_fences::{HELD, LET_GO, NEW, OLD, read, target_with_late_writes, write};
 use crate::tcp::{InjectedBugs, TargetEvent};
 
 /// Host 1 holds the reservation of namespace 1 and has a write in the medium; host 2 is registered.
-struct Takeover {
-    rig: Rig,
+struct PreemptTest {
+    rig: TestTarget,
     medium: Arc<AtomicU32>,
     /// Both connections of each host.
     hosts: [(usize, usize); 2],
@@ -25,23 +25,24 @@ struct Takeover {
     old: u16,
 }
 
-impl Takeover {
+impl PreemptTest {
     fn new() -> Self {
-        let (mut rig, medium) = lagging(InjectedBugs::default());
-        let hosts = [1, 2].map(|host| rig.host(host));
+        let (mut rig, medium) = target_with_late_writes(InjectedBugs::default());
+        let hosts = [1, 2].map(|host| rig.connect_host(host));
         for (key, (_, io)) in (1..).zip(hosts) {
             let register = ReservationRegister { nsid: 1, ..Default::default() }.to_command();
             let keys = RegisterKeys::zeroed().with(|keys| keys.nrkey(key));
-            let (end, _) = rig.command(io, &register, DataDirection::FromHost(16), keys.as_bytes());
+            let (end, _) =
+                rig.execute_command(io, &register, DataDirection::FromHost(16), keys.as_bytes());
             assert_eq!(end.status(), Status::SUCCESS);
         }
         let old = hosts[0].1;
         let mut takeover = Self { rig, medium, hosts, old: 0 };
         let tag = takeover.acquire(0, AcquireAction::Acquire, 0);
-        assert_eq!(takeover.end(0, tag), Some(Status::SUCCESS));
+        assert_eq!(takeover.completion_status(0, tag), Some(Status::SUCCESS));
         takeover.old =
             takeover.rig.lines[old].submit(&write(), DataDirection::FromHost(4096), &OLD);
-        takeover.rig.run();
+        takeover.rig.run_until_idle();
         assert_eq!(takeover.medium.load(Ordering::Relaxed), HELD);
         takeover
     }
@@ -53,7 +54,7 @@ impl Takeover {
         let keys = AcquireKeys::zeroed().with(|keys| keys.crkey(key).prkey(preempted));
         let line = &mut self.rig.lines[self.hosts[host].1];
         let tag = line.submit(&acquire.to_command(), DataDirection::FromHost(16), keys.as_bytes());
-        self.rig.run();
+        self.rig.run_until_idle();
         tag
     }
 
@@ -62,22 +63,22 @@ impl Takeover {
     }
 
     /// How a command of a host has ended, if it has.
-    fn end(&mut self, host: usize, tag: u16) -> Option<Status> {
+    fn completion_status(&mut self, host: usize, tag: u16) -> Option<Status> {
         let done = self.rig.lines[self.hosts[host].1].done.remove(&tag);
         done.map(|(completion, _)| completion.status())
     }
 
-    fn let_go(&mut self) {
+    fn complete_old_writes(&mut self) {
         self.medium.store(LET_GO, Ordering::Relaxed);
-        (0..5).for_each(|_| self.rig.pass(Span::from_ms(1)));
+        (0..5).for_each(|_| self.rig.advance_time(Span::from_ms(1)));
     }
 
     /// The new holder writes; what lies there in the end.
-    fn written_over(mut self) -> u8 {
+    fn is_overwritten(mut self) -> u8 {
         let new = self.hosts[1].1;
-        let (end, _) = self.rig.command(new, &write(), DataDirection::FromHost(4096), &NEW);
+        let (end, _) = self.rig.execute_command(new, &write(), DataDirection::FromHost(4096), &NEW);
         assert_eq!(end.status(), Status::SUCCESS);
-        self.let_go();
+        self.complete_old_writes();
         let found = read(&mut self.rig, new)[0];
         self.rig.lines.clear();
         self.rig.assert_empty();
@@ -86,72 +87,73 @@ impl Takeover {
 }
 
 #[test]
-fn preempt_and_abort_ends_after_the_writes_of_the_preempted_host() {
-    let mut takeover = Takeover::new();
+fn preempt_and_abort_completes_after_the_writes_of_the_preempted_host() {
+    let mut takeover = PreemptTest::new();
     let tag = takeover.preempt();
     for _ in 0..9 {
-        takeover.rig.pass(Span::from_secs(1));
-        assert_eq!(takeover.end(1, tag), None, "a write of host 1 is in the medium");
+        takeover.rig.advance_time(Span::from_secs(1));
+        assert_eq!(takeover.completion_status(1, tag), None, "a write of host 1 is in the medium");
     }
     // It is in effect all the same.
     let old = takeover.hosts[0].1;
-    let (refused, _) = takeover.rig.command(old, &write(), DataDirection::FromHost(4096), &OLD);
+    let (refused, _) =
+        takeover.rig.execute_command(old, &write(), DataDirection::FromHost(4096), &OLD);
     assert_eq!(refused.status().code(), Status::RESERVATION_CONFLICT);
-    takeover.let_go();
-    assert!(takeover.end(0, takeover.old).is_some());
-    assert_eq!(takeover.end(1, tag), Some(Status::SUCCESS));
-    assert_eq!(takeover.written_over(), NEW[0]);
+    takeover.complete_old_writes();
+    assert!(takeover.completion_status(0, takeover.old).is_some());
+    assert_eq!(takeover.completion_status(1, tag), Some(Status::SUCCESS));
+    assert_eq!(takeover.is_overwritten(), NEW[0]);
 }
 
 #[test]
 fn preempt_and_abort_waits_for_a_host_whose_connections_are_lost() {
     for (admin, io) in [(true, true), (true, false), (false, true)] {
-        let mut takeover = Takeover::new();
+        let mut takeover = PreemptTest::new();
         let tag = takeover.preempt();
         for (line, is_lost) in [(takeover.hosts[0].0, admin), (takeover.hosts[0].1, io)] {
             takeover.rig.lines[line].pipe.take_if(|_| is_lost);
         }
-        takeover.rig.pass(Span::from_secs(1));
-        assert_eq!(takeover.end(1, tag), None);
-        takeover.let_go();
-        assert_eq!(takeover.end(1, tag), Some(Status::SUCCESS));
-        assert_eq!(takeover.written_over(), NEW[0]);
+        takeover.rig.advance_time(Span::from_secs(1));
+        assert_eq!(takeover.completion_status(1, tag), None);
+        takeover.complete_old_writes();
+        assert_eq!(takeover.completion_status(1, tag), Some(Status::SUCCESS));
+        assert_eq!(takeover.is_overwritten(), NEW[0]);
     }
 }
 
 #[test]
 fn preempt_and_abort_fails_if_the_device_does_not_complete_in_time() {
-    let mut takeover = Takeover::new();
+    let mut takeover = PreemptTest::new();
     let tag = takeover.preempt();
-    takeover.rig.pass(Span::from_ms(9_998));
-    assert_eq!(takeover.end(1, tag), None);
-    takeover.rig.pass(Span::from_ms(3));
-    assert_eq!(takeover.end(1, tag).map(Status::code), Some(Status::INTERNAL_ERROR));
-    let is_it = |new_events: &TargetEvent| matches!(new_events, TargetEvent::Trouble(said) if said.contains("media have not answered writes of"));
+    takeover.rig.advance_time(Span::from_ms(9_998));
+    assert_eq!(takeover.completion_status(1, tag), None);
+    takeover.rig.advance_time(Span::from_ms(3));
+    assert_eq!(takeover.completion_status(1, tag).map(Status::code), Some(Status::INTERNAL_ERROR));
+    let is_it = |new_events: &TargetEvent| matches!(new_events, TargetEvent::Error(said) if said.contains("media have not answered writes of"));
     assert!(takeover.rig.new_events.iter().any(is_it), "{:?}", takeover.rig.new_events);
-    takeover.let_go();
-    assert_eq!(takeover.written_over(), NEW[0]);
+    takeover.complete_old_writes();
+    assert_eq!(takeover.is_overwritten(), NEW[0]);
 }
 
 #[test]
-fn a_preempt_and_abort_of_a_lost_host_leaks_nothing() {
-    let mut takeover = Takeover::new();
+fn preempt_and_abort_of_a_disconnected_host_leaks_nothing() {
+    let mut takeover = PreemptTest::new();
     takeover.preempt();
     let (admin, io) = takeover.hosts[1];
     (takeover.rig.lines[admin].pipe, takeover.rig.lines[io].pipe) = (None, None);
-    takeover.rig.pass(Span::from_ms(1));
-    takeover.let_go();
-    assert!(takeover.end(0, takeover.old).is_some());
+    takeover.rig.advance_time(Span::from_ms(1));
+    takeover.complete_old_writes();
+    assert!(takeover.completion_status(0, takeover.old).is_some());
     takeover.rig.lines.clear();
     takeover.rig.assert_empty();
 }
 
 #[test]
-fn preempt_without_abort_ends_at_once() {
-    let mut takeover = Takeover::new();
+fn preempt_without_abort_completes_at_once() {
+    let mut takeover = PreemptTest::new();
     let tag = takeover.acquire(1, AcquireAction::Preempt, 1);
-    assert_eq!(takeover.end(1, tag), Some(Status::SUCCESS));
-    takeover.let_go();
+    assert_eq!(takeover.completion_status(1, tag), Some(Status::SUCCESS));
+    takeover.complete_old_writes();
     takeover.rig.lines.clear();
     takeover.rig.assert_empty();
 }

@@ -17,15 +17,16 @@ use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status, TypedCommand};
 
 use super::test_target::{
-    BLOCKS, Rig, connect_data, io_config, io_connect, limits, pattern, transfer,
+    BLOCKS, TestTarget, connect_data, io_config, io_connect, pattern, service_limits,
+    transfer_command,
 };
 use crate::tcp::TargetEvent;
 
 /// Store that completes a write only when the test does.
 #[derive(Clone, Default)]
-struct Drawer(Arc<Mutex<VecDeque<PersistRequest>>>);
+struct SlowReservationStore(Arc<Mutex<VecDeque<PersistRequest>>>);
 
-impl ReservationStore for Drawer {
+impl ReservationStore for SlowReservationStore {
     fn load(&self) -> Result<Option<Vec<u8>>, Error> {
         Ok(None)
     }
@@ -37,41 +38,41 @@ impl ReservationStore for Drawer {
 }
 
 /// Two hosts with an I/O queue each, over a store that the test controls.
-struct Race {
-    rig: Rig,
-    drawer: Drawer,
+struct ReservationTest {
+    rig: TestTarget,
+    drawer: SlowReservationStore,
     /// Admin and I/O connection of each host.
     admin: [usize; 2],
     io: [usize; 2],
 }
 
-impl Race {
+impl ReservationTest {
     fn new() -> Self {
         let mut subsystem = None;
-        let mut rig = Rig::with(limits(), |plan| {
+        let mut rig = TestTarget::with_options(service_limits(), |plan| {
             subsystem = Some(plan.subsystem.clone());
             plan
         });
-        let (subsystem, drawer) = (subsystem.unwrap(), Drawer::default());
+        let (subsystem, drawer) = (subsystem.unwrap(), SlowReservationStore::default());
         assert!(subsystem.remove_namespace(1));
         let medium = Arc::new(RamDevice::new(&rig.regions, 512, BLOCKS).unwrap());
         let persistence = Persistence::Durable(Box::new(drawer.clone()));
         let namespace =
             NamespaceConfig { nsid: Some(1), persistence, ..NamespaceConfig::new(medium) };
         subsystem.add_namespace(namespace).unwrap();
-        let [one, two] = [1, 2].map(|host| rig.host(host));
+        let [one, two] = [1, 2].map(|host| rig.connect_host(host));
         let mut race = Self { rig, drawer, admin: [one.0, two.0], io: [one.1, two.1] };
         for host in [0, 1] {
             let tag = race.register(host);
             race.write(Ok(()));
-            assert_eq!(race.ended(host, tag), Some(Status::SUCCESS));
+            assert_eq!(race.completed_commands(host, tag), Some(Status::SUCCESS));
         }
         race
     }
 
     fn submit(&mut self, host: usize, command: &Command, keys: &[u8]) -> u16 {
         let tag = self.rig.lines[self.io[host]].submit(command, DataDirection::FromHost(16), keys);
-        self.rig.run();
+        self.rig.run_until_idle();
         tag
     }
 
@@ -103,19 +104,20 @@ impl Race {
     fn write(&mut self, written: Result<(), &str>) {
         let stored = self.drawer.0.lock().unwrap().pop_front().expect("one is to be written");
         stored.finish(written.map_err(Error::environment));
-        self.rig.run();
+        self.rig.run_until_idle();
     }
 
-    fn ended(&mut self, host: usize, tag: u16) -> Option<Status> {
+    fn completed_commands(&mut self, host: usize, tag: u16) -> Option<Status> {
         let ended = self.rig.lines[self.io[host]].done.remove(&tag);
         ended.map(|(completion, _)| completion.status())
     }
 
     /// Whether a write of the host succeeds.
     fn may_write(&mut self, host: usize) -> bool {
-        let (bytes, write) = (pattern(1, 512), transfer(IoOpcode::Write.code(), 0, 1));
+        let (bytes, write) = (pattern(1, 512), transfer_command(IoOpcode::Write.code(), 0, 1));
         let io = self.io[host];
-        let (completion, _) = self.rig.command(io, &write, DataDirection::FromHost(512), &bytes);
+        let (completion, _) =
+            self.rig.execute_command(io, &write, DataDirection::FromHost(512), &bytes);
         match completion.status().code() {
             Status::SUCCESS => true,
             Status::RESERVATION_CONFLICT => false,
@@ -124,66 +126,66 @@ impl Race {
     }
 
     /// Disconnects all hosts and checks that everything is released.
-    fn leave(mut self) {
+    fn disconnect_host(mut self) {
         self.rig.lines.clear();
         self.rig.assert_empty();
     }
 }
 
 #[test]
-fn a_slow_reservation_store_delays_no_io() {
-    let mut race = Race::new();
+fn slow_reservation_store_delays_no_io() {
+    let mut race = ReservationTest::new();
     let tag = race.acquire(0);
-    assert_eq!(race.ended(0, tag), None);
+    assert_eq!(race.completed_commands(0, tag), None);
     for _ in 0..20 {
         assert!(race.may_write(0) && race.may_write(1), "it is not in effect");
     }
     race.write(Ok(()));
-    assert_eq!(race.ended(0, tag), Some(Status::SUCCESS));
+    assert_eq!(race.completed_commands(0, tag), Some(Status::SUCCESS));
     assert!(race.may_write(0) && !race.may_write(1));
-    race.leave();
+    race.disconnect_host();
 }
 
 #[test]
-fn a_failed_reservation_store_fails_the_command_without_effect() {
-    let mut race = Race::new();
+fn failed_reservation_store_fails_the_command_without_effect() {
+    let mut race = ReservationTest::new();
     let tag = race.acquire(0);
     race.write(Err("write r: no room"));
-    assert_eq!(race.ended(0, tag), Some(Status::INTERNAL_ERROR));
+    assert_eq!(race.completed_commands(0, tag), Some(Status::INTERNAL_ERROR));
     assert!(race.may_write(0) && race.may_write(1));
-    let is_it = |new_events: &TargetEvent| matches!(new_events, TargetEvent::Trouble(why) if why.contains("no room"));
+    let is_it = |new_events: &TargetEvent| matches!(new_events, TargetEvent::Error(why) if why.contains("no room"));
     assert!(race.rig.new_events.iter().any(is_it), "{:?}", race.rig.new_events);
-    race.leave();
+    race.disconnect_host();
 }
 
 #[test]
-fn of_two_racing_hosts_the_first_gets_the_reservation() {
-    let mut race = Race::new();
+fn first_of_two_racing_hosts_gets_the_reservation() {
+    let mut race = ReservationTest::new();
     let (second, first) = (race.acquire(1), race.acquire(0));
     race.write(Ok(()));
-    assert_eq!(race.ended(1, second), Some(Status::SUCCESS));
-    assert_eq!(race.ended(0, first), Some(Status::RESERVATION_CONFLICT));
+    assert_eq!(race.completed_commands(1, second), Some(Status::SUCCESS));
+    assert_eq!(race.completed_commands(0, first), Some(Status::RESERVATION_CONFLICT));
     assert!(!race.may_write(0) && race.may_write(1));
-    race.leave();
+    race.disconnect_host();
 }
 
 #[test]
-fn a_reservation_command_being_persisted_is_not_aborted() {
-    let mut race = Race::new();
+fn reservation_command_being_persisted_is_not_aborted() {
+    let mut race = ReservationTest::new();
     let tag = race.acquire(0);
     let abort = Command::new(AdminOpcode::Abort.code()).with_cdw10(u32::from(tag) << 16 | 1);
-    let (completion, _) = race.rig.command(race.admin[0], &abort, DataDirection::None, &[]);
+    let (completion, _) = race.rig.execute_command(race.admin[0], &abort, DataDirection::None, &[]);
     assert_eq!((completion.status(), completion.dw0()), (Status::SUCCESS, 1));
     race.write(Ok(()));
-    assert_eq!(race.ended(0, tag), Some(Status::SUCCESS));
-    race.leave();
+    assert_eq!(race.completed_commands(0, tag), Some(Status::SUCCESS));
+    race.disconnect_host();
 }
 
 #[test]
-fn a_reservation_is_stored_if_its_host_disconnects_meanwhile() {
+fn reservation_is_stored_if_its_host_disconnects_meanwhile() {
     // The host loses its I/O connection or its admin connection, or resets its controller.
     for way in 0..3 {
-        let mut race = Race::new();
+        let mut race = ReservationTest::new();
         race.acquire(0);
         let waits = race.acquire(1);
         match way {
@@ -191,36 +193,36 @@ fn a_reservation_is_stored_if_its_host_disconnects_meanwhile() {
             1 => race.rig.lines[race.admin[0]].pipe = None,
             _ => drop(race.rig.set_property(race.admin[0], offset::CC, 0)),
         }
-        race.rig.run();
+        race.rig.run_until_idle();
         let left = race.rig.guests.len();
         assert_eq!(left, [3, 2, 3][way], "no command waits for the end of the store");
         race.write(Ok(()));
-        assert_eq!(race.ended(1, waits), Some(Status::RESERVATION_CONFLICT));
+        assert_eq!(race.completed_commands(1, waits), Some(Status::RESERVATION_CONFLICT));
         assert!(!race.may_write(1), "it was written down");
         // After it has reconnected, the reservation it requested is in effect.
-        let (_, io) = race.rig.host(1);
+        let (_, io) = race.rig.connect_host(1);
         race.io[0] = io;
         assert!(race.may_write(0));
-        race.leave();
+        race.disconnect_host();
     }
 }
 
 #[test]
-fn a_reconnected_queue_gets_no_completion_of_the_old_one() {
-    let mut race = Race::new();
+fn reconnected_queue_gets_no_completion_of_the_old_one() {
+    let mut race = ReservationTest::new();
     race.acquire(0);
     race.rig.lines[race.io[0]].pipe = None;
-    race.rig.run();
+    race.rig.run_until_idle();
     let cntlid = 1;
-    let io = race.rig.dial(io_config());
+    let io = race.rig.open_connection(io_config());
     let data = connect_data(cntlid).with(|data| data.hostid([1; 16]));
-    assert_eq!(race.rig.connect(io, &io_connect(1), &data).status(), Status::SUCCESS);
+    assert_eq!(race.rig.connect_queue(io, &io_connect(1), &data).status(), Status::SUCCESS);
     race.io[0] = io;
     // A new command with the slot of the abandoned one.
     let tag = race.register(0);
     race.write(Ok(()));
-    assert_eq!(race.ended(0, tag), None, "its own record is still to be written");
+    assert_eq!(race.completed_commands(0, tag), None, "its own record is still to be written");
     race.write(Ok(()));
-    assert_eq!(race.ended(0, tag), Some(Status::SUCCESS));
-    race.leave();
+    assert_eq!(race.completed_commands(0, tag), Some(Status::SUCCESS));
+    race.disconnect_host();
 }

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use tenmil_base::Span;
 use tenmil_dma::RegionTable;
 use tenmil_linux::kernel_files::KernelFiles;
-use tenmil_linux::socket::{Address, SocketFactory, SocketOptions, StreamListener};
+use tenmil_linux::socket::{ListenAddress, SocketFactory, SocketOptions, StreamListener};
 use tenmil_linux::thread_pool::ThreadPool;
 use tenmil_linux::topology::CpuLocation;
 use tenmil_linux::{Clock, CpuList};
 use tenmil_nvme_tcp::DataDirection;
-use tenmil_reactor::balance::{LinuxPlatform, balancer};
+use tenmil_reactor::load_balancer::{LinuxPlatform, new_balancer};
 use tenmil_reactor::schedule::{Options, Policy};
 use tenmil_reactor::{PollMode, ReactorOptions, Reactors, ThreadBuilder, ThreadId};
 use tenmil_wire::fabrics::{CNTLID_DYNAMIC, PropertySet, PropertySize};
@@ -21,32 +21,32 @@ use tenmil_wire::register::offset;
 use tenmil_wire::{Command, Completion, Fuse, IoOpcode, Status, TypedCommand};
 
 use super::test_target::{
-    ENABLED, Line, Rig, admin_config, admin_connect, connect_data, io_config, io_connect, pattern,
-    transfer,
+    ENABLED, TestHostConnection, TestTarget, admin_config, admin_connect, connect_data, io_config,
+    io_connect, pattern, transfer_command,
 };
 use crate::tcp::{PlacementPolicy, Server, ServerConfig, TargetEvent};
 
 /// Host over sockets.
-pub(super) struct Client {
+pub(super) struct SocketHost {
     clock: Clock,
     sockets: SocketFactory,
     address: std::net::SocketAddr,
 }
 
-impl Client {
-    fn dial(&self, config: tenmil_nvme_tcp::HostConfig) -> Line {
+impl SocketHost {
+    fn connect_socket(&self, config: tenmil_nvme_tcp::HostConfig) -> TestHostConnection {
         let socket = TcpStream::connect(self.address).unwrap();
-        let stream = self.sockets.stream(socket.into()).unwrap();
-        let mut line = Line::new(config, stream, self.clock.now());
+        let stream = self.sockets.new_stream(socket.into()).unwrap();
+        let mut line = TestHostConnection::new(config, stream, self.clock.now());
         while line.terms.is_none() {
-            line.turn(self.clock.now());
+            line.poll_once(self.clock.now());
         }
         line
     }
 
     pub(super) fn command(
         &self,
-        line: &mut Line,
+        line: &mut TestHostConnection,
         command: &Command,
         data: DataDirection,
         bytes: &[u8],
@@ -54,7 +54,7 @@ impl Client {
         let tag = line.submit(command, data, bytes);
         let until = self.clock.now().after(Span::from_secs(20));
         while !line.done.contains_key(&tag) {
-            line.turn(self.clock.now());
+            line.poll_once(self.clock.now());
             assert!(self.clock.now() < until, "{command:?} has not ended");
         }
         line.done.remove(&tag).unwrap()
@@ -64,19 +64,19 @@ impl Client {
 /// Connects, writes, reads and disconnects, over reactors that poll permanently and over reactors
 /// that sleep.
 #[test]
-fn hosts_connect_by_sockets_with_and_without_sleeping_reactors() {
+fn hosts_connect_over_sockets_in_every_poll_mode() {
     for poll in [PollMode::Always, PollMode::Adaptive] {
-        let rig = Rig::new();
+        let rig = TestTarget::new();
         let clock = Clock::start();
         let options = ReactorOptions { poll, ..ReactorOptions::default() };
-        let cores = CpuList::allowed().iter().take(1).collect();
-        let reactors = Reactors::start(&cores, &options, &clock).unwrap();
-        let (server, client) = serve(&rig, &reactors, PlacementPolicy::default(), clock);
-        visit(&client);
+        let cores = CpuList::allowed_cpus().iter().take(1).collect();
+        let reactors = Reactors::start_on_cores(&cores, &options, &clock).unwrap();
+        let (server, client) = start_server(&rig, &reactors, PlacementPolicy::default(), clock);
+        connect_and_read(&client);
         drop(server);
         reactors.stop();
-        assert_eq!(rig.service.connected(), 0);
-        assert_eq!(rig.service.budget().free_bytes(), rig.service.budget().bytes());
+        assert_eq!(rig.service.connection_count(), 0);
+        assert_eq!(rig.service.buffer_pool().free_bytes(), rig.service.buffer_pool().size_bytes());
         let gone =
             |new_events: &TargetEvent| matches!(new_events, TargetEvent::Disconnected { .. });
         let new_events = std::iter::from_fn(|| rig.service.next_event());
@@ -87,13 +87,13 @@ fn hosts_connect_by_sockets_with_and_without_sleeping_reactors() {
 
 /// The NAPI IDs are made up: loopback connections have none.
 #[test]
-fn connections_behind_one_receive_queue_have_one_reactor_and_without_one_it_is_said_once() {
-    let rig = Rig::new();
+fn connections_of_one_receive_queue_share_a_reactor_and_a_missing_queue_is_logged_once() {
+    let rig = TestTarget::new();
     let clock = Clock::start();
-    let cores: CpuList = CpuList::allowed().iter().take(2).collect();
+    let cores: CpuList = CpuList::allowed_cpus().iter().take(2).collect();
     let count = cores.iter().count();
-    let reactors = Reactors::start(&cores, &ReactorOptions::default(), &clock).unwrap();
-    let (server, client) = serve(&rig, &reactors, PlacementPolicy::Queue, clock);
+    let reactors = Reactors::start_on_cores(&cores, &ReactorOptions::default(), &clock).unwrap();
+    let (server, client) = start_server(&rig, &reactors, PlacementPolicy::Queue, clock);
     let at = |napi_id| {
         server
             .dispatcher
@@ -108,52 +108,52 @@ fn connections_behind_one_receive_queue_have_one_reactor_and_without_one_it_is_s
     assert_eq!([places[1], places[3], places[4]], [places[0], places[2], places[0]]);
     assert_eq!(places[0] != places[2], count > 1, "another queue, the next reactor");
 
-    visit(&client);
+    connect_and_read(&client);
     drop(server);
     reactors.stop();
     let new_events = std::iter::from_fn(|| rig.service.next_event());
-    let is_notified = |new_events: &TargetEvent| matches!(new_events, TargetEvent::Trouble(text) if text.contains("SO_INCOMING_NAPI_ID is 0"));
+    let is_notified = |new_events: &TargetEvent| matches!(new_events, TargetEvent::Error(text) if text.contains("SO_INCOMING_NAPI_ID is 0"));
     assert_eq!(new_events.filter(is_notified).count(), 1, "of two connections");
 }
 
 /// One host sends fused pairs while the others are idle or have reads outstanding, on the same
 /// reactor or on others.
 #[test]
-fn a_fused_pair_completes_under_load_of_other_hosts() {
+fn fused_pair_completes_under_load_of_other_hosts() {
     for poll in [PollMode::Always, PollMode::Adaptive] {
-        let rig = Rig::new();
+        let rig = TestTarget::new();
         let clock = Clock::start();
         let options = ReactorOptions { poll, ..ReactorOptions::default() };
-        let cores: CpuList = CpuList::allowed().iter().take(2).collect();
-        let reactors = Reactors::start(&cores, &options, &clock).unwrap();
-        let (server, client) = serve(&rig, &reactors, PlacementPolicy::default(), clock);
-        let mut hosts = [(); 3].map(|()| associate(&client));
+        let cores: CpuList = CpuList::allowed_cpus().iter().take(2).collect();
+        let reactors = Reactors::start_on_cores(&cores, &options, &clock).unwrap();
+        let (server, client) = start_server(&rig, &reactors, PlacementPolicy::default(), clock);
+        let mut hosts = [(); 3].map(|()| connect_admin_queue(&client));
         let block = |value: u64| [value.to_le_bytes(); 64].concat();
         for round in 0..60 {
             let (_, other) = &mut hosts[1];
-            let read = transfer(IoOpcode::Read.code(), 0, 8);
+            let read = transfer_command(IoOpcode::Read.code(), 0, 8);
             let count = if round < 30 { 0 } else { 8 };
             let tags = (0..count).map(|_| other.submit(&read, DataDirection::ToHost(4096), &[]));
             let tags: Vec<u16> = tags.collect();
-            other.turn(clock.now());
+            other.poll_once(clock.now());
             let (_, io) = &mut hosts[0];
             let halves = [(IoOpcode::Compare, Fuse::First), (IoOpcode::Write, Fuse::Second)];
             let pair = halves.map(|(opcode, fuse)| {
                 let value = round + u64::from(fuse == Fuse::Second);
-                let command = transfer(opcode.code(), 0, 1).with_fuse(fuse);
+                let command = transfer_command(opcode.code(), 0, 1).with_fuse(fuse);
                 io.submit(&command, DataDirection::FromHost(512), &block(value))
             });
             // A connection that does not respond is given up after five seconds.
             let until = clock.now().after(Span::from_secs(20));
             while !pair.iter().all(|tag| io.done.contains_key(tag)) {
-                io.turn(clock.now());
+                io.poll_once(clock.now());
                 assert!(clock.now() < until, "a pair has not ended");
             }
             let ends = pair.map(|tag| io.done.remove(&tag).unwrap().0.status());
             assert_eq!(ends, [Status::SUCCESS; 2], "{poll:?}, round {round}");
             let (_, other) = &mut hosts[1];
             while tags.iter().any(|tag| !other.done.contains_key(tag)) {
-                other.turn(clock.now());
+                other.poll_once(clock.now());
                 assert!(clock.now() < until, "a read has not ended");
             }
             other.done.clear();
@@ -163,19 +163,19 @@ fn a_fused_pair_completes_under_load_of_other_hosts() {
         }
         drop(server);
         reactors.stop();
-        assert_eq!(rig.service.budget().free_bytes(), rig.service.budget().bytes());
+        assert_eq!(rig.service.buffer_pool().free_bytes(), rig.service.buffer_pool().size_bytes());
     }
 }
 
 /// Serves at a free port; returns the server and a client for it.
-pub(super) fn serve(
-    rig: &Rig,
+pub(super) fn start_server(
+    rig: &TestTarget,
     reactors: &Reactors,
     placement: PlacementPolicy,
     clock: Clock,
-) -> (Server, Client) {
+) -> (Server, SocketHost) {
     let listen_socket =
-        StreamListener::open(&Address::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
+        StreamListener::open(&ListenAddress::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
     let server = Server::start(ServerConfig {
         listen_sockets: vec![(listen_socket, 1)],
         service: rig.service.clone(),
@@ -186,19 +186,19 @@ pub(super) fn serve(
         clock,
     });
     let server = server.unwrap();
-    let Address::Tcp(address) = server.addresses()[0].clone() else { panic!("a port") };
+    let ListenAddress::Tcp(address) = server.addresses()[0].clone() else { panic!("a port") };
     let sockets = SocketFactory::new(RegionTable::new(4), SocketOptions::default());
-    (server, Client { clock, sockets, address })
+    (server, SocketHost { clock, sockets, address })
 }
 
-fn visit(client: &Client) {
-    let (_admin, mut io) = associate(client);
-    exchange(client, &mut io);
+fn connect_and_read(client: &SocketHost) {
+    let (_admin, mut io) = connect_admin_queue(client);
+    write_and_read(client, &mut io);
 }
 
 /// Connects a host and enables its controller; returns its admin connection and its I/O connection.
-pub(super) fn associate(client: &Client) -> (Line, Line) {
-    let mut admin = client.dial(admin_config());
+pub(super) fn connect_admin_queue(client: &SocketHost) -> (TestHostConnection, TestHostConnection) {
+    let mut admin = client.connect_socket(admin_config());
     let data = connect_data(CNTLID_DYNAMIC);
     let connect = admin_connect().to_command();
     let (completion, _) =
@@ -209,7 +209,7 @@ pub(super) fn associate(client: &Client) -> (Line, Line) {
     let enable = PropertySet { size: PropertySize::Four, ofst, value: ENABLED }.to_command();
     let (completion, _) = client.command(&mut admin, &enable, DataDirection::None, &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
-    let mut io = client.dial(io_config());
+    let mut io = client.connect_socket(io_config());
     let (connect, data) = (io_connect(1).to_command(), connect_data(cntlid));
     let (completion, _) =
         client.command(&mut io, &connect, DataDirection::FromHost(1024), data.as_bytes());
@@ -217,42 +217,42 @@ pub(super) fn associate(client: &Client) -> (Line, Line) {
     (admin, io)
 }
 
-pub(super) fn exchange(client: &Client, io: &mut Line) {
+pub(super) fn write_and_read(client: &SocketHost, io: &mut TestHostConnection) {
     for blocks in [1, 8, 256] {
         let len = blocks * 512;
         let bytes = pattern(blocks, len as usize);
-        let write = transfer(IoOpcode::Write.code(), 7, blocks);
+        let write = transfer_command(IoOpcode::Write.code(), 7, blocks);
         let (completion, _) = client.command(io, &write, DataDirection::FromHost(len), &bytes);
         assert_eq!(completion.status(), Status::SUCCESS);
-        let read = transfer(IoOpcode::Read.code(), 7, blocks);
+        let read = transfer_command(IoOpcode::Read.code(), 7, blocks);
         let (completion, back) = client.command(io, &read, DataDirection::ToHost(len), &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
         assert!(back == bytes);
     }
     // More data than the socket buffers hold, to a host that does not receive for a while.
-    let read = transfer(IoOpcode::Read.code(), 0, 256);
+    let read = transfer_command(IoOpcode::Read.code(), 0, 256);
     let tags: Vec<u16> =
         (0..40).map(|_| io.submit(&read, DataDirection::ToHost(256 * 512), &[])).collect();
     io.is_deaf = true;
     let until = client.clock.now().after(Span::from_ms(20));
     while client.clock.now() < until {
-        io.turn(client.clock.now());
+        io.poll_once(client.clock.now());
     }
     assert!(io.done.is_empty());
     io.is_deaf = false;
     let until = client.clock.now().after(Span::from_secs(20));
     while tags.iter().any(|tag| !io.done.contains_key(tag)) {
-        io.turn(client.clock.now());
+        io.poll_once(client.clock.now());
         assert!(client.clock.now() < until, "{} of 40 have ended", io.done.len());
     }
 }
 
 /// Two reactors with a balancer over a simulated sysfs tree, and a host served by them.
-struct Balanced {
-    rig: Rig,
+struct BalancedServer {
+    rig: TestTarget,
     reactors: Reactors,
     server: Server,
-    client: Client,
+    client: SocketHost,
     cores: [u32; 2],
     root: tempfile::TempDir,
     _pool: Arc<ThreadPool>,
@@ -260,17 +260,17 @@ struct Balanced {
 
 const CPUSET: &str = "sys/fs/cgroup/pod/cpuset.cpus.effective";
 
-impl Balanced {
+impl BalancedServer {
     /// None on a machine with one core.
     fn start() -> Option<Self> {
-        let allowed: Vec<u32> = CpuList::allowed().iter().take(2).collect();
+        let allowed: Vec<u32> = CpuList::allowed_cpus().iter().take(2).collect();
         let Ok(cores) = <[u32; 2]>::try_from(allowed) else {
             println!("skipped: there is one core, expected two");
             return None;
         };
-        let (rig, clock) = (Rig::new(), Clock::start());
+        let (rig, clock) = (TestTarget::new(), Clock::start());
         let both = CpuList::from_iter(cores);
-        let reactors = Reactors::start(&both, &ReactorOptions::default(), &clock).unwrap();
+        let reactors = Reactors::start_on_cores(&both, &ReactorOptions::default(), &clock).unwrap();
         let root = tempfile::tempdir().unwrap();
         let files = [("proc/self/cgroup", "0::/pod\n"), (CPUSET, &*both.to_string())];
         for (path, text) in files {
@@ -279,7 +279,7 @@ impl Balanced {
             std::fs::write(path, text).unwrap();
         }
         let pool = Arc::new(ThreadPool::new(1, 1));
-        let machine = KernelFiles::under(root.path());
+        let machine = KernelFiles::under_root(root.path());
         let ground = LinuxPlatform::new(machine, both, None, Arc::clone(&pool));
         let place = |core| CpuLocation { core, ..CpuLocation::default() };
         let options = Options {
@@ -288,67 +288,73 @@ impl Balanced {
             migration_interval: Span::from_ms(20),
             ..Options::default()
         };
-        let (balancer, _) = balancer(options, cores.map(place).to_vec(), ground).unwrap();
-        reactors.spawn(ThreadBuilder::new("balancer").poller(balancer)).unwrap();
-        let (server, client) = serve(&rig, &reactors, PlacementPolicy::Spread, clock);
+        let (balancer, _) = new_balancer(options, cores.map(place).to_vec(), ground).unwrap();
+        reactors.spawn(ThreadBuilder::new("balancer").add_poller(balancer)).unwrap();
+        let (server, client) = start_server(&rig, &reactors, PlacementPolicy::Spread, clock);
         Some(Self { rig, reactors, server, client, cores, root, _pool: pool })
     }
 
     /// Sets the cores that the simulated cpuset allows.
-    fn allow(&self, cores: &[u32]) {
+    fn allow_cores(&self, cores: &[u32]) {
         let cores: CpuList = cores.iter().copied().collect();
         std::fs::write(self.root.path().join(CPUSET), cores.to_string()).unwrap();
     }
 
     /// Core of each connection and of the balancer.
-    fn homes(&self) -> Vec<(ThreadId, u32)> {
+    fn connection_reactors(&self) -> Vec<(ThreadId, u32)> {
         let sample = self.reactors.sample();
         let core = |id| sample.reactors.iter().find(|reactor| reactor.id == id).unwrap().core;
         sample.threads.iter().map(|thread| (thread.id, core(thread.home))).collect()
     }
 
     /// Whether all of them run on `core`.
-    fn are_all_on(&self, core: u32) -> bool {
-        self.homes().iter().all(|(_, home)| *home == core)
+    fn are_connections_on(&self, core: u32) -> bool {
+        self.connection_reactors().iter().all(|(_, home)| *home == core)
     }
 
     /// Repeats 32 writes and 32 reads and compares the data, until `is_so` holds.
-    fn work_until(&self, io: &mut Line, what: &str, is_so: impl Fn() -> bool) {
+    fn run_until(&self, io: &mut TestHostConnection, what: &str, is_so: impl Fn() -> bool) {
         let until = self.client.clock.now().after(Span::from_secs(20));
         let len_of = |lba: u64| if lba.is_multiple_of(2) { 512 } else { 4096 };
         for round in 0.. {
-            let begin = |io: &mut Line, lba: u64, is_write: bool| {
+            let begin = |io: &mut TestHostConnection, lba: u64, is_write: bool| {
                 let len = len_of(lba);
                 let (opcode, data, bytes) = match is_write {
-                    true => {
-                        (IoOpcode::Write, DataDirection::FromHost(len), expected(round, lba, len))
-                    }
+                    true => (
+                        IoOpcode::Write,
+                        DataDirection::FromHost(len),
+                        expected_reactors(round, lba, len),
+                    ),
                     false => (IoOpcode::Read, DataDirection::ToHost(len), Vec::new()),
                 };
-                io.submit(&transfer(opcode.code(), lba * 8, len / 512), data, &bytes)
+                io.submit(&transfer_command(opcode.code(), lba * 8, len / 512), data, &bytes)
             };
             // Writes and reads alternate in batches: a tag is reused as soon as its command has
             // completed.
             for is_write in [true, false] {
                 let tags: Vec<u16> = (0..32).map(|lba| begin(io, lba, is_write)).collect();
                 for (lba, tag) in (0..).zip(tags) {
-                    let bytes = self.take(io, tag);
-                    let is_it = bytes == expected(round, lba, len_of(lba));
+                    let bytes = self.take_core_offline(io, tag);
+                    let is_it = bytes == expected_reactors(round, lba, len_of(lba));
                     assert!(is_it, "round {round}, block {lba}, write: {is_write}");
                 }
             }
             if is_so() {
                 return;
             }
-            assert!(self.client.clock.now() < until, "never: {what}: {:?}", self.homes());
+            assert!(
+                self.client.clock.now() < until,
+                "never: {what}: {:?}",
+                self.connection_reactors()
+            );
         }
     }
 
     /// Waits for a command and returns its data.
-    fn take(&self, io: &mut Line, tag: u16) -> Vec<u8> {
+    fn take_core_offline(&self, io: &mut TestHostConnection, tag: u16) -> Vec<u8> {
         let until = self.client.clock.now().after(Span::from_secs(20));
         while !io.done.contains_key(&tag) {
-            io.turn(self.client.clock.now());
+            io.poll_once(self.client.clock.now());
             assert!(self.client.clock.now() < until, "a command has not ended");
         }
         let (completion, bytes) = io.done.remove(&tag).unwrap();
@@ -358,24 +364,24 @@ impl Balanced {
 }
 
 /// Data written at this block in this round.
-fn expected(round: u32, lba: u64, len: u32) -> Vec<u8> {
+fn expected_reactors(round: u32, lba: u64, len: u32) -> Vec<u8> {
     pattern(round + u32::try_from(lba).unwrap(), len as usize)
 }
 
 /// A container whose cpuset changes while the service runs.
 #[test]
 fn connections_migrate_from_an_offline_core() {
-    let Some(balanced) = Balanced::start() else { return };
-    let (_admin, mut io) = associate(&balanced.client);
+    let Some(balanced) = BalancedServer::start() else { return };
+    let (_admin, mut io) = connect_admin_queue(&balanced.client);
     let [first, second] = balanced.cores;
-    balanced.work_until(&mut io, "they are served", || true);
+    balanced.run_until(&mut io, "they are served", || true);
     for (left, taken) in [(second, first), (first, second), (second, first)] {
-        assert!(balanced.homes().len() >= 3, "two connections and a balancer");
-        balanced.allow(&[left]);
-        balanced.work_until(&mut io, "they leave", || balanced.are_all_on(left));
+        assert!(balanced.connection_reactors().len() >= 3, "two connections and a balancer");
+        balanced.allow_cores(&[left]);
+        balanced.run_until(&mut io, "they leave", || balanced.are_connections_on(left));
         // The core returns; the static policy moves no connection back.
-        balanced.allow(&[left, taken]);
-        balanced.work_until(&mut io, "they go on", || true);
+        balanced.allow_cores(&[left, taken]);
+        balanced.run_until(&mut io, "they go on", || true);
     }
     let migrations: u64 =
         balanced.reactors.sample().threads.iter().map(|thread| thread.migrations).sum();
@@ -383,5 +389,5 @@ fn connections_migrate_from_an_offline_core() {
     drop(io);
     drop(balanced.server);
     balanced.reactors.stop();
-    assert_eq!(balanced.rig.service.connected(), 0);
+    assert_eq!(balanced.rig.service.connection_count(), 0);
 }

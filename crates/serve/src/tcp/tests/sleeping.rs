@@ -13,67 +13,68 @@ use tenmil_wire::log::health::HealthInformation;
 use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status};
 
-use super::server::{associate, exchange, serve};
+use super::server::{connect_admin_queue, start_server, write_and_read};
 use super::test_target::{
-    ENABLED, NQN, Rig, admin_config, admin_connect, connect_data, limits, pattern, transfer,
+    ENABLED, NQN, TestTarget, admin_config, admin_connect, connect_data, pattern, service_limits,
+    transfer_command,
 };
-use crate::tcp::{Limits, PlacementPolicy};
+use crate::tcp::{PlacementPolicy, ServiceLimits};
 
 /// Whether each connection has no work and waits for no other connection.
-fn quiet(rig: &Rig) -> Vec<bool> {
+fn idle_target(rig: &TestTarget) -> Vec<bool> {
     rig.guests.iter().map(|guest| guest.is_idle()).collect()
 }
 
 #[test]
-fn a_connection_waiting_for_memory_or_send_space_does_not_sleep() {
-    let limits = Limits { memory_bytes: 260 << 10, connections_max: 3, ..limits() };
-    let mut rig = Rig::with(limits, |plan| plan);
-    let (_, cntlid) = rig.admin();
-    let lines = [rig.io(cntlid, 1), rig.io(cntlid, 2)];
-    assert_eq!(quiet(&rig), [true; 3], "nothing is asked of any");
+fn connection_waiting_for_memory_or_send_space_does_not_sleep() {
+    let limits = ServiceLimits { memory_bytes: 260 << 10, connections_max: 3, ..service_limits() };
+    let mut rig = TestTarget::with_options(limits, |plan| plan);
+    let (_, cntlid) = rig.execute_admin();
+    let lines = [rig.execute_io(cntlid, 1), rig.execute_io(cntlid, 2)];
+    assert_eq!(idle_target(&rig), [true; 3], "nothing is asked of any");
 
     // The first connection has allocated all memory, and its host does not send the data.
     let (bytes, len) = (pattern(1, 128 << 10), 128 << 10);
-    let write = transfer(IoOpcode::Write.code(), 0, 256);
+    let write = transfer_command(IoOpcode::Write.code(), 0, 256);
     rig.lines[lines[0]].submit(&write, DataDirection::FromHost(len), &bytes);
     rig.lines[lines[0]].mute_after = Some(rig.lines[lines[0]].sent.len() + 72);
     let other = rig.lines[lines[1]].submit(&write, DataDirection::FromHost(len), &bytes);
-    rig.run();
+    rig.run_until_idle();
     assert!(!rig.lines[lines[1]].done.contains_key(&other));
-    assert!(!quiet(&rig)[2], "its memory may come back from a neighbour");
-    assert!(quiet(&rig)[0]);
-    rig.pass(Span::from_secs(31));
+    assert!(!idle_target(&rig)[2], "its memory may come back from a neighbour");
+    assert!(idle_target(&rig)[0]);
+    rig.advance_time(Span::from_secs(31));
     assert!(rig.lines[lines[1]].done.contains_key(&other));
-    assert!(quiet(&rig).iter().all(|can_park| *can_park), "{:?}", rig.guests);
+    assert!(idle_target(&rig).iter().all(|can_park| *can_park), "{:?}", rig.guests);
 
     // A host that receives nothing.
     rig.lines[lines[1]].is_deaf = true;
     for _ in 0..20 {
-        let read = transfer(IoOpcode::Read.code(), 0, 256);
+        let read = transfer_command(IoOpcode::Read.code(), 0, 256);
         rig.lines[lines[1]].submit(&read, DataDirection::ToHost(len), &[]);
     }
-    rig.run();
-    assert!(quiet(&rig).iter().any(|can_park| !can_park));
+    rig.run_until_idle();
+    assert!(idle_target(&rig).iter().any(|can_park| !can_park));
 }
 
 #[test]
 fn keep_alive_with_a_long_timeout_allows_coalesced_wakeups() {
     let keep_alive = Command::new(AdminOpcode::KeepAlive.code());
     for (kato, lingers) in [(10_000, true), (2_500, true), (2_400, false), (0, false)] {
-        let mut rig = Rig::new();
-        let line = rig.dial(admin_config());
+        let mut rig = TestTarget::new();
+        let line = rig.open_connection(admin_config());
         let connect = Connect { kato, ..admin_connect() };
-        rig.connect(line, &connect, &connect_data(CNTLID_DYNAMIC));
+        rig.connect_queue(line, &connect, &connect_data(CNTLID_DYNAMIC));
         rig.set_property(line, offset::CC, ENABLED);
-        let is_patient = |rig: &Rig| rig.guests[0].may_coalesce_wakeups();
+        let is_patient = |rig: &TestTarget| rig.guests[0].may_coalesce_wakeups();
         assert!(!is_patient(&rig), "it is at work");
-        let (completion, _) = rig.command(line, &keep_alive, DataDirection::None, &[]);
+        let (completion, _) = rig.execute_command(line, &keep_alive, DataDirection::None, &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
         assert_eq!(is_patient(&rig), lingers, "{kato} ms");
         let get = Command::new(AdminOpcode::GetLogPage.code()).with_cdw10(127 << 16 | 2);
-        rig.command(line, &get.with_nsid(u32::MAX), DataDirection::ToHost(512), &[]);
+        rig.execute_command(line, &get.with_nsid(u32::MAX), DataDirection::ToHost(512), &[]);
         assert!(!is_patient(&rig), "it has asked for something");
-        rig.command(line, &keep_alive, DataDirection::None, &[]);
+        rig.execute_command(line, &keep_alive, DataDirection::None, &[]);
         assert_eq!(is_patient(&rig), lingers);
         rig.set_property(line, offset::CC, ENABLED);
         assert!(!is_patient(&rig), "a property too");
@@ -81,112 +82,117 @@ fn keep_alive_with_a_long_timeout_allows_coalesced_wakeups() {
 }
 
 #[test]
-fn an_event_completion_disables_wakeup_coalescing() {
-    let mut rig = Rig::new();
-    let line = rig.dial(admin_config());
+fn event_completion_disables_wakeup_coalescing() {
+    let mut rig = TestTarget::new();
+    let line = rig.open_connection(admin_config());
     let connect = Connect { kato: 10_000, ..admin_connect() };
-    rig.connect(line, &connect, &connect_data(CNTLID_DYNAMIC));
+    rig.connect_queue(line, &connect, &connect_data(CNTLID_DYNAMIC));
     rig.set_property(line, offset::CC, ENABLED);
     let events = Command::new(AdminOpcode::SetFeatures.code()).with_cdw10(0x0b);
-    rig.command(line, &events.with_cdw11(1 << 8), DataDirection::None, &[]);
+    rig.execute_command(line, &events.with_cdw11(1 << 8), DataDirection::None, &[]);
     let request = Command::new(AdminOpcode::AsynchronousEventRequest.code());
     let told = rig.lines[line].submit(&request, DataDirection::None, &[]);
-    rig.run();
-    rig.command(line, &Command::new(AdminOpcode::KeepAlive.code()), DataDirection::None, &[]);
+    rig.run_until_idle();
+    rig.execute_command(
+        line,
+        &Command::new(AdminOpcode::KeepAlive.code()),
+        DataDirection::None,
+        &[],
+    );
     assert!(rig.guests[0].may_coalesce_wakeups());
 
     let medium = Arc::new(RamDevice::new(&rig.regions, 512, 64).unwrap());
     let namespace = NamespaceConfig { nsid: Some(9), ..NamespaceConfig::new(medium) };
     rig.service.add_namespace(NQN, namespace).unwrap();
-    rig.run();
+    rig.run_until_idle();
     assert!(rig.lines[line].done.contains_key(&told));
     assert!(!rig.guests[0].may_coalesce_wakeups());
 }
 
 #[test]
 fn queue_counters_are_published_within_a_second() {
-    let mut rig = Rig::new();
-    let (_, cntlid) = rig.admin();
-    let io = rig.io(cntlid, 1);
-    let wakes_at = |rig: &Rig| rig.guests.last().unwrap().next_deadline();
+    let mut rig = TestTarget::new();
+    let (_, cntlid) = rig.execute_admin();
+    let io = rig.execute_io(cntlid, 1);
+    let wakes_at = |rig: &TestTarget| rig.guests.last().unwrap().next_poll_time();
     assert_eq!(wakes_at(&rig), Instant::NEVER);
     for _ in 0..3 {
-        let read = transfer(IoOpcode::Read.code(), 0, 8);
-        let (completion, _) = rig.command(io, &read, DataDirection::ToHost(8 * 512), &[]);
+        let read = transfer_command(IoOpcode::Read.code(), 0, 8);
+        let (completion, _) = rig.execute_command(io, &read, DataDirection::ToHost(8 * 512), &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
     }
     let at = wakes_at(&rig);
     assert!(at > rig.now && at <= rig.now.after(Span::from_secs(1)), "{at:?} at {:?}", rig.now);
     rig.now = at;
-    rig.run();
+    rig.run_until_idle();
     assert_eq!(wakes_at(&rig), Instant::NEVER, "and then it is left alone");
 }
 
 #[test]
-fn a_controller_is_busy_only_while_it_has_commands() {
-    let mut rig = Rig::new();
-    let (admin, cntlid) = rig.admin();
-    let io = rig.io(cntlid, 1);
+fn controller_is_busy_only_with_outstanding_commands() {
+    let mut rig = TestTarget::new();
+    let (admin, cntlid) = rig.execute_admin();
+    let io = rig.execute_io(cntlid, 1);
     for _ in 0..3 {
-        let read = transfer(IoOpcode::Read.code(), 0, 8);
-        let (completion, _) = rig.command(io, &read, DataDirection::ToHost(8 * 512), &[]);
+        let read = transfer_command(IoOpcode::Read.code(), 0, 8);
+        let (completion, _) = rig.execute_command(io, &read, DataDirection::ToHost(8 * 512), &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
-        rig.pass(Span::from_secs(100));
+        rig.advance_time(Span::from_secs(100));
     }
     let get = Command::new(AdminOpcode::GetLogPage.code()).with_cdw10(127 << 16 | 2);
     let (completion, bytes) =
-        rig.command(admin, &get.with_nsid(u32::MAX), DataDirection::ToHost(512), &[]);
+        rig.execute_command(admin, &get.with_nsid(u32::MAX), DataDirection::ToHost(512), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
     let health = HealthInformation::from_bytes(bytes.as_slice().try_into().unwrap());
     assert_eq!((health.host_read_commands(), health.controller_busy_minutes()), (3, 0));
 }
 
 /// Number of polls of each connection, in the order of their creation.
-fn polls(reactors: &Reactors) -> Vec<u64> {
+fn count_polls(reactors: &Reactors) -> Vec<u64> {
     let sample = reactors.sample();
     let connections = sample.threads.iter().filter(|thread| thread.name.starts_with("tcp-"));
     connections.map(|thread| thread.pollers[0].polls).collect()
 }
 
 /// Waits until the reactor sleeps. Its published counters are up to date then.
-fn fall_asleep(reactors: &Reactors) {
+fn run_until_armed(reactors: &Reactors) {
     let until = reactors.clock().now().after(Span::from_secs(20));
     while !reactors.sample().reactors[0].sleeping {
         assert!(reactors.clock().now() < until, "it never sleeps");
-        tenmil_linux::thread::yield_now();
+        tenmil_linux::named_thread::yield_cpu();
     }
 }
 
 #[test]
 fn idle_connections_are_not_polled_and_wake_on_input() {
-    let (rig, clock) = (Rig::new(), Clock::start());
-    let cores = CpuList::allowed().iter().take(1).collect();
-    let reactors = Reactors::start(&cores, &ReactorOptions::default(), &clock).unwrap();
-    let (server, client) = serve(&rig, &reactors, PlacementPolicy::default(), clock);
-    let mut hosts: Vec<_> = (0..3).map(|_| associate(&client)).collect();
-    let (_admin, mut busy) = associate(&client);
-    let read = transfer(IoOpcode::Read.code(), 0, 8);
+    let (rig, clock) = (TestTarget::new(), Clock::start());
+    let cores = CpuList::allowed_cpus().iter().take(1).collect();
+    let reactors = Reactors::start_on_cores(&cores, &ReactorOptions::default(), &clock).unwrap();
+    let (server, client) = start_server(&rig, &reactors, PlacementPolicy::default(), clock);
+    let mut hosts: Vec<_> = (0..3).map(|_| connect_admin_queue(&client)).collect();
+    let (_admin, mut busy) = connect_admin_queue(&client);
+    let read = transfer_command(IoOpcode::Read.code(), 0, 8);
     let until = clock.now().after(Span::from_secs(20));
     // Connections are armed at one sleep and considered idle from the next one on.
     for round in 0.. {
-        fall_asleep(&reactors);
-        let before = polls(&reactors);
+        run_until_armed(&reactors);
+        let before = count_polls(&reactors);
         for _ in 0..20 {
             let (completion, _) =
                 client.command(&mut busy, &read, DataDirection::ToHost(4096), &[]);
             assert_eq!(completion.status(), Status::SUCCESS);
-            fall_asleep(&reactors);
+            run_until_armed(&reactors);
         }
-        let after = polls(&reactors);
+        let after = count_polls(&reactors);
         assert!(after[7] >= before[7] + 20, "the busy one is looked at");
         if after[..7] == before[..7] {
             break;
         }
         assert!(clock.now() < until, "round {round}: {before:?}, then {after:?}");
     }
-    hosts.iter_mut().for_each(|(_, io)| exchange(&client, io));
+    hosts.iter_mut().for_each(|(_, io)| write_and_read(&client, io));
     drop((hosts, busy));
     drop(server);
     reactors.stop();
-    assert_eq!(rig.service.connected(), 0);
+    assert_eq!(rig.service.connection_count(), 0);
 }

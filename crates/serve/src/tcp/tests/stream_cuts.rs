@@ -3,10 +3,10 @@
 use tenmil_nvme_tcp::DataDirection;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status};
 
-use super::test_target::{Rig, pattern, transfer};
+use super::test_target::{TestTarget, pattern, transfer_command};
 
 /// Writes, reads and an event request on two connections, until one of them is cut.
-fn session(rig: &mut Rig, admin: usize, io: usize) {
+fn run_session(rig: &mut TestTarget, admin: usize, io: usize) {
     let event = Command::new(AdminOpcode::AsynchronousEventRequest.code());
     let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(1);
     rig.lines[admin].submit(&event, DataDirection::None, &[]);
@@ -14,34 +14,39 @@ fn session(rig: &mut Rig, admin: usize, io: usize) {
     for (number, blocks) in [(1_u32, 1_u32), (2, 24), (3, 8)] {
         let len = blocks * 512;
         let bytes = pattern(number, len as usize);
-        let write = transfer(IoOpcode::Write.code(), 100, blocks);
+        let write = transfer_command(IoOpcode::Write.code(), 100, blocks);
         rig.lines[io].submit(&write, DataDirection::FromHost(len), &bytes);
-        let read = transfer(IoOpcode::Read.code(), 200, blocks);
+        let read = transfer_command(IoOpcode::Read.code(), 200, blocks);
         rig.lines[io].submit(&read, DataDirection::ToHost(len), &[]);
     }
-    rig.run();
+    rig.run_until_idle();
 }
 
 /// Cuts the pipe of a connection at every `step`th byte that it sends or receives, with a second
 /// host connected. Returns the number of bytes.
-fn cut(is_admin: bool, is_upwards: bool, step: usize) -> usize {
+fn run_session_with_cut(is_admin: bool, is_upwards: bool, step: usize) -> usize {
     let mut at = 0;
     loop {
-        let mut rig = Rig::new();
-        let (_, other) = rig.admin();
-        let bystander = rig.io(other, 1);
-        let (admin, cntlid) = rig.admin();
-        let io = rig.io(cntlid, 1);
+        let mut rig = TestTarget::new();
+        let (_, other) = rig.execute_admin();
+        let bystander = rig.execute_io(other, 1);
+        let (admin, cntlid) = rig.execute_admin();
+        let io = rig.execute_io(cntlid, 1);
         let victim = if is_admin { admin } else { io };
-        let before = rig.lines[victim].passed(is_upwards);
+        let before = rig.lines[victim].bytes_passed(is_upwards);
         rig.lines[victim].allowance = Some((is_upwards, before + at));
-        session(&mut rig, admin, io);
+        run_session(&mut rig, admin, io);
         let is_whole = rig.lines[victim].pipe.is_some();
-        let read = transfer(IoOpcode::Read.code(), 0, 8);
-        let (completion, _) = rig.command(bystander, &read, DataDirection::ToHost(4096), &[]);
+        let read = transfer_command(IoOpcode::Read.code(), 0, 8);
+        let (completion, _) =
+            rig.execute_command(bystander, &read, DataDirection::ToHost(4096), &[]);
         assert_eq!(completion.status(), Status::SUCCESS, "cut at {at}");
         if is_admin && !is_whole {
-            assert_eq!(rig.service.associations(), 1, "cut at {at}: its association has ended");
+            assert_eq!(
+                rig.service.association_count(),
+                1,
+                "cut at {at}: its association has ended"
+            );
             assert_eq!(rig.guests.len(), 2, "cut at {at}");
         }
         rig.lines.clear();
@@ -54,42 +59,42 @@ fn cut(is_admin: bool, is_upwards: bool, step: usize) -> usize {
 }
 
 #[test]
-fn a_stream_cut_at_any_received_byte_leaks_nothing() {
+fn stream_cut_at_any_received_byte_leaks_nothing() {
     // Three writes with in-capsule data, and their capsules.
-    assert!(cut(false, true, 37) > 16 << 10);
-    assert!(cut(true, true, 1) >= 144);
+    assert!(run_session_with_cut(false, true, 37) > 16 << 10);
+    assert!(run_session_with_cut(true, true, 1) >= 144);
 }
 
 #[test]
-fn a_stream_cut_at_any_sent_byte_leaks_nothing() {
-    assert!(cut(false, false, 37) > 16 << 10);
-    assert!(cut(true, false, 13) >= 4096);
+fn stream_cut_at_any_sent_byte_leaks_nothing() {
+    assert!(run_session_with_cut(false, false, 37) > 16 << 10);
+    assert!(run_session_with_cut(true, false, 13) >= 4096);
 }
 
 #[test]
 #[ignore = "takes minutes: .ci/nightly runs it"]
-fn a_stream_cut_at_every_byte_leaks_nothing() {
+fn stream_cut_at_every_byte_leaks_nothing() {
     let all = [(false, true), (false, false), (true, false)];
-    let cuts = all.map(|(is_admin, is_upwards)| cut(is_admin, is_upwards, 1));
+    let cuts = all.map(|(is_admin, is_upwards)| run_session_with_cut(is_admin, is_upwards, 1));
     assert!(cuts.iter().all(|count| *count >= 4096), "{cuts:?}");
 }
 
 /// Cuts ICReq and Connect at every byte.
 #[test]
-fn a_stream_cut_before_connect_leaks_nothing() {
+fn stream_cut_before_connect_leaks_nothing() {
     use super::test_target::{admin_config, admin_connect, connect_data};
     use tenmil_wire::TypedCommand;
     use tenmil_wire::fabrics::CNTLID_DYNAMIC;
     for at in 0..128 + 72 + 1024 {
-        let mut rig = Rig::new();
+        let mut rig = TestTarget::new();
         rig.allowance = Some((true, at));
-        let line = rig.dial(admin_config());
+        let line = rig.open_connection(admin_config());
         let bytes = connect_data(CNTLID_DYNAMIC);
         if rig.lines[line].terms.is_some() {
             let connect = admin_connect().to_command();
             rig.lines[line].submit(&connect, DataDirection::FromHost(1024), bytes.as_bytes());
         }
-        rig.run();
+        rig.run_until_idle();
         assert_eq!(rig.guests.len(), 0, "cut at {at}");
         rig.lines.clear();
         rig.assert_empty();

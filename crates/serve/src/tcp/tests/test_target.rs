@@ -24,8 +24,8 @@ use tenmil_wire::register::offset;
 use tenmil_wire::{Command, Completion, Status, TypedCommand};
 
 use crate::tcp::{
-    ControllerModel, Hosts, Limits, Port, Service, SubsystemExportConfig, TargetConnection,
-    TargetEvent,
+    AllowedHosts, ControllerModel, Port, Service, ServiceLimits, SubsystemExportConfig,
+    TargetConnection, TargetEvent,
 };
 
 pub(super) const NQN: &str = "nqn.2026-01.org.tenmil:test";
@@ -36,7 +36,7 @@ pub(super) const BLOCKS: u64 = 4096;
 
 /// One direction of a pipe.
 #[derive(Debug, Default)]
-struct Half {
+struct PipeBuffer {
     bytes: Vec<u8>,
     is_closed: bool,
     /// Capacity in bytes.
@@ -44,21 +44,21 @@ struct Half {
 }
 
 /// One end of a pipe.
-pub(super) struct Pipe {
+pub(super) struct TestStream {
     regions: RegionTable,
-    incoming: Arc<Mutex<Half>>,
-    outgoing: Arc<Mutex<Half>>,
+    incoming: Arc<Mutex<PipeBuffer>>,
+    outgoing: Arc<Mutex<PipeBuffer>>,
     inbox: Vec<u8>,
     taken: u64,
     released: u64,
     /// Largest number of bytes of one receive.
     most: usize,
-    traits: Traits,
+    traits: StreamTraits,
 }
 
 /// Properties of a pipe, as reported to the service.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Traits {
+pub(super) struct StreamTraits {
     /// While set, the kernel still references the sent buffers.
     pub(super) reads: Arc<AtomicBool>,
     pub(super) is_tied: bool,
@@ -70,11 +70,11 @@ pub(super) struct Traits {
 /// Capacity of the inbox.
 const INBOX: usize = 32 << 10;
 
-impl Pipe {
+impl TestStream {
     pub(super) fn pair(regions: &RegionTable) -> (Self, Self) {
-        let half = || Arc::new(Mutex::new(Half { room: 1 << 20, ..Half::default() }));
+        let half = || Arc::new(Mutex::new(PipeBuffer { room: 1 << 20, ..PipeBuffer::default() }));
         let (up, down) = (half(), half());
-        let end = |incoming: &Arc<Mutex<Half>>, outgoing: &Arc<Mutex<Half>>| Self {
+        let end = |incoming: &Arc<Mutex<PipeBuffer>>, outgoing: &Arc<Mutex<PipeBuffer>>| Self {
             regions: regions.clone(),
             incoming: Arc::clone(incoming),
             outgoing: Arc::clone(outgoing),
@@ -82,26 +82,26 @@ impl Pipe {
             taken: 0,
             released: 0,
             most: INBOX,
-            traits: Traits::default(),
+            traits: StreamTraits::default(),
         };
         (end(&down, &up), end(&up, &down))
     }
 
     /// Limits one receive to `most` bytes, and the capacity to twice as many.
-    pub(super) fn narrow(&mut self, most: usize) {
+    pub(super) fn pair_with_capacity(&mut self, most: usize) {
         self.most = most;
         self.incoming.lock().unwrap().room = 2 * most;
     }
 }
 
-impl Drop for Pipe {
+impl Drop for TestStream {
     fn drop(&mut self) {
         self.outgoing.lock().unwrap().is_closed = true;
         self.incoming.lock().unwrap().is_closed = true;
     }
 }
 
-impl Stream for Pipe {
+impl Stream for TestStream {
     fn receive(&mut self) -> RecvResult {
         let mut half = self.incoming.lock().unwrap();
         let count = half.bytes.len().min(self.most).min(INBOX - self.inbox.len().min(INBOX));
@@ -198,10 +198,10 @@ impl Stream for Pipe {
 }
 
 /// Connection of a host.
-pub(super) struct Line {
+pub(super) struct TestHostConnection {
     pub(super) end: HostConnection,
     pub(super) pipe: Option<Box<dyn Stream>>,
-    memory: Bytes,
+    memory: ByteDigest,
     events: EventQueue<HostEvent>,
     /// Completed commands, and the data they received.
     pub(super) done: BTreeMap<u16, (Completion, Vec<u8>)>,
@@ -220,20 +220,20 @@ pub(super) struct Line {
 }
 
 #[derive(Default)]
-struct Bytes(BTreeMap<u16, Vec<u8>>);
+struct ByteDigest(BTreeMap<u16, Vec<u8>>);
 
-impl PayloadDigest for Bytes {
-    fn digest(&self, tag: u16, offset: u32, len_bytes: u32) -> u32 {
+impl PayloadDigest for ByteDigest {
+    fn data_digest(&self, tag: u16, offset: u32, len_bytes: u32) -> u32 {
         tenmil_wire::tcp::crc32c(&self.0[&tag][offset as usize..][..len_bytes as usize])
     }
 }
 
-impl Line {
+impl TestHostConnection {
     pub(super) fn new(config: HostConfig, pipe: Box<dyn Stream>, now: Instant) -> Self {
         Self {
             end: HostConnection::new(config, now),
             pipe: Some(pipe),
-            memory: Bytes::default(),
+            memory: ByteDigest::default(),
             events: EventQueue::with_capacity(16),
             done: BTreeMap::new(),
             terms: None,
@@ -247,7 +247,7 @@ impl Line {
     }
 
     /// Number of bytes sent or received.
-    pub(super) fn passed(&self, is_upwards: bool) -> usize {
+    pub(super) fn bytes_passed(&self, is_upwards: bool) -> usize {
         if is_upwards { self.sent.len() } else { self.received.len() }
     }
 
@@ -262,7 +262,7 @@ impl Line {
         self.end.submit(command, data, &self.memory).expect("there is room")
     }
 
-    pub(super) fn turn(&mut self, now: Instant) -> bool {
+    pub(super) fn poll_once(&mut self, now: Instant) -> bool {
         let Some(pipe) = &mut self.pipe else { return false };
         let mut is_busy = false;
         self.end.fill_send_queue(&self.memory);
@@ -342,49 +342,49 @@ impl Line {
 }
 
 /// Service with all its connections.
-pub(super) struct Rig {
+pub(super) struct TestTarget {
     pub(super) regions: RegionTable,
     pub(super) service: Service,
     pub(super) now: Instant,
     pub(super) guests: Vec<TargetConnection>,
-    pub(super) lines: Vec<Line>,
+    pub(super) lines: Vec<TestHostConnection>,
     pub(super) new_events: Vec<TargetEvent>,
     /// Limit of bytes per receive on new connections; the capacity of their pipes is twice as
     /// large.
     pub(super) narrow: Option<usize>,
     /// Properties of new connections.
-    pub(super) traits: Traits,
+    pub(super) traits: StreamTraits,
     /// `allowance` of new connections.
     pub(super) allowance: Option<(bool, usize)>,
 }
 
-pub(super) fn limits() -> Limits {
-    Limits {
+pub(super) fn service_limits() -> ServiceLimits {
+    ServiceLimits {
         memory_bytes: 8 << 20,
         connections_max: 16,
         transfer_bytes_max: 128 << 10,
         io_queues_max: 4,
-        ..Limits::default()
+        ..ServiceLimits::default()
     }
 }
 
-impl Rig {
+impl TestTarget {
     pub(super) fn new() -> Self {
-        Self::with(limits(), |plan| plan)
+        Self::with_options(service_limits(), |plan| plan)
     }
 
     /// Creates a service; returns also its subsystem.
     pub(super) fn with_subsystem() -> (Self, Subsystem) {
         let mut subsystem = None;
-        let rig = Self::with(limits(), |plan| {
+        let rig = Self::with_options(service_limits(), |plan| {
             subsystem = Some(plan.subsystem.clone());
             plan
         });
         (rig, subsystem.unwrap())
     }
 
-    pub(super) fn with(
-        limits: Limits,
+    pub(super) fn with_options(
+        limits: ServiceLimits,
         change: impl FnOnce(SubsystemExportConfig) -> SubsystemExportConfig,
     ) -> Self {
         let regions = RegionTable::new(64);
@@ -398,7 +398,7 @@ impl Rig {
         let plan = SubsystemExportConfig {
             subsystem,
             nqn: NQN.to_owned(),
-            hosts: Hosts::Any,
+            hosts: AllowedHosts::Any,
             ports: BTreeMap::from([(1, Vec::new())]),
             model: ControllerModel::Dynamic,
             masks: BTreeMap::new(),
@@ -407,7 +407,7 @@ impl Rig {
         service.add_subsystem(change(plan)).unwrap();
         let now = Instant { ns: 1_000_000 };
         let (guests, lines, new_events) = (Vec::new(), Vec::new(), Vec::new());
-        let traits = Traits::default();
+        let traits = StreamTraits::default();
         Self {
             regions,
             service,
@@ -422,36 +422,36 @@ impl Rig {
     }
 
     /// Opens a connection; returns its index.
-    pub(super) fn dial(&mut self, config: HostConfig) -> usize {
-        let (mut near, mut far) = Pipe::pair(&self.regions);
+    pub(super) fn open_connection(&mut self, config: HostConfig) -> usize {
+        let (mut near, mut far) = TestStream::pair(&self.regions);
         if let Some(most) = self.narrow {
-            near.narrow(most);
-            far.narrow(most);
+            near.pair_with_capacity(most);
+            far.pair_with_capacity(most);
         }
         far.traits = self.traits.clone();
-        let guest = self.service.accept(Box::new(far), 1, self.now).unwrap();
+        let guest = self.service.accept_stream(Box::new(far), 1, self.now).unwrap();
         self.guests.push(guest);
-        let mut line = Line::new(config, Box::new(near), self.now);
+        let mut line = TestHostConnection::new(config, Box::new(near), self.now);
         line.allowance = self.allowance;
         self.lines.push(line);
-        self.run();
+        self.run_until_idle();
         self.lines.len() - 1
     }
 
     /// Runs everything until nothing has work to do. Several idle rounds are needed, because a
     /// fused pair waits for an iteration of other connections.
-    pub(super) fn run(&mut self) {
+    pub(super) fn run_until_idle(&mut self) {
         let mut idle = 0;
         for _ in 0..100_000 {
             let mut is_busy = false;
             for guest in &mut self.guests {
-                is_busy |= guest.step(self.now);
+                is_busy |= guest.poll_once(self.now);
             }
             let before = self.guests.len();
-            self.guests.retain(|guest| !guest.is_over());
+            self.guests.retain(|guest| !guest.is_closed());
             is_busy |= self.guests.len() != before;
             for line in &mut self.lines {
-                is_busy |= line.turn(self.now);
+                is_busy |= line.poll_once(self.now);
             }
             while let Some(new_events) = self.service.next_event() {
                 self.new_events.push(new_events);
@@ -464,13 +464,13 @@ impl Rig {
         panic!("it never comes to rest");
     }
 
-    pub(super) fn pass(&mut self, span: Span) {
+    pub(super) fn advance_time(&mut self, span: Span) {
         self.now = self.now.after(span);
-        self.run();
+        self.run_until_idle();
     }
 
     /// Submits a command and waits for its completion.
-    pub(super) fn command(
+    pub(super) fn execute_command(
         &mut self,
         line: usize,
         command: &Command,
@@ -478,11 +478,11 @@ impl Rig {
         bytes: &[u8],
     ) -> (Completion, Vec<u8>) {
         let tag = self.lines[line].submit(command, data, bytes);
-        self.run();
+        self.run_until_idle();
         self.lines[line].done.remove(&tag).expect("it has ended")
     }
 
-    pub(super) fn connect(
+    pub(super) fn connect_queue(
         &mut self,
         line: usize,
         connect: &Connect,
@@ -490,7 +490,7 @@ impl Rig {
     ) -> Completion {
         let bytes = data.as_bytes();
         let len = u32::try_from(bytes.len()).unwrap();
-        self.command(line, &connect.to_command(), DataDirection::FromHost(len), bytes).0
+        self.execute_command(line, &connect.to_command(), DataDirection::FromHost(len), bytes).0
     }
 
     /// Submits a Connect; returns its tag.
@@ -504,65 +504,76 @@ impl Rig {
         let len = u32::try_from(bytes.len()).unwrap();
         let tag =
             self.lines[line].submit(&connect.to_command(), DataDirection::FromHost(len), bytes);
-        self.run();
+        self.run_until_idle();
         tag
     }
 
-    pub(super) fn property(&mut self, line: usize, at: usize, size: PropertySize) -> Completion {
+    pub(super) fn get_property(
+        &mut self,
+        line: usize,
+        at: usize,
+        size: PropertySize,
+    ) -> Completion {
         let ofst = u32::try_from(at).unwrap();
-        self.command(line, &PropertyGet { size, ofst }.to_command(), DataDirection::None, &[]).0
+        self.execute_command(
+            line,
+            &PropertyGet { size, ofst }.to_command(),
+            DataDirection::None,
+            &[],
+        )
+        .0
     }
 
     pub(super) fn set_property(&mut self, line: usize, at: usize, value: u64) -> Completion {
         let ofst = u32::try_from(at).unwrap();
         let set = PropertySet { size: PropertySize::Four, ofst, value };
-        self.command(line, &set.to_command(), DataDirection::None, &[]).0
+        self.execute_command(line, &set.to_command(), DataDirection::None, &[]).0
     }
 
     /// Connects a host and enables its controller; returns the index of its admin connection and
     /// the controller ID.
-    pub(super) fn admin(&mut self) -> (usize, u16) {
-        let line = self.dial(admin_config());
-        let completion = self.connect(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
+    pub(super) fn execute_admin(&mut self) -> (usize, u16) {
+        let line = self.open_connection(admin_config());
+        let completion = self.connect_queue(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
         assert_eq!(completion.status(), Status::SUCCESS);
         let [low, high, ..] = completion.dw0().to_le_bytes();
         assert_eq!(self.set_property(line, offset::CC, ENABLED).status(), Status::SUCCESS);
-        let csts = self.property(line, offset::CSTS, PropertySize::Four);
+        let csts = self.get_property(line, offset::CSTS, PropertySize::Four);
         assert_eq!(csts.result(), 1, "it is ready");
         (line, u16::from_le_bytes([low, high]))
     }
 
     /// Connects an I/O queue of a controller.
-    pub(super) fn io(&mut self, cntlid: u16, qid: u16) -> usize {
-        let line = self.dial(io_config());
-        let completion = self.connect(line, &io_connect(qid), &connect_data(cntlid));
+    pub(super) fn execute_io(&mut self, cntlid: u16, qid: u16) -> usize {
+        let line = self.open_connection(io_config());
+        let completion = self.connect_queue(line, &io_connect(qid), &connect_data(cntlid));
         assert_eq!(completion.status(), Status::SUCCESS);
         line
     }
 
     /// Connects a host with this number and an I/O queue; returns both connections.
-    pub(super) fn host(&mut self, number: u8) -> (usize, usize) {
+    pub(super) fn connect_host(&mut self, number: u8) -> (usize, usize) {
         let data =
             |cntlid| -> ConnectData { connect_data(cntlid).with(|data| data.hostid([number; 16])) };
-        let admin = self.dial(admin_config());
-        let completion = self.connect(admin, &admin_connect(), &data(0xffff));
+        let admin = self.open_connection(admin_config());
+        let completion = self.connect_queue(admin, &admin_connect(), &data(0xffff));
         assert_eq!(completion.status(), Status::SUCCESS);
         let cntlid = u16::try_from(completion.dw0()).unwrap();
         self.set_property(admin, offset::CC, ENABLED);
-        let io = self.dial(io_config());
-        assert_eq!(self.connect(io, &io_connect(1), &data(cntlid)).status(), Status::SUCCESS);
+        let io = self.open_connection(io_config());
+        assert_eq!(self.connect_queue(io, &io_connect(1), &data(cntlid)).status(), Status::SUCCESS);
         (admin, io)
     }
 
     /// Checks that all memory, controllers and connections are released.
     pub(super) fn assert_empty(&mut self) {
-        self.run();
+        self.run_until_idle();
         assert_eq!(self.guests.len(), 0, "{:?}", self.guests);
-        assert_eq!(self.service.connected(), 0);
-        assert_eq!(self.service.associations(), 0);
-        let budget = self.service.budget();
-        assert_eq!(budget.free_bytes(), budget.bytes());
-        assert_eq!(budget.waiting(), 0);
+        assert_eq!(self.service.connection_count(), 0);
+        assert_eq!(self.service.association_count(), 0);
+        let budget = self.service.buffer_pool();
+        assert_eq!(budget.free_bytes(), budget.size_bytes());
+        assert_eq!(budget.waiting_connections(), 0);
     }
 }
 
@@ -592,7 +603,7 @@ pub(super) fn connect_data(cntlid: u16) -> ConnectData {
 }
 
 /// Read or Write of `blocks` blocks of namespace 1.
-pub(super) fn transfer(opcode: u8, lba: u64, blocks: u32) -> Command {
+pub(super) fn transfer_command(opcode: u8, lba: u64, blocks: u32) -> Command {
     let [low, high] = [lba & 0xffff_ffff, lba >> 32].map(|half| u32::try_from(half).unwrap());
     Command::new(opcode).with_nsid(1).with_cdw10(low).with_cdw11(high).with_cdw12(blocks - 1)
 }

@@ -14,31 +14,31 @@ use tenmil_wire::feature::Feature;
 use tenmil_wire::identify::IdentifyController;
 use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status, TypedCommand};
 
-use super::test_target::{BLOCKS, Rig, transfer};
+use super::test_target::{BLOCKS, TestTarget, transfer_command};
 
 /// RAM device that records of each write whether it was forced.
-struct Recorder {
+struct FlagRecordingDevice {
     ram: RamDevice,
     forced: Arc<Mutex<Vec<bool>>>,
 }
 
-struct RecorderChannel {
+struct FlagRecordingChannel {
     channel: Box<dyn IoChannel>,
     forced: Arc<Mutex<Vec<bool>>>,
 }
 
-impl BlockDevice for Recorder {
+impl BlockDevice for FlagRecordingDevice {
     fn limits(&self) -> tenmil_base::Limits {
         self.ram.limits()
     }
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let (channel, forced) = (self.ram.channel()?, Arc::clone(&self.forced));
-        Ok(Box::new(RecorderChannel { channel, forced }))
+        Ok(Box::new(FlagRecordingChannel { channel, forced }))
     }
 }
 
-impl IoChannel for RecorderChannel {
+impl IoChannel for FlagRecordingChannel {
     fn limits(&self) -> &tenmil_base::Limits {
         self.channel.limits()
     }
@@ -56,32 +56,33 @@ impl IoChannel for RecorderChannel {
     }
 }
 
-impl ChannelWakeup for RecorderChannel {}
+impl ChannelWakeup for FlagRecordingChannel {}
 
 #[test]
-fn a_write_is_forced_while_its_host_has_switched_the_write_cache_off() {
-    let (mut rig, subsystem) = Rig::with_subsystem();
+fn write_has_fua_while_its_host_has_disabled_the_write_cache() {
+    let (mut rig, subsystem) = TestTarget::with_subsystem();
     assert!(subsystem.remove_namespace(1));
     let forced = Arc::new(Mutex::new(Vec::new()));
     let ram = RamDevice::new(&rig.regions, 512, BLOCKS).unwrap();
-    let medium = Arc::new(Recorder { ram, forced: Arc::clone(&forced) });
+    let medium = Arc::new(FlagRecordingDevice { ram, forced: Arc::clone(&forced) });
     let namespace = NamespaceConfig { nsid: Some(1), ..NamespaceConfig::new(medium) };
     subsystem.add_namespace(namespace).unwrap();
-    let (admin, cntlid) = rig.admin();
-    let io = rig.io(cntlid, 1);
+    let (admin, cntlid) = rig.execute_admin();
+    let io = rig.execute_io(cntlid, 1);
     let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(1);
-    let (_, page) = rig.command(admin, &identify, DataDirection::ToHost(4096), &[]);
+    let (_, page) = rig.execute_command(admin, &identify, DataDirection::ToHost(4096), &[]);
     let page = IdentifyController::from_bytes(page.first_chunk().unwrap());
     assert!(page.vwcp(), "memory is all cache to a host");
-    let write = transfer(IoOpcode::Write.code(), 0, 8);
+    let write = transfer_command(IoOpcode::Write.code(), 0, 8);
     for cache in [None, Some(0), Some(1)] {
         if let Some(cdw11) = cache {
             let fid = Feature::VolatileWriteCache.code();
             let set = SetFeatures { fid, cdw11, ..SetFeatures::default() }.to_command();
-            let (completion, _) = rig.command(admin, &set, DataDirection::None, &[]);
+            let (completion, _) = rig.execute_command(admin, &set, DataDirection::None, &[]);
             assert_eq!(completion.status(), Status::SUCCESS);
         }
-        let (completion, _) = rig.command(io, &write, DataDirection::FromHost(4096), &[7; 4096]);
+        let (completion, _) =
+            rig.execute_command(io, &write, DataDirection::FromHost(4096), &[7; 4096]);
         assert_eq!(completion.status(), Status::SUCCESS);
     }
     assert_eq!(*forced.lock().unwrap(), [false, true, false]);

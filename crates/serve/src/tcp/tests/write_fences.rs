@@ -16,22 +16,23 @@ use tenmil_wire::fabrics::{CNTLID_DYNAMIC, Connect, Disconnect};
 use tenmil_wire::register::offset;
 use tenmil_wire::{Command, IoOpcode, Status, TypedCommand};
 
-use super::resets::{named, reset, submit};
+use super::resets::{controller_named, cross_controller_reset, submit_reset};
 use super::test_target::{
-    BLOCKS, ENABLED, Rig, admin_config, admin_connect, connect_data, limits, transfer,
+    BLOCKS, ENABLED, TestTarget, admin_config, admin_connect, connect_data, service_limits,
+    transfer_command,
 };
-use crate::tcp::{InjectedBugs, Limits, TargetEvent};
+use crate::tcp::{InjectedBugs, ServiceLimits, TargetEvent};
 
 pub(super) const OLD: [u8; 4096] = [0xaa; 4096];
 pub(super) const NEW: [u8; 4096] = [0xbb; 4096];
 
 /// RAM device that starts its first write late.
-struct Lagging {
+struct LateWriteDevice {
     ram: RamDevice,
     state: Arc<AtomicU32>,
 }
 
-struct LaggingChannel {
+struct LateWriteChannel {
     channel: Box<dyn IoChannel>,
     state: Arc<AtomicU32>,
     late: Option<(Request, Segment)>,
@@ -42,18 +43,18 @@ const AWAITED: u32 = 0;
 pub(super) const HELD: u32 = 1;
 pub(super) const LET_GO: u32 = 2;
 
-impl BlockDevice for Lagging {
+impl BlockDevice for LateWriteDevice {
     fn limits(&self) -> tenmil_base::Limits {
         self.ram.limits()
     }
 
     fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let (channel, state) = (self.ram.channel()?, Arc::clone(&self.state));
-        Ok(Box::new(LaggingChannel { channel, state, late: None }))
+        Ok(Box::new(LateWriteChannel { channel, state, late: None }))
     }
 }
 
-impl IoChannel for LaggingChannel {
+impl IoChannel for LateWriteChannel {
     fn limits(&self) -> &tenmil_base::Limits {
         self.channel.limits()
     }
@@ -80,21 +81,22 @@ impl IoChannel for LaggingChannel {
     }
 }
 
-impl ChannelWakeup for LaggingChannel {}
+impl ChannelWakeup for LateWriteChannel {}
 
 /// Service with one device that starts its first write late, as namespaces 1 and 2.
-pub(super) fn lagging(injected_bugs: InjectedBugs) -> (Rig, Arc<AtomicU32>) {
+pub(super) fn target_with_late_writes(injected_bugs: InjectedBugs) -> (TestTarget, Arc<AtomicU32>) {
     let mut subsystem = None;
-    let rig = Rig::with(Limits { injected_bugs, ..limits() }, |plan| {
-        subsystem = Some(plan.subsystem.clone());
-        plan
-    });
+    let rig =
+        TestTarget::with_options(ServiceLimits { injected_bugs, ..service_limits() }, |plan| {
+            subsystem = Some(plan.subsystem.clone());
+            plan
+        });
     let subsystem = subsystem.unwrap();
     assert!(subsystem.remove_namespace(1));
     let state = Arc::new(AtomicU32::new(AWAITED));
     let ram = RamDevice::new(&rig.regions, 512, BLOCKS).unwrap();
-    let lagging = Lagging { ram, state: Arc::clone(&state) };
-    let options = BdevOptions::new(Clock::kernel(), 1);
+    let lagging = LateWriteDevice { ram, state: Arc::clone(&state) };
+    let options = BdevOptions::new(Clock::on_kernel_clock(), 1);
     let device = Bdev::new("disk", Arc::new(lagging), options).unwrap();
     let descriptor: Arc<dyn BlockDevice> = Arc::new(device.open(Claim::WriteOnce, "test").unwrap());
     for nsid in [1, 2] {
@@ -105,21 +107,21 @@ pub(super) fn lagging(injected_bugs: InjectedBugs) -> (Rig, Arc<AtomicU32>) {
 }
 
 pub(super) fn write() -> Command {
-    transfer(IoOpcode::Write.code(), 0, 8)
+    transfer_command(IoOpcode::Write.code(), 0, 8)
 }
 
-pub(super) fn read(rig: &mut Rig, io: usize) -> Vec<u8> {
-    let read = transfer(IoOpcode::Read.code(), 0, 8);
-    let (completion, bytes) = rig.command(io, &read, DataDirection::ToHost(4096), &[]);
+pub(super) fn read(rig: &mut TestTarget, io: usize) -> Vec<u8> {
+    let read = transfer_command(IoOpcode::Read.code(), 0, 8);
+    let (completion, bytes) = rig.execute_command(io, &read, DataDirection::ToHost(4096), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
     bytes
 }
 
 /// Ends an association or one of its queues while a write is in the device; returns the controller
 /// that remains.
-type End = fn(&mut Rig, admin: usize, io: usize, cntlid: u16) -> Option<u16>;
+type LastBlocks = fn(&mut TestTarget, admin: usize, io: usize, cntlid: u16) -> Option<u16>;
 
-const ENDS: [(&str, End); 6] = [
+const ENDS: [(&str, LastBlocks); 6] = [
     ("both connections", |rig, admin, io, _| {
         (rig.lines[admin].pipe, rig.lines[io].pipe) = (None, None);
         None
@@ -141,46 +143,46 @@ const ENDS: [(&str, End); 6] = [
         None
     }),
     ("a keep-alive time-out", |rig, _, _, _| {
-        rig.pass(Span::from_secs(1));
-        rig.pass(Span::from_secs(1));
-        rig.pass(Span::from_secs(1));
+        rig.advance_time(Span::from_secs(1));
+        rig.advance_time(Span::from_secs(1));
+        rig.advance_time(Span::from_secs(1));
         None
     }),
 ];
 
 /// Data on the device after a host writes, its association ends as given, and another host writes
 /// the same blocks.
-fn last_written(bugs: InjectedBugs, name: &str, end: End, host: Option<u8>) -> Vec<u8> {
-    let (mut rig, medium) = lagging(bugs);
-    let admin = rig.dial(admin_config());
+fn last_written(bugs: InjectedBugs, name: &str, end: LastBlocks, host: Option<u8>) -> Vec<u8> {
+    let (mut rig, medium) = target_with_late_writes(bugs);
+    let admin = rig.open_connection(admin_config());
     let connect = Connect { kato: 1000, ..admin_connect() };
-    let completion = rig.connect(admin, &connect, &connect_data(CNTLID_DYNAMIC));
+    let completion = rig.connect_queue(admin, &connect, &connect_data(CNTLID_DYNAMIC));
     let cntlid = u16::try_from(completion.dw0()).unwrap();
     rig.set_property(admin, offset::CC, ENABLED);
-    let old = rig.io(cntlid, 1);
+    let old = rig.execute_io(cntlid, 1);
     rig.lines[old].submit(&write(), DataDirection::FromHost(4096), &OLD);
-    rig.run();
+    rig.run_until_idle();
     assert_eq!(medium.load(Ordering::Relaxed), HELD, "{name}");
     let continues = end(&mut rig, admin, old, cntlid);
-    rig.run();
+    rig.run_until_idle();
     let new = match (host, continues) {
-        (Some(number), _) => rig.host(number).1,
-        (None, Some(cntlid)) => rig.io(cntlid, 2),
+        (Some(number), _) => rig.connect_host(number).1,
+        (None, Some(cntlid)) => rig.execute_io(cntlid, 2),
         (None, None) => {
-            let (_, cntlid) = rig.admin();
-            rig.io(cntlid, 1)
+            let (_, cntlid) = rig.execute_admin();
+            rig.execute_io(cntlid, 1)
         }
     };
     let other = write().with_nsid(2);
     let tags =
         [write(), other].map(|it| rig.lines[new].submit(&it, DataDirection::FromHost(4096), &NEW));
-    rig.pass(Span::from_ms(500));
+    rig.advance_time(Span::from_ms(500));
     if bugs == InjectedBugs::default() {
         let is_answered = tags.iter().any(|tag| rig.lines[new].done.contains_key(tag));
         assert!(!is_answered, "{name}: the old one is in the medium");
     }
     medium.store(LET_GO, Ordering::Relaxed);
-    (0..5).for_each(|_| rig.pass(Span::from_ms(1)));
+    (0..5).for_each(|_| rig.advance_time(Span::from_ms(1)));
     for tag in tags {
         let (completion, _) = rig.lines[new].done.remove(&tag).expect("it is answered");
         assert_eq!(completion.status(), Status::SUCCESS, "{name}");
@@ -192,7 +194,7 @@ fn last_written(bugs: InjectedBugs, name: &str, end: End, host: Option<u8>) -> V
 }
 
 #[test]
-fn a_write_of_an_ended_association_never_overwrites_a_newer_one() {
+fn write_of_an_ended_association_never_overwrites_a_newer_one() {
     for (name, end) in ENDS {
         for host in [None, Some(9)] {
             let found = last_written(InjectedBugs::default(), name, end, host);
@@ -202,7 +204,7 @@ fn a_write_of_an_ended_association_never_overwrites_a_newer_one() {
 }
 
 #[test]
-fn the_injected_bug_of_unfenced_writes_is_one() {
+fn injected_bug_of_unfenced_writes_is_detected() {
     let bugs = InjectedBugs { unfenced_writes: true, ..InjectedBugs::default() };
     for (name, end) in ENDS {
         assert_eq!(last_written(bugs, name, end, None)[0], OLD[0], "{name}");
@@ -210,30 +212,30 @@ fn the_injected_bug_of_unfenced_writes_is_one() {
 }
 
 #[test]
-fn a_device_that_never_completes_locks_only_its_written_blocks() {
-    let (mut rig, medium) = lagging(InjectedBugs::default());
-    let (_, cntlid) = rig.admin();
-    let old = rig.io(cntlid, 1);
+fn device_that_never_completes_locks_only_its_written_blocks() {
+    let (mut rig, medium) = target_with_late_writes(InjectedBugs::default());
+    let (_, cntlid) = rig.execute_admin();
+    let old = rig.execute_io(cntlid, 1);
     rig.lines[old].submit(&write(), DataDirection::FromHost(4096), &OLD);
-    rig.run();
+    rig.run_until_idle();
     (0..2).for_each(|line| rig.lines[line].pipe = None);
-    rig.run();
-    let new = rig.host(9).1;
-    let blocked = transfer(IoOpcode::Read.code(), 7, 1);
+    rig.run_until_idle();
+    let new = rig.connect_host(9).1;
+    let blocked = transfer_command(IoOpcode::Read.code(), 7, 1);
     let tag = rig.lines[new].submit(&blocked, DataDirection::ToHost(512), &[]);
-    rig.run();
+    rig.run_until_idle();
     for _ in 0..4 {
-        rig.pass(Span::from_ms(1_249));
-        let beside = transfer(IoOpcode::Read.code(), 8, 1);
-        let (completion, _) = rig.command(new, &beside, DataDirection::ToHost(512), &[]);
+        rig.advance_time(Span::from_ms(1_249));
+        let beside = transfer_command(IoOpcode::Read.code(), 8, 1);
+        let (completion, _) = rig.execute_command(new, &beside, DataDirection::ToHost(512), &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
         assert!(!rig.lines[new].done.contains_key(&tag));
     }
-    rig.pass(Span::from_ms(4));
+    rig.advance_time(Span::from_ms(4));
     let (completion, _) = rig.lines[new].done.remove(&tag).expect("it waits no longer");
     assert_eq!(completion.status(), Status::COMMAND_INTERRUPTED, "it may be tried again");
-    let reported = |rig: &Rig, text: &str| {
-        let is_it = |new_events: &&TargetEvent| matches!(new_events, TargetEvent::Trouble(said) if said.contains(text));
+    let reported = |rig: &TestTarget, text: &str| {
+        let is_it = |new_events: &&TargetEvent| matches!(new_events, TargetEvent::Error(said) if said.contains(text));
         rig.new_events.iter().filter(is_it).count()
     };
     let late = "opcode 0x01 at block 0 of namespace 1: the blocks that they write are locked";
@@ -244,14 +246,14 @@ fn a_device_that_never_completes_locks_only_its_written_blocks() {
         rig.new_events
     );
     medium.store(LET_GO, Ordering::Relaxed);
-    rig.pass(Span::from_ms(1));
+    rig.advance_time(Span::from_ms(1));
     assert_eq!(
         reported(&rig, "have drained 5001 ms after it was stopped"),
         1,
         "{:?}",
         rig.new_events
     );
-    let (completion, _) = rig.command(new, &blocked, DataDirection::ToHost(512), &[]);
+    let (completion, _) = rig.execute_command(new, &blocked, DataDirection::ToHost(512), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
     rig.lines.clear();
     rig.assert_empty();
@@ -259,52 +261,53 @@ fn a_device_that_never_completes_locks_only_its_written_blocks() {
 
 /// The thread of the queue has ended with a write in the device, which may still take effect.
 #[test]
-fn a_controller_with_abandoned_writes_is_never_reported_as_reset() {
+fn controller_with_abandoned_writes_is_never_reported_as_reset() {
     for is_in_flight in [false, true] {
-        let (mut rig, _) = lagging(InjectedBugs::default());
-        let (one, cntlid) = rig.admin();
-        let io = rig.io(cntlid, 1);
-        let (two, _) = rig.admin();
-        let whom = named(&mut rig, one);
+        let (mut rig, _) = target_with_late_writes(InjectedBugs::default());
+        let (one, cntlid) = rig.execute_admin();
+        let io = rig.execute_io(cntlid, 1);
+        let (two, _) = rig.execute_admin();
+        let whom = controller_named(&mut rig, one);
         rig.lines[io].submit(&write(), DataDirection::FromHost(4096), &OLD);
-        rig.run();
-        let early = is_in_flight.then(|| submit(&mut rig, two, whom));
+        rig.run_until_idle();
+        let early = is_in_flight.then(|| submit_reset(&mut rig, two, whom));
         drop(rig.guests.drain(..2).collect::<Vec<_>>());
         for _ in 0..3 {
-            rig.pass(Span::from_ms(500));
+            rig.advance_time(Span::from_ms(500));
         }
-        assert_eq!(rig.service.associations(), 1);
+        assert_eq!(rig.service.association_count(), 1);
         if let Some(tag) = early {
             let (completion, _) = rig.lines[two].done.remove(&tag).expect("it waits no longer");
             assert_eq!(completion.status(), Status::INTERNAL_ERROR);
         }
-        let late = reset(&mut rig, two, whom);
+        let late = cross_controller_reset(&mut rig, two, whom);
         assert_eq!(late.status(), Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr());
     }
 }
 
 /// The queue runs on another reactor, which is stalled.
 #[test]
-fn no_association_begins_before_the_queues_of_an_ended_one_have_stopped() {
-    let (mut rig, _) = lagging(InjectedBugs::default());
-    let (_, cntlid) = rig.admin();
-    rig.io(cntlid, 1);
+fn no_association_starts_before_the_queues_of_the_ended_one_have_stopped() {
+    let (mut rig, _) = target_with_late_writes(InjectedBugs::default());
+    let (_, cntlid) = rig.execute_admin();
+    rig.execute_io(cntlid, 1);
     let elsewhere = rig.guests.remove(1);
     rig.lines[0].pipe = None;
-    rig.run();
-    let line = rig.dial(admin_config());
-    let connect =
-        |rig: &mut Rig| rig.submit_connect(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
+    rig.run_until_idle();
+    let line = rig.open_connection(admin_config());
+    let connect = |rig: &mut TestTarget| {
+        rig.submit_connect(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC))
+    };
     let tag = connect(&mut rig);
-    rig.pass(Span::from_ms(500));
+    rig.advance_time(Span::from_ms(500));
     assert!(!rig.lines[line].done.contains_key(&tag));
-    rig.pass(Span::from_ms(501));
+    rig.advance_time(Span::from_ms(501));
     let (completion, _) = rig.lines[line].done.remove(&tag).expect("it waits no longer");
     assert_eq!(completion.status(), Status::CONNECT_CONTROLLER_BUSY);
     let tag = connect(&mut rig);
     rig.guests.push(elsewhere);
-    rig.run();
-    rig.pass(Span::from_ms(1));
+    rig.run_until_idle();
+    rig.advance_time(Span::from_ms(1));
     let (completion, _) = rig.lines[line].done.remove(&tag).expect("they have stopped");
     assert_eq!(completion.status(), Status::SUCCESS);
 }

@@ -4,58 +4,58 @@ use tenmil_base::{IoCompletion, IoStatus, Operation};
 use tenmil_wire::ublk::IoOp;
 
 use super::super::tags::UblkStats;
-use super::session::Session;
-use super::{descriptor, disk};
+use super::tag_table::TagTest;
+use super::{io_descriptor, test_disk};
 
 #[test]
-fn the_medium_is_given_the_place_of_the_tag_and_nothing_is_copied() {
-    let (mut session, kernel_buffers) = Session::zero_copy();
-    session.kernel.refuse_copies(true);
-    let each = disk().io_bytes_max();
+fn zero_copy_request_uses_the_registered_buffer_of_its_tag() {
+    let (mut session, kernel_buffers) = TagTest::zero_copy();
+    session.kernel.fail_copies(true);
+    let each = test_disk().io_bytes_max();
     for (tag, op) in [(3, IoOp::Write), (5, IoOp::Read)] {
-        session.kernel.request(tag, descriptor(op, 8, 2), &[7; 1024]);
+        session.kernel.deliver_request(tag, io_descriptor(op, 8, 2), &[7; 1024]);
         session.receive();
-        let (requests, segments) = session.tags.requests();
+        let (requests, segments) = session.tags.pending_requests();
         let [request] = requests else { panic!("{requests:?}") };
         assert_eq!((request.token, request.lba, request.blocks), (u64::from(tag), 8, 2));
         let segment = segments[request.segment_first as usize];
         assert_eq!(segment, kernel_buffers.slice(u32::from(tag) * each, 1024).unwrap());
         let part = session.regions.kernel_buffer(segment).unwrap();
         assert_eq!((part.request, part.byte, part.len_bytes), (tag, 0, 1024));
-        session.tags.accepted(1);
-        assert_eq!(session.tags.in_flight(), 1);
+        session.tags.record_submitted(1);
+        assert_eq!(session.tags.in_flight_requests(), 1);
         let completion =
             IoCompletion { token: u64::from(tag), status: IoStatus::SUCCESS, result: 0 };
         session.handle_completion(completion);
-        assert_eq!(session.kernel.results(), [(tag, 1024)]);
-        assert_eq!(session.tags.in_flight(), 0);
+        assert_eq!(session.kernel.committed_results(), [(tag, 1024)]);
+        assert_eq!(session.tags.in_flight_requests(), 0);
     }
     let expected = UblkStats { succeeded: 2, failed: 0, zero_copy_bytes: 2048, copied_bytes: 0 };
-    assert_eq!(session.tags.done(), expected);
+    assert_eq!(session.tags.completed_stats(), expected);
     assert_eq!(session.tags.next_error(), None);
 }
 
 #[test]
 fn requests_without_data_need_no_buffer() {
-    let (mut session, _) = Session::zero_copy();
+    let (mut session, _) = TagTest::zero_copy();
     for op in [IoOp::Discard, IoOp::WriteZeroes] {
-        assert_eq!(session.one(descriptor(op, 10, 4), &[]), 0, "{op:?}");
+        assert_eq!(session.run_one_request(io_descriptor(op, 10, 4), &[]), 0, "{op:?}");
     }
-    assert_eq!(session.one(descriptor(IoOp::Flush, 0, 0), &[]), 0);
+    assert_eq!(session.run_one_request(io_descriptor(IoOp::Flush, 0, 0), &[]), 0);
     let expected = UblkStats { succeeded: 3, ..UblkStats::default() };
-    assert_eq!(session.tags.done(), expected);
+    assert_eq!(session.tags.completed_stats(), expected);
 }
 
 /// The RAM device of the session rejects zero-copy buffers.
 #[test]
 fn rejected_zero_copy_requests_are_copied_and_repeated_rejections_disable_zero_copy() {
-    let (mut session, kernel_buffers) = Session::zero_copy();
+    let (mut session, kernel_buffers) = TagTest::zero_copy();
     let rejections = 16;
     for round in 0..20_u8 {
         let op = if round % 2 == 0 { IoOp::Write } else { IoOp::Read };
         let data = [round / 2; 512];
         assert_eq!(
-            session.one(descriptor(op, u64::from(round / 2), 1), &data),
+            session.run_one_request(io_descriptor(op, u64::from(round / 2), 1), &data),
             512,
             "round {round}"
         );
@@ -68,43 +68,46 @@ fn rejected_zero_copy_requests_are_copied_and_repeated_rejections_disable_zero_c
             }
             _ => assert_eq!(events, None, "round {round}"),
         }
-        session.kernel.request(1, descriptor(IoOp::Read, 0, 1), &[]);
+        session.kernel.deliver_request(1, io_descriptor(IoOp::Read, 0, 1), &[]);
         session.receive();
-        let (requests, segments) = session.tags.requests();
+        let (requests, segments) = session.tags.pending_requests();
         let place = segments[requests[0].segment_first as usize];
         assert_eq!(place.region == kernel_buffers.region, round + 1 < rejections, "round {round}");
-        session.tags.accepted(1);
+        session.tags.record_submitted(1);
         session.handle_completion(IoCompletion { token: 1, status: IoStatus::SUCCESS, result: 0 });
-        assert_eq!(session.kernel.results(), [(1, 512)]);
+        assert_eq!(session.kernel.committed_results(), [(1, 512)]);
     }
-    let done = session.tags.done();
+    let done = session.tags.completed_stats();
     assert_eq!((done.succeeded, done.failed, done.copied_bytes), (40, 0, 25 * 512));
     assert_eq!(done.zero_copy_bytes, 15 * 512);
 }
 
 #[test]
-fn an_error_that_is_one_either_way_is_told_once_as_without() {
-    let (mut session, _) = Session::zero_copy();
+fn error_that_also_fails_with_copy_is_reported_once() {
+    let (mut session, _) = TagTest::zero_copy();
     for operation in [IoOp::Read, IoOp::Write] {
-        session.kernel.request(2, descriptor(operation, 0, 1), &[1; 512]);
+        session.kernel.deliver_request(2, io_descriptor(operation, 0, 1), &[1; 512]);
         session.receive();
         for refused in [true, false] {
-            let (requests, _) = session.tags.requests();
+            let (requests, _) = session.tags.pending_requests();
             assert_eq!(requests.len(), 1);
             assert!(matches!(requests[0].operation, Operation::Read | Operation::Write));
-            session.tags.accepted(1);
-            assert!(session.kernel.results().is_empty(), "nobody has heard of it: {refused}");
+            session.tags.record_submitted(1);
+            assert!(
+                session.kernel.committed_results().is_empty(),
+                "nobody has heard of it: {refused}"
+            );
             let status = IoStatus::CAPACITY_EXCEEDED;
             session.handle_completion(IoCompletion { token: 2, status, result: 0 });
         }
-        assert_eq!(session.kernel.results(), [(2, -28)]);
+        assert_eq!(session.kernel.committed_results(), [(2, -28)]);
     }
     let expected = UblkStats { failed: 2, ..UblkStats::default() };
-    assert_eq!(session.tags.done(), expected);
+    assert_eq!(session.tags.completed_stats(), expected);
 }
 
 #[test]
-fn what_was_copied_after_all_went_the_other_way() {
+fn retried_copy_is_counted_as_copied() {
     let done = UblkStats { succeeded: 3, failed: 0, zero_copy_bytes: 100, copied_bytes: 7 };
     assert_eq!(done.with_copied(0), done);
     assert_eq!(done.with_copied(30), UblkStats { zero_copy_bytes: 70, copied_bytes: 37, ..done });
@@ -114,23 +117,23 @@ fn what_was_copied_after_all_went_the_other_way() {
 
 /// A path error of a network device is not a rejection of zero-copy buffers.
 #[test]
-fn a_device_that_is_out_of_reach_is_not_asked_for_copies() {
-    let (mut session, kernel_buffers) = Session::zero_copy();
+fn removed_device_is_not_retried_with_copy() {
+    let (mut session, kernel_buffers) = TagTest::zero_copy();
     for round in 0..20 {
-        session.kernel.request(2, descriptor(IoOp::Write, 0, 1), &[1; 512]);
+        session.kernel.deliver_request(2, io_descriptor(IoOp::Write, 0, 1), &[1; 512]);
         session.receive();
-        let (requests, segments) = session.tags.requests();
+        let (requests, segments) = session.tags.pending_requests();
         assert_eq!(
             segments[requests[0].segment_first as usize].region, kernel_buffers.region,
             "{round}"
         );
-        session.tags.accepted(1);
+        session.tags.record_submitted(1);
         session.handle_completion(IoCompletion {
             token: 2,
             status: IoStatus::PATH_ERROR,
             result: 0,
         });
-        assert_eq!(session.kernel.results(), [(2, -67)]);
+        assert_eq!(session.kernel.committed_results(), [(2, -67)]);
     }
     assert_eq!(session.tags.next_error(), None);
 }

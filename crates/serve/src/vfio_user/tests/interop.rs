@@ -9,16 +9,16 @@ use tenmil_reactor::PollMode;
 use tenmil_vfio_user::{irq_index, region_index};
 use vfio_user::Client;
 
-use super::rig::{ADMIN, BLOCKS, ENTRIES, IOVA, MEMORY_BYTES, Rig};
+use super::test_client::{ADMIN, BLOCKS, ENTRIES, IOVA, MEMORY_BYTES, TestServer};
 
 /// Virtual machine that uses the rust-vmm client.
-struct Vmm {
+struct RustVmmClient {
     client: Client,
     regions: RegionTable,
     memory: tenmil_dma::Region,
 }
 
-impl Vmm {
+impl RustVmmClient {
     fn read32(&mut self, at: u64) -> u32 {
         let mut bytes = [0; 4];
         self.client.region_read(region_index::BAR0, at, &mut bytes).unwrap();
@@ -29,13 +29,13 @@ impl Vmm {
         self.client.region_write(region_index::BAR0, at, bytes).unwrap();
     }
 
-    fn part(&self, offset: u64, len_bytes: u32) -> Segment {
+    fn buffer_address(&self, offset: u64, len_bytes: u32) -> Segment {
         Segment { region: self.memory.id(), offset, len_bytes }
     }
 
     fn load(&self, at: u64, len_bytes: u32) -> Vec<u8> {
         let mut bytes = vec![0; len_bytes as usize];
-        self.regions.load(self.part(at, len_bytes), &mut bytes).unwrap();
+        self.regions.load(self.buffer_address(at, len_bytes), &mut bytes).unwrap();
         bytes
     }
 }
@@ -44,14 +44,14 @@ impl Vmm {
 const EVENTS: u32 = 0x24;
 
 #[test]
-fn the_client_of_rust_vmm_finds_a_controller_and_has_it_identify_a_namespace() {
+fn rust_vmm_client_finds_a_controller_and_identifies_a_namespace() {
     for poll in [PollMode::Adaptive, PollMode::Always] {
-        let rig = Rig::new(poll);
-        let baseline = rig.regions.count();
-        let client = Client::new(&rig.path()).unwrap();
+        let rig = TestServer::new(poll);
+        let baseline = rig.regions.region_count();
+        let client = Client::new(&rig.socket_path()).unwrap();
         let regions = RegionTable::shared(1);
-        let memory = regions.allocate(1 << 20).unwrap();
-        let mut vmm = Vmm { client, regions, memory };
+        let memory = regions.allocate_region(1 << 20).unwrap();
+        let mut vmm = RustVmmClient { client, regions, memory };
         let mut space = [0; 64];
         vmm.client.region_read(region_index::CONFIGURATION, 0, &mut space).unwrap();
         assert_eq!(space[9..12], [2, 8, 1]);
@@ -78,16 +78,16 @@ fn the_client_of_rust_vmm_finds_a_controller_and_has_it_identify_a_namespace() {
         let mut identify = [0_u32; 16];
         (identify[0], identify[1], identify[6]) = (6, 1, u32::try_from(IOVA).unwrap() + 0x10000);
         let bytes: Vec<u8> = identify.iter().flat_map(|dword| dword.to_le_bytes()).collect();
-        vmm.regions.store(vmm.part(ADMIN[0], 64), &bytes).unwrap();
+        vmm.regions.store(vmm.buffer_address(ADMIN[0], 64), &bytes).unwrap();
         vmm.write(0x1000, &1_u32.to_le_bytes());
-        assert!(vectors.wait(0, Span::from_secs(20)).unwrap());
+        assert!(vectors.wait_for_signal(0, Span::from_secs(20)).unwrap());
         assert_eq!(vmm.load(ADMIN[1] + 14, 2), [1, 0], "a new entry, and it went well");
         assert_eq!(vmm.load(0x10000, 8), BLOCKS.to_le_bytes(), "NSZE");
 
         vmm.client.reset().unwrap();
         assert_eq!(vmm.read32(0x1c) & 1, 0);
         vmm.client.dma_unmap(IOVA, MEMORY_BYTES).unwrap();
-        assert_eq!(rig.regions.count(), baseline);
+        assert_eq!(rig.regions.region_count(), baseline);
         vmm.client.shutdown().unwrap();
     }
 }

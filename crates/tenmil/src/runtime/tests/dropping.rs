@@ -11,27 +11,27 @@ use tenmil_base::{
     WakeSource,
 };
 
-use super::{Stage, TIME_LIMIT, filled};
+use super::{TIME_LIMIT, TestRuntime, filled_buffer};
 use crate::access::Access;
 use crate::device::IoErrorKind;
 use crate::runtime::Runtime;
 
 #[test]
-fn a_request_in_flight_completes_before_the_runtime_is_gone() {
-    let stage = Stage::new();
+fn request_in_flight_completes_before_the_runtime_is_dropped() {
+    let stage = TestRuntime::new();
     let device = stage.open("delay:[ram:1m]?write=50ms", Access::ReadWrite).unwrap();
-    let mut write = Box::pin(device.write(0, filled(&device, 1, 1)));
+    let mut write = Box::pin(device.write(0, filled_buffer(&device, 1, 1)));
     assert!(block_on(poll_once(&mut write)).is_none());
-    let found = stage.found();
-    while stage.found() == found {
-        stage.pass_a_message();
+    let found = stage.contents_of();
+    while stage.contents_of() == found {
+        stage.run_through_mailbox();
     }
     drop(stage);
     let ended = block_on(poll_once(&mut write)).expect("the reactor has stopped");
     drop(write);
     assert_eq!(ended.unwrap().to_vec(), vec![1; 512]);
     assert!(device.is_removed());
-    let gone = block_on(device.read(0, filled(&device, 1, 0))).unwrap_err();
+    let gone = block_on(device.read(0, filled_buffer(&device, 1, 0))).unwrap_err();
     assert_eq!(gone.why, IoErrorKind::DeviceRemoved);
     assert!(gone.buffer.is_some(), "the device never had it");
     assert!(device.spawn(async {}).is_err());
@@ -39,9 +39,9 @@ fn a_request_in_flight_completes_before_the_runtime_is_gone() {
 }
 
 /// A device that accepts requests and never completes one.
-struct Silent(Limits);
+struct NeverCompletingDevice(Limits);
 
-impl BlockDevice for Silent {
+impl BlockDevice for NeverCompletingDevice {
     fn limits(&self) -> Limits {
         self.0.clone()
     }
@@ -51,7 +51,7 @@ impl BlockDevice for Silent {
     }
 }
 
-impl IoChannel for Silent {
+impl IoChannel for NeverCompletingDevice {
     fn limits(&self) -> &Limits {
         &self.0
     }
@@ -65,7 +65,7 @@ impl IoChannel for Silent {
     }
 }
 
-impl ChannelWakeup for Silent {
+impl ChannelWakeup for NeverCompletingDevice {
     fn wake_source(&self) -> WakeSource<'_> {
         WakeSource::Deadline
     }
@@ -76,11 +76,11 @@ impl ChannelWakeup for Silent {
 }
 
 #[test]
-fn a_device_that_never_completes_does_not_hold_the_runtime() {
+fn device_that_never_completes_does_not_block_the_drop() {
     let builder = Runtime::builder().pin(false).stop_timeout(Duration::from_millis(50));
     let rt = builder.start().unwrap();
     let limits = block_on(rt.open("ram:1m", Access::ReadOnly)).unwrap().limits().clone();
-    let silent = Arc::new(Silent(limits));
+    let silent = Arc::new(NeverCompletingDevice(limits));
     let device = block_on(rt.attach("silent", silent, Access::ReadWrite)).unwrap();
     let mut read = Box::pin(device.read(0, device.buffer(512).unwrap()));
     assert!(block_on(poll_once(&mut read)).is_none());
@@ -94,24 +94,24 @@ fn a_device_that_never_completes_does_not_hold_the_runtime() {
 }
 
 #[test]
-fn devices_are_closed_when_the_drop_of_a_runtime_returns() {
+fn devices_are_closed_when_the_runtime_drop_returns() {
     let directory = tempfile::tempdir().unwrap();
     let uri = format!("file:{}?size=1m&engine=threads", directory.path().join("disk").display());
     for round in 0..3_u8 {
         // The kernel's lock of the file would refuse a second opening.
-        let stage = Stage::new();
+        let stage = TestRuntime::new();
         let device = stage.open(&uri, Access::Exclusive).unwrap();
-        let buffer = block_on(device.read(0, filled(&device, 1, 9))).unwrap();
+        let buffer = block_on(device.read(0, filled_buffer(&device, 1, 9))).unwrap();
         assert_eq!(buffer.to_vec()[0], round);
-        block_on(device.write(0, filled(&device, 1, round + 1))).unwrap();
+        block_on(device.write(0, filled_buffer(&device, 1, round + 1))).unwrap();
         drop(stage);
         drop(device);
     }
 }
 
 #[test]
-fn a_runtime_may_be_dropped_by_a_task_on_its_own_reactor() {
-    let stage = Stage::new();
+fn runtime_may_be_dropped_by_a_task_on_its_own_reactor() {
+    let stage = TestRuntime::new();
     let device = stage.open("ram:1m", Access::ReadWrite).unwrap();
     let (send, ended) = channel();
     let (rt, mine) = (stage.0.clone(), device.clone());
@@ -121,18 +121,18 @@ fn a_runtime_may_be_dropped_by_a_task_on_its_own_reactor() {
         send.send(()).unwrap();
     });
     task.unwrap().detach();
-    let Stage(rt) = stage;
+    let TestRuntime(rt) = stage;
     drop(rt);
     ended.recv_timeout(TIME_LIMIT).unwrap();
     while !device.is_removed() {
-        tenmil_linux::thread::yield_now();
+        tenmil_linux::named_thread::yield_cpu();
     }
 }
 
 /// A waker that drops a runtime when it is woken.
-struct Dropping(std::sync::Mutex<Option<Runtime>>, std::sync::mpsc::Sender<()>);
+struct RuntimeDroppingWaker(std::sync::Mutex<Option<Runtime>>, std::sync::mpsc::Sender<()>);
 
-impl Wake for Dropping {
+impl Wake for RuntimeDroppingWaker {
     fn wake(self: Arc<Self>) {
         drop(self.0.lock().unwrap().take());
         let _ = self.1.send(());
@@ -140,21 +140,21 @@ impl Wake for Dropping {
 }
 
 #[test]
-fn a_runtime_may_be_dropped_by_the_thread_that_has_opened_a_device() {
-    let Stage(rt) = Stage::new();
-    let entry = rt.0.services.devices.entry("ram:1m");
+fn runtime_may_be_dropped_by_the_thread_that_opened_a_device() {
+    let TestRuntime(rt) = TestRuntime::new();
+    let entry = rt.0.services.devices.registry_entry("ram:1m");
     let held = entry.lock().unwrap();
     let mut opening = Box::pin(rt.open("ram:1m", Access::ReadWrite));
     let (send, woken) = channel();
-    let waker = Waker::from(Arc::new(Dropping(std::sync::Mutex::new(Some(rt)), send)));
+    let waker = Waker::from(Arc::new(RuntimeDroppingWaker(std::sync::Mutex::new(Some(rt)), send)));
     assert!(opening.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     drop(held);
     woken.recv_timeout(TIME_LIMIT).unwrap();
 }
 
 #[test]
-fn block_on_is_refused_on_a_reactor() {
-    let stage = Stage::new();
+fn block_on_is_rejected_on_a_reactor() {
+    let stage = TestRuntime::new();
     let device = stage.open("ram:1m", Access::ReadOnly).unwrap();
     let rt = stage.0.clone();
     let task = device.spawn(async move { rt.block_on(async {}) }).unwrap();

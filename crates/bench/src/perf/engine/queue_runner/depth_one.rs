@@ -4,12 +4,12 @@
 use tenmil_base::{Instant, IoChannel, IoCompletion};
 use tenmil_linux::Clock;
 
-use super::{FixedIo, QueueRunner, QueueTotals, Verifier, index_of};
+use super::{FixedIo, QueueRunner, QueueTotals, Verifier, task_of_token};
 use crate::perf::workload::{self, Workload};
 
 /// Limits of one call.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::perf::engine) struct StepBounds {
+pub(in crate::perf::engine) struct DepthOneLimits {
     /// I/Os.
     pub(in crate::perf::engine) ios: u64,
     /// Polls without a completion, if there has been none in this call.
@@ -32,35 +32,39 @@ impl<S: Verifier> QueueRunner<S> {
         now: Instant,
         clock: &Clock,
         workload: &mut Workload,
-        bounds: StepBounds,
+        bounds: DepthOneLimits,
     ) -> (usize, Instant) {
         let Some(fixed) = self.fixed else { return (0, now) };
-        if let Some(kept) = workload.uniform() {
+        if let Some(kept) = workload.uniform_random() {
             // Works on a copy, which stays in registers during the loop.
             let mut random = kept.clone();
-            let ended = self.steps(now, *clock, fixed, bounds, |queue| queue.uniform(&mut random));
+            let ended = self.run_depth_one_at(now, *clock, fixed, bounds, |queue| {
+                queue.draw_uniform(&mut random)
+            });
             *kept = random;
             return ended;
         }
         let blocks = fixed.blocks;
-        self.steps(now, *clock, fixed, bounds, |queue| workload.address(queue, blocks))
+        self.run_depth_one_at(now, *clock, fixed, bounds, |queue| {
+            workload.draw_address(queue, blocks)
+        })
     }
 
     /// [`run_depth_one`](Self::run_depth_one), with the addresses that `address` draws.
     #[inline]
-    fn steps(
+    fn run_depth_one_at(
         &mut self,
         mut now: Instant,
         clock: Clock,
         fixed: FixedIo,
-        bounds: StepBounds,
+        bounds: DepthOneLimits,
         mut address: impl FnMut(&mut workload::AddressStream) -> u64,
     ) -> (usize, Instant) {
         let Self { backend, completions, sent, again, addresses, segments, sums, .. } = self;
         let most = bounds.ios.min(self.budget);
         let (mut ended, mut polls, mut taken) = (0, 0, 1);
         // Only the address changes per I/O; counters are updated once, after the loop.
-        *again = fixed.request(0, 0);
+        *again = fixed.next_request(0, 0);
         while ended < most && taken > 0 {
             polls += 1;
             if backend.poll(now, completions) == 0 {
@@ -72,7 +76,7 @@ impl<S: Verifier> QueueRunner<S> {
             now = clock.now();
             let completion = completions.as_slice()[0];
             completions.clear();
-            let sent_ns = std::mem::replace(&mut sent[index_of(completion.token)], now.ns);
+            let sent_ns = std::mem::replace(&mut sent[task_of_token(completion.token)], now.ns);
             sums.count_one(&completion, sent_ns, fixed, now);
             ended += 1;
             again.lba = address(addresses);
@@ -95,14 +99,14 @@ impl<S: Verifier> QueueRunner<S> {
     pub(super) fn repeat_one(&mut self, stamp: Instant, fixed: FixedIo, workload: &mut Workload) {
         let completion = self.completions.as_slice()[0];
         self.completions.clear();
-        let sent_ns = std::mem::replace(&mut self.sent[index_of(completion.token)], stamp.ns);
+        let sent_ns = std::mem::replace(&mut self.sent[task_of_token(completion.token)], stamp.ns);
         self.sums.count_one(&completion, sent_ns, fixed, stamp);
         self.counters.completions += 1;
         self.budget -= 1;
         if self.again.token != completion.token || self.again.blocks == 0 {
-            self.again = fixed.request(completion.token, 0);
+            self.again = fixed.next_request(completion.token, 0);
         }
-        self.again.lba = workload.address(&mut self.addresses, fixed.blocks);
+        self.again.lba = workload.draw_address(&mut self.addresses, fixed.blocks);
         let alone = std::slice::from_ref(&self.again);
         let taken = self.backend.submit(stamp, alone, &self.segments);
         self.backend.flush();
@@ -117,10 +121,13 @@ impl QueueTotals {
     #[inline]
     fn count_one(&mut self, completion: &IoCompletion, sent_ns: u64, fixed: FixedIo, now: Instant) {
         if completion.status.is_success() {
-            self.count(super::CompletionRun { sent_ns, operation: fixed.operation, count: 1 }, now);
+            self.count_completions(
+                super::CompletionRun { sent_ns, operation: fixed.operation, count: 1 },
+                now,
+            );
             self.bytes += u64::from(fixed.len_bytes);
         } else {
-            self.fail(completion.status);
+            self.count_failure(completion.status);
         }
     }
 }

@@ -1,0 +1,323 @@
+//! `tenmil serve` over NVMe/TCP: start, reload on SIGHUP, and shutdown.
+
+mod connection_limits;
+mod live_config;
+mod ready_message;
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use tenmil_base::Span;
+use tenmil_block::uri::Uri;
+use tenmil_linux::{Clock, NamedThread};
+use tenmil_rpc::target_config::{self, LineNumber, TargetConfig};
+use tenmil_rpc::{DeviceControls, EventRelay, EventSender, NvmeConnections};
+use tenmil_serve::tcp::{
+    DiscoveryName, Server, ServerConfig, Service, StateDirectory, TargetEvent,
+};
+
+use self::live_config::{ApplyError, LiveConfig, LiveSubsystem, TargetContext};
+use self::ready_message::ready_message;
+use super::{
+    REGIONS_MAX, ServeArguments, WATCH_INTERVAL, read_configuration, rpc_endpoint, start_reactors,
+};
+use crate::commands::write_stdout;
+use tenmil_bench::balance::BalancedReactors;
+use tenmil_devices::pcie::regions_for;
+use tenmil_devices::tcp::discovery_name;
+
+use super::socket_options;
+use tenmil_base::Error;
+
+/// Default subsystem NQN.
+const NQN: &str = "nqn.2026-01.org.tenmil:disk";
+/// Time limit of a shutdown, below the 5 seconds after which a service manager kills the process.
+const END_MAX: Span = Span::from_secs(4);
+const END_INTERVAL: Span = Span::from_ms(10);
+
+/// The configuration that the arguments describe.
+pub(super) fn config_from_arguments(
+    arguments: &ServeArguments,
+    listeners: Vec<SocketAddr>,
+) -> Result<TargetConfig, Error> {
+    let hosts = match (arguments.allowed_host.is_empty(), arguments.allow_any_host) {
+        (false, false) => target_config::HostsConfig::Only(arguments.allowed_host.clone()),
+        (true, _) => target_config::HostsConfig::Any,
+        (false, true) => {
+            return Err(Error::usage("--allowed-host and --allow-any-host together, expected one"));
+        }
+    };
+    let nqn = arguments.nqn.clone().unwrap_or_else(|| NQN.to_owned());
+    let refuse = |name: &str, why| Error::usage(format!("`{name}`: {why}"));
+    tenmil_wire::nqn::check(&nqn).map_err(|why| refuse(&nqn, why))?;
+    for name in &arguments.allowed_host {
+        tenmil_wire::nqn::check_host(name).map_err(|why| refuse(name, why))?;
+    }
+    let namespace = |(nsid, uri): (u32, &Uri)| target_config::NamespaceConfig {
+        nsid,
+        uri: uri.clone(),
+        line: LineNumber::default(),
+        is_read_only: arguments.read_only,
+        hosts: target_config::HostsConfig::Any,
+        ana_group: 1,
+    };
+    let subsystem = target_config::SubsystemConfig {
+        nqn,
+        line: LineNumber::default(),
+        serial: None,
+        hosts,
+        listeners: (0..listeners.len()).collect(),
+        namespaces: (1..).zip(&arguments.uris).map(namespace).collect(),
+        paths: Vec::new(),
+    };
+    let listener = |address| target_config::ListenerConfig { address, line: LineNumber::default() };
+    let requested = TargetConfig {
+        memory_bytes: arguments.buffer_memory.map(std::num::NonZeroU64::get),
+        memory_line: LineNumber::default(),
+        state: arguments.state_dir.clone(),
+        state_line: LineNumber::default(),
+        listeners: listeners.into_iter().map(listener).collect(),
+        subsystems: vec![subsystem],
+        referrals: Vec::new(),
+        limits: connection_limits::limits_of_arguments(arguments),
+    };
+    check_open_subsystems(&requested, arguments.allow_any_host)?;
+    Ok(requested)
+}
+
+/// Serves until SIGTERM or Ctrl-C.
+pub(super) fn serve_nvme_tcp(
+    arguments: &ServeArguments,
+    requested: TargetConfig,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Error> {
+    let (sockets, placement) = socket_options::parse_socket_options(&arguments.socket)?;
+    let clock = Clock::start();
+    let namespaces = requested.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
+    let regions = regions_for(namespaces.map(|namespace| &namespace.uri), REGIONS_MAX);
+    let limits = connection_limits::service_limits(arguments, &requested)
+        .map_err(|unfit| apply_error(arguments, unfit))?;
+    let service = Service::new(&regions, limits).map_err(|why| {
+        let refused = Error::environment(why);
+        apply_error(
+            arguments,
+            ApplyError { refused, line: requested.memory_line, key: "buffer-memory" },
+        )
+    })?;
+    name_discovery(&service, &requested)?;
+    let state = open_state_directory(&requested, &arguments.adopt_reservations)
+        .map_err(|unfit| apply_error(arguments, unfit))?;
+    let balanced = start_reactors(arguments, &clock)?;
+    let reactors = &balanced.reactors;
+    let server = Server::start(ServerConfig {
+        listen_sockets: Vec::new(),
+        service: service.clone(),
+        regions: regions.clone(),
+        sockets,
+        placement,
+        reactors: Arc::clone(reactors.registry()),
+        clock,
+    });
+    let server = server.map_err(|error| Error::environment(format!("serve: {error}")))?;
+    let devices = DeviceControls::default();
+    let hands = devices.clone();
+    let context =
+        TargetContext { service: service.clone(), server, regions, clock, state, devices };
+    let mut standing = LiveConfig::new(context);
+    standing
+        .apply_config(requested)
+        .map_err(|unfit| apply_error(arguments, unfit))?
+        .into_result()?;
+    let state = rpc_endpoint::method_state_of(&balanced)
+        .with_part(NvmeConnections(service.clone()))
+        .with_part(hands);
+    // The control socket comes last, so that RPC clients see a complete configuration.
+    let mut asking = rpc_endpoint::serve_control_socket(state);
+    tenmil_linux::storage_file::commit_created()?;
+    write_stdout(out, &ready_message(arguments.json, &standing))?;
+    while !tenmil_linux::signal::is_stop_requested() {
+        if let Some(path) = &arguments.config
+            && tenmil_linux::signal::take_reload_request()
+        {
+            reload_configuration(path, &mut standing, event_sender(&asking));
+        }
+        log_events(&service, event_sender(&asking));
+        standing.handle_events();
+        if let Some((_, relay)) = &mut asking {
+            relay.forward_events(&rpc_endpoint::reactors_handle(reactors));
+        }
+        tenmil_linux::named_thread::sleep(WATCH_INTERVAL);
+    }
+    shut_down(clock, standing, balanced, &service)
+}
+
+/// Names the discovery subsystem: its NQN and serial number identify this machine and these listeners.
+fn name_discovery(service: &Service, requested: &TargetConfig) -> Result<(), Error> {
+    let addresses: Vec<String> =
+        requested.listeners.iter().map(|listener| listener.address.to_string()).collect();
+    let (nqn, serial) = discovery_name(&addresses.join(","));
+    service.set_discovery_name(DiscoveryName { nqn, serial }).map_err(Error::environment)
+}
+
+/// Opens the state directory for reservations that persist across power loss, if one is configured.
+fn open_state_directory(
+    requested: &TargetConfig,
+    adopted: &[String],
+) -> Result<Option<StateDirectory>, ApplyError> {
+    if requested.state.is_none() && !adopted.is_empty() {
+        let text = "--adopt-reservations without a state directory, expected one";
+        let refused =
+            Error::usage(text).with_hint("name it with --state-dir, or `state-dir` in the file");
+        return Err(ApplyError { refused, line: requested.state_line, key: "state-dir" });
+    }
+    let opened = requested.state.as_deref().map(StateDirectory::open).transpose();
+    let opened =
+        opened.and_then(|state| state.map(|state| state.adopt_records(adopted)).transpose());
+    let refuse = |why| ApplyError {
+        refused: Error::environment(why),
+        line: requested.state_line,
+        key: "state-dir",
+    };
+    opened.map_err(refuse)
+}
+
+/// Converts an apply error; with a configuration file it names the line and key.
+fn apply_error(arguments: &ServeArguments, unfit: ApplyError) -> Error {
+    match &arguments.config {
+        Some(path) => unfit.in_file(path),
+        None => unfit.refused,
+    }
+}
+
+/// The sender for events of RPC clients, if the control socket exists.
+fn event_sender(asking: &Option<(tenmil_rpc::RpcServer, EventRelay)>) -> Option<&EventSender> {
+    asking.as_ref().map(|(_, relay)| relay.event_sender())
+}
+
+/// Rate-limit key of the log line of an event, if it is logged. Events that a peer can cause at will
+/// have keys of their own, so that they cannot suppress other messages.
+const fn log_cause_of(new_events: &TargetEvent) -> Option<&'static str> {
+    match new_events {
+        TargetEvent::Rejected { .. } => Some("refused"),
+        TargetEvent::Notice(_) => Some("notice"),
+        TargetEvent::Error(_) => Some("trouble"),
+        TargetEvent::Connected { .. }
+        | TargetEvent::Associated { .. }
+        | TargetEvent::Disconnected { .. } => None,
+    }
+}
+
+/// Logs the events of the service and forwards them to RPC clients.
+fn log_events(service: &Service, announcer: Option<&EventSender>) {
+    while let Some(new_events) = service.next_event() {
+        if let Some(cause) = log_cause_of(&new_events) {
+            tracing::info!(cause, "{new_events}");
+        }
+        if let Some(announcer) = announcer {
+            announcer.emit_target_event(&new_events);
+        }
+    }
+}
+
+/// Applies the configuration file again; on an error the running configuration stays.
+fn reload_configuration(path: &Path, standing: &mut LiveConfig, announcer: Option<&EventSender>) {
+    let read = read_configuration(path);
+    let applied = read.and_then(|requested| {
+        standing.apply_config(requested).map_err(|unfit| unfit.in_file(path))
+    });
+    let shown = path.display().to_string();
+    match &applied {
+        Ok(changes) => {
+            let done = match changes.done.is_empty() {
+                true => "nothing has changed".to_owned(),
+                false => changes.done.join("; "),
+            };
+            tracing::info!("{shown}: {done}");
+            for failed in &changes.failed {
+                tracing::warn!(cause = %failed, "{shown}: {failed}");
+            }
+        }
+        Err(refused) => {
+            let hint = refused.hint.as_ref().map_or_else(String::new, |hint| format!(" ({hint})"));
+            tracing::warn!("nothing is changed: {}{hint}", refused.text);
+        }
+    }
+    if let Some(announcer) = announcer {
+        let applied = applied.map(|changes| [changes.done, changes.failed].concat());
+        let applied = applied.as_deref().map_err(|refused| refused.text.as_str());
+        announcer.emit_configuration_event(&shown, applied);
+    }
+}
+
+/// Shuts down: closes the listeners, drains connections and closes devices. What is not finished within
+/// the time limit is abandoned and named in the error.
+fn shut_down(
+    clock: Clock,
+    standing: LiveConfig,
+    balanced: BalancedReactors,
+    service: &Service,
+) -> Result<ExitCode, Error> {
+    let until = clock.now().after(END_MAX);
+    let served = standing.subsystems().iter().flat_map(LiveSubsystem::namespaces);
+    let served: Vec<String> = served.map(|one| one.uri().to_string()).collect();
+    let abandoned = service.abandoned_commands();
+    let leave = move |_: &tenmil_linux::StopFlag| {
+        // Listeners first, then connections, then the devices they use.
+        let devices = standing.close_listeners();
+        balanced.stop();
+        drop(devices);
+    };
+    let closing = NamedThread::spawn("ending", None, leave)
+        .map_err(|error| Error::environment(format!("end: {error}")))?;
+    let mut is_whole = true;
+    while !closing.is_finished() && is_whole {
+        tenmil_linux::named_thread::sleep(END_INTERVAL);
+        is_whole = clock.now() < until;
+    }
+    log_events(service, None);
+    if is_whole {
+        closing.join();
+        return match service.abandoned_commands() - abandoned {
+            0 => Ok(ExitCode::SUCCESS),
+            commands => Err(Error::remote(format!(
+                "shut down: {commands} commands are abandoned: the devices have not completed them, expected them \
+                 to: {}",
+                served.join(", ")
+            ))),
+        };
+    }
+    // The thread may be blocked in a device for good; it ends with the process.
+    std::mem::forget(closing);
+    let (connected, devices) = (service.connection_count(), served.join(", "));
+    // A device or a peer that does not respond, as for every other server.
+    Err(Error::remote(format!(
+        "end: {connected} connections and their devices are given up after {} s, expected them to \
+         let go: {devices}",
+        END_MAX.ns / 1_000_000_000
+    )))
+}
+
+/// Rejects listeners beyond loopback for subsystems without allowed hosts, unless any host is
+/// explicitly allowed.
+fn check_open_subsystems(requested: &TargetConfig, allows_any: bool) -> Result<(), Error> {
+    for subsystem in &requested.subsystems {
+        let reached = subsystem.listeners.iter().filter_map(|at| requested.listeners.get(*at));
+        let beyond = reached.map(|listener| listener.address).find(|at| !at.ip().is_loopback());
+        if let Some(address) = beyond
+            && subsystem.hosts == target_config::HostsConfig::Any
+            && !allows_any
+        {
+            let text = format!(
+                "serve {}: every host that can connect to {address} could read and write it, \
+                 expected a list of hosts",
+                subsystem.nqn
+            );
+            let hint = "name them with --allowed-host NQN, or add --allow-any-host";
+            return Err(Error { hint: Some(hint.to_owned()), ..Error::usage(text) });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,382 @@
+//! Live configuration of the NVMe/TCP target, and its replacement by a new one.
+//!
+//! ```text
+//!    new configuration ─ prepare ─▶ sockets, devices, subsystems ─ commit ─▶ live configuration
+//!                           │  may fail: all new objects are closed, nothing has changed;
+//!               │  files are made and grown behind the last refusal
+//! ```
+//!
+//! Objects that are equal in both configurations are kept: their connections are not affected.
+
+mod closing_devices;
+mod disk_identity;
+mod live_subsystem;
+mod shared_devices;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tenmil_block::{Bdev, BdevOptions, Claim, DeviceControl, Opener};
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
+use tenmil_linux::socket::{ListenAddress, StreamListener};
+use tenmil_nvme_controller::namespace::RevocableCacheInstance;
+use tenmil_rpc::DeviceControls;
+use tenmil_rpc::target_config::{self, LineNumber, TargetConfig};
+use tenmil_serve::tcp::{Port, Server, Service, ServiceLimits, StateDirectory};
+use tenmil_wire::cache::CacheInstance;
+
+use self::closing_devices::ClosingDevices;
+use self::live_subsystem::new_subsystem;
+pub(super) use self::live_subsystem::{LiveNamespace, LiveSubsystem};
+use self::shared_devices::SharedDevices;
+use crate::commands::serve::open_listener;
+use tenmil_base::Error;
+
+/// The configuration that is served now, with its listeners, subsystems and devices.
+pub(super) struct LiveConfig {
+    context: TargetContext,
+    /// `None` before the first configuration is applied.
+    configuration: Option<TargetConfig>,
+    listeners: Vec<LiveListener>,
+    subsystems: Vec<LiveSubsystem>,
+    closing: ClosingDevices,
+    shared: SharedDevices,
+}
+
+/// Services that the live configuration uses.
+pub(super) struct TargetContext {
+    pub(super) service: Service,
+    pub(super) server: Server,
+    pub(super) regions: RegionTable,
+    pub(super) clock: Clock,
+    /// State directory of persistent reservations, if there is one.
+    pub(super) state: Option<StateDirectory>,
+    /// Devices that RPC clients can query and change.
+    pub(super) devices: DeviceControls,
+}
+
+/// Listen address of the target.
+#[derive(Clone, Copy)]
+struct LiveListener {
+    requested: SocketAddr,
+    /// Bound address, with the port that was picked if port 0 was configured.
+    address: SocketAddr,
+    /// NVMe-oF port number (PORTID) of the service.
+    number: u16,
+}
+
+/// Error of a configuration that cannot be applied, with the line and key it stems from.
+#[derive(Debug)]
+pub(super) struct ApplyError {
+    pub(super) refused: Error,
+    pub(super) line: LineNumber,
+    pub(super) key: &'static str,
+}
+
+/// Result of applying a configuration.
+#[derive(Debug, Default)]
+pub(super) struct AppliedChanges {
+    /// Changes that were made, one line each.
+    pub(super) done: Vec<String>,
+    /// Changes that failed, one line each.
+    pub(super) failed: Vec<String>,
+}
+
+/// New objects of a configuration, not yet visible to hosts.
+struct PreparedConfig {
+    listeners: Vec<LiveListener>,
+    listen_sockets: Vec<(StreamListener, LiveListener)>,
+    subsystems: Vec<LiveSubsystem>,
+}
+
+impl LiveConfig {
+    /// Creates an empty configuration.
+    pub(super) fn new(context: TargetContext) -> Self {
+        let (listeners, subsystems) = (Vec::new(), Vec::new());
+        let (closing, shared) = (ClosingDevices::default(), SharedDevices::default());
+        Self { context, configuration: None, listeners, subsystems, closing, shared }
+    }
+
+    /// Bound listen addresses.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        self.listeners.iter().map(|listener| listener.address)
+    }
+
+    /// Bound addresses of the listeners of a subsystem.
+    pub(super) fn addresses_of(&self, stood: &LiveSubsystem) -> impl Iterator<Item = SocketAddr> {
+        stood.requested.listeners.iter().filter_map(|at| Some(self.listeners.get(*at)?.address))
+    }
+
+    pub(super) fn subsystems(&self) -> &[LiveSubsystem] {
+        &self.subsystems
+    }
+
+    /// Applies a new configuration and returns the changes. An error leaves everything as it was.
+    pub(super) fn apply_config(
+        &mut self,
+        requested: TargetConfig,
+    ) -> Result<AppliedChanges, ApplyError> {
+        let prepared = tenmil_linux::storage_file::commit_if_ok(|| self.prepare(&requested))?;
+        Ok(self.commit(requested, prepared))
+    }
+
+    fn prepare(&self, requested: &TargetConfig) -> Result<PreparedConfig, ApplyError> {
+        if let Some(before) = &self.configuration {
+            check_fixed_settings(before, requested)?;
+        }
+        // Sockets are bound first: they fail more often than devices, and cost less to open.
+        let (listeners, listen_sockets) = self.prepare_listeners(requested)?;
+        let subsystems =
+            requested.subsystems.iter().map(|subsystem| self.prepare_subsystem(subsystem));
+        let subsystems = subsystems.collect::<Result<_, _>>()?;
+        Ok(PreparedConfig { listeners, listen_sockets, subsystems })
+    }
+
+    #[expect(clippy::type_complexity, reason = "the two belong together in one place only")]
+    fn prepare_listeners(
+        &self,
+        requested: &TargetConfig,
+    ) -> Result<(Vec<LiveListener>, Vec<(StreamListener, LiveListener)>), ApplyError> {
+        let (mut listeners, mut listen_sockets) = (Vec::<LiveListener>::new(), Vec::new());
+        for one in &requested.listeners {
+            // Several listeners may ask for port 0 of one address.
+            let is_taken = |number| listeners.iter().any(|taken| taken.number == number);
+            let before = self.listeners.iter();
+            let mut before =
+                before.filter(|it| it.requested == one.address && !is_taken(it.number));
+            if let Some(same) = before.next() {
+                listeners.push(*same);
+                continue;
+            }
+            let refuse = |refused| ApplyError { refused, line: one.line, key: "address" };
+            let listen_socket = open_listener(&ListenAddress::Tcp(one.address)).map_err(refuse)?;
+            let ListenAddress::Tcp(address) = *listen_socket.address() else { continue };
+            let used =
+                |number| is_taken(number) || self.listeners.iter().any(|it| it.number == number);
+            let number = (1..u16::MAX).find(|number| !used(*number)).unwrap_or(u16::MAX);
+            let listener = LiveListener { requested: one.address, address, number };
+            listeners.push(listener);
+            listen_sockets.push((listen_socket, listener));
+        }
+        Ok((listeners, listen_sockets))
+    }
+
+    /// Prepares a subsystem; devices that are open already are reused.
+    fn prepare_subsystem(
+        &self,
+        requested: &target_config::SubsystemConfig,
+    ) -> Result<LiveSubsystem, ApplyError> {
+        let before = self.current_subsystem(&requested.nqn);
+        let subsystem = match before.filter(|before| before.has_same_fixed_properties(requested)) {
+            Some(before) => before.subsystem.clone(),
+            None => new_subsystem(requested)?,
+        };
+        let mut namespaces: Vec<LiveNamespace> = Vec::new();
+        for namespace in &requested.namespaces {
+            let open = before.and_then(|before| before.find_open_namespace(namespace));
+            let served = match open {
+                Some(open) => LiveNamespace { requested: namespace.clone(), ..open.clone() },
+                None => self.open_namespace(namespace)?,
+            };
+            let state = self.context.state.as_ref();
+            // A continuing namespace has its reservation keeper already; a new one is checked with its
+            // own.
+            let fresh = open.is_none_or(|open| !served.is_same_namespace(open));
+            let config = served.namespace_config(
+                state.filter(|_| fresh).map(|state| (state, requested.nqn.as_str())),
+            );
+            subsystem.check_namespace(&config).map_err(|why| {
+                let text = format!("serve {}: {why}", namespace.uri);
+                ApplyError { refused: Error::usage(text), line: namespace.line, key: "uri" }
+            })?;
+            namespaces.push(served);
+        }
+        Ok(LiveSubsystem { requested: requested.clone(), subsystem, namespaces })
+    }
+
+    fn current_subsystem(&self, nqn: &str) -> Option<&LiveSubsystem> {
+        self.subsystems.iter().find(|stood| stood.requested.nqn == nqn)
+    }
+
+    /// Opens and claims the device of a namespace.
+    fn open_namespace(
+        &self,
+        requested: &target_config::NamespaceConfig,
+    ) -> Result<LiveNamespace, ApplyError> {
+        let TargetContext { regions, clock, .. } = &self.context;
+        let more = [tenmil::KINDS, &[(target_config::SCHEME, &self.shared)]].concat();
+        let opener = Opener { regions, clock: *clock, seed: 1, kinds: &more };
+        let uri = &requested.uri;
+        let refuse = |why: Error| ApplyError {
+            refused: Error::new(why.category(), format!("serve {uri:#}: {why}")),
+            line: requested.line,
+            key: "uri",
+        };
+        let wanted = if requested.is_read_only { uri.clone().to_read() } else { uri.clone() };
+        let opened = opener.open(&wanted).map_err(refuse)?;
+        // Each queue of each host has a channel, which needs no more depth than the queue. The
+        // controller measures the time of commands, so the block layer need not.
+        let depth = ServiceLimits::default().queue_entries.into();
+        let options = BdevOptions { depth, timing: false, ..BdevOptions::new(*clock, 1) };
+        let device = Bdev::new(&uri.to_string(), opened.medium, options).map_err(refuse)?;
+        let claim = if requested.is_read_only { Claim::ReadShared } else { Claim::WriteOnce };
+        let descriptor = device.open(claim, "nvme-tcp").map_err(|why| ApplyError {
+            refused: Error::new(why.category(), format!("serve {uri:#}: {why}")),
+            line: requested.line,
+            key: "uri",
+        })?;
+        let (requested, descriptor) = (requested.clone(), Arc::new(descriptor));
+        let (description, handles) = (opened.description, opened.handles);
+        let identities = opened.identities;
+        let cache =
+            tenmil_linux::random_id().map(|id| RevocableCacheInstance::new(CacheInstance(id)));
+        Ok(LiveNamespace { requested, description, device, descriptor, cache, handles, identities })
+    }
+
+    /// Publishes the prepared objects, removes the old ones and returns the changes.
+    fn commit(&mut self, requested: TargetConfig, prepared: PreparedConfig) -> AppliedChanges {
+        let PreparedConfig { listeners, listen_sockets, subsystems } = prepared;
+        let mut changes = AppliedChanges::default();
+        let is_there = |number| listeners.iter().any(|listener| listener.number == number);
+        // Listeners close first, so that no host connects to a subsystem that is about to be removed.
+        for gone in self.listeners.iter().filter(|listener| !is_there(listener.number)) {
+            self.context.server.close_listener(gone.number);
+            self.context.service.close_port(gone.number);
+            changes.add_change(format!("listens no more at {}", gone.address));
+        }
+        for (_, listener) in &listen_sockets {
+            self.context
+                .service
+                .open_port(listener.number, Port { address: Some(listener.address) });
+        }
+        for gone in &self.subsystems {
+            let stays = subsystems.iter().any(|stood| stood.is_same_subsystem(gone));
+            if !stays {
+                self.context.service.remove_subsystem(&gone.requested.nqn);
+                gone.remove_namespaces();
+                changes.add_change(format!("offers {} no more", gone.requested.nqn));
+            }
+        }
+        for stood in &subsystems {
+            match self.subsystems.iter().find(|before| stood.is_same_subsystem(before)) {
+                Some(before) => {
+                    stood.replace_in_service(before, &listeners, &self.context, &mut changes)
+                }
+                None => stood.add_to_service(&listeners, &self.context, &mut changes),
+            }
+        }
+        if self.configuration.as_ref().is_none_or(|before| before.referrals != requested.referrals)
+        {
+            self.context.service.set_referrals(requested.referrals.clone());
+        }
+        // New listeners open last, so that a host that connects finds all subsystems.
+        for (listen_socket, listener) in listen_sockets {
+            match self.context.server.open_listener(listen_socket, listener.number) {
+                Ok(()) => changes.add_change(format!("listens at {}", listener.address)),
+                Err(error) => {
+                    changes.add_failure(format!("cannot listen at {}: {error}", listener.address))
+                }
+            }
+        }
+        let served = subsystems.iter().flat_map(|stood| &stood.namespaces);
+        let mut hands: Vec<DeviceControl> = Vec::new();
+        for hand in served.flat_map(|one| &one.handles) {
+            // Several namespaces may share one device.
+            if !hands.iter().any(|known| known.is(hand)) {
+                hands.push(hand.clone());
+            }
+        }
+        self.context.devices.replace_controls(hands);
+        // Devices that no namespace uses any more are closed later, off the reactors.
+        for gone in self.subsystems.iter().flat_map(|stood| &stood.namespaces) {
+            let mut now = subsystems.iter().flat_map(|stood| &stood.namespaces);
+            if !now.any(|served| Arc::ptr_eq(&served.descriptor, &gone.descriptor)) {
+                self.closing.add_device(gone.device.clone());
+            }
+        }
+        (self.configuration, self.listeners, self.subsystems) =
+            (Some(requested), listeners, subsystems);
+        changes
+    }
+
+    /// Closes the listeners. The returned value keeps the subsystems and devices alive.
+    pub(super) fn close_listeners(self) -> impl Send {
+        let Self { context, subsystems, closing, .. } = self;
+        let TargetContext { service, server, regions, state, .. } = context;
+        drop(server);
+        // Dropped in this order; the state directory is last because it completes pending writes.
+        (subsystems, closing, service, regions, state)
+    }
+
+    /// Handles device events, and closes removed devices that are no longer in use.
+    pub(super) fn handle_events(&mut self) {
+        self.closing.close_unused();
+        for stood in &self.subsystems {
+            stood.namespaces.iter().for_each(|served| served.handle_device_event(&stood.subsystem));
+        }
+    }
+}
+
+impl AppliedChanges {
+    fn add_change(&mut self, text: String) {
+        self.done.push(text);
+    }
+
+    fn add_failure(&mut self, text: String) {
+        self.failed.push(text);
+    }
+
+    /// Turns failed changes into an error: at start, all of the configuration has to be served.
+    pub(super) fn into_result(self) -> Result<(), Error> {
+        match self.failed.is_empty() {
+            true => Ok(()),
+            false => Err(Error::environment(format!("serve: {}", self.failed.join("; ")))),
+        }
+    }
+}
+
+impl ApplyError {
+    /// The error with the file, line and key it stems from.
+    pub(super) fn in_file(self, path: &std::path::Path) -> Error {
+        let Self { refused, line: LineNumber(line), key } = self;
+        let place = match line {
+            0 => String::new(),
+            line => format!(" line {line}, `{key}`:"),
+        };
+        let text = format!("{}:{place} {}", path.display(), refused.text);
+        Error { text, ..refused }
+    }
+}
+
+impl From<tenmil_linux::storage_file::FileError> for ApplyError {
+    /// It names the file that cannot be made.
+    fn from(error: tenmil_linux::storage_file::FileError) -> Self {
+        Self { refused: error.into(), line: LineNumber::default(), key: "uri" }
+    }
+}
+
+/// Rejects changes of settings that are fixed at start.
+fn check_fixed_settings(before: &TargetConfig, requested: &TargetConfig) -> Result<(), ApplyError> {
+    super::connection_limits::check_limits_unchanged(before, requested)?;
+    let refuse = |(found, expected): (String, String), line, key, what: &str| {
+        let text = format!("it is {found}, expected {expected} as at start");
+        let hint = format!("{what} is taken once: start the process again for another");
+        Err(ApplyError { refused: Error::usage(text).with_hint(hint), line, key })
+    };
+    if before.memory_bytes != requested.memory_bytes {
+        let shown = |bytes: Option<u64>| {
+            bytes.map_or_else(|| "the usual".to_owned(), |bytes| format!("{bytes} bytes"))
+        };
+        let both = (shown(requested.memory_bytes), shown(before.memory_bytes));
+        return refuse(both, requested.memory_line, "buffer-memory", "buffer memory");
+    }
+    if before.state != requested.state {
+        let shown = |path: Option<&std::path::Path>| {
+            path.map_or_else(|| "none".to_owned(), |path| path.display().to_string())
+        };
+        let both = (shown(requested.state.as_deref()), shown(before.state.as_deref()));
+        return refuse(both, requested.state_line, "state-dir", "the state directory");
+    }
+    Ok(())
+}

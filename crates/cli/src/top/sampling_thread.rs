@@ -1,0 +1,338 @@
+//! Sampling thread: queries the watched process periodically, so that the screen never blocks.
+
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::time::Duration;
+
+use serde_json::Value;
+use tenmil_base::{Error, Span};
+use tenmil_linux::process_stats::command_line;
+use tenmil_linux::runtime_directory::RuntimeDirectory;
+use tenmil_linux::{Clock, NamedThread, StopFlag};
+use tenmil_rpc::{ErrorCode, RpcClient, RpcError};
+
+use super::app_state::{EventLine, RunningProcess, SamplerUpdate};
+use super::key_bindings::SamplerRequest;
+use super::process_queries::{self, TIME_LIMIT};
+use super::process_sample::{ProcessSample, command_error};
+
+/// Handle of the sampling thread. Dropping it stops the thread, which takes as long as one query.
+#[derive(Debug)]
+pub(crate) struct SamplerHandle {
+    wishes: SyncSender<SamplerRequest>,
+    // Dropped before the thread, which may be blocked on the full channel.
+    new_events: Receiver<SamplerUpdate>,
+    _thread: NamedThread<()>,
+}
+
+/// Interval at which the thread checks for a stop or a command.
+const POLL_INTERVAL: Span = Span::from_ms(50);
+/// Interval at which running processes are listed.
+const LIST_INTERVAL: Duration = Duration::from_millis(300);
+/// The second sample follows soon, because rates need two samples.
+const FIRST_INTERVAL: Span = Span::from_ms(250);
+/// Maximum number of events taken between two samples; the others are dropped.
+const EVENTS_MAX: usize = 64;
+
+impl SamplerHandle {
+    /// Starts a thread that watches `pid`, or the only running process, and samples it every
+    /// `interval`.
+    pub(crate) fn start(
+        directory: RuntimeDirectory,
+        pid: Option<u32>,
+        interval: Span,
+    ) -> Result<Self, Error> {
+        let (wishes, wished) = sync_channel(16);
+        let (updates, new_events) = sync_channel(256);
+        let clock = Clock::on_kernel_clock();
+        let watcher =
+            Sampler { directory, pid, must_list: false, interval, wished, updates, clock };
+        let thread = NamedThread::spawn("top", None, move |stop| watcher.run_sampling(stop))
+            .map_err(|error| Error::environment(format!("start a thread: {error}")))?;
+        Ok(Self { wishes, new_events, _thread: thread })
+    }
+
+    /// Sends a command. If the channel is full, the command is dropped.
+    pub(crate) fn send_request(&self, wish: SamplerRequest) {
+        let _ = self.wishes.try_send(wish);
+    }
+
+    /// The next update, if there is one.
+    pub(crate) fn next_update(&self) -> Result<Option<SamplerUpdate>, Error> {
+        match self.new_events.try_recv() {
+            Ok(new_events) => Ok(Some(new_events)),
+            Err(TryRecvError::Empty) => Ok(None),
+            Err(TryRecvError::Disconnected) => {
+                Err(Error::environment("watch: the sampling thread has ended, expected it to run"))
+            }
+        }
+    }
+}
+
+/// State of the sampling thread.
+struct Sampler {
+    directory: RuntimeDirectory,
+    /// Process to watch; without one, the only running process.
+    pid: Option<u32>,
+    /// The user requested the list, so it is shown even if only one process runs.
+    must_list: bool,
+    interval: Span,
+    wished: Receiver<SamplerRequest>,
+    updates: SyncSender<SamplerUpdate>,
+    clock: Clock,
+}
+
+/// End of watching a process: it has exited, another command has arrived, or the screen is closed.
+struct WatchEnd;
+
+impl Sampler {
+    fn run_sampling(mut self, stop: &StopFlag) {
+        while !stop.is_stopped() {
+            match self.find_process() {
+                Ok(Some(mut client)) => drop(self.watch_process(&mut client, stop)),
+                Ok(None) => {
+                    let wish = self.wished.recv_timeout(LIST_INTERVAL);
+                    wish.into_iter().for_each(|wish| self.handle_request(wish));
+                }
+                // The screen is closed.
+                Err(WatchEnd) => return,
+            }
+        }
+    }
+
+    fn send_update(&self, new_events: SamplerUpdate) -> Result<(), WatchEnd> {
+        self.updates.send(new_events).map_err(|_| WatchEnd)
+    }
+
+    fn handle_request(&mut self, wish: SamplerRequest) {
+        (self.pid, self.must_list) = match wish {
+            SamplerRequest::Attach(pid) => (Some(pid), false),
+            SamplerRequest::List => (None, true),
+        };
+    }
+
+    /// Lists the running processes, and connects to the selected one.
+    fn find_process(&self) -> Result<Option<RpcClient>, WatchEnd> {
+        let running = match self.directory.listening_processes() {
+            Ok(running) => running,
+            Err(error) => {
+                let path = self.directory.path().display();
+                let why = format!("look into {path}: {error}");
+                return self.send_update(SamplerUpdate::Silent(why)).map(|()| None);
+            }
+        };
+        let pid = match (self.pid, running.as_slice()) {
+            (Some(pid), running) => running.contains(&pid).then_some(pid),
+            (None, [pid]) if !self.must_list => Some(*pid),
+            (None, _) => None,
+        };
+        let Some(pid) = pid else {
+            let listed =
+                running.iter().filter(|_| self.pid.is_none()).map(|pid| running_process(*pid));
+            return self.send_update(SamplerUpdate::Running(listed.collect())).map(|()| None);
+        };
+        match self.attach_to_process(pid) {
+            Ok((client, new_events)) => self.send_update(new_events).map(|()| Some(client)),
+            Err(refused) => self.send_update(SamplerUpdate::Silent(refused.text)).map(|()| None),
+        }
+    }
+
+    fn attach_to_process(&self, pid: u32) -> Result<(RpcClient, SamplerUpdate), Error> {
+        let path = self.directory.socket_of(pid);
+        let mut client = RpcClient::connect(&path, TIME_LIMIT).map_err(command_error)?;
+        let process = process_queries::query_process(&mut client)?;
+        // A process without events is watched all the same.
+        let _ = process_queries::call_method(&mut client, "events");
+        Ok((client, SamplerUpdate::Attached(process)))
+    }
+
+    /// Samples the process periodically and forwards its events.
+    fn watch_process(&mut self, client: &mut RpcClient, stop: &StopFlag) -> Result<(), WatchEnd> {
+        let mut interval = self.interval.min(FIRST_INTERVAL);
+        while !stop.is_stopped() {
+            let next = self.clock.now().after(interval);
+            match self.take_sample(client) {
+                Ok(new_events) => self.send_update(new_events)?,
+                Err(refusal) => self.handle_error(refusal)?,
+            }
+            let mut events_left = EVENTS_MAX;
+            while self.clock.now() < next && !stop.is_stopped() {
+                if let Ok(wish) = self.wished.try_recv() {
+                    self.handle_request(wish);
+                    return Err(WatchEnd);
+                }
+                let wait = POLL_INTERVAL.min(next.since(self.clock.now()));
+                match client.next_event(wait) {
+                    Ok(Some(event)) if events_left > 0 => {
+                        events_left -= 1;
+                        self.send_update(SamplerUpdate::Happened(event_line(&event)))?;
+                    }
+                    Ok(_) => {}
+                    Err(refusal) => self.handle_error(refusal)?,
+                }
+            }
+            interval = self.interval;
+        }
+        Ok(())
+    }
+
+    fn take_sample(&self, client: &mut RpcClient) -> Result<SamplerUpdate, RpcError> {
+        let sample = match process_queries::call_method(client, "snapshot_stats") {
+            // A process without reactors may start some later.
+            Err(refusal) if refusal.code == ErrorCode::NotFound => {
+                ProcessSample { monotonic_ns: self.clock.now().ns, ..ProcessSample::default() }
+            }
+            result => match process_queries::parse_sample(result?) {
+                Ok(sample) => sample,
+                Err(refused) => return Ok(SamplerUpdate::Silent(refused.text)),
+            },
+        };
+        Ok(SamplerUpdate::Looked {
+            sample,
+            policy: process_queries::query_scheduler_policy(client)?,
+        })
+    }
+
+    /// Reports a failed query. Returns an error if the process has ended.
+    fn handle_error(&self, refusal: RpcError) -> Result<(), WatchEnd> {
+        match refusal.code {
+            ErrorCode::ConnectionClosed | ErrorCode::NotJson | ErrorCode::NoProcess => {
+                self.send_update(SamplerUpdate::Exited(refusal.message))?;
+                Err(WatchEnd)
+            }
+            _ => self.send_update(SamplerUpdate::Silent(refusal.message)),
+        }
+    }
+}
+
+fn running_process(pid: u32) -> RunningProcess {
+    let command_line = command_line(pid).unwrap_or_default().join(" ");
+    RunningProcess { pid, command_line }
+}
+
+fn event_line(event: &Value) -> EventLine {
+    let text = |name: &str| event[name].as_str().unwrap_or("-").to_owned();
+    EventLine { kind: text("kind"), text: text("text") }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::Span;
+    use tenmil_linux::Clock;
+    use tenmil_linux::runtime_directory::RuntimeDirectory;
+    use tenmil_rpc::{Event, EventKind, MethodState, ProgramInfo, RpcServer, TABLE, event_channel};
+
+    use super::SamplerHandle;
+    use crate::top::app_state::SamplerUpdate;
+    use crate::top::key_bindings::SamplerRequest;
+
+    struct World {
+        _root: tempfile::TempDir,
+        directory: RuntimeDirectory,
+    }
+
+    impl World {
+        fn start_test_sampler() -> Self {
+            let root = tempfile::tempdir().unwrap();
+            let directory = RuntimeDirectory::at_path(root.path().join("tenmil")).unwrap();
+            Self { _root: root, directory }
+        }
+
+        fn serve_test_process(&self, pid: u32) -> (RpcServer, tenmil_rpc::EventSender) {
+            let (announcer, announced) = event_channel().unwrap();
+            let state = MethodState::new().with_part(ProgramInfo { version: "9.9.9", log: None });
+            let server = RpcServer::start(&self.directory, pid, &TABLE, state, announced).unwrap();
+            (server, announcer)
+        }
+
+        fn test_sampler(&self, pid: Option<u32>) -> SamplerHandle {
+            SamplerHandle::start(self.directory.clone(), pid, Span::from_ms(20)).unwrap()
+        }
+    }
+
+    /// Waits for an update that matches, with a time limit.
+    fn await_update(
+        link: &SamplerHandle,
+        what: &str,
+        is_it: impl Fn(&SamplerUpdate) -> bool,
+    ) -> SamplerUpdate {
+        let clock = Clock::on_kernel_clock();
+        let end = clock.now().after(Span::from_secs(30));
+        while clock.now() < end {
+            match link.next_update().unwrap() {
+                Some(new_events) if is_it(&new_events) => return new_events,
+                Some(_) => {}
+                None => tenmil_linux::named_thread::yield_cpu(),
+            }
+        }
+        panic!("no {what}");
+    }
+
+    fn await_attach(link: &SamplerHandle) {
+        await_update(link, "connection", |new_events| {
+            matches!(new_events, SamplerUpdate::Attached(_))
+        });
+    }
+
+    #[test]
+    fn only_process_is_watched_and_may_have_no_reactors() {
+        let world = World::start_test_sampler();
+        let (_server, announcer) = world.serve_test_process(7);
+        let link = world.test_sampler(None);
+        await_attach(&link);
+        let new_events = await_update(&link, "sample", |new_events| {
+            matches!(new_events, SamplerUpdate::Looked { .. })
+        });
+        let SamplerUpdate::Looked { sample, policy } = new_events else { unreachable!() };
+        assert_eq!((sample.reactors.len(), policy), (0, None));
+        let kind = EventKind { name: "bell", help: "somebody rang" };
+        announcer.emit(Event { kind, text: "ding".into(), about: serde_json::json!({}) });
+        let new_events = await_update(&link, "event", |new_events| {
+            matches!(new_events, SamplerUpdate::Happened(_))
+        });
+        let SamplerUpdate::Happened(happened) = new_events else { unreachable!() };
+        assert_eq!((happened.kind.as_str(), happened.text.as_str()), ("bell", "ding"));
+    }
+
+    #[test]
+    fn exited_process_is_reported_and_its_successor_watched() {
+        let world = World::start_test_sampler();
+        let link = world.test_sampler(None);
+        await_update(&link, "list", |new_events| *new_events == SamplerUpdate::Running(Vec::new()));
+        let first = world.serve_test_process(7);
+        await_attach(&link);
+        drop(first);
+        await_update(&link, "end", |new_events| matches!(new_events, SamplerUpdate::Exited(_)));
+        let _second = world.serve_test_process(8);
+        await_attach(&link);
+    }
+
+    #[test]
+    fn one_of_several_processes_is_selected_and_can_be_changed() {
+        let world = World::start_test_sampler();
+        let servers = [world.serve_test_process(7), world.serve_test_process(8)];
+        let link = world.test_sampler(None);
+        let listed = |count: usize| {
+            let is_it = |new_events: &SamplerUpdate| matches!(new_events, SamplerUpdate::Running(all) if all.len() == count);
+            await_update(&link, "list", is_it);
+        };
+        listed(2);
+        link.send_request(SamplerRequest::Attach(8));
+        await_attach(&link);
+        link.send_request(SamplerRequest::List);
+        listed(2);
+        drop(servers);
+        listed(0);
+        let _one = world.serve_test_process(9);
+        listed(1);
+    }
+
+    #[test]
+    fn process_selected_by_pid_is_awaited() {
+        let world = World::start_test_sampler();
+        let _other = world.serve_test_process(8);
+        let link = world.test_sampler(Some(7));
+        await_update(&link, "list", |new_events| *new_events == SamplerUpdate::Running(Vec::new()));
+        let _server = world.serve_test_process(7);
+        await_attach(&link);
+    }
+}

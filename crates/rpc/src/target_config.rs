@@ -1,0 +1,245 @@
+//! Configuration file of the NVMe/TCP target.
+//!
+//! ```toml
+//! buffer-memory = "64m"
+//! state-dir = "/var/lib/tenmil"
+//!
+//! [[listener]]
+//! address = "127.0.0.1:4420"
+//!
+//! [[device]]
+//! name = "pool"
+//! uri = "file:/var/tmp/disk?size=10g"
+//!
+//! [[subsystem]]
+//! nqn = "nqn.2026-01.org.example:disks"
+//! allowed-hosts = ["nqn.2014-08.org.nvmexpress:uuid:4b0c28c5-5b0d-4d4f-8f4c-8e0c2e3a1d11"]
+//!
+//! [[subsystem.namespace]]
+//! uri = "split:[device:pool]?part=0&parts=2"
+//! ```
+//!
+//! A file is parsed and checked completely before anything is applied: [`TargetConfig::parse`]
+//! returns either a consistent configuration or the position of the first error.
+
+mod config_checker;
+mod config_file;
+mod connection_limits;
+mod migrate;
+mod named_devices;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use tenmil_base::Span;
+use tenmil_block::uri::Uri;
+
+pub use self::migrate::{MigratedConfig, migrate_config};
+pub use self::named_devices::SCHEME;
+
+/// Line of the file, from 1; 0 if there is no file. All lines compare equal, since the position of
+/// a setting is not part of its value.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LineNumber(pub usize);
+
+impl PartialEq for LineNumber {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for LineNumber {}
+
+/// Configuration of a target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TargetConfig {
+    /// Buffer memory in bytes; `None` selects the default.
+    pub memory_bytes: Option<u64>,
+    /// Line of the setting.
+    pub memory_line: LineNumber,
+    /// State directory, for reservations that persist through power loss. Without it, reservations
+    /// do not persist.
+    pub state: Option<PathBuf>,
+    /// Line of the setting.
+    pub state_line: LineNumber,
+    /// Listeners: at least one.
+    pub listeners: Vec<ListenerConfig>,
+    /// Exported subsystems: at least one.
+    pub subsystems: Vec<SubsystemConfig>,
+    /// Other discovery services, reported as referrals.
+    pub referrals: Vec<SocketAddr>,
+    /// Connection limits.
+    pub limits: ConnectionLimits,
+}
+
+/// Connection limits by origin, and the keep-alive limit. Defaults are derived from the total
+/// number of connections.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    /// Largest number of connections in total.
+    pub connections: Option<u32>,
+    /// Limit per address, for hosts that no subsystem lists.
+    pub per_address: Option<u32>,
+    /// Limit per host NQN.
+    pub per_host: Option<u32>,
+    /// Limit of loopback connections, for hosts that no subsystem lists.
+    pub of_loopback: Option<u32>,
+    /// Limit of connections to the discovery service.
+    pub discovery: Option<u32>,
+    /// Limit of connections to the discovery service, per address.
+    pub discovery_per_address: Option<u32>,
+    /// Number of connections reserved for hosts that a subsystem lists.
+    pub reserved: Option<u32>,
+    /// Limit of registrants per address in a namespace, for hosts that no subsystem lists.
+    pub registrants_per_address: Option<u32>,
+    /// Longest keep-alive timeout.
+    pub keep_alive_max: Option<Span>,
+    /// Line of the table.
+    pub line: LineNumber,
+}
+
+/// Listen address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerConfig {
+    /// Address and port.
+    pub address: SocketAddr,
+    /// Line of the setting.
+    pub line: LineNumber,
+}
+
+/// Exported subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubsystemConfig {
+    /// NQN.
+    pub nqn: String,
+    /// Line of the NQN.
+    pub line: LineNumber,
+    /// Serial number; `None` derives one from the NQN.
+    pub serial: Option<String>,
+    /// Hosts that may connect.
+    pub hosts: HostsConfig,
+    /// Listeners that show the subsystem, as ascending indexes into [`TargetConfig::listeners`]; at
+    /// least one.
+    pub listeners: Vec<usize>,
+    /// Namespaces in the order of their identifiers: at least one.
+    pub namespaces: Vec<NamespaceConfig>,
+    /// ANA states that are not optimized, by listener and group.
+    pub paths: Vec<ListenerAnaState>,
+}
+
+/// Hosts that may connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostsConfig {
+    /// Any host.
+    Any,
+    /// Hosts with these NQNs.
+    Only(Vec<String>),
+}
+
+/// Namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespaceConfig {
+    /// NSID.
+    pub nsid: u32,
+    /// URI of its device; a device name is followed by what it refers to.
+    pub uri: Uri,
+    /// Line of the URI.
+    pub line: LineNumber,
+    /// Whether it is write protected.
+    pub is_read_only: bool,
+    /// Hosts of the subsystem that see it; all of them if none are listed.
+    pub hosts: HostsConfig,
+    /// ANA group.
+    pub ana_group: u32,
+}
+
+/// ANA state of a group at a listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerAnaState {
+    /// Index of the listener.
+    pub listener: usize,
+    /// ANA group.
+    pub ana_group: u32,
+    /// ANA state.
+    pub access: AnaStateConfig,
+}
+
+/// ANA state (Base 2.1 §8.1.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AnaStateConfig {
+    /// ANA Optimized.
+    Optimized,
+    /// ANA Non-Optimized.
+    NonOptimized,
+    /// ANA Inaccessible.
+    Inaccessible,
+}
+
+/// Error in a configuration file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    /// Line, from 1.
+    pub line: usize,
+    /// Key.
+    pub key: String,
+    /// What was found and what was expected.
+    pub problem: String,
+}
+
+impl TargetConfig {
+    /// Parses and checks a configuration file.
+    ///
+    /// # Errors
+    ///
+    /// The first error of the file.
+    pub fn parse(text: &str) -> Result<Self, ConfigError> {
+        config_checker::check_config(text, config_file::ConfigFile::parse_toml(text)?)
+    }
+}
+
+impl SubsystemConfig {
+    /// Number of ANA groups; 0 if all namespaces are optimized at every listener.
+    pub fn ana_groups(&self) -> u32 {
+        let namespaces = self.namespaces.iter().map(|namespace| namespace.ana_group);
+        let groups = namespaces.chain(self.paths.iter().map(|path| path.ana_group));
+        match groups.max() {
+            Some(1) if self.paths.is_empty() => 0,
+            most => most.unwrap_or(0),
+        }
+    }
+}
+
+impl AnaStateConfig {
+    /// All ANA states.
+    pub const ALL: [Self; 3] = [Self::Optimized, Self::NonOptimized, Self::Inaccessible];
+
+    /// Name of the state in the file.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Optimized => "optimized",
+            Self::NonOptimized => "non-optimized",
+            Self::Inaccessible => "inaccessible",
+        }
+    }
+}
+
+impl HostsConfig {
+    /// Whether `host` may connect.
+    pub fn is_allowed(&self, host: &str) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Only(hosts) => hosts.iter().any(|allowed| allowed == host),
+        }
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "line {}, {}: {}", self.line, self.key, self.problem)
+    }
+}
+
+impl std::error::Error for ConfigError {}

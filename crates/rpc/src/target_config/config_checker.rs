@@ -1,0 +1,386 @@
+//! Semantic checks of a configuration file.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use tenmil_block::quantity::parse_size;
+use tenmil_block::uri::Uri;
+use tenmil_wire::nqn;
+use toml::Spanned;
+
+use super::config_file::{
+    AnaStateTable, ConfigFile, DeviceTable, ListenerTable, NamespaceTable, SubsystemTable, line_of,
+};
+use super::named_devices::NamedDevices;
+use super::{
+    AnaStateConfig, ConfigError, HostsConfig, LineNumber, ListenerAnaState, ListenerConfig,
+    NamespaceConfig, SubsystemConfig, TargetConfig,
+};
+
+pub(super) type CheckResult<T> = Result<T, ConfigError>;
+
+/// Longest serial number (Base 2.1 §5.1.13.2.1).
+const SERIAL_MAX: usize = 20;
+/// Highest NSID of a subsystem.
+const NSID_MAX: u32 = 1024;
+/// Highest ANA group identifier.
+const ANA_GROUP_MAX: u32 = 128;
+/// Smallest buffer memory with which every command can be executed: one largest buffer, and small
+/// ones.
+const MEMORY_MIN: u64 = 4 << 20;
+
+/// Checker of one file.
+pub(super) struct ConfigChecker<'a> {
+    text: &'a str,
+    listeners: Vec<ListenerConfig>,
+    named: NamedDevices,
+}
+
+pub(super) fn check_config(text: &str, file: ConfigFile) -> CheckResult<TargetConfig> {
+    let mut reader = ConfigChecker { text, listeners: Vec::new(), named: NamedDevices::default() };
+    let memory_bytes =
+        file.buffer_memory.as_ref().map(|memory| reader.parse_buffer_memory(memory)).transpose()?;
+    let limits = reader.check_limits(file.limits.as_ref())?;
+    let referral = |address| reader.parse_listen_address("referrals", address);
+    let referrals = file.referrals.iter().map(referral).collect::<CheckResult<_>>()?;
+    reader.check_listeners(&file.listener)?;
+    for table in &file.device {
+        reader.define_device(table)?;
+    }
+    let mut subsystems: Vec<SubsystemConfig> = Vec::new();
+    for table in &file.subsystem {
+        let subsystem = reader.check_subsystem(table)?;
+        if subsystems.iter().any(|other| other.nqn == subsystem.nqn) {
+            return Err(reader.config_error(
+                "nqn",
+                &table.nqn,
+                "another subsystem has this name, expected each to have its own",
+            ));
+        }
+        subsystems.push(subsystem);
+    }
+    let missing = match (reader.listeners.is_empty(), subsystems.is_empty()) {
+        (true, _) => Some(("listener", "[[listener]] with an address")),
+        (_, true) => Some(("subsystem", "[[subsystem]] with a name and a namespace")),
+        _ => None,
+    };
+    if let Some((key, expected)) = missing {
+        let problem = format!("there is none, expected at least one {expected}");
+        let line = line_of(text, text.len());
+        return Err(ConfigError { line, key: format!("`{key}`"), problem });
+    }
+    let line = |found: Option<&Spanned<String>>| {
+        found.map_or(LineNumber(1), |found| reader.line_number(found))
+    };
+    let (memory_line, state_line) =
+        (line(file.buffer_memory.as_ref()), line(file.state_dir.as_ref()));
+    let state = file.state_dir.as_ref().map(|state| reader.parse_state_dir(state)).transpose()?;
+    let listeners = reader.listeners;
+    Ok(TargetConfig {
+        memory_bytes,
+        memory_line,
+        state,
+        state_line,
+        listeners,
+        subsystems,
+        referrals,
+        limits,
+    })
+}
+
+impl ConfigChecker<'_> {
+    pub(super) fn config_error<T>(
+        &self,
+        key: &str,
+        found: &Spanned<T>,
+        problem: impl Into<String>,
+    ) -> ConfigError {
+        let line = line_of(self.text, found.span().start);
+        ConfigError { line, key: format!("`{key}`"), problem: problem.into() }
+    }
+
+    pub(super) fn line_number<T>(&self, found: &Spanned<T>) -> LineNumber {
+        LineNumber(line_of(self.text, found.span().start))
+    }
+
+    fn parse_buffer_memory(&self, memory: &Spanned<String>) -> CheckResult<u64> {
+        let text = memory.get_ref();
+        let bytes = parse_size(text).ok().filter(|bytes| *bytes >= MEMORY_MIN);
+        bytes.ok_or_else(|| {
+            self.config_error(
+                "buffer-memory",
+                memory,
+                format!("'{text}', expected at least 4m, such as 64m"),
+            )
+        })
+    }
+
+    fn parse_state_dir(&self, state: &Spanned<String>) -> CheckResult<PathBuf> {
+        let path = PathBuf::from(state.get_ref());
+        if !path.is_absolute() {
+            let problem = format!("'{}', expected a path from /", state.get_ref());
+            return Err(self.config_error("state-dir", state, problem));
+        }
+        Ok(path)
+    }
+
+    fn parse_listen_address(
+        &self,
+        key: &str,
+        address: &Spanned<String>,
+    ) -> CheckResult<SocketAddr> {
+        let text = address.get_ref();
+        let bare = text.strip_prefix("tcp://").unwrap_or(text);
+        bare.parse().map_err(|_| {
+            let problem =
+                format!("'{text}', expected an address and a port, such as 127.0.0.1:4420");
+            self.config_error(key, address, problem)
+        })
+    }
+
+    fn check_listeners(&mut self, tables: &[ListenerTable]) -> CheckResult<()> {
+        for table in tables {
+            let address = self.parse_listen_address("address", &table.address)?;
+            let is_twice = self.listeners.iter().any(|other| other.address == address);
+            if is_twice && address.port() != 0 {
+                let problem = format!("{address} is listened to already, expected it once");
+                return Err(self.config_error("address", &table.address, problem));
+            }
+            self.listeners.push(ListenerConfig { address, line: self.line_number(&table.address) });
+        }
+        Ok(())
+    }
+
+    /// Defines a named device, which may be built on devices defined above it.
+    fn define_device(&mut self, table: &DeviceTable) -> CheckResult<()> {
+        let uri = self.parse_device_uri(&table.uri, false)?;
+        let defined = self.named.define_device(table.name.get_ref(), uri);
+        defined.map_err(|problem| self.config_error("name", &table.name, problem))
+    }
+
+    fn parse_device_uri(&mut self, found: &Spanned<String>, only_reads: bool) -> CheckResult<Uri> {
+        let (text, line) = (found.get_ref(), self.line_number(found));
+        let parsed = Uri::parse_with(text, &|name| self.named.uri_of(name));
+        let parsed = parsed.map_err(|error| error.to_string());
+        let meant = parsed.and_then(|uri| self.named.expand_names(uri, line, only_reads));
+        meant.map_err(|problem| self.config_error("uri", found, format!("'{text}': {problem}")))
+    }
+
+    fn check_subsystem(&mut self, table: &SubsystemTable) -> CheckResult<SubsystemConfig> {
+        let name = self.parse_nqn("nqn", &table.nqn)?;
+        if name == nqn::DISCOVERY {
+            let problem = "this is the name of discovery, which is always there, expected another";
+            return Err(self.config_error("nqn", &table.nqn, problem));
+        }
+        let serial = table.serial.as_ref().map(|serial| self.parse_serial(serial)).transpose()?;
+        let listeners = self.listeners_of_subsystem(table)?;
+        let hosts = self.hosts_of_subsystem(table, &listeners)?;
+        let namespaces = self.check_namespaces(table, &hosts)?;
+        let paths =
+            table.path.iter().map(|path| self.check_ana_state(path)).collect::<CheckResult<_>>()?;
+        let line = self.line_number(&table.nqn);
+        Ok(SubsystemConfig { nqn: name, line, serial, hosts, listeners, namespaces, paths })
+    }
+
+    fn parse_nqn(&self, key: &str, name: &Spanned<String>) -> CheckResult<String> {
+        let text = name.get_ref();
+        nqn::check(text).map_err(|malformed| {
+            let problem =
+                format!("'{text}': {malformed}, expected such as nqn.2026-01.org.example:disks");
+            self.config_error(key, name, problem)
+        })?;
+        Ok(text.clone())
+    }
+
+    /// Parses a host NQN. Hosts are not restricted to well-formed NQNs.
+    fn parse_hostnqn(&self, name: &Spanned<String>) -> CheckResult<String> {
+        let text = name.get_ref();
+        nqn::check_host(text).map_err(|malformed| {
+            self.config_error("allowed-hosts", name, format!("'{text}': {malformed}"))
+        })?;
+        Ok(text.clone())
+    }
+
+    fn parse_serial(&self, serial: &Spanned<String>) -> CheckResult<String> {
+        let text = serial.get_ref();
+        let is_printable = text.bytes().all(|byte| (0x20..0x7f).contains(&byte));
+        if text.is_empty() || text.len() > SERIAL_MAX || !is_printable {
+            let problem = format!("'{text}', expected 1 to {SERIAL_MAX} printable characters");
+            return Err(self.config_error("serial", serial, problem));
+        }
+        Ok(text.clone())
+    }
+
+    /// Listeners of a subsystem, by default all of them.
+    fn listeners_of_subsystem(&self, table: &SubsystemTable) -> CheckResult<Vec<usize>> {
+        let Some(named) = &table.listeners else { return Ok((0..self.listeners.len()).collect()) };
+        let found = named.get_ref().iter().map(|name| self.find_listener("listeners", name));
+        let found: BTreeSet<usize> = found.collect::<CheckResult<_>>()?;
+        if found.is_empty() {
+            let problem = "none are named, expected at least one, or no such key for all of them";
+            return Err(self.config_error("listeners", named, problem));
+        }
+        Ok(found.into_iter().collect())
+    }
+
+    fn find_listener(&self, key: &str, name: &Spanned<String>) -> CheckResult<usize> {
+        let address = self.parse_listen_address(key, name)?;
+        let at = self.listeners.iter().position(|listener| listener.address == address);
+        at.ok_or_else(|| {
+            let all: Vec<_> = self.listeners.iter().map(|one| one.address.to_string()).collect();
+            let all = all.join(", ");
+            self.config_error(key, name, format!("{address} is no listener, expected one of {all}"))
+        })
+    }
+
+    /// Hosts that may connect. Without a list, listeners that are reachable from other machines
+    /// require `allow-any-host`.
+    fn hosts_of_subsystem(
+        &self,
+        table: &SubsystemTable,
+        listeners: &[usize],
+    ) -> CheckResult<HostsConfig> {
+        let any = table.allow_any_host.as_ref();
+        match (&table.allowed_hosts, any.is_some_and(|any| *any.get_ref())) {
+            (Some(hosts), false) => self.parse_host_list(hosts),
+            (Some(hosts), true) => {
+                let problem = "some are named and any host is allowed, expected one of the two";
+                Err(self.config_error("allowed-hosts", hosts, problem))
+            }
+            (None, true) => Ok(HostsConfig::Any),
+            (None, false) => {
+                let open = listeners.iter().map(|at| self.listeners[*at].address);
+                match open.into_iter().find(|address| !address.ip().is_loopback()) {
+                    None => Ok(HostsConfig::Any),
+                    Some(address) => Err(self.config_error(
+                        "allowed-hosts",
+                        &table.nqn,
+                        format!(
+                            "no host is named and {address} can be reached from elsewhere, \
+                             expected `allowed-hosts`, or `allow-any-host = true` if that is meant"
+                        ),
+                    )),
+                }
+            }
+        }
+    }
+
+    fn parse_host_list(&self, hosts: &Spanned<Vec<Spanned<String>>>) -> CheckResult<HostsConfig> {
+        if hosts.get_ref().is_empty() {
+            let problem = "none are named, expected at least one";
+            return Err(self.config_error("allowed-hosts", hosts, problem));
+        }
+        let names = hosts.get_ref().iter().map(|host| self.parse_hostnqn(host));
+        Ok(HostsConfig::Only(names.collect::<CheckResult<_>>()?))
+    }
+
+    fn check_namespaces(
+        &mut self,
+        table: &SubsystemTable,
+        hosts: &HostsConfig,
+    ) -> CheckResult<Vec<NamespaceConfig>> {
+        let mut namespaces: Vec<NamespaceConfig> = Vec::new();
+        for one in &table.namespace {
+            let taken = |nsid: u32| namespaces.iter().any(|other| other.nsid == nsid);
+            let nsid = match &one.nsid {
+                Some(nsid) => self.check_nsid(nsid, taken)?,
+                None => (1..=NSID_MAX).find(|nsid| !taken(*nsid)).unwrap_or(NSID_MAX),
+            };
+            let namespace = self.check_namespace(one, nsid, hosts)?;
+            if let Some(other) = namespaces.iter().find(|other| other.uri == namespace.uri) {
+                let problem = format!(
+                    "namespace {} is the same device, expected each to have its own",
+                    other.nsid
+                );
+                return Err(self.config_error("uri", &one.uri, problem));
+            }
+            namespaces.push(namespace);
+        }
+        if namespaces.is_empty() {
+            let problem = "it has no namespace, expected at least one [[subsystem.namespace]]";
+            return Err(self.config_error("nqn", &table.nqn, problem));
+        }
+        namespaces.sort_by_key(|namespace| namespace.nsid);
+        Ok(namespaces)
+    }
+
+    fn check_nsid(&self, nsid: &Spanned<u32>, taken: impl Fn(u32) -> bool) -> CheckResult<u32> {
+        let value = *nsid.get_ref();
+        if !(1..=NSID_MAX).contains(&value) {
+            return Err(self.config_error(
+                "nsid",
+                nsid,
+                format!("{value}, expected 1 to {NSID_MAX}"),
+            ));
+        }
+        if taken(value) {
+            let problem = format!("another namespace has {value}, expected each to have its own");
+            return Err(self.config_error("nsid", nsid, problem));
+        }
+        Ok(value)
+    }
+
+    fn check_namespace(
+        &mut self,
+        table: &NamespaceTable,
+        nsid: u32,
+        hosts: &HostsConfig,
+    ) -> CheckResult<NamespaceConfig> {
+        let uri = self.parse_device_uri(&table.uri, table.read_only)?;
+        let seen_by = match &table.allowed_hosts {
+            None => HostsConfig::Any,
+            Some(named) => self.hosts_of_namespace(named, hosts)?,
+        };
+        let ana_group = self.check_ana_group(table.ana_group.as_ref())?;
+        let (line, is_read_only) = (self.line_number(&table.uri), table.read_only);
+        Ok(NamespaceConfig { nsid, uri, line, is_read_only, hosts: seen_by, ana_group })
+    }
+
+    /// Hosts that see a namespace, each of which must be allowed to connect.
+    fn hosts_of_namespace(
+        &self,
+        named: &Spanned<Vec<Spanned<String>>>,
+        hosts: &HostsConfig,
+    ) -> CheckResult<HostsConfig> {
+        for name in named.get_ref() {
+            if !hosts.is_allowed(name.get_ref()) {
+                let problem = format!(
+                    "'{}' may not connect to the subsystem, expected one of its `allowed-hosts`",
+                    name.get_ref()
+                );
+                return Err(self.config_error("allowed-hosts", name, problem));
+            }
+        }
+        self.parse_host_list(named)
+    }
+
+    fn check_ana_group(&self, group: Option<&Spanned<u32>>) -> CheckResult<u32> {
+        let Some(group) = group else { return Ok(1) };
+        let value = *group.get_ref();
+        if !(1..=ANA_GROUP_MAX).contains(&value) {
+            let problem = format!("{value}, expected 1 to {ANA_GROUP_MAX}");
+            return Err(self.config_error("ana-group", group, problem));
+        }
+        Ok(value)
+    }
+
+    fn check_ana_state(&self, table: &AnaStateTable) -> CheckResult<ListenerAnaState> {
+        let listener = self.find_listener("listener", &table.listener)?;
+        let word = table.ana_state.get_ref();
+        let access = AnaStateConfig::ALL.into_iter().find(|access| access.name() == word);
+        let access = access.ok_or_else(|| {
+            let all = AnaStateConfig::ALL.map(AnaStateConfig::name).join(", ");
+            self.config_error(
+                "ana-state",
+                &table.ana_state,
+                format!("'{word}', expected one of {all}"),
+            )
+        })?;
+        Ok(ListenerAnaState {
+            listener,
+            ana_group: self.check_ana_group(table.ana_group.as_ref())?,
+            access,
+        })
+    }
+}

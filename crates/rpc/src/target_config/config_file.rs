@@ -1,0 +1,101 @@
+//! Syntax of the file: tables and keys with their positions. Only types are checked.
+
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::connection_limits::LimitsTable;
+use super::{ConfigError, migrate};
+
+/// Whole file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct ConfigFile {
+    pub(super) buffer_memory: Option<Spanned<String>>,
+    pub(super) state_dir: Option<Spanned<String>>,
+    pub(super) limits: Option<Spanned<LimitsTable>>,
+    #[serde(default)]
+    pub(super) referrals: Vec<Spanned<String>>,
+    #[serde(default)]
+    pub(super) listener: Vec<ListenerTable>,
+    #[serde(default)]
+    pub(super) device: Vec<DeviceTable>,
+    #[serde(default)]
+    pub(super) subsystem: Vec<SubsystemTable>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct ListenerTable {
+    pub(super) address: Spanned<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct DeviceTable {
+    pub(super) name: Spanned<String>,
+    pub(super) uri: Spanned<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct SubsystemTable {
+    pub(super) nqn: Spanned<String>,
+    pub(super) serial: Option<Spanned<String>>,
+    pub(super) allowed_hosts: Option<Spanned<Vec<Spanned<String>>>>,
+    pub(super) allow_any_host: Option<Spanned<bool>>,
+    pub(super) listeners: Option<Spanned<Vec<Spanned<String>>>>,
+    #[serde(default)]
+    pub(super) namespace: Vec<NamespaceTable>,
+    #[serde(default)]
+    pub(super) path: Vec<AnaStateTable>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct NamespaceTable {
+    pub(super) uri: Spanned<String>,
+    pub(super) nsid: Option<Spanned<u32>>,
+    #[serde(default)]
+    pub(super) read_only: bool,
+    pub(super) allowed_hosts: Option<Spanned<Vec<Spanned<String>>>>,
+    pub(super) ana_group: Option<Spanned<u32>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct AnaStateTable {
+    pub(super) listener: Spanned<String>,
+    pub(super) ana_group: Option<Spanned<u32>>,
+    pub(super) ana_state: Spanned<String>,
+}
+
+impl ConfigFile {
+    pub(super) fn parse_toml(text: &str) -> Result<Self, ConfigError> {
+        toml::from_str(text).map_err(|error| {
+            let at = error.span().map_or(0, |span| span.start);
+            let mut problem = error.message().trim().replace('\n', ", ");
+            if let Some(new) = migrate::renamed_key(&key_name(text, at)) {
+                problem = format!(
+                    "it is now `{new}`; convert the file with `tenmil config migrate FILE`"
+                );
+            }
+            ConfigError { line: line_of(text, at), key: key_at(text, at), problem }
+        })
+    }
+}
+
+/// Line of byte `at`, from 1.
+pub(super) fn line_of(text: &str, at: usize) -> usize {
+    text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1
+}
+
+/// Key or table header on the line of byte `at`.
+fn key_at(text: &str, at: usize) -> String {
+    let key = key_name(text, at);
+    if key.is_empty() { "the file".to_owned() } else { format!("`{key}`") }
+}
+
+fn key_name(text: &str, at: usize) -> String {
+    let line = text.lines().nth(line_of(text, at) - 1).unwrap_or_default();
+    line.split('=').next().unwrap_or_default().trim().to_owned()
+}

@@ -1,0 +1,300 @@
+//! Fabrics Connect: checks and results (Base 2.1 §6.3).
+
+use std::sync::Arc;
+
+use tenmil_base::{Instant, Span};
+use tenmil_nvme_controller::controller::HostInUse;
+use tenmil_nvme_controller::transport::fabrics::{CreateQueueError, FabricsTransport};
+use tenmil_wire::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData, InvalidParameter};
+use tenmil_wire::{Command, Status, TypedCommand, nqn};
+
+use super::association::{Association, HostIds};
+use super::service::Service;
+use super::subsystem_export::ControllerError;
+
+/// Resource granted to a Connect.
+#[derive(Debug)]
+pub(super) enum ConnectGrant {
+    /// New controller.
+    Admin(Arc<Association>),
+    /// I/O queue of an existing controller.
+    Io { association: Arc<Association>, qid: u16 },
+    /// Discovery controller, for the host with this NQN.
+    Discovery(String),
+}
+
+/// Rejection of a Connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ConnectError {
+    pub(super) status: Status,
+    /// Dword 0 of the completion.
+    pub(super) result: u32,
+    /// Message for the log.
+    pub(super) why: String,
+    /// Whether a retry may succeed soon: the conflicting resource belongs to the same host and may
+    /// be released.
+    pub(super) is_transient: bool,
+}
+
+/// Field offsets in the command and in its data (Base 2.1 §6.3), for error completions.
+const RECFMT: u16 = 40;
+const QID: u16 = 42;
+const SQSIZE: u16 = 44;
+const KATO: u16 = 48;
+const HOSTID: u16 = 0;
+const CNTLID: u16 = 16;
+const SUBNQN: u16 = 256;
+const HOSTNQN: u16 = 512;
+
+/// Connect command with its data and the connection it arrived on.
+pub(super) struct ConnectRequest<'a> {
+    pub(super) service: &'a Service,
+    pub(super) port: u16,
+    /// Peer address as reported by the stream.
+    pub(super) peer: &'a str,
+    pub(super) now: Instant,
+    pub(super) connect: Connect,
+    pub(super) data: &'a ConnectData,
+}
+
+impl ConnectError {
+    fn new(status: Status, why: impl Into<String>) -> Self {
+        Self { status: status.with_dnr(), result: 0, why: why.into(), is_transient: false }
+    }
+
+    /// Rejects for lack of a resource; the host may retry.
+    pub(super) fn controller_busy(why: &str) -> Self {
+        let status = Status::CONNECT_CONTROLLER_BUSY;
+        Self { status, ..Self::new(status, why) }
+    }
+
+    /// Rejects an invalid field of the command.
+    fn invalid_command_field(offset: u16, why: impl Into<String>) -> Self {
+        let result = InvalidParameter(0).with(|dword| dword.ipo(offset)).0;
+        Self { result, ..Self::new(InvalidParameter::STATUS, why) }
+    }
+
+    /// Rejects an invalid field of the data.
+    fn invalid_data_field(offset: u16, why: impl Into<String>) -> Self {
+        let result = InvalidParameter(0).with(|dword| dword.ipo(offset).in_data(true)).0;
+        Self { result, ..Self::new(InvalidParameter::STATUS, why) }
+    }
+}
+
+/// Parses a Connect command.
+pub(super) fn parse_connect(command: &Command) -> Result<Connect, ConnectError> {
+    let connect = Connect::parse(command)
+        .map_err(|status| ConnectError::new(status, "its Connect command is invalid"))?;
+    if connect.recfmt != 0 {
+        let why = format!("RECFMT is {}, expected 0", connect.recfmt);
+        let result = InvalidParameter(0).with(|dword| dword.ipo(RECFMT)).0;
+        return Err(ConnectError {
+            result,
+            ..ConnectError::new(Status::CONNECT_INCOMPATIBLE_FORMAT, why)
+        });
+    }
+    Ok(connect)
+}
+
+impl ConnectRequest<'_> {
+    /// Grants or rejects the Connect.
+    pub(super) fn grant_or_reject(&self) -> Result<ConnectGrant, ConnectError> {
+        let limit = self.service.limits().queue_entries;
+        let entries = u32::from(self.connect.sqsize) + 1;
+        if entries < 2 || entries > limit.into() {
+            let why = format!("its queue has {entries} entries, expected 2 to {limit}");
+            return Err(ConnectError::invalid_command_field(SQSIZE, why));
+        }
+        let host = self.host_ids()?;
+        let longest = self.service.limits().admission_limits().keep_alive_max;
+        if self.connect.qid == 0 && Span::from_ms(self.connect.kato.into()) > longest {
+            let why = format!(
+                "its keep-alive time-out is {} ms, expected at most {longest}",
+                self.connect.kato
+            );
+            return Err(ConnectError::invalid_command_field(KATO, why));
+        }
+        let field = self.data.subnqn();
+        if nqn::read(&field.0).is_ok_and(|name| self.service.is_discovery(name)) {
+            return self.grant_discovery(host);
+        }
+        if self.connect.qid == 0 { self.grant_admin(host) } else { self.grant_io(&host) }
+    }
+
+    /// Host identity of the request. An empty HOSTNQN is a host that no list can contain; it may
+    /// use what any host may use.
+    fn host_ids(&self) -> Result<HostIds, ConnectError> {
+        let field = self.data.hostnqn();
+        let name = match field.0.first() {
+            Some(0) => "",
+            _ => nqn::read_host(&field.0)
+                .map_err(|why| ConnectError::invalid_data_field(HOSTNQN, format!("host {why}")))?,
+        };
+        // Same byte order as in feature 81h and in reservation reports.
+        Ok(HostIds { nqn: name.to_owned(), identifier: u128::from_le_bytes(self.data.hostid()) })
+    }
+
+    fn find_export(&self) -> Result<Arc<super::subsystem_export::SubsystemExport>, ConnectError> {
+        let field = self.data.subnqn();
+        let name = nqn::read(&field.0);
+        let name = name
+            .map_err(|why| ConnectError::invalid_data_field(SUBNQN, format!("subsystem {why}")))?;
+        self.service.find_export(name, self.port).ok_or_else(|| {
+            ConnectError::invalid_data_field(
+                SUBNQN,
+                format!("it requests {name}, which is not exported at this port"),
+            )
+        })
+    }
+
+    /// Grants a discovery controller: to any host, without I/O queues (Base 2.1 §3.1.3.3).
+    fn grant_discovery(&self, host: HostIds) -> Result<ConnectGrant, ConnectError> {
+        if self.connect.qid != 0 {
+            let why = format!(
+                "it requests queue {} of a discovery controller, expected 0",
+                self.connect.qid
+            );
+            return Err(ConnectError::invalid_command_field(QID, why));
+        }
+        if self.data.cntlid() != CNTLID_DYNAMIC {
+            let why = format!("it requests discovery controller {:#x}", self.data.cntlid());
+            return Err(ConnectError::invalid_data_field(
+                CNTLID,
+                format!("{why}, expected any, 0xffff"),
+            ));
+        }
+        Ok(ConnectGrant::Discovery(host.nqn))
+    }
+
+    fn grant_admin(&self, host: HostIds) -> Result<ConnectGrant, ConnectError> {
+        let export = self.find_export()?;
+        let requested = self.data.cntlid();
+        let limits = self.service.limits();
+        let opened =
+            export.create_controller(self.now, requested, (self.port, &host, self.peer), limits);
+        let mut controller = opened.map_err(|why| connect_error_of_controller(why, &host))?;
+        let cntlid = controller.configuration().cntlid;
+        let kato = controller.set_keep_alive(self.now, self.connect.kato);
+        let transport = FabricsTransport::new(controller, self.now);
+        let association =
+            Association::new(Arc::clone(&export), cntlid, (host, self.port), transport);
+        kato.map_err(|_| {
+            ConnectError::invalid_command_field(KATO, "its keep-alive time-out is too long")
+        })?;
+        export.add_association(&association);
+        Ok(ConnectGrant::Admin(association))
+    }
+
+    fn grant_io(&self, host: &HostIds) -> Result<ConnectGrant, ConnectError> {
+        let export = self.find_export()?;
+        let (cntlid, qid) = (self.data.cntlid(), self.connect.qid);
+        let association = export.association_of_cntlid(cntlid).ok_or_else(|| {
+            ConnectError::invalid_data_field(
+                CNTLID,
+                format!("it has no controller {cntlid} of {}", export.nqn()),
+            )
+        })?;
+        association.host.check_queue_of(host, cntlid)?;
+        let may_create = association.transport().may_create(qid);
+        may_create.map_err(connect_error_of_queue)?;
+        Ok(ConnectGrant::Io { association, qid })
+    }
+}
+
+impl HostIds {
+    /// Checks that an I/O queue belongs to the host of the controller: same NQN, and the same host
+    /// identifier or none (Base 2.1 §6.3).
+    fn check_queue_of(&self, other: &Self, cntlid: u16) -> Result<(), ConnectError> {
+        if self.nqn != other.nqn {
+            let why = format!(
+                "controller {cntlid} belongs to {}, not to {}",
+                self.display_name(),
+                other.display_name()
+            );
+            return Err(ConnectError::invalid_data_field(HOSTNQN, why));
+        }
+        if other.identifier == self.identifier || other.identifier == 0 {
+            return Ok(());
+        }
+        let expected = match self.identifier {
+            0 => "0".to_owned(),
+            _ => format!("{} or 0", self.display_identifier()),
+        };
+        let found = other.display_identifier();
+        let why = format!(
+            "its host identifier is {found}, expected {expected} as for the admin queue of controller {cntlid}"
+        );
+        Err(ConnectError::invalid_data_field(HOSTID, why))
+    }
+}
+
+fn connect_error_of_controller(why: ControllerError, host: &HostIds) -> ConnectError {
+    match why {
+        ControllerError::Host => {
+            let why = format!("{} is not among the hosts that may", host.display_name());
+            let result = InvalidParameter(0).with(|dword| dword.ipo(HOSTNQN).in_data(true)).0;
+            ConnectError { result, ..ConnectError::new(Status::CONNECT_INVALID_HOST, why) }
+        }
+        ControllerError::Identifier(requested) => ConnectError::invalid_data_field(
+            CNTLID,
+            format!(
+                "it requests controller {requested:#x}, expected an existing one, or 0xffff for any"
+            ),
+        ),
+        ControllerError::HostInUse(why) => connect_error_of_host_in_use(&why, host),
+        ControllerError::Busy => ConnectError::controller_busy("all controllers are in use"),
+        ControllerError::Unstopped(cntlid) => ConnectError {
+            is_transient: true,
+            ..ConnectError::controller_busy(&format!(
+                "controller {cntlid} has ended, but its queues have not stopped"
+            ))
+        },
+        ControllerError::Trouble(text) => ConnectError::new(Status::INTERNAL_ERROR, text),
+    }
+}
+
+/// Rejects a host identifier that another host uses. If that host is only connected, not
+/// registered, the conflict may go away.
+fn connect_error_of_host_in_use(why: &HostInUse, host: &HostIds) -> ConnectError {
+    let text = format!(
+        "{} gives host identifier {}, which {why}, expected an identifier of its own \
+         (`nvme connect --hostid`)",
+        host.display_name(),
+        host.display_identifier()
+    );
+    let refused = ConnectError::invalid_data_field(HOSTID, text);
+    match why.registered_in {
+        Some(_) => refused,
+        None => ConnectError { status: InvalidParameter::STATUS, ..refused },
+    }
+}
+
+/// Translates a queue creation error into a rejection.
+pub(super) fn connect_error_of_queue(why: CreateQueueError) -> ConnectError {
+    match why {
+        CreateQueueError::NotEnabled => ConnectError::invalid_command_field(
+            QID,
+            "its controller is not enabled, expected CC.EN 1, IOSQES 6 and IOCQES 4",
+        ),
+        CreateQueueError::Identifier { qid, granted } => ConnectError::invalid_command_field(
+            QID,
+            format!("it requests queue {qid}, expected 1 to {granted}"),
+        ),
+        CreateQueueError::Exists { qid, is_ending } => {
+            connect_error_of_existing_queue(qid, is_ending)
+        }
+    }
+}
+
+/// Rejects a queue that exists already (Base 2.1 §3.3.2.3). A host that closes a connection may
+/// reopen the same queue at once, and its Connect can arrive before the end of the old connection
+/// is noticed; so the rejection is transient.
+fn connect_error_of_existing_queue(qid: u16, is_ending: bool) -> ConnectError {
+    let status = Status::COMMAND_SEQUENCE_ERROR;
+    let (status, which) = match is_ending {
+        true => (status, "whose commands have not ended"),
+        false => (status.with_dnr(), "which exists"),
+    };
+    let why = format!("it requests queue {qid}, {which}");
+    ConnectError { status, is_transient: true, ..ConnectError::new(status, why) }
+}

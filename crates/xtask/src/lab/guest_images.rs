@@ -1,0 +1,150 @@
+//! Components of the guests: kernel, initramfs and programs.
+
+mod built_kernel;
+mod distro_packages;
+mod emulator;
+mod guest_kernel;
+mod guest_programs;
+mod newer_userland;
+mod static_binary;
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+pub(crate) use emulator::EmulatorChoice;
+pub(crate) use guest_kernel::BUILT;
+use guest_kernel::GuestKernel;
+use guest_programs::GuestPrograms;
+use newer_userland::NewerUserland;
+
+use super::check_totals::ScenarioError;
+use super::cpio_archive::CpioArchive;
+use super::scenario::{BEGINNING, INIT, LabScenario, SCENARIOS};
+
+/// Components of all guests. Those that only some scenarios need are prepared on first use.
+#[derive(Debug)]
+pub(crate) struct GuestImages {
+    room: PathBuf,
+    /// Suite of the kernel, if a scenario names no other.
+    suite: String,
+    programs: GuestPrograms,
+    /// Newer programs of that suite, or why they are unavailable.
+    newer: Result<NewerUserland, String>,
+    /// Path of the static tenmil.
+    tenmil: PathBuf,
+    /// Images prepared so far, by suite.
+    images: Vec<(String, Result<GuestImage, String>)>,
+}
+
+/// Kernel and initramfs of a guest, and the program of its companion.
+#[derive(Clone, Debug)]
+pub(crate) struct GuestImage {
+    pub(crate) kernel: PathBuf,
+    pub(crate) initramfs: PathBuf,
+    pub(crate) tenmil: PathBuf,
+}
+
+impl GuestImages {
+    /// Finds, downloads or builds the components that all guests need, and reports progress.
+    pub(crate) fn prepare(
+        room: &Path,
+        suite: &str,
+        tenmil: Option<&Path>,
+    ) -> Result<Self, ScenarioError> {
+        let programs = GuestPrograms::find_programs()?;
+        let newer = NewerUserland::find_or_fetch(room, suite);
+        let tenmil = match tenmil {
+            Some(path) => path.to_owned(),
+            None => static_binary::build_static_tenmil()?,
+        };
+        let (room, suite) = (room.to_owned(), suite.to_owned());
+        Ok(Self { room, suite, programs, newer, tenmil, images: Vec::new() })
+    }
+
+    /// Versions of the programs of this machine that take part.
+    pub(crate) fn tool_versions(&self) -> String {
+        self.programs.program_versions()
+    }
+
+    /// The image of a scenario.
+    pub(crate) fn image_of_scenario(
+        &mut self,
+        scenario: &LabScenario,
+    ) -> Result<GuestImage, String> {
+        if let (true, Err(why)) = (scenario.needs_newer, &self.newer) {
+            return Err(why.clone());
+        }
+        let suite = scenario.suite.unwrap_or(&self.suite).to_owned();
+        if let Some((_, known)) = self.images.iter().find(|(of, _)| *of == suite) {
+            return known.clone();
+        }
+        let made = self.build_image(&suite);
+        self.images.push((suite, made.clone()));
+        made
+    }
+
+    fn build_image(&self, suite: &str) -> Result<GuestImage, String> {
+        let kernel = GuestKernel::find_or_fetch(&self.room, suite)?;
+        let initramfs = self.room.join(format!("initramfs-{suite}"));
+        let bytes = self.write_initramfs(&kernel, &initramfs)?;
+        println!("  note: Linux {}, initramfs of {} MiB", kernel.version, bytes >> 20);
+        Ok(GuestImage { kernel: kernel.image, initramfs, tenmil: self.tenmil.clone() })
+    }
+
+    /// Writes the initramfs of all scenarios for a kernel; returns its size in bytes.
+    fn write_initramfs(&self, kernel: &GuestKernel, image: &Path) -> Result<usize, String> {
+        let about = |why| format!("write {}: {why}", image.display());
+        let file = File::create(image).map_err(about)?;
+        let mut archive = CpioArchive::new(BufWriter::new(file));
+        for directory in ["dev", "proc", "sys", "tmp", "run", "mnt", "root", "etc", "lab"] {
+            archive.add_directory(directory).map_err(about)?;
+        }
+        archive.add_file("init", INIT.as_bytes()).map_err(about)?;
+        archive.add_file("lab/lab.sh", BEGINNING.as_bytes()).map_err(about)?;
+        for scenario in &SCENARIOS {
+            let path = format!("lab/{}.sh", scenario.name);
+            archive.add_file(&path, scenario.script.as_bytes()).map_err(about)?;
+        }
+        self.programs.pack_programs(&self.tenmil, &mut archive)?;
+        if let Ok(newer) = &self.newer {
+            newer.pack_files(&mut archive)?;
+        }
+        kernel.pack_modules(&mut archive)?;
+        archive.finish().map_err(about)
+    }
+}
+
+/// Runs a program to its end and returns its output.
+fn run_program(command: &mut Command) -> Result<String, String> {
+    let name = format!("{:?}", command.get_program());
+    let output = command.output().map_err(|why| format!("start {name}: {why}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    let last: Vec<_> = complaint.lines().rev().take(3).collect();
+    Err(format!("{name}: {}: {}", output.status, last.join("; ")))
+}
+
+/// First line of the version output of a program, on standard output or standard error.
+fn program_version(command: &mut Command) -> Option<String> {
+    let output = command.output().ok()?;
+    let said = [output.stdout, output.stderr].concat();
+    String::from_utf8_lossy(&said).lines().next().map(|line| line.trim().to_owned())
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>, String> {
+    std::fs::read(path).map_err(|why| format!("read {}: {why}", path.display()))
+}
+
+fn make_parent(path: &Path) -> Result<(), String> {
+    let parent = path.parent().unwrap_or(path);
+    std::fs::create_dir_all(parent).map_err(|why| format!("make {}: {why}", parent.display()))
+}
+
+fn write_file(path: &Path, bytes: &[u8]) -> Result<(), String> {
+    make_parent(path)?;
+    std::fs::write(path, bytes).map_err(|why| format!("write {}: {why}", path.display()))
+}
