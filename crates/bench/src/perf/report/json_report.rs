@@ -340,7 +340,7 @@ mod tests {
             let line = baseline_line(&result).unwrap();
             assert_eq!(line.contains("a disturbed run"), expected, "{line}");
             assert_eq!(
-                html_report::render_html(&result, "perf").contains("a disturbed run"),
+                html_report::render_page(&result, "perf").contains("a disturbed run"),
                 expected,
                 "{limit:?}"
             );
