@@ -336,7 +336,11 @@ mod tests {
             (40e6, Baseline::Ring, false),
         ] {
             baseline_iops(iops, limit, &mut result);
-            assert_eq!(parse_report(&render_json(&result))["baseline_is_disturbed"], expected, "{limit:?}");
+            assert_eq!(
+                parse_report(&render_json(&result))["baseline_is_disturbed"],
+                expected,
+                "{limit:?}"
+            );
             let line = baseline_line(&result).unwrap();
             assert_eq!(line.contains("a disturbed run"), expected, "{line}");
             assert_eq!(
