@@ -37,7 +37,11 @@ const REFUSED: [u8; 2] = ((0x4000_u16 | 0x02) << 1).to_le_bytes();
 
 /// Stands between hosts and the target at `to`, and has `change` change every PDU that answers a command
 /// chosen by `is_chosen`. Ends with the process.
-fn changing(to: SocketAddr, is_chosen: fn(&[u8]) -> bool, change: fn(&mut [u8])) -> SocketAddr {
+fn controller_with_changing_namespaces(
+    to: SocketAddr,
+    is_chosen: fn(&[u8]) -> bool,
+    change: fn(&mut [u8]),
+) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -76,8 +80,8 @@ fn changing(to: SocketAddr, is_chosen: fn(&[u8]) -> bool, change: fn(&mut [u8]))
 }
 
 /// Turns every answer to Set Features of the Asynchronous Event Configuration into a refusal.
-fn refuse_event_configuration(to: SocketAddr) -> SocketAddr {
-    changing(
+fn reject_event_configuration(to: SocketAddr) -> SocketAddr {
+    controller_with_changing_namespaces(
         to,
         |unit| (unit[8], unit[48]) == (SET_FEATURES, EVENT_CONFIGURATION),
         |unit| unit[22..24].copy_from_slice(&REFUSED),
@@ -104,7 +108,7 @@ fn forward(mut from: TcpStream, mut into: TcpStream, mut change: impl FnMut(&mut
 }
 
 /// What `perf` says about the device at these addresses while it runs.
-fn said_about(addresses: &str) -> String {
+fn stderr_lines_about(addresses: &str) -> String {
     let uri = format!("tcp://{addresses}/{NQN}");
     let output = Command::new(TENMIL).args(["perf", &uri, "-t", "0.2"]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -112,10 +116,10 @@ fn said_about(addresses: &str) -> String {
 }
 
 #[test]
-fn people_are_told_of_a_controller_that_tells_of_no_change_on_one_path_and_on_several() {
+fn missing_event_support_is_logged_on_one_and_on_several_paths() {
     let served = Served::of(&format!("{TENMIL} serve ram:16m --listen tcp://127.0.0.1:0"));
     let target = served.ready.trim().strip_prefix("ready tcp://").unwrap();
-    let refusing = refuse_event_configuration(target.parse().unwrap()).to_string();
+    let refusing = reject_event_configuration(target.parse().unwrap()).to_string();
     let told = |path: usize, address: &str| {
         let address = format!("({address})");
         move |line: &str| {
@@ -123,25 +127,25 @@ fn people_are_told_of_a_controller_that_tells_of_no_change_on_one_path_and_on_se
                 && line.contains(&address)
         }
     };
-    let said = said_about(&refusing);
+    let said = stderr_lines_about(&refusing);
     assert_eq!(said.lines().filter(|line| told(0, &refusing)(line)).count(), 1, "{said}");
-    let said = said_about(&format!("{target},{refusing}"));
+    let said = stderr_lines_about(&format!("{target},{refusing}"));
     assert_eq!(said.lines().filter(|line| told(1, &refusing)(line)).count(), 1, "{said}");
-    let said = said_about(target);
+    let said = stderr_lines_about(target);
     assert!(!said.contains("will not tell of changes"), "{said}");
 }
 
 /// Exit status and standard error of a command about a target whose answers are changed.
-fn refused(words: &[&str]) -> (Option<i32>, String) {
+fn open_error(words: &[&str]) -> (Option<i32>, String) {
     let output = Command::new(TENMIL).args(words).output().unwrap();
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
 }
 
 #[test]
-fn registers_that_read_as_all_ones_are_named_in_the_error() {
+fn registers_reading_all_ones_are_named_in_the_error() {
     let served = Served::of(&format!("{TENMIL} serve ram:16m --listen tcp://127.0.0.1:0"));
     let target = served.ready.trim().strip_prefix("ready tcp://").unwrap();
-    let ones = changing(
+    let ones = controller_with_changing_namespaces(
         target.parse().unwrap(),
         |unit| (unit[8], unit[12]) == (FABRICS, PROPERTY_GET),
         |unit| unit[8..16].fill(0xff),
@@ -149,18 +153,18 @@ fn registers_that_read_as_all_ones_are_named_in_the_error() {
     for words in
         [["identify", &format!("tcp://{ones}/{NQN}")], ["discover", &format!("tcp://{ones}")]]
     {
-        let (code, error) = refused(&words);
+        let (code, error) = open_error(&words);
         assert_eq!(code, Some(3), "{words:?}: {error}");
         assert!(error.contains("reads as") && error.contains("ones"), "{words:?}: {error}");
     }
 }
 
 #[test]
-fn discovery_log_of_impossible_length_is_refused_and_not_read() {
+fn discovery_log_of_impossible_length_is_rejected_unread() {
     let served = Served::of(&format!("{TENMIL} serve ram:16m --listen tcp://127.0.0.1:0"));
     let target = served.ready.trim().strip_prefix("ready tcp://").unwrap();
     // NUMREC of the header (Base 2.1 §5.1.12.3.1).
-    let endless = changing(
+    let endless = controller_with_changing_namespaces(
         target.parse().unwrap(),
         |unit| (unit[8], unit[48]) == (GET_LOG_PAGE, DISCOVERY_LOG),
         |unit| {
@@ -169,7 +173,7 @@ fn discovery_log_of_impossible_length_is_refused_and_not_read() {
             }
         },
     );
-    let (code, error) = refused(&["discover", &format!("tcp://{endless}")]);
+    let (code, error) = open_error(&["discover", &format!("tcp://{endless}")]);
     assert_eq!(code, Some(3), "{error}");
     assert!(error.contains("it has 70000 entries, expected at most 65536"), "{error}");
 }

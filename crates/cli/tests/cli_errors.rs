@@ -9,7 +9,7 @@ fn tenmil(arguments: &[&str]) -> Output {
 }
 
 /// What is written to standard error, where the exit code is 2 and nothing else is written.
-fn refusal(line: &str) -> String {
+fn error_line(line: &str) -> String {
     let arguments: Vec<&str> = line.split_whitespace().collect();
     let output = tenmil(&arguments);
     assert_eq!(output.status.code(), Some(2), "{line}");
@@ -24,7 +24,7 @@ const KINDS: &str =
     "expected emu:null, emu:ram, emu:file:PATH, emu:model:p4600 or emu:model:p4800x";
 
 #[test]
-fn a_malformed_uri_and_an_unknown_device_are_refused() {
+fn malformed_uri_and_unknown_device_are_rejected() {
     for (line, expected) in [
         (
             "perf null",
@@ -54,12 +54,12 @@ fn a_malformed_uri_and_an_unknown_device_are_refused() {
         ),
         ("identify emu:null?count=2", "emu:null?count=2: 2 SSDs are named, expected one".into()),
     ] {
-        assert_eq!(refusal(line), expected, "{line}");
+        assert_eq!(error_line(line), expected, "{line}");
     }
 }
 
 #[test]
-fn a_switch_that_says_nothing_to_those_who_are_served_is_refused() {
+fn option_without_effect_on_the_transport_is_rejected() {
     let nbd = "serve ram:1m -l nbd://127.0.0.1:0";
     let tcp = "serve ram:1m -l tcp://127.0.0.1:0";
     let vfio_user = "serve ram:1m -l vfio-user:/nowhere/disk";
@@ -133,12 +133,12 @@ fn a_switch_that_says_nothing_to_those_who_are_served_is_refused() {
             "--config and --nbd-idle-timeout are both given, expected one of them",
         ),
     ] {
-        assert_eq!(refusal(&line), expected, "{line}");
+        assert_eq!(error_line(&line), expected, "{line}");
     }
 }
 
 #[test]
-fn a_number_that_cannot_be_is_refused() {
+fn impossible_number_is_rejected() {
     for (line, expected) in [
         ("perf -q 0", "-q 0: depth is 0, expected at least 1"),
         (
@@ -201,33 +201,33 @@ fn a_number_that_cannot_be_is_refused() {
              emu:ram",
         ),
     ] {
-        assert_eq!(refusal(line), expected, "{line}");
+        assert_eq!(error_line(line), expected, "{line}");
     }
 }
 
 #[test]
-fn a_core_that_does_not_exist_is_refused() {
-    let text = refusal("perf -c 1023");
+fn nonexistent_core_is_rejected() {
+    let text = error_line("perf -c 1023");
     let start = "-c 1023: core 1023 does not exist or is not ours, expected some of ";
     assert!(text.starts_with(start), "{text}");
-    let text = refusal("perf -c 1-0");
+    let text = error_line("perf -c 1-0");
     assert!(text.starts_with("-c: cores '1-0': expected a list such as 0,2-3 or a mask"), "{text}");
 }
 
 #[test]
-fn a_report_file_that_cannot_be_written_is_refused_before_the_run() {
+fn unwritable_report_file_is_rejected_before_the_run() {
     assert_eq!(
-        refusal("perf --html /nowhere/report.html"),
+        error_line("perf --html /nowhere/report.html"),
         "--html /nowhere/report.html: no such file or directory, expected a file that can be written"
     );
     assert_eq!(
-        refusal("perf --json=/"),
+        error_line("perf --json=/"),
         "--json /: is a directory, expected a file that can be written"
     );
 }
 
 #[test]
-fn a_word_that_nobody_knows_is_refused_with_those_that_are_known() {
+fn unknown_word_is_rejected_with_the_known_ones() {
     for (line, expected) in [
         (
             "",
@@ -271,7 +271,7 @@ fn a_word_that_nobody_knows_is_refused_with_those_that_are_known() {
         ("identify", "<URI> is missing, expected as shown by --help"),
         ("perf --arrivals uniform", "--rate <IOPS> is missing, expected as shown by --help"),
     ] {
-        assert_eq!(refusal(line), expected, "{line}");
+        assert_eq!(error_line(line), expected, "{line}");
     }
 }
 
@@ -315,7 +315,7 @@ fn help_and_version_are_no_errors() {
 }
 
 #[test]
-fn emulated_ssds_are_listed_for_people_and_for_programs() {
+fn emulated_ssds_are_listed_as_text_and_json() {
     let text = String::from_utf8(tenmil(&["list"]).stdout).expect("text");
     assert!(text.contains("emu:model:p4800x"), "{text}");
     let json = tenmil(&["list", "--json"]).stdout;

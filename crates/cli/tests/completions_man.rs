@@ -14,7 +14,7 @@ fn completions(shell: &str) -> String {
 }
 
 /// What bash offers at the end of `line`.
-fn offered(line: &str) -> Vec<String> {
+fn offered_candidates(line: &str) -> Vec<String> {
     let script = format!(
         "{}\nCOMP_LINE='{line}' COMP_POINT=${{#COMP_LINE}}\nCOMP_POINT=${{#COMP_LINE}}\n\
          read -ra COMP_WORDS <<< \"$COMP_LINE\"; COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n\
@@ -34,15 +34,15 @@ fn offered(line: &str) -> Vec<String> {
 
 #[test]
 fn bash_completes_commands_flags_and_methods() {
-    assert_eq!(offered("tenmil disc"), ["discover"]);
-    assert_eq!(offered("tenmil perf --base"), ["--baseline"]);
-    assert_eq!(offered("tenmil volume snap"), ["snapshot"]);
+    assert_eq!(offered_candidates("tenmil disc"), ["discover"]);
+    assert_eq!(offered_candidates("tenmil perf --base"), ["--baseline"]);
+    assert_eq!(offered_candidates("tenmil volume snap"), ["snapshot"]);
     // From the table of methods, which no command line has.
-    assert_eq!(offered("tenmil get proc"), ["process"]);
+    assert_eq!(offered_candidates("tenmil get proc"), ["process"]);
 }
 
 #[test]
-fn every_other_shell_gets_a_script_of_its_own() {
+fn every_other_shell_gets_its_own_script() {
     for (shell, mark) in
         [("zsh", "#compdef tenmil"), ("fish", "complete -c tenmil"), ("elvish", "edit:completion")]
     {

@@ -19,7 +19,7 @@ const HOSTS: u64 = 16;
 const DESCRIPTORS: u64 = 6;
 
 /// The number in a line of a file about a process.
-fn number_of(process: &Served, file: &str, line: &str, word: usize) -> u64 {
+fn count_of(process: &Served, file: &str, line: &str, word: usize) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{}/{file}", process.pid())).unwrap();
     let found = text.lines().find_map(|found| found.strip_prefix(line)).unwrap();
     match found.split_whitespace().nth(word).unwrap() {
@@ -42,13 +42,13 @@ fn host(address: &str, number: u64) -> Child {
 }
 
 #[test]
-fn a_thousand_connections_are_opened_at_once_and_all_are_served() {
+fn thousand_simultaneous_connections_are_served() {
     let line = format!("{TENMIL} serve 'null:?size=1g' --listen tcp://127.0.0.1:0");
     let served = Served::of(&line);
     let address = served.ready.trim().strip_prefix("ready ").unwrap();
-    let allowed = number_of(&served, "limits", "Max open files", 0);
-    assert_eq!(allowed, number_of(&served, "limits", "Max open files", 1));
-    let room = number_of(&served, "status", "FDSize:", 0);
+    let allowed = count_of(&served, "limits", "Max open files", 0);
+    assert_eq!(allowed, count_of(&served, "limits", "Max open files", 1));
+    let room = count_of(&served, "status", "FDSize:", 0);
     assert!(
         room >= allowed.min(DESCRIPTORS_RESERVED),
         "there is room for {room} of {allowed} descriptors"
@@ -61,6 +61,6 @@ fn a_thousand_connections_are_opened_at_once_and_all_are_served() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{}: {said}", output.status);
     }
-    assert_eq!(number_of(&served, "status", "FDSize:", 0), room, "it has not waited for more room");
+    assert_eq!(count_of(&served, "status", "FDSize:", 0), room, "it has not waited for more room");
     assert_eq!(served.end(), Some(0));
 }

@@ -13,12 +13,12 @@ use tenmil_linux::runtime_directory::RuntimeDirectory;
 use tenmil_rpc::{Event, EventKind, MethodState, ProgramInfo, RpcServer, TABLE, event_channel};
 
 /// A runtime directory of our own, as `XDG_RUNTIME_DIR` names it.
-struct World {
+struct TestProcesses {
     root: tempfile::TempDir,
     directory: RuntimeDirectory,
 }
 
-impl World {
+impl TestProcesses {
     fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
         let directory = RuntimeDirectory::at_path(root.path().join("tenmil")).unwrap();
@@ -42,8 +42,8 @@ impl World {
     }
 
     /// A command that runs on, once it listens. Its standard output is silent meanwhile.
-    fn started(&self, line: &str) -> Follower {
-        let run = Follower::start(&mut self.command(line));
+    fn started(&self, line: &str) -> EventsFollower {
+        let run = EventsFollower::start(&mut self.command(line));
         let begun = (0..6_000).any(|_| {
             let waited = run.lines.recv_timeout(Duration::from_millis(10));
             assert!(waited.is_err(), "{waited:?}");
@@ -71,8 +71,8 @@ impl World {
 }
 
 #[test]
-fn the_only_process_that_runs_is_asked() {
-    let world = World::new();
+fn only_running_process_is_queried_by_default() {
+    let world = TestProcesses::new();
     let _server = world.serve(std::process::id());
     let text = world.told("get process");
     assert!(text.starts_with("version") && text.contains("9.9.9"), "{text}");
@@ -85,8 +85,8 @@ fn the_only_process_that_runs_is_asked() {
 }
 
 #[test]
-fn none_or_several_are_refused_by_exit_code_and_listed() {
-    let world = World::new();
+fn none_or_several_processes_are_rejected_by_exit_code_and_listed() {
+    let world = TestProcesses::new();
     let none = world.refused("get process");
     assert!(none.starts_with("error: no tenmil process of this user runs, expected one\nhint: "));
     let _servers = [world.serve(std::process::id()), world.serve(u32::MAX)];
@@ -98,8 +98,8 @@ fn none_or_several_are_refused_by_exit_code_and_listed() {
 }
 
 #[test]
-fn what_is_mistyped_is_told_without_a_process() {
-    let world = World::new();
+fn mistyped_method_is_reported_without_a_process() {
+    let world = TestProcesses::new();
     for (line, error) in [
         ("get proces", "no get method `proces`, expected "),
         ("get process name=a", "get process: no parameter `name`, expected none"),
@@ -119,8 +119,8 @@ fn what_is_mistyped_is_told_without_a_process() {
 }
 
 #[test]
-fn a_socket_of_a_dead_process_is_no_process_and_is_taken_away() {
-    let world = World::new();
+fn socket_of_a_dead_process_is_removed() {
+    let world = TestProcesses::new();
     let path = world.directory.socket_of(12);
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(world.refused("get process").contains("no tenmil process of this user runs"));
@@ -128,9 +128,9 @@ fn a_socket_of_a_dead_process_is_no_process_and_is_taken_away() {
 }
 
 #[test]
-fn a_directory_that_others_may_enter_is_not_trusted() {
+fn runtime_directory_accessible_to_others_is_rejected() {
     use std::os::unix::fs::PermissionsExt;
-    let world = World::new();
+    let world = TestProcesses::new();
     let open = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(world.directory.path(), open).unwrap();
     let output = world.run("get process");
@@ -140,13 +140,13 @@ fn a_directory_that_others_may_enter_is_not_trusted() {
 }
 
 #[test]
-fn events_are_printed_until_there_were_enough() {
+fn events_are_printed_up_to_the_requested_number() {
     const BELL: EventKind = EventKind { name: "bell", help: "somebody rang" };
-    let world = World::new();
+    let world = TestProcesses::new();
     let (announcer, announced) = event_channel().unwrap();
     let _server =
         RpcServer::start(&world.directory, 7, &TABLE, MethodState::new(), announced).unwrap();
-    let mut follower = Follower::start(&mut world.command("events --json --count 1"));
+    let mut follower = EventsFollower::start(&mut world.command("events --json --count 1"));
     // It follows from some moment on, so somebody rings until it has heard.
     let line = (0..6_000).find_map(|_| {
         let about = serde_json::json!({});
@@ -160,8 +160,8 @@ fn events_are_printed_until_there_were_enough() {
 }
 
 #[test]
-fn a_run_can_be_asked_and_one_that_was_killed_is_gone() {
-    let world = World::new();
+fn running_perf_can_be_queried_and_a_killed_one_is_gone() {
+    let world = TestProcesses::new();
     let mut run = world.started("perf emu:null -q 1 -t 600");
     let pid = run.child.id();
     let json: Value = serde_json::from_str(&world.told("get process --json")).unwrap();
@@ -177,8 +177,8 @@ fn a_run_can_be_asked_and_one_that_was_killed_is_gone() {
 }
 
 #[test]
-fn a_run_is_balanced_as_it_is_told_before_and_meanwhile() {
-    let world = World::new();
+fn scheduler_of_a_run_is_configured_before_and_during_it() {
+    let world = TestProcesses::new();
     let run = world.started("perf emu:null -q 1 -t 600 --rate 100 --scheduler dynamic");
     let told = |line: &str| -> Value { serde_json::from_str(&world.told(line)).unwrap() };
     // It listens before its reactors have begun.
@@ -200,8 +200,8 @@ fn a_run_is_balanced_as_it_is_told_before_and_meanwhile() {
 }
 
 #[test]
-fn a_run_that_may_choose_frequencies_says_in_one_line_if_there_are_none() {
-    let world = World::new();
+fn missing_cpufreq_is_reported_in_one_line() {
+    let world = TestProcesses::new();
     let output = world.run("perf emu:null -q 1 -t 0.05 -a 0 --ram --governor --json");
     assert_eq!(output.status.code(), Some(0));
     let said = String::from_utf8(output.stderr).unwrap();
@@ -211,14 +211,14 @@ fn a_run_that_may_choose_frequencies_says_in_one_line_if_there_are_none() {
 }
 
 /// A program that runs, and the lines it prints. Killed if the test ends before it.
-struct Follower {
+struct EventsFollower {
     child: Child,
     lines: Receiver<String>,
     /// It ends when the program does.
     _reader: tenmil_linux::NamedThread<()>,
 }
 
-impl Follower {
+impl EventsFollower {
     fn start(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
@@ -231,7 +231,7 @@ impl Follower {
     }
 }
 
-impl Drop for Follower {
+impl Drop for EventsFollower {
     fn drop(&mut self) {
         // One that has ended already cannot be killed, and need not be.
         let _ = self.child.kill();

@@ -77,7 +77,7 @@ fn packages() -> Vec<Package> {
 }
 
 #[test]
-fn every_crate_has_a_layer_and_depends_on_lower_ones_only() {
+fn every_crate_depends_on_lower_layers_only() {
     let layers = BTreeMap::from(LAYERS);
     for package in packages() {
         let name = package.name.as_str();
@@ -95,7 +95,7 @@ fn every_crate_has_a_layer_and_depends_on_lower_ones_only() {
 }
 
 #[test]
-fn only_machine_crates_have_unsafe_code() {
+fn only_listed_crates_have_unsafe_code() {
     for Package { name, library, .. } in packages() {
         let Some(library) = library else { continue };
         let text = std::fs::read_to_string(&library).unwrap();

@@ -28,13 +28,13 @@ const NAMES: [&str; 15] = [
     "pcie:0000:00:00.0?",
 ];
 
-type Keys = BTreeMap<String, BTreeSet<String>>;
+type UriKeys = BTreeMap<String, BTreeSet<String>>;
 
 /// What the program says that it knows.
-fn known() -> Keys {
+fn known() -> UriKeys {
     let regions = RegionTable::new(16);
     let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, kinds: tenmil::KINDS };
-    let mut kinds = Keys::new();
+    let mut kinds = UriKeys::new();
     for name in NAMES {
         let refused = opener.open(&format!("{name}unheard-of=1").parse().expect("a name")).err();
         let refused = refused.expect("no kind knows such a key").to_string();
@@ -53,8 +53,8 @@ fn keys_of(row: &str) -> impl Iterator<Item = String> {
 }
 
 /// What the page says: the keys in the tables whose head is `key`, below each kind.
-fn written() -> Keys {
-    let mut kinds = Keys::new();
+fn documented_keys() -> UriKeys {
+    let mut kinds = UriKeys::new();
     let (mut kind, mut is_table) = (String::new(), false);
     for line in PAGE.lines() {
         if let Some(name) = line.strip_prefix("## `") {
@@ -70,15 +70,15 @@ fn written() -> Keys {
 }
 
 #[test]
-fn the_page_has_every_kind_with_every_key_and_no_other() {
-    let mut written = written();
+fn documentation_lists_every_device_kind_with_exactly_its_keys() {
+    let mut written = documented_keys();
     let crypt = written.remove("crypt:").expect("a kind that is not in every build");
     assert_eq!(crypt, BTreeSet::from(["key-file".to_owned()]));
     assert_eq!(written, known());
 }
 
 #[test]
-fn every_name_on_the_page_can_be_read() {
+fn every_documented_device_uri_parses() {
     let in_quotes = PAGE
         .lines()
         .filter(|line| line.starts_with("tenmil "))

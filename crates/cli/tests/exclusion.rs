@@ -27,20 +27,20 @@ const BLOCK: u32 = 4096;
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// A target with a file, and its address.
-struct Target {
+struct PoolTarget {
     _served: Served,
     _directory: tempfile::TempDir,
     address: String,
 }
 
 /// A host with memory of its own.
-struct Host {
+struct PoolHost {
     regions: RegionTable,
     clock: Clock,
     name: &'static str,
 }
 
-impl Target {
+impl PoolTarget {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("disk");
@@ -55,7 +55,7 @@ impl Target {
     }
 }
 
-impl Host {
+impl PoolHost {
     fn new(name: &'static str) -> Self {
         Self { regions: RegionTable::new(200), clock: Clock::start(), name }
     }
@@ -68,15 +68,15 @@ impl Host {
         self.opener().open(&uri.parse().unwrap()).map_err(|error| error.to_string())
     }
 
-    fn pool(&self, target: &Target) -> VolumeRef {
+    fn pool(&self, target: &PoolTarget) -> VolumeRef {
         VolumeRef::on(&target.uri(self.name).parse::<Uri>().unwrap())
     }
 
-    fn volume(&self, target: &Target) -> String {
+    fn volume(&self, target: &PoolTarget) -> String {
         format!("volume:[{}]/v", target.uri(self.name))
     }
 
-    fn take_over(&self, target: &Target) -> Result<Option<String>, String> {
+    fn take_over(&self, target: &PoolTarget) -> Result<Option<String>, String> {
         pool::take_over(&self.opener(), &self.pool(target)).map_err(|error| error.to_string())
     }
 
@@ -135,11 +135,11 @@ impl Host {
 }
 
 /// A target with a pool and a volume in it, of a host that has flushed twice and goes on to write in place.
-fn written(host: &Host) -> (Target, OpenedDevice, Box<dyn IoChannel>) {
-    let target = Target::new();
+fn has_written(host: &PoolHost) -> (PoolTarget, OpenedDevice, Box<dyn IoChannel>) {
+    let target = PoolTarget::new();
     run(TENMIL, &["pool", "create", "--overwrite", &target.uri(host.name)]);
     // What another host has closed, this one opens.
-    let other = Host::new("other");
+    let other = PoolHost::new("other");
     run(TENMIL, &["volume", "create", &other.volume(&target), "--size", "4m"]);
     let opened = host.open(&host.volume(&target)).unwrap();
     let mut channel = opened.medium.channel().unwrap();
@@ -151,9 +151,9 @@ fn written(host: &Host) -> (Target, OpenedDevice, Box<dyn IoChannel>) {
 }
 
 #[test]
-fn no_write_of_a_former_owner_lands_in_a_pool_that_was_taken_over_without_force() {
-    let (one, two) = (Host::new("one"), Host::new("two"));
-    let (target, opened, mut old) = written(&one);
+fn former_owner_cannot_write_to_a_pool_taken_over_without_force() {
+    let (one, two) = (PoolHost::new("one"), PoolHost::new("two"));
+    let (target, opened, mut old) = has_written(&one);
     let mut idle = opened.medium.channel().unwrap();
     let (sender, heard) = mpsc::channel();
     let mine = target.address.clone();
@@ -195,7 +195,7 @@ fn no_write_of_a_former_owner_lands_in_a_pool_that_was_taken_over_without_force(
     drop((new, taken));
 
     // The former owner may still run, so the reservation outlives the new one.
-    let three = Host::new("three");
+    let three = PoolHost::new("three");
     let refused = three.open(&three.volume(&target)).err().unwrap();
     assert!(refused.contains("has reserved it"), "{refused}");
     let taken = two.open(&two.volume(&target)).unwrap();
@@ -208,9 +208,9 @@ fn no_write_of_a_former_owner_lands_in_a_pool_that_was_taken_over_without_force(
 }
 
 #[test]
-fn a_pool_whose_owner_does_not_write_through_a_reservation_needs_force() {
-    let (one, two) = (Host::new("one"), Host::new("two"));
-    let (target, _opened, mut old) = written(&one);
+fn pool_without_reservation_requires_force_for_takeover() {
+    let (one, two) = (PoolHost::new("one"), PoolHost::new("two"));
+    let (target, _opened, mut old) = has_written(&one);
     // Somebody clears it, as an operator may.
     let opened = one.open(&target.uri("one")).unwrap();
     let reservations = opened.medium.reservations().unwrap();
@@ -228,10 +228,10 @@ fn a_pool_whose_owner_does_not_write_through_a_reservation_needs_force() {
 }
 
 #[test]
-fn no_write_of_a_former_owner_lands_in_a_mirror_that_was_taken_over_without_force() {
-    let (one, two) = (Host::new("one"), Host::new("two"));
-    let targets = [Target::new(), Target::new()];
-    let uri = |host: &Host| {
+fn former_owner_cannot_write_to_a_mirror_taken_over_without_force() {
+    let (one, two) = (PoolHost::new("one"), PoolHost::new("two"));
+    let targets = [PoolTarget::new(), PoolTarget::new()];
+    let uri = |host: &PoolHost| {
         format!("mirror:[{}],[{}]", targets[0].uri(host.name), targets[1].uri(host.name))
     };
     let legs = targets.each_ref().map(|target| target.uri("other"));
@@ -242,7 +242,7 @@ fn no_write_of_a_former_owner_lands_in_a_mirror_that_was_taken_over_without_forc
     one.flush(&mut *old);
     let refused = two.open(&uri(&two)).err().unwrap();
     assert!(refused.contains("has it open for writing"), "{refused}");
-    let mirror_of = |host: &Host| uri(host).parse::<Uri>().unwrap();
+    let mirror_of = |host: &PoolHost| uri(host).parse::<Uri>().unwrap();
     let former = mirror::take_over(&two.opener(), &mirror_of(&two), false).unwrap();
     assert!(former.is_some());
     let taken = two.open(&uri(&two)).unwrap();

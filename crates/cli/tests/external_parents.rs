@@ -23,7 +23,7 @@ fn json(pool: &Pool, words: &[&str]) -> Value {
 }
 
 #[test]
-fn an_image_is_cloned_written_over_kept_and_copied_and_stays_what_it_was() {
+fn image_is_cloned_overwritten_and_copied_and_stays_unchanged() {
     let pool = Pool::new("64m");
     let golden = pool.write("golden", 4 * MIB, 1);
     let (vm, image) = (pool.volume("vm"), pool.file("golden"));
@@ -111,7 +111,7 @@ fn an_image_is_cloned_written_over_kept_and_copied_and_stays_what_it_was() {
 }
 
 #[test]
-fn an_image_that_vanishes_under_load_fails_its_reads_alone_and_comes_back() {
+fn vanished_image_fails_only_its_reads_and_recovers() {
     let pool = Pool::new("64m");
     let golden = pool.write("golden", 8 * MIB, 1);
     let serve = |address: &str| {

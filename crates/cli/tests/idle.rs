@@ -12,7 +12,7 @@ use tenmil_linux::{Clock, Sleeper};
 const IDLE: Span = Span::from_ms(1500);
 
 #[test]
-fn idle_ssds_use_less_than_a_hundredth_of_a_processor() {
+fn idle_ssds_use_less_than_one_percent_of_a_cpu() {
     let clock = Clock::start();
     let specs: Vec<EmuSpec> = ["emu:null?count=3", "emu:ram?size=1m", "emu:model:p4600?size=1m"]
         .map(|uri| uri.parse().unwrap())

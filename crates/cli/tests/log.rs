@@ -9,13 +9,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// A process that serves memory over NVMe/TCP.
-struct Target {
+struct LoggingTarget {
     child: Child,
     address: String,
     root: tempfile::TempDir,
 }
 
-impl Target {
+impl LoggingTarget {
     fn start(error: Stdio) -> Self {
         Self::of(tempfile::tempdir().unwrap(), "ram:1m", error)
     }
@@ -97,7 +97,7 @@ fn full_pipe() -> (PipeReader, PipeWriter) {
     (reader, writer)
 }
 
-impl Drop for Target {
+impl Drop for LoggingTarget {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -105,7 +105,7 @@ impl Drop for Target {
 }
 
 /// Waits for what the process does by itself, within its own 50 ms intervals.
-fn until(mut is_so: impl FnMut() -> bool) {
+fn await_condition(mut is_so: impl FnMut() -> bool) {
     for _ in 0..400 {
         if is_so() {
             return;
@@ -116,19 +116,19 @@ fn until(mut is_so: impl FnMut() -> bool) {
 }
 
 #[test]
-fn standard_error_that_cannot_be_written_costs_lines_and_not_the_process() {
+fn unwritable_stderr_loses_lines_and_not_the_process() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let target = Target::start(full.into());
+    let target = LoggingTarget::start(full.into());
     target.refused_connect();
-    until(|| target.lines("log_lines_dropped") > 0);
+    await_condition(|| target.lines("log_lines_dropped") > 0);
     target.refused_connect();
     assert_eq!(target.stop(), Some(0));
 }
 
 #[test]
-fn standard_error_that_nobody_reads_holds_neither_service_nor_stop_up() {
+fn unread_stderr_blocks_neither_service_nor_stop() {
     let (_reader, writer) = full_pipe();
-    let target = Target::start(writer.into());
+    let target = LoggingTarget::start(writer.into());
     for _ in 0..500 {
         target.refused_connect();
     }
@@ -137,7 +137,7 @@ fn standard_error_that_nobody_reads_holds_neither_service_nor_stop_up() {
 }
 
 #[test]
-fn error_that_ends_a_server_does_not_wait_for_a_reader_of_standard_error() {
+fn final_error_does_not_wait_for_a_reader_of_stderr() {
     let (_reader, writer) = full_pipe();
     let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
     command.args(["serve", "file:/nonexistent/disk", "--listen", "tcp://127.0.0.1:0"]);
@@ -163,14 +163,14 @@ fn program_of_which_a_thread_panics() {
 }
 
 #[test]
-fn panic_blocks_no_thread_while_standard_error_is_not_read() {
+fn panic_does_not_block_while_stderr_is_not_read() {
     let (_reader, writer) = full_pipe();
     let mut child = run_alone("program_of_which_a_thread_panics", writer.into());
     assert_eq!(code_of(&mut child), Some(7));
 }
 
 #[test]
-fn panic_is_a_line_that_names_thread_place_and_message() {
+fn panic_is_one_line_with_thread_location_and_message() {
     let mut child = run_alone("program_of_which_a_thread_panics", Stdio::piped());
     let mut text = String::new();
     child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
@@ -180,12 +180,12 @@ fn panic_is_a_line_that_names_thread_place_and_message() {
 }
 
 #[test]
-fn a_peer_causes_few_lines_and_the_others_are_counted() {
-    let mut target = Target::start(Stdio::piped());
+fn events_of_one_peer_are_rate_limited_and_counted() {
+    let mut target = LoggingTarget::start(Stdio::piped());
     for _ in 0..300 {
         target.refused_connect();
     }
-    until(|| target.lines("log_lines_suppressed") > 0);
+    await_condition(|| target.lines("log_lines_suppressed") > 0);
     let mut error = target.child.stderr.take().unwrap();
     assert_eq!(target.stop(), Some(0));
     let mut text = String::new();
@@ -213,8 +213,8 @@ fn mirror_that_starts_without_a_leg_is_reported() {
     done(&["mirror", "create", &format!("{a}?size=8m"), &format!("{b}?size=8m")]);
     std::fs::remove_file(root.path().join("b")).unwrap();
     let uri = format!("mirror:[{a}],[{b}]?degraded=yes");
-    let target = Target::of(root, &uri, errors.reopen().unwrap().into());
-    until(|| {
+    let target = LoggingTarget::of(root, &uri, errors.reopen().unwrap().into());
+    await_condition(|| {
         let text = std::fs::read_to_string(errors.path()).unwrap();
         text.lines().any(|line| line.contains("leg 1 (") && line.contains("in sync, degraded"))
     });
@@ -223,14 +223,14 @@ fn mirror_that_starts_without_a_leg_is_reported() {
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "it makes the file that is copied")]
-fn pool_that_stops_is_reported_in_the_log_and_by_an_event() {
+fn stopped_pool_is_reported_in_the_log_and_by_an_event() {
     let (root, [pool, data], errors) = place();
     done(&["pool", "create", &format!("{pool}?size=16m")]);
     done(&["volume", "create", &format!("volume:[{pool}]/v"), "--size", "1m"]);
     std::fs::write(root.path().join("b"), [7; 1 << 20]).unwrap();
     // Opening it flushes less often.
     let uri = format!("volume:[fault:[{pool}]?rule=error:flush+8]/v");
-    let target = Target::of(root, &uri, errors.reopen().unwrap().into());
+    let target = LoggingTarget::of(root, &uri, errors.reopen().unwrap().into());
     let events = tempfile::NamedTempFile::new().unwrap();
     let mut follower = Command::new(env!("CARGO_BIN_EXE_tenmil"))
         .args(["events", "--json", "--time", "60"])
@@ -242,7 +242,7 @@ fn pool_that_stops_is_reported_in_the_log_and_by_an_event() {
     let said = |file: &tempfile::NamedTempFile, text: &str| {
         std::fs::read_to_string(file.path()).unwrap().contains(text)
     };
-    until(|| {
+    await_condition(|| {
         // Each copy ends with a flush, which fails sooner or later.
         let mut copy = Command::new(env!("CARGO_BIN_EXE_tenmil"));
         copy.args(["copy", &data, &served, "--overwrite"]).output().unwrap();

@@ -88,7 +88,7 @@ fn product_files() -> Vec<(String, String)> {
 }
 
 #[test]
-fn no_message_holds_debug_text_of_a_type() {
+fn messages_contain_no_debug_output() {
     let mut wrong = Vec::new();
     for (name, text) in &product_files() {
         if ALLOWED.iter().any(|(allowed, _)| name.starts_with(allowed)) {
@@ -100,7 +100,7 @@ fn no_message_holds_debug_text_of_a_type() {
 }
 
 #[test]
-fn no_message_holds_a_status_without_its_name() {
+fn messages_contain_no_status_without_its_name() {
     let mut wrong = Vec::new();
     for (name, text) in &product_files() {
         // Where the name of a status is written, the number stands beside it.

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use migrating_load::{BUFFER_BYTES, DEPTH, Load, Tally, Told, Travel};
+use migrating_load::{BUFFER_BYTES, DEPTH, LoadCommand, LoadTotals, MigratingLoad, MigrationMode};
 use served::Served;
 use tenmil::{Access, Device, IoError, JoinHandle, Runtime};
 use tenmil_base::{IoChannel, Segment, Span};
@@ -39,22 +39,22 @@ const FORGOTTEN: Span = Span::from_secs(10);
 const DRAIN_MAX: Span = Span::from_secs(10);
 
 #[test]
-fn a_thread_moves_a_hundred_times_with_128_ios_in_flight() {
-    migrate_load("emu:ram?size=1m", Travel::Carry);
+fn thread_with_128_ios_in_flight_migrates_a_hundred_times() {
+    migrate_load("emu:ram?size=1m", MigrationMode::Carry);
 }
 
 #[test]
-fn a_thread_moves_a_hundred_times_when_its_ios_have_been_answered() {
-    migrate_load("emu:ram?size=1m", Travel::Drain);
+fn thread_without_ios_in_flight_migrates_a_hundred_times() {
+    migrate_load("emu:ram?size=1m", MigrationMode::Drain);
 }
 
 #[test]
-fn a_thread_that_sleeps_on_a_slow_ssd_is_woken_wherever_it_has_moved() {
-    migrate_load("emu:model:p4600?size=1m", Travel::Carry);
+fn thread_sleeping_on_a_slow_ssd_is_woken_after_migration() {
+    migrate_load("emu:model:p4600?size=1m", MigrationMode::Carry);
 }
 
 /// Moves a thread that loads the SSD to and fro.
-fn migrate_load(uri: &str, travel: Travel) {
+fn migrate_load(uri: &str, travel: MigrationMode) {
     let clock = Clock::start();
     let specs = [uri.parse::<EmuSpec>().unwrap()];
     let techniques = &Techniques::default();
@@ -76,7 +76,7 @@ fn migrate_load(uri: &str, travel: Travel) {
     let regions = emulated.regions().clone();
     let buffers = (0..DEPTH).map(|_| emulated.allocate(0, BUFFER_BYTES).unwrap()).collect();
     let maintain = || emulated.poll_controllers(clock.now()).unwrap();
-    let tally = ride(&clock, travel, queue, (regions, buffers), maintain);
+    let tally = migrate_repeatedly(&clock, travel, queue, (regions, buffers), maintain);
     println!("{uri}, {travel:?}: {tally:?}");
     if uri.contains("model") {
         assert!(tally.sleeps.iter().all(|sleeps| *sleeps > 5), "{:?} is no test", tally.sleeps);
@@ -85,11 +85,13 @@ fn migrate_load(uri: &str, travel: Travel) {
 }
 
 #[test]
-fn a_thread_moves_a_hundred_times_with_128_ios_in_flight_at_a_file() {
+fn thread_with_128_file_ios_in_flight_migrates_a_hundred_times() {
     let directory = tempfile::tempdir().unwrap();
-    for (engine, travel) in
-        [("auto", Travel::Carry), ("auto", Travel::Drain), ("threads", Travel::Carry)]
-    {
+    for (engine, travel) in [
+        ("auto", MigrationMode::Carry),
+        ("auto", MigrationMode::Drain),
+        ("threads", MigrationMode::Carry),
+    ] {
         let clock = Clock::start();
         let regions = RegionTable::new(64);
         let path = directory.path().join(format!("{engine}-{travel:?}"));
@@ -105,54 +107,54 @@ fn a_thread_moves_a_hundred_times_with_128_ios_in_flight_at_a_file() {
         let buffer = |index| memory.segment().slice(index * BUFFER_BYTES, BUFFER_BYTES).unwrap();
         let buffers = (0..u32::try_from(DEPTH).unwrap()).map(buffer).collect();
         let queue = opened.medium.channel().unwrap();
-        let tally = ride(&clock, travel, queue, (regions.clone(), buffers), || ());
+        let tally = migrate_repeatedly(&clock, travel, queue, (regions.clone(), buffers), || ());
         println!("{uri}, {travel:?}: {tally:?}");
     }
 }
 
 /// Moves a thread that loads `queue` to and fro, and looks at everything that was counted.
-fn ride(
+fn migrate_repeatedly(
     clock: &Clock,
-    travel: Travel,
+    travel: MigrationMode,
     queue: Box<dyn IoChannel>,
     (regions, buffers): (RegionTable, Vec<Segment>),
     mut maintain: impl FnMut(),
-) -> Tally {
+) -> LoadTotals {
     let (tell, told) = channel();
     let woken_by = PollerWake::from_source(queue.wake_source()).unwrap();
-    let load = Load::new(queue, regions, buffers, travel, tell.clone());
+    let load = MigratingLoad::new(queue, regions, buffers, travel, tell.clone());
     let load = PollerBuilder::polled_each_iteration("load", woken_by, load)
-        .on_panic(move |_, panicked| drop(tell.send(Told::Panicked(panicked.to_string()))));
+        .on_panic(move |_, panicked| drop(tell.send(LoadCommand::Panicked(panicked.to_string()))));
 
-    let pair = Pair::start(clock);
+    let pair = TargetAndHost::start(clock);
     let directory = &pair.directory;
     let homes: Vec<ReactorId> = directory.reactors().collect();
     let thread = directory
         .spawn(ThreadBuilder::new("migrating").on_reactor(homes[0]).add_poller(load))
         .unwrap();
     let next = || match told.recv_timeout(TIME_LIMIT) {
-        Ok(Told::Panicked(text)) => panic!("{text}"),
+        Ok(LoadCommand::Panicked(text)) => panic!("{text}"),
         Ok(told) => told,
         Err(error) => panic!("{error} after {:?}", directory.events_since(0).events.last()),
     };
     for index in 1..=MOVES {
-        assert!(matches!(next(), Told::Loaded));
+        assert!(matches!(next(), LoadCommand::Loaded));
         maintain();
         directory.move_thread(thread.id(), homes[usize::try_from(index % 2).unwrap()]).unwrap();
     }
-    assert!(matches!(next(), Told::Loaded));
+    assert!(matches!(next(), LoadCommand::Loaded));
     let sample = directory.sample_statistics(clock.now());
     let stop = Message::Data { poller: PollerId::of_builder_index(0), words: [0, 0] };
     thread.send(stop).unwrap();
-    let Told::Drained(tally) = next() else { panic!("it never drained") };
+    let LoadCommand::Drained(tally) = next() else { panic!("it never drained") };
 
     assert_eq!(sample.threads[0].migrations, MOVES);
     assert_eq!(sample.threads[0].home, homes[usize::try_from(MOVES % 2).unwrap()]);
     assert_eq!(sample.reactors.iter().map(|reactor| reactor.migrations).sum::<u64>(), MOVES);
-    assert_eq!(moves_told(directory), MOVES);
+    assert_eq!(reported_migrations(directory), MOVES);
     let loads = vec![DEPTH; usize::try_from(MOVES).unwrap()];
     assert_eq!(tally.loads_left, loads, "in flight when it was told to leave");
-    let carried = if travel == Travel::Carry { MOVES * DEPTH as u64 } else { 0 };
+    let carried = if travel == MigrationMode::Carry { MOVES * DEPTH as u64 } else { 0 };
     assert_eq!(tally.carried, carried);
     assert_eq!(tally.submitted, tally.completed);
     assert!(tally.verified > MOVES * DEPTH as u64 / 2, "{} reads are no test", tally.verified);
@@ -162,14 +164,14 @@ fn ride(
 
 /// What tasks and the test tell each other.
 #[derive(Default)]
-struct Traffic {
+struct TrafficCounters {
     in_flight: AtomicUsize,
     verified: AtomicUsize,
     stops: AtomicBool,
 }
 
 /// Writes and reads a block in turn until it is told to stop.
-async fn task(device: Device, traffic: Arc<Traffic>, lba: u64) -> Result<(), IoError> {
+async fn task(device: Device, traffic: Arc<TrafficCounters>, lba: u64) -> Result<(), IoError> {
     let len_bytes = device.limits().block_size;
     let mut buffer = device.buffer(len_bytes).unwrap();
     for version in 1_u64.. {
@@ -195,7 +197,7 @@ async fn task(device: Device, traffic: Arc<Traffic>, lba: u64) -> Result<(), IoE
 }
 
 #[test]
-fn a_thread_with_128_async_ios_in_flight_moves_a_hundred_times() {
+fn thread_with_128_async_ios_in_flight_migrates_a_hundred_times() {
     for name in ["emu:ram?size=1m", "model:p4600?size=1m"] {
         migrate_async_load(name);
     }
@@ -212,7 +214,7 @@ fn serve_tcp(more: &str) -> (Served, String) {
 }
 
 #[test]
-fn a_thread_with_128_async_ios_on_their_way_to_a_target_moves_a_hundred_times() {
+fn thread_with_128_async_remote_ios_in_flight_migrates_a_hundred_times() {
     let (_served, name) = serve_tcp("");
     migrate_async_load(&name);
 }
@@ -241,10 +243,10 @@ fn connections(served: &Served) -> Vec<(String, u64)> {
 }
 
 #[test]
-fn a_targets_connections_move_between_its_reactors_with_128_ios_under_way() {
+fn target_connections_with_128_ios_in_flight_migrate() {
     let Some(cores) = two_cores() else { return };
     let (served, name) = serve_tcp(&cores);
-    let crowd = Crowd::new(&name);
+    let crowd = ConnectionCrowd::new(&name);
     let mut migrations = 0;
     for _ in 0..4 {
         for (thread, reactor) in connections(&served) {
@@ -265,7 +267,7 @@ fn a_targets_connections_move_between_its_reactors_with_128_ios_under_way() {
 }
 
 #[test]
-fn a_connection_that_is_tied_to_its_ring_is_not_moved_and_goes_on() {
+fn connection_bound_to_its_ring_is_not_migrated_and_continues() {
     let Some(cores) = two_cores() else { return };
     let options = SocketOptions { engine: SocketEngine::IoUring, ..SocketOptions::default() };
     if let Some(why) = SocketFactory::new(RegionTable::new(64), options).io_uring_error() {
@@ -273,7 +275,7 @@ fn a_connection_that_is_tied_to_its_ring_is_not_moved_and_goes_on() {
         return;
     }
     let (served, name) = serve_tcp(&format!("{cores} --socket engine=io_uring"));
-    let crowd = Crowd::new(&name);
+    let crowd = ConnectionCrowd::new(&name);
     crowd.goes_round();
     for (thread, reactor) in connections(&served) {
         let to = format!("reactor={}", 1 - reactor);
@@ -290,7 +292,7 @@ fn a_connection_that_is_tied_to_its_ring_is_not_moved_and_goes_on() {
 
 /// Moves a thread with a device and the tasks that use it to and fro.
 fn migrate_async_load(name: &str) {
-    let crowd = Crowd::new(name);
+    let crowd = ConnectionCrowd::new(name);
     let directory = crowd.rt.registry();
     let homes: Vec<ReactorId> = directory.reactors().collect();
     let [one, other] = homes[..] else {
@@ -309,21 +311,21 @@ fn migrate_async_load(name: &str) {
     }
     let directory = Arc::clone(directory);
     crowd.go_home();
-    assert_eq!(moves_told(&directory), MOVES);
+    assert_eq!(reported_migrations(&directory), MOVES);
 }
 
 /// 128 tasks that use a device, on a light thread of one of two reactors.
-struct Crowd {
+struct ConnectionCrowd {
     name: String,
     clock: Clock,
     give_up: tenmil_base::Instant,
     device: Device,
-    traffic: Arc<Traffic>,
+    traffic: Arc<TrafficCounters>,
     joins: Vec<JoinHandle<Result<(), IoError>>>,
     rt: Runtime,
 }
 
-impl Crowd {
+impl ConnectionCrowd {
     fn new(name: &str) -> Self {
         let clock = Clock::start();
         let cores: Vec<u32> = CpuList::allowed_cpus().iter().collect();
@@ -332,7 +334,7 @@ impl Crowd {
         let builder = Runtime::builder().cores(places).stop_timeout(Duration::from_secs(10));
         let rt = builder.start().unwrap();
         let device = rt.block_on(rt.open(name, Access::ReadWrite)).unwrap();
-        let traffic = Arc::new(Traffic::default());
+        let traffic = Arc::new(TrafficCounters::default());
         let begin = |lba| device.spawn(task(device.clone(), Arc::clone(&traffic), lba)).unwrap();
         let joins = (0..DEPTH as u64).map(begin).collect();
         let give_up = clock.now().after(Span::from_secs(100));
@@ -363,12 +365,12 @@ impl Crowd {
 }
 
 /// Two reactors that turn: on two cores, or both on the one that there is. Stopped when dropped.
-struct Pair {
+struct TargetAndHost {
     directory: Arc<Registry>,
     _threads: Vec<NamedThread<()>>,
 }
 
-impl Pair {
+impl TargetAndHost {
     fn start(clock: &Clock) -> Self {
         let cores: Vec<u32> = CpuList::allowed_cpus().iter().collect();
         let places = [cores[0], cores[cores.len() - 1]];
@@ -388,7 +390,7 @@ impl Pair {
     }
 }
 
-impl Drop for Pair {
+impl Drop for TargetAndHost {
     fn drop(&mut self) {
         for reactor in self.directory.reactors() {
             // Refused only if it has ended by itself.
@@ -398,7 +400,7 @@ impl Drop for Pair {
 }
 
 /// How many moves the events tell of, each from where the one before has led.
-fn moves_told(directory: &Registry) -> u64 {
+fn reported_migrations(directory: &Registry) -> u64 {
     let (mut count, mut at) = (0, None);
     for noted in directory.events_since(0).events {
         match noted.event {

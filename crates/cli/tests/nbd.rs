@@ -31,7 +31,7 @@ fn write_pattern(path: &Path, len: usize) {
 }
 
 #[test]
-fn it_says_when_it_listens_and_ends_in_order() {
+fn server_reports_its_address_and_stops_in_order() {
     let served = Served::start("ram:1m", &["--listen", "nbd://127.0.0.1:0"]);
     let words: Vec<&str> = served.ready.split_whitespace().collect();
     assert_eq!(words.len(), 3, "{}", served.ready);
@@ -48,7 +48,7 @@ fn it_says_when_it_listens_and_ends_in_order() {
 }
 
 #[test]
-fn a_program_reads_where_to_connect() {
+fn ready_message_has_the_uri_as_json() {
     let served = Served::start("ram:1m", &["--json", "--read-only", "--export-name", "disk"]);
     let ready: Value = serde_json::from_str(&served.ready).unwrap();
     assert_eq!(ready["ready"], true);
@@ -58,7 +58,7 @@ fn a_program_reads_where_to_connect() {
 }
 
 #[test]
-fn a_dead_socket_is_taken_over_and_a_living_one_is_not() {
+fn stale_socket_is_replaced_and_a_live_one_is_not() {
     let served = Served::start("ram:1m", &[]);
     let listen = format!("nbd:{}", served.socket.display());
     let second = Command::new(env!("CARGO_BIN_EXE_tenmil"))
@@ -76,7 +76,7 @@ fn a_dead_socket_is_taken_over_and_a_living_one_is_not() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_by_name() {
+fn invalid_serve_arguments_are_rejected_by_name() {
     for (line, expected) in [
         ("serve ram:1m", "--listen"),
         ("serve ram:1m --listen udp://x", "`udp://x` is no address to listen at, expected nbd:"),
@@ -93,7 +93,7 @@ fn what_makes_no_sense_is_refused_by_name() {
 }
 
 #[test]
-fn whoever_reaches_a_listener_beyond_loopback_may_write_only_where_that_was_asked_for() {
+fn writable_export_beyond_loopback_requires_permission() {
     // There is no such file, so none of these serves anything.
     let refusal = |more: &str| {
         let line = format!("serve file:/no/such/file --listen nbd:/tmp/x {more}");
@@ -120,7 +120,7 @@ fn whoever_reaches_a_listener_beyond_loopback_may_write_only_where_that_was_aske
 }
 
 #[test]
-fn a_device_that_does_not_answer_keeps_no_process_after_it_was_told_to_end() {
+fn stuck_device_does_not_prevent_process_exit() {
     // A target that takes the connection and answers nothing.
     let target = TcpListener::bind("127.0.0.1:0").unwrap();
     let uri =
@@ -147,7 +147,7 @@ fn a_device_that_does_not_answer_keeps_no_process_after_it_was_told_to_end() {
 }
 
 #[test]
-fn a_process_that_serves_can_be_asked_what_it_does() {
+fn serving_process_answers_rpc_queries() {
     let served = Served::start("ram:1m", &[]);
     let asked = served.ask("get reactors --json");
     let reactors: Value = serde_json::from_str(&asked).unwrap();
@@ -155,7 +155,7 @@ fn a_process_that_serves_can_be_asked_what_it_does() {
 }
 
 #[test]
-fn what_is_served_and_who_is_there_can_be_asked_and_changed() {
+fn exports_and_connections_are_listed_and_changed() {
     let served = Served::start("ram:1m", &["--export-name", "disk", "--limit-iops", "5000"]);
     let asked = |line: &str| serde_json::from_str::<Value>(&served.ask(line)).unwrap();
     let export = &asked("get exports --json")[0];
@@ -183,7 +183,7 @@ fn what_is_served_and_who_is_there_can_be_asked_and_changed() {
 }
 
 #[test]
-fn qemu_img_copies_there_and_back() {
+fn qemu_img_copies_to_and_from_the_export() {
     if !tools(&["qemu-img"]) {
         return;
     }
@@ -207,7 +207,7 @@ fn qemu_img_copies_there_and_back() {
 }
 
 #[test]
-fn qemu_io_finds_every_operation_done() {
+fn qemu_io_verifies_every_operation() {
     if !tools(&["qemu-io"]) {
         return;
     }
@@ -247,7 +247,7 @@ fn qemu_io_finds_every_operation_done() {
 }
 
 #[test]
-fn a_read_only_export_is_one_to_every_client() {
+fn read_only_export_rejects_writes_of_every_client() {
     if !tools(&["qemu-io", "nbdinfo"]) {
         return;
     }
@@ -263,7 +263,7 @@ fn a_read_only_export_is_one_to_every_client() {
 }
 
 #[test]
-fn a_file_that_is_only_read_is_open_to_be_read_and_others_may_read_it_too() {
+fn file_exported_read_only_can_be_read_by_others() {
     let directory = tempfile::tempdir().unwrap();
     let disk = directory.path().join("disk");
     write_pattern(&disk, MIB);
@@ -291,7 +291,7 @@ fn a_file_that_is_only_read_is_open_to_be_read_and_others_may_read_it_too() {
 }
 
 #[test]
-fn nbdinfo_is_told_what_there_is_and_what_is_where() {
+fn nbdinfo_shows_the_export_and_its_allocation() {
     if !tools(&["nbdinfo"]) {
         return;
     }
@@ -327,7 +327,7 @@ fn nbdinfo_is_told_what_there_is_and_what_is_where() {
 }
 
 #[test]
-fn holes_of_a_file_are_told_through_what_stands_on_it() {
+fn holes_of_a_file_are_reported_through_stacked_devices() {
     if !tools(&["nbdinfo"]) {
         return;
     }
@@ -355,7 +355,7 @@ fn holes_of_a_file_are_told_through_what_stands_on_it() {
 }
 
 #[test]
-fn nbdcopy_copies_there_and_back_over_many_connections() {
+fn nbdcopy_copies_to_and_from_the_export_over_many_connections() {
     if !tools(&["nbdcopy"]) {
         return;
     }
@@ -373,7 +373,7 @@ fn nbdcopy_copies_there_and_back_over_many_connections() {
 }
 
 #[test]
-fn thin_volume_is_read_as_it_was_written_though_its_holes_are_not_sent() {
+fn thin_volume_reads_are_exact_although_holes_are_not_sent() {
     if !tools(&["nbdcopy"]) {
         return;
     }
@@ -403,7 +403,7 @@ fn thin_volume_is_read_as_it_was_written_though_its_holes_are_not_sent() {
 }
 
 #[test]
-fn fio_verifies_all_it_wrote() {
+fn fio_verifies_its_writes() {
     if !tools(&["fio"]) || !run("fio", &["--enghelp"]).contains("nbd") {
         return;
     }

@@ -20,12 +20,12 @@ use served::tools;
 
 /// A process that serves a volume over NVMe/TCP, and can be asked by those who use the pool. Dropping it
 /// kills it.
-struct Server {
+struct PoolServer {
     child: Child,
     uri: String,
 }
 
-impl Server {
+impl PoolServer {
     fn start(pool: &Pool, volume: &str) -> Self {
         Self::of(pool, &pool.volume(volume))
     }
@@ -58,7 +58,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for PoolServer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -81,11 +81,11 @@ fn names(pool: &Pool) -> Vec<String> {
 }
 
 #[test]
-fn every_verb_is_done_by_the_process_that_serves_the_store_and_says_so() {
+fn every_pool_command_is_executed_by_the_serving_process() {
     let pool = Pool::new("64m");
     pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
     std::os::unix::fs::symlink(pool.path("pool"), pool.path("link")).unwrap();
-    let server = Server::start(&pool, "db");
+    let server = PoolServer::start(&pool, "db");
     let by = format!("by process {} (", server.pid());
     // However its device is spelled: what counts is which file it is.
     let volume = |name: &str| format!("volume:[file:link?engine=threads]/{name}");
@@ -197,13 +197,13 @@ fn every_verb_is_done_by_the_process_that_serves_the_store_and_says_so() {
 }
 
 #[test]
-fn a_load_loses_nothing_while_its_store_is_snapshot_cloned_scrubbed_and_emptied() {
+fn load_is_exact_while_its_pool_is_snapshotted_cloned_and_scrubbed() {
     let pool = Pool::new("512m");
     pool.done(&["volume", "create", &pool.volume("db"), "--size", "16m"]);
     pool.done(&["volume", "create", &pool.volume("sums"), "--size", "4m", "--checksums"]);
     let source = pool.write("source", 4 * MIB, 3);
     pool.done(&["copy", &pool.file("source"), &pool.volume("sums")]);
-    let server = Server::start(&pool, "db");
+    let server = PoolServer::start(&pool, "db");
     let words = ["perf", &server.uri, "-w", "randrw", "-t", "8", "--verify", "--overwrite"];
     let mut load = pool.command(&words);
     let load = load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -233,7 +233,7 @@ fn a_load_loses_nothing_while_its_store_is_snapshot_cloned_scrubbed_and_emptied(
 }
 
 #[test]
-fn a_server_that_is_killed_in_the_middle_of_verbs_leaves_a_clean_store() {
+fn server_killed_during_commands_leaves_a_clean_pool() {
     let pool = Pool::new("128m");
     let source = pool.write("source", 4 * MIB, 4);
     for name in ["db", "kept"] {
@@ -242,7 +242,7 @@ fn a_server_that_is_killed_in_the_middle_of_verbs_leaves_a_clean_store() {
     // Ends with a flush.
     pool.done(&["copy", &pool.file("source"), &pool.volume("kept")]);
     for round in 0..4 {
-        let server = Server::start(&pool, "db");
+        let server = PoolServer::start(&pool, "db");
         let pid = server.pid();
         std::thread::scope(|scope| {
             let kill = scope.spawn(move || {
@@ -277,7 +277,7 @@ fn a_server_that_is_killed_in_the_middle_of_verbs_leaves_a_clean_store() {
 }
 
 /// A load that verifies what it reads, for so many seconds, beside what a test does.
-fn load(pool: &Pool, server: &Server, seconds: &str) -> Child {
+fn load(pool: &Pool, server: &PoolServer, seconds: &str) -> Child {
     let words = ["perf", &server.uri, "-w", "randrw", "-t", seconds, "--verify", "--overwrite"];
     let mut load = pool.command(&words);
     load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
@@ -292,10 +292,10 @@ fn is_content(load: Child) {
 }
 
 #[test]
-fn what_snapshots_differ_by_is_told_while_their_volume_is_written() {
+fn snapshot_differences_are_listed_while_the_volume_is_written() {
     let pool = Pool::new("512m");
     pool.done(&["volume", "create", &pool.volume("db"), "--size", "40m", "--cluster-size", "4k"]);
-    let server = Server::start(&pool, "db");
+    let server = PoolServer::start(&pool, "db");
     pool.done(&["volume", "snapshot", &pool.volume("db"), "a"]);
     is_content(load(&pool, &server, "3"));
     pool.done(&["volume", "snapshot", &pool.volume("db"), "b"]);
@@ -327,7 +327,7 @@ fn what_snapshots_differ_by_is_told_while_their_volume_is_written() {
 }
 
 /// Waits until the last job is in another state than `running`, or in it.
-fn job(server: &Server, pool: &Pool, is_running: bool) -> Value {
+fn job(server: &PoolServer, pool: &Pool, is_running: bool) -> Value {
     let until = Instant::now() + Duration::from_secs(30);
     loop {
         let rows =
@@ -342,12 +342,12 @@ fn job(server: &Server, pool: &Pool, is_running: bool) -> Value {
 }
 
 #[test]
-fn a_scrub_that_is_stopped_or_left_alone_ends_in_the_process_that_does_it() {
+fn stopped_or_abandoned_scrub_ends_in_the_serving_process() {
     let pool = Pool::new("64m");
     pool.done(&["volume", "create", &pool.volume("db"), "--size", "8m"]);
     pool.write("source", 8 * MIB, 5);
     pool.done(&["copy", &pool.file("source"), &pool.volume("db")]);
-    let server = Server::start(&pool, "db");
+    let server = PoolServer::start(&pool, "db");
     let scrub = || {
         let words = ["pool", "scrub", &pool.device(), "--limit-bytes", "1m"];
         let mut scrub = pool.command(&words);
@@ -378,10 +378,10 @@ fn a_scrub_that_is_stopped_or_left_alone_ends_in_the_process_that_does_it() {
 }
 
 #[test]
-fn whoever_holds_a_store_and_does_not_answer_is_named_with_the_remedy() {
+fn unresponsive_pool_owner_is_named_with_the_fix() {
     let pool = Pool::new("64m");
     pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
-    let server = Server::start(&pool, "db");
+    let server = PoolServer::start(&pool, "db");
     let pid = server.pid();
     server.signal("STOP");
     let began = Instant::now();
@@ -434,10 +434,10 @@ fn errors(output: &Output) -> String {
 }
 
 #[test]
-fn a_store_under_load_is_checked_as_of_a_commit_and_damage_is_told() {
+fn pool_under_load_is_checked_at_a_commit_and_damage_is_reported() {
     let pool = Pool::new("512m");
     pool.done(&["volume", "create", &pool.volume("db"), "--size", "24m", "--cluster-size", "4k"]);
-    let server = Server::start(&pool, "db");
+    let server = PoolServer::start(&pool, "db");
     let load = load(&pool, &server, "6");
     let check = || pool.run(&["pool", "check", &pool.device(), "--json"]);
     let (began, mut rounds) = (Instant::now(), 0);
@@ -478,11 +478,11 @@ fn a_store_under_load_is_checked_as_of_a_commit_and_damage_is_told() {
 }
 
 #[test]
-fn a_device_that_moves_while_it_is_served_is_found_again_and_rescue_is_for_others() {
+fn relocated_device_is_found_again_and_rescue_requires_a_closed_pool() {
     let pool = Pool::new("64m");
     pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
     pool.done(&["pool", "grow", "file:pool", "--add", "file:more?size=16m"]);
-    let server = Server::start(&pool, "db");
+    let server = PoolServer::start(&pool, "db");
     std::fs::copy(pool.path("more"), pool.path("copy")).unwrap();
     std::fs::rename(pool.path("more"), pool.path("moved")).unwrap();
     let set = |number: &str, name: &str| {

@@ -10,18 +10,18 @@ use std::process::{Child, Command, Stdio};
 const NQN: &str = "nqn.2026-01.org.tenmil:disk";
 
 /// A process that serves. Dropping it kills it.
-struct Serving {
+struct ServingProcess {
     child: Child,
     ready: String,
 }
 
 /// `tenmil` in a directory of files, with control sockets that no other process looks for.
-struct Place {
+struct OwnerTestDirectory {
     files: tempfile::TempDir,
     sockets: tempfile::TempDir,
 }
 
-impl Place {
+impl OwnerTestDirectory {
     fn new() -> Self {
         Self { files: tempfile::tempdir().unwrap(), sockets: tempfile::tempdir().unwrap() }
     }
@@ -41,7 +41,7 @@ impl Place {
     }
 
     /// Serves something at a listener, if that is not refused. The error is what it says then.
-    fn serve(&self, uri: &str, listen: &str) -> Result<Serving, String> {
+    fn serve(&self, uri: &str, listen: &str) -> Result<ServingProcess, String> {
         let words = ["serve", uri, "--listen", listen, "--json"];
         let mut command = self.command(&words);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -53,11 +53,11 @@ impl Place {
             return Err(String::from_utf8_lossy(&output.stderr).into_owned());
         }
         // What it says from here on nobody reads, and it does not wait for anybody who does.
-        Ok(Serving { child, ready })
+        Ok(ServingProcess { child, ready })
     }
 
     /// A target of one file. Returns its port.
-    fn target(&self, name: &str) -> (Serving, u16) {
+    fn target(&self, name: &str) -> (ServingProcess, u16) {
         let target = self.serve(&format!("file:{name}?size=32m"), "tcp://127.0.0.1:0").unwrap();
         let at = target.ready.split("tcp://127.0.0.1:").nth(1).unwrap();
         let digits: String = at.chars().take_while(char::is_ascii_digit).collect();
@@ -65,7 +65,7 @@ impl Place {
     }
 }
 
-impl Drop for Serving {
+impl Drop for ServingProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -73,15 +73,16 @@ impl Drop for Serving {
 }
 
 /// Two URIs of the namespace that is served at a port.
-fn spellings(port: u16) -> [String; 2] {
+fn uri_spellings(port: u16) -> [String; 2] {
     [format!("tcp://127.0.0.1:{port}/{NQN}"), format!("tcp://localhost:{port}/{NQN}?ns=1")]
 }
 
 /// Has one process open what the first URI names and another what the second one does: that is refused
 /// as long as the first is there.
-fn one_after_the_other(first: &Place, [one, two]: [&str; 2]) {
-    let socket = |place: &Place| format!("nbd:{}", place.sockets.path().join("nbd").display());
-    let second = Place::new();
+fn check_takeover_sequence(first: &OwnerTestDirectory, [one, two]: [&str; 2]) {
+    let socket =
+        |place: &OwnerTestDirectory| format!("nbd:{}", place.sockets.path().join("nbd").display());
+    let second = OwnerTestDirectory::new();
     let owner = first.serve(one, &socket(first)).unwrap();
     let refused = second.serve(two, &socket(&second)).err().expect("both have it");
     let expected = format!("process {} on host `", owner.child.id());
@@ -94,31 +95,31 @@ fn one_after_the_other(first: &Place, [one, two]: [&str; 2]) {
 }
 
 #[test]
-fn a_pool_has_one_owner_whatever_its_namespace_is_called_and_a_dead_one_is_none() {
-    let place = Place::new();
+fn pool_has_one_owner_under_any_uri_and_a_dead_owner_is_ignored() {
+    let place = OwnerTestDirectory::new();
     let (_target, port) = place.target("disk");
-    let [one, two] = spellings(port);
+    let [one, two] = uri_spellings(port);
     place.done(&["pool", "create", "--overwrite", &one]);
     let volumes = [one, two].map(|uri| format!("volume:[{uri}]/v"));
     place.done(&["volume", "create", &volumes[0], "--size", "8m"]);
-    one_after_the_other(&place, [&volumes[0], &volumes[1]]);
+    check_takeover_sequence(&place, [&volumes[0], &volumes[1]]);
 }
 
 #[test]
-fn a_mirror_has_one_owner_whatever_its_namespaces_are_called_and_a_dead_one_is_none() {
-    let place = Place::new();
+fn mirror_has_one_owner_under_any_uri_and_a_dead_owner_is_ignored() {
+    let place = OwnerTestDirectory::new();
     let ((_a, first), (_b, second)) = (place.target("a"), place.target("b"));
-    let [ports_of_a, ports_of_b] = [first, second].map(spellings);
+    let [ports_of_a, ports_of_b] = [first, second].map(uri_spellings);
     place.done(&["mirror", "create", "--overwrite", &ports_of_a[0], &ports_of_b[0]]);
     let mirrors = [0, 1].map(|at| format!("mirror:[{}],[{}]", ports_of_a[at], ports_of_b[at]));
-    one_after_the_other(&place, [&mirrors[0], &mirrors[1]]);
+    check_takeover_sequence(&place, [&mirrors[0], &mirrors[1]]);
 }
 
 #[test]
-fn two_uris_of_one_namespace_are_no_mirror() {
-    let place = Place::new();
+fn two_uris_of_one_namespace_are_rejected_as_a_mirror() {
+    let place = OwnerTestDirectory::new();
     let (_target, port) = place.target("disk");
-    let [one, two] = spellings(port);
+    let [one, two] = uri_spellings(port);
     let words = ["mirror", "create", "--overwrite", &one, &two];
     let output = place.command(&words).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);

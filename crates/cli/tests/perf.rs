@@ -27,19 +27,19 @@ fn run(options: &PerfOptions) -> PerfResult {
     engine::run_perf(options, &progress, &mut |_| {}).unwrap()
 }
 
-fn over(uris: &[&str]) -> PerfOptions {
+fn perf_over(uris: &[&str]) -> PerfOptions {
     let uris: Vec<Uri> = uris.iter().map(|uri| uri.parse().unwrap()).collect();
     PerfOptions { uris, depth: 16, warm_up: Span::from_ms(50), ..PerfOptions::default() }
 }
 
 #[test]
-fn a_number_of_ios_is_done_to_the_last_in_every_poll_mode() {
+fn requested_number_of_ios_completes_in_every_poll_mode() {
     for poll in PollMode::ALL {
         let options = PerfOptions {
             io_count: Some(1_001),
             poll,
             pattern: AccessPattern::RandRw,
-            ..over(&["emu:null", "emu:ram?size=1m"])
+            ..perf_over(&["emu:null", "emu:ram?size=1m"])
         };
         let result = run(&options);
         assert_eq!(result.ended, RunEnd::Count);
@@ -55,8 +55,8 @@ fn a_number_of_ios_is_done_to_the_last_in_every_poll_mode() {
 }
 
 #[test]
-fn what_is_measured_lasts_as_long_as_was_asked_and_adds_up() {
-    let options = PerfOptions { time: Span::from_ms(350), ..over(&["emu:null?count=2"]) };
+fn measurement_has_the_requested_duration_and_its_sums_match() {
+    let options = PerfOptions { time: Span::from_ms(350), ..perf_over(&["emu:null?count=2"]) };
     let result = run(&options);
     assert_eq!(result.ended, RunEnd::Time);
     assert!(result.elapsed >= options.time, "{}", result.elapsed);
@@ -72,7 +72,7 @@ fn what_is_measured_lasts_as_long_as_was_asked_and_adds_up() {
 /// Arrivals come 50 ms apart, and 8 MiB take the model of a P4600 longer than the longest spell: each
 /// answer has to end a sleep, or is found by chance when another SSD's I/O begins.
 #[test]
-fn a_thread_that_sleeps_is_woken_for_each_of_its_ssds() {
+fn sleeping_thread_is_woken_for_each_of_its_ssds() {
     for poll in [PollMode::Adaptive, PollMode::Hybrid] {
         let rate = OpenLoop { per_second: 20, arrivals: ArrivalProcess::Uniform };
         let options = PerfOptions {
@@ -81,7 +81,7 @@ fn a_thread_that_sleeps_is_woken_for_each_of_its_ssds() {
             depth: 2,
             sizes: SizeMix::single_size(8 << 20),
             time: Span::from_secs(1),
-            ..over(&["emu:model:p4600?count=2&size=64m"])
+            ..perf_over(&["emu:model:p4600?count=2&size=64m"])
         };
         let result = run(&options);
         assert!(result.sleeps >= 15, "{} sleeps in mode {poll}", result.sleeps);
@@ -96,8 +96,8 @@ fn a_thread_that_sleeps_is_woken_for_each_of_its_ssds() {
 }
 
 #[test]
-fn a_run_that_is_told_to_stop_does_so_with_what_it_has() {
-    let options = PerfOptions { time: Span::from_secs(600), ..over(&["emu:null"]) };
+fn interrupted_run_reports_what_it_has() {
+    let options = PerfOptions { time: Span::from_secs(600), ..perf_over(&["emu:null"]) };
     let progress = Arc::new(RunProgress::new(1));
     let result = engine::run_perf(&options, &progress, &mut |progress| {
         if progress.sums().ios > 0 {
@@ -110,19 +110,19 @@ fn a_run_that_is_told_to_stop_does_so_with_what_it_has() {
 }
 
 /// Why a run over `uris` is not to be.
-fn refusal(options: &PerfOptions) -> Error {
+fn error_line(options: &PerfOptions) -> Error {
     let progress = Arc::new(RunProgress::new(options.thread_count() as usize));
     let options = PerfOptions { depth_may_be_less: false, ..options.clone() };
     engine::run_perf(&options, &progress, &mut |_| {}).err().unwrap()
 }
 
 #[test]
-fn any_block_device_is_loaded_and_named_with_what_it_is() {
+fn any_block_device_is_loaded_and_described() {
     let directory = tempfile::tempdir().unwrap();
     let file = format!("file:{}?size=1m&engine=threads", directory.path().join("disk").display());
     let uris = ["null:", "ram:1m?block=4k", &file, "model:p4800x?size=1m", "emu:ram?size=1m"];
     let pattern = AccessPattern::RandRw;
-    let options = PerfOptions { io_count: Some(501), pattern, queue_pairs: 2, ..over(&uris) };
+    let options = PerfOptions { io_count: Some(501), pattern, queue_pairs: 2, ..perf_over(&uris) };
     let result = run(&options);
     assert_eq!((result.ended, result.totals.errors), (RunEnd::Count, 0));
     let said = [
@@ -145,31 +145,31 @@ fn any_block_device_is_loaded_and_named_with_what_it_is() {
 }
 
 #[test]
-fn usual_depth_is_cut_to_that_of_the_device() {
+fn default_depth_is_reduced_to_the_device_maximum() {
     let directory = tempfile::tempdir().unwrap();
     let file = format!("file:{}?size=1m", directory.path().join("disk").display());
     // A file takes 256 requests. Nobody has asked for 1024.
-    let options = PerfOptions { io_count: Some(5000), depth: 1024, ..over(&[&file]) };
+    let options = PerfOptions { io_count: Some(5000), depth: 1024, ..perf_over(&[&file]) };
     let result = run(&options);
     assert_eq!((result.options.depth, result.totals.errors), (256, 0));
-    assert!(refusal(&options).to_string().contains("expected 1 to 256"));
+    assert!(error_line(&options).to_string().contains("expected 1 to 256"));
 }
 
 #[test]
-fn what_is_read_back_from_a_block_device_is_what_was_written() {
+fn data_read_back_from_a_block_device_is_verified() {
     let options = PerfOptions {
         io_count: Some(2_000),
         pattern: AccessPattern::RandRw,
         sizes: SizeMix::parse("4k:3,16k:1").unwrap(),
         verify: true,
-        ..over(&["ram:256k", "model:p4800x?size=256k"])
+        ..perf_over(&["ram:256k", "model:p4800x?size=256k"])
     };
     let verified = run(&options).verified.unwrap();
     assert!(verified.is_clean() && verified.good_blocks > 100, "{verified:?}");
 }
 
 #[test]
-fn what_this_run_did_not_create_is_written_to_only_if_that_was_asked_for() {
+fn existing_data_is_overwritten_only_on_request() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk");
     for (uri, size) in [("file:", 1 << 20), ("emu:file:", 2 << 20)] {
@@ -179,9 +179,9 @@ fn what_this_run_did_not_create_is_written_to_only_if_that_was_asked_for() {
             io_count: Some(64),
             pattern: AccessPattern::RandWrite,
             overwrite,
-            ..over(&[&uri, "null:"])
+            ..perf_over(&[&uri, "null:"])
         };
-        let refused = refusal(&writing(false));
+        let refused = error_line(&writing(false));
         assert_eq!(refused.category, ErrorCategory::Usage);
         let there = format!("{} ({size} bytes; ", path.display());
         assert!(refused.text.contains(&there), "{refused}");
@@ -195,11 +195,11 @@ fn what_this_run_did_not_create_is_written_to_only_if_that_was_asked_for() {
 }
 
 #[test]
-fn what_a_block_device_cannot_do_is_refused_by_name() {
+fn unsupported_operation_is_rejected_by_name() {
     let refused = |uri: &str, change: fn(&mut PerfOptions)| {
-        let mut options = over(&[uri]);
+        let mut options = perf_over(&[uri]);
         change(&mut options);
-        let refused = refusal(&options);
+        let refused = error_line(&options);
         assert_eq!(refused.category, ErrorCategory::Usage, "{refused}");
         refused.text
     };
@@ -227,7 +227,7 @@ fn what_a_block_device_cannot_do_is_refused_by_name() {
 }
 
 #[test]
-fn requests_that_are_too_large_for_a_device_are_cut_and_that_is_said() {
+fn too_large_requests_are_split_and_that_is_reported() {
     for layer in [BlockLayer::Mq, BlockLayer::Single] {
         let options = PerfOptions {
             io_count: Some(40),
@@ -236,7 +236,7 @@ fn requests_that_are_too_large_for_a_device_are_cut_and_that_is_said() {
             pattern: AccessPattern::RandRw,
             verify: true,
             layer: BlockLayerOptions { layer: Some(layer), ..BlockLayerOptions::default() },
-            ..over(&["ram:16m"])
+            ..perf_over(&["ram:16m"])
         };
         let result = run(&options);
         let said = &result.devices[0].model;
@@ -244,19 +244,23 @@ fn requests_that_are_too_large_for_a_device_are_cut_and_that_is_said() {
         assert_eq!((result.totals.ios, result.totals.errors), (40, 0), "{layer}");
         assert!(result.verified.unwrap().is_clean(), "{layer}");
     }
-    let plain = run(&PerfOptions { io_count: Some(40), ..over(&["ram:16m"]) });
+    let plain = run(&PerfOptions { io_count: Some(40), ..perf_over(&["ram:16m"]) });
     assert!(!plain.devices[0].model.contains("cut"), "{}", plain.devices[0].model);
 }
 
 #[test]
-fn every_mode_of_the_block_layer_carries_a_load_to_its_end() {
+fn every_block_layer_mode_completes_a_load() {
     for layer in BlockLayer::ALL {
         let options = PerfOptions {
             io_count: Some(300),
             pattern: AccessPattern::RandRw,
             verify: true,
             layer: BlockLayerOptions { layer: Some(layer), ..BlockLayerOptions::default() },
-            ..over(&["ram:1m", "emu:ram?count=2&size=1m", "stripe:[emu:ram],[ram:64m]?chunk=64k"])
+            ..perf_over(&[
+                "ram:1m",
+                "emu:ram?count=2&size=1m",
+                "stripe:[emu:ram],[ram:64m]?chunk=64k",
+            ])
         };
         let result = run(&options);
         assert_eq!((result.totals.ios, result.totals.errors), (1_200, 0), "{layer}");
@@ -267,22 +271,22 @@ fn every_mode_of_the_block_layer_carries_a_load_to_its_end() {
 }
 
 #[test]
-fn a_limit_holds_and_a_scheduler_loses_nothing() {
+fn rate_limit_is_kept_and_a_scheduler_loses_nothing() {
     let layer = BlockLayerOptions {
         limit_iops: NonZeroU64::new(1_000),
         scheduler: "deadline".parse().unwrap(),
         ..BlockLayerOptions::default()
     };
-    let result = run(&PerfOptions { time: Span::from_secs(1), layer, ..over(&["null:"]) });
+    let result = run(&PerfOptions { time: Span::from_secs(1), layer, ..perf_over(&["null:"]) });
     assert_eq!(result.totals.errors, 0);
     assert!((800.0..1_100.0).contains(&result.iops()), "{}", result.iops());
 }
 
 #[test]
-fn what_needs_a_layer_is_refused_where_there_is_none() {
+fn option_that_needs_a_block_layer_is_rejected_without_one() {
     let refused = |uri: &str, layer: BlockLayerOptions| {
         let supplies = MachineResources::probe_machine(&KernelFiles::live_system());
-        PerfOptions { layer, ..over(&[uri]) }.validate(&supplies).unwrap_err().text
+        PerfOptions { layer, ..perf_over(&[uri]) }.validate(&supplies).unwrap_err().text
     };
     let map = BlockLayerOptions { map: Some(QueueMap::of(2)), ..BlockLayerOptions::default() };
     assert_eq!(
@@ -302,9 +306,12 @@ fn what_needs_a_layer_is_refused_where_there_is_none() {
 }
 
 #[test]
-fn modes_are_compared_over_a_null_device_with_one_thread_and_more() {
-    let options =
-        PerfOptions { io_count: Some(10), null_blk: Some(Span::from_ms(20)), ..over(&["null:"]) };
+fn block_layer_modes_are_compared_over_a_null_device() {
+    let options = PerfOptions {
+        io_count: Some(10),
+        null_blk: Some(Span::from_ms(20)),
+        ..perf_over(&["null:"])
+    };
     let compared = run(&options).null_blk.unwrap();
     let modes: Vec<&str> = compared.rows.iter().map(|row| row.mode).collect();
     assert_eq!(modes[..3], ["single", "bypass", "mq"]);

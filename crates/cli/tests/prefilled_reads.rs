@@ -15,7 +15,7 @@ use tenmil_linux::process_stats::ProcessStats;
 const MIB: u64 = 1 << 20;
 
 /// The most memory that was in use at once, after a run over this device.
-fn most_after(uri: &str) -> u64 {
+fn memory_growth_after(uri: &str) -> u64 {
     let options = PerfOptions {
         uris: vec![uri.parse().unwrap()],
         depth: 4,
@@ -31,12 +31,12 @@ fn most_after(uri: &str) -> u64 {
 
 /// Each device is larger than all before it together: what those had in use is not enough for it.
 #[test]
-fn a_device_in_memory_that_is_read_has_all_of_its_blocks_there() {
-    let without = most_after("null:");
+fn ram_device_that_is_read_is_filled_at_open() {
+    let without = memory_growth_after("null:");
     for (uri, blocks) in
         [("emu:ram?size=96m", 96), ("ram:192m", 192), ("stripe:[ram:192m],[ram:192m]", 384)]
     {
-        let (most, expected) = (most_after(uri), without + blocks * MIB);
+        let (most, expected) = (memory_growth_after(uri), without + blocks * MIB);
         assert!(most + MIB >= expected, "{uri}: {most} bytes were in use, expected {expected}");
     }
 }

@@ -25,7 +25,7 @@ fn serve(uri: &str) -> (Served, String) {
 }
 
 #[test]
-fn what_is_served_says_what_it_is() {
+fn identify_describes_the_served_subsystem() {
     let (_served, address) = serve("ram:16m");
     let said = run(TENMIL, &["identify", &format!("{address}/{NQN}"), "--json"]);
     let said: Value = serde_json::from_str(&said).unwrap();
@@ -33,7 +33,7 @@ fn what_is_served_says_what_it_is() {
 }
 
 #[test]
-fn data_go_there_and_come_back_as_they_were() {
+fn data_is_copied_to_and_from_the_target_unchanged() {
     let (_served, address) = serve("ram:8m");
     let directory = tempfile::tempdir().unwrap();
     let (from, to) = (directory.path().join("from"), directory.path().join("to"));
@@ -53,7 +53,7 @@ fn data_go_there_and_come_back_as_they_were() {
 }
 
 #[test]
-fn a_load_finds_every_block_as_it_was_written() {
+fn verified_load_over_tcp_succeeds() {
     let (_served, address) = serve("ram:16m");
     let remote = format!("{address}/{NQN}");
     let load = ["perf", &remote, "-w", "randrw", "--verify", "--overwrite", "-t", "1", "--json"];
@@ -62,7 +62,7 @@ fn a_load_finds_every_block_as_it_was_written() {
 }
 
 #[test]
-fn what_is_not_there_is_said_and_whose_move_it_is() {
+fn missing_remote_device_is_reported_with_its_category() {
     let (_served, address) = serve("ram:1m");
     for (uri, code, expected) in [
         (format!("{address}/nqn.2024-01.example:other"), 3, "there is no such subsystem"),
@@ -90,7 +90,7 @@ fn proxy_at(at: &str, address: &str) -> (Served, String) {
 }
 
 #[test]
-fn a_load_goes_over_two_paths_and_outlives_one_of_them() {
+fn load_over_two_paths_survives_the_loss_of_one() {
     let (_served, address) = serve("ram:16m");
     for spread in ["active-passive", "round-robin", "queue-depth"] {
         let ((first, one), (_second, two)) = (proxy(&address), proxy(&address));
@@ -125,7 +125,7 @@ fn a_load_goes_over_two_paths_and_outlives_one_of_them() {
 }
 
 #[test]
-fn people_are_told_that_the_only_path_is_away_and_that_it_is_there_again() {
+fn loss_and_return_of_the_only_path_are_logged() {
     let (_served, address) = serve("ram:16m");
     let (first, one) = proxy(&address);
     let remote = format!("tcp://{one}/{NQN}?keep-alive-timeout=1s&reconnect-delay=100ms");
@@ -167,7 +167,7 @@ fn follow(served: &Served) -> (Child, BufReader<std::process::ChildStdout>) {
 }
 
 #[test]
-fn what_happens_to_paths_is_listed_and_told_to_whoever_asks_the_process() {
+fn path_changes_are_listed_and_emitted_as_events() {
     let (_served, address) = serve("ram:16m");
     let ((first, one), (_second, two)) = (proxy(&address), proxy(&address));
     let remote = format!("tcp://{one},{two}/{NQN}?keep-alive-timeout=500ms");
@@ -199,7 +199,7 @@ fn what_happens_to_paths_is_listed_and_told_to_whoever_asks_the_process() {
 }
 
 #[test]
-fn paths_that_all_lead_nowhere_are_each_told() {
+fn each_unreachable_path_is_reported() {
     let remote = format!("tcp://127.0.0.1:1,127.0.0.1:2/{NQN}");
     let output = Command::new(TENMIL).args(["perf", &remote, "-t", "1"]).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();

@@ -18,7 +18,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn two_experiments_make_a_page_and_are_not_run_twice() {
+fn two_experiments_make_a_report_and_are_not_repeated() {
     let root = tempfile::tempdir().unwrap();
     let out = root.path().join("out");
     let words = ["--quick", "--only", "slot-layout", "submission-doorbell", "--json"];
@@ -62,7 +62,7 @@ fn two_experiments_make_a_page_and_are_not_run_twice() {
 }
 
 #[test]
-fn a_name_that_is_none_is_refused_before_anything_is_run() {
+fn unknown_experiment_is_rejected_before_the_run() {
     let root = tempfile::tempdir().unwrap();
     let out = root.path().join("out");
     let refused = reproduce(&out, &["--only", "perpetual-motion"]);
@@ -74,7 +74,7 @@ fn a_name_that_is_none_is_refused_before_anything_is_run() {
 }
 
 #[test]
-fn the_list_names_what_can_be_chosen() {
+fn list_names_the_selectable_experiments() {
     let root = tempfile::tempdir().unwrap();
     let listed = reproduce(root.path(), &["--list"]);
     let listed = text(&listed.stdout);

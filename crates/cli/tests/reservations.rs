@@ -18,7 +18,7 @@ const NQN: &str = "nqn.2026-01.org.tenmil:disk";
 const RECORD: &[u8] = include_bytes!("../../serve/tests/data/reservations-format-1");
 
 #[test]
-fn swapped_file_is_refused_with_the_disk_that_has_the_reservations() {
+fn swapped_file_is_rejected_with_the_disk_that_has_the_reservations() {
     let root = tempfile::tempdir().unwrap();
     let [a, b, aside, state] = ["a", "b", "aside", "state"].map(|name| root.path().join(name));
     for path in [&a, &b] {

@@ -21,7 +21,7 @@ const ONE: &str = "nqn.2026-01.org.tenmil:one";
 const TWO: &str = "nqn.2026-01.org.tenmil:two";
 
 /// A file, and a process that serves what it says.
-struct World {
+struct ServeTest {
     served: Served,
     file: PathBuf,
     /// Where it listens, without a scheme.
@@ -29,7 +29,7 @@ struct World {
     _root: tempfile::TempDir,
 }
 
-impl World {
+impl ServeTest {
     fn new(text: &str) -> Self {
         let root = tempfile::tempdir().unwrap();
         let file = root.path().join("target.toml");
@@ -51,7 +51,7 @@ impl World {
     }
 
     /// What is said of the file once it is this one.
-    fn change(&self, text: &str, events: &mut Follower) -> String {
+    fn change(&self, text: &str, events: &mut EventsFollower) -> String {
         // At once: it may be read just now.
         let beside = self.file.with_extension("new");
         std::fs::write(&beside, text).unwrap();
@@ -92,14 +92,14 @@ fn is_io(row: &Value) -> bool {
 }
 
 /// Whoever follows the events of a process.
-struct Follower {
+struct EventsFollower {
     child: Child,
     lines: BufReader<std::process::ChildStdout>,
 }
 
-impl Follower {
+impl EventsFollower {
     /// It hears everything from now on.
-    fn start(world: &World) -> Self {
+    fn start(world: &ServeTest) -> Self {
         let mut command = world.served.command(&["events", "--json", "--time", "60"]);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
@@ -140,7 +140,7 @@ impl Follower {
     }
 }
 
-impl Drop for Follower {
+impl Drop for EventsFollower {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -178,8 +178,8 @@ ana-state = "inaccessible"
 "#;
 
 #[test]
-fn a_file_says_who_sees_what_and_by_which_way() {
-    let world = World::new(WHOLE);
+fn configuration_file_defines_visibility_of_namespaces_per_listener() {
+    let world = ServeTest::new(WHOLE);
     assert_eq!(size_of(&world.uri(0, 1, ONE)), Ok(16 << 20));
     assert_eq!(size_of(&world.uri(1, 1, TWO)), Ok(16 << 20));
     // It is masked.
@@ -213,20 +213,20 @@ fn a_file_says_who_sees_what_and_by_which_way() {
 }
 
 #[test]
-fn a_device_with_a_name_is_one_for_all_who_stand_on_it() {
+fn named_device_is_shared_by_all_its_users() {
     let text = WHOLE.replace(
         "[[subsystem]]",
         "[[device]]\nname = \"slow\"\nuri = \"delay:[ram:8m]?read=1us\"\n[[subsystem]]",
     );
     let part =
         |at| format!("[[subsystem.namespace]]\nuri = \"split:[device:slow]?part={at}&parts=2\"\n");
-    let world = World::new(&format!("{text}{}{}", part(0), part(1)));
+    let world = ServeTest::new(&format!("{text}{}{}", part(0), part(1)));
     assert_eq!([4, 5].map(|nsid| size_of(&world.uri(0, nsid, ONE))), [Ok(4 << 20), Ok(4 << 20)]);
     let delays = world.served.ask("get delays --json");
     let delays: Value = serde_json::from_str(&delays).unwrap();
     assert_eq!(delays.as_array().unwrap().len(), 1, "{delays}");
     // It goes with the last.
-    let mut events = Follower::start(&world);
+    let mut events = EventsFollower::start(&world);
     let mut change = |text: &str| world.change(text, &mut events);
     let said = change(&format!("{text}{}", part(1)));
     assert!(said.starts_with("removes namespace"), "{said}");
@@ -238,8 +238,8 @@ fn a_device_with_a_name_is_one_for_all_who_stand_on_it() {
 }
 
 #[test]
-fn everybody_who_is_connected_is_listed() {
-    let world = World::new(WHOLE);
+fn every_connection_is_listed() {
+    let world = ServeTest::new(WHOLE);
     let uri = format!("{}&ddgst=yes", world.uri(0, 1, ONE));
     let mut load = Command::new(TENMIL)
         .args(["perf", &uri, "-t", "60"])
@@ -264,9 +264,9 @@ fn everybody_who_is_connected_is_listed() {
 }
 
 #[test]
-fn a_changed_file_is_served_and_a_wrong_one_changes_nothing() {
-    let world = World::new(WHOLE);
-    let mut events = Follower::start(&world);
+fn changed_configuration_is_applied_and_an_invalid_one_changes_nothing() {
+    let world = ServeTest::new(WHOLE);
+    let mut events = EventsFollower::start(&world);
     let mut change = |text: &str| world.change(text, &mut events);
     let said = change(&WHOLE.replace("64m", "32m"));
     assert!(
@@ -316,8 +316,8 @@ fn a_changed_file_is_served_and_a_wrong_one_changes_nothing() {
 }
 
 #[test]
-fn a_refused_change_makes_and_grows_no_file() {
-    let world = World::new(WHOLE);
+fn rejected_configuration_change_creates_and_grows_no_file() {
+    let world = ServeTest::new(WHOLE);
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     std::fs::write(path("short"), [7; 4096]).unwrap();
@@ -336,7 +336,7 @@ fn a_refused_change_makes_and_grows_no_file() {
     let shown = |lens: &[(&str, u64)]| -> Vec<_> {
         lens.iter().map(|(name, len)| ((*name).to_owned(), *len)).collect()
     };
-    let mut events = Follower::start(&world);
+    let mut events = EventsFollower::start(&world);
     for wrong in ["file:/nowhere/at/all", &format!("file:{}", path("new").display())] {
         let wrong = format!("\n[[subsystem.namespace]]\nuri = \"{wrong}\"\n");
         let said = world.change(&format!("{WHOLE}{both}{wrong}"), &mut events);
@@ -352,8 +352,8 @@ fn a_refused_change_makes_and_grows_no_file() {
 }
 
 #[test]
-fn whoever_watches_discovery_is_told_what_comes_and_goes_though_the_connection_is_lost() {
-    let world = World::new(WHOLE);
+fn discovery_watch_reports_changes_across_a_lost_connection() {
+    let world = ServeTest::new(WHOLE);
     let proxy = format!("{TENMIL} proxy 127.0.0.1:0 {} --to-client 60k=cut", world.addresses[0]);
     let proxy = Served::of(&proxy);
     let ready = proxy.ready.trim().strip_prefix("ready ").unwrap();
@@ -401,7 +401,7 @@ fn whoever_watches_discovery_is_told_what_comes_and_goes_though_the_connection_i
 }
 
 #[test]
-fn server_whose_medium_never_answers_ends_with_3_and_names_the_device() {
+fn server_with_a_stuck_device_exits_with_3_and_names_it() {
     for (operation, pattern) in [("read", "randread"), ("write", "randwrite")] {
         let hangs = format!("fault:[ram:16m]?rule=hang:{operation}+10");
         let serve = format!("{TENMIL} serve '{hangs}' --listen tcp://127.0.0.1:0");
@@ -434,7 +434,7 @@ fn server_whose_medium_never_answers_ends_with_3_and_names_the_device() {
 
 /// It does not fail I/Os by the million until its time is over.
 #[test]
-fn perf_ends_with_3_and_names_the_reason_when_its_device_is_gone_for_good() {
+fn perf_exits_with_3_and_the_reason_when_its_device_is_lost() {
     let served = Served::of(&format!("{TENMIL} serve ram:16m --listen tcp://127.0.0.1:0"));
     let address = served.ready.trim().strip_prefix("ready ").unwrap().to_owned();
     let uri = format!(
@@ -457,7 +457,7 @@ fn perf_ends_with_3_and_names_the_reason_when_its_device_is_gone_for_good() {
 }
 
 #[test]
-fn whoever_is_told_so_ends_with_the_process_that_started_it() {
+fn server_with_exit_with_parent_ends_with_its_parent() {
     let serve = format!("{TENMIL} serve null: --listen tcp://127.0.0.1:0 --exit-with-parent");
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("{serve} & echo $!; wait")]).stdout(Stdio::piped());
@@ -480,7 +480,7 @@ fn whoever_is_told_so_ends_with_the_process_that_started_it() {
 }
 
 #[test]
-fn what_serves_is_balanced_as_it_is_told_before_and_meanwhile() {
+fn scheduler_of_a_server_is_configured_before_and_while_it_runs() {
     let serve = format!("{TENMIL} serve ram:1m --listen tcp://127.0.0.1:0");
     let served =
         Served::of(&format!("{serve} --scheduler 'dynamic?load=10&period=200ms' --governor"));
@@ -506,7 +506,7 @@ fn what_serves_is_balanced_as_it_is_told_before_and_meanwhile() {
 }
 
 #[test]
-fn a_proxy_can_be_asked() {
+fn proxy_answers_rpc_queries() {
     let proxy = Served::of(&format!("{TENMIL} proxy 127.0.0.1:0 127.0.0.1:9"));
     assert!(proxy.ask("get process --json").contains("\"version\""));
     assert_eq!(proxy.end(), Some(0));

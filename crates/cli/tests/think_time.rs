@@ -43,7 +43,7 @@ const BYSTANDER: Span = Span::from_ms(1);
 const BUFFER_BYTES: u32 = 4096;
 
 #[test]
-fn no_io_is_late_whatever_the_gap_before_it() {
+fn no_io_is_late_for_any_preceding_gap() {
     go_through_gaps(2_000);
 }
 
@@ -74,15 +74,16 @@ fn go_through_gaps(count: u64) {
     let mut emulated = Emulated::start(&plan, &clock).unwrap();
     let cores: CpuList = CpuList::allowed_cpus().iter().take(2).collect();
     let reactors = Reactors::start_on_cores(&cores, &ReactorOptions::default(), &clock).unwrap();
-    let witness =
-        NamedThread::spawn("witness", None, move |stop: &StopFlag| rest_all_the_time(stop, clock));
+    let witness = NamedThread::spawn("witness", None, move |stop: &StopFlag| {
+        keep_other_core_idle(stop, clock)
+    });
     let (tell, told) = channel();
     let done = Arc::new(AtomicU64::new(0));
     for (seed, uri) in (0..).zip(URIS) {
         let ssd = usize::try_from(seed).unwrap();
         let queue = emulated.queue(ssd, 1, techniques, &clock).unwrap();
         let woken_by = PollerWake::from_source(queue.wake_source()).unwrap();
-        let lane = Lane {
+        let lane = LatencyPoller {
             queue,
             buffer: emulated.allocate(ssd, BUFFER_BYTES).unwrap(),
             random: Random::new(seed),
@@ -100,7 +101,7 @@ fn go_through_gaps(count: u64) {
     }
     drop(tell);
 
-    let (mut lateness, mut progress) = (Histogram::new(), Progress::new(&done, count));
+    let (mut lateness, mut progress) = (Histogram::new(), GapProgress::new(&done, count));
     loop {
         match told.recv_timeout(TELL) {
             Ok(lane) => lateness.merge(&lane),
@@ -130,7 +131,7 @@ fn go_through_gaps(count: u64) {
 
 /// A bystander, who tells what the machine does to anybody: rests until it is stopped, and returns by
 /// how much it has overslept at most.
-fn rest_all_the_time(stop: &StopFlag, clock: Clock) -> Span {
+fn keep_other_core_idle(stop: &StopFlag, clock: Clock) -> Span {
     let mut worst = Span::default();
     while !stop.is_stopped() {
         let due = clock.now().after(BYSTANDER);
@@ -141,7 +142,7 @@ fn rest_all_the_time(stop: &StopFlag, clock: Clock) -> Span {
 }
 
 /// One I/O at a time, each a gap after the answer to the one before.
-struct Lane {
+struct LatencyPoller {
     queue: Box<dyn IoChannel>,
     buffer: Segment,
     random: Random,
@@ -156,7 +157,7 @@ struct Lane {
     tell: Sender<Histogram>,
 }
 
-impl Lane {
+impl LatencyPoller {
     fn submit(&mut self, now: Instant) {
         let request = Request {
             token: self.left,
@@ -194,7 +195,7 @@ impl Lane {
     }
 }
 
-impl Poller for Lane {
+impl Poller for LatencyPoller {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let completed =
             self.is_pending && self.queue.poll(context.now(), &mut self.completions) > 0;
@@ -235,14 +236,14 @@ fn gap(part: f64) -> Span {
 }
 
 /// A line that tells how far it is, and a failure if that is no further than it was long ago.
-struct Progress<'a> {
+struct GapProgress<'a> {
     done: &'a AtomicU64,
     count: u64,
     told: u64,
     in_vain: u32,
 }
 
-impl<'a> Progress<'a> {
+impl<'a> GapProgress<'a> {
     fn new(done: &'a AtomicU64, count: u64) -> Self {
         Self { done, count, told: 0, in_vain: 0 }
     }

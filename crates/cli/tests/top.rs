@@ -16,23 +16,23 @@ use tenmil_rpc::{MethodState, ProgramInfo, ReactorsSource, RpcServer, TABLE, eve
 use terminal::{Terminal, await_exit};
 
 /// A poller that finds work every time.
-struct Beat;
+struct CountingPoller;
 
-impl Poller for Beat {
+impl Poller for CountingPoller {
     fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
         PollResult::Busy
     }
 }
 
 /// Reactors that run and can be asked.
-struct World {
+struct TopTest {
     root: tempfile::TempDir,
     directory: RuntimeDirectory,
     _reactors: tenmil_reactor::Reactors,
     _server: RpcServer,
 }
 
-impl World {
+impl TopTest {
     fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
         let directory = RuntimeDirectory::at_path(root.path().join("tenmil")).unwrap();
@@ -42,7 +42,7 @@ impl World {
             tenmil_reactor::Reactors::start_on_cores(&cores, &options, &Clock::on_kernel_clock())
                 .unwrap();
         for name in ["heart", "\u{1b}[2Jlung"] {
-            let beat = PollerBuilder::polled_each_period("beat", Span::from_ms(5), Beat);
+            let beat = PollerBuilder::polled_each_period("beat", Span::from_ms(5), CountingPoller);
             reactors.spawn(ThreadBuilder::new(name).add_poller(beat)).unwrap();
         }
         let running = tenmil_reactor::ReactorsHandle {
@@ -77,8 +77,8 @@ impl World {
 }
 
 #[test]
-fn one_sample_tells_what_reactors_threads_and_pollers_did() {
-    let world = World::new();
+fn one_sample_has_reactors_threads_and_pollers() {
+    let world = TopTest::new();
     let sample: Value = serde_json::from_str(&world.told("top --json --interval 300ms")).unwrap();
     assert_eq!((&sample["process"]["version"], &sample["policy"]), (&"9.9.9".into(), &Value::Null));
     assert!(sample["interval_ns"].as_u64() >= Some(300_000_000));
@@ -101,8 +101,8 @@ fn one_sample_tells_what_reactors_threads_and_pollers_did() {
 }
 
 #[test]
-fn the_tables_are_printed_once_without_a_terminal() {
-    let world = World::new();
+fn tables_are_printed_once_without_a_terminal() {
+    let world = TopTest::new();
     for line in ["top --once -i 50ms", "top -i 50ms"] {
         let text = world.told(line);
         assert!(text.starts_with("tenmil 9.9.9  process "), "{text}");
@@ -113,8 +113,8 @@ fn the_tables_are_printed_once_without_a_terminal() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_a_screen_is_drawn() {
-    let world = World::new();
+fn invalid_arguments_are_rejected_before_the_screen_is_drawn() {
+    let world = TopTest::new();
     let refused = |line: &str| {
         let output = world.run(line);
         assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(2), &b""[..]), "{line}");
@@ -140,8 +140,8 @@ fn ignores_hangups() -> bool {
 }
 
 #[test]
-fn the_terminal_is_given_back_however_it_ends() {
-    let world = World::new();
+fn terminal_is_restored_however_top_ends() {
+    let world = TopTest::new();
     type End = fn(&Terminal, &Child);
     let ends: [(&str, End); 5] = [
         ("q", |terminal, _| terminal.press("q")),
@@ -166,12 +166,12 @@ fn the_terminal_is_given_back_however_it_ends() {
 }
 
 #[test]
-fn a_process_that_goes_leaves_the_screen_in_order_and_waits_for_another() {
-    let world = World::new();
+fn exited_process_is_replaced_by_waiting_for_another() {
+    let world = TopTest::new();
     let mut terminal = Terminal::new();
     let mut child = terminal.run(world.command("top --interval 50ms"));
     terminal.await_shown("heart");
-    let World { root, _server: server, .. } = world;
+    let TopTest { root, _server: server, .. } = world;
     drop(server);
     terminal.await_shown("GONE");
     assert!(child.try_wait().unwrap().is_none(), "it waits");
@@ -183,8 +183,8 @@ fn a_process_that_goes_leaves_the_screen_in_order_and_waits_for_another() {
 }
 
 #[test]
-fn a_terminal_that_goes_takes_it_along() {
-    let world = World::new();
+fn top_ends_when_its_terminal_closes() {
+    let world = TopTest::new();
     let terminal = Terminal::new();
     let mut child = terminal.run_unseen(world.command("top --interval 50ms"));
     terminal.await_raw();
@@ -193,8 +193,8 @@ fn a_terminal_that_goes_takes_it_along() {
 }
 
 #[test]
-fn nohup_is_heeded() {
-    let world = World::new();
+fn nohup_is_respected() {
+    let world = TopTest::new();
     let mut terminal = Terminal::new();
     let program = env!("CARGO_BIN_EXE_tenmil");
     let line = format!("trap '' HUP; exec {program} top --interval 50ms");

@@ -44,7 +44,7 @@ fn makes_files_without_names(directory: &Path) -> bool {
 
 const LEGS: [&str; 3] = ["leg0", "leg1", "leg2"];
 
-fn world() -> Pool {
+fn test_directory() -> Pool {
     let pool = Pool::new("16m");
     pool.write("data", 4 * MIB, 1);
     std::fs::write(pool.path("small"), vec![7; MIB]).unwrap();
@@ -56,8 +56,8 @@ fn world() -> Pool {
 }
 
 #[test]
-fn refused_command_leaves_every_file_as_it_was() {
-    let pool = world();
+fn rejected_command_leaves_every_file_unchanged() {
+    let pool = test_directory();
     let file = |name: &str| pool.file(name);
     let sized = |name: &str, size: &str| format!("{}?size={size}", pool.file(name));
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -150,8 +150,8 @@ fn refused_command_leaves_every_file_as_it_was() {
 }
 
 #[test]
-fn store_is_made_where_an_earlier_command_left_zeroes() {
-    let pool = world();
+fn pool_is_created_on_a_zeroed_file_of_an_earlier_command() {
+    let pool = test_directory();
     for zeroes in [true, false] {
         let name = if zeroes { "written" } else { "hole" };
         let file = std::fs::File::create(pool.path(name)).unwrap();
@@ -169,8 +169,8 @@ fn store_is_made_where_an_earlier_command_left_zeroes() {
 }
 
 #[test]
-fn identify_leaves_a_file_that_it_can_look_at_as_it_is() {
-    let pool = world();
+fn identify_leaves_a_readable_file_unchanged() {
+    let pool = test_directory();
     let before = contents(pool.path("").as_path());
     pool.done(&["identify", &format!("{}?size=1m", pool.file("data"))]);
     pool.done(&["perf", &pool.file("data"), "-t", "0.1"]);
@@ -178,8 +178,8 @@ fn identify_leaves_a_file_that_it_can_look_at_as_it_is() {
 }
 
 #[test]
-fn takeover_refuses_a_file_that_is_not_as_long_as_its_name_says() {
-    let pool = world();
+fn takeover_rejects_a_file_of_another_length() {
+    let pool = test_directory();
     let legs = ["one", "two"].map(|name| pool.file(name));
     let made = legs.each_ref().map(|leg| format!("{leg}?size=8m"));
     pool.done(&["mirror", "create", &made[0], &made[1]]);
@@ -209,8 +209,8 @@ fn takeover_refuses_a_file_that_is_not_as_long_as_its_name_says() {
 }
 
 #[test]
-fn limit_for_the_size_of_files_is_an_error_and_no_signal() {
-    let pool = world();
+fn file_size_limit_is_an_error_and_no_signal() {
+    let pool = test_directory();
     let tenmil = env!("CARGO_BIN_EXE_tenmil");
     let line =
         format!("ulimit -f 64; exec {tenmil} copy {} {}", pool.file("data"), pool.file("new"));

@@ -30,7 +30,7 @@ fn load(name: &str, more: &[&str]) -> Child {
 }
 
 /// What is open and mapped in a process.
-fn held(pid: u32) -> (usize, usize) {
+fn open_resources(pid: u32) -> (usize, usize) {
     let files = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     (files, maps.lines().filter(|line| line.contains("memfd:")).count())
@@ -45,14 +45,14 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 }
 
 #[test]
-fn what_is_served_says_what_it_is() {
+fn identify_describes_the_vfio_user_controller() {
     let (_served, name, _directory) = serve("ram:16m", "");
     let said: Value = serde_json::from_str(&run(TENMIL, &["identify", &name, "--json"])).unwrap();
     assert_eq!(said["controller"]["identify"]["sn"], "TENMIL", "{said}");
 }
 
 #[test]
-fn a_load_finds_every_block_as_it_was_written_whatever_the_doorbells_are() {
+fn verified_load_succeeds_with_every_doorbell_kind() {
     for poll in ["adaptive", "always"] {
         let (_served, name, _directory) = serve("ram:16m", &format!("--poll {poll}"));
         for pattern in ["randrw", "rw"] {
@@ -66,7 +66,7 @@ fn a_load_finds_every_block_as_it_was_written_whatever_the_doorbells_are() {
 
 /// A message is dear and has a shadow that spares it; a store into a page has none that costs more.
 #[test]
-fn doorbells_that_are_mapped_are_rung_where_they_are_and_others_in_shadows() {
+fn mapped_doorbells_are_written_directly_and_others_through_shadows() {
     for (poll, is_mapped) in [("adaptive", false), ("always", true)] {
         let (_served, name, _directory) = serve("null:", &format!("--poll {poll}"));
         let more = ["perf", &name, "-q", "32", "--number-ios", "20000", "--json"];
@@ -79,7 +79,7 @@ fn doorbells_that_are_mapped_are_rung_where_they_are_and_others_in_shadows() {
 
 /// Each has its own bytes, its own name, and goes on without the others.
 #[test]
-fn several_sockets_have_a_controller_for_each_device() {
+fn several_sockets_have_one_controller_per_device() {
     let directory = tempfile::tempdir().unwrap();
     let names =
         ["a", "b", "c"].map(|name| format!("vfio-user:{}", directory.path().join(name).display()));
@@ -98,9 +98,9 @@ fn several_sockets_have_a_controller_for_each_device() {
     let all = ["perf", a, b, c, "-w", "randrw", "--verify", "--overwrite", "-t", "1", "--json"];
     let said: Value = serde_json::from_str(&run(TENMIL, &all)).unwrap();
     assert!(said["iops"].as_f64().unwrap() > 0.0, "{said}");
-    let own = held(served.pid()).1;
+    let own = open_resources(served.pid()).1;
     let mut child = load(a, &["-t", "60", "-w", "randread"]);
-    wait_until("the client loads nothing", || held(served.pid()).1 >= own + 2);
+    wait_until("the client loads nothing", || open_resources(served.pid()).1 >= own + 2);
     child.kill().unwrap();
     child.wait().unwrap();
     run(TENMIL, &["perf", b, "-w", "randrw", "--verify", "--overwrite", "-t", "1"]);
@@ -108,7 +108,7 @@ fn several_sockets_have_a_controller_for_each_device() {
 
 /// `copy` has its buffers in memory of its own, which is sent by message.
 #[test]
-fn data_go_there_and_come_back_by_message_as_they_were() {
+fn data_is_copied_by_messages_unchanged() {
     let (_served, name, directory) = serve("ram:2m", "");
     let (from, to) = (directory.path().join("from"), directory.path().join("to"));
     let bytes: Vec<u8> = (0..(2_u64 << 20) / 8)
@@ -124,12 +124,12 @@ fn data_go_there_and_come_back_by_message_as_they_were() {
 
 /// Whose server dies is told at once, and says so.
 #[test]
-fn a_client_whose_server_is_killed_ends_within_a_second_and_says_why() {
+fn client_of_a_killed_server_ends_within_a_second_with_the_reason() {
     let (served, name, _directory) = serve("ram:16m", "");
-    let own = held(served.pid()).1;
+    let own = open_resources(served.pid()).1;
     let child = load(&name, &["-t", "60", "-w", "randread"]);
     // Its queues, and its buffers.
-    wait_until("the client loads nothing", || held(served.pid()).1 >= own + 2);
+    wait_until("the client loads nothing", || open_resources(served.pid()).1 >= own + 2);
     let begun = Instant::now();
     drop(served);
     let Output { status, stderr, .. } = child.wait_with_output().unwrap();
@@ -141,12 +141,12 @@ fn a_client_whose_server_is_killed_ends_within_a_second_and_says_why() {
 
 /// Killed in the middle of a load, several times.
 #[test]
-fn a_server_whose_client_is_killed_lets_go_of_all_that_it_had() {
+fn server_of_a_killed_client_releases_its_resources() {
     for poll in ["adaptive", "always"] {
         let (served, name, _directory) = serve("ram:16m", &format!("--poll {poll}"));
         run(TENMIL, &["identify", &name]);
         let pid = served.pid();
-        let (files, own) = (|| held(pid).0, || held(pid).1);
+        let (files, own) = (|| open_resources(pid).0, || open_resources(pid).1);
         let is_idle = || own() <= 1;
         wait_until("the first client's memory stays mapped", is_idle);
         let baseline = (files(), own());
@@ -155,7 +155,7 @@ fn a_server_whose_client_is_killed_lets_go_of_all_that_it_had() {
             wait_until("the client maps nothing", || own() > baseline.1);
             child.kill().unwrap();
             child.wait().unwrap();
-            wait_until("something of a client is left", || held(pid) == baseline);
+            wait_until("something of a client is left", || open_resources(pid) == baseline);
         }
         let more = ["perf", &name, "-w", "randrw", "--verify", "--overwrite", "-t", "1"];
         run(TENMIL, &more);
@@ -163,7 +163,7 @@ fn a_server_whose_client_is_killed_lets_go_of_all_that_it_had() {
 }
 
 #[test]
-fn what_is_not_there_is_said_and_whose_move_it_is() {
+fn missing_server_is_reported_with_its_category() {
     let (_served, name, directory) = serve("ram:1m", "");
     let nowhere = format!("vfio-user:{}", directory.path().join("other").display());
     for (uri, code, expected) in [

@@ -21,16 +21,16 @@ const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
 const SOCKET: &str = "TENMIL_TEST_PEER";
 
 /// A process with a server of theirs, which ends with this.
-struct Server {
+struct PeerServer {
     child: Child,
     directory: tempfile::TempDir,
 }
 
-impl Server {
+impl PeerServer {
     fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", "a_server_of_theirs", "--ignored"]);
+        child.args(["--exact", "start_peer_server", "--ignored"]);
         child.env(SOCKET, directory.path().join("device"));
         // It ends when it finds nothing more to read.
         let child = child.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
@@ -48,7 +48,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for PeerServer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         self.child.wait().unwrap();
@@ -65,7 +65,7 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 
 #[test]
 #[ignore = "the tests below run it"]
-fn a_server_of_theirs() {
+fn start_peer_server() {
     let Ok(path) = std::env::var(SOCKET) else { return };
     std::thread::spawn(|| {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
@@ -75,8 +75,8 @@ fn a_server_of_theirs() {
 }
 
 #[test]
-fn a_controller_behind_a_server_of_theirs_is_found_and_says_what_it_is() {
-    let server = Server::start();
+fn controller_of_a_foreign_server_is_identified() {
+    let server = PeerServer::start();
     // One client after the other: each resets what the one before has left.
     for _ in 0..2 {
         let said = run(TENMIL, &["identify", &server.name(""), "--json"]);
@@ -88,8 +88,8 @@ fn a_controller_behind_a_server_of_theirs_is_found_and_says_what_it_is() {
 }
 
 #[test]
-fn a_load_finds_every_block_there_as_it_was_written_whatever_the_doorbells_are() {
-    let server = Server::start();
+fn verified_load_on_a_foreign_server_succeeds_with_every_doorbell_kind() {
+    let server = PeerServer::start();
     for doorbells in ["yes", "no"] {
         let name = server.name(&format!("&shadow-doorbells={doorbells}"));
         let load = ["perf", &name, "-w", "randrw", "--verify", "--overwrite", "-t", "1", "--json"];
@@ -100,8 +100,8 @@ fn a_load_finds_every_block_there_as_it_was_written_whatever_the_doorbells_are()
 
 /// A client that is killed in the middle leaves a controller that works; the next one resets it.
 #[test]
-fn what_a_client_has_left_is_reset_by_the_next() {
-    let server = Server::start();
+fn state_left_by_a_client_is_reset_by_the_next() {
+    let server = PeerServer::start();
     let name = server.name("");
     let mut load = Command::new(TENMIL);
     load.args(["perf", &name, "-w", "randread", "-t", "60"]).stderr(Stdio::null());
@@ -114,8 +114,8 @@ fn what_a_client_has_left_is_reset_by_the_next() {
 }
 
 #[test]
-fn a_client_whose_server_ends_says_so() {
-    let server = Server::start();
+fn client_reports_that_its_server_has_ended() {
+    let server = PeerServer::start();
     let mut load = Command::new(TENMIL);
     load.args(["perf", &server.name(""), "-w", "randread", "-t", "60"]);
     let load = load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -33,14 +33,14 @@ const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 /// A machine: its memory, and what a server has to find again.
-struct Machine {
+struct FrontEndMemory {
     regions: RegionTable,
     memory: Region,
     inflight: Option<(VhostUserInflight, File)>,
 }
 
 /// A connection to a server.
-struct Connection {
+struct FrontEndConnection {
     front: Frontend,
     kicks: Vec<EventFd>,
     calls: Vec<EventFd>,
@@ -53,7 +53,7 @@ fn serve(uri: &str, socket: &Path) -> Served {
     served
 }
 
-impl Machine {
+impl FrontEndMemory {
     fn new() -> Self {
         let regions = RegionTable::shared(1);
         let memory = regions.allocate_region(usize::try_from(MEMORY_BYTES).unwrap()).unwrap();
@@ -69,7 +69,7 @@ impl Machine {
     }
 
     /// Connects, and agrees on all that is offered; memory is shared.
-    fn connect(&mut self, socket: &Path) -> Connection {
+    fn connect(&mut self, socket: &Path) -> FrontEndConnection {
         let mut front = Frontend::connect(socket, 64).unwrap();
         let features = front.get_features().unwrap();
         let offered = front.get_protocol_features().unwrap();
@@ -100,7 +100,7 @@ impl Machine {
         };
         front.set_mem_table(&[area]).unwrap();
         let event = || EventFd::new(EFD_NONBLOCK).unwrap();
-        let mut connection = Connection {
+        let mut connection = FrontEndConnection {
             front,
             kicks: (0..2).map(|_| event()).collect(),
             calls: (0..2).map(|_| event()).collect(),
@@ -110,7 +110,7 @@ impl Machine {
     }
 }
 
-impl Connection {
+impl FrontEndConnection {
     /// Has both queues run from where they are: what they had taken is in the record.
     fn start(&mut self) {
         for queue in 0..2 {
@@ -158,12 +158,12 @@ fn stamp(number: u64) -> [u8; 4096] {
 }
 
 #[test]
-fn a_front_end_of_others_negotiates_and_uses_the_disk() {
+fn foreign_front_end_negotiates_and_uses_the_disk() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("socket");
     let disk = directory.path().join("disk");
     let _served = serve(&format!("file:{}?size=16m", disk.display()), &socket);
-    let mut machine = Machine::new();
+    let mut machine = FrontEndMemory::new();
     let mut connection = machine.connect(&socket);
     let flags = VhostUserConfigFlags::empty();
     let (_, config) = connection.front.get_config(0, 60, flags, &[0; 60]).unwrap();
@@ -207,14 +207,14 @@ fn a_front_end_of_others_negotiates_and_uses_the_disk() {
 }
 
 /// Bytes of the disk, as configuration space has them.
-fn size_bytes(connection: &mut Connection) -> u64 {
+fn size_bytes(connection: &mut FrontEndConnection) -> u64 {
     let flags = VhostUserConfigFlags::empty();
     let (_, config) = connection.front.get_config(0, 8, flags, &[0; 8]).unwrap();
     u64::from_le_bytes(config.try_into().unwrap()) << 9
 }
 
 #[test]
-fn a_front_end_of_others_hears_of_a_volume_that_grows() {
+fn foreign_front_end_is_notified_of_a_grown_volume() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("socket");
     let pool = format!("file:{}", directory.path().join("pool").display());
@@ -222,7 +222,7 @@ fn a_front_end_of_others_hears_of_a_volume_that_grows() {
     served::run(TENMIL, &["pool", "create", &format!("{pool}?size=64m")]);
     served::run(TENMIL, &["volume", "create", &volume, "--size", "4m"]);
     let served = serve(&volume, &socket);
-    let mut machine = Machine::new();
+    let mut machine = FrontEndMemory::new();
     let mut connection = machine.connect(&socket);
     let (mut back, given) = UnixStream::pair().unwrap();
     connection.front.set_backend_request_fd(&given).unwrap();
@@ -248,14 +248,14 @@ fn a_front_end_of_others_hears_of_a_volume_that_grows() {
 
 /// Killed with much in flight, three times; nothing is lost, and nobody sees an error.
 #[test]
-fn a_server_that_is_killed_and_started_again_takes_up_what_was_in_flight() {
+fn restarted_server_completes_inflight_requests() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("socket");
     let uri = format!(
         "delay:[file:{}?size=16m]?read=5ms&write=5ms&write-p99=40ms&seed=4",
         directory.path().join("disk").display()
     );
-    let mut machine = Machine::new();
+    let mut machine = FrontEndMemory::new();
     let mut drivers = [machine.driver(0), machine.driver(1)];
     let mut numbers = 0;
     // By block: what was written there last.
@@ -304,31 +304,31 @@ fn a_server_that_is_killed_and_started_again_takes_up_what_was_in_flight() {
 }
 
 /// What is open and mapped in a process.
-fn held(pid: u32) -> (usize, usize) {
+fn open_resources(pid: u32) -> (usize, usize) {
     let files = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     (files, maps.lines().filter(|line| line.contains("memfd:")).count())
 }
 
 #[test]
-fn a_server_whose_front_end_goes_lets_go_of_all_that_it_had() {
+fn server_releases_all_resources_of_a_closed_front_end() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("socket");
     let served = serve("ram:16m", &socket);
-    let baseline = held(served.pid());
+    let baseline = open_resources(served.pid());
     for _ in 0..3 {
-        let mut machine = Machine::new();
+        let mut machine = FrontEndMemory::new();
         let connection = machine.connect(&socket);
         let mut driver = machine.driver(0);
         driver.submit_request(0, write_request(0, 4096));
         connection.kick();
         await_used(&mut driver);
-        assert!(held(served.pid()).1 > baseline.1);
+        assert!(open_resources(served.pid()).1 > baseline.1);
         driver.submit_request(0, write_request(0, 4096));
         drop(connection);
         let end = Instant::now() + TIME_LIMIT;
-        while held(served.pid()) != baseline {
-            assert!(Instant::now() < end, "{:?}, {baseline:?}", held(served.pid()));
+        while open_resources(served.pid()) != baseline {
+            assert!(Instant::now() < end, "{:?}, {baseline:?}", open_resources(served.pid()));
             std::thread::yield_now();
         }
     }

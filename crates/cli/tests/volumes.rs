@@ -17,7 +17,7 @@ use serde_json::Value;
 use served::{Served, run, tools};
 
 #[test]
-fn what_a_snapshot_keeps_is_there_in_its_clone_when_the_volume_has_changed() {
+fn clone_of_a_snapshot_has_its_data_after_the_volume_changed() {
     let pool = Pool::new("64m");
     let first = pool.write("first", 4 * MIB, 1);
     let second = pool.write("second", 4 * MIB, 2);
@@ -45,7 +45,7 @@ fn what_a_snapshot_keeps_is_there_in_its_clone_when_the_volume_has_changed() {
 }
 
 #[test]
-fn a_snapshot_is_sent_and_what_changed_since_follows_it() {
+fn snapshot_is_sent_and_then_its_increment() {
     let (pool, backup) = (Pool::new("64m"), Pool::new("64m"));
     let first = pool.write("first", 4 * MIB, 1);
     pool.done(&["volume", "create", &pool.volume("db"), "--size", "8m"]);
@@ -88,7 +88,7 @@ fn a_snapshot_is_sent_and_what_changed_since_follows_it() {
 }
 
 #[test]
-fn volumes_are_rescued_from_a_store_without_superblocks() {
+fn volumes_are_rescued_from_a_pool_without_superblocks() {
     let (pool, other) = (Pool::new("64m"), Pool::new("64m"));
     let first = pool.write("first", 4 * MIB, 5);
     pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
@@ -119,7 +119,7 @@ fn volumes_are_rescued_from_a_store_without_superblocks() {
 }
 
 #[test]
-fn a_clone_is_served_and_the_store_is_held_meanwhile() {
+fn clone_is_served_while_its_pool_is_locked() {
     if !tools(&["qemu-img"]) {
         return;
     }
@@ -146,7 +146,7 @@ fn a_clone_is_served_and_the_store_is_held_meanwhile() {
 }
 
 #[test]
-fn a_store_whose_writer_was_killed_is_clean_and_has_what_was_flushed() {
+fn pool_of_a_killed_writer_is_clean_and_has_all_flushed_data() {
     let pool = Pool::new("256m");
     let source = pool.write("source", 4 * MIB, 4);
     for (name, size) in [("kept", "4m"), ("loaded", "64m")] {
@@ -177,7 +177,7 @@ fn a_store_whose_writer_was_killed_is_clean_and_has_what_was_flushed() {
 }
 
 #[test]
-fn a_store_that_fills_says_so_and_one_that_is_full_loses_nothing() {
+fn low_space_is_reported_and_a_full_pool_loses_nothing() {
     let pool = Pool::new("16m");
     // Three quarters of each are written, and the rest are holes.
     let (first, _) = (pool.write("first", 17 * MIB, 1), pool.write("second", 8 * MIB, 2));
@@ -198,7 +198,7 @@ fn a_store_that_fills_says_so_and_one_that_is_full_loses_nothing() {
 }
 
 #[test]
-fn whoever_follows_events_hears_that_a_store_fills() {
+fn low_space_event_reaches_followers() {
     let pool = Pool::new("16m");
     pool.done(&["volume", "create", &pool.volume("db"), "--size", "64m"]);
     let volume = pool.volume("db");

@@ -159,7 +159,7 @@ pub fn run_checks(patient: &DoctorContext<'_>) -> Vec<MachineCheck> {
         kernel::check_kernel,
         network::check_network,
     ];
-    PARTS.iter().flat_map(|examine| run_checks(patient)).collect()
+    PARTS.iter().flat_map(|examine| examine(patient)).collect()
 }
 
 /// Runs all checks for this machine and the user of this process.

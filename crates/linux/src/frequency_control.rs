@@ -130,12 +130,12 @@ impl<F: CpufreqFiles> FrequencyControl<F> {
 
     /// Applies frequency requests. A value refused by the kernel is retried at the next call; the
     /// error is returned once, until it changes. CPUs without a policy are ignored.
-    pub fn apply_requests(&mut self, wishes: &[(u32, FrequencyRequest)]) -> Vec<FrequencyError> {
+    pub fn apply_requests(&mut self, requests: &[(u32, FrequencyRequest)]) -> Vec<FrequencyError> {
         let mut errors = Vec::new();
         for domain in &mut self.domains {
-            let of_domain = wishes.iter().filter(|wish| domain.all_cpus().contains(wish.0));
-            let wish = of_domain.map(|wish| wish.1).max().unwrap_or_default();
-            errors.extend(domain.apply_request(&self.files, wish));
+            let of_domain = requests.iter().filter(|request| domain.all_cpus().contains(request.0));
+            let request = of_domain.map(|request| request.1).max().unwrap_or_default();
+            errors.extend(domain.apply_request(&self.files, request));
         }
         errors
     }

@@ -27,7 +27,7 @@ pub fn frequency_requests(
     snapshot: &SchedulerSnapshot,
     plan: &SchedulingPlan,
 ) -> Vec<(u32, FrequencyRequest)> {
-    let wish = |reactor: &ReactorLoad| {
+    let request = |reactor: &ReactorLoad| {
         let others = snapshot.reactors.iter().filter(|other| other.core != reactor.core);
         let load_limit = u64::from(options.load_limit) * 10;
         let others_busy =
@@ -53,7 +53,7 @@ pub fn frequency_requests(
         };
         (reactor.core, speed)
     };
-    snapshot.reactors.iter().map(wish).collect()
+    snapshot.reactors.iter().map(request).collect()
 }
 
 struct CoreLoad {

@@ -132,7 +132,7 @@ impl Balancer {
             Err(TryLockError::WouldBlock) => return None,
         };
         let plan = steered.scheduler.plan(now, &snapshot);
-        let wishes =
+        let requests =
             frequency_governor::frequency_requests(steered.scheduler.options(), &snapshot, &plan);
         for order in &plan.migrations {
             send_migration(order, loads, directory);
@@ -141,8 +141,8 @@ impl Balancer {
             directory.record_event(now, Event::Schedule(event.clone()));
         }
         steered.frequencies =
-            if self.platform.controls_frequency() { wishes.clone() } else { Vec::new() };
-        for error in self.platform.request_frequencies(wishes) {
+            if self.platform.controls_frequency() { requests.clone() } else { Vec::new() };
+        for error in self.platform.request_frequencies(requests) {
             directory.record_event(now, Event::Frequency(error));
         }
         steered.plan = plan;

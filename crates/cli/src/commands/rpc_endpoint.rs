@@ -112,25 +112,25 @@ fn start_control_socket(state: MethodState) -> Result<(RpcServer, EventRelay), S
     let state = state.with_part(PoolCommands::new(tenmil::KINDS, announcer.clone()));
     let server = RpcServer::start(&directory, std::process::id(), &TABLE, state, announced)
         .map_err(|refused| refused.to_string())?;
-    let teller = announcer.clone();
+    let event_sender = announcer.clone();
     subscribe_capacity(move |new_events| {
         tracing::info!(cause = %new_events.store, "{new_events}");
-        teller.emit_capacity_event(new_events);
+        event_sender.emit_capacity_event(new_events);
     });
-    let teller = announcer.clone();
+    let event_sender = announcer.clone();
     subscribe_lost_writes(move |new_events| {
         tracing::warn!("{new_events}");
-        teller.emit_lost_write(new_events);
+        event_sender.emit_lost_write(new_events);
     });
-    let teller = announcer.clone();
+    let event_sender = announcer.clone();
     subscribe_mirrors(move |new_events| {
         tracing::info!("{new_events}");
-        teller.emit_mirror_event(new_events);
+        event_sender.emit_mirror_event(new_events);
     });
-    let teller = announcer.clone();
+    let event_sender = announcer.clone();
     subscribe_stops(move |new_events| {
         tracing::warn!("{new_events}");
-        teller.emit_pool_stop(new_events);
+        event_sender.emit_pool_stop(new_events);
     });
     Ok((server, EventRelay::new(announcer)))
 }

@@ -18,7 +18,7 @@ use super::process_sample::{ProcessSample, command_error};
 /// Handle of the sampling thread. Dropping it stops the thread, which takes as long as one query.
 #[derive(Debug)]
 pub(crate) struct SamplerHandle {
-    wishes: SyncSender<SamplerRequest>,
+    requests: SyncSender<SamplerRequest>,
     // Dropped before the thread, which may be blocked on the full channel.
     new_events: Receiver<SamplerUpdate>,
     _thread: NamedThread<()>,
@@ -41,19 +41,26 @@ impl SamplerHandle {
         pid: Option<u32>,
         interval: Span,
     ) -> Result<Self, Error> {
-        let (wishes, wished) = sync_channel(16);
+        let (requests, request_receiver) = sync_channel(16);
         let (updates, new_events) = sync_channel(256);
         let clock = Clock::on_kernel_clock();
-        let watcher =
-            Sampler { directory, pid, must_list: false, interval, wished, updates, clock };
+        let watcher = Sampler {
+            directory,
+            pid,
+            must_list: false,
+            interval,
+            request_receiver,
+            updates,
+            clock,
+        };
         let thread = NamedThread::spawn("top", None, move |stop| watcher.run_sampling(stop))
             .map_err(|error| Error::environment(format!("start a thread: {error}")))?;
-        Ok(Self { wishes, new_events, _thread: thread })
+        Ok(Self { requests, new_events, _thread: thread })
     }
 
     /// Sends a command. If the channel is full, the command is dropped.
-    pub(crate) fn send_request(&self, wish: SamplerRequest) {
-        let _ = self.wishes.try_send(wish);
+    pub(crate) fn send_request(&self, request: SamplerRequest) {
+        let _ = self.requests.try_send(request);
     }
 
     /// The next update, if there is one.
@@ -76,7 +83,7 @@ struct Sampler {
     /// The user requested the list, so it is shown even if only one process runs.
     must_list: bool,
     interval: Span,
-    wished: Receiver<SamplerRequest>,
+    request_receiver: Receiver<SamplerRequest>,
     updates: SyncSender<SamplerUpdate>,
     clock: Clock,
 }
@@ -90,8 +97,8 @@ impl Sampler {
             match self.find_process() {
                 Ok(Some(mut client)) => drop(self.watch_process(&mut client, stop)),
                 Ok(None) => {
-                    let wish = self.wished.recv_timeout(LIST_INTERVAL);
-                    wish.into_iter().for_each(|wish| self.handle_request(wish));
+                    let request = self.request_receiver.recv_timeout(LIST_INTERVAL);
+                    request.into_iter().for_each(|request| self.handle_request(request));
                 }
                 // The screen is closed.
                 Err(WatchEnd) => return,
@@ -103,8 +110,8 @@ impl Sampler {
         self.updates.send(new_events).map_err(|_| WatchEnd)
     }
 
-    fn handle_request(&mut self, wish: SamplerRequest) {
-        (self.pid, self.must_list) = match wish {
+    fn handle_request(&mut self, request: SamplerRequest) {
+        (self.pid, self.must_list) = match request {
             SamplerRequest::Attach(pid) => (Some(pid), false),
             SamplerRequest::List => (None, true),
         };
@@ -156,8 +163,8 @@ impl Sampler {
             }
             let mut events_left = EVENTS_MAX;
             while self.clock.now() < next && !stop.is_stopped() {
-                if let Ok(wish) = self.wished.try_recv() {
-                    self.handle_request(wish);
+                if let Ok(request) = self.request_receiver.try_recv() {
+                    self.handle_request(request);
                     return Err(WatchEnd);
                 }
                 let wait = POLL_INTERVAL.min(next.since(self.clock.now()));

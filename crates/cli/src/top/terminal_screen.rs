@@ -80,8 +80,8 @@ fn handle_keys(state: &mut AppState, link: &SamplerHandle) -> io::Result<bool> {
     while event::poll(wait)? {
         match event::read()? {
             Event::Key(key) => {
-                if let Some(wish) = state.handle_key(key) {
-                    link.send_request(wish);
+                if let Some(request) = state.handle_key(key) {
+                    link.send_request(request);
                 }
             }
             // The next frame has the new size.

@@ -23,7 +23,7 @@ pub(crate) const BUFFER_BYTES: u32 = 4096;
 
 /// What becomes of I/Os in flight when their thread is to move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Travel {
+pub(crate) enum MigrationMode {
     /// They go along: a queue pair belongs to its light thread and to no OS thread.
     Carry,
     /// They are waited for.
@@ -31,18 +31,18 @@ pub(crate) enum Travel {
 }
 
 /// What the load tells the test.
-pub(crate) enum Told {
+pub(crate) enum LoadCommand {
     /// It has had 128 I/Os in flight for a while, on the reactor to which it has come.
     Loaded,
     /// It was told to stop, and everything has been answered.
-    Drained(Tally),
+    Drained(LoadTotals),
     /// It panicked.
     Panicked(String),
 }
 
 /// What it has counted.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct LoadTotals {
     pub(crate) submitted: u64,
     pub(crate) completed: u64,
     /// Reads that have brought what was written before.
@@ -56,27 +56,27 @@ pub(crate) struct Tally {
     pub(crate) latest: Span,
 }
 
-pub(crate) struct Load {
+pub(crate) struct MigratingLoad {
     queue: Box<dyn IoChannel>,
     memory: RegionTable,
     /// By slot, as the slots are.
     buffers: Vec<Segment>,
-    slots: [Slot; DEPTH],
+    slots: [LoadSlot; DEPTH],
     in_flight: usize,
     completions: CompletionBatch,
-    stage: Stage,
-    travel: Travel,
+    stage: LoadStage,
+    travel: MigrationMode,
     is_leaving: bool,
     home: ReactorId,
     random: Random,
-    tell: Sender<Told>,
-    tally: Tally,
+    tell: Sender<LoadCommand>,
+    tally: LoadTotals,
 }
 
 /// Some blocks of its own, which are written and read in turn.
 #[derive(Clone, Copy)]
-struct Slot {
-    pending: Option<Pending>,
+struct LoadSlot {
+    pending: Option<PendingIo>,
     /// How often its blocks have been written.
     version: u64,
     /// The next I/O reads what was written last.
@@ -84,7 +84,7 @@ struct Slot {
 }
 
 #[derive(Clone, Copy)]
-struct Pending {
+struct PendingIo {
     token: u64,
     operation: Operation,
     begun: Instant,
@@ -92,7 +92,7 @@ struct Pending {
 }
 
 #[derive(Clone, Copy)]
-enum Stage {
+enum LoadStage {
     /// So many single I/Os are left, and the next one begins then.
     Single { left: u32, at: Instant },
     /// So many answers have come under full load.
@@ -110,28 +110,28 @@ const GAP_MAX: Span = Span::from_ms(2);
 /// Answers under full load before it may be moved.
 const FULL: usize = 2 * DEPTH;
 
-impl Load {
+impl MigratingLoad {
     pub(crate) fn new(
         queue: Box<dyn IoChannel>,
         memory: RegionTable,
         buffers: Vec<Segment>,
-        travel: Travel,
-        tell: Sender<Told>,
+        travel: MigrationMode,
+        tell: Sender<LoadCommand>,
     ) -> Self {
         Self {
             queue,
             memory,
             buffers,
-            slots: [Slot { pending: None, version: 0, reads_next: false }; DEPTH],
+            slots: [LoadSlot { pending: None, version: 0, reads_next: false }; DEPTH],
             in_flight: 0,
             completions: CompletionBatch::with_capacity(DEPTH),
-            stage: Stage::Single { left: SINGLE, at: Instant::default() },
+            stage: LoadStage::Single { left: SINGLE, at: Instant::default() },
             travel,
             is_leaving: false,
             home: ReactorId(0),
             random: Random::new(11),
             tell,
-            tally: Tally::default(),
+            tally: LoadTotals::default(),
         }
     }
 
@@ -147,7 +147,7 @@ impl Load {
         }
         slot.reads_next = !slot.reads_next;
         let token = self.tally.submitted << 8 | index as u64;
-        slot.pending = Some(Pending { token, operation, begun: now, home: self.home });
+        slot.pending = Some(PendingIo { token, operation, begun: now, home: self.home });
         let block_size = self.queue.limits().block_size;
         let blocks = BUFFER_BYTES / block_size;
         let request = Request {
@@ -198,12 +198,12 @@ impl Load {
     /// Begins what is due.
     fn go_on(&mut self, now: Instant, completed: usize) {
         match &mut self.stage {
-            Stage::Single { .. } if self.in_flight > 0 => {}
-            Stage::Single { left: 0, .. } => {
-                self.stage = Stage::Full { completed: 0 };
+            LoadStage::Single { .. } if self.in_flight > 0 => {}
+            LoadStage::Single { left: 0, .. } => {
+                self.stage = LoadStage::Full { completed: 0 };
                 (0..DEPTH).for_each(|index| self.submit(now, index));
             }
-            Stage::Single { left, at } => {
+            LoadStage::Single { left, at } => {
                 if now >= *at {
                     *left -= 1;
                     *at = now.after(Span { ns: self.random.below(GAP_MAX.ns) });
@@ -211,23 +211,23 @@ impl Load {
                     self.submit(now, usize::try_from(index).unwrap());
                 }
             }
-            Stage::Full { completed: so_far } => {
+            LoadStage::Full { completed: so_far } => {
                 let before = *so_far;
                 *so_far += completed;
                 if before < FULL && *so_far >= FULL {
-                    self.tell.send(Told::Loaded).unwrap();
+                    self.tell.send(LoadCommand::Loaded).unwrap();
                 }
-                let is_free = |slot: &Slot| slot.pending.is_none();
+                let is_free = |slot: &LoadSlot| slot.pending.is_none();
                 while let Some(index) = self.slots.iter().position(is_free) {
                     self.submit(now, index);
                 }
             }
-            Stage::Stopping | Stage::Over => {}
+            LoadStage::Stopping | LoadStage::Over => {}
         }
     }
 }
 
-impl Poller for Load {
+impl Poller for MigratingLoad {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let now = context.now();
         self.home = context.reactor();
@@ -235,9 +235,9 @@ impl Poller for Load {
         if !self.is_leaving {
             self.go_on(now, completed);
         }
-        if matches!(self.stage, Stage::Stopping) && self.in_flight == 0 {
-            self.stage = Stage::Over;
-            self.tell.send(Told::Drained(std::mem::take(&mut self.tally))).unwrap();
+        if matches!(self.stage, LoadStage::Stopping) && self.in_flight == 0 {
+            self.stage = LoadStage::Over;
+            self.tell.send(LoadCommand::Drained(std::mem::take(&mut self.tally))).unwrap();
             context.end_thread();
             return PollResult::Busy;
         }
@@ -249,7 +249,7 @@ impl Poller for Load {
     }
 
     fn handle_message(&mut self, _: [u64; 2], _: &mut Context<'_>) {
-        self.stage = Stage::Stopping;
+        self.stage = LoadStage::Stopping;
     }
 
     fn arm(&mut self) -> PollResult {
@@ -265,22 +265,22 @@ impl Poller for Load {
 
     fn panicking_wake_at(&self) -> Instant {
         match self.stage {
-            Stage::Single { at, .. } if self.in_flight == 0 => at,
+            LoadStage::Single { at, .. } if self.in_flight == 0 => at,
             _ => self.queue.wake_at(),
         }
     }
 
     fn detach(&mut self, _: DetachReason) -> bool {
-        if matches!(self.stage, Stage::Full { .. }) && !self.is_leaving {
+        if matches!(self.stage, LoadStage::Full { .. }) && !self.is_leaving {
             self.tally.loads_left.push(self.in_flight);
         }
         self.is_leaving = true;
-        self.travel == Travel::Carry || self.in_flight == 0
+        self.travel == MigrationMode::Carry || self.in_flight == 0
     }
 
     fn attach(&mut self) {
         self.is_leaving = false;
-        self.stage = Stage::Single { left: SINGLE, at: Instant::default() };
+        self.stage = LoadStage::Single { left: SINGLE, at: Instant::default() };
     }
 }
 

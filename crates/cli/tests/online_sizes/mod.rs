@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::pool::{MIB, Pool};
-use super::{Server, is_content, load, parsed};
+use super::{PoolServer, is_content, load, parsed};
 
 /// How long the namespace is that a host finds.
-fn size_bytes(pool: &Pool, server: &Server) -> usize {
+fn size_bytes(pool: &Pool, server: &PoolServer) -> usize {
     let found = parsed(&pool.done(&["identify", &server.uri, "--json"]));
     let blocks = found["namespaces"]["1"]["identify"]["nsze"].as_u64().unwrap();
     4096 * usize::try_from(blocks).unwrap()
 }
 
-fn await_size(pool: &Pool, server: &Server, expected: usize) {
+fn await_size(pool: &Pool, server: &PoolServer, expected: usize) {
     let until = Instant::now() + Duration::from_secs(10);
     loop {
         let found = size_bytes(pool, server);
@@ -29,16 +29,16 @@ fn await_size(pool: &Pool, server: &Server, expected: usize) {
 }
 
 #[test]
-fn what_is_served_again_by_others_grows_with_its_volume() {
+fn reexported_volume_grows_with_its_volume() {
     let pool = Pool::new("64m");
     pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
-    let first = Server::start(&pool, "db");
-    let second = Server::of(&pool, &format!("{}&read-queue=yes", first.uri));
+    let first = PoolServer::start(&pool, "db");
+    let second = PoolServer::of(&pool, &format!("{}&read-queue=yes", first.uri));
     // Two names of one address are two paths.
     let others = second.uri.replace("127.0.0.1", "localhost");
     let [address, name] = ["//", "/nqn"].map(|mark| others.split(mark).nth(1).unwrap());
     let address = address.split('/').next().unwrap();
-    let third = Server::of(&pool, &second.uri.replace("/nqn", &format!(",{address}/nqn")));
+    let third = PoolServer::of(&pool, &second.uri.replace("/nqn", &format!(",{address}/nqn")));
     assert!(third.uri != second.uri && name.ends_with("?ns=1"));
     let all = [&first, &second, &third];
     for server in all {
@@ -52,21 +52,21 @@ fn what_is_served_again_by_others_grows_with_its_volume() {
     pool.done(&["copy", &pool.file("source"), &third.uri, "--overwrite", "--verify"]);
     // What somebody has open is not made smaller.
     pool.refused(&["volume", "resize", &pool.volume("db"), "--size", "4m", "--shrink"]);
-    [third, second, first].into_iter().for_each(Server::end);
+    [third, second, first].into_iter().for_each(PoolServer::end);
     assert!(pool.bytes("db") == source);
 }
 
 #[test]
-fn a_client_of_vfio_user_grows_with_its_volume() {
+fn vfio_user_client_sees_the_grown_volume() {
     let pool = Pool::new("64m");
     pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
     let socket = format!("vfio-user:{}", pool.path("socket").display());
     let words = ["serve", &pool.volume("db"), "--listen", &socket];
     let child = pool.command(&words).stdout(Stdio::piped()).spawn().unwrap();
-    let mut controller = Server { child, uri: socket.clone() };
+    let mut controller = PoolServer { child, uri: socket.clone() };
     let mut ready = String::new();
     BufReader::new(controller.child.stdout.as_mut().unwrap()).read_line(&mut ready).unwrap();
-    let guest = Server::of(&pool, &socket);
+    let guest = PoolServer::of(&pool, &socket);
     assert_eq!(size_bytes(&pool, &guest), 4 * MIB);
     pool.done(&["volume", "resize", &pool.volume("db"), "--size", "12m"]);
     await_size(&pool, &guest, 12 * MIB);
@@ -78,10 +78,10 @@ fn a_client_of_vfio_user_grows_with_its_volume() {
 }
 
 #[test]
-fn a_volume_that_grows_under_load_has_its_new_end_at_once_and_keeps_what_is_written_there() {
+fn volume_grown_under_load_has_its_new_end_at_once() {
     let pool = Pool::new("64m");
     pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
-    let server = Server::start(&pool, "db");
+    let server = PoolServer::start(&pool, "db");
     assert_eq!(size_bytes(&pool, &server), 4 * MIB);
     let load = load(&pool, &server, "4");
     let grow = ["volume", "resize", &pool.volume("db"), "--size", "12m"];

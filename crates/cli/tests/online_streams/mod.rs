@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::pool::{MIB, Pool};
-use super::{Server, errors, is_content, job, load, names, parsed, signal};
+use super::{PoolServer, errors, is_content, job, load, names, parsed, signal};
 
 /// A command whose standard input and output go to and from files of the pool.
-fn through(pool: &Pool, words: &[&str], input: Option<&str>, output: Option<&str>) -> Output {
+fn send_through(pool: &Pool, words: &[&str], input: Option<&str>, output: Option<&str>) -> Output {
     let mut command = pool.command(words);
     if let Some(name) = input {
         command.stdin(std::fs::File::open(pool.path(name)).unwrap());
@@ -22,7 +22,7 @@ fn through(pool: &Pool, words: &[&str], input: Option<&str>, output: Option<&str
 }
 
 #[test]
-fn snapshots_go_from_a_store_under_load_to_another_one_under_load() {
+fn snapshots_are_streamed_between_pools_under_load() {
     let (source, target) = (Pool::new("512m"), Pool::new("512m"));
     for pool in [&source, &target] {
         pool.done(&[
@@ -35,7 +35,7 @@ fn snapshots_go_from_a_store_under_load_to_another_one_under_load() {
             "4k",
         ]);
     }
-    let (from, to) = (Server::start(&source, "db"), Server::start(&target, "db"));
+    let (from, to) = (PoolServer::start(&source, "db"), PoolServer::start(&target, "db"));
     is_content(load(&source, &from, "2"));
     let loads = [load(&source, &from, "8"), load(&target, &to, "8")];
     for (name, base) in [("first", None), ("second", Some("first"))] {
@@ -43,7 +43,7 @@ fn snapshots_go_from_a_store_under_load_to_another_one_under_load() {
         let snapshot = source.volume(name);
         let mut words = vec!["volume", "send", &snapshot, "--json"];
         words.extend(base.iter().flat_map(|base| ["--from", base]));
-        let sent = through(&source, &words, None, Some("stream"));
+        let sent = send_through(&source, &words, None, Some("stream"));
         assert_eq!(sent.status.code(), Some(0), "{}", errors(&sent));
         let sent = parsed(&errors(&sent));
         assert_eq!((&sent["process"], &sent["name"]), (&from.pid().into(), &name.into()));
@@ -51,7 +51,7 @@ fn snapshots_go_from_a_store_under_load_to_another_one_under_load() {
         std::fs::rename(source.path("stream"), target.path("stream")).unwrap();
         for was_there in [false, true] {
             let words = ["volume", "receive", &target.volume(name), "--json"];
-            let received = through(&target, &words, Some("stream"), None);
+            let received = send_through(&target, &words, Some("stream"), None);
             assert_eq!(received.status.code(), Some(0), "{}", errors(&received));
             let received = parsed(&String::from_utf8(received.stdout).unwrap());
             assert_eq!(received["process"], to.pid());
@@ -74,19 +74,19 @@ fn snapshots_go_from_a_store_under_load_to_another_one_under_load() {
 }
 
 /// A store with a snapshot of 32 MiB of which 24 are written, that is served, and its bytes.
-fn snapshot() -> (Pool, Server, Vec<u8>) {
+fn snapshot() -> (Pool, PoolServer, Vec<u8>) {
     let pool = Pool::new("256m");
     pool.done(&["volume", "create", &pool.volume("db"), "--size", "32m"]);
     let bytes = pool.write("source", 32 * MIB, 6);
     pool.done(&["copy", &pool.file("source"), &pool.volume("db")]);
     pool.done(&["volume", "snapshot", &pool.volume("db"), "monday"]);
     pool.done(&["volume", "create", &pool.volume("other"), "--size", "4m"]);
-    let server = Server::start(&pool, "other");
+    let server = PoolServer::start(&pool, "other");
     (pool, server, bytes)
 }
 
 #[test]
-fn a_stream_that_nobody_reads_any_more_ends_and_gives_its_snapshot_back() {
+fn unread_stream_ends_and_releases_its_snapshot() {
     let (pool, server, _) = snapshot();
     let monday = pool.volume("monday");
     let words = ["volume", "send", &monday, "--json"];
@@ -143,15 +143,17 @@ fn a_stream_that_nobody_reads_any_more_ends_and_gives_its_snapshot_back() {
 }
 
 #[test]
-fn what_cannot_be_sent_or_received_is_refused_as_where_nobody_serves() {
+fn impossible_send_or_receive_is_rejected_as_for_a_local_pool() {
     let (pool, server, _) = snapshot();
     pool.done(&["volume", "snapshot", &pool.volume("db"), "tuesday"]);
     let [monday, other, none, taken] =
         ["monday", "other", "none", "db"].map(|name| pool.volume(name));
     let tuesday = pool.volume("tuesday");
     let words = ["volume", "send", &tuesday, "--from", "monday"];
-    assert!(through(&pool, &words, None, Some("rest")).status.success());
-    assert!(through(&pool, &["volume", "send", &monday], None, Some("whole")).status.success());
+    assert!(send_through(&pool, &words, None, Some("rest")).status.success());
+    assert!(
+        send_through(&pool, &["volume", "send", &monday], None, Some("whole")).status.success()
+    );
     std::fs::write(pool.path("wrong"), [7; 5000]).unwrap();
     std::fs::File::options()
         .write(true)
@@ -161,10 +163,12 @@ fn what_cannot_be_sent_or_received_is_refused_as_where_nobody_serves() {
         .unwrap();
     pool.done(&["volume", "delete", &monday]);
     let all = || {
-        let send =
-            |words: &[&str]| through(&pool, &[&["volume", "send"], words].concat(), None, None);
-        let receive =
-            |name: &str, input| through(&pool, &["volume", "receive", name], Some(input), None);
+        let send = |words: &[&str]| {
+            send_through(&pool, &[&["volume", "send"], words].concat(), None, None)
+        };
+        let receive = |name: &str, input| {
+            send_through(&pool, &["volume", "receive", name], Some(input), None)
+        };
         let outputs = [
             send(&[&other]),
             send(&[&none]),
@@ -187,10 +191,12 @@ fn what_cannot_be_sent_or_received_is_refused_as_where_nobody_serves() {
 }
 
 #[test]
-fn a_receive_that_is_killed_leaves_nothing_and_only_one_at_a_time_is_done() {
+fn killed_receive_leaves_nothing_and_only_one_runs_at_a_time() {
     let (pool, server, bytes) = snapshot();
     let monday = pool.volume("monday");
-    assert!(through(&pool, &["volume", "send", &monday], None, Some("whole")).status.success());
+    assert!(
+        send_through(&pool, &["volume", "send", &monday], None, Some("whole")).status.success()
+    );
     let whole = std::fs::read(pool.path("whole")).unwrap();
     pool.done(&["volume", "delete", &monday]);
     let words = ["volume", "receive", &monday];
@@ -212,7 +218,7 @@ fn a_receive_that_is_killed_leaves_nothing_and_only_one_at_a_time_is_done() {
     for name in ["KILL", "TERM", "STOP"] {
         let mut first = begin();
         until(&|| is_there("monday.incomplete"));
-        let second = through(&pool, &words, Some("whole"), None);
+        let second = send_through(&pool, &words, Some("whole"), None);
         let error = errors(&second);
         assert!(second.status.code() == Some(2) && error.contains("received already"), "{error}");
         let (_, error) = pool.refused(&["volume", "delete", &pool.volume("monday.incomplete")]);
@@ -234,7 +240,7 @@ fn a_receive_that_is_killed_leaves_nothing_and_only_one_at_a_time_is_done() {
     assert!(!is_there("monday.incomplete"));
     pool.done(&["volume", "delete", &monday]);
 
-    let received = through(&pool, &words, Some("whole"), None);
+    let received = send_through(&pool, &words, Some("whole"), None);
     let said = String::from_utf8_lossy(&received.stdout);
     assert!(said.ends_with("which has the pool open\n") && said.contains("received\n"), "{said}");
     server.end();
@@ -242,14 +248,14 @@ fn a_receive_that_is_killed_leaves_nothing_and_only_one_at_a_time_is_done() {
 
     // What a killed process leaves the next receive replaces.
     pool.done(&["volume", "delete", &monday]);
-    let server = Server::start(&pool, "other");
+    let server = PoolServer::start(&pool, "other");
     let mut first = begin();
     until(&|| is_there("monday.incomplete"));
     drop(server);
     assert_ne!(first.wait().unwrap().code(), Some(0));
     assert!(pool.is_clean());
-    let server = Server::start(&pool, "other");
-    assert!(through(&pool, &words, Some("whole"), None).status.success());
+    let server = PoolServer::start(&pool, "other");
+    assert!(send_through(&pool, &words, Some("whole"), None).status.success());
     assert_eq!(names(&pool), ["db", "other", "monday"]);
     server.end();
     assert!(pool.bytes("monday") == bytes && pool.is_clean());

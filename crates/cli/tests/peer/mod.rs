@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   vfio_user::Server ── its thread: registers, maps, vectors ──┐
-//!                                                               ├── Locked: the front end, what is mapped
+//!                                                               ├── LockedPeer: the front end, what is mapped
 //!                        a thread that turns the controller ────┘
 //! ```
 
@@ -32,12 +32,12 @@ use vfio_user::{DmaMapFlags, DmaUnmapFlags, IrqInfo, Server, ServerBackend, Serv
 
 /// Serves whoever comes, one after the other.
 pub(crate) fn serve(path: &Path) {
-    let peer = Peer::new();
+    let peer = VfioUserPeer::new();
     let regions = peer.regions();
     let locked = Arc::clone(&peer.locked);
     std::thread::spawn(move || {
         loop {
-            let wait = Peer::lock(&locked).turn();
+            let wait = VfioUserPeer::lock(&locked).turn();
             if wait != NextPoll::Busy {
                 std::thread::sleep(Duration::from_micros(20));
             }
@@ -69,41 +69,41 @@ const CSTS: u32 = 0x1c;
 const READ_WRITE: u32 = 3;
 
 /// The controller's owner.
-struct Peer {
-    locked: Arc<Mutex<Locked>>,
-    maps: Maps,
+struct VfioUserPeer {
+    locked: Arc<Mutex<LockedPeer>>,
+    maps: DmaMaps,
     regions: RegionTable,
-    vectors: Vectors,
+    vectors: EventFdVectors,
     function: Function,
     bar_bytes: u32,
 }
 
-struct Locked {
-    front: MemoryTransport<Guest, Vectors>,
+struct LockedPeer {
+    front: MemoryTransport<GuestMemory, EventFdVectors>,
     clock: Clock,
 }
 
-impl Locked {
+impl LockedPeer {
     fn turn(&mut self) -> NextPoll {
         self.front.poll(self.clock.now())
     }
 }
 
 /// What a client has mapped, by its address.
-type Maps = Arc<Mutex<BTreeMap<u64, ForeignRegion>>>;
+type DmaMaps = Arc<Mutex<BTreeMap<u64, ForeignRegion>>>;
 
 /// The controller's way to it.
 #[derive(Clone)]
-struct Guest {
-    maps: Maps,
+struct GuestMemory {
+    maps: DmaMaps,
     regions: RegionTable,
 }
 
 /// Files that are written to when a vector is signalled.
 #[derive(Clone, Default)]
-struct Vectors(Arc<Mutex<BTreeMap<u16, File>>>);
+struct EventFdVectors(Arc<Mutex<BTreeMap<u16, File>>>);
 
-impl Interrupts for Vectors {
+impl Interrupts for EventFdVectors {
     fn raise(&mut self, vector: u16) {
         if let Some(file) = self.0.lock().unwrap().get_mut(&vector) {
             file.write_all(&1_u64.to_ne_bytes()).unwrap();
@@ -111,7 +111,7 @@ impl Interrupts for Vectors {
     }
 }
 
-impl Guest {
+impl GuestMemory {
     fn segment(&self, iova: u64, len_bytes: usize) -> Result<Segment, AccessFault> {
         let fault = AccessFault { iova, len_bytes: len_bytes as u64 };
         let maps = self.maps.lock().unwrap();
@@ -124,7 +124,7 @@ impl Guest {
     }
 }
 
-impl RingMemory for Guest {
+impl RingMemory for GuestMemory {
     type Entries = SharedRingEntries;
 
     fn entries(
@@ -137,7 +137,7 @@ impl RingMemory for Guest {
     }
 }
 
-impl HostMemory for Guest {
+impl HostMemory for GuestMemory {
     fn resolve(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, AccessFault> {
         self.segment(iova, len_bytes as usize).map(Some)
     }
@@ -165,7 +165,7 @@ impl HostMemory for Guest {
     }
 }
 
-impl Peer {
+impl VfioUserPeer {
     fn new() -> Self {
         let (regions, clock) = (RegionTable::new(64), Clock::start());
         let ram: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(&regions, 512, BLOCKS).unwrap());
@@ -178,8 +178,8 @@ impl Peer {
             ..ControllerConfig::default()
         };
         let controller = subsystem.open_controller(clock.now(), config).unwrap();
-        let (maps, vectors) = (Maps::default(), Vectors::default());
-        let guest = Guest { maps: Arc::clone(&maps), regions: regions.clone() };
+        let (maps, vectors) = (DmaMaps::default(), EventFdVectors::default());
+        let guest = GuestMemory { maps: Arc::clone(&maps), regions: regions.clone() };
         let buffers = BouncePool::new(Arc::new(regions.clone()), Vec::new());
         let options = MemoryTransportConfig::default();
         let front = MemoryTransport::new(controller, guest, vectors.clone(), buffers, options);
@@ -192,7 +192,7 @@ impl Peer {
             table_offset: bar.vector_table_offset(),
             pending_offset: bar.pending_bits_offset(),
         });
-        let locked = Arc::new(Mutex::new(Locked { front, clock }));
+        let locked = Arc::new(Mutex::new(LockedPeer { front, clock }));
         Self { locked, maps, regions, vectors, function, bar_bytes }
     }
 
@@ -215,12 +215,15 @@ impl Peer {
         (0..region_index::COUNT).map(region).collect()
     }
 
-    fn lock(locked: &Mutex<Locked>) -> MutexGuard<'_, Locked> {
+    fn lock(locked: &Mutex<LockedPeer>) -> MutexGuard<'_, LockedPeer> {
         locked.lock().unwrap()
     }
 
     /// Turns the controller until it is as is wanted.
-    fn turn_until(locked: &mut Locked, is_so: impl Fn(&MemoryTransport<Guest, Vectors>) -> bool) {
+    fn turn_until(
+        locked: &mut LockedPeer,
+        is_so: impl Fn(&MemoryTransport<GuestMemory, EventFdVectors>) -> bool,
+    ) {
         while !is_so(&locked.front) {
             locked.turn();
         }
@@ -243,7 +246,7 @@ impl Peer {
     }
 }
 
-impl ServerBackend for Peer {
+impl ServerBackend for VfioUserPeer {
     fn region_read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> io::Result<()> {
         if region == region_index::CONFIGURATION {
             self.function.read(offset, data);

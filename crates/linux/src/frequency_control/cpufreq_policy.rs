@@ -122,9 +122,9 @@ impl CpufreqPolicy {
     pub(super) fn apply_request(
         &mut self,
         files: &impl CpufreqFiles,
-        wish: FrequencyRequest,
+        request: FrequencyRequest,
     ) -> Option<FrequencyError> {
-        let target = self.target_state(wish)?;
+        let target = self.target_state(request)?;
         let refused = self.write_differences(files, &target);
         let new_events = refused.clone().filter(|_| refused != self.last_error);
         self.last_error = refused;
@@ -138,13 +138,13 @@ impl CpufreqPolicy {
     }
 
     /// Target state for a request; `None` for no change.
-    fn target_state(&self, wish: FrequencyRequest) -> Option<CpufreqState> {
+    fn target_state(&self, request: FrequencyRequest) -> Option<CpufreqState> {
         let (lowest, highest) = (*self.steps.first()?, *self.steps.last()?);
         // CPUs that are not ours share the policy: they are never slowed down.
-        if wish == FrequencyRequest::Restore || self.shared && wish < FrequencyRequest::Keep {
+        if request == FrequencyRequest::Restore || self.shared && request < FrequencyRequest::Keep {
             return Some(self.found.clone());
         }
-        let khz = match wish {
+        let khz = match request {
             FrequencyRequest::Keep | FrequencyRequest::Restore => return None,
             FrequencyRequest::Lowest => lowest,
             FrequencyRequest::Highest => highest,
@@ -155,7 +155,7 @@ impl CpufreqPolicy {
                 self.steps.iter().rfind(|step| **step < self.current_khz()).copied()?
             }
         };
-        let hint = match wish {
+        let hint = match request {
             FrequencyRequest::Lowest => Some("power"),
             FrequencyRequest::Highest => Some("performance"),
             _ => None,

@@ -177,7 +177,7 @@ fn steps_are_the_listed_frequencies_within_the_found_range() {
             .unwrap();
     assert_eq!(frequency.policies()[0].steps_khz(), [800_000, 1_200_000, 2_400_000, 3_600_000]);
     let mut visited = Vec::new();
-    let wishes = [
+    let requests = [
         FrequencyRequest::Up,
         FrequencyRequest::Down,
         FrequencyRequest::Down,
@@ -185,7 +185,7 @@ fn steps_are_the_listed_frequencies_within_the_found_range() {
         FrequencyRequest::Down,
         FrequencyRequest::Down,
     ];
-    for speed in wishes.into_iter().chain([FrequencyRequest::Up]) {
+    for speed in requests.into_iter().chain([FrequencyRequest::Up]) {
         assert_eq!(frequency.apply_requests(&[(0, speed)]), []);
         visited.push(kernel.read_number(0, "scaling_max_freq") / 1000);
     }
@@ -319,7 +319,7 @@ fn policy_with_a_foreign_cpu_is_never_slowed() {
     let mut both = FrequencyControl::take_control(&kernel, &core_list("0-1"), &directory).unwrap();
     assert_eq!((both.policies().len(), both.policies()[0].is_shared()), (1, false));
     both.apply_requests(&[(0, FrequencyRequest::Lowest), (1, FrequencyRequest::Highest)]);
-    assert_eq!(kernel.read_number(0, "scaling_min_freq"), 3_600_000, "the greatest wish counts");
+    assert_eq!(kernel.read_number(0, "scaling_min_freq"), 3_600_000, "the greatest request counts");
     both.apply_requests(&[(0, FrequencyRequest::Lowest), (1, FrequencyRequest::Lowest)]);
     assert_eq!(kernel.read_number(0, "scaling_max_freq"), 800_000);
 }

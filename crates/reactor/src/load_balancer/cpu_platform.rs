@@ -20,7 +20,10 @@ pub trait CpuPlatform: Send {
     fn controls_frequency(&self) -> bool;
 
     /// Accepts frequency requests, and returns the errors of earlier ones.
-    fn request_frequencies(&mut self, wishes: Vec<(u32, FrequencyRequest)>) -> Vec<FrequencyError>;
+    fn request_frequencies(
+        &mut self,
+        requests: Vec<(u32, FrequencyRequest)>,
+    ) -> Vec<FrequencyError>;
 }
 
 /// Kernel files, read and written by a [`ThreadPool`] thread once
@@ -38,7 +41,7 @@ struct PlatformShared {
     cores: CpuList,
     ours: AvailableCpus,
     frequency: Option<FrequencyControl>,
-    wishes: Vec<(u32, FrequencyRequest)>,
+    requests: Vec<(u32, FrequencyRequest)>,
     errors: Vec<FrequencyError>,
 }
 
@@ -53,8 +56,8 @@ impl LinuxPlatform {
     ) -> Self {
         let known = AvailableCpus::read_available(&machine, &cores);
         let ours = known.clone();
-        let (governs, wishes, errors) = (frequency.is_some(), Vec::new(), Vec::new());
-        let shared = PlatformShared { machine, cores, ours, frequency, wishes, errors };
+        let (governs, requests, errors) = (frequency.is_some(), Vec::new(), Vec::new());
+        let shared = PlatformShared { machine, cores, ours, frequency, requests, errors };
         Self { pool, shared: Arc::new(Mutex::new(shared)), known, governs }
     }
 }
@@ -68,7 +71,10 @@ impl CpuPlatform for LinuxPlatform {
         self.governs
     }
 
-    fn request_frequencies(&mut self, wishes: Vec<(u32, FrequencyRequest)>) -> Vec<FrequencyError> {
+    fn request_frequencies(
+        &mut self,
+        requests: Vec<(u32, FrequencyRequest)>,
+    ) -> Vec<FrequencyError> {
         let errors = {
             let mut shared = match self.shared.try_lock() {
                 Ok(shared) => shared,
@@ -76,7 +82,7 @@ impl CpuPlatform for LinuxPlatform {
                 // The last task is still running; its requests are only one period old.
                 Err(TryLockError::WouldBlock) => return Vec::new(),
             };
-            shared.wishes = wishes;
+            shared.requests = requests;
             self.known = shared.ours.clone();
             std::mem::take(&mut shared.errors)
         };
@@ -108,8 +114,8 @@ impl PlatformShared {
     fn read_frequencies(&mut self) {
         self.ours = AvailableCpus::read_available(&self.machine, &self.cores);
         if let Some(frequency) = &mut self.frequency {
-            let wishes = std::mem::take(&mut self.wishes);
-            self.errors.extend(frequency.apply_requests(&wishes));
+            let requests = std::mem::take(&mut self.requests);
+            self.errors.extend(frequency.apply_requests(&requests));
         }
     }
 }

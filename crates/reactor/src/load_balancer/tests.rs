@@ -46,7 +46,7 @@ impl Poller for BusyPoller {
 #[derive(Clone, Default)]
 struct FakePlatform {
     ours: Arc<Mutex<AvailableCpus>>,
-    wishes: Arc<Mutex<Vec<(u32, FrequencyRequest)>>>,
+    requests: Arc<Mutex<Vec<(u32, FrequencyRequest)>>>,
 }
 
 impl CpuPlatform for FakePlatform {
@@ -58,8 +58,11 @@ impl CpuPlatform for FakePlatform {
         true
     }
 
-    fn request_frequencies(&mut self, wishes: Vec<(u32, FrequencyRequest)>) -> Vec<FrequencyError> {
-        *self.wishes.lock().unwrap() = wishes;
+    fn request_frequencies(
+        &mut self,
+        requests: Vec<(u32, FrequencyRequest)>,
+    ) -> Vec<FrequencyError> {
+        *self.requests.lock().unwrap() = requests;
         Vec::new()
     }
 }
@@ -70,8 +73,8 @@ impl FakePlatform {
     }
 
     fn frequency_of(&self, core: u32) -> FrequencyRequest {
-        let wishes = self.wishes.lock().unwrap();
-        wishes.iter().find(|wish| wish.0 == core).unwrap().1
+        let requests = self.requests.lock().unwrap();
+        requests.iter().find(|request| request.0 == core).unwrap().1
     }
 }
 

@@ -114,8 +114,8 @@ impl Connection {
         self.into.clear();
         if self.close_mode.is_none() {
             self.inbox.compact(&self.regions);
-            if let ConnectionState::Transmission(exchange) = &self.phase {
-                exchange.append_payload_segments(&mut self.into);
+            if let ConnectionState::Transmission(transmission) = &self.phase {
+                transmission.append_payload_segments(&mut self.into);
             }
             let room = self.inbox.free_segment();
             if room.len_bytes > 0 {
@@ -130,7 +130,9 @@ impl Connection {
     pub fn record_received(&mut self, count: usize) {
         let count = u32::try_from(count).expect("within the buffer");
         let rest = match &mut self.phase {
-            ConnectionState::Transmission(exchange) => exchange.record_payload_received(count),
+            ConnectionState::Transmission(transmission) => {
+                transmission.record_payload_received(count)
+            }
             ConnectionState::Negotiation(_) => count,
         };
         self.inbox.record_received(rest);
@@ -150,9 +152,9 @@ impl Connection {
 
     fn close(&mut self, close_mode: CloseMode) {
         if self.close_mode.is_none()
-            && let ConnectionState::Transmission(exchange) = &mut self.phase
+            && let ConnectionState::Transmission(transmission) = &mut self.phase
         {
-            exchange.stop_receiving();
+            transmission.stop_receiving();
         }
         if self.close_mode != Some(CloseMode::Broken) {
             self.close_mode = Some(close_mode);
@@ -174,10 +176,10 @@ impl Connection {
     }
 
     fn step_transmission(&mut self) -> usize {
-        let ConnectionState::Transmission(exchange) = &mut self.phase else { return 0 };
+        let ConnectionState::Transmission(transmission) = &mut self.phase else { return 0 };
         let mut count = 0;
         if self.close_mode.is_none() {
-            match exchange.parse_requests(&mut self.inbox, &mut self.outbox) {
+            match transmission.parse_requests(&mut self.inbox, &mut self.outbox) {
                 Ok(taken) => count += taken,
                 // The start of the next request is unknown ("Terminating the transmission phase").
                 Err(_) => {
@@ -186,9 +188,9 @@ impl Connection {
                 }
             }
         }
-        let ConnectionState::Transmission(exchange) = &mut self.phase else { return count };
-        count += exchange.build_batch();
-        if exchange.has_client_disconnected() && self.close_mode.is_none() {
+        let ConnectionState::Transmission(transmission) = &mut self.phase else { return count };
+        count += transmission.build_batch();
+        if transmission.has_client_disconnected() && self.close_mode.is_none() {
             self.close_mode = Some(CloseMode::InOrder);
             self.client_close = Some(ClientClose::Disconnected);
         }
@@ -216,8 +218,9 @@ impl Connection {
                 NegotiationStep::Selected(options) => {
                     let (export, regions) = (Arc::clone(&self.export), self.regions.clone());
                     let pool = Arc::clone(&self.pool);
-                    let exchange = Transmission::new(export, options, regions, self.layout, pool);
-                    self.phase = ConnectionState::Transmission(Box::new(exchange));
+                    let transmission =
+                        Transmission::new(export, options, regions, self.layout, pool);
+                    self.phase = ConnectionState::Transmission(Box::new(transmission));
                     self.may_step = true;
                 }
             }
@@ -241,10 +244,10 @@ impl Connection {
     #[inline]
     pub fn pending_requests(&self) -> (&[Request], &[Segment]) {
         match &self.phase {
-            ConnectionState::Transmission(exchange)
+            ConnectionState::Transmission(transmission)
                 if self.close_mode != Some(CloseMode::Broken) =>
             {
-                exchange.pending_requests()
+                transmission.pending_requests()
             }
             _ => (&[], &[]),
         }
@@ -253,9 +256,9 @@ impl Connection {
     /// Records that the I/O channel accepted the first `count` of these requests.
     #[inline]
     pub fn record_submitted(&mut self, count: usize) {
-        let ConnectionState::Transmission(exchange) = &mut self.phase else { return };
-        exchange.record_submitted(count);
-        self.may_step |= exchange.has_unbuilt_requests();
+        let ConnectionState::Transmission(transmission) = &mut self.phase else { return };
+        transmission.record_submitted(count);
+        self.may_step |= transmission.has_unbuilt_requests();
     }
 
     /// Number of requests that the I/O channel has not completed. While it is not zero, the device
@@ -263,7 +266,7 @@ impl Connection {
     #[inline]
     pub fn in_flight_requests(&self) -> usize {
         match &self.phase {
-            ConnectionState::Transmission(exchange) => exchange.in_flight_requests(),
+            ConnectionState::Transmission(transmission) => transmission.in_flight_requests(),
             ConnectionState::Negotiation(_) => 0,
         }
     }
@@ -271,16 +274,16 @@ impl Connection {
     /// Handles the completion of a request.
     #[inline]
     pub fn handle_completion(&mut self, completion: IoCompletion) {
-        if let ConnectionState::Transmission(exchange) = &mut self.phase {
-            exchange.handle_completion(completion, &mut self.outbox);
-            self.may_step |= exchange.has_unbuilt_requests();
+        if let ConnectionState::Transmission(transmission) = &mut self.phase {
+            transmission.handle_completion(completion, &mut self.outbox);
+            self.may_step |= transmission.has_unbuilt_requests();
         }
     }
 
     /// Next query that has to be executed off the reactor.
     pub fn next_slow_query(&mut self) -> Option<SlowQuery> {
         match &mut self.phase {
-            ConnectionState::Transmission(exchange) => exchange.next_slow_query(),
+            ConnectionState::Transmission(transmission) => transmission.next_slow_query(),
             ConnectionState::Negotiation(_) => None,
         }
     }
@@ -288,15 +291,15 @@ impl Connection {
     /// Completes the block status query of `slot`. The extents are contiguous from its first byte;
     /// an empty list means that they could not be determined.
     pub fn complete_block_status(&mut self, slot: u16, extents: &[Extent]) {
-        if let ConnectionState::Transmission(exchange) = &mut self.phase {
-            exchange.complete_block_status(slot, extents, &mut self.outbox);
+        if let ConnectionState::Transmission(transmission) = &mut self.phase {
+            transmission.complete_block_status(slot, extents, &mut self.outbox);
         }
     }
 
     /// Completes the resize query of `slot`.
     pub fn complete_resize(&mut self, slot: u16, done: Result<(), ErrorCode>) {
-        if let ConnectionState::Transmission(exchange) = &mut self.phase {
-            exchange.complete_resize(slot, done, &mut self.outbox);
+        if let ConnectionState::Transmission(transmission) = &mut self.phase {
+            transmission.complete_resize(slot, done, &mut self.outbox);
         }
     }
 
@@ -310,10 +313,10 @@ impl Connection {
     #[inline]
     pub fn record_sent(&mut self, count: usize) {
         match &mut self.phase {
-            ConnectionState::Transmission(exchange) => {
+            ConnectionState::Transmission(transmission) => {
                 let may_step = &mut self.may_step;
                 self.outbox.record_sent(count, |slot| {
-                    exchange.free_slot(slot);
+                    transmission.free_slot(slot);
                     *may_step = true;
                 });
             }
@@ -329,8 +332,8 @@ impl Connection {
     #[inline]
     pub fn partial_request_number(&self) -> Option<u64> {
         match &self.phase {
-            ConnectionState::Transmission(exchange) if self.close_mode.is_none() => {
-                exchange.partial_request_number(&self.inbox)
+            ConnectionState::Transmission(transmission) if self.close_mode.is_none() => {
+                transmission.partial_request_number(&self.inbox)
             }
             _ => None,
         }
@@ -340,21 +343,21 @@ impl Connection {
     /// [`retry_allocation`](Self::retry_allocation) after a while.
     #[inline]
     pub fn is_waiting_for_memory(&self) -> bool {
-        matches!(&self.phase, ConnectionState::Transmission(exchange) if exchange.is_waiting_for_memory())
+        matches!(&self.phase, ConnectionState::Transmission(transmission) if transmission.is_waiting_for_memory())
     }
 
     /// Makes the next step request memory again.
     pub fn retry_allocation(&mut self) {
-        if let ConnectionState::Transmission(exchange) = &mut self.phase {
-            exchange.retry_allocation();
+        if let ConnectionState::Transmission(transmission) = &mut self.phase {
+            transmission.retry_allocation();
             self.may_step = true;
         }
     }
 
     /// Returns unused memory to the pool before the session goes idle.
     pub fn release_unused_memory(&mut self) {
-        if let ConnectionState::Transmission(exchange) = &mut self.phase {
-            exchange.release_unused_memory();
+        if let ConnectionState::Transmission(transmission) = &mut self.phase {
+            transmission.release_unused_memory();
         }
     }
 
@@ -367,7 +370,7 @@ impl Connection {
     #[inline]
     pub fn completed_requests(&self) -> NbdStats {
         match &self.phase {
-            ConnectionState::Transmission(exchange) => *exchange.completed_requests(),
+            ConnectionState::Transmission(transmission) => *transmission.completed_requests(),
             ConnectionState::Negotiation(_) => NbdStats::default(),
         }
     }
@@ -376,7 +379,7 @@ impl Connection {
     #[inline]
     pub fn outstanding_requests(&self) -> usize {
         match &self.phase {
-            ConnectionState::Transmission(exchange) => exchange.outstanding_requests(),
+            ConnectionState::Transmission(transmission) => transmission.outstanding_requests(),
             ConnectionState::Negotiation(_) => 0,
         }
     }
@@ -390,7 +393,7 @@ impl Connection {
     #[inline]
     pub fn is_finished(&self) -> bool {
         let idle = match &self.phase {
-            ConnectionState::Transmission(exchange) => exchange.is_idle(),
+            ConnectionState::Transmission(transmission) => transmission.is_idle(),
             ConnectionState::Negotiation(_) => true,
         };
         match self.close_mode {

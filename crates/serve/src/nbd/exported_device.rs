@@ -67,13 +67,13 @@ impl ExportedDevice {
     ///
     /// If another claim on the device conflicts, such a device cannot be exported, or memory is
     /// exhausted.
-    pub fn new(plan: ExportConfig<'_>) -> Result<Self, Error> {
-        let claim = if plan.is_read_only { Claim::ReadShared } else { Claim::WriteOnce };
-        let descriptor = plan
+    pub fn new(config: ExportConfig<'_>) -> Result<Self, Error> {
+        let claim = if config.is_read_only { Claim::ReadShared } else { Claim::WriteOnce };
+        let descriptor = config
             .device
             .open(claim, "nbd")
             .map_err(|refused| Error::new(refused.category(), refused.to_string()))?;
-        Self::from_descriptor(plan, Arc::new(descriptor))
+        Self::from_descriptor(config, Arc::new(descriptor))
     }
 
     /// Exports a device that is open on `descriptor`, whose claim the export shares.
@@ -82,11 +82,11 @@ impl ExportedDevice {
     ///
     /// If such a device cannot be exported, or memory is exhausted.
     pub fn from_descriptor(
-        plan: ExportConfig<'_>,
+        config: ExportConfig<'_>,
         descriptor: Arc<BdevDescriptor>,
     ) -> Result<Self, Error> {
-        let ExportConfig { name, description, uri, device, limiter, is_read_only, .. } = plan;
-        let (allows_resize, regions) = (plan.allows_resize, plan.regions);
+        let ExportConfig { name, description, uri, device, limiter, is_read_only, .. } = config;
+        let (allows_resize, regions) = (config.allows_resize, config.regions);
         if allows_resize && !descriptor.is_resizable() {
             let text = "its size cannot be changed, expected a writable file";
             return Err(Error::new(ErrorCategory::Usage, text));

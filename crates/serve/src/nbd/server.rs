@@ -56,7 +56,7 @@ pub struct Server {
 
 /// State of the accept thread.
 struct AcceptState {
-    plan: ServerConfig,
+    config: ServerConfig,
     pool: Arc<ThreadPool>,
     /// Pool for large requests of all connections.
     memory: Arc<Memory>,
@@ -100,15 +100,15 @@ impl Server {
     /// # Errors
     ///
     /// The error of the kernel.
-    pub fn start(mut plan: ServerConfig) -> io::Result<Self> {
+    pub fn start(mut config: ServerConfig) -> io::Result<Self> {
         let (event_sender, events) = channel();
-        let listen_sockets = std::mem::take(&mut plan.listen_sockets);
-        let exported_device = Arc::clone(&plan.exported_device);
+        let listen_sockets = std::mem::take(&mut config.listen_sockets);
+        let exported_device = Arc::clone(&config.exported_device);
         let pool = Arc::new(ThreadPool::new(QUERY_THREADS, QUESTIONS_MAX));
-        let memory = Memory::new(&plan.regions, POOL_BYTES)
+        let memory = Memory::new(&config.regions, POOL_BYTES)
             .map_err(|error| io::Error::other(error.to_string()))?;
         let memory = Arc::new(memory);
-        let handler = AcceptState { plan, pool, memory, leased: Arc::default(), event_sender };
+        let handler = AcceptState { config, pool, memory, leased: Arc::default(), event_sender };
         let acceptor = Acceptor::open(
             "nbd",
             listen_sockets,
@@ -132,7 +132,7 @@ impl Server {
 impl AcceptHandler for AcceptState {
     /// Applies device events to the export and reports them.
     fn handle_device_event(&mut self) {
-        let exported_device = &self.plan.exported_device;
+        let exported_device = &self.config.exported_device;
         while let Some(event) = exported_device.descriptor().next_event() {
             exported_device.handle_event(&event);
             match event {
@@ -154,8 +154,8 @@ impl AcceptHandler for AcceptState {
     }
 
     fn accept(&mut self, socket: OwnedFd, _: usize) -> Result<(), Error> {
-        let ServerConfig { exported_device, regions, reactors, clock, .. } = &self.plan;
-        let ServerConfig { connections_max, per_address_max, .. } = &self.plan;
+        let ServerConfig { exported_device, regions, reactors, clock, .. } = &self.config;
+        let ServerConfig { connections_max, per_address_max, .. } = &self.config;
         let medium = exported_device.block_device();
         let most = (*connections_max).min(medium.channels_max() as usize);
         let stream = SocketStream::new(socket, regions.clone()).map_err(Error::environment)?;
@@ -172,7 +172,7 @@ impl AcceptHandler for AcceptState {
             slow_queries: SlowQueries::new(Arc::clone(exported_device), Arc::clone(&self.pool)),
             memory_lease,
             pool: Arc::clone(&self.memory),
-            idle_max: self.plan.idle_max,
+            idle_max: self.config.idle_max,
             now: clock.now(),
         });
         let session = session.map_err(Error::environment)?;
@@ -180,9 +180,9 @@ impl AcceptHandler for AcceptState {
         handle.report_connected();
         exported_device.add_session(handle);
         let registration = PollerBuilder::polled_each_iteration("connection", poller_wake, session);
-        let plan =
+        let config =
             ThreadBuilder::new(&format!("nbd-{id}")).mailbox_size(MAILBOX).add_poller(registration);
-        let thread = reactors.spawn(plan).map_err(Error::environment)?;
+        let thread = reactors.spawn(config).map_err(Error::environment)?;
         exported_device.set_session_thread(id, thread);
         Ok(())
     }

@@ -323,7 +323,7 @@ fn export_subsystem(regions: &RegionTable, service: &Service, tenant: u8) -> Fuz
         nqn: subsystem_nqn(tenant),
         ..SubsystemConfig::new("FUZZ", vec![NamespaceConfig::new(medium)])
     };
-    let plan = SubsystemExportConfig {
+    let config = SubsystemExportConfig {
         subsystem: Subsystem::new(config).expect("it can be served"),
         nqn: subsystem_nqn(tenant),
         hosts: AllowedHosts::Listed(BTreeSet::from([host_nqn(tenant)])),
@@ -331,7 +331,7 @@ fn export_subsystem(regions: &RegionTable, service: &Service, tenant: u8) -> Fuz
         model: ControllerModel::Dynamic,
         masks: BTreeMap::new(),
     };
-    service.add_subsystem(plan).expect("it has a name of its own");
+    service.add_subsystem(config).expect("it has a name of its own");
     FuzzSubsystem { ram, is_stuck, stuck_until: Instant::default() }
 }
 

@@ -54,8 +54,8 @@ impl Server {
     /// # Errors
     ///
     /// If the controller cannot be created with these options, or the error of the kernel.
-    pub fn start(plan: ServerConfig) -> Result<Self, Error> {
-        let ServerConfig { listen_socket, media, options, regions, reactors, clock } = plan;
+    pub fn start(config: ServerConfig) -> Result<Self, Error> {
+        let ServerConfig { listen_socket, media, options, regions, reactors, clock } = config;
         let (tell, notified) = sync_channel(EVENTS_MAX);
         let address = listen_socket.address().clone();
         let mappings = DmaMappings::new(regions.clone());
@@ -67,8 +67,9 @@ impl Server {
         let host = EndpointPoller::new(listen_socket, endpoint).map_err(Error::environment)?;
         let poller_wake = host.poller_wake().map_err(Error::environment)?;
         let registration = PollerBuilder::polled_each_iteration("device", poller_wake, host);
-        let plan = ThreadBuilder::new("vfio-user").mailbox_size(MAILBOX).add_poller(registration);
-        let thread = reactors.spawn(plan).map_err(Error::environment)?;
+        let builder =
+            ThreadBuilder::new("vfio-user").mailbox_size(MAILBOX).add_poller(registration);
+        let thread = reactors.spawn(builder).map_err(Error::environment)?;
         Ok(Self { address, notified, subsystem, thread })
     }
 

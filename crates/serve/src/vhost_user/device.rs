@@ -73,14 +73,14 @@ impl VhostBlockDevice {
         let is_done_by_kernel = virtqueue.is_done_by_kernel();
         let registration = PollerBuilder::polled_each_iteration("queue", poller_wake, virtqueue);
         let registration = if is_done_by_kernel { registration.no_spin() } else { registration };
-        let plan = ThreadBuilder::new(&format!("vhost-user-{queue}"));
-        let plan = plan.mailbox_size(MAILBOX).add_poller(registration);
+        let builder = ThreadBuilder::new(&format!("vhost-user-{queue}"));
+        let builder = builder.mailbox_size(MAILBOX).add_poller(registration);
         let homes: Vec<ReactorId> = self.reactors.reactors().collect();
-        let plan = match homes.get(usize::from(queue) % homes.len().max(1)) {
-            Some(home) => plan.on_reactor(*home),
-            None => plan,
+        let builder = match homes.get(usize::from(queue) % homes.len().max(1)) {
+            Some(home) => builder.on_reactor(*home),
+            None => builder,
         };
-        let thread = self.reactors.spawn(plan).map_err(Error::environment)?;
+        let thread = self.reactors.spawn(builder).map_err(Error::environment)?;
         mailbox.commands.set_waker(Arc::new(move || thread.notify_reactor()));
         session.queues.insert(queue, RunningQueue { mailbox, start });
         Ok(())

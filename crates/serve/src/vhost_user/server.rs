@@ -83,8 +83,8 @@ impl Server {
     /// # Errors
     ///
     /// If the device cannot be exported as such a disk, or the error of the kernel.
-    pub fn start(plan: ServerConfig) -> Result<Self, Error> {
-        let ServerConfig { listen_socket, medium, is_read_only, id, regions, reactors } = plan;
+    pub fn start(config: ServerConfig) -> Result<Self, Error> {
+        let ServerConfig { listen_socket, medium, is_read_only, id, regions, reactors } = config;
         let (told, new_events) = sync_channel(EVENTS_MAX);
         let address = listen_socket.address().clone();
         let disk = VirtioDisk::new(medium.limits(), is_read_only, id)?;
@@ -102,14 +102,15 @@ impl Server {
         let poller = EndpointPoller::new(listen_socket, endpoint).map_err(Error::environment)?;
         let poller_wake = poller.poller_wake().map_err(Error::environment)?;
         let registration = PollerBuilder::polled_each_iteration("disk", poller_wake, poller);
-        let plan = ThreadBuilder::new("vhost-user").mailbox_size(MAILBOX).add_poller(registration);
+        let builder =
+            ThreadBuilder::new("vhost-user").mailbox_size(MAILBOX).add_poller(registration);
         // Set before the first poll, which may start virtqueues.
         let mailbox = Arc::clone(&events);
-        let plan = plan.run_first(move |context| {
+        let builder = builder.run_first(move |context| {
             let thread = context.thread_handle();
             mailbox.set_waker(Arc::new(move || thread.notify_reactor()));
         });
-        reactors.spawn(plan).map_err(Error::environment)?;
+        reactors.spawn(builder).map_err(Error::environment)?;
         Ok(Self { address, queues, told: new_events, events })
     }
 

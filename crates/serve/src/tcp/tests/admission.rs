@@ -28,7 +28,7 @@ fn try_connect(rig: &mut TestTarget, connect: &Connect, data: &ConnectData) -> S
 #[test]
 fn idle_discovery_connections_do_not_exhaust_the_limit() {
     let limits = ServiceLimits { connections_max: 40, memory_bytes: 32 << 20, ..service_limits() };
-    let mut rig = TestTarget::with_options(limits, |plan| plan);
+    let mut rig = TestTarget::with_options(limits, |config| config);
     let asked = Connect { kato: 600_000, ..admin_connect() };
     for count in 0..30 {
         let expected = if count < 10 { Status::SUCCESS } else { Status::CONNECT_CONTROLLER_BUSY };
@@ -95,12 +95,12 @@ fn keep_alive_timeout_of_set_features_is_bounded() {
 #[test]
 fn silent_host_without_keep_alive_stays_connected_only_if_listed() {
     for (is_listed, left) in [(false, 0), (true, 2)] {
-        let mut rig = TestTarget::with_options(service_limits(), |plan| match is_listed {
+        let mut rig = TestTarget::with_options(service_limits(), |config| match is_listed {
             true => SubsystemExportConfig {
                 hosts: AllowedHosts::Listed([HOST.to_owned()].into()),
-                ..plan
+                ..config
             },
-            false => plan,
+            false => config,
         });
         let (admin, cntlid) = rig.execute_admin();
         let io = rig.execute_io(cntlid, 1);
@@ -131,16 +131,16 @@ fn hosts_of_one_address_leave_registrants_to_others() {
         ServiceLimits { admission: Some(admission), connections_max: 64, ..service_limits() };
     let name = |number: u8| format!("nqn.2014-08.org.example:{number}");
     for is_listed in [false, true] {
-        let mut rig =
-            TestTarget::with_options(ServiceLimits { memory_bytes: 16 << 20, ..limits }, |plan| {
-                match is_listed {
-                    true => SubsystemExportConfig {
-                        hosts: AllowedHosts::Listed((0..9).map(name).collect()),
-                        ..plan
-                    },
-                    false => plan,
-                }
-            });
+        let mut rig = TestTarget::with_options(
+            ServiceLimits { memory_bytes: 16 << 20, ..limits },
+            |config| match is_listed {
+                true => SubsystemExportConfig {
+                    hosts: AllowedHosts::Listed((0..9).map(name).collect()),
+                    ..config
+                },
+                false => config,
+            },
+        );
         let mut register = |number: u8, peer: &str| {
             rig.traits.peer = Some(peer.parse().unwrap());
             let name = Ascii::nul_padded(&name(number));
@@ -169,7 +169,7 @@ fn hosts_of_one_address_leave_registrants_to_others() {
 fn one_host_cannot_use_all_connections() {
     let admission = Some(AdmissionLimits { per_host_max: 2, ..AdmissionLimits::default_for(16) });
     let mut rig =
-        TestTarget::with_options(ServiceLimits { admission, ..service_limits() }, |plan| plan);
+        TestTarget::with_options(ServiceLimits { admission, ..service_limits() }, |config| config);
     let (_, cntlid) = rig.execute_admin();
     rig.execute_io(cntlid, 1);
     let mine = connect_data(CNTLID_DYNAMIC);

@@ -83,8 +83,10 @@ fn invalid_connect_field_is_rejected_with_its_offset() {
 #[test]
 fn only_listed_hosts_connect() {
     let hosts = AllowedHosts::Listed(BTreeSet::from([HOST.to_owned()]));
-    let mut rig =
-        TestTarget::with_options(service_limits(), |plan| SubsystemExportConfig { hosts, ..plan });
+    let mut rig = TestTarget::with_options(service_limits(), |config| SubsystemExportConfig {
+        hosts,
+        ..config
+    });
     let stranger =
         error_text_of_connect(super::test_target::NQN, "nqn.2026-01.org.tenmil:stranger");
     let told = connect_status(&mut rig, &admin_connect(), &stranger);
@@ -130,8 +132,10 @@ fn any_valid_hostnqn_is_accepted() {
 #[test]
 fn static_controller_connects_only_by_its_cntlid_within_range() {
     let model = ControllerModel::Static(2);
-    let mut rig =
-        TestTarget::with_options(service_limits(), |plan| SubsystemExportConfig { model, ..plan });
+    let mut rig = TestTarget::with_options(service_limits(), |config| SubsystemExportConfig {
+        model,
+        ..config
+    });
     let ask =
         |rig: &mut TestTarget, cntlid| connect_status(rig, &admin_connect(), &connect_data(cntlid));
     assert_eq!(ask(&mut rig, 2), (Status::SUCCESS, 2));
@@ -286,8 +290,10 @@ fn empty_hostnqn_connects_only_to_open_subsystems_and_is_reported() {
     assert_eq!(connect_status(&mut rig, &admin_connect(), &discovery).0, Status::SUCCESS);
 
     let hosts = AllowedHosts::Listed(BTreeSet::from([HOST.to_owned()]));
-    let mut rig =
-        TestTarget::with_options(service_limits(), |plan| SubsystemExportConfig { hosts, ..plan });
+    let mut rig = TestTarget::with_options(service_limits(), |config| SubsystemExportConfig {
+        hosts,
+        ..config
+    });
     let refused = (Status::CONNECT_INVALID_HOST, 1 << 16 | 512);
     assert_eq!(connect_status(&mut rig, &admin_connect(), &unnamed()), refused);
     assert!(
@@ -298,9 +304,9 @@ fn empty_hostnqn_connects_only_to_open_subsystems_and_is_reported() {
         rig.new_events
     );
     let masked = BTreeMap::from([(1, BTreeSet::from([HOST.to_owned()]))]);
-    let mut rig = TestTarget::with_options(service_limits(), |plan| SubsystemExportConfig {
+    let mut rig = TestTarget::with_options(service_limits(), |config| SubsystemExportConfig {
         masks: masked,
-        ..plan
+        ..config
     });
     assert_eq!(connect_status(&mut rig, &admin_connect(), &unnamed()).0, Status::SUCCESS);
     let admin = rig.lines.len() - 1;
@@ -467,8 +473,10 @@ fn wrong_transfer_length_is_rejected_and_leaks_no_data() {
 #[test]
 fn cntlid_is_reserved_during_connect_and_subsystem_removal_ends_controllers() {
     let model = ControllerModel::Static(2);
-    let rig =
-        TestTarget::with_options(service_limits(), |plan| SubsystemExportConfig { model, ..plan });
+    let rig = TestTarget::with_options(service_limits(), |config| SubsystemExportConfig {
+        model,
+        ..config
+    });
     let offer = rig.service.find_export(super::test_target::NQN, 1).unwrap();
     let host = HostIds { nqn: HOST.to_owned(), identifier: 7 };
     let open =

@@ -92,9 +92,9 @@ fn subsystem_config() -> Subsystem {
 }
 
 fn test_target_with(subsystem: Subsystem) -> TestTarget {
-    TestTarget::with_options(service_limits(), |plan| {
+    TestTarget::with_options(service_limits(), |config| {
         let ports = BTreeMap::from([(1, Vec::new()), (2, Vec::new())]);
-        SubsystemExportConfig { subsystem, ports, ..plan }
+        SubsystemExportConfig { subsystem, ports, ..config }
     })
 }
 

@@ -323,7 +323,7 @@ fn fused_pairs_complete_with_scarce_buffer_memory() {
     for (seed, way) in (0..4).flat_map(|seed| transfer_methods().map(|way| (seed, way))) {
         let limits =
             ServiceLimits { memory_bytes: 260 << 10, connections_max: 3, ..service_limits() };
-        let mut rig = TestTarget::with_options(limits, |plan| plan);
+        let mut rig = TestTarget::with_options(limits, |config| config);
         let (_, cntlid) = rig.execute_admin();
         let lines = [1, 2].map(|qid| io_queue_with_data(&mut rig, (cntlid, qid), way));
         let mut random = Random::new(seed);

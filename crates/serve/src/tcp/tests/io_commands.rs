@@ -59,7 +59,7 @@ fn read_of_maximum_transfer_size_is_one_c2hdata_pdu() {
     for (use_digest, digest, pdo, flags) in
         [(DigestMode::Off, 0, 24, 0x0c), (DigestMode::Required, 4, 28, 0x0f)]
     {
-        let mut rig = TestTarget::with_options(largest, |plan| plan);
+        let mut rig = TestTarget::with_options(largest, |config| config);
         let (_, cntlid) = rig.execute_admin();
         let io = rig.open_connection(HostConfig {
             header_digest: use_digest,
@@ -252,9 +252,9 @@ fn connection_samples_show_host_and_queue() {
 #[test]
 fn connection_reports_mean_latency_of_outstanding_commands() {
     let mut subsystem = None;
-    let mut rig = TestTarget::with_options(service_limits(), |plan| {
-        subsystem = Some(plan.subsystem.clone());
-        plan
+    let mut rig = TestTarget::with_options(service_limits(), |config| {
+        subsystem = Some(config.subsystem.clone());
+        config
     });
     let slow = LatencySpec { mean: Span::from_us(80), p99: None };
     let ram = Arc::new(RamDevice::new(&rig.regions, 512, BLOCKS).unwrap());

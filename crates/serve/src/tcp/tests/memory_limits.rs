@@ -66,7 +66,7 @@ fn connect_many_hosts(rig: &mut TestTarget, seed: u64, rounds: usize) {
 fn memory_freed_by_small_commands_serves_a_large_one() {
     for seed in 0..4 {
         let limits = target_with_little_memory();
-        let mut rig = TestTarget::with_options(limits, |plan| plan);
+        let mut rig = TestTarget::with_options(limits, |config| config);
         connect_many_hosts(&mut rig, seed, 3);
         rig.lines.clear();
         rig.assert_empty();
@@ -75,7 +75,7 @@ fn memory_freed_by_small_commands_serves_a_large_one() {
 
 #[test]
 fn small_stream_fragments_give_the_same_result() {
-    let mut rig = TestTarget::with_options(target_with_little_memory(), |plan| plan);
+    let mut rig = TestTarget::with_options(target_with_little_memory(), |config| config);
     rig.narrow = Some(1500);
     connect_many_hosts(&mut rig, 9, 2);
     rig.lines.clear();
@@ -92,7 +92,7 @@ fn insufficient_buffer_memory_is_rejected_with_the_required_amount() {
 
 #[test]
 fn host_with_overdue_data_is_disconnected() {
-    let mut rig = TestTarget::with_options(target_with_little_memory(), |plan| plan);
+    let mut rig = TestTarget::with_options(target_with_little_memory(), |config| config);
     let (_, cntlid) = rig.execute_admin();
     let lines = [rig.execute_io(cntlid, 1), rig.execute_io(cntlid, 2)];
     let (bytes, len) = (pattern(1, 128 << 10), 128 << 10);
@@ -117,7 +117,7 @@ fn host_with_overdue_data_is_disconnected() {
 
 #[test]
 fn a_connection_beyond_the_limit_is_rejected_until_another_closes() {
-    let mut rig = TestTarget::with_options(target_with_little_memory(), |plan| plan);
+    let mut rig = TestTarget::with_options(target_with_little_memory(), |config| config);
     let (admin, cntlid) = rig.execute_admin();
     rig.execute_io(cntlid, 1);
     rig.execute_io(cntlid, 2);
@@ -158,7 +158,7 @@ fn host_that_does_not_receive_is_disconnected() {
 /// connected, and whether a command of another queue that waits for the same memory (if
 /// `is_wanted`) has completed.
 fn receive_slowly(is_wanted: bool) -> (bool, bool) {
-    let mut rig = TestTarget::with_options(target_with_little_memory(), |plan| plan);
+    let mut rig = TestTarget::with_options(target_with_little_memory(), |config| config);
     rig.narrow = Some(1000);
     let (_, cntlid) = rig.execute_admin();
     let (one, two) = (rig.execute_io(cntlid, 1), rig.execute_io(cntlid, 2));
@@ -192,7 +192,7 @@ fn host_that_receives_slowly_while_others_wait_is_disconnected() {
 /// An admin connection and two I/O connections: the first holds the memory and its host sends no
 /// data; the second waits for memory with the returned command.
 fn target_with_waiting_host() -> (TestTarget, [usize; 3], u16) {
-    let mut rig = TestTarget::with_options(target_with_little_memory(), |plan| plan);
+    let mut rig = TestTarget::with_options(target_with_little_memory(), |config| config);
     let (admin, cntlid) = rig.execute_admin();
     let (one, two) = (rig.execute_io(cntlid, 1), rig.execute_io(cntlid, 2));
     let bytes = pattern(1, LARGEST as usize);
@@ -286,7 +286,7 @@ impl ChannelWakeup for NeverCompletingChannel {}
 pub(super) fn target_with_never_completing_device() -> (TestTarget, Arc<AtomicBool>) {
     let is_stuck = Arc::new(AtomicBool::new(true));
     let stuck = Arc::clone(&is_stuck);
-    let rig = TestTarget::with_options(service_limits(), |plan| plan);
+    let rig = TestTarget::with_options(service_limits(), |config| config);
     let medium = NeverCompletingDevice {
         ram: RamDevice::new(&rig.regions, 512, BLOCKS).unwrap(),
         is_stuck: stuck,
@@ -392,7 +392,7 @@ fn connect_succeeds_while_the_buffer_pool_is_exhausted() {
             memory_bytes: 272 << 10,
             ..target_with_little_memory()
         },
-        |plan| plan,
+        |config| config,
     );
     let (_, cntlid) = rig.execute_admin();
     let one = rig.execute_io(cntlid, 1);

@@ -49,9 +49,9 @@ struct ReservationTest {
 impl ReservationTest {
     fn new() -> Self {
         let mut subsystem = None;
-        let mut rig = TestTarget::with_options(service_limits(), |plan| {
-            subsystem = Some(plan.subsystem.clone());
-            plan
+        let mut rig = TestTarget::with_options(service_limits(), |config| {
+            subsystem = Some(config.subsystem.clone());
+            config
         });
         let (subsystem, drawer) = (subsystem.unwrap(), SlowReservationStore::default());
         assert!(subsystem.remove_namespace(1));

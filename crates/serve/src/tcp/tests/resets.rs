@@ -149,7 +149,9 @@ fn reset_completes_after_the_device_has_completed_all_commands() {
 fn injected_bug_of_unknown_resets_is_detected() {
     let injected_bugs = InjectedBugs { unknown_resets_done: true, ..InjectedBugs::default() };
     let mut rig =
-        TestTarget::with_options(ServiceLimits { injected_bugs, ..service_limits() }, |plan| plan);
+        TestTarget::with_options(ServiceLimits { injected_bugs, ..service_limits() }, |config| {
+            config
+        });
     let (two, _) = rig.execute_admin();
     let stranger = CrossControllerReset { icid: 77, ciu: 1, cirn: 5 };
     assert_eq!(cross_controller_reset(&mut rig, two, stranger).dw0(), 1);

@@ -28,7 +28,7 @@ fn idle_target(rig: &TestTarget) -> Vec<bool> {
 #[test]
 fn connection_waiting_for_memory_or_send_space_does_not_sleep() {
     let limits = ServiceLimits { memory_bytes: 260 << 10, connections_max: 3, ..service_limits() };
-    let mut rig = TestTarget::with_options(limits, |plan| plan);
+    let mut rig = TestTarget::with_options(limits, |config| config);
     let (_, cntlid) = rig.execute_admin();
     let lines = [rig.execute_io(cntlid, 1), rig.execute_io(cntlid, 2)];
     assert_eq!(idle_target(&rig), [true; 3], "nothing is asked of any");

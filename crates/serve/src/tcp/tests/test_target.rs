@@ -370,15 +370,15 @@ pub(super) fn service_limits() -> ServiceLimits {
 
 impl TestTarget {
     pub(super) fn new() -> Self {
-        Self::with_options(service_limits(), |plan| plan)
+        Self::with_options(service_limits(), |config| config)
     }
 
     /// Creates a service; returns also its subsystem.
     pub(super) fn with_subsystem() -> (Self, Subsystem) {
         let mut subsystem = None;
-        let rig = Self::with_options(service_limits(), |plan| {
-            subsystem = Some(plan.subsystem.clone());
-            plan
+        let rig = Self::with_options(service_limits(), |config| {
+            subsystem = Some(config.subsystem.clone());
+            config
         });
         (rig, subsystem.unwrap())
     }
@@ -395,7 +395,7 @@ impl TestTarget {
             ..SubsystemConfig::new("TEST", vec![NamespaceConfig::new(medium)])
         };
         let subsystem = Subsystem::new(config).unwrap();
-        let plan = SubsystemExportConfig {
+        let config = SubsystemExportConfig {
             subsystem,
             nqn: NQN.to_owned(),
             hosts: AllowedHosts::Any,
@@ -404,7 +404,7 @@ impl TestTarget {
             masks: BTreeMap::new(),
         };
         service.open_port(1, Port { address: None });
-        service.add_subsystem(change(plan)).unwrap();
+        service.add_subsystem(change(config)).unwrap();
         let now = Instant { ns: 1_000_000 };
         let (guests, lines, new_events) = (Vec::new(), Vec::new(), Vec::new());
         let traits = StreamTraits::default();

@@ -87,9 +87,9 @@ impl ChannelWakeup for LateWriteChannel {}
 pub(super) fn target_with_late_writes(injected_bugs: InjectedBugs) -> (TestTarget, Arc<AtomicU32>) {
     let mut subsystem = None;
     let rig =
-        TestTarget::with_options(ServiceLimits { injected_bugs, ..service_limits() }, |plan| {
-            subsystem = Some(plan.subsystem.clone());
-            plan
+        TestTarget::with_options(ServiceLimits { injected_bugs, ..service_limits() }, |config| {
+            subsystem = Some(config.subsystem.clone());
+            config
         });
     let subsystem = subsystem.unwrap();
     assert!(subsystem.remove_namespace(1));

@@ -172,13 +172,13 @@ fn repeated_client_errors_are_reported_a_few_times_only() {
         machine.map_dma_expecting_error();
     }
     drop(machine);
-    let mut troubles = Vec::new();
+    let mut errors = Vec::new();
     rig.await_event(|new_events| {
         if let EndpointEvent::Error(text) = new_events {
-            troubles.push(text.clone());
+            errors.push(text.clone());
         }
         matches!(new_events, EndpointEvent::Disconnected(_))
     });
-    assert_eq!(troubles.len(), 17, "{troubles:?}");
-    assert_eq!(troubles[16], "984 more of the same client");
+    assert_eq!(errors.len(), 17, "{errors:?}");
+    assert_eq!(errors[16], "984 more of the same client");
 }
