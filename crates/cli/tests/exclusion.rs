@@ -69,7 +69,7 @@ impl Host {
     }
 
     fn pool(&self, target: &Target) -> VolumeRef {
-        VolumeRef::on(&target.uri(self.name).parse::<Uri>().unwrap())
+        VolumeRef::pool_on(&target.uri(self.name).parse::<Uri>().unwrap())
     }
 
     fn volume(&self, target: &Target) -> String {
@@ -77,7 +77,7 @@ impl Host {
     }
 
     fn take_over(&self, target: &Target) -> Result<Option<String>, String> {
-        pool::take_over(&self.opener(), &self.pool(target)).map_err(|error| error.to_string())
+        pool::take_over_pool(&self.opener(), &self.pool(target)).map_err(|error| error.to_string())
     }
 
     fn io(
@@ -222,7 +222,7 @@ fn a_pool_whose_owner_does_not_write_through_a_reservation_needs_force() {
     assert!(refused.contains("do not exclude") && refused.contains("not reserved"), "{refused}");
     assert_eq!(one.write(&mut *old, 0, 3), IoStatus::SUCCESS, "nothing has changed");
     let place = VolumeRef { force: true, ..two.pool(&target) };
-    assert!(pool::take_over(&two.opener(), &place).unwrap().is_some());
+    assert!(pool::take_over_pool(&two.opener(), &place).unwrap().is_some());
     // By force it is excluded, too, from then on.
     assert!(one.write(&mut *old, 0, 4).is_conflict());
 }
@@ -243,7 +243,7 @@ fn no_write_of_a_former_owner_lands_in_a_mirror_that_was_taken_over_without_forc
     let refused = two.open(&uri(&two)).err().unwrap();
     assert!(refused.contains("has it open for writing"), "{refused}");
     let mirror_of = |host: &Host| uri(host).parse::<Uri>().unwrap();
-    let former = mirror::take_over(&two.opener(), &mirror_of(&two), false).unwrap();
+    let former = mirror::take_over_mirror(&two.opener(), &mirror_of(&two), false).unwrap();
     assert!(former.is_some());
     let taken = two.open(&uri(&two)).unwrap();
     let mut new = taken.medium.channel().unwrap();

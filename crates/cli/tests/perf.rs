@@ -283,7 +283,7 @@ fn what_needs_a_layer_is_refused_where_there_is_none() {
         let supplies = MachineResources::probe_machine(&KernelFiles::live());
         PerfOptions { layer, ..over(&[uri]) }.check(&supplies).unwrap_err().text
     };
-    let map = LayerOptions { map: Some(QueueMap::of(2)), ..LayerOptions::default() };
+    let map = LayerOptions { map: Some(QueueMap::with_default(2)), ..LayerOptions::default() };
     assert_eq!(
         refused("emu:null", map),
         "--queue-map: emu:null is reached by --block none, expected --block mq"

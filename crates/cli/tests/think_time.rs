@@ -158,7 +158,7 @@ struct Lane {
 impl Lane {
     fn submit(&mut self, now: Instant) {
         let request = Request {
-            token: self.left,
+            random_token: self.left,
             lba: 0,
             operand: 0,
             blocks: BUFFER_BYTES / self.queue.limits().block_size,

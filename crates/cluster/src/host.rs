@@ -180,7 +180,7 @@ impl Host {
                 std::mem::replace(&mut self.completions, CompletionBatch::with_capacity(0));
             queue.poll(now, &mut completions);
             let ended: Vec<IoCompletion> = completions.drain().collect();
-            self.note_legs(now, queue.losses(), shared);
+            self.note_legs(now, queue.write_losses(), shared);
             self.completions = completions;
             for completion in ended {
                 is_busy = true;
@@ -289,7 +289,7 @@ impl Host {
             self.stamp(segment, first, id);
         }
         let request = Request {
-            token: id,
+            random_token: id,
             lba: first,
             blocks: u32::try_from(blocks).unwrap_or(0),
             segment_count: u16::from(operation != Operation::Flush),

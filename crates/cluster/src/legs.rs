@@ -17,9 +17,9 @@ use tenmil_base::{
 };
 use tenmil_dma::{Backing, Mapping, RegionTable};
 use tenmil_drivers::Mirror;
-use tenmil_drivers::mirror::{Leg, MirrorOptions};
+use tenmil_drivers::mirror::{MirrorLegDevice, MirrorOptions};
 use tenmil_nvme_fabrics::{Multipath, MultipathChannel, PathEvent, QueueRequest};
-use tenmil_volume::Owner;
+use tenmil_volume::PoolOwner;
 use tenmil_volume::format::OwnerRecord;
 
 use crate::bugs::InjectedBugs;
@@ -120,7 +120,7 @@ impl Legs {
         let record =
             OwnerRecord { pid: u32::try_from(number + 1).unwrap_or(1), ..OwnerRecord::NONE };
         // A host that starts again is the owner that it was.
-        let opener = Some(Owner { id: number as u128 + 1, record });
+        let opener = Some(PoolOwner { id: number as u128 + 1, record });
         let mut options = MirrorOptions::default();
         options.opener = opener;
         options.bugs.starts_without_legs = bugs.mirror_starts_from_stale_leg;
@@ -156,8 +156,8 @@ impl Legs {
             .and_then(|mirror| Ok((mirror.channel().map_err(|error| error.to_string())?, mirror)));
         match opened {
             Ok((queue, mirror)) => {
-                let text = format!("opens its mirror: {}", mirror.describe());
-                self.losses = queue.losses();
+                let text = format!("opens its mirror: {}", mirror.description());
+                self.losses = queue.write_losses();
                 (self.queue, self.mirror) = (Some(queue), Some(mirror));
                 text
             }
@@ -234,12 +234,12 @@ impl Setup {
             let medium = limits.ok_or("no path leads there").map(|limits| {
                 Arc::new(LegMedium { paths: Arc::clone(paths), limits }) as Arc<dyn BlockDevice>
             });
-            Leg {
+            MirrorLegDevice {
                 name: format!("leg {number}"),
                 medium: medium.map_err(tenmil_base::Error::environment),
             }
         };
-        let legs: Vec<Leg> = self.legs.iter().enumerate().map(leg).collect();
+        let legs: Vec<MirrorLegDevice> = self.legs.iter().enumerate().map(leg).collect();
         Mirror::open(&self.regions, &legs, &self.options, now).map_err(|error| error.to_string())
     }
 }
@@ -286,7 +286,7 @@ impl IoChannel for LegChannel {
             return 0;
         }
         let failed = |request: &Request| IoCompletion {
-            token: request.token,
+            token: request.random_token,
             status: IoStatus::PATH_ERROR,
             result: 0,
         };
@@ -312,13 +312,13 @@ impl IoChannel for LegChannel {
         completions.len() - before
     }
 
-    fn losses(&self) -> u64 {
-        self.queue.as_ref().map_or(0, IoChannel::losses)
+    fn write_losses(&self) -> u64 {
+        self.queue.as_ref().map_or(0, IoChannel::write_losses)
     }
 
-    fn ack_losses(&mut self, count: u64) {
+    fn ack_repaired_losses(&mut self, count: u64) {
         if let Some(queue) = &mut self.queue {
-            queue.ack_losses(count);
+            queue.ack_repaired_losses(count);
         }
     }
 }

@@ -108,7 +108,7 @@ impl HostCompletionRing {
 }
 
 impl HostSubmissionRing {
-    /// [`store_each`](SubmissionRing::store_each) with the instruction `store`.
+    /// [`store_built_commands`](SubmissionRing::store_built_commands) with the instruction `store`.
     #[inline(always)]
     fn store_each_by<T>(
         &mut self,
@@ -177,7 +177,7 @@ impl SubmissionRing for HostSubmissionRing {
     }
 
     #[inline(always)]
-    fn store_each<T>(
+    fn store_built_commands<T>(
         &mut self,
         first: u32,
         items: &[T],
@@ -236,7 +236,7 @@ pub(crate) fn resolve(regions: &RegionTable, memory: Segment, len_bytes: u64) ->
 
 #[cfg(test)]
 mod tests {
-    use tenmil_base::{CompletionRing, Dma, HostEntries, RingMemory, SubmissionRing};
+    use tenmil_base::{CompletionRing, Dma, RingEntries, RingMemory, SubmissionRing};
 
     use crate::{
         Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable, SharedHostMemory,
@@ -278,7 +278,7 @@ mod tests {
                 for (count, end) in (0..=8 - first).flat_map(|n| (0..=n).map(move |end| (n, end))) {
                     (0..8).for_each(|index| ring.store(index, &[99; 8]));
                     let items: Vec<u32> = (0..count).collect();
-                    let stored = ring.store_each(first, &items, |item| {
+                    let stored = ring.store_built_commands(first, &items, |item| {
                         (*item < end).then_some([u64::from(*item); 8])
                     });
                     ring.publish();
@@ -336,7 +336,7 @@ mod tests {
     fn a_run_past_the_end_is_our_own_mistake() {
         let pool = pool(CommandStore::Plain);
         let memory = pool.allocate(8 * 64).unwrap();
-        pool.submission_ring(memory, 8).store_each(7, &[(), ()], |()| Some([0; 8]));
+        pool.submission_ring(memory, 8).store_built_commands(7, &[(), ()], |()| Some([0; 8]));
     }
 
     #[test]

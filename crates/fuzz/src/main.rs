@@ -25,21 +25,21 @@ use tenmil_linux::Clock;
 /// All fuzz targets.
 const TARGETS: [Target; 16] = [
     Target { name: "wire", feed: tenmil_wire::fuzz::fuzz },
-    Target { name: "controller", feed: tenmil_nvme_controller::controller::fuzz },
-    Target { name: "front", feed: tenmil_nvme_controller::fuzz::front_end },
+    Target { name: "controller", feed: tenmil_nvme_controller::controller::fuzz_admin_commands },
+    Target { name: "front", feed: tenmil_nvme_controller::fuzz::run_memory_transport },
     Target { name: "control", feed: tenmil_rpc::fuzz::fuzz },
-    Target { name: "block", feed: tenmil_block::fuzz::fuzz },
-    Target { name: "signatures", feed: tenmil_block::fuzz::fuzz_ends },
+    Target { name: "block", feed: tenmil_block::fuzz::fuzz_uri },
+    Target { name: "signatures", feed: tenmil_block::fuzz::fuzz_device_edges },
     Target { name: "nbd", feed: tenmil_serve::nbd::fuzz::fuzz },
     Target { name: "tcp_host", feed: tenmil_nvme_tcp::fuzz::host },
     Target { name: "tcp_controller", feed: tenmil_nvme_tcp::fuzz::controller },
     Target { name: "tcp_service", feed: tenmil_serve::tcp::fuzz::fuzz },
-    Target { name: "volume", feed: tenmil_volume::fuzz::fuzz },
-    Target { name: "volume_stream", feed: tenmil_volume::fuzz::stream },
-    Target { name: "vfu_server", feed: tenmil_vfio_user::fuzz::server },
-    Target { name: "vfu_client", feed: tenmil_vfio_user::fuzz::client },
-    Target { name: "vhost_server", feed: tenmil_vhost_user::fuzz::server },
-    Target { name: "vhost_ring", feed: tenmil_vhost_user::fuzz::ring },
+    Target { name: "volume", feed: tenmil_volume::fuzz::fuzz_decoders },
+    Target { name: "volume_stream", feed: tenmil_volume::fuzz::fuzz_stream },
+    Target { name: "vfu_server", feed: tenmil_vfio_user::fuzz::fuzz_server },
+    Target { name: "vfu_client", feed: tenmil_vfio_user::fuzz::fuzz_client },
+    Target { name: "vhost_server", feed: tenmil_vhost_user::fuzz::fuzz_server },
+    Target { name: "vhost_ring", feed: tenmil_vhost_user::fuzz::fuzz_ring },
 ];
 
 /// Run the fuzz targets on mutated inputs

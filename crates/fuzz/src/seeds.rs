@@ -30,7 +30,7 @@ pub(crate) fn all() -> Vec<Seed> {
         .chain(of("tcp_host", tcp_host()))
         .chain(of("tcp_controller", tcp_controller()))
         .chain(of("tcp_service", tenmil_serve::tcp::fuzz::seeds()))
-        .chain(of("volume", tenmil_volume::fuzz::seeds()))
+        .chain(of("volume", tenmil_volume::fuzz::decoder_seeds()))
         .chain(of("volume_stream", tenmil_volume::fuzz::stream_seeds()))
         .chain(of("vfu_server", tenmil_vfio_user::fuzz::server_seeds()))
         .chain(of("vfu_client", tenmil_vfio_user::fuzz::client_seeds()))

@@ -13,9 +13,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use tenmil_base::{AccessId, HostEntries, HostMemory, RingMemory, Segment, entry_from_dwords};
+use tenmil_base::{AccessId, HostMemory, RingEntries, RingMemory, Segment, entry_from_dwords};
 use tenmil_dma::{SharedEntries, SharedHostMemory};
-use tenmil_nvme_tcp::{DataDirection, QueueFull};
+use tenmil_nvme_tcp::{DataDirection, SendQueueFull};
 use tenmil_wire::sgl::{DataLocation, Descriptor, DescriptorKind};
 use tenmil_wire::{Command, Completion, DataPointer, Status};
 
@@ -133,7 +133,7 @@ impl RingPair {
         &mut self,
         command: &Command,
         connection: &mut QueueConnection,
-    ) -> Result<Result<(), QueueFull>, Status> {
+    ) -> Result<Result<(), SendQueueFull>, Status> {
         let direction = command.opcode() & 0b11;
         let Descriptor([iova, rest]) = command.sgl1();
         let is_plain = rest >> 32 == 0 && command.psdt() == DataPointer::Sgl;
@@ -152,7 +152,7 @@ impl RingPair {
         &mut self,
         command: &Command,
         connection: &mut QueueConnection,
-    ) -> Result<Result<(), QueueFull>, Status> {
+    ) -> Result<Result<(), SendQueueFull>, Status> {
         let no_segment = Segment::default();
         let has_data = command.opcode() & 0b11 != 0
             && (command.psdt() != DataPointer::Prp || command.prp1() != 0);
@@ -239,7 +239,7 @@ impl RingPair {
         let CompletedCommand { cid, completion } = command;
         // Only a host may use this status (NVM Express Base 2.1, section 4.2.3.4), and it would cause
         // endless retries.
-        let is_invalid = completion.status().is(Status::ABORTED_BY_HOST);
+        let is_invalid = completion.status().same_code(Status::ABORTED_BY_HOST);
         let checked = if is_invalid {
             completion.with_status(Status::INTERNAL_PATH_ERROR)
         } else {

@@ -18,7 +18,7 @@ use tenmil_nvme_host::Event;
 use tenmil_serve::tcp::{
     ControllerModel, Hosts, Limits, Port, Service, SubsystemExportConfig, TargetConnection,
 };
-use tenmil_wire::log::event::{Event as Notice, NoticeEvent};
+use tenmil_wire::log::event::{AsyncEvent as Notice, NoticeEvent};
 
 use net::Net;
 

@@ -120,7 +120,7 @@ fn cell(name: &str, value: &Value) -> String {
 
 /// Escapes characters that a terminal interprets.
 fn plain(character: char) -> Vec<char> {
-    if tenmil_base::text::is_unsafe(character) {
+    if tenmil_base::text::is_terminal_control(character) {
         character.escape_unicode().collect()
     } else {
         vec![character]

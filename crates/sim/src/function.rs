@@ -113,7 +113,7 @@ impl Function for ControllerFunction {
     }
 
     fn ring(&mut self, now: Instant, index: u32, value: u32) {
-        self.front.ring(now, index, value);
+        self.front.write_doorbell(now, index, value);
         self.wait = NextPoll::Busy;
     }
 

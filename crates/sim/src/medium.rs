@@ -304,7 +304,7 @@ impl State {
             self.cut_power();
             return None;
         }
-        Some(IoCompletion { token: request.token, status, result: 0 })
+        Some(IoCompletion { token: request.random_token, status, result: 0 })
     }
 
     fn carry_out(&mut self, request: &Request, segments: &[Segment]) -> IoStatus {
@@ -490,7 +490,7 @@ fn limits_of(options: &MediumOptions) -> Limits {
         atomic_write_blocks: 1,
         depth_max: options.depth,
         durability: options.durability,
-        operations: OperationSet::of(&Operation::ALL),
+        operations: OperationSet::from_operations(&Operation::ALL),
     }
 }
 

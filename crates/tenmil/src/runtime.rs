@@ -134,7 +134,7 @@ impl Runtime {
         let what = format!("open {uri}");
         let uri = match uri.parse::<Uri>() {
             Ok(uri) => uri,
-            Err(error) => return Pending::failed(Error::from(error).during("open")),
+            Err(error) => return Pending::failed(Error::from(error).with_context("open")),
         };
         self.attached(what, move |services| {
             let lease = services.devices.open(&uri, access, services.pool.clone())?;

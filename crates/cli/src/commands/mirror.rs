@@ -155,26 +155,26 @@ pub(super) fn run(arguments: &MirrorArguments, out: &mut dyn Write) -> Result<Ex
     let mut code = ExitCode::SUCCESS;
     let text = match &arguments.command {
         Command::Create(create) => {
-            mirror::create(&opener, &create.legs, create.overwrite)?
+            mirror::create_mirror(&opener, &create.legs, create.overwrite)?
                 + "\n"
                 + &open_with(&create.legs)
         }
         Command::Show(show) => {
-            let report = mirror::show(&opener, &show.uri)?;
+            let report = mirror::read_status(&opener, &show.uri)?;
             code = exit_code(&report);
             if show.json { as_json(&report) } else { as_text(&report) }
         }
-        Command::Add(add) => mirror::add(&opener, &add.uri, &add.leg, add.overwrite)? + "\n",
+        Command::Add(add) => mirror::add_leg(&opener, &add.uri, &add.leg, add.overwrite)? + "\n",
         Command::Replace(it) => {
             let mut ask = |question: &str| consent(it.yes, question);
-            mirror::replace(&opener, &it.uri, &it.old, &it.new, it.overwrite, &mut ask)? + "\n"
+            mirror::replace_leg(&opener, &it.uri, &it.old, &it.new, it.overwrite, &mut ask)? + "\n"
         }
         Command::Remove(it) => {
             let mut ask = |question: &str| consent(it.yes, question);
-            mirror::remove(&opener, &it.uri, &it.old, &mut ask)? + "\n"
+            mirror::remove_leg(&opener, &it.uri, &it.old, &mut ask)? + "\n"
         }
         Command::Takeover(TakeoverArguments { uri, force }) => {
-            match mirror::take_over(&opener, uri, *force)? {
+            match mirror::take_over_mirror(&opener, uri, *force)? {
                 Some(former) => format!("{uri:#} is taken over from {former}\n"),
                 None => format!("{uri:#} has no owner: nothing was changed\n"),
             }
@@ -242,7 +242,7 @@ fn as_text(report: &MirrorReport) -> String {
                     let _ = writeln!(text, "  open for writing by: {owner}");
                 }
                 let (dirty, regions) = (leg.dirty.count(), leg.geometry.regions());
-                let share = mirror::share_of(dirty, regions);
+                let share = mirror::percentage(dirty, regions);
                 let _ = writeln!(text, "  dirty: {dirty} of {regions} regions, {share}");
             }
         }
@@ -266,11 +266,12 @@ fn numbers(mask: u8) -> String {
 }
 
 fn as_json(report: &MirrorReport) -> String {
-    let leg =
-        |(name, found): &(String, Result<tenmil_volume::mirror::Superblock, Error>)| match found {
+    let leg = |(name, found): &(String, Result<tenmil_volume::mirror::MirrorSuperblock, Error>)| {
+        match found {
             Err(problem) => json!({ "uri": name, "problem": problem.text }),
             Ok(leg) => as_json_leg(name, leg),
-        };
+        }
+    };
     let legs: Vec<Value> = report.legs.iter().map(leg).collect();
     let document = match &report.verdict {
         Ok(description) => json!({
@@ -284,7 +285,7 @@ fn as_json(report: &MirrorReport) -> String {
     format!("{document:#}\n")
 }
 
-fn as_json_leg(name: &str, leg: &tenmil_volume::mirror::Superblock) -> Value {
+fn as_json_leg(name: &str, leg: &tenmil_volume::mirror::MirrorSuperblock) -> Value {
     let in_sync: Vec<u8> = (0..leg.legs).filter(|one| leg.in_sync & (1 << one) != 0).collect();
     json!({
         "uri": name,

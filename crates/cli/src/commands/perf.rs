@@ -26,7 +26,7 @@ use tenmil_bench::perf::options::{
 use tenmil_bench::perf::progress::{LiveLine, Phase, Progress};
 use tenmil_bench::perf::report::{html, json, text};
 use tenmil_bench::perf::result::PerfResult;
-use tenmil_block::quantity::{parse_count, parse_size, parse_time};
+use tenmil_block::quantity_parser::{parse_count, parse_size, parse_time};
 use tenmil_block::{QueueMap, Scheduler};
 use tenmil_devices::Uri;
 

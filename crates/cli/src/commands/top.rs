@@ -10,7 +10,7 @@ use tenmil_base::{Error, Span};
 use super::rpc_endpoint::{ProcessSelector, choose, connect, directory, listening};
 use super::write_out;
 use tenmil_bench::balance::put_back_frequencies;
-use tenmil_block::quantity::parse_time;
+use tenmil_block::quantity_parser::parse_time;
 use tenmil_linux::kernel_files::KernelFiles;
 
 /// Show the reactors, threads and pollers of a running tenmil process, live.

@@ -165,7 +165,7 @@ fn what_falls_into_a_black_hole_never_comes_and_disturbs_nobody_else() {
             (near.buffered() == b"back" && !far.buffered().is_empty()).then_some(())
         });
         assert_eq!(far.buffered(), b"abc");
-        ports.insert(near.peer());
+        ports.insert(near.peer_description());
     }
     assert_eq!(ports.len(), 1, "both went through the proxy");
 }

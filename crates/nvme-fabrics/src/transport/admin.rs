@@ -1,7 +1,7 @@
 //! Admin ring over its connection. Property commands share the connection, with a tag of their own.
 
 use tenmil_base::{Instant, WakeSource};
-use tenmil_nvme_tcp::{DataDirection, QueueFull};
+use tenmil_nvme_tcp::{DataDirection, SendQueueFull};
 use tenmil_wire::fabrics::{PropertyGet, PropertySet, PropertySize};
 use tenmil_wire::{AdminOpcode, Command, Completion, Status, TypedCommand};
 
@@ -197,7 +197,7 @@ impl HostTransport {
                     *keep_alive_sent_at = now;
                 }
             }
-            Ok(Err(QueueFull)) => return false,
+            Ok(Err(SendQueueFull)) => return false,
             Err(status) => rings.complete_locally(command, status),
         }
         rings.advance();

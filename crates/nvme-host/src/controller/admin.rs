@@ -84,19 +84,18 @@ impl<D: Dma, B: Doorbell> Admin<D, B> {
             mmio.doorbell(u32::try_from(offset).unwrap_or(u32::MAX))
         };
         let (controller_end, queue_end) = link(0);
-        let setup =
-            QueueSetup {
-                memory,
-                submission_doorbell: QueueDoorbell::Register(doorbell(
-                    offset::submission_doorbell(0, doorbell_stride),
-                )),
-                completion_doorbell: QueueDoorbell::Register(doorbell(
-                    offset::completion_doorbell(0, doorbell_stride),
-                )),
-                link: queue_end,
-                timeout: options.admin_timeout,
-                techniques: FastPathOptions::default(),
-            };
+        let setup = QueueSetup {
+            memory,
+            submission_doorbell: QueueDoorbell::Register(doorbell(
+                offset::submission_doorbell_offset(0, doorbell_stride),
+            )),
+            completion_doorbell: QueueDoorbell::Register(doorbell(
+                offset::completion_doorbell_offset(0, doorbell_stride),
+            )),
+            link: queue_end,
+            timeout: options.admin_timeout,
+            techniques: FastPathOptions::default(),
+        };
         let pair = QueuePair::new(dma, setup);
         let slots = pair.depth() as usize;
         assert!(slots > RESERVED, "{slots} slots, of which {RESERVED} are reserved");

@@ -148,8 +148,8 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     ) -> Result<QueueDoorbell<D, M::Doorbell>, RequestError> {
         let stride = self.doorbell_stride;
         let at = match side {
-            DoorbellSide::Submission => offset::submission_doorbell(id, stride),
-            DoorbellSide::Completion => offset::completion_doorbell(id, stride),
+            DoorbellSide::Submission => offset::submission_doorbell_offset(id, stride),
+            DoorbellSide::Completion => offset::completion_doorbell_offset(id, stride),
         };
         let at = u32::try_from(at).map_err(|_| RequestError::NoSuchQueue { id })?;
         let register = self.mmio.doorbell(at);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use tenmil_block::quantity::parse_size;
+use tenmil_block::quantity_parser::parse_size;
 use tenmil_block::uri::Uri;
 use tenmil_wire::nqn;
 use toml::Spanned;
@@ -156,7 +156,7 @@ impl ConfigChecker<'_> {
 
     fn uri(&mut self, found: &Spanned<String>, only_reads: bool) -> CheckResult<Uri> {
         let (text, line) = (found.get_ref(), self.line(found));
-        let parsed = Uri::parse_with(text, &|name| self.named.uri_of(name));
+        let parsed = Uri::parse_with_names(text, &|name| self.named.uri_of(name));
         let parsed = parsed.map_err(|error| error.to_string());
         let meant = parsed.and_then(|uri| self.named.resolve(uri, line, only_reads));
         meant.map_err(|problem| self.wrong("uri", found, format!("'{text}': {problem}")))
@@ -179,7 +179,7 @@ impl ConfigChecker<'_> {
 
     fn nqn(&self, key: &str, name: &Spanned<String>) -> CheckResult<String> {
         let text = name.get_ref();
-        nqn::check(text).map_err(|malformed| {
+        nqn::check_nqn(text).map_err(|malformed| {
             let problem =
                 format!("'{text}': {malformed}, expected such as nqn.2026-01.org.example:disks");
             self.wrong(key, name, problem)
@@ -190,7 +190,7 @@ impl ConfigChecker<'_> {
     /// Parses a host NQN. Hosts are not restricted to well-formed NQNs.
     fn host(&self, name: &Spanned<String>) -> CheckResult<String> {
         let text = name.get_ref();
-        nqn::check_host(text).map_err(|malformed| {
+        nqn::check_host_nqn(text).map_err(|malformed| {
             self.wrong("allowed-hosts", name, format!("'{text}': {malformed}"))
         })?;
         Ok(text.clone())

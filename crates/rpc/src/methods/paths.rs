@@ -8,7 +8,7 @@ use crate::event::{Event, EventKind, EventSender};
 use crate::method::{Method, MethodKind, ParamDefault, Parameter};
 use crate::param_type::ParamType;
 use crate::result_type::{FieldSchema, ResultType};
-use tenmil_block::uri::short_name;
+use tenmil_block::uri::shortest_unescaped;
 
 const NAME: ParamType = ParamType::Text { len_max: 4096 };
 const TEXT: ResultType = ResultType::Maybe(&ResultType::Text);
@@ -93,7 +93,7 @@ fn event(device: &str, address: Option<&str>, change: PathChange<'_>) -> Event {
         "access": access,
         "why": why,
     });
-    Event { kind, text: format!("{}{by}: {what}", short_name(device)), about }
+    Event { kind, text: format!("{}{by}: {what}", shortest_unescaped(device)), about }
 }
 
 fn describe(row: &PathRow) -> Value {

@@ -68,7 +68,7 @@ pub fn execute(
             })
         }
         PoolCommand::Grow { add, overwrite } => {
-            let grown = open.grow(&open.opener(kinds), add, *overwrite)?;
+            let grown = open.grow_pool(&open.device_opener(kinds), add, *overwrite)?;
             let (text, is_changed) = (describe::grown_text(&grown), grown.before != grown.blocks);
             Ok(CommandResult {
                 text,
@@ -78,7 +78,7 @@ pub fn execute(
             })
         }
         PoolCommand::Device { number, uri } => {
-            let is_changed = open.record_location(&open.opener(kinds), *number, uri)?;
+            let is_changed = open.record_location(&open.device_opener(kinds), *number, uri)?;
             let already = if is_changed { "" } else { " already" };
             let text =
                 format!("device {number} of pool `{}` is at {uri:#}{already}\n", open.name());
@@ -95,10 +95,10 @@ pub fn execute(
 
 /// URI of a volume of this pool.
 fn name_of(open: &OpenPool, name: &str) -> String {
-    let device: Result<Uri, _> = open.device().parse();
+    let device: Result<Uri, _> = open.device_uri().parse();
     device.map_or_else(
         |_| name.to_owned(),
-        |device| format!("{:#}", VolumeRef::on(&device).with_name(name)),
+        |device| format!("{:#}", VolumeRef::pool_on(&device).with_name(name)),
     )
 }
 
@@ -125,7 +125,7 @@ fn make(
     if let Some(already) = idempotent::already_done(open, &change)? {
         return CommandResult::new(open, false, already, name);
     }
-    open.change(change)?;
+    open.change_volume(change)?;
     let text = text();
     CommandResult::new(open, true, text, name)
 }
@@ -163,7 +163,7 @@ fn create_over(
     let uri = name_of(open, &new.name);
     let unit = blocks(&uri, "cluster size", new.unit_bytes)?;
     let wanted = blocks(&uri, "size", new.size_bytes)?;
-    let parent = open.check_parent(&open.opener(kinds), image)?;
+    let parent = open.check_parent(&open.device_opener(kinds), image)?;
     let blocks = if has_size { wanted } else { parent.blocks };
     let VolumeSpec { name, checksums, .. } = new;
     let uuid = uuid();
@@ -179,7 +179,7 @@ fn delete(
     orphan: bool,
     if_exists: bool,
 ) -> Result<CommandResult, Error> {
-    let volumes = open.list()?;
+    let volumes = open.list_volumes()?;
     if !volumes.iter().any(|one| one.name == name) {
         if if_exists {
             let text = format!("there is no `{name}`: nothing was deleted\n");
@@ -204,7 +204,7 @@ fn resize(
 ) -> Result<CommandResult, Error> {
     let uri = name_of(open, name);
     let blocks = blocks(&uri, "size", size_bytes)?;
-    let info = open.find(name)?;
+    let info = open.find_volume(name)?;
     let (before, page) = (info.blocks, u64::from(PAGE_BYTES));
     if blocks < before && !shrink {
         let found = before * page;
@@ -217,7 +217,7 @@ fn resize(
         open.notify_growth();
     }
     let text = || {
-        let (told, users) = (open.notify_growth(), open.users(&info));
+        let (told, users) = (open.notify_growth(), open.user_count(&info));
         open.wait_for_reclaim(GIVING_BACK_MAX);
         let seen = match (told, users) {
             (_, 0) => "",
@@ -235,9 +235,9 @@ fn resize(
 
 /// Sets the thresholds, unless they are set already.
 fn thresholds(open: &Arc<OpenPool>, percent: [u8; 2]) -> Result<CommandResult, Error> {
-    let is_changed = open.usage()?.map(|usage| usage.thresholds) != Some(percent);
+    let is_changed = open.pool_usage()?.map(|usage| usage.thresholds) != Some(percent);
     if is_changed {
-        open.change(VolumeOp::Thresholds { percent })?;
+        open.change_volume(VolumeOp::Thresholds { percent })?;
     }
     let already = if is_changed { "" } else { " already" };
     let (parts, name) = (percents(percent), open.name());

@@ -54,11 +54,11 @@ impl Bench {
 
     fn make(&self, name: &str) {
         let device = format!("{}&size=32m", self.device(name)).parse().unwrap();
-        tenmil_drivers::pool::create(&self.opener(), &device, name, false).unwrap();
+        tenmil_drivers::pool::create_pool(&self.opener(), &device, name, false).unwrap();
     }
 
     fn store(&self, name: &str) -> Arc<OpenPool> {
-        let place = VolumeRef::on(&self.device(name).parse().unwrap());
+        let place = VolumeRef::pool_on(&self.device(name).parse().unwrap());
         OpenPool::open(&self.opener(), &place).unwrap()
     }
 
@@ -161,7 +161,7 @@ fn orders_are_carried_out_on_the_store_that_is_open_and_said_twice_change_nothin
     let refusal = bench.refused("set_volume_delete", json!({ "name": "db", "pool": "other" }));
     assert_eq!(refusal.code, Code::NotFound);
     let refusal = bench.refused("set_volume_snapshot", json!({ "volume": "x", "name": "y" }));
-    let expected = open.find("x").unwrap_err();
+    let expected = open.find_volume("x").unwrap_err();
     assert_eq!((refusal.code, refusal.message), (Code::Failed, expected.to_string()));
 }
 
@@ -226,9 +226,9 @@ fn a_store_is_found_by_any_of_its_names_unless_there_are_two_of_it() {
     bench.make("other");
     let second = bench.store("other");
     let refusal = find(None).unwrap_err();
-    assert!(refusal.message.contains(first.device()), "{refusal}");
-    assert!(refusal.message.contains(second.device()), "{refusal}");
-    assert_eq!(find(Some(second.device())).unwrap().uuid(), second.uuid());
+    assert!(refusal.message.contains(first.device_uri()), "{refusal}");
+    assert!(refusal.message.contains(second.device_uri()), "{refusal}");
+    assert_eq!(find(Some(second.device_uri())).unwrap().uuid(), second.uuid());
     let rows = bench.call("pools", json!({})).unwrap();
     assert_eq!(rows.as_array().map(Vec::len), Some(2));
     assert_ne!(rows[0]["identity"], rows[1]["identity"]);
@@ -241,7 +241,7 @@ fn what_differs_is_told_and_whoever_is_not_there_is_named() {
     bench.call("set_volume_create", json!({ "name": "db", "size_bytes": 4 << 20 })).unwrap();
     bench.call("set_volume_snapshot", json!({ "volume": "db", "name": "a" })).unwrap();
     let volume = format!("volume:[{}]/db", bench.device("pool")).parse().unwrap();
-    tenmil_drivers::pool::create(&bench.opener(), &volume, "inner", false).unwrap();
+    tenmil_drivers::pool::create_pool(&bench.opener(), &volume, "inner", false).unwrap();
     bench.call("set_volume_snapshot", json!({ "volume": "db", "name": "b" })).unwrap();
     let told = bench.call("volume_diff", json!({ "from": "a", "to": "b" })).unwrap();
     let first = &told["changed"][0];
@@ -255,7 +255,7 @@ fn what_differs_is_told_and_whoever_is_not_there_is_named() {
         Some(&told["changed"].as_array().unwrap()[1..].to_vec())
     );
     let refusal = bench.refused("volume_diff", json!({ "from": "a", "to": "x" }));
-    assert_eq!(refusal.message, bench.store("pool").find("x").unwrap_err().to_string());
+    assert_eq!(refusal.message, bench.store("pool").find_volume("x").unwrap_err().to_string());
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn something_long_tells_how_far_it_is_and_stops_when_told_or_when_nobody_asks() 
 
     // A volume with a store is written first, so that there is data to read.
     let volume = format!("volume:[{}]/db", bench.device("pool")).parse().unwrap();
-    tenmil_drivers::pool::create(&bench.opener(), &volume, "inner", false).unwrap();
+    tenmil_drivers::pool::create_pool(&bench.opener(), &volume, "inner", false).unwrap();
     let whole = bench.call("set_pool_scrub", json!({})).unwrap();
     let ended = bench.end_of(&whole);
     assert_eq!((&ended["state"], &ended["result"]["clean"]), (&json!("done"), &json!(true)));
@@ -338,7 +338,7 @@ fn a_snapshot_goes_through_the_stream_that_came_beside_the_request() {
     let _open = bench.store("pool");
     bench.call("set_volume_create", json!({ "name": "db", "size_bytes": 4 << 20 })).unwrap();
     let volume = format!("volume:[{}]/db", bench.device("pool")).parse().unwrap();
-    tenmil_drivers::pool::create(&bench.opener(), &volume, "inner", false).unwrap();
+    tenmil_drivers::pool::create_pool(&bench.opener(), &volume, "inner", false).unwrap();
     bench.call("set_volume_snapshot", json!({ "volume": "db", "name": "a" })).unwrap();
 
     let (ours, theirs) = Connection::pair().unwrap();
@@ -389,7 +389,7 @@ fn a_job_that_is_refused_says_why_as_the_order_would() {
     let open = bench.store("pool");
     let job = bench.call("set_volume_inflate", json!({ "name": "none" })).unwrap();
     let ended = bench.end_of(&job);
-    let expected = open.find("none").unwrap_err().to_string();
+    let expected = open.find_volume("none").unwrap_err().to_string();
     assert_eq!(
         (&ended["state"], &ended["refusal"]["message"]),
         (&json!("refused"), &json!(expected))

@@ -8,7 +8,7 @@ mod session;
 mod zero_copy;
 
 use tenmil_base::{Durability, Limits, Operation, OperationSet, Random};
-use tenmil_wire::ublk::{Descriptor, IoFlags, IoOp};
+use tenmil_wire::ublk::{IoDescriptor, IoFlags, IoOp};
 
 use super::disk::Disk;
 
@@ -27,7 +27,7 @@ fn limits() -> Limits {
         atomic_write_blocks: 1,
         depth_max: 32,
         durability: Durability::VolatileCache,
-        operations: OperationSet::of(&[
+        operations: OperationSet::from_operations(&[
             Operation::Read,
             Operation::Write,
             Operation::Flush,
@@ -41,8 +41,8 @@ fn disk() -> Disk {
     Disk::new(limits(), false).unwrap()
 }
 
-fn descriptor(op: IoOp, first_sector: u64, sectors: u32) -> Descriptor {
-    Descriptor { op, flags: IoFlags::NONE, sectors, first_sector }
+fn descriptor(op: IoOp, first_sector: u64, sectors: u32) -> IoDescriptor {
+    IoDescriptor { op, flags: IoFlags::NONE, sectors, first_sector }
 }
 
 fn random_byte(random: &mut Random) -> u8 {

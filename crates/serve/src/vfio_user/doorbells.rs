@@ -85,7 +85,7 @@ impl Doorbells {
             let generation_seen = &mut self.generation_seen[*index as usize];
             if value != *generation_seen {
                 *generation_seen = value;
-                front.ring(now, *index, value);
+                front.write_doorbell(now, *index, value);
                 has_new_events = true;
             }
         }

@@ -165,7 +165,7 @@ impl Endpoint {
     pub(super) fn interest(&self) -> Option<(BorrowedFd<'_>, Interest)> {
         let State::Connected(session) = &self.state else { return None };
         let readable = session.server.receive_len() > 0;
-        let writable = session.server.outgoing().is_some();
+        let writable = session.server.next_outgoing().is_some();
         Some((session.connection.as_fd(), Interest { readable, writable }))
     }
 
@@ -235,7 +235,7 @@ impl Endpoint {
             State::Disconnecting(_) => false,
             State::Connected(session) => {
                 session.pending_command.is_none()
-                    && session.server.outgoing().is_none()
+                    && session.server.next_outgoing().is_none()
                     && !self.mappings.has_requests()
             }
         };
@@ -323,10 +323,10 @@ impl Endpoint {
         let server = &mut session.server;
         match request {
             Request::Map { call, map, file } => match self.map(map, file) {
-                Ok(()) => server.done(call),
+                Ok(()) => server.reply_success(call),
                 Err((errno, text)) => {
                     self.reporter.report_error(text);
-                    server.refuse(call, errno);
+                    server.reply_error(call, errno);
                 }
             },
             Request::Unmap { call, iova, len_bytes } => {
@@ -334,23 +334,23 @@ impl Endpoint {
                     self.mappings.forget_rings();
                 }
                 if !self.mappings.unmap(iova, len_bytes) {
-                    return server.refuse(call, Errno::NO_ENTRY);
+                    return server.reply_error(call, Errno::NO_ENTRY);
                 }
                 self.device.front.set_paused(true);
                 session.pending_command =
                     Some(PendingCommand::new(now, DeferredReply::Unmap { call, iova }));
             }
             Request::SetIrqs { call, irqs } => match self.set_irqs(irqs) {
-                Ok(()) => server.done(call),
+                Ok(()) => server.reply_success(call),
                 Err(text) => {
                     self.reporter.report_error(text.to_string());
-                    server.refuse(call, Errno::INVALID);
+                    server.reply_error(call, Errno::INVALID);
                 }
             },
             Request::Read { call, region, offset, len_bytes } => {
                 let mut data = vec![0; len_bytes as usize];
                 self.device.read(region, offset, &mut data);
-                server.data(call, &data);
+                server.reply_read(call, &data);
             }
             Request::Write { call, region, offset, data } => {
                 if self.device.write(now, region, offset, &data) {
@@ -359,7 +359,7 @@ impl Endpoint {
                         Some(PendingCommand::new(now, DeferredReply::Reset { call }));
                     return;
                 }
-                server.done(call);
+                server.reply_success(call);
             }
             Request::Reset { call } => {
                 self.device.disable(now);
@@ -439,12 +439,12 @@ impl Endpoint {
             Some(DeferredReply::Unmap { call, iova }) => {
                 self.mappings.release(iova);
                 self.device.front.set_paused(false);
-                session.server.done(call);
+                session.server.reply_success(call);
             }
             Some(DeferredReply::Reset { call }) => {
                 self.mappings.forget_rings();
                 self.device.reset();
-                session.server.done(call);
+                session.server.reply_success(call);
             }
             None => {}
         }
@@ -525,7 +525,7 @@ impl Session {
             return Ok(false);
         }
         let mut files = Vec::new();
-        let files_max = tenmil_vfio_user::Capabilities::OURS.files_max as usize;
+        let files_max = tenmil_vfio_user::VersionCapabilities::OURS.files_max as usize;
         let received =
             self.connection.receive_files(&mut buffer[..interest], &mut files, files_max);
         match received.map_err(|error| Some(error.to_string()))? {
@@ -534,7 +534,7 @@ impl Session {
             RecvResult::Bytes(count) => {
                 let files = files.into_iter().map(Arc::new);
                 self.server.receive(&buffer[..count], files).map_err(disconnect_cause)?;
-                self.message_deadline = match self.server.is_amid() {
+                self.message_deadline = match self.server.has_partial_message() {
                     true => self.message_deadline.min(now.after(MESSAGE_MAX)),
                     false => Instant::NEVER,
                 };
@@ -545,7 +545,7 @@ impl Session {
 
     fn send(&mut self) -> Result<usize, DisconnectCause> {
         let mut count = 0;
-        while let Some(outgoing) = self.server.outgoing() {
+        while let Some(outgoing) = self.server.next_outgoing() {
             let files: Vec<BorrowedFd<'_>> =
                 outgoing.files.iter().map(|file| file.as_fd()).collect();
             let sent = self.connection.send_files(outgoing.bytes, &files);
@@ -556,7 +556,7 @@ impl Session {
             if sent == 0 {
                 break;
             }
-            self.server.sent(sent);
+            self.server.record_sent(sent);
             count += 1;
         }
         Ok(count)
@@ -568,7 +568,7 @@ impl Session {
             .server
             .limits()
             .data_bytes_max
-            .min(tenmil_vfio_user::Capabilities::OURS.data_bytes_max);
+            .min(tenmil_vfio_user::VersionCapabilities::OURS.data_bytes_max);
         (part.len_bytes() - part.done_bytes).min(most as usize)
     }
 

@@ -8,7 +8,9 @@ use tenmil_dma::{Backing, FileRange, ForeignRegion, Mapping, RegionTable};
 use tenmil_reactor::{PollerBuilder, ReactorId, Registry, ThreadBuilder};
 use tenmil_vhost_user::features::device;
 use tenmil_vhost_user::inflight::{InflightLog, stride_bytes};
-use tenmil_vhost_user::{BackendConfig, InflightBuffer, MemoryChange, Ring, RingAddresses, Start};
+use tenmil_vhost_user::{
+    BackendConfig, InflightBuffer, MemoryChange, QueueStart, Vring, VringAddresses,
+};
 
 use super::disk::Disk;
 use super::endpoint::{File, RunningQueue, Session, line};
@@ -55,7 +57,7 @@ impl VhostDevice {
         &self,
         session: &mut Session,
         queue: u16,
-        start: Start<File>,
+        start: QueueStart<File>,
     ) -> Result<(), Error> {
         let slots = self.slots(session, queue, &start)?;
         let call = session.calls.get(&queue).map(|file| line(file)).transpose()?;
@@ -90,15 +92,15 @@ impl VhostDevice {
         &self,
         session: &Session,
         queue: u16,
-        start: &Start<File>,
+        start: &QueueStart<File>,
     ) -> Result<RequestTable<RegionTable>, Error> {
-        let Start { size, base, addresses, features, .. } = *start;
+        let QueueStart { size, base, addresses, features, .. } = *start;
         let memory = self.regions.clone();
-        let place = RingAddresses::new(session.table.space(), size, addresses);
+        let place = VringAddresses::new(session.table.space(), size, addresses);
         let place =
             place.map_err(|outside| format!("its ring: {outside}")).map_err(Error::environment)?;
         let has_event_index = features & device::RING_EVENT_IDX != 0;
-        let ring = |next| Ring::new(memory.clone(), place, next, has_event_index);
+        let ring = |next| Vring::new(memory.clone(), place, next, has_event_index);
         let ring = |next| ring(next).map_err(|broken| broken.to_string());
         let (ring, record) = match &session.inflight {
             None => (ring(base).map_err(Error::environment)?, None),
@@ -133,7 +135,7 @@ impl VhostDevice {
     pub(super) fn start_again(&self, session: &mut Session) -> Result<(), Error> {
         for (queue, virtqueue) in std::mem::take(&mut session.queues) {
             let base = virtqueue.mailbox.ended().map_or(virtqueue.start.base, |ended| ended.next);
-            let started = self.start(session, queue, Start { base, ..virtqueue.start });
+            let started = self.start(session, queue, QueueStart { base, ..virtqueue.start });
             started.map_err(|why| format!("queue {queue}: {why}")).map_err(Error::environment)?;
         }
         Ok(())

@@ -10,7 +10,7 @@ mod serving;
 mod slots;
 
 use tenmil_base::{Durability, Limits, Operation, OperationSet};
-use tenmil_vhost_user::blk::{DiscardSegment, Header, Kind, Status};
+use tenmil_vhost_user::blk::{BlkRequestHeader, BlkRequestType, BlkStatus, DiscardSegment};
 use tenmil_vhost_user::features::device;
 
 use super::disk::{Disk, DiskRequest, status};
@@ -27,7 +27,7 @@ fn limits() -> Limits {
         atomic_write_blocks: 1,
         depth_max: 32,
         durability: Durability::VolatileCache,
-        operations: OperationSet::of(&[
+        operations: OperationSet::from_operations(&[
             Operation::Read,
             Operation::Write,
             Operation::Flush,
@@ -51,7 +51,7 @@ fn a_disk_offers_what_its_medium_can_do() {
     let stable = disk(Limits { durability: Durability::Persistent, ..limits() });
     assert_eq!(all & !stable.features(), device::FLUSH);
     assert_eq!(stable.flush(), None);
-    let few = OperationSet::of(&[Operation::Read, Operation::Write, Operation::Flush]);
+    let few = OperationSet::from_operations(&[Operation::Read, Operation::Write, Operation::Flush]);
     let few = disk(Limits { operations: few, ..limits() });
     assert_eq!(all & !few.features(), device::DISCARD | device::WRITE_ZEROES);
     let config = few.config(3);
@@ -85,12 +85,12 @@ fn a_transfer_is_checked_against_the_disk() {
     use tenmil_base::RequestFlags;
     let disk = disk(limits());
     let of = |kind, sector, len_bytes| {
-        disk.transfer(Header { kind, sector }, len_bytes, 1, device::FLUSH)
+        disk.transfer(BlkRequestHeader { kind, sector }, len_bytes, 1, device::FLUSH)
     };
     let ask =
         |operation, lba, blocks| DiskRequest { operation, flags: RequestFlags::NONE, lba, blocks };
-    assert_eq!(of(Kind::Read, 8, 8192), Ok(ask(Operation::Read, 1, 2)));
-    assert_eq!(of(Kind::Write, 8184, 4096), Ok(ask(Operation::Write, 1023, 1)));
+    assert_eq!(of(BlkRequestType::Read, 8, 8192), Ok(ask(Operation::Read, 1, 2)));
+    assert_eq!(of(BlkRequestType::Write, 8184, 4096), Ok(ask(Operation::Write, 1023, 1)));
     for (sector, len_bytes) in [
         (0, 0),
         (0, 512),
@@ -102,16 +102,23 @@ fn a_transfer_is_checked_against_the_disk() {
         (u64::MAX - 7, 4096),
         (0, 64 << 20),
     ] {
-        assert_eq!(of(Kind::Read, sector, len_bytes), Err(Status::ERROR), "{sector} {len_bytes}");
+        assert_eq!(
+            of(BlkRequestType::Read, sector, len_bytes),
+            Err(BlkStatus::ERROR),
+            "{sector} {len_bytes}"
+        );
     }
-    let many = disk.transfer(Header { kind: Kind::Read, sector: 0 }, 4096, 513, 0);
-    assert_eq!(many, Err(Status::ERROR));
+    let many =
+        disk.transfer(BlkRequestHeader { kind: BlkRequestType::Read, sector: 0 }, 4096, 513, 0);
+    assert_eq!(many, Err(BlkStatus::ERROR));
     // Without a negotiated flush, a completed write is durable.
-    let forced = disk.transfer(Header { kind: Kind::Write, sector: 0 }, 4096, 1, 0).unwrap();
+    let forced = disk
+        .transfer(BlkRequestHeader { kind: BlkRequestType::Write, sector: 0 }, 4096, 1, 0)
+        .unwrap();
     assert_eq!(forced.flags, RequestFlags::FUA);
     let read_only = Disk::new(limits(), true, id("x")).unwrap();
-    let write = Header { kind: Kind::Write, sector: 0 };
-    assert_eq!(read_only.transfer(write, 4096, 1, 0), Err(Status::ERROR));
+    let write = BlkRequestHeader { kind: BlkRequestType::Write, sector: 0 };
+    assert_eq!(read_only.transfer(write, 4096, 1, 0), Err(BlkStatus::ERROR));
 }
 
 #[test]
@@ -122,22 +129,28 @@ fn discarding_and_zeroing_are_checked_against_the_disk() {
         disk.stretch(kind, DiscardSegment { sector, sectors, flags })
     };
     let ask = |operation, flags| Ok(DiskRequest { operation, flags, lba: 2, blocks: 3 });
-    assert_eq!(of(Kind::Discard, 16, 24, 0), ask(Operation::Deallocate, RequestFlags::NONE));
-    assert_eq!(of(Kind::WriteZeroes, 16, 24, 0), ask(Operation::WriteZeroes, RequestFlags::NONE));
     assert_eq!(
-        of(Kind::WriteZeroes, 16, 24, 1),
+        of(BlkRequestType::Discard, 16, 24, 0),
+        ask(Operation::Deallocate, RequestFlags::NONE)
+    );
+    assert_eq!(
+        of(BlkRequestType::WriteZeroes, 16, 24, 0),
+        ask(Operation::WriteZeroes, RequestFlags::NONE)
+    );
+    assert_eq!(
+        of(BlkRequestType::WriteZeroes, 16, 24, 1),
         ask(Operation::WriteZeroes, RequestFlags::DEALLOCATE)
     );
-    assert_eq!(of(Kind::Discard, 16, 24, 1), Err(Status::UNSUPPORTED));
-    assert_eq!(of(Kind::WriteZeroes, 16, 24, 2), Err(Status::UNSUPPORTED));
-    assert_eq!(of(Kind::Discard, 16, 25, 0), Err(Status::ERROR));
-    assert_eq!(of(Kind::Discard, 16, 0, 0), Err(Status::ERROR));
-    assert_eq!(of(Kind::Discard, 8184, 16, 0), Err(Status::ERROR));
-    assert_eq!(of(Kind::Discard, 0, (64 << 11) + 8, 0), Err(Status::ERROR));
-    let none = OperationSet::of(&[Operation::Read, Operation::Write]);
+    assert_eq!(of(BlkRequestType::Discard, 16, 24, 1), Err(BlkStatus::UNSUPPORTED));
+    assert_eq!(of(BlkRequestType::WriteZeroes, 16, 24, 2), Err(BlkStatus::UNSUPPORTED));
+    assert_eq!(of(BlkRequestType::Discard, 16, 25, 0), Err(BlkStatus::ERROR));
+    assert_eq!(of(BlkRequestType::Discard, 16, 0, 0), Err(BlkStatus::ERROR));
+    assert_eq!(of(BlkRequestType::Discard, 8184, 16, 0), Err(BlkStatus::ERROR));
+    assert_eq!(of(BlkRequestType::Discard, 0, (64 << 11) + 8, 0), Err(BlkStatus::ERROR));
+    let none = OperationSet::from_operations(&[Operation::Read, Operation::Write]);
     let none = self::disk(Limits { operations: none, ..limits() });
     let stretch = DiscardSegment { sector: 0, sectors: 8, flags: 0 };
-    assert_eq!(none.stretch(Kind::Discard, stretch), Err(Status::UNSUPPORTED));
+    assert_eq!(none.stretch(BlkRequestType::Discard, stretch), Err(BlkStatus::UNSUPPORTED));
 }
 
 #[test]
@@ -145,6 +158,6 @@ fn an_id_is_twenty_bytes_and_the_same_for_the_same_name() {
     assert_eq!(id("file:/a"), id("file:/a"));
     assert_ne!(id("file:/a"), id("file:/b"));
     assert!(id("x").starts_with(b"tenmil") && id("x").iter().all(u8::is_ascii_alphanumeric));
-    assert_eq!(status(tenmil_base::IoStatus::INVALID_OPCODE), Status::UNSUPPORTED);
-    assert_eq!(status(tenmil_base::IoStatus::WRITE_FAULT), Status::ERROR);
+    assert_eq!(status(tenmil_base::IoStatus::INVALID_OPCODE), BlkStatus::UNSUPPORTED);
+    assert_eq!(status(tenmil_base::IoStatus::WRITE_FAULT), BlkStatus::ERROR);
 }

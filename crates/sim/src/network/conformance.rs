@@ -138,7 +138,7 @@ fn nothing_is_there_before_something_is_sent(mut pair: Pair) {
     assert_eq!(pair.one.send(b"", &[], false), Ok(0));
     assert!(!pair.one.arm(true, false), "there is nothing to stay awake for");
     pair.one.disarm();
-    assert!(!pair.one.peer().is_empty());
+    assert!(!pair.one.peer_description().is_empty());
     assert_eq!(pair.one.receive(), RecvResult::WouldBlock);
 }
 
@@ -523,7 +523,7 @@ impl Stream for Gone {
         false
     }
 
-    fn peer(&self) -> String {
+    fn peer_description(&self) -> String {
         String::new()
     }
 }

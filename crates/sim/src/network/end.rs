@@ -210,7 +210,7 @@ impl Stream for End {
             || (released < self.taken && is_told)
     }
 
-    fn peer(&self) -> String {
+    fn peer_description(&self) -> String {
         match self.sends {
             Direction::Upstream => "the second end".to_owned(),
             Direction::Downstream => "the first end".to_owned(),

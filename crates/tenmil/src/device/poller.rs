@@ -274,8 +274,8 @@ impl Drop for DevicePoller {
         }
         for index in (0..).take(shared.count()) {
             let mut place = shared.place(index);
-            let was_taken =
-                *is_submitting || !requests.iter().any(|request| request.token == u64::from(index));
+            let was_taken = *is_submitting
+                || !requests.iter().any(|request| request.random_token == u64::from(index));
             place.cut_off(was_taken);
             let emptied =
                 if place.is_unwanted { std::mem::take(&mut *place) } else { Slot::default() };

@@ -65,7 +65,8 @@ pub(super) fn start(
         allows_resize: false,
         regions: &services.devices.regions,
     };
-    let served = Arc::new(ExportedDevice::sharing(config, Arc::new(claim.descriptor.share()?))?);
+    let served =
+        Arc::new(ExportedDevice::sharing(config, Arc::new(claim.descriptor.share_claim()?))?);
     let server = Server::start(ServerConfig {
         listen_sockets: vec![listen(&address)?],
         exported_device: Arc::clone(&served),

@@ -239,7 +239,7 @@ fn refuse_to_destroy(options: &PerfOptions, existing: &[ExistingData]) -> Result
         return Ok(());
     }
     let doing = format!("-w {}", options.pattern.name());
-    overwrite::allow(&doing, existing, options.overwrite, &KernelFiles::live())?;
+    overwrite::check_overwrite_allowed(&doing, existing, options.overwrite, &KernelFiles::live())?;
     Ok(())
 }
 

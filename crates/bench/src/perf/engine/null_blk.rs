@@ -39,7 +39,7 @@ pub(super) fn compare(
                 cores: cores[..threads].iter().copied().collect(),
                 layer: LayerOptions {
                     layer: Some(layer),
-                    map: contexts.map(QueueMap::of),
+                    map: contexts.map(QueueMap::with_default),
                     ..LayerOptions::default()
                 },
                 depth: options.depth,

@@ -6,7 +6,7 @@ use super::format::{scaled, show_byte_rate, show_count, show_iops, show_ns, show
 use super::page_style::STYLE;
 use super::{baseline_line, error_rows, how_it_ended, latency_row, notes, plot, workload_line};
 use crate::perf::result::{Baseline, DeviceResult, PerfResult, per_second};
-use tenmil_base::text::show_size;
+use tenmil_base::text::format_size;
 
 /// Renders the page. `command` is the command line that repeats the run.
 pub fn render(result: &PerfResult, command: &str) -> String {
@@ -245,7 +245,7 @@ fn device_row(result: &PerfResult, device: &DeviceResult, most: u64) -> Markup {
             td { code { (device.name) } }
             td { (device.model) }
             td { (device.durability.describe()) }
-            td.number { (show_size(device.size_bytes)) }
+            td.number { (format_size(device.size_bytes)) }
             td.number { (device.block_size) }
             td.number { (show_iops(per_second(device.counts.ios, result.elapsed))) }
             td.number { (show_ns(device.latency.percentile(500_000))) }

@@ -61,7 +61,7 @@ impl TargetFiles {
 /// copy that failed before its start leaves such a file.
 pub(super) fn allow(mut existing: Vec<ExistingData>, may_go: bool) -> Result<(), Error> {
     existing.retain(|one| one.path.as_deref().is_none_or(holds_data));
-    Ok(overwrite::allow("copy", &existing, may_go, &KernelFiles::live())?)
+    Ok(overwrite::check_overwrite_allowed("copy", &existing, may_go, &KernelFiles::live())?)
 }
 
 /// Rejects source files whose size is not a multiple of the block size, because the device would not
@@ -74,7 +74,7 @@ pub(super) fn check_whole(source: &Uri) -> Result<(), Error> {
             let mut fields = source.fields();
             let block_size = fields.block_size()?.unwrap_or(BLOCK_DEFAULT);
             // The file device itself rejects an explicit size that is not a multiple of the block size.
-            let has_size = fields.size("size")?.is_some();
+            let has_size = fields.size_value("size")?.is_some();
             if has_size { Ok(()) } else { check_file(source, source.path(), block_size) }
         }
         "emu" => check_emulated(source),
@@ -111,13 +111,13 @@ fn check_file(source: &Uri, path: &str, block_size: u32) -> Result<(), Error> {
 /// The target URI, with the size of the source if it is an empty or missing file.
 pub(super) fn sized(target: &Uri, size: u64) -> Result<Uri, Error> {
     let mut fields = target.fields();
-    if target.scheme() != "file" || fields.size("size")?.is_some() {
+    if target.scheme() != "file" || fields.size_value("size")?.is_some() {
         return Ok(target.clone());
     }
     let block = u64::from(fields.block_size()?.unwrap_or(BLOCK_DEFAULT));
     match FileUndo::record(Path::new(target.path())) {
         Some(found) if found.len_bytes() == 0 => {
-            Ok(target.clone().with("size", size.next_multiple_of(block).to_string()))
+            Ok(target.clone().with_option("size", size.next_multiple_of(block).to_string()))
         }
         _ => Ok(target.clone()),
     }

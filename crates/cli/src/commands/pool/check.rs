@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use serde_json::Value;
 use tenmil_base::{Error, ErrorCategory};
 use tenmil_block::Opener;
-use tenmil_block::uri::short_name;
+use tenmil_block::uri::shortest_unescaped;
 use tenmil_drivers::pool::{self, VolumeRef};
 use tenmil_rpc::pool_commands::{JobKind, JobSpec, checked};
 
@@ -21,18 +21,19 @@ pub(super) fn check(
     show: &ShowArguments,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
-    let place = VolumeRef::of(&show.device)?;
+    let place = VolumeRef::parse(&show.device)?;
     // A pool that is not open in any process is read without being opened for writing.
-    let (mut found, process, by) = match PoolAccess::remote_or(opener, &place, pool::check)? {
-        Ok(found) => (checked(&found), None, String::new()),
-        Err(mut access) => {
-            let long = JobSpec { what: JobKind::Check, rate_bytes: None, unheard_max: None };
-            let Some(found) = access.long(&long, "checking")? else {
-                return Ok(ExitCode::from(EXIT_INTERRUPTED));
-            };
-            (found, access.pid(), access.by())
-        }
-    };
+    let (mut found, process, by) =
+        match PoolAccess::remote_or(opener, &place, pool::check_closed_pool)? {
+            Ok(found) => (checked(&found), None, String::new()),
+            Err(mut access) => {
+                let long = JobSpec { what: JobKind::Check, rate_bytes: None, unheard_max: None };
+                let Some(found) = access.long(&long, "checking")? else {
+                    return Ok(ExitCode::from(EXIT_INTERRUPTED));
+                };
+                (found, access.pid(), access.by())
+            }
+        };
     let is_clean = found["clean"] == true;
     let text = match show.json {
         true => {
@@ -62,7 +63,7 @@ fn as_text(found: &Value) -> String {
     let word = |value: &Value, name: &str| value[name].as_str().unwrap_or_default().to_owned();
     for parent in list(found, "parents") {
         let (uri, of) =
-            (short_name(&word(parent, "uri")), words(list(parent, "volumes")).join("`, `"));
+            (shortest_unescaped(&word(parent, "uri")), words(list(parent, "volumes")).join("`, `"));
         let state = parent["problem"].as_str().map_or("unchanged".into(), |problem| {
             format!("not accessible, so the volumes are not: {problem}")
         });

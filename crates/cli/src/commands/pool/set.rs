@@ -78,7 +78,7 @@ pub(super) fn set(opener: &Opener<'_>, arguments: &SetArguments) -> Result<Strin
     let Some(Thresholds(percent)) = thresholds else {
         return relocate_devices(opener, device, moved, *json);
     };
-    let mut access = PoolAccess::on(opener, &VolumeRef::of(device)?)?;
+    let mut access = PoolAccess::on(opener, &VolumeRef::parse(device)?)?;
     let result = access.execute(&PoolCommand::Thresholds { percent: *percent })?;
     if !json {
         return Ok(result.text + &access.by());
@@ -101,7 +101,7 @@ fn relocate_devices(
     moved: &[RelocatedDevice],
     json: bool,
 ) -> Result<String, Error> {
-    let mut place = VolumeRef::of(device)?;
+    let mut place = VolumeRef::parse(device)?;
     place.moved = moved.iter().map(|RelocatedDevice(number, uri)| (*number, uri.clone())).collect();
     match PoolAccess::remote_or(opener, &place, OpenPool::open)? {
         Ok(open) => relocate_locally(&open, moved, json),

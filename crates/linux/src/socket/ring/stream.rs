@@ -317,7 +317,7 @@ impl Stream for RingStream {
         true
     }
 
-    fn peer(&self) -> String {
+    fn peer_description(&self) -> String {
         self.peer.clone()
     }
 

@@ -81,7 +81,7 @@ fn a_keep_alive_time_out_that_is_set_later_has_the_same_bound() {
     ] {
         for line in [admin, visitor] {
             let (completion, _) = rig.command(line, &set(kato), DataDirection::None, &[]);
-            assert_eq!(completion.status().code(), expected, "{kato} over connection {line}");
+            assert_eq!(completion.status().sct_and_sc(), expected, "{kato} over connection {line}");
         }
     }
 }
@@ -144,7 +144,7 @@ fn hosts_of_one_address_leave_registrants_to_others() {
             rig.connect(io, &io_connect(1), &data(cntlid));
             let keys = [[0; 8], [7; 8]].concat();
             let command = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
-            rig.command(io, &command, DataDirection::FromHost(16), &keys).0.status().code()
+            rig.command(io, &command, DataDirection::FromHost(16), &keys).0.status().sct_and_sc()
         };
         for number in 1..=2 {
             assert_eq!(register(number, "192.0.2.1:1000"), Status::SUCCESS);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tenmil_base::Span;
-use tenmil_nvme_controller::transport::fabrics::{EndReason, FabricsTransport};
+use tenmil_nvme_controller::transport::fabrics::{AssociationEndReason, FabricsTransport};
 use tenmil_nvme_tcp::DataDirection;
 use tenmil_wire::fabrics::{CNTLID_DYNAMIC, CNTLID_STATIC, Connect, ConnectData, PropertySize};
 use tenmil_wire::layout::Ascii;
@@ -195,7 +195,7 @@ fn a_host_identifier_of_zero_is_accepted_and_identifies_no_host() {
     let keys = [0_u64.to_le_bytes(), 5_u64.to_le_bytes()].concat();
     for &(_, io, _) in &connected {
         let (completion, _) = rig.command(io, &register, DataDirection::FromHost(16), &keys);
-        assert_eq!(completion.status().code(), Status::HOST_IDENTIFIER_NOT_INITIALIZED);
+        assert_eq!(completion.status().sct_and_sc(), Status::HOST_IDENTIFIER_NOT_INITIALIZED);
         let (completion, _) = rig.command(
             io,
             &transfer(IoOpcode::Read.code(), 0, 1),
@@ -449,7 +449,7 @@ fn a_cntlid_is_reserved_during_connect_and_a_removed_subsystem_ends_its_controll
     let front = FabricsTransport::new(controller, rig.now);
     let association = Association::new(Arc::clone(&offer), 2, (host.clone(), 1), front);
     offer.add_association(&association);
-    assert_eq!(association.transport().end_reason(), Some(EndReason::SubsystemRemoved));
+    assert_eq!(association.transport().end_reason(), Some(AssociationEndReason::SubsystemRemoved));
     drop(association);
     assert!(open(2).is_ok(), "its number is free again");
 }

@@ -8,7 +8,9 @@ use tenmil_nvme_tcp::DataDirection;
 use tenmil_wire::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData};
 use tenmil_wire::identify::IdentifyController;
 use tenmil_wire::layout::Ascii;
-use tenmil_wire::log::discovery::{DiscoveryEntry, DiscoveryHeader, SubsystemType, entries};
+use tenmil_wire::log::discovery::{
+    DiscoveryEntry, DiscoveryHeader, SubsystemType, discovery_entries,
+};
 use tenmil_wire::register::offset;
 use tenmil_wire::{AdminOpcode, Command, Status, nqn};
 
@@ -50,9 +52,9 @@ fn page(rig: &mut Rig, line: usize) -> (u64, Vec<(String, SubsystemType, Option<
     let (header, bytes) = log(rig, line);
     let entry = |entry: DiscoveryEntry| {
         let name = String::from_utf8(entry.subnqn().trimmed().to_vec()).unwrap();
-        (name.trim_end_matches('\0').to_owned(), entry.subtype(), entry.port())
+        (name.trim_end_matches('\0').to_owned(), entry.subtype(), entry.tcp_port())
     };
-    (header.genctr(), entries(&bytes).map(entry).collect())
+    (header.genctr(), discovery_entries(&bytes).map(entry).collect())
 }
 
 fn plan(name: &str, hosts: Hosts) -> SubsystemExportConfig {
@@ -285,7 +287,7 @@ fn told(ports: &[&str], here: Option<&str>) -> Vec<String> {
         let [ip, port] = [ip, port].map(|bytes| String::from_utf8(bytes).unwrap());
         (entry.subtype() == SubsystemType::Discovery).then(|| format!("{ip} {port}"))
     };
-    entries(&bytes).filter_map(address).collect()
+    discovery_entries(&bytes).filter_map(address).collect()
 }
 
 #[test]

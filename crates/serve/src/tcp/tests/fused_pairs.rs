@@ -94,7 +94,7 @@ fn a_pair_writes_if_and_only_if_the_bytes_are_the_same() {
                 assert!(read(&mut rig, io, lba, len) == bytes);
                 let bad = send_pair(&mut rig, io, lba, [&zeroes, &pattern(6, blocks * 512)]);
                 let [compare, write] = ended(&mut rig, io, bad);
-                assert!(compare.is(Status::COMPARE_FAILURE) && write == FAILED);
+                assert!(compare.same_code(Status::COMPARE_FAILURE) && write == FAILED);
                 assert!(read(&mut rig, io, lba, len) == bytes, "nothing was written");
             }
             leave(rig);
@@ -129,7 +129,7 @@ fn fused_pairs_of_several_hosts_are_atomic() {
             for (host, tags) in asked {
                 match ended(&mut rig, lines[host], tags) {
                     [OK, OK] => added += 1,
-                    [compare, FAILED] if compare.is(Status::COMPARE_FAILURE) => failed += 1,
+                    [compare, FAILED] if compare.same_code(Status::COMPARE_FAILURE) => failed += 1,
                     other => panic!("{other:?}"),
                 }
                 let bytes = read(&mut rig, lines[host], 9, 512);
@@ -167,7 +167,10 @@ fn a_fused_half_without_its_partner_is_aborted() {
         let write = transfer(IoOpcode::Write.code(), 0, 400);
         let other = send(&mut rig, io, &write, &vec![0; 400 * 512]);
         let [missing, refused] = ended(&mut rig, io, [long, other]);
-        assert!(missing == MISSING && refused.is(Status::DATA_SGL_LENGTH_INVALID), "{refused:?}");
+        assert!(
+            missing == MISSING && refused.same_code(Status::DATA_SGL_LENGTH_INVALID),
+            "{refused:?}"
+        );
         let tags = [&first, &first, &second].map(|command| send(&mut rig, io, command, &block));
         assert_eq!(ended(&mut rig, io, tags), [MISSING, OK, OK]);
         let reserved = transfer(IoOpcode::Write.code(), 0, 1).with_fuse(Fuse::Reserved);

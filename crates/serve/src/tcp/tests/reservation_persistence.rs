@@ -102,7 +102,7 @@ impl Race {
     /// Completes the oldest write of the store.
     fn write(&mut self, written: Result<(), &str>) {
         let stored = self.drawer.0.lock().unwrap().pop_front().expect("one is to be written");
-        stored.finish(written.map_err(Error::environment));
+        stored.complete_write(written.map_err(Error::environment));
         self.rig.run();
     }
 
@@ -116,7 +116,7 @@ impl Race {
         let (bytes, write) = (pattern(1, 512), transfer(IoOpcode::Write.code(), 0, 1));
         let io = self.io[host];
         let (completion, _) = self.rig.command(io, &write, DataDirection::FromHost(512), &bytes);
-        match completion.status().code() {
+        match completion.status().sct_and_sc() {
             Status::SUCCESS => true,
             Status::RESERVATION_CONFLICT => false,
             other => panic!("a write ended with {other:?}"),

@@ -87,7 +87,7 @@ fn a_dead_device_of_another_disk_is_kept() {
     let longer = Parameters { sectors: parameters.sectors + 8, ..parameters };
     let events = refusal(verdict(&quiesced, Some(longer), DEAD));
     assert!(events.contains("4104 sectors") && events.contains("expected 4096"), "{events}");
-    let attributes = tenmil_wire::ublk::Attributes::NONE;
+    let attributes = tenmil_wire::ublk::DiskAttributes::NONE;
     let events = refusal(verdict(&quiesced, Some(Parameters { attributes, ..parameters }), DEAD));
     assert!(events.contains("attributes 0x0"), "{events}");
     let many = DeviceInfo { queues: 9, ..quiesced };

@@ -6,7 +6,7 @@ use tenmil_base::{
 };
 use tenmil_dma::{KernelBufferSource, Region, RegionTable};
 use tenmil_drivers::RamDevice;
-use tenmil_wire::ublk::{Descriptor, IoFlags, IoOp};
+use tenmil_wire::ublk::{IoDescriptor, IoFlags, IoOp};
 
 use super::super::disk::Disk;
 use super::super::driver::Driver;
@@ -109,7 +109,7 @@ impl Session {
     }
 
     /// Executes one request and returns its result.
-    pub(super) fn one(&mut self, descriptor: Descriptor, data: &[u8]) -> i32 {
+    pub(super) fn one(&mut self, descriptor: IoDescriptor, data: &[u8]) -> i32 {
         self.kernel.request(3, descriptor, data);
         self.receive();
         for _ in 0..100 {
@@ -155,7 +155,7 @@ fn the_backend_is_asked_for_what_the_flags_say() {
         (IoOp::WriteZeroes, IoFlags(forced.0 | kept.0), Operation::WriteZeroes, RequestFlags::FUA),
         (IoOp::Discard, IoFlags::NONE, Operation::Deallocate, RequestFlags::NONE),
     ] {
-        let request = disk().admit(&Descriptor { flags, ..descriptor(op, 2, 1) }).unwrap();
+        let request = disk().admit(&IoDescriptor { flags, ..descriptor(op, 2, 1) }).unwrap();
         assert_eq!((request.operation, request.flags), (operation, expected), "{op:?} {flags:?}");
         assert_eq!((request.lba, request.blocks), (2, 1));
     }

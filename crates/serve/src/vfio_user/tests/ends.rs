@@ -38,7 +38,7 @@ fn a_disconnected_client_leaks_nothing_and_the_next_is_served() {
 fn a_client_that_has_gone_rings_no_doorbell_of_the_next_one() {
     let rig = Rig::new(PollMode::Always);
     let doorbells = |machine: &mut Machine| {
-        machine.client.region(region_index::BAR0);
+        machine.client.request_region_info(region_index::BAR0);
         let reply = machine.wait(|reply| matches!(reply, ClientEvent::Region { .. }));
         let ClientEvent::Region { file: Some(file), .. } = reply else { panic!("{reply:?}") };
         std::fs::File::from(file.try_clone().unwrap())

@@ -100,10 +100,10 @@ fn a_device_says_what_it_is_like_and_offers_doorbells_only_to_whom_it_looks_at_f
     for poll in [PollMode::Always, PollMode::Adaptive] {
         let rig = Rig::new(poll);
         let mut machine = rig.machine();
-        machine.client.device();
+        machine.client.request_device_info();
         let device = machine.wait(|reply| matches!(reply, ClientEvent::Device { .. }));
         assert!(matches!(device, ClientEvent::Device { regions: 9, irqs: 5, can_reset: true }));
-        machine.client.region(region_index::BAR0);
+        machine.client.request_region_info(region_index::BAR0);
         let region = machine.wait(|reply| matches!(reply, ClientEvent::Region { .. }));
         let ClientEvent::Region { shape, file, .. } = region else { panic!() };
         assert_eq!(shape.size, 0x4000);
@@ -111,7 +111,7 @@ fn a_device_says_what_it_is_like_and_offers_doorbells_only_to_whom_it_looks_at_f
             (shape.areas.len() == 1, file.is_some()),
             (poll == PollMode::Always, poll == PollMode::Always)
         );
-        machine.client.irqs(irq_index::MSIX);
+        machine.client.request_irq_info(irq_index::MSIX);
         let irqs = machine.wait(|reply| matches!(reply, ClientEvent::Irqs { .. }));
         let ClientEvent::Irqs { shape, .. } = irqs else { panic!() };
         assert_eq!(shape.count, 5);
@@ -132,7 +132,7 @@ fn a_device_that_is_reset_begins_anew() {
             assert_eq!(machine.transfer(2, 0, 1), 0);
             match how {
                 0 => {
-                    let id = machine.client.reset();
+                    let id = machine.client.request_reset();
                     assert_eq!(machine.errno(id), 0);
                     assert_eq!(machine.read(0x1c, 4) & 1, 0);
                 }

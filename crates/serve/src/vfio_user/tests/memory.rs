@@ -16,7 +16,7 @@ fn maps_that_overlap_or_are_not_there_are_refused_and_harm_nothing() {
     let mut machine = rig.machine();
     machine.map(true);
     let mut at = |iova, len_bytes| {
-        let id = machine.client.map(DmaMap { iova, len_bytes, ..whole() }, None);
+        let id = machine.client.map_dma(DmaMap { iova, len_bytes, ..whole() }, None);
         machine.errno(id)
     };
     assert_eq!(at(IOVA, MEMORY_BYTES), 17);
@@ -26,7 +26,7 @@ fn maps_that_overlap_or_are_not_there_are_refused_and_harm_nothing() {
     assert_eq!(at(IOVA - 4096, 4096), 0);
     assert_eq!(at(IOVA + MEMORY_BYTES, 4096), 0);
     let mut removed = |iova, len_bytes| {
-        let id = machine.client.unmap(iova, len_bytes);
+        let id = machine.client.unmap_dma(iova, len_bytes);
         machine.errno(id)
     };
     assert_eq!(removed(IOVA, 4096), 2, "a part");
@@ -42,7 +42,7 @@ fn a_file_that_is_too_short_or_no_file_at_all_is_refused_by_name() {
     let rig = Rig::new(PollMode::Adaptive);
     let mut machine = rig.machine();
     let file = Arc::new(machine.regions.descriptor(machine.memory.id()).unwrap());
-    let id = machine.client.map(DmaMap { len_bytes: 2 << 20, ..whole() }, Some(file.clone()));
+    let id = machine.client.map_dma(DmaMap { len_bytes: 2 << 20, ..whole() }, Some(file.clone()));
     assert_eq!(machine.errno(id), 22);
     let EndpointEvent::Error(text) =
         rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)))
@@ -50,10 +50,10 @@ fn a_file_that_is_too_short_or_no_file_at_all_is_refused_by_name() {
         panic!()
     };
     assert!(text.contains("it has 1048576 bytes"), "{text}");
-    let id = machine.client.map(DmaMap { file_offset: 1, ..whole() }, Some(file));
+    let id = machine.client.map_dma(DmaMap { file_offset: 1, ..whole() }, Some(file));
     assert_eq!(machine.errno(id), 22);
     let (event, _line) = RemoteEventFd::pair().unwrap();
-    let id = machine.client.map(whole(), Some(Arc::new(event)));
+    let id = machine.client.map_dma(whole(), Some(Arc::new(event)));
     assert_eq!(machine.errno(id), 22);
     machine.map(true);
 }
@@ -69,7 +69,7 @@ fn memory_whose_file_can_only_be_read_is_read_by_message_and_never_written() {
     let file = Arc::new(std::fs::File::options().read(true).open(name).unwrap().into());
     let iova = 1 << 32;
     let map = DmaMap { iova, len_bytes: 0x4000, file_offset: DATA, ..whole() };
-    let id = machine.client.map(DmaMap { is_writable: false, ..map }, Some(file));
+    let id = machine.client.map_dma(DmaMap { is_writable: false, ..map }, Some(file));
     assert_eq!(machine.errno(id), 0);
     machine.enable();
     machine.make_queue();
@@ -96,7 +96,7 @@ fn what_is_unmapped_is_reached_no_more_and_what_follows_is_served() {
         let (iova, at) = (1 << 32, DATA);
         let part = DmaMap { iova, len_bytes: 0x4000, file_offset: at, ..whole() };
         let file = machine.regions.descriptor(machine.memory.id()).map(Arc::new);
-        let id = machine.client.map(part, file);
+        let id = machine.client.map_dma(part, file);
         assert_eq!(machine.errno(id), 0);
         machine.enable();
         machine.make_queue();
@@ -106,7 +106,7 @@ fn what_is_unmapped_is_reached_no_more_and_what_follows_is_served() {
         assert_eq!(machine.complete(1), 0);
         assert!(machine.load(DATA, 4096).iter().all(|byte| *byte == 0));
         let regions = rig.regions.count();
-        let id = machine.client.unmap(iova, 0x4000);
+        let id = machine.client.unmap_dma(iova, 0x4000);
         assert_eq!(machine.errno(id), 0);
         assert_eq!(rig.regions.count(), regions - 1, "let go before it is answered");
         machine.store(DATA, &[7; 4096]);
@@ -124,7 +124,7 @@ fn a_controller_whose_rings_are_unmapped_fails_and_can_be_enabled_again() {
     machine.map(true);
     machine.enable();
     machine.make_queue();
-    let id = machine.client.unmap(IOVA, MEMORY_BYTES);
+    let id = machine.client.unmap_dma(IOVA, MEMORY_BYTES);
     assert_eq!(machine.errno(id), 0);
     assert_eq!(machine.read(0x1c, 4) & 3, 3, "CSTS.CFS");
     machine.write(0x14, &0_u32.to_le_bytes());
@@ -152,7 +152,7 @@ fn a_client_that_truncates_memory_is_disconnected() {
         .unwrap();
     file.set_len(0x4000).unwrap();
     let part = DmaMap { iova: 1 << 32, len_bytes: 0x4000, ..whole() };
-    let id = machine.client.map(part, Some(Arc::new(file.try_clone().unwrap().into())));
+    let id = machine.client.map_dma(part, Some(Arc::new(file.try_clone().unwrap().into())));
     assert_eq!(machine.errno(id), 0);
     machine.enable();
     machine.make_queue();

@@ -147,11 +147,11 @@ impl Machine {
     /// Processes received messages; false once the server has closed.
     pub(super) fn carry(&mut self) -> bool {
         loop {
-            while let Some(outgoing) = self.client.outgoing() {
+            while let Some(outgoing) = self.client.next_outgoing() {
                 let files: Vec<BorrowedFd<'_>> =
                     outgoing.files.iter().map(|file| file.as_fd()).collect();
                 match self.connection.send_files(outgoing.bytes, &files) {
-                    Ok(sent) => self.client.sent(sent),
+                    Ok(sent) => self.client.record_sent(sent),
                     Err(_) => return false,
                 }
             }
@@ -175,12 +175,12 @@ impl Machine {
             ClientEvent::DmaRead { call, iova, len_bytes } => {
                 self.asked += 1;
                 let data = self.load(iova - IOVA - self.shift, len_bytes);
-                self.client.data(call, &data);
+                self.client.reply_dma_read(call, &data);
             }
             ClientEvent::DmaWrite { call, iova, data } => {
                 self.asked += 1;
                 self.store(iova - IOVA - self.shift, &data);
-                self.client.written(call);
+                self.client.reply_dma_write(call);
             }
             other => self.replies.push(other),
         }
@@ -205,7 +205,7 @@ impl Machine {
 
     pub(super) fn map(&mut self, is_shared: bool) {
         let file = self.regions.descriptor(self.memory.id()).filter(|_| is_shared);
-        let id = self.client.map(whole(), file.map(Arc::new));
+        let id = self.client.map_dma(whole(), file.map(Arc::new));
         assert_eq!(self.errno(id), 0);
     }
 
@@ -213,7 +213,7 @@ impl Machine {
     pub(super) fn map_wrongly(&mut self) {
         let file = self.regions.descriptor(self.memory.id());
         let map = DmaMap { iova: IOVA << 8, file_offset: MEMORY_BYTES, ..whole() };
-        let id = self.client.map(map, file.map(Arc::new));
+        let id = self.client.map_dma(map, file.map(Arc::new));
         assert_ne!(self.errno(id), 0);
     }
 

@@ -128,8 +128,8 @@ fn a_command_that_waits_for_a_medium_is_told_of_and_answered_in_the_end() {
     let wait = |is_reset: bool, expected: &'static str| {
         let (rig, gate, mut machine) = waiting();
         let id = match is_reset {
-            true => machine.client.reset(),
-            false => machine.client.unmap(IOVA, MEMORY_BYTES),
+            true => machine.client.request_reset(),
+            false => machine.client.unmap_dma(IOVA, MEMORY_BYTES),
         };
         machine.carry();
         let notified = rig.await_event(|new_events| matches!(new_events, EndpointEvent::Error(_)));
@@ -155,11 +155,11 @@ fn memory_is_taken_back_though_half_a_fused_pair_is_all_that_ever_comes() {
     let (iova, len_bytes) = (IOVA + MEMORY_BYTES, 4096);
     let (is_readable, is_writable) = (true, true);
     let more = DmaMap { iova, len_bytes, file_offset: 0, is_readable, is_writable };
-    let id = machine.client.map(more, None);
+    let id = machine.client.map_dma(more, None);
     assert_eq!(machine.errno(id), 0);
     let compare = 5 | 1 << 8;
     machine.submit(1, command(&[(0, compare), (1, 1), (6, 0x11_0000)]));
-    let id = machine.client.unmap(iova, len_bytes);
+    let id = machine.client.unmap_dma(iova, len_bytes);
     assert_eq!(machine.errno(id), 0);
     assert_eq!(machine.read(0x1c, 4) & 1, 1, "and it goes on");
 }

@@ -11,7 +11,7 @@ use tenmil_base::{
 use tenmil_dma::RegionTable;
 use tenmil_drivers::RamDevice;
 use tenmil_vhost_user::inflight::{InflightLog, stride_bytes};
-use tenmil_vhost_user::{GuestMemory, GuestRegion, Ring, RingAddresses};
+use tenmil_vhost_user::{GuestMemory, GuestRegion, Vring, VringAddresses};
 
 use super::super::slots::{QueueFault, QueueParts, RequestTable};
 use super::driver::{Driver, GUEST, MEMORY_BYTES, SIZE, USED, USER, addresses, write};
@@ -133,7 +133,10 @@ impl World {
                 let request = held.swap_remove(at);
                 *self.done.entry(request.lba).or_default() += 1;
                 let status = IoStatus::SUCCESS;
-                slots.completed(IoCompletion { token: request.token, status, result: 0 }, false)?;
+                slots.completed(
+                    IoCompletion { token: request.random_token, status, result: 0 },
+                    false,
+                )?;
             }
             slots.publish()?;
             self.take();
@@ -149,14 +152,14 @@ impl World {
 
     /// Opens the queue as a new process does.
     fn open(&self, memory: &Mortal) -> Result<RequestTable<Mortal>, QueueFault> {
-        let place = RingAddresses::new(&self.space, SIZE, addresses(0)).unwrap();
-        let used = Ring::new(memory.clone(), place, 0, false)?.used();
+        let place = VringAddresses::new(&self.space, SIZE, addresses(0)).unwrap();
+        let used = Vring::new(memory.clone(), place, 0, false)?.used();
         let len_bytes = stride_bytes(SIZE);
         let record = Segment { region: self.region, offset: RECORD, len_bytes };
         let opened = InflightLog::open(memory.clone(), record, SIZE, used);
-        let (record, again) = opened.map_err(|_| tenmil_vhost_user::RingError::Unmapped)?;
+        let (record, again) = opened.map_err(|_| tenmil_vhost_user::VringError::Unmapped)?;
         let next = used.wrapping_add(u16::try_from(again.len()).unwrap());
-        let ring = Ring::new(memory.clone(), place, next, false)?;
+        let ring = Vring::new(memory.clone(), place, next, false)?;
         let (memory, record) = (memory.clone(), Some((record, again)));
         let disk = disk(limits());
         Ok(RequestTable::new(QueueParts {

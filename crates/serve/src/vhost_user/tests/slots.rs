@@ -3,7 +3,7 @@
 use tenmil_base::{IoCompletion, IoStatus, RegionId};
 use tenmil_dma::{Region, RegionTable};
 use tenmil_vhost_user::inflight::{InflightLog, stride_bytes};
-use tenmil_vhost_user::{GuestMemory, GuestRegion, Ring, RingAddresses, RingError};
+use tenmil_vhost_user::{GuestMemory, GuestRegion, Vring, VringAddresses, VringError};
 
 use super::super::slots::{QueueParts, RequestTable};
 use super::driver::{Asked, Driver, GUEST, MEMORY_BYTES, SIZE, USER, addresses, read, write};
@@ -36,11 +36,11 @@ impl Guest {
         Self { driver, space, regions, region, _memory: memory }
     }
 
-    fn slots(&self, again: &[u16]) -> Result<RequestTable<RegionTable>, RingError> {
+    fn slots(&self, again: &[u16]) -> Result<RequestTable<RegionTable>, VringError> {
         let memory = self.regions.clone();
-        let place = RingAddresses::new(&self.space, SIZE, addresses(0)).unwrap();
+        let place = VringAddresses::new(&self.space, SIZE, addresses(0)).unwrap();
         let next = u16::try_from(again.len()).unwrap();
-        let ring = Ring::new(memory.clone(), place, next, false)?;
+        let ring = Vring::new(memory.clone(), place, next, false)?;
         let record = segment(self.region, RECORD, stride_bytes(SIZE));
         let (record, _) = InflightLog::open(memory.clone(), record, SIZE, 0).unwrap();
         let record = Some((record, again.to_vec()));
@@ -76,7 +76,7 @@ impl Guest {
 fn a_head_that_is_no_descriptor_cannot_have_been_in_flight() {
     let endpoint = Guest::new();
     let refused = endpoint.slots(&[0, SIZE]).unwrap_err();
-    assert_eq!(refused, RingError::Descriptor { found: SIZE, size: SIZE });
+    assert_eq!(refused, VringError::Descriptor { found: SIZE, size: SIZE });
     assert!(endpoint.slots(&[0, SIZE - 1]).is_ok());
 }
 
